@@ -43,7 +43,7 @@ void AddFormSettings(Table& table);
 // -q, --quiet.
 void AddQuietSetting(const std::string& text, Table& table);
 
-// --config FILE.json: what LoadConfigFile reads. `text` is for the help.
+// --config FILE.json: what LoadSettings reads. `text` is for the help.
 void AddConfigSetting(const std::string& text, Table& table);
 
 // --color WHEN: what LoadFlags and LoadSettings give to SetColor.

@@ -7,8 +7,6 @@
 #include <vector>
 
 #include <absl/status/status.h>
-#include <absl/status/statusor.h>
-#include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
 #include "moe/cli/base/settings.h"
@@ -24,28 +22,19 @@ struct JsonLeaf {
   std::string text;  // numbers as they stand in the document
 };
 
-// The scalars of a document whose top is an object, in order. kInvalidArgument for malformed JSON,
-// keys that stand twice in one object, and more than any settings have: 1 MiB, keys of 200 bytes.
-absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document);
-
-// Sets what the file says, with Origin::kFile. Keys are the names and aliases of `settings`, with
-// '_' or '-', and DeepSpeed's (deepspeed.ai/docs/config-json), by the tables of deepspeed.cc: those
-// of the same meaning, and those that say nothing here while they are off (ZeRO at stage 0). There
-// "auto" and null leave a setting to flags and defaults.
-// Errors of MappedFile::Open: a folder, device or pipe is no such file. kInvalidArgument for
-// what is not understood, all of it in one message, with the nearest keys.
-absl::Status LoadConfigFile(const std::string& path, Settings& settings);
-
 // All that a command is told: flags, then the environment, then the file of --config, where the
 // command has one; with --help the flags alone. Each fills in what those before it left open. Then
 // --color, which every command has, holds for what is printed.
-// Errors: those of LoadFlags, LoadEnvironment and LoadConfigFile.
+// The file's keys are the names and aliases of `settings`, with '_' or '-', and DeepSpeed's
+// (deepspeed.ai/docs/config-json), by the tables of deepspeed.cc: those of the same meaning, and
+// those that say nothing here while they are off (ZeRO at stage 0). There "auto" and null leave a
+// setting to flags and defaults.
+// Errors: those of LoadFlags, of LoadEnvironment and of MappedFile::Open (a folder, device or pipe
+// is no such file); kInvalidArgument for what is not understood in the file, all of it in one
+// message, with the nearest keys.
 absl::Status LoadSettings(absl::Span<const std::string> args,
                           absl::Span<const std::string> environment, Settings& settings,
                           std::vector<std::string>& warnings);
-
-// The part of LoadConfigFile after reading: `file` is the name used in messages.
-absl::Status ApplyConfig(const std::string& file, absl::string_view document, Settings& settings);
 
 // Keys of DeepSpeed. Sets those that are meant for `settings` and removes all from `leaves`.
 // `refused` gets what each that has no meaning here should be instead.

@@ -64,6 +64,13 @@ absl::Status Prefixed(absl::string_view flag, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(flag, ": ", status.message()));
 }
 
+// A device or a pipe: what is written goes through it and replaces nothing.
+bool WrittenInPlace(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::file_status there = std::filesystem::status(path, ignored);
+  return std::filesystem::exists(there) && !is_regular_file(there) && !is_directory(there);
+}
+
 }  // namespace
 
 absl::Status Print(const std::string& text) {
@@ -78,11 +85,17 @@ void PrintAside(const std::string& text) {
   std::fflush(stderr);
 }
 
+namespace {
+
+// "moe <command>: <message>", without a command "moe: <message>": one line on standard error,
+// whatever a library put into the message.
 void PrintError(absl::string_view command, const absl::Status& status) {
   const std::string who = absl::StrCat("moe", command.empty() ? "" : " ", command, ":");
   PrintAside(absl::StrCat(Painted(who, Color::kRed, stderr), " ",
                           absl::StrReplaceAll(status.message(), {{"\n", " "}}), "\n"));
 }
+
+}  // namespace
 
 void PrintWarnings(absl::string_view command, absl::Span<const std::string> warnings) {
   for (const std::string& warning : warnings) {
@@ -182,12 +195,6 @@ absl::Status WriteFile(absl::string_view flag, const std::string& path, absl::st
   if (status.ok()) status = file->Append(text);
   if (status.ok()) status = file->Commit();
   return WriteError(flag, path, status);
-}
-
-bool WrittenInPlace(const std::string& path) {
-  std::error_code ignored;
-  const std::filesystem::file_status there = std::filesystem::status(path, ignored);
-  return std::filesystem::exists(there) && !is_regular_file(there) && !is_directory(there);
 }
 
 absl::Status CheckWritable(absl::string_view flag, const std::string& path) {

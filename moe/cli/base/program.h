@@ -21,10 +21,6 @@ absl::Status Print(const std::string& text);
 // To standard error, at once; what cannot be written is left out.
 void PrintAside(const std::string& text);
 
-// "moe <command>: <message>", without a command "moe: <message>": one line on standard error,
-// whatever a library put into the message.
-void PrintError(absl::string_view command, const absl::Status& status);
-
 // "moe <command>: warning: <warning>", a line each on standard error.
 void PrintWarnings(absl::string_view command, absl::Span<const std::string> warnings);
 
@@ -60,9 +56,6 @@ absl::Status WriteError(absl::string_view flag, const std::string& path,
 
 // `text` as a whole file. Errors as WriteError.
 absl::Status WriteFile(absl::string_view flag, const std::string& path, absl::string_view text);
-
-// A device or a pipe: what is written goes through it and replaces nothing.
-bool WrittenInPlace(const std::string& path);
 
 // Whether `path` can be written, before the work that fills it. Errors as WriteError; leaves no
 // file.

@@ -399,12 +399,8 @@ const Setting* FindVariable(absl::Span<const Setting> rows, absl::string_view va
   return setting != nullptr && !setting->flag_only ? setting : nullptr;
 }
 
-std::string DescribeOrigin(const Value& value) {
-  constexpr const char* kNames[] = {"default", "preset ", "file ", "env ", "flag "};
-  return absl::StrCat(kNames[static_cast<int>(value.origin)], value.where);
-}
-
 std::string PrintSettings(const Settings& settings) {
+  constexpr const char* kOrigins[] = {"default", "preset ", "file ", "env ", "flag "};
   size_t name_width = 0;
   size_t text_width = 0;
   const auto text_of = [&](const Setting& s) {
@@ -422,8 +418,9 @@ std::string PrintSettings(const Settings& settings) {
     const std::string text = text_of(s);
     const std::string name_pad(name_width + 2 - s.name.size(), ' ');
     const std::string text_pad(std::max(text_width, text.size()) + 2 - text.size(), ' ');
-    absl::StrAppend(&out, s.name, name_pad, text, text_pad, DescribeOrigin(settings.value(s.name)),
-                    "\n");
+    const Value& value = settings.value(s.name);
+    absl::StrAppend(&out, s.name, name_pad, text, text_pad,
+                    kOrigins[static_cast<int>(value.origin)], value.where, "\n");
   }
   return out;
 }

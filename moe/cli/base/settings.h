@@ -240,9 +240,6 @@ absl::Status LoadEnvironment(absl::Span<const std::string> environment, Settings
 // The row that a variable of this name sets; nullptr if there is none.
 const Setting* FindVariable(absl::Span<const Setting> rows, absl::string_view variable);
 
-// "flag --topk", "file run.json: topk", "default" ...
-std::string DescribeOrigin(const Value& value);
-
 // Every setting with its value and origin, one a line.
 std::string PrintSettings(const Settings& settings);
 

@@ -43,6 +43,19 @@ std::string TextIn(const std::string& form, const std::vector<sweep::SweepRow>& 
   return table_form.has_value() ? FormText(*table_form, rows) : sweep::SweepTable(rows);
 }
 
+// "[ 7/36] E=16 k=2 cf=1.25 eta 00:12:40": point 7 of 36 runs. Without an eta: "eta --:--:--".
+// Where that is longer than `columns` the eta stands before the label, which is cut.
+std::string ProgressText(int64_t number, int64_t points, const std::string& label,
+                         std::optional<double> eta_seconds, size_t columns) {
+  const std::string place =
+      fmt::format("[{:>{}}/{}]", number, std::to_string(points).size(), points);
+  const std::string eta =
+      absl::StrCat("eta ", eta_seconds.has_value() ? ClockText(*eta_seconds) : "--:--:--");
+  const std::string line = absl::StrCat(place, " ", label, " ", eta);
+  if (line.size() <= columns) return line;
+  return absl::StrCat(place, " ", eta, " ", label).substr(0, columns);
+}
+
 }  // namespace
 
 absl::Status SweepOutput::Open() {
@@ -130,17 +143,6 @@ absl::Status SweepOutput::Print() const {
   return cli::Print(TextIn(settings_.text("output"), rows));
 }
 
-std::string SweepProgressText(int64_t number, int64_t points, const std::string& label,
-                              std::optional<double> eta_seconds, size_t columns) {
-  const std::string place =
-      fmt::format("[{:>{}}/{}]", number, std::to_string(points).size(), points);
-  const std::string eta =
-      absl::StrCat("eta ", eta_seconds.has_value() ? ClockText(*eta_seconds) : "--:--:--");
-  const std::string line = absl::StrCat(place, " ", label, " ", eta);
-  if (line.size() <= columns) return line;
-  return absl::StrCat(place, " ", eta, " ", label).substr(0, columns);
-}
-
 void SweepProgress::Show(const std::string& suffix) {
   std::optional<double> eta;
   if (finished_ > 0) {
@@ -148,8 +150,8 @@ void SweepProgress::Show(const std::string& suffix) {
           static_cast<double>(std::max<int64_t>(1, options_.to_run - finished_));
   }
   const std::string line =
-      SweepProgressText(number_, options_.points, label_ + suffix, eta,
-                        terminal_.present ? terminal_.columns - 1 : std::string::npos);
+      ProgressText(number_, options_.points, label_ + suffix, eta,
+                   terminal_.present ? terminal_.columns - 1 : std::string::npos);
   if (!terminal_.present) {
     Say(out_, "{}{}{}\n", terminal_.color ? "\033[36m" : "", line,
         terminal_.color ? "\033[0m" : "");

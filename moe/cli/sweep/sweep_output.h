@@ -55,12 +55,6 @@ class SweepOutput {
   std::vector<std::optional<sweep::SweepRow>> rows_;  // guarded by mu_
 };
 
-// "[ 7/36] E=16 k=2 cf=1.25 eta 00:12:40": point 7 of 36 runs. Without an eta: "eta --:--:--".
-// Where that is longer than `columns` the eta stands before the label, which is cut.
-std::string SweepProgressText(int64_t number, int64_t points, const std::string& label,
-                              std::optional<double> eta_seconds,
-                              size_t columns = std::string::npos);
-
 // On a terminal one refreshed line, else a line for every point. Not thread-safe.
 class SweepProgress {
  public:

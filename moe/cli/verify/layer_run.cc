@@ -60,19 +60,6 @@ class Held {
 };
 
 template <typename T>
-std::vector<T> Convert(absl::Span<const float> in) {
-  std::vector<T> out;
-  for (const float v : in) out.push_back(T(v));
-  return out;
-}
-template <typename T>
-std::vector<float> ToFloats(absl::Span<const T> in) {
-  std::vector<float> out;
-  for (const T& v : in) out.push_back(static_cast<float>(v));
-  return out;
-}
-
-template <typename T>
 class RankRun {
  public:
   RankRun(const Problem& problem, Fault fault, Trainer& trainer)
@@ -154,7 +141,8 @@ class RankRun {
     const int64_t first = problem_.micro_batch_offsets[part.begin];
     const int64_t tokens = problem_.micro_batch_offsets[part.end] - first;
     const auto rows = [&](const std::vector<float>& all) {
-      return Convert<T>(absl::MakeConstSpan(all).subspan(first * hidden, tokens * hidden));
+      const auto mine = absl::MakeConstSpan(all).subspan(first * hidden, tokens * hidden);
+      return std::vector<T>(mine.begin(), mine.end());
     };
     const std::vector<T> host_x = rows(problem_.x), host_dy = rows(problem_.dy);
     MOE_ASSIGN_OR_RETURN(const auto x, OnDevice<T>(host_x, context_));
@@ -187,8 +175,8 @@ class RankRun {
     if (round == nullptr || part.begin == part.end) return absl::OkStatus();
     MOE_ASSIGN_OR_RETURN(const auto host_y, OnHost<T>(y, context_));
     MOE_ASSIGN_OR_RETURN(const auto host_dx, OnHost<T>(dx, context_));
-    held_.Put("y", first * hidden, ToFloats(host_y));
-    held_.Put("dx", first * hidden, ToFloats(host_dx));
+    held_.Put("y", first * hidden, std::vector<float>(host_y.begin(), host_y.end()));
+    held_.Put("dx", first * hidden, std::vector<float>(host_dx.begin(), host_dx.end()));
     const auto put = [&](const char* name, float value) {
       held_.Put(name, part.begin, {&value, 1});
       const std::vector<float> zeros(part.end - part.begin - 1);  // kRankLocalBalance merges some

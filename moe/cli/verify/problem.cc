@@ -88,6 +88,18 @@ absl::StatusOr<ReferenceGate> GateOf(const RouterConfig& router) {
   return gate;
 }
 
+// type: kFloat32, kBFloat16 or kFloat16.
+Storage StorageOf(DType type) {
+  switch (type) {
+    case DType::kBFloat16:
+      return {.bits = 8, .least_log2 = -133};
+    case DType::kFloat16:
+      return {.bits = 11, .least_log2 = -24};
+    default:
+      return {};
+  }
+}
+
 // Normal numbers of one tensor.
 class Draw {
  public:
@@ -315,17 +327,6 @@ std::string RunReferenceSteps(const ReferenceConfig& config, Problem& problem) {
 }
 
 }  // namespace
-
-Storage StorageOf(DType type) {
-  switch (type) {
-    case DType::kBFloat16:
-      return {.bits = 8, .least_log2 = -133};
-    case DType::kFloat16:
-      return {.bits = 11, .least_log2 = -24};
-    default:
-      return {};
-  }
-}
 
 std::vector<int64_t> UnevenMicroBatches(int64_t count, int64_t most, const std::string& gate) {
   constexpr int64_t kSevenths[] = {7, 5, 3, 6, 1, 4, 0, 5, 2};

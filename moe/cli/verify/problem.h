@@ -16,9 +16,6 @@
 
 namespace moe::verify {
 
-// type: kFloat32, kBFloat16 or kFloat16.
-Storage StorageOf(DType type);
-
 // A problem before its data are drawn.
 struct ProblemSpec {
   MoeLayerConfig layer;
