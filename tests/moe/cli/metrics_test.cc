@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/terminal.h"
+#include "moe/cli/sweep/sweep_output.h"
 #include "moe/cli/train/progress.h"
 #include "tests/moe/cli/settings_harness.h"
 #include "tests/moe/io/io_test.h"
@@ -69,19 +71,24 @@ TEST(ProgressTest, Float16ShowsItsLossScale) {
   EXPECT_THAT(ProgressText(m, 1000, 0), HasSubstr("| gnorm inf | scale 32768 skipped | 41.2 ms |"));
 }
 
-// What Progress writes to a file that is no terminal, or passes for one.
-std::string Shown(const ProgressOptions& options, const Terminal& terminal,
-                  const std::vector<lm::StepMetrics>& steps) {
+// What `show` writes to a file.
+std::string Written(const std::function<void(std::FILE*)>& show) {
   std::FILE* const file = std::tmpfile();
-  {
-    Progress progress(options, terminal, file);
-    for (const lm::StepMetrics& m : steps) progress.Show(m);
-  }
+  show(file);
   std::rewind(file);
   std::string text(1 << 16, '\0');
   text.resize(std::fread(text.data(), 1, text.size(), file));
   std::fclose(file);
   return text;
+}
+
+// What Progress writes where there is no terminal, or what passes for one.
+std::string Shown(const ProgressOptions& options, const Terminal& terminal,
+                  const std::vector<lm::StepMetrics>& steps) {
+  return Written([&](std::FILE* file) {
+    Progress progress(options, terminal, file);
+    for (const lm::StepMetrics& m : steps) progress.Show(m);
+  });
 }
 
 std::vector<lm::StepMetrics> Steps(int64_t count) {
@@ -144,6 +151,21 @@ TEST(ProgressTest, ValidationHasALineOfItsOwn) {
   steps[0].has_validation = true;
   steps[0].validation_loss = static_cast<float>(2 * std::log(2.0));
   EXPECT_THAT(Shown({.steps = 1}, {}, steps), HasSubstr("2.0000 bits per byte\n"));
+}
+
+TEST(SweepProgressTest, TheEtaIsSeenOnNarrowTerminals) {
+  // What a terminal is shown as point 7 of 36 starts.
+  const auto shown = [](size_t columns) {
+    return Written([&](std::FILE* file) {
+      SweepProgress progress({.points = 36, .to_run = 30}, {.present = true, .columns = columns},
+                             file);
+      progress.Start(7, "E=16 k=2 cf=1.25");
+    });
+  };
+  EXPECT_EQ(shown(80), "\r[ 7/36] E=16 k=2 cf=1.25 eta --:--:--\033[K\n");
+  EXPECT_EQ(shown(38), "\r[ 7/36] E=16 k=2 cf=1.25 eta --:--:--\033[K\n");
+  EXPECT_EQ(shown(37), "\r[ 7/36] eta --:--:-- E=16 k=2 cf=1.2\033[K\n");
+  EXPECT_EQ(shown(21), "\r[ 7/36] eta --:--:--\033[K\n");
 }
 
 TEST(TextTest, NumbersForPeople) {
