@@ -221,25 +221,21 @@ absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
                                                    ", expected two of one command"));
   }
   Comparison comparison = {.a = a.name, .b = b.name, .kind = a.kind};
-  const MeasuredGroups in_a = GroupsOf(a);
+  MeasuredGroups in_a = GroupsOf(a);
   const MeasuredGroups in_b = GroupsOf(b);
   std::map<Key, const std::vector<Measured>*> of_b;
   for (const auto& [what, measured] : in_b) of_b[what] = &measured;
+  comparison.only_in_a = static_cast<int>(
+      std::erase_if(in_a, [&](const auto& group) { return !of_b.contains(group.first); }));
+  comparison.only_in_b = static_cast<int>(in_b.size() - in_a.size());
   std::vector<Key> common;
-  for (const auto& [what, measured] : in_a) {
-    if (of_b.count(what) > 0) common.push_back(what);
-  }
-  comparison.only_in_a = static_cast<int>(in_a.size() - common.size());
-  comparison.only_in_b = static_cast<int>(in_b.size() - common.size());
+  for (const auto& [what, measured] : in_a) common.push_back(what);
   const Labels labels = a.kind == RunKind::kTrain ? DistinctLabels(common) : PointLabels(common);
-  size_t next = 0;
-  for (const auto& [what, measured] : in_a) {
-    if (of_b.count(what) == 0) continue;
-    const std::string& label = labels[next++];
-    for (const Measured& ma : measured) {
-      for (const Measured& mb : *of_b[what]) {
+  for (size_t i = 0; i < in_a.size(); ++i) {
+    for (const Measured& ma : in_a[i].second) {
+      for (const Measured& mb : *of_b[common[i]]) {
         if (absl::string_view(ma.metric.key) != mb.metric.key) continue;
-        comparison.differences.push_back(DifferenceOf(label, ma, mb));
+        comparison.differences.push_back(DifferenceOf(labels[i], ma, mb));
       }
     }
   }

@@ -333,35 +333,27 @@ Place Frame::At(double x, double y) const {
 }
 
 void Frame::Draw(Svg& svg, absl::string_view x_label, absl::string_view y_label) const {
-  DrawY(svg);
-  DrawX(svg);
-  // Level, above its axis: no head has to be turned, and no width is lost.
-  svg.Text("label", {0, top_ - kTextGap - 5}, Anchor::kStart, y_label);
-  svg.Text("label", {(left_ + right_) / 2, bottom_ + 2 * kLineHeight + 2}, Anchor::kMiddle,
-           x_label);
-}
-
-void Frame::DrawX(Svg& svg) const {
-  svg.Line("axis", {left_, bottom_}, {right_, bottom_});
-  const size_t stride = LabelStride(x_, right_ - left_);
-  for (size_t i = 0; i < x_.ticks().size(); ++i) {
-    const Tick& tick = x_.ticks()[i];
-    const double at = left_ + x_.Place(tick.value) * (right_ - left_);
-    svg.Line("axis", {at, bottom_}, {at, bottom_ + kTickLength});
-    if (i % stride != 0) continue;
-    svg.Text("tick", {at, bottom_ + kLineHeight}, Anchor::kMiddle, tick.label);
-  }
-}
-
-void Frame::DrawY(Svg& svg) const {
   double free_to = bottom_ + kLineHeight;
   for (const Tick& tick : y_.ticks()) {
-    const double at = bottom_ - y_.Place(tick.value) * (bottom_ - top_);
+    const double at = At(x_.low(), tick.value).y;
     svg.Line("grid", {left_, at}, {right_, at});
     if (at + kFontSize > free_to) continue;
     free_to = at;
     svg.Text("tick", {left_ - kTickLength - 2, at + kFontSize * 0.35}, Anchor::kEnd, tick.label);
   }
+  svg.Line("axis", {left_, bottom_}, {right_, bottom_});
+  const size_t stride = LabelStride(x_, right_ - left_);
+  for (size_t i = 0; i < x_.ticks().size(); ++i) {
+    const Tick& tick = x_.ticks()[i];
+    const double at = At(tick.value, y_.low()).x;
+    svg.Line("axis", {at, bottom_}, {at, bottom_ + kTickLength});
+    if (i % stride != 0) continue;
+    svg.Text("tick", {at, bottom_ + kLineHeight}, Anchor::kMiddle, tick.label);
+  }
+  // Level, above its axis: no head has to be turned, and no width is lost.
+  svg.Text("label", {0, top_ - kTextGap - 5}, Anchor::kStart, y_label);
+  svg.Text("label", {(left_ + right_) / 2, bottom_ + 2 * kLineHeight + 2}, Anchor::kMiddle,
+           x_label);
 }
 
 }  // namespace moe::report

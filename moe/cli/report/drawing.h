@@ -177,9 +177,6 @@ class Frame {
   double bottom() const { return bottom_; }
 
  private:
-  void DrawX(Svg& svg) const;
-  void DrawY(Svg& svg) const;
-
   const Scale& x_;
   const Scale& y_;
   double left_, right_, top_, bottom_;

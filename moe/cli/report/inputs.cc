@@ -136,7 +136,7 @@ Row ReadRow(Fields& f) {
       row.*(*number) = f.Number(c.key, c.low, c.high);
     } else if (const auto* text = std::get_if<std::string Row::*>(&c.value)) {
       row.*(*text) = f.Text(c.key);
-    } else if constexpr (requires { row.others; }) {
+    } else {
       row.others.push_back(f.Number(c.key, c.low, c.high));
     }
   }
@@ -196,7 +196,21 @@ absl::Status ReadLoad(Fields& f, Run& run, TrainStep& row) {
 }
 
 absl::Status AddStep(Fields& f, Run& run) {
-  auto row = ReadRow<TrainStep>(f);
+  TrainStep row = {.step = f.Number("step"),
+                   .loss = f.Number("loss", kAnyReal),
+                   .validation_loss = f.Number("val_loss", kAnyReal),
+                   .tokens_per_s = f.Number("tokens_per_s"),
+                   .step_ms = f.Number("step_ms"),
+                   .a2a_ms = f.Number("a2a_ms"),
+                   .expert_ms = f.Number("expert_ms"),
+                   .all_reduce_ms = f.Number("all_reduce_ms"),
+                   .drop_fraction = f.Number("drop_fraction", 0, 1),
+                   .max_violation = f.Number("max_vio"),
+                   .dead_experts = f.Number("dead_experts"),
+                   .peak_bytes = f.Number("peak_bytes"),
+                   .learning_rate = f.Number("lr"),
+                   .gradient_norm = f.Number("grad_norm"),
+                   .expert_load = {}};
   MOE_RETURN_IF_ERROR(f.status);
   if (std::isnan(row.step)) return absl::DataLossError("step is null, expected a number");
   if (run.totals.has_value()) return absl::DataLossError("a step stands after the run's end");
@@ -211,7 +225,12 @@ absl::Status AddStep(Fields& f, Run& run) {
 
 absl::Status AddTotals(Fields& f, Run& run) {
   if (run.totals.has_value()) return absl::DataLossError("the run ends twice");
-  run.totals = ReadRow<TrainTotals>(f);
+  run.totals = {.steps = f.Number("steps"),
+                .tokens = f.Number("tokens"),
+                .seconds = f.Number("seconds"),
+                .validation_loss_before = f.Number("val_loss_before", kAnyReal),
+                .validation_loss = f.Number("val_loss", kAnyReal),
+                .weights_hash = f.Text("weights_xxh3")};
   return f.status;
 }
 

@@ -20,10 +20,12 @@ template <typename Group>
 class Groups {
  public:
   // Of `key`, made if it is the first. Valid until the next call. O(log n).
-  Group& Of(Key key) {
+  Group& Of(Key key) { return groups_[IndexOf(std::move(key))]; }
+  // Its place among those of Take.
+  size_t IndexOf(Key key) {
     const auto [at, is_new] = index_.emplace(std::move(key), groups_.size());
     if (is_new) groups_.emplace_back().key = at->first;
-    return groups_[at->second];
+    return at->second;
   }
   std::vector<Group> Take() && { return std::move(groups_); }
 

@@ -124,9 +124,6 @@ HeatMap ExpertLoadMap(const Run& run, int layer);
 // of the model.
 std::vector<int> LayersToShow(const Run& run);
 
-// The maps as figures; `index` of the run makes their ids unique. Empty without expert loads.
-std::string ExpertLoadMaps(const Run& run, size_t index);
-
 // Sections that are empty are left out. The same arguments give the same bytes. The page loads
 // nothing, and its Content-Security-Policy lets only its own script run, by its hash: a text that
 // got past escaping would still not run.

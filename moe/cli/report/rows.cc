@@ -16,8 +16,6 @@
 namespace moe::report {
 namespace {
 
-constexpr double kAnyReal = -std::numeric_limits<double>::infinity();
-
 double Known(double told, double derived) {
   return std::isnan(told) ? derived : told;
 }
@@ -202,40 +200,6 @@ absl::Span<const Column<SweepRow>> ColumnsOf() {
   static const bench::Fields row = sweep::SweepFields({}, {}, "ok", {});
   static const auto columns = WithOthers(NamedSweepColumns(), "dead", {&row, 1});
   return columns;
-}
-
-template <>
-absl::Span<const Column<TrainStep>> ColumnsOf() {
-  using R = TrainStep;
-  static constexpr Column<R> kColumns[] = {
-      {"step", "", "", &R::step},
-      {"loss", "", "", &R::loss, 3, nullptr, kAnyReal},
-      {"val_loss", "", "", &R::validation_loss, 3, nullptr, kAnyReal},
-      {"tokens_per_s", "", "", &R::tokens_per_s},
-      {"step_ms", "", "", &R::step_ms},
-      {"a2a_ms", "", "", &R::a2a_ms},
-      {"expert_ms", "", "", &R::expert_ms},
-      {"all_reduce_ms", "", "", &R::all_reduce_ms},
-      {"drop_fraction", "", "", &R::drop_fraction, 3, nullptr, 0, 1},
-      {"max_vio", "", "", &R::max_violation},
-      {"dead_experts", "", "", &R::dead_experts},
-      {"peak_bytes", "", "", &R::peak_bytes},
-      {"lr", "", "", &R::learning_rate},
-      {"grad_norm", "", "", &R::gradient_norm}};
-  return kColumns;
-}
-
-template <>
-absl::Span<const Column<TrainTotals>> ColumnsOf() {
-  using R = TrainTotals;
-  static constexpr Column<R> kColumns[] = {
-      {"steps", "", "", &R::steps},
-      {"tokens", "", "", &R::tokens},
-      {"seconds", "", "", &R::seconds},
-      {"val_loss_before", "", "", &R::validation_loss_before, 3, nullptr, kAnyReal},
-      {"val_loss", "", "", &R::validation_loss, 3, nullptr, kAnyReal},
-      {"weights_xxh3", "", "", &R::weights_hash}};
-  return kColumns;
 }
 
 }  // namespace moe::report

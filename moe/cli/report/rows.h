@@ -20,6 +20,8 @@
 namespace moe::report {
 
 using bench::kNone;  // of a number that a row does not have
+// The least of a number that may be below 0.
+inline constexpr double kAnyReal = -std::numeric_limits<double>::infinity();
 
 // Of `moe bench`. Numbers are kNone where the benchmark has no such figure.
 struct BenchRow {
@@ -139,11 +141,8 @@ template <typename Row>
 double NumberOf(const Column<Row>& column, const Row& row) {
   if (const auto* member = std::get_if<0>(&column.value)) return row.*(*member);
   if (const auto* figure = std::get_if<2>(&column.value)) return (row.*(*figure))();
-  if constexpr (requires { row.others; }) {
-    const auto* other = std::get_if<Other>(&column.value);
-    if (other != nullptr && other->index < row.others.size()) return row.others[other->index];
-  }
-  return kNone;
+  const auto* other = std::get_if<Other>(&column.value);
+  return other != nullptr && other->index < row.others.size() ? row.others[other->index] : kNone;
 }
 // Of texts.
 template <typename Row>
@@ -153,18 +152,14 @@ std::optional<std::string> TextOf(const Column<Row>& column, const Row& row) {
   return std::nullopt;
 }
 
-// In the order of the table. Of steps there is none. Of bench and sweep: what this library reads by
-// name, and each field of their rows that has a heading (moe/cli/bench/tables.h).
+// Of bench and sweep, in the order of the table: what this library reads by name, and each field of
+// their rows that has a heading (moe/cli/bench/tables.h).
 template <typename Row>
 absl::Span<const Column<Row>> ColumnsOf();
 template <>
 absl::Span<const Column<BenchRow>> ColumnsOf();
 template <>
 absl::Span<const Column<SweepRow>> ColumnsOf();
-template <>
-absl::Span<const Column<TrainStep>> ColumnsOf();
-template <>
-absl::Span<const Column<TrainTotals>> ColumnsOf();
 
 // Of a figure, over the steps that count for speed, without values that are not finite: the very
 // first step pays for memory and code that later ones reuse, and is left out if there are others.

@@ -62,25 +62,19 @@ class SweepCharts {
  public:
   SweepCharts(absl::Span<const NamedRow<SweepRow>> rows, size_t failed)
       : failed_(failed), all_(rows.size() + failed) {
-    Groups<SweepPoint> points;
-    Groups<SweepPoint> series;
+    Groups<SweepPoint> points, series;
     for (const NamedRow<SweepRow>& r : rows) {
-      points.Of(OfRun(r, PointKey(*r.row))).rows.push_back(r.row);
-      series.Of(OfRun(r, SeriesKey(*r.row))).rows.push_back(r.row);
+      points.Of(OfRun(r.run->name, PointKey(*r.row))).rows.push_back(r.row);
       factors_.insert(r.row->capacity_factor);
     }
     points_ = std::move(points).Take();
-    const std::vector<SweepPoint> all_series = std::move(series).Take();
-    series_names_ = PointLabels(KeysOf(all_series));
-    std::map<const SweepRow*, size_t> series_of;
-    for (size_t s = 0; s < all_series.size(); ++s) {
-      for (const SweepRow* row : all_series[s].rows) series_of[row] = s;
-    }
     const std::vector<std::string> names = PointLabels(KeysOf(points_));
     for (size_t i = 0; i < points_.size(); ++i) {
-      points_[i].name = names[i];
-      points_[i].series = series_of[points_[i].rows.front()];
+      SweepPoint& p = points_[i];
+      p.name = names[i];
+      p.series = series.IndexOf(OfRun(p.key.front(), SeriesKey(p.row())));
     }
+    series_names_ = PointLabels(KeysOf(std::move(series).Take()));
   }
 
   std::string Run() const {
@@ -89,8 +83,8 @@ class SweepCharts {
   }
 
  private:
-  static Key OfRun(const NamedRow<SweepRow>& r, Key key) {
-    key.insert(key.begin(), r.run->name);
+  static Key OfRun(const std::string& run, Key key) {
+    key.insert(key.begin(), run);
     return key;
   }
 

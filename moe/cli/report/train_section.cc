@@ -158,30 +158,6 @@ std::string RunTable(const Runs& runs) {
   return Render(table);
 }
 
-}  // namespace
-
-Section TrainSection(absl::Span<const Run> all) {
-  Section section = {.id = "train", .heading = "Training"};
-  Runs runs;
-  for (const Run& run : all) {
-    if (run.kind == RunKind::kTrain) runs.push_back(&run);
-  }
-  if (runs.empty()) return section;
-  section.body = "<div class=\"charts\">\n";
-  section.body += LossChart(runs);
-  for (const CurveOf& c : kCurves) section.body += CurveChart(runs, c);
-  section.body += PhaseChart(runs);
-  ChartText maps;
-  const size_t drawn = Drawn(runs, maps);
-  for (size_t i = 0; i < drawn; ++i) section.body += ExpertLoadMaps(*runs[i], i);
-  section.body += "</div>\n";
-  if (!maps.note.empty()) absl::StrAppend(&section.body, "<p>Maps. ", maps.note, "</p>\n");
-  section.body += RunTable(runs);
-  return section;
-}
-
-namespace {
-
 // `count` things in at most `limit` stretches of equal length, but for the last.
 class Stretches {
  public:
@@ -219,6 +195,24 @@ double Unevenness(const Run& run, int layer) {
   double worst = 0;
   for (const double l : load) worst = std::max(worst, std::abs(l / mean - 1));
   return mean > 0 ? worst : 0;
+}
+
+// The maps as figures; `index` of the run makes their ids unique. Empty without expert loads.
+std::string ExpertLoadMaps(const Run& run, size_t index) {
+  std::string html;
+  if (run.num_experts == 0) return html;
+  for (const int layer : LayersToShow(run)) {
+    HeatMap map = ExpertLoadMap(run, layer);
+    map.text.id = absl::StrCat("train-load-", index, "-", layer);
+    map.text.title = absl::StrCat("Expert load, MoE layer ", layer, ": ", run.name);
+    map.text.note = "1 is even; 0 is an expert that gets nothing.";
+    if (run.num_layers > static_cast<int>(kMaxLoadLayers)) {
+      absl::StrAppend(&map.text.note, " The ", kMaxLoadLayers, " least even of ", run.num_layers,
+                      " layers are shown.");
+    }
+    html += Render(map);
+  }
+  return html;
 }
 
 }  // namespace
@@ -259,21 +253,24 @@ std::vector<int> LayersToShow(const Run& run) {
   return layers;
 }
 
-std::string ExpertLoadMaps(const Run& run, size_t index) {
-  std::string html;
-  if (run.num_experts == 0) return html;
-  for (const int layer : LayersToShow(run)) {
-    HeatMap map = ExpertLoadMap(run, layer);
-    map.text.id = absl::StrCat("train-load-", index, "-", layer);
-    map.text.title = absl::StrCat("Expert load, MoE layer ", layer, ": ", run.name);
-    map.text.note = "1 is even; 0 is an expert that gets nothing.";
-    if (run.num_layers > static_cast<int>(kMaxLoadLayers)) {
-      absl::StrAppend(&map.text.note, " The ", kMaxLoadLayers, " least even of ", run.num_layers,
-                      " layers are shown.");
-    }
-    html += Render(map);
+Section TrainSection(absl::Span<const Run> all) {
+  Section section = {.id = "train", .heading = "Training"};
+  Runs runs;
+  for (const Run& run : all) {
+    if (run.kind == RunKind::kTrain) runs.push_back(&run);
   }
-  return html;
+  if (runs.empty()) return section;
+  section.body = "<div class=\"charts\">\n";
+  section.body += LossChart(runs);
+  for (const CurveOf& c : kCurves) section.body += CurveChart(runs, c);
+  section.body += PhaseChart(runs);
+  ChartText maps;
+  const size_t drawn = Drawn(runs, maps);
+  for (size_t i = 0; i < drawn; ++i) section.body += ExpertLoadMaps(*runs[i], i);
+  section.body += "</div>\n";
+  if (!maps.note.empty()) absl::StrAppend(&section.body, "<p>Maps. ", maps.note, "</p>\n");
+  section.body += RunTable(runs);
+  return section;
 }
 
 }  // namespace moe::report
