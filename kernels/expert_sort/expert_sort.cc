@@ -23,6 +23,9 @@ absl::Status Check(const SlotsToSort& slots, int64_t tokens, const Stream& strea
     MOE_RETURN_IF_ERROR(CheckLength(kName, "dropped", slots.dropped.size(),
                                     static_cast<int64_t>(slots.expert.size())));
   }
+  if (!slots.order.empty()) {
+    MOE_RETURN_IF_ERROR(CheckLength(kName, "order", slots.order.size(), slots.num_experts));
+  }
   if (slots.micro_batch_offsets.empty()) return absl::OkStatus();
   return CheckGroups(kName, "micro-batches", slots.micro_batch_offsets,
                      slots.micro_batch_offsets.size() - 1, tokens);
@@ -44,6 +47,7 @@ absl::StatusOr<SortedSlots> SortByExpert(const SlotsToSort& slots, Workspace& wo
   const int64_t most_rows = slots.padded_rows > 0 ? places : count;
 
   MOE_ASSIGN_OR_RETURN(const auto device_offsets, UploadArray(offsets, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(const auto order, UploadArray(slots.order, workspace, stream));
   absl::Span<const int64_t> slot_offset = slots.slot_offset;
   if (tokens == 0) {
     MOE_ASSIGN_OR_RETURN(slot_offset, UploadArray<int64_t>(no_tokens, workspace, stream));
@@ -60,6 +64,7 @@ absl::StatusOr<SortedSlots> SortByExpert(const SlotsToSort& slots, Workspace& wo
       .expert = slots.expert.data(),
       .dropped = slots.dropped.empty() ? nullptr : slots.dropped.data(),
       .num_experts = slots.num_experts,
+      .order = order.empty() ? nullptr : order.data(),
       .micro_batches = static_cast<int32_t>(micro_batches),
       .micro_batch_offsets = device_offsets.data(),
       .slot_offset = slot_offset.data(),

@@ -15,7 +15,7 @@ namespace moe {
 inline constexpr int32_t kMaxSortedExperts = 1024;
 
 // T tokens with S slots (token, choice), in token order; slot s wants expert[s]. Arrays are memory
-// of the stream's device but for micro_batch_offsets.
+// of the stream's device but for micro_batch_offsets and order.
 struct SlotsToSort {
   absl::Span<const int64_t> slot_offset;  // [T + 1] slots of token t: slot_offset[t] .. [t + 1]
   absl::Span<const int32_t> expert;       // [S] ids of no expert below E have no row
@@ -23,19 +23,21 @@ struct SlotsToSort {
   absl::Span<const int64_t> micro_batch_offsets;  // [B + 1], of the host, 0 .. T; empty: B = 1
   int32_t num_experts = 0;                        // E
   int64_t padded_rows = 0;  // P: rows of every expert in every micro-batch; 0 = as many as come
+  absl::Span<const int32_t> order;  // [E], of the host: experts as their rows follow; empty: by id
 };
 
-// Rows: the slots that have one, by (expert, slot); with padding by (expert, micro-batch, place),
-// of which a slot takes the first that is free. There is room for M = S or E * B * P rows; without
+// Rows: the slots that have one, by (expert, slot), experts in `order`; with padding by (expert,
+// micro-batch, place), of which a slot takes the first that is free. There is room for M = S or E * B * P rows; without
 // padding those from expert_begin[E] on are empty places.
 struct SortedSlots {
   absl::Span<const int32_t> row_of_slot;   // [S] -1 = none
   absl::Span<const int32_t> slot_of_row;   // [M] -1 = an empty place
   absl::Span<const int32_t> token_of_row;  // [M] likewise
   absl::Span<const int32_t> own_row;       // [M] 0, 1, 2, ...
-  absl::Span<const int64_t> expert_begin;  // [E + 1] first row of each expert; the last is the rows
+  // [E + 1] first row of each expert, in `order`; the last is the rows
+  absl::Span<const int64_t> expert_begin;
   absl::Span<const int64_t> segment_begin;  // [E * B + 1] the same by (expert, micro-batch)
-  absl::Span<const int32_t> count;          // [B, E] slots with a row, or beyond P of them
+  absl::Span<const int32_t> count;          // [B, E] by id: slots with a row, or beyond P of them
 };
 
 // Enqueues the sort; the host waits for nothing. Stable, the same bits every time. Results are

@@ -145,23 +145,27 @@ __device__ inline void PlaceExperts(const CudaExpertSort& s, const Chunk& chunk,
     return s.scratch[e * Columns() + column];
   };
   const int64_t padded = s.micro_batches * s.padded_rows;  // of one expert
+  const auto expert_at = [&](int i) {
+    return s.order == nullptr ? i : s.order[i];
+  };
   ForPrefixSums<kThreads>(
-      s.num_experts, [&](int e) { return sum_before(e, Columns() - 1); },
-      [&](int e, int32_t rows_before, int32_t rows) {
-        const int64_t begin = padded > 0 ? e * padded : rows_before;
+      s.num_experts, [&](int i) { return sum_before(expert_at(i), Columns() - 1); },
+      [&](int i, int32_t rows_before, int32_t rows) {
+        const int32_t e = expert_at(i);
+        const int64_t begin = padded > 0 ? i * padded : rows_before;
         const int32_t earlier = sum_before(e, chunk.first_column);  // of other micro-batches
         start[e] = static_cast<int32_t>(begin + chunk.micro_batch * s.padded_rows);
         place[e] = sum_before(e, blockIdx.x) - (padded > 0 ? earlier : 0);
         if (blockIdx.x == 0) {
-          s.expert_begin[e] = begin;
-          if (e == s.num_experts - 1) {
+          s.expert_begin[i] = begin;
+          if (i == s.num_experts - 1) {
             const int64_t end = begin + (padded > 0 ? padded : rows);
-            s.expert_begin[e + 1] = end;
-            s.segment_begin[int64_t{e + 1} * s.micro_batches] = end;
+            s.expert_begin[i + 1] = end;
+            s.segment_begin[int64_t{i + 1} * s.micro_batches] = end;
           }
         }
         if (static_cast<int32_t>(blockIdx.x) != chunk.first_column) return;
-        s.segment_begin[int64_t{e} * s.micro_batches + chunk.micro_batch] =
+        s.segment_begin[int64_t{i} * s.micro_batches + chunk.micro_batch] =
             padded > 0 ? begin + chunk.micro_batch * s.padded_rows : begin + earlier;
         s.count[int64_t{chunk.micro_batch} * s.num_experts + e] =
             sum_before(e, chunk.end_column) - earlier;

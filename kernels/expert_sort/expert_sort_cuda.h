@@ -21,6 +21,7 @@ struct CudaExpertSort {
   const int32_t* expert;             // [S]
   const uint8_t* dropped = nullptr;  // [S] 1 = dropped; nullptr = none
   int32_t num_experts = 0;           // E
+  const int32_t* order = nullptr;    // [E] the experts as their rows follow; nullptr: by id
 
   // Micro-batch b has the slots slot_offset[micro_batch_offsets[b]] .. [b + 1], all of S together.
   int32_t micro_batches = 1;           // B
@@ -31,7 +32,7 @@ struct CudaExpertSort {
 
   int32_t* row_of_slot;    // [S] -1 = not kept
   int32_t* slot_of_row;    // [M] -1 = empty
-  int64_t* expert_begin;   // [E + 1] first row of each expert; the last is the rows
+  int64_t* expert_begin;   // [E + 1] first row of each expert, in `order`; the last is the rows
   int64_t* segment_begin;  // [E * B + 1] the same of each expert's in each micro-batch
   int32_t* count;          // [B, E] kept slots
   int32_t* scratch;        // [ScratchElements]

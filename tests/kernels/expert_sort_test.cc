@@ -13,6 +13,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/expert_sort/expert_rows.h"
 #include "kernels/expert_sort/expert_sort_cuda.h"
 #include "tests/kernels/device_memory.h"
 
@@ -30,6 +31,7 @@ struct Slots {
   std::vector<int32_t> expert;
   std::vector<uint8_t> dropped;
   int64_t padded_rows = 0;
+  std::vector<int32_t> order;
 
   int64_t slots() const { return static_cast<int64_t>(expert.size()); }
   int64_t micro_batches() const { return std::max<int64_t>(micro_batch_offsets.size(), 2) - 1; }
@@ -61,7 +63,8 @@ class ExpertSortTest : public ::testing::Test {
                                       .dropped = dropped.span(),
                                       .micro_batch_offsets = s.micro_batch_offsets,
                                       .num_experts = s.num_experts,
-                                      .padded_rows = s.padded_rows},
+                                      .padded_rows = s.padded_rows,
+                                      .order = s.order},
                                      workspace, device_->stream());
     device_->stream().Synchronize().IgnoreError();  // also after an error: the workspace goes
     MOE_ASSIGN_OR_RETURN(const SortedSlots sorted, result);
@@ -88,7 +91,7 @@ class ExpertSortTest : public ::testing::Test {
   std::unique_ptr<testing::TestDevice> device_;
 };
 
-// DispatchPlanBuilder::CountKeptSlots, StartHomeRows and OrderHomeRows, one slot at a time.
+// DispatchPlanBuilder::CountSlots and OrderHomeRows, one slot at a time; experts by id.
 Sorted SortInPlainLoops(const Slots& s) {
   const int64_t batches = s.micro_batches(), experts = s.num_experts;
   Sorted out = {.row_of_slot = std::vector<int32_t>(s.slots(), -1),
@@ -197,6 +200,76 @@ TEST_F(ExpertSortTest, PaddedRowsByHand) {
   EXPECT_THAT(sorted.expert_begin, ElementsAre(0, 4, 8, 12));
 }
 
+TEST_F(ExpertSortTest, RowsFollowAnOrderOfExperts) {
+  Slots slots = SlotsByHand();
+  slots.order = {2, 0, 1};
+  Sorted sorted = Sort(slots);
+  EXPECT_THAT(sorted.row_of_slot, ElementsAre(3, 0, 1, -1, -1, 2, 4));
+  EXPECT_THAT(sorted.slot_of_row, ElementsAre(1, 2, 5, 0, 6, -1, -1));
+  EXPECT_THAT(sorted.expert_begin, ElementsAre(0, 3, 5, 5));
+  EXPECT_THAT(sorted.segment_begin, ElementsAre(0, 2, 3, 4, 5, 5, 5));
+  EXPECT_THAT(sorted.count, ElementsAre(1, 0, 2, 1, 0, 1));
+  slots.padded_rows = 2;
+  sorted = Sort(slots);
+  EXPECT_THAT(sorted.row_of_slot, ElementsAre(4, 0, 1, -1, -1, 2, 6));
+  EXPECT_THAT(sorted.expert_begin, ElementsAre(0, 4, 8, 12));
+}
+
+TEST_F(ExpertSortTest, TokensAreSentOnceToAGroupOfExperts) {
+  const Slots s = SlotsByHand();
+  const auto slot_offset = device_->Copy(s.slot_offset);
+  const auto expert = device_->Copy(s.expert);
+  const auto dropped = device_->Copy(s.dropped);
+  const auto row_of_slot = device_->Copy(Sort(s).row_of_slot);
+  Workspace workspace(device_->memory());
+  const auto sent = [&](std::vector<int32_t> group_of_expert, int32_t groups) {
+    const auto result = SortTokensByGroup({.slots = {.slot_offset = slot_offset.span(),
+                                                     .expert = expert.span(),
+                                                     .dropped = dropped.span(),
+                                                     .num_experts = s.num_experts},
+                                           .group_of_expert = group_of_expert,
+                                           .num_groups = groups,
+                                           .row_of_slot = row_of_slot.span()},
+                                          workspace, device_->stream());
+    EXPECT_TRUE(result.ok()) << result.status();
+    const auto place = result->place.first(5);  // kept slots
+    return std::vector{Read(result->token_of_row), Read(result->count), Read(place)};
+  };
+  EXPECT_THAT(sent({0, 0, 1}, 2), ElementsAre(ElementsAre(0, 2, 0, 1, 2, -1, -1), ElementsAre(2, 3),
+                                              ElementsAre(0, 1, 0, 1, 2)));
+  EXPECT_THAT(sent({0, 0, 0}, 1), ElementsAre(ElementsAre(0, 1, 2, -1, -1, -1, -1), ElementsAre(3),
+                                              ElementsAre(0, 2, 0, 1, 2)));
+}
+
+// Rows of rank 0 for expert 0 (two) and 1, of rank 1 for expert 0. Rank 0 sent two tokens, rank 1
+// one. Two of the places are none.
+TEST_F(ExpertSortTest, ExpertRowsByHandReadNoRowThatIsNotTheirSources) {
+  const std::vector<ExpertRun> runs = {
+      {.rows = 2, .expert_row = 0, .return_row = 0, .received = 0, .source_rows = 2},
+      {.rows = 1, .expert_row = 3, .return_row = 2, .received = 2, .source_rows = 2},
+      {.rows = 1,
+       .expert_row = 2,
+       .return_row = 3,
+       .received = 3,
+       .source_row = 2,
+       .source_rows = 1}};
+  const auto received = device_->Copy(std::vector<int32_t>{0, 1, 7, -3});
+  Workspace workspace(device_->memory());
+  const auto rows = workspace.Array<int32_t>(12).value();
+  ExpertRowOrders orders = {.runs = runs,
+                            .received = received.span(),
+                            .return_order = rows.first(4),
+                            .return_place = rows.subspan(4, 4),
+                            .source = rows.subspan(8)};
+  const auto order = [&] {
+    return OrderExpertRows(orders, workspace, device_->stream());
+  };
+  ASSERT_TRUE(order().ok());
+  EXPECT_THAT(Read<int32_t>(rows), ElementsAre(0, 1, 3, 2, 0, 1, 3, 2, 0, 1, 2, 1));
+  orders.source = rows.first(3);
+  EXPECT_THAT(std::string(order().message()), HasSubstr("source is [3], expected [4]"));
+}
+
 TEST_F(ExpertSortTest, HasTheOrderOfThePlainLoopsForAnySizeAndSchedule) {
   testing::ForSchedules([&] {
     // One choice a token: sizes around a warp, a warp's share and a chunk.
@@ -270,6 +343,7 @@ TEST_F(ExpertSortTest, RefusesWhatItDoesNotSort) {
   EXPECT_THAT(refused([](Slots& s) { s.num_experts = 1025; }), HasSubstr("E (experts) is 1025"));
   EXPECT_THAT(refused([](Slots& s) { s.num_experts = 0; }), HasSubstr("SortByExpert: "));
   EXPECT_THAT(refused([](Slots& s) { s.dropped.pop_back(); }), HasSubstr("dropped is [6]"));
+  EXPECT_THAT(refused([](Slots& s) { s.order = {0, 1}; }), HasSubstr("order is [2]"));
   EXPECT_THAT(refused([](Slots& s) { s.micro_batch_offsets.back() = 2; }),
               HasSubstr("offsets run from 0 to 2"));
   Workspace workspace;
