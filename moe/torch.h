@@ -1,4 +1,5 @@
-// MoE layers in a model of LibTorch, on the CPU. Compiled with the program's own LibTorch.
+// MoE layers in a model of LibTorch, compiled with the program's own. Tensors are of the trainer's
+// device: the CPU, or a CUDA device, where torch's current stream is SessionOptions::cuda_stream.
 #ifndef MOE_MOE_TORCH_H_
 #define MOE_MOE_TORCH_H_
 
@@ -77,10 +78,10 @@ class Trainer {
     return next;
   }
   // After the last round, ends the step: .grad of every trained parameter is the mean over the
-  // micro-batches of all ranks, and as torch.nn.utils.clip_grad_norm_ leaves it: scaled where the
-  // L2 norm of all experts of all ranks and all that was adopted is more than `max_norm`. Returns
-  // the norm from before (moe::Trainer::ClipGradNorm). Where that is not finite it is kDataLoss,
-  // and no parameter has a .grad. Collective.
+  // micro-batches of all ranks, clipped as by torch.nn.utils.clip_grad_norm_: the L2 norm of all
+  // experts of all ranks and all that was adopted is at most `max_norm`. Returns the norm from
+  // before (moe::Trainer::ClipGradNorm). Where that is not finite it is kDataLoss, and no parameter
+  // has a .grad. Collective.
   double Reduce(double max_norm = std::numeric_limits<double>::infinity()) {
     EndRounds();
     Check(trainer_->Reduce());
@@ -118,8 +119,11 @@ class Trainer {
   Tensor Master(Parameter& p) {
     const auto options = OptionsOf(DType::kFloat32, StreamOf(p, trainer_->context()));
     const auto memory = trainer_->parameters().Share(p).value();
-    return at::from_blob(
-        memory.get(), {p.size()}, [memory](void*) {}, options, options.device());
+    return at::for_blob(memory.get(), {p.size()})
+        .deleter([memory](void*) {})
+        .options(options)
+        .target_device(options.device())
+        .make_tensor();
   }
   // Torch gives tensors other memory without a word: their values come back to the parameter's.
   void Follow(Weight& w) {
