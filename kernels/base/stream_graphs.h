@@ -29,8 +29,9 @@ namespace moe {
 // them). By one thread at a time.
 class StreamGraphs {
  public:
-  // Passes that are known at a time. Of more, the one whose last call is longest ago is forgotten.
-  static constexpr size_t kMostPasses = 16;
+  // Passes that are known at a time. Of more, the one whose last call is longest ago is forgotten,
+  // with a warning, once, if none was called twice so far.
+  static constexpr size_t kMostPasses = 64;
 
   virtual ~StreamGraphs() = default;
   StreamGraphs(const StreamGraphs&) = delete;

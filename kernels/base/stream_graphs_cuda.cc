@@ -11,6 +11,7 @@
 #include "kernels/base/caught.h"
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/event_state.h"
+#include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream_graphs.h"
 
@@ -221,10 +222,17 @@ class CudaStreamGraphs final : public StreamGraphs {
                                     [key](const Pass& pass) { return pass.Is(key); });
     if (found != passes_.end()) {
       passes_.splice(passes_.begin(), passes_, found);
+      called_twice_ = true;
       return false;
     }
     passes_.emplace_front(++last_number_, key);
-    if (passes_.size() > kMostPasses) passes_.pop_back();
+    if (passes_.size() <= kMostPasses) return true;
+    passes_.pop_back();
+    if (!called_twice_) {
+      LogOnce(LogLevel::kWarning,
+              "StreamGraphs: no pass comes again, so that none becomes a graph: "
+              "addresses or shapes differ from call to call");
+    }
     return true;
   }
 
@@ -292,6 +300,7 @@ class CudaStreamGraphs final : public StreamGraphs {
   std::list<PassStream> pass_streams_;
   std::list<Pass> passes_;  // the latest first
   int64_t last_number_ = 0;
+  bool called_twice_ = false;  // some pass
 };
 
 }  // namespace

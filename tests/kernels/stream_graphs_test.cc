@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/buffer.h"
+#include "kernels/base/log.h"
 #include "kernels/base/stream.h"
 #include "tests/cusim/cusim.h"
 #include "tests/cusim/fake_streams.h"
@@ -191,6 +192,20 @@ TEST_F(StreamGraphsTest, ForgetsThePassWhoseLastCallIsLongestAgo) {
   number(StreamGraphs::kMostPasses);
   EXPECT_EQ(number(0), first);
   EXPECT_NE(number(1), second);
+}
+
+std::vector<std::string>& Warnings() {
+  static std::vector<std::string> warnings;
+  return warnings;
+}
+
+TEST_F(StreamGraphsTest, SaysThatNothingBecomesAGraph) {
+  SetLogCallback([](LogLevel, absl::string_view text) { Warnings().emplace_back(text); });
+  for (uint64_t key = 0; key < 2 * StreamGraphs::kMostPasses; ++key) {
+    ASSERT_TRUE(Run(key, [&] { return Kernel(compute(), 'a'); }).ok());
+  }
+  SetLogCallback(nullptr);
+  EXPECT_THAT(Warnings(), ::testing::ElementsAre(HasSubstr("no pass comes again")));
 }
 
 }  // namespace
