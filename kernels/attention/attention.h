@@ -42,7 +42,8 @@ absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirectio
 // arXiv:2305.13245). log_sum_exp [T, heads] float32 is kept for backward.
 // A token's bits depend on its own sequence only: float32, keys in ascending order. What later
 // tokens hold, even a NaN, does not change a bit of it. CPU: two passes, K and V of a head packed
-// once. CUDA: one pass with a running maximum, within float32's roundings of the CPU's results.
+// once. CUDA: one pass with a running maximum, within float32's roundings of the CPU's results; in
+// 16 bits probabilities are rounded to T before they multiply values (attention_cuda.h).
 // Scratch, taken at the call and left to the caller's mark. CPU: about n (2 D + 8) floats a thread
 // for the longest sequence n (backward n (5 D + 16)). CUDA: B + 1 int64, and for backward T * heads
 // floats.

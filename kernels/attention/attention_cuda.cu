@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include <float.h>
 #include <math.h>
 
@@ -9,27 +11,6 @@ namespace moe::attention {
 namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
-
-// Rows [first, last) of a head.
-template <typename T>
-__device__ MatrixView<T> HeadRows(MatrixView<T> m, int64_t depth, int64_t head, int64_t first,
-                                  int64_t last) {
-  const int64_t column = depth * head;
-  return ColumnRange(RowRange(m, first, last), column, column + depth);
-}
-
-// Blocks of queries: key-value heads are blockIdx.y, and neighbours in x the query heads that share
-// one. Later queries see more keys: they start first.
-__device__ unsigned QuerySlot(int group) {
-  return (gridDim.x - 1 - blockIdx.x) / group;
-}
-__device__ int QueryHead(int group) {
-  return static_cast<int>(blockIdx.y * group + blockIdx.x % group);
-}
-
-__device__ float Scale(int64_t depth) {
-  return 1.0f / sqrtf(static_cast<float>(depth));
-}
 
 // How many keys of a tile the first of the thread's queries sees; each further one sees one more.
 // kTile or above: all of them.
@@ -77,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(CudaForward<T> f) {
   MOE_SHARED_ARRAY(Vector, weight_vectors, kWeightVectors);
   auto* const staged = reinterpret_cast<float*>(staged_vectors);
   auto* const weights = reinterpret_cast<float*>(weight_vectors);
-  const Place place = FindPlace(f.sequence_offsets, f.sequences, QuerySlot(f.group));
+  const Place place = FindPlace<kTile>(f.sequence_offsets, f.sequences, QuerySlot(f.group));
   if (place.first == place.last) return;
   const int64_t depth = f.q.cols() / f.heads, first_column = int64_t{blockIdx.z} * kColumns;
   const float scale = Scale(depth);
@@ -146,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, kGradientBlocks)
   MOE_SHARED_ARRAY(Vector, weight_vectors, kWeightVectors);
   auto* const staged = reinterpret_cast<float*>(staged_vectors);
   auto* const weights = reinterpret_cast<float*>(weight_vectors);
-  const Place place = FindPlace(b.sequence_offsets, b.sequences, QuerySlot(b.group));
+  const Place place = FindPlace<kTile>(b.sequence_offsets, b.sequences, QuerySlot(b.group));
   if (place.first == place.last) return;
   const int64_t depth = b.q.cols() / b.heads, first_column = int64_t{blockIdx.z} * kColumns;
   const float scale = Scale(depth);
@@ -188,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, kGradientBlocks) KeyGradientKernel(C
   auto* const staged = reinterpret_cast<float*>(staged_vectors);
   auto* const weights = reinterpret_cast<float*>(weight_vectors);
   // Earlier keys are seen by more queries: they start first.
-  const Place place = FindPlace(b.sequence_offsets, b.sequences, blockIdx.x);
+  const Place place = FindPlace<kTile>(b.sequence_offsets, b.sequences, blockIdx.x);
   if (place.first == place.last) return;
   const int64_t depth = b.q.cols() / b.heads, first_column = int64_t{blockIdx.z} * kColumns;
   const float scale = Scale(depth);
@@ -228,14 +209,9 @@ __global__ void __launch_bounds__(kThreads, kGradientBlocks) KeyGradientKernel(C
                       HeadRows(b.d_v, depth, blockIdx.y, place.first, place.last));
 }
 
-// Blocks of `columns` result columns, and of `members` of the query heads that share keys.
 template <typename Arguments>
 LaunchShape Shape(const Arguments& a, int members, int columns) {
-  const int64_t depth = a.q.cols() / a.heads;
-  return {dim3(static_cast<unsigned>(Slots(a.q.rows(), a.sequences) * members),
-               static_cast<unsigned>(a.heads / a.group),
-               static_cast<unsigned>((depth + columns - 1) / columns)),
-          dim3(kThreads)};
+  return {Grid<kTile>(a, members, columns), dim3(kThreads)};
 }
 
 template <typename T, int kColumns>
@@ -258,7 +234,6 @@ cudaError_t RunColumns(const CudaBackward<T>& backward, cudaStream_t stream) {
 // Small heads get small blocks of columns: all of a block's columns cost the same.
 template <typename T, typename Arguments>
 cudaError_t RunAny(const Arguments& arguments, cudaStream_t stream) {
-  if (arguments.q.rows() == 0) return cudaSuccess;
   if (arguments.q.cols() <= kTile * int64_t{arguments.heads}) {
     return RunColumns<T, kTile>(arguments, stream);
   }
@@ -269,11 +244,19 @@ cudaError_t RunAny(const Arguments& arguments, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream) {
-  return RunAny<T>(forward, stream);
+  if (forward.q.rows() == 0) return cudaSuccess;
+  if constexpr (std::is_same_v<T, float>) {
+    return RunAny<T>(forward, stream);
+  } else if (forward.q.cols() <= kMostMmaDepth * int64_t{forward.heads}) {
+    return RunMma(forward, stream);
+  } else {
+    return RunColumns<T, 2 * kTile>(forward, stream);
+  }
 }
 
 template <typename T>
 cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
+  if (backward.q.rows() == 0) return cudaSuccess;
   return RunAny<T>(backward, stream);
 }
 

@@ -37,11 +37,14 @@ struct CudaBackward {
 
 constexpr int kMostHeads = 65535;  // a grid has so many rows of blocks
 
+// Heads of BFloat16 and Float16 up to this size go by tensor cores.
+constexpr int kMostMmaDepth = 256;
+
 // Enqueue on `stream` and return; the error of the launches alone, cudaErrorInvalidConfiguration
 // for more than kMostHeads heads. Instantiated for float, BFloat16 and Float16; float32 inside,
 // results rounded to T once.
 //
-// Forward passes over the keys of a row once, kTile at a time, with a running maximum
+// Forward passes over the keys of a row once, some at a time, with a running maximum
 // (Milakov and Gimelshein, 2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135), the CPU
 // twice: results differ from attention.cc's by roundings of float32. As there, sums run over keys
 // (d_q) or queries (d_k, d_v) in ascending order from the sequence's first row, so that a token's
@@ -49,11 +52,23 @@ constexpr int kMostHeads = 65535;  // a grid has so many rows of blocks
 // out, log_sum_exp and d_q, nor what earlier ones hold as queries (q, d_out) its d_k and d_v.
 // Backward owns the rows of d_q in one pass, those of d_k and d_v, over all query heads that share
 // them, in another: 7 products for forward's 2. Head sizes above 128 repeat the scores for every
-// 128 columns of the result.
+// 128 columns of the result (by tensor cores: above 256, and above 128 for d_k and d_v).
+//
+// Tensor cores take what they multiply as T: exp(score - maximum so far) in forward, in backward
+// the probabilities and the gradients by scores are rounded to T before the products that add them
+// up, each by at most u of itself: u is 2^-8 for BFloat16, 2^-11 for Float16 (and 2^-25 below
+// 2^-14). Beside float32's roundings out is so within u * sum of p |v| of softmax's, d_v within
+// u * sum of p |d_out|, and d_q and d_k within u * scale * sum of |g| |k| (|q|), where
+// g = p (d_out . v - d_out . out). log_sum_exp has float32's roundings alone. A sum of tensor cores
+// counts 2 of them an addition. A value of infinity may become a NaN.
 template <typename T>
 cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>
 cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream);
+
+// What Run() calls for them. q has rows.
+template <typename T>
+cudaError_t RunMma(const CudaForward<T>& forward, cudaStream_t stream);
 
 // The arguments of ApplyRotary, in device memory.
 template <typename T>

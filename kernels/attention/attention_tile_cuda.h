@@ -37,27 +37,6 @@ __device__ inline int OwnColumn() {
   return static_cast<int>(threadIdx.x) % kSide * kOwn;
 }
 
-// A block's rows [first, last), at most kTile, and those of their sequence.
-struct Place {
-  int64_t begin, end;
-  int64_t first, last;
-};
-
-// Sequence s has the slots from offsets[s] / kTile + s on. That is as many as its rows need, or one
-// more, which is empty: so the grid follows from T and B, and the host need not see the offsets.
-__device__ inline Place FindPlace(const int64_t* offsets, int64_t sequences, int64_t slot) {
-  const auto start = [&](int64_t s) {
-    return offsets[s] / kTile + s;
-  };
-  const int64_t s = LastStartedBy(slot, sequences, start);
-  const int64_t begin = offsets[s], end = offsets[s + 1];
-  const int64_t first = cuda::Min(begin + (slot - start(s)) * kTile, end);
-  return {begin, end, first, cuda::Min(first + kTile, end)};
-}
-inline int64_t Slots(int64_t rows, int64_t sequences) {
-  return rows / kTile + sequences;
-}
-
 // Elements [column, column + kVectorWidth<T>) of a row; zeros outside of the matrix.
 template <typename T>
 __device__ inline cuda::Elements<T, cuda::kVectorWidth<T>> LoadPadded(MatrixView<const T> m,

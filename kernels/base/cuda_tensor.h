@@ -21,6 +21,34 @@ struct alignas(16) Chunk {
   uint32_t word[4];
 };
 
+// The first `valid` (0 to 8) of neighbouring 16-bit elements, one by one, then zeros.
+template <typename T>
+__device__ inline Chunk SingleLoads(const T* from, int valid) {
+  Chunk chunk = {};
+  MOE_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    if (i < valid) chunk.word[i / 2] |= static_cast<uint32_t>(from[i].bits) << i % 2 * 16;
+  }
+  return chunk;
+}
+
+// Two float32 rounded to T (to nearest, ties to even), the lower half first.
+template <typename T>
+__device__ inline uint32_t RoundedPair(float low, float high) {
+#if defined(__CUDACC__)
+  uint32_t pair;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  } else {
+    static_assert(std::is_same_v<T, Float16>);
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+#else
+  return T(low).bits | static_cast<uint32_t>(T(high).bits) << 16;
+#endif
+}
+
 #if defined(__CUDACC__)
 __device__ inline uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));

@@ -68,6 +68,14 @@ __device__ inline void StoreShared(const Elements<T, kWidth>& values, T* p) {
   *reinterpret_cast<Elements<T, kWidth>*>(p) = values;
 }
 
+// Whether every row begins at a multiple of `bytes`.
+template <typename T>
+__device__ bool RowsAlignedTo(MatrixView<T> m, int bytes) {
+  return (reinterpret_cast<uintptr_t>(m.data()) | static_cast<uintptr_t>(m.stride()) * sizeof(T)) %
+             bytes ==
+         0;
+}
+
 // How many of a row's n columns whole vectors of T may cover: none unless each row begins at a
 // multiple of 16 bytes.
 template <typename T, typename... Rows>

@@ -92,14 +92,6 @@ constexpr bool BanksDiffer() {
 }
 static_assert(BanksDiffer<OperandTile<true>>() && BanksDiffer<OperandTile<false>>());
 
-// Whether every row begins at a multiple of `bytes`.
-template <typename T>
-__device__ bool RowsAlignedTo(MatrixView<T> m, int bytes) {
-  return (reinterpret_cast<uintptr_t>(m.data()) | static_cast<uintptr_t>(m.stride()) * sizeof(T)) %
-             bytes ==
-         0;
-}
-
 // Fetches the tiles of an operand that begin at `outer`, in ascending depth, by kThreads threads.
 template <typename Operand, typename T, int kThreads>
 class OperandFetch {
@@ -168,15 +160,6 @@ class OperandFetch {
         *PlaceIn(tile, i) = SingleLoads(from, valid);
       }
     }
-  }
-
-  __device__ static Chunk SingleLoads(const T* from, int valid) {
-    Chunk chunk = {};
-    MOE_UNROLL
-    for (int i = 0; i < kChunk; ++i) {
-      if (i < valid) chunk.word[i / 2] |= static_cast<uint32_t>(from[i].bits) << i % 2 * 16;
-    }
-    return chunk;
   }
 
   const MatrixView<const T> m_;

@@ -151,8 +151,8 @@ struct Case {
 
 // Lengths around the CPU's blocks of queries (2, 4, 8), panels of keys (16, 32) and 16 partials,
 // and around one, two and three tiles of CUDA; head sizes with and without whole vectors and tails,
-// around the 32 that CUDA stages at a time, and of one and two blocks of columns. The last ones
-// with grouped queries.
+// around the 32 that CUDA stages at a time, of one and two blocks of columns, and around the 64, 128
+// and 256 of tensor cores. Some with grouped queries.
 const Case kCases[] = {
     {1, 1, {0, 1}},         {1, 3, {0, 7, 7, 8, 17}},    {3, 16, {0, 9, 25}},
     {2, 20, {0, 31, 64}},   {2, 32, {0, 33, 33}},        {1, 33, {0, 2, 50}},
@@ -160,6 +160,7 @@ const Case kCases[] = {
     {3, 33, {0, 9, 25}},    {2, 20, {0, 7, 7, 71, 136}}, {1, 64, {0, 130}},
     {2, 72, {0, 63, 64}},   {1, 130, {0, 66, 66}},       {1, 8, {0, 128, 193}},
     {4, 20, {0, 9, 40}, 2}, {6, 16, {0, 70}, 3},         {2, 72, {0, 63, 64}, 2},
+    {2, 128, {0, 5, 150}},  {1, 256, {0, 90}},           {2, 264, {0, 20}},
 };
 
 // Calls check(i, case) for the cases that a device takes: all, or a third under each schedule of a
@@ -172,14 +173,38 @@ void ForCases(const TestDevice& device, size_t& turn, Check check) {
   }
 }
 
-void ExpectNear(const Matrix<float>& actual, const AttentionOracle::Value& expected,
-                double roundings, const char* name) {
+template <typename T>
+void ExpectNear(const Matrix<T>& actual, const AttentionOracle::Value& expected, double roundings,
+                const char* name) {
   const auto values = actual.values();
   ASSERT_EQ(values.size(), expected.value.size()) << name;
   for (size_t i = 0; i < values.size(); ++i) {
-    ASSERT_NEAR(values[i], expected.value[i], roundings * kFloatRounding * expected.bound[i])
+    ASSERT_NEAR(values[i], expected.value[i],
+                roundings * kFloatRounding * expected.bound[i] + 1.01 * expected.stored[i])
         << name << " [" << i << "]";
   }
+}
+
+// Computes a case and compares it with float64; roundings(n) of float32's for sums of n rows.
+template <typename T, typename Roundings>
+void ExpectMatchesFloat64(const TestDevice& device, size_t i, const Case& c,
+                          testing::StorageRounding storage, Roundings roundings) {
+  SCOPED_TRACE("case " + std::to_string(i));
+  Problem<T> p(c.heads, c.depth, c.offsets,
+               testing::kLayoutPairs[i % std::size(testing::kLayoutPairs)], c.group);
+  p.Compute(device);
+  const AttentionOracle expected(c.heads, c.offsets, p.q.values(), p.k.values(), p.v.values(),
+                                 p.d_out.values(), storage);
+  int64_t longest = 0;
+  for (size_t s = 1; s < c.offsets.size(); ++s) {
+    longest = std::max(longest, c.offsets[s] - c.offsets[s - 1]);
+  }
+  const double allowed = roundings(c.group * longest);  // d_k and d_v: queries of a group's heads
+  ExpectNear(p.out, expected.out, allowed, "out");
+  ExpectNear(p.log_sum_exp, expected.log_sum_exp, allowed, "log_sum_exp");
+  ExpectNear(p.d_q, expected.d_q, allowed, "d_q");
+  ExpectNear(p.d_k, expected.d_k, allowed, "d_k");
+  ExpectNear(p.d_v, expected.d_v, allowed, "d_v");
 }
 
 TEST(CausalAttentionTest, ForwardAndBackwardMatchFloat64) {
@@ -187,24 +212,9 @@ TEST(CausalAttentionTest, ForwardAndBackwardMatchFloat64) {
   ForEachDevice(
       [&](const TestDevice& device) {
         ForCases(device, turn, [&](size_t i, const Case& c) {
-          SCOPED_TRACE("case " + std::to_string(i));
-          Problem<float> p(c.heads, c.depth, c.offsets,
-                           testing::kLayoutPairs[i % std::size(testing::kLayoutPairs)], c.group);
-          p.Compute(device);
-          const AttentionOracle expected(c.heads, c.offsets, p.q.values(), p.k.values(),
-                                         p.v.values(), p.d_out.values());
-          int64_t longest = 0;
-          for (size_t s = 1; s < c.offsets.size(); ++s) {
-            longest = std::max(longest, c.offsets[s] - c.offsets[s - 1]);
-          }
-          // d_k and d_v add up the queries of all heads of a group.
-          const double roundings =
-              testing::AttentionRoundings(c.depth, c.group * longest, device.is_cpu());
-          ExpectNear(p.out, expected.out, roundings, "out");
-          ExpectNear(p.log_sum_exp, expected.log_sum_exp, roundings, "log_sum_exp");
-          ExpectNear(p.d_q, expected.d_q, roundings, "d_q");
-          ExpectNear(p.d_k, expected.d_k, roundings, "d_k");
-          ExpectNear(p.d_v, expected.d_v, roundings, "d_v");
+          ExpectMatchesFloat64<float>(device, i, c, {}, [&](int64_t n) {
+            return testing::AttentionRoundings(c.depth, n, device.is_cpu());
+          });
         });
       },
       testing::Simd::kAll);
@@ -251,6 +261,25 @@ template <typename T>
 class CausalAttentionTypesTest : public ::testing::Test {};
 using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(CausalAttentionTypesTest, Types);
+
+// On CUDA 16-bit types go by tensor cores, which take weights rounded to the type.
+TYPED_TEST(CausalAttentionTypesTest, OnCudaMatchesFloat64WithinTheTypesRoundings) {
+  using T = TypeParam;
+  if constexpr (!std::is_same_v<T, float>) {
+    constexpr bool kBFloat = std::is_same_v<T, BFloat16>;
+    constexpr testing::StorageRounding kRounding = {.relative = kBFloat ? 0x1p-8 : 0x1p-11,
+                                                    .absolute = kBFloat ? 0x1p-126 : 0x1p-25};
+    size_t turn = 0;
+    ForEachDevice([&](const TestDevice& device) {
+      if (device.is_cpu()) return;
+      ForCases(device, turn, [&](size_t i, const Case& c) {
+        ExpectMatchesFloat64<T>(device, i, c, kRounding, [&](int64_t n) {
+          return testing::MmaAttentionRoundings(c.depth, n);
+        });
+      });
+    });
+  }
+}
 
 // And no element beside the results is touched. Two layouts a device, of which there are several.
 TYPED_TEST(CausalAttentionTypesTest, HasTheSameBitsForAnyLayoutAndSchedule) {
@@ -368,8 +397,9 @@ TEST(CausalAttentionTest, LargeScoresDoNotOverflow) {
   });
 }
 
-TEST(CausalAttentionTest, BFloat16IsTheFloat32ResultRoundedOnce) {
+TEST(CausalAttentionTest, OnCpusBFloat16IsTheFloat32ResultRoundedOnce) {
   ForEachDevice([](const TestDevice& device) {
+    if (!device.is_cpu()) return;
     Problem<BFloat16> p(2, 72, {0, 21, 88});
     Problem<float> p32(2, 72, {0, 21, 88});
     p32.q = p.q.As<float>();
