@@ -16,7 +16,7 @@ done
 if [[ -n $mpiexec ]]; then
   grep -qE " mpi .* layout-invariant +one rank .* ok" "$work/stdout" || fail "no MPI layout ran"
 fi
-expect 0 "no mpirun" "$moe" verify --mpirun /nowhere/mpirun --router mixtral
+expect 0 "no mpirun" "$moe" verify --mpirun /nowhere/mpirun --router mixtral --layouts ranks=1,2
 (($(grep -c skipped "$work/stdout") == 1)) || fail "no mpirun: not one line says what is skipped"
 grep -qE "^verified .*, [0-9]+ skipped \(.*mpirun" "$work/stdout" || fail "no mpirun: no count"
 run "$moe" verify --mpirun /nowhere/mpirun --router mixtral --layouts ranks=2 -v
