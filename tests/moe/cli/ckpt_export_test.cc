@@ -132,23 +132,14 @@ class CkptExportTest : public IoTest {
     }
     return names;
   }
-  // Expects tensor `name` of `file` to have this shape and the values of `canonical`.
-  void ExpectTensor(const SafetensorsFile& file, const std::string& name,
-                    const std::vector<int64_t>& shape, const std::string& canonical) {
-    const SafetensorsTensor* const tensor = file.Find(name);
-    ASSERT_NE(tensor, nullptr) << name;
-    EXPECT_EQ(tensor->shape, shape) << name;
-    std::vector<float> values(tensor->num_elements);
-    ASSERT_TRUE(file.ReadFloat32(*tensor, absl::MakeSpan(values)).ok());
-    EXPECT_EQ(values, values_.at(canonical)) << name;
-  }
 
   ::moe::testing::FaultyFiles disk_;
   std::map<std::string, std::vector<float>> values_;  // of the checkpoint, by canonical name
   std::string error_;
 };
 
-TEST_F(CkptExportTest, MixtralHasEveryWeightUnderItsName) {
+// Names, shapes and values are WhatWasImportedIsExportedByteForByte's.
+TEST_F(CkptExportTest, MixtralIsAFolderThatTransformersReads) {
   Save(TinyConfig());
   ASSERT_EQ(Export(), 0) << error_;
   EXPECT_EQ(error_, "");
@@ -157,28 +148,6 @@ TEST_F(CkptExportTest, MixtralHasEveryWeightUnderItsName) {
   const auto file = SafetensorsFile::Open(Path("model/model.safetensors")).value();
   EXPECT_EQ(file.tensors().size(), values_.size());
   EXPECT_EQ(file.metadata().at("format"), "pt");
-  ExpectTensor(file, "model.embed_tokens.weight", {kVocab, kHidden}, "model.embed_tokens.weight");
-  ExpectTensor(file, "model.norm.weight", {kHidden}, "model.norm.weight");
-  ExpectTensor(file, "lm_head.weight", {kVocab, kHidden}, "lm_head.weight");
-  for (int64_t l = 0; l < kLayers; ++l) {
-    const std::string layer = absl::StrCat("model.layers.", l, ".");
-    for (const char* const norm : {"input_layernorm.weight", "post_attention_layernorm.weight"}) {
-      ExpectTensor(file, layer + norm, {kHidden}, layer + norm);
-    }
-    for (const char* const part : {"q", "k", "v", "o"}) {
-      const std::string name = absl::StrCat(layer, "self_attn.", part, "_proj.weight");
-      ExpectTensor(file, name, {kHidden, kHidden}, name);
-    }
-    ExpectTensor(file, layer + "block_sparse_moe.gate.weight", {kExperts, kHidden},
-                 layer + "mlp.gate.weight");
-    for (int64_t e = 0; e < kExperts; ++e) {
-      const std::string to = absl::StrCat(layer, "block_sparse_moe.experts.", e, ".");
-      const std::string from = absl::StrCat(layer, "mlp.experts.", e, ".");
-      ExpectTensor(file, to + "w1.weight", {kWidth, kHidden}, from + "gate_proj.weight");
-      ExpectTensor(file, to + "w2.weight", {kHidden, kWidth}, from + "down_proj.weight");
-      ExpectTensor(file, to + "w3.weight", {kWidth, kHidden}, from + "up_proj.weight");
-    }
-  }
   EXPECT_EQ(Json::parse(Read(Path("model/config.json"))),
             Json::parse(R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
                 "vocab_size": 5, "hidden_size": 8, "intermediate_size": 3, "num_hidden_layers": 2,
