@@ -53,7 +53,8 @@ set(moe_public_headers
   moe/io/safetensors_stream.h
   moe/lm/key_value_cache.h moe/lm/text_data.h moe/lm/tokens.h moe/lm/train_config.h moe/lm/trainer.h moe/lm/transformer.h
   dispatch/dispatch_plan.h dispatch/dispatcher.h dispatch/placement.h
-  gating/capacity.h gating/gate.h gating/router.h gating/router_config.h gating/routing.h
+  gating/capacity.h gating/gate.h gating/router.h gating/router_check.h
+  gating/router_config.h gating/router_stats.h gating/routing.h
   gating/token_choice_gate.h gating/token_groups.h
   comm/all_reduce.h comm/bootstrap.h comm/communicator.h comm/create.h comm/host_staging.h
   comm/local/local_world.h comm/mesh.h comm/mpi/mpi_world.h comm/nccl/nccl_store.h

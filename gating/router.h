@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
 #include "gating/gate.h"
 #include "gating/router_config.h"
+#include "gating/router_stats.h"
 #include "gating/routing.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
@@ -22,16 +22,6 @@
 namespace moe {
 
 enum class Gradient : bool;  // router_losses.h
-
-// Load measures and losses of one call, over the tokens of this rank.
-struct RouterStats {
-  double aux_loss = 0;  // sum over micro-batches of the balance losses, coefficient in
-  double z_loss = 0;    // likewise
-  double loss() const { return aux_loss + z_loss; }
-  double entropy_sum = 0;             // sum over tokens of the entropy of p, nats
-  std::vector<int64_t> expert_count;  // [E] slots routed to each expert, dropped ones included
-  int64_t dropped_slots = 0;
-};
 
 // The router's parameters and state; borrowed. E = config.num_outputs().
 template <typename T>
@@ -54,14 +44,6 @@ struct RouterGradients {
 // spares the copies; then `stats` come by Router::ReadStats.
 enum class RoutingFor : uint8_t { kHost, kDevice };
 
-// What RouterStats are read from, while a device has them alone.
-struct RouterSums {
-  absl::Span<const double> entropy;         // [1]; empty: nothing is left to read
-  absl::Span<const double> aux_and_z;       // [2]; empty = no losses
-  absl::Span<const int64_t> count;          // [E]
-  absl::Span<const int64_t> dropped_slots;  // [1]
-};
-
 // What backward needs; views into the workspaces given to Forward (`tokens`: the caller's memory).
 template <typename T>
 struct RouterSaved {
@@ -75,7 +57,7 @@ struct RouterSaved {
   GateSelection selection;
   absl::Span<const uint8_t> dropped;  // [slots] of the routing
   MatrixView<const float> d_aux;  // [T, logit_sets * E] gradient of the losses; empty = no losses
-  RouterSums sums;
+  const RouterMeasures* measures = nullptr;  // for ReadStats
 };
 
 // Logits, the configured gate, capacity and losses. Stateless but for its configuration, so threads
@@ -84,9 +66,9 @@ struct RouterSaved {
 //
 // On a stream of a CUDA device the tokens, the weight, the bias, d_weight, d_tokens and gradients
 // are memory of the device. Gates that run there (Gate::RunsOn) select, weigh and take the losses
-// there, and capacity drops there; the host waits for the routing if it reads it, with the sums
-// of `stats`. For other gates the logits come to the host, and the gradient by them goes back.
-// Memory of the host is taken from the workspace given as `host`; expert_bias is the host's too.
+// there, and capacity drops there; the host waits for the routing if it reads it. For other gates
+// the logits come to the host, and the gradient by them goes back. Memory of the host is taken from
+// the workspace given as `host`; expert_bias is the host's too.
 template <typename T>
 class Router {
  public:
@@ -110,10 +92,9 @@ class Router {
                                   Workspace* host = nullptr,
                                   RoutingFor reader = RoutingFor::kHost) const;
 
-  // Writes the `stats` that a Forward for RoutingFor::kDevice has left on the device, for which the
-  // host waits; none, if they were written then.
-  absl::Status ReadStats(const RouterSaved<T>& saved, Workspace& host, Stream& stream,
-                         RouterStats* stats) const;
+  // Takes the `stats` that a Forward for RoutingFor::kDevice has left on the device; does nothing
+  // where that call took them.
+  absl::Status ReadStats(const RouterSaved<T>& saved, Stream& stream, RouterStats* stats) const;
 
   // From d_weight [slots] (gradient by the combine weights; not read where dropped): adds to
   // d_tokens [T, H], float32 product, one rounding; adds one float32 partial per micro-batch that
@@ -137,8 +118,8 @@ class Router {
                                                  Workspace& workspace, Stream& stream) const;
   bool GateRunsOn(const Stream& stream) const { return gate_->RunsOn(stream.device().kind); }
   // Gate, losses and capacity from saved.logits, all of the stream's device; fills in the rest of
-  // `saved`. On a CUDA device the host waits where it reads the routing or `stats`; on a CPU
-  // everything is there, and `host` may be `workspace`.
+  // `saved`. On a CUDA device the host waits where it reads the routing; on a CPU everything is
+  // there, and `host` may be `workspace`.
   absl::Status Decide(const RouterInputs<T>& inputs, Gradient gradient, Workspace& workspace,
                       Workspace& host, Stream& stream, RoutingFor reader, RouterSaved<T>& saved,
                       RouterStats* stats) const;

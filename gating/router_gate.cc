@@ -44,22 +44,21 @@ absl::Status Router<T>::Decide(const RouterInputs<T>& inputs, Gradient gradient,
   const GateInput input = {
       .logits = s.logits, .batch = s.batch, .groups = groups, .expert_bias = expert_bias};
   MOE_ASSIGN_OR_RETURN(s.selection, gate_->Select(input, workspace, stream));
-  MOE_ASSIGN_OR_RETURN(const EnqueuedLosses losses,
-                       EnqueueLosses(config_, *gate_, input, s.selection, inputs.expert_share,
-                                     gradient, host, workspace, stream));
-  s.d_aux = losses.d_logits;
-  MOE_ASSIGN_OR_RETURN(const absl::Span<double> entropy, workspace.Array<double>(1));
-  MOE_RETURN_IF_ERROR(stream.Zero(entropy.data(), sizeof(double)));
+  MOE_ASSIGN_OR_RETURN(const auto one, workspace.Array<RouterMeasures>(1));
+  RouterMeasures* const measures = one.data();
+  MOE_RETURN_IF_ERROR(stream.Zero(measures, sizeof(RouterMeasures)));
+  MOE_ASSIGN_OR_RETURN(
+      s.d_aux, EnqueueLosses(config_, *gate_, input, s.selection, inputs.expert_share, gradient,
+                             measures, host, workspace, stream));
   if (stats != nullptr) {
-    MOE_RETURN_IF_ERROR(
-        AddEntropy(ScoresOf(s.logits, s.selection, traits_), &entropy[0], workspace, stream));
+    MOE_RETURN_IF_ERROR(AddEntropy(ScoresOf(s.logits, s.selection, traits_), &measures->entropy_sum,
+                                   &measures->bad_logit, workspace, stream));
   }
 
   const auto slots = static_cast<int64_t>(s.selection.expert.size());
   MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped, workspace.Array<uint8_t>(slots));
-  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> dropped_slots, workspace.Array<int64_t>(1));
   MOE_RETURN_IF_ERROR(ApplyCapacity(config_, *gate_, s.selection, groups, dropped,
-                                    &dropped_slots[0], host, workspace, stream));
+                                    &measures->dropped_slots, host, workspace, stream));
   s.dropped = dropped;
   s.on_device = RoutingOf(s.selection, dropped);
 
@@ -73,34 +72,24 @@ absl::Status Router<T>::Decide(const RouterInputs<T>& inputs, Gradient gradient,
     MOE_ASSIGN_OR_RETURN(s.routing.dropped, DownloadArray(device.dropped, host, stream));
   }
   if (stats != nullptr) {
-    s.sums = {.entropy = entropy,
-              .aux_and_z = losses.aux_and_z,
-              .count = s.selection.count,
-              .dropped_slots = dropped_slots};
+    s.measures = measures;
   }
   if (cuda && reader == RoutingFor::kDevice) return absl::OkStatus();
-  if (stats == nullptr) return stream.Synchronize();
-  MOE_RETURN_IF_ERROR(ReadStats(s, host, stream, stats));
-  s.sums = {};
-  return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(ReadStats(s, stream, stats));
+  s.measures = nullptr;
+  return stream.Synchronize();
 }
 
 template <typename T>
-absl::Status Router<T>::ReadStats(const RouterSaved<T>& saved, Workspace& host, Stream& stream,
+absl::Status Router<T>::ReadStats(const RouterSaved<T>& saved, Stream& stream,
                                   RouterStats* stats) const {
-  const RouterSums& sums = saved.sums;
-  if (sums.entropy.empty()) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(const auto count, DownloadArray(sums.count, host, stream));
-  MOE_ASSIGN_OR_RETURN(const auto drops, DownloadArray(sums.dropped_slots, host, stream));
-  MOE_ASSIGN_OR_RETURN(const auto losses, DownloadArray(sums.aux_and_z, host, stream));
-  MOE_ASSIGN_OR_RETURN(const auto entropy, DownloadArray(sums.entropy, host, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  stats->aux_loss = losses.empty() ? 0 : losses[0];
-  stats->z_loss = losses.empty() ? 0 : losses[1];
-  stats->entropy_sum = entropy[0];
-  stats->expert_count.assign(count.begin(), count.end());
-  stats->dropped_slots = drops[0];
-  return absl::OkStatus();
+  if (saved.measures == nullptr) return absl::OkStatus();
+  return stats->Take(saved.measures, saved.selection.count,
+                     {.columns = saved.logits.cols(),
+                      .outputs = config_.num_outputs(),
+                      .first_token = saved.batch.first_global_token,
+                      .layer = config_.layer},
+                     stream);
 }
 
 template <typename T>
@@ -135,14 +124,13 @@ absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
   return MatrixView<const float>(on_device.data(), d_logits.rows(), d_logits.cols());
 }
 
-#define MOE_INSTANTIATE(T)                                                                    \
-  template absl::Status Router<T>::Decide(const RouterInputs<T>&, Gradient, Workspace&,       \
-                                          Workspace&, Stream&, RoutingFor, RouterSaved<T>&,   \
-                                          RouterStats*) const;                                \
-  template absl::Status Router<T>::ReadStats(const RouterSaved<T>&, Workspace&, Stream&,      \
-                                             RouterStats*) const;                             \
-  template absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(                  \
-      absl::Span<const float>, const RouterSaved<T>&, float, Workspace&, Stream&, Workspace*) \
+#define MOE_INSTANTIATE(T)                                                                        \
+  template absl::Status Router<T>::Decide(const RouterInputs<T>&, Gradient, Workspace&,           \
+                                          Workspace&, Stream&, RoutingFor, RouterSaved<T>&,       \
+                                          RouterStats*) const;                                    \
+  template absl::Status Router<T>::ReadStats(const RouterSaved<T>&, Stream&, RouterStats*) const; \
+  template absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(                      \
+      absl::Span<const float>, const RouterSaved<T>&, float, Workspace&, Stream&, Workspace*)     \
       const;
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)

@@ -36,21 +36,18 @@ absl::Status AddBalance(const RouterConfig& config, const GateInput& input, Load
 
 }  // namespace
 
-absl::StatusOr<EnqueuedLosses> EnqueueLosses(const RouterConfig& config, const Gate& gate,
-                                             const GateInput& input, const GateSelection& selection,
-                                             absl::Span<const double> expert_share,
-                                             Gradient gradient, Workspace& host_workspace,
-                                             Workspace& workspace, Stream& stream) {
+absl::StatusOr<MatrixView<const float>> EnqueueLosses(
+    const RouterConfig& config, const Gate& gate, const GateInput& input,
+    const GateSelection& selection, absl::Span<const double> expert_share, Gradient gradient,
+    RouterMeasures* measures, Workspace& host_workspace, Workspace& workspace, Stream& stream) {
   const bool aux = config.load_balancing != LoadBalancing::kNone && config.aux_loss_coeff != 0.0f;
   const bool z = config.z_loss_coeff != 0.0f;
-  if (!aux && !z) return EnqueuedLosses();
+  if (!aux && !z) return MatrixView<const float>();
   const GateTraits traits = gate.traits();
   const RouterScores scores = {.logits = input.logits,
                                .score = selection.score,
                                .function = traits.score,
                                .log_sum_exp = selection.log_sum_exp};
-  MOE_ASSIGN_OR_RETURN(const absl::Span<double> sums, workspace.Array<double>(2));
-  MOE_RETURN_IF_ERROR(stream.Zero(sums.data(), 2 * int64_t{sizeof(double)}));
   MatrixView<float> d_logits;
   if (gradient == Gradient::kWanted) {
     const int64_t tokens = input.logits.rows(), cols = input.logits.cols();
@@ -63,18 +60,19 @@ absl::StatusOr<EnqueuedLosses> EnqueueLosses(const RouterConfig& config, const G
                                  .choices = traits.balance_choices,
                                  .expert_share = {},
                                  .coeff = config.aux_loss_coeff};
-    MOE_RETURN_IF_ERROR(AddBalance(config, input, balance, expert_share, scores, &sums[0], d_logits,
-                                   host_workspace, workspace, stream));
+    MOE_RETURN_IF_ERROR(AddBalance(config, input, balance, expert_share, scores,
+                                   &measures->aux_loss, d_logits, host_workspace, workspace,
+                                   stream));
   }
   if (aux && stream.device().kind == DeviceKind::kCpu) {
     MOE_RETURN_IF_ERROR(stream.Synchronize());
-    MOE_RETURN_IF_ERROR(gate.AddLosses(input, selection, &sums[0], d_logits, workspace));
+    MOE_RETURN_IF_ERROR(gate.AddLosses(input, selection, &measures->aux_loss, d_logits, workspace));
   }
   if (z) {
     MOE_RETURN_IF_ERROR(AddZLoss(scores, input.batch.micro_batch_offsets, config.z_loss_coeff,
-                                 &sums[1], d_logits, workspace, stream));
+                                 &measures->z_loss, d_logits, workspace, stream));
   }
-  return EnqueuedLosses{.aux_and_z = sums, .d_logits = d_logits};
+  return d_logits;
 }
 
 }  // namespace moe

@@ -115,7 +115,8 @@ class MoeLayer {
   // x, y [T, H], memory of the context's device; what `batch` refers to is the host's. `saved` is
   // needed for Backward and may be null in evaluation. Messages of failed waits name the layer and
   // step that the mesh's phase holds. kDataLoss, naming layer and expert: an expert bias or, with
-  // `stats`, a router's logit that is not finite.
+  // `stats`, a router's logit that is not finite; of the logit on a CUDA device RouterStats::Wait
+  // says so, since the host does not wait for it here.
   //
   // When Forward or Backward fails, nothing reads or writes their arguments any more: what is in
   // the streams has ended, for which the mesh is aborted unless the arguments were at fault.
@@ -191,7 +192,6 @@ class MoeLayer {
   // `kept`: the context with the workspaces of the saved state.
   absl::Status Route(const Batch& batch, const Context& kept, MoeLayerSaved<T>& saved,
                      RouterStats* stats);
-  int64_t PlaceOfLayer() const;  // as messages name it
   // What the host reads of a Forward; `stats`, if wanted.
   absl::Status ReadStats(const MoeLayerSaved<T>& saved, RouterStats* stats) const;
   absl::Status CountSlots(const MoeLayerSaved<T>& saved);

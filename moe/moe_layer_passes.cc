@@ -1,17 +1,16 @@
 // One batch's way through the layer, forward and backward.
-#include <cmath>
 #include <optional>
 #include <utility>
 
 #include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
+#include "gating/router_check.h"
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/combine/combine.h"
 #include "kernels/elementwise/elementwise.h"
 #include "moe/moe_layer.h"
-#include "moe/router_check.h"
 
 namespace moe {
 namespace {
@@ -210,8 +209,9 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLaye
         .status();
   }));
   if (expert_bias_ != nullptr) {
-    MOE_RETURN_IF_ERROR(
-        CheckExpertBias(expert_bias_->master(), expert_bias_->spec().name, PlaceOfLayer()));
+    const int64_t layer = context_.mesh->world().phase().layer;
+    MOE_RETURN_IF_ERROR(CheckExpertBias(expert_bias_->master(), expert_bias_->spec().name,
+                                        layer >= 0 ? layer : config_.router.layer));
   }
   if (graphs_ == nullptr) MOE_RETURN_IF_ERROR(ReadStats(saved, stats));  // else after the graph
   const Routing& routing = saved.router.routing;
@@ -232,22 +232,10 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLaye
 }
 
 template <typename T>
-int64_t MoeLayer<T>::PlaceOfLayer() const {
-  const CommPhase& phase = context_.mesh->world().phase();
-  return phase.layer >= 0 ? phase.layer : config_.router.layer;
-}
-
-template <typename T>
 absl::Status MoeLayer<T>::ReadStats(const MoeLayerSaved<T>& saved, RouterStats* stats) const {
   if (stats == nullptr) return absl::OkStatus();
-  const RouterSaved<T>& router = saved.router;
-  const WorkspaceScope scope(*context_.host_workspace);
-  MOE_RETURN_IF_ERROR(
-      router_->ReadStats(router, *context_.host_workspace, *context_.compute, stats));
-  if (std::isfinite(stats->entropy_sum)) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(const auto logits, OnHost(AllOf(router.logits), context_));
-  return CheckLogits(logits, router.logits.cols(), config_.router.num_outputs(),
-                     router.batch.first_global_token, PlaceOfLayer());
+  MOE_RETURN_IF_ERROR(router_->ReadStats(saved.router, *context_.compute, stats));
+  return OnCuda(context_) ? absl::OkStatus() : stats->Wait();
 }
 
 template <typename T>

@@ -178,6 +178,7 @@ struct MoeFunction : autograd::Function<MoeFunction> {
     const auto pass = c10::make_intrusive<Pass>();
     pass->trainer = trainer;
     pass->backward = layer->ForwardInGraph(call).value();
+    Check(layer->stats().Wait());
     ctx->save_for_backward({x});
     ctx->saved_data["pass"] = c10::IValue::make_capsule(pass);
     return {y, at::scalar_tensor(layer->stats().loss(), at::kFloat)};

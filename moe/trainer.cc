@@ -43,8 +43,25 @@ absl::Status TrainedLayer<T>::CheckRound(const Round& round, int64_t rows,
 }
 
 template <typename T>
-void TrainedLayer<T>::Count() {
-  for (size_t e = 0; e < stats_.expert_count.size(); ++e) counts_[e] += stats_.expert_count[e];
+absl::Status TrainedLayer<T>::TakeStats() {
+  for (auto& [stats, counts] : calls_) {
+    MOE_RETURN_IF_ERROR(stats.Wait());
+    if (!std::exchange(counts, false)) continue;
+    for (size_t e = 0; e < counts_.size(); ++e) counts_[e] += stats.expert_count[e];
+  }
+  calls_.erase(calls_.begin(), calls_.end() - 1);
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+                                      MoeLayerSaved<T>* saved, bool counts) {
+  constexpr size_t kMostCalls = 64;  // whose stats may be under way
+  if (calls_.size() > kMostCalls) MOE_RETURN_IF_ERROR(TakeStats());
+  Call call = {.counts = counts};
+  MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, saved, &call.stats));
+  calls_.push_back(std::move(call));
+  return absl::OkStatus();
 }
 
 template <typename T>
@@ -54,11 +71,9 @@ absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x,
   batch = InRound(round, x.rows(), batch);
   if (trainer_.evaluates()) {
     batch.mode = Mode::kEvaluation;
-    return layer_->Forward(x, batch, y, nullptr, &stats_);
+    return Forward(x, batch, y, nullptr, false);
   }
-  MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, &saved_, &stats_));
-  Count();
-  return absl::OkStatus();
+  return Forward(x, batch, y, &saved_, true);
 }
 
 template <typename T>
@@ -93,7 +108,7 @@ absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
   }
   const Batch batch = InRound(round, call.rows, {.sequence_offsets = sequences, .mode = call.mode});
   if (!call.backward) {
-    MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, nullptr, &stats_));
+    MOE_RETURN_IF_ERROR(Forward(x, batch, y, nullptr, false));
     return GraphBackward([](const void*, float, void*) {
       return absl::FailedPreconditionError(
           "TrainedLayer: Backward of a Forward that kept nothing, expected one in training");
@@ -108,9 +123,8 @@ absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
                      ", expected ", trainer_.evaluates() ? "none" : "one in each"));
   }
   auto saved = std::make_shared<MoeLayerSaved<T>>(layer_->MakeSaved());  // copies share it
-  MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, saved.get(), &stats_));
+  MOE_RETURN_IF_ERROR(Forward(x, batch, y, saved.get(), true));
   ++forwards_;
-  Count();
   return GraphBackward(
       [this, rows = call.rows, saved](const void* dy, float d_router_loss, void* dx) {
         const bool last = forwards_ - backwards_ == 1;
@@ -327,6 +341,7 @@ absl::Status Trainer::Reduce() {
   MOE_RETURN_IF_ERROR(Timed(context(), {.name = "wait for gradients"}, *context().compute,
                             [&] { return reducer_->Finish(); }));
   MOE_RETURN_IF_ERROR(context().compute->Synchronize());
+  for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->TakeStats());
   gradients_ = Gradients::kReduced;
   return absl::OkStatus();
 }
@@ -407,6 +422,7 @@ absl::StatusOr<GradientNorm> Trainer::Step(const StepOptions& options) {
 
 absl::Status Trainer::EndStep() {
   MOE_RETURN_IF_ERROR(CheckLastRound("EndStep"));
+  for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->TakeStats());
   if (!evaluates()) {
     if (gradients_ == Gradients::kMarked) MOE_RETURN_IF_ERROR(CheckReduced("EndStep"));
     MOE_RETURN_IF_ERROR(EndLayers());

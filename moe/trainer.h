@@ -73,7 +73,8 @@ class TrainedLayerBase {
 
   virtual ~TrainedLayerBase() = default;
   virtual absl::Span<Parameter* const> parameters() const = 0;
-  const RouterStats& stats() const { return stats_; }  // of the last Forward
+  // Of the last Forward. On a CUDA device its Wait comes before its values.
+  RouterStats& stats() { return calls_.back().stats; }
 
   // As TrainedLayer's of these arguments; dy and dx have the last ForwardRows' rows.
   virtual absl::Status ForwardRows(const void* x, int64_t rows, void* y) = 0;
@@ -83,11 +84,16 @@ class TrainedLayerBase {
   virtual absl::StatusOr<GraphBackward> ForwardInGraph(const GraphForward& call) = 0;
 
  protected:
-  RouterStats stats_;
+  struct Call {
+    RouterStats stats;
+    bool counts = false;  // in this step's load, once it is taken
+  };
+  std::vector<Call> calls_ = std::vector<Call>(1);  // those to be taken; the last one stays
 
  private:
   friend class Trainer;
   virtual absl::Span<int64_t> counts() = 0;      // slots per output, of this step so far
+  virtual absl::Status TakeStats() = 0;          // of all calls: waits, and adds them to counts()
   virtual absl::Status CheckPasses() const = 0;  // before Reduce
   virtual absl::Status EndStep() = 0;            // counts() are of all ranks
 };
@@ -124,7 +130,10 @@ class TrainedLayer final : public TrainedLayerBase {
   absl::Status CheckPasses() const override;
   absl::Status EndStep() override;
   absl::Status CheckRound(const Round& round, int64_t rows, const Batch& batch) const;
-  void Count();
+  absl::Status TakeStats() override;
+  // The layer's Forward; `counts`: Call's.
+  absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+                       MoeLayerSaved<T>* saved, bool counts);
   MatrixView<const T> RowsAt(const void* data, int64_t rows) const {
     return {static_cast<const T*>(data), rows, layer_->config().router.hidden_size};
   }

@@ -101,8 +101,8 @@ struct MmaBlock {
   template <int kColumns>
   using Sums = float[kRowSquares][kColumns / 8][4];
 
-  // The first of the warp's rows: by a shuffle, for ptxas the same for all its lanes. Asked for anew
-  // it takes no register meanwhile.
+  // The first of the warp's rows: by a shuffle, for ptxas the same for all its lanes. Asked for
+  // anew it takes no register meanwhile.
   __device__ static int OwnRow() {
     return __shfl_sync(cuda::kAllLanes, static_cast<int>(threadIdx.x), 0) / cuda::kWarpLanes *
            kWarpRows;
@@ -207,8 +207,8 @@ struct MmaBlock {
   }
 
   // sums += weights * the first kColumns columns of cols, of what is seen. On the diagonal the
-  // weights of what a row does not see are 0. What they multiply counts as 0, too: it may be infinite
-  // or NaN, of which 0 would make NaNs. Rows that see such a value there become NaN.
+  // weights of what a row does not see are 0. What they multiply counts as 0, too: it may be
+  // infinite or NaN, of which 0 would make NaNs. Rows that see such a value there become NaN.
   template <int kColumns, typename Mask>
   __device__ static void AddWeighted(const Weights& weights, const Chunk* cols, Mask mask,
                                      Sums<kColumns>& sums) {

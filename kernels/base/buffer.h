@@ -39,6 +39,11 @@ MemoryResource& ZeroPages();
 // hot path. Errors as MakeStream has them.
 absl::StatusOr<MemoryResource*> CudaMemory(int index);
 
+// Host memory that copies to and from CUDA devices do not hold the host for; never destroyed,
+// thread-safe. What is freed is kept for a later Allocate of as many bytes. The device that works
+// with it is current in the thread that allocates. Errors as CudaMemory's.
+absl::StatusOr<MemoryResource*> PinnedMemory();
+
 // Move-only owner of `bytes` zeroed bytes.
 class Buffer {
  public:

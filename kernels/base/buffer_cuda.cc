@@ -1,7 +1,9 @@
+#include <cstring>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 
@@ -59,6 +61,42 @@ class CudaMemoryResource final : public MemoryResource {
   const cudaStream_t stream_;
 };
 
+// Making and freeing pinned memory takes long and may wait for devices.
+class PinnedMemoryResource final : public MemoryResource {
+ public:
+  Device device() const override { return {}; }
+
+  absl::StatusOr<std::byte*> Allocate(int64_t bytes) override {
+    const std::lock_guard<std::mutex> lock(mu_);
+    std::vector<std::byte*>& idle = idle_[bytes];
+    void* data = nullptr;
+    if (idle.empty()) {
+      const cudaError_t error =
+          cudaHostAlloc(&data, static_cast<size_t>(bytes), cudaHostAllocPortable);
+      if (error == cudaErrorMemoryAllocation) {
+        CudaStatus(error, "PinnedMemory").IgnoreError();
+        return absl::ResourceExhaustedError(
+            absl::StrCat("no ", bytes, " bytes of pinned host memory"));
+      }
+      MOE_RETURN_IF_ERROR(CudaStatus(error, "PinnedMemory"));
+    } else {
+      data = idle.back();
+      idle.pop_back();
+    }
+    std::memset(data, 0, static_cast<size_t>(bytes));
+    return static_cast<std::byte*>(data);
+  }
+
+  void Free(std::byte* data, int64_t bytes) override {
+    const std::lock_guard<std::mutex> lock(mu_);
+    idle_[bytes].push_back(data);
+  }
+
+ private:
+  std::mutex mu_;
+  std::map<int64_t, std::vector<std::byte*>> idle_;  // by size; guarded by mu_
+};
+
 absl::StatusOr<CudaMemoryResource*> MakeResource(int index) {
   const std::string name = absl::StrCat("CudaMemory(", index, ")");
   MOE_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(index), name));
@@ -99,6 +137,11 @@ cudaError_t OpenMallocOf(int to) {
 
 absl::StatusOr<MemoryResource*> CudaMemory(int index) {
   return ResourceOf(index);
+}
+
+absl::StatusOr<MemoryResource*> PinnedMemory() {
+  static PinnedMemoryResource* const memory = new PinnedMemoryResource;
+  return memory;
 }
 
 absl::Status EnablePeerAccess(int from, int to) {

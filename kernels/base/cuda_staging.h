@@ -9,6 +9,7 @@
 
 #include <absl/status/statusor.h>
 
+#include "kernels/base/buffer.h"
 #include "kernels/base/cuda_types.h"
 
 namespace moe {
@@ -29,8 +30,7 @@ class CudaStaging {
 
  private:
   struct Block {
-    std::byte* data = nullptr;
-    int64_t bytes = 0;
+    Buffer memory;
     int64_t used = 0;
     cudaEvent_t passed = nullptr;  // recorded when the block was left
     bool left = false;

@@ -45,5 +45,8 @@ absl::StatusOr<std::unique_ptr<StreamGraphs>> MakeStreamGraphs(absl::Span<Stream
 absl::StatusOr<MemoryResource*> CudaMemory(int) {
   return NoCuda();
 }
+absl::StatusOr<MemoryResource*> PinnedMemory() {
+  return NoCuda();
+}
 
 }  // namespace moe

@@ -4,6 +4,7 @@
 #define MOE_KERNELS_ROUTER_LOSS_LOSS_TERMS_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/base/tensor_view.h"
 #include "kernels/topk_gate/gate_rule.h"
@@ -11,6 +12,9 @@
 namespace moe::router_loss {
 
 constexpr int64_t kBlockTokens = 256;
+
+// Minus an index: what the most of is the first, and is above 0.
+constexpr int64_t kFirstLogit = std::numeric_limits<int64_t>::max();
 
 // Tokens [0, T) in units (groups, micro-batches), these in blocks of at most kBlockTokens.
 struct TokenBlocks {
@@ -56,6 +60,7 @@ struct Entropy {
   const float* log_sum_exp;
   double* block_value;  // [blocks] scratch
   Fold fold;            // of block_value
+  int64_t* bad_logit;   // z-loss: nullptr
 };
 
 struct ZLoss {

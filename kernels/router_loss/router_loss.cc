@@ -170,13 +170,13 @@ absl::Status AddZLoss(const RouterScores& scores, absl::Span<const int64_t> micr
   return RunOp(kName, terms, stream);
 }
 
-absl::Status AddEntropy(const RouterScores& scores, double* sum, Workspace& workspace,
-                        Stream& stream) {
+absl::Status AddEntropy(const RouterScores& scores, double* sum, int64_t* bad_logit,
+                        Workspace& workspace, Stream& stream) {
   constexpr char kName[] = "AddEntropy";
   MOE_RETURN_IF_ERROR(CheckLogits(kName, scores));
   const int64_t all[] = {0, scores.score.rows()};
-  MOE_ASSIGN_OR_RETURN(const router_loss::Entropy terms,
-                       EntropyOf(scores, all, sum, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(router_loss::Entropy terms, EntropyOf(scores, all, sum, workspace, stream));
+  terms.bad_logit = bad_logit;
   return RunOp(kName, terms, stream);
 }
 

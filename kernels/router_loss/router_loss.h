@@ -11,9 +11,12 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/base/workspace.h"
+#include "kernels/router_loss/loss_terms.h"
 #include "kernels/topk_gate/gate_rule.h"
 
 namespace moe {
+
+using router_loss::kFirstLogit;
 
 // The probabilities of a batch as its gate has them, on the stream's device.
 struct RouterScores {
@@ -79,11 +82,12 @@ absl::Status AddZLoss(const RouterScores& scores, absl::Span<const int64_t> micr
                       Stream& stream);
 
 // *sum += sum over tokens of the entropy of p, nats; 0 log 0 = 0. NaN where any logit of a token,
-// its further columns included, is NaN or infinite.
+// its further columns included, is NaN or infinite: then *bad_logit, 0 before, becomes kFirstLogit
+// minus the index t * columns + c of the first one.
 //   softmax  lse_t - sum_i p_ti l_ti        sigmoid  log S_t - sum_i s_ti log s_ti / S_t
 // A softmax costs T * E multiply-adds, no logarithm.
-absl::Status AddEntropy(const RouterScores& scores, double* sum, Workspace& workspace,
-                        Stream& stream);
+absl::Status AddEntropy(const RouterScores& scores, double* sum, int64_t* bad_logit,
+                        Workspace& workspace, Stream& stream);
 
 }  // namespace moe
 

@@ -110,6 +110,14 @@ double SigmoidEntropy(const Entropy& entropy, int64_t t) {
   return sum == 0 ? 0 : std::log(sum) - weighted / sum;
 }
 
+void FindBadLogit(MatrixView<const float> logits, int64_t& bad_logit) {
+  for (int64_t i = 0; i < logits.rows() * logits.cols(); ++i) {
+    if (std::isfinite(logits(i / logits.cols(), i % logits.cols()))) continue;
+    bad_logit = kFirstLogit - i;
+    return;
+  }
+}
+
 // d_logits[t, :] += by_lse * softmax of the logits.
 void AddLogSumExpGradient(const ZLoss& z, int64_t t, double by_lse) {
   const Entropy& in = z.input;
@@ -185,6 +193,7 @@ void Run(const Entropy& entropy, ThreadPool& threads) {
         WideSum(end - begin, [&](int64_t i) { return of_token(entropy, begin + i); });
   });
   AddParts(entropy.fold);
+  if (!std::isfinite(*entropy.fold.sum)) FindBadLogit(entropy.logits, *entropy.bad_logit);
 }
 
 }  // namespace moe::router_loss

@@ -1,5 +1,7 @@
 #include <math.h>
 
+#include <cuda/atomic>
+
 #include "kernels/base/cuda_fixed_dot.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
@@ -160,6 +162,17 @@ __device__ double SigmoidEntropy(const Entropy& entropy, int64_t t, int lane) {
   return sum == 0 ? 0 : log(sum) - weighted / sum;
 }
 
+// Rare: one lane looks.
+__device__ void FindBadLogit(const Entropy& entropy, int64_t t) {
+  const int64_t columns = entropy.logits.cols();
+  for (int64_t c = 0; c < columns; ++c) {
+    if (isfinite(entropy.logits(t, c))) continue;
+    ::cuda::atomic_ref<int64_t, ::cuda::thread_scope_device>(*entropy.bad_logit)
+        .fetch_max(kFirstLogit - (t * columns + c), ::cuda::memory_order_relaxed);
+    return;
+  }
+}
+
 __global__ void __launch_bounds__(kThreads) EntropyKernel(Entropy entropy) {
   MOE_SHARED_ARRAY(double, value, kBlockTokens);
   const int64_t begin = entropy.blocks.begin[blockIdx.x];
@@ -167,7 +180,9 @@ __global__ void __launch_bounds__(kThreads) EntropyKernel(Entropy entropy) {
     const double of_token = entropy.function == ScoreFunction::kSoftmax
                                 ? SoftmaxEntropy(entropy, t, lane)
                                 : SigmoidEntropy(entropy, t, lane);
-    if (lane == 0) value[t - begin] = of_token;
+    if (lane != 0) return;
+    value[t - begin] = of_token;
+    if (!isfinite(of_token)) FindBadLogit(entropy, t);
   });
   SumBlock(entropy, value, 1);
 }

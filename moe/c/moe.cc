@@ -1,6 +1,7 @@
 #include "moe/c/moe.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -68,9 +69,6 @@ const Trainer& Of(const moe_trainer* trainer) {
 }
 TrainedLayerBase& Of(moe_layer* layer) {
   return *reinterpret_cast<TrainedLayerBase*>(layer);
-}
-const TrainedLayerBase& Of(const moe_layer* layer) {
-  return *reinterpret_cast<const TrainedLayerBase*>(layer);
 }
 
 absl::StatusOr<Parameter*> ParameterAt(const moe_trainer* trainer, int64_t index) {
@@ -250,7 +248,8 @@ moe_code moe_backward(moe_layer* layer, const void* dy, void* dx) {
   return Run([&] { return moe::Of(layer).BackwardRows(dy, dx); });
 }
 double moe_router_loss(const moe_layer* layer) {
-  return moe::Of(layer).stats().loss();
+  moe::RouterStats& stats = moe::Of(const_cast<moe_layer*>(layer)).stats();  // Wait fills them
+  return Run([&] { return stats.Wait(); }) == MOE_OK ? stats.loss() : NAN;
 }
 
 moe_code moe_step(moe_trainer* trainer, double learning_rate, double* gradient_norm) {

@@ -123,9 +123,11 @@ moe_code moe_forward(moe_layer* layer, const void* x, int64_t tokens, void* y);
 /* dx [tokens, H] is overwritten; gradients of weights are added. dy: of the micro-batch's loss, of
  * which the router's is a term. */
 moe_code moe_backward(moe_layer* layer, const void* dy, void* dx);
-double moe_router_loss(const moe_layer* layer); /* of the last forward call */
+/* Of the last forward call, for which it waits; NaN if that went wrong (moe_message). */
+double moe_router_loss(const moe_layer* layer);
 /* AdamW with the mean gradient of the micro-batches. gradient_norm: before clipping; may be null.
- * MOE_DATA_LOSS: gradients that are not finite; no weight has moved. */
+ * MOE_DATA_LOSS: gradients, or on a CUDA device a router's logit, that are not finite; no weight
+ * has moved. */
 moe_code moe_step(moe_trainer* trainer, double learning_rate, double* gradient_norm);
 
 /* With an optimiser of the program's own in place of moe_step: moe_reduce, moe_clip_grad_norm or

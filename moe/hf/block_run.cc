@@ -7,11 +7,11 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include "gating/router_check.h"
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "moe/hf/family.h"
-#include "moe/router_check.h"
 #include "moe/trainer.h"
 
 namespace moe::hf {
@@ -220,7 +220,9 @@ absl::Status RankRun<T>::KeepRouting(const RouterSaved<T>& router, int64_t first
   MOE_ASSIGN_OR_RETURN(const auto logits, OnHost(AllOf(router.logits), context_));
   const int64_t outputs = moe_.router.num_outputs();
   const auto logits_here = logits.subspan(0, here.tokens() * outputs);
-  MOE_RETURN_IF_ERROR(CheckLogits(logits_here, outputs, outputs, first, weights_.layer()));
+  MOE_RETURN_IF_ERROR(CheckLogits(
+      logits_here,
+      {.columns = outputs, .outputs = outputs, .first_token = first, .layer = weights_.layer()}));
   for (int64_t t = 0; t < here.tokens(); ++t) {
     const int64_t slot = slot_offset[t];
     const int64_t choices = slot_offset[t + 1] - slot;

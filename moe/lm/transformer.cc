@@ -37,7 +37,8 @@ struct Transformer<T>::Impl {
   absl::StatusOr<Tokens> PutOnDevice(absl::Span<const int32_t> tokens,
                                      absl::Span<const int32_t> targets,
                                      absl::Span<float> row_loss) const;
-  absl::Status TakeLosses(const Tokens& tokens, absl::Span<float> row_loss) const;
+  absl::Status TakeLosses(const Tokens& tokens, absl::Span<float> row_loss,
+                          ForwardStats* stats) const;
   absl::Status AddLayer(ParameterStore& store);
   RouterStats* StatsOf(int layer, ForwardStats* stats) const;
   absl::Status Embed(absl::Span<const int32_t> tokens, int64_t step, MatrixView<T> x) const;
@@ -116,15 +117,19 @@ auto Transformer<T>::Impl::PutOnDevice(absl::Span<const int32_t> tokens,
   return on_device;
 }
 
-// Blocks the host: the one time that a round does so for its own sake.
+// Blocks the host: the one time that a round does so for its own sake. The routers' measures have
+// come, too.
 template <typename T>
-absl::Status Transformer<T>::Impl::TakeLosses(const Tokens& tokens,
-                                              absl::Span<float> row_loss) const {
+absl::Status Transformer<T>::Impl::TakeLosses(const Tokens& tokens, absl::Span<float> row_loss,
+                                              ForwardStats* stats) const {
   if (!OnCuda(context)) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(
       context.compute->CopyBytes(tokens.row_loss.data(), row_loss.data(),
                                  static_cast<int64_t>(row_loss.size() * sizeof(float))));
-  return context.compute->Synchronize();
+  MOE_RETURN_IF_ERROR(context.compute->Synchronize());
+  if (stats == nullptr) return absl::OkStatus();
+  for (RouterStats& layer : stats->router) MOE_RETURN_IF_ERROR(layer.Wait());
+  return absl::OkStatus();
 }
 
 // Where MoE layer `layer` writes its measures; null in a dense layer or when not wanted.
@@ -266,7 +271,7 @@ absl::Status Transformer<T>::Evaluate(absl::Span<const int32_t> tokens,
   MOE_RETURN_IF_ERROR(TimedDense(m.context, "loss", [&] {
     return m.head->Loss(x, on_device.targets, on_device.row_loss, m.context);
   }));
-  return m.TakeLosses(on_device, row_loss);
+  return m.TakeLosses(on_device, row_loss, stats);
 }
 
 template <typename T>
@@ -341,7 +346,7 @@ absl::Status Transformer<T>::ForwardBackward(absl::Span<const int32_t> tokens,
   }));
   MOE_RETURN_IF_ERROR(m.Backward(on_device.ids, batch, loss_scale, d, ready));
   MOE_RETURN_IF_ERROR(JoinStreams(*m.context.compute, *m.context.exchange));
-  return m.TakeLosses(on_device, row_loss);
+  return m.TakeLosses(on_device, row_loss, stats);
 }
 
 template <typename T>

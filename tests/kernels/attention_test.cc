@@ -151,8 +151,8 @@ struct Case {
 
 // Lengths around the CPU's blocks of queries (2, 4, 8), panels of keys (16, 32) and 16 partials,
 // and around one, two and three tiles of CUDA; head sizes with and without whole vectors and tails,
-// around the 32 that CUDA stages at a time, of one and two blocks of columns, and around the 64, 128
-// and 256 of tensor cores. Some with grouped queries.
+// around the 32 that CUDA stages at a time, of one and two blocks of columns, and around the 64,
+// 128 and 256 of tensor cores. Some with grouped queries.
 const Case kCases[] = {
     {1, 1, {0, 1}},         {1, 3, {0, 7, 7, 8, 17}},    {3, 16, {0, 9, 25}},
     {2, 20, {0, 31, 64}},   {2, 32, {0, 33, 33}},        {1, 33, {0, 2, 50}},

@@ -93,13 +93,17 @@ TEST(ZLoss, OfSigmoidScoresTakesTheSoftmaxOfTheLogits) {
   });
 }
 
-double EntropyOf(const TestDevice& device, const Scores& scores) {
+// bad_logit: -1, all are finite.
+double EntropyOf(const TestDevice& device, const Scores& scores, int64_t* bad_logit = nullptr) {
   double result = 0;
   scores.With(device, [&](const RouterScores& on_device, Workspace& workspace) {
     const auto sum = Loss(device);
+    const auto bad = device.Copy(std::vector<int64_t>{0});
     const absl::Status status =
-        AddEntropy(on_device, sum.span().data(), workspace, device.stream());
+        AddEntropy(on_device, sum.span().data(), bad.span().data(), workspace, device.stream());
     EXPECT_TRUE(status.ok()) << status;
+    const int64_t found = device.Read(bad).front();
+    if (bad_logit != nullptr) *bad_logit = found == 0 ? -1 : kFirstLogit - found;
     result = Added(device, sum);
   });
   return result;
@@ -141,9 +145,17 @@ TEST(Entropy, IsNanWhereALogitIsNotFinite) {
                          .score = {.5f, 0, .5f, 0},
                          .log_sum_exp = {0, 0},
                          .function = function};
-        EXPECT_TRUE(std::isfinite(EntropyOf(device, scores)));
+        int64_t none = 0;
+        EXPECT_TRUE(std::isfinite(EntropyOf(device, scores, &none)));
+        EXPECT_EQ(none, -1);
         scores.logits[4] = bad;
-        EXPECT_TRUE(std::isnan(EntropyOf(device, scores))) << bad;
+        int64_t at = 0;
+        EXPECT_TRUE(std::isnan(EntropyOf(device, scores, &at))) << bad;
+        EXPECT_EQ(at, 4);
+        scores.logits[1] = bad;
+        EXPECT_TRUE(std::isnan(EntropyOf(device, scores, &at))) << bad;
+        EXPECT_EQ(at, 1);  // the first of two tokens
+        scores.logits[1] = -200;
         scores.logits[4] = 0;
         scores.logits[5] = bad;
         EXPECT_EQ(std::isnan(EntropyOf(device, scores)), function == ScoreFunction::kSoftmax);
@@ -199,7 +211,7 @@ TEST(RouterLoss, RefusesShapesThatDisagree) {
   EXPECT_EQ(testing::Message(AddZLoss(scores, three, 1, &loss, {}, workspace, *stream)),
             "AddZLoss: offsets run from 0 to 3, expected 0 to 2 rows");
   scores.log_sum_exp = absl::MakeConstSpan(lse).first(1);
-  EXPECT_EQ(testing::Message(AddEntropy(scores, &loss, workspace, *stream)),
+  EXPECT_EQ(testing::Message(AddEntropy(scores, &loss, nullptr, workspace, *stream)),
             "AddEntropy: log_sum_exp is [1], expected [2]");
 }
 

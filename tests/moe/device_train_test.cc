@@ -1,6 +1,8 @@
 // Training on a CUDA device: the CPU's loss within rounding, and the same bits from every layout.
 #include <cmath>
 #include <filesystem>
+#include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,12 +11,16 @@
 
 #include "kernels/base/cuda_devices.h"
 #include "moe/lm/trainer.h"
+#include "tests/comm/local_ranks.h"
 #include "tests/moe/lm/train_harness.h"
+#include "tests/moe/trained_layer.h"
 
 namespace moe::lm {
 namespace {
 
+using ::moe::testing::DeviceRows;
 using ::moe::testing::Layout;
+using ::moe::testing::RunLocalRanks;
 using testing::ExpectSameTrace;
 using testing::Trace;
 using testing::TrainIn;
@@ -145,15 +151,50 @@ TEST_F(DeviceTrainTest, MastersOnTheDeviceAreNotAdopted) {
   EXPECT_EQ(bias.master().data(), values.data());
 }
 
+// The host learns of it behind the passes, before a weight moves.
+TEST_F(DeviceTrainTest, ALogitThatIsNotFiniteEndsAStepAndAnEvaluation) {
+  for (const bool evaluates : {false, true}) {
+    RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const Device device = {.kind = DeviceKind::kCuda};
+      MOE_ASSIGN_OR_RETURN(
+          const auto trainer,
+          moe::Trainer::Create(::moe::testing::Options({}, device), std::move(world)));
+      MOE_ASSIGN_OR_RETURN(auto* const layer,
+                           trainer->AddMoeLayer<float>("mlp.", ::moe::testing::LayerConfig(1)));
+      Parameter& gate = *layer->parameters().front();
+      const std::vector<float> bad(gate.size(), std::numeric_limits<float>::quiet_NaN());
+      const Context& context = trainer->context();
+      MOE_RETURN_IF_ERROR(trainer->parameters().WriteMaster(gate, bad, *context.compute));
+      absl::Status end;
+      if (evaluates) {
+        MOE_RETURN_IF_ERROR(trainer->BeginEvaluation(1));
+        MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+        MOE_ASSIGN_OR_RETURN(auto x, DeviceRows::Create(::moe::testing::kTokens, context));
+        MOE_ASSIGN_OR_RETURN(auto y, DeviceRows::Create(::moe::testing::kTokens, context));
+        MOE_RETURN_IF_ERROR(x.Write(::moe::testing::Rows(round), context));
+        MOE_RETURN_IF_ERROR(layer->Forward(round, x.view(), y.view()));
+        end = trainer->EndStep();
+      } else {
+        end = ::moe::testing::RunStep(*trainer, *layer);
+      }
+      EXPECT_EQ(end, absl::DataLossError("layer 0: the router's logit of token 0 for expert 0 is "
+                                         "not finite: look at x and the router's weight and bias"));
+      return absl::OkStatus();
+    });
+  }
+}
+
 // Through cuBLAS, whose sums have an order of their own.
 TEST_F(DeviceTrainTest, EveryChoiceOfProductsTrains) {
   TrainConfig config = Config(DType::kBFloat16);
   config.numerics = Numerics::kFast;
   config.grouped_gemm = GroupedGemmKernel::kMma;
   const Trace mma = TrainIn(config, {}, corpus_);
-  for (const auto kernel : {GroupedGemmKernel::kAuto, GroupedGemmKernel::kCublas}) {
+  for (const auto& [kernel, ranks] :
+       {std::pair(GroupedGemmKernel::kAuto, 1), std::pair(GroupedGemmKernel::kAuto, 2),
+        std::pair(GroupedGemmKernel::kCublas, 2)}) {
     config.grouped_gemm = kernel;
-    const Trace other = TrainIn(config, {.ranks = 2, .expert_parallel = 2}, corpus_);
+    const Trace other = TrainIn(config, {.ranks = ranks, .expert_parallel = ranks}, corpus_);
     ASSERT_TRUE(other.status.ok()) << other.status;
     for (size_t i = 0; i < mma.loss.size(); ++i) {
       EXPECT_NEAR(other.loss[i], mma.loss[i], 16 * 0x1p-9 * std::log(256.0)) << i;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -195,6 +196,29 @@ TEST(SavedMemoryTest, ForwardWithoutAStateLeavesNothingInTheWorkspace) {
   });
 }
 
+// A Forward on a CUDA device does not wait for it: the passes go on with what NaN makes of them.
+TEST(RouterLossTest, WaitNamesTheLogitThatIsNotFinite) {
+  RunLocalRanks(1, [](std::unique_ptr<Communicator> world) -> absl::Status {
+    Rank rank;
+    MOE_RETURN_IF_ERROR(rank.Create(std::move(world)));
+    std::vector<float>& x = rank.values[0];
+    x[3 * kHidden] = std::numeric_limits<float>::quiet_NaN();
+    MOE_RETURN_IF_ERROR(rank.x[0].Write(x, rank.context()));
+    const bool cuda = testing::LayerDevice() == DeviceKind::kCuda;
+    MoeLayerSaved<float> saved = rank.layer->MakeSaved();
+    RouterStats stats;
+    const absl::Status forward = rank.Forward(0, &saved, &stats);
+    EXPECT_EQ(forward, cuda ? absl::OkStatus() : stats.Wait());
+    if (cuda) MOE_RETURN_IF_ERROR(rank.Backward(0, saved));
+    for (int i = 0; i < 2; ++i) {  // whoever asks
+      EXPECT_EQ(stats.Wait(),
+                absl::DataLossError("layer 0: the router's logit of token 3 for expert 0 is not "
+                                    "finite: look at x and the router's weight and bias"));
+    }
+    return absl::OkStatus();
+  });
+}
+
 // Central differences of what Forward returns. The loss of a call is 3 times the router's.
 TEST(RouterLossTest, BackwardGivesItsGradientTimesWhatArrivesAtIt) {
   RunLocalRanks(1, [](std::unique_ptr<Communicator> world) -> absl::Status {
@@ -206,6 +230,7 @@ TEST(RouterLossTest, BackwardGivesItsGradientTimesWhatArrivesAtIt) {
       RouterStats stats;
       MOE_RETURN_IF_ERROR(rank.x[0].Write(x, rank.context()));
       MOE_RETURN_IF_ERROR(rank.Forward(0, nullptr, &stats));
+      MOE_RETURN_IF_ERROR(stats.Wait());
       return stats.loss();
     };
     MoeLayerSaved<float> saved = rank.layer->MakeSaved();

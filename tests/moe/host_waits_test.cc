@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <ostream>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "moe/gradient_reducer.h"
+#include "moe/lm/transformer.h"
 #include "moe/moe_layer.h"
 #include "moe/session.h"
 #include "tests/comm/nccl_ranks.h"
@@ -77,6 +79,13 @@ absl::StatusOr<Waits> WaitsOfPasses(MoeLayerConfig config, Stats wanted,
     MOE_RETURN_IF_ERROR(layer->Backward(y.view(), saved, 1, dx.view(),
                                         [](Parameter&) { return absl::OkStatus(); }));
     waits.backward = cusim::WaitsOfThisThread() - between;
+    if (wanted == Stats::kWanted) {
+      EXPECT_TRUE(std::isnan(stats.loss()));  // under way
+      MOE_RETURN_IF_ERROR(stats.Wait());
+      EXPECT_GT(stats.loss(), 0);
+      EXPECT_EQ(std::accumulate(stats.expert_count.begin(), stats.expert_count.end(), int64_t{0}),
+                kTokens * config.router.top_k);
+    }
     MOE_RETURN_IF_ERROR(context.compute->Synchronize());
   }
   return waits;
@@ -118,20 +127,61 @@ TEST(HostWaitsTest, OneRank) {
   MoeLayerConfig frozen = Config();
   frozen.train_experts = false;
   for (const MoeLayerConfig& config : {Config(), WithCapacity(), padded, frozen}) {
-    ExpectWaits(config, Stats::kNotWanted, 1, {0, 0}, {0, 0});
+    for (const Stats stats : {Stats::kNotWanted, Stats::kWanted}) {
+      ExpectWaits(config, stats, 1, {0, 0}, {0, 0});
+    }
   }
 }
 
-// Forward: one for the router's measures, which four copies bring.
-TEST(HostWaitsTest, OneRankWithStats) {
-  ExpectWaits(Config(), Stats::kWanted, 1, {1, 4}, {0, 0});
+// Of the second round of a model of two MoE layers on one rank.
+absl::StatusOr<HostWaits> WaitsOfRound(std::unique_ptr<Communicator> world) {
+  MOE_ASSIGN_OR_RETURN(const auto session,
+                       Session::Create({.device = {.kind = DeviceKind::kCuda}}, std::move(world)));
+  const Context& context = session->context();
+  ParameterStore store(DType::kFloat32, 1, context);
+  const lm::TransformerConfig config = {.vocab_size = 16,
+                                        .hidden_size = kHidden,
+                                        .num_layers = 2,
+                                        .num_attention_heads = 2,
+                                        .moe = Config()};
+  MOE_ASSIGN_OR_RETURN(const auto model, lm::Transformer<float>::Create(config, store, context));
+  MOE_ASSIGN_OR_RETURN(
+      const auto reducer,
+      GradientReducer::Create({.max_terms = 64}, store, context, session->gradient_stream()));
+  MOE_RETURN_IF_ERROR(reducer->Begin());
+  const std::vector<int32_t> tokens(kTokens, 3);
+  std::vector<float> row_loss(kTokens);
+  const std::array<int64_t, 2> offsets = {0, kTokens};
+  lm::ForwardStats stats;
+  HostWaits waits;
+  for (int round = 0; round < 2; ++round) {
+    const HostWaits before = cusim::WaitsOfThisThread();
+    MOE_RETURN_IF_ERROR(model->ForwardBackward(
+        tokens, tokens, {.sequence_offsets = offsets, .micro_batch_offsets = offsets}, 1,
+        absl::MakeSpan(row_loss), &stats, [](Parameter&) { return absl::OkStatus(); }));
+    waits = cusim::WaitsOfThisThread() - before;
+    for (const RouterStats& layer : stats.router) EXPECT_GT(layer.loss(), 0);
+  }
+  return waits;
+}
+
+// For its losses, which a copy brings.
+TEST(HostWaitsTest, ARoundOfAModelOnOneRank) {
+  testing::RunNcclRanks({.ranks = 1}, [](absl::StatusOr<std::unique_ptr<Communicator>> comm, int) {
+    ASSERT_TRUE(comm.ok()) << comm.status();
+    const auto waits = WaitsOfRound(*std::move(comm));
+    ASSERT_TRUE(waits.ok()) << waits.status();
+    EXPECT_EQ(*waits, (HostWaits{1, 1}));
+  });
 }
 
 // Forward: one for the routing, four copies, and one for each of the plan's two collectives, with
 // the copy of what it received.
 TEST(HostWaitsTest, RanksOverNccl) {
   for (const MoeLayerConfig& config : {Config(), WithCapacity()}) {
-    ExpectWaits(config, Stats::kNotWanted, 2, {3, 6}, {0, 0});
+    for (const Stats stats : {Stats::kNotWanted, Stats::kWanted}) {
+      ExpectWaits(config, stats, 2, {3, 6}, {0, 0});
+    }
   }
 }
 

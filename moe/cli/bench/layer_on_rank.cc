@@ -269,6 +269,7 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
     return layer_->Backward(View(dy_, tokens), saved, 1.0f, View(dx_, tokens),
                             [](Parameter&) { return absl::OkStatus(); });
   }));
+  MOE_RETURN_IF_ERROR(stats.Wait());
   if (load != nullptr) Add(stats, *load);
   MOE_RETURN_IF_ERROR(CompareResults(record, wrong));
   return trainer_.EndStep();

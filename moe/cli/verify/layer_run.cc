@@ -171,6 +171,7 @@ class RankRun {
     }
     MOE_RETURN_IF_ERROR(context_.exchange->Synchronize());
     MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+    MOE_RETURN_IF_ERROR(stats.Wait());
     for (size_t e = 0; e < count_.size(); ++e) count_[e] += stats.expert_count[e];
     if (round == nullptr || part.begin == part.end) return absl::OkStatus();
     MOE_ASSIGN_OR_RETURN(const auto host_y, OnHost<T>(y, context_));
