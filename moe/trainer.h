@@ -205,6 +205,7 @@ class Trainer {
   // The gradient of `parameter` is complete for this round.
   absl::Status MarkReady(const Round& round, const Parameter& parameter);
   // After the last round: the gradients are summed over all ranks when it returns. Part of Step.
+  // kDataLoss, on a CUDA device: RouterStats::Wait of a Forward; EndStep says so of an evaluation.
   absl::Status Reduce();
   // After Reduce: the norm of the mean gradient of all ranks' parameters. Step does it, too.
   // Collective.
