@@ -222,11 +222,8 @@ cudaError_t RunColumns(const CudaForward<T>& forward, cudaStream_t stream) {
 
 template <typename T, int kColumns>
 cudaError_t RunColumns(const CudaBackward<T>& backward, cudaStream_t stream) {
-  const int64_t dots = backward.out.rows() * backward.heads;
-  cudaError_t error = Launch(&RowDotKernel<T>, RowShape<kPartials>(dots), stream, backward);
-  if (error != cudaSuccess) return error;
-  error = Launch(&QueryGradientKernel<T, kColumns>, Shape(backward, backward.group, kColumns),
-                 stream, backward);
+  const cudaError_t error = Launch(&QueryGradientKernel<T, kColumns>,
+                                   Shape(backward, backward.group, kColumns), stream, backward);
   if (error != cudaSuccess) return error;
   return Launch(&KeyGradientKernel<T, kColumns>, Shape(backward, 1, kColumns), stream, backward);
 }
@@ -234,7 +231,10 @@ cudaError_t RunColumns(const CudaBackward<T>& backward, cudaStream_t stream) {
 // Small heads get small blocks of columns: all of a block's columns cost the same.
 template <typename T, typename Arguments>
 cudaError_t RunAny(const Arguments& arguments, cudaStream_t stream) {
-  if (arguments.q.cols() <= kTile * int64_t{arguments.heads}) {
+  const int64_t depth = arguments.q.cols() / arguments.heads;
+  if constexpr (!std::is_same_v<T, float>) {
+    if (depth <= kMostMmaDepth) return RunMma(arguments, stream);
+  } else if (depth <= kTile) {
     return RunColumns<T, kTile>(arguments, stream);
   }
   return RunColumns<T, 2 * kTile>(arguments, stream);
@@ -245,18 +245,15 @@ cudaError_t RunAny(const Arguments& arguments, cudaStream_t stream) {
 template <typename T>
 cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream) {
   if (forward.q.rows() == 0) return cudaSuccess;
-  if constexpr (std::is_same_v<T, float>) {
-    return RunAny<T>(forward, stream);
-  } else if (forward.q.cols() <= kMostMmaDepth * int64_t{forward.heads}) {
-    return RunMma(forward, stream);
-  } else {
-    return RunColumns<T, 2 * kTile>(forward, stream);
-  }
+  return RunAny<T>(forward, stream);
 }
 
 template <typename T>
 cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
   if (backward.q.rows() == 0) return cudaSuccess;
+  const int64_t dots = backward.out.rows() * backward.heads;
+  const cudaError_t error = Launch(&RowDotKernel<T>, RowShape<kPartials>(dots), stream, backward);
+  if (error != cudaSuccess) return error;
   return RunAny<T>(backward, stream);
 }
 

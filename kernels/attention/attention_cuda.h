@@ -69,6 +69,8 @@ cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream);
 // What Run() calls for them. q has rows.
 template <typename T>
 cudaError_t RunMma(const CudaForward<T>& forward, cudaStream_t stream);
+template <typename T>
+cudaError_t RunMma(const CudaBackward<T>& backward, cudaStream_t stream);  // row_dot is there
 
 // The arguments of ApplyRotary, in device memory.
 template <typename T>
