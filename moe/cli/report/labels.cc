@@ -12,22 +12,32 @@
 
 namespace moe::report {
 
-std::vector<std::string> DistinctLabels(const std::vector<std::vector<std::string>>& parts) {
-  std::vector<bool> differs(parts.empty() ? 0 : parts.front().size());
-  for (size_t i = 0; i < differs.size(); ++i) {
-    differs[i] = std::any_of(parts.begin(), parts.end(),
-                             [&](const auto& entry) { return entry[i] != parts.front()[i]; });
-  }
-  std::vector<std::string> labels;
-  for (const auto& entry : parts) {
-    std::string label;
-    for (size_t i = 0; i < entry.size(); ++i) {
-      if (!differs[i] || entry[i].empty()) continue;
-      absl::StrAppend(&label, label.empty() ? "" : " · ", entry[i]);
+namespace {
+
+// Appends to each label those texts of its entry that are not the same in all entries.
+void AppendDistinct(const std::vector<Key>& entries, const std::vector<std::string*>& labels) {
+  for (size_t i = 0; !entries.empty() && i < entries.front().size(); ++i) {
+    const bool differs = std::any_of(entries.begin(), entries.end(), [&](const Key& entry) {
+      return entry[i] != entries.front()[i];
+    });
+    for (size_t e = 0; differs && e < entries.size(); ++e) {
+      if (entries[e][i].empty()) continue;
+      absl::StrAppend(labels[e], labels[e]->empty() ? "" : " · ", entries[e][i]);
     }
-    const auto first = std::find_if(entry.begin(), entry.end(),
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> DistinctLabels(const std::vector<Key>& parts) {
+  std::vector<std::string> labels(parts.size());
+  std::vector<std::string*> all;
+  for (std::string& label : labels) all.push_back(&label);
+  AppendDistinct(parts, all);
+  for (size_t e = 0; e < parts.size(); ++e) {
+    const auto first = std::find_if(parts[e].begin(), parts[e].end(),
                                     [](const std::string& text) { return !text.empty(); });
-    labels.push_back(label.empty() && first != entry.end() ? *first : label);
+    if (labels[e].empty() && first != parts[e].end()) labels[e] = *first;
   }
   return labels;
 }
@@ -143,18 +153,12 @@ std::vector<std::string> PointLabels(const std::vector<Key>& keys) {
   for (size_t i = 0; i < labels.size(); ++i) of_label[labels[i]].push_back(i);
   for (const auto& [label, entries] : of_label) {
     std::vector<std::string> settings;
-    for (const size_t i : entries) settings.push_back(keys[i].back());
-    const std::vector<Key> flags = AlignedFlags(settings);
-    for (size_t f = 0; f < flags.front().size(); ++f) {
-      const bool differs = std::any_of(flags.begin(), flags.end(), [&](const Key& entry) {
-        return entry[f] != flags.front()[f];
-      });
-      if (!differs) continue;
-      for (size_t i = 0; i < entries.size(); ++i) {
-        std::string& text = labels[entries[i]];
-        absl::StrAppend(&text, text.empty() ? "" : " · ", flags[i][f]);
-      }
+    std::vector<std::string*> of_entries;
+    for (const size_t i : entries) {
+      settings.push_back(keys[i].back());
+      of_entries.push_back(&labels[i]);
     }
+    AppendDistinct(AlignedFlags(settings), of_entries);
   }
   return labels;
 }

@@ -44,7 +44,7 @@ std::vector<Key> KeysOf(const std::vector<Group>& groups) {
 // One name per entry of `parts`, which all have the same number of texts: those texts that are not
 // the same in all entries, in their order, joined by " · ". Where nothing differs, the first
 // text that is not empty.
-std::vector<std::string> DistinctLabels(const std::vector<std::vector<std::string>>& parts);
+std::vector<std::string> DistinctLabels(const std::vector<Key>& parts);
 
 // All that a row says of its point, its settings last: rows with equal keys are of the same point.
 Key PointKey(const SweepRow& row);

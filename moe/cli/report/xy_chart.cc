@@ -162,22 +162,19 @@ class XyDrawing {
     }
   }
 
-  // Indices into the points of all kPoints series.
-  std::vector<int> FrontOf(const std::vector<const XyPoint*>& points) const {
-    std::vector<std::pair<bench::Sample, bench::Sample>> samples;
-    for (const XyPoint* p : points) {
-      samples.emplace_back(bench::SampleOf(p->x, p->x_error), bench::SampleOf(p->y, p->y_error));
-    }
-    return ParetoFront(samples, chart_.front->x, chart_.front->y);
-  }
-
   void DrawFront() {
     std::vector<const XyPoint*> points;
+    std::vector<std::pair<bench::Sample, bench::Sample>> samples;
     for (const XySeries& s : series_) {
       if (s.style != XyStyle::kPoints) continue;
-      for (const XyPoint& p : s.points) points.push_back(&p);
+      for (const XyPoint& p : s.points) {
+        points.push_back(&p);
+        samples.emplace_back(bench::SampleOf(p.x, p.x_error), bench::SampleOf(p.y, p.y_error));
+      }
     }
-    for (const int i : FrontOf(points)) front_.push_back(points[i]);
+    for (const int i : ParetoFront(samples, chart_.front->x, chart_.front->y)) {
+      front_.push_back(points[i]);
+    }
     if (front_.empty()) return;
     for (const XyPoint* p : front_) {
       const Place at = frame_.At(p->x, p->y);

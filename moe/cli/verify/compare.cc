@@ -19,23 +19,6 @@ int64_t Ordinal(float v) {
   return bits < 0x80000000 ? bits : 0x80000000 - bits;
 }
 
-// One element against one value.
-struct Element {
-  float got = 0;
-  double expected = 0;
-  double allowed = 0;
-  Measure measure = Measure::kBits;
-
-  bool differs() const {
-    return std::bit_cast<uint32_t>(got) != std::bit_cast<uint32_t>(static_cast<float>(expected));
-  }
-  bool wrong() const {
-    if (measure == Measure::kBits) return differs();
-    // Negated, so that a NaN is wrong.
-    return !(std::fabs(static_cast<double>(got) - expected) <= allowed);
-  }
-};
-
 Place PlaceOf(const Problem& problem, const TensorSpec& spec, int64_t i) {
   switch (spec.kind) {
     case TensorKind::kTokens: {
@@ -54,32 +37,34 @@ Place PlaceOf(const Problem& problem, const TensorSpec& spec, int64_t i) {
   return {.expert = spec.expert, .row = i / spec.cols, .column = i % spec.cols};
 }
 
-void Count(const Element& element, const Problem& problem, const TensorSpec& spec, int64_t i,
-           TensorReport& report) {
+// One element against one value and its bound.
+void Count(float got, const Bounded& expected, const Problem& problem, const TensorSpec& spec,
+           int64_t i, TensorReport& report) {
   ++report.elements;
-  const double error = std::fabs(static_cast<double>(element.got) - element.expected);
-  const bool differs = element.differs();
-  const bool wrong = element.wrong();
+  const double error = std::fabs(static_cast<double>(got) - expected.value);
+  const auto rounded = static_cast<float>(expected.value);
+  const bool differs = std::bit_cast<uint32_t>(got) != std::bit_cast<uint32_t>(rounded);
+  // Negated, so that a NaN is wrong.
+  const bool wrong = report.measure == Measure::kBits ? differs : !(error <= expected.error);
   const bool first = wrong ? report.wrong == 0 : differs && report.differing == 0;
   if (first) {
     report.first = PlaceOf(problem, spec, i);
-    report.got = element.got;
-    report.expected = element.expected;
-    report.allowed = element.allowed;
+    report.got = got;
+    report.expected = expected.value;
+    report.allowed = expected.error;
   }
   report.differing += differs ? 1 : 0;
   report.wrong += wrong ? 1 : 0;
   if (!differs) return;
-  report.max_ulp =
-      std::max(report.max_ulp, UlpDistance(element.got, static_cast<float>(element.expected)));
+  report.max_ulp = std::max(report.max_ulp, UlpDistance(got, rounded));
   const auto grow = [](double& most, double value) {
     if (!(value <= most)) most = value;  // a NaN stays
   };
-  if (error != 0) grow(report.max_relative_error, error / std::fabs(element.expected));
-  if (element.allowed > 0) grow(report.max_of_bound, error / element.allowed);
+  if (error != 0) grow(report.max_relative_error, error / std::fabs(expected.value));
+  if (expected.error > 0) grow(report.max_of_bound, error / expected.error);
 }
 
-// expected(tensor, i) is an Element's expected value and bound.
+// expected(tensor, i) is an element's value and bound.
 template <typename Expected>
 std::vector<TensorReport> Compare(const Problem& problem, const LayerResult& got, Measure measure,
                                   Expected expected) {
@@ -93,8 +78,7 @@ std::vector<TensorReport> Compare(const Problem& problem, const LayerResult& got
       report = reports.end() - 1;
     }
     for (int64_t i = 0; i < spec.size(); ++i) {
-      const Bounded e = expected(n, i);
-      Count({got.tensors[n][i], e.value, e.error, measure}, problem, spec, i, *report);
+      Count(got.tensors[n][i], expected(n, i), problem, spec, i, *report);
     }
   }
   return reports;
