@@ -40,9 +40,9 @@ absl::StatusOr<DispatchPlan> DispatchPlan::Build(const Routing& routing,
                                                  const ExpertPlacement& placement,
                                                  const DispatchPlanOptions& options,
                                                  Communicator& comm, Workspace& workspace,
-                                                 Stream& stream, Workspace* staging) {
+                                                 Stream& stream) {
   DispatchPlanBuilder builder(routing, micro_batch_offsets, placement, options, comm, workspace,
-                              staging);
+                              /*device=*/nullptr);
   MOE_RETURN_IF_ERROR(builder.Check());
   MOE_RETURN_IF_ERROR(builder.CheckSlotOffsets());
   MOE_RETURN_IF_ERROR(builder.StartMessage());
@@ -70,14 +70,14 @@ DispatchPlanBuilder::DispatchPlanBuilder(const Routing& routing,
                                          absl::Span<const int64_t> micro_batch_offsets,
                                          const ExpertPlacement& placement,
                                          const DispatchPlanOptions& options, Communicator& comm,
-                                         Workspace& workspace, Workspace* staging)
+                                         Workspace& workspace, Workspace* device)
     : routing_(routing),
       offsets_(micro_batch_offsets),
       placement_(placement),
       options_(options),
       comm_(comm),
       workspace_(workspace),
-      staging_(staging),
+      device_(device),
       routed_(routing.num_routed_experts),
       slots_{.offset = routing.slot_offset.data(),
              .expert = routing.expert.data(),
@@ -151,6 +151,7 @@ absl::Status DispatchPlanBuilder::StartMessage() {
   message_[kChunks] = plan_.chunks_;
   send_counts_ = message_.subspan(kHeaderSize, int64_t{plan_.chunks_} * plan_.ranks_);
   kept_ = message_.subspan(kept, micro_batches_ * routed_);
+  told_ = message_;
   plan_.kept_slots_ = kept_;
   return absl::OkStatus();
 }
@@ -203,7 +204,7 @@ absl::Status DispatchPlanBuilder::CheckPadding() const {
 
 absl::Status DispatchPlanBuilder::OrderHomeRows() {
   absl::Span<int64_t> start, send_begin;
-  absl::Span<int32_t> home_row_of_slot, home_slot, next, exchange, send_rows, send_token;
+  absl::Span<int32_t> home_row_of_slot, home_slot, values, next, exchange, send_rows, send_token;
   MOE_RETURN_IF_ERROR(Take(routed_, start));
   MOE_RETURN_IF_ERROR(Take<int64_t>(std::ssize(send_counts_), 0, send_begin));
   MOE_RETURN_IF_ERROR(Take<int32_t>(std::ssize(send_counts_), 0, send_rows));
@@ -228,7 +229,7 @@ absl::Status DispatchPlanBuilder::OrderHomeRows() {
   }
   MOE_RETURN_IF_ERROR(Take(routing_.slots(), home_row_of_slot));
   MOE_RETURN_IF_ERROR(Take(rows, home_slot));
-  MOE_RETURN_IF_ERROR(Take(rows, values_));
+  MOE_RETURN_IF_ERROR(Take(rows, values));
   MOE_ASSIGN_OR_RETURN(SendOrder send, StartSendOrder(send_rows));
   if (sends_once()) {
     int64_t sent = 0;
@@ -242,13 +243,13 @@ absl::Status DispatchPlanBuilder::OrderHomeRows() {
   }
   if (padded()) {  // some places stay empty
     std::fill(home_slot.begin(), home_slot.end(), -1);
-    std::fill(values_.begin(), values_.end(), -1);
+    std::fill(values.begin(), values.end(), -1);
   }
   const HomeOrder home = {.next = next.data(),
                           .exchange = exchange.data(),
                           .row_of_slot = home_row_of_slot.data(),
                           .slot_of_row = home_slot.data(),
-                          .value = values_.data()};
+                          .value = values.data()};
   for (int64_t b = 0; b < micro_batches_; ++b) {
     for (int32_t e = 0; padded() && e < routed_; ++e) {
       next[e] = static_cast<int32_t>(start[e] + b * routing_.padded_rows);
@@ -257,6 +258,7 @@ absl::Status DispatchPlanBuilder::OrderHomeRows() {
   }
   plan_.home_row_of_slot_ = home_row_of_slot;
   plan_.home_slot_ = home_slot;
+  values_ = values;
   if (sends_once()) plan_.send_token_ = send_token;
   if (!exchanges()) (plan_.ranks_ == 1 ? plan_.expert_token_ : plan_.send_token_) = values_;
   return absl::OkStatus();

@@ -57,11 +57,9 @@ class DispatchPlan {
   // span is one micro-batch), the same options, padding and E. `placement` is of the routed
   // experts. Costs an AllGather of 5E + R int32, where B is above 4 another one, and one all-to-all
   // of one int32 per expert row: the place of its token among the rows that its rank sends here
-  // (with padding it is known), or to read peers the token. `stream` is synchronised; nothing else
-  // of `comm` may be under way. It may be a CUDA stream of a backend that moves such memory, which
-  // costs fewer waits than memory of the host may (docs/nccl.md); `staging` is memory of its device
-  // then. The slots are read twice. A group of one rank exchanges nothing; arrays that are equal
-  // are one: four int32 a slot, where every slot is kept.
+  // (with padding it is known), or to read peers the token. `stream`, of the CPU, is synchronised;
+  // nothing else of `comm` may be under way. The slots are read twice. A group of one rank
+  // exchanges nothing; arrays that are equal are one: four int32 a slot, where every slot is kept.
   // Errors: kInvalidArgument, before anything is sent, if the routing's shapes disagree, an id is
   // out of range or an expert has more kept slots in a micro-batch than padded_rows; after the
   // AllGather, on all ranks alike, if ranks disagree on B, d or padded_rows or an expert rank would
@@ -70,26 +68,30 @@ class DispatchPlan {
                                             absl::Span<const int64_t> micro_batch_offsets,
                                             const ExpertPlacement& placement,
                                             const DispatchPlanOptions& options, Communicator& comm,
-                                            Workspace& workspace, Stream& stream,
-                                            Workspace* staging = nullptr);
+                                            Workspace& workspace, Stream& stream);
 
   // This plan with its (device) arrays in `workspace`, memory of the stream's device; enqueues
   // their copies. On a CPU: this plan.
   absl::StatusOr<DispatchPlan> OnDevice(Workspace& workspace, Stream& stream) const;
 
-  // The same plan for a group of one rank, built by the device of `stream`: the arrays of `routing`
-  // are memory of that device, and the slots are sorted there (kernels/expert_sort) into
-  // `workspace`; `host_workspace` is for tables. Enqueues: no host waits, and the host does not
-  // learn how many slots travel. So the plan has one chunk with a row for every slot, of which
-  // those that no slot takes are last and empty: -1 as their token and slot. Without padding the
-  // device alone knows offsets and counts. It is for staged dispatchers. No row have ids out of
-  // range, as those of identity experts, and an expert's slots beyond padded_rows; slot_offset must
-  // ascend from 0 to the slots, which the host does not see.
-  // Errors: as Build, but for these; kInvalidArgument if E is above kMaxSortedExperts.
+  // The same plan for staged dispatchers, built by the device of `stream`, whose memory `comm`
+  // moves: (device) arrays and those of `routing` are memory of that device. The slots are sorted
+  // there (kernels/expert_sort) into `workspace`; `host_workspace` is for tables. No row have ids
+  // out of range, as those of identity experts, and an expert's slots beyond padded_rows;
+  // slot_offset must ascend from 0 to the slots, which the host does not see.
+  // Several ranks: the exchanges are enqueued. The host waits once, for the counts; with B above 4
+  // twice.
+  // One rank: enqueues; the host does not wait and does not learn how many slots travel. So the
+  // plan has one chunk with a row for every slot, of which those that no slot takes are last and
+  // empty: -1 as their token and slot. Without padding the device alone knows offsets and counts.
+  // Errors: as Build, but for these; kInvalidArgument if E or d*R are above kMaxSortedExperts;
+  // kUnimplemented with reads_peers.
   static absl::StatusOr<DispatchPlan> BuildOnDevice(const Routing& routing,
                                                     absl::Span<const int64_t> micro_batch_offsets,
-                                                    Workspace& host_workspace, Workspace& workspace,
-                                                    Stream& stream);
+                                                    const ExpertPlacement& placement,
+                                                    const DispatchPlanOptions& options,
+                                                    Communicator& comm, Workspace& host_workspace,
+                                                    Workspace& workspace, Stream& stream);
 
   int chunks() const { return chunks_; }                        // d
   int ranks() const { return ranks_; }                          // R
@@ -114,7 +116,7 @@ class DispatchPlan {
   int64_t segments() const { return segments_; }  // G
 
   // [B, E of the routed experts] slots of this rank that travel, by micro-batch and expert; memory
-  // of the device for BuildOnDevice.
+  // of the device for BuildOnDevice of one rank.
   absl::Span<const int32_t> kept_slots() const { return kept_slots_; }
 
   // (device) [slots] row of home_rows where the slot's expert row comes back; -1 = dropped or
@@ -201,6 +203,10 @@ class DispatchPlan {
  private:
   friend class DispatchPlanBuilder;
   DispatchPlan() = default;
+  static absl::StatusOr<DispatchPlan> OneRankOnDevice(const Routing& routing,
+                                                      absl::Span<const int64_t> micro_batch_offsets,
+                                                      Workspace& host_workspace,
+                                                      Workspace& workspace, Stream& stream);
 
   size_t PairAt(int chunk, int source, int destination) const {
     return (static_cast<size_t>(source) * chunks_ + chunk) * ranks_ + destination;

@@ -10,8 +10,8 @@
 #include <absl/types/span.h>
 
 #include "dispatch/dispatch_plan.h"
-#include "kernels/base/device_arrays.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/expert_sort/expert_run.h"
 
 namespace moe {
 
@@ -24,10 +24,11 @@ inline int64_t MicroBatches(absl::Span<const int64_t> micro_batch_offsets) {
 // on every count of every rank is known here.
 class DispatchPlanBuilder {
  public:
-  // staging: of the device of a CUDA stream.
+  // device: memory of the device of the steps' stream, where the plan's (device) arrays and those
+  // of `routing` are; nullptr: all is the host's.
   DispatchPlanBuilder(const Routing& routing, absl::Span<const int64_t> micro_batch_offsets,
                       const ExpertPlacement& placement, const DispatchPlanOptions& options,
-                      Communicator& comm, Workspace& workspace, Workspace* staging);
+                      Communicator& comm, Workspace& workspace, Workspace* device);
 
   // Sizes, of the routing alone and of all.
   static absl::Status CheckRouting(const Routing& routing,
@@ -37,6 +38,7 @@ class DispatchPlanBuilder {
   absl::Status StartMessage();
   absl::Status CountSlots();  // checks ids too
   absl::Status OrderHomeRows();
+  absl::Status SortHomeRows(Stream& stream);  // on the device, instead of those three
   absl::Status GatherCounts(Stream& stream);
   absl::Status SumCounts();
   absl::Status OrderExpertRows(Stream& stream);
@@ -79,16 +81,6 @@ class DispatchPlanBuilder {
     const int32_t* exchange;  // [E] from there to its value
     int32_t *row_of_slot, *slot_of_row, *value;
   };
-  // The rows of one source for one local expert: neighbours in every order.
-  struct Run {
-    int32_t source, local;
-    int32_t rows;
-    int32_t expert_row, return_row;  // the first, of all N
-    int32_t chunk_row;               // first of the chunk, in both
-    int32_t value;                   // the first, of received_
-    int32_t source_row;              // received rows of the chunk before the source's
-    int32_t source_rows;             // received rows of the source
-  };
   // What a rank tells all others, as int32: these; SendRows by (chunk, destination), with room for
   // most chunks; kept slots by (micro-batch, expert), with room for kMicroBatchesAtOnce. So first
   // messages have one length, also from ranks that disagree; more micro-batches come in a second.
@@ -123,23 +115,12 @@ class DispatchPlanBuilder {
     std::fill(array.begin(), array.end(), fill);
     return absl::OkStatus();
   }
-  // collective(send, recv), both where `stream` computes; blocks the host.
-  template <typename Collective>
-  absl::Status Exchange(absl::Span<const int32_t> send, absl::Span<int32_t> recv, Stream& stream,
-                        Collective collective) {
-    if (!IsCuda(stream)) {
-      MOE_RETURN_IF_ERROR(collective(send, recv));
-      return stream.Synchronize();
-    }
-    const WorkspaceScope scope(*staging_);
-    const auto received = static_cast<int64_t>(recv.size());
-    MOE_ASSIGN_OR_RETURN(const auto from, UploadArray(send, *staging_, stream));
-    MOE_ASSIGN_OR_RETURN(const auto to, staging_->Array<int32_t>(received));
-    MOE_RETURN_IF_ERROR(collective(from, to));
-    MOE_RETURN_IF_ERROR(
-        stream.CopyBytes(to.data(), recv.data(), received * static_cast<int64_t>(sizeof(int32_t))));
-    return stream.Synchronize();
+  // Of the host or of the device, to be written whole.
+  absl::Status TakeRows(int64_t count, absl::Span<int32_t>& rows) {
+    MOE_ASSIGN_OR_RETURN(rows, (device_ == nullptr ? workspace_ : *device_).Array<int32_t>(count));
+    return absl::OkStatus();
   }
+  // send: where `stream` computes; gathered: of the host, which waits.
   absl::Status Gather(absl::Span<const int32_t> send, absl::Span<const int32_t>& gathered,
                       Stream& stream);
   bool padded() const { return routing_.padded_rows > 0; }
@@ -152,7 +133,10 @@ class DispatchPlanBuilder {
     return offsets_.empty() ? plan_.tokens_ : offsets_[b + 1];
   }
   // Rows of `source` for `expert`, in one micro-batch and in all.
-  int64_t SegmentRows(int source, int64_t b, int64_t expert) const;
+  int64_t SegmentRows(int source, int64_t b, int64_t expert) const {
+    return padded() ? routing_.padded_rows : KeptSlots(source, b, expert);
+  }
+  int32_t KeptSlots(int source, int64_t b, int64_t expert) const;
   int64_t Tokens(int source) const { return messages_[source * first_length() + kTokens]; }
   int64_t RowsOf(int source, int64_t expert) const {
     return rows_[source * int64_t{routed_} + expert];
@@ -166,9 +150,9 @@ class DispatchPlanBuilder {
   absl::Status OrderSegments();
   absl::Status SumPairs();
   absl::Status ExchangeValues(Stream& stream);
-  absl::StatusOr<absl::Span<const Run>> Runs();  // in the order of return rows
-  absl::Status OrderReturns(absl::Span<const Run> runs);
-  absl::Status FindPeers(absl::Span<const Run> runs);
+  absl::StatusOr<absl::Span<const ExpertRun>> Runs();  // in the order of return rows
+  absl::Status OrderReturns(absl::Span<const ExpertRun> runs, Stream& stream);
+  absl::Status FindPeers(absl::Span<const ExpertRun> runs);
   absl::Status FindHomeSources();
   absl::Status OrderRowsOfOneRank();
 
@@ -178,7 +162,7 @@ class DispatchPlanBuilder {
   const DispatchPlanOptions options_;
   Communicator& comm_;
   Workspace& workspace_;
-  Workspace* const staging_;
+  Workspace* const device_;
   const int32_t routed_;  // E of the routed experts
   const Slots slots_;
   const int64_t micro_batches_;  // B
@@ -186,13 +170,15 @@ class DispatchPlanBuilder {
   DispatchPlan plan_;
   absl::Span<int32_t> message_;             // what this rank tells
   absl::Span<int32_t> send_counts_, kept_;  // its two tables
+  absl::Span<const int32_t> told_;          // the message where the steps' stream computes
   absl::Span<const int32_t> messages_;      // [R] first messages
   absl::Span<const int32_t> more_kept_;     // [R, B - kMicroBatchesAtOnce, E] second ones
   absl::Span<int64_t> rows_;                // [R * E] RowsOf
   // Of each home row by (expert, token, choice): its token, or where tokens are sent once the place
   // of that among the rows for the expert's pair. And of each expert row, by (source, expert), what
   // its source has.
-  absl::Span<int32_t> values_, received_;
+  absl::Span<const int32_t> values_;
+  absl::Span<int32_t> received_;
 };
 
 }  // namespace moe

@@ -1,18 +1,91 @@
-// A plan that the device of a stream works out.
+// Plans that the device of a stream works out.
 #include <iterator>
 
 #include "dispatch/dispatch_plan_builder.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/expert_sort/expert_rows.h"
 #include "kernels/expert_sort/expert_sort.h"
 
 namespace moe {
 
-// One rank's home rows and expert rows are all in the order of its experts, so that one sort of the
-// slots gives every array.
 absl::StatusOr<DispatchPlan> DispatchPlan::BuildOnDevice(
     const Routing& routing, absl::Span<const int64_t> micro_batch_offsets,
+    const ExpertPlacement& placement, const DispatchPlanOptions& options, Communicator& comm,
     Workspace& host_workspace, Workspace& workspace, Stream& stream) {
-  MOE_RETURN_IF_ERROR(DispatchPlanBuilder::CheckRouting(routing, micro_batch_offsets));
+  DispatchPlanBuilder builder(routing, micro_batch_offsets, placement, options, comm,
+                              host_workspace, &workspace);
+  MOE_RETURN_IF_ERROR(builder.Check());
+  if (options.reads_peers) {
+    return absl::UnimplementedError("DispatchPlan: reads_peers, of which the host makes plans");
+  }
+  if (comm.size() == 1) {
+    return OneRankOnDevice(routing, micro_batch_offsets, host_workspace, workspace, stream);
+  }
+  MOE_RETURN_IF_ERROR(builder.StartMessage());
+  MOE_RETURN_IF_ERROR(builder.SortHomeRows(stream));
+  MOE_RETURN_IF_ERROR(builder.GatherCounts(stream));
+  MOE_RETURN_IF_ERROR(builder.SumCounts());
+  MOE_RETURN_IF_ERROR(builder.OrderExpertRows(stream));
+  return builder.plan();
+}
+
+absl::Status DispatchPlanBuilder::SortHomeRows(Stream& stream) {
+  absl::Span<int32_t> order, pair_of_expert, told;
+  MOE_RETURN_IF_ERROR(Take(routed_, order));
+  MOE_RETURN_IF_ERROR(Take(routed_, pair_of_expert));
+  int64_t position = 0;
+  ForEachExpert([&](int c, int r, int64_t e) {
+    order[position++] = static_cast<int32_t>(e);
+    pair_of_expert[e] = c * plan_.ranks_ + r;
+  });
+  const auto sort = [&](absl::Span<const int32_t> by) {
+    return SortByExpert({.slot_offset = routing_.slot_offset,
+                         .expert = routing_.expert,
+                         .dropped = routing_.dropped,
+                         .micro_batch_offsets = offsets_,
+                         .num_experts = routed_,
+                         .padded_rows = routing_.padded_rows,
+                         .order = by},
+                        *device_, stream);
+  };
+  MOE_ASSIGN_OR_RETURN(const SortedSlots home, sort(order));
+  plan_.home_row_of_slot_ = home.row_of_slot;
+  plan_.home_slot_ = home.slot_of_row;
+  plan_.send_token_ = home.token_of_row;
+  MOE_RETURN_IF_ERROR(TakeRows(std::ssize(message_), told));
+  told_ = told;
+  const auto tell = [&](absl::Span<const int32_t> part, int64_t at) {
+    return stream.CopyBytes(part.data(), told.data() + at,
+                            std::ssize(part) * static_cast<int64_t>(sizeof(int32_t)));
+  };
+  MOE_RETURN_IF_ERROR(stream.Upload(message_.data(), told.data(),
+                                    std::ssize(message_) * static_cast<int64_t>(sizeof(int32_t))));
+  MOE_RETURN_IF_ERROR(tell(home.count, kHeaderSize + most_pairs()));
+  if (!sends_once()) return absl::OkStatus();
+  // Values go by expert, where home rows go by chunk first.
+  SortedSlots by_expert = home;
+  if (plan_.chunks_ > 1) {
+    MOE_ASSIGN_OR_RETURN(by_expert, sort({}));
+  }
+  MOE_ASSIGN_OR_RETURN(const SentTokens sent,
+                       SortTokensByGroup({.slots = {.slot_offset = routing_.slot_offset,
+                                                    .expert = routing_.expert,
+                                                    .dropped = routing_.dropped,
+                                                    .num_experts = routed_},
+                                          .group_of_expert = pair_of_expert,
+                                          .num_groups = plan_.chunks_ * plan_.ranks_,
+                                          .row_of_slot = by_expert.row_of_slot},
+                                         *device_, stream));
+  plan_.send_token_ = sent.token_of_row;
+  values_ = sent.place;
+  return tell(sent.count, kHeaderSize);
+}
+
+// One rank's home rows and expert rows are all in the order of its experts, so that one sort of the
+// slots gives every array.
+absl::StatusOr<DispatchPlan> DispatchPlan::OneRankOnDevice(
+    const Routing& routing, absl::Span<const int64_t> micro_batch_offsets,
+    Workspace& host_workspace, Workspace& workspace, Stream& stream) {
   const int32_t experts = routing.num_routed_experts;
   MOE_ASSIGN_OR_RETURN(const SortedSlots sorted,
                        SortByExpert({.slot_offset = routing.slot_offset,

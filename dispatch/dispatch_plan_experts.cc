@@ -8,12 +8,13 @@
 #include <absl/strings/string_view.h>
 
 #include "dispatch/dispatch_plan_builder.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/expert_sort/expert_rows.h"
 
 namespace moe {
 
-int64_t DispatchPlanBuilder::SegmentRows(int source, int64_t b, int64_t expert) const {
-  if (padded()) return routing_.padded_rows;
+int32_t DispatchPlanBuilder::KeptSlots(int source, int64_t b, int64_t expert) const {
   const int64_t more = b - kMicroBatchesAtOnce;
   if (more >= 0) {
     const int64_t batches = micro_batches_ - kMicroBatchesAtOnce;
@@ -24,18 +25,28 @@ int64_t DispatchPlanBuilder::SegmentRows(int source, int64_t b, int64_t expert) 
 
 absl::Status DispatchPlanBuilder::Gather(absl::Span<const int32_t> send,
                                          absl::Span<const int32_t>& gathered, Stream& stream) {
+  const int64_t length = std::ssize(send) * plan_.ranks_;
   absl::Span<int32_t> all;
-  MOE_RETURN_IF_ERROR(Take(std::ssize(send) * plan_.ranks_, all));
+  MOE_RETURN_IF_ERROR(TakeRows(length, all));
+  MOE_RETURN_IF_ERROR(comm_.AllGather<int32_t>(send, all, stream));
   gathered = all;
-  return Exchange(send, all, stream,
-                  [&](auto from, auto to) { return comm_.AllGather<int32_t>(from, to, stream); });
+  if (device_ != nullptr) {
+    MOE_ASSIGN_OR_RETURN(gathered, DownloadArray<int32_t>(all, workspace_, stream));
+  }
+  return stream.Synchronize();
 }
 
 absl::Status DispatchPlanBuilder::GatherCounts(Stream& stream) {
-  MOE_RETURN_IF_ERROR(Gather(message_.first(first_length()), messages_, stream));
+  MOE_RETURN_IF_ERROR(Gather(told_.first(first_length()), messages_, stream));
   MOE_RETURN_IF_ERROR(CheckAgreement());
-  if (micro_batches_ <= kMicroBatchesAtOnce) return absl::OkStatus();
-  return Gather(message_.subspan(first_length()), more_kept_, stream);
+  if (micro_batches_ > kMicroBatchesAtOnce) {
+    MOE_RETURN_IF_ERROR(Gather(told_.subspan(first_length()), more_kept_, stream));
+  }
+  if (device_ == nullptr) return absl::OkStatus();
+  for (int64_t i = 0; i < std::ssize(kept_); ++i) {
+    kept_[i] = KeptSlots(plan_.rank_, i / routed_, i % routed_);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DispatchPlanBuilder::CheckAgreement() const {
@@ -155,6 +166,9 @@ absl::Status DispatchPlanBuilder::SumPairs() {
       home_begin[c + 1] += plan_.ExpertRows(c, plan_.rank_, r);
     }
   }
+  // A device has room for every slot.
+  plan_.home_slot_ = plan_.home_slot_.first(home_begin.back());
+  if (sends_once()) plan_.send_token_ = plan_.send_token_.first(send_begin.back());
   plan_.send_begin_ = send_begin;
   plan_.recv_begin_ = recv_begin;
   plan_.home_begin_ = home_begin;
@@ -167,28 +181,28 @@ absl::Status DispatchPlanBuilder::ExchangeValues(Stream& stream) {
   absl::Span<int64_t> send_counts, recv_counts;
   MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.ranks_, 0, send_counts));
   MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.ranks_, 0, recv_counts));
-  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), received_));
+  MOE_RETURN_IF_ERROR(TakeRows(plan_.expert_rows(), received_));
   for (int r = 0; r < plan_.ranks_; ++r) {
     for (int c = 0; c < plan_.chunks_; ++c) {
       send_counts[r] += plan_.ExpertRows(c, plan_.rank_, r);
       recv_counts[r] += plan_.ExpertRows(c, r, plan_.rank_);
     }
   }
-  return Exchange(values_, received_, stream, [&](auto send, auto recv) {
-    return comm_.AllToAllV<int32_t>(send, send_counts, recv, recv_counts, stream);
-  });
+  MOE_RETURN_IF_ERROR(comm_.AllToAllV<int32_t>(values_.first(plan_.return_rows()), send_counts,
+                                               received_, recv_counts, stream));
+  return device_ != nullptr ? absl::OkStatus() : stream.Synchronize();
 }
 
-absl::StatusOr<absl::Span<const DispatchPlanBuilder::Run>> DispatchPlanBuilder::Runs() {
+absl::StatusOr<absl::Span<const ExpertRun>> DispatchPlanBuilder::Runs() {
   const int64_t local = placement_.LocalExperts(plan_.rank_);
-  absl::Span<Run> runs;
-  absl::Span<int32_t> value;  // [R] the next of each source
+  absl::Span<ExpertRun> runs;
+  absl::Span<int32_t> received;  // [R] the next of each source
   MOE_RETURN_IF_ERROR(Take(local * plan_.ranks_, runs));
-  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.ranks_, 0, value));
+  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.ranks_, 0, received));
   for (int r = 1; r < plan_.ranks_; ++r) {
-    value[r] = value[r - 1];
+    received[r] = received[r - 1];
     for (int c = 0; c < plan_.chunks_; ++c) {
-      value[r] += static_cast<int32_t>(plan_.ExpertRows(c, r - 1, plan_.rank_));
+      received[r] += static_cast<int32_t>(plan_.ExpertRows(c, r - 1, plan_.rank_));
     }
   }
   auto run = runs.begin();
@@ -200,17 +214,18 @@ absl::StatusOr<absl::Span<const DispatchPlanBuilder::Run>> DispatchPlanBuilder::
       for (int64_t l = chunk_first(plan_.rank_, c); l < chunk_first(plan_.rank_, c + 1); ++l) {
         const int64_t first = plan_.SourceBegin(l, r);
         const auto rows = static_cast<int32_t>(plan_.SourceBegin(l, r + 1) - first);
+        MOE_CHECK(rows == 0 || sent > 0);  // a peer told it
         *run++ = {.source = r,
                   .local = static_cast<int32_t>(l),
                   .rows = rows,
                   .expert_row = static_cast<int32_t>(first),
                   .return_row = return_row,
                   .chunk_row = static_cast<int32_t>(plan_.expert_begin(c)),
-                  .value = value[r],
+                  .received = received[r],
                   .source_row = source_row,
                   .source_rows = sent};
         return_row += rows;
-        value[r] += rows;
+        received[r] += rows;
       }
       source_row += sent;
     }
@@ -222,47 +237,53 @@ absl::Status DispatchPlanBuilder::OrderExpertRows(Stream& stream) {
   if (plan_.ranks_ == 1) return OrderRowsOfOneRank();
   MOE_RETURN_IF_ERROR(ExchangeValues(stream));
   MOE_ASSIGN_OR_RETURN(const auto runs, Runs());
-  if (!plan_.reads_peers_) return OrderReturns(runs);
+  if (!plan_.reads_peers_) return OrderReturns(runs, stream);
   MOE_RETURN_IF_ERROR(FindPeers(runs));
   return FindHomeSources();
 }
 
-absl::Status DispatchPlanBuilder::OrderReturns(absl::Span<const Run> runs) {
+absl::Status DispatchPlanBuilder::OrderReturns(absl::Span<const ExpertRun> runs, Stream& stream) {
   absl::Span<int32_t> source, order, place;
-  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), order));
-  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), place));
-  for (const Run& run : runs) {
+  MOE_RETURN_IF_ERROR(TakeRows(plan_.expert_rows(), order));
+  MOE_RETURN_IF_ERROR(TakeRows(plan_.expert_rows(), place));
+  MOE_RETURN_IF_ERROR(TakeRows(sends_once() ? plan_.expert_rows() : 0, source));
+  plan_.return_order_ = order;
+  plan_.return_place_ = place;
+  plan_.expert_source_ = sends_once() ? source : place;  // each place of padding is received
+  if (device_ != nullptr) {
+    return moe::OrderExpertRows({.runs = runs,
+                                 .received = received_,
+                                 .return_order = order,
+                                 .return_place = place,
+                                 .source = source},
+                                *device_, stream);
+  }
+  for (const ExpertRun& run : runs) {
     const auto returns = order.subspan(run.return_row, run.rows);
     const auto places = place.subspan(run.expert_row, run.rows);
     std::iota(returns.begin(), returns.end(), run.expert_row);
     std::iota(places.begin(), places.end(), run.return_row - run.chunk_row);
-  }
-  plan_.return_order_ = order;
-  plan_.return_place_ = plan_.expert_source_ = place;  // each place of padding is received
-  if (!sends_once()) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), source));
-  for (const Run& run : runs) {
-    const int32_t* const at = received_.data() + run.value;
+    if (!sends_once()) continue;
+    const int32_t* const sent = received_.data() + run.received;
     int32_t* const row = source.data() + run.expert_row;
     for (int32_t i = 0; i < run.rows; ++i) {
-      MOE_CHECK(at[i] >= 0 && at[i] < run.source_rows);  // a peer sent it
-      row[i] = run.source_row + at[i];
+      MOE_CHECK(sent[i] >= 0 && sent[i] < run.source_rows);  // a peer sent it
+      row[i] = run.source_row + sent[i];
     }
   }
-  plan_.expert_source_ = source;
   return absl::OkStatus();
 }
 
-absl::Status DispatchPlanBuilder::FindPeers(absl::Span<const Run> runs) {
+absl::Status DispatchPlanBuilder::FindPeers(absl::Span<const ExpertRun> runs) {
   absl::Span<int32_t> token, peer, home_row;
   MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), token));
   MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), peer));
   MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), home_row));
-  for (const Run& run : runs) {
+  for (const ExpertRun& run : runs) {
     const int64_t tokens = Tokens(run.source);
     const int32_t least = padded() ? -1 : 0;
     for (int32_t i = 0; i < run.rows; ++i) {
-      const int32_t t = received_[run.value + i];
+      const int32_t t = received_[run.received + i];
       MOE_CHECK(t >= least && t < tokens);  // a peer sent it
       token[run.expert_row + i] = t;
     }

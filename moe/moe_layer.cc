@@ -107,11 +107,15 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
 template <typename T>
 bool MoeLayer<T>::CanPlanOnDevice() const {
   const RouterConfig& router = config_.router;
-  return OnCuda(context_) && placement_.ranks() == 1 && router.num_experts <= kMaxSortedExperts &&
-         router.num_outputs() == router.num_experts &&
+  const int ranks = placement_.ranks();
+  if (!OnCuda(context_) || placement_.LocalExperts(0) * ranks > kMaxSortedExperts ||
+      dispatcher_->algorithm() != DispatchAlgorithm::kStaged) {
+    return false;
+  }
+  if (ranks > 1) return context_.mesh->expert_parallel().moves(DeviceKind::kCuda);
+  return router.num_outputs() == router.num_experts &&
          (context_.gemm.cublas == nullptr ||
-          (context_.gemm.kernel == GroupedGemmKernel::kAuto && router.num_experts > 1)) &&
-         dispatcher_->algorithm() == DispatchAlgorithm::kStaged;
+          (context_.gemm.kernel == GroupedGemmKernel::kAuto && router.num_experts > 1));
 }
 
 template <typename T>

@@ -205,7 +205,8 @@ class MoeLayer {
   absl::StatusOr<int64_t> RunPass(const char* name,
                                   absl::FunctionRef<absl::Span<const uint64_t>()> key,
                                   absl::FunctionRef<absl::Status()> pass);
-  // Where no peer has to know tokens, and the host none for identity experts or calls of cuBLAS.
+  // Where rows are sent in the device's memory. Of one rank the host would not learn the counts,
+  // which it needs for identity experts and calls of cuBLAS.
   bool CanPlanOnDevice() const;
   absl::StatusOr<DispatchPlan> MakePlan(const RouterSaved<T>& routed,
                                         absl::Span<const int64_t> micro_batch_offsets,

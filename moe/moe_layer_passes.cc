@@ -202,10 +202,13 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLaye
   Workspace& host = *kept.host_workspace;
   Stream& compute = *context_.compute;
   SetPhaseName(*context_.mesh, "plan");
+  const bool identities = config_.router.num_outputs() > config_.router.num_experts;
+  const RoutingFor reader =
+      plans_on_device_ && !identities ? RoutingFor::kDevice : RoutingFor::kHost;
   MOE_RETURN_IF_ERROR(Timed(context_, kGate, compute, [&]() -> absl::Status {
     return router_
         ->Forward(saved.x, router_inputs(), batch, *kept.workspace, compute, &saved.router, stats,
-                  &host, plans_on_device_ ? RoutingFor::kDevice : RoutingFor::kHost)
+                  &host, reader)
         .status();
   }));
   if (expert_bias_ != nullptr) {
@@ -243,7 +246,7 @@ absl::Status MoeLayer<T>::CountSlots(const MoeLayerSaved<T>& saved) {
   if (counted_slots_.empty()) return absl::OkStatus();
   const WorkspaceScope scope(*context_.host_workspace);
   absl::Span<const int32_t> kept = saved.plan->kept_slots();
-  if (plans_on_device_) {
+  if (plans_on_device_ && saved.plan->ranks() == 1) {
     MOE_ASSIGN_OR_RETURN(kept, OnHost(kept, context_));
   }
   // [B, E]
@@ -258,19 +261,17 @@ absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
                                                    const Context& kept) {
   Workspace& host = *kept.host_workspace;
   Workspace& workspace = *kept.workspace;
-  if (plans_on_device_) {
-    return DispatchPlan::BuildOnDevice(routed.on_device, offsets, host, workspace,
-                                       *context_.compute);
-  }
   Communicator& group = context_.mesh->expert_parallel();
-  const bool moves = group.moves(context_.compute->device().kind);
-  MOE_ASSIGN_OR_RETURN(
-      const DispatchPlan plan,
-      DispatchPlan::Build(routed.routing, offsets, placement_,
-                          {.overlap_degree = config_.overlap_degree,
-                           .reads_peers = dispatcher_->algorithm() == DispatchAlgorithm::kDirect},
-                          group, host, moves ? *context_.compute : *context_.host,
-                          context_.workspace));
+  const DispatchPlanOptions options = {
+      .overlap_degree = config_.overlap_degree,
+      .reads_peers = dispatcher_->algorithm() == DispatchAlgorithm::kDirect};
+  if (plans_on_device_) {
+    return DispatchPlan::BuildOnDevice(routed.on_device, offsets, placement_, options, group, host,
+                                       workspace, *context_.compute);
+  }
+  MOE_ASSIGN_OR_RETURN(const DispatchPlan plan,
+                       DispatchPlan::Build(routed.routing, offsets, placement_, options, group,
+                                           host, *context_.host));
   return plan.OnDevice(workspace, *context_.compute);
 }
 

@@ -27,8 +27,8 @@ struct SlotsToSort {
 };
 
 // Rows: the slots that have one, by (expert, slot), experts in `order`; with padding by (expert,
-// micro-batch, place), of which a slot takes the first that is free. There is room for M = S or E *
-// B * P rows; without padding those from expert_begin[E] on are empty places.
+// micro-batch, place), of which a slot takes the first that is free. There is room for M = S or
+// E * B * P rows; without padding those from expert_begin[E] on are empty places.
 struct SortedSlots {
   absl::Span<const int32_t> row_of_slot;   // [S] -1 = none
   absl::Span<const int32_t> slot_of_row;   // [M] -1 = an empty place

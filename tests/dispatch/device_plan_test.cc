@@ -29,6 +29,7 @@ class DevicePlanTest : public ::testing::Test {
     device_ = std::move(TestDevices().back());
     if (!IsCuda(stream())) GTEST_SKIP() << "no CUDA device";
     workspace_ = std::make_unique<Workspace>(device_->memory());
+    comm_ = std::move(MakeLocalWorld({.ranks = 1})[0]);
   }
 
   void TearDown() override { EXPECT_TRUE(stream().Synchronize().ok()); }
@@ -52,7 +53,8 @@ class DevicePlanTest : public ::testing::Test {
                          UploadArray(routing.slot_offset, *workspace_, stream()));
     MOE_ASSIGN_OR_RETURN(routing.expert, UploadArray(routing.expert, *workspace_, stream()));
     MOE_ASSIGN_OR_RETURN(routing.dropped, UploadArray(routing.dropped, *workspace_, stream()));
-    return DispatchPlan::BuildOnDevice(routing, world.routing[0].micro_batch_offsets, host,
+    return DispatchPlan::BuildOnDevice(routing, world.routing[0].micro_batch_offsets,
+                                       ExpertPlacement(world.experts, 1), {}, *comm_, host,
                                        *workspace_, stream());
   }
 
@@ -66,6 +68,7 @@ class DevicePlanTest : public ::testing::Test {
 
   std::unique_ptr<TestDevice> device_;
   std::unique_ptr<Workspace> workspace_;
+  std::unique_ptr<Communicator> comm_;
 };
 
 // `rows` of the host's plan, and empty places up to the rows that the device has room for.

@@ -108,6 +108,13 @@ MoeLayerConfig WithCapacity() {
   return config;
 }
 
+MoeLayerConfig Padded() {
+  MoeLayerConfig config = WithCapacity();
+  config.router.pad_to_capacity = true;
+  config.router.micro_batch_tokens = kTokens / 2;
+  return config;
+}
+
 void ExpectWaits(const MoeLayerConfig& config, Stats wanted, int ranks, HostWaits forward,
                  HostWaits backward) {
   testing::RunNcclRanks({.ranks = ranks},
@@ -121,12 +128,9 @@ void ExpectWaits(const MoeLayerConfig& config, Stats wanted, int ranks, HostWait
 }
 
 TEST(HostWaitsTest, OneRank) {
-  MoeLayerConfig padded = WithCapacity();
-  padded.router.pad_to_capacity = true;
-  padded.router.micro_batch_tokens = kTokens / 2;
   MoeLayerConfig frozen = Config();
   frozen.train_experts = false;
-  for (const MoeLayerConfig& config : {Config(), WithCapacity(), padded, frozen}) {
+  for (const MoeLayerConfig& config : {Config(), WithCapacity(), Padded(), frozen}) {
     for (const Stats stats : {Stats::kNotWanted, Stats::kWanted}) {
       ExpectWaits(config, stats, 1, {0, 0}, {0, 0});
     }
@@ -175,14 +179,22 @@ TEST(HostWaitsTest, ARoundOfAModelOnOneRank) {
   });
 }
 
-// Forward: one for the routing, four copies, and one for each of the plan's two collectives, with
-// the copy of what it received.
+// Forward: one for the counts that the plan gathers, which a copy brings.
 TEST(HostWaitsTest, RanksOverNccl) {
-  for (const MoeLayerConfig& config : {Config(), WithCapacity()}) {
+  MoeLayerConfig in_chunks = Config();
+  in_chunks.overlap_degree = 2;
+  for (const MoeLayerConfig& config : {Config(), WithCapacity(), Padded(), in_chunks}) {
     for (const Stats stats : {Stats::kNotWanted, Stats::kWanted}) {
-      ExpectWaits(config, stats, 2, {3, 6}, {0, 0});
+      ExpectWaits(config, stats, 2, {1, 1}, {0, 0});
     }
   }
+}
+
+// One more for the routing, which its identity experts read on the host, and four copies.
+TEST(HostWaitsTest, RanksOverNcclWithIdentityExperts) {
+  MoeLayerConfig config = Config();
+  config.router.num_zero_experts = 2;
+  ExpectWaits(config, Stats::kNotWanted, 2, {2, 5}, {0, 0});
 }
 
 }  // namespace
