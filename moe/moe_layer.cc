@@ -11,8 +11,8 @@
 namespace moe {
 namespace {
 
-// Gives `context` the streams of graphs, if there are to be any, and no clock, whose events inside
-// a graph would have no times.
+// Gives `context` the streams of graphs, if there are to be any, and no clock: its events inside a
+// graph would have no times.
 absl::StatusOr<std::unique_ptr<StreamGraphs>> UseGraphs(const MoeLayerConfig& config,
                                                         Context& context) {
   if (!config.cuda_graph) return nullptr;

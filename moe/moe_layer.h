@@ -97,7 +97,7 @@ struct RouterShare {
 // With cuda_graph a call is told by its arguments' addresses, strides and offsets, d_router_loss,
 // where in the workspaces it begins, and where its parameters and their gradients are. The first
 // call of its kind runs as ever, the second is captured, later ones are replayed, the same bits
-// each; 16 kinds are known at a time (StreamGraphs). So whoever calls step after step with the same
+// each; 64 kinds are known at a time (StreamGraphs). So whoever calls step after step with the same
 // memory has graphs. Gradients are ready when all of Backward is enqueued, and the clock of the
 // context times a pass as a whole, in no phase.
 template <typename T>

@@ -240,6 +240,7 @@ void AddOptimizer(TrainConfig& config, Settings& settings) {
 void AddAll(TrainConfig& config, Settings& settings) {
   settings.kind = SettingKind::kLayout;
   settings.Add("--expert-model-parallel-size", config.expert_parallel_size);
+  settings.Add("--cuda-graph", config.model.moe.cuda_graph);
   settings.kind = SettingKind::kNumerics;
   int version = kNumericsVersion;
   settings.Add("version of the numerics", version);

@@ -266,7 +266,9 @@ absl::Status CompleteLayer(const Settings& settings, MoeLayerConfig& layer) {
 
 std::string InFlags(absl::string_view message, const Settings& settings) {
   const bool router = absl::ConsumePrefix(&message, "RouterConfig.");
-  if (!router) absl::ConsumePrefix(&message, "Transformer: ");
+  if (!router && !absl::ConsumePrefix(&message, "MoeLayer: ")) {
+    absl::ConsumePrefix(&message, "Transformer: ");
+  }
   std::string out;
   for (size_t i = 0; i < message.size();) {
     size_t end = i;

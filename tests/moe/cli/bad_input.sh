@@ -17,7 +17,9 @@ refused 2 "unexpected argument 'fish'" completion bash fish
 refused 2 "unknown flag '--shell'" completion --shell bash
 train 2 "unknown flag '--num-expert'; did you mean '--num-experts'?" --num-expert 8
 train 2 "unknown flag '--profile'" --profile x
-train 2 "unknown flag '--cuda-graph'" --cuda-graph
+train 2 "--cuda-graph on the CPU, expected a CUDA device" --cuda-graph
+refused 2 "--cuda-graph on the CPU, expected a CUDA device" bench layer --cuda-graph
+refused 2 "--cuda-graph is given, expected none with --routing" bench layer --cuda-graph --routing zipf:1
 train 2 "--share-device is given, expected --device cuda" --share-device
 train 2 "--steps has no value, expected --steps N" --steps
 train 2 "--lr is 'inf', expected a finite number" --lr inf

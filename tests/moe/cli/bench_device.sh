@@ -20,7 +20,7 @@ for call in gate "gate --router switch --topk 1" "gate -d bf16 --topk 4" "gate -
   expect 0 "report of $call" "$moe" report rows.json --out rows.html
 done
 for call in "--ranks 1" "--ranks 2 --share-device -d bf16 --moe-overlap-degree 2" "--ranks 1 --router gshard --topk 2" \
-  "--ranks 1 --routing zipf:1"; do
+  "--ranks 1 --routing zipf:1" "--ranks 1 --cuda-graph --capacity-factor 1 --moe-pad-expert-input-to-capacity -w 3"; do
   # shellcheck disable=SC2086
   expect 0 "layer $call" "$moe" bench layer $call --device cuda "${short[@]}" --hidden-size 8 --moe-ffn-hidden-size 8 -oe jsonl
   rows=$(grep -c '"device":"cuda".*"status":"ok"' stderr)

@@ -24,6 +24,16 @@ done
 [[ $(value "$work/f16-1/metrics.jsonl" weights_xxh3) == "$(value "$work/f16-2/metrics.jsonl" weights_xxh3)" ]] ||
   fail "float16: one rank and two have other weights"
 
+# Graphs, from the third micro-batch on, have the bits of what they hold.
+padded=(--ranks 1 --capacity-factor 1.25 --moe-pad-expert-input-to-capacity --numerics layout-invariant)
+expect 0 "without graphs" "$moe" train "${short[@]}" "${padded[@]}" --out "$work/padded"
+expect 0 "graphs" "$moe" train "${short[@]}" "${padded[@]}" --cuda-graph --out "$work/graphs"
+[[ $(value "$work/padded/metrics.jsonl" weights_xxh3) == "$(value "$work/graphs/metrics.jsonl" weights_xxh3)" ]] ||
+  fail "with graphs and without are other weights"
+expect 2 "graphs without padding" "$moe" train "${short[@]}" --ranks 1 --cuda-graph
+grep -qF -- "--cuda-graph without --moe-pad-expert-input-to-capacity, expected it" "$work/stderr" ||
+  fail "graphs without padding: $(cat "$work/stderr")"
+
 run "$moe" train "${short[@]}" --ranks 1 --dtype bf16 --grouped-gemm cublas --numerics fast
 [[ $devices != simulated && $rc == 10 ]] || expect 0 "products by cuBLAS"
 expect 2 "cuBLAS in layout-invariant numerics" "$moe" train "${short[@]}" --ranks 1 --grouped-gemm cublas
