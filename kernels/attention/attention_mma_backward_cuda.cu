@@ -8,8 +8,8 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// At most 128 registers of a thread are sums and 64 scores and products. Four warps and two blocks a
-// multiprocessor, or eight and one.
+// At most 128 registers of a thread are sums and 64 scores and products. Four warps and two blocks
+// a multiprocessor, or eight and one.
 template <typename T, int kDepth>
 using QueryBlock = MmaBlock<T, kDepth, 4, kDepth <= 128 ? 2 : 1, 32>;
 template <typename T, int kDepth>
