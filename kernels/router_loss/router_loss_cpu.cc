@@ -83,16 +83,21 @@ void AddGradient(const Balance& b, const double* by_prob, int64_t begin, int64_t
   }
 }
 
+// 0; NaN where a logit beyond the scores is not finite.
+double BeyondScores(const Entropy& entropy, int64_t t) {
+  const float* const l = entropy.logits.row(t) + entropy.score.cols();
+  return WideSum(entropy.logits.cols() - entropy.score.cols(),
+                 [&](int64_t i) { return 0 * static_cast<double>(l[i]); });
+}
+
 double SoftmaxEntropy(const Entropy& entropy, int64_t t) {
   const float* const p = entropy.score.row(t);
   const float* const l = entropy.logits.row(t);
-  // Logits of p = 0 and those beyond the scores matter where they are not finite: NaN.
+  // A logit of p = 0 matters where it is not finite: NaN.
   const int64_t experts = entropy.score.cols();
   const double mean = WideSum(
       experts, [&](int64_t e) { return static_cast<double>(p[e]) * static_cast<double>(l[e]); });
-  const double beyond = WideSum(entropy.logits.cols() - experts,
-                                [&](int64_t e) { return 0 * static_cast<double>(l[experts + e]); });
-  return static_cast<double>(entropy.log_sum_exp[t]) - (mean + beyond);
+  return static_cast<double>(entropy.log_sum_exp[t]) - (mean + BeyondScores(entropy, t));
 }
 
 double SigmoidEntropy(const Entropy& entropy, int64_t t) {
@@ -107,7 +112,7 @@ double SigmoidEntropy(const Entropy& entropy, int64_t t) {
                ? static_cast<double>(score[e]) * static_cast<double>(std::log(score[e])) + none
                : none;
   });
-  return sum == 0 ? 0 : std::log(sum) - weighted / sum;
+  return (sum == 0 ? weighted : std::log(sum) - weighted / sum) + BeyondScores(entropy, t);
 }
 
 void FindBadLogit(MatrixView<const float> logits, int64_t& bad_logit) {

@@ -154,12 +154,13 @@ __device__ double SigmoidEntropy(const Entropy& entropy, int64_t t, int lane) {
   const float* const l = entropy.logits.row(t);
   const int64_t experts = entropy.score.cols();
   const double sum = SumOfScores(score, experts, lane);
-  const double weighted = FixedSumOf<double>(experts, lane, [&](int64_t e, double partial) {
-    const float s = score[e];
+  const int64_t columns = entropy.logits.cols();
+  const double weighted = FixedSumOf<double>(columns, lane, [&](int64_t e, double partial) {
+    const float s = e < experts ? score[e] : 0;
     const auto none = static_cast<double>(0 * l[e]);  // NaN for a logit that is not finite
     return partial + (s != 0 ? static_cast<double>(s) * static_cast<double>(logf(s)) + none : none);
   });
-  return sum == 0 ? 0 : log(sum) - weighted / sum;
+  return sum == 0 ? weighted : log(sum) - weighted / sum;
 }
 
 // Rare: one lane looks.

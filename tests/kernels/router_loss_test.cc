@@ -158,7 +158,15 @@ TEST(Entropy, IsNanWhereALogitIsNotFinite) {
         scores.logits[1] = -200;
         scores.logits[4] = 0;
         scores.logits[5] = bad;
-        EXPECT_EQ(std::isnan(EntropyOf(device, scores)), function == ScoreFunction::kSoftmax);
+        EXPECT_TRUE(std::isnan(EntropyOf(device, scores, &at))) << bad;
+        EXPECT_EQ(at, 5);  // beyond the scores
+        if (function == ScoreFunction::kSoftmax) continue;
+        scores.logits[5] = 1;
+        scores.score = {0, 0, 0, 0};
+        EXPECT_EQ(EntropyOf(device, scores), 0);
+        scores.logits[3] = bad;
+        EXPECT_TRUE(std::isnan(EntropyOf(device, scores, &at))) << bad;
+        EXPECT_EQ(at, 3);
       }
     }
   });
