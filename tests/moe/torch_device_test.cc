@@ -112,6 +112,8 @@ struct SimulatedHooks : at::CUDAHooksInterface {
       std::tuple_element_t<0, decltype(ArgumentsOf(&CUDAHooksInterface::hasPrimaryContext))>;
   explicit SimulatedHooks(at::CUDAHooksArgs /*none*/) {}
   bool hasCUDA() const override { return true; }
+  bool isBuilt() const { return true; }  // of the interface since torch 2
+  bool isAvailable() const { return true; }
   bool hasPrimaryContext(Index /*device*/) const override { return true; }
   decltype(CUDAHooksInterface().getNumGPUs()) getNumGPUs() const override {
     return c10::impl::kFakeGuardImplMaxDevices;
