@@ -18,16 +18,16 @@
 namespace moe {
 namespace {
 
-constexpr char kName[] = "StreamGraphs";
-constexpr int64_t kAlignment = 64;
+constexpr char kStreamGraphs[] = "StreamGraphs";
 
 int64_t Aligned(int64_t bytes) {
+  constexpr int64_t kAlignment = 64;
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 absl::Status NotInAGraph(absl::string_view what) {
-  return absl::FailedPreconditionError(absl::StrCat(kName, ": a pass that is a graph ", what,
-                                                    ", expected work of the device alone"));
+  return absl::FailedPreconditionError(absl::StrCat(kStreamGraphs, ": a pass that is a graph ",
+                                                    what, ", expected work of the device alone"));
 }
 
 // A point of a pass that is replayed: the graph has the edges.
@@ -42,11 +42,11 @@ class Pass {
       : number_(number), key_(key.begin(), key.end()) {}
   ~Pass() {
     if (launched_ != nullptr) {
-      CudaStatus(cudaEventSynchronize(launched_), kName).IgnoreError();
-      CudaStatus(cudaEventDestroy(launched_), kName).IgnoreError();
+      CudaStatus(cudaEventSynchronize(launched_), kStreamGraphs).IgnoreError();
+      CudaStatus(cudaEventDestroy(launched_), kStreamGraphs).IgnoreError();
     }
-    if (graph_ != nullptr) CudaStatus(cudaGraphExecDestroy(graph_), kName).IgnoreError();
-    if (staging_ != nullptr) CudaStatus(cudaFreeHost(staging_), kName).IgnoreError();
+    if (graph_ != nullptr) CudaStatus(cudaGraphExecDestroy(graph_), kStreamGraphs).IgnoreError();
+    if (staging_ != nullptr) CudaStatus(cudaFreeHost(staging_), kStreamGraphs).IgnoreError();
   }
   Pass(const Pass&) = delete;
   Pass& operator=(const Pass&) = delete;
@@ -62,11 +62,12 @@ class Pass {
   // each with what the host sees of it, and copies of what is uploaded.
   absl::Status MakeMemory() {
     MOE_RETURN_IF_ERROR(
-        CudaStatus(cudaEventCreateWithFlags(&launched_, cudaEventDisableTiming), kName));
+        CudaStatus(cudaEventCreateWithFlags(&launched_, cudaEventDisableTiming), kStreamGraphs));
     if (staging_bytes_ == 0) return absl::OkStatus();
     void* data = nullptr;
     const auto bytes = static_cast<size_t>(staging_bytes_);
-    MOE_RETURN_IF_ERROR(CudaStatus(cudaHostAlloc(&data, bytes, cudaHostAllocDefault), kName));
+    MOE_RETURN_IF_ERROR(
+        CudaStatus(cudaHostAlloc(&data, bytes, cudaHostAllocDefault), kStreamGraphs));
     staging_ = static_cast<std::byte*>(data);
     return absl::OkStatus();
   }
@@ -80,7 +81,7 @@ class Pass {
     return staging_ + begin;
   }
   absl::Status Instantiate(cudaGraph_t graph) {
-    return CudaStatus(cudaGraphInstantiate(&graph_, graph, 0), kName);
+    return CudaStatus(cudaGraphInstantiate(&graph_, graph, 0), kStreamGraphs);
   }
 
   // Later ones.
@@ -95,7 +96,7 @@ class Pass {
     std::byte* const copy = staging_ + operations_[next_ - 1].staged;
     const auto size = static_cast<size_t>(bytes);
     if (std::memcmp(copy, from, size) == 0) return absl::OkStatus();
-    MOE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(launched_), kName));
+    MOE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(launched_), kStreamGraphs));
     std::memcpy(copy, from, size);
     return absl::OkStatus();
   }
@@ -104,8 +105,8 @@ class Pass {
   }
 
   absl::Status Launch(cudaStream_t stream) {
-    MOE_RETURN_IF_ERROR(CudaStatus(cudaGraphLaunch(graph_, stream), kName));
-    return CudaStatus(cudaEventRecord(launched_, stream), kName);
+    MOE_RETURN_IF_ERROR(CudaStatus(cudaGraphLaunch(graph_, stream), kStreamGraphs));
+    return CudaStatus(cudaEventRecord(launched_, stream), kStreamGraphs);
   }
 
  private:
@@ -115,7 +116,7 @@ class Pass {
     int64_t staged = 0;  // an upload's first byte in staging_
   };
   absl::Status OtherWork() const {
-    return absl::InternalError(absl::StrCat(kName, ": operation ", next_, " of ",
+    return absl::InternalError(absl::StrCat(kStreamGraphs, ": operation ", next_, " of ",
                                             operations_.size(),
                                             " of a pass is another than before, under the same "
                                             "key"));
@@ -264,7 +265,8 @@ class CudaStreamGraphs final : public StreamGraphs {
 
   absl::Status Begin(Pass& pass) {
     MOE_RETURN_IF_ERROR(pass.MakeMemory());
-    return CudaStatus(cudaStreamBeginCapture(first_, cudaStreamCaptureModeThreadLocal), kName);
+    return CudaStatus(cudaStreamBeginCapture(first_, cudaStreamCaptureModeThreadLocal),
+                      kStreamGraphs);
   }
 
   absl::Status Capture(Pass& pass, absl::FunctionRef<absl::Status()> body) {
@@ -274,9 +276,9 @@ class CudaStreamGraphs final : public StreamGraphs {
     if (status.ok()) status = Join();
     cudaGraph_t graph = nullptr;
     const cudaError_t ended = cudaStreamEndCapture(first_, &graph);  // whatever came before it
-    if (status.ok()) status = CudaStatus(ended, kName);
+    if (status.ok()) status = CudaStatus(ended, kStreamGraphs);
     if (status.ok()) status = pass.Instantiate(graph);
-    if (graph != nullptr) CudaStatus(cudaGraphDestroy(graph), kName).IgnoreError();
+    if (graph != nullptr) CudaStatus(cudaGraphDestroy(graph), kStreamGraphs).IgnoreError();
     MOE_RETURN_IF_ERROR(status);
     return Launch(pass);
   }
