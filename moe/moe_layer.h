@@ -127,7 +127,8 @@ class MoeLayer {
   // gradient of the whole loss by the router's own, RouterStats::loss() of the Forward: 1 where it
   // is a term of the loss, 0 where it is none, times the loss scale, as dy.
   // kFailedPrecondition, saying which, unless `saved` is of a Forward of this layer, not used by
-  // another Backward, and what it took of the workspaces has not been given back.
+  // another Backward, what it took of the workspaces has not been given back, and trained
+  // parameters have accumulators (GradientReducer::Begin).
   absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
                         MatrixView<T> dx, GradientReady ready);
 
@@ -184,7 +185,7 @@ class MoeLayer {
                            MoeLayerSaved<T>& saved, RouterStats* stats);
   absl::Status BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
                             MatrixView<T> dx, GradientReady ready);
-  absl::Status CheckSaved(const MoeLayerSaved<T>& saved) const;
+  absl::Status CheckBackward(const MoeLayerSaved<T>& saved) const;
   // `status` of a pass; after a failure the streams are empty.
   absl::Status Settle(absl::Status status);
   absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);

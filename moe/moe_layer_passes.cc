@@ -134,7 +134,7 @@ absl::Status MoeLayer<T>::Settle(absl::Status status) {
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::CheckSaved(const MoeLayerSaved<T>& saved) const {
+absl::Status MoeLayer<T>::CheckBackward(const MoeLayerSaved<T>& saved) const {
   const Context kept = saved.memory.In(context_);
   const char* what = nullptr;
   if (saved.layer == nullptr) {
@@ -146,8 +146,17 @@ absl::Status MoeLayer<T>::CheckSaved(const MoeLayerSaved<T>& saved) const {
   } else if (!kept.workspace->Holds(saved.stamp) || !kept.host_workspace->Holds(saved.host_stamp)) {
     what = "lies in a workspace scope that has ended, expected the scope to last until Backward";
   }
-  if (what == nullptr) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("MoeLayer::Backward: the saved state ", what));
+  if (what != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("MoeLayer::Backward: the saved state ", what));
+  }
+  for (const Parameter* const parameter : parameters_) {
+    if (!parameter->spec().trainable || parameter->grad().size() == parameter->size()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("MoeLayer::Backward: ", parameter->spec().name,
+                     " has no sum of gradients, expected a GradientReducer before it"));
+  }
+  return absl::OkStatus();
 }
 
 template <typename T>
@@ -364,7 +373,7 @@ absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>&
 template <typename T>
 absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
                                    float d_router_loss, MatrixView<T> dx, GradientReady ready) {
-  MOE_RETURN_IF_ERROR(CheckSaved(saved));
+  MOE_RETURN_IF_ERROR(CheckBackward(saved));
   const auto fits = [&](MatrixView<const T> rows) {
     return rows.rows() == saved.x.rows() && rows.cols() == saved.x.cols();
   };

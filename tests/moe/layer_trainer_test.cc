@@ -335,7 +335,7 @@ TEST(LayerTrainerTest, ARouterThatIsNotFiniteEndsTheStepOfEveryGateNamingTheExpe
 // layer's, is no state. It cannot be copied, which would let a second Backward use it.
 static_assert(!std::is_copy_constructible_v<MoeLayerSaved<float>> &&
               !std::is_copy_assignable_v<MoeLayerSaved<float>>);
-TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
+TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneOrWithoutSumsIsRefused) {
   RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
     const Context& context = session->context();
@@ -344,10 +344,6 @@ TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
                          MoeLayer<float>::Create(LayerConfig(1), "0.", store, context));
     MOE_ASSIGN_OR_RETURN(const auto other,
                          MoeLayer<float>::Create(LayerConfig(1), "1.", store, context));
-    MOE_ASSIGN_OR_RETURN(
-        const auto reducer,
-        GradientReducer::Create({.max_terms = 1}, store, context, session->gradient_stream()));
-    MOE_RETURN_IF_ERROR(reducer->Begin());
     std::vector<float> x(kTokens * kHidden, 0.5f), y(x.size()), dx(x.size());
     const auto backward_of = [&](MoeLayer<float>& which, MoeLayerSaved<float>& saved) {
       const absl::Status status = which.Backward(View(x), saved, 1.0f, View(dx),
@@ -359,6 +355,17 @@ TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
       return backward_of(*layer, saved);
     };
     MoeLayerSaved<float> saved, released;
+    {
+      const WorkspaceScope scope(*context.workspace);
+      MOE_RETURN_IF_ERROR(layer->Forward(View(x), {}, View(y), &saved, nullptr));
+      EXPECT_THAT(std::string(backward(saved).message()),
+                  HasSubstr("0.gate.weight has no sum of gradients, expected a GradientReducer"));
+    }
+    MOE_ASSIGN_OR_RETURN(
+        const auto reducer,
+        GradientReducer::Create({.max_terms = 1}, store, context, session->gradient_stream()));
+    MOE_RETURN_IF_ERROR(reducer->Begin());
+    saved = {};
     EXPECT_THAT(std::string(backward(saved).message()), HasSubstr("is of no Forward"));
     {
       const WorkspaceScope scope(*context.workspace);
