@@ -31,6 +31,7 @@ class StreamGraphsTest : public ::testing::Test {
     buffer_ = Buffer::Allocate(2 * sizeof(int64_t), **CudaMemory(0)).value();
   }
   void TearDown() override {
+    for (const auto& stream : own_) EXPECT_TRUE(stream->Synchronize().ok());
     graphs_.reset();
     EXPECT_EQ(cusim::LiveGraphs(), 0u);
   }
