@@ -42,35 +42,22 @@ class alignas(64) Doorbell {
 // One turn of a loop that waits for another core: leaves the execution units to others.
 void Relax();
 
-// What one thread does before it sleeps. A peer that runs on another core comes within
-// microseconds, and spinning saves the wake-up; a peer that waits for this very core comes sooner
-// if the core is offered. Neither pays always: recent waits decide.
+// How long one thread spins before it sleeps. A peer that runs on another core comes within
+// microseconds and spinning saves the wake-up; a peer that waits for this very core comes only once
+// this thread sleeps. Which of them holds changes with the load, so recent waits decide, and every
+// 16th wait tries the full length again.
 class SpinBudget {
  public:
-  // Turns to spin for. Every 16th wait tries the full length again.
   int Next() { return ++waits_ % 16 == 0 ? kLongest : spins_; }
   void Report(bool was_enough) {
     spins_ = was_enough ? kLongest : spins_ / 4 < kShortest ? kShortest : spins_ / 4;
   }
 
-  // Whether to offer the core at `now_ns`.
-  bool MayOffer(int64_t now_ns) const { return now_ns >= next_offer_ns_; }
-  // The core came back: whether to offer it again. Beside other programs it takes a whole time
-  // slice, as long as a hundred wake-ups, and offers may take a 64th of the time.
-  bool ReportOffer(int64_t offered_ns, int64_t back_ns) {
-    const int64_t took_ns = back_ns - offered_ns;
-    if (took_ns < kLongOfferNs) return true;
-    next_offer_ns_ = back_ns + 64 * took_ns;
-    return false;
-  }
-
  private:
   static constexpr int kLongest = 600;  // about 20 us
   static constexpr int kShortest = 8;
-  static constexpr int64_t kLongOfferNs = 100'000;
   int spins_ = kLongest;
   uint32_t waits_ = 0;
-  int64_t next_offer_ns_ = 0;
 };
 
 }  // namespace moe

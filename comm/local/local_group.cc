@@ -28,13 +28,10 @@ bool Spin(int times, absl::FunctionRef<bool()> look) {
 
 // Offers the core a few times: a peer that waits for this very core comes sooner than by a sleep
 // and a wake-up.
-bool OfferCore(SpinBudget& budget, absl::FunctionRef<bool()> look) {
+bool OfferCore(absl::FunctionRef<bool()> look) {
   constexpr int kOffers = 4;
-  bool again = budget.MayOffer(MonotonicNs());
-  for (int i = 0; i < kOffers && again; ++i) {
-    const int64_t offered_ns = MonotonicNs();
+  for (int i = 0; i < kOffers; ++i) {
     std::this_thread::yield();
-    again = budget.ReportOffer(offered_ns, MonotonicNs());
     if (look()) return true;
   }
   return false;
@@ -170,7 +167,7 @@ absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const Local
       spin.Report(came);
       if (came) continue;
     }
-    if (OfferCore(spin, look)) continue;
+    if (OfferCore(look)) continue;
     if (!patience.has_value()) {
       patience.emplace(timeout_);
       before = Look(caller, is_missing);

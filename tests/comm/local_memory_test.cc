@@ -1,6 +1,5 @@
-// Ranks that are threads, when one of them has no memory in the midst of a collective, and how
-// often they offer their core. A program of its own, since all of it takes its memory from
-// counting_new.cc.
+// Ranks that are threads, when one of them has no memory in the midst of a collective. A program of
+// its own, since all of it takes its memory from counting_new.cc.
 #include <atomic>
 #include <memory>
 #include <new>
@@ -12,7 +11,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/local/doorbell.h"
 #include "comm/local/local_group.h"
 #include "comm/local/local_world.h"
 #include "comm/mesh.h"
@@ -37,16 +35,6 @@ std::vector<absl::Status> OnTwo(const Body& body) {
   for (int r = 0; r < 2; ++r) threads.emplace_back([&, r] { results[r] = body(r); });
   for (std::thread& thread : threads) thread.join();
   return results;
-}
-
-TEST(SpinBudgetTest, AnOfferThatTookATimeSliceIsNotRepeatedFor64OfThem) {
-  constexpr int64_t kSlice = 3'000'000;
-  SpinBudget budget;
-  EXPECT_TRUE(budget.ReportOffer(1000, 9000));  // a peer's turn
-  EXPECT_TRUE(budget.MayOffer(9000));
-  EXPECT_FALSE(budget.ReportOffer(10'000, 10'000 + kSlice));
-  EXPECT_FALSE(budget.MayOffer(10'000 + 65 * kSlice - 1));
-  EXPECT_TRUE(budget.MayOffer(10'000 + 65 * kSlice));
 }
 
 class LocalMemoryTest : public ::testing::Test {
