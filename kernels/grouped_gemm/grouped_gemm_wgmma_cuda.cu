@@ -146,10 +146,7 @@ template <typename T, int kWidth>
 __device__ __forceinline__ void StoreSums(const float (&sums)[kWidth / 2], const Tiles& tile,
                                           int first_col, MatrixView<T> out) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
-  const bool pairs =
-      (reinterpret_cast<uintptr_t>(out.data()) | static_cast<uintptr_t>(out.stride()) * sizeof(T)) %
-          (2 * sizeof(T)) ==
-      0;
+  const bool pairs = RowsAlignedTo(out, 2 * sizeof(T));
   MOE_UNROLL
   for (int i = 0; i < kWidth / 4; ++i) {
     // Column g and rows 2t, 2t + 1 of 8 x 8 elements; then row g and columns 2t, 2t + 1.
