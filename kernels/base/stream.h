@@ -25,10 +25,27 @@ struct Device {
 // A point in a stream. Copyable; copies share the point.
 class Event {
  public:
-  struct State;
+  // What an event refers to, on any device.
+  struct State {
+    State() = default;
+    virtual ~State() = default;
+    State(const State&) = delete;
+    State& operator=(const State&) = delete;
+
+    // Blocks the host thread until the point has passed. An error is one of the device.
+    virtual absl::Status Wait() = 0;
+    // cudaEvent_t of a point in a CUDA stream; nullptr on the CPU.
+    virtual void* native_handle() const { return nullptr; }
+  };
+
   Event() = default;
   explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
   const std::shared_ptr<State>& state() const { return state_; }
+  // kFailedPrecondition for an event that stands for no point.
+  absl::Status CheckRecorded() const {
+    if (state_ != nullptr) return absl::OkStatus();
+    return absl::FailedPreconditionError("Stream::WaitFor: an event that was never recorded");
+  }
 
  private:
   std::shared_ptr<State> state_;

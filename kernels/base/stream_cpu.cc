@@ -9,7 +9,6 @@
 
 #include "kernels/base/caught.h"
 #include "kernels/base/cuda_devices.h"
-#include "kernels/base/event_state.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 
@@ -58,7 +57,7 @@ class InlineStream final : public Stream {
     return Event(passed_);
   }
   absl::Status WaitFor(const Event& event) override {
-    MOE_RETURN_IF_ERROR(CheckRecorded(event));
+    MOE_RETURN_IF_ERROR(event.CheckRecorded());
     status_.Update(event.state()->Wait());
     return status_;
   }
@@ -155,7 +154,7 @@ class QueueStream final : public Stream {
   }
 
   absl::Status WaitFor(const Event& event) override {
-    MOE_RETURN_IF_ERROR(CheckRecorded(event));
+    MOE_RETURN_IF_ERROR(event.CheckRecorded());
     return PushTask([&] { return HostTask([state = event.state()] { return state->Wait(); }); });
   }
 

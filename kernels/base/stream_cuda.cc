@@ -13,12 +13,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/base/buffer.h"
 #include "kernels/base/caught.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/cuda_probe.h"
-#include "kernels/base/cuda_staging.h"
 #include "kernels/base/cuda_status.h"
-#include "kernels/base/event_state.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 
@@ -151,6 +150,76 @@ class HostTasks {
   std::condition_variable ended_;
 };
 
+// Pinned host memory through which a stream takes arrays that the host may change at once. Two
+// blocks, filled in turn: the host waits only when it comes back to a block whose copies the stream
+// has not passed. Blocks grow to twice the largest part taken and are kept. Used by one host thread
+// at a time with the stream's device current.
+class CudaStaging {
+ public:
+  CudaStaging(cudaStream_t stream, std::string name) : stream_(stream), name_(std::move(name)) {}
+  // The stream has passed all copies.
+  ~CudaStaging() {
+    for (Block& block : blocks_) {
+      if (block.passed != nullptr) CudaStatus(cudaEventDestroy(block.passed), name_).IgnoreError();
+    }
+  }
+  CudaStaging(const CudaStaging&) = delete;
+  CudaStaging& operator=(const CudaStaging&) = delete;
+
+  // `bytes` bytes, 64-byte aligned, to fill and to copy from in the stream before the next call.
+  absl::StatusOr<std::byte*> Take(int64_t bytes) {
+    const int64_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (blocks_[current_].used + size > blocks_[current_].memory.bytes()) {
+      MOE_RETURN_IF_ERROR(Leave(blocks_[current_]));
+      current_ = 1 - current_;
+      MOE_RETURN_IF_ERROR(Enter(blocks_[current_], size));
+    }
+    Block& block = blocks_[current_];
+    std::byte* const data = block.memory.data() + block.used;
+    block.used += size;
+    return data;
+  }
+
+ private:
+  static constexpr int64_t kAlignment = 64;
+  static constexpr int64_t kSmallestBlock = int64_t{1} << 20;
+
+  struct Block {
+    Buffer memory;
+    int64_t used = 0;
+    cudaEvent_t passed = nullptr;  // recorded when the block was left
+    bool left = false;
+  };
+
+  absl::Status Leave(Block& block) {
+    if (block.used == 0) return absl::OkStatus();
+    if (block.passed == nullptr) {
+      MOE_RETURN_IF_ERROR(
+          CudaStatus(cudaEventCreateWithFlags(&block.passed, cudaEventDisableTiming), name_));
+    }
+    MOE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(block.passed, stream_), name_));
+    block.left = true;
+    return absl::OkStatus();
+  }
+
+  // Waits for the block's last copies and makes room for `bytes`.
+  absl::Status Enter(Block& block, int64_t bytes) {
+    if (block.left) MOE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(block.passed), name_));
+    block.left = false;
+    block.used = 0;
+    if (bytes <= block.memory.bytes()) return absl::OkStatus();
+    MOE_ASSIGN_OR_RETURN(MemoryResource* const pinned, PinnedMemory());
+    MOE_ASSIGN_OR_RETURN(block.memory,
+                         Buffer::Allocate(std::max(2 * bytes, kSmallestBlock), *pinned, name_));
+    return absl::OkStatus();
+  }
+
+  const cudaStream_t stream_;
+  const std::string name_;
+  Block blocks_[2];
+  int current_ = 0;
+};
+
 class CudaStream final : public Stream {
  public:
   // `own`: made for this alone.
@@ -235,7 +304,7 @@ class CudaStream final : public Stream {
   // A CPU's point holds the host: a function in the stream that waited for it would hold the one
   // thread on which CUDA runs the functions of all streams, of which that point may need one.
   absl::Status WaitFor(const Event& event) override {
-    MOE_RETURN_IF_ERROR(CheckRecorded(event));
+    MOE_RETURN_IF_ERROR(event.CheckRecorded());
     void* const native = event.state()->native_handle();
     if (native == nullptr) return host_.Update(event.state()->Wait());
     MOE_RETURN_IF_ERROR(Sticky(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(native), 0)));

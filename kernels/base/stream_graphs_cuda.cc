@@ -10,7 +10,6 @@
 
 #include "kernels/base/caught.h"
 #include "kernels/base/cuda_status.h"
-#include "kernels/base/event_state.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream_graphs.h"
@@ -152,7 +151,7 @@ class PassStream final : public Stream {
     return stream_.Record();
   }
   absl::Status WaitFor(const Event& event) override {
-    return now_.call == Call::kReplay ? CheckRecorded(event) : stream_.WaitFor(event);
+    return now_.call == Call::kReplay ? event.CheckRecorded() : stream_.WaitFor(event);
   }
   absl::Status Synchronize() override {
     return InGraph() ? NotInAGraph("waits for its stream") : stream_.Synchronize();

@@ -10,6 +10,7 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
 #include "kernels/exact_sum/exact_sum.h"
@@ -56,7 +57,13 @@ class GradAccumulator {
   // CPU the stream must run inline. One call is one partial of the numerics contract: in exact
   // accumulation call it once per micro-batch (an expert: once per segment).
   absl::Status Add(absl::FunctionRef<absl::Status(absl::Span<float> out, Write write)> compute,
-                   Workspace& workspace, Stream& stream) const;
+                   Workspace& workspace, Stream& stream) const {
+    if (!exact()) return compute(float_sum_, NextWrite());
+    WorkspaceScope scope(workspace);
+    MOE_ASSIGN_OR_RETURN(const absl::Span<float> partial, workspace.Array<float>(size()));
+    MOE_RETURN_IF_ERROR(compute(partial, Write::kOverwrite));
+    return ExactAccumulate(grid_, partial, exact_sum_, NextWrite(), non_finite_, stream);
+  }
 
  private:
   absl::Span<float> float_sum_;
