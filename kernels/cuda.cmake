@@ -2,7 +2,7 @@
 # moe_kernels takes in. Included from the top, after cmake/cuda.cmake. SIMULATED compiles them for the
 # simulator (cmake/cusim.cmake).
 set(MOE_CUDA_SOURCES
-  expert_capacity/expert_capacity_cuda.cu expert_sort/expert_rows_cuda.cu expert_sort/expert_sort_cuda.cu
+  expert_capacity/expert_capacity_cuda.cu expert_sort/expert_sort_cuda.cu
   topk_gate/gate_backward_cuda.cu topk_gate/topk_gate_cuda.cu
   cross_entropy/cross_entropy_cuda.cu exact_sum/exact_sum_cuda.cu
   activation/activation_cuda.cu adamw/adamw_cuda.cu

@@ -185,10 +185,7 @@ cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
   });
 }
 
-#define MOE_INSTANTIATE(T)                                   \
-  template cudaError_t Run(const Forward<T>&, cudaStream_t); \
-  template cudaError_t Run(const Backward<T>&, cudaStream_t);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Forward, cudaStream_t)
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Backward, cudaStream_t)
 
 }  // namespace moe::activation

@@ -1,9 +1,7 @@
 #include <math.h>
 
 #include "kernels/adamw/adamw_op.h"
-#include "kernels/base/cuda_elements.h"
 #include "kernels/base/cuda_kernel.h"
-#include "kernels/base/cuda_slices.h"
 #include "kernels/base/cuda_vector.h"
 
 namespace moe::adamw {
@@ -11,7 +9,7 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// One element, an operation of adamw_cpu.cc after the other. nvcc compiles / and sqrtf to the IEEE
+// One element, an operation of adamw.cc after the other. nvcc compiles / and sqrtf to the IEEE
 // ones, and no product into a fused multiply-add (--fmad=false).
 __device__ void Update(const Step& s, float weight_decay, float gradient, float& weight, float& m,
                        float& v) {

@@ -4,13 +4,169 @@
 #include <math.h>
 
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/attention/attention_tile_cuda.h"
+#include "kernels/attention/sequences_cuda.h"
 #include "kernels/base/cuda_fixed_dot.h"
+#include "kernels/base/cuda_kernel.h"
+#include "kernels/base/cuda_vector.h"
 
 namespace moe::attention {
 namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
+
+// Attention by tiles of kTile rows x kTile columns of scores. The block's threads form a square of
+// kSide x kSide. Each owns 4 x 4 scores in registers, and of the kTile x kColumns results 4 rows in
+// groups of 4 columns, kTile apart. Every element is one chain of fused multiply-adds in ascending
+// order, as on the CPU (attention_cpu.cc).
+
+constexpr int kTile = 64;
+constexpr int kSide = 16;
+constexpr int kThreads = kSide * kSide;
+constexpr int kOwn = kTile / kSide;  // rows of a thread, and columns: one vector of float32
+constexpr int kDepth = 32;           // of the index that a product sums over, staged at a time
+constexpr int kStride = kTile + 4;   // spreads a column over the banks; rows stay aligned
+static_assert(kOwn == kVectorWidth<float>);
+
+// A block's shared memory is made of these: 16-byte accesses need arrays that begin so.
+using Vector = Elements<float, kOwn>;
+constexpr int kStagedVectors = 2 * kDepth * kStride / kOwn;
+constexpr int kWeightVectors = kTile * kStride / kOwn;
+
+__device__ int OwnRow() {
+  return static_cast<int>(threadIdx.x) / kSide * kOwn;
+}
+__device__ int OwnColumn() {
+  return static_cast<int>(threadIdx.x) % kSide * kOwn;
+}
+
+// Elements [column, column + kVectorWidth<T>) of a row; zeros outside of the matrix.
+template <typename T>
+__device__ Elements<T, kVectorWidth<T>> LoadPadded(MatrixView<const T> m, int64_t row,
+                                                   int64_t column) {
+  constexpr int kWidth = kVectorWidth<T>;
+  Elements<T, kWidth> values = {};
+  if (row >= m.rows() || column >= m.cols()) return values;
+  const T* const from = m.row(row) + column;
+  if (column + kWidth <= VectorColumns<T>(m.cols(), m.data(), m.data() + m.stride())) {
+    return Load<kWidth>(from);
+  }
+  for (int i = 0; i < kWidth; ++i) {
+    if (column + i < m.cols()) values.at[i] = from[i];
+  }
+  return values;
+}
+
+// to[d][r] = rows(r, first + d) for d < kDepth, r < kTile. Neighbouring lanes take neighbouring
+// rows: their stores fall into different banks.
+template <typename T>
+__device__ void StageTransposed(MatrixView<const T> rows, int64_t first, float* to) {
+  constexpr int kWidth = kVectorWidth<T>;
+  for (int i = static_cast<int>(threadIdx.x); i < kTile * kDepth / kWidth; i += kThreads) {
+    const int r = i % kTile, d = i / kTile * kWidth;
+    const auto values = LoadPadded(rows, r, first + d);
+    for (int w = 0; w < kWidth; ++w) to[(d + w) * kStride + r] = static_cast<float>(values.at[w]);
+  }
+}
+
+// to[r][c] = rows(first + r, column + c) for r < kDepth, c < kColumns.
+template <int kColumns, typename T>
+__device__ void StageRows(MatrixView<const T> rows, int64_t first, int64_t column, float* to) {
+  constexpr int kWidth = kVectorWidth<T>, kVectors = kColumns / kWidth;
+  static_assert(kDepth * kColumns <= kStagedVectors * kOwn);
+  for (int i = static_cast<int>(threadIdx.x); i < kDepth * kVectors; i += kThreads) {
+    const int r = i / kVectors, c = i % kVectors * kWidth;
+    const auto values = LoadPadded(rows, first + r, column + c);
+    for (int w = 0; w < kWidth; w += kOwn) {
+      Vector four;
+      for (int n = 0; n < kOwn; ++n) four.at[n] = static_cast<float>(values.at[w + n]);
+      StoreShared(four, to + r * kColumns + c + w);
+    }
+  }
+}
+
+// scores[r][c] = sum over d of a(row, d) * b(column, d). `a` and `b` have at most kTile rows;
+// scores beyond them are zeros. All threads call it; begins with a barrier, so that `staged` and
+// the weights of the tile before may be in use until then.
+template <typename T>
+__device__ void Products(MatrixView<const T> a, MatrixView<const T> b, float* staged,
+                         float (&scores)[kOwn][kOwn]) {
+  for (auto& row : scores) {
+    for (float& score : row) score = 0;
+  }
+  float* const staged_b = staged + kDepth * kStride;
+  for (int64_t first = 0; first < a.cols(); first += kDepth) {
+    __syncthreads();
+    StageTransposed(a, first, staged);
+    StageTransposed(b, first, staged_b);
+    __syncthreads();
+    const int depth = static_cast<int>(Min<int64_t>(kDepth, a.cols() - first));
+    for (int d = 0; d < depth; ++d) {
+      const auto x = Load<kOwn>(staged + d * kStride + OwnRow());
+      const auto y = Load<kOwn>(staged_b + d * kStride + OwnColumn());
+      for (int r = 0; r < kOwn; ++r) {
+        for (int c = 0; c < kOwn; ++c) scores[r][c] = fmaf(x.at[r], y.at[c], scores[r][c]);
+      }
+    }
+  }
+}
+
+// The thread's scores, for AddWeighted: weights[column][row]. No thread may still read them.
+__device__ void StoreWeights(const float (&scores)[kOwn][kOwn], float* weights) {
+  for (int c = 0; c < kOwn; ++c) {
+    Vector rows;
+    for (int r = 0; r < kOwn; ++r) rows.at[r] = scores[r][c];
+    StoreShared(rows, weights + (OwnColumn() + c) * kStride + OwnRow());
+  }
+}
+
+// sums[r][..] += weight(row, j) * rows(j, first_column + ..) for the j that sees(r, j) names. The
+// others are left out, not multiplied by 0: they may hold a NaN. All threads call it; begins with a
+// barrier, so that weights may be stored until then.
+template <int kColumns, typename T, typename Sees>
+__device__ void AddWeighted(const float* weights, MatrixView<const T> rows, int64_t first_column,
+                            Sees sees, float* staged, float (&sums)[kOwn][kColumns / kSide]) {
+  for (int64_t first = 0; first < rows.rows(); first += kDepth) {
+    __syncthreads();
+    StageRows<kColumns>(rows, first, first_column, staged);
+    __syncthreads();
+    const int count = static_cast<int>(Min<int64_t>(kDepth, rows.rows() - first));
+    for (int i = 0; i < count; ++i) {
+      const int j = static_cast<int>(first) + i;
+      const auto weight = Load<kOwn>(weights + j * kStride + OwnRow());
+      for (int group = 0; group < kColumns / kTile; ++group) {
+        const auto x = Load<kOwn>(staged + i * kColumns + group * kTile + OwnColumn());
+        for (int r = 0; r < kOwn; ++r) {
+          if (!sees(r, j)) continue;
+          for (int c = 0; c < kOwn; ++c) {
+            float& sum = sums[r][group * kOwn + c];
+            sum = fmaf(weight.at[r], x.at[c], sum);
+          }
+        }
+      }
+    }
+  }
+}
+
+// The thread's results to the columns of `to` from first_column on, rounded to T.
+template <int kColumns, typename T>
+__device__ void StoreSums(const float (&sums)[kOwn][kColumns / kSide], int64_t first_column,
+                          MatrixView<T> to) {
+  const int64_t vectors = VectorColumns<T>(to.cols(), to.data(), to.data() + to.stride());
+  for (int r = 0; r < kOwn && OwnRow() + r < to.rows(); ++r) {
+    for (int group = 0; group < kColumns / kTile; ++group) {
+      const int64_t column = first_column + group * kTile + OwnColumn();
+      Elements<T, kOwn> values;
+      for (int c = 0; c < kOwn; ++c) values.at[c] = T(sums[r][group * kOwn + c]);
+      if (column + kOwn <= vectors) {
+        Store(values, to.row(OwnRow() + r) + column);
+        continue;
+      }
+      for (int c = 0; c < kOwn; ++c) {
+        if (column + c < to.cols()) to(OwnRow() + r, column + c) = values.at[c];
+      }
+    }
+  }
+}
 
 // How many keys of a tile the first of the thread's queries sees; each further one sees one more.
 // kTile or above: all of them.
@@ -257,11 +413,7 @@ cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
   return RunAny<T>(backward, stream);
 }
 
-template cudaError_t Run(const CudaForward<float>&, cudaStream_t);
-template cudaError_t Run(const CudaForward<BFloat16>&, cudaStream_t);
-template cudaError_t Run(const CudaForward<Float16>&, cudaStream_t);
-template cudaError_t Run(const CudaBackward<float>&, cudaStream_t);
-template cudaError_t Run(const CudaBackward<BFloat16>&, cudaStream_t);
-template cudaError_t Run(const CudaBackward<Float16>&, cudaStream_t);
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, CudaForward, cudaStream_t)
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, CudaBackward, cudaStream_t)
 
 }  // namespace moe::attention

@@ -48,8 +48,6 @@ cudaError_t Run(const CudaRotary<T>& rotary, cudaStream_t stream) {
   return Launch(&RotaryKernel<T>, RowShape<kWarpLanes>(rotary.x.rows()), stream, rotary);
 }
 
-#define MOE_INSTANTIATE(T) template cudaError_t Run(const CudaRotary<T>&, cudaStream_t);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, CudaRotary, cudaStream_t)
 
 }  // namespace moe::attention

@@ -10,17 +10,6 @@
 
 namespace moe::attention {
 
-// The last s in [0, count) with start(s) <= at, for starts that do not descend and start(0) <= at.
-template <typename Start>
-__device__ inline int64_t LastStartedBy(int64_t at, int64_t count, Start start) {
-  int64_t low = 0, high = count;  // start(low) <= at; start(high) > at, or high is the end
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    (start(middle) <= at ? low : high) = middle;
-  }
-  return low;
-}
-
 // A block's rows [first, last), at most kRows, and those of their sequence.
 struct Place {
   int64_t begin, end;
@@ -34,7 +23,7 @@ __device__ Place FindPlace(const int64_t* offsets, int64_t sequences, int64_t sl
   const auto start = [&](int64_t s) {
     return offsets[s] / kRows + s;
   };
-  const int64_t s = LastStartedBy(slot, sequences, start);
+  const int64_t s = cuda::LastStartedBy(slot, sequences, start);
   const int64_t begin = offsets[s], end = offsets[s + 1];
   const int64_t first = cuda::Min(begin + (slot - start(s)) * kRows, end);
   return {begin, end, first, cuda::Min(first + kRows, end)};

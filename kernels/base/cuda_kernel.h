@@ -28,6 +28,17 @@ MOE_HOST_DEVICE constexpr T Min(T a, T b) {
   return b < a ? b : a;
 }
 
+// The last i in [0, count) with start(i) <= at, for starts that do not descend; 0 if none is.
+template <typename Index, typename Start>
+__device__ inline Index LastStartedBy(int64_t at, Index count, Start start) {
+  Index low = 0, high = count;  // start(high) > at, or high is the end
+  while (high - low > 1) {
+    const Index middle = low + (high - low) / 2;
+    (start(middle) <= at ? low : high) = middle;
+  }
+  return low;
+}
+
 struct LaunchShape {
   dim3 grid, block;
   size_t shared_bytes = 0;  // dynamic

@@ -1,4 +1,5 @@
-// Accesses of 16 bytes to rows, and how a warp walks the columns of a row.
+// Accesses of 16 bytes, and how lanes walk the columns of a row, the rows of a matrix, an array or
+// many of them.
 #ifndef MOE_KERNELS_BASE_CUDA_VECTOR_H_
 #define MOE_KERNELS_BASE_CUDA_VECTOR_H_
 
@@ -59,6 +60,28 @@ __device__ inline void Store(const Elements<T, kWidth>& values, T* p) {
   }
 #endif
   *reinterpret_cast<Vector*>(p) = values;
+}
+
+// kWidth neighbouring elements, in accesses of 16 bytes where they are more than that.
+template <int kWidth, typename T>
+__device__ inline Elements<T, kWidth> LoadElements(const T* p) {
+  constexpr int kPiece = Min(kWidth, kVectorWidth<T>);
+  Elements<T, kWidth> values;
+  for (int i = 0; i < kWidth; i += kPiece) {
+    const auto piece = Load<kPiece>(p + i);
+    for (int j = 0; j < kPiece; ++j) values.at[i + j] = piece.at[j];
+  }
+  return values;
+}
+
+template <int kWidth, typename T>
+__device__ inline void StoreElements(const Elements<T, kWidth>& values, T* p) {
+  constexpr int kPiece = Min(kWidth, kVectorWidth<T>);
+  for (int i = 0; i < kWidth; i += kPiece) {
+    Elements<T, kPiece> piece;
+    for (int j = 0; j < kPiece; ++j) piece.at[j] = values.at[i + j];
+    Store(piece, p + i);
+  }
 }
 
 // To shared memory.
@@ -166,6 +189,49 @@ constexpr int kColumnThreads = 64;
 inline LaunchShape ColumnShape(int64_t columns) {
   return {dim3(static_cast<unsigned>((columns + kColumnThreads - 1) / kColumnThreads)),
           dim3(kColumnThreads)};
+}
+
+// A grid-stride loop over n elements of each of `arrays`: f(i, Width<kVectorWidth<T>>) if all of
+// them begin at a multiple of 16 bytes (nullptr does), f(i, Width<1>) for what is left.
+template <typename T, typename Function, typename... Arrays>
+__device__ inline void ForElements(int64_t n, Function f, const Arrays*... arrays) {
+  const auto thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const auto threads = static_cast<int>(gridDim.x * blockDim.x);
+  ForColumns<T>(n, VectorColumns<T>(n, arrays...), thread, threads, f);
+}
+
+// The shape for ForElements<T>.
+template <typename T>
+LaunchShape ElementShape(int64_t n) {
+  return {dim3(GridBlocks(n, int64_t{kRowThreads} * kVectorWidth<T>)), dim3(kRowThreads)};
+}
+
+// Many arrays in one launch: a table of slices, each some of the elements of all.
+
+// Elements of a block: its search of the table, a dozen reads one after the other, is short beside
+// what it reads and writes of them.
+constexpr int64_t kSliceElements = int64_t{1} << 13;
+
+// Slice has first and size: elements [first, first + size), ascending. Block i owns the elements
+// from origin + i * kSliceElements on: f(slice, begin, n) for its part of each slice, n elements
+// from the slice's element `begin` on. All threads of the block call f.
+template <class Slice, typename Function>
+__device__ inline void ForSlices(const Slice* slices, int64_t count, int64_t origin, Function f) {
+  const int64_t begin = origin + int64_t{blockIdx.x} * kSliceElements, end = begin + kSliceElements;
+  int64_t at = LastStartedBy(begin, count, [&](int64_t i) { return slices[i].first; });
+  for (; at < count; ++at) {
+    const Slice slice = slices[at];
+    if (slice.first >= end) return;
+    const int64_t from = slice.first < begin ? begin - slice.first : 0;
+    const int64_t to = Min(slice.size, end - slice.first);
+    if (from < to) f(slice, from, to - from);
+  }
+}
+
+// The shape for ForSlices of elements [origin, end), at least one.
+inline LaunchShape SliceShape(int64_t origin, int64_t end) {
+  const int64_t blocks = (end - origin + kSliceElements - 1) / kSliceElements;
+  return {dim3(static_cast<unsigned>(blocks)), dim3(kRowThreads)};
 }
 
 }  // namespace moe::cuda

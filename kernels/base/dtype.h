@@ -131,6 +131,18 @@ constexpr const char* NameOf(DType type) {
 #define MOE_FOR_STORAGE_TYPES(instantiate) \
   instantiate(float) instantiate(BFloat16) instantiate(Float16)
 
+// Instantiates for them a function template without overloads ...
+#define MOE_INSTANTIATE_FOR_STORAGE(function)               \
+  template decltype(function<float>) function<float>;       \
+  template decltype(function<BFloat16>) function<BFloat16>; \
+  template decltype(function<Float16>) function<Float16>;
+
+// ... and the overload `result function(const Op<T>&)`, or with another parameter behind that one.
+#define MOE_INSTANTIATE_OVERLOAD(result, function, Op, ...)                 \
+  template result function(const Op<float>& __VA_OPT__(, ) __VA_ARGS__);    \
+  template result function(const Op<BFloat16>& __VA_OPT__(, ) __VA_ARGS__); \
+  template result function(const Op<Float16>& __VA_OPT__(, ) __VA_ARGS__);
+
 // Whether an operation replaces its output or adds to it.
 enum class Write : uint8_t { kOverwrite, kAdd };
 

@@ -1,4 +1,3 @@
-#include "kernels/base/cuda_elements.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
 #include "kernels/bias/bias_op.h"
@@ -60,10 +59,7 @@ cudaError_t Run(const Gradient<T>& gradient, cudaStream_t stream) {
                 segments);
 }
 
-#define MOE_INSTANTIATE(T)                               \
-  template cudaError_t Run(const Add<T>&, cudaStream_t); \
-  template cudaError_t Run(const Gradient<T>&, cudaStream_t);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Add, cudaStream_t)
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Gradient, cudaStream_t)
 
 }  // namespace moe::bias

@@ -10,13 +10,6 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// Whether 16-byte accesses reach every row of the matrix.
-template <typename T>
-__device__ bool RowsAreAligned(MatrixView<T> m) {
-  return reinterpret_cast<uintptr_t>(m.data()) % kVectorBytes == 0 &&
-         m.stride() * static_cast<int64_t>(sizeof(T)) % kVectorBytes == 0;
-}
-
 // Slots of which a thread reads the rows before it adds the first of them.
 constexpr int kSlotsAhead = 4;
 
@@ -25,7 +18,7 @@ constexpr int kSlotsAhead = 4;
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) CombineKernel(Combine<T> c) {
   const int64_t cols = c.out.cols();
-  const bool aligned = RowsAreAligned(c.rows) && RowsAreAligned(c.out);
+  const bool aligned = RowsAlignedTo(c.rows, kVectorBytes) && RowsAlignedTo(c.out, kVectorBytes);
   const int64_t vector_columns = aligned ? cols - cols % kVectorWidth<T> : 0;
   ForRows<kWarpLanes>(c.out.rows(), [&](int64_t token, int lane) {
     const int64_t begin = c.slot_offset[token], end = c.slot_offset[token + 1];
@@ -103,10 +96,7 @@ cudaError_t Run(const WeightGradient<T>& gradient, cudaStream_t stream) {
                 gradient);
 }
 
-#define MOE_INSTANTIATE(T)                                   \
-  template cudaError_t Run(const Combine<T>&, cudaStream_t); \
-  template cudaError_t Run(const WeightGradient<T>&, cudaStream_t);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Combine, cudaStream_t)
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, WeightGradient, cudaStream_t)
 
 }  // namespace moe::combine

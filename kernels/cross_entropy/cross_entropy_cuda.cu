@@ -99,8 +99,6 @@ cudaError_t Run(const CrossEntropy<T>& problem, cudaStream_t stream) {
   return Launch(&CrossEntropyKernel<T>, shape, stream, problem);
 }
 
-#define MOE_INSTANTIATE(T) template cudaError_t Run(const CrossEntropy<T>&, cudaStream_t);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, CrossEntropy, cudaStream_t)
 
 }  // namespace moe::cross_entropy

@@ -1,8 +1,6 @@
 #include <type_traits>
 
-#include "kernels/base/cuda_elements.h"
 #include "kernels/base/cuda_kernel.h"
-#include "kernels/base/cuda_slices.h"
 #include "kernels/base/cuda_vector.h"
 #include "kernels/elementwise/elementwise_op.h"
 

@@ -109,8 +109,6 @@ cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
   return Launch(&BackwardKernel<T>, {dim3(blocks), dim3(kRowThreads)}, stream, backward);
 }
 
-#define MOE_INSTANTIATE(T) template cudaError_t Run(const Backward<T>&, cudaStream_t);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Backward, cudaStream_t)
 
 }  // namespace moe::embedding

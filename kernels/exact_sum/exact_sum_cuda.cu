@@ -2,7 +2,6 @@
 
 #include <cuda/atomic>
 
-#include "kernels/base/cuda_elements.h"
 #include "kernels/base/cuda_fixed_dot.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"

@@ -4,9 +4,8 @@
 
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/run_op.h"
-#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/expert_sort/expert_rows_cuda.h"
+#include "kernels/expert_sort/expert_sort_cuda.h"
 
 namespace moe {
 

@@ -4,30 +4,30 @@
 
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/run_op.h"
-#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/expert_sort/expert_sort_cuda.h"
 
 namespace moe {
 namespace {
 
-constexpr char kName[] = "SortByExpert";
+constexpr char kSortByExpert[] = "SortByExpert";
 static_assert(kMaxSortedExperts == expert_sort::kMaxExperts);
 
 absl::Status Check(const SlotsToSort& slots, int64_t tokens, const Stream& stream) {
   if (!IsCuda(stream)) {
-    return absl::UnimplementedError(absl::StrCat(kName, ": a stream of the CPU"));
+    return absl::UnimplementedError(absl::StrCat(kSortByExpert, ": a stream of the CPU"));
   }
-  MOE_RETURN_IF_ERROR(CheckCudaLimit(kName, "E (experts)", slots.num_experts, kMaxSortedExperts));
+  MOE_RETURN_IF_ERROR(
+      CheckCudaLimit(kSortByExpert, "E (experts)", slots.num_experts, kMaxSortedExperts));
   if (!slots.dropped.empty()) {
-    MOE_RETURN_IF_ERROR(CheckLength(kName, "dropped", slots.dropped.size(),
+    MOE_RETURN_IF_ERROR(CheckLength(kSortByExpert, "dropped", slots.dropped.size(),
                                     static_cast<int64_t>(slots.expert.size())));
   }
   if (!slots.order.empty()) {
-    MOE_RETURN_IF_ERROR(CheckLength(kName, "order", slots.order.size(), slots.num_experts));
+    MOE_RETURN_IF_ERROR(CheckLength(kSortByExpert, "order", slots.order.size(), slots.num_experts));
   }
   if (slots.micro_batch_offsets.empty()) return absl::OkStatus();
-  return CheckGroups(kName, "micro-batches", slots.micro_batch_offsets,
+  return CheckGroups(kSortByExpert, "micro-batches", slots.micro_batch_offsets,
                      slots.micro_batch_offsets.size() - 1, tokens);
 }
 
@@ -92,7 +92,7 @@ absl::StatusOr<SortedSlots> SortByExpert(const SlotsToSort& slots, Workspace& wo
                                                      .slot_offset = slot_offset.data(),
                                                      .token_of_row = rows.data() + most_rows,
                                                      .own_row = rows.data() + 2 * most_rows};
-  MOE_RETURN_IF_ERROR(LaunchOn(kName, stream, [&](auto cuda) {
+  MOE_RETURN_IF_ERROR(LaunchOn(kSortByExpert, stream, [&](auto cuda) {
     const auto error = expert_sort::Run(sort, cuda);
     return error != decltype(error){} ? error : expert_sort::Run(tokens_of_rows, cuda);
   }));

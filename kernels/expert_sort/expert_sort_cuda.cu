@@ -16,6 +16,18 @@ constexpr int kWarps = kThreads / kWarpLanes;
 constexpr int kWarpSlots = static_cast<int>(kChunkSlots) / kWarps;
 constexpr int kSteps = kWarpSlots / kWarpLanes;
 
+// A grid-stride loop, visit(i) for i < n: a thread owns an item.
+template <typename Visit>
+__device__ void ForThreads(int64_t n, Visit visit) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * kThreads) {
+    visit(i);
+  }
+}
+LaunchShape ThreadShape(int64_t n) {
+  return {dim3(GridBlocks(n, kThreads)), dim3(kThreads)};
+}
+
 // The table of counts, then of their sums over the chunks before: [E, columns], the last column the
 // total of the expert.
 __device__ inline int64_t Columns() {
@@ -76,10 +88,7 @@ __global__ void __launch_bounds__(kThreads) CountKernel(CudaExpertSort s) {
   for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) {
     s.scratch[e * Columns() + blockIdx.x] = count[e];
   }
-  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < s.most_rows;
-       row += int64_t{gridDim.x} * kThreads) {
-    s.slot_of_row[row] = -1;
-  }
+  ForThreads(s.most_rows, [&](int64_t row) { s.slot_of_row[row] = -1; });
 }
 
 // A warp owns an expert: counts become the sums over the chunks before, the total comes last. Loads
@@ -119,9 +128,7 @@ __device__ inline LaneSlots RankInWarp(const CudaExpertSort& s, int64_t first, i
   for (int e = static_cast<int>(lane); e < s.num_experts; e += kWarpLanes) count[e] = 0;
   __syncwarp();
   LaneSlots slots;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+  MOE_UNROLL
   for (int i = 0; i < kSteps; ++i) {
     const int64_t slot = first + i * kWarpLanes + lane;
     const int32_t expert = slot < end ? KeptExpert(s, slot) : -1;
@@ -211,19 +218,61 @@ __global__ void __launch_bounds__(kThreads) PlaceKernel(CudaExpertSort s) {
 
 // A thread owns a row and looks for its slot's token: the last whose slots begin at or before it.
 __global__ void __launch_bounds__(kThreads) RowTokensKernel(CudaRowTokens r) {
-  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < r.most_rows;
-       row += int64_t{gridDim.x} * kThreads) {
+  ForThreads(r.most_rows, [&](int64_t row) {
     const int32_t slot = r.slot_of_row[row];
     int64_t token = -1;
-    if (slot >= 0) {
-      token = 0;
-      for (int64_t end = r.tokens; end - token > 1;) {
-        const int64_t middle = token + (end - token) / 2;
-        (r.slot_offset[middle] <= slot ? token : end) = middle;
-      }
-    }
+    if (slot >= 0)
+      token = LastStartedBy(slot, r.tokens, [&](int64_t t) { return r.slot_offset[t]; });
     r.token_of_row[row] = static_cast<int32_t>(token);
     r.own_row[row] = static_cast<int32_t>(row);
+  });
+}
+
+// A thread owns a token, and looks at its earlier slots for each.
+__global__ void __launch_bounds__(kThreads) SlotGroupsKernel(CudaSlotGroups s) {
+  ForThreads(s.tokens, [&](int64_t t) {
+    const auto group_of = [&](int64_t slot) {
+      const int32_t expert = s.expert[slot];
+      if (expert < 0 || expert >= s.num_experts) return -1;
+      return s.dropped != nullptr && s.dropped[slot] != 0 ? -1 : s.group_of_expert[expert];
+    };
+    const int64_t first = s.slot_offset[t], end = s.slot_offset[t + 1];
+    for (int64_t slot = first; slot < end; ++slot) {
+      const int32_t group = group_of(slot);
+      int64_t other = first;
+      while (other < slot && group_of(other) != group) ++other;
+      s.first_group[slot] = other == slot ? group : -1;
+    }
+  });
+}
+
+// A thread owns a token, and looks for the slot with which it was sent to each slot's group.
+__global__ void __launch_bounds__(kThreads) SentPlacesKernel(CudaSentPlaces p) {
+  ForThreads(p.tokens, [&](int64_t t) {
+    const int64_t first = p.slot_offset[t], end = p.slot_offset[t + 1];
+    for (int64_t slot = first; slot < end; ++slot) {
+      const int32_t row = p.row_of_slot[slot];
+      if (row < 0) continue;
+      const int32_t group = p.group_of_expert[p.expert[slot]];
+      int64_t sent = first;
+      while (sent < slot && p.first_group[sent] != group) ++sent;
+      p.place[row] = static_cast<int32_t>(p.sent_row[sent] - p.group_begin[group]);
+    }
+  });
+}
+
+// Blocks of one x own a run, a thread some of its rows.
+__global__ void __launch_bounds__(kThreads) ExpertRowsKernel(CudaExpertRows r) {
+  const ExpertRun run = r.runs[blockIdx.x];
+  for (int64_t row = int64_t{blockIdx.y} * kThreads + threadIdx.x; row < run.rows;
+       row += int64_t{gridDim.y} * kThreads) {
+    const auto i = static_cast<int32_t>(row);
+    r.return_order[run.return_row + i] = run.expert_row + i;
+    r.return_place[run.expert_row + i] = run.return_row - run.chunk_row + i;
+    if (r.received == nullptr) continue;
+    int32_t place = Min(r.received[run.received + i], run.source_rows - 1);  // a peer sent it
+    if (place < 0) place = 0;
+    r.source[run.expert_row + i] = run.source_row + place;
   }
 }
 
@@ -251,8 +300,25 @@ cudaError_t Run(const CudaExpertSort& sort, cudaStream_t stream) {
 
 cudaError_t Run(const CudaRowTokens& rows, cudaStream_t stream) {
   if (rows.most_rows == 0) return cudaSuccess;
-  return Launch(&RowTokensKernel, {dim3(GridBlocks(rows.most_rows, kThreads)), dim3(kThreads)},
-                stream, rows);
+  return Launch(&RowTokensKernel, ThreadShape(rows.most_rows), stream, rows);
+}
+
+cudaError_t Run(const CudaSlotGroups& slots, cudaStream_t stream) {
+  if (slots.tokens == 0) return cudaSuccess;
+  return Launch(&SlotGroupsKernel, ThreadShape(slots.tokens), stream, slots);
+}
+
+cudaError_t Run(const CudaSentPlaces& places, cudaStream_t stream) {
+  if (places.tokens == 0) return cudaSuccess;
+  return Launch(&SentPlacesKernel, ThreadShape(places.tokens), stream, places);
+}
+
+cudaError_t Run(const CudaExpertRows& rows, cudaStream_t stream) {
+  if (rows.num_runs == 0 || rows.most_rows == 0) return cudaSuccess;
+  constexpr unsigned kMostBlocks = 64;  // of a run
+  const dim3 grid(static_cast<unsigned>(rows.num_runs),
+                  Min(GridBlocks(rows.most_rows, kThreads), kMostBlocks));
+  return Launch(&ExpertRowsKernel, {grid, dim3(kThreads)}, stream, rows);
 }
 
 }  // namespace moe::expert_sort

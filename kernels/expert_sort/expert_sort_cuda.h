@@ -1,12 +1,13 @@
 // Where the slots of one rank go, sorted on the device: the home side of a DispatchPlan
-// (dispatch/dispatch_plan.h) without a word from the host. Internal: plain C++ above
-// expert_sort_cuda.cu (nvcc, no Abseil).
+// (dispatch/dispatch_plan.h) without a word from the host; and the rows that travel between ranks.
+// Internal: plain C++ above expert_sort_cuda.cu (nvcc, no Abseil). Pointers are to device memory.
 #ifndef MOE_KERNELS_EXPERT_SORT_EXPERT_SORT_CUDA_H_
 #define MOE_KERNELS_EXPERT_SORT_EXPERT_SORT_CUDA_H_
 
 #include <cstdint>
 
 #include "kernels/base/cuda_types.h"
+#include "kernels/expert_sort/expert_run.h"
 
 namespace moe::expert_sort {
 
@@ -14,7 +15,7 @@ constexpr int kMaxExperts = 1024;
 // Slots of one block. A chunk belongs to one micro-batch.
 constexpr int64_t kChunkSlots = 2048;
 
-// SortByExpert (expert_sort.h); pointers are to device memory. A slot is kept if its expert is in
+// SortByExpert (expert_sort.h). A slot is kept if its expert is in
 // 0 .. E - 1 (others are identity experts) and it is not dropped.
 struct CudaExpertSort {
   int64_t slots = 0;                 // S
@@ -56,7 +57,7 @@ inline int64_t ScratchElements(const CudaExpertSort& sort) {
 cudaError_t Run(const CudaExpertSort& sort, cudaStream_t stream);
 
 // The token of every sorted row, and the row's own number: what gathers into and out of expert
-// order read where one rank holds all experts. Pointers are to device memory.
+// order read where one rank holds all experts.
 struct CudaRowTokens {
   int64_t most_rows = 0;       // M; nothing is launched for 0
   const int32_t* slot_of_row;  // [M]
@@ -66,8 +67,44 @@ struct CudaRowTokens {
   int32_t* own_row;            // [M] 0, 1, 2, ...
 };
 
-// Enqueues one kernel. Errors: that of the launch.
+// As all below: enqueues one kernel, none for no rows, and returns the error of its launch.
 cudaError_t Run(const CudaRowTokens& rows, cudaStream_t stream);
+
+// The group of each slot that is the first of its token to have it, else -1.
+struct CudaSlotGroups {
+  int64_t tokens = 0;
+  const int64_t* slot_offset;  // [T + 1]
+  const int32_t* expert;       // [S]
+  const uint8_t* dropped;      // [S] 1 = dropped; nullptr = none
+  int32_t num_experts = 0;
+  const int32_t* group_of_expert;  // [E]
+  int32_t* first_group;            // [S]
+};
+cudaError_t Run(const CudaSlotGroups& slots, cudaStream_t stream);
+
+// TokensToSend (expert_rows.h), sorted by first_group.
+struct CudaSentPlaces {
+  int64_t tokens = 0;
+  const int64_t* slot_offset;      // [T + 1]
+  const int32_t* expert;           // [S]
+  const int32_t* group_of_expert;  // [E]
+  const int32_t* first_group;      // [S]
+  const int32_t* sent_row;         // [S] of the slots that have a first_group
+  const int64_t* group_begin;      // [G] the first of each
+  const int32_t* row_of_slot;      // [S]
+  int32_t* place;                  // [rows of the kept slots]
+};
+cudaError_t Run(const CudaSentPlaces& places, cudaStream_t stream);
+
+// OrderExpertRows (expert_rows.h).
+struct CudaExpertRows {
+  const ExpertRun* runs;  // [num_runs]
+  int32_t num_runs = 0;
+  int32_t most_rows = 0;    // of a run
+  const int32_t* received;  // nullptr: source is not written
+  int32_t *return_order, *return_place, *source;
+};
+cudaError_t Run(const CudaExpertRows& rows, cudaStream_t stream);
 
 }  // namespace moe::expert_sort
 

@@ -66,11 +66,8 @@ struct RowGroups {
   __device__ bool Find(int tile_rows, int tile_cols, Tile<T, TOut>& tile) const {
     const auto col_tiles = static_cast<unsigned>(TilesOf(c.cols(), tile_cols));
     const int64_t row_tile = blockIdx.x / col_tiles;
-    int g = 0;
-    for (int end = static_cast<int>(b.count); end - g > 1;) {
-      const int middle = (g + end) / 2;
-      (Start(middle, tile_rows) <= row_tile ? g : end) = middle;
-    }
+    const int g = cuda::LastStartedBy(row_tile, static_cast<int>(b.count),
+                                      [&](int group) { return Start(group, tile_rows); });
     tile.a = groups.Of(g, a);
     tile.b = b[g];
     tile.c = groups.Of(g, c);

@@ -1,6 +1,5 @@
 #include <math.h>
 
-#include "kernels/base/cuda_elements.h"
 #include "kernels/base/cuda_fixed_dot.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
@@ -104,10 +103,7 @@ cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
   return Launch(&InputGradientKernel<T>, RowShape<kPartials>(backward.rows()), stream, backward);
 }
 
-#define MOE_INSTANTIATE(T)                                   \
-  template cudaError_t Run(const Forward<T>&, cudaStream_t); \
-  template cudaError_t Run(const Backward<T>&, cudaStream_t);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Forward, cudaStream_t)
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Backward, cudaStream_t)
 
 }  // namespace moe::rms_norm

@@ -101,10 +101,7 @@ cudaError_t Run(const GatherOfMany<T>& gather, cudaStream_t stream) {
   return cudaSuccess;
 }
 
-#define MOE_INSTANTIATE(T)                                  \
-  template cudaError_t Run(const Gather<T>&, cudaStream_t); \
-  template cudaError_t Run(const GatherOfMany<T>&, cudaStream_t);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Gather, cudaStream_t)
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, GatherOfMany, cudaStream_t)
 
 }  // namespace moe::permute

@@ -95,11 +95,8 @@ cudaError_t Run(const WeightGradient<T>& gradient, cudaStream_t stream) {
   return Launch(&WeightGradientKernel<T>, ColumnShape(gradient.x.cols()), stream, gradient);
 }
 
-#define MOE_INSTANTIATE(T)                                    \
-  template cudaError_t Run(const Forward<T>&, cudaStream_t);  \
-  template cudaError_t Run(const Backward<T>&, cudaStream_t); \
-  template cudaError_t Run(const WeightGradient<T>&, cudaStream_t);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Forward, cudaStream_t)
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Backward, cudaStream_t)
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, WeightGradient, cudaStream_t)
 
 }  // namespace moe::row_gate
