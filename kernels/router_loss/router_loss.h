@@ -11,7 +11,7 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/base/workspace.h"
-#include "kernels/router_loss/loss_terms.h"
+#include "kernels/router_loss/router_loss_op.h"
 #include "kernels/topk_gate/gate_rule.h"
 
 namespace moe {

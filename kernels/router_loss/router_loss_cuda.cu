@@ -5,7 +5,7 @@
 #include "kernels/base/cuda_fixed_dot.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
-#include "kernels/router_loss/router_loss_cuda.h"
+#include "kernels/router_loss/router_loss_op.h"
 
 namespace moe::router_loss {
 namespace {

@@ -1,11 +1,12 @@
-// What the two paths of router_loss.h are given: pointers into one device's memory. Plain C++,
-// since .cu files read it.
-#ifndef MOE_KERNELS_ROUTER_LOSS_LOSS_TERMS_H_
-#define MOE_KERNELS_ROUTER_LOSS_LOSS_TERMS_H_
+// What the two paths of router_loss.h are given: pointers into one device's memory. Internal. Plain
+// C++: .cu files include it.
+#ifndef MOE_KERNELS_ROUTER_LOSS_ROUTER_LOSS_OP_H_
+#define MOE_KERNELS_ROUTER_LOSS_ROUTER_LOSS_OP_H_
 
 #include <cstdint>
 #include <limits>
 
+#include "kernels/base/cuda_types.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/topk_gate/gate_rule.h"
 
@@ -20,9 +21,9 @@ constexpr int64_t kFirstLogit = std::numeric_limits<int64_t>::max();
 struct TokenBlocks {
   int64_t units = 0;
   int64_t blocks = 0;
-  const int64_t* begin;        // [blocks + 1] tokens
-  const int64_t* unit;         // [blocks] the unit of a block
-  const int64_t* first_block;  // [units + 1]
+  const int64_t* begin = nullptr;        // [blocks + 1] tokens
+  const int64_t* unit = nullptr;         // [blocks] the unit of a block
+  const int64_t* first_block = nullptr;  // [units + 1]
 };
 
 // *sum += over the parts, ascending, of the sum of value[offset[part]] .. value[offset[part + 1]].
@@ -69,6 +70,15 @@ struct ZLoss {
   MatrixView<float> d_logits;  // or an empty view
 };
 
+// Load balance: a block counts the slots of its experts in shared memory.
+constexpr int kMaxExperts = 1024;
+
+// Enqueue on `stream` and return; the error of a launch alone. All pointers are device memory. The
+// bits of the CPU, but for what an exponential or a logarithm decides.
+cudaError_t Run(const Balance& balance, cudaStream_t stream);
+cudaError_t Run(const ZLoss& z, cudaStream_t stream);
+cudaError_t Run(const Entropy& entropy, cudaStream_t stream);
+
 }  // namespace moe::router_loss
 
-#endif  // MOE_KERNELS_ROUTER_LOSS_LOSS_TERMS_H_
+#endif  // MOE_KERNELS_ROUTER_LOSS_ROUTER_LOSS_OP_H_
