@@ -8,10 +8,6 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 
-namespace moe {
-class ThreadPool;
-}
-
 namespace moe::activation {
 
 // ActivationForward. All [N, F].
@@ -33,12 +29,6 @@ struct Backward {
   MatrixView<T> d_gate;
   MatrixView<T> d_up;  // not written by plain activations
 };
-
-// Instantiated for float, BFloat16 and Float16.
-template <typename T>
-void Run(const Forward<T>& forward, ThreadPool& threads);
-template <typename T>
-void Run(const Backward<T>& backward, ThreadPool& threads);
 
 // Enqueue on `stream` and return; the error of the launch alone. The formulas of the CPU with
 // CUDA's own exponential and error function, so that the last bits differ; an element has the same

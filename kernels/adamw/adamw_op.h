@@ -23,11 +23,6 @@ struct Step {
   float learning_rate;
 };
 
-// Memory of the host: `slice.size` elements, whose gradients are at `gradient`. In the order of
-// operations of AdamW's header, with no fused multiply-add, so that the bits are the same on every
-// SIMD target.
-void Run(const Step& step, const float* gradient, const AdamWSlice& slice);
-
 // View: SumView of float or int64_t.
 template <class View>
 struct AdamW {

@@ -14,42 +14,15 @@ namespace {
 
 template <typename T>
 float Dot(const T* a, const T* b, int64_t n) {
-  FixedPartials sum;
-  const int64_t body = n - n % kPartials;
-  for (int64_t i = 0; i < body; i += kPartials) {
-    for (int64_t j = 0; j < kPartials / kLanes; ++j) {
-      const int64_t at = i + j * kLanes;
-      sum.lanes[j] = hn::MulAdd(LoadLanes(a + at), LoadLanes(b + at), sum.lanes[j]);
-    }
-  }
-  if (body == n) return sum.Fold();
-  T tail_a[kPartials] = {};
-  T tail_b[kPartials] = {};
-  std::copy(a + body, a + n, tail_a);
-  std::copy(b + body, b + n, tail_b);
-  for (int64_t j = 0; j < kPartials / kLanes; ++j) {
-    sum.lanes[j] =
-        hn::MulAdd(LoadLanes(tail_a + j * kLanes), LoadLanes(tail_b + j * kLanes), sum.lanes[j]);
-  }
-  return sum.Fold();
+  return FixedSumOf(n, [&](int64_t i, auto lanes, FloatLanes sum) MOE_LANES {
+    return hn::MulAdd(lanes.Load(a + i), lanes.Load(b + i), sum);
+  });
 }
 
 template <typename T>
 float Sum(const T* a, int64_t n) {
-  FixedPartials sum;
-  const int64_t body = n - n % kPartials;
-  for (int64_t i = 0; i < body; i += kPartials) {
-    for (int64_t j = 0; j < kPartials / kLanes; ++j) {
-      sum.lanes[j] = hn::Add(sum.lanes[j], LoadLanes(a + i + j * kLanes));
-    }
-  }
-  if (body == n) return sum.Fold();
-  T tail[kPartials] = {};
-  std::copy(a + body, a + n, tail);
-  for (int64_t j = 0; j < kPartials / kLanes; ++j) {
-    sum.lanes[j] = hn::Add(sum.lanes[j], LoadLanes(tail + j * kLanes));
-  }
-  return sum.Fold();
+  return FixedSumOf(n, [&](int64_t i, auto lanes, FloatLanes sum)
+                           MOE_LANES { return hn::Add(sum, lanes.Load(a + i)); });
 }
 
 template <typename T>
@@ -91,12 +64,9 @@ float FixedSum(const T* a, int64_t n) {
   return MOE_SIMD(Sum<T>)(a, n);
 }
 
-#define MOE_INSTANTIATE(T)                              \
-  template float FixedDot(const T*, const T*, int64_t); \
-  template double WideDot(const T*, const T*, int64_t); \
-  template float FixedSum(const T*, int64_t);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_FOR_STORAGE(FixedDot)
+MOE_INSTANTIATE_FOR_STORAGE(WideDot)
+MOE_INSTANTIATE_FOR_STORAGE(FixedSum)
 
 }  // namespace moe
 #endif  // HWY_ONCE

@@ -2,6 +2,7 @@
 #ifndef MOE_KERNELS_BASE_PARALLEL_H_
 #define MOE_KERNELS_BASE_PARALLEL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 
@@ -36,6 +37,11 @@ class ThreadPool {
   const int threads_;
   std::unique_ptr<Arena> arena_;  // null with one thread
 };
+
+// A grain of rows that hold some 8000 elements: below that a fork costs more than it saves.
+inline int64_t RowGrain(int64_t cols) {
+  return std::max<int64_t>(1, 8192 / std::max<int64_t>(1, cols));
+}
 
 }  // namespace moe
 

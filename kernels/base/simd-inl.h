@@ -164,6 +164,7 @@ HWY_INLINE void StoreFirst(FloatLanes v, T* p, int64_t n) {
 
 // What a loop over a row reads and writes: whole vectors, or the first n < kLanes elements of one.
 struct WholeLanes {
+  HWY_INLINE FloatLanes ZeroBeyond(FloatLanes v) const { return v; }
   template <typename T>
   HWY_INLINE FloatLanes Load(const T* p) const {
     return LoadLanes(p);
@@ -175,6 +176,9 @@ struct WholeLanes {
 };
 struct FirstLanes {
   int64_t n;
+  HWY_INLINE FloatLanes ZeroBeyond(FloatLanes v) const {
+    return hn::IfThenElseZero(hn::FirstN(FloatTag(), static_cast<size_t>(n)), v);
+  }
   template <typename T>
   HWY_INLINE FloatLanes Load(const T* p) const {
     return LoadFirst(p, n);
@@ -237,6 +241,25 @@ struct FixedPartials {
     return FoldLanes(FloatTag(), sum[0]);
   }
 };
+
+// The sum of n terms in the order of FixedDot: term(i, lanes, sum), a MOE_LANES lambda as for
+// ForLanes, returns sum with the terms from i on added; those beyond n must be zeros.
+template <class Term>
+HWY_INLINE float FixedSumOf(int64_t n, Term term) {
+  FixedPartials sum;
+  const int64_t body = n - n % kPartials;
+  for (int64_t i = 0; i < body; i += kPartials) {
+    for (int64_t j = 0; j < kPartials / kLanes; ++j) {
+      sum.lanes[j] = term(i + j * kLanes, WholeLanes(), sum.lanes[j]);
+    }
+  }
+  if (body == n) return sum.Fold();
+  for (int64_t j = 0; j < kPartials / kLanes; ++j) {
+    const int64_t i = std::min(n, body + j * kLanes);
+    sum.lanes[j] = term(i, FirstLanes{std::min(kLanes, n - i)}, sum.lanes[j]);
+  }
+  return sum.Fold();
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace moe

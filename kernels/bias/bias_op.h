@@ -9,10 +9,6 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 
-namespace moe {
-class ThreadPool;
-}
-
 namespace moe::bias {
 
 // AddBias for the rows of one group: y[n, c] = T(float(y[n, c]) + bias[c]).
@@ -42,12 +38,7 @@ void Reference(const Add<T>& add);
 template <typename T>
 void Reference(const Gradient<T>& gradient);
 
-// The same bits: vectorised, over `threads`.
-template <typename T>
-void Run(const Add<T>& add, ThreadPool& threads);
-template <typename T>
-void Run(const Gradient<T>& gradient, ThreadPool& threads);
-// And by kernels: enqueue on `stream` and return; the error of the launch alone.
+// The same bits: enqueue on `stream` and return; the error of the launch alone.
 template <typename T>
 cudaError_t Run(const Add<T>& add, cudaStream_t stream);
 template <typename T>

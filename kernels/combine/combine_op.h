@@ -9,10 +9,6 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 
-namespace moe {
-class ThreadPool;
-}
-
 namespace moe::combine {
 
 // CombineRows.
@@ -42,12 +38,7 @@ void Reference(const Combine<T>& combine);
 template <typename T>
 void Reference(const WeightGradient<T>& gradient);
 
-// The same bits: vectorised, over `threads`.
-template <typename T>
-void Run(const Combine<T>& combine, ThreadPool& threads);
-template <typename T>
-void Run(const WeightGradient<T>& gradient, ThreadPool& threads);
-// And by kernels: enqueue on `stream` and return; the error of the launch alone. One thread a
+// The same bits: enqueue on `stream` and return; the error of the launch alone. One thread a
 // column adds a token's rows in choice order, and dot products are folded as WideDot folds them.
 template <typename T>
 cudaError_t Run(const Combine<T>& combine, cudaStream_t stream);

@@ -9,10 +9,6 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 
-namespace moe {
-class ThreadPool;
-}
-
 namespace moe::cross_entropy {
 
 template <typename T>
@@ -23,10 +19,6 @@ struct CrossEntropy {
   float* loss;             // [T]
   MatrixView<T> d_logits;  // [T, V], may be `logits` when T is float; no data = loss only
 };
-
-// Instantiated for float, BFloat16 and Float16. Targets are in [0, V).
-template <typename T>
-void Run(const CrossEntropy<T>& problem, ThreadPool& threads);
 
 // Enqueues on `stream` and returns; the error of the launch alone. The bits of a row depend on its
 // values and on V alone. Targets are not known to the host: one outside [0, V) makes its loss and

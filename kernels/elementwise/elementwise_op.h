@@ -10,10 +10,6 @@
 #include "kernels/base/tensor_view.h"
 #include "kernels/elementwise/cast_slice.h"
 
-namespace moe {
-class ThreadPool;
-}
-
 namespace moe::elementwise {
 
 // Arrays [n], anywhere: 16-byte accesses on CUDA if all begin at a multiple of 16 bytes.
@@ -64,10 +60,8 @@ struct Product {
   Write write;
 };
 
-// Op: one of the structs above. On the CPU; or enqueues and returns the error of the launch alone.
-// The same bits, but that a NaN of Float16 may be one of another payload.
-template <class Op>
-void Run(const Op& op, ThreadPool& threads);
+// Op: one of the structs above. Enqueues and returns the error of the launch alone. The bits of the
+// CPU, but that a NaN of Float16 may be one of another payload.
 template <class Op>
 cudaError_t Run(const Op& op, cudaStream_t stream);
 template <typename To>

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "kernels/base/run_op.h"
-#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/embedding/embedding_op.h"
 
@@ -54,10 +53,6 @@ absl::Status EmbeddingBackward(absl::Span<const int32_t> ids, MatrixView<const T
   return RunOp("EmbeddingBackward", embedding::Backward<T>{ids.data(), dx, d_table, write}, stream);
 }
 
-#define MOE_INSTANTIATE(T)                                                                \
-  template absl::Status EmbeddingBackward(absl::Span<const int32_t>, MatrixView<const T>, \
-                                          MatrixView<float>, Write, Stream&);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_FOR_STORAGE(EmbeddingBackward)
 
 }  // namespace moe

@@ -9,10 +9,6 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 
-namespace moe {
-class ThreadPool;
-}
-
 namespace moe::embedding {
 
 // EmbeddingBackward.
@@ -23,10 +19,6 @@ struct Backward {
   MatrixView<float> d_table;  // [V, H]
   Write write;
 };
-
-// Instantiated for float, BFloat16 and Float16. Ids are in [0, V).
-template <typename T>
-void Run(const Backward<T>& backward, ThreadPool& threads);
 
 // Enqueues on `stream` and returns; the error of the launch alone. The same bits: one thread adds
 // an element's tokens, in ascending order. Needs no scratch: every block reads all ids to find

@@ -10,10 +10,6 @@
 #include "kernels/exact_sum/square_sum.h"
 #include "kernels/exact_sum/sum_view.h"
 
-namespace moe {
-class ThreadPool;
-}
-
 namespace moe::exact_sum {
 
 // ExactAccumulate.
@@ -45,9 +41,6 @@ struct AddSquares {
 };
 
 constexpr int64_t kSquaresBlock = 4096;  // elements of a partial sum; the CPU's too
-
-void Run(const Accumulate& accumulate, ThreadPool& threads);
-void Run(const ToFloat& to_float, ThreadPool& threads);
 
 // Enqueue on `stream` and return; the error of the launch alone. The bits of the CPU for every
 // finite result: integers are added, roundings to nearest even are IEEE's on both, and squares,

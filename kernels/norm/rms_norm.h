@@ -8,7 +8,6 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
-#include "kernels/base/workspace.h"
 
 namespace moe {
 

@@ -9,10 +9,6 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 
-namespace moe {
-class ThreadPool;
-}
-
 namespace moe::rms_norm {
 
 // Row i of [T * G, H] in a matrix [T, G * H], whose rows need not follow each other without gaps.
@@ -53,15 +49,6 @@ struct Backward {
 
   int64_t rows() const { return x.rows() * groups.count; }
 };
-
-// Of d_weight, at a time: a CPU's thread keeps their sums in cache over all rows.
-inline constexpr int64_t kColumns = 64;
-
-// Instantiated for float, BFloat16 and Float16.
-template <typename T>
-void Run(const Forward<T>& forward, ThreadPool& threads);
-template <typename T>
-void Run(const Backward<T>& backward, ThreadPool& threads);
 
 // Enqueue on `stream` and return; the error of the launch alone. The bits of a CPU with fused
 // multiply-add: half a warp shares a row's sum in the order of FixedDot, and a thread owns a column

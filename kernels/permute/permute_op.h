@@ -9,10 +9,6 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 
-namespace moe {
-class ThreadPool;
-}
-
 namespace moe::permute {
 
 // GatherRows and GatherScaledRows: out[i] = scale[i] * in[row[i]].
@@ -43,12 +39,7 @@ constexpr int kViewsPerLaunch = 64;
 template <typename T>
 void Reference(const GatherOfMany<T>& gather);
 
-// The same bits: vectorised, over `threads`.
-template <typename T>
-void Run(const Gather<T>& gather, ThreadPool& threads);
-template <typename T>
-void Run(const GatherOfMany<T>& gather, ThreadPool& threads);
-// And by kernels: enqueue on `stream` and return; the error of the launches alone. Rows that begin
+// The same bits: enqueue on `stream` and return; the error of the launches alone. Rows that begin
 // at multiples of 16 bytes are moved 16 bytes at a time, whatever their length; others element by
 // element. Of many views each kViewsPerLaunch take a launch of their own, which leaves the rows of
 // others alone: no memory and no copy for the table of views.

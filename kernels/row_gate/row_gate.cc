@@ -4,12 +4,13 @@
 
 #include "kernels/base/fixed_dot.h"
 #include "kernels/base/run_op.h"
-#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/row_gate/row_gate_op.h"
 
 namespace moe {
 namespace row_gate {
+
+// The specification, in plain loops.
 
 constexpr int64_t kRowsPerTask = 64;
 constexpr int64_t kColumnsPerTask = 256;
@@ -98,13 +99,8 @@ absl::Status RowGateWeightGradient(MatrixView<const T> x, absl::Span<const float
                stream);
 }
 
-#define MOE_INSTANTIATE(T)                                                                       \
-  template absl::Status RowGate(MatrixView<const T>, absl::Span<const float>, absl::Span<float>, \
-                                MatrixView<T>, Stream&);                                         \
-  template absl::Status RowGateBackward(const RowGateGradient<T>&, Stream&);                     \
-  template absl::Status RowGateWeightGradient(MatrixView<const T>, absl::Span<const float>,      \
-                                              absl::Span<float>, Write, Stream&);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_FOR_STORAGE(RowGate)
+MOE_INSTANTIATE_FOR_STORAGE(RowGateBackward)
+MOE_INSTANTIATE_FOR_STORAGE(RowGateWeightGradient)
 
 }  // namespace moe

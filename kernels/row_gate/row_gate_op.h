@@ -9,10 +9,6 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 
-namespace moe {
-class ThreadPool;
-}
-
 namespace moe::row_gate {
 
 // RowGate.
@@ -44,14 +40,6 @@ struct WeightGradient {
   float* d_weight;        // [H]
   Write write;
 };
-
-// Instantiated for float, BFloat16 and Float16. The specification, in plain loops.
-template <typename T>
-void Run(const Forward<T>& forward, ThreadPool& threads);
-template <typename T>
-void Run(const Backward<T>& backward, ThreadPool& threads);
-template <typename T>
-void Run(const WeightGradient<T>& gradient, ThreadPool& threads);
 
 // Enqueue on `stream` and return; the error of the launch alone. The same bits, given the gates:
 // dot products are folded as WideDot folds them, and a thread owns a column of d_weight.
