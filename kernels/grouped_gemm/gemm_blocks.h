@@ -241,11 +241,8 @@ template <typename T>
 void PackStrip(MatrixView<const T> from, T* to);
 
 // Computes one block of one problem with the best instructions of this CPU.
-void RunBlock(const Problem<float, float>& problem, const Block& block, const Slot& slot);
-void RunBlock(const Problem<BFloat16, BFloat16>& problem, const Block& block, const Slot& slot);
-void RunBlock(const Problem<BFloat16, float>& problem, const Block& block, const Slot& slot);
-void RunBlock(const Problem<Float16, Float16>& problem, const Block& block, const Slot& slot);
-void RunBlock(const Problem<Float16, float>& problem, const Block& block, const Slot& slot);
+template <typename T, typename TOut>
+void RunBlock(const Problem<T, TOut>& problem, const Block& block, const Slot& slot);
 
 }  // namespace moe::gemm
 

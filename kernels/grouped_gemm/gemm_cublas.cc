@@ -153,11 +153,7 @@ absl::Status Cublas::Multiply(absl::string_view, const gemm::Problem<T, TOut>&, 
 
 #define MOE_INSTANTIATE(T, TOut) \
   template absl::Status Cublas::Multiply(absl::string_view, const gemm::Problem<T, TOut>&, Stream&);
-MOE_INSTANTIATE(float, float)
-MOE_INSTANTIATE(BFloat16, float)
-MOE_INSTANTIATE(BFloat16, BFloat16)
-MOE_INSTANTIATE(Float16, float)
-MOE_INSTANTIATE(Float16, Float16)
+MOE_FOR_PRODUCTS(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 
 template <typename T>
@@ -172,13 +168,7 @@ absl::StatusOr<bool> TakesCublas(absl::string_view function, const GemmOptions& 
   return options.cublas != nullptr && groups == 1 && !std::is_same_v<T, float>;
 }
 
-#define MOE_INSTANTIATE(T)                                                                    \
-  template absl::StatusOr<bool> TakesCublas<T>(absl::string_view, const GemmOptions&, size_t, \
-                                               int64_t);
-MOE_INSTANTIATE(float)
-MOE_INSTANTIATE(BFloat16)
-MOE_INSTANTIATE(Float16)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_FOR_STORAGE(TakesCublas)
 
 absl::StatusOr<std::unique_ptr<Cublas>> MakeCublas(GroupedGemmKernel kernel, RowBits rows,
                                                    Device device) {

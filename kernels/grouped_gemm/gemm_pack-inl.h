@@ -12,8 +12,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include <hwy/highway.h>
-
 #include "kernels/base/simd-inl.h"
 #include "kernels/grouped_gemm/gemm_blocks.h"
 #include "kernels/grouped_gemm/gemm_tile-inl.h"
@@ -21,9 +19,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace moe::gemm {
 namespace HWY_NAMESPACE {
-
-using ::moe::HWY_NAMESPACE::LoadFloats;
-using ::moe::HWY_NAMESPACE::StoreFloats;
 
 // `count` elements, converted.
 template <class From, class To>

@@ -54,6 +54,11 @@ struct Problem {
   bool is_tree() const { return tree.cut.leaves > 1; }
 };
 
+// instantiate(T, TOut) for all of them.
+#define MOE_FOR_PRODUCTS(instantiate)                                                    \
+  instantiate(float, float) instantiate(BFloat16, float) instantiate(BFloat16, BFloat16) \
+      instantiate(Float16, float) instantiate(Float16, Float16)
+
 // Threads that compute other parts of a product count too: integers, in any order.
 inline void CountNonFinite(const ExactSink& sink, int64_t count) {
   if (count > 0) std::atomic_ref(*sink.non_finite).fetch_add(count, std::memory_order_relaxed);

@@ -119,10 +119,8 @@ void Reference(const Problem<T, TOut>& problem) {
   }
 }
 
-template void Reference(const Problem<float, float>&);
-template void Reference(const Problem<BFloat16, BFloat16>&);
-template void Reference(const Problem<BFloat16, float>&);
-template void Reference(const Problem<Float16, Float16>&);
-template void Reference(const Problem<Float16, float>&);
+#define MOE_INSTANTIATE(T, TOut) template void Reference(const Problem<T, TOut>&);
+MOE_FOR_PRODUCTS(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe::gemm

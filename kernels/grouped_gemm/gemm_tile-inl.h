@@ -10,30 +10,16 @@
 #include <bit>
 #include <cstring>
 
-#include <hwy/highway.h>
-
+#include "kernels/base/simd-inl.h"
 #include "kernels/grouped_gemm/gemm_blocks.h"
 #include "kernels/grouped_gemm/gemm_pieces.h"
-#include "kernels/grouped_gemm/gemm_prefetch.h"
-
-// The accumulators live in registers only if the loops over them are unrolled.
-#ifndef MOE_UNROLL
-#ifdef __clang__
-#define MOE_UNROLL _Pragma("unroll")
-#else
-#define MOE_UNROLL _Pragma("GCC unroll 8")
-#endif
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace moe::gemm {
 namespace HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
+using namespace moe::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace): this target's lanes
 
-using FloatTag = hn::ScalableTag<float>;
-using FloatVector = hn::Vec<FloatTag>;
-constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
 // AVX2 has 16 registers, AVX-512 and NEON have 32.
 constexpr int kVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 constexpr int64_t kTileCols = kVectors * kLanes;
@@ -42,16 +28,16 @@ static_assert(kMaxTileCols % kTileCols == 0);
 // Which step of its words a multiply-add takes: the only one, or one half of a pair of bfloat16. A
 // float32 is the bfloat16 in its upper half and zeros below.
 struct Whole {
-  static HWY_INLINE FloatVector Of(FloatVector words) { return words; }
+  static HWY_INLINE FloatLanes Of(FloatLanes words) { return words; }
 };
 struct UpperHalf {
-  static HWY_INLINE FloatVector Of(FloatVector words) {
+  static HWY_INLINE FloatLanes Of(FloatLanes words) {
     const hn::RebindToUnsigned<FloatTag> bits;
     return hn::BitCast(FloatTag(), hn::And(hn::BitCast(bits, words), hn::Set(bits, 0xffff0000u)));
   }
 };
 struct LowerHalf {
-  static HWY_INLINE FloatVector Of(FloatVector words) {
+  static HWY_INLINE FloatLanes Of(FloatLanes words) {
     const hn::RebindToUnsigned<FloatTag> bits;
     return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::BitCast(bits, words)));
   }
@@ -61,7 +47,7 @@ struct LowerHalf {
 template <typename T>
 struct PlainRows {
   template <int kRows>
-  HWY_INLINE FloatVector Broadcast(int64_t i, int64_t word) const {
+  HWY_INLINE FloatLanes Broadcast(int64_t i, int64_t word) const {
     float value;
     std::memcpy(&value, data + i * row_stride + word * kStepsPerWord<T>, sizeof value);
     return hn::Set(FloatTag(), value);
@@ -74,7 +60,7 @@ struct PlainRows {
 // The rows of a tile side by side.
 struct PackedRows {
   template <int kRows>
-  HWY_INLINE FloatVector Broadcast(int64_t i, int64_t word) const {
+  HWY_INLINE FloatLanes Broadcast(int64_t i, int64_t word) const {
     return hn::Set(FloatTag(), data[word * kRows + i]);
   }
 
@@ -91,14 +77,14 @@ struct Strip {
 // One step of word k: one column vector after the other, times every row.
 template <class Half, int kRows, class Rows>
 HWY_INLINE void Step(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
-                     FloatVector (&sum)[kRows][kVectors]) {
+                     FloatLanes (&sum)[kRows][kVectors]) {
   const FloatTag d;
-  FloatVector column[kVectors];
+  FloatLanes column[kVectors];
   MOE_UNROLL
   for (int j = 0; j < kVectors; ++j) column[j] = Half::Of(hn::LoadU(d, b + j * kLanes));
   MOE_UNROLL
   for (int i = 0; i < kRows; ++i) {
-    const FloatVector x = Half::Of(a.template Broadcast<kRows>(i, k));
+    const FloatLanes x = Half::Of(a.template Broadcast<kRows>(i, k));
     MOE_UNROLL
     for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(x, column[j], sum[i][j]);
   }
@@ -107,7 +93,7 @@ HWY_INLINE void Step(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
 // All steps of word k. The second of a pair goes first, as in vdpbf16ps.
 template <typename T, int kRows, class Rows>
 HWY_INLINE void Word(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
-                     FloatVector (&sum)[kRows][kVectors]) {
+                     FloatLanes (&sum)[kRows][kVectors]) {
   if constexpr (kStepsPerWord<T> == 1) {
     Step<Whole, kRows>(a, k, b, sum);
   } else {
@@ -119,7 +105,7 @@ HWY_INLINE void Word(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
 }
 
 template <int kRows>
-HWY_INLINE void Clear(FloatVector (&sum)[kRows][kVectors]) {
+HWY_INLINE void Clear(FloatLanes (&sum)[kRows][kVectors]) {
   MOE_UNROLL
   for (int i = 0; i < kRows; ++i) {
     MOE_UNROLL
@@ -130,7 +116,7 @@ HWY_INLINE void Clear(FloatVector (&sum)[kRows][kVectors]) {
 // sum = sums that waited, `stride` floats from row to row, + sum.
 template <int kRows>
 HWY_INLINE void AddSums(const float* HWY_RESTRICT from, int64_t stride,
-                        FloatVector (&sum)[kRows][kVectors]) {
+                        FloatLanes (&sum)[kRows][kVectors]) {
   const FloatTag d;
   MOE_UNROLL
   for (int i = 0; i < kRows; ++i) {
@@ -141,7 +127,7 @@ HWY_INLINE void AddSums(const float* HWY_RESTRICT from, int64_t stride,
   }
 }
 template <int kRows>
-HWY_INLINE void StoreSums(const FloatVector (&sum)[kRows][kVectors], float* HWY_RESTRICT to,
+HWY_INLINE void StoreSums(const FloatLanes (&sum)[kRows][kVectors], float* HWY_RESTRICT to,
                           int64_t stride) {
   MOE_UNROLL
   for (int i = 0; i < kRows; ++i) {
@@ -159,7 +145,7 @@ HWY_NOINLINE void Tile(const Rows a, const Strip strip, absl::Span<const TilePie
                        const TileSums c, Prefetchers& ahead) {
   HWY_ALIGN float beside_c[kMaxWaiting][kRows * kTileCols];
   int waiting = c.continues ? 1 : 0;
-  FloatVector sum[kRows][kVectors];
+  FloatLanes sum[kRows][kVectors];
   Clear<kRows>(sum);
   const TilePiece* piece = pieces.data();
   const TilePiece* const last = piece + pieces.size() - 1;

@@ -7,7 +7,6 @@
 
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/run_op.h"
-#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
@@ -100,10 +99,20 @@ absl::StatusOr<gemm::MatrixSlab<const T>> SlabOf(absl::string_view function,
   return slab;
 }
 
+// `in`, `out`: the names of a and c in errors.
 template <typename T, typename TOut>
-absl::Status Enqueue(absl::string_view function, const GroupProducts<T, TOut>& products,
-                     Workspace& workspace, Stream& stream, const GemmOptions& options) {
+absl::Status Enqueue(absl::string_view function, absl::string_view in, absl::string_view out,
+                     const GroupProducts<T, TOut>& products, Workspace& workspace, Stream& stream,
+                     const GemmOptions& options) {
   const auto& [a, offsets, weight, weight_layout, c, tree] = products;
+  const bool forward = weight_layout == Layout::kTransposed;
+  MOE_RETURN_IF_ERROR(CheckShape(function, in, a, c.rows(), a.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(function, out, c, a.rows(), c.cols()));
+  MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), a.rows()));
+  for (const MatrixView<const T>& w : weight) {
+    MOE_RETURN_IF_ERROR(CheckShape(function, "weight", w, forward ? c.cols() : a.cols(),
+                                   forward ? a.cols() : c.cols()));
+  }
   MOE_RETURN_IF_ERROR(gemm::CheckTree(function, tree, a.cols()));
   if (!IsCuda(stream)) return RunOnCpu(products, workspace, stream);
   if (tree.cut.leaves > 1) {
@@ -128,36 +137,6 @@ absl::Status Enqueue(absl::string_view function, const GroupProducts<T, TOut>& p
                        OffsetsOnDevice(offsets, workspace, stream));
   return LaunchKernel<T>(
       function, gemm::CudaGroupedGemm<T, TOut>{a, device_offsets, slab, weight_layout, c}, stream);
-}
-
-template <typename T, typename TOut>
-absl::Status Forward(absl::string_view function, MatrixView<const T> x, const GroupOffsets& offsets,
-                     absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> y,
-                     Workspace& workspace, Stream& stream, GemmOptions options, GemmTree tree) {
-  MOE_RETURN_IF_ERROR(CheckShape(function, "x", x, y.rows(), x.cols()));
-  MOE_RETURN_IF_ERROR(CheckShape(function, "y", y, x.rows(), y.cols()));
-  MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), x.rows()));
-  for (const MatrixView<const T>& w : weight) {
-    MOE_RETURN_IF_ERROR(CheckShape(function, "weight", w, y.cols(), x.cols()));
-  }
-  return Enqueue<T, TOut>(function, {x, offsets, weight, Layout::kTransposed, y, tree}, workspace,
-                          stream, options);
-}
-
-template <typename T, typename TOut>
-absl::Status InputGradient(absl::string_view function, MatrixView<const T> dy,
-                           const GroupOffsets& offsets,
-                           absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> dx,
-                           Workspace& workspace, Stream& stream, GemmOptions options,
-                           GemmTree tree) {
-  MOE_RETURN_IF_ERROR(CheckShape(function, "dy", dy, dx.rows(), dy.cols()));
-  MOE_RETURN_IF_ERROR(CheckShape(function, "dx", dx, dy.rows(), dx.cols()));
-  MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), dy.rows()));
-  for (const MatrixView<const T>& w : weight) {
-    MOE_RETURN_IF_ERROR(CheckShape(function, "weight", w, dy.cols(), dx.cols()));
-  }
-  return Enqueue<T, TOut>(function, {dy, offsets, weight, Layout::kPlain, dx, tree}, workspace,
-                          stream, options);
 }
 
 }  // namespace
@@ -185,7 +164,8 @@ template <typename T>
 absl::Status GroupedGemm(MatrixView<const T> x, const GroupOffsets& offsets,
                          absl::Span<const MatrixView<const T>> weight, MatrixView<T> y,
                          Workspace& workspace, Stream& stream, GemmOptions options, GemmTree tree) {
-  return Forward<T, T>("GroupedGemm", x, offsets, weight, y, workspace, stream, options, tree);
+  return Enqueue<T, T>("GroupedGemm", "x", "y", {x, offsets, weight, Layout::kTransposed, y, tree},
+                       workspace, stream, options);
 }
 
 template <typename T>
@@ -193,15 +173,17 @@ absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, const GroupOffsets
                                       absl::Span<const MatrixView<const T>> weight,
                                       MatrixView<T> dx, Workspace& workspace, Stream& stream,
                                       GemmOptions options, GemmTree tree) {
-  return InputGradient<T, T>("GroupedGemmInputGradient", dy, offsets, weight, dx, workspace, stream,
-                             options, tree);
+  return Enqueue<T, T>("GroupedGemmInputGradient", "dy", "dx",
+                       {dy, offsets, weight, Layout::kPlain, dx, tree}, workspace, stream, options);
 }
 
 template <typename T, typename TOut>
 absl::Status Gemm(MatrixView<const T> x, MatrixView<const T> weight, MatrixView<TOut> y,
                   Workspace& workspace, Stream& stream, GemmOptions options, GemmTree tree) {
   const int64_t offsets[] = {0, x.rows()};
-  return Forward<T, TOut>("Gemm", x, offsets, {&weight, 1}, y, workspace, stream, options, tree);
+  return Enqueue<T, TOut>("Gemm", "x", "y",
+                          {x, offsets, {&weight, 1}, Layout::kTransposed, y, tree}, workspace,
+                          stream, options);
 }
 
 template <typename T, typename TOut>
@@ -209,32 +191,23 @@ absl::Status GemmInputGradient(MatrixView<const T> dy, MatrixView<const T> weigh
                                MatrixView<TOut> dx, Workspace& workspace, Stream& stream,
                                GemmOptions options, GemmTree tree) {
   const int64_t offsets[] = {0, dy.rows()};
-  return InputGradient<T, TOut>("GemmInputGradient", dy, offsets, {&weight, 1}, dx, workspace,
-                                stream, options, tree);
+  return Enqueue<T, TOut>("GemmInputGradient", "dy", "dx",
+                          {dy, offsets, {&weight, 1}, Layout::kPlain, dx, tree}, workspace, stream,
+                          options);
 }
 
+MOE_INSTANTIATE_FOR_STORAGE(GroupedGemmInputGradient)
 #define MOE_INSTANTIATE(T)                                                                \
   template absl::Status GroupedGemm(MatrixView<const T>, const GroupOffsets&,             \
                                     absl::Span<const MatrixView<const T>>, MatrixView<T>, \
-                                    Workspace&, Stream&, GemmOptions, GemmTree);          \
-  template absl::Status GroupedGemmInputGradient(                                         \
-      MatrixView<const T>, const GroupOffsets&, absl::Span<const MatrixView<const T>>,    \
-      MatrixView<T>, Workspace&, Stream&, GemmOptions, GemmTree)
-#define MOE_INSTANTIATE_DENSE(T, TOut)                                                        \
-  template absl::Status Gemm(MatrixView<const T>, MatrixView<const T>, MatrixView<TOut>,      \
-                             Workspace&, Stream&, GemmOptions, GemmTree);                     \
-  template absl::Status GemmInputGradient(MatrixView<const T>, MatrixView<const T>,           \
-                                          MatrixView<TOut>, Workspace&, Stream&, GemmOptions, \
-                                          GemmTree)
-MOE_INSTANTIATE(float);
-MOE_INSTANTIATE(BFloat16);
-MOE_INSTANTIATE(Float16);
-MOE_INSTANTIATE_DENSE(float, float);
-MOE_INSTANTIATE_DENSE(BFloat16, BFloat16);
-MOE_INSTANTIATE_DENSE(BFloat16, float);
-MOE_INSTANTIATE_DENSE(Float16, Float16);
-MOE_INSTANTIATE_DENSE(Float16, float);
+                                    Workspace&, Stream&, GemmOptions, GemmTree);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
-#undef MOE_INSTANTIATE_DENSE
+#define MOE_INSTANTIATE(T, TOut)                                                         \
+  template absl::Status Gemm(MatrixView<const T>, MatrixView<const T>, MatrixView<TOut>, \
+                             Workspace&, Stream&, GemmOptions, GemmTree);                \
+  template decltype(GemmInputGradient<T, TOut>) GemmInputGradient<T, TOut>;
+MOE_FOR_PRODUCTS(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe

@@ -6,26 +6,21 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/highway_targets.h"
 #include "kernels/exact_sum/exact_sum_cpu.h"
-#include "kernels/grouped_gemm/flush_subnormals.h"
 #include "kernels/grouped_gemm/gemm_blocks.h"
 #include "kernels/grouped_gemm/gemm_dot_avx512.h"
 #include "kernels/grouped_gemm/gemm_panels.h"
-
-// Two x86 targets with FMA are enough, and every target costs compile time. Tiles need vectors of
-// known size, which SVE and RVV do not have.
-#define HWY_DISABLED_TARGETS \
-  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/grouped_gemm/grouped_gemm_cpu.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h.
 #include <hwy/cache_control.h>
-#include <hwy/highway.h>
 
+#include "kernels/base/simd-inl.h"
 #if HWY_NATIVE_FMA
+#include "kernels/exact_sum/exact_sum-inl.h"
 #include "kernels/grouped_gemm/gemm_pack-inl.h"
-#include "kernels/grouped_gemm/gemm_sums-inl.h"
 #include "kernels/grouped_gemm/gemm_tile-inl.h"
 #endif
 
@@ -34,6 +29,102 @@ namespace moe::gemm {
 namespace HWY_NAMESPACE {
 
 #if HWY_NATIVE_FMA
+
+// Where the float32 sums of a panel's tiles are kept until they become elements of c, or are added
+// to integers:
+//   in c itself     float32 elements, one depth block, a whole tile
+//   tile by tile    one depth block: in the same few lines of the slot, which stay in the first
+//                   cache
+//   row behind row  in the slot, between depth blocks, each waiting node of a tree in a place of
+//                   its own. (Rows of c may lie a power of two apart and push each other out of
+//                   cache.)
+template <class T, class TOut>
+class Sums {
+ public:
+  Sums(const Problem<T, TOut>& problem, const Block& block, const Panel& panel, const Slot& slot)
+      : c_(problem.c),
+        exact_(problem.exact),
+        exact_write_(panel.segment == 0 ? problem.exact.write : SumWrite::kAdd),
+        adds_(problem.write == Write::kAdd),
+        panel_(panel),
+        row_(block.row_begin),
+        cols_padded_((panel.cols + kTileCols - 1) / kTileCols * kTileCols),
+        slot_(slot.sums),
+        node_(slot.node) {}
+
+  // The sums of the tile whose first element is (row, j) of the panel. It adds to those of its own
+  // earlier depth blocks, or to Load's.
+  TileSums Tile(int64_t row, int64_t j) const {
+    return {SumsOf(panel_.waiting, row, j), stride(j), !panel_.first || adds_, panel_.folds, node_};
+  }
+  // Before the first depth block of an addition.
+  void Load(int64_t row, int64_t rows, int64_t j) const {
+    if (!panel_.first || !adds_ || InPlace(j)) return;
+    for (int64_t i = 0; i < rows; ++i) {
+      Convert(Output(row + i, j), Cols(j), SumsOf(0, row, j) + i * stride(j));
+    }
+  }
+  // After the last depth block. Returns how many sums the exact grid could not hold.
+  int64_t Store(int64_t row, int64_t rows, int64_t j) const {
+    if (!panel_.last || InPlace(j)) return 0;
+    const float* const tile = SumsOf(0, row, j);
+    int64_t bad = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      const float* const from = tile + i * stride(j);
+      if (exact_.used()) {
+        bad += Accumulate(from, exact_.inverse_unit, exact_.limit, exact_write_,
+                          ExactOutput(row + i, j), Cols(j));
+      } else {
+        Convert(from, Cols(j), Output(row + i, j));
+      }
+    }
+    return bad;
+  }
+
+  // Fetches what Load and Store touch of a strip of `rows` rows, during `steps` steps of tiles.
+  WritePrefetcher PrefetchOutput(int64_t rows, int64_t j, int64_t steps) const {
+    if (!panel_.last && !(panel_.first && adds_)) return {};
+    if (exact_.used()) {
+      if (exact_write_ == SumWrite::kStreamed) return {};
+      return {ExactOutput(0, j), rows, Cols(j) * int64_t{sizeof(int64_t)},
+              exact_.sum.stride() * int64_t{sizeof(int64_t)}, steps};
+    }
+    return {Output(0, j), rows, Cols(j) * int64_t{sizeof(TOut)},
+            c_.stride() * int64_t{sizeof(TOut)}, steps};
+  }
+
+ private:
+  // `node`: how many nodes of a tree wait beside these sums.
+  float* SumsOf(int64_t node, int64_t row, int64_t j) const {
+    if (InPlace(j)) {
+      if constexpr (std::is_same_v<TOut, float>) return c_.row(row_ + row) + panel_.col + j;
+    }
+    return OneDepthBlock() ? slot_ : slot_ + node * node_ + row * cols_padded_ + j;
+  }
+  int64_t stride(int64_t j) const {
+    if (InPlace(j)) return c_.stride();
+    return OneDepthBlock() ? kTileCols : cols_padded_;
+  }
+  bool OneDepthBlock() const { return panel_.first && panel_.last && panel_.waiting == 0; }
+  int64_t Cols(int64_t j) const { return std::min(kTileCols, panel_.cols - j); }
+  bool InPlace(int64_t j) const {
+    return std::is_same_v<TOut, float> && !exact_.used() && OneDepthBlock() && Cols(j) == kTileCols;
+  }
+  TOut* Output(int64_t row, int64_t j) const { return c_.row(row_ + row) + panel_.col + j; }
+  int64_t* ExactOutput(int64_t row, int64_t j) const {
+    return exact_.sum.row(row_ + row) + panel_.col + j;
+  }
+
+  MatrixView<TOut> c_;
+  ExactSink exact_;
+  SumWrite exact_write_;  // of this panel's segment
+  bool adds_;
+  Panel panel_;
+  int64_t row_;  // of c, where the block begins
+  int64_t cols_padded_;
+  float* slot_;
+  int64_t node_;
+};
 
 // Where word `word` of column `col` of packed weights lies, `col` the first of a strip.
 template <class T, class TOut>
@@ -337,31 +428,9 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot&) {
 int64_t TileCols() {
   return kTileCols;
 }
-void PackFloat(MatrixView<const float> from, float* to) {
-  PackWeightStrip(from, to);
-}
-void PackBFloat16(MatrixView<const BFloat16> from, BFloat16* to) {
-  PackWeightStrip(from, to);
-}
-void PackFloat16(MatrixView<const Float16> from, Float16* to) {
-  PackWeightStrip(from, to);
-}
 
-void RunFloat(const Problem<float, float>& problem, const Block& block, const Slot& slot) {
-  Run(problem, block, slot);
-}
-void RunBFloat16(const Problem<BFloat16, BFloat16>& problem, const Block& block, const Slot& slot) {
-  Run(problem, block, slot);
-}
-void RunBFloat16ToFloat(const Problem<BFloat16, float>& problem, const Block& block,
-                        const Slot& slot) {
-  Run(problem, block, slot);
-}
-void RunFloat16(const Problem<Float16, Float16>& problem, const Block& block, const Slot& slot) {
-  Run(problem, block, slot);
-}
-void RunFloat16ToFloat(const Problem<Float16, float>& problem, const Block& block,
-                       const Slot& slot) {
+template <class AnyProblem>
+void RunAny(const AnyProblem& problem, const Block& block, const Slot& slot) {
   Run(problem, block, slot);
 }
 
@@ -373,48 +442,25 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace moe::gemm {
 
-HWY_EXPORT(TileCols);
-HWY_EXPORT(PackFloat);
-HWY_EXPORT(PackBFloat16);
-HWY_EXPORT(PackFloat16);
-HWY_EXPORT(RunFloat);
-HWY_EXPORT(RunBFloat16);
-HWY_EXPORT(RunBFloat16ToFloat);
-HWY_EXPORT(RunFloat16);
-HWY_EXPORT(RunFloat16ToFloat);
-
 int64_t StripCols() {
-  return HWY_DYNAMIC_DISPATCH(TileCols)();
+  return MOE_SIMD(TileCols)();
 }
 
-template <>
-void PackStrip(MatrixView<const float> from, float* to) {
-  HWY_DYNAMIC_DISPATCH(PackFloat)(from, to);
+template <typename T>
+void PackStrip(MatrixView<const T> from, T* to) {
+  MOE_SIMD(PackWeightStrip<T>)(from, to);
 }
-template <>
-void PackStrip(MatrixView<const BFloat16> from, BFloat16* to) {
-  HWY_DYNAMIC_DISPATCH(PackBFloat16)(from, to);
-}
-template <>
-void PackStrip(MatrixView<const Float16> from, Float16* to) {
-  HWY_DYNAMIC_DISPATCH(PackFloat16)(from, to);
-}
+MOE_INSTANTIATE_FOR_STORAGE(PackStrip)
 
-void RunBlock(const Problem<float, float>& problem, const Block& block, const Slot& slot) {
-  HWY_DYNAMIC_DISPATCH(RunFloat)(problem, block, slot);
+template <typename T, typename TOut>
+void RunBlock(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) {
+  using ThisProblem = Problem<T, TOut>;
+  MOE_SIMD(RunAny<ThisProblem>)(problem, block, slot);
 }
-void RunBlock(const Problem<BFloat16, BFloat16>& problem, const Block& block, const Slot& slot) {
-  HWY_DYNAMIC_DISPATCH(RunBFloat16)(problem, block, slot);
-}
-void RunBlock(const Problem<BFloat16, float>& problem, const Block& block, const Slot& slot) {
-  HWY_DYNAMIC_DISPATCH(RunBFloat16ToFloat)(problem, block, slot);
-}
-void RunBlock(const Problem<Float16, Float16>& problem, const Block& block, const Slot& slot) {
-  HWY_DYNAMIC_DISPATCH(RunFloat16)(problem, block, slot);
-}
-void RunBlock(const Problem<Float16, float>& problem, const Block& block, const Slot& slot) {
-  HWY_DYNAMIC_DISPATCH(RunFloat16ToFloat)(problem, block, slot);
-}
+#define MOE_INSTANTIATE(T, TOut) \
+  template void RunBlock(const Problem<T, TOut>&, const Block&, const Slot&);
+MOE_FOR_PRODUCTS(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe::gemm
 #endif  // HWY_ONCE

@@ -4,7 +4,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "kernels/base/shape_check.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/gemm_blocks.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
@@ -147,20 +147,17 @@ absl::Status Gemm(MatrixView<const T> x, const PackedWeights<T>& weight, int64_t
   return Forward<T, TOut>("Gemm", x, offsets, {&weight, 1}, version, y, workspace, stream, tree);
 }
 
-#define MOE_INSTANTIATE(T)                                                                         \
-  template class PackedWeights<T>;                                                                 \
-  template absl::Status GroupedGemm(MatrixView<const T>, absl::Span<const int64_t>,                \
-                                    absl::Span<const PackedWeights<T>>, int64_t, MatrixView<T>,    \
-                                    Workspace&, Stream&, GemmTree);                                \
-  template absl::Status Gemm(MatrixView<const T>, const PackedWeights<T>&, int64_t, MatrixView<T>, \
-                             Workspace&, Stream&, GemmTree)
-MOE_INSTANTIATE(float);
-MOE_INSTANTIATE(BFloat16);
-MOE_INSTANTIATE(Float16);
-template absl::Status Gemm(MatrixView<const BFloat16>, const PackedWeights<BFloat16>&, int64_t,
-                           MatrixView<float>, Workspace&, Stream&, GemmTree);
-template absl::Status Gemm(MatrixView<const Float16>, const PackedWeights<Float16>&, int64_t,
-                           MatrixView<float>, Workspace&, Stream&, GemmTree);
+#define MOE_INSTANTIATE(T)                                                                      \
+  template class PackedWeights<T>;                                                              \
+  template absl::Status GroupedGemm(MatrixView<const T>, absl::Span<const int64_t>,             \
+                                    absl::Span<const PackedWeights<T>>, int64_t, MatrixView<T>, \
+                                    Workspace&, Stream&, GemmTree);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
+#define MOE_INSTANTIATE(T, TOut)                                                    \
+  template absl::Status Gemm(MatrixView<const T>, const PackedWeights<T>&, int64_t, \
+                             MatrixView<TOut>, Workspace&, Stream&, GemmTree);
+MOE_FOR_PRODUCTS(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

@@ -10,7 +10,6 @@
 
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/run_op.h"
-#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
@@ -192,13 +191,6 @@ absl::Status AddWeightGradients(MatrixView<const T> dy, MatrixView<const T> x,
                                : RunOnDevice<T, float>(dy, x, segments, grads, workspace, stream);
 }
 
-#define MOE_INSTANTIATE(T)                                                                         \
-  template absl::Status AddWeightGradients(MatrixView<const T>, MatrixView<const T>,               \
-                                           const GroupOffsets&, absl::Span<const GradAccumulator>, \
-                                           Workspace&, Stream&, GemmOptions);
-MOE_INSTANTIATE(float)
-MOE_INSTANTIATE(BFloat16)
-MOE_INSTANTIATE(Float16)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_FOR_STORAGE(AddWeightGradients)
 
 }  // namespace moe
