@@ -5,21 +5,18 @@
 
 #include "kernels/attention/attention_cpu.h"
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/attention/attention_shape.h"
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/run_op.h"
-#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
 
-absl::Status CheckAttentionShape(absl::string_view function, const AttentionShape& shape,
-                                 int64_t rows, int64_t cols) {
-  if (shape.heads < 1 || cols < shape.heads || cols % shape.heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(function, ": ", cols, " columns for ",
-                                                   shape.heads, " heads, expected a multiple"));
+absl::Status AttentionShape::Check(absl::string_view function, int64_t rows, int64_t cols) const {
+  if (heads < 1 || cols < heads || cols % heads != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": ", cols, " columns for ", heads, " heads, expected a multiple"));
   }
-  const absl::Span<const int64_t> offsets = shape.sequence_offsets;
+  const absl::Span<const int64_t> offsets = sequence_offsets;
   if (offsets.empty() || offsets.front() != 0 || offsets.back() != rows) {
     return absl::InvalidArgumentError(absl::StrCat(
         function, ": sequence_offsets [", offsets.size(), "]",
@@ -36,10 +33,10 @@ absl::Status CheckAttentionShape(absl::string_view function, const AttentionShap
   return absl::OkStatus();
 }
 
-int64_t LongestSequence(const AttentionShape& shape) {
+int64_t AttentionShape::LongestSequence() const {
   int64_t longest = 0;
-  for (size_t s = 1; s < shape.sequence_offsets.size(); ++s) {
-    longest = std::max(longest, shape.sequence_offsets[s] - shape.sequence_offsets[s - 1]);
+  for (size_t s = 1; s < sequence_offsets.size(); ++s) {
+    longest = std::max(longest, sequence_offsets[s] - sequence_offsets[s - 1]);
   }
   return longest;
 }
@@ -60,22 +57,31 @@ absl::StatusOr<int> KeyValueHeads(absl::string_view function, const AttentionSha
                                                  ", as many as divide the ", shape.heads, " of q"));
 }
 
-absl::Status CheckCudaHeads(absl::string_view function, const AttentionShape& shape) {
-  if (shape.heads <= attention::kMostHeads) return absl::OkStatus();
+// The offsets of the sequences on a CUDA device, which takes the heads.
+absl::StatusOr<absl::Span<const int64_t>> OffsetsOnCuda(absl::string_view function,
+                                                        const AttentionShape& shape,
+                                                        Workspace& workspace, Stream& stream) {
+  if (shape.heads <= attention::kMostHeads) {
+    return UploadArray(shape.sequence_offsets, workspace, stream);
+  }
   return absl::InvalidArgumentError(absl::StrCat(function, ": ", shape.heads, " heads, at most ",
                                                  attention::kMostHeads, " on CUDA"));
 }
 
 // The part of a view that belongs to one of `groups` groups of heads, which have as many columns
-// each, of one sequence.
+// each, of one sequence or of all rows.
 struct GroupRange {
   int64_t begin, end;  // rows
   int64_t group, groups;
 
   template <typename T>
-  MatrixView<T> Of(MatrixView<T> m) const {
+  MatrixView<T> AllRowsOf(MatrixView<T> m) const {
     const int64_t cols = m.cols() / groups;
-    return ColumnRange(RowRange(m, begin, end), group * cols, (group + 1) * cols);
+    return ColumnRange(m, group * cols, (group + 1) * cols);
+  }
+  template <typename T>
+  MatrixView<T> Of(MatrixView<T> m) const {
+    return AllRowsOf(RowRange(m, begin, end));
   }
 };
 
@@ -115,7 +121,7 @@ absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
                              MatrixView<float> log_sum_exp, Workspace& workspace, Stream& stream) {
   constexpr const char* kFunction = "CausalAttention";
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "q", q, q.rows(), q.cols()));
-  MOE_RETURN_IF_ERROR(CheckAttentionShape(kFunction, shape, q.rows(), q.cols()));
+  MOE_RETURN_IF_ERROR(shape.Check(kFunction, q.rows(), q.cols()));
   const int64_t depth = q.cols() / shape.heads;
   MOE_ASSIGN_OR_RETURN(const int kv_heads, KeyValueHeads(kFunction, shape, depth, k.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "k", k, q.rows(), k.cols()));
@@ -123,9 +129,7 @@ absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "out", out, q.rows(), q.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "log_sum_exp", log_sum_exp, q.rows(), shape.heads));
   if (IsCuda(stream)) {
-    MOE_RETURN_IF_ERROR(CheckCudaHeads(kFunction, shape));
-    MOE_ASSIGN_OR_RETURN(const auto offsets,
-                         UploadArray(shape.sequence_offsets, workspace, stream));
+    MOE_ASSIGN_OR_RETURN(const auto offsets, OffsetsOnCuda(kFunction, shape, workspace, stream));
     return LaunchOn(kFunction, stream, [&](auto cuda) {
       return attention::Run(attention::CudaForward<T>{.q = q,
                                                       .k = k,
@@ -140,9 +144,10 @@ absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
     });
   }
   ThreadPool& threads = stream.threads();
-  MOE_ASSIGN_OR_RETURN(const MatrixView<float> slots,
-                       TakeSlots(shape, kv_heads, HeadForwardScratch(LongestSequence(shape), depth),
-                                 threads, workspace));
+  MOE_ASSIGN_OR_RETURN(
+      const MatrixView<float> slots,
+      TakeSlots(shape, kv_heads, HeadForwardScratch(shape.LongestSequence(), depth), threads,
+                workspace));
   return stream.Enqueue([=, &threads] {
     ForEachGroup(shape, kv_heads, slots, threads, [&](const GroupRange& group, float* scratch) {
       AttendHeads<T>({.q = group.Of(q),
@@ -163,7 +168,7 @@ absl::Status CausalAttentionOfLast(int heads, MatrixView<const T> q, MatrixView<
   constexpr const char* kFunction = "CausalAttentionOfLast";
   const int64_t offsets[] = {0, q.rows()};
   const AttentionShape shape = {.heads = heads, .sequence_offsets = offsets};
-  MOE_RETURN_IF_ERROR(CheckAttentionShape(kFunction, shape, q.rows(), q.cols()));
+  MOE_RETURN_IF_ERROR(shape.Check(kFunction, q.rows(), q.cols()));
   const int64_t depth = q.cols() / heads;
   MOE_ASSIGN_OR_RETURN(const int kv_heads, KeyValueHeads(kFunction, shape, depth, k.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "v", v, k.rows(), k.cols()));
@@ -182,16 +187,15 @@ absl::Status CausalAttentionOfLast(int heads, MatrixView<const T> q, MatrixView<
       const MatrixView<float> slots,
       TakeSlots(shape, kv_heads, HeadForwardScratch(tokens, depth), threads, workspace));
   return stream.Enqueue([=, &threads] {
-    std::atomic<int64_t> next = 0;
-    threads.For(slots.rows(), 1, [&](int64_t slot, int64_t) {
-      for (int64_t i = next.fetch_add(1); i < kv_heads; i = next.fetch_add(1)) {
-        const auto of = [&](auto m) {
-          const int64_t cols = m.cols() / kv_heads;
-          return ColumnRange(m, i * cols, (i + 1) * cols);
-        };
-        AttendHeads<T>({.q = of(q), .k = of(k), .v = of(v), .out = of(out)}, slots.row(slot));
-      }
-    });
+    const int64_t rows[] = {0, q.rows()};  // `offsets` is gone where the stream queues
+    ForEachGroup({.heads = heads, .sequence_offsets = rows}, kv_heads, slots, threads,
+                 [&](const GroupRange& group, float* scratch) {
+                   AttendHeads<T>({.q = group.Of(q),
+                                   .k = group.AllRowsOf(k),
+                                   .v = group.AllRowsOf(v),
+                                   .out = group.Of(out)},
+                                  scratch);
+                 });
     return absl::OkStatus();
   });
 }
@@ -205,7 +209,7 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
                                      Stream& stream) {
   constexpr const char* kFunction = "CausalAttentionBackward";
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "q", q, q.rows(), q.cols()));
-  MOE_RETURN_IF_ERROR(CheckAttentionShape(kFunction, shape, q.rows(), q.cols()));
+  MOE_RETURN_IF_ERROR(shape.Check(kFunction, q.rows(), q.cols()));
   const int64_t depth = q.cols() / shape.heads;
   MOE_ASSIGN_OR_RETURN(const int kv_heads, KeyValueHeads(kFunction, shape, depth, k.cols()));
   const auto check = [&](const char* name, const auto& m, int64_t cols) {
@@ -220,9 +224,7 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
   MOE_RETURN_IF_ERROR(check("d_k", d_k, k.cols()));
   MOE_RETURN_IF_ERROR(check("d_v", d_v, k.cols()));
   if (IsCuda(stream)) {
-    MOE_RETURN_IF_ERROR(CheckCudaHeads(kFunction, shape));
-    MOE_ASSIGN_OR_RETURN(const auto offsets,
-                         UploadArray(shape.sequence_offsets, workspace, stream));
+    MOE_ASSIGN_OR_RETURN(const auto offsets, OffsetsOnCuda(kFunction, shape, workspace, stream));
     MOE_ASSIGN_OR_RETURN(const MatrixView<float> row_dot,
                          workspace.Matrix<float>(q.rows(), shape.heads));
     return LaunchOn(kFunction, stream, [&](auto cuda) {
@@ -246,7 +248,7 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
   ThreadPool& threads = stream.threads();
   MOE_ASSIGN_OR_RETURN(
       const MatrixView<float> slots,
-      TakeSlots(shape, kv_heads, HeadBackwardScratch(LongestSequence(shape), depth), threads,
+      TakeSlots(shape, kv_heads, HeadBackwardScratch(shape.LongestSequence(), depth), threads,
                 workspace));
   return stream.Enqueue([=, &threads] {
     ForEachGroup(shape, kv_heads, slots, threads, [&](const GroupRange& group, float* scratch) {
@@ -265,18 +267,8 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
   });
 }
 
-#define MOE_INSTANTIATE(T)                                                                       \
-  template absl::Status CausalAttention(const AttentionShape&, MatrixView<const T>,              \
-                                        MatrixView<const T>, MatrixView<const T>, MatrixView<T>, \
-                                        MatrixView<float>, Workspace&, Stream&);                 \
-  template absl::Status CausalAttentionOfLast(int, MatrixView<const T>, MatrixView<const T>,     \
-                                              MatrixView<const T>, MatrixView<T>, Workspace&,    \
-                                              Stream&);                                          \
-  template absl::Status CausalAttentionBackward(                                                 \
-      const AttentionShape&, MatrixView<const T>, MatrixView<const T>, MatrixView<const T>,      \
-      MatrixView<const T>, MatrixView<const float>, MatrixView<const T>, MatrixView<T>,          \
-      MatrixView<T>, MatrixView<T>, Workspace&, Stream&);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_FOR_STORAGE(CausalAttention)
+MOE_INSTANTIATE_FOR_STORAGE(CausalAttentionOfLast)
+MOE_INSTANTIATE_FOR_STORAGE(CausalAttentionBackward)
 
 }  // namespace moe

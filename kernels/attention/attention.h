@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <absl/status/status.h>
+#include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
 #include "kernels/base/dtype.h"
@@ -21,6 +22,11 @@ struct AttentionShape {
   int heads = 1;
   absl::Span<const int64_t> sequence_offsets;
   int64_t first_position = 0;  // of the first row of every sequence here; rotary, on CPUs
+
+  // kInvalidArgument unless the heads divide `cols` and the sequences cover `rows`.
+  absl::Status Check(absl::string_view function, int64_t rows, int64_t cols) const;
+  // Rows of the longest sequence; 0 without sequences.
+  int64_t LongestSequence() const;
 };
 
 // +1 rotates forward, -1 is the inverse rotation (backward).

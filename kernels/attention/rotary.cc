@@ -2,12 +2,10 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/attention/attention_shape.h"
 #include "kernels/attention/rotary_table.h"
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/highway_targets.h"
 #include "kernels/base/run_op.h"
-#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/rotary.cc"
@@ -63,7 +61,7 @@ absl::Status ApplyOnCuda(const AttentionShape& shape, float base, RotaryDirectio
   }
   MOE_ASSIGN_OR_RETURN(
       const RotaryTable* const table,
-      RotaryTable::For(base, x.cols() / shape.heads / 2, LongestSequence(shape), stream.device()));
+      RotaryTable::For(base, x.cols() / shape.heads / 2, shape.LongestSequence(), stream.device()));
   MOE_ASSIGN_OR_RETURN(const auto offsets, UploadArray(shape.sequence_offsets, workspace, stream));
   return LaunchOn("ApplyRotary", stream, [&](auto cuda) {
     return attention::Run(
@@ -85,7 +83,7 @@ template <typename T>
 absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirection direction,
                          MatrixView<T> x, Workspace& workspace, Stream& stream) {
   MOE_RETURN_IF_ERROR(CheckShape("ApplyRotary", "x", x, x.rows(), x.cols()));
-  MOE_RETURN_IF_ERROR(CheckAttentionShape("ApplyRotary", shape, x.rows(), x.cols()));
+  MOE_RETURN_IF_ERROR(shape.Check("ApplyRotary", x.rows(), x.cols()));
   const int64_t depth = x.cols() / shape.heads;
   if (depth % 2 != 0 || !(base > 0)) {
     return absl::InvalidArgumentError(absl::StrCat("ApplyRotary: head size ", depth, ", base ",
@@ -98,9 +96,8 @@ absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirectio
     const int64_t half = depth / 2;
     MOE_ASSIGN_OR_RETURN(
         const RotaryTable* const table,
-        RotaryTable::For(base, half, shape.first_position + LongestSequence(shape), {}));
-    const int64_t grain = std::max<int64_t>(1, 8192 / x.cols());
-    threads.For(x.rows(), grain, [&](int64_t begin, int64_t end) {
+        RotaryTable::For(base, half, shape.first_position + shape.LongestSequence(), {}));
+    threads.For(x.rows(), RowGrain(x.cols()), [&](int64_t begin, int64_t end) {
       // The sequence of row t starts at the last offset that is not above it.
       auto next = std::upper_bound(offsets.begin(), offsets.end(), begin);
       for (int64_t t = begin; t < end; ++t) {
@@ -115,11 +112,7 @@ absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirectio
   });
 }
 
-#define MOE_INSTANTIATE(T)                                                                        \
-  template absl::Status ApplyRotary(const AttentionShape&, float, RotaryDirection, MatrixView<T>, \
-                                    Workspace&, Stream&);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
+MOE_INSTANTIATE_FOR_STORAGE(ApplyRotary)
 
 }  // namespace moe
 #endif  // HWY_ONCE

@@ -13,7 +13,7 @@
 namespace moe {
 
 // The order of selection: the larger score first, then the lower id; a NaN after everything else.
-// (KeyOf of gate_rows-inl.h and of cuda_float_keys.h put it into integers.)
+// (KeyOf of gate_rows_cpu.cc and of cuda_float_keys.h put it into integers.)
 inline bool RanksBefore(float a, int64_t id_a, float b, int64_t id_b) {
   if (std::isnan(a) != std::isnan(b)) return std::isnan(b);
   if (a != b && !std::isnan(a)) return a > b;

@@ -13,7 +13,7 @@
 
 namespace moe {
 
-// Bits of an id beside the 32 of a score in a rank (gate_rows-inl.h): the most experts are 2^20.
+// Bits of an id beside the 32 of a score in a rank (gate_rows_cpu.cc): the most experts are 2^20.
 inline constexpr int kExpertIdBits = 20;
 
 // Rows that one task takes: enough to pay for its scratch, few enough to balance threads.

@@ -11,7 +11,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/run_op.h"
-#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/topk_gate/gate_rows.h"
 #include "kernels/topk_gate/topk_gate_cuda.h"
