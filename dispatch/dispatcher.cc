@@ -4,7 +4,7 @@
 
 #include "dispatch/dispatcher_base.h"
 #include "kernels/base/log.h"
-#include "kernels/base/shape_check.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/permute/permute.h"
 

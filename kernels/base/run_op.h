@@ -1,4 +1,5 @@
-// From an operation's checks (Abseil) to its device. Internal to the .cc files of kernels/.
+// From an operation's arguments (Abseil) to its device: the checks that operations share, and what
+// runs them. Internal to .cc files.
 #ifndef MOE_KERNELS_BASE_RUN_OP_H_
 #define MOE_KERNELS_BASE_RUN_OP_H_
 
@@ -7,13 +8,70 @@
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
+#include <absl/types/span.h>
 
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/cuda_types.h"
-#include "kernels/base/shape_check.h"
+#include "kernels/base/group_offsets.h"
 #include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
 
 namespace moe {
+
+// kInvalidArgument unless `m` is [rows, cols] with stride >= cols.
+template <typename T>
+absl::Status CheckShape(absl::string_view function, absl::string_view name, const MatrixView<T>& m,
+                        int64_t rows, int64_t cols) {
+  if (m.rows() == rows && m.cols() == cols && m.stride() >= cols) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(function, ": ", name, " is [", m.rows(), ", ",
+                                                 m.cols(), "] with stride ", m.stride(),
+                                                 ", expected [", rows, ", ", cols, "]"));
+}
+
+// kInvalidArgument unless a span has `expected` elements.
+inline absl::Status CheckLength(absl::string_view function, absl::string_view name, size_t length,
+                                int64_t expected) {
+  if (static_cast<int64_t>(length) == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(function, ": ", name, " is [", length, "], expected [", expected, "]"));
+}
+
+// kInvalidArgument unless offsets [groups + 1] cut rows [0, rows) into groups, which may be empty.
+// `members` is what there is one of for each group ("weights").
+inline absl::Status CheckGroups(absl::string_view function, absl::string_view members,
+                                absl::Span<const int64_t> offsets, size_t groups, int64_t rows) {
+  if (offsets.size() != groups + 1) {
+    return absl::InvalidArgumentError(absl::StrCat(function, ": ", offsets.size(), " offsets for ",
+                                                   groups, " ", members, ", expected ",
+                                                   groups + 1));
+  }
+  if (offsets.front() != 0 || offsets.back() != rows) {
+    return absl::InvalidArgumentError(absl::StrCat(function, ": offsets run from ", offsets.front(),
+                                                   " to ", offsets.back(), ", expected 0 to ", rows,
+                                                   " rows"));
+  }
+  for (size_t g = 0; g < groups; ++g) {
+    if (offsets[g] <= offsets[g + 1]) continue;
+    return absl::InvalidArgumentError(absl::StrCat(function, ": offsets[", g, "] = ", offsets[g],
+                                                   " is above offsets[", g + 1,
+                                                   "] = ", offsets[g + 1], ", expected ascending"));
+  }
+  return absl::OkStatus();
+}
+
+// The same; of offsets that a device knows alone, their number.
+inline absl::Status CheckGroups(absl::string_view function, absl::string_view members,
+                                const GroupOffsets& offsets, size_t groups, int64_t rows) {
+  if (!offsets.known_to_host() && offsets.size() == groups + 1) return absl::OkStatus();
+  return CheckGroups(function, members, offsets.host(), groups, rows);
+}
+
+// kUnimplemented on devices that the operation has no kernel for in this build.
+inline absl::Status CheckCpu(absl::string_view function, const Stream& stream) {
+  if (stream.device().kind == DeviceKind::kCpu) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat(function, ": no kernel for this device in this build: compute on the CPU"));
+}
 
 // launcher(cudaStream_t) of `stream`, a stream of a CUDA device, with the stream's errors in front
 // and the launcher's as a status of `function`. `launcher` is a lambda over `auto stream`: without

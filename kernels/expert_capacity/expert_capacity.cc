@@ -4,7 +4,6 @@
 
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/run_op.h"
-#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/expert_capacity/expert_capacity_cuda.h"
 #include "kernels/expert_sort/expert_sort.h"
