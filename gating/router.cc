@@ -7,8 +7,6 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "gating/router_capacity.h"
-#include "gating/router_losses.h"
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
@@ -38,25 +36,35 @@ absl::Status CheckHost(absl::string_view where, const Stream& stream, const Work
       absl::StrCat(where, ": a stream of a CUDA device without a workspace of the host"));
 }
 
+// kInvalidArgument if a micro-batch has tokens, but not config.micro_batch_tokens of them.
+absl::Status CheckMicroBatchLengths(const RouterConfig& config, const Batch& batch) {
+  if (config.micro_batch_tokens == 0) return absl::OkStatus();
+  const absl::Span<const int64_t> offsets = batch.micro_batch_offsets;
+  for (size_t b = 0; b + 1 < offsets.size(); ++b) {
+    const int64_t tokens = offsets[b + 1] - offsets[b];
+    if (tokens != 0 && tokens != config.micro_batch_tokens) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Router::Forward: micro-batch ", b, " has ", tokens, " tokens, expected ",
+                       config.micro_batch_tokens, " (micro_batch_tokens) or none"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Before workspace memory that `stream` works on is given back: what takes it next on a CUDA device
 // is work of the same stream, later.
 absl::Status EndScratch(Stream& stream) {
   return IsCuda(stream) ? absl::OkStatus() : stream.Synchronize();
 }
 
-// The tokens of micro-batch b.
-struct MicroBatch {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t tokens() const { return end - begin; }
-};
-
-size_t NumMicroBatches(const Batch& batch) {
-  return batch.micro_batch_offsets.size() - 1;
-}
-
-MicroBatch MicroBatchAt(const Batch& batch, size_t b) {
-  return {batch.micro_batch_offsets[b], batch.micro_batch_offsets[b + 1]};
+// visit(begin, end) for the tokens of every micro-batch that has some.
+template <typename Visit>
+absl::Status ForEachMicroBatch(const Batch& batch, Visit visit) {
+  const absl::Span<const int64_t> offsets = batch.micro_batch_offsets;
+  for (size_t b = 0; b + 1 < offsets.size(); ++b) {
+    if (offsets[b] < offsets[b + 1]) MOE_RETURN_IF_ERROR(visit(offsets[b], offsets[b + 1]));
+  }
+  return absl::OkStatus();
 }
 
 // `matrix` itself when it is float32, else a float32 copy in the workspace.
@@ -180,13 +188,10 @@ absl::StatusOr<MatrixView<const float>> Router<T>::Logits(MatrixView<const T> to
                                                           Stream& stream) const {
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> logits,
                        workspace.Matrix<float>(tokens.rows(), weight_rows()));
-  for (size_t b = 0; b < NumMicroBatches(batch); ++b) {
-    const MicroBatch part = MicroBatchAt(batch, b);
-    if (part.tokens() == 0) continue;
-    MOE_RETURN_IF_ERROR(
-        (Gemm<T, float>(RowRange(tokens, part.begin, part.end), inputs.weight,
-                        RowRange(logits, part.begin, part.end), workspace, stream)));
-  }
+  MOE_RETURN_IF_ERROR(ForEachMicroBatch(batch, [&](int64_t begin, int64_t end) {
+    return Gemm<T, float>(RowRange(tokens, begin, end), inputs.weight, RowRange(logits, begin, end),
+                          workspace, stream);
+  }));
   if (traits_.router_bias) {
     const int64_t all[] = {0, tokens.rows()};
     MOE_RETURN_IF_ERROR(AddBias<float>(logits, all, {inputs.bias}, stream));
@@ -293,12 +298,10 @@ absl::Status Router<T>::Backward(absl::Span<const float> d_weight, const RouterS
                        LogitGradient(d_weight, saved, loss_scale, workspace, stream, host));
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> weight_f32,
                        AsFloat(weight, workspace, stream));
-  for (size_t b = 0; b < NumMicroBatches(saved.batch); ++b) {
-    const MicroBatch part = MicroBatchAt(saved.batch, b);
-    if (part.tokens() == 0) continue;
-    MOE_RETURN_IF_ERROR(MicroBatchBackward(part.begin, part.end, saved, d_logits, weight_f32,
-                                           d_tokens, gradients, workspace, stream));
-  }
+  MOE_RETURN_IF_ERROR(ForEachMicroBatch(saved.batch, [&](int64_t begin, int64_t end) {
+    return MicroBatchBackward(begin, end, saved, d_logits, weight_f32, d_tokens, gradients,
+                              workspace, stream);
+  }));
   return EndScratch(stream);
 }
 

@@ -21,7 +21,7 @@
 
 namespace moe {
 
-enum class Gradient : bool;  // router_losses.h
+enum class Gradient : bool { kNotWanted, kWanted };
 
 // The router's parameters and state; borrowed. E = config.num_outputs().
 template <typename T>
