@@ -9,22 +9,15 @@
 namespace moe {
 namespace {
 
-// One group's slots: [first, last), of tokens [begin, end).
-struct GroupSlots {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t first = 0;
-  int64_t last = 0;
-};
-
-// Slot-major: choice by choice, so that a second choice never displaces a first one.
-void DropByPosition(const CapacitySlots& slots, const GroupSlots& group, int64_t capacity,
+// Of tokens [begin, end). Slot-major: choice by choice, so that a second choice never displaces a
+// first one.
+void DropByPosition(const CapacitySlots& slots, int64_t begin, int64_t end, int64_t capacity,
                     absl::Span<int64_t> taken, absl::Span<uint8_t> dropped) {
   std::fill(taken.begin(), taken.end(), int64_t{0});
   bool more = true;
   for (int64_t choice = 0; more; ++choice) {
     more = false;
-    for (int64_t t = group.begin; t < group.end; ++t) {
+    for (int64_t t = begin; t < end; ++t) {
       const int64_t s = slots.slot_offset[static_cast<size_t>(t)] + choice;
       if (s >= slots.slot_offset[static_cast<size_t>(t) + 1]) continue;
       more = true;
@@ -35,8 +28,8 @@ void DropByPosition(const CapacitySlots& slots, const GroupSlots& group, int64_t
   }
 }
 
-// `start` [E + 1] and `by_expert` [slots of the group] are scratch.
-void DropByWeight(const CapacitySlots& slots, const GroupSlots& group, int64_t capacity,
+// Of slots [first, last). `start` [E + 1] and `by_expert` [last - first] are scratch.
+void DropByWeight(const CapacitySlots& slots, int64_t first, int64_t last, int64_t capacity,
                   absl::Span<int64_t> start, absl::Span<int64_t> by_expert,
                   absl::Span<uint8_t> dropped) {
   // Counting sort of the group's slots by expert, ascending slots within one.
@@ -47,12 +40,12 @@ void DropByWeight(const CapacitySlots& slots, const GroupSlots& group, int64_t c
   const auto has_room = [&](int64_t s) {
     return slots.expert[static_cast<size_t>(s)] >= slots.num_experts;
   };
-  for (int64_t s = group.first; s < group.last; ++s) {
+  for (int64_t s = first; s < last; ++s) {
     if (!has_room(s)) ++start[expert(s)];
   }
   int64_t end = 0;
   for (int64_t& count : start) count = end += count;  // ends; the last entry repeats the total
-  for (int64_t s = group.last; s-- > group.first;) {
+  for (int64_t s = last; s-- > first;) {
     if (!has_room(s)) by_expert[static_cast<size_t>(--start[expert(s)])] = s;
   }
 
@@ -63,10 +56,10 @@ void DropByWeight(const CapacitySlots& slots, const GroupSlots& group, int64_t c
   };
   for (size_t e = 0; e + 1 < start.size(); ++e) {
     if (start[e + 1] - start[e] <= capacity) continue;
-    const auto first = by_expert.begin() + start[e];
-    const auto last = by_expert.begin() + start[e + 1];
-    std::nth_element(first, first + capacity, last, kept_before);
-    for (auto s = first + capacity; s != last; ++s) dropped[static_cast<size_t>(*s)] = 1;
+    const auto begin = by_expert.begin() + start[e], over = begin + capacity;
+    const auto stop = by_expert.begin() + start[e + 1];
+    std::nth_element(begin, over, stop, kept_before);
+    for (auto s = over; s != stop; ++s) dropped[static_cast<size_t>(*s)] = 1;
   }
 }
 
@@ -93,15 +86,13 @@ absl::StatusOr<int64_t> MarkDropped(const CapacitySlots& slots, const TokenGroup
   }
   std::fill(dropped.begin(), dropped.end(), uint8_t{0});
   for (size_t g = 0; g + 1 < groups.offsets.size(); ++g) {
-    GroupSlots group{.begin = groups.offsets[g], .end = groups.offsets[g + 1]};
-    group.first = slots.slot_offset[static_cast<size_t>(group.begin)];
-    group.last = slots.slot_offset[static_cast<size_t>(group.end)];
-    const int64_t capacity =
-        ExpertCapacity(group.end - group.begin, top_k, slots.num_experts, capacity_factor);
+    const int64_t begin = groups.offsets[g], end = groups.offsets[g + 1];
+    const int64_t capacity = ExpertCapacity(end - begin, top_k, slots.num_experts, capacity_factor);
     if (policy == DropPolicy::kPosition) {
-      DropByPosition(slots, group, capacity, per_expert, dropped);
+      DropByPosition(slots, begin, end, capacity, per_expert, dropped);
     } else {
-      DropByWeight(slots, group, capacity, per_expert, by_expert, dropped);
+      DropByWeight(slots, slots.slot_offset[begin], slots.slot_offset[end], capacity, per_expert,
+                   by_expert, dropped);
     }
   }
   return std::count(dropped.begin(), dropped.end(), uint8_t{1});

@@ -15,9 +15,9 @@
 #include <absl/types/span.h>
 
 #include "gating/builtin_gates.h"
+#include "gating/token_choice_gate.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/topk_gate/select_experts.h"
 
 namespace moe {
 namespace {
@@ -72,15 +72,17 @@ struct NoisyRow {
   double width(int64_t e) const { return Softplus(static_cast<double>(r[e])) + kLeastNoise; }
 };
 
-class NoisyTopKGate final : public Gate {
+class NoisyTopKGate final : public ScaledTokenChoiceGate {
  public:
   explicit NoisyTopKGate(const RouterConfig& config)
-      : top_k_(config.top_k),
+      : ScaledTokenChoiceGate({.top_k = config.top_k}, Weights::kScores),
+        top_k_(config.top_k),
         coeff_(static_cast<double>(config.aux_loss_coeff)),
         seed_(config.seed),
         layer_(config.layer) {}
 
   GateTraits traits() const override { return {.logit_sets = 2}; }
+  bool RunsOn(DeviceKind device) const override { return device == DeviceKind::kCpu; }
   absl::StatusOr<GateSelection> Select(const GateInput& input, Workspace& workspace,
                                        Stream& stream) const override;
   absl::Status AddLosses(const GateInput& input, const GateSelection& selection, double* loss,
@@ -136,50 +138,32 @@ absl::StatusOr<GateSelection> NoisyTopKGate::Select(const GateInput& input, Work
                                                     Stream& stream) const {
   const int64_t tokens = input.logits.rows();
   const int64_t experts = input.logits.cols() / 2;
-  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> offset, workspace.Array<int64_t>(tokens + 1));
-  MOE_ASSIGN_OR_RETURN(const MatrixView<int32_t> expert, workspace.Matrix<int32_t>(tokens, top_k_));
-  MOE_ASSIGN_OR_RETURN(const absl::Span<float> weight, workspace.Array<float>(tokens * top_k_));
-  MOE_ASSIGN_OR_RETURN(const MatrixView<float> probs, workspace.Matrix<float>(tokens, experts));
-  MOE_ASSIGN_OR_RETURN(const absl::Span<float> log_sum_exp, workspace.Array<float>(tokens));
-  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> count, workspace.Array<int64_t>(experts));
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> memo, workspace.Matrix<float>(tokens, 2 * experts));
-
   MOE_RETURN_IF_ERROR(AddNoise(input, memo, stream));
-  MOE_RETURN_IF_ERROR(
-      SelectExperts({},
-                    {.logits = ColumnRange(input.logits, 0, experts),
-                     .value = ColumnRange(MatrixView<const float>(memo), 0, experts)},
-                    {.score = probs,
-                     .expert = expert,
-                     .weight = MatrixView<float>(weight.data(), tokens, top_k_),
-                     .log_sum_exp = log_sum_exp,
-                     .count = count,
-                     .slot_offset = offset},
+  const GateInput of_experts = {.logits = ColumnRange(input.logits, 0, experts),
+                                .batch = input.batch,
+                                .groups = input.groups,
+                                .expert_bias = {}};
+  MOE_ASSIGN_OR_RETURN(
+      GateSelection selection,
+      SelectByValue(of_experts, ColumnRange(MatrixView<const float>(memo), 0, experts), workspace,
                     stream));
-  MOE_RETURN_IF_ERROR(stream.Enqueue([this, memo, expert, weight] {
-    const auto k = static_cast<size_t>(top_k_);
+  MOE_RETURN_IF_ERROR(stream.Enqueue([this, memo, selection] {
     for (int64_t t = 0; t < memo.rows(); ++t) {
-      float* const w = weight.data() + static_cast<size_t>(t) * k;
+      const int32_t* const chosen = selection.expert.data() + t * top_k_;
+      const auto power = [&](int64_t j) {  // the first is the largest
+        return std::exp(static_cast<double>(memo(t, chosen[j])) -
+                        static_cast<double>(memo(t, chosen[0])));
+      };
       double sum = 0;
-      for (int64_t j = 0; j < top_k_; ++j) {  // the first is the largest
-        sum += std::exp(static_cast<double>(memo(t, expert(t, j))) -
-                        static_cast<double>(memo(t, expert(t, 0))));
-      }
-      for (int64_t j = 0; j < top_k_; ++j) {
-        w[j] = static_cast<float>(std::exp(static_cast<double>(memo(t, expert(t, j))) -
-                                           static_cast<double>(memo(t, expert(t, 0)))) /
-                                  sum);
-      }
+      for (int64_t j = 0; j < top_k_; ++j) sum += power(j);
+      float* const w = selection.weight.data() + t * top_k_;
+      for (int64_t j = 0; j < top_k_; ++j) w[j] = static_cast<float>(power(j) / sum);
     }
     return absl::OkStatus();
   }));
-  return GateSelection{.slot_offset = offset,
-                       .expert = {expert.data(), weight.size()},
-                       .weight = weight,
-                       .count = count,
-                       .score = probs,
-                       .log_sum_exp = log_sum_exp,
-                       .memo = memo};
+  selection.memo = memo;
+  return selection;
 }
 
 absl::Status NoisyTopKGate::AddLosses(const GateInput& input, const GateSelection& selection,
