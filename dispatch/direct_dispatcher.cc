@@ -5,7 +5,7 @@
 
 #include <absl/container/inlined_vector.h>
 
-#include "dispatch/dispatcher_base.h"
+#include "dispatch/exchange_rows.h"
 #include "kernels/permute/permute.h"
 
 namespace moe {
@@ -40,51 +40,41 @@ class GrowingPeerBuffer {
 // fences of Return, in a layer): Dispatch costs 1 fence, or 2. Outputs are written by the caller
 // whenever it likes after Return, so Return ends with a fence: d + 1.
 template <typename T>
-class DirectDispatcher final : public DispatcherBase<T> {
+class DirectDispatcher final : public Dispatcher<T> {
  public:
   DirectDispatcher(const DispatcherOptions& options, Communicator& comm, MemoryResource& memory)
-      : DispatcherBase<T>(options, comm, memory.device().kind), memory_(memory) {}
+      : Dispatcher<T>(options, comm, memory.device().kind), memory_(memory) {}
 
   DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kDirect; }
 
   absl::StatusOr<MatrixView<T>> ReturnBuffer(const DispatchPlan& plan, int64_t hidden,
                                              Workspace&) override {
-    MOE_RETURN_IF_ERROR(returned_.Reserve(plan.max_expert_rows() * RowBytes(hidden), this->comm_,
+    MOE_RETURN_IF_ERROR(returned_.Reserve(plan.max_expert_rows() * RowBytes<T>(hidden), this->comm_,
                                           memory_, last_stream_));
     return MatrixView<T>(reinterpret_cast<T*>(returned_.local()), plan.expert_rows(), hidden);
   }
 
-  absl::Status Dispatch(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
-                        MatrixView<T> expert_rows, Workspace&, Stream& exchange) override {
-    MOE_RETURN_IF_ERROR(this->CheckDispatch("Dispatch", plan, chunk, x, expert_rows, exchange));
+ private:
+  absl::Status Out(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
+                   std::optional<absl::Span<const float>> weight, MatrixView<T> expert_rows,
+                   Workspace& workspace, Stream& exchange) override {
     if (chunk == 0) {
       MOE_RETURN_IF_ERROR(PrepareTokens(plan, x.cols(), exchange));
       MOE_RETURN_IF_ERROR(PublishTokens(x, exchange));
+      if (weight.has_value()) {
+        MOE_RETURN_IF_ERROR(PublishWeights(plan, *weight, x.cols(), exchange));
+      }
       MOE_RETURN_IF_ERROR(Fence(exchange));
     }
-    return ReadTokens(plan, chunk, {}, expert_rows, exchange);
-  }
-
-  absl::Status DispatchScaled(const DispatchPlan& plan, int chunk, MatrixView<const T> dy,
-                              absl::Span<const float> weight, MatrixView<T> expert_rows,
-                              Workspace& workspace, Stream& exchange) override {
-    MOE_RETURN_IF_ERROR(
-        this->CheckDispatch("DispatchScaled", plan, chunk, dy, expert_rows, exchange));
-    MOE_RETURN_IF_ERROR(this->CheckWeights(plan, weight));
-    if (chunk == 0) {
-      MOE_RETURN_IF_ERROR(PrepareTokens(plan, dy.cols(), exchange));
-      MOE_RETURN_IF_ERROR(PublishTokens(dy, exchange));
-      MOE_RETURN_IF_ERROR(PublishWeights(plan, weight, dy.cols(), exchange));
-      MOE_RETURN_IF_ERROR(Fence(exchange));
+    absl::Span<const float> scale;
+    if (weight.has_value()) {
+      MOE_ASSIGN_OR_RETURN(scale, ReadWeights(plan, chunk, x.cols(), workspace, exchange));
     }
-    MOE_ASSIGN_OR_RETURN(const auto scale,
-                         ReadWeights(plan, chunk, dy.cols(), workspace, exchange));
     return ReadTokens(plan, chunk, scale, expert_rows, exchange);
   }
 
-  absl::Status Return(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
-                      MatrixView<T> home_rows, Workspace&, Stream& exchange) override {
-    MOE_RETURN_IF_ERROR(this->CheckReturn(plan, chunk, expert_rows, home_rows, exchange));
+  absl::Status Back(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
+                    MatrixView<T> home_rows, Workspace&, Stream& exchange) override {
     const int64_t hidden = home_rows.cols();
     if (!returned_.holds(expert_rows.data()) || expert_rows.stride() != hidden) {
       return absl::InvalidArgumentError(
@@ -96,17 +86,14 @@ class DirectDispatcher final : public DispatcherBase<T> {
     MOE_RETURN_IF_ERROR(ReadRows<T>(peers, plan.home_peer(chunk), plan.home_source(chunk), {},
                                     this->HomeRowsOf(plan, chunk, home_rows), exchange));
     for (int p = 0; p < plan.ranks(); ++p) {
-      this->CountBytes(p, plan.ExpertRows(chunk, p, plan.rank()) * RowBytes(hidden));
+      this->CountBytes(p, plan.ExpertRows(chunk, p, plan.rank()) * RowBytes<T>(hidden));
     }
     return chunk + 1 == plan.chunks() ? Fence(exchange) : absl::OkStatus();
   }
 
- private:
-  static int64_t RowBytes(int64_t hidden) { return hidden * static_cast<int64_t>(sizeof(T)); }
-
   // Where the weights stand behind the tokens, the same on every rank.
   static int64_t WeightsBegin(const DispatchPlan& plan, int64_t hidden) {
-    return (plan.max_tokens() * RowBytes(hidden) + 63) / 64 * 64;
+    return (plan.max_tokens() * RowBytes<T>(hidden) + 63) / 64 * 64;
   }
 
   absl::Status Fence(Stream& exchange) {
@@ -128,15 +115,15 @@ class DirectDispatcher final : public DispatcherBase<T> {
     const MatrixView<T> to(reinterpret_cast<T*>(published_.local()), x.rows(), x.cols());
     if (IsCuda(exchange)) {
       if (x.stride() == x.cols()) {
-        return exchange.CopyBytes(x.data(), to.data(), x.rows() * RowBytes(x.cols()));
+        return exchange.CopyBytes(x.data(), to.data(), x.rows() * RowBytes<T>(x.cols()));
       }
       for (int64_t t = 0; t < x.rows(); ++t) {
-        MOE_RETURN_IF_ERROR(exchange.CopyBytes(x.row(t), to.row(t), RowBytes(x.cols())));
+        MOE_RETURN_IF_ERROR(exchange.CopyBytes(x.row(t), to.row(t), RowBytes<T>(x.cols())));
       }
       return absl::OkStatus();
     }
     return exchange.Enqueue([=, &threads = exchange.threads()] {
-      const int64_t grain = std::max<int64_t>(1, (int64_t{64} << 10) / (RowBytes(x.cols()) + 1));
+      const int64_t grain = std::max<int64_t>(1, (int64_t{64} << 10) / (RowBytes<T>(x.cols()) + 1));
       threads.For(x.rows(), grain, [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) std::copy_n(x.row(t), x.cols(), to.row(t));
       });
@@ -175,7 +162,7 @@ class DirectDispatcher final : public DispatcherBase<T> {
     MOE_RETURN_IF_ERROR(ReadRows<T>(peers, plan.expert_peer(chunk), plan.expert_token(chunk), scale,
                                     this->ExpertRowsOf(plan, chunk, expert_rows), exchange));
     const int64_t row_bytes =
-        RowBytes(hidden) + (scale.empty() ? 0 : static_cast<int64_t>(sizeof(float)));
+        RowBytes<T>(hidden) + (scale.empty() ? 0 : static_cast<int64_t>(sizeof(float)));
     for (int p = 0; p < plan.ranks(); ++p) {
       this->CountBytes(p, plan.ExpertRows(chunk, plan.rank(), p) * row_bytes);
     }

@@ -2,11 +2,10 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "dispatch/dispatcher_base.h"
+#include "dispatch/exchange_rows.h"
 #include "kernels/base/log.h"
 #include "kernels/base/run_op.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/permute/permute.h"
 
 namespace moe {
 namespace {
@@ -65,9 +64,9 @@ absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
 }
 
 template <typename T>
-absl::Status DispatcherBase<T>::CheckChunk(absl::string_view function, const DispatchPlan& plan,
-                                           int chunk) const {
-  const bool reads_peers = this->algorithm() == DispatchAlgorithm::kDirect;
+absl::Status Dispatcher<T>::CheckChunk(absl::string_view function, const DispatchPlan& plan,
+                                       int chunk) const {
+  const bool reads_peers = algorithm() == DispatchAlgorithm::kDirect;
   if (plan.reads_peers() != reads_peers) {
     return absl::InvalidArgumentError(absl::StrCat(
         function, ": the plan has reads_peers = ", plan.reads_peers(), ", expected ", reads_peers));
@@ -83,18 +82,16 @@ absl::Status DispatcherBase<T>::CheckChunk(absl::string_view function, const Dis
 }
 
 template <typename T>
-absl::Status DispatcherBase<T>::CheckDevice(absl::string_view function,
-                                            const Stream& exchange) const {
+absl::Status Dispatcher<T>::CheckDevice(absl::string_view function, const Stream& exchange) const {
   if (exchange.device().kind == kind_) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       function, ": the stream is not of the kind of device that the dispatcher is for"));
 }
 
 template <typename T>
-absl::Status DispatcherBase<T>::CheckDispatch(absl::string_view function, const DispatchPlan& plan,
-                                              int chunk, MatrixView<const T> x,
-                                              MatrixView<T> expert_rows,
-                                              const Stream& exchange) const {
+absl::Status Dispatcher<T>::CheckDispatch(absl::string_view function, const DispatchPlan& plan,
+                                          int chunk, MatrixView<const T> x,
+                                          MatrixView<T> expert_rows, const Stream& exchange) const {
   MOE_RETURN_IF_ERROR(CheckChunk(function, plan, chunk));
   MOE_RETURN_IF_ERROR(CheckShape(function, "input", x, plan.tokens(), x.cols()));
   MOE_RETURN_IF_ERROR(
@@ -103,15 +100,28 @@ absl::Status DispatcherBase<T>::CheckDispatch(absl::string_view function, const 
 }
 
 template <typename T>
-absl::Status DispatcherBase<T>::CheckWeights(const DispatchPlan& plan,
-                                             absl::Span<const float> weight) const {
-  return CheckLength("DispatchScaled", "weight", weight.size(), plan.slots());
+absl::Status Dispatcher<T>::Dispatch(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
+                                     MatrixView<T> expert_rows, Workspace& workspace,
+                                     Stream& exchange) {
+  MOE_RETURN_IF_ERROR(CheckDispatch("Dispatch", plan, chunk, x, expert_rows, exchange));
+  return Out(plan, chunk, x, std::nullopt, expert_rows, workspace, exchange);
 }
 
 template <typename T>
-absl::Status DispatcherBase<T>::CheckReturn(const DispatchPlan& plan, int chunk,
-                                            MatrixView<const T> expert_rows,
-                                            MatrixView<T> home_rows, const Stream& exchange) const {
+absl::Status Dispatcher<T>::DispatchScaled(const DispatchPlan& plan, int chunk,
+                                           MatrixView<const T> dy, absl::Span<const float> weight,
+                                           MatrixView<T> expert_rows, Workspace& workspace,
+                                           Stream& exchange) {
+  constexpr char kName[] = "DispatchScaled";
+  MOE_RETURN_IF_ERROR(CheckDispatch(kName, plan, chunk, dy, expert_rows, exchange));
+  MOE_RETURN_IF_ERROR(CheckLength(kName, "weight", weight.size(), plan.slots()));
+  return Out(plan, chunk, dy, weight, expert_rows, workspace, exchange);
+}
+
+template <typename T>
+absl::Status Dispatcher<T>::Return(const DispatchPlan& plan, int chunk,
+                                   MatrixView<const T> expert_rows, MatrixView<T> home_rows,
+                                   Workspace& workspace, Stream& exchange) {
   constexpr char kName[] = "Return";
   MOE_RETURN_IF_ERROR(CheckChunk(kName, plan, chunk));
   MOE_RETURN_IF_ERROR(
@@ -123,39 +133,11 @@ absl::Status DispatcherBase<T>::CheckReturn(const DispatchPlan& plan, int chunk,
                                                    home_rows.stride(), ", expected dense rows of ",
                                                    home_rows.cols()));
   }
-  return CheckDevice(kName, exchange);
+  MOE_RETURN_IF_ERROR(CheckDevice(kName, exchange));
+  return Back(plan, chunk, expert_rows, home_rows, workspace, exchange);
 }
 
-absl::StatusOr<MatrixView<float>> WeightsInHomeOrder(const DispatchPlan& plan, int chunk,
-                                                     absl::Span<const float> weight,
-                                                     Workspace& workspace, Stream& stream) {
-  const absl::Span<const int32_t> slot = plan.home_slot(chunk);
-  MOE_ASSIGN_OR_RETURN(const auto out,
-                       workspace.Matrix<float>(static_cast<int64_t>(slot.size()), 1));
-  const MatrixView<const float> by_slot(weight.data(), static_cast<int64_t>(weight.size()), 1);
-  MOE_RETURN_IF_ERROR(GatherRows<float>(by_slot, slot, out, stream));
-  return out;
-}
-
-absl::StatusOr<absl::Span<const float>> WeightsInExpertOrder(const DispatchPlan& plan, int chunk,
-                                                             MatrixView<const float> received,
-                                                             Workspace& workspace, Stream& stream) {
-  const absl::Span<const int32_t> place = plan.return_place(chunk);
-  MOE_ASSIGN_OR_RETURN(const auto scale,
-                       workspace.Array<float>(static_cast<int64_t>(place.size())));
-  const MatrixView<float> out(scale.data(), static_cast<int64_t>(place.size()), 1);
-  MOE_RETURN_IF_ERROR(GatherRows<float>(received, place, out, stream));
-  return scale;
-}
-
-template class DispatcherBase<float>;
-template class DispatcherBase<BFloat16>;
-template class DispatcherBase<Float16>;
-template absl::StatusOr<std::unique_ptr<Dispatcher<float>>> Dispatcher<float>::Create(
-    const DispatcherOptions&, Communicator&, MemoryResource&);
-template absl::StatusOr<std::unique_ptr<Dispatcher<BFloat16>>> Dispatcher<BFloat16>::Create(
-    const DispatcherOptions&, Communicator&, MemoryResource&);
-template absl::StatusOr<std::unique_ptr<Dispatcher<Float16>>> Dispatcher<Float16>::Create(
-    const DispatcherOptions&, Communicator&, MemoryResource&);
-
+template class Dispatcher<float>;
+template class Dispatcher<BFloat16>;
+template class Dispatcher<Float16>;
 }  // namespace moe

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
 #include "comm/communicator.h"
@@ -78,10 +80,14 @@ class ExchangeClock {
 //
 // Same bits whatever the algorithm: rows are rounded to T before they travel, also when they stay
 // on their rank or are read in place.
+//
+// Algorithms override Out and Back; checks live here, so that all refuse the same things.
 template <typename T>
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
+  Dispatcher(const Dispatcher&) = delete;
+  Dispatcher& operator=(const Dispatcher&) = delete;
 
   // Collective; for streams and rows of the device that `memory` is of. kDirect without peer memory
   // (CUDA: ranks of one process have it where every device can read the others'), and kHierarchical
@@ -93,9 +99,9 @@ class Dispatcher {
                                                             Communicator& comm,
                                                             MemoryResource& memory = CpuMemory());
   virtual DispatchAlgorithm algorithm() const = 0;
-  virtual const ExchangeBytes& bytes() const = 0;
+  const ExchangeBytes& bytes() const { return bytes_; }
   // nullptr, as at first: none. `clock` must outlive what is enqueued.
-  virtual void set_clock(ExchangeClock* clock) = 0;
+  virtual void set_clock(ExchangeClock* clock) { clock_ = clock; }
 
   // Memory for rows that will be given to Return, [plan.expert_rows(), H]: peer memory for kDirect
   // (peers read it in place), else from `workspace`. Collective when it has to grow. Valid until
@@ -105,29 +111,70 @@ class Dispatcher {
 
   // Whether rows from ReturnBuffer are home rows as they lie: Return with one view for both copies
   // nothing.
-  virtual bool ReturnsInPlace(const DispatchPlan& plan) const = 0;
+  virtual bool ReturnsInPlace(const DispatchPlan& /*plan*/) const { return false; }
 
   // This chunk's part of expert_rows = rows of x at the ranks they come from; padding rows are 0.
   //   x            [T, H] at home; must not change until the last chunk has been exchanged
   //   expert_rows  [N, H], all chunks; only this chunk's rows are written
   // `workspace` lends staging memory that must live until `exchange` passes this point.
-  virtual absl::Status Dispatch(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
-                                MatrixView<T> expert_rows, Workspace& workspace,
-                                Stream& exchange) = 0;
+  absl::Status Dispatch(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
+                        MatrixView<T> expert_rows, Workspace& workspace, Stream& exchange);
 
   // This chunk's part of expert_rows = weight[slot] * dy[token of slot], the product in float32,
   // rounded to T once; padding rows are 0.   weight [slots] float32, dy [T, H] at home; neither may
   // change until the last chunk has been exchanged. dy travels as x does, once per rank; the
   // weights travel beside it and are applied at the experts' rank, to the same bits.
-  virtual absl::Status DispatchScaled(const DispatchPlan& plan, int chunk, MatrixView<const T> dy,
-                                      absl::Span<const float> weight, MatrixView<T> expert_rows,
-                                      Workspace& workspace, Stream& exchange) = 0;
+  absl::Status DispatchScaled(const DispatchPlan& plan, int chunk, MatrixView<const T> dy,
+                              absl::Span<const float> weight, MatrixView<T> expert_rows,
+                              Workspace& workspace, Stream& exchange);
 
   // This chunk's part of home_rows [plan.return_rows(), H] = expert rows of the ranks that computed
   // them.  expert_rows [N, H]: from ReturnBuffer, all chunks; this chunk's rows are ready.
   // home_rows is dense (stride == cols).
-  virtual absl::Status Return(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
-                              MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) = 0;
+  absl::Status Return(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
+                      MatrixView<T> home_rows, Workspace& workspace, Stream& exchange);
+
+ protected:
+  Dispatcher(const DispatcherOptions& options, Communicator& comm, DeviceKind kind)
+      : comm_(comm),
+        node_size_(options.node_size == 0 ? comm.size() : options.node_size),
+        kind_(kind) {}
+
+  // Of arguments that fit. weight: DispatchScaled's.
+  virtual absl::Status Out(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
+                           std::optional<absl::Span<const float>> weight, MatrixView<T> expert_rows,
+                           Workspace& workspace, Stream& exchange) = 0;
+  virtual absl::Status Back(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
+                            MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) = 0;
+
+  static MatrixView<T> ExpertRowsOf(const DispatchPlan& plan, int chunk, MatrixView<T> all) {
+    return RowRange(all, plan.expert_begin(chunk), plan.expert_begin(chunk + 1));
+  }
+  static MatrixView<T> HomeRowsOf(const DispatchPlan& plan, int chunk, MatrixView<T> all) {
+    return RowRange(all, plan.home_begin(chunk), plan.home_begin(chunk + 1));
+  }
+
+  void CountBytes(int peer, int64_t bytes) {
+    const bool same_node = peer / node_size_ == comm_.rank() / node_size_;
+    (peer == comm_.rank() ? bytes_.self
+     : same_node          ? bytes_.same_node
+                          : bytes_.cross_node) += bytes;
+  }
+  ExchangeClock* clock() const { return clock_; }
+
+  Communicator& comm_;
+
+ private:
+  absl::Status CheckDispatch(absl::string_view function, const DispatchPlan& plan, int chunk,
+                             MatrixView<const T> x, MatrixView<T> expert_rows,
+                             const Stream& exchange) const;
+  absl::Status CheckChunk(absl::string_view function, const DispatchPlan& plan, int chunk) const;
+  absl::Status CheckDevice(absl::string_view function, const Stream& exchange) const;
+
+  const int node_size_;
+  const DeviceKind kind_;
+  ExchangeBytes bytes_;
+  ExchangeClock* clock_ = nullptr;
 };
 
 }  // namespace moe

@@ -5,18 +5,42 @@
 #include <memory>
 #include <utility>
 
-#include "dispatch/dispatcher_base.h"
+#include "dispatch/exchange_rows.h"
 #include "dispatch/two_hop_exchange.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/permute/permute.h"
 
 namespace moe {
 namespace {
 
+// [home rows of the chunk, 1] weight of each, 0 for empty places. Enqueues.
+absl::StatusOr<MatrixView<float>> WeightsInHomeOrder(const DispatchPlan& plan, int chunk,
+                                                     absl::Span<const float> weight,
+                                                     Workspace& workspace, Stream& stream) {
+  const absl::Span<const int32_t> slot = plan.home_slot(chunk);
+  MOE_ASSIGN_OR_RETURN(const auto out,
+                       workspace.Matrix<float>(static_cast<int64_t>(slot.size()), 1));
+  const MatrixView<const float> by_slot(weight.data(), static_cast<int64_t>(weight.size()), 1);
+  MOE_RETURN_IF_ERROR(GatherRows<float>(by_slot, slot, out, stream));
+  return out;
+}
+
+// [expert rows of the chunk, 1] the same weights, received in return order. Enqueues.
+absl::StatusOr<MatrixView<float>> WeightsInExpertOrder(const DispatchPlan& plan, int chunk,
+                                                       MatrixView<const float> received,
+                                                       Workspace& workspace, Stream& stream) {
+  const absl::Span<const int32_t> place = plan.return_place(chunk);
+  MOE_ASSIGN_OR_RETURN(const auto out,
+                       workspace.Matrix<float>(static_cast<int64_t>(place.size()), 1));
+  MOE_RETURN_IF_ERROR(GatherRows<float>(received, place, out, stream));
+  return out;
+}
+
 template <typename T>
-class StagedDispatcher : public DispatcherBase<T> {
+class StagedDispatcher : public Dispatcher<T> {
  public:
   StagedDispatcher(const DispatcherOptions& options, Communicator& comm, DeviceKind kind)
-      : DispatcherBase<T>(options, comm, kind) {}
+      : Dispatcher<T>(options, comm, kind) {}
 
   DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kStaged; }
 
@@ -27,49 +51,34 @@ class StagedDispatcher : public DispatcherBase<T> {
 
   bool ReturnsInPlace(const DispatchPlan& plan) const override { return GathersOnce(plan); }
 
-  absl::Status Dispatch(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
-                        MatrixView<T> expert_rows, Workspace& workspace,
-                        Stream& exchange) override {
-    MOE_RETURN_IF_ERROR(this->CheckDispatch("Dispatch", plan, chunk, x, expert_rows, exchange));
+ private:
+  absl::Status Out(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
+                   std::optional<absl::Span<const float>> weight, MatrixView<T> expert_rows,
+                   Workspace& workspace, Stream& exchange) override {
+    const auto rows = this->ExpertRowsOf(plan, chunk, expert_rows);
     if (GathersOnce(plan)) {
       CountReturned(plan, chunk, x.cols());
-      return GatherRows<T>(x, plan.expert_token(chunk),
-                           this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
+      if (!weight.has_value()) {
+        return GatherRows<T>(x, plan.expert_token(chunk), rows, exchange);
+      }
+      CountWeights(plan, chunk);
+      MOE_ASSIGN_OR_RETURN(const MatrixView<const float> scale,  // its home rows are expert rows
+                           WeightsInHomeOrder(plan, chunk, *weight, workspace, exchange));
+      return GatherScaledRows<T>(x, plan.expert_token(chunk), AllOf(scale), rows, exchange);
     }
     MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(plan, chunk, x, workspace, exchange));
     MOE_ASSIGN_OR_RETURN(const auto source, ExpertSource(plan, chunk, workspace));
-    return GatherRows<T>(received, source, this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
-  }
-
-  absl::Status DispatchScaled(const DispatchPlan& plan, int chunk, MatrixView<const T> dy,
-                              absl::Span<const float> weight, MatrixView<T> expert_rows,
-                              Workspace& workspace, Stream& exchange) override {
-    MOE_RETURN_IF_ERROR(
-        this->CheckDispatch("DispatchScaled", plan, chunk, dy, expert_rows, exchange));
-    MOE_RETURN_IF_ERROR(this->CheckWeights(plan, weight));
-    if (GathersOnce(plan)) {
-      CountReturned(plan, chunk, dy.cols());
-      CountWeights(plan, chunk);
-      MOE_ASSIGN_OR_RETURN(const auto scale,  // one rank's home rows are its expert rows
-                           WeightsInHomeOrder(plan, chunk, weight, workspace, exchange));
-      return GatherScaledRows<T>(dy, plan.expert_token(chunk),
-                                 {scale.data(), static_cast<size_t>(scale.rows())},
-                                 this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
-    }
-    MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(plan, chunk, dy, workspace, exchange));
-    MOE_ASSIGN_OR_RETURN(const auto source, ExpertSource(plan, chunk, workspace));
+    if (!weight.has_value()) return GatherRows<T>(received, source, rows, exchange);
     MOE_ASSIGN_OR_RETURN(const auto home,
-                         WeightsInHomeOrder(plan, chunk, weight, workspace, exchange));
+                         WeightsInHomeOrder(plan, chunk, *weight, workspace, exchange));
     MOE_ASSIGN_OR_RETURN(const auto weights, SendWeights(plan, chunk, home, workspace, exchange));
-    MOE_ASSIGN_OR_RETURN(const auto scale,
+    MOE_ASSIGN_OR_RETURN(const MatrixView<const float> scale,
                          WeightsInExpertOrder(plan, chunk, weights, workspace, exchange));
-    return GatherScaledRows<T>(received, source, scale,
-                               this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
+    return GatherScaledRows<T>(received, source, AllOf(scale), rows, exchange);
   }
 
-  absl::Status Return(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
-                      MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) override {
-    MOE_RETURN_IF_ERROR(this->CheckReturn(plan, chunk, expert_rows, home_rows, exchange));
+  absl::Status Back(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
+                    MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) override {
     const int64_t hidden = home_rows.cols();
     const auto home = this->HomeRowsOf(plan, chunk, home_rows);
     if (GathersOnce(plan)) {
@@ -84,7 +93,6 @@ class StagedDispatcher : public DispatcherBase<T> {
     return SendHome(plan, chunk, send, home, workspace, exchange);
   }
 
- private:
   // What an exchange of the chunk is: all-to-alls, in the order of ranks.
 
   // send: rows by destination. The chunk's received rows, in an order of sources.
@@ -98,7 +106,7 @@ class StagedDispatcher : public DispatcherBase<T> {
         this->comm_, send, [&](int p) { return plan.SendRows(chunk, me, p); }, received,
         [&](int p) { return plan.SendRows(chunk, p, me); }, exchange, this->clock()));
     for (int p = 0; p < plan.ranks(); ++p) {
-      this->CountBytes(p, plan.SendRows(chunk, me, p) * RowBytes(send.cols()));
+      this->CountBytes(p, plan.SendRows(chunk, me, p) * RowBytes<T>(send.cols()));
     }
     return received;
   }
@@ -146,11 +154,10 @@ class StagedDispatcher : public DispatcherBase<T> {
     return SendRows(plan, chunk, send, workspace, exchange);
   }
 
-  static int64_t RowBytes(int64_t hidden) { return hidden * static_cast<int64_t>(sizeof(T)); }
   // What goes home; within one rank also what comes, gathered without a send order.
   void CountReturned(const DispatchPlan& plan, int chunk, int64_t hidden) {
     for (int p = 0; p < plan.ranks(); ++p) {
-      this->CountBytes(p, plan.ExpertRows(chunk, p, plan.rank()) * RowBytes(hidden));
+      this->CountBytes(p, plan.ExpertRows(chunk, p, plan.rank()) * RowBytes<T>(hidden));
     }
   }
   void CountWeights(const DispatchPlan& plan, int chunk) {

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "dispatch/dispatcher_base.h"
+#include "dispatch/exchange_rows.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
 

@@ -1,0 +1,65 @@
+// What the dispatch algorithms share: all-to-all of rows, told to a clock. Internal.
+#ifndef MOE_DISPATCH_EXCHANGE_ROWS_H_
+#define MOE_DISPATCH_EXCHANGE_ROWS_H_
+
+#include <cstdint>
+#include <memory>
+
+#include <absl/container/inlined_vector.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "comm/communicator.h"
+#include "dispatch/dispatcher.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+
+template <typename T>
+int64_t RowBytes(int64_t hidden) {
+  return hidden * static_cast<int64_t>(sizeof(T));
+}
+
+// Runs `body`, which enqueues `part` of a movement. clock: or nullptr.
+template <typename Body>
+absl::Status TimedPart(ExchangeClock* clock, ExchangePart part, const Communicator& comm,
+                       Stream& stream, Body body) {
+  if (clock == nullptr) return body();
+  MOE_RETURN_IF_ERROR(clock->Start(part, comm, stream));
+  MOE_RETURN_IF_ERROR(body());
+  return clock->Stop(part, comm, stream);
+}
+
+// All-to-all of rows of `width` elements inside `comm`: sent(p) rows to peer p, received(p) from
+// it. clock: or nullptr.
+template <typename U, typename Sent, typename Received>
+absl::Status ExchangeRows(Communicator& comm, MatrixView<const U> send, Sent sent,
+                          MatrixView<U> recv, Received received, Stream& stream,
+                          ExchangeClock* clock) {
+  const int64_t width = send.cols();
+  absl::InlinedVector<int64_t, 16> send_counts(comm.size()), recv_counts(comm.size());
+  for (int p = 0; p < comm.size(); ++p) {
+    send_counts[p] = sent(p) * width;
+    recv_counts[p] = received(p) * width;
+  }
+  return TimedPart(clock, ExchangePart::kMeeting, comm, stream, [&] {
+    return comm.AllToAllV<U>(
+        absl::Span<const U>(send.data(), static_cast<size_t>(send.rows() * width)), send_counts,
+        absl::Span<U>(recv.data(), static_cast<size_t>(recv.rows() * width)), recv_counts, stream);
+  });
+}
+
+// Options are checked by Dispatcher::Create. in_two_hops: the hierarchical one, over memory of the
+// host; collective: splits `comm`.
+template <typename T>
+absl::StatusOr<std::unique_ptr<Dispatcher<T>>> MakeStagedDispatcher(
+    const DispatcherOptions& options, Communicator& comm, DeviceKind kind, bool in_two_hops);
+template <typename T>
+std::unique_ptr<Dispatcher<T>> MakeDirectDispatcher(const DispatcherOptions& options,
+                                                    Communicator& comm, MemoryResource& memory);
+
+}  // namespace moe
+
+#endif  // MOE_DISPATCH_EXCHANGE_ROWS_H_
