@@ -21,29 +21,9 @@ absl::StatusOr<std::unique_ptr<AllReducer>> AllReducer::Create(AllReduceAlgorith
   return std::unique_ptr<AllReducer>(new AllReducer(algorithm, comm, ring));
 }
 
-absl::Status AllReducer::Sum(absl::Span<float> inout, Stream& stream) {
-  if (algorithm_ == AllReduceAlgorithm::kRing) return ring_.Sum(inout, stream);
-  return comm_.AllReduce(inout, ReduceOp::kSum, stream);
-}
-
-absl::Status AllReducer::Sum(absl::Span<int64_t> inout, Stream& stream) {
-  if (algorithm_ == AllReduceAlgorithm::kRing) return ring_.Sum(inout, stream);
-  return comm_.AllReduce(inout, ReduceOp::kSum, stream);
-}
-
-absl::Status AllReducer::ReduceScatter(absl::Span<float> inout, absl::Span<const int64_t> counts,
-                                       Stream& stream) {
-  return Scatter(inout, counts, stream);
-}
-
-absl::Status AllReducer::ReduceScatter(absl::Span<int64_t> inout, absl::Span<const int64_t> counts,
-                                       Stream& stream) {
-  return Scatter(inout, counts, stream);
-}
-
 template <typename T>
-absl::Status AllReducer::Scatter(absl::Span<T> inout, absl::Span<const int64_t> counts,
-                                 Stream& stream) {
+absl::Status AllReducer::ReduceScatter(absl::Span<T> inout, absl::Span<const int64_t> counts,
+                                       Stream& stream) {
   if (algorithm_ == AllReduceAlgorithm::kRing) return ring_.ReduceScatter(inout, counts, stream);
   absl::Span<T> own;  // of counts that do not fit, which the communicator refuses
   const auto rank = static_cast<size_t>(comm_.rank());
@@ -56,5 +36,10 @@ absl::Status AllReducer::Scatter(absl::Span<T> inout, absl::Span<const int64_t> 
   }
   return comm_.ReduceScatterV<T>(inout, counts, own, ReduceOp::kSum, stream);
 }
+
+template absl::Status AllReducer::ReduceScatter(absl::Span<float>, absl::Span<const int64_t>,
+                                                Stream&);
+template absl::Status AllReducer::ReduceScatter(absl::Span<int64_t>, absl::Span<const int64_t>,
+                                                Stream&);
 
 }  // namespace moe

@@ -29,24 +29,21 @@ class AllReducer {
                                                             Communicator& comm,
                                                             const RingOptions& ring = {});
 
-  AllReduceAlgorithm algorithm() const { return algorithm_; }
-
-  // Collective, enqueued: inout[i] becomes the sum over ranks of inout[i].
-  absl::Status Sum(absl::Span<float> inout, Stream& stream);
-  absl::Status Sum(absl::Span<int64_t> inout, Stream& stream);
+  // Collective, enqueued: inout[i] becomes the sum over ranks of inout[i]. T: float or int64_t.
+  template <typename T>
+  absl::Status Sum(absl::Span<T> inout, Stream& stream) {
+    if (algorithm_ == AllReduceAlgorithm::kRing) return ring_.Sum(inout, stream);
+    return comm_.AllReduce(inout, ReduceOp::kSum, stream);
+  }
 
   // … part rank() of `inout` alone, counts[r] elements being part r; the other parts are lost.
   // Communicator::ReduceScatterV in place, or the first half of the ring.
-  absl::Status ReduceScatter(absl::Span<float> inout, absl::Span<const int64_t> counts,
-                             Stream& stream);
-  absl::Status ReduceScatter(absl::Span<int64_t> inout, absl::Span<const int64_t> counts,
-                             Stream& stream);
+  template <typename T>
+  absl::Status ReduceScatter(absl::Span<T> inout, absl::Span<const int64_t> counts, Stream& stream);
 
  private:
   AllReducer(AllReduceAlgorithm algorithm, Communicator& comm, const RingOptions& ring)
       : algorithm_(algorithm), comm_(comm), ring_(comm, ring) {}
-  template <typename T>
-  absl::Status Scatter(absl::Span<T> inout, absl::Span<const int64_t> counts, Stream& stream);
 
   const AllReduceAlgorithm algorithm_;
   Communicator& comm_;

@@ -1,6 +1,7 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -92,25 +93,10 @@ absl::StatusOr<RankCounts> EqualCounts(const CollectiveCall& call, absl::Span<co
 }  // namespace
 
 const char* NameOf(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-      return "AllReduce";
-    case CollectiveKind::kReduceScatter:
-      return "ReduceScatter";
-    case CollectiveKind::kReduceScatterV:
-      return "ReduceScatterV";
-    case CollectiveKind::kAllGather:
-      return "AllGather";
-    case CollectiveKind::kAllGatherV:
-      return "AllGatherV";
-    case CollectiveKind::kAllToAll:
-      return "AllToAll";
-    case CollectiveKind::kAllToAllV:
-      return "AllToAllV";
-    case CollectiveKind::kBroadcast:
-      return "Broadcast";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"AllReduce",  "ReduceScatter", "ReduceScatterV", "AllGather",
+                                    "AllGatherV", "AllToAll",      "AllToAllV",      "Broadcast"};
+  static_assert(std::size(kNames) == static_cast<size_t>(CollectiveKind::kBroadcast) + 1);
+  return kNames[static_cast<size_t>(kind)];
 }
 
 int64_t CollectiveCall::count() const {

@@ -137,12 +137,7 @@ class Communicator {
   // RingAllReduce (comm/ring_all_reduce.h) is ours over SendRecv.
   template <typename T>
   absl::Status AllReduce(absl::Span<T> inout, ReduceOp op, Stream& stream) {
-    return Collect({.kind = CollectiveKind::kAllReduce,
-                    .type = DTypeOf<T>::value,
-                    .op = op,
-                    .send = BytesOf(inout),
-                    .recv = BytesOf(inout)},
-                   stream);
+    return CollectSpans<T>(CollectiveKind::kAllReduce, inout, {}, inout, {}, stream, op);
   }
 
   // `send` is R equal blocks; this rank receives the sum (or max) over ranks of block rank().
@@ -150,12 +145,7 @@ class Communicator {
   template <typename T>
   absl::Status ReduceScatter(absl::Span<const T> send, absl::Span<T> recv, ReduceOp op,
                              Stream& stream) {
-    return Collect({.kind = CollectiveKind::kReduceScatter,
-                    .type = DTypeOf<T>::value,
-                    .op = op,
-                    .send = BytesOf(send),
-                    .recv = BytesOf(recv)},
-                   stream);
+    return CollectSpans(CollectiveKind::kReduceScatter, send, {}, recv, {}, stream, op);
   }
 
   // ReduceScatter of parts of any size: `send` is a part for each rank, one behind the other; this
@@ -165,24 +155,14 @@ class Communicator {
   template <typename T>
   absl::Status ReduceScatterV(absl::Span<const T> send, absl::Span<const int64_t> counts,
                               absl::Span<T> recv, ReduceOp op, Stream& stream) {
-    return Collect({.kind = CollectiveKind::kReduceScatterV,
-                    .type = DTypeOf<T>::value,
-                    .op = op,
-                    .send = BytesOf(send),
-                    .recv = BytesOf(recv),
-                    .send_counts = RankCounts(counts.begin(), counts.end())},
-                   stream);
+    return CollectSpans(CollectiveKind::kReduceScatterV, send, counts, recv, {}, stream, op);
   }
 
   // recv[r * n .. (r + 1) * n) = `send` of rank r; n = send.size(), the same on all ranks. send may
   // be block rank() of recv, else they must not overlap.
   template <typename T>
   absl::Status AllGather(absl::Span<const T> send, absl::Span<T> recv, Stream& stream) {
-    return Collect({.kind = CollectiveKind::kAllGather,
-                    .type = DTypeOf<T>::value,
-                    .send = BytesOf(send),
-                    .recv = BytesOf(recv)},
-                   stream);
+    return CollectSpans(CollectiveKind::kAllGather, send, {}, recv, {}, stream);
   }
 
   // AllGather of parts of any size: part r of `recv` becomes `send` of rank r.
@@ -191,22 +171,13 @@ class Communicator {
   template <typename T>
   absl::Status AllGatherV(absl::Span<const T> send, absl::Span<T> recv,
                           absl::Span<const int64_t> counts, Stream& stream) {
-    return Collect({.kind = CollectiveKind::kAllGatherV,
-                    .type = DTypeOf<T>::value,
-                    .send = BytesOf(send),
-                    .recv = BytesOf(recv),
-                    .recv_counts = RankCounts(counts.begin(), counts.end())},
-                   stream);
+    return CollectSpans(CollectiveKind::kAllGatherV, send, {}, recv, counts, stream);
   }
 
   // Equal blocks: rank r receives block r of every rank, in rank order.
   template <typename T>
   absl::Status AllToAll(absl::Span<const T> send, absl::Span<T> recv, Stream& stream) {
-    return Collect({.kind = CollectiveKind::kAllToAll,
-                    .type = DTypeOf<T>::value,
-                    .send = BytesOf(send),
-                    .recv = BytesOf(recv)},
-                   stream);
+    return CollectSpans(CollectiveKind::kAllToAll, send, {}, recv, {}, stream);
   }
 
   // Rank r receives send[r] of every rank, in rank order.
@@ -218,13 +189,7 @@ class Communicator {
   absl::Status AllToAllV(absl::Span<const T> send, absl::Span<const int64_t> send_counts,
                          absl::Span<T> recv, absl::Span<const int64_t> recv_counts,
                          Stream& stream) {
-    return Collect({.kind = CollectiveKind::kAllToAllV,
-                    .type = DTypeOf<T>::value,
-                    .send = BytesOf(send),
-                    .recv = BytesOf(recv),
-                    .send_counts = RankCounts(send_counts.begin(), send_counts.end()),
-                    .recv_counts = RankCounts(recv_counts.begin(), recv_counts.end())},
-                   stream);
+    return CollectSpans(CollectiveKind::kAllToAllV, send, send_counts, recv, recv_counts, stream);
   }
 
   // Every rank's `inout` becomes root's.
@@ -298,6 +263,21 @@ class Communicator {
   template <typename T>
   static absl::Span<std::byte> BytesOf(absl::Span<T> span) {
     return {reinterpret_cast<std::byte*>(span.data()), span.size() * sizeof(T)};
+  }
+  // op: of a reduction.
+  template <typename T>
+  absl::Status CollectSpans(CollectiveKind kind, absl::Span<const T> send,
+                            absl::Span<const int64_t> send_counts, absl::Span<T> recv,
+                            absl::Span<const int64_t> recv_counts, Stream& stream,
+                            ReduceOp op = ReduceOp::kSum) {
+    return Collect({.kind = kind,
+                    .type = DTypeOf<T>::value,
+                    .op = op,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv),
+                    .send_counts = RankCounts(send_counts.begin(), send_counts.end()),
+                    .recv_counts = RankCounts(recv_counts.begin(), recv_counts.end())},
+                   stream);
   }
   // kInvalidArgument unless the arguments fit each other and the group.
   absl::Status Check(CollectiveCall& call) const;

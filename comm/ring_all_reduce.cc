@@ -87,23 +87,8 @@ RingAllReduce::~RingAllReduce() {
   if (scratch_used_.state() != nullptr) waits_->WaitFor(scratch_used_).IgnoreError();
 }
 
-absl::Status RingAllReduce::Sum(absl::Span<float> inout, Stream& stream) {
-  return SumAll(inout, stream);
-}
-absl::Status RingAllReduce::Sum(absl::Span<int64_t> inout, Stream& stream) {
-  return SumAll(inout, stream);
-}
-absl::Status RingAllReduce::ReduceScatter(absl::Span<float> inout, absl::Span<const int64_t> counts,
-                                          Stream& stream) {
-  return ScatterParts(inout, counts, stream);
-}
-absl::Status RingAllReduce::ReduceScatter(absl::Span<int64_t> inout,
-                                          absl::Span<const int64_t> counts, Stream& stream) {
-  return ScatterParts(inout, counts, stream);
-}
-
 template <typename T>
-absl::Status RingAllReduce::SumAll(absl::Span<T> inout, Stream& stream) {
+absl::Status RingAllReduce::Sum(absl::Span<T> inout, Stream& stream) {
   const Cut cut(static_cast<int64_t>(inout.size()), comm_.size());
   return RunWhereItCan(inout, stream, [&](absl::Span<T> values, absl::Span<T> scratch, Stream& s) {
     MOE_RETURN_IF_ERROR(Scatter(values, cut, scratch, s));
@@ -112,8 +97,8 @@ absl::Status RingAllReduce::SumAll(absl::Span<T> inout, Stream& stream) {
 }
 
 template <typename T>
-absl::Status RingAllReduce::ScatterParts(absl::Span<T> inout, absl::Span<const int64_t> counts,
-                                         Stream& stream) {
+absl::Status RingAllReduce::ReduceScatter(absl::Span<T> inout, absl::Span<const int64_t> counts,
+                                          Stream& stream) {
   const auto n = static_cast<int64_t>(inout.size());
   if (static_cast<int>(counts.size()) != comm_.size() ||
       std::any_of(counts.begin(), counts.end(), [n](int64_t c) { return c < 0 || c > n; }) ||
@@ -199,5 +184,12 @@ absl::Status RingAllReduce::Gather(absl::Span<T> inout, const Cut& cut, Stream& 
   }
   return absl::OkStatus();
 }
+
+template absl::Status RingAllReduce::Sum(absl::Span<float>, Stream&);
+template absl::Status RingAllReduce::Sum(absl::Span<int64_t>, Stream&);
+template absl::Status RingAllReduce::ReduceScatter(absl::Span<float>, absl::Span<const int64_t>,
+                                                   Stream&);
+template absl::Status RingAllReduce::ReduceScatter(absl::Span<int64_t>, absl::Span<const int64_t>,
+                                                   Stream&);
 
 }  // namespace moe

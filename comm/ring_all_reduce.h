@@ -53,24 +53,19 @@ class RingAllReduce {
   RingAllReduce(const RingAllReduce&) = delete;
   RingAllReduce& operator=(const RingAllReduce&) = delete;
 
-  absl::Status Sum(absl::Span<float> inout, Stream& stream);
-  absl::Status Sum(absl::Span<int64_t> inout, Stream& stream);
+  // T: float or int64_t.
+  template <typename T>
+  absl::Status Sum(absl::Span<T> inout, Stream& stream);
 
   // The first half, over parts of any size: part rank() of `inout` becomes the sum over ranks of
   // it, in the order of block rank() above; what the other parts then hold is undefined.
   //   counts  [R] elements of each part, >= 0, with sum inout.size(); the same on all ranks
   // S*(R-1)/R bytes sent per rank, for equal parts. Errors: kInvalidArgument for other counts.
-  absl::Status ReduceScatter(absl::Span<float> inout, absl::Span<const int64_t> counts,
-                             Stream& stream);
-  absl::Status ReduceScatter(absl::Span<int64_t> inout, absl::Span<const int64_t> counts,
-                             Stream& stream);
+  template <typename T>
+  absl::Status ReduceScatter(absl::Span<T> inout, absl::Span<const int64_t> counts, Stream& stream);
 
  private:
   class Cut;
-  template <typename T>
-  absl::Status SumAll(absl::Span<T> inout, Stream& stream);
-  template <typename T>
-  absl::Status ScatterParts(absl::Span<T> inout, absl::Span<const int64_t> counts, Stream& stream);
   // Lends `circle` the values and the scratch where additions run.
   template <typename T, typename Circle>
   absl::Status RunWhereItCan(absl::Span<T> inout, Stream& stream, Circle circle);
