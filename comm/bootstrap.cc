@@ -10,41 +10,44 @@
 namespace moe {
 namespace {
 
-// One family of variables. `required` ones come together or not at all; a set exists when its rank
-// or its size is there. nullptr: the family has no such variable.
+// One family of variables. A set exists when its rank or its size is there; rank and size come
+// together or not at all, with a port all but the local size. nullptr: the family has no such
+// variable.
 struct Family {
   LaunchSource source;
   const char* rank;
-  const char* size;
-  const char* local_rank;
-  const char* local_size;
-  const char* address;
-  const char* port;
-  bool rest_required;  // local_rank, address and port, too
+  const char* size = nullptr;
+  const char* local_rank = nullptr;
+  const char* local_size = nullptr;
+  const char* address = nullptr;
+  const char* port = nullptr;
 };
 
-constexpr Family kTorchrun = {LaunchSource::kTorchrun, "RANK",        "WORLD_SIZE",  "LOCAL_RANK",
-                              "LOCAL_WORLD_SIZE",      "MASTER_ADDR", "MASTER_PORT", true};
-constexpr Family kOpenMpi = {LaunchSource::kOpenMpi,
-                             "OMPI_COMM_WORLD_RANK",
-                             "OMPI_COMM_WORLD_SIZE",
-                             "OMPI_COMM_WORLD_LOCAL_RANK",
-                             "OMPI_COMM_WORLD_LOCAL_SIZE",
-                             nullptr,
-                             nullptr,
-                             false};
-constexpr Family kPmi = {LaunchSource::kPmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
-                         "MPI_LOCALNRANKS",  nullptr,    nullptr,    false};
-constexpr Family kPmix = {LaunchSource::kPmix, "PMIX_RANK", nullptr, "PMIX_LOCAL_RANK",
-                          "PMIX_LOCAL_SIZE",   nullptr,     nullptr, false};
-constexpr Family kSlurm = {LaunchSource::kSlurm,
-                           "SLURM_PROCID",
-                           "SLURM_NTASKS",
-                           "SLURM_LOCALID",
-                           nullptr,
-                           nullptr,
-                           nullptr,
-                           false};
+constexpr Family kTorchrun = {.source = LaunchSource::kTorchrun,
+                              .rank = "RANK",
+                              .size = "WORLD_SIZE",
+                              .local_rank = "LOCAL_RANK",
+                              .local_size = "LOCAL_WORLD_SIZE",
+                              .address = "MASTER_ADDR",
+                              .port = "MASTER_PORT"};
+constexpr Family kOpenMpi = {.source = LaunchSource::kOpenMpi,
+                             .rank = "OMPI_COMM_WORLD_RANK",
+                             .size = "OMPI_COMM_WORLD_SIZE",
+                             .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
+                             .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr Family kPmi = {.source = LaunchSource::kPmi,
+                         .rank = "PMI_RANK",
+                         .size = "PMI_SIZE",
+                         .local_rank = "MPI_LOCALRANKID",
+                         .local_size = "MPI_LOCALNRANKS"};
+constexpr Family kPmix = {.source = LaunchSource::kPmix,
+                          .rank = "PMIX_RANK",
+                          .local_rank = "PMIX_LOCAL_RANK",
+                          .local_size = "PMIX_LOCAL_SIZE"};
+constexpr Family kSlurm = {.source = LaunchSource::kSlurm,
+                           .rank = "SLURM_PROCID",
+                           .size = "SLURM_NTASKS",
+                           .local_rank = "SLURM_LOCALID"};
 
 const char* Value(EnvLookup lookup, const char* name) {
   const char* const value = name == nullptr ? nullptr : lookup(name);
@@ -61,9 +64,8 @@ absl::Status ReadInt(EnvLookup lookup, const char* name, int lowest, int* out) {
 
 absl::Status CheckComplete(const Family& family, EnvLookup lookup) {
   const char* const required[] = {family.rank, family.size,
-                                  family.rest_required ? family.local_rank : nullptr,
-                                  family.rest_required ? family.address : nullptr,
-                                  family.rest_required ? family.port : nullptr};
+                                  family.port != nullptr ? family.local_rank : nullptr,
+                                  family.address, family.port};
   const char* present = nullptr;
   const char* absent = nullptr;
   for (const char* name : required) {
@@ -124,17 +126,14 @@ absl::StatusOr<std::optional<LaunchInfo>> ReadFlags(const LaunchFlags& flags) {
 }
 
 absl::Status CheckAgree(const LaunchInfo& torchrun, const LaunchInfo& mpi, const Family& family) {
-  if (torchrun.size != mpi.size) {
-    return absl::InvalidArgumentError(absl::StrCat("DetectLaunch: WORLD_SIZE is ", torchrun.size,
-                                                   " and ", family.size, " is ", mpi.size,
+  const auto check = [](const char* name, int value, const char* other_name, int other) {
+    if (value == other) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("DetectLaunch: ", name, " is ", value, " and ",
+                                                   other_name, " is ", other,
                                                    ", expected one launcher: unset the other's"));
-  }
-  if (torchrun.rank != mpi.rank) {
-    return absl::InvalidArgumentError(absl::StrCat("DetectLaunch: RANK is ", torchrun.rank, " and ",
-                                                   family.rank, " is ", mpi.rank,
-                                                   ", expected one launcher: unset the other's"));
-  }
-  return absl::OkStatus();
+  };
+  MOE_RETURN_IF_ERROR(check("WORLD_SIZE", torchrun.size, family.size, mpi.size));
+  return check("RANK", torchrun.rank, family.rank, mpi.rank);
 }
 
 }  // namespace
@@ -159,23 +158,10 @@ absl::StatusOr<LaunchInfo> DetectLaunch(const LaunchFlags& flags, EnvLookup look
 }
 
 const char* NameOf(LaunchSource source) {
-  switch (source) {
-    case LaunchSource::kNone:
-      return "none";
-    case LaunchSource::kFlags:
-      return "--rank";
-    case LaunchSource::kTorchrun:
-      return "RANK";
-    case LaunchSource::kOpenMpi:
-      return "OMPI_COMM_WORLD_RANK";
-    case LaunchSource::kPmi:
-      return "PMI_RANK";
-    case LaunchSource::kPmix:
-      return "PMIX_RANK";
-    case LaunchSource::kSlurm:
-      return "SLURM_PROCID";
+  for (const Family& family : {kTorchrun, kOpenMpi, kPmi, kPmix, kSlurm}) {
+    if (family.source == source) return family.rank;
   }
-  return "?";
+  return source == LaunchSource::kFlags ? "--rank" : "none";
 }
 
 absl::Status CheckMpiSize(const LaunchInfo& launch, absl::string_view linked_mpi, int mpi_size) {
