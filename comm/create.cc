@@ -184,12 +184,13 @@ absl::Status RunThreads(const RunOptions& options, LocalFate& fate, MakeRank mak
 }
 
 absl::Status RunLocalThreads(const RunOptions& options, RankBody body) {
-  WatchedLocalWorld world =
-      MakeWatchedLocalWorld({.ranks = options.plan.ranks, .timeout = options.timeout});
+  const auto fate = std::make_shared<LocalFate>();
+  auto world =
+      MakeLocalWorld({.ranks = options.plan.ranks, .timeout = options.timeout, .fate = fate});
   return RunThreads(
-      options, *world.fate,
+      options, *fate,
       [&](int rank) -> absl::StatusOr<std::unique_ptr<Communicator>> {
-        return std::move(world.ranks[rank]);
+        return std::move(world[rank]);
       },
       body);
 }

@@ -247,20 +247,18 @@ absl::StatusOr<std::shared_ptr<PeerBuffer>> LocalCommunicator::AllocatePeerBuffe
 
 }  // namespace
 
-WatchedLocalWorld MakeWatchedLocalWorld(const LocalWorldOptions& options) {
+std::vector<std::unique_ptr<Communicator>> MakeLocalWorld(const LocalWorldOptions& options) {
   MOE_CHECK(options.ranks > 0);
-  WatchedLocalWorld world{.ranks = {}, .fate = std::make_shared<LocalFate>()};
   std::vector<int> members(options.ranks);
   std::iota(members.begin(), members.end(), 0);
-  const auto group = std::make_shared<LocalGroup>(world.fate, std::move(members), options.timeout);
+  const auto group = std::make_shared<LocalGroup>(
+      options.fate != nullptr ? options.fate : std::make_shared<LocalFate>(), std::move(members),
+      options.timeout);
+  std::vector<std::unique_ptr<Communicator>> world;
   for (int r = 0; r < options.ranks; ++r) {
-    world.ranks.push_back(std::make_unique<LocalCommunicator>(group, r));
+    world.push_back(std::make_unique<LocalCommunicator>(group, r));
   }
   return world;
-}
-
-std::vector<std::unique_ptr<Communicator>> MakeLocalWorld(const LocalWorldOptions& options) {
-  return std::move(MakeWatchedLocalWorld(options).ranks);
 }
 
 }  // namespace moe

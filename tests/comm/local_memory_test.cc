@@ -180,7 +180,8 @@ TEST(LocalWorldMemoryTest, EveryAllocationOfEveryCollectiveMayFail) {
   for (const int64_t count : {int64_t{1}, kNever}) {
     for (int64_t n = 1;; ++n) {
       const absl::Time begin = absl::Now();
-      WatchedLocalWorld world = MakeWatchedLocalWorld({.ranks = 2, .timeout = kDeadline});
+      const auto fate = std::make_shared<LocalFate>();
+      auto world = MakeLocalWorld({.ranks = 2, .timeout = kDeadline, .fate = fate});
       std::vector<absl::Status> results(2);
       std::atomic<int> ready = 0;
       std::vector<std::thread> threads;
@@ -188,8 +189,8 @@ TEST(LocalWorldMemoryTest, EveryAllocationOfEveryCollectiveMayFail) {
         threads.emplace_back([&, r] {
           ++ready;
           while (ready < 3) std::this_thread::yield();
-          results[r] = Caught([&] { return AllOf(std::move(world.ranks[r])); });
-          if (!results[r].ok()) world.fate->Kill(r, results[r]);
+          results[r] = Caught([&] { return AllOf(std::move(world[r])); });
+          if (!results[r].ok()) fate->Kill(r, results[r]);
         });
       }
       while (ready < 2) std::this_thread::yield();
