@@ -10,7 +10,6 @@
 #include "comm/clock_offset.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/mpi/mpi_lane.h"
-#include "comm/mpi/mpi_session.h"
 #include "comm/mpi/mpi_world.h"
 #include "comm/patience.h"
 #include "comm/wait_report.h"

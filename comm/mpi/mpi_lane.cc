@@ -7,7 +7,6 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "comm/mpi/mpi_session.h"
 #include "comm/patience.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
@@ -30,6 +29,15 @@ constexpr absl::Duration kNapAfter = absl::Milliseconds(10);
 constexpr std::chrono::microseconds kNap(50);
 
 }  // namespace
+
+absl::Status FromMpi(int code, absl::string_view what) {
+  if (code == MPI_SUCCESS) return absl::OkStatus();
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
+  return absl::UnavailableError(
+      absl::StrCat(what, ": ", absl::string_view(text, static_cast<size_t>(length))));
+}
 
 MpiLane::MpiLane(MPI_Comm comm, std::vector<int> world_ranks, absl::Duration timeout,
                  std::shared_ptr<LocalFate> fate)
@@ -211,13 +219,7 @@ void MpiLane::LeaveRequests() {
 }
 
 absl::Status MpiLane::Meet(const MpiCall& call) {
-  Begin(call);
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank_) continue;
-    Receive(r, nullptr, 0);
-    Send(r, nullptr, 0);
-  }
-  return Finish();
+  return Gather(call, nullptr, nullptr, 0);
 }
 
 absl::Status MpiLane::Gather(const MpiCall& call, const void* mine, void* all, int64_t bytes) {

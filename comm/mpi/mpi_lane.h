@@ -20,6 +20,9 @@
 
 namespace moe {
 
+// OK for MPI_SUCCESS, else kUnavailable: "<what>: <MPI's text>".
+absl::Status FromMpi(int code, absl::string_view what);
+
 // What is running, for matching and for the message of a wait that fails.
 struct MpiCall {
   const char* operation = "";

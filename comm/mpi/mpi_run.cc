@@ -12,8 +12,11 @@
 #include <absl/time/time.h>
 #include <unistd.h>
 
+#include <mpi.h>
+
+#include "comm/descriptor.h"
 #include "comm/mpi/host_watch.h"
-#include "comm/mpi/mpi_session.h"
+#include "comm/mpi/mpi_lane.h"
 #include "comm/mpi/mpi_world.h"
 #include "comm/patience.h"
 #include "kernels/base/caught.h"
@@ -21,6 +24,68 @@
 
 namespace moe {
 namespace {
+
+// Between construction and destruction MPI may be called from any thread. One per process, made and
+// destroyed on the main thread.
+class MpiSession {
+ public:
+  // MPI_Init_thread(MPI_THREAD_MULTIPLE), unless someone else has initialised MPI; errors on
+  // MPI_COMM_WORLD return instead of ending the job. kUnavailable when MPI fails or grants less.
+  static absl::StatusOr<std::unique_ptr<MpiSession>> Start();
+
+  // MPI_Finalize, if Start initialised. It waits for the other processes without a deadline: after
+  // a failure call AbortJob instead.
+  ~MpiSession();
+  MpiSession(const MpiSession&) = delete;
+  MpiSession& operator=(const MpiSession&) = delete;
+
+  int size() const { return size_; }
+
+ private:
+  explicit MpiSession(bool owns) : owns_(owns) {}
+
+  const bool owns_;
+  int size_ = 1;
+};
+
+absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Start() {
+  int initialized = 0;
+  MOE_RETURN_IF_ERROR(FromMpi(MPI_Initialized(&initialized), "MPI_Initialized"));
+  int finalized = 0;
+  MOE_RETURN_IF_ERROR(FromMpi(MPI_Finalized(&finalized), "MPI_Finalized"));
+  if (finalized != 0) return absl::UnavailableError("MpiSession: MPI has ended in this process");
+  std::unique_ptr<MpiSession> session(new MpiSession(initialized == 0));
+  int level = MPI_THREAD_SINGLE;
+  MOE_RETURN_IF_ERROR(session->owns_
+                          ? FromMpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level),
+                                    "MPI_Init_thread")
+                          : FromMpi(MPI_Query_thread(&level), "MPI_Query_thread"));
+  if (level < MPI_THREAD_MULTIPLE) {
+    return absl::UnavailableError(
+        "MpiSession: MPI grants less than MPI_THREAD_MULTIPLE, which streams need");
+  }
+  // MPICH reports a failed MPI_Test to MPI_COMM_WORLD's handler, whatever the communicator.
+  MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+                              "MPI_Comm_set_errhandler"));
+  MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_size(MPI_COMM_WORLD, &session->size_), "MPI_Comm_size"));
+  return session;
+}
+
+MpiSession::~MpiSession() {
+  int initialized = 0;
+  int finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (owns_ && initialized != 0 && finalized == 0) MPI_Finalize();
+}
+
+// Ends every process of the job.
+[[noreturn]] void AbortJob(int exit_code) {
+  // Above all the line that says why; a launcher that reads nothing any more is not waited for.
+  AwaitReader(STDERR_FILENO, absl::Seconds(1));
+  MPI_Abort(MPI_COMM_WORLD, exit_code);
+  _exit(exit_code);  // MPI_Abort does not return where a launcher watches
+}
 
 // MPI_Init and MPI_Finalize wait for every process of the job, and nothing wakes them: when one
 // takes longer than the deadline this reports and ends the process, and the launcher the job.
@@ -110,7 +175,7 @@ absl::Status RunMpiRank(const RunOptions& asked, RankBody body) {
     return status;
   }
   options.report(status);
-  MpiSession::Abort(options.exit_code ? options.exit_code(status) : 1);
+  AbortJob(options.exit_code ? options.exit_code(status) : 1);
 }
 
 }  // namespace moe

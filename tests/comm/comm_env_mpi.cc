@@ -5,7 +5,6 @@
 
 #include <mpi.h>
 
-#include "comm/mpi/mpi_session.h"
 #include "comm/mpi/mpi_world.h"
 #include "tests/comm/comm_env.h"
 
@@ -16,17 +15,23 @@ namespace {
 // does.
 class MpiEnv final : public CommEnv, public ::testing::Environment {
  public:
-  void SetUp() override { session_ = MpiSession::Start().value(); }
-  void TearDown() override { session_.reset(); }
+  void SetUp() override {
+    int level = MPI_THREAD_SINGLE;
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
+    // MPICH reports a failed MPI_Test to MPI_COMM_WORLD's handler, whatever the communicator.
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+  }
+  void TearDown() override { MPI_Finalize(); }
 
   const char* name() const override { return "mpi"; }
-  int max_ranks() const override { return session_->size(); }
+  int max_ranks() const override { return size_; }
   bool wakes_peers() const override { return false; }
   void Run(int ranks, absl::Duration timeout, EnvStream kind,
            absl::FunctionRef<void(Communicator&, Stream&)> body) override {
     MPI_Comm part = MPI_COMM_NULL;
-    const int rank = session_->rank();
-    MPI_Comm_split(MPI_COMM_WORLD, rank < ranks ? 0 : MPI_UNDEFINED, rank, &part);
+    MPI_Comm_split(MPI_COMM_WORLD, rank_ < ranks ? 0 : MPI_UNDEFINED, rank_, &part);
     if (part != MPI_COMM_NULL) {
       // Whatever the deadline: on a busy machine ranks may come late.
       const auto comm =
@@ -51,7 +56,7 @@ class MpiEnv final : public CommEnv, public ::testing::Environment {
     }
   }
 
-  std::unique_ptr<MpiSession> session_;
+  int rank_ = 0, size_ = 1;
 };
 
 MpiEnv* const env = [] {
