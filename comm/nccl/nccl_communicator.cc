@@ -100,8 +100,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
   for (int& member : members) member = group_->host->world_ranks()[member];
   const NcclCall call = {.operation = "Split", .phase = phase()};
   NcclLane& parent = *group_->host;
-  MOE_ASSIGN_OR_RETURN(auto streams, parent.Split(call, color, own, members, own, 0));
-  MOE_ASSIGN_OR_RETURN(auto host, parent.Split(call, color, own, members, own, kHostLaneBlocks));
+  MOE_ASSIGN_OR_RETURN(auto streams, parent.Split(call, color, members, own, 0));
+  MOE_ASSIGN_OR_RETURN(auto host, parent.Split(call, color, members, own, kHostLaneBlocks));
   if (color < 0) return nullptr;
   return std::make_unique<NcclCommunicator>(
       std::make_shared<NcclGroup>(std::move(streams), std::move(host)));
@@ -149,8 +149,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRan
   const NcclCall joining = {.operation = "joining NCCL",
                             .timeout = options.join_timeout.value_or(options.timeout)};
   MOE_ASSIGN_OR_RETURN(auto streams, NcclLane::Join(rank, id, joining, world_ranks, options.rank));
-  MOE_ASSIGN_OR_RETURN(auto host, streams->Split(joining, 0, options.rank, world_ranks,
-                                                 options.rank, kHostLaneBlocks));
+  MOE_ASSIGN_OR_RETURN(auto host,
+                       streams->Split(joining, 0, world_ranks, options.rank, kHostLaneBlocks));
   return std::make_unique<NcclCommunicator>(
       std::make_shared<NcclGroup>(std::move(streams), std::move(host)));
 }

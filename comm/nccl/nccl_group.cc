@@ -5,11 +5,10 @@
 #include <utility>
 
 #include <absl/functional/function_ref.h>
-#include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
-#include "kernels/elementwise/elementwise_op.h"
+#include "kernels/elementwise/elementwise.h"
 
 namespace moe {
 namespace {
@@ -42,32 +41,18 @@ ncclResult_t Grouped(const NcclApi& api, size_t n, absl::FunctionRef<ncclResult_
   return result == ncclSuccess ? ended : result;
 }
 
-template <typename Convert>
-absl::Status CastOn(Stream& stream, Convert convert) {
-  return stream.Launch([&](void* native) {
-    const cudaError_t error = convert(static_cast<cudaStream_t>(native));
-    if (error == cudaSuccess) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("cast of NCCL: ", cudaGetErrorString(error)));
+// [n] values of a 16-bit type, to float32.
+absl::Status Widen(DType type, const std::byte* from, std::byte* to, int64_t n, Stream& stream) {
+  return WithStorageType(type, [&]<typename T>(T) {
+    return Cast<T, float>({reinterpret_cast<const T*>(from), static_cast<size_t>(n)},
+                          {reinterpret_cast<float*>(to), static_cast<size_t>(n)}, stream);
   });
 }
 
-absl::Status Widen(DType type, Stream& stream, const void* from, void* to, int64_t n) {
-  return CastOn(stream, [&](cudaStream_t cuda) {
-    return WithStorageType(type, [&]<typename T>(T) {
-      return elementwise::Run(
-          elementwise::Cast<T, float>{static_cast<const T*>(from), static_cast<float*>(to), n},
-          cuda);
-    });
-  });
-}
-
-absl::Status Narrow(DType type, Stream& stream, const void* from, void* to, int64_t n) {
-  return CastOn(stream, [&](cudaStream_t cuda) {
-    return WithStorageType(type, [&]<typename T>(T) {
-      return elementwise::Run(
-          elementwise::Cast<float, T>{static_cast<const float*>(from), static_cast<T*>(to), n},
-          cuda);
-    });
+absl::Status Narrow(DType type, const std::byte* from, std::byte* to, int64_t n, Stream& stream) {
+  return WithStorageType(type, [&]<typename T>(T) {
+    return Cast<float, T>({reinterpret_cast<const float*>(from), static_cast<size_t>(n)},
+                          {reinterpret_cast<T*>(to), static_cast<size_t>(n)}, stream);
   });
 }
 
@@ -157,9 +142,9 @@ absl::Status NcclGroup::SumInFloat32(const CommPhase& phase, const CollectiveCal
                                       wide.send_counts.begin() + streams->own(), int64_t{0})
                     : 0);
   wide.recv = {mine, static_cast<size_t>(received * kWidth)};
-  MOE_RETURN_IF_ERROR(Widen(call.type, stream, call.send.data(), summed, all));
+  MOE_RETURN_IF_ERROR(Widen(call.type, call.send.data(), summed, all, stream));
   MOE_RETURN_IF_ERROR(Launch(phase, wide, stream));
-  return Narrow(call.type, stream, mine, call.recv.data(), received);
+  return Narrow(call.type, mine, call.recv.data(), received, stream);
 }
 
 // A gather sends one part to all.

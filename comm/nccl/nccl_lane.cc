@@ -106,7 +106,7 @@ absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Join(std::shared_ptr<NcclRan
   return lane;
 }
 
-absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Split(const NcclCall& call, int color, int key,
+absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Split(const NcclCall& call, int color,
                                                           std::vector<int> members, int own,
                                                           int most_blocks) {
   ncclConfig_t config = NonBlocking(most_blocks);
@@ -114,7 +114,7 @@ absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Split(const NcclCall& call, 
   {
     const std::lock_guard<std::mutex> lock(mu_);
     if (comm_ == nullptr) return rank_->status();
-    result = rank_->api().ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made_,
+    result = rank_->api().ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, own, &made_,
                                         &config);
   }
   MOE_RETURN_IF_ERROR(Fail(call, result));

@@ -51,10 +51,10 @@ class NcclLane {
   int own() const { return own_; }  // rank in this lane
   int size() const { return static_cast<int>(world_ranks_.size()); }
 
-  // Collective, with nothing under way. Ranks with equal color >= 0 form a lane in the order of
-  // their keys; color -1 gets nullptr. `members`: the new lane's ranks, named in the world.
+  // Collective, with nothing under way. Ranks with equal color >= 0 form a lane; color -1 gets
+  // nullptr. `members`: its ranks, named in the world; this one is the lane's rank `own`.
   // `most_blocks`: of a kernel; 0: NCCL's choice.
-  absl::StatusOr<std::unique_ptr<NcclLane>> Split(const NcclCall& call, int color, int key,
+  absl::StatusOr<std::unique_ptr<NcclLane>> Split(const NcclCall& call, int color,
                                                   std::vector<int> members, int own,
                                                   int most_blocks);
 

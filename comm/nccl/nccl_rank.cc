@@ -17,6 +17,20 @@ std::chrono::nanoseconds TickFor(absl::Duration timeout) {
       std::clamp(timeout / 50, absl::Milliseconds(1), absl::Milliseconds(20)));
 }
 
+// Why the calls of one rank fail once the world is dead.
+class NcclGuard final : public StreamGuard {
+ public:
+  NcclGuard(std::shared_ptr<LocalFate> fate, int world_rank)
+      : fate_(std::move(fate)), world_rank_(world_rank) {}
+  absl::Status status() override {
+    return fate_->dead() ? fate_->StatusOf(world_rank_) : absl::OkStatus();
+  }
+
+ private:
+  const std::shared_ptr<LocalFate> fate_;
+  const int world_rank_;
+};
+
 }  // namespace
 
 NcclRank::NcclRank(const NcclApi& api, int device, int world_rank, absl::Duration timeout,

@@ -21,20 +21,6 @@ namespace moe {
 
 class NcclLane;
 
-// Of one rank: its device and place, and why its calls fail once the world is dead.
-class NcclGuard final : public StreamGuard {
- public:
-  NcclGuard(std::shared_ptr<LocalFate> fate, int world_rank)
-      : fate_(std::move(fate)), world_rank_(world_rank) {}
-  absl::Status status() override {
-    return fate_->dead() ? fate_->StatusOf(world_rank_) : absl::OkStatus();
-  }
-
- private:
-  const std::shared_ptr<LocalFate> fate_;
-  const int world_rank_;
-};
-
 // Nothing of CUDA or NCCL wakes a host thread that waits for a stream in which a peer is missing.
 // So host threads wait as CUDA has them wait, and one thread per rank looks after all of its lanes:
 // when an operation is late or NCCL reports an error, it ends the world and aborts every lane, upon
