@@ -1,7 +1,5 @@
 #include "comm/bootstrap.h"
 
-#include <iterator>
-
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 

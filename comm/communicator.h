@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 
 #include <absl/container/inlined_vector.h>
 #include <absl/status/status.h>

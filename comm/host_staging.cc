@@ -1,7 +1,5 @@
 #include "comm/host_staging.h"
 
-#include <utility>
-
 #include "kernels/base/status_macros.h"
 
 namespace moe {

@@ -15,7 +15,6 @@
 #include <absl/types/span.h>
 
 #include "comm/communicator.h"
-#include "kernels/base/dtype.h"
 
 namespace moe {
 

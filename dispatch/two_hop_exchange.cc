@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 #include "dispatch/exchange_rows.h"
 #include "kernels/base/dtype.h"

@@ -19,7 +19,6 @@
 #include "comm/communicator.h"
 #include "comm/mpi/mpi_lane.h"
 #include "kernels/base/buffer.h"
-#include "kernels/base/dtype.h"
 
 namespace moe {
 

@@ -4,9 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <utility>
 
-#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/time/time.h>
 #include <netdb.h>

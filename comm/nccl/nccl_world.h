@@ -7,7 +7,6 @@
 #include <optional>
 #include <string>
 
-#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 

@@ -1,4 +1,3 @@
-#include <memory>
 
 #include <absl/time/clock.h>
 #include <gtest/gtest.h>

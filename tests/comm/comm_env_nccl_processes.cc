@@ -1,6 +1,4 @@
 #include <cstdlib>
-#include <memory>
-#include <string>
 
 #include <absl/time/time.h>
 #include <gtest/gtest.h>

@@ -7,7 +7,6 @@
 #include <latch>
 #include <memory>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include <absl/time/time.h>

@@ -7,7 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/time/clock.h>
 #include <gmock/gmock.h>
