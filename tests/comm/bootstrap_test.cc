@@ -71,6 +71,8 @@ void ExpectRefused(const Variables& variables, const char* one, const char* othe
 }
 
 TEST(DetectLaunchTest, ReadsWhatEachLauncherSets) {
+  const Variables batch = {
+      {"SLURM_JOB_ID", "9"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "1"}};
   const std::pair<Variables, LaunchInfo> cases[] = {
       {{{"HOME", "/root"}, {"RANK", ""}}, {}},
       {kTorchrun,
@@ -83,7 +85,11 @@ TEST(DetectLaunchTest, ReadsWhatEachLauncherSets) {
        {.source = LaunchSource::kOpenMpi, .rank = 3, .size = 8, .local_rank = 1, .local_size = 2}},
       {{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}},
        {.source = LaunchSource::kPmi, .rank = 1, .size = 2, .local_rank = 1}},
-      {{{"PMIX_RANK", "5"}}, {.source = LaunchSource::kPmix, .rank = 5, .size = 0}}};  // MPI knows
+      {{{"PMIX_RANK", "5"}}, {.source = LaunchSource::kPmix, .rank = 5, .size = 0}},  // MPI knows
+      {With(batch, {{"SLURM_STEP_ID", "0"}}),
+       {.source = LaunchSource::kSlurm, .rank = 1, .size = 2, .local_rank = 1}},
+      {batch, {}},  // in no step
+      {With(batch, {{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}), {}}};
   for (const auto& [variables, want] : cases) {
     const LaunchInfo info = Detect(variables).value();
     const auto all = [](const LaunchInfo& i) {
@@ -93,34 +99,16 @@ TEST(DetectLaunchTest, ReadsWhatEachLauncherSets) {
   }
 }
 
-TEST(DetectLaunchTest, SlurmCountsOnlyInsideAStepOfSeveralTasks) {
-  const Variables batch = {
-      {"SLURM_JOB_ID", "9"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "1"}};
-  EXPECT_EQ(Detect(batch).value().source, LaunchSource::kNone);
-  const LaunchInfo step = Detect(With(batch, {{"SLURM_STEP_ID", "0"}})).value();
-  EXPECT_EQ(step.source, LaunchSource::kSlurm);
-  EXPECT_EQ(step.rank, 1);
-  EXPECT_EQ(step.size, 2);
-  EXPECT_EQ(step.local_rank, 1);
-  const Variables shell = {{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}};
-  EXPECT_EQ(Detect(shell).value().source, LaunchSource::kNone);
-}
-
 TEST(DetectLaunchTest, TheFirstCompleteSetWins) {
   const Variables slurm = {{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}};
   // mpirun inside a Slurm step: its daemons are the step's tasks, its ranks are not.
   EXPECT_EQ(Detect(With(kOpenMpi, slurm)).value().source, LaunchSource::kOpenMpi);
   EXPECT_EQ(Detect(With(kTorchrun, slurm)).value().source, LaunchSource::kTorchrun);
   EXPECT_EQ(Detect(With(kOpenMpi, {{"PMIX_RANK", "3"}})).value().source, LaunchSource::kOpenMpi);
-  LaunchFlags flags;
-  flags.rank = 1;
-  flags.size = 2;
-  const LaunchInfo info = Detect(kOpenMpi, flags).value();
+  const LaunchInfo info = Detect(kOpenMpi, {.rank = 1, .size = 2}).value();
   EXPECT_EQ(info.source, LaunchSource::kFlags);
   EXPECT_EQ(info.rank, 1);
-}
-
-TEST(DetectLaunchTest, AgreeingVariablesLeaveTheMpiLauncher) {
+  // What agrees leaves the MPI launcher.
   const Variables same = With(kOpenMpi, {{"RANK", "3"},
                                          {"WORLD_SIZE", "8"},
                                          {"LOCAL_RANK", "1"},
@@ -139,9 +127,7 @@ TEST(DetectLaunchTest, APartialSetNamesBothVariables) {
   ExpectRefused({{"PMI_RANK", "2"}}, "PMI_RANK is set", "PMI_SIZE is not");
   ExpectRefused({{"SLURM_STEP_ID", "1"}, {"SLURM_PROCID", "2"}}, "SLURM_PROCID is set",
                 "SLURM_NTASKS is not");
-  LaunchFlags flags;
-  flags.rank = 0;
-  EXPECT_THAT(std::string(Detect({}, flags).status().message()),
+  EXPECT_THAT(std::string(Detect({}, {.rank = 0}).status().message()),
               AllOf(HasSubstr("--rank"), HasSubstr("--world-size")));
 }
 

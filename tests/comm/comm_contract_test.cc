@@ -16,6 +16,7 @@ namespace {
 
 using ::testing::ElementsAreArray;
 
+using testing::ExpectDone;
 using testing::Tagged;
 
 class CommContractTest : public testing::CommTest {};
@@ -33,8 +34,7 @@ TEST_P(CommContractTest, AllToAllDeliversBlocksInSourceOrder) {
       }
     }
     std::vector<int32_t> recv(expected.size(), -1);
-    ASSERT_TRUE(comm.AllToAll<int32_t>(send, absl::MakeSpan(recv), stream).ok());
-    ASSERT_TRUE(stream.Synchronize().ok());
+    ExpectDone(comm.AllToAll<int32_t>(send, absl::MakeSpan(recv), stream), stream);
     EXPECT_THAT(recv, ElementsAreArray(expected));
   });
 }
@@ -55,9 +55,8 @@ void ExchangeRagged(Communicator& comm, Stream& stream, int64_t unit) {
     }
   }
   std::vector<int32_t> recv(expected.size(), -1);
-  ASSERT_TRUE(
-      comm.AllToAllV<int32_t>(send, send_counts, absl::MakeSpan(recv), recv_counts, stream).ok());
-  ASSERT_TRUE(stream.Synchronize().ok());
+  ExpectDone(comm.AllToAllV<int32_t>(send, send_counts, absl::MakeSpan(recv), recv_counts, stream),
+             stream);
   EXPECT_EQ(recv, expected) << "unit " << unit;
 }
 
@@ -117,8 +116,7 @@ void ExpectAllReduceSum(Communicator& comm, Stream& stream, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     x[i] = static_cast<T>(static_cast<float>(2 * comm.rank() + static_cast<int>(i % 7)));
   }
-  ASSERT_TRUE(comm.AllReduce<T>(absl::MakeSpan(x), ReduceOp::kSum, stream).ok());
-  ASSERT_TRUE(stream.Synchronize().ok());
+  ExpectDone(comm.AllReduce<T>(absl::MakeSpan(x), ReduceOp::kSum, stream), stream);
   for (size_t i = 0; i < n; ++i) {
     const int expected = ranks * (ranks - 1) + ranks * static_cast<int>(i % 7);
     ASSERT_EQ(static_cast<float>(x[i]), static_cast<float>(expected)) << "i=" << i << " n=" << n;
@@ -145,8 +143,7 @@ TEST_P(CommContractTest, AllReduceMaxIsTheLargestOfAnyRank) {
       // The largest sits on rank i mod R; the smallest are negative.
       x[i] = comm.rank() == i % comm.size() ? static_cast<float>(i) - 40.0F : -100.0F;
     }
-    ASSERT_TRUE(comm.AllReduce<float>(absl::MakeSpan(x), ReduceOp::kMax, stream).ok());
-    ASSERT_TRUE(stream.Synchronize().ok());
+    ExpectDone(comm.AllReduce<float>(absl::MakeSpan(x), ReduceOp::kMax, stream), stream);
     for (int i = 0; i < 33; ++i) EXPECT_EQ(x[i], static_cast<float>(i) - 40.0F);
   });
 }
@@ -155,8 +152,7 @@ TEST_P(CommContractTest, AllReduceOfInt64WrapsNowhereBelowItsRange) {
   OnEachRank([](Communicator& comm, Stream& stream) {
     const int64_t part = std::numeric_limits<int64_t>::max() / comm.size();
     std::vector<int64_t> x = {part, -part, comm.rank()};
-    ASSERT_TRUE(comm.AllReduce<int64_t>(absl::MakeSpan(x), ReduceOp::kSum, stream).ok());
-    ASSERT_TRUE(stream.Synchronize().ok());
+    ExpectDone(comm.AllReduce<int64_t>(absl::MakeSpan(x), ReduceOp::kSum, stream), stream);
     const int64_t ranks = comm.size();
     EXPECT_THAT(x, ElementsAreArray({part * ranks, -part * ranks, ranks * (ranks - 1) / 2}));
   });
@@ -181,8 +177,7 @@ void ExpectAllReduceSameBits(Communicator& comm, Stream& stream, size_t n) {
   ASSERT_TRUE(comm.AllReduce<T>(absl::MakeSpan(first), ReduceOp::kSum, stream).ok());
   ASSERT_TRUE(comm.AllReduce<T>(absl::MakeSpan(second), ReduceOp::kSum, stream).ok());
   std::vector<T> all(n * static_cast<size_t>(comm.size()));
-  ASSERT_TRUE(comm.AllGather<T>(first, absl::MakeSpan(all), stream).ok());
-  ASSERT_TRUE(stream.Synchronize().ok());
+  ExpectDone(comm.AllGather<T>(first, absl::MakeSpan(all), stream), stream);
   EXPECT_EQ(std::memcmp(first.data(), second.data(), n * sizeof(T)), 0) << "second run, n=" << n;
   for (int r = 0; r < comm.size(); ++r) {
     EXPECT_EQ(std::memcmp(all.data() + r * n, first.data(), n * sizeof(T)), 0)
@@ -207,8 +202,7 @@ void ExpectSummedInFloat32(Communicator& comm, Stream& stream, float large) {
   std::vector<T> send(comm.size(), x[0]);
   std::vector<T> recv(1);
   ASSERT_TRUE(comm.AllReduce<T>(absl::MakeSpan(x), ReduceOp::kSum, stream).ok());
-  ASSERT_TRUE(comm.ReduceScatter<T>(send, absl::MakeSpan(recv), ReduceOp::kSum, stream).ok());
-  ASSERT_TRUE(stream.Synchronize().ok());
+  ExpectDone(comm.ReduceScatter<T>(send, absl::MakeSpan(recv), ReduceOp::kSum, stream), stream);
   const T expected(large + static_cast<float>(comm.size() - 1));
   EXPECT_EQ(static_cast<float>(x[0]), static_cast<float>(expected));
   EXPECT_EQ(static_cast<float>(recv[0]), static_cast<float>(expected));
@@ -232,9 +226,8 @@ TEST_P(CommContractTest, ReduceScatterSumsTheOwnBlock) {
             100 * comm.rank() + 10 * static_cast<int64_t>(j / n) + static_cast<int64_t>(j % n % 10);
       }
       std::vector<int64_t> recv(n, -1);
-      ASSERT_TRUE(
-          comm.ReduceScatter<int64_t>(send, absl::MakeSpan(recv), ReduceOp::kSum, stream).ok());
-      ASSERT_TRUE(stream.Synchronize().ok());
+      ExpectDone(comm.ReduceScatter<int64_t>(send, absl::MakeSpan(recv), ReduceOp::kSum, stream),
+                 stream);
       for (size_t i = 0; i < n; ++i) {
         const int64_t rest = 10 * comm.rank() + static_cast<int64_t>(i % 10);
         ASSERT_EQ(recv[i], 50 * ranks * (ranks - 1) + rest * ranks);
@@ -250,8 +243,7 @@ TEST_P(CommContractTest, ReduceScatterAndAllGatherWorkInPlace) {
     std::vector<int32_t> x(n * ranks, comm.rank() + 1);
     const absl::Span<int32_t> own = absl::MakeSpan(x).subspan(n * comm.rank(), n);
     ASSERT_TRUE(comm.ReduceScatter<int32_t>(x, own, ReduceOp::kSum, stream).ok());
-    ASSERT_TRUE(comm.AllGather<int32_t>(own, absl::MakeSpan(x), stream).ok());
-    ASSERT_TRUE(stream.Synchronize().ok());
+    ExpectDone(comm.AllGather<int32_t>(own, absl::MakeSpan(x), stream), stream);
     EXPECT_THAT(x, ::testing::Each(comm.size() * (comm.size() + 1) / 2));
   });
 }
@@ -274,10 +266,9 @@ void ExpectOwnPartSummed(Communicator& comm, Stream& stream, const std::vector<i
     x.push_back(static_cast<T>(static_cast<float>(comm.rank() + i % 7)));
   std::vector<T> recv(static_cast<size_t>(counts[comm.rank()]), static_cast<T>(-1.0F));
   const auto own = absl::MakeSpan(x).subspan(static_cast<size_t>(first), recv.size());
-  ASSERT_TRUE(comm.ReduceScatterV<T>(x, counts, absl::MakeSpan(recv), ReduceOp::kSum, stream).ok());
-  ASSERT_TRUE(stream.Synchronize().ok());
-  ASSERT_TRUE(comm.ReduceScatterV<T>(x, counts, own, ReduceOp::kSum, stream).ok());
-  ASSERT_TRUE(stream.Synchronize().ok());
+  ExpectDone(comm.ReduceScatterV<T>(x, counts, absl::MakeSpan(recv), ReduceOp::kSum, stream),
+             stream);
+  ExpectDone(comm.ReduceScatterV<T>(x, counts, own, ReduceOp::kSum, stream), stream);
   for (size_t i = 0; i < recv.size(); ++i) {
     const int64_t value = (first + static_cast<int64_t>(i)) % 7;
     const auto expected =
@@ -318,10 +309,9 @@ TEST_P(CommContractTest, AllGatherVConcatenatesInRankOrderAndInPlace) {
         std::vector<int32_t> recv(expected.size(), -1), x(expected.size(), -1);
         std::copy(send.begin(), send.end(), x.begin() + first);
         ASSERT_TRUE(comm.AllGatherV<int32_t>(send, absl::MakeSpan(recv), counts, stream).ok());
-        ASSERT_TRUE(comm.AllGatherV<int32_t>(absl::MakeConstSpan(x).subspan(first, n),
-                                             absl::MakeSpan(x), counts, stream)
-                        .ok());
-        ASSERT_TRUE(stream.Synchronize().ok());
+        ExpectDone(comm.AllGatherV<int32_t>(absl::MakeConstSpan(x).subspan(first, n),
+                                            absl::MakeSpan(x), counts, stream),
+                   stream);
         EXPECT_EQ(recv, expected);
         EXPECT_EQ(x, expected);
       }
@@ -340,8 +330,7 @@ TEST_P(CommContractTest, AllGatherConcatenatesInRankOrder) {
         for (int64_t i = 0; i < n; ++i) expected.push_back(Tagged(r, 0, i));
       }
       std::vector<int32_t> recv(expected.size(), -1);
-      ASSERT_TRUE(comm.AllGather<int32_t>(send, absl::MakeSpan(recv), stream).ok());
-      ASSERT_TRUE(stream.Synchronize().ok());
+      ExpectDone(comm.AllGather<int32_t>(send, absl::MakeSpan(recv), stream), stream);
       EXPECT_EQ(recv, expected) << "n=" << n;
     }
   });
@@ -352,8 +341,7 @@ TEST_P(CommContractTest, BroadcastReachesAllFromEveryRoot) {
     for (int root = 0; root < comm.size(); ++root) {
       for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{1001}, int64_t{300'000}}) {
         std::vector<int32_t> x(n, Tagged(comm.rank(), root, n % 100));
-        ASSERT_TRUE(comm.Broadcast<int32_t>(absl::MakeSpan(x), root, stream).ok());
-        ASSERT_TRUE(stream.Synchronize().ok());
+        ExpectDone(comm.Broadcast<int32_t>(absl::MakeSpan(x), root, stream), stream);
         EXPECT_EQ(x, std::vector<int32_t>(n, Tagged(root, root, n % 100))) << "root " << root;
       }
     }

@@ -65,6 +65,13 @@ class CommTest : public ::testing::TestWithParam<std::tuple<int, EnvStream>> {
   }
 };
 
+// That a call was enqueued, which returned `enqueued`, and that its stream has passed it.
+inline void ExpectDone(const absl::Status& enqueued, Stream& stream) {
+  EXPECT_TRUE(enqueued.ok()) << enqueued;
+  const absl::Status passed = stream.Synchronize();
+  EXPECT_TRUE(passed.ok()) << passed;
+}
+
 inline std::string CommTestName(const ::testing::TestParamInfo<std::tuple<int, EnvStream>>& p) {
   return absl::StrCat("R", std::get<0>(p.param),
                       std::get<1>(p.param) == EnvStream::kInline ? "Inline" : "Queue");

@@ -17,6 +17,7 @@ namespace moe {
 namespace {
 
 using ::testing::Each;
+using testing::ExpectDone;
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
@@ -39,8 +40,7 @@ TEST_P(RingAllReduceTest, AddsOneTwoThree) {
   OnEachRank([](Communicator& comm, Stream& stream) {
     std::vector<float> x = {1.0F, 2.0F, 3.0F};
     RingAllReduce ring(comm);
-    ASSERT_TRUE(ring.Sum(absl::MakeSpan(x), stream).ok());
-    ASSERT_TRUE(stream.Synchronize().ok());
+    ExpectDone(ring.Sum(absl::MakeSpan(x), stream), stream);
     const auto ranks = static_cast<float>(comm.size());
     EXPECT_THAT(x, ::testing::ElementsAre(ranks, 2 * ranks, 3 * ranks));
   });
@@ -55,8 +55,7 @@ TEST_P(RingAllReduceTest, Int64SumsAreExactForEveryLength) {
     for (const size_t n : kLengths) {
       std::vector<int64_t> x(n);
       for (size_t i = 0; i < n; ++i) x[i] = Value(comm.rank(), i);
-      ASSERT_TRUE(ring.Sum(absl::MakeSpan(x), stream).ok());
-      ASSERT_TRUE(stream.Synchronize().ok());
+      ExpectDone(ring.Sum(absl::MakeSpan(x), stream), stream);
       for (size_t i = 0; i < n; ++i) {
         uint64_t wrapped = 0;
         for (int r = 0; r < comm.size(); ++r) wrapped += static_cast<uint64_t>(Value(r, i));
@@ -75,12 +74,10 @@ TEST_P(RingAllReduceTest, FloatsAreEqualOnAllRanksAndFromRunToRunForAnyChunk) {
       for (const int64_t chunk : {128, 128, 1 << 18}) {
         RingAllReduce ring(comm, {.chunk_bytes = chunk});
         runs.push_back(input);
-        ASSERT_TRUE(ring.Sum(absl::MakeSpan(runs.back()), stream).ok());
-        ASSERT_TRUE(stream.Synchronize().ok());
+        ExpectDone(ring.Sum(absl::MakeSpan(runs.back()), stream), stream);
       }
       std::vector<float> all(n * static_cast<size_t>(comm.size()));
-      ASSERT_TRUE(comm.AllGather<float>(runs[0], absl::MakeSpan(all), stream).ok());
-      ASSERT_TRUE(stream.Synchronize().ok());
+      ExpectDone(comm.AllGather<float>(runs[0], absl::MakeSpan(all), stream), stream);
       // Every value is finite and non-zero or +0, so == means the same bits.
       for (int r = 0; r < comm.size(); ++r) {
         const absl::Span<const float> theirs = absl::MakeConstSpan(all).subspan(r * n, n);
@@ -99,8 +96,7 @@ TEST_P(RingAllReduceTest, FloatsAreSummedInTheOrderOfTheRing) {
     std::vector<float> x(per_block * ranks);
     for (size_t i = 0; i < x.size(); ++i) x[i] = FloatValue(comm.rank(), i);
     RingAllReduce ring(comm, {.chunk_bytes = 64});
-    ASSERT_TRUE(ring.Sum(absl::MakeSpan(x), stream).ok());
-    ASSERT_TRUE(stream.Synchronize().ok());
+    ExpectDone(ring.Sum(absl::MakeSpan(x), stream), stream);
     for (size_t i = 0; i < x.size(); ++i) {
       const int block = static_cast<int>(i / per_block);
       float expected = FloatValue((block + 1) % ranks, i);
@@ -123,8 +119,7 @@ TEST_P(RingAllReduceTest, ReduceScatterSumsTheOwnPartOfAnySize) {
             std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
         std::vector<int64_t> x(std::accumulate(counts.begin(), counts.end(), size_t{0}));
         for (size_t i = 0; i < x.size(); ++i) x[i] = Value(comm.rank(), i);
-        ASSERT_TRUE(reducer->ReduceScatter(absl::MakeSpan(x), counts, stream).ok());
-        ASSERT_TRUE(stream.Synchronize().ok());
+        ExpectDone(reducer->ReduceScatter(absl::MakeSpan(x), counts, stream), stream);
         for (int64_t i = before; i < before + counts[comm.rank()]; ++i) {
           uint64_t wrapped = 0;
           for (int r = 0; r < comm.size(); ++r) wrapped += static_cast<uint64_t>(Value(r, i));
@@ -166,8 +161,7 @@ TEST_P(RingAllReduceTest, DirectSumsInRankOrder) {
     const auto direct = AllReducer::Create(AllReduceAlgorithm::kDirect, comm).value();
     std::vector<float> x(1237);
     for (size_t i = 0; i < x.size(); ++i) x[i] = FloatValue(comm.rank(), i);
-    ASSERT_TRUE(direct->Sum(absl::MakeSpan(x), stream).ok());
-    ASSERT_TRUE(stream.Synchronize().ok());
+    ExpectDone(direct->Sum(absl::MakeSpan(x), stream), stream);
     for (size_t i = 0; i < x.size(); ++i) {
       float expected = FloatValue(0, i);
       for (int r = 1; r < comm.size(); ++r) expected += FloatValue(r, i);

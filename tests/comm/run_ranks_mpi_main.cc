@@ -21,20 +21,8 @@ namespace {
 bool leaves_late = false;
 
 int ExitCode(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kOk:
-      return 0;
-    case absl::StatusCode::kDataLoss:
-      return 6;
-    case absl::StatusCode::kDeadlineExceeded:
-      return 8;
-    case absl::StatusCode::kUnauthenticated:
-      return 9;
-    case absl::StatusCode::kUnimplemented:
-      return 10;
-    default:
-      return 1;
-  }
+  if (status.ok()) return 0;
+  return absl::IsDataLoss(status) ? 6 : absl::IsDeadlineExceeded(status) ? 8 : 1;
 }
 
 void Report(const absl::Status& status) {
