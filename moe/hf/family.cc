@@ -30,11 +30,11 @@ void ReadRouter(const Family& family, ConfigKeys& keys, RouterConfig& router) {
     return static_cast<int32_t>(ReadNumber(keys, k, fallback, kExperts));
   };
   router.gate = family.gate;
-  router.num_experts = read(key.experts, absent.experts);
-  router.top_k = read(key.top_k, absent.top_k);
+  router.num_experts = read(key.experts, absent.sizes.experts);
+  router.top_k = read(key.top_k, absent.sizes.top_k);
   router.num_groups = read(key.groups, absent.groups);
   router.group_top_k = read(key.kept_groups, absent.kept_groups);
-  router.hidden_size = ReadNumber(keys, key.hidden, absent.hidden, kWidths);
+  router.hidden_size = ReadNumber(keys, key.hidden, absent.sizes.hidden, kWidths);
   if (key.norm.name != nullptr) router.norm_topk_prob = keys.Bool(key.norm, absent.norm);
   if (key.scaling.name != nullptr) {
     router.scaling_factor = static_cast<float>(keys.Real(key.scaling, absent.scaling));
@@ -67,11 +67,60 @@ std::vector<bool> ListedLayers(const Family& family, ConfigKeys& keys, int64_t l
   return sparse;
 }
 
+// Layer i has experts unless it is in mlp_only_layers; of the others every decoder_sparse_step-th.
+std::vector<bool> EverySparseStep(const Family& /*family*/, ConfigKeys& keys, int64_t layers) {
+  std::vector<bool> sparse(layers);
+  const int64_t step = keys.Integer("decoder_sparse_step", 1, kLayers);
+  for (int64_t i = step - 1; i < layers; i += step) sparse[i] = true;
+  for (const int64_t dense :
+       keys.Integers("mlp_only_layers", {0, kLayers.most}).value_or(std::vector<int64_t>{})) {
+    if (dense < layers) sparse[dense] = false;
+  }
+  return sparse;
+}
+
+// Layer `offset` of every `period`; "sparse" layers of one expert are dense ones.
+std::vector<bool> JambaLayers(const Family& family, ConfigKeys& keys, int64_t layers) {
+  std::vector<bool> sparse(layers);
+  const int64_t period = keys.Integer("expert_layer_period", 2, kLayers);
+  const int64_t offset = keys.Integer("expert_layer_offset", 1, {0, kLayers.most});
+  if (keys.Integer(family.keys.experts, family.defaults.sizes.experts, kExperts) == 1)
+    return sparse;
+  for (int64_t i = offset; i < layers && offset < period; i += period) sparse[i] = true;
+  return sparse;
+}
+
+// Every moe_layer_interval-th layer of a range, whose end -1 is the last one.
+std::vector<bool> ErnieLayers(const Family& /*family*/, ConfigKeys& keys, int64_t layers) {
+  std::vector<bool> sparse(layers);
+  const int64_t step = keys.Integer("moe_layer_interval", 1, kLayers);
+  const int64_t start = keys.Integer("moe_layer_start_index", 1, {0, kLayers.most});
+  const int64_t end = keys.Integer("moe_layer_end_index", -1, {-1, kLayers.most});
+  for (int64_t i = step - 1; i < layers; i += step) {
+    sparse[i] = i >= start && (end < 0 || i <= end);
+  }
+  return sparse;
+}
+
+// moe_layers; without it every interleave_moe_layer_step-th layer.
+std::vector<bool> Llama4Layers(const Family& /*family*/, ConfigKeys& keys, int64_t layers) {
+  std::vector<bool> sparse(layers);
+  const int64_t step = keys.Integer("interleave_moe_layer_step", 1, kLayers);
+  if (const auto listed = keys.Integers("moe_layers", {0, kLayers.most}); listed.has_value()) {
+    for (const int64_t i : *listed) {
+      if (i < layers) sparse[i] = true;
+    }
+    return sparse;
+  }
+  for (int64_t i = step - 1; i < layers; i += step) sparse[i] = true;
+  return sparse;
+}
+
 void ReadFamily(const Family& family, ConfigKeys& keys, HfConfig& config) {
   const auto& [key, absent] = std::tie(family.keys, family.defaults);
   MoeLayerConfig& moe = config.moe;
   ReadRouter(family, keys, moe.router);
-  moe.ffn_hidden_size = ReadNumber(keys, key.width, absent.width, kWidths);
+  moe.ffn_hidden_size = ReadNumber(keys, key.width, absent.sizes.width, kWidths);
   moe.shared_expert_ffn_hidden_size =
       ReadNumber(keys, key.shared_width, absent.shared_width, kWidths);
   if (key.shared_experts.name != nullptr) {
@@ -81,17 +130,9 @@ void ReadFamily(const Family& family, ConfigKeys& keys, HfConfig& config) {
   }
   moe.gated_shared_expert = family.gated_shared_expert;
   if (family.reads_activation) moe.activation = ReadActivation(keys);
-  const int64_t layers = ReadNumber(keys, key.layers, absent.layers, kLayers);
+  const int64_t layers = ReadNumber(keys, key.layers, absent.sizes.layers, kLayers);
   config.has_experts = family.sparse(family, keys, layers);
   if (family.more != nullptr) family.more(keys, config);
-}
-
-std::vector<const Family*> Families() {
-  std::vector<const Family*> all;
-  for (const auto& table : {kSoftmaxFamilies, kSigmoidFamilies, kOwnFamilies}) {
-    for (const Family& family : table) all.push_back(&family);
-  }
-  return all;
 }
 
 }  // namespace moe::hf

@@ -1,9 +1,8 @@
 // What differs between the public models' MoE layers: keys, defaults, names, layouts. A family is a
-// row of a table (family_softmax.cc, family_sigmoid.cc, family_own.cc).
+// row of a table (families.cc).
 #ifndef MOE_MOE_HF_FAMILY_H_
 #define MOE_MOE_HF_FAMILY_H_
 
-#include <array>
 #include <vector>
 
 #include <absl/functional/function_ref.h>
@@ -35,7 +34,9 @@ struct FamilyKeys {
 
 // Where a key is absent: what transformers' configuration class has. 0 = the file must have it.
 struct FamilyDefaults {
-  int64_t layers = 0, hidden = 0, width = 0, experts = 0, top_k = 0;
+  struct Sizes {
+    int64_t layers = 0, hidden = 0, width = 0, experts = 0, top_k = 0;  // L, H, F, E, K
+  } sizes;
   int64_t shared_experts = 0, shared_width = 0;
   int64_t groups = 1, kept_groups = 1;
   int64_t dense = 0;
@@ -50,6 +51,10 @@ SparseLayers EveryLayer;
 SparseLayers LayersAfterDense;  // keys.dense
 // "mlp_layer_types", and without it LayersAfterDense.
 SparseLayers ListedLayers;
+SparseLayers EverySparseStep;  // "decoder_sparse_step", "mlp_only_layers"
+SparseLayers JambaLayers;      // "expert_layer_period", "expert_layer_offset"
+SparseLayers ErnieLayers;      // "moe_layer_interval", from a start to an end
+SparseLayers Llama4Layers;     // "moe_layers"; without it "interleave_moe_layer_step"
 
 struct Family {
   absl::string_view model_type;
@@ -74,41 +79,7 @@ absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view
 // From keys to config.moe and config.has_experts.
 void ReadFamily(const Family& family, ConfigKeys& keys, HfConfig& config);
 
-// The tables: scores by softmax over all experts; by sigmoid, with a bias for the selection; and
-// models with layouts or experts of their own.
-extern const absl::Span<const Family> kSoftmaxFamilies, kSigmoidFamilies, kOwnFamilies;
-std::vector<const Family*> Families();
-
-// Names of a tensor per projection, as most models have them and as Mixtral has.
-inline constexpr TensorRule kGateProj = {"experts.{e}.gate_proj.weight",
-                                         ParameterKind::kExpertGateUp, ExpertAxis::kNumbered,
-                                         TensorRows::kGate},
-                            kUpProj = {"experts.{e}.up_proj.weight", ParameterKind::kExpertGateUp,
-                                       ExpertAxis::kNumbered, TensorRows::kUp},
-                            kDownProj = {"experts.{e}.down_proj.weight", ParameterKind::kExpertDown,
-                                         ExpertAxis::kNumbered},
-                            kW1 = {"experts.{e}.w1.weight", ParameterKind::kExpertGateUp,
-                                   ExpertAxis::kNumbered, TensorRows::kGate},
-                            kW3 = {"experts.{e}.w3.weight", ParameterKind::kExpertGateUp,
-                                   ExpertAxis::kNumbered, TensorRows::kUp},
-                            kW2 = {"experts.{e}.w2.weight", ParameterKind::kExpertDown,
-                                   ExpertAxis::kNumbered};
-// The same of a shared expert.
-constexpr TensorRule SharedGate(absl::string_view name) {
-  return {name, ParameterKind::kSharedGateUp, ExpertAxis::kNone, TensorRows::kGate};
-}
-constexpr TensorRule SharedUp(absl::string_view name) {
-  return {name, ParameterKind::kSharedGateUp, ExpertAxis::kNone, TensorRows::kUp};
-}
-constexpr TensorRule SharedDown(absl::string_view name) {
-  return {name, ParameterKind::kSharedDown};
-}
-constexpr TensorRule Router(absl::string_view name) {
-  return {name, ParameterKind::kRouterWeight};
-}
-constexpr TensorRule ExpertBias(absl::string_view name) {
-  return {name, ParameterKind::kExpertBias};
-}
+absl::Span<const Family> Families();
 
 }  // namespace moe::hf
 

@@ -31,9 +31,9 @@ absl::Status Expected(absl::string_view file, absl::string_view what, absl::stri
 
 absl::Status UnknownModel(absl::string_view file, absl::string_view model_type) {
   std::vector<absl::string_view> known;
-  for (const Family* family : Families()) {
-    known.push_back(family->model_type);
-    if (!family->nested_in.empty()) known.push_back(family->nested_in);
+  for (const Family& family : Families()) {
+    known.push_back(family.model_type);
+    if (!family.nested_in.empty()) known.push_back(family.nested_in);
   }
   return absl::UnimplementedError(absl::StrCat(file, ": model_type is '", Shown(model_type),
                                                "', which is not supported, expected one of ",
@@ -54,16 +54,16 @@ absl::StatusOr<Model> FindModel(absl::string_view file, const Json& document) {
     return Expected(file, "there is no text model_type", "it, as transformers writes it");
   }
   const std::string model_type = *type;
-  for (const Family* family : Families()) {
-    if (model_type == family->model_type) return Model{family, "", &document};
-    if (family->nested_in.empty() || model_type != family->nested_in) continue;
+  for (const Family& family : Families()) {
+    if (model_type == family.model_type) return Model{&family, "", &document};
+    if (family.nested_in.empty() || model_type != family.nested_in) continue;
     const auto nested = document.find("text_config");
     if (nested == document.end() || !nested->is_object()) {
       return Expected(file,
                       absl::StrCat("model_type is ", model_type, " and text_config no object"),
-                      absl::StrCat("the keys of ", family->model_type, " in it"));
+                      absl::StrCat("the keys of ", family.model_type, " in it"));
     }
-    return Model{family, "text_config.", &*nested};
+    return Model{&family, "text_config.", &*nested};
   }
   return UnknownModel(file, model_type);
 }

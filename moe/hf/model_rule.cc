@@ -221,8 +221,8 @@ double Shortest(float value) {
 
 const Family& ModelRule::family() const {
   const auto families = Families();
-  return **std::find_if(families.begin(), families.end(),
-                        [&](const Family* one) { return one->model_type == model_type; });
+  return *std::find_if(families.begin(), families.end(),
+                       [&](const Family& one) { return one.model_type == model_type; });
 }
 
 std::vector<std::string> ModelTypes() {

@@ -24,8 +24,7 @@ case "$target" in
     ../kernels/base/{xxh3,xxh3_avx2}) ;;
   routing) sources=(io/{bounded_json,routing_trace}) ;;
   hf_config)
-    sources=(io/{bounded_json,file,file_system} hf/{config_keys,hf_config,tensor_rule}
-      hf/family{,_own,_sigmoid,_softmax})
+    sources=(io/{bounded_json,file,file_system} hf/{config_keys,families,family,hf_config,tensor_rule})
     ;;
   tokens) sources=(io/{file,file_system} lm/{token_files,tokens}) ;;
   *)

@@ -288,8 +288,8 @@ TEST(GoldenData, HoldsEveryModel) {
     const auto config = ReadHfConfig(fs::path(MOE_GOLDEN_DATA) / name / "config.json").value();
     models.emplace_back(config.model_type());
   }
-  for (const Family* family : Families()) {
-    EXPECT_THAT(models, ::testing::Contains(std::string(family->model_type)));
+  for (const Family& family : Families()) {
+    EXPECT_THAT(models, ::testing::Contains(std::string(family.model_type)));
   }
 }
 
@@ -297,8 +297,8 @@ TEST(GoldenData, HoldsEveryModel) {
 TEST(GoldenData, AbsentKeysMeanWhatTransformersWritesForThem) {
   std::ifstream in(fs::path(MOE_GOLDEN_DATA) / "defaults.json");
   const nlohmann::json models = nlohmann::json::parse(in);
-  for (const Family* family : Families()) {
-    const std::string type(family->model_type);
+  for (const Family& family : Families()) {
+    const std::string type(family.model_type);
     SCOPED_TRACE(type);
     ASSERT_TRUE(models.contains(type));
     const auto written = ParseHfConfig("c", models[type].dump());

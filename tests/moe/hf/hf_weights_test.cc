@@ -200,13 +200,13 @@ TEST_F(HfWeightsTest, GradientsGoBackWhereWeightsCameFrom) {
 
 // Of every rule of every model: all elements of the parameter are covered once by its tensors.
 TEST(TensorRules, EveryElementOfEveryParameterComesFromOneTensor) {
-  for (const Family* family : Families()) {
-    SCOPED_TRACE(std::string(family->model_type));
+  for (const Family& family : Families()) {
+    SCOPED_TRACE(std::string(family.model_type));
     MoeLayerConfig moe = {.ffn_hidden_size = 3, .shared_expert_ffn_hidden_size = 5};
     moe.router.num_experts = 4;
     moe.router.hidden_size = 7;
     std::map<ParameterKind, std::vector<int>> covered;
-    for (const TensorRule& rule : family->tensors) {
+    for (const TensorRule& rule : family.tensors) {
       std::vector<int>& count = covered[rule.parameter];
       count.resize(ShapeOf(rule.parameter, moe).size());
       int64_t size = 1;
