@@ -4,38 +4,33 @@
 #include <absl/strings/str_replace.h>
 
 namespace moe::hf {
+namespace {
+
+// `name` with the expert's number where it says so.
+std::string OfExpert(absl::string_view name, int32_t expert) {
+  return absl::StrReplaceAll(name, {{"{e}", absl::StrCat(expert)}});
+}
+
+}  // namespace
 
 ParameterShape ShapeOf(ParameterKind kind, const MoeLayerConfig& config) {
   const int64_t hidden = config.router.hidden_size;
   const int64_t experts = config.router.num_outputs();
   const int64_t width = config.ffn_hidden_size;
   const int64_t shared = config.shared_expert_ffn_hidden_size;
-  switch (kind) {
-    case ParameterKind::kRouterWeight:
-      return {experts, hidden};
-    case ParameterKind::kRouterBias:
-    case ParameterKind::kExpertBias:
-      return {experts};
-    case ParameterKind::kExpertGateUp:
-      return {2 * width, hidden};
-    case ParameterKind::kExpertGateUpBias:
-      return {2 * width};
-    case ParameterKind::kExpertDown:
-      return {hidden, width};
-    case ParameterKind::kExpertDownBias:
-      return {hidden};
-    case ParameterKind::kSharedGateUp:
-      return {2 * shared, hidden};
-    case ParameterKind::kSharedDown:
-      return {hidden, shared};
-    case ParameterKind::kSharedOutputGate:
-      return {1, hidden};
-  }
-  return {};
-}
-
-bool IsTrained(ParameterKind kind) {
-  return kind != ParameterKind::kExpertBias;
+  const ParameterShape shapes[] = {
+      {experts, hidden},     // kRouterWeight, and on in the enum's order
+      {experts},             // kRouterBias
+      {experts},             // kExpertBias
+      {2 * width, hidden},   // kExpertGateUp
+      {2 * width},           // kExpertGateUpBias
+      {hidden, width},       // kExpertDown
+      {hidden},              // kExpertDownBias
+      {2 * shared, hidden},  // kSharedGateUp
+      {hidden, shared},      // kSharedDown
+      {1, hidden},           // kSharedOutputGate
+  };
+  return shapes[static_cast<size_t>(kind)];
 }
 
 bool IsPresent(const TensorRule& rule, const MoeLayerConfig& config) {
@@ -46,32 +41,17 @@ bool IsPresent(const TensorRule& rule, const MoeLayerConfig& config) {
 }
 
 std::string ParameterName(ParameterKind kind, int32_t expert) {
-  const auto of_expert = [&](absl::string_view name) {
-    return absl::StrCat("experts.", expert, ".", name);
-  };
-  switch (kind) {
-    case ParameterKind::kRouterWeight:
-      return "gate.weight";
-    case ParameterKind::kRouterBias:
-      return "gate.bias";
-    case ParameterKind::kExpertBias:
-      return "gate.e_score_correction_bias";
-    case ParameterKind::kExpertGateUp:
-      return of_expert("gate_up_proj.weight");
-    case ParameterKind::kExpertGateUpBias:
-      return of_expert("gate_up_proj.bias");
-    case ParameterKind::kExpertDown:
-      return of_expert("down_proj.weight");
-    case ParameterKind::kExpertDownBias:
-      return of_expert("down_proj.bias");
-    case ParameterKind::kSharedGateUp:
-      return "shared_expert.gate_up_proj.weight";
-    case ParameterKind::kSharedDown:
-      return "shared_expert.down_proj.weight";
-    case ParameterKind::kSharedOutputGate:
-      return "shared_expert_gate.weight";
-  }
-  return "";
+  constexpr absl::string_view kNames[] = {"gate.weight",  // as ShapeOf
+                                          "gate.bias",
+                                          "gate.e_score_correction_bias",
+                                          "experts.{e}.gate_up_proj.weight",
+                                          "experts.{e}.gate_up_proj.bias",
+                                          "experts.{e}.down_proj.weight",
+                                          "experts.{e}.down_proj.bias",
+                                          "shared_expert.gate_up_proj.weight",
+                                          "shared_expert.down_proj.weight",
+                                          "shared_expert_gate.weight"};
+  return OfExpert(kNames[static_cast<size_t>(kind)], expert);
 }
 
 std::string CanonicalName(const TensorRule& rule, int32_t expert) {
@@ -83,8 +63,7 @@ std::string CanonicalName(const TensorRule& rule, int32_t expert) {
 }
 
 std::string TensorName(const TensorRule& rule, int32_t expert) {
-  if (rule.experts != ExpertAxis::kNumbered) return std::string(rule.name);
-  return absl::StrReplaceAll(rule.name, {{"{e}", absl::StrCat(expert)}});
+  return OfExpert(rule.name, expert);
 }
 
 std::vector<int64_t> TensorShape(const TensorRule& rule, const MoeLayerConfig& config) {

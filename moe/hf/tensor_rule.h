@@ -59,7 +59,9 @@ struct ParameterShape {
 };
 ParameterShape ShapeOf(ParameterKind kind, const MoeLayerConfig& config);
 
-bool IsTrained(ParameterKind kind);
+inline bool IsTrained(ParameterKind kind) {
+  return kind != ParameterKind::kExpertBias;
+}
 // A shared expert's tensors are not where its width is 0.
 bool IsPresent(const TensorRule& rule, const MoeLayerConfig& config);
 // Its name in a store whose layer was created with the prefix "". `expert` is ignored by kinds that
