@@ -107,19 +107,13 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
                        .trainable = config.train,
                        .borrowable = borrowable,
                        .parts = std::move(up)});
-    const std::string name = prefix + "down_proj.weight";
-    down.push_back({.name = name,
-                    .rows = hidden,
-                    .cols = width,
-                    .group = group,
-                    .init_std = config.down_init_std,
-                    .trainable = config.train,
-                    .borrowable = borrowable,
-                    .parts = {{.name = name,
-                               .rows = hidden,
-                               .cols = width,
-                               .axis = TensorAxis::kColumns,
-                               .item = kCutItem}}});
+    down.push_back(CutAlong(TensorAxis::kColumns, {.name = prefix + "down_proj.weight",
+                                                   .rows = hidden,
+                                                   .cols = width,
+                                                   .group = group,
+                                                   .init_std = config.down_init_std,
+                                                   .trainable = config.train,
+                                                   .borrowable = borrowable}));
   }
   MOE_RETURN_IF_ERROR(experts->AddProjection(gate_up, experts->gate_up_, store));
   MOE_RETURN_IF_ERROR(experts->AddProjection(down, experts->down_, store));

@@ -56,6 +56,12 @@ absl::Status Round(absl::Span<const float> values, DType type, std::byte* out, S
 
 }  // namespace
 
+ParameterSpec CutAlong(TensorAxis axis, ParameterSpec spec, int64_t item) {
+  spec.parts = {
+      {.name = spec.name, .rows = spec.rows, .cols = spec.cols, .axis = axis, .item = item}};
+  return spec;
+}
+
 template <>
 MatrixView<const float> Parameter::view<float>() const {
   return {master().data(), spec_.rows, spec_.cols};

@@ -58,6 +58,9 @@ struct ParameterSpec {
   std::vector<CanonicalTensor> parts;
 };
 
+// `spec` as one canonical tensor, of its own name and shape, that tensor parallelism cuts.
+ParameterSpec CutAlong(TensorAxis axis, ParameterSpec spec, int64_t item = kCutItem);
+
 // Whole rows of a parameter, in memory that the store does not own and nobody writes.
 struct BorrowedRows {
   absl::Span<const std::byte> values;  // of the store's compute type
