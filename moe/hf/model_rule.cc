@@ -73,7 +73,7 @@ class TensorList {
       prefix_ = absl::StrCat("model.layers.", l, ".");
       AddAttention();
       Add("post_attention_layernorm.weight", {config_.hidden_size});
-      l % config_.moe_layer_freq == config_.moe_layer_freq - 1 ? AddExperts() : AddDense();
+      config_.has_experts(l) ? AddExperts() : AddDense();
     }
     prefix_.clear();
     Add("model.norm.weight", {config_.hidden_size});
@@ -91,7 +91,7 @@ class TensorList {
 
   void AddAttention() {
     const int64_t hidden = config_.hidden_size, width = config_.head_dim();
-    const int64_t q = config_.num_attention_heads * width, kv = config_.key_value_heads() * width;
+    const int64_t q = config_.q_cols(), kv = config_.kv_cols();
     Add("input_layernorm.weight", {hidden});
     for (const auto& [name, rows] : {std::pair("q", q), std::pair("k", kv), std::pair("v", kv)}) {
       Add(absl::StrCat("self_attn.", name, "_proj.weight"), {rows, hidden});

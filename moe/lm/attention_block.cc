@@ -13,7 +13,7 @@
 namespace moe::lm {
 
 template <typename T>
-absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const AttentionBlockConfig& config,
+absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const TransformerConfig& config,
                                                             const std::string& prefix,
                                                             ParameterStore& store) {
   const auto norm = [&](const char* name, int64_t cols) {
@@ -24,18 +24,18 @@ absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const AttentionBlock
   MOE_RETURN_IF_ERROR(block.AddProjections(prefix + "self_attn.", store));
   if (config.qk_norm == QkNorm::kNone) return block;
   const bool per_head = config.qk_norm == QkNorm::kHead;
-  MOE_ASSIGN_OR_RETURN(
-      block.q_norm_, norm("self_attn.q_norm.weight", per_head ? config.head_dim : config.q_cols()));
+  MOE_ASSIGN_OR_RETURN(block.q_norm_, norm("self_attn.q_norm.weight",
+                                           per_head ? config.head_dim() : config.q_cols()));
   MOE_ASSIGN_OR_RETURN(block.k_norm_, norm("self_attn.k_norm.weight",
-                                           per_head ? config.head_dim : config.kv_cols()));
+                                           per_head ? config.head_dim() : config.kv_cols()));
   return block;
 }
 
 // Heads of queries stay with the head of keys that they share.
 template <typename T>
 absl::Status AttentionBlock<T>::AddProjections(const std::string& prefix, ParameterStore& store) {
-  const int64_t hidden = config_.hidden_size, width = config_.head_dim;
-  const int64_t group_width = config_.heads / config_.kv_heads * width;
+  const int64_t hidden = config_.hidden_size, width = config_.head_dim();
+  const int64_t group_width = config_.num_attention_heads / config_.key_value_heads() * width;
   ParameterSpec weight = {.name = prefix + "qkv_proj.weight",
                           .rows = config_.qkv_cols(),
                           .cols = hidden,
@@ -59,21 +59,18 @@ absl::Status AttentionBlock<T>::AddProjections(const std::string& prefix, Parame
   add_part("k_proj", config_.kv_cols(), width);
   add_part("v_proj", config_.kv_cols(), width);
   MOE_ASSIGN_OR_RETURN(Parameter* const qkv_proj, store.Add(weight));
-  qkv_proj_ = Projection<T>(qkv_proj, config_.pack_weights);
+  qkv_proj_ = Projection<T>(qkv_proj, config_.moe.pack_weights);
   if (config_.qkv_bias) {
     MOE_ASSIGN_OR_RETURN(qkv_bias_, store.Add(bias));
   }
-  const std::string out = prefix + "o_proj.weight";
-  MOE_ASSIGN_OR_RETURN(Parameter* const o_proj, store.Add({.name = out,
-                                                           .rows = hidden,
-                                                           .cols = config_.q_cols(),
-                                                           .init_std = config_.out_init_std,
-                                                           .parts = {{.name = out,
-                                                                      .rows = hidden,
-                                                                      .cols = config_.q_cols(),
-                                                                      .axis = TensorAxis::kColumns,
-                                                                      .item = group_width}}}));
-  o_proj_ = Projection<T>(o_proj, config_.pack_weights);
+  MOE_ASSIGN_OR_RETURN(Parameter* const o_proj,
+                       store.Add(CutAlong(TensorAxis::kColumns,
+                                          {.name = prefix + "o_proj.weight",
+                                           .rows = hidden,
+                                           .cols = config_.q_cols(),
+                                           .init_std = config_.out_init_std()},
+                                          group_width)));
+  o_proj_ = Projection<T>(o_proj, config_.moe.pack_weights);
   return absl::OkStatus();
 }
 
@@ -81,7 +78,7 @@ template <typename T>
 absl::Status AttentionBlock<T>::Rotate(const Batch& batch, RotaryDirection direction,
                                        MatrixView<T> qk, const Context& context) const {
   // q and k lie side by side and turn alike: together they are one tensor of more heads.
-  return ApplyRotary<T>({.heads = config_.heads + config_.kv_heads,
+  return ApplyRotary<T>({.heads = config_.num_attention_heads + config_.key_value_heads(),
                          .sequence_offsets = batch.sequence_offsets,
                          .first_position = batch.first_position},
                         config_.rotary_base, direction, qk, *context.workspace, *context.compute);
@@ -119,9 +116,9 @@ absl::Status AttentionBlock<T>::Project(MatrixView<const T> x, const Batch& batc
 template <typename T>
 absl::Status AttentionBlock<T>::Output(MatrixView<const T> x, MatrixView<const T> attended,
                                        MatrixView<T> y, const Context& context) const {
-  MOE_RETURN_IF_ERROR(
-      o_proj_.Forward(attended, y, context,
-                      TensorTree(context, config_.q_cols(), config_.q_cols() / config_.kv_heads)));
+  MOE_RETURN_IF_ERROR(o_proj_.Forward(
+      attended, y, context,
+      TensorTree(context, config_.q_cols(), config_.q_cols() / config_.key_value_heads())));
   return AddRows<T>(x, y, y, *context.compute);
 }
 
@@ -133,10 +130,11 @@ absl::Status AttentionBlock<T>::Forward(MatrixView<const T> x, const Batch& batc
   Workspace& workspace = *context.workspace;
   MOE_RETURN_IF_ERROR(Project(x, batch, saved, context));
   MOE_ASSIGN_OR_RETURN(saved.attended, workspace.Matrix<T>(x.rows(), config_.q_cols()));
-  MOE_ASSIGN_OR_RETURN(saved.log_sum_exp, workspace.Matrix<float>(x.rows(), config_.heads));
+  MOE_ASSIGN_OR_RETURN(saved.log_sum_exp,
+                       workspace.Matrix<float>(x.rows(), config_.num_attention_heads));
   MOE_RETURN_IF_ERROR(CausalAttention<T>(
-      {.heads = config_.heads, .sequence_offsets = batch.sequence_offsets}, saved.q, saved.k,
-      saved.v, saved.attended, saved.log_sum_exp, workspace, *context.compute));
+      {.heads = config_.num_attention_heads, .sequence_offsets = batch.sequence_offsets}, saved.q,
+      saved.k, saved.v, saved.attended, saved.log_sum_exp, workspace, *context.compute));
   return Output(x, saved.attended, y, context);
 }
 
@@ -157,8 +155,8 @@ absl::Status AttentionBlock<T>::ForwardCached(MatrixView<const T> x, const Batch
   }));
   MOE_ASSIGN_OR_RETURN(const auto attended,
                        context.workspace->Matrix<T>(x.rows(), config_.q_cols()));
-  MOE_RETURN_IF_ERROR(CausalAttentionOfLast<T>(config_.heads, saved.q, keys, values, attended,
-                                               *context.workspace, *context.compute));
+  MOE_RETURN_IF_ERROR(CausalAttentionOfLast<T>(config_.num_attention_heads, saved.q, keys, values,
+                                               attended, *context.workspace, *context.compute));
   return Output(x, attended, y, context);
 }
 
@@ -197,8 +195,8 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
   MOE_RETURN_IF_ERROR(GemmInputGradient<T>(d, o_proj_->template view<T>(), d_attended, workspace,
                                            stream, context.gemm));
   MOE_RETURN_IF_ERROR(CausalAttentionBackward<T>(
-      {.heads = config_.heads, .sequence_offsets = batch.sequence_offsets}, saved.q, saved.k,
-      saved.v, saved.attended, saved.log_sum_exp, d_attended, ColumnRange(d_qk, 0, q_cols),
+      {.heads = config_.num_attention_heads, .sequence_offsets = batch.sequence_offsets}, saved.q,
+      saved.k, saved.v, saved.attended, saved.log_sum_exp, d_attended, ColumnRange(d_qk, 0, q_cols),
       ColumnRange(d_qk, q_cols, qk_cols), ColumnRange(d_qkv, qk_cols, config_.qkv_cols()),
       workspace, stream));
   MOE_RETURN_IF_ERROR(QkBackward(batch, saved, d_qk, d_qkv, ready, context));
@@ -214,10 +212,10 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
         workspace, stream));
     MOE_RETURN_IF_ERROR(ready(*qkv_bias_));
   }
-  return GemmInputGradient<T>(d_qkv, qkv_proj_->template view<T>(), d_normed, workspace, stream,
-                              context.gemm,
-                              TensorTree(context, config_.kv_cols(), config_.head_dim,
-                                         /*parts=*/3, config_.heads / config_.kv_heads));
+  return GemmInputGradient<T>(
+      d_qkv, qkv_proj_->template view<T>(), d_normed, workspace, stream, context.gemm,
+      TensorTree(context, config_.kv_cols(), config_.head_dim(),
+                 /*parts=*/3, config_.num_attention_heads / config_.key_value_heads()));
 }
 
 template <typename T>

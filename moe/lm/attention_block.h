@@ -14,30 +14,11 @@
 
 namespace moe::lm {
 
-struct AttentionBlockConfig {
-  int64_t hidden_size = 0;  // H
-  int heads = 1;            // of queries
-  int kv_heads = 1;         // of keys and values; divides heads
-  int64_t head_dim = 0;     // D
-  bool qkv_bias = false;
-  QkNorm qk_norm = QkNorm::kNone;
-  float rotary_base = 10000.0f;
-  float norm_epsilon = 1e-5f;
-  double init_std = 0.02;      // qkv_proj
-  double out_init_std = 0.02;  // o_proj
-  bool pack_weights = false;   // MoeLayerConfig
-
-  int64_t q_cols() const { return heads * head_dim; }
-  int64_t kv_cols() const { return kv_heads * head_dim; }
-  int64_t qk_cols() const { return q_cols() + kv_cols(); }
-  int64_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
-};
-
 // What backward needs of one call; views into the workspace.
 template <typename T>
 struct AttentionBlockSaved {
   NormSaved<T> norm;
-  MatrixView<T> qkv;              // [T, (heads + 2 kv_heads) D]: q | k | v as projected
+  MatrixView<T> qkv;              // [T, qkv_cols]: q | k | v as projected
   NormSaved<T> q_norm, k_norm;    // with QkNorm
   MatrixView<T> q, k, v;          // what attention reads: q and k normalised, rotated
   MatrixView<T> attended;         // [T, heads D]
@@ -45,13 +26,13 @@ struct AttentionBlockSaved {
 };
 
 // Parameters: "<prefix>input_layernorm.weight" [H], "<prefix>self_attn.qkv_proj.weight"
-// [(heads + 2 kv_heads) D, H] and, with qkv_bias, its ".bias"; with QkNorm
+// [qkv_cols, H] and, with qkv_bias, its ".bias"; with QkNorm
 // "<prefix>self_attn.q_norm.weight" and "k_norm.weight"; "<prefix>self_attn.o_proj.weight"
 // [H, heads D]. All work goes to the compute stream; zero tokens only mark parameters ready.
 template <typename T>
 class AttentionBlock {
  public:
-  static absl::StatusOr<AttentionBlock> Create(const AttentionBlockConfig& config,
+  static absl::StatusOr<AttentionBlock> Create(const TransformerConfig& config,
                                                const std::string& prefix, ParameterStore& store);
 
   // x, y [T, H]; they must not overlap. `saved` lives in the context's workspace.
@@ -68,7 +49,7 @@ class AttentionBlock {
                         GradientReady ready, const Context& context) const;
 
  private:
-  AttentionBlock(const AttentionBlockConfig& config, const Norm<T>& norm)
+  AttentionBlock(const TransformerConfig& config, const Norm<T>& norm)
       : config_(config), norm_(norm) {}
   // Forward's two ends: from x to saved.q, saved.k and saved.v, and y from attended [T, heads D].
   absl::Status Project(MatrixView<const T> x, const Batch& batch, AttentionBlockSaved<T>& saved,
@@ -87,7 +68,7 @@ class AttentionBlock {
                                    MatrixView<T> d_attended, GradientReady ready,
                                    const Context& context) const;
 
-  AttentionBlockConfig config_;
+  TransformerConfig config_;
   Norm<T> norm_;
   std::optional<Norm<T>> q_norm_, k_norm_;
   Projection<T> qkv_proj_, o_proj_;

@@ -8,30 +8,32 @@
 namespace moe::lm {
 
 template <typename T>
-absl::StatusOr<FeedForwardBlock<T>> FeedForwardBlock<T>::CreateMoe(const NormConfig& norm,
-                                                                   const MoeLayerConfig& config,
-                                                                   const std::string& prefix,
-                                                                   ParameterStore& store,
-                                                                   const Context& context) {
-  MOE_ASSIGN_OR_RETURN(const Norm<T> layer_norm,
-                       Norm<T>::Create(prefix + "post_attention_layernorm.weight", norm.hidden_size,
-                                       norm.epsilon, store));
-  FeedForwardBlock block(layer_norm);
-  MOE_ASSIGN_OR_RETURN(block.moe_, MoeLayer<T>::Create(config, prefix + "mlp.", store, context));
-  return block;
-}
-
-template <typename T>
-absl::StatusOr<FeedForwardBlock<T>> FeedForwardBlock<T>::CreateDense(const NormConfig& norm,
-                                                                     const ExpertsConfig& config,
-                                                                     const std::string& prefix,
-                                                                     ParameterStore& store) {
-  MOE_ASSIGN_OR_RETURN(const Norm<T> layer_norm,
-                       Norm<T>::Create(prefix + "post_attention_layernorm.weight", norm.hidden_size,
-                                       norm.epsilon, store));
-  FeedForwardBlock block(layer_norm);
-  MOE_ASSIGN_OR_RETURN(block.dense_, Experts<T>::Create(config, {prefix + "mlp."},
-                                                        ParameterGroup::kReplicated, store));
+absl::StatusOr<FeedForwardBlock<T>> FeedForwardBlock<T>::Create(const TransformerConfig& config,
+                                                                int layer,
+                                                                const std::string& prefix,
+                                                                ParameterStore& store,
+                                                                const Context& context) {
+  MOE_ASSIGN_OR_RETURN(const Norm<T> norm,
+                       Norm<T>::Create(prefix + "post_attention_layernorm.weight",
+                                       config.hidden_size, config.norm_epsilon, store));
+  FeedForwardBlock block(norm);
+  const std::string name = prefix + "mlp.";
+  if (config.has_experts(layer)) {
+    MoeLayerConfig moe = config.moe;
+    moe.router.layer = static_cast<uint32_t>(layer);
+    moe.init_std = config.init_std;
+    moe.down_init_std = config.out_init_std();
+    MOE_ASSIGN_OR_RETURN(block.moe_, MoeLayer<T>::Create(moe, name, store, context));
+    return block;
+  }
+  MOE_ASSIGN_OR_RETURN(block.dense_,
+                       Experts<T>::Create({.hidden_size = config.hidden_size,
+                                           .ffn_hidden_size = config.dense_width(),
+                                           .activation = config.moe.activation,
+                                           .init_std = config.init_std,
+                                           .down_init_std = config.out_init_std(),
+                                           .pack_weights = config.moe.pack_weights},
+                                          {name}, ParameterGroup::kReplicated, store));
   return block;
 }
 

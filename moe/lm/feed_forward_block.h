@@ -10,7 +10,7 @@
 #include "gating/routing.h"
 #include "moe/experts.h"
 #include "moe/lm/dense.h"
-#include "moe/moe_layer.h"
+#include "moe/lm/transformer.h"
 
 namespace moe::lm {
 
@@ -28,18 +28,10 @@ struct FeedForwardBlockSaved {
 template <typename T>
 class FeedForwardBlock {
  public:
-  struct NormConfig {
-    int64_t hidden_size = 0;
-    float epsilon = 1e-5f;
-  };
-  static absl::StatusOr<FeedForwardBlock> CreateMoe(const NormConfig& norm,
-                                                    const MoeLayerConfig& config,
-                                                    const std::string& prefix,
-                                                    ParameterStore& store, const Context& context);
-  static absl::StatusOr<FeedForwardBlock> CreateDense(const NormConfig& norm,
-                                                      const ExpertsConfig& config,
-                                                      const std::string& prefix,
-                                                      ParameterStore& store);
+  // Layer `layer` of a model whose config.moe.router.hidden_size is filled in.
+  static absl::StatusOr<FeedForwardBlock> Create(const TransformerConfig& config, int layer,
+                                                 const std::string& prefix, ParameterStore& store,
+                                                 const Context& context);
 
   // x, y [T, H]; they must not overlap. `saved` lives in the context's workspace. `stats` is
   // written by MoE layers, and may be null.

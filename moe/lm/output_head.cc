@@ -1,6 +1,5 @@
 #include "moe/lm/output_head.h"
 
-#include <string>
 #include <type_traits>
 
 #include "kernels/base/workspace.h"
@@ -24,22 +23,19 @@ absl::StatusOr<MatrixView<T>> LogitGradientMemory(MatrixView<float> logits, Work
 }  // namespace
 
 template <typename T>
-absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const OutputHeadConfig& config,
-                                                    ParameterStore& store) {
+absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const TransformerConfig& config,
+                                                    Parameter* tied, ParameterStore& store) {
   MOE_ASSIGN_OR_RETURN(const Norm<T> norm, Norm<T>::Create("model.norm.weight", config.hidden_size,
                                                            config.norm_epsilon, store));
-  if (config.tied != nullptr) return OutputHead(config, norm, config.tied);
-  const std::string name = "lm_head.weight";
-  MOE_ASSIGN_OR_RETURN(Parameter* const lm_head, store.Add({.name = name,
-                                                            .rows = config.vocab_size,
-                                                            .cols = config.hidden_size,
-                                                            .init_std = config.init_std,
-                                                            .parts = {{.name = name,
-                                                                       .rows = config.vocab_size,
-                                                                       .cols = config.hidden_size,
-                                                                       .axis = TensorAxis::kRows,
-                                                                       .item = kCutItem}}}));
-  return OutputHead(config, norm, lm_head);
+  Parameter* lm_head = tied;
+  if (tied == nullptr) {
+    MOE_ASSIGN_OR_RETURN(lm_head,
+                         store.Add(CutAlong(TensorAxis::kRows, {.name = "lm_head.weight",
+                                                                .rows = config.vocab_size,
+                                                                .cols = config.hidden_size,
+                                                                .init_std = config.init_std})));
+  }
+  return OutputHead(norm, Projection<T>(lm_head, config.moe.pack_weights), tied != nullptr);
 }
 
 template <typename T>
@@ -47,7 +43,7 @@ absl::StatusOr<MatrixView<float>> OutputHead<T>::Logits(MatrixView<const T> x, N
                                                         const Context& context) const {
   MOE_RETURN_IF_ERROR(norm_.Forward(x, saved, context));
   MOE_ASSIGN_OR_RETURN(const auto logits,
-                       context.workspace->Matrix<float>(x.rows(), config_.vocab_size));
+                       context.workspace->Matrix<float>(x.rows(), lm_head_->spec().rows));
   MOE_RETURN_IF_ERROR(lm_head_.Forward(saved.y, logits, context));
   return logits;
 }
@@ -71,7 +67,7 @@ absl::Status OutputHead<T>::LossAndGradient(MatrixView<const T> x,
   const WorkspaceScope scope(workspace);
   NormSaved<T> saved;
   if (x.rows() == 0) {
-    if (config_.tied == nullptr) MOE_RETURN_IF_ERROR(ready(*lm_head_));
+    if (!tied_) MOE_RETURN_IF_ERROR(ready(*lm_head_));
     return norm_.Backward(saved, dx, dx, Write::kOverwrite, ready, context);
   }
   MOE_ASSIGN_OR_RETURN(const auto logits, Logits(x, saved, context));
@@ -80,11 +76,11 @@ absl::Status OutputHead<T>::LossAndGradient(MatrixView<const T> x,
       CrossEntropy<T>(logits, targets, scale, row_loss, d_logits, *context.compute));
   MOE_RETURN_IF_ERROR(AddWeightGradient<T>(d_logits, saved.y, lm_head_->grad(), workspace,
                                            *context.compute, context.gemm));
-  if (config_.tied == nullptr) MOE_RETURN_IF_ERROR(ready(*lm_head_));
+  if (!tied_) MOE_RETURN_IF_ERROR(ready(*lm_head_));
   MOE_ASSIGN_OR_RETURN(const auto d_normed, workspace.Matrix<T>(x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(GemmInputGradient<T>(d_logits, lm_head_->template view<T>(), d_normed,
                                            workspace, *context.compute, context.gemm,
-                                           TensorTree(context, config_.vocab_size)));
+                                           TensorTree(context, lm_head_->spec().rows)));
   return norm_.Backward(saved, d_normed, dx, Write::kOverwrite, ready, context);
 }
 

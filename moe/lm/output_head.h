@@ -3,22 +3,15 @@
 #define MOE_MOE_LM_OUTPUT_HEAD_H_
 
 #include <cstdint>
+#include <utility>
 
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
 #include "moe/lm/dense.h"
+#include "moe/lm/transformer.h"
 
 namespace moe::lm {
-
-struct OutputHeadConfig {
-  int64_t vocab_size = 0;   // V
-  int64_t hidden_size = 0;  // H
-  float norm_epsilon = 1e-5f;
-  double init_std = 0.02;
-  bool pack_weights = false;  // MoeLayerConfig
-  Parameter* tied = nullptr;  // [V, H] of the embedding, whose weights this layer has, too
-};
 
 // row_loss[t] = cross-entropy of RMSNorm(x_t) W^T against target t, logits and loss in float32.
 // Parameters: "model.norm.weight" [H], and "lm_head.weight" [V, H] unless it is tied. Zero tokens
@@ -27,7 +20,9 @@ struct OutputHeadConfig {
 template <typename T>
 class OutputHead {
  public:
-  static absl::StatusOr<OutputHead> Create(const OutputHeadConfig& config, ParameterStore& store);
+  // tied: the embedding [V, H] whose weights this layer has, too; nullptr: weights of its own.
+  static absl::StatusOr<OutputHead> Create(const TransformerConfig& config, Parameter* tied,
+                                           ParameterStore& store);
 
   // [T, V] from x [T, H], in the context's workspace, as what `saved` then has.
   absl::StatusOr<MatrixView<float>> Logits(MatrixView<const T> x, NormSaved<T>& saved,
@@ -41,12 +36,12 @@ class OutputHead {
                                GradientReady ready, const Context& context) const;
 
  private:
-  OutputHead(const OutputHeadConfig& config, const Norm<T>& norm, Parameter* lm_head)
-      : config_(config), norm_(norm), lm_head_(lm_head, config.pack_weights) {}
+  OutputHead(const Norm<T>& norm, Projection<T> lm_head, bool tied)
+      : norm_(norm), lm_head_(std::move(lm_head)), tied_(tied) {}
 
-  OutputHeadConfig config_;
   Norm<T> norm_;
   Projection<T> lm_head_;
+  bool tied_;
 };
 
 }  // namespace moe::lm

@@ -1,7 +1,6 @@
 #include "moe/lm/transformer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -14,9 +13,55 @@
 #include "moe/lm/feed_forward_block.h"
 #include "moe/lm/key_value_cache.h"
 #include "moe/lm/output_head.h"
-#include "moe/lm/token_batch.h"
 
 namespace moe::lm {
+namespace {
+
+absl::Status CheckIds(const char* function, const char* name, absl::Span<const int32_t> ids,
+                      int64_t vocab_size) {
+  for (size_t t = 0; t < ids.size(); ++t) {
+    if (ids[t] < 0 || ids[t] >= vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat(function, ": ", name, "[", t, "] is ", ids[t],
+                                                     ", expected 0 to ", vocab_size - 1));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOffsets(const char* function, const char* name, absl::Span<const int64_t> offsets,
+                          int64_t tokens) {
+  bool good = !offsets.empty() && offsets.front() == 0 && offsets.back() == tokens;
+  for (size_t i = 1; good && i < offsets.size(); ++i) good = offsets[i - 1] <= offsets[i];
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(function, ": ", name, " [", offsets.size(),
+                                                 "], expected to ascend from 0 to ", tokens));
+}
+
+// kInvalidArgument, named after `function`, unless targets and losses are as many as the tokens,
+// ids lie in [0, vocab_size) and the batch's offsets ascend from 0 to the number of tokens.
+absl::Status CheckTokenBatch(const char* function, absl::Span<const int32_t> tokens,
+                             absl::Span<const int32_t> targets, const Batch& batch,
+                             int64_t vocab_size, size_t losses) {
+  if (targets.size() != tokens.size() || losses != tokens.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(function, ": tokens [", tokens.size(),
+                                                   "], targets [", targets.size(), "], row_loss [",
+                                                   losses, "], expected equal lengths"));
+  }
+  const auto count = static_cast<int64_t>(tokens.size());
+  // Without tokens there may be no sequences; without micro-batches the call is one.
+  if (count > 0 || !batch.sequence_offsets.empty()) {
+    MOE_RETURN_IF_ERROR(CheckOffsets(function, "sequence_offsets", batch.sequence_offsets, count));
+  }
+  if (!batch.micro_batch_offsets.empty()) {
+    MOE_RETURN_IF_ERROR(
+        CheckOffsets(function, "micro_batch_offsets", batch.micro_batch_offsets, count));
+  }
+  MOE_RETURN_IF_ERROR(CheckIds(function, "tokens", tokens, vocab_size));
+  return CheckIds(function, "targets", targets, vocab_size);
+}
+
+}  // namespace
+
 template <typename T>
 struct Transformer<T>::Impl {
   struct Layer {
@@ -40,7 +85,6 @@ struct Transformer<T>::Impl {
   absl::Status TakeLosses(const Tokens& tokens, absl::Span<float> row_loss,
                           ForwardStats* stats) const;
   absl::Status AddLayer(ParameterStore& store);
-  RouterStats* StatsOf(int layer, ForwardStats* stats) const;
   absl::Status Embed(absl::Span<const int32_t> tokens, int64_t step, MatrixView<T> x) const;
   absl::Status LayerForward(int layer, MatrixView<const T> x, const Batch& batch,
                             MatrixView<T> middle, MatrixView<T> y, LayerSaved& saved,
@@ -55,51 +99,19 @@ struct Transformer<T>::Impl {
   Parameter* embedding = nullptr;
   std::vector<Layer> layers;
   std::optional<OutputHead<T>> head;
-  std::vector<LayerSaved> saved;  // of the round that runs
-  int moe_layers = 0;
+  std::vector<MoeLayer<T>*> mixtures;  // of the layers that have one
+  std::vector<LayerSaved> saved;       // of the round that runs
 };
 
 template <typename T>
 absl::Status Transformer<T>::Impl::AddLayer(ParameterStore& store) {
   const int index = static_cast<int>(layers.size());
   const std::string prefix = absl::StrCat("model.layers.", index, ".");
-  const double out_init_std = config.init_std / std::sqrt(2.0 * config.num_layers);
-  MOE_ASSIGN_OR_RETURN(auto attention,
-                       AttentionBlock<T>::Create({.hidden_size = config.hidden_size,
-                                                  .heads = config.num_attention_heads,
-                                                  .kv_heads = config.key_value_heads(),
-                                                  .head_dim = config.head_dim(),
-                                                  .qkv_bias = config.qkv_bias,
-                                                  .qk_norm = config.qk_norm,
-                                                  .rotary_base = config.rotary_base,
-                                                  .norm_epsilon = config.norm_epsilon,
-                                                  .init_std = config.init_std,
-                                                  .out_init_std = out_init_std,
-                                                  .pack_weights = config.moe.pack_weights},
-                                                 prefix, store));
-  const typename FeedForwardBlock<T>::NormConfig norm = {.hidden_size = config.hidden_size,
-                                                         .epsilon = config.norm_epsilon};
-  if (index % config.moe_layer_freq == config.moe_layer_freq - 1) {
-    MoeLayerConfig moe = config.moe;
-    moe.router.layer = static_cast<uint32_t>(index);
-    moe.init_std = config.init_std;
-    moe.down_init_std = out_init_std;
-    MOE_ASSIGN_OR_RETURN(auto mixture,
-                         FeedForwardBlock<T>::CreateMoe(norm, moe, prefix, store, context));
-    layers.push_back({std::move(attention), std::move(mixture)});
-    ++moe_layers;
-    return absl::OkStatus();
-  }
-  MOE_ASSIGN_OR_RETURN(auto dense,
-                       FeedForwardBlock<T>::CreateDense(norm,
-                                                        {.hidden_size = config.hidden_size,
-                                                         .ffn_hidden_size = config.dense_width(),
-                                                         .activation = config.moe.activation,
-                                                         .init_std = config.init_std,
-                                                         .down_init_std = out_init_std,
-                                                         .pack_weights = config.moe.pack_weights},
-                                                        prefix, store));
-  layers.push_back({std::move(attention), std::move(dense)});
+  MOE_ASSIGN_OR_RETURN(auto attention, AttentionBlock<T>::Create(config, prefix, store));
+  MOE_ASSIGN_OR_RETURN(auto feed_forward,
+                       FeedForwardBlock<T>::Create(config, index, prefix, store, context));
+  if (feed_forward.moe() != nullptr) mixtures.push_back(feed_forward.moe());
+  layers.push_back({std::move(attention), std::move(feed_forward)});
   return absl::OkStatus();
 }
 
@@ -132,13 +144,6 @@ absl::Status Transformer<T>::Impl::TakeLosses(const Tokens& tokens, absl::Span<f
   return absl::OkStatus();
 }
 
-// Where MoE layer `layer` writes its measures; null in a dense layer or when not wanted.
-template <typename T>
-RouterStats* Transformer<T>::Impl::StatsOf(int layer, ForwardStats* stats) const {
-  if (stats == nullptr || layers[layer].feed_forward.moe() == nullptr) return nullptr;
-  return &stats->router[layer / config.moe_layer_freq];
-}
-
 template <typename T>
 absl::Status Transformer<T>::Impl::Embed(absl::Span<const int32_t> tokens, int64_t step,
                                          MatrixView<T> x) const {
@@ -158,7 +163,9 @@ absl::Status Transformer<T>::Impl::LayerForward(int layer, MatrixView<const T> x
   MOE_RETURN_IF_ERROR(TimedDense(context, "attention", [&] {
     return l.attention.Forward(x, batch, middle, layer_saved.attention, context);
   }));
-  return l.feed_forward.Forward(middle, batch, y, layer_saved.feed_forward, StatsOf(layer, stats),
+  const bool measures = stats != nullptr && l.feed_forward.moe() != nullptr;
+  return l.feed_forward.Forward(middle, batch, y, layer_saved.feed_forward,
+                                measures ? &stats->router[layer / config.moe_layer_freq] : nullptr,
                                 context);
 }
 
@@ -233,14 +240,9 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> Transformer<T>::Create(
                                                    .partials = config.tied_embeddings ? 2 : 1}));
   impl->layers.reserve(config.num_layers);
   for (int l = 0; l < config.num_layers; ++l) MOE_RETURN_IF_ERROR(impl->AddLayer(store));
-  MOE_ASSIGN_OR_RETURN(impl->head, OutputHead<T>::Create(
-                                       {.vocab_size = config.vocab_size,
-                                        .hidden_size = config.hidden_size,
-                                        .norm_epsilon = config.norm_epsilon,
-                                        .init_std = config.init_std,
-                                        .pack_weights = config.moe.pack_weights,
-                                        .tied = config.tied_embeddings ? impl->embedding : nullptr},
-                                       store));
+  MOE_ASSIGN_OR_RETURN(
+      impl->head,
+      OutputHead<T>::Create(config, config.tied_embeddings ? impl->embedding : nullptr, store));
   impl->saved.resize(config.num_layers);
   return std::unique_ptr<Transformer>(new Transformer(std::move(impl)));
 }
@@ -252,7 +254,7 @@ absl::Status Transformer<T>::Evaluate(absl::Span<const int32_t> tokens,
   Impl& m = *impl_;
   MOE_RETURN_IF_ERROR(CheckTokenBatch("Transformer::Evaluate", tokens, targets, batch,
                                       m.config.vocab_size, row_loss.size()));
-  if (stats != nullptr) stats->router.resize(m.moe_layers);
+  if (stats != nullptr) stats->router.resize(m.mixtures.size());
   Workspace& workspace = *m.context.workspace;
   const WorkspaceScope scope(workspace), host_scope(*m.context.host_workspace);
   MOE_ASSIGN_OR_RETURN(const typename Impl::Tokens on_device,
@@ -331,7 +333,7 @@ absl::Status Transformer<T>::ForwardBackward(absl::Span<const int32_t> tokens,
         absl::StrCat("Transformer::ForwardBackward: ", batch.micro_batch_offsets.size() - 1,
                      " micro-batches, expected one per round"));
   }
-  if (stats != nullptr) stats->router.resize(m.moe_layers);
+  if (stats != nullptr) stats->router.resize(m.mixtures.size());
   Workspace& workspace = *m.context.workspace;
   const WorkspaceScope scope(workspace), host_scope(*m.context.host_workspace);
   MOE_ASSIGN_OR_RETURN(const typename Impl::Tokens on_device,
@@ -351,10 +353,8 @@ absl::Status Transformer<T>::ForwardBackward(absl::Span<const int32_t> tokens,
 
 template <typename T>
 absl::Status Transformer<T>::EndStep(const std::vector<std::vector<int64_t>>& expert_load) {
-  size_t index = 0;
-  for (auto& layer : impl_->layers) {
-    MoeLayer<T>* const moe = layer.feed_forward.moe();
-    if (moe != nullptr) MOE_RETURN_IF_ERROR(moe->EndStep(expert_load[index++]));
+  for (size_t i = 0; i < impl_->mixtures.size(); ++i) {
+    MOE_RETURN_IF_ERROR(impl_->mixtures[i]->EndStep(expert_load[i]));
   }
   return absl::OkStatus();
 }
@@ -362,42 +362,29 @@ absl::Status Transformer<T>::EndStep(const std::vector<std::vector<int64_t>>& ex
 template <typename T>
 std::vector<RouterShare> Transformer<T>::router_shares() {
   std::vector<RouterShare> shares;
-  for (auto& layer : impl_->layers) {
-    if (layer.feed_forward.moe() != nullptr) {
-      shares.push_back(layer.feed_forward.moe()->router_share());
-    }
-  }
+  for (MoeLayer<T>* const moe : impl_->mixtures) shares.push_back(moe->router_share());
   return shares;
 }
 
 template <typename T>
 void Transformer<T>::CountSlots(absl::Span<int64_t> slots) {
   const size_t experts = impl_->config.moe.router.num_experts;
-  for (auto& layer : impl_->layers) {
-    MoeLayer<T>* const moe = layer.feed_forward.moe();
-    if (moe == nullptr) continue;
+  for (MoeLayer<T>* const moe : impl_->mixtures) {
     moe->CountSlots(slots.subspan(0, experts));
     if (!slots.empty()) slots.remove_prefix(experts);
   }
 }
 
 template <typename T>
-const TransformerConfig& Transformer<T>::config() const {
-  return impl_->config;
-}
-
-template <typename T>
 int Transformer<T>::moe_layers() const {
-  return impl_->moe_layers;
+  return static_cast<int>(impl_->mixtures.size());
 }
 
 template <typename T>
 ExchangeBytes Transformer<T>::exchange_bytes() const {
   ExchangeBytes total;
-  for (const auto& layer : impl_->layers) {
-    const MoeLayer<T>* const moe = layer.feed_forward.moe();
-    if (moe == nullptr) continue;
-    const ExchangeBytes bytes = moe->exchange_bytes();
+  for (const MoeLayer<T>* const moe : impl_->mixtures) {
+    const ExchangeBytes& bytes = moe->exchange_bytes();
     total.self += bytes.self;
     total.same_node += bytes.same_node;
     total.cross_node += bytes.cross_node;

@@ -3,6 +3,7 @@
 #define MOE_MOE_LM_TRANSFORMER_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -54,6 +55,14 @@ struct TransformerConfig {
     return dense_ffn_hidden_size > 0 ? dense_ffn_hidden_size
                                      : moe.router.top_k * moe.ffn_hidden_size;
   }
+  bool has_experts(int64_t layer) const { return layer % moe_layer_freq == moe_layer_freq - 1; }
+  // Columns of a token's queries, of its keys (or values), and of what stands side by side.
+  int64_t q_cols() const { return num_attention_heads * head_dim(); }
+  int64_t kv_cols() const { return key_value_heads() * head_dim(); }
+  int64_t qk_cols() const { return q_cols() + kv_cols(); }
+  int64_t qkv_cols() const { return qk_cols() + kv_cols(); }
+  // Of output projections (o_proj, down_proj), as GPT-2 has it.
+  double out_init_std() const { return init_std / std::sqrt(2.0 * num_layers); }
 };
 
 // kInvalidArgument naming field, value and nearest valid choice.
@@ -76,8 +85,7 @@ class KeyValueCache;
 template <typename T>
 class Transformer {
  public:
-  // Collective. Output projections (o_proj, down_proj) start with init_std / sqrt(2 * layers), as
-  // GPT-2 does.
+  // Collective.
   static absl::StatusOr<std::unique_ptr<Transformer>> Create(const TransformerConfig& config,
                                                              ParameterStore& store,
                                                              const Context& context);
@@ -113,7 +121,6 @@ class Transformer {
   // MoeLayer::CountSlots for every MoE layer: slots [MoE layer][E], borrowed; empty = no longer.
   void CountSlots(absl::Span<int64_t> slots);
 
-  const TransformerConfig& config() const;
   int moe_layers() const;
   // Sum over the MoE layers.
   ExchangeBytes exchange_bytes() const;

@@ -50,7 +50,7 @@ TYPED_TEST(ExtendTest, PiecesOfASequenceHaveTheBitsOfTheWhole) {
                                                {20, 17},
                                                {1, 9, 3, 24},
                                                std::vector<int64_t>(kTokens, 1)}) {
-      auto cache = *KeyValueCache<TypeParam>::Create(rank.model->config(), kTokens);
+      auto cache = *KeyValueCache<TypeParam>::Create(config, kTokens);
       std::vector<float> logits(kTokens * config.vocab_size), losses(kTokens);
       int64_t first = 0;
       for (const int64_t count : pieces) {
@@ -73,7 +73,7 @@ TYPED_TEST(ExtendTest, PiecesOfASequenceHaveTheBitsOfTheWhole) {
 
 TEST(ExtendTest, RefusesWhatDoesNotFit) {
   OneRank<float> rank(SmallConfig());
-  auto cache = *KeyValueCache<float>::Create(rank.model->config(), 2);
+  auto cache = *KeyValueCache<float>::Create(SmallConfig(), 2);
   float row[11] = {};
   const MatrixView<float> logits(row, 1, 11);
   EXPECT_TRUE(absl::IsInvalidArgument(rank.model->Extend({{1, 2, 3}}, cache, logits)));
