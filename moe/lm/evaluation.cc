@@ -14,7 +14,6 @@
 #include "kernels/base/storage_type.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/training_state.h"
-#include "moe/lm/agreement.h"
 #include "moe/lm/run_settings.h"
 #include "moe/lm/train_config.h"
 

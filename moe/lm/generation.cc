@@ -12,7 +12,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "kernels/base/xxh3.h"
-#include "moe/lm/agreement.h"
 #include "moe/lm/evaluation.h"
 #include "moe/lm/key_value_cache.h"
 #include "moe/lm/run_settings.h"

@@ -4,8 +4,10 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -17,6 +19,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "comm/extremes.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/xxh3.h"
@@ -29,25 +32,12 @@ using Json = nlohmann::ordered_json;
 // Grows when steps get other bits (docs/architecture.md, numerics contract).
 constexpr int kNumericsVersion = 3;
 
-// Values of enumerations that a checkpoint may hold: 0 to this.
-template <typename V>
-constexpr int64_t kLast = -1;
-template <>
-constexpr auto kLast<Activation> = static_cast<int64_t>(Activation::kClampedSwiGlu);
-template <>
-constexpr auto kLast<ScoreFunction> = static_cast<int64_t>(ScoreFunction::kSigmoid);
-template <>
-constexpr auto kLast<DropPolicy> = static_cast<int64_t>(DropPolicy::kPosition);
-template <>
-constexpr auto kLast<LoadBalancing> = static_cast<int64_t>(LoadBalancing::kGlobalAuxLoss);
-template <>
-constexpr auto kLast<QkNorm> = static_cast<int64_t>(QkNorm::kHeads);
-template <>
-constexpr auto kLast<DeviceKind> = static_cast<int64_t>(DeviceKind::kCuda);
-template <>
-constexpr auto kLast<Numerics> = static_cast<int64_t>(Numerics::kLayoutInvariant);
-template <>
-constexpr auto kLast<GroupedGemmKernel> = static_cast<int64_t>(GroupedGemmKernel::kMma);
+// The last value of each enumeration among the settings; all count up from 0.
+constexpr std::tuple kLast(Activation::kClampedSwiGlu, ScoreFunction::kSigmoid,
+                           DropPolicy::kPosition, LoadBalancing::kGlobalAuxLoss, QkNorm::kHeads,
+                           DeviceKind::kCuda, Numerics::kLayoutInvariant, GroupedGemmKernel::kMma,
+                           DispatchAlgorithm::kHierarchical, AllReduceAlgorithm::kLibrary,
+                           ZeroStage::kGradients, LearningRateDecay::kConstant);
 
 template <typename V>
 std::string TextOf(const V& value) {
@@ -88,7 +78,7 @@ bool Parse(const std::string& text, V& value) {
     int64_t number = 0;
     if (!absl::SimpleAtoi(text, &number)) return false;
     if constexpr (std::is_enum_v<V>) {
-      if (number < 0 || number > kLast<V>) return false;
+      if (number < 0 || number > static_cast<int64_t>(std::get<V>(kLast))) return false;
     }
     value = static_cast<V>(number);
     return static_cast<int64_t>(value) == number;
@@ -107,6 +97,12 @@ std::string KeyOf(const char* name) {
   return absl::StrReplaceAll(absl::StripPrefix(name, "--"), {{"-", "_"}, {" ", "_"}});
 }
 
+// What a section says of a setting, `before` where it says nothing.
+std::string StoredText(const Json& section, const char* name, const std::string& before) {
+  const auto member = section.find(KeyOf(name));
+  return member != section.end() && member->is_string() ? member->get<std::string>() : before;
+}
+
 // Goes through fields by their names: says what they are, or sets them to what a checkpoint says.
 class Settings {
  public:
@@ -116,45 +112,36 @@ class Settings {
                 {SettingKind::kModel, Json::parse(stored.model, nullptr, false)},
                 {SettingKind::kTrainer, Json::parse(stored.trainer, nullptr, false)}} {}
 
+  // A setting that younger programs have says what it was `before` them.
   template <typename V>
-  void Add(const char* name, V& value) {
-    Go(name, value, "");
-  }
-  // A setting that younger programs have: what `before` was in older ones.
-  template <typename V>
-  void Add(const char* name, V& value, const V& before) {
-    Go(name, value, TextOf(before));
-  }
+  void Add(const char* name, V& value, std::optional<std::type_identity_t<V>> before = {});
 
   std::vector<RunSetting> all;
   SettingKind kind = SettingKind::kLayout;  // of those that are added
   absl::Status status;                      // the first that a checkpoint does not say
 
  private:
-  template <typename V>
-  void Go(const char* name, V& value, std::string before) {
-    if (stored_.empty()) {
-      std::string text = TextOf(value);
-      const auto hash = std::bit_cast<int64_t>(Xxh3(text.data(), text.size()));
-      all.push_back({.kind = kind,
-                     .name = name,
-                     .value = hash,
-                     .text = std::move(text),
-                     .before = std::move(before)});
-      return;
-    }
-    const auto section = stored_.find(kind);
-    if (section == stored_.end()) return;
-    const auto member = section->second.find(KeyOf(name));
-    const std::string text = member != section->second.end() && member->is_string()
-                                 ? member->template get<std::string>()
-                                 : before;
-    if (Parse(text, value)) return;
-    status.Update(absl::DataLossError(absl::StrCat("the checkpoint does not say ", KeyOf(name))));
-  }
-
   std::map<SettingKind, Json> stored_;  // empty: none
 };
+
+template <typename V>
+void Settings::Add(const char* name, V& value, std::optional<std::type_identity_t<V>> before) {
+  std::string otherwise = before.has_value() ? TextOf(*before) : "";
+  if (stored_.empty()) {
+    std::string text = TextOf(value);
+    const auto hash = std::bit_cast<int64_t>(Xxh3(text.data(), text.size()));
+    all.push_back({.kind = kind,
+                   .name = name,
+                   .value = hash,
+                   .text = std::move(text),
+                   .before = std::move(otherwise)});
+    return;
+  }
+  const auto section = stored_.find(kind);
+  if (section == stored_.end()) return;
+  if (Parse(StoredText(section->second, name, otherwise), value)) return;
+  status.Update(absl::DataLossError(absl::StrCat("the checkpoint does not say ", KeyOf(name))));
+}
 
 // What presets others, as --router does, comes before them: it is the one to be named.
 void AddModel(TransformerConfig& model, Settings& settings) {
@@ -279,6 +266,26 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corp
   return settings.all;
 }
 
+absl::Status CheckAgreement(const std::vector<RunSetting>& settings, Communicator& world) {
+  const auto stream = MakeInlineStream();
+  std::vector<int64_t> values;
+  for (const RunSetting& setting : settings) values.push_back(setting.value);
+  MOE_ASSIGN_OR_RETURN(const auto extremes, ExtremesOverRanks(values, world, *stream));
+  for (size_t i = 0; i < extremes.size(); ++i) {
+    if (extremes[i].same()) continue;
+    // The first rank of either value; all ranks are at the same i.
+    const int64_t rank = world.rank(), none = std::numeric_limits<int64_t>::max();
+    const int64_t has[] = {values[i] == extremes[i].least ? rank : none,
+                           values[i] == extremes[i].most ? rank : none};
+    MOE_ASSIGN_OR_RETURN(const auto ranks, ExtremesOverRanks(has, world, *stream));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ranks ", std::min(ranks[0].least, ranks[1].least), " and ",
+        std::max(ranks[0].least, ranks[1].least), " were given a different ", settings[i].name,
+        ", expected the same on all: as a flag, or in the environment of every host"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<TrainConfig> StoredConfig(const CheckpointSections& sections) {
   Settings settings(sections);
   TrainConfig config;
@@ -301,9 +308,7 @@ std::vector<std::string> Differences(const std::vector<RunSetting>& settings, Se
   std::vector<std::string> differences;
   for (const RunSetting& setting : settings) {
     if (setting.kind != kind) continue;
-    const auto stored = object.find(KeyOf(setting.name));
-    const std::string text =
-        stored != object.end() && stored->is_string() ? stored->get<std::string>() : setting.before;
+    const std::string text = StoredText(object, setting.name, setting.before);
     if (text == setting.text) continue;
     differences.push_back(absl::StrCat(setting.name, " is ", setting.text, ", ",
                                        text.empty() ? "not" : text, " in the checkpoint"));

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "comm/communicator.h"
 #include "moe/checkpoint/manifest.h"
 #include "moe/lm/trainer.h"
 
@@ -35,6 +37,13 @@ struct RunSetting {
 
 // In the order in which a difference is to be named: what presets others comes before them.
 std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corpus);
+
+// kInvalidArgument, naming a flag (or field) and two ranks, unless every rank has the same text and
+// the same of every setting that changes results or what ranks exchange. Not compared: threads,
+// packed weights, the progress interval; records and traces, which CheckRecords compares.
+// Collective over `world`, blocks; the same status on every rank, but for errors of the
+// communicator. `settings`: of SettingsOf. Cost: one small all-reduce.
+absl::Status CheckAgreement(const std::vector<RunSetting>& settings, Communicator& world);
 
 // The run that wrote a checkpoint: its settings of the kinds kNumerics, kModel and kTrainer; the
 // others are defaults. kDataLoss: one is missing, or is none of its values.

@@ -11,7 +11,6 @@
 #include "kernels/base/storage_type.h"
 #include "moe/checkpoint/checkpointer.h"
 #include "moe/checkpoint/training_state.h"
-#include "moe/lm/agreement.h"
 #include "moe/lm/evaluation.h"
 #include "moe/lm/routing_recorder.h"
 #include "moe/lm/run_checkpoints.h"
