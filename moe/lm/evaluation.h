@@ -11,7 +11,6 @@
 
 #include "moe/checkpoint/reader.h"
 #include "moe/hf/hf_model.h"
-#include "moe/lm/sequence_batch.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/trainer.h"
 #include "moe/trainer.h"

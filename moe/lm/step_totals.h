@@ -8,10 +8,13 @@
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
 #include "comm/communicator.h"
+#include "kernels/base/stream.h"
 #include "moe/checkpoint/checkpointer.h"
+#include "moe/io/routing_trace.h"
 #include "moe/lm/transformer.h"
 
 namespace moe::lm {
@@ -74,6 +77,31 @@ class StepTotals {
   const int32_t outputs_;
   std::vector<int64_t> fields_;  // then [MoE layer][E] counts
   std::vector<std::vector<int64_t>> expert_load_;
+};
+
+// What the routers of a rank decided in a step, for moe/io/routing_trace.h.
+class RoutingRecorder {
+ public:
+  // num_experts: those that are dispatched.
+  RoutingRecorder(int moe_layers, int num_experts)
+      : moe_layers_(moe_layers),
+        num_experts_(num_experts),
+        counts_(1 + static_cast<size_t>(moe_layers) * num_experts, 0) {}
+
+  // At the start of a step.
+  void Clear() { std::fill(counts_.begin(), counts_.end(), 0); }
+  void AddTokens(int64_t tokens) { counts_[0] += tokens; }
+  // [MoE layer][E]; Transformer::CountSlots adds to it.
+  absl::Span<int64_t> slots() { return absl::MakeSpan(counts_).subspan(1); }
+
+  // Of the step, on rank 0 a record for each MoE layer, elsewhere none. Collective over `world`,
+  // blocks the host: 8 (1 + layers E) bytes go to rank 0.
+  absl::StatusOr<std::vector<RoutingTraceRecord>> Gather(int64_t step, Communicator& world,
+                                                         Stream& stream) const;
+
+ private:
+  const int moe_layers_, num_experts_;
+  std::vector<int64_t> counts_;  // tokens, then slots
 };
 
 // Over the first `experts` entries of each layer's load (identity experts come after them):

@@ -17,7 +17,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/xxh3.h"
 #include "moe/io/file_system.h"
-#include "moe/lm/token_files.h"
 
 namespace moe::lm {
 namespace {
@@ -41,43 +40,13 @@ absl::StatusOr<std::vector<uint8_t>> ReadFile(const fs::path& path) {
   return bytes;
 }
 
-// Gathers the text of all files, in order.
-class Reader {
- public:
-  explicit Reader(Corpus& corpus) : corpus_(corpus) {}
-
-  // A path that the user named: it must hold text.
-  absl::Status ReadNamed(const std::string& name);
-
- private:
-  absl::Status ReadFolder(const fs::path& folder);
-  void Append(const fs::path& path, const std::vector<uint8_t>& bytes);
-
-  Corpus& corpus_;
-};
-
-absl::Status Reader::ReadNamed(const std::string& name) {
-  std::error_code error;
-  const fs::file_status status = fs::status(name, error);  // follows a symbolic link
-  if (status.type() == fs::file_type::not_found) {
-    return absl::NotFoundError(
-        absl::StrCat("'", name, "' does not exist, expected a text file or a folder of them"));
-  }
-  if (error) return FileError("look at", name, error);
-  if (fs::is_directory(status)) return ReadFolder(name);
-  if (!fs::is_regular_file(status)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", name, "' is a device or pipe, expected a text file or a folder of them"));
-  }
-  MOE_ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, ReadFile(name));
-  if (bytes.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("'", name, "' is empty, expected text"));
-  }
-  Append(name, bytes);
-  return absl::OkStatus();
+// These add the text of files to a corpus, in order.
+void Append(const fs::path& path, const std::vector<uint8_t>& bytes, Corpus& corpus) {
+  corpus.text.insert(corpus.text.end(), bytes.begin(), bytes.end());
+  corpus.files.push_back(path.string());
 }
 
-absl::Status Reader::ReadFolder(const fs::path& folder) {
+absl::Status ReadFolder(const fs::path& folder, Corpus& corpus) {
   std::vector<std::string> names;
   std::error_code error = RealFileSystem().List(folder.string(), names);
   if (error) return FileError("list", folder, error);
@@ -87,7 +56,7 @@ absl::Status Reader::ReadFolder(const fs::path& folder) {
     const fs::file_status status = fs::symlink_status(path, error);
     if (error) return FileError("look at", path, error);
     if (fs::is_directory(status)) {
-      MOE_RETURN_IF_ERROR(ReadFolder(path));
+      MOE_RETURN_IF_ERROR(ReadFolder(path, corpus));
       continue;
     }
     std::vector<uint8_t> bytes;
@@ -95,17 +64,34 @@ absl::Status Reader::ReadFolder(const fs::path& folder) {
       MOE_ASSIGN_OR_RETURN(bytes, ReadFile(path));
     }
     if (bytes.empty() || std::memchr(bytes.data(), 0, bytes.size()) != nullptr) {
-      ++corpus_.skipped_files;
+      ++corpus.skipped_files;
       continue;
     }
-    Append(path, bytes);
+    Append(path, bytes, corpus);
   }
   return absl::OkStatus();
 }
 
-void Reader::Append(const fs::path& path, const std::vector<uint8_t>& bytes) {
-  corpus_.text.insert(corpus_.text.end(), bytes.begin(), bytes.end());
-  corpus_.files.push_back(path.string());
+// A path that the user named: it must hold text.
+absl::Status ReadNamed(const std::string& name, Corpus& corpus) {
+  std::error_code error;
+  const fs::file_status status = fs::status(name, error);  // follows a symbolic link
+  if (status.type() == fs::file_type::not_found) {
+    return absl::NotFoundError(
+        absl::StrCat("'", name, "' does not exist, expected a text file or a folder of them"));
+  }
+  if (error) return FileError("look at", name, error);
+  if (fs::is_directory(status)) return ReadFolder(name, corpus);
+  if (!fs::is_regular_file(status)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", name, "' is a device or pipe, expected a text file or a folder of them"));
+  }
+  MOE_ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, ReadFile(name));
+  if (bytes.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("'", name, "' is empty, expected text"));
+  }
+  Append(name, bytes, corpus);
+  return absl::OkStatus();
 }
 
 // Deals the tokens of all files out. kInvalidArgument if either part is too short.
@@ -155,8 +141,7 @@ uint64_t HashOf(const Tokens& tokens, uint64_t hash) {
 
 absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length) {
   Corpus corpus;
-  Reader reader(corpus);
-  for (const std::string& path : paths) MOE_RETURN_IF_ERROR(reader.ReadNamed(path));
+  for (const std::string& path : paths) MOE_RETURN_IF_ERROR(ReadNamed(path, corpus));
   if (corpus.text.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("no text in ", paths.size(), " path(s), ",
                                                    corpus.skipped_files,
@@ -201,13 +186,6 @@ void CopySequence(const Tokens& all, int64_t sequence, absl::Span<int32_t> token
   const int64_t first = sequence * static_cast<int64_t>(tokens.size());
   all.Copy(first, tokens);
   all.Copy(first + 1, targets);
-}
-
-Sampler::Sampler(int64_t sequences, int64_t batch, uint64_t seed)
-    : sequences_(sequences), batch_(batch), seed_(seed) {}
-
-int64_t Sampler::batches_per_epoch() const {
-  return sequences_ / batch_;
 }
 
 int64_t Sampler::At(int64_t step, int64_t index) {

@@ -9,6 +9,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "gating/routing.h"
 #include "moe/io/file.h"
 #include "moe/lm/tokens.h"
 
@@ -42,7 +43,7 @@ inline constexpr int64_t kFirstHeldOut = 1;
 // lengths; 0: splits may be empty); the system's own error if a file cannot be read.
 absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length);
 
-// The same of files of token ids (token_files.h), in the order given, mapped: every id is looked at
+// The same of files of token ids (tokens.h), in the order given, mapped: every id is looked at
 // once. Errors: as OpenTokenFile; kInvalidArgument, naming file and place, for an id outside
 // [0, vocab_size), and for too few.
 struct TokenFilesOptions {
@@ -61,13 +62,58 @@ int64_t SequenceCount(const Tokens& all, int64_t sequence_length);
 void CopySequence(const Tokens& all, int64_t sequence, absl::Span<int32_t> tokens,
                   absl::Span<int32_t> targets);
 
+// The sequences of one micro-batch, as a model takes them. Memory for at most `most` sequences of one length, used again and again.
+class SequenceBatch {
+ public:
+  SequenceBatch(int64_t sequence_length, int64_t most)
+      : length_(sequence_length),
+        sequence_offsets_(most + 1),
+        tokens_(most * sequence_length),
+        targets_(tokens_.size()),
+        row_loss_(tokens_.size()) {
+    for (int64_t i = 0; i <= most; ++i) sequence_offsets_[i] = i * length_;
+  }
+
+  // These sequences of `all`, or none; the first is sequence `first_sequence` of all ranks'.
+  void Load(const Tokens& all, absl::Span<const int64_t> sequences, int64_t first_sequence) {
+    count_ = static_cast<int64_t>(sequences.size());
+    first_token_ = first_sequence * length_;
+    for (int64_t i = 0; i < count_; ++i) {
+      CopySequence(all, sequences[i], absl::MakeSpan(tokens_).subspan(i * length_, length_),
+                   absl::MakeSpan(targets_).subspan(i * length_, length_));
+    }
+    micro_batch_offsets_[1] = size();
+  }
+
+  int64_t size() const { return count_ * length_; }  // tokens
+  absl::Span<const int32_t> tokens() const { return absl::MakeSpan(tokens_).first(size()); }
+  absl::Span<const int32_t> targets() const { return absl::MakeSpan(targets_).first(size()); }
+  absl::Span<float> row_loss() { return absl::MakeSpan(row_loss_).first(size()); }
+  // One micro-batch; borrows.
+  Batch batch(int64_t step, Mode mode) const {
+    return {.sequence_offsets = absl::MakeSpan(sequence_offsets_).first(count_ + 1),
+            .micro_batch_offsets = micro_batch_offsets_,
+            .first_global_token = first_token_,
+            .step = step,
+            .mode = mode};
+  }
+
+ private:
+  const int64_t length_;
+  int64_t count_ = 0, first_token_ = 0;
+  std::vector<int64_t> sequence_offsets_, micro_batch_offsets_ = {0, 0};
+  std::vector<int32_t> tokens_, targets_;
+  std::vector<float> row_loss_;
+};
+
 // The global order of training sequences: epoch e is a permutation that depends on (seed, e) alone.
 // A global batch takes the next `batch` sequences; an incomplete last batch of an epoch is dropped.
 // Ranks read disjoint parts because they take disjoint places of the order.
 class Sampler {
  public:
-  Sampler(int64_t sequences, int64_t batch, uint64_t seed);
-  int64_t batches_per_epoch() const;
+  Sampler(int64_t sequences, int64_t batch, uint64_t seed)
+      : sequences_(sequences), batch_(batch), seed_(seed) {}
+  int64_t batches_per_epoch() const { return sequences_ / batch_; }
   // Sequence at place `index` in [0, batch) of the batch of `step` (from 0).
   int64_t At(int64_t step, int64_t index);
 

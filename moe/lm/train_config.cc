@@ -115,21 +115,19 @@ absl::Status CheckExpertParallelSize(int size, int ranks) {
 }
 
 absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
-  const auto at_least_one = [](const char* flag, int64_t value) {
-    if (value >= 1) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(flag, " is ", value, ", expected at least 1"));
-  };
-  MOE_RETURN_IF_ERROR(at_least_one("--steps", config.steps));
-  MOE_RETURN_IF_ERROR(at_least_one("--seq-length", config.sequence_length));
-  MOE_RETURN_IF_ERROR(at_least_one("--micro-batch-size", config.micro_batch_size));
-  MOE_RETURN_IF_ERROR(at_least_one("--micro-batches", config.micro_batches));
-  MOE_RETURN_IF_ERROR(at_least_one("--threads", config.threads));
-  MOE_RETURN_IF_ERROR(at_least_one("--eval-sequences", config.eval_sequences));
-  MOE_RETURN_IF_ERROR(at_least_one("--ep", config.expert_parallel_size));
-  if (config.verify_replicas < 0) {
+  const auto at_least = [](int64_t least, const char* flag, int64_t value) {
+    if (value >= least) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat("--verify-replicas is ", config.verify_replicas, ", expected at least 0"));
-  }
+        absl::StrCat(flag, " is ", value, ", expected at least ", least));
+  };
+  MOE_RETURN_IF_ERROR(at_least(1, "--steps", config.steps));
+  MOE_RETURN_IF_ERROR(at_least(1, "--seq-length", config.sequence_length));
+  MOE_RETURN_IF_ERROR(at_least(1, "--micro-batch-size", config.micro_batch_size));
+  MOE_RETURN_IF_ERROR(at_least(1, "--micro-batches", config.micro_batches));
+  MOE_RETURN_IF_ERROR(at_least(1, "--threads", config.threads));
+  MOE_RETURN_IF_ERROR(at_least(1, "--eval-sequences", config.eval_sequences));
+  MOE_RETURN_IF_ERROR(at_least(1, "--ep", config.expert_parallel_size));
+  MOE_RETURN_IF_ERROR(at_least(0, "--verify-replicas", config.verify_replicas));
   const int ep = config.expert_parallel_size;
   MOE_RETURN_IF_ERROR(CheckExpertParallelSize(ep, ranks));
   const DispatcherOptions& dispatcher = config.model.moe.dispatcher;
@@ -139,10 +137,7 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
                                                    ", expected 0 (one node) or a divisor of --ep ",
                                                    ep));
   }
-  if (config.model.moe.overlap_degree < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--moe-overlap-degree is ", config.model.moe.overlap_degree, ", expected at least 1"));
-  }
+  MOE_RETURN_IF_ERROR(at_least(1, "--moe-overlap-degree", config.model.moe.overlap_degree));
   if (!(config.schedule.peak > 0) || config.schedule.minimum < 0 ||
       config.schedule.minimum > config.schedule.peak) {
     return absl::InvalidArgumentError(absl::StrCat("--lr is ", config.schedule.peak,

@@ -26,7 +26,7 @@ case "$target" in
   hf_config)
     sources=(io/{bounded_json,file,file_system} hf/{config_keys,families,family,hf_config,tensor_rule})
     ;;
-  tokens) sources=(io/{file,file_system} lm/{token_files,tokens}) ;;
+  tokens) sources=(io/{file,file_system} lm/tokens) ;;
   *)
     echo "fuzz: no target '$target', expected safetensors, index, config, manifest, routing, hf_config or tokens" >&2
     exit 2

@@ -5,7 +5,7 @@
 #include <absl/strings/match.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/lm/token_files.h"
+#include "moe/lm/tokens.h"
 
 // The first two bytes: how long the file of tokens is.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -17,7 +17,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     MOE_CHECK(absl::StartsWith(index.status().message(), "f: "));
     return 0;
   }
-  MOE_CHECK(bin_bytes % moe::lm::SizeOf(index->type) == 0);
-  MOE_CHECK(index->sequences >= 0 && index->documents >= 0);
+  MOE_CHECK(bin_bytes % moe::lm::SizeOf(*index) == 0);
   return 0;
 }
