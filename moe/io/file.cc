@@ -14,24 +14,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "comm/descriptor.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
 namespace {
-
-class Descriptor {
- public:
-  explicit Descriptor(int file) : file_(file) {}
-  ~Descriptor() {
-    if (file_ >= 0) ::close(file_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return file_; }
-
- private:
-  const int file_;
-};
 
 std::string Said(absl::string_view what, const std::string& path, int error) {
   return absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error));
@@ -104,9 +91,9 @@ FileFault FileFaultOf(const absl::Status& status) {
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   // Without O_NONBLOCK a pipe without a writer would hold us here.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.get() < 0) return OpenError(path, errno);
+  if (!file.is_open()) return OpenError(path, errno);
   struct stat info = {};
-  if (::fstat(file.get(), &info) != 0) return OpenError(path, errno);
+  if (::fstat(file.number(), &info) != 0) return OpenError(path, errno);
   if (!S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", path, "' is a ", S_ISDIR(info.st_mode) ? "folder" : "device or pipe",
@@ -115,7 +102,7 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   MappedFile mapped;
   if (info.st_size == 0) return mapped;  // mmap refuses nothing
   const auto size = static_cast<size_t>(info.st_size);
-  void* const at = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  void* const at = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number(), 0);
   if (at == MAP_FAILED) return absl::UnavailableError(Said("map", path, errno));
   mapped.bytes_ = {static_cast<const uint8_t*>(at), size};
   return mapped;

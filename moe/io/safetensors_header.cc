@@ -25,6 +25,9 @@ absl::Status Bad(const std::string& name, absl::string_view what) {
 std::string Quoted(absl::string_view text) {
   return absl::StrCat("'", Shown(text), "'");
 }
+std::string TextOf(const Json& scalar) {
+  return scalar.is_string() ? Quoted(scalar.get_ref<const std::string&>()) : scalar.dump();
+}
 
 // The number of elements, or an error: zeros may not hide a product that does not fit, since
 // readers form products of parts of a shape.
@@ -193,8 +196,7 @@ absl::Status HeaderEvents::Scalar(Json value) {
   if (place_ == Place::kShape || place_ == Place::kOffsets) return Number(value);
   if (place_ == Place::kTensor && field_ == kType && value.is_string()) return TypeIs(value);
   if (place_ != Place::kMetadata || !value.is_string()) {
-    return Unexpected(value.is_string() ? Quoted(value.get_ref<const std::string&>())
-                                        : value.dump());
+    return Unexpected(TextOf(value));
   }
   if (static_cast<int64_t>(header_.metadata.size()) == kMaxSafetensorsMetadata) {
     return absl::DataLossError(
@@ -221,8 +223,7 @@ absl::Status HeaderEvents::TypeIs(const Json& value) {
 absl::Status HeaderEvents::Number(const Json& value) {
   if (!value.is_number_unsigned() ||
       value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    return Unexpected(value.is_string() ? Quoted(value.get_ref<const std::string&>())
-                                        : value.dump());
+    return Unexpected(TextOf(value));
   }
   // Offsets have 2: their list, too, may not grow with the file.
   if (static_cast<int64_t>(numbers_.size()) == kMaxSafetensorsRank) {

@@ -1,17 +1,14 @@
-// The JSON header of a safetensors file, both ways.
+// The JSON header of a safetensors file.
 #ifndef MOE_MOE_IO_SAFETENSORS_HEADER_H_
 #define MOE_MOE_IO_SAFETENSORS_HEADER_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
-#include <absl/types/span.h>
 
 #include "moe/io/safetensors.h"
-#include "moe/io/safetensors_stream.h"
 
 namespace moe {
 
@@ -32,12 +29,6 @@ struct SafetensorsHeader {
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view file,
                                                          absl::string_view text,
                                                          int64_t data_bytes);
-
-// The header of a file with these tensors end to end, padded to a multiple of 8. kInvalidArgument
-// for what ParseSafetensorsHeader would refuse.
-absl::StatusOr<std::string> MakeSafetensorsHeader(absl::string_view file,
-                                                  absl::Span<const SafetensorsEntry> tensors,
-                                                  const SafetensorsMetadata& metadata);
 
 }  // namespace moe
 

@@ -1,7 +1,6 @@
 #include "moe/io/safetensors_stream.h"
 
 #include <cstring>
-#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
@@ -25,11 +24,11 @@ absl::Status AppendMetadata(const SafetensorsMetadata& metadata, std::string& te
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<std::string> MakeSafetensorsHeader(absl::string_view file,
-                                                  absl::Span<const SafetensorsEntry> tensors,
-                                                  const SafetensorsMetadata& metadata) {
+// The header of a file with these tensors end to end, padded to a multiple of 8. kInvalidArgument
+// for what ParseSafetensorsHeader would refuse.
+absl::StatusOr<std::string> MakeHeader(absl::string_view file,
+                                       absl::Span<const SafetensorsEntry> tensors,
+                                       const SafetensorsMetadata& metadata) {
   std::string text = "{";
   if (!metadata.empty()) MOE_RETURN_IF_ERROR(AppendMetadata(metadata, text));
   int64_t begin_bytes = 0;
@@ -55,10 +54,12 @@ absl::StatusOr<std::string> MakeSafetensorsHeader(absl::string_view file,
   return text;
 }
 
+}  // namespace
+
 absl::StatusOr<SafetensorsStream> SafetensorsStream::Create(
     const std::string& path, absl::Span<const SafetensorsEntry> tensors,
     const SafetensorsMetadata& metadata, FileSystem& files) {
-  MOE_ASSIGN_OR_RETURN(const std::string text, MakeSafetensorsHeader(path, tensors, metadata));
+  MOE_ASSIGN_OR_RETURN(const std::string text, MakeHeader(path, tensors, metadata));
   const uint64_t text_bytes = text.size();
   std::string header(sizeof(text_bytes), '\0');
   std::memcpy(header.data(), &text_bytes, sizeof(text_bytes));

@@ -18,7 +18,7 @@ seconds=${3:-30}
 
 case "$target" in
   safetensors) sources=(io/{bounded_json,file,file_system,safetensors,safetensors_header}) ;;
-  index) sources=(io/{bounded_json,shard_index}) ;;
+  index) sources=(io/{bounded_json,checkpoint,file,file_system,safetensors,safetensors_header}) ;;
   config) sources=(io/bounded_json) ;;
   manifest) sources=(io/{bounded_json,safetensors,safetensors_header,file,file_system} checkpoint/{manifest,manifest_format,manifest_read,tiling}
     ../kernels/base/{xxh3,xxh3_avx2}) ;;
