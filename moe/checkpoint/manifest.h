@@ -42,6 +42,8 @@ struct ManifestTensor {
   SafetensorsType type = SafetensorsType::kF32;  // or kF64; of all its states
   int64_t rows = 1, cols = 1;
   std::vector<std::string> states;  // ascending: "m", "master", "v"
+
+  int32_t StateIndex(absl::string_view state) const;  // -1: there is none
 };
 
 struct ManifestFile {
@@ -65,6 +67,8 @@ struct CheckpointManifest {
   std::vector<ManifestTensor> tensors;  // ascending by name
   std::vector<ManifestFile> files;      // ascending by name
   std::vector<ManifestBox> boxes;       // ascending by tensor, state, first row, first column
+
+  int32_t TensorIndex(absl::string_view tensor) const;  // -1: there is none
 };
 
 // Brings files and boxes into the manifest's order; tensors and their states must be in it.

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <tuple>
@@ -42,6 +43,17 @@ std::string ManifestChecksum(absl::string_view text);  // XXH3-128
 inline std::tuple<int32_t, int32_t, int64_t, int64_t> BoxOrder(const ManifestBox& box) {
   return {box.tensor, box.state, box.box.row_begin, box.box.col_begin};
 }
+
+// The tensors of a manifest out of parts that have some states of each.
+class ManifestTensors {
+ public:
+  // false: a part before has it in another shape or type.
+  bool Add(const ManifestTensor& tensor);
+  std::vector<ManifestTensor> InOrder() const;
+
+ private:
+  std::map<std::string, ManifestTensor> by_name_;
+};
 
 // Writes a section, an object of JSON, from its events, without white space. Keys that stand twice
 // in an object are kDataLoss, as is anything that is no object or above kMaxManifestSectionBytes.

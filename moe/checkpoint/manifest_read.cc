@@ -399,28 +399,19 @@ absl::Status ManifestEvents::FileValue(const Json& value) {
 
 absl::Status ManifestEvents::BoxValue(const Json& value) {
   ManifestBox& box = manifest.boxes.back();
-  const std::vector<ManifestTensor>& tensors = manifest.tensors;
   if (ObjectKey() == "tensor") {
     MOE_ASSIGN_OR_RETURN(const std::string name, TextOf(value, "tensor", kMaxTensorNameBytes));
-    const auto at =
-        std::lower_bound(tensors.begin(), tensors.end(), name,
-                         [](const auto& tensor, const auto& n) { return tensor.name < n; });
-    if (at == tensors.end() || at->name != name) {
-      return Refused("box of tensor '", Shown(name), "', which is none of 'tensors'");
-    }
-    box.tensor = static_cast<int32_t>(at - tensors.begin());
-    return absl::OkStatus();
+    box.tensor = manifest.TensorIndex(name);
+    if (box.tensor >= 0) return absl::OkStatus();
+    return Refused("box of tensor '", Shown(name), "', which is none of 'tensors'");
   }
   if (ObjectKey() == "state") {
     MOE_ASSIGN_OR_RETURN(const std::string name, TextOf(value, "state", kMaxStateBytes));
-    const ManifestTensor& tensor = tensors[box.tensor];
-    const auto at = std::find(tensor.states.begin(), tensor.states.end(), name);
-    if (at == tensor.states.end()) {
-      return Refused("box of tensor '", Shown(tensor.name), "', state '", Shown(name),
-                     "', which is none of its states");
-    }
-    box.state = static_cast<int32_t>(at - tensor.states.begin());
-    return absl::OkStatus();
+    const ManifestTensor& tensor = manifest.tensors[box.tensor];
+    box.state = tensor.StateIndex(name);
+    if (box.state >= 0) return absl::OkStatus();
+    return Refused("box of tensor '", Shown(tensor.name), "', state '", Shown(name),
+                   "', which is none of its states");
   }
   if (ObjectKey() == "file") {
     const int64_t most = static_cast<int64_t>(manifest.files.size()) - 1;

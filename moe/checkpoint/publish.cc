@@ -1,7 +1,5 @@
 // CheckpointWriter::Publish: the one collective step, and what rank 0 does in it.
 #include <algorithm>
-#include <map>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +9,7 @@
 #include "kernels/base/caught.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
+#include "moe/checkpoint/manifest_format.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/writer.h"
@@ -61,30 +60,21 @@ absl::StatusOr<std::vector<std::string>> GatherTexts(std::string mine,
 // One manifest of the tables of all ranks.
 absl::StatusOr<CheckpointManifest> Merge(absl::Span<const std::string> tables, bool hash_states) {
   std::vector<CheckpointManifest> parts;
-  struct Whole {
-    ManifestTensor tensor;
-    std::set<std::string> states;
-    int32_t position = 0;
-  };
-  std::map<std::string, Whole> wholes;
+  ManifestTensors tensors;
   for (size_t rank = 0; rank < tables.size(); ++rank) {
     MOE_ASSIGN_OR_RETURN(CheckpointManifest part,
                          ParseManifest(absl::StrCat("the table of rank ", rank), tables[rank]));
     for (const ManifestTensor& tensor : part.tensors) {
-      Whole& whole = wholes.try_emplace(tensor.name, Whole{tensor, {}}).first->second;
-      if (whole.tensor.type != tensor.type || whole.tensor.rows != tensor.rows ||
-          whole.tensor.cols != tensor.cols) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "rank ", rank, " has '", tensor.name, "' in another shape or type than ranks before"));
-      }
-      whole.states.insert(tensor.states.begin(), tensor.states.end());
+      if (tensors.Add(tensor)) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "rank ", rank, " has '", tensor.name, "' in another shape or type than ranks before"));
     }
     parts.push_back(std::move(part));
   }
   CheckpointManifest merged = {.step = parts[0].step,
                                .created = parts[0].created,
                                .sections = parts[0].sections,
-                               .tensors = {},
+                               .tensors = tensors.InOrder(),
                                .files = {},
                                .boxes = {}};
   if (hash_states) {
@@ -95,18 +85,11 @@ absl::StatusOr<CheckpointManifest> Merge(absl::Span<const std::string> tables, b
     }
     merged.sections.hash = StateHashesText(hashes);
   }
-  for (auto& [name, whole] : wholes) {
-    whole.position = static_cast<int32_t>(merged.tensors.size());
-    whole.tensor.states.assign(whole.states.begin(), whole.states.end());
-    merged.tensors.push_back(whole.tensor);
-  }
   for (CheckpointManifest& part : parts) {
     for (ManifestBox& box : part.boxes) {
       const ManifestTensor& tensor = part.tensors[box.tensor];
-      const Whole& whole = wholes.at(tensor.name);
-      const auto state = whole.states.find(tensor.states[box.state]);
-      box.state = static_cast<int32_t>(std::distance(whole.states.begin(), state));
-      box.tensor = whole.position;
+      box.tensor = merged.TensorIndex(tensor.name);
+      box.state = merged.tensors[box.tensor].StateIndex(tensor.states[box.state]);
       box.file += static_cast<int32_t>(merged.files.size());
       merged.boxes.push_back(box);
     }
@@ -114,12 +97,6 @@ absl::StatusOr<CheckpointManifest> Merge(absl::Span<const std::string> tables, b
   }
   SortManifest(merged);
   return merged;
-}
-
-absl::Status WriteText(const std::string& path, absl::string_view text, FileSystem& files) {
-  MOE_ASSIGN_OR_RETURN(WholeFile file, WholeFile::Create(path, absl::InfiniteDuration(), files));
-  MOE_RETURN_IF_ERROR(file.Append(text));
-  return file.Commit();
 }
 
 // What a checkpoint that is on the disk can do without.

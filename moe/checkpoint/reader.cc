@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
-#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -13,8 +11,6 @@
 #include "kernels/base/parallel.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/step_folders.h"
-#include "moe/io/file.h"
-#include "moe/io/safetensors.h"
 
 namespace moe {
 namespace {
@@ -62,74 +58,48 @@ void CopyPart(const uint8_t* stored, const TensorBox& from, const TensorBox& to,
 
 }  // namespace
 
-struct CheckpointReader::State {
-  struct Shard {
-    MappedFile file;
-    std::once_flag parse;  // when a box of it is first needed
-    absl::StatusOr<SafetensorsFile> tensors = absl::UnknownError("");
-  };
-
-  std::string path;
-  CheckpointManifest manifest;
-  std::vector<Shard> shards;   // as manifest.files
-  std::vector<bool> verified;  // as manifest.boxes
-
-  // The bytes of a stored box, whose hash is right. Thread-safe.
-  absl::StatusOr<const uint8_t*> CheckedBox(size_t box);
-  absl::StatusOr<absl::Span<const uint8_t>> BoxBytes(const ManifestBox& box);
-  template <typename T>
-  absl::Status ReadBox(absl::string_view tensor, absl::string_view state, const TensorBox& box,
-                       MatrixView<T> out, bool check = true);
-};
-
-absl::StatusOr<absl::Span<const uint8_t>> CheckpointReader::State::BoxBytes(
-    const ManifestBox& box) {
-  const ManifestFile& file = manifest.files[box.file];
-  Shard& shard = shards[box.file];
+absl::StatusOr<absl::Span<const uint8_t>> CheckpointReader::BoxBytes(const ManifestBox& box) {
+  const ManifestFile& file = manifest_.files[box.file];
+  Shard& shard = shards_[box.file];
   std::call_once(shard.parse, [&] {
-    shard.tensors = SafetensorsFile::Parse(absl::StrCat(path, "/", file.name), shard.file.bytes());
+    shard.tensors = SafetensorsFile::Parse(absl::StrCat(path_, "/", file.name), shard.file.bytes());
   });
   MOE_RETURN_IF_ERROR(shard.tensors.status());
-  const ManifestTensor& tensor = manifest.tensors[box.tensor];
+  const ManifestTensor& tensor = manifest_.tensors[box.tensor];
   const std::string name = BoxName(tensor.name, tensor.states[box.state], box.box);
   const SafetensorsTensor* const stored = shard.tensors->Find(name);
   const std::vector<int64_t> shape = {box.box.rows(), box.box.cols()};
   if (stored == nullptr || stored->type != tensor.type || stored->shape != shape) {
-    return Damaged(path,
+    return Damaged(path_,
                    absl::StrCat(file.name, ": no tensor '", name, "' of type ", NameOf(tensor.type),
                                 " and shape [", shape[0], ", ", shape[1], "]"));
   }
   return shard.tensors->Data(*stored);
 }
 
-absl::StatusOr<const uint8_t*> CheckpointReader::State::CheckedBox(size_t index) {
-  const ManifestBox& box = manifest.boxes[index];
+absl::StatusOr<absl::Span<const uint8_t>> CheckpointReader::CheckedBox(size_t index) {
+  const ManifestBox& box = manifest_.boxes[index];
   MOE_ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, BoxBytes(box));
-  if (verified[index]) return bytes.data();
+  if (verified_[index]) return bytes;
   const uint64_t hash = CheckpointHash(bytes);
-  if (hash == box.xxh3) return bytes.data();
-  const ManifestTensor& tensor = manifest.tensors[box.tensor];
-  return Damaged(path, absl::StrCat(manifest.files[box.file].name, ": box '", tensor.name, "' ",
-                                    tensor.states[box.state], " ", BoxText(box.box), " has hash ",
-                                    HashHex(hash), ", the manifest says ", HashHex(box.xxh3)));
+  if (hash == box.xxh3) return bytes;
+  const ManifestTensor& tensor = manifest_.tensors[box.tensor];
+  return Damaged(path_, absl::StrCat(manifest_.files[box.file].name, ": box '", tensor.name, "' ",
+                                     tensor.states[box.state], " ", BoxText(box.box), " has hash ",
+                                     HashHex(hash), ", the manifest says ", HashHex(box.xxh3)));
 }
 
 template <typename T>
-absl::Status CheckpointReader::State::ReadBox(absl::string_view tensor_name,
-                                              absl::string_view state_name, const TensorBox& box,
-                                              MatrixView<T> out, bool check) {
+absl::Status CheckpointReader::Read(absl::string_view tensor_name, absl::string_view state_name,
+                                    const TensorBox& box, MatrixView<T> out, bool check) {
   const std::string what =
-      absl::StrCat("CheckpointReader: ", path, ": '", tensor_name, "' ", state_name);
-  const auto tensor = std::lower_bound(
-      manifest.tensors.begin(), manifest.tensors.end(), tensor_name,
-      [](const ManifestTensor& one, absl::string_view name) { return one.name < name; });
-  if (tensor == manifest.tensors.end() || tensor->name != tensor_name) {
+      absl::StrCat("CheckpointReader: ", path_, ": '", tensor_name, "' ", state_name);
+  const ManifestTensor* const tensor = Find(tensor_name);
+  if (tensor == nullptr) {
     return absl::NotFoundError(absl::StrCat(what, ": there is no such tensor"));
   }
-  const auto state = std::find(tensor->states.begin(), tensor->states.end(), state_name);
-  if (state == tensor->states.end()) {
-    return absl::NotFoundError(absl::StrCat(what, ": the tensor has no such state"));
-  }
+  const int32_t state = tensor->StateIndex(state_name);
+  if (state < 0) return absl::NotFoundError(absl::StrCat(what, ": the tensor has no such state"));
   if (tensor->type != (std::is_same_v<T, float> ? SafetensorsType::kF32 : SafetensorsType::kF64)) {
     return absl::InvalidArgumentError(
         absl::StrCat(what, ": it is ", NameOf(tensor->type), ", wanted as another type"));
@@ -141,13 +111,12 @@ absl::Status CheckpointReader::State::ReadBox(absl::string_view tensor_name,
                                                    ", ", out.cols(), "], expected a part of [",
                                                    tensor->rows, ", ", tensor->cols, "]"));
   }
-  const auto key = std::pair(static_cast<int32_t>(tensor - manifest.tensors.begin()),
-                             static_cast<int32_t>(state - tensor->states.begin()));
+  const auto key = std::pair(static_cast<int32_t>(tensor - manifest_.tensors.data()), state);
   auto stored = std::lower_bound(
-      manifest.boxes.begin(), manifest.boxes.end(), key,
+      manifest_.boxes.begin(), manifest_.boxes.end(), key,
       [](const ManifestBox& one, const auto& k) { return std::pair(one.tensor, one.state) < k; });
   // They ascend by first row: behind the last row wanted, none is.
-  for (; stored != manifest.boxes.end() && std::pair(stored->tensor, stored->state) == key &&
+  for (; stored != manifest_.boxes.end() && std::pair(stored->tensor, stored->state) == key &&
          stored->box.row_begin < box.row_end;
        ++stored) {
     const TensorBox& from = stored->box;
@@ -155,93 +124,73 @@ absl::Status CheckpointReader::State::ReadBox(absl::string_view tensor_name,
         from.col_begin >= box.col_end) {
       continue;
     }
-    const uint8_t* bytes = nullptr;
-    if (check) {
-      const size_t index = stored - manifest.boxes.begin();
-      MOE_ASSIGN_OR_RETURN(bytes, CheckedBox(index));
-      verified[index] = true;
-    } else {
-      MOE_ASSIGN_OR_RETURN(const auto unchecked, BoxBytes(*stored));
-      bytes = unchecked.data();
-    }
-    CopyPart(bytes, from, box, out);
+    const size_t index = stored - manifest_.boxes.begin();
+    MOE_ASSIGN_OR_RETURN(const auto bytes, check ? CheckedBox(index) : BoxBytes(*stored));
+    if (check) verified_[index] = true;
+    CopyPart(bytes.data(), from, box, out);
   }
   return absl::OkStatus();
 }
 
-CheckpointReader::CheckpointReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
-CheckpointReader::CheckpointReader(CheckpointReader&&) noexcept = default;
-CheckpointReader& CheckpointReader::operator=(CheckpointReader&&) noexcept = default;
-CheckpointReader::~CheckpointReader() = default;
-
-const std::string& CheckpointReader::path() const {
-  return state_->path;
-}
-const CheckpointManifest& CheckpointReader::manifest() const {
-  return state_->manifest;
-}
-
 absl::StatusOr<CheckpointReader> CheckpointReader::Open(const std::string& path) {
-  auto state = std::make_unique<State>();
-  state->path = path;
+  CheckpointReader reader;
+  reader.path_ = path;
   const std::string manifest_path = absl::StrCat(path, "/", kManifestName);
   auto mapped = MappedFile::Open(manifest_path);
   if (absl::IsInvalidArgument(mapped.status())) return Damaged(path, mapped.status().message());
   MOE_ASSIGN_OR_RETURN(const MappedFile document, std::move(mapped));
   const std::string said_by = absl::StrCat("CheckpointReader: ", manifest_path);
-  MOE_ASSIGN_OR_RETURN(state->manifest, ParseManifest(said_by, document.text()));
-  const CheckpointManifest& manifest = state->manifest;
+  MOE_ASSIGN_OR_RETURN(reader.manifest_, ParseManifest(said_by, document.text()));
+  const CheckpointManifest& manifest = reader.manifest_;
   MOE_RETURN_IF_ERROR(CheckTiling(said_by, manifest));
-  state->verified.resize(manifest.boxes.size());
-  state->shards = std::vector<State::Shard>(manifest.files.size());
+  reader.verified_.resize(manifest.boxes.size());
+  reader.shards_ = std::vector<Shard>(manifest.files.size());
   for (size_t i = 0; i < manifest.files.size(); ++i) {
     const ManifestFile& file = manifest.files[i];
     auto shard = MappedFile::Open(absl::StrCat(path, "/", file.name));
     if (absl::IsNotFound(shard.status())) return Damaged(path, file.name + " is missing");
     if (absl::IsInvalidArgument(shard.status())) return Damaged(path, shard.status().message());
-    MOE_ASSIGN_OR_RETURN(state->shards[i].file, std::move(shard));
-    MOE_RETURN_IF_ERROR(CheckShard(path, file, state->shards[i].file.bytes()));
+    MOE_ASSIGN_OR_RETURN(reader.shards_[i].file, std::move(shard));
+    MOE_RETURN_IF_ERROR(CheckShard(path, file, reader.shards_[i].file.bytes()));
   }
-  return CheckpointReader(std::move(state));
+  return reader;
 }
 
 std::string CheckpointReader::StateHash(absl::string_view state) const {
-  const auto hashes = ParseStateHashes(manifest().sections.hash);
+  const auto hashes = ParseStateHashes(manifest_.sections.hash);
   if (!hashes.ok()) return "";
   const auto hash = hashes->find(std::string(state));
   return hash == hashes->end() ? "" : HashHex(hash->second);
 }
 
 const ManifestTensor* CheckpointReader::Find(absl::string_view tensor) const {
-  for (const ManifestTensor& one : manifest().tensors) {
-    if (one.name == tensor) return &one;
-  }
-  return nullptr;
+  const int32_t index = manifest_.TensorIndex(tensor);
+  return index < 0 ? nullptr : &manifest_.tensors[index];
 }
 
 absl::Status CheckpointReader::ReadBox(absl::string_view tensor, absl::string_view state,
                                        const TensorBox& box, MatrixView<float> out) {
-  return state_->ReadBox(tensor, state, box, out);
+  return Read(tensor, state, box, out);
 }
 
 absl::Status CheckpointReader::ReadBox(absl::string_view tensor, absl::string_view state,
                                        const TensorBox& box, MatrixView<double> out) {
-  return state_->ReadBox(tensor, state, box, out);
+  return Read(tensor, state, box, out);
 }
 
 absl::Status CheckpointReader::ReadUnchecked(absl::string_view tensor, absl::string_view state,
                                              const TensorBox& box, MatrixView<float> out) {
-  return state_->ReadBox(tensor, state, box, out, /*check=*/false);
+  return Read(tensor, state, box, out, /*check=*/false);
 }
 
 absl::Status CheckpointReader::Verify(int threads) {
-  const auto boxes = static_cast<int64_t>(state_->manifest.boxes.size());
+  const auto boxes = static_cast<int64_t>(manifest_.boxes.size());
   std::mutex mu;
   int64_t first = boxes;      // that is damaged; guarded by mu
   absl::Status first_status;  // guarded by mu
   ThreadPool(threads).For(boxes, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const absl::Status status = state_->CheckedBox(i).status();
+      const absl::Status status = CheckedBox(i).status();
       const std::lock_guard lock(mu);
       if (status.ok() || i >= first) continue;
       first = i;
@@ -249,7 +198,7 @@ absl::Status CheckpointReader::Verify(int threads) {
     }
   });
   MOE_RETURN_IF_ERROR(first_status);
-  state_->verified.assign(boxes, true);
+  verified_.assign(boxes, true);
   return absl::OkStatus();
 }
 

@@ -3,7 +3,7 @@
 #define MOE_MOE_CHECKPOINT_READER_H_
 
 #include <cstdint>
-#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -14,6 +14,8 @@
 #include "kernels/base/tensor_view.h"
 #include "moe/canonical_tensor.h"
 #include "moe/checkpoint/manifest.h"
+#include "moe/io/file.h"
+#include "moe/io/safetensors.h"
 
 namespace moe {
 
@@ -25,12 +27,9 @@ class CheckpointReader {
   // in it. kDataLoss "CheckpointReader: <path>: what is, what was expected": damaged.
   // kPermissionDenied, kUnavailable: the system refuses.
   static absl::StatusOr<CheckpointReader> Open(const std::string& path);
-  CheckpointReader(CheckpointReader&&) noexcept;
-  CheckpointReader& operator=(CheckpointReader&&) noexcept;
-  ~CheckpointReader();
 
-  const std::string& path() const;
-  const CheckpointManifest& manifest() const;
+  const std::string& path() const { return path_; }
+  const CheckpointManifest& manifest() const { return manifest_; }
   // 16 hexadecimal digits: the hash of all of a state (unit_grid.h); empty: there is none.
   std::string StateHash(absl::string_view state) const;
   // nullptr if the checkpoint has no such tensor.
@@ -55,9 +54,24 @@ class CheckpointReader {
   absl::Status Verify(int threads);
 
  private:
-  struct State;
-  explicit CheckpointReader(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  struct Shard {
+    MappedFile file;
+    std::once_flag parse;  // when a box of it is first needed
+    absl::StatusOr<SafetensorsFile> tensors = absl::UnknownError("");
+  };
+
+  CheckpointReader() = default;
+  // The bytes of a stored box; CheckedBox: whose hash is right. Thread-safe.
+  absl::StatusOr<absl::Span<const uint8_t>> BoxBytes(const ManifestBox& box);
+  absl::StatusOr<absl::Span<const uint8_t>> CheckedBox(size_t box);
+  template <typename T>
+  absl::Status Read(absl::string_view tensor, absl::string_view state, const TensorBox& box,
+                    MatrixView<T> out, bool check = true);
+
+  std::string path_;
+  CheckpointManifest manifest_;
+  std::vector<Shard> shards_;   // as manifest_.files
+  std::vector<bool> verified_;  // as manifest_.boxes
 };
 
 struct FoundCheckpoint {

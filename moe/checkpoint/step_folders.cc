@@ -19,7 +19,9 @@ constexpr char kStepPrefix[] = "step-";
 constexpr char kUnfinishedPrefix[] = ".tmp-";
 constexpr char kTrashPrefix[] = ".trash-";
 
-absl::Status SystemError(absl::string_view what, const std::string& path, std::error_code error) {
+// OK where there is no error.
+absl::Status StatusOf(std::error_code error, absl::string_view what, const std::string& path) {
+  if (!error) return absl::OkStatus();
   const std::string said =
       absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error.value()));
   if (error.value() == EACCES || error.value() == EPERM) return absl::PermissionDeniedError(said);
@@ -53,7 +55,7 @@ absl::StatusOr<std::vector<int64_t>> ListSteps(const std::string& folder, FileSy
   std::vector<std::string> names;
   if (const std::error_code error = files.List(folder, names)) {
     if (Absent(error)) return std::vector<int64_t>();
-    return SystemError("list", folder, error);
+    return StatusOf(error, "list", folder);
   }
   std::vector<int64_t> steps;
   for (const std::string& name : names) {
@@ -74,24 +76,16 @@ absl::Status MakeFolders(const std::string& path, FileSystem& files) {
     error = files.MakeFolder(path);
   }
   if (error.value() == EEXIST) return absl::OkStatus();
-  if (error) return SystemError("make folder", path, error);
-  if ((error = files.FlushFolder(above))) return SystemError("flush", above, error);
-  return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(StatusOf(error, "make folder", path));
+  return StatusOf(files.FlushFolder(above), "flush", above);
 }
 
 absl::Status PublishStep(const std::string& folder, int64_t step, FileSystem& files) {
   const std::string unfinished = UnfinishedPath(folder, step);
-  if (const std::error_code error = files.FlushFolder(unfinished)) {
-    return SystemError("flush", unfinished, error);
-  }
+  MOE_RETURN_IF_ERROR(StatusOf(files.FlushFolder(unfinished), "flush", unfinished));
   const std::string path = absl::StrCat(folder, "/", StepFolderName(step));
-  if (const std::error_code error = files.Rename(unfinished, path)) {
-    return SystemError("make", path, error);
-  }
-  if (const std::error_code error = files.FlushFolder(folder)) {
-    return SystemError("flush", folder, error);
-  }
-  return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(StatusOf(files.Rename(unfinished, path), "make", path));
+  return StatusOf(files.FlushFolder(folder), "flush", folder);
 }
 
 std::vector<int64_t> StepsToRemove(absl::Span<const int64_t> steps, int keep, int64_t keep_every) {
@@ -108,20 +102,14 @@ absl::Status RemoveStep(const std::string& folder, int64_t step, FileSystem& fil
   const std::string path = absl::StrCat(folder, "/", name);
   const std::string trash = absl::StrCat(folder, "/", kTrashPrefix, name);
   MOE_RETURN_IF_ERROR(RemoveTree(trash, files));
-  if (const std::error_code error = files.Rename(path, trash)) {
-    return SystemError("remove", path, error);
-  }
-  if (const std::error_code error = files.FlushFolder(folder)) {
-    return SystemError("flush", folder, error);
-  }
+  MOE_RETURN_IF_ERROR(StatusOf(files.Rename(path, trash), "remove", path));
+  MOE_RETURN_IF_ERROR(StatusOf(files.FlushFolder(folder), "flush", folder));
   return RemoveTree(trash, files);
 }
 
 absl::Status RemoveLeftovers(const std::string& folder, FileSystem& files) {
   std::vector<std::string> names;
-  if (const std::error_code error = files.List(folder, names)) {
-    return SystemError("list", folder, error);
-  }
+  MOE_RETURN_IF_ERROR(StatusOf(files.List(folder, names), "list", folder));
   for (const std::string& name : names) {
     // `latest` under the temporary name of WholeFile.
     const bool left = absl::StartsWith(name, absl::StrCat(kUnfinishedPrefix, kStepPrefix)) ||
@@ -137,21 +125,16 @@ absl::Status RemoveTree(const std::string& path, FileSystem& files) {
   const std::error_code unlinked = files.Unlink(path);
   if (!unlinked || Absent(unlinked)) return absl::OkStatus();
   if (unlinked.value() != EISDIR && unlinked.value() != EPERM) {
-    return SystemError("remove", path, unlinked);
+    return StatusOf(unlinked, "remove", path);
   }
   std::vector<std::string> names;
-  if (const std::error_code error = files.List(path, names)) {
-    return SystemError("remove", path, error);
-  }
+  MOE_RETURN_IF_ERROR(StatusOf(files.List(path, names), "remove", path));
   for (const std::string& name : names) {
     const std::string file = absl::StrCat(path, "/", name);
     const std::error_code error = files.Unlink(file);
-    if (error && !Absent(error)) return SystemError("remove", file, error);
+    if (error && !Absent(error)) return StatusOf(error, "remove", file);
   }
-  if (const std::error_code error = files.RemoveFolder(path)) {
-    return SystemError("remove", path, error);
-  }
-  return absl::OkStatus();
+  return StatusOf(files.RemoveFolder(path), "remove", path);
 }
 
 }  // namespace moe

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -13,6 +11,7 @@
 
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
+#include "moe/checkpoint/manifest_format.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/io/safetensors_stream.h"
@@ -58,33 +57,21 @@ absl::Status CheckRowGroups(const StatePart& part) {
 
 // The tensors of the parts and their states, in the manifest's order.
 absl::StatusOr<std::vector<ManifestTensor>> TensorsOf(absl::Span<const StatePart> parts) {
-  struct Seen {
-    ManifestTensor tensor;
-    std::set<std::string> states;
-  };
-  std::map<std::string, Seen> seen;
+  ManifestTensors tensors;
   for (const StatePart& part : parts) {
     MOE_RETURN_IF_ERROR(CheckPart(part));
-    const ManifestTensor tensor = {
-        .name = part.tensor->name,
-        .type = ElementBytes(part) == sizeof(float) ? SafetensorsType::kF32 : SafetensorsType::kF64,
-        .rows = part.tensor->rows,
-        .cols = part.tensor->cols,
-        .states = {}};
-    const auto [at, fresh] = seen.try_emplace(tensor.name, Seen{tensor, {}});
-    const ManifestTensor& first = at->second.tensor;
-    if (first.type != tensor.type || first.rows != tensor.rows || first.cols != tensor.cols) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parts of '", tensor.name, "' have two shapes or types"));
-    }
-    at->second.states.emplace(part.state);
+    const bool added =
+        tensors.Add({.name = part.tensor->name,
+                     .type = ElementBytes(part) == sizeof(float) ? SafetensorsType::kF32
+                                                                 : SafetensorsType::kF64,
+                     .rows = part.tensor->rows,
+                     .cols = part.tensor->cols,
+                     .states = {part.state}});
+    if (added) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("parts of '", part.tensor->name, "' have two shapes or types"));
   }
-  std::vector<ManifestTensor> tensors;
-  for (auto& [name, one] : seen) {
-    one.tensor.states.assign(one.states.begin(), one.states.end());
-    tensors.push_back(std::move(one.tensor));
-  }
-  return tensors;
+  return tensors.InOrder();
 }
 
 // "shard-00003-of-00008.safetensors", the first file of rank 3 of 8; then
@@ -241,18 +228,15 @@ absl::Status CheckpointWriter::Copy(absl::Span<const StatePart> mine) {
       MOE_RETURN_IF_ERROR(CheckRowGroups(part));
       job_->rows.push_back({*part.tensor, part.state, part.box, offset});
     }
-    const auto tensor = std::lower_bound(
-        table.tensors.begin(), table.tensors.end(), part.tensor->name,
-        [](const ManifestTensor& one, const std::string& name) { return one.name < name; });
-    const auto state = std::find(tensor->states.begin(), tensor->states.end(), part.state);
+    const int32_t tensor = table.TensorIndex(part.tensor->name);
+    const int32_t state = table.tensors[tensor].StateIndex(part.state);
     const auto [row_begin, row_end, col_begin, col_end] = part.box;
     const int64_t max_elements = options_.max_box_bytes / ElementBytes(part);
     const int64_t cols = std::min(col_end - col_begin, max_elements);
     const int64_t rows = max_elements / cols;
     for (int64_t row = row_begin; row < row_end; row += rows) {
       for (int64_t col = col_begin; col < col_end; col += cols) {
-        add(part, static_cast<int32_t>(tensor - table.tensors.begin()),
-            static_cast<int32_t>(state - tensor->states.begin()),
+        add(part, tensor, state,
             {.row_begin = row,
              .row_end = std::min(row + rows, row_end),
              .col_begin = col,

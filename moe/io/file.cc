@@ -190,4 +190,10 @@ void WholeFile::Discard() {
   temporary_.clear();
 }
 
+absl::Status WriteText(const std::string& path, absl::string_view text, FileSystem& files) {
+  MOE_ASSIGN_OR_RETURN(WholeFile file, WholeFile::Create(path, absl::InfiniteDuration(), files));
+  MOE_RETURN_IF_ERROR(file.Append(text));
+  return file.Commit();
+}
+
 }  // namespace moe

@@ -84,6 +84,10 @@ class WholeFile {
   int file_ = -1;
 };
 
+// All of a file at once. Errors of WholeFile.
+absl::Status WriteText(const std::string& path, absl::string_view text,
+                       FileSystem& files = RealFileSystem());
+
 }  // namespace moe
 
 #endif  // MOE_MOE_IO_FILE_H_

@@ -50,13 +50,6 @@ absl::Status WriteShard(const std::string& path, absl::Span<const SafetensorsEnt
   return Wrote(stream->Commit());
 }
 
-absl::Status WriteText(const std::string& path, const std::string& text) {
-  auto file = WholeFile::Create(path);
-  MOE_RETURN_IF_ERROR(file.status());
-  MOE_RETURN_IF_ERROR(file->Append(text));
-  return file->Commit();
-}
-
 // Adds every path once its file is there.
 absl::Status WriteAll(const std::string& folder, absl::Span<const SafetensorsEntry> tensors,
                       int64_t max_shard_bytes, Append append, std::vector<ModelText> texts,

@@ -20,7 +20,7 @@ case "$target" in
   safetensors) sources=(io/{bounded_json,file,file_system,safetensors,safetensors_header}) ;;
   index) sources=(io/{bounded_json,checkpoint,file,file_system,safetensors,safetensors_header}) ;;
   config) sources=(io/bounded_json) ;;
-  manifest) sources=(io/{bounded_json,safetensors,safetensors_header,file,file_system} checkpoint/{manifest,manifest_format,manifest_read,tiling}
+  manifest) sources=(io/{bounded_json,safetensors,safetensors_header,file,file_system} checkpoint/{manifest,manifest_read}
     ../kernels/base/{xxh3,xxh3_avx2}) ;;
   routing) sources=(io/{bounded_json,routing_trace}) ;;
   hf_config)
