@@ -103,9 +103,9 @@ class ManifestEvents : public JsonEvents {
   }
   absl::Status Key(std::string name) override {
     if (InSection()) return section_.Key(std::move(name));
-    if (places_.back() == Place::kTensors) return BeginTensor(std::move(name));
-    const absl::Span<const char* const> keys = KeysOf(places_.back());
-    size_t& next = places_.back() == Place::kDocument ? document_next_ : object_next_;
+    auto& [place, next] = open_.back();
+    if (place == Place::kTensors) return BeginTensor(std::move(name));
+    const absl::Span<const char* const> keys = KeysOf(place);
     if (next == keys.size() || name != keys[next]) {
       return Refused("key '", Shown(name), "', expected ",
                      next == keys.size() ? "no more" : absl::StrCat("'", keys[next], "'"));
@@ -120,7 +120,6 @@ class ManifestEvents : public JsonEvents {
   CheckpointManifest manifest;
 
  private:
-  // What is open.
   enum class Place : uint8_t {
     kDocument,
     kTensors,
@@ -133,6 +132,22 @@ class ManifestEvents : public JsonEvents {
     kBox,
     kBounds
   };
+  // What opens in a place: the value of a key, or an element of a list.
+  struct Opening {
+    Place in;
+    absl::string_view key;
+    bool object;
+    Place opens;
+  };
+  static constexpr Opening kOpenings[] = {{Place::kDocument, "tensors", true, Place::kTensors},
+                                          {Place::kDocument, "files", false, Place::kFiles},
+                                          {Place::kDocument, "boxes", false, Place::kBoxes},
+                                          {Place::kTensors, "", true, Place::kTensor},
+                                          {Place::kFiles, "", true, Place::kFile},
+                                          {Place::kBoxes, "", true, Place::kBox},
+                                          {Place::kTensor, "shape", false, Place::kShape},
+                                          {Place::kTensor, "states", false, Place::kStates},
+                                          {Place::kBox, "box", false, Place::kBounds}};
 
   static absl::Span<const char* const> KeysOf(Place place) {
     switch (place) {
@@ -149,19 +164,17 @@ class ManifestEvents : public JsonEvents {
     }
   }
 
-  // The key that was read last.
-  absl::string_view DocumentKey() const { return kManifestKeys[document_next_ - 1]; }
-  absl::string_view ObjectKey() const { return KeysOf(places_.back())[object_next_ - 1]; }
+  absl::string_view LastKey() const { return KeysOf(open_.back().place)[open_.back().next - 1]; }
 
   // Whether the value of a section is being read, or comes next.
   bool InSection() const {
-    return places_.size() == 1 && document_next_ > kFirstManifestSection &&
-           document_next_ <= kFirstManifestSection + kManifestSections.size() && !section_done_;
+    return open_.size() == 1 && open_[0].next > kFirstManifestSection &&
+           open_[0].next <= kFirstManifestSection + kManifestSections.size() && !section_done_;
   }
 
   absl::Status Begin(bool object);
   absl::Status BeginTensor(std::string name);
-  absl::Status BeginElement(Place element);
+  absl::Status CheckCounts() const;
   absl::Status EndTensor();
   absl::Status EndFile();
   absl::Status EndBox();
@@ -169,59 +182,36 @@ class ManifestEvents : public JsonEvents {
   absl::Status FileValue(const Json& value);
   absl::Status BoxValue(const Json& value);
   absl::Status StateName(const Json& value);
-  absl::Status AddNumber(const Json& value, absl::string_view what, int64_t least, size_t most);
 
-  std::vector<Place> places_;
-  size_t document_next_ = 0;  // of kManifestKeys
-  size_t object_next_ = 0;    // of the keys of the tensor, file or box that is open
+  struct Open {
+    Place place;
+    size_t next = 0;  // of its keys
+  };
+  std::vector<Open> open_;
   ManifestSectionText section_;
-  bool section_done_ = false;     // of DocumentKey()
+  bool section_done_ = false;     // of the document's last key
   std::vector<int64_t> numbers_;  // of the shape or the bounds that are open
 };
 
 absl::Status ManifestEvents::Begin(bool object) {
-  const auto open = [this](Place place) {
-    places_.push_back(place);
+  if (open_.empty()) {
+    if (!object) return Refused("a list, expected an object");
+    open_.push_back({Place::kDocument});
     return absl::OkStatus();
-  };
-  if (places_.empty()) {
-    return object ? open(Place::kDocument) : Refused("a list, expected an object");
   }
-  switch (places_.back()) {
-    case Place::kDocument:
-      if (object && DocumentKey() == "tensors") return open(Place::kTensors);
-      if (!object && DocumentKey() == "files") return open(Place::kFiles);
-      if (!object && DocumentKey() == "boxes") return open(Place::kBoxes);
-      break;
-    case Place::kTensors:
-      if (object) return BeginElement(Place::kTensor);
-      break;
-    case Place::kFiles:
-      manifest.files.emplace_back();
-      if (object) return BeginElement(Place::kFile);
-      break;
-    case Place::kBoxes:
-      manifest.boxes.emplace_back();
-      if (object) return BeginElement(Place::kBox);
-      break;
-    case Place::kTensor:
-      numbers_.clear();
-      if (!object && ObjectKey() == "shape") return open(Place::kShape);
-      if (!object && ObjectKey() == "states") return open(Place::kStates);
-      break;
-    case Place::kBox:
-      numbers_.clear();
-      if (!object && ObjectKey() == "box") return open(Place::kBounds);
-      break;
-    default:
-      break;
+  for (const auto& [in, key, is_object, opens] : kOpenings) {
+    if (in != open_.back().place || is_object != object) continue;
+    if (!key.empty() && key != LastKey()) continue;
+    if (opens == Place::kFile) manifest.files.emplace_back();
+    if (opens == Place::kBox) manifest.boxes.emplace_back();
+    numbers_.clear();
+    open_.push_back({opens});
+    return CheckCounts();
   }
   return Refused(object ? "an object" : "a list", ", expected something else here");
 }
 
-absl::Status ManifestEvents::BeginElement(Place element) {
-  object_next_ = 0;
-  places_.push_back(element);
+absl::Status ManifestEvents::CheckCounts() const {
   const auto beyond = [](size_t size, int64_t most, const char* what) {
     return static_cast<int64_t>(size) > most ? Refused("more than ", most, " ", what)
                                              : absl::OkStatus();
@@ -248,16 +238,15 @@ absl::Status ManifestEvents::End() {
   if (InSection()) {
     MOE_RETURN_IF_ERROR(section_.End());
     if (!section_.done()) return absl::OkStatus();
-    manifest.sections.*kManifestSections[document_next_ - 1 - kFirstManifestSection] =
+    manifest.sections.*kManifestSections[open_[0].next - 1 - kFirstManifestSection] =
         section_.Take();
     section_done_ = true;
     return absl::OkStatus();
   }
-  const Place ended = places_.back();
+  const auto [ended, next] = open_.back();
   const absl::Span<const char* const> keys = KeysOf(ended);
-  const size_t next = ended == Place::kDocument ? document_next_ : object_next_;
-  if (!keys.empty() && next < keys.size()) return Refused("key '", keys[next], "' is missing");
-  places_.pop_back();
+  if (next < keys.size()) return Refused("key '", keys[next], "' is missing");
+  open_.pop_back();
   switch (ended) {
     case Place::kTensor:
       return EndTensor();
@@ -314,9 +303,9 @@ absl::Status ManifestEvents::EndBox() {
 
 absl::Status ManifestEvents::Scalar(Json value) {
   if (InSection()) return section_.Scalar(std::move(value));
-  if (places_.empty()) return Refused("'", Shown(value.dump()), "', expected an object");
+  if (open_.empty()) return Refused("'", Shown(value.dump()), "', expected an object");
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  switch (places_.back()) {
+  switch (open_.back().place) {
     case Place::kDocument:
       return DocumentValue(value);
     case Place::kFile:
@@ -343,7 +332,7 @@ absl::Status ManifestEvents::Scalar(Json value) {
     }
     case Place::kTensor: {
       ManifestTensor& tensor = manifest.tensors.back();
-      if (ObjectKey() != "dtype") break;
+      if (LastKey() != "dtype") break;
       MOE_ASSIGN_OR_RETURN(const std::string dtype, TextOf(value, "dtype", 16));
       tensor.type = dtype == "F64" ? SafetensorsType::kF64 : SafetensorsType::kF32;
       if (dtype != NameOf(tensor.type)) {
@@ -358,7 +347,7 @@ absl::Status ManifestEvents::Scalar(Json value) {
 }
 
 absl::Status ManifestEvents::DocumentValue(const Json& value) {
-  const absl::string_view key = DocumentKey();
+  const absl::string_view key = LastKey();
   if (key == "format") {
     if (value == kManifestFormat) return absl::OkStatus();
     return Refused("format ", Shown(value.dump()), ", expected \"", kManifestFormat, "\"");
@@ -382,13 +371,13 @@ absl::Status ManifestEvents::DocumentValue(const Json& value) {
 
 absl::Status ManifestEvents::FileValue(const Json& value) {
   ManifestFile& file = manifest.files.back();
-  if (ObjectKey() == "name") {
+  if (LastKey() == "name") {
     MOE_ASSIGN_OR_RETURN(file.name, TextOf(value, "name", kMaxFileNameBytes));
     if (!file.name.empty() && IsPlainName(file.name)) return absl::OkStatus();
     return Refused("file '", Shown(file.name),
                    "', expected a *.safetensors beside the manifest, of A-Z a-z 0-9 - _ .");
   }
-  if (ObjectKey() == "bytes") {
+  if (LastKey() == "bytes") {
     constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
     MOE_ASSIGN_OR_RETURN(file.bytes, IntegerOf(value, "bytes", 8, kMost));
     return absl::OkStatus();
@@ -399,13 +388,13 @@ absl::Status ManifestEvents::FileValue(const Json& value) {
 
 absl::Status ManifestEvents::BoxValue(const Json& value) {
   ManifestBox& box = manifest.boxes.back();
-  if (ObjectKey() == "tensor") {
+  if (LastKey() == "tensor") {
     MOE_ASSIGN_OR_RETURN(const std::string name, TextOf(value, "tensor", kMaxTensorNameBytes));
     box.tensor = manifest.TensorIndex(name);
     if (box.tensor >= 0) return absl::OkStatus();
     return Refused("box of tensor '", Shown(name), "', which is none of 'tensors'");
   }
-  if (ObjectKey() == "state") {
+  if (LastKey() == "state") {
     MOE_ASSIGN_OR_RETURN(const std::string name, TextOf(value, "state", kMaxStateBytes));
     const ManifestTensor& tensor = manifest.tensors[box.tensor];
     box.state = tensor.StateIndex(name);
@@ -413,13 +402,13 @@ absl::Status ManifestEvents::BoxValue(const Json& value) {
     return Refused("box of tensor '", Shown(tensor.name), "', state '", Shown(name),
                    "', which is none of its states");
   }
-  if (ObjectKey() == "file") {
+  if (LastKey() == "file") {
     const int64_t most = static_cast<int64_t>(manifest.files.size()) - 1;
     MOE_ASSIGN_OR_RETURN(const int64_t file, IntegerOf(value, "file", 0, most));
     box.file = static_cast<int32_t>(file);
     return absl::OkStatus();
   }
-  if (ObjectKey() == "xxh3") {
+  if (LastKey() == "xxh3") {
     MOE_ASSIGN_OR_RETURN(box.xxh3, HashOf(value, "xxh3"));
     return absl::OkStatus();
   }
