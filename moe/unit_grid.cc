@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/base/status_macros.h"
 #include "kernels/base/tree_cut.h"
 #include "kernels/base/xxh3.h"
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include <absl/functional/function_ref.h>
 #include <absl/status/status.h>

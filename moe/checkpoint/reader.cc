@@ -1,7 +1,6 @@
 #include "moe/checkpoint/reader.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <type_traits>
 #include <utility>

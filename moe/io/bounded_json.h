@@ -4,7 +4,6 @@
 #define MOE_MOE_IO_BOUNDED_JSON_H_
 
 #include <cstdint>
-#include <limits>
 #include <string>
 
 #include <absl/functional/function_ref.h>

@@ -2,14 +2,11 @@
 #ifndef MOE_MOE_IO_CHECKPOINT_H_
 #define MOE_MOE_IO_CHECKPOINT_H_
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 

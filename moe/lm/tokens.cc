@@ -5,9 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
-#include <utility>
 
-#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/strip.h>
 

@@ -1,6 +1,5 @@
 #include "moe/lm/train_config.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 

@@ -2,7 +2,6 @@
 #ifndef MOE_MOE_LM_TRAIN_CONFIG_H_
 #define MOE_MOE_LM_TRAIN_CONFIG_H_
 
-#include <cstdint>
 #include <memory>
 
 #include <absl/status/status.h>
