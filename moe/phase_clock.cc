@@ -10,31 +10,9 @@
 namespace moe {
 
 const char* NameOf(Phase phase) {
-  switch (phase) {
-    case Phase::kGate:
-      return "gate";
-    case Phase::kPlan:
-      return "plan";
-    case Phase::kDispatch:
-      return "dispatch";
-    case Phase::kExpert:
-      return "expert";
-    case Phase::kCombine:
-      return "combine";
-    case Phase::kDense:
-      return "dense";
-    case Phase::kAllReduce:
-      return "all-reduce";
-    case Phase::kOptimizer:
-      return "optimiser";
-    case Phase::kNone:
-      return "none";
-    case Phase::kMeeting:
-    case Phase::kCopy:
-    case Phase::kCount:
-      break;
-  }
-  return "?";
+  constexpr const char* kNames[] = {"gate",  "plan",       "dispatch",  "expert", "combine",
+                                    "dense", "all-reduce", "optimiser", "?",      "none"};
+  return phase <= Phase::kNone ? kNames[static_cast<size_t>(phase)] : "?";
 }
 
 namespace {

@@ -29,8 +29,8 @@ enum class Phase : uint8_t {
   kDense,  // attention, norms, embedding, output layer, loss
   kAllReduce,
   kOptimizer,
-  kCount,
-  kNone,  // work that is in no phase, or holds several: on the time line alone
+  kCount,  // of those whose seconds are told
+  kNone,   // work that is in no phase, or holds several: on the time line alone
   kMeeting,
   kCopy,  // the ExchangeParts inside kDispatch and kCombine
 };
@@ -52,6 +52,11 @@ struct ExchangeSeconds {
   double gather = 0;  // rows are put into another order, scaled, and summed at home
   double wait = 0;    // for ranks that come later to an exchange, or have more to move in it
 };
+
+// Since a time of MonotonicNs.
+inline double SecondsSince(int64_t start_ns) {
+  return static_cast<double>(MonotonicNs() - start_ns) * 1e-9;
+}
 
 // Seconds per phase of one rank. Phases on two streams may overlap, so the sum can exceed the
 // wall time. Each phase is timed by one stream at a time.

@@ -1,7 +1,6 @@
 #include "moe/hf/block_run.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include <absl/strings/str_cat.h>
@@ -17,14 +16,8 @@
 namespace moe::hf {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // log2 of the exact grid's unit over the largest |dy|.
 constexpr int kUnitLog2 = -40;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 template <typename T>
 std::vector<T> Convert(const std::vector<float>& in) {
@@ -175,12 +168,12 @@ absl::Status RankRun<T>::RunRound(const Round& round) {
                        .first_global_token = first,
                        .mode = Mode::kEvaluation};
   MoeLayerSaved<T> saved;
-  auto start = Clock::now();
+  int64_t start_ns = MonotonicNs();
   MOE_RETURN_IF_ERROR(Timed(context_, {.name = "forward"}, *context_.compute, [&] {
     return layer_->Forward(view(x), batch, view(y), &saved, nullptr);
   }));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-  result_.forward_seconds += SecondsSince(start);
+  result_.forward_seconds += SecondsSince(start_ns);
   MOE_ASSIGN_OR_RETURN(const auto host_y, OnHost<T>(y, context_));
   Append(host_y, result_.y);
   MOE_RETURN_IF_ERROR(KeepRouting(saved.router, first));
@@ -190,14 +183,14 @@ absl::Status RankRun<T>::RunRound(const Round& round) {
   const std::vector<T> host_dy = Convert<T>(dy_values);
   MOE_ASSIGN_OR_RETURN(const auto dy, OnDevice<T>(host_dy, context_));
   MOE_ASSIGN_OR_RETURN(const auto dx, context_.workspace->Array<T>(elements));
-  start = Clock::now();
+  start_ns = MonotonicNs();
   MOE_RETURN_IF_ERROR(Timed(context_, {.name = "backward"}, *context_.compute, [&] {
     return layer_->Backward(
         view(dy), saved, /*loss_scale=*/1.0f, view(dx),
         [&](Parameter& parameter) { return trainer_.MarkReady(round, parameter); });
   }));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-  result_.backward_seconds += SecondsSince(start);
+  result_.backward_seconds += SecondsSince(start_ns);
   MOE_ASSIGN_OR_RETURN(const auto host_dx, OnHost<T>(dx, context_));
   Append(host_dx, result_.dx);
   return absl::OkStatus();

@@ -1,8 +1,6 @@
 #include "moe/lm/evaluation.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -28,10 +26,10 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, StoredWei
   SequenceBatch batch(config.sequence_length, config.micro_batch_size);
   StepTotals totals(model->moe_layers(), config.model.moe.router.num_outputs());
   EvaluationReport report = {.sequences = EvaluationSequences(config, text, config.eval_sequences)};
-  const auto start = std::chrono::steady_clock::now();
+  const int64_t start_ns = MonotonicNs();
   MOE_ASSIGN_OR_RETURN(report.loss, MeanLoss<T>(config, text, report.sequences, weights.step(),
                                                 core, *model, batch, totals));
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start_ns);
   report.tokens = report.sequences * config.sequence_length;
   MOE_RETURN_IF_ERROR(
       context.mesh->world().AllReduce<double>({&report.seconds, 1}, ReduceOp::kMax, *context.host));

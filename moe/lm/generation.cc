@@ -1,7 +1,6 @@
 #include "moe/lm/generation.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -71,10 +70,6 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, int64_t step,
   return settings;
 }
 
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 template <typename T>
 absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, StoredWeights& weights,
                                             const GenerationOptions& options, moe::Trainer& core) {
@@ -88,7 +83,7 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, StoredWei
   const MatrixView<float> last(logits.data(), first ? 1 : 0, config.model.vocab_size);
 
   GenerationReport report;
-  auto start = std::chrono::steady_clock::now();
+  int64_t start_ns = MonotonicNs();
   absl::Span<const int32_t> left = options.prompt;
   while (!left.empty()) {
     const auto part = left.subspan(0, kPromptRows);
@@ -103,15 +98,15 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, StoredWei
       report.tokens.push_back(token);
     }
     if (n == 0) {
-      report.prompt_seconds = SecondsSince(start);
-      start = std::chrono::steady_clock::now();
+      report.prompt_seconds = SecondsSince(start_ns);
+      start_ns = MonotonicNs();
     }
     if (first && options.on_token) MOE_RETURN_IF_ERROR(options.on_token(token));
     if (n + 1 == options.max_new_tokens) break;
     MOE_RETURN_IF_ERROR(model->Extend(
         first ? absl::MakeConstSpan(&token, 1) : absl::Span<const int32_t>(), cache, last));
   }
-  report.seconds = SecondsSince(start);
+  report.seconds = SecondsSince(start_ns);
   return report;
 }
 

@@ -1,7 +1,6 @@
 #include "moe/lm/trainer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <optional>
 
@@ -23,11 +22,6 @@ namespace moe::lm {
 namespace {
 
 constexpr int kPhases = static_cast<int>(Phase::kCount);
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 void AddDifference(const ExchangeBytes& before, const ExchangeBytes& after, ExchangeBytes& sum) {
   sum.self += after.self - before.self;
@@ -62,19 +56,17 @@ class Trainer {
   absl::Status Run(const Round& round);
   absl::Status Reduce(int64_t step);
   absl::Status Optimize(int64_t step);
-  absl::Status Taken();
   absl::Status Skipped(int64_t step);
   absl::StatusOr<float> Validate(int64_t step);
   absl::Status Measure(double seconds, StepMetrics& metrics);
+  LossScaler* scaler() { return scaler_.has_value() ? &*scaler_ : nullptr; }
+  int64_t skipped_steps() const { return scaler_.has_value() ? scaler_->skipped() : 0; }
   // Of a step to come: steps that were skipped do not count.
-  double LearningRate(int64_t step) const {
-    return config_.schedule.At(step - (scaler_.has_value() ? scaler_->skipped() : 0));
-  }
+  double LearningRate(int64_t step) const { return config_.schedule.At(step - skipped_steps()); }
   // Compares copies of weights where --verify-replicas asks for it; the end has its own comparison.
   absl::Status VerifyReplicas(int64_t step);
   // Where the run begins, and what saves it.
   absl::StatusOr<int64_t> Restore(const StopSignal* stop);
-  CheckpointSections Describe() const;
   absl::Status Finish(TrainReport& report);
 
   const TrainConfig& config_;
@@ -119,19 +111,11 @@ absl::Status Trainer<T>::Build(const TrainHooks& hooks) {
 
 template <typename T>
 absl::StatusOr<int64_t> Trainer<T>::Restore(const StopSignal* stop) {
-  MOE_ASSIGN_OR_RETURN(
-      const int64_t step,
-      Resume(config_, settings_, *state_, scaler_.has_value() ? &*scaler_ : nullptr, context_));
+  MOE_ASSIGN_OR_RETURN(const int64_t step, Resume(config_, settings_, *state_, scaler(), context_));
   MOE_RETURN_IF_ERROR(core_.ResumeAfter(step));
   MOE_ASSIGN_OR_RETURN(checkpointer_,
                        MakeCheckpointer(config_.checkpoints, step, stop, *state_, context_));
   return step;
-}
-
-template <typename T>
-CheckpointSections Trainer<T>::Describe() const {
-  return lm::Describe(settings_, config_.zero, optimizer_->steps_taken(),
-                      scaler_.has_value() ? &*scaler_ : nullptr, context_);
 }
 
 template <typename T>
@@ -190,11 +174,7 @@ template <typename T>
 absl::Status Trainer<T>::Optimize(int64_t step) {
   MOE_ASSIGN_OR_RETURN(gradient_norm_, core_.Step({.learning_rate = LearningRate(step),
                                                    .non_finite = NonFiniteGradients::kSkip}));
-  return gradient_norm_.finite() ? Taken() : Skipped(step);
-}
-
-template <typename T>
-absl::Status Trainer<T>::Taken() {
+  if (!gradient_norm_.finite()) return Skipped(step);
   if (scaler_.has_value()) scaler_->StepTaken();
   return absl::OkStatus();
 }
@@ -266,7 +246,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
   MOE_RETURN_IF_ERROR(context_.clock->Reset());
   StepMetrics metrics;  // its memory serves every step
   for (int64_t step = report.first_step + 1; step <= config_.steps && !report.stopped; ++step) {
-    const auto start = Clock::now();
+    const int64_t start_ns = MonotonicNs();
     if (trace_ != nullptr) {
       trace_->Switch(step >= config_.trace_first_step && step <= config_.trace_last_step);
     }
@@ -299,10 +279,9 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     report.dropped_slots += totals_->dropped();
     report.total_slots += totals_->slots();
     const int64_t step_tokens = totals_->tokens();
-    MOE_RETURN_IF_ERROR(Measure(SecondsSince(start), metrics));
+    MOE_RETURN_IF_ERROR(Measure(SecondsSince(start_ns), metrics));
     metrics.tokens_per_second = static_cast<double>(step_tokens) / metrics.step_seconds;
     report.seconds += metrics.step_seconds;
-    report.final_loss = metrics.loss;
     for (int p = 0; p < kPhases; ++p) report.phase_seconds[p] += metrics.phase_seconds[p];
     report.exchange_seconds.copy += metrics.exchange_seconds.copy;
     report.exchange_seconds.gather += metrics.exchange_seconds.gather;
@@ -325,7 +304,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
       MOE_RETURN_IF_ERROR(context_.clock->Reset());
     }
     report.steps = step;
-    report.skipped_steps = scaler_.has_value() ? scaler_->skipped() : 0;
+    report.skipped_steps = skipped_steps();
     if (world_.rank() == 0 && hooks.on_step) MOE_RETURN_IF_ERROR(hooks.on_step(metrics));
     if (trace_ != nullptr && step == std::min(config_.steps, config_.trace_last_step)) {
       context_.mesh->SetPhase({.name = "time line", .step = step});
@@ -334,7 +313,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     }
     if (checkpointer_ == nullptr) continue;
     const auto describe = [&] {
-      return Describe();
+      return Describe(settings_, config_.zero, optimizer_->steps_taken(), scaler(), context_);
     };
     MOE_RETURN_IF_ERROR(step == config_.steps ? checkpointer_->Finish(step, describe)
                                               : checkpointer_->AfterStep(step, votes, describe));

@@ -106,10 +106,9 @@ struct TrainReport {
   int64_t tokens = 0;
   double seconds = 0;
   float validation_loss_before = 0, validation_loss_after = 0;  // nats per byte
-  float final_loss = 0;
-  double phase_seconds[static_cast<int>(Phase::kCount)] = {};  // mean over ranks
-  ExchangeSeconds exchange_seconds;                            // of dispatch and combine, likewise
-  std::vector<std::vector<int64_t>> expert_load;               // [MoE layer][E], all steps
+  double phase_seconds[static_cast<int>(Phase::kCount)] = {};   // mean over ranks
+  ExchangeSeconds exchange_seconds;                             // of dispatch and combine, likewise
+  std::vector<std::vector<int64_t>> expert_load;                // [MoE layer][E], all steps
   int64_t dropped_slots = 0, total_slots = 0;
   int64_t skipped_steps = 0;  // for gradients that overflowed
   uint64_t weights_xxh3 = 0;
