@@ -26,7 +26,11 @@ enum class Numerics : uint8_t { kFast, kLayoutInvariant };
 
 // Holds back later work in `later` until what is now in `earlier` has run. Nothing to do when they
 // are the same stream.
-absl::Status JoinStreams(Stream& later, Stream& earlier);
+inline absl::Status JoinStreams(Stream& later, Stream& earlier) {
+  if (&later == &earlier) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const Event done, earlier.Record());
+  return later.WaitFor(done);
+}
 
 // Borrowed by layers for their whole life. On the CPU `compute` runs inline; `exchange` is the same
 // stream when nothing is to overlap, else a queue.

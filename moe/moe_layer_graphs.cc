@@ -48,41 +48,38 @@ class Key {
   std::vector<uint64_t>& words_;
 };
 
-absl::Status Refuse(absl::string_view with, absl::string_view expected) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("MoeLayer: cuda_graph ", with, ", expected ", expected));
-}
-
 }  // namespace
 
 absl::Status CheckCudaGraph(const MoeLayerConfig& config, DeviceKind device,
                             int expert_parallel_size, GroupedGemmKernel grouped_gemm) {
   const RouterConfig& router = config.router;
-  if (device != DeviceKind::kCuda) return Refuse("on the CPU", "a CUDA device");
-  if (expert_parallel_size != 1) {
-    return Refuse(absl::StrCat("with ", expert_parallel_size, " expert-parallel ranks"),
-                  "1: the host reads the plan of several");
-  }
-  if (!router.pad_to_capacity) {
-    return Refuse("without pad_to_capacity", "it: a graph has fixed shapes");
-  }
-  if (router.num_zero_experts != 0) {
-    return Refuse(absl::StrCat("with num_zero_experts ", router.num_zero_experts),
-                  "0: their tokens are the host's");
-  }
   const std::unique_ptr<const Gate> gate = FindGate(router.gate)->make(router);
-  if (!gate->RunsOn(DeviceKind::kCuda)) {
-    return Refuse(absl::StrCat("with router ", router.gate), "one that runs on the device");
-  }
-  if (gate->traits().input_jitter != 0) {
-    return Refuse(absl::StrCat("with input_jitter ", gate->traits().input_jitter),
-                  "0: the host makes its factors");
-  }
-  if (grouped_gemm == GroupedGemmKernel::kCublas) {
-    return Refuse("with grouped_gemm cublas", "auto or mma: its calls are one for each expert");
-  }
-  if (config.dispatcher.algorithm != DispatchAlgorithm::kStaged) {
-    return Refuse("with another dispatch", "staged: the others plan on the host");
+  const auto jitter = gate->traits().input_jitter;
+  const struct {
+    bool fits;
+    std::string what;
+    const char* expected;
+  } needs[] = {
+      {device == DeviceKind::kCuda, "on the CPU", "a CUDA device"},
+      {expert_parallel_size == 1,
+       absl::StrCat("with ", expert_parallel_size, " expert-parallel ranks"),
+       "1: the host reads the plan of several"},
+      {router.pad_to_capacity, "without pad_to_capacity", "it: a graph has fixed shapes"},
+      {router.num_zero_experts == 0,
+       absl::StrCat("with num_zero_experts ", router.num_zero_experts),
+       "0: their tokens are the host's"},
+      {gate->RunsOn(DeviceKind::kCuda), absl::StrCat("with router ", router.gate),
+       "one that runs on the device"},
+      {jitter == 0, absl::StrCat("with input_jitter ", jitter), "0: the host makes its factors"},
+      {grouped_gemm != GroupedGemmKernel::kCublas, "with grouped_gemm cublas",
+       "auto or mma: its calls are one for each expert"},
+      {config.dispatcher.algorithm == DispatchAlgorithm::kStaged, "with another dispatch",
+       "staged: the others plan on the host"},
+  };
+  for (const auto& [fits, what, expected] : needs) {
+    if (fits) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("MoeLayer: cuda_graph ", what, ", expected ", expected));
   }
   return absl::OkStatus();
 }
@@ -161,9 +158,7 @@ absl::StatusOr<int64_t> MoeLayer<T>::RunPass(const char* name,
   template absl::StatusOr<int64_t> MoeLayer<T>::RunPass(                         \
       const char*, absl::FunctionRef<absl::Span<const uint64_t>()>,              \
       absl::FunctionRef<absl::Status()>);
-MOE_INSTANTIATE(float)
-MOE_INSTANTIATE(BFloat16)
-MOE_INSTANTIATE(Float16)
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

@@ -484,9 +484,7 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
                                              MoeLayerSaved<T>*, RouterStats*);                 \
   template absl::Status MoeLayer<T>::Backward(MatrixView<const T>, MoeLayerSaved<T>&, float,   \
                                               MatrixView<T>, GradientReady);
-MOE_INSTANTIATE(float)
-MOE_INSTANTIATE(BFloat16)
-MOE_INSTANTIATE(Float16)
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

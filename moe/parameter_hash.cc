@@ -14,31 +14,6 @@
 namespace moe {
 namespace {
 
-// Every rank's names, newline after each.
-absl::StatusOr<std::string> GatherNames(const ParameterStore& store, Communicator& group,
-                                        Stream& stream) {
-  std::string mine;
-  for (const auto& p : store.parameters()) mine += p->spec().name + "\n";
-  std::vector<int64_t> length = {static_cast<int64_t>(mine.size())};
-  MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>(absl::MakeSpan(length), ReduceOp::kMax, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  mine.resize(length[0], '\n');
-  std::string all(mine.size() * group.size(), '\n');
-  const auto bytes = [](std::string& s) {
-    return absl::Span<uint8_t>(reinterpret_cast<uint8_t*>(s.data()), s.size());
-  };
-  MOE_RETURN_IF_ERROR(group.AllGather<uint8_t>(bytes(mine), bytes(all), stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  return all;
-}
-
-// Over the expert-parallel group.
-absl::Status SumOnHost(absl::Span<int64_t> values, const Context& context) {
-  MOE_RETURN_IF_ERROR(
-      context.mesh->expert_parallel().AllReduce<int64_t>(values, ReduceOp::kSum, *context.host));
-  return context.host->Synchronize();
-}
-
 // Of what all ranks of its group have.
 absl::StatusOr<int64_t> HashOf(const Parameter& parameter, const Context& context) {
   const auto hash = [](absl::Span<const std::byte> values) {
@@ -56,8 +31,20 @@ absl::StatusOr<int64_t> HashOf(const Parameter& parameter, const Context& contex
 // Names of the parameters of all ranks of an expert-parallel group, sorted.
 absl::StatusOr<std::vector<std::string>> AllNames(const ParameterStore& store,
                                                   const Context& context) {
-  MOE_ASSIGN_OR_RETURN(const std::string all,
-                       GatherNames(store, context.mesh->expert_parallel(), *context.host));
+  Communicator& group = context.mesh->expert_parallel();
+  Stream& stream = *context.host;
+  std::string mine;  // newline after each
+  for (const auto& p : store.parameters()) mine += p->spec().name + "\n";
+  auto length = static_cast<int64_t>(mine.size());
+  MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>({&length, 1}, ReduceOp::kMax, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  mine.resize(length, '\n');
+  std::string all(mine.size() * group.size(), '\n');
+  const auto bytes = [](std::string& s) {
+    return absl::Span<uint8_t>(reinterpret_cast<uint8_t*>(s.data()), s.size());
+  };
+  MOE_RETURN_IF_ERROR(group.AllGather<uint8_t>(bytes(mine), bytes(all), stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
   std::vector<std::string> names = absl::StrSplit(all, '\n', absl::SkipEmpty());
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
@@ -103,12 +90,14 @@ absl::Status CheckReplicas(const ParameterStore& store, const Context& context) 
 }
 
 absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const Context& context) {
-  std::vector<int64_t> count = {0};
+  int64_t count = 0;
   for (const auto& p : store.parameters()) {
-    if (SpeaksFor(*p, context)) count[0] += p->size();
+    if (SpeaksFor(*p, context)) count += p->size();
   }
-  MOE_RETURN_IF_ERROR(SumOnHost(absl::MakeSpan(count), context));
-  return count[0];
+  MOE_RETURN_IF_ERROR(context.mesh->expert_parallel().AllReduce<int64_t>(
+      {&count, 1}, ReduceOp::kSum, *context.host));
+  MOE_RETURN_IF_ERROR(context.host->Synchronize());
+  return count;
 }
 
 }  // namespace moe
