@@ -1,9 +1,5 @@
 #include "moe/cli/base/common_settings.h"
 
-#include <algorithm>
-#include <memory>
-#include <utility>
-
 #include <absl/status/statusor.h>
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>

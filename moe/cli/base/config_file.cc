@@ -11,7 +11,6 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/settings.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/file.h"

@@ -9,7 +9,6 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <absl/strings/strip.h>
-#include <absl/types/span.h>
 
 #include "moe/cli/base/config_file.h"
 #include "moe/io/bounded_json.h"

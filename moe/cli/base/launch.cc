@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <filesystem>
 #include <map>
-#include <optional>
 #include <thread>
 #include <vector>
 
@@ -15,7 +14,6 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "comm/create.h"
 #include "comm/nccl/nccl_world.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"

@@ -10,11 +10,9 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_replace.h>
 #include <absl/time/clock.h>
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/line_file.h"

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <fstream>
 #include <thread>
-#include <vector>
 
 #include <absl/strings/ascii.h>
 #include <absl/strings/numbers.h>

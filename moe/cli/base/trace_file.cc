@@ -1,10 +1,8 @@
 #include "moe/cli/base/trace_file.h"
 
-#include <cstdio>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <fmt/format.h>
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/program.h"

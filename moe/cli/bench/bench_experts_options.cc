@@ -2,10 +2,8 @@
 #include <algorithm>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_join.h>
 
 #include "gating/router_config.h"
 #include "kernels/base/status_macros.h"

@@ -15,9 +15,7 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/exit_code.h"
-#include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
-#include "moe/cli/base/settings.h"
 #include "moe/io/file.h"
 #include "moe/io/routing_trace.h"
 

@@ -1,7 +1,5 @@
 #include "moe/cli/bench/bench_output.h"
 
-#include <utility>
-
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"

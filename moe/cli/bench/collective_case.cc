@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <utility>
 #include <vector>
-
-#include <absl/strings/str_cat.h>
 
 #include "comm/copy.h"
 #include "kernels/base/status_macros.h"

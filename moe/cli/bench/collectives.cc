@@ -3,15 +3,12 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <numeric>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "comm/clock_offset.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/trace.h"
 
 namespace moe::bench {
 

@@ -3,16 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <numeric>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <absl/status/statusor.h>
-#include <absl/strings/str_cat.h>
 #include <absl/types/span.h>
 
 #include "kernels/base/dtype.h"
@@ -25,7 +22,6 @@
 #include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
-#include "moe/cli/bench/collectives.h"
 #include "moe/cli/bench/kernel_bench.h"
 #include "moe/cli/bench/kernel_device.h"
 #include "moe/cli/bench/routing_spec.h"

@@ -1,10 +1,7 @@
 #include "moe/cli/bench/kernel_device.h"
 
-#include <algorithm>
 #include <limits>
-#include <vector>
 
-#include "kernels/base/status_macros.h"
 #include "kernels/base/trace.h"
 
 namespace moe::bench {

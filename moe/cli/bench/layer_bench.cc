@@ -8,7 +8,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "kernels/activation/activation.h"
+#include "kernels/activation/activation_kind.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "moe/cli/base/choices.h"

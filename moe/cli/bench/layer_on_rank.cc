@@ -1,10 +1,8 @@
 #include "moe/cli/bench/layer_on_rank.h"
 
 #include <algorithm>
-#include <map>
 #include <mutex>
 #include <type_traits>
-#include <utility>
 
 #include <absl/strings/str_cat.h>
 
@@ -14,7 +12,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/trace.h"
 #include "kernels/topk_gate/select_experts.h"
-#include "moe/cli/bench/routing_spec.h"
 
 namespace moe::bench {
 

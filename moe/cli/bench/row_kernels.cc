@@ -2,7 +2,6 @@
 // exact in any order and the results can be computed in integers.
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <memory>
 #include <utility>
 

@@ -1,11 +1,9 @@
 // What a gate needs of a GPU where nothing is trained: ids and weights, from logits in float32 or,
 // as a router's product leaves them, in 16 bits; and the sort of the slots by expert. Straight to
 // the launchers, since the operations above take float32 and write every score.
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <utility>
 
 #include <absl/strings/str_cat.h>
 

@@ -4,15 +4,11 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
-#include <utility>
-#include <variant>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
-#include <absl/strings/string_view.h>
-#include <absl/strings/strip.h>
 
 #include <nlohmann/json.hpp>
 

@@ -7,7 +7,6 @@
 #include "dispatch/placement.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
-#include "moe/cli/bench/routing_spec.h"
 
 namespace moe::bench {
 namespace {

@@ -11,7 +11,6 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/ckpt/pieces.h"
 #include "moe/hf/model_rule.h"
-#include "moe/io/model_files.h"
 #include "moe/lm/run_settings.h"
 
 namespace moe::ckpt {

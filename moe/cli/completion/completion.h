@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <absl/status/statusor.h>
-#include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
 #include "moe/cli/commands.h"

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <utility>
 
-#include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>

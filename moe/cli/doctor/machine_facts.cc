@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
-#include <sstream>
 #include <utility>
 
 #include <absl/strings/ascii.h>
@@ -18,12 +16,10 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "comm/bootstrap.h"
 #include "comm/create.h"
 #include "comm/nccl/nccl_world.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/cli/base/launch.h"
-#include "moe/cli/base/provenance.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/sweep/memory_estimate.h"
 #include "moe/io/file_system.h"

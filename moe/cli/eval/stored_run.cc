@@ -7,7 +7,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/program.h"

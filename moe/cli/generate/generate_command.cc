@@ -1,12 +1,10 @@
 // moe generate: text from a checkpoint.
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 #include <absl/time/time.h>
 #include <fmt/format.h>

@@ -1,5 +1,4 @@
 // moe layer: one MoE layer of a public model, from files to files.
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -11,7 +10,6 @@
 #include <absl/status/statusor.h>
 #include <absl/strings/str_cat.h>
 #include <absl/time/time.h>
-#include <absl/types/span.h>
 #include <fmt/format.h>
 
 #include "kernels/base/status_macros.h"

@@ -1,7 +1,6 @@
 #include "moe/cli/manual/manual.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,7 +10,6 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
 #include <absl/strings/str_split.h>
-#include <absl/strings/string_view.h>
 #include <absl/strings/strip.h>
 
 namespace moe::cli {

@@ -2,12 +2,10 @@
 #ifndef MOE_MOE_CLI_REPORT_CHARTS_H_
 #define MOE_MOE_CLI_REPORT_CHARTS_H_
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "moe/cli/bench/statistics.h"

@@ -1,20 +1,14 @@
 #include "moe/cli/report/compare.h"
 
 #include <algorithm>
-#include <cmath>
-#include <map>
 #include <utility>
-#include <vector>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_replace.h>
 
-#include "moe/cli/bench/statistics.h"
-#include "moe/cli/report/charts.h"
 #include "moe/cli/report/format.h"
 #include "moe/cli/report/labels.h"
-#include "moe/cli/report/page.h"
 
 namespace moe::report {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>

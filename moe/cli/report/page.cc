@@ -1,6 +1,5 @@
 #include "moe/cli/report/page.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include <absl/strings/str_cat.h>

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/string_view.h>
 
 #include "moe/cli/bench/bench_row.h"
 #include "moe/cli/bench/kernel_bench.h"

@@ -4,7 +4,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "moe/cli/report/charts.h"
-#include "moe/cli/report/format.h"
 
 namespace moe::report {
 namespace {

@@ -4,10 +4,8 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
-#include <optional>
 #include <vector>
 
-#include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
@@ -15,7 +13,7 @@
 #include <absl/strings/str_split.h>
 #include <absl/strings/string_view.h>
 
-#include "kernels/activation/activation.h"
+#include "kernels/activation/activation_kind.h"
 
 namespace moe::sweep {
 

@@ -9,7 +9,6 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/time/clock.h>
-#include <fmt/format.h>
 
 #include "comm/extremes.h"
 #include "kernels/base/caught.h"

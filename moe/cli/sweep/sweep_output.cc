@@ -1,7 +1,6 @@
 #include "moe/cli/sweep/sweep_output.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <utility>
 
@@ -12,10 +11,8 @@
 
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/bench/tables.h"
-#include "moe/cli/sweep/sweep_row.h"
 #include "moe/io/bounded_json.h"
 
 namespace moe::cli {

@@ -1,9 +1,7 @@
 #include "moe/cli/sweep/sweep_plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
-#include <vector>
 
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
@@ -14,7 +12,6 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/bench/routing_spec.h"
 #include "moe/cli/bench/traffic.h"
-#include "moe/cli/train/train_options.h"
 #include "moe/lm/train_config.h"
 
 namespace moe::cli {

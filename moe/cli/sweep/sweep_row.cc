@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <iterator>
 #include <set>
-#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
@@ -13,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/bench/statistics.h"
 #include "moe/io/bounded_json.h"
 
 namespace moe::sweep {

@@ -8,8 +8,6 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_replace.h>
-#include <absl/time/clock.h>
 
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/step_folders.h"

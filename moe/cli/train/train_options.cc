@@ -1,20 +1,15 @@
 #include "moe/cli/train/train_options.h"
 
 #include <algorithm>
-#include <limits>
 
-#include <absl/strings/ascii.h>
-#include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/strip.h>
 
 #include "gating/gate.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
-#include "moe/cli/base/launch.h"
 #include "moe/cli/train/init_from.h"
 #include "moe/cli/train/train_batch.h"
 

@@ -2,7 +2,6 @@
 #ifndef MOE_MOE_CLI_VERIFY_LAYOUT_H_
 #define MOE_MOE_CLI_VERIFY_LAYOUT_H_
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>

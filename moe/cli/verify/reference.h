@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "gating/router_config.h"
-#include "kernels/activation/activation.h"
+#include "kernels/activation/activation_kind.h"
 #include "moe/cli/verify/bounded.h"
 
 namespace moe::verify {

@@ -6,7 +6,6 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <absl/time/clock.h>
-#include <fmt/format.h>
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/command.h"

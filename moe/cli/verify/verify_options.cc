@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
-#include <vector>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
@@ -18,7 +17,6 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/launch.h"
-#include "moe/cli/base/settings.h"
 
 namespace moe::cli {
 namespace {

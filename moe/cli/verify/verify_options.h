@@ -16,7 +16,6 @@
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/bench/tables.h"
-#include "moe/cli/verify/layout.h"
 #include "moe/cli/verify/verify.h"
 
 namespace moe::cli {

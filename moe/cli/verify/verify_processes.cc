@@ -1,18 +1,15 @@
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <sstream>
 #include <utility>
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_replace.h>
 #include <absl/strings/str_split.h>
-#include <absl/strings/strip.h>
 #include <absl/time/clock.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -24,7 +21,6 @@
 #include "comm/create.h"
 #include "comm/descriptor.h"
 #include "comm/patience.h"
-#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/launch.h"
