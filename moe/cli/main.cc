@@ -1,5 +1,5 @@
 // The program `moe`.
-#include "moe/cli/commands.h"
+#include "moe/cli/base/command.h"
 
 int main(int argc, char** argv) {
   return moe::cli::RunProgram(argc, argv);

@@ -19,11 +19,11 @@
 
 #include "kernels/base/caught.h"
 #include "kernels/grouped_gemm/simd_targets.h"
+#include "moe/cli/base/command.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/settings.h"
-#include "moe/cli/commands.h"
 #include "moe/cli/manual/manual.h"
 
 namespace moe::cli {

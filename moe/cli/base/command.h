@@ -1,9 +1,11 @@
-// A command of the program.
+// The program `moe`, but for main(), and its commands.
 #ifndef MOE_MOE_CLI_BASE_COMMAND_H_
 #define MOE_MOE_CLI_BASE_COMMAND_H_
 
 #include <string>
 #include <vector>
+
+#include <absl/types/span.h>
 
 #include "comm/bootstrap.h"
 #include "moe/cli/base/exit_code.h"
@@ -73,6 +75,19 @@ CommandHelp DoctorHelp();
 CommandHelp ReportHelp();
 CommandHelp CkptHelp();
 CommandHelp CompletionHelp();
+
+struct Command {
+  const char* name;
+  const char* summary;
+  ExitCode (*run)(const Invocation&);
+  CommandHelp (*help)();
+};
+
+// In the order of `moe --help`.
+absl::Span<const Command> Commands();
+
+// What main does; returns its exit code.
+int RunProgram(int argc, char** argv);
 
 }  // namespace moe::cli
 

@@ -34,7 +34,7 @@ Exit codes: 0 ok, 2 usage, 4 a write failed.
 struct Shell {
   const char* name;
   const char* help;
-  std::string (*script)(absl::Span<const Command>);
+  std::string (*script)();
 };
 
 constexpr Shell kShells[] = {{"bash", "from version 4", BashCompletion},
@@ -61,7 +61,7 @@ absl::Status Run(const Invocation& invocation) {
   if (settings.on("help")) return Print(HelpText(CompletionHelp()));
   std::vector<std::string> names;
   for (const Shell& shell : kShells) {
-    if (wanted == shell.name) return Print(shell.script(Commands()));
+    if (wanted == shell.name) return Print(shell.script());
     names.emplace_back(shell.name);
   }
   const std::string expected = absl::StrCat("expected moe completion ", absl::StrJoin(names, "|"));

@@ -6,9 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <absl/types/span.h>
-
-#include "moe/cli/commands.h"
+#include "moe/cli/base/command.h"
 
 namespace moe::cli {
 
@@ -28,9 +26,9 @@ std::string ShortHelp(const Setting& setting);
 // What `moe` itself takes in the place of a command, beside Commands().
 std::vector<Operands::Word> OtherFirstWords();
 
-std::string BashCompletion(absl::Span<const Command> commands);
-std::string ZshCompletion(absl::Span<const Command> commands);
-std::string FishCompletion(absl::Span<const Command> commands);
+std::string BashCompletion();
+std::string ZshCompletion();
+std::string FishCompletion();
 
 }  // namespace moe::cli
 

@@ -89,9 +89,9 @@ std::string Quoted(const std::vector<std::string>& words) {
   return ShellQuote(absl::StrJoin(words, " "));
 }
 
-std::string Flags(absl::Span<const Command> commands) {
+std::string Flags() {
   std::string text = "\n_moe_flags() { # COMMAND\n  case $1 in\n";
-  for (const Command& command : commands) {
+  for (const Command& command : Commands()) {
     std::vector<std::string> flags;
     for (const Setting& setting : command.help().settings) {
       for (const std::string& flag : Spellings(setting)) flags.push_back(flag);
@@ -111,9 +111,9 @@ std::string Value(const Setting& setting) {
   return text;
 }
 
-std::string Values(absl::Span<const Command> commands) {
+std::string Values() {
   std::string text = "\n_moe_value() { # COMMAND FLAG\n  case \"$1 $2\" in\n";
-  for (const Command& command : commands) {
+  for (const Command& command : Commands()) {
     for (const Setting& setting : command.help().settings) {
       if (setting.kind == Kind::kSwitch) continue;
       std::vector<std::string> patterns;
@@ -126,13 +126,13 @@ std::string Values(absl::Span<const Command> commands) {
   return text + "  esac\n}\n";
 }
 
-std::string OperandCases(absl::Span<const Command> commands) {
+std::string OperandCases() {
   std::string text = "\n_moe_operand() { # COMMAND, how many stand before\n  case \"$1 $2\" in\n";
   const auto first = [&](absl::string_view command, const std::vector<std::string>& words) {
     absl::StrAppend(&text, "    '", command, " 0') words=", Quoted(words), " ;;\n");
   };
   std::vector<std::string> names;
-  for (const Command& command : commands) {
+  for (const Command& command : Commands()) {
     names.emplace_back(command.name);
     const Operands operands = command.help().operands;
     std::vector<std::string> words;
@@ -146,12 +146,12 @@ std::string OperandCases(absl::Span<const Command> commands) {
 
 }  // namespace
 
-std::string BashCompletion(absl::Span<const Command> commands) {
+std::string BashCompletion() {
   std::vector<std::string> first;
-  for (const Command& command : commands) first.emplace_back(command.name);
+  for (const Command& command : Commands()) first.emplace_back(command.name);
   for (const Operands::Word& word : OtherFirstWords()) first.push_back(word.name);
-  return absl::StrCat(kHead, "\n_moe_commands=", Quoted(first), "\n", Flags(commands),
-                      Values(commands), OperandCases(commands), kTail);
+  return absl::StrCat(kHead, "\n_moe_commands=", Quoted(first), "\n", Flags(), Values(),
+                      OperandCases(), kTail);
 }
 
 }  // namespace moe::cli

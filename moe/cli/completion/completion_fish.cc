@@ -64,17 +64,17 @@ std::string FlagLine(const Command& command, const Setting& setting) {
 
 }  // namespace
 
-std::string FishCompletion(absl::Span<const Command> commands) {
+std::string FishCompletion() {
   std::string text = kHead;
   const auto word = [&](absl::string_view condition, const Operands::Word& offered) {
     text += Line(condition, absl::StrCat("-a ", Quoted(offered.name)), offered.help);
   };
-  for (const Command& command : commands) {
+  for (const Command& command : Commands()) {
     word("__moe_no_command", {command.name, command.summary});
     word("__moe_operand help", {command.name, command.summary});
   }
   for (const Operands::Word& other : OtherFirstWords()) word("__moe_no_command", other);
-  for (const Command& command : commands) {
+  for (const Command& command : Commands()) {
     const CommandHelp help = command.help();
     text += "\n";
     const std::string here = absl::StrCat("__moe_operand ", command.name);

@@ -92,20 +92,20 @@ _moe() {
 
 }  // namespace
 
-std::string ZshCompletion(absl::Span<const Command> commands) {
+std::string ZshCompletion() {
   std::vector<Operands::Word> names;
-  for (const Command& command : commands) names.push_back({command.name, command.summary});
+  for (const Command& command : Commands()) names.push_back({command.name, command.summary});
   std::vector<Operands::Word> first = names;
   for (const Operands::Word& word : OtherFirstWords()) first.push_back(word);
   std::string text = absl::StrCat(kHead, Described("_moe_commands", "command", first),
                                   Described("_moe_operands_help", "command", names));
-  for (const Command& command : commands) {
+  for (const Command& command : Commands()) {
     const Operands operands = command.help().operands;
     if (operands.words.empty()) continue;
     text += Described(OperandsOf(command), operands.heading, operands.words);
   }
   text += kFunction;
-  for (const Command& command : commands) text += Case(command);
+  for (const Command& command : Commands()) text += Case(command);
   return absl::StrCat(text, "  help)\n    _arguments '1:command:_moe_operands_help'\n    ;;\n",
                       "  esac\n}\n", kTail);
 }

@@ -10,6 +10,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
 #include <absl/strings/str_split.h>
+#include <absl/strings/string_view.h>
 #include <absl/strings/strip.h>
 
 namespace moe::cli {
@@ -45,9 +46,9 @@ std::string ManualEscaped(absl::string_view text) {
   return out;
 }
 
-std::string ManualTitle(absl::string_view page, absl::string_view version) {
-  return absl::StrCat(".TH ", ManualEscaped(absl::AsciiStrToUpper(page)), " 1 \"\" \"moe ", version,
-                      "\" \"Commands of moe\"\n.nh\n.ad l\n");
+std::string ManualTitle(absl::string_view page) {
+  return absl::StrCat(".TH ", ManualEscaped(absl::AsciiStrToUpper(page)), " 1 \"\" \"moe ",
+                      MOE_VERSION, "\" \"Commands of moe\"\n.nh\n.ad l\n");
 }
 
 std::string ManualSection(absl::string_view heading) {
@@ -197,10 +198,10 @@ std::string PageOf(const Command& command) {
   return absl::StrCat("moe-", command.name);
 }
 
-std::string SeeAlso(absl::Span<const Command> commands, const Command* self) {
+std::string SeeAlso(const Command* self) {
   std::vector<std::string> pages;
   if (self != nullptr) pages.emplace_back(".BR moe (1)");
-  for (const Command& command : commands) {
+  for (const Command& command : Commands()) {
     if (self != nullptr && absl::string_view(self->name) == command.name) continue;
     pages.push_back(absl::StrCat(".BR ", ManualEscaped(PageOf(command)), " (1)"));
   }
@@ -244,35 +245,34 @@ not find each other, 10 this build or machine has no such backend.
 
 }  // namespace
 
-std::string ProgramManual(absl::Span<const Command> commands, absl::string_view version) {
+std::string ProgramManual() {
   const Page page(
       {.head = absl::StrCat(kProgramHead, kProgramExamples), .settings = {}, .tail = kProgramTail});
   std::string list = ManualSection("COMMANDS");
-  for (const Command& command : commands) {
+  for (const Command& command : Commands()) {
     list += ManualEntry(absl::StrCat("\\fB", ManualEscaped(PageOf(command)), "\\fR(1)"),
                         command.summary);
   }
   return absl::StrCat(
-      ManualTitle("moe", version),
+      ManualTitle("moe"),
       Name("moe", "mixture-of-experts layers whose experts are spread over ranks"),
       page.Section(Place::kSynopsis, "SYNOPSIS"), page.Section(Place::kDescription, "DESCRIPTION"),
       list, page.Section(Place::kExitStatus, "EXIT STATUS"),
       page.Section(Place::kEnvironment, "ENVIRONMENT"), page.Section(Place::kFiles, "FILES"),
-      page.Section(Place::kExamples, "EXAMPLES"), SeeAlso(commands, nullptr));
+      page.Section(Place::kExamples, "EXAMPLES"), SeeAlso(nullptr));
 }
 
-std::string CommandManual(const Command& command, absl::Span<const Command> commands,
-                          absl::string_view version) {
+std::string CommandManual(const Command& command) {
   const CommandHelp help = command.help();
   const Page page(help);
   const std::string name = PageOf(command);
   return absl::StrCat(
-      ManualTitle(name, version), Name(name, command.summary),
+      ManualTitle(name), Name(name, command.summary),
       page.Section(Place::kSynopsis, "SYNOPSIS"), page.Section(Place::kDescription, "DESCRIPTION"),
       OperandSection(help.operands), Options(help.settings), page.Section(Place::kNotes, "NOTES"),
       page.Section(Place::kExitStatus, "EXIT STATUS"),
       page.Section(Place::kEnvironment, "ENVIRONMENT"), page.Section(Place::kFiles, "FILES"),
-      page.Section(Place::kExamples, "EXAMPLES"), SeeAlso(commands, &command));
+      page.Section(Place::kExamples, "EXAMPLES"), SeeAlso(&command));
 }
 
 }  // namespace moe::cli

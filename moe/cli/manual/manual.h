@@ -4,10 +4,7 @@
 
 #include <string>
 
-#include <absl/strings/string_view.h>
-#include <absl/types/span.h>
-
-#include "moe/cli/commands.h"
+#include "moe/cli/base/command.h"
 
 namespace moe::cli {
 
@@ -20,11 +17,10 @@ inline constexpr char kProgramExamples[] =
 )";
 
 // moe.1: commands, exit codes, environment, files; source of a page in man's macros.
-std::string ProgramManual(absl::Span<const Command> commands, absl::string_view version);
+std::string ProgramManual();
 
-// moe-NAME.1, one of `commands`.
-std::string CommandManual(const Command& command, absl::Span<const Command> commands,
-                          absl::string_view version);
+// moe-NAME.1, one of Commands().
+std::string CommandManual(const Command& command);
 
 }  // namespace moe::cli
 

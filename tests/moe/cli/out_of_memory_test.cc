@@ -32,7 +32,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "moe/cli/commands.h"
+#include "moe/cli/base/command.h"
 #include "tests/counting_new.h"
 
 namespace {
