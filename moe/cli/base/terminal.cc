@@ -24,6 +24,10 @@ bool HasColor(std::FILE* out) {
          (kind == nullptr || std::string(kind) != "dumb");
 }
 
+std::string Colored(absl::string_view text, Color color) {
+  return absl::StrCat("\033[", static_cast<int>(color), "m", text, "\033[0m");
+}
+
 }  // namespace
 
 void SetColor(absl::string_view when) {
@@ -31,8 +35,7 @@ void SetColor(absl::string_view when) {
 }
 
 std::string Painted(absl::string_view text, Color color, std::FILE* out) {
-  if (!HasColor(out)) return std::string(text);
-  return absl::StrCat("\033[", static_cast<int>(color), "m", text, "\033[0m");
+  return HasColor(out) ? Colored(text, color) : std::string(text);
 }
 
 Terminal StderrTerminal() {
@@ -46,6 +49,22 @@ Terminal StderrTerminal() {
   }
   terminal.color = HasColor(stderr);
   return terminal;
+}
+
+void StatusLine::Show(const std::string& text) {
+  const std::string shown = terminal_.color ? Colored(text, Color::kCyan) : text;
+  is_open_ = terminal_.present;
+  if (is_open_) {
+    Say(out_, "\r{}\033[K", shown);
+  } else {
+    Say(out_, "{}\n", shown);
+  }
+  std::fflush(out_);
+}
+
+void StatusLine::End() {
+  if (is_open_) std::fputs("\n", out_);
+  is_open_ = false;
 }
 
 std::string WithCommas(int64_t value) {

@@ -36,6 +36,26 @@ void Say(std::FILE* out, fmt::format_string<Args...> format, Args&&... args) {
   std::fputs(fmt::format(format, std::forward<Args>(args)...).c_str(), out);
 }
 
+// The line that says how far a command is: refreshed in place on a terminal, else one of its own for
+// each text. Not thread-safe.
+class StatusLine {
+ public:
+  StatusLine(const Terminal& terminal, std::FILE* out) : terminal_(terminal), out_(out) {}
+  ~StatusLine() { End(); }
+  StatusLine(const StatusLine&) = delete;
+  StatusLine& operator=(const StatusLine&) = delete;
+
+  void Show(const std::string& text);
+  // Ends a refreshed line, so that other output starts on a line of its own.
+  void End();
+  const Terminal& terminal() const { return terminal_; }
+
+ private:
+  const Terminal terminal_;
+  std::FILE* const out_;
+  bool is_open_ = false;
+};
+
 // "1,234,567".
 std::string WithCommas(int64_t value);
 // "1 rank", "1,234 ranks", "2 micro-batches".

@@ -146,19 +146,9 @@ void SweepProgress::Show(const std::string& suffix) {
     eta = seconds_ / static_cast<double>(finished_) *
           static_cast<double>(std::max<int64_t>(1, options_.to_run - finished_));
   }
-  const std::string line =
-      ProgressText(number_, options_.points, label_ + suffix, eta,
-                   terminal_.present ? terminal_.columns - 1 : std::string::npos);
-  if (!terminal_.present) {
-    Say(out_, "{}{}{}\n", terminal_.color ? "\033[36m" : "", line,
-        terminal_.color ? "\033[0m" : "");
-    std::fflush(out_);
-    return;
-  }
-  Say(out_, "\r{}{}{}\033[K", terminal_.color ? "\033[36m" : "", line,
-      terminal_.color ? "\033[0m" : "");
-  std::fflush(out_);
-  line_is_open_ = true;
+  const Terminal& terminal = line_.terminal();
+  line_.Show(ProgressText(number_, options_.points, label_ + suffix, eta,
+                          terminal.present ? terminal.columns - 1 : std::string::npos));
 }
 
 void SweepProgress::Start(int64_t number, const std::string& label) {
@@ -168,7 +158,7 @@ void SweepProgress::Start(int64_t number, const std::string& label) {
 }
 
 void SweepProgress::Step(int64_t done, int64_t total) {
-  if (!options_.quiet && terminal_.present) Show(fmt::format(" step {}/{}", done, total));
+  if (!options_.quiet && line_.terminal().present) Show(fmt::format(" step {}/{}", done, total));
 }
 
 void SweepProgress::Finish(double seconds) {
@@ -178,16 +168,10 @@ void SweepProgress::Finish(double seconds) {
 
 void SweepProgress::Error(int64_t number, const std::string& label, const std::string& error) {
   if (options_.quiet) return;
-  End();
+  line_.End();
   Say(out_, "[{:>{}}/{}] {} error: {}\n", number, std::to_string(options_.points).size(),
       options_.points, label, Shown(error, 400));
   std::fflush(out_);
-}
-
-void SweepProgress::End() {
-  if (!line_is_open_) return;
-  std::fputs("\n", out_);
-  line_is_open_ = false;
 }
 
 InterruptWatch::InterruptWatch(std::function<void()> say) : say_(std::move(say)) {

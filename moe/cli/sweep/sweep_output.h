@@ -64,10 +64,7 @@ class SweepProgress {
     bool quiet = false;
   };
   SweepProgress(const Options& options, const Terminal& terminal, std::FILE* out)
-      : options_(options), terminal_(terminal), out_(out) {}
-  ~SweepProgress() { End(); }
-  SweepProgress(const SweepProgress&) = delete;
-  SweepProgress& operator=(const SweepProgress&) = delete;
+      : options_(options), line_(terminal, out), out_(out) {}
 
   // Point `number`, from 1, starts.
   void Start(int64_t number, const std::string& label);
@@ -77,19 +74,17 @@ class SweepProgress {
   void Finish(double seconds);
   // Why a point, started or not, has no figures.
   void Error(int64_t number, const std::string& label, const std::string& error);
-  // Ends the refreshed line, so that other output starts on a line of its own.
-  void End();
+  void End() { line_.End(); }
 
  private:
   void Show(const std::string& suffix);
 
   const Options options_;
-  const Terminal terminal_;
+  StatusLine line_;
   std::FILE* const out_;
   int64_t number_ = 0, finished_ = 0;
   std::string label_;
   double seconds_ = 0;  // of the points that have ended
-  bool line_is_open_ = false;
 };
 
 // While it lives, SIGINT and SIGTERM call `say` on another thread and then end the process as they

@@ -15,6 +15,13 @@ double Percent(double part, double whole) {
   return whole > 0 ? 100 * part / whole : 0;
 }
 
+// "[########--------------]" for done / total.
+std::string BarText(double done, double total, size_t width) {
+  const double share = total > 0 ? std::clamp(done / total, 0.0, 1.0) : 0;
+  const auto full = static_cast<size_t>(share * static_cast<double>(width));
+  return "[" + std::string(full, '#') + std::string(width - full, '-') + "]";
+}
+
 }  // namespace
 
 std::string ProgressText(const lm::StepMetrics& m, int64_t steps, double eta_seconds,
@@ -52,12 +59,6 @@ std::string ProgressText(const lm::StepMetrics& m, int64_t steps, double eta_sec
   return text;
 }
 
-std::string BarText(double done, double total, size_t width) {
-  const double share = total > 0 ? std::clamp(done / total, 0.0, 1.0) : 0;
-  const auto full = static_cast<size_t>(share * static_cast<double>(width));
-  return "[" + std::string(full, '#') + std::string(width - full, '-') + "]";
-}
-
 void Progress::Show(const lm::StepMetrics& metrics) {
   seconds_ += metrics.step_seconds;
   if (options_.quiet) return;
@@ -65,34 +66,24 @@ void Progress::Show(const lm::StepMetrics& metrics) {
                      static_cast<double>(options_.steps - metrics.step);
   const bool due = metrics.step == 1 || metrics.step == options_.steps ||
                    metrics.step % options_.log_interval == 0;
-  const char* const paint = terminal_.color ? "\033[36m" : "";
-  const char* const plain = terminal_.color ? "\033[0m" : "";
-  if (terminal_.present) {
+  if (const Terminal& terminal = line_.terminal(); terminal.present) {
     std::string line;
-    if (terminal_.columns >= 80) {
+    if (terminal.columns >= 80) {
       line =
           BarText(static_cast<double>(metrics.step), static_cast<double>(options_.steps), 12) + " ";
     }
-    const size_t room = terminal_.columns - 1 - line.size();  // a column is left free
-    line += ProgressText(metrics, options_.steps, eta, room);
-    Say(out_, "\r{}{}{}\033[K", paint, line, plain);
-    line_is_open_ = true;
+    const size_t room = terminal.columns - 1 - line.size();  // a column is left free
+    line_.Show(line + ProgressText(metrics, options_.steps, eta, room));
   } else if (due) {
-    Say(out_, "{}{}{}\n", paint, ProgressText(metrics, options_.steps, eta), plain);
+    line_.Show(ProgressText(metrics, options_.steps, eta));
   }
   if (metrics.has_validation) {
-    End();
+    line_.End();
     Say(out_, "step {:>5}/{} | held-out loss {:.4f} nats, {:.4f} bits per {}\n", metrics.step,
         options_.steps, metrics.validation_loss, metrics.validation_loss / std::numbers::ln2,
         options_.unit);
+    std::fflush(out_);
   }
-  std::fflush(out_);
-}
-
-void Progress::End() {
-  if (!line_is_open_) return;
-  std::fputs("\n", out_);
-  line_is_open_ = false;
 }
 
 }  // namespace moe::cli

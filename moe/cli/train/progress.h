@@ -18,9 +18,6 @@ namespace moe::cli {
 std::string ProgressText(const lm::StepMetrics& metrics, int64_t steps, double eta_seconds,
                          size_t columns = std::string::npos);
 
-// "[########--------------]" for done / total.
-std::string BarText(double done, double total, size_t width);
-
 struct ProgressOptions {
   int64_t steps = 0;
   int64_t log_interval = 1;
@@ -33,21 +30,16 @@ struct ProgressOptions {
 class Progress {
  public:
   Progress(const ProgressOptions& options, const Terminal& terminal, std::FILE* out)
-      : options_(options), terminal_(terminal), out_(out) {}
-  ~Progress() { End(); }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
+      : options_(options), line_(terminal, out), out_(out) {}
 
   void Show(const lm::StepMetrics& metrics);
-  // Ends the refreshed line, so that other output starts on a line of its own.
-  void End();
+  void End() { line_.End(); }
 
  private:
   const ProgressOptions options_;
-  const Terminal terminal_;
+  StatusLine line_;
   std::FILE* const out_;
   double seconds_ = 0;  // of all steps so far
-  bool line_is_open_ = false;
 };
 
 }  // namespace moe::cli
