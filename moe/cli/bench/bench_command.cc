@@ -99,7 +99,7 @@ absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
   bench::MeasureOptions measure = call_.options.measure;
   measure.trace = trace->recorder();
   if (measure.trace != nullptr) measure.trace->AddLane("collective", stream.get());
-  MOE_ASSIGN_OR_RETURN(const auto facts, bench::FindWorldFacts(LinkedMpi(), world));
+  MOE_ASSIGN_OR_RETURN(const auto facts, bench::FindWorldFacts(world));
   const std::string head = nccl() ? bench::NcclHead() : pairs() ? "" : bench::BenchHead();
   if (first) MOE_RETURN_IF_ERROR(output.Begin(About(facts) + head));
   for (const int64_t size : options_.sizes) {

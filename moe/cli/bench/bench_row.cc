@@ -129,6 +129,18 @@ std::string WrongText(const BenchRow& row) {
   return absl::StrFormat("%6g", static_cast<double>(row.wrong));
 }
 
+// nccl-tests' name of a type: "float", "bfloat16".
+const char* NcclTypeName(DType type) {
+  constexpr std::pair<DType, const char*> kNames[] = {
+      {DType::kFloat32, "float"}, {DType::kFloat64, "double"}, {DType::kBFloat16, "bfloat16"},
+      {DType::kFloat16, "half"},  {DType::kInt32, "int32"},    {DType::kInt64, "int64"},
+      {DType::kUInt8, "uint8"}};
+  for (const auto& [known, name] : kNames) {
+    if (known == type) return name;
+  }
+  return "?";
+}
+
 // Columns 1 to 5 of both tables.
 std::string What(const BenchRow& row) {
   return absl::StrFormat("%12d  %12d  %8s  %6s  %6d", row.size_bytes, row.count,
@@ -157,17 +169,6 @@ std::string HalfHead(const char* time, const char* algbw, const char* busbw, con
 }
 
 }  // namespace
-
-const char* NcclTypeName(DType type) {
-  constexpr std::pair<DType, const char*> kNames[] = {
-      {DType::kFloat32, "float"}, {DType::kFloat64, "double"}, {DType::kBFloat16, "bfloat16"},
-      {DType::kFloat16, "half"},  {DType::kInt32, "int32"},    {DType::kInt64, "int64"},
-      {DType::kUInt8, "uint8"}};
-  for (const auto& [known, name] : kNames) {
-    if (known == type) return name;
-  }
-  return "?";
-}
 
 std::string BenchHead() {
   return absl::StrCat(

@@ -3,7 +3,6 @@
 #define MOE_MOE_CLI_BENCH_BENCH_ROW_H_
 
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -61,16 +60,16 @@ struct BenchRow {
   int64_t wrong = -1;     // elements, over all ranks and checked calls; -1: not checked
   double imbalance_sent = 1, imbalance_received = 1;
   int busiest_sender = -1, busiest_receiver = -1;  // of the most bytes; -1: all the same
-  double wait_pct = std::numeric_limits<double>::quiet_NaN();
+  double wait_pct = kNone;
   int slow_rank = -1;  // TimingSummary::slow_rank
   // Of one call, summed over ranks. -1: the backend's library decides.
   int64_t bytes_self = -1, bytes_same_host = -1, bytes_cross_host = -1;
   // size_bytes over the time of the memcpy that bounds a call: MeasureCollective has it.
-  double memcpy_gbytes_per_s = std::numeric_limits<double>::quiet_NaN();
+  double memcpy_gbytes_per_s = kNone;
   int source = -1, destination = -1;  // p2p
   bool in_place = false;
   // The call in nccl-tests' other form (Form::kOther): of --format nccl alone.
-  double other_time_us = std::numeric_limits<double>::quiet_NaN();
+  double other_time_us = kNone;
   int64_t other_wrong = -1;
 
   double algbw() const { return AlgorithmBandwidth(size_bytes, time_us); }
@@ -97,9 +96,6 @@ std::string BenchFoot(absl::Span<const BenchRow> rows);
 // nccl-tests' two lines of it alone. The average is over all halves that were measured, and not
 // over copies inside a rank (p2p) where there are others.
 std::string NcclFoot(absl::Span<const BenchRow> rows);
-
-// nccl-tests' name of a type: "float", "bfloat16".
-const char* NcclTypeName(DType type);
 
 struct HeatMap {
   int ranks = 0;

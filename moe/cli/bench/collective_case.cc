@@ -255,10 +255,10 @@ void CollectiveCase::Describe(int64_t calls, BenchRow& row) const {
   row.size_bytes = size_elements_ * width();
   row.count = count_;
   row.in_place = in_place();
-  row.imbalance_sent = SendImbalance(traffic_);
-  row.imbalance_received = ReceiveImbalance(traffic_);
-  row.busiest_sender = BusiestSender(traffic_);
-  row.busiest_receiver = BusiestReceiver(traffic_);
+  row.imbalance_sent = Imbalance(traffic_.SentByRank());
+  row.imbalance_received = Imbalance(traffic_.ReceivedByRank());
+  row.busiest_sender = Busiest(traffic_.SentByRank());
+  row.busiest_receiver = Busiest(traffic_.ReceivedByRank());
   Distances moved = DistancesOf(Moved(traffic_), node_size());
   if (const int64_t records = CallsOf(spec_.routing); records > 1) {
     Traffic of_all(comm_.size());
@@ -270,8 +270,8 @@ void CollectiveCase::Describe(int64_t calls, BenchRow& row) const {
       of_all.Add(traffic, replays);
       const double share = static_cast<double>(replays) / static_cast<double>(calls);
       largest += share * static_cast<double>(traffic.Largest());
-      sent += share * SendImbalance(traffic);
-      received += share * ReceiveImbalance(traffic);
+      sent += share * Imbalance(traffic.SentByRank());
+      received += share * Imbalance(traffic.ReceivedByRank());
       self += share * static_cast<double>(of_record.self);
       same_node += share * static_cast<double>(of_record.same_node);
       cross_node += share * static_cast<double>(of_record.cross_node);
@@ -280,8 +280,8 @@ void CollectiveCase::Describe(int64_t calls, BenchRow& row) const {
     row.size_bytes = row.count * width();
     row.imbalance_sent = sent;
     row.imbalance_received = received;
-    row.busiest_sender = BusiestSender(of_all);
-    row.busiest_receiver = BusiestReceiver(of_all);
+    row.busiest_sender = Busiest(of_all.SentByRank());
+    row.busiest_receiver = Busiest(of_all.ReceivedByRank());
     moved = {std::llround(self), std::llround(same_node), std::llround(cross_node)};
   }
   if (!traffic_known_) return;

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
 #include <numeric>
 #include <set>
 #include <utility>
 
 #include "comm/clock_offset.h"
+#include "comm/world_plan.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe::bench {
@@ -77,7 +77,7 @@ TimingSummary Summarise(absl::Span<const CallStamps> stamps, int ranks, ClocksSh
                     static_cast<double>(calls) * kMicroseconds;
   summary.samples_us = Describe(samples);
   summary.wait_pct = total > 0 ? 100 * static_cast<double>(waited) / static_cast<double>(total) : 0;
-  if (!shared) summary.wait_pct = std::numeric_limits<double>::quiet_NaN();
+  if (!shared) summary.wait_pct = kNone;
   return summary;
 }
 
@@ -135,6 +135,35 @@ absl::Status WarmUp(CollectiveCase& what, int calls) {
   return absl::OkStatus();
 }
 
+// The stamps of calls first .. first + n - 1 on every rank, [R][n]: TurnTo, Prepare, Barrier,
+// stamp, Call, stamp, check. The barrier keeps the check of one rank out of the time of another.
+// Collective; the same result on every rank.
+absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t first,
+                                                  int64_t calls, Check check, int64_t& wrong,
+                                                  Communicator& comm) {
+  static_assert(sizeof(CallStamps) == 2 * sizeof(int64_t));
+  std::vector<CallStamps> mine(calls);
+  for (CallStamps& call : mine) {
+    MOE_RETURN_IF_ERROR(timed.TurnTo(first++));
+    MOE_RETURN_IF_ERROR(timed.Prepare());
+    MOE_RETURN_IF_ERROR(comm.Barrier());
+    call.enter_ns = MonotonicNs();
+    MOE_RETURN_IF_ERROR(timed.Call());
+    call.leave_ns = MonotonicNs();
+    if (check == Check::kNo) continue;
+    MOE_ASSIGN_OR_RETURN(const int64_t wrong_here, timed.CountWrong());
+    wrong += wrong_here;
+  }
+  std::vector<CallStamps> all(static_cast<size_t>(calls) * comm.size());
+  const absl::Span<const int64_t> send(reinterpret_cast<const int64_t*>(mine.data()),
+                                       2 * mine.size());
+  const absl::Span<int64_t> received(reinterpret_cast<int64_t*>(all.data()), 2 * all.size());
+  const auto stream = MakeInlineStream();
+  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>(send, received, *stream));
+  MOE_RETURN_IF_ERROR(stream->Synchronize());
+  return all;
+}
+
 // Ranks that take part.
 std::vector<int> Members(const CaseSpec& spec, int ranks) {
   if (spec.op == Op::kPointToPoint && spec.source == spec.destination) return {spec.source};
@@ -186,41 +215,15 @@ absl::StatusOr<std::unique_ptr<Stream>> StreamOfCalls(Device device) {
   return MakeStream(device);
 }
 
-absl::StatusOr<WorldFacts> FindWorldFacts(absl::string_view mpi, Communicator& comm) {
+absl::StatusOr<WorldFacts> FindWorldFacts(Communicator& comm) {
   const auto stream = MakeInlineStream();
   MOE_ASSIGN_OR_RETURN(const auto all, HostsOf(HostId(), comm, *stream));
   WorldFacts facts;
   facts.hosts = static_cast<int>(std::set<uint64_t>(all.begin(), all.end()).size());
   facts.clocks = facts.hosts == 1 ? ClocksShared::kYes : ClocksShared::kNo;
-  facts.transport = std::string(comm.backend() == "mpi" ? mpi : comm.backend());
+  facts.transport = std::string(comm.backend() == "mpi" ? LinkedMpi() : comm.backend());
   if (comm.backend() == "local") facts.transport = "memory";
   return facts;
-}
-
-absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t first,
-                                                  int64_t calls, Check check, int64_t& wrong,
-                                                  Communicator& comm) {
-  static_assert(sizeof(CallStamps) == 2 * sizeof(int64_t));
-  std::vector<CallStamps> mine(calls);
-  for (CallStamps& call : mine) {
-    MOE_RETURN_IF_ERROR(timed.TurnTo(first++));
-    MOE_RETURN_IF_ERROR(timed.Prepare());
-    MOE_RETURN_IF_ERROR(comm.Barrier());
-    call.enter_ns = MonotonicNs();
-    MOE_RETURN_IF_ERROR(timed.Call());
-    call.leave_ns = MonotonicNs();
-    if (check == Check::kNo) continue;
-    MOE_ASSIGN_OR_RETURN(const int64_t wrong_here, timed.CountWrong());
-    wrong += wrong_here;
-  }
-  std::vector<CallStamps> all(static_cast<size_t>(calls) * comm.size());
-  const absl::Span<const int64_t> send(reinterpret_cast<const int64_t*>(mine.data()),
-                                       2 * mine.size());
-  const absl::Span<int64_t> received(reinterpret_cast<int64_t*>(all.data()), 2 * all.size());
-  const auto stream = MakeInlineStream();
-  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>(send, received, *stream));
-  MOE_RETURN_IF_ERROR(stream->Synchronize());
-  return all;
 }
 
 absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOptions& options,
@@ -280,18 +283,22 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
   return row;
 }
 
-absl::StatusOr<std::vector<BenchRow>> MeasurePairs(const CaseSpec& spec,
-                                                   const MeasureOptions& options,
-                                                   const WorldFacts& facts, Communicator& comm,
-                                                   Stream& stream) {
+absl::StatusOr<std::vector<BenchRow>> MeasureRows(const CaseSpec& spec,
+                                                  const MeasureOptions& options,
+                                                  const WorldFacts& facts, Communicator& comm,
+                                                  Stream& stream) {
+  std::vector<BenchRow> rows;
+  if (spec.op != Op::kPointToPoint) {
+    MOE_ASSIGN_OR_RETURN(rows.emplace_back(),
+                         MeasureCollective(spec, options, facts, comm, stream));
+    return rows;
+  }
   const int ranks = comm.size();
   MeasureOptions of_pair = options;
   of_pair.budget = options.budget / (int64_t{ranks} * ranks);
-  std::vector<BenchRow> rows;
   for (int source = 0; source < ranks; ++source) {
     for (int destination = 0; destination < ranks; ++destination) {
       CaseSpec pair = spec;
-      pair.op = Op::kPointToPoint;
       pair.source = source;
       pair.destination = destination;
       MOE_ASSIGN_OR_RETURN(BenchRow row, MeasureCollective(pair, of_pair, facts, comm, stream));
@@ -306,15 +313,6 @@ absl::StatusOr<std::vector<BenchRow>> MeasurePairs(const CaseSpec& spec,
     row.memcpy_gbytes_per_s = AlgorithmBandwidth(row.size_bytes, inside.samples_us.min);
   }
   return rows;
-}
-
-absl::StatusOr<std::vector<BenchRow>> MeasureRows(const CaseSpec& spec,
-                                                  const MeasureOptions& options,
-                                                  const WorldFacts& facts, Communicator& comm,
-                                                  Stream& stream) {
-  if (spec.op == Op::kPointToPoint) return MeasurePairs(spec, options, facts, comm, stream);
-  MOE_ASSIGN_OR_RETURN(BenchRow row, MeasureCollective(spec, options, facts, comm, stream));
-  return std::vector<BenchRow>{std::move(row)};
 }
 
 }  // namespace moe::bench

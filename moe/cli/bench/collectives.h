@@ -78,18 +78,10 @@ struct WorldFacts {
 };
 
 // Collective. Ranks are of one host when they read the same boot id, which also means one clock.
-//   mpi  name of the MPI that "mpi" communicators use
-absl::StatusOr<WorldFacts> FindWorldFacts(absl::string_view mpi, Communicator& comm);
+absl::StatusOr<WorldFacts> FindWorldFacts(Communicator& comm);
 
 // A stream for timed collectives: on the CPU the caller runs them. Errors as MakeStream.
 absl::StatusOr<std::unique_ptr<Stream>> StreamOfCalls(Device device);
-
-// The stamps of calls first .. first + n - 1 on every rank, [R][n]: TurnTo, Prepare, Barrier,
-// stamp, Call, stamp, check. The barrier keeps the check of one rank out of the time of another.
-// Collective; the same result on every rank.
-absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t first,
-                                                  int64_t calls, Check check, int64_t& wrong,
-                                                  Communicator& comm);
 
 // Measures until options say stop. After every batch, a batch of at most options.iterations memcpys
 // of CollectiveCase::CopiedBytes, checked as the calls are, has the same neighbours and leaves the
@@ -104,20 +96,15 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
                                            const WorldFacts& facts, Communicator& comm,
                                            Stream& stream);
 
-// The rows of one size: of p2p MeasurePairs', else MeasureCollective's one.
+// The rows of one size: MeasureCollective's one, but of p2p a row for every ordered pair,
+// [source][destination], of transfers of spec.size_bytes (its source and destination are not looked
+// at); the diagonal is a copy inside the rank. All other ranks wait in a barrier, the two ends alone
+// are in times and waits. options.budget is shared by the pairs. Collective; the same result on
+// every rank.
 absl::StatusOr<std::vector<BenchRow>> MeasureRows(const CaseSpec& spec,
                                                   const MeasureOptions& options,
                                                   const WorldFacts& facts, Communicator& comm,
                                                   Stream& stream);
-
-// A row for every ordered pair, [source][destination], of transfers of spec.size_bytes (its source
-// and destination are not looked at); the diagonal is a copy inside the rank. All other ranks wait
-// in a barrier, the two ends alone are in times and waits. options.budget is shared by the pairs.
-// Collective; the same result on every rank.
-absl::StatusOr<std::vector<BenchRow>> MeasurePairs(const CaseSpec& spec,
-                                                   const MeasureOptions& options,
-                                                   const WorldFacts& facts, Communicator& comm,
-                                                   Stream& stream);
 
 }  // namespace moe::bench
 

@@ -137,32 +137,18 @@ class FailIfParser {
     return absl::OkStatus();
   }
 
+  template <typename Relation>
+  static bool Holds(double a, double b) {
+    return Relation()(a, b);
+  }
+
   // nullptr: there is none.
   Compare TakeCompare() {
     // Longer ones first: "<=" begins with "<".
-    static constexpr std::pair<const char*, Compare> kTokens[] = {{"<=",
-                                                                   [](double a, double b) {
-                                                                     return a <= b;
-                                                                   }},
-                                                                  {">=",
-                                                                   [](double a, double b) {
-                                                                     return a >= b;
-                                                                   }},
-                                                                  {"==",
-                                                                   [](double a, double b) {
-                                                                     return a == b;
-                                                                   }},
-                                                                  {"!=",
-                                                                   [](double a, double b) {
-                                                                     return a != b;
-                                                                   }},
-                                                                  {"<",
-                                                                   [](double a, double b) {
-                                                                     return a < b;
-                                                                   }},
-                                                                  {">", [](double a, double b) {
-                                                                     return a > b;
-                                                                   }}};
+    static constexpr std::pair<const char*, Compare> kTokens[] = {
+        {"<=", Holds<std::less_equal<>>}, {">=", Holds<std::greater_equal<>>},
+        {"==", Holds<std::equal_to<>>},   {"!=", Holds<std::not_equal_to<>>},
+        {"<", Holds<std::less<>>},        {">", Holds<std::greater<>>}};
     for (const auto& [token, compare] : kTokens) {
       if (Take(token)) return compare;
     }

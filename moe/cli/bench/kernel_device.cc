@@ -1,7 +1,5 @@
 #include "moe/cli/bench/kernel_device.h"
 
-#include <limits>
-
 #include "kernels/base/trace.h"
 
 namespace moe::bench {
@@ -74,13 +72,11 @@ RowStretch CheckedRows(const KernelDevice& device, int64_t call, int64_t rows, i
 
 namespace {
 
-constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
-
 // Of the timed calls, in order.
 struct Samples {
   std::vector<double> time_us;
   std::vector<double> work;
-  double limit = kUnknown;  // the largest
+  double limit = kNone;  // the largest
 
   KernelTimes Summary(int64_t wrong) const {
     KernelTimes times{.iterations = static_cast<int64_t>(time_us.size()),

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -90,7 +89,7 @@ std::vector<LayerRow> Rows(const LayerSpec& spec, const LayerFigures& figures,
                    .phase = p < kLayerParts - 1 ? moe::NameOf(kLayerPhases[p]) : "all",
                    .time_us = Describe(Slowest(all, ranks, part)),
                    .share_pct = 100 * (Sum(all, part) / Sum(all, whole)),
-                   .gflops_per_s = std::numeric_limits<double>::quiet_NaN(),
+                   .gflops_per_s = kNone,
                    .wrong = wrong[pass]};
       if (expert) row.gflops_per_s = (pass + 1) * operations / row.time_us.p50 * 1e-3;
       rows.push_back(std::move(row));
@@ -236,8 +235,7 @@ Fields LayerFields(const LayerResult& result, const LayerRow& row) {
       {"ffn", s.layer.ffn_hidden_size},
       {"router", Cell::TextIf(!s.routing.has_value(), router.gate)},
       {"routing", Cell::TextIf(s.routing.has_value(), s.routing.value_or(RoutingSpec()).text)},
-      {"capacity_factor",
-       router.capacity_factor.value_or(std::numeric_limits<double>::quiet_NaN())},
+      {"capacity_factor", router.capacity_factor.value_or(kNone)},
       {"overlap_degree", int64_t{s.layer.overlap_degree}},
       {"seed", s.seed},
       {"dispatch", cli::NameOf(s.layer.dispatcher.algorithm, cli::kDispatches)},

@@ -11,7 +11,6 @@
 #include <absl/strings/str_split.h>
 
 #include "dispatch/placement.h"
-#include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe::bench {
@@ -161,18 +160,15 @@ absl::StatusOr<std::vector<double>> ParseTrafficMatrix(absl::string_view text, i
   return weights;
 }
 
-namespace {
-
-// What a random number is for; traffic.cc has its own.
-enum Draw : uint32_t { kPreference = 2, kRaggedTokens = 3 };
-
-RandomKey KeyOf(const SlotOptions& options, Draw draw, int64_t token) {
-  return {.seed = options.seed,
+RandomKey KeyOf(uint64_t seed, Draw draw, int rank, int64_t token) {
+  return {.seed = seed,
           .purpose = RandomPurpose::kData,
-          .layer = draw,
-          .step = static_cast<uint64_t>(options.rank),
+          .layer = static_cast<uint32_t>(draw),
+          .step = static_cast<uint64_t>(rank),
           .item = static_cast<uint64_t>(token)};
 }
+
+namespace {
 
 // `hot` experts share P, the others the rest.
 std::vector<double> HotShares(int hot, int experts, double hot_share) {
@@ -221,7 +217,7 @@ std::vector<float> DrawPreferences(const RoutingSpec& routing, const SlotOptions
   std::vector<float> preference;
   preference.reserve(tokens * options.num_experts);
   for (int64_t t = 0; t < tokens; ++t) {
-    const RandomKey key = KeyOf(options, kPreference, t);
+    const RandomKey key = KeyOf(options.seed, Draw::kPreference, options.rank, t);
     for (int e = 0; e < options.num_experts; ++e) {
       const double noise = -std::log(-std::log(Uniform(key, static_cast<uint32_t>(e))));
       preference.push_back(static_cast<float>(log_share[e] + noise));
@@ -230,11 +226,11 @@ std::vector<float> DrawPreferences(const RoutingSpec& routing, const SlotOptions
   return preference;
 }
 
-int64_t TokensOfRank(const RoutingSpec& routing, const SlotOptions& options) {
+int64_t TokensOfRank(const RoutingSpec& routing, const SlotOptions& options, Draw draw) {
   MOE_CHECK(routing.kind != RoutingSpec::kMatrix && routing.kind != RoutingSpec::kTrace);
   if (routing.kind == RoutingSpec::kZeroRank && options.rank == options.ranks - 1) return 0;
   if (routing.kind != RoutingSpec::kRagged) return options.tokens;
-  const double u = Uniform(KeyOf(options, kRaggedTokens, 0));
+  const double u = Uniform(KeyOf(options.seed, draw, options.rank, 0));
   return static_cast<int64_t>(u * static_cast<double>(options.tokens + 1));
 }
 

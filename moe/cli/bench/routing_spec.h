@@ -11,6 +11,7 @@
 #include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
+#include "kernels/base/rng.h"
 #include "moe/io/routing_trace.h"
 
 namespace moe::bench {
@@ -89,6 +90,10 @@ int64_t CallsOf(const RoutingSpec& routing);
 // are separated by blanks or commas; '#' starts a comment. kInvalidArgument with line and reason.
 absl::StatusOr<std::vector<double>> ParseTrafficMatrix(absl::string_view text, int ranks);
 
+// What a random number of a routing is for: of traffic, or of slots.
+enum class Draw : uint32_t { kDestination, kTrafficTokens, kPreference, kSlotTokens };
+RandomKey KeyOf(uint64_t seed, Draw draw, int rank, int64_t token);
+
 // Which experts the tokens of a rank are sent to, as --routing says.
 
 // Slots of T tokens: token t has slots [slot_offset[t], slot_offset[t + 1]), whose experts differ.
@@ -124,7 +129,8 @@ std::vector<float> DrawPreferences(const RoutingSpec& routing, const SlotOptions
 
 // Tokens that the rank has: all, ragged: floor(u * (T + 1)) of them, u uniform; zero_rank: none on
 // the last rank. Not for matrix and trace.
-int64_t TokensOfRank(const RoutingSpec& routing, const SlotOptions& options);
+int64_t TokensOfRank(const RoutingSpec& routing, const SlotOptions& options,
+                     Draw draw = Draw::kSlotTokens);
 
 // K slots for each of TokensOfRank tokens. uniform, ragged, zero_rank: nothing is drawn; slot j of
 // global token t is expert (t + j * floor(E / K)) mod E, so that loads are even. Others:

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <limits>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
@@ -65,7 +64,7 @@ double Cell::number() const {
   if (const auto* i = std::get_if<int64_t>(&value_)) return static_cast<double>(*i);
   if (const auto* u = std::get_if<uint64_t>(&value_)) return static_cast<double>(*u);
   if (const auto* d = std::get_if<double>(&value_)) return *d;
-  return std::numeric_limits<double>::quiet_NaN();
+  return kNone;
 }
 
 std::string Cell::text() const {

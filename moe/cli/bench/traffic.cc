@@ -11,17 +11,6 @@
 namespace moe::bench {
 namespace {
 
-// What a random number of MakeTraffic is for.
-enum TrafficDraw : uint32_t { kDestination = 0, kTokens = 1 };
-
-RandomKey KeyOf(uint64_t seed, TrafficDraw draw, int rank, int64_t token) {
-  return {.seed = seed,
-          .purpose = RandomPurpose::kData,
-          .layer = draw,
-          .step = static_cast<uint64_t>(rank),
-          .item = static_cast<uint64_t>(token)};
-}
-
 // [R], sums to 1: the same for every source.
 std::vector<double> RankShares(const RoutingSpec& routing, int ranks, int num_experts) {
   std::vector<double> shares(ranks, 1.0 / ranks);
@@ -86,26 +75,6 @@ Traffic ReplayTraffic(const Replay& replay, int64_t count, int64_t call) {
   return traffic;
 }
 
-int64_t TokensOf(const RoutingSpec& routing, const TrafficOptions& options, int rank,
-                 int64_t tokens) {
-  if (routing.kind == RoutingSpec::kZeroRank && rank == options.ranks - 1) return 0;
-  if (routing.kind != RoutingSpec::kRagged) return tokens;
-  const double u = Uniform(KeyOf(options.seed, kTokens, rank, 0));
-  return static_cast<int64_t>(u * static_cast<double>(tokens + 1));
-}
-
-std::vector<int64_t> PerRank(const Traffic& traffic, int64_t (Traffic::*elements)(int) const) {
-  std::vector<int64_t> of_rank;
-  for (int r = 0; r < traffic.ranks(); ++r) of_rank.push_back((traffic.*elements)(r));
-  return of_rank;
-}
-
-int Busiest(const std::vector<int64_t>& of_rank) {
-  const auto [least, most] = std::minmax_element(of_rank.begin(), of_rank.end());
-  if (least == of_rank.end() || *least == *most) return -1;
-  return static_cast<int>(std::find(of_rank.begin(), of_rank.end(), *most) - of_rank.begin());
-}
-
 }  // namespace
 
 std::vector<int64_t> Traffic::to(int destination) const {
@@ -122,6 +91,18 @@ int64_t Traffic::Sent(int rank) const {
 int64_t Traffic::Received(int rank) const {
   const auto column = to(rank);
   return std::accumulate(column.begin(), column.end(), int64_t{0});
+}
+
+std::vector<int64_t> Traffic::SentByRank() const {
+  std::vector<int64_t> sent;
+  for (int r = 0; r < ranks_; ++r) sent.push_back(Sent(r));
+  return sent;
+}
+
+std::vector<int64_t> Traffic::ReceivedByRank() const {
+  std::vector<int64_t> received;
+  for (int r = 0; r < ranks_; ++r) received.push_back(Received(r));
+  return received;
 }
 
 int64_t Traffic::Largest() const {
@@ -152,9 +133,11 @@ Traffic MakeTraffic(const RoutingSpec& routing, const TrafficOptions& options) {
   const int64_t tokens = std::min(count, kTokensPerRank);
   Traffic traffic(ranks);
   for (int s = 0; s < ranks; ++s) {
-    const int64_t mine = TokensOf(routing, options, s, tokens);
+    const int64_t mine =
+        TokensOfRank(routing, {.rank = s, .ranks = ranks, .tokens = tokens, .seed = options.seed},
+                     Draw::kTrafficTokens);
     for (int64_t t = 0; t < mine; ++t) {
-      const double u = Uniform(KeyOf(options.seed, kDestination, s, t));
+      const double u = Uniform(KeyOf(options.seed, Draw::kDestination, s, t));
       const auto d = std::upper_bound(up_to.begin(), up_to.end() - 1, u) - up_to.begin();
       traffic.at(s, static_cast<int>(d)) += count / tokens + (t < count % tokens ? 1 : 0);
     }
@@ -177,20 +160,10 @@ double Imbalance(absl::Span<const int64_t> per_rank) {
          static_cast<double>(per_rank.size()) / static_cast<double>(sum);
 }
 
-double SendImbalance(const Traffic& traffic) {
-  return Imbalance(PerRank(traffic, &Traffic::Sent));
-}
-
-double ReceiveImbalance(const Traffic& traffic) {
-  return Imbalance(PerRank(traffic, &Traffic::Received));
-}
-
-int BusiestSender(const Traffic& traffic) {
-  return Busiest(PerRank(traffic, &Traffic::Sent));
-}
-
-int BusiestReceiver(const Traffic& traffic) {
-  return Busiest(PerRank(traffic, &Traffic::Received));
+int Busiest(absl::Span<const int64_t> per_rank) {
+  const auto [least, most] = std::minmax_element(per_rank.begin(), per_rank.end());
+  if (least == per_rank.end() || *least == *most) return -1;
+  return static_cast<int>(std::find(per_rank.begin(), per_rank.end(), *most) - per_rank.begin());
 }
 
 Distances DistancesOf(const Traffic& traffic, int node_size) {

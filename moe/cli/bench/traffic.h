@@ -32,6 +32,8 @@ class Traffic {
 
   int64_t Sent(int rank) const;
   int64_t Received(int rank) const;
+  std::vector<int64_t> SentByRank() const;
+  std::vector<int64_t> ReceivedByRank() const;
   // max over ranks of max(sent, received).
   int64_t Largest() const;
 
@@ -70,11 +72,8 @@ Traffic EvenTraffic(int ranks, int64_t each);
 
 // max / mean; 1 when nothing moves.
 double Imbalance(absl::Span<const int64_t> per_rank);
-double SendImbalance(const Traffic& traffic);
-double ReceiveImbalance(const Traffic& traffic);
-// The lowest rank that sends, receives, the most; -1 when all send, receive, the same.
-int BusiestSender(const Traffic& traffic);
-int BusiestReceiver(const Traffic& traffic);
+// The lowest rank that has the most; -1 when all have the same.
+int Busiest(absl::Span<const int64_t> per_rank);
 
 // Elements by how far they travel, summed over ranks; ranks r and s are of one group when
 // r / node_size == s / node_size.

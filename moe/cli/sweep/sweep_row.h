@@ -3,7 +3,6 @@
 #define MOE_MOE_CLI_SWEEP_SWEEP_ROW_H_
 
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,31 +18,30 @@
 
 namespace moe::sweep {
 
+using bench::kNone;
 using bench::MeanSd;
 using bench::MeanSdOf;
 
-inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
-
-// Of one repetition. kUnknown: the mode has no such figure.
+// Of one repetition. kNone: the mode has no such figure.
 struct Figures {
-  double params_total = kUnknown, params_active = kUnknown;
-  double tokens_per_s = kUnknown;  // over all ranks
-  double step_ms = kUnknown;       // layer: forward + backward
-  double a2a_ms = kUnknown;        // dispatch + combine
-  double all_reduce_ms = kUnknown;
-  double expert_ms = kUnknown;
-  double drop_initial_pct = kUnknown, drop_final_pct = kUnknown;  // of slots
-  double max_violation = kUnknown;                                // of the worst layer
-  double dead_experts = kUnknown;                                 // over all layers
-  double validation_loss = kUnknown;                              // nats
-  double peak_bytes = kUnknown;                                   // of the largest rank
+  double params_total = kNone, params_active = kNone;
+  double tokens_per_s = kNone;  // over all ranks
+  double step_ms = kNone;       // layer: forward + backward
+  double a2a_ms = kNone;        // dispatch + combine
+  double all_reduce_ms = kNone;
+  double expert_ms = kNone;
+  double drop_initial_pct = kNone, drop_final_pct = kNone;  // of slots
+  double max_violation = kNone;                                // of the worst layer
+  double dead_experts = kNone;                                 // over all layers
+  double validation_loss = kNone;                              // nats
+  double peak_bytes = kNone;                                   // of the largest rank
 };
 
 // Means over repetitions; the peak is the largest.
 struct Summary {
   Figures mean;
-  double tokens_per_s_sd = kUnknown;
-  double validation_loss_sd = kUnknown;
+  double tokens_per_s_sd = kNone;
+  double validation_loss_sd = kNone;
 };
 Summary Summarize(absl::Span<const Figures> repetitions);
 

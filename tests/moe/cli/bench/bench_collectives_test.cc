@@ -168,7 +168,8 @@ TEST_P(BenchCollectivesTest, TheLimitCopiesWhatTheRankMoves) {
 
 TEST_P(BenchCollectivesTest, PairsAreAllMeasured) {
   OnEachRank([&](Communicator& comm, Stream& stream) {
-    const auto rows = MeasurePairs({.size_bytes = 400}, kShort, {}, comm, stream).value();
+    const auto rows =
+        MeasureRows({.op = Op::kPointToPoint, .size_bytes = 400}, kShort, {}, comm, stream).value();
     ASSERT_EQ(rows.size(), static_cast<size_t>(ranks()) * ranks());
     for (int i = 0; i < ranks() * ranks(); ++i) {
       const BenchRow& row = rows[i];

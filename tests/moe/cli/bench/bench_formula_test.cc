@@ -73,13 +73,13 @@ TEST(BandwidthTest, RowDerivesItsFigures) {
 
 TEST(ImbalanceTest, NamesTheBusiestRankUnlessAllAreAlike) {
   Traffic traffic = EvenTraffic(3, 10);
-  EXPECT_EQ(BusiestSender(traffic), -1);
-  EXPECT_EQ(BusiestReceiver(traffic), -1);
+  EXPECT_EQ(Busiest(traffic.SentByRank()), -1);
+  EXPECT_EQ(Busiest(traffic.ReceivedByRank()), -1);
   traffic.at(2, 1) += 5;
-  EXPECT_EQ(BusiestSender(traffic), 2);
-  EXPECT_EQ(BusiestReceiver(traffic), 1);
+  EXPECT_EQ(Busiest(traffic.SentByRank()), 2);
+  EXPECT_EQ(Busiest(traffic.ReceivedByRank()), 1);
   traffic.at(2, 0) += 5;  // as much as rank 1
-  EXPECT_EQ(BusiestReceiver(traffic), 0);
+  EXPECT_EQ(Busiest(traffic.ReceivedByRank()), 0);
 }
 
 TEST(ImbalanceTest, IsMaxOverMean) {

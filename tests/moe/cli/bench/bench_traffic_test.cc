@@ -47,8 +47,8 @@ TEST(TrafficTest, UniformIsEvenWithTheRemainderFirst) {
   const Traffic t = Make("uniform", 3, 11);
   for (int s = 0; s < 3; ++s) EXPECT_THAT(t.from(s), ElementsAre(4, 4, 3));
   EXPECT_EQ(t.Largest(), 12);  // rank 0 receives 4 of each
-  EXPECT_DOUBLE_EQ(ReceiveImbalance(t), 12 * 3 / 33.0);
-  EXPECT_EQ(SendImbalance(t), 1);
+  EXPECT_DOUBLE_EQ(Imbalance(t.ReceivedByRank()), 12 * 3 / 33.0);
+  EXPECT_EQ(Imbalance(t.SentByRank()), 1);
 }
 
 TEST(TrafficTest, ZipfFollowsItsPowerLaw) {
@@ -74,7 +74,7 @@ TEST(TrafficTest, HotExpertTakesItsShareAndItsNeighboursTheirs) {
   std::vector<double> shares;
   for (int s = 0; s < 3; ++s) shares.insert(shares.end(), {0.6, 0.2, 0.2});
   ExpectShares(t, shares, kTokensPerRank);
-  EXPECT_NEAR(ReceiveImbalance(t), 1.8, 0.1);
+  EXPECT_NEAR(Imbalance(t.ReceivedByRank()), 1.8, 0.1);
 }
 
 TEST(TrafficTest, HotRankTakesItsShare) {
@@ -121,7 +121,7 @@ TEST(TrafficTest, ZeroRankSendsNothingAndReceives) {
   EXPECT_EQ(t.Sent(2), 0);
   EXPECT_EQ(t.Sent(0), kTokensPerRank);
   EXPECT_GT(t.Received(2), 0);
-  EXPECT_DOUBLE_EQ(SendImbalance(t), 1.5);
+  EXPECT_DOUBLE_EQ(Imbalance(t.SentByRank()), 1.5);
 }
 
 TEST(TrafficTest, MatrixKeepsItsProportions) {

@@ -321,7 +321,7 @@ TEST(SweepTable, LayersAreComparedByDrops) {
   const auto layer = [](double speed, double drop) {
     Point point = PointAt(8, 1);
     point.measure = "layer";
-    return MeasuredRow(point, Speed(speed, kUnknown, drop));
+    return MeasuredRow(point, Speed(speed, kNone, drop));
   };
   EXPECT_THAT(ParetoMarks(std::vector<SweepRow>{layer(100, 5), layer(90, 5), layer(50, 0)}),
               ElementsAre(true, false, true));
