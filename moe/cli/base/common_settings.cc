@@ -260,7 +260,8 @@ absl::Status CompleteLayer(const Settings& settings, MoeLayerConfig& layer) {
                    "--moe-shared-expert-intermediate-size with it");
 }
 
-std::string InFlags(absl::string_view message, const Settings& settings) {
+absl::Status InFlags(const absl::Status& status, const Settings& settings) {
+  absl::string_view message = status.message();
   const bool router = absl::ConsumePrefix(&message, "RouterConfig.");
   if (!router && !absl::ConsumePrefix(&message, "MoeLayer: ")) {
     absl::ConsumePrefix(&message, "Transformer: ");
@@ -284,15 +285,11 @@ std::string InFlags(absl::string_view message, const Settings& settings) {
       if (setting != nullptr) flag = setting->name;
       if (flag.empty() && word == "micro_batch_tokens") flag = "micro-batch-size x --seq-length";
     }
-    if (!flag.empty()) {
-      absl::StrAppend(&out, "--", flag);
-    } else {
-      absl::StrAppend(&out, word);
-    }
+    absl::StrAppend(&out, flag.empty() ? "" : "--", flag.empty() ? word : flag);
     i = end;
     if (i < message.size()) out += message[i++];
   }
-  return out;
+  return {status.code(), out};
 }
 
 }  // namespace moe::cli

@@ -72,9 +72,9 @@ absl::Status CompleteLayer(const Settings& settings, MoeLayerConfig& layer);
 // Sizes in elements that no machine holds, and whose products stay within 64 bits.
 inline constexpr double kMostElements = 1e12;
 
-// A message of the library with flags for its fields: "RouterConfig.top_k is 9" becomes
+// An error of the library with flags for its fields: "RouterConfig.top_k is 9" becomes
 // "--moe-router-topk is 9".
-std::string InFlags(absl::string_view message, const Settings& settings);
+absl::Status InFlags(const absl::Status& status, const Settings& settings);
 
 }  // namespace moe::cli
 

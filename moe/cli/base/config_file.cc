@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/file.h"
@@ -184,10 +185,7 @@ absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document) {
 // Sets what the file says, with Origin::kFile.
 absl::Status LoadConfigFile(const std::string& file, Settings& settings) {
   const auto mapped = MappedFile::Open(file);
-  if (!mapped.ok()) {
-    return absl::Status(mapped.status().code(),
-                        absl::StrCat("--config: ", mapped.status().message()));
-  }
+  MOE_RETURN_IF_ERROR(Prefixed("--config", mapped.status()));
   auto parsed = FlattenJson(mapped->text());
   if (!parsed.ok()) {
     return absl::InvalidArgumentError(absl::StrCat(file, ": ", parsed.status().message()));

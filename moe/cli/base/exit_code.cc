@@ -15,6 +15,14 @@ constexpr char kPayload[] = "moe/exit-code";
 
 }  // namespace
 
+absl::Status CheckFailed(absl::string_view message) {
+  return WithExitCode(absl::InternalError(message), ExitCode::kCheckFailed);
+}
+
+absl::Status Prefixed(absl::string_view what, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
+}
+
 absl::Status WithExitCode(absl::Status status, ExitCode code) {
   if (!status.ok()) status.SetPayload(kPayload, absl::Cord(absl::StrCat(static_cast<int>(code))));
   return status;

@@ -3,6 +3,7 @@
 #define MOE_MOE_CLI_BASE_EXIT_CODE_H_
 
 #include <absl/status/status.h>
+#include <absl/strings/string_view.h>
 
 namespace moe::cli {
 
@@ -20,6 +21,12 @@ enum class ExitCode : int {
   kBackend = 10,    // this build or machine has no such backend
   kStopped = 11,    // stopped on request; its checkpoint goes on
 };
+
+// What ends a command with ExitCode::kCheckFailed.
+absl::Status CheckFailed(absl::string_view message);
+
+// "<what>: <message>", of an error.
+absl::Status Prefixed(absl::string_view what, const absl::Status& status);
 
 // Makes ExitCodeOf return `code` for `status`, whatever its kind.
 absl::Status WithExitCode(absl::Status status, ExitCode code);

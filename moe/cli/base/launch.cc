@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <filesystem>
-#include <map>
 #include <thread>
 #include <vector>
 
@@ -18,10 +17,20 @@
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/choices.h"
+#include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/terminal.h"
 
 namespace moe::cli {
 namespace {
+
+// The value of a variable, nullptr if it is not there.
+const char* Lookup(absl::Span<const std::string> environment, absl::string_view name) {
+  for (const std::string& entry : environment) {
+    absl::string_view rest = entry;
+    if (absl::ConsumePrefix(&rest, name) && absl::ConsumePrefix(&rest, "=")) return rest.data();
+  }
+  return nullptr;
+}
 
 // Never a flag: everybody on a machine reads the flags of everybody's processes.
 absl::StatusOr<std::string> SecretOf(absl::Span<const std::string> environment) {
@@ -68,7 +77,7 @@ absl::StatusOr<Device> DeviceOf(const Settings& settings, ComputesOn computes_on
     status = first.usable;
   }
   if (status.ok()) return Device{DeviceKind::kCuda, 0};
-  return absl::Status(status.code(), absl::StrCat("--device is cuda: ", status.message()));
+  return Prefixed("--device is cuda", status);
 }
 
 int ThreadsOf(const Settings& settings, const World& world) {
@@ -77,15 +86,8 @@ int ThreadsOf(const Settings& settings, const World& world) {
 }
 
 absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
-  std::map<std::string, std::string> variables;
-  for (const std::string& entry : environment) {
-    variables.insert(absl::StrSplit(entry, absl::MaxSplits('=', 1)));
-  }
-  const auto lookup = [&](const char* name) {
-    const auto it = variables.find(name);
-    return it == variables.end() ? nullptr : it->second.c_str();
-  };
-  absl::StatusOr<LaunchInfo> info = DetectLaunch({}, lookup);
+  absl::StatusOr<LaunchInfo> info =
+      DetectLaunch({}, [&](const char* name) { return Lookup(environment, name); });
   if (!info.ok()) return InFlags(info.status());
   return info;
 }
@@ -104,10 +106,7 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
   if (!plan.ok()) return InFlags(plan.status());
   launch.plan = *std::move(plan);
   if (launch.plan.backend == Backend::kNccl) {
-    const absl::Status nccl = NcclVersion().status();
-    if (!nccl.ok()) {
-      return absl::Status(nccl.code(), absl::StrCat("--backend is nccl: ", nccl.message()));
-    }
+    MOE_RETURN_IF_ERROR(Prefixed("--backend is nccl", NcclVersion().status()));
   }
   if (launch.plan.meeting == Meeting::kTcp) {
     MOE_ASSIGN_OR_RETURN(launch.secret, SecretOf(environment));
@@ -199,11 +198,8 @@ bool Runs(const std::string& path) {
 }  // namespace
 
 std::string VariableOf(absl::Span<const std::string> environment, absl::string_view name) {
-  const std::string prefix = absl::StrCat(name, "=");
-  for (const std::string& entry : environment) {
-    if (absl::StartsWith(entry, prefix)) return entry.substr(prefix.size());
-  }
-  return "";
+  const char* const value = Lookup(environment, name);
+  return value == nullptr ? "" : value;
 }
 
 std::string FindProgram(const std::string& name, absl::string_view path) {

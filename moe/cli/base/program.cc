@@ -58,10 +58,6 @@ bool Speaks(const Invocation& invocation) {
   return true;
 }
 
-absl::Status Prefixed(absl::string_view flag, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(flag, ": ", status.message()));
-}
-
 // A device or a pipe: what is written goes through it and replaces nothing.
 bool WrittenInPlace(const std::string& path) {
   std::error_code ignored;

@@ -157,9 +157,8 @@ absl::Status BenchRun::Verdict(const BenchOutput& output) const {
     wrong += std::max<int64_t>(0, row.wrong) + std::max<int64_t>(0, row.other_wrong);
   }
   if (wrong > 0) {
-    return WithExitCode(absl::InternalError(absl::StrCat(
-                            wrong, " wrong elements, expected none; see the column #wrong")),
-                        ExitCode::kCheckFailed);
+    return CheckFailed(
+        absl::StrCat(wrong, " wrong elements, expected none; see the column #wrong"));
   }
   return output.CheckBound([&](size_t i) {
     const bench::BenchRow& row = rows_[i];

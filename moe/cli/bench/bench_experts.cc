@@ -57,9 +57,8 @@ absl::Status Show(const BenchCall& call, const std::string& about,
   for (size_t i = 0; i < rows.size(); ++i) {
     const bench::Cell& wrong = *bench::Find(rows[i], "nwrong");
     if (!(wrong.number() > 0)) continue;
-    return WithExitCode(absl::InternalError(absl::StrCat(which(i), "has ", wrong.text(),
-                                                         " wrong elements, expected none")),
-                        ExitCode::kCheckFailed);
+    return CheckFailed(
+        absl::StrCat(which(i), "has ", wrong.text(), " wrong elements, expected none"));
   }
   return output.CheckBound([&](size_t i) {
     return absl::StrCat("for ", which(i), "with a time of ",

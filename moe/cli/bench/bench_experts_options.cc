@@ -121,9 +121,7 @@ absl::StatusOr<int> ExpertParallelSize(const Settings& settings, int ranks) {
 
 absl::Status CheckRouter(RouterConfig router, int64_t tokens, const Settings& settings) {
   router.micro_batch_tokens = tokens;
-  const absl::Status status = ValidateRouterConfig(router);
-  if (status.ok()) return status;
-  return absl::InvalidArgumentError(InFlags(status.message(), settings));
+  return InFlags(ValidateRouterConfig(router), settings);
 }
 
 absl::Status SetLayerRouting(const Settings& settings, int ranks, bench::LayerSpec& spec) {
@@ -146,9 +144,9 @@ absl::Status CheckGraph(const Settings& settings, const bench::LayerSpec& spec) 
   if (spec.routing.has_value()) {
     return WrongFlag("--cuda-graph", "given", "none with --routing, which the host plans by");
   }
-  const absl::Status status =
-      CheckCudaGraph(spec.layer, spec.device, spec.expert_parallel_size, GroupedGemmKernel::kAuto);
-  return {status.code(), InFlags(status.message(), settings)};
+  return InFlags(
+      CheckCudaGraph(spec.layer, spec.device, spec.expert_parallel_size, GroupedGemmKernel::kAuto),
+      settings);
 }
 
 }  // namespace

@@ -52,9 +52,7 @@ absl::Status BenchOutput::CheckBound(absl::FunctionRef<std::string(size_t row)> 
       return bench::NumberOf(rows_[i], column);
     };
     if (!call_.fail_if->Holds(lookup)) continue;
-    return WithExitCode(absl::InternalError(absl::StrCat("--fail-if '", call_.fail_if->text(),
-                                                         "' holds ", where(i))),
-                        ExitCode::kCheckFailed);
+    return CheckFailed(absl::StrCat("--fail-if '", call_.fail_if->text(), "' holds ", where(i)));
   }
   return absl::OkStatus();
 }

@@ -97,9 +97,7 @@ absl::Status Run(const Invocation& invocation) {
     return finding.verdict == Verdict::kBad;
   });
   if (bad == 0) return absl::OkStatus();
-  return WithExitCode(absl::FailedPreconditionError(
-                          absl::StrCat(Counted(bad, "finding"), bad == 1 ? " is" : " are", " bad")),
-                      ExitCode::kCheckFailed);
+  return CheckFailed(absl::StrCat(Counted(bad, "finding"), bad == 1 ? " is" : " are", " bad"));
 }
 
 }  // namespace

@@ -152,10 +152,7 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
   config.sequence_length = options.sequence_length.value_or(config.sequence_length);
   config.micro_batch_size = options.micro_batch_size.value_or(config.micro_batch_size);
   config.eval_sequences = options.sequences.value_or(std::numeric_limits<int64_t>::max());
-  if (const absl::Status status = lm::ValidateTrainConfig(config, launch.world.ranks);
-      !status.ok()) {
-    return absl::InvalidArgumentError(InFlags(status.message(), settings));
-  }
+  MOE_RETURN_IF_ERROR(InFlags(lm::ValidateTrainConfig(config, launch.world.ranks), settings));
   MOE_RETURN_IF_ERROR(CheckDataFiles(options.data, config.model.vocab_size));
   MOE_ASSIGN_OR_RETURN(const lm::Corpus corpus,
                        ReadData(options.data, config.model.vocab_size, /*sequence_length=*/0));

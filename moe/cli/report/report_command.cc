@@ -139,7 +139,7 @@ absl::Status CheckBound(const Settings& settings, const std::vector<report::Chec
     absl::StrAppend(&text, i > 0 ? "; " : "", (*failed)[i]);
   }
   if (failed->size() > kNamed) absl::StrAppend(&text, "; ...");
-  return WithExitCode(absl::FailedPreconditionError(text), ExitCode::kCheckFailed);
+  return CheckFailed(text);
 }
 
 absl::Status Run(const Invocation& invocation) {

@@ -16,14 +16,13 @@
 #include "kernels/base/stream.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/config_file.h"
-#include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/sweep/memory_estimate.h"
 #include "moe/cli/sweep/sweep_output.h"
 #include "moe/cli/sweep/sweep_plan.h"
-#include "moe/lm/text_data.h"
+#include "moe/cli/train/data_files.h"
 
 namespace moe::cli {
 namespace {
@@ -31,19 +30,13 @@ namespace {
 constexpr char kCommand[] = "sweep";
 constexpr absl::Duration kTimeToWriteARow = absl::Seconds(5);
 
-absl::StatusOr<SweepText> ReadText(const Settings& settings) {
+absl::StatusOr<lm::Corpus> ReadText(const Settings& settings) {
   if (settings.empty("data")) {
     return absl::InvalidArgumentError(
         "--data is missing, expected a text file or a folder for --measure train");
   }
-  auto corpus = lm::ReadCorpus(settings.value("data").texts, settings.integer("seq-length"));
-  if (!corpus.ok()) {
-    const absl::Status named(corpus.status().code(),
-                             absl::StrCat("--data: ", corpus.status().message()));
-    return ExitCodeOf(named) == ExitCode::kUsage ? named : WithExitCode(named, ExitCode::kIo);
-  }
-  std::string hash = HashText(corpus->xxh3);
-  return SweepText{.corpus = *std::move(corpus), .xxh3 = std::move(hash)};
+  return ReadData({.text = settings.value("data").texts, .tokens = {}}, /*vocab_size=*/256,
+                  settings.integer("seq-length"));
 }
 
 // Of a point before the sweep, the same on every process; the largest of what they say holds.
@@ -133,9 +126,8 @@ class SweepRun {
   absl::Status AgreeAmongProcesses(Communicator& world) {
     const auto stream = MakeInlineStream();
     MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(state_), ReduceOp::kMax, *stream));
-    const auto hash =
-        static_cast<int64_t>(text_.xxh3.empty() ? 0 : std::stoull(text_.xxh3, nullptr, 16));
-    MOE_ASSIGN_OR_RETURN(const auto hashes, ExtremesOverRanks({hash}, world, *stream));
+    MOE_ASSIGN_OR_RETURN(const auto hashes,
+                         ExtremesOverRanks({static_cast<int64_t>(text_.xxh3)}, world, *stream));
     if (hashes[0].same()) return absl::OkStatus();
     return absl::InvalidArgumentError("--data: the processes have read different texts");
   }
@@ -222,7 +214,7 @@ class SweepRun {
         return absl::OkStatus();
       };
       MOE_ASSIGN_OR_RETURN(const lm::TrainReport report,
-                           lm::Train(config, text_.corpus, std::move(world), {on_step}));
+                           lm::Train(config, text_, std::move(world), {on_step}));
       if (first) figures = steps.Finish(report);
       return absl::OkStatus();
     }
@@ -264,10 +256,8 @@ class SweepRun {
     std::vector<sweep::SweepRow> failed = output_.rows();
     std::erase_if(failed, [](const sweep::SweepRow& row) { return !row.failed(); });
     if (failed.empty()) return absl::OkStatus();
-    return WithExitCode(
-        absl::InternalError(absl::StrCat(failed.size(), " of ", plan_.size(),
-                                         " points failed, the first: ", failed[0].text("error"))),
-        ExitCode::kCheckFailed);
+    return CheckFailed(absl::StrCat(failed.size(), " of ", plan_.size(),
+                                    " points failed, the first: ", failed[0].text("error")));
   }
 
   bool speaks() const { return plan_.launch().rank() == 0; }
@@ -276,7 +266,7 @@ class SweepRun {
   const Invocation& invocation_;
   const Settings& settings_;
   const SweepPlan& plan_;
-  SweepText text_;
+  lm::Corpus text_;
   SweepOutput output_;
   std::vector<int64_t> state_;  // [points]
   int64_t available_bytes_ = 0;

@@ -10,6 +10,7 @@
 #include "gating/router_config.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/metrics_file.h"
 #include "moe/cli/bench/routing_spec.h"
 #include "moe/cli/bench/traffic.h"
 #include "moe/lm/train_config.h"
@@ -180,9 +181,7 @@ absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
   const int ranks = planned.launch.world.ranks;
   const int ep = options.train.expert_parallel_size;
   MOE_RETURN_IF_ERROR(CheckLayer(settings, layer, ranks, ep));
-  if (const absl::Status status = ValidateRouterConfig(layer.router); !status.ok()) {
-    return absl::InvalidArgumentError(InFlags(status.message(), settings));
-  }
+  MOE_RETURN_IF_ERROR(InFlags(ValidateRouterConfig(layer.router), settings));
   const DType dtype = options.train.dtype;
   planned.layer = {.dtype = dtype,
                    .tokens = planned.layer.tokens,
@@ -274,7 +273,7 @@ Settings SweepPlan::SettingsOf(size_t index) const {
   return point;
 }
 
-PlannedPoint SweepPlan::At(size_t index, const SweepText& text) const {
+PlannedPoint SweepPlan::At(size_t index, const lm::Corpus& text) const {
   Settings settings = SettingsOf(index);
   PlannedPoint planned;
   planned.launch = launches_.at(settings.integer("ranks"));
@@ -289,14 +288,14 @@ PlannedPoint SweepPlan::At(size_t index, const SweepText& text) const {
   point.measure = measure_ == Measure::kLayer ? "layer" : "train";
   point.settings = SettingsText(settings, threads);
   point.backend = NameOf(planned.launch.plan.backend);
-  point.text_xxh3 = text.xxh3;
+  if (measure_ == Measure::kTrain) point.text_xxh3 = HashText(text.xxh3);
   point.threads = threads;
   point.repetitions = repetitions_;
   FillPoint(settings, point);
   planned.label = LabelOf(settings);
   if (planned.refused.ok()) planned.refused = CheckDevices(planned.launch, settings);
   if (!planned.refused.ok()) return planned;
-  planned.refused = measure_ == Measure::kTrain ? PlanTraining(settings, text.corpus, planned)
+  planned.refused = measure_ == Measure::kTrain ? PlanTraining(settings, text, planned)
                                                 : PlanLayer(settings, planned);
   return planned;
 }

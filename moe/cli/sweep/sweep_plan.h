@@ -63,12 +63,6 @@ struct PlannedPoint {
   sweep::MemoryShape memory;
 };
 
-// What is trained on.
-struct SweepText {
-  lm::Corpus corpus;
-  std::string xxh3;
-};
-
 class SweepPlan {
  public:
   // Parses the axes and checks every value of each. kInvalidArgument "--flag: 'value', expected
@@ -83,7 +77,7 @@ class SweepPlan {
   const Launch& launch() const { return launches_.begin()->second; }
 
   // The point at `index`, in the order of the cross product. `text` is read by Measure::kTrain.
-  PlannedPoint At(size_t index, const SweepText& text) const;
+  PlannedPoint At(size_t index, const lm::Corpus& text) const;
 
  private:
   SweepPlan(Settings base, Measure measure) : base_(std::move(base)), measure_(measure) {}

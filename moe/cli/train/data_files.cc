@@ -53,9 +53,8 @@ absl::StatusOr<lm::Corpus> ReadData(const DataFiles& files, int64_t vocab_size,
   auto corpus = lm::ReadCorpus(files.text, sequence_length);
   if (corpus.ok()) return corpus;
   const ExitCode code = ExitCodeOf(corpus.status());
-  return WithExitCode(
-      absl::Status(corpus.status().code(), absl::StrCat("--data: ", corpus.status().message())),
-      code == ExitCode::kUsage ? code : ExitCode::kIo);
+  return WithExitCode(Prefixed("--data", corpus.status()),
+                      code == ExitCode::kUsage ? code : ExitCode::kIo);
 }
 
 }  // namespace moe::cli

@@ -54,9 +54,7 @@ absl::StatusOr<int> TensorLeavesOf(const Settings& settings) {
   if (leaves != "1" && settings.is("device", "cuda")) {
     return WrongFlag("--tensor-leaves", leaves, "1: products of a GPU have no trees yet");
   }
-  int value = 0;
-  MOE_CHECK(absl::SimpleAtoi(leaves, &value));  // one of the choices
-  return value;
+  return settings.integer("tensor-leaves");
 }
 
 // What does not follow from one row.
@@ -146,10 +144,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const Wo
   MOE_RETURN_IF_ERROR(Fill(settings, TrainSettings(options)));
   MOE_RETURN_IF_ERROR(Complete(settings, world, options));
   MOE_RETURN_IF_ERROR(CheckAllReduce(settings, world.backend));
-  if (const absl::Status status = lm::ValidateTrainConfig(options.train, world.ranks);
-      !status.ok()) {
-    return absl::InvalidArgumentError(InFlags(status.message(), settings));
-  }
+  MOE_RETURN_IF_ERROR(InFlags(lm::ValidateTrainConfig(options.train, world.ranks), settings));
   MOE_RETURN_IF_ERROR(CheckSizes(options.train));
   MOE_RETURN_IF_ERROR(CheckTraceSteps(settings, options.train));
   MOE_RETURN_IF_ERROR(CheckDataFiles(options.data, options.train.model.vocab_size));

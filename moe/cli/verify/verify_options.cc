@@ -232,9 +232,7 @@ absl::StatusOr<verify::ProblemSpec> SpecOf(const Settings& settings) {
   } else {
     spec.micro_batch_tokens = verify::UnevenMicroBatches(count, most, router.gate);
   }
-  if (const absl::Status status = ValidateRouterConfig(router); !status.ok()) {
-    return absl::InvalidArgumentError(InFlags(status.message(), settings));
-  }
+  MOE_RETURN_IF_ERROR(InFlags(ValidateRouterConfig(router), settings));
   return spec;
 }
 
@@ -301,8 +299,7 @@ absl::Status UseNccl(VerifyOptions& options) {
     return absl::InvalidArgumentError(
         "--device is cpu, expected cuda beside transport nccl, whose ranks compute on GPUs");
   }
-  const absl::Status nccl = NcclVersion().status();
-  return absl::Status(nccl.code(), absl::StrCat("transport nccl: ", nccl.message()));
+  return Prefixed("transport nccl", NcclVersion().status());
 }
 
 // One gate: a problem per capacity, and the layouts of each.
