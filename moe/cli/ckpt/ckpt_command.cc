@@ -16,6 +16,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
+#include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
@@ -67,9 +68,6 @@ Exit codes: 0 ok, 1 diff found a difference, 2 usage or a path that is not there
 checkpoint, 4 a read or write failed, 5 out of memory.
 )";
 
-constexpr Choice<DType> kExportTypes[] = {
-    {"f32", DType::kFloat32}, {"bf16", DType::kBFloat16}, {"f16", DType::kFloat16}};
-
 Table CkptSettings() {
   Table t;
   t.Group("Flags");
@@ -85,7 +83,7 @@ Table CkptSettings() {
         "export: the family of models that is written")
       .FlagOnly();
   t.Add("--out DIR", Kind::kText, "export: an empty folder, or one that is not there").FlagOnly();
-  t.Add("--dtype TYPE", {Kind::kWord, "f32", WordsOf(kExportTypes)},
+  t.Add("--dtype TYPE", {Kind::kWord, "f32", WordsOf(kComputeTypes)},
         "export: of the weights, rounded once from their float32 masters")
       .FlagOnly();
   AddFormSettings(t);
@@ -143,6 +141,8 @@ absl::Status PrintRows(const Settings& settings, absl::Span<const bench::Column>
 struct Steps {
   std::string folder;
   std::vector<int64_t> steps;
+
+  std::string PathOf(int64_t step) const { return absl::StrCat(folder, "/", StepFolderName(step)); }
 };
 
 absl::StatusOr<Steps> StepsIn(const std::string& dir) {
@@ -161,7 +161,7 @@ absl::StatusOr<Steps> StepsIn(const std::string& dir) {
 
 // A row of ls, verify and prune. `verdict` replaces "ok".
 Fields StepRow(int64_t step, const CheckpointManifest* manifest, const absl::Status& status,
-               const char* verdict = "ok") {
+               const char* verdict) {
   Fields row = {{"step", step}};
   if (manifest == nullptr) {
     for (const char* key : {"created", "tensors", "boxes", "files", "bytes"}) {
@@ -193,15 +193,24 @@ absl::StatusOr<CheckpointReader> OpenStep(const std::string& path) {
   return reader;
 }
 
-absl::Status List(const Settings& settings, const std::string& dir) {
-  MOE_ASSIGN_OR_RETURN(const Steps found, StepsIn(dir));
+// A row for every step, whose manifests alone are read; `readable` gets those that are not damaged.
+absl::StatusOr<std::vector<Fields>> RowsOf(const Steps& found, const char* verdict,
+                                           std::vector<int64_t>& readable) {
   std::vector<Fields> rows;
   for (const int64_t step : found.steps) {
-    const auto reader =
-        CheckpointReader::Open(absl::StrCat(found.folder, "/", StepFolderName(step)));
+    const auto reader = CheckpointReader::Open(found.PathOf(step));
     if (!reader.ok() && !Damaged(reader.status())) return InputError("DIR", reader.status());
-    rows.push_back(StepRow(step, reader.ok() ? &reader->manifest() : nullptr, reader.status()));
+    if (reader.ok()) readable.push_back(step);
+    rows.push_back(
+        StepRow(step, reader.ok() ? &reader->manifest() : nullptr, reader.status(), verdict));
   }
+  return rows;
+}
+
+absl::Status List(const Settings& settings, const std::string& dir) {
+  MOE_ASSIGN_OR_RETURN(const Steps found, StepsIn(dir));
+  std::vector<int64_t> readable;
+  MOE_ASSIGN_OR_RETURN(const std::vector<Fields> rows, RowsOf(found, "ok", readable));
   return PrintRows(settings, kStepColumns, rows);
 }
 
@@ -216,9 +225,7 @@ absl::Status Verify(const Settings& settings, const std::string& path) {
       !StepOf(fs::path(path).lexically_normal().filename().string()).has_value()) {
     MOE_ASSIGN_OR_RETURN(const Steps found, StepsIn(path));
     paths.clear();
-    for (const int64_t step : found.steps) {
-      paths.push_back(absl::StrCat(found.folder, "/", StepFolderName(step)));
-    }
+    for (const int64_t step : found.steps) paths.push_back(found.PathOf(step));
     if (paths.empty()) {
       return absl::NotFoundError(absl::StrCat("DIR is '", path, "', which has no checkpoint"));
     }
@@ -236,7 +243,7 @@ absl::Status Verify(const Settings& settings, const std::string& path) {
     if (!status.ok() && !Damaged(status)) return InputError("STEP", status);
     const int64_t step = reader.ok() ? reader->manifest().step
                                      : StepOf(fs::path(one).filename().string()).value_or(0);
-    rows.push_back(StepRow(step, reader.ok() ? &reader->manifest() : nullptr, status));
+    rows.push_back(StepRow(step, reader.ok() ? &reader->manifest() : nullptr, status, "ok"));
     if (first.ok()) first = status;
   }
   MOE_RETURN_IF_ERROR(PrintRows(settings, kStepColumns, rows));
@@ -265,11 +272,9 @@ absl::Status Compare(const Settings& settings, const std::string& path_a,
   }
   MOE_RETURN_IF_ERROR(PrintRows(settings, kDiffColumns, rows));
   if (different == 0) return absl::OkStatus();
-  return WithExitCode(
-      absl::FailedPreconditionError(absl::StrCat(
-          WithCommas(different), " of ",
-          Counted(static_cast<int64_t>(differences->size()), "state"), " of tensors differ")),
-      ExitCode::kCheckFailed);
+  return CheckFailed(absl::StrCat(WithCommas(different), " of ",
+                                  Counted(static_cast<int64_t>(differences->size()), "state"),
+                                  " of tensors differ"));
 }
 
 absl::Status Prune(const Settings& settings, const std::string& dir) {
@@ -278,15 +283,7 @@ absl::Status Prune(const Settings& settings, const std::string& dir) {
   if (every < 0) return WrongFlag("--keep-every", absl::StrCat(every), "0 or more");
   MOE_ASSIGN_OR_RETURN(const Steps found, StepsIn(dir));
   std::vector<int64_t> readable;
-  std::vector<Fields> rows;
-  for (const int64_t step : found.steps) {
-    const auto reader =
-        CheckpointReader::Open(absl::StrCat(found.folder, "/", StepFolderName(step)));
-    if (!reader.ok() && !Damaged(reader.status())) return InputError("DIR", reader.status());
-    if (reader.ok()) readable.push_back(step);
-    rows.push_back(
-        StepRow(step, reader.ok() ? &reader->manifest() : nullptr, reader.status(), "kept"));
-  }
+  MOE_ASSIGN_OR_RETURN(std::vector<Fields> rows, RowsOf(found, "kept", readable));
   std::vector<int64_t> removed = StepsToRemove(readable, keep, every);
   const size_t kept = std::min(readable.size(), static_cast<size_t>(keep));
   for (const int64_t step : found.steps) {
@@ -318,7 +315,7 @@ absl::Status Export(const Settings& settings, const std::string& path) {
   MOE_ASSIGN_OR_RETURN(const auto warnings,
                        ckpt::Export(reader, {.format = settings.text("format"),
                                              .folder = settings.text("out"),
-                                             .type = settings.choice("dtype", kExportTypes)}));
+                                             .type = settings.choice("dtype", kComputeTypes)}));
   PrintWarnings("ckpt", warnings);
   return absl::OkStatus();
 }
