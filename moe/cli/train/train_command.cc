@@ -21,7 +21,6 @@
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/sweep/memory_estimate.h"
-#include "moe/cli/train/comm_peak.h"
 #include "moe/cli/train/progress.h"
 #include "moe/cli/train/train_options.h"
 #include "moe/cli/train/train_report.h"
@@ -67,19 +66,179 @@ class TrainRun {
   TrainRun(const Invocation& invocation, const Settings& settings, const Launch& launch)
       : invocation_(invocation), settings_(settings), launch_(launch) {}
 
-  absl::Status Run();
+  absl::Status Run() {
+    MOE_RETURN_IF_ERROR(Prepare());
+    PrintStart();
+    Progress progress({.steps = options_.train.steps,
+                       .log_interval = settings_.on("verbose") ? 1 : options_.train.log_interval,
+                       .quiet = settings_.on("quiet"),
+                       .unit = options_.data.unit()},
+                      StderrTerminal(), stderr);
+    lm::TrainHooks hooks = {.on_step = {}, .trace = trace_.get()};
+    hooks.on_step = [&](const lm::StepMetrics& metrics) {
+      progress.Show(metrics);
+      return AppendStep(metrics);
+    };
+    hooks.on_routing = [&](absl::Span<const RoutingTraceRecord> records) {
+      return AppendRouting(records);
+    };
+    if (start_.has_value()) {
+      hooks.load_weights = [&](ParameterStore& parameters, const Context& context) {
+        return start_->Load(parameters, context);
+      };
+    }
+    std::optional<StopSignal> stop;
+    if (!options_.train.checkpoints.folder.empty()) hooks.stop = &stop.emplace();
+    const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const bool first = world->rank() == 0;
+      MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
+      // Training takes the world; what comes after it has one of its own.
+      MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> after, world->Split(0, world->rank()));
+      MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
+                           lm::Train(options_.train, corpus_, std::move(world), hooks));
+      if (mine.stopped) stopped_ = true;
+      if (!first) return MeasurePeak(options_.train, mine, std::move(after)).status();
+      // The measurement may fail: the run is whole, and told, before it.
+      progress.End();
+      MOE_RETURN_IF_ERROR(OrAbort(*after, End(mine)));
+      const auto peak = MeasurePeak(options_.train, mine, std::move(after));
+      if (AsJson()) {
+        const auto rates = peak.ok() ? *peak : std::vector<CommRate>();
+        MOE_RETURN_IF_ERROR(Print(ReportJson(mine, FactsOf(mine), rates)));
+        return peak.status();
+      }
+      MOE_RETURN_IF_ERROR(peak.status());
+      return Print(PeakText(*peak));
+    };
+    MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
+    if (!stopped_) return absl::OkStatus();
+    return WithExitCode(
+        absl::CancelledError("stopped on request; the same command with --resume auto "
+                             "goes on"),
+        ExitCode::kStopped);
+  }
 
  private:
-  absl::Status CheckPaths() const;
-  absl::Status CheckMemory() const;
-  absl::Status Prepare();
-  void PrintStart() const;
-  RoutingTraceHeader RoutingHeader() const;
-  absl::Status AppendStep(const lm::StepMetrics& metrics);
-  absl::Status AppendRouting(absl::Span<const RoutingTraceRecord> records);
+  absl::Status CheckPaths() const {
+    std::vector<FlagPath> inputs = {{"--config", settings_.text("config")}};
+    for (const std::string& file : corpus_.files) inputs.push_back({options_.data.flag(), file});
+    const std::string& out = options_.out;
+    return CheckOutputPaths(inputs, {{"--out", out.empty() ? out : MetricsFile::PathIn(out)},
+                                     {"--record-routing", options_.record_routing},
+                                     {"--trace", options_.trace}});
+  }
+
+  // On the CPU: what a GPU has left, its own allocations find out.
+  absl::Status CheckMemory() const {
+    if (launch_.device.kind != DeviceKind::kCpu) return absl::OkStatus();
+    const lm::TrainConfig& train = options_.train;
+    const auto shape =
+        sweep::ShapeOfTraining(train, SizeOf(train.model).total, launch_.world.ranks);
+    const std::string too_big = sweep::TooBig(
+        sweep::EstimateMemory(shape), launch_.world.local_ranks, sweep::AvailableMemoryBytes());
+    return too_big.empty() ? absl::OkStatus()
+                           : absl::ResourceExhaustedError(absl::StrCat("the model ", too_big));
+  }
+
+  // Everything that can be refused, before a rank starts. A file that is there keeps its content
+  // until there is something to write into it; one made here for nothing goes with its owner.
+  absl::Status Prepare() {
+    MOE_ASSIGN_OR_RETURN(options_, MakeTrainOptions(settings_, launch_.world));
+    MOE_RETURN_IF_ERROR(CheckMemory());
+    MOE_ASSIGN_OR_RETURN(corpus_, ReadText(options_));
+    if (!options_.init_from.empty()) {
+      auto model = hf::HfModel::Open(options_.init_from);
+      if (!model.ok()) return InputError("--init-from", model.status());
+      start_ = *std::move(model);
+    }
+    if (speaks()) MOE_RETURN_IF_ERROR(CheckPaths());
+    if (!options_.trace.empty()) {
+      if (speaks()) MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
+      trace_ = std::make_unique<TraceFile>(options_.trace, options_.comm_timeout);
+    }
+    if (speaks() && !options_.record_routing.empty()) {
+      const lm::TrainConfig& train = options_.train;
+      MOE_RETURN_IF_ERROR(InputError(
+          "--record-routing", CheckRoutingTraceFits(RoutingHeader(), train.steps,
+                                                    train.micro_batches * train.micro_batch_size *
+                                                        train.sequence_length)));
+      MOE_RETURN_IF_ERROR(CheckWritable("--record-routing", options_.record_routing));
+    }
+    if (speaks() && !options_.out.empty()) {
+      const bool continues =
+          options_.train.checkpoints.resume != lm::TrainCheckpoints::Resume::kNone;
+      MOE_ASSIGN_OR_RETURN(
+          metrics_, MetricsFile::Create(options_.out, continues ? MetricsFile::Earlier::kContinued
+                                                                : MetricsFile::Earlier::kRefused));
+      start_line_ = StartLine(Provenance(launch_.device), launch_.world, settings_);
+    }
+    return absl::OkStatus();
+  }
+
+  void PrintStart() const {
+    if (settings_.on("quiet") || !speaks()) return;
+    if (settings_.on("verbose")) {
+      for (const std::string& file : corpus_.files) Say(stderr, "read   {}\n", file);
+    }
+    Say(stderr, "{}", StartText(options_, corpus_, backend()));
+  }
+
+  RoutingTraceHeader RoutingHeader() const {
+    const lm::TransformerConfig& model = options_.train.model;
+    return {.ranks = options_.ranks,
+            .expert_parallel_size = options_.train.expert_parallel_size,
+            .num_experts = model.moe.router.num_experts,
+            .top_k = model.moe.router.top_k,
+            .hidden_size = model.hidden_size,
+            .dtype = options_.train.dtype,
+            .moe_layers = model.num_layers / model.moe_layer_freq};
+  }
+
+  // What comes before it goes with the first step: a run that ends before leaves the file as it was.
+  absl::Status AppendStep(const lm::StepMetrics& metrics) {
+    if (metrics_ == nullptr) return absl::OkStatus();
+    std::string before;
+    if (!appended_) {
+      MOE_ASSIGN_OR_RETURN(before, metrics_->LinesBefore(metrics.step));
+      if (before.empty()) before = absl::StrCat(start_line_, "\n");
+      appended_ = true;
+    }
+    return metrics_->Append(absl::StrCat(before, StepLine(metrics)));
+  }
+
+  // The file and its header come with the first step: a run that ends before leaves none.
+  absl::Status AppendRouting(absl::Span<const RoutingTraceRecord> records) {
+    std::string lines;
+    if (routing_ == nullptr) {
+      MOE_ASSIGN_OR_RETURN(routing_, LineFile::Create(options_.record_routing));
+      lines = HeaderLine(RoutingHeader());
+    }
+    for (const RoutingTraceRecord& record : records) lines += RecordLine(record);
+    return routing_->Append(lines);
+  }
+
   // The last line of the metrics and the end report. As JSON the report comes with the measurement.
-  absl::Status End(const lm::TrainReport& report);
-  RunFacts FactsOf(const lm::TrainReport& report) const;
+  absl::Status End(const lm::TrainReport& report) {
+    if (metrics_ != nullptr && appended_) MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
+    if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
+      PrintWarnings(kCommand, {warning});
+    }
+    return AsJson() ? absl::OkStatus() : Print(ReportText(options_, report, FactsOf(report)));
+  }
+
+  RunFacts FactsOf(const lm::TrainReport& report) const {
+    RunFacts facts = {
+        .backend = backend(), .command = CommandOf(invocation_, settings_, launch_), .files = {}};
+    if (metrics_ != nullptr) facts.files.push_back(metrics_->path());
+    if (!options_.record_routing.empty()) facts.files.push_back(options_.record_routing);
+    if (!options_.trace.empty()) facts.files.push_back(options_.trace);
+    if (report.saved_step >= 0) {
+      facts.files.push_back(
+          absl::StrCat(options_.train.checkpoints.folder, "/", StepFolderName(report.saved_step)));
+    }
+    return facts;
+  }
+
   bool AsJson() const { return settings_.is("output", "json"); }
   bool speaks() const { return launch_.rank() == 0; }
   const char* backend() const { return NameOf(launch_.plan.backend); }
@@ -97,175 +256,6 @@ class TrainRun {
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<LineFile> routing_;
 };
-
-absl::Status TrainRun::CheckPaths() const {
-  std::vector<FlagPath> inputs = {{"--config", settings_.text("config")}};
-  for (const std::string& file : corpus_.files) inputs.push_back({options_.data.flag(), file});
-  const std::string& out = options_.out;
-  return CheckOutputPaths(inputs, {{"--out", out.empty() ? out : MetricsFile::PathIn(out)},
-                                   {"--record-routing", options_.record_routing},
-                                   {"--trace", options_.trace}});
-}
-
-// On the CPU: what a GPU has left, its own allocations find out.
-absl::Status TrainRun::CheckMemory() const {
-  if (launch_.device.kind != DeviceKind::kCpu) return absl::OkStatus();
-  const lm::TrainConfig& train = options_.train;
-  const auto shape = sweep::ShapeOfTraining(train, SizeOf(train.model).total, launch_.world.ranks);
-  const std::string too_big = sweep::TooBig(sweep::EstimateMemory(shape), launch_.world.local_ranks,
-                                            sweep::AvailableMemoryBytes());
-  return too_big.empty() ? absl::OkStatus()
-                         : absl::ResourceExhaustedError(absl::StrCat("the model ", too_big));
-}
-
-// Everything that can be refused, before a rank starts. A file that is there keeps its content
-// until there is something to write into it; one made here for nothing goes with its owner.
-absl::Status TrainRun::Prepare() {
-  MOE_ASSIGN_OR_RETURN(options_, MakeTrainOptions(settings_, launch_.world));
-  MOE_RETURN_IF_ERROR(CheckMemory());
-  MOE_ASSIGN_OR_RETURN(corpus_, ReadText(options_));
-  if (!options_.init_from.empty()) {
-    auto model = hf::HfModel::Open(options_.init_from);
-    if (!model.ok()) return InputError("--init-from", model.status());
-    start_ = *std::move(model);
-  }
-  if (speaks()) MOE_RETURN_IF_ERROR(CheckPaths());
-  if (!options_.trace.empty()) {
-    if (speaks()) MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
-    trace_ = std::make_unique<TraceFile>(options_.trace, options_.comm_timeout);
-  }
-  if (speaks() && !options_.record_routing.empty()) {
-    const lm::TrainConfig& train = options_.train;
-    MOE_RETURN_IF_ERROR(InputError(
-        "--record-routing", CheckRoutingTraceFits(RoutingHeader(), train.steps,
-                                                  train.micro_batches * train.micro_batch_size *
-                                                      train.sequence_length)));
-    MOE_RETURN_IF_ERROR(CheckWritable("--record-routing", options_.record_routing));
-  }
-  if (speaks() && !options_.out.empty()) {
-    const bool continues = options_.train.checkpoints.resume != lm::TrainCheckpoints::Resume::kNone;
-    MOE_ASSIGN_OR_RETURN(
-        metrics_, MetricsFile::Create(options_.out, continues ? MetricsFile::Earlier::kContinued
-                                                              : MetricsFile::Earlier::kRefused));
-    start_line_ = StartLine(Provenance(launch_.device), launch_.world, settings_);
-  }
-  return absl::OkStatus();
-}
-
-void TrainRun::PrintStart() const {
-  if (settings_.on("quiet") || !speaks()) return;
-  if (settings_.on("verbose")) {
-    for (const std::string& file : corpus_.files) Say(stderr, "read   {}\n", file);
-  }
-  Say(stderr, "{}", StartText(options_, corpus_, backend()));
-}
-
-absl::Status TrainRun::Run() {
-  MOE_RETURN_IF_ERROR(Prepare());
-  PrintStart();
-  Progress progress({.steps = options_.train.steps,
-                     .log_interval = settings_.on("verbose") ? 1 : options_.train.log_interval,
-                     .quiet = settings_.on("quiet"),
-                     .unit = options_.data.unit()},
-                    StderrTerminal(), stderr);
-  lm::TrainHooks hooks = {.on_step = {}, .trace = trace_.get()};
-  hooks.on_step = [&](const lm::StepMetrics& metrics) {
-    progress.Show(metrics);
-    return AppendStep(metrics);
-  };
-  hooks.on_routing = [&](absl::Span<const RoutingTraceRecord> records) {
-    return AppendRouting(records);
-  };
-  if (start_.has_value()) {
-    hooks.load_weights = [&](ParameterStore& parameters, const Context& context) {
-      return start_->Load(parameters, context);
-    };
-  }
-  std::optional<StopSignal> stop;
-  if (!options_.train.checkpoints.folder.empty()) hooks.stop = &stop.emplace();
-  const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    const bool first = world->rank() == 0;
-    MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
-    // Training takes the world; what comes after it has one of its own.
-    MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> after, world->Split(0, world->rank()));
-    MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
-                         lm::Train(options_.train, corpus_, std::move(world), hooks));
-    if (mine.stopped) stopped_ = true;
-    if (!first) return MeasurePeak(options_.train, mine, std::move(after)).status();
-    // The measurement may fail: the run is whole, and told, before it.
-    progress.End();
-    MOE_RETURN_IF_ERROR(OrAbort(*after, End(mine)));
-    const auto peak = MeasurePeak(options_.train, mine, std::move(after));
-    if (AsJson()) {
-      const auto rates = peak.ok() ? *peak : std::vector<CommRate>();
-      MOE_RETURN_IF_ERROR(Print(ReportJson(mine, FactsOf(mine), rates)));
-      return peak.status();
-    }
-    MOE_RETURN_IF_ERROR(peak.status());
-    return Print(PeakText(*peak));
-  };
-  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
-  if (!stopped_) return absl::OkStatus();
-  return WithExitCode(
-      absl::CancelledError("stopped on request; the same command with --resume auto "
-                           "goes on"),
-      ExitCode::kStopped);
-}
-
-// What comes before it goes with the first step: a run that ends before leaves the file as it was.
-absl::Status TrainRun::AppendStep(const lm::StepMetrics& metrics) {
-  if (metrics_ == nullptr) return absl::OkStatus();
-  std::string before;
-  if (!appended_) {
-    MOE_ASSIGN_OR_RETURN(before, metrics_->LinesBefore(metrics.step));
-    if (before.empty()) before = absl::StrCat(start_line_, "\n");
-    appended_ = true;
-  }
-  return metrics_->Append(absl::StrCat(before, StepLine(metrics)));
-}
-
-RoutingTraceHeader TrainRun::RoutingHeader() const {
-  const lm::TransformerConfig& model = options_.train.model;
-  return {.ranks = options_.ranks,
-          .expert_parallel_size = options_.train.expert_parallel_size,
-          .num_experts = model.moe.router.num_experts,
-          .top_k = model.moe.router.top_k,
-          .hidden_size = model.hidden_size,
-          .dtype = options_.train.dtype,
-          .moe_layers = model.num_layers / model.moe_layer_freq};
-}
-
-// The file and its header come with the first step: a run that ends before leaves none.
-absl::Status TrainRun::AppendRouting(absl::Span<const RoutingTraceRecord> records) {
-  std::string lines;
-  if (routing_ == nullptr) {
-    MOE_ASSIGN_OR_RETURN(routing_, LineFile::Create(options_.record_routing));
-    lines = HeaderLine(RoutingHeader());
-  }
-  for (const RoutingTraceRecord& record : records) lines += RecordLine(record);
-  return routing_->Append(lines);
-}
-
-absl::Status TrainRun::End(const lm::TrainReport& report) {
-  if (metrics_ != nullptr && appended_) MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
-  if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
-    PrintWarnings(kCommand, {warning});
-  }
-  return AsJson() ? absl::OkStatus() : Print(ReportText(options_, report, FactsOf(report)));
-}
-
-RunFacts TrainRun::FactsOf(const lm::TrainReport& report) const {
-  RunFacts facts = {
-      .backend = backend(), .command = CommandOf(invocation_, settings_, launch_), .files = {}};
-  if (metrics_ != nullptr) facts.files.push_back(metrics_->path());
-  if (!options_.record_routing.empty()) facts.files.push_back(options_.record_routing);
-  if (!options_.trace.empty()) facts.files.push_back(options_.trace);
-  if (report.saved_step >= 0) {
-    facts.files.push_back(
-        absl::StrCat(options_.train.checkpoints.folder, "/", StepFolderName(report.saved_step)));
-  }
-  return facts;
-}
 
 absl::Status Run(const Invocation& invocation) {
   std::vector<std::string> warnings;

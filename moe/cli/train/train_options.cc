@@ -1,6 +1,9 @@
 #include "moe/cli/train/train_options.h"
 
 #include <algorithm>
+#include <charconv>
+#include <optional>
+#include <utility>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
@@ -10,8 +13,8 @@
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
-#include "moe/cli/train/init_from.h"
-#include "moe/cli/train/train_batch.h"
+#include "moe/cli/base/program.h"
+#include "moe/hf/model_rule.h"
 
 namespace moe::cli {
 namespace {
@@ -55,6 +58,61 @@ absl::StatusOr<int> TensorLeavesOf(const Settings& settings) {
     return WrongFlag("--tensor-leaves", leaves, "1: products of a GPU have no trees yet");
   }
   return settings.integer("tensor-leaves");
+}
+
+struct BatchSizes {
+  int64_t micro_batch_size = 0;
+  int64_t micro_batches = 0;  // M, over all ranks
+};
+
+std::optional<int64_t> Given(const Settings& settings, const char* name) {
+  if (!settings.given(name)) return std::nullopt;
+  return settings.integer(name);
+}
+
+// batch / part, or the nearest batch that `part` divides.
+absl::StatusOr<int64_t> Divide(int64_t batch, int64_t part, const char* part_flag) {
+  if (batch % part == 0) return batch / part;
+  const int64_t below = batch / part * part;
+  const int64_t nearest = below > 0 && batch - below <= part / 2 ? below : below + part;
+  return absl::InvalidArgumentError(absl::StrCat("--train-batch-size is ", batch,
+                                                 ", expected a multiple of ", part_flag, " ", part,
+                                                 ", nearest ", nearest));
+}
+
+// batch = micro-batch-size x M, and M = accumulation x ranks. What is not given follows from what
+// is, else from the defaults. All are at least 1. kInvalidArgument when they contradict each other,
+// or do not divide.
+absl::StatusOr<BatchSizes> ResolveBatch(const Settings& settings, int ranks) {
+  const auto batch = Given(settings, "train-batch-size");
+  const auto accumulation = Given(settings, "gradient-accumulation-steps");
+  const auto given_size = Given(settings, "micro-batch-size");
+  auto count = Given(settings, "micro-batches");
+  if (accumulation.has_value()) {
+    const int64_t implied = *accumulation * ranks;
+    if (count.has_value() && *count != implied) {
+      return absl::InvalidArgumentError(absl::StrCat("--micro-batches is ", *count, ", expected ",
+                                                     implied, ": --gradient-accumulation-steps ",
+                                                     *accumulation, " x ", ranks, " ranks"));
+    }
+    count = implied;
+  }
+  BatchSizes sizes = {given_size.value_or(settings.integer("micro-batch-size")),
+                      count.value_or(settings.integer("micro-batches"))};
+  if (!batch.has_value()) return sizes;
+  if (!count.has_value()) {
+    MOE_ASSIGN_OR_RETURN(sizes.micro_batches,
+                         Divide(*batch, sizes.micro_batch_size, "--micro-batch-size"));
+  } else if (!given_size.has_value()) {
+    MOE_ASSIGN_OR_RETURN(sizes.micro_batch_size,
+                         Divide(*batch, sizes.micro_batches, "the micro-batches,"));
+  } else if (sizes.micro_batch_size * sizes.micro_batches != *batch) {
+    return absl::InvalidArgumentError(absl::StrCat("--train-batch-size is ", *batch, ", expected ",
+                                                   sizes.micro_batch_size * sizes.micro_batches,
+                                                   ": --micro-batch-size ", sizes.micro_batch_size,
+                                                   " x ", sizes.micro_batches, " micro-batches"));
+  }
+  return sizes;
 }
 
 // What does not follow from one row.
@@ -117,6 +175,69 @@ absl::Status CheckSizes(const lm::TrainConfig& train) {
   if (parameters > kMostElements) {
     return WrongFlag("the model", absl::StrCat("about ", parameters, " parameters"),
                      "at most 1e12");
+  }
+  return absl::OkStatus();
+}
+
+// The settings of a public model.
+std::vector<std::pair<const char*, std::string>> TextsOf(const lm::TransformerConfig& model) {
+  const MoeLayerConfig& moe = model.moe;
+  const auto on = [](bool value) {
+    return std::string(value ? "true" : "false");
+  };
+  const auto real = [](float value) {
+    char text[64];
+    return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
+  };
+  // Gates that differ in whether they divide by the sum of the weights, which is no setting.
+  const std::string& of_family = moe.router.gate;
+  const char* const gate = of_family == "mixtral"                     ? "mixtral"
+                           : moe.router.norm_topk_prob.value_or(true) ? "qwen3"
+                           : of_family == "olmoe"                     ? "olmoe"
+                                                                      : "qwen2";
+  return {{"vocab-size", absl::StrCat(model.vocab_size)},
+          {"hidden-size", absl::StrCat(model.hidden_size)},
+          {"num-layers", absl::StrCat(model.num_layers)},
+          {"num-attention-heads", absl::StrCat(model.num_attention_heads)},
+          {"num-query-groups", absl::StrCat(model.key_value_heads())},
+          {"kv-channels", absl::StrCat(model.head_dim())},
+          {"add-qkv-bias", on(model.qkv_bias)},
+          {"qk-layernorm", NameOf(model.qk_norm, kQkNorms)},
+          {"tie-word-embeddings", on(model.tied_embeddings)},
+          {"rotary-base", real(model.rotary_base)},
+          {"norm-epsilon", real(model.norm_epsilon)},
+          {"moe-layer-freq", absl::StrCat(model.moe_layer_freq)},
+          {"dense-ffn-hidden-size", absl::StrCat(model.dense_ffn_hidden_size)},
+          {"router", gate},
+          {"num-experts", absl::StrCat(moe.router.num_experts)},
+          {"moe-router-topk", absl::StrCat(moe.router.top_k)},
+          {"moe-ffn-hidden-size", absl::StrCat(moe.ffn_hidden_size)},
+          {"moe-shared-expert-intermediate-size", absl::StrCat(moe.shared_expert_ffn_hidden_size)},
+          {"moe-shared-expert-gate", on(moe.gated_shared_expert)},
+          {"activation", NameOf(moe.activation.kind, kActivations)}};
+}
+
+bool Same(const Setting& setting, const std::string& given, const std::string& text) {
+  float a = 0, b = 0;
+  if (setting.kind != Kind::kReal) return given == text;
+  return absl::SimpleAtof(given, &a) && absl::SimpleAtof(text, &b) && a == b;
+}
+
+// Sets the model's settings to what config.json in the folder of --init-from says, as a preset;
+// nothing without the flag. kInvalidArgument, naming the setting, where another value was given;
+// errors of hf::ReadModelConfig.
+absl::Status ApplyInitFrom(Settings& settings) {
+  if (settings.empty("init-from")) return absl::OkStatus();
+  const std::string& folder = settings.text("init-from");
+  const auto config = hf::ReadModelConfig(folder);
+  if (!config.ok()) return InputError("--init-from", config.status());
+  for (auto& [name, text] : TextsOf(config->model)) {
+    const Setting& setting = *settings.Find(name);
+    if (settings.given(name) && !Same(setting, settings.text(name), text)) {
+      return WrongValue(settings, name, absl::StrCat(text, ", as --init-from ", folder, " has it"));
+    }
+    MOE_RETURN_IF_ERROR(settings.Set(setting, {std::move(text)}, Origin::kPreset,
+                                     absl::StrCat("--init-from ", folder)));
   }
   return absl::OkStatus();
 }

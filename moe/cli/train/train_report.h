@@ -1,11 +1,16 @@
-// What `moe train` says before and after training.
+// What `moe train` says before and after training, and how fast its communication was beside what a
+// benchmark of the same sizes reaches.
 #ifndef MOE_MOE_CLI_TRAIN_TRAIN_REPORT_H_
 #define MOE_MOE_CLI_TRAIN_TRAIN_REPORT_H_
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "moe/cli/train/comm_peak.h"
+#include <absl/status/statusor.h>
+
+#include "comm/communicator.h"
 #include "moe/cli/train/train_options.h"
 #include "moe/lm/trainer.h"
 
@@ -17,6 +22,28 @@ struct RunFacts {
   std::string command;             // reproduces the run
   std::vector<std::string> files;  // written
 };
+
+// A kind of communication over a whole run, of one rank.
+struct CommRate {
+  std::string name;
+  int64_t calls = 0;
+  int64_t size_bytes = 0;    // of a call, its own part included; mean
+  int64_t moved_bytes = 0;   // that left the rank, all calls
+  double seconds = 0;        // in training's phases; mean over ranks
+  double bench_seconds = 0;  // of as many calls in a benchmark: median of a call times calls
+};
+
+// Benchmarks an exchange of tokens (alltoallv, uniform, the run's dispatch) inside each
+// expert-parallel group, all groups at once, and all-reduces of the mean size of the buckets of
+// replicated and of expert parameters. Leaves out what has no second rank. Takes some tens of
+// milliseconds: at most 10 calls of each, fewer of large ones. Collective over `world`; blocks. The
+// result is rank 0's concern; every rank gets its own.
+absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
+                                                  const lm::TrainReport& report,
+                                                  std::unique_ptr<Communicator> world);
+
+// The rates as a table for the end report; empty without rates.
+std::string PeakText(const std::vector<CommRate>& rates);
 
 // Lines before training: text read, model, mesh, step.
 std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
