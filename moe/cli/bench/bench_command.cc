@@ -1,32 +1,108 @@
-// moe bench: times and checks collectives.
+// moe bench: times and checks collectives, the kernels of a layer, and a layer; prints and judges.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
 #include <absl/types/span.h>
 #include <fmt/format.h>
 
+#include "kernels/base/cuda_devices.h"
+#include "kernels/base/parallel.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/command.h"
+#include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/bench/bench_options.h"
-#include "moe/cli/bench/bench_output.h"
 #include "moe/cli/bench/bench_row.h"
 #include "moe/cli/bench/collectives.h"
+#include "moe/cli/bench/tables.h"
 #include "moe/session.h"
 
 namespace moe::cli {
 namespace {
 
 constexpr char kCommand[] = "bench";
+
+// The rows of a benchmark as its flags ask for them: a table for people, unless -o names another
+// form; -oe and -J beside it. Of the rank that speaks.
+class BenchOutput {
+ public:
+  // `model`: a row, for its keys.
+  BenchOutput(const BenchCall& call, const bench::Fields& model);
+
+  // `text`: what the table has of it.
+  absl::Status Begin(const std::string& text) {
+    if (err_.has_value()) PrintAside(err_->Begin());
+    return Print(out_.has_value() ? out_->Begin() : text);
+  }
+
+  absl::Status Add(const bench::Fields& row, const std::string& text) {
+    rows_.push_back(Whole(row));
+    const std::vector<bench::Cell> cells = bench::CellsOf(rows_.back());
+    if (err_.has_value()) PrintAside(err_->Row(cells));
+    return Print(out_.has_value() ? out_->Row(cells) : text);
+  }
+
+  absl::Status End(const std::string& text) {
+    if (err_.has_value()) PrintAside(err_->End());
+    MOE_RETURN_IF_ERROR(Print(out_.has_value() ? out_->End() : text));
+    if (call_.options.json_path.empty()) return absl::OkStatus();
+    std::vector<std::vector<bench::Cell>> cells;
+    for (const bench::Fields& row : rows_) cells.push_back(bench::CellsOf(row));
+    return WriteFile("-J", call_.options.json_path,
+                     bench::WriteTable(bench::TableForm::kJson, keys_, cells));
+  }
+
+  // Exit code 1 if --fail-if holds for a row; `where` ends the message: "at size 4096".
+  absl::Status CheckBound(absl::FunctionRef<std::string(size_t row)> where) const {
+    for (size_t i = 0; i < rows_.size() && call_.fail_if.has_value(); ++i) {
+      const auto lookup = [&](absl::string_view column) {
+        return bench::NumberOf(rows_[i], column);
+      };
+      if (!call_.fail_if->Holds(lookup)) continue;
+      return CheckFailed(absl::StrCat("--fail-if '", call_.fail_if->text(), "' holds ", where(i)));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // With where it comes from, and flags that no other key tells.
+  bench::Fields Whole(bench::Fields row) const {
+    bench::AddOrigin(call_.provenance, row);
+    row.push_back({"settings", BenchIdentity(call_.settings, call_.operation)});
+    return row;
+  }
+
+  const BenchCall& call_;
+  const std::vector<std::string> keys_;
+  std::optional<bench::TableWriter> out_, err_;
+  std::vector<bench::Fields> rows_;
+};
+
+BenchOutput::BenchOutput(const BenchCall& call, const bench::Fields& model)
+    : call_(call), keys_(bench::KeysOf(Whole(model))) {
+  const auto start = [&](const char* flag, std::optional<bench::TableWriter>& writer) {
+    const auto form = bench::TableFormOf(call.settings.text(flag));  // "table": none of them
+    if (form.has_value()) writer.emplace(*form, keys_);
+  };
+  start("output", out_);
+  start("output-stderr", err_);
+}
+
+const char* Plural(int count) {
+  return count == 1 ? "" : "s";
+}
 
 bench::HeatMap HeatMapOf(absl::Span<const bench::BenchRow> rows) {
   bench::HeatMap map{.ranks = rows[0].ranks, .gbytes_per_s = {}, .title = {}};
@@ -40,17 +116,129 @@ class BenchRun {
  public:
   BenchRun(BenchCall& call, const Launch& launch) : call_(call), launch_(launch) {}
 
-  absl::Status Run();
+  absl::Status Run() {
+    MOE_RETURN_IF_ERROR(Prepare());
+    BenchOutput output(call_, bench::BenchFields({}));
+    const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
+      return OrAbort(*world, OnRank(*world, output));
+    };
+    MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, call_.options.comm_timeout, kCommand), body));
+    if (!speaks()) return absl::OkStatus();
+    MOE_RETURN_IF_ERROR(End(output));
+    return Verdict(output);
+  }
 
  private:
-  absl::Status Prepare();
-  absl::Status OnRank(Communicator& world, BenchOutput& output);
-  std::string About(const bench::WorldFacts& facts) const;
-  void Note(const bench::BenchRow& row) const;
+  // Everything that can be refused, before a rank starts.
+  absl::Status Prepare() {
+    MOE_ASSIGN_OR_RETURN(options_, MakeCollectiveOptions(call_, launch_));
+    MOE_RETURN_IF_ERROR(SetFailIf(bench::BenchFields({}), call_));
+    return speaks() ? CheckOutputs(call_.settings, options_.spec.routing) : absl::OkStatus();
+  }
+
+  absl::Status OnRank(Communicator& world, BenchOutput& output) {
+    const bool first = world.rank() == 0;
+    if (call_.options.pin) MOE_RETURN_IF_ERROR(PinRank(launch_, world, /*threads=*/1));
+    MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(launch_.device.kind, world));
+    MOE_ASSIGN_OR_RETURN(const auto stream, bench::StreamOfCalls(device));
+    MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call_.settings.text("trace"), world));
+    bench::MeasureOptions measure = call_.options.measure;
+    measure.trace = trace->recorder();
+    if (measure.trace != nullptr) measure.trace->AddLane("collective", stream.get());
+    MOE_ASSIGN_OR_RETURN(const auto facts, bench::FindWorldFacts(world));
+    const std::string head = nccl() ? bench::NcclHead() : pairs() ? "" : bench::BenchHead();
+    if (first) MOE_RETURN_IF_ERROR(output.Begin(About(facts) + head));
+    for (const int64_t size : options_.sizes) {
+      bench::CaseSpec spec = options_.spec;
+      spec.size_bytes = size;
+      MOE_ASSIGN_OR_RETURN(auto rows, bench::MeasureRows(spec, measure, facts, world, *stream));
+      if (nccl() && call_.settings.is("output", "table")) {
+        spec.form = bench::Form::kOther;
+        MOE_ASSIGN_OR_RETURN(const auto others,
+                             bench::MeasureRows(spec, measure, facts, world, *stream));
+        for (size_t i = 0; i < rows.size(); ++i) {
+          rows[i].other_time_us = others[i].time_us;
+          rows[i].other_wrong = others[i].wrong;
+        }
+      }
+      if (first && size == options_.sizes.front()) Note(rows.front());
+      if (first) MOE_RETURN_IF_ERROR(Add(rows, output));
+    }
+    return trace->Write();
+  }
+
+  std::string About(const bench::WorldFacts& facts) const {
+    const bool skewed = options_.spec.op == bench::Op::kAllToAllV;
+    std::string text = fmt::format("# moe bench {}: {} rank{} on {} host{}, {}", call_.operation,
+                                   launch_.world.ranks, Plural(launch_.world.ranks), facts.hosts,
+                                   Plural(facts.hosts), facts.transport);
+    if (skewed)
+      absl::StrAppend(&text, ", routing ", options_.spec.routing.text, ", seed ",
+                      options_.spec.seed);
+    if (options_.spec.node_size > 0) {
+      absl::StrAppend(&text, ", every ", options_.spec.node_size, " ranks stand for a host");
+    }
+    return absl::StrCat(text, "\n", TimeText(call_, "max over ranks of the mean"));
+  }
+
+  // What was measured in place of what was asked for.
+  void Note(const bench::BenchRow& row) const {
+    if (call_.settings.on("quiet") || options_.spec.dispatch != DispatchAlgorithm::kDirect) return;
+    if (row.algorithm == "direct") return;
+    Say(stderr, "moe bench: --dispatch direct needs peer memory, which {} has not: {}\n",
+        row.backend, row.algorithm);
+  }
+
   // The rows of one size: one, for p2p all pairs.
-  absl::Status Add(absl::Span<const bench::BenchRow> rows, BenchOutput& output);
-  absl::Status End(BenchOutput& output) const;
-  absl::Status Verdict(const BenchOutput& output) const;
+  absl::Status Add(absl::Span<const bench::BenchRow> rows, BenchOutput& output) {
+    last_ = rows_.size();
+    for (const bench::BenchRow& row : rows) {
+      std::string text;
+      if (nccl()) {
+        text = bench::NcclLine(row);
+      } else if (!pairs()) {
+        text = bench::BenchLine(row, call_.options.measure.max_noise_pct);
+      } else if (&row == &rows.back()) {
+        text = bench::HeatText(HeatMapOf(rows));
+      }
+      MOE_RETURN_IF_ERROR(output.Add(bench::BenchFields(row), text));
+      rows_.push_back(row);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status End(BenchOutput& output) const {
+    std::vector<double> cvs_pct;
+    for (const bench::BenchRow& row : rows_) cvs_pct.push_back(row.samples_us.cv_pct);
+    const std::string foot = nccl() || pairs() ? bench::NcclFoot(rows_) : bench::BenchFoot(rows_);
+    MOE_RETURN_IF_ERROR(
+        output.End(foot + bench::NoiseFoot(cvs_pct, call_.options.measure.max_noise_pct)));
+    if (call_.settings.empty("svg")) return absl::OkStatus();
+    return WriteFile("--svg", call_.settings.text("svg"),
+                     bench::HeatSvg(HeatMapOf(absl::MakeConstSpan(rows_).subspan(last_))));
+  }
+
+  // Of the process that speaks alone: a launcher ends the others as soon as one fails, perhaps before
+  // the table is out.
+  absl::Status Verdict(const BenchOutput& output) const {
+    int64_t wrong = 0;
+    for (const bench::BenchRow& row : rows_) {
+      wrong += std::max<int64_t>(0, row.wrong) + std::max<int64_t>(0, row.other_wrong);
+    }
+    if (wrong > 0) {
+      return CheckFailed(
+          absl::StrCat(wrong, " wrong elements, expected none; see the column #wrong"));
+    }
+    return output.CheckBound([&](size_t i) {
+      const bench::BenchRow& row = rows_[i];
+      const std::string pair =
+          row.source < 0 ? "" : fmt::format(" from {} to {}", row.source, row.destination);
+      return fmt::format("at size {}{}: time {:.2f} us, algbw {:.2f}, busbw {:.2f} GB/s",
+                         row.size_bytes, pair, row.time_us, row.algbw(), row.busbw());
+    });
+  }
+
   bool speaks() const { return launch_.rank() == 0; }
   bool pairs() const { return options_.spec.op == bench::Op::kPointToPoint; }
   bool nccl() const { return options_.format == BenchFormat::kNccl; }
@@ -62,124 +250,115 @@ class BenchRun {
   size_t last_ = 0;                    // where those of the last size begin
 };
 
-// Everything that can be refused, before a rank starts.
-absl::Status BenchRun::Prepare() {
-  MOE_ASSIGN_OR_RETURN(options_, MakeCollectiveOptions(call_, launch_));
-  MOE_RETURN_IF_ERROR(SetFailIf(bench::BenchFields({}), call_));
-  return speaks() ? CheckOutputs(call_.settings, options_.spec.routing) : absl::OkStatus();
+std::string PlaceText(const bench::KernelDevice& device) {
+  const bench::Place place = device.place();
+  if (!device.is_cpu()) return CudaDevices()->front().name;
+  return absl::StrCat(place.threads, " thread", Plural(place.threads));
 }
 
-std::string BenchRun::About(const bench::WorldFacts& facts) const {
-  const bool skewed = options_.spec.op == bench::Op::kAllToAllV;
-  std::string text = fmt::format("# moe bench {}: {} rank{} on {} host{}, {}", call_.operation,
-                                 launch_.world.ranks, launch_.world.ranks == 1 ? "" : "s",
-                                 facts.hosts, facts.hosts == 1 ? "" : "s", facts.transport);
-  if (skewed)
-    absl::StrAppend(&text, ", routing ", options_.spec.routing.text, ", seed ", options_.spec.seed);
-  if (options_.spec.node_size > 0) {
-    absl::StrAppend(&text, ", every ", options_.spec.node_size, " ranks stand for a host");
-  }
-  return absl::StrCat(text, "\n", TimeText(call_, "max over ranks of the mean"));
-}
-
-// What was measured in place of what was asked for.
-void BenchRun::Note(const bench::BenchRow& row) const {
-  if (call_.options.quiet || options_.spec.dispatch != DispatchAlgorithm::kDirect) return;
-  if (row.algorithm == "direct") return;
-  Say(stderr, "moe bench: --dispatch direct needs peer memory, which {} has not: {}\n", row.backend,
-      row.algorithm);
-}
-
-absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
-  const bool first = world.rank() == 0;
-  if (call_.options.pin) MOE_RETURN_IF_ERROR(PinRank(launch_, world, /*threads=*/1));
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(launch_.device.kind, world));
-  MOE_ASSIGN_OR_RETURN(const auto stream, bench::StreamOfCalls(device));
-  MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call_.settings.text("trace"), world));
-  bench::MeasureOptions measure = call_.options.measure;
-  measure.trace = trace->recorder();
-  if (measure.trace != nullptr) measure.trace->AddLane("collective", stream.get());
-  MOE_ASSIGN_OR_RETURN(const auto facts, bench::FindWorldFacts(world));
-  const std::string head = nccl() ? bench::NcclHead() : pairs() ? "" : bench::BenchHead();
-  if (first) MOE_RETURN_IF_ERROR(output.Begin(About(facts) + head));
-  for (const int64_t size : options_.sizes) {
-    bench::CaseSpec spec = options_.spec;
-    spec.size_bytes = size;
-    MOE_ASSIGN_OR_RETURN(auto rows, bench::MeasureRows(spec, measure, facts, world, *stream));
-    if (nccl() && call_.settings.is("output", "table")) {
-      spec.form = bench::Form::kOther;
-      MOE_ASSIGN_OR_RETURN(const auto others,
-                           bench::MeasureRows(spec, measure, facts, world, *stream));
-      for (size_t i = 0; i < rows.size(); ++i) {
-        rows[i].other_time_us = others[i].time_us;
-        rows[i].other_wrong = others[i].wrong;
-      }
-    }
-    if (first && size == options_.sizes.front()) Note(rows.front());
-    if (first) MOE_RETURN_IF_ERROR(Add(rows, output));
-  }
-  return trace->Write();
-}
-
-absl::Status BenchRun::Add(absl::Span<const bench::BenchRow> rows, BenchOutput& output) {
-  last_ = rows_.size();
-  for (const bench::BenchRow& row : rows) {
-    std::string text;
-    if (nccl()) {
-      text = bench::NcclLine(row);
-    } else if (!pairs()) {
-      text = bench::BenchLine(row, call_.options.measure.max_noise_pct);
-    } else if (&row == &rows.back()) {
-      text = bench::HeatText(HeatMapOf(rows));
-    }
-    MOE_RETURN_IF_ERROR(output.Add(bench::BenchFields(row), text));
-    rows_.push_back(row);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status BenchRun::End(BenchOutput& output) const {
-  std::vector<double> cvs_pct;
-  for (const bench::BenchRow& row : rows_) cvs_pct.push_back(row.samples_us.cv_pct);
-  const std::string foot = nccl() || pairs() ? bench::NcclFoot(rows_) : bench::BenchFoot(rows_);
+// Prints and judges the rows. `names`: the columns that say which row it is.
+absl::Status Show(const BenchCall& call, const std::string& about,
+                  absl::Span<const bench::Column> columns, const std::vector<bench::Fields>& rows,
+                  const std::string& foot, const std::vector<std::string>& names) {
+  const double max_noise_pct = call.options.measure.max_noise_pct;
+  BenchOutput output(call, rows.front());
   MOE_RETURN_IF_ERROR(
-      output.End(foot + bench::NoiseFoot(cvs_pct, call_.options.measure.max_noise_pct)));
-  if (call_.settings.empty("svg")) return absl::OkStatus();
-  return WriteFile("--svg", call_.settings.text("svg"),
-                   bench::HeatSvg(HeatMapOf(absl::MakeConstSpan(rows_).subspan(last_))));
-}
-
-// Of the process that speaks alone: a launcher ends the others as soon as one fails, perhaps before
-// the table is out.
-absl::Status BenchRun::Verdict(const BenchOutput& output) const {
-  int64_t wrong = 0;
-  for (const bench::BenchRow& row : rows_) {
-    wrong += std::max<int64_t>(0, row.wrong) + std::max<int64_t>(0, row.other_wrong);
+      output.Begin(absl::StrCat(about, TimeText(call, "median"), bench::TableHead(columns))));
+  std::vector<double> cvs_pct;
+  for (const bench::Fields& row : rows) {
+    MOE_RETURN_IF_ERROR(output.Add(row, bench::TableLine(columns, row, max_noise_pct)));
+    cvs_pct.push_back(*bench::NumberOf(row, "cv"));
   }
-  if (wrong > 0) {
+  MOE_RETURN_IF_ERROR(output.End(bench::NoiseFoot(cvs_pct, max_noise_pct) + foot));
+  const auto which = [&](size_t i) {
+    std::string text;
+    for (const std::string& name : names) {
+      absl::StrAppend(&text, bench::Find(rows[i], name)->text(), " ");
+    }
+    return text;
+  };
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bench::Cell& wrong = *bench::Find(rows[i], "nwrong");
+    if (!(wrong.number() > 0)) continue;
     return CheckFailed(
-        absl::StrCat(wrong, " wrong elements, expected none; see the column #wrong"));
+        absl::StrCat(which(i), "has ", wrong.text(), " wrong elements, expected none"));
   }
   return output.CheckBound([&](size_t i) {
-    const bench::BenchRow& row = rows_[i];
-    const std::string pair =
-        row.source < 0 ? "" : fmt::format(" from {} to {}", row.source, row.destination);
-    return fmt::format("at size {}{}: time {:.2f} us, algbw {:.2f}, busbw {:.2f} GB/s",
-                       row.size_bytes, pair, row.time_us, row.algbw(), row.busbw());
+    return absl::StrCat("for ", which(i), "with a time of ",
+                        bench::Find(rows[i], "time_us")->text(), " us");
   });
 }
 
-absl::Status BenchRun::Run() {
-  MOE_RETURN_IF_ERROR(Prepare());
-  BenchOutput output(call_, bench::BenchFields({}));
+std::string RouterText(const bench::LayerSpec& spec) {
+  const RouterConfig& router = spec.layer.router;
+  const std::string capacity = router.capacity_factor.has_value()
+                                   ? absl::StrCat(", capacity ", *router.capacity_factor)
+                                   : "";
+  const std::string chosen = spec.routing.has_value() ? absl::StrCat("routing ", spec.routing->text)
+                                                      : absl::StrCat("router ", router.gate);
+  return chosen + capacity;
+}
+
+absl::Status RunKernelBench(BenchCall& call, const Launch& launch) {
+  MOE_ASSIGN_OR_RETURN(const bench::KernelSpec s, MakeKernelSpec(call, launch));
+  MOE_RETURN_IF_ERROR(SetFailIf(
+      bench::KernelFields(bench::KernelRow{.spec = bench::KernelSpec{.op = s.op}}), call));
+  MOE_RETURN_IF_ERROR(CheckOutputs(call.settings, s.routing));
+  ThreadPool threads(call.options.part.threads);
+  MOE_ASSIGN_OR_RETURN(const auto device, bench::KernelDevice::Create(launch.device, threads));
+  MOE_ASSIGN_OR_RETURN(const std::vector<bench::KernelRow> measured,
+                       bench::MeasureKernels(s, call.options.measure, *device));
+  std::vector<bench::Fields> rows;
+  for (const bench::KernelRow& row : measured) rows.push_back(bench::KernelFields(row));
+  const bool gemm = s.op == bench::KernelOp::kGemm;
+  const std::string what =
+      s.op == bench::KernelOp::kGate
+          ? absl::StrCat("router ", s.router.gate)
+          : absl::StrCat("H ", s.hidden, gemm ? absl::StrCat(", F ", s.ffn) : "");
+  const std::string about =
+      fmt::format("# moe bench {}: {} tokens x top-{} on {} experts, {}, routing {}, seed {}, {}\n",
+                  call.operation, s.tokens, s.router.top_k, s.router.num_experts, what,
+                  s.routing.text, s.seed, PlaceText(*device));
+  using Names = std::vector<std::string>;
+  return Show(call, about, bench::KernelColumns(s.op), rows, "",
+              gemm ? Names{"product"} : Names{"op", "pass", "kernel"});
+}
+
+absl::Status RunLayerBench(BenchCall& call, const Launch& launch) {
+  MOE_ASSIGN_OR_RETURN(const bench::LayerSpec s, MakeLayerSpec(call, launch));
+  MOE_RETURN_IF_ERROR(SetFailIf(bench::LayerFields({}, {}), call));
+  if (launch.rank() == 0) {
+    MOE_RETURN_IF_ERROR(CheckOutputs(call.settings, s.routing.value_or(bench::RoutingSpec{})));
+  }
+  bench::LayerResult result;
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
-    return OrAbort(*world, OnRank(*world, output));
+    const bool first = world->rank() == 0;
+    MOE_RETURN_IF_ERROR(CheckWorldSize(launch, *world));
+    if (call.options.pin) MOE_RETURN_IF_ERROR(PinRank(launch, *world, s.threads));
+    MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call.settings.text("trace"), *world));
+    bench::MeasureOptions measure = call.options.measure;
+    measure.trace = trace->recorder();
+    MOE_ASSIGN_OR_RETURN(auto mine, bench::MeasureLayer(s, measure, std::move(world)));
+    MOE_RETURN_IF_ERROR(trace->Write());
+    if (first) result = std::move(mine);
+    return absl::OkStatus();
   };
-  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, call_.options.comm_timeout, kCommand), body));
-  if (!speaks()) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(End(output));
-  return Verdict(output);
+  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch, call.options.comm_timeout, kCommand), body));
+  if (launch.rank() != 0) return absl::OkStatus();
+  std::vector<bench::Fields> rows;
+  for (const bench::LayerRow& row : result.rows) rows.push_back(bench::LayerFields(result, row));
+  const std::string about = fmt::format(
+      "# moe bench layer: {} rank{} ({}) x {} tokens x top-{} on {} experts, H {}, F {}, {}, {} "
+      "thread{} a rank, {}\n",
+      launch.world.ranks, Plural(launch.world.ranks), result.backend, s.tokens,
+      s.layer.router.top_k, s.layer.router.num_experts, s.layer.router.hidden_size,
+      s.layer.ffn_hidden_size, moe::NameOf(s.dtype), s.threads, Plural(s.threads), RouterText(s));
+  const bench::LayerFigures& f = result.figures;
+  const std::string foot = fmt::format(
+      "# {:.0f} tokens/s, drop {:.2f}%, maxvio {:.2f}, dead {}, peak {:.1f} MiB a rank\n",
+      f.tokens_per_s, 100 * f.drop_fraction, f.max_vio, f.dead_experts,
+      static_cast<double>(f.peak_bytes) / (1 << 20));
+  return Show(call, about, bench::LayerColumns(), rows, foot, {"pass", "phase"});
 }
 
 // Other backends move memory of the host alone: a time would be that of copies to and from it.

@@ -34,6 +34,26 @@ std::vector<std::string> Operations() {
   return names;
 }
 
+// "65536", "64K", "64KiB", "16M", "1G" (powers of 1024); kInvalidArgument names the flag.
+absl::StatusOr<int64_t> ParseBytes(absl::string_view flag, absl::string_view text) {
+  absl::string_view digits = text;
+  int64_t unit = 1;
+  if (!absl::ConsumeSuffix(&digits, "iB")) absl::ConsumeSuffix(&digits, "B");
+  if (absl::ConsumeSuffix(&digits, "K") || absl::ConsumeSuffix(&digits, "k")) {
+    unit = int64_t{1} << 10;
+  } else if (absl::ConsumeSuffix(&digits, "M") || absl::ConsumeSuffix(&digits, "m")) {
+    unit = int64_t{1} << 20;
+  } else if (absl::ConsumeSuffix(&digits, "G") || absl::ConsumeSuffix(&digits, "g")) {
+    unit = int64_t{1} << 30;
+  }
+  int64_t number = 0;
+  if (absl::SimpleAtoi(digits, &number) && number >= 1 && number <= kMostBytes / unit) {
+    return number * unit;
+  }
+  return WrongFlag(flag, absl::StrCat("'", text, "'"),
+                   "bytes from 1 to 1024G: a whole number, with K, M or G for powers of 1024");
+}
+
 absl::StatusOr<std::vector<int64_t>> SizesOf(const Settings& settings) {
   MOE_ASSIGN_OR_RETURN(const int64_t begin, ParseBytes("-b", settings.text("minbytes")));
   MOE_ASSIGN_OR_RETURN(const int64_t given_end, ParseBytes("-e", settings.text("maxbytes")));
@@ -111,25 +131,6 @@ void UseTrace(const Settings& settings, CollectiveOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<int64_t> ParseBytes(absl::string_view flag, absl::string_view text) {
-  absl::string_view digits = text;
-  int64_t unit = 1;
-  if (!absl::ConsumeSuffix(&digits, "iB")) absl::ConsumeSuffix(&digits, "B");
-  if (absl::ConsumeSuffix(&digits, "K") || absl::ConsumeSuffix(&digits, "k")) {
-    unit = int64_t{1} << 10;
-  } else if (absl::ConsumeSuffix(&digits, "M") || absl::ConsumeSuffix(&digits, "m")) {
-    unit = int64_t{1} << 20;
-  } else if (absl::ConsumeSuffix(&digits, "G") || absl::ConsumeSuffix(&digits, "g")) {
-    unit = int64_t{1} << 30;
-  }
-  int64_t number = 0;
-  if (absl::SimpleAtoi(digits, &number) && number >= 1 && number <= kMostBytes / unit) {
-    return number * unit;
-  }
-  return WrongFlag(flag, absl::StrCat("'", text, "'"),
-                   "bytes from 1 to 1024G: a whole number, with K, M or G for powers of 1024");
-}
-
 absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
                                         absl::Span<const std::string> environment,
                                         std::vector<std::string>& warnings) {
@@ -189,7 +190,6 @@ std::string TimeText(const BenchCall& call, const char* what) {
 }
 
 absl::Status FillBenchOptions(BenchCall& call) {
-  call.options.quiet = call.settings.on("quiet");
   return Fill(call.settings, BenchSettings(call.options));
 }
 

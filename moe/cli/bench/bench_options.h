@@ -28,10 +28,6 @@
 
 namespace moe::cli {
 
-// Groups of the settings that make a layer: those that its parts may not read are refused there.
-inline constexpr char kLayerGroup[] = "A layer and its parts (gate, permute, combine, gemm, layer)";
-inline constexpr char kRouterGroup[] = "Router of gate and layer";
-
 // -d, with nccl-tests' names too.
 inline constexpr Choice<DType> kDataTypes[] = {
     {"f32", DType::kFloat32},   {"f64", DType::kFloat64},     {"bf16", DType::kBFloat16},
@@ -58,7 +54,6 @@ struct BenchOptions {
   bench::MeasureOptions measure;
   bench::LayerSpec part;  // of a layer and its parts, as the flags say it
   bool pin = false;
-  bool quiet = false;
   absl::Duration comm_timeout;
   std::string json_path;
 };
@@ -112,9 +107,6 @@ absl::StatusOr<bench::LayerSpec> MakeLayerSpec(const BenchCall& call, const Laun
 // Sets call.fail_if, of --fail-if, whose columns are the numbers of `row`.
 absl::Status SetFailIf(const bench::Fields& row, BenchCall& call);
 
-// "65536", "64K", "64KiB", "16M", "1G" (powers of 1024); kInvalidArgument names the flag.
-absl::StatusOr<int64_t> ParseBytes(absl::string_view flag, absl::string_view text);
-
 // --routing, its file read: a matrix of `ranks` ranks, or a trace replayed on them. Malformed files
 // carry exit code 3.
 absl::StatusOr<bench::RoutingSpec> RoutingOf(const Settings& settings, int ranks);
@@ -125,10 +117,6 @@ absl::Status SetDispatch(const Settings& settings, int ranks, DispatcherOptions&
 // Before anything runs, on the rank that speaks: -J, --trace and --svg can be written, and are
 // other files than what --routing reads and than each other.
 absl::Status CheckOutputs(const Settings& settings, const bench::RoutingSpec& routing);
-
-// Measure, print and judge. Wrong elements and --fail-if carry exit code 1.
-absl::Status RunKernelBench(BenchCall& call, const Launch& launch);
-absl::Status RunLayerBench(BenchCall& call, const Launch& launch);
 
 }  // namespace moe::cli
 

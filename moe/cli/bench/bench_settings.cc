@@ -1,4 +1,10 @@
+// The flags of `moe bench`, which of them its operations read, and its help.
+#include <algorithm>
+#include <iterator>
+
 #include <absl/strings/ascii.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
 
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
@@ -11,6 +17,10 @@
 
 namespace moe::cli {
 namespace {
+
+// Groups of the settings that make a layer: those that its parts may not read are refused there.
+constexpr char kLayerGroup[] = "A layer and its parts (gate, permute, combine, gemm, layer)";
+constexpr char kRouterGroup[] = "Router of gate and layer";
 
 constexpr Choice<bench::Check> kChecks[] = {{"0", bench::Check::kNo}, {"1", bench::Check::kYes}};
 
@@ -102,6 +112,168 @@ void AddOutputSettings(BenchOptions& options, Table& t) {
   AddHelpSettings(t);
 }
 
+constexpr char kHead[] =
+    R"(usage: moe bench OPERATION [flags]
+
+Times a collective over a range of sizes and checks every timed call, as nccl-tests do, on threads
+of this process or, under mpirun, on processes. moe bench OPERATION --help is of that one alone.
+
+  moe bench alltoall --ranks 4 -b 64K -e 16M -f 4
+  moe bench alltoallv --routing zipf:1.2 --dispatch hierarchical --node-size 2
+  mpirun -n 4 moe bench allreduce --all-reduce library -d bf16 --fail-if 'busbw<1.5'
+)";
+
+#define COLLECTIVES "alltoall alltoallv allreduce allgather reducescatter p2p memcpy"
+#define PARTS "gate permute combine gemm"
+
+// Which operations read flags that not all read. Other flags of a layer: layer alone.
+constexpr struct {
+  const char* flags;
+  const char* operations;
+} kReaders[] = {
+    {"minbytes maxbytes stepfactor stepbytes format", COLLECTIVES},
+    {"check", COLLECTIVES " " PARTS},
+    {"routing seed num-experts", "alltoallv " PARTS " layer"},
+    {"dispatch", "alltoall alltoallv layer"},
+    {"node-size ranks backend share-device pin comm-timeout trace", COLLECTIVES " layer"},
+    {"all-reduce", "allreduce"},
+    {"svg", "p2p"},
+    {"tokens moe-router-topk threads", PARTS " layer"},
+    {"hidden-size", "permute combine gemm layer"},
+    {"moe-ffn-hidden-size", "gemm layer"},
+    {"router moe-router-score-function moe-router-pre-softmax moe-router-num-groups "
+     "moe-router-group-topk moe-router-topk-scaling-factor moe-router-enable-expert-bias "
+     "moe-router-random-second moe-router-jitter-eps moe-expert-capacity-factor",
+     "gate layer"},
+};
+
+// Behind the flags, in this order: what is of which operations.
+constexpr struct {
+  const char* operations;
+  const char* text;
+} kTail[] = {
+    {COLLECTIVES, R"(
+Columns, for n ranks; GB = 1e9 bytes
+  size     bytes of a rank, its own part included; skewed: max over ranks of max(sent, received)
+  count    elements: of one block; allreduce, alltoallv, p2p: of size
+  time     max over ranks of the mean over calls; each call starts at a barrier
+  algbw    size / time
+  busbw    algbw (n-1)/n; allreduce: algbw 2(n-1)/n; p2p, memcpy: algbw
+  #wrong   elements that differ from the exact result, over all ranks and timed calls
+  i_min i_max i_p99 i_cv%   of the calls' times, each its slowest rank's; cv = deviation / mean
+  imb_tx imb_rx   max / mean over ranks of the bytes sent and received; @: the busiest rank
+  wait%    100 x sum w / sum t: t = leave - enter of a rank's call, w = min(A, leave) - enter for
+           the last rank to enter at A: late entry, and not waits for a busier rank
+  slow     the rank that starts and ends last; not the busiest; -: none beyond noise
+  %memcpy  of the fastest memcpy of what each rank receives, all at once, between the calls
+)"},
+    {PARTS, R"(
+One rank's kernels; time is the median over calls, and what they are measured against is the fastest
+of what was measured on the same threads before each call
+)"},
+    {"gemm",
+     R"(  gemm     y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations
+           each, N = T K rows; %peak: of a loop of multiply-adds in registers
+)"},
+    {"gate",
+     R"(  gate     logits to slots, weights and counts, and back, by --router; without the
+           product that makes the logits and without capacity
+)"},
+    {"permute", R"(  permute  tokens gathered to rows by expert; backward: the sum of a token's rows
+)"},
+    {"combine",
+     R"(  combine  rows home, weighted, in choice order; backward: rows scaled, gradient
+           of the weights
+)"},
+    {"gate permute combine",
+     R"(  size, GB/s   every byte of arguments and result once (docs/bench.md has the sums)
+  copy, %copy  of a memcpy that reads and writes as many bytes in all
+  #wrong       differ from results computed apart; blank: gates with a rule of their own
+)"},
+    {PARTS " layer",
+     R"(--device cuda: the same on a GPU; timed by its events (layer: by the host's clock), with
+cold caches; limits are a copy of the device and a dense product of cuBLAS. gate then has two more
+kernels: select (ids, weights and counts alone; -d bf16, f16 too) and plan (slots sorted by expert)
+)"},
+    {COLLECTIVES, R"(
+--device cuda --backend nccl: collectives in the memory of GPUs, one a rank
+)"},
+    {"layer", R"(
+layer: T tokens a rank, experts over all ranks (--ep: over groups); phases of the slowest rank,
+medians; share: mean over ranks of phase / pass; experts do 6 H F operations forward, 12 backward,
+for every row. #wrong counts results that differ from the first call's. Without --routing the router
+decides, on random tokens; with it tokens are given experts, and capacity drops what is over.
+)"},
+    {"alltoallv " PARTS " layer", R"(
+--routing: destinations (alltoallv, in tokens: a 4096th of a rank's elements) or experts (gate,
+permute, combine, gemm, layer), drawn with --seed; of a token's K experts without replacement
+  uniform       the same for every pair, or expert
+  zipf:S        expert e of E with probability ~ 1/(e+1)^S; experts in blocks on ranks
+  hot_expert:P  expert 0 with probability P, the others evenly
+  hot_rank:P    the same of ranks (alltoallv, layer)
+  ragged        ranks have 0 to all of their tokens; zero_rank: the last rank has none (likewise)
+  matrix:FILE   n lines of n shares: line s, column d is what rank s has for rank d (alltoallv)
+  trace:FILE    what moe train --record-routing wrote, a record a call; recorded on n ranks or a
+                multiple, whose neighbours merge. alltoallv: slots x H elements of its type; -b, -e:
+                scaled so that the largest record has that size
+--num-experts 0 is 8 a rank (alltoallv, layer) or 8.
+)"},
+    {COLLECTIVES " " PARTS " layer", R"(
+-o and -J have one row per line of the table, keys as in docs/bench.md. --fail-if compares columns
+(busbw, algbw, time, p50, p99, cv, wait, imb_rx, memcpy, wrong, any number of -o json) with numbers:
+< <= > >= == !=, &&, ||, parentheses; it fails if a row satisfies it.
+
+Settings: flags, then the environment (MOE_NAME: capitals, _ for -), then defaults.
+
+Exit codes: 0 ok, 1 wrong elements or --fail-if, 2 usage, 3 malformed matrix or trace, 4 a write
+failed, 5 out of memory, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such backend.
+)"},
+};
+
+// In the order of the help, each with an example of its flags.
+constexpr struct Operation {
+  const char* name;
+  const char* help;
+  const char* example;
+} kOperations[] = {
+    {"alltoall", "equal blocks between all ranks", "--ranks 4 -b 64K -e 16M -f 4"},
+    {"alltoallv", "the blocks of --routing: even, skewed, ragged",
+     "--routing zipf:1.2 --dispatch hierarchical --node-size 2"},
+    {"allreduce", "sum, in place, by --all-reduce",
+     "--ranks 4 --all-reduce direct -d bf16 --fail-if 'busbw<1.5'"},
+    {"allgather", "every rank's block to all ranks", "--ranks 4 -d bf16"},
+    {"reducescatter", "sum, each rank keeps its block", "--ranks 4 -d i64"},
+    {"p2p", "one pair at a time, every pair: a table in GB/s",
+     "--ranks 4 -b 1M -e 1M --svg pairs.svg"},
+    {"memcpy", "every rank copies its own bytes at the same time: this machine's limit",
+     "--ranks 2 -b 1M -e 256M"},
+    {"gate", "kernels of one rank: logits to slots and weights",
+     "--router qwen3 --num-experts 128 --topk 8"},
+    {"permute", "kernels of one rank: tokens to rows grouped by expert",
+     "--tokens 4096 --hidden-size 2048 --num-experts 64 --topk 8"},
+    {"combine", "kernels of one rank: rows to tokens, weighted",
+     "--tokens 4096 --hidden-size 2048 --num-experts 64 --topk 8"},
+    {"gemm", "kernels of one rank: the grouped products of experts",
+     "--hidden-size 1024 --moe-ffn-hidden-size 2048 --routing zipf:1"},
+    {"layer", "a whole MoE layer, forward and backward, by phase",
+     "--ranks 4 --routing zipf:1.2 --capacity-factor 1.25"},
+};
+
+// Whether `word` is among words with blanks between.
+bool Lists(absl::string_view words, absl::string_view word) {
+  const std::vector<absl::string_view> list = absl::StrSplit(words, ' ');
+  return std::find(list.begin(), list.end(), word) != list.end();
+}
+
+// Of one operation; of all where it is empty.
+std::string TailOf(absl::string_view operation) {
+  std::string tail;
+  for (const auto& [operations, text] : kTail) {
+    if (operation.empty() || Lists(operations, operation)) tail += text;
+  }
+  return tail;
+}
+
 }  // namespace
 
 Table BenchSettings(BenchOptions& options) {
@@ -120,6 +292,43 @@ std::string BenchIdentity(const Settings& settings, const std::string& operation
   if (operation == "layer") in_row |= kInLayerRow;
   const std::string flags = FlagsOf(settings, [&](const Setting& s) { return s.is(in_row); });
   return std::string(absl::StripLeadingAsciiWhitespace(flags));
+}
+
+std::vector<Operands::Word> BenchOperations() {
+  std::vector<Operands::Word> words;
+  for (const Operation& operation : kOperations) words.push_back({operation.name, operation.help});
+  return words;
+}
+
+bool Reads(absl::string_view operation, const Setting& setting) {
+  for (const auto& [flags, readers] : kReaders) {
+    if (Lists(flags, setting.name)) return Lists(readers, operation);
+  }
+  const bool of_layer = setting.group == kLayerGroup || setting.group == kRouterGroup;
+  return !of_layer || operation == "layer";
+}
+
+CommandHelp BenchHelp() {
+  BenchOptions defaults;
+  return {.head = kHead,
+          .operands = Operands{.heading = "Operations", .words = BenchOperations()},
+          .settings = BenchSettings(defaults).rows(),
+          .tail = TailOf("")};
+}
+
+CommandHelp BenchHelp(absl::string_view operation) {
+  if (operation.empty()) return BenchHelp();
+  const auto* const row = std::find_if(std::begin(kOperations), std::end(kOperations),
+                                       [&](const Operation& o) { return o.name == operation; });
+  CommandHelp help = {
+      .head = absl::StrCat("usage: moe bench ", operation, " [flags]\n\n", row->help,
+                           "\n\n  moe bench ", operation, " ", row->example, "\n"),
+      .tail = TailOf(operation)};
+  BenchOptions defaults;
+  for (const Setting& setting : BenchSettings(defaults).rows()) {
+    if (Reads(operation, setting)) help.settings.push_back(setting);
+  }
+  return help;
 }
 
 }  // namespace moe::cli
