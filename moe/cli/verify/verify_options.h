@@ -1,10 +1,8 @@
-// What `moe verify` was asked to do, the processes that do it, and what it says of the results.
+// What `moe verify` was asked to do, and the processes that do it.
 #ifndef MOE_MOE_CLI_VERIFY_VERIFY_OPTIONS_H_
 #define MOE_MOE_CLI_VERIFY_VERIFY_OPTIONS_H_
 
 #include <cstdint>
-#include <cstdio>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +13,6 @@
 
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/settings.h"
-#include "moe/cli/bench/tables.h"
 #include "moe/cli/verify/verify.h"
 
 namespace moe::cli {
@@ -48,38 +45,6 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec);
 // A function of the settings alone: MPI processes make the same problems from the same flags.
 // kInvalidArgument with flag, value and what was expected.
 absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings);
-
-// Rows of `moe verify`, in every form of -o.
-
-// Writes reports as they come in one form: "table", "csv", "json", "jsonl" or "md". The table
-// leaves cases that were skipped to the summary, unless all is to be seen (-v).
-class VerifyWriter {
- public:
-  VerifyWriter(const std::string& form, const VerifyOptions& options,
-               const std::vector<verify::Problem>& problems, std::FILE* out);
-
-  // All return text to print, maybe none.
-  std::string Head() const;
-  std::string Rows(const verify::CaseReport& report);
-  std::string Tail() const;
-
- private:
-  std::string TableRows(const verify::CaseReport& report) const;
-
-  const VerifyOptions& options_;
-  const std::vector<verify::Problem>& problems_;
-  std::FILE* const out_;                    // where the text will be printed, for its colours
-  std::optional<bench::TableWriter> rows_;  // empty: the table for people
-};
-
-// What became of a verification.
-struct VerifyTotals {
-  int64_t layouts = 0, references = 0, failed = 0, skipped = 0;
-  std::string skip_reason;
-
-  void Add(const verify::CaseReport& report);
-};
-std::string SummaryText(const VerifyTotals& totals, const VerifyOptions& options, double seconds);
 
 // Layouts of `moe verify` whose ranks are processes, over MPI or NCCL: one mpirun of this program
 // per rank count, and what runs inside.
