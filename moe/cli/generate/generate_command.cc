@@ -147,22 +147,94 @@ absl::StatusOr<std::vector<int32_t>> PromptOf(const Settings& settings, int64_t 
       absl::StrCat("--", given, " is empty, expected at least a byte"));
 }
 
+double TokensPerSecond(const lm::GenerationReport& report) {
+  const auto tokens = static_cast<double>(report.tokens.size()) - 1;
+  return report.seconds > 0 ? tokens / report.seconds : 0;
+}
+
 class GenerateRun {
  public:
   GenerateRun(const Settings& settings, const Launch& launch)
       : settings_(settings), launch_(launch) {}
 
-  absl::Status Run();
+  absl::Status Run() {
+    MOE_RETURN_IF_ERROR(Fill(settings_, GenerateSettings(options_)));
+    MOE_ASSIGN_OR_RETURN(run_, OpenStoredRun(settings_, launch_));
+    lm::GenerationOptions& generation = options_.generation;
+    MOE_ASSIGN_OR_RETURN(generation.prompt, PromptOf(settings_, run_.config.model.vocab_size));
+    run_.config.model.moe.dispatcher = options_.dispatcher;
+    if (launch_.rank() == 0 && !settings_.on("quiet")) {
+      const int64_t length =
+          static_cast<int64_t>(generation.prompt.size()) + generation.max_new_tokens;
+      if (!run_.is_public_model && length > run_.config.sequence_length) {
+        run_.warnings.push_back(absl::StrCat("prompt and new tokens are ", length,
+                                             ", the model has learnt sequences of ",
+                                             run_.config.sequence_length));
+      }
+      PrintWarnings(kCommand, run_.warnings);
+    }
+    generation.on_token = [&](int32_t token) -> absl::Status {
+      const std::string shown = Shown(token);
+      text_ += shown;
+      return as_json() ? absl::OkStatus() : Print(shown);
+    };
+    const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const bool first = world->rank() == 0;
+      MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
+      MOE_ASSIGN_OR_RETURN(const lm::GenerationReport report,
+                           lm::Generate(run_.config, run_.path, generation, std::move(world)));
+      if (!first) return absl::OkStatus();
+      const std::string rest = utf8_.End();
+      MOE_RETURN_IF_ERROR(Print(as_json() ? JsonText(report, text_ + rest) : rest + "\n"));
+      if (!settings_.on("quiet")) PrintAside(SpeedText(report));
+      return absl::OkStatus();
+    };
+    return RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body);
+  }
 
  private:
   bool bytes() const { return run_.config.model.vocab_size == kBytes; }
   bool as_json() const { return settings_.is("output", "json"); }
   // What is printed of a token.
-  std::string Shown(int32_t token);
-  std::string JsonText(const lm::GenerationReport& report, const std::string& text) const;
-  std::string SpeedText(const lm::GenerationReport& report) const;
+  std::string Shown(int32_t token) {
+    if (bytes()) return utf8_.Take(static_cast<uint8_t>(token));
+    return absl::StrCat(text_.empty() ? "" : " ", token);
+  }
+
+  std::string JsonText(const lm::GenerationReport& report, const std::string& text) const {
+    nlohmann::ordered_json line = nlohmann::ordered_json::object();
+    line["schema"] = "moe.generate/1";
+    line["checkpoint"] = run_.path;
+    line["step"] = run_.step;
+    line["prompt_tokens"] = options_.generation.prompt;
+    line["tokens"] = report.tokens;
+    if (bytes()) line["text"] = text;
+    line["prompt_seconds"] = report.prompt_seconds;
+    line["seconds"] = report.seconds;
+    line["tokens_per_s"] = TokensPerSecond(report);
+    line["weight_bytes_per_token"] = WeightBytes();
+    return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  }
+
+  std::string SpeedText(const lm::GenerationReport& report) const {
+    const double rate = TokensPerSecond(report);
+    return fmt::format(
+        "moe generate: {}: prompt of {} in {:.2f} s; {} in {:.2f} s, {:.1f} tok/s; weights {} a "
+        "token, "
+        "{:.2f} GB/s\n",
+        run_.path, Counted(static_cast<int64_t>(options_.generation.prompt.size()), "token"),
+        report.prompt_seconds, Counted(static_cast<int64_t>(report.tokens.size()), "token"),
+        report.seconds, rate, BytesText(WeightBytes()), WeightBytes() * rate / 1e9);
+  }
+
   // That one token reads: of the embedding a row.
-  double WeightBytes() const;
+  double WeightBytes() const {
+    const lm::TransformerConfig& model = run_.config.model;
+    const int64_t embedding =
+        model.tied_embeddings ? 0 : (model.vocab_size - 1) * model.hidden_size;
+    return static_cast<double>(SizeOf(model).active - embedding) *
+           static_cast<double>(SizeOf(run_.config.dtype));
+  }
 
   const Settings& settings_;
   const Launch& launch_;
@@ -171,85 +243,6 @@ class GenerateRun {
   Utf8Stream utf8_;
   std::string text_;  // so far
 };
-
-std::string GenerateRun::Shown(int32_t token) {
-  if (bytes()) return utf8_.Take(static_cast<uint8_t>(token));
-  return absl::StrCat(text_.empty() ? "" : " ", token);
-}
-
-double GenerateRun::WeightBytes() const {
-  const lm::TransformerConfig& model = run_.config.model;
-  const int64_t embedding = model.tied_embeddings ? 0 : (model.vocab_size - 1) * model.hidden_size;
-  return static_cast<double>(SizeOf(model).active - embedding) *
-         static_cast<double>(SizeOf(run_.config.dtype));
-}
-
-double TokensPerSecond(const lm::GenerationReport& report) {
-  const auto tokens = static_cast<double>(report.tokens.size()) - 1;
-  return report.seconds > 0 ? tokens / report.seconds : 0;
-}
-
-std::string GenerateRun::JsonText(const lm::GenerationReport& report,
-                                  const std::string& text) const {
-  nlohmann::ordered_json line = nlohmann::ordered_json::object();
-  line["schema"] = "moe.generate/1";
-  line["checkpoint"] = run_.path;
-  line["step"] = run_.step;
-  line["prompt_tokens"] = options_.generation.prompt;
-  line["tokens"] = report.tokens;
-  if (bytes()) line["text"] = text;
-  line["prompt_seconds"] = report.prompt_seconds;
-  line["seconds"] = report.seconds;
-  line["tokens_per_s"] = TokensPerSecond(report);
-  line["weight_bytes_per_token"] = WeightBytes();
-  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-}
-
-std::string GenerateRun::SpeedText(const lm::GenerationReport& report) const {
-  const double rate = TokensPerSecond(report);
-  return fmt::format(
-      "moe generate: {}: prompt of {} in {:.2f} s; {} in {:.2f} s, {:.1f} tok/s; weights {} a "
-      "token, "
-      "{:.2f} GB/s\n",
-      run_.path, Counted(static_cast<int64_t>(options_.generation.prompt.size()), "token"),
-      report.prompt_seconds, Counted(static_cast<int64_t>(report.tokens.size()), "token"),
-      report.seconds, rate, BytesText(WeightBytes()), WeightBytes() * rate / 1e9);
-}
-
-absl::Status GenerateRun::Run() {
-  MOE_RETURN_IF_ERROR(Fill(settings_, GenerateSettings(options_)));
-  MOE_ASSIGN_OR_RETURN(run_, OpenStoredRun(settings_, launch_));
-  lm::GenerationOptions& generation = options_.generation;
-  MOE_ASSIGN_OR_RETURN(generation.prompt, PromptOf(settings_, run_.config.model.vocab_size));
-  run_.config.model.moe.dispatcher = options_.dispatcher;
-  if (launch_.rank() == 0 && !settings_.on("quiet")) {
-    const int64_t length =
-        static_cast<int64_t>(generation.prompt.size()) + generation.max_new_tokens;
-    if (!run_.is_public_model && length > run_.config.sequence_length) {
-      run_.warnings.push_back(absl::StrCat("prompt and new tokens are ", length,
-                                           ", the model has learnt sequences of ",
-                                           run_.config.sequence_length));
-    }
-    PrintWarnings(kCommand, run_.warnings);
-  }
-  generation.on_token = [&](int32_t token) -> absl::Status {
-    const std::string shown = Shown(token);
-    text_ += shown;
-    return as_json() ? absl::OkStatus() : Print(shown);
-  };
-  const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    const bool first = world->rank() == 0;
-    MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
-    MOE_ASSIGN_OR_RETURN(const lm::GenerationReport report,
-                         lm::Generate(run_.config, run_.path, generation, std::move(world)));
-    if (!first) return absl::OkStatus();
-    const std::string rest = utf8_.End();
-    MOE_RETURN_IF_ERROR(Print(as_json() ? JsonText(report, text_ + rest) : rest + "\n"));
-    if (!settings_.on("quiet")) PrintAside(SpeedText(report));
-    return absl::OkStatus();
-  };
-  return RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body);
-}
 
 }  // namespace
 

@@ -160,16 +160,140 @@ class LayerRun {
  public:
   LayerRun(const Settings& settings, const Launch& launch) : settings_(settings), launch_(launch) {}
 
-  absl::Status Run();
+  absl::Status Run() {
+    MOE_RETURN_IF_ERROR(Prepare());
+    PrintStart();
+    hf::BlockResult result;
+    const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const bool first = world->rank() == 0;
+      MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
+      MOE_ASSIGN_OR_RETURN(hf::BlockResult mine,
+                           hf::RunBlock(*weights_, input_, options_.run, std::move(world)));
+      if (first) result = std::move(mine);
+      return absl::OkStatus();
+    };
+    MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
+    if (!speaks()) return absl::OkStatus();
+    if (const std::string warning = TraceWarning(result.trace_left_out); !warning.empty()) {
+      PrintWarnings(kCommand, {warning});
+    }
+    MOE_RETURN_IF_ERROR(WriteOutput(result));
+    if (options_.backward()) MOE_RETURN_IF_ERROR(WriteGradients(result));
+    return Print(Summary(result));
+  }
 
  private:
-  absl::Status Prepare();
-  absl::Status CheckOutputs(const Checkpoint& checkpoint) const;
-  absl::Status OpenTokens(const hf::HfConfig& config);
-  void PrintStart() const;
-  absl::Status WriteOutput(const hf::BlockResult& result) const;
-  absl::Status WriteGradients(const hf::BlockResult& result) const;
-  std::string Summary(const hf::BlockResult& result) const;
+  // Everything that can be refused, before a rank starts.
+  absl::Status Prepare() {
+    MOE_ASSIGN_OR_RETURN(options_, MakeLayerOptions(settings_, launch_.world));
+    options_.run.device = launch_.device.kind;
+    auto config = hf::ReadHfConfig(options_.config);
+    MOE_RETURN_IF_ERROR(InputError("--hf-config", config.status()));
+    auto checkpoint = Checkpoint::Open(options_.weights);
+    MOE_RETURN_IF_ERROR(InputError("--weights", checkpoint.status()));
+    MOE_RETURN_IF_ERROR(CheckOutputs(*checkpoint));
+    auto weights = hf::LayerWeights::Find(*config, *std::move(checkpoint), options_.layer);
+    MOE_RETURN_IF_ERROR(WeightsError(weights.status()));
+    weights_ = std::make_unique<hf::LayerWeights>(*std::move(weights));
+    MOE_RETURN_IF_ERROR(OpenTokens(*config));
+    if (!options_.trace.empty()) {
+      trace_ = std::make_unique<TraceFile>(options_.trace, options_.comm_timeout);
+      options_.run.trace = trace_.get();
+    }
+    if (!speaks()) return absl::OkStatus();
+    MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
+    MOE_RETURN_IF_ERROR(CheckWritable("--output", options_.output));
+    return options_.backward() ? CheckWritable("--grads", options_.grads) : absl::OkStatus();
+  }
+
+  // Whether every file that is written is another than each that is read.
+  absl::Status CheckOutputs(const Checkpoint& checkpoint) const {
+    std::vector<FlagPath> inputs;
+    for (const char* name : {"config", "hf-config", "input", "grad-output"}) {
+      inputs.push_back({absl::StrCat("--", name), settings_.text(name)});
+    }
+    for (const std::string& file : checkpoint.Files()) inputs.push_back({"--weights", file});
+    return CheckOutputPaths(
+        inputs,
+        {{"--output", options_.output}, {"--grads", options_.grads}, {"--trace", options_.trace}});
+  }
+
+  absl::Status OpenTokens(const hf::HfConfig& config) {
+    const auto open = [&](const char* flag, const std::string& path, const char* tensor,
+                          std::optional<int64_t> tokens, std::unique_ptr<SafetensorsFile>& file,
+                          CheckpointTensor& rows) -> absl::Status {
+      auto opened = SafetensorsFile::Open(path);
+      MOE_RETURN_IF_ERROR(InputError(flag, opened.status()));
+      file = std::make_unique<SafetensorsFile>(*std::move(opened));
+      auto found = hf::FindTokens(*file, tensor, tokens, config.moe.router.hidden_size);
+      MOE_RETURN_IF_ERROR(InputError(flag, found.status()));
+      rows = *found;
+      return absl::OkStatus();
+    };
+    MOE_RETURN_IF_ERROR(open("--input", options_.input, "x", std::nullopt, x_file_, input_.x));
+    if (!options_.backward()) return absl::OkStatus();
+    return open("--grad-output", options_.grad_output, "dy", input_.x.tensor->shape[0], dy_file_,
+                input_.dy);
+  }
+
+  // Which layer it is, unless the user said so.
+  void PrintStart() const {
+    if (settings_.on("quiet") || !speaks() || options_.layer.has_value()) return;
+    const auto layers = weights_->available_layers();
+    const std::string which =
+        layers.size() == 1
+            ? "the only one with experts"
+            : absl::StrCat("the first of ", layers.size(), " with experts; --layer takes another");
+    Say(stderr, "moe layer: {}: layer {}, {}\n", weights_->path(), weights_->layer(), which);
+  }
+
+  absl::Status WriteOutput(const hf::BlockResult& result) const {
+    const int64_t tokens = result.tokens;
+    std::vector<SafetensorsSource> tensors;
+    const auto add = [&](const char* name, const std::vector<float>& values, int64_t width) {
+      tensors.push_back({.name = name,
+                         .type = SafetensorsType::kF32,
+                         .shape = {tokens, width},
+                         .bytes = BytesOf<float>(values)});
+    };
+    add("y", result.y, moe().router.hidden_size);
+    if (options_.backward()) add("dx", result.dx, moe().router.hidden_size);
+    tensors.push_back({.name = "expert_ids",
+                       .type = SafetensorsType::kI64,
+                       .shape = {tokens, moe().router.top_k},
+                       .bytes = BytesOf<int64_t>(result.expert_ids)});
+    add("expert_weights", result.expert_weights, moe().router.top_k);
+    add("router_logits", result.router_logits, moe().router.num_outputs());
+    return WriteError("--output", options_.output, WriteSafetensors(options_.output, tensors));
+  }
+
+  absl::Status WriteGradients(const hf::BlockResult& result) const {
+    std::vector<SafetensorsSource> tensors;
+    for (const hf::LayerGradients::Tensor& gradient : result.gradients.tensors()) {
+      tensors.push_back({.name = gradient.name(),
+                         .type = SafetensorsType::kF32,
+                         .shape = gradient.shape(),
+                         .bytes = BytesOf<float>(gradient.values)});
+    }
+    return WriteError("--grads", options_.grads, WriteSafetensors(options_.grads, tensors));
+  }
+
+  std::string Summary(const hf::BlockResult& result) const {
+    std::string text = fmt::format(
+        "{} layer {} | {} tokens | H {} F {} E {} K {} | {}, ep {} | {} | forward {:.1f} ms",
+        std::string(weights_->config().model_type()), weights_->layer(), result.tokens,
+        moe().router.hidden_size, moe().ffn_hidden_size, moe().router.num_experts,
+        moe().router.top_k, Counted(launch_.world.ranks, "rank"), options_.run.expert_parallel_size,
+        settings_.text("dtype"), result.forward_seconds * 1e3);
+    if (options_.backward()) {
+      text += fmt::format(" | backward {:.1f} ms", result.backward_seconds * 1e3);
+    }
+    text += " | wrote " + options_.output;
+    if (options_.backward()) text += ", " + options_.grads;
+    if (!options_.trace.empty()) text += ", " + options_.trace;
+    return text + "\n";
+  }
+
   bool speaks() const { return launch_.rank() == 0; }
   const MoeLayerConfig& moe() const { return weights_->config().moe; }
 
@@ -181,139 +305,6 @@ class LayerRun {
   hf::BlockInput input_;
   std::unique_ptr<TraceFile> trace_;
 };
-
-// Everything that can be refused, before a rank starts.
-absl::Status LayerRun::Prepare() {
-  MOE_ASSIGN_OR_RETURN(options_, MakeLayerOptions(settings_, launch_.world));
-  options_.run.device = launch_.device.kind;
-  auto config = hf::ReadHfConfig(options_.config);
-  MOE_RETURN_IF_ERROR(InputError("--hf-config", config.status()));
-  auto checkpoint = Checkpoint::Open(options_.weights);
-  MOE_RETURN_IF_ERROR(InputError("--weights", checkpoint.status()));
-  MOE_RETURN_IF_ERROR(CheckOutputs(*checkpoint));
-  auto weights = hf::LayerWeights::Find(*config, *std::move(checkpoint), options_.layer);
-  MOE_RETURN_IF_ERROR(WeightsError(weights.status()));
-  weights_ = std::make_unique<hf::LayerWeights>(*std::move(weights));
-  MOE_RETURN_IF_ERROR(OpenTokens(*config));
-  if (!options_.trace.empty()) {
-    trace_ = std::make_unique<TraceFile>(options_.trace, options_.comm_timeout);
-    options_.run.trace = trace_.get();
-  }
-  if (!speaks()) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
-  MOE_RETURN_IF_ERROR(CheckWritable("--output", options_.output));
-  return options_.backward() ? CheckWritable("--grads", options_.grads) : absl::OkStatus();
-}
-
-// Whether every file that is written is another than each that is read.
-absl::Status LayerRun::CheckOutputs(const Checkpoint& checkpoint) const {
-  std::vector<FlagPath> inputs;
-  for (const char* name : {"config", "hf-config", "input", "grad-output"}) {
-    inputs.push_back({absl::StrCat("--", name), settings_.text(name)});
-  }
-  for (const std::string& file : checkpoint.Files()) inputs.push_back({"--weights", file});
-  return CheckOutputPaths(
-      inputs,
-      {{"--output", options_.output}, {"--grads", options_.grads}, {"--trace", options_.trace}});
-}
-
-absl::Status LayerRun::OpenTokens(const hf::HfConfig& config) {
-  const auto open = [&](const char* flag, const std::string& path, const char* tensor,
-                        std::optional<int64_t> tokens, std::unique_ptr<SafetensorsFile>& file,
-                        CheckpointTensor& rows) -> absl::Status {
-    auto opened = SafetensorsFile::Open(path);
-    MOE_RETURN_IF_ERROR(InputError(flag, opened.status()));
-    file = std::make_unique<SafetensorsFile>(*std::move(opened));
-    auto found = hf::FindTokens(*file, tensor, tokens, config.moe.router.hidden_size);
-    MOE_RETURN_IF_ERROR(InputError(flag, found.status()));
-    rows = *found;
-    return absl::OkStatus();
-  };
-  MOE_RETURN_IF_ERROR(open("--input", options_.input, "x", std::nullopt, x_file_, input_.x));
-  if (!options_.backward()) return absl::OkStatus();
-  return open("--grad-output", options_.grad_output, "dy", input_.x.tensor->shape[0], dy_file_,
-              input_.dy);
-}
-
-// Which layer it is, unless the user said so.
-void LayerRun::PrintStart() const {
-  if (settings_.on("quiet") || !speaks() || options_.layer.has_value()) return;
-  const auto layers = weights_->available_layers();
-  const std::string which =
-      layers.size() == 1
-          ? "the only one with experts"
-          : absl::StrCat("the first of ", layers.size(), " with experts; --layer takes another");
-  Say(stderr, "moe layer: {}: layer {}, {}\n", weights_->path(), weights_->layer(), which);
-}
-
-absl::Status LayerRun::Run() {
-  MOE_RETURN_IF_ERROR(Prepare());
-  PrintStart();
-  hf::BlockResult result;
-  const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    const bool first = world->rank() == 0;
-    MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
-    MOE_ASSIGN_OR_RETURN(hf::BlockResult mine,
-                         hf::RunBlock(*weights_, input_, options_.run, std::move(world)));
-    if (first) result = std::move(mine);
-    return absl::OkStatus();
-  };
-  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
-  if (!speaks()) return absl::OkStatus();
-  if (const std::string warning = TraceWarning(result.trace_left_out); !warning.empty()) {
-    PrintWarnings(kCommand, {warning});
-  }
-  MOE_RETURN_IF_ERROR(WriteOutput(result));
-  if (options_.backward()) MOE_RETURN_IF_ERROR(WriteGradients(result));
-  return Print(Summary(result));
-}
-
-absl::Status LayerRun::WriteOutput(const hf::BlockResult& result) const {
-  const int64_t tokens = result.tokens;
-  std::vector<SafetensorsSource> tensors;
-  const auto add = [&](const char* name, const std::vector<float>& values, int64_t width) {
-    tensors.push_back({.name = name,
-                       .type = SafetensorsType::kF32,
-                       .shape = {tokens, width},
-                       .bytes = BytesOf<float>(values)});
-  };
-  add("y", result.y, moe().router.hidden_size);
-  if (options_.backward()) add("dx", result.dx, moe().router.hidden_size);
-  tensors.push_back({.name = "expert_ids",
-                     .type = SafetensorsType::kI64,
-                     .shape = {tokens, moe().router.top_k},
-                     .bytes = BytesOf<int64_t>(result.expert_ids)});
-  add("expert_weights", result.expert_weights, moe().router.top_k);
-  add("router_logits", result.router_logits, moe().router.num_outputs());
-  return WriteError("--output", options_.output, WriteSafetensors(options_.output, tensors));
-}
-
-absl::Status LayerRun::WriteGradients(const hf::BlockResult& result) const {
-  std::vector<SafetensorsSource> tensors;
-  for (const hf::LayerGradients::Tensor& gradient : result.gradients.tensors()) {
-    tensors.push_back({.name = gradient.name(),
-                       .type = SafetensorsType::kF32,
-                       .shape = gradient.shape(),
-                       .bytes = BytesOf<float>(gradient.values)});
-  }
-  return WriteError("--grads", options_.grads, WriteSafetensors(options_.grads, tensors));
-}
-
-std::string LayerRun::Summary(const hf::BlockResult& result) const {
-  std::string text = fmt::format(
-      "{} layer {} | {} tokens | H {} F {} E {} K {} | {}, ep {} | {} | forward {:.1f} ms",
-      std::string(weights_->config().model_type()), weights_->layer(), result.tokens,
-      moe().router.hidden_size, moe().ffn_hidden_size, moe().router.num_experts, moe().router.top_k,
-      Counted(launch_.world.ranks, "rank"), options_.run.expert_parallel_size,
-      settings_.text("dtype"), result.forward_seconds * 1e3);
-  if (options_.backward()) {
-    text += fmt::format(" | backward {:.1f} ms", result.backward_seconds * 1e3);
-  }
-  text += " | wrote " + options_.output;
-  if (options_.backward()) text += ", " + options_.grads;
-  if (!options_.trace.empty()) text += ", " + options_.trace;
-  return text + "\n";
-}
 
 }  // namespace
 
