@@ -29,9 +29,7 @@ def product(args, tokens, experts, topk):
 
 
 def one_round(args, peers, core, tokens, experts, topk):
-    """(calibration, (times of ours, share of memcpy, {peer: times}))"""
-    core.begin_round()
-    core.check()
+    """(times of ours, share of memcpy, {peer: times})"""
     ours, share = product(args, tokens, experts, topk)
     core.check()
     theirs = {}
@@ -40,7 +38,7 @@ def one_round(args, peers, core, tokens, experts, topk):
                           "calls": args.calls})["ms"]
         theirs[name] = times | {"gate + plan": sum(times.values())}
         core.check()
-    return core.calibration(), (ours, share, theirs)
+    return ours, share, theirs
 
 
 def main():
@@ -59,9 +57,8 @@ def main():
     table_lines.head(["experts", "part", "ms"] + [f"times {name}" for name in peers] +
                      ["share of memcpy, %", "rounds"])
     for experts in map(int, args.experts.split(",")):
-        rounds = [one_round(args, peers, core, args.tokens, experts, args.topk)
-                  for _ in range(args.rounds)]
-        kept, mark = table_lines.quiet(rounds, table_lines.fastest_of(rounds))
+        kept, mark = core.rounds(
+            args, lambda: one_round(args, peers, core, args.tokens, experts, args.topk))
         for part in PARTS:
             table_lines.row(
                 [experts, part, spread([ours[part] for ours, _, _ in kept], ".2f")] +

@@ -28,9 +28,7 @@ def ask(peers, args, dtype, rows):
 
 
 def one_round(args, peers, core, dtype, rows):
-    """(calibration, (rows of gemm_bench by product, times of peers))"""
-    core.begin_round()
-    core.check()
+    """(rows of gemm_bench by product, times of peers)"""
     lines = table_lines.run(
         [args.gemm_bench, "--json", "--cpu-clock", "--rows", str(rows), "--type", dtype, "--rounds",
          str(args.calls), "--in", str(args.hidden), "--out", str(args.ffn), "--experts",
@@ -38,7 +36,7 @@ def one_round(args, peers, core, dtype, rows):
     core.check()
     times = ask(peers, args, dtype, rows)
     core.check()
-    return core.calibration(), ({line["product"]: line for line in lines}, times)
+    return {line["product"]: line for line in lines}, times
 
 
 def cells(ours, theirs, product, kept):
@@ -77,8 +75,7 @@ def main():
                      ["times best", "share of peak, %", "share of reading, %", "rounds"])
     for dtype in args.types.split(","):
         for rows in map(int, args.rows.split(",")):
-            rounds = [one_round(args, peers, core, dtype, rows) for _ in range(args.rounds)]
-            kept, mark = table_lines.quiet(rounds, table_lines.fastest_of(rounds))
+            kept, mark = core.rounds(args, lambda: one_round(args, peers, core, dtype, rows))
             for product in PRODUCTS:
                 table_lines.row([rows, dtype, product] +
                                 cells([line for line, _ in kept], peers, product, kept) +

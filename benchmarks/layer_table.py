@@ -30,9 +30,7 @@ def product(args, shape, backward):
 
 
 def one_round(args, peers, core, shape, backward):
-    """(calibration, (ms of ours, ms at the peak, {peer: ms of the faster way}))"""
-    core.begin_round()
-    core.check()
+    """(ms of ours, ms at the peak, {peer: ms of the faster way})"""
     before = core.peak(shape["dtype"])
     ours = product(args, shape, backward)
     peak = max(before, core.peak(shape["dtype"]))
@@ -44,13 +42,12 @@ def one_round(args, peers, core, shape, backward):
         core.check()
     operations = (6 * shape["tokens"] * shape["topk"] * shape["hidden"] * shape["ffn"] *
                   (3 if backward else 1))
-    return core.calibration(), (ours, operations / peak * 1e-6, theirs)
+    return ours, operations / peak * 1e-6, theirs
 
 
 def print_row(args, peers, core, shape, of_pass):
     backward = of_pass == PASSES[1]
-    rounds = [one_round(args, peers, core, shape, backward) for _ in range(args.rounds)]
-    kept, mark = table_lines.quiet(rounds, table_lines.fastest_of(rounds))
+    kept, mark = core.rounds(args, lambda: one_round(args, peers, core, shape, backward))
     table_lines.row(
         [shape["tokens"], f"E {shape['experts']} k {shape['topk']} F {shape['ffn']}",
          shape["dtype"], of_pass, spread([ours for ours, _, _ in kept], ".1f")] +

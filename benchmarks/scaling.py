@@ -9,8 +9,8 @@ import argparse
 import json
 import math
 import pathlib
-import subprocess
-import sys
+
+import table_lines
 
 LAYER = ["--hidden-size", "256", "--moe-ffn-hidden-size", "512", "--topk", "2", "--threads", "1"]
 TOKENS = [64 << (2 * i) for i in range(5)]          # 64 .. 16,384
@@ -38,13 +38,9 @@ def panels():
 
 def measure(args, flags):
     """The row of one point."""
-    command = [args.moe, "sweep", *LAYER, *flags, "-r", str(args.repetitions), "-J", "/dev/stdout",
-               "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    rows = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0 or len(rows) != 1:
-        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    return json.loads(rows[0])
+    row, = table_lines.run([args.moe, "sweep", *LAYER, *flags, "-r", str(args.repetitions), "-J",
+                            "/dev/stdout", "--quiet"], table_lines.clean_environment())
+    return row
 
 
 def log_scale(low, high, length):

@@ -78,10 +78,6 @@ class Worker:
             sys.exit(f"{' '.join(self._command)}: {line}: {answer['error']}")
         return answer
 
-    def close(self):
-        self._process.stdin.close()
-        self._process.wait()
-
 
 class Core:
     """Pins this program and all that it starts to a core, and says how fast that is."""
@@ -96,8 +92,17 @@ class Core:
         self._speed = "gflops_per_cpu_s" if cpu_clock else "gflops_per_s"
         self._peaks = []
 
-    def begin_round(self):
-        self._peaks = []
+    def rounds(self, args, measure):
+        """What measure() gives in each round that is used (quiet), and the mark. Between its parts it
+        calls check()."""
+        rounds = []
+        for _ in range(args.rounds):
+            self._peaks = []
+            self.check()
+            result = measure()
+            # Seconds for 1e9 operations when the core was slowest.
+            rounds.append((1 / min(self._peaks), result))
+        return quiet(rounds, min(calibration for calibration, _ in rounds))
 
     def check(self):
         """GFLOP/s of a loop of multiply-adds, now."""
@@ -107,10 +112,6 @@ class Core:
     def peak(self, dtype):
         """GFLOP/s of what products of `dtype` run on, now."""
         return self._loop.ask(dtype)[self._speed]
-
-    def calibration(self):
-        """Of the round: seconds for 1e9 operations when the core was slowest."""
-        return 1 / min(self._peaks)
 
 
 def core_arguments(description):
@@ -166,10 +167,6 @@ def torch_workers(args, script):
         path = os.path.join(os.path.dirname(__file__), "peers", "cpu", script)
         peers[f"PyTorch {version.stdout.strip()}"] = Worker([python, path])
     return peers
-
-
-def fastest_of(rounds):
-    return min((calibration for calibration, _ in rounds), default=0)
 
 
 def head(columns):
