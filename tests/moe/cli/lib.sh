@@ -61,6 +61,19 @@ refused() {
   done
 }
 
+# await <seconds> <command...>: until it succeeds; whether it did.
+await() {
+  local i
+  for ((i = 0; i < 50 * $1; ++i)); do
+    "${@:2}" >/dev/null 2>&1 && return
+    sleep 0.02
+  done
+  return 1
+}
+
+# gone <text>: no process has it in its command line.
+gone() { ! pgrep -f -- "$1"; }
+
 # needs_device <none|simulated|any>, the devices that the build has: ends the test unless the last
 # run, which asked for one, found it.
 needs_device() {
@@ -95,6 +108,17 @@ value() { sed -n "${3:+1,+$3}p" "$1" | tail -n 1 | sed -n "s/.*\"$2\":\"\{0,1\}\
 
 # Everything that must have the same bits in two runs.
 bits() { grep -oE '"([a-z_]+_hex|weights_xxh3)":"[^"]*"' "$1"; }
+
+# same_weights <folder> <folder>, same_bits: of two runs, at their ends, or in all that must be equal.
+same_weights() {
+  local hash
+  hash=$(value "$1/metrics.jsonl" weights_xxh3)
+  [[ -n $hash && $hash == "$(value "$2/metrics.jsonl" weights_xxh3)" ]] || fail "$what: other weights than $1"
+}
+same_bits() {
+  [[ -n $(bits "$1/metrics.jsonl") && $(bits "$1/metrics.jsonl") == "$(bits "$2/metrics.jsonl")" ]] ||
+    fail "$what: other bits than $1"
+}
 
 # below <a> <b>: a < b, as real numbers.
 below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a + 0 < b + 0) }'; }
