@@ -1,5 +1,4 @@
 #include <cmath>
-#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -10,7 +9,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <nlohmann/json.hpp>
 
@@ -102,6 +100,7 @@ TEST(ProgressTest, PlainLinesComeEveryInterval) {
   std::istringstream lines(Shown({.steps = 8, .log_interval = 3}, {}, Steps(8)));
   for (std::string line; std::getline(lines, line);) shown.push_back(std::stoi(line.substr(4)));
   EXPECT_THAT(shown, ElementsAre(1, 3, 6, 8));
+  EXPECT_EQ(Shown({.steps = 3, .quiet = true}, {}, Steps(3)), "");
 }
 
 TEST(ProgressTest, NarrowLinesHaveEtaAndSpeedFirst) {
@@ -131,19 +130,12 @@ TEST(ProgressTest, ATerminalHasOneRefreshedLine) {
   EXPECT_THAT(text,
               HasSubstr("\r[############] step     2/2 | eta 00:00:00 | 198,312 tok/s | loss"));
   EXPECT_EQ(text.find("\033[36m"), text.npos);
+  EXPECT_THAT(Shown({.steps = 1}, {.present = true, .color = true}, Steps(1)),
+              HasSubstr("\033[36m"));
   const size_t first = text.find('\r');
   EXPECT_LE(text.find("\033[K") - first - 1, 79u);  // a column is left free: no line break
   EXPECT_THAT(Shown({.steps = 1}, {.present = true, .columns = 50}, Steps(1)),
               HasSubstr("\rstep     1/1 | eta 00:00:00 | 198,312 tok/s\033[K"));
-}
-
-TEST(ProgressTest, ColorOnlyWhereAsked) {
-  EXPECT_THAT(Shown({.steps = 1}, {.present = true, .color = true}, Steps(1)),
-              HasSubstr("\033[36m"));
-}
-
-TEST(ProgressTest, QuietIsSilent) {
-  EXPECT_EQ(Shown({.steps = 3, .quiet = true}, {}, Steps(3)), "");
 }
 
 TEST(ProgressTest, ValidationHasALineOfItsOwn) {
@@ -195,11 +187,6 @@ TEST(HexTest, ReadsBackToTheSameBits) {
     EXPECT_EQ(std::signbit(back), std::signbit(value));
     EXPECT_EQ(back, value);
   }
-}
-
-TEST(HashTest, HasSixteenDigits) {
-  EXPECT_EQ(HashText(0x1f), "000000000000001f");
-  EXPECT_EQ(HashText(0xfedcba9876543210u), "fedcba9876543210");
 }
 
 TEST(StartLineTest, HasTheBuildTheRanksAndAllSettings) {
@@ -282,6 +269,7 @@ TEST(FinalLineTest, HasTheHashAndBothLosses) {
   EXPECT_EQ(line["state_bytes_formula"], 6);
 }
 
+// Folders that cannot be, earlier runs and full disks: cli_bad_input and cli_train.
 class MetricsFileTest : public IoTest {};
 
 TEST_F(MetricsFileTest, MakesTheFolderAndWritesLines) {
@@ -298,16 +286,6 @@ TEST_F(MetricsFileTest, LeavesNothingWithoutALine) {
   { ASSERT_TRUE(MetricsFile::Create((root_ / "a/b").string()).ok()); }
   EXPECT_FALSE(fs::exists(root_ / "a"));
   EXPECT_TRUE(fs::exists(root_));
-}
-
-TEST_F(MetricsFileTest, AnEarlierRunIsRefusedAndStays) {
-  std::ofstream(root_ / "metrics.jsonl") << "earlier\n";
-  const absl::Status status = MetricsFile::Create(root_.string()).status();
-  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
-  EXPECT_THAT(
-      std::string(status.message()),
-      HasSubstr("holds an earlier run, expected a new folder: give another one, or remove"));
-  EXPECT_EQ(Read(root_ / "metrics.jsonl"), "earlier\n");
 }
 
 TEST_F(MetricsFileTest, AnEmptyFileIsNoRun) {
@@ -336,36 +314,6 @@ TEST_F(MetricsFileTest, AFolderThatIsDeletedIsAnIoError) {
   const absl::Status status = (*file)->Append("{}");
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kIo) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("metrics.jsonl': it was deleted"));
-}
-
-TEST_F(MetricsFileTest, AFileIsNoFolder) {
-  std::ofstream(root_ / "file") << "x";
-  const absl::Status status = MetricsFile::Create((root_ / "file").string()).status();
-  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("expected a folder"));
-}
-
-TEST_F(MetricsFileTest, AFolderThatCannotBeMadeIsAnIoError) {
-  const absl::Status status = MetricsFile::Create("/proc/no/such").status();
-  EXPECT_EQ(ExitCodeOf(status), ExitCode::kIo) << status;
-}
-
-// The system ends a write at the limit on file size just as at the end of a full disk.
-TEST_F(MetricsFileTest, AFullDiskLeavesWholeLines) {
-  auto file = MetricsFile::Create(root_.string()).value();
-  ASSERT_TRUE(file->Append(std::string(99, 'a')).ok());
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before = {};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  rlimit small = before;
-  small.rlim_cur = 150;
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const absl::Status status = file->Append(std::string(99, 'b'));
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  EXPECT_EQ(ExitCodeOf(status), ExitCode::kIo) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("metrics.jsonl"));
-  file.reset();
-  EXPECT_EQ(Read(root_ / "metrics.jsonl"), std::string(99, 'a') + "\n");
 }
 
 }  // namespace

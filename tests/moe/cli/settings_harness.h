@@ -2,7 +2,7 @@
 #ifndef MOE_TESTS_MOE_CLI_SETTINGS_HARNESS_H_
 #define MOE_TESTS_MOE_CLI_SETTINGS_HARNESS_H_
 
-#include <filesystem>
+#include <cstdio>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -19,29 +19,18 @@ namespace moe::cli::testing {
 
 using Strings = std::vector<std::string>;
 
-// A configuration file that is gone with the object.
-class ConfigFile {
- public:
-  explicit ConfigFile(const std::string& document) {
-    static int count = 0;
-    path_ = ::testing::TempDir() + "/options_" + std::to_string(getpid()) + "_" +
-            std::to_string(count++) + ".json";
-    std::ofstream(path_) << document;
-  }
-  ~ConfigFile() { std::filesystem::remove(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-inline absl::StatusOr<Settings> Load(const Strings& args, const Strings& environment = {},
+// With `document` in a configuration file, unless it is "".
+inline absl::StatusOr<Settings> Load(Strings args, const Strings& environment = {},
                                      const std::string& document = "") {
-  const ConfigFile file(document.empty() ? "{}" : document);
-  Strings all = args;
-  if (!document.empty()) all.insert(all.end(), {"--config", file.path()});
+  const std::string file = ::testing::TempDir() + "/options_" + std::to_string(getpid()) + ".json";
+  if (!document.empty()) {
+    std::ofstream(file) << document;
+    args.insert(args.end(), {"--config", file});
+  }
   Strings warnings;
-  return LoadTrainSettings(all, environment, warnings);
+  auto settings = LoadTrainSettings(args, environment, warnings);
+  std::remove(file.c_str());
+  return settings;
 }
 
 inline std::string ErrorOf(const absl::Status& status) {
@@ -56,17 +45,15 @@ inline std::string LoadError(const Strings& args, const Strings& environment = {
   return ErrorOf(Load(args, environment, document).status());
 }
 
-inline absl::StatusOr<TrainOptions> Make(Strings args, const World& world = {.ranks = 4},
-                                         const std::string& document = "") {
+inline absl::StatusOr<TrainOptions> Make(Strings args, const World& world = {.ranks = 4}) {
   args.insert(args.end(), {"--data", "text"});
-  auto settings = Load(args, {}, document);
+  auto settings = Load(args);
   if (!settings.ok()) return settings.status();
   return MakeTrainOptions(*settings, world);
 }
 
-inline std::string MakeError(const Strings& args, const World& world = {.ranks = 4},
-                             const std::string& document = "") {
-  return ErrorOf(Make(args, world, document).status());
+inline std::string MakeError(const Strings& args) {
+  return ErrorOf(Make(args).status());
 }
 
 }  // namespace moe::cli::testing

@@ -34,7 +34,7 @@ void ExpectShares(const Traffic& traffic, const std::vector<double>& shares, int
   const int ranks = traffic.ranks();
   for (int s = 0; s < ranks; ++s) {
     for (int d = 0; d < ranks; ++d) {
-      const double p = shares[s * ranks + d];
+      const double p = shares[d];
       const double n = static_cast<double>(tokens);
       EXPECT_NEAR(static_cast<double>(traffic.at(s, d)), n * p,
                   6 * std::sqrt(n * p * (1 - p)) + 1e-9)
@@ -51,37 +51,26 @@ TEST(TrafficTest, UniformIsEvenWithTheRemainderFirst) {
   EXPECT_EQ(Imbalance(t.SentByRank()), 1);
 }
 
-TEST(TrafficTest, ZipfFollowsItsPowerLaw) {
-  // One expert on each of 4 ranks: shares 1, 1/2, 1/3, 1/4 over 25/12.
-  const Traffic t = Make("zipf:1", 4, kTokensPerRank, 7, 4);
-  std::vector<double> shares;
-  for (int s = 0; s < 4; ++s) {
-    for (int d = 0; d < 4; ++d) shares.push_back(12.0 / 25 / (d + 1));
+TEST(TrafficTest, DrawnRoutingsFollowTheirShares) {
+  const struct {
+    const char* routing;
+    uint64_t seed;
+    int num_experts;             // 0: eight for each rank
+    std::vector<double> shares;  // of the ranks, of every rank's tokens
+  } cases[] = {{"zipf:1", 7, 4, {12. / 25, 6. / 25, 4. / 25, 3. / 25}},  // over 25/12
+               {"zipf:0", 3, 5, {0.2, 0.2, 0.2, 0.2, 0.2}},
+               // Rank 0 has the hot one and one of five others.
+               {"hot_expert:0.5", 5, 6, {0.6, 0.2, 0.2}},
+               {"hot_rank:0.7", 1, 0, {0.7, 0.1, 0.1, 0.1}}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.routing);
+    const auto ranks = static_cast<int>(c.shares.size());
+    const Traffic t = Make(c.routing, ranks, kTokensPerRank, c.seed, c.num_experts);
+    ExpectShares(t, c.shares, kTokensPerRank);
+    EXPECT_NEAR(Imbalance(t.ReceivedByRank()), c.shares[0] * ranks, 0.1);
   }
-  ExpectShares(t, shares, kTokensPerRank);
   const std::vector<double> stated = DestinationShares(Routing("zipf:1"), 4, 4);
-  for (size_t i = 0; i < shares.size(); ++i) EXPECT_NEAR(stated[i], shares[i], 1e-15);
-}
-
-TEST(TrafficTest, ZipfOfZeroIsUniformInExpectation) {
-  ExpectShares(Make("zipf:0", 5, kTokensPerRank, 3, 5), std::vector<double>(25, 0.2),
-               kTokensPerRank);
-}
-
-TEST(TrafficTest, HotExpertTakesItsShareAndItsNeighboursTheirs) {
-  // 6 experts on 3 ranks: rank 0 has the hot one and one of five others.
-  const Traffic t = Make("hot_expert:0.5", 3, kTokensPerRank, 5, 6);
-  std::vector<double> shares;
-  for (int s = 0; s < 3; ++s) shares.insert(shares.end(), {0.6, 0.2, 0.2});
-  ExpectShares(t, shares, kTokensPerRank);
-  EXPECT_NEAR(Imbalance(t.ReceivedByRank()), 1.8, 0.1);
-}
-
-TEST(TrafficTest, HotRankTakesItsShare) {
-  const Traffic t = Make("hot_rank:0.7", 4, kTokensPerRank);
-  std::vector<double> shares;
-  for (int s = 0; s < 4; ++s) shares.insert(shares.end(), {0.7, 0.1, 0.1, 0.1});
-  ExpectShares(t, shares, kTokensPerRank);
+  for (int d = 0; d < 4; ++d) EXPECT_NEAR(stated[d], 12.0 / 25 / (d + 1), 1e-15);
 }
 
 TEST(TrafficTest, HotSharesReachTheirEnds) {
