@@ -22,9 +22,9 @@ truncate -s -8 "$work/bad/model.safetensors"
 expect 3 "eval of a damaged model" "$moe" eval --checkpoint "$work/bad" "${held_out[@]:2}" --seq-length 32
 
 expect 0 "eval with another length" "$moe" eval "${held_out[@]}" --seq-length 16 --micro-batch-size 5
-grep -qF "held-out: 16 sequences of 16 bytes" "$work/stdout" || fail "eval: $(cat "$work/stdout")"
+says "held-out: 16 sequences of 16 bytes"
 expect 0 "eval as bf16" "$moe" eval --checkpoint "$work/run" --data "$text" --dtype bf16
-grep -qF "40,000 bytes, all: 1,249 sequences of 32 bytes" "$work/stdout" || fail "eval: $(cat "$work/stdout")"
+says "40,000 bytes, all: 1,249 sequences of 32 bytes"
 
 refused 2 "--checkpoint is missing" eval --data "$text"
 refused 2 "--data is missing" eval --checkpoint "$work/run"

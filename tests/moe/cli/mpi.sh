@@ -8,21 +8,22 @@ mpi=$3
 invariant=("${model[@]}" --numerics layout-invariant --steps 3 --lr 0.01 --quiet)
 expect 0 "one thread" "$moe" train "${invariant[@]}" --ranks 1 --out "$work/local"
 expect 0 "four processes" "$mpiexec" -n 4 "$moe" train "${invariant[@]}" --ep 2 --all-reduce library --out "$work/mpi"
-[[ -n $(bits "$work/mpi/metrics.jsonl") &&
-  $(bits "$work/mpi/metrics.jsonl") == "$(bits "$work/local/metrics.jsonl")" ]] ||
-  fail "four processes: other bits than one thread"
+same_bits "$work/local" "$work/mpi"
 (($(grep -c '^trained' "$work/stdout") == 1)) || fail "not one report"
-grep -qE "^reproduce +mpirun -n 4 " "$work/stdout" || fail "reproduce: no mpirun"
+matches "^reproduce +mpirun -n 4 "
 
-# Refusals come from the first process alone. Launchers add lines of their own.
+# said_once [<pattern>]: one line of the program. Launchers add lines of their own.
+said_once() {
+  (($(grep -c "^moe train: ${1-}" "$work/stderr") == 1)) || fail "$what: $(cat "$work/stderr")"
+}
+
+# Refusals come from the first process alone.
 expect 2 "EP 3 on two processes" "$mpiexec" -n 2 "$moe" train "${model[@]}" --ep 3 --out "$work/refused"
-(($(grep -c "^moe train: " "$work/stderr") == 1)) ||
-  fail "EP 3: $(grep -c "^moe train: " "$work/stderr") lines"
+said_once
 [[ ! -e $work/refused ]] || fail "EP 3: left files"
 expect 2 "--ranks 3 on two processes" "$mpiexec" -n 2 "$moe" train "${model[@]}" --ranks 3
 expect 6 "divergence on two processes" "$mpiexec" -n 2 "$moe" train "${model[@]}" --quiet --steps 50 --lr 1e30 --clip-grad 0
-(($(grep -c "^moe train: " "$work/stderr") == 1)) ||
-  fail "divergence: $(grep -c "^moe train: " "$work/stderr") lines"
+said_once
 
 # A launcher of the other MPI starts processes that each see a world of one.
 if [[ $mpi == openmpi ]]; then
@@ -35,9 +36,8 @@ expect 9 "a launcher of the other MPI"
 # An error of one rank alone, before ranks meet.
 run "$mpiexec" -n 3 sh -c 'test "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 && set -- "$@" --data /nowhere; exec "$@"' sh \
   "$moe" train "${model[@]}" --steps 1 --quiet
-(($(grep -c "^moe train: rank 1: .*'/nowhere' does not exist" "$work/stderr") == 1)) ||
-  fail "an error of rank 1 alone: $(cat "$work/stderr")"
 expect 2 "an error of rank 1 alone"
+said_once "rank 1: .*'/nowhere' does not exist"
 ((seconds < 20)) || fail "an error of rank 1 alone: ended after $seconds s"
 
 # lose_rank <signal> <rank> <exit codes> <what is said of it>: a process of three is stopped or
@@ -49,10 +49,7 @@ lose_rank() {
   "$mpiexec" -n 3 "$moe" train "${model[@]}" --steps 1000000 --comm-timeout 2 -v \
     >"$work/stdout" 2>"$work/stderr" </dev/null &
   launcher=$!
-  for ((i = 0; i < 300; ++i)); do
-    grep -qE "^step +[0-9]+/" "$work/stderr" && break
-    sleep 0.1
-  done
+  await 30 grep -qE "^step +[0-9]+/" "$work/stderr"
   # A process of the job is known by its text; what watches them is not called moe.
   victim=$(pgrep -f -- "$text" | while read -r pid; do
     [[ $(<"/proc/$pid/comm") == moe ]] &&
@@ -74,11 +71,7 @@ lose_rank() {
   lines=$(grep "^moe train: " "$work/stderr")
   grep -qE "\brank $rank \(process $victim\) $said" <<<"$lines" && (($(wc -l <<<"$lines") == 1)) ||
     fail "SIG$signal: not one line with rank $rank: $lines"
-  for ((i = 0; i < 20; ++i)); do
-    pgrep -f -- "$text" >/dev/null || break
-    sleep 0.1
-  done
-  ((i < 20)) || fail "SIG$signal: left processes: $(pgrep -af -- "$text")"
+  await 2 gone "$text" || fail "SIG$signal: left processes: $(pgrep -af -- "$text")"
   echo "SIG$signal of rank $rank: exit code $rc after $took ms"
 }
 # Nobody tells the others of a stopped process: their own deadline ends them.

@@ -7,13 +7,12 @@ cd "$work" || exit 1
 : >stderr # each run has its own
 train=("$moe" train "${model[@]}" --steps 1000000 --comm-timeout 1 --ranks 3)
 
+ended() { ! kill -0 "$1"; }
+
 # ends <name> <exit code> <pattern of the one line, or ""> <process> <begin in ns>
 ends() {
   local name=$1 code=$2 pattern=$3 took
-  for ((i = 0; i < 100; ++i)); do
-    kill -0 "$4" 2>/dev/null || break
-    sleep 0.1
-  done
+  await 10 ended "$4"
   kill -KILL "$4" 2>/dev/null # it hangs
   wait "$4"
   rc=$?
@@ -32,11 +31,7 @@ frozen() {
   "${@:3}" >/dev/null 2>"$name.err" &
   process=$!
   python3 "$freeze" "$process" "$threads" >"$name.begin" &
-  for ((i = 0; i < 500; ++i)); do
-    [[ -s $name.begin ]] && break
-    kill -0 $! 2>/dev/null || break
-    sleep 0.02
-  done
+  await 10 eval "[[ -s $name.begin ]] || ended $!"
   if [[ ! -s $name.begin ]]; then
     echo "$name: left out, a debugger is not allowed"
     kill "$process"

@@ -8,43 +8,34 @@ chosen=()
 [[ $layouts == default ]] || chosen=(--layouts "$layouts")
 expect 0 "defaults" "$moe" verify "${chosen[@]}"
 ((${#chosen[@]})) || ((seconds < 60)) || fail "defaults took $seconds s, expected below 60"
-grep -qE "^verified [0-9]+ one-rank products .*: 0 failed" "$work/stdout" || fail "no summary"
+matches "^verified [0-9]+ one-rank products .*: 0 failed"
 for gate in mixtral deepseek-v3 gshard switch gpt-oss llama4 qwen2 longcat expert-choice \
   noisy-topk sinkhorn sparsemixer; do
-  grep -qE "^$gate +8 ranks .* one rank .* ok" "$work/stdout" || fail "$gate: no layout of 8 ranks"
+  matches "^$gate +8 ranks .* one rank .* ok"
 done
-if [[ -n $mpiexec ]]; then
-  grep -qE " mpi .* layout-invariant +one rank .* ok" "$work/stdout" || fail "no MPI layout ran"
-fi
+[[ -z $mpiexec ]] || matches " mpi .* layout-invariant +one rank .* ok"
 expect 0 "no mpirun" "$moe" verify --mpirun /nowhere/mpirun --router mixtral --layouts ranks=1,2
 (($(grep -c skipped "$work/stdout") == 1)) || fail "no mpirun: not one line says what is skipped"
-grep -qE "^verified .*, [0-9]+ skipped \(.*mpirun" "$work/stdout" || fail "no mpirun: no count"
+matches "^verified .*, [0-9]+ skipped \(.*mpirun"
 run "$moe" verify --mpirun /nowhere/mpirun --router mixtral --layouts ranks=2 -v
-grep -q "skipped: " "$work/stdout" || fail "no mpirun, -v: no row"
+says "skipped: "
 expect 10 "no mpirun, but named" "$moe" verify --mpirun /nowhere/mpirun --layouts transport=mpi
 
 # Ended while its processes run, it leaves neither them nor files.
 if [[ -n $mpiexec ]]; then
+  has_workers() { (($(pgrep -fc -- "^$moe verify --worker") > 1)); }
   mkdir "$work/tmp"
   for signal in TERM KILL; do
     TMPDIR=$work/tmp "$moe" verify --layouts 'transport=mpi' --router mixtral --numerics fast \
       -q >/dev/null 2>&1 &
     verify=$!
-    for ((i = 0; i < 500; ++i)); do
-      (($(pgrep -fc -- "^$moe verify --worker") > 1)) && break
-      sleep 0.02
-    done
-    ((i < 500)) || fail "no processes of verify over MPI"
+    await 10 has_workers || fail "no processes of verify over MPI"
     kill -s "$signal" "$verify"
-    for ((i = 0; i < 30; ++i)); do
-      sleep 0.1
-      pgrep -f -- "$moe verify" >/dev/null || break
-    done
-    ((i < 30)) || fail "SIG$signal: left after 3 s: $(pgrep -af -- "$moe verify")"
+    await 3 gone "$moe verify" || fail "SIG$signal: left after 3 s: $(pgrep -af -- "$moe verify")"
     left=$(find "$work/tmp" -name 'moe*')
     [[ -z $left ]] || fail "SIG$signal: left $left"
     rm -rf "${work:?}/tmp/"*
-    while pgrep -f -- "$moe verify" >/dev/null; do sleep 0.1; done # a failure is of one signal
+    await 100 gone "$moe verify" # a failure is of one signal
   done
 fi
 
@@ -54,7 +45,7 @@ says gradient-scale-by-ep
 expect 1 "a planted fault" "$moe" verify --inject gradient-scale-by-ep --layouts 'ranks=1,2,4 transport=local' -q
 matches "experts.down_proj.weight.* FAILED"
 expect 0 "a fault that one rank cannot show" "$moe" verify --inject gradient-scale-by-ep --numerics fast --layouts ranks=1 -q
-grep -q MISSED "$work/stdout" || fail "a missed fault: not said"
+says MISSED
 
 # Usage.
 refused 2 "did you mean '--layouts'" verify --layout ranks=1
