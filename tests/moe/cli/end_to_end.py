@@ -1,4 +1,5 @@
 """Running programs and counting what does not hold: for the tests of this folder in Python."""
+import json
 import os
 import subprocess
 
@@ -26,3 +27,27 @@ def run(*args, code=0):
     check(done.returncode == code, f"{args}: exit code {done.returncode}, expected {code}: "
           f"{done.stderr[-500:]}")
     return done
+
+
+def write_text(folder):
+    """The path of a text to train on."""
+    path = os.path.join(folder, "text")
+    with open(path, "w") as file:
+        file.write("the router sends every token to two experts and each answers in turn. " * 600)
+    return path
+
+
+def train_command(moe, text, *extra):
+    """A small model of two MoE layers of 8 experts; a micro-batch has 32 tokens."""
+    return [moe, "train", "--data", text, "--num-layers", 2, "--hidden-size", 32,
+            "--num-attention-heads", 2, "--num-experts", 8, "--moe-ffn-hidden-size", 16,
+            "--seq-length", 16, "--micro-batch-size", 2, "--eval-sequences", 4, "--threads", 1,
+            "--quiet", "--numerics", "layout-invariant", *extra]
+
+
+def json_lines(path):
+    """The objects of a file of JSON lines, which are whole."""
+    with open(path) as file:
+        text = file.read()
+    check(text.endswith("\n"), f"{path}: half a line")
+    return [json.loads(line) for line in text.splitlines()]

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 
-from end_to_end import check, exit_code, run
+from end_to_end import check, exit_code, json_lines, run, train_command, write_text
 
 MOE, GOLDEN = sys.argv[1:3]
 MPIEXEC = sys.argv[3] if len(sys.argv) > 3 else None
@@ -88,8 +88,7 @@ def check_nesting(events, where):
 
 
 def metrics(folder):
-    with open(os.path.join(folder, "metrics.jsonl")) as file:
-        return [json.loads(line) for line in file]
+    return json_lines(os.path.join(folder, "metrics.jsonl"))
 
 
 def moved(report, what):
@@ -107,12 +106,9 @@ def train(work, text, ranks, *extra, launcher=(), name="run", steps=2):
     out = os.path.join(work, name)
     trace = os.path.join(work, name + ".json")
     own = [] if launcher else ["--ranks", ranks]
-    command = [*launcher, MOE, "train", "--data", text, "--num-layers", "2", "--hidden-size", "32",
-               "--num-attention-heads", "2", "--num-experts", "8", "--moe-ffn-hidden-size", "16",
-               "--moe-shared-expert-intermediate-size", "16", "--seq-length", "16",
-               "--micro-batch-size", "2", "--micro-batches", "4", "--eval-sequences", "4",
-               "--threads", "1", "--quiet", "--numerics", "layout-invariant", "--steps", steps,
-               "--ep", ranks, "--bucket-size-mb", "0.05", *own, *extra]
+    command = [*launcher, *train_command(
+        MOE, text, "--moe-shared-expert-intermediate-size", 16, "--micro-batches", 4, "--steps",
+        steps, "--ep", ranks, "--bucket-size-mb", 0.05, *own, *extra)]
     traced = run(*command, "--out", out, "--trace", trace)
     return command, traced, metrics(out), trace
 
@@ -180,38 +176,39 @@ def check_exchange(end, report, ranks, where):
     check(told == expected, f"{where}: the report has {told}, expected {expected}")
 
 
+def checked(work, text, ranks, lanes, *extra, name, steps=2, launcher=()):
+    """A run all of whose steps are traced, after what holds for every one: its command, its events by
+    lane, and its hash of the weights."""
+    command, traced, rows, trace = train(work, text, ranks, *extra, name=name, steps=steps,
+                                         launcher=launcher)
+    by_lane = check_train(trace, ranks, range(1, steps + 1), lanes, name)
+    check_bytes(by_lane, traced.stdout, name)
+    check_exchange(rows[-1], traced.stdout, ranks, name)
+    check(trace in traced.stdout, f"{name}: the report does not name the trace")
+    return command, by_lane, rows[-1]["weights_xxh3"]
+
+
 def overlap(a, b):
     return min(a["ts"] + a["dur"], b["ts"] + b["dur"]) - max(a["ts"], b["ts"])
 
 
 def main():
     with tempfile.TemporaryDirectory() as work:
-        text = os.path.join(work, "text")
-        with open(text, "w") as file:
-            file.write("the router sends every token to two experts and each answers in turn. " *
-                       600)
+        text = write_text(work)
         two = {"compute", "gradients"}
         hashes = set()
         for ranks in (1, 3, 8):
-            where = f"{ranks} ranks"
-            command, traced, lines, trace = train(work, text, ranks, name=f"r{ranks}")
-            by_lane = check_train(trace, ranks, (1, 2), two, where)
-            check_bytes(by_lane, traced.stdout, where)
-            check_exchange(lines[-1], traced.stdout, ranks, where)
-            check(trace in traced.stdout, f"{where}: the report does not name the trace")
+            command, _, weights = checked(work, text, ranks, two, name=f"{ranks}-ranks")
             plain = os.path.join(work, f"plain{ranks}")
             run(*command, "--out", plain)
-            check(metrics(plain)[-1]["weights_xxh3"] == lines[-1]["weights_xxh3"],
-                  f"{where}: other weights with a trace")
-            hashes.add(lines[-1]["weights_xxh3"])
+            check(metrics(plain)[-1]["weights_xxh3"] == weights,
+                  f"{ranks} ranks: other weights with a trace")
+            hashes.add(weights)
         check(len(hashes) == 1, f"weights differ between ranks: {hashes}")
 
         # Chunks: the exchange has a lane of its own.
-        _, traced, lines, trace = train(work, text, 3, "--moe-overlap-degree", "2", name="overlap",
-                                        steps=4)
-        by_lane = check_train(trace, 3, (1, 2, 3, 4), two | {"exchange"}, "overlap")
-        check_bytes(by_lane, traced.stdout, "overlap")
-        check_exchange(lines[-1], traced.stdout, 3, "overlap")
+        _, by_lane, _ = checked(work, text, 3, two | {"exchange"}, "--moe-overlap-degree", 2,
+                                name="overlap", steps=4)
         beside = 0
         for rank in range(3):
             lane = by_lane[rank, "exchange"]
@@ -235,11 +232,8 @@ def main():
         run(*command, "--trace", "/proc/t.json", code=4)
 
         if MPIEXEC:
-            _, traced, lines, trace = train(work, text, 3, name="mpi", launcher=(MPIEXEC, "-n", 3))
-            by_lane = check_train(trace, 3, (1, 2), two, "mpi")
-            check_bytes(by_lane, traced.stdout, "mpi")
-            check_exchange(lines[-1], traced.stdout, 3, "mpi")
-            check({lines[-1]["weights_xxh3"]} == hashes, "mpi: other weights")
+            _, _, weights = checked(work, text, 3, two, name="mpi", launcher=(MPIEXEC, "-n", 3))
+            check({weights} == hashes, "mpi: other weights")
 
         layer(work)
         bench(work)
