@@ -9,6 +9,7 @@
 
 // This file is compiled without -fsanitize=thread (it would instrument the switch itself), and so
 // learns of ThreadSanitizer from the build.
+// NOLINTBEGIN: these names are the sanitizers'.
 #if defined(CUSIM_TSAN)
 extern "C" {
 void* __tsan_get_current_fiber();
@@ -20,13 +21,30 @@ void __tsan_release(void* tag);
 void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
 }
+#else
+static void* __tsan_get_current_fiber() {
+  return nullptr;
+}
+static void* __tsan_create_fiber(unsigned) {
+  return nullptr;
+}
+static void __tsan_destroy_fiber(void*) {}
+static void __tsan_switch_to_fiber(void*, unsigned) {}
+static void __tsan_acquire(void*) {}
+static void __tsan_release(void*) {}
+static void AnnotateIgnoreReadsBegin(const char*, int) {}
+static void AnnotateIgnoreReadsEnd(const char*, int) {}
 #endif
 #if defined(__SANITIZE_ADDRESS__)
 extern "C" {
 void __sanitizer_start_switch_fiber(void** fake_stack_save, const void* bottom, size_t size);
 void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom_old, size_t* size_old);
 }
+#else
+static void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
+static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
 #endif
+// NOLINTEND
 
 // Saves the registers that the System V ABI has callees keep, and goes on at another stack.
 extern "C" void cusim_switch_stack(void** save_stack_pointer, void* new_stack_pointer);
@@ -70,42 +88,7 @@ Fiber* running = nullptr;
 
 constexpr int kSavedRegisters = 6;
 
-#if defined(__SANITIZE_ADDRESS__)
-void AsanLeave(void** save, const void* bottom, size_t size) {
-  __sanitizer_start_switch_fiber(save, bottom, size);
-}
-void AsanArrive(void* saved, const void** bottom, size_t* size) {
-  __sanitizer_finish_switch_fiber(saved, bottom, size);
-}
-#else
-void AsanLeave(void**, const void*, size_t) {}
-void AsanArrive(void*, const void**, size_t*) {}
-#endif
-
-#if defined(CUSIM_TSAN)
 constexpr unsigned kNoSynchronisation = 1;
-void TsanSwitch(void* fiber) {
-  __tsan_switch_to_fiber(fiber, kNoSynchronisation);
-}
-void* TsanCurrent() {
-  return __tsan_get_current_fiber();
-}
-void* TsanCreate() {
-  return __tsan_create_fiber(0);
-}
-void TsanDestroy(void* fiber) {
-  __tsan_destroy_fiber(fiber);
-}
-#else
-void TsanSwitch(void*) {}
-void* TsanCurrent() {
-  return nullptr;
-}
-void* TsanCreate() {
-  return nullptr;
-}
-void TsanDestroy(void*) {}
-#endif
 
 }  // namespace
 
@@ -123,56 +106,49 @@ Fiber::Fiber(void (*body)()) : body_(body) {
   auto* const top = reinterpret_cast<uint64_t*>(stack_ + kStackBytes) - 2;
   *top = reinterpret_cast<uint64_t>(&Fiber::Enter);
   stack_pointer_ = top - kSavedRegisters;
-  tsan_fiber_ = TsanCreate();
+  tsan_fiber_ = __tsan_create_fiber(0);
 }
 
 Fiber::~Fiber() {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  TsanDestroy(tsan_fiber_);
+  __tsan_destroy_fiber(tsan_fiber_);
   munmap(stack_ - page, page + kStackBytes);
 }
 
 void Fiber::Enter() {
-  AsanArrive(nullptr, &host.stack_bottom, &host.stack_bytes);
+  __sanitizer_finish_switch_fiber(nullptr, &host.stack_bottom, &host.stack_bytes);
   running->body_();
   std::abort();
 }
 
 void Fiber::Resume() {
-  host.tsan_fiber = TsanCurrent();
+  host.tsan_fiber = __tsan_get_current_fiber();
   running = this;
-  AsanLeave(&host.asan_fake_stack, stack_, kStackBytes);
-  TsanSwitch(tsan_fiber_);
+  __sanitizer_start_switch_fiber(&host.asan_fake_stack, stack_, kStackBytes);
+  __tsan_switch_to_fiber(tsan_fiber_, kNoSynchronisation);
   cusim_switch_stack(&host.stack_pointer, stack_pointer_);
-  AsanArrive(host.asan_fake_stack, nullptr, nullptr);
+  __sanitizer_finish_switch_fiber(host.asan_fake_stack, nullptr, nullptr);
 }
 
 void Fiber::SwitchToHost() {
   Fiber* const self = running;
-  AsanLeave(&self->asan_fake_stack_, host.stack_bottom, host.stack_bytes);
-  TsanSwitch(host.tsan_fiber);
+  __sanitizer_start_switch_fiber(&self->asan_fake_stack_, host.stack_bottom, host.stack_bytes);
+  __tsan_switch_to_fiber(host.tsan_fiber, kNoSynchronisation);
   cusim_switch_stack(&self->stack_pointer_, host.stack_pointer);
-  AsanArrive(self->asan_fake_stack_, &host.stack_bottom, &host.stack_bytes);
+  __sanitizer_finish_switch_fiber(self->asan_fake_stack_, &host.stack_bottom, &host.stack_bytes);
 }
 
-#if defined(CUSIM_TSAN)
 void TsanRelease(void* tag) {
   __tsan_release(tag);
 }
 void TsanAcquire(void* tag) {
   __tsan_acquire(tag);
 }
-void TsanIgnoreBegin() {
+TsanIgnore::TsanIgnore() {
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
 }
-void TsanIgnoreEnd() {
+TsanIgnore::~TsanIgnore() {
   AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
 }
-#else
-void TsanRelease(void*) {}
-void TsanAcquire(void*) {}
-void TsanIgnoreBegin() {}
-void TsanIgnoreEnd() {}
-#endif
 
 }  // namespace cusim

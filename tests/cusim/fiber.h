@@ -41,15 +41,12 @@ class Fiber {
 void TsanRelease(void* tag);
 void TsanAcquire(void* tag);
 
-void TsanIgnoreBegin();
-void TsanIgnoreEnd();
-
 // While it lives, memory that the simulator takes, fills and gives back is no access of the
 // simulated program.
 class TsanIgnore {
  public:
-  TsanIgnore() { TsanIgnoreBegin(); }
-  ~TsanIgnore() { TsanIgnoreEnd(); }
+  TsanIgnore();
+  ~TsanIgnore();
   TsanIgnore(const TsanIgnore&) = delete;
   TsanIgnore& operator=(const TsanIgnore&) = delete;
 };
