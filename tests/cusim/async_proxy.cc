@@ -8,9 +8,6 @@
 namespace cusim {
 namespace {
 
-Thread& Current() {
-  return TheSimulation().current();
-}
 Block& CurrentBlock() {
   return *Current().block;
 }
@@ -18,10 +15,6 @@ Block& CurrentBlock() {
 [[noreturn]] void Fault(const char* fault, const std::string& detail, Site site) {
   Current().site = site;
   TheSimulation().Fail(fault, detail, Current());
-}
-
-std::string Text(Site site) {
-  return std::string(site.file) + ":" + std::to_string(site.line);
 }
 
 // Whether the async proxy sees other bytes than other accesses do.

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <vector>
+#include <utility>
 
 #include <cuda_runtime_api.h>
 
@@ -32,13 +32,8 @@ class Scoped {
 
 struct Options {
   uint32_t seed = 1;
-  // Blocks of a grid that run interleaved; a new one starts when one ends. Kernels whose blocks
-  // wait for each other need all of them.
+  // Blocks that run interleaved; a new one starts when one ends.
   int resident_blocks = 2;
-  // An atomic operation lets another thread run first once in so many times; 0 = never.
-  uint32_t preempt_one_in = 4;
-  // After so many __nanosleep calls per living thread in which none got further: a livelock.
-  uint64_t spin_limit = 2000;
 };
 
 // One kernel launch: `body` is the kernel's call, which every thread makes.
@@ -52,22 +47,20 @@ struct Grid {
 // line, and aborts the process.
 void RunGrid(const Grid& grid, const Options& options);
 
-// Runs several grids at once, all of their blocks resident: streams, or virtual ranks.
-void RunGrids(const std::vector<Grid>& grids, const Options& options);
-
 // Enqueues the grid on a stream of the fake runtime (fake_streams.h), to be run under the options
 // that LaunchOptions() has now. The null stream runs it before the call returns. What
 // kernels/base/cuda_kernel.h calls; the errors are those of <<<>>>.
 cudaError_t LaunchGrid(Grid grid, cudaStream_t stream);
-// How many it has enqueued since the program began.
+// A kernel of one thread.
+inline cudaError_t LaunchOne(std::function<void()> body, cudaStream_t stream) {
+  return LaunchGrid({.grid = dim3(1), .block = dim3(1), .body = std::move(body)}, stream);
+}
+// How many were enqueued since the program began, and how many products by cuBLAS (fake_cublas.cc).
 int64_t Launches();
+int64_t CublasProducts();
 
-// Of the last run. The hash covers every choice of the scheduler.
-struct Stats {
-  uint64_t switches = 0;
-  uint64_t schedule_hash = 0;
-};
-Stats LastRun();
+// A hash of every choice that the scheduler made in the last run.
+uint64_t LastScheduleHash();
 
 // Options of the launches that kernels' own launchers make (kernels/base/cuda_kernel.h).
 const Options& LaunchOptions();

@@ -1,5 +1,6 @@
-// The simulator on kernels with one planted fault each, which the scheduler must find and name in
-// every build.
+// The simulator on kernels with one planted fault each. The scheduler must find and name its own in
+// every build; ThreadSanitizer and AddressSanitizer must name the line of a fault in memory, and
+// other builds find what they can.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,10 +15,15 @@
 #include "tests/cusim/faults.h"
 #include "tests/cusim/tensor.h"
 
+#if defined(__SANITIZE_THREAD__)
+// The first race ends the program, as every other fault does.
+extern "C" const char* __tsan_default_options() {
+  return "halt_on_error=1";
+}
+#endif
+
 namespace cusim {
 namespace {
-
-using DeviceFlag = cuda::atomic_ref<uint32_t, cuda::thread_scope_device>;
 
 TEST_F(CusimFaultDeathTest, DivergentBarrier) {
   constexpr int kFirst = __LINE__ + 2;
@@ -99,27 +105,6 @@ TEST_F(CusimFaultDeathTest, Deadlock) {
   EXPECT_DEATH(RunGrid({1, 2, 0, kernel}, {}), Named(stuck + ".*waits in a warp operation", kWarp));
 }
 
-TEST_F(CusimFaultDeathTest, Livelock) {
-  uint32_t never = 0;
-  const auto kernel = [&] {
-    while (DeviceFlag(never).load(cuda::memory_order_acquire) == 0) __nanosleep(20);
-  };
-  EXPECT_DEATH(RunGrid({1, 2, 0, kernel}, {}), "livelock: .*block \\(0, 0, 0\\)");
-}
-
-// Blocks that wait for a block that cannot start until one of them ends.
-TEST_F(CusimFaultDeathTest, WaitingForABlockThatIsNotResident) {
-  uint32_t arrived = 0;
-  const auto kernel = [&] {
-    DeviceFlag flag(arrived);
-    flag.fetch_add(1, cuda::memory_order_acq_rel);
-    while (flag.load(cuda::memory_order_acquire) != 3) __nanosleep(20);
-  };
-  RunGrid({3, 1, 0, kernel}, {.resident_blocks = 3});
-  arrived = 0;
-  EXPECT_DEATH(RunGrid({3, 1, 0, kernel}, {.resident_blocks = 2}), "livelock");
-}
-
 TEST_F(CusimFaultDeathTest, MisalignedVectorAccess) {
   alignas(16) float values[8] = {};
   const auto loads = [&] {
@@ -147,6 +132,155 @@ TEST_F(CusimFaultDeathTest, KernelLaunchedFromAKernel) {
   };
   EXPECT_DEATH(RunGrid({1, 1, 0, outer}, {}), "from inside a kernel");
 }
+
+// A missing barrier: wrong results on any schedule, and a race whatever the results are.
+// Between the two lines, __syncthreads was removed.
+constexpr int kWriteLine = __LINE__ + 4, kReadLine = kWriteLine + 1;
+void ReverseWithoutBarrier(const int* in, int* out) {
+  MOE_SHARED_ARRAY(int, tile, 64);
+  const unsigned t = threadIdx.x;
+  tile[t] = in[t];
+  out[t] = tile[63 - t];
+}
+
+#if defined(__SANITIZE_THREAD__)
+
+TEST_F(CusimFaultDeathTest, RemovedBarrierIsARaceOnItsLine) {
+  std::vector<int> in(64, 1), out(64);
+  const auto kernel = [&] {
+    ReverseWithoutBarrier(in.data(), out.data());
+  };
+  EXPECT_DEATH(RunGrid({1, 64, 0, kernel}, {}), Named("data race", kReadLine));
+  EXPECT_DEATH(RunGrid({1, 64, 0, kernel}, {}), Named("data race", kWriteLine));
+}
+
+// The reader passes its second barrier early: the write after the first is not ordered before it.
+TEST_F(CusimFaultDeathTest, RemovedSecondBarrierOfALoopIsARace) {
+  const auto kernel = [] {
+    MOE_SHARED_ARRAY(int, tile, 64);
+    int value = static_cast<int>(threadIdx.x);
+    for (int round = 0; round < 3; ++round) {
+      tile[threadIdx.x] = value;
+      __syncthreads();
+      value = tile[63 - threadIdx.x];
+    }
+  };
+  EXPECT_DEATH(RunGrid({1, 64, 0, kernel}, {}), "data race");
+}
+
+TEST_F(CusimFaultDeathTest, RelaxedStoreWhereReleaseIsNeededIsARace) {
+  const auto send = [](cuda::memory_order order) {
+    for (uint32_t seed = 1; seed <= 8; ++seed) {
+      int data = 0;
+      uint32_t flag = 0;
+      const auto kernel = [&] {
+        const cuda::atomic_ref<uint32_t, cuda::thread_scope_device> ready(flag);
+        if (blockIdx.x == 0) {
+          data = 7;
+          ready.store(1, order);
+        } else if (ready.load(cuda::memory_order_acquire) != 0) {
+          data += 1;
+        }
+      };
+      RunGrid({2, 1, 0, kernel}, {.seed = seed});
+    }
+  };
+  send(cuda::memory_order_release);
+  EXPECT_DEATH(send(cuda::memory_order_relaxed), "data race");
+}
+
+// A shuffle moves registers; it does not order memory as __syncwarp does.
+TEST_F(CusimFaultDeathTest, ShuffleInPlaceOfSyncwarpIsARace) {
+  std::vector<int> values(32), out(32);
+  const auto kernel = [&] {
+    values[threadIdx.x] = 1;
+    __shfl_xor_sync(0xffffffffu, 0, 1);
+    out[threadIdx.x] = values[31 - threadIdx.x];
+  };
+  EXPECT_DEATH(RunGrid({1, 32, 0, kernel}, {}), "data race");
+}
+
+// One after the other here, at once on a GPU: blocks of one grid are not ordered.
+TEST_F(CusimFaultDeathTest, BlocksThatWriteOneElementRace) {
+  std::vector<int> out(4);
+  const auto kernel = [&] {
+    out[blockIdx.x / 2] = static_cast<int>(threadIdx.x);
+  };
+  EXPECT_DEATH(RunGrid({8, 1, 0, kernel}, {.resident_blocks = 1}), "data race");
+}
+
+#else
+
+TEST_F(CusimFaultDeathTest, RemovedBarrierGivesWrongResultsOnEverySchedule) {
+  std::vector<int> in(64, 1), out(64);
+  for (uint32_t seed = 1; seed <= 10; ++seed) {
+    const auto kernel = [&] {
+      ReverseWithoutBarrier(in.data(), out.data());
+    };
+    RunGrid({1, 64, 0, kernel}, {.seed = seed});
+    EXPECT_NE(out, in);
+  }
+  EXPECT_LT(kWriteLine, kReadLine);
+}
+
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+
+TEST_F(CusimFaultDeathTest, OutOfBoundsGlobalRead) {
+  const std::vector<int> in(64);
+  std::vector<int> out(64);
+  constexpr int kLine = __LINE__ + 2;
+  const auto kernel = [&] {
+    out[threadIdx.x] = in.data()[threadIdx.x + 1];
+  };
+  EXPECT_DEATH(RunGrid({1, 64, 0, kernel}, {}),
+               Named("heap-buffer-overflow.*READ of size 4", kLine));
+}
+
+TEST_F(CusimFaultDeathTest, OutOfBoundsSharedReadAndWrite) {
+  constexpr int kRead = __LINE__ + 5, kWrite = kRead + 4;
+  std::vector<int> out(64);
+  const auto reads = [&] {
+    MOE_SHARED_ARRAY(int, tile, 64);
+    tile[threadIdx.x] = 1;
+    out[threadIdx.x] = *(static_cast<const int*>(tile) + threadIdx.x + 1);
+  };
+  const auto writes = [] {
+    int* const tile = static_cast<int*>(DynamicShared());
+    *(tile + threadIdx.x - 1) = 1;
+  };
+  EXPECT_DEATH(RunGrid({1, 64, 0, reads}, {}), Named("use-after-poison.*READ of size 4", kRead));
+  EXPECT_DEATH(RunGrid({1, 64, 64 * sizeof(int), writes}, {}),
+               Named("use-after-poison.*WRITE of size 4", kWrite));
+}
+
+TEST_F(CusimFaultDeathTest, MisalignedVectorAccessByHandIsUndefinedBehaviour) {
+  alignas(16) float values[8] = {};
+  constexpr int kLine = __LINE__ + 2;
+  const auto kernel = [&] {
+    return reinterpret_cast<const uint4*>(values + 1)->x;
+  };
+  EXPECT_DEATH(RunGrid({1, 1, 0, kernel}, {}), Named("", kLine) + ".*misaligned address");
+}
+
+#else
+
+TEST_F(CusimFaultDeathTest, OutOfBoundsSharedWriteIsFoundWhenTheBlockEnds) {
+  const auto after = [] {
+    int* const tile = static_cast<int*>(DynamicShared());
+    tile[threadIdx.x + 1] = 1;
+  };
+  const auto before = [] {
+    MOE_SHARED_ARRAY(int, tile, 64);
+    *(static_cast<int*>(tile) + threadIdx.x - 1) = 1;
+  };
+  EXPECT_DEATH(RunGrid({1, 64, 64 * sizeof(int), after}, {}),
+               "out-of-bounds write to shared memory.*block \\(0, 0, 0\\)");
+  EXPECT_DEATH(RunGrid({1, 64, 0, before}, {}), "out-of-bounds write to shared memory");
+}
+
+#endif
 
 }  // namespace
 }  // namespace cusim

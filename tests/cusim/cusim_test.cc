@@ -1,6 +1,8 @@
-// The simulator on correct kernels: every result holds for every schedule.
+// The simulator on correct kernels: every result holds for every schedule. Matrix fragments and
+// asynchronous copies.
 #include "tests/cusim/cusim.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <vector>
@@ -10,11 +12,11 @@
 #include <cuda/atomic>
 
 #include "kernels/base/cuda_kernel.h"
+#include "kernels/base/dtype.h"
+#include "tests/cusim/tensor.h"
 
 namespace cusim {
 namespace {
-
-using DeviceFlag = cuda::atomic_ref<uint32_t, cuda::thread_scope_device>;
 
 // Runs `check(options)` under several seeds, with one, two and all blocks at a time.
 template <typename Check>
@@ -165,72 +167,17 @@ TEST(CusimTest, SyncwarpOrdersMemoryOfItsLanes) {
 
 TEST(CusimTest, AtomicsLoseNoUpdate) {
   ForSchedules([&](const Options& options) {
-    int count = 0, locked = 0;
-    uint32_t lock = 0;
+    int count = 0;
+    uint32_t more = 0;
     const auto kernel = [&] {
       atomicAdd(&count, 1);
-      DeviceFlag flag(lock);
-      while (flag.exchange(1, cuda::memory_order_acquire) != 0) __nanosleep(20);
-      ++locked;
-      flag.store(0, cuda::memory_order_release);
+      cuda::atomic_ref<uint32_t, cuda::thread_scope_device>(more).fetch_add(
+          1, cuda::memory_order_relaxed);
     };
     RunGrid({3, 50, 0, kernel}, options);
     EXPECT_EQ(count, 150);
-    EXPECT_EQ(locked, 150);
+    EXPECT_EQ(more, 150u);
   });
-}
-
-// Block b waits for block b - 1: all of them must be resident.
-TEST(CusimTest, BlocksWaitForEachOtherByFlags) {
-  for (uint32_t seed = 1; seed <= 4; ++seed) {
-    uint32_t turn = 0;
-    std::vector<int> order;
-    const auto kernel = [&] {
-      if (threadIdx.x != 0) return;
-      DeviceFlag flag(turn);
-      while (flag.load(cuda::memory_order_acquire) != blockIdx.x) __nanosleep(20);
-      order.push_back(static_cast<int>(blockIdx.x));
-      flag.store(blockIdx.x + 1, cuda::memory_order_release);
-    };
-    RunGrid({6, 32, 0, kernel}, {.seed = seed, .resident_blocks = 6});
-    EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3, 4, 5}));
-  }
-}
-
-// Virtual ranks: each has a grid that sends to all and a grid that waits for all.
-TEST(CusimTest, GridsRunGridsAndExchangeThroughPeerMemory) {
-  constexpr unsigned kRanks = 3, kCount = 40;
-  for (uint32_t seed = 1; seed <= 4; ++seed) {
-    std::vector<std::vector<int>> received(kRanks, std::vector<int>(size_t{kRanks} * kCount));
-    std::vector<std::vector<uint32_t>> arrived(kRanks, std::vector<uint32_t>(kRanks));
-    std::vector<std::vector<int>> sums(kRanks, std::vector<int>(kRanks));
-    std::vector<Grid> grids;
-    for (unsigned rank = 0; rank < kRanks; ++rank) {
-      const auto send = [&, rank] {
-        const unsigned peer = blockIdx.x;
-        for (unsigned i = threadIdx.x; i < kCount; i += blockDim.x) {
-          received[peer][rank * kCount + i] = static_cast<int>(1000 * rank + 100 * peer + i);
-        }
-        __syncthreads();
-        if (threadIdx.x != 0) return;
-        DeviceFlag(arrived[peer][rank]).store(1, cuda::memory_order_release);
-      };
-      const auto receive = [&, rank] {
-        const unsigned peer = blockIdx.x;
-        DeviceFlag flag(arrived[rank][peer]);
-        while (flag.load(cuda::memory_order_acquire) == 0) __nanosleep(20);
-        for (unsigned i = 0; i < kCount; ++i) sums[rank][peer] += received[rank][peer * kCount + i];
-      };
-      grids.push_back({kRanks, 32, 0, send});
-      grids.push_back({kRanks, 1, 0, receive});
-    }
-    RunGrids(grids, {.seed = seed});
-    for (unsigned rank = 0; rank < kRanks; ++rank) {
-      for (unsigned peer = 0; peer < kRanks; ++peer) {
-        EXPECT_EQ(sums[rank][peer], kCount * (1000 * peer + 100 * rank) + 780);
-      }
-    }
-  }
 }
 
 TEST(CusimTest, OneSeedIsOneScheduleAndSeedsDiffer) {
@@ -242,11 +189,10 @@ TEST(CusimTest, OneSeedIsOneScheduleAndSeedsDiffer) {
   std::set<uint64_t> schedules;
   for (uint32_t seed = 1; seed <= 10; ++seed) {
     RunGrid(grid, {.seed = seed});
-    const Stats first = LastRun();
+    const uint64_t first = LastScheduleHash();
     RunGrid(grid, {.seed = seed});
-    EXPECT_EQ(LastRun().schedule_hash, first.schedule_hash);
-    EXPECT_EQ(LastRun().switches, first.switches);
-    schedules.insert(first.schedule_hash);
+    EXPECT_EQ(LastScheduleHash(), first);
+    schedules.insert(first);
   }
   EXPECT_EQ(schedules.size(), 10u);
 }
@@ -264,6 +210,136 @@ TEST(CusimTest, SeedsChangeTheOrderOfThreads) {
     orders.insert(order);
   }
   EXPECT_GE(orders.size(), 8u);
+}
+
+template <typename T>
+class CusimMmaTest : public ::testing::Test {};
+using Types = ::testing::Types<moe::BFloat16, moe::Float16>;
+TYPED_TEST_SUITE(CusimMmaTest, Types);
+
+// Small integers: every product and sum is exact, so that the order of terms cannot matter.
+TYPED_TEST(CusimMmaTest, MatrixFragmentsLieWherePtxSays) {
+  using T = TypeParam;
+  const auto a = [](int row, int k) {
+    return static_cast<float>((row * 5 + k * 3) % 17 - 8);
+  };
+  const auto b = [](int k, int column) {
+    return static_cast<float>((k * 7 + column * 2) % 13 - 6);
+  };
+  const auto pair = [](float low, float high) {
+    return static_cast<uint32_t>(T(low).bits) | static_cast<uint32_t>(T(high).bits) << 16;
+  };
+  std::vector<float> d(16 * 8);
+  const auto kernel = [&] {
+    const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4;
+    const auto a_pair = [&](int row, int k) {
+      return pair(a(row, k), a(row, k + 1));
+    };
+    const uint32_t fa[4] = {a_pair(g, 2 * t), a_pair(g + 8, 2 * t), a_pair(g, 2 * t + 8),
+                            a_pair(g + 8, 2 * t + 8)};
+    const uint32_t fb[2] = {pair(b(2 * t, g), b(2 * t + 1, g)),
+                            pair(b(2 * t + 8, g), b(2 * t + 9, g))};
+    float sum[4] = {1, 1, 1, 1};
+    MmaM16N8K16<T>(sum, fa, fb);
+    for (int i = 0; i < 4; ++i) d[(g + 8 * (i / 2)) * 8 + 2 * t + i % 2] = sum[i];
+  };
+  RunGrid({1, 32, 0, kernel}, {});
+  for (int row = 0; row < 16; ++row) {
+    for (int column = 0; column < 8; ++column) {
+      float sum = 1;
+      for (int k = 0; k < 16; ++k) sum += a(row, k) * b(k, column);
+      EXPECT_EQ(d[row * 8 + column], sum) << row << " " << column;
+    }
+  }
+}
+
+// Element (row, column) of matrix j is j * 100 + row * 10 + column.
+TEST(CusimTensorTest, LoadedMatricesLieWherePtxSays) {
+  std::vector<uint32_t> plain(32 * 4), transposed(32 * 4);
+  const auto kernel = [&] {
+    MOE_SHARED_ARRAY(MatrixRow, rows, 32);
+    const unsigned lane = threadIdx.x;
+    for (unsigned c = 0; c < 8; ++c) {
+      rows[lane][c] = static_cast<uint16_t>(lane / 8 * 100 + lane % 8 * 10 + c);
+    }
+    __syncthreads();
+    uint32_t out[4];
+    LoadMatrices(&rows[lane], out);
+    std::copy(out, out + 4, &plain[lane * 4]);
+    LoadMatricesTransposed(&rows[lane], out);
+    std::copy(out, out + 4, &transposed[lane * 4]);
+  };
+  RunGrid({1, 32, 0, kernel}, {});
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    const uint32_t g = lane / 4, t = lane % 4;
+    for (uint32_t j = 0; j < 4; ++j) {
+      const uint32_t row = j * 100 + g * 10 + 2 * t, column = j * 100 + 2 * t * 10 + g;
+      EXPECT_EQ(plain[lane * 4 + j], row | (row + 1) << 16) << lane << " " << j;
+      EXPECT_EQ(transposed[lane * 4 + j], column | (column + 10) << 16) << lane << " " << j;
+    }
+  }
+}
+
+// The source has six bytes, and AddressSanitizer sees a seventh.
+TEST(CusimTensorTest, AsynchronousCopiesFillUpWithZeros) {
+  alignas(16) const uint16_t source[3] = {1, 2, 3};
+  std::vector<uint16_t> out(8);
+  const auto kernel = [&] {
+    MOE_SHARED_ARRAY(MatrixRow, row, 1);
+    AsyncCopies copies;
+    copies.Copy16(row, source, sizeof(source));
+    copies.Commit();
+    copies.Wait(0);
+    std::copy(row[0].begin(), row[0].end(), out.begin());
+  };
+  RunGrid({1, 1, 0, kernel}, {});
+  EXPECT_EQ(out, (std::vector<uint16_t>{1, 2, 3, 0, 0, 0, 0, 0}));
+}
+
+// Two tiles in flight; `pending` = 1 is right, 2 waits for one group too few.
+std::vector<float> SumTiles(const std::vector<float>& in, size_t pending, uint32_t seed) {
+  std::vector<float> out(32);
+  const auto kernel = [&] {
+    MOE_SHARED_ARRAY(float, tiles, 2 * 128);
+    const unsigned lane = threadIdx.x, tiles_in = static_cast<unsigned>(in.size() / 128);
+    AsyncCopies copies;
+    const auto fetch = [&](unsigned tile) {
+      if (tile < tiles_in) {
+        copies.Copy16(tiles + tile % 2 * 128 + lane * 4, &in[tile * 128 + lane * 4]);
+      }
+      copies.Commit();
+    };
+    fetch(0);
+    fetch(1);
+    float sum = 0;
+    for (unsigned tile = 0; tile < tiles_in; ++tile) {
+      copies.Wait(pending);
+      __syncthreads();
+      for (unsigned i = 0; i < 4; ++i) sum += tiles[tile % 2 * 128 + (127 - lane * 4 - i)];
+      __syncthreads();
+      fetch(tile + 2);
+    }
+    out[lane] = sum;
+  };
+  RunGrid({1, 32, 0, kernel}, {.seed = seed});
+  return out;
+}
+
+TEST(CusimTensorTest, AsynchronousCopiesArriveWhenTheyAreWaitedForAndNotBefore) {
+  alignas(16) float values[5 * 128];
+  for (int i = 0; i < 5 * 128; ++i) values[i] = static_cast<float>(i);
+  const std::vector<float> in(values, values + 5 * 128);
+  for (uint32_t seed = 1; seed <= 4; ++seed) {
+    const auto sums = SumTiles(in, 1, seed);
+    for (int lane = 0; lane < 32; ++lane) {
+      float want = 0;
+      for (int tile = 0; tile < 5; ++tile) {
+        for (int i = 0; i < 4; ++i) want += static_cast<float>(tile * 128 + 127 - lane * 4 - i);
+      }
+      EXPECT_EQ(sums[lane], want);
+    }
+    EXPECT_NE(SumTiles(in, 2, seed), sums);
+  }
 }
 
 }  // namespace

@@ -168,23 +168,6 @@ T atomicAdd(T* address, T value) {
   return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }
 
-template <typename T>
-T atomicCAS(T* address, T expected, T desired) {
-  cusim::MaybePreempt();
-  __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED,
-                              __ATOMIC_RELAXED);
-  return expected;
-}
-
-inline void __nanosleep(unsigned) {
-  cusim::SpinWait();
-}
-
-template <typename T>
-T __ldg(const T* address) {
-  return *address;
-}
-
 inline int __popc(uint32_t x) {
   return __builtin_popcount(x);
 }

@@ -41,8 +41,6 @@ struct WarpOperation {
 };
 std::array<LaneValue, 32> MeetInWarp(const WarpOperation& operation, const LaneValue& value);
 
-// __nanosleep: another thread runs first.
-void SpinWait();
 // Before an atomic operation: another thread may run first.
 void MaybePreempt();
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
@@ -19,6 +20,7 @@ namespace cusim {
 namespace {
 
 constexpr size_t kSpareFibers = 32;
+constexpr size_t kPreemptOneIn = 4;  // atomic operations
 
 Options launch_options;
 
@@ -41,6 +43,13 @@ Simulation& TheSimulation() {
   static Simulation simulation;
   return simulation;
 }
+Thread& Current() {
+  return TheSimulation().current();
+}
+
+std::string Text(Site site) {
+  return std::string(site.file) + ":" + std::to_string(site.line);
+}
 
 // A fiber runs one thread after another.
 void Simulation::ThreadBody() {
@@ -61,7 +70,7 @@ void Simulation::Exit(Thread& thread) {
     if ((meeting.mask & self) == 0 || meeting.arrived == meeting.mask) continue;
     std::ostringstream detail;
     detail << "lane " << thread.lane << " ends while others wait for it in " << meeting.operation
-           << " at " << meeting.site.file << ":" << meeting.site.line;
+           << " at " << Text(meeting.site);
     Fail("exited lane", detail.str(), thread);
   }
   warp.exited |= self;
@@ -70,27 +79,25 @@ void Simulation::Exit(Thread& thread) {
 
 void Simulation::MakeReady(Thread& thread) {
   thread.state = State::kReady;
-  spins_ = 0;
   // The thread that runs is put back when it stops running.
   if (&thread != current_) ready_.push_back(&thread);
 }
 
 uint32_t Simulation::Random(size_t n) {
   const auto choice = static_cast<uint32_t>(random_() % n);
-  stats_.schedule_hash = (stats_.schedule_hash ^ choice) * 0x100000001b3u;  // FNV-1a
+  schedule_hash_ = (schedule_hash_ ^ choice) * 0x100000001b3u;  // FNV-1a
   return choice;
 }
 
 bool Simulation::RollsPreemption() {
-  return options_.preempt_one_in > 0 && Random(options_.preempt_one_in) == 0;
+  return Random(kPreemptOneIn) == 0;
 }
 
-void Simulation::Start(const PendingBlock& pending) {
+void Simulation::Start(uint64_t block_number) {
   auto owner = std::make_unique<Block>();
   Block& block = *owner;
-  block.grid = &(*grids_)[pending.grid];
-  block.grid_number = pending.grid;
-  block.index = Coordinates(pending.number, block.grid->grid);
+  block.grid = grid_;
+  block.index = Coordinates(block_number, grid_->grid);
   const auto threads = static_cast<int>(Count(block.grid->block));
   block.threads.resize(threads);
   block.warps.resize((threads + 31) / 32);
@@ -141,37 +148,32 @@ void Simulation::Step() {
   Thread& thread = *ready_.back();
   ready_.pop_back();
   current_ = &thread;
-  ++stats_.switches;
   thread.fiber->Resume();
   current_ = nullptr;
   if (thread.state == State::kReady) ready_.push_back(&thread);
   if (thread.state != State::kDone) return;
   idle_fibers_.push_back(thread.fiber);
   --alive_;
-  spins_ = 0;
   Block& block = *thread.block;
   --block.alive;
   ReleaseBarrierIfComplete(block);
   if (block.alive == 0) Finish(block);
 }
 
-void Simulation::Run(const std::vector<Grid>& grids, const Options& options, int64_t resident) {
-  if (grids_ != nullptr) {
+void Simulation::Run(const Grid& grid, const Options& options) {
+  if (grid_ != nullptr) {
     std::fputs("cusim: a kernel was launched from inside a kernel\n", stderr);
     std::abort();
   }
   const TsanIgnore ignore;
-  grids_ = &grids;
-  options_ = options;
+  grid_ = &grid;
   random_.seed(options.seed);
-  stats_ = {.switches = 0, .schedule_hash = 0xcbf29ce484222325u};
-  std::vector<PendingBlock> pending;
-  for (int g = 0; g < static_cast<int>(grids.size()); ++g) {
-    for (uint64_t b = 0; b < Count(grids[g].grid); ++b) pending.push_back({g, b});
-  }
+  schedule_hash_ = 0xcbf29ce484222325u;
+  std::vector<uint64_t> pending(Count(grid.grid));
+  std::iota(pending.begin(), pending.end(), 0);
   TsanRelease(&start_order_);
   for (;;) {
-    while (!pending.empty() && static_cast<int64_t>(blocks_.size()) < resident) {
+    while (!pending.empty() && static_cast<int>(blocks_.size()) < options.resident_blocks) {
       std::swap(pending[Random(pending.size())], pending.back());
       Start(pending.back());
       pending.pop_back();
@@ -181,14 +183,14 @@ void Simulation::Run(const std::vector<Grid>& grids, const Options& options, int
     Step();
   }
   TsanAcquire(&end_order_);
-  grids_ = nullptr;
+  grid_ = nullptr;
 }
 
 void Simulation::Blame(const Thread& thread, const std::string& fault) {
   std::ostringstream line;
-  line << "cusim: " << fault << " [grid " << thread.block->grid_number << " block "
-       << thread.block->index << " thread " << thread.index << "]";
-  if (thread.site.line > 0) line << " at " << thread.site.file << ":" << thread.site.line;
+  line << "cusim: " << fault << " [block " << thread.block->index << " thread " << thread.index
+       << "]";
+  if (thread.site.line > 0) line << " at " << Text(thread.site);
   std::fprintf(stderr, "%s\n", line.str().c_str());
 }
 
@@ -215,15 +217,10 @@ void Simulation::FailStuck() {
 }
 
 void RunGrid(const Grid& grid, const Options& options) {
-  TheSimulation().Run({grid}, options, std::max(1, options.resident_blocks));
+  TheSimulation().Run(grid, options);
 }
-
-void RunGrids(const std::vector<Grid>& grids, const Options& options) {
-  TheSimulation().Run(grids, options, INT64_MAX);
-}
-
-Stats LastRun() {
-  return TheSimulation().stats();
+uint64_t LastScheduleHash() {
+  return TheSimulation().schedule_hash();
 }
 
 const Options& LaunchOptions() {

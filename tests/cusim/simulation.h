@@ -115,7 +115,6 @@ struct Warp {
 
 struct Block {
   const Grid* grid = nullptr;
-  int grid_number = 0;
   uint3 index = {};
   std::vector<Thread> threads;
   std::vector<Warp> warps;
@@ -130,11 +129,9 @@ struct Block {
 
 class Simulation {
  public:
-  // `resident`: blocks at a time over all grids.
-  void Run(const std::vector<Grid>& grids, const Options& options, int64_t resident);
-  Stats stats() const { return stats_; }
+  void Run(const Grid& grid, const Options& options);
+  uint64_t schedule_hash() const { return schedule_hash_; }
 
-  // For the thread that runs.
   Thread& current() { return *current_; }
   void SwitchToHost() { Fiber::SwitchToHost(); }
   void MakeReady(Thread& thread);
@@ -143,33 +140,25 @@ class Simulation {
   [[noreturn]] void Fail(const char* fault, const std::string& detail, const Thread& thread);
 
  private:
-  struct PendingBlock {
-    int grid;
-    uint64_t number;
-  };
-
   static void ThreadBody();
   void Exit(Thread& thread);
-  void Start(const PendingBlock& pending);
+  void Start(uint64_t block_number);
   void Finish(Block& block);
   void Step();
   void Blame(const Thread& thread, const std::string& fault);
   [[noreturn]] void FailStuck();
   uint32_t Random(size_t n);
 
-  const std::vector<Grid>* grids_ = nullptr;
-  Options options_;
-  Stats stats_;
+  const Grid* grid_ = nullptr;
+  uint64_t schedule_hash_ = 0;
   std::mt19937 random_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::vector<Thread*> ready_;
   std::vector<std::unique_ptr<Fiber>> fibers_;  // all there are
   std::vector<Fiber*> idle_fibers_;
   Thread* current_ = nullptr;
-  uint64_t alive_ = 0, spins_ = 0;  // spins since a thread got further
+  uint64_t alive_ = 0;
   char start_order_ = 0, end_order_ = 0;
-
-  friend void SpinWait();
 };
 
 // Lets the block's threads go on once all that are alive wait at its barrier.
@@ -180,8 +169,11 @@ std::string WaitsFor(const Thread& thread);
 // What is left under way when the block's last thread ends, or "".
 std::string UnfinishedWork(const Block& block);
 
-// The one simulation of this process.
+// The one simulation of this process, and the thread that runs.
 Simulation& TheSimulation();
+Thread& Current();
+
+std::string Text(Site site);
 
 }  // namespace cusim
 

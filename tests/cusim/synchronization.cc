@@ -8,18 +8,10 @@
 namespace cusim {
 namespace {
 
-std::string Text(Site site) {
-  return std::string(site.file) + ":" + std::to_string(site.line);
-}
-
 std::string Hex(uint32_t mask) {
   std::ostringstream text;
   text << "0x" << std::hex << mask;
   return text.str();
-}
-
-Thread& Current() {
-  return TheSimulation().current();
 }
 
 Warp& CurrentWarp() {
@@ -166,16 +158,6 @@ std::array<LaneValue, 32> MeetInWarp(const WarpOperation& operation, const LaneV
   const std::array<LaneValue, 32> values = meeting.values;
   meeting.unread &= ~self;
   return values;
-}
-
-void SpinWait() {
-  Simulation& simulation = TheSimulation();
-  if (++simulation.spins_ > simulation.options_.spin_limit * simulation.alive_) {
-    simulation.Fail("livelock",
-                    std::to_string(simulation.spins_) + " calls of __nanosleep and nobody got on",
-                    simulation.current());
-  }
-  simulation.SwitchToHost();
 }
 
 void MaybePreempt() {
