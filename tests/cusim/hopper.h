@@ -14,7 +14,6 @@
 
 #include "tests/cusim/async_proxy.h"
 #include "tests/cusim/device.h"
-#include "tests/cusim/tensor_map.h"
 
 namespace cusim {
 
