@@ -1,8 +1,15 @@
-#include "tests/cusim/fake_cublas.h"
-
+// The functions of cuBLAS that this project calls, on a CPU, in streams of the fake runtime: what a
+// build with MOE_ENABLE_CUDA=SIMULATED links in place of the library.
+//
+// Plain loops that sum in float32, in ascending order. Strict where the library is lenient or says
+// nothing: a matrix outside the handle's device, a leading dimension below its column's length,
+// types that do not go together, a product without terms, a missing workspace (results could then
+// depend on other streams) and another device than the handle's are printed and abort the process.
 #include <algorithm>
 #include <atomic>
 #include <string>
+
+#include "tests/cusim/cusim.h"
 
 #if __has_include(<cublas_v2.h>)
 

@@ -14,7 +14,6 @@
 
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
-#include "tests/cusim/fake_cublas.h"
 #include "tests/cusim/fake_streams.h"
 #include "tests/kernels/device_memory.h"
 
