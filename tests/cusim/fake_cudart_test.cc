@@ -1,5 +1,5 @@
-// The fake CUDA runtime of tests/cusim: the orders that it runs streams in, and the misuse it
-// finds.
+// The fake CUDA runtime of tests/cusim: the orders that it runs streams and graphs in, and the
+// misuse it finds.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -8,7 +8,6 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -26,38 +25,51 @@ constexpr int kSeeds = 20;
 class FakeCudart : public ::testing::Test {
  protected:
   void SetUp() override {
+    ::testing::FLAGS_gtest_death_test_style = "threadsafe";
     for (cudaStream_t& stream : stream_) {
       ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     }
-    ASSERT_EQ(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), cudaSuccess);
+    for (cudaEvent_t& event : event_) {
+      ASSERT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+    }
   }
   void TearDown() override {
     for (cudaStream_t stream : stream_) EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
-    EXPECT_EQ(cudaEventDestroy(event_), cudaSuccess);
+    for (cudaEvent_t event : event_) EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
+    EXPECT_EQ(cusim::LiveGraphs(), 0u);
   }
 
-  // A kernel of one thread.
-  static cudaError_t Launch(cudaStream_t stream, std::function<void()> body) {
-    return cusim::LaunchGrid({.grid = dim3(1), .block = dim3(1), .body = std::move(body)}, stream);
-  }
-  // One that appends `letter` to order_.
+  // A kernel that appends `letter` to order_.
   void Launch(int stream, char letter) {
-    ASSERT_EQ(Launch(stream_[stream], [this, letter] { order_ += letter; }), cudaSuccess);
+    ASSERT_EQ(cusim::LaunchOne([this, letter] { order_ += letter; }, stream_[stream]), cudaSuccess);
+  }
+  // What comes next in stream `later` follows what is in stream `earlier`.
+  void Join(int later, int earlier) {
+    ASSERT_EQ(cudaEventRecord(event_[earlier], stream_[earlier]), cudaSuccess);
+    ASSERT_EQ(cudaStreamWaitEvent(stream_[later], event_[earlier], 0), cudaSuccess);
+  }
+  // Calls body() under `kSeeds` orders of the streams.
+  void ForSeeds(const std::function<void()>& body) {
+    for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
+      cusim::SeedStreams(seed);
+      order_.clear();
+      body();
+    }
   }
 
   std::array<cudaStream_t, 2> stream_ = {};
-  cudaEvent_t event_ = nullptr;
+  std::array<cudaEvent_t, 2> event_ = {};
   std::string order_;
 };
 
 TEST_F(FakeCudart, NothingRunsBeforeTheHostWaits) {
   Launch(0, 'a');
   EXPECT_EQ(order_, "");
-  EXPECT_EQ(cudaEventRecord(event_, stream_[0]), cudaSuccess);
-  EXPECT_EQ(cudaEventQuery(event_), cudaErrorNotReady);
+  EXPECT_EQ(cudaEventRecord(event_[0], stream_[0]), cudaSuccess);
+  EXPECT_EQ(cudaEventQuery(event_[0]), cudaErrorNotReady);
   EXPECT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);
   EXPECT_EQ(order_, "a");
-  EXPECT_EQ(cudaEventQuery(event_), cudaSuccess);
+  EXPECT_EQ(cudaEventQuery(event_[0]), cudaSuccess);
 }
 
 TEST_F(FakeCudart, CountsWhatHoldsTheHost) {
@@ -77,8 +89,8 @@ TEST_F(FakeCudart, CountsWhatHoldsTheHost) {
   EXPECT_TRUE(waited() == cusim::HostWaits());
   copy(pageable, device);
   EXPECT_TRUE(waited() == (cusim::HostWaits{.copies = 1}));
-  ASSERT_EQ(cudaEventRecord(event_, stream_[0]), cudaSuccess);
-  ASSERT_EQ(cudaEventSynchronize(event_), cudaSuccess);
+  ASSERT_EQ(cudaEventRecord(event_[0], stream_[0]), cudaSuccess);
+  ASSERT_EQ(cudaEventSynchronize(event_[0]), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   EXPECT_TRUE(waited() == (cusim::HostWaits{.synchronizations = 3, .copies = 1}));
@@ -87,84 +99,68 @@ TEST_F(FakeCudart, CountsWhatHoldsTheHost) {
 }
 
 TEST_F(FakeCudart, TheNullStreamRunsAtOnce) {
-  ASSERT_EQ(Launch(nullptr, [this] { order_ += 'a'; }), cudaSuccess);
+  ASSERT_EQ(cusim::LaunchOne([this] { order_ += 'a'; }, nullptr), cudaSuccess);
   EXPECT_EQ(order_, "a");
 }
 
 TEST_F(FakeCudart, KernelsAndHostFunctionsKeepTheOrderOfTheirStream) {
-  for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
-    cusim::SeedStreams(seed);
-    order_.clear();
+  ForSeeds([&] {
     Launch(0, 'a');
-    ASSERT_EQ(
-        cudaLaunchHostFunc(
-            stream_[0], [](void* order) { *static_cast<std::string*>(order) += 'b'; }, &order_),
-        cudaSuccess);
+    const auto append = [](void* order) {
+      *static_cast<std::string*>(order) += 'b';
+    };
+    ASSERT_EQ(cudaLaunchHostFunc(stream_[0], append, &order_), cudaSuccess);
     Launch(1, '.');
     Launch(0, 'c');
-    std::string letters;
     ASSERT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);
-    for (const char letter : order_) {
-      if (letter != '.') letters += letter;
-    }
-    EXPECT_EQ(letters, "abc");
+    std::erase(order_, '.');
+    EXPECT_EQ(order_, "abc");
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  }
+  });
 }
 
 // x = 1 in one stream, y = x in the other.
 TEST_F(FakeCudart, AnEventOrdersTwoStreamsAndWithoutItSomeSeedShowsAnother) {
   for (const bool edge : {true, false}) {
     std::set<std::string> orders;
-    for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
-      cusim::SeedStreams(seed);
-      order_.clear();
+    ForSeeds([&] {
       Launch(0, 'x');
-      if (edge) {
-        ASSERT_EQ(cudaEventRecord(event_, stream_[0]), cudaSuccess);
-        ASSERT_EQ(cudaStreamWaitEvent(stream_[1], event_, 0), cudaSuccess);
-      }
+      if (edge) Join(1, 0);
       Launch(1, 'y');
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
       orders.insert(order_);
-    }
+    });
     EXPECT_EQ(orders, edge ? std::set<std::string>({"xy"}) : std::set<std::string>({"xy", "yx"}));
   }
 }
 
 TEST_F(FakeCudart, AWaitIsForWhatWasRecordedWhenItBegan) {
-  for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
-    cusim::SeedStreams(seed);
-    order_.clear();
-    ASSERT_EQ(cudaStreamWaitEvent(stream_[1], event_, 0), cudaSuccess);  // nothing recorded yet
+  ForSeeds([&] {
+    ASSERT_EQ(cudaStreamWaitEvent(stream_[1], event_[0], 0), cudaSuccess);  // nothing recorded yet
     Launch(0, 'a');
-    ASSERT_EQ(cudaEventRecord(event_, stream_[0]), cudaSuccess);
-    ASSERT_EQ(cudaStreamWaitEvent(stream_[1], event_, 0), cudaSuccess);
+    Join(1, 0);
     Launch(1, 'b');
     Launch(0, 'c');
-    ASSERT_EQ(cudaEventRecord(event_, stream_[0]), cudaSuccess);  // moves no wait
+    ASSERT_EQ(cudaEventRecord(event_[0], stream_[0]), cudaSuccess);  // moves no wait
     ASSERT_EQ(cudaStreamSynchronize(stream_[1]), cudaSuccess);
     EXPECT_LT(order_.find('a'), order_.find('b')) << order_;
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  }
+  });
 }
 
 TEST_F(FakeCudart, ARecordInAnotherStreamEndsNoWait) {
-  for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
-    cusim::SeedStreams(seed);
-    order_.clear();
+  ForSeeds([&] {
     Launch(0, 'a');
-    ASSERT_EQ(cudaEventRecord(event_, stream_[0]), cudaSuccess);
-    ASSERT_EQ(cudaStreamWaitEvent(stream_[1], event_, 0), cudaSuccess);
+    Join(1, 0);
     Launch(1, 'b');
     cudaStream_t idle = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&idle, cudaStreamNonBlocking), cudaSuccess);
-    ASSERT_EQ(cudaEventRecord(event_, idle), cudaSuccess);  // passes at once
+    ASSERT_EQ(cudaEventRecord(event_[0], idle), cudaSuccess);  // passes at once
     ASSERT_EQ(cudaStreamSynchronize(idle), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     EXPECT_EQ(order_, "ab");
     ASSERT_EQ(cudaStreamDestroy(idle), cudaSuccess);
-  }
+  });
 }
 
 // Two host threads, a stream each: CUDA may have one thread for the host functions of all.
@@ -255,7 +251,6 @@ TEST_F(FakeCudartMemory, IsAsLargeAsTheMachineSays) {
 using FakeCudartDeathTest = FakeCudartMemory;
 
 TEST_F(FakeCudartDeathTest, MisuseIsNamed) {
-  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   char host[kBytes] = {};
   const auto synchronize = [&] {
     (void)cudaStreamSynchronize(stream_[0]);
@@ -303,7 +298,6 @@ TEST_F(FakeCudartDeathTest, MisuseIsNamed) {
 }
 
 TEST_F(FakeCudartDeathTest, OtherDevicesMayTouchMemoryOnceItsPoolIsOpenToThem) {
-  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   cudaStream_t other = nullptr;
   ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
   ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
@@ -317,7 +311,7 @@ TEST_F(FakeCudartDeathTest, OtherDevicesMayTouchMemoryOnceItsPoolIsOpenToThem) {
     return cudaStreamSynchronize(other);
   };
   const auto launch = [&] {
-    (void)Launch(other, [&] { static_cast<volatile unsigned char*>(data_)[0] = 7; });
+    (void)cusim::LaunchOne([&] { static_cast<volatile unsigned char*>(data_)[0] = 7; }, other);
     return cudaStreamSynchronize(other);
   };
   const std::string fault = ": memory of device 0 in a stream of device 1";
@@ -367,9 +361,123 @@ TEST_F(FakeCudartMemory, PeersAreThoseOfTheMachine) {
 
 TEST_F(FakeCudart, AStreamTakesKernelsOfItsOwnDeviceAlone) {
   ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
-  EXPECT_EQ(Launch(stream_[0], [] {}), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cusim::LaunchOne([] {}, stream_[0]), cudaErrorInvalidResourceHandle);
   EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
   ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+}
+
+// Graphs: what a capture takes, what a launch runs, what spoils a capture.
+class FakeGraphs : public FakeCudart {
+ protected:
+  cudaError_t Begin() {
+    return cudaStreamBeginCapture(stream_[0], cudaStreamCaptureModeThreadLocal);
+  }
+  cudaError_t End(cudaGraphExec_t* executable) {
+    cudaGraph_t graph = nullptr;
+    const cudaError_t error = cudaStreamEndCapture(stream_[0], &graph);
+    if (error != cudaSuccess) return error;
+    EXPECT_EQ(cudaGraphInstantiate(executable, graph, 0), cudaSuccess);
+    return cudaGraphDestroy(graph);
+  }
+  // Of a capture that `body` has spoilt.
+  void ExpectSpoilt(cudaError_t expected, const std::function<cudaError_t()>& body) {
+    ASSERT_EQ(Begin(), cudaSuccess);
+    EXPECT_EQ(body(), expected);
+    cudaGraphExec_t executable = nullptr;
+    EXPECT_EQ(End(&executable), cudaErrorStreamCaptureInvalidated);
+    EXPECT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);  // it is a stream again
+  }
+};
+
+// Stream 0: a, d; stream 1, between them: b; beside b in stream 0: c.
+TEST_F(FakeGraphs, ALaunchRunsTheNodesInAnyOrderThatTheEdgesAllow) {
+  ASSERT_EQ(Begin(), cudaSuccess);
+  Launch(0, 'a');
+  Join(1, 0);
+  Launch(1, 'b');
+  Launch(0, 'c');
+  Join(0, 1);
+  Launch(0, 'd');
+  cudaGraphExec_t graph = nullptr;
+  ASSERT_EQ(End(&graph), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(order_, "");
+
+  std::set<std::string> orders;
+  ForSeeds([&] {
+    ASSERT_EQ(cudaGraphLaunch(graph, stream_[0]), cudaSuccess);
+    Launch(0, 'e');
+    ASSERT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);
+    orders.insert(order_);
+  });
+  EXPECT_EQ(orders, std::set<std::string>({"abcde", "acbde"}));
+  ASSERT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
+}
+
+// As a launch takes copies of a kernel's arguments, a graph keeps those of its capture; what they
+// point to is read anew.
+TEST_F(FakeGraphs, ReplaysTheArgumentsOfItsCapture) {
+  int seen = 0, argument = 1, memory = 10;
+  ASSERT_EQ(Begin(), cudaSuccess);
+  ASSERT_EQ(
+      cusim::LaunchOne([&seen, argument, at = &memory] { seen = argument + *at; }, stream_[0]),
+      cudaSuccess);
+  cudaGraphExec_t graph = nullptr;
+  ASSERT_EQ(End(&graph), cudaSuccess);
+  argument = 2;
+  memory = 20;
+  const int64_t before = cusim::GraphLaunches();
+  ASSERT_EQ(cudaGraphLaunch(graph, stream_[0]), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);
+  EXPECT_EQ(seen, 21);
+  EXPECT_EQ(cusim::GraphLaunches() - before, 1);
+  ASSERT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
+}
+
+TEST_F(FakeGraphs, WhatACaptureCannotHoldSpoilsIt) {
+  ExpectSpoilt(cudaErrorStreamCaptureUnsupported,
+               [&] { return cudaStreamSynchronize(stream_[0]); });
+  ExpectSpoilt(cudaErrorStreamCaptureUnsupported, [] { return cudaDeviceSynchronize(); });
+  void* pinned = nullptr;
+  ExpectSpoilt(cudaErrorStreamCaptureUnsupported,
+               [&] { return cudaHostAlloc(&pinned, 8, cudaHostAllocDefault); });
+  char host[8] = {};
+  void* const device = cusim::AllocateDevice(0, sizeof(host));
+  ExpectSpoilt(cudaErrorStreamCaptureUnsupported, [&] {
+    return cudaMemcpyAsync(device, host, sizeof(host), cudaMemcpyDefault, stream_[0]);
+  });
+  cusim::FreeDevice("test", device);
+  ASSERT_EQ(cudaEventRecord(event_[1], stream_[1]), cudaSuccess);
+  ExpectSpoilt(cudaErrorStreamCaptureIsolation,
+               [&] { return cudaStreamWaitEvent(stream_[0], event_[1], 0); });
+}
+
+TEST_F(FakeGraphs, AStreamThatDoesNotJoinAgainAndCapturedEventsAreNamed) {
+  ASSERT_EQ(Begin(), cudaSuccess);
+  EXPECT_EQ(Begin(), cudaErrorIllegalState);
+  Join(1, 0);
+  Launch(1, 'b');
+  EXPECT_EQ(cudaEventSynchronize(event_[0]), cudaErrorCapturedEvent);
+  EXPECT_EQ(cudaEventQuery(event_[0]), cudaErrorCapturedEvent);
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(stream_[1], &graph), cudaErrorStreamCaptureUnmatched);
+  cudaGraphExec_t executable = nullptr;
+  EXPECT_EQ(End(&executable), cudaErrorStreamCaptureUnjoined);
+  EXPECT_EQ(cudaStreamWaitEvent(stream_[1], event_[0], 0), cudaErrorCapturedEvent);
+  EXPECT_STREQ(cudaGetErrorName(cudaErrorCapturedEvent), "cudaErrorCapturedEvent");
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(order_, "");
+}
+
+TEST_F(FakeGraphs, MisuseIsNamed) {
+  EXPECT_DEATH((void)cudaGraphLaunch(nullptr, stream_[0]), "cudaGraphLaunch: unknown graph");
+  EXPECT_DEATH(
+      {
+        (void)Begin();
+        (void)cudaLaunchHostFunc(
+            stream_[0], [](void*) {}, nullptr);
+      },
+      "cudaLaunchHostFunc: in a stream that is being captured, which is not simulated");
 }
 
 }  // namespace
