@@ -251,47 +251,35 @@ TEST_F(CusimFaultDeathTest, MoreRegistersThanThereAre) {
 }
 
 TEST_F(CusimFaultDeathTest, BarrierOfOneArrivalTooMany) {
-  const auto kernel = [](int arrivals) {
-    MOE_SHARED_ARRAY(TransactionBarrier, barrier, 1);
-    if (threadIdx.x == 0) barrier[0].Init(2);
-    __syncthreads();
-    if (threadIdx.x == 0) barrier[0].ArriveExpecting(64);
-    for (int i = 1; i < arrivals; ++i) barrier[0].Arrive();
+  const auto run = [](int arrivals) {
+    const auto kernel = [&] {
+      MOE_SHARED_ARRAY(TransactionBarrier, barrier, 1);
+      barrier[0].Init(2);
+      barrier[0].ArriveExpecting(64);
+      for (int i = 1; i < arrivals; ++i) barrier[0].Arrive();
+    };
+    RunGrid({1, 1, 0, kernel}, {});
   };
-  RunGrid({1, 1, 0,
-           [&] {
-             kernel(2);
-           }},
-          {});
-  EXPECT_DEATH(RunGrid({1, 1, 0,
-                        [&] {
-                          kernel(3);
-                        }},
-                       {}),
-               "more arrivals than the 2 of a phase");
+  run(2);
+  EXPECT_DEATH(run(3), "more arrivals than the 2 of a phase");
 }
 
 TEST(CusimHopperTest, DriverRefusesTensorsThatItsCopyEngineCannotRead) {
   alignas(16) const BFloat16 data[8 * 64] = {};
-  TensorMap map;
-  const TensorShape good = {
-      .data = data, .size = {64, 8, 1}, .stride_bytes = {128, 1024}, .box = {64, 8, 1}};
-  EXPECT_EQ(EncodeTensorMap(good, map), cudaSuccess);
-  TensorShape shape = good;
-  shape.data = data + 1;
-  EXPECT_EQ(EncodeTensorMap(shape, map), cudaErrorInvalidValue);
-  shape = good;
-  shape.stride_bytes[0] = 120;
-  EXPECT_EQ(EncodeTensorMap(shape, map), cudaErrorInvalidValue);
-  shape = good;
-  shape.box[1] = 257;
-  EXPECT_EQ(EncodeTensorMap(shape, map), cudaErrorInvalidValue);
-  shape = good;
-  shape.size[0] = 0;
-  EXPECT_EQ(EncodeTensorMap(shape, map), cudaErrorInvalidValue);
-  shape = good;
-  shape.swizzle = Swizzle::k64;
-  EXPECT_EQ(EncodeTensorMap(shape, map), cudaErrorInvalidValue);
+  const auto encode = [&](auto change) {
+    TensorMap map;
+    TensorShape shape = {
+        .data = data, .size = {64, 8, 1}, .stride_bytes = {128, 1024}, .box = {64, 8, 1}};
+    change(shape);
+    return EncodeTensorMap(shape, map);
+  };
+  using Shape = TensorShape;
+  EXPECT_EQ(encode([](Shape&) {}), cudaSuccess);
+  EXPECT_EQ(encode([&](Shape& s) { s.data = data + 1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(encode([](Shape& s) { s.stride_bytes[0] = 120; }), cudaErrorInvalidValue);
+  EXPECT_EQ(encode([](Shape& s) { s.box[1] = 257; }), cudaErrorInvalidValue);
+  EXPECT_EQ(encode([](Shape& s) { s.size[0] = 0; }), cudaErrorInvalidValue);
+  EXPECT_EQ(encode([](Shape& s) { s.swizzle = Swizzle::k64; }), cudaErrorInvalidValue);
 }
 
 }  // namespace

@@ -119,25 +119,10 @@ size_t NcclSizeOf(ncclDataType_t type) {
 }
 
 const char* NcclCallRecord::name() const {
-  switch (kind) {
-    case Kind::kAllReduce:
-      return "ncclAllReduce";
-    case Kind::kReduce:
-      return "ncclReduce";
-    case Kind::kReduceScatter:
-      return "ncclReduceScatter";
-    case Kind::kAllGather:
-      return "ncclAllGather";
-    case Kind::kBroadcast:
-      return "ncclBroadcast";
-    case Kind::kSend:
-      return "ncclSend";
-    case Kind::kRecv:
-      return "ncclRecv";
-    case Kind::kSplit:
-      return "ncclCommSplit";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"ncclAllReduce", "ncclReduce",    "ncclReduceScatter",
+                                    "ncclAllGather", "ncclBroadcast", "ncclSend",
+                                    "ncclRecv",      "ncclCommSplit"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 std::string NcclCallRecord::Text() const {
