@@ -12,16 +12,17 @@
 
 #include "dispatch/dispatch_plan.h"
 #include "dispatch/dispatcher.h"
-#include "kernels/base/device_arrays.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/dispatch/dispatch_world.h"
 #include "tests/kernels/device_memory.h"
+#include "tests/moe/status_is.h"
 
 namespace moe::testing {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Message;
+using enum absl::StatusCode;
 
 class DevicePlanTest : public ::testing::Test {
  protected:
@@ -48,11 +49,7 @@ class DevicePlanTest : public ::testing::Test {
   }
 
   absl::StatusOr<DispatchPlan> BuildOnDevice(const World& world, Workspace& host) {
-    Routing routing = world.view(0);
-    MOE_ASSIGN_OR_RETURN(routing.slot_offset,
-                         UploadArray(routing.slot_offset, *workspace_, stream()));
-    MOE_ASSIGN_OR_RETURN(routing.expert, UploadArray(routing.expert, *workspace_, stream()));
-    MOE_ASSIGN_OR_RETURN(routing.dropped, UploadArray(routing.dropped, *workspace_, stream()));
+    MOE_ASSIGN_OR_RETURN(const Routing routing, world.OnDevice(0, *workspace_, stream()));
     return DispatchPlan::BuildOnDevice(routing, world.routing[0].micro_batch_offsets,
                                        ExpertPlacement(world.experts, 1), {}, *comm_, host,
                                        *workspace_, stream());
@@ -60,10 +57,7 @@ class DevicePlanTest : public ::testing::Test {
 
   template <typename T>
   std::vector<T> Read(absl::Span<const T> array) {
-    Workspace host;
-    const auto copy = DownloadArray(array, host, stream());
-    if (!copy.ok() || !stream().Synchronize().ok()) return {T{-99}};
-    return {copy->begin(), copy->end()};
+    return ReadArray(array, stream());
   }
 
   std::unique_ptr<TestDevice> device_;
@@ -131,11 +125,10 @@ TEST_F(DevicePlanTest, HasNoPeersAndIsRefusedWhereTheyAreNeeded) {
         Dispatcher<float>::Create({.algorithm = DispatchAlgorithm::kDirect}, *comm));
     EXPECT_EQ(dispatcher->algorithm(), DispatchAlgorithm::kDirect);
     std::vector<float> x(plan.tokens()), rows(plan.expert_rows());
-    const absl::Status status =
+    EXPECT_THAT(
         dispatcher->Dispatch(plan, 0, {x.data(), plan.tokens(), 1},
-                             {rows.data(), plan.expert_rows(), 1}, workspace, *MakeInlineStream());
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("reads_peers = 0, expected 1"));
+                             {rows.data(), plan.expert_rows(), 1}, workspace, *MakeInlineStream()),
+        StatusIs(kInvalidArgument, "reads_peers = 0, expected 1"));
     return absl::OkStatus();
   });
 }
@@ -155,9 +148,8 @@ TEST_F(DevicePlanTest, GivesSlotsBeyondThePaddingNoRow) {
 
 TEST_F(DevicePlanTest, RefusesWhatItDoesNotSort) {
   Workspace workspace;
-  const auto status = BuildOnDevice(MakeWorld({.experts = 1025}), workspace).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("E (experts) is 1025"));
+  EXPECT_THAT(BuildOnDevice(MakeWorld({.experts = 1025}), workspace),
+              StatusIs(kInvalidArgument, "E (experts) is 1025"));
 }
 
 }  // namespace

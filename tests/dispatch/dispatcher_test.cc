@@ -14,7 +14,6 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/log.h"
-#include "kernels/combine/combine.h"
 #include "tests/comm/comm_env.h"
 #include "tests/comm/forwarding_communicator.h"
 #include "tests/dispatch/dispatch_world.h"
@@ -264,14 +263,30 @@ TYPED_TEST(DispatcherTest, MovesTheSameRowsFromAQueue) {
   }
 }
 
-// Batches follow each other without a wait, each larger than the one before: peer memory grows
-// while earlier batches are still in the queue, and is used again without mixing them up.
+// Calls body(dispatcher, comm, workspace, stream) with each kind of dispatcher on all ranks of `c`.
+template <typename T, typename Body>
+void WithEachDispatcher(const WorldCase& c, EnvStream kind, const Body& body) {
+  for (const DispatcherOptions& options : AllOptions(c.ranks)) {
+    Env().Run(c.ranks, kTimeout, kind, [&](Communicator& comm, Stream& stream) {
+      SCOPED_TRACE(Describe(c, options, comm.rank()));
+      Workspace workspace;
+      const auto dispatcher = Dispatcher<T>::Create(options, comm);
+      ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
+      body(**dispatcher, comm, workspace, stream);
+    });
+  }
+}
+
+// Batches of many sizes follow each other without a wait, there and back one by one or all there
+// before any comes back: peer memory grows while earlier batches are still in the queue, is used
+// again without mixing them up, and what one call published is not overwritten by the next while
+// slower ranks still read it.
 TYPED_TEST(DispatcherTest, BatchesFollowEachOtherInAQueueWithoutWaiting) {
   using T = TypeParam;
   const int ranks = std::min(4, Env().max_ranks());
   std::vector<WorldCase> cases;
   std::vector<SolvedWorld> worlds;
-  for (const int64_t tokens : {5, 40, 40, 7, 90}) {
+  for (const int64_t tokens : {5, 60, 60, 60, 7, 90}) {
     cases.push_back({.name = "sequence",
                      .ranks = ranks,
                      .experts = 9,
@@ -280,85 +295,26 @@ TYPED_TEST(DispatcherTest, BatchesFollowEachOtherInAQueueWithoutWaiting) {
                      .seed = static_cast<uint64_t>(tokens)});
     worlds.emplace_back(cases.back());
   }
-  for (const DispatcherOptions& options : AllOptions(ranks)) {
-    Env().Run(ranks, kTimeout, EnvStream::kQueue, [&](Communicator& comm, Stream& stream) {
-      SCOPED_TRACE(Describe(cases[0], options, comm.rank()));
-      Workspace workspace;
-      auto dispatcher = Dispatcher<T>::Create(options, comm);
-      ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
+  const auto follow = [&](Dispatcher<T>& dispatcher, Communicator& comm, Workspace& workspace,
+                          Stream& stream) {
+    for (const bool one_by_one : {true, false}) {
       std::vector<std::unique_ptr<Batch<T>>> batches;
       for (size_t i = 0; i < cases.size(); ++i) {
-        batches.push_back(std::make_unique<Batch<T>>(worlds[i], cases[i], **dispatcher, 6, 100 * i,
+        batches.push_back(std::make_unique<Batch<T>>(worlds[i], cases[i], dispatcher, 40, 100 * i,
                                                      comm, workspace, stream));
       }
       for (auto& batch : batches) {
-        batch->Dispatch(**dispatcher);
-        batch->Return(**dispatcher);
+        batch->Dispatch(dispatcher);
+        if (one_by_one) batch->Return(dispatcher);
+      }
+      for (auto& batch : batches) {
+        if (!one_by_one) batch->Return(dispatcher);
       }
       ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
       for (auto& batch : batches) batch->ExpectRows(false);
-    });
-  }
-}
-
-// The same direction again and again: what one call published is not overwritten by the next while
-// slower ranks still read it.
-TYPED_TEST(DispatcherTest, OneDirectionRepeatsInAQueueWithoutWaiting) {
-  using T = TypeParam;
-  const int ranks = std::min(4, Env().max_ranks());
-  const WorldCase c = {.name = "repeats", .ranks = ranks, .experts = 4, .tokens = {60}};
-  const SolvedWorld world(c);
-  for (const DispatcherOptions& options : AllOptions(ranks)) {
-    Env().Run(ranks, kTimeout, EnvStream::kQueue, [&](Communicator& comm, Stream& stream) {
-      SCOPED_TRACE(Describe(c, options, comm.rank()));
-      Workspace workspace;
-      auto dispatcher = Dispatcher<T>::Create(options, comm);
-      ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
-      std::vector<std::unique_ptr<Batch<T>>> batches;
-      for (uint64_t i = 0; i < 4; ++i) {
-        batches.push_back(std::make_unique<Batch<T>>(world, c, **dispatcher, 40, 50 * i, comm,
-                                                     workspace, stream));
-      }
-      for (auto& batch : batches) batch->Dispatch(**dispatcher);
-      for (auto& batch : batches) batch->Return(**dispatcher);
-      ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
-      for (auto& batch : batches) batch->ExpectRows(false);
-    });
-  }
-}
-
-// Weights 1/2 of two copies: exact in both types.
-TYPED_TEST(DispatcherTest, TokensComeBackAsTheyLeft) {
-  using T = TypeParam;
-  const int ranks = std::min(3, Env().max_ranks());
-  const WorldCase c = {.name = "round trip", .ranks = ranks, .experts = 7, .tokens = {20, 3, 0}};
-  const SolvedWorld world(c);
-  for (const DispatcherOptions& options : AllOptions(ranks)) {
-    Env().Run(ranks, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
-      SCOPED_TRACE(Describe(c, options, comm.rank()));
-      Workspace workspace;
-      auto dispatcher = Dispatcher<T>::Create(options, comm);
-      ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
-      Batch<T> batch(world, c, **dispatcher, 33, 5, comm, workspace, stream);
-      batch.Dispatch(**dispatcher);
-      const auto out = (*dispatcher)->ReturnBuffer(batch.plan(), 33, workspace).value();
-      for (int64_t n = 0; n < out.rows(); ++n) {
-        std::copy_n(batch.expert_rows().row(n), 33, out.row(n));
-      }
-      ASSERT_TRUE(
-          (*dispatcher)->Return(batch.plan(), 0, out, batch.home_rows(), workspace, stream).ok());
-      const RankRouting& mine = world.routing[comm.rank()];
-      const std::vector<float> half(mine.expert.size(), 0.5f);
-      const auto y = workspace.Matrix<T>(mine.tokens(), 33).value();
-      ASSERT_TRUE(CombineRows<T>(batch.home_rows(), mine.slot_offset,
-                                 batch.plan().home_row_of_slot(), half, y, Write::kOverwrite,
-                                 stream)
-                      .ok());
-      for (int64_t t = 0; t < y.rows(); ++t) {
-        for (int64_t h = 0; h < 33; ++h) ASSERT_EQ(y(t, h), batch.x()(t, h));
-      }
-    });
-  }
+    }
+  };
+  WithEachDispatcher<T>(cases[0], EnvStream::kQueue, follow);
 }
 
 // 4 ranks on 2 nodes, 8 experts, every token to all of them, 10 tokens a rank, H = 8: a rank has 10
@@ -419,42 +375,39 @@ TYPED_TEST(DispatcherTest, RefusesBadArgumentsBeforeAnythingIsSent) {
   using T = TypeParam;
   const WorldCase c = {.name = "bad", .ranks = 1, .experts = 3, .tokens = {4}};
   const SolvedWorld world(c);
-  for (const DispatcherOptions& options : AllOptions(1)) {
-    Env().Run(1, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
-      SCOPED_TRACE(Describe(c, options, 0));
-      Workspace workspace;
-      auto dispatcher = Dispatcher<T>::Create(options, comm).value();
-      Batch<T> batch(world, c, *dispatcher, 6, 1, comm, workspace, stream);
-      const DispatchPlan& plan = batch.plan();
-      const auto x = batch.x();
-      const auto rows = batch.expert_rows(), home = batch.home_rows();
-      const std::vector<float> weight(plan.slots(), 1.0f);
-      const auto out = dispatcher->ReturnBuffer(plan, 6, workspace).value();
-      const auto code = absl::StatusCode::kInvalidArgument;
-      const auto dispatch = [&](int chunk, MatrixView<const T> from, MatrixView<T> to) {
-        return dispatcher->Dispatch(plan, chunk, from, to, workspace, stream).code();
-      };
-      EXPECT_EQ(dispatch(-1, x, rows), code);
-      EXPECT_EQ(dispatch(1, x, rows), code);
-      EXPECT_EQ(dispatch(0, RowRange(x, 0, 3), rows), code);
-      EXPECT_EQ(dispatch(0, x, RowRange(rows, 0, 7)), code);
-      EXPECT_EQ(dispatch(0, {x.data(), 4, 5, x.stride()}, rows), code);
-      EXPECT_EQ(dispatcher->DispatchScaled(plan, 0, x, {weight.data(), 7}, rows, workspace, stream)
-                    .code(),
-                code);
-      const auto back = [&](MatrixView<const T> from, MatrixView<T> to) {
-        return dispatcher->Return(plan, 0, from, to, workspace, stream).code();
-      };
-      EXPECT_EQ(back(RowRange(MatrixView<const T>(out), 0, 7), home), code);
-      EXPECT_EQ(back(out, RowRange(home, 0, 7)), code);
-      EXPECT_EQ(back(out, {home.data(), 4, 6, 12}), code);
-      if (dispatcher->algorithm() == DispatchAlgorithm::kDirect) {
-        EXPECT_EQ(back(rows, home), code);  // not from ReturnBuffer
-      }
-      EXPECT_EQ(dispatcher->bytes().self, 0);
-      EXPECT_TRUE(stream.Synchronize().ok());
-    });
-  }
+  const auto refuses = [&](Dispatcher<T>& dispatcher, Communicator& comm, Workspace& workspace,
+                           Stream& stream) {
+    Batch<T> batch(world, c, dispatcher, 6, 1, comm, workspace, stream);
+    const DispatchPlan& plan = batch.plan();
+    const auto x = batch.x();
+    const auto rows = batch.expert_rows(), home = batch.home_rows();
+    const std::vector<float> weight(plan.slots(), 1.0f);
+    const auto out = dispatcher.ReturnBuffer(plan, 6, workspace).value();
+    const auto code = absl::StatusCode::kInvalidArgument;
+    const auto dispatch = [&](int chunk, MatrixView<const T> from, MatrixView<T> to) {
+      return dispatcher.Dispatch(plan, chunk, from, to, workspace, stream).code();
+    };
+    EXPECT_EQ(dispatch(-1, x, rows), code);
+    EXPECT_EQ(dispatch(1, x, rows), code);
+    EXPECT_EQ(dispatch(0, RowRange(x, 0, 3), rows), code);
+    EXPECT_EQ(dispatch(0, x, RowRange(rows, 0, 7)), code);
+    EXPECT_EQ(dispatch(0, {x.data(), 4, 5, x.stride()}, rows), code);
+    EXPECT_EQ(
+        dispatcher.DispatchScaled(plan, 0, x, {weight.data(), 7}, rows, workspace, stream).code(),
+        code);
+    const auto back = [&](MatrixView<const T> from, MatrixView<T> to) {
+      return dispatcher.Return(plan, 0, from, to, workspace, stream).code();
+    };
+    EXPECT_EQ(back(RowRange(MatrixView<const T>(out), 0, 7), home), code);
+    EXPECT_EQ(back(out, RowRange(home, 0, 7)), code);
+    EXPECT_EQ(back(out, {home.data(), 4, 6, 12}), code);
+    if (dispatcher.algorithm() == DispatchAlgorithm::kDirect) {
+      EXPECT_EQ(back(rows, home), code);  // not from ReturnBuffer
+    }
+    EXPECT_EQ(dispatcher.bytes().self, 0);
+    EXPECT_TRUE(stream.Synchronize().ok());
+  };
+  WithEachDispatcher<T>(c, EnvStream::kInline, refuses);
 }
 
 TEST(DispatcherCreateTest, RefusesANodeSizeThatDoesNotDivideTheGroup) {

@@ -8,15 +8,15 @@
 #include <gtest/gtest.h>
 
 #include "dispatch/dispatch_plan.h"
-#include "kernels/base/device_arrays.h"
 #include "tests/comm/nccl_ranks.h"
 #include "tests/dispatch/dispatch_world.h"
+#include "tests/moe/status_is.h"
 #include "tests/sanitizers.h"
 
 namespace moe::testing {
 namespace {
 
-using ::testing::HasSubstr;
+using enum absl::StatusCode;
 
 // One rank of a world, its routing in memory of its device.
 class Rank {
@@ -30,19 +30,12 @@ class Rank {
                                {.overlap_degree = overlap}, comm_, host_, *MakeInlineStream());
   }
   absl::StatusOr<DispatchPlan> BuildOnDevice(const DispatchPlanOptions& options) {
-    Routing routing = world_.view(comm_.rank());
-    MOE_ASSIGN_OR_RETURN(routing.slot_offset,
-                         UploadArray(routing.slot_offset, workspace_, stream_));
-    MOE_ASSIGN_OR_RETURN(routing.expert, UploadArray(routing.expert, workspace_, stream_));
-    MOE_ASSIGN_OR_RETURN(routing.dropped, UploadArray(routing.dropped, workspace_, stream_));
+    MOE_ASSIGN_OR_RETURN(const Routing routing, world_.OnDevice(comm_.rank(), workspace_, stream_));
     return DispatchPlan::BuildOnDevice(routing, MicroBatches(), Placement(), options, comm_, host_,
                                        workspace_, stream_);
   }
-  // An array of the device.
-  std::vector<int32_t> Read(absl::Span<const int32_t> array) {
-    const auto copy = DownloadArray(array, host_, stream_);
-    if (!copy.ok() || !stream_.Synchronize().ok()) return {-99};
-    return {copy->begin(), copy->end()};
+  std::vector<int32_t> Read(absl::Span<const int32_t> array) const {
+    return ReadArray(array, stream_);
   }
 
  private:
@@ -122,9 +115,8 @@ TEST(NcclPlanTest, RanksThatDisagreeAreRefusedOnAllOfThem) {
   const auto refused = [&](int overlap_of_one, const char* message) {
     OnNcclRanks({.ranks = 2}, [&](Communicator& comm, const TestDevice& device) {
       const int overlap = comm.rank() == 1 ? overlap_of_one : 1;
-      const auto plan = Rank(world, comm, device).BuildOnDevice({.overlap_degree = overlap});
-      EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
-      EXPECT_THAT(std::string(plan.status().message()), HasSubstr(message));
+      EXPECT_THAT(Rank(world, comm, device).BuildOnDevice({.overlap_degree = overlap}),
+                  StatusIs(kInvalidArgument, message));
     });
   };
   refused(2, "overlap degree 2 on rank 1, expected 1 as on rank 0");
@@ -141,7 +133,7 @@ TEST(NcclPlanTest, ReadsNoPeers) {
   const World world = MakeWorld({.ranks = 1, .experts = 4, .tokens = {2}});
   OnNcclRanks({.ranks = 1}, [&](Communicator& comm, const TestDevice& device) {
     EXPECT_EQ(Rank(world, comm, device).BuildOnDevice({.reads_peers = true}).status().code(),
-              absl::StatusCode::kUnimplemented);
+              kUnimplemented);
   });
 }
 
