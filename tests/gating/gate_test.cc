@@ -71,8 +71,10 @@ struct GateRun {
 };
 
 std::unique_ptr<GateRun> Select(const RouterConfig& config, const std::vector<float>& logits,
-                                const std::vector<float>& expert_bias = {}) {
+                                const std::vector<float>& expert_bias = {},
+                                Mode mode = Mode::kTraining) {
   auto run = std::make_unique<GateRun>();
+  run->batch.mode = mode;
   run->gate = FindGate(config.gate)->make(config);
   run->logits = logits;
   run->columns = int64_t{run->gate->traits().logit_sets} * config.num_outputs();
@@ -132,17 +134,6 @@ TEST(Gates, HandMadeTokenHasTheWeightsAndGradientsOfItsDefinition) {
     std::vector<float> d_weight(want.expert.size(), 0.0f);
     d_weight[0] = 1;
     EXPECT_THAT(run->Backward(d_weight), Pointwise(testing::FloatNear(1e-7f), want.d_logits));
-  }
-}
-
-TEST(Gates, OnlyGshardCountsFirstChoicesAlone) {
-  EXPECT_EQ(TraitsOf("gshard", 2).balance_choices, 1);
-  EXPECT_EQ(TraitsOf("switch", 1).balance_choices, 1);
-  for (const char* gate : {"mixtral", "olmoe", "qwen3", "deepseek-v3", "gpt-oss", "longcat"}) {
-    EXPECT_EQ(TraitsOf(gate, 3).balance_choices, 3) << gate;
-  }
-  for (const char* gate : {"expert-choice", "noisy-topk", "sinkhorn"}) {
-    EXPECT_EQ(TraitsOf(gate, 3).balance_choices, 0) << gate;
   }
 }
 
@@ -260,14 +251,7 @@ TEST(GshardGate, RandomSecondChoiceIsKeptAsOftenAsTwiceItsWeight) {
     const bool alone = run->selection.slot_offset[t + 1] - run->selection.slot_offset[t] == 1;
     ASSERT_FLOAT_EQ(run->selection.weight[first], alone ? 1.0f : 0.8f);
   }
-  // Not in evaluation.
-  auto evaluation = std::make_unique<GateRun>();
-  evaluation->gate = FindGate("gshard")->make(config);
-  evaluation->logits = logits;
-  evaluation->columns = 3;
-  evaluation->batch.mode = Mode::kEvaluation;
-  evaluation->Select();
-  EXPECT_EQ(evaluation->selection.expert.size(), 40000u);
+  EXPECT_EQ(Select(config, logits, {}, Mode::kEvaluation)->selection.expert.size(), 40000u);
 }
 
 TEST(NoisyTopKGate, NoiseIsDrawnPerTokenStepAndLayerAndOnlyInTraining) {
@@ -350,15 +334,11 @@ TEST(SparseMixerGate, EachChoiceHasTheSoftmaxOfTheLogitsNearIt) {
 TEST(SparseMixerGate, TrainingIsEvaluationAndDroppedChoicesHaveNoGradient) {
   const RouterConfig config = {
       .gate = "sparsemixer", .num_experts = 3, .top_k = 2, .router_jitter = 0.25f};
-  GateRun evaluation;
-  evaluation.gate = FindGate("sparsemixer")->make(config);
-  evaluation.logits = {2, 1.5f, 1.25f};
-  evaluation.columns = 3;
-  evaluation.batch.mode = Mode::kEvaluation;
-  evaluation.Select();
-  const auto run = Select(config, evaluation.logits);
-  EXPECT_THAT(evaluation.selection.weight, ElementsAreArray(run->selection.weight));
-  EXPECT_THAT(evaluation.selection.expert, ElementsAreArray(run->selection.expert));
+  const std::vector<float> logits = {2, 1.5f, 1.25f};
+  const auto run = Select(config, logits);
+  const auto evaluation = Select(config, logits, {}, Mode::kEvaluation);
+  EXPECT_THAT(evaluation->selection.weight, ElementsAreArray(run->selection.weight));
+  EXPECT_THAT(evaluation->selection.expert, ElementsAreArray(run->selection.expert));
   const std::vector<float> first = run->Backward({1, 0}), second = run->Backward({0, 1});
   EXPECT_LT(first[1], 0);
   EXPECT_EQ(second[0], 0);  // not near: chosen before
@@ -399,6 +379,16 @@ TEST(GateRegistry, RegisteredGateIsFoundByNameAndMayNotReplaceAnother) {
   EXPECT_EQ(RegisterGate({.name = "nothing"}).code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(Gates, OfScaledScoresRunOnDevicesAndOthersAskForHostMemory) {
+  for (const std::string& name : GateNames()) {
+    const auto gate = FindGate(name)->make({.gate = name, .num_experts = 8, .top_k = 2});
+    const bool host = name == "gshard" || name == "expert-choice" || name == "noisy-topk" ||
+                      name == "sinkhorn" || name == "sparsemixer";
+    EXPECT_TRUE(gate->RunsOn(DeviceKind::kCpu)) << name;
+    EXPECT_EQ(gate->RunsOn(DeviceKind::kCuda), !host) << name;
+  }
+}
+
 TEST(Gates, EqualLogitsChooseTheLowestIds) {
   for (const char* gate : {"mixtral", "olmoe", "qwen3"}) {
     const auto run = Select(gate, 3, std::vector<float>(10, 1.5f), 5);
@@ -407,16 +397,6 @@ TEST(Gates, EqualLogitsChooseTheLowestIds) {
   }
   EXPECT_THAT(Select("switch", 1, {2, 2, 2}, 3)->selection.expert, ElementsAre(0));
   EXPECT_THAT(Select("gshard", 2, {1, 2, 2, 2}, 4)->selection.expert, ElementsAre(1, 2));
-}
-
-TEST(Gates, AllExpertsChosenWeighAsTheSoftmax) {
-  for (const char* gate : {"mixtral", "olmoe", "qwen3"}) {
-    const auto run = Select(gate, 4, Eighths(), 4);
-    EXPECT_THAT(run->selection.expert, ElementsAre(2, 1, 0, 3)) << gate;
-    EXPECT_THAT(run->selection.weight,
-                Pointwise(FloatEq(), std::vector<float>{.5f, .25f, .125f, .125f}))
-        << gate;
-  }
 }
 
 TEST(Gates, NoTokensSelectNothing) {

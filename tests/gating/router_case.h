@@ -73,14 +73,14 @@ inline RouterConfig SmallConfig(const std::string& gate, int32_t experts) {
   return config;
 }
 
-// Three micro-batches of sequences of u, 2u, 3u | 3u, 3u | 6u tokens; u = 4: 72 tokens.
+// Three micro-batches of sequences of 4, 8, 12 | 12, 12 | 24 tokens.
 template <typename T = float>
-std::unique_ptr<RouterCase<T>> LogitCase(const RouterConfig& config, uint64_t seed, int64_t u = 4) {
+std::unique_ptr<RouterCase<T>> LogitCase(const RouterConfig& config, uint64_t seed) {
   auto c = std::make_unique<RouterCase<T>>();
   c->config = config;
-  c->sequences = {0, u, 3 * u, 6 * u, 9 * u, 12 * u, 18 * u};
-  c->micro_batches = {0, 6 * u, 12 * u, 18 * u};
-  c->tokens = 18 * u;
+  c->sequences = {0, 4, 12, 24, 36, 48, 72};
+  c->micro_batches = {0, 24, 48, 72};
+  c->tokens = 72;
   const GateTraits traits = TraitsOf(config);
   const auto outputs = static_cast<size_t>(config.num_outputs());
   const size_t rows = outputs * static_cast<size_t>(traits.logit_sets);
@@ -103,6 +103,15 @@ absl::Status RunForward(RouterCase<T>& c) {
   if (!routing.ok()) return routing.status();
   c.routing = *routing;
   return absl::OkStatus();
+}
+
+// A LogitCase that has been routed.
+template <typename T = float>
+std::unique_ptr<RouterCase<T>> RoutedCase(const RouterConfig& config, uint64_t seed) {
+  auto c = LogitCase<T>(config, seed);
+  const absl::Status status = RunForward(*c);
+  EXPECT_TRUE(status.ok()) << status;
+  return c;
 }
 
 template <typename T>

@@ -1,10 +1,12 @@
-// What the router promises beyond its formulas: same bits however the batch is cut, storage types,
-// empty parts, padding, errors.
+// What the router promises beyond its formulas, which moe_layer_test and verify_test compare with a
+// reference: same bits however the batch is cut and on every device, storage types, empty parts,
+// padding, errors.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -12,6 +14,7 @@
 
 #include "gating/router.h"
 #include "tests/gating/router_case.h"
+#include "tests/kernels/device_memory.h"
 
 namespace moe {
 namespace {
@@ -157,28 +160,11 @@ TEST(RouterContract, BFloat16RoundsTheTokenGradientOnceAndNothingElse) {
   }
 }
 
-TEST(RouterContract, BackwardAddsToWhatIsThere) {
-  const auto c = LogitCase(FullConfig(), 61);
-  ASSERT_TRUE(RunForward(*c).ok());
-  const std::vector<float> d_slot = RandomVector<float>(72 * 3, 62);
-  const CaseGradients<float> from_zero = RunBackward(*c, d_slot);
-  std::vector<float> d_tokens(72 * 7, 100.0f), d_weight(49, 100.0f);
-  ASSERT_TRUE(RunBackward(*c, d_slot, 1, d_tokens, GradAccumulator(absl::MakeSpan(d_weight))).ok());
-  for (size_t i = 0; i < d_tokens.size(); ++i) {
-    ASSERT_EQ(d_tokens[i], 100.0f + from_zero.d_tokens[i]);
-  }
-  // 24 fused terms on top of 100, three times; half an ulp of 128 each.
-  for (size_t i = 0; i < 49; ++i) {
-    ASSERT_NEAR(d_weight[i], 100.0f + from_zero.d_weight[i], 72 * 128 * 0x1p-24);
-  }
-}
-
 TEST(RouterContract, LossScaleMultipliesTheLossesAlone) {
-  const auto c = LogitCase(FullConfig(), 63);
-  ASSERT_TRUE(RunForward(*c).ok());
+  const auto c = RoutedCase(FullConfig(), 63);
   const std::vector<float> zero(72 * 3, 0.0f);
   const CaseGradients<float> losses = RunBackward(*c, zero);
-  EXPECT_THAT(losses.d_tokens, testing::Contains(testing::Ne(0.0f)));
+  EXPECT_THAT(losses.d_tokens, ::testing::Contains(::testing::Ne(0.0f)));
   std::vector<float> scaled(72 * 7, 0.0f), d_weight(49, 0.0f);
   ASSERT_TRUE(RunBackward(*c, zero, 1024, scaled, GradAccumulator(absl::MakeSpan(d_weight))).ok());
   for (size_t i = 0; i < scaled.size(); ++i) ASSERT_EQ(scaled[i], 1024 * losses.d_tokens[i]);
@@ -194,8 +180,7 @@ TEST(RouterContract, LossScaleMultipliesTheLossesAlone) {
 
 TEST(RouterContract, DroppedSlotsWeighNothingAndTheirGradientIsNotRead) {
   for (const std::string gate : {"gshard", "mixtral", "olmoe"}) {
-    const auto c = LogitCase(FullConfig(gate), 64);
-    ASSERT_TRUE(RunForward(*c).ok());
+    const auto c = RoutedCase(FullConfig(gate), 64);
     std::vector<float> d_slot = RandomVector<float>(c->routing.weight.size(), 65);
     const CaseGradients<float> want = RunBackward(*c, d_slot);
     ASSERT_GT(c->stats.dropped_slots, 0);
@@ -209,8 +194,7 @@ TEST(RouterContract, DroppedSlotsWeighNothingAndTheirGradientIsNotRead) {
 }
 
 TEST(RouterContract, BackwardReadsItsOwnCopyOfTheBatch) {
-  const auto c = LogitCase(FullConfig(), 66);
-  ASSERT_TRUE(RunForward(*c).ok());
+  const auto c = RoutedCase(FullConfig(), 66);
   const std::vector<float> d_slot = RandomVector<float>(72 * 3, 67);
   const CaseGradients<float> want = RunBackward(*c, d_slot);
   std::fill(c->micro_batches.begin(), c->micro_batches.end(), -1);
@@ -250,8 +234,7 @@ TEST(RouterContract, EmptyMicroBatchesChangeNothing) {
 }
 
 TEST(RouterContract, OneExpertTakesEverything) {
-  const auto c = LogitCase(SmallConfig("mixtral", 1), 74);
-  ASSERT_TRUE(RunForward(*c).ok());
+  const auto c = RoutedCase(SmallConfig("mixtral", 1), 74);
   EXPECT_THAT(c->routing.expert, Each(0));
   EXPECT_THAT(c->routing.weight, Each(1.0f));
   EXPECT_THAT(c->stats.expert_count, ElementsAre(72));
@@ -283,16 +266,6 @@ TEST(RouterContract, PaddedRowsFollowFromTheConfigurationAlone) {
   EXPECT_EQ(rows(config), 0);
 }
 
-TEST(RouterContract, SavedAndStatsAreOptional) {
-  const auto c = LogitCase(FullConfig(), 76);
-  ASSERT_TRUE(RunForward(*c).ok());
-  const auto router = Router<float>::Create(c->config);
-  const auto routing = (*router)->Forward(c->Tokens(), c->Inputs(), c->batch(), c->workspace,
-                                          *c->stream, nullptr, nullptr);
-  ASSERT_TRUE(routing.ok());
-  EXPECT_TRUE(SameBits(routing->weight, c->routing.weight));
-}
-
 TEST(RouterContract, NanTokensStayInRangeAndShowInTheLosses) {
   for (const DropPolicy policy : {DropPolicy::kProbability, DropPolicy::kPosition}) {
     RouterConfig config = FullConfig("qwen3");
@@ -300,7 +273,7 @@ TEST(RouterContract, NanTokensStayInRangeAndShowInTheLosses) {
     const auto c = LogitCase(config, 77);
     c->x[7 * 30] = kNan;  // token 30; the identity weight spreads it over its row of logits
     ASSERT_TRUE(RunForward(*c).ok());
-    EXPECT_THAT(c->routing.expert, Each(testing::AllOf(testing::Ge(0), testing::Lt(7))));
+    EXPECT_THAT(c->routing.expert, Each(::testing::AllOf(::testing::Ge(0), ::testing::Lt(7))));
     for (size_t s = 0; s < c->routing.weight.size(); ++s) {
       const bool is_nan = std::isnan(c->routing.weight[s]);
       EXPECT_EQ(is_nan, s / 3 == 30 && c->routing.dropped[s] == 0) << s;
@@ -312,31 +285,42 @@ TEST(RouterContract, NanTokensStayInRangeAndShowInTheLosses) {
   }
 }
 
-TEST(RouterContract, WorkspaceGrowsInTheFirstStepOnly) {
-  const auto c = LogitCase<BFloat16>(FullConfig(), 78);
-  const auto router = *Router<BFloat16>::Create(c->config);
-  const std::vector<float> d_slot(72 * 3, 0.5f);
-  std::vector<BFloat16> d_tokens(72 * 7, BFloat16(0.0f));
-  ExactGradient weight = {.sum = std::vector<int64_t>(49, 0)};
-  const auto step = [&] {
-    const WorkspaceScope scope(c->workspace);
-    EXPECT_TRUE(router
-                    ->Forward(c->Tokens(), c->Inputs(), c->batch(), c->workspace, *c->stream,
-                              &c->saved, &c->stats)
-                    .ok());
-    const int64_t held = c->workspace.used_bytes();
-    EXPECT_TRUE(router
-                    ->Backward(d_slot, c->saved, c->Weight(), 1,
-                               MatrixView<BFloat16>(d_tokens.data(), 72, 7),
-                               RouterGradients{weight.accumulator(), {}}, c->workspace, *c->stream)
-                    .ok());
-    EXPECT_EQ(c->workspace.used_bytes(), held);
-  };
-  step();
-  step();  // the chunks of the first step have become one
-  const int64_t allocations = c->workspace.allocations();
-  step();
-  EXPECT_EQ(c->workspace.allocations(), allocations);
+TEST(RouterContract, JitterHasTheSameBitsOnEveryDevice) {
+  constexpr int64_t kTokens = 300, kHidden = 5;  // more tokens than are uploaded at once
+  constexpr float kJitter = 0.25f;
+  const auto router = Router<float>::Create({.gate = "switch",
+                                             .num_experts = 3,
+                                             .top_k = 1,
+                                             .hidden_size = kHidden,
+                                             .input_jitter = kJitter,
+                                             .seed = 7,
+                                             .layer = 2});
+  ASSERT_TRUE(router.ok()) << router.status();
+  testing::ExpectSameBitsOnEveryDevice([&](const testing::TestDevice& device) {
+    const auto tokens = device.Random(kTokens * kHidden, 1);
+    const auto weight = device.Random(3 * kHidden, 2);
+    Workspace workspace(device.memory()), host;
+    RouterSaved<float> saved;
+    const auto routing = (*router)->Forward(tokens.view(kTokens, kHidden, kHidden),
+                                            {.weight = weight.view(3, kHidden, kHidden)},
+                                            {.first_global_token = 1000, .step = 3}, workspace,
+                                            device.stream(), &saved, nullptr, &host);
+    EXPECT_TRUE(routing.ok()) << routing.status();
+    const auto read = [&](MatrixView<const float> from) {
+      const auto copy = device.Copy(std::vector<float>(kTokens * kHidden));
+      EXPECT_TRUE(device.stream()
+                      .CopyBytes(from.data(), copy.span().data(),
+                                 kTokens * kHidden * int64_t{sizeof(float)})
+                      .ok());
+      return device.Read(copy);
+    };
+    const auto factors = read(saved.jitter);
+    for (const float factor : factors) {
+      EXPECT_GE(factor, 1 - kJitter);
+      EXPECT_LE(factor, 1 + kJitter);
+    }
+    return std::tuple(factors, read(saved.tokens));
+  });
 }
 
 TEST(RouterContract, ForwardRefusesWhatDoesNotFit) {
@@ -387,8 +371,7 @@ TEST(RouterContract, ForwardRefusesWhatDoesNotFit) {
 }
 
 TEST(RouterContract, BackwardRefusesWhatDoesNotFit) {
-  const auto c = LogitCase(FullConfig(), 83);
-  ASSERT_TRUE(RunForward(*c).ok());
+  const auto c = RoutedCase(FullConfig(), 83);
   const auto router = *Router<float>::Create(c->config);
   const auto message = [&](size_t slots, int64_t d_rows, size_t d_weight_size, int64_t w_cols) {
     const std::vector<float> d_slot(slots, 0.0f);

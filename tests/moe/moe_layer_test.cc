@@ -1,12 +1,15 @@
 // The whole layer in every layout: one rank against a float64 loop, the others against one rank.
 #include <algorithm>
+#include <functional>
 #include <initializer_list>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "gating/gate.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/cli/verify/verify_case.h"
 #include "tests/sanitizers.h"
@@ -138,15 +141,46 @@ TEST(MoeLayerTest, HoldsForEveryDispatchAndOverlap) {
   ExpectHolds(spec, layouts);
 }
 
-TEST(MoeLayerTest, HoldsInBFloat16) {
-  ProblemSpec spec = Small({6, 5, 7, 6, 3});
-  spec.dtype = DType::kBFloat16;
-  ExpectHolds(spec, {{.ranks = 2, .expert_parallel = 2},
-                     {.ranks = 4, .expert_parallel = 2, .dispatch = DispatchAlgorithm::kDirect},
-                     {.ranks = 4,
-                      .expert_parallel = 4,
-                      .dispatch = DispatchAlgorithm::kHierarchical,
-                      .overlap = 2}});
+// What verify_test, which has every gate in every layout, leaves at its default.
+TEST(MoeLayerTest, HoldsForEveryOptionOfEveryRouter) {
+  if (FewLayouts()) GTEST_SKIP() << "judges numbers of one rank";
+  for (const std::string& gate : GateNames()) {
+    const GateDefinition& definition = *FindGate(gate);
+    const auto holds = [&](const char* what, const std::function<void(RouterConfig&)>& change) {
+      SCOPED_TRACE(gate + ": " + what);
+      ProblemSpec spec = Small({12, 6, 0, 18});
+      RouterConfig& router = spec.layer.router;
+      router.gate = gate;
+      router.num_experts = 7;
+      router.top_k = definition.only_top_k != 0 ? definition.only_top_k : 3;
+      change(router);
+      ExpectHolds(spec, {{}});
+    };
+    for (const DropPolicy policy : {DropPolicy::kProbability, DropPolicy::kPosition}) {
+      for (const int64_t group : {0, -1, 6}) {
+        holds("capacity of a token group", [&](RouterConfig& c) {
+          c.capacity_factor = 0.8;
+          c.drop_policy = policy;
+          c.token_group.tokens = group;
+        });
+      }
+    }
+    holds("z-loss alone", [](RouterConfig& c) { c.load_balancing = LoadBalancing::kNone; });
+    if (definition.only_top_k == 0) {
+      holds("every expert chosen", [](RouterConfig& c) { c.top_k = c.num_experts; });
+    }
+    for (const bool norm : {false, true}) {
+      if ((definition.options & kGateNormTopK) == 0) continue;
+      holds("norm_topk_prob", [&](RouterConfig& c) { c.norm_topk_prob = norm; });
+    }
+    if ((definition.options & kGateScoreFunction) == 0) continue;
+    holds("softmax before the choice", [](RouterConfig& c) { c.pre_softmax = true; });
+    holds("sigmoid", [](RouterConfig& c) {
+      c.pre_softmax = false;
+      c.score_function = ScoreFunction::kSigmoid;
+      c.expert_bias = true;
+    });
+  }
 }
 
 TEST(MoeLayerTest, FastNumericsRepeatsItsOwnBits) {
