@@ -140,39 +140,40 @@ TEST(ManifestTest, EveryCutIsFound) {
 
 // A writer that means it: the checksum is right.
 TEST(ManifestTest, WhatTheFormatDoesNotHaveIsNamed) {
-  EXPECT_THAT(ErrorOfChange("\"version\":1", "\"version\":2"),
-              HasSubstr("version 2, this program reads version 1"));
-  EXPECT_THAT(ErrorOfChange("moe-checkpoint", "zip"), HasSubstr("format \"zip\""));
-  EXPECT_THAT(ErrorOfChange("\"step\":120", "\"step\":-1"), HasSubstr("step: -1"));
-  EXPECT_THAT(ErrorOfChange("\"step\":120", "\"step\":1.5"), HasSubstr("step: 1.5"));
-  EXPECT_THAT(ErrorOfChange("\"step\"", "\"stop\""), HasSubstr("key 'stop', expected 'step'"));
-  EXPECT_THAT(ErrorOfChange("\"model\":{}", "\"model\":[]"), HasSubstr("expected an object"));
-  EXPECT_THAT(ErrorOfChange("\"model\":{}", "\"model\":{},\"model\":{}"),
-              HasSubstr("key 'model', expected 'optimizer'"));
-  EXPECT_THAT(ErrorOfChange("\"seed\":1234", "\"list\":1234"),
-              HasSubstr("'list' stands there twice"));
-  EXPECT_THAT(ErrorOfChange("\"dtype\":\"F32\"", "\"dtype\":\"I8\""), HasSubstr("dtype 'I8'"));
-  EXPECT_THAT(ErrorOfChange("[4,6]", "[4]"), HasSubstr("expected 2 extents"));
-  EXPECT_THAT(ErrorOfChange("[4,6]", "[4,6,1]"), HasSubstr("more than 2 extents"));
-  EXPECT_THAT(ErrorOfChange("[4,6]", "[4,0]"), HasSubstr("shape: 0"));
-  EXPECT_THAT(ErrorOfChange("[4,6]", "[9223372036854775807,2]"), HasSubstr("less than 2^63 bytes"));
-  EXPECT_THAT(ErrorOfChange("[\"m\",\"master\"]", "[]"), HasSubstr("has no states"));
-  EXPECT_THAT(ErrorOfChange("[\"m\",\"master\"]", "[\"master\",\"m\"]"),
-              HasSubstr("state 'm' after 'master'"));
-  EXPECT_THAT(ErrorOfChange("\"shares\":{", "\"a.weight\":{"), HasSubstr("expected each once"));
-  EXPECT_THAT(ErrorOfChange("\"a.weight\":{", "\"a|b\":{"), HasSubstr("tensor 'a|b'"));
-  EXPECT_THAT(ErrorOfChange("[0,4,0,6]", "[0,5,0,6]"),
-              HasSubstr("box 'a.weight' m [0,5) x [0,6), expected a part of [4, 6]"));
-  EXPECT_THAT(ErrorOfChange("[0,4,0,6]", "[0,0,0,6]"), HasSubstr("expected a part of"));
-  EXPECT_THAT(ErrorOfChange("[0,4,0,6]", "[0,4,0]"), HasSubstr("expected 4 bounds"));
-  EXPECT_THAT(ErrorOfChange("[0,2,2,6]", "[0,2,0,2]"), HasSubstr("stands too late"));
-  EXPECT_THAT(ErrorOfChange("\"file\":1", "\"file\":2"), HasSubstr("file: 2"));
-  EXPECT_THAT(ErrorOfChange("{\"tensor\":\"a.weight\"", "{\"tensor\":\"b\""),
-              HasSubstr("box of tensor 'b', which is none of 'tensors'"));
-  EXPECT_THAT(ErrorOfChange("\"state\":\"m\"", "\"state\":\"v\""), HasSubstr("none of its states"));
-  EXPECT_THAT(ErrorOfChange("0000000000000b3f", "0B3F"), HasSubstr("16 hexadecimal digits"));
-  EXPECT_THAT(ErrorOfChange("\"file\":1,", ""), HasSubstr("key 'xxh3', expected 'file'"));
-  EXPECT_THAT(ErrorOfChange(",\"xxh3\":\"0000000000000b3f\"", ""), HasSubstr("'xxh3' is missing"));
+  const struct {
+    const char *from, *to, *message;
+  } changes[] = {
+      {"\"version\":1", "\"version\":2", "version 2, this program reads version 1"},
+      {"moe-checkpoint", "zip", "format \"zip\""},
+      {"\"step\":120", "\"step\":-1", "step: -1"},
+      {"\"step\":120", "\"step\":1.5", "step: 1.5"},
+      {"\"step\"", "\"stop\"", "key 'stop', expected 'step'"},
+      {"\"model\":{}", "\"model\":[]", "expected an object"},
+      {"\"model\":{}", "\"model\":{},\"model\":{}", "key 'model', expected 'optimizer'"},
+      {"\"seed\":1234", "\"list\":1234", "'list' stands there twice"},
+      {"\"dtype\":\"F32\"", "\"dtype\":\"I8\"", "dtype 'I8'"},
+      {"[4,6]", "[4]", "expected 2 extents"},
+      {"[4,6]", "[4,6,1]", "more than 2 extents"},
+      {"[4,6]", "[4,0]", "shape: 0"},
+      {"[4,6]", "[9223372036854775807,2]", "less than 2^63 bytes"},
+      {"[\"m\",\"master\"]", "[]", "has no states"},
+      {"[\"m\",\"master\"]", "[\"master\",\"m\"]", "state 'm' after 'master'"},
+      {"\"shares\":{", "\"a.weight\":{", "expected each once"},
+      {"\"a.weight\":{", "\"a|b\":{", "tensor 'a|b'"},
+      {"[0,4,0,6]", "[0,5,0,6]", "box 'a.weight' m [0,5) x [0,6), expected a part of [4, 6]"},
+      {"[0,4,0,6]", "[0,0,0,6]", "expected a part of"},
+      {"[0,4,0,6]", "[0,4,0]", "expected 4 bounds"},
+      {"[0,2,2,6]", "[0,2,0,2]", "stands too late"},
+      {"\"file\":1", "\"file\":2", "file: 2"},
+      {"{\"tensor\":\"a.weight\"", "{\"tensor\":\"b\"",
+       "box of tensor 'b', which is none of 'tensors'"},
+      {"\"state\":\"m\"", "\"state\":\"v\"", "none of its states"},
+      {"0000000000000b3f", "0B3F", "16 hexadecimal digits"},
+      {"\"file\":1,", "", "key 'xxh3', expected 'file'"},
+      {",\"xxh3\":\"0000000000000b3f\"", "", "'xxh3' is missing"}};
+  for (const auto& [from, to, message] : changes) {
+    EXPECT_THAT(ErrorOfChange(from, to), HasSubstr(message)) << to;
+  }
 }
 
 TEST(ManifestTest, NamesOfFilesStayInTheFolder) {

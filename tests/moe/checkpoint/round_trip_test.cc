@@ -23,6 +23,7 @@
 #include "tests/moe/checkpoint/checkpoint_harness.h"
 #include "tests/moe/checkpoint/faulty_files.h"
 #include "tests/moe/io/io_test.h"
+#include "tests/moe/status_is.h"
 
 namespace moe {
 namespace {
@@ -33,12 +34,16 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::NewestWholeStep;
 using testing::Save;
+using enum absl::StatusCode;
+using testing::StatusIs;
 
 class CheckpointTest : public IoTest {
  protected:
   std::string Folder() const { return Path("run/checkpoints"); }
   std::string Step(int64_t step) const { return Folder() + "/" + StepFolderName(step); }
-  CheckpointOptions Options() { return {.folder = Folder(), .files = &disk_}; }
+  CheckpointOptions Options(int64_t first_step = 0) {
+    return {.folder = Folder(), .first_step = first_step, .files = &disk_};
+  }
 
   std::vector<std::string> Names(const std::string& folder) const {
     std::vector<std::string> names;
@@ -48,7 +53,7 @@ class CheckpointTest : public IoTest {
     std::sort(names.begin(), names.end());
     return names;
   }
-  std::string ErrorOfOpen(int64_t step, absl::StatusCode code = absl::StatusCode::kDataLoss) const {
+  std::string ErrorOfOpen(int64_t step, absl::StatusCode code = kDataLoss) const {
     const absl::Status status = CheckpointReader::Open(Step(step)).status();
     EXPECT_EQ(status.code(), code) << status;
     return std::string(status.message());
@@ -65,8 +70,7 @@ TEST_F(CheckpointTest, AnyLayoutWritesWhatAnyLayoutReads) {
   int64_t step = 0;
   for (const int ranks : {1, 2, 3, 5}) {
     for (const Cut cut : {Cut::kRows, Cut::kColumns, Cut::kBlocks, Cut::kFirstRankAlone}) {
-      CheckpointOptions options = Options();
-      options.first_step = step++;
+      CheckpointOptions options = Options(step++);
       options.asynchronous = step % 3 != 0;
       if (step % 2 == 0) options.max_box_bytes = 24;  // of 3 doubles, 6 floats
       if (step % 2 == 0) options.max_shard_bytes = 100;
@@ -116,8 +120,7 @@ TEST_F(CheckpointTest, StartWaitsForPublish) {
   const auto memory = testing::PartsOf(0, 1, Cut::kRows, 1);
   EXPECT_EQ((*writer)->phase(), WriterPhase::kIdle);
   ASSERT_TRUE((*writer)->Start(testing::StateOf(1), memory.parts).ok());
-  EXPECT_EQ((*writer)->Start(testing::StateOf(2), memory.parts).code(),
-            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ((*writer)->Start(testing::StateOf(2), memory.parts).code(), kFailedPrecondition);
   while ((*writer)->phase() == WriterPhase::kWriting) absl::SleepFor(absl::Milliseconds(1));
   EXPECT_EQ((*writer)->phase(), WriterPhase::kWritten);
   EXPECT_EQ(NewestWholeStep(Folder()), -1);  // not before Publish
@@ -125,7 +128,7 @@ TEST_F(CheckpointTest, StartWaitsForPublish) {
   const auto stream = MakeInlineStream();
   EXPECT_TRUE((*writer)->Publish(*world[0], *stream).ok());
   EXPECT_EQ(NewestWholeStep(Folder()), 1);
-  EXPECT_EQ((*writer)->Publish(*world[0], *stream).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ((*writer)->Publish(*world[0], *stream).code(), kFailedPrecondition);
 }
 
 // The error is that of the first rank that fails, on all ranks, and leaves nothing.
@@ -236,9 +239,8 @@ TEST_F(CheckpointTest, LinksAreRemovedNotFollowed) {
   fs::create_directories(Folder());
   fs::create_directory_symlink(Path("elsewhere"), Folder() + "/.trash-step-00000001");
   fs::create_directory_symlink(Path("elsewhere"), Step(2));
-  CheckpointOptions options = Options();
+  CheckpointOptions options = Options(2);
   options.keep = 1;
-  options.first_step = 2;
   ASSERT_TRUE(Save(options, 1, Cut::kRows, 3).ok());
   EXPECT_THAT(Names(Folder()), ElementsAre("latest", "step-00000003"));
   EXPECT_EQ(Read(Path("elsewhere/keep")), "x");
@@ -246,16 +248,12 @@ TEST_F(CheckpointTest, LinksAreRemovedNotFollowed) {
 
 TEST_F(CheckpointTest, ARunDoesNotOverwriteANewerCheckpoint) {
   ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 20).ok());
-  CheckpointOptions options = Options();
-  options.first_step = 10;
-  const absl::Status status = CheckpointWriter::Create(options, 0, 1).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("step-00000020 is newer than step 10, where this run begins"));
-  options.first_step = 20;
-  EXPECT_TRUE(CheckpointWriter::Create(options, 0, 1).ok());
+  EXPECT_THAT(
+      CheckpointWriter::Create(Options(10), 0, 1),
+      StatusIs(kAlreadyExists, "step-00000020 is newer than step 10, where this run begins"));
+  EXPECT_TRUE(CheckpointWriter::Create(Options(20), 0, 1).ok());
   // Nor one that came while it ran.
-  EXPECT_EQ(Save(options, 2, Cut::kRows, 20).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Save(Options(20), 2, Cut::kRows, 20).code(), kAlreadyExists);
   EXPECT_EQ(NewestWholeStep(Folder()), 20);
 }
 
@@ -263,9 +261,7 @@ TEST_F(CheckpointTest, ADamagedFolderIsReplaced) {
   ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 10).ok());
   fs::create_directories(Step(20));
   Rewrite(Step(20) + "/manifest.json", "{}");
-  CheckpointOptions options = Options();
-  options.first_step = 10;
-  ASSERT_TRUE(Save(options, 2, Cut::kBlocks, 20).ok());
+  ASSERT_TRUE(Save(Options(10), 2, Cut::kBlocks, 20).ok());
   EXPECT_EQ(NewestWholeStep(Folder()), 20);
   EXPECT_THAT(Names(Folder()), ElementsAre("latest", "step-00000010", "step-00000020"));
 }
@@ -275,11 +271,9 @@ TEST_F(CheckpointTest, WhereNoFolderCanBeIsNamed) {
   CheckpointOptions options = Options();
   options.folder = Path("file/checkpoints");
   const absl::Status status = CheckpointWriter::Create(options, 0, 1).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("cannot make folder '" + options.folder));
+  EXPECT_THAT(status, StatusIs(kUnavailable, "cannot make folder '" + options.folder));
   options.folder = "";
-  EXPECT_EQ(CheckpointWriter::Create(options, 0, 1).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CheckpointWriter::Create(options, 0, 1).status().code(), kInvalidArgument);
 }
 
 TEST_F(CheckpointTest, EveryBitThatFlipsInAShardIsFound) {
@@ -296,7 +290,7 @@ TEST_F(CheckpointTest, EveryBitThatFlipsInAShardIsFound) {
     file.seekp(static_cast<int64_t>(at)).write(&flipped, 1).flush();
     auto reader = CheckpointReader::Open(Step(3));
     const absl::Status status = reader.ok() ? reader->Verify(1) : reader.status();
-    ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << at;
+    ASSERT_EQ(status.code(), kDataLoss) << at;
     found_at_open += reader.ok() ? 0 : 1;
     file.seekp(static_cast<int64_t>(at)).write(&bytes[at], 1).flush();
   }
@@ -316,7 +310,7 @@ TEST_F(CheckpointTest, ADamagedBoxIsNamedWhereItIsRead) {
   EXPECT_TRUE(reader.ReadBox("weight", "m", {4, 5, 0, 7}, {row.data(), 1, 7}).ok());
   // The whole box is hashed, not the row that is wanted.
   const absl::Status status = reader.ReadBox("weight", "v", {2, 3, 0, 7}, {row.data(), 1, 7});
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(status.code(), kDataLoss);
   EXPECT_THAT(std::string(status.message()),
               ::testing::MatchesRegex(
                   "CheckpointReader: .*/step-00000003: shard-00001-of-00002.safetensors: box "
@@ -331,16 +325,15 @@ TEST_F(CheckpointTest, WhatDoesNotFitIsRefused) {
   std::vector<float> out(40);
   std::vector<double> doubles(4);
   const MatrixView<float> row(out.data(), 1, 7);
-  using Code = absl::StatusCode;
-  EXPECT_EQ(reader.ReadBox("none", "m", {0, 1, 0, 7}, row).code(), Code::kNotFound);
-  EXPECT_EQ(reader.ReadBox("weight", "x", {0, 1, 0, 7}, row).code(), Code::kNotFound);
-  EXPECT_EQ(reader.ReadBox("weight", "m", {0, 2, 0, 7}, row).code(), Code::kInvalidArgument);
-  EXPECT_EQ(reader.ReadBox("weight", "m", {5, 6, 0, 7}, row).code(), Code::kInvalidArgument);
-  EXPECT_EQ(reader.ReadBox("weight", "m", {-1, 0, 0, 7}, row).code(), Code::kInvalidArgument);
+  EXPECT_EQ(reader.ReadBox("none", "m", {0, 1, 0, 7}, row).code(), kNotFound);
+  EXPECT_EQ(reader.ReadBox("weight", "x", {0, 1, 0, 7}, row).code(), kNotFound);
+  EXPECT_EQ(reader.ReadBox("weight", "m", {0, 2, 0, 7}, row).code(), kInvalidArgument);
+  EXPECT_EQ(reader.ReadBox("weight", "m", {5, 6, 0, 7}, row).code(), kInvalidArgument);
+  EXPECT_EQ(reader.ReadBox("weight", "m", {-1, 0, 0, 7}, row).code(), kInvalidArgument);
   EXPECT_EQ(reader.ReadBox("shares", "share", {0, 1, 0, 4}, {out.data(), 1, 4}).code(),
-            Code::kInvalidArgument);
+            kInvalidArgument);
   EXPECT_EQ(reader.ReadBox("norm", "m", {0, 1, 0, 4}, {doubles.data(), 1, 4}).code(),
-            Code::kInvalidArgument);
+            kInvalidArgument);
   EXPECT_TRUE(reader.ReadBox("shares", "share", {0, 1, 0, 4}, {doubles.data(), 1, 4}).ok());
   EXPECT_EQ(reader.Find("none"), nullptr);
   EXPECT_EQ(reader.Find("weight")->rows, 5);
@@ -348,9 +341,7 @@ TEST_F(CheckpointTest, WhatDoesNotFitIsRefused) {
 
 TEST_F(CheckpointTest, ShardsOfAnotherPlaceAreFound) {
   ASSERT_TRUE(Save(Options(), 2, Cut::kColumns, 3).ok());
-  CheckpointOptions options = Options();
-  options.first_step = 3;
-  ASSERT_TRUE(Save(options, 2, Cut::kColumns, 4).ok());
+  ASSERT_TRUE(Save(Options(3), 2, Cut::kColumns, 4).ok());
   const std::string first = Step(4) + "/shard-00000-of-00002.safetensors";
   const std::string second = Step(4) + "/shard-00001-of-00002.safetensors";
   const std::string first_bytes = Read(first), second_bytes = Read(second);
@@ -375,16 +366,14 @@ TEST_F(CheckpointTest, ShardsOfAnotherPlaceAreFound) {
   Rewrite(Step(4) + "/notes.txt", "files that the manifest does not name are not looked at");
   EXPECT_EQ(NewestWholeStep(Folder()), 4);
   fs::remove(Step(4) + "/manifest.json");
-  EXPECT_THAT(ErrorOfOpen(4, absl::StatusCode::kNotFound), HasSubstr("manifest.json"));
+  EXPECT_THAT(ErrorOfOpen(4, kNotFound), HasSubstr("manifest.json"));
 }
 
 TEST_F(CheckpointTest, TheNewestThatIsWholeIsFound) {
   const auto none = FindCheckpoint(Folder()).value();
   EXPECT_EQ(none.path, "");
   for (int64_t step = 1; step <= 3; ++step) {
-    CheckpointOptions options = Options();
-    options.first_step = step - 1;
-    ASSERT_TRUE(Save(options, 1, Cut::kRows, step).ok());
+    ASSERT_TRUE(Save(Options(step - 1), 1, Cut::kRows, step).ok());
   }
   fs::resize_file(Step(3) + "/manifest.json", 100);
   fs::remove(Step(2) + "/shard-00000-of-00001.safetensors");

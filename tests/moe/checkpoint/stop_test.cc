@@ -17,6 +17,7 @@
 #include "tests/moe/checkpoint/checkpoint_harness.h"
 #include "tests/moe/checkpoint/faulty_files.h"
 #include "tests/moe/io/io_test.h"
+#include "tests/moe/status_is.h"
 
 namespace moe {
 namespace {
@@ -30,6 +31,8 @@ using ::testing::HasSubstr;
 using testing::Loss;
 using testing::NewestWholeStep;
 using testing::Save;
+using enum absl::StatusCode;
+using testing::StatusIs;
 
 constexpr int64_t kOld = 20, kNew = 30;
 
@@ -154,8 +157,7 @@ TEST_F(CheckpointStopTest, AFullDiskCostsOneCheckpoint) {
     if (!files.reached()) break;
     ASSERT_THAT(NewestWholeStep(Path("run")), AnyOf(kOld, kNew));
     if (!full.ok()) {
-      EXPECT_EQ(full.code(), absl::StatusCode::kUnavailable) << full;
-      EXPECT_THAT(std::string(full.message()), HasSubstr("No space left on device"));
+      EXPECT_THAT(full, StatusIs(kUnavailable, "No space left on device"));
       EXPECT_FALSE(fs::exists(UnfinishedPath(Path("run"), kNew)));
     }
     files.Mend();

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/moe/io/io_test.h"
+#include "tests/moe/status_is.h"
 
 namespace moe {
 namespace {
@@ -16,6 +17,8 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using enum absl::StatusCode;
+using testing::StatusIs;
 
 // A file with one-byte tensors: the byte is the tensor's place, then a tag of the file.
 std::string Shard(const std::vector<std::string>& names, char tag) {
@@ -58,7 +61,7 @@ TEST_F(CheckpointTest, ReadsOneFile) {
     EXPECT_TRUE(checkpoint.Contains("w.b"));
     EXPECT_FALSE(checkpoint.Contains("w.c"));
     EXPECT_EQ(DataOf(checkpoint, "w.b"), "1m");
-    EXPECT_EQ(checkpoint.Find("w.c").status().code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(checkpoint.Find("w.c").status().code(), kNotFound);
     EXPECT_THAT(DataOf(checkpoint, "w.c"), HasSubstr("model.safetensors: no tensor 'w.c'"));
   }
 }
@@ -73,7 +76,7 @@ TEST_F(CheckpointTest, ReadsShards) {
     EXPECT_EQ(DataOf(*checkpoint, "w.b"), "0y");
     EXPECT_EQ(DataOf(*checkpoint, "w.a"), "0x");
     // What the map does not list is not in the checkpoint.
-    EXPECT_EQ(checkpoint->Find("unlisted").status().code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(checkpoint->Find("unlisted").status().code(), kNotFound);
   }
 }
 
@@ -92,7 +95,7 @@ TEST_F(CheckpointTest, ShardsAreOpenedWhenNeeded) {
   fs::remove(Path("s-2.safetensors"));
   auto checkpoint = Checkpoint::Open(root_.string()).value();
   EXPECT_EQ(DataOf(checkpoint, "w.a"), "0x");
-  EXPECT_EQ(checkpoint.Find("w.b").status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(checkpoint.Find("w.b").status().code(), kDataLoss);
   EXPECT_THAT(DataOf(checkpoint, "w.b"),
               HasSubstr("index.json: tensor 'w.b': is in 's-2.safetensors', which is not there"));
   // And once: the first stays open though its name goes.
@@ -114,7 +117,7 @@ TEST_F(CheckpointTest, AShardThatLacksATensorOfTheMapIsRefused) {
   Write("s-1.safetensors", Shard({"w.a"}, 'x'));
   auto checkpoint = Checkpoint::Open(root_.string()).value();
   // Also when another of its tensors is asked for.
-  EXPECT_EQ(checkpoint.Find("w.a").status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(checkpoint.Find("w.a").status().code(), kDataLoss);
   EXPECT_THAT(DataOf(checkpoint, "w.a"), HasSubstr("tensor 'w.c': is not in 's-1.safetensors'"));
 }
 
@@ -122,16 +125,15 @@ TEST_F(CheckpointTest, AMalformedShardIsNamed) {
   WriteSharded();
   Write("s-2.safetensors", "12345678");
   auto checkpoint = Checkpoint::Open(root_.string()).value();
-  EXPECT_EQ(checkpoint.Find("w.b").status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(checkpoint.Find("w.b").status().code(), kDataLoss);
   EXPECT_THAT(DataOf(checkpoint, "w.b"), HasSubstr("s-2.safetensors: a header of"));
 }
 
 TEST_F(CheckpointTest, AbsentPathsAreNotFound) {
-  EXPECT_EQ(Checkpoint::Open(Path("no")).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(Checkpoint::Open(Path("no.json")).status().code(), absl::StatusCode::kNotFound);
-  const absl::Status empty = Checkpoint::Open(root_.string()).status();
-  EXPECT_EQ(empty.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(empty.message()), HasSubstr("has neither model.safetensors nor"));
+  EXPECT_EQ(Checkpoint::Open(Path("no")).status().code(), kNotFound);
+  EXPECT_EQ(Checkpoint::Open(Path("no.json")).status().code(), kNotFound);
+  EXPECT_THAT(Checkpoint::Open(root_.string()),
+              StatusIs(kNotFound, "has neither model.safetensors nor"));
 }
 
 TEST(ShardIndexTest, NamesMustBePlain) {
@@ -139,9 +141,7 @@ TEST(ShardIndexTest, NamesMustBePlain) {
                                  "", ".x.safetensors", "x", "x.bin", "x\\u0000.safetensors"}) {
     const auto map =
         ParseShardIndex("i.json", absl::StrCat(R"({"weight_map":{"t":")", name, "\"}}"));
-    EXPECT_EQ(map.status().code(), absl::StatusCode::kDataLoss) << name;
-    EXPECT_THAT(std::string(map.status().message()), HasSubstr("i.json: tensor 't': is in \""))
-        << name;
+    EXPECT_THAT(map, StatusIs(kDataLoss, "i.json: tensor 't': is in \"")) << name;
   }
   const auto map = ParseShardIndex("i.json", R"({"weight_map":{"t":"a..b.safetensors"}})").value();
   EXPECT_EQ(map.at("t"), "a..b.safetensors");
@@ -156,9 +156,7 @@ TEST(ShardIndexTest, MalformedIndexesAreRefused) {
         R"({"metadata":{"weight_map":{"t":"a.safetensors"}}})", R"([{"weight_map":{"t":"a"}}])",
         R"({"weight_map":{"t":{"u":"a.safetensors"}}})",
         R"({"weight_map":{"t":"a.safetensors"})"}) {
-    const absl::Status status = ParseShardIndex("i.json", text).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << text;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("i.json: ")) << text;
+    EXPECT_THAT(ParseShardIndex("i.json", text), StatusIs(kDataLoss, "i.json: ")) << text;
   }
 }
 

@@ -14,12 +14,14 @@
 
 #include "moe/io/safetensors.h"
 #include "tests/moe/io/io_test.h"
+#include "tests/moe/status_is.h"
 
 namespace moe {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
+using enum absl::StatusCode;
+using testing::StatusIs;
 
 class SafetensorsStreamTest : public IoTest {};
 
@@ -73,9 +75,8 @@ TEST_F(SafetensorsStreamTest, AnEmptyFileIsAFile) {
 TEST_F(SafetensorsStreamTest, WhatCouldNotBeReadIsNotWritten) {
   const auto refused = [&](const std::vector<SafetensorsSource>& tensors,
                            const SafetensorsMetadata& metadata, absl::string_view reason) {
-    const absl::Status status = WriteSafetensors(Path("m"), tensors, metadata);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(reason)));
+    EXPECT_THAT(WriteSafetensors(Path("m"), tensors, metadata),
+                StatusIs(kInvalidArgument, std::string(reason)));
     EXPECT_EQ(NumFiles(), 0);
   };
   const SafetensorsSource one = Source("x", SafetensorsType::kU8, {1}, "1");
@@ -112,17 +113,15 @@ TEST_F(SafetensorsStreamTest, TheFileHasTheUsualPermissions) {
 }
 
 TEST_F(SafetensorsStreamTest, FoldersAreNamed) {
-  const absl::Status missing = WriteSafetensors(Path("no/m"), {});
-  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound) << missing;
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("no/m': its folder is not there"));
+  EXPECT_THAT(WriteSafetensors(Path("no/m"), {}),
+              StatusIs(kNotFound, "no/m': its folder is not there"));
   const absl::Status folder = WriteSafetensors(root_.string(), {});
-  EXPECT_EQ(folder.code(), absl::StatusCode::kInvalidArgument) << folder;
+  EXPECT_EQ(folder.code(), kInvalidArgument) << folder;
 }
 
 TEST_F(SafetensorsStreamTest, AFullDeviceIsUnavailable) {
-  const absl::Status status = WriteSafetensors("/dev/full", {});
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("cannot write '/dev/full': No space"));
+  EXPECT_THAT(WriteSafetensors("/dev/full", {}),
+              StatusIs(kUnavailable, "cannot write '/dev/full': No space"));
   EXPECT_TRUE(fs::is_character_file("/dev/full"));  // it was not replaced
 }
 
@@ -139,8 +138,7 @@ TEST_F(SafetensorsStreamTest, AFullDiskLeavesWhatWasThere) {
   const absl::Status status =
       WriteSafetensors(Path("m"), {Source("x", SafetensorsType::kU8, {4096}, data)});
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(Path("m")));
+  EXPECT_THAT(status, StatusIs(kUnavailable, Path("m")));
   EXPECT_EQ(Read(Path("m")), "before");
   EXPECT_EQ(NumFiles(), 1);  // no temporary file stays
 }
@@ -155,12 +153,10 @@ TEST_F(SafetensorsStreamTest, DataComesInAnyPieces) {
                      {.name = "y", .type = SafetensorsType::kU8, .shape = {3}, .size_bytes = 3}})
                     .value();
   for (const char* piece : {"a", "", "bcd"}) ASSERT_TRUE(stream.Append(AsBytes(piece)).ok());
-  const absl::Status early = stream.Commit();
-  EXPECT_EQ(early.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(early.message()), HasSubstr("the last 1 bytes of data are missing"));
-  const absl::Status beyond = stream.Append(AsBytes("ef"));
-  EXPECT_EQ(beyond.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(beyond.message()), HasSubstr("2 bytes of data, expected at most 1 more"));
+  EXPECT_THAT(stream.Commit(),
+              StatusIs(kFailedPrecondition, "the last 1 bytes of data are missing"));
+  EXPECT_THAT(stream.Append(AsBytes("ef")),
+              StatusIs(kInvalidArgument, "2 bytes of data, expected at most 1 more"));
   ASSERT_TRUE(stream.Append(AsBytes("e")).ok());
   ASSERT_TRUE(stream.Commit().ok());
   EXPECT_EQ(Read(Path("pieces")), Read(Path("whole")));
