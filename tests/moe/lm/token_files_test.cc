@@ -11,11 +11,14 @@
 #include "moe/lm/text_data.h"
 #include "moe/lm/tokens.h"
 #include "tests/moe/io/io_test.h"
+#include "tests/moe/status_is.h"
 
 namespace moe::lm {
 namespace {
 
 using ::testing::HasSubstr;
+using enum absl::StatusCode;
+using ::moe::testing::StatusIs;
 
 template <typename V>
 std::string Raw(const std::vector<V>& values) {
@@ -38,6 +41,15 @@ struct Index {
            Raw(documents);
   }
 };
+
+// Of int32, in one document.
+Index OneDocument(size_t ids) {
+  Index index = {
+      .type = 4, .lengths = {static_cast<int32_t>(ids)}, .pointers = {0}, .documents = {0, 1}};
+  index.sequence_count = 1;
+  index.document_count = 2;
+  return index;
+}
 
 absl::StatusOr<TokenType> Parse(const std::string& bytes, int64_t bin_bytes = 10) {
   return ParseTokenIndex("x.idx", {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()},
@@ -62,8 +74,7 @@ TEST(TokenIndexTest, EveryFieldIsChecked) {
     Index index;
     change(index);
     const absl::Status status = Parse(index.Bytes()).status();
-    EXPECT_TRUE(absl::IsDataLoss(status)) << message << ": " << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+    EXPECT_THAT(status, StatusIs(kDataLoss, message));
     EXPECT_THAT(std::string(status.message()), HasSubstr("x.idx: "));
   };
   refused("does not begin with MMIDIDX", [](Index& i) { i.magic[8] = 1; });
@@ -112,9 +123,8 @@ TEST_F(TokenFilesTest, PlainArraysAreWholeAndNotEmpty) {
   const auto file =
       OpenTokenFile(Write("a.bin", Raw<uint32_t>({7, 70000})), TokenType::kU32).value();
   EXPECT_EQ(file.type, TokenType::kU32);
-  const absl::Status odd = OpenTokenFile(Write("b", "abc"), TokenType::kU16).status();
-  EXPECT_TRUE(absl::IsDataLoss(odd));
-  EXPECT_THAT(std::string(odd.message()), HasSubstr("3 bytes, expected a multiple of 2"));
+  EXPECT_THAT(OpenTokenFile(Write("b", "abc"), TokenType::kU16),
+              StatusIs(kDataLoss, "3 bytes, expected a multiple of 2"));
   EXPECT_TRUE(absl::IsInvalidArgument(OpenTokenFile(Write("c", ""), TokenType::kU16).status()));
   EXPECT_TRUE(absl::IsNotFound(OpenTokenFile(Path("d"), TokenType::kU16).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(OpenTokenFile(root_.string(), TokenType::kU16).status()));
@@ -123,14 +133,10 @@ TEST_F(TokenFilesTest, PlainArraysAreWholeAndNotEmpty) {
 TEST_F(TokenFilesTest, TheFirstIdOutsideTheVocabularyIsNamed) {
   const std::string path = Write("a", Raw<uint16_t>({1, 2, 300, 400}));
   const absl::Status status = ReadTokenFiles({.paths = {path}, .vocab_size = 300}, 1).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("'" + path + "': token 2 is 300, expected 0 to 299"));
+  EXPECT_THAT(status,
+              StatusIs(kInvalidArgument, "'" + path + "': token 2 is 300, expected 0 to 299"));
   Write("x.bin", Raw<int32_t>({0, -1}));
-  Index index = {.type = 4, .lengths = {2}, .pointers = {0}, .documents = {0, 1}};
-  index.sequence_count = 1;
-  index.document_count = 2;
-  Write("x.idx", index.Bytes());
+  Write("x.idx", OneDocument(2).Bytes());
   EXPECT_THAT(
       std::string(ReadTokenFiles({.paths = {Path("x")}, .vocab_size = 300}, 1).status().message()),
       HasSubstr("token 1 is -1, expected 0 to 299"));
@@ -145,13 +151,7 @@ TEST_F(TokenFilesTest, AreSplitAsText) {
   const size_t cut = kHeldOutBlock + 5;
   const std::string narrow = Write("narrow", Raw<uint16_t>({bytes.begin(), bytes.begin() + cut}));
   const std::string wide = Write("wide.bin", Raw<int32_t>({bytes.begin() + cut, bytes.end()}));
-  Index index = {.type = 4,
-                 .lengths = {static_cast<int32_t>(bytes.size() - cut)},
-                 .pointers = {0},
-                 .documents = {0, 1}};
-  index.sequence_count = 1;
-  index.document_count = 2;
-  Write("wide.idx", index.Bytes());
+  Write("wide.idx", OneDocument(bytes.size() - cut).Bytes());
   const auto text = ReadCorpus({Write("text", Raw(bytes))}, 16);
   const auto tokens = ReadTokenFiles({.paths = {narrow, wide}, .vocab_size = 256}, 16);
   ASSERT_TRUE(text.ok() && tokens.ok()) << text.status() << tokens.status();

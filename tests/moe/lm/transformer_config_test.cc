@@ -9,6 +9,7 @@
 
 #include "moe/lm/transformer.h"
 #include "tests/moe/lm/transformer_harness.h"
+#include "tests/moe/status_is.h"
 
 namespace moe::lm {
 namespace {
@@ -16,6 +17,8 @@ namespace {
 using ::moe::testing::OneRank;
 using ::moe::testing::SmallConfig;
 using ::testing::ElementsAre;
+using enum absl::StatusCode;
+using ::moe::testing::StatusIs;
 
 const Parameter* Find(const ParameterStore& store, const std::string& name) {
   const Parameter* const found = store.Find(name);
@@ -112,9 +115,7 @@ TEST(Transformer, BadConfigurationsAreRefusedWithTheNearestValidChoice) {
   const auto refused = [](const char* with, const std::function<void(TransformerConfig&)>& spoil) {
     TransformerConfig config = SmallConfig();
     spoil(config);
-    const absl::Status status = ValidateTransformerConfig(config);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << with;
-    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(with));
+    EXPECT_THAT(ValidateTransformerConfig(config), StatusIs(kInvalidArgument, with));
   };
   EXPECT_TRUE(ValidateTransformerConfig(SmallConfig()).ok());
   refused("hidden_size is 14, expected an even multiple of the 2 attention heads, nearest 16",
@@ -150,7 +151,7 @@ TEST(Transformer, StoreOfTheOtherTypeIsRefused) {
   const OneRank<float> rank(SmallConfig());
   ParameterStore store(DType::kBFloat16, 1);
   const auto created = Transformer<float>::Create(SmallConfig(), store, rank.session->context());
-  EXPECT_EQ(created.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(created.status().code(), kInvalidArgument);
 }
 
 }  // namespace

@@ -85,7 +85,6 @@ class RankRun {
     std::copy(row_loss.begin(), row_loss.end(), result_.row_loss.begin() + first);
     std::vector<std::string>& order = result_.ready[rank];
     order.insert(order.end(), ready.begin(), ready.end());
-    if (rank == 0) result_.workspace_allocations.push_back(context_.workspace->allocations());
     EXPECT_EQ(stats.router.size(), static_cast<size_t>(model.moe_layers()));
     for (const RouterStats& layer : stats.router) {
       result_.aux_loss += layer.aux_loss;

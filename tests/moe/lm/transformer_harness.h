@@ -100,7 +100,6 @@ struct ModelResult {
   Tensors gradients;                            // summed over micro-batches
   std::vector<std::vector<std::string>> ready;  // [rank] names, in order, every round
   double aux_loss = 0, z_loss = 0;              // sums over micro-batches
-  std::vector<int64_t> workspace_allocations;   // of rank 0, after each round
 };
 
 // Initial ones and zeros (norms, biases) are moved away: otherwise no test would see them.

@@ -10,6 +10,7 @@
 #include "kernels/base/rng.h"
 #include "tests/moe/lm/transformer_harness.h"
 #include "tests/moe/lm/transformer_oracle.h"
+#include "tests/moe/status_is.h"
 
 namespace moe::lm {
 namespace {
@@ -23,6 +24,8 @@ using ::moe::testing::OracleLoss;
 using ::moe::testing::RunModel;
 using ::moe::testing::SmallConfig;
 using ::moe::testing::TransformerOracle;
+using enum absl::StatusCode;
+using ::moe::testing::StatusIs;
 
 // Relative error of a float32 sum of K terms whose roundings are independent, sqrt(K) of 2^-24
 // (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019), for the
@@ -206,15 +209,6 @@ TYPED_TEST(TransformerTyped, EvaluateGivesTheBitsOfTraining) {
   EXPECT_EQ(std::memcmp(evaluated.data(), trained.data(), trained.size() * sizeof(float)), 0);
 }
 
-TEST(Transformer, WorkspaceGrowsInTheFirstRoundOnly) {
-  const ModelWork work = MakeModelWork(SmallConfig(), {{5, 8}, {5, 8}, {5, 8}, {5, 8}});
-  const ModelResult got = RunModel<float>(work, {}, Numerics::kFast);
-  // The first round grows it piece by piece; the second joins the pieces at most.
-  ASSERT_EQ(got.workspace_allocations.size(), 4u);
-  EXPECT_EQ(got.workspace_allocations[2], got.workspace_allocations[1]);
-  EXPECT_EQ(got.workspace_allocations[3], got.workspace_allocations[1]);
-}
-
 TEST(Transformer, BadBatchesAreRefusedBeforeAnyWork) {
   OneRank<float> rank(SmallConfig());
   const std::vector<int32_t> tokens = {1, 2, 10}, outside = {1, 11, 2}, negative = {-1, 0, 0};
@@ -226,8 +220,7 @@ TEST(Transformer, BadBatchesAreRefusedBeforeAnyWork) {
                                 absl::MakeSpan(loss).subspan(0, losses), nullptr);
   };
   const auto refused = [](const absl::Status& status, const char* with) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(with));
+    EXPECT_THAT(status, StatusIs(kInvalidArgument, with));
   };
   EXPECT_TRUE(evaluate(tokens, tokens, good, 3).ok());
   refused(evaluate(outside, tokens, good, 3), "tokens[1] is 11, expected 0 to 10");
