@@ -15,8 +15,8 @@ constexpr int kMaxExperts = 1024;
 // Slots of one block. A chunk belongs to one micro-batch.
 constexpr int64_t kChunkSlots = 2048;
 
-// SortByExpert (expert_sort.h). A slot is kept if its expert is in
-// 0 .. E - 1 (others are identity experts) and it is not dropped.
+// SortByExpert (expert_sort.h). A slot is kept if its expert is in 0 .. E - 1 (others are identity
+// experts) and it is not dropped.
 struct CudaExpertSort {
   int64_t slots = 0;                 // S
   const int32_t* expert;             // [S]
