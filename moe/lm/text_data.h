@@ -62,7 +62,7 @@ int64_t SequenceCount(const Tokens& all, int64_t sequence_length);
 void CopySequence(const Tokens& all, int64_t sequence, absl::Span<int32_t> tokens,
                   absl::Span<int32_t> targets);
 
-// The sequences of one micro-batch, as a model takes them. Memory for at most `most` sequences of one length, used again and again.
+// The sequences of one micro-batch as a model takes them, at most `most`; used again and again.
 class SequenceBatch {
  public:
   SequenceBatch(int64_t sequence_length, int64_t most)

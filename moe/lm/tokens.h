@@ -62,7 +62,7 @@ struct StrayToken {
 };
 StrayToken FindStray(absl::Span<const uint8_t> bytes, TokenType type, int64_t vocab_size);
 
-// The type of the ids of a PREFIX.bin of `bin_bytes`, as PREFIX.idx says it. kDataLoss "<path>: what
+// The type of ids in a PREFIX.bin of `bin_bytes`, as PREFIX.idx says it. kDataLoss "<path>: what
 // is, what was expected": anything but the above with ids of an integer type, or another length of
 // PREFIX.bin.
 absl::StatusOr<TokenType> ParseTokenIndex(const std::string& path, absl::Span<const uint8_t> index,

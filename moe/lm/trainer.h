@@ -139,7 +139,7 @@ struct TrainHooks {
 absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks);
 
 // Collective over `world`; returns the same report on every rank. kInvalidArgument, on every rank,
-// unless all have the same text and settings (CheckAgreement), record and trace the same, and rank 0
+// unless all have the same text and settings (CheckAgreement), record and trace the same and rank 0
 // has hooks for it, and unless the checkpoint to go on from is of this model and, without
 // allow_numerics_change, of these numerics; kNotFound: there is no such checkpoint; kDataLoss when
 // the loss or the gradients are not finite or copies of a weight differ (all ranks agree on it);
