@@ -39,11 +39,7 @@ absl::Status Refused(const Parts&... parts) {
 
 absl::StatusOr<int64_t> IntegerOf(const Json& value, absl::string_view what, int64_t least,
                                   int64_t most) {
-  const bool fits = value.is_number_unsigned()
-                        ? value.get<uint64_t>() <= uint64_t{std::numeric_limits<int64_t>::max()}
-                        : value.is_number_integer();
-  const int64_t number = fits ? value.get<int64_t>() : -1;
-  if (fits && number >= least && number <= most) return number;
+  if (const auto number = IntegerWithin(value, least, most)) return *number;
   return Refused(what, ": ", Shown(value.dump()), ", expected an integer in [", least, ", ", most,
                  "]");
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
@@ -15,18 +14,6 @@ namespace moe::hf {
 namespace {
 
 using Json = nlohmann::json;
-
-// Values above int64 are no integers here.
-std::optional<int64_t> IntegerOf(const Json& value, IntegerRange range) {
-  if (!value.is_number_integer()) return std::nullopt;
-  if (value.is_number_unsigned() &&
-      value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    return std::nullopt;
-  }
-  const auto number = value.get<int64_t>();
-  if (number < range.least || number > range.most) return std::nullopt;
-  return number;
-}
 
 std::string TextOf(IntegerRange range) {
   return absl::StrCat("a whole number from ", range.least, " to ", range.most);
@@ -94,7 +81,8 @@ int64_t ConfigKeys::Integer(Key spellings, std::optional<int64_t> fallback, Inte
     }
     return fallback.value_or(range.least);
   }
-  if (const auto number = IntegerOf(*value, range); number.has_value()) return *number;
+  if (const auto number = IntegerWithin(*value, range.least, range.most); number.has_value())
+    return *number;
   Wrong(key, *value, TextOf(range));
   return range.least;
 }
@@ -136,7 +124,7 @@ std::optional<std::vector<int64_t>> ConfigKeys::Integers(const char* key, Intege
   }
   std::vector<int64_t> numbers;
   for (const Json& element : value) {
-    const auto number = IntegerOf(element, range);
+    const auto number = IntegerWithin(element, range.least, range.most);
     if (!number.has_value()) {
       Wrong(key, value, absl::StrCat(expected, ", not ", ShortTextOf(element), " in it"));
       return std::nullopt;

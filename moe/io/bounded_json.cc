@@ -262,6 +262,17 @@ absl::Status ReadJsonRows(absl::string_view file, absl::string_view document,
   return ReadJsonEvents(file, document, limits, builder);
 }
 
+std::optional<int64_t> IntegerWithin(const Json& value, int64_t least, int64_t most) {
+  if (!value.is_number_integer()) return std::nullopt;
+  // Numbers past int64 are unsigned ones.
+  if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(most)) {
+    return std::nullopt;
+  }
+  const auto number = value.get<int64_t>();
+  if (number < least || number > most) return std::nullopt;
+  return number;
+}
+
 absl::StatusOr<std::string> JsonString(const std::string& text) try {
   return Json(text).dump();
 } catch (const Json::exception&) {

@@ -4,6 +4,7 @@
 #define MOE_MOE_IO_BOUNDED_JSON_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <absl/functional/function_ref.h>
@@ -57,6 +58,9 @@ absl::StatusOr<nlohmann::json> ParseBoundedJson(absl::string_view file, absl::st
 absl::Status ReadJsonRows(absl::string_view file, absl::string_view document,
                           const JsonLimits& limits,
                           absl::FunctionRef<absl::Status(nlohmann::json row)> on_row);
+
+// A whole number from `least` to `most`, or nothing.
+std::optional<int64_t> IntegerWithin(const nlohmann::json& value, int64_t least, int64_t most);
 
 // Text as JSON writes it, in quotes. kInvalidArgument unless it is UTF-8.
 absl::StatusOr<std::string> JsonString(const std::string& text);

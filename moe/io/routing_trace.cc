@@ -34,21 +34,9 @@ absl::Status Bad(absl::string_view what) {
   return absl::DataLossError(what);
 }
 
-// A whole number from `least` to `most`.
-std::optional<int64_t> Within(const Json& value, int64_t least, int64_t most) {
-  if (!value.is_number_integer()) return std::nullopt;
-  // Numbers past int64 are unsigned ones.
-  if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(most)) {
-    return std::nullopt;
-  }
-  const auto number = value.get<int64_t>();
-  if (number < least || number > most) return std::nullopt;
-  return number;
-}
-
 absl::StatusOr<int64_t> Whole(const Json& value, absl::string_view what, int64_t least,
                               int64_t most) {
-  const std::optional<int64_t> number = Within(value, least, most);
+  const std::optional<int64_t> number = IntegerWithin(value, least, most);
   if (number.has_value()) return *number;
   return Bad(absl::StrCat(what, " is ", Shown(value.dump(), 40), ", expected a whole number from ",
                           least, " to ", most));
@@ -133,7 +121,7 @@ absl::StatusOr<RoutingTraceRecord> ReadRecord(const Json& line, const RoutingTra
     const Json& row = line["slots"][r];
     MOE_RETURN_IF_ERROR(CheckLength(row, absl::StrCat("slots[", r, "]"), header.num_experts));
     for (int e = 0; e < header.num_experts; ++e) {
-      const std::optional<int64_t> slots = Within(row[e], 0, tokens);
+      const std::optional<int64_t> slots = IntegerWithin(row[e], 0, tokens);
       // Names are made for errors alone: there are millions of counts.
       if (!slots.has_value()) {
         return Whole(row[e], absl::StrCat("slots[", r, "][", e, "]"), 0, tokens).status();
