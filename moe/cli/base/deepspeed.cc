@@ -284,10 +284,12 @@ class DeepSpeed {
   void ApplyOptimizer() {
     const std::string type = Text("optimizer.type", "AdamW");
     if (type != "AdamW" && type != "Adam") Wrong("optimizer.type", type, "AdamW");
-    constexpr char kDecoupled[] = "optimizer.params.adam_w_mode";
-    if (type == "Adam" && Text(kDecoupled, "true") == "false") Wrong(kDecoupled, "false", "true");
-    constexpr char kCorrection[] = "optimizer.params.bias_correction";
-    if (Text(kCorrection, "true") == "false") Wrong(kCorrection, "false", "true");
+    if (type == "Adam") RefuseFalse("optimizer.params.adam_w_mode");
+    RefuseFalse("optimizer.params.bias_correction");
+  }
+
+  void RefuseFalse(const char* key) {
+    if (Text(key, "true") == "false") Wrong(key, "false", "true");
   }
 
   void ApplyScheduler() {
@@ -309,19 +311,20 @@ class DeepSpeed {
     constexpr char kSteps[] = "scheduler.params.warmup_num_steps";
     if (!IsLeftOpen(kSteps)) Set("lr-warmup-steps", Text(kSteps, cosine ? "2" : "1000"), kSteps);
     if (cosine) ApplyCosineMinimum();
-    if (!cosine) ApplyPeak();
+    if (!cosine) Require(kPeak, "the rate after the warm-up", "lr");
     if (linear) Set("min-lr", "0", "scheduler.type");
-    if (cosine || linear) return ApplyTotal();
-    for (const char* key : {"scheduler.params.cos_min_ratio", "scheduler.params.total_num_steps"}) {
+    constexpr char kTotal[] = "scheduler.params.total_num_steps";
+    if (cosine || linear) return Require(kTotal, "the steps of the schedule", "lr-decay-steps");
+    for (const char* key : {"scheduler.params.cos_min_ratio", kTotal}) {
       if (Has(key)) Wrong(key, "given", "it where the rate decays only");
     }
   }
 
-  void ApplyTotal() {
-    constexpr char kTotal[] = "scheduler.params.total_num_steps";
-    if (IsLeftOpen(kTotal)) return;
-    if (!Has(kTotal)) return Wrong(kTotal, "missing", "the steps of the schedule");
-    Set("lr-decay-steps", Text(kTotal, ""), kTotal);
+  // Sets what a schedule cannot do without.
+  void Require(const char* key, const char* what, const char* setting) {
+    if (IsLeftOpen(key)) return;
+    if (!Has(key)) return Wrong(key, "missing", what);
+    Set(setting, Text(key, ""), key);
   }
 
   void ApplyCosineMinimum() {
@@ -336,12 +339,6 @@ class DeepSpeed {
       return Wrong(kRatio, Text(kRatio, ""), "a number");
     }
     Set("min-lr", absl::StrCat(ratio * lr), kRatio);
-  }
-
-  void ApplyPeak() {
-    if (IsLeftOpen(kPeak)) return;
-    if (!Has(kPeak)) return Wrong(kPeak, "missing", "the rate after the warm-up");
-    Set("lr", Text(kPeak, ""), kPeak);
   }
 
   const std::string file_;
