@@ -36,8 +36,8 @@ void Say(std::FILE* out, fmt::format_string<Args...> format, Args&&... args) {
   std::fputs(fmt::format(format, std::forward<Args>(args)...).c_str(), out);
 }
 
-// The line that says how far a command is: refreshed in place on a terminal, else one of its own for
-// each text. Not thread-safe.
+// The line that says how far a command is: refreshed in place on a terminal, else one of its own
+// for each text. Not thread-safe.
 class StatusLine {
  public:
   StatusLine(const Terminal& terminal, std::FILE* out) : terminal_(terminal), out_(out) {}

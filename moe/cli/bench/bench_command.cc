@@ -219,8 +219,8 @@ class BenchRun {
                      bench::HeatSvg(HeatMapOf(absl::MakeConstSpan(rows_).subspan(last_))));
   }
 
-  // Of the process that speaks alone: a launcher ends the others as soon as one fails, perhaps before
-  // the table is out.
+  // Of the process that speaks alone: a launcher ends the others as soon as one fails, perhaps
+  // before the table is out.
   absl::Status Verdict(const BenchOutput& output) const {
     int64_t wrong = 0;
     for (const bench::BenchRow& row : rows_) {

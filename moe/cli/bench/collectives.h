@@ -98,9 +98,9 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
 
 // The rows of one size: MeasureCollective's one, but of p2p a row for every ordered pair,
 // [source][destination], of transfers of spec.size_bytes (its source and destination are not looked
-// at); the diagonal is a copy inside the rank. All other ranks wait in a barrier, the two ends alone
-// are in times and waits. options.budget is shared by the pairs. Collective; the same result on
-// every rank.
+// at); the diagonal is a copy inside the rank. All other ranks wait in a barrier, the two ends
+// alone are in times and waits. options.budget is shared by the pairs. Collective; the same result
+// on every rank.
 absl::StatusOr<std::vector<BenchRow>> MeasureRows(const CaseSpec& spec,
                                                   const MeasureOptions& options,
                                                   const WorldFacts& facts, Communicator& comm,

@@ -194,7 +194,7 @@ class TrainRun {
             .moe_layers = model.num_layers / model.moe_layer_freq};
   }
 
-  // What comes before it goes with the first step: a run that ends before leaves the file as it was.
+  // What comes before it goes with the first step: a run that ends before leaves the file as is.
   absl::Status AppendStep(const lm::StepMetrics& metrics) {
     if (metrics_ == nullptr) return absl::OkStatus();
     std::string before;
