@@ -267,9 +267,9 @@ std::string CommandManual(const Command& command) {
   const Page page(help);
   const std::string name = PageOf(command);
   return absl::StrCat(
-      ManualTitle(name), Name(name, command.summary),
-      page.Section(Place::kSynopsis, "SYNOPSIS"), page.Section(Place::kDescription, "DESCRIPTION"),
-      OperandSection(help.operands), Options(help.settings), page.Section(Place::kNotes, "NOTES"),
+      ManualTitle(name), Name(name, command.summary), page.Section(Place::kSynopsis, "SYNOPSIS"),
+      page.Section(Place::kDescription, "DESCRIPTION"), OperandSection(help.operands),
+      Options(help.settings), page.Section(Place::kNotes, "NOTES"),
       page.Section(Place::kExitStatus, "EXIT STATUS"),
       page.Section(Place::kEnvironment, "ENVIRONMENT"), page.Section(Place::kFiles, "FILES"),
       page.Section(Place::kExamples, "EXAMPLES"), SeeAlso(&command));

@@ -21,8 +21,8 @@ absl::Status Write(const std::string& path, const std::string& page) {
 absl::Status WriteAll(const std::string& folder) {
   MOE_RETURN_IF_ERROR(Write(folder + "/moe.1", ProgramManual()));
   for (const Command& command : Commands()) {
-    MOE_RETURN_IF_ERROR(Write(absl::StrCat(folder, "/moe-", command.name, ".1"),
-                              CommandManual(command)));
+    MOE_RETURN_IF_ERROR(
+        Write(absl::StrCat(folder, "/moe-", command.name, ".1"), CommandManual(command)));
   }
   return absl::OkStatus();
 }

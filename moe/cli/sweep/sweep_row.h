@@ -31,10 +31,10 @@ struct Figures {
   double all_reduce_ms = kNone;
   double expert_ms = kNone;
   double drop_initial_pct = kNone, drop_final_pct = kNone;  // of slots
-  double max_violation = kNone;                                // of the worst layer
-  double dead_experts = kNone;                                 // over all layers
-  double validation_loss = kNone;                              // nats
-  double peak_bytes = kNone;                                   // of the largest rank
+  double max_violation = kNone;                             // of the worst layer
+  double dead_experts = kNone;                              // over all layers
+  double validation_loss = kNone;                           // nats
+  double peak_bytes = kNone;                                // of the largest rank
 };
 
 // Means over repetitions; the peak is the largest.
