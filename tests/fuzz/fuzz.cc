@@ -150,8 +150,8 @@ std::string LinesOf(const RoutingTrace& trace) {
   return text;
 }
 
-// Recorded routing: it is written and read again as the same bytes, and keeps to the limits that its
-// header promises.
+// Recorded routing: it is written and read again as the same bytes, and keeps to the limits that
+// its header promises.
 void Routing(Bytes bytes) {
   const auto trace = ParseRoutingTrace("f", TextOf(bytes));
   if (!Accepted(trace, "f:")) return;
