@@ -13,12 +13,6 @@
 #include "comm/communicator.h"
 #include "tests/kernels/device_memory.h"
 
-#define EXPECT_OK(call)                   \
-  do {                                    \
-    const absl::Status status_ = (call);  \
-    EXPECT_TRUE(status_.ok()) << status_; \
-  } while (false)
-
 namespace moe::testing {
 
 inline constexpr int kDeviceRanks = 3;

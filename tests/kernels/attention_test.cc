@@ -12,18 +12,8 @@
 #include "tests/kernels/device_memory.h"
 #include "tests/kernels/gradcheck.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
-
-using testing::AttentionOracle;
-using testing::ForEachDevice;
-using testing::kFloatRounding;
-using testing::kNaN;
-using testing::LayoutPair;
-using testing::Matrix;
-using testing::MatrixLayout;
-using testing::SameBits;
-using testing::TestDevice;
 
 using Offsets = std::vector<int64_t>;
 
@@ -82,8 +72,8 @@ struct Problem {
     return status;
   }
   void Compute(const TestDevice& device) {
-    ASSERT_TRUE(Forward(device).ok());
-    ASSERT_TRUE(Backward(device).ok());
+    ASSERT_OK(Forward(device));
+    ASSERT_OK(Backward(device));
     for (const Matrix<T>* m : {&out, &d_q, &d_k, &d_v}) ASSERT_TRUE(m->edges_intact());
     ASSERT_TRUE(log_sum_exp.edges_intact());
   }
@@ -117,7 +107,7 @@ TEST(CausalAttentionTest, EqualScoresAverageTheValuesSoFar) {
     Problem<float> p(2, 1, {0, 2, 2, 3});
     p.q = Matrix<float>(3, 2);  // all scores 0
     p.v = Matrix<float>::Of(3, 2, {1, 10, 2, 20, 3, 30});
-    ASSERT_TRUE(p.Forward(device).ok());
+    ASSERT_OK(p.Forward(device));
     EXPECT_EQ(p.out.values(), (std::vector<double>{1, 10, 1.5, 15, 3, 30}));
     EXPECT_FLOAT_EQ(p.log_sum_exp.at(1, 0), std::log(2.0f));
     EXPECT_EQ(p.log_sum_exp(2, 1), 0);
@@ -167,7 +157,7 @@ const Case kCases[] = {
 // simulated one. `turn` counts those.
 template <typename Check>
 void ForCases(const TestDevice& device, size_t& turn, Check check) {
-  const bool all = device.is_cpu() || !testing::kSimulatedCuda;
+  const bool all = device.is_cpu() || !kSimulatedCuda;
   for (size_t i = all ? 0 : turn++ % 3; i < std::size(kCases); i += all ? 1 : 3) {
     check(i, kCases[i]);
   }
@@ -188,10 +178,9 @@ void ExpectNear(const Matrix<T>& actual, const AttentionOracle::Value& expected,
 // Computes a case and compares it with float64; roundings(n) of float32's for sums of n rows.
 template <typename T, typename Roundings>
 void ExpectMatchesFloat64(const TestDevice& device, size_t i, const Case& c,
-                          testing::StorageRounding storage, Roundings roundings) {
+                          StorageRounding storage, Roundings roundings) {
   SCOPED_TRACE("case " + std::to_string(i));
-  Problem<T> p(c.heads, c.depth, c.offsets,
-               testing::kLayoutPairs[i % std::size(testing::kLayoutPairs)], c.group);
+  Problem<T> p(c.heads, c.depth, c.offsets, kLayoutPairs[i % std::size(kLayoutPairs)], c.group);
   p.Compute(device);
   const AttentionOracle expected(c.heads, c.offsets, p.q.values(), p.k.values(), p.v.values(),
                                  p.d_out.values(), storage);
@@ -209,15 +198,13 @@ void ExpectMatchesFloat64(const TestDevice& device, size_t i, const Case& c,
 
 TEST(CausalAttentionTest, ForwardAndBackwardMatchFloat64) {
   size_t turn = 0;
-  ForEachDevice(
-      [&](const TestDevice& device) {
-        ForCases(device, turn, [&](size_t i, const Case& c) {
-          ExpectMatchesFloat64<float>(device, i, c, {}, [&](int64_t n) {
-            return testing::AttentionRoundings(c.depth, n, device.is_cpu());
-          });
-        });
-      },
-      testing::Simd::kAll);
+  ForEachDevice(Simd::kAll, [&](const TestDevice& device) {
+    ForCases(device, turn, [&](size_t i, const Case& c) {
+      ExpectMatchesFloat64<float>(device, i, c, {}, [&](int64_t n) {
+        return AttentionRoundings(c.depth, n, device.is_cpu());
+      });
+    });
+  });
 }
 
 TEST(CausalAttentionTest, CpusWithFusedMultiplyAddGiveTheSameBitsOnAnyNumberOfThreads) {
@@ -249,33 +236,28 @@ TEST(CausalAttentionTest, BackwardMatchesFiniteDifferences) {
     for (const double b : x->bound) bound = std::max(bound, b);
   }
   const double tolerance = 2 * (4 + 2 * 8 + 20) * kFloatRounding * bound;
-  testing::ExpectGradient([&](const auto& x) { return loss(x, k, v); }, q, p.d_q.values(),
-                          tolerance, "d_q");
-  testing::ExpectGradient([&](const auto& x) { return loss(q, x, v); }, k, p.d_k.values(),
-                          tolerance, "d_k");
-  testing::ExpectGradient([&](const auto& x) { return loss(q, k, x); }, v, p.d_v.values(),
-                          tolerance, "d_v");
+  ExpectGradient([&](const auto& x) { return loss(x, k, v); }, q, p.d_q.values(), tolerance, "d_q");
+  ExpectGradient([&](const auto& x) { return loss(q, x, v); }, k, p.d_k.values(), tolerance, "d_k");
+  ExpectGradient([&](const auto& x) { return loss(q, k, x); }, v, p.d_v.values(), tolerance, "d_v");
 }
 
 template <typename T>
 class CausalAttentionTypesTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16, Float16>;
-TYPED_TEST_SUITE(CausalAttentionTypesTest, Types);
+TYPED_TEST_SUITE(CausalAttentionTypesTest, StorageTypes);
 
 // On CUDA 16-bit types go by tensor cores, which take weights rounded to the type.
 TYPED_TEST(CausalAttentionTypesTest, OnCudaMatchesFloat64WithinTheTypesRoundings) {
   using T = TypeParam;
   if constexpr (!std::is_same_v<T, float>) {
     constexpr bool kBFloat = std::is_same_v<T, BFloat16>;
-    constexpr testing::StorageRounding kRounding = {.relative = kBFloat ? 0x1p-8 : 0x1p-11,
-                                                    .absolute = kBFloat ? 0x1p-126 : 0x1p-25};
+    constexpr StorageRounding kRounding = {.relative = kBFloat ? 0x1p-8 : 0x1p-11,
+                                           .absolute = kBFloat ? 0x1p-126 : 0x1p-25};
     size_t turn = 0;
     ForEachDevice([&](const TestDevice& device) {
       if (device.is_cpu()) return;
       ForCases(device, turn, [&](size_t i, const Case& c) {
-        ExpectMatchesFloat64<T>(device, i, c, kRounding, [&](int64_t n) {
-          return testing::MmaAttentionRoundings(c.depth, n);
-        });
+        ExpectMatchesFloat64<T>(device, i, c, kRounding,
+                                [&](int64_t n) { return MmaAttentionRoundings(c.depth, n); });
       });
     });
   }
@@ -289,7 +271,7 @@ TYPED_TEST(CausalAttentionTypesTest, HasTheSameBitsForAnyLayoutAndSchedule) {
     size_t next = 0;
     ForEachDevice([&](const TestDevice& device) {
       for (int i = 0; i < 2; ++i) {
-        const LayoutPair layout = testing::kLayoutPairs[next++ % std::size(testing::kLayoutPairs)];
+        const LayoutPair layout = kLayoutPairs[next++ % std::size(kLayoutPairs)];
         Problem<T> p(4, depth, {0, 5, 71}, layout, 2);
         p.Compute(device);
         ExpectSameBits(p, first.try_emplace(device.is_cpu(), p).first->second);
@@ -308,15 +290,10 @@ TYPED_TEST(CausalAttentionTypesTest, ASequenceHasTheSameBitsInAnyBatch) {
     for (size_t s = 1; s < offsets.size(); ++s) {
       const int64_t begin = offsets[s - 1], end = offsets[s];
       Problem<T> p(4, 20, {0, end - begin}, {}, 2);
-      const auto take_rows = [&](Matrix<T>& to, const Matrix<T>& from) {
-        for (int64_t t = begin; t < end; ++t) {
-          for (int64_t c = 0; c < from.cols(); ++c) to.at(t - begin, c) = from.at(t, c);
-        }
-      };
-      take_rows(p.q, all.q);
-      take_rows(p.k, all.k);
-      take_rows(p.v, all.v);
-      take_rows(p.d_out, all.d_out);
+      p.q = all.q.Rows(begin, end);
+      p.k = all.k.Rows(begin, end);
+      p.v = all.v.Rows(begin, end);
+      p.d_out = all.d_out.Rows(begin, end);
       p.Compute(device);
       ExpectSameBits(p, all, begin);
     }
@@ -407,11 +384,11 @@ TEST(CausalAttentionTest, OnCpusBFloat16IsTheFloat32ResultRoundedOnce) {
     p32.v = p.v.As<float>();
     p32.d_out = p.d_out.As<float>();
     p.Compute(device);
-    ASSERT_TRUE(p32.Forward(device).ok());
+    ASSERT_OK(p32.Forward(device));
     EXPECT_TRUE(SameBits(p.out, p32.out.As<BFloat16>()));
     EXPECT_TRUE(SameBits(p.log_sum_exp, p32.log_sum_exp));
     p32.out = p.out.As<float>();  // what backward sees
-    ASSERT_TRUE(p32.Backward(device).ok());
+    ASSERT_OK(p32.Backward(device));
     EXPECT_TRUE(SameBits(p.d_q, p32.d_q.As<BFloat16>()));
     EXPECT_TRUE(SameBits(p.d_k, p32.d_k.As<BFloat16>()));
     EXPECT_TRUE(SameBits(p.d_v, p32.d_v.As<BFloat16>()));
@@ -424,10 +401,9 @@ TEST(CausalAttentionTest, AllocatesNothingTheSecondTime) {
   Workspace workspace;
   const auto step = [&] {
     WorkspaceScope scope(workspace);
-    ASSERT_TRUE(CausalAttention<float>({p.heads, p.offsets}, p.q.view(), p.k.view(), p.v.view(),
-                                       p.out.view(), p.log_sum_exp.view(), workspace,
-                                       device.stream())
-                    .ok());
+    ASSERT_OK(CausalAttention<float>({p.heads, p.offsets}, p.q.view(), p.k.view(), p.v.view(),
+                                     p.out.view(), p.log_sum_exp.view(), workspace,
+                                     device.stream()));
     EXPECT_GT(workspace.used_bytes(), 0);
   };
   step();
@@ -448,7 +424,7 @@ TYPED_TEST(CausalAttentionTypesTest, TakesNoRows) {
 TEST(CausalAttentionTest, RefusesBadArgumentsByName) {
   ForEachDevice([](const TestDevice& device) {
     const auto message = [&](Problem<float> p) {
-      return testing::Message(p.Forward(device));
+      return Message(p.Forward(device));
     };
     const Problem<float> good(2, 4, {0, 3});
     Problem<float> p = good;
@@ -482,19 +458,19 @@ TEST(CausalAttentionTest, RefusesBadArgumentsByName) {
     EXPECT_EQ(message(p), "CausalAttention: log_sum_exp is [3, 1] with stride 4, expected [3, 2]");
     p = good;
     p.d_v = Matrix<float>(2, 8);
-    EXPECT_EQ(testing::Message(p.Backward(device)),
+    EXPECT_EQ(Message(p.Backward(device)),
               "CausalAttentionBackward: d_v is [2, 8] with stride 11, expected [3, 8]");
     const Problem<float> many(65536, 1, {0, 1});
     if (!device.is_cpu()) {  // a grid has no more rows of blocks
       p = many;
       EXPECT_EQ(message(p), "CausalAttention: 65536 heads, at most 65535 on CUDA");
-      EXPECT_EQ(testing::Message(p.Backward(device)),
+      EXPECT_EQ(Message(p.Backward(device)),
                 "CausalAttentionBackward: 65536 heads, at most 65535 on CUDA");
     }
     p = good;
-    EXPECT_TRUE(p.Forward(device).ok());  // the stream stays usable
+    EXPECT_OK(p.Forward(device));  // the stream stays usable
   });
 }
 
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

@@ -2,13 +2,17 @@
 #ifndef MOE_TESTS_KERNELS_DEVICE_MEMORY_H_
 #define MOE_TESTS_KERNELS_DEVICE_MEMORY_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <absl/types/span.h>
+#include <gtest/gtest.h>
 
 #include "kernels/base/buffer.h"
 #include "kernels/base/cuda_devices.h"
@@ -18,11 +22,7 @@
 #include "tests/kernels/op_test.h"
 #include "tests/sanitizers.h"
 #if defined(MOE_TEST_SCHEDULES)
-#include <cstddef>
-#include <optional>
-#include <tuple>
-
-#include <gtest/gtest.h>
+#include <functional>
 
 #include "tests/cusim/cusim.h"
 #endif
@@ -31,6 +31,14 @@ namespace moe::testing {
 
 #if defined(MOE_TEST_SCHEDULES)
 inline constexpr bool kSimulatedCuda = true;
+
+// A kernel of one thread.
+inline absl::Status LaunchOne(Stream& stream, std::function<void()> body) {
+  return stream.Launch([&](void* native) {
+    EXPECT_EQ(cusim::LaunchOne(std::move(body), static_cast<cudaStream_t>(native)), cudaSuccess);
+    return absl::OkStatus();
+  });
+}
 #else
 inline constexpr bool kSimulatedCuda = false;
 #endif
@@ -121,10 +129,10 @@ class TestDevice {
 };
 
 // Where two arrays begin, in elements after an address aligned to 16 bytes.
-struct Offsets {
+struct ArrayOffsets {
   size_t in, out;
 };
-inline constexpr Offsets kOffsets[] = {{0, 0}, {8, 1}, {1, 0}, {3, 1}};
+inline constexpr ArrayOffsets kArrayOffsets[] = {{0, 0}, {8, 1}, {1, 0}, {3, 1}};
 
 // `values` on a device, `offset` elements after an aligned address, and one more after them.
 template <typename T>
@@ -192,7 +200,7 @@ void ForSchedules(Check check) {
 // touch what one does; under ThreadSanitizer one SIMD target: they share how rows are cut among
 // threads.
 template <typename Check>
-void ForEachDevice(Check check, Simd simd = Simd::kFused) {
+void ForEachDevice(Simd simd, Check check) {
   for (const std::string& target : gemm::SimdTargets()) {
     if (simd == Simd::kFused && target == "EMU128") continue;
     if (kThreadSanitized && target != gemm::SimdTargets().front()) continue;
@@ -208,8 +216,10 @@ void ForEachDevice(Check check, Simd simd = Simd::kFused) {
   const TestDevice device(Device{DeviceKind::kCuda, 0});
   ForSchedules([&] { check(device); });
 }
-
-// What an operation leaves in memory, compared between devices.
+template <typename Check>
+void ForEachDevice(Check check) {
+  ForEachDevice(Simd::kFused, check);
+}
 
 // Calls operation(device), which returns what it read back as a tuple of vectors, on every device
 // and expects what the first, the CPU with its best SIMD target and one thread, gives.

@@ -1,28 +1,20 @@
-// kernels/exact_sum: the grid, its edges, and sums that do not depend on their order, on every
-// device.
+// kernels/exact_sum: the grid, its edges, sums that do not depend on their order, and gradients
+// that are added in the order of arrival or exactly, on every device.
 #include "kernels/exact_sum/exact_sum.h"
 
 #include <algorithm>
 #include <cmath>
-#include <string>
+#include <tuple>
+#include <vector>
 
+#include "kernels/bias/bias.h"
 #include "kernels/exact_sum/exact_sum_cpu.h"
+#include "kernels/exact_sum/grad_accumulator.h"
 #include "kernels/exact_sum/scaled_sum.h"
 #include "tests/kernels/device_memory.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
-
-using testing::ForEachDevice;
-using testing::kInfinity;
-using testing::kNaN;
-using testing::kOffsets;
-using testing::Offsets;
-using testing::Placed;
-using testing::RandomFloats;
-using testing::SameBits;
-using testing::TestDevice;
-using testing::TestStream;
 
 struct Sums {
   std::vector<int64_t> sum;
@@ -30,7 +22,7 @@ struct Sums {
 
   explicit Sums(size_t n) : sum(n, 0) {}
   absl::Status Add(const TestDevice& device, const ExactGrid& grid, const std::vector<float>& x,
-                   Write write = Write::kAdd, Offsets at = {}) {
+                   Write write = Write::kAdd, ArrayOffsets at = {}) {
     const Placed<float> from(device, x, at.in);
     const Placed<int64_t> to(device, sum, at.out);
     const auto count = device.Copy<int64_t>({non_finite});
@@ -59,9 +51,9 @@ TEST(ExactAccumulateTest, RoundsToTheGridTiesToEven) {
   const std::vector<float> x = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 0.75f, 3.0f, -0.0f, 1e-30f};
   ForEachDevice([&](const TestDevice& device) {
     Sums sums(x.size());
-    ASSERT_TRUE(sums.Add(device, {.unit_log2 = 0}, x).ok());
+    ASSERT_OK(sums.Add(device, {.unit_log2 = 0}, x));
     EXPECT_EQ(sums.sum, (std::vector<int64_t>{0, 2, 2, 0, -2, 1, 3, 0, 0}));
-    ASSERT_TRUE(sums.Add(device, {.unit_log2 = -1, .max_terms = 2}, x).ok());
+    ASSERT_OK(sums.Add(device, {.unit_log2 = -1, .max_terms = 2}, x));
     EXPECT_EQ(sums.sum, (std::vector<int64_t>{1, 5, 7, -1, -5, 3, 9, 0, 0}));
     EXPECT_EQ(sums.non_finite, 0);
   });
@@ -69,7 +61,8 @@ TEST(ExactAccumulateTest, RoundsToTheGridTiesToEven) {
 
 // Magnitudes from far below the unit to far above the limit, in every position of a vector.
 TEST(ExactAccumulateTest, MatchesTheSpecificationForAnyMagnitudeGridLengthAndAlignment) {
-  const auto check = [](const TestDevice& device, const ExactGrid& grid, int64_t n, Offsets at) {
+  const auto check = [](const TestDevice& device, const ExactGrid& grid, int64_t n,
+                        ArrayOffsets at) {
     SCOPED_TRACE(::testing::Message() << grid.unit_log2 << " " << grid.max_terms << " " << n);
     auto x = RandomFloats(n, 1);
     for (int64_t i = 0; i < n; ++i) {
@@ -77,22 +70,23 @@ TEST(ExactAccumulateTest, MatchesTheSpecificationForAnyMagnitudeGridLengthAndAli
     }
     Sums sums(x.size()), expected(x.size());
     for (const Write write : {Write::kAdd, Write::kAdd, Write::kOverwrite}) {
-      ASSERT_TRUE(sums.Add(device, grid, x, write, at).ok());
+      ASSERT_OK(sums.Add(device, grid, x, write, at));
       if (write == Write::kOverwrite) std::fill(expected.sum.begin(), expected.sum.end(), 0);
       ReferenceAdd(grid, x, expected);
       EXPECT_EQ(sums.sum, expected.sum);
       EXPECT_EQ(sums.non_finite, expected.non_finite);
     }
   };
-  ForEachDevice([&](const TestDevice& device) {
+  ForEachDevice(Simd::kAll, [&](const TestDevice& device) {
     for (const int unit : {-50, -34, 0}) {
       for (const int64_t terms : {int64_t{2}, int64_t{3}, int64_t{4096}, int64_t{1} << 40}) {
-        for (const int64_t n : {1, 7, 8, 9, 333}) check(device, {unit, terms}, n, kOffsets[0]);
+        for (const int64_t n : {1, 7, 8, 9, 333}) check(device, {unit, terms}, n, kArrayOffsets[0]);
       }
     }
-    for (const Offsets at : kOffsets) {
+    for (const ArrayOffsets at : kArrayOffsets) {
       for (const int64_t n : {0, 1, 7, 333, 2051}) check(device, {-50, 4096}, n, at);
     }
+    check(device, {-50, 4096}, 70001, {});  // of several threads
   });
 }
 
@@ -104,7 +98,7 @@ TEST(ExactAccumulateTest, NonFiniteElementsCountAndAddNothing) {
         x[at] = bad;
         Sums sums(19);
         sums.non_finite = 4;
-        ASSERT_TRUE(sums.Add(device, {}, x).ok());
+        ASSERT_OK(sums.Add(device, {}, x));
         EXPECT_EQ(sums.non_finite, 5) << bad;
         for (size_t i = 0; i < 19; ++i) EXPECT_EQ(sums.sum[i], i == at ? 0 : int64_t{1} << 49);
       }
@@ -112,19 +106,9 @@ TEST(ExactAccumulateTest, NonFiniteElementsCountAndAddNothing) {
   });
 }
 
-// All threads of three blocks count at once.
-TEST(ExactAccumulateTest, CountsFromAllThreadsAddUp) {
-  ForEachDevice([](const TestDevice& device) {
-    Sums sums(2051);
-    ASSERT_TRUE(sums.Add(device, {}, std::vector<float>(2051, kNaN)).ok());
-    EXPECT_EQ(sums.non_finite, 2051);
-    EXPECT_EQ(sums.sum, std::vector<int64_t>(2051));
-  });
-}
-
 // Elements of every kind, at every place of a vector and of a cache line.
 TEST(ExactAccumulateTest, OverwritesWhatIsThereInCacheOrPastIt) {
-  std::vector<float> x = testing::RandomFloats(203, 1);
+  std::vector<float> x = RandomFloats(203, 1);
   x[1] = kNaN;
   x[100] = 0x1p60f;  // above the limit
   x[202] = -kInfinity;
@@ -170,15 +154,15 @@ TEST(ExactAccumulateTest, MaxTermsAtTheLimitDoNotOverflow) {
       Sums sums(9), mixed(9);
       for (int64_t i = 0; i < terms; ++i) {
         const float sign = i % 2 == 0 ? 1.0f : -1.0f;
-        ASSERT_TRUE(sums.Add(device, grid, std::vector<float>(9, edge)).ok());
-        ASSERT_TRUE(mixed.Add(device, grid, std::vector<float>(9, sign * edge)).ok());
+        ASSERT_OK(sums.Add(device, grid, std::vector<float>(9, edge)));
+        ASSERT_OK(mixed.Add(device, grid, std::vector<float>(9, sign * edge)));
       }
       EXPECT_EQ(sums.sum, std::vector<int64_t>(9, terms * q)) << terms;
       EXPECT_EQ(mixed.sum, std::vector<int64_t>(9, terms % 2 * q)) << terms;
       EXPECT_EQ(sums.non_finite, 0);
       for (const float sign : {1.0f, -1.0f}) {
         const std::vector<float> above(9, sign * std::nextafter(edge, kInfinity));
-        ASSERT_TRUE(sums.Add(device, grid, above).ok());
+        ASSERT_OK(sums.Add(device, grid, above));
       }
       EXPECT_EQ(sums.non_finite, 18) << terms;
       EXPECT_EQ(sums.sum, std::vector<int64_t>(9, terms * q)) << terms;
@@ -186,46 +170,23 @@ TEST(ExactAccumulateTest, MaxTermsAtTheLimitDoNotOverflow) {
   });
 }
 
-TEST(ExactAccumulateTest, AnyOrderOfTermsAndAnyNumberOfThreadsGivesTheSameBits) {
-  constexpr int kTerms = 7;
-  const int64_t n = 70001;
-  const ExactGrid grid = {.max_terms = kTerms};
-  std::vector<std::vector<float>> terms;
-  for (int i = 0; i < kTerms; ++i)
-    terms.push_back(RandomFloats(n, 10 + i, std::ldexp(1.0, -3 * i)));
-  terms[2][5] = kNaN;
-  terms[4][70000] = kInfinity;
-  Sums expected(n);
-  for (const auto& x : terms) ReferenceAdd(grid, x, expected);
-  EXPECT_EQ(expected.non_finite, 2);
-  for (const int threads : {1, 2, 3}) {
-    const TestDevice device(Device(), threads);
-    Sums sums(n);
-    for (int i = 0; i < kTerms; ++i) {
-      ASSERT_TRUE(sums.Add(device, grid, terms[(i * threads + 3) % kTerms]).ok());
-    }
-    EXPECT_EQ(sums.sum, expected.sum);
-    EXPECT_EQ(sums.non_finite, 2);
-  }
-}
-
 TEST(ExactAccumulateTest, RefusesDifferentLengthsAndBadGrids) {
   ForEachDevice([](const TestDevice& device) {
     Sums sums(3);
-    EXPECT_EQ(testing::Message(sums.Add(device, {}, std::vector<float>(4))),
-              "ExactAccumulate: sum is [3], expected [4]");
-    EXPECT_EQ(testing::Message(sums.Add(device, {.max_terms = 0}, std::vector<float>(3))),
-              "ExactAccumulate: max_terms is 0, expected >= 1");
-    EXPECT_EQ(testing::Message(sums.Add(device, {.unit_log2 = -1100}, std::vector<float>(3))),
-              "ExactAccumulate: unit_log2 is -1100, expected -1000 to 1000");
+    ExpectRefused(sums.Add(device, {}, std::vector<float>(4)),
+                  "ExactAccumulate: sum is [3], expected [4]");
+    ExpectRefused(sums.Add(device, {.max_terms = 0}, std::vector<float>(3)),
+                  "ExactAccumulate: max_terms is 0, expected >= 1");
+    ExpectRefused(sums.Add(device, {.unit_log2 = -1100}, std::vector<float>(3)),
+                  "ExactAccumulate: unit_log2 is -1100, expected -1000 to 1000");
   });
 }
 
 std::vector<float> ToFloat(const TestDevice& device, const ExactGrid& grid,
-                           const std::vector<int64_t>& sums, double scale, Offsets at = {}) {
+                           const std::vector<int64_t>& sums, double scale, ArrayOffsets at = {}) {
   const Placed<int64_t> sum(device, sums, at.in);
   const Placed<float> out(device, std::vector<float>(sums.size()), at.out);
-  EXPECT_TRUE(ExactToFloat(grid, sum.span(), scale, out.span(), device.stream()).ok());
+  EXPECT_OK(ExactToFloat(grid, sum.span(), scale, out.span(), device.stream()));
   return out.Read();
 }
 
@@ -240,7 +201,7 @@ TEST(ExactToFloatTest, RoundsAsFloat64DoesForAnyFactorLengthAndAlignment) {
   sums[0] = INT64_MAX;
   sums[1] = INT64_MIN;
   const auto check = [&](const TestDevice& device, int64_t n, int unit_log2, double scale,
-                         Offsets at) {
+                         ArrayOffsets at) {
     const std::vector<int64_t> sum(sums.begin(), sums.begin() + n);
     std::vector<float> want;
     for (const int64_t s : sum) {
@@ -250,7 +211,7 @@ TEST(ExactToFloatTest, RoundsAsFloat64DoesForAnyFactorLengthAndAlignment) {
         << n << " " << unit_log2 << " " << scale;
   };
   ForEachDevice([&](const TestDevice& device) {
-    for (const Offsets at : kOffsets) {
+    for (const ArrayOffsets at : kArrayOffsets) {
       for (const int64_t n : {0, 1, 4, 333, 1029}) {
         for (const int unit_log2 : {-50, -190, 70}) check(device, n, unit_log2, 1.0, at);
         for (const double scale : {0.125, 1.0 / 3, 0.3e-12}) check(device, n, -50, scale, at);
@@ -258,13 +219,17 @@ TEST(ExactToFloatTest, RoundsAsFloat64DoesForAnyFactorLengthAndAlignment) {
     }
     check(device, 40009, -50, 1.0 / 3, {});  // of several threads
   });
+  // The fallback without SIMD turns what overflows into the largest float.
+  ForEachDevice(Simd::kAll, [&](const TestDevice& device) {
+    check(device, 333, -50, 1.0 / 3, kArrayOffsets[0]);
+  });
 }
 
 TEST(ExactToFloatTest, ReadsBackWhatTheGridHoldsAndRefusesOtherLengths) {
   ForEachDevice([](const TestDevice& device) {
     const std::vector<float> x = {0.1f, -3.25f, 0x1p-40f, 1.0f / 3};
     Sums sums(4);
-    ASSERT_TRUE(sums.Add(device, {}, x).ok());
+    ASSERT_OK(sums.Add(device, {}, x));
     EXPECT_EQ(ToFloat(device, {}, sums.sum, 1.0), x);
     const auto sum = device.Copy(sums.sum);
     const auto wrong = device.Random(3, 1);
@@ -296,8 +261,7 @@ SquareSum SquaresOf(const TestDevice& device, const std::vector<float>& x,
   const auto values = device.Copy(x);
   const auto on_device = device.Copy(units);
   const auto sum = device.Copy(SquareSum(kSquareSumSize, 0));
-  EXPECT_TRUE(
-      AddSquares({values.span(), 1}, on_device.span(), sum.span().data(), device.stream()).ok());
+  EXPECT_OK(AddSquares({values.span(), 1}, on_device.span(), sum.span().data(), device.stream()));
   return device.Read(sum);
 }
 
@@ -335,7 +299,7 @@ TEST(AddSquaresTest, AUnitHasTheBitsOfTheFixedOrderAtEveryLength) {
   for (int64_t i = 0; i < std::ssize(all); ++i) {
     all[i] *= std::ldexp(1.0f, static_cast<int>(i % 19 + i / 4096 * 7 % 13));
   }
-  ForEachDevice([&](const TestDevice& device) {
+  ForEachDevice(Simd::kAll, [&](const TestDevice& device) {
     for (const int64_t n : {int64_t{1}, int64_t{15}, int64_t{16}, int64_t{17}, int64_t{4095},
                             int64_t{4096}, int64_t{4097}, std::ssize(all)}) {
       const std::vector<float> x(all.begin(), all.begin() + n);
@@ -408,14 +372,13 @@ TEST(ScaledSumTest, PartsAndOperationsSeeWhatToFloatWrites) {
   const auto partial = RandomFloats(kSize, 8);
   std::vector<int64_t> exact(kSize);
   int64_t non_finite = 0;
-  TestStream stream(2);
-  Workspace workspace;
-  ASSERT_TRUE(
-      ExactAccumulate(grid, partial, absl::MakeSpan(exact), Write::kAdd, &non_finite, *stream)
-          .ok());
+  const TestDevice device(Device(), 2);
+  Stream& stream = device.stream();
+  ASSERT_OK(
+      ExactAccumulate(grid, partial, absl::MakeSpan(exact), Write::kAdd, &non_finite, stream));
   for (const ScaledSum& sum : {ScaledSum(partial, 1.0 / 3), ScaledSum(exact, grid, 1.0 / 3)}) {
     std::vector<float> all(kSize);
-    ASSERT_TRUE(sum.ToFloat(absl::MakeSpan(all), *stream).ok());
+    ASSERT_OK(sum.ToFloat(absl::MakeSpan(all), stream));
     EXPECT_NEAR(all[5], partial[5] / 3, std::abs(partial[5]) * 1e-6);
     for (const int64_t begin : {int64_t{0}, int64_t{1}, int64_t{4096}, kSize - 1}) {
       std::vector<float> part(std::min<int64_t>(100, kSize - begin));
@@ -424,13 +387,113 @@ TEST(ScaledSumTest, PartsAndOperationsSeeWhatToFloatWrites) {
     }
     const std::vector<SquaresUnit> units = {{0, 1, 5000, 5000}, {5000, 40, 60, 100}};
     int64_t squares[kSquareSumSize] = {}, squares_of_all[kSquareSumSize] = {};
-    ASSERT_TRUE(AddSquares(sum, units, squares, *stream).ok());
-    ASSERT_TRUE(AddSquares({all, 1}, units, squares_of_all, *stream).ok());
+    ASSERT_OK(AddSquares(sum, units, squares, stream));
+    ASSERT_OK(AddSquares({all, 1}, units, squares_of_all, stream));
     EXPECT_THAT(squares, ::testing::ElementsAreArray(squares_of_all));
   }
-  EXPECT_EQ(testing::Message(AddSquares({exact, {.max_terms = 0}, 1}, {}, nullptr, *stream)),
-            "AddSquares: max_terms is 0, expected >= 1");
+  ExpectRefused(AddSquares({exact, {.max_terms = 0}, 1}, {}, nullptr, stream),
+                "AddSquares: max_terms is 0, expected >= 1");
+}
+
+// Two partials of a bias, in both kinds of numerics, added to what is there and to nothing. The
+// second takes the scratch of the first.
+TEST(GradAccumulatorTest, HasTheSameBitsOnEveryDevice) {
+  const int64_t rows = 5, cols = 21;
+  const ExactGrid grid = {.unit_log2 = -34, .max_terms = 4};
+  ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
+    Workspace workspace(device.memory());
+    const auto floats = device.Random(cols, 1);
+    const auto exact = device.Copy(std::vector<int64_t>(cols, 3));
+    const auto first_float = device.Random(cols, 4);
+    const auto first_exact = device.Copy(std::vector<int64_t>(cols, 3));
+    bool empty[] = {true, true};
+    const auto non_finite = device.Copy<int64_t>({0});
+    const GradAccumulator accumulators[] = {
+        GradAccumulator(floats.span()),
+        GradAccumulator(exact.span(), grid, non_finite.span().data()),
+        GradAccumulator(first_float.span(), &empty[0]),
+        GradAccumulator(first_exact.span(), grid, non_finite.span().data(), &empty[1])};
+    for (const uint64_t seed : {2, 3}) {
+      const auto dy = device.Random(rows * cols, seed);
+      for (const GradAccumulator& accumulator : accumulators) {
+        const auto add = [&](absl::Span<float> out, Write write) {
+          return BiasGradient<float>(dy.view(rows, cols, cols), out, write, device.stream());
+        };
+        EXPECT_OK(accumulator.Add(add, workspace, device.stream()));
+      }
+      EXPECT_OK(device.stream().Synchronize());  // dy goes
+    }
+    EXPECT_EQ(workspace.used_bytes(), 0);
+    return std::tuple(device.Read(floats), device.Read(exact), device.Read(first_float),
+                      device.Read(first_exact), device.Read(non_finite));
+  });
+}
+
+// A partial of `value` alone.
+auto Fill(float value) {
+  return [value](absl::Span<float> out, Write write) {
+    for (float& x : out) x = write == Write::kAdd ? x + value : value;
+    return absl::OkStatus();
+  };
+}
+
+TEST(GradAccumulatorTest, AddsInTheOrderOfArrivalOrExactly) {
+  const auto stream = MakeInlineStream();
+  Workspace workspace;
+  std::vector<float> floats(5, 1.0f);
+  const GradAccumulator plain(absl::MakeSpan(floats));
+  EXPECT_FALSE(plain.exact());
+  EXPECT_EQ(plain.size(), 5);
+  ASSERT_OK(plain.Add(Fill(0.5f), workspace, *stream));
+  EXPECT_EQ(floats, std::vector<float>(5, 1.5f));
+
+  std::vector<int64_t> sum(5, 0);
+  int64_t non_finite = 0;
+  const GradAccumulator exact(absl::MakeSpan(sum), {.unit_log2 = -2, .max_terms = 4}, &non_finite);
+  EXPECT_TRUE(exact.exact());
+  EXPECT_EQ(exact.size(), 5);
+  for (const float value : {0.5f, 1.0f, kNaN}) {
+    ASSERT_OK(exact.Add(Fill(value), workspace, *stream));
+  }
+  EXPECT_EQ(sum, std::vector<int64_t>(5, 6));
+  EXPECT_EQ(non_finite, 5);
+  EXPECT_EQ(workspace.used_bytes(), 0);
+  const auto fail = [](absl::Span<float>, Write) {
+    return absl::InternalError("boom");
+  };
+  EXPECT_EQ(exact.Add(fail, workspace, *stream).message(), "boom");
+  EXPECT_EQ(sum, std::vector<int64_t>(5, 6));
+}
+
+TEST(GradAccumulatorTest, TheFirstPartialOfAnEmptySumOverwritesIt) {
+  const auto stream = MakeInlineStream();
+  Workspace workspace;
+  std::vector<float> floats(3);
+  std::vector<int64_t> sum(3);
+  int64_t non_finite = 0;
+  bool empty = true;
+  const GradAccumulator plain(absl::MakeSpan(floats), &empty);
+  const GradAccumulator exact(absl::MakeSpan(sum), {.unit_log2 = -2, .max_terms = 4}, &non_finite,
+                              &empty);
+  for (const GradAccumulator& grad : {plain, exact}) {
+    // Of any copy.
+    for (int adds = 1; adds < 3; ++adds) {
+      std::fill(floats.begin(), floats.end(), kNaN);
+      std::fill(sum.begin(), sum.end(), 99);
+      empty = true;
+      for (int i = 0; i < adds; ++i) {
+        ASSERT_OK(GradAccumulator(grad).Add(Fill(0.5f), workspace, *stream));
+        EXPECT_FALSE(empty);
+      }
+      if (grad.exact()) {
+        EXPECT_EQ(sum, std::vector<int64_t>(3, 2 * adds));
+      } else {
+        EXPECT_EQ(floats, std::vector<float>(3, 0.5f * static_cast<float>(adds)));
+      }
+    }
+  }
+  EXPECT_EQ(non_finite, 0);
 }
 
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

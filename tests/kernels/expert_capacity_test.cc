@@ -16,12 +16,8 @@
 #include "kernels/expert_capacity/expert_capacity_cuda.h"
 #endif
 
-namespace moe {
+namespace moe::testing {
 namespace {
-
-using testing::kInfinity;
-using testing::kNaN;
-using testing::TestDevice;
 
 // Groups of tokens, token t with `choices` slots; group g is [group_offsets[g], group_offsets[g +
 // 1]).
@@ -65,14 +61,7 @@ struct Kept {
 void ExpectEqual(const Kept& got, const Kept& want) {
   EXPECT_EQ(got.dropped, want.dropped);
   EXPECT_EQ(got.dropped_slots, want.dropped_slots);
-  ASSERT_EQ(got.weight.size(), want.weight.size());
-  for (size_t i = 0; i < got.weight.size(); ++i) {
-    if (std::isnan(want.weight[i])) {
-      EXPECT_TRUE(std::isnan(got.weight[i])) << i;
-    } else {
-      EXPECT_EQ(got.weight[i], want.weight[i]) << i;
-    }
-  }
+  EXPECT_TRUE(SameNumbers(got.weight, want.weight));
 }
 
 // The slots of an expert in a group, ascending.
@@ -113,36 +102,35 @@ Kept DropBySorting(const Slots& s, KeptSlots policy) {
   return kept;
 }
 
-absl::Status Drop(const TestDevice& device, const Slots& s, KeptSlots policy, Kept& kept) {
-  const auto slot_offset = device.Copy(s.slot_offset);
-  const auto expert = device.Copy(s.expert);
-  const auto weight = device.Copy(s.weight);
-  const auto dropped = device.Copy(std::vector<uint8_t>(s.expert.size(), 77));
-  const auto count = device.Copy(std::vector<int64_t>{77});
-  Workspace workspace(device.memory());
-  const absl::Status status = DropOverCapacity({.slot_offset = slot_offset.span(),
-                                                .expert = expert.span(),
-                                                .group_offsets = s.group_offsets,
-                                                .capacity = s.capacity,
-                                                .num_experts = s.num_experts},
-                                               policy, weight.span(), dropped.span(),
-                                               count.span().data(), workspace, device.stream());
-  kept = {device.Read(dropped), device.Read(weight), device.Read(count)[0]};
-  return status;
-}
-
 class ExpertCapacityTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!IsCuda(device_->stream())) GTEST_SKIP() << "no CUDA device";
+    if (device_->is_cpu()) GTEST_SKIP() << "no CUDA device";
+  }
+  absl::Status Drop(const Slots& s, KeptSlots policy, Kept& kept) const {
+    const auto slot_offset = device_->Copy(s.slot_offset);
+    const auto expert = device_->Copy(s.expert);
+    const auto weight = device_->Copy(s.weight);
+    const auto dropped = device_->Copy(std::vector<uint8_t>(s.expert.size(), 77));
+    const auto count = device_->Copy<int64_t>({77});
+    Workspace workspace(device_->memory());
+    const absl::Status status = DropOverCapacity({.slot_offset = slot_offset.span(),
+                                                  .expert = expert.span(),
+                                                  .group_offsets = s.group_offsets,
+                                                  .capacity = s.capacity,
+                                                  .num_experts = s.num_experts},
+                                                 policy, weight.span(), dropped.span(),
+                                                 count.span().data(), workspace, device_->stream());
+    kept = {device_->Read(dropped), device_->Read(weight), device_->Read(count)[0]};
+    return status;
   }
   Kept Drop(const Slots& s, KeptSlots policy) const {
     Kept kept;
-    EXPECT_TRUE(moe::Drop(*device_, s, policy, kept).ok());
+    EXPECT_OK(Drop(s, policy, kept));
     return kept;
   }
 
-  std::unique_ptr<TestDevice> device_ = std::move(testing::TestDevices().back());
+  std::unique_ptr<TestDevice> device_ = std::move(TestDevices().back());
 };
 
 TEST_F(ExpertCapacityTest, KeepsTheLargestWeights) {
@@ -174,7 +162,7 @@ TEST_F(ExpertCapacityTest, KeepsFirstChoicesBeforeSecondOnes) {
 
 // More slots of an expert than threads of a block, groups of other sizes, empty segments.
 TEST_F(ExpertCapacityTest, MatchesASortOfEverySegment) {
-  testing::ForSchedules([&] {
+  ForSchedules([&] {
     for (const KeptSlots policy : kPolicies) {
       for (const int distinct : {2, 5, 1 << 20}) {
         SCOPED_TRACE(::testing::Message() << distinct);
@@ -199,7 +187,7 @@ TEST_F(ExpertCapacityTest, WeightsOfEveryKindKeepTheirOrder) {
 
 // More groups than a block has threads.
 TEST_F(ExpertCapacityTest, FindsTheSegmentAmongManyGroups) {
-  if (testing::kSanitized) GTEST_SKIP() << "a matter of size";
+  if (kSanitized) GTEST_SKIP() << "a matter of size";
   const Slots s = RandomSlots(std::vector<int64_t>(300, 3), 2, 1, 4, 11);
   for (const KeptSlots policy : kPolicies) {
     ExpectEqual(Drop(s, policy), DropBySorting(s, policy));
@@ -241,8 +229,7 @@ TEST_F(ExpertCapacityTest, NoSlotsDropNoneAndACapacityThatIsNotOneAGroupIsRefuse
   EXPECT_EQ(Drop(none, KeptSlots::kFirst).dropped_slots, 0);
   none.capacity = {3};
   Kept kept;
-  EXPECT_EQ(moe::Drop(*device_, none, KeptSlots::kFirst, kept).code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Drop(none, KeptSlots::kFirst, kept).code(), absl::StatusCode::kInvalidArgument);
 }
 
 #if defined(MOE_TEST_SCHEDULES)
@@ -256,4 +243,4 @@ TEST(ExpertCapacityLauncherTest, RefusesWhatNoGridHolds) {
 #endif
 
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

@@ -17,7 +17,7 @@
 #include "kernels/expert_sort/expert_sort_cuda.h"
 #include "tests/kernels/device_memory.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
 
 using expert_sort::kChunkSlots;
@@ -49,7 +49,7 @@ struct Sorted {
 class ExpertSortTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    device_ = std::move(testing::TestDevices().back());
+    device_ = std::move(TestDevices().back());
     if (device_->is_cpu()) GTEST_SKIP() << "no CUDA device";
   }
 
@@ -83,12 +83,12 @@ class ExpertSortTest : public ::testing::Test {
   std::vector<T> Read(absl::Span<const T> array) {
     std::vector<T> host(array.size());
     const auto bytes = static_cast<int64_t>(host.size() * sizeof(T));
-    EXPECT_TRUE(device_->stream().CopyBytes(array.data(), host.data(), bytes).ok());
-    EXPECT_TRUE(device_->stream().Synchronize().ok());
+    EXPECT_OK(device_->stream().CopyBytes(array.data(), host.data(), bytes));
+    EXPECT_OK(device_->stream().Synchronize());
     return host;
   }
 
-  std::unique_ptr<testing::TestDevice> device_;
+  std::unique_ptr<TestDevice> device_;
 };
 
 // DispatchPlanBuilder::CountSlots and OrderHomeRows, one slot at a time; experts by id.
@@ -231,7 +231,7 @@ TEST_F(ExpertSortTest, TokensAreSentOnceToAGroupOfExperts) {
                                            .num_groups = groups,
                                            .row_of_slot = row_of_slot.span()},
                                           workspace, device_->stream());
-    EXPECT_TRUE(result.ok()) << result.status();
+    EXPECT_OK(result);
     const auto place = result->place.first(5);  // kept slots
     return std::vector{Read(result->token_of_row), Read(result->count), Read(place)};
   };
@@ -264,14 +264,14 @@ TEST_F(ExpertSortTest, ExpertRowsByHandReadNoRowThatIsNotTheirSources) {
   const auto order = [&] {
     return OrderExpertRows(orders, workspace, device_->stream());
   };
-  ASSERT_TRUE(order().ok());
+  ASSERT_OK(order());
   EXPECT_THAT(Read<int32_t>(rows), ElementsAre(0, 1, 3, 2, 0, 1, 3, 2, 0, 1, 2, 1));
   orders.source = rows.first(3);
-  EXPECT_THAT(std::string(order().message()), HasSubstr("source is [3], expected [4]"));
+  EXPECT_THAT(Message(order()), HasSubstr("source is [3], expected [4]"));
 }
 
 TEST_F(ExpertSortTest, HasTheOrderOfThePlainLoopsForAnySizeAndSchedule) {
-  testing::ForSchedules([&] {
+  ForSchedules([&] {
     // One choice a token: sizes around a warp, a warp's share and a chunk.
     for (const int64_t slots : {int64_t{1}, int64_t{257}, kChunkSlots, kChunkSlots + 1}) {
       const Slots s = RandomSlots({slots}, 5, 1, 1);
@@ -286,7 +286,7 @@ TEST_F(ExpertSortTest, HasTheOrderOfThePlainLoopsForAnySizeAndSchedule) {
 
 // Room for all; for most; a micro-batch without tokens is padded as any other.
 TEST_F(ExpertSortTest, PaddedRowsHaveTheOrderOfThePlainLoopsAndSlotsBeyondGetNone) {
-  testing::ForSchedules([&] {
+  ForSchedules([&] {
     for (const int64_t padded_rows : {40, 9000}) {
       Slots s = RandomSlots({70, 0, 530}, 24, 4, 20);
       s.padded_rows = padded_rows;
@@ -300,7 +300,7 @@ TEST_F(ExpertSortTest, PaddedRowsHaveTheOrderOfThePlainLoopsAndSlotsBeyondGetNon
 
 // More columns than a warp sums in a round (256), more micro-batches than a block has threads.
 TEST_F(ExpertSortTest, SumsOverManyChunks) {
-  if (testing::kSanitized) GTEST_SKIP() << "a matter of size";
+  if (kSanitized) GTEST_SKIP() << "a matter of size";
   std::vector<int64_t> tokens(300, 1);
   tokens[20] = kChunkSlots + 1;
   const Slots s = RandomSlots(tokens, 7, 1, 30);
@@ -338,7 +338,7 @@ TEST_F(ExpertSortTest, RefusesWhatItDoesNotSort) {
   const auto refused = [&](auto change) {
     Slots s = SlotsByHand();
     change(s);
-    return std::string(TrySort(s).status().message());
+    return Message(TrySort(s).status());
   };
   EXPECT_THAT(refused([](Slots& s) { s.num_experts = 1025; }), HasSubstr("E (experts) is 1025"));
   EXPECT_THAT(refused([](Slots& s) { s.num_experts = 0; }), HasSubstr("SortByExpert: "));
@@ -360,4 +360,4 @@ TEST_F(ExpertSortTest, RefusesWhatItDoesNotSort) {
 }
 
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

@@ -2,14 +2,14 @@
 #include "kernels/base/fixed_dot.h"
 
 #include <cmath>
-#include <limits>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "kernels/base/rng.h"
+#include "tests/kernels/op_test.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
 
 float Fold(const std::vector<float>& s) {
@@ -20,10 +20,11 @@ float Fold(const std::vector<float>& s) {
 }
 
 template <typename T>
-float DotInPlainLoops(const std::vector<T>& a, const std::vector<T>& b) {
+float DotInPlainLoops(const std::vector<T>& a, const std::vector<T>& b, bool fused) {
   std::vector<float> s(16, 0.0f);
   for (size_t i = 0; i < a.size(); ++i) {
-    s[i % 16] = std::fma(static_cast<float>(a[i]), static_cast<float>(b[i]), s[i % 16]);
+    const auto x = static_cast<float>(a[i]), y = static_cast<float>(b[i]);
+    s[i % 16] = fused ? std::fma(x, y, s[i % 16]) : s[i % 16] + x * y;
   }
   return Fold(s);
 }
@@ -37,17 +38,12 @@ float SumInPlainLoops(const std::vector<T>& a) {
 
 template <typename T>
 std::vector<T> RandomRow(int64_t n, uint64_t seed) {
-  std::vector<T> row(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) {
-    row[i] = T(static_cast<float>(Normal({.seed = seed, .item = static_cast<uint64_t>(i)})));
-  }
-  return row;
+  return Matrix<T>::Random(1, n, {0, 0, 0}, seed).memory();
 }
 
 template <typename T>
-class FixedDotTest : public testing::Test {};
-using Types = testing::Types<float, BFloat16, Float16>;
-TYPED_TEST_SUITE(FixedDotTest, Types);
+class FixedDotTest : public ::testing::Test {};
+TYPED_TEST_SUITE(FixedDotTest, StorageTypes);
 
 TYPED_TEST(FixedDotTest, SumsSmallIntegersExactly) {
   std::vector<TypeParam> a, b;
@@ -60,12 +56,17 @@ TYPED_TEST(FixedDotTest, SumsSmallIntegersExactly) {
   EXPECT_EQ(FixedSum(a.data(), 17), 153.0f);
 }
 
-TYPED_TEST(FixedDotTest, HasTheBitsOfTheContractsOrderAtEveryLength) {
-  for (int64_t n = 0; n <= 70; ++n) {
-    const auto a = RandomRow<TypeParam>(n, 1), b = RandomRow<TypeParam>(n, 2);
-    EXPECT_EQ(FixedDot(a.data(), b.data(), n), DotInPlainLoops(a, b)) << n;
-    EXPECT_EQ(FixedDot(a.data(), a.data(), n), DotInPlainLoops(a, a)) << n;
-    EXPECT_EQ(FixedSum(a.data(), n), SumInPlainLoops(a)) << n;
+TYPED_TEST(FixedDotTest, HasTheBitsOfTheContractsOrderAtEveryLengthOnEverySimdTarget) {
+  for (const std::string& target : gemm::SimdTargets()) {
+    SCOPED_TRACE(target);
+    const SimdTarget use(target);
+    const bool fused = target != "EMU128";
+    for (int64_t n = 0; n <= 70; ++n) {
+      const auto a = RandomRow<TypeParam>(n, 1), b = RandomRow<TypeParam>(n, 2);
+      EXPECT_EQ(FixedDot(a.data(), b.data(), n), DotInPlainLoops(a, b, fused)) << n;
+      EXPECT_EQ(FixedDot(a.data(), a.data(), n), DotInPlainLoops(a, a, fused)) << n;
+      EXPECT_EQ(FixedSum(a.data(), n), SumInPlainLoops(a)) << n;
+    }
   }
 }
 
@@ -99,7 +100,7 @@ TYPED_TEST(FixedDotTest, ReadsOnlyItsOwnElementsAtAnyAlignment) {
     auto row = RandomRow<TypeParam>(n, 3);
     const float expected = SumInPlainLoops(row);
     row.insert(row.begin(), offset, TypeParam(1e30f));
-    row.insert(row.end(), 20, TypeParam(std::numeric_limits<float>::quiet_NaN()));
+    row.insert(row.end(), 20, TypeParam(kNaN));
     EXPECT_EQ(FixedSum(row.data() + offset, n), expected) << offset;
   }
 }
@@ -108,11 +109,11 @@ TYPED_TEST(FixedDotTest, NonFiniteElementsShow) {
   for (const int64_t at : {0, 15, 16, 36}) {
     auto row = RandomRow<TypeParam>(37, 4);
     const auto other = RandomRow<TypeParam>(37, 5);
-    row[at] = TypeParam(std::numeric_limits<float>::quiet_NaN());
+    row[at] = TypeParam(kNaN);
     EXPECT_TRUE(std::isnan(FixedDot(row.data(), other.data(), 37))) << at;
     EXPECT_TRUE(std::isnan(FixedSum(row.data(), 37))) << at;
   }
 }
 
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

@@ -59,9 +59,8 @@ inline GateResult RunGate(const TestDevice& device, const GateRule& rule,
   const auto in = device.Copy(logits);
   const auto expert_bias = device.Copy(bias);
   const GateOutputs out(device, logits.rows(), logits.cols(), k, layout);
-  const absl::Status status = SelectExperts(
-      rule, {.logits = in.view(), .expert_bias = expert_bias.span()}, out.Views(), device.stream());
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(SelectExperts(rule, {.logits = in.view(), .expert_bias = expert_bias.span()},
+                          out.Views(), device.stream()));
   return out.Read();
 }
 

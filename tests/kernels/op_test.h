@@ -1,4 +1,4 @@
-// What the tests of single operations share: matrices with guarded edges, streams, comparisons.
+// What the tests of single operations share: matrices with guarded edges, comparisons, statuses.
 #ifndef MOE_TESTS_KERNELS_OP_TEST_H_
 #define MOE_TESTS_KERNELS_OP_TEST_H_
 
@@ -12,8 +12,10 @@
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "kernels/base/dtype.h"
@@ -27,6 +29,9 @@ namespace moe::testing {
 
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+using StorageTypes = ::testing::Types<float, BFloat16, Float16>;
+using HalfTypes = ::testing::Types<BFloat16, Float16>;
+
 // Largest relative error of one rounding.
 inline constexpr double kFloatRounding = 0x1p-24;
 
@@ -126,6 +131,9 @@ class Matrix {
     }
     return all;
   }
+  // Copies of some rows, of some columns.
+  Matrix Rows(int64_t begin, int64_t end) const { return Part(begin, end, 0, cols_); }
+  Matrix Cols(int64_t begin, int64_t end) const { return Part(0, rows_, begin, end); }
   // The same values in another type.
   template <typename U>
   Matrix<U> As() const {
@@ -143,6 +151,13 @@ class Matrix {
 
  private:
   static T Guard() { return T(-7777.0f); }
+  Matrix Part(int64_t top, int64_t bottom, int64_t left, int64_t right) const {
+    Matrix m(bottom - top, right - left, layout_);
+    for (int64_t r = top; r < bottom; ++r) {
+      for (int64_t c = left; c < right; ++c) m.at(r - top, c - left) = at(r, c);
+    }
+    return m;
+  }
 
   MatrixLayout layout_;
   int64_t rows_, cols_;
@@ -221,17 +236,6 @@ inline std::vector<float> RandomFloats(int64_t n, uint64_t seed, double scale = 
   return x;
 }
 
-// An inline stream with its own threads.
-class TestStream {
- public:
-  explicit TestStream(int threads = 1) : pool_(threads), stream_(MakeInlineStream(&pool_)) {}
-  Stream& operator*() { return *stream_; }
-
- private:
-  ThreadPool pool_;
-  std::unique_ptr<Stream> stream_;
-};
-
 // Operations use the named SIMD target while this lives.
 class SimdTarget {
  public:
@@ -243,6 +247,33 @@ class SimdTarget {
 
 inline std::string Message(const absl::Status& status) {
   return std::string(status.message());
+}
+
+// For its arguments, in these words.
+inline void ExpectRefused(const absl::Status& status,
+                          const ::testing::Matcher<std::string>& message) {
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(status), message);
+}
+
+inline ::testing::AssertionResult IsOk(const absl::Status& status) {
+  if (status.ok()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << status;
+}
+template <typename T>
+::testing::AssertionResult IsOk(const absl::StatusOr<T>& result) {
+  return IsOk(result.status());
+}
+#define EXPECT_OK(...) EXPECT_TRUE(::moe::testing::IsOk(__VA_ARGS__))
+#define ASSERT_OK(...) ASSERT_TRUE(::moe::testing::IsOk(__VA_ARGS__))
+
+// Work that does not fail.
+template <typename Work>
+void EnqueueWork(Stream& stream, Work work) {
+  ASSERT_OK(stream.Enqueue([work = std::move(work)]() mutable {
+    work();
+    return absl::OkStatus();
+  }));
 }
 
 }  // namespace moe::testing

@@ -9,15 +9,8 @@
 #include "kernels/base/status_macros.h"
 #include "tests/kernels/device_memory.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
-
-using testing::ForEachDevice;
-using testing::kFloatRounding;
-using testing::Matrix;
-using testing::MatrixLayout;
-using testing::SameBits;
-using testing::TestDevice;
 
 using Offsets = std::vector<int64_t>;
 
@@ -35,8 +28,7 @@ absl::StatusOr<Matrix<T>> Rotate(const TestDevice& device, int heads, const Offs
 
 template <typename T>
 class ApplyRotaryTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16, Float16>;
-TYPED_TEST_SUITE(ApplyRotaryTest, Types);
+TYPED_TEST_SUITE(ApplyRotaryTest, StorageTypes);
 
 TEST(ApplyRotaryByHandTest, TurnsThePairByThePositionInItsSequence) {
   ForEachDevice([](const TestDevice& device) {
@@ -98,9 +90,9 @@ TYPED_TEST(ApplyRotaryTest, HasTheBitsOfTheFloat32ResultForAnyHeadSizeAndLayout)
       EXPECT_TRUE(SameBits(got, want->template As<T>())) << heads << " heads of " << depth;
     }
   };
-  ForEachDevice([&](const TestDevice& device) {
+  ForEachDevice(Simd::kAll, [&](const TestDevice& device) {
     for (const int64_t depth : {2, 6, 16, 24, 128}) {
-      for (const MatrixLayout layout : testing::kLayouts)
+      for (const MatrixLayout layout : kLayouts)
         check(device, 3, depth, {0, 1, 1, 9, 22, 22}, layout);
     }
     check(device, 4, 18, {0, 120, 400}, {});
@@ -109,12 +101,8 @@ TYPED_TEST(ApplyRotaryTest, HasTheBitsOfTheFloat32ResultForAnyHeadSizeAndLayout)
 
 TEST(ApplyRotaryFloat64Test, ARowHasTheSameBitsInAnyBatch) {
   const auto x = Matrix<float>::Random(400, 72, 2);
-  Matrix<float> second(280, 72);
-  for (int64_t t = 0; t < 280; ++t) {
-    for (int64_t c = 0; c < 72; ++c) second.at(t, c) = x.at(120 + t, c);
-  }
   const TestDevice device{Device()};
-  EXPECT_TRUE(SameBits(*Rotate(device, 4, {0, 280}, RotaryDirection::kForward, second),
+  EXPECT_TRUE(SameBits(*Rotate(device, 4, {0, 280}, RotaryDirection::kForward, x.Rows(120, 400)),
                        *Rotate(device, 4, {0, 120, 400}, RotaryDirection::kForward, x), 120));
 }
 
@@ -124,15 +112,14 @@ TEST(ApplyRotaryArgumentsTest, RefusesOddHeadsAndOffsetsThatMissRows) {
     const auto rotate = [&](int heads, const Offsets& offsets, float base = 10000.0f) {
       return Rotate(device, heads, offsets, RotaryDirection::kForward, x, base).status();
     };
-    EXPECT_EQ(testing::Message(rotate(2, {0, 3})),
+    EXPECT_EQ(Message(rotate(2, {0, 3})),
               "ApplyRotary: head size 3, base 10000, expected an even one and base > 0");
     EXPECT_EQ(rotate(1, {0, 3}, 0.0f).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(rotate(1, {0, 2}).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(rotate(4, {0, 3}).code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_TRUE(rotate(1, {0, 3}).ok());
-    EXPECT_TRUE(
-        Rotate(device, 1, {0, 0}, RotaryDirection::kForward, Matrix<float>(0, 6)).status().ok());
-    EXPECT_TRUE(device.stream().Synchronize().ok());
+    EXPECT_OK(rotate(1, {0, 3}));
+    EXPECT_OK(Rotate(device, 1, {0, 0}, RotaryDirection::kForward, Matrix<float>(0, 6)).status());
+    EXPECT_OK(device.stream().Synchronize());
   });
 }
 
@@ -143,25 +130,23 @@ TYPED_TEST(ApplyRotaryTest, HasTheSameBitsOnEveryDeviceWhileItsTableGrows) {
   const int64_t cols = 18, rows = 302;
   // No other test has made its table.
   const float base = std::is_same_v<T, float> ? 71 : std::is_same_v<T, BFloat16> ? 73 : 74;
-  testing::ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
+  ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
     Workspace workspace(device.memory());
     const auto few = device.Copy(Matrix<T>::Random(3, cols, 1));
     const auto many = device.Copy(Matrix<T>::Random(rows, cols, 2));
     Offsets offsets = {0, 1, 3};
-    EXPECT_TRUE(ApplyRotary<T>({.heads = 3, .sequence_offsets = offsets}, base,
-                               RotaryDirection::kForward, few.view(), workspace, device.stream())
-                    .ok());
+    EXPECT_OK(ApplyRotary<T>({.heads = 3, .sequence_offsets = offsets}, base,
+                             RotaryDirection::kForward, few.view(), workspace, device.stream()));
     offsets = {0, 1, 1, rows};
-    EXPECT_TRUE(ApplyRotary<T>({.heads = 3, .sequence_offsets = offsets}, base,
-                               RotaryDirection::kBackward, many.view(), workspace, device.stream())
-                    .ok());
+    EXPECT_OK(ApplyRotary<T>({.heads = 3, .sequence_offsets = offsets}, base,
+                             RotaryDirection::kBackward, many.view(), workspace, device.stream()));
     offsets = {-1, -1, -1, -1};
     return std::tuple(device.Read(few).memory(), device.Read(many).memory());
   });
 }
 
 TEST(RotaryTableTest, IsMadeOnceForManyThreadsAndLivesOn) {
-  for (const auto& device : testing::TestDevices()) {
+  for (const auto& device : TestDevices()) {
     SCOPED_TRACE(device->name());
     const auto table = [&](int64_t positions) {
       return RotaryTable::For(79, 4, positions, device->stream().device()).value();
@@ -179,8 +164,8 @@ TEST(RotaryTableTest, IsMadeOnceForManyThreadsAndLivesOn) {
     // The shorter one is the beginning of the longer one still.
     const auto row = [&](const float* values) {
       std::vector<float> host(4);
-      EXPECT_TRUE(device->stream().CopyBytes(values + 99 * 4, host.data(), 16).ok());
-      EXPECT_TRUE(device->stream().Synchronize().ok());
+      EXPECT_OK(device->stream().CopyBytes(values + 99 * 4, host.data(), 16));
+      EXPECT_OK(device->stream().Synchronize());
       return host;
     };
     EXPECT_EQ(row(made[0]->cosine()), row(longer->cosine()));
@@ -190,4 +175,4 @@ TEST(RotaryTableTest, IsMadeOnceForManyThreadsAndLivesOn) {
 }
 
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

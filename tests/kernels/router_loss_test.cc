@@ -9,23 +9,15 @@
 
 #include "tests/kernels/loss_results.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
-
-using testing::Added;
-using testing::ForEachDevice;
-using testing::kLayouts;
-using testing::Loss;
-using testing::Matrix;
-using testing::Result;
-using testing::TestDevice;
 
 // z-loss and entropy of the arrays below.
 struct Scores {
   int64_t cols = 1, experts = 1;
   std::vector<float> logits, score, log_sum_exp;
   ScoreFunction function = ScoreFunction::kSoftmax;
-  testing::MatrixLayout in = {}, out = {};
+  MatrixLayout in = {}, out = {};
 
   // f(scores in the device's memory, a workspace of it).
   template <typename Function>
@@ -52,8 +44,8 @@ Result ZLoss(const TestDevice& device, const Scores& scores, std::vector<int64_t
     const absl::Status status = AddZLoss(on_device, micro_batches, coeff, loss.span().data(),
                                          gradient.view(), workspace, device.stream());
     std::fill(micro_batches.begin(), micro_batches.end(), int64_t{-1});  // may change at once
-    EXPECT_TRUE(status.ok()) << status;
-    result = {Added(device, loss), testing::ElementsOf(device.Read(gradient))};
+    EXPECT_OK(status);
+    result = {Added(device, loss), ElementsOf(device.Read(gradient))};
   });
   return result;
 }
@@ -99,9 +91,8 @@ double EntropyOf(const TestDevice& device, const Scores& scores, int64_t* bad_lo
   scores.With(device, [&](const RouterScores& on_device, Workspace& workspace) {
     const auto sum = Loss(device);
     const auto bad = device.Copy(std::vector<int64_t>{0});
-    const absl::Status status =
-        AddEntropy(on_device, sum.span().data(), bad.span().data(), workspace, device.stream());
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(
+        AddEntropy(on_device, sum.span().data(), bad.span().data(), workspace, device.stream()));
     const int64_t found = device.Read(bad).front();
     if (bad_logit != nullptr) *bad_logit = found == 0 ? -1 : kFirstLogit - found;
     result = Added(device, sum);
@@ -122,7 +113,7 @@ TEST(Entropy, IsThatOfEveryTokensShares) {
     softmax.logits[38] = 7;
     softmax.score[38] = 1;
     EXPECT_NEAR(EntropyOf(device, softmax), std::log(2.0), 2 * 0x1p-24 * 1.7);
-    softmax.score[3] = testing::kNaN;
+    softmax.score[3] = kNaN;
     EXPECT_TRUE(std::isnan(EntropyOf(device, softmax)));
 
     EXPECT_NEAR(EntropyOf(device, {.cols = 2,
@@ -138,7 +129,7 @@ TEST(Entropy, IsThatOfEveryTokensShares) {
 TEST(Entropy, IsNanWhereALogitIsNotFinite) {
   ForEachDevice([&](const TestDevice& device) {
     for (const auto function : {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid}) {
-      for (const float bad : {testing::kInfinity, -testing::kInfinity, testing::kNaN}) {
+      for (const float bad : {kInfinity, -kInfinity, kNaN}) {
         Scores scores = {.cols = 3,
                          .experts = 2,
                          .logits = {0, -200, 1, 0, -200, 1},
@@ -178,18 +169,18 @@ TEST(RouterLoss, ZLossAndEntropyHaveTheSameBitsForAnyWidthAndLayout) {
     const int64_t tokens = micro_batches.back();
     s.experts = experts;
     s.cols = experts + 2;
-    s.logits = testing::RandomFloats(tokens * s.cols, 2);
-    s.log_sum_exp = testing::RandomFloats(tokens, 3);
-    s.score = testing::PositiveScores(tokens, experts);
+    s.logits = RandomFloats(tokens * s.cols, 2);
+    s.log_sum_exp = RandomFloats(tokens, 3);
+    s.score = PositiveScores(tokens, experts);
     const TestDevice one{Device()};
     const Result want = ZLoss(one, s, micro_batches, 0.5f);
     const double entropy = EntropyOf(one, s);
     ForEachDevice([&](const TestDevice& device) {
       if (s.function == ScoreFunction::kSigmoid && !device.has_host_math()) return;
       const Result got = ZLoss(device, s, micro_batches, 0.5f);
-      EXPECT_TRUE(testing::SameBits(got.loss, want.loss)) << experts;
-      EXPECT_TRUE(testing::SameBits(got.gradient, want.gradient)) << experts;
-      EXPECT_TRUE(testing::SameBits(EntropyOf(device, s), entropy)) << experts;
+      EXPECT_TRUE(SameBits(got.loss, want.loss)) << experts;
+      EXPECT_TRUE(SameBits(got.gradient, want.gradient)) << experts;
+      EXPECT_TRUE(SameBits(EntropyOf(device, s), entropy)) << experts;
     });
   };
   for (const auto function : {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid}) {
@@ -209,19 +200,19 @@ TEST(RouterLoss, NoTokensAddNothing) {
 }
 
 TEST(RouterLoss, RefusesShapesThatDisagree) {
-  testing::TestStream stream;
+  const auto stream = MakeInlineStream();
   Workspace workspace;
   const std::vector<float> score(6), lse(2);
   const std::vector<int64_t> three = {0, 3};
   RouterScores scores = {
       .logits = {score.data(), 2, 3}, .score = {score.data(), 2, 3}, .log_sum_exp = lse};
   double loss = 0;
-  EXPECT_EQ(testing::Message(AddZLoss(scores, three, 1, &loss, {}, workspace, *stream)),
-            "AddZLoss: offsets run from 0 to 3, expected 0 to 2 rows");
+  ExpectRefused(AddZLoss(scores, three, 1, &loss, {}, workspace, *stream),
+                "AddZLoss: offsets run from 0 to 3, expected 0 to 2 rows");
   scores.log_sum_exp = absl::MakeConstSpan(lse).first(1);
-  EXPECT_EQ(testing::Message(AddEntropy(scores, &loss, nullptr, workspace, *stream)),
-            "AddEntropy: log_sum_exp is [1], expected [2]");
+  ExpectRefused(AddEntropy(scores, &loss, nullptr, workspace, *stream),
+                "AddEntropy: log_sum_exp is [1], expected [2]");
 }
 
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

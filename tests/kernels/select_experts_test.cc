@@ -15,24 +15,11 @@
 #include "kernels/topk_gate/topk_gate_cuda.h"
 #include "tests/kernels/gate_run.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::ForEachDevice;
-using testing::GateOutputs;
-using testing::GateResult;
 using ::testing::HasSubstr;
-using testing::kInfinity;
-using testing::kLayouts;
-using testing::kNaN;
-using testing::Matrix;
-using testing::MatrixLayout;
-using testing::RunGate;
-using testing::SameBits;
-using testing::SameNumbers;
-using testing::Simd;
-using testing::TestDevice;
 
 // v where the group of the expert is kept, -infinity elsewhere.
 std::vector<float> MaskedByGroups(std::vector<float> v, const GateRule& rule) {
@@ -68,7 +55,7 @@ GateResult InPlainLoops(const GateRule& rule, const Matrix<float>& logits,
     std::copy(v.begin(), v.end(), value.view().row(t));
   }
   for (int64_t t = 0; t < tokens; ++t) {
-    const std::vector<int32_t> best = testing::BestOf(value.view().row(t), experts, k);
+    const std::vector<int32_t> best = BestOf(value.view().row(t), experts, k);
     std::copy(best.begin(), best.end(), out.expert.view().row(t));
   }
   std::fill(out.count.begin(), out.count.end(), 0);
@@ -121,32 +108,28 @@ std::vector<int32_t> IdsOf(const TestDevice& device, const std::vector<float>& r
 }
 
 TEST(SelectExpertsTest, HandMadeRowsComeBestFirstAndTiesByLowestId) {
-  ForEachDevice(
-      [](const TestDevice& device) {
-        EXPECT_THAT(IdsOf(device, {1, 4, 2, 4, 3}, 3), ElementsAre(1, 3, 4));
-        EXPECT_THAT(IdsOf(device, {1, 4, 2, 4, 3}, 5), ElementsAre(1, 3, 4, 2, 0));
-        EXPECT_THAT(IdsOf(device, {-2, -1, -3}, 2), ElementsAre(1, 0));
-        EXPECT_THAT(IdsOf(device, {5, 5, 5, 5}, 3), ElementsAre(0, 1, 2));
-        EXPECT_THAT(IdsOf(device, {-0.0f, 0.0f, -0.0f}, 3), ElementsAre(0, 1, 2));
-        EXPECT_THAT(IdsOf(device, {7}, 1), ElementsAre(0));
-      },
-      Simd::kAll);
+  ForEachDevice(Simd::kAll, [](const TestDevice& device) {
+    EXPECT_THAT(IdsOf(device, {1, 4, 2, 4, 3}, 3), ElementsAre(1, 3, 4));
+    EXPECT_THAT(IdsOf(device, {1, 4, 2, 4, 3}, 5), ElementsAre(1, 3, 4, 2, 0));
+    EXPECT_THAT(IdsOf(device, {-2, -1, -3}, 2), ElementsAre(1, 0));
+    EXPECT_THAT(IdsOf(device, {5, 5, 5, 5}, 3), ElementsAre(0, 1, 2));
+    EXPECT_THAT(IdsOf(device, {-0.0f, 0.0f, -0.0f}, 3), ElementsAre(0, 1, 2));
+    EXPECT_THAT(IdsOf(device, {7}, 1), ElementsAre(0));
+  });
 }
 
 TEST(SelectExpertsTest, NaNRanksBelowMinusInfinityAndIsSelectedLast) {
-  ForEachDevice(
-      [](const TestDevice& device) {
-        EXPECT_THAT(IdsOf(device, {kNaN}, 1), ElementsAre(0));
-        EXPECT_THAT(IdsOf(device, {kNaN, -kInfinity, -kNaN, 1}, 4), ElementsAre(3, 1, 0, 2));
-        EXPECT_THAT(IdsOf(device, {kNaN, -kNaN, kNaN, kNaN}, 4), ElementsAre(0, 1, 2, 3));
-        EXPECT_THAT(IdsOf(device, {-kInfinity, -kInfinity, -kInfinity}, 3), ElementsAre(0, 1, 2));
-        EXPECT_THAT(IdsOf(device, {kInfinity, 1e38f, kInfinity, kNaN}, 3), ElementsAre(0, 2, 1));
-        // A whole vector of them before the one number.
-        std::vector<float> row(40, kNaN);
-        row[33] = -kInfinity;
-        EXPECT_THAT(IdsOf(device, row, 3), ElementsAre(33, 0, 1));
-      },
-      Simd::kAll);
+  ForEachDevice(Simd::kAll, [](const TestDevice& device) {
+    EXPECT_THAT(IdsOf(device, {kNaN}, 1), ElementsAre(0));
+    EXPECT_THAT(IdsOf(device, {kNaN, -kInfinity, -kNaN, 1}, 4), ElementsAre(3, 1, 0, 2));
+    EXPECT_THAT(IdsOf(device, {kNaN, -kNaN, kNaN, kNaN}, 4), ElementsAre(0, 1, 2, 3));
+    EXPECT_THAT(IdsOf(device, {-kInfinity, -kInfinity, -kInfinity}, 3), ElementsAre(0, 1, 2));
+    EXPECT_THAT(IdsOf(device, {kInfinity, 1e38f, kInfinity, kNaN}, 3), ElementsAre(0, 2, 1));
+    // A whole vector of them before the one number.
+    std::vector<float> row(40, kNaN);
+    row[33] = -kInfinity;
+    EXPECT_THAT(IdsOf(device, row, 3), ElementsAre(33, 0, 1));
+  });
 }
 
 // By the logits of a softmax, which are ranked as they are scored, of a sigmoid and, on the CPU, by
@@ -163,34 +146,31 @@ TEST(SelectExpertsTest, SelectionIsThatOfThePlainLoopsForAnyWidthAndLayout) {
       if (k <= std::min<int64_t>(65, experts)) shapes.push_back({experts, k, {}, {}});
     }
   }
-  for (const auto& [in, out] : testing::kLayoutPairs) shapes.push_back({40, 3, in, out});
-  ForEachDevice(
-      [&](const TestDevice& device) {
-        for (const auto& [experts, k, in, out] : shapes) {
-          if (!device.is_cpu() && k > 16) continue;
-          SCOPED_TRACE(::testing::Message() << "E " << experts << " k " << k);
-          const int64_t rows = experts < 300 ? 11 : 5;  // more than a block's warps
-          for (const auto& logits : {testing::WithTies(rows, experts, in, 2),
-                                     Matrix<float>::Random(rows, experts, in, 3, 3)}) {
-            const GateResult softmax = RunGate(device, {}, logits, k, {}, out);
-            const GateResult sigmoid =
-                RunGate(device, {.score = ScoreFunction::kSigmoid}, logits, k, {}, out);
-            EXPECT_TRUE(softmax.expert.edges_intact() && softmax.weight.edges_intact());
-            EXPECT_TRUE(SameBits(sigmoid.expert, softmax.expert));
-            for (int64_t t = 0; t < rows; ++t) {
-              ASSERT_EQ(softmax.Ids(t), testing::BestOf(logits.view().row(t), experts, k)) << t;
-            }
-          }
+  for (const auto& [in, out] : kLayoutPairs) shapes.push_back({40, 3, in, out});
+  ForEachDevice(Simd::kAll, [&](const TestDevice& device) {
+    for (const auto& [experts, k, in, out] : shapes) {
+      if (!device.is_cpu() && k > 16) continue;
+      SCOPED_TRACE(::testing::Message() << "E " << experts << " k " << k);
+      const int64_t rows = experts < 300 ? 11 : 5;  // more than a block's warps
+      for (const auto& logits :
+           {WithTies(rows, experts, in, 2), Matrix<float>::Random(rows, experts, in, 3, 3)}) {
+        const GateResult softmax = RunGate(device, {}, logits, k, {}, out);
+        const GateResult sigmoid =
+            RunGate(device, {.score = ScoreFunction::kSigmoid}, logits, k, {}, out);
+        EXPECT_TRUE(softmax.expert.edges_intact() && softmax.weight.edges_intact());
+        EXPECT_TRUE(SameBits(sigmoid.expert, softmax.expert));
+        for (int64_t t = 0; t < rows; ++t) {
+          ASSERT_EQ(softmax.Ids(t), BestOf(logits.view().row(t), experts, k)) << t;
         }
-      },
-      Simd::kAll);
+      }
+    }
+  });
 }
 
 // A property that does not come from the reference.
 TEST(SelectExpertsTest, AllOfThemAreAStableSort) {
   const int64_t experts = 1000;
-  for (const auto& value :
-       {testing::WithTies(1, experts, {}, 4), Matrix<float>::Random(1, experts, 5)}) {
+  for (const auto& value : {WithTies(1, experts, {}, 4), Matrix<float>::Random(1, experts, 5)}) {
     const std::vector<float> row(value.view().row(0), value.view().row(0) + experts);
     std::vector<int32_t> sorted(experts);
     std::iota(sorted.begin(), sorted.end(), 0);
@@ -210,7 +190,7 @@ TEST(SelectExpertsTest, AllOfThemAreAStableSort) {
 
 // On the CPU: scores and weights are those of the logits.
 TEST(SelectExpertsTest, GivenValuesSelectInsteadOfTheLogits) {
-  const auto logits = Matrix<float>::Random(9, 33, 7), value = testing::WithTies(9, 33, {}, 8);
+  const auto logits = Matrix<float>::Random(9, 33, 7), value = WithTies(9, 33, {}, 8);
   ForEachDevice([&](const TestDevice& device) {
     const auto in = device.Copy(logits), by = device.Copy(value);
     const GateOutputs out(device, 9, 33, 4, {});
@@ -222,7 +202,7 @@ TEST(SelectExpertsTest, GivenValuesSelectInsteadOfTheLogits) {
     const GateResult got = out.Read(), of_logits = RunGate(device, {}, logits, 4);
     EXPECT_TRUE(SameBits(got.score, of_logits.score));
     for (int64_t t = 0; t < 9; ++t) {
-      EXPECT_EQ(got.Ids(t), testing::BestOf(value.view().row(t), 33, 4));
+      EXPECT_EQ(got.Ids(t), BestOf(value.view().row(t), 33, 4));
       for (int64_t j = 0; j < 4; ++j) {
         EXPECT_EQ(got.weight(t, j), got.score(t, got.expert.at(t, j)));
       }
@@ -243,32 +223,30 @@ TEST(SelectExpertsTest, IsTheRuleInPlainLoopsGivenTheScores) {
                         {130, 16, 10, 3, 2, true}, {1024, 8, 16, 4, 2, false},
                         {7, 1, 0, 0, 1, false},    {16, 2, 0, 0, 1, false},
                         {36, 3, 6, 3, 2, true},    {36, 9, 0, 0, 1, false}};
-  ForEachDevice(
-      [&](const TestDevice& device) {
-        for (const Case& c : cases) {
-          auto bias = testing::RandomFloats(c.biased ? c.experts : 0, 4);
-          if (c.biased) bias[c.experts / 2] = bias[0];
-          auto random = Matrix<float>::Random(5, c.experts, kLayouts[3], 6, 3);
-          for (int64_t e = 0; e < c.experts; ++e) random.at(1, e) = -200;  // sigmoids underflow
-          for (const auto& logits : {random, testing::WithTies(9, c.experts, {}, 5)}) {
-            for (int i = 0; i < 4; ++i) {
-              const bool normalised = i % 2 == 1;
-              const GateRule rule = {
-                  .score = i / 2 == 0 ? ScoreFunction::kSoftmax : ScoreFunction::kSigmoid,
-                  .num_groups = c.groups,
-                  .group_top_k = c.group_top_k,
-                  .group_sum = c.group_sum,
-                  .weights = normalised ? GateWeights::kNormalised : GateWeights::kScores,
-                  .scale = i == 1 ? 1.0f : 2.5f,
-                  .epsilon = i == 3 ? 0.5f : 0.0f};
-              SCOPED_TRACE(::testing::Message() << c.experts << " " << c.groups << " " << i);
-              const GateResult got = RunGate(device, rule, logits, c.k, bias, kLayouts[i]);
-              ExpectSame(got, InPlainLoops(rule, logits, bias, got));
-            }
-          }
+  ForEachDevice(Simd::kAll, [&](const TestDevice& device) {
+    for (const Case& c : cases) {
+      auto bias = RandomFloats(c.biased ? c.experts : 0, 4);
+      if (c.biased) bias[c.experts / 2] = bias[0];
+      auto random = Matrix<float>::Random(5, c.experts, kLayouts[3], 6, 3);
+      for (int64_t e = 0; e < c.experts; ++e) random.at(1, e) = -200;  // sigmoids underflow
+      for (const auto& logits : {random, WithTies(9, c.experts, {}, 5)}) {
+        for (int i = 0; i < 4; ++i) {
+          const bool normalised = i % 2 == 1;
+          const GateRule rule = {
+              .score = i / 2 == 0 ? ScoreFunction::kSoftmax : ScoreFunction::kSigmoid,
+              .num_groups = c.groups,
+              .group_top_k = c.group_top_k,
+              .group_sum = c.group_sum,
+              .weights = normalised ? GateWeights::kNormalised : GateWeights::kScores,
+              .scale = i == 1 ? 1.0f : 2.5f,
+              .epsilon = i == 3 ? 0.5f : 0.0f};
+          SCOPED_TRACE(::testing::Message() << c.experts << " " << c.groups << " " << i);
+          const GateResult got = RunGate(device, rule, logits, c.k, bias, kLayouts[i]);
+          ExpectSame(got, InPlainLoops(rule, logits, bias, got));
         }
-      },
-      Simd::kAll);
+      }
+    }
+  });
 }
 
 TEST(SelectExpertsTest, ScoresThatUnderflowGiveZeroWeights) {
@@ -295,7 +273,7 @@ TEST(SelectExpertsTest, SumsAndOffsetsAreOptional) {
     SelectExpertsOutput views = out.Views();
     views.log_sum_exp = {};
     views.slot_offset = {};
-    ASSERT_TRUE(SelectExperts({}, {.logits = logits.view()}, views, device.stream()).ok());
+    ASSERT_OK(SelectExperts({}, {.logits = logits.view()}, views, device.stream()));
     EXPECT_EQ(out.Read().expert.at(0, 0), 1);
     EXPECT_EQ(out.Read().log_sum_exp[0], -77);
   });
@@ -313,7 +291,7 @@ TEST(SelectExpertsTest, RefusesShapesThatDisagree) {
     change(in, out);
     const absl::Status status = SelectExperts(rule, in, out, device.stream());
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    return testing::Message(status);
+    return Message(status);
   };
   const auto reshaped = [](auto& view, int64_t rows, int64_t cols, int64_t stride) {
     view = {view.data(), rows, cols, stride};
@@ -358,8 +336,8 @@ TEST(SelectExpertsTest, SizesThatTheKernelIsNotCompiledForAreRefusedByName) {
       const absl::Status status =
           SelectExperts({.num_groups = groups, .group_top_k = 1}, {.logits = logits.view()},
                         out.Views(), device.stream());
-      EXPECT_TRUE(device.stream().Synchronize().ok());  // before its memory goes
-      return testing::Message(status);
+      EXPECT_OK(device.stream().Synchronize());  // before its memory goes
+      return Message(status);
     };
     const auto on_cuda = [&](const char* text) {
       return device.is_cpu() ? "" : std::string("SelectExperts: ") + text + " on CUDA";
@@ -375,65 +353,16 @@ TEST(SelectExpertsTest, SizesThatTheKernelIsNotCompiledForAreRefusedByName) {
 #if defined(MOE_TEST_SCHEDULES)
 using topk_gate::CudaGate;
 
-template <typename T>
-class TopKGateCudaTest : public ::testing::Test {
- protected:
-  // `rule` of logits in T, all outputs.
-  static GateResult Run(const TestDevice& device, const GateRule& rule, const Matrix<T>& logits,
-                        int64_t k) {
-    const auto in = device.Copy(logits);
-    const GateOutputs out(device, logits.rows(), logits.cols(), k, kLayouts[4]);
-    EXPECT_EQ(topk_gate::Run(CudaGate<T>{.logits = in.view(),
-                                         .rule = rule,
-                                         .score = out.score.view(),
-                                         .expert = out.expert.view(),
-                                         .weight = out.weight.view(),
-                                         .log_sum_exp = out.log_sum_exp.span().data(),
-                                         .count = out.count.span().data(),
-                                         .slot_offset = out.slot_offset.span().data()},
-                             nullptr),
-              cudaSuccess);
-    return out.Read();
-  }
-};
-using HalfTypes = ::testing::Types<BFloat16, Float16>;
-TYPED_TEST_SUITE(TopKGateCudaTest, HalfTypes);
-
-TYPED_TEST(TopKGateCudaTest, LogitsOf16BitsAreAsGoodAsTheFloatsThatTheyWidenTo) {
-  using T = TypeParam;
-  const TestDevice device(Device{DeviceKind::kCuda, 0});
-  const auto check = [&](const Matrix<float>& floats, int64_t k, const GateRule& rule) {
-    const Matrix<T> logits = floats.As<T>();
-    const GateResult got = this->Run(device, rule, logits, k);
-    const GateResult want = RunGate(device, rule, logits.template As<float>(), k, {}, kLayouts[4]);
-    SCOPED_TRACE(floats.cols());
-    ExpectSame(got, want);
-    EXPECT_TRUE(SameNumbers(got.score, want.score));
-    EXPECT_TRUE(SameNumbers(got.log_sum_exp, want.log_sum_exp));
-  };
-  const GateRule sigmoid = {.score = ScoreFunction::kSigmoid,
-                            .num_groups = 2,
-                            .group_top_k = 1,
-                            .weights = GateWeights::kNormalised};
-  for (const int64_t experts : {1, 7, 16, 33, 40, 128, 130, 257, 600, 1024}) {
-    for (const MatrixLayout& layout : {kLayouts[0], kLayouts[3], kLayouts[4]}) {
-      const int64_t k = std::min<int64_t>(experts, 8);
-      check(Matrix<float>::Random(11, experts, layout, 1, 30), k, {});
-      check(testing::WithTies(11, experts, layout, 2), k, experts % 2 == 0 ? sigmoid : GateRule());
-    }
-  }
-}
-
 // More rows than one round of all blocks: five warps take a second one. All to the same expert.
 TEST(TopKGateLauncherTest, CountsEverySlotOfManyRows) {
-  if (testing::kSanitized) GTEST_SKIP() << "a matter of size";
+  if (kSanitized) GTEST_SKIP() << "a matter of size";
   const int64_t tokens = 2048 * 8 + 5;
-  const std::vector<BFloat16> logits(tokens * 2, BFloat16(1.0f));
+  const std::vector<float> logits(tokens * 2, 1.0f);
   std::vector<int32_t> expert(tokens, -1);
   std::vector<int64_t> count(2, -1);
   const auto run = [&](int64_t rows, int32_t* ids) {
     return topk_gate::Run(
-        CudaGate<BFloat16>{
+        CudaGate<float>{
             .logits = {logits.data(), rows, 2}, .expert = {ids, rows, 1}, .count = count.data()},
         nullptr);
   };
@@ -476,4 +405,4 @@ TEST(TopKGateLauncherTest, RefusesWhatItIsNotCompiledForAndWritesNothing) {
 #endif
 
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

@@ -1,28 +1,20 @@
-// kernels/topk_gate: softmax and sigmoid scores and log_sum_exp, on every device.
+// kernels/topk_gate: softmax and sigmoid scores, log_sum_exp, and gradients of logits by those of
+// weights, on every device. What is selected: select_experts_test.cc.
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdint>
 #include <vector>
 
 #include <gmock/gmock.h>
 
+#include "kernels/topk_gate/gate_backward.h"
 #include "tests/kernels/gate_run.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::ForEachDevice;
-using testing::GateResult;
-using testing::kFloatRounding;
-using testing::kInfinity;
-using testing::kNaN;
-using testing::Matrix;
-using testing::MatrixLayout;
-using testing::RunGate;
-using testing::SameBits;
-using testing::SameNumbers;
-using testing::TestDevice;
 
 constexpr GateRule kSoftmax = {}, kSigmoid = {.score = ScoreFunction::kSigmoid};
 
@@ -114,7 +106,7 @@ TEST(GateScores, AreWithinTheirErrorOfFloat64ForAnyWidthAndLayout) {
     for (const int64_t experts : {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 65, 100, 257, 1100}) {
       check(experts, {}, {});
     }
-    for (const auto& [in, out] : testing::kLayoutPairs) check(40, in, out);
+    for (const auto& [in, out] : kLayoutPairs) check(40, in, out);
   });
 }
 
@@ -124,7 +116,7 @@ TEST(SoftmaxScores, HaveTheBitsOfThePlainLoopsOnASimulatedDevice) {
     if (device.is_cpu() || !device.has_host_math()) return;
     for (const int64_t experts : {1, 7, 16, 17, 33, 64, 129, 257, 1000, 1024}) {
       for (const auto& logits :
-           {testing::WithTies(11, experts, {}, 2), Matrix<float>::Random(11, experts, {}, 3, 3)}) {
+           {WithTies(11, experts, {}, 2), Matrix<float>::Random(11, experts, {}, 3, 3)}) {
         const GateResult got = RunGate(device, kSoftmax, logits, 1);
         Matrix<float> want(11, experts, MatrixLayout{});
         std::vector<float> log_sum_exp;
@@ -188,30 +180,28 @@ double ErrorInUlps(float value, double exact) {
 // Every 1949th float, of either sign: 2.2 million on each target. (All of them: 1.97 ulp.) Of a
 // simulated device every 500,009th.
 TEST(SigmoidScores, AreWithinTwoUlpsOfTheExactValueOnEveryTarget) {
-  ForEachDevice(
-      [](const TestDevice& device) {
-        const uint32_t step = device.is_cpu() && !testing::kSanitized ? 1949 : 500'009;
-        std::vector<float> logits;
-        for (uint32_t bits = 0; bits < std::bit_cast<uint32_t>(kInfinity); bits += step) {
-          logits.push_back(std::bit_cast<float>(bits));
-          logits.push_back(-logits.back());
-        }
-        logits.resize(logits.size() / 512 * 512);
-        const auto rows = static_cast<int64_t>(logits.size()) / 512;
-        const auto score = RunGate(device, kSigmoid, Matrix<float>::Of(rows, 512, logits), 1).score;
-        double worst = 0;
-        float worst_at = 0;
-        for (size_t i = 0; i < logits.size(); ++i) {
-          const double exact = 1 / (1 + std::exp(-double{logits[i]}));
-          const auto at = static_cast<int64_t>(i);
-          const double error = ErrorInUlps(score.at(at / 512, at % 512), exact);
-          if (error <= worst) continue;
-          worst = error;
-          worst_at = logits[i];
-        }
-        EXPECT_LE(worst, 2) << "at " << worst_at;
-      },
-      testing::Simd::kAll);
+  ForEachDevice(Simd::kAll, [](const TestDevice& device) {
+    const uint32_t step = device.is_cpu() && !kSanitized ? 1949 : 500'009;
+    std::vector<float> logits;
+    for (uint32_t bits = 0; bits < std::bit_cast<uint32_t>(kInfinity); bits += step) {
+      logits.push_back(std::bit_cast<float>(bits));
+      logits.push_back(-logits.back());
+    }
+    logits.resize(logits.size() / 512 * 512);
+    const auto rows = static_cast<int64_t>(logits.size()) / 512;
+    const auto score = RunGate(device, kSigmoid, Matrix<float>::Of(rows, 512, logits), 1).score;
+    double worst = 0;
+    float worst_at = 0;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      const double exact = 1 / (1 + std::exp(-double{logits[i]}));
+      const auto at = static_cast<int64_t>(i);
+      const double error = ErrorInUlps(score.at(at / 512, at % 512), exact);
+      if (error <= worst) continue;
+      worst = error;
+      worst_at = logits[i];
+    }
+    EXPECT_LE(worst, 2) << "at " << worst_at;
+  });
 }
 
 TEST(SigmoidScores, LogSumExpHasTheBitsOfASoftmaxAlsoWhereItIsNotFinite) {
@@ -246,9 +236,7 @@ TEST(GateScores, ARowHasTheSameBitsAloneAndOnAnyNumberOfThreads) {
         EXPECT_EQ(all.count, serial.count);
       }
       for (const int64_t t : {int64_t{0}, int64_t{255}, int64_t{256}, tokens - 1}) {
-        Matrix<float> row(1, experts);
-        std::copy_n(logits.view().row(t), experts, row.view().row(0));
-        const GateResult alone = RunGate(device, rule, row, k);
+        const GateResult alone = RunGate(device, rule, logits.Rows(t, t + 1), k);
         EXPECT_TRUE(SameBits(alone.score, all.score, t));
         EXPECT_TRUE(SameBits(alone.expert, all.expert, t));
         EXPECT_TRUE(SameBits(alone.log_sum_exp[0], all.log_sum_exp[static_cast<size_t>(t)]));
@@ -264,18 +252,111 @@ TEST(SigmoidScores, SameBitsInBodyAndTail) {
   ForEachDevice([&](const TestDevice& device) {
     const GateResult all = RunGate(device, kSigmoid, logits, 1);
     for (const int64_t c : {1, 20, 29, 36}) {
-      Matrix<float> part(tokens, experts - c);
-      for (int64_t t = 0; t < tokens; ++t) {
-        std::copy_n(logits.view().row(t) + c, experts - c, part.view().row(t));
-      }
-      const GateResult got = RunGate(device, kSigmoid, part, 1);
-      for (int64_t i = 0; i < tokens * (experts - c); ++i) {
-        const int64_t t = i / (experts - c), e = i % (experts - c);
-        ASSERT_TRUE(SameBits(got.score.at(t, e), all.score.at(t, c + e))) << t << " " << e;
-      }
+      const GateResult got = RunGate(device, kSigmoid, logits.Cols(c, experts), 1);
+      EXPECT_TRUE(SameBits(got.score, all.score.Cols(c, experts))) << c;
     }
   });
 }
 
+// Tokens with 0 to K slots; every third slot is dropped, and its d_weight no number.
+struct Slots {
+  Slots(int64_t tokens, int64_t experts, int32_t k) : top_k(k) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      const int64_t slots = t == 0 ? k : t * 5 % (k + 1);
+      for (int64_t j = 0; j < slots; ++j) {
+        expert.push_back(static_cast<int32_t>((7 * t + 3 * j) % experts));
+      }
+      offset.push_back(static_cast<int64_t>(expert.size()));
+    }
+    d_weight = RandomFloats(static_cast<int64_t>(expert.size()), 2);
+    for (size_t s = 0; s < expert.size(); ++s) {
+      dropped.push_back(s % 3 == 2 ? 1 : 0);
+      if (dropped[s] != 0) d_weight[s] = kNaN;
+    }
+  }
+
+  int32_t top_k;
+  std::vector<int64_t> offset = {0};
+  std::vector<int32_t> expert;
+  std::vector<uint8_t> dropped;
+  std::vector<float> d_weight;
+};
+
+Matrix<float> Gradient(const TestDevice& device, const GateRule& rule, const Matrix<float>& score,
+                       const Slots& slots, MatrixLayout out = {}) {
+  const auto scores = device.Copy(score);
+  const auto d_logits = device.Copy(Matrix<float>(score.rows(), score.cols(), out));
+  const auto offset = device.Copy(slots.offset);
+  const auto expert = device.Copy(slots.expert);
+  const auto dropped = device.Copy(slots.dropped);
+  const auto d_weight = device.Copy(slots.d_weight);
+  EXPECT_OK(GateBackward(rule,
+                         {.score = scores.view(),
+                          .slot_offset = offset.span(),
+                          .expert = expert.span(),
+                          .dropped = dropped.span(),
+                          .d_weight = d_weight.span(),
+                          .top_k = slots.top_k},
+                         d_logits.view(), device.stream()));
+  return device.Read(d_logits);
+}
+
+TEST(GateBackwardTest, HandMadeGradients) {
+  const auto score = Matrix<float>::Of(1, 3, {0.5f, 0.25f, 0.25f});
+  Slots slots(0, 3, 2);
+  slots.offset = {0, 2};
+  slots.expert = {0, 2};
+  slots.dropped = {0, 0};
+  slots.d_weight = {1, 0};
+  ForEachDevice([&](const TestDevice& device) {
+    // d_p = (2, 0, 0), its mean 1.
+    EXPECT_EQ(Gradient(device, {.scale = 2}, score, slots).values(),
+              (std::vector<double>{0.5, -0.25, -0.25}));
+    const GateRule sigmoid = {.score = ScoreFunction::kSigmoid, .scale = 2};
+    EXPECT_EQ(Gradient(device, sigmoid, score, slots).values(), (std::vector<double>{0.5, 0, 0}));
+    // S = 3/4, w = (2/3, 1/3): d_p = (4/9, 0, -8/9), its mean 0.
+    const auto normalised = Gradient(device, {.weights = GateWeights::kNormalised}, score, slots);
+    EXPECT_FLOAT_EQ(normalised.at(0, 0), 2.0f / 9);
+    EXPECT_NEAR(normalised(0, 1), 0, 0x1p-53);  // what the roundings of d_p left
+    EXPECT_FLOAT_EQ(normalised.at(0, 2), -2.0f / 9);
+  });
+}
+
+// Scores are positive; token 1's underflowed.
+TEST(GateBackwardTest, HasTheBitsOfOneThreadForAnyWidthAndLayout) {
+  const TestDevice one{Device()};
+  const auto check = [&](const TestDevice& device, int64_t tokens, int64_t experts, int32_t k,
+                         MatrixLayout in, MatrixLayout out) {
+    const Slots slots(tokens, experts, k);
+    auto score = Matrix<float>::Random(tokens, experts, in, 1);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t e = 0; e < experts; ++e) {
+        score.at(t, e) = t == 1 ? 0.0f : score.at(t, e) * score.at(t, e) / 8;
+      }
+    }
+    for (const ScoreFunction function : {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid}) {
+      for (const GateWeights weights : {GateWeights::kScores, GateWeights::kNormalised}) {
+        const GateRule rule = {
+            .score = function, .weights = weights, .scale = 2.5f, .epsilon = 0.25f};
+        EXPECT_TRUE(
+            SameBits(Gradient(device, rule, score, slots, out), Gradient(one, rule, score, slots)))
+            << "E=" << experts << " K=" << k << " sigmoid " << (function == ScoreFunction::kSigmoid)
+            << " normalised " << (weights == GateWeights::kNormalised);
+      }
+    }
+  };
+  ForEachDevice([&](const TestDevice& device) {
+    for (const int64_t experts : {1, 7, 32, 130, 1030}) {
+      // More tokens than a block's warps.
+      check(device, 11, experts, static_cast<int32_t>(std::min<int64_t>(experts, 8)), kLayouts[0],
+            kLayouts[1]);
+    }
+    for (const auto& [in, out] : kLayoutPairs) check(device, 11, 40, 3, in, out);
+    check(device, 11, 64, 32, kLayouts[0], kLayouts[0]);
+    check(device, 300, 16, 2, {}, {});
+    check(device, 0, 5, 2, {}, {});
+  });
+}
+
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing
