@@ -1,7 +1,5 @@
 // Matrix products on every device of this build, and by cuBLAS where it is. This project's kernels
 // have the specification's bits in float32; the others are within a bound.
-#include "tests/kernels/device_gemm.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -17,32 +15,16 @@
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 #include "tests/kernels/device_memory.h"
-#include "tests/kernels/gemm_matrix.h"
+#include "tests/kernels/gemm_test.h"
 #if defined(MOE_TEST_SCHEDULES)
 #include "tests/cusim/fake_streams.h"
 #endif
 
-namespace moe {
+namespace moe::testing {
 namespace {
 
 using gemm::Layout;
-using testing::DeviceArray;
 using ::testing::ElementsAre;
-using testing::kLayouts;
-using testing::MatrixLayout;
-using testing::Placed;
-using testing::TestDevice;
-using testing::TestDevices;
-
-// Rows [begin, end) without what is beside them.
-template <typename T>
-Matrix<T> RowsOf(const Matrix<T>& all, int64_t begin, int64_t end) {
-  Matrix<T> rows(end - begin, all.cols(), all.layout());
-  for (int64_t r = begin; r < end; ++r) {
-    std::copy_n(all.view().row(r), all.cols(), rows.view().row(r - begin));
-  }
-  return rows;
-}
 
 // The groups' matrices in memory of a device: a slab, each where its layout has 16 bytes begin.
 template <typename T>
@@ -87,12 +69,10 @@ class DeviceGemmTest : public ::testing::Test {
       const auto x_there = device->Copy(x), dy_there = device->Copy(dy);
       const auto y = device->Copy(old_y), dx = device->Copy(old_dx);
       std::vector<int64_t> offsets = groups.offsets;
-      ASSERT_TRUE(GroupedGemm<T>(x_there.view(), offsets, views, y.view(), workspace,
-                                 device->stream(), path.options)
-                      .ok());
-      ASSERT_TRUE(GroupedGemmInputGradient<T>(dy_there.view(), offsets, views, dx.view(), workspace,
-                                              device->stream(), path.options)
-                      .ok());
+      ASSERT_OK(GroupedGemm<T>(x_there.view(), offsets, views, y.view(), workspace,
+                               device->stream(), path.options));
+      ASSERT_OK(GroupedGemmInputGradient<T>(dy_there.view(), offsets, views, dx.view(), workspace,
+                                            device->stream(), path.options));
       // Host memory that the calls have read.
       std::fill(offsets.begin(), offsets.end(), -1);
       std::fill(views.begin(), views.end(), MatrixView<const T>());
@@ -105,9 +85,9 @@ class DeviceGemmTest : public ::testing::Test {
         ExpectProduct<T, T>(
             path,
             {.a = RowRange(x.view(), begin, end), .b = w, .c = {}, .b_layout = Layout::kTransposed},
-            RowsOf(old_y, begin, end), RowsOf(got_y, begin, end));
+            old_y.Rows(begin, end), got_y.Rows(begin, end));
         ExpectProduct<T, T>(path, {.a = RowRange(dy.view(), begin, end), .b = w, .c = {}},
-                            RowsOf(old_dx, begin, end), RowsOf(got_dx, begin, end));
+                            old_dx.Rows(begin, end), got_dx.Rows(begin, end));
       }
     }
   }
@@ -125,12 +105,10 @@ class DeviceGemmTest : public ::testing::Test {
       Workspace workspace(device->memory());
       const auto x_there = device->Copy(x), dy_there = device->Copy(dy), w = device->Copy(weight);
       const auto y = device->Copy(old_y), dx = device->Copy(old_dx);
-      ASSERT_TRUE((Gemm<T, TOut>(x_there.view(), w.view(), y.view(), workspace, device->stream(),
-                                 path.options))
-                      .ok());
-      ASSERT_TRUE((GemmInputGradient<T, TOut>(dy_there.view(), w.view(), dx.view(), workspace,
-                                              device->stream(), path.options))
-                      .ok());
+      ASSERT_OK(Gemm<T, TOut>(x_there.view(), w.view(), y.view(), workspace, device->stream(),
+                              path.options));
+      ASSERT_OK(GemmInputGradient<T, TOut>(dy_there.view(), w.view(), dx.view(), workspace,
+                                           device->stream(), path.options));
       ExpectProduct<T, TOut>(
           path, {.a = x.view(), .b = weight.view(), .c = {}, .b_layout = Layout::kTransposed},
           old_y, device->Read(y));
@@ -141,8 +119,7 @@ class DeviceGemmTest : public ::testing::Test {
 
   std::vector<Path> paths_ = Paths();
 };
-using Types = ::testing::Types<float, BFloat16, Float16>;
-TYPED_TEST_SUITE(DeviceGemmTest, Types);
+TYPED_TEST_SUITE(DeviceGemmTest, StorageTypes);
 
 // Group 0 has row 0, group 1 none, group 2 the rest.
 TYPED_TEST(DeviceGemmTest, ProductsByHand) {
@@ -161,9 +138,8 @@ TYPED_TEST(DeviceGemmTest, ProductsByHand) {
       weight.push_back(RowRange(MatrixView<const T>(slab_there.view()), row, row + 2));
     }
     const auto run = [&](auto function) {
-      EXPECT_TRUE(function(x_there.view(), {0, 1, 1, 3}, weight, y.view(), workspace, stream,
-                           path.options, {})
-                      .ok());
+      EXPECT_OK(function(x_there.view(), {0, 1, 1, 3}, weight, y.view(), workspace, stream,
+                         path.options, {}));
       return device->Read(y).values();
     };
     EXPECT_THAT(run(GroupedGemm<T>), ElementsAre(1, 2, 40, 180, 60, 280));
@@ -171,9 +147,16 @@ TYPED_TEST(DeviceGemmTest, ProductsByHand) {
   }
 }
 
-// More depth than the pipeline has stages, a group of more than one tile.
+// More depth than the pipeline has stages, groups of more than one tile and without rows, tails of
+// rows, columns and depth for every kind of tensor cores.
 TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnySchedule) {
-  testing::ForSchedules([this] { this->CheckGroups({2, 129}, 16, 104); });
+  ForSchedules([this] {
+    this->CheckGroups({2, 129}, 16, 104);
+    this->CheckGroups({0, 1, 17, 0, 40}, 200, 136);
+  });
+  this->CheckGroups({0, 1, 17, 0, 40}, 136, 200);
+  this->CheckGroups({16, 100, 150}, 72, 72);
+  this->CheckGroups({5}, 33, 64 * 9 + 8);  // columns that no pair fits
 }
 
 // Groups that end inside a tile, empty ones between and at either end.
@@ -189,7 +172,7 @@ TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyGroups) {
 TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyWidthAndDepth) {
   using T = TypeParam;
   for (const int64_t depth : {0, 1, 7, 8, 16, 31, 32, 33, 64, 65, 96, 100, 300}) {
-    if (testing::kSanitized && depth != 33) continue;
+    if (kSanitized && depth != 33) continue;
     const int64_t width = 1 + depth % 18;
     this->CheckGroups({3, 9}, width, depth);
     this->template CheckDense<T>(12, width, depth);
@@ -201,10 +184,10 @@ TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyWidthAndDepth) {
 
 TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyLayout) {
   using T = TypeParam;
-  for (const auto& [in, out] : testing::kLayoutPairs) {
+  for (const auto& [in, out] : kLayoutPairs) {
     this->CheckGroups({3, 17}, 24, 40, {in, out, in});
     this->template CheckDense<float>(20, 24, 40, {in, out, in});
-    if (testing::kSanitized) continue;
+    if (kSanitized) continue;
     this->CheckGroups({18}, 9, 33, {out, in, out});
   }
   // Rows at multiples of 16 bytes that end within 16 bytes, what follows them not to be read.
@@ -214,42 +197,43 @@ TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyLayout) {
 }
 
 // The same rows of one group: alone, and between two others, one of which is all NaN, by offsets
-// that a device alone knows and that end before the rows.
+// that a device alone knows and that end before the rows. Of any depth, and of one that Hopper GPUs
+// multiply by wgmma.
 TYPED_TEST(DeviceGemmTest, BitsDependOnTheRowAndItsGroupAlone) {
   using T = TypeParam;
-  const int64_t before = 11, rows = 37, total = before + rows + 130, cols = 10, depth = 43;
-  auto x = Mixed<T>(total + 7, depth, kLayouts[0], 1);
-  for (int64_t r = 0; r < before; ++r) {
-    for (int64_t k = 0; k < depth; ++k) x.at(r, k) = T(testing::kNaN);
-  }
-  const Groups<T> groups({before, rows, 130}, cols, depth, kLayouts[0]);
-  for (const Path& path : this->paths_) {
-    if (path.cublas != nullptr) continue;
-    SCOPED_TRACE(path.name());
-    const auto& device = path.device;
-    Workspace workspace(device->memory());
-    const auto [weight, views] = WeightsOn(*device, groups);
-    const auto x_there = device->Copy(x);
-    const Matrix<T> zeros(x.rows(), cols, kLayouts[0]);
-    const auto together = device->Copy(zeros), alone = device->Copy(zeros);
-    const auto there = device->Copy(groups.offsets);
-    const bool cpu = device->is_cpu();
-    const int64_t most = cpu ? total : x.rows();
-    ASSERT_TRUE(GroupedGemm<T>(RowRange(MatrixView<const T>(x_there.view()), 0, most),
+  const int64_t before = 11, rows = 37, total = before + rows + 130;
+  for (const auto& [cols, depth] : {std::pair<int64_t, int64_t>{10, 43}, {24, 200}}) {
+    auto x = Mixed<T>(total + 7, depth, kLayouts[0], 1);
+    for (int64_t r = 0; r < before; ++r) {
+      for (int64_t k = 0; k < depth; ++k) x.at(r, k) = T(kNaN);
+    }
+    const Groups<T> groups({before, rows, 130}, cols, depth, kLayouts[0]);
+    for (const Path& path : this->paths_) {
+      if (path.cublas != nullptr) continue;
+      SCOPED_TRACE(path.name());
+      const auto& device = path.device;
+      Workspace workspace(device->memory());
+      const auto [weight, views] = WeightsOn(*device, groups);
+      const auto x_there = device->Copy(x);
+      const Matrix<T> zeros(x.rows(), cols, kLayouts[0]);
+      const auto together = device->Copy(zeros), alone = device->Copy(zeros);
+      const auto there = device->Copy(groups.offsets);
+      const bool cpu = device->is_cpu();
+      const int64_t most = cpu ? total : x.rows();
+      ASSERT_OK(GroupedGemm<T>(RowRange(MatrixView<const T>(x_there.view()), 0, most),
                                cpu ? groups.offsets : GroupOffsets::OnDevice(there.span(), {}),
                                views, RowRange(together.view(), 0, most), workspace,
-                               device->stream())
-                    .ok());
-    for (const auto& [begin, end] :
-         {std::pair<int64_t, int64_t>{0, before}, {11, 12}, {12, 31}, {31, 48}, {48, total}}) {
-      const size_t group = begin < before ? 0 : end <= before + rows ? 1 : 2;
-      ASSERT_TRUE(Gemm<T>(RowRange(MatrixView<const T>(x_there.view()), begin, end), views[group],
-                          RowRange(alone.view(), begin, end), workspace, device->stream())
-                      .ok());
+                               device->stream()));
+      for (const auto& [begin, end] :
+           {std::pair<int64_t, int64_t>{0, before}, {11, 12}, {12, 31}, {31, 48}, {48, total}}) {
+        const size_t group = begin < before ? 0 : end <= before + rows ? 1 : 2;
+        ASSERT_OK(Gemm<T>(RowRange(MatrixView<const T>(x_there.view()), begin, end), views[group],
+                          RowRange(alone.view(), begin, end), workspace, device->stream()));
+      }
+      const Matrix<T> got = device->Read(together);
+      EXPECT_TRUE(std::isnan(got(0, 0)) && !std::isnan(got(before, 0)));
+      EXPECT_TRUE(SameBits(got, device->Read(alone)));
     }
-    const Matrix<T> got = device->Read(together);
-    EXPECT_TRUE(std::isnan(got(0, 0)) && !std::isnan(got(before, 0)));
-    EXPECT_TRUE(SameBits(got, device->Read(alone)));
   }
 }
 
@@ -271,7 +255,7 @@ TYPED_TEST(DeviceGemmTest, WeightsAtUnequalDistancesAreRefusedOnADevice) {
                          workspace, device->stream(), path.options);
       EXPECT_EQ(absl::IsInvalidArgument(status), !device->is_cpu()) << path.name() << status;
     }
-    EXPECT_TRUE(device->stream().Synchronize().ok());
+    EXPECT_OK(device->stream().Synchronize());
   }
 }
 
@@ -288,9 +272,8 @@ TYPED_TEST(DeviceGemmTest, RoundsOnceAfterTheWholeSum) {
     const auto product = [&]<typename TOut>(const Matrix<T>& a, const Matrix<T>& b, TOut) {
       const auto a_there = device->Copy(a), b_there = device->Copy(b);
       const auto c = device->Copy(Matrix<TOut>(a.rows(), b.rows(), kLayouts[0]));
-      EXPECT_TRUE(
-          (Gemm<T, TOut>(a_there.view(), b_there.view(), c.view(), workspace, device->stream()))
-              .ok());
+      EXPECT_OK(
+          Gemm<T, TOut>(a_there.view(), b_there.view(), c.view(), workspace, device->stream()));
       return device->Read(c);
     };
     EXPECT_EQ(product(Matrix<T>::Of(1, 3, {1, 1, 1}), Matrix<T>::Of(1, 3, {256, 1, 1}), T())(0, 0),
@@ -309,15 +292,13 @@ TYPED_TEST(DeviceGemmTest, NoGroupsAndNoRows) {
     const auto& device = path.device;
     Workspace workspace(device->memory());
     const MatrixView<const T> none(nullptr, 0, 40);
-    EXPECT_TRUE(
-        GroupedGemm<T>(none, {0}, {}, {nullptr, 0, 21}, workspace, device->stream(), path.options)
-            .ok());
+    EXPECT_OK(
+        GroupedGemm<T>(none, {0}, {}, {nullptr, 0, 21}, workspace, device->stream(), path.options));
     const auto w = device->Copy(Mixed<T>(21, 40, 0, 1));
     const std::vector<MatrixView<const T>> views = {w.view(), w.view()};
-    EXPECT_TRUE(GroupedGemm<T>(none, {0, 0, 0}, views, {nullptr, 0, 21}, workspace,
-                               device->stream(), path.options)
-                    .ok());
-    EXPECT_TRUE(device->stream().Synchronize().ok());
+    EXPECT_OK(GroupedGemm<T>(none, {0, 0, 0}, views, {nullptr, 0, 21}, workspace, device->stream(),
+                             path.options));
+    EXPECT_OK(device->stream().Synchronize());
   }
 }
 
@@ -363,9 +344,52 @@ TYPED_TEST(DeviceGemmTest, WrongOffsetsStayInBounds) {
 // By mma.sync what a Hopper GPU multiplies by wgmma.
 TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationOnGpusBeforeHopper) {
   const cusim::ScopedMachine machine({.major = 8});
-  testing::ForSchedules([this] { this->CheckGroups({2, 129}, 16, 104); });
+  ForSchedules([this] { this->CheckGroups({2, 129}, 16, 104); });
+}
+
+template <typename T>
+class WgmmaTest : public ::testing::Test {};
+TYPED_TEST_SUITE(WgmmaTest, HalfTypes);
+
+// By what does not change from step to step: a row's bits must not depend on how many there are.
+TYPED_TEST(WgmmaTest, IsChosenByDeviceAlignmentAndDepth) {
+  using T = TypeParam;
+  alignas(16) T memory[16] = {};
+  const auto takes = [&](MatrixView<const T> in, MatrixView<const T> weight, int64_t distance) {
+    return gemm::TakesWgmma<T>({.in = in, .weight = {weight, 2, distance}});
+  };
+  const MatrixView<const T> aligned(memory, 3, 7, 8);
+  EXPECT_TRUE(takes(aligned, aligned, 64));
+  EXPECT_TRUE(takes({memory + 8, 1000, 7, 16}, {memory + 8, 5, 7, 8}, 8));
+  EXPECT_TRUE(takes({memory, 0, 7, 8}, aligned, 64));
+  EXPECT_FALSE(takes({memory, 3, 0, 8}, {memory, 3, 0, 8}, 64));
+  EXPECT_FALSE(takes({memory + 1, 3, 7, 8}, aligned, 64));
+  EXPECT_FALSE(takes({memory, 3, 7, 9}, aligned, 64));
+  EXPECT_FALSE(takes(aligned, {memory + 1, 3, 7, 8}, 64));
+  EXPECT_FALSE(takes(aligned, {memory, 3, 7, 9}, 64));
+  for (const int64_t distance : {63, 0, -64}) EXPECT_FALSE(takes(aligned, aligned, distance));
+  EXPECT_FALSE(takes(aligned, {memory, 3, 7, 16}, 8));  // side by side
+  EXPECT_TRUE(gemm::TakesWgmma<T>({.in = aligned, .weight = {aligned, 1}}));
+  const cusim::ScopedMachine machine({.major = 8});
+  EXPECT_FALSE(takes(aligned, aligned, 64));
+}
+
+// Its copies have coordinates of 32 bits.
+TYPED_TEST(WgmmaTest, RefusesTwoToThe31RowsColumnsOrTerms) {
+  using T = TypeParam;
+  const auto refuses = [](int64_t rows, int64_t cols, int64_t depth) {
+    alignas(16) static T memory[1];
+    return gemm::RunWgmma<T>({.in = {memory, rows, depth, depth},
+                              .weight = {{memory, cols, depth, depth}, 1},
+                              .out = {memory, rows, cols, cols}},
+                             nullptr) == cudaErrorInvalidValue;
+  };
+  constexpr int64_t kMany = int64_t{1} << 31;
+  EXPECT_TRUE(refuses(kMany, 8, 8));
+  EXPECT_TRUE(refuses(8, kMany, 8));
+  EXPECT_TRUE(refuses(8, 8, kMany));
 }
 #endif
 
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

@@ -10,18 +10,14 @@
 
 #include "kernels/exact_sum/exact_sum.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
-#include "tests/kernels/device_gemm.h"
 #include "tests/kernels/device_memory.h"
-#include "tests/kernels/gemm_matrix.h"
+#include "tests/kernels/gemm_test.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
 
 using gemm::Layout;
 using ::testing::ElementsAre;
-using testing::kLayouts;
-using testing::Placed;
-using testing::TestDevice;
 
 template <typename T>
 class DeviceWeightGradientTest : public ::testing::Test {
@@ -38,8 +34,8 @@ class DeviceWeightGradientTest : public ::testing::Test {
     const int64_t end = segments.back();
     auto dy = Mixed<T>(end + 3, out, layouts.in, 1), x = Mixed<T>(end + 3, in, layouts.weight, 2);
     for (const int64_t r : {int64_t{0}, int64_t{1}, end, end + 2}) {
-      std::fill_n(dy.view().row(r), out, T(testing::kNaN));
-      std::fill_n(x.view().row(r), in, T(testing::kNaN));
+      std::fill_n(dy.view().row(r), out, T(kNaN));
+      std::fill_n(x.view().row(r), in, T(kNaN));
     }
     const auto offset = static_cast<size_t>(layouts.out.offset);
     for (const Path& path : paths_) {
@@ -47,8 +43,8 @@ class DeviceWeightGradientTest : public ::testing::Test {
       CheckFloatSums(path, dy, x, segments, rows.size(), offset);
     }
     if (end > 2) {
-      dy.at(2, out - 1) = T(testing::kNaN);
-      x.at(end - 1, 0) = T(testing::kInfinity);
+      dy.at(2, out - 1) = T(kNaN);
+      x.at(end - 1, 0) = T(kInfinity);
     }
     for (const Path& path : paths_) {
       SCOPED_TRACE(path.name() << ", " << end - 2 << " rows, exact dw " << out << " x " << in);
@@ -74,9 +70,8 @@ class DeviceWeightGradientTest : public ::testing::Test {
     const bool by_kernels = !device.is_cpu() && path.options.cublas == nullptr;
     const GroupOffsets rows =
         by_kernels ? GroupOffsets::OnDevice(offsets.span(), {}) : GroupOffsets(segments);
-    ASSERT_TRUE(AddWeightGradients<T>(dy_there.view(), x_there.view(), rows, grads, workspace,
-                                      device.stream(), path.options)
-                    .ok());
+    ASSERT_OK(AddWeightGradients<T>(dy_there.view(), x_there.view(), rows, grads, workspace,
+                                    device.stream(), path.options));
     const size_t each = (segments.size() - 1) / count;
     for (size_t g = 0; g < count; ++g) {
       SCOPED_TRACE(g);
@@ -119,9 +114,8 @@ class DeviceWeightGradientTest : public ::testing::Test {
       sums.emplace_back(device, std::vector<int64_t>(size, 7), offset);
       grads.emplace_back(sums[g].span(), kGrid, non_finite.span().data(), &empty[g]);
     }
-    ASSERT_TRUE(AddWeightGradients<T>(dy_there.view(), x_there.view(), segments, grads, workspace,
-                                      device.stream(), path.options)
-                    .ok());
+    ASSERT_OK(AddWeightGradients<T>(dy_there.view(), x_there.view(), segments, grads, workspace,
+                                    device.stream(), path.options));
     EXPECT_TRUE(device.is_cpu() || workspace.used_bytes() == 0);
     const auto host = MakeInlineStream();
     const size_t each = (segments.size() - 1) / count;
@@ -133,16 +127,13 @@ class DeviceWeightGradientTest : public ::testing::Test {
       for (size_t s = g * each; s < (g + 1) * each; ++s) {
         if (segments[s] == segments[s + 1]) continue;
         bool first = true;
-        ASSERT_TRUE(
-            AddWeightGradient<T>(
-                RowRange(MatrixView<const T>(dy_there.view()), segments[s], segments[s + 1]),
-                RowRange(MatrixView<const T>(x_there.view()), segments[s], segments[s + 1]),
-                GradAccumulator(partial_there.span(), &first), workspace, device.stream(),
-                path.options)
-                .ok());
-        ASSERT_TRUE(ExactAccumulate(kGrid, device.Read(partial_there), absl::MakeSpan(want), write,
-                                    &want_non_finite, *host)
-                        .ok());
+        ASSERT_OK(AddWeightGradient<T>(
+            RowRange(MatrixView<const T>(dy_there.view()), segments[s], segments[s + 1]),
+            RowRange(MatrixView<const T>(x_there.view()), segments[s], segments[s + 1]),
+            GradAccumulator(partial_there.span(), &first), workspace, device.stream(),
+            path.options));
+        ASSERT_OK(ExactAccumulate(kGrid, device.Read(partial_there), absl::MakeSpan(want), write,
+                                  &want_non_finite, *host));
         write = Write::kAdd;
       }
       if (write == Write::kOverwrite && !empty[g]) want.assign(size, 0);  // no rows: a zero partial
@@ -154,8 +145,7 @@ class DeviceWeightGradientTest : public ::testing::Test {
   static constexpr size_t kMostWeights = 4;
   std::vector<Path> paths_ = Paths();
 };
-using Types = ::testing::Types<float, BFloat16, Float16>;
-TYPED_TEST_SUITE(DeviceWeightGradientTest, Types);
+TYPED_TEST_SUITE(DeviceWeightGradientTest, StorageTypes);
 
 TYPED_TEST(DeviceWeightGradientTest, ByHand) {
   using T = TypeParam;
@@ -168,10 +158,9 @@ TYPED_TEST(DeviceWeightGradientTest, ByHand) {
     const auto dw = device->Copy(std::vector<float>{7, 7});
     for (bool empty : {false, true}) {
       const float old = empty ? 0 : 7;
-      ASSERT_TRUE(AddWeightGradient<T>(dy_there.view(), x_there.view(),
-                                       GradAccumulator(dw.span(), &empty), workspace,
-                                       device->stream(), path.options)
-                      .ok());
+      ASSERT_OK(AddWeightGradient<T>(dy_there.view(), x_there.view(),
+                                     GradAccumulator(dw.span(), &empty), workspace,
+                                     device->stream(), path.options));
       EXPECT_THAT(device->Read(dw), ElementsAre(22 + old, 28 + old));
     }
   }
@@ -179,7 +168,7 @@ TYPED_TEST(DeviceWeightGradientTest, ByHand) {
 
 // Empty segments, ends inside a tile, more depth than the pipeline has stages.
 TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnySchedule) {
-  testing::ForSchedules([this] {
+  ForSchedules([this] {
     this->CheckWeightGradients({{0, 40, 0, 100}, {0, 0, 0, 0}, {1, 0, 65, 64}}, 16, 24);
   });
 }
@@ -189,21 +178,21 @@ TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnyShape) {
   this->CheckWeightGradients({{0, 0}, {0, 0}}, 9, 8);
   // No terms: a sum stays as it was.
   for (const int64_t depth : {0, 1, 7, 8, 16, 31, 32, 33, 64, 65, 96, 100, 300}) {
-    if (testing::kSanitized && depth != 33) continue;
+    if (kSanitized && depth != 33) continue;
     this->CheckWeightGradients({{depth}, {depth}}, 1 + depth % 13, 1 + depth % 18);
   }
 }
 
 TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnyLayout) {
-  for (const auto& [in, out] : testing::kLayoutPairs) {
-    if (testing::kSanitized) break;
+  for (const auto& [in, out] : kLayoutPairs) {
+    if (kSanitized) break;
     this->CheckWeightGradients({{40, 3}, {2, 34}}, 24, 16, {in, out, in});
     this->CheckWeightGradients({{33, 3}, {2, 34}}, 17, 9, {out, in, out});
   }
   // Rows at multiples of 16 bytes that end within 16 bytes, what follows them not to be read.
-  const testing::MatrixLayout padded = {0, 3, 0};
+  const MatrixLayout padded = {0, 3, 0};
   this->CheckWeightGradients({{40}, {8}}, 21, 13, {padded, padded, padded});
 }
 
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

@@ -1,3 +1,5 @@
+// kernels/grouped_gemm on CPUs: trees, memory, packed weights, and what is refused. The bits of
+// products: grouped_gemm_bits_test.cc.
 #include "kernels/grouped_gemm/grouped_gemm.h"
 
 #include <algorithm>
@@ -5,15 +7,18 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/grouped_gemm/packed_weights.h"
 #include "kernels/grouped_gemm/simd_targets.h"
-#include "tests/kernels/gemm_matrix.h"
+#include "tests/kernels/gemm_test.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -27,9 +32,8 @@ TEST(Gemm, AddsLeavesAsABalancedTree) {
   Workspace workspace;
   const auto stream = MakeInlineStream();
   const auto add = [&](int leaves, int parts) {
-    EXPECT_TRUE(Gemm<float>({x.data(), 1, 8}, {ones.data(), 1, 8}, MatrixView<float>{&sum, 1, 1},
-                            workspace, *stream, {}, {{leaves, 8 / parts, 1}, parts})
-                    .ok());
+    EXPECT_OK(Gemm<float>({x.data(), 1, 8}, {ones.data(), 1, 8}, MatrixView<float>{&sum, 1, 1},
+                          workspace, *stream, {}, {{leaves, 8 / parts, 1}, parts}));
     return sum;
   };
   EXPECT_EQ(add(1, 1), 1.0f);
@@ -47,13 +51,11 @@ TEST(Gemm, AnEmptyLeafIsNoZero) {
   Workspace workspace;
   const auto stream = MakeInlineStream();
   for (const std::string& target : gemm::SimdTargets()) {
-    gemm::UseSimdTarget(target);
-    ASSERT_TRUE(Gemm<float>({&x, 1, 1}, {&w, 1, 1}, MatrixView<float>{&y, 1, 1}, workspace, *stream,
-                            {}, {{.leaves = 2, .extent = 1}})
-                    .ok());
+    const SimdTarget use(target);
+    ASSERT_OK(Gemm<float>({&x, 1, 1}, {&w, 1, 1}, MatrixView<float>{&y, 1, 1}, workspace, *stream,
+                          {}, {{.leaves = 2, .extent = 1}}));
     EXPECT_TRUE(y == 0 && std::signbit(y)) << target;
   }
-  gemm::UseSimdTarget("");
 }
 
 TEST(GroupedGemm, GivesTheWorkspaceBackAndStopsAllocating) {
@@ -65,9 +67,8 @@ TEST(GroupedGemm, GivesTheWorkspaceBackAndStopsAllocating) {
   const auto stream = MakeInlineStream(&pool);
   int64_t allocations = 0;
   for (int round = 0; round < 3; ++round) {
-    ASSERT_TRUE(GroupedGemm<BFloat16>(x.view(), groups.offsets, groups.views(), y.view(), workspace,
-                                      *stream)
-                    .ok());
+    ASSERT_OK(GroupedGemm<BFloat16>(x.view(), groups.offsets, groups.views(), y.view(), workspace,
+                                    *stream));
     EXPECT_EQ(workspace.used_bytes(), 0);
     if (round == 1) allocations = workspace.allocations();
   }
@@ -82,12 +83,7 @@ TEST(GroupedGemm, ReadsOffsetsAndWeightViewsBeforeItReturns) {
   Workspace workspace;
   auto stream = MakeStream({}).value();
   std::promise<void> gate;
-  ASSERT_TRUE(stream
-                  ->Enqueue([opened = gate.get_future()]() mutable {
-                    opened.wait();
-                    return absl::OkStatus();
-                  })
-                  .ok());
+  EnqueueWork(*stream, [opened = gate.get_future()]() mutable { opened.wait(); });
   std::vector<MatrixView<const float>> views = groups.views();
   const absl::Status status =
       GroupedGemm<float>(x.view(), groups.offsets, views, y.view(), workspace, *stream);
@@ -95,9 +91,54 @@ TEST(GroupedGemm, ReadsOffsetsAndWeightViewsBeforeItReturns) {
   std::fill(groups.offsets.begin(), groups.offsets.end(), -1);
   EXPECT_GT(workspace.used_bytes(), 0) << "the queued task still needs it";
   gate.set_value();
-  ASSERT_TRUE(status.ok()) << status;
-  ASSERT_TRUE(stream->Synchronize().ok());
+  ASSERT_OK(status);
+  ASSERT_OK(stream->Synchronize());
   EXPECT_TRUE(SameBits(y, want));
+}
+
+template <typename T>
+class PackedWeightsTest : public ::testing::Test {
+ protected:
+  // Strip o / W, step k, column o % W, in both directions: every element once, and zeros beyond.
+  // The two steps of a pair of bfloat16 lie side by side.
+  void CheckPlaces(int64_t out, int64_t in, int64_t pad) {
+    SCOPED_TRACE(::testing::Message() << "[" << out << ", " << in << "]");
+    const auto weight = Mixed<T>(out, in, pad, 3);
+    const auto stream = MakeInlineStream(&threads_);
+    PackedWeights<T> packed = PackedWeights<T>::Create(out, in).value();
+    // Twice: what an earlier packing left does not stay.
+    const auto nan = Unwritten<T>(out, in);
+    ASSERT_OK(packed.Pack(nan.view(), 0, *stream));
+    ASSERT_OK(packed.Pack(weight.view(), 1, *stream));
+    const MatrixView<const T> strips = packed.strips();
+    const int64_t width = strips.cols();
+    constexpr int64_t kPair = std::is_same_v<T, BFloat16> ? 2 : 1;
+    const int64_t steps = (in + kPair - 1) / kPair * kPair;
+    ASSERT_EQ(strips.rows(), (out + width - 1) / width * steps);
+    for (int64_t i = 0; i < strips.rows() * width; ++i) {
+      const int64_t line = i / (width * kPair), in_line = i % (width * kPair);
+      const int64_t o = line / (steps / kPair) * width + in_line / kPair;
+      const int64_t k = line % (steps / kPair) * kPair + in_line % kPair;
+      const float want = o < out && k < in ? static_cast<float>(weight.at(o, k)) : 0.0f;
+      ASSERT_EQ(static_cast<float>(strips.data()[i]), want) << "o " << o << ", k " << k;
+    }
+  }
+
+  ThreadPool threads_{3};
+};
+
+TYPED_TEST_SUITE(PackedWeightsTest, StorageTypes);
+
+TYPED_TEST(PackedWeightsTest, HoldEachElementOnceAndZerosBehindTheLast) {
+  for (const std::string& target : gemm::SimdTargets()) {
+    SCOPED_TRACE(target);
+    const SimdTarget use(target);
+    for (const int64_t out : {1, 7, 16, 63, 64, 65, 200}) {
+      for (const int64_t in : {1, 8, 63, 64, 65, 131}) {
+        this->CheckPlaces(out, in, (out + in) % 3);
+      }
+    }
+  }
 }
 
 class FakeCudaStream final : public Stream {
@@ -111,16 +152,19 @@ class FakeCudaStream final : public Stream {
   absl::Status DoEnqueue(const TaskOffer&) override { return absl::OkStatus(); }
 };
 
-class GroupedGemmErrors : public ::testing::Test {
+class GemmErrors : public ::testing::Test {
  protected:
   absl::Status Forward(MatrixView<const float> x, std::vector<int64_t> offsets,
                        MatrixView<float> y) {
     const MatrixView<const float> weight[] = {{w_.data(), 2, 3}, {w_.data(), 2, 3}};
     return GroupedGemm<float>(x, offsets, weight, y, workspace_, *stream_);
   }
+  absl::Status Forward(const PackedWeights<float>& w, int64_t version, int64_t out, int64_t in) {
+    return Gemm<float>({x_.data(), 2, in}, w, version, MatrixView<float>{y_.data(), 2, out},
+                       workspace_, *stream_);
+  }
   static void Expect(const absl::Status& status, const std::string& text) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+    ExpectRefused(status, HasSubstr(text));
   }
 
   std::vector<float> w_ = std::vector<float>(64, 1.0f), x_ = w_, y_ = w_;
@@ -128,7 +172,7 @@ class GroupedGemmErrors : public ::testing::Test {
   std::unique_ptr<Stream> stream_ = MakeInlineStream();
 };
 
-TEST_F(GroupedGemmErrors, NameTheArgumentAndTheExpectedShape) {
+TEST_F(GemmErrors, NameTheArgumentAndTheExpectedShape) {
   Expect(Forward({x_.data(), 4, 3}, {0, 1, 4}, {y_.data(), 5, 2}),
          "GroupedGemm: x is [4, 3] with stride 3, expected [5, 3]");
   Expect(Forward({x_.data(), 4, 2}, {0, 1, 4}, {y_.data(), 4, 2}),
@@ -144,13 +188,13 @@ TEST_F(GroupedGemmErrors, NameTheArgumentAndTheExpectedShape) {
   EXPECT_EQ(workspace_.allocations(), 0);
 }
 
-TEST_F(GroupedGemmErrors, TreesThatDoNotFitTheProduct) {
+TEST_F(GemmErrors, TreesThatDoNotFitTheProduct) {
   const auto tree = [&](const GemmTree& of) {
     return Gemm<float>({x_.data(), 4, 6}, {w_.data(), 2, 6}, MatrixView<float>{y_.data(), 4, 2},
                        workspace_, *stream_, {}, of);
   };
-  EXPECT_TRUE(tree({{8, 2, 16}, 3}).ok());
-  EXPECT_TRUE(tree({{8, 2, 16}, 2, 2}).ok());
+  EXPECT_OK(tree({{8, 2, 16}, 3}));
+  EXPECT_OK(tree({{8, 2, 16}, 2, 2}));
   Expect(tree({{8, 2, 16}, 2, 3}),
          "a tree over 2 parts of 2, the first 3 times, in items of 16, expected 1 to 3 parts");
   for (const int leaves : {0, 3, 32}) Expect(tree({{leaves, 6, 16}}), "expected 1, 2, 4, 8 or 16");
@@ -161,13 +205,13 @@ TEST_F(GroupedGemmErrors, TreesThatDoNotFitTheProduct) {
   Expect(tree({{8, 6, 16}, 0}), "a tree over 0 parts");
 }
 
-TEST_F(GroupedGemmErrors, CudaStreamsAreUnimplemented) {
+TEST_F(GemmErrors, CudaStreamsAreUnimplemented) {
   stream_ = std::make_unique<FakeCudaStream>();
   const absl::Status tree =
       Gemm<float>({x_.data(), 4, 3}, {w_.data(), 2, 3}, MatrixView<float>{y_.data(), 4, 2},
                   workspace_, *stream_, {}, {{8, 3, 1}});
   EXPECT_EQ(tree.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(tree.message()), HasSubstr("expected one chain"));
+  EXPECT_THAT(Message(tree), HasSubstr("expected one chain"));
   EXPECT_EQ(Forward({x_.data(), 4, 3}, {0, 1, 4}, {y_.data(), 4, 2}).code(),
             absl::StatusCode::kUnimplemented);
 }
@@ -181,7 +225,7 @@ class NoMemory final : public MemoryResource {
   void Free(std::byte*, int64_t) override {}
 };
 
-TEST_F(GroupedGemmErrors, NoWorkspaceIsResourceExhausted) {
+TEST_F(GemmErrors, NoWorkspaceIsResourceExhausted) {
   NoMemory none;
   Workspace empty(none);
   EXPECT_EQ(Gemm<float>({x_.data(), 4, 3}, {w_.data(), 2, 3}, MatrixView<float>{y_.data(), 4, 2},
@@ -190,5 +234,52 @@ TEST_F(GroupedGemmErrors, NoWorkspaceIsResourceExhausted) {
             absl::StatusCode::kResourceExhausted);
 }
 
+TEST_F(GemmErrors, NameWhatIsWrongWithPackedWeights) {
+  PackedWeights<float> w = PackedWeights<float>::Create(5, 3).value();
+  Expect(PackedWeights<float>::Create(-1, 3).status(), "[-1, 3]");
+  Expect(Forward(w, 0, 5, 3), "packed at version -1, expected 0 (call Pack first)");
+  Expect(Forward(w, PackedWeights<float>::kNeverPacked, 5, 3), "call Pack first");
+  Expect(w.Pack({x_.data(), 3, 5}, 0, *stream_),
+         "PackedWeights::Pack: weight is [3, 5] with stride 5, expected [5, 3]");
+  Expect(w.Pack({x_.data(), 5, 3}, -1, *stream_), "version -1");
+  EXPECT_EQ(w.version(), PackedWeights<float>::kNeverPacked);
+  ASSERT_OK(w.Pack({x_.data(), 5, 3}, 4, *stream_));
+  EXPECT_EQ(w.version(), 4);
+  EXPECT_OK(Forward(w, 4, 5, 3));
+  EXPECT_EQ(y_[9], 3.0f);
+  Expect(Forward(w, 5, 5, 3), "Gemm: a weight is packed at version 4, expected 5");
+  Expect(Forward(w, 4, 3, 5), "a packed weight is [5, 3], expected [3, 5]");
+  Expect(Forward({}, 4, 5, 3), "a packed weight is [0, 0]");
+  Expect(GroupedGemm<float>({x_.data(), 2, 3}, {0, 1, 2}, {&w, 1}, 4, {y_.data(), 2, 5}, workspace_,
+                            *stream_),
+         "3 offsets for 1 weights");
+}
+
+TEST_F(GemmErrors, AnotherWidthOfPackedStripsIsRefused) {
+  const std::vector<std::string> targets = gemm::SimdTargets();
+  if (targets.size() < 2) GTEST_SKIP() << "one target";
+  PackedWeights<float> w = PackedWeights<float>::Create(5, 3).value();
+  ASSERT_OK(w.Pack({x_.data(), 5, 3}, 0, *stream_));
+  int refused = 0;
+  for (const std::string& target : targets) {
+    const SimdTarget use(target);
+    const absl::Status status = Forward(w, 0, 5, 3);
+    if (status.ok()) continue;
+    Expect(status, "packed for other SIMD instructions");
+    Expect(w.Pack({x_.data(), 5, 3}, 1, *stream_), "created for other SIMD instructions");
+    ++refused;
+  }
+  EXPECT_GT(refused, 0);
+}
+
+TEST_F(GemmErrors, PackedWeightsMovedFromHoldNothing) {
+  PackedWeights<float> w = PackedWeights<float>::Create(5, 3).value();
+  ASSERT_OK(w.Pack({x_.data(), 5, 3}, 0, *stream_));
+  const PackedWeights<float> other = std::move(w);
+  EXPECT_OK(Forward(other, 0, 5, 3));
+  // NOLINTNEXTLINE(bugprone-use-after-move)
+  Expect(Forward(w, 0, 5, 3), "a packed weight is [0, 0]");
+}
+
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing
