@@ -1,4 +1,4 @@
-// kernels/base: streams, threads, workspace, bfloat16, random numbers.
+// kernels/base: streams, threads, workspace, 16-bit floats, random numbers, cuts of an index.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -25,10 +26,12 @@
 #include "kernels/base/parallel.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/stream.h"
+#include "kernels/base/tree_cut.h"
 #include "kernels/base/workspace.h"
 #include "kernels/base/xxh3.h"
+#include "tests/kernels/op_test.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -70,7 +73,7 @@ void ExpectMovesRunsAndEndsOnce() {
     ASSERT_TRUE(moved);
     HostTask other([] { return absl::InternalError("replaced"); });
     other = std::move(moved);
-    ASSERT_TRUE(other().ok());
+    ASSERT_OK(other());
     EXPECT_EQ(runs.use_count(), 2);
   }
   EXPECT_EQ(*runs, 1);
@@ -88,74 +91,32 @@ TEST(StreamTest, QueuesMoreThanItHasRoomForInOrder) {
   auto stream = MakeStream({}).value();
   auto gate = MakeStream({}).value();
   std::promise<void> opened;
-  ASSERT_TRUE(gate->Enqueue([wait = opened.get_future()]() mutable {
-                    wait.get();
-                    return absl::OkStatus();
-                  })
-                  .ok());
+  EnqueueWork(*gate, [wait = opened.get_future()]() mutable { wait.get(); });
   std::vector<int> seen;
   std::atomic<size_t> count = 0;
   std::vector<Event> held;  // events in use are not given out again
   for (int i = 0; i < 1500; ++i) {
     if (i == 100) {
-      ASSERT_TRUE(stream->WaitFor(gate->Record().value()).ok());
+      ASSERT_OK(stream->WaitFor(gate->Record().value()));
     }
-    ASSERT_TRUE(stream
-                    ->Enqueue([&seen, &count, i] {
-                      seen.push_back(i);
-                      ++count;
-                      return absl::OkStatus();
-                    })
-                    .ok());
+    EnqueueWork(*stream, [&seen, &count, i] {
+      seen.push_back(i);
+      ++count;
+    });
     if (i % 100 == 0) held.push_back(stream->Record().value());
   }
-  opened.set_value();
   auto other = MakeStream({}).value();
-  ASSERT_TRUE(other->WaitFor(held[5]).ok());
-  ASSERT_TRUE(other
-                  ->Enqueue([&count] {
-                    EXPECT_GT(count, 500u);
-                    return absl::OkStatus();
-                  })
-                  .ok());
-  ASSERT_TRUE(other->Synchronize().ok());
-  ASSERT_TRUE(stream->Synchronize().ok());
+  ASSERT_OK(other->WaitFor(held[5]));
+  EnqueueWork(*other, [&count] { EXPECT_GT(count, 500u); });
+  opened.set_value();
+  ASSERT_OK(other->Synchronize());
+  ASSERT_OK(stream->Synchronize());
   ASSERT_EQ(seen.size(), 1500u);
   EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
 }
 
-TEST(StreamTest, FirstErrorSticksAndStopsTheQueue) {
-  auto stream = MakeStream({}).value();
-  bool ran = false;
-  (void)stream->Enqueue([] { return absl::InternalError("boom"); });
-  (void)stream->Enqueue([&ran] {
-    ran = true;
-    return absl::OkStatus();
-  });
-  EXPECT_EQ(stream->Synchronize().message(), "boom");
-  EXPECT_FALSE(ran);
-}
-
-TEST(StreamTest, EventOrdersTwoStreams) {
-  auto a = MakeStream({}).value();
-  auto b = MakeStream({}).value();
-  int x = 0;
-  ASSERT_TRUE(a->Enqueue([&x] {
-                 std::this_thread::sleep_for(std::chrono::milliseconds(20));
-                 x = 1;
-                 return absl::OkStatus();
-               }).ok());
-  ASSERT_TRUE(b->WaitFor(a->Record().value()).ok());
-  ASSERT_TRUE(b->Enqueue([&x] {
-                 x += 10;
-                 return absl::OkStatus();
-               }).ok());
-  ASSERT_TRUE(b->Synchronize().ok());
-  EXPECT_EQ(x, 11);
-}
-
 // Streams of the CPU in all pairs; cuda_stream_test has those of devices.
-TEST(StreamTest, AnEventCarriesTheErrorOfItsStream) {
+TEST(StreamTest, FirstErrorSticksStopsTheQueueAndTravelsWithAnEvent) {
   for (const bool first_queues : {false, true}) {
     for (const bool second_queues : {false, true}) {
       const auto make = [](bool queues) {
@@ -163,18 +124,19 @@ TEST(StreamTest, AnEventCarriesTheErrorOfItsStream) {
       };
       const auto first = make(first_queues), second = make(second_queues);
       const Event before = first->Record().value();
-      ASSERT_TRUE(second->WaitFor(before).ok());
-      ASSERT_TRUE(second->Synchronize().ok());
-      (void)first->Enqueue([] { return absl::UnavailableError("peer lost"); });
-      const Event after = first->Record().value();
-      (void)second->WaitFor(after);
-      bool ran = false;
-      (void)second->Enqueue([&ran] {
-        ran = true;
-        return absl::OkStatus();
-      });
-      EXPECT_EQ(second->Synchronize(), absl::UnavailableError("peer lost"))
-          << first_queues << second_queues;
+      ASSERT_OK(second->WaitFor(before));
+      ASSERT_OK(second->Synchronize());
+      const absl::Status lost = absl::UnavailableError("peer lost");
+      (void)first->Enqueue([lost] { return lost; });
+      (void)second->WaitFor(first->Record().value());
+      std::atomic<bool> ran = false;
+      for (const auto& stream : {first.get(), second.get()}) {
+        (void)stream->Enqueue([&ran] {
+          ran = true;
+          return absl::OkStatus();
+        });
+        EXPECT_EQ(stream->Synchronize(), lost) << first_queues << second_queues;
+      }
       EXPECT_FALSE(ran);
     }
   }
@@ -184,7 +146,7 @@ TEST(StreamTest, AnEventThatWasNeverRecordedIsRefused) {
   for (const bool queues : {false, true}) {
     const auto stream = queues ? MakeStream({}).value() : MakeInlineStream();
     EXPECT_EQ(stream->WaitFor(Event()).code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_TRUE(stream->Synchronize().ok());
+    EXPECT_OK(stream->Synchronize());
   }
 }
 
@@ -192,14 +154,9 @@ TEST(StreamTest, CopiesBytesInOrder) {
   auto stream = MakeStream({}).value();
   const int from = 7;
   int to = 0;
-  ASSERT_TRUE(stream->CopyBytes(&from, &to, sizeof(to)).ok());
-  ASSERT_TRUE(stream
-                  ->Enqueue([&to] {
-                    to *= 2;
-                    return absl::OkStatus();
-                  })
-                  .ok());
-  ASSERT_TRUE(stream->Synchronize().ok());
+  ASSERT_OK(stream->CopyBytes(&from, &to, sizeof(to)));
+  EnqueueWork(*stream, [&to] { to *= 2; });
+  ASSERT_OK(stream->Synchronize());
   EXPECT_EQ(to, 14);
 }
 
@@ -210,7 +167,7 @@ TEST(StreamTest, ACudaStreamIsThereOrSaysWhatIsMissing) {
   EXPECT_EQ(stream.ok(), CudaMemory(0).ok());
   if (stream.ok()) return;
   EXPECT_EQ(stream.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(stream.status().message()),
+  EXPECT_THAT(Message(stream.status()),
               ::testing::AnyOf(HasSubstr("MOE_ENABLE_CUDA=ON"), HasSubstr("driver")));
 }
 
@@ -338,10 +295,12 @@ TEST(BFloat16Test, RoundsToNearestEvenAndKeepsNaN) {
   EXPECT_EQ(static_cast<float>(BFloat16(1.0f + 0x1.01p-8f)), 1.0f + 0x1p-7f);
   EXPECT_TRUE(std::isinf(static_cast<float>(BFloat16(std::numeric_limits<float>::max()))));
   EXPECT_TRUE(std::isnan(static_cast<float>(BFloat16(std::nanf("")))));
+  EXPECT_EQ(BFloat16(std::bit_cast<float>(0x7f800001u)).bits, 0x7fc0);  // a NaN of the low bits
+  EXPECT_EQ(BFloat16(-std::numeric_limits<float>::infinity()).bits, 0xff80);
+  EXPECT_EQ(BFloat16(std::numeric_limits<float>::denorm_min()).bits, 0);
+  EXPECT_EQ(BFloat16(-0.0f).bits, 0x8000);
 }
 
-// Known-answer vector of philox4x32-10 with an all-zero counter (Random123's kat_vectors): the key
-// that our mixing maps to zero is seed 0, purpose 0, layer 0.
 // Every branch for short texts, and stripes and blocks with a rest behind them.
 TEST(Xxh3Test, IsWhatTheLibraryGivesWithoutWideInstructions) {
   std::vector<uint8_t> bytes(20'000);
@@ -354,6 +313,8 @@ TEST(Xxh3Test, IsWhatTheLibraryGivesWithoutWideInstructions) {
   }
 }
 
+// Known-answer vector of philox4x32-10 with an all-zero counter (Random123's kat_vectors): the key
+// that our mixing maps to zero is seed 0, purpose 0, layer 0.
 TEST(RandomTest, MatchesTheKnownAnswerOfPhilox) {
   const auto r = Random4({.seed = 0, .purpose = static_cast<RandomPurpose>(0)});
   EXPECT_EQ(r, (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
@@ -375,5 +336,73 @@ TEST(RandomTest, NormalHasMeanZeroAndVarianceOneAndKeysDiffer) {
   EXPECT_NE(Uniform({.step = 1}), Uniform({.step = 2}));
 }
 
+TEST(TreeCut, KeepsItemsWholeAndSpreadsThemOverLeaves) {
+  const TreeCut cut = {.leaves = 8, .extent = 70, .item = 16};  // items 0..4, the last of 6
+  const std::vector<int64_t> begins = {0, 0, 16, 16, 32, 48, 48, 64, 70};
+  for (int s = 0; s <= 8; ++s) EXPECT_EQ(cut.Begin(s), begins[s]) << s;
+  EXPECT_EQ((TreeCut{.leaves = 4, .extent = 0, .item = 3}.Begin(4)), 0);
+}
+
+// Sums that differ in bits when they are folded in another order, and leaves that are empty.
+std::optional<float> Leaf(int s) {
+  if (s % 5 == 3) return std::nullopt;
+  return 1.0f / static_cast<float>(s + 1);
+}
+
+// The node over [first, last), from values that are there or from its halves.
+std::optional<float> Fold(int first, int last,
+                          const std::vector<std::pair<TreeNode, std::optional<float>>>& there) {
+  for (const auto& [node, value] : there) {
+    if (node.first == first && node.last == last) return value;
+  }
+  if (last - first == 1) {
+    ADD_FAILURE() << "leaf " << first << " is in no node";
+    return std::nullopt;
+  }
+  const auto left = Fold(first, (first + last) / 2, there);
+  const auto right = Fold((first + last) / 2, last, there);
+  return left && right ? *left + *right : left ? left : right;
+}
+
+TEST(LargestNodes, CoverAnyRangeWithAlignedSubtrees) {
+  for (int first = 0; first <= kMaxTreeLeaves; ++first) {
+    for (int last = first; last <= kMaxTreeLeaves; ++last) {
+      int next = first, previous = 0;
+      bool smaller = false;
+      for (const TreeNode& node : LargestNodes(first, last)) {
+        const int size = node.last - node.first;
+        EXPECT_EQ(node.first, next);
+        EXPECT_TRUE(IsTreeLeaves(size) && node.first % size == 0) << first << ' ' << last;
+        // As few as possible: sizes grow, then fall.
+        EXPECT_TRUE(size > previous ? !smaller : size < previous || !smaller);
+        smaller = smaller || size <= previous;
+        next = node.last, previous = size;
+      }
+      EXPECT_EQ(next, last);
+    }
+  }
+}
+
+TEST(LargestNodes, FoldToTheSameRootForAnyPartition) {
+  std::vector<std::pair<TreeNode, std::optional<float>>> leaves;
+  for (int s = 0; s < kMaxTreeLeaves; ++s) leaves.push_back({{s, s + 1}, Leaf(s)});
+  const auto root = Fold(0, kMaxTreeLeaves, leaves);
+  float chain = 0;
+  for (int s = 0; s < kMaxTreeLeaves; ++s) chain += Leaf(s).value_or(0.0f);
+  ASSERT_NE(*root, chain);
+  for (int a = 0; a <= kMaxTreeLeaves; ++a) {
+    for (int b = a; b <= kMaxTreeLeaves; ++b) {
+      std::vector<std::pair<TreeNode, std::optional<float>>> there;
+      const int cuts[] = {0, a, b, kMaxTreeLeaves};
+      for (int rank = 0; rank < 3; ++rank) {
+        for (const TreeNode& node : LargestNodes(cuts[rank], cuts[rank + 1])) {
+          there.push_back({node, Fold(node.first, node.last, leaves)});
+        }
+      }
+      EXPECT_EQ(Fold(0, kMaxTreeLeaves, there), root) << a << ' ' << b;
+    }
+  }
+}
+
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

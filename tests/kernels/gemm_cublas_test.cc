@@ -17,18 +17,13 @@
 #include "tests/cusim/fake_streams.h"
 #include "tests/kernels/device_memory.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::TestDevice;
 
 constexpr Device kCuda = {DeviceKind::kCuda, 0};
 constexpr auto kAnyRows = RowBits::kMayDependOnCount;
-
-std::string Text(const absl::Status& status) {
-  return std::string(status.message());
-}
 
 class GemmCublasTest : public ::testing::Test {
  protected:
@@ -46,17 +41,16 @@ class GemmCublasTest : public ::testing::Test {
     const std::vector<MatrixView<const T>> weights(4, weight);
     Stream& stream = device_.stream();
     std::vector<int64_t> taken;
-    const auto count = [&](const absl::Status& status, int64_t before) {
-      EXPECT_TRUE(status.ok()) << status;
-      taken.push_back(cusim::CublasProducts() - before);
-    };
     int64_t before = cusim::CublasProducts();
-    count(GroupedGemm<T>(in, {0, 2, 2, 5, 6}, weights, out, workspace_, stream, options), before);
-    before = cusim::CublasProducts();
-    count(Gemm<T>(in, weight, out, workspace_, stream, options), before);
-    before = cusim::CublasProducts();
-    count(AddWeightGradients<T>(in, in, {0, 2, 2, 6}, grads, workspace_, stream, options), before);
-    EXPECT_TRUE(stream.Synchronize().ok());
+    const auto count = [&](const absl::Status& status) {
+      EXPECT_OK(status);
+      taken.push_back(cusim::CublasProducts() - before);
+      before = cusim::CublasProducts();
+    };
+    count(GroupedGemm<T>(in, {0, 2, 2, 5, 6}, weights, out, workspace_, stream, options));
+    count(Gemm<T>(in, weight, out, workspace_, stream, options));
+    count(AddWeightGradients<T>(in, in, {0, 2, 2, 6}, grads, workspace_, stream, options));
+    EXPECT_OK(stream.Synchronize());
     return taken;
   }
 
@@ -92,25 +86,24 @@ TEST_F(GemmCublasTest, RefusesGroupsThatTheHostDoesNotKnow) {
   const auto offsets = device_.Copy(std::vector<int64_t>{0, 2});
   const auto values = device_.Copy(std::vector<float>(8, 1.0f));
   const MatrixView<const float> rows = values.view(2, 2, 2);
-  const absl::Status status = GroupedGemm<float>(
-      rows, GroupOffsets::OnDevice(offsets.span(), {}), {&rows, 1}, values.view(2, 2, 2),
-      workspace_, device_.stream(), {GroupedGemmKernel::kCublas, cublas.get()});
-  EXPECT_EQ(Text(status), "GroupedGemm: cuBLAS multiplies, expected offsets that the host knows");
+  ExpectRefused(GroupedGemm<float>(rows, GroupOffsets::OnDevice(offsets.span(), {}), {&rows, 1},
+                                   values.view(2, 2, 2), workspace_, device_.stream(),
+                                   {GroupedGemmKernel::kCublas, cublas.get()}),
+                "GroupedGemm: cuBLAS multiplies, expected offsets that the host knows");
 }
 
 TEST_F(GemmCublasTest, RefusalsSayWhy) {
   const auto demand = [](RowBits rows, Device device) {
     return MakeCublas(GroupedGemmKernel::kCublas, rows, device).status();
   };
-  const absl::Status independent = demand(RowBits::kIndependent, kCuda);
-  EXPECT_EQ(independent.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(Text(independent), HasSubstr("the bits of a row depend on the number of rows"));
+  ExpectRefused(demand(RowBits::kIndependent, kCuda),
+                HasSubstr("the bits of a row depend on the number of rows"));
   EXPECT_EQ(demand(kAnyRows, Device()).code(), absl::StatusCode::kInvalidArgument);
   {
     const cusim::ScopedMachine machine({.memory_bytes = 1 << 20});
     const absl::Status full = demand(kAnyRows, {DeviceKind::kCuda, 1});
     EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
-    EXPECT_THAT(Text(full), HasSubstr("workspace of cuBLAS"));
+    EXPECT_THAT(Message(full), HasSubstr("workspace of cuBLAS"));
   }
   const cusim::ScopedMachine machine({.driver = cudaErrorInsufficientDriver});
   EXPECT_EQ(demand(kAnyRows, kCuda).code(), absl::StatusCode::kUnimplemented);
@@ -121,14 +114,12 @@ TEST_F(GemmCublasTest, NeedsAHandleOfTheStreamsDevice) {
     return Gemm<float>({nullptr, 1, 1}, {nullptr, 1, 1}, MatrixView<float>(nullptr, 1, 1),
                        workspace_, device_.stream(), options);
   };
-  const absl::Status none = product({GroupedGemmKernel::kCublas, nullptr});
-  EXPECT_EQ(none.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(Text(none), HasSubstr("Gemm: GroupedGemmKernel::kCublas without"));
+  ExpectRefused(product({GroupedGemmKernel::kCublas, nullptr}),
+                HasSubstr("Gemm: GroupedGemmKernel::kCublas without"));
   const auto other =
       MakeCublas(GroupedGemmKernel::kCublas, kAnyRows, {DeviceKind::kCuda, 1}).value();
-  const absl::Status elsewhere = product({GroupedGemmKernel::kCublas, other.get()});
-  EXPECT_EQ(elsewhere.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(Text(elsewhere), HasSubstr("cuBLAS of CUDA device 1"));
+  ExpectRefused(product({GroupedGemmKernel::kCublas, other.get()}),
+                HasSubstr("cuBLAS of CUDA device 1"));
 }
 
 // The fake library, called as cuBLAS is.
@@ -145,22 +136,19 @@ class FakeCublasDeathTest : public GemmCublasTest {
     const auto memory = device_.Copy(std::vector<float>(1024));
     const auto a = device_.Copy(std::vector<float>(12));
     const float one = 1, zero = 0;
-    ASSERT_TRUE(device_.stream()
-                    .Launch([&](void* native) {
-                      cublasHandle_t handle = nullptr;
-                      cublasCreate(&handle);
-                      cublasSetStream(handle, static_cast<cudaStream_t>(native));
-                      if (with_workspace) cublasSetWorkspace(handle, memory.span().data(), 4096);
-                      cublasGemmEx_64(handle, call.a_operation, CUBLAS_OP_N, 3, 2, call.terms, &one,
-                                      call.a == nullptr ? a.span().data() : call.a, call.a_type,
-                                      call.lda, memory.span().data(), CUDA_R_32F, 8, &zero,
-                                      memory.span().data() + 64, CUDA_R_32F, 3, CUBLAS_COMPUTE_32F,
-                                      CUBLAS_GEMM_DEFAULT);
-                      cublasDestroy(handle);
-                      return absl::OkStatus();
-                    })
-                    .ok());
-    ASSERT_TRUE(device_.stream().Synchronize().ok());
+    ASSERT_OK(device_.stream().Launch([&](void* native) {
+      cublasHandle_t handle = nullptr;
+      cublasCreate(&handle);
+      cublasSetStream(handle, static_cast<cudaStream_t>(native));
+      if (with_workspace) cublasSetWorkspace(handle, memory.span().data(), 4096);
+      cublasGemmEx_64(handle, call.a_operation, CUBLAS_OP_N, 3, 2, call.terms, &one,
+                      call.a == nullptr ? a.span().data() : call.a, call.a_type, call.lda,
+                      memory.span().data(), CUDA_R_32F, 8, &zero, memory.span().data() + 64,
+                      CUDA_R_32F, 3, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+      cublasDestroy(handle);
+      return absl::OkStatus();
+    }));
+    ASSERT_OK(device_.stream().Synchronize());
   }
 };
 
@@ -178,4 +166,4 @@ TEST_F(FakeCublasDeathTest, FindsMisuse) {
 }
 
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

@@ -64,7 +64,7 @@ void ProductsOfOneTileAreExact(const TestDevice& device) {
         const absl::Status launched = device.stream().Launch([&](void* stream) {
           return CudaStatus(RunHopperProbe(probe, static_cast<cudaStream_t>(stream)), "the probe");
         });
-        EXPECT_TRUE(launched.ok()) << launched;
+        EXPECT_OK(launched);
         EXPECT_EQ(device.Read(wrong), std::vector<int>{0})
             << "columns " << columns << ", swizzle of " << WidthOf(swizzle)
             << " elements, rows contiguous: " << a_rows << " " << b_rows;

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,8 +16,9 @@
 #include "kernels/base/stream.h"
 #include "tests/cusim/cusim.h"
 #include "tests/cusim/fake_streams.h"
+#include "tests/kernels/device_memory.h"
 
-namespace moe {
+namespace moe::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -31,28 +31,19 @@ class StreamGraphsTest : public ::testing::Test {
     buffer_ = Buffer::Allocate(2 * sizeof(int64_t), **CudaMemory(0)).value();
   }
   void TearDown() override {
-    for (const auto& stream : own_) EXPECT_TRUE(stream->Synchronize().ok());
+    for (const auto& stream : own_) EXPECT_OK(stream->Synchronize());
     graphs_.reset();
     EXPECT_EQ(cusim::LiveGraphs(), 0u);
   }
 
   void Make(const std::vector<Stream*>& streams) { graphs_ = MakeStreamGraphs(streams).value(); }
 
-  // A kernel of one thread.
-  static absl::Status Kernel(Stream& stream, std::function<void()> body) {
-    return stream.Launch([&](void* native) {
-      EXPECT_EQ(cusim::LaunchGrid({.grid = dim3(1), .block = dim3(1), .body = std::move(body)},
-                                  static_cast<cudaStream_t>(native)),
-                cudaSuccess);
-      return absl::OkStatus();
-    });
-  }
-  // One that appends `letter` to order_.
+  // A kernel that appends `letter` to order_.
   absl::Status Kernel(Stream& stream, char letter) {
-    return Kernel(stream, [this, letter] { order_ += letter; });
+    return LaunchOne(stream, [this, letter] { order_ += letter; });
   }
   static void Order(Stream& later, Stream& earlier) {
-    ASSERT_TRUE(later.WaitFor(earlier.Record().value()).ok());
+    ASSERT_OK(later.WaitFor(earlier.Record().value()));
   }
   absl::StatusOr<int64_t> Run(uint64_t key, absl::FunctionRef<absl::Status()> body) {
     return graphs_->Run({&key, 1}, body);
@@ -75,13 +66,13 @@ TEST_F(StreamGraphsTest, ReplaysWorkWithWhatIsUploadedNow) {
     const auto number = Run(key, [&]() -> absl::Status {
       ++bodies;
       const auto data = memory();
-      EXPECT_TRUE(compute().Zero(data.data(), 8).ok());
-      EXPECT_TRUE(compute().Upload(&upload, data.data(), 8).ok());
-      EXPECT_TRUE(compute().CopyBytes(data.data(), data.data() + 1, 8).ok());
-      return Kernel(compute(), [&seen, data, argument] { seen = data[1] + argument; });
+      EXPECT_OK(compute().Zero(data.data(), 8));
+      EXPECT_OK(compute().Upload(&upload, data.data(), 8));
+      EXPECT_OK(compute().CopyBytes(data.data(), data.data() + 1, 8));
+      return LaunchOne(compute(), [&seen, data, argument] { seen = data[1] + argument; });
     });
-    EXPECT_TRUE(number.ok()) << number.status();
-    EXPECT_TRUE(compute().Synchronize().ok());
+    EXPECT_OK(number);
+    EXPECT_OK(compute().Synchronize());
     return seen;
   };
   const int64_t launches = cusim::Launches(), graphs = cusim::GraphLaunches();
@@ -100,7 +91,7 @@ TEST_F(StreamGraphsTest, ReplaysWorkWithWhatIsUploadedNow) {
 TEST_F(StreamGraphsTest, AnUploadThatHasChangedWaitsForTheLaunchBefore) {
   const auto call = [&](int64_t upload) {
     const cusim::HostWaits before = cusim::WaitsOfThisThread();
-    EXPECT_TRUE(Run(1, [&] { return compute().Upload(&upload, memory().data(), 8); }).ok());
+    EXPECT_OK(Run(1, [&] { return compute().Upload(&upload, memory().data(), 8); }));
     return (cusim::WaitsOfThisThread() - before).synchronizations;
   };
   EXPECT_EQ(call(1), 0);
@@ -116,15 +107,15 @@ TEST_F(StreamGraphsTest, APassComesAfterWhatIsInAllStreamsAndBeforeWhatFollows) 
     cusim::SeedStreams(seed);
     for (int call = 0; call < 4; ++call) {
       order_.clear();
-      ASSERT_TRUE(Kernel(*own_[1], 'a').ok());
+      ASSERT_OK(Kernel(*own_[1], 'a'));
       if (call == 0) Order(*own_[0], *own_[1]);  // the first call runs as any other
-      ASSERT_TRUE(Run(seed, [&] {
-                    EXPECT_TRUE(Kernel(compute(), 'b').ok());
-                    Order(exchange(), compute());
-                    return Kernel(exchange(), 'c');
-                  }).ok());
-      ASSERT_TRUE(Kernel(*own_[1], 'd').ok());
-      for (const auto& stream : own_) ASSERT_TRUE(stream->Synchronize().ok());
+      ASSERT_OK(Run(seed, [&] {
+        EXPECT_OK(Kernel(compute(), 'b'));
+        Order(exchange(), compute());
+        return Kernel(exchange(), 'c');
+      }));
+      ASSERT_OK(Kernel(*own_[1], 'd'));
+      for (const auto& stream : own_) ASSERT_OK(stream->Synchronize());
       EXPECT_EQ(order_, "abcd") << "seed " << seed << ", call " << call;
     }
   }
@@ -134,30 +125,30 @@ TEST_F(StreamGraphsTest, OneStreamMayBeGivenTwice) {
   Make({own_[0].get(), own_[0].get()});
   EXPECT_EQ(&compute(), &exchange());
   for (int call = 0; call < 3; ++call) {
-    ASSERT_TRUE(Run(1, [&] { return Kernel(exchange(), 'a'); }).ok());
+    ASSERT_OK(Run(1, [&] { return Kernel(exchange(), 'a'); }));
   }
-  ASSERT_TRUE(compute().Synchronize().ok());
+  ASSERT_OK(compute().Synchronize());
   EXPECT_EQ(order_, "aaa");
 }
 
 TEST_F(StreamGraphsTest, RefusesWhatAGraphCannotHold) {
   const auto second = [&](uint64_t key, absl::FunctionRef<absl::Status(int call)> body) {
-    EXPECT_TRUE(Run(key, [&] { return body(0); }).ok());
+    EXPECT_OK(Run(key, [&] { return body(0); }));
     return Run(key, [&] { return body(1); }).status();
   };
   const auto wait = second(1, [&](int) { return compute().Synchronize(); });
   EXPECT_TRUE(absl::IsFailedPrecondition(wait)) << wait;
-  EXPECT_THAT(std::string(wait.message()), HasSubstr("waits for its stream"));
+  EXPECT_THAT(Message(wait), HasSubstr("waits for its stream"));
   const auto task =
       second(2, [&](int) { return compute().Enqueue([] { return absl::OkStatus(); }); });
-  EXPECT_THAT(std::string(task.message()), HasSubstr("has a task of the host"));
+  EXPECT_THAT(Message(task), HasSubstr("has a task of the host"));
   const auto upload = second(3, [&](int call) {
     const std::array<int64_t, 9> values = {};
     return compute().Upload(values.data(), memory().data(), call == 0 ? 8 : 72);
   });
   EXPECT_TRUE(absl::IsInternal(upload)) << upload;
-  ASSERT_TRUE(Kernel(compute(), 'a').ok());  // the streams are as they were
-  ASSERT_TRUE(compute().Synchronize().ok());
+  ASSERT_OK(Kernel(compute(), 'a'));  // the streams are as they were
+  ASSERT_OK(compute().Synchronize());
   EXPECT_EQ(order_, "a");
 }
 
@@ -172,13 +163,13 @@ TEST_F(StreamGraphsTest, OtherWorkUnderTheSameKeyIsNamed) {
                })
         .status();
   };
-  ASSERT_TRUE(call().ok());
-  ASSERT_TRUE(call().ok());
+  ASSERT_OK(call());
+  ASSERT_OK(call());
   kernels = 1;
-  EXPECT_THAT(std::string(call().message()), HasSubstr("operation 1 of 2 of a pass is another"));
+  EXPECT_THAT(Message(call()), HasSubstr("operation 1 of 2 of a pass is another"));
   kernels = 2;
-  ASSERT_TRUE(call().ok());
-  ASSERT_TRUE(call().ok());
+  ASSERT_OK(call());
+  ASSERT_OK(call());
   kernels = 3;
   EXPECT_TRUE(absl::IsInternal(call()));
 }
@@ -203,11 +194,11 @@ std::vector<std::string>& Warnings() {
 TEST_F(StreamGraphsTest, SaysThatNothingBecomesAGraph) {
   SetLogCallback([](LogLevel, absl::string_view text) { Warnings().emplace_back(text); });
   for (uint64_t key = 0; key < 2 * StreamGraphs::kMostPasses; ++key) {
-    ASSERT_TRUE(Run(key, [&] { return Kernel(compute(), 'a'); }).ok());
+    ASSERT_OK(Run(key, [&] { return Kernel(compute(), 'a'); }));
   }
   SetLogCallback(nullptr);
   EXPECT_THAT(Warnings(), ::testing::ElementsAre(HasSubstr("no pass comes again")));
 }
 
 }  // namespace
-}  // namespace moe
+}  // namespace moe::testing

@@ -26,11 +26,11 @@ TEST(StreamTimerTest, TimesTheWorkBetweenItsPointsAlone) {
     Stream& stream = device->stream();
     const auto timer = MakeStreamTimer(stream).value();
     for (const int ms : {30, 1}) {  // and again
-      ASSERT_TRUE(Sleep(stream, 200).ok());
-      ASSERT_TRUE(timer->Start().ok());
-      ASSERT_TRUE(Sleep(stream, ms).ok());
-      ASSERT_TRUE(timer->Stop().ok());
-      ASSERT_TRUE(Sleep(stream, 200).ok());
+      ASSERT_OK(Sleep(stream, 200));
+      ASSERT_OK(timer->Start());
+      ASSERT_OK(Sleep(stream, ms));
+      ASSERT_OK(timer->Stop());
+      ASSERT_OK(Sleep(stream, 200));
       const auto ns = timer->ElapsedNs().value();
       // CUDA's clock has a resolution of half a microsecond.
       EXPECT_GE(ns, ms * 1e6 - 1e3);
@@ -43,7 +43,7 @@ TEST(StreamTimerTest, TellsTheStreamsError) {
   for (const auto& device : testing::TestDevices()) {
     SCOPED_TRACE(device->name());
     const auto timer = MakeStreamTimer(device->stream()).value();
-    ASSERT_TRUE(timer->Start().ok());
+    ASSERT_OK(timer->Start());
     device->stream().Enqueue([] { return absl::DataLossError("planted"); }).IgnoreError();
     timer->Stop().IgnoreError();
     device->stream().Synchronize().IgnoreError();
@@ -60,12 +60,12 @@ TEST(StreamStampsTest, TellsWhenTheStreamCameToItsPoints) {
   for (int round = 0; round < 2; ++round) {  // events are used again
     int64_t before = 0, between = 0, after = 0;
     const int64_t start = MonotonicNs();
-    ASSERT_TRUE(stamps->Mark(&before).ok());
-    ASSERT_TRUE(Sleep(stream, 30).ok());
-    ASSERT_TRUE(stamps->Mark(&between).ok());
-    ASSERT_TRUE(stamps->Mark(&after).ok());
+    ASSERT_OK(stamps->Mark(&before));
+    ASSERT_OK(Sleep(stream, 30));
+    ASSERT_OK(stamps->Mark(&between));
+    ASSERT_OK(stamps->Mark(&after));
     EXPECT_EQ(after, 0);  // not yet
-    ASSERT_TRUE(stamps->Collect().ok());
+    ASSERT_OK(stamps->Collect());
     const int64_t end = MonotonicNs();
     // The clocks are matched once a round: as far off as that may have taken, on a loaded machine.
     constexpr int64_t kClocks = 20'000'000;
@@ -74,7 +74,7 @@ TEST(StreamStampsTest, TellsWhenTheStreamCameToItsPoints) {
     EXPECT_GE(after, between);
     EXPECT_LE(after, end + kClocks);
   }
-  EXPECT_TRUE(stamps->Collect().ok());  // nothing to collect
+  EXPECT_OK(stamps->Collect());  // nothing to collect
 }
 
 }  // namespace
