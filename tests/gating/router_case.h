@@ -126,10 +126,13 @@ absl::Status RunBackward(RouterCase<T>& c, const std::vector<float>& d_slot, flo
                          const GradAccumulator& d_bias = {}) {
   const auto router = Router<T>::Create(c.config);
   if (!router.ok()) return router.status();
-  return (*router)->Backward(d_slot, c.saved, c.Weight(), loss_scale,
-                             MatrixView<T>(d_tokens.data(), c.tokens, c.config.hidden_size),
-                             RouterGradients{.weight = d_weight, .bias = d_bias}, c.workspace,
-                             *c.stream);
+  const int64_t held = c.workspace.used_bytes();
+  const absl::Status status = (*router)->Backward(
+      d_slot, c.saved, c.Weight(), loss_scale,
+      MatrixView<T>(d_tokens.data(), c.tokens, c.config.hidden_size),
+      RouterGradients{.weight = d_weight, .bias = d_bias}, c.workspace, *c.stream);
+  EXPECT_EQ(c.workspace.used_bytes(), held);
+  return status;
 }
 
 // From zero, loss scale 1.

@@ -266,6 +266,15 @@ TEST(RouterContract, PaddedRowsFollowFromTheConfigurationAlone) {
   EXPECT_EQ(rows(config), 0);
 }
 
+TEST(RouterContract, SavedAndStatsAreOptional) {
+  const auto c = RoutedCase(FullConfig(), 76);
+  const auto router = Router<float>::Create(c->config);
+  const auto routing = (*router)->Forward(c->Tokens(), c->Inputs(), c->batch(), c->workspace,
+                                          *c->stream, nullptr, nullptr);
+  ASSERT_TRUE(routing.ok());
+  EXPECT_TRUE(SameBits(routing->weight, c->routing.weight));
+}
+
 TEST(RouterContract, NanTokensStayInRangeAndShowInTheLosses) {
   for (const DropPolicy policy : {DropPolicy::kProbability, DropPolicy::kPosition}) {
     RouterConfig config = FullConfig("qwen3");
