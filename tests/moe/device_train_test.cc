@@ -12,8 +12,8 @@
 #include "kernels/base/cuda_devices.h"
 #include "moe/lm/trainer.h"
 #include "tests/comm/local_ranks.h"
+#include "tests/moe/layer_harness.h"
 #include "tests/moe/lm/train_harness.h"
-#include "tests/moe/trained_layer.h"
 
 namespace moe::lm {
 namespace {
@@ -26,10 +26,10 @@ using testing::Trace;
 using testing::TrainIn;
 
 // `config` is a device's.
-void ExpectTheCpusLoss(TrainConfig config, const Corpus& corpus) {
-  const Trace cuda = TrainIn(config, {}, corpus);
+void ExpectTheCpusLoss(TrainConfig config) {
+  const Trace cuda = TrainIn(config);
   config.device = DeviceKind::kCpu;
-  const Trace cpu = TrainIn(config, {}, corpus);
+  const Trace cpu = TrainIn(config);
   ASSERT_TRUE(cuda.status.ok()) << cuda.status;
   ASSERT_EQ(cuda.loss.size(), cpu.loss.size());
   // A loss is a mean of logarithms near ln 256. Sums in another order differ by some roundings of
@@ -61,14 +61,12 @@ class DeviceTrainTest : public ::testing::Test {
     config.device = DeviceKind::kCuda;
     return config;
   }
-
-  const Corpus corpus_ = testing::MakeCorpus();
 };
 
 TEST_F(DeviceTrainTest, LossIsTheCpusWithinRounding) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     SCOPED_TRACE(NameOf(dtype));
-    ExpectTheCpusLoss(Config(dtype), corpus_);
+    ExpectTheCpusLoss(Config(dtype));
   }
 }
 
@@ -78,7 +76,7 @@ TEST_F(DeviceTrainTest, JitterAndGatedSharedExpertsTrainAsOnTheCpu) {
   config.model.moe.router.gate = "switch";
   config.model.moe.router.top_k = 1;
   config.model.moe.router.input_jitter = 0.1f;
-  ExpectTheCpusLoss(config, corpus_);
+  ExpectTheCpusLoss(config);
 }
 
 TEST_F(DeviceTrainTest, EveryLayoutHasTheBitsOfOneRank) {
@@ -88,11 +86,11 @@ TEST_F(DeviceTrainTest, EveryLayoutHasTheBitsOfOneRank) {
       {.ranks = 4, .expert_parallel = 2, .all_reduce = AllReduceAlgorithm::kDirect},
   };
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    const Trace one = TrainIn(Config(dtype), {}, corpus_);
+    const Trace one = TrainIn(Config(dtype));
     for (const Layout& layout : layouts) {
       if (dtype != DType::kFloat32 && layout.ranks != 3) continue;  // sums are of one type
       SCOPED_TRACE(::testing::PrintToString(layout));
-      ExpectSameTrace(TrainIn(Config(dtype), layout, corpus_), one);
+      ExpectSameTrace(TrainIn(Config(dtype), layout), one);
     }
   }
 }
@@ -105,16 +103,16 @@ TEST_F(DeviceTrainTest, ZeroHasTheBitsOfRanksThatKeepAll) {
     SCOPED_TRACE(NameOf(dtype));
     TrainConfig config = Config(dtype);
     config.bucket_bytes = 8000;
-    const Trace one = TrainIn(config, {}, corpus_);
+    const Trace one = TrainIn(config);
     config.zero = zero;
-    ExpectSameTrace(TrainIn(config, {.ranks = 2}, corpus_), one);
+    ExpectSameTrace(TrainIn(config, {.ranks = 2}), one);
     std::filesystem::remove_all(folder);
     config.checkpoints.folder = folder;
     config.steps = 1;
-    ASSERT_TRUE(TrainIn(config, {.ranks = 4, .expert_parallel = 2}, corpus_).status.ok());
+    ASSERT_TRUE(TrainIn(config, {.ranks = 4, .expert_parallel = 2}).status.ok());
     config.steps = 2;
     config.checkpoints.resume = TrainCheckpoints::Resume::kAuto;
-    EXPECT_EQ(TrainIn(config, {.ranks = 3}, corpus_).weights, one.weights);
+    EXPECT_EQ(TrainIn(config, {.ranks = 3}).weights, one.weights);
   }
   std::filesystem::remove_all(folder);
 }
@@ -129,14 +127,14 @@ TEST_F(DeviceTrainTest, BiasesOfExpertsAndCapacity) {
   router.group_top_k = 2;
   router.bias_update_rate = 0.05f;
   router.load_balancing = LoadBalancing::kGlobalAuxLoss;
-  const Trace biased = TrainIn(config, {}, corpus_);
-  ExpectSameTrace(TrainIn(config, {.ranks = 2, .expert_parallel = 2}, corpus_), biased);
+  const Trace biased = TrainIn(config);
+  ExpectSameTrace(TrainIn(config, {.ranks = 2, .expert_parallel = 2}), biased);
 
   config = Config(DType::kBFloat16);
   config.model.moe.router.capacity_factor = 1.0;
   config.model.moe.router.pad_to_capacity = true;
-  const Trace padded = TrainIn(config, {}, corpus_);
-  ExpectSameTrace(TrainIn(config, {.ranks = 3, .expert_parallel = 3}, corpus_), padded);
+  const Trace padded = TrainIn(config);
+  ExpectSameTrace(TrainIn(config, {.ranks = 3, .expert_parallel = 3}), padded);
 }
 
 // A master there is no memory of the host; an expert bias is.
@@ -160,7 +158,7 @@ TEST_F(DeviceTrainTest, ALogitThatIsNotFiniteEndsAStepAndAnEvaluation) {
           const auto trainer,
           moe::Trainer::Create(::moe::testing::Options({}, device), std::move(world)));
       MOE_ASSIGN_OR_RETURN(auto* const layer,
-                           trainer->AddMoeLayer<float>("mlp.", ::moe::testing::LayerConfig(1)));
+                           trainer->AddMoeLayer<float>("mlp.", ::moe::testing::LayerConfig()));
       Parameter& gate = *layer->parameters().front();
       const std::vector<float> bad(gate.size(), std::numeric_limits<float>::quiet_NaN());
       const Context& context = trainer->context();
@@ -189,19 +187,19 @@ TEST_F(DeviceTrainTest, EveryChoiceOfProductsTrains) {
   TrainConfig config = Config(DType::kBFloat16);
   config.numerics = Numerics::kFast;
   config.grouped_gemm = GroupedGemmKernel::kMma;
-  const Trace mma = TrainIn(config, {}, corpus_);
+  const Trace mma = TrainIn(config);
   for (const auto& [kernel, ranks] :
        {std::pair(GroupedGemmKernel::kAuto, 1), std::pair(GroupedGemmKernel::kAuto, 2),
         std::pair(GroupedGemmKernel::kCublas, 2)}) {
     config.grouped_gemm = kernel;
-    const Trace other = TrainIn(config, {.ranks = ranks, .expert_parallel = ranks}, corpus_);
+    const Trace other = TrainIn(config, {.ranks = ranks, .expert_parallel = ranks});
     ASSERT_TRUE(other.status.ok()) << other.status;
     for (size_t i = 0; i < mma.loss.size(); ++i) {
       EXPECT_NEAR(other.loss[i], mma.loss[i], 16 * 0x1p-9 * std::log(256.0)) << i;
     }
   }
   config.numerics = Numerics::kLayoutInvariant;
-  EXPECT_EQ(TrainIn(config, {}, corpus_).status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(TrainIn(config).status.code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

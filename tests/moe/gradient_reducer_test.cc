@@ -10,16 +10,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/local/local_world.h"
-#include "kernels/base/rng.h"
 #include "moe/optimizer.h"
-#include "moe/session.h"
-#include "tests/comm/local_ranks.h"
+#include "tests/moe/layer_harness.h"
 
 namespace moe {
 namespace {
 
-using testing::RunLocalRanks;
+using testing::GradientOf;
+using testing::RunSessions;
 
 // Adds what `fill` writes to the parameter's gradient, and says that it is whole.
 absl::Status Contribute(Parameter& parameter, const std::function<void(absl::Span<float>)>& fill,
@@ -61,19 +59,17 @@ float Partial(int rank, int parameter, int64_t i) {
 std::vector<float> ReduceOnce(int ranks, int ep, Numerics numerics, int64_t bucket_bytes,
                               AllReduceAlgorithm algorithm, int* buckets) {
   std::vector<float> result;
-  RunLocalRanks(ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    const int rank = world->rank();
-    MOE_ASSIGN_OR_RETURN(
-        const auto session,
-        Session::Create({.expert_parallel_size = ep, .numerics = numerics}, std::move(world)));
-    const Context& context = session->context();
+  const SessionOptions options = {.expert_parallel_size = ep, .numerics = numerics};
+  RunSessions(ranks, options, [&](Session& session) -> absl::Status {
+    const Context& context = session.context();
+    const int rank = context.mesh->world().rank();
     ParameterStore store(DType::kFloat32, 1);
     MOE_ASSIGN_OR_RETURN(const auto parameters, AddParameters(store, rank % ep));
     MOE_ASSIGN_OR_RETURN(
         const auto reducer,
         GradientReducer::Create(
             {.bucket_bytes = bucket_bytes, .algorithm = algorithm, .max_terms = 64}, store, context,
-            session->gradient_stream()));
+            session.gradient_stream()));
     for (int step = 0; step < 2; ++step) {  // the second must not see the first
       MOE_RETURN_IF_ERROR(reducer->Begin());
       // Odd ranks finish in another order: the launch order must still agree.
@@ -91,10 +87,8 @@ std::vector<float> ReduceOnce(int ranks, int ep, Numerics numerics, int64_t buck
     }
     if (rank != 0) return absl::OkStatus();
     *buckets = static_cast<int>(reducer->buckets().size());
-    std::vector<float> scratch(1000);
     for (const Parameter* p : parameters) {
-      MOE_ASSIGN_OR_RETURN(const auto g,
-                           reducer->Gradient(*p, 1.0, absl::MakeSpan(scratch), *context.compute));
+      MOE_ASSIGN_OR_RETURN(const auto g, GradientOf(*p, *reducer, context));
       result.insert(result.end(), g.begin(), g.end());
     }
     return absl::OkStatus();
@@ -144,11 +138,9 @@ TEST(GradientReducerTest, LayoutInvariantSumsDoNotDependOnTheAlgorithmOrBuckets)
 // What no partial reaches is 0, whatever the step before left there, beside what one reaches.
 TEST(GradientReducerTest, ParametersWithoutAPartialHaveNoGradient) {
   for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
-    RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      const bool odd = world->rank() == 1;
-      MOE_ASSIGN_OR_RETURN(const auto session,
-                           Session::Create({.numerics = numerics}, std::move(world)));
-      const Context& context = session->context();
+    RunSessions(2, {.numerics = numerics}, [&](Session& session) -> absl::Status {
+      const Context& context = session.context();
+      const bool odd = context.mesh->world().rank() == 1;
       ParameterStore store(DType::kFloat32, 1);
       constexpr int kParameters = 6;
       for (int i = 0; i < kParameters; ++i) {
@@ -156,8 +148,7 @@ TEST(GradientReducerTest, ParametersWithoutAPartialHaveNoGradient) {
       }
       MOE_ASSIGN_OR_RETURN(
           const auto reducer,
-          GradientReducer::Create({.max_terms = 6}, store, context, session->gradient_stream()));
-      std::vector<float> scratch(33);
+          GradientReducer::Create({.max_terms = 6}, store, context, session.gradient_stream()));
       for (int step = 0; step < 8; ++step) {
         // Of both ranks, of one, of none; in each step another parameter begins.
         const auto adders = [&](const Parameter& p) {
@@ -177,8 +168,7 @@ TEST(GradientReducerTest, ParametersWithoutAPartialHaveNoGradient) {
         }
         MOE_RETURN_IF_ERROR(reducer->Finish());
         for (const auto& p : store.parameters()) {
-          MOE_ASSIGN_OR_RETURN(const auto sum,
-                               reducer->Gradient(*p, 1, absl::MakeSpan(scratch), *context.compute));
+          MOE_ASSIGN_OR_RETURN(const auto sum, GradientOf(*p, *reducer, context));
           EXPECT_THAT(sum, ::testing::Each(1.5f * static_cast<float>(adders(*p))))
               << p->spec().name << ", step " << step;
         }
@@ -189,9 +179,8 @@ TEST(GradientReducerTest, ParametersWithoutAPartialHaveNoGradient) {
 }
 
 TEST(GradientReducerTest, UntrainedStateHasNoGradientAndTheOptimizerLeavesIt) {
-  RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
-    const Context& context = session->context();
+  RunSessions(2, {}, [&](Session& session) -> absl::Status {
+    const Context& context = session.context();
     ParameterStore store(DType::kFloat32, 1);
     MOE_ASSIGN_OR_RETURN(Parameter* const state,
                          store.Add({.name = "bias", .cols = 3, .trainable = false}));
@@ -199,7 +188,7 @@ TEST(GradientReducerTest, UntrainedStateHasNoGradientAndTheOptimizerLeavesIt) {
     const std::vector<float> before(state->master().begin(), state->master().end());
     MOE_ASSIGN_OR_RETURN(
         const auto reducer,
-        GradientReducer::Create({.max_terms = 2}, store, context, session->gradient_stream()));
+        GradientReducer::Create({.max_terms = 2}, store, context, session.gradient_stream()));
     MOE_ASSIGN_OR_RETURN(const auto optimizer, Optimizer::Create({}, store, *reducer, context));
     MOE_RETURN_IF_ERROR(reducer->Begin());
     EXPECT_EQ(reducer->MarkReady(*state).code(), absl::StatusCode::kInvalidArgument);
@@ -223,12 +212,10 @@ TEST(GradientReducerTest, UntrainedStateHasNoGradientAndTheOptimizerLeavesIt) {
 // One NaN in an expert's gradient on one rank: every rank hears of it, and no weight moves.
 TEST(OptimizerTest, GradientsThatAreNotFiniteMoveNoWeightOnAnyRank) {
   for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
-    RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      const int rank = world->rank();
-      MOE_ASSIGN_OR_RETURN(
-          const auto session,
-          Session::Create({.expert_parallel_size = 3, .numerics = numerics}, std::move(world)));
-      const Context& context = session->context();
+    const SessionOptions options = {.expert_parallel_size = 3, .numerics = numerics};
+    RunSessions(3, options, [&](Session& session) -> absl::Status {
+      const Context& context = session.context();
+      const int rank = context.mesh->world().rank();
       ParameterStore store(DType::kFloat32, 1);
       MOE_RETURN_IF_ERROR(store.Add({.name = "dense", .rows = 4}).status());
       MOE_RETURN_IF_ERROR(store
@@ -238,7 +225,7 @@ TEST(OptimizerTest, GradientsThatAreNotFiniteMoveNoWeightOnAnyRank) {
                               .status());
       MOE_ASSIGN_OR_RETURN(
           const auto reducer,
-          GradientReducer::Create({.max_terms = 3}, store, context, session->gradient_stream()));
+          GradientReducer::Create({.max_terms = 3}, store, context, session.gradient_stream()));
       MOE_ASSIGN_OR_RETURN(const auto optimizer, Optimizer::Create({}, store, *reducer, context));
       std::vector<std::vector<float>> before;
       MOE_RETURN_IF_ERROR(reducer->Begin());
@@ -270,11 +257,10 @@ TEST(OptimizerTest, GradientsThatAreNotFiniteMoveNoWeightOnAnyRank) {
 }
 
 TEST(GradientReducerTest, TheNumberOfTermsIsRequiredWhereSumsAreExact) {
-  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
+  RunSessions(1, {}, [&](Session& session) -> absl::Status {
     ParameterStore store(DType::kFloat32, 1);
     EXPECT_EQ(
-        GradientReducer::Create({}, store, session->context(), session->gradient_stream()).status(),
+        GradientReducer::Create({}, store, session.context(), session.gradient_stream()).status(),
         absl::InvalidArgumentError("GradientReducer: max_terms is 0, expected the number of "
                                    "micro-batches of a step over all ranks, at least 1"));
     return absl::OkStatus();
@@ -287,14 +273,13 @@ TEST(GradientReducerTest, TheSumOfAllTermsStaysWithinTheGridAtItsEdge) {
   constexpr int kRanks = 3;
   const auto most = std::nextafter(static_cast<float>(INT64_MAX / kRanks), 0.0f) * 0x1p-50f;
   for (const float x : {most, -most, std::nextafter(most, 1e30f), -INFINITY}) {
-    RunLocalRanks(kRanks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
-      const Context& context = session->context();
+    RunSessions(kRanks, {}, [&](Session& session) -> absl::Status {
+      const Context& context = session.context();
       ParameterStore store(DType::kFloat32, 1);
       MOE_ASSIGN_OR_RETURN(Parameter* const p, store.Add({.name = "w", .rows = 1}));
       MOE_ASSIGN_OR_RETURN(const auto reducer,
                            GradientReducer::Create({.max_terms = kRanks}, store, context,
-                                                   session->gradient_stream()));
+                                                   session.gradient_stream()));
       MOE_RETURN_IF_ERROR(reducer->Begin());
       MOE_RETURN_IF_ERROR(Contribute(
           *p, [&](absl::Span<float> out) { out[0] = x; }, *reducer, context));
@@ -302,9 +287,7 @@ TEST(GradientReducerTest, TheSumOfAllTermsStaysWithinTheGridAtItsEdge) {
       const bool fits = std::fabs(x) <= most;
       EXPECT_EQ(reducer->Norm(1)->non_finite, fits ? 0 : kRanks);
       EXPECT_EQ(reducer->MarkReady(*p).code(), absl::StatusCode::kFailedPrecondition);
-      float scratch[1];
-      MOE_ASSIGN_OR_RETURN(const auto sum,
-                           reducer->Gradient(*p, 1.0, absl::MakeSpan(scratch), *context.compute));
+      MOE_ASSIGN_OR_RETURN(const auto sum, GradientOf(*p, *reducer, context));
       EXPECT_EQ(sum[0], fits ? static_cast<float>(kRanks * static_cast<double>(x)) : 0.0f);
       return absl::OkStatus();
     });
@@ -313,11 +296,9 @@ TEST(GradientReducerTest, TheSumOfAllTermsStaysWithinTheGridAtItsEdge) {
 
 TEST(OptimizerTest, ClipsByTheGlobalNormWithEveryExpertCountedOnce) {
   for (const int ep : {1, 2}) {
-    RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      const int rank = world->rank();
-      MOE_ASSIGN_OR_RETURN(const auto session,
-                           Session::Create({.expert_parallel_size = ep}, std::move(world)));
-      const Context& context = session->context();
+    RunSessions(2, {.expert_parallel_size = ep}, [&](Session& session) -> absl::Status {
+      const Context& context = session.context();
+      const int rank = context.mesh->world().rank();
       ParameterStore store(DType::kFloat32, 1);
       MOE_RETURN_IF_ERROR(store.Add({.name = "dense", .rows = 4}).status());
       for (int e = 0; e < 2; ++e) {
@@ -330,7 +311,7 @@ TEST(OptimizerTest, ClipsByTheGlobalNormWithEveryExpertCountedOnce) {
       }
       MOE_ASSIGN_OR_RETURN(
           const auto reducer,
-          GradientReducer::Create({.max_terms = 2}, store, context, session->gradient_stream()));
+          GradientReducer::Create({.max_terms = 2}, store, context, session.gradient_stream()));
       MOE_ASSIGN_OR_RETURN(const auto optimizer,
                            Optimizer::Create({.clip_grad = 1.0}, store, *reducer, context));
       MOE_RETURN_IF_ERROR(reducer->Begin());

@@ -1,7 +1,6 @@
 // A layer in the graph of a host: passes in any order, on any thread; the router's loss as a value.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <memory>
 #include <thread>
@@ -10,42 +9,24 @@
 
 #include <gtest/gtest.h>
 
-#include "moe/gradient_reducer.h"
-#include "moe/moe_layer.h"
-#include "moe/session.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/counting_new.h"
-#include "tests/moe/trained_layer.h"
+#include "tests/moe/layer_harness.h"
 
 namespace moe {
 namespace {
 
-using testing::DeviceRows;
 using testing::kHidden;
 using testing::RunLocalRanks;
 
 constexpr int kCalls = 3;
 constexpr std::array<int64_t, kCalls> kRows = {5, 0, 7};
 
-// One layer on one rank, and the rows of three calls.
-struct Rank {
-  std::unique_ptr<Session> session;
-  std::unique_ptr<ParameterStore> store;
-  std::unique_ptr<MoeLayer<float>> layer;
-  std::unique_ptr<GradientReducer> reducer;
+struct Rank : testing::LayerRank {
   std::array<std::vector<float>, kCalls> values;  // of x
-  std::array<DeviceRows, kCalls> x, y, dx;
-
-  const Context& context() const { return session->context(); }
 
   absl::Status Create(std::unique_ptr<Communicator> world, int threads = 1) {
-    const int rank = world->rank(), ranks = world->size();
-    MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(testing::LayerDevice(), *world));
-    MOE_ASSIGN_OR_RETURN(
-        session,
-        Session::Create({.device = device, .expert_parallel_size = ranks, .threads = threads},
-                        std::move(world)));
-    store = std::make_unique<ParameterStore>(DType::kFloat32, 1, context());
+    const int rank = world->rank();
     const MoeLayerConfig config = {.router = {.num_experts = 4,
                                               .top_k = 2,
                                               .hidden_size = kHidden,
@@ -54,50 +35,22 @@ struct Rank {
                                    .ffn_hidden_size = 12,
                                    .shared_expert_ffn_hidden_size = 8,
                                    .gated_shared_expert = true};
-    MOE_ASSIGN_OR_RETURN(layer, MoeLayer<float>::Create(config, "", *store, context()));
-    MOE_ASSIGN_OR_RETURN(reducer, GradientReducer::Create({.max_terms = kCalls * ranks}, *store,
-                                                          context(), session->gradient_stream()));
+    MOE_RETURN_IF_ERROR(LayerRank::Create(config, testing::LayerDevice(), {.threads = threads},
+                                          std::move(world), kRows));
     for (int c = 0; c < kCalls; ++c) {
-      values[c].resize(kRows[c] * kHidden);
-      for (size_t i = 0; i < values[c].size(); ++i) {
-        values[c][i] = std::sin(static_cast<float>(i * i + 7 * static_cast<size_t>(c + 3 * rank)));
-      }
-      for (auto* rows : {&x[c], &y[c], &dx[c]}) {
-        MOE_ASSIGN_OR_RETURN(*rows, DeviceRows::Create(kRows[c], context()));
-      }
+      values[c] = testing::RowValues(kRows[c], c + 3 * rank);
       MOE_RETURN_IF_ERROR(x[c].Write(values[c], context()));
     }
-    return reducer->Begin();
+    return absl::OkStatus();
   }
   absl::Status Forward(int call, MoeLayerSaved<float>* saved, RouterStats* stats = nullptr) {
     return layer->Forward(x[call].view(), {}, y[call].view(), saved, stats);
   }
-  absl::Status Backward(int call, MoeLayerSaved<float>& saved) {
-    return layer->Backward(y[call].view(), saved, 1, dx[call].view(),
-                           [](Parameter&) { return absl::OkStatus(); });
-  }
   // y and dx of all calls, then the gradients of all parameters.
   absl::StatusOr<std::vector<std::vector<float>>> Results() {
     std::vector<std::vector<float>> all;
-    for (int c = 0; c < kCalls; ++c) {
-      for (auto* rows : {&y[c], &dx[c]}) {
-        MOE_RETURN_IF_ERROR(rows->Read(all.emplace_back(values[c].size()), context()));
-      }
-    }
-    const auto parameters = store->parameters();
-    for (auto p = parameters.rbegin(); p != parameters.rend(); ++p) {
-      MOE_RETURN_IF_ERROR(reducer->MarkReady(**p));
-    }
-    MOE_RETURN_IF_ERROR(reducer->Finish());
-    for (const auto& p : parameters) {
-      MOE_ASSIGN_OR_RETURN(DeviceRows scratch,
-                           DeviceRows::Create(p->size() / kHidden + 1, context()));
-      const absl::Span<float> into(scratch.view().data(), static_cast<size_t>(p->size()));
-      MOE_RETURN_IF_ERROR(reducer->Gradient(*p, 1, into, *context().compute).status());
-      std::vector<float>& gradient = all.emplace_back((p->size() / kHidden + 1) * kHidden);
-      MOE_RETURN_IF_ERROR(scratch.Read(gradient, context()));
-      gradient.resize(into.size());
-    }
+    for (int c = 0; c < kCalls; ++c) MOE_RETURN_IF_ERROR(Read(c, all));
+    MOE_RETURN_IF_ERROR(ReadGradients(all));
     return all;
   }
 };
@@ -237,8 +190,7 @@ TEST(RouterLossTest, BackwardGivesItsGradientTimesWhatArrivesAtIt) {
     MOE_RETURN_IF_ERROR(rank.x[0].Write(x, rank.context()));
     MOE_RETURN_IF_ERROR(rank.Forward(0, &saved));
     MOE_RETURN_IF_ERROR(rank.y[0].Write(std::vector<float>(x.size()), rank.context()));  // dy
-    MOE_RETURN_IF_ERROR(rank.layer->Backward(rank.y[0].view(), saved, 3, rank.dx[0].view(),
-                                             [](Parameter&) { return absl::OkStatus(); }));
+    MOE_RETURN_IF_ERROR(rank.Backward(0, saved, 3));
     std::vector<float> dx(x.size());
     MOE_RETURN_IF_ERROR(rank.dx[0].Read(dx, rank.context()));
     EXPECT_GT(*std::max_element(dx.begin(), dx.end()), 1e-4);

@@ -1,6 +1,5 @@
 // A layer in a program that has CUDA streams, memory and NCCL communicators of its own: steps that
 // run in its stream, on rows that it allocated, over ranks that met by its own means.
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -11,7 +10,7 @@
 
 #include "comm/local/local_world.h"
 #include "tests/comm/nccl_ranks.h"
-#include "tests/moe/trained_layer.h"
+#include "tests/moe/layer_harness.h"
 
 namespace moe {
 namespace {
@@ -56,7 +55,7 @@ absl::StatusOr<Floats> Train(std::unique_ptr<Communicator> world, const Program&
                                    .expert_parallel_size = ranks}},
                       std::move(world)));
   MOE_ASSIGN_OR_RETURN(auto* const layer,
-                       trainer->AddMoeLayer<float>("mlp.", testing::LayerConfig(1)));
+                       trainer->AddMoeLayer<float>("mlp.", testing::LayerConfig()));
   const auto wait = [&]() -> absl::Status {
     if (in_its_stream) return absl::OkStatus();
     EXPECT_EQ(cudaStreamSynchronize(program.stream), cudaSuccess);
@@ -66,10 +65,8 @@ absl::StatusOr<Floats> Train(std::unique_ptr<Communicator> world, const Program&
     return MatrixView<float>(data, kTokens, kHidden);
   };
   constexpr size_t kElements = kTokens * kHidden;
-  Floats in(2 * kElements), out(4 * kElements);
-  for (size_t i = 0; i < in.size(); ++i) {
-    in[i] = std::sin(static_cast<float>(i * i + 31 * static_cast<size_t>(rank)));
-  }
+  const Floats in = testing::RowValues(2 * kTokens, rank);
+  Floats out(4 * kElements);
   for (size_t step = 0; step < 2; ++step) {
     MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
     program.Copy(in.data() + step * kElements, program.x);

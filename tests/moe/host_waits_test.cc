@@ -16,7 +16,7 @@
 #include "moe/session.h"
 #include "tests/comm/nccl_ranks.h"
 #include "tests/cusim/fake_streams.h"
-#include "tests/moe/trained_layer.h"
+#include "tests/moe/layer_harness.h"
 
 namespace cusim {
 
@@ -30,7 +30,6 @@ namespace moe {
 namespace {
 
 using cusim::HostWaits;
-using testing::DeviceRows;
 using testing::kHidden;
 using testing::kTokens;
 
@@ -43,41 +42,24 @@ enum class Stats : bool { kNotWanted, kWanted };
 // Of the second forward and backward: the first makes memory.
 absl::StatusOr<Waits> WaitsOfPasses(MoeLayerConfig config, Stats wanted,
                                     std::unique_ptr<Communicator> world) {
-  const int ranks = world->size();
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(DeviceKind::kCuda, *world));
-  MOE_ASSIGN_OR_RETURN(
-      const auto session,
-      Session::Create({.device = device, .expert_parallel_size = ranks}, std::move(world)));
-  const Context& context = session->context();
-  ParameterStore store(DType::kFloat32, 1, context);
-  MOE_ASSIGN_OR_RETURN(const auto layer, MoeLayer<float>::Create(config, "", store, context));
-  MOE_ASSIGN_OR_RETURN(
-      const auto reducer,
-      GradientReducer::Create({.max_terms = 64}, store, context, session->gradient_stream()));
-  MOE_RETURN_IF_ERROR(reducer->Begin());
-
-  std::vector<float> values(kTokens * kHidden);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
-  std::array<DeviceRows, 3> rows;
-  for (DeviceRows& each : rows) {
-    MOE_ASSIGN_OR_RETURN(each, DeviceRows::Create(kTokens, context));
-    MOE_RETURN_IF_ERROR(each.Write(values, context));
-  }
-  auto& [x, y, dx] = rows;
+  const std::array<int64_t, 1> rows = {kTokens};
+  testing::LayerRank rank;
+  MOE_RETURN_IF_ERROR(rank.Create(config, DeviceKind::kCuda, {}, std::move(world), rows));
+  const Context& context = rank.context();
+  MOE_RETURN_IF_ERROR(rank.x[0].Write(testing::RowValues(kTokens, 0), context));
   const std::array<int64_t, 3> offsets = {0, kTokens / 2, kTokens};
-  const Batch batch = {.micro_batch_offsets = offsets};
   Waits waits;
   for (int pass = 0; pass < 2; ++pass) {
     const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
     MoeLayerSaved<float> saved;
     RouterStats stats;
     const HostWaits before = cusim::WaitsOfThisThread();
-    MOE_RETURN_IF_ERROR(layer->Forward(x.view(), batch, y.view(), &saved,
-                                       wanted == Stats::kWanted ? &stats : nullptr));
+    MOE_RETURN_IF_ERROR(rank.layer->Forward(rank.x[0].view(), {.micro_batch_offsets = offsets},
+                                            rank.y[0].view(), &saved,
+                                            wanted == Stats::kWanted ? &stats : nullptr));
     waits.forward = cusim::WaitsOfThisThread() - before;
     const HostWaits between = cusim::WaitsOfThisThread();
-    MOE_RETURN_IF_ERROR(layer->Backward(y.view(), saved, 1, dx.view(),
-                                        [](Parameter&) { return absl::OkStatus(); }));
+    MOE_RETURN_IF_ERROR(rank.Backward(0, saved));
     waits.backward = cusim::WaitsOfThisThread() - between;
     if (wanted == Stats::kWanted) {
       EXPECT_TRUE(std::isnan(stats.loss()));  // under way

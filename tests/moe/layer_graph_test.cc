@@ -1,8 +1,6 @@
 // A layer's passes as CUDA graphs: the bits of passes without, from what has changed since the
 // capture; no kernel launched and no host held; what is refused.
 #include <array>
-#include <cmath>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,21 +9,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/local/local_world.h"
 #include "kernels/base/cuda_devices.h"
-#include "moe/gradient_reducer.h"
 #include "moe/lm/trainer.h"
-#include "moe/moe_layer.h"
-#include "moe/session.h"
-#include "tests/comm/local_ranks.h"
 #include "tests/cusim/cusim.h"
 #include "tests/cusim/fake_streams.h"
+#include "tests/moe/layer_harness.h"
 #include "tests/moe/lm/train_harness.h"
-#include "tests/moe/trained_layer.h"
 
 namespace moe {
 namespace {
 
-using testing::DeviceRows;
 using ::testing::HasSubstr;
 using testing::kHidden;
 using testing::kTokens;
@@ -49,74 +43,21 @@ MoeLayerConfig Config() {
           .projection_biases = true};
 }
 
-// A layer of one rank on the device.
-struct Rank {
-  std::unique_ptr<Session> session;
-  std::unique_ptr<ParameterStore> store;
-  std::unique_ptr<MoeLayer<float>> layer;
-  std::unique_ptr<GradientReducer> reducer;
-  std::array<DeviceRows, 3> x, y, dx;
-
-  const Context& context() const { return session->context(); }
-
+// On the device.
+struct Rank : testing::LayerRank {
   absl::Status Create(const MoeLayerConfig& config, bool overlap = false) {
-    testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      MOE_ASSIGN_OR_RETURN(
-          session, Session::Create({.device = {DeviceKind::kCuda, 0}, .overlap_exchange = overlap},
-                                   std::move(world)));
-      return absl::OkStatus();
-    });
-    store = std::make_unique<ParameterStore>(DType::kFloat32, 1, context());
-    MOE_ASSIGN_OR_RETURN(layer, MoeLayer<float>::Create(config, "", *store, context()));
-    MOE_ASSIGN_OR_RETURN(reducer, GradientReducer::Create({.max_terms = 64}, *store, context(),
-                                                          session->gradient_stream()));
-    for (auto* rows : {&x, &y, &dx}) {
-      for (DeviceRows& each : *rows) {
-        MOE_ASSIGN_OR_RETURN(each, DeviceRows::Create(kTokens, context()));
-      }
-    }
-    return reducer->Begin();
+    const std::array<int64_t, 3> rows = {kTokens, kTokens, kTokens};
+    return LayerRank::Create(config, DeviceKind::kCuda, {.overlap_exchange = overlap},
+                             std::move(MakeLocalWorld({}).front()), rows);
   }
   absl::Status Forward(int call, int seed, MoeLayerSaved<float>* saved, RouterStats* stats) {
-    std::vector<float> values(kTokens * kHidden);
-    for (size_t i = 0; i < values.size(); ++i) {
-      values[i] = std::sin(static_cast<float>(i * i + 31 * static_cast<size_t>(seed)));
-    }
-    MOE_RETURN_IF_ERROR(x[call].Write(values, context()));
+    MOE_RETURN_IF_ERROR(x[call].Write(testing::RowValues(kTokens, seed), context()));
+    return Forward(call, saved, stats);
+  }
+  absl::Status Forward(int call, MoeLayerSaved<float>* saved, RouterStats* stats) {
     const std::array<int64_t, 3> offsets = {0, kTokens / 2, kTokens};
     return layer->Forward(x[call].view(), {.micro_batch_offsets = offsets}, y[call].view(), saved,
                           stats);
-  }
-  absl::Status Backward(int call, MoeLayerSaved<float>& saved, float d_router_loss = 1) {
-    return layer->Backward(y[call].view(), saved, d_router_loss, dx[call].view(),
-                           [](Parameter&) { return absl::OkStatus(); });
-  }
-  // y and dx of a call.
-  absl::Status Read(int call, std::vector<std::vector<float>>& into) {
-    for (auto* rows : {&y, &dx}) {
-      MOE_RETURN_IF_ERROR((*rows)[call].Read(into.emplace_back(kTokens * kHidden), context()));
-    }
-    return absl::OkStatus();
-  }
-  // The sums of all gradients.
-  absl::Status ReadGradients(std::vector<std::vector<float>>& into) {
-    const auto parameters = store->parameters();
-    for (auto p = parameters.rbegin(); p != parameters.rend(); ++p) {
-      if ((*p)->spec().trainable) MOE_RETURN_IF_ERROR(reducer->MarkReady(**p));
-    }
-    MOE_RETURN_IF_ERROR(reducer->Finish());
-    for (const auto& p : parameters) {
-      if (!p->spec().trainable) continue;
-      MOE_ASSIGN_OR_RETURN(Buffer scratch,
-                           Buffer::Allocate(p->size() * int64_t{sizeof(float)}, *context().memory));
-      const absl::Span<float> gradient = scratch.span<float>();
-      MOE_RETURN_IF_ERROR(reducer->Gradient(*p, 1, gradient, *context().compute).status());
-      MOE_RETURN_IF_ERROR(context().compute->CopyBytes(
-          gradient.data(), into.emplace_back(static_cast<size_t>(p->size())).data(),
-          scratch.bytes()));
-      MOE_RETURN_IF_ERROR(context().compute->Synchronize());
-    }
-    return absl::OkStatus();
   }
 };
 
@@ -223,11 +164,7 @@ TEST_F(LayerGraphTest, AReplayLaunchesNoKernelAndHoldsNoHost) {
       ASSERT_TRUE(rank.x[0].Write(std::vector<float>(kTokens * kHidden, 0.5f), context).ok());
       const cusim::HostWaits before = cusim::WaitsOfThisThread();
       const int64_t launches = cusim::Launches(), graphs = cusim::GraphLaunches();
-      const std::array<int64_t, 3> offsets = {0, kTokens / 2, kTokens};
-      ASSERT_TRUE(rank.layer
-                      ->Forward(rank.x[0].view(), {.micro_batch_offsets = offsets},
-                                rank.y[0].view(), &saved, with_stats ? &stats : nullptr)
-                      .ok());
+      ASSERT_TRUE(rank.Forward(0, &saved, with_stats ? &stats : nullptr).ok());
       ASSERT_TRUE(rank.Backward(0, saved).ok());
       const cusim::HostWaits waited = cusim::WaitsOfThisThread() - before;
       ASSERT_TRUE(context.compute->Synchronize().ok());
@@ -239,40 +176,42 @@ TEST_F(LayerGraphTest, AReplayLaunchesNoKernelAndHoldsNoHost) {
   }
 }
 
+struct GraphCase {
+  MoeLayerConfig layer = Config();
+  DeviceKind device = DeviceKind::kCuda;
+  int ranks = 1;
+  GroupedGemmKernel gemm = GroupedGemmKernel::kAuto;
+
+  absl::Status Check() const { return CheckCudaGraph(layer, device, ranks, gemm); }
+};
+
 TEST_F(LayerGraphTest, SaysWhatItNeeds) {
-  const auto error_of = [](const MoeLayerConfig& config) {
-    return std::string(
-        CheckCudaGraph(config, DeviceKind::kCuda, 1, GroupedGemmKernel::kAuto).message());
+  EXPECT_TRUE(GraphCase().Check().ok());
+  const auto refused = [](const char* part, void (*change)(GraphCase&)) {
+    GraphCase c;
+    change(c);
+    EXPECT_THAT(std::string(c.Check().message()), HasSubstr(part));
   };
+  refused("cuda_graph on the CPU, expected a CUDA device",
+          [](GraphCase& c) { c.device = DeviceKind::kCpu; });
+  refused("with 2 expert-parallel ranks, expected 1", [](GraphCase& c) { c.ranks = 2; });
+  refused("with grouped_gemm cublas, expected auto or mma",
+          [](GraphCase& c) { c.gemm = GroupedGemmKernel::kCublas; });
+  refused("without pad_to_capacity", [](GraphCase& c) { c.layer.router.pad_to_capacity = false; });
+  refused("with router gshard, expected one that runs on the",
+          [](GraphCase& c) { c.layer.router.gate = "gshard"; });
+  refused("with num_zero_experts 1, expected 0", [](GraphCase& c) {
+    c.layer.router.gate = "longcat";
+    c.layer.router.num_zero_experts = 1;
+  });
+  refused("with input_jitter 0.25, expected 0", [](GraphCase& c) {
+    c.layer.router.gate = "switch";
+    c.layer.router.top_k = 1;
+    c.layer.router.input_jitter = 0.25f;
+  });
+  refused("expected staged",
+          [](GraphCase& c) { c.layer.dispatcher.algorithm = DispatchAlgorithm::kDirect; });
   MoeLayerConfig config = Config();
-  EXPECT_EQ(error_of(config), "");
-  EXPECT_THAT(
-      std::string(CheckCudaGraph(config, DeviceKind::kCpu, 1, GroupedGemmKernel::kAuto).message()),
-      HasSubstr("cuda_graph on the CPU, expected a CUDA device"));
-  EXPECT_THAT(
-      std::string(CheckCudaGraph(config, DeviceKind::kCuda, 2, GroupedGemmKernel::kAuto).message()),
-      HasSubstr("with 2 expert-parallel ranks, expected 1"));
-  EXPECT_THAT(
-      std::string(
-          CheckCudaGraph(config, DeviceKind::kCuda, 1, GroupedGemmKernel::kCublas).message()),
-      HasSubstr("with grouped_gemm cublas, expected auto or mma"));
-  config.router.pad_to_capacity = false;
-  EXPECT_THAT(error_of(config), HasSubstr("without pad_to_capacity"));
-  config = Config();
-  config.router.gate = "gshard";
-  EXPECT_THAT(error_of(config), HasSubstr("with router gshard, expected one that runs on the"));
-  config.router.gate = "longcat";
-  config.router.num_zero_experts = 1;
-  EXPECT_THAT(error_of(config), HasSubstr("with num_zero_experts 1, expected 0"));
-  config = Config();
-  config.router.gate = "switch";
-  config.router.top_k = 1;
-  config.router.input_jitter = 0.25f;
-  EXPECT_THAT(error_of(config), HasSubstr("with input_jitter 0.25, expected 0"));
-  config = Config();
-  config.dispatcher.algorithm = DispatchAlgorithm::kDirect;
-  EXPECT_THAT(error_of(config), HasSubstr("expected staged"));
-  config = Config();
   config.cuda_graph = true;
   config.router.pad_to_capacity = false;
   EXPECT_TRUE(absl::IsInvalidArgument(Rank().Create(config)));
@@ -280,7 +219,6 @@ TEST_F(LayerGraphTest, SaysWhatItNeeds) {
 
 // Whole steps: evaluation between them, weights that change, gradients that are reduced.
 TEST_F(LayerGraphTest, TrainingHasTheBitsOfThatWithoutGraphs) {
-  const lm::Corpus corpus = lm::testing::MakeCorpus();
   lm::TrainConfig config = lm::testing::SmallConfig();
   config.device = DeviceKind::kCuda;
   config.model.num_layers = 1;
@@ -297,10 +235,10 @@ TEST_F(LayerGraphTest, TrainingHasTheBitsOfThatWithoutGraphs) {
   router.pad_to_capacity = true;
   const auto compare = [&](const Layout& layout) {
     config.model.moe.cuda_graph = false;
-    const lm::testing::Trace without = lm::testing::TrainIn(config, layout, corpus);
+    const lm::testing::Trace without = lm::testing::TrainIn(config, layout);
     config.model.moe.cuda_graph = true;
     const int64_t before = cusim::GraphLaunches();
-    ExpectSameTrace(lm::testing::TrainIn(config, layout, corpus), without);
+    ExpectSameTrace(lm::testing::TrainIn(config, layout), without);
     return cusim::GraphLaunches() - before;
   };
   // Forwards of 9 rounds but the first; of 3 evaluations (before, after step 2, after the last)

@@ -22,7 +22,7 @@
 #include "moe/trainer.h"
 #include "tests/comm/forwarding_communicator.h"
 #include "tests/comm/local_ranks.h"
-#include "tests/moe/trained_layer.h"
+#include "tests/moe/layer_harness.h"
 
 namespace moe {
 namespace {

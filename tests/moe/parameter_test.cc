@@ -21,12 +21,16 @@
 #include "moe/parameter_hash.h"
 #include "moe/session.h"
 #include "tests/comm/local_ranks.h"
+#include "tests/moe/layer_harness.h"
+#include "tests/moe/status_is.h"
 
 namespace moe {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using enum absl::StatusCode;
+using testing::StatusIs;
 
 // A layer with every kind of parameter, and one micro-batch for it.
 template <typename T>
@@ -234,9 +238,8 @@ TEST(ParameterStoreTest, AdoptingTheSameMemoryChangesNothingAndAnotherSizeIsRefu
   const int64_t version = weight.version();
   ASSERT_TRUE(store.Adopt(weight, absl::MakeSpan(values)).ok());
   EXPECT_EQ(weight.version(), version);
-  const absl::Status small = store.Adopt(weight, absl::MakeSpan(values).first(5));
-  EXPECT_TRUE(absl::IsInvalidArgument(small)) << small;
-  EXPECT_THAT(std::string(small.message()), HasSubstr("5 values for w, expected 2 * 3"));
+  EXPECT_THAT(store.Adopt(weight, absl::MakeSpan(values).first(5)),
+              StatusIs(kInvalidArgument, "5 values for w, expected 2 * 3"));
   EXPECT_EQ(weight.master().data(), values.data());
   EXPECT_THAT(weight.master(), ElementsAre(1, 2, 3, 4, 5, 6));
 }
@@ -300,18 +303,15 @@ TEST(ParameterStoreTest, MastersAreFoundByNameWrittenAndRead) {
   const auto stream = MakeInlineStream();
   const std::vector<float> values = {1, 2, 3, 1 + 0x1p-12f};
   ASSERT_TRUE(store.WriteMaster(*weight, values, *stream).ok());
-  const absl::Status small = store.WriteMaster(*weight, {5, 6, 7}, *stream);
-  EXPECT_TRUE(absl::IsInvalidArgument(small)) << small;
-  EXPECT_THAT(std::string(small.message()), HasSubstr("3 values for w, expected 2 * 2"));
+  EXPECT_THAT(store.WriteMaster(*weight, {5, 6, 7}, *stream),
+              StatusIs(kInvalidArgument, "3 values for w, expected 2 * 2"));
   EXPECT_EQ(*weight->ReadMaster(*stream), values);
   EXPECT_EQ(weight->view<BFloat16>().row(1)[1], BFloat16(1.0f));  // what layers read, rounded
 }
 
 TEST(ParameterStoreTest, ALayerKnowsItsParametersInTheStore) {
-  testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto session,
-                         Session::Create({.expert_parallel_size = 2}, std::move(world)));
-    const Context& context = session->context();
+  testing::RunSessions(2, {.expert_parallel_size = 2}, [&](Session& session) -> absl::Status {
+    const Context& context = session.context();
     ParameterStore store(DType::kFloat32, 1, context);
     const MoeLayerConfig config = {
         .router = {.gate = "deepseek-v3", .num_experts = 2, .top_k = 1, .hidden_size = 8},
@@ -341,9 +341,8 @@ TEST(ParameterStoreTest, InitialValuesAreDrawnByTheRanksThreadsAlone) {
   ParameterStore serial(DType::kFloat32, 1);
   const Parameter& weight = **serial.Add(spec);
   EXPECT_EQ(ThreadsOfThisProcess(), before);
-  testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({.threads = 3}, std::move(world)));
-    ParameterStore store(DType::kFloat32, 1, session->context());
+  testing::RunSessions(1, {.threads = 3}, [&](Session& session) -> absl::Status {
+    ParameterStore store(DType::kFloat32, 1, session.context());
     MOE_ASSIGN_OR_RETURN(const Parameter* const same, store.Add(spec));
     EXPECT_EQ(same->master(), weight.master());
     return absl::OkStatus();

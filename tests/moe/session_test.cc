@@ -12,9 +12,14 @@
 #include "moe/parameter.h"
 #include "moe/parameter_hash.h"
 #include "tests/comm/local_ranks.h"
+#include "tests/moe/layer_harness.h"
+#include "tests/moe/status_is.h"
 
 namespace moe {
 namespace {
+
+using enum absl::StatusCode;
+using testing::StatusIs;
 
 TEST(SessionTest, RanksOfOneSimdTargetAgree) {
   testing::RunLocalRanks(3, [](std::unique_ptr<Communicator> world) {
@@ -27,7 +32,7 @@ TEST(SessionTest, AMixOfSimdTargetsIsRefusedOnEveryRankByName) {
     const auto stream = MakeInlineStream();
     const absl::Status status =
         CheckOneTarget(world->rank() == 1 ? "AVX2" : "AVX3", *world, *stream);
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(status.code(), kFailedPrecondition);
     EXPECT_THAT(std::string(status.message()),
                 ::testing::AllOf(::testing::HasSubstr("AVX2"), ::testing::HasSubstr("AVX3")));
     return absl::OkStatus();
@@ -36,22 +41,20 @@ TEST(SessionTest, AMixOfSimdTargetsIsRefusedOnEveryRankByName) {
 
 TEST(SessionTest, ZeroThreadsAndUnevenGroupsAreRefused) {
   testing::RunLocalRanks(1, [](std::unique_ptr<Communicator> world) {
-    EXPECT_EQ(Session::Create({.threads = 0}, std::move(world)).status().code(),
-              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(Session::Create({.threads = 0}, std::move(world)).status().code(), kInvalidArgument);
     return absl::OkStatus();
   });
   testing::RunLocalRanks(3, [](std::unique_ptr<Communicator> world) {
     EXPECT_EQ(Session::Create({.expert_parallel_size = 2}, std::move(world)).status().code(),
-              absl::StatusCode::kInvalidArgument);
+              kInvalidArgument);
     return absl::OkStatus();
   });
 }
 
 TEST(SessionTest, LeavesThatNoTreeHasAreRefused) {
   testing::RunLocalRanks(1, [](std::unique_ptr<Communicator> world) {
-    const absl::Status status = Session::Create({.tensor_leaves = 3}, std::move(world)).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("expected 1, 2, 4, 8 or 16"));
+    EXPECT_THAT(Session::Create({.tensor_leaves = 3}, std::move(world)),
+                StatusIs(kInvalidArgument, "expected 1, 2, 4, 8 or 16"));
     return absl::OkStatus();
   });
 }
@@ -73,16 +76,12 @@ absl::Status CheckReplicasWith(const std::string& changed, Session& session) {
 }
 
 TEST(SessionTest, ACopyOfAWeightThatDiffersIsNamedOnEveryRank) {
-  testing::RunLocalRanks(4, [](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto session,
-                         Session::Create({.expert_parallel_size = 2}, std::move(world)));
-    EXPECT_TRUE(CheckReplicasWith("", *session).ok());
+  testing::RunSessions(4, {.expert_parallel_size = 2}, [](Session& session) -> absl::Status {
+    EXPECT_TRUE(CheckReplicasWith("", session).ok());
     for (const auto& [changed, expected] :
          {std::pair("norm", "tensor 'norm' differs between ranks 0 and 3,"),
           {"experts.1", "tensor 'experts.1' differs between ranks 1 and 3,"}}) {
-      const absl::Status status = CheckReplicasWith(changed, *session);
-      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(expected));
+      EXPECT_THAT(CheckReplicasWith(changed, session), StatusIs(kDataLoss, expected));
     }
     return absl::OkStatus();
   });

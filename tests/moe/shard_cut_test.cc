@@ -10,17 +10,13 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/gradient_reducer.h"
-#include "moe/session.h"
-#include "moe/trainer.h"
 #include "moe/unit_grid.h"
-#include "tests/comm/local_ranks.h"
+#include "tests/moe/layer_harness.h"
 
 namespace moe {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::RunLocalRanks;
 
 // Units: "a" 16 rows of 256 each, "b" and "d" the whole, "c" of two halves, which have 8 leaves of
 // 16 rows, a unit each.
@@ -110,19 +106,17 @@ TEST(ShardCutTest, WhatOneBucketCannotShareTheNextOnesDo) {
 std::vector<float> SumInParts(int ranks, ZeroStage zero, Numerics numerics, int64_t bucket_bytes) {
   std::vector<std::vector<float>> parts(ranks);  // by rank, in bucket order
   std::vector<std::vector<int64_t>> counts;
-  RunLocalRanks(ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+  testing::RunSessions(ranks, {.numerics = numerics}, [&](Session& session) -> absl::Status {
     constexpr int kRounds = 3;
-    const int rank = world->rank();
-    MOE_ASSIGN_OR_RETURN(const auto session,
-                         Session::Create({.numerics = numerics}, std::move(world)));
-    const Context& context = session->context();
+    const Context& context = session.context();
+    const int rank = context.mesh->world().rank();
     ParameterStore store(DType::kFloat32, 1);
     AddParameters(store);
     MOE_ASSIGN_OR_RETURN(
         const auto reducer,
         GradientReducer::Create(
             {.bucket_bytes = bucket_bytes, .max_terms = kRounds * ranks, .zero = zero}, store,
-            context, session->gradient_stream()));
+            context, session.gradient_stream()));
     for (int step = 0; step < 2; ++step) {  // the second must not see the first
       MOE_RETURN_IF_ERROR(reducer->Begin());
       for (int round = 0; round < kRounds; ++round) {
@@ -206,30 +200,27 @@ TEST(ShardCutTest, ARankKeepsAsManyBytesAsTheFormulaSays) {
                         Case{DType::kBFloat16, ZeroStage::kOptimizer, 2 + 8 + 12 / 4.0},
                         Case{DType::kBFloat16, ZeroStage::kGradients, 2 + (8 + 12) / 4.0}}) {
     SCOPED_TRACE(absl::StrCat(NameOf(c.dtype), " ", static_cast<int>(c.zero)));
-    RunLocalRanks(4, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      MOE_ASSIGN_OR_RETURN(
-          const auto trainer,
-          Trainer::Create({.dtype = c.dtype, .zero = c.zero, .bucket_bytes = 1 << 21},
-                          std::move(world)));
+    const TrainerOptions options = {.dtype = c.dtype, .zero = c.zero, .bucket_bytes = 1 << 21};
+    testing::RunTrainers({.ranks = 4}, options, [&](Trainer& trainer) -> absl::Status {
       constexpr int64_t kRows = 1000, kCols = 300, kParameters = 5;
       for (int i = 0; i < kParameters; ++i) {
         MOE_RETURN_IF_ERROR(
-            trainer->parameters()
+            trainer.parameters()
                 .Add({.name = absl::StrCat("p", i), .rows = kRows, .cols = kCols, .init_std = 0})
                 .status());
       }
-      MOE_RETURN_IF_ERROR(trainer->optimizer().status());
-      for (int64_t r = 0; r < trainer->rounds(); ++r) {
-        MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
-        const auto all = trainer->parameters().parameters();
+      MOE_RETURN_IF_ERROR(trainer.optimizer().status());
+      for (int64_t r = 0; r < trainer.rounds(); ++r) {
+        MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
+        const auto all = trainer.parameters().parameters();
         for (auto p = all.rbegin(); p != all.rend(); ++p) {
-          MOE_RETURN_IF_ERROR(trainer->MarkReady(round, **p));
+          MOE_RETURN_IF_ERROR(trainer.MarkReady(round, **p));
         }
       }
-      MOE_RETURN_IF_ERROR(trainer->Step({.learning_rate = 1e-3}).status());
+      MOE_RETURN_IF_ERROR(trainer.Step({.learning_rate = 1e-3}).status());
       double expected = c.bytes * kParameters * kRows * kCols;
       if (c.zero == ZeroStage::kGradients) expected += 2 * 8 * kRows * kCols;  // two buckets
-      const Trainer::StateBytes bytes = trainer->state_bytes();
+      const Trainer::StateBytes bytes = trainer.state_bytes();
       EXPECT_NEAR(static_cast<double>(bytes.allocated) / expected, 1, 0.02);
       EXPECT_NEAR(static_cast<double>(bytes.formula) / expected, 1, 0.02);
       return absl::OkStatus();
@@ -242,12 +233,10 @@ TEST(ShardCutTest, ARankKeepsAsManyBytesAsTheFormulaSays) {
 template <typename T>
 void ExpectSlabToStay(DType dtype) {
   for (const int64_t bucket_bytes : {1, 250, 1 << 20}) {
-    RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create({.dtype = dtype,
-                                                                .zero = ZeroStage::kOptimizer,
-                                                                .bucket_bytes = bucket_bytes},
-                                                               std::move(world)));
-      ParameterStore& store = trainer->parameters();
+    const TrainerOptions options = {
+        .dtype = dtype, .zero = ZeroStage::kOptimizer, .bucket_bytes = bucket_bytes};
+    testing::RunTrainers({.ranks = 2}, options, [&](Trainer& trainer) -> absl::Status {
+      ParameterStore& store = trainer.parameters();
       MOE_RETURN_IF_ERROR(store.Add({.name = "norm", .cols = 3}).status());
       std::vector<ParameterSpec> specs;
       for (const char* name : {"a", "b", "c", "d"}) {
@@ -262,14 +251,14 @@ void ExpectSlabToStay(DType dtype) {
         return all;
       };
       const std::vector<T> before = values();
-      MOE_RETURN_IF_ERROR(trainer->optimizer().status());
-      for (int64_t r = 0; r < trainer->rounds(); ++r) {
-        MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+      MOE_RETURN_IF_ERROR(trainer.optimizer().status());
+      for (int64_t r = 0; r < trainer.rounds(); ++r) {
+        MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
         for (const auto& p : store.parameters()) {
-          MOE_RETURN_IF_ERROR(trainer->MarkReady(round, *p));
+          MOE_RETURN_IF_ERROR(trainer.MarkReady(round, *p));
         }
       }
-      MOE_RETURN_IF_ERROR(trainer->Step({.learning_rate = 0}).status());
+      MOE_RETURN_IF_ERROR(trainer.Step({.learning_rate = 0}).status());
       EXPECT_EQ(values(), before) << bucket_bytes;
       for (size_t i = 0; i < slab.size(); ++i) {
         EXPECT_EQ(slab[i]->view<T>().data() - slab[0]->view<T>().data(),

@@ -21,14 +21,16 @@
 #include "moe/hf/hf_weights.h"
 #include "moe/parameter_hash.h"
 #include "moe/session.h"
-#include "tests/comm/local_ranks.h"
 #include "tests/moe/io/io_test.h"
+#include "tests/moe/layer_harness.h"
+#include "tests/moe/status_is.h"
 
 namespace moe::hf {
 namespace {
 
-using ::testing::HasSubstr;
-using testing::RunLocalRanks;
+using testing::RunSessions;
+using enum absl::StatusCode;
+using testing::StatusIs;
 
 constexpr int64_t kHidden = 64, kExperts = 8, kTokens = 6;
 
@@ -156,10 +158,8 @@ TEST_F(BorrowedWeightsTest, HaveTheBitsOfCopiesAtAnyLayout) {
   for (const Model& model : {kMixtral, kQwen, kGranite}) {
     WriteModel(model);
     for (const int ranks : {1, 3}) {
-      RunLocalRanks(ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-        MOE_ASSIGN_OR_RETURN(const auto session,
-                             Session::Create({.expert_parallel_size = ranks}, std::move(world)));
-        const Context& context = session->context();
+      RunSessions(ranks, {.expert_parallel_size = ranks}, [&](Session& session) -> absl::Status {
+        const Context& context = session.context();
         MOE_ASSIGN_OR_RETURN(auto copied, Loaded::Create(Find(), LoadBy::kCopy, context));
         MOE_ASSIGN_OR_RETURN(auto borrowed, Loaded::Create(Find(), LoadBy::kBorrow, context));
         std::vector<float> y, same;
@@ -186,17 +186,15 @@ TEST_F(BorrowedWeightsTest, HaveTheBitsOfCopiesAtAnyLayout) {
 TEST_F(BorrowedWeightsTest, TakeNoMemoryOfTheProcess) {
   width_ = 2048;
   WriteModel(kMixtral);
-  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
+  RunSessions(1, {}, [&](Session& session) -> absl::Status {
     std::vector<float> y;
     const int64_t before = AnonymousBytes();
-    MOE_ASSIGN_OR_RETURN(auto borrowed,
-                         Loaded::Create(Find(), LoadBy::kBorrow, session->context()));
+    MOE_ASSIGN_OR_RETURN(auto borrowed, Loaded::Create(Find(), LoadBy::kBorrow, session.context()));
     MOE_RETURN_IF_ERROR(borrowed.Forward(y));
     const int64_t all = kExperts * expert_bytes();
     const int64_t taken = AnonymousBytes() - before;
     EXPECT_LT(taken, all / 2);
-    MOE_ASSIGN_OR_RETURN(auto copied, Loaded::Create(Find(), LoadBy::kCopy, session->context()));
+    MOE_ASSIGN_OR_RETURN(auto copied, Loaded::Create(Find(), LoadBy::kCopy, session.context()));
     EXPECT_GT(AnonymousBytes() - before - taken, all / 2);  // or the test sees nothing
     return absl::OkStatus();
   });
@@ -207,9 +205,8 @@ TEST_F(BorrowedWeightsTest, WhatTheStoreWouldNotHaveSoIsCopied) {
        {std::tuple(SafetensorsType::kF32, 0, false), std::tuple(SafetensorsType::kBF16, 1, false),
         std::tuple(SafetensorsType::kBF16, 0, true)}) {
     WriteModel(kQwen, type, stray);
-    RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
-      const Context& context = session->context();
+    RunSessions(1, {}, [&](Session& session) -> absl::Status {
+      const Context& context = session.context();
       MOE_ASSIGN_OR_RETURN(auto copied, Loaded::Create(Find(), LoadBy::kCopy, context));
       MOE_ASSIGN_OR_RETURN(auto asked, Loaded::Create(Find(), LoadBy::kBorrow, context, pack));
       EXPECT_EQ(asked.store->borrowed_bytes(), 0);
@@ -227,14 +224,12 @@ TEST_F(BorrowedWeightsTest, AreSavedAsTheyWereRead) {
   std::filesystem::create_directory(copy);
   for (const Model& model : {kMixtral, kQwen, kGranite}) {
     WriteModel(model);
-    RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      MOE_ASSIGN_OR_RETURN(const auto session,
-                           Session::Create({.expert_parallel_size = 3}, std::move(world)));
+    RunSessions(3, {.expert_parallel_size = 3}, [&](Session& session) -> absl::Status {
       const auto weights = Find();
       MOE_ASSIGN_OR_RETURN(const auto loaded,
-                           Loaded::Create(weights, LoadBy::kBorrow, session->context()));
+                           Loaded::Create(weights, LoadBy::kBorrow, session.context()));
       return SaveLayers(weights->config(), {{.layer = 0, .prefix = "mlp."}}, *loaded.store,
-                        session->context(), {.folder = copy, .type = DType::kBFloat16});
+                        session.context(), {.folder = copy, .type = DType::kBFloat16});
     });
     const auto from = SafetensorsFile::Open(Path("model.safetensors"));
     const auto to = SafetensorsFile::Open(copy + "/model.safetensors");
@@ -252,27 +247,25 @@ TEST_F(BorrowedWeightsTest, AreSavedAsTheyWereRead) {
 TEST_F(BorrowedWeightsTest, AreNotWrittenAndServeBackwardWhereTheyLieTogether) {
   for (const Model& model : {kMixtral, kQwen}) {
     WriteModel(model);
-    RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
-      const Context& context = session->context();
+    RunSessions(1, {}, [&](Session& session) -> absl::Status {
+      const Context& context = session.context();
       MOE_ASSIGN_OR_RETURN(auto borrowed, Loaded::Create(Find(), LoadBy::kBorrow, context));
       auto saved = borrowed.layer->MakeSaved();
       std::vector<float> y;
       const absl::Status status = borrowed.Forward(y, &saved);
       if (absl::string_view(model.type) == "mixtral") {
-        EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-        EXPECT_THAT(std::string(status.message()),
-                    HasSubstr("mlp.experts.0.gate_up_proj.weight lie apart"));
+        EXPECT_THAT(status,
+                    StatusIs(kFailedPrecondition, "mlp.experts.0.gate_up_proj.weight lie apart"));
       } else {
         EXPECT_TRUE(status.ok()) << status;
       }
       Parameter* const weight = borrowed.store->Find("mlp.experts.0.down_proj.weight");
       const std::vector<float> values(static_cast<size_t>(weight->size()));
       EXPECT_EQ(borrowed.store->WriteMaster(*weight, values, *context.compute).code(),
-                absl::StatusCode::kFailedPrecondition);
-      EXPECT_EQ(borrowed.store->Borrow(*weight, {}).code(), absl::StatusCode::kInvalidArgument);
+                kFailedPrecondition);
+      EXPECT_EQ(borrowed.store->Borrow(*weight, {}).code(), kInvalidArgument);
       Parameter* const router = borrowed.store->Find("mlp.gate.weight");
-      EXPECT_EQ(borrowed.store->Borrow(*router, {}).code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_EQ(borrowed.store->Borrow(*router, {}).code(), kFailedPrecondition);
       return absl::OkStatus();
     });
   }

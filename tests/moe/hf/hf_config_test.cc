@@ -7,10 +7,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/moe/status_is.h"
+
 namespace moe::hf {
 namespace {
 
 using ::testing::HasSubstr;
+using enum absl::StatusCode;
+using testing::StatusIs;
 
 HfConfig Parse(const std::string& document) {
   auto config = ParseHfConfig("config.json", document);
@@ -26,15 +30,14 @@ HfConfig Defaults(const std::string& model_type, const std::string& more = "") {
 void ExpectRefused(const std::string& document, absl::StatusCode code, const std::string& part) {
   const auto config = ParseHfConfig("config.json", document);
   ASSERT_FALSE(config.ok()) << document;
-  EXPECT_EQ(config.status().code(), code) << config.status();
-  EXPECT_THAT(std::string(config.status().message()), HasSubstr("config.json: "));
+  EXPECT_THAT(config, StatusIs(code, "config.json: "));
   EXPECT_THAT(std::string(config.status().message()), HasSubstr(part)) << document;
 }
 void ExpectDataLoss(const std::string& document, const std::string& part) {
-  ExpectRefused(document, absl::StatusCode::kDataLoss, part);
+  ExpectRefused(document, kDataLoss, part);
 }
 void ExpectUnsupported(const std::string& document, const std::string& part) {
-  ExpectRefused(document, absl::StatusCode::kUnimplemented, part);
+  ExpectRefused(document, kUnimplemented, part);
 }
 
 int64_t CountSparse(const HfConfig& config) {
@@ -47,9 +50,6 @@ TEST(HfConfig, MixtralDefaults) {
   const MoeLayerConfig& moe = config.moe;
   EXPECT_EQ(config.model_type(), "mixtral");
   EXPECT_EQ(moe.router.gate, "mixtral");
-  EXPECT_EQ(moe.router.num_experts, 8);
-  EXPECT_EQ(moe.ffn_hidden_size, 14336);
-  EXPECT_EQ(moe.shared_expert_ffn_hidden_size, 0);
   EXPECT_EQ(moe.activation, Activation::kSwiGlu);
   EXPECT_EQ(moe.router.load_balancing, LoadBalancing::kNone);
   EXPECT_EQ(CountSparse(config), 32);
@@ -81,19 +81,14 @@ TEST(HfConfig, WhatIsAddedToTheSumOfTheWeights) {
   EXPECT_EQ(Defaults("lfm2_moe").moe.router.norm_epsilon, 1e-6f);
 }
 
-TEST(HfConfig, DeepSeekV2DefaultsAndItsIgnoredNormalisation) {
+TEST(HfConfig, DeepSeekV2IgnoresNormalisationAndGroupsOfTheGreedyMethod) {
   const HfConfig config =
       Defaults("deepseek_v2", R"(, "num_experts_per_tok": 6, "norm_topk_prob": true)");
   const MoeLayerConfig& moe = config.moe;
   EXPECT_EQ(moe.router.gate, "deepseek-v2");
-  EXPECT_EQ(moe.router.num_experts, 64);
   EXPECT_EQ(moe.router.num_groups, 0);
-  EXPECT_EQ(moe.router.scaling_factor, 1.0f);
   EXPECT_FALSE(moe.router.norm_topk_prob.has_value());
-  EXPECT_EQ(moe.ffn_hidden_size, 1407);
-  EXPECT_EQ(moe.shared_expert_ffn_hidden_size, 2 * 1407);
   EXPECT_FALSE(moe.gated_shared_expert);
-  EXPECT_EQ(CountSparse(config), 32);
   // Groups count with the limited method alone.
   EXPECT_EQ(Defaults("deepseek_v2", R"(, "num_experts_per_tok": 6, "n_group": 8, "topk_group": 3)")
                 .moe.router.num_groups,
@@ -132,14 +127,7 @@ TEST(HfConfig, GptOssHasTheConstantsOfItsSwiGluAndIgnoresTheActivation) {
   ExpectDataLoss(R"({"model_type": "gpt_oss", "swiglu_limit": null})", "swiglu_limit is null");
 }
 
-TEST(HfConfig, Llama4DefaultsAndNestedKeys) {
-  const HfConfig text = Defaults("llama4_text");
-  EXPECT_EQ(text.moe.router.num_experts, 16);
-  EXPECT_EQ(text.moe.router.top_k, 1);
-  EXPECT_EQ(text.moe.router.hidden_size, 5120);
-  EXPECT_EQ(text.moe.ffn_hidden_size, 8192);
-  EXPECT_EQ(text.moe.shared_expert_ffn_hidden_size, 8192);
-  EXPECT_EQ(CountSparse(text), 48);
+TEST(HfConfig, Llama4HasItsKeysInATextConfig) {
   const HfConfig nested = Parse(R"({"model_type": "llama4", "num_local_experts": 3,
       "text_config": {"num_local_experts": 5, "interleave_moe_layer_step": 2}})");
   EXPECT_EQ(nested.model_type(), "llama4_text");

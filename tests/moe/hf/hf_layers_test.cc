@@ -16,6 +16,7 @@
 #include "moe/session.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/io/io_test.h"
+#include "tests/moe/status_is.h"
 
 namespace moe::hf {
 namespace {
@@ -23,6 +24,8 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using testing::RunLocalRanks;
+using enum absl::StatusCode;
+using testing::StatusIs;
 
 std::string GoldenFolder(const std::string& family) {
   return absl::StrCat(MOE_GOLDEN_MODELS, "/", family);
@@ -115,9 +118,7 @@ TEST_F(HfLayersTest, WhatCannotBeSavedIsSaidOnEveryRankAndLeavesNoFile) {
       const absl::Status status =
           SaveLayers(layers.config, layers.stored, *layers.store, layers.session->context(),
                      {.folder = root_.string(), .type = DType::kFloat16});
-      EXPECT_EQ(status.code(), rank == (lacks ? 1 : 0) ? absl::StatusCode::kInvalidArgument
-                                                       : absl::StatusCode::kAborted)
-          << status;
+      EXPECT_EQ(status.code(), rank == (lacks ? 1 : 0) ? kInvalidArgument : kAborted) << status;
       if (lacks) {
         EXPECT_THAT(std::string(status.message()),
                     HasSubstr(rank == 0 ? "rank 1 has no 'block1.experts.2.gate_up_proj.weight'"
@@ -138,10 +139,8 @@ TEST_F(HfLayersTest, ALayerThatTheFilesLackIsNamed) {
   ASSERT_NE(at, std::string::npos);
   config.replace(at, 22, "\"num_hidden_layers\": 3");
   Write("config.json", config);
-  const auto all = FindAll(root_.string(), root_.string());
-  EXPECT_EQ(all.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(all.status().message()),
-              HasSubstr("tensor 'model.layers.2.mlp.gate.weight': is missing"));
+  EXPECT_THAT(FindAll(root_.string(), root_.string()),
+              StatusIs(kDataLoss, "tensor 'model.layers.2.mlp.gate.weight': is missing"));
 }
 
 }  // namespace

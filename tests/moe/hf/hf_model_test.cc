@@ -19,9 +19,9 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/session.h"
-#include "tests/comm/local_ranks.h"
 #include "tests/moe/io/io_test.h"
 #include "tests/moe/lm/transformer_harness.h"
+#include "tests/moe/status_is.h"
 
 namespace moe::hf {
 namespace {
@@ -29,6 +29,8 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 using ::testing::HasSubstr;
+using enum absl::StatusCode;
+using testing::StatusIs;
 
 std::string GoldenFolder(const std::string& family) {
   return absl::StrCat(MOE_GOLDEN_MODELS, "/", family);
@@ -135,13 +137,12 @@ TEST(HfModel, RanksThatShareExpertsHaveTheBitsOfOne) {
   ::moe::testing::OneRank<float> one(hf.config());
   ASSERT_TRUE(hf.Load(one.store, one.session->context()).ok());
   const std::vector<float> expected = Losses(*one.model, golden.tokens, 3);
-  ::moe::testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto session,
-                         Session::Create({.expert_parallel_size = 2}, std::move(world)));
+  const SessionOptions options = {.expert_parallel_size = 2};
+  ::moe::testing::RunSessions(2, options, [&](Session& session) -> absl::Status {
     ParameterStore store(DType::kFloat32, 3);
     MOE_ASSIGN_OR_RETURN(const auto model,
-                         lm::Transformer<float>::Create(hf.config(), store, session->context()));
-    MOE_RETURN_IF_ERROR(hf.Load(store, session->context()));
+                         lm::Transformer<float>::Create(hf.config(), store, session.context()));
+    MOE_RETURN_IF_ERROR(hf.Load(store, session.context()));
     EXPECT_EQ(Losses(*model, golden.tokens, 3), expected);
     return absl::OkStatus();
   });
@@ -152,10 +153,9 @@ TEST(HfModel, AModelOfAnotherShapeIsRefusedByName) {
   lm::TransformerConfig config = hf.config();
   config.vocab_size = 41;
   ::moe::testing::OneRank<float> rank(config);
-  const absl::Status status = hf.Load(rank.store, rank.session->context());
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("'model.embed_tokens.weight' of 656 elements, expected one of the model"));
+  EXPECT_THAT(hf.Load(rank.store, rank.session->context()),
+              StatusIs(kInvalidArgument,
+                       "'model.embed_tokens.weight' of 656 elements, expected one of the model"));
 }
 
 // The golden configuration of a family with changes: null removes a key.
@@ -172,9 +172,7 @@ class HfModelFolder : public IoTest {
     return Path(family);
   }
   static void ExpectRefused(const std::string& folder, const std::string& message) {
-    const auto model = HfModel::Open(folder);
-    EXPECT_EQ(model.status().code(), absl::StatusCode::kDataLoss);
-    EXPECT_THAT(std::string(model.status().message()), HasSubstr(message));
+    EXPECT_THAT(HfModel::Open(folder), StatusIs(kDataLoss, message));
   }
 };
 
@@ -194,7 +192,7 @@ TEST_F(HfModelFolder, TensorsThatAreNotTheConfigurationsAreRefusedByName) {
   Write("qwen3_moe/config.json", Changed("qwen3_moe", "{}"));
   EXPECT_TRUE(HfModel::Open(folder).ok());
   fs::remove(folder + "/model.safetensors");
-  EXPECT_EQ(HfModel::Open(folder).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(HfModel::Open(folder).status().code(), kNotFound);
 }
 
 TEST_F(HfModelFolder, ExpertsStayInTheMappedFilesWithTheBitsOfCopies) {
@@ -237,7 +235,7 @@ TEST_F(HfModelFolder, ExpertsStayInTheMappedFilesWithTheBitsOfCopies) {
 }
 
 TEST(ModelConfig, WhatIsNotComputedIsRefusedByKey) {
-  constexpr auto kUnknown = absl::StatusCode::kUnimplemented, kWrong = absl::StatusCode::kDataLoss;
+  constexpr auto kUnknown = kUnimplemented, kWrong = kDataLoss;
   const struct {
     const char* family;
     const char* changes;
@@ -277,8 +275,7 @@ TEST(ModelConfig, WhatIsNotComputedIsRefusedByKey) {
   for (const auto& [family, changes, code, message] : cases) {
     SCOPED_TRACE(changes);
     const auto config = ParseModelConfig("config.json", Changed(family, changes));
-    EXPECT_EQ(config.status().code(), code) << config.status();
-    EXPECT_THAT(std::string(config.status().message()), HasSubstr("config.json: "));
+    EXPECT_THAT(config, StatusIs(code, "config.json: "));
     EXPECT_THAT(std::string(config.status().message()), HasSubstr(message));
   }
 }

@@ -16,6 +16,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/hf/family.h"
 #include "tests/moe/io/io_test.h"
+#include "tests/moe/status_is.h"
 
 namespace moe::hf {
 namespace {
@@ -23,6 +24,8 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using enum absl::StatusCode;
+using testing::StatusIs;
 
 // H 2, F 2, E 2, K 1.
 constexpr char kGptOssConfig[] = R"({"model_type": "gpt_oss", "hidden_size": 2,
@@ -98,8 +101,7 @@ class HfWeightsTest : public IoTest {
     const std::string path = WriteTensors(tensors);
     const auto weights = Find(config, path, layer);
     ASSERT_FALSE(weights.ok());
-    EXPECT_TRUE(absl::IsDataLoss(weights.status())) << weights.status();
-    EXPECT_THAT(std::string(weights.status().message()), HasSubstr(path));
+    EXPECT_THAT(weights, StatusIs(kDataLoss, path));
     EXPECT_THAT(std::string(weights.status().message()), HasSubstr(part));
   }
 };
@@ -153,22 +155,20 @@ TEST_F(HfWeightsTest, LoadRefusesWhatIsNotTheWholeLayerNamingTheParameter) {
   const auto stream = MakeInlineStream();
   const auto expect_refused = [&](absl::string_view prefix, absl::StatusCode code,
                                   const std::string& named) {
-    const absl::Status status = weights.Load(store, *stream, *stream, prefix);
-    EXPECT_EQ(status.code(), code) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(named));
+    EXPECT_THAT(weights.Load(store, *stream, *stream, prefix), StatusIs(code, named));
   };
   const auto add = [&](const std::string& name, int64_t rows, int64_t cols) {
     const ParameterSpec spec = {
         .name = name, .rows = rows, .cols = cols, .initializer = Initializer::kZeros};
     EXPECT_TRUE(store.Add(spec).ok());
   };
-  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-  expect_refused("", absl::StatusCode::kNotFound, "starts with ''");
+  constexpr auto kInvalid = kInvalidArgument;
+  expect_refused("", kNotFound, "starts with ''");
   AddLayer("layer.", store);
   // Named without its prefix, it is no parameter that this layer has.
   expect_refused("", kInvalid, "'layer.gate.weight'");
   expect_refused("layer", kInvalid, "'layer.gate.weight'");
-  expect_refused("other.", absl::StatusCode::kNotFound, "other.");
+  expect_refused("other.", kNotFound, "other.");
   add("layer.extra", 2, 1);  // that no tensor fills
   expect_refused("layer.", kInvalid, "'layer.extra'");
   add("small.gate.weight", 1, 2);
@@ -270,9 +270,7 @@ TEST_F(HfWeightsTest, ADenseLayerIsNoChoice) {
   const std::string config = R"({"model_type": "qwen3_moe", "hidden_size": 2,
       "moe_intermediate_size": 2, "num_experts": 2, "num_experts_per_tok": 1,
       "num_hidden_layers": 4, "mlp_only_layers": [2]})";
-  const auto weights = Find(config, WriteTensors({}), 2);
-  EXPECT_TRUE(absl::IsOutOfRange(weights.status())) << weights.status();
-  EXPECT_THAT(std::string(weights.status().message()), HasSubstr("0, 1, 3"));
+  EXPECT_THAT(Find(config, WriteTensors({}), 2), StatusIs(kOutOfRange, "0, 1, 3"));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 
 #include "tests/comm/forwarding_communicator.h"
 #include "tests/comm/nccl_ranks.h"
-#include "tests/moe/trained_layer.h"
+#include "tests/moe/layer_harness.h"
 
 namespace moe {
 namespace {

@@ -52,7 +52,6 @@ class ResumeTest : public ::testing::Test {
 
   const std::string folder_ = ::testing::TempDir() + "resume_" +
                               ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  const Corpus corpus_ = MakeCorpus();
   TrainConfig config_ = SmallConfig();
 };
 
@@ -73,7 +72,7 @@ void ExpectSameEnd(const Trace& resumed, const Trace& whole) {
 }
 
 TEST_F(ResumeTest, AtAnyLayoutARunGoesOnAsIfItHadNotStopped) {
-  const Trace whole = TrainIn(config_, {}, corpus_);
+  const Trace whole = TrainIn(config_);
   ASSERT_TRUE(whole.status.ok()) << whole.status;
   const std::vector<::moe::testing::Layout> layouts = {{},
                                                        {.ranks = 5, .expert_parallel = 5},
@@ -85,7 +84,7 @@ TEST_F(ResumeTest, AtAnyLayoutARunGoesOnAsIfItHadNotStopped) {
     const auto steps = static_cast<int64_t>(i + 1 == layouts.size() ? 6 : i + 2);
     TrainConfig config = Saving(steps, i == 0 ? Resume::kNone : Resume::kAuto);
     config.checkpoints.asynchronous = i % 2 == 0;
-    const Trace part = TrainIn(config, layouts[i], corpus_);
+    const Trace part = TrainIn(config, layouts[i]);
     ASSERT_TRUE(part.status.ok()) << part.status;
     EXPECT_EQ(part.report.first_step, i == 0 ? 0 : i + 1);
     EXPECT_EQ(part.report.saved_step, steps);
@@ -96,29 +95,29 @@ TEST_F(ResumeTest, AtAnyLayoutARunGoesOnAsIfItHadNotStopped) {
 TEST_F(ResumeTest, TheLossScaleGoesOnToo) {
   config_.dtype = DType::kFloat16;
   config_.loss_scale = {.initial = 0x1p30, .window = 3, .hysteresis = 1};  // overflows, then grows
-  const Trace whole = TrainIn(config_, {}, corpus_);
+  const Trace whole = TrainIn(config_);
   ASSERT_FALSE(whole.skipped.empty());
-  ASSERT_TRUE(TrainIn(Saving(4), {.ranks = 2}, corpus_).status.ok());
-  ExpectSameEnd(TrainIn(Saving(6, Resume::kAuto), {.ranks = 3}, corpus_), whole);
+  ASSERT_TRUE(TrainIn(Saving(4), {.ranks = 2}).status.ok());
+  ExpectSameEnd(TrainIn(Saving(6, Resume::kAuto), {.ranks = 3}), whole);
 }
 
 // They have no masters, and come from where they came from first: here the seed.
 TEST_F(ResumeTest, FrozenWeightsAreNoPartOfWhatIsSaved) {
   config_.dtype = DType::kBFloat16;
   config_.model.moe.train_experts = false;
-  const Trace whole = TrainIn(config_, {}, corpus_);
-  ASSERT_TRUE(TrainIn(Saving(4), {.ranks = 2, .expert_parallel = 2}, corpus_).status.ok());
-  ExpectSameEnd(TrainIn(Saving(6, Resume::kAuto), {.ranks = 3}, corpus_), whole);
+  const Trace whole = TrainIn(config_);
+  ASSERT_TRUE(TrainIn(Saving(4), {.ranks = 2, .expert_parallel = 2}).status.ok());
+  ExpectSameEnd(TrainIn(Saving(6, Resume::kAuto), {.ranks = 3}), whole);
 }
 
 TEST_F(ResumeTest, ASignalStopsAllRanksInOneStepWhichIsSaved) {
-  const Trace whole = TrainIn(config_, {}, corpus_);
+  const Trace whole = TrainIn(config_);
   Trace stopped;
   {
     const StopSignal stop;
     EXPECT_EQ(stop.received(), 0);
     stopped = TrainIn(
-        Saving(6), {.ranks = 4, .expert_parallel = 2}, corpus_,
+        Saving(6), {.ranks = 4, .expert_parallel = 2},
         [](const StepMetrics& m) {
           if (m.step == 2) raise(SIGUSR1);
         },
@@ -130,7 +129,7 @@ TEST_F(ResumeTest, ASignalStopsAllRanksInOneStepWhichIsSaved) {
   // Ranks that have begun step 3 when the signal comes say so in it, or in the next.
   EXPECT_THAT(stopped.report.steps, ::testing::AnyOf(3, 4));
   EXPECT_EQ(stopped.report.saved_step, stopped.report.steps);
-  const Trace resumed = TrainIn(Saving(6, Resume::kAuto), {.ranks = 3}, corpus_);
+  const Trace resumed = TrainIn(Saving(6, Resume::kAuto), {.ranks = 3});
   EXPECT_EQ(resumed.report.first_step, stopped.report.steps);
   ExpectSameEnd(resumed, whole);
 }
@@ -141,18 +140,18 @@ TEST_F(ResumeTest, OldCheckpointsGoAndADamagedOneIsPassedOver) {
   config.checkpoints.keep = 2;
   config.checkpoints.keep_every = 3;
   config.checkpoints.asynchronous = false;
-  ASSERT_TRUE(TrainIn(config, {.ranks = 2}, corpus_).status.ok());
+  ASSERT_TRUE(TrainIn(config, {.ranks = 2}).status.ok());
   for (int64_t step = 1; step <= 5; ++step) EXPECT_EQ(fs::exists(StepPath(step)), step >= 3);
   std::ofstream(StepPath(5) + "/manifest.json", std::ios::in) << "?";
-  const Trace resumed = TrainIn(Saving(6, Resume::kAuto), {}, corpus_);
+  const Trace resumed = TrainIn(Saving(6, Resume::kAuto));
   EXPECT_EQ(resumed.report.first_step, 4);
-  ExpectSameEnd(resumed, TrainIn(config_, {}, corpus_));
+  ExpectSameEnd(resumed, TrainIn(config_));
 }
 
 TEST_F(ResumeTest, RefusesWhatWouldNotGoOn) {
-  ASSERT_TRUE(TrainIn(Saving(2), {}, corpus_).status.ok());
+  ASSERT_TRUE(TrainIn(Saving(2)).status.ok());
   const auto status = [&](const TrainConfig& config) {
-    return TrainIn(config, {.ranks = 2}, corpus_).status;
+    return TrainIn(config, {.ranks = 2}).status;
   };
   EXPECT_THAT(status(Saving(6)).message(), HasSubstr("--save: "));
   EXPECT_THAT(status(Saving(6)).message(), HasSubstr("--resume auto"));
@@ -179,7 +178,7 @@ TEST_F(ResumeTest, WritesThatFailCostTheirCheckpointsAndInTheEndTheRun) {
   config.checkpoints.asynchronous = false;
   config.checkpoints.max_failures = 3;
   // A file where the folder of the step is to be written.
-  const Trace trace = TrainIn(config, {}, corpus_, [&](const StepMetrics& m) {
+  const Trace trace = TrainIn(config, {}, [&](const StepMetrics& m) {
     std::ofstream(folder_ + "/.tmp-step-0000000" + std::to_string(m.step)) << "in the way";
   });
   EXPECT_EQ(FileFaultOf(trace.status), FileFault::kWrite) << trace.status;

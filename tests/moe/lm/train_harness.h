@@ -69,11 +69,11 @@ inline TrainConfig LaidOut(TrainConfig config, const ::moe::testing::Layout& lay
   return config;
 }
 
-// seen: after every step, on rank 0. stop: of all ranks.
-inline Trace TrainIn(const TrainConfig& given, const ::moe::testing::Layout& layout,
-                     const Corpus& corpus,
+// On MakeCorpus. seen: after every step, on rank 0. stop: of all ranks.
+inline Trace TrainIn(const TrainConfig& given, const ::moe::testing::Layout& layout = {},
                      const std::function<void(const StepMetrics&)>& seen = nullptr,
                      const StopSignal* stop = nullptr) {
+  static const Corpus& corpus = *new Corpus(MakeCorpus());
   const TrainConfig config = LaidOut(given, layout);
   Trace trace;
   std::mutex mu;

@@ -67,16 +67,15 @@ TrainConfig ZeroConfig(DType dtype) {
 }
 
 TEST(ZeroTest, EveryStageHasTheSameBitsAtAnyNumberOfRanks) {
-  const Corpus corpus = MakeCorpus();
   for (const DType dtype : Types()) {
     const TrainConfig config = ZeroConfig(dtype);
-    const Trace expected = TrainIn(config, {}, corpus);
+    const Trace expected = TrainIn(config);
     ASSERT_TRUE(expected.status.ok()) << expected.status;
     for (const Layout& layout : Layouts()) {
       int64_t bytes = std::numeric_limits<int64_t>::max();
       for (const ZeroStage zero : kStages) {
         SCOPED_TRACE(NameOf(zero, layout));
-        const Trace got = TrainIn(With(config, zero), layout, corpus);
+        const Trace got = TrainIn(With(config, zero), layout);
         ExpectSameTrace(got, expected);
         if (zero == ZeroStage::kGradients || layout.ranks == 1) continue;  // two buckets are much
         EXPECT_LT(got.report.state_bytes, std::exchange(bytes, got.report.state_bytes));
@@ -88,26 +87,23 @@ TEST(ZeroTest, EveryStageHasTheSameBitsAtAnyNumberOfRanks) {
 // What does not fit goes a round of its own: every parameter a bucket, in buffers that backward has
 // open all at once.
 TEST(ZeroTest, BucketsOfOneParameterTravelInEveryRound) {
-  const Corpus corpus = MakeCorpus();
   TrainConfig config = ZeroConfig(DType::kFloat32);
   config.steps = 2;
   config.bucket_bytes = 1;
-  const Trace expected = TrainIn(config, {}, corpus);
+  const Trace expected = TrainIn(config);
   for (const ZeroStage zero : kStages) {
     SCOPED_TRACE(static_cast<int>(zero));
-    ExpectSameTrace(TrainIn(With(config, zero), {.ranks = 4, .expert_parallel = 2}, corpus),
-                    expected);
+    ExpectSameTrace(TrainIn(With(config, zero), {.ranks = 4, .expert_parallel = 2}), expected);
   }
 }
 
 TEST(ZeroTest, FastNumericsTrainsAlike) {
-  const Corpus corpus = MakeCorpus();
   TrainConfig config = ZeroConfig(DType::kFloat32);
   config.numerics = Numerics::kFast;
   config.steps = 3;
-  const Trace expected = TrainIn(config, {.ranks = 2}, corpus);
+  const Trace expected = TrainIn(config, {.ranks = 2});
   for (const ZeroStage zero : kStages) {
-    const Trace got = TrainIn(With(config, zero), {.ranks = 2}, corpus);
+    const Trace got = TrainIn(With(config, zero), {.ranks = 2});
     ASSERT_TRUE(got.status.ok()) << got.status;
     // Sums of six float32 partials in another order.
     for (size_t i = 0; i < expected.loss.size(); ++i) {
@@ -118,19 +114,18 @@ TEST(ZeroTest, FastNumericsTrainsAlike) {
 
 // A checkpoint has no stage: any goes on from any.
 TEST(ZeroTest, ACheckpointGoesOnAtAnyStage) {
-  const Corpus corpus = MakeCorpus();
   const std::string folder = ::testing::TempDir() + "zero_resume";
   for (const DType dtype : Types()) {
     TrainConfig config = ZeroConfig(dtype);
     config.steps = 3;
-    const Trace whole = TrainIn(config, {}, corpus);
+    const Trace whole = TrainIn(config);
     ASSERT_TRUE(whole.status.ok()) << whole.status;
     for (const ZeroStage saved : kStages) {
       fs::remove_all(folder);
       TrainConfig saving = With(config, saved);
       saving.steps = 2;
       saving.checkpoints.folder = folder;
-      const Trace first = TrainIn(saving, {.ranks = 4, .expert_parallel = 2}, corpus);
+      const Trace first = TrainIn(saving, {.ranks = 4, .expert_parallel = 2});
       ASSERT_TRUE(first.status.ok()) << first.status;
       for (const ZeroStage resumed : kStages) {
         if (kThreadSanitized && resumed == saved) continue;
@@ -138,7 +133,7 @@ TEST(ZeroTest, ACheckpointGoesOnAtAnyStage) {
         TrainConfig going_on = With(config, resumed);
         going_on.checkpoints.resume = TrainCheckpoints::Resume::kPath;
         going_on.checkpoints.path = folder + "/step-00000002";
-        const Trace second = TrainIn(going_on, {.ranks = 3}, corpus);
+        const Trace second = TrainIn(going_on, {.ranks = 3});
         ASSERT_TRUE(second.status.ok()) << second.status;
         EXPECT_EQ(second.loss, std::vector(whole.loss.begin() + 2, whole.loss.end()));
         EXPECT_EQ(second.weights, whole.weights);
@@ -150,18 +145,17 @@ TEST(ZeroTest, ACheckpointGoesOnAtAnyStage) {
 
 // float16 with a loss scale that overflows at first: the steps are skipped on every rank alike.
 TEST(ZeroTest, OverflowsAreSkippedAtEveryStage) {
-  const Corpus corpus = MakeCorpus();
   TrainConfig config = ZeroConfig(DType::kFloat16);
   config.steps = 6;
   config.loss_scale.initial = 0x1p20;
   config.loss_scale.hysteresis = 1;
-  const Trace expected = TrainIn(config, {}, corpus);
+  const Trace expected = TrainIn(config);
   ASSERT_TRUE(expected.status.ok()) << expected.status;
   EXPECT_GT(expected.skipped.size(), 0u);
   EXPECT_LT(expected.skipped.size(), 6u);
   for (const ZeroStage zero : kStages) {
     SCOPED_TRACE(static_cast<int>(zero));
-    ExpectSameTrace(TrainIn(With(config, zero), {.ranks = 3}, corpus), expected);
+    ExpectSameTrace(TrainIn(With(config, zero), {.ranks = 3}), expected);
   }
 }
 
