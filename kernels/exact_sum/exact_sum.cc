@@ -32,8 +32,11 @@ int64_t AccumulateRange(const float* partial, double inverse_unit, int64_t limit
 HWY_INLINE void ToFloat(const int64_t* sum, double factor, float* out, int64_t n) {
   const DoubleTag d;
   const auto scale = hn::Set(d, factor);
+  // Without SIMD, Highway's DemoteTo makes the largest float of what overflows, not infinity.
+  constexpr bool kSimd = HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR;
+  const int64_t in_lanes = kSimd ? n - n % kDoubles : 0;
   int64_t i = 0;
-  for (; i + kDoubles <= n; i += kDoubles) {
+  for (; i < in_lanes; i += kDoubles) {
     const auto x = hn::ConvertTo(d, hn::LoadU(LongTag(), sum + i));
     hn::StoreU(hn::DemoteTo(HalfTag(), hn::Mul(x, scale)), HalfTag(), out + i);
   }
