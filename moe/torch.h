@@ -64,7 +64,7 @@ class Trainer {
           .name = item.key(), .cols = t.numel(), .initializer = Initializer::kZeros};
       spec.weight_decay = t.dim() > 1;
       if (t.dim() > 1 && t.numel() > 0) spec.cols /= spec.rows = t.size(0);
-      Parameter* const p = trainer_->parameters().Add(spec).value();
+      Parameter* const p = trainer_->AddParameter(spec).value();
       weights_.push_back({p, t, Master(*p).view(t.sizes()), /*dense=*/true});
       Follow(weights_.back());
       Check(context.mesh->world().Broadcast<float>(p->master(), 0, *context.compute));
@@ -83,7 +83,7 @@ class Trainer {
   // before (moe::Trainer::ClipGradNorm). Where that is not finite it is kDataLoss, and no parameter
   // has a .grad. Collective.
   double Reduce(double max_norm = std::numeric_limits<double>::infinity()) {
-    EndRounds();
+    TakeGradients(true);
     Check(trainer_->Reduce());
     const auto norm = trainer_->ClipGradNorm(max_norm);
     Tensor mean;  // of a whole parameter
@@ -101,7 +101,7 @@ class Trainer {
   }
   // In place of Reduce and an optimiser of the host's: moe::Trainer::Step.
   GradientNorm Step(const StepOptions& options) {
-    EndRounds();
+    TakeGradients(true);
     return trainer_->Step(options).value();
   }
 
@@ -145,12 +145,6 @@ class Trainer {
       Follow(w);
       if (!counts || !grad.defined()) continue;
       Check(trainer_->AddGradient(*w.parameter, Values(grad.contiguous())));
-    }
-  }
-  void EndRounds() {
-    TakeGradients(true);
-    for (const Weight& w : weights_) {
-      if (w.dense) Check(trainer_->MarkReady(trainer_->round(), *w.parameter));
     }
   }
 

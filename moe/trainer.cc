@@ -200,6 +200,16 @@ absl::StatusOr<TrainedLayerBase*> Trainer::AddMoeLayer(const std::string& prefix
   });
 }
 
+absl::StatusOr<Parameter*> Trainer::AddParameter(const ParameterSpec& spec) {
+  if (reducer_ != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Trainer: parameter ", spec.name, " comes after the first step, expected before"));
+  }
+  MOE_ASSIGN_OR_RETURN(Parameter* const parameter, store_.Add(spec));
+  if (spec.trainable) own_.push_back(parameter);
+  return parameter;
+}
+
 double Trainer::loss_scale() const {
   return std::ldexp(1.0, loss_scale_log2_);
 }
@@ -254,7 +264,10 @@ absl::StatusOr<Round> Trainer::BeginRound() {
                                                       rounds(), " rounds, expected ",
                                                       evaluates() ? "EndStep" : "Step"));
   }
-  if (!evaluates() && rounds_begun_ > 0) MOE_RETURN_IF_ERROR(reducer_->BeginRound());
+  if (!evaluates() && rounds_begun_ > 0) {
+    MOE_RETURN_IF_ERROR(MarkOwn());
+    MOE_RETURN_IF_ERROR(reducer_->BeginRound());
+  }
   EndRound();
   scope_.emplace(*context().workspace);
   host_scope_.emplace(*context().host_workspace);
@@ -278,6 +291,12 @@ absl::Status Trainer::AddGradient(const Parameter& parameter, absl::Span<const f
     return absl::InvalidArgumentError(absl::StrCat("Trainer::AddGradient: ", values.size(),
                                                    " values for ", parameter.spec().name,
                                                    ", expected ", parameter.size()));
+  }
+  if (parameter.grad().size() != parameter.size()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Trainer::AddGradient: ", parameter.spec().name,
+        " has no sum of gradients, expected one that is trained, from before the first "
+        "step, and a round"));
   }
   Stream& stream = *context().compute;
   return parameter.grad().Add(
@@ -332,10 +351,16 @@ absl::Status Trainer::MarkReady(const Parameter& parameter) {
   return reducer_->MarkReady(parameter);
 }
 
+absl::Status Trainer::MarkOwn() {
+  for (const Parameter* const parameter : own_) MOE_RETURN_IF_ERROR(MarkReady(*parameter));
+  return absl::OkStatus();
+}
+
 absl::Status Trainer::Reduce() {
   MOE_RETURN_IF_ERROR(CheckInStep("Reduce"));
   if (gradients_ == Gradients::kReduced) return absl::OkStatus();
   for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->CheckPasses());
+  MOE_RETURN_IF_ERROR(MarkOwn());
   EndRound();
   context().mesh->SetPhase({.name = "gradients", .step = step_});
   MOE_RETURN_IF_ERROR(Timed(context(), {.name = "wait for gradients"}, *context().compute,

@@ -168,8 +168,11 @@ class Trainer {
 
   Session& session() { return *session_; }
   const Context& context() const { return session_->context(); }
-  // For layers of one's own: add their parameters before the first step, in rounds AddGradient, and
-  // mark each ready in the last, by MarkReady.
+  // For layers of one's own: a parameter whose gradient is what AddGradient got until a round ends.
+  // Before the first step. Errors: those of ParameterStore::Add.
+  absl::StatusOr<Parameter*> AddParameter(const ParameterSpec& spec);
+  // What is added here waits for MarkReady in the last round, too, and then travels while backward
+  // goes on.
   ParameterStore& parameters() { return store_; }
   const ParameterStore& parameters() const { return store_; }
 
@@ -200,7 +203,8 @@ class Trainer {
   absl::StatusOr<Round> BeginRound();
   const Round& round() const { return round_; }  // that has begun last
   // `values`, [parameter.size()] in memory of the session's device, are one term of the step's sum.
-  // Once in a round. Enqueued; kInvalidArgument for another size.
+  // Once in a round. Enqueued; kInvalidArgument for another size, kFailedPrecondition for a
+  // parameter that has no sum: frozen, or added after the first step.
   absl::Status AddGradient(const Parameter& parameter, absl::Span<const float> values);
   // The gradient of `parameter` is complete for this round.
   absl::Status MarkReady(const Round& round, const Parameter& parameter);
@@ -252,6 +256,7 @@ class Trainer {
   absl::Status CheckInStep(const char* function) const;
   absl::Status CheckReduced(const char* function) const;
   absl::Status MarkReady(const Parameter& parameter);
+  absl::Status MarkOwn();
   absl::Status Freeze();
   void EndRound();
   absl::Status EndLayers();
@@ -267,7 +272,8 @@ class Trainer {
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<std::unique_ptr<TrainedLayerBase>> layers_;
-  std::vector<int64_t> counts_;  // of all layers
+  std::vector<const Parameter*> own_;  // of AddParameter, trained
+  std::vector<int64_t> counts_;        // of all layers
   enum class Pass : uint8_t { kNone, kStep, kEvaluation } pass_ = Pass::kNone;
   enum class Gradients : uint8_t { kHere, kMarked, kReduced } gradients_ = Gradients::kHere;
   double clip_ = 1;  // of Gradient

@@ -89,7 +89,7 @@ struct Norms {
   double summed = 0;  // by the test, of all gradients: one rank alone has them
 };
 
-// Of a layer and of a dense parameter that the host added, whose mean gradient is 1.
+// Of a layer and of a dense parameter of the host's own, whose mean gradient is 1.
 Norms NormsOf(const Layout& layout, ZeroStage zero, bool train_experts) {
   Norms norms;
   MoeLayerConfig config = LayerConfig();
@@ -99,14 +99,11 @@ Norms NormsOf(const Layout& layout, ZeroStage zero, bool train_experts) {
     const Communicator& all = trainer.context().mesh->world();
     const MicroBatchRange mine = MicroBatchesOf(all.rank(), all.size(), kMicroBatches);
     MOE_ASSIGN_OR_RETURN(Parameter* const dense,
-                         trainer.parameters().Add({.name = "head", .rows = 5, .cols = 8}));
+                         trainer.AddParameter({.name = "head", .rows = 5, .cols = 8}));
     for (int64_t r = 0; r < trainer.rounds(); ++r) {
       MOE_RETURN_IF_ERROR(RunRound(trainer, layer));
       if (r < mine.end - mine.begin) {
         MOE_RETURN_IF_ERROR(trainer.AddGradient(*dense, std::vector<float>(40, 1)));
-      }
-      if (zero == ZeroStage::kGradients || r + 1 == trainer.rounds()) {
-        MOE_RETURN_IF_ERROR(trainer.reducer().MarkReady(*dense));
       }
     }
     MOE_RETURN_IF_ERROR(trainer.Reduce());
@@ -204,6 +201,22 @@ TEST(LayerTrainerTest, StatesOfAHostsGraphGoThroughAStepInAnyOrder) {
     });
   }
   EXPECT_EQ(in_graph, in_turn);
+}
+
+TEST(LayerTrainerTest, AParameterThatComesAfterTheFirstStepIsRefused) {
+  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto trainer,
+                         Trainer::Create({.micro_batches = 1}, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+    EXPECT_THAT(std::string(trainer->AddParameter({.name = "late"}).status().message()),
+                HasSubstr("comes after the first step"));
+    MOE_ASSIGN_OR_RETURN(Parameter* const late, trainer->parameters().Add({.name = "late"}));
+    EXPECT_THAT(std::string(trainer->AddGradient(*late, {1.0f}).message()),
+                HasSubstr("late has no sum of gradients"));
+    EXPECT_THAT(std::string(trainer->MarkReady(round, *late).message()),
+                HasSubstr("came after the sums"));
+    return absl::OkStatus();
+  });
 }
 
 // Forward alone between steps: nothing is counted, drawn or moved.

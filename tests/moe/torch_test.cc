@@ -206,8 +206,7 @@ TEST(TorchTest, MisusesAreErrorsThatSayWhatWasExpected) {
     loss.backward({}, /*retain_graph=*/true);
     EXPECT_THAT(ErrorOf([&] { loss.backward(); }), HasSubstr("was used by another Backward"));
     torch::nn::Linear late(2, 2);
-    one.trainer->Adopt(*late);
-    EXPECT_THAT(ErrorOf([&] { one.trainer->Reduce(); }), HasSubstr("came after the sums"));
+    EXPECT_THAT(ErrorOf([&] { one.trainer->Adopt(*late); }), HasSubstr("after the first step"));
   });
   WithOne([](One& one) {
     const Tensor loss = one.Loss();
@@ -230,6 +229,25 @@ TEST(TorchTest, MisusesAreErrorsThatSayWhatWasExpected) {
     (one.Loss() * 1e30).backward();
     EXPECT_THAT(ErrorOf([&] { one.trainer->Reduce(); }), HasSubstr("are not finite"));
     EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("has ended"));
+  });
+}
+
+// A Reduce that was refused has done nothing: the step goes on, with what was adopted, too.
+TEST(TorchTest, AStepGoesOnAfterAReduceThatCameTooEarly) {
+  RunLocalRanks(1, [&](std::unique_ptr<moe::Communicator> world) {
+    const auto trainer = std::make_shared<moe::torch::Trainer>(
+        moe::TrainerOptions{.micro_batches = 1}, std::move(world));
+    moe::torch::MoeFfn layer(trainer, Config("mixtral", 2), "mlp.");
+    torch::nn::Linear head(kHidden, 1);
+    trainer->Adopt(*head);
+    trainer->BeginRound();
+    const auto [y, router] = layer(torch::ones({4, kHidden}));
+    const Tensor loss = head(y).square().sum() + router;
+    EXPECT_THAT(ErrorOf([&] { trainer->Reduce(); }), HasSubstr("the layer of mlp.gate.weight"));
+    loss.backward();
+    EXPECT_GT(trainer->Reduce(), 0);
+    EXPECT_GT(head->weight.grad().abs().sum().item<double>(), 0);
+    return absl::OkStatus();
   });
 }
 
