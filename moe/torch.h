@@ -154,15 +154,11 @@ class Trainer {
 
 // What a forward pass leaves for its backward.
 struct Pass : ::torch::CustomClassHolder {
-  std::shared_ptr<Trainer> trainer;
   TrainedLayerBase::GraphBackward backward;
 };
 
 struct MoeFunction : autograd::Function<MoeFunction> {
-  // `anchor`: a weight, so that outputs have a gradient where x has none.
   static autograd::variable_list forward(autograd::AutogradContext* ctx, const Tensor& x,
-                                         const Tensor& /*anchor*/,
-                                         const std::shared_ptr<Trainer>& trainer,
                                          TrainedLayerBase* layer,
                                          TrainedLayerBase::GraphForward call) {
     const Tensor y = at::empty_like(x);
@@ -170,7 +166,6 @@ struct MoeFunction : autograd::Function<MoeFunction> {
     call.rows = x.size(0);
     call.y = y.data_ptr();
     const auto pass = c10::make_intrusive<Pass>();
-    pass->trainer = trainer;
     pass->backward = layer->ForwardInGraph(call).value();
     Check(layer->stats().Wait());
     ctx->save_for_backward({x});
@@ -184,7 +179,7 @@ struct MoeFunction : autograd::Function<MoeFunction> {
     const auto pass = ctx->saved_data["pass"].toCapsule();
     Check(static_cast<Pass&>(*pass).backward(grads[0].contiguous().data_ptr(),
                                              grads[1].item<float>(), dx.data_ptr()));
-    return {dx, Tensor(), Tensor(), Tensor(), Tensor()};
+    return {dx, Tensor(), Tensor()};
   }
 };
 
@@ -228,13 +223,15 @@ class MoeFfnImpl : public nn::Module {
           c10::str("MoeFfn: x is ", x.sizes(), ", expected [..., T, ", hidden_, "]")));
     }
     for (size_t i = first_; i < last_; ++i) trainer_->Follow(trainer_->weights_[i]);
-    const Tensor rows = x.reshape({-1, hidden_}).contiguous();
-    const auto weights = parameters();
+    Tensor rows = x.reshape({-1, hidden_}).contiguous();
+    // Weights have gradients where x has none; a frozen layer then needs no backward.
+    if (!rows.requires_grad() && !parameters().empty()) rows = rows.detach().requires_grad_();
+    const bool graph = rows.requires_grad() && at::GradMode::is_enabled();
     const auto out = MoeFunction::apply(
-        rows, weights.empty() ? rows : weights.front(), trainer_, layer_,
+        rows, layer_,
         TrainedLayerBase::GraphForward{.sequence_length = x.dim() > 2 ? x.size(-2) : 0,
                                        .mode = is_training() ? Mode::kTraining : Mode::kEvaluation,
-                                       .backward = is_training() && at::GradMode::is_enabled()});
+                                       .backward = graph && is_training()});
     return {out[0].view(x.sizes()), out[1]};
   }
 

@@ -125,17 +125,21 @@ absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
   auto saved = std::make_shared<MoeLayerSaved<T>>(layer_->MakeSaved());  // copies share it
   MOE_RETURN_IF_ERROR(Forward(x, batch, y, saved.get(), true));
   ++forwards_;
-  return GraphBackward(
-      [this, rows = call.rows, saved](const void* dy, float d_router_loss, void* dx) {
-        const bool last = forwards_ - backwards_ == 1;
-        MOE_RETURN_IF_ERROR(layer_->Backward(
-            RowsAt(dy, rows), *saved, d_router_loss, RowsAt(dx, rows), [&](Parameter& parameter) {
-              return last ? trainer_.MarkReady(parameter) : absl::OkStatus();
-            }));
-        ++backwards_;
-        saved->memory = {};
-        return absl::OkStatus();
-      });
+  return GraphBackward([this, here = std::weak_ptr<const bool>(here_), rows = call.rows, saved](
+                           const void* dy, float d_router_loss, void* dx) -> absl::Status {
+    if (here.expired()) {
+      return absl::FailedPreconditionError(
+          "TrainedLayer: Backward when the trainer is gone, expected it before");
+    }
+    const bool last = forwards_ - backwards_ == 1;
+    MOE_RETURN_IF_ERROR(layer_->Backward(
+        RowsAt(dy, rows), *saved, d_router_loss, RowsAt(dx, rows), [&](Parameter& parameter) {
+          return last ? trainer_.MarkReady(parameter) : absl::OkStatus();
+        }));
+    ++backwards_;
+    saved->memory = {};
+    return absl::OkStatus();
+  });
 }
 
 template <typename T>

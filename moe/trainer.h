@@ -68,7 +68,8 @@ class TrainedLayerBase {
     bool backward = true;  // false: in any round or none; nothing is kept or counted
   };
   // Its Backward, once. d_router_loss: the gradient by stats().loss(), as MoeLayer::Backward's.
-  // Copies share what was kept. kFailedPrecondition for a second one, or where nothing was.
+  // Copies share what was kept. kFailedPrecondition for a second one, where nothing was kept, and
+  // when the trainer is gone.
   using GraphBackward = std::function<absl::Status(const void* dy, float d_router_loss, void* dx)>;
 
   virtual ~TrainedLayerBase() = default;
@@ -147,6 +148,8 @@ class TrainedLayer final : public TrainedLayerBase {
   std::vector<int64_t> counts_;
   int64_t rows_ = 0;                      // of the last ForwardRows
   int64_t forwards_ = 0, backwards_ = 0;  // of this step, in a graph
+  // Nothing else shares it: a GraphBackward sees that the layer is gone.
+  const std::shared_ptr<const bool> here_ = std::make_shared<bool>(true);
 };
 
 // Owns session, parameters, gradient reducer and optimiser of one rank, and runs its steps:

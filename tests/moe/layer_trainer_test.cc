@@ -219,6 +219,22 @@ TEST(LayerTrainerTest, AParameterThatComesAfterTheFirstStepIsRefused) {
   });
 }
 
+TEST(LayerTrainerTest, ABackwardOfAHostsGraphIsRefusedWhenItsTrainerIsGone) {
+  TrainedLayerBase::GraphBackward backward;
+  std::vector<float> x, y, dx;
+  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto trainer,
+                         Trainer::Create({.micro_batches = 1}, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
+    MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+    x = y = dx = Rows(round);
+    MOE_ASSIGN_OR_RETURN(
+        backward, layer->ForwardInGraph({.x = x.data(), .rows = View(x).rows(), .y = y.data()}));
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(std::string(backward(y.data(), 1.0f, dx.data()).message()), HasSubstr("is gone"));
+}
+
 // Forward alone between steps: nothing is counted, drawn or moved.
 TEST(LayerTrainerTest, AnEvaluationChangesNothing) {
   Weights plain, evaluated;

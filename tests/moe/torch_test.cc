@@ -208,6 +208,9 @@ TEST(TorchTest, MisusesAreErrorsThatSayWhatWasExpected) {
     torch::nn::Linear late(2, 2);
     EXPECT_THAT(ErrorOf([&] { one.trainer->Adopt(*late); }), HasSubstr("after the first step"));
   });
+  Tensor left;
+  WithOne([&](One& one) { left = one.Loss(); });
+  EXPECT_THAT(ErrorOf([&] { left.backward(); }), HasSubstr("the trainer is gone"));
   WithOne([](One& one) {
     const Tensor loss = one.Loss();
     one.x.add_(1);
@@ -247,6 +250,30 @@ TEST(TorchTest, AStepGoesOnAfterAReduceThatCameTooEarly) {
     loss.backward();
     EXPECT_GT(trainer->Reduce(), 0);
     EXPECT_GT(head->weight.grad().abs().sum().item<double>(), 0);
+    return absl::OkStatus();
+  });
+}
+
+// Nothing of it is trained and nothing before it: autograd calls no backward.
+TEST(TorchTest, AFrozenLayerNeedsNoBackwardWhereItsInputHasNoGradient) {
+  RunLocalRanks(1, [&](std::unique_ptr<moe::Communicator> world) {
+    const auto trainer = std::make_shared<moe::torch::Trainer>(
+        moe::TrainerOptions{.micro_batches = 1}, std::move(world));
+    moe::MoeLayerConfig config = Config("mixtral", 2);
+    config.train_router = config.train_experts = false;
+    moe::torch::MoeFfn layer(trainer, config, "mlp.");
+    torch::nn::Linear head(kHidden, 1);
+    trainer->Adopt(*head);
+    trainer->BeginRound();
+    const auto [y, loss] = layer(torch::ones({4, kHidden}));
+    EXPECT_FALSE(y.requires_grad());
+    (head(y).square().sum() + loss).backward();
+    EXPECT_GT(trainer->Reduce(), 0);
+    trainer->BeginRound();
+    const Tensor x = torch::ones({4, kHidden}).requires_grad_();
+    std::get<0>(layer(x)).square().sum().backward();
+    EXPECT_GT(x.grad().abs().sum().item<double>(), 0);
+    trainer->Reduce();
     return absl::OkStatus();
   });
 }
