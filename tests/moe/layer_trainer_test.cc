@@ -204,16 +204,14 @@ TEST(LayerTrainerTest, StatesOfAHostsGraphGoThroughAStepInAnyOrder) {
 }
 
 TEST(LayerTrainerTest, AParameterThatComesAfterTheFirstStepIsRefused) {
-  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto trainer,
-                         Trainer::Create({.micro_batches = 1}, std::move(world)));
-    MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
-    EXPECT_THAT(std::string(trainer->AddParameter({.name = "late"}).status().message()),
-                HasSubstr("comes after the first step"));
-    MOE_ASSIGN_OR_RETURN(Parameter* const late, trainer->parameters().Add({.name = "late"}));
-    EXPECT_THAT(std::string(trainer->AddGradient(*late, {1.0f}).message()),
-                HasSubstr("late has no sum of gradients"));
-    EXPECT_THAT(std::string(trainer->MarkReady(round, *late).message()),
+  RunLayers({}, [&](Trainer& trainer, Layer&) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
+    EXPECT_THAT(trainer.AddParameter({.name = "late"}),
+                StatusIs(kFailedPrecondition, "comes after the first step"));
+    MOE_ASSIGN_OR_RETURN(Parameter* const late, trainer.parameters().Add({.name = "late"}));
+    EXPECT_THAT(trainer.AddGradient(*late, {1.0f}),
+                StatusIs(kFailedPrecondition, "late has no sum of gradients"));
+    EXPECT_THAT(std::string(trainer.MarkReady(round, *late).message()),
                 HasSubstr("came after the sums"));
     return absl::OkStatus();
   });
@@ -222,17 +220,14 @@ TEST(LayerTrainerTest, AParameterThatComesAfterTheFirstStepIsRefused) {
 TEST(LayerTrainerTest, ABackwardOfAHostsGraphIsRefusedWhenItsTrainerIsGone) {
   TrainedLayerBase::GraphBackward backward;
   std::vector<float> x, y, dx;
-  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto trainer,
-                         Trainer::Create({.micro_batches = 1}, std::move(world)));
-    MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
-    MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+  RunLayers({}, [&](Trainer& trainer, Layer& layer) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
     x = y = dx = Rows(round);
     MOE_ASSIGN_OR_RETURN(
-        backward, layer->ForwardInGraph({.x = x.data(), .rows = View(x).rows(), .y = y.data()}));
+        backward, layer.ForwardInGraph({.x = x.data(), .rows = View(x).rows(), .y = y.data()}));
     return absl::OkStatus();
   });
-  EXPECT_THAT(std::string(backward(y.data(), 1.0f, dx.data()).message()), HasSubstr("is gone"));
+  EXPECT_THAT(backward(y.data(), 1.0f, dx.data()), StatusIs(kFailedPrecondition, "is gone"));
 }
 
 // Forward alone between steps: nothing is counted, drawn or moved.
