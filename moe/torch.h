@@ -164,6 +164,7 @@ struct MoeFunction : autograd::Function<MoeFunction> {
     const Tensor y = at::empty_like(x);
     call.x = x.data_ptr();
     call.rows = x.size(0);
+    call.cols = x.size(1);
     call.y = y.data_ptr();
     const auto pass = c10::make_intrusive<Pass>();
     pass->backward = layer->ForwardInGraph(call).value();
@@ -193,7 +194,6 @@ class MoeFfnImpl : public nn::Module {
   MoeFfnImpl(std::shared_ptr<Trainer> trainer, const MoeLayerConfig& config,
              const std::string& prefix)
       : trainer_(std::move(trainer)),
-        hidden_(config.router.hidden_size),
         layer_((*trainer_)->AddMoeLayer(prefix, config).value()),
         first_(trainer_->weights_.size()) {
     for (Parameter* const p : layer_->parameters()) {
@@ -218,12 +218,8 @@ class MoeFfnImpl : public nn::Module {
     moe::Trainer& trainer = **trainer_;
     CheckTensor("MoeFfn: x", x,
                 OptionsOf(trainer.parameters().compute(), *trainer.context().compute));
-    if (x.dim() < 2 || x.size(-1) != hidden_) {
-      Check(absl::InvalidArgumentError(
-          c10::str("MoeFfn: x is ", x.sizes(), ", expected [..., T, ", hidden_, "]")));
-    }
     for (size_t i = first_; i < last_; ++i) trainer_->Follow(trainer_->weights_[i]);
-    Tensor rows = x.reshape({-1, hidden_}).contiguous();
+    Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
     // Weights have gradients where x has none; a frozen layer then needs no backward.
     if (!rows.requires_grad() && !parameters().empty()) rows = rows.detach().requires_grad_();
     const bool graph = rows.requires_grad() && at::GradMode::is_enabled();
@@ -251,7 +247,6 @@ class MoeFfnImpl : public nn::Module {
   }
 
   const std::shared_ptr<Trainer> trainer_;
-  const int64_t hidden_;
   TrainedLayerBase* const layer_;
   const size_t first_;  // of the trainer's weights
   size_t last_ = 0;

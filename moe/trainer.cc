@@ -100,8 +100,8 @@ template <typename T>
 absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
     const GraphForward& call) {
   const Round& round = trainer_.round();
-  const MatrixView<const T> x = RowsAt(call.x, call.rows);
-  const MatrixView<T> y = RowsAt(call.y, call.rows);
+  const MatrixView<const T> x(static_cast<const T*>(call.x), call.rows, call.cols);
+  const MatrixView<T> y(static_cast<T*>(call.y), call.rows, call.cols);
   std::vector<int64_t> sequences;
   for (int64_t at = 0; call.sequence_length > 0 && at <= call.rows; at += call.sequence_length) {
     sequences.push_back(at);

@@ -61,7 +61,7 @@ class TrainedLayerBase {
   // A Forward in a host's graph, which keeps what its Backward needs.
   struct GraphForward {
     const void* x = nullptr;
-    int64_t rows = 0;
+    int64_t rows = 0, cols = 0;  // of x and y; other columns than H are refused
     void* y = nullptr;
     int64_t sequence_length = 0;  // divides rows; 0: they are one sequence
     Mode mode = Mode::kTraining;

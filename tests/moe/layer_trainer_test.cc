@@ -183,8 +183,12 @@ TEST(LayerTrainerTest, StatesOfAHostsGraphGoThroughAStepInAnyOrder) {
           MOE_RETURN_IF_ERROR(layer.Backward(round, View(pass.y), View(pass.dx)));
           continue;
         }
-        const TrainedLayerBase::GraphForward call = {
-            .x = pass.x.data(), .rows = View(pass.x).rows(), .y = pass.y.data()};
+        TrainedLayerBase::GraphForward call = {.x = pass.x.data(),
+                                               .rows = View(pass.x).rows(),
+                                               .cols = kHidden + 1,
+                                               .y = pass.y.data()};
+        EXPECT_THAT(layer.ForwardInGraph(call), StatusIs(kInvalidArgument, "expected both [T, "));
+        call.cols = kHidden;
         MOE_ASSIGN_OR_RETURN(pass.backward, layer.ForwardInGraph(call));
         EXPECT_THAT(layer.ForwardInGraph(call),
                     StatusIs(kFailedPrecondition, "expected one in each"));
@@ -204,7 +208,7 @@ TEST(LayerTrainerTest, StatesOfAHostsGraphGoThroughAStepInAnyOrder) {
 }
 
 TEST(LayerTrainerTest, AParameterThatComesAfterTheFirstStepIsRefused) {
-  RunLayers({}, [&](Trainer& trainer, Layer&) -> absl::Status {
+  RunLayers({.options = {.micro_batches = 1}}, [&](Trainer& trainer, Layer&) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
     EXPECT_THAT(trainer.AddParameter({.name = "late"}),
                 StatusIs(kFailedPrecondition, "comes after the first step"));
@@ -224,7 +228,8 @@ TEST(LayerTrainerTest, ABackwardOfAHostsGraphIsRefusedWhenItsTrainerIsGone) {
     MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
     x = y = dx = Rows(round);
     MOE_ASSIGN_OR_RETURN(
-        backward, layer.ForwardInGraph({.x = x.data(), .rows = View(x).rows(), .y = y.data()}));
+        backward, layer.ForwardInGraph(
+                      {.x = x.data(), .rows = View(x).rows(), .cols = kHidden, .y = y.data()}));
     return absl::OkStatus();
   });
   EXPECT_THAT(backward(y.data(), 1.0f, dx.data()), StatusIs(kFailedPrecondition, "is gone"));
