@@ -18,16 +18,13 @@
 
 namespace moe {
 
-// "dispatch, layer 3, step 120"; "" when nothing was set.
-std::string DescribePhase(const CommPhase& phase);
-
 // "rank 1 on host a in AllReduce (dispatch, layer 3, step 120)".
 std::string DescribePlace(int world_rank, absl::string_view operation, const CommPhase& phase);
 
 // kDeadlineExceeded: "<place>: waited 2.00s for ranks 0, 3, deadline 2s". `missing` are world
-// ranks.
-absl::Status LateError(absl::string_view place, const std::vector<int>& missing,
-                       absl::Duration waited, absl::Duration timeout);
+// ranks, in any order and more than once.
+absl::Status LateError(absl::string_view place, std::vector<int> missing, absl::Duration waited,
+                       absl::Duration timeout);
 
 // What a rank tells its peers of its call, as it lies in memory.
 struct CallCard {

@@ -200,8 +200,6 @@ absl::Status MpiLane::Late(size_t first, absl::Duration waited) const {
     missing = world_ranks_;
     missing.erase(missing.begin() + rank_);
   }
-  std::sort(missing.begin(), missing.end());
-  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
   const std::string place = DescribePlace(world_ranks_[rank_], call_.operation, call_.phase);
   return LateError(place, missing, waited, timeout_);
 }

@@ -1,6 +1,5 @@
 #include "comm/nccl/nccl_lane.h"
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -236,8 +235,6 @@ absl::Status NcclLane::Late(const NcclCall& call, absl::Duration waited) const {
     missing = world_ranks_;
     missing.erase(missing.begin() + own_);
   }
-  std::sort(missing.begin(), missing.end());
-  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
   return LateError(Place(call), missing, waited, TimeoutOf(call));
 }
 
