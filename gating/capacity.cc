@@ -18,12 +18,12 @@ void DropByPosition(const CapacitySlots& slots, int64_t begin, int64_t end, int6
   for (int64_t choice = 0; more; ++choice) {
     more = false;
     for (int64_t t = begin; t < end; ++t) {
-      const int64_t s = slots.slot_offset[static_cast<size_t>(t)] + choice;
-      if (s >= slots.slot_offset[static_cast<size_t>(t) + 1]) continue;
+      const int64_t s = slots.slot_offset[t] + choice;
+      if (s >= slots.slot_offset[t + 1]) continue;
       more = true;
-      const int32_t expert = slots.expert[static_cast<size_t>(s)];
+      const int32_t expert = slots.expert[s];
       if (expert >= slots.num_experts) continue;
-      if (taken[static_cast<size_t>(expert)]++ >= capacity) dropped[static_cast<size_t>(s)] = 1;
+      if (taken[expert]++ >= capacity) dropped[s] = 1;
     }
   }
 }
@@ -34,32 +34,28 @@ void DropByWeight(const CapacitySlots& slots, int64_t first, int64_t last, int64
                   absl::Span<uint8_t> dropped) {
   // Counting sort of the group's slots by expert, ascending slots within one.
   std::fill(start.begin(), start.end(), int64_t{0});
-  const auto expert = [&](int64_t s) {
-    return static_cast<size_t>(slots.expert[static_cast<size_t>(s)]);
-  };
   const auto has_room = [&](int64_t s) {
-    return slots.expert[static_cast<size_t>(s)] >= slots.num_experts;
+    return slots.expert[s] >= slots.num_experts;
   };
   for (int64_t s = first; s < last; ++s) {
-    if (!has_room(s)) ++start[expert(s)];
+    if (!has_room(s)) ++start[slots.expert[s]];
   }
   int64_t end = 0;
   for (int64_t& count : start) count = end += count;  // ends; the last entry repeats the total
   for (int64_t s = last; s-- > first;) {
-    if (!has_room(s)) by_expert[static_cast<size_t>(--start[expert(s)])] = s;
+    if (!has_room(s)) by_expert[--start[slots.expert[s]]] = s;
   }
 
   const auto kept_before = [&](int64_t a, int64_t b) {
     // Slots of one expert belong to different tokens, in token order.
-    return RanksBefore(slots.weight[static_cast<size_t>(a)], a,
-                       slots.weight[static_cast<size_t>(b)], b);
+    return RanksBefore(slots.weight[a], a, slots.weight[b], b);
   };
   for (size_t e = 0; e + 1 < start.size(); ++e) {
     if (start[e + 1] - start[e] <= capacity) continue;
     const auto begin = by_expert.begin() + start[e], over = begin + capacity;
     const auto stop = by_expert.begin() + start[e + 1];
     std::nth_element(begin, over, stop, kept_before);
-    for (auto s = over; s != stop; ++s) dropped[static_cast<size_t>(*s)] = 1;
+    for (auto s = over; s != stop; ++s) dropped[*s] = 1;
   }
 }
 

@@ -24,7 +24,7 @@ constexpr size_t kMostInlineSlots = 256;
 void ChooseTokens(MatrixView<const float> probs, int64_t begin, int64_t end, int64_t e,
                   int64_t capacity, absl::Span<int64_t> order, MatrixView<uint8_t> chosen) {
   order = order.first(static_cast<size_t>(end - begin));
-  for (int64_t t = begin; t < end; ++t) order[static_cast<size_t>(t - begin)] = t;
+  for (int64_t t = begin; t < end; ++t) order[t - begin] = t;
   const auto before = [&](int64_t a, int64_t b) {
     return RanksBefore(probs(a, e), a, probs(b, e), b);
   };
@@ -32,7 +32,7 @@ void ChooseTokens(MatrixView<const float> probs, int64_t begin, int64_t end, int
     std::nth_element(order.begin(), order.begin() + capacity, order.end(), before);
   }
   for (int64_t i = 0; i < std::min(capacity, end - begin); ++i) {
-    chosen(order[static_cast<size_t>(i)], e) = 1;
+    chosen(order[i], e) = 1;
   }
 }
 
@@ -109,7 +109,7 @@ absl::StatusOr<GateSelection> ExpertChoiceGate::Select(const GateInput& input, W
   offset[0] = 0;
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t mine = std::count(chosen.row(t), chosen.row(t) + experts, uint8_t{1});
-    offset[static_cast<size_t>(t) + 1] = offset[static_cast<size_t>(t)] + mine;
+    offset[t + 1] = offset[t] + mine;
   }
   MOE_ASSIGN_OR_RETURN(const absl::Span<int32_t> expert, workspace.Array<int32_t>(offset.back()));
   MOE_ASSIGN_OR_RETURN(const absl::Span<float> weight, workspace.Array<float>(offset.back()));
@@ -119,7 +119,7 @@ absl::StatusOr<GateSelection> ExpertChoiceGate::Select(const GateInput& input, W
       if (chosen(t, e) == 0) continue;
       expert[slot] = static_cast<int32_t>(e);
       weight[slot++] = probs(t, e);
-      ++count[static_cast<size_t>(e)];
+      ++count[e];
     }
   }
   return GateSelection{.slot_offset = offset,
@@ -135,8 +135,8 @@ absl::Status ExpertChoiceGate::Backward(const GateGradientInput& input, MatrixVi
   return stream.Enqueue([selection = input.selection, d_weight = input.d_weight, d_logits] {
     absl::InlinedVector<double, kMostInlineSlots> d_prob;
     for (int64_t t = 0; t < d_logits.rows(); ++t) {
-      const auto first = static_cast<size_t>(selection.slot_offset[static_cast<size_t>(t)]);
-      const auto last = static_cast<size_t>(selection.slot_offset[static_cast<size_t>(t) + 1]);
+      const auto first = static_cast<size_t>(selection.slot_offset[t]);
+      const auto last = static_cast<size_t>(selection.slot_offset[t + 1]);
       d_prob.assign(d_weight.begin() + static_cast<int64_t>(first),
                     d_weight.begin() + static_cast<int64_t>(last));
       ScoreBackward(ScoreFunction::kSoftmax,

@@ -67,7 +67,7 @@ class GshardGate final : public TokenChoiceGate {
     const auto keep = [&](size_t slot) {
       expert[slots] = both.expert[slot];
       both.weight[slots] = both.weight[slot];
-      ++count[static_cast<size_t>(expert[slots++])];
+      ++count[expert[slots++]];
     };
     for (size_t t = 0; t < static_cast<size_t>(tokens); ++t) {
       offset[t] = static_cast<int64_t>(slots);
@@ -85,7 +85,7 @@ class GshardGate final : public TokenChoiceGate {
         Normalise(both.weight.subspan(slots - 1, 1));
       }
     }
-    offset[static_cast<size_t>(tokens)] = static_cast<int64_t>(slots);
+    offset[tokens] = static_cast<int64_t>(slots);
     GateSelection kept = both;
     kept.slot_offset = offset;
     kept.expert = expert.first(slots);

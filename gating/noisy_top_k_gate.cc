@@ -182,8 +182,7 @@ absl::Status NoisyTopKGate::AddLosses(const GateInput& input, const GateSelectio
     const int64_t last = groups.micro_batch[b + 1];
     double micro_batch_loss = 0;
     for (int64_t g = first; g < last; ++g) {
-      AddGroupLoss(input, selection, groups.offsets[static_cast<size_t>(g)],
-                   groups.offsets[static_cast<size_t>(g) + 1],
+      AddGroupLoss(input, selection, groups.offsets[g], groups.offsets[g + 1],
                    coeff_ / static_cast<double>(last - first), scratch, &micro_batch_loss,
                    d_logits);
     }
@@ -231,13 +230,11 @@ void NoisyTopKGate::AddGroupLoss(const GateInput& input, const GateSelection& se
   for (int64_t t = begin; t < end; ++t) {
     for (int64_t j = 0; j < top_k_; ++j) {
       const auto e = static_cast<size_t>(chosen(t)[j]);
-      importance[e] += static_cast<double>(selection.weight[static_cast<size_t>(t * top_k_ + j)]);
+      importance[e] += static_cast<double>(selection.weight[t * top_k_ + j]);
       if (!smooth) load[e] += 1;
     }
     if (!smooth) continue;
-    for_each_probability(t, [&](int32_t e, int32_t /*at*/, double u) {
-      load[static_cast<size_t>(e)] += NormalCdf(u);
-    });
+    for_each_probability(t, [&](int32_t e, int32_t /*at*/, double u) { load[e] += NormalCdf(u); });
   }
   *loss += scale * (SquaredVariation(importance) + SquaredVariation(load));
   if (d_logits.data() == nullptr) return;
@@ -249,7 +246,7 @@ void NoisyTopKGate::AddGroupLoss(const GateInput& input, const GateSelection& se
     const float* const w = selection.weight.data() + t * top_k_;
     double mean = 0;
     for (int64_t j = 0; j < top_k_; ++j) {
-      mean += static_cast<double>(w[j]) * importance[static_cast<size_t>(chosen(t)[j])];
+      mean += static_cast<double>(w[j]) * importance[chosen(t)[j]];
     }
     for (int64_t j = 0; j < top_k_; ++j) {
       const auto e = static_cast<size_t>(chosen(t)[j]);
@@ -257,10 +254,10 @@ void NoisyTopKGate::AddGroupLoss(const GateInput& input, const GateSelection& se
     }
     if (smooth) {
       for_each_probability(t, [&](int32_t e, int32_t at, double u) {
-        const double du = load[static_cast<size_t>(e)] * NormalDensity(u) / row.width(e);
-        dl[static_cast<size_t>(e)] += du;
-        dh[static_cast<size_t>(at)] -= du;
-        ds[static_cast<size_t>(e)] -= du * u;
+        const double du = load[e] * NormalDensity(u) / row.width(e);
+        dl[e] += du;
+        dh[at] -= du;
+        ds[e] -= du * u;
       });
     }
     float* const d = d_logits.row(t);

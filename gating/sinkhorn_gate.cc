@@ -107,8 +107,7 @@ class SinkhornGate final : public ScaledTokenChoiceGate {
                                         groups, scratch, value, &threads = stream.threads()] {
       threads.For(groups, 1, [&](int64_t first, int64_t last) {
         for (int64_t g = first; g < last; ++g) {
-          ScaleGroup(logits, g, offsets[static_cast<size_t>(g)],
-                     offsets[static_cast<size_t>(g) + 1], scratch, value);
+          ScaleGroup(logits, g, offsets[g], offsets[g + 1], scratch, value);
         }
       });
       return absl::OkStatus();

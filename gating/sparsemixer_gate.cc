@@ -31,8 +31,8 @@ class Choice {
  private:
   // 0 for experts that have no share.
   double Exp(int32_t e) const {
-    const float max = logits_[static_cast<size_t>(chosen_)];
-    const float l = logits_[static_cast<size_t>(e)];
+    const float max = logits_[chosen_];
+    const float l = logits_[e];
     // In float32, as transformers compares. 0 / 0 is near: both logits are 0.
     const bool is_far = (max - l) / std::max(std::fabs(l), max) > threshold_;
     if (e == before_ || is_far) return 0;
@@ -61,7 +61,7 @@ class SparseMixerGate final : public ScaledTokenChoiceGate {
           threads.For(logits.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
             for (int64_t t = begin; t < end; ++t) {
               for (size_t j = 0; j < 2; ++j) {
-                selection.weight[static_cast<size_t>(2 * t) + j] =
+                selection.weight[2 * t + j] =
                     static_cast<float>(ChoiceOf(logits, selection, t, j).weight());
               }
             }
