@@ -5,6 +5,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -32,31 +33,26 @@ constexpr uint32_t kSeeds = 3;
 constexpr size_t kLengths[] = {0, 1, 3, 7, 8, 101, 257};
 
 template <typename T>
-std::vector<T> Values(int rank, size_t n);
-template <>
-std::vector<float> Values(int rank, size_t n) {
-  std::vector<float> values(n);
+std::vector<T> Values(int rank, size_t n) {
+  std::vector<T> values(n);
   for (size_t i = 0; i < n; ++i) {
-    values[i] = static_cast<float>(Normal({.seed = static_cast<uint64_t>(rank), .item = i}));
-  }
-  return values;
-}
-template <>
-std::vector<int64_t> Values(int rank, size_t n) {
-  std::vector<int64_t> values(n);
-  for (size_t i = 0; i < n; ++i) {
-    const auto random = Random4({.seed = static_cast<uint64_t>(rank), .item = i});
-    values[i] = static_cast<int64_t>(uint64_t{random[0]} << 32 | random[1]);
+    const RandomKey key = {.seed = static_cast<uint64_t>(rank), .item = i};
+    if constexpr (std::is_same_v<T, float>) {
+      values[i] = static_cast<float>(Normal(key));
+    } else {
+      const auto random = Random4(key);
+      values[i] = static_cast<T>(uint64_t{random[0]} << 32 | random[1]);
+    }
   }
   return values;
 }
 
 // By length: what every rank has after the ring over threads.
 template <typename T>
-std::vector<std::vector<T>> SumsOnTheHost(int ranks, const RingOptions& options) {
+std::vector<std::vector<T>> SumsOnTheHost(int ranks) {
   std::vector<std::vector<T>> sums;
   testing::RunLocalRanks(ranks, [&](std::unique_ptr<Communicator> comm) {
-    RingAllReduce ring(*comm, options);
+    RingAllReduce ring(*comm);
     const auto stream = MakeInlineStream();
     for (const size_t n : kLengths) {
       std::vector<T> values = Values<T>(comm->rank(), n);
@@ -75,7 +71,7 @@ TYPED_TEST_SUITE(NcclRingTest, Types);
 
 TYPED_TEST(NcclRingTest, HasTheBitsOfTheRingOverThreadsOfTheHost) {
   for (const int ranks : {1, 2, 3, 5, 8}) {
-    const auto want = SumsOnTheHost<TypeParam>(ranks, {});
+    const auto want = SumsOnTheHost<TypeParam>(ranks);
     for (const int64_t chunk_bytes : {128, 0}) {
       for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
         SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << chunk_bytes << ", " << seed);
