@@ -45,17 +45,17 @@ bool IsPublicModel(const std::string& path) {
 }
 
 absl::StatusOr<StoredWeights> StoredWeights::Open(const std::string& path) {
+  StoredWeights weights;
   if (IsPublicModel(path)) {
-    MOE_ASSIGN_OR_RETURN(hf::HfModel model, hf::HfModel::Open(path));
-    return StoredWeights(std::move(model));
+    MOE_ASSIGN_OR_RETURN(weights.model_, hf::HfModel::Open(path));
+  } else {
+    MOE_ASSIGN_OR_RETURN(weights.checkpoint_, CheckpointReader::Open(path));
   }
-  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::Open(path));
-  return StoredWeights(std::move(reader));
+  return weights;
 }
 
 int64_t StoredWeights::step() const {
-  const auto* const reader = std::get_if<CheckpointReader>(&files_);
-  return reader == nullptr ? 0 : reader->manifest().step;
+  return checkpoint_ ? checkpoint_->manifest().step : 0;
 }
 
 template <typename T>
@@ -63,8 +63,7 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> StoredWeights::MakeModel(const T
                                                                          moe::Trainer& core) {
   ParameterStore& store = core.parameters();
   // A checkpoint has masters.
-  store.set_use(std::holds_alternative<hf::HfModel>(files_) ? StoreUse::kInference
-                                                            : StoreUse::kReading);
+  store.set_use(model_ ? StoreUse::kInference : StoreUse::kReading);
   MOE_ASSIGN_OR_RETURN(auto model,
                        Transformer<T>::Create(ModelConfig(config), store, core.context()));
   MOE_RETURN_IF_ERROR(Load(store, core.context()));
@@ -73,10 +72,8 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> StoredWeights::MakeModel(const T
 
 absl::Status StoredWeights::Load(ParameterStore& parameters, const Context& context) {
   context.mesh->SetPhase({.name = "weights"});
-  auto* const reader = std::get_if<CheckpointReader>(&files_);
-  const absl::Status status = reader == nullptr
-                                  ? std::get<hf::HfModel>(files_).Load(parameters, context)
-                                  : TrainingState(parameters, context).Restore(*reader, 0);
+  const absl::Status status = model_ ? model_->Load(parameters, context)
+                                     : TrainingState(parameters, context).Restore(*checkpoint_, 0);
   return absl::IsDataLoss(status) ? WithFileFault(status, FileFault::kContent) : status;
 }
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
-#include <variant>
 
 #include <absl/status/statusor.h>
 
@@ -36,10 +36,12 @@ class StoredWeights {
                                                             moe::Trainer& core);
 
  private:
-  using Files = std::variant<CheckpointReader, hf::HfModel>;
-  explicit StoredWeights(Files files) : files_(std::move(files)) {}
+  StoredWeights() = default;
   absl::Status Load(ParameterStore& parameters, const Context& context);
-  Files files_;
+
+  // One of them.
+  std::optional<CheckpointReader> checkpoint_;
+  std::optional<hf::HfModel> model_;
 };
 
 // Sequences of `text` that a pass takes: at most `most`. The last incomplete micro-batch is
