@@ -172,7 +172,7 @@ class Trainer {
   Session& session() { return *session_; }
   const Context& context() const { return session_->context(); }
   // For layers of one's own: a parameter whose gradient is what AddGradient got until a round ends.
-  // Before the first step. Errors: those of ParameterStore::Add.
+  // kFailedPrecondition once the first step has begun; errors of ParameterStore::Add.
   absl::StatusOr<Parameter*> AddParameter(const ParameterSpec& spec);
   // What is added here waits for MarkReady in the last round, too, and then travels while backward
   // goes on.
