@@ -4,13 +4,8 @@
 
 #include <utility>
 
-#include <absl/time/clock.h>
 #include <absl/time/time.h>
-#include <sys/ioctl.h>
-#include <sys/stat.h>
 #include <unistd.h>
-
-#include "comm/patience.h"
 
 namespace moe {
 
@@ -38,16 +33,7 @@ class Descriptor {
 // Waits until the reader of the pipe behind `fd` has taken all that was written, `longest` at most;
 // whether it has. True at once for a file or a terminal. A launcher that ends a job closes its
 // pipes: what it has not read by then (Hydra: about one report in a hundred) nobody sees.
-inline bool AwaitReader(int fd, absl::Duration longest) {
-  struct stat what = {};
-  if (fstat(fd, &what) != 0 || !S_ISFIFO(what.st_mode)) return true;
-  Patience patience(longest);
-  for (int unread = 0; ioctl(fd, FIONREAD, &unread) == 0 && unread > 0;) {
-    if (patience.IsOver(false)) return false;
-    absl::SleepFor(absl::Milliseconds(1));
-  }
-  return true;
-}
+bool AwaitReader(int fd, absl::Duration longest);
 
 }  // namespace moe
 
