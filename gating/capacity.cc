@@ -1,13 +1,43 @@
 #include "gating/capacity.h"
 
 #include <algorithm>
-#include <cmath>
+#include <charconv>
+#include <iterator>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/topk_gate/gate_row.h"
 
 namespace moe {
 namespace {
+
+using Wide = unsigned __int128;
+
+// digits * 10^exponent; digits < 10^17.
+struct Decimal {
+  uint64_t digits = 0;
+  int exponent = 0;
+};
+
+// The shortest decimal that reads back as `value`, which is finite and > 0.
+Decimal ShortestDecimal(double value) {
+  char text[32];  // "1.2345678901234567e-308" at most
+  const char* const end =
+      std::to_chars(std::begin(text), std::end(text), value, std::chars_format::scientific).ptr;
+  const char* const e = std::find<const char*>(text, end, 'e');
+  Decimal decimal;
+  // from_chars takes no plus sign.
+  std::from_chars(e + (e[1] == '+' ? 2 : 1), end, decimal.exponent);
+  for (const char* c = text; c != e; ++c) {
+    if (*c == '.') continue;
+    decimal.digits = decimal.digits * 10 + static_cast<uint64_t>(*c - '0');
+    if (c != text) --decimal.exponent;
+  }
+  return decimal;
+}
+
+Wide CeilOfQuotient(Wide a, Wide b) {
+  return a / b + (a % b != 0 ? 1 : 0);
+}
 
 // Of tokens [begin, end). Slot-major: choice by choice, so that a second choice never displaces a
 // first one.
@@ -63,10 +93,14 @@ void DropByWeight(const CapacitySlots& slots, int64_t first, int64_t last, int64
 
 int64_t ExpertCapacity(int64_t group_tokens, int32_t top_k, int32_t num_experts,
                        double capacity_factor) {
-  const double slots = static_cast<double>(group_tokens * top_k);
-  const double capacity = std::ceil(slots * capacity_factor / num_experts);
-  if (!(capacity < static_cast<double>(group_tokens))) return group_tokens;
-  return static_cast<int64_t>(capacity);
+  const Decimal factor = ShortestDecimal(capacity_factor);
+  const auto tokens = static_cast<Wide>(group_tokens), experts = static_cast<Wide>(num_experts);
+  Wide slots = tokens * static_cast<Wide>(top_k) * factor.digits;  // < 2^63 * 10^17 < 2^120
+  // Above tokens * experts, which is < 2^94, the capacity is all tokens, whatever is left.
+  for (int e = factor.exponent; e > 0 && slots < tokens * experts; --e) slots *= 10;
+  // A ceiling of ceilings of quotients is the ceiling of the whole quotient.
+  for (int e = factor.exponent; e < 0 && slots > 1; ++e) slots = CeilOfQuotient(slots, 10);
+  return static_cast<int64_t>(std::min(CeilOfQuotient(slots, experts), tokens));
 }
 
 absl::StatusOr<int64_t> MarkDropped(const CapacitySlots& slots, const TokenGroups& groups,

@@ -17,9 +17,11 @@ namespace moe {
 //   kPosition     the first C, slot-major: all first choices in token order, then all second ...
 enum class DropPolicy : uint8_t { kProbability, kPosition };
 
-// C = ceil(T_g * K * capacity_factor / E), in double, left to right; at most T_g, since a token
-// chooses an expert no more than once. capacity_factor > 0. (Switch: arXiv:2101.03961, eq. 3;
-// GShard: arXiv:2006.16668, section 2.2.)
+// C = ceil(T_g * K * capacity_factor / E), exactly; at most T_g, since a token chooses an expert no
+// more than once. capacity_factor, finite and > 0, is the shortest decimal that reads back as the
+// double, which is the one that was written: 1.1 is 11/10, and 100 tokens, 10 experts have C = 11.
+// In float64, 100 * 1.1 would be above 110, and C would be 12. T_g * K < 2^63.
+// (Switch: arXiv:2101.03961, eq. 3; GShard: arXiv:2006.16668, section 2.2.)
 int64_t ExpertCapacity(int64_t group_tokens, int32_t top_k, int32_t num_experts,
                        double capacity_factor);
 

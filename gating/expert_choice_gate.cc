@@ -69,12 +69,16 @@ absl::Status ExpertChoiceGate::ChooseInGroups(MatrixView<const float> probs,
   const WorkspaceScope scope(workspace);
   MOE_ASSIGN_OR_RETURN(const MatrixView<int64_t> order,
                        workspace.Matrix<int64_t>(experts, longest));
+  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> capacity,
+                       workspace.Array<int64_t>(static_cast<int64_t>(groups.size())));
+  for (size_t g = 0; g + 1 < groups.size(); ++g) {
+    capacity[g] =
+        ExpertCapacity(groups[g + 1] - groups[g], 1, static_cast<int32_t>(experts), tokens_factor_);
+  }
   threads.For(experts, 1, [&](int64_t first, int64_t last) {
     for (int64_t e = first; e < last; ++e) {
       for (size_t g = 0; g + 1 < groups.size(); ++g) {
-        const int64_t capacity = ExpertCapacity(groups[g + 1] - groups[g], 1,
-                                                static_cast<int32_t>(experts), tokens_factor_);
-        ChooseTokens(probs, groups[g], groups[g + 1], e, capacity,
+        ChooseTokens(probs, groups[g], groups[g + 1], e, capacity[g],
                      {order.row(e), static_cast<size_t>(longest)}, chosen);
       }
     }

@@ -57,7 +57,8 @@ struct RouterConfig {
   // (transformers' router_jitter_noise; nothing is drawn).
   float router_jitter = 0.01f;
 
-  std::optional<double> capacity_factor;  // empty = dropless
+  // Empty = dropless. Read as the shortest decimal that is this double (ExpertCapacity).
+  std::optional<double> capacity_factor;
   DropPolicy drop_policy = DropPolicy::kProbability;
   bool pad_to_capacity = false;
   TokenGroup token_group;

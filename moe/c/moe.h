@@ -96,7 +96,7 @@ typedef struct moe_layer_config {
   int64_t hidden_size, ffn_hidden_size;  /* H; F of one expert */
   int64_t shared_expert_ffn_hidden_size; /* [no shared expert] */
   float aux_loss_coeff, z_loss_coeff;    /* of the router's loss */
-  double capacity_factor;                /* [no token is dropped] */
+  double capacity_factor;                /* 1.1 is 11/10 [no token is dropped] */
   moe_frozen frozen; /* what has no gradient; in 16 bits its matrices have 2 bytes an element */
 } moe_layer_config;
 

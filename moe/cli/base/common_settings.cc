@@ -203,7 +203,8 @@ void AddRoutingSettings(MoeLayerConfig& layer, Table& t) {
       .Roles(kAlwaysTold | kInPartRow);
   AddGateOptions(r, t);
   t.Add("--moe-expert-capacity-factor, --capacity-factor X|none", &r.capacity_factor,
-        "an expert takes at most C = ceil(T K X / E) of the T tokens of a group; none = dropless")
+        "an expert takes at most C = ceil(T K X / E) of the T tokens of a group, exactly (1.1 is "
+        "11/10); none = dropless")
       .Roles(kAlwaysTold | kInLayerRow);
   t.Add("--moe-token-drop-policy NAME", {&r.drop_policy, kDropPolicies},
         "over capacity, keep the largest weights (probs) or the first tokens (position)");

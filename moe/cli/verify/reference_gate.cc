@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <string>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 
 #include "kernels/base/rng.h"
 #include "moe/cli/verify/reference_parts.h"
@@ -242,10 +244,24 @@ void ChooseExperts(const ReferenceConfig& config, const ReferenceState& state,
   }
 }
 
+// The least C that holds slots * factor / experts, the factor being the shortest decimal that reads
+// back as it. Exact for factors of up to 20 decimal places.
 int64_t Capacity(int64_t tokens, int64_t slots_per_token, int64_t experts, double factor) {
-  const double c = std::ceil(static_cast<double>(tokens * slots_per_token) * factor /
-                             static_cast<double>(experts));
-  return static_cast<int64_t>(std::min(c, static_cast<double>(tokens)));
+  if (tokens == 0 || factor >= static_cast<double>(experts)) return tokens;
+  std::string decimal;
+  int places = 0;
+  do {
+    decimal = absl::StrFormat("%.*f", places, factor);
+  } while (std::stod(decimal) != factor && ++places <= 20);
+  __int128 wanted = 0, room = experts;  // both times 10^places
+  for (const char c : decimal) {
+    if (c != '.') wanted = wanted * 10 + (c - '0');
+  }
+  wanted *= tokens * slots_per_token;
+  for (int i = 0; i < places; ++i) room *= 10;
+  int64_t capacity = 1;
+  while (capacity < tokens && capacity * room < wanted) ++capacity;
+  return capacity;
 }
 
 // Every expert takes the C tokens of the group that want it most.

@@ -77,6 +77,17 @@ TEST(ReferenceTest, CapacityKeepsTheLargestWeightOrTheFirstToken) {
   EXPECT_EQ(result.y(1, 0).value, 0);
 }
 
+TEST(ReferenceTest, CapacityFactorIsADecimal) {
+  // All want expert 0: C = 100 * 1.1 / 2 = 55; in float64, 100 * 1.1 is above 110.
+  Tiny tiny({1, -1}, std::vector<double>(100, 1));
+  tiny.config.capacity_factor = 1.1;
+  EXPECT_EQ(tiny.Run().dropped, std::vector<int64_t>{45});
+  tiny.config.capacity_factor = 1e-30;
+  EXPECT_EQ(tiny.Run().dropped, std::vector<int64_t>{99});
+  tiny.config.capacity_factor = 2;
+  EXPECT_EQ(tiny.Run().dropped, std::vector<int64_t>{0});
+}
+
 TEST(ReferenceTest, EvenLoadCostsTheCoefficient) {
   // Equal logits: p = 1/2 each; ties go to expert 0, so c = (2, 0):
   // L = 0.1 * 2 / (1 * 4) * (1 * 2 + 1 * 0) = 0.1.
