@@ -6,11 +6,11 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "comm/agreed_status.h"
 #include "kernels/base/caught.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/manifest_format.h"
-#include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/writer.h"
 #include "moe/io/file.h"
@@ -20,20 +20,6 @@ namespace {
 
 absl::Span<uint8_t> MutableBytes(std::string& text) {
   return {reinterpret_cast<uint8_t*>(text.data()), text.size()};
-}
-
-// result = the status of `root`. Returns errors of the communicator.
-absl::Status BroadcastStatus(const absl::Status& mine, int root, Communicator& world,
-                             Stream& stream, absl::Status& result) {
-  std::string message(mine.message());
-  int64_t head[] = {static_cast<int64_t>(mine.code()), static_cast<int64_t>(message.size())};
-  MOE_RETURN_IF_ERROR(world.Broadcast(absl::MakeSpan(head), root, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  message.resize(head[1]);
-  MOE_RETURN_IF_ERROR(world.Broadcast(MutableBytes(message), root, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  result = {static_cast<absl::StatusCode>(head[0]), message};
-  return absl::OkStatus();
 }
 
 // On rank 0 the texts of all ranks, of which rank r's has bytes[r]; on others nothing.
@@ -127,7 +113,7 @@ absl::Status CheckpointWriter::PublishTables(absl::Span<const std::string> table
   MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(options_.folder, files));
   if (std::binary_search(steps.begin(), steps.end(), manifest.step)) {
     const std::string path = absl::StrCat(options_.folder, "/", StepFolderName(manifest.step));
-    if (CheckpointReader::Open(path).ok()) {
+    if (IsTaken(options_, manifest.step)) {
       return absl::AlreadyExistsError(
           absl::StrCat("CheckpointWriter: ", path, " is there already: another run writes here"));
     }

@@ -201,10 +201,11 @@ absl::Status CheckpointReader::Verify(int threads) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& folder) {
+absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& folder, int64_t before) {
   MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(folder));
   FoundCheckpoint found;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    if (*step >= before) continue;
     const std::string path = absl::StrCat(folder, "/", StepFolderName(*step));
     const absl::Status status = CheckpointReader::Open(path).status();
     if (status.ok()) {
@@ -213,9 +214,13 @@ absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& folder) {
       break;
     }
     if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
-    found.warnings.push_back(absl::StrCat(path, " is passed over: ", status.message()));
+    found.warnings.push_back(PassedOver(path, status));
   }
   return found;
+}
+
+std::string PassedOver(const std::string& path, const absl::Status& why) {
+  return absl::StrCat(path, " is passed over: ", why.message());
 }
 
 }  // namespace moe

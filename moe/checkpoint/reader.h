@@ -3,6 +3,7 @@
 #define MOE_MOE_CHECKPOINT_READER_H_
 
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -80,9 +81,14 @@ struct FoundCheckpoint {
   std::vector<std::string> warnings;  // a line for each newer one that is damaged
 };
 
-// The newest checkpoint in `folder` ("run/checkpoints") that CheckpointReader::Open takes. A folder
-// that is not there has none. kPermissionDenied, kUnavailable: the system refuses.
-absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& folder);
+// The newest checkpoint of a step below `before` in `folder` ("run/checkpoints") that
+// CheckpointReader::Open takes. A folder that is not there has none. kPermissionDenied,
+// kUnavailable: the system refuses.
+absl::StatusOr<FoundCheckpoint> FindCheckpoint(
+    const std::string& folder, int64_t before = std::numeric_limits<int64_t>::max());
+
+// "<path> is passed over: <why>": of a checkpoint in whose stead an older one is taken.
+std::string PassedOver(const std::string& path, const absl::Status& why);
 
 }  // namespace moe
 

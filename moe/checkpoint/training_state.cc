@@ -9,6 +9,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "comm/agreed_status.h"
 #include "kernels/base/status_macros.h"
 #include "moe/parameter_hash.h"
 #include "moe/unit_grid.h"
@@ -129,43 +130,40 @@ absl::Status TrainingState::CopyToHost() {
 absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_taken) {
   MOE_RETURN_IF_ERROR(CheckTensors(reader));
   Hashes hashes = {};  // of what this rank speaks for; it hashes the boxes of the rest
-  for (const Held& held : AllHeld()) MOE_RETURN_IF_ERROR(Read(reader, held, hashes));
-  if (optimizer_ != nullptr) MOE_RETURN_IF_ERROR(optimizer_->PublishMasters());
+  // What one rank alone finds, the others hear of before they wait for it.
+  MOE_RETURN_IF_ERROR(Agreed(ReadAll(reader, hashes)));
+  MOE_RETURN_IF_ERROR(SumOverRanks(hashes));
+  MOE_RETURN_IF_ERROR(Agreed(CheckHashes(reader, hashes)));
+  if (optimizer_ != nullptr) {
+    MOE_RETURN_IF_ERROR(optimizer_->PublishMasters());
+    optimizer_->set_steps_taken(steps_taken);
+  }
   for (const auto& p : parameters_.parameters()) {
     if (p->frozen() || IsSliced(*p)) continue;
     MOE_RETURN_IF_ERROR(parameters_.RefreshCompute(*p, StreamOf(*p, context_)));
   }
-  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-  for (const RouterShare& share : shares_) {
-    share.values->clear();
-    if (reader.Find(share.tensor.name) == nullptr) continue;
-    share.values->resize(static_cast<size_t>(share.tensor.cols));
-    MOE_RETURN_IF_ERROR(
-        reader.ReadBox(share.tensor.name, kShare, {0, 1, 0, share.tensor.cols},
-                       MatrixView<double>(share.values->data(), 1, share.tensor.cols)));
-  }
-  if (optimizer_ != nullptr) optimizer_->set_steps_taken(steps_taken);
-  MOE_RETURN_IF_ERROR(SumOverRanks(hashes));
-  return CheckHashes(reader, hashes);
+  return context_.compute->Synchronize();
 }
 
 // Whether the checkpoint is of this model: the same tensors over all ranks, in the same shapes.
 absl::Status TrainingState::CheckTensors(const CheckpointReader& reader) {
   int64_t mine = 0, stored = 0;
+  absl::Status fits;
   for (const auto& p : parameters_.parameters()) {
     if (p->frozen()) continue;
     for (const CanonicalTensor& part : p->parts()) {
-      const ManifestTensor* const found = reader.Find(part.name);
-      if (found == nullptr) {
-        return absl::InvalidArgumentError(absl::StrCat(reader.path(), ": there is no tensor '",
-                                                       part.name, "', which this model has"));
-      }
-      if (found->rows != part.rows || found->cols != part.cols) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(reader.path(), ": '", part.name, "' is [", found->rows, ", ", found->cols,
-                         "], expected [", part.rows, ", ", part.cols, "], which this model has"));
-      }
       if (SpeaksFor(*p, context_)) ++mine;
+      const ManifestTensor* const found = reader.Find(part.name);
+      if (!fits.ok() ||
+          (found != nullptr && found->rows == part.rows && found->cols == part.cols)) {
+        continue;
+      }
+      fits = absl::InvalidArgumentError(
+          found == nullptr ? absl::StrCat(reader.path(), ": there is no tensor '", part.name,
+                                          "', which this model has")
+                           : absl::StrCat(reader.path(), ": '", part.name, "' is [", found->rows,
+                                          ", ", found->cols, "], expected [", part.rows, ", ",
+                                          part.cols, "], which this model has"));
     }
   }
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
@@ -174,9 +172,24 @@ absl::Status TrainingState::CheckTensors(const CheckpointReader& reader) {
   MOE_RETURN_IF_ERROR(context_.mesh->expert_parallel().AllReduce<int64_t>(
       {&mine, 1}, ReduceOp::kSum, *context_.host));
   MOE_RETURN_IF_ERROR(context_.host->Synchronize());
-  if (mine == stored) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      reader.path(), ": ", stored, " tensors, expected the ", mine, " that this model has"));
+  if (fits.ok() && mine != stored) {
+    fits = absl::InvalidArgumentError(absl::StrCat(
+        reader.path(), ": ", stored, " tensors, expected the ", mine, " that this model has"));
+  }
+  return Agreed(fits);
+}
+
+absl::Status TrainingState::ReadAll(CheckpointReader& reader, Hashes& hashes) {
+  for (const Held& held : AllHeld()) MOE_RETURN_IF_ERROR(Read(reader, held, hashes));
+  for (const RouterShare& share : shares_) {
+    share.values->clear();
+    if (reader.Find(share.tensor.name) == nullptr) continue;
+    share.values->resize(static_cast<size_t>(share.tensor.cols));
+    MOE_RETURN_IF_ERROR(
+        reader.ReadBox(share.tensor.name, kShare, {0, 1, 0, share.tensor.cols},
+                       MatrixView<double>(share.values->data(), 1, share.tensor.cols)));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TrainingState::Read(CheckpointReader& reader, const Held& held, Hashes& hashes) {
@@ -209,6 +222,10 @@ absl::Status TrainingState::Read(CheckpointReader& reader, const Held& held, Has
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status TrainingState::Agreed(const absl::Status& mine) {
+  return AgreedStatus(mine, context_.mesh->world(), *context_.host);
 }
 
 absl::Status TrainingState::SumOverRanks(Hashes& hashes) {

@@ -46,7 +46,9 @@ class TrainingState {
 
   // Reads all that this rank holds, and sets the steps taken. kInvalidArgument, naming the tensor:
   // the checkpoint has other tensors or shapes; kDataLoss: it is damaged, or what all ranks read
-  // has another hash than what was written. Collective, blocks the host.
+  // has another hash than what was written. After an error the state is that of no run until a
+  // Restore, which overwrites all of it, succeeds. Collective, blocks the host; the same status on
+  // every rank, but for errors of the communicator.
   absl::Status Restore(CheckpointReader& reader, int64_t steps_taken);
 
  private:
@@ -61,9 +63,11 @@ class TrainingState {
   absl::Status CollectParts(absl::Span<const absl::string_view> states);
   absl::Status CopyToHost();
   absl::Status CheckTensors(const CheckpointReader& reader);
+  absl::Status ReadAll(CheckpointReader& reader, Hashes& hashes);
   absl::Status Read(CheckpointReader& reader, const Held& held, Hashes& hashes);
   absl::Status SumOverRanks(Hashes& hashes);
   absl::Status CheckHashes(CheckpointReader& reader, const Hashes& hashes);
+  absl::Status Agreed(const absl::Status& mine);
 
   ParameterStore& parameters_;
   Optimizer* const optimizer_ = nullptr;  // nullptr: weights alone

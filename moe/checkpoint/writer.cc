@@ -116,6 +116,12 @@ struct CheckpointWriter::Job {
 CheckpointWriter::CheckpointWriter(const CheckpointOptions& options, int rank, int ranks)
     : options_(options), rank_(rank), ranks_(ranks), job_(std::make_unique<Job>()) {}
 
+bool CheckpointWriter::IsTaken(const CheckpointOptions& options, int64_t step) {
+  const std::vector<int64_t>& damaged = options.damaged_steps;
+  return std::find(damaged.begin(), damaged.end(), step) == damaged.end() &&
+         CheckpointReader::Open(absl::StrCat(options.folder, "/", StepFolderName(step))).ok();
+}
+
 absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(
     const CheckpointOptions& options, int rank, int ranks) {
   const auto require = [](bool holds, const char* what) {
@@ -134,7 +140,7 @@ absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(
   MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(options.folder, *options.files));
   for (const int64_t step : steps) {
     const std::string path = absl::StrCat(options.folder, "/", StepFolderName(step));
-    if (step <= options.first_step || !CheckpointReader::Open(path).ok()) continue;
+    if (step <= options.first_step || !IsTaken(options, step)) continue;
     return absl::AlreadyExistsError(
         absl::StrCat("CheckpointWriter: ", path, " is newer than step ", options.first_step,
                      ", where this run begins: expected another folder, or this one moved away"));

@@ -33,6 +33,9 @@ struct CheckpointOptions {
   int64_t keep_every = 0;    // steps that are a multiple of it stay, too; 0: none
   bool asynchronous = true;  // false: Start returns when the shards are written
   int64_t first_step = 0;  // where the run begins: 0, or the step of the checkpoint it goes on from
+  // Newer checkpoints of which a reader has found that their data are damaged. They are no reason to
+  // refuse the run, and are replaced when it reaches their steps.
+  std::vector<int64_t> damaged_steps;
   // The manifest's section `hash` has the hash of each float32 state. Parts of these are then whole
   // row groups (unit_grid.h): all columns, cut where UnitGrid::FirstRowOfGroup cuts.
   bool hash_states = false;
@@ -107,6 +110,8 @@ class CheckpointWriter {
   struct Job;  // what is written
   CheckpointWriter(const CheckpointOptions& options, int rank, int ranks);
 
+  // Whether the folder of a step holds a checkpoint that must not be replaced.
+  static bool IsTaken(const CheckpointOptions& options, int64_t step);
   absl::Status Copy(absl::Span<const StatePart> mine);
   void Write();
   absl::Status WriteShards();

@@ -1,12 +1,15 @@
 #include "moe/lm/run_checkpoints.h"
 
+#include <limits>
 #include <optional>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
 #include <nlohmann/json.hpp>
 
+#include "comm/agreed_status.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/simd_targets.h"
@@ -54,23 +57,30 @@ absl::StatusOr<Progress> ProgressOf(const CheckpointReader& reader) {
   return progress;
 }
 
-// Every rank gets what rank 0 found.
-absl::StatusOr<int64_t> FindNewest(const std::string& folder, Communicator& world, Stream& stream) {
+// The step of the newest readable checkpoint below `before`, which rank 0 looks for; -1: there is
+// none. Collective, the same on every rank.
+absl::StatusOr<int64_t> FindNewest(const std::string& folder, int64_t before, Communicator& world,
+                                   Stream& stream) {
   int64_t step = -1;
   absl::Status status;
   if (world.rank() == 0) {
-    const auto found = FindCheckpoint(folder);
-    MOE_RETURN_IF_ERROR(found.status());
-    for (const std::string& warning : found->warnings) Log(LogLevel::kWarning, warning);
-    if (!found->path.empty()) step = found->step;
+    const auto found = FindCheckpoint(folder, before);
+    status = found.status();
+    if (found.ok()) {
+      for (const std::string& warning : found->warnings) Log(LogLevel::kWarning, warning);
+      if (!found->path.empty()) step = found->step;
+    }
   }
+  MOE_RETURN_IF_ERROR(AgreedStatus(status, world, stream));
   MOE_RETURN_IF_ERROR(world.Broadcast<int64_t>({&step, 1}, 0, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   return step;
 }
 
+// Refuses what cannot go on; `allowed` gets the differences that a run may go on with.
 absl::Status CheckSettings(const CheckpointReader& reader, const TrainConfig& config,
-                           const std::vector<RunSetting>& settings, bool warns) {
+                           const std::vector<RunSetting>& settings,
+                           std::vector<std::string>& allowed) {
   const CheckpointSections& sections = reader.manifest().sections;
   const auto refuse = [&](const std::vector<std::string>& differences, const char* remedy) {
     return absl::InvalidArgumentError(
@@ -78,7 +88,6 @@ absl::Status CheckSettings(const CheckpointReader& reader, const TrainConfig& co
   };
   const auto model = Differences(settings, SettingKind::kModel, sections.model);
   if (!model.empty()) return refuse(model, ": expected the model of the checkpoint");
-  std::vector<std::string> allowed;
   const auto numerics = Differences(settings, SettingKind::kNumerics, sections.numerics);
   if (!numerics.empty() && !config.checkpoints.allow_numerics_change) {
     return refuse(numerics,
@@ -90,22 +99,57 @@ absl::Status CheckSettings(const CheckpointReader& reader, const TrainConfig& co
         Differences(settings, SettingKind::kData, sections.data)}) {
     allowed.insert(allowed.end(), differences.begin(), differences.end());
   }
-  if (warns && !allowed.empty()) {
-    Log(LogLevel::kWarning,
-        absl::StrCat("resumed with other settings: ", absl::StrJoin(allowed, "; ")));
-  }
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> ResumeFrom(const std::string& path, const TrainConfig& config,
-                                   const std::vector<RunSetting>& settings, TrainingState& state,
-                                   LossScaler* scaler, const Context& context) {
-  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::Open(path));
-  MOE_RETURN_IF_ERROR(CheckSettings(reader, config, settings, context.mesh->world().rank() == 0));
-  MOE_ASSIGN_OR_RETURN(const Progress progress, ProgressOf(reader));
-  MOE_RETURN_IF_ERROR(state.Restore(reader, progress.steps_taken));
+// Collective, the same status on every rank: kDataLoss or kNotFound for a checkpoint that is not
+// whole.
+absl::StatusOr<ResumedRun> ResumeFrom(const std::string& path, const TrainConfig& config,
+                                      const std::vector<RunSetting>& settings, TrainingState& state,
+                                      LossScaler* scaler, const Context& context) {
+  Communicator& world = context.mesh->world();
+  auto reader = CheckpointReader::Open(path);
+  std::vector<std::string> allowed;
+  Progress progress;
+  const auto check = [&]() -> absl::Status {
+    MOE_RETURN_IF_ERROR(reader.status());
+    MOE_RETURN_IF_ERROR(CheckSettings(*reader, config, settings, allowed));
+    MOE_ASSIGN_OR_RETURN(progress, ProgressOf(*reader));
+    return absl::OkStatus();
+  };
+  MOE_RETURN_IF_ERROR(AgreedStatus(check(), world, *context.host));
+  MOE_RETURN_IF_ERROR(state.Restore(*reader, progress.steps_taken));
   if (scaler != nullptr && progress.scaler.has_value()) scaler->Restore(*progress.scaler);
-  return reader.manifest().step;
+  if (world.rank() == 0 && !allowed.empty()) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("resumed with other settings: ", absl::StrJoin(allowed, "; ")));
+  }
+  return ResumedRun{.step = reader->manifest().step};
+}
+
+// From the newest checkpoint that is whole. What its data are, only those who read them find out:
+// where they are damaged, all ranks take the checkpoint before.
+absl::StatusOr<ResumedRun> ResumeNewest(const TrainConfig& config,
+                                        const std::vector<RunSetting>& settings,
+                                        TrainingState& state, LossScaler* scaler,
+                                        const Context& context) {
+  Communicator& world = context.mesh->world();
+  const std::string& folder = config.checkpoints.folder;
+  std::vector<int64_t> damaged;
+  absl::Status damage;  // of the oldest of them
+  for (int64_t before = std::numeric_limits<int64_t>::max();; before = damaged.back()) {
+    MOE_ASSIGN_OR_RETURN(const int64_t step, FindNewest(folder, before, world, *context.host));
+    // Weights that were read in part are no beginning.
+    if (step < 0 && !damage.ok()) return absl::DataLossError(damage.message());
+    if (step < 0) return ResumedRun();
+    const std::string path = absl::StrCat(folder, "/", StepFolderName(step));
+    auto resumed = ResumeFrom(path, config, settings, state, scaler, context);
+    if (resumed.ok()) resumed->damaged_steps = std::move(damaged);
+    if (!absl::IsDataLoss(resumed.status()) && !absl::IsNotFound(resumed.status())) return resumed;
+    damage = resumed.status();
+    damaged.push_back(step);
+    if (world.rank() == 0) Log(LogLevel::kWarning, PassedOver(path, damage));
+  }
 }
 
 // Adds members to an object of JSON.
@@ -144,40 +188,32 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, ZeroStage z
           .hash = "{}"};
 }
 
-absl::StatusOr<int64_t> Resume(const TrainConfig& config, const std::vector<RunSetting>& settings,
-                               TrainingState& state, LossScaler* scaler, const Context& context) {
+absl::StatusOr<ResumedRun> Resume(const TrainConfig& config,
+                                  const std::vector<RunSetting>& settings, TrainingState& state,
+                                  LossScaler* scaler, const Context& context) {
   const TrainCheckpoints& checkpoints = config.checkpoints;
-  std::string path = checkpoints.path;
-  switch (checkpoints.resume) {
-    case TrainCheckpoints::Resume::kNone:
-      return 0;
-    case TrainCheckpoints::Resume::kAuto: {
-      MOE_ASSIGN_OR_RETURN(const int64_t step,
-                           FindNewest(checkpoints.folder, context.mesh->world(), *context.host));
-      if (step < 0) return 0;
-      path = absl::StrCat(checkpoints.folder, "/", StepFolderName(step));
-      break;
-    }
-    case TrainCheckpoints::Resume::kPath:
-      break;
-  }
+  if (checkpoints.resume == TrainCheckpoints::Resume::kNone) return ResumedRun();
   context.mesh->SetPhase({.name = "resume"});
-  auto step = ResumeFrom(path, config, settings, state, scaler, context);
-  if (step.ok()) return step;
-  const absl::Status named(step.status().code(),
-                           absl::StrCat("--resume: ", step.status().message()));
+  auto resumed = checkpoints.resume == TrainCheckpoints::Resume::kAuto
+                     ? ResumeNewest(config, settings, state, scaler, context)
+                     : ResumeFrom(checkpoints.path, config, settings, state, scaler, context);
+  if (resumed.ok()) return resumed;
+  const absl::Status named(resumed.status().code(),
+                           absl::StrCat("--resume: ", resumed.status().message()));
   return absl::IsDataLoss(named) ? WithFileFault(named, FileFault::kContent) : named;
 }
 
 absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(const TrainCheckpoints& checkpoints,
-                                                               int64_t step, const StopSignal* stop,
+                                                               const ResumedRun& resumed,
+                                                               const StopSignal* stop,
                                                                TrainingState& state,
                                                                const Context& context) {
   if (checkpoints.folder.empty()) return nullptr;
   auto checkpointer = Checkpointer::Create({.writer = {.folder = checkpoints.folder,
                                                        .keep = checkpoints.keep,
                                                        .keep_every = checkpoints.keep_every,
-                                                       .first_step = step,
+                                                       .first_step = resumed.step,
+                                                       .damaged_steps = resumed.damaged_steps,
                                                        .hash_states = true,
                                                        .threads = &context.compute->threads()},
                                             .asynchronous = checkpoints.asynchronous,

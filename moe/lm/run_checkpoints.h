@@ -22,16 +22,23 @@ namespace moe::lm {
 CheckpointSections Describe(const std::vector<RunSetting>& settings, ZeroStage zero,
                             int64_t steps_taken, const LossScaler* scaler, const Context& context);
 
-// Puts the run where the checkpoint that `config` names was written, and returns its step; 0: there
-// is none to go on from. Warns of differing settings that are allowed. Collective over the world,
-// blocks the host. Errors: as of Train.
-absl::StatusOr<int64_t> Resume(const TrainConfig& config, const std::vector<RunSetting>& settings,
-                               TrainingState& state, LossScaler* scaler, const Context& context);
+struct ResumedRun {
+  int64_t step = 0;                    // of the checkpoint; 0: there is none to go on from
+  std::vector<int64_t> damaged_steps;  // newer ones whose data are damaged, newest first
+};
 
-// What saves a run that begins after `step`; nullptr where nothing is saved. Collective, blocks the
-// host. Errors: as of Train.
+// Puts the run where the checkpoint that `config` names was written. Warns of newer checkpoints
+// that are passed over, and of differing settings that are allowed. Collective over the world,
+// blocks the host. Errors: as of Train.
+absl::StatusOr<ResumedRun> Resume(const TrainConfig& config,
+                                  const std::vector<RunSetting>& settings, TrainingState& state,
+                                  LossScaler* scaler, const Context& context);
+
+// What saves a run that begins as `resumed` says; nullptr where nothing is saved. Collective,
+// blocks the host. Errors: as of Train.
 absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(const TrainCheckpoints& checkpoints,
-                                                               int64_t step, const StopSignal* stop,
+                                                               const ResumedRun& resumed,
+                                                               const StopSignal* stop,
                                                                TrainingState& state,
                                                                const Context& context);
 

@@ -111,11 +111,12 @@ absl::Status Trainer<T>::Build(const TrainHooks& hooks) {
 
 template <typename T>
 absl::StatusOr<int64_t> Trainer<T>::Restore(const StopSignal* stop) {
-  MOE_ASSIGN_OR_RETURN(const int64_t step, Resume(config_, settings_, *state_, scaler(), context_));
-  MOE_RETURN_IF_ERROR(core_.ResumeAfter(step));
+  MOE_ASSIGN_OR_RETURN(const ResumedRun resumed,
+                       Resume(config_, settings_, *state_, scaler(), context_));
+  MOE_RETURN_IF_ERROR(core_.ResumeAfter(resumed.step));
   MOE_ASSIGN_OR_RETURN(checkpointer_,
-                       MakeCheckpointer(config_.checkpoints, step, stop, *state_, context_));
-  return step;
+                       MakeCheckpointer(config_.checkpoints, resumed, stop, *state_, context_));
+  return resumed.step;
 }
 
 template <typename T>

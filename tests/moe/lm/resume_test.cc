@@ -10,6 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/base/log.h"
+#include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/stop_signal.h"
 #include "moe/io/file.h"
 #include "moe/lm/run_settings.h"
@@ -146,6 +148,63 @@ TEST_F(ResumeTest, OldCheckpointsGoAndADamagedOneIsPassedOver) {
   const Trace resumed = TrainIn(Saving(6, Resume::kAuto));
   EXPECT_EQ(resumed.report.first_step, 4);
   ExpectSameEnd(resumed, TrainIn(config_));
+}
+
+// What only those who read the data find out, and each rank in another part of them.
+TEST_F(ResumeTest, DamagedDataCostTheNewestCheckpointsAlone) {
+  const Trace whole = TrainIn(config_);
+  TrainConfig config = Saving(5);
+  config.checkpoints.interval = 1;
+  config.checkpoints.asynchronous = false;
+  ASSERT_TRUE(TrainIn(config, {.ranks = 2, .expert_parallel = 2}).status.ok());
+  const auto damage = [&](int64_t step, int rank) {
+    std::fstream shard(
+        StepPath(step) + "/shard-0000" + std::to_string(rank) + "-of-00002.safetensors",
+        std::ios::in | std::ios::out | std::ios::binary);
+    shard.seekg(-2, std::ios::end);
+    const auto flipped = static_cast<char>(shard.get() ^ 1);
+    shard.seekp(-2, std::ios::end).put(flipped);
+  };
+  damage(5, 0);  // of a router's shares
+  damage(4, 1);  // of moments
+  config = Saving(6, Resume::kPath);
+  config.checkpoints.path = StepPath(5);
+  EXPECT_EQ(FileFaultOf(TrainIn(config, {.ranks = 2}).status), FileFault::kContent);
+
+  static std::vector<std::string>& warnings = *new std::vector<std::string>;
+  SetLogCallback([](LogLevel, absl::string_view message) { warnings.emplace_back(message); });
+  const std::string saved = folder_ + "_saved";
+  fs::rename(folder_, saved);
+  config = Saving(6, Resume::kAuto);
+  config.checkpoints.interval = 1;
+  config.checkpoints.asynchronous = false;
+  const std::vector<::moe::testing::Layout> layouts = {
+      {}, {.ranks = 3}, {.ranks = 5, .expert_parallel = 5}};
+  for (const ZeroStage zero : {ZeroStage::kNone, ZeroStage::kGradients}) {
+    for (const ::moe::testing::Layout& layout : layouts) {
+      SCOPED_TRACE(layout);
+      fs::remove_all(folder_);
+      fs::copy(saved, folder_, fs::copy_options::recursive);
+      warnings.clear();
+      config.zero = zero;
+      const Trace resumed = TrainIn(config, layout);
+      EXPECT_EQ(resumed.report.first_step, 3);
+      ExpectSameEnd(resumed, whole);
+      EXPECT_THAT(warnings, ::testing::ElementsAre(HasSubstr("step-00000005 is passed over: "),
+                                                   HasSubstr("step-00000004 is passed over: ")));
+      EXPECT_THAT(warnings[0], HasSubstr("shard-00000-of-00002.safetensors: box '"));
+      // The run has come by their steps again.
+      for (const int64_t step : {4, 5, 6}) {
+        auto reader = CheckpointReader::Open(StepPath(step));
+        EXPECT_TRUE(reader.ok() && reader->Verify(1).ok()) << step;
+      }
+    }
+  }
+  fs::remove_all(folder_);
+  fs::rename(saved, folder_);
+  damage(3, 1);
+  EXPECT_EQ(FileFaultOf(TrainIn(config, {.ranks = 2}).status), FileFault::kContent);
+  SetLogCallback(nullptr);
 }
 
 TEST_F(ResumeTest, RefusesWhatWouldNotGoOn) {
