@@ -157,7 +157,7 @@ absl::StatusOr<Corpus> ReadTokenFiles(const TokenFilesOptions& options, int64_t 
   corpus.unit = "token";
   std::vector<Tokens::Piece> files;
   for (const std::string& path : options.paths) {
-    MOE_ASSIGN_OR_RETURN(TokenFile file, OpenTokenFile(path, options.plain));
+    MOE_ASSIGN_OR_RETURN(TokenFile file, OpenTokenFile(path, options.plain, options.vocab_size));
     const absl::Span<const uint8_t> bytes = file.file.bytes();
     if (const StrayToken stray = FindStray(bytes, file.type, options.vocab_size);
         stray.place >= 0) {

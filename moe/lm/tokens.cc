@@ -10,6 +10,7 @@
 #include <absl/strings/strip.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/lm/plain_tokens.h"
 
 namespace moe::lm {
 namespace {
@@ -222,7 +223,8 @@ absl::StatusOr<TokenType> ParseTokenIndex(const std::string& path, absl::Span<co
   return IndexReader(path, index).Read(bin_bytes);
 }
 
-absl::StatusOr<TokenFile> OpenTokenFile(const std::string& path, TokenType plain) {
+absl::StatusOr<TokenFile> OpenTokenFile(const std::string& path, TokenType plain,
+                                        int64_t vocab_size) {
   absl::string_view prefix = path;
   if (!absl::ConsumeSuffix(&prefix, ".idx")) absl::ConsumeSuffix(&prefix, ".bin");
   const std::string index_path = absl::StrCat(prefix, ".idx");
@@ -230,13 +232,17 @@ absl::StatusOr<TokenFile> OpenTokenFile(const std::string& path, TokenType plain
   TokenFile tokens = {
       .path = pair ? absl::StrCat(prefix, ".bin") : path, .type = plain, .file = {}};
   MOE_ASSIGN_OR_RETURN(tokens.file, MappedFile::Open(tokens.path));
-  const auto bytes = static_cast<int64_t>(tokens.file.bytes().size());
+  const absl::Span<const uint8_t> ids = tokens.file.bytes();
+  const auto bytes = static_cast<int64_t>(ids.size());
   if (pair) {
     MOE_ASSIGN_OR_RETURN(const MappedFile index, MappedFile::Open(index_path));
     MOE_ASSIGN_OR_RETURN(tokens.type, ParseTokenIndex(index_path, index.bytes(), bytes));
-  } else if (bytes % SizeOf(plain) != 0) {
-    return absl::DataLossError(absl::StrCat(path, ": ", bytes, " bytes, expected a multiple of ",
-                                            SizeOf(plain), ", the size of an id"));
+  } else {
+    MOE_RETURN_IF_ERROR(CheckPlainTokens(path, ids, plain, vocab_size));
+    if (bytes % SizeOf(plain) != 0) {
+      return absl::DataLossError(absl::StrCat(path, ": ", bytes, " bytes, expected a multiple of ",
+                                              SizeOf(plain), ", the size of an id"));
+    }
   }
   if (bytes > 0) return tokens;
   return absl::InvalidArgumentError(absl::StrCat("'", tokens.path, "' is empty, expected ids"));

@@ -14,7 +14,8 @@
 //   int64 [S]  where each begins in PREFIX.bin, in bytes: they lie one behind the other
 //   int64 [D]  the first sequence of each document, ascending from 0, and S
 //
-// A plain array is nothing but ids, as numpy's tofile writes it.
+// A plain array is nothing but ids, as numpy's tofile writes it. What shows that a file is none is
+// refused (plain_tokens.h).
 #ifndef MOE_MOE_LM_TOKENS_H_
 #define MOE_MOE_LM_TOKENS_H_
 
@@ -74,10 +75,12 @@ struct TokenFile {
   MappedFile file;
 };
 
-// `path` is PREFIX, PREFIX.bin or PREFIX.idx of a pair, or an array of `plain` ids: a file of any
-// name that has no PREFIX.idx. kNotFound, kPermissionDenied, kUnavailable: as MappedFile::Open.
-// kInvalidArgument: a folder, or no ids in it. kDataLoss: malformed.
-absl::StatusOr<TokenFile> OpenTokenFile(const std::string& path, TokenType plain);
+// `path` is PREFIX, PREFIX.bin or PREFIX.idx of a pair, or an array of `plain` ids below
+// vocab_size: a file of any name that has no PREFIX.idx. kNotFound, kPermissionDenied,
+// kUnavailable: as MappedFile::Open. kInvalidArgument: a folder, no ids in it, or ids of another
+// type than `plain`. kDataLoss: malformed, or of another format.
+absl::StatusOr<TokenFile> OpenTokenFile(const std::string& path, TokenType plain,
+                                        int64_t vocab_size);
 
 }  // namespace moe::lm
 

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int64_t kBytes = 256;
 constexpr Choice<lm::TokenType> kPlainTypes[] = {{"uint16", lm::TokenType::kU16},
-                                                 {"uint32", lm::TokenType::kU32}};
+                                                 {"uint32", lm::TokenType::kU32},
+                                                 {"int64", lm::TokenType::kI64}};
 
 }  // namespace
 

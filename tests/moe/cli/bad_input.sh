@@ -76,12 +76,16 @@ ids=(train --out "$work/out" --seq-length 31 --tokens)
 refused 2 "'no/such'" "${ids[@]}" no/such
 refused 2 "'empty' is empty" "${ids[@]}" empty
 refused 3 "byte: 1 bytes, expected a multiple of 2" "${ids[@]}" byte
-head -c 32830 "$text" >few # a token less than a block and a sequence of 33
+head -c 32830 /dev/zero | tr '\0' '\7' >few # a token less than a block and a sequence of 33
 refused 2 "'few': token 0 is" "${ids[@]}" few
 refused 2 "16416 tokens or more" "${ids[@]}" few --vocab-size 65536
 cp short x.bin
 cp short x.idx
 refused 3 "--tokens: x.idx: does not begin with MMIDIDX" "${ids[@]}" x
+refused 3 "--tokens: $text: is text, expected a bare array of ids: --data reads text" "${ids[@]}" "$text"
+LC_ALL=C sed -z 's/./&\x00\x00\x00/g' "$text" >wide
+refused 2 "--tokens: 'wide': every second id is 0, which makes the others lower halves, expected --tokens-dtype uint32" \
+  "${ids[@]}" wide
 refused 2 "--data and --tokens" "${ids[@]}" x --data short
 
 # Empty files, files of one byte, and folders where files are expected.

@@ -103,31 +103,105 @@ TEST(TokenIndexTest, EveryFieldIsChecked) {
   });
 }
 
+absl::StatusOr<TokenFile> Open(const std::string& path, TokenType plain,
+                               int64_t vocab_size = 65536) {
+  return OpenTokenFile(path, plain, vocab_size);
+}
+
 class TokenFilesTest : public IoTest {};
 
 TEST_F(TokenFilesTest, APairIsFoundByAnyOfItsNames) {
   Write("x.idx", Index().Bytes());
   Write("x.bin", Raw<uint16_t>({1, 2, 3, 4, 65535}));
   for (const char* name : {"x", "x.bin", "x.idx"}) {
-    const auto file = OpenTokenFile(Path(name), TokenType::kU32).value();
+    const auto file = Open(Path(name), TokenType::kU32).value();
     EXPECT_EQ(file.path, Path("x.bin"));
     EXPECT_EQ(file.type, TokenType::kU16);
   }
   Write("x.bin", Raw<uint16_t>({1, 2, 3, 4}));
-  EXPECT_TRUE(absl::IsDataLoss(OpenTokenFile(Path("x"), TokenType::kU16).status()));
+  EXPECT_TRUE(absl::IsDataLoss(Open(Path("x"), TokenType::kU16).status()));
   std::filesystem::remove(Path("x.bin"));
-  EXPECT_TRUE(absl::IsNotFound(OpenTokenFile(Path("x"), TokenType::kU16).status()));
+  EXPECT_TRUE(absl::IsNotFound(Open(Path("x"), TokenType::kU16).status()));
 }
 
 TEST_F(TokenFilesTest, PlainArraysAreWholeAndNotEmpty) {
-  const auto file =
-      OpenTokenFile(Write("a.bin", Raw<uint32_t>({7, 70000})), TokenType::kU32).value();
+  const auto file = Open(Write("a.bin", Raw<uint32_t>({7, 70000})), TokenType::kU32).value();
   EXPECT_EQ(file.type, TokenType::kU32);
-  EXPECT_THAT(OpenTokenFile(Write("b", "abc"), TokenType::kU16),
+  EXPECT_THAT(Open(Write("b", "abc"), TokenType::kU16),
               StatusIs(kDataLoss, "3 bytes, expected a multiple of 2"));
-  EXPECT_TRUE(absl::IsInvalidArgument(OpenTokenFile(Write("c", ""), TokenType::kU16).status()));
-  EXPECT_TRUE(absl::IsNotFound(OpenTokenFile(Path("d"), TokenType::kU16).status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(OpenTokenFile(root_.string(), TokenType::kU16).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(Open(Write("c", ""), TokenType::kU16).status()));
+  EXPECT_TRUE(absl::IsNotFound(Open(Path("d"), TokenType::kU16).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(Open(root_.string(), TokenType::kU16).status()));
+}
+
+// The first bytes that each format's own writers write.
+TEST_F(TokenFilesTest, OtherFormatsAreRefusedByNameWithWhatToDo) {
+  const std::string ids = Raw(std::vector<uint16_t>(100, 7));
+  std::vector<int32_t> header(256);
+  header[0] = 20240520;
+  std::vector<int32_t> wide_header = header;
+  wide_header[0] = 20240801;
+  const std::string json = R"({"x":{"dtype":"U8","shape":[200],"data_offsets":[0,200]}})";
+  const struct {
+    const char* name;
+    std::string bytes;
+    const char* says;
+  } files[] = {
+      {"npy", "\x93NUMPY" + std::string("\1\0", 2) + ids, "is numpy's .npy, which has a header"},
+      {"npy of odd size", "\x93NUMPY\1", "tofile(IDS), then --tokens IDS --tokens-dtype uint32"},
+      {"llm.c", Raw(header) + ids,
+       "tail -c +1025 FILE > IDS, then --tokens IDS --tokens-dtype uint16"},
+      {"llm.c of Llama", Raw(wide_header) + ids,
+       "FILE > IDS, then --tokens IDS --tokens-dtype uint32"},
+      {"safetensors", SafetensorsBytes(json, ids), "is a safetensors file"},
+      {"index", Index().Bytes(), "is a Megatron index, expected a bare array"},
+      {"zip", "PK\3\4" + ids, "is a zip archive"},
+      {"zstd", "\x28\xb5\x2f\xfd" + ids, "is compressed by zstd, expected a bare array"},
+      {"text", std::string(63, 'a') + "\n", "is text, expected a bare array of ids: --data reads"},
+      {"UTF-8", std::string(70, 'a') + "\xc3\xa9", "is text"},
+  };
+  for (const auto& [name, bytes, says] : files) {
+    for (const TokenType type : {TokenType::kU16, TokenType::kU32, TokenType::kI64}) {
+      EXPECT_THAT(Open(Write(name, bytes), type), StatusIs(kDataLoss, says));
+    }
+  }
+  // The end and the middle of a long file are looked at, too.
+  std::string text(size_t{1} << 20, 'a');
+  EXPECT_THAT(Open(Write("long", text), TokenType::kU16), StatusIs(kDataLoss, "is text"));
+  for (const size_t at : {size_t{0}, text.size() / 2, text.size() - 1}) {
+    std::string mixed = text;
+    mixed[at] = '\1';
+    EXPECT_TRUE(Open(Write("mixed", mixed), TokenType::kU16).ok()) << at;
+  }
+  EXPECT_TRUE(Open(Write("short", text.substr(0, 62)), TokenType::kU16).ok());
+}
+
+TEST_F(TokenFilesTest, HalvesOfWiderIdsAreRefusedWithTheTypeThatReadsThem) {
+  std::vector<int64_t> ids(300);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(1 + i * 211);  // to 63,090
+  const std::string u16 = Write("u16", Raw<uint16_t>({ids.begin(), ids.end()}));
+  const std::string u32 = Write("u32", Raw<uint32_t>({ids.begin(), ids.end()}));
+  const std::string i64 = Write("i64", Raw(ids));
+  const std::string wide = "every second id is 0, which makes the others lower halves, expected ";
+  EXPECT_THAT(Open(u32, TokenType::kU16),
+              StatusIs(kInvalidArgument, "'" + u32 + "': " + wide + "--tokens-dtype uint32"));
+  EXPECT_THAT(Open(i64, TokenType::kU16),
+              StatusIs(kInvalidArgument, wide + "--tokens-dtype int64"));
+  EXPECT_THAT(Open(i64, TokenType::kU32),
+              StatusIs(kInvalidArgument, wide + "--tokens-dtype int64"));
+  EXPECT_TRUE(Open(u16, TokenType::kU16).ok());
+  EXPECT_TRUE(Open(u32, TokenType::kU32).ok());
+  EXPECT_TRUE(Open(i64, TokenType::kI64).ok());
+  // Of a larger vocabulary upper halves are few, but not all 0.
+  for (int64_t& id : ids) id += 65000;
+  const std::string large = Write("large", Raw<uint32_t>({ids.begin(), ids.end()}));
+  EXPECT_THAT(Open(large, TokenType::kU16, 128256),
+              StatusIs(kInvalidArgument, "every second id is at most 1, which"));
+  EXPECT_TRUE(Open(large, TokenType::kU32, 128256).ok());
+  // Zeros alone, and few ids: nothing is shown.
+  EXPECT_TRUE(
+      Open(Write("zeros", Raw<uint16_t>(std::vector<uint16_t>(400))), TokenType::kU16).ok());
+  EXPECT_TRUE(Open(Write("few", Raw<uint32_t>({1, 2, 3})), TokenType::kU16).ok());
 }
 
 TEST_F(TokenFilesTest, TheFirstIdOutsideTheVocabularyIsNamed) {
