@@ -13,13 +13,53 @@
 #include "moe/io/bounded_json.h"
 
 namespace moe::hf {
+namespace {
+
+constexpr char kEmbedding[] = "model.embed_tokens.weight";
+constexpr char kOutput[] = "lm_head.weight";
+
+constexpr int64_t kMostElements = int64_t{1} << 20;  // that are read at a time
+
+// Of one shape [rows, cols], as numbers, whatever their types.
+absl::StatusOr<bool> AreEqual(const CheckpointTensor& a, const CheckpointTensor& b) {
+  const int64_t rows = a.tensor->shape[0], cols = a.tensor->shape[1];
+  const int64_t most = std::max<int64_t>(1, kMostElements / cols);
+  std::vector<float> of_a, of_b;
+  for (int64_t row = 0; row < rows; row += most) {
+    const int64_t count = std::min(most, rows - row);
+    for (const auto& [of, values] : {std::pair(&a, &of_a), std::pair(&b, &of_b)}) {
+      values->resize(count * cols);
+      MOE_RETURN_IF_ERROR(
+          of->file->ReadFloat32(RowsOf(*of->tensor, row, count), absl::MakeSpan(*values)));
+    }
+    if (of_a != of_b) return false;
+  }
+  return true;
+}
+
+}  // namespace
 
 absl::StatusOr<HfModel> HfModel::Open(const std::string& folder) {
   MOE_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(folder));
   MOE_ASSIGN_OR_RETURN(Checkpoint files, Checkpoint::Open(folder));
   HfModel model(std::move(config), std::move(files));
+  MOE_RETURN_IF_ERROR(model.UntieDifferent());
   MOE_RETURN_IF_ERROR(model.FindTensors());
   return model;
+}
+
+absl::Status HfModel::UntieDifferent() {
+  lm::TransformerConfig& model = config_.model;
+  if (!model.tied_embeddings || !files_.Contains(kOutput)) return absl::OkStatus();
+  const int64_t shape[] = {model.vocab_size, model.hidden_size};
+  MOE_ASSIGN_OR_RETURN(const CheckpointTensor embedding, FindTensor(files_, kEmbedding, shape));
+  MOE_ASSIGN_OR_RETURN(const CheckpointTensor output, FindTensor(files_, kOutput, shape));
+  MOE_ASSIGN_OR_RETURN(model.tied_embeddings, AreEqual(embedding, output));
+  if (model.tied_embeddings) return absl::OkStatus();
+  warnings_.push_back(absl::StrCat(files_.path(), ": ", kOutput, " is another than ", kEmbedding,
+                                   ": they are not tied, though config.json says "
+                                   "tie_word_embeddings"));
+  return absl::OkStatus();
 }
 
 absl::Status HfModel::FindTensors() {
@@ -31,7 +71,7 @@ absl::Status HfModel::FindTensors() {
   for (const std::string& name : files_.Names()) {
     // Older files have frequencies, which follow from the base, and a tied output layer.
     const bool follows = absl::EndsWith(name, ".rotary_emb.inv_freq") ||
-                         (config().tied_embeddings && name == "lm_head.weight");
+                         (config().tied_embeddings && name == kOutput);
     if (names.count(name) != 0 || follows) continue;
     return absl::DataLossError(absl::StrCat(files_.path(), ": tensor '", Shown(name),
                                             "': is none of the model's, expected those of ",
@@ -42,7 +82,6 @@ absl::Status HfModel::FindTensors() {
 
 absl::Status HfModel::LoadTensor(const CanonicalTensor& tensor, int64_t first, Parameter& parameter,
                                  const ParameterStore& store, Stream& stream) const {
-  constexpr int64_t kMostElements = int64_t{1} << 20;
   const auto found = tensors_.find(tensor.name);
   if (found == tensors_.end() || found->second.tensor->num_elements != tensor.size()) {
     return absl::InvalidArgumentError(

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -19,13 +20,17 @@ namespace moe::hf {
 // Holds the files open. Move-only; Load is thread-safe, so that ranks that are threads share one.
 class HfModel {
  public:
-  // `folder` has config.json and model.safetensors, or the index of several. Reads no weights.
+  // `folder` has config.json and model.safetensors, or the index of several. Reads no weights but
+  // an output layer that config.json ties to the embedding and that the files have, too: where the
+  // two differ they are not tied, as transformers 5 has it, which config() and warnings() say.
   // Errors of ParseModelConfig and Checkpoint::Open; kDataLoss "<file>: tensor '<name>': what is,
   // what was expected" for one that is missing, of another shape or type, or none of the model's.
   static absl::StatusOr<HfModel> Open(const std::string& folder);
 
   const ModelRule& rule() const { return *config_.rule; }
   const lm::TransformerConfig& config() const { return config_.model; }
+  // What config.json says and the model does not follow, a line each.
+  const std::vector<std::string>& warnings() const { return warnings_; }
 
   // Overwrites the masters of all parameters of `store`, a Transformer of config() in any layout,
   // and refreshes their compute copies. Reads what this rank holds, a million elements at a time.
@@ -37,6 +42,7 @@ class HfModel {
  private:
   HfModel(ModelConfig config, Checkpoint files)
       : config_(std::move(config)), files_(std::move(files)) {}
+  absl::Status UntieDifferent();
   absl::Status FindTensors();
   // Whether `store` now borrows all of it.
   absl::StatusOr<bool> Borrow(const ParameterStore& store, Parameter& parameter) const;
@@ -46,6 +52,7 @@ class HfModel {
 
   ModelConfig config_;
   Checkpoint files_;
+  std::vector<std::string> warnings_;
   std::map<std::string, CheckpointTensor> tensors_;  // by canonical name
 };
 

@@ -30,6 +30,7 @@ absl::StatusOr<StoredRun> Open(const std::string& path) {
     MOE_ASSIGN_OR_RETURN(const hf::HfModel model, hf::HfModel::Open(path));
     StoredRun run = {.path = path, .is_public_model = true};
     run.config.model = model.config();
+    run.warnings = model.warnings();
     return run;
   }
   MOE_ASSIGN_OR_RETURN(FoundCheckpoint found, FindStored(path));

@@ -29,7 +29,7 @@ struct StoredRun {
   // What it was trained with (lm::StoredConfig), or the public model and defaults; on the device
   // and with the type asked for.
   lm::TrainConfig config;
-  std::vector<std::string> warnings;  // of newer checkpoints that are damaged
+  std::vector<std::string> warnings;  // newer checkpoints that are damaged; HfModel::warnings
 };
 
 // The checkpoint, or the newest whole one of a run: --checkpoint is a step folder, the folder of

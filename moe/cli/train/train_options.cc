@@ -14,7 +14,7 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/program.h"
-#include "moe/hf/model_rule.h"
+#include "moe/hf/hf_model.h"
 
 namespace moe::cli {
 namespace {
@@ -225,13 +225,16 @@ bool Same(const Setting& setting, const std::string& given, const std::string& t
 
 // Sets the model's settings to what config.json in the folder of --init-from says, as a preset;
 // nothing without the flag. kInvalidArgument, naming the setting, where another value was given;
-// errors of hf::ReadModelConfig.
-absl::Status ApplyInitFrom(Settings& settings) {
+// errors of hf::HfModel::Open, whose files say whether embeddings are tied.
+absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warnings) {
   if (settings.empty("init-from")) return absl::OkStatus();
   const std::string& folder = settings.text("init-from");
-  const auto config = hf::ReadModelConfig(folder);
-  if (!config.ok()) return InputError("--init-from", config.status());
-  for (auto& [name, text] : TextsOf(config->model)) {
+  const auto model = hf::HfModel::Open(folder);
+  if (!model.ok()) return InputError("--init-from", model.status());
+  for (const std::string& warning : model->warnings()) {
+    warnings.push_back(absl::StrCat("--init-from: ", warning));
+  }
+  for (auto& [name, text] : TextsOf(model->config())) {
     const Setting& setting = *settings.Find(name);
     if (settings.given(name) && !Same(setting, settings.text(name), text)) {
       return WrongValue(settings, name, absl::StrCat(text, ", as --init-from ", folder, " has it"));
@@ -256,7 +259,7 @@ absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
   MOE_RETURN_IF_ERROR(LoadSettings(args, environment, settings, warnings));
   if (settings.on("help")) return settings;
   MOE_RETURN_IF_ERROR(ApplyRouterPreset(settings));
-  MOE_RETURN_IF_ERROR(ApplyInitFrom(settings));
+  MOE_RETURN_IF_ERROR(ApplyInitFrom(settings, warnings));
   return settings;
 }
 

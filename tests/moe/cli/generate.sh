@@ -35,6 +35,13 @@ qwen2_moe 1 17 1 1 1 1 34 34 1 17 1 1
 qwen3_moe 8 8 8 8 8 8 8 8 8 8 8 8
 EOF
 
+# With its own output layer, and a config.json that ties it: as transformers 5, which does not.
+cp -r "$models/mixtral" "$work/tied"
+sed -i 's/"tie_word_embeddings": false/"tie_word_embeddings": true/' "$work/tied/config.json"
+expect 0 "not tied" "$moe" generate --checkpoint "$work/tied" --prompt-tokens 1,2,3 --max-new-tokens 12
+[[ $(cat "$work/stdout") == "21 4 28 4 10 19 4 22 22 22 3 11" ]] || fail "not tied: $(cat "$work/stdout")"
+says "lm_head.weight is another than model.embed_tokens.weight: they are not tied" "$work/stderr"
+
 # As JSON; from a file, and as ids.
 printf 'the router ' >"$work/start"
 expect 0 "-o json" "$moe" generate "${start[@]}" -o json --quiet

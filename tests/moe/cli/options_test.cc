@@ -1,7 +1,12 @@
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
 
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/settings.h"
@@ -327,6 +332,23 @@ TEST(TrainOptionsTest, BadValuesNameTheFlagAndAChoice) {
   EXPECT_THAT(MakeError({"--adam-beta1", "1"}), HasSubstr("--adam-beta1 is 1, expected"));
   EXPECT_THAT(MakeError({"--hidden-size", "1000000000", "--moe-ffn-hidden-size", "1000000000"}),
               HasSubstr("parameters, expected at most"));
+}
+
+// As transformers 5: the golden Mixtral has an output layer of its own, whatever config.json says.
+TEST(TrainOptionsTest, InitFromTiesEmbeddingsWhereTheFilesDo) {
+  const std::string folder = absl::StrCat(::testing::TempDir(), "/tied_", getpid());
+  std::filesystem::copy(absl::StrCat(MOE_GOLDEN_MODELS, "/mixtral"), folder);
+  auto config = nlohmann::json::parse(std::ifstream(folder + "/config.json"));
+  config["tie_word_embeddings"] = true;
+  std::ofstream(folder + "/config.json") << config;
+  Strings warnings;
+  const auto settings = LoadTrainSettings(Strings{"--init-from", folder}, {}, warnings);
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(settings->text("tie-word-embeddings"), "false");
+  EXPECT_THAT(warnings, ::testing::Contains(HasSubstr("they are not tied")));
+  EXPECT_THAT(LoadError({"--init-from", folder, "--tie-word-embeddings"}),
+              HasSubstr("--tie-word-embeddings is true, expected false, as --init-from"));
+  std::filesystem::remove_all(folder);
 }
 
 // The golden models have fewer tokens than bytes: no run of text can start from them.

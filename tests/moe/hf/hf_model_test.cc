@@ -171,6 +171,38 @@ class HfModelFolder : public IoTest {
     fs::copy(GoldenFolder(family), Path(family));
     return Path(family);
   }
+  // The golden weights with an output layer, which is returned: the embedding's or, if it differs,
+  // the model's own, or the embedding but for its last element.
+  std::vector<float> WriteWithOutput(const std::string& family, bool differs) const {
+    Checkpoint files = Checkpoint::Open(GoldenFolder(family)).value();
+    const auto read = [&](const std::string& name) {
+      const CheckpointTensor found = files.Find(name).value();
+      std::vector<float> values(found.tensor->num_elements);
+      EXPECT_TRUE(found.file->ReadFloat32(*found.tensor, absl::MakeSpan(values)).ok());
+      return values;
+    };
+    const std::string embedding = "model.embed_tokens.weight", output = "lm_head.weight";
+    std::vector<float> of_output = read(embedding);
+    if (differs && files.Contains(output)) of_output = read(output);
+    if (differs && !files.Contains(output)) of_output.back() += 1;
+    std::list<std::vector<float>> values;
+    std::vector<SafetensorsSource> tensors;
+    const auto add = [&](const std::string& name, const std::string& shaped_as) {
+      tensors.push_back({.name = name,
+                         .type = SafetensorsType::kF32,
+                         .shape = files.Find(shaped_as).value().tensor->shape,
+                         .bytes = BytesOf<float>(values.back())});
+    };
+    for (const std::string& name : files.Names()) {
+      if (name == output) continue;
+      values.push_back(read(name));
+      add(name, name);
+    }
+    values.push_back(of_output);
+    add(output, embedding);
+    EXPECT_TRUE(WriteSafetensors(Path("model.safetensors"), tensors).ok());
+    return of_output;
+  }
   static void ExpectRefused(const std::string& folder, const std::string& message) {
     EXPECT_THAT(HfModel::Open(folder), StatusIs(kDataLoss, message));
   }
@@ -231,6 +263,37 @@ TEST_F(HfModelFolder, ExpertsStayInTheMappedFilesWithTheBitsOfCopies) {
     }
     EXPECT_EQ(losses[1], losses[0]) << family;
     EXPECT_EQ(bytes[0] - bytes[1], experts);
+  }
+}
+
+// As transformers 5.24: tensors that differ are not tied, whatever config.json says; the golden
+// logits of a model with an output layer of its own are the same with the flag.
+TEST_F(HfModelFolder, AnOutputLayerThatDiffersFromTheEmbeddingIsNotTied) {
+  for (const std::string& family : ModelTypes()) {
+    SCOPED_TRACE(family);
+    const HfModel golden = OpenGolden(family);
+    for (const bool differs : {false, true}) {
+      const std::vector<float> output = WriteWithOutput(family, differs);
+      Write("config.json", Changed(family, R"({"tie_word_embeddings": true})"));
+      const auto hf = HfModel::Open(root_.string());
+      ASSERT_TRUE(hf.ok()) << hf.status();
+      EXPECT_EQ(hf->config().tied_embeddings, !differs);
+      ASSERT_EQ(hf->warnings().size(), differs ? 1 : 0);
+      ::moe::testing::OneRank<float> rank(hf->config());
+      ASSERT_TRUE(hf->Load(rank.store, rank.session->context()).ok());
+      const Parameter* const own = rank.store.Find("lm_head.weight");
+      ASSERT_EQ(own != nullptr, differs);
+      if (!differs) continue;
+      EXPECT_THAT(
+          hf->warnings()[0],
+          HasSubstr("model.safetensors: lm_head.weight is another than model.embed_tokens"));
+      EXPECT_EQ(own->ReadMaster(*rank.session->context().compute).value(), output);
+      if (golden.config().tied_embeddings) continue;
+      ::moe::testing::OneRank<float> expected(golden.config());
+      ASSERT_TRUE(golden.Load(expected.store, expected.session->context()).ok());
+      const std::vector<int32_t> tokens = ReadRun(family).tokens;
+      EXPECT_EQ(Losses(*rank.model, tokens, 3), Losses(*expected.model, tokens, 3));
+    }
   }
 }
 
