@@ -37,7 +37,8 @@ constexpr std::tuple kLast(Activation::kClampedSwiGlu, ScoreFunction::kSigmoid,
                            DropPolicy::kPosition, LoadBalancing::kGlobalAuxLoss, QkNorm::kHeads,
                            DeviceKind::kCuda, Numerics::kLayoutInvariant, GroupedGemmKernel::kMma,
                            DispatchAlgorithm::kHierarchical, AllReduceAlgorithm::kLibrary,
-                           ZeroStage::kGradients, LearningRateDecay::kConstant);
+                           ZeroStage::kGradients, LearningRateDecay::kConstant,
+                           TrainCheckpoints::Resume::kPath);
 
 template <typename V>
 std::string TextOf(const V& value) {
@@ -223,6 +224,20 @@ void AddOptimizer(TrainConfig& config, Settings& settings) {
   settings.Add("--hysteresis", config.loss_scale.hysteresis);
 }
 
+// How the folder is spelled is each rank's own: CheckpointFolder finds out whether it is one.
+void AddCheckpoints(TrainCheckpoints& checkpoints, Settings& settings) {
+  settings.kind = SettingKind::kLayout;
+  bool saves = !checkpoints.folder.empty();
+  settings.Add("--save", saves);
+  settings.Add("--save-interval", checkpoints.interval);
+  settings.Add("--checkpoint-keep", checkpoints.keep);
+  settings.Add("--checkpoint-keep-every", checkpoints.keep_every);
+  settings.Add("--checkpoint-async", checkpoints.asynchronous);
+  settings.Add("--checkpoint-failures", checkpoints.max_failures);
+  settings.Add("--resume", checkpoints.resume);
+  settings.Add("--allow-numerics-change", checkpoints.allow_numerics_change);
+}
+
 // All but what a text is.
 void AddAll(TrainConfig& config, Settings& settings) {
   settings.kind = SettingKind::kLayout;
@@ -249,6 +264,7 @@ void AddAll(TrainConfig& config, Settings& settings) {
   settings.Add("--all-reduce", config.all_reduce);
   settings.Add("--zero", config.zero);
   settings.Add("--bucket-size-mb", config.bucket_bytes);
+  AddCheckpoints(config.checkpoints, settings);
   AddModel(config.model, settings);
   AddRouter(config.model.moe.router, settings);
   AddOptimizer(config, settings);

@@ -355,6 +355,16 @@ TEST(TrainerTest, RanksWithDifferentSettingsAreRefusedOnAllByFlagAndRanks) {
   expect("--seq-length", [](TrainConfig& c) { c.sequence_length = 8; });
   expect("--micro-batches", [](TrainConfig& c) { c.micro_batches = 5; });
   expect("--eval-sequences", [](TrainConfig& c) { c.eval_sequences = 5; });
+  expect("--save", [](TrainConfig& c) { c.checkpoints.folder = "only/here"; });
+  expect("--save-interval", [](TrainConfig& c) { c.checkpoints.interval = 2; });
+  expect("--checkpoint-keep", [](TrainConfig& c) { c.checkpoints.keep = 2; });
+  expect("--checkpoint-keep-every", [](TrainConfig& c) { c.checkpoints.keep_every = 2; });
+  expect("--checkpoint-async", [](TrainConfig& c) { c.checkpoints.asynchronous = false; });
+  expect("--checkpoint-failures", [](TrainConfig& c) { c.checkpoints.max_failures = 2; });
+  expect("--resume",
+         [](TrainConfig& c) { c.checkpoints.resume = TrainCheckpoints::Resume::kAuto; });
+  expect("--allow-numerics-change",
+         [](TrainConfig& c) { c.checkpoints.allow_numerics_change = true; });
   // Wrong on one rank alone: the others learn of it.
   expect("--micro-batch-size", [](TrainConfig& c) { c.micro_batch_size = 0; });
   expect("--expert-model-parallel-size", [](TrainConfig& c) { c.expert_parallel_size = 3; });
