@@ -66,6 +66,12 @@ uint64_t HostId() {
   return std::hash<std::string>{}(id);
 }
 
+std::string HostName() {
+  std::array<char, 256> name = {'?'};
+  (void)gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
 absl::StatusOr<std::vector<uint64_t>> HostsOf(uint64_t host, Communicator& comm, Stream& stream) {
   const auto mine = static_cast<int64_t>(host);
   std::vector<int64_t> all(comm.size());

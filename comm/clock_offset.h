@@ -3,6 +3,7 @@
 #define MOE_COMM_CLOCK_OFFSET_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <absl/functional/function_ref.h>
@@ -21,6 +22,8 @@ struct ClockOffset {
 // The host that this process runs on: its boot id, or, where that cannot be read, its name, hashed;
 // 0 without either. Hosts with equal ids count as one that shares CLOCK_MONOTONIC.
 uint64_t HostId();
+// Its name, as messages have it; "?" where the system does not say.
+std::string HostName();
 
 // `host` of every rank, [R]. Collective, blocks the host.
 absl::StatusOr<std::vector<uint64_t>> HostsOf(uint64_t host, Communicator& comm, Stream& stream);

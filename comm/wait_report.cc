@@ -5,7 +5,8 @@
 #include <type_traits>
 
 #include <absl/strings/str_join.h>
-#include <unistd.h>
+
+#include "comm/clock_offset.h"
 
 namespace moe {
 namespace {
@@ -32,10 +33,8 @@ std::string DescribePhase(const CommPhase& phase) {
 }  // namespace
 
 std::string DescribePlace(int world_rank, absl::string_view operation, const CommPhase& phase) {
-  char host[256] = "?";
-  (void)gethostname(host, sizeof(host) - 1);
   const std::string doing = DescribePhase(phase);
-  return absl::StrCat("rank ", world_rank, " on host ", host, " in ", operation,
+  return absl::StrCat("rank ", world_rank, " on host ", HostName(), " in ", operation,
                       doing.empty() ? "" : " (", doing, doing.empty() ? "" : ")");
 }
 

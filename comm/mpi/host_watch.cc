@@ -250,12 +250,10 @@ class Watch {
     std::stable_partition(going.begin(), going.end(), [](const auto& rank) {
       return rank.second >= 0 && WIFEXITED(rank.second);
     });
-    char host[256] = "?";
-    (void)gethostname(host, sizeof(host) - 1);
     std::vector<std::string> texts;
     for (const auto& [member, status] : going) texts.push_back(HowEnded(*member, status));
-    report_(
-        absl::UnavailableError(absl::StrCat("on host ", host, " ", absl::StrJoin(texts, ", "))));
+    report_(absl::UnavailableError(
+        absl::StrCat("on host ", HostName(), " ", absl::StrJoin(texts, ", "))));
     AwaitReader(STDERR_FILENO, kAnswerTime);
   }
 

@@ -11,6 +11,8 @@
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/manifest_format.h"
+#include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/run_lock.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/writer.h"
 #include "moe/io/file.h"
@@ -99,7 +101,34 @@ absl::Status WriteLatestAndRetain(const CheckpointOptions& options, int64_t step
   return absl::OkStatus();
 }
 
+// Of ranks that do not share one folder, or of a mount that was lost, nothing is published: rank 0
+// reads what the others have written as whoever resumes will.
+absl::Status CheckReadable(const std::string& unfinished) {
+  const absl::Status opened = CheckpointReader::Open(unfinished).status();
+  if (opened.ok()) return opened;
+  return absl::Status(opened.code(),
+                      absl::StrCat("rank 0 cannot open what the ranks have written, expected one "
+                                   "folder that all of them see: ",
+                                   opened.message()));
+}
+
 }  // namespace
+
+absl::Status CheckpointWriter::FreeName(int64_t step) {
+  const std::string& folder = options_.folder;
+  MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(folder, *options_.files));
+  for (auto at = std::lower_bound(steps.begin(), steps.end(), step); at != steps.end(); ++at) {
+    if (!IsTaken(options_, *at)) continue;
+    return absl::AlreadyExistsError(absl::StrCat("CheckpointWriter: ", folder, "/",
+                                                 StepFolderName(*at),
+                                                 " is there already: another run writes here"));
+  }
+  if (!std::binary_search(steps.begin(), steps.end(), step)) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const std::string aside, SetAside(folder, step, *options_.files));
+  Log(LogLevel::kWarning,
+      absl::StrCat(folder, "/", StepFolderName(step), " cannot be read and is now ", aside));
+  return absl::OkStatus();
+}
 
 absl::Status CheckpointWriter::PublishTables(absl::Span<const std::string> tables) {
   FileSystem& files = *options_.files;
@@ -107,20 +136,12 @@ absl::Status CheckpointWriter::PublishTables(absl::Span<const std::string> table
   const absl::Status tiled = CheckTiling("CheckpointWriter", manifest);
   if (!tiled.ok()) return absl::InvalidArgumentError(tiled.message());
   MOE_ASSIGN_OR_RETURN(const std::string text, SerializeManifest(manifest));
-  const std::string unfinished = UnfinishedPath(options_.folder, manifest.step);
+  const std::string unfinished = Unfinished();
   MOE_RETURN_IF_ERROR(WriteText(absl::StrCat(unfinished, "/", kManifestName), text, files));
-
-  MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(options_.folder, files));
-  if (std::binary_search(steps.begin(), steps.end(), manifest.step)) {
-    const std::string path = absl::StrCat(options_.folder, "/", StepFolderName(manifest.step));
-    if (IsTaken(options_, manifest.step)) {
-      return absl::AlreadyExistsError(
-          absl::StrCat("CheckpointWriter: ", path, " is there already: another run writes here"));
-    }
-    // No reader takes it, so that nothing is lost before the new one has its name.
-    MOE_RETURN_IF_ERROR(RemoveStep(options_.folder, manifest.step, files));
-  }
-  MOE_RETURN_IF_ERROR(PublishStep(options_.folder, manifest.step, files));
+  MOE_RETURN_IF_ERROR(CheckReadable(unfinished));
+  if (options_.lock != nullptr) MOE_RETURN_IF_ERROR(options_.lock->CheckHeld());
+  MOE_RETURN_IF_ERROR(FreeName(manifest.step));
+  MOE_RETURN_IF_ERROR(PublishStep(unfinished, options_.folder, manifest.step, files));
   const absl::Status rest = WriteLatestAndRetain(options_, manifest.step);
   if (!rest.ok()) {
     Log(LogLevel::kWarning, absl::StrCat("CheckpointWriter: ", StepFolderName(manifest.step),
@@ -168,8 +189,9 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
   absl::Status result;
   MOE_RETURN_IF_ERROR(BroadcastStatus(mine, speaker, world, stream, result));
   if (result.ok()) return result;
-  // No rank may start the next one in a folder that is being removed.
-  if (first) (void)RemoveTree(UnfinishedPath(options_.folder, step_), *options_.files);
+  // On all ranks, which may see folders of their own. None may start the next one in a folder that
+  // is being removed.
+  (void)RemoveTree(Unfinished(), *options_.files);
   MOE_RETURN_IF_ERROR(world.Barrier());
   return WithFileFault(std::move(result), FileFault::kWrite);
 }

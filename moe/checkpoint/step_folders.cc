@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <system_error>
 
 #include <absl/strings/match.h>
@@ -18,15 +17,9 @@ constexpr char kStepPrefix[] = "step-";
 // Before the name of a step folder that is being written, or removed.
 constexpr char kUnfinishedPrefix[] = ".tmp-";
 constexpr char kTrashPrefix[] = ".trash-";
-
-// OK where there is no error.
-absl::Status StatusOf(std::error_code error, absl::string_view what, const std::string& path) {
-  if (!error) return absl::OkStatus();
-  const std::string said =
-      absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error.value()));
-  if (error.value() == EACCES || error.value() == EPERM) return absl::PermissionDeniedError(said);
-  return absl::UnavailableError(said);
-}
+// Before the name of one that no reader took, and how many of a step may be kept.
+constexpr char kAsidePrefix[] = "damaged-";
+constexpr int kMaxAside = 100;
 
 bool Absent(std::error_code error) {
   return error.value() == ENOENT;
@@ -38,8 +31,9 @@ std::string StepFolderName(int64_t step) {
   return absl::StrCat(kStepPrefix, absl::Dec(step, absl::kZeroPad8));
 }
 
-std::string UnfinishedPath(const std::string& folder, int64_t step) {
-  return absl::StrCat(folder, "/", kUnfinishedPrefix, StepFolderName(step));
+std::string UnfinishedPath(const std::string& folder, int64_t step, const std::string& run) {
+  return absl::StrCat(folder, "/", kUnfinishedPrefix, StepFolderName(step), run.empty() ? "" : "-",
+                      run);
 }
 
 std::optional<int64_t> StepOf(absl::string_view name) {
@@ -80,8 +74,8 @@ absl::Status MakeFolders(const std::string& path, FileSystem& files) {
   return StatusOf(files.FlushFolder(above), "flush", above);
 }
 
-absl::Status PublishStep(const std::string& folder, int64_t step, FileSystem& files) {
-  const std::string unfinished = UnfinishedPath(folder, step);
+absl::Status PublishStep(const std::string& unfinished, const std::string& folder, int64_t step,
+                         FileSystem& files) {
   MOE_RETURN_IF_ERROR(StatusOf(files.FlushFolder(unfinished), "flush", unfinished));
   const std::string path = absl::StrCat(folder, "/", StepFolderName(step));
   MOE_RETURN_IF_ERROR(StatusOf(files.Rename(unfinished, path), "make", path));
@@ -107,6 +101,22 @@ absl::Status RemoveStep(const std::string& folder, int64_t step, FileSystem& fil
   return RemoveTree(trash, files);
 }
 
+absl::StatusOr<std::string> SetAside(const std::string& folder, int64_t step, FileSystem& files) {
+  const std::string path = absl::StrCat(folder, "/", StepFolderName(step));
+  const std::string aside = absl::StrCat(folder, "/", kAsidePrefix, StepFolderName(step));
+  std::string free = aside;
+  std::vector<std::string> names;
+  for (int copy = 1; !Absent(files.List(free, names)); ++copy) {
+    if (copy == kMaxAside) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot rename '", path, "': ", free, " is there"));
+    }
+    free = absl::StrCat(aside, ".", copy);
+  }
+  MOE_RETURN_IF_ERROR(StatusOf(files.Rename(path, free), "rename", path));
+  return free;
+}
+
 absl::Status RemoveLeftovers(const std::string& folder, FileSystem& files) {
   std::vector<std::string> names;
   MOE_RETURN_IF_ERROR(StatusOf(files.List(folder, names), "list", folder));
@@ -114,7 +124,8 @@ absl::Status RemoveLeftovers(const std::string& folder, FileSystem& files) {
     // `latest` under the temporary name of WholeFile.
     const bool left = absl::StartsWith(name, absl::StrCat(kUnfinishedPrefix, kStepPrefix)) ||
                       absl::StartsWith(name, absl::StrCat(kTrashPrefix, kStepPrefix)) ||
-                      absl::StartsWith(name, absl::StrCat(kLatestName, kUnfinishedPrefix));
+                      absl::StartsWith(name, absl::StrCat(kLatestName, kUnfinishedPrefix)) ||
+                      absl::StartsWith(name, kProbePrefix);
     if (left) MOE_RETURN_IF_ERROR(RemoveTree(absl::StrCat(folder, "/", name), files));
   }
   return absl::OkStatus();

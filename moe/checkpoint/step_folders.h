@@ -19,9 +19,13 @@ namespace moe {
 // A file with the name of the newest step folder: a hint for people, which no reader trusts.
 inline constexpr char kLatestName[] = "latest";
 
+// Before the name of a file by which a rank proves at the start that it can write to the folder.
+inline constexpr char kProbePrefix[] = ".probe-";
+
 std::string StepFolderName(int64_t step);  // 120 -> "step-00000120"
-// Where it is written: "<folder>/.tmp-step-00000120".
-std::string UnfinishedPath(const std::string& folder, int64_t step);
+// Where it is written: "<folder>/.tmp-step-00000120-<run>", so that ranks of a run that was killed
+// write nothing into those of the next one; without the last part where `run` is empty.
+std::string UnfinishedPath(const std::string& folder, int64_t step, const std::string& run = "");
 // nullopt unless `name` is what StepFolderName gives for some step.
 std::optional<int64_t> StepOf(absl::string_view name);
 
@@ -32,9 +36,10 @@ absl::StatusOr<std::vector<int64_t>> ListSteps(const std::string& folder,
 // Makes a folder, and those above it that are missing, on the disk. Errors of the system.
 absl::Status MakeFolders(const std::string& path, FileSystem& files);
 
-// Gives the folder of a step, all of whose files are on the disk, its name, on the disk. Errors of
-// the system, also if the name is taken.
-absl::Status PublishStep(const std::string& folder, int64_t step, FileSystem& files);
+// Gives the folder of a step, `unfinished`, all of whose files are on the disk, its name, on the
+// disk. Errors of the system, also if the name is taken.
+absl::Status PublishStep(const std::string& unfinished, const std::string& folder, int64_t step,
+                         FileSystem& files);
 
 // Those of `steps` (ascending) that go when the newest `keep` >= 1 and multiples of `keep_every`
 // stay (0: none of them).
@@ -44,6 +49,11 @@ std::vector<int64_t> StepsToRemove(absl::Span<const int64_t> steps, int keep, in
 // leaves no half of it under its name. Errors of the system.
 absl::Status RemoveStep(const std::string& folder, int64_t step,
                         FileSystem& files = RealFileSystem());
+
+// Frees the name of a step folder that no reader takes: "damaged-step-00000120", or, where that is
+// there, "damaged-step-00000120.1" and so on, which it returns. No reader and no retention looks at
+// these: people may still get at what is in them. Errors of the system.
+absl::StatusOr<std::string> SetAside(const std::string& folder, int64_t step, FileSystem& files);
 
 // Removes what stopped runs left: folders that were being written or removed. Errors of the system.
 absl::Status RemoveLeftovers(const std::string& folder, FileSystem& files = RealFileSystem());

@@ -80,6 +80,19 @@ auto TrainingState::AllHeld() -> std::vector<Held> {
   return all;
 }
 
+int64_t TrainingState::BytesToWrite() {
+  int64_t bytes = 0;
+  for (const Held& held : AllHeld()) {
+    const auto states = static_cast<int64_t>(held.states.size());
+    bytes += held.own.size() * held.tensor->cols * states * int64_t{sizeof(float)};
+  }
+  if (context_.mesh->world().rank() != 0) return bytes;
+  for (const RouterShare& share : shares_) {
+    bytes += share.tensor.size() * int64_t{sizeof(double)};
+  }
+  return bytes;
+}
+
 absl::StatusOr<absl::Span<const StatePart>> TrainingState::PartsToWrite() {
   MOE_RETURN_IF_ERROR(CollectParts(kStates));
   if (context_.mesh->world().rank() != 0) return parts_;

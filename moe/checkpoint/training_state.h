@@ -40,6 +40,9 @@ class TrainingState {
   // the host.
   absl::StatusOr<absl::Span<const StatePart>> PartsToWrite();
 
+  // Bytes of all parts that this rank writes once steps have been taken.
+  int64_t BytesToWrite();
+
   // Sum of HashUnits over the canonical tensors of all ranks, masters and what is not trained:
   // equal weights give an equal hash at any layout. Collective, blocks the host.
   absl::StatusOr<uint64_t> HashWeights();

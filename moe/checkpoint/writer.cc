@@ -158,6 +158,10 @@ void CheckpointWriter::Join() {
   if (thread_.joinable()) thread_.join();
 }
 
+std::string CheckpointWriter::Unfinished() const {
+  return UnfinishedPath(options_.folder, step_, options_.run);
+}
+
 absl::Status CheckpointWriter::status() const {
   const std::lock_guard lock(mu_);
   return status_;
@@ -276,7 +280,7 @@ void CheckpointWriter::Write() {
 
 absl::Status CheckpointWriter::WriteShards() {
   CheckpointManifest& table = job_->table;
-  MOE_RETURN_IF_ERROR(MakeFolders(UnfinishedPath(options_.folder, step_), *options_.files));
+  MOE_RETURN_IF_ERROR(MakeFolders(Unfinished(), *options_.files));
   for (size_t file = 0; file < table.files.size(); ++file) {
     MOE_RETURN_IF_ERROR(WriteShard(static_cast<int32_t>(file)));
   }
@@ -310,7 +314,7 @@ absl::Status CheckpointWriter::WriteShard(int32_t number) {
                        .size_bytes = rows * cols * BitsOf(tensor.type) / 8});
   }
   ManifestFile& file = table.files[number];
-  const std::string path = absl::StrCat(UnfinishedPath(options_.folder, step_), "/", file.name);
+  const std::string path = absl::StrCat(Unfinished(), "/", file.name);
   MOE_ASSIGN_OR_RETURN(SafetensorsStream stream,
                        SafetensorsStream::Create(path, entries, {}, *options_.files));
   file.header_xxh3 = CheckpointHash(

@@ -27,6 +27,8 @@
 
 namespace moe {
 
+class RunLock;
+
 struct CheckpointOptions {
   std::string folder;        // of the step folders: "run/checkpoints"; all ranks see the same
   int keep = 3;              // newest checkpoints that stay, >= 1
@@ -34,8 +36,12 @@ struct CheckpointOptions {
   bool asynchronous = true;  // false: Start returns when the shards are written
   int64_t first_step = 0;  // where the run begins: 0, or the step of the checkpoint it goes on from
   // Newer checkpoints of which a reader has found that their data are damaged. They are no reason to
-  // refuse the run, and are replaced when it reaches their steps.
+  // refuse the run, and are set aside when it reaches their steps.
   std::vector<int64_t> damaged_steps;
+  // Of the run that holds the folder (run_folder.h), where one does. run: the same on all ranks.
+  // lock: of rank 0, still held when a checkpoint gets its name; it outlives the writer.
+  std::string run;
+  RunLock* lock = nullptr;
   // The manifest's section `hash` has the hash of each float32 state. Parts of these are then whole
   // row groups (unit_grid.h): all columns, cut where UnitGrid::FirstRowOfGroup cuts.
   bool hash_states = false;
@@ -100,9 +106,11 @@ class CheckpointWriter {
   // Collective, blocks the host; `stream` is one of the CPU. The same status on all ranks: OK, and
   // the checkpoint is on the disk; that of the first rank that failed, "rank 3: ...";
   // kFailedPrecondition, a rank without a Start; kInvalidArgument, if the parts do not tile their
-  // tensors or ranks are at different steps; kAlreadyExists, a readable checkpoint of this step is
-  // there. What comes after the checkpoint is on the disk (`latest`, removal of old ones) only
-  // warns. These, but not the communicator's own errors, carry FileFault::kWrite (moe/io/file.h).
+  // tensors or ranks are at different steps; kDataLoss, rank 0 cannot read what all have written,
+  // as where they see several folders; kUnavailable, another run has taken the lock; kAlreadyExists,
+  // a readable checkpoint of this step or a later one is there. What comes after the checkpoint is
+  // on the disk (`latest`, removal of old ones) only warns. These, but not the communicator's own
+  // errors, carry FileFault::kWrite (moe/io/file.h).
   // Cost on the wire: the tables of boxes, about 100 bytes a box.
   absl::Status Publish(Communicator& world, Stream& stream);
 
@@ -118,7 +126,11 @@ class CheckpointWriter {
   absl::Status WriteShard(int32_t file);
   void Finish(absl::Status status);
   void Join();
+  std::string Unfinished() const;  // the folder of the step that is being written
   absl::Status PublishTables(absl::Span<const std::string> tables);
+  // Sets aside what no reader takes under the name of `step`. kAlreadyExists: a checkpoint of this
+  // step or of a later one is there, which is not this run's.
+  absl::Status FreeName(int64_t step);
 
   const CheckpointOptions options_;
   const int rank_;

@@ -76,7 +76,7 @@ constexpr char kFaultPayload[] = "moe/file-fault";
 }  // namespace
 
 absl::Status WithFileFault(absl::Status status, FileFault fault) {
-  if (!status.ok()) {
+  if (!status.ok() && fault != FileFault::kNone) {
     status.SetPayload(kFaultPayload, absl::Cord(fault == FileFault::kWrite ? "write" : "content"));
   }
   return status;
@@ -151,14 +151,8 @@ absl::StatusOr<WholeFile> WholeFile::Create(const std::string& path, absl::Durat
 }
 
 absl::Status WholeFile::Append(absl::Span<const uint8_t> bytes) {
-  while (!bytes.empty()) {
-    size_t written = 0;
-    const std::error_code error = files_->Write(file_, bytes, written);
-    if (error.value() == EINTR) continue;
-    if (error || written == 0) return WriteError(path_, error ? error.value() : EIO);
-    bytes.remove_prefix(written);
-  }
-  return absl::OkStatus();
+  const std::error_code error = WriteAll(file_, bytes, *files_);
+  return error ? WriteError(path_, error.value()) : absl::OkStatus();
 }
 
 absl::Status WholeFile::Append(absl::string_view text) {

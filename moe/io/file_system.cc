@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <limits>
 #include <memory>
 
+#include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 namespace moe {
@@ -40,6 +44,7 @@ class SystemCalls : public FileSystem {
     return {};
   }
   std::error_code Close(int file) override { return ErrorOf(::close(file)); }
+  std::error_code Touch(int file) override { return ErrorOf(::futimens(file, nullptr)); }
 
   std::error_code Rename(const std::string& from, const std::string& to) override {
     return ErrorOf(::rename(from.c_str(), to.c_str()));
@@ -77,9 +82,80 @@ class SystemCalls : public FileSystem {
     }
     return {errno, std::generic_category()};
   }
+
+  // (Without O_NONBLOCK a pipe of that name would wait for a writer.)
+  std::error_code ReadSmall(const std::string& path, SmallFile& file) override {
+    const int open = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (open < 0) return ErrorOf(open);
+    const std::error_code error = ReadOpen(open, file);
+    ::close(open);
+    return error;
+  }
+
+  std::error_code FreeBytes(const std::string& path, int64_t& bytes) override {
+    struct statvfs facts = {};
+    if (::statvfs(path.c_str(), &facts) != 0) return ErrorOf(-1);
+    constexpr auto kMost = std::numeric_limits<int64_t>::max();
+    const double free = static_cast<double>(facts.f_bavail) * static_cast<double>(facts.f_frsize);
+    // File systems without blocks to count say 0 of all.
+    bytes = facts.f_blocks == 0 || free >= 0x1p62 ? kMost : static_cast<int64_t>(free);
+    return {};
+  }
+
+ private:
+  static std::error_code ReadOpen(int open, SmallFile& file) {
+    struct stat facts = {};
+    if (::fstat(open, &facts) != 0) return ErrorOf(-1);
+    if (!S_ISREG(facts.st_mode)) return {EINVAL, std::generic_category()};
+    file.modified_ns = int64_t{facts.st_mtim.tv_sec} * 1'000'000'000 + facts.st_mtim.tv_nsec;
+    file.text.assign(kMaxSmallFileBytes + 1, 0);
+    size_t size = 0;
+    while (size < file.text.size()) {
+      const ssize_t n = ::read(open, file.text.data() + size, file.text.size() - size);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrorOf(-1);
+      if (n == 0) break;
+      size += static_cast<size_t>(n);
+    }
+    if (size == file.text.size()) return {EFBIG, std::generic_category()};
+    file.text.resize(size);
+    return {};
+  }
 };
 
 }  // namespace
+
+std::error_code WriteAll(int file, absl::Span<const uint8_t> bytes, FileSystem& files) {
+  while (!bytes.empty()) {
+    size_t written = 0;
+    const std::error_code error = files.Write(file, bytes, written);
+    if (error.value() == EINTR) continue;
+    if (error) return error;
+    if (written == 0) return {EIO, std::generic_category()};
+    bytes.remove_prefix(written);
+  }
+  return {};
+}
+
+std::error_code CreateText(const std::string& path, absl::string_view text, FileSystem& files,
+                           int& file) {
+  if (const std::error_code error = files.Create(path, file)) return error;
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(text.data());
+  std::error_code error = WriteAll(file, {bytes, text.size()}, files);
+  if (!error) error = files.Flush(file, PageCache::kKeep);
+  if (!error) return error;
+  (void)files.Close(file);
+  (void)files.Unlink(path);
+  return error;
+}
+
+absl::Status StatusOf(std::error_code error, absl::string_view what, const std::string& path) {
+  if (!error) return absl::OkStatus();
+  const std::string said =
+      absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error.value()));
+  if (error.value() == EACCES || error.value() == EPERM) return absl::PermissionDeniedError(said);
+  return absl::UnavailableError(said);
+}
 
 FileSystem& RealFileSystem() {
   static SystemCalls& calls = *new SystemCalls;

@@ -57,6 +57,12 @@ absl::StatusOr<Progress> ProgressOf(const CheckpointReader& reader) {
   return progress;
 }
 
+absl::Status NoneReadable(const std::string& folder, absl::string_view reasons) {
+  return absl::DataLossError(absl::StrCat(
+      "none of the checkpoints in '", folder, "' can be read, expected one that can, or --resume ",
+      "none, which begins anew and leaves them there: ", reasons));
+}
+
 // The step of the newest readable checkpoint below `before`, which rank 0 looks for; -1: there is
 // none. Collective, the same on every rank.
 absl::StatusOr<int64_t> FindNewest(const std::string& folder, int64_t before, Communicator& world,
@@ -68,7 +74,11 @@ absl::StatusOr<int64_t> FindNewest(const std::string& folder, int64_t before, Co
     status = found.status();
     if (found.ok()) {
       for (const std::string& warning : found->warnings) Log(LogLevel::kWarning, warning);
-      if (!found->path.empty()) step = found->step;
+      if (!found->path.empty()) {
+        step = found->step;
+      } else if (!found->warnings.empty()) {
+        status = NoneReadable(folder, absl::StrJoin(found->warnings, "; "));
+      }
     }
   }
   MOE_RETURN_IF_ERROR(AgreedStatus(status, world, stream));
@@ -140,7 +150,7 @@ absl::StatusOr<ResumedRun> ResumeNewest(const TrainConfig& config,
   for (int64_t before = std::numeric_limits<int64_t>::max();; before = damaged.back()) {
     MOE_ASSIGN_OR_RETURN(const int64_t step, FindNewest(folder, before, world, *context.host));
     // Weights that were read in part are no beginning.
-    if (step < 0 && !damage.ok()) return absl::DataLossError(damage.message());
+    if (step < 0 && !damage.ok()) return NoneReadable(folder, damage.message());
     if (step < 0) return ResumedRun();
     const std::string path = absl::StrCat(folder, "/", StepFolderName(step));
     auto resumed = ResumeFrom(path, config, settings, state, scaler, context);
@@ -150,6 +160,25 @@ absl::StatusOr<ResumedRun> ResumeNewest(const TrainConfig& config,
     damaged.push_back(step);
     if (world.rank() == 0) Log(LogLevel::kWarning, PassedOver(path, damage));
   }
+}
+
+absl::Status OfSave(const absl::Status& status) {
+  if (status.ok()) return status;
+  return WithFileFault(absl::Status(status.code(), absl::StrCat("--save: ", status.message())),
+                       FileFaultOf(status));
+}
+
+// Room for the checkpoints that a run which begins after `step` keeps, and the one being written.
+absl::Status CheckRoom(const TrainConfig& config, int64_t step, RunFolder& folder,
+                       TrainingState& state, const Context& context) {
+  const TrainCheckpoints& checkpoints = config.checkpoints;
+  if (step >= config.steps) return absl::OkStatus();
+  const int64_t interval = checkpoints.interval > 0 ? checkpoints.interval : config.steps;
+  const int64_t saves =  // the last step is always saved
+      config.steps / interval - step / interval + (config.steps % interval == 0 ? 0 : 1);
+  const auto there = ListSteps(checkpoints.folder).value_or(std::vector<int64_t>()).size();
+  const int64_t to_come = CheckpointsToCome(static_cast<int64_t>(there), saves, checkpoints.keep);
+  return folder.CheckRoom(state.BytesToWrite(), to_come, context.mesh->world(), *context.host);
 }
 
 // Adds members to an object of JSON.
@@ -192,7 +221,13 @@ absl::StatusOr<ResumedRun> Resume(const TrainConfig& config,
                                   const std::vector<RunSetting>& settings, TrainingState& state,
                                   LossScaler* scaler, const Context& context) {
   const TrainCheckpoints& checkpoints = config.checkpoints;
-  if (checkpoints.resume == TrainCheckpoints::Resume::kNone) return ResumedRun();
+  if (checkpoints.resume == TrainCheckpoints::Resume::kNone) {
+    if (context.mesh->world().rank() == 0 && !checkpoints.folder.empty()) {
+      MOE_ASSIGN_OR_RETURN(const FoundCheckpoint found, FindCheckpoint(checkpoints.folder));
+      for (const std::string& warning : found.warnings) Log(LogLevel::kWarning, warning);
+    }
+    return ResumedRun();
+  }
   context.mesh->SetPhase({.name = "resume"});
   auto resumed = checkpoints.resume == TrainCheckpoints::Resume::kAuto
                      ? ResumeNewest(config, settings, state, scaler, context)
@@ -203,17 +238,27 @@ absl::StatusOr<ResumedRun> Resume(const TrainConfig& config,
   return absl::IsDataLoss(named) ? WithFileFault(named, FileFault::kContent) : named;
 }
 
-absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(const TrainCheckpoints& checkpoints,
-                                                               const ResumedRun& resumed,
-                                                               const StopSignal* stop,
-                                                               TrainingState& state,
-                                                               const Context& context) {
+absl::StatusOr<std::unique_ptr<RunFolder>> OpenFolder(const TrainCheckpoints& checkpoints,
+                                                      const Context& context) {
   if (checkpoints.folder.empty()) return nullptr;
+  context.mesh->SetPhase({.name = "folder of --save"});
+  auto folder =
+      RunFolder::Open({.folder = checkpoints.folder}, context.mesh->world(), *context.host);
+  return folder.ok() ? std::move(folder) : OfSave(folder.status());
+}
+
+absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(
+    const TrainConfig& config, const ResumedRun& resumed, RunFolder* folder, const StopSignal* stop,
+    TrainingState& state, const Context& context) {
+  if (folder == nullptr) return nullptr;
+  const TrainCheckpoints& checkpoints = config.checkpoints;
   auto checkpointer = Checkpointer::Create({.writer = {.folder = checkpoints.folder,
                                                        .keep = checkpoints.keep,
                                                        .keep_every = checkpoints.keep_every,
                                                        .first_step = resumed.step,
                                                        .damaged_steps = resumed.damaged_steps,
+                                                       .run = folder->run(),
+                                                       .lock = folder->lock(),
                                                        .hash_states = true,
                                                        .threads = &context.compute->threads()},
                                             .asynchronous = checkpoints.asynchronous,
@@ -221,13 +266,13 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(const TrainCheckp
                                             .max_failures = checkpoints.max_failures,
                                             .stop = stop},
                                            state, context);
-  if (checkpointer.ok()) return checkpointer;
   const absl::Status& status = checkpointer.status();
-  const std::string message = absl::StrCat("--save: ", status.message());
   if (absl::IsAlreadyExists(status)) {
-    return absl::InvalidArgumentError(absl::StrCat(message, ", or --resume auto"));
+    return OfSave(absl::InvalidArgumentError(absl::StrCat(status.message(), ", or --resume auto")));
   }
-  return WithFileFault(absl::Status(status.code(), message), FileFault::kWrite);
+  if (!status.ok()) return OfSave(WithFileFault(status, FileFault::kWrite));
+  MOE_RETURN_IF_ERROR(OfSave(CheckRoom(config, resumed.step, *folder, state, context)));
+  return checkpointer;
 }
 
 }  // namespace moe::lm

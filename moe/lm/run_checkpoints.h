@@ -10,6 +10,7 @@
 
 #include "moe/checkpoint/checkpointer.h"
 #include "moe/checkpoint/manifest.h"
+#include "moe/checkpoint/run_folder.h"
 #include "moe/checkpoint/training_state.h"
 #include "moe/context.h"
 #include "moe/lm/run_settings.h"
@@ -34,13 +35,17 @@ absl::StatusOr<ResumedRun> Resume(const TrainConfig& config,
                                   const std::vector<RunSetting>& settings, TrainingState& state,
                                   LossScaler* scaler, const Context& context);
 
-// What saves a run that begins as `resumed` says; nullptr where nothing is saved. Collective,
-// blocks the host. Errors: as of Train.
-absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(const TrainCheckpoints& checkpoints,
-                                                               const ResumedRun& resumed,
-                                                               const StopSignal* stop,
-                                                               TrainingState& state,
-                                                               const Context& context);
+// The folder that this run saves to, its own from now on; nullptr where nothing is saved.
+// Collective, blocks the host. Errors: as of Train.
+absl::StatusOr<std::unique_ptr<RunFolder>> OpenFolder(const TrainCheckpoints& checkpoints,
+                                                      const Context& context);
+
+// What saves a run that begins as `resumed` says to `folder`, which outlives it; nullptr where that
+// is nullptr. Refuses where there is no room for what is to come. Collective, blocks the host.
+// Errors: as of Train.
+absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(
+    const TrainConfig& config, const ResumedRun& resumed, RunFolder* folder, const StopSignal* stop,
+    TrainingState& state, const Context& context);
 
 }  // namespace moe::lm
 

@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "moe/checkpoint/checkpointer.h"
+#include "moe/checkpoint/run_folder.h"
 #include "moe/checkpoint/training_state.h"
 #include "moe/lm/evaluation.h"
 #include "moe/lm/run_checkpoints.h"
@@ -88,7 +89,8 @@ class Trainer {
   const std::vector<RunSetting>& settings_;
   Optimizer* optimizer_ = nullptr;
   std::optional<TrainingState> state_;
-  std::unique_ptr<Checkpointer> checkpointer_;  // nullptr: nothing is saved
+  std::unique_ptr<RunFolder> folder_;           // nullptr: nothing is saved
+  std::unique_ptr<Checkpointer> checkpointer_;  // likewise
 };
 
 template <typename T>
@@ -111,11 +113,12 @@ absl::Status Trainer<T>::Build(const TrainHooks& hooks) {
 
 template <typename T>
 absl::StatusOr<int64_t> Trainer<T>::Restore(const StopSignal* stop) {
+  MOE_ASSIGN_OR_RETURN(folder_, OpenFolder(config_.checkpoints, context_));
   MOE_ASSIGN_OR_RETURN(const ResumedRun resumed,
                        Resume(config_, settings_, *state_, scaler(), context_));
   MOE_RETURN_IF_ERROR(core_.ResumeAfter(resumed.step));
   MOE_ASSIGN_OR_RETURN(checkpointer_,
-                       MakeCheckpointer(config_.checkpoints, resumed, stop, *state_, context_));
+                       MakeCheckpointer(config_, resumed, folder_.get(), stop, *state_, context_));
   return resumed.step;
 }
 

@@ -33,7 +33,7 @@ struct TrainCheckpoints {
   int max_failures = 3;  // in a row
   enum class Resume : uint8_t {
     kNone,  // from the beginning
-    kAuto,  // from the newest readable one in `folder`, if there is one
+    kAuto,  // from the newest readable one in `folder`; from the beginning where it has none at all
     kPath,  // from `path`
   };
   Resume resume = Resume::kNone;
@@ -140,11 +140,12 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks);
 
 // Collective over `world`; returns the same report on every rank. kInvalidArgument, on every rank,
 // unless all have the same text and settings (CheckAgreement), record and trace the same and rank 0
-// has hooks for it, and unless the checkpoint to go on from is of this model and, without
-// allow_numerics_change, of these numerics; kNotFound: there is no such checkpoint; kDataLoss when
-// the loss or the gradients are not finite or copies of a weight differ (all ranks agree on it);
-// errors with a FileFault (moe/io/file.h) for checkpoints that are damaged or cannot be written;
-// errors of the communicator otherwise.
+// has hooks for it; unless the checkpoint to go on from is of this model and, without
+// allow_numerics_change, of these numerics; and unless all see one folder to save to that no other
+// run has. kNotFound: there is no such checkpoint; kDataLoss when the loss or the gradients are not
+// finite or copies of a weight differ (all ranks agree on it); errors with a FileFault
+// (moe/io/file.h) for checkpoints that are damaged or cannot be written; errors of the communicator
+// otherwise.
 absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
                                   std::unique_ptr<Communicator> world, const TrainHooks& hooks);
 

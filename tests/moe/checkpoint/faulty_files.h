@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <string>
@@ -122,6 +123,12 @@ class FaultyFiles final : public FileSystem {
     return error ? error : closed;
   }
 
+  std::error_code Touch(int file) override {
+    const std::lock_guard lock(mu_);
+    if (const auto error = Next(false)) return error;
+    return RealFileSystem().Touch(file);
+  }
+
   std::error_code Rename(const std::string& from, const std::string& to) override {
     const std::lock_guard lock(mu_);
     if (const auto error = Next(true)) return error;
@@ -171,6 +178,16 @@ class FaultyFiles final : public FileSystem {
     if (const auto error = Next(false)) return error;
     return RealFileSystem().List(path, names);
   }
+
+  // Reading is no call that changes something: it is not counted.
+  std::error_code ReadSmall(const std::string& path, SmallFile& file) override {
+    return RealFileSystem().ReadSmall(path, file);
+  }
+  std::error_code FreeBytes(const std::string&, int64_t& bytes) override {
+    bytes = free_bytes;
+    return {};
+  }
+  int64_t free_bytes = std::numeric_limits<int64_t>::max();
 
  private:
   enum class Kind : uint8_t { kCreate, kRename, kUnlink, kMakeFolder, kRemoveFolder };

@@ -257,13 +257,64 @@ TEST_F(CheckpointTest, ARunDoesNotOverwriteANewerCheckpoint) {
   EXPECT_EQ(NewestWholeStep(Folder()), 20);
 }
 
-TEST_F(CheckpointTest, ADamagedFolderIsReplaced) {
+// Rank 1's mount is lost and comes back: what rank 0 cannot read it does not publish, and for that
+// nothing older goes.
+TEST_F(CheckpointTest, WhatRankZeroCannotReadIsNotPublished) {
+  fs::create_directories(Folder());
+  fs::create_directories(Path("local"));
+  const auto mount = [&](const std::string& target) {
+    fs::remove(Path("mount"));
+    fs::create_directory_symlink(target, Path("mount"));
+  };
+  mount(Folder());
+  std::vector<absl::Status> statuses(2);
+  testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) {
+    const int rank = world->rank();
+    CheckpointOptions options = Options();
+    options.keep = 1;
+    if (rank == 1) options.folder = Path("mount");
+    auto writer = CheckpointWriter::Create(options, rank, 2).value();
+    const auto stream = MakeInlineStream();
+    const auto save = [&](int64_t step) {
+      EXPECT_TRUE(world->Barrier().ok());
+      const auto memory = testing::PartsOf(rank, 2, Cut::kRows, step);
+      EXPECT_TRUE(writer->Start(testing::StateOf(step), memory.parts).ok());
+      return writer->Publish(*world, *stream);
+    };
+    EXPECT_TRUE(save(10).ok());
+    if (rank == 0) mount(Path("local"));
+    statuses[rank] = save(20);
+    if (rank == 0) {
+      EXPECT_EQ(NewestWholeStep(Folder()), 10);
+    }
+    if (rank == 0) mount(Folder());
+    EXPECT_TRUE(save(30).ok());
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses[0], StatusIs(kDataLoss,
+                                    "rank 0 cannot open what the ranks have written, "
+                                    "expected one folder that all of them see: "));
+  EXPECT_THAT(statuses[0].message(), HasSubstr("shard-00001-of-00002.safetensors is missing"));
+  EXPECT_EQ(FileFaultOf(statuses[0]), FileFault::kWrite);
+  EXPECT_EQ(statuses[1], statuses[0]);
+  EXPECT_EQ(NewestWholeStep(Folder()), 30);
+  EXPECT_THAT(Names(Folder()), ElementsAre("latest", "step-00000030"));
+  EXPECT_THAT(Names(Path("local")), ElementsAre());
+}
+
+// Twice, and both damaged ones stay.
+TEST_F(CheckpointTest, ADamagedFolderIsSetAside) {
   ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 10).ok());
-  fs::create_directories(Step(20));
-  Rewrite(Step(20) + "/manifest.json", "{}");
-  ASSERT_TRUE(Save(Options(10), 2, Cut::kBlocks, 20).ok());
-  EXPECT_EQ(NewestWholeStep(Folder()), 20);
-  EXPECT_THAT(Names(Folder()), ElementsAre("latest", "step-00000010", "step-00000020"));
+  for (const char* manifest : {"{}", "["}) {
+    fs::create_directories(Step(20));
+    Rewrite(Step(20) + "/manifest.json", manifest);
+    ASSERT_TRUE(Save(Options(10), 2, Cut::kBlocks, 20).ok());
+    EXPECT_EQ(NewestWholeStep(Folder()), 20);
+  }
+  EXPECT_THAT(Names(Folder()), ElementsAre("damaged-step-00000020", "damaged-step-00000020.1",
+                                           "latest", "step-00000010", "step-00000020"));
+  EXPECT_EQ(Read(Folder() + "/damaged-step-00000020/manifest.json"), "{}");
+  EXPECT_EQ(Read(Folder() + "/damaged-step-00000020.1/manifest.json"), "[");
 }
 
 TEST_F(CheckpointTest, WhereNoFolderCanBeIsNamed) {

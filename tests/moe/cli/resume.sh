@@ -21,6 +21,8 @@ fi
 "${ranks[@]}" >"$work/stdout" 2>"$work/stderr" &
 pid=$!
 started "a run that is killed" 60
+expect 2 "a second run in its folder" "${train[@]}" --ranks 2 --save "$work/ckpt" --resume auto
+matches "^moe train: --save: '$work/ckpt/lock' is held by process [0-9]+ on host .* still runs" "$work/stderr"
 kill -KILL $pid
 wait $pid 2>/dev/null
 await 10 gone "--save $work/ckpt" # processes that outlive their launcher
@@ -34,6 +36,8 @@ kill -USR1 $pid
 wait $pid
 rc=$?
 expect 11 "stopped by SIGUSR1"
+matches "'$work/ckpt/lock' is taken over from process [0-9]+ on host .*, which has ended" "$work/stderr"
+[[ ! -e $work/ckpt/lock ]] || fail "stopped: left its lock"
 says "stopped on request; the same command with --resume auto goes on" "$work/stderr"
 step=$(sed -n 's/.*\/step-0*\([0-9]*\)$/\1/p' <<<"$(grep '^files' "$work/stdout")")
 matches "^trained [0-9]+ steps after step [0-9]+, stopped on request, in "
@@ -45,6 +49,17 @@ expect 0 "resumed on three ranks" "${resumable[@]}" --ranks 3
   $(bits "$work/b/metrics.jsonl" | grep -v val_loss_before) ]] || fail "resumed: other bits"
 (($(value "$work/b/metrics.jsonl" first_step) == step)) || fail "resumed after another step than $step"
 (($(find "$work/ckpt" -name 'step-*' | wc -l) == 3)) || fail "kept: $(ls "$work/ckpt")"
+
+# What no step could save is said before the first one.
+expect 4 "a folder that cannot be written" "${train[@]}" --ranks 2 --save /proc/none
+says "--save: cannot make folder '/proc/none'" "$work/stderr"
+if ((${#launcher[@]})); then
+  each=("${train[@]}" --comm-timeout 4 --save)
+  expect 2 "a folder for each rank" "${launcher[0]}" -n 1 "${each[@]}" "$work/c" : -n 1 "${each[@]}" "$work/d"
+  says "--save: rank 1 on host $(hostname) cannot see what rank 0 on host $(hostname) writes to '$work/c'" "$work/stderr"
+  expect 2 "--save on one rank" "${launcher[0]}" -n 1 "${each[@]}" "$work/c" : -n 1 "${train[@]}"
+  says "ranks 0 and 1 were given a different --save," "$work/stderr"
+fi
 
 # Once more: there is nothing left to train.
 expect 0 "resumed after the last step" "${resumable[@]}" --ranks 2

@@ -12,6 +12,8 @@
 
 #include "kernels/base/log.h"
 #include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/run_lock.h"
+#include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/stop_signal.h"
 #include "moe/io/file.h"
 #include "moe/lm/run_settings.h"
@@ -47,6 +49,13 @@ class ResumeTest : public ::testing::Test {
     config.checkpoints.folder = folder_;
     config.checkpoints.resume = resume;
     return config;
+  }
+  // The run that holds the folder.
+  std::string Run() const {
+    std::ifstream lock(folder_ + "/" + kLockName);
+    std::string line;
+    std::getline(lock, line);
+    return ParseLock(line).value().run;
   }
   std::string StepPath(int64_t step) const {
     return folder_ + "/step-0000000" + std::to_string(step);
@@ -190,8 +199,11 @@ TEST_F(ResumeTest, DamagedDataCostTheNewestCheckpointsAlone) {
       const Trace resumed = TrainIn(config, layout);
       EXPECT_EQ(resumed.report.first_step, 3);
       ExpectSameEnd(resumed, whole);
-      EXPECT_THAT(warnings, ::testing::ElementsAre(HasSubstr("step-00000005 is passed over: "),
-                                                   HasSubstr("step-00000004 is passed over: ")));
+      EXPECT_THAT(warnings,
+                  ::testing::ElementsAre(HasSubstr("step-00000005 is passed over: "),
+                                         HasSubstr("step-00000004 is passed over: "),
+                                         HasSubstr("step-00000004 cannot be read and is now "),
+                                         HasSubstr("step-00000005 cannot be read and is now ")));
       EXPECT_THAT(warnings[0], HasSubstr("shard-00000-of-00002.safetensors: box '"));
       // The run has come by their steps again.
       for (const int64_t step : {4, 5, 6}) {
@@ -205,6 +217,29 @@ TEST_F(ResumeTest, DamagedDataCostTheNewestCheckpointsAlone) {
   damage(3, 1);
   EXPECT_EQ(FileFaultOf(TrainIn(config, {.ranks = 2}).status), FileFault::kContent);
   SetLogCallback(nullptr);
+}
+
+// What cannot be read is no reason to begin anew unasked, and stays when one does.
+TEST_F(ResumeTest, UnreadableCheckpointsAreNamedAndStay) {
+  TrainConfig config = Saving(4);
+  config.checkpoints.interval = 2;
+  config.checkpoints.asynchronous = false;
+  ASSERT_TRUE(TrainIn(config, {.ranks = 2}).status.ok());
+  for (const int64_t step : {2, 4}) {
+    fs::resize_file(StepPath(step) + "/shard-00000-of-00002.safetensors", 100);
+  }
+  const absl::Status none = TrainIn(Saving(6, Resume::kAuto), {.ranks = 2}).status;
+  EXPECT_EQ(FileFaultOf(none), FileFault::kContent) << none;
+  EXPECT_THAT(none.message(), HasSubstr("none of the checkpoints in '" + folder_));
+  EXPECT_THAT(none.message(), HasSubstr(StepPath(2) + " is passed over"));
+  EXPECT_THAT(none.message(), HasSubstr("--resume none"));
+  config.steps = 6;
+  const Trace anew = TrainIn(config, {.ranks = 2});
+  ExpectSameEnd(anew, TrainIn(config_));
+  EXPECT_EQ(anew.report.first_step, 0);
+  for (const int64_t step : {2, 4}) {
+    EXPECT_TRUE(fs::exists(folder_ + "/damaged-step-0000000" + std::to_string(step)));
+  }
 }
 
 TEST_F(ResumeTest, RefusesWhatWouldNotGoOn) {
@@ -231,6 +266,70 @@ TEST_F(ResumeTest, RefusesWhatWouldNotGoOn) {
   EXPECT_EQ(status(other).code(), absl::StatusCode::kNotFound);
 }
 
+// Ranks with a folder of their own are found before a step, and by a mount that is lost later
+// nothing is: rank 1's folder is another one when step 4 is saved.
+TEST_F(ResumeTest, RanksThatDoNotShareOneFolderLoseNothing) {
+  const std::string mount = folder_ + "_mount", local = folder_ + "_local";
+  const auto mount_to = [&](const std::string& target) {
+    fs::remove(mount);
+    fs::create_directory_symlink(target, mount);
+  };
+  for (const std::string& each : {folder_, local}) fs::create_directories(each);
+  TrainConfig config = Saving(6);
+  config.checkpoints.interval = 2;
+  config.checkpoints.keep = 1;
+  config.checkpoints.asynchronous = false;
+  const auto train = [&](const std::function<void(int64_t)>& after) {
+    std::vector<absl::Status> statuses(2);
+    const Corpus corpus = MakeCorpus();
+    ::moe::testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) {
+      const int rank = world->rank();
+      TrainConfig mine = config;
+      if (rank == 1) mine.checkpoints.folder = mount;
+      TrainHooks hooks;
+      hooks.on_step = [&](const StepMetrics& metrics) {
+        after(metrics.step);
+        return absl::OkStatus();
+      };
+      statuses[rank] = Train(mine, corpus, std::move(world), hooks).status();
+      return absl::OkStatus();
+    });
+    EXPECT_EQ(statuses[1], statuses[0]);
+    return statuses[0];
+  };
+  mount_to(local);
+  const absl::Status refused = train([](int64_t step) { ADD_FAILURE() << "step " << step; });
+  EXPECT_THAT(refused.message(), HasSubstr("--save: rank 1 on host "));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FileFaultOf(refused), FileFault::kNone);
+
+  mount_to(folder_);
+  EXPECT_TRUE(train([&](int64_t step) {
+                if (step == 3) mount_to(local);
+                if (step != 5) return;
+                EXPECT_TRUE(fs::exists(StepPath(2)));
+                EXPECT_FALSE(fs::exists(StepPath(4)));
+                mount_to(folder_);
+              }).ok());
+  EXPECT_EQ(TrainIn(Saving(6, Resume::kAuto)).report.first_step, 6);
+  EXPECT_TRUE(fs::is_empty(local));
+  for (const std::string& each : {mount, local}) fs::remove_all(each);
+}
+
+// Another run took the lock, as it may from a host that was frozen: this one saves no more.
+TEST_F(ResumeTest, WhoLostTheLockPublishesNothing) {
+  TrainConfig config = Saving(4);
+  config.checkpoints.interval = 1;
+  config.checkpoints.asynchronous = false;
+  const Trace trace = TrainIn(config, {}, [&](const StepMetrics& m) {
+    if (m.step == 2) std::ofstream(folder_ + "/" + kLockName) << LockText(ThisRun());
+  });
+  EXPECT_EQ(FileFaultOf(trace.status), FileFault::kWrite) << trace.status;
+  EXPECT_THAT(trace.status.message(), HasSubstr("lock' was taken by process "));
+  EXPECT_TRUE(fs::exists(StepPath(1)));
+  EXPECT_FALSE(fs::exists(StepPath(2)));
+}
+
 TEST_F(ResumeTest, WritesThatFailCostTheirCheckpointsAndInTheEndTheRun) {
   TrainConfig config = Saving(6);
   config.checkpoints.interval = 1;
@@ -238,7 +337,7 @@ TEST_F(ResumeTest, WritesThatFailCostTheirCheckpointsAndInTheEndTheRun) {
   config.checkpoints.max_failures = 3;
   // A file where the folder of the step is to be written.
   const Trace trace = TrainIn(config, {}, [&](const StepMetrics& m) {
-    std::ofstream(folder_ + "/.tmp-step-0000000" + std::to_string(m.step)) << "in the way";
+    std::ofstream(UnfinishedPath(folder_, m.step, Run())) << "in the way";
   });
   EXPECT_EQ(FileFaultOf(trace.status), FileFault::kWrite) << trace.status;
   EXPECT_THAT(trace.status.message(), HasSubstr("no checkpoint of step 3"));

@@ -1,0 +1,70 @@
+// The folder of a run's checkpoints, as the ranks of one run hold it together.
+#ifndef MOE_MOE_CHECKPOINT_RUN_FOLDER_H_
+#define MOE_MOE_CHECKPOINT_RUN_FOLDER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+
+#include "comm/communicator.h"
+#include "kernels/base/stream.h"
+#include "moe/checkpoint/run_lock.h"
+#include "moe/io/file_system.h"
+
+namespace moe {
+
+struct RunFolderOptions {
+  std::string folder;                       // of the step folders, as this rank spells it
+  absl::Duration beat = absl::Seconds(10);  // of the lock
+  // The longest until a host sees what another one has written.
+  absl::Duration sight = absl::Seconds(5);
+  FileSystem* files = &RealFileSystem();
+};
+
+// One a rank; rank 0's has the lock.
+class RunFolder {
+ public:
+  // Makes the folder, takes its lock, and finds out that all ranks see one folder, by a file that
+  // rank 0 writes there, and can write to it. Waits for as long as a holder of the lock that may
+  // have ended is watched. Collective, blocks the host; `stream` is one of the CPU. The same status
+  // on all ranks: kInvalidArgument, another run has the folder, or ranks (named, with their hosts)
+  // do not see it; kUnavailable, kPermissionDenied with FileFault::kWrite: one cannot write there.
+  static absl::StatusOr<std::unique_ptr<RunFolder>> Open(const RunFolderOptions& options,
+                                                         Communicator& world, Stream& stream);
+
+  // Whether there is room for `count` more checkpoints, of which this rank writes `my_bytes` each.
+  // Collective, blocks the host. kUnavailable with FileFault::kWrite, on all ranks: there is not.
+  absl::Status CheckRoom(int64_t my_bytes, int64_t count, Communicator& world, Stream& stream);
+
+  // Of this run, the same on all ranks: 16 hexadecimal digits.
+  const std::string& run() const { return run_; }
+  RunLock* lock() { return lock_.get(); }  // of rank 0; nullptr on others
+
+ private:
+  RunFolder(RunFolderOptions options, int rank) : options_(std::move(options)), rank_(rank) {}
+
+  absl::Status Take(Communicator& world, Stream& stream);
+  absl::Status ShareRun(Communicator& world, Stream& stream);
+  absl::Status Prove(Communicator& world, Stream& stream);
+  std::string ProbePath(int rank) const;
+  bool Sees(absl::Duration patience) const;
+  absl::Status WriteProbe() const;
+
+  const RunFolderOptions options_;
+  const int rank_;
+  std::string run_;
+  std::unique_ptr<RunLock> lock_;
+};
+
+// The most checkpoints that a run which saves `saves` more times needs room for at once, beside the
+// `there` that are in its folder: the one that is written is there before the oldest goes.
+int64_t CheckpointsToCome(int64_t there, int64_t saves, int64_t keep);
+
+}  // namespace moe
+
+#endif  // MOE_MOE_CHECKPOINT_RUN_FOLDER_H_

@@ -1,0 +1,225 @@
+#include "moe/checkpoint/run_lock.h"
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <fstream>
+#include <limits>
+#include <random>
+#include <type_traits>
+#include <vector>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <absl/time/clock.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "comm/clock_offset.h"
+#include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "moe/checkpoint/step_folders.h"
+
+namespace moe {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string Named(const LockHolder& holder) {
+  return absl::StrCat("process ", holder.pid, " on host ", holder.host, " since ", holder.since);
+}
+
+std::string PidNamespace() {
+  std::array<char, 64> text = {};
+  const ssize_t size = ::readlink("/proc/self/ns/pid", text.data(), text.size() - 1);
+  return size < 0 ? "" : text.data();
+}
+
+// State and start of a process, from /proc/<pid>/stat; false: it cannot be read. The name of the
+// program, in parentheses, may have any character in it.
+bool LookUp(int64_t pid, char& state, int64_t& start) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  std::string line;
+  if (!std::getline(file, line)) return false;
+  constexpr size_t kState = 0, kStart = 19;  // behind the name
+  const size_t name_end = line.rfind(") ");
+  if (name_end == line.npos) return false;
+  const std::vector<std::string> fields = absl::StrSplit(line.substr(name_end + 2), ' ');
+  if (fields.size() <= kStart || fields[kState].size() != 1) return false;
+  state = fields[kState][0];
+  return absl::SimpleAtoi(fields[kStart], &start);
+}
+
+}  // namespace
+
+LockHolder ThisRun() {
+  std::random_device random;
+  const uint64_t run = (uint64_t{random()} << 32) | random();
+  LockHolder me = {
+      .run = absl::StrCat(absl::Hex(run, absl::kZeroPad16)),
+      .host = HostName(),
+      .host_id = static_cast<int64_t>(HostId()),
+      .pid_namespace = PidNamespace(),
+      .pid = ::getpid(),
+      .since = absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone())};
+  char state = 0;
+  (void)LookUp(me.pid, state, me.process_start);
+  return me;
+}
+
+std::string LockText(const LockHolder& holder) {
+  Json line = Json::object();
+  line["run"] = holder.run;
+  line["host"] = holder.host;
+  line["pid"] = holder.pid;
+  line["since"] = holder.since;
+  line["host_id"] = holder.host_id;
+  line["pid_namespace"] = holder.pid_namespace;
+  line["process_start"] = holder.process_start;
+  return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+absl::StatusOr<LockHolder> ParseLock(const std::string& text) {
+  const Json line = Json::parse(text, nullptr, false);
+  LockHolder holder;
+  bool whole = line.is_object();
+  const auto get = [&]<typename V>(const char* key, V& value) {
+    const auto member = whole ? line.find(key) : line.end();
+    whole = member != line.end() &&
+            (std::is_same_v<V, std::string> ? member->is_string() : member->is_number_integer());
+    if (whole) value = member->get<V>();
+  };
+  get("run", holder.run);
+  get("host", holder.host);
+  get("pid", holder.pid);
+  get("since", holder.since);
+  get("host_id", holder.host_id);
+  get("pid_namespace", holder.pid_namespace);
+  get("process_start", holder.process_start);
+  if (!whole) return absl::DataLossError("no lock of a run");
+  return holder;
+}
+
+RunLock::RunLock(std::string folder, absl::Duration beat, FileSystem& files)
+    : path_(absl::StrCat(folder, "/", kLockName)), beat_(beat), files_(files), me_(ThisRun()) {}
+
+RunLock::~RunLock() {
+  if (!held_) return;
+  {
+    const std::lock_guard lock(mu_);
+    end_ = true;
+  }
+  ended_.notify_all();
+  beats_.join();
+  SmallFile now;
+  const bool mine = !files_.ReadSmall(path_, now) && now.text == LockText(me_);
+  if (mine) (void)files_.Unlink(path_);
+  (void)files_.Close(file_);
+}
+
+// The file stays open, to be touched.
+std::error_code RunLock::Make() {
+  int file = -1;
+  if (const std::error_code error = CreateText(path_, LockText(me_), files_, file)) return error;
+  const std::lock_guard lock(mu_);
+  if (file_ >= 0) (void)files_.Close(file_);
+  file_ = file;
+  return {};
+}
+
+void RunLock::Beat() {
+  std::unique_lock lock(mu_);
+  while (!ended_.wait_for(lock, absl::ToChronoNanoseconds(beat_), [this] { return end_; })) {
+    (void)files_.Touch(file_);  // whether it is still this run's, CheckHeld finds out
+  }
+}
+
+absl::StatusOr<bool> RunLock::TryTake() {
+  for (;;) {
+    const std::error_code error = Make();
+    if (!error) break;
+    if (error.value() != EEXIST) return StatusOf(error, "make", path_);
+    MOE_ASSIGN_OR_RETURN(const bool gone, JudgeHolder());
+    if (!gone) return false;
+  }
+  held_ = true;
+  beats_ = std::thread([this] { Beat(); });
+  return true;
+}
+
+auto RunLock::Judge(const LockHolder& holder) const -> Sign {
+  if (holder.host_id != me_.host_id || holder.pid_namespace != me_.pid_namespace ||
+      me_.pid_namespace.empty() || holder.pid <= 0 ||
+      holder.pid > std::numeric_limits<pid_t>::max()) {
+    return Sign::kNone;
+  }
+  if (::kill(static_cast<pid_t>(holder.pid), 0) != 0 && errno == ESRCH) return Sign::kEnded;
+  char state = 0;
+  int64_t start = 0;
+  if (!LookUp(holder.pid, state, start)) return Sign::kNone;  // of another user, maybe
+  // One that has ended, and that nobody has waited for yet, is still there.
+  const bool ended = start != holder.process_start || state == 'Z' || state == 'X';
+  return ended ? Sign::kEnded : Sign::kRuns;
+}
+
+// true: the name of the lock is free.
+absl::StatusOr<bool> RunLock::JudgeHolder() {
+  SmallFile now;
+  if (const std::error_code error = files_.ReadSmall(path_, now)) {
+    if (error.value() == ENOENT) return true;
+    return StatusOf(error, "read", path_);
+  }
+  const absl::StatusOr<LockHolder> holder = ParseLock(now.text);
+  const std::string who = holder.ok() ? Named(*holder) : "a process that it does not name";
+  const Sign sign = holder.ok() ? Judge(*holder) : Sign::kNone;
+  const bool first = absl::Now() < watched_since_;
+  const bool touched = !first && (now.text != seen_.text || now.modified_ns != seen_.modified_ns);
+  if (sign == Sign::kRuns || touched) {
+    return absl::InvalidArgumentError(absl::StrCat("'", path_, "' is held by ", who,
+                                                   ", which still runs, expected a folder ",
+                                                   "of its own for every run"));
+  }
+  std::string reason = "has ended";
+  if (sign == Sign::kNone) {
+    const absl::Duration stale = kStaleBeats * beat_;
+    reason = absl::StrCat("has not touched it for ", absl::FormatDuration(stale));
+    if (first) {
+      seen_ = now;
+      watched_since_ = absl::Now();
+      Log(LogLevel::kWarning, absl::StrCat("'", path_, "' is held by ", who, ": waiting ",
+                                           absl::FormatDuration(stale), " for a sign of it"));
+    }
+    if (absl::Now() - watched_since_ < stale) return false;
+  }
+  // Another run may have judged the same and been faster.
+  SmallFile again;
+  if (files_.ReadSmall(path_, again) || again.text != now.text) return true;
+  const std::error_code removed = files_.Unlink(path_);
+  if (removed && removed.value() != ENOENT) return StatusOf(removed, "remove", path_);
+  Log(LogLevel::kWarning,
+      absl::StrCat("'", path_, "' is taken over from ", who, ", which ", reason));
+  return true;
+}
+
+absl::Status RunLock::CheckHeld() {
+  SmallFile now;
+  std::error_code error = files_.ReadSmall(path_, now);
+  if (error.value() == ENOENT) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("'", path_,
+                     "' is gone and made anew: was the folder emptied, or a mount lost?"));
+    error = Make();
+    if (!error) return absl::OkStatus();
+    if (error.value() == EEXIST) error = files_.ReadSmall(path_, now);
+  }
+  if (error) return StatusOf(error, "read", path_);
+  if (now.text == LockText(me_)) return absl::OkStatus();
+  const absl::StatusOr<LockHolder> holder = ParseLock(now.text);
+  return absl::UnavailableError(
+      absl::StrCat("'", path_, "' was taken by ", holder.ok() ? Named(*holder) : "another run",
+                   ": expected this run's, process ", me_.pid, " on host ", me_.host));
+}
+
+}  // namespace moe

@@ -1,0 +1,88 @@
+// The lock of a run's folder: one run at a time, from any host, on any file system.
+#ifndef MOE_MOE_CHECKPOINT_RUN_LOCK_H_
+#define MOE_MOE_CHECKPOINT_RUN_LOCK_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+
+#include "moe/io/file_system.h"
+
+namespace moe {
+
+// In the folder: a line of JSON that says whose it is.
+inline constexpr char kLockName[] = "lock";
+
+// A process, as others find out whether it still runs.
+struct LockHolder {
+  std::string run;            // 16 hexadecimal digits, of this run alone
+  std::string host;           // its name, for people
+  int64_t host_id = 0;        // HostId: the same boot of the same machine
+  std::string pid_namespace;  // "pid:[4026531836]"; empty: the system does not say
+  int64_t pid = 0;
+  int64_t process_start = 0;  // clock ticks since boot, which no later process of this pid has
+  std::string since;          // UTC, "2026-11-25T07:10:00Z"
+};
+// This process, as a run of its own.
+LockHolder ThisRun();
+std::string LockText(const LockHolder& holder);
+// kDataLoss: it is no text of LockText.
+absl::StatusOr<LockHolder> ParseLock(const std::string& text);
+
+// Held by one process, in a file made with O_EXCL, since many network file systems have no other
+// locks. A holder of this boot and this pid namespace is known to have ended when its process is
+// gone; of any other one, on another host or in another container, when it has not touched the file
+// for kStaleBeats beats, which is watched here and so depends on no clock of another host.
+class RunLock {
+ public:
+  static constexpr int kStaleBeats = 3;
+  // `folder` is there. `beat`: the time between touches.
+  RunLock(std::string folder, absl::Duration beat, FileSystem& files);
+  // Gives up the lock if this holds it.
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+  // true: it is held, and touched behind until this goes; a lock that was taken over is warned of.
+  // false: its holder may have ended and is watched: call again soon. kInvalidArgument: a run that
+  // goes on holds it (named). kUnavailable, kPermissionDenied: the system refuses.
+  absl::StatusOr<bool> TryTake();
+
+  // Before the folder changes: whether it is still this run's. A lock that is gone is made anew,
+  // with a warning. kUnavailable: another run has taken it, as it may from a process that was
+  // stopped for kStaleBeats beats; or errors of the system.
+  absl::Status CheckHeld();
+
+  const std::string& run() const { return me_.run; }
+
+ private:
+  enum class Sign : uint8_t { kNone, kRuns, kEnded };  // kNone: of neither
+  Sign Judge(const LockHolder& holder) const;
+  absl::StatusOr<bool> JudgeHolder();
+  absl::Status TakeOver(const std::string& reason);
+  std::error_code Make();
+  void Beat();
+
+  const std::string path_;
+  const absl::Duration beat_;
+  FileSystem& files_;
+  const LockHolder me_;
+  SmallFile seen_;  // the lock of another, as it was when watching began
+  absl::Time watched_since_ = absl::InfiniteFuture();
+  bool held_ = false;
+  std::mutex mu_;
+  std::condition_variable ended_;
+  int file_ = -1;     // the lock, open; guarded by mu_
+  bool end_ = false;  // guarded by mu_
+  std::thread beats_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_CHECKPOINT_RUN_LOCK_H_
