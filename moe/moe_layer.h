@@ -112,8 +112,10 @@ class MoeLayer {
                                                           ParameterStore& store,
                                                           const Context& context);
 
-  // x, y [T, H], memory of the context's device; what `batch` refers to is the host's. `saved` is
-  // needed for Backward and may be null in evaluation. Messages of failed waits name the layer and
+  // x, y [T, H], memory of the context's device, null only without rows; what `batch` refers to is
+  // the host's. `saved` is needed for Backward and may be null in evaluation. y overlaps no memory
+  // of x, which Backward reads; without `saved` y may be x itself, unless the layer has identity
+  // experts. kInvalidArgument otherwise. Messages of failed waits name the layer and
   // step that the mesh's phase holds. kDataLoss, naming layer and expert: an expert bias or, with
   // `stats`, a router's logit that is not finite; of the logit on a CUDA device RouterStats::Wait
   // says so, since the host does not wait for it here.
@@ -123,9 +125,11 @@ class MoeLayer {
   absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
                        MoeLayerSaved<T>* saved, RouterStats* stats);
 
-  // dx [T, H] overwritten. Parameter gradients are added to their accumulators. d_router_loss: the
-  // gradient of the whole loss by the router's own, RouterStats::loss() of the Forward: 1 where it
-  // is a term of the loss, 0 where it is none, times the loss scale, as dy.
+  // dx [T, H] overwritten; it overlaps no memory of x, and may be dy itself where the layer has
+  // neither a shared expert nor identity experts (else kInvalidArgument). Parameter gradients are
+  // added to their accumulators. d_router_loss: the gradient of the whole loss by the router's own,
+  // RouterStats::loss() of the Forward: 1 where it is a term of the loss, 0 where it is none, times
+  // the loss scale, as dy.
   // kFailedPrecondition, saying which, unless `saved` is of a Forward of this layer, not used by
   // another Backward, what it took of the workspaces has not been given back, and trained
   // parameters have accumulators (GradientReducer::Begin).
@@ -185,7 +189,10 @@ class MoeLayer {
                            MoeLayerSaved<T>& saved, RouterStats* stats);
   absl::Status BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
                             MatrixView<T> dx, GradientReady ready);
-  absl::Status CheckBackward(const MoeLayerSaved<T>& saved) const;
+  absl::Status CheckForward(MatrixView<const T> x, MatrixView<const T> y,
+                            const MoeLayerSaved<T>* saved) const;
+  absl::Status CheckBackward(MatrixView<const T> dy, const MoeLayerSaved<T>& saved,
+                             MatrixView<const T> dx) const;
   // `status` of a pass; after a failure the streams are empty.
   absl::Status Settle(absl::Status status);
   absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);

@@ -88,17 +88,7 @@ constexpr Work kCombineBackward = {.phase = Phase::kCombine, .name = "combine ba
 template <typename T>
 absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
                                   MoeLayerSaved<T>* saved, RouterStats* stats) {
-  if (x.cols() != config_.router.hidden_size || y.rows() != x.rows() || y.cols() != x.cols()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("MoeLayer: x [", x.rows(), ", ", x.cols(), "], y [", y.rows(), ", ", y.cols(),
-                     "], expected both [T, ", config_.router.hidden_size, "]"));
-  }
-  for (const Parameter* const parameter : parameters()) {
-    if (saved == nullptr || parameter->contiguous()) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "MoeLayer: the parts of ", parameter->spec().name,
-        " lie apart in a file that they are borrowed from, expected Forward without a state"));
-  }
+  MOE_RETURN_IF_ERROR(CheckForward(x, y, saved));
   MoeLayerSaved<T> local;
   MoeLayerSaved<T>& state = saved == nullptr ? local : *saved;
   std::optional<Scratch> scratch;  // where the state does not lie there
@@ -131,32 +121,6 @@ absl::Status MoeLayer<T>::Settle(absl::Status status) {
   context_.exchange->Synchronize().IgnoreError();
   context_.compute->Synchronize().IgnoreError();
   return status;
-}
-
-template <typename T>
-absl::Status MoeLayer<T>::CheckBackward(const MoeLayerSaved<T>& saved) const {
-  const Context kept = saved.memory.In(context_);
-  const char* what = nullptr;
-  if (saved.layer == nullptr) {
-    what = "is of no Forward, expected that of the Forward of this round";
-  } else if (saved.layer != this) {
-    what = "is of another layer's Forward, expected this layer's";
-  } else if (saved.used) {
-    what = "was used by another Backward, expected one Backward for each Forward";
-  } else if (!kept.workspace->Holds(saved.stamp) || !kept.host_workspace->Holds(saved.host_stamp)) {
-    what = "lies in a workspace scope that has ended, expected the scope to last until Backward";
-  }
-  if (what != nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("MoeLayer::Backward: the saved state ", what));
-  }
-  for (const Parameter* const parameter : parameters_) {
-    if (!parameter->spec().trainable || parameter->grad().size() == parameter->size()) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("MoeLayer::Backward: ", parameter->spec().name,
-                     " has no sum of gradients, expected a GradientReducer before it"));
-  }
-  return absl::OkStatus();
 }
 
 template <typename T>
@@ -373,15 +337,7 @@ absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>&
 template <typename T>
 absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
                                    float d_router_loss, MatrixView<T> dx, GradientReady ready) {
-  MOE_RETURN_IF_ERROR(CheckBackward(saved));
-  const auto fits = [&](MatrixView<const T> rows) {
-    return rows.rows() == saved.x.rows() && rows.cols() == saved.x.cols();
-  };
-  if (!fits(dy) || !fits(dx)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "MoeLayer: dy [", dy.rows(), ", ", dy.cols(), "], dx [", dx.rows(), ", ", dx.cols(),
-        "], expected both as x, [", saved.x.rows(), ", ", saved.x.cols(), "]"));
-  }
+  MOE_RETURN_IF_ERROR(CheckBackward(dy, saved, dx));
   saved.used = true;
   const Scratch scratch(context_);
   const auto run = [&](GradientReady tell) {

@@ -77,7 +77,8 @@ class TrainedLayerBase {
   // Of the last Forward. On a CUDA device its Wait comes before its values.
   RouterStats& stats() { return calls_.back().stats; }
 
-  // As TrainedLayer's of these arguments; dy and dx have the last ForwardRows' rows.
+  // As TrainedLayer's of these arguments; dy and dx have the last ForwardRows' rows. Null only
+  // without rows.
   virtual absl::Status ForwardRows(const void* x, int64_t rows, void* y) = 0;
   virtual absl::Status BackwardRows(const void* dy, void* dx) = 0;
   // One in a round, and its Backward any time before Trainer::Reduce, which else names the layer
@@ -106,7 +107,8 @@ class TrainedLayer final : public TrainedLayerBase {
   // y = layer(x), both [T, H] in memory of the session's device; zero rows in an empty round.
   // A batch without micro_batch_offsets is one micro-batch of T tokens, whose first global token is
   // micro_batch * T if left out. In an evaluation nothing is kept for Backward or counted.
-  // Collective. kFailedPrecondition for a round that has ended; errors of MoeLayer::Forward.
+  // Collective. kFailedPrecondition for a round that has ended; errors of MoeLayer::Forward, also
+  // of y in the memory of x where a Backward may follow.
   absl::Status Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
                        Batch batch = {});
   // dx [T, H] overwritten; gradients of weights are added. dy: gradients of the micro-batch's loss,

@@ -118,10 +118,12 @@ int64_t moe_rounds(const moe_trainer* trainer);
 moe_code moe_begin_round(moe_trainer* trainer, int64_t* micro_batch);
 moe_code moe_begin_evaluation(moe_trainer* trainer, int64_t micro_batches);
 /* y = layer(x), both [tokens, H] of the trainer's dtype in row-major order. x stays until the
- * backward call. Collective, as moe_backward. */
+ * backward call, so y is other memory; in an evaluation y may be x. Collective, as moe_backward.
+ * MOE_INVALID_ARGUMENT: memory that overlaps otherwise, or null with tokens. */
 moe_code moe_forward(moe_layer* layer, const void* x, int64_t tokens, void* y);
-/* dx [tokens, H] is overwritten; gradients of weights are added. dy: of the micro-batch's loss, of
- * which the router's is a term. */
+/* dx [tokens, H] is overwritten, and overlaps no memory of x; without shared or identity experts it
+ * may be dy. Gradients of weights are added. dy: of the micro-batch's loss, of which the router's is
+ * a term. */
 moe_code moe_backward(moe_layer* layer, const void* dy, void* dx);
 /* Of the last forward call, for which it waits; NaN if that went wrong (moe_message). */
 double moe_router_loss(const moe_layer* layer);

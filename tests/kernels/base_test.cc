@@ -80,6 +80,43 @@ void ExpectMovesRunsAndEndsOnce() {
   EXPECT_EQ(runs.use_count(), 1);
 }
 
+TEST(MatrixViewTest, OverlapIsOfElements) {
+  std::array<float, 64> memory;
+  const auto at = [&](int64_t first, int64_t rows, int64_t cols, int64_t stride) {
+    return MatrixView<float>(memory.data() + first, rows, cols, stride);
+  };
+  const MatrixView<float> m = at(16, 4, 4, 8);  // elements 16 to 19, 24 to 27, 32 .., 40 to 43
+  const struct {
+    MatrixView<float> other;
+    bool overlaps;
+  } cases[] = {
+      {m, true},
+      {at(43, 1, 1, 1), true},   // its last element
+      {at(44, 2, 4, 4), false},  // behind it
+      {at(0, 4, 4, 4), false},   // before it
+      {at(0, 4, 4, 5), true},    // 15 to 18
+      {at(20, 4, 4, 8), false},  // columns between its rows
+      {at(20, 4, 5, 8), true},   // 20 to 24
+      {at(12, 4, 4, 8), false},
+      {at(12, 4, 5, 8), true},   // 12 to 16
+      {at(24, 4, 4, 8), true},   // one row further
+      {at(4, 3, 4, 16), false},  // 4, 20, 36: between rows, at another stride
+      {at(8, 3, 4, 16), true},   // 24 to 27
+      {at(20, 1, 4, 4), false},  // between two rows
+      {at(16, 0, 4, 8), false},  // no rows
+      {MatrixView<float>(), false},
+      {at(40, 3, 1, 0), true},  // one row, repeated
+  };
+  for (const auto& [other, overlaps] : cases) {
+    const auto where = other.data() - memory.data();
+    EXPECT_EQ(Overlap(m, other), overlaps) << where;
+    EXPECT_EQ(Overlap(other, m), overlaps) << where;
+  }
+  // Bytes, not elements of one type.
+  EXPECT_TRUE(Overlap(m, MatrixView<char>(reinterpret_cast<char*>(memory.data()) + 65, 1, 1)));
+  EXPECT_FALSE(Overlap(m, MatrixView<char>(reinterpret_cast<char*>(memory.data()) + 63, 1, 1)));
+}
+
 TEST(HostTaskTest, MovesRunsAndEndsOnce) {
   EXPECT_FALSE(HostTask());
   ExpectMovesRunsAndEndsOnce<1>();

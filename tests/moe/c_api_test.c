@@ -77,10 +77,14 @@ static void TrainsWithAnOptimiserOfItsOwn(void) {
     CHECK(moe_rounds(trainer) == 1);
     CHECK_OK(moe_begin_round(trainer, &micro_batch));
     CHECK(micro_batch == 0);
+    CHECK_REFUSED(moe_forward(layer, x, kTokens, x), MOE_INVALID_ARGUMENT, "in the memory of x");
+    CHECK_REFUSED(moe_forward(layer, NULL, kTokens, y), MOE_INVALID_ARGUMENT, "x [8, 4] is null");
     CHECK_OK(moe_forward(layer, x, kTokens, y));
     CHECK(moe_router_loss(layer) > 0);
     last = Loss(x, y, dy);
     if (step == 0) first = last;
+    CHECK_REFUSED(moe_backward(layer, dy, x), MOE_INVALID_ARGUMENT, "dx is in the memory of x");
+    CHECK_REFUSED(moe_backward(layer, dy, NULL), MOE_INVALID_ARGUMENT, "dx [8, 4] is null");
     CHECK_OK(moe_backward(layer, dy, dx));
     CHECK_REFUSED(moe_gradient(trainer, 0, gradient), MOE_FAILED_PRECONDITION, "Reduce");
     CHECK_REFUSED(moe_clip_grad_norm(trainer, 1, NULL), MOE_FAILED_PRECONDITION, "Reduce");

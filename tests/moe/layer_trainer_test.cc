@@ -155,7 +155,16 @@ TEST(LayerTrainerTest, MisuseIsRefusedAndSaysWhatWasExpected) {
     std::vector<float> x = Rows(round), y(x.size()), dx(x.size());
     EXPECT_THAT(layer.Backward(round, View(y), View(dx)),
                 StatusIs(kFailedPrecondition, "is of no Forward"));
+    const auto in_memory_of_x = StatusIs(kInvalidArgument, "y is in the memory of x");
+    EXPECT_THAT(layer.Forward(round, View(x), View(x)), in_memory_of_x);
+    EXPECT_THAT(layer.ForwardRows(x.data(), kTokens, x.data()), in_memory_of_x);
+    TrainedLayerBase::GraphForward call = {
+        .x = x.data(), .rows = kTokens, .cols = kHidden, .y = x.data()};
+    EXPECT_THAT(layer.ForwardInGraph(call), in_memory_of_x);
+    call.x = nullptr;
+    EXPECT_THAT(layer.ForwardInGraph(call), StatusIs(kInvalidArgument, "x [6, 8] is null"));
     MOE_RETURN_IF_ERROR(layer.Forward(round, View(x), View(y)));
+    EXPECT_THAT(layer.BackwardRows(y.data(), x.data()), StatusIs(kInvalidArgument, ""));
     EXPECT_THAT(trainer.Step({}), StatusIs(kFailedPrecondition, "still miss gradients"));
     EXPECT_THAT(layer.Backward(round, View(y), View(dx)),
                 StatusIs(kFailedPrecondition, "has ended"));
