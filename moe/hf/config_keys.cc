@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
@@ -34,8 +35,7 @@ const Json* ConfigKeys::Find(const char* key) const {
 }
 
 const char* ConfigKeys::Spelling(Key key) const {
-  const bool other = key.alias != nullptr && Find(key.name) == nullptr;
-  return other && Find(key.alias) != nullptr ? key.alias : key.name;
+  return key.alias != nullptr && Find(key.alias) != nullptr ? key.alias : key.name;
 }
 
 void ConfigKeys::Fail(absl::Status status) {
@@ -58,6 +58,10 @@ void ConfigKeys::RefuseIfSet(const char* key, absl::string_view expected) {
   Unsupported(key, ShortTextOf(*value), expected);
 }
 
+bool ConfigKeys::empty() const {
+  return object_.empty();
+}
+
 bool ConfigKeys::IsNull(const char* key) const {
   const Json* const value = Find(key);
   return value == nullptr || value->is_null();
@@ -71,9 +75,17 @@ ConfigKeys ConfigKeys::Object(const char* key) {
   return {file_, absl::StrCat(path_, key, "."), is_object ? *value : *kEmpty};
 }
 
+const Json* ConfigKeys::OneOf(const char* key, const Json& list) {
+  if (list.empty()) return &list;
+  const bool same = std::all_of(list.begin(), list.end(),
+                                [&](const Json& element) { return element == list.front(); });
+  if (!same) Unsupported(key, "a list of different numbers", "one number for all layers");
+  return &list.front();
+}
+
 int64_t ConfigKeys::Integer(Key spellings, std::optional<int64_t> fallback, IntegerRange range) {
   const char* const key = Spelling(spellings);
-  const Json* const value = Find(key);
+  const Json* value = Find(key);
   if (value == nullptr) {
     if (!fallback.has_value()) {
       Fail(absl::DataLossError(
@@ -81,6 +93,7 @@ int64_t ConfigKeys::Integer(Key spellings, std::optional<int64_t> fallback, Inte
     }
     return fallback.value_or(range.least);
   }
+  if (spellings.per_layer && value->is_array()) value = OneOf(key, *value);
   if (const auto number = IntegerWithin(*value, range.least, range.most); number.has_value())
     return *number;
   Wrong(key, *value, TextOf(range));
@@ -130,6 +143,23 @@ std::optional<std::vector<int64_t>> ConfigKeys::Integers(const char* key, Intege
       return std::nullopt;
     }
     numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+std::vector<int32_t> ConfigKeys::OneOrMore(const char* key, std::vector<int32_t> fallback) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const Json* const value = Find(key);
+  if (value == nullptr) return fallback;
+  if (value->is_null()) return {};
+  std::vector<int32_t> numbers;
+  for (const Json& element : value->is_array() ? *value : Json::array({*value})) {
+    const auto number = IntegerWithin(element, -kMost, kMost);
+    if (!number.has_value()) {
+      Wrong(key, *value, "null, a whole number of 32 bits or a list of them");
+      return fallback;
+    }
+    numbers.push_back(static_cast<int32_t>(*number));
   }
   return numbers;
 }

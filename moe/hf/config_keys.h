@@ -25,13 +25,16 @@ inline constexpr IntegerRange kWidths = {1, int64_t{1} << 20};   // H, F
 inline constexpr IntegerRange kExperts = {1, int64_t{1} << 12};  // E, K, groups, shared experts
 inline constexpr IntegerRange kLayers = {1, int64_t{1} << 16};
 
-// A key, and another spelling of it that stands for it where it is absent. No name: no such key.
+// A key, and another spelling of it, which counts where both are there: the fields of transformers'
+// configuration classes are set first, then what stands for one (attribute_map). No name: no such
+// key.
 struct Key {
   constexpr Key() = default;
   // NOLINTNEXTLINE(google-explicit-constructor): most keys have one spelling
-  constexpr Key(const char* own, const char* other = nullptr) : name(own), alias(other) {}
+  constexpr Key(const char* field, const char* other = nullptr) : name(field), alias(other) {}
   const char* name = nullptr;
   const char* alias = nullptr;
+  bool per_layer = false;  // also a list, one for each layer
 };
 
 // The object of a config.json. The first error stays in status() and later calls return something
@@ -44,7 +47,8 @@ class ConfigKeys {
   ConfigKeys(std::string file, std::string path, const nlohmann::json& object)
       : file_(std::move(file)), path_(std::move(path)), object_(object) {}
 
-  // The value; `fallback` if the key is absent, an error if it is absent without a fallback.
+  // The value; `fallback` if the key is absent, an error if it is absent without a fallback. Of a
+  // list, one for each layer, the one number in it; kUnimplemented where there are several.
   int64_t Integer(Key key, std::optional<int64_t> fallback, IntegerRange range);
   int32_t Integer32(Key key, std::optional<int64_t> fallback, IntegerRange range) {
     return static_cast<int32_t>(Integer(key, fallback, range));
@@ -54,10 +58,14 @@ class ConfigKeys {
   std::string Text(const char* key, absl::string_view fallback);
   // Nothing if the key is absent or null.
   std::optional<std::vector<int64_t>> Integers(const char* key, IntegerRange range);
-  // The same of texts, each of them one of `words`.
+  // The number, or the numbers of a list; none if the key is null, `fallback` if it is absent.
+  std::vector<int32_t> OneOrMore(const char* key, std::vector<int32_t> fallback);
+  // As Integers, of texts that are each one of `words`.
   std::optional<std::vector<std::string>> Texts(const char* key,
                                                 absl::Span<const absl::string_view> words);
   bool IsNull(const char* key) const;  // absent counts as null
+  bool empty() const;
+  const char* Spelling(Key key) const;  // the one that counts; none is there: the name
   // The keys of an object within, which is there; Take brings its first error here.
   ConfigKeys Object(const char* key);
   void Take(const ConfigKeys& inner) { Fail(inner.status()); }
@@ -71,7 +79,8 @@ class ConfigKeys {
 
  private:
   const nlohmann::json* Find(const char* key) const;  // nullptr: absent
-  const char* Spelling(Key key) const;                // the one that is there; none is: the name
+  // The number that all elements of a list are; the list itself where there is none.
+  const nlohmann::json* OneOf(const char* key, const nlohmann::json& list);
   void Wrong(const char* key, const nlohmann::json& value, absl::string_view expected);
   void Fail(absl::Status status);
 

@@ -70,6 +70,12 @@ void ReadLongCat(ConfigKeys& keys, HfConfig& config) {
   config.moe.router.num_zero_experts = keys.Integer32("zero_expert_num", 256, {0, kExperts.most});
 }
 
+constexpr Key PerLayer(const char* field, const char* other) {
+  Key key(field, other);
+  key.per_layer = true;
+  return key;
+}
+
 constexpr FamilyKeys kMixtralKeys = {.width = "intermediate_size",
                                      .experts = {"num_local_experts", "num_experts"}};
 constexpr FamilyKeys kQwen2Keys = {.width = "moe_intermediate_size",
@@ -77,7 +83,7 @@ constexpr FamilyKeys kQwen2Keys = {.width = "moe_intermediate_size",
                                    .shared_width = "shared_expert_intermediate_size",
                                    .norm = "norm_topk_prob"};
 constexpr FamilyKeys kQwen3Keys = {.width = "moe_intermediate_size",
-                                   .experts = {"num_local_experts", "num_experts"},
+                                   .experts = {"num_experts", "num_local_experts"},
                                    .norm = "norm_topk_prob"};
 constexpr FamilyKeys kOlmoeKeys = {.width = "intermediate_size",
                                    .experts = {"num_experts", "num_local_experts"},
@@ -90,14 +96,15 @@ constexpr FamilyKeys kDeepSeekKeys = {.width = "moe_intermediate_size",
                                       .dense = "first_k_dense_replace",
                                       .norm = "norm_topk_prob",
                                       .scaling = "routed_scaling_factor"};
+// Fields under the usual names, beside those of the published files.
 constexpr FamilyKeys kKimiKeys = {.width = "moe_intermediate_size",
-                                  .experts = {"num_experts", "num_local_experts"},
-                                  .top_k = {"num_experts_per_token", "num_experts_per_tok"},
-                                  .shared_experts = {"num_shared_experts", "n_shared_experts"},
-                                  .groups = {"num_expert_group", "n_group"},
+                                  .experts = {"num_local_experts", "num_experts"},
+                                  .top_k = {"num_experts_per_tok", "num_experts_per_token"},
+                                  .shared_experts = {"n_shared_experts", "num_shared_experts"},
+                                  .groups = {"n_group", "num_expert_group"},
                                   .kept_groups = "topk_group",
                                   .dense = "first_k_dense_replace",
-                                  .norm = {"moe_renormalize", "norm_topk_prob"},
+                                  .norm = {"norm_topk_prob", "moe_renormalize"},
                                   .scaling = "routed_scaling_factor"};
 
 // The tensors of experts, one each, and of a shared expert, by their names.
@@ -265,7 +272,7 @@ constexpr Family kFamilies[] = {
      .gate = "mixtral",
      .keys = {.width = "intermediate_size",
               .experts = {"num_experts", "num_local_experts"},
-              .top_k = {"moe_topk", "num_experts_per_tok"},
+              .top_k = PerLayer("moe_topk", "num_experts_per_tok"),
               .shared_width = "intermediate_size"},
      .defaults = {.sizes = {32, 4096, 11008, 1, 1}, .shared_width = 11008},
      .tensors = kHunYuanTensors},

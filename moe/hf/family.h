@@ -16,8 +16,8 @@
 
 namespace moe::hf {
 
-// The keys of numbers that most models have, with the other spelling that transformers accepts
-// (its attribute_map). nullptr: the model has none.
+// The keys of numbers that most models have, with the other spelling that transformers accepts.
+// nullptr: the model has none.
 struct FamilyKeys {
   Key layers = "num_hidden_layers";
   Key hidden = "hidden_size";

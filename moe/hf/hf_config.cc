@@ -80,21 +80,22 @@ absl::Status CheckTotal(absl::string_view file, const MoeLayerConfig& moe) {
 }
 
 // The router names its own fields; readers of the file know keys.
-absl::Status CheckRouter(absl::string_view file, const Family& family, const MoeLayerConfig& moe) {
+absl::Status CheckRouter(absl::string_view file, const Family& family, const ConfigKeys& keys,
+                         const MoeLayerConfig& moe) {
   const absl::Status status = ValidateRouterConfig(moe.router);
   if (status.ok()) return status;
-  const FamilyKeys& keys = family.keys;
-  const auto name = [](Key key, const char* field) {
-    return key.name ? key.name : field;
+  const FamilyKeys& all = family.keys;
+  const auto name = [&](Key key, const char* field) {
+    return key.name ? keys.Spelling(key) : field;
   };
   const std::string message = absl::StrReplaceAll(
       status.message(), {{"RouterConfig.", ""},
-                         {"group_top_k", name(keys.kept_groups, "topk_group")},
-                         {"top_k", name(keys.top_k, "top_k")},
-                         {"num_groups", name(keys.groups, "n_group")},
-                         {"num_experts", name(keys.experts, "num_experts")},
+                         {"group_top_k", name(all.kept_groups, "topk_group")},
+                         {"top_k", name(all.top_k, "top_k")},
+                         {"num_groups", name(all.groups, "n_group")},
+                         {"num_experts", name(all.experts, "num_experts")},
                          {"router_jitter", "router_jitter_noise"},
-                         {"scaling_factor", name(keys.scaling, "scaling_factor")}});
+                         {"scaling_factor", name(all.scaling, "scaling_factor")}});
   return absl::DataLossError(absl::StrCat(file, ": ", message));
 }
 
@@ -120,7 +121,7 @@ absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view
   ReadFamily(*model.family, keys, config);
   MOE_RETURN_IF_ERROR(keys.status());
   MOE_RETURN_IF_ERROR(CheckTotal(file, config.moe));
-  MOE_RETURN_IF_ERROR(CheckRouter(file, *model.family, config.moe));
+  MOE_RETURN_IF_ERROR(CheckRouter(file, *model.family, keys, config.moe));
   more(config, keys);
   MOE_RETURN_IF_ERROR(keys.status());
   return config;

@@ -29,6 +29,7 @@ class HfModel {
 
   const ModelRule& rule() const { return *config_.rule; }
   const lm::TransformerConfig& config() const { return config_.model; }
+  const ModelTraining& training() const { return config_.training; }
   // What config.json says and the model does not follow, a line each.
   const std::vector<std::string>& warnings() const { return warnings_; }
 

@@ -14,6 +14,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/hf/family.h"
+#include "moe/io/bounded_json.h"
 #include "moe/io/file.h"
 
 namespace moe::hf {
@@ -26,14 +27,21 @@ constexpr ModelRule kRules[] = {
      .own_head_dim = true,
      .window_key = "sliding_window",
      .rope_theta = 1e6,
-     .rms_norm_eps = 1e-5},
+     .rms_norm_eps = 1e-5,
+     .max_position_embeddings = 131072,
+     .bos_token_id = 1,
+     .eos_token_id = 2,
+     .router_jitter = true},
     {.model_type = "olmoe",
      .architecture = "OlmoeForCausalLM",
      .assumes_kv_heads = true,
      .chooses_norm = true,
      .qk_norm = lm::QkNorm::kHeads,
      .bias_key = "attention_bias",
-     .rms_norm_eps = 1e-5},
+     .rms_norm_eps = 1e-5,
+     .max_position_embeddings = 4096,
+     .eos_token_id = 50279,
+     .router_aux_loss_coef = 0.01},
     {.model_type = "qwen2_moe",
      .architecture = "Qwen2MoeForCausalLM",
      .dense_layers = true,
@@ -52,6 +60,7 @@ constexpr ModelRule kRules[] = {
 };
 
 constexpr IntegerRange kVocabularies = {1, int64_t{1} << 30};
+constexpr IntegerRange kPositions = {1, int64_t{1} << 40};
 
 // Whether the weights of the selected experts are divided by their sum.
 bool Normalises(const RouterConfig& router) {
@@ -131,13 +140,15 @@ class TensorList {
   std::vector<ModelTensor> tensors_;
 };
 
-// Angles by one base alone; transformers 5 has an object for it, where 4 has two keys.
+// Angles by one base alone; transformers 5 has an object for it, where 4 has two keys, and takes the
+// object of 4 where both say something.
 void ReadPositions(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfig& model) {
   constexpr char kExpected[] = "null: unscaled rotary positions of all of a head";
   double base = keys.Real("rope_theta", rule.rope_theta);
   for (const char* const key : {"rope_scaling", "rope_parameters"}) {
     if (keys.IsNull(key)) continue;
     ConfigKeys rope = keys.Object(key);
+    if (rope.empty()) continue;
     const std::string type = rope.Text(rope.IsNull("rope_type") ? "type" : "rope_type", "default");
     if (type != "default") keys.Unsupported(key, absl::StrCat("of the type ", type), kExpected);
     if (rope.Real("partial_rotary_factor", 1) != 1) {
@@ -145,6 +156,7 @@ void ReadPositions(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfi
     }
     base = rope.Real("rope_theta", base);
     keys.Take(rope);
+    break;
   }
   model.rotary_base = static_cast<float>(base);
 }
@@ -163,6 +175,28 @@ void ReadAttention(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfi
   if (rule.bias_key != nullptr) keys.RefuseIfSet(rule.bias_key, "false");
   keys.RefuseIfSet("clip_qkv", "null: q, k and v as they are");
   ReadPositions(rule, keys, model);
+}
+
+// What no pass reads.
+void ReadUse(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfig& model) {
+  const auto id = [](const auto& of_rule) {
+    return of_rule ? std::vector<int32_t>{static_cast<int32_t>(*of_rule)} : std::vector<int32_t>();
+  };
+  model.max_position_embeddings =
+      keys.Integer("max_position_embeddings", rule.max_position_embeddings, kPositions);
+  const std::vector<int32_t> bos = keys.OneOrMore("bos_token_id", id(rule.bos_token_id));
+  if (!bos.empty()) model.bos_token_id = bos[0];
+  model.eos_token_ids = keys.OneOrMore("eos_token_id", id(rule.eos_token_id));
+}
+
+ModelTraining ReadTraining(const ModelRule& rule, ConfigKeys& keys, int32_t top_k) {
+  ModelTraining training;
+  const double coefficient = keys.Real("router_aux_loss_coef", rule.router_aux_loss_coef);
+  // At one coefficient transformers' loss is k times as large.
+  if (keys.Bool("output_router_logits", false)) training.aux_loss_coeff = coefficient * top_k;
+  training.attention_dropout = keys.Real("attention_dropout", 0);
+  if (rule.router_jitter) training.router_jitter_noise = keys.Real("router_jitter_noise", 0);
+  return training;
 }
 
 // Every N-th layer has experts, the last of N.
@@ -208,6 +242,15 @@ absl::Status CheckModel(absl::string_view file, const lm::TransformerConfig& mod
                                              {"norm_epsilon", "rms_norm_eps"},
                                              {"init_std", "initializer_range"}});
   return absl::DataLossError(absl::StrCat(file, ": ", message));
+}
+
+// As transformers writes them: null, a number or a list.
+nlohmann::ordered_json TokensOf(const lm::TransformerConfig& config) {
+  nlohmann::ordered_json tokens = {{"bos_token_id", nullptr}, {"eos_token_id", nullptr}};
+  if (config.bos_token_id.has_value()) tokens["bos_token_id"] = *config.bos_token_id;
+  if (config.eos_token_ids.size() == 1) tokens["eos_token_id"] = config.eos_token_ids[0];
+  if (config.eos_token_ids.size() > 1) tokens["eos_token_id"] = config.eos_token_ids;
+  return tokens;
 }
 
 // The shortest decimal number that is this float: 1e-05, not 9.999999747378752e-06.
@@ -264,6 +307,8 @@ absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view file, absl::strin
     model.tied_embeddings = keys.Bool("tie_word_embeddings", false);
     ReadAttention(*config.rule, keys, model);
     ReadLayers(*config.rule, layer.has_experts, keys, model);
+    ReadUse(*config.rule, keys, model);
+    config.training = ReadTraining(*config.rule, keys, model.moe.router.top_k);
   };
   MOE_RETURN_IF_ERROR(ParseHfConfig(file, document, read).status());
   MOE_RETURN_IF_ERROR(CheckModel(file, config.model));
@@ -274,6 +319,24 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/config.json");
   MOE_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
   return ParseModelConfig(path, file.text());
+}
+
+absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder) {
+  std::string path = absl::StrCat(folder, "/generation_config.json");
+  auto file = MappedFile::Open(path);
+  if (absl::IsNotFound(file.status())) {
+    path = absl::StrCat(folder, "/config.json");
+    file = MappedFile::Open(path);
+  }
+  MOE_RETURN_IF_ERROR(file.status());
+  MOE_ASSIGN_OR_RETURN(const auto json, ParseBoundedJson(path, file->text()));
+  if (!json.is_object()) {
+    return absl::DataLossError(absl::StrCat(path, ": the document is no object, expected {...}"));
+  }
+  ConfigKeys keys(path, "", json);
+  std::vector<int32_t> ends = keys.OneOrMore("eos_token_id", {});
+  MOE_RETURN_IF_ERROR(keys.status());
+  return ends;
 }
 
 absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig& config) {
@@ -332,7 +395,7 @@ absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig
 }
 
 std::string ModelConfigJson(const ModelRule& rule, const lm::TransformerConfig& config,
-                            int64_t max_positions, absl::string_view dtype) {
+                            int64_t sequence_length, absl::string_view dtype) {
   const MoeLayerConfig& moe = config.moe;
   const FamilyKeys& keys = rule.family().keys;
   nlohmann::ordered_json json = {
@@ -346,16 +409,15 @@ std::string ModelConfigJson(const ModelRule& rule, const lm::TransformerConfig& 
       {"num_key_value_heads", config.key_value_heads()},
       {rule.experts_key, moe.router.num_experts},
       {keys.top_k.name, moe.router.top_k},
-      {"max_position_embeddings", max_positions},
+      {"max_position_embeddings", std::max(config.max_position_embeddings, sequence_length)},
       {"rope_theta", Shortest(config.rotary_base)},
       {"rms_norm_eps", Shortest(config.norm_epsilon)},
       {"initializer_range", config.init_std},
       {"hidden_act", moe.activation.kind == Activation::kGeGlu ? "gelu" : "silu"},
       {"attention_dropout", 0.0},
       {"tie_word_embeddings", config.tied_embeddings},
-      {"bos_token_id", nullptr},
-      {"eos_token_id", nullptr},
       {"dtype", dtype}};
+  json.update(TokensOf(config));
   if (rule.own_head_dim) json["head_dim"] = config.head_dim();
   if (rule.chooses_norm) json["norm_topk_prob"] = Normalises(moe.router);
   if (rule.chooses_qkv_bias) json["qkv_bias"] = config.qkv_bias;
@@ -368,6 +430,12 @@ std::string ModelConfigJson(const ModelRule& rule, const lm::TransformerConfig& 
   }
   json["sliding_window"] = nullptr;
   if (rule.qk_norm == lm::QkNorm::kHeads) json["clip_qkv"] = nullptr;
+  return json.dump(2) + "\n";
+}
+
+std::string GenerationConfigJson(const lm::TransformerConfig& config) {
+  nlohmann::ordered_json json = {{"_from_model_config", true}};
+  json.update(TokensOf(config));
   return json.dump(2) + "\n";
 }
 

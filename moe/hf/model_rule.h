@@ -4,6 +4,7 @@
 #define MOE_MOE_HF_MODEL_RULE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,12 @@ struct ModelRule {
   const char* bias_key = nullptr;    // set: biases that are not computed here
   double rope_theta = 10000;         // where config.json says none
   double rms_norm_eps = 1e-6;
+  // The same of what no pass reads.
+  int64_t max_position_embeddings = 32768;
+  std::optional<int64_t> bos_token_id;
+  std::optional<int32_t> eos_token_id;
+  double router_aux_loss_coef = 0.001;
+  bool router_jitter = false;  // "router_jitter_noise"
 
   const Family& family() const;
 };
@@ -55,6 +62,15 @@ int64_t LeastTensors(const lm::TransformerConfig& config);
 // Every tensor of a model that is valid (ValidateTransformerConfig), in its order.
 std::vector<ModelTensor> TensorsOf(const ModelRule& rule, const lm::TransformerConfig& config);
 
+// What transformers trains a model with beside its loss.
+struct ModelTraining {
+  // The coefficient of docs/routing.md whose balance loss is that of router_aux_loss_coef, of a layer
+  // alone; none: without output_router_logits there is no such loss.
+  std::optional<double> aux_loss_coeff;
+  double attention_dropout = 0;
+  double router_jitter_noise = 0;  // of the input of router and experts
+};
+
 // The model of a config.json, for training or evaluation: no capacity, no losses of the router.
 // `file` is the name in messages, which name file, key, value and what was expected.
 //   kDataLoss: malformed JSON, a value out of range, keys that contradict each other
@@ -64,6 +80,7 @@ std::vector<ModelTensor> TensorsOf(const ModelRule& rule, const lm::TransformerC
 struct ModelConfig {
   const ModelRule* rule = nullptr;  // never null in a result
   lm::TransformerConfig model;
+  ModelTraining training;
 };
 absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view file, absl::string_view document);
 // The same of config.json in a folder. Also errors of MappedFile::Open.
@@ -73,10 +90,17 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder);
 // cannot express.
 absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig& config);
 
-// The config.json of what CheckExpressible lets pass; `dtype` as transformers names it. Ends with a
-// line feed. Numbers that are float32 here are written as the shortest decimals that read back.
+// The config.json of what CheckExpressible lets pass; `dtype` as transformers names it,
+// max_position_embeddings at least sequence_length. Ends with a line feed. Numbers that are float32
+// here are written as the shortest decimals that read back.
 std::string ModelConfigJson(const ModelRule& rule, const lm::TransformerConfig& config,
-                            int64_t max_positions, absl::string_view dtype);
+                            int64_t sequence_length, absl::string_view dtype);
+// The generation_config.json beside it: where it is, transformers takes tokens from there alone.
+std::string GenerationConfigJson(const lm::TransformerConfig& config);
+
+// The tokens that end a text of the public model in `folder`, as transformers generates: those of
+// generation_config.json and, where there is none, of config.json. Errors of ReadModelConfig.
+absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder);
 
 }  // namespace moe::hf
 

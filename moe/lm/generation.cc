@@ -67,7 +67,18 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, int64_t step,
   add("--prompt",
       static_cast<int64_t>(Xxh3(options.prompt.data(), options.prompt.size() * sizeof(int32_t))));
   add("--max-new-tokens", options.max_new_tokens);
+  const auto& ends = options.end_tokens;
+  add("--ignore-eos", static_cast<int64_t>(Xxh3(ends.data(), ends.size() * sizeof(int32_t))));
   return settings;
+}
+
+// Whether the token of rank 0 ends the text. Collective over the world where any does.
+absl::StatusOr<bool> Ends(int32_t token, absl::Span<const int32_t> end_tokens,
+                          const Context& context) {
+  if (end_tokens.empty()) return false;
+  MOE_RETURN_IF_ERROR(context.mesh->world().Broadcast<int32_t>({&token, 1}, 0, *context.host));
+  MOE_RETURN_IF_ERROR(context.host->Synchronize());
+  return std::find(end_tokens.begin(), end_tokens.end(), token) != end_tokens.end();
 }
 
 template <typename T>
@@ -103,6 +114,8 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, StoredWei
     }
     if (first && options.on_token) MOE_RETURN_IF_ERROR(options.on_token(token));
     if (n + 1 == options.max_new_tokens) break;
+    MOE_ASSIGN_OR_RETURN(const bool ends, Ends(token, options.end_tokens, context));
+    if (ends) break;
     MOE_RETURN_IF_ERROR(model->Extend(
         first ? absl::MakeConstSpan(&token, 1) : absl::Span<const int32_t>(), cache, last));
   }

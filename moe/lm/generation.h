@@ -31,8 +31,9 @@ absl::StatusOr<int32_t> SampleToken(absl::Span<const float> logits, const Sampli
                                     int64_t place);
 
 struct GenerationOptions {
-  std::vector<int32_t> prompt;  // at least one token
-  int64_t max_new_tokens = 0;   // at least one
+  std::vector<int32_t> prompt;      // at least one token
+  int64_t max_new_tokens = 0;       // at least one
+  std::vector<int32_t> end_tokens;  // one of them is the last token
   Sampling sampling;
   std::function<absl::Status(int32_t token)> on_token;  // on rank 0, as each is there; may be empty
 };

@@ -14,7 +14,9 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
+#include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
 
 #include <nlohmann/json.hpp>
@@ -46,6 +48,8 @@ std::string TextOf(const V& value) {
     return absl::StrFormat("%a", static_cast<double>(value));
   } else if constexpr (std::is_same_v<V, std::string>) {
     return value;
+  } else if constexpr (std::is_same_v<V, std::vector<int32_t>>) {
+    return absl::StrJoin(value, ",");
   } else if constexpr (std::is_same_v<V, DType>) {
     return std::string(NameOf(value));
   } else {
@@ -68,6 +72,13 @@ bool Parse(const std::string& text, V& value) {
     return end == text.c_str() + text.size() && !text.empty() && std::isfinite(value);
   } else if constexpr (std::is_same_v<V, std::string>) {
     value = text;
+    return true;
+  } else if constexpr (std::is_same_v<V, std::vector<int32_t>>) {
+    value.clear();
+    if (text.empty()) return true;
+    for (const absl::string_view number : absl::StrSplit(text, ',')) {
+      if (!absl::SimpleAtoi(number, &value.emplace_back())) return false;
+    }
     return true;
   } else if constexpr (std::is_same_v<V, DType>) {
     for (const DType type : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
@@ -174,6 +185,11 @@ void AddModel(TransformerConfig& model, Settings& settings) {
   settings.Add("activation alpha", moe.activation.alpha);
   settings.Add("activation limit", moe.activation.limit);
   settings.Add("--moe-projection-biases", moe.projection_biases);
+  // No pass reads them: a run may resume with others.
+  settings.kind = SettingKind::kTrainer;
+  settings.Add("--max-position-embeddings", model.max_position_embeddings, 0);
+  settings.Add("--bos-token-id", model.bos_token_id, std::optional<int64_t>());
+  settings.Add("--eos-token-id", model.eos_token_ids, std::vector<int32_t>());
   settings.kind = SettingKind::kLayout;
   settings.Add("--dispatch", moe.dispatcher.algorithm);
   settings.Add("--node-size", moe.dispatcher.node_size);

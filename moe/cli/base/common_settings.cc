@@ -3,7 +3,9 @@
 #include <absl/status/statusor.h>
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
 
 #include "gating/gate.h"
@@ -66,6 +68,17 @@ void AddFormSettings(Table& table) {
       .Add("--output-stderr FORM", {Kind::kWord, "", forms},
            "-oe FORM: this form on standard error, beside the other")
       .Roles(kInRow);
+}
+
+absl::StatusOr<std::vector<int32_t>> IdsOf(const Settings& settings, const char* name) {
+  std::vector<int32_t> ids;
+  if (settings.empty(name)) return ids;
+  for (const absl::string_view id : absl::StrSplit(settings.text(name), ',')) {
+    if (!absl::SimpleAtoi(id, &ids.emplace_back())) {
+      return WrongValue(settings, name, "ids between commas: 1,2,3");
+    }
+  }
+  return ids;
 }
 
 void AddQuietSetting(const std::string& text, Table& table) {

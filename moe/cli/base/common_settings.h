@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 #include <absl/time/time.h>
 
@@ -38,6 +40,9 @@ void AddTimeoutSetting(absl::Duration& timeout, Table& table);
 // --output (-o) and --output-stderr (-oe): the form of the command's rows, "table" or what
 // bench::TableFormOf reads.
 void AddFormSettings(Table& table);
+
+// The ids of a text setting, between commas; none where it is empty.
+absl::StatusOr<std::vector<int32_t>> IdsOf(const Settings& settings, const char* name);
 
 // -q, --quiet.
 void AddQuietSetting(const std::string& text, Table& table);

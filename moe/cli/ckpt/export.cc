@@ -137,13 +137,12 @@ absl::StatusOr<std::vector<std::string>> Export(CheckpointReader& reader,
   std::vector<SafetensorsEntry> entries;
   for (const Tensor& tensor : tensors) entries.push_back(tensor.entry);
   // config.json comes last: what has none is no model.
-  MOE_RETURN_IF_ERROR(
-      Wrote(WriteModelFiles(options.folder, entries, options.max_shard_bytes,
-                            [&](size_t i, SafetensorsStream& stream) {
-                              return AppendTensor(reader, *tensors[i].source, options.type, stream);
-                            },
-                            {{"generation_config.json", "{\n  \"_from_model_config\": true\n}\n"},
-                             {"config.json", config}})));
+  MOE_RETURN_IF_ERROR(Wrote(WriteModelFiles(
+      options.folder, entries, options.max_shard_bytes,
+      [&](size_t i, SafetensorsStream& stream) {
+        return AppendTensor(reader, *tensors[i].source, options.type, stream);
+      },
+      {{"generation_config.json", hf::GenerationConfigJson(model)}, {"config.json", config}})));
   return warnings;
 }
 

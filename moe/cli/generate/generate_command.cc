@@ -3,9 +3,7 @@
 #include <string>
 #include <vector>
 
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_split.h>
 #include <absl/time/time.h>
 #include <fmt/format.h>
 
@@ -53,6 +51,8 @@ How a token is chosen from logits l
                  and, of these, the fewest that together have --top-p of their probability. The
                  random number is a function of --seed and the token's place: Philox.
 What a token's router does is not limited by capacity.
+The text ends with a token of eos_token_id: of a public model's generation_config.json or, where
+there is none, its config.json; of the checkpoint of a run its --eos-token-id. --ignore-eos goes on.
 
 Speed, on standard error: prompt, with packing the weights; then tokens a second, and the weights
 that one token reads, times that. GB = 1e9 bytes.
@@ -70,6 +70,7 @@ backend or device.
 
 struct GenerateOptions {
   lm::GenerationOptions generation = {.max_new_tokens = 128};
+  bool ignore_eos = false;
   DispatcherOptions dispatcher;
   absl::Duration comm_timeout;
 };
@@ -83,7 +84,9 @@ Table GenerateSettings(GenerateOptions& options) {
   t.Add("--prompt-file FILE", Kind::kText, "the same from a file");
   t.Add("--prompt-tokens IDS", Kind::kText, "ids, between commas");
   t.Group("Tokens");
-  t.Add("--max-new-tokens N", &options.generation.max_new_tokens, "that are added").Least(1);
+  t.Add("--max-new-tokens N", &options.generation.max_new_tokens, "that are added at most")
+      .Least(1);
+  t.Add("--ignore-eos", &options.ignore_eos, "go on behind a token that ends the text");
   t.Add("--temperature X", &sampling.temperature, "0 = the likeliest token").Least(0);
   t.Add("--top-k K", &sampling.top_k, "likeliest tokens that are drawn from; 0 = all").Least(0);
   t.Add("--top-p P", &sampling.top_p, "probability of those that are drawn from")
@@ -104,16 +107,6 @@ Table GenerateSettings(GenerateOptions& options) {
   return t;
 }
 
-absl::StatusOr<std::vector<int32_t>> PromptIds(const std::string& text) {
-  std::vector<int32_t> ids;
-  for (const absl::string_view id : absl::StrSplit(text, ',')) {
-    if (!absl::SimpleAtoi(id, &ids.emplace_back())) {
-      return WrongFlag("--prompt-tokens", text, "ids between commas: 1,2,3");
-    }
-  }
-  return ids;
-}
-
 // Of one of the three flags.
 absl::StatusOr<std::vector<int32_t>> PromptOf(const Settings& settings, int64_t vocab_size) {
   const char* given = nullptr;
@@ -129,7 +122,7 @@ absl::StatusOr<std::vector<int32_t>> PromptOf(const Settings& settings, int64_t 
     return absl::InvalidArgumentError(
         "--prompt is missing, expected a text, --prompt-file or --prompt-tokens");
   }
-  if (given == absl::string_view("prompt-tokens")) return PromptIds(settings.text(given));
+  if (given == absl::string_view("prompt-tokens")) return IdsOf(settings, given);
   if (vocab_size != kBytes) {
     return absl::InvalidArgumentError(absl::StrCat("--", given, ", expected --prompt-tokens: the ",
                                                    vocab_size, " ids of this model are no bytes"));
@@ -162,6 +155,7 @@ class GenerateRun {
     MOE_ASSIGN_OR_RETURN(run_, OpenStoredRun(settings_, launch_));
     lm::GenerationOptions& generation = options_.generation;
     MOE_ASSIGN_OR_RETURN(generation.prompt, PromptOf(settings_, run_.config.model.vocab_size));
+    if (!options_.ignore_eos) generation.end_tokens = run_.end_tokens;
     run_.config.model.moe.dispatcher = options_.dispatcher;
     if (launch_.rank() == 0 && !settings_.on("quiet")) {
       const int64_t length =

@@ -7,6 +7,7 @@
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "gating/gate.h"
 #include "kernels/base/status_macros.h"
@@ -121,6 +122,7 @@ absl::Status Complete(const Settings& settings, const World& world, TrainOptions
   MOE_RETURN_IF_ERROR(CompleteLayer(settings, train.model.moe));
   RouterConfig& router = train.model.moe.router;
   train.model.hidden_size = router.hidden_size;
+  MOE_ASSIGN_OR_RETURN(train.model.eos_token_ids, IdsOf(settings, "eos-token-id"));
   MOE_ASSIGN_OR_RETURN(train.grouped_gemm, GroupedGemmOf(settings));
   MOE_ASSIGN_OR_RETURN(train.tensor_leaves, TensorLeavesOf(settings));
   MOE_ASSIGN_OR_RETURN(const BatchSizes batch, ResolveBatch(settings, world.ranks));
@@ -179,15 +181,16 @@ absl::Status CheckSizes(const lm::TrainConfig& train) {
   return absl::OkStatus();
 }
 
+std::string TextOf(float value) {
+  char text[64];
+  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
+}
+
 // The settings of a public model.
 std::vector<std::pair<const char*, std::string>> TextsOf(const lm::TransformerConfig& model) {
   const MoeLayerConfig& moe = model.moe;
   const auto on = [](bool value) {
     return std::string(value ? "true" : "false");
-  };
-  const auto real = [](float value) {
-    char text[64];
-    return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
   };
   // Gates that differ in whether they divide by the sum of the weights, which is no setting.
   const std::string& of_family = moe.router.gate;
@@ -204,8 +207,8 @@ std::vector<std::pair<const char*, std::string>> TextsOf(const lm::TransformerCo
           {"add-qkv-bias", on(model.qkv_bias)},
           {"qk-layernorm", NameOf(model.qk_norm, kQkNorms)},
           {"tie-word-embeddings", on(model.tied_embeddings)},
-          {"rotary-base", real(model.rotary_base)},
-          {"norm-epsilon", real(model.norm_epsilon)},
+          {"rotary-base", TextOf(model.rotary_base)},
+          {"norm-epsilon", TextOf(model.norm_epsilon)},
           {"moe-layer-freq", absl::StrCat(model.moe_layer_freq)},
           {"dense-ffn-hidden-size", absl::StrCat(model.dense_ffn_hidden_size)},
           {"router", gate},
@@ -217,30 +220,70 @@ std::vector<std::pair<const char*, std::string>> TextsOf(const lm::TransformerCo
           {"activation", NameOf(moe.activation.kind, kActivations)}};
 }
 
+// Settings of a public model that a flag may replace.
+std::vector<std::pair<const char*, std::string>> DefaultsOf(const hf::HfModel& hf) {
+  const lm::TransformerConfig& model = hf.config();
+  std::vector<std::pair<const char*, std::string>> texts = {
+      {"max-position-embeddings", absl::StrCat(model.max_position_embeddings)}};
+  if (model.bos_token_id) texts.emplace_back("bos-token-id", absl::StrCat(*model.bos_token_id));
+  if (!model.eos_token_ids.empty()) {
+    texts.emplace_back("eos-token-id", absl::StrJoin(model.eos_token_ids, ","));
+  }
+  if (const auto coefficient = hf.training().aux_loss_coeff) {
+    texts.emplace_back("moe-aux-loss-coeff", TextOf(static_cast<float>(*coefficient)));
+  }
+  return texts;
+}
+
+// What transformers would train the model with and this run does not; empty: nothing.
+std::string OtherTraining(const hf::ModelTraining& training, const Settings& settings) {
+  std::vector<std::string> others;
+  const auto left_out = [&](const char* key, double value) {
+    if (value != 0) others.push_back(absl::StrCat(key, " ", value, " is left out"));
+  };
+  left_out("attention_dropout", training.attention_dropout);
+  left_out("router_jitter_noise", training.router_jitter_noise);
+  if (!training.aux_loss_coeff.has_value() && !settings.given("moe-aux-loss-coeff") &&
+      !settings.is("moe-router-load-balancing-type", "none")) {
+    others.push_back(absl::StrCat("--moe-aux-loss-coeff is ", settings.text("moe-aux-loss-coeff"),
+                                  ", where output_router_logits false has no such loss"));
+  }
+  return absl::StrJoin(others, "; ");
+}
+
 bool Same(const Setting& setting, const std::string& given, const std::string& text) {
   float a = 0, b = 0;
   if (setting.kind != Kind::kReal) return given == text;
   return absl::SimpleAtof(given, &a) && absl::SimpleAtof(text, &b) && a == b;
 }
 
-// Sets the model's settings to what config.json in the folder of --init-from says, as a preset;
-// nothing without the flag. kInvalidArgument, naming the setting, where another value was given;
-// errors of hf::HfModel::Open, whose files say whether embeddings are tied.
+// Sets the model's settings to what the folder of --init-from says, as a preset, and warns of what
+// this run does otherwise; nothing without the flag. kInvalidArgument, naming the setting, where
+// another value was given; errors of hf::HfModel::Open, whose files say whether embeddings are tied.
 absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warnings) {
   if (settings.empty("init-from")) return absl::OkStatus();
-  const std::string& folder = settings.text("init-from");
+  const std::string folder = settings.text("init-from");
   const auto model = hf::HfModel::Open(folder);
   if (!model.ok()) return InputError("--init-from", model.status());
+  const auto set = [&](const char* name, std::string text) {
+    return settings.Set(*settings.Find(name), {std::move(text)}, Origin::kPreset,
+                        absl::StrCat("--init-from ", folder));
+  };
+  for (auto& [name, text] : TextsOf(model->config())) {
+    if (settings.given(name) && !Same(*settings.Find(name), settings.text(name), text)) {
+      return WrongValue(settings, name, absl::StrCat(text, ", as --init-from ", folder, " has it"));
+    }
+    MOE_RETURN_IF_ERROR(set(name, std::move(text)));
+  }
+  for (auto& [name, text] : DefaultsOf(*model)) {
+    if (!settings.given(name)) MOE_RETURN_IF_ERROR(set(name, std::move(text)));
+  }
   for (const std::string& warning : model->warnings()) {
     warnings.push_back(absl::StrCat("--init-from: ", warning));
   }
-  for (auto& [name, text] : TextsOf(model->config())) {
-    const Setting& setting = *settings.Find(name);
-    if (settings.given(name) && !Same(setting, settings.text(name), text)) {
-      return WrongValue(settings, name, absl::StrCat(text, ", as --init-from ", folder, " has it"));
-    }
-    MOE_RETURN_IF_ERROR(settings.Set(setting, {std::move(text)}, Origin::kPreset,
-                                     absl::StrCat("--init-from ", folder)));
+  if (std::string others = OtherTraining(model->training(), settings); !others.empty()) {
+    warnings.push_back(absl::StrCat("--init-from ", folder,
+                                    " is not trained as by transformers: ", std::move(others)));
   }
   return absl::OkStatus();
 }

@@ -75,6 +75,15 @@ void AddModel(lm::TrainConfig& train, Table& t) {
         "the output layer's weights are the embedding's");
   t.Add("--rotary-base, --rope-theta X", &model.rotary_base, "of the angles of positions");
   t.Add("--norm-epsilon, --rms-norm-eps X", &model.norm_epsilon, "of every RMSNorm");
+  t.Add("--max-position-embeddings N", &model.max_position_embeddings,
+        "longest sequence of exports, where it is more than --seq-length")
+      .Least(0)
+      .Roles(kOfOneRun);
+  t.Add("--bos-token-id ID", &model.bos_token_id, "that begins a text, of exports")
+      .Roles(kOfOneRun);
+  t.Add("--eos-token-id IDS", Kind::kText,
+        "that end a text, between commas: of exports, and where moe generate stops")
+      .Roles(kOfOneRun);
   t.Add("--moe-layer-freq N", &model.moe_layer_freq,
         "every N-th layer has experts; the others are dense");
   t.Add("--dense-ffn-hidden-size N", &model.dense_ffn_hidden_size,

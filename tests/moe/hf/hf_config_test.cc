@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
@@ -55,14 +56,11 @@ TEST(HfConfig, MixtralDefaults) {
   EXPECT_EQ(CountSparse(config), 32);
 }
 
-// Of a key with two spellings the model's own counts, and messages have the one that is there.
+// Messages have the spelling that is there.
 TEST(HfConfig, KeysHaveTheSpellingsThatTransformersAccepts) {
   EXPECT_EQ(Defaults("qwen3_moe", R"(, "num_experts": 9)").moe.router.num_experts, 9);
   EXPECT_EQ(Defaults("qwen3_moe", R"(, "num_local_experts": 9)").moe.router.num_experts, 9);
   EXPECT_EQ(Defaults("deepseek_v3", R"(, "num_local_experts": 16)").moe.router.num_experts, 16);
-  EXPECT_EQ(
-      Defaults("mixtral", R"(, "num_experts": 9, "num_local_experts": 5)").moe.router.num_experts,
-      5);
   const HfConfig kimi = Defaults("kimi_linear", R"(, "num_experts_per_tok": 3,
       "norm_topk_prob": false, "n_group": 4, "topk_group": 2, "n_shared_experts": 2)");
   EXPECT_EQ(kimi.moe.router.top_k, 3);
@@ -73,6 +71,132 @@ TEST(HfConfig, KeysHaveTheSpellingsThatTransformersAccepts) {
   ExpectDataLoss(R"({"model_type": "kimi_linear", "num_expert_group": 7})",
                  "num_expert_group is 7, expected");
   ExpectDataLoss(R"({"model_type": "afmoe", "route_scale": 0})", "route_scale is 0, expected");
+}
+
+int64_t ExpertsOf(const HfConfig& config) {
+  return config.moe.router.num_experts;
+}
+int64_t TopKOf(const HfConfig& config) {
+  return config.moe.router.top_k;
+}
+int64_t GroupsOf(const HfConfig& config) {
+  return config.moe.router.num_groups;
+}
+int64_t SharedOf(const HfConfig& config) {
+  return config.moe.shared_expert_ffn_hidden_size / config.moe.ffn_hidden_size;
+}
+int64_t WidthOf(const HfConfig& config) {
+  return config.moe.ffn_hidden_size;
+}
+
+// Every key with two spellings, and which of them transformers 5.24 takes where both are there:
+// AutoConfig of files with either order of the two.
+TEST(HfConfig, OfTwoSpellingsTransformersChoiceCounts) {
+  const struct {
+    std::vector<const char*> model_types;
+    const char *taken, *other;
+    int64_t (*read)(const HfConfig&);
+    int64_t one, two;
+    const char* more;
+  } keys[] = {
+      {{"mixtral", "minimax", "minimax_m2", "gpt_oss"},
+       "num_experts",
+       "num_local_experts",
+       ExpertsOf,
+       16,
+       24,
+       ""},
+      {{"hunyuan_v1_moe", "qwen3_moe", "olmoe", "flex_olmo", "jamba"},
+       "num_local_experts",
+       "num_experts",
+       ExpertsOf,
+       16,
+       24,
+       ""},
+      {{"deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "dots1",
+        "solar_open", "longcat_flash"},
+       "num_local_experts",
+       "n_routed_experts",
+       ExpertsOf,
+       16,
+       24,
+       R"("num_experts_per_tok": 2, "n_shared_experts": 1)"},
+      {{"deepseek_v2"},
+       "num_experts",
+       "n_routed_experts",
+       ExpertsOf,
+       16,
+       24,
+       R"("num_experts_per_tok": 2)"},
+      {{"ernie4_5_moe"}, "num_experts", "moe_num_experts", ExpertsOf, 16, 24, ""},
+      {{"kimi_linear", "bailing_hybrid"},
+       "num_experts",
+       "num_local_experts",
+       ExpertsOf,
+       16,
+       24,
+       ""},
+      {{"hunyuan_v1_moe", "longcat_flash"},
+       "num_experts_per_tok",
+       "moe_topk",
+       TopKOf,
+       1,
+       3,
+       R"("num_experts": 8)"},
+      {{"ernie4_5_moe"}, "num_experts_per_tok", "moe_k", TopKOf, 1, 3, ""},
+      {{"kimi_linear"}, "num_experts_per_token", "num_experts_per_tok", TopKOf, 1, 3, ""},
+      {{"bailing_hybrid"}, "num_experts_per_token", "num_experts_per_tok", TopKOf, 4, 6, ""},
+      {{"kimi_linear", "bailing_hybrid"},
+       "num_shared_experts",
+       "n_shared_experts",
+       SharedOf,
+       3,
+       5,
+       ""},
+      {{"kimi_linear", "bailing_hybrid"},
+       "num_expert_group",
+       "n_group",
+       GroupsOf,
+       4,
+       8,
+       R"("topk_group": 4)"},
+      {{"longcat_flash"}, "moe_intermediate_size", "expert_ffn_hidden_size", WidthOf, 32, 48, ""},
+  };
+  const auto set = [](const char* key, int64_t value) {
+    return absl::StrCat(", \"", key, "\": ", value);
+  };
+  for (const auto& key : keys) {
+    for (const char* const model_type : key.model_types) {
+      SCOPED_TRACE(absl::StrCat(model_type, ": ", key.taken, ", ", key.other));
+      const auto number = [&](const std::string& values) {
+        return key.read(
+            Defaults(model_type, absl::StrCat(values, *key.more ? ", " : "", key.more)));
+      };
+      EXPECT_EQ(number(set(key.taken, key.one)), key.one);
+      EXPECT_EQ(number(set(key.other, key.one)), key.one);
+      EXPECT_EQ(number(set(key.taken, key.one) + set(key.other, key.two)), key.one);
+      EXPECT_EQ(number(set(key.other, key.one) + set(key.taken, key.two)), key.two);
+    }
+  }
+  for (const char* const model_type : {"kimi_linear", "bailing_hybrid"}) {
+    EXPECT_EQ(Defaults(model_type, R"(, "moe_renormalize": true, "norm_topk_prob": false)")
+                  .moe.router.norm_topk_prob,
+              true);
+  }
+}
+
+// As Hunyuan-A13B publishes it; one layer's configuration stands for all.
+TEST(HfConfig, TopKMayBeAListOfOneNumber) {
+  EXPECT_EQ(TopKOf(Defaults("hunyuan_v1_moe", R"(, "num_experts": 8, "moe_topk": [3, 3, 3])")), 3);
+  ExpectUnsupported(
+      R"({"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": [3, 2]})",
+      "moe_topk is a list of different numbers, which is not supported, expected one");
+  ExpectDataLoss(R"({"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": []})",
+                 "moe_topk is a list of 0, expected a whole number");
+  ExpectDataLoss(R"({"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": ["3"]})",
+                 "moe_topk is");
+  ExpectDataLoss(R"({"model_type": "longcat_flash", "moe_topk": [3, 3]})",
+                 "moe_topk is a list of 2, expected a whole number");
 }
 
 TEST(HfConfig, WhatIsAddedToTheSumOfTheWeights) {
