@@ -185,6 +185,7 @@ void ReadUse(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfig& mod
   model.max_position_embeddings =
       keys.Integer("max_position_embeddings", rule.max_position_embeddings, kPositions);
   const std::vector<int32_t> bos = keys.OneOrMore("bos_token_id", id(rule.bos_token_id));
+  if (bos.size() > 1) keys.Unsupported("bos_token_id", "a list", "null or one number");
   if (!bos.empty()) model.bos_token_id = bos[0];
   model.eos_token_ids = keys.OneOrMore("eos_token_id", id(rule.eos_token_id));
 }

@@ -31,7 +31,6 @@ absl::StatusOr<StoredRun> Open(const std::string& path) {
     StoredRun run = {.path = path, .is_public_model = true};
     run.config.model = model.config();
     run.warnings = model.warnings();
-    MOE_ASSIGN_OR_RETURN(run.end_tokens, hf::ReadEndTokens(path));
     return run;
   }
   MOE_ASSIGN_OR_RETURN(FoundCheckpoint found, FindStored(path));
@@ -45,7 +44,6 @@ absl::StatusOr<StoredRun> Open(const std::string& path) {
     return absl::DataLossError(absl::StrCat(run.path, ": ", config.status().message()));
   }
   run.config = *std::move(config);
-  run.end_tokens = run.config.model.eos_token_ids;
   return run;
 }
 

@@ -29,7 +29,6 @@ struct StoredRun {
   // What it was trained with (lm::StoredConfig), or the public model and defaults; on the device
   // and with the type asked for.
   lm::TrainConfig config;
-  std::vector<int32_t> end_tokens;    // that end a text
   std::vector<std::string> warnings;  // newer checkpoints that are damaged; HfModel::warnings
 };
 

@@ -19,6 +19,7 @@
 #include "moe/cli/eval/stored_run.h"
 #include "moe/cli/generate/utf8_stream.h"
 #include "moe/cli/train/train_options.h"
+#include "moe/hf/model_rule.h"
 #include "moe/io/file.h"
 #include "moe/lm/generation.h"
 
@@ -155,7 +156,7 @@ class GenerateRun {
     MOE_ASSIGN_OR_RETURN(run_, OpenStoredRun(settings_, launch_));
     lm::GenerationOptions& generation = options_.generation;
     MOE_ASSIGN_OR_RETURN(generation.prompt, PromptOf(settings_, run_.config.model.vocab_size));
-    if (!options_.ignore_eos) generation.end_tokens = run_.end_tokens;
+    MOE_ASSIGN_OR_RETURN(generation.end_tokens, EndTokens());
     run_.config.model.moe.dispatcher = options_.dispatcher;
     if (launch_.rank() == 0 && !settings_.on("quiet")) {
       const int64_t length =
@@ -187,6 +188,13 @@ class GenerateRun {
   }
 
  private:
+  absl::StatusOr<std::vector<int32_t>> EndTokens() const {
+    if (options_.ignore_eos) return std::vector<int32_t>();
+    if (!run_.is_public_model) return run_.config.model.eos_token_ids;
+    auto tokens = hf::ReadEndTokens(run_.path);
+    MOE_RETURN_IF_ERROR(InputError("--checkpoint", tokens.status()));
+    return tokens;
+  }
   bool bytes() const { return run_.config.model.vocab_size == kBytes; }
   bool as_json() const { return settings_.is("output", "json"); }
   // What is printed of a token.

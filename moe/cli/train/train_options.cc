@@ -235,20 +235,22 @@ std::vector<std::pair<const char*, std::string>> DefaultsOf(const hf::HfModel& h
   return texts;
 }
 
-// What transformers would train the model with and this run does not; empty: nothing.
+// How transformers would train the model and this run does not; empty: in no other way.
 std::string OtherTraining(const hf::ModelTraining& training, const Settings& settings) {
   std::vector<std::string> others;
-  const auto left_out = [&](const char* key, double value) {
-    if (value != 0) others.push_back(absl::StrCat(key, " ", value, " is left out"));
+  const auto with = [&](const char* key, double value) {
+    if (value != 0) others.push_back(absl::StrCat("with ", key, " ", value));
   };
-  left_out("attention_dropout", training.attention_dropout);
-  left_out("router_jitter_noise", training.router_jitter_noise);
+  with("attention_dropout", training.attention_dropout);
+  with("router_jitter_noise", training.router_jitter_noise);
   if (!training.aux_loss_coeff.has_value() && !settings.given("moe-aux-loss-coeff") &&
       !settings.is("moe-router-load-balancing-type", "none")) {
-    others.push_back(absl::StrCat("--moe-aux-loss-coeff is ", settings.text("moe-aux-loss-coeff"),
-                                  ", where output_router_logits false has no such loss"));
+    others.push_back(
+        absl::StrCat("without a balance loss, as output_router_logits is false "
+                     "(here --moe-aux-loss-coeff is ",
+                     settings.text("moe-aux-loss-coeff"), ")"));
   }
-  return absl::StrJoin(others, "; ");
+  return absl::StrJoin(others, ", ");
 }
 
 bool Same(const Setting& setting, const std::string& given, const std::string& text) {
@@ -281,9 +283,9 @@ absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warning
   for (const std::string& warning : model->warnings()) {
     warnings.push_back(absl::StrCat("--init-from: ", warning));
   }
-  if (std::string others = OtherTraining(model->training(), settings); !others.empty()) {
-    warnings.push_back(absl::StrCat("--init-from ", folder,
-                                    " is not trained as by transformers: ", std::move(others)));
+  const std::string others = OtherTraining(model->training(), settings);
+  if (!others.empty()) {
+    warnings.push_back(absl::StrCat("--init-from ", folder, ": transformers would train ", others));
   }
   return absl::OkStatus();
 }

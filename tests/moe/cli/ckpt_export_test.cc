@@ -157,6 +157,38 @@ TEST_F(CkptExportTest, MixtralIsAFolderThatTransformersReads) {
                 "hidden_act": "silu", "attention_dropout": 0.0, "sliding_window": null,
                 "tie_word_embeddings": false, "bos_token_id": null, "eos_token_id": null,
                 "dtype": "float32"})"));
+  EXPECT_EQ(Json::parse(Read(Path("model/generation_config.json"))),
+            Json::parse(R"({"_from_model_config": true, "bos_token_id": null,
+                            "eos_token_id": null})"));
+}
+
+// By way of the checkpoint's settings.
+TEST_F(CkptExportTest, WhatNoPassReadsIsExportedAsItWasImported) {
+  lm::TrainConfig config = TinyConfig();
+  config.model.max_position_embeddings = 4096;
+  config.model.bos_token_id = 1;
+  config.model.eos_token_ids = {2, 4};
+  Save(config);
+  ASSERT_EQ(Export(), 0) << error_;
+  const Json model = Json::parse(Read(Path("model/config.json")));
+  EXPECT_EQ(model["max_position_embeddings"], 4096);
+  const Json generation = Json::parse(Read(Path("model/generation_config.json")));
+  for (const Json& tokens : {model, generation}) {
+    EXPECT_EQ(tokens["bos_token_id"], 1);
+    EXPECT_EQ(tokens["eos_token_id"], Json({2, 4}));
+  }
+  // Checkpoints from before these settings have none of them.
+  CheckpointSections sections = SectionsOf(config);
+  Json trainer = Json::parse(sections.trainer);
+  for (const char* const key : {"max_position_embeddings", "bos_token_id", "eos_token_id"}) {
+    EXPECT_EQ(trainer.erase(key), 1) << key;
+  }
+  sections.trainer = trainer.dump();
+  const auto stored = lm::StoredConfig(sections);
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  EXPECT_EQ(stored->model.max_position_embeddings, 0);
+  EXPECT_FALSE(stored->model.bos_token_id.has_value());
+  EXPECT_THAT(stored->model.eos_token_ids, ElementsAre());
 }
 
 // What a folder has, by name: shape, type and bytes.

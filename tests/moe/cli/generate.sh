@@ -2,8 +2,8 @@
 # `moe generate`: the same text at any number of ranks: bash generate.sh <moe>
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-expect 0 "training" "$moe" train "${model[@]}" --ranks 2 --steps 8 --lr 0.02 --quiet --save "$work/run" \
-  --num-query-groups 1 --qk-layernorm head
+training=("${model[@]}" --ranks 2 --steps 8 --lr 0.02 --quiet --num-query-groups 1 --qk-layernorm head)
+expect 0 "training" "$moe" train "${training[@]}" --save "$work/run"
 start=(--checkpoint "$work/run" --prompt "the router " --max-new-tokens 40)
 for sampling in "--temperature 0" "--temperature 1 --top-k 20 --top-p 0.9 --seed 5"; do
   reference=
@@ -34,6 +34,30 @@ olmoe 23 26 1 8 1 1 22 26 26 26 8 22
 qwen2_moe 1 17 1 1 1 1 34 34 1 17 1 1
 qwen3_moe 8 8 8 8 8 8 8 8 8 8 8 8
 EOF
+
+# Ends with what generation_config.json, else config.json, or the run says that ends a text.
+cp -r "$models/mixtral" "$work/ends"
+sed -i 's/"eos_token_id": null/"eos_token_id": 10/' "$work/ends/config.json"
+ends() { # ends TEXT FLAGS
+  local text=$1 ranks
+  shift
+  for ranks in 1 3; do
+    expect 0 "generate $* on $ranks" "$moe" generate --prompt-tokens 1,2,3 --max-new-tokens 12 --ranks $ranks --quiet "$@"
+    [[ $(cat "$work/stdout") == "$text" ]] || fail "$* on $ranks: $(cat "$work/stdout"), expected $text"
+  done
+}
+whole="21 4 28 4 10 19 4 22 22 22 3 11"
+ends "21 4 28 4 10" --checkpoint "$work/ends"
+ends "$whole" --checkpoint "$work/ends" --ignore-eos
+echo '{"eos_token_id": [28, 11]}' >"$work/ends/generation_config.json"
+ends "21 4 28" --checkpoint "$work/ends"
+echo '{}' >"$work/ends/generation_config.json"
+ends "$whole" --checkpoint "$work/ends"
+expect 0 "the first token" "$moe" generate "${start[@]}" -o json
+token=$(grep -o '"tokens":\[[0-9]*' "$work/stdout" | grep -o '[0-9]*$')
+expect 0 "training with --eos-token-id" "$moe" train "${training[@]}" --save "$work/eos" --eos-token-id "256,$token"
+expect 0 "the end of the run's texts" "$moe" generate "${start[@]}" --checkpoint "$work/eos" -o json
+says "\"tokens\":[$token]"
 
 # With its own output layer, and a config.json that ties it: as transformers 5, which does not.
 cp -r "$models/mixtral" "$work/tied"

@@ -334,21 +334,73 @@ TEST(TrainOptionsTest, BadValuesNameTheFlagAndAChoice) {
               HasSubstr("parameters, expected at most"));
 }
 
+// A copy of a golden model with changes to its config.json.
+class ChangedModel {
+ public:
+  explicit ChangedModel(const std::string& family, const char* changes)
+      : path_(absl::StrCat(::testing::TempDir(), "/changed_", getpid())) {
+    std::filesystem::copy(absl::StrCat(MOE_GOLDEN_MODELS, "/", family), path_);
+    auto config = nlohmann::json::parse(std::ifstream(path_ + "/config.json"));
+    config.merge_patch(nlohmann::json::parse(changes));
+    std::ofstream(path_ + "/config.json") << config;
+  }
+  ~ChangedModel() { std::filesystem::remove_all(path_); }
+  ChangedModel(const ChangedModel&) = delete;
+  ChangedModel& operator=(const ChangedModel&) = delete;
+
+  const std::string& path() const { return path_; }
+  // Sets warnings.
+  absl::StatusOr<Settings> LoadWith(Strings flags) {
+    flags.insert(flags.begin(), {"--init-from", path_});
+    warnings.clear();
+    return LoadTrainSettings(flags, {}, warnings);
+  }
+  Strings warnings;
+
+ private:
+  std::string path_;
+};
+
 // As transformers 5: the golden Mixtral has an output layer of its own, whatever config.json says.
 TEST(TrainOptionsTest, InitFromTiesEmbeddingsWhereTheFilesDo) {
-  const std::string folder = absl::StrCat(::testing::TempDir(), "/tied_", getpid());
-  std::filesystem::copy(absl::StrCat(MOE_GOLDEN_MODELS, "/mixtral"), folder);
-  auto config = nlohmann::json::parse(std::ifstream(folder + "/config.json"));
-  config["tie_word_embeddings"] = true;
-  std::ofstream(folder + "/config.json") << config;
-  Strings warnings;
-  const auto settings = LoadTrainSettings(Strings{"--init-from", folder}, {}, warnings);
-  ASSERT_TRUE(settings.ok()) << settings.status();
-  EXPECT_EQ(settings->text("tie-word-embeddings"), "false");
-  EXPECT_THAT(warnings, ::testing::Contains(HasSubstr("they are not tied")));
-  EXPECT_THAT(LoadError({"--init-from", folder, "--tie-word-embeddings"}),
+  ChangedModel model("mixtral", R"({"tie_word_embeddings": true})");
+  EXPECT_EQ(model.LoadWith({}).value().text("tie-word-embeddings"), "false");
+  EXPECT_THAT(model.warnings, ::testing::Contains(HasSubstr("they are not tied")));
+  EXPECT_THAT(LoadError({"--init-from", model.path(), "--tie-word-embeddings"}),
               HasSubstr("--tie-word-embeddings is true, expected false, as --init-from"));
-  std::filesystem::remove_all(folder);
+}
+
+TEST(TrainOptionsTest, InitFromTakesWhatTheModelIsTrainedWithUnlessAFlagDoes) {
+  ChangedModel model("mixtral", R"({"output_router_logits": true, "router_aux_loss_coef": 0.25,
+      "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": [2, 7]})");
+  const auto settings = model.LoadWith({}).value();
+  EXPECT_THAT(model.warnings, ElementsAre());
+  EXPECT_EQ(settings.text("moe-aux-loss-coeff"), "0.5");  // k = 2 times, as docs/routing.md has it
+  EXPECT_EQ(settings.text("max-position-embeddings"), "4096");
+  EXPECT_EQ(settings.text("bos-token-id"), "1");
+  EXPECT_EQ(settings.text("eos-token-id"), "2,7");
+  const auto given =
+      model.LoadWith({"--moe-aux-loss-coeff", "0.125", "--eos-token-id", "3"}).value();
+  EXPECT_EQ(given.text("moe-aux-loss-coeff"), "0.125");
+  EXPECT_EQ(given.text("eos-token-id"), "3");
+  EXPECT_EQ(MakeError({"--eos-token-id", "1;2"}),
+            "--eos-token-id is 1;2, expected ids between commas: 1,2,3");
+}
+
+TEST(TrainOptionsTest, InitFromNamesWhatTransformersTrainsWithOtherwise) {
+  ChangedModel model("mixtral", R"({"attention_dropout": 0.5, "router_jitter_noise": 0.125})");
+  ASSERT_TRUE(model.LoadWith({}).ok());
+  EXPECT_THAT(model.warnings,
+              ElementsAre(absl::StrCat(
+                  "--init-from ", model.path(),
+                  ": transformers would train with attention_dropout 0.5, with router_jitter_noise "
+                  "0.125, without a balance loss, as output_router_logits is false (here "
+                  "--moe-aux-loss-coeff is 0.01)")));
+  for (const Strings& flags :
+       {Strings{"--moe-aux-loss-coeff", "0"}, {"--moe-router-load-balancing-type", "none"}}) {
+    ASSERT_TRUE(model.LoadWith(flags).ok());
+    EXPECT_THAT(model.warnings, ElementsAre(::testing::EndsWith("router_jitter_noise 0.125")));
+  }
 }
 
 // The golden models have fewer tokens than bytes: no run of text can start from them.

@@ -343,6 +343,73 @@ TEST(ModelConfig, WhatIsNotComputedIsRefusedByKey) {
   }
 }
 
+// What no pass reads: it is written again as it was read.
+TEST(ModelConfig, WhatNoPassReadsIsKept) {
+  for (const std::string& family : ModelTypes()) {
+    SCOPED_TRACE(family);
+    for (const char* const eos : {"null", "7", "[7, 9]"}) {
+      const std::string document = Changed(
+          family, R"({"max_position_embeddings": 4096, "bos_token_id": 3, "eos_token_id": 0})");
+      Json json = Json::parse(document);
+      json["eos_token_id"] = Json::parse(eos);
+      const auto config = ParseModelConfig("config.json", json.dump());
+      ASSERT_TRUE(config.ok()) << config.status();
+      const Json written =
+          Json::parse(ModelConfigJson(*config->rule, config->model, 64, "float32"));
+      const Json generation = Json::parse(GenerationConfigJson(config->model));
+      EXPECT_EQ(written["max_position_embeddings"], 4096);
+      for (const Json& tokens : {written, generation}) {
+        EXPECT_EQ(tokens["bos_token_id"], 3);
+        EXPECT_EQ(tokens["eos_token_id"], json["eos_token_id"]);
+      }
+    }
+    // Sequences of training may be longer.
+    const auto config = ParseModelConfig("config.json", Changed(family, "{}"));
+    EXPECT_EQ(Json::parse(ModelConfigJson(*config->rule, config->model, 100,
+                                          "float32"))["max_position_embeddings"],
+              100);
+  }
+}
+
+// The class defaults of transformers 5.24.
+TEST(ModelConfig, WhatNoPassReadsHasTheDefaultsOfTransformers) {
+  const struct {
+    const char* family;
+    int64_t positions;
+    std::optional<int64_t> bos;
+    std::vector<int32_t> eos;
+  } defaults[] = {{"mixtral", 131072, 1, {2}},
+                  {"olmoe", 4096, {}, {50279}},
+                  {"qwen2_moe", 32768, {}, {}},
+                  {"qwen3_moe", 32768, {}, {}}};
+  for (const auto& [family, positions, bos, eos] : defaults) {
+    const auto config = ParseModelConfig(
+        "config.json", Changed(family, R"({"max_position_embeddings": null, "bos_token_id": null,
+                                           "eos_token_id": null})"));
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->model.max_position_embeddings, positions);
+    EXPECT_EQ(config->model.bos_token_id, bos);
+    EXPECT_EQ(config->model.eos_token_ids, eos);
+  }
+}
+
+// As transformers generates: the file that there is, and nothing from the other.
+TEST_F(HfModelFolder, TextsEndWithTheTokensOfTheGenerationConfigIfThereIsOne) {
+  Write("config.json", R"({"eos_token_id": 7})");
+  EXPECT_THAT(ReadEndTokens(root_.string()).value(), ::testing::ElementsAre(7));
+  Write("generation_config.json", R"({"eos_token_id": [7, 9]})");
+  EXPECT_THAT(ReadEndTokens(root_.string()).value(), ::testing::ElementsAre(7, 9));
+  Write("generation_config.json", R"({"eos_token_id": null})");
+  EXPECT_THAT(ReadEndTokens(root_.string()).value(), ::testing::IsEmpty());
+  Write("generation_config.json", "{}");
+  EXPECT_THAT(ReadEndTokens(root_.string()).value(), ::testing::IsEmpty());
+  Write("generation_config.json", R"({"eos_token_id": "7"})");
+  EXPECT_THAT(ReadEndTokens(root_.string()),
+              StatusIs(kDataLoss, "eos_token_id is \"7\", expected"));
+  Write("generation_config.json", "[]");
+  EXPECT_THAT(ReadEndTokens(root_.string()), StatusIs(kDataLoss, "the document is no object"));
+}
+
 TEST(ModelConfig, KeysThatAreAbsentHaveTheDefaultsOfTransformers) {
   const auto parsed = [](const std::string& family, const std::string& changes) {
     const auto config = ParseModelConfig("config.json", Changed(family, changes));
@@ -364,6 +431,13 @@ TEST(ModelConfig, KeysThatAreAbsentHaveTheDefaultsOfTransformers) {
   EXPECT_EQ(parsed("olmoe", R"({"num_key_value_heads": null})").key_value_heads(), 4);
   // As transformers 4 writes it.
   EXPECT_EQ(parsed("olmoe", R"({"rope_parameters": null, "rope_theta": 5e5})").rotary_base, 5e5f);
+  // Of both objects the older one counts, if it says anything.
+  const char kBoth[] = R"({"rope_scaling": {"type": "default"}, "rope_theta": 5e5,
+      "rope_parameters": {"rope_theta": 7e5}})";
+  EXPECT_EQ(parsed("olmoe", kBoth).rotary_base, 5e5f);
+  EXPECT_EQ(parsed("olmoe", R"({"rope_scaling": {}, "rope_parameters": {"rope_theta": 7e5}})")
+                .rotary_base,
+            7e5f);
 }
 
 }  // namespace
