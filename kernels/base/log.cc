@@ -7,6 +7,8 @@
 #include <set>
 #include <string>
 
+#include "kernels/base/printable.h"
+
 namespace moe {
 namespace {
 
@@ -14,7 +16,7 @@ void ToStderr(LogLevel level, absl::string_view message) {
   const char* const prefix = level == LogLevel::kInfo      ? ""
                              : level == LogLevel::kWarning ? "warning: "
                                                            : "error: ";
-  std::fprintf(stderr, "moe: %s%.*s\n", prefix, static_cast<int>(message.size()), message.data());
+  std::fprintf(stderr, "moe: %s%s\n", prefix, Printable(message).c_str());
 }
 
 std::atomic<LogCallback> callback = ToStderr;

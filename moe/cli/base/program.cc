@@ -12,6 +12,7 @@
 #include <absl/time/clock.h>
 #include <unistd.h>
 
+#include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/exit_code.h"
@@ -86,7 +87,7 @@ namespace {
 void PrintError(absl::string_view command, const absl::Status& status) {
   const std::string who = absl::StrCat("moe", command.empty() ? "" : " ", command, ":");
   PrintAside(absl::StrCat(Painted(who, Color::kRed, stderr), " ",
-                          absl::StrReplaceAll(status.message(), {{"\n", " "}}), "\n"));
+                          Printable(absl::StrReplaceAll(status.message(), {{"\n", " "}})), "\n"));
 }
 
 }  // namespace
@@ -94,7 +95,7 @@ void PrintError(absl::string_view command, const absl::Status& status) {
 void PrintWarnings(absl::string_view command, absl::Span<const std::string> warnings) {
   for (const std::string& warning : warnings) {
     Say(stderr, "moe {}: {} {}\n", std::string(command),
-        Painted("warning:", Color::kYellow, stderr), warning);
+        Painted("warning:", Color::kYellow, stderr), Printable(warning));
   }
 }
 

@@ -10,6 +10,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "kernels/base/printable.h"
+
 namespace moe::cli {
 namespace {
 
@@ -36,6 +38,10 @@ void SetColor(absl::string_view when) {
 
 std::string Painted(absl::string_view text, Color color, std::FILE* out) {
   return HasColor(out) ? Colored(text, color) : std::string(text);
+}
+
+std::string TextFor(std::FILE* out, std::string text) {
+  return ::isatty(::fileno(out)) != 0 ? Printable(text) : text;
 }
 
 Terminal StderrTerminal() {

@@ -30,6 +30,10 @@ enum class Color : uint8_t { kRed = 31, kGreen = 32, kYellow = 33, kCyan = 36 };
 // `text` for `out`: in colour by --color always, or auto on a terminal without NO_COLOR.
 std::string Painted(absl::string_view text, Color color, std::FILE* out);
 
+// Text of untrusted bytes for `out`: on a terminal Printable (kernels/base/printable.h); a pipe or
+// a file has the bytes as they are.
+std::string TextFor(std::FILE* out, std::string text);
+
 // As fmt::print, but for what is not worth a run: what cannot be written is left out.
 template <typename... Args>
 void Say(std::FILE* out, fmt::format_string<Args...> format, Args&&... args) {

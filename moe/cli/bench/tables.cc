@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe::bench {
@@ -40,7 +41,7 @@ std::string JsonRow(const std::vector<std::string>& names, absl::Span<const Cell
 
 std::string CsvLine(absl::Span<const Cell> cells) {
   const auto quoted = [](std::string* out, const Cell& cell) {
-    const std::string text = cell.text();
+    const std::string text = Printable(cell.text());
     const bool plain = text.find_first_of(",\"\r\n") == std::string::npos;
     *out += plain ? text : absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
   };
@@ -49,7 +50,7 @@ std::string CsvLine(absl::Span<const Cell> cells) {
 
 std::string MarkdownLine(absl::Span<const Cell> cells) {
   const auto escaped = [](std::string* out, const Cell& cell) {
-    *out += absl::StrReplaceAll(cell.text(), {{"|", "\\|"}, {"\n", " "}});
+    *out += absl::StrReplaceAll(Printable(cell.text()), {{"|", "\\|"}, {"\n", " "}});
   };
   return absl::StrCat("| ", absl::StrJoin(cells, " | ", escaped), " |\n");
 }
@@ -152,7 +153,9 @@ std::string Padded(absl::string_view text, int width) {
 
 std::string TextOf(const Cell& cell, int decimals) {
   const double* const real = std::get_if<double>(&cell.value());
-  return real == nullptr ? cell.text() : absl::StrFormat("%.*f", decimals, *real);
+  if (real != nullptr) return absl::StrFormat("%.*f", decimals, *real);
+  // A row is a line.
+  return absl::StrReplaceAll(Printable(cell.text()), {{"\n", " "}, {"\t", " "}});
 }
 
 // Ends without blanks: lines are compared and pasted.

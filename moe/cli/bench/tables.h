@@ -70,6 +70,7 @@ std::optional<TableForm> TableFormOf(absl::string_view name);
 //   json   one array with an object per row
 //   jsonl  an object per line
 //   md     GitHub's tables, '|' escaped
+// Control characters of texts are Printable (kernels/base/printable.h), in JSON as JSON has them.
 class TableWriter {
  public:
   TableWriter(TableForm form, std::vector<std::string> names)

@@ -12,6 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
@@ -136,7 +137,7 @@ std::string TableText(const Evaluated& e) {
       "loss        {:.4f} nats, {:.4f} bits per {}\n"
       "perplexity  {:.4f}\n"
       "throughput  {} tok/s\n",
-      e.run.path, Counted(static_cast<int64_t>(e.corpus.files.size()), "file"),
+      Printable(e.run.path), Counted(static_cast<int64_t>(e.corpus.files.size()), "file"),
       Counted(e.corpus.all.size(), e.corpus.unit), e.split, Counted(e.report.sequences, "sequence"),
       e.run.config.sequence_length, e.corpus.unit, e.report.loss, e.bits(), e.corpus.unit,
       e.perplexity(), WithCommas(std::llround(e.rate())));

@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
@@ -43,8 +44,9 @@ same tokens at any number of ranks, which share one set of experts. On CPUs.
 
 constexpr char kTail[] =
     R"(
-A model of 256 ids writes bytes: what is no UTF-8 is printed as U+FFFD. Models of other vocabularies
-print ids, and take them: --prompt-tokens.
+A model of 256 ids writes bytes: what is no UTF-8 is printed as U+FFFD, and on a terminal control
+characters as \x1b; a pipe or a file gets them as they are. Models of other vocabularies print ids,
+and take them: --prompt-tokens.
 
 How a token is chosen from logits l
   temperature 0  the largest l, the lowest id where several are
@@ -171,7 +173,7 @@ class GenerateRun {
     generation.on_token = [&](int32_t token) -> absl::Status {
       const std::string shown = Shown(token);
       text_ += shown;
-      return as_json() ? absl::OkStatus() : Print(shown);
+      return as_json() ? absl::OkStatus() : Print(TextFor(stdout, shown));
     };
     const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
       const bool first = world->rank() == 0;
@@ -224,7 +226,8 @@ class GenerateRun {
         "moe generate: {}: prompt of {} in {:.2f} s; {} in {:.2f} s, {:.1f} tok/s; weights {} a "
         "token, "
         "{:.2f} GB/s\n",
-        run_.path, Counted(static_cast<int64_t>(options_.generation.prompt.size()), "token"),
+        Printable(run_.path),
+        Counted(static_cast<int64_t>(options_.generation.prompt.size()), "token"),
         report.prompt_seconds, Counted(static_cast<int64_t>(report.tokens.size()), "token"),
         report.seconds, rate, BytesText(WeightBytes()), WeightBytes() * rate / 1e9);
   }

@@ -12,6 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/terminal.h"
@@ -223,7 +224,7 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
       WithCommas(report.parameters_active));
   Add(text, "files         {}\n",
       facts.files.empty() ? "none (--out DIR writes metrics.jsonl)"
-                          : absl::StrJoin(facts.files, ", "));
+                          : Printable(absl::StrJoin(facts.files, ", ")));
   Add(text, "weights_xxh3  {}\n", HashText(report.weights_xxh3));
   Add(text, "reproduce     {}\n", facts.command);
   return fmt::to_string(text);

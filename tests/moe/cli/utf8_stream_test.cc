@@ -1,8 +1,14 @@
 #include "moe/cli/generate/utf8_stream.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "moe/cli/base/terminal.h"
 
 namespace moe::cli {
 namespace {
@@ -32,6 +38,22 @@ TEST(Utf8StreamTest, WhatIsNoCharacterIsReplaced) {
   EXPECT_EQ(Streamed("\xE0\x80"), "|" + r + r + "|");  // overlong
   EXPECT_EQ(Streamed("\xED\xA0"), "|" + r + r + "|");  // a surrogate
   EXPECT_EQ(Streamed("\xF4\x90"), "|" + r + r + "|");  // above U+10FFFF
+}
+
+TEST(TextForTest, ATerminalIsNotSteered) {
+  const std::string text = "\x1b[31mred\x7f\r\n\t\xc2\x9b\xc3\xa9\xff" + std::string(1, '\0');
+  const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY);
+  if (terminal < 0 || ::grantpt(terminal) != 0 || ::unlockpt(terminal) != 0) {
+    GTEST_SKIP() << "no terminals here";
+  }
+  std::FILE* const shown = std::fopen(::ptsname(terminal), "r+");
+  ASSERT_NE(shown, nullptr);
+  EXPECT_EQ(TextFor(shown, text), "\\x1b[31mred\\x7f\\x0d\n\t\\u009b\xc3\xa9\xff\\x00");
+  std::fclose(shown);
+  ::close(terminal);
+  std::FILE* const file = std::tmpfile();
+  EXPECT_EQ(TextFor(file, text), text);
+  std::fclose(file);
 }
 
 }  // namespace
