@@ -25,7 +25,7 @@ constexpr absl::string_view kSchema = "moe.routing/1";
 constexpr int64_t kMostInt = std::numeric_limits<int>::max();
 
 // A line, object and lists; two values each for keys and lists that are not numbers.
-constexpr JsonLimits kLineLimits = {.max_bytes = int64_t{32} << 20,
+constexpr JsonLimits kLineLimits = {.max_bytes = kTraceMostLineBytes,
                                     .max_values = kTraceMostCells + 3 * kTraceMostRanks + 32,
                                     .max_depth = 4,
                                     .max_token_bytes = 4096};
@@ -231,10 +231,16 @@ std::string RecordLine(const RoutingTraceRecord& record) {
 }
 
 absl::StatusOr<RoutingTrace> ParseRoutingTrace(absl::string_view file, absl::string_view text) {
+  if (static_cast<int64_t>(text.size()) > kTraceMostBytes) {
+    return Bad(absl::StrCat(file, ": ", text.size(), " bytes, expected at most ", kTraceMostBytes,
+                            ": keep a part of the steps"));
+  }
   TraceReader reader;
   int64_t number = 0;
   while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size());
+    // A line that is too long is refused by its first bytes.
+    const absl::string_view longest = text.substr(0, kTraceMostLineBytes + 1);
+    const size_t end = std::min(longest.find('\n'), longest.size());
     ++number;
     if (const absl::Status read = reader.Line(text.substr(0, end)); !read.ok()) {
       return At(file, number, read);

@@ -58,12 +58,13 @@ absl::Status CheckRoutingTraceFits(const RoutingTraceHeader& header, int64_t ste
 // Reads an untrusted file; `file` is the name used in messages. kDataLoss "<file>:<line>: <reason>"
 // unless the header and at least one record are there and every value keeps to what stands above
 // and to the limits below, which leave room for bytes of any sum of a record in an int64. Keys that
-// are not known are refused. Memory: 8 bytes a number kept and about 100 a record, one line of JSON
-// beside it.
+// are not known are refused. Reads no byte beyond the limits. Memory: 8 bytes a number kept and
+// about 100 a record, one line of JSON beside it.
 absl::StatusOr<RoutingTrace> ParseRoutingTrace(absl::string_view file, absl::string_view text);
 
 // Limits of a file: R and E; R * E; H; tokens of a record over all ranks; records; numbers
-// in all of them.
+// in all of them; bytes, of which a number has at most 11, a record about 100 and a rank's list 5
+// beside its numbers, and of a line.
 inline constexpr int64_t kTraceMostRanks = 1 << 12;
 inline constexpr int64_t kTraceMostExperts = 1 << 14;
 inline constexpr int64_t kTraceMostCells = 1 << 20;
@@ -71,6 +72,8 @@ inline constexpr int64_t kTraceMostHidden = 1 << 16;
 inline constexpr int64_t kTraceMostTokens = 1 << 29;
 inline constexpr int64_t kTraceMostRecords = 1 << 20;
 inline constexpr int64_t kTraceMostNumbers = 1 << 23;
+inline constexpr int64_t kTraceMostBytes = 1 << 28;
+inline constexpr int64_t kTraceMostLineBytes = 1 << 25;
 
 }  // namespace moe
 

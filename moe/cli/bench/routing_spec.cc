@@ -120,6 +120,12 @@ int64_t CallsOf(const RoutingSpec& routing) {
 }
 
 absl::StatusOr<std::vector<double>> ParseTrafficMatrix(absl::string_view text, int ranks) {
+  // A number of 64 bytes is a long one; the rest is for comments.
+  const int64_t most = int64_t{64} * ranks * ranks + (int64_t{1} << 20);
+  if (static_cast<int64_t>(text.size()) > most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(text.size(), " bytes, expected at most ", most, " for ", ranks, " ranks"));
+  }
   std::vector<double> weights;
   double total = 0;
   int line_number = 0;

@@ -8,6 +8,7 @@
 #include <absl/strings/str_replace.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "tests/sanitizers.h"
 
@@ -140,6 +141,20 @@ TEST(RoutingTraceTest, EveryCutOfAFileIsAnErrorOrWhole) {
     EXPECT_EQ(ParseRoutingTrace("t", absl::string_view(text).substr(0, length)).ok(), whole)
         << length;
   }
+}
+
+// Without a look at the bytes, which may be those of a sparse file of any size.
+TEST(RoutingTraceTest, LongFilesAndLinesAreRefusedUnread) {
+  constexpr size_t kBytes = size_t{1} << 38;  // none of which can be read
+  void* const none =
+      ::mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(none, MAP_FAILED);
+  EXPECT_EQ(ParseRoutingTrace("t", {static_cast<const char*>(none), kBytes}).status().message(),
+            "t: 274877906944 bytes, expected at most 268435456: keep a part of the steps");
+  ::munmap(none, kBytes);
+  const std::string line((int64_t{1} << 25) + 1, ' ');
+  EXPECT_THAT(ErrorOf(absl::StrCat(line, "\n", kHeader)),
+              HasSubstr("t.jsonl:1: JSON: JSON of 33554433 bytes, expected at most 33554432"));
 }
 
 TEST(RoutingTraceTest, CountsOfAllRecordsTogetherAreBounded) {

@@ -211,6 +211,8 @@ TEST(RoutingSpecTest, RefusesBrokenMatricesWithTheLine) {
   EXPECT_THAT(refused("1 2\n1 2\n1 2\n"), HasSubstr("line 3 is one too many"));
   EXPECT_THAT(refused("0 0\n0 0\n"), HasSubstr("add up to 0"));
   EXPECT_THAT(refused(""), HasSubstr("0 lines"));
+  const std::string long_comment = "#" + std::string(1 << 21, '-');
+  EXPECT_THAT(refused(long_comment.c_str()), HasSubstr("2097153 bytes, expected at most 1048832"));
 }
 
 }  // namespace
