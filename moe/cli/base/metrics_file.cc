@@ -1,16 +1,20 @@
 #include "moe/cli/base/metrics_file.h"
 
 #include <filesystem>
+#include <map>
+#include <optional>
 #include <system_error>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/terminal.h"
 #include "moe/io/file.h"
 
 namespace moe::cli {
@@ -40,6 +44,14 @@ absl::Status MakeFolder(const std::string& folder, std::vector<std::string>& mad
   fs::create_directories(folder, error);
   if (error) return IoError("make the folder", folder, error.value());
   return absl::OkStatus();
+}
+
+// Of a line of metrics, from 1.
+std::optional<int64_t> StepOf(const Json& line) {
+  const auto at = line.is_object() ? line.find("step") : line.end();
+  if (at == line.end() || !at->is_number_unsigned()) return std::nullopt;
+  const auto step = at->get<int64_t>();  // negative for what is above every int64
+  return step >= 1 ? std::optional(step) : std::nullopt;
 }
 
 }  // namespace
@@ -159,19 +171,51 @@ absl::StatusOr<std::unique_ptr<MetricsFile>> MetricsFile::Create(const std::stri
   return std::unique_ptr<MetricsFile>(new MetricsFile(std::move(file)));
 }
 
-absl::StatusOr<std::string> MetricsFile::LinesBefore(int64_t step) const {
-  if (!file_->replaces()) return "";
+absl::StatusOr<MetricsFile::EarlierLines> MetricsFile::LinesBefore(int64_t step) const {
+  EarlierLines earlier;
+  if (!file_->replaces()) return earlier;
   MOE_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path()));
-  std::string lines;
-  for (const absl::string_view line : absl::StrSplit(file.text(), '\n', absl::SkipEmpty())) {
+  std::map<int64_t, absl::string_view> steps;
+  int64_t number = 0, first_unknown = 0, unknown = 0, doubled = 0;
+  for (const absl::string_view line : absl::StrSplit(file.text(), '\n')) {
+    ++number;
+    if (line.empty()) continue;
     const Json object = Json::parse(line.begin(), line.end(), nullptr, false);
-    const auto at = object.is_object() ? object.find("step") : object.end();
-    const bool before = at != object.end() && at->is_number_integer() && at->get<int64_t>() < step;
-    if (before || (object.is_object() && object.contains("schema"))) {
-      absl::StrAppend(&lines, line, "\n");
+    if (const std::optional<int64_t> of = StepOf(object)) {
+      if (*of >= step) continue;  // the run comes by it again
+      doubled += steps.insert_or_assign(*of, line).second ? 0 : 1;
+    } else if (object.is_object() && object.contains("schema")) {
+      absl::StrAppend(&earlier.text, line, "\n");
+    } else if (!object.is_object() || !object.contains("weights_xxh3")) {  // the end of a run
+      if (unknown++ == 0) first_unknown = number;
     }
   }
-  return lines;
+  for (const auto& [each, line] : steps) absl::StrAppend(&earlier.text, line, "\n");
+  std::vector<std::string> damage;
+  if (unknown > 0) {
+    damage.push_back(absl::StrCat(Counted(unknown, "line"),
+                                  " of no run left out, the first is line ", first_unknown));
+  }
+  int64_t expected = steps.empty() ? step : steps.begin()->first, missing = 0, first_missing = 0;
+  steps.emplace(step, "");
+  for (const auto& [each, line] : steps) {
+    if (each > expected && missing == 0) first_missing = expected;
+    missing += each - expected;
+    expected = each + 1;
+  }
+  if (missing > 0) {
+    damage.push_back(
+        absl::StrCat(Counted(missing, "step"), " missing, the first is step ", first_missing));
+  }
+  if (doubled > 0) {
+    damage.push_back(
+        absl::StrCat(Counted(doubled, "line"), " of a step that has a later one left out"));
+  }
+  if (!damage.empty()) {
+    earlier.damage = absl::StrCat("'", path(), "' is damaged before step ", step, ": ",
+                                  absl::StrJoin(damage, "; "));
+  }
+  return earlier;
 }
 
 absl::Status MetricsFile::Append(absl::string_view line) {

@@ -53,9 +53,16 @@ class MetricsFile {
   // code 4.
   static absl::StatusOr<std::unique_ptr<MetricsFile>> Create(const std::string& folder,
                                                              Earlier earlier = Earlier::kRefused);
-  // Before the first Append of a run that is continued: its start and the steps before `step`, each
-  // with its line's end; empty without an earlier run. The first Append replaces them all.
-  absl::StatusOr<std::string> LinesBefore(int64_t step) const;
+  struct EarlierLines {
+    std::string text;  // each line with its end; empty without an earlier run
+    // What is wrong with the file, in words and counts: lines that are none of a run and are not in
+    // `text`, steps that are missing, or stand twice, of which `text` has the later line. Empty:
+    // nothing.
+    std::string damage;
+  };
+  // Before the first Append of a run that is continued: its start and the steps before `step`,
+  // ascending. The first Append replaces them all.
+  absl::StatusOr<EarlierLines> LinesBefore(int64_t step) const;
 
   // Of the file in `folder`.
   static std::string PathIn(const std::string& folder);

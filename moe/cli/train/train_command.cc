@@ -9,6 +9,7 @@
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/stop_signal.h"
@@ -178,7 +179,7 @@ class TrainRun {
   void PrintStart() const {
     if (settings_.on("quiet") || !speaks()) return;
     if (settings_.on("verbose")) {
-      for (const std::string& file : corpus_.files) Say(stderr, "read   {}\n", file);
+      for (const std::string& file : corpus_.files) Say(stderr, "read   {}\n", Printable(file));
     }
     Say(stderr, "{}", StartText(options_, corpus_, backend()));
   }
@@ -199,7 +200,9 @@ class TrainRun {
     if (metrics_ == nullptr) return absl::OkStatus();
     std::string before;
     if (!appended_) {
-      MOE_ASSIGN_OR_RETURN(before, metrics_->LinesBefore(metrics.step));
+      MOE_ASSIGN_OR_RETURN(MetricsFile::EarlierLines earlier, metrics_->LinesBefore(metrics.step));
+      if (!earlier.damage.empty()) PrintWarnings(kCommand, {earlier.damage});
+      before = std::move(earlier.text);
       if (before.empty()) before = absl::StrCat(start_line_, "\n");
       appended_ = true;
     }

@@ -307,6 +307,42 @@ TEST_F(MetricsFileTest, OneRunAtATimeWritesToAFolder) {
   EXPECT_TRUE(MetricsFile::Create(root_.string()).ok());
 }
 
+// A resumed run replaces the file by what it takes from it: what that leaves out is said.
+TEST_F(MetricsFileTest, WhatIsWrongWithAnEarlierRunIsCounted) {
+  const auto lines_before = [&](int64_t step, const std::string& text) {
+    std::ofstream(root_ / "metrics.jsonl") << text;
+    const auto file = MetricsFile::Create(root_.string(), MetricsFile::Earlier::kContinued);
+    return (*file)->LinesBefore(step).value();
+  };
+  const std::string start = "{\"schema\":\"moe.train/1\"}\n", end = "{\"weights_xxh3\":\"ab\"}\n";
+  const auto steps = [](const std::vector<int>& numbers) {
+    std::string text;
+    for (const int step : numbers) text += "{\"step\":" + std::to_string(step) + "}\n";
+    return text;
+  };
+  const auto damage = [&](int64_t step, const std::string& text) {
+    const std::string said = lines_before(step, text).damage;
+    return said.empty() ? said : said.substr(said.find(": ") + 2);
+  };
+  // A run that ended, one that was killed behind its checkpoint, one that another --out began.
+  EXPECT_EQ(lines_before(3, start + steps({1, 2, 3}) + end).text, start + steps({1, 2}));
+  EXPECT_EQ(damage(3, start + steps({1, 2, 3}) + end), "");
+  EXPECT_EQ(damage(3, start + steps({1, 2})), "");
+  EXPECT_EQ(damage(8, start + steps({6, 7})), "");
+  EXPECT_EQ(damage(8, ""), "");
+
+  EXPECT_EQ(lines_before(4, start + steps({1}) + "\0{{\n[2]\n" + steps({3})).text,
+            start + steps({1, 3}));
+  EXPECT_EQ(damage(4, start + steps({1}) + "{\"ste\n[2]\n" + steps({3}) + "{\"step\":"),
+            "3 lines of no run left out, the first is line 3; 1 step missing, the first is step 2");
+  EXPECT_EQ(damage(11, start + steps({1, 2, 5})), "7 steps missing, the first is step 3");
+  const std::string twice =
+      start + steps({3, 4, 5, 3}) + "{\"step\":4,\"second\":1}\n" + steps({5});
+  EXPECT_EQ(damage(6, twice), "3 lines of a step that has a later one left out");
+  EXPECT_EQ(lines_before(6, twice).text,
+            start + steps({3}) + "{\"step\":4,\"second\":1}\n" + steps({5}));
+}
+
 TEST_F(MetricsFileTest, AFolderThatIsDeletedIsAnIoError) {
   auto file = MetricsFile::Create((root_ / "a").string());
   ASSERT_TRUE(file.ok() && (*file)->Append("{}").ok());
