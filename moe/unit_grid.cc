@@ -45,6 +45,11 @@ int64_t UnitGrid::FirstRowOfGroup(int64_t row) const {
   return leaf_[kLeaves - 1].row_end;
 }
 
+int64_t UnitGrid::EndOfBand(int64_t row) const {
+  constexpr int64_t kBand = int64_t{1} << 16;  // elements, twice those of eight units side by side
+  return FirstRowOfGroup(row + std::max<int64_t>(1, kBand / cols_));
+}
+
 int64_t UnitGrid::CutNear(int64_t element) const {
   if (cols_ == 0) return 0;
   const int64_t row = element / cols_, first = FirstRowOfGroup(row);

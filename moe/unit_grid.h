@@ -42,6 +42,9 @@ class UnitGrid {
   }
   // The first row of the row group that `row` is in; rows() for row >= rows().
   int64_t FirstRowOfGroup(int64_t row) const;
+  // A row to read up to from `row` on, the first of a row group or rows(): so few elements that a
+  // near cache has them while they are hashed, and at least a row group.
+  int64_t EndOfBand(int64_t row) const;
   // The first row of the row group, or rows(), whose first element, row by row, is nearest to
   // `element`; of two as near, the first.
   int64_t CutNear(int64_t element) const;

@@ -217,6 +217,12 @@ std::string HashHex(uint64_t hash) {
   return absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
 }
 
+std::string RunOf(const CheckpointSections& sections) {
+  const nlohmann::json writer = nlohmann::json::parse(sections.written_by, nullptr, false);
+  const auto run = writer.is_object() ? writer.find("run") : writer.end();
+  return run != writer.end() && run->is_string() ? run->get<std::string>() : "";
+}
+
 std::string StateHashesText(const StateHashes& hashes) {
   const auto member = [](std::string* out, const StateHashes::value_type& hash) {
     absl::StrAppend(out, "\"", hash.first, "\":\"", HashHex(hash.second), "\"");

@@ -37,6 +37,10 @@ struct CheckpointSections {
   std::string hash = "{}";
 };
 
+// The run that wrote them: the member `run` of `written_by`, a text that no other run has. Empty
+// where it is missing, as programs before it wrote it: they are then told apart from no one.
+std::string RunOf(const CheckpointSections& sections);
+
 struct ManifestTensor {
   std::string name;
   SafetensorsType type = SafetensorsType::kF32;  // or kF64; of all its states

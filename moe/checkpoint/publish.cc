@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "comm/agreed_status.h"
 #include "kernels/base/caught.h"
@@ -12,6 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/manifest_format.h"
 #include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/retention.h"
 #include "moe/checkpoint/run_lock.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/writer.h"
@@ -87,20 +89,6 @@ absl::StatusOr<CheckpointManifest> Merge(absl::Span<const std::string> tables, b
   return merged;
 }
 
-// What a checkpoint that is on the disk can do without.
-absl::Status WriteLatestAndRetain(const CheckpointOptions& options, int64_t step) {
-  FileSystem& files = *options.files;
-  MOE_RETURN_IF_ERROR(WriteText(absl::StrCat(options.folder, "/", kLatestName),
-                                absl::StrCat(StepFolderName(step), "\n"), files));
-  MOE_ASSIGN_OR_RETURN(std::vector<int64_t> steps, ListSteps(options.folder, files));
-  // Newer ones are damaged, or Create had refused: they neither count nor go.
-  steps.erase(std::upper_bound(steps.begin(), steps.end(), step), steps.end());
-  for (const int64_t old : StepsToRemove(steps, options.keep, options.keep_every)) {
-    MOE_RETURN_IF_ERROR(RemoveStep(options.folder, old, files));
-  }
-  return absl::OkStatus();
-}
-
 // Of ranks that do not share one folder, or of a mount that was lost, nothing is published: rank 0
 // reads what the others have written as whoever resumes will.
 absl::Status CheckReadable(const std::string& unfinished) {
@@ -137,15 +125,46 @@ absl::Status CheckpointWriter::PublishTables(absl::Span<const std::string> table
   if (!tiled.ok()) return absl::InvalidArgumentError(tiled.message());
   MOE_ASSIGN_OR_RETURN(const std::string text, SerializeManifest(manifest));
   const std::string unfinished = Unfinished();
+  MOE_RETURN_IF_ERROR(CheckIsFolder(unfinished, files));
   MOE_RETURN_IF_ERROR(WriteText(absl::StrCat(unfinished, "/", kManifestName), text, files));
   MOE_RETURN_IF_ERROR(CheckReadable(unfinished));
   if (options_.lock != nullptr) MOE_RETURN_IF_ERROR(options_.lock->CheckHeld());
   MOE_RETURN_IF_ERROR(FreeName(manifest.step));
   MOE_RETURN_IF_ERROR(PublishStep(unfinished, options_.folder, manifest.step, files));
-  const absl::Status rest = WriteLatestAndRetain(options_, manifest.step);
+  std::erase(options_.damaged_steps, manifest.step);  // it is whole now
+  const absl::Status rest = WriteLatestAndRetain(manifest);
   if (!rest.ok()) {
     Log(LogLevel::kWarning, absl::StrCat("CheckpointWriter: ", StepFolderName(manifest.step),
                                          " is written, but what follows failed: ", rest.message()));
+  }
+  return absl::OkStatus();
+}
+
+// What a checkpoint that is on the disk can do without.
+absl::Status CheckpointWriter::WriteLatestAndRetain(const CheckpointManifest& manifest) {
+  FileSystem& files = *options_.files;
+  const std::string& folder = options_.folder;
+  MOE_RETURN_IF_ERROR(WriteText(absl::StrCat(folder, "/", kLatestName),
+                                absl::StrCat(StepFolderName(manifest.step), "\n"), files));
+  MOE_ASSIGN_OR_RETURN(std::vector<int64_t> steps, ListSteps(folder, files));
+  // Newer ones are damaged, or Create had refused: they neither count nor go.
+  steps.erase(std::upper_bound(steps.begin(), steps.end(), manifest.step), steps.end());
+  const RetentionPlan plan = PlanRetention(folder, steps,
+                                           {.keep = options_.keep,
+                                            .keep_every = options_.keep_every,
+                                            .run = RunOf(manifest.sections),
+                                            .damaged_steps = options_.damaged_steps},
+                                           files);
+  std::vector<std::string> warned;
+  for (const std::string& each : plan.left_alone) {
+    if (left_alone_.insert(each).second) warned.push_back(each);
+  }
+  if (!warned.empty()) {
+    Log(LogLevel::kWarning, absl::StrCat("CheckpointWriter: not removed, since not of this run: ",
+                                         absl::StrJoin(warned, "; ")));
+  }
+  for (const int64_t old : plan.removed) {
+    MOE_RETURN_IF_ERROR(RemoveStep(folder, old, files));
   }
   return absl::OkStatus();
 }
@@ -191,7 +210,7 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
   if (result.ok()) return result;
   // On all ranks, which may see folders of their own. None may start the next one in a folder that
   // is being removed.
-  (void)RemoveTree(Unfinished(), *options_.files);
+  (void)RemoveFolder(Unfinished(), *options_.files);
   MOE_RETURN_IF_ERROR(world.Barrier());
   return WithFileFault(std::move(result), FileFault::kWrite);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <type_traits>
 #include <utility>
 
@@ -10,12 +11,21 @@
 #include "kernels/base/parallel.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/step_folders.h"
+#include "moe/unit_grid.h"
 
 namespace moe {
 namespace {
 
 absl::Status Damaged(const std::string& path, absl::string_view reason) {
   return absl::DataLossError(absl::StrCat("CheckpointReader: ", path, ": ", reason));
+}
+
+std::string ManifestPath(const std::string& path) {
+  return absl::StrCat(path, "/", kManifestName);
+}
+
+std::string SaidBy(const std::string& path) {
+  return absl::StrCat("CheckpointReader: ", ManifestPath(path));
 }
 
 // A shard's length, and that of its header with the 8 bytes before it, are as the manifest says.
@@ -131,17 +141,24 @@ absl::Status CheckpointReader::Read(absl::string_view tensor_name, absl::string_
   return absl::OkStatus();
 }
 
+absl::StatusOr<CheckpointManifest> ReadManifest(const std::string& path) {
+  auto mapped = MappedFile::Open(ManifestPath(path));
+  if (absl::IsInvalidArgument(mapped.status())) return Damaged(path, mapped.status().message());
+  MOE_ASSIGN_OR_RETURN(const MappedFile document, std::move(mapped));
+  return ParseManifest(SaidBy(path), document.text());
+}
+
 absl::StatusOr<CheckpointReader> CheckpointReader::Open(const std::string& path) {
   CheckpointReader reader;
   reader.path_ = path;
-  const std::string manifest_path = absl::StrCat(path, "/", kManifestName);
-  auto mapped = MappedFile::Open(manifest_path);
-  if (absl::IsInvalidArgument(mapped.status())) return Damaged(path, mapped.status().message());
-  MOE_ASSIGN_OR_RETURN(const MappedFile document, std::move(mapped));
-  const std::string said_by = absl::StrCat("CheckpointReader: ", manifest_path);
-  MOE_ASSIGN_OR_RETURN(reader.manifest_, ParseManifest(said_by, document.text()));
+  MOE_ASSIGN_OR_RETURN(reader.manifest_, ReadManifest(path));
   const CheckpointManifest& manifest = reader.manifest_;
-  MOE_RETURN_IF_ERROR(CheckTiling(said_by, manifest));
+  MOE_RETURN_IF_ERROR(CheckTiling(SaidBy(path), manifest));
+  const auto step = StepOf(
+      std::filesystem::path(path + "/.").lexically_normal().parent_path().filename().string());
+  if (step.has_value() && *step != manifest.step) {
+    return Damaged(path, absl::StrCat("the manifest says step ", manifest.step));
+  }
   reader.verified_.resize(manifest.boxes.size());
   reader.shards_ = std::vector<Shard>(manifest.files.size());
   for (size_t i = 0; i < manifest.files.size(); ++i) {
@@ -198,6 +215,56 @@ absl::Status CheckpointReader::Verify(int threads) {
   });
   MOE_RETURN_IF_ERROR(first_status);
   verified_.assign(boxes, true);
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointReader::VerifyStates(absl::Span<const CanonicalTensor> tensors,
+                                            int threads) {
+  const auto said = ParseStateHashes(manifest_.sections.hash);
+  if (!said.ok()) return Damaged(path_, said.status().message());
+  if (said->empty()) return absl::OkStatus();
+  struct Band {
+    const CanonicalTensor* tensor;
+    const std::string* state;
+    TensorBox box;
+  };
+  std::vector<Band> bands;
+  for (const CanonicalTensor& tensor : tensors) {
+    const ManifestTensor* const stored = Find(tensor.name);
+    // What is frozen is not stored; of another model no sum will be right.
+    if (stored == nullptr || stored->rows != tensor.rows || stored->cols != tensor.cols) continue;
+    const UnitGrid grid(tensor);
+    for (const std::string& state : stored->states) {
+      for (int64_t row = 0, end = row; row < tensor.rows; row = end) {
+        end = grid.EndOfBand(row);
+        bands.push_back({&tensor, &state, {row, end, 0, tensor.cols}});
+      }
+    }
+  }
+  std::mutex mu;
+  StateHashes read;     // guarded by mu
+  absl::Status status;  // guarded by mu
+  ThreadPool(threads).For(std::ssize(bands), 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> values;
+    for (int64_t i = begin; i < end; ++i) {
+      const auto& [tensor, state, box] = bands[i];
+      values.resize(static_cast<size_t>(box.rows() * box.cols()));
+      const MatrixView<float> rows(values.data(), box.rows(), box.cols());
+      const absl::Status one = ReadUnchecked(tensor->name, *state, box, rows);
+      const uint64_t hash = one.ok() ? HashUnits(*tensor, box.row_begin, rows) : 0;
+      const std::lock_guard lock(mu);
+      status.Update(one);
+      read[*state] += hash;
+    }
+  });
+  MOE_RETURN_IF_ERROR(status);
+  StateHashes expected = *said;  // 0 is the hash of nothing
+  for (const auto& [state, hash] : read) expected.try_emplace(state, 0);
+  for (const auto& [state, hash] : expected) {
+    if (read[state] == hash) continue;
+    return Damaged(path_, absl::StrCat("all '", state, "' have hash ", HashHex(read[state]),
+                                       ", the manifest says ", HashHex(hash)));
+  }
   return absl::OkStatus();
 }
 

@@ -11,6 +11,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
+#include <absl/types/span.h>
 
 #include "kernels/base/tensor_view.h"
 #include "moe/canonical_tensor.h"
@@ -20,12 +21,16 @@
 
 namespace moe {
 
+// The manifest of a step folder, under its checksum; nothing else is looked at. Errors of Open.
+absl::StatusOr<CheckpointManifest> ReadManifest(const std::string& path);
+
 // One checkpoint. Move-only; for one thread.
 class CheckpointReader {
  public:
   // `path` is a step folder: "run/checkpoints/step-00000120". Checks the manifest, that its boxes
-  // tile every tensor, and every file's size and header. kNotFound: no such folder, or no manifest
-  // in it. kDataLoss "CheckpointReader: <path>: what is, what was expected": damaged.
+  // tile every tensor, that it is of the step in the folder's name, and every file's size and
+  // header. kNotFound: no such folder, or no manifest in it. kDataLoss "CheckpointReader: <path>:
+  // what is, what was expected": damaged.
   // kPermissionDenied, kUnavailable: the system refuses.
   static absl::StatusOr<CheckpointReader> Open(const std::string& path);
 
@@ -53,6 +58,10 @@ class CheckpointReader {
   // Hashes every box on `threads` >= 1 threads. kDataLoss names the first box, in the manifest's
   // order, that is damaged.
   absl::Status Verify(int threads);
+  // Hashes all of each state on `threads` >= 1 threads: kDataLoss names one that has another hash
+  // than StateHash. `tensors`: those of the model, whose axes no manifest has (unit_grid.h). OK
+  // where the manifest has no hash of any state.
+  absl::Status VerifyStates(absl::Span<const CanonicalTensor> tensors, int threads);
 
  private:
   struct Shard {

@@ -7,8 +7,10 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/checkpoint/manifest.h"
 
 namespace moe {
 namespace {
@@ -17,12 +19,50 @@ constexpr char kStepPrefix[] = "step-";
 // Before the name of a step folder that is being written, or removed.
 constexpr char kUnfinishedPrefix[] = ".tmp-";
 constexpr char kTrashPrefix[] = ".trash-";
+constexpr char kUnfinishedSuffix[] = ".tmp-";  // of a file, then process and count
 // Before the name of one that no reader took, and how many of a step may be kept.
 constexpr char kAsidePrefix[] = "damaged-";
 constexpr int kMaxAside = 100;
 
 bool Absent(std::error_code error) {
   return error.value() == ENOENT;
+}
+
+absl::Status Gone(const std::string& path) {
+  return absl::NotFoundError(absl::StrCat("'", path, "' is not there"));
+}
+
+absl::Status Foreign(const std::string& path, absl::string_view what) {
+  return absl::FailedPreconditionError(absl::StrCat("'", path, "' ", what));
+}
+
+const char* NameOf(FileKind kind) {
+  constexpr const char* kNames[] = {"a file", "a folder", "a link", "a device or pipe"};
+  return kNames[static_cast<int>(kind)];
+}
+
+bool ConsumeDigits(absl::string_view& text) {
+  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  text.remove_prefix(digits);
+  return digits > 0;
+}
+
+// "manifest.json" and names of shards, also under the temporary name of WholeFile.
+bool IsCheckpointFile(absl::string_view name) {
+  if (!absl::ConsumePrefix(&name, kManifestName)) {
+    if (!absl::ConsumePrefix(&name, "shard-") || !ConsumeDigits(name) ||
+        !absl::ConsumePrefix(&name, "-of-") || !ConsumeDigits(name)) {
+      return false;
+    }
+    if (!absl::StartsWith(name, ".safetensors") &&
+        (!absl::ConsumePrefix(&name, ".") || !ConsumeDigits(name))) {
+      return false;
+    }
+    if (!absl::ConsumePrefix(&name, ".safetensors")) return false;
+  }
+  if (!absl::ConsumePrefix(&name, kUnfinishedSuffix)) return name.empty();
+  return ConsumeDigits(name) && absl::ConsumePrefix(&name, "-") && ConsumeDigits(name) &&
+         name.empty();
 }
 
 }  // namespace
@@ -74,31 +114,57 @@ absl::Status MakeFolders(const std::string& path, FileSystem& files) {
   return StatusOf(files.FlushFolder(above), "flush", above);
 }
 
+absl::Status CheckIsFolder(const std::string& path, FileSystem& files) {
+  FileKind kind{};
+  const std::error_code error = files.Look(path, kind);
+  if (Absent(error)) return Gone(path);
+  MOE_RETURN_IF_ERROR(StatusOf(error, "look at", path));
+  if (kind == FileKind::kFolder) return absl::OkStatus();
+  return Foreign(path, absl::StrCat("is ", NameOf(kind), ", expected a folder"));
+}
+
+absl::Status CheckHoldsCheckpointAlone(const std::string& path, FileSystem& files) {
+  MOE_RETURN_IF_ERROR(CheckIsFolder(path, files));
+  std::vector<std::string> names;
+  if (const std::error_code error = files.List(path, names)) {
+    return Absent(error) ? Gone(path) : StatusOf(error, "list", path);
+  }
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) {
+    if (!IsCheckpointFile(name)) return Foreign(path, absl::StrCat("holds '", name, "'"));
+    const std::string file = absl::StrCat(path, "/", name);
+    FileKind kind{};
+    const std::error_code error = files.Look(file, kind);
+    if (error && !Absent(error)) return StatusOf(error, "look at", file);
+    if (!error && kind != FileKind::kFile) {
+      return Foreign(path, absl::StrCat("holds ", NameOf(kind), ", '", name, "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status PublishStep(const std::string& unfinished, const std::string& folder, int64_t step,
                          FileSystem& files) {
+  MOE_RETURN_IF_ERROR(CheckIsFolder(unfinished, files));
   MOE_RETURN_IF_ERROR(StatusOf(files.FlushFolder(unfinished), "flush", unfinished));
   const std::string path = absl::StrCat(folder, "/", StepFolderName(step));
   MOE_RETURN_IF_ERROR(StatusOf(files.Rename(unfinished, path), "make", path));
   return StatusOf(files.FlushFolder(folder), "flush", folder);
 }
 
-std::vector<int64_t> StepsToRemove(absl::Span<const int64_t> steps, int keep, int64_t keep_every) {
-  std::vector<int64_t> removed;
-  const size_t kept = std::min(steps.size(), static_cast<size_t>(keep));
-  for (const int64_t step : steps.first(steps.size() - kept)) {
-    if (keep_every == 0 || step % keep_every != 0) removed.push_back(step);
-  }
-  return removed;
-}
-
 absl::Status RemoveStep(const std::string& folder, int64_t step, FileSystem& files) {
   const std::string name = StepFolderName(step);
   const std::string path = absl::StrCat(folder, "/", name);
   const std::string trash = absl::StrCat(folder, "/", kTrashPrefix, name);
-  MOE_RETURN_IF_ERROR(RemoveTree(trash, files));
-  MOE_RETURN_IF_ERROR(StatusOf(files.Rename(path, trash), "remove", path));
+  MOE_RETURN_IF_ERROR(RemoveFolder(trash, files));
+  const absl::Status whole = CheckHoldsCheckpointAlone(path, files);
+  if (absl::IsNotFound(whole)) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(whole);
+  const std::error_code renamed = files.Rename(path, trash);
+  if (Absent(renamed)) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(StatusOf(renamed, "remove", path));
   MOE_RETURN_IF_ERROR(StatusOf(files.FlushFolder(folder), "flush", folder));
-  return RemoveTree(trash, files);
+  return RemoveFolder(trash, files);
 }
 
 absl::StatusOr<std::string> SetAside(const std::string& folder, int64_t step, FileSystem& files) {
@@ -117,35 +183,49 @@ absl::StatusOr<std::string> SetAside(const std::string& folder, int64_t step, Fi
   return free;
 }
 
-absl::Status RemoveLeftovers(const std::string& folder, FileSystem& files) {
-  std::vector<std::string> names;
+absl::StatusOr<std::vector<std::string>> RemoveLeftovers(const std::string& folder,
+                                                         FileSystem& files) {
+  std::vector<std::string> names, left;
   MOE_RETURN_IF_ERROR(StatusOf(files.List(folder, names), "list", folder));
+  std::sort(names.begin(), names.end());
   for (const std::string& name : names) {
     // `latest` under the temporary name of WholeFile.
-    const bool left = absl::StartsWith(name, absl::StrCat(kUnfinishedPrefix, kStepPrefix)) ||
-                      absl::StartsWith(name, absl::StrCat(kTrashPrefix, kStepPrefix)) ||
-                      absl::StartsWith(name, absl::StrCat(kLatestName, kUnfinishedPrefix)) ||
-                      absl::StartsWith(name, kProbePrefix);
-    if (left) MOE_RETURN_IF_ERROR(RemoveTree(absl::StrCat(folder, "/", name), files));
+    const bool leftover = absl::StartsWith(name, absl::StrCat(kUnfinishedPrefix, kStepPrefix)) ||
+                          absl::StartsWith(name, absl::StrCat(kTrashPrefix, kStepPrefix)) ||
+                          absl::StartsWith(name, absl::StrCat(kLatestName, kUnfinishedSuffix)) ||
+                          absl::StartsWith(name, kProbePrefix);
+    if (!leftover) continue;
+    const std::string path = absl::StrCat(folder, "/", name);
+    const absl::Status removed = RemoveFolder(path, files);
+    if (removed.ok()) continue;
+    left.push_back(
+        absl::StrCat("left behind by a run that stopped, and not removed: ", removed.message()));
   }
-  return absl::OkStatus();
+  return left;
 }
 
-absl::Status RemoveTree(const std::string& path, FileSystem& files) {
-  // A folder is no file to be unlinked: EISDIR on Linux, EPERM as POSIX has it.
-  const std::error_code unlinked = files.Unlink(path);
-  if (!unlinked || Absent(unlinked)) return absl::OkStatus();
-  if (unlinked.value() != EISDIR && unlinked.value() != EPERM) {
-    return StatusOf(unlinked, "remove", path);
-  }
+absl::Status RemoveFolder(const std::string& path, FileSystem& files) {
+  FileKind kind{};
+  std::error_code error = files.Look(path, kind);
+  if (!error && (kind == FileKind::kFile || kind == FileKind::kLink)) error = files.Unlink(path);
+  if (Absent(error)) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(StatusOf(error, "remove", path));
+  if (kind == FileKind::kFile || kind == FileKind::kLink) return absl::OkStatus();
+  const absl::Status whole = CheckHoldsCheckpointAlone(path, files);
+  if (absl::IsNotFound(whole)) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(whole);
   std::vector<std::string> names;
-  MOE_RETURN_IF_ERROR(StatusOf(files.List(path, names), "remove", path));
+  error = files.List(path, names);
+  if (Absent(error)) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(StatusOf(error, "remove", path));
   for (const std::string& name : names) {
+    if (!IsCheckpointFile(name)) continue;  // it came meanwhile, and the folder stays
     const std::string file = absl::StrCat(path, "/", name);
-    const std::error_code error = files.Unlink(file);
+    error = files.Unlink(file);
     if (error && !Absent(error)) return StatusOf(error, "remove", file);
   }
-  return StatusOf(files.RemoveFolder(path), "remove", path);
+  error = files.RemoveFolder(path);
+  return Absent(error) ? absl::OkStatus() : StatusOf(error, "remove", path);
 }
 
 }  // namespace moe

@@ -10,7 +10,6 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
-#include <absl/types/span.h>
 
 #include "moe/io/file_system.h"
 
@@ -36,17 +35,23 @@ absl::StatusOr<std::vector<int64_t>> ListSteps(const std::string& folder,
 // Makes a folder, and those above it that are missing, on the disk. Errors of the system.
 absl::Status MakeFolders(const std::string& path, FileSystem& files);
 
+// kFailedPrecondition: `path` is a link, or anything but a folder. kNotFound: there is none. Errors
+// of the system.
+absl::Status CheckIsFolder(const std::string& path, FileSystem& files);
+
+// kFailedPrecondition unless `path` is a folder, no link, in which there is nothing but files with
+// the names that those of a checkpoint have, finished or not: it names what there is. Errors of
+// CheckIsFolder.
+absl::Status CheckHoldsCheckpointAlone(const std::string& path, FileSystem& files);
+
 // Gives the folder of a step, `unfinished`, all of whose files are on the disk, its name, on the
-// disk. Errors of the system, also if the name is taken.
+// disk. Errors of the system, also if the name is taken; kFailedPrecondition: it is a link.
 absl::Status PublishStep(const std::string& unfinished, const std::string& folder, int64_t step,
                          FileSystem& files);
 
-// Those of `steps` (ascending) that go when the newest `keep` >= 1 and multiples of `keep_every`
-// stay (0: none of them).
-std::vector<int64_t> StepsToRemove(absl::Span<const int64_t> steps, int keep, int64_t keep_every);
-
-// Removes a step folder: it first becomes ".trash-step-00000120", on the disk, so that a stop
-// leaves no half of it under its name. Errors of the system.
+// Removes a step folder that CheckHoldsCheckpointAlone takes: it first becomes
+// ".trash-step-00000120", on the disk, so that a stop leaves no half of it under its name. One that
+// another process removes is removed. Errors of the system, and of RemoveFolder.
 absl::Status RemoveStep(const std::string& folder, int64_t step,
                         FileSystem& files = RealFileSystem());
 
@@ -55,12 +60,15 @@ absl::Status RemoveStep(const std::string& folder, int64_t step,
 // these: people may still get at what is in them. Errors of the system.
 absl::StatusOr<std::string> SetAside(const std::string& folder, int64_t step, FileSystem& files);
 
-// Removes what stopped runs left: folders that were being written or removed. Errors of the system.
-absl::Status RemoveLeftovers(const std::string& folder, FileSystem& files = RealFileSystem());
+// Removes what stopped runs left: folders that were being written or removed. A line for each that
+// stays, and why. Errors of the system if the folder cannot be listed.
+absl::StatusOr<std::vector<std::string>> RemoveLeftovers(const std::string& folder,
+                                                         FileSystem& files = RealFileSystem());
 
-// Removes a folder and the files in it, or a file or link; nothing if it is not there. Follows no
-// links, and removes no folders inside it: kUnavailable names what stays.
-absl::Status RemoveTree(const std::string& path, FileSystem& files);
+// Removes a folder that CheckHoldsCheckpointAlone takes, or a file or a link, which is not
+// followed; nothing if it is not there. Else kFailedPrecondition, and all of it stays. Errors of
+// the system.
+absl::Status RemoveFolder(const std::string& path, FileSystem& files);
 
 }  // namespace moe
 

@@ -26,9 +26,6 @@ size_t PlaceOf(absl::string_view state) {
   return static_cast<size_t>(std::find(std::begin(kStates), std::end(kStates), state) - kStates);
 }
 
-// Elements that are read at once, and hashed while a near cache has them.
-constexpr int64_t kBand = int64_t{1} << 16;
-
 }  // namespace
 
 // Whole rows of a canonical tensor that this rank keeps, and their states, in memory of the
@@ -216,7 +213,7 @@ absl::Status TrainingState::Read(CheckpointReader& reader, const Held& held, Has
       const int64_t last = own                    ? held.own.end
                            : row < held.own.begin ? held.own.begin
                                                   : held.rows.end;
-      end = std::min(last, grid.FirstRowOfGroup(row + std::max<int64_t>(1, kBand / tensor.cols)));
+      end = std::min(last, grid.EndOfBand(row));
       const int64_t size = (end - row) * tensor.cols;
       float* const to = data + (row - held.rows.begin) * tensor.cols;
       if (OnCuda(context_)) host_.resize(static_cast<size_t>(size));

@@ -10,6 +10,7 @@
 #include <absl/time/time.h>
 
 #include "kernels/base/caught.h"
+#include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/manifest_format.h"
 #include "moe/checkpoint/reader.h"
@@ -145,7 +146,12 @@ absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(
         absl::StrCat("CheckpointWriter: ", path, " is newer than step ", options.first_step,
                      ", where this run begins: expected another folder, or this one moved away"));
   }
-  if (rank == 0) MOE_RETURN_IF_ERROR(RemoveLeftovers(options.folder, *options.files));
+  if (rank == 0) {
+    MOE_ASSIGN_OR_RETURN(const auto left, RemoveLeftovers(options.folder, *options.files));
+    for (const std::string& line : left) {
+      Log(LogLevel::kWarning, absl::StrCat("CheckpointWriter: ", line));
+    }
+  }
   return std::unique_ptr<CheckpointWriter>(new CheckpointWriter(options, rank, ranks));
 }
 
@@ -281,6 +287,7 @@ void CheckpointWriter::Write() {
 absl::Status CheckpointWriter::WriteShards() {
   CheckpointManifest& table = job_->table;
   MOE_RETURN_IF_ERROR(MakeFolders(Unfinished(), *options_.files));
+  MOE_RETURN_IF_ERROR(CheckIsFolder(Unfinished(), *options_.files));
   for (size_t file = 0; file < table.files.size(); ++file) {
     MOE_RETURN_IF_ERROR(WriteShard(static_cast<int32_t>(file)));
   }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <variant>
@@ -35,8 +36,8 @@ struct CheckpointOptions {
   int64_t keep_every = 0;    // steps that are a multiple of it stay, too; 0: none
   bool asynchronous = true;  // false: Start returns when the shards are written
   int64_t first_step = 0;  // where the run begins: 0, or the step of the checkpoint it goes on from
-  // Newer checkpoints of which a reader has found that their data are damaged. They are no reason to
-  // refuse the run, and are set aside when it reaches their steps.
+  // Newer checkpoints whose data a reader has found to be damaged. They are no reason to refuse the
+  // run, and are set aside when it reaches their steps.
   std::vector<int64_t> damaged_steps;
   // Of the run that holds the folder (run_folder.h), where one does. run: the same on all ranks.
   // lock: of rank 0, still held when a checkpoint gets its name; it outlives the writer.
@@ -77,10 +78,11 @@ enum class WriterPhase : uint8_t {
 // One a rank; for one thread. What it starts in the background touches files, never a communicator.
 class CheckpointWriter {
  public:
-  // Makes the folder. Rank 0 removes what stopped runs left in it: `.tmp-*`, `.trash-*`. Call it on
-  // all ranks, and a collective before the first Start. kInvalidArgument: options. kAlreadyExists:
-  // the folder has a readable checkpoint newer than `first_step`, which this run would come to
-  // overwrite (named). kUnavailable, kPermissionDenied: the system refuses.
+  // Makes the folder. Rank 0 removes what stopped runs left in it: `.tmp-*`, `.trash-*`; what it
+  // cannot remove, or holds files of others, it warns of. Call it on all ranks, and a collective
+  // before the first Start. kInvalidArgument: options. kAlreadyExists: the folder has a readable
+  // checkpoint newer than `first_step`, which this run would come to overwrite (named).
+  // kUnavailable, kPermissionDenied: the system refuses.
   static absl::StatusOr<std::unique_ptr<CheckpointWriter>> Create(const CheckpointOptions& options,
                                                                   int rank, int ranks);
   // Gives up a write that is under way, and waits for its thread.
@@ -128,17 +130,19 @@ class CheckpointWriter {
   void Join();
   std::string Unfinished() const;  // the folder of the step that is being written
   absl::Status PublishTables(absl::Span<const std::string> tables);
+  absl::Status WriteLatestAndRetain(const CheckpointManifest& manifest);
   // Sets aside what no reader takes under the name of `step`. kAlreadyExists: a checkpoint of this
   // step or of a later one is there, which is not this run's.
   absl::Status FreeName(int64_t step);
 
-  const CheckpointOptions options_;
+  CheckpointOptions options_;  // damaged steps that are written anew leave it
   const int rank_;
   const int ranks_;
   int64_t step_ = 0;  // of the last Start
   std::unique_ptr<Job> job_;
-  Buffer copy_;        // of the parts, box by box
-  std::string table_;  // of what was written: a manifest of this rank's boxes alone
+  Buffer copy_;                       // of the parts, box by box
+  std::set<std::string> left_alone_;  // what retention has warned of; on rank 0
+  std::string table_;                 // of what was written: a manifest of this rank's boxes alone
   std::atomic<WriterPhase> phase_ = WriterPhase::kIdle;
   std::atomic<bool> give_up_ = false;
   mutable std::mutex mu_;

@@ -70,6 +70,16 @@ class SystemCalls : public FileSystem {
     return error;
   }
 
+  std::error_code Look(const std::string& path, FileKind& kind) override {
+    struct stat info = {};
+    if (::lstat(path.c_str(), &info) != 0) return ErrorOf(-1);
+    kind = S_ISREG(info.st_mode)   ? FileKind::kFile
+           : S_ISDIR(info.st_mode) ? FileKind::kFolder
+           : S_ISLNK(info.st_mode) ? FileKind::kLink
+                                   : FileKind::kOther;
+    return {};
+  }
+
   // (std::filesystem's iterators take memory where they may not throw.)
   std::error_code List(const std::string& path, std::vector<std::string>& names) override {
     const std::unique_ptr<DIR, int (*)(DIR*)> open(::opendir(path.c_str()), ::closedir);

@@ -25,6 +25,8 @@ struct SmallFile {
 };
 inline constexpr size_t kMaxSmallFileBytes = size_t{1} << 16;
 
+enum class FileKind : uint8_t { kFile, kFolder, kLink, kOther };
+
 // System calls, with their errno: one each where they change something; thread-safe. What is not
 // small is read through MappedFile.
 class FileSystem {
@@ -46,6 +48,8 @@ class FileSystem {
   virtual std::error_code RemoveFolder(const std::string& path) = 0;  // an empty one
   // Returns once the names in the folder are on the disk.
   virtual std::error_code FlushFolder(const std::string& path) = 0;
+  // What has the name itself: links are not followed.
+  virtual std::error_code Look(const std::string& path, FileKind& kind) = 0;
   // Adds the names in the folder, in no order.
   virtual std::error_code List(const std::string& path, std::vector<std::string>& names) = 0;
   // EINVAL for what is no regular file, EFBIG beyond kMaxSmallFileBytes. Opens the file anew, so

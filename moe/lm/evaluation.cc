@@ -8,6 +8,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "comm/local/local_world.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "moe/checkpoint/reader.h"
@@ -75,6 +76,34 @@ absl::Status StoredWeights::Load(ParameterStore& parameters, const Context& cont
   const absl::Status status = model_ ? model_->Load(parameters, context)
                                      : TrainingState(parameters, context).Restore(*checkpoint_, 0);
   return absl::IsDataLoss(status) ? WithFileFault(status, FileFault::kContent) : status;
+}
+
+absl::StatusOr<std::vector<CanonicalTensor>> StoredTensors(const CheckpointManifest& manifest) {
+  MOE_ASSIGN_OR_RETURN(TrainConfig config, StoredConfig(manifest.sections));
+  const auto stored = std::ssize(manifest.tensors);
+  const TransformerConfig& model_config = config.model;
+  const int64_t layers = model_config.num_layers, experts = model_config.moe.router.num_experts;
+  if (layers < 1 || layers > stored || experts < 1 || model_config.moe_layer_freq < 1 ||
+      layers / model_config.moe_layer_freq > stored / experts) {
+    return absl::DataLossError(
+        absl::StrCat(stored, " tensors, expected more for ", layers, " layers of ", experts));
+  }
+  config.device = DeviceKind::kCpu;
+  config.dtype = DType::kBFloat16;
+  config.grouped_gemm = GroupedGemmKernel::kAuto;
+  config.threads = 1;
+  config.micro_batches = config.micro_batch_size = 1;
+  MOE_ASSIGN_OR_RETURN(const auto core,
+                       CreateCore(config, std::move(MakeLocalWorld({.ranks = 1}).front())));
+  ParameterStore& store = core->parameters();
+  store.set_use(StoreUse::kInference);
+  MOE_ASSIGN_OR_RETURN(const auto model,
+                       Transformer<BFloat16>::Create(ModelConfig(config), store, core->context()));
+  std::vector<CanonicalTensor> tensors;
+  for (const auto& parameter : store.parameters()) {
+    tensors.insert(tensors.end(), parameter->parts().begin(), parameter->parts().end());
+  }
+  return tensors;
 }
 
 int64_t EvaluationSequences(const TrainConfig& config, const Tokens& text, int64_t most) {

@@ -6,9 +6,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <absl/status/statusor.h>
 
+#include "moe/canonical_tensor.h"
+#include "moe/checkpoint/manifest.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/hf/hf_model.h"
 #include "moe/lm/step_totals.h"
@@ -43,6 +46,12 @@ class StoredWeights {
   std::optional<CheckpointReader> checkpoint_;
   std::optional<hf::HfModel> model_;
 };
+
+// The canonical tensors of the model that wrote a checkpoint, with the axes along which ranks cut
+// them. Takes address space for weights in 16 bits, and hardly any memory. kDataLoss: the manifest
+// says no model of moe train, or one of more layers and experts than it has tensors for. Errors of
+// Transformer::Create.
+absl::StatusOr<std::vector<CanonicalTensor>> StoredTensors(const CheckpointManifest& manifest);
 
 // Sequences of `text` that a pass takes: at most `most`. The last incomplete micro-batch is
 // shortened, or left out where padding or token blocks need whole ones.

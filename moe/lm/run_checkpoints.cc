@@ -134,7 +134,9 @@ absl::StatusOr<ResumedRun> ResumeFrom(const std::string& path, const TrainConfig
     Log(LogLevel::kWarning,
         absl::StrCat("resumed with other settings: ", absl::StrJoin(allowed, "; ")));
   }
-  return ResumedRun{.step = reader->manifest().step};
+  return ResumedRun{.step = reader->manifest().step,
+                    .run = RunOf(reader->manifest().sections),
+                    .damaged_steps = {}};
 }
 
 // From the newest checkpoint that is whole. What its data are, only those who read them find out:
@@ -190,8 +192,9 @@ std::string With(const std::string& object, const Json& members) {
 
 }  // namespace
 
-CheckpointSections Describe(const std::vector<RunSetting>& settings, ZeroStage zero,
-                            int64_t steps_taken, const LossScaler* scaler, const Context& context) {
+CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::string& run,
+                            ZeroStage zero, int64_t steps_taken, const LossScaler* scaler,
+                            const Context& context) {
   Json progress = Json::object();
   progress["steps_taken"] = steps_taken;
   if (scaler != nullptr) {
@@ -203,6 +206,7 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, ZeroStage z
   }
   Mesh& mesh = *context.mesh;
   Json writer = Json::object();
+  if (!run.empty()) writer["run"] = run;
   writer["ranks"] = mesh.world().size();
   writer["ep"] = mesh.expert_parallel_size();
   writer["dp"] = mesh.expert_data_parallel_size();
@@ -232,7 +236,13 @@ absl::StatusOr<ResumedRun> Resume(const TrainConfig& config,
   auto resumed = checkpoints.resume == TrainCheckpoints::Resume::kAuto
                      ? ResumeNewest(config, settings, state, scaler, context)
                      : ResumeFrom(checkpoints.path, config, settings, state, scaler, context);
-  if (resumed.ok()) return resumed;
+  if (resumed.ok()) {
+    if (resumed->step > 0 && resumed->step >= config.steps && context.mesh->world().rank() == 0) {
+      Log(LogLevel::kWarning, absl::StrCat("--steps is ", config.steps, ", and the checkpoint has ",
+                                           resumed->step, ": nothing is left to train"));
+    }
+    return resumed;
+  }
   const absl::Status named(resumed.status().code(),
                            absl::StrCat("--resume: ", resumed.status().message()));
   return absl::IsDataLoss(named) ? WithFileFault(named, FileFault::kContent) : named;

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -19,12 +21,16 @@
 
 namespace moe::lm {
 
-// What stands in the manifest beside the tensors. scaler: nullptr without one.
-CheckpointSections Describe(const std::vector<RunSetting>& settings, ZeroStage zero,
-                            int64_t steps_taken, const LossScaler* scaler, const Context& context);
+// What stands in the manifest beside the tensors. run: whose it is (RunOf). scaler: nullptr without
+// one.
+CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::string& run,
+                            ZeroStage zero, int64_t steps_taken, const LossScaler* scaler,
+                            const Context& context);
 
 struct ResumedRun {
-  int64_t step = 0;                    // of the checkpoint; 0: there is none to go on from
+  int64_t step = 0;  // of the checkpoint; 0: there is none to go on from
+  // Whose checkpoints these are (RunOf), so that it may be empty; nullopt: the run begins.
+  std::optional<std::string> run;
   std::vector<int64_t> damaged_steps;  // newer ones whose data are damaged, newest first
 };
 

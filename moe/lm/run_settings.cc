@@ -33,6 +33,7 @@ using Json = nlohmann::ordered_json;
 
 // Grows when steps get other bits (docs/architecture.md, numerics contract).
 constexpr int kNumericsVersion = 3;
+constexpr char kVersion[] = "version of the numerics";
 
 // The last value of each enumeration among the settings; all count up from 0.
 constexpr std::tuple kLast(Activation::kClampedSwiGlu, ScoreFunction::kSigmoid,
@@ -261,7 +262,7 @@ void AddAll(TrainConfig& config, Settings& settings) {
   settings.Add("--cuda-graph", config.model.moe.cuda_graph);
   settings.kind = SettingKind::kNumerics;
   int version = kNumericsVersion;
-  settings.Add("version of the numerics", version);
+  settings.Add(kVersion, version);
   settings.Add("--device", config.device);
   settings.Add("--dtype", config.dtype);
   settings.Add("--numerics", config.numerics);
@@ -324,6 +325,15 @@ absl::StatusOr<TrainConfig> StoredConfig(const CheckpointSections& sections) {
   AddAll(config, settings);
   MOE_RETURN_IF_ERROR(settings.status);
   return config;
+}
+
+std::string VersionDifference(const CheckpointSections& sections) {
+  Settings settings;
+  settings.kind = SettingKind::kNumerics;
+  int version = kNumericsVersion;
+  settings.Add(kVersion, version);
+  const auto differences = Differences(settings.all, SettingKind::kNumerics, sections.numerics);
+  return differences.empty() ? "" : differences.front();
 }
 
 std::string SettingsJson(const std::vector<RunSetting>& settings, SettingKind kind) {

@@ -49,6 +49,10 @@ absl::Status CheckAgreement(const std::vector<RunSetting>& settings, Communicato
 // others are defaults. kDataLoss: one is missing, or is none of its values.
 absl::StatusOr<TrainConfig> StoredConfig(const CheckpointSections& sections);
 
+// "version of the numerics is 3, 2 in the checkpoint" where the program that wrote a checkpoint had
+// other bits than this one; else empty.
+std::string VersionDifference(const CheckpointSections& sections);
+
 // The settings of a kind as an object of JSON, from names without dashes to texts.
 std::string SettingsJson(const std::vector<RunSetting>& settings, SettingKind kind);
 

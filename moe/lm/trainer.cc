@@ -90,6 +90,7 @@ class Trainer {
   Optimizer* optimizer_ = nullptr;
   std::optional<TrainingState> state_;
   std::unique_ptr<RunFolder> folder_;           // nullptr: nothing is saved
+  std::string run_;                             // whose its checkpoints are (RunOf)
   std::unique_ptr<Checkpointer> checkpointer_;  // likewise
 };
 
@@ -116,6 +117,7 @@ absl::StatusOr<int64_t> Trainer<T>::Restore(const StopSignal* stop) {
   MOE_ASSIGN_OR_RETURN(folder_, OpenFolder(config_.checkpoints, context_));
   MOE_ASSIGN_OR_RETURN(const ResumedRun resumed,
                        Resume(config_, settings_, *state_, scaler(), context_));
+  run_ = resumed.run.value_or(folder_ == nullptr ? "" : folder_->run());
   MOE_RETURN_IF_ERROR(core_.ResumeAfter(resumed.step));
   MOE_ASSIGN_OR_RETURN(checkpointer_,
                        MakeCheckpointer(config_, resumed, folder_.get(), stop, *state_, context_));
@@ -317,7 +319,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     }
     if (checkpointer_ == nullptr) continue;
     const auto describe = [&] {
-      return Describe(settings_, config_.zero, optimizer_->steps_taken(), scaler(), context_);
+      return Describe(settings_, run_, config_.zero, optimizer_->steps_taken(), scaler(), context_);
     };
     MOE_RETURN_IF_ERROR(step == config_.steps ? checkpointer_->Finish(step, describe)
                                               : checkpointer_->AfterStep(step, votes, describe));

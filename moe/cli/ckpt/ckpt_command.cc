@@ -15,6 +15,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/retention.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
@@ -27,6 +28,7 @@
 #include "moe/cli/ckpt/export.h"
 #include "moe/cli/eval/stored_run.h"
 #include "moe/hf/model_rule.h"
+#include "moe/lm/evaluation.h"
 
 namespace moe::cli {
 namespace {
@@ -57,8 +59,10 @@ prune kept | removed), error. diff: tensor, state, elements, different (in any b
 (representable numbers between two elements, plus one), max_abs, only (A | B: the other has none
 like it); what is equal has no row.
 
-prune counts readable checkpoints alone: the newest --keep of them stay, and every damaged one that
-is newer than the oldest of these.
+prune looks at the run of the newest readable checkpoint. The newest --keep readable ones of it
+stay, steps that --keep-every divides, and every damaged one that is newer than the oldest of these.
+What is not provably of that run stays, with a warning: folders that hold anything but a checkpoint,
+that have no manifest, or one of another step or run; links and files.
 
 export writes what AutoModelForCausalLM.from_pretrained of Hugging Face's transformers loads:
 config.json, generation_config.json and safetensors of at most 5 GB. Which runs are of which family:
@@ -193,14 +197,22 @@ absl::StatusOr<CheckpointReader> OpenStep(const std::string& path) {
   return reader;
 }
 
+struct ReadableStep {
+  int64_t step;
+  std::string run;
+};
+
 // A row for every step, whose manifests alone are read; `readable` gets those that are not damaged.
 absl::StatusOr<std::vector<Fields>> RowsOf(const Steps& found, const char* verdict,
-                                           std::vector<int64_t>& readable) {
+                                           std::vector<ReadableStep>& readable) {
   std::vector<Fields> rows;
   for (const int64_t step : found.steps) {
     const auto reader = CheckpointReader::Open(found.PathOf(step));
+    // A run that saves here removes old ones meanwhile.
+    std::error_code ignored;
+    if (!reader.ok() && !fs::exists(fs::symlink_status(found.PathOf(step), ignored))) continue;
     if (!reader.ok() && !Damaged(reader.status())) return InputError("DIR", reader.status());
-    if (reader.ok()) readable.push_back(step);
+    if (reader.ok()) readable.push_back({step, RunOf(reader->manifest().sections)});
     rows.push_back(
         StepRow(step, reader.ok() ? &reader->manifest() : nullptr, reader.status(), verdict));
   }
@@ -209,9 +221,17 @@ absl::StatusOr<std::vector<Fields>> RowsOf(const Steps& found, const char* verdi
 
 absl::Status List(const Settings& settings, const std::string& dir) {
   MOE_ASSIGN_OR_RETURN(const Steps found, StepsIn(dir));
-  std::vector<int64_t> readable;
+  std::vector<ReadableStep> readable;
   MOE_ASSIGN_OR_RETURN(const std::vector<Fields> rows, RowsOf(found, "ok", readable));
   return PrintRows(settings, kStepColumns, rows);
+}
+
+// Hashes of boxes, then of states, whose units only the model knows: of moe train's checkpoints.
+absl::Status VerifyAll(CheckpointReader& reader, int threads) {
+  MOE_RETURN_IF_ERROR(reader.Verify(threads));
+  const auto tensors = lm::StoredTensors(reader.manifest());
+  if (absl::IsResourceExhausted(tensors.status())) return tensors.status();
+  return tensors.ok() ? reader.VerifyStates(*tensors, threads) : absl::OkStatus();
 }
 
 absl::Status Verify(const Settings& settings, const std::string& path) {
@@ -239,7 +259,7 @@ absl::Status Verify(const Settings& settings, const std::string& path) {
           absl::StrCat("STEP is '", one, "', expected a folder that is there"));
     }
     auto reader = CheckpointReader::Open(one);
-    const absl::Status status = reader.ok() ? reader->Verify(threads) : reader.status();
+    const absl::Status status = reader.ok() ? VerifyAll(*reader, threads) : reader.status();
     if (!status.ok() && !Damaged(status)) return InputError("STEP", status);
     const int64_t step = reader.ok() ? reader->manifest().step
                                      : StepOf(fs::path(one).filename().string()).value_or(0);
@@ -282,23 +302,28 @@ absl::Status Prune(const Settings& settings, const std::string& dir) {
   if (keep < 1) return WrongFlag("--keep", absl::StrCat(keep), "at least 1");
   if (every < 0) return WrongFlag("--keep-every", absl::StrCat(every), "0 or more");
   MOE_ASSIGN_OR_RETURN(const Steps found, StepsIn(dir));
-  std::vector<int64_t> readable;
+  std::vector<ReadableStep> readable;
   MOE_ASSIGN_OR_RETURN(std::vector<Fields> rows, RowsOf(found, "kept", readable));
-  std::vector<int64_t> removed = StepsToRemove(readable, keep, every);
-  const size_t kept = std::min(readable.size(), static_cast<size_t>(keep));
-  for (const int64_t step : found.steps) {
-    const bool old = kept > 0 && step < readable[readable.size() - kept];
-    if (old && !std::binary_search(readable.begin(), readable.end(), step)) removed.push_back(step);
-  }
-  for (size_t i = 0; i < found.steps.size(); ++i) {
-    const int64_t step = found.steps[i];
-    if (std::find(removed.begin(), removed.end(), step) == removed.end()) continue;
-    for (bench::Field& field : rows[i]) {
+  if (readable.empty()) return PrintRows(settings, kStepColumns, rows);
+  const RetentionPlan plan = PlanRetention(
+      found.folder, found.steps,
+      {.keep = keep, .keep_every = every, .run = readable.back().run, .damaged_steps = {}});
+  for (Fields& row : rows) {
+    const auto step = static_cast<int64_t>(bench::Find(row, "step")->number());
+    if (!std::binary_search(plan.removed.begin(), plan.removed.end(), step)) continue;
+    if (!settings.on("dry-run")) {
+      MOE_RETURN_IF_ERROR(WriteError("DIR", found.folder, RemoveStep(found.folder, step)));
+    }
+    for (bench::Field& field : row) {
       if (field.key == std::string("status")) field.value = "removed";
     }
-    if (settings.on("dry-run")) continue;
-    MOE_RETURN_IF_ERROR(WriteError("DIR", found.folder, RemoveStep(found.folder, step)));
   }
+  std::vector<std::string> warnings;
+  if (!plan.left_alone.empty()) {
+    warnings.push_back(
+        absl::StrCat("not removed, since not of this run: ", absl::StrJoin(plan.left_alone, "; ")));
+  }
+  PrintWarnings("ckpt", warnings);
   return PrintRows(settings, kStepColumns, rows);
 }
 

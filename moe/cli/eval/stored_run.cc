@@ -39,6 +39,11 @@ absl::StatusOr<StoredRun> Open(const std::string& path) {
   MOE_RETURN_IF_ERROR(reader.status());
   StoredRun run = {.path = std::move(found.path), .step = reader->manifest().step};
   run.warnings = std::move(found.warnings);
+  const std::string version = lm::VersionDifference(reader->manifest().sections);
+  if (!version.empty()) {
+    run.warnings.push_back(
+        absl::StrCat(run.path, ": ", version, ": the last bits of results are not as in training"));
+  }
   auto config = lm::StoredConfig(reader->manifest().sections);
   if (!config.ok()) {
     return absl::DataLossError(absl::StrCat(run.path, ": ", config.status().message()));

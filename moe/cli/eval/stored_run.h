@@ -29,7 +29,8 @@ struct StoredRun {
   // What it was trained with (lm::StoredConfig), or the public model and defaults; on the device
   // and with the type asked for.
   lm::TrainConfig config;
-  std::vector<std::string> warnings;  // newer checkpoints that are damaged; HfModel::warnings
+  // Newer checkpoints that are damaged; another version of the numerics; HfModel::warnings.
+  std::vector<std::string> warnings;
 };
 
 // The checkpoint, or the newest whole one of a run: --checkpoint is a step folder, the folder of

@@ -122,13 +122,15 @@ PartMemory PartsOf(int rank, int ranks, Cut cut, int64_t step) {
   return memory;
 }
 
-CheckpointState StateOf(int64_t step) {
+CheckpointState StateOf(int64_t step, const std::string& run) {
   CheckpointState state = {.step = step, .sections = {}};
   state.sections.trainer = absl::StrCat(R"({ "seed": 1234, "steps": [)", step, "] }");
+  if (!run.empty()) state.sections.written_by = absl::StrCat("{\"run\":\"", run, "\"}");
   return state;
 }
 
-absl::Status Save(const CheckpointOptions& options, int ranks, Cut cut, int64_t step) {
+absl::Status Save(const CheckpointOptions& options, int ranks, Cut cut, int64_t step,
+                  const std::string& run) {
   std::vector<absl::Status> statuses(ranks);
   RunLocalRanks(ranks, [&](std::unique_ptr<Communicator> world) {
     const int rank = world->rank();
@@ -139,7 +141,7 @@ absl::Status Save(const CheckpointOptions& options, int ranks, Cut cut, int64_t 
       return absl::OkStatus();
     }
     PartMemory memory = PartsOf(rank, ranks, cut, step);
-    (void)(*writer)->Start(StateOf(step), memory.parts);
+    (void)(*writer)->Start(StateOf(step, run), memory.parts);
     memory = {};  // what was copied may go
     const auto stream = MakeInlineStream();
     statuses[rank] = (*writer)->Publish(*world, *stream);

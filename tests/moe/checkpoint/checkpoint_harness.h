@@ -29,10 +29,12 @@ struct PartMemory {
 };
 PartMemory PartsOf(int rank, int ranks, Cut cut, int64_t step);
 
-CheckpointState StateOf(int64_t step);
+// run: what its manifest says of whose it is; empty: nothing.
+CheckpointState StateOf(int64_t step, const std::string& run = "");
 
 // Create, Start and Publish on every rank, which must have one status.
-absl::Status Save(const CheckpointOptions& options, int ranks, Cut cut, int64_t step);
+absl::Status Save(const CheckpointOptions& options, int ranks, Cut cut, int64_t step,
+                  const std::string& run = "");
 
 // Reads every state of every tensor, in boxes of `rows` x `cols`: kInternal names an element that
 // is not the one that was saved.

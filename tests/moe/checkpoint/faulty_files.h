@@ -173,6 +173,15 @@ class FaultyFiles final : public FileSystem {
     return {};
   }
 
+  std::error_code Look(const std::string& path, FileKind& kind) override {
+    const std::lock_guard lock(mu_);
+    // A stop at a call that changes nothing is one at the next call.
+    if (fault_ == Fault::kError) {
+      if (const auto error = Next(false)) return error;
+    }
+    return RealFileSystem().Look(path, kind);
+  }
+
   std::error_code List(const std::string& path, std::vector<std::string>& names) override {
     const std::lock_guard lock(mu_);
     if (const auto error = Next(false)) return error;

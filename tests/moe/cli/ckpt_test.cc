@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/local/local_world.h"
+#include "moe/checkpoint/retention.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/ckpt/diff.h"
@@ -114,7 +115,7 @@ TEST_F(CkptTest, DiffNamesTheStatesThatDiffer) {
 
 TEST_F(CkptTest, PruneKeepsTheNewestThatAreReadable) {
   for (int64_t step = 1; step <= 6; ++step) Save(step);
-  fs::remove(Step(2) + "/manifest.json");
+  fs::remove(Step(2) + "/shard-00000-of-00002.safetensors");
   fs::remove(Step(5) + "/manifest.json");
   EXPECT_EQ(
       Ckpt({"prune", Path("run"), "--keep", "2", "--keep-every", "3", "--dry-run", "-o", "json"}),
@@ -127,6 +128,44 @@ TEST_F(CkptTest, PruneKeepsTheNewestThatAreReadable) {
   const auto steps = ListSteps(Folder()).value();
   EXPECT_THAT(steps, ElementsAre(3, 4, 5, 6));
   EXPECT_EQ(Ckpt({"prune", Path("run"), "--keep", "0"}), 2);
+}
+
+TEST_F(CkptTest, PruneRemovesWhatIsTheRunsAlone) {
+  for (int64_t step = 1; step <= 3; ++step) Save(step);
+  std::ofstream(Step(1) + "/thesis.txt") << "mine";
+  fs::remove(Step(2) + "/manifest.json");
+  EXPECT_EQ(Ckpt({"prune", Path("run"), "--keep", "1", "-o", "json"}), 0) << error_;
+  EXPECT_THAT(ListSteps(Folder()).value(), ElementsAre(1, 2, 3));
+  EXPECT_EQ(Read(Step(1) + "/thesis.txt"), "mine");
+  EXPECT_EQ(error_, "moe ckpt: warning: not removed, since not of this run: '" + Step(1) +
+                        "' holds 'thesis.txt'; '" + Step(2) + "' has no manifest\n");
+}
+
+// A run beside it removes its old ones, too.
+TEST_F(CkptTest, AFolderThatIsRemovedMeanwhileIsNoError) {
+  for (int64_t step = 1; step <= 3; ++step) Save(step);
+  const auto plan = PlanRetention(Folder(), {1, 2, 3}, {.keep = 1, .run = "", .damaged_steps = {}});
+  EXPECT_THAT(plan.removed, ElementsAre(1, 2));
+  fs::remove_all(Step(1));
+  EXPECT_TRUE(RemoveStep(Folder(), 1).ok());
+  EXPECT_THAT(
+      PlanRetention(Folder(), {1, 2, 3}, {.keep = 1, .run = "", .damaged_steps = {}}).removed,
+      ElementsAre(2));
+}
+
+// Texts of a file that nobody vouches for do not steer the terminal.
+TEST_F(CkptTest, ControlCharactersAreShownNotSent) {
+  Save(1);
+  CheckpointManifest manifest = ReadManifest(Step(1)).value();
+  manifest.created = "now\x1b[2J\xc2\x9b";
+  std::ofstream(Step(1) + "/manifest.json") << SerializeManifest(manifest).value();
+  for (const char* const form : {"table", "csv", "md"}) {
+    EXPECT_EQ(Ckpt({"ls", Path("run"), "-o", form}), 0) << error_;
+    EXPECT_THAT(out_, HasSubstr("now\\x1b[2J\\u009b")) << form;
+    EXPECT_EQ(out_.find('\x1b'), std::string::npos) << form;
+  }
+  EXPECT_EQ(Ckpt({"ls", Path("gone\x1b[2J")}), 2);
+  EXPECT_THAT(error_, HasSubstr("gone\\x1b[2J"));
 }
 
 TEST_F(CkptTest, WhatSaysNothingIsRefused) {

@@ -16,8 +16,10 @@
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/stop_signal.h"
 #include "moe/io/file.h"
+#include "moe/lm/evaluation.h"
 #include "moe/lm/run_settings.h"
 #include "tests/moe/lm/train_harness.h"
+#include "tests/moe/status_is.h"
 
 namespace moe::lm::testing {
 namespace {
@@ -242,6 +244,77 @@ TEST_F(ResumeTest, UnreadableCheckpointsAreNamedAndStay) {
   }
 }
 
+// Boxes that are right under a hash that is not: of a writer that went wrong between the two.
+TEST_F(ResumeTest, AHashOfAStateIsVerifiedByTheModelsUnits) {
+  config_.model.tied_embeddings = true;
+  config_.model.num_query_groups = 1;
+  config_.dtype = DType::kBFloat16;
+  ASSERT_TRUE(TrainIn(Saving(2), {.ranks = 3}).status.ok());
+  const auto verify = [&] {
+    auto reader = CheckpointReader::Open(StepPath(2)).value();
+    EXPECT_TRUE(reader.Verify(2).ok());
+    return reader.VerifyStates(StoredTensors(reader.manifest()).value(), 2);
+  };
+  EXPECT_TRUE(verify().ok()) << verify();
+  CheckpointManifest manifest = ReadManifest(StepPath(2)).value();
+  StateHashes hashes = ParseStateHashes(manifest.sections.hash).value();
+  EXPECT_EQ(hashes.size(), 4u);
+  ++hashes["m"];
+  manifest.sections.hash = StateHashesText(hashes);
+  std::ofstream(StepPath(2) + "/manifest.json") << SerializeManifest(manifest).value();
+  EXPECT_THAT(verify(), ::moe::testing::StatusIs(absl::StatusCode::kDataLoss, "all 'm' have hash"));
+  EXPECT_EQ(FileFaultOf(TrainIn(Saving(6, Resume::kAuto)).status), FileFault::kContent);
+  // No model of so many layers was written here.
+  manifest.sections.model = absl::StrReplaceAll(
+      manifest.sections.model, {{R"("num_layers":"2")", R"("num_layers":"2000000000")"}});
+  EXPECT_THAT(
+      StoredTensors(manifest),
+      ::moe::testing::StatusIs(absl::StatusCode::kDataLoss, "expected more for 2000000000 layers"));
+}
+
+// The folder is the run's: what another run has left in it stays.
+TEST_F(ResumeTest, ARunIsTheSameOverItsResumes) {
+  TrainConfig config = Saving(1);
+  config.checkpoints.keep = 1;
+  const auto run_of = [&](int64_t step) {
+    return RunOf(ReadManifest(StepPath(step)).value().sections);
+  };
+  ASSERT_TRUE(TrainIn(config, {.ranks = 2}).status.ok());
+  const std::string first = run_of(1);
+  EXPECT_EQ(first.size(), 16u);
+  fs::rename(folder_, folder_ + "_first");
+  ASSERT_TRUE(TrainIn(config).status.ok());
+  EXPECT_NE(run_of(1), first);
+  fs::remove_all(folder_);
+
+  config.steps = 2;
+  config.checkpoints.resume = Resume::kPath;
+  config.checkpoints.path = folder_ + "_first/step-00000001";
+  ASSERT_TRUE(TrainIn(config, {.ranks = 3}).status.ok());
+  EXPECT_EQ(run_of(2), first);
+  fs::remove_all(folder_ + "_first");
+  // What a program wrote that named no runs is of one with what goes on from it.
+  CheckpointManifest manifest = ReadManifest(StepPath(2)).value();
+  manifest.sections.written_by = "{}";
+  std::ofstream(StepPath(2) + "/manifest.json") << SerializeManifest(manifest).value();
+  config.steps = 3;
+  config.checkpoints.resume = Resume::kAuto;
+  ASSERT_TRUE(TrainIn(config).status.ok());
+  EXPECT_EQ(run_of(3), "");
+  EXPECT_FALSE(fs::exists(StepPath(2)));
+}
+
+TEST_F(ResumeTest, NothingLeftToTrainIsSaid) {
+  static std::string& warning = *new std::string;
+  ASSERT_TRUE(TrainIn(Saving(4)).status.ok());
+  TrainConfig config = Saving(3, Resume::kAuto);
+  config.schedule.total_steps = 6;
+  SetLogCallback([](LogLevel, absl::string_view message) { warning = std::string(message); });
+  EXPECT_TRUE(TrainIn(config, {.ranks = 2}).status.ok());
+  SetLogCallback(nullptr);
+  EXPECT_EQ(warning, "--steps is 3, and the checkpoint has 4: nothing is left to train");
+}
+
 TEST_F(ResumeTest, RefusesWhatWouldNotGoOn) {
   ASSERT_TRUE(TrainIn(Saving(2)).status.ok());
   const auto status = [&](const TrainConfig& config) {
@@ -353,6 +426,11 @@ TEST(RunSettings, WhatAnOlderCheckpointLeavesOutIsWhatItWas) {
   ASSERT_LT(older.size(), json.size());
   EXPECT_THAT(Differences(SettingsOf(config, {}), SettingKind::kModel, older),
               ::testing::IsEmpty());
+  EXPECT_EQ(
+      VersionDifference({.numerics = SettingsJson(SettingsOf(config, {}), SettingKind::kNumerics)}),
+      "");
+  EXPECT_THAT(VersionDifference({.numerics = R"({"version_of_the_numerics":"1"})"}),
+              ::testing::MatchesRegex("version of the numerics is [0-9]+, 1 in the checkpoint"));
   config.model.num_query_groups = 2;
   EXPECT_THAT(Differences(SettingsOf(config, {}), SettingKind::kModel, older),
               ::testing::ElementsAre("--num-query-groups is 2, 4 in the checkpoint"));
