@@ -107,12 +107,13 @@ class CheckpointWriter {
   // ranks that wait longer than the communicator's timeout() end it. Then the phase is kIdle.
   // Collective, blocks the host; `stream` is one of the CPU. The same status on all ranks: OK, and
   // the checkpoint is on the disk; that of the first rank that failed, "rank 3: ...";
-  // kFailedPrecondition, a rank without a Start; kInvalidArgument, if the parts do not tile their
-  // tensors or ranks are at different steps; kDataLoss, rank 0 cannot read what all have written,
-  // as where they see several folders; kUnavailable, another run has taken the lock; kAlreadyExists,
-  // a readable checkpoint of this step or a later one is there. What comes after the checkpoint is
-  // on the disk (`latest`, removal of old ones) only warns. These, but not the communicator's own
-  // errors, carry FileFault::kWrite (moe/io/file.h).
+  // kFailedPrecondition, a rank without a Start, or a link in the place of what it writes to;
+  // kInvalidArgument, if the parts do not tile their tensors or ranks are at different steps;
+  // kDataLoss, rank 0 cannot read what all have written, as where they see several folders;
+  // kUnavailable, another run has taken the lock; kAlreadyExists, a readable checkpoint of this
+  // step or a later one is there. What comes after the checkpoint is on the disk (`latest`, removal
+  // of old ones) only warns. These, but not the communicator's own errors, carry FileFault::kWrite
+  // (moe/io/file.h).
   // Cost on the wire: the tables of boxes, about 100 bytes a box.
   absl::Status Publish(Communicator& world, Stream& stream);
 
