@@ -8,6 +8,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/caught.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/step_folders.h"
@@ -70,8 +71,11 @@ void CopyPart(const uint8_t* stored, const TensorBox& from, const TensorBox& to,
 absl::StatusOr<absl::Span<const uint8_t>> CheckpointReader::BoxBytes(const ManifestBox& box) {
   const ManifestFile& file = manifest_.files[box.file];
   Shard& shard = shards_[box.file];
+  // No exception may leave std::call_once: it would go through the C library.
   std::call_once(shard.parse, [&] {
-    shard.tensors = SafetensorsFile::Parse(absl::StrCat(path_, "/", file.name), shard.file.bytes());
+    shard.tensors = Caught([&] {
+      return SafetensorsFile::Parse(absl::StrCat(path_, "/", file.name), shard.file.bytes());
+    });
   });
   MOE_RETURN_IF_ERROR(shard.tensors.status());
   const ManifestTensor& tensor = manifest_.tensors[box.tensor];

@@ -11,6 +11,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/manifest.h"
+#include "moe/io/file.h"
 
 namespace moe {
 namespace {
@@ -89,7 +90,7 @@ absl::StatusOr<std::vector<int64_t>> ListSteps(const std::string& folder, FileSy
   std::vector<std::string> names;
   if (const std::error_code error = files.List(folder, names)) {
     if (Absent(error)) return std::vector<int64_t>();
-    return StatusOf(error, "list", folder);
+    return FileError("list", folder, error.value(), FileFault::kRead);
   }
   std::vector<int64_t> steps;
   for (const std::string& name : names) {

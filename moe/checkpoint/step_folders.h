@@ -28,11 +28,12 @@ std::string UnfinishedPath(const std::string& folder, int64_t step, const std::s
 // nullopt unless `name` is what StepFolderName gives for some step.
 std::optional<int64_t> StepOf(absl::string_view name);
 
-// Ascending; empty for a folder that is not there. Errors of the system.
+// Ascending; empty for a folder that is not there. Errors of FileError (moe/io/file.h), kRead; of
+// the functions below kWrite.
 absl::StatusOr<std::vector<int64_t>> ListSteps(const std::string& folder,
                                                FileSystem& files = RealFileSystem());
 
-// Makes a folder, and those above it that are missing, on the disk. Errors of the system.
+// Makes a folder, and those above it that are missing, on the disk.
 absl::Status MakeFolders(const std::string& path, FileSystem& files);
 
 // kFailedPrecondition: `path` is a link, or anything but a folder. kNotFound: there is none. Errors
@@ -57,7 +58,7 @@ absl::Status RemoveStep(const std::string& folder, int64_t step,
 
 // Frees the name of a step folder that no reader takes: "damaged-step-00000120", or, where that is
 // there, "damaged-step-00000120.1" and so on, which it returns. No reader and no retention looks at
-// these: people may still get at what is in them. Errors of the system.
+// these: people may still get at what is in them.
 absl::StatusOr<std::string> SetAside(const std::string& folder, int64_t step, FileSystem& files);
 
 // Removes what stopped runs left: folders that were being written or removed. A line for each that

@@ -1,9 +1,11 @@
 #include "moe/io/file.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <system_error>
 
 #include <absl/strings/cord.h>
@@ -20,30 +22,13 @@
 namespace moe {
 namespace {
 
-std::string Said(absl::string_view what, const std::string& path, int error) {
-  return absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error));
+absl::Status ReadError(absl::string_view what, const std::string& path, int error) {
+  return FileError(what, path, error, FileFault::kRead);
 }
 
-absl::Status OpenError(const std::string& path, int error) {
-  const std::string said = Said("open", path, error);
-  switch (error) {
-    case ENOENT:
-    case ENOTDIR:
-      return absl::NotFoundError(said);
-    case EACCES:
-    case EPERM:
-      return absl::PermissionDeniedError(said);
-    case ELOOP:
-    case ENAMETOOLONG:
-    case ENXIO:  // a socket
-      return absl::InvalidArgumentError(said);
-    default:
-      return absl::UnavailableError(said);
-  }
-}
-
+// (Of whoever may not write there, as of a disk that is full.)
 absl::Status WriteError(const std::string& path, int error) {
-  return absl::UnavailableError(Said("write", path, error));
+  return FileError("write", path, error, FileFault::kWrite);
 }
 
 std::string FolderOf(const std::string& path) {
@@ -72,12 +57,13 @@ int OpenForReader(const std::string& path, absl::Duration longest) {
 }
 
 constexpr char kFaultPayload[] = "moe/file-fault";
+constexpr absl::string_view kFaults[] = {"none", "content", "read", "write"};  // by FileFault
 
 }  // namespace
 
 absl::Status WithFileFault(absl::Status status, FileFault fault) {
   if (!status.ok() && fault != FileFault::kNone) {
-    status.SetPayload(kFaultPayload, absl::Cord(fault == FileFault::kWrite ? "write" : "content"));
+    status.SetPayload(kFaultPayload, absl::Cord(kFaults[static_cast<int>(fault)]));
   }
   return status;
 }
@@ -85,15 +71,59 @@ absl::Status WithFileFault(absl::Status status, FileFault fault) {
 FileFault FileFaultOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kFaultPayload);
   if (!payload.has_value()) return FileFault::kNone;
-  return *payload == "write" ? FileFault::kWrite : FileFault::kContent;
+  return static_cast<FileFault>(std::find(std::begin(kFaults), std::end(kFaults), *payload) -
+                                std::begin(kFaults));
+}
+
+absl::Status FileError(absl::string_view what, const std::string& path, int error,
+                       FileFault fault) {
+  const std::string said = absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error));
+  const bool reads = fault == FileFault::kRead;
+  switch (error) {
+    case ENOMEM:
+      return absl::ResourceExhaustedError(said);
+    case EACCES:
+    case EPERM:
+      return reads ? absl::PermissionDeniedError(said)
+                   : WithFileFault(absl::PermissionDeniedError(said), fault);
+    case ENOENT:
+    case ENOTDIR:
+      if (reads) return absl::NotFoundError(said);
+      break;
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+    case ENXIO:  // a socket
+      if (reads) return absl::InvalidArgumentError(said);
+      break;
+    default:
+      break;
+  }
+  return WithFileFault(absl::UnavailableError(said), fault);
+}
+
+absl::StatusOr<bool> IsFolder(const std::string& path) {
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) == 0) return S_ISDIR(info.st_mode);
+  const absl::Status error = ReadError("look at", path, errno);
+  if (absl::IsNotFound(error)) return false;
+  return error;
+}
+
+absl::Status Prefixed(absl::string_view what, const absl::Status& status) {
+  absl::Status prefixed(status.code(), absl::StrCat(what, ": ", status.message()));
+  status.ForEachPayload([&](absl::string_view type, const absl::Cord& payload) {
+    prefixed.SetPayload(type, payload);
+  });
+  return prefixed;
 }
 
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   // Without O_NONBLOCK a pipe without a writer would hold us here.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.is_open()) return OpenError(path, errno);
+  if (!file.is_open()) return ReadError("open", path, errno);
   struct stat info = {};
-  if (::fstat(file.number(), &info) != 0) return OpenError(path, errno);
+  if (::fstat(file.number(), &info) != 0) return ReadError("look at", path, errno);
   if (!S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", path, "' is a ", S_ISDIR(info.st_mode) ? "folder" : "device or pipe",
@@ -103,7 +133,7 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   if (info.st_size == 0) return mapped;  // mmap refuses nothing
   const auto size = static_cast<size_t>(info.st_size);
   void* const at = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number(), 0);
-  if (at == MAP_FAILED) return absl::UnavailableError(Said("map", path, errno));
+  if (at == MAP_FAILED) return ReadError("map", path, errno);
   mapped.bytes_ = {static_cast<const uint8_t*>(at), size};
   return mapped;
 }
@@ -141,8 +171,9 @@ absl::StatusOr<WholeFile> WholeFile::Create(const std::string& path, absl::Durat
   }
   if (whole.file_ >= 0) return whole;
   if (error == ENXIO && S_ISFIFO(info.st_mode)) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot write '", path, "': it is a pipe, and nobody reads it"));
+    return WithFileFault(absl::UnavailableError(absl::StrCat(
+                             "cannot write '", path, "': it is a pipe, and nobody reads it")),
+                         FileFault::kWrite);
   }
   if (error == ENOENT || error == ENOTDIR) {
     return absl::NotFoundError(absl::StrCat("cannot write '", path, "': its folder is not there"));

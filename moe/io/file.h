@@ -21,10 +21,23 @@ namespace moe {
 enum class FileFault : uint8_t {
   kNone,
   kContent,  // it is damaged, or not what it should be
+  kRead,     // the system could not read it
   kWrite,    // it could not be written
 };
 absl::Status WithFileFault(absl::Status status, FileFault fault);
 FileFault FileFaultOf(const absl::Status& status);
+
+// "cannot <what> '<path>': <reason>", of a system call that failed with errno `error`. kRead:
+// kNotFound where nothing is there, kPermissionDenied, kInvalidArgument for what is no file, all
+// without a fault; kResourceExhausted without memory; else kUnavailable with it. kWrite: the last
+// two, and kPermissionDenied with it.
+absl::Status FileError(absl::string_view what, const std::string& path, int error, FileFault fault);
+
+// Whether a folder is there, links followed. Errors of FileError, kRead, but for what is absent.
+absl::StatusOr<bool> IsFolder(const std::string& path);
+
+// "<what>: <message>", with the code and the payloads of an error.
+absl::Status Prefixed(absl::string_view what, const absl::Status& status);
 
 // The bytes of a file, mapped: they count neither as memory of this process nor are they read
 // before they are looked at. Move-only. A file that others shorten while it is mapped ends the
@@ -32,8 +45,7 @@ FileFault FileFaultOf(const absl::Status& status);
 // WholeFile does.
 class MappedFile {
  public:
-  // kNotFound: there is no such path. kPermissionDenied. kInvalidArgument: a folder, device or
-  // pipe. kUnavailable: the system failed. Messages name the path.
+  // Errors of FileError, kRead; kInvalidArgument: a folder, device or pipe.
   static absl::StatusOr<MappedFile> Open(const std::string& path);
   MappedFile() = default;
   ~MappedFile();
@@ -57,9 +69,8 @@ class MappedFile {
 // A device or pipe that stands there is written in place.
 class WholeFile {
  public:
-  // kNotFound: the folder is not there. kInvalidArgument: `path` is a folder. kUnavailable: the
-  // system refuses (permission, disk full), or it is a pipe that nobody opens to read within
-  // `reader_time`; programs map it to "a write failed".
+  // kNotFound: the folder is not there. kInvalidArgument: `path` is a folder. Else errors of
+  // FileError, kWrite, also for a pipe that nobody opens to read within `reader_time`.
   static absl::StatusOr<WholeFile> Create(const std::string& path,
                                           absl::Duration reader_time = absl::InfiniteDuration(),
                                           FileSystem& files = RealFileSystem());
@@ -68,7 +79,7 @@ class WholeFile {
   WholeFile(WholeFile&& other) noexcept { *this = std::move(other); }
   WholeFile& operator=(WholeFile&& other) noexcept;
 
-  // kUnavailable: the disk is full, or another failure of the system.
+  // Errors of FileError, kWrite.
   absl::Status Append(absl::Span<const uint8_t> bytes);
   absl::Status Append(absl::string_view text);
   // Once, after the last Append.

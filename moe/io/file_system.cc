@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <limits>
 #include <memory>
 
@@ -13,6 +12,8 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
+
+#include "moe/io/file.h"
 
 namespace moe {
 namespace {
@@ -160,11 +161,7 @@ std::error_code CreateText(const std::string& path, absl::string_view text, File
 }
 
 absl::Status StatusOf(std::error_code error, absl::string_view what, const std::string& path) {
-  if (!error) return absl::OkStatus();
-  const std::string said =
-      absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error.value()));
-  if (error.value() == EACCES || error.value() == EPERM) return absl::PermissionDeniedError(said);
-  return absl::UnavailableError(said);
+  return error ? FileError(what, path, error.value(), FileFault::kWrite) : absl::OkStatus();
 }
 
 FileSystem& RealFileSystem() {

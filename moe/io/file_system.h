@@ -66,8 +66,7 @@ std::error_code WriteAll(int file, absl::Span<const uint8_t> bytes, FileSystem& 
 std::error_code CreateText(const std::string& path, absl::string_view text, FileSystem& files,
                            int& file);
 
-// OK where there is no error; else kPermissionDenied or kUnavailable,
-// "cannot <what> '<path>': why".
+// OK where there is no error; else FileError (moe/io/file.h), kWrite.
 absl::Status StatusOf(std::error_code error, absl::string_view what, const std::string& path);
 
 // The machine's own; never destroyed.

@@ -19,7 +19,7 @@ namespace {
 using Append = absl::FunctionRef<absl::Status(size_t, SafetensorsStream&)>;
 
 absl::Status Wrote(const absl::Status& status) {
-  return absl::IsResourceExhausted(status) ? status : WithFileFault(status, FileFault::kWrite);
+  return WithFileFault(status, FileFault::kWrite);
 }
 
 // Ends of the shards, as indices of `tensors`.

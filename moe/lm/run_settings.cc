@@ -25,6 +25,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/xxh3.h"
+#include "moe/lm/train_config.h"
 
 namespace moe::lm {
 namespace {
@@ -324,6 +325,9 @@ absl::StatusOr<TrainConfig> StoredConfig(const CheckpointSections& sections) {
   TrainConfig config;
   AddAll(config, settings);
   MOE_RETURN_IF_ERROR(settings.status);
+  const absl::Status batch = CheckBatch(config);
+  if (!batch.ok())
+    return absl::DataLossError(absl::StrCat("the checkpoint says ", batch.message()));
   return config;
 }
 

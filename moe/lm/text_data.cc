@@ -16,27 +16,26 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/xxh3.h"
-#include "moe/io/file_system.h"
+#include "moe/io/file.h"
 
 namespace moe::lm {
 namespace {
 
 namespace fs = std::filesystem;
 
-absl::Status FileError(const char* what, const fs::path& path, const std::error_code& error) {
-  return absl::ErrnoToStatus(error.value(),
-                             absl::StrCat("cannot ", what, " '", path.string(), "'"));
+absl::Status ReadError(const char* what, const fs::path& path, const std::error_code& error) {
+  return FileError(what, path.string(), error.value(), FileFault::kRead);
 }
 
 absl::StatusOr<std::vector<uint8_t>> ReadFile(const fs::path& path) {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-  if (file == nullptr) return FileError("open", path, {errno, std::generic_category()});
+  if (file == nullptr) return ReadError("open", path, {errno, std::generic_category()});
   std::vector<uint8_t> bytes;
   std::vector<uint8_t> part(size_t{1} << 16);
   while (const size_t n = std::fread(part.data(), 1, part.size(), file.get())) {
     bytes.insert(bytes.end(), part.begin(), part.begin() + static_cast<int64_t>(n));
   }
-  if (std::ferror(file.get())) return FileError("read", path, {errno, std::generic_category()});
+  if (std::ferror(file.get())) return ReadError("read", path, {errno, std::generic_category()});
   return bytes;
 }
 
@@ -49,12 +48,12 @@ void Append(const fs::path& path, const std::vector<uint8_t>& bytes, Corpus& cor
 absl::Status ReadFolder(const fs::path& folder, Corpus& corpus) {
   std::vector<std::string> names;
   std::error_code error = RealFileSystem().List(folder.string(), names);
-  if (error) return FileError("list", folder, error);
+  if (error) return ReadError("list", folder, error);
   std::sort(names.begin(), names.end());  // by bytes: the same order on every machine
   for (const std::string& name : names) {
     const fs::path path = folder / name;
     const fs::file_status status = fs::symlink_status(path, error);
-    if (error) return FileError("look at", path, error);
+    if (error) return ReadError("look at", path, error);
     if (fs::is_directory(status)) {
       MOE_RETURN_IF_ERROR(ReadFolder(path, corpus));
       continue;
@@ -80,7 +79,7 @@ absl::Status ReadNamed(const std::string& name, Corpus& corpus) {
     return absl::NotFoundError(
         absl::StrCat("'", name, "' does not exist, expected a text file or a folder of them"));
   }
-  if (error) return FileError("look at", name, error);
+  if (error) return ReadError("look at", name, error);
   if (fs::is_directory(status)) return ReadFolder(name, corpus);
   if (!fs::is_regular_file(status)) {
     return absl::InvalidArgumentError(

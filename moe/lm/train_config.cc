@@ -1,5 +1,7 @@
 #include "moe/lm/train_config.h"
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -113,20 +115,39 @@ absl::Status CheckExpertParallelSize(int size, int ranks) {
       absl::StrCat("--ep is ", size, ", expected a divisor of the ", ranks, " ranks: ", divisors));
 }
 
+namespace {
+
+absl::Status AtLeast(int64_t least, const char* flag, int64_t value) {
+  if (value >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, " is ", value, ", expected at least ", least));
+}
+
+}  // namespace
+
+absl::Status CheckBatch(const TrainConfig& config) {
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--seq-length", config.sequence_length));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--micro-batch-size", config.micro_batch_size));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--micro-batches", config.micro_batches));
+  constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
+  int64_t tokens = 0;
+  if (!__builtin_mul_overflow(config.micro_batch_size, config.sequence_length, &tokens) &&
+      tokens <= kMostTokens && !__builtin_mul_overflow(tokens, config.micro_batches, &tokens)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--micro-batch-size is ", config.micro_batch_size, " at --seq-length ",
+      config.sequence_length, " and ", config.micro_batches, " --micro-batches, expected at most ",
+      kMostTokens, " tokens in a micro-batch and fewer than 2^63 in a step"));
+}
+
 absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
-  const auto at_least = [](int64_t least, const char* flag, int64_t value) {
-    if (value >= least) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(flag, " is ", value, ", expected at least ", least));
-  };
-  MOE_RETURN_IF_ERROR(at_least(1, "--steps", config.steps));
-  MOE_RETURN_IF_ERROR(at_least(1, "--seq-length", config.sequence_length));
-  MOE_RETURN_IF_ERROR(at_least(1, "--micro-batch-size", config.micro_batch_size));
-  MOE_RETURN_IF_ERROR(at_least(1, "--micro-batches", config.micro_batches));
-  MOE_RETURN_IF_ERROR(at_least(1, "--threads", config.threads));
-  MOE_RETURN_IF_ERROR(at_least(1, "--eval-sequences", config.eval_sequences));
-  MOE_RETURN_IF_ERROR(at_least(1, "--ep", config.expert_parallel_size));
-  MOE_RETURN_IF_ERROR(at_least(0, "--verify-replicas", config.verify_replicas));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--steps", config.steps));
+  MOE_RETURN_IF_ERROR(CheckBatch(config));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--threads", config.threads));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--eval-sequences", config.eval_sequences));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--ep", config.expert_parallel_size));
+  MOE_RETURN_IF_ERROR(AtLeast(0, "--verify-replicas", config.verify_replicas));
   const int ep = config.expert_parallel_size;
   MOE_RETURN_IF_ERROR(CheckExpertParallelSize(ep, ranks));
   const DispatcherOptions& dispatcher = config.model.moe.dispatcher;
@@ -136,7 +157,7 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
                                                    ", expected 0 (one node) or a divisor of --ep ",
                                                    ep));
   }
-  MOE_RETURN_IF_ERROR(at_least(1, "--moe-overlap-degree", config.model.moe.overlap_degree));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--moe-overlap-degree", config.model.moe.overlap_degree));
   if (!(config.schedule.peak > 0) || config.schedule.minimum < 0 ||
       config.schedule.minimum > config.schedule.peak) {
     return absl::InvalidArgumentError(absl::StrCat("--lr is ", config.schedule.peak,

@@ -26,6 +26,9 @@ bool NeedsWholeMicroBatches(const TrainConfig& config);
 absl::StatusOr<std::unique_ptr<moe::Trainer>> CreateCore(const TrainConfig& config,
                                                          std::unique_ptr<Communicator> world);
 
+// kInvalidArgument unless sequences, micro-batches and steps have a number of tokens that fits.
+absl::Status CheckBatch(const TrainConfig& config);
+
 // kInvalidArgument unless the text holds one global batch and one micro-batch to validate on.
 absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus);
 

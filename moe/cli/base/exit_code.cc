@@ -19,10 +19,6 @@ absl::Status CheckFailed(absl::string_view message) {
   return WithExitCode(absl::InternalError(message), ExitCode::kCheckFailed);
 }
 
-absl::Status Prefixed(absl::string_view what, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
-}
-
 absl::Status WithExitCode(absl::Status status, ExitCode code) {
   if (!status.ok()) status.SetPayload(kPayload, absl::Cord(absl::StrCat(static_cast<int>(code))));
   return status;
@@ -33,11 +29,13 @@ ExitCode ExitCodeOf(const absl::Status& status) {
     int code = 0;
     if (absl::SimpleAtoi(std::string(*payload), &code)) return static_cast<ExitCode>(code);
   }
+  if (absl::IsResourceExhausted(status)) return ExitCode::kMemory;
   switch (FileFaultOf(status)) {
     case FileFault::kNone:
       break;
     case FileFault::kContent:
       return ExitCode::kBadInput;
+    case FileFault::kRead:
     case FileFault::kWrite:
       return ExitCode::kIo;
   }
@@ -50,8 +48,6 @@ ExitCode ExitCodeOf(const absl::Status& status) {
       return ExitCode::kUsage;
     case absl::StatusCode::kDataLoss:
       return ExitCode::kNumerics;
-    case absl::StatusCode::kResourceExhausted:
-      return ExitCode::kMemory;
     case absl::StatusCode::kDeadlineExceeded:
       return ExitCode::kTimeout;
     case absl::StatusCode::kAborted:

@@ -25,15 +25,12 @@ enum class ExitCode : int {
 // What ends a command with ExitCode::kCheckFailed.
 absl::Status CheckFailed(absl::string_view message);
 
-// "<what>: <message>", of an error.
-absl::Status Prefixed(absl::string_view what, const absl::Status& status);
-
 // Makes ExitCodeOf return `code` for `status`, whatever its kind.
 absl::Status WithExitCode(absl::Status status, ExitCode code);
 
-// The code attached to `status`, else that of its file fault (moe/io/file.h), else the one for its
-// kind when it comes from running ranks: kDataLoss is numbers that are not finite or copies that
-// differ, kResourceExhausted memory, kDeadlineExceeded a missing peer, kAborted and kUnavailable a
+// The code attached to `status`, else kMemory for kResourceExhausted, else that of its file fault
+// (moe/io/file.h), else the one for its kind when it comes from running ranks: kDataLoss is numbers
+// that are not finite or copies that differ, kDeadlineExceeded a missing peer, kAborted and kUnavailable a
 // failed peer, kUnauthenticated rendezvous, kUnimplemented an absent backend, kInvalidArgument,
 // kNotFound and kPermissionDenied usage.
 ExitCode ExitCodeOf(const absl::Status& status);

@@ -19,6 +19,7 @@
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/terminal.h"
+#include "moe/io/file.h"
 
 namespace moe::cli {
 namespace {

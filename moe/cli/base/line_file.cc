@@ -14,24 +14,20 @@
 #include <unistd.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/exit_code.h"
+#include "moe/io/file.h"
 
 namespace moe::cli {
 
 namespace fs = std::filesystem;
 
-absl::Status IoError(absl::string_view what, const std::string& path, int error) {
-  return WithExitCode(
-      absl::InternalError(absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error))),
-      ExitCode::kIo);
-}
-
 absl::StatusOr<std::unique_ptr<LineFile>> LineFile::Create(const std::string& path,
                                                            std::vector<std::string> made) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) made.insert(made.begin(), path);
-  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (file < 0) return IoError("write", path, errno);
+  // Without O_NONBLOCK a pipe that nobody reads would hold us here.
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+  if (file < 0) return FileError("write", path, errno, FileFault::kWrite);
+  ::fcntl(file, F_SETFL, ::fcntl(file, F_GETFL) & ~O_NONBLOCK);
   auto lines = std::unique_ptr<LineFile>(new LineFile(path, std::move(made), file));
   MOE_RETURN_IF_ERROR(lines->Lock());
   return lines;
@@ -39,7 +35,7 @@ absl::StatusOr<std::unique_ptr<LineFile>> LineFile::Create(const std::string& pa
 
 absl::Status LineFile::Lock() {
   struct stat facts = {};
-  if (::fstat(file_, &facts) != 0) return IoError("look at", path_, errno);
+  if (::fstat(file_, &facts) != 0) return FileError("look at", path_, errno, FileFault::kWrite);
   if (!S_ISREG(facts.st_mode)) return absl::OkStatus();
   // A file system without locks has its runs told apart by who starts them.
   if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
@@ -61,13 +57,13 @@ LineFile::~LineFile() {
 absl::Status LineFile::Append(absl::string_view lines) {
   struct stat facts = {};
   if (::fstat(file_, &facts) == 0 && facts.st_nlink == 0) {
-    return WithExitCode(
-        absl::InternalError(absl::StrCat("cannot write '", path_, "': it was deleted")),
-        ExitCode::kIo);
+    return WithFileFault(
+        absl::UnavailableError(absl::StrCat("cannot write '", path_, "': it was deleted")),
+        FileFault::kWrite);
   }
   // A device or pipe has no length to cut.
   if (size_bytes_ == 0 && S_ISREG(facts.st_mode) && ::ftruncate(file_, 0) != 0) {
-    return IoError("write", path_, errno);
+    return FileError("write", path_, errno, FileFault::kWrite);
   }
   size_t done = 0;
   while (done < lines.size()) {
@@ -78,9 +74,9 @@ absl::Status LineFile::Append(absl::string_view lines) {
       const bool cut = done == 0 || (::ftruncate(file_, size_bytes_) == 0 &&
                                      ::lseek(file_, size_bytes_, SEEK_SET) == size_bytes_);
       if (!cut) {
-        return IoError("write, or cut back to whole lines,", path_, error);
+        return FileError("write, or cut back to whole lines,", path_, error, FileFault::kWrite);
       }
-      return IoError("write", path_, error);
+      return FileError("write", path_, error, FileFault::kWrite);
     }
     done += static_cast<size_t>(n);
   }

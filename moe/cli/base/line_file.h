@@ -13,16 +13,14 @@
 
 namespace moe::cli {
 
-// "cannot <what> '<path>': <reason>" with exit code 4. `error`: an errno.
-absl::Status IoError(absl::string_view what, const std::string& path, int error);
-
 // What is appended is in the file whole or not at all: each is one write, cut back if it fails
 // halfway. So a reader, or who looks after a crash, sees whole lines.
 class LineFile {
  public:
   // Makes the file if needed; what an earlier run wrote stays until the first Append. `made`:
   // folders that were made for it, innermost first. The file is locked while this lives:
-  // kInvalidArgument if another run has it. Errors of the system carry exit code 4.
+  // kInvalidArgument if another run has it. Else errors of FileError (moe/io/file.h), kWrite, also
+  // for a pipe that nobody reads.
   static absl::StatusOr<std::unique_ptr<LineFile>> Create(const std::string& path,
                                                           std::vector<std::string> made = {});
   // When nothing was written, removes the file and the folders that were made for it.
@@ -30,8 +28,7 @@ class LineFile {
   LineFile(const LineFile&) = delete;
   LineFile& operator=(const LineFile&) = delete;
 
-  // Whole lines, each with its end. An error carries exit code 4 and names the file; a file that
-  // was deleted is one.
+  // Whole lines, each with its end. Errors of FileError, kWrite; a file that was deleted is one.
   absl::Status Append(absl::string_view lines);
   const std::string& path() const { return path_; }
   bool replaces() const { return replaces_; }  // there was something in it

@@ -42,7 +42,7 @@ absl::Status MakeFolder(const std::string& folder, std::vector<std::string>& mad
     made.push_back(missing.string());
   }
   fs::create_directories(folder, error);
-  if (error) return IoError("make the folder", folder, error.value());
+  if (error) return FileError("make the folder", folder, error.value(), FileFault::kWrite);
   return absl::OkStatus();
 }
 
@@ -162,6 +162,13 @@ absl::StatusOr<std::unique_ptr<MetricsFile>> MetricsFile::Create(const std::stri
                                                                  Earlier earlier) {
   std::vector<std::string> made;
   MOE_RETURN_IF_ERROR(MakeFolder(folder, made));
+  std::error_code ignored;
+  const fs::file_status there = fs::status(PathIn(folder), ignored);
+  if (fs::exists(there) && !fs::is_regular_file(there)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--out is '", folder, "', where '", PathIn(folder),
+                     "' is a folder, device or pipe, expected a file, or nothing there"));
+  }
   MOE_ASSIGN_OR_RETURN(auto file, LineFile::Create(PathIn(folder), std::move(made)));
   if (file->replaces() && earlier == Earlier::kRefused) {
     return absl::InvalidArgumentError(

@@ -16,7 +16,6 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/exit_code.h"
-#include "moe/cli/base/line_file.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/io/file.h"
 
@@ -167,7 +166,7 @@ absl::Status InputError(absl::string_view flag, const absl::Status& status) {
   if (absl::IsDataLoss(status) || absl::IsUnimplemented(status)) {
     return WithExitCode(named, ExitCode::kBadInput);
   }
-  return absl::IsUnavailable(status) ? WithExitCode(named, ExitCode::kIo) : named;
+  return named;
 }
 
 absl::Status WriteError(absl::string_view flag, const std::string& path,
@@ -196,7 +195,7 @@ absl::Status CheckWritable(absl::string_view flag, const std::string& path) {
   if (!WrittenInPlace(path)) return WriteError(flag, path, WholeFile::Create(path).status());
   // A pipe is not opened before there is something to write: who reads it would see it end.
   if (::access(path.c_str(), W_OK) == 0) return absl::OkStatus();
-  return Prefixed(flag, IoError("write", path, errno));
+  return Prefixed(flag, FileError("write", path, errno, FileFault::kWrite));
 }
 
 namespace {

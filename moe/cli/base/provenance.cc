@@ -40,26 +40,39 @@ std::string HostName() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
+// What `read` finds in a file; nothing in one that cannot be read. No memory is not an empty file:
+// std::bad_alloc leaves.
+template <typename Read>
+std::string FromFile(const std::string& path, const Read& read) {
+  std::ifstream file(path);
+  file.exceptions(std::ios::badbit);
+  try {
+    return read(file);
+  } catch (const std::ios_base::failure&) {
+    return "";
+  }
+}
+
 }  // namespace
 
 std::string ProcValue(const std::string& path, absl::string_view key) {
-  std::ifstream file(path);
-  file.exceptions(std::ios::badbit);
-  for (std::string line; std::getline(file, line);) {
-    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 1));
-    if (parts.size() == 2 && absl::StripAsciiWhitespace(parts[0]) == key) {
-      return std::string(absl::StripAsciiWhitespace(parts[1]));
+  return FromFile(path, [&](std::istream& file) -> std::string {
+    for (std::string line; std::getline(file, line);) {
+      const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 1));
+      if (parts.size() == 2 && absl::StripAsciiWhitespace(parts[0]) == key) {
+        return std::string(absl::StripAsciiWhitespace(parts[1]));
+      }
     }
-  }
-  return "";
+    return "";
+  });
 }
 
 std::string FirstLine(const std::string& path) {
-  std::ifstream file(path);
-  file.exceptions(std::ios::badbit);  // no memory is not an empty file
-  std::string line;
-  std::getline(file, line);
-  return line;
+  return FromFile(path, [](std::istream& file) {
+    std::string line;
+    std::getline(file, line);
+    return line;
+  });
 }
 
 Facts BuildFacts() {

@@ -28,6 +28,7 @@
 #include "moe/cli/ckpt/export.h"
 #include "moe/cli/eval/stored_run.h"
 #include "moe/hf/model_rule.h"
+#include "moe/io/file.h"
 #include "moe/lm/evaluation.h"
 
 namespace moe::cli {
@@ -150,14 +151,15 @@ struct Steps {
 };
 
 absl::StatusOr<Steps> StepsIn(const std::string& dir) {
-  std::error_code ignored;
-  if (!fs::is_directory(dir, ignored)) {
+  MOE_ASSIGN_OR_RETURN(const bool is_folder, IsFolder(dir));
+  if (!is_folder) {
     return absl::NotFoundError(absl::StrCat("DIR is '", dir, "', expected a folder that is there"));
   }
   Steps found = {.folder = dir};
   MOE_ASSIGN_OR_RETURN(found.steps, ListSteps(dir));
   const std::string below = absl::StrCat(dir, "/checkpoints");
-  if (!found.steps.empty() || !fs::is_directory(below, ignored)) return found;
+  MOE_ASSIGN_OR_RETURN(const bool has_below, IsFolder(below));
+  if (!found.steps.empty() || !has_below) return found;
   found.folder = below;
   MOE_ASSIGN_OR_RETURN(found.steps, ListSteps(below));
   return found;

@@ -63,9 +63,7 @@ absl::StatusOr<std::vector<Tensor>> TensorsOf(const CheckpointReader& reader,
 
 // Of a file that could not be written.
 absl::Status Wrote(const absl::Status& status) {
-  if (FileFaultOf(status) != FileFault::kWrite) return status;
-  return WithFileFault(absl::Status(status.code(), absl::StrCat("--out: ", status.message())),
-                       FileFault::kWrite);
+  return FileFaultOf(status) == FileFault::kWrite ? Prefixed("--out", status) : status;
 }
 
 absl::Status AppendTensor(CheckpointReader& reader, const ManifestTensor& tensor, DType type,
@@ -75,7 +73,8 @@ absl::Status AppendTensor(CheckpointReader& reader, const ManifestTensor& tensor
     master.resize(box.rows() * box.cols());
     const absl::Status read = reader.ReadBox(
         tensor.name, "master", box, MatrixView<float>(master.data(), box.rows(), box.cols()));
-    if (!read.ok()) return Damaged(reader, read.message());
+    if (absl::IsDataLoss(read)) return Damaged(reader, read.message());
+    MOE_RETURN_IF_ERROR(read);
     MOE_RETURN_IF_ERROR(AppendRounded(tensor.name, master, type, stream));
   }
   return absl::OkStatus();
@@ -91,8 +90,7 @@ absl::Status MakeEmptyFolder(const std::string& folder) {
   error.clear();
   fs::create_directories(folder, error);
   if (!error) return absl::OkStatus();
-  return Wrote(WithFileFault(absl::UnavailableError(absl::StrCat(folder, ": ", error.message())),
-                             FileFault::kWrite));
+  return Wrote(FileError("make folder", folder, error.value(), FileFault::kWrite));
 }
 
 }  // namespace
@@ -105,8 +103,7 @@ absl::StatusOr<std::vector<std::string>> Export(CheckpointReader& reader,
   }
   const auto stored = lm::StoredConfig(reader.manifest().sections);
   if (!stored.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(stored.status().message(), ", expected one of moe train"));
+    return Damaged(reader, absl::StrCat(stored.status().message(), ", expected one of moe train"));
   }
   lm::TransformerConfig model = stored->model;
   model.moe.router.hidden_size = model.hidden_size;

@@ -10,6 +10,7 @@
 #include "moe/checkpoint/step_folders.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/program.h"
+#include "moe/io/file.h"
 #include "moe/lm/evaluation.h"
 #include "moe/lm/run_settings.h"
 
@@ -55,8 +56,8 @@ absl::StatusOr<StoredRun> Open(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<FoundCheckpoint> FindStored(const std::string& path) {
-  std::error_code ignored;
-  if (!fs::is_directory(path, ignored)) {
+  MOE_ASSIGN_OR_RETURN(const bool is_folder, IsFolder(path));
+  if (!is_folder) {
     return absl::NotFoundError(
         absl::StrCat("'", path, "' is no folder, expected that of a checkpoint or of a run"));
   }

@@ -1,7 +1,6 @@
 #include "moe/cli/sweep/result_file.h"
 
 #include <cerrno>
-#include <cstring>
 
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/io/file.h"
 
 namespace moe::sweep {
 namespace {
@@ -25,14 +25,6 @@ constexpr size_t kMostRows = 200'000;
 // Every line begins so.
 constexpr absl::string_view kRowStart = "{\"schema\":\"moe.sweep/";
 
-absl::Status SystemError(absl::string_view what, const std::string& path, int error) {
-  const std::string message =
-      absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error));
-  if (error == ENOENT) return absl::NotFoundError(message);
-  if (error == EISDIR) return absl::InvalidArgumentError(message);
-  return absl::UnavailableError(message);
-}
-
 absl::StatusOr<std::string> ReadAll(int file, int64_t bytes, const std::string& path) {
   std::string text(static_cast<size_t>(bytes), '\0');
   size_t done = 0;
@@ -40,7 +32,7 @@ absl::StatusOr<std::string> ReadAll(int file, int64_t bytes, const std::string& 
     const ssize_t n =
         ::pread(file, text.data() + done, text.size() - done, static_cast<off_t>(done));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return SystemError("read", path, errno);
+    if (n < 0) return FileError("read", path, errno, FileFault::kRead);
     if (n == 0) break;
     done += static_cast<size_t>(n);
   }
@@ -63,18 +55,20 @@ absl::StatusOr<ResultFile> ResultFile::Open(const std::string& path, int flags) 
   if (!result.file_.is_open() && errno != EISDIR && errno != ENOENT) {
     result.file_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666));
   }
-  if (!result.file_.is_open()) return SystemError("open", path, errno);
+  if (!result.file_.is_open()) return FileError("open", path, errno, FileFault::kRead);
   struct stat facts = {};
-  if (::fstat(result.file_.number(), &facts) != 0) return SystemError("look at", path, errno);
+  if (::fstat(result.file_.number(), &facts) != 0)
+    return FileError("look at", path, errno, FileFault::kWrite);
   result.regular_ = S_ISREG(facts.st_mode);
   if (!result.regular_) return result;
   if (::flock(result.file_.number(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return SystemError("lock", path, errno);
+    if (errno != EWOULDBLOCK) return FileError("lock", path, errno, FileFault::kWrite);
     return absl::FailedPreconditionError(
         absl::StrCat("'", path, "' is being written by another sweep"));
   }
   // Its size before the lock may be that before another sweep's last row.
-  if (::fstat(result.file_.number(), &facts) != 0) return SystemError("look at", path, errno);
+  if (::fstat(result.file_.number(), &facts) != 0)
+    return FileError("look at", path, errno, FileFault::kWrite);
   result.size_bytes_ = facts.st_size;
   return result;
 }
@@ -122,7 +116,8 @@ absl::Status ResultFile::ReadLines() {
     begin = whole ? end + 1 : text.size();
   }
   size_bytes_ = static_cast<int64_t>(begin);
-  if (::ftruncate(file_.number(), size_bytes_) != 0) return SystemError("cut", path_, errno);
+  if (::ftruncate(file_.number(), size_bytes_) != 0)
+    return FileError("cut", path_, errno, FileFault::kWrite);
   // An editor may have taken the last end of line away.
   return size_bytes_ > 0 && text[begin - 1] != '\n' ? Write("\n") : absl::OkStatus();
 }
@@ -142,9 +137,9 @@ absl::Status ResultFile::Write(const std::string& text) {
     if (n <= 0) {
       const int error = n < 0 ? errno : EIO;
       if (regular_ && done > 0 && ::ftruncate(file_.number(), size_bytes_) != 0) {
-        return SystemError("write, or cut back to whole lines,", path_, error);
+        return FileError("write, or cut back to whole lines,", path_, error, FileFault::kWrite);
       }
-      return SystemError("write", path_, error);
+      return FileError("write", path_, error, FileFault::kWrite);
     }
     done += static_cast<size_t>(n);
   }

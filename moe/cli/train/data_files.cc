@@ -2,8 +2,8 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/program.h"
+#include "moe/io/file.h"
 
 namespace moe::cli {
 namespace {
@@ -52,10 +52,8 @@ absl::StatusOr<lm::Corpus> ReadData(const DataFiles& files, int64_t vocab_size,
     return corpus;
   }
   auto corpus = lm::ReadCorpus(files.text, sequence_length);
-  if (corpus.ok()) return corpus;
-  const ExitCode code = ExitCodeOf(corpus.status());
-  return WithExitCode(Prefixed("--data", corpus.status()),
-                      code == ExitCode::kUsage ? code : ExitCode::kIo);
+  if (!corpus.ok()) return Prefixed("--data", corpus.status());
+  return corpus;
 }
 
 }  // namespace moe::cli

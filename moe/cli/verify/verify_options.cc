@@ -17,6 +17,7 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/launch.h"
+#include "moe/io/file.h"
 
 namespace moe::cli {
 namespace {

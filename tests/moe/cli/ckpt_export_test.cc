@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <tuple>
@@ -323,6 +324,24 @@ TEST_F(CkptExportTest, ACapacityLimitIsWarnedOf) {
   EXPECT_EQ(Export(), 0);
   EXPECT_THAT(error_, HasSubstr("warning: the run dropped tokens beyond"));
   EXPECT_THAT(error_, HasSubstr("1.25"));
+}
+
+// A checkpoint that says too little, or what no run can be, is malformed content.
+TEST_F(CkptExportTest, WhatNoRunCanSayIsDamaged) {
+  lm::TrainConfig config = TinyConfig();
+  config.micro_batch_size = std::numeric_limits<int64_t>::max();
+  Save(config);
+  EXPECT_EQ(Export(), 3);
+  EXPECT_THAT(error_, HasSubstr("--micro-batch-size is 9223372036854775807"));
+  fs::remove_all(Path("run"));
+  const CanonicalTensor tensor = {.name = "weight", .rows = 1, .cols = 1};
+  const float value = 1;
+  WriteCheckpoint({}, {{.tensor = &tensor,
+                        .state = "master",
+                        .box = {.row_end = 1, .col_end = 1},
+                        .data = MatrixView<const float>(&value, 1, 1)}});
+  EXPECT_EQ(Export(), 3);
+  EXPECT_THAT(error_, HasSubstr("the checkpoint does not say"));
 }
 
 TEST_F(CkptExportTest, ErrorsHaveTheirExitCodes) {
