@@ -3,8 +3,6 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <absl/time/clock.h>
-#include <absl/time/time.h>
 
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
@@ -28,6 +26,7 @@ CheckpointVotes Checkpointer::Votes() const {
 
 absl::Status Checkpointer::AfterStep(int64_t step, const CheckpointVotes& all, Describe describe) {
   if (all.stop > 0) return Finish(step, describe);
+  MOE_RETURN_IF_ERROR(writer_->CheckProgress());
   if (writing_step_ >= 0 && all.writing == 0) MOE_RETURN_IF_ERROR(Publish());
   if (options_.interval == 0 || step % options_.interval != 0) return absl::OkStatus();
   if (writing_step_ < 0) return Begin(step, describe);
@@ -39,10 +38,10 @@ absl::Status Checkpointer::AfterStep(int64_t step, const CheckpointVotes& all, D
 }
 
 absl::Status Checkpointer::Finish(int64_t step, Describe describe) {
-  if (writing_step_ >= 0) MOE_RETURN_IF_ERROR(WaitAndPublish());
+  if (writing_step_ >= 0) MOE_RETURN_IF_ERROR(Publish());
   if (saved_step_ == step) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(Begin(step, describe));
-  if (writing_step_ >= 0) MOE_RETURN_IF_ERROR(WaitAndPublish());
+  if (writing_step_ >= 0) MOE_RETURN_IF_ERROR(Publish());
   return saved_step_ == step ? absl::OkStatus() : failure_;
 }
 
@@ -53,25 +52,7 @@ absl::Status Checkpointer::Begin(int64_t step, Describe describe) {
   // What goes wrong on one rank, all learn in Publish.
   const absl::Status begun = writer_->Start({.step = step, .sections = describe()}, parts);
   if (absl::IsFailedPrecondition(begun)) return begun;
-  return options_.asynchronous ? absl::OkStatus() : WaitAndPublish();
-}
-
-// However long the slowest disk takes: a rank that waits tells the others that it is there.
-absl::Status Checkpointer::WaitAndPublish() {
-  constexpr absl::Duration kBetweenVotes = absl::Milliseconds(200),
-                           kBetweenLooks = absl::Milliseconds(2);
-  int64_t writing = 0;
-  do {
-    const absl::Time next = absl::Now() + kBetweenVotes;
-    while (writer_->phase() == WriterPhase::kWriting && absl::Now() < next) {
-      absl::SleepFor(kBetweenLooks);
-    }
-    writing = Votes().writing;
-    MOE_RETURN_IF_ERROR(
-        context_.mesh->world().AllReduce<int64_t>({&writing, 1}, ReduceOp::kSum, *context_.host));
-    MOE_RETURN_IF_ERROR(context_.host->Synchronize());
-  } while (writing > 0);
-  return Publish();
+  return options_.asynchronous ? absl::OkStatus() : Publish();
 }
 
 absl::Status Checkpointer::Publish() {

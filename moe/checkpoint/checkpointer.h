@@ -44,7 +44,8 @@ class Checkpointer {
   // Publishes what all ranks have written, and begins to save `step` if it is due; when a rank was
   // asked to stop, saves it before returning. `describe` gives what the manifest says of the run.
   // A failed write costs its checkpoint and is logged; kUnavailable after max_failures in a row, or
-  // when the last one failed. Collective, the same status on every rank.
+  // when the last one failed. kDeadlineExceeded, on the rank whose disk hangs, as
+  // CheckpointWriter::CheckProgress. Collective, else the same status on every rank.
   using Describe = absl::FunctionRef<CheckpointSections()>;
   absl::Status AfterStep(int64_t step, const CheckpointVotes& all, Describe describe);
   // Saves `step` unless it has been, and returns when it is on the disk. Collective.
@@ -57,7 +58,6 @@ class Checkpointer {
   Checkpointer(const CheckpointerOptions& options, TrainingState& state, const Context& context)
       : options_(options), state_(state), context_(context) {}
   absl::Status Begin(int64_t step, Describe describe);
-  absl::Status WaitAndPublish();
   absl::Status Publish();
 
   const CheckpointerOptions options_;

@@ -102,37 +102,39 @@ absl::Status CheckReadable(const std::string& unfinished) {
 
 }  // namespace
 
-absl::Status CheckpointWriter::FreeName(int64_t step) {
-  const std::string& folder = options_.folder;
-  MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(folder, *options_.files));
+absl::Status CheckpointWriter::FreeName(const CheckpointOptions& options, int64_t step) {
+  const std::string& folder = options.folder;
+  MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(folder, *options.files));
   for (auto at = std::lower_bound(steps.begin(), steps.end(), step); at != steps.end(); ++at) {
-    if (!IsTaken(options_, *at)) continue;
+    if (!IsTaken(options, *at)) continue;
     return absl::AlreadyExistsError(absl::StrCat("CheckpointWriter: ", folder, "/",
                                                  StepFolderName(*at),
                                                  " is there already: another run writes here"));
   }
   if (!std::binary_search(steps.begin(), steps.end(), step)) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(const std::string aside, SetAside(folder, step, *options_.files));
+  MOE_ASSIGN_OR_RETURN(const std::string aside, SetAside(folder, step, *options.files));
   Log(LogLevel::kWarning,
       absl::StrCat(folder, "/", StepFolderName(step), " cannot be read and is now ", aside));
   return absl::OkStatus();
 }
 
-absl::Status CheckpointWriter::PublishTables(absl::Span<const std::string> tables) {
-  FileSystem& files = *options_.files;
-  MOE_ASSIGN_OR_RETURN(const CheckpointManifest manifest, Merge(tables, options_.hash_states));
+absl::Status CheckpointWriter::PublishTables(Publication& publication,
+                                             absl::Span<const std::string> tables) {
+  CheckpointOptions& options = publication.options;
+  FileSystem& files = *options.files;
+  MOE_ASSIGN_OR_RETURN(const CheckpointManifest manifest, Merge(tables, options.hash_states));
   const absl::Status tiled = CheckTiling("CheckpointWriter", manifest);
   if (!tiled.ok()) return absl::InvalidArgumentError(tiled.message());
   MOE_ASSIGN_OR_RETURN(const std::string text, SerializeManifest(manifest));
-  const std::string unfinished = Unfinished();
+  const std::string unfinished = UnfinishedPath(options.folder, manifest.step, options.run);
   MOE_RETURN_IF_ERROR(CheckIsFolder(unfinished, files));
   MOE_RETURN_IF_ERROR(WriteText(absl::StrCat(unfinished, "/", kManifestName), text, files));
   MOE_RETURN_IF_ERROR(CheckReadable(unfinished));
-  if (options_.lock != nullptr) MOE_RETURN_IF_ERROR(options_.lock->CheckHeld());
-  MOE_RETURN_IF_ERROR(FreeName(manifest.step));
-  MOE_RETURN_IF_ERROR(PublishStep(unfinished, options_.folder, manifest.step, files));
-  std::erase(options_.damaged_steps, manifest.step);  // it is whole now
-  const absl::Status rest = WriteLatestAndRetain(manifest);
+  if (options.lock != nullptr) MOE_RETURN_IF_ERROR(options.lock->CheckHeld());
+  MOE_RETURN_IF_ERROR(FreeName(options, manifest.step));
+  MOE_RETURN_IF_ERROR(PublishStep(unfinished, options.folder, manifest.step, files));
+  std::erase(options.damaged_steps, manifest.step);  // it is whole now
+  const absl::Status rest = WriteLatestAndRetain(publication, manifest);
   if (!rest.ok()) {
     Log(LogLevel::kWarning, absl::StrCat("CheckpointWriter: ", StepFolderName(manifest.step),
                                          " is written, but what follows failed: ", rest.message()));
@@ -141,23 +143,25 @@ absl::Status CheckpointWriter::PublishTables(absl::Span<const std::string> table
 }
 
 // What a checkpoint that is on the disk can do without.
-absl::Status CheckpointWriter::WriteLatestAndRetain(const CheckpointManifest& manifest) {
-  FileSystem& files = *options_.files;
-  const std::string& folder = options_.folder;
+absl::Status CheckpointWriter::WriteLatestAndRetain(Publication& publication,
+                                                    const CheckpointManifest& manifest) {
+  const CheckpointOptions& options = publication.options;
+  FileSystem& files = *options.files;
+  const std::string& folder = options.folder;
   MOE_RETURN_IF_ERROR(WriteText(absl::StrCat(folder, "/", kLatestName),
                                 absl::StrCat(StepFolderName(manifest.step), "\n"), files));
   MOE_ASSIGN_OR_RETURN(std::vector<int64_t> steps, ListSteps(folder, files));
   // Newer ones are damaged, or Create had refused: they neither count nor go.
   steps.erase(std::upper_bound(steps.begin(), steps.end(), manifest.step), steps.end());
   const RetentionPlan plan = PlanRetention(folder, steps,
-                                           {.keep = options_.keep,
-                                            .keep_every = options_.keep_every,
+                                           {.keep = options.keep,
+                                            .keep_every = options.keep_every,
                                             .run = RunOf(manifest.sections),
-                                            .damaged_steps = options_.damaged_steps},
+                                            .damaged_steps = options.damaged_steps},
                                            files);
   std::vector<std::string> warned;
   for (const std::string& each : plan.left_alone) {
-    if (left_alone_.insert(each).second) warned.push_back(each);
+    if (publication.left_alone.insert(each).second) warned.push_back(each);
   }
   if (!warned.empty()) {
     Log(LogLevel::kWarning, absl::StrCat("CheckpointWriter: not removed, since not of this run: ",
@@ -169,20 +173,51 @@ absl::Status CheckpointWriter::WriteLatestAndRetain(const CheckpointManifest& ma
   return absl::OkStatus();
 }
 
+// However long the slowest disk takes: a rank that waits tells the others that it is there.
+absl::Status CheckpointWriter::AwaitAll(Communicator& world, Stream& stream) {
+  constexpr absl::Duration kBetweenVotes = absl::Milliseconds(200),
+                           kBetweenLines = absl::Minutes(1);
+  const absl::Time begin = absl::Now();
+  absl::Time next_line = begin + kBetweenLines;
+  for (;;) {
+    const bool busy = work_ != nullptr && !work_->AwaitFor(kBetweenVotes);
+    if (busy) MOE_RETURN_IF_ERROR(work_->Check());
+    int64_t busy_ranks = busy ? 1 : 0;
+    MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&busy_ranks, 1}, ReduceOp::kSum, stream));
+    MOE_RETURN_IF_ERROR(stream.Synchronize());
+    if (busy_ranks == 0) return absl::OkStatus();
+    const absl::Time now = absl::Now();
+    if (rank_ != 0 || now < next_line) continue;
+    next_line = now + kBetweenLines;
+    Log(LogLevel::kWarning,
+        absl::StrCat("the checkpoint of step ", step_, " is waited for since ",
+                     absl::FormatDuration(absl::Trunc(now - begin, absl::Seconds(1))), ": ",
+                     busy_ranks, " of ", ranks_, " ranks write"));
+  }
+}
+
+absl::Status CheckpointWriter::Together(FileWork::Work work, Communicator& world, Stream& stream,
+                                        absl::Status& result) {
+  work_.reset();
+  const absl::Status begun = work ? Begin(std::move(work)) : absl::OkStatus();
+  MOE_RETURN_IF_ERROR(AwaitAll(world, stream));
+  result = work_ == nullptr ? begun : work_->status();
+  return absl::OkStatus();
+}
+
 absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
   if (world.rank() != rank_ || world.size() != ranks_) {
     return absl::InvalidArgumentError("CheckpointWriter: another communicator than at Create");
   }
-  Join();
-  absl::Status mine = phase() == WriterPhase::kIdle
-                          ? absl::FailedPreconditionError("CheckpointWriter: nothing was started")
-                          : status();
-  phase_ = WriterPhase::kIdle;
-  const bool first = rank_ == 0;
+  MOE_RETURN_IF_ERROR(AwaitAll(world, stream));
+  absl::Status mine =
+      started_ ? status() : absl::FailedPreconditionError("CheckpointWriter: nothing was started");
+  started_ = false;
+  std::string table = TakeTable();
 
   constexpr int kCode = 0, kBytes = 1, kStep = 2, kHead = 3;
   const int64_t head[kHead] = {static_cast<int64_t>(mine.code()),
-                               static_cast<int64_t>(table_.size()), step_};
+                               static_cast<int64_t>(table.size()), step_};
   std::vector<int64_t> heads(static_cast<size_t>(kHead) * ranks_);
   MOE_RETURN_IF_ERROR(world.AllGather(absl::MakeConstSpan(head), absl::MakeSpan(heads), stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
@@ -199,19 +234,29 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
         absl::InvalidArgumentError(absl::StrCat("step ", step_, ", rank 0 is at ", heads[kStep]));
   }
   if (said[kCode] == 0 && said[kStep] == heads[kStep]) {
-    MOE_ASSIGN_OR_RETURN(const auto tables, GatherTexts(std::move(table_), bytes, world, stream));
-    if (first) mine = Caught([&] { return PublishTables(tables); });
+    MOE_ASSIGN_OR_RETURN(auto tables, GatherTexts(std::move(table), bytes, world, stream));
+    FileWork::Work publish;  // none: that of rank 0 is waited for
+    if (rank_ == 0) {
+      publish = [publication = publication_, tables = std::move(tables)](FileSystem& files) {
+        publication->options.files = &files;
+        return PublishTables(*publication, tables);
+      };
+    }
+    MOE_RETURN_IF_ERROR(Together(std::move(publish), world, stream, mine));
   } else if (!mine.ok() && ranks_ > 1) {
     mine = absl::Status(mine.code(), absl::StrCat("rank ", rank_, ": ", mine.message()));
   }
-  table_.clear();
   absl::Status result;
   MOE_RETURN_IF_ERROR(BroadcastStatus(mine, speaker, world, stream, result));
   if (result.ok()) return result;
   // On all ranks, which may see folders of their own. None may start the next one in a folder that
   // is being removed.
-  (void)RemoveFolder(Unfinished(), *options_.files);
-  MOE_RETURN_IF_ERROR(world.Barrier());
+  const auto remove =
+      [path = UnfinishedPath(options_.folder, step_, options_.run)](FileSystem& files) {
+        return RemoveFolder(path, files);
+      };
+  absl::Status removed;  // what stays goes at the next start
+  MOE_RETURN_IF_ERROR(Together(remove, world, stream, removed));
   return WithFileFault(std::move(result), FileFault::kWrite);
 }
 

@@ -81,7 +81,7 @@ absl::Status RunFolder::Take(Communicator& world, Stream& stream) {
       mine = Caught([&] {
         if (waits == 0) MOE_RETURN_IF_ERROR(MakeFolders(options_.folder, *options_.files));
         if (waits == 0) {
-          lock_ = std::make_unique<RunLock>(options_.folder, options_.beat, *options_.files);
+          lock_ = std::make_shared<RunLock>(options_.folder, options_.beat, *options_.files);
         }
         MOE_ASSIGN_OR_RETURN(const bool taken, lock_->TryTake());
         waits = taken ? 0 : 1;

@@ -43,7 +43,7 @@ class RunFolder {
 
   // Of this run, the same on all ranks: 16 hexadecimal digits.
   const std::string& run() const { return run_; }
-  RunLock* lock() { return lock_.get(); }  // of rank 0; nullptr on others
+  const std::shared_ptr<RunLock>& lock() const { return lock_; }  // of rank 0; nullptr on others
 
  private:
   RunFolder(RunFolderOptions options, int rank) : options_(std::move(options)), rank_(rank) {}
@@ -58,7 +58,7 @@ class RunFolder {
   const RunFolderOptions options_;
   const int rank_;
   std::string run_;
-  std::unique_ptr<RunLock> lock_;
+  std::shared_ptr<RunLock> lock_;
 };
 
 // The most checkpoints that a run which saves `saves` more times needs room for at once, beside the

@@ -2,9 +2,11 @@
 
 #include <array>
 #include <cerrno>
+#include <condition_variable>
 #include <csignal>
 #include <fstream>
 #include <limits>
+#include <mutex>
 #include <random>
 #include <type_traits>
 #include <vector>
@@ -24,6 +26,8 @@
 
 namespace moe {
 namespace {
+
+constexpr absl::Duration kLeaveTime = absl::Seconds(1);  // for a disk to answer at the end
 
 using Json = nlohmann::ordered_json;
 
@@ -102,38 +106,60 @@ absl::StatusOr<LockHolder> ParseLock(const std::string& text) {
   return holder;
 }
 
+struct RunLock::Beats {
+  std::mutex mu;
+  std::condition_variable ended;
+  // The lock, open, and those it was before it was made anew: a touch may be under way. Guarded by
+  // mu, as `end`.
+  std::vector<int> files;
+  bool end = false;
+
+  // Until the end; `lock` is not held in a touch, which may hang.
+  absl::Status Touch(absl::Duration beat, FileSystem& all) {
+    std::unique_lock lock(mu);
+    while (!ended.wait_for(lock, absl::ToChronoNanoseconds(beat), [this] { return end; })) {
+      const int file = files.back();
+      lock.unlock();
+      (void)all.Touch(file);  // whether it is still this run's, CheckHeld finds out
+      lock.lock();
+    }
+    return absl::OkStatus();
+  }
+};
+
 RunLock::RunLock(std::string folder, absl::Duration beat, FileSystem& files)
-    : path_(absl::StrCat(folder, "/", kLockName)), beat_(beat), files_(files), me_(ThisRun()) {}
+    : path_(absl::StrCat(folder, "/", kLockName)),
+      beat_(beat),
+      files_(files),
+      me_(ThisRun()),
+      beats_(std::make_shared<Beats>()) {}
 
 RunLock::~RunLock() {
   if (!held_) return;
   {
-    const std::lock_guard lock(mu_);
-    end_ = true;
+    const std::lock_guard lock(beats_->mu);
+    beats_->end = true;
   }
-  ended_.notify_all();
-  beats_.join();
-  SmallFile now;
-  const bool mine = !files_.ReadSmall(path_, now) && now.text == LockText(me_);
-  if (mine) (void)files_.Unlink(path_);
-  (void)files_.Close(file_);
+  beats_->ended.notify_all();
+  beating_.reset();
+  const auto give_up = [path = path_, text = LockText(me_), beats = beats_](FileSystem& files) {
+    SmallFile now;
+    const bool mine = !files.ReadSmall(path, now) && now.text == text;
+    if (mine) (void)files.Unlink(path);
+    const std::lock_guard lock(beats->mu);
+    for (const int file : beats->files) (void)files.Close(file);
+    return absl::OkStatus();
+  };
+  FileWork::Run({.who = path_, .deadline = kLeaveTime, .files = &files_}, give_up).IgnoreError();
 }
 
 // The file stays open, to be touched.
 std::error_code RunLock::Make() {
   int file = -1;
   if (const std::error_code error = CreateText(path_, LockText(me_), files_, file)) return error;
-  const std::lock_guard lock(mu_);
-  if (file_ >= 0) (void)files_.Close(file_);
-  file_ = file;
+  const std::lock_guard lock(beats_->mu);
+  beats_->files.push_back(file);
   return {};
-}
-
-void RunLock::Beat() {
-  std::unique_lock lock(mu_);
-  while (!ended_.wait_for(lock, absl::ToChronoNanoseconds(beat_), [this] { return end_; })) {
-    (void)files_.Touch(file_);  // whether it is still this run's, CheckHeld finds out
-  }
 }
 
 absl::StatusOr<bool> RunLock::TryTake() {
@@ -145,7 +171,10 @@ absl::StatusOr<bool> RunLock::TryTake() {
     if (!gone) return false;
   }
   held_ = true;
-  beats_ = std::thread([this] { Beat(); });
+  const auto touch = [beats = beats_, beat = beat_](FileSystem& files) {
+    return beats->Touch(beat, files);
+  };
+  MOE_ASSIGN_OR_RETURN(beating_, FileWork::Start({.who = path_, .files = &files_}, touch));
   return true;
 }
 

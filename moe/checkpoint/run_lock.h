@@ -2,17 +2,16 @@
 #ifndef MOE_MOE_CHECKPOINT_RUN_LOCK_H_
 #define MOE_MOE_CHECKPOINT_RUN_LOCK_H_
 
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
+#include <memory>
 #include <string>
-#include <thread>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
 #include "moe/io/file_system.h"
+#include "moe/io/file_work.h"
 
 namespace moe {
 
@@ -44,7 +43,8 @@ class RunLock {
   static constexpr int kStaleBeats = 3;
   // `folder` is there. `beat`: the time between touches.
   RunLock(std::string folder, absl::Duration beat, FileSystem& files);
-  // Gives up the lock if this holds it.
+  // Gives up the lock if this holds it; on a disk that hangs it stays, as that of a process that was
+  // killed.
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
@@ -67,7 +67,9 @@ class RunLock {
   absl::StatusOr<bool> JudgeHolder();
   absl::Status TakeOver(const std::string& reason);
   std::error_code Make();
-  void Beat();
+
+  // What is shared with the thread that touches the lock, which may hang in it and be left.
+  struct Beats;
 
   const std::string path_;
   const absl::Duration beat_;
@@ -76,11 +78,8 @@ class RunLock {
   SmallFile seen_;  // the lock of another, as it was when watching began
   absl::Time watched_since_ = absl::InfiniteFuture();
   bool held_ = false;
-  std::mutex mu_;
-  std::condition_variable ended_;
-  int file_ = -1;     // the lock, open; guarded by mu_
-  bool end_ = false;  // guarded by mu_
-  std::thread beats_;
+  const std::shared_ptr<Beats> beats_;
+  std::unique_ptr<FileWork> beating_;  // last: starts after the state above exists
 };
 
 }  // namespace moe

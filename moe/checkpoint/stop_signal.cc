@@ -11,7 +11,7 @@
 namespace moe {
 namespace {
 
-constexpr std::array<int, 3> kSignals = {SIGTERM, SIGUSR1, SIGINT};
+constexpr std::array<int, 4> kSignals = {SIGTERM, SIGHUP, SIGUSR1, SIGINT};
 
 std::atomic<bool> exists = false;
 std::atomic<int> received_signal = 0;  // lock-free: a handler writes it
@@ -37,7 +37,11 @@ StopSignal::StopSignal() {
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (const int signal : kSignals) sigaddset(&action.sa_mask, signal);
-  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &before[i]);
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &before[i]);
+    const bool ignored = before[i].sa_handler == SIG_IGN;  // by nohup, or a shell
+    if (!ignored) sigaction(kSignals[i], &action, nullptr);
+  }
 }
 
 StopSignal::~StopSignal() {

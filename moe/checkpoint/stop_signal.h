@@ -4,8 +4,10 @@
 
 namespace moe {
 
-// While one lives, the first SIGTERM, SIGUSR1 (Slurm: --signal=USR1@120) or SIGINT of the process
-// is remembered and the next ends it as without this class. One at a time; its ranks share it.
+// While one lives, the first SIGTERM, SIGHUP (the terminal is gone), SIGUSR1 (Slurm:
+// --signal=USR1@120) or SIGINT of the process is remembered and the next ends it as without this
+// class. What the process was started to ignore (nohup), it goes on to. One at a time; its ranks
+// share it.
 class StopSignal {
  public:
   StopSignal();

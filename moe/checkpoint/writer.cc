@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <absl/time/clock.h>
 #include <absl/time/time.h>
 
+#include "comm/wait_report.h"
+#include "kernels/base/buffer.h"
 #include "kernels/base/caught.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
@@ -99,6 +103,19 @@ void CopyBox(MatrixView<const T> part, const TensorBox& of_part, const TensorBox
   }
 }
 
+// A pipe would hold whoever opens it to write, and what is no file is not ours to replace.
+absl::Status CheckLatest(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/", kLatestName);
+  std::error_code ignored;
+  const auto there = std::filesystem::status(path, ignored);
+  if (!std::filesystem::exists(there) || std::filesystem::is_regular_file(there)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("CheckpointWriter: '", path,
+                   "' is a folder, device or pipe, expected a file, or nothing there"));
+}
+
 }  // namespace
 
 struct CheckpointWriter::Job {
@@ -109,13 +126,27 @@ struct CheckpointWriter::Job {
     TensorBox box;
     int64_t offset = 0;  // bytes
   };
-  CheckpointManifest table;     // boxes in the order of the copy, file by file
-  std::vector<int64_t> offset;  // [boxes + 1] of their bytes in the copy
-  std::vector<Rows> rows;       // of float32 parts, if states are hashed
+
+  absl::Status Copy(absl::Span<const StatePart> parts);
+  absl::Status WriteShards(FileSystem& files);
+  absl::Status WriteShard(int32_t number, FileSystem& files);
+  std::string Unfinished() const { return UnfinishedPath(options.folder, table.step, options.run); }
+
+  const CheckpointOptions options;
+  const int rank, ranks;
+  CheckpointManifest table = {};      // boxes in the order of the copy, file by file
+  std::vector<int64_t> offsets = {};  // [boxes + 1] of their bytes in the copy
+  std::vector<Rows> hashed = {};      // of float32 parts, if states are hashed
+  Buffer copy = {};                   // of the parts, box by box
+  std::string text = {};              // of what was written: a manifest of this rank's boxes alone
 };
 
 CheckpointWriter::CheckpointWriter(const CheckpointOptions& options, int rank, int ranks)
-    : options_(options), rank_(rank), ranks_(ranks), job_(std::make_unique<Job>()) {}
+    : options_(options),
+      rank_(rank),
+      ranks_(ranks),
+      job_(new Job{.options = options, .rank = rank, .ranks = ranks}),
+      publication_(new Publication{.options = options}) {}
 
 bool CheckpointWriter::IsTaken(const CheckpointOptions& options, int64_t step) {
   const std::vector<int64_t>& damaged = options.damaged_steps;
@@ -138,6 +169,7 @@ absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(
       require(options.max_shard_bytes >= options.max_box_bytes, "shards not smaller than boxes"));
 
   MOE_RETURN_IF_ERROR(MakeFolders(options.folder, *options.files));
+  MOE_RETURN_IF_ERROR(CheckLatest(options.folder));
   MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(options.folder, *options.files));
   for (const int64_t step : steps) {
     const std::string path = absl::StrCat(options.folder, "/", StepFolderName(step));
@@ -155,31 +187,35 @@ absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(
   return std::unique_ptr<CheckpointWriter>(new CheckpointWriter(options, rank, ranks));
 }
 
-CheckpointWriter::~CheckpointWriter() {
-  give_up_ = true;
-  Join();
-}
+CheckpointWriter::~CheckpointWriter() = default;
 
-void CheckpointWriter::Join() {
-  if (thread_.joinable()) thread_.join();
-}
-
-std::string CheckpointWriter::Unfinished() const {
-  return UnfinishedPath(options_.folder, step_, options_.run);
+WriterPhase CheckpointWriter::phase() const {
+  if (!started_) return WriterPhase::kIdle;
+  if (work_ != nullptr && !work_->ended()) return WriterPhase::kWriting;
+  return status().ok() ? WriterPhase::kWritten : WriterPhase::kFailed;
 }
 
 absl::Status CheckpointWriter::status() const {
-  const std::lock_guard lock(mu_);
-  return status_;
+  return work_ == nullptr ? begun_ : work_->status();
 }
 
-void CheckpointWriter::Finish(absl::Status status) {
-  const WriterPhase phase = status.ok() ? WriterPhase::kWritten : WriterPhase::kFailed;
-  {
-    const std::lock_guard lock(mu_);
-    status_ = std::move(status);
-  }
-  phase_.store(phase, std::memory_order_release);
+absl::Status CheckpointWriter::CheckProgress() {
+  return work_ == nullptr ? absl::OkStatus() : work_->Check();
+}
+
+std::string CheckpointWriter::TakeTable() {
+  return std::exchange(job_->text, {});
+}
+
+absl::Status CheckpointWriter::Begin(FileWork::Work work) {
+  work_.reset();
+  MOE_ASSIGN_OR_RETURN(
+      work_,
+      FileWork::Start({.who = DescribePlace(rank_, "Save", {.name = "checkpoint", .step = step_}),
+                       .deadline = options_.timeout,
+                       .files = options_.files},
+                      std::move(work)));
+  return absl::OkStatus();
 }
 
 absl::Status CheckpointWriter::Start(const CheckpointState& state,
@@ -188,45 +224,36 @@ absl::Status CheckpointWriter::Start(const CheckpointState& state,
     return absl::FailedPreconditionError(
         "CheckpointWriter: the checkpoint before this one is not published yet");
   }
+  started_ = true;
   step_ = state.step;
-  const absl::Status begun = Caught([&] {
-    *job_ = {.table = {.step = state.step,
-                       .created =
-                           absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone()),
-                       .sections = state.sections,
-                       .tensors = {},
-                       .files = {},
-                       .boxes = {}},
-             .offset = {},
-             .rows = {}};
-    MOE_RETURN_IF_ERROR(Copy(mine));
-    {
-      const std::lock_guard lock(mu_);
-      status_ = absl::OkStatus();
-    }
-    phase_ = WriterPhase::kWriting;
-    if (options_.asynchronous) {
-      thread_ = std::thread([this] { Write(); });
-    } else {
-      Write();
-    }
-    return absl::OkStatus();
+  work_.reset();
+  begun_ = Caught([&] {
+    job_->table = {
+        .step = state.step,
+        .created = absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone()),
+        .sections = state.sections,
+        .tensors = {},
+        .files = {},
+        .boxes = {}};
+    MOE_RETURN_IF_ERROR(job_->Copy(mine));
+    return Begin([job = job_](FileSystem& files) { return job->WriteShards(files); });
   });
-  if (!begun.ok()) Finish(begun);
-  return begun;
+  return begun_;
 }
 
-absl::Status CheckpointWriter::Copy(absl::Span<const StatePart> mine) {
-  CheckpointManifest& table = job_->table;
-  MOE_ASSIGN_OR_RETURN(table.tensors, TensorsOf(mine));
+absl::Status CheckpointWriter::Job::Copy(absl::Span<const StatePart> parts) {
+  offsets.clear();
+  hashed.clear();
+  text.clear();
+  MOE_ASSIGN_OR_RETURN(table.tensors, TensorsOf(parts));
   std::vector<const StatePart*> part_of;  // of each box
   int64_t offset = 0, shard_begin = 0, shard_boxes = 0;
   const auto add = [&](const StatePart& part, int32_t tensor, int32_t state, const TensorBox& box) {
     const int64_t bytes = box.rows() * box.cols() * ElementBytes(part);
-    if (table.files.empty() || offset + bytes - shard_begin > options_.max_shard_bytes ||
+    if (table.files.empty() || offset + bytes - shard_begin > options.max_shard_bytes ||
         shard_boxes == kMaxShardBoxes) {
       table.files.push_back(
-          {.name = ShardName(rank_, ranks_, static_cast<int64_t>(table.files.size()))});
+          {.name = ShardName(rank, ranks, static_cast<int64_t>(table.files.size()))});
       shard_begin = offset;
       shard_boxes = 0;
     }
@@ -234,20 +261,20 @@ absl::Status CheckpointWriter::Copy(absl::Span<const StatePart> mine) {
                            .state = state,
                            .file = static_cast<int32_t>(table.files.size()) - 1,
                            .box = box});
-    job_->offset.push_back(offset);
+    offsets.push_back(offset);
     part_of.push_back(&part);
     offset += bytes;
     ++shard_boxes;
   };
-  for (const StatePart& part : mine) {
-    if (options_.hash_states && std::holds_alternative<MatrixView<const float>>(part.data)) {
+  for (const StatePart& part : parts) {
+    if (options.hash_states && std::holds_alternative<MatrixView<const float>>(part.data)) {
       MOE_RETURN_IF_ERROR(CheckRowGroups(part));
-      job_->rows.push_back({*part.tensor, part.state, part.box, offset});
+      hashed.push_back({*part.tensor, part.state, part.box, offset});
     }
     const int32_t tensor = table.TensorIndex(part.tensor->name);
     const int32_t state = table.tensors[tensor].StateIndex(part.state);
     const auto [row_begin, row_end, col_begin, col_end] = part.box;
-    const int64_t max_elements = options_.max_box_bytes / ElementBytes(part);
+    const int64_t max_elements = options.max_box_bytes / ElementBytes(part);
     const int64_t cols = std::min(col_end - col_begin, max_elements);
     const int64_t rows = max_elements / cols;
     for (int64_t row = row_begin; row < row_end; row += rows) {
@@ -260,18 +287,18 @@ absl::Status CheckpointWriter::Copy(absl::Span<const StatePart> mine) {
       }
     }
   }
-  job_->offset.push_back(offset);
-  if (offset > copy_.bytes()) {
-    copy_ = Buffer();  // before the larger one is taken
-    MOE_ASSIGN_OR_RETURN(copy_, Buffer::Allocate(offset, CpuMemory(), "the copy of a checkpoint"));
+  offsets.push_back(offset);
+  if (offset > copy.bytes()) {
+    copy = Buffer();  // before the larger one is taken
+    MOE_ASSIGN_OR_RETURN(copy, Buffer::Allocate(offset, CpuMemory(), "the copy of a checkpoint"));
   }
-  options_.threads->For(
+  options.threads->For(
       static_cast<int64_t>(table.boxes.size()), 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           const StatePart& part = *part_of[i];
           std::visit(
               [&](const auto& data) {
-                CopyBox(data, part.box, table.boxes[i].box, copy_.data() + job_->offset[i]);
+                CopyBox(data, part.box, table.boxes[i].box, copy.data() + offsets[i]);
               },
               part.data);
         }
@@ -279,34 +306,28 @@ absl::Status CheckpointWriter::Copy(absl::Span<const StatePart> mine) {
   return absl::OkStatus();
 }
 
-// In the background.
-void CheckpointWriter::Write() {
-  Finish(Caught([this] { return WriteShards(); }));
-}
-
-absl::Status CheckpointWriter::WriteShards() {
-  CheckpointManifest& table = job_->table;
-  MOE_RETURN_IF_ERROR(MakeFolders(Unfinished(), *options_.files));
-  MOE_RETURN_IF_ERROR(CheckIsFolder(Unfinished(), *options_.files));
+// In the background, as WriteShard.
+absl::Status CheckpointWriter::Job::WriteShards(FileSystem& files) {
+  MOE_RETURN_IF_ERROR(MakeFolders(Unfinished(), files));
+  MOE_RETURN_IF_ERROR(CheckIsFolder(Unfinished(), files));
   for (size_t file = 0; file < table.files.size(); ++file) {
-    MOE_RETURN_IF_ERROR(WriteShard(static_cast<int32_t>(file)));
+    MOE_RETURN_IF_ERROR(WriteShard(static_cast<int32_t>(file), files));
   }
-  if (options_.hash_states) {
+  if (options.hash_states) {
     StateHashes hashes;
-    for (const Job::Rows& rows : job_->rows) {
-      const auto* const data = reinterpret_cast<const float*>(copy_.data() + rows.offset);
+    for (const Job::Rows& rows : hashed) {
+      const auto* const data = reinterpret_cast<const float*>(copy.data() + rows.offset);
       hashes[rows.state] +=
           HashUnits(rows.tensor, rows.box.row_begin, {data, rows.box.rows(), rows.box.cols()});
     }
     table.sections.hash = StateHashesText(hashes);
   }
   SortManifest(table);
-  MOE_ASSIGN_OR_RETURN(table_, SerializeManifest(table));
+  MOE_ASSIGN_OR_RETURN(text, SerializeManifest(table));
   return absl::OkStatus();
 }
 
-absl::Status CheckpointWriter::WriteShard(int32_t number) {
-  CheckpointManifest& table = job_->table;
+absl::Status CheckpointWriter::Job::WriteShard(int32_t number, FileSystem& files) {
   const auto [first, last] =
       std::equal_range(table.boxes.begin(), table.boxes.end(), ManifestBox{.file = number},
                        [](const ManifestBox& a, const ManifestBox& b) { return a.file < b.file; });
@@ -323,15 +344,14 @@ absl::Status CheckpointWriter::WriteShard(int32_t number) {
   ManifestFile& file = table.files[number];
   const std::string path = absl::StrCat(Unfinished(), "/", file.name);
   MOE_ASSIGN_OR_RETURN(SafetensorsStream stream,
-                       SafetensorsStream::Create(path, entries, {}, *options_.files));
+                       SafetensorsStream::Create(path, entries, {}, files));
   file.header_xxh3 = CheckpointHash(
       {reinterpret_cast<const uint8_t*>(stream.header().data()), stream.header().size()});
   file.bytes = static_cast<int64_t>(stream.header().size());
   for (auto box = first; box != last; ++box) {
-    if (give_up_) return absl::CancelledError("CheckpointWriter: given up");
     const size_t i = box - table.boxes.begin();
-    const auto bytes = absl::MakeConstSpan(copy_.span<const uint8_t>())
-                           .subspan(job_->offset[i], job_->offset[i + 1] - job_->offset[i]);
+    const auto bytes = absl::MakeConstSpan(copy.span<const uint8_t>())
+                           .subspan(offsets[i], offsets[i + 1] - offsets[i]);
     box->xxh3 = CheckpointHash(bytes);
     MOE_RETURN_IF_ERROR(stream.Append(bytes));
     file.bytes += static_cast<int64_t>(bytes.size());

@@ -165,9 +165,7 @@ absl::StatusOr<ResumedRun> ResumeNewest(const TrainConfig& config,
 }
 
 absl::Status OfSave(const absl::Status& status) {
-  if (status.ok()) return status;
-  return WithFileFault(absl::Status(status.code(), absl::StrCat("--save: ", status.message())),
-                       FileFaultOf(status));
+  return status.ok() ? status : Prefixed("--save", status);
 }
 
 // Room for the checkpoints that a run which begins after `step` keeps, and the one being written.
@@ -243,8 +241,7 @@ absl::StatusOr<ResumedRun> Resume(const TrainConfig& config,
     }
     return resumed;
   }
-  const absl::Status named(resumed.status().code(),
-                           absl::StrCat("--resume: ", resumed.status().message()));
+  const absl::Status named = Prefixed("--resume", resumed.status());
   return absl::IsDataLoss(named) ? WithFileFault(named, FileFault::kContent) : named;
 }
 
@@ -270,7 +267,8 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(
                                                        .run = folder->run(),
                                                        .lock = folder->lock(),
                                                        .hash_states = true,
-                                                       .threads = &context.compute->threads()},
+                                                       .threads = &context.compute->threads(),
+                                                       .timeout = checkpoints.timeout},
                                             .asynchronous = checkpoints.asynchronous,
                                             .interval = checkpoints.interval,
                                             .max_failures = checkpoints.max_failures,
@@ -280,6 +278,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(
   if (absl::IsAlreadyExists(status)) {
     return OfSave(absl::InvalidArgumentError(absl::StrCat(status.message(), ", or --resume auto")));
   }
+  if (absl::IsInvalidArgument(status)) return OfSave(status);
   if (!status.ok()) return OfSave(WithFileFault(status, FileFault::kWrite));
   MOE_RETURN_IF_ERROR(OfSave(CheckRoom(config, resumed.step, *folder, state, context)));
   return checkpointer;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <absl/status/statusor.h>
+#include <absl/time/time.h>
 
 #include "comm/all_reduce.h"
 #include "moe/checkpoint/stop_signal.h"
@@ -30,7 +31,8 @@ struct TrainCheckpoints {
   int keep = 3;            // newest that stay
   int64_t keep_every = 0;  // steps that are a multiple stay, too; 0: none
   bool asynchronous = true;
-  int max_failures = 3;  // in a row
+  int max_failures = 3;                        // in a row
+  absl::Duration timeout = absl::Minutes(10);  // of a file call that does not return
   enum class Resume : uint8_t {
     kNone,  // from the beginning
     kAuto,  // from the newest readable one in `folder`; from the beginning where it has none at all

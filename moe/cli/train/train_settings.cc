@@ -186,10 +186,9 @@ constexpr Choice<bool> kOnOff[] = {{"on", true}, {"off", false}};
 void AddCheckpoints(TrainOptions& options, Table& t) {
   lm::TrainCheckpoints& checkpoints = options.train.checkpoints;
   t.Group("Checkpoints", kOfOneRun);
-  t.Add(
-      "--save DIR", &checkpoints.folder,
-      "folder for checkpoints, DIR/step-00000120 and so on; SIGTERM, SIGUSR1 or SIGINT then saves "
-      "and ends the run, a second one at once");
+  t.Add("--save DIR", &checkpoints.folder,
+        "folder for checkpoints, DIR/step-00000120 and so on; SIGTERM, SIGHUP, SIGUSR1 or SIGINT "
+        "then saves and ends the run, a second one at once");
   t.Add("--save-interval N", &checkpoints.interval,
         "steps between checkpoints; 0 = at the end, and when asked to stop")
       .Least(0);
@@ -202,6 +201,11 @@ void AddCheckpoints(TrainOptions& options, Table& t) {
   t.Add("--checkpoint-failures N", &checkpoints.max_failures,
         "writes that fail in a row until the run ends")
       .Least(1);
+  t.Add("--checkpoint-timeout SECONDS", &checkpoints.timeout,
+        "a write, fsync or other call on --save that does not return for so long ends the run "
+        "(exit 8); a line a minute says where it hangs")
+      .Most(kMostSeconds)
+      .Above(0);
   t.Add("--resume WHERE", {Kind::kText, "none"},
         "auto: from the newest readable checkpoint in --save, or from the beginning if there is "
         "none; the folder of a checkpoint: from it; at any number of ranks and any EP");

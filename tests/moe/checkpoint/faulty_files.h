@@ -3,6 +3,7 @@
 #define MOE_TESTS_MOE_CHECKPOINT_FAULTY_FILES_H_
 
 #include <cerrno>
+#include <condition_variable>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
@@ -29,6 +30,7 @@ enum class Fault : uint8_t {
   kShortWrite,  // a Write takes half, the next one is interrupted, then it goes on
   kDiskFull,    // a Write takes half; it and all that need room fail with ENOSPC from then on
   kStop,        // a Write takes half; from then on nothing happens any more
+  kHang,        // the call does not return before Mend
 };
 
 // What a power cut takes with it, of what was not flushed.
@@ -51,9 +53,16 @@ class FaultyFiles final : public FileSystem {
     for (const Written& written : closed_) ::close(written.file);
   }
 
-  int64_t calls() const { return calls_; }
-  bool reached() const { return calls_ >= at_call_; }
-  void Mend() { fault_ = Fault::kNone; }
+  int64_t calls() const {
+    const std::lock_guard lock(mu_);
+    return calls_;
+  }
+  bool reached() const { return calls() >= at_call_; }
+  void Mend() {
+    const std::lock_guard lock(mu_);
+    fault_ = Fault::kNone;
+    mended_.notify_all();
+  }
   // The disk as a power cut leaves it; after the last call.
   void PowerCut(Loss loss) {
     const std::lock_guard lock(mu_);
@@ -97,7 +106,8 @@ class FaultyFiles final : public FileSystem {
     const auto error = Next(true);
     written = 0;
     if (fault_ == Fault::kShortWrite && calls_ == at_call_ + 1) return Errno(EINTR);
-    const bool half = calls_ == at_call_ && fault_ != Fault::kNone && fault_ != Fault::kError;
+    const bool half = calls_ == at_call_ && (fault_ == Fault::kShortWrite ||
+                                             fault_ == Fault::kDiskFull || fault_ == Fault::kStop);
     if (error && !half) return error;
     if (half && bytes.size() > 1) bytes = bytes.first(bytes.size() / 2);
     const auto done = RealFileSystem().Write(file, bytes, written);
@@ -230,9 +240,13 @@ class FaultyFiles final : public FileSystem {
     return absl::StartsWith(path, from + "/") ? to + path.substr(from.size()) : path;
   }
 
-  // Counts a call: what it is to fail with. `room`: whether it needs room on the disk.
+  // Counts a call, of whoever holds mu_: what it is to fail with. `room`: whether it needs room on
+  // the disk.
   std::error_code Next(bool room) {
     ++calls_;
+    if (fault_ == Fault::kHang && calls_ == at_call_) {
+      mended_.wait(mu_, [this] { return fault_ == Fault::kNone; });
+    }
     if (fault_ == Fault::kError && calls_ == at_call_) return Errno(error_);
     if (fault_ == Fault::kStop && calls_ >= at_call_) return Errno(EIO);
     if (fault_ == Fault::kDiskFull && calls_ >= at_call_ && room) return Errno(ENOSPC);
@@ -269,7 +283,8 @@ class FaultyFiles final : public FileSystem {
     }
   }
 
-  std::mutex mu_;
+  mutable std::mutex mu_;
+  std::condition_variable_any mended_;
   const std::string graveyard_;
   Fault fault_;
   const int64_t at_call_;

@@ -40,7 +40,6 @@ TEST_F(CheckpointTest, AnyLayoutWritesWhatAnyLayoutReads) {
   for (const int ranks : {1, 2, 3, 5}) {
     for (const Cut cut : {Cut::kRows, Cut::kColumns, Cut::kBlocks, Cut::kFirstRankAlone}) {
       CheckpointOptions options = Options(step++);
-      options.asynchronous = step % 3 != 0;
       if (step % 2 == 0) options.max_box_bytes = 24;  // of 3 doubles, 6 floats
       if (step % 2 == 0) options.max_shard_bytes = 100;
       ASSERT_TRUE(Save(options, ranks, cut, step).ok());

@@ -4,9 +4,13 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include <absl/status/status.h>
+#include <absl/time/clock.h>
+#include <absl/time/time.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -64,7 +68,6 @@ class CheckpointStopTest : public IoTest {
   CheckpointOptions Options(FileSystem& files, int64_t first_step = kOld) const {
     return {.folder = Path("run"),
             .keep = 2,
-            .asynchronous = false,
             .first_step = first_step,
             .max_box_bytes = 200,
             .max_shard_bytes = 300,
@@ -163,6 +166,48 @@ TEST_F(CheckpointStopTest, AFullDiskCostsOneCheckpoint) {
     files.Mend();
     ASSERT_TRUE(save(kNew + 1).ok());
     ASSERT_EQ(NewestWholeStep(Path("run")), kNew + 1);
+  }
+}
+
+// A disk that hangs in any call: the run is told which within its deadline, and nothing but closing
+// follows that call when the disk comes back.
+TEST_F(CheckpointStopTest, ACallThatHangsIsNamedWithinTheDeadline) {
+  const auto world = MakeLocalWorld({.ranks = 1});
+  const auto stream = MakeInlineStream();
+  // Calls of a save, those of Create apart.
+  const auto save = [&](FaultyFiles& files, int64_t& created) {
+    fs::remove_all(Path("run"));
+    fs::copy(Path("before"), Path("run"), fs::copy_options::recursive);
+    CheckpointOptions options = Options(files);
+    options.timeout = absl::Milliseconds(500);  // a busy machine may stand still for less
+    auto writer = CheckpointWriter::Create(options, 0, 1).value();
+    created = files.calls();
+    const auto memory = testing::PartsOf(0, 1, Cut::kRows, kNew);
+    EXPECT_TRUE(writer->Start(testing::StateOf(kNew), memory.parts).ok());
+    const absl::Time begin = absl::Now();
+    const absl::Status saved = writer->Publish(*world[0], *stream);
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+    return saved;
+  };
+  // Never destroyed: threads that were left may be in them.
+  static auto& disks = *new std::vector<std::unique_ptr<FaultyFiles>>();
+  int64_t first = 0;
+  FaultyFiles whole;
+  ASSERT_TRUE(save(whole, first).ok());
+  const int64_t last = whole.calls();
+  for (int64_t call = first + 1; call <= last; call += (last - first) / 2) {
+    SCOPED_TRACE(call);
+    disks.push_back(std::make_unique<FaultyFiles>("", Fault::kHang, call));
+    FaultyFiles& files = *disks.back();
+    EXPECT_THAT(save(files, first), StatusIs(kDeadlineExceeded, "in Save (checkpoint, step 30): "));
+    EXPECT_EQ(files.calls(), call);
+    files.Mend();
+    absl::SleepFor(absl::Milliseconds(50));
+    EXPECT_LE(files.calls(), call + 1);
+    const int64_t newest = NewestWholeStep(Path("run"));
+    ASSERT_THAT(newest, AnyOf(kOld, kNew));
+    GoOn(newest);
+    if (HasFailure()) return;
   }
 }
 
