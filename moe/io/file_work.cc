@@ -89,6 +89,9 @@ class FileWork::NotedFiles final : public FileSystem {
   std::error_code FlushFolder(const std::string& path) override {
     return Noted("fsync", path, [&] { return files_.FlushFolder(path); });
   }
+  std::error_code Look(const std::string& path, FileKind& kind) override {
+    return Noted("lstat", path, [&] { return files_.Look(path, kind); });
+  }
   std::error_code List(const std::string& path, std::vector<std::string>& names) override {
     return Noted("readdir", path, [&] { return files_.List(path, names); });
   }
