@@ -43,8 +43,8 @@ class RunLock {
   static constexpr int kStaleBeats = 3;
   // `folder` is there. `beat`: the time between touches.
   RunLock(std::string folder, absl::Duration beat, FileSystem& files);
-  // Gives up the lock if this holds it; on a disk that hangs it stays, as that of a process that was
-  // killed.
+  // Gives up the lock if this holds it; on a disk that hangs it stays, as that of a process that
+  // was killed.
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;

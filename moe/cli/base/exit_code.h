@@ -30,9 +30,9 @@ absl::Status WithExitCode(absl::Status status, ExitCode code);
 
 // The code attached to `status`, else kMemory for kResourceExhausted, else that of its file fault
 // (moe/io/file.h), else the one for its kind when it comes from running ranks: kDataLoss is numbers
-// that are not finite or copies that differ, kDeadlineExceeded a missing peer, kAborted and kUnavailable a
-// failed peer, kUnauthenticated rendezvous, kUnimplemented an absent backend, kInvalidArgument,
-// kNotFound and kPermissionDenied usage.
+// that are not finite or copies that differ, kDeadlineExceeded a missing peer, kAborted and
+// kUnavailable a failed peer, kUnauthenticated rendezvous, kUnimplemented an absent backend,
+// kInvalidArgument, kNotFound and kPermissionDenied usage.
 ExitCode ExitCodeOf(const absl::Status& status);
 
 }  // namespace moe::cli
