@@ -119,6 +119,11 @@ absl::Status RunFolder::Prove(Communicator& world, Stream& stream) {
     mine = CannotWrite(
         absl::Status(mine.code(), absl::StrCat(mine.message(), ", on host ", HostName())));
   }
+  // Of two that took over one lock at the same time, the first has lost it by now.
+  if (rank_ == 0) {
+    const absl::Status held = lock_->CheckHeld();
+    if (!held.ok()) mine = absl::InvalidArgumentError(held.message());
+  }
   if (const std::string blind = Blind(cards); rank_ == 0 && !blind.empty()) {
     mine = absl::InvalidArgumentError(absl::StrCat(blind, " cannot see what rank 0 on host ",
                                                    HostName(), " writes to '", options_.folder,

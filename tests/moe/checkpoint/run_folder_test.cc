@@ -76,11 +76,9 @@ class RunFolderTest : public IoTest {
     return names;
   }
 
-  static std::mutex mu_;
-  static std::string warnings_;  // guarded by mu_
+  inline static std::mutex mu_;
+  inline static std::string warnings_;  // guarded by mu_
 };
-std::mutex RunFolderTest::mu_;
-std::string RunFolderTest::warnings_;
 
 // Of a process of this host that has ended. reaped: and that its parent has waited for.
 LockHolder Ended(bool reaped, pid_t& child) {
@@ -132,17 +130,27 @@ TEST_F(RunFolderTest, OneRunHoldsTheFolder) {
 }
 
 TEST_F(RunFolderTest, OfManyThatStartTogetherOneHoldsTheFolder) {
-  std::atomic<int> held = 0, refused = 0;
-  std::vector<std::thread> runs;
-  for (int i = 0; i < 8; ++i) {
-    runs.emplace_back([&] {
-      RunLock lock = Lock();
-      (Take(lock).ok() ? held : refused) += 1;
-      while (held + refused < 8) absl::SleepFor(absl::Milliseconds(1));
-    });
+  pid_t child = 0;
+  const std::string stale = LockText(Ended(/*reaped=*/true, child));
+  for (const bool free : {true, false}) {
+    if (!free) Leave(stale);
+    constexpr int kRuns = 8;
+    std::atomic<int> began = 0, held = 0, ended = 0;
+    std::vector<std::thread> runs;
+    for (int i = 0; i < kRuns; ++i) {
+      runs.emplace_back([&] {
+        RunLock lock = Lock();
+        const bool taken = Take(lock).ok();
+        began += 1;
+        while (began < kRuns) absl::SleepFor(absl::Milliseconds(1));
+        if (taken && lock.CheckHeld().ok()) held += 1;
+        ended += 1;
+        while (ended < kRuns) absl::SleepFor(absl::Milliseconds(1));
+      });
+    }
+    for (std::thread& run : runs) run.join();
+    EXPECT_EQ(held, 1);
   }
-  for (std::thread& run : runs) run.join();
-  EXPECT_EQ(held, 1);
 }
 
 // Killed and started again on one host: at once, and said.
