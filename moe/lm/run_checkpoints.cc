@@ -1,5 +1,6 @@
 #include "moe/lm/run_checkpoints.h"
 
+#include <bit>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -10,8 +11,10 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/agreed_status.h"
+#include "comm/extremes.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/xxh3.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
@@ -87,6 +90,18 @@ absl::StatusOr<int64_t> FindNewest(const std::string& folder, int64_t before, Co
   return step;
 }
 
+// Refuses ranks that read several checkpoints. Collective.
+absl::Status CheckSameOnAll(const CheckpointReader& reader, Communicator& world, Stream& stream) {
+  const CheckpointManifest& manifest = reader.manifest();
+  const std::string text = absl::StrCat(manifest.created, " ", manifest.sections.hash);
+  const int64_t values[] = {manifest.step, std::bit_cast<int64_t>(Xxh3(text.data(), text.size()))};
+  MOE_ASSIGN_OR_RETURN(const auto extremes, ExtremesOverRanks(values, world, stream));
+  if (extremes[0].same() && extremes[1].same()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("ranks read different checkpoints, of steps ",
+                                                 extremes[0].least, " to ", extremes[0].most,
+                                                 ", expected one on all"));
+}
+
 // Refuses what cannot go on; `allowed` gets the differences that a run may go on with.
 absl::Status CheckSettings(const CheckpointReader& reader, const TrainConfig& config,
                            const std::vector<RunSetting>& settings,
@@ -128,6 +143,7 @@ absl::StatusOr<ResumedRun> ResumeFrom(const std::string& path, const TrainConfig
     return absl::OkStatus();
   };
   MOE_RETURN_IF_ERROR(AgreedStatus(check(), world, *context.host));
+  MOE_RETURN_IF_ERROR(CheckSameOnAll(*reader, world, *context.host));
   MOE_RETURN_IF_ERROR(state.Restore(*reader, progress.steps_taken));
   if (scaler != nullptr && progress.scaler.has_value()) scaler->Restore(*progress.scaler);
   if (world.rank() == 0 && !allowed.empty()) {

@@ -389,6 +389,24 @@ TEST_F(ResumeTest, RanksThatDoNotShareOneFolderLoseNothing) {
   for (const std::string& each : {mount, local}) fs::remove_all(each);
 }
 
+TEST_F(ResumeTest, RanksThatReadDifferentCheckpointsAreRefused) {
+  TrainConfig config = Saving(4);
+  config.checkpoints.interval = 2;
+  config.checkpoints.asynchronous = false;
+  ASSERT_TRUE(TrainIn(config).status.ok());
+  const Corpus corpus = MakeCorpus();
+  ::moe::testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) {
+    TrainConfig mine = config_;
+    mine.checkpoints.resume = Resume::kPath;
+    mine.checkpoints.path = StepPath(world->rank() == 0 ? 2 : 4);
+    EXPECT_THAT(
+        Train(mine, corpus, std::move(world), {}).status(),
+        ::moe::testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                 "--resume: ranks read different checkpoints, of steps 2 to 4"));
+    return absl::OkStatus();
+  });
+}
+
 // Another run took the lock, as it may from a host that was frozen: this one saves no more.
 TEST_F(ResumeTest, WhoLostTheLockPublishesNothing) {
   TrainConfig config = Saving(4);
