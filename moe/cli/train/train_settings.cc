@@ -187,8 +187,9 @@ void AddCheckpoints(TrainOptions& options, Table& t) {
   lm::TrainCheckpoints& checkpoints = options.train.checkpoints;
   t.Group("Checkpoints", kOfOneRun);
   t.Add("--save DIR", &checkpoints.folder,
-        "folder for checkpoints, DIR/step-00000120 and so on; SIGTERM, SIGHUP, SIGUSR1 or SIGINT "
-        "then saves and ends the run, a second one at once");
+        "folder for checkpoints, DIR/step-00000120 and so on: one that all ranks see, and that no "
+        "other run has; SIGTERM, SIGHUP, SIGUSR1 or SIGINT then saves and ends the run, a second "
+        "one at once");
   t.Add("--save-interval N", &checkpoints.interval,
         "steps between checkpoints; 0 = at the end, and when asked to stop")
       .Least(0);
@@ -207,8 +208,9 @@ void AddCheckpoints(TrainOptions& options, Table& t) {
       .Most(kMostSeconds)
       .Above(0);
   t.Add("--resume WHERE", {Kind::kText, "none"},
-        "auto: from the newest readable checkpoint in --save, or from the beginning if there is "
-        "none; the folder of a checkpoint: from it; at any number of ranks and any EP");
+        "auto: from the newest readable checkpoint in --save, or from the beginning if none is "
+        "there, readable or not; the folder of a checkpoint: from it; at any number of ranks and "
+        "any EP");
   t.Add("--allow-numerics-change", &checkpoints.allow_numerics_change,
         "resume although the steps to come have other bits, as with another --dtype");
 }
