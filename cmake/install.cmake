@@ -41,7 +41,7 @@ include(CMakePackageConfigHelpers)
 # these include. All else is internal; the test `consumer` compiles each alone.
 set(moe_public_headers
   moe/moe.h
-  moe/canonical_tensor.h moe/context.h moe/experts.h moe/gradient_reducer.h moe/loss_scaler.h moe/main.h
+  moe/canonical_tensor.h moe/context.h moe/experts.h moe/gradient_norm.h moe/gradient_reducer.h moe/loss_scaler.h moe/main.h
   moe/micro_batches.h moe/moe_layer.h moe/optimizer.h moe/parameter.h moe/phase_clock.h moe/saved_memory.h
   moe/session.h moe/shard_cut.h moe/shared_expert.h moe/trace_export.h moe/trainer.h
   moe/c/moe.h moe/torch.h
@@ -67,7 +67,7 @@ set(moe_public_headers
   kernels/base/trace.h kernels/base/tree_cut.h
   kernels/base/workspace.h
   kernels/exact_sum/exact_sum.h kernels/exact_sum/exact_sum_cpu.h
-  kernels/exact_sum/grad_accumulator.h kernels/exact_sum/scaled_sum.h
+  kernels/exact_sum/grad_accumulator.h kernels/exact_sum/grid_tally.h kernels/exact_sum/scaled_sum.h
   kernels/exact_sum/square_sum.h kernels/exact_sum/sum_view.h
   kernels/grouped_gemm/gemm_cublas.h kernels/grouped_gemm/gemm_options.h
   kernels/grouped_gemm/gemm_problem.h kernels/grouped_gemm/packed_weights.h

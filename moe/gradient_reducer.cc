@@ -1,7 +1,7 @@
 #include "moe/gradient_reducer.h"
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -40,7 +40,8 @@ void AppendUnits(const ParameterPiece& piece, int64_t first, std::vector<Squares
             units.push_back({.begin = first + row - piece.range.begin + box.col_begin,
                              .rows = box.rows(),
                              .cols = box.cols(),
-                             .stride = part.cols});
+                             .stride = part.cols,
+                             .sum = piece.parameter->index()});
           });
     }
     at += part.size();
@@ -48,17 +49,6 @@ void AppendUnits(const ParameterPiece& piece, int64_t first, std::vector<Squares
 }
 
 }  // namespace
-
-absl::StatusOr<double> GradientNorm::ClipFactor(double most) const {
-  if (!(most >= 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("clipping to a norm of ", most, ", expected >= 0"));
-  }
-  if (finite()) return value > most ? most / value : 1.0;
-  return absl::DataLossError(absl::StrCat("the gradients are not finite (", non_finite,
-                                          " elements are NaN, infinite or off the exact grid), "
-                                          "expected finite ones: the weights have stayed"));
-}
 
 absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
     const GradientReducerOptions& options, ParameterStore& store, const Context& context,
@@ -124,7 +114,10 @@ absl::Status GradientReducer::Allocate() {
       sum_, Buffer::Allocate(elements * element_bytes(), *context_.memory, "sums of gradients"));
   const auto bytes = static_cast<int64_t>(units.size() * sizeof(SquaresUnit));
   MOE_ASSIGN_OR_RETURN(units_, Buffer::Allocate(bytes, *context_.memory, "units"));
-  MOE_ASSIGN_OR_RETURN(non_finite_, Buffer::Allocate(sizeof(int64_t), *context_.memory, "counter"));
+  if (exact()) {
+    const auto tallies = static_cast<int64_t>(place_.size() * sizeof(GridTally));
+    MOE_ASSIGN_OR_RETURN(tallies_, Buffer::Allocate(tallies, *context_.memory, "tallies"));
+  }
   MOE_RETURN_IF_ERROR(stream.CopyBytes(units.data(), units_.data(), bytes));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   for (const int64_t buckets : in_lanes) {
@@ -155,7 +148,7 @@ void GradientReducer::SetAccumulators(size_t b, const Buffer& sum, int64_t first
     const auto begin = static_cast<size_t>(first + place.offset);
     parameter->set_grad(
         exact() ? GradAccumulator(sum.span<int64_t>().subspan(begin, size), grid_,
-                                  non_finite_.span<int64_t>().data(), &place.empty)
+                                  &tallies_.span<GridTally>()[parameter->index()], &place.empty)
                 : GradAccumulator(sum.span<float>().subspan(begin, size), &place.empty));
   }
 }
@@ -178,10 +171,11 @@ void GradientReducer::Open(size_t b) {
   SetAccumulators(b, sums.lane->sum, 0);
 }
 
-absl::Status GradientReducer::Begin(int loss_scale_log2) {
-  const int unit_log2 = options_.unit_log2 + loss_scale_log2;
+absl::Status GradientReducer::Begin(int loss_scale_log2, int unit_log2) {
+  unit_log2 += loss_scale_log2;
   const bool first = sums_.empty(), other_unit = unit_log2 != grid_.unit_log2;
   grid_.unit_log2 = unit_log2;
+  loss_scale_log2_ = loss_scale_log2;
   if (first) MOE_RETURN_IF_ERROR(Allocate());
   for (size_t b = 0; b < buckets_.size(); ++b) {
     BucketSums& sums = sums_[b];
@@ -196,7 +190,7 @@ absl::Status GradientReducer::Begin(int loss_scale_log2) {
   }
   for (Place& place : place_) place.empty = true;
   next_ = 0;
-  return context_.compute->Zero(non_finite_.data(), non_finite_.bytes());
+  return context_.compute->Zero(tallies_.data(), tallies_.bytes());
 }
 
 absl::Status GradientReducer::BeginRound() {
@@ -338,27 +332,36 @@ absl::Status GradientReducer::FinishGather() {
   return absl::OkStatus();
 }
 
+// Squares are made of gradients that are as many times larger as the grid is finer than by default,
+// so that they fit their sum as well whatever the grid's unit.
 absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale) const {
   MOE_RETURN_IF_ERROR(CheckAllLaunched());
   Stream& stream = *context_.compute;
-  const WorkspaceScope scope(*context_.workspace);
-  // The exact sum of squares, then how many partials the grid could not hold: of each rank its own,
-  // so over the world each once.
-  constexpr int64_t kFields = kSquareSumSize + 1;
-  MOE_ASSIGN_OR_RETURN(const auto fields, context_.workspace->Array<int64_t>(kFields));
-  MOE_RETURN_IF_ERROR(stream.Zero(fields.data(), kFields * sizeof(int64_t)));
-  MOE_RETURN_IF_ERROR(stream.CopyBytes(non_finite_.data(), &fields.back(), non_finite_.bytes()));
-  MOE_RETURN_IF_ERROR(AddSquares(Sums(scale), units_.span<SquaresUnit>(), fields.data(), stream));
-  MOE_RETURN_IF_ERROR(context_.mesh->world().AllReduce<int64_t>(fields, ReduceOp::kSum, stream));
+  const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
+  const int finer_log2 = exact() ? ExactGrid().unit_log2 + loss_scale_log2_ - grid_.unit_log2 : 0;
+  const double larger = std::ldexp(scale, finer_log2);
+  const auto size = static_cast<int64_t>(place_.size()) * kSquareSumSize;
+  MOE_ASSIGN_OR_RETURN(const auto squares, context_.workspace->Array<int64_t>(size));
+  MOE_RETURN_IF_ERROR(stream.Zero(squares.data(), size * int64_t{sizeof(int64_t)}));
+  MOE_RETURN_IF_ERROR(AddSquares(Sums(larger), units_.span<SquaresUnit>(), squares.data(), stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
-  const WorkspaceScope host_scope(*context_.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto all, OnHost<int64_t>(fields, context_));
-  int64_t squares[kSquareSumSize];
-  std::copy_n(all.begin(), kSquareSumSize, squares);
-  GradientNorm norm = {.non_finite = all.back()};
-  const bool finite = norm.non_finite == 0 && squares[kSquareSumDigits] == 0;
-  norm.value =
-      finite ? std::sqrt(SquareSumValue(squares)) : std::numeric_limits<double>::infinity();
+  MOE_ASSIGN_OR_RETURN(const auto sums, OnHost<int64_t>(squares, context_));
+  MOE_ASSIGN_OR_RETURN(const auto tallies, OnHost<GridTally>(tallies_.span<GridTally>(), context_));
+  MOE_ASSIGN_OR_RETURN(const auto gradients,
+                       context_.host_workspace->Array<GradientSquares>(std::ssize(place_)));
+  size_t count = 0;
+  for (const ParameterBucket& bucket : buckets_) {
+    for (const Parameter* const p : bucket.parameters) {
+      gradients[count++] = {.parameter = p,
+                            .sum = &sums[p->index() * kSquareSumSize],
+                            .tally = exact() ? tallies[p->index()] : GridTally()};
+    }
+  }
+  MOE_ASSIGN_OR_RETURN(GradientNorm norm,
+                       NormOverRanks(gradients.first(count),
+                                     exact() ? std::ldexp(larger, grid_.unit_log2) : 0, context_));
+  norm.value = std::ldexp(norm.value, -finer_log2);
+  norm.largest = std::ldexp(norm.largest, -loss_scale_log2_);
   return norm;
 }
 

@@ -3,7 +3,6 @@
 #define MOE_MOE_GRADIENT_REDUCER_H_
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -15,6 +14,7 @@
 #include "comm/all_reduce.h"
 #include "kernels/exact_sum/scaled_sum.h"
 #include "moe/context.h"
+#include "moe/gradient_norm.h"
 #include "moe/parameter.h"
 #include "moe/shard_cut.h"
 
@@ -26,19 +26,7 @@ struct GradientReducerOptions {
   // Layout-invariant numerics. Required: how many terms are added to one gradient in a step, at
   // most, over all ranks: its micro-batches, times ParameterSpec::partials. More could leave int64.
   int64_t max_terms = 0;
-  int unit_log2 = ExactGrid().unit_log2;  // of the exact grid
   ZeroStage zero = ZeroStage::kNone;
-};
-
-// The L2 norm of gradients, the same on every rank.
-struct GradientNorm {
-  double value = 0;        // infinite where a gradient is not finite
-  int64_t non_finite = 0;  // elements that are NaN, infinite or off the exact grid (0 in fast)
-
-  bool finite() const { return std::isfinite(value); }
-  // What makes the norm of gradients `most` where it is more, else 1. kInvalidArgument unless
-  // most >= 0, kDataLoss unless finite.
-  absl::StatusOr<double> ClipFactor(double most) const;
 };
 
 // Packs the parameters of a store into buckets (MakeBuckets) and sums each bucket over its group on
@@ -47,7 +35,7 @@ struct GradientNorm {
 // "PyTorch Distributed" (VLDB 2020), arXiv:2006.15704, section 3.2.
 //
 // fast: float32 buckets. layout-invariant: int64 buckets on the exact grid, beside which each rank
-// counts the values of its own that the grid could not hold.
+// keeps a GridTally of its own partials of every parameter.
 //
 // With ZeRO a rank gets the sums of its own part of a bucket alone (ParameterBucket::own).
 // kGradients: partials of a round add up in a few buffers, two for each group unless backward
@@ -65,8 +53,11 @@ class GradientReducer {
   // Empties all buckets: the first partial of a parameter overwrites. Before the first round of a
   // step. The first call allocates the sums and gives every trainable parameter its accumulator;
   // MarkReady and Gradient refuse the others (kInvalidArgument). loss_scale_log2: the gradients to
-  // come are 2^loss_scale_log2 times larger, and so is the unit of the exact grid.
-  absl::Status Begin(int loss_scale_log2 = 0);
+  // come are 2^loss_scale_log2 times larger, and so is the unit of the exact grid, else
+  // 2^unit_log2.
+  absl::Status Begin(int loss_scale_log2 = 0, int unit_log2 = ExactGrid().unit_log2);
+  // Of the exact grid, over all ranks.
+  int64_t max_terms() const { return grid_.max_terms; }
 
   // Before every other round. kFailedPrecondition unless the round before has been marked ready
   // where buckets travel in each (travels_each_round).
@@ -83,8 +74,8 @@ class GradientReducer {
   // After Finish: the norm of all summed gradients times `scale`, of trainable parameters of all
   // ranks, every expert and every replica once, at any ZeRO stage. It is the root of an exact sum
   // of the units' sums of squares (unit_grid.h), each from the rank that speaks for the unit, so
-  // the same bits at any layout in layout-invariant numerics; squares of a unit from 2^72 on are
-  // not finite. Collective over the world; blocks the host; on CUDA one launch. kFailedPrecondition
+  // the same bits at any layout in layout-invariant numerics; squares of a unit from 2^72 on, for
+  // another unit of the grid than 2^-50 as much larger or smaller, are not finite. Collective over the world; blocks the host; on CUDA one launch. kFailedPrecondition
   // before Finish.
   absl::StatusOr<GradientNorm> Norm(double scale) const;
 
@@ -145,8 +136,7 @@ class GradientReducer {
         store_(store),
         context_(context),
         stream_(stream),
-        grid_({.unit_log2 = options.unit_log2,
-               .max_terms = std::max<int64_t>(1, options.max_terms)}) {}
+        grid_({.max_terms = std::max<int64_t>(1, options.max_terms)}) {}
   bool exact() const { return context_.numerics == Numerics::kLayoutInvariant; }
   int64_t element_bytes() const {
     return static_cast<int64_t>(exact() ? sizeof(int64_t) : sizeof(float));
@@ -178,13 +168,14 @@ class GradientReducer {
   Stream& stream_;
   bool in_flight_ = false;  // buckets were launched that Finish has not joined
   ExactGrid grid_;          // of this step
+  int loss_scale_log2_ = 0;
   std::unique_ptr<AllReducer> world_, expert_;
   std::vector<Place> place_;              // by parameter index
   std::vector<ParameterBucket> buckets_;  // in launch order
   std::vector<BucketSums> sums_;          // of each; empty before the first step
   Buffer sum_;                            // float32 or int64, of all buckets
   Buffer units_;                          // SquaresUnit, of the own parts
-  Buffer non_finite_;                     // one int64, of this rank's partials in this step
+  Buffer tallies_;  // by parameter index, of this rank's partials in this step
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::deque<Lane*> free_;  // the one that has travelled longest ago first
   absl::Status opened_;     // the first failure of Open

@@ -37,7 +37,7 @@ class Key {
   void Add(const GradAccumulator& grad) {
     Add(grad.float_sum().data());
     Add(grad.exact_sum().data());
-    Add(grad.non_finite());
+    Add(grad.tally());
     Number(grad.grid().unit_log2);
     Number(grad.grid().max_terms);
     Add(uint64_t{grad.empty()});

@@ -81,7 +81,8 @@ class Trainer {
   // micro-batches of all ranks, clipped as by torch.nn.utils.clip_grad_norm_: the L2 norm of all
   // experts of all ranks and all that was adopted is at most `max_norm`. Returns the norm from
   // before (moe::Trainer::ClipGradNorm). Where that is not finite it is kDataLoss, and no parameter
-  // has a .grad. Collective.
+  // has a .grad. What the exact grid took of the gradients is in (*this)->gradient_norm().
+  // Collective.
   double Reduce(double max_norm = std::numeric_limits<double>::infinity()) {
     TakeGradients(true);
     Check(trainer_->Reduce());

@@ -5,159 +5,15 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 
 #include "kernels/base/caught.h"
+#include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "kernels/elementwise/elementwise.h"
 
 namespace moe {
-
-namespace {
-
-// Of a call in `round`.
-Batch InRound(const Round& round, int64_t rows, Batch batch) {
-  if (batch.micro_batch_offsets.empty() && batch.first_global_token == 0 && !round.empty()) {
-    batch.first_global_token = round.micro_batch() * rows;
-  }
-  batch.step = round.step();
-  return batch;
-}
-
-}  // namespace
-
-template <typename T>
-absl::Status TrainedLayer<T>::CheckRound(const Round& round, int64_t rows,
-                                         const Batch& batch) const {
-  MOE_RETURN_IF_ERROR(trainer_.CheckCurrent(round));
-  if (round.empty() && rows > 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "TrainedLayer: ", rows, " tokens in a round without a micro-batch, expected none"));
-  }
-  if (batch.micro_batch_offsets.size() > 2) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("TrainedLayer: ", batch.micro_batch_offsets.size() - 1,
-                     " micro-batches in a round, expected one"));
-  }
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status TrainedLayer<T>::TakeStats() {
-  for (auto& [stats, counts] : calls_) {
-    MOE_RETURN_IF_ERROR(stats.Wait());
-    if (!std::exchange(counts, false)) continue;
-    for (size_t e = 0; e < counts_.size(); ++e) counts_[e] += stats.expert_count[e];
-  }
-  calls_.erase(calls_.begin(), calls_.end() - 1);
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status TrainedLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
-                                      MoeLayerSaved<T>* saved, bool counts) {
-  constexpr size_t kMostCalls = 64;  // whose stats may be under way
-  if (calls_.size() > kMostCalls) MOE_RETURN_IF_ERROR(TakeStats());
-  Call call = {.counts = counts};
-  MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, saved, &call.stats));
-  calls_.push_back(std::move(call));
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
-                                      Batch batch) {
-  MOE_RETURN_IF_ERROR(CheckRound(round, x.rows(), batch));
-  batch = InRound(round, x.rows(), batch);
-  if (trainer_.evaluates()) {
-    batch.mode = Mode::kEvaluation;
-    return Forward(x, batch, y, nullptr, false);
-  }
-  return Forward(x, batch, y, &saved_, true);
-}
-
-template <typename T>
-absl::Status TrainedLayer<T>::Backward(const Round& round, MatrixView<const T> dy,
-                                       MatrixView<T> dx) {
-  MOE_RETURN_IF_ERROR(trainer_.CheckCurrent(round));
-  return layer_->Backward(
-      dy, saved_, static_cast<float>(trainer_.loss_scale()), dx,
-      [&](Parameter& parameter) { return trainer_.MarkReady(round, parameter); });
-}
-
-template <typename T>
-absl::Status TrainedLayer<T>::ForwardRows(const void* x, int64_t rows, void* y) {
-  rows_ = rows;
-  return Forward(trainer_.round(), RowsAt(x, rows), RowsAt(y, rows));
-}
-
-template <typename T>
-absl::Status TrainedLayer<T>::BackwardRows(const void* dy, void* dx) {
-  return Backward(trainer_.round(), RowsAt(dy, rows_), RowsAt(dx, rows_));
-}
-
-template <typename T>
-absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
-    const GraphForward& call) {
-  const Round& round = trainer_.round();
-  const MatrixView<const T> x(static_cast<const T*>(call.x), call.rows, call.cols);
-  const MatrixView<T> y(static_cast<T*>(call.y), call.rows, call.cols);
-  std::vector<int64_t> sequences;
-  for (int64_t at = 0; call.sequence_length > 0 && at <= call.rows; at += call.sequence_length) {
-    sequences.push_back(at);
-  }
-  const Batch batch = InRound(round, call.rows, {.sequence_offsets = sequences, .mode = call.mode});
-  if (!call.backward) {
-    MOE_RETURN_IF_ERROR(Forward(x, batch, y, nullptr, false));
-    return GraphBackward([](const void*, float, void*) {
-      return absl::FailedPreconditionError(
-          "TrainedLayer: Backward of a Forward that kept nothing, expected one in training");
-    });
-  }
-  MOE_RETURN_IF_ERROR(CheckRound(round, call.rows, batch));
-  // More than M terms could leave the exact sums.
-  if (trainer_.evaluates() || forwards_ > round.index()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("TrainedLayer: ", forwards_, " Forwards in a graph until round ",
-                     round.index(), trainer_.evaluates() ? " of an evaluation" : " of a step",
-                     ", expected ", trainer_.evaluates() ? "none" : "one in each"));
-  }
-  auto saved = std::make_shared<MoeLayerSaved<T>>(layer_->MakeSaved());  // copies share it
-  MOE_RETURN_IF_ERROR(Forward(x, batch, y, saved.get(), true));
-  ++forwards_;
-  return GraphBackward([this, here = std::weak_ptr<const bool>(here_), rows = call.rows, saved](
-                           const void* dy, float d_router_loss, void* dx) -> absl::Status {
-    if (here.expired()) {
-      return absl::FailedPreconditionError(
-          "TrainedLayer: Backward when the trainer is gone, expected it before");
-    }
-    const bool last = forwards_ - backwards_ == 1;
-    MOE_RETURN_IF_ERROR(layer_->Backward(
-        RowsAt(dy, rows), *saved, d_router_loss, RowsAt(dx, rows), [&](Parameter& parameter) {
-          return last ? trainer_.MarkReady(parameter) : absl::OkStatus();
-        }));
-    ++backwards_;
-    saved->memory = {};
-    return absl::OkStatus();
-  });
-}
-
-template <typename T>
-absl::Status TrainedLayer<T>::CheckPasses() const {
-  if (forwards_ == backwards_) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("TrainedLayer: the layer of ", layer_->parameters().front()->spec().name,
-                   " has ", forwards_, " Forwards in a graph and ", backwards_,
-                   " Backwards in a step, expected as many: other ranks may wait for one"));
-}
-
-template <typename T>
-absl::Status TrainedLayer<T>::EndStep() {
-  MOE_RETURN_IF_ERROR(layer_->EndStep(counts_));
-  forwards_ = backwards_ = 0;
-  std::fill(counts_.begin(), counts_.end(), int64_t{0});
-  return absl::OkStatus();
-}
 
 Trainer::Trainer(const TrainerOptions& options, std::unique_ptr<Session> session)
     : options_(options),
@@ -165,7 +21,8 @@ Trainer::Trainer(const TrainerOptions& options, std::unique_ptr<Session> session
       micro_batches_(options.micro_batches > 0 ? options.micro_batches
                                                : session_->context().mesh->world().size()),
       dealt_(micro_batches_),
-      store_(options.dtype, options.seed, session_->context()) {}
+      store_(options.dtype, options.seed, session_->context()),
+      grid_unit_(options.unit_log2) {}
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& options,
                                                          std::unique_ptr<Communicator> world) {
@@ -231,7 +88,6 @@ absl::Status Trainer::Freeze() {
                        GradientReducer::Create({.bucket_bytes = options_.bucket_bytes,
                                                 .algorithm = options_.all_reduce,
                                                 .max_terms = partials * micro_batches_,
-                                                .unit_log2 = options_.unit_log2,
                                                 .zero = options_.zero},
                                                store_, context(), session_->gradient_stream()));
   size_t outputs = 0;
@@ -248,9 +104,10 @@ absl::Status Trainer::BeginStep(int loss_scale_log2) {
   pass_ = Pass::kStep;
   gradients_ = Gradients::kHere;
   clip_ = 1;
+  norm_.reset();
   loss_scale_log2_ = loss_scale_log2;
   context().mesh->SetPhase({.name = "step", .step = ++step_});
-  return reducer_->Begin(loss_scale_log2);
+  return reducer_->Begin(loss_scale_log2, grid_unit_.state().log2);
 }
 
 absl::Status Trainer::BeginEvaluation(int64_t micro_batches) {
@@ -375,9 +232,10 @@ absl::Status Trainer::Reduce() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<GradientNorm> Trainer::MeasureGradients() const {
+absl::StatusOr<GradientNorm> Trainer::MeasureGradients() {
   MOE_RETURN_IF_ERROR(CheckReduced("MeasureGradients"));
-  return reducer_->Norm(gradient_scale());
+  MOE_ASSIGN_OR_RETURN(norm_, reducer_->Norm(gradient_scale()));
+  return *norm_;
 }
 
 absl::StatusOr<double> Trainer::ClipGradNorm(double most) {
@@ -443,6 +301,7 @@ absl::StatusOr<GradientNorm> Trainer::Step(const StepOptions& options) {
   MOE_RETURN_IF_ERROR(Timed(context(), {.phase = Phase::kOptimizer, .name = "optimiser"},
                             *context().compute, [&]() -> absl::Status {
                               MOE_ASSIGN_OR_RETURN(norm, optimizer_->Step(scaled));
+                              norm_ = norm;
                               return absl::OkStatus();
                             }));
   MOE_RETURN_IF_ERROR(EndStep());
@@ -454,12 +313,37 @@ absl::Status Trainer::EndStep() {
   for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->TakeStats());
   if (!evaluates()) {
     if (gradients_ == Gradients::kMarked) MOE_RETURN_IF_ERROR(CheckReduced("EndStep"));
+    if (gradients_ == Gradients::kReduced) MOE_RETURN_IF_ERROR(FollowGradients());
     MOE_RETURN_IF_ERROR(EndLayers());
   }
   EndRound();
   pass_ = Pass::kNone;
   rounds_begun_ = 0;
   dealt_ = micro_batches_;
+  return absl::OkStatus();
+}
+
+// Every rank sees the same norm and does the same.
+absl::Status Trainer::FollowGradients() {
+  if (context().numerics != Numerics::kLayoutInvariant) return absl::OkStatus();
+  if (!norm_.has_value()) MOE_RETURN_IF_ERROR(MeasureGradients().status());
+  const int before = grid_unit_.state().log2;
+  grid_unit_.Follow(*norm_, reducer_->max_terms());
+  const int after = grid_unit_.state().log2;
+  const bool loses = norm_->grid_loss_is_named() && !grid_loss_is_said_;
+  grid_loss_is_said_ = grid_loss_is_said_ || loses;
+  if (context().mesh->world().rank() != 0 || (!loses && before == after)) return absl::OkStatus();
+  std::string text =
+      absl::StrCat("step ", step_, ": the exact grid of gradients (unit 2^", before, ")");
+  if (loses) {
+    absl::StrAppendFormat(&text, " took up to %.1e of %s, relative to its norm", norm_->grid_loss,
+                          norm_->grid_loss_tensor);
+  } else {
+    absl::StrAppendFormat(&text, " has little room for partials of %g", norm_->largest);
+  }
+  absl::StrAppend(&text, before == after ? "; numerics fast has no grid"
+                                         : absl::StrCat("; from now on its unit is 2^", after));
+  Log(LogLevel::kWarning, text);
   return absl::OkStatus();
 }
 
@@ -486,9 +370,6 @@ absl::Status Trainer::EndLayers() {
   return absl::OkStatus();
 }
 
-template class TrainedLayer<float>;
-template class TrainedLayer<BFloat16>;
-template class TrainedLayer<Float16>;
 template absl::StatusOr<TrainedLayer<float>*> Trainer::AddMoeLayer(const std::string&,
                                                                    const MoeLayerConfig&);
 template absl::StatusOr<TrainedLayer<BFloat16>*> Trainer::AddMoeLayer(const std::string&,

@@ -13,6 +13,7 @@
 
 #include "comm/all_reduce.h"
 #include "moe/gradient_reducer.h"
+#include "moe/grid_unit.h"
 #include "moe/micro_batches.h"
 #include "moe/moe_layer.h"
 #include "moe/optimizer.h"
@@ -31,7 +32,9 @@ struct TrainerOptions {
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
   ZeroStage zero = ZeroStage::kNone;  // with it, gradients are in parts after Reduce
   int64_t bucket_bytes = GradientReducerOptions().bucket_bytes;
-  int unit_log2 = GradientReducerOptions().unit_log2;  // of the exact grid
+  // Of the exact grid, 2^unit_log2 for losses that are not scaled. Left out: that of the gradients,
+  // and until they are known the default (moe/grid_unit.h).
+  std::optional<int> unit_log2;
   OptimizerOptions optimizer;
 };
 
@@ -218,7 +221,7 @@ class Trainer {
   absl::Status Reduce();
   // After Reduce: the norm of the mean gradient of all ranks' parameters. Step does it, too.
   // Collective.
-  absl::StatusOr<GradientNorm> MeasureGradients() const;
+  absl::StatusOr<GradientNorm> MeasureGradients();
   // For an optimiser of one's own, from Reduce to the next step. As torch.nn.utils.clip_grad_norm_:
   // scales what Gradient gives where its L2 norm is more than `most`, and returns the norm from
   // before. Collective. kDataLoss where it is not finite, kInvalidArgument unless most >= 0.
@@ -228,10 +231,14 @@ class Trainer {
   absl::Status Gradient(const Parameter& parameter, absl::Span<float> out) const;
   // Ends a step: Reduce, AdamW from the mean gradient over the M micro-batches, and what routers
   // learn from the counts of all ranks. options.gradient_scale multiplies the mean. Collective.
-  // kDataLoss for gradients that are not finite, unless options say kSkip.
+  // kDataLoss for gradients that are not finite, unless options say kSkip. Where the exact grid
+  // alone could not hold them, its unit is larger in the next step.
   absl::StatusOr<GradientNorm> Step(const StepOptions& options);
   // Ends an evaluation, or a step whose weights something else moves, or nothing: after Reduce, or
-  // with gradients that no rank marked ready and that are forgotten. Part of Step. Collective.
+  // with gradients that no rank marked ready and that are forgotten. Part of Step. Collective. What
+  // the exact grid took of the gradients, if nothing has measured it in this step, is measured
+  // here; a warning (kernels/base/log.h) names the first loss above kNamedGridLoss, and a unit that
+  // changes.
   absl::Status EndStep();
 
   // Of parameters, sums and optimiser of this rank: what is allocated, and what StateBytesOfElement
@@ -250,6 +257,16 @@ class Trainer {
   // kFailedPrecondition inside a step.
   absl::Status ResumeAfter(int64_t step);
 
+  // After Reduce: what was summed counts no more, and EndStep does not look at it.
+  void ForgetGradients() { gradients_ = Gradients::kHere; }
+  // Of the step's gradients, once Step, MeasureGradients, ClipGradNorm or EndStep have measured
+  // them, until the next step begins; else nullptr.
+  const GradientNorm* gradient_norm() const { return norm_.has_value() ? &*norm_ : nullptr; }
+
+  // Of the exact grid, in the steps to come. Part of what a run goes on from.
+  const GridUnit::State& grid_unit() const { return grid_unit_.state(); }
+  void RestoreGridUnit(const GridUnit::State& state) { grid_unit_.Restore(state); }
+
   bool evaluates() const { return pass_ == Pass::kEvaluation; }
   // kFailedPrecondition unless `round` is the current one.
   absl::Status CheckCurrent(const Round& round) const;
@@ -265,6 +282,7 @@ class Trainer {
   absl::Status Freeze();
   void EndRound();
   absl::Status EndLayers();
+  absl::Status FollowGradients();
   template <typename T>
   friend class TrainedLayer;  // MarkReady of a Backward of no round
 
@@ -279,6 +297,9 @@ class Trainer {
   std::vector<std::unique_ptr<TrainedLayerBase>> layers_;
   std::vector<const Parameter*> own_;  // of AddParameter, trained
   std::vector<int64_t> counts_;        // of all layers
+  GridUnit grid_unit_;
+  std::optional<GradientNorm> norm_;  // of this step, once it is measured
+  bool grid_loss_is_said_ = false;
   enum class Pass : uint8_t { kNone, kStep, kEvaluation } pass_ = Pass::kNone;
   enum class Gradients : uint8_t { kHere, kMarked, kReduced } gradients_ = Gradients::kHere;
   double clip_ = 1;  // of Gradient

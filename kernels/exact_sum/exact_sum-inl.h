@@ -6,6 +6,7 @@
 #define MOE_KERNELS_EXACT_SUM_EXACT_SUM_INL_H_
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -24,56 +25,101 @@ using LongTag = hn::RebindToSigned<DoubleTag>;
 using HalfTag = hn::Rebind<float, DoubleTag>;  // as many float32 as there are float64 lanes
 constexpr int64_t kDoubles = static_cast<int64_t>(hn::MaxLanes(DoubleTag()));
 
-// The general case. Returns 1 for what the grid cannot hold.
+// A GridTally in lanes, of sums that share a unit. Magnitudes are in units.
+struct TallyLanes {
+  // By hand: an implicit constructor would be of no SIMD target.
+  HWY_INLINE TallyLanes() : largest(hn::Zero(DoubleTag())), inexact(hn::Zero(LongTag())) {}
+
+  void AddOne(double magnitude, bool is_inexact) {
+    alone.inexact += is_inexact ? 1 : 0;
+    largest_alone = std::max(largest_alone, magnitude);
+  }
+  void AddNonFinite(double magnitude) {
+    ++alone.non_finite;
+    largest_alone = magnitude >= 0 ? std::max(largest_alone, magnitude) : HUGE_VAL;  // NaN
+  }
+
+  GridTally Sum(double inverse_unit) const {
+    double magnitudes[kDoubles];
+    int64_t counts[kDoubles];
+    hn::StoreU(largest, DoubleTag(), magnitudes);
+    hn::StoreU(inexact, LongTag(), counts);
+    GridTally sum = alone;
+    double most = largest_alone;
+    for (int64_t i = 0; i < kDoubles; ++i) {
+      sum.inexact += counts[i];
+      most = std::max(most, magnitudes[i]);
+    }
+    sum.largest = GridTally::BitsOf(static_cast<float>(most / inverse_unit));
+    return sum;
+  }
+
+  hn::Vec<DoubleTag> largest;
+  hn::Vec<LongTag> inexact;
+  GridTally alone;  // of elements that no vector held
+  double largest_alone = 0;
+};
+
+// The general case.
 template <SumWrite kWrite>
-inline int64_t AccumulateOne(float partial, double inverse_unit, int64_t limit, int64_t* sum) {
+inline void AccumulateOne(float partial, double inverse_unit, int64_t limit, int64_t* sum,
+                          TallyLanes& tally) {
   if constexpr (kWrite != SumWrite::kAdd) *sum = 0;
-  const double q = std::nearbyint(static_cast<double>(partial) * inverse_unit);
-  if (!(std::abs(q) < 0x1p63)) return 1;  // also NaN
-  const auto term = static_cast<int64_t>(q);
-  if (term > limit || term < -limit) return 1;
+  const double y = static_cast<double>(partial) * inverse_unit;
+  const double q = std::nearbyint(y);
+  const bool is_integer = std::abs(q) < 0x1p63;  // a NaN is not
+  const int64_t term = is_integer ? static_cast<int64_t>(q) : 0;
+  if (!is_integer || term > limit || term < -limit) return tally.AddNonFinite(std::abs(y));
   *sum += term;
-  return 0;
+  tally.AddOne(std::abs(y), q != y);
 }
 
-// The nearest integers, ties to even, of float32 values times a power of two, all |y| < 2^63.
+// The nearest integers, ties to even, of float32 values times a power of two, all |y| < 2^63, and
+// which of the values were none.
 //
 // For |z| < 2^51, z + 1.5 * 2^52 has a unit of 1 in its last place: the addition rounds z to the
 // nearest integer, ties to even, and the low bits of the sum are that integer. y is a multiple of
 // 2^32 and a rest of at most 2^31, both of which take this way; the rest is exact, because y has 24
 // bits. (Conversions to int64 are several times as long where a CPU has none, as AVX2.)
-HWY_INLINE hn::Vec<LongTag> Nearest(hn::Vec<DoubleTag> y) {
+HWY_INLINE hn::Vec<LongTag> Nearest(hn::Vec<DoubleTag> y, hn::Mask<DoubleTag>& inexact) {
   const DoubleTag d;
   const LongTag dl;
   const auto magic = hn::Set(d, 0x1.8p52);
   const auto high = hn::MulAdd(y, hn::Set(d, 0x1p-32), magic);
   const auto rest = hn::NegMulAdd(hn::Sub(high, magic), hn::Set(d, 0x1p32), y);
-  const auto low = hn::Sub(hn::BitCast(dl, hn::Add(rest, magic)), hn::BitCast(dl, magic));
+  const auto rounded = hn::Add(rest, magic);
+  inexact = hn::Ne(hn::Sub(rounded, magic), rest);
+  const auto low = hn::Sub(hn::BitCast(dl, rounded), hn::BitCast(dl, magic));
   return hn::Add(hn::ShiftLeft<32>(hn::BitCast(dl, high)), low);  // the low half of magic is 0
 }
 
 // One way of writing. kStreamed takes whole vectors alone: `sum` aligned, `n` a multiple of
 // kDoubles. Vectors with an element at the limit or beyond go through the general case.
 template <SumWrite kWrite>
-HWY_INLINE int64_t AccumulateAs(const float* partial, double inverse_unit, int64_t limit,
-                                int64_t* sum, int64_t n) {
+HWY_INLINE void AccumulateAs(const float* partial, double inverse_unit, int64_t limit, int64_t* sum,
+                             int64_t n, TallyLanes& tally) {
   const DoubleTag d;
   const LongTag dl;
   const auto unit = hn::Set(d, inverse_unit);
   // What is below an integer rounds to no more than it. A limit from 2^53 on may be none of
   // float64's numbers: a little less is below it however it was rounded.
   const auto bound = hn::Set(d, static_cast<double>(limit) * (1 - 0x1p-52));
-  int64_t non_finite = 0;
+  auto largest = tally.largest;
+  auto inexact = tally.inexact;
   int64_t i = 0;
   for (; i + kDoubles <= n; i += kDoubles) {
     const auto y = hn::Mul(hn::PromoteTo(d, hn::LoadU(HalfTag(), partial + i)), unit);
-    if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Lt(hn::Abs(y), bound)))) {
+    const auto magnitude = hn::Abs(y);
+    if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Lt(magnitude, bound)))) {
       for (int64_t j = i; j < i + kDoubles; ++j) {
-        non_finite += AccumulateOne<kWrite>(partial[j], inverse_unit, limit, sum + j);
+        AccumulateOne<kWrite>(partial[j], inverse_unit, limit, sum + j, tally);
       }
       continue;
     }
-    const auto q = Nearest(y);
+    hn::Mask<DoubleTag> rounded;
+    const auto q = Nearest(y, rounded);
+    largest = hn::Max(largest, magnitude);
+    inexact = hn::Sub(inexact, hn::VecFromMask(dl, hn::RebindMask(dl, rounded)));  // true is -1
     if constexpr (kWrite == SumWrite::kAdd) {
       hn::StoreU(hn::Add(hn::LoadU(dl, sum + i), q), dl, sum + i);
     } else if constexpr (kWrite == SumWrite::kStreamed) {
@@ -82,21 +128,24 @@ HWY_INLINE int64_t AccumulateAs(const float* partial, double inverse_unit, int64
       hn::StoreU(q, dl, sum + i);
     }
   }
-  for (; i < n; ++i) non_finite += AccumulateOne<kWrite>(partial[i], inverse_unit, limit, sum + i);
-  return non_finite;
+  for (; i < n; ++i) {
+    AccumulateOne<kWrite>(partial[i], inverse_unit, limit, sum + i, tally);
+  }
+  tally.largest = largest;
+  tally.inexact = inexact;
 }
 
 // ExactAccumulateRange. What kStreamed writes is for other threads after hwy::FlushStream.
-inline int64_t Accumulate(const float* partial, double inverse_unit, int64_t limit, SumWrite write,
-                          int64_t* sum, int64_t n) {
+inline void Accumulate(const float* partial, double inverse_unit, int64_t limit, SumWrite write,
+                       int64_t* sum, int64_t n, TallyLanes& tally) {
   if (write == SumWrite::kAdd) {
-    return AccumulateAs<SumWrite::kAdd>(partial, inverse_unit, limit, sum, n);
+    return AccumulateAs<SumWrite::kAdd>(partial, inverse_unit, limit, sum, n, tally);
   }
   const bool aligned = reinterpret_cast<uintptr_t>(sum) % (kDoubles * sizeof(int64_t)) == 0;
   if (write == SumWrite::kStreamed && aligned && n % kDoubles == 0) {
-    return AccumulateAs<SumWrite::kStreamed>(partial, inverse_unit, limit, sum, n);
+    return AccumulateAs<SumWrite::kStreamed>(partial, inverse_unit, limit, sum, n, tally);
   }
-  return AccumulateAs<SumWrite::kOverwrite>(partial, inverse_unit, limit, sum, n);
+  return AccumulateAs<SumWrite::kOverwrite>(partial, inverse_unit, limit, sum, n, tally);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -1,6 +1,5 @@
 #include "kernels/exact_sum/exact_sum.h"
 
-#include <atomic>
 #include <cmath>
 
 #include <hwy/cache_control.h>
@@ -22,11 +21,12 @@ namespace moe {
 namespace HWY_NAMESPACE {
 namespace {
 
-int64_t AccumulateRange(const float* partial, double inverse_unit, int64_t limit, SumWrite write,
-                        int64_t* sum, int64_t n) {
-  const int64_t non_finite = Accumulate(partial, inverse_unit, limit, write, sum, n);
+GridTally AccumulateRange(const float* partial, double inverse_unit, int64_t limit, SumWrite write,
+                          int64_t* sum, int64_t n) {
+  TallyLanes tally;
+  Accumulate(partial, inverse_unit, limit, write, sum, n, tally);
   if (write == SumWrite::kStreamed) hwy::FlushStream();
-  return non_finite;
+  return tally.Sum(inverse_unit);
 }
 
 HWY_INLINE void ToFloat(const int64_t* sum, double factor, float* out, int64_t n) {
@@ -82,8 +82,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace moe {
 
-int64_t ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit,
-                             SumWrite write, int64_t* sum, int64_t n) {
+GridTally ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit,
+                               SumWrite write, int64_t* sum, int64_t n) {
   return MOE_SIMD(AccumulateRange)(partial, inverse_unit, limit, write, sum, n);
 }
 void ExactToFloatRows(const int64_t* sum, int64_t rows, int64_t cols, int64_t stride, double factor,
@@ -100,13 +100,11 @@ constexpr int64_t kGrain = int64_t{1} << 15;  // elements a range
 
 void Run(const Accumulate& a, ThreadPool& threads) {
   const SumWrite write = a.write == Write::kAdd ? SumWrite::kAdd : SumWrite::kOverwrite;
-  std::atomic<int64_t> count = 0;  // integers: the order does not matter
   threads.For(a.n, kGrain, [&](int64_t begin, int64_t end) {
-    const int64_t bad = ExactAccumulateRange(a.partial + begin, a.inverse_unit, a.limit, write,
-                                             a.sum + begin, end - begin);
-    if (bad > 0) count.fetch_add(bad, std::memory_order_relaxed);
+    AddAtomically(ExactAccumulateRange(a.partial + begin, a.inverse_unit, a.limit, write,
+                                       a.sum + begin, end - begin),
+                  *a.tally);
   });
-  *a.non_finite += count;
 }
 
 void Run(const ToFloat& t, ThreadPool& threads) {
@@ -131,7 +129,7 @@ absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid) {
 }
 
 absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> partial,
-                             absl::Span<int64_t> sum, Write write, int64_t* non_finite,
+                             absl::Span<int64_t> sum, Write write, GridTally* tally,
                              Stream& stream) {
   MOE_RETURN_IF_ERROR(CheckGrid("ExactAccumulate", grid));
   const auto n = static_cast<int64_t>(partial.size());
@@ -142,7 +140,7 @@ absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> part
                                      .limit = grid.limit(),
                                      .sum = sum.data(),
                                      .write = write,
-                                     .non_finite = non_finite,
+                                     .tally = tally,
                                      .n = n},
                stream);
 }

@@ -12,6 +12,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
+#include "kernels/exact_sum/grid_tally.h"
 
 namespace moe {
 
@@ -31,10 +32,10 @@ struct ExactGrid {
 // are normal float64.
 absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid);
 
-// sum[i] (+)= q(partial[i]); *non_finite += number of NaN, infinite or too large elements, which
-// contribute 0. partial, sum [n]. Errors: kInvalidArgument if lengths differ.
+// sum[i] (+)= q(partial[i]), 0 for NaN, infinite and too large elements; adds what was met to
+// *tally. partial, sum [n]. Errors: kInvalidArgument if lengths differ.
 absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> partial,
-                             absl::Span<int64_t> sum, Write write, int64_t* non_finite,
+                             absl::Span<int64_t> sum, Write write, GridTally* tally,
                              Stream& stream);
 
 // out[i] = float(double(sum[i]) * unit * scale): one rounding to double, an exact product when

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/exact_sum/grid_tally.h"
+
 namespace moe {
 
 enum class SumWrite : uint8_t {
@@ -12,10 +14,10 @@ enum class SumWrite : uint8_t {
   kStreamed,  // the same, for what does not fit in cache: past it where the CPU can
 };
 
-// sum[i] (+)= round(partial[i] * inverse_unit); returns the number of elements that are no number
-// or whose |q| is above `limit`, which count as 0.
-int64_t ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit,
-                             SumWrite write, int64_t* sum, int64_t n);
+// sum[i] (+)= round(partial[i] * inverse_unit), 0 for elements that are no number or whose |q| is
+// above `limit`. Returns what was met.
+GridTally ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit,
+                               SumWrite write, int64_t* sum, int64_t n);
 
 // out[r * cols + c] = float(double(sum[r * stride + c]) * factor)
 void ExactToFloatRows(const int64_t* sum, int64_t rows, int64_t cols, int64_t stride, double factor,

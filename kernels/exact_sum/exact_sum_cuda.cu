@@ -15,7 +15,7 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 
 // A thread owns elements.
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) AccumulateKernel(Accumulate a) {
-  int non_finite = 0;
+  ThreadTally tally;
   ForElements<float>(
       a.n,
       [&](int64_t i, auto width) {
@@ -24,12 +24,12 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) AccumulateKernel(Accu
         Elements<int64_t, kWidth> sum = {};
         if (a.write == Write::kAdd) sum = LoadElements<kWidth>(a.sum + i);
         for (int j = 0; j < kWidth; ++j) {
-          sum.at[j] += ExactTerm(partial.at[j], a.inverse_unit, a.limit, non_finite);
+          sum.at[j] += ExactTerm(partial.at[j], a.inverse_unit, a.limit, tally);
         }
         StoreElements(sum, a.sum + i);
       },
       a.partial, a.sum);
-  CountNonFinite(non_finite, a.non_finite);
+  AddTally(tally, a.tally);
 }
 
 // A thread owns elements.
@@ -77,8 +77,9 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(AddSqua
       ::cuda::atomic_ref<int64_t, ::cuda::thread_scope_device>(*sum).fetch_add(
           static_cast<int64_t>(term), ::cuda::memory_order_relaxed);
     };
-    if (digits.first < 0) return add(s.sum + kSquareSumDigits, 1);
-    for (int i = 0; i < 3; ++i) add(s.sum + digits.first + i, digits.at[i]);
+    int64_t* const sum = s.sum + unit.sum * kSquareSumSize;
+    if (digits.first < 0) return add(sum + kSquareSumDigits, 1);
+    for (int i = 0; i < 3; ++i) add(sum + digits.first + i, digits.at[i]);
   });
 }
 

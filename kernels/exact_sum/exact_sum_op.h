@@ -7,6 +7,7 @@
 
 #include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
+#include "kernels/exact_sum/grid_tally.h"
 #include "kernels/exact_sum/square_sum.h"
 #include "kernels/exact_sum/sum_view.h"
 
@@ -19,7 +20,7 @@ struct Accumulate {
   int64_t limit;         // ExactGrid::limit
   int64_t* sum;          // [n]
   Write write;
-  int64_t* non_finite;  // one, added to
+  GridTally* tally;  // added to
   int64_t n;
 };
 
@@ -36,7 +37,7 @@ template <class View>
 struct AddSquares {
   View x;
   const SquaresUnit* units;  // [count]
-  int64_t* sum;              // [kSquareSumSize], added to
+  int64_t* sum;              // [.][kSquareSumSize], added to
   int64_t count;
 };
 

@@ -19,7 +19,7 @@ namespace moe {
 
 // A view over one parameter's part of a reducer bucket: float32 (`fast` numerics) or int64 on an
 // exact grid (`layout-invariant`). Copyable; the bucket owns the memory, which is that of the
-// streams' device, `non_finite` included.
+// streams' device, `tally` included.
 //
 // `empty`, the bucket's as well but memory of the host: while it is true, the next partial
 // overwrites the sum, which nobody has to clear first, and makes it false. Without one, all are
@@ -30,13 +30,13 @@ class GradAccumulator {
   // Float32: partials are added in the order they come.
   explicit GradAccumulator(absl::Span<float> sum, bool* empty = nullptr)
       : float_sum_(sum), empty_(empty) {}
-  // Exact: partials are rounded to the grid once and added as integers. `non_finite` counts what
-  // the grid cannot hold; it is shared by the parameters of a bucket.
-  GradAccumulator(absl::Span<int64_t> sum, const ExactGrid& grid, int64_t* non_finite,
+  // Exact: partials are rounded to the grid once and added as integers. What they met there is added
+  // to `tally`, which others may share.
+  GradAccumulator(absl::Span<int64_t> sum, const ExactGrid& grid, GridTally* tally,
                   bool* empty = nullptr)
-      : exact_sum_(sum), grid_(grid), non_finite_(non_finite), empty_(empty) {}
+      : exact_sum_(sum), grid_(grid), tally_(tally), empty_(empty) {}
 
-  bool exact() const { return non_finite_ != nullptr; }
+  bool exact() const { return tally_ != nullptr; }
   // For operations that write the sums themselves: NextWrite once for each partial that they
   // enqueue, in that order.
   Write NextWrite() const {
@@ -46,7 +46,7 @@ class GradAccumulator {
   absl::Span<float> float_sum() const { return float_sum_; }
   absl::Span<int64_t> exact_sum() const { return exact_sum_; }
   const ExactGrid& grid() const { return grid_; }
-  int64_t* non_finite() const { return non_finite_; }
+  GridTally* tally() const { return tally_; }
   int64_t size() const {
     return static_cast<int64_t>(exact() ? exact_sum_.size() : float_sum_.size());
   }
@@ -62,14 +62,14 @@ class GradAccumulator {
     WorkspaceScope scope(workspace);
     MOE_ASSIGN_OR_RETURN(const absl::Span<float> partial, workspace.Array<float>(size()));
     MOE_RETURN_IF_ERROR(compute(partial, Write::kOverwrite));
-    return ExactAccumulate(grid_, partial, exact_sum_, NextWrite(), non_finite_, stream);
+    return ExactAccumulate(grid_, partial, exact_sum_, NextWrite(), tally_, stream);
   }
 
  private:
   absl::Span<float> float_sum_;
   absl::Span<int64_t> exact_sum_;
   ExactGrid grid_;
-  int64_t* non_finite_ = nullptr;
+  GridTally* tally_ = nullptr;
   bool* empty_ = nullptr;
 };
 

@@ -84,7 +84,9 @@ absl::Status AddSquares(const ScaledSum& x, absl::Span<const SquaresUnit> units,
       threads.For(count, kUnitsPerRange, [&](int64_t begin, int64_t end) {
         for (int64_t u = begin; u < end; ++u) terms[u] = SquaresOfUnit(x, units[first + u]);
       });
-      for (int64_t u = 0; u < count; ++u) AddTerm(terms[u], sum);
+      for (int64_t u = 0; u < count; ++u) {
+        AddTerm(terms[u], sum + units[first + u].sum * kSquareSumSize);
+      }
     }
     return absl::OkStatus();
   });

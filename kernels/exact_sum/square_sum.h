@@ -26,6 +26,7 @@ double SquareSumValue(const int64_t (&sum)[kSquareSumSize]);
 struct SquaresUnit {
   int64_t begin;  // of its first element
   int64_t rows, cols, stride;
+  int64_t sum = 0;  // which of several sums the term is added to
 };
 
 // at[i] is added to digit first + i. first < 0: the sum cannot hold it.

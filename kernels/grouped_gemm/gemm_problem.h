@@ -3,7 +3,6 @@
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_PROBLEM_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_PROBLEM_H_
 
-#include <atomic>
 #include <cstdint>
 
 #include <absl/types/span.h>
@@ -30,10 +29,10 @@ struct ExactSink {
   SumWrite write = SumWrite::kAdd;
   absl::Span<const int64_t> segments;  // first step of each, and the depth; none is empty
   double inverse_unit = 0;
-  int64_t limit = 0;              // of |q|
-  int64_t* non_finite = nullptr;  // counts what the grid cannot hold; nullptr: no sink
+  int64_t limit = 0;           // of |q|
+  GridTally* tally = nullptr;  // added to; nullptr: no sink
 
-  bool used() const { return non_finite != nullptr; }
+  bool used() const { return tally != nullptr; }
 };
 
 // c (+)= a * b. T: float, BFloat16 or Float16; TOut: float or T. kAdd needs TOut = float.
@@ -58,11 +57,6 @@ struct Problem {
 #define MOE_FOR_PRODUCTS(instantiate)                                                    \
   instantiate(float, float) instantiate(BFloat16, float) instantiate(BFloat16, BFloat16) \
       instantiate(Float16, float) instantiate(Float16, Float16)
-
-// Threads that compute other parts of a product count too: integers, in any order.
-inline void CountNonFinite(const ExactSink& sink, int64_t count) {
-  if (count > 0) std::atomic_ref(*sink.non_finite).fetch_add(count, std::memory_order_relaxed);
-}
 
 // The specification: for every element chains of std::fma and sums of them, in the order that
 // grouped_gemm.h gives, rounded once.

@@ -64,21 +64,19 @@ class Sums {
       Convert(Output(row + i, j), Cols(j), SumsOf(0, row, j) + i * stride(j));
     }
   }
-  // After the last depth block. Returns how many sums the exact grid could not hold.
-  int64_t Store(int64_t row, int64_t rows, int64_t j) const {
-    if (!panel_.last || InPlace(j)) return 0;
+  // After the last depth block. `tally`: of what goes to an exact grid.
+  void Store(int64_t row, int64_t rows, int64_t j, TallyLanes& tally) const {
+    if (!panel_.last || InPlace(j)) return;
     const float* const tile = SumsOf(0, row, j);
-    int64_t bad = 0;
     for (int64_t i = 0; i < rows; ++i) {
       const float* const from = tile + i * stride(j);
       if (exact_.used()) {
-        bad += Accumulate(from, exact_.inverse_unit, exact_.limit, exact_write_,
-                          ExactOutput(row + i, j), Cols(j));
+        Accumulate(from, exact_.inverse_unit, exact_.limit, exact_write_, ExactOutput(row + i, j),
+                   Cols(j), tally);
       } else {
         Convert(from, Cols(j), Output(row + i, j));
       }
     }
-    return bad;
   }
 
   // Fetches what Load and Store touch of a strip of `rows` rows, during `steps` steps of tiles.
@@ -266,15 +264,14 @@ class TilePieces {
   std::array<TilePiece, std::tuple_size_v<decltype(Pieces::piece)>> tile_;
 };
 
-// All rows of the block times one panel. Returns how many sums an exact grid could not hold.
+// All rows of the block times one panel.
 template <class T, class TOut>
-int64_t MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
-                      const Panel& panel, const Pieces& pieces, const Slot& slot,
-                      const float* packed_a, Prefetcher next) {
+void MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
+                   const Panel& panel, const Pieces& pieces, const Slot& slot,
+                   const float* packed_a, Prefetcher next, TallyLanes& tally) {
   const Sums<T, TOut> sums(problem, block, panel, slot);
   TilePieces<T, TOut> tile_pieces(problem, panel, pieces);
   Prefetchers ahead = {.next = next};
-  int64_t bad = 0;
   for (int64_t j = 0; j < panel.cols; j += kTileCols) {
     const Strip strip = StripAt(problem, panel, slot, j);
     const auto words = tile_pieces.Of(InPlace(problem, panel, j));
@@ -284,10 +281,9 @@ int64_t MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const
       sums.Load(row, rows, j);
       MultiplyTile(problem, block, panel, packed_a, row, rows, strip, words, sums.Tile(row, j),
                    ahead);
-      bad += sums.Store(row, rows, j);
+      sums.Store(row, rows, j, tally);
     }
   }
-  return bad;
 }
 
 template <class T, class TOut>
@@ -339,7 +335,7 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) 
   const Panels<T> panels(problem, block);
   const bool packs_a = PacksRows(problem);
   const bool keeps_all = panels.words() <= KeptWords(problem);
-  int64_t bad = 0;
+  TallyLanes tally;
   Panel panel = panels.First(), after;
   Pieces pieces = panels.PiecesOf(panel);
   for (; panel.cols > 0; panel = after) {
@@ -350,14 +346,14 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) 
     Pack(problem, panel, pieces, slot.panel);
     Prefetcher next;
     if (after.cols > 0) next = PrefetchFor(problem, panel, after, tiles.parts);
-    bad += MultiplyPanel(problem, block, tiles, panel, pieces, slot, a, next);
+    MultiplyPanel(problem, block, tiles, panel, pieces, slot, a, next, tally);
     if (after.segment != panel.segment || after.part != panel.part) {
       pieces = panels.PiecesOf(after);
     }
   }
   if (!problem.exact.used()) return;
   if (problem.exact.write == SumWrite::kStreamed) hwy::FlushStream();
-  CountNonFinite(problem.exact, bad);
+  AddAtomically(tally.Sum(problem.exact.inverse_unit), *problem.exact.tally);
 }
 
 #else
@@ -381,7 +377,7 @@ void RunExact(const Problem<T, float>& part, const Block& block) {
   const int64_t rows = block.row_end - block.row_begin, cols = block.col_end - block.col_begin;
   std::vector<float> sums(static_cast<size_t>(rows * cols));
   const ExactSink& exact = part.exact;
-  int64_t bad = 0;
+  GridTally tally;
   for (size_t s = 0; s + 1 < exact.segments.size(); ++s) {
     Problem<T, float> segment = part;
     segment.a = RowRange(part.a, exact.segments[s], exact.segments[s + 1]);
@@ -389,12 +385,12 @@ void RunExact(const Problem<T, float>& part, const Block& block) {
     segment.c = {sums.data(), rows, cols};
     Reference(segment);
     for (int64_t i = 0; i < rows; ++i) {
-      bad += ExactAccumulateRange(segment.c.row(i), exact.inverse_unit, exact.limit,
-                                  s == 0 ? exact.write : SumWrite::kAdd,
-                                  exact.sum.row(block.row_begin + i) + block.col_begin, cols);
+      tally.Add(ExactAccumulateRange(segment.c.row(i), exact.inverse_unit, exact.limit,
+                                     s == 0 ? exact.write : SumWrite::kAdd,
+                                     exact.sum.row(block.row_begin + i) + block.col_begin, cols));
     }
   }
-  CountNonFinite(exact, bad);
+  AddAtomically(tally, *exact.tally);
 }
 
 template <class T, class TOut>

@@ -53,8 +53,8 @@ struct GradientSum {
 
   // Of exact sums alone.
   double inverse_unit = 0;
-  int64_t limit = 0;              // of a partial
-  int64_t* non_finite = nullptr;  // added to
+  int64_t limit = 0;           // of a partial
+  GridTally* tally = nullptr;  // added to
 };
 
 // AddWeightGradients: sums[g] (+)= dy^T x over the rows of segments [first_segment, + each); exact

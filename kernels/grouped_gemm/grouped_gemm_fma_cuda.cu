@@ -104,17 +104,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks) FmaKernel(const Groups grou
     AddProducts<Groups>(tile.a, tile.b, tile.row, tile.col, shared, tile.write == Write::kAdd,
                         sums);
   } else {
-    int non_finite = 0;
     groups.Of(*found).ForEach([&](int64_t begin, int64_t end) {
       float partial[kOwned][kOwned] = {};
       AddProducts<Groups>(RowRange(tile.a, begin, end), RowRange(tile.b, begin, end), tile.row,
                           tile.col, shared, /*added=*/false, partial);
+      exact_sum::ThreadTally tally;  // of a segment: while products are added it has no registers
       ForOwned(tile, [&](int64_t, int64_t, int i, int j) {
-        sums[i][j] +=
-            exact_sum::ExactTerm(partial[i][j], found->inverse_unit, found->limit, non_finite);
+        sums[i][j] += exact_sum::ExactTerm(partial[i][j], found->inverse_unit, found->limit, tally);
       });
+      exact_sum::AddTally(tally, found->tally);
     });
-    exact_sum::CountNonFinite(non_finite, found->non_finite);
   }
   ForOwned(tile, [&](int64_t row, int64_t col, int i, int j) { tile.c(row, col) = sums[i][j]; });
 }

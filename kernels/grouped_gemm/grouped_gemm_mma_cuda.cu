@@ -339,22 +339,22 @@ __global__ void __launch_bounds__(ExactWarps::kThreads, 1) ExactMmaKernel(const 
   Pipeline<Groups, Segments, 4> pipeline(tile, segments, shared);
   ExactWarps::Sums<int64_t> totals = {};
   LoadSums<4>(tile, totals);
-  int non_finite = 0;
   segments.ForEach([&](int64_t begin, int64_t end) {
     ExactWarps::Sums<float> sums = {};
     pipeline.Sum(end - begin, sums);
     const double inverse_unit = grad.inverse_unit;
     const int64_t limit = grad.limit;
+    exact_sum::ThreadTally tally;
     ForPairs<4>(tile, [&](int64_t, int64_t col, int i, int j, int k) {
       const auto add = [&](int at) {
-        totals[i][j][at] += exact_sum::ExactTerm(sums[i][j][at], inverse_unit, limit, non_finite);
+        totals[i][j][at] += exact_sum::ExactTerm(sums[i][j][at], inverse_unit, limit, tally);
       };
       add(k);
       if (col + 1 < tile.c.cols()) add(k + 1);
     });
+    exact_sum::AddTally(tally, grad.tally);
   });
   StoreSums<4>(tile, totals);
-  exact_sum::CountNonFinite(non_finite, grad.non_finite);
 }
 
 template <typename Problem>

@@ -82,7 +82,7 @@ absl::StatusOr<gemm::Problem<T, float>> ProblemOf(MatrixView<const T> dy, Matrix
                    .segments = cuts.subspan(0, count),
                    .inverse_unit = std::ldexp(1.0, -grad.grid().unit_log2),
                    .limit = grad.grid().limit(),
-                   .non_finite = grad.non_finite()};
+                   .tally = grad.tally()};
   return problem;
 }
 
@@ -139,7 +139,7 @@ gemm::GradientSum<float> SumOf(const GradAccumulator& grad, int64_t first_segmen
 gemm::GradientSum<int64_t> SumOf(const GradAccumulator& grad, int64_t first_segment, int64_t) {
   return {grad.exact_sum().data(), grad.NextWrite(),
           first_segment,           std::ldexp(1.0, -grad.grid().unit_log2),
-          grad.grid().limit(),     grad.non_finite()};
+          grad.grid().limit(),     grad.tally()};
 }
 
 // One launch, of all weights: the device knows which have rows.

@@ -115,6 +115,7 @@ absl::Status CreateTrainer(const moe_trainer_options& given, std::unique_ptr<Com
     MOE_ASSIGN_OR_RETURN(options.session.device, DeviceOfCudaStream(given.cuda_stream));
   }
   if (given.numerics == MOE_FAST) options.session.numerics = Numerics::kFast;
+  if (given.grid_unit_log2 != 0) options.unit_log2 = given.grid_unit_log2;
   TakeOrOff(given.clip_grad, options.optimizer.clip_grad);
   TakeOrOff(given.weight_decay, options.optimizer.weight_decay);
   if (world == nullptr) world = std::move(MakeLocalWorld({}).front());
@@ -275,6 +276,16 @@ moe_code moe_clip_grad_norm(moe_trainer* trainer, double most, double* norm) {
 
 moe_code moe_end_step(moe_trainer* trainer) {
   return Run([&] { return moe::Of(trainer).EndStep(); });
+}
+
+double moe_grid_loss(const moe_trainer* trainer, const char** tensor) {
+  const moe::GradientNorm* const norm = moe::Of(trainer).gradient_norm();
+  if (tensor != nullptr) *tensor = norm == nullptr ? "" : norm->grid_loss_tensor.c_str();
+  return norm == nullptr ? 0 : norm->grid_loss;
+}
+
+int moe_grid_unit_log2(const moe_trainer* trainer) {
+  return moe::Of(trainer).grid_unit().log2;
 }
 
 int64_t moe_parameter_count(const moe_trainer* trainer) {

@@ -71,6 +71,9 @@ typedef struct moe_trainer_options {
   /* A cudaStream_t of the program's, none of CUDA's default ones: layers compute in it, on its
    * device, until moe_trainer_free. A world of moe_world_nccl is of that device [the CPU] */
   void* cuda_stream;
+  /* log2 of the unit of the exact grid on which gradients add up: what moe_grid_unit_log2 said where
+   * a run goes on [from the gradients] */
+  int grid_unit_log2;
 } moe_trainer_options;
 
 typedef struct moe_trainer moe_trainer;
@@ -141,6 +144,14 @@ moe_code moe_reduce(moe_trainer* trainer); /* sums the gradients over ranks */
  * collective. */
 moe_code moe_clip_grad_norm(moe_trainer* trainer, double most, double* norm);
 moe_code moe_end_step(moe_trainer* trainer);
+
+/* What rounding to the exact grid took of the step's gradients, at most: of the tensor of which it
+ * took most, relative to its norm. tensor: its name where that is above 1e-6, else "", until the
+ * next step begins; may be null. Once moe_step, moe_clip_grad_norm or moe_end_step have measured it;
+ * 0 before, and in MOE_FAST. A warning (stderr) tells of the first such step. */
+double moe_grid_loss(const moe_trainer* trainer, const char** tensor);
+/* In the steps to come. */
+int moe_grid_unit_log2(const moe_trainer* trainer);
 
 /* ---- Weights that this rank holds, of all layers. The set is fixed from the first step on. */
 typedef struct moe_parameter {

@@ -16,8 +16,8 @@
 namespace moe::hf {
 namespace {
 
-// log2 of the exact grid's unit over the largest |dy|.
-constexpr int kUnitLog2 = -40;
+// What the exact grid may take of a tensor, relative to its norm: as much as float32's rounding.
+constexpr double kMostGridLoss = 0x1p-24;
 
 template <typename T>
 std::vector<T> Convert(const std::vector<float>& in) {
@@ -41,24 +41,6 @@ absl::StatusOr<std::vector<float>> Read(const CheckpointTensor& rows, int64_t fi
   MOE_RETURN_IF_ERROR(
       rows.file->ReadFloat32(RowsOf(*rows.tensor, first, count), absl::MakeSpan(values)));
   return values;
-}
-
-// log2 of the largest |dy|, of which every rank reads a part. Collective.
-absl::StatusOr<int> LargestLog2(const CheckpointTensor& dy, Communicator& world) {
-  const int64_t tokens = dy.tensor->shape[0], block = BlockTokens(tokens);
-  const MicroBatchRange mine = MicroBatchesOf(world.rank(), world.size(), BlocksOf(tokens));
-  const int64_t end = std::min(tokens, mine.end * block);
-  float largest = 0;
-  for (int64_t t = mine.begin * block; t < end; t += block) {
-    MOE_ASSIGN_OR_RETURN(const auto rows, Read(dy, t, std::min(block, end - t)));
-    for (const float v : rows) {
-      if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
-    }
-  }
-  const auto stream = MakeInlineStream();
-  MOE_RETURN_IF_ERROR(world.AllReduce<float>({&largest, 1}, ReduceOp::kMax, *stream));
-  MOE_RETURN_IF_ERROR(stream->Synchronize());
-  return largest > 0 ? std::ilogb(largest) : 0;
 }
 
 // The whole layer on one rank. T: type of activations and weights.
@@ -87,6 +69,8 @@ class RankRun {
   int64_t FirstToken(int r) const { return std::min(tokens_, FirstBlock(r) * block_tokens_); }
 
   absl::Status Build();
+  // Once over all tokens.
+  absl::Status Pass();
   // The tokens of one block, or none of them.
   absl::Status RunRound(const Round& round);
   // Sigmoid gates pass over what is not finite, and the outputs would be finite.
@@ -119,16 +103,21 @@ absl::StatusOr<BlockResult> RankRun<T>::Run() {
   MOE_RETURN_IF_ERROR(Build());
   TraceRecorder* const trace = trainer_.session().trace();
   if (trace != nullptr) trace->Switch(true);
-  MOE_RETURN_IF_ERROR(backward() ? trainer_.BeginStep() : trainer_.BeginEvaluation(blocks_));
-  context_.mesh->SetPhase({});  // of no step
-  for (int64_t r = 0; r < trainer_.rounds(); ++r) {
-    if (trace != nullptr) trace->SetCall(static_cast<int32_t>(r));
-    MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
-    MOE_RETURN_IF_ERROR(RunRound(round));
+  MOE_RETURN_IF_ERROR(Pass());
+  if (backward() && context_.numerics == Numerics::kLayoutInvariant) {
+    MOE_ASSIGN_OR_RETURN(const GradientNorm norm, trainer_.MeasureGradients());
+    const bool is_known = norm.largest > 0 && std::isfinite(norm.largest);
+    if (is_known && (norm.off_grid() || norm.grid_loss > kMostGridLoss)) {
+      // The same partials come again, and need no headroom.
+      trainer_.ForgetGradients();
+      MOE_RETURN_IF_ERROR(trainer_.EndStep());
+      trainer_.RestoreGridUnit(
+          {.log2 = GridUnitLog2(norm.largest, trainer_.reducer().max_terms(), 0)});
+      MOE_RETURN_IF_ERROR(Pass());
+    }
   }
   MOE_RETURN_IF_ERROR(GatherTokens());
   if (backward()) {
-    MOE_RETURN_IF_ERROR(trainer_.Reduce());
     MOE_RETURN_IF_ERROR(CheckGradients());
     MOE_RETURN_IF_ERROR(GatherGradients());
   }
@@ -140,6 +129,20 @@ absl::StatusOr<BlockResult> RankRun<T>::Run() {
   }
   result_.tokens = tokens_;
   return std::move(result_);
+}
+
+template <typename T>
+absl::Status RankRun<T>::Pass() {
+  result_ = {};
+  TraceRecorder* const trace = trainer_.session().trace();
+  MOE_RETURN_IF_ERROR(backward() ? trainer_.BeginStep() : trainer_.BeginEvaluation(blocks_));
+  context_.mesh->SetPhase({});  // of no step
+  for (int64_t r = 0; r < trainer_.rounds(); ++r) {
+    if (trace != nullptr) trace->SetCall(static_cast<int32_t>(r));
+    MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
+    MOE_RETURN_IF_ERROR(RunRound(round));
+  }
+  return backward() ? trainer_.Reduce() : absl::OkStatus();
 }
 
 template <typename T>
@@ -260,8 +263,8 @@ absl::Status RankRun<T>::CheckGradients() {
   MOE_ASSIGN_OR_RETURN(const GradientNorm norm, trainer_.MeasureGradients());
   if (norm.non_finite == 0) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
-      "weight gradients: ", norm.non_finite, " elements are not finite or above 2^23 / ", blocks_,
-      " times the largest |dy|, expected none: look at x and dy, or use --numerics fast"));
+      "weight gradients: ", norm.non_finite,
+      " terms are not finite, expected none: look at x and dy, or use --numerics fast"));
 }
 
 template <typename T>
@@ -359,10 +362,6 @@ absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInp
                                      std::unique_ptr<Communicator> world) {
   MOE_RETURN_IF_ERROR(CheckTraceOnAll(options.trace != nullptr, *world));
   MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(options.device, *world));
-  int largest_log2 = 0;
-  if (input.dy.file != nullptr) {
-    MOE_ASSIGN_OR_RETURN(largest_log2, LargestLog2(input.dy, *world));
-  }
   MOE_ASSIGN_OR_RETURN(
       const auto trainer,
       Trainer::Create({.session = {.device = device,
@@ -372,7 +371,7 @@ absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInp
                                    .trace_capacity = options.trace == nullptr ? 0 : kTraceEvents},
                        .dtype = options.dtype,
                        .micro_batches = BlocksOf(input.x.tensor->shape[0]),
-                       .unit_log2 = kUnitLog2 + largest_log2},
+                       .unit_log2 = ExactGrid().unit_log2},
                       std::move(world)));
   return WithStorageType(options.dtype, [&]<typename T>(T) {
     RankRun<T> run(weights, input, options.trace, *trainer);

@@ -25,31 +25,46 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What the checkpoint says of the optimiser and the loss scale beside their settings.
+// What the checkpoint says of the optimiser, the exact grid and the loss scale beside their settings.
 struct Progress {
   int64_t steps_taken = 0;
+  GridUnit::State grid_unit;
   std::optional<LossScaler::State> scaler;
 };
+
+std::optional<int64_t> Integer(const Json& object, const char* key) {
+  const auto member = object.is_object() ? object.find(key) : object.end();
+  if (member == object.end() || !member->is_number_integer()) return std::nullopt;
+  return member->get<int64_t>();
+}
+
+// Checkpoints that do not say it are of the default unit, which never changed.
+absl::StatusOr<GridUnit::State> GridUnitOf(const CheckpointReader& reader) {
+  const Json numerics = Json::parse(reader.manifest().sections.numerics, nullptr, false);
+  if (!numerics.contains("grid")) return GridUnit::State{.settled = true};
+  const Json& grid = numerics["grid"];
+  const auto log2 = Integer(grid, "unit_log2"), settled = Integer(grid, "settled");
+  if (!log2 || !settled || *log2 < -kMostGridUnitLog2 || *log2 > kMostGridUnitLog2) {
+    return absl::DataLossError(absl::StrCat(reader.path(), ": numerics.grid is incomplete"));
+  }
+  return GridUnit::State{.log2 = static_cast<int>(*log2), .settled = *settled != 0};
+}
 
 absl::StatusOr<Progress> ProgressOf(const CheckpointReader& reader) {
   const CheckpointSections& sections = reader.manifest().sections;
   const Json trainer = Json::parse(sections.trainer, nullptr, false);
-  const auto integer = [](const Json& object, const char* key) -> std::optional<int64_t> {
-    const auto member = object.is_object() ? object.find(key) : object.end();
-    if (member == object.end() || !member->is_number_integer()) return std::nullopt;
-    return member->get<int64_t>();
-  };
   Progress progress;
-  const auto taken = integer(trainer, "steps_taken");
+  const auto taken = Integer(trainer, "steps_taken");
   if (!taken.has_value() || *taken < 0 || *taken > reader.manifest().step) {
     return absl::DataLossError(
         absl::StrCat(reader.path(), ": trainer.steps_taken is no count up to the step"));
   }
   progress.steps_taken = *taken;
+  MOE_ASSIGN_OR_RETURN(progress.grid_unit, GridUnitOf(reader));
   if (!trainer.contains("loss_scale")) return progress;
   const Json& scale = trainer["loss_scale"];
-  const auto log2 = integer(scale, "scale_log2"), row = integer(scale, "taken_in_a_row"),
-             left = integer(scale, "overflows_left"), skipped = integer(scale, "skipped");
+  const auto log2 = Integer(scale, "scale_log2"), row = Integer(scale, "taken_in_a_row"),
+             left = Integer(scale, "overflows_left"), skipped = Integer(scale, "skipped");
   if (!log2 || !row || !left || !skipped || *log2 < -24 || *log2 > 32 || *row < 0 || *skipped < 0) {
     return absl::DataLossError(absl::StrCat(reader.path(), ": trainer.loss_scale is incomplete"));
   }
@@ -151,6 +166,7 @@ absl::StatusOr<ResumedRun> ResumeFrom(const std::string& path, const TrainConfig
         absl::StrCat("resumed with other settings: ", absl::StrJoin(allowed, "; ")));
   }
   return ResumedRun{.step = reader->manifest().step,
+                    .grid_unit = progress.grid_unit,
                     .run = RunOf(reader->manifest().sections),
                     .damaged_steps = {}};
 }
@@ -208,7 +224,7 @@ std::string With(const std::string& object, const Json& members) {
 
 CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::string& run,
                             ZeroStage zero, int64_t steps_taken, const LossScaler* scaler,
-                            const Context& context) {
+                            const moe::Trainer& core) {
   Json progress = Json::object();
   progress["steps_taken"] = steps_taken;
   if (scaler != nullptr) {
@@ -218,7 +234,13 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::
                               {"overflows_left", state.overflows_left},
                               {"skipped", state.skipped}};
   }
-  Mesh& mesh = *context.mesh;
+  std::string numerics = SettingsJson(settings, SettingKind::kNumerics);
+  if (core.context().numerics == Numerics::kLayoutInvariant) {
+    const GridUnit::State& grid = core.grid_unit();
+    numerics =
+        With(numerics, {{"grid", {{"unit_log2", grid.log2}, {"settled", int{grid.settled}}}}});
+  }
+  Mesh& mesh = *core.context().mesh;
   Json writer = Json::object();
   if (!run.empty()) writer["run"] = run;
   writer["ranks"] = mesh.world().size();
@@ -226,7 +248,7 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::
   writer["dp"] = mesh.expert_data_parallel_size();
   writer["zero"] = static_cast<int>(zero);
   writer["simd"] = gemm::SimdTargets().front();
-  return {.numerics = SettingsJson(settings, SettingKind::kNumerics),
+  return {.numerics = std::move(numerics),
           .model = SettingsJson(settings, SettingKind::kModel),
           .optimizer = SettingsJson(settings, SettingKind::kOptimizer),
           .trainer = With(SettingsJson(settings, SettingKind::kTrainer), progress),

@@ -18,6 +18,7 @@
 #include "moe/lm/run_settings.h"
 #include "moe/lm/trainer.h"
 #include "moe/loss_scaler.h"
+#include "moe/trainer.h"
 
 namespace moe::lm {
 
@@ -25,10 +26,11 @@ namespace moe::lm {
 // one.
 CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::string& run,
                             ZeroStage zero, int64_t steps_taken, const LossScaler* scaler,
-                            const Context& context);
+                            const moe::Trainer& core);
 
 struct ResumedRun {
-  int64_t step = 0;  // of the checkpoint; 0: there is none to go on from
+  int64_t step = 0;           // of the checkpoint; 0: there is none to go on from
+  GridUnit::State grid_unit;  // of the exact grid
   // Whose checkpoints these are (RunOf), so that it may be empty; nullopt: the run begins.
   std::optional<std::string> run;
   std::vector<int64_t> damaged_steps;  // newer ones whose data are damaged, newest first

@@ -268,6 +268,7 @@ void AddAll(TrainConfig& config, Settings& settings) {
   settings.Add("--dtype", config.dtype);
   settings.Add("--numerics", config.numerics);
   settings.Add("--tensor-leaves", config.tensor_leaves);
+  settings.Add("--grid-unit-log2", config.grid_unit_log2, std::optional<int64_t>());
   settings.Add("--grouped-gemm", config.grouped_gemm);
   settings.Add("--seq-length", config.sequence_length);
   settings.Add("--micro-batch-size", config.micro_batch_size);

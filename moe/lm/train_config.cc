@@ -45,6 +45,7 @@ absl::StatusOr<std::unique_ptr<moe::Trainer>> CreateCore(const TrainConfig& conf
        .all_reduce = config.all_reduce,
        .zero = config.zero,
        .bucket_bytes = config.bucket_bytes,
+       .unit_log2 = config.grid_unit_log2,
        .optimizer = config.optimizer},
       std::move(world));
 }

@@ -58,12 +58,12 @@ class Trainer {
   absl::Status Reduce(int64_t step);
   absl::Status Optimize(int64_t step);
   absl::Status Skipped(int64_t step);
+  void KeepGridLoss(int64_t step, TrainReport& report) const;
   absl::StatusOr<float> Validate(int64_t step);
   absl::Status Measure(double seconds, StepMetrics& metrics);
   LossScaler* scaler() { return scaler_.has_value() ? &*scaler_ : nullptr; }
-  int64_t skipped_steps() const { return scaler_.has_value() ? scaler_->skipped() : 0; }
-  // Of a step to come: steps that were skipped do not count.
-  double LearningRate(int64_t step) const { return config_.schedule.At(step - skipped_steps()); }
+  // Of the step to come: steps that were skipped do not count.
+  double LearningRate() const { return config_.schedule.At(optimizer_->steps_taken() + 1); }
   // Compares copies of weights where --verify-replicas asks for it; the end has its own comparison.
   absl::Status VerifyReplicas(int64_t step);
   // Where the run begins, and what saves it.
@@ -119,6 +119,7 @@ absl::StatusOr<int64_t> Trainer<T>::Restore(const StopSignal* stop) {
                        Resume(config_, settings_, *state_, scaler(), context_));
   run_ = resumed.run.value_or(folder_ == nullptr ? "" : folder_->run());
   MOE_RETURN_IF_ERROR(core_.ResumeAfter(resumed.step));
+  if (!config_.grid_unit_log2.has_value()) core_.RestoreGridUnit(resumed.grid_unit);
   MOE_ASSIGN_OR_RETURN(checkpointer_,
                        MakeCheckpointer(config_, resumed, folder_.get(), stop, *state_, context_));
   return resumed.step;
@@ -178,29 +179,43 @@ absl::Status Trainer<T>::Reduce(int64_t step) {
 // Moves the weights, unless gradients have overflowed: all ranks see the same sums and do the same.
 template <typename T>
 absl::Status Trainer<T>::Optimize(int64_t step) {
-  MOE_ASSIGN_OR_RETURN(gradient_norm_, core_.Step({.learning_rate = LearningRate(step),
+  MOE_ASSIGN_OR_RETURN(gradient_norm_, core_.Step({.learning_rate = LearningRate(),
                                                    .non_finite = NonFiniteGradients::kSkip}));
   if (!gradient_norm_.finite()) return Skipped(step);
   if (scaler_.has_value()) scaler_->StepTaken();
   return absl::OkStatus();
 }
 
-// An error where no loss scale can mend it.
+// An error where neither another unit of the exact grid nor a loss scale can mend it.
 template <typename T>
 absl::Status Trainer<T>::Skipped(int64_t step) {
+  const bool off_grid = gradient_norm_.off_grid();
+  if (off_grid && !config_.grid_unit_log2.has_value()) return absl::OkStatus();  // it has grown
   const absl::Status skipped =
-      scaler_.has_value() ? scaler_->StepSkipped() : absl::DataLossError("");
+      scaler_.has_value() && !off_grid ? scaler_->StepSkipped() : absl::DataLossError("");
   if (skipped.ok()) return skipped;
-  std::string why = scaler_.has_value() ? absl::StrCat(" and ", skipped.message()) : "";
-  if (!scaler_.has_value() && gradient_norm_.non_finite > 0) {
-    // The limit of an exact grid (exact_sum.h), in units of the gradient.
-    why = absl::StrCat(" (", gradient_norm_.non_finite, " elements are not finite or above ",
-                       std::ldexp(1.0, 13) / static_cast<double>(config_.micro_batches),
-                       ", a bound that --numerics fast lacks)");
+  std::string why = skipped.message().empty() ? "" : absl::StrCat(" and ", skipped.message());
+  if (off_grid) {
+    why = absl::StrCat(" (", gradient_norm_.non_finite, " partials of up to ",
+                       gradient_norm_.largest, " are off the grid of --grid-unit-log2 ",
+                       *config_.grid_unit_log2, ", which holds ",
+                       std::ldexp(1.0, 63 + static_cast<int>(*config_.grid_unit_log2)) /
+                           static_cast<double>(config_.micro_batches),
+                       ")");
   }
   return absl::DataLossError(
       absl::StrCat("step ", step, ": gradient norm is ", gradient_norm_.value, why,
                    ", expected a finite one: lower --lr or raise --lr-warmup-steps"));
+}
+
+template <typename T>
+void Trainer<T>::KeepGridLoss(int64_t step, TrainReport& report) const {
+  if (config_.numerics == Numerics::kFast) return;
+  report.grid_unit_log2 = core_.grid_unit().log2;
+  if (gradient_norm_.grid_loss <= report.grid_loss) return;
+  report.grid_loss = gradient_norm_.grid_loss;
+  report.grid_loss_tensor = gradient_norm_.grid_loss_tensor;
+  report.grid_loss_step = step;
 }
 
 template <typename T>
@@ -258,7 +273,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     }
     context_.mesh->SetPhase({.name = "step", .step = step});
     const ExchangeBytes before = model_->exchange_bytes();
-    const double rate = LearningRate(step), scale = scaler_.has_value() ? scaler_->scale() : 0;
+    const double rate = LearningRate(), scale = scaler_.has_value() ? scaler_->scale() : 0;
     MOE_RETURN_IF_ERROR(
         Timed(context_, {.name = "step"}, *context_.compute, [&] { return Step(step); }));
     if (trace_ != nullptr) trace_->Switch(false);
@@ -272,6 +287,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     metrics.grad_norm = gradient_norm_.value;
     metrics.loss_scale = scale;
     metrics.skipped = !gradient_norm_.finite();
+    metrics.grid_loss = gradient_norm_.grid_loss;
     metrics.aux_loss = totals_->MeanAuxLoss(config_.micro_batches);
     metrics.router_entropy = totals_->MeanEntropy();
     metrics.expert_load = totals_->expert_load();
@@ -310,7 +326,8 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
       MOE_RETURN_IF_ERROR(context_.clock->Reset());
     }
     report.steps = step;
-    report.skipped_steps = skipped_steps();
+    report.skipped_steps = step - optimizer_->steps_taken();
+    KeepGridLoss(step, report);
     if (world_.rank() == 0 && hooks.on_step) MOE_RETURN_IF_ERROR(hooks.on_step(metrics));
     if (trace_ != nullptr && step == std::min(config_.steps, config_.trace_last_step)) {
       context_.mesh->SetPhase({.name = "time line", .step = step});
@@ -319,7 +336,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     }
     if (checkpointer_ == nullptr) continue;
     const auto describe = [&] {
-      return Describe(settings_, run_, config_.zero, optimizer_->steps_taken(), scaler(), context_);
+      return Describe(settings_, run_, config_.zero, optimizer_->steps_taken(), scaler(), core_);
     };
     MOE_RETURN_IF_ERROR(step == config_.steps ? checkpointer_->Finish(step, describe)
                                               : checkpointer_->AfterStep(step, votes, describe));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,7 +51,8 @@ struct TrainConfig {
   DeviceKind device = DeviceKind::kCpu;
   GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // on CUDA devices
   Numerics numerics = Numerics::kLayoutInvariant;
-  int tensor_leaves = 1;  // SessionOptions
+  std::optional<int64_t> grid_unit_log2;  // TrainerOptions::unit_log2
+  int tensor_leaves = 1;                  // SessionOptions
   int64_t sequence_length = 128;
   int64_t micro_batch_size = 4;  // sequences per micro-batch
   int64_t micro_batches = 8;     // M per step, over all ranks
@@ -85,6 +87,7 @@ struct StepMetrics {
   double grad_norm = 0;     // infinite where the gradients were not finite
   double loss_scale = 0;    // of this step; 0: the dtype needs none
   bool skipped = false;     // the gradients overflowed: the weights have stayed
+  double grid_loss = 0;     // GradientNorm's
   double step_seconds = 0;  // slowest rank
   double tokens_per_second = 0;
   double drop_fraction = 0;   // of all slots of the step
@@ -112,7 +115,12 @@ struct TrainReport {
   ExchangeSeconds exchange_seconds;                             // of dispatch and combine, likewise
   std::vector<std::vector<int64_t>> expert_load;                // [MoE layer][E], all steps
   int64_t dropped_slots = 0, total_slots = 0;
-  int64_t skipped_steps = 0;  // for gradients that overflowed
+  int64_t skipped_steps = 0;  // for gradients that overflowed float16 or lay off the exact grid
+  // The largest GradientNorm::grid_loss, its tensor and its step; 0: none.
+  double grid_loss = 0;
+  std::string grid_loss_tensor;
+  int64_t grid_loss_step = 0;
+  std::optional<int> grid_unit_log2;  // of the exact grid, after the last step; not in fast
   uint64_t weights_xxh3 = 0;
   int64_t parameters_total = 0;   // over all experts, replicas counted once
   int64_t parameters_active = 0;  // used by one token

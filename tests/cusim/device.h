@@ -151,6 +151,16 @@ uint32_t __match_any_sync(uint32_t mask, T value, CUSIM_SITE) {
   return same;
 }
 
+inline int __reduce_add_sync(uint32_t mask, int value, CUSIM_SITE) {
+  const auto values = cusim::MeetInWarp({"__reduce_add_sync", mask, false, {file, line}},
+                                        {static_cast<uint64_t>(value)});
+  int sum = 0;
+  for (int i = 0; i < 32; ++i) {
+    if ((mask >> i & 1) != 0) sum += static_cast<int>(values[i][0]);
+  }
+  return sum;
+}
+
 inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value, CUSIM_SITE) {
   return cusim::Reduce({"__reduce_max_sync", mask, false, {file, line}}, value,
                        std::greater<uint64_t>());

@@ -42,9 +42,9 @@ bool SameBits(absl::Span<const T> a, absl::Span<const T> b) {
 struct ExactGradient {
   ExactGrid grid = {.unit_log2 = -40, .max_terms = 16};
   std::vector<int64_t> sum;
-  int64_t non_finite = 0;
+  GridTally tally;
 
-  GradAccumulator accumulator() { return {absl::MakeSpan(sum), grid, &non_finite}; }
+  GradAccumulator accumulator() { return {absl::MakeSpan(sum), grid, &tally}; }
 };
 
 TEST(RouterContract, MicroBatchesInOneCallOrManyGiveTheSameBits) {
@@ -93,7 +93,7 @@ TEST(RouterContract, MicroBatchesInOneCallOrManyGiveTheSameBits) {
     }
     EXPECT_EQ(weight.sum, whole_weight.sum);
     EXPECT_NE(weight.sum, std::vector<int64_t>(49, 0));
-    EXPECT_EQ(weight.non_finite, 0);
+    EXPECT_EQ(weight.tally.non_finite, 0);
     EXPECT_EQ(aux, whole->stats.aux_loss);
     EXPECT_EQ(z, whole->stats.z_loss);
     EXPECT_EQ(dropped, whole->stats.dropped_slots);

@@ -105,21 +105,21 @@ class DeviceWeightGradientTest : public ::testing::Test {
     const auto size = static_cast<size_t>(dy.cols() * x.cols());
     const auto dy_there = device.Copy(dy), x_there = device.Copy(x);
     const auto partial_there = device.Copy(std::vector<float>(size));
-    const auto non_finite = device.Copy(std::vector<int64_t>{5});
+    const auto tally = device.Copy(std::vector<GridTally>{{.non_finite = 5, .inexact = 7}});
     std::vector<Placed<int64_t>> sums;
     std::vector<GradAccumulator> grads;
     bool empty[kMostWeights];
     for (size_t g = 0; g < count; ++g) {
       empty[g] = g % 2 == 0;
       sums.emplace_back(device, std::vector<int64_t>(size, 7), offset);
-      grads.emplace_back(sums[g].span(), kGrid, non_finite.span().data(), &empty[g]);
+      grads.emplace_back(sums[g].span(), kGrid, tally.span().data(), &empty[g]);
     }
     ASSERT_OK(AddWeightGradients<T>(dy_there.view(), x_there.view(), segments, grads, workspace,
                                     device.stream(), path.options));
     EXPECT_TRUE(device.is_cpu() || workspace.used_bytes() == 0);
     const auto host = MakeInlineStream();
     const size_t each = (segments.size() - 1) / count;
-    int64_t want_non_finite = 5;
+    GridTally want_tally = {.non_finite = 5, .inexact = 7};
     for (size_t g = 0; g < count; ++g) {
       SCOPED_TRACE(g);
       std::vector<int64_t> want(size, 7);
@@ -133,13 +133,13 @@ class DeviceWeightGradientTest : public ::testing::Test {
             GradAccumulator(partial_there.span(), &first), workspace, device.stream(),
             path.options));
         ASSERT_OK(ExactAccumulate(kGrid, device.Read(partial_there), absl::MakeSpan(want), write,
-                                  &want_non_finite, *host));
+                                  &want_tally, *host));
         write = Write::kAdd;
       }
       if (write == Write::kOverwrite && !empty[g]) want.assign(size, 0);  // no rows: a zero partial
       EXPECT_EQ(sums[g].Read(), want);
     }
-    EXPECT_EQ(device.Read(non_finite).front(), want_non_finite);
+    EXPECT_EQ(device.Read(tally).front(), want_tally);
   }
 
   static constexpr size_t kMostWeights = 4;

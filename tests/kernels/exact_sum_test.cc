@@ -18,18 +18,18 @@ namespace {
 
 struct Sums {
   std::vector<int64_t> sum;
-  int64_t non_finite = 0;
+  GridTally tally;
 
   explicit Sums(size_t n) : sum(n, 0) {}
   absl::Status Add(const TestDevice& device, const ExactGrid& grid, const std::vector<float>& x,
                    Write write = Write::kAdd, ArrayOffsets at = {}) {
     const Placed<float> from(device, x, at.in);
     const Placed<int64_t> to(device, sum, at.out);
-    const auto count = device.Copy<int64_t>({non_finite});
+    const auto count = device.Copy<GridTally>({tally});
     const absl::Status status =
         ExactAccumulate(grid, from.span(), to.span(), write, count.span().data(), device.stream());
     sum = to.Read();
-    for (const int64_t counted : device.Read(count)) non_finite = counted;
+    for (const GridTally& counted : device.Read(count)) tally = counted;
     return status;
   }
 };
@@ -40,10 +40,12 @@ void ReferenceAdd(const ExactGrid& grid, const std::vector<float>& x, Sums& sums
     const long double q =
         std::nearbyint(std::ldexp(static_cast<long double>(x[i]), -grid.unit_log2));
     if (!(std::abs(q) <= static_cast<long double>(grid.limit()))) {
-      ++sums.non_finite;
+      ++sums.tally.non_finite;
     } else {
       sums.sum[i] += static_cast<int64_t>(q);
+      if (std::ldexp(q, grid.unit_log2) != x[i]) ++sums.tally.inexact;
     }
+    sums.tally.largest = std::max(sums.tally.largest, GridTally::BitsOf(std::abs(x[i])));
   }
 }
 
@@ -53,9 +55,12 @@ TEST(ExactAccumulateTest, RoundsToTheGridTiesToEven) {
     Sums sums(x.size());
     ASSERT_OK(sums.Add(device, {.unit_log2 = 0}, x));
     EXPECT_EQ(sums.sum, (std::vector<int64_t>{0, 2, 2, 0, -2, 1, 3, 0, 0}));
+    EXPECT_EQ(sums.tally.inexact, 7);  // all but 3 and 0
     ASSERT_OK(sums.Add(device, {.unit_log2 = -1, .max_terms = 2}, x));
     EXPECT_EQ(sums.sum, (std::vector<int64_t>{1, 5, 7, -1, -5, 3, 9, 0, 0}));
-    EXPECT_EQ(sums.non_finite, 0);
+    EXPECT_EQ(sums.tally.inexact, 7 + 2);  // 0.75, and what becomes 0
+    EXPECT_EQ(sums.tally.non_finite, 0);
+    EXPECT_EQ(sums.tally.largest_value(), 3);
   });
 }
 
@@ -74,7 +79,7 @@ TEST(ExactAccumulateTest, MatchesTheSpecificationForAnyMagnitudeGridLengthAndAli
       if (write == Write::kOverwrite) std::fill(expected.sum.begin(), expected.sum.end(), 0);
       ReferenceAdd(grid, x, expected);
       EXPECT_EQ(sums.sum, expected.sum);
-      EXPECT_EQ(sums.non_finite, expected.non_finite);
+      EXPECT_EQ(sums.tally, expected.tally);
     }
   };
   ForEachDevice(Simd::kAll, [&](const TestDevice& device) {
@@ -97,9 +102,11 @@ TEST(ExactAccumulateTest, NonFiniteElementsCountAndAddNothing) {
         std::vector<float> x(19, 0.5f);
         x[at] = bad;
         Sums sums(19);
-        sums.non_finite = 4;
+        sums.tally.non_finite = 4;
         ASSERT_OK(sums.Add(device, {}, x));
-        EXPECT_EQ(sums.non_finite, 5) << bad;
+        EXPECT_EQ(sums.tally.non_finite, 5) << bad;
+        EXPECT_EQ(sums.tally.inexact, 0) << bad;
+        EXPECT_EQ(sums.tally.largest_value(), std::isnan(bad) ? kInfinity : std::abs(bad));
         for (size_t i = 0; i < 19; ++i) EXPECT_EQ(sums.sum[i], i == at ? 0 : int64_t{1} << 49);
       }
     }
@@ -112,12 +119,16 @@ TEST(ExactAccumulateTest, OverwritesWhatIsThereInCacheOrPastIt) {
   x[1] = kNaN;
   x[100] = 0x1p60f;  // above the limit
   x[202] = -kInfinity;
-  const double inverse_unit = 0x1p30;
+  const double inverse_unit = 0x1p4;
   std::vector<int64_t> want(x.size(), 0);
   const auto n = static_cast<int64_t>(x.size());
-  ASSERT_EQ(
-      ExactAccumulateRange(x.data(), inverse_unit, INT64_MAX / 8, SumWrite::kAdd, want.data(), n),
-      3);
+  const auto accumulate = [&](SumWrite write, int64_t* sum, int64_t begin, int64_t end) {
+    return ExactAccumulateRange(x.data() + begin, inverse_unit, INT64_MAX / 8, write, sum,
+                                end - begin);
+  };
+  const GridTally all = accumulate(SumWrite::kAdd, want.data(), 0, n);
+  EXPECT_EQ(all.non_finite, 3);
+  EXPECT_GT(all.inexact, 0);
   for (const SumWrite write : {SumWrite::kOverwrite, SumWrite::kStreamed}) {
     for (const int64_t size : {int64_t{0}, int64_t{1}, int64_t{64}, n}) {
       for (size_t offset = 0; offset < 8; ++offset) {
@@ -125,11 +136,13 @@ TEST(ExactAccumulateTest, OverwritesWhatIsThereInCacheOrPastIt) {
         const auto memory = workspace.Array<int64_t>(n + 8).value();
         std::fill(memory.begin(), memory.end(), -7);
         const auto sum = memory.subspan(offset, size);
-        EXPECT_EQ(
-            ExactAccumulateRange(x.data(), inverse_unit, INT64_MAX / 8, write, sum.data(), size),
-            size < 2   ? 0
-            : size < n ? 1
-                       : 3);
+        // In two ranges, as threads have them.
+        GridTally tally = accumulate(write, sum.data(), 0, size / 2);
+        AddAtomically(accumulate(write, sum.data() + size / 2, size / 2, size), tally);
+        EXPECT_EQ(tally.non_finite, size < 2 ? 0 : size < n ? 1 : 3);
+        if (size == n) {
+          EXPECT_EQ(tally, all);
+        }
         EXPECT_TRUE(std::equal(sum.begin(), sum.end(), want.begin())) << size << " " << offset;
         for (const int64_t& beyond : memory.subspan(offset + size)) EXPECT_EQ(beyond, -7);
         for (const int64_t& before : memory.subspan(0, offset)) EXPECT_EQ(before, -7);
@@ -159,12 +172,12 @@ TEST(ExactAccumulateTest, MaxTermsAtTheLimitDoNotOverflow) {
       }
       EXPECT_EQ(sums.sum, std::vector<int64_t>(9, terms * q)) << terms;
       EXPECT_EQ(mixed.sum, std::vector<int64_t>(9, terms % 2 * q)) << terms;
-      EXPECT_EQ(sums.non_finite, 0);
+      EXPECT_EQ(sums.tally.non_finite, 0);
       for (const float sign : {1.0f, -1.0f}) {
         const std::vector<float> above(9, sign * std::nextafter(edge, kInfinity));
         ASSERT_OK(sums.Add(device, grid, above));
       }
-      EXPECT_EQ(sums.non_finite, 18) << terms;
+      EXPECT_EQ(sums.tally.non_finite, 18) << terms;
       EXPECT_EQ(sums.sum, std::vector<int64_t>(9, terms * q)) << terms;
     }
   });
@@ -367,11 +380,10 @@ TEST(ScaledSumTest, PartsAndOperationsSeeWhatToFloatWrites) {
   const ExactGrid grid = {.unit_log2 = -40, .max_terms = 3};
   const auto partial = RandomFloats(kSize, 8);
   std::vector<int64_t> exact(kSize);
-  int64_t non_finite = 0;
+  GridTally tally;
   const TestDevice device(Device(), 2);
   Stream& stream = device.stream();
-  ASSERT_OK(
-      ExactAccumulate(grid, partial, absl::MakeSpan(exact), Write::kAdd, &non_finite, stream));
+  ASSERT_OK(ExactAccumulate(grid, partial, absl::MakeSpan(exact), Write::kAdd, &tally, stream));
   for (const ScaledSum& sum : {ScaledSum(partial, 1.0 / 3), ScaledSum(exact, grid, 1.0 / 3)}) {
     std::vector<float> all(kSize);
     ASSERT_OK(sum.ToFloat(absl::MakeSpan(all), stream));
@@ -403,12 +415,11 @@ TEST(GradAccumulatorTest, HasTheSameBitsOnEveryDevice) {
     const auto first_float = device.Random(cols, 4);
     const auto first_exact = device.Copy(std::vector<int64_t>(cols, 3));
     bool empty[] = {true, true};
-    const auto non_finite = device.Copy<int64_t>({0});
+    const auto tally = device.Copy<GridTally>({{}});
     const GradAccumulator accumulators[] = {
-        GradAccumulator(floats.span()),
-        GradAccumulator(exact.span(), grid, non_finite.span().data()),
+        GradAccumulator(floats.span()), GradAccumulator(exact.span(), grid, tally.span().data()),
         GradAccumulator(first_float.span(), &empty[0]),
-        GradAccumulator(first_exact.span(), grid, non_finite.span().data(), &empty[1])};
+        GradAccumulator(first_exact.span(), grid, tally.span().data(), &empty[1])};
     for (const uint64_t seed : {2, 3}) {
       const auto dy = device.Random(rows * cols, seed);
       for (const GradAccumulator& accumulator : accumulators) {
@@ -420,8 +431,10 @@ TEST(GradAccumulatorTest, HasTheSameBitsOnEveryDevice) {
       EXPECT_OK(device.stream().Synchronize());  // dy goes
     }
     EXPECT_EQ(workspace.used_bytes(), 0);
+    const GridTally met = device.Read(tally).front();
     return std::tuple(device.Read(floats), device.Read(exact), device.Read(first_float),
-                      device.Read(first_exact), device.Read(non_finite));
+                      device.Read(first_exact),
+                      std::vector<int64_t>{met.non_finite, met.inexact, met.largest});
   });
 }
 
@@ -444,15 +457,15 @@ TEST(GradAccumulatorTest, AddsInTheOrderOfArrivalOrExactly) {
   EXPECT_EQ(floats, std::vector<float>(5, 1.5f));
 
   std::vector<int64_t> sum(5, 0);
-  int64_t non_finite = 0;
-  const GradAccumulator exact(absl::MakeSpan(sum), {.unit_log2 = -2, .max_terms = 4}, &non_finite);
+  GridTally tally;
+  const GradAccumulator exact(absl::MakeSpan(sum), {.unit_log2 = -2, .max_terms = 4}, &tally);
   EXPECT_TRUE(exact.exact());
   EXPECT_EQ(exact.size(), 5);
   for (const float value : {0.5f, 1.0f, kNaN}) {
     ASSERT_OK(exact.Add(Fill(value), workspace, *stream));
   }
   EXPECT_EQ(sum, std::vector<int64_t>(5, 6));
-  EXPECT_EQ(non_finite, 5);
+  EXPECT_EQ(tally.non_finite, 5);
   EXPECT_EQ(workspace.used_bytes(), 0);
   const auto fail = [](absl::Span<float>, Write) {
     return absl::InternalError("boom");
@@ -466,10 +479,10 @@ TEST(GradAccumulatorTest, TheFirstPartialOfAnEmptySumOverwritesIt) {
   Workspace workspace;
   std::vector<float> floats(3);
   std::vector<int64_t> sum(3);
-  int64_t non_finite = 0;
+  GridTally tally;
   bool empty = true;
   const GradAccumulator plain(absl::MakeSpan(floats), &empty);
-  const GradAccumulator exact(absl::MakeSpan(sum), {.unit_log2 = -2, .max_terms = 4}, &non_finite,
+  const GradAccumulator exact(absl::MakeSpan(sum), {.unit_log2 = -2, .max_terms = 4}, &tally,
                               &empty);
   for (const GradAccumulator& grad : {plain, exact}) {
     // Of any copy.
@@ -488,7 +501,7 @@ TEST(GradAccumulatorTest, TheFirstPartialOfAnEmptySumOverwritesIt) {
       }
     }
   }
-  EXPECT_EQ(non_finite, 0);
+  EXPECT_EQ(tally.non_finite, 0);
 }
 
 }  // namespace

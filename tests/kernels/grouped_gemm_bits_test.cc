@@ -48,7 +48,7 @@ struct ExactSums {
     for (int64_t i = 0; i < size; ++i) sum[i] = i - 3;
   }
   GradAccumulator Accumulator(bool* empty = nullptr) {
-    return {absl::MakeSpan(sum), kGrid, &non_finite, empty};
+    return {absl::MakeSpan(sum), kGrid, &tally, empty};
   }
   ExactSums Plus(const Matrix<float>& partial) const {
     ExactSums result = *this;
@@ -57,17 +57,15 @@ struct ExactSums {
       EXPECT_OK(
           ExactAccumulate(kGrid, {partial.view().row(r), size_t(partial.cols())},
                           absl::MakeSpan(result.sum).subspan(r * partial.cols(), partial.cols()),
-                          Write::kAdd, &result.non_finite, *stream));
+                          Write::kAdd, &result.tally, *stream));
     }
     return result;
   }
-  bool operator==(const ExactSums& other) const {
-    return sum == other.sum && non_finite == other.non_finite;
-  }
+  bool operator==(const ExactSums& other) const { return sum == other.sum && tally == other.tally; }
 
   static constexpr ExactGrid kGrid = {.unit_log2 = -56, .max_terms = 3};
   std::vector<int64_t> sum;
-  int64_t non_finite = 5;
+  GridTally tally = {.non_finite = 5, .inexact = 7};
 };
 
 template <typename T>

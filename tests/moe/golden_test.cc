@@ -198,6 +198,54 @@ TEST_P(GoldenTest, FastNumericsStayWithinTheBound) {
                        {.numerics = Numerics::kFast, .threads = 2}));
 }
 
+// Gradients far below and above the exact grid's default unit. By a power of two in dy they change
+// as it does, to the bit, up to what the grid takes: of either run 2^-24 of a tensor, and float32
+// as much again.
+TEST_P(GoldenTest, GradientsKeepTheirPrecisionAtAnyScale) {
+  const fs::path path = fs::path(::testing::TempDir()) /
+                        ("scaled_" + std::to_string(getpid()) + GetParam() + ".safetensors");
+  const auto run = [&](int x_log2, int dy_log2, const Layout& layout, Numerics numerics) {
+    std::vector<float> x = Floats(*io_, "x"), dy = Floats(*io_, "dy");
+    for (float& v : x) v = std::ldexp(v, x_log2);
+    for (float& v : dy) v = std::ldexp(v, dy_log2);
+    const auto& shape = input_.x.tensor->shape;
+    EXPECT_TRUE(
+        WriteSafetensors(path, {{{.name = "x", .shape = shape, .bytes = BytesOf<float>(x)},
+                                 {.name = "dy", .shape = shape, .bytes = BytesOf<float>(dy)}}})
+            .ok());
+    const auto io = SafetensorsFile::Open(path);
+    const auto tokens = [&](const char* name) {
+      return FindTokens(*io, name, shape[0], shape[1]).value();
+    };
+    return RunCase(*weights_, {.x = tokens("x"), .dy = tokens("dy")}, layout,
+                   {.numerics = numerics});
+  };
+  const auto expect = [&](const BlockResult& got, const BlockResult& want, int log2, double bound) {
+    for (size_t i = 0; i < want.gradients.tensors().size(); ++i) {
+      const LayerGradients::Tensor& tensor = want.gradients.tensors()[i];
+      std::vector<float> scaled = tensor.values, error = got.gradients.tensors()[i].values;
+      for (size_t j = 0; j < error.size(); ++j) {
+        scaled[j] = std::ldexp(scaled[j], log2);
+        error[j] -= scaled[j];
+      }
+      EXPECT_LE(Norm(error), bound * Norm(scaled)) << tensor.name() << " 2^" << log2;
+    }
+  };
+  constexpr Numerics kExact = Numerics::kLayoutInvariant;
+  const BlockResult one = run(0, 0, {}, kExact);
+  for (const int log2 : {-30, 30}) {
+    const BlockResult scaled = run(0, log2, {}, kExact);
+    expect(scaled, one, log2, 4 * 0x1p-24);
+    for (const Layout& layout : LayoutsHere({{2, 2}, {4, 2}})) {
+      ExpectSameBits(run(0, log2, layout, kExact), scaled);
+    }
+  }
+  for (const int log2 : {-10, -20}) {
+    expect(run(log2, 0, {}, kExact), run(log2, 0, {}, Numerics::kFast), 0, kBound);
+  }
+  fs::remove(path);
+}
+
 TEST_P(GoldenTest, BFloat16HasTheSameBitsAtEveryExpertParallelSize) {
   if (testing::LayerDevice() == DeviceKind::kCuda && GetParam() != CaseNames().front()) {
     GTEST_SKIP() << "verify_test has every gate in bfloat16 on the device";

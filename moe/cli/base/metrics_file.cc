@@ -101,6 +101,7 @@ std::string StepLine(const lm::StepMetrics& metrics) {
   line["loss_scale"] = nullptr;
   if (metrics.loss_scale > 0) line["loss_scale"] = metrics.loss_scale;
   line["skipped"] = metrics.skipped;
+  line["grid_loss"] = metrics.grid_loss;
   line["tokens_per_s"] = metrics.tokens_per_second;
   line["step_ms"] = metrics.step_seconds * 1e3;
   line["a2a_ms"] = Milliseconds(metrics, Phase::kDispatch) + Milliseconds(metrics, Phase::kCombine);
@@ -142,6 +143,12 @@ std::string FinalLine(const lm::TrainReport& report) {
   line["dropped_slots"] = report.dropped_slots;
   line["total_slots"] = report.total_slots;
   line["skipped_steps"] = report.skipped_steps;
+  line["grid_loss"] = report.grid_loss;
+  line["grid_loss_tensor"] = nullptr;
+  if (report.grid_loss > kNamedGridLoss) line["grid_loss_tensor"] = report.grid_loss_tensor;
+  line["grid_loss_step"] = report.grid_loss_step;
+  line["grid_unit_log2"] = nullptr;
+  if (report.grid_unit_log2.has_value()) line["grid_unit_log2"] = *report.grid_unit_log2;
   Json& exchanged = line["exchange_bytes"] = Json::object();
   exchanged["self"] = report.exchange_bytes.self;
   exchanged["same_node"] = report.exchange_bytes.same_node;

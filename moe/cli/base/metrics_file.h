@@ -31,7 +31,8 @@ std::string HashText(uint64_t hash);
 std::string StartLine(const Facts& provenance, const World& world, const Settings& settings);
 //   step, loss, loss_hex, val_loss, val_loss_hex (null between validation passes), lr, grad_norm
 //   (null: not finite), loss_scale (null: the dtype needs none), skipped (true: the gradients
-//   overflowed and the weights have stayed),
+//   overflowed and the weights have stayed), grid_loss (what the exact grid took of the tensor that
+//   it took most of, relative to its norm; 0 in fast numerics),
 //   tokens_per_s, step_ms, a2a_ms, expert_ms, all_reduce_ms, drop_fraction, max_vio, dead_experts,
 //   aux_loss, router_entropy, peak_bytes, expert_load [MoE layer][E]
 std::string StepLine(const lm::StepMetrics& metrics);
@@ -39,7 +40,8 @@ std::string StepLine(const lm::StepMetrics& metrics);
 //   checkpoint, null: none), checkpoint_failures, tokens, seconds (of this run), val_loss_before,
 //   val_loss_before_hex, val_loss, val_loss_hex, weights_xxh3, phase_seconds {phase},
 //   exchange_seconds {copy, gather, wait}, expert_load [MoE layer][E], dropped_slots, total_slots,
-//   skipped_steps, exchange_bytes {self, same_node, cross_node}, all_reduce_bytes, state_bytes,
+//   skipped_steps, grid_loss (the largest of a step), grid_loss_tensor (null: not above 1e-6),
+//   grid_loss_step, grid_unit_log2 (after the last step; null in fast numerics), exchange_bytes {self, same_node, cross_node}, all_reduce_bytes, state_bytes,
 //   state_bytes_formula, parameters_total, parameters_active
 std::string FinalLine(const lm::TrainReport& report);
 

@@ -136,8 +136,20 @@ void AddExpertLoad(Text& text, const TrainOptions& options, const lm::TrainRepor
       Counted(report.total_slots, "slot"), 100 * dropped,
       model.moe.router.capacity_factor.has_value() ? "" : " (no capacity limit)");
   if (report.skipped_steps > 0) {
-    Add(text, "skipped {} of {}, whose gradients overflowed float16\n",
-        WithCommas(report.skipped_steps), Counted(report.steps, "step"));
+    Add(text, "skipped {} of {}, whose gradients {}\n", WithCommas(report.skipped_steps),
+        Counted(report.steps, "step"),
+        options.train.dtype == DType::kFloat16 ? "overflowed float16" : "lay off the exact grid");
+  }
+}
+
+// What is as it should be is not said.
+void AddGrid(Text& text, const lm::TrainReport& report) {
+  if (report.grid_loss > kNamedGridLoss) {
+    Add(text, "the exact grid took up to {:.1e} of {} in step {}, relative to its norm\n",
+        report.grid_loss, report.grid_loss_tensor, report.grid_loss_step);
+  }
+  if (report.grid_unit_log2.value_or(ExactGrid().unit_log2) != ExactGrid().unit_log2) {
+    Add(text, "the exact grid's unit is 2^{}\n", *report.grid_unit_log2);
   }
 }
 
@@ -219,6 +231,7 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
   AddPhases(text, report);
   if (options.train.expert_parallel_size > 1) AddExchange(text, report);
   AddExpertLoad(text, options, report);
+  AddGrid(text, report);
   AddTraffic(text, report, options.train.zero);
   Add(text, "\nparameters    {} in all, {} used per token\n", WithCommas(report.parameters_total),
       WithCommas(report.parameters_active));

@@ -6,6 +6,7 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/train/train_options.h"
+#include "moe/grid_unit.h"
 
 namespace moe::cli {
 namespace {
@@ -113,6 +114,10 @@ void AddParallel(TrainOptions& options, Table& t) {
   t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},
         "leaves of products that are balanced trees (docs/architecture.md); part of what fixes the "
         "bits; 1 = chains; above 1 on CPUs");
+  t.Add("--grid-unit-log2 N", &train.grid_unit_log2,
+        "log2 of the unit of layout-invariant sums of gradients; part of what fixes the bits; "
+        "default: from the gradients, -50 where that does")
+      .Within(-kMostGridUnitLog2, -2, "-300 to -2");
   t.Add("--moe-overlap-degree D", &train.model.moe.overlap_degree,
         "chunks of local experts, so that exchange and computation overlap; 1 = no overlap")
       .Roles(kOfLayer);

@@ -129,6 +129,7 @@ class RankRun {
       }
       MOE_RETURN_IF_ERROR(trainer_.Reduce());
       MOE_RETURN_IF_ERROR(KeepGradients());
+      trainer_.ForgetGradients();  // the bounds have room for what the grid takes
       MOE_RETURN_IF_ERROR(trainer_.EndStep());
     }
     if (every_round) ShuffleAndAdd();

@@ -215,9 +215,9 @@ TEST(StepLineTest, HasEveryKeyInOrder) {
   for (const auto& [key, value] : line.items()) keys.push_back(key);
   EXPECT_THAT(keys,
               ElementsAre("step", "loss", "loss_hex", "val_loss", "val_loss_hex", "lr", "grad_norm",
-                          "loss_scale", "skipped", "tokens_per_s", "step_ms", "a2a_ms", "expert_ms",
-                          "all_reduce_ms", "drop_fraction", "max_vio", "dead_experts", "aux_loss",
-                          "router_entropy", "peak_bytes", "expert_load"));
+                          "loss_scale", "skipped", "grid_loss", "tokens_per_s", "step_ms", "a2a_ms",
+                          "expert_ms", "all_reduce_ms", "drop_fraction", "max_vio", "dead_experts",
+                          "aux_loss", "router_entropy", "peak_bytes", "expert_load"));
   EXPECT_EQ(line["step"], 120);
   EXPECT_EQ(line["loss"].get<float>(), 3.4215f);
   EXPECT_EQ(std::strtof(line["loss_hex"].get<std::string>().c_str(), nullptr), 3.4215f);

@@ -114,6 +114,25 @@ TEST_F(ResumeTest, TheLossScaleGoesOnToo) {
   ExpectSameEnd(TrainIn(Saving(6, Resume::kAuto), {.ranks = 3}), whole);
 }
 
+// The first gradients of such a z-loss lie off the default grid. A checkpoint of that step alone
+// says that no gradients have fitted yet.
+TEST_F(ResumeTest, TheUnitOfTheExactGridGoesOnToo) {
+  config_.model.moe.router.z_loss_coeff = 1e9f;
+  const Trace whole = TrainIn(config_);
+  ASSERT_TRUE(whole.status.ok()) << whole.status;
+  EXPECT_EQ(whole.report.skipped_steps, 1);
+  EXPECT_GT(whole.report.grid_unit_log2, -50);
+  for (const int64_t steps : {1, 3}) {
+    SCOPED_TRACE(steps);
+    fs::remove_all(folder_);
+    ASSERT_TRUE(TrainIn(Saving(steps), {.ranks = 2}).status.ok());
+    const Trace resumed = TrainIn(Saving(6, Resume::kAuto), {.ranks = 3});
+    ExpectSameEnd(resumed, whole);
+    EXPECT_EQ(resumed.report.grid_unit_log2, whole.report.grid_unit_log2);
+    EXPECT_EQ(resumed.report.skipped_steps, 1);
+  }
+}
+
 // They have no masters, and come from where they came from first: here the seed.
 TEST_F(ResumeTest, FrozenWeightsAreNoPartOfWhatIsSaved) {
   config_.dtype = DType::kBFloat16;

@@ -344,6 +344,7 @@ TEST(TrainerTest, RanksWithDifferentSettingsAreRefusedOnAllByFlagAndRanks) {
   expect("--dtype", [](TrainConfig& c) { c.dtype = DType::kBFloat16; });
   expect("--numerics", [](TrainConfig& c) { c.numerics = Numerics::kFast; });
   expect("--tensor-leaves", [](TrainConfig& c) { c.tensor_leaves = 2; });
+  expect("--grid-unit-log2", [](TrainConfig& c) { c.grid_unit_log2 = -60; });
   expect("--router", [](TrainConfig& c) { c.model.moe.router.gate = "qwen3"; });
   expect("--moe-router-topk", [](TrainConfig& c) { c.model.moe.router.top_k = 1; });
   expect("--moe-expert-capacity-factor",
@@ -415,6 +416,30 @@ TEST(TrainerTest, WeightsThatPartAreFoundAtTheNextComparison) {
     return absl::OkStatus();
   });
   EXPECT_EQ(seen, 3);  // of step 4, no more is told
+}
+
+TEST(TrainerTest, AUnitOfTheExactGridThatIsGivenStaysAndItsLossIsNamed) {
+  TrainConfig config = SmallConfig();
+  config.steps = 2;
+  const Corpus corpus = MakeCorpus();
+  const auto train = [&](int64_t unit_log2) {
+    config.grid_unit_log2 = unit_log2;
+    absl::StatusOr<TrainReport> report;
+    ::moe::testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) {
+      report = Train(config, corpus, std::move(world), {});
+      return absl::OkStatus();
+    });
+    return report;
+  };
+  const auto fine = train(-50), coarse = train(-20);
+  ASSERT_TRUE(fine.ok() && coarse.ok()) << fine.status() << coarse.status();
+  EXPECT_EQ(fine->grid_unit_log2, -50);
+  EXPECT_LE(fine->grid_loss, 1e-6);
+  EXPECT_EQ(coarse->grid_unit_log2, -20);
+  EXPECT_GT(coarse->grid_loss, 1e-6);
+  EXPECT_THAT(coarse->grid_loss_tensor, ::testing::HasSubstr("weight"));
+  EXPECT_GT(coarse->grid_loss_step, 0);
+  EXPECT_THAT(train(-90).status(), StatusIs(kDataLoss, "are off the grid of --grid-unit-log2 -90"));
 }
 
 TEST(TrainerTest, RanksWithDifferentTextsAreRefusedOnAll) {
