@@ -53,7 +53,8 @@ int64_t TensorsOf(absl::Span<const GradientSquares> gradients, ParameterGroup gr
 }
 
 // fields: [TensorsOf(gradients, group)][kTensorFields].
-void WriteFields(absl::Span<const GradientSquares> gradients, ParameterGroup group, int64_t* fields) {
+void WriteFields(absl::Span<const GradientSquares> gradients, ParameterGroup group,
+                 int64_t* fields) {
   for (const GradientSquares& each : gradients) {
     if (each.parameter->spec().group != group) continue;
     fields = std::copy_n(each.sum, kSquareSumSize, fields);

@@ -48,10 +48,10 @@ struct GradientSquares {
   GridTally tally;     // of the rank's own partials; in fast nothing
 };
 
-// Of the gradients of all ranks; GradientNorm::largest is that of the tallies. `gradients`: of every
-// trainable parameter of this rank, in an order that is the same on all ranks that hold it; memory
-// of the host. unit: of the exact grid, in which sums' elements are squared; 0: there is none.
-// Collective over the world, blocks the host.
+// Of the gradients of all ranks; GradientNorm::largest is that of the tallies. `gradients`: of
+// every trainable parameter of this rank, in an order that is the same on all ranks that hold it;
+// memory of the host. unit: of the exact grid, in which sums' elements are squared; 0: there is
+// none. Collective over the world, blocks the host.
 absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gradients, double unit,
                                            const Context& context);
 

@@ -75,8 +75,8 @@ class GradientReducer {
   // ranks, every expert and every replica once, at any ZeRO stage. It is the root of an exact sum
   // of the units' sums of squares (unit_grid.h), each from the rank that speaks for the unit, so
   // the same bits at any layout in layout-invariant numerics; squares of a unit from 2^72 on, for
-  // another unit of the grid than 2^-50 as much larger or smaller, are not finite. Collective over the world; blocks the host; on CUDA one launch. kFailedPrecondition
-  // before Finish.
+  // another unit of the grid than 2^-50 as much larger or smaller, are not finite. Collective over
+  // the world; blocks the host; on CUDA one launch. kFailedPrecondition before Finish.
   absl::StatusOr<GradientNorm> Norm(double scale) const;
 
   // The summed gradient times `scale` (1 / number of micro-batches / loss scale): a view into the

@@ -30,8 +30,8 @@ class GradAccumulator {
   // Float32: partials are added in the order they come.
   explicit GradAccumulator(absl::Span<float> sum, bool* empty = nullptr)
       : float_sum_(sum), empty_(empty) {}
-  // Exact: partials are rounded to the grid once and added as integers. What they met there is added
-  // to `tally`, which others may share.
+  // Exact: partials are rounded to the grid once and added as integers. What they met there is
+  // added to `tally`, which others may share.
   GradAccumulator(absl::Span<int64_t> sum, const ExactGrid& grid, GridTally* tally,
                   bool* empty = nullptr)
       : exact_sum_(sum), grid_(grid), tally_(tally), empty_(empty) {}

@@ -64,11 +64,11 @@ class ScaledSum {
   bool is_exact_ = false;
 };
 
-// Adds one term for each unit to its sum, sum[unit.sum][kSquareSumSize]: the sum of its elements' squares in float64,
-// row by row in blocks of 4096 elements, each summed in ascending order over 16 interleaved
-// partials folded pairwise, blocks added in ascending order. Terms are added exactly: units may be
-// dealt over calls, threads and ranks. On CUDA one launch. `units` and `sum` are in memory of the
-// stream's device. Errors: of the grid.
+// Adds one term for each unit to its sum, sum[unit.sum][kSquareSumSize]: the sum of its elements'
+// squares in float64, row by row in blocks of 4096 elements, each summed in ascending order over 16
+// interleaved partials folded pairwise, blocks added in ascending order. Terms are added exactly:
+// units may be dealt over calls, threads and ranks. On CUDA one launch. `units` and `sum` are in
+// memory of the stream's device. Errors: of the grid.
 absl::Status AddSquares(const ScaledSum& x, absl::Span<const SquaresUnit> units, int64_t* sum,
                         Stream& stream);
 

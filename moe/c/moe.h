@@ -71,8 +71,8 @@ typedef struct moe_trainer_options {
   /* A cudaStream_t of the program's, none of CUDA's default ones: layers compute in it, on its
    * device, until moe_trainer_free. A world of moe_world_nccl is of that device [the CPU] */
   void* cuda_stream;
-  /* log2 of the unit of the exact grid on which gradients add up: what moe_grid_unit_log2 said where
-   * a run goes on [from the gradients] */
+  /* log2 of the unit of the exact grid on which gradients add up: what moe_grid_unit_log2 said
+   * where a run goes on [from the gradients] */
   int grid_unit_log2;
 } moe_trainer_options;
 

@@ -62,10 +62,11 @@ struct BlockResult {
 // evaluation mode; with dy also dx and d(sum_t <dy_t, y_t>) / d(weight) for every trained weight.
 // `weights` and `input` must outlive the result, and may be shared by ranks that are threads.
 //
-// Weight gradients in layout-invariant numerics are sums on an exact grid (exact_sum.h). Where one of
-// unit 2^-50 could not hold them, or took more of a tensor than float32's rounding, the whole is run
-// again with the smallest unit that holds its largest term: about 2^-62 of that, times the blocks. A
-// tensor that lies so far below that the grid still takes 1e-6 of it is named in a warning.
+// Weight gradients in layout-invariant numerics are sums on an exact grid (exact_sum.h). Where one
+// of unit 2^-50 could not hold them, or took more of a tensor than float32's rounding, the whole is
+// run again with the smallest unit that holds its largest term: about 2^-62 of that, times the
+// blocks. A tensor that lies so far below that the grid still takes 1e-6 of it is named in a
+// warning.
 //
 // Collective over `world`, blocks. kDataLoss: a router's logit or expert bias that is not finite,
 // naming layer and expert; gradients that are not finite. Other

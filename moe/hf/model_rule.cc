@@ -140,8 +140,8 @@ class TensorList {
   std::vector<ModelTensor> tensors_;
 };
 
-// Angles by one base alone; transformers 5 has an object for it, where 4 has two keys, and takes the
-// object of 4 where both say something.
+// Angles by one base alone; transformers 5 has an object for it, where 4 has two keys, and takes
+// the object of 4 where both say something.
 void ReadPositions(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfig& model) {
   constexpr char kExpected[] = "null: unscaled rotary positions of all of a head";
   double base = keys.Real("rope_theta", rule.rope_theta);

@@ -64,8 +64,8 @@ std::vector<ModelTensor> TensorsOf(const ModelRule& rule, const lm::TransformerC
 
 // What transformers trains a model with beside its loss.
 struct ModelTraining {
-  // The coefficient of docs/routing.md whose balance loss is that of router_aux_loss_coef, of a layer
-  // alone; none: without output_router_logits there is no such loss.
+  // The coefficient of docs/routing.md whose balance loss is that of router_aux_loss_coef, of a
+  // layer alone; none: without output_router_logits there is no such loss.
   std::optional<double> aux_loss_coeff;
   double attention_dropout = 0;
   double router_jitter_noise = 0;  // of the input of router and experts

@@ -15,8 +15,8 @@ namespace {
 
 using namespace std::string_view_literals;
 
-// By chance 64 bytes of ids of 16 bits are not all printable, and of 128 ids those above a bound are
-// not all at even places: 2^-64, were both places alike.
+// By chance 64 bytes of ids of 16 bits are not all printable, and of 128 ids those above a bound
+// are not all at even places: 2^-64, were both places alike.
 constexpr int64_t kLeastSample = 64;
 
 using Sample = std::vector<absl::Span<const uint8_t>>;

@@ -18,7 +18,8 @@ namespace moe::lm {
 //     a known format does (numpy's .npy, llm.c's tokens, safetensors, a Megatron index, archives),
 //     or is 64 bytes or more of text
 //   kInvalidArgument, naming the flag: ids of `type` are halves of wider ones. Of 64 or more at
-//     even places that are above the upper half of any id below vocab_size, none at an odd place is.
+//     even places that are above the upper half of any id below vocab_size, none at an odd place
+//     is.
 absl::Status CheckPlainTokens(const std::string& path, absl::Span<const uint8_t> bytes,
                               TokenType type, int64_t vocab_size);
 

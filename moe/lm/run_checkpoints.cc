@@ -25,7 +25,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What the checkpoint says of the optimiser, the exact grid and the loss scale beside their settings.
+// What the checkpoint says of the optimiser, the exact grid and the loss scale beside their
+// settings.
 struct Progress {
   int64_t steps_taken = 0;
   GridUnit::State grid_unit;

@@ -16,7 +16,7 @@ using testing::Layout;
 // What steps of gradients 2^log2 times [1, 2) in one tensor and 2^(log2 - 16) in another come to.
 struct GridSteps {
   std::vector<GradientNorm> norms;
-  std::vector<int> units;                      // after each step
+  std::vector<int> units;                       // after each step
   std::vector<std::vector<float>> small_means;  // of the other
 };
 

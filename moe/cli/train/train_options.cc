@@ -261,7 +261,8 @@ bool Same(const Setting& setting, const std::string& given, const std::string& t
 
 // Sets the model's settings to what the folder of --init-from says, as a preset, and warns of what
 // this run does otherwise; nothing without the flag. kInvalidArgument, naming the setting, where
-// another value was given; errors of hf::HfModel::Open, whose files say whether embeddings are tied.
+// another value was given; errors of hf::HfModel::Open, whose files say whether embeddings are
+// tied.
 absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warnings) {
   if (settings.empty("init-from")) return absl::OkStatus();
   const std::string folder = settings.text("init-from");
