@@ -28,7 +28,12 @@ A Apply(A a, A b) {
 // width does not change the bits.
 template <ReduceOp kOp, typename A, typename X, typename T>
 [[gnu::always_inline]] inline void CombineLoop(A* out, const X* a, const T* b, int64_t n) {
-#pragma GCC ivdep  // out may be a or b: each element is read before it is written
+  // out may be a or b: each element is read before it is written.
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
   for (int64_t i = 0; i < n; ++i) {
     out[i] = Apply<kOp>(static_cast<A>(a[i]), static_cast<A>(b[i]));
   }

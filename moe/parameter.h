@@ -138,6 +138,8 @@ class Parameter {
   GradAccumulator grad_;
   std::function<void()> open_grad_;
 };
+template <>
+MatrixView<const float> Parameter::view<float>() const;
 
 // What layers read of some parameters, in one block: parameter i from byte first_byte[i] on, in
 // elements of element_bytes[i], and at the end the block's size.

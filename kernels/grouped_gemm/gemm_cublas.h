@@ -42,7 +42,7 @@ class Cublas {
   Cublas(void* handle, int device, Buffer workspace)
       : handle_(handle), device_(device), workspace_(std::move(workspace)) {}
 
-  void* const handle_;
+  [[maybe_unused]] void* const handle_;  // of builds with CUDA
   const int device_;
   const Buffer workspace_;
 };

@@ -74,7 +74,11 @@ std::optional<float> Node(const Leaf& leaf, int first, int last) {
 
 template <typename T, typename TOut>
 void Reference(const Problem<T, TOut>& problem) {
-  const auto& [a, b, c, a_layout, b_layout, write, tree, exact] = problem;
+  // By name: Clang before 16 captures no structured bindings.
+  const MatrixView<const T> a = problem.a, b = problem.b;
+  const MatrixView<TOut> c = problem.c;
+  const Layout a_layout = problem.a_layout, b_layout = problem.b_layout;
+  const GemmTree& tree = problem.tree;
   const auto b_at = [&](int64_t k, int64_t j) {
     if (b_layout == Layout::kPlain) return b(k, j);
     if (b_layout == Layout::kTransposed) return b(j, k);
@@ -107,7 +111,7 @@ void Reference(const Problem<T, TOut>& problem) {
     return Node<T>(leaf, 0, tree.cut.leaves);
   };
   const auto all = [&](int64_t i, int64_t j) {
-    ChainSum<T> sum(write == Write::kAdd ? std::optional(static_cast<float>(c(i, j)))
+    ChainSum<T> sum(problem.write == Write::kAdd ? std::optional(static_cast<float>(c(i, j)))
                                          : std::nullopt);
     add(i, j, 0, problem.depth(), sum);
     return sum.Result();
