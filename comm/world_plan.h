@@ -27,8 +27,8 @@ absl::string_view LinkedMpi();
 
 // What the user asked for; nullopt: not given.
 struct WorldRequest {
-  std::optional<Backend> backend;
-  std::optional<int> ranks;
+  std::optional<Backend> backend = {};
+  std::optional<int> ranks = {};
   int default_ranks = 4;                 // that are threads
   DeviceKind device = DeviceKind::kCpu;  // what ranks compute on
 };

@@ -125,21 +125,21 @@ class DispatchPlan {
 
   // --- What dispatchers move by. Rows of a chunk are [begin(c), begin(c + 1)) of their kind.
 
-  int64_t send_begin(int chunk) const { return send_begin_[chunk]; }
-  int64_t recv_begin(int chunk) const { return recv_begin_[chunk]; }
-  int64_t expert_begin(int chunk) const { return expert_begin_[chunk]; }
-  int64_t home_begin(int chunk) const { return home_begin_[chunk]; }
+  int64_t send_begin(int chunk) const { return At(send_begin_, chunk); }
+  int64_t recv_begin(int chunk) const { return At(recv_begin_, chunk); }
+  int64_t expert_begin(int chunk) const { return At(expert_begin_, chunk); }
+  int64_t home_begin(int chunk) const { return At(home_begin_, chunk); }
 
   // (device) [home rows of the chunk] slot of each, -1 = an empty place.
   absl::Span<const int32_t> home_slot(int chunk) const {
-    return Part(home_slot_, home_begin_[chunk], home_begin_[chunk + 1]);
+    return Part(home_slot_, home_begin(chunk), home_begin(chunk + 1));
   }
   absl::Span<const int32_t> home_slot() const { return home_slot_; }  // all chunks
 
   // For several ranks that read no peers: what is sent and what is received.
   // (device) [send rows of the chunk] token that each carries; -1 = an empty place.
   absl::Span<const int32_t> send_token(int chunk) const {
-    return Part(send_token_, send_begin_[chunk], send_begin_[chunk + 1]);
+    return Part(send_token_, send_begin(chunk), send_begin(chunk + 1));
   }
   // (device) [expert rows of the chunk] row among the chunk's received rows that each is a copy of.
   absl::Span<const int32_t> expert_source(int chunk) const {
@@ -170,29 +170,29 @@ class DispatchPlan {
   // (device) [home rows of the chunk] rank that computes each, and the expert row it is there (of
   // all N).
   absl::Span<const int32_t> home_peer(int chunk) const {
-    return Part(home_peer_, home_begin_[chunk], home_begin_[chunk + 1]);
+    return Part(home_peer_, home_begin(chunk), home_begin(chunk + 1));
   }
   absl::Span<const int32_t> home_source(int chunk) const {
-    return Part(home_source_, home_begin_[chunk], home_begin_[chunk + 1]);
+    return Part(home_source_, home_begin(chunk), home_begin(chunk + 1));
   }
 
   // Expert rows of local expert `expert` that are `source`'s start here; SourceBegin(expert, R) is
   // where the next expert's start.
   int64_t SourceBegin(int64_t expert, int source) const {
-    return segment_offsets_.host()[expert * segments_ + source * (segments_ / ranks_)];
+    return At(segment_offsets_.host(), expert * segments_ + source * (segments_ / ranks_));
   }
   // Home row, at rank `source`, of its first row for local expert `expert`; the others follow it.
   int64_t PeerHomeRow(int64_t expert, int source) const {
-    return peer_home_row_[expert * ranks_ + source];
+    return At(peer_home_row_, expert * ranks_ + source);
   }
 
   // Rows that `source` sends to `destination` in this chunk (known for every pair), and expert rows
   // of `destination` that are `source`'s, which is also what returns from there.
   int64_t SendRows(int chunk, int source, int destination) const {
-    return send_table_[PairAt(chunk, source, destination)];
+    return At(send_table_, PairAt(chunk, source, destination));
   }
   int64_t ExpertRows(int chunk, int source, int destination) const {
-    return expert_table_[PairAt(chunk, source, destination)];
+    return At(expert_table_, PairAt(chunk, source, destination));
   }
 
   // The largest T, return_rows() and expert_rows() of any rank: the size of peer memory.
@@ -208,15 +208,20 @@ class DispatchPlan {
                                                       Workspace& host_workspace,
                                                       Workspace& workspace, Stream& stream);
 
-  size_t PairAt(int chunk, int source, int destination) const {
-    return (static_cast<size_t>(source) * chunks_ + chunk) * ranks_ + destination;
+  int64_t PairAt(int chunk, int source, int destination) const {
+    return (int64_t{source} * chunks_ + chunk) * ranks_ + destination;
+  }
+  template <typename T>
+  static T At(absl::Span<const T> values, int64_t i) {
+    return values[static_cast<size_t>(i)];
   }
   template <typename T>
   static int64_t Size(absl::Span<T> all) {
     return static_cast<int64_t>(all.size());
   }
   static absl::Span<const int32_t> Part(absl::Span<const int32_t> all, int64_t begin, int64_t end) {
-    return all.empty() ? all : all.subspan(begin, end - begin);
+    if (all.empty()) return all;
+    return all.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
   }
 
   int chunks_ = 1, ranks_ = 1, rank_ = 0;

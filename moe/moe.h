@@ -2,6 +2,10 @@
 #ifndef MOE_MOE_MOE_H_
 #define MOE_MOE_MOE_H_
 
+#if __cplusplus < 202002L
+#error moe needs C++20: compile with -std=c++20
+#endif
+
 // IWYU pragma: begin_exports
 #include "comm/create.h"
 #include "comm/mpi/mpi_world.h"

@@ -39,7 +39,7 @@ inline constexpr int64_t kTraceEvents = int64_t{1} << 17;
 // events may be read once the streams are idle.
 class TraceRecorder {
  public:
-  explicit TraceRecorder(int64_t capacity) { events_.reserve(capacity); }
+  explicit TraceRecorder(int64_t capacity) { events_.reserve(static_cast<size_t>(capacity)); }
   TraceRecorder(const TraceRecorder&) = delete;
   TraceRecorder& operator=(const TraceRecorder&) = delete;
 
@@ -48,7 +48,9 @@ class TraceRecorder {
     lanes_.push_back({std::move(name), stream});
   }
   int lanes() const { return static_cast<int>(lanes_.size()); }
-  const std::string& lane_name(int lane) const { return lanes_[lane].name; }
+  const std::string& lane_name(int lane) const {
+    return lanes_[static_cast<size_t>(lane)].name;
+  }
   // Lane 0 for a stream that has none.
   int LaneOf(const void* stream) const;
 

@@ -37,7 +37,8 @@ struct RoutingTraceRecord {
   std::vector<int64_t> slots;
 
   absl::Span<const int64_t> of_rank(int rank, int num_experts) const {  // [E]
-    return absl::MakeConstSpan(slots).subspan(static_cast<size_t>(rank) * num_experts, num_experts);
+    const auto experts = static_cast<size_t>(num_experts);
+    return absl::MakeConstSpan(slots).subspan(static_cast<size_t>(rank) * experts, experts);
   }
 };
 

@@ -67,31 +67,35 @@ class SequenceBatch {
  public:
   SequenceBatch(int64_t sequence_length, int64_t most)
       : length_(sequence_length),
-        sequence_offsets_(most + 1),
-        tokens_(most * sequence_length),
+        sequence_offsets_(static_cast<size_t>(most) + 1),
+        tokens_(static_cast<size_t>(most * sequence_length)),
         targets_(tokens_.size()),
         row_loss_(tokens_.size()) {
-    for (int64_t i = 0; i <= most; ++i) sequence_offsets_[i] = i * length_;
+    for (size_t i = 0; i < sequence_offsets_.size(); ++i) {
+      sequence_offsets_[i] = static_cast<int64_t>(i) * length_;
+    }
   }
 
   // These sequences of `all`, or none; the first is sequence `first_sequence` of all ranks'.
   void Load(const Tokens& all, absl::Span<const int64_t> sequences, int64_t first_sequence) {
     count_ = static_cast<int64_t>(sequences.size());
     first_token_ = first_sequence * length_;
-    for (int64_t i = 0; i < count_; ++i) {
-      CopySequence(all, sequences[i], absl::MakeSpan(tokens_).subspan(i * length_, length_),
-                   absl::MakeSpan(targets_).subspan(i * length_, length_));
+    const auto length = static_cast<size_t>(length_);
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      CopySequence(all, sequences[i], absl::MakeSpan(tokens_).subspan(i * length, length),
+                   absl::MakeSpan(targets_).subspan(i * length, length));
     }
     micro_batch_offsets_[1] = size();
   }
 
   int64_t size() const { return count_ * length_; }  // tokens
-  absl::Span<const int32_t> tokens() const { return absl::MakeSpan(tokens_).first(size()); }
-  absl::Span<const int32_t> targets() const { return absl::MakeSpan(targets_).first(size()); }
-  absl::Span<float> row_loss() { return absl::MakeSpan(row_loss_).first(size()); }
+  absl::Span<const int32_t> tokens() const { return Filled(absl::MakeConstSpan(tokens_)); }
+  absl::Span<const int32_t> targets() const { return Filled(absl::MakeConstSpan(targets_)); }
+  absl::Span<float> row_loss() { return Filled(absl::MakeSpan(row_loss_)); }
   // One micro-batch; borrows.
   Batch batch(int64_t step, Mode mode) const {
-    return {.sequence_offsets = absl::MakeSpan(sequence_offsets_).first(count_ + 1),
+    const auto count = static_cast<size_t>(count_);
+    return {.sequence_offsets = absl::MakeConstSpan(sequence_offsets_).first(count + 1),
             .micro_batch_offsets = micro_batch_offsets_,
             .first_global_token = first_token_,
             .step = step,
@@ -99,6 +103,11 @@ class SequenceBatch {
   }
 
  private:
+  template <typename T>
+  absl::Span<T> Filled(absl::Span<T> all) const {
+    return all.first(static_cast<size_t>(size()));
+  }
+
   const int64_t length_;
   int64_t count_ = 0, first_token_ = 0;
   std::vector<int64_t> sequence_offsets_, micro_batch_offsets_ = {0, 0};

@@ -39,7 +39,8 @@ if(NOT names STREQUAL "moe-1")
   message(FATAL_ERROR "include/ holds '${names}', expected moe-1 alone")
 endif()
 foreach(text man/man1/moe.1 man/man1/moe-train.1 bash-completion/completions/moe
-    zsh/site-functions/_moe fish/vendor_completions.d/moe.fish)
+    zsh/site-functions/_moe fish/vendor_completions.d/moe.fish doc/moe/docs/checkpoint.md
+    doc/moe/examples/first_layer.cc)
   file(SIZE ${SCRATCH}/prefix/share/${text} bytes)
   if(bytes LESS 1000)
     message(FATAL_ERROR "share/${text} has ${bytes} bytes")
@@ -71,7 +72,9 @@ run(${run_here} ${project}/host_program ${SOURCE}/tests/golden/models/qwen3_moe 
 run_prints("gradient agrees with differences" ${run_here} ${project}/custom_gate)
 file(RENAME ${SCRATCH}/moved ${SCRATCH}/prefix)
 
-# Every header that is installed compiles alone, against the installed tree.
+# Every header that is installed compiles alone, against the installed tree, under the warnings of
+# a strict project: pkg-config and add_subdirectory make no system headers of them.
+set(strict "-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror")
 file(GLOB_RECURSE headers RELATIVE ${SCRATCH}/prefix/include/moe-1 ${SCRATCH}/prefix/include/*.h)
 list(REMOVE_ITEM headers moe/torch.h) # needs LibTorch
 set(sources "")
@@ -83,12 +86,19 @@ endforeach()
 list(JOIN sources " " sources)
 file(WRITE ${project}/CMakeLists.txt
   "cmake_minimum_required(VERSION 3.25)\nproject(headers LANGUAGES CXX)\nfind_package(moe REQUIRED)\n"
+  "set(CMAKE_NO_SYSTEM_FROM_IMPORTED ON)\nset(CMAKE_CXX_FLAGS \"${strict}\")\n"
   "add_library(headers OBJECT ${sources})\ntarget_link_libraries(headers PRIVATE moe::moe)\n")
 run(${CMAKE_COMMAND} -G Ninja -S ${project} -B ${project}/build_headers
   -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix)
 run(${CMAKE_COMMAND} --build ${project}/build_headers -- -k 0)
 list(LENGTH headers count)
 message(STATUS "${count} headers compile alone")
+find_program(CLANG clang++)
+if(CLANG)
+  list(TRANSFORM headers REPLACE "(.+)" "#include <\\1>\n" OUTPUT_VARIABLE includes)
+  file(WRITE ${project}/all_headers.cc ${includes})
+  run(sh -c "${CLANG} -std=c++20 ${strict} -fsyntax-only $(pkg-config --cflags moe) ${project}/all_headers.cc")
+endif()
 
 # A version or a component that this build is not or has not is refused, and the message names it.
 foreach(wrong "99" "COMPONENTS nothing")
