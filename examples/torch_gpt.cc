@@ -100,6 +100,7 @@ absl::Status Train(std::unique_ptr<moe::Communicator> world) {
   trainer->Adopt(*model);
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
   for (int step = 1; step <= 60; ++step) {
+    optimizer.zero_grad();
     double loss_here = 0;
     for (int64_t r = 0; r < (*trainer)->rounds(); ++r) {
       const moe::Round round = trainer->BeginRound();

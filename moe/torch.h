@@ -95,7 +95,7 @@ class Trainer {
         Check(trainer_->Gradient(*w.parameter, Values(mean)));
       }
       w.tensor.mutable_grad() =
-          mean.as_strided(w.own.sizes(), w.own.strides(), w.own.storage_offset());
+          mean.as_strided(w.own.sizes(), w.own.strides(), w.own.storage_offset()).detach();
     }
     Check(trainer_->EndStep());
     return norm.value();

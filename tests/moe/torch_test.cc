@@ -417,6 +417,7 @@ TEST(TorchTest, EitherOptimiserLowersTheLoss) {
       const Tensor x = torch::randn({16, kHidden});
       std::vector<double> losses;
       for (int step = 0; step < 10; ++step) {
+        host.zero_grad(/*set_to_none=*/step % 2 == 0);
         trainer->BeginRound();
         const auto [y, router] = layer(x);
         const Tensor loss = (y + x).square().mean();
