@@ -6,7 +6,10 @@ foreach(component ${CPACK_COMPONENTS_ALL})
   set(package ${CPACK_DEBIAN_${name}_PACKAGE_NAME})
   set(doc ${share}/doc/${package})
   string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC)
-  file(REMOVE_RECURSE ${share}/doc)
+  file(REMOVE ${share}/doc/moe/LICENSE) # copyright has it
+  if(EXISTS ${share}/doc/moe AND NOT name STREQUAL "PROGRAM")
+    file(RENAME ${share}/doc/moe ${doc})
+  endif()
   file(WRITE ${doc}/changelog "moe (${CPACK_PACKAGE_VERSION}) unstable; urgency=medium
 
   * CHANGELOG.md of the sources says what changed.

@@ -129,5 +129,13 @@ foreach(list requires libs requires_private libs_private)
 endforeach()
 configure_file(cmake/moe.pc.in ${PROJECT_BINARY_DIR}/moe.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/moe.pc DESTINATION ${pc_dir} COMPONENT dev)
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/moe
-  COMPONENT dev)
+# What help and manual pages name as docs/*.md goes where they are; examples, where the headers are.
+set(doc_dir ${CMAKE_INSTALL_DATAROOTDIR}/doc/moe)
+set(with_help dev)
+if(MOE_BUILD_PROGRAMS)
+  set(with_help program)
+endif()
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${doc_dir} COMPONENT ${with_help})
+install(DIRECTORY docs DESTINATION ${doc_dir} COMPONENT ${with_help})
+install(DIRECTORY examples DESTINATION ${doc_dir} COMPONENT dev
+  FILES_MATCHING PATTERN "*.cc" PATTERN "*.c")
