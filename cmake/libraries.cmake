@@ -1,6 +1,8 @@
 # Third-party packages. Why each: docs/architecture.md.
 find_package(Threads REQUIRED)
-find_package(absl REQUIRED)
+if(NOT TARGET absl::status) # of the project around this one
+  find_package(absl REQUIRED)
+endif()
 find_package(TBB REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(HWY REQUIRED IMPORTED_TARGET libhwy)

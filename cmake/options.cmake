@@ -14,12 +14,17 @@ cmake_dependent_option(MOE_BUILD_TESTS "Build tests and examples, with the progr
 option(MOE_INSTALL "Have install rules" ${PROJECT_IS_TOP_LEVEL})
 set(MOE_SHARED ${BUILD_SHARED_LIBS}) # moe::moe is libmoe.so
 set(BUILD_SHARED_LIBS OFF) # its layers are archives in either case (cmake/install.cmake)
-option(MOE_WARNINGS_AS_ERRORS "Treat warnings as errors" ${PROJECT_IS_TOP_LEVEL})
+option(MOE_WARNINGS_AS_ERRORS "Treat warnings as errors: for those who change moe" OFF)
 option(MOE_MERGE_SOURCES "Compile the sources of a library together, up to eight at a time" OFF)
-set(MOE_ENABLE_MPI AUTO CACHE STRING "MPI backend: AUTO, ON or OFF")
-set(MOE_ENABLE_CUDA AUTO CACHE STRING "CUDA devices, kernels compiled by nvcc: AUTO, ON or OFF; \
+# A project around this one asks for what it wants: nothing turns on because a machine has it.
+set(moe_found_or_asked OFF)
+if(PROJECT_IS_TOP_LEVEL)
+  set(moe_found_or_asked AUTO)
+endif()
+set(MOE_ENABLE_MPI ${moe_found_or_asked} CACHE STRING "MPI backend: AUTO, ON or OFF")
+set(MOE_ENABLE_CUDA ${moe_found_or_asked} CACHE STRING "CUDA devices, kernels compiled by nvcc: AUTO, ON or OFF; \
 SIMULATED: the same on a CPU, for tests")
-set(MOE_ENABLE_NCCL AUTO CACHE STRING "NCCL backend, where CUDA devices are: AUTO, ON or OFF")
+set(MOE_ENABLE_NCCL ${moe_found_or_asked} CACHE STRING "NCCL backend, where CUDA devices are: AUTO, ON or OFF")
 set(MOE_ENABLE_MPI_VALUES AUTO ON OFF)
 set(MOE_ENABLE_CUDA_VALUES AUTO ON OFF SIMULATED)
 set(MOE_ENABLE_NCCL_VALUES AUTO ON OFF)
@@ -59,10 +64,12 @@ target_include_directories(moe_flags INTERFACE
 add_library(moe_own_flags INTERFACE)
 target_compile_options(moe_own_flags INTERFACE
   -ffp-contract=off  # numerics contract: a * b + c is two roundings unless the code says fma
+  -fexceptions  # whatever the project around this one chose: they are caught where they arise
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-psabi>  # GCC's note on 64-byte alignment
   $<$<CONFIG:RelWithDebInfo>:-g1>  # file and line; SIMD sources compile in two thirds of the time
   -Wall -Wextra -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers
   $<$<NOT:$<BOOL:${MOE_MERGE_SOURCES}>>:-Wshadow>  # names of two sources may meet there
-  $<$<BOOL:${MOE_WARNINGS_AS_ERRORS}>:-Werror>)
+  $<IF:$<BOOL:${MOE_WARNINGS_AS_ERRORS}>,-Werror,-Wno-error>)
 target_link_libraries(moe_own_flags INTERFACE moe_flags)
 if(NOT CMAKE_CXX_FLAGS MATCHES "-O")
   target_compile_options(moe_own_flags INTERFACE $<$<CONFIG:>:-O2>) # no CMAKE_BUILD_TYPE

@@ -32,6 +32,13 @@ set_target_properties(moe_kernels_hopper PROPERTIES CUDA_ARCHITECTURES 90a-real)
 # What ptxas says of each kernel (registers, shared memory, spills), kept beside the objects.
 set(MOE_PTXAS_LOGS ${PROJECT_BINARY_DIR}/ptxas)
 foreach(objects moe_kernels_cuda moe_kernels_hopper)
+  # What a project around this one gives all its files is for its C++ compiler: nvcc takes -Werror's
+  # value from the next option.
+  get_target_property(around ${objects} COMPILE_OPTIONS)
+  if(around)
+    list(TRANSFORM around PREPEND -Xcompiler= REGEX "^-")
+    set_target_properties(${objects} PROPERTIES COMPILE_OPTIONS "${around}")
+  endif()
   target_include_directories(${objects} PUBLIC ${PROJECT_SOURCE_DIR})
   # Never -lcuda: with the static runtime alone a program starts where no driver is.
   target_link_libraries(${objects} PUBLIC CUDA::cudart_static)
@@ -39,10 +46,10 @@ foreach(objects moe_kernels_cuda moe_kernels_hopper)
   target_compile_options(${objects} PRIVATE
     --fmad=false  # numerics contract: a * b + c is two roundings unless the code says fma
     --diag-error=20013,20015  # a call of a function of the host: the kernel would be compiled without it
-    -Xcompiler=-ffp-contract=off,-Wall
+    -Xcompiler=-ffp-contract=off,-fexceptions,-Wall
     -Xptxas=-v
     --compress-mode=size  # a tenth of the default's: programs of one GPU hold the code of three
-    $<$<BOOL:${MOE_WARNINGS_AS_ERRORS}>:-Werror=all-warnings>)
-  set_target_properties(${objects} PROPERTIES CUDA_COMPILER_LAUNCHER
-    "${PROJECT_SOURCE_DIR}/cmake/ptxas_log.sh;${MOE_PTXAS_LOGS};${CMAKE_CXX_COMPILER_LAUNCHER}")
+    $<IF:$<BOOL:${MOE_WARNINGS_AS_ERRORS}>,-Werror=all-warnings,-Xcompiler=-Wno-error>)
+  set(launcher ${PROJECT_SOURCE_DIR}/cmake/ptxas_log.sh ${MOE_PTXAS_LOGS} ${CMAKE_CXX_COMPILER_LAUNCHER})
+  set_target_properties(${objects} PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
 endforeach()

@@ -124,9 +124,9 @@ moe_code moe_begin_evaluation(moe_trainer* trainer, int64_t micro_batches);
  * backward call, so y is other memory; in an evaluation y may be x. Collective, as moe_backward.
  * MOE_INVALID_ARGUMENT: memory that overlaps otherwise, or null with tokens. */
 moe_code moe_forward(moe_layer* layer, const void* x, int64_t tokens, void* y);
-/* dx [tokens, H] is overwritten, and overlaps no memory of x; without shared or identity experts it
- * may be dy. Gradients of weights are added. dy: of the micro-batch's loss, of which the router's is
- * a term. */
+/* dx [tokens, H] is overwritten, and overlaps no memory of x; without shared or identity experts
+ * it may be dy. Gradients of weights are added. dy: of the micro-batch's loss, of which the
+ * router's is a term. */
 moe_code moe_backward(moe_layer* layer, const void* dy, void* dx);
 /* Of the last forward call, for which it waits; NaN if that went wrong (moe_message). */
 double moe_router_loss(const moe_layer* layer);
@@ -147,8 +147,8 @@ moe_code moe_end_step(moe_trainer* trainer);
 
 /* What rounding to the exact grid took of the step's gradients, at most: of the tensor of which it
  * took most, relative to its norm. tensor: its name where that is above 1e-6, else "", until the
- * next step begins; may be null. Once moe_step, moe_clip_grad_norm or moe_end_step have measured it;
- * 0 before, and in MOE_FAST. A warning (stderr) tells of the first such step. */
+ * next step begins; may be null. Once moe_step, moe_clip_grad_norm or moe_end_step have measured
+ * it; 0 before, and in MOE_FAST. A warning (stderr) tells of the first such step. */
 double moe_grid_loss(const moe_trainer* trainer, const char** tensor);
 /* In the steps to come. */
 int moe_grid_unit_log2(const moe_trainer* trainer);

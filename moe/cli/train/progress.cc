@@ -19,7 +19,7 @@ double Percent(double part, double whole) {
 std::string BarText(double done, double total, size_t width) {
   const double share = total > 0 ? std::clamp(done / total, 0.0, 1.0) : 0;
   const auto full = static_cast<size_t>(share * static_cast<double>(width));
-  return "[" + std::string(full, '#') + std::string(width - full, '-') + "]";
+  return absl::StrCat("[", std::string(full, '#'), std::string(width - full, '-'), "]");
 }
 
 }  // namespace
