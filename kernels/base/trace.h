@@ -48,9 +48,7 @@ class TraceRecorder {
     lanes_.push_back({std::move(name), stream});
   }
   int lanes() const { return static_cast<int>(lanes_.size()); }
-  const std::string& lane_name(int lane) const {
-    return lanes_[static_cast<size_t>(lane)].name;
-  }
+  const std::string& lane_name(int lane) const { return lanes_[static_cast<size_t>(lane)].name; }
   // Lane 0 for a stream that has none.
   int LaneOf(const void* stream) const;
 

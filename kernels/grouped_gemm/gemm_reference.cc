@@ -112,7 +112,7 @@ void Reference(const Problem<T, TOut>& problem) {
   };
   const auto all = [&](int64_t i, int64_t j) {
     ChainSum<T> sum(problem.write == Write::kAdd ? std::optional(static_cast<float>(c(i, j)))
-                                         : std::nullopt);
+                                                 : std::nullopt);
     add(i, j, 0, problem.depth(), sum);
     return sum.Result();
   };
