@@ -4,8 +4,14 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <string>
+#include <utility>
 
+#include <absl/strings/str_cat.h>
+
+#include "comm/extremes.h"
 #include "kernels/adamw/adamw.h"
+#include "kernels/base/finite.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -33,6 +39,27 @@ int64_t ByteOf(const ParameterBucket& bucket, const PackedParameters& packed, in
   return packed.first_byte[i] + (element - bucket.first[i]) * packed.element_bytes[i];
 }
 
+// kDataLoss, the same on every rank, if a rank has found values: with the first one's `name`.
+absl::Status NonFiniteOverRanks(int64_t found, std::string name, Communicator& world,
+                                Stream& stream) {
+  MOE_ASSIGN_OR_RETURN(const auto ranks,
+                       ExtremesOverRanks({found > 0 ? world.rank() : world.size()}, world, stream));
+  const auto first = static_cast<int>(ranks[0].least);
+  if (first == world.size()) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&found, 1}, ReduceOp::kSum, stream));
+  auto length = std::ssize(name);
+  MOE_RETURN_IF_ERROR(world.Broadcast<int64_t>({&length, 1}, first, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  name.resize(static_cast<size_t>(length));
+  const absl::Span<uint8_t> letters(reinterpret_cast<uint8_t*>(name.data()), name.size());
+  MOE_RETURN_IF_ERROR(world.Broadcast<uint8_t>(letters, first, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  return absl::DataLossError(absl::StrCat(found,
+                                          " values of weights or their moments are not finite, "
+                                          "the first in tensor '",
+                                          name, "' of rank ", first));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOptions& options,
@@ -41,6 +68,7 @@ absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOpti
                                                              const Context& context) {
   auto optimizer = std::unique_ptr<Optimizer>(new Optimizer(options, store, reducer, context));
   optimizer->states_.resize(reducer.buckets().size());
+  MOE_ASSIGN_OR_RETURN(optimizer->count_, Buffer::Allocate(sizeof(int64_t), *context.memory));
   std::vector<size_t> packs[2];  // buckets, by group
   for (size_t b = 0; b < reducer.buckets().size(); ++b) {
     const ParameterBucket& bucket = reducer.buckets()[b];
@@ -136,6 +164,7 @@ std::vector<Optimizer::Slice> Optimizer::Slices() const {
 absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options) {
   Stream& stream = *context_.compute;
   MOE_ASSIGN_OR_RETURN(const GradientNorm norm, reducer_.Norm(options.gradient_scale));
+  non_finite_ = 0;
   if (!norm.finite() && options.non_finite == NonFiniteGradients::kSkip) return norm;
   const double most =
       options_.clip_grad > 0 ? options_.clip_grad : std::numeric_limits<double>::infinity();
@@ -147,7 +176,9 @@ absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options) {
                         .beta2 = options_.beta2,
                         .epsilon = options_.epsilon,
                         .gradient_scale = static_cast<float>(clip),
-                        .step = step_};
+                        .step = step_,
+                        .non_finite = count_.span<int64_t>().data()};
+  MOE_RETURN_IF_ERROR(stream.Zero(count_.data(), count_.bytes()));
   // What ranks share out travels as soon as it has moved; all else moves at once.
   const auto& buckets = reducer_.buckets();
   for (size_t begin = 0, end = 1; end <= buckets.size(); ++end) {
@@ -157,6 +188,7 @@ absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options) {
     begin = end;
   }
   MOE_RETURN_IF_ERROR(FinishPublishing());
+  MOE_RETURN_IF_ERROR(stream.CopyBytes(count_.data(), &non_finite_, count_.bytes()));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   return norm;
 }
@@ -181,6 +213,23 @@ absl::Status Optimizer::Move(const AdamWOptions& adamw, double gradient_scale, s
   }
   return AdamW(adamw, reducer_.Sums(gradient_scale), slices, *context_.workspace,
                *context_.compute);
+}
+
+absl::Status Optimizer::CheckFinite() const {
+  int64_t found = 0;  // by this rank, of what it speaks for
+  std::string name;   // of the first of their tensors
+  for (const Slice& slice : Slices()) {
+    const auto at = static_cast<size_t>(slice.own.begin - slice.piece.range.begin);
+    const auto size = static_cast<size_t>(slice.own.size());
+    for (const auto values : {slice.master, slice.mean, slice.mean_square}) {
+      const WorkspaceScope scope(*context_.host_workspace);
+      MOE_ASSIGN_OR_RETURN(const auto host, OnHost<float>(values.subspan(at, size), context_));
+      const int64_t here = CountNonFinite(host.data(), std::ssize(host));
+      if (found == 0 && here > 0) name = slice.piece.parameter->spec().name;
+      found += here;
+    }
+  }
+  return NonFiniteOverRanks(found, name, context_.mesh->world(), *context_.host);
 }
 
 absl::Status Optimizer::PublishMasters() {

@@ -51,10 +51,17 @@ enum class NonFiniteGradients : uint8_t {
   kSkip,    // for a dynamic loss scale: the norm says so
 };
 
+// Who ends a run whose weights a step has made not finite: they have moved by then.
+enum class NonFiniteWeights : uint8_t {
+  kRefuse,  // Trainer::Step, kDataLoss, by the counts that its ranks exchange
+  kReport,  // whoever sums Optimizer::non_finite over the ranks, later in the step
+};
+
 struct StepOptions {
   double gradient_scale = 1;  // times the reducer's sums: 1 / micro-batches / loss scale
   double learning_rate = 0;
   NonFiniteGradients non_finite = NonFiniteGradients::kRefuse;
+  NonFiniteWeights weights = NonFiniteWeights::kRefuse;
 };
 
 // Replicas take the same step from the same sums, so their weights stay equal without exchange.
@@ -72,6 +79,12 @@ class Optimizer {
   // clipping; where it is not finite, the weights have stayed. On CUDA some launches, whatever the
   // number of parameters; with ZeRO some for each bucket.
   absl::StatusOr<GradientNorm> Step(const StepOptions& options);
+  // Elements that this rank keeps whose weight or moments the last Step made, or left, not finite.
+  int64_t non_finite() const { return non_finite_; }
+  // kDataLoss unless all weights and moments are finite, with how many are not, a tensor and the
+  // rank that has it. A pass over the state. Collective over the world, blocks the host; the same
+  // status on every rank.
+  absl::Status CheckFinite() const;
 
   // What this rank keeps of a trained parameter: masters, means of the gradient and of its square
   // of elements piece.range (without ZeRO all), in memory of its device. Among the ranks that have
@@ -119,6 +132,8 @@ class Optimizer {
   GradientReducer& reducer_;
   const Context context_;
   std::vector<State> states_;  // by bucket
+  Buffer count_;               // [1] int64_t of the device: of AdamW
+  int64_t non_finite_ = 0;
   int64_t step_ = 0;
 };
 

@@ -100,7 +100,8 @@ class Trainer {
     Check(trainer_->EndStep());
     return norm.value();
   }
-  // In place of Reduce and an optimiser of the host's: moe::Trainer::Step.
+  // In place of Reduce and an optimiser of the host's: moe::Trainer::Step, whose errors it throws,
+  // kDataLoss of gradients or new weights that are not finite among them.
   GradientNorm Step(const StepOptions& options) {
     TakeGradients(true);
     return trainer_->Step(options).value();

@@ -92,7 +92,7 @@ absl::Status Trainer::Freeze() {
                                                store_, context(), session_->gradient_stream()));
   size_t outputs = 0;
   for (const auto& layer : layers_) outputs += layer->counts().size();
-  counts_.resize(outputs);
+  counts_.resize(outputs + 1);
   return absl::OkStatus();
 }
 
@@ -304,8 +304,17 @@ absl::StatusOr<GradientNorm> Trainer::Step(const StepOptions& options) {
                               norm_ = norm;
                               return absl::OkStatus();
                             }));
+  counts_weights_ = options.weights == NonFiniteWeights::kRefuse;
   MOE_RETURN_IF_ERROR(EndStep());
   return norm;
+}
+
+absl::Status Trainer::CheckWeights() const {
+  const absl::Status found = optimizer_->CheckFinite();
+  if (!absl::IsDataLoss(found)) return found;
+  return absl::DataLossError(absl::StrCat("Trainer: step ", step_, ": ", found.message(),
+                                          ", expected finite ones: look at the learning rate and "
+                                          "at OptimizerOptions::epsilon"));
 }
 
 absl::Status Trainer::EndStep() {
@@ -349,7 +358,9 @@ absl::Status Trainer::FollowGradients() {
 
 // Counts of all ranks are integers, so the same everywhere.
 absl::Status Trainer::EndLayers() {
-  if (layers_.empty()) return absl::OkStatus();
+  const bool weights = std::exchange(counts_weights_, false);
+  if (layers_.empty() && !weights) return absl::OkStatus();
+  counts_.back() = weights ? optimizer_->non_finite() : 0;
   auto at = counts_.begin();
   for (const auto& layer : layers_) {
     const auto mine = layer->counts();
@@ -367,7 +378,7 @@ absl::Status Trainer::EndLayers() {
     from += static_cast<std::ptrdiff_t>(all.size());
     MOE_RETURN_IF_ERROR(layer->EndStep());
   }
-  return absl::OkStatus();
+  return counts_.back() > 0 ? CheckWeights() : absl::OkStatus();
 }
 
 template absl::StatusOr<TrainedLayer<float>*> Trainer::AddMoeLayer(const std::string&,

@@ -233,6 +233,8 @@ class Trainer {
   // learn from the counts of all ranks. options.gradient_scale multiplies the mean. Collective.
   // kDataLoss for gradients that are not finite, unless options say kSkip. Where the exact grid
   // alone could not hold them, its unit is larger in the next step.
+  // Also, on every rank, for weights or moments that are not finite when they have moved
+  // (Optimizer::CheckFinite): to go on is then of no use, nor to save.
   absl::StatusOr<GradientNorm> Step(const StepOptions& options);
   // Ends an evaluation, or a step whose weights something else moves, or nothing: after Reduce, or
   // with gradients that no rank marked ready and that are forgotten. Part of Step. Collective. What
@@ -283,6 +285,7 @@ class Trainer {
   void EndRound();
   absl::Status EndLayers();
   absl::Status FollowGradients();
+  absl::Status CheckWeights() const;
   template <typename T>
   friend class TrainedLayer;  // MarkReady of a Backward of no round
 
@@ -296,7 +299,9 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<std::unique_ptr<TrainedLayerBase>> layers_;
   std::vector<const Parameter*> own_;  // of AddParameter, trained
-  std::vector<int64_t> counts_;        // of all layers
+  // Of all layers, then of elements that the optimiser left not finite.
+  std::vector<int64_t> counts_;
+  bool counts_weights_ = false;  // of this step
   GridUnit grid_unit_;
   std::optional<GradientNorm> norm_;  // of this step, once it is measured
   bool grid_loss_is_said_ = false;

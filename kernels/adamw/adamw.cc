@@ -1,6 +1,7 @@
 #include "kernels/adamw/adamw.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "kernels/adamw/adamw_op.h"
@@ -42,15 +43,20 @@ HWY_INLINE State Update(const adamw::Step& s, float weight_decay, FloatLanes gra
 
 // The elements of `s`, whose gradients are at `gradient`: in the order of operations of AdamW's
 // header, with no fused multiply-add, so that the bits are the same on every SIMD target. By value,
-// so that no store can change what it reads next.
-void Compute(adamw::Step step, const float* gradient, AdamWSlice s) {
+// so that no store can change what it reads next. Returns whether all that it made is finite: 0
+// times a value that is not is NaN. An m that is not finite makes its weight so.
+bool Compute(adamw::Step step, const float* gradient, AdamWSlice s) {
+  FloatLanes check = Constant(0);
   ForLanes(s.size, [&](int64_t i, auto lanes) MOE_LANES {
     const State x = Update(step, s.weight_decay, lanes.Load(gradient + i),
                            {lanes.Load(s.weight + i), lanes.Load(s.m + i), lanes.Load(s.v + i)});
     lanes.Store(x.weight, s.weight + i);
     lanes.Store(x.m, s.m + i);
     lanes.Store(x.v, s.v + i);
+    check = hn::MulAdd(lanes.ZeroBeyond(x.weight), Constant(0), check);
+    check = hn::MulAdd(lanes.ZeroBeyond(x.v), Constant(0), check);
   });
+  return FoldLanes(FloatTag(), check) == 0;
 }
 
 }  // namespace
@@ -76,6 +82,15 @@ adamw::Step StepOf(const AdamWOptions& o) {
           .correction2 = static_cast<float>(1.0 - std::pow(static_cast<double>(o.beta2), step)),
           .epsilon = o.epsilon,
           .learning_rate = o.learning_rate};
+}
+
+void AddNonFinite(const AdamWSlice& s, int64_t* non_finite) {
+  if (non_finite == nullptr) return;
+  int64_t count = 0;
+  for (int64_t i = 0; i < s.size; ++i) {
+    count += std::isfinite(s.weight[i]) && std::isfinite(s.v[i]) ? 0 : 1;
+  }
+  std::atomic_ref<int64_t>(*non_finite).fetch_add(count, std::memory_order_relaxed);
 }
 
 absl::Status CheckSlices(absl::Span<const AdamWSlice> slices, int64_t gradients) {
@@ -114,27 +129,27 @@ absl::Status AdamW(const AdamWOptions& options, const ScaledSum& gradients,
                                          .slices = table.data(),
                                          .count = std::ssize(table),
                                          .first = slices.front().first,
-                                         .end = slices.back().first + slices.back().size},
+                                         .end = slices.back().first + slices.back().size,
+                                         .non_finite = options.non_finite},
             cuda);
       });
     });
   }
   ThreadPool& threads = stream.threads();
-  return stream.Enqueue([=, &threads] {
+  return stream.Enqueue([=, &threads, non_finite = options.non_finite] {
     for (const AdamWSlice& slice : slices) {
       threads.For(slice.size, kGrain, [&](int64_t begin, int64_t end) {
         float values[kBlock];
         for (int64_t i = begin; i < end; i += kBlock) {
           const int64_t count = std::min(kBlock, end - i);
           gradients.Read(slice.first + i, count, values);
-          MOE_SIMD(Compute)
-          (step, values,
-           {.first = 0,
-            .size = count,
-            .weight = slice.weight + i,
-            .m = slice.m + i,
-            .v = slice.v + i,
-            .weight_decay = slice.weight_decay});
+          const AdamWSlice part = {.first = 0,
+                                   .size = count,
+                                   .weight = slice.weight + i,
+                                   .m = slice.m + i,
+                                   .v = slice.v + i,
+                                   .weight_decay = slice.weight_decay};
+          if (!MOE_SIMD(Compute)(step, values, part)) AddNonFinite(part, non_finite);
         }
       });
     }

@@ -21,6 +21,9 @@ struct AdamWOptions {
   float epsilon = 1e-8f;
   float gradient_scale = 1.0f;  // multiplies every gradient first (clipping)
   int64_t step = 1;             // counts from 1, for bias correction
+  // += the elements whose new w, m or v is not finite; in memory of the stream's device. nullptr:
+  // nobody asks.
+  int64_t* non_finite = nullptr;
 };
 
 // g = gradient_scale * gradient

@@ -1,5 +1,7 @@
 #include <math.h>
 
+#include <cuda/atomic>
+
 #include "kernels/adamw/adamw_op.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
@@ -29,6 +31,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) AdamWKernel(AdamW<Vie
     float* const weights = s.weight + begin;
     float* const ms = s.m + begin;
     float* const vs = s.v + begin;
+    int64_t non_finite = 0;
     ForColumns<float>(n, VectorColumns<float>(n, sum, weights, ms, vs),
                       static_cast<int>(threadIdx.x), kRowThreads, [&](int64_t i, auto width) {
                         constexpr int kWidth = decltype(width)::value;
@@ -39,11 +42,16 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) AdamWKernel(AdamW<Vie
                         for (int j = 0; j < kWidth; ++j) {
                           Update(a.step, s.weight_decay, a.gradients.Scaled(gradient.at[j]),
                                  weight.at[j], m.at[j], v.at[j]);
+                          // An m that is not finite makes its weight so.
+                          if (!isfinite(weight.at[j]) || !isfinite(v.at[j])) ++non_finite;
                         }
                         Store(weight, weights + i);
                         Store(m, ms + i);
                         Store(v, vs + i);
                       });
+    if (non_finite == 0 || a.non_finite == nullptr) return;
+    ::cuda::atomic_ref<int64_t, ::cuda::thread_scope_device>(*a.non_finite)
+        .fetch_add(non_finite, ::cuda::memory_order_relaxed);
   });
 }
 

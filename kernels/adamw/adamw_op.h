@@ -31,6 +31,7 @@ struct AdamW {
   const AdamWSlice* slices;  // [count], of elements [first, end) of the gradients
   int64_t count;
   int64_t first, end;
+  int64_t* non_finite;  // may be null
 };
 
 // Memory of the device. Enqueues on `stream` and returns; the error of the launch alone. The bits

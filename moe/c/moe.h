@@ -132,7 +132,7 @@ moe_code moe_backward(moe_layer* layer, const void* dy, void* dx);
 double moe_router_loss(const moe_layer* layer);
 /* AdamW with the mean gradient of the micro-batches. gradient_norm: before clipping; may be null.
  * MOE_DATA_LOSS: gradients, or on a CUDA device a router's logit, that are not finite; no weight
- * has moved. */
+ * has moved. Also weights that have moved and are not finite: the trainer is of no more use. */
 moe_code moe_step(moe_trainer* trainer, double learning_rate, double* gradient_norm);
 
 /* With an optimiser of the program's own in place of moe_step: moe_reduce, moe_clip_grad_norm or

@@ -257,6 +257,8 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
       };
   absl::Status removed;  // what stays goes at the next start
   MOE_RETURN_IF_ERROR(Together(remove, world, stream, removed));
+  // Values that are not finite are no matter of files.
+  if (absl::IsOutOfRange(result)) return absl::DataLossError(result.message());
   return WithFileFault(std::move(result), FileFault::kWrite);
 }
 

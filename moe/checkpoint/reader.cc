@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/caught.h"
+#include "kernels/base/finite.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/step_folders.h"
@@ -203,6 +204,18 @@ absl::Status CheckpointReader::ReadUnchecked(absl::string_view tensor, absl::str
   return Read(tensor, state, box, out, /*check=*/false);
 }
 
+absl::Status CheckpointReader::CheckFinite(size_t index) {
+  MOE_ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, CheckedBox(index));
+  const ManifestBox& box = manifest_.boxes[index];
+  const ManifestTensor& tensor = manifest_.tensors[box.tensor];
+  if (tensor.type != SafetensorsType::kF32) return absl::OkStatus();
+  const int64_t bad = CountNonFinite(bytes.data(), std::ssize(bytes) / int64_t{sizeof(float)});
+  if (bad == 0) return absl::OkStatus();
+  return Damaged(path_, absl::StrCat(manifest_.files[box.file].name, ": box '", tensor.name, "' ",
+                                     tensor.states[box.state], " ", BoxText(box.box), " has ", bad,
+                                     " values that are not finite, expected none"));
+}
+
 absl::Status CheckpointReader::Verify(int threads) {
   const auto boxes = static_cast<int64_t>(manifest_.boxes.size());
   std::mutex mu;
@@ -210,7 +223,7 @@ absl::Status CheckpointReader::Verify(int threads) {
   absl::Status first_status;  // guarded by mu
   ThreadPool(threads).For(boxes, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const absl::Status status = CheckedBox(i).status();
+      const absl::Status status = CheckFinite(i);
       const std::lock_guard lock(mu);
       if (status.ok() || i >= first) continue;
       first = i;

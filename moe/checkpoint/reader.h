@@ -56,7 +56,7 @@ class CheckpointReader {
                              const TensorBox& box, MatrixView<float> out);
 
   // Hashes every box on `threads` >= 1 threads. kDataLoss names the first box, in the manifest's
-  // order, that is damaged.
+  // order, that is damaged or has float32 values that are not finite.
   absl::Status Verify(int threads);
   // Hashes all of each state on `threads` >= 1 threads: kDataLoss names one that has another hash
   // than StateHash. `tensors`: those of the model, whose axes no manifest has (unit_grid.h). OK
@@ -74,6 +74,7 @@ class CheckpointReader {
   // The bytes of a stored box; CheckedBox: whose hash is right. Thread-safe.
   absl::StatusOr<absl::Span<const uint8_t>> BoxBytes(const ManifestBox& box);
   absl::StatusOr<absl::Span<const uint8_t>> CheckedBox(size_t box);
+  absl::Status CheckFinite(size_t box);
   template <typename T>
   absl::Status Read(absl::string_view tensor, absl::string_view state, const TensorBox& box,
                     MatrixView<T> out, bool check = true);

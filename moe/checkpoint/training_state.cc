@@ -10,6 +10,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "comm/agreed_status.h"
+#include "kernels/base/finite.h"
 #include "kernels/base/status_macros.h"
 #include "moe/parameter_hash.h"
 #include "moe/unit_grid.h"
@@ -224,6 +225,11 @@ absl::Status TrainingState::Read(CheckpointReader& reader, const Held& held, Has
         hash += HashUnits(tensor, row, rows);
       } else {
         MOE_RETURN_IF_ERROR(reader.ReadBox(tensor.name, state, box, rows));
+      }
+      if (const int64_t bad = CountNonFinite(rows.data(), size); bad > 0) {
+        return absl::DataLossError(absl::StrCat(reader.path(), ": '", tensor.name, "' ", state,
+                                                " has ", bad,
+                                                " values that are not finite, expected none"));
       }
       if (!OnCuda(context_)) continue;
       MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(host_.data(), to,

@@ -48,10 +48,10 @@ class TrainingState {
   absl::StatusOr<uint64_t> HashWeights();
 
   // Reads all that this rank holds, and sets the steps taken. kInvalidArgument, naming the tensor:
-  // the checkpoint has other tensors or shapes; kDataLoss: it is damaged, or what all ranks read
-  // has another hash than what was written. After an error the state is that of no run until a
-  // Restore, which overwrites all of it, succeeds. Collective, blocks the host; the same status on
-  // every rank, but for errors of the communicator.
+  // the checkpoint has other tensors or shapes; kDataLoss: it is damaged, has values that are not
+  // finite, or what all ranks read has another hash than what was written. After an error the state
+  // is that of no run until a Restore, which overwrites all of it, succeeds. Collective, blocks the
+  // host; the same status on every rank, but for errors of the communicator.
   absl::Status Restore(CheckpointReader& reader, int64_t steps_taken);
 
  private:

@@ -14,6 +14,7 @@
 #include "comm/wait_report.h"
 #include "kernels/base/buffer.h"
 #include "kernels/base/caught.h"
+#include "kernels/base/finite.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/manifest_format.h"
@@ -317,6 +318,11 @@ absl::Status CheckpointWriter::Job::WriteShards(FileSystem& files) {
     StateHashes hashes;
     for (const Job::Rows& rows : hashed) {
       const auto* const data = reinterpret_cast<const float*>(copy.data() + rows.offset);
+      if (const int64_t bad = CountNonFinite(data, rows.box.rows() * rows.box.cols()); bad > 0) {
+        return absl::OutOfRangeError(absl::StrCat("CheckpointWriter: '", rows.tensor.name, "' ",
+                                                  rows.state, " has ", bad,
+                                                  " values that are not finite, expected none"));
+      }
       hashes[rows.state] +=
           HashUnits(rows.tensor, rows.box.row_begin, {data, rows.box.rows(), rows.box.cols()});
     }

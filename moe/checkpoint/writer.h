@@ -42,7 +42,8 @@ struct CheckpointOptions {
   std::string run;
   std::shared_ptr<RunLock> lock;
   // The manifest's section `hash` has the hash of each float32 state. Parts of these are then whole
-  // row groups (unit_grid.h): all columns, cut where UnitGrid::FirstRowOfGroup cuts.
+  // row groups (unit_grid.h): all columns, cut where UnitGrid::FirstRowOfGroup cuts. A state that
+  // is not finite is not published: kDataLoss without a FileFault.
   bool hash_states = false;
   int64_t max_box_bytes = int64_t{64} << 20;
   int64_t max_shard_bytes = int64_t{4} << 30;   // of data

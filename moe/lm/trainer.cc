@@ -59,6 +59,7 @@ class Trainer {
   absl::Status Optimize(int64_t step);
   absl::Status Skipped(int64_t step);
   void KeepGridLoss(int64_t step, TrainReport& report) const;
+  absl::Status CheckWeights(int64_t step) const;
   absl::StatusOr<float> Validate(int64_t step);
   absl::Status Measure(double seconds, StepMetrics& metrics);
   LossScaler* scaler() { return scaler_.has_value() ? &*scaler_ : nullptr; }
@@ -180,7 +181,8 @@ absl::Status Trainer<T>::Reduce(int64_t step) {
 template <typename T>
 absl::Status Trainer<T>::Optimize(int64_t step) {
   MOE_ASSIGN_OR_RETURN(gradient_norm_, core_.Step({.learning_rate = LearningRate(),
-                                                   .non_finite = NonFiniteGradients::kSkip}));
+                                                   .non_finite = NonFiniteGradients::kSkip,
+                                                   .weights = NonFiniteWeights::kReport}));
   if (!gradient_norm_.finite()) return Skipped(step);
   if (scaler_.has_value()) scaler_->StepTaken();
   return absl::OkStatus();
@@ -225,7 +227,17 @@ absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
                      core_, *model_, batch_, *totals_);
 }
 
+template <typename T>
+absl::Status Trainer<T>::CheckWeights(int64_t step) const {
+  const absl::Status found = optimizer_->CheckFinite();
+  if (!absl::IsDataLoss(found)) return found;
+  return absl::DataLossError(absl::StrCat("step ", step, ": ", found.message(),
+                                          ", expected finite ones: lower --lr, or raise "
+                                          "--lr-warmup-steps or --adam-eps"));
+}
+
 // Adds to `metrics` what differs between ranks: the slowest rank's time, mean phases, most memory.
+// The step's last integers, so that no checkpoint begins of weights that are not finite.
 template <typename T>
 absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());  // the clock's last tasks
@@ -234,17 +246,19 @@ absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
   MOE_ASSIGN_OR_RETURN(
       const ExchangeSeconds exchanges,
       context_.clock->SplitExchanges(context_.mesh->expert_parallel(), *context_.host));
-  double sum[kPhases + 3] = {};
+  double sum[kPhases + 4] = {};
   for (int p = 0; p < kPhases; ++p) sum[p] = context_.clock->seconds(static_cast<Phase>(p));
   sum[kPhases] = exchanges.copy;
   sum[kPhases + 1] = exchanges.gather;
   sum[kPhases + 2] = exchanges.wait;
+  sum[kPhases + 3] = static_cast<double>(optimizer_->non_finite());
   MOE_RETURN_IF_ERROR(context_.clock->Reset());
   MOE_RETURN_IF_ERROR(
       world_.AllReduce<double>(absl::MakeSpan(most), ReduceOp::kMax, *context_.host));
   MOE_RETURN_IF_ERROR(
       world_.AllReduce<double>(absl::MakeSpan(sum), ReduceOp::kSum, *context_.host));
   MOE_RETURN_IF_ERROR(context_.host->Synchronize());
+  if (sum[kPhases + 3] > 0) return CheckWeights(metrics.step);
   metrics.step_seconds = most[0];
   metrics.peak_bytes = static_cast<int64_t>(most[1]);
   for (double& each : sum) each /= world_.size();

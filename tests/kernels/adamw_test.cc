@@ -132,6 +132,37 @@ TEST(AdamWTest, ANaNShowsInItsOwnElementAlone) {
   });
 }
 
+// Elements of vectors and of the tail, in every thread block: a weight or v that leaves float32, and
+// 0 / 0 of an epsilon of 0. Zeros behind the last element are none.
+TEST(AdamWTest, CountsElementsThatAreNotFinite) {
+  const auto count_of = [](const TestDevice& device, State& s, AdamWOptions options) {
+    const auto count = device.Copy(std::vector<int64_t>{5});
+    options.non_finite = count.span().data();
+    EXPECT_TRUE(s.Step(options, device).ok());
+    return device.Read(count)[0] - 5;
+  };
+  ForEachDevice(Simd::kAll, [&](const TestDevice& device) {
+    for (const int64_t n : {1, 7, 17, 333, 50001}) {
+      SCOPED_TRACE(n);
+      State s(n);
+      EXPECT_EQ(count_of(device, s, {}), 0);
+      s = State(n);
+      s.weight.at(0, n - 1) = -std::numeric_limits<float>::max();
+      s.gradient.at(0, n - 1) = 1;
+      s.m.at(0, n - 1) = s.v.at(0, n - 1) = 0;  // so that it moves by -lr
+      s.v.at(0, n / 2) = kInfinity;             // the weight stays finite
+      EXPECT_EQ(count_of(device, s, {.learning_rate = 1e33f}), n == 1 ? 1 : 2);
+      s = State(n);
+      s.m.at(0, 0) = kInfinity;
+      EXPECT_EQ(count_of(device, s, {.learning_rate = 0}), 1);
+      s = State(n);
+      for (Floats* const values : {&s.gradient, &s.m, &s.v}) *values = Floats(1, n);
+      s.gradient.at(0, 0) = 1;
+      EXPECT_EQ(count_of(device, s, {.epsilon = 0}), n - 1);
+    }
+  });
+}
+
 // Slices of every length, next to each other and apart, some empty, some of several thread blocks,
 // of sums of both types; what lies between them stays.
 TEST(AdamWTest, ManySlicesHaveTheBitsOfOneAfterTheOther) {

@@ -112,6 +112,24 @@ static void TrainsWithAnOptimiserOfItsOwn(void) {
   for (int64_t p = 0; p < parameters; ++p) free(memory[p]);
 }
 
+/* Infinity times what AdamW moves: known when the step has moved the weights. */
+static void TellsOfWeightsThatAreNotFinite(void) {
+  moe_trainer* trainer = NULL;
+  moe_layer* layer = NULL;
+  const moe_trainer_options options = {.seed = 1};
+  CHECK_OK(moe_trainer_create(&options, NULL, &trainer));
+  CHECK_OK(moe_layer_create(trainer, "mlp.", &kLayer, &layer));
+  float x[kElements], y[kElements], dy[kElements], dx[kElements];
+  Fill(x);
+  CHECK_OK(moe_begin_round(trainer, NULL));
+  CHECK_OK(moe_forward(layer, x, kTokens, y));
+  Loss(x, y, dy);
+  CHECK_OK(moe_backward(layer, dy, dx));
+  CHECK_REFUSED(moe_step(trainer, INFINITY, NULL), MOE_DATA_LOSS,
+                "not finite, the first in tensor");
+  moe_trainer_free(trainer);
+}
+
 static void SaysWhatItRefuses(void) {
   moe_trainer* trainer = NULL;
   moe_layer* layer = NULL;
@@ -340,6 +358,7 @@ static void TrainsOverTheProgramsMpi(void) {
 int main(int argc, char** argv) {
   if (argc > 1) {
     TrainsWithAnOptimiserOfItsOwn();
+    TellsOfWeightsThatAreNotFinite();
     SaysWhatItRefuses();
     RunsALoadedLayerIn16Bits(argv[1]);
     ReadsWhatIsRefreshed();

@@ -142,6 +142,25 @@ TEST(LayerTrainerTest, TheGradientNormHasTheSameBitsAtAnyLayoutAndZeroStage) {
   }
 }
 
+// 0 / 0 of experts without tokens, with an epsilon of 0: each is of some ranks alone.
+TEST(LayerTrainerTest, WeightsThatAStepMakesNotFiniteEndItOnEveryRank) {
+  for (const ZeroStage zero : {ZeroStage::kNone, ZeroStage::kOptimizer, ZeroStage::kGradients}) {
+    LayerSetup setup = {.layout = {.ranks = 4, .expert_parallel = 2},
+                        .options = {.micro_batches = 4, .zero = zero}};
+    setup.options.optimizer.epsilon = 0;
+    setup.layer.router.gate = "mixtral";
+    setup.layer.router.num_experts = 64;  // 4 * 6 tokens leave some without any
+    RunLayers(setup, [&](Trainer& trainer, Layer& layer) -> absl::Status {
+      MOE_RETURN_IF_ERROR(RunRound(trainer, layer));
+      EXPECT_THAT(trainer.Step({.learning_rate = 0.01}),
+                  StatusIs(kDataLoss,
+                           "values of weights or their moments are not finite, the "
+                           "first in tensor 'mlp."));
+      return absl::OkStatus();
+    });
+  }
+}
+
 TEST(LayerTrainerTest, MisuseIsRefusedAndSaysWhatWasExpected) {
   RunLayers({.options = {.micro_batches = 1}}, [&](Trainer& trainer, Layer& layer) -> absl::Status {
     EXPECT_THAT(trainer.Step({}), StatusIs(kFailedPrecondition, "0 of 1 rounds have begun"));

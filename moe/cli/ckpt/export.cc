@@ -8,6 +8,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/finite.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/ckpt/pieces.h"
 #include "moe/hf/model_rule.h"
@@ -75,6 +76,10 @@ absl::Status AppendTensor(CheckpointReader& reader, const ManifestTensor& tensor
         tensor.name, "master", box, MatrixView<float>(master.data(), box.rows(), box.cols()));
     if (absl::IsDataLoss(read)) return Damaged(reader, read.message());
     MOE_RETURN_IF_ERROR(read);
+    if (const int64_t bad = CountNonFinite(master.data(), std::ssize(master)); bad > 0) {
+      return Damaged(reader, absl::StrCat("'", tensor.name, "' has ", bad,
+                                          " values that are not finite, expected none"));
+    }
     MOE_RETURN_IF_ERROR(AppendRounded(tensor.name, master, type, stream));
   }
   return absl::OkStatus();

@@ -1,5 +1,6 @@
 // The flags of `moe train` and its help.
 #include <cmath>
+#include <limits>
 
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
@@ -163,7 +164,8 @@ void AddOptimizer(lm::TrainConfig& train, Table& t) {
   t.Add("--adam-beta2 X", &train.optimizer.beta2, "decay of the mean squared gradient")
       .Within(0, below_one, "0 <= beta < 1");
   t.Add("--adam-eps X", &train.optimizer.epsilon, "added to the root of the mean squared gradient")
-      .Least(0);
+      .Within(std::numeric_limits<float>::min(), std::numeric_limits<float>::max(),
+              "at least 1.2e-38: 0 / 0 of a gradient of 0 is NaN");
   LossScaleOptions& scale = train.loss_scale;
   t.Add("--loss-scale X", &scale.constant,
         "with --dtype f16: constant factor of the loss, a power of two; 0 = dynamic, by what "

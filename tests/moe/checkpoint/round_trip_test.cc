@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +18,7 @@
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/writer.h"
+#include "moe/io/file.h"
 #include "moe/io/safetensors.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/checkpoint/checkpoint_harness.h"
@@ -226,6 +228,34 @@ TEST_F(CheckpointTest, EveryBitThatFlipsInAShardIsFound) {
   }
   EXPECT_GT(found_at_open, 100);  // those of the header
   EXPECT_EQ(NewestWholeStep(Folder()), 3);
+}
+
+// By a writer that hashes states, as training's does; what another has published is found.
+TEST_F(CheckpointTest, ValuesThatAreNotFiniteAreNotPublishedOrAreFound) {
+  const CanonicalTensor tensor = {.name = "weight", .rows = 1, .cols = 300};
+  std::vector<float> values(300, 1.0f);
+  values[299] = std::numeric_limits<float>::infinity();
+  const StatePart part = {.tensor = &tensor,
+                          .state = "v",
+                          .box = {0, 1, 0, 300},
+                          .data = MatrixView<const float>(values.data(), 1, 300)};
+  const auto save = [&](bool hash_states) {
+    CheckpointOptions options = Options();
+    options.hash_states = hash_states;
+    const auto writer = CheckpointWriter::Create(options, 0, 1).value();
+    EXPECT_TRUE(writer->Start(testing::StateOf(3), {&part, 1}).ok());
+    const auto world = MakeLocalWorld({.ranks = 1});
+    return writer->Publish(*world[0], *MakeInlineStream());
+  };
+  const absl::Status refused = save(true);
+  EXPECT_THAT(refused, StatusIs(kDataLoss, "'weight' v has 1 values that are not finite"));
+  EXPECT_EQ(FileFaultOf(refused), FileFault::kNone);
+  EXPECT_FALSE(fs::exists(Step(3)));
+  ASSERT_TRUE(save(false).ok());
+  auto reader = CheckpointReader::Open(Step(3)).value();
+  EXPECT_THAT(reader.Verify(1), StatusIs(kDataLoss,
+                                         "box 'weight' v [0,1) x [0,300) has 1 values "
+                                         "that are not finite, expected none"));
 }
 
 TEST_F(CheckpointTest, ADamagedBoxIsNamedWhereItIsRead) {

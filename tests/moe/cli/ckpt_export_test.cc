@@ -361,6 +361,12 @@ TEST_F(CkptExportTest, ErrorsHaveTheirExitCodes) {
   EXPECT_EQ(Export(), 3);
   EXPECT_THAT(error_, HasSubstr("weights 'model.layers.1.input_layernorm.weight', which its"));
 
+  Save(TinyConfig(), std::numeric_limits<float>::quiet_NaN());
+  EXPECT_EQ(Export(), 3);
+  EXPECT_THAT(error_, HasSubstr("down_proj.weight' has 1 values that are not finite"));
+  EXPECT_THAT(Names(), ElementsAre());
+  EXPECT_EQ(CkptCommand({.program = "moe", .args = {"verify", Step()}}), ExitCode::kBadInput);
+
   Save(TinyConfig());
   std::fstream(Step() + "/shard-00000-of-00001.safetensors",
                std::ios::in | std::ios::out | std::ios::binary)

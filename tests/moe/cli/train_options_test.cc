@@ -108,6 +108,9 @@ TEST(TrainOptionsTest, BadValuesNameTheFlagAndAChoice) {
     EXPECT_THAT(MakeError({flag, "0"}), HasSubstr(" is 0")) << flag;
   }
   EXPECT_THAT(MakeError({"--adam-beta1", "1"}), HasSubstr("--adam-beta1 is 1, expected"));
+  for (const char* const too_small : {"0", "-1", "1e-46"}) {  // 1e-46 is 0 in float32
+    EXPECT_THAT(MakeError({"--adam-eps", too_small}), HasSubstr("expected at least 1.2e-38"));
+  }
   EXPECT_THAT(MakeError({"--hidden-size", "1000000000", "--moe-ffn-hidden-size", "1000000000"}),
               HasSubstr("parameters, expected at most"));
 }
