@@ -42,7 +42,7 @@ absl::StatusOr<bool> AreEqual(const CheckpointTensor& a, const CheckpointTensor&
 absl::StatusOr<HfModel> HfModel::Open(const std::string& folder) {
   MOE_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(folder));
   MOE_ASSIGN_OR_RETURN(Checkpoint files, Checkpoint::Open(folder));
-  HfModel model(std::move(config), std::move(files));
+  HfModel model(folder, std::move(config), std::move(files));
   MOE_RETURN_IF_ERROR(model.UntieDifferent());
   MOE_RETURN_IF_ERROR(model.FindTensors());
   return model;
@@ -78,6 +78,12 @@ absl::Status HfModel::FindTensors() {
                                             rule().model_type, "'s configuration alone"));
   }
   return absl::OkStatus();
+}
+
+std::vector<CheckpointTensor> HfModel::tensors() const {
+  std::vector<CheckpointTensor> all;
+  for (const auto& [name, tensor] : tensors_) all.push_back(tensor);
+  return all;
 }
 
 absl::Status HfModel::LoadTensor(const CanonicalTensor& tensor, int64_t first, Parameter& parameter,

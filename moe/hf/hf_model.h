@@ -27,11 +27,14 @@ class HfModel {
   // what was expected" for one that is missing, of another shape or type, or none of the model's.
   static absl::StatusOr<HfModel> Open(const std::string& folder);
 
+  const std::string& folder() const { return folder_; }
   const ModelRule& rule() const { return *config_.rule; }
   const lm::TransformerConfig& config() const { return config_.model; }
   const ModelTraining& training() const { return config_.training; }
   // What config.json says and the model does not follow, a line each.
   const std::vector<std::string>& warnings() const { return warnings_; }
+  // In the order of canonical names.
+  std::vector<CheckpointTensor> tensors() const;
 
   // Overwrites the masters of all parameters of `store`, a Transformer of config() in any layout,
   // and refreshes their compute copies. Reads what this rank holds, a million elements at a time.
@@ -41,8 +44,8 @@ class HfModel {
   absl::Status Load(ParameterStore& store, const Context& context, LoadBy by = LoadBy::kCopy) const;
 
  private:
-  HfModel(ModelConfig config, Checkpoint files)
-      : config_(std::move(config)), files_(std::move(files)) {}
+  HfModel(std::string folder, ModelConfig config, Checkpoint files)
+      : folder_(std::move(folder)), config_(std::move(config)), files_(std::move(files)) {}
   absl::Status UntieDifferent();
   absl::Status FindTensors();
   // Whether `store` now borrows all of it.
@@ -51,6 +54,7 @@ class HfModel {
   absl::Status LoadTensor(const CanonicalTensor& tensor, int64_t first, Parameter& parameter,
                           const ParameterStore& store, Stream& stream) const;
 
+  std::string folder_;
   ModelConfig config_;
   Checkpoint files_;
   std::vector<std::string> warnings_;

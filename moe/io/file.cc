@@ -18,6 +18,7 @@
 
 #include "comm/descriptor.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/xxh3.h"
 
 namespace moe {
 namespace {
@@ -136,6 +137,19 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   if (at == MAP_FAILED) return ReadError("map", path, errno);
   mapped.bytes_ = {static_cast<const uint8_t*>(at), size};
   return mapped;
+}
+
+absl::StatusOr<uint64_t> FileIdentity(const std::string& path) {
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) != 0) return ReadError("look at", path, errno);
+  const int64_t facts[] = {static_cast<int64_t>(info.st_dev),
+                           static_cast<int64_t>(info.st_ino),
+                           info.st_size,
+                           info.st_mtim.tv_sec,
+                           info.st_mtim.tv_nsec,
+                           info.st_ctim.tv_sec,
+                           info.st_ctim.tv_nsec};
+  return Xxh3(facts, sizeof(facts));
 }
 
 MappedFile::~MappedFile() {

@@ -64,6 +64,10 @@ class MappedFile {
   absl::Span<const uint8_t> bytes_;
 };
 
+// A number of the file at `path` by device, inode, size and times: on one host, equal only for the
+// same file. Errors of MappedFile::Open.
+absl::StatusOr<uint64_t> FileIdentity(const std::string& path);
+
 // A file that appears under its name when it is complete: written beside it under a temporary name,
 // flushed to the disk, renamed. What stood there before is replaced, also if it is a symbolic link.
 // A device or pipe that stands there is written in place.

@@ -148,13 +148,13 @@ absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const std::
                                           std::unique_ptr<Communicator> world) {
   MOE_ASSIGN_OR_RETURN(StoredWeights weights, StoredWeights::Open(path));
   std::vector<RunSetting> settings = SettingsOf(config, corpus);
-  settings.push_back({.kind = SettingKind::kLayout,
-                      .name = "--checkpoint",
-                      .value = weights.step(),
-                      .text = path});
+  settings.push_back(
+      {.kind = SettingKind::kLayout, .name = "--checkpoint", .text = absl::StrCat(weights.step())});
+  const Tokens& text = corpus.*part;
+  settings.push_back(
+      {.kind = SettingKind::kData, .name = "--split", .text = absl::StrCat(text.size())});
   MOE_RETURN_IF_ERROR(CheckAgreement(settings, *world));
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
-  const Tokens& text = corpus.*part;
   if (EvaluationSequences(config, text, config.eval_sequences) == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("the text is ", text.size(), " ", corpus.unit, "s, expected at least one ",

@@ -60,15 +60,14 @@ absl::Status CheckOptions(const GenerationOptions& options, const TransformerCon
 std::vector<RunSetting> SettingsOf(const TrainConfig& config, int64_t step,
                                    const GenerationOptions& options) {
   std::vector<RunSetting> settings = SettingsOf(config, Corpus());
-  const auto add = [&](const char* name, int64_t value) {
-    settings.push_back({.kind = SettingKind::kLayout, .name = name, .value = value});
+  const auto add = [&](const char* name, uint64_t value) {
+    settings.push_back({.kind = SettingKind::kLayout, .name = name, .text = absl::StrCat(value)});
   };
   add("--checkpoint", step);
-  add("--prompt",
-      static_cast<int64_t>(Xxh3(options.prompt.data(), options.prompt.size() * sizeof(int32_t))));
+  add("--prompt", Xxh3(options.prompt.data(), options.prompt.size() * sizeof(int32_t)));
   add("--max-new-tokens", options.max_new_tokens);
   const auto& ends = options.end_tokens;
-  add("--ignore-eos", static_cast<int64_t>(Xxh3(ends.data(), ends.size() * sizeof(int32_t))));
+  add("--ignore-eos", Xxh3(ends.data(), ends.size() * sizeof(int32_t)));
   return settings;
 }
 

@@ -1,10 +1,8 @@
 #include "moe/lm/run_settings.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -21,10 +19,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "comm/extremes.h"
+#include "comm/agreement.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/xxh3.h"
 #include "moe/lm/train_config.h"
 
 namespace moe::lm {
@@ -32,8 +29,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Grows when steps get other bits (docs/architecture.md, numerics contract).
-constexpr int kNumericsVersion = 3;
 constexpr char kVersion[] = "version of the numerics";
 
 // The last value of each enumeration among the settings; all count up from 0.
@@ -142,13 +137,8 @@ template <typename V>
 void Settings::Add(const char* name, V& value, std::optional<std::type_identity_t<V>> before) {
   std::string otherwise = before.has_value() ? TextOf(*before) : "";
   if (stored_.empty()) {
-    std::string text = TextOf(value);
-    const auto hash = std::bit_cast<int64_t>(Xxh3(text.data(), text.size()));
-    all.push_back({.kind = kind,
-                   .name = name,
-                   .value = hash,
-                   .text = std::move(text),
-                   .before = std::move(otherwise)});
+    all.push_back(
+        {.kind = kind, .name = name, .text = TextOf(value), .before = std::move(otherwise)});
     return;
   }
   const auto section = stored_.find(kind);
@@ -302,23 +292,11 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corp
 }
 
 absl::Status CheckAgreement(const std::vector<RunSetting>& settings, Communicator& world) {
-  const auto stream = MakeInlineStream();
-  std::vector<int64_t> values;
-  for (const RunSetting& setting : settings) values.push_back(setting.value);
-  MOE_ASSIGN_OR_RETURN(const auto extremes, ExtremesOverRanks(values, world, *stream));
-  for (size_t i = 0; i < extremes.size(); ++i) {
-    if (extremes[i].same()) continue;
-    // The first rank of either value; all ranks are at the same i.
-    const int64_t rank = world.rank(), none = std::numeric_limits<int64_t>::max();
-    const int64_t has[] = {values[i] == extremes[i].least ? rank : none,
-                           values[i] == extremes[i].most ? rank : none};
-    MOE_ASSIGN_OR_RETURN(const auto ranks, ExtremesOverRanks(has, world, *stream));
-    return absl::InvalidArgumentError(absl::StrCat(
-        "ranks ", std::min(ranks[0].least, ranks[1].least), " and ",
-        std::max(ranks[0].least, ranks[1].least), " were given a different ", settings[i].name,
-        ", expected the same on all: as a flag, or in the environment of every host"));
+  std::vector<AgreedValue> values;
+  for (const RunSetting& setting : settings) {  // words are numbers here, and reals hexadecimal
+    values.push_back({.name = setting.name, .text = setting.text, .shown = false});
   }
-  return absl::OkStatus();
+  return moe::CheckAgreement(values, {}, world);
 }
 
 absl::StatusOr<TrainConfig> StoredConfig(const CheckpointSections& sections) {

@@ -16,6 +16,9 @@
 
 namespace moe::lm {
 
+// Grows when steps get other bits (docs/architecture.md, numerics contract).
+inline constexpr int kNumericsVersion = 3;
+
 // What follows if a run goes on with another value.
 enum class SettingKind : uint8_t {
   kLayout,     // nothing: the bits do not depend on it
@@ -29,7 +32,6 @@ enum class SettingKind : uint8_t {
 struct RunSetting {
   SettingKind kind;
   const char* name;  // a flag, "--seq-length", or a field
-  int64_t value;     // a hash of the text
   std::string text;  // for people and files; real numbers in hexadecimal
   // What it was in checkpoints that do not say it; empty: they do not fit.
   std::string before;
@@ -41,8 +43,7 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corp
 // kInvalidArgument, naming a flag (or field) and two ranks, unless every rank has the same text and
 // the same of every setting that changes results or what ranks exchange. Not compared: threads,
 // packed weights, the progress interval; records and traces, which CheckRecords compares.
-// Collective over `world`, blocks; the same status on every rank, but for errors of the
-// communicator. `settings`: of SettingsOf. Cost: one small all-reduce.
+// Collective over `world`, as moe::CheckAgreement is (comm/agreement.h). `settings`: of SettingsOf.
 absl::Status CheckAgreement(const std::vector<RunSetting>& settings, Communicator& world);
 
 // The run that wrote a checkpoint: its settings of the kinds kNumerics, kModel and kTrainer; the

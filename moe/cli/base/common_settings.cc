@@ -18,7 +18,7 @@ void AddRankSettings(Table& table, int ranks) {
   table
       .Add("--ranks R", {Kind::kInteger, absl::StrCat(ranks)},
            "threads of this process; under mpirun its size, which R must equal if given")
-      .Roles(kOfLayer | kAlwaysTold | kInRow);
+      .Roles(kOfLayer | kAlwaysTold | kInRow | kPerRank);  // CheckWorldSize
   table
       .Add("--backend NAME", {Kind::kWord, "auto", {"auto", "local", "mpi", "nccl"}},
            "local: threads; mpi: processes; nccl: a GPU each, threads or under a launcher "
@@ -46,7 +46,7 @@ void AddThreadsSetting(Table& table) {
       .Add("--threads N|auto", {Kind::kInteger, "auto", {"auto"}},
            "of each rank; auto = cores / ranks of this machine, at least 1")
       .Most(kMostThreads)
-      .Roles(kOfLayer);
+      .Roles(kOfLayer | kPerRank);
 }
 
 void AddTimeoutSetting(absl::Duration& timeout, Table& table) {
@@ -63,11 +63,11 @@ void AddTimeoutSetting(absl::Duration& timeout, Table& table) {
 void AddFormSettings(Table& table) {
   const std::vector<std::string> forms = {"table", "csv", "json", "jsonl", "md"};
   table.Add("-o, --output FORM", {Kind::kWord, "table", forms}, "of the rows on standard output")
-      .Roles(kInRow);
+      .Roles(kInRow | kPerRank);
   table
       .Add("--output-stderr FORM", {Kind::kWord, "", forms},
            "-oe FORM: this form on standard error, beside the other")
-      .Roles(kInRow);
+      .Roles(kInRow | kPerRank);
 }
 
 absl::StatusOr<std::vector<int32_t>> IdsOf(const Settings& settings, const char* name) {
@@ -82,26 +82,28 @@ absl::StatusOr<std::vector<int32_t>> IdsOf(const Settings& settings, const char*
 }
 
 void AddQuietSetting(const std::string& text, Table& table) {
-  table.Add("-q, --quiet", Kind::kSwitch, text).Roles(kOfOneRun | kInRow);
+  table.Add("-q, --quiet", Kind::kSwitch, text).Roles(kOfOneRun | kInRow | kPerRank);
 }
 
 void AddConfigSetting(const std::string& text, Table& table) {
-  table.Add("--config FILE.json", Kind::kText, text).FlagOnly().Roles(kOfOneRun);
+  table.Add("--config FILE.json", Kind::kText, text).FlagOnly().Roles(kOfOneRun | kPerRank);
 }
 
 void AddColorSetting(Table& table) {
   table
       .Add("--color WHEN", {Kind::kWord, "auto", {"auto", "always", "never"}},
            "of errors, verdicts and progress; auto: on a terminal, unless NO_COLOR is set")
-      .Roles(kOfOneRun | kInRow);
+      .Roles(kOfOneRun | kInRow | kPerRank);
 }
 
 void AddHelpSettings(Table& table) {
   AddColorSetting(table);
   table.Add("--print-config", Kind::kSwitch, "print every setting and where it came from, and stop")
       .FlagOnly()
-      .Roles(kOfOneRun);
-  table.Add("-h, --help", Kind::kSwitch, "print this and stop").FlagOnly().Roles(kOfOneRun);
+      .Roles(kOfOneRun | kPerRank);
+  table.Add("-h, --help", Kind::kSwitch, "print this and stop")
+      .FlagOnly()
+      .Roles(kOfOneRun | kPerRank);
 }
 
 namespace {

@@ -90,7 +90,8 @@ struct Form {
   std::function<void(const std::vector<std::string>&)> store;  // of texts of the kind
 };
 
-// What a setting is to sweeps and to rows of results.
+// What a setting is to sweeps, to rows of results and to ranks, which compare its value unless one
+// of the last three is said.
 enum Role : uint32_t {
   kOfOneRun = 1 << 0,     // of a run's files and screen
   kPlacement = 1 << 1,    // how it runs, without a say in what comes out
@@ -102,6 +103,9 @@ enum Role : uint32_t {
   kInRow = 1 << 7,        // rows of `moe bench` have a key for it, or do not depend on it
   kInPartRow = 1 << 8,    // those of a layer and its parts have
   kInLayerRow = 1 << 9,   // those of a layer have
+  kPerRank = 1 << 10,     // ranks may differ: of one rank's files, screen or threads
+  kByContent = 1 << 11,   // of files that are read: ranks compare those, whatever their paths
+  kOneFolder = 1 << 12,   // given on all ranks or on none, which find out that they see one folder
 };
 
 // A row of the table.

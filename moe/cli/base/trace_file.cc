@@ -20,7 +20,7 @@ void AddTraceSetting(const char* what, Table& table) {
       .Add("--trace FILE", Kind::kText,
            absl::StrCat("time line of ", what,
                         " for ui.perfetto.dev, a lane for each rank and stream"))
-      .Roles(kInRow);
+      .Roles(kInRow | kPerRank);  // given on all or none: CheckTraceOnAll
 }
 
 absl::Status CheckTraceWritable(const Settings& settings) {

@@ -16,6 +16,7 @@
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/launch.h"
@@ -112,6 +113,20 @@ bench::HeatMap HeatMapOf(absl::Span<const bench::BenchRow> rows) {
   return map;
 }
 
+// `routing`: the file of --routing; empty: there is none.
+AgreedRun AgreedRunOf(const BenchCall& call, const Launch& launch, const std::string& routing) {
+  return {.launch = launch,
+          .settings = call.settings,
+          .command = kCommand,
+          .operation = call.operation,
+          .timeout = call.options.comm_timeout,
+          .inputs = [routing]() -> absl::StatusOr<ReadInputs> {
+            ReadInputs inputs;
+            if (!routing.empty()) MOE_RETURN_IF_ERROR(inputs.AddFile("file", "routing", routing));
+            return inputs;
+          }};
+}
+
 class BenchRun {
  public:
   BenchRun(BenchCall& call, const Launch& launch) : call_(call), launch_(launch) {}
@@ -120,10 +135,10 @@ class BenchRun {
     MOE_RETURN_IF_ERROR(Prepare());
     BenchOutput output(call_, bench::BenchFields({}));
     const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
       return OrAbort(*world, OnRank(*world, output));
     };
-    MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, call_.options.comm_timeout, kCommand), body));
+    MOE_RETURN_IF_ERROR(
+        RunAgreedRanks(AgreedRunOf(call_, launch_, options_.spec.routing.path), body));
     if (!speaks()) return absl::OkStatus();
     MOE_RETURN_IF_ERROR(End(output));
     return Verdict(output);
@@ -333,7 +348,6 @@ absl::Status RunLayerBench(BenchCall& call, const Launch& launch) {
   bench::LayerResult result;
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
-    MOE_RETURN_IF_ERROR(CheckWorldSize(launch, *world));
     if (call.options.pin) MOE_RETURN_IF_ERROR(PinRank(launch, *world, s.threads));
     MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call.settings.text("trace"), *world));
     bench::MeasureOptions measure = call.options.measure;
@@ -343,7 +357,8 @@ absl::Status RunLayerBench(BenchCall& call, const Launch& launch) {
     if (first) result = std::move(mine);
     return absl::OkStatus();
   };
-  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch, call.options.comm_timeout, kCommand), body));
+  const std::string routing = s.routing.has_value() ? s.routing->path : "";
+  MOE_RETURN_IF_ERROR(RunAgreedRanks(AgreedRunOf(call, launch, routing), body));
   if (launch.rank() != 0) return absl::OkStatus();
   std::vector<bench::Fields> rows;
   for (const bench::LayerRow& row : result.rows) rows.push_back(bench::LayerFields(result, row));

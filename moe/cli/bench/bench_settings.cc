@@ -71,7 +71,10 @@ void AddLayerSettings(bench::LayerSpec& spec, Table& t) {
   t.Add("--tokens T", &spec.tokens, "tokens; layer: of each rank").Least(1).Roles(kInPartRow);
   spec.layer.router.num_experts = 0;
   AddShapeSettings(spec.layer, t);
-  t.Add("--threads N", &spec.threads, "of each rank").Most(kMostThreads).Least(1).Roles(kInRow);
+  t.Add("--threads N", &spec.threads, "of each rank")
+      .Most(kMostThreads)
+      .Least(1)
+      .Roles(kInRow | kPerRank);
   t.Add("--expert-model-parallel-size, --ep N", Kind::kInteger,
         "ranks that share one set of experts; divides the ranks; default: all")
       .Roles(kInLayerRow);
@@ -104,8 +107,8 @@ void AddOutputSettings(BenchOptions& options, Table& t) {
   AddTraceSetting("the timed calls", t);
   t.Add("--format NAME", {Kind::kWord, "table", {"table", "nccl"}},
         "of the table: nccl for nccl-tests' thirteen columns, out of place and in place");
-  t.Add("-J, --json-file FILE", &options.json_path, "all rows as one JSON array");
-  t.Add("--svg FILE", Kind::kText, "p2p: the table of the largest size");
+  t.Add("-J, --json-file FILE", &options.json_path, "all rows as one JSON array").Roles(kPerRank);
+  t.Add("--svg FILE", Kind::kText, "p2p: the table of the largest size").Roles(kPerRank);
   t.Add("--fail-if EXPR", Kind::kText, "exit 1 if it holds for a row");
   AddQuietSetting("no notes on standard error", t);
   AddConfigSetting("settings by name", t);

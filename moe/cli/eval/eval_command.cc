@@ -14,6 +14,7 @@
 
 #include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/launch.h"
@@ -93,7 +94,8 @@ Table EvalSettings(EvalOptions& options) {
   AddTimeoutSetting(options.comm_timeout, t);
   t.Group("Output and settings");
   t.Add("-o, --output FORM", {Kind::kWord, "table", {"table", "json"}},
-        "lines, or one JSON object on a line");
+        "lines, or one JSON object on a line")
+      .Roles(kPerRank);
   AddQuietSetting("no warnings", t);
   AddConfigSetting("settings by name", t);
   AddHelpSettings(t);
@@ -160,7 +162,6 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
   if (launch.rank() == 0 && !settings.on("quiet")) PrintWarnings(kCommand, run.warnings);
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
-    MOE_RETURN_IF_ERROR(CheckWorldSize(launch, *world));
     MOE_ASSIGN_OR_RETURN(const lm::EvaluationReport report,
                          lm::Evaluate(config, run.path, corpus, options.split, std::move(world)));
     if (!first) return absl::OkStatus();
@@ -168,7 +169,17 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
         .run = run, .corpus = corpus, .split = settings.text("split").c_str(), .report = report};
     return Print(settings.is("output", "json") ? JsonText(evaluated) : TableText(evaluated));
   };
-  return RunRanks(RankOptions(launch, options.comm_timeout, kCommand), body);
+  const auto inputs = [&]() -> absl::StatusOr<ReadInputs> {
+    MOE_ASSIGN_OR_RETURN(ReadInputs read, run.Inputs());
+    options.data.AddTo(corpus, read);
+    return read;
+  };
+  return RunAgreedRanks({.launch = launch,
+                         .settings = settings,
+                         .command = kCommand,
+                         .timeout = options.comm_timeout,
+                         .inputs = inputs},
+                        body);
 }
 
 }  // namespace

@@ -28,10 +28,10 @@ bool IsStep(const std::string& path) {
 
 absl::StatusOr<StoredRun> Open(const std::string& path) {
   if (lm::IsPublicModel(path)) {
-    MOE_ASSIGN_OR_RETURN(const hf::HfModel model, hf::HfModel::Open(path));
-    StoredRun run = {.path = path, .is_public_model = true};
-    run.config.model = model.config();
-    run.warnings = model.warnings();
+    StoredRun run = {.path = path};
+    MOE_ASSIGN_OR_RETURN(run.public_model, hf::HfModel::Open(path));
+    run.config.model = run.public_model->config();
+    run.warnings = run.public_model->warnings();
     return run;
   }
   MOE_ASSIGN_OR_RETURN(FoundCheckpoint found, FindStored(path));
@@ -75,12 +75,23 @@ absl::StatusOr<FoundCheckpoint> FindStored(const std::string& path) {
 }
 
 void AddStoredRunSettings(Table& table) {
-  table.Add(
-      "--checkpoint PATH", Kind::kText,
-      "a checkpoint, the folder of a run, whose newest whole one is taken, or that of a public "
-      "model as moe train --init-from takes it; needed");
+  table
+      .Add(
+          "--checkpoint PATH", Kind::kText,
+          "a checkpoint, the folder of a run, whose newest whole one is taken, or that of a public "
+          "model as moe train --init-from takes it; needed")
+      .Roles(kByContent);
   table.Add("--dtype TYPE", {Kind::kWord, "", WordsOf(kComputeTypes)},
             "of activations and compute weights; default: as trained, f32 for a public model");
+}
+
+absl::StatusOr<ReadInputs> StoredRun::Inputs() const {
+  ReadInputs inputs;
+  MOE_RETURN_IF_ERROR(
+      public_model.has_value()
+          ? inputs.AddModel(*public_model, "checkpoint")
+          : inputs.AddFile("checkpoint", "checkpoint", absl::StrCat(path, "/", kManifestName)));
+  return inputs;
 }
 
 absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& launch) {

@@ -3,14 +3,17 @@
 #define MOE_MOE_CLI_EVAL_STORED_RUN_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <absl/status/statusor.h>
 
 #include "moe/checkpoint/reader.h"
+#include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
+#include "moe/hf/hf_model.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::cli {
@@ -25,12 +28,15 @@ void AddStoredRunSettings(Table& table);
 struct StoredRun {
   std::string path;  // of the step folder, or of a public model
   int64_t step = 0;
-  bool is_public_model = false;
+  std::optional<hf::HfModel> public_model;
   // What it was trained with (lm::StoredConfig), or the public model and defaults; on the device
   // and with the type asked for.
   lm::TrainConfig config;
   // Newer checkpoints that are damaged; another version of the numerics; HfModel::warnings.
   std::vector<std::string> warnings;
+
+  // What ranks compare of it: of a checkpoint the manifest, which has hashes of all the rest.
+  absl::StatusOr<ReadInputs> Inputs() const;
 };
 
 // The checkpoint, or the newest whole one of a run: --checkpoint is a step folder, the folder of

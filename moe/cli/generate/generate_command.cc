@@ -11,6 +11,7 @@
 
 #include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
@@ -84,7 +85,7 @@ Table GenerateSettings(GenerateOptions& options) {
   t.Group("Model and prompt");
   AddStoredRunSettings(t);
   t.Add("--prompt TEXT", Kind::kText, "its bytes are the first tokens");
-  t.Add("--prompt-file FILE", Kind::kText, "the same from a file");
+  t.Add("--prompt-file FILE", Kind::kText, "the same from a file").Roles(kByContent);
   t.Add("--prompt-tokens IDS", Kind::kText, "ids, between commas");
   t.Group("Tokens");
   t.Add("--max-new-tokens N", &options.generation.max_new_tokens, "that are added at most")
@@ -103,7 +104,8 @@ Table GenerateSettings(GenerateOptions& options) {
   AddTimeoutSetting(options.comm_timeout, t);
   t.Group("Output and settings");
   t.Add("-o, --output FORM", {Kind::kWord, "text", {"text", "json"}},
-        "text as it comes, or one JSON object on a line");
+        "text as it comes, or one JSON object on a line")
+      .Roles(kPerRank);
   AddQuietSetting("neither warnings nor speed", t);
   AddConfigSetting("settings by name", t);
   AddHelpSettings(t);
@@ -163,7 +165,7 @@ class GenerateRun {
     if (launch_.rank() == 0 && !settings_.on("quiet")) {
       const int64_t length =
           static_cast<int64_t>(generation.prompt.size()) + generation.max_new_tokens;
-      if (!run_.is_public_model && length > run_.config.sequence_length) {
+      if (!run_.public_model.has_value() && length > run_.config.sequence_length) {
         run_.warnings.push_back(absl::StrCat("prompt and new tokens are ", length,
                                              ", the model has learnt sequences of ",
                                              run_.config.sequence_length));
@@ -177,7 +179,6 @@ class GenerateRun {
     };
     const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
       const bool first = world->rank() == 0;
-      MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
       MOE_ASSIGN_OR_RETURN(const lm::GenerationReport report,
                            lm::Generate(run_.config, run_.path, generation, std::move(world)));
       if (!first) return absl::OkStatus();
@@ -186,17 +187,34 @@ class GenerateRun {
       if (!settings_.on("quiet")) PrintAside(SpeedText(report));
       return absl::OkStatus();
     };
-    return RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body);
+    const auto inputs = [this] {
+      return Inputs();
+    };
+    return RunAgreedRanks({.launch = launch_,
+                           .settings = settings_,
+                           .command = kCommand,
+                           .timeout = options_.comm_timeout,
+                           .inputs = inputs},
+                          body);
   }
 
  private:
   absl::StatusOr<std::vector<int32_t>> EndTokens() const {
     if (options_.ignore_eos) return std::vector<int32_t>();
-    if (!run_.is_public_model) return run_.config.model.eos_token_ids;
+    if (!run_.public_model.has_value()) return run_.config.model.eos_token_ids;
     auto tokens = hf::ReadEndTokens(run_.path);
     MOE_RETURN_IF_ERROR(InputError("--checkpoint", tokens.status()));
     return tokens;
   }
+
+  absl::StatusOr<ReadInputs> Inputs() const {
+    MOE_ASSIGN_OR_RETURN(ReadInputs inputs, run_.Inputs());
+    if (!settings_.empty("prompt-file")) {
+      MOE_RETURN_IF_ERROR(inputs.AddFile("prompt", "prompt-file", settings_.text("prompt-file")));
+    }
+    return inputs;
+  }
+
   bool bytes() const { return run_.config.model.vocab_size == kBytes; }
   bool as_json() const { return settings_.is("output", "json"); }
   // What is printed of a token.

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
@@ -85,16 +86,19 @@ of memory, 6 router logits, biases or gradients not finite, 7 a rank failed, 8 t
 Table LayerSettings(LayerOptions& options) {
   Table t;
   t.Group("Files");
-  t.Add("--hf-config FILE", &options.config, "the model's config.json");
+  t.Add("--hf-config FILE", &options.config, "the model's config.json").Roles(kByContent);
   t.Add("--weights PATH", &options.weights,
-        "a .safetensors file, the index of several, or their folder");
+        "a .safetensors file, the index of several, or their folder")
+      .Roles(kByContent);
   t.Add("--layer N", &options.layer,
         "of the model, from 0; default: the first with experts in the file");
-  t.Add("--input FILE", &options.input, "the tokens: tensor x");
-  t.Add("--output FILE", &options.output, "y, the routing and, if asked, dx");
+  t.Add("--input FILE", &options.input, "the tokens: tensor x").Roles(kByContent);
+  t.Add("--output FILE", &options.output, "y, the routing and, if asked, dx").Roles(kPerRank);
   t.Add("--grad-output FILE", &options.grad_output,
-        "gradient by the output: tensor dy; with --grads");
-  t.Add("--grads FILE", &options.grads, "gradients by the weights; with --grad-output");
+        "gradient by the output: tensor dy; with --grads")
+      .Roles(kByContent);
+  t.Add("--grads FILE", &options.grads, "gradients by the weights; with --grad-output")
+      .Roles(kPerRank);
   AddTraceSetting("the layer", t);
   t.Group("Ranks and numbers");
   AddRankSettings(t);
@@ -166,13 +170,20 @@ class LayerRun {
     hf::BlockResult result;
     const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
       const bool first = world->rank() == 0;
-      MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
       MOE_ASSIGN_OR_RETURN(hf::BlockResult mine,
                            hf::RunBlock(*weights_, input_, options_.run, std::move(world)));
       if (first) result = std::move(mine);
       return absl::OkStatus();
     };
-    MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
+    const auto inputs = [this] {
+      return Inputs();
+    };
+    MOE_RETURN_IF_ERROR(RunAgreedRanks({.launch = launch_,
+                                        .settings = settings_,
+                                        .command = kCommand,
+                                        .timeout = options_.comm_timeout,
+                                        .inputs = inputs},
+                                       body));
     if (!speaks()) return absl::OkStatus();
     if (const std::string warning = TraceWarning(result.trace_left_out); !warning.empty()) {
       PrintWarnings(kCommand, {warning});
@@ -234,6 +245,19 @@ class LayerRun {
     if (!options_.backward()) return absl::OkStatus();
     return open("--grad-output", options_.grad_output, "dy", input_.x.tensor->shape[0], dy_file_,
                 input_.dy);
+  }
+
+  absl::StatusOr<ReadInputs> Inputs() const {
+    ReadInputs inputs;
+    MOE_RETURN_IF_ERROR(inputs.AddFile("file", "hf-config", options_.config));
+    std::vector<CheckpointTensor> tensors;
+    for (const hf::LayerTensor& tensor : weights_->tensors()) tensors.push_back(tensor.found);
+    MOE_RETURN_IF_ERROR(inputs.AddTensors("weights", "weights", tensors));
+    MOE_RETURN_IF_ERROR(inputs.AddTensors("x", "input", {input_.x}));
+    if (options_.backward()) {
+      MOE_RETURN_IF_ERROR(inputs.AddTensors("dy", "grad-output", {input_.dy}));
+    }
+    return inputs;
   }
 
   // Which layer it is, unless the user said so.

@@ -10,10 +10,10 @@
 #include <absl/strings/str_cat.h>
 #include <absl/time/clock.h>
 
-#include "comm/extremes.h"
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
+#include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/program.h"
@@ -57,7 +57,17 @@ class SweepRun {
       const auto body = [&](std::unique_ptr<Communicator> world) {
         return OrAbort(*world, RunPoints(world.get()));
       };
-      MOE_RETURN_IF_ERROR(RunRanks(RankOptions(plan_.launch(), comm_timeout(), kCommand), body));
+      const auto inputs = [this] {
+        ReadInputs read;
+        read.AddHash("text", "data", text_.xxh3);
+        return read;
+      };
+      MOE_RETURN_IF_ERROR(RunAgreedRanks({.launch = plan_.launch(),
+                                          .settings = settings_,
+                                          .command = kCommand,
+                                          .timeout = comm_timeout(),
+                                          .inputs = inputs},
+                                         body));
     }
     return speaks() ? Verdict() : absl::OkStatus();
   }
@@ -99,7 +109,6 @@ class SweepRun {
 
   absl::Status RunPoints(Communicator* world) {
     if (world != nullptr) {
-      MOE_RETURN_IF_ERROR(CheckWorldSize(plan_.launch(), *world));
       MOE_RETURN_IF_ERROR(AgreeAmongProcesses(*world));
     }
     progress_ = std::make_unique<SweepProgress>(
@@ -121,15 +130,12 @@ class SweepRun {
     return status;
   }
 
-  // Rank 0 has read the file, machines differ in memory, and each process has read its own text:
-  // all must skip and refuse the same points.
+  // Rank 0 has read the file, and machines differ in memory: all must skip and refuse the same
+  // points.
   absl::Status AgreeAmongProcesses(Communicator& world) {
     const auto stream = MakeInlineStream();
     MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(state_), ReduceOp::kMax, *stream));
-    MOE_ASSIGN_OR_RETURN(const auto hashes,
-                         ExtremesOverRanks({static_cast<int64_t>(text_.xxh3)}, world, *stream));
-    if (hashes[0].same()) return absl::OkStatus();
-    return absl::InvalidArgumentError("--data: the processes have read different texts");
+    return stream->Synchronize();
   }
 
   // What stands between a point and its run: its settings, or memory.

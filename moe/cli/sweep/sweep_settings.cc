@@ -87,13 +87,16 @@ void AddSweep(Table& t) {
   t.Add("-r, --repetitions N|auto", {Kind::kInteger, "auto", {"auto"}},
         "of every point, with seeds seed, seed + 1, ...; auto: 5 of a layer, 1 of training");
   t.Add("-J, --out FILE", Kind::kText,
-        "JSON lines, a row as soon as its point ends; a file that holds rows is refused");
+        "JSON lines, a row as soon as its point ends; a file that holds rows is refused")
+      .Roles(kPerRank);
   t.Add("--resume FILE", Kind::kText,
-        "such a file: its points are not measured again, the others are appended");
+        "such a file: its points are not measured again, the others are appended")
+      .Roles(kPerRank);
   t.Add("--retry", Kind::kSwitch, "with --resume: measure points whose row is an error again");
   t.Add("--max-memory MiB", Kind::kReal,
         "of all ranks of this machine; a point estimated above it becomes an error row, as one "
-        "above the memory that is available");
+        "above the memory that is available")
+      .Roles(kPerRank);
 }
 
 void AddOutput(Table& t) {

@@ -15,15 +15,22 @@ constexpr Choice<lm::TokenType> kPlainTypes[] = {{"uint16", lm::TokenType::kU16}
 
 }  // namespace
 
+void DataFiles::AddTo(const lm::Corpus& corpus, ReadInputs& inputs) const {
+  const bool ids = !tokens.empty();
+  inputs.AddHash(ids ? "tokens" : "text", ids ? "tokens" : "data", corpus.xxh3);
+}
+
 void AddDataSettings(DataFiles& files, Table& table) {
-  table.Add("--data, --data-path PATH", &files.text,
-            "text file, or folder read in name order without symbolic links and files with NUL "
-            "bytes; repeatable; this or --tokens");
+  table
+      .Add("--data, --data-path PATH", &files.text,
+           "text file, or folder read in name order without symbolic links and files with NUL "
+           "bytes; repeatable; this or --tokens")
+      .Roles(kByContent);
   table
       .Add("--tokens FILE", &files.tokens,
            "token ids made elsewhere: PREFIX of Megatron's PREFIX.bin and PREFIX.idx, or a plain "
            "array of ids; repeatable")
-      .Roles(kOfOneRun);
+      .Roles(kOfOneRun | kByContent);
   table.Add("--tokens-dtype TYPE", {&files.plain, kPlainTypes}, "ids of --tokens without an .idx")
       .Roles(kOfOneRun);
 }

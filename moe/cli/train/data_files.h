@@ -8,6 +8,7 @@
 
 #include <absl/status/statusor.h>
 
+#include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/settings.h"
 #include "moe/lm/text_data.h"
 
@@ -19,6 +20,8 @@ struct DataFiles {
 
   const char* flag() const { return tokens.empty() ? "--data" : "--tokens"; }
   const char* unit() const { return tokens.empty() ? "byte" : "token"; }
+  // What ranks compare of `corpus`, which was read from them.
+  void AddTo(const lm::Corpus& corpus, ReadInputs& inputs) const;
 };
 
 // --data, --tokens and --tokens-dtype.

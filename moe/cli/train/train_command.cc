@@ -13,6 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/stop_signal.h"
+#include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/line_file.h"
@@ -92,7 +93,6 @@ class TrainRun {
     if (!options_.train.checkpoints.folder.empty()) hooks.stop = &stop.emplace();
     const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
       const bool first = world->rank() == 0;
-      MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
       // Training takes the world; what comes after it has one of its own.
       MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> after, world->Split(0, world->rank()));
       MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
@@ -111,7 +111,15 @@ class TrainRun {
       MOE_RETURN_IF_ERROR(peak.status());
       return Print(PeakText(*peak));
     };
-    MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
+    const auto inputs = [this] {
+      return Inputs();
+    };
+    MOE_RETURN_IF_ERROR(RunAgreedRanks({.launch = launch_,
+                                        .settings = settings_,
+                                        .command = kCommand,
+                                        .timeout = options_.comm_timeout,
+                                        .inputs = inputs},
+                                       body));
     if (!stopped_) return absl::OkStatus();
     return WithExitCode(
         absl::CancelledError("stopped on request; the same command with --resume auto "
@@ -120,6 +128,15 @@ class TrainRun {
   }
 
  private:
+  absl::StatusOr<ReadInputs> Inputs() const {
+    ReadInputs inputs;
+    options_.data.AddTo(corpus_, inputs);
+    if (start_.has_value()) {
+      MOE_RETURN_IF_ERROR(inputs.AddModel(*start_, "init-from"));
+    }
+    return inputs;
+  }
+
   absl::Status CheckPaths() const {
     std::vector<FlagPath> inputs = {{"--config", settings_.text("config")}};
     for (const std::string& file : corpus_.files) inputs.push_back({options_.data.flag(), file});

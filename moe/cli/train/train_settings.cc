@@ -26,11 +26,11 @@ void AddData(TrainOptions& options, Table& t) {
   t.Add("--init-from DIR", &options.init_from,
         "start with the weights of a public model of the family mixtral, olmoe, qwen2_moe or "
         "qwen3_moe: config.json, which sets the model, and safetensors")
-      .Roles(kOfOneRun);
+      .Roles(kOfOneRun | kByContent);
   t.Add("--out DIR", &options.out,
         "folder for metrics.jsonl, made if it is not there; one that holds a run is refused; "
         "without it no file is written")
-      .Roles(kOfOneRun);
+      .Roles(kOfOneRun | kPerRank);
   t.Add("--steps, --train-iters N", &train.steps, "optimiser steps");
   t.Add("--seq-length N", &train.sequence_length, "bytes or tokens a sequence predicts");
   // These four together: ResolveBatch.
@@ -185,7 +185,8 @@ void AddRecords(TrainOptions& options, Table& t) {
         "last step of --trace, which is written when it ends; default: 10 steps");
   t.Add("--record-routing FILE", &options.record_routing,
         "slots of each rank for each expert, step by step, as moe bench --routing trace:FILE "
-        "replays them");
+        "replays them")
+      .Roles(kPerRank);  // given on all or none: lm::Train
 }
 
 constexpr Choice<bool> kOnOff[] = {{"on", true}, {"off", false}};
@@ -196,7 +197,8 @@ void AddCheckpoints(TrainOptions& options, Table& t) {
   t.Add("--save DIR", &checkpoints.folder,
         "folder for checkpoints, DIR/step-00000120 and so on: one that all ranks see, and that no "
         "other run has; SIGTERM, SIGHUP, SIGUSR1 or SIGINT then saves and ends the run, a second "
-        "one at once");
+        "one at once")
+      .Roles(kOneFolder);
   t.Add("--save-interval N", &checkpoints.interval,
         "steps between checkpoints; 0 = at the end, and when asked to stop")
       .Least(0);
@@ -226,11 +228,14 @@ void AddOutput(lm::TrainConfig& train, Table& t) {
   t.Group("Output and settings", kOfOneRun);
   t.Add("--log-interval N", &train.log_interval,
         "steps between progress lines; on a terminal one line is refreshed every step")
-      .Least(1);
+      .Least(1)
+      .Roles(kPerRank);
   t.Add("-o, --output FORM", {Kind::kWord, "table", {"table", "json"}},
-        "of the end report: tables, or one JSON object on a line");
+        "of the end report: tables, or one JSON object on a line")
+      .Roles(kPerRank);
   AddQuietSetting("no progress, only errors and the report", t);
-  t.Add("-v, --verbose", Kind::kSwitch, "name every file read, and a progress line for every step");
+  t.Add("-v, --verbose", Kind::kSwitch, "name every file read, and a progress line for every step")
+      .Roles(kPerRank);
   AddConfigSetting("settings by name, or DeepSpeed's keys where they mean the same", t);
   AddHelpSettings(t);
 }

@@ -318,7 +318,7 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
   if (worker_files.empty()) MOE_RETURN_IF_ERROR(RefuseLauncher(invocation));
   MOE_ASSIGN_OR_RETURN(const VerifyOptions options, MakeVerifyOptions(settings));
   if (!worker_files.empty()) {
-    MOE_RETURN_IF_ERROR(RunWorker(worker_files, options, invocation));
+    MOE_RETURN_IF_ERROR(RunWorker(worker_files, settings, options, invocation));
     return ExitCode::kOk;
   }
   if (!options.quiet) PrintWarnings(kCommand, warnings);

@@ -64,8 +64,8 @@ absl::StatusOr<std::vector<verify::LayerResult>> RunProcesses(
     const std::vector<verify::Case>& cases);
 
 // One process of a verify: runs the cases of the request; rank 0 writes the results.
-absl::Status RunWorker(const std::string& files, const VerifyOptions& options,
-                       const Invocation& invocation);
+absl::Status RunWorker(const std::string& files, const Settings& settings,
+                       const VerifyOptions& options, const Invocation& invocation);
 
 }  // namespace moe::cli
 

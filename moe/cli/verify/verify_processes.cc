@@ -22,6 +22,7 @@
 #include "comm/descriptor.h"
 #include "comm/patience.h"
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
@@ -300,8 +301,8 @@ absl::StatusOr<std::vector<verify::LayerResult>> RunProcesses(
   return ReadResults(results.path, cases, problems);
 }
 
-absl::Status RunWorker(const std::string& files, const VerifyOptions& options,
-                       const Invocation& invocation) {
+absl::Status RunWorker(const std::string& files, const Settings& settings,
+                       const VerifyOptions& options, const Invocation& invocation) {
   const std::pair<std::string, std::string> paths = absl::StrSplit(files, ':');
   MOE_ASSIGN_OR_RETURN(const Request request, ReadRequest(paths.first, options));
   const Backend transport = request.cases.front().layout.transport;
@@ -312,14 +313,18 @@ absl::Status RunWorker(const std::string& files, const VerifyOptions& options,
   world.Add("--device NAME", {Kind::kText, device}, "");
   MOE_ASSIGN_OR_RETURN(const Launch launch,
                        PlanLaunch(Settings(world), invocation.environment, ComputesOn::kAnyDevice));
-  return RunRanks(RankOptions(launch, options.comm_timeout, "verify"),
-                  [&](std::unique_ptr<Communicator> ranks) -> absl::Status {
-                    MOE_ASSIGN_OR_RETURN(const auto results,
-                                         verify::RunCases(request.problems, request.cases,
-                                                          options.fault, options.device, *ranks));
-                    if (ranks->rank() != 0) return absl::OkStatus();
-                    return OrAbort(*ranks, WriteResults(paths.second, results));
-                  });
+  const auto body = [&](std::unique_ptr<Communicator> ranks) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(
+        const auto results,
+        verify::RunCases(request.problems, request.cases, options.fault, options.device, *ranks));
+    if (ranks->rank() != 0) return absl::OkStatus();
+    return OrAbort(*ranks, WriteResults(paths.second, results));
+  };
+  return RunAgreedRanks({.launch = launch,
+                         .settings = settings,
+                         .command = "verify",
+                         .timeout = options.comm_timeout},
+                        body);
 }
 
 }  // namespace moe::cli

@@ -334,9 +334,9 @@ TEST(TrainerTest, RanksWithDifferentSettingsAreRefusedOnAllByFlagAndRanks) {
     TrainConfig other = plain;
     change(other);
     for (const absl::Status& status : StatusesOf({plain, plain, other}, {})) {
-      EXPECT_THAT(status,
-                  StatusIs(kInvalidArgument,
-                           absl::StrCat("ranks 0 and 2 were given a different ", flag, ",")));
+      EXPECT_THAT(status, StatusIs(kInvalidArgument,
+                                   absl::StrCat(") were given a different ", flag, ", expected")));
+      EXPECT_THAT(status, StatusIs(kInvalidArgument, " and 2 (host "));
     }
   };
   expect("--seed", [](TrainConfig& c) { c.seed += uint64_t{1} << 63; });
@@ -449,7 +449,7 @@ TEST(TrainerTest, RanksWithDifferentTextsAreRefusedOnAll) {
     Corpus corpus = MakeCorpus();
     if (world->rank() > 0) corpus.xxh3 ^= 1;
     EXPECT_THAT(Train(config, corpus, std::move(world), {}),
-                StatusIs(kInvalidArgument, "ranks 0 and 1 were given a different text (--data)"));
+                StatusIs(kInvalidArgument, ") were given a different text (--data)"));
     return absl::OkStatus();
   });
 }

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Ranks that were not given the same, of every command that runs some: refused before any work.
+#   bash agreement.sh <moe> <mpiexec> <golden data> <golden models>
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+mpiexec=$2
+data=$(realpath "$3")
+models=$(realpath "$4")
+cd "$work" || exit 1
+
+# differ <pattern> <arguments of moe on rank 0...> : <those on rank 1...>: exit code 2, and one line
+# that names what differs, both ranks and their hosts.
+differ() {
+  local pattern=$1 first=() arguments
+  shift
+  while [[ $1 != : ]]; do
+    first+=("$1")
+    shift
+  done
+  shift
+  arguments="${first[*]} : $*"
+  expect 2 "$arguments" "$mpiexec" -n 1 "$moe" "${first[@]}" : -n 1 "$moe" "$@"
+  what=$arguments
+  matches "^moe ${first[0]}: ranks 0 \(host $host\) and 1 \(host $host\) were given a different $pattern, expected" stderr
+  (($(grep -c '^moe[ :]' stderr) == 1)) || fail "$what: $(grep '^moe[ :]' stderr)"
+  [[ ! -s stdout ]] || fail "$what: wrote to stdout: $(head -n 3 stdout)"
+}
+host=$(uname -n)
+
+# change <safetensors file> <tensor, as a regular expression>: its first byte.
+change() {
+  local head at
+  head=$(od -An -t u8 -N 8 "$1" | tr -d ' ')
+  at=$(head -c $((8 + head)) "$1" | grep -aoE "\"$2\":\\{[^}]*" | grep -oE 'data_offsets":\[[0-9]+' | grep -oE '[0-9]+$')
+  cp "$1" before
+  printf '\x11' | dd of="$1" bs=1 seek=$((8 + head + at)) conv=notrunc status=none
+  (($(cmp -l before "$1" | wc -l) == 1)) || fail "change $*: $(cmp -l before "$1" | wc -l) bytes"
+}
+
+# Settings, by value; an operation and a command are some, too.
+layer=(bench layer --tokens 8 --hidden-size 16 --moe-ffn-hidden-size 16 -n 2 -T 0)
+differ "--seed: 0 and 1" "${layer[@]}" : "${layer[@]}" --seed 1
+differ "--router: mixtral and gpt-oss" "${layer[@]}" : "${layer[@]}" --router gpt-oss
+small=(-b 4K -e 4K -T 0 -n 2)
+differ "--datatype: f32 and i32" bench alltoall "${small[@]}" : bench alltoall "${small[@]}" -d i32
+differ "command: bench alltoall and bench allreduce" bench alltoall "${small[@]}" : bench allreduce "${small[@]}"
+sweep=(sweep --tokens 8 --hidden-size 16 --moe-ffn-hidden-size 16 -n 2 -T 0 --ep 1)
+differ "--moe-expert-capacity-factor: 1,2 and 1,4" "${sweep[@]}" --capacity-factor 1,2 : "${sweep[@]}" --capacity-factor 1,4
+differ "text \(--data\)" train "${model[@]}" --steps 1 : train "${model[@]}" --steps 1 --data "$moe"
+# What may differ does.
+expect 0 "threads and form" "$mpiexec" -n 1 "$moe" "${layer[@]}" --threads 1 : -n 1 "$moe" "${layer[@]}" --threads 2 -o json
+
+# Copies of one model that differ in one weight of one expert: each is read by one rank alone.
+cp -r "$models/mixtral" a
+cp -r a b
+change b/model.safetensors '[^"]*layers.0[^"]*experts.3.w2.weight'
+printf '\1\0\7\0\43\0\12\0%.0s' $(seq 8192) >ids # the model has 40
+eval=(eval --tokens ids --seq-length 16 --eval-sequences 8 --ep 2)
+differ "model \(--checkpoint\)" "${eval[@]}" --checkpoint a : "${eval[@]}" --checkpoint b
+differ "--split: all and held-out" "${eval[@]}" --checkpoint a : "${eval[@]}" --checkpoint a --split held-out
+from=(train -q --tokens ids --seq-length 16 --steps 1 --ep 2)
+differ "model \(--init-from\)" "${from[@]}" --init-from a : "${from[@]}" --init-from b
+generate=(generate --prompt-tokens 1,2 --max-new-tokens 2)
+differ "config.json \(--checkpoint\)" "${generate[@]}" --checkpoint a : "${generate[@]}" --checkpoint "$models/olmoe"
+cp -r a c
+expect 0 "two copies that are equal" "$mpiexec" -n 1 "$moe" "${eval[@]}" --checkpoint a : -n 1 "$moe" "${eval[@]}" --checkpoint c
+case=$data/mixtral-1
+one=(layer -q --hf-config "$case/config.json" --output y)
+cp "$case/io.safetensors" x
+change x x
+differ "x \(--input\)" "${one[@]}" --weights "$case" --input "$case/io.safetensors" : "${one[@]}" --weights "$case" --input x
+cp "$case/model.safetensors" w.safetensors
+change w.safetensors '[^"]*experts.1.w1.weight'
+differ "weights \(--weights\)" "${one[@]}" --input x --weights "$case" : "${one[@]}" --input x --weights w.safetensors
+
+# A host of another name.
+if unshare -u true; then
+  away=(unshare -u sh -c 'echo elsewhere >/proc/sys/kernel/hostname && exec "$@"' sh)
+  expect 2 "two hosts" "$mpiexec" -n 1 "$moe" "${layer[@]}" : -n 1 "${away[@]}" "$moe" "${layer[@]}" --topk 1
+  matches "ranks 0 \(host $host\) and 1 \(host elsewhere\) were given a different --moe-router-topk: 2 and 1," stderr
+fi
+finish
