@@ -39,12 +39,18 @@ std::string DescribePlace(int world_rank, absl::string_view operation, const Com
 }
 
 absl::Status LateError(absl::string_view place, std::vector<int> missing, absl::Duration waited,
-                       absl::Duration timeout) {
+                       absl::Duration timeout, absl::Span<const std::string> hosts) {
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  const bool one_host = std::all_of(hosts.begin(), hosts.end(),
+                                    [&](const std::string& host) { return host == hosts.front(); });
+  const auto name = [&](std::string* out, int rank) {
+    absl::StrAppend(out, rank);
+    if (!one_host) absl::StrAppend(out, " (host ", hosts[rank], ")");
+  };
   return absl::DeadlineExceededError(absl::StrCat(
       place, ": waited ", absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))), " for ",
-      missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "), ", deadline ",
+      missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", ", name), ", deadline ",
       absl::FormatDuration(timeout)));
 }
 

@@ -22,9 +22,10 @@ namespace moe {
 std::string DescribePlace(int world_rank, absl::string_view operation, const CommPhase& phase);
 
 // kDeadlineExceeded: "<place>: waited 2.00s for ranks 0, 3, deadline 2s". `missing` are world
-// ranks, in any order and more than once.
+// ranks, in any order and more than once. `hosts`: their names, by world rank; where they are not
+// all one, "for ranks 0 (host a), 3 (host b)". Empty: unknown.
 absl::Status LateError(absl::string_view place, std::vector<int> missing, absl::Duration waited,
-                       absl::Duration timeout);
+                       absl::Duration timeout, absl::Span<const std::string> hosts = {});
 
 // What a rank tells its peers of its call, as it lies in memory.
 struct CallCard {

@@ -1,14 +1,12 @@
 #include "moe/trace_export.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -28,11 +26,6 @@ struct RankFacts {
   int64_t offset_ns = 0;
   int64_t error_ns = 0;
 };
-
-std::string HostName() {
-  std::array<char, 256> name = {};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
-}
 
 // Perfetto finds a thread by its tid alone, takes the one whose tid is the pid for the main one,
 // and the numbers 0 for the idle process: so every lane has a number of its own, and none is 0.

@@ -1,6 +1,8 @@
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -115,6 +117,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, 
   if (color < 0) return nullptr;
   auto group = std::make_shared<MpiGroup>(comms[0], comms[1], members, timeout(), host.fate());
   group->hosts = std::move(hosts);
+  group->SetHostNames(host.host_names());
   return std::make_unique<MpiCommunicator>(std::move(group));
 }
 
@@ -175,9 +178,21 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiWorld(const MpiWorldOptions
   for (int r = 0; r < size; ++r) world_ranks[r] = r;
   auto group = std::make_shared<MpiGroup>(own[0], own[1], world_ranks, options.timeout,
                                           std::make_shared<LocalFate>());
-  const uint64_t host = HostId();
-  MOE_RETURN_IF_ERROR(group->host.Gather({"MakeMpiWorld", kPeerMemory, {}}, &host,
-                                         group->hosts.data(), sizeof host));
+  struct Host {
+    uint64_t id = 0;
+    char name[72] = {};  // 64 characters at most
+  };
+  Host mine = {.id = HostId()};
+  std::strncpy(mine.name, HostName().c_str(), sizeof(mine.name) - 1);
+  std::vector<Host> all(size);
+  MOE_RETURN_IF_ERROR(
+      group->host.Gather({"MakeMpiWorld", kPeerMemory, {}}, &mine, all.data(), sizeof(Host)));
+  auto names = std::make_shared<std::vector<std::string>>();
+  for (int r = 0; r < size; ++r) {
+    group->hosts[r] = all[r].id;
+    names->emplace_back(all[r].name);
+  }
+  group->SetHostNames(std::move(names));
   return std::make_unique<MpiCommunicator>(std::move(group));
 }
 

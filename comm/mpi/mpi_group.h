@@ -57,6 +57,11 @@ class MpiGroup {
   // Communicator::DoCollective.
   absl::Status Collective(const CommPhase& phase, const CollectiveCall& call);
 
+  void SetHostNames(const MpiLane::HostNames& names) {
+    stream.set_host_names(names);
+    host.set_host_names(names);
+  }
+
   MpiLane stream;  // collectives: used by the stream's thread
   MpiLane host;    // Barrier, Split: used by the host thread, maybe at the same time
 

@@ -201,7 +201,8 @@ absl::Status MpiLane::Late(size_t first, absl::Duration waited) const {
     missing.erase(missing.begin() + rank_);
   }
   const std::string place = DescribePlace(world_ranks_[rank_], call_.operation, call_.phase);
-  return LateError(place, missing, waited, timeout_);
+  return LateError(place, missing, waited, timeout_,
+                   host_names_ == nullptr ? absl::Span<const std::string>() : *host_names_);
 }
 
 // Leaks what is under way. A receive for which nothing has come is told to take nothing any more.

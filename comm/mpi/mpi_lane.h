@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -43,6 +45,10 @@ class MpiLane {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(world_ranks_.size()); }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
+  // The hosts of all ranks of the world, for messages; nullptr: not known yet.
+  using HostNames = std::shared_ptr<const std::vector<std::string>>;
+  const HostNames& host_names() const { return host_names_; }
+  void set_host_names(HostNames names) { host_names_ = std::move(names); }
   absl::Duration timeout() const { return timeout_; }
   int64_t lingered_ns() const { return lingered_ns_; }  // Communicator::lingered_ns
   // The world of this process, which its groups share: the first reason to end it wins.
@@ -104,6 +110,7 @@ class MpiLane {
   const absl::Duration timeout_;
   const std::shared_ptr<LocalFate> fate_;
   int rank_ = 0;
+  HostNames host_names_;
 
   // The call between Begin and Finish; entry i of both vectors is one transfer.
   MpiCall call_;

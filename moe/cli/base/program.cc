@@ -12,6 +12,7 @@
 #include <absl/time/clock.h>
 #include <unistd.h>
 
+#include "comm/clock_offset.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/config_file.h"
@@ -110,9 +111,10 @@ ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
     return ExitCodeOf(status);
   }
   const LaunchInfo& launch = invocation.launch;
-  const absl::Status own = WithExitCode(
-      absl::Status(status.code(), absl::StrCat("rank ", launch.rank, ": ", status.message())),
-      ExitCodeOf(status));
+  const absl::Status own =
+      WithExitCode(absl::Status(status.code(), absl::StrCat("rank ", launch.rank, " on host ",
+                                                            HostName(), ": ", status.message())),
+                   ExitCodeOf(status));
   // The others wait for this rank, and some launchers leave them to: it comes, to end the job.
   if (HasBackend(Backend::kMpi) && launch.source != LaunchSource::kTorchrun) {
     const Launch world = {.plan = {.backend = Backend::kMpi,

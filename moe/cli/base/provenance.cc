@@ -1,7 +1,6 @@
 #include "moe/cli/base/provenance.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <fstream>
 #include <thread>
@@ -15,6 +14,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "comm/clock_offset.h"
 #include "comm/world_plan.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/grouped_gemm/simd_targets.h"
@@ -33,11 +33,6 @@ std::string Features() {
   const std::string features = absl::StrCat(
       LinkedMpi(), LinkedMpi().empty() || MOE_FEATURES[0] == 0 ? "" : ", ", MOE_FEATURES);
   return features.empty() ? "none" : features;
-}
-
-std::string HostName() {
-  std::array<char, 256> name = {};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
 // What `read` finds in a file; nothing in one that cannot be read. No memory is not an empty file:

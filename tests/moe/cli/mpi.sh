@@ -37,7 +37,7 @@ expect 9 "a launcher of the other MPI"
 run "$mpiexec" -n 3 sh -c 'test "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 && set -- "$@" --data /nowhere; exec "$@"' sh \
   "$moe" train "${model[@]}" --steps 1 --quiet
 expect 2 "an error of rank 1 alone"
-said_once "rank 1: .*'/nowhere' does not exist"
+said_once "rank 1 on host $(uname -n): .*'/nowhere' does not exist"
 ((seconds < 20)) || fail "an error of rank 1 alone: ended after $seconds s"
 
 # lose_rank <signal> <rank> <exit codes> <what is said of it>: a process of three is stopped or
