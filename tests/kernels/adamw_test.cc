@@ -132,8 +132,8 @@ TEST(AdamWTest, ANaNShowsInItsOwnElementAlone) {
   });
 }
 
-// Elements of vectors and of the tail, in every thread block: a weight or v that leaves float32, and
-// 0 / 0 of an epsilon of 0. Zeros behind the last element are none.
+// Elements of vectors and of the tail, in every thread block: a weight or v that leaves float32,
+// and 0 / 0 of an epsilon of 0. Zeros behind the last element are none.
 TEST(AdamWTest, CountsElementsThatAreNotFinite) {
   const auto count_of = [](const TestDevice& device, State& s, AdamWOptions options) {
     const auto count = device.Copy(std::vector<int64_t>{5});
