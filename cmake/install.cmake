@@ -41,7 +41,8 @@ include(CMakePackageConfigHelpers)
 # these include. All else is internal; the test `consumer` compiles each alone.
 set(moe_public_headers
   moe/moe.h
-  moe/canonical_tensor.h moe/context.h moe/experts.h moe/gradient_norm.h moe/gradient_reducer.h moe/loss_scaler.h moe/main.h
+  moe/canonical_tensor.h moe/context.h moe/experts.h moe/gradient_norm.h moe/gradient_reducer.h
+  moe/grid_unit.h moe/loss_scaler.h moe/main.h
   moe/micro_batches.h moe/moe_layer.h moe/optimizer.h moe/parameter.h moe/phase_clock.h moe/saved_memory.h
   moe/session.h moe/shard_cut.h moe/shared_expert.h moe/trace_export.h moe/trainer.h
   moe/c/moe.h moe/torch.h
