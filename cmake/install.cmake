@@ -50,7 +50,7 @@ set(moe_public_headers
   moe/checkpoint/step_folders.h moe/checkpoint/stop_signal.h moe/checkpoint/training_state.h
   moe/checkpoint/writer.h
   moe/hf/block_run.h moe/hf/hf_config.h moe/hf/hf_model.h moe/hf/hf_save.h moe/hf/hf_weights.h moe/hf/model_rule.h moe/hf/tensor_rule.h
-  moe/io/checkpoint.h moe/io/file.h moe/io/file_system.h moe/io/model_files.h moe/io/routing_trace.h moe/io/safetensors.h
+  moe/io/checkpoint.h moe/io/file.h moe/io/file_system.h moe/io/file_work.h moe/io/model_files.h moe/io/routing_trace.h moe/io/safetensors.h
   moe/io/safetensors_stream.h
   moe/lm/key_value_cache.h moe/lm/text_data.h moe/lm/tokens.h moe/lm/train_config.h moe/lm/trainer.h moe/lm/transformer.h
   dispatch/dispatch_plan.h dispatch/dispatcher.h dispatch/placement.h
@@ -59,7 +59,7 @@ set(moe_public_headers
   gating/token_choice_gate.h gating/token_groups.h
   comm/all_reduce.h comm/bootstrap.h comm/communicator.h comm/create.h comm/host_staging.h
   comm/local/local_world.h comm/mesh.h comm/mpi/mpi_world.h comm/nccl/nccl_store.h
-  comm/nccl/nccl_world.h comm/ring_all_reduce.h comm/world_plan.h
+  comm/nccl/nccl_world.h comm/patience.h comm/ring_all_reduce.h comm/world_plan.h
   kernels/base/buffer.h kernels/base/caught.h kernels/base/cuda_devices.h
   kernels/base/device_arrays.h
   kernels/base/dtype.h kernels/base/group_offsets.h kernels/base/host_task.h kernels/base/log.h kernels/base/nvtx_range.h
