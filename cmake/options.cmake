@@ -52,6 +52,9 @@ if(PROJECT_IS_TOP_LEVEL) # else the choices of the project around this one
   find_program(LLD_PROGRAM ld.lld)
   if(LLD_PROGRAM)
     add_link_options(-fuse-ld=lld)
+    if(NOT MOE_SANITIZE)
+      add_link_options(-Wl,--gc-sections) # code that a test program never calls is half of it
+    endif()
   endif()
 endif()
 

@@ -97,7 +97,7 @@ find_program(CLANG clang++)
 if(CLANG)
   list(TRANSFORM headers REPLACE "(.+)" "#include <\\1>\n" OUTPUT_VARIABLE includes)
   file(WRITE ${project}/all_headers.cc ${includes})
-  run(sh -c "${CLANG} -std=c++20 ${strict} -fsyntax-only $(pkg-config --cflags moe) ${project}/all_headers.cc")
+  run(sh -c "${CLANG} -std=c++20 ${strict} -fsyntax-only -I${SCRATCH}/prefix/include/moe-1 ${project}/all_headers.cc")
 endif()
 
 # A version or a component that this build is not or has not is refused, and the message names it.
