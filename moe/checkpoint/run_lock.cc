@@ -29,7 +29,7 @@ namespace {
 
 constexpr absl::Duration kLeaveTime = absl::Seconds(1);  // for a disk to answer at the end
 
-using Json = nlohmann::ordered_json;
+using LockJson = nlohmann::ordered_json;
 
 std::string Named(const LockHolder& holder) {
   return absl::StrCat("process ", holder.pid, " on host ", holder.host, " since ", holder.since);
@@ -74,7 +74,7 @@ LockHolder ThisRun() {
 }
 
 std::string LockText(const LockHolder& holder) {
-  Json line = Json::object();
+  LockJson line = LockJson::object();
   line["run"] = holder.run;
   line["host"] = holder.host;
   line["pid"] = holder.pid;
@@ -82,11 +82,11 @@ std::string LockText(const LockHolder& holder) {
   line["host_id"] = holder.host_id;
   line["pid_namespace"] = holder.pid_namespace;
   line["process_start"] = holder.process_start;
-  return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return line.dump(-1, ' ', false, LockJson::error_handler_t::replace) + "\n";
 }
 
 absl::StatusOr<LockHolder> ParseLock(const std::string& text) {
-  const Json line = Json::parse(text, nullptr, false);
+  const LockJson line = LockJson::parse(text, nullptr, false);
   LockHolder holder;
   bool whole = line.is_object();
   const auto get = [&]<typename V>(const char* key, V& value) {
