@@ -168,7 +168,8 @@ TEST(LayerMemoryTest, RowsWithoutMemoryAreRefusedAndNoRowsNeedNone) {
     EXPECT_THAT(rank.Backward(y, saved, null), StatusIs(kInvalidArgument, "dx [6, 8] is null"));
     MOE_RETURN_IF_ERROR(rank.Backward(y, saved, rank.dx[0].view()));
     MOE_RETURN_IF_ERROR(rank.Forward(none, none, &saved));
-    return rank.Backward(none, saved, none);
+    MOE_RETURN_IF_ERROR(rank.Backward(none, saved, none));
+    return rank.context().compute->Synchronize();
   });
 }
 
