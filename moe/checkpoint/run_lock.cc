@@ -27,7 +27,7 @@
 namespace moe {
 namespace {
 
-constexpr absl::Duration kLeaveTime = absl::Seconds(1);  // for a disk to answer at the end
+constexpr absl::Duration kGiveUpTime = absl::Seconds(1);  // for a disk to answer at the end
 
 using LockJson = nlohmann::ordered_json;
 
@@ -150,7 +150,7 @@ RunLock::~RunLock() {
     for (const int file : beats->files) (void)files.Close(file);
     return absl::OkStatus();
   };
-  FileWork::Run({.who = path_, .deadline = kLeaveTime, .files = &files_}, give_up).IgnoreError();
+  FileWork::Run({.who = path_, .deadline = kGiveUpTime, .files = &files_}, give_up).IgnoreError();
 }
 
 // The file stays open, to be touched.
