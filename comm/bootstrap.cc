@@ -1,103 +1,144 @@
 #include "comm/bootstrap.h"
 
+#include <iterator>
+#include <utility>
+
+#include <absl/algorithm/container.h>
+#include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "kernels/base/status_macros.h"
 
 namespace moe {
 namespace {
 
-// One family of variables. A set exists when its rank or its size is there; rank and size come
-// together or not at all, with a port all but the local size. nullptr: the family has no such
-// variable.
-struct Family {
+// A launcher's variables; nullptr: it has no such variable. A set exists when its rank or its size
+// is there, and is complete with all that is not optional.
+struct Launcher {
   LaunchSource source;
   const char* rank;
   const char* size = nullptr;
-  const char* local_rank = nullptr;
-  const char* local_size = nullptr;
+  const char* local_rank = nullptr;  // optional, but beside a port
+  const char* local_size = nullptr;  // optional
   const char* address = nullptr;
   const char* port = nullptr;
+  // The set counts only where this variable is there, and begins so.
+  const char* only_with = nullptr;
+  absl::string_view begins = "";
+  // Only processes that the launcher itself started have it.
+  const char* own = nullptr;
 };
 
-constexpr Family kTorchrun = {.source = LaunchSource::kTorchrun,
-                              .rank = "RANK",
-                              .size = "WORLD_SIZE",
-                              .local_rank = "LOCAL_RANK",
-                              .local_size = "LOCAL_WORLD_SIZE",
-                              .address = "MASTER_ADDR",
-                              .port = "MASTER_PORT"};
-constexpr Family kOpenMpi = {.source = LaunchSource::kOpenMpi,
-                             .rank = "OMPI_COMM_WORLD_RANK",
-                             .size = "OMPI_COMM_WORLD_SIZE",
-                             .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
-                             .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE"};
-constexpr Family kPmi = {.source = LaunchSource::kPmi,
-                         .rank = "PMI_RANK",
-                         .size = "PMI_SIZE",
-                         .local_rank = "MPI_LOCALRANKID",
-                         .local_size = "MPI_LOCALNRANKS"};
-constexpr Family kPmix = {.source = LaunchSource::kPmix,
-                          .rank = "PMIX_RANK",
-                          .local_rank = "PMIX_LOCAL_RANK",
-                          .local_size = "PMIX_LOCAL_SIZE"};
-constexpr Family kSlurm = {.source = LaunchSource::kSlurm,
-                           .rank = "SLURM_PROCID",
-                           .size = "SLURM_NTASKS",
-                           .local_rank = "SLURM_LOCALID"};
+constexpr Launcher kTorchrun = {.source = LaunchSource::kTorchrun,
+                                .rank = "RANK",
+                                .size = "WORLD_SIZE",
+                                .local_rank = "LOCAL_RANK",
+                                .local_size = "LOCAL_WORLD_SIZE",
+                                .address = "MASTER_ADDR",
+                                .port = "MASTER_PORT"};
+
+// torchrun that srun started: its processes have the variables of srun's task, too.
+constexpr Launcher InsideStep(Launcher torchrun) {
+  torchrun.only_with = "TORCHELASTIC_RUN_ID";
+  torchrun.own = torchrun.only_with;
+  return torchrun;
+}
+
+// Two rows of a source are one launcher: the first whose `only_with` is there.
+constexpr Launcher kLaunchers[] = {
+    {.source = LaunchSource::kOpenMpi,
+     .rank = "OMPI_COMM_WORLD_RANK",
+     .size = "OMPI_COMM_WORLD_SIZE",
+     .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
+     .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE",
+     .own = "PMIX_NAMESPACE"},
+    {.source = LaunchSource::kPmi,
+     .rank = "PMI_RANK",
+     .size = "PMI_SIZE",
+     .local_rank = "MPI_LOCALRANKID",
+     .local_size = "MPI_LOCALNRANKS",
+     .own = "PMI_FD"},
+    InsideStep(kTorchrun),
+    // srun --mpi=pmix, whose namespaces are "slurm.pmix.JOB.STEP".
+    {.source = LaunchSource::kPmix,
+     .rank = "PMIX_RANK",
+     .size = "SLURM_NTASKS",
+     .local_rank = "SLURM_LOCALID",
+     .only_with = "PMIX_NAMESPACE",
+     .begins = "slurm.",
+     .own = "SLURM_TASK_PID"},
+    {.source = LaunchSource::kPmix, .rank = "PMIX_RANK", .own = "PMIX_NAMESPACE"},
+    {.source = LaunchSource::kSlurm,
+     .rank = "SLURM_PROCID",
+     .size = "SLURM_NTASKS",
+     .local_rank = "SLURM_LOCALID",
+     .only_with = "SLURM_STEP_ID",
+     .own = "SLURM_TASK_PID"},
+    kTorchrun,
+};
 
 const char* Value(EnvLookup lookup, const char* name) {
   const char* const value = name == nullptr ? nullptr : lookup(name);
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-absl::Status ReadInt(EnvLookup lookup, const char* name, int lowest, int* out) {
+// Whether the variables are a launch's, if they are there.
+bool Counts(const Launcher& launcher, EnvLookup lookup) {
+  if (launcher.only_with == nullptr) return true;
+  const char* const value = Value(lookup, launcher.only_with);
+  return value != nullptr && absl::StartsWith(value, launcher.begins);
+}
+
+absl::Status ReadInt(const Launcher& launcher, EnvLookup lookup, const char* name, int lowest,
+                     int* out) {
   const char* const text = Value(lookup, name);
   if (text == nullptr) return absl::OkStatus();
   if (absl::SimpleAtoi(text, out) && *out >= lowest) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("DetectLaunch: ", name, " is '", text, "', expected an integer >= ", lowest));
+  return absl::InvalidArgumentError(absl::StrCat("DetectLaunch: ", name, " is '", text,
+                                                 "', expected an integer >= ", lowest, "; or ",
+                                                 HowToUnset(launcher.source)));
 }
 
-absl::Status CheckComplete(const Family& family, EnvLookup lookup) {
-  const char* const required[] = {family.rank, family.size,
-                                  family.port != nullptr ? family.local_rank : nullptr,
-                                  family.address, family.port};
-  const char* present = nullptr;
-  const char* absent = nullptr;
-  for (const char* name : required) {
-    if (name == nullptr) continue;
-    const bool is_set = Value(lookup, name) != nullptr;
-    if (is_set && present == nullptr) present = name;
-    if (!is_set && absent == nullptr) absent = name;
+bool Exists(const Launcher& launcher, EnvLookup lookup) {
+  return Value(lookup, launcher.rank) != nullptr || Value(lookup, launcher.size) != nullptr;
+}
+
+// Of a set that exists: the warning that only a part of it is there; "" for a whole one.
+std::string Lack(const Launcher& launcher, EnvLookup lookup) {
+  std::vector<absl::string_view> set, unset;
+  for (const char* name :
+       {launcher.rank, launcher.size, launcher.port != nullptr ? launcher.local_rank : nullptr,
+        launcher.address, launcher.port}) {
+    if (name != nullptr) (Value(lookup, name) == nullptr ? unset : set).emplace_back(name);
   }
-  if (absent == nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("DetectLaunch: ", present, " is set and ", absent,
-                                                 " is not, expected both or neither"));
+  if (unset.empty()) return "";
+  return absl::StrCat(absl::StrJoin(set, ", "), set.size() > 1 ? " are" : " is", " set without ",
+                      absl::StrJoin(unset, ", "), ", which a launcher sets beside: left out");
 }
 
 absl::Status CheckRange(const LaunchInfo& info, const char* rank_name, const char* size_name) {
   if (info.size == 0 || info.rank < info.size) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("DetectLaunch: ", rank_name, " is ", info.rank,
-                                                 " and ", size_name, " is ", info.size,
-                                                 ", expected a rank below the size"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("DetectLaunch: ", rank_name, " is ", info.rank, " and ", size_name, " is ",
+                   info.size, ", expected a rank below the size; or ", HowToUnset(info.source)));
 }
 
-// nullopt when there is no such set.
-absl::StatusOr<std::optional<LaunchInfo>> Read(const Family& family, EnvLookup lookup) {
-  if (Value(lookup, family.rank) == nullptr && Value(lookup, family.size) == nullptr) {
-    return std::nullopt;
-  }
-  MOE_RETURN_IF_ERROR(CheckComplete(family, lookup));
-  LaunchInfo info{.source = family.source, .size = family.size == nullptr ? 0 : 1};
-  MOE_RETURN_IF_ERROR(ReadInt(lookup, family.rank, 0, &info.rank));
-  MOE_RETURN_IF_ERROR(ReadInt(lookup, family.size, 1, &info.size));
-  MOE_RETURN_IF_ERROR(ReadInt(lookup, family.local_rank, 0, &info.local_rank));
-  MOE_RETURN_IF_ERROR(ReadInt(lookup, family.local_size, 1, &info.local_size));
-  MOE_RETURN_IF_ERROR(ReadInt(lookup, family.port, 1, &info.port));
-  if (const char* address = Value(lookup, family.address)) info.address = address;
-  MOE_RETURN_IF_ERROR(CheckRange(info, family.rank, family.size));
+// A set that is complete.
+absl::StatusOr<LaunchInfo> Read(const Launcher& launcher, EnvLookup lookup) {
+  LaunchInfo info{.source = launcher.source, .size = launcher.size == nullptr ? 0 : 1};
+  const auto read = [&](const char* name, int lowest, int* out) {
+    return ReadInt(launcher, lookup, name, lowest, out);
+  };
+  MOE_RETURN_IF_ERROR(read(launcher.rank, 0, &info.rank));
+  MOE_RETURN_IF_ERROR(read(launcher.size, 1, &info.size));
+  MOE_RETURN_IF_ERROR(read(launcher.local_rank, 0, &info.local_rank));
+  MOE_RETURN_IF_ERROR(read(launcher.local_size, 1, &info.local_size));
+  MOE_RETURN_IF_ERROR(read(launcher.port, 1, &info.port));
+  if (const char* address = Value(lookup, launcher.address)) info.address = address;
+  info.launcher_runs = Value(lookup, launcher.own) != nullptr;
+  MOE_RETURN_IF_ERROR(CheckRange(info, launcher.rank, launcher.size));
   return info;
 }
 
@@ -123,15 +164,42 @@ absl::StatusOr<std::optional<LaunchInfo>> ReadFlags(const LaunchFlags& flags) {
   return info;
 }
 
-absl::Status CheckAgree(const LaunchInfo& torchrun, const LaunchInfo& mpi, const Family& family) {
-  const auto check = [](const char* name, int value, const char* other_name, int other) {
-    if (value == other) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("DetectLaunch: ", name, " is ", value, " and ",
-                                                   other_name, " is ", other,
-                                                   ", expected one launcher: unset the other's"));
+// A shell inside a step, which is the only task of it.
+bool IsShellOfStep(const LaunchInfo& launch) {
+  const bool of_step =
+      launch.source == LaunchSource::kSlurm || launch.source == LaunchSource::kPmix;
+  return of_step && launch.size == 1;
+}
+
+// The first row of `source`, which has a size.
+const Launcher* Find(LaunchSource source) {
+  const auto* const found = absl::c_find_if(
+      kLaunchers, [source](const Launcher& launcher) { return launcher.source == source; });
+  return found == std::end(kLaunchers) ? nullptr : found;
+}
+
+absl::Status CheckAgree(const LaunchInfo& launch, const LaunchInfo& torchrun) {
+  const Launcher& one = *Find(launch.source);
+  const Launcher& other = *Find(torchrun.source);
+  const auto check = [&](const char* name, int value, const char* other_name, int other_value) {
+    if (value == other_value) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("DetectLaunch: ", name, " is ", value, " and ", other_name, " is ",
+                     other_value, ", expected one launcher: unset ", other.rank, " ", other.size,
+                     ", or ", one.rank, " ", one.size));
   };
-  MOE_RETURN_IF_ERROR(check("WORLD_SIZE", torchrun.size, family.size, mpi.size));
-  return check("RANK", torchrun.rank, family.rank, mpi.rank);
+  if (launch.size > 0) {
+    MOE_RETURN_IF_ERROR(check(other.size, torchrun.size, one.size, launch.size));
+  }
+  return check(other.rank, torchrun.rank, one.rank, launch.rank);
+}
+
+// srun without a PMI leaves MPI to find the other tasks by itself, which most builds cannot.
+std::string WithoutPmi(const LaunchInfo& launch) {
+  return absl::StrCat("SLURM_PROCID is set without PMIX_RANK or PMI_RANK: srun started ",
+                      launch.size,
+                      " tasks that MPI may take for a job of its own each; srun --mpi=list has "
+                      "those that it can start (pmix, pmi2)");
 }
 
 }  // namespace
@@ -139,27 +207,46 @@ absl::Status CheckAgree(const LaunchInfo& torchrun, const LaunchInfo& mpi, const
 absl::StatusOr<LaunchInfo> DetectLaunch(const LaunchFlags& flags, EnvLookup lookup) {
   MOE_ASSIGN_OR_RETURN(const std::optional<LaunchInfo> from_flags, ReadFlags(flags));
   if (from_flags.has_value()) return *from_flags;
-  MOE_ASSIGN_OR_RETURN(const std::optional<LaunchInfo> torchrun, Read(kTorchrun, lookup));
-  for (const Family& family : {kOpenMpi, kPmi}) {
-    MOE_ASSIGN_OR_RETURN(const std::optional<LaunchInfo> mpi, Read(family, lookup));
-    if (!mpi.has_value()) continue;
-    if (torchrun.has_value()) MOE_RETURN_IF_ERROR(CheckAgree(*torchrun, *mpi, family));
-    return *mpi;
+  LaunchInfo launch;
+  std::vector<std::string> warnings;
+  std::vector<LaunchSource> seen;
+  for (const Launcher& launcher : kLaunchers) {
+    if (absl::c_linear_search(seen, launcher.source) || !Counts(launcher, lookup)) continue;
+    seen.push_back(launcher.source);
+    if (!Exists(launcher, lookup)) continue;
+    if (std::string lack = Lack(launcher, lookup); !lack.empty()) {
+      warnings.push_back(std::move(lack));
+      continue;
+    }
+    const bool found = launch.source != LaunchSource::kNone;
+    if (found && launcher.source != LaunchSource::kTorchrun) continue;
+    MOE_ASSIGN_OR_RETURN(LaunchInfo info, Read(launcher, lookup));
+    if (found) {
+      MOE_RETURN_IF_ERROR(CheckAgree(launch, info));
+    } else if (!IsShellOfStep(info)) {
+      launch = std::move(info);
+    }
   }
-  if (torchrun.has_value()) return *torchrun;
-  MOE_ASSIGN_OR_RETURN(const std::optional<LaunchInfo> pmix, Read(kPmix, lookup));
-  if (pmix.has_value()) return *pmix;
-  if (Value(lookup, "SLURM_STEP_ID") == nullptr) return LaunchInfo{};
-  MOE_ASSIGN_OR_RETURN(const std::optional<LaunchInfo> slurm, Read(kSlurm, lookup));
-  if (slurm.has_value() && slurm->size > 1) return *slurm;
-  return LaunchInfo{};
+  if (launch.source == LaunchSource::kSlurm) warnings.push_back(WithoutPmi(launch));
+  launch.warnings = std::move(warnings);
+  return launch;
 }
 
 const char* NameOf(LaunchSource source) {
-  for (const Family& family : {kTorchrun, kOpenMpi, kPmi, kPmix, kSlurm}) {
-    if (family.source == source) return family.rank;
-  }
-  return source == LaunchSource::kFlags ? "--rank" : "none";
+  if (source == LaunchSource::kFlags) return "--rank";
+  const Launcher* const launcher = Find(source);
+  return launcher == nullptr ? "none" : launcher->rank;
+}
+
+const char* LocalRankNameOf(LaunchSource source) {
+  const Launcher* const launcher = Find(source);
+  return launcher == nullptr ? nullptr : launcher->local_rank;
+}
+
+std::string HowToUnset(LaunchSource source) {
+  const Launcher* const launcher = Find(source);
+  if (launcher == nullptr) return "leave out --rank --world-size";
+  return absl::StrCat("unset ", launcher->rank, " ", launcher->size);
 }
 
 absl::Status CheckMpiSize(const LaunchInfo& launch, absl::string_view linked_mpi, int mpi_size) {
@@ -168,11 +255,14 @@ absl::Status CheckMpiSize(const LaunchInfo& launch, absl::string_view linked_mpi
   }
   const bool other = (launch.source == LaunchSource::kOpenMpi && linked_mpi == "mpich") ||
                      (launch.source == LaunchSource::kPmi && linked_mpi == "openmpi");
+  const bool by_srun =
+      launch.source == LaunchSource::kSlurm || launch.source == LaunchSource::kPmix;
   return absl::UnauthenticatedError(absl::StrCat(
       "CheckMpiSize: ", NameOf(launch.source), " belongs to a launch of ", launch.size,
       " ranks, MPI sees ", mpi_size, ", expected the same; this build links ", linked_mpi,
       other ? ", the launcher is of the other MPI: start with mpiexec." : "",
-      other ? linked_mpi : ""));
+      other ? linked_mpi : "",
+      by_srun ? ", which needs another --mpi of srun: srun --mpi=list has them" : ""));
 }
 
 }  // namespace moe

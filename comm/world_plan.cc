@@ -17,8 +17,18 @@ absl::Status NotBuilt(Backend backend, absl::string_view wanted) {
       absl::StrCat("PlanWorld: ", wanted, ", but this build has ", remedy));
 }
 
-const char* LauncherOf(const LaunchInfo& launch) {
-  return launch.source == LaunchSource::kSlurm ? "srun" : "mpirun";
+std::string HowToLeave(const LaunchInfo& launch) {
+  return absl::StrCat(HowToUnset(launch.source), ", or backend local");
+}
+
+absl::Status LaunchedWithoutMpi(const LaunchInfo& launch) {
+  const bool by_srun =
+      launch.source == LaunchSource::kSlurm || launch.source == LaunchSource::kPmix;
+  const absl::Status status =
+      NotBuilt(Backend::kMpi, absl::StrCat("started by ", by_srun ? "srun" : "mpirun"));
+  return absl::Status(
+      status.code(), absl::StrCat(status.message(), "; or take each process for a job of its own: ",
+                                  HowToLeave(launch)));
 }
 
 bool ByTorchrun(const LaunchInfo& launch) {
@@ -34,9 +44,10 @@ absl::Status CheckRanks(const WorldRequest& request, const LaunchInfo& launch) {
   if (!launched || launch.size == 0 || request.ranks.value_or(launch.size) == launch.size) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("PlanWorld: ranks is ", *request.ranks,
-                                                 ", the launcher (", NameOf(launch.source),
-                                                 ") started ", launch.size, ", expected the same"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("PlanWorld: ranks is ", *request.ranks, ", the launcher (",
+                   NameOf(launch.source), ") started ", launch.size, ", expected the same",
+                   launch.launcher_runs ? "" : absl::StrCat("; or ", HowToLeave(launch))));
 }
 
 // Processes without MPI.
@@ -53,10 +64,10 @@ absl::StatusOr<WorldPlan> PlanTorchrun(const WorldRequest& request, const Launch
                      .ranks = launch.size,
                      .launch = launch};
   }
-  return absl::UnimplementedError(
-      absl::StrCat("PlanWorld: a launch by ", NameOf(launch.source), " needs ",
-                   HasNccl() ? "GPUs (--device cuda)" : "NCCL, and this build has none",
-                   "; start the ranks with: mpirun -n ", launch.size, " moe ..."));
+  return absl::UnimplementedError(absl::StrCat(
+      "PlanWorld: a launch by ", NameOf(launch.source), " needs ",
+      HasNccl() ? "GPUs (--device cuda)" : "NCCL, and this build has none",
+      "; start the ranks with: mpirun -n ", launch.size, " moe ...; or ", HowToLeave(launch)));
 }
 
 }  // namespace
@@ -71,14 +82,10 @@ bool HasBackend(Backend backend) {
   return backend == Backend::kLocal || !LinkedMpi().empty();
 }
 
-absl::StatusOr<WorldPlan> PlanWorld(const WorldRequest& request, const LaunchInfo& launch) {
+absl::StatusOr<WorldPlan> PlanWorld(const WorldRequest& request, const LaunchInfo& found) {
+  const LaunchInfo launch = request.backend == Backend::kLocal ? LaunchInfo{} : found;
   const bool launched = launch.source != LaunchSource::kNone;
   MOE_RETURN_IF_ERROR(CheckRanks(request, launch));
-  if (launched && request.backend == Backend::kLocal) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("PlanWorld: backend is local, but a launcher (", NameOf(launch.source),
-                     ") started this process; ranks that are threads are started without one"));
-  }
   if (request.backend == Backend::kNccl && request.device != DeviceKind::kCuda) {
     return absl::InvalidArgumentError(
         "PlanWorld: backend is nccl, whose ranks compute on GPUs: expected --device cuda beside "
@@ -87,18 +94,16 @@ absl::StatusOr<WorldPlan> PlanWorld(const WorldRequest& request, const LaunchInf
   if (ByTorchrun(launch)) return PlanTorchrun(request, launch);
   const Backend backend = request.backend.value_or(launched ? Backend::kMpi : Backend::kLocal);
   if (!HasBackend(backend)) {
-    return NotBuilt(backend, request.backend.has_value()
-                                 ? absl::StrCat("backend is ", NameOf(backend))
-                                 : absl::StrCat("started by ", LauncherOf(launch)));
+    return request.backend.has_value()
+               ? NotBuilt(backend, absl::StrCat("backend is ", NameOf(backend)))
+               : LaunchedWithoutMpi(launch);
   }
   WorldPlan plan{.backend = backend, .launch = launch};
   if (!launched && backend != Backend::kMpi) {
     plan.ranks = request.ranks.value_or(request.default_ranks);
     return plan;
   }
-  if (!HasBackend(Backend::kMpi)) {
-    return NotBuilt(Backend::kMpi, absl::StrCat("started by ", LauncherOf(launch)));
-  }
+  if (!HasBackend(Backend::kMpi)) return LaunchedWithoutMpi(launch);
   if (!launched && request.ranks.value_or(1) != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("PlanWorld: backend is mpi with ranks ", *request.ranks,

@@ -12,6 +12,10 @@ absl::Status RunMpiRank(const RunOptions& /*options*/, RankBody /*body*/) {
   return absl::UnimplementedError("RunRanks: this build has no backend mpi, expected local");
 }
 
+absl::StatusOr<int> AskMpiSize(const RunOptions& /*options*/) {
+  return absl::UnimplementedError("AskMpiSize: this build has no MPI");
+}
+
 absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiWorld(const MpiWorldOptions& /*options*/) {
   return absl::UnimplementedError("MakeMpiWorld: this build has no MPI");
 }

@@ -124,7 +124,14 @@ class Watchdog {
   std::thread thread_;  // last: starts after the state above exists
 };
 
+// What AskMpiSize started, until a rank runs in it. Not ended where none does: MPI_Finalize would
+// wait for processes that may have failed.
+MpiSession* asked_session = nullptr;
+
 absl::StatusOr<std::unique_ptr<MpiSession>> StartInTime(const RunOptions& options) {
+  if (asked_session != nullptr) {
+    return std::unique_ptr<MpiSession>(std::exchange(asked_session, nullptr));
+  }
   const Watchdog watchdog("MPI_Init_thread", StartTimeout(options), options);
   return MpiSession::Start();
 }
@@ -149,6 +156,12 @@ void ReportOnce(HostWatch& watch, const RunOptions& options, const absl::Status&
 
 absl::string_view LinkedMpi() {
   return MOE_LINKED_MPI;
+}
+
+absl::StatusOr<int> AskMpiSize(const RunOptions& options) {
+  MOE_ASSIGN_OR_RETURN(std::unique_ptr<MpiSession> session, StartInTime(options));
+  asked_session = session.release();
+  return asked_session->size();
 }
 
 absl::Status RunMpiRank(const RunOptions& asked, RankBody body) {

@@ -45,8 +45,9 @@ struct Invocation {
   std::vector<std::string> args;         // after the command's name
   std::vector<std::string> environment;  // "NAME=value"
   LaunchInfo launch;                     // who started this process; by hand if that is unclear
-  // Of all processes: says what all of them would say alike.
-  bool first() const { return launch.rank == 0; }
+  // Of all processes: says what all of them would say alike. Where variables name a rank and no
+  // launcher runs, nobody else may be there to say it.
+  bool first() const { return launch.rank == 0 || !launch.launcher_runs; }
 };
 
 // Prints an error, if any, as one line on standard error. Commands without ranks do nothing in

@@ -21,8 +21,9 @@ void AddRankSettings(Table& table, int ranks) {
       .Roles(kOfLayer | kAlwaysTold | kInRow | kPerRank);  // CheckWorldSize
   table
       .Add("--backend NAME", {Kind::kWord, "auto", {"auto", "local", "mpi", "nccl"}},
-           "local: threads; mpi: processes; nccl: a GPU each, threads or under a launcher "
-           "processes; auto: mpi under mpirun, nccl under torchrun, else local")
+           "local: threads, whatever launched the process; mpi: processes; nccl: a GPU each, "
+           "threads or under a launcher processes; auto: mpi under mpirun, nccl under torchrun, "
+           "else local")
       .Roles(kPlacement | kInRow);
   AddDeviceSetting(table);
 }

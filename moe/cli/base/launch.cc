@@ -8,11 +8,13 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 #include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
 #include <sched.h>
 #include <unistd.h>
 
+#include "comm/mpi/mpi_run.h"
 #include "comm/nccl/nccl_world.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
@@ -46,13 +48,23 @@ absl::StatusOr<std::string> SecretOf(absl::Span<const std::string> environment) 
 
 // The library names functions and fields; people know flags.
 absl::Status InFlags(const absl::Status& status) {
-  absl::string_view message = status.message();
+  const std::string words =
+      absl::StrReplaceAll(status.message(), {{"or backend local", "or --backend local"}});
+  absl::string_view message = words;
   for (const absl::string_view prefix : {"DetectLaunch: ", "PlanWorld: "}) {
     message = absl::StripPrefix(message, prefix);
   }
   const bool field =
       absl::StartsWith(message, "ranks is") || absl::StartsWith(message, "backend is");
   return absl::Status(status.code(), absl::StrCat(field ? "--" : "", message));
+}
+
+void ReportOfStart(const absl::Status& status) {
+  Say(stderr, "moe: {}\n", std::string(status.message()));
+}
+
+int CodeOf(const absl::Status& status) {
+  return static_cast<int>(ExitCodeOf(status));
 }
 
 WorldRequest RequestOf(const Settings& settings) {
@@ -89,8 +101,9 @@ int ThreadsOf(const Settings& settings, const World& world) {
 absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
   absl::StatusOr<LaunchInfo> info =
       DetectLaunch({}, [&](const char* name) { return Lookup(environment, name); });
-  if (!info.ok()) return InFlags(info.status());
-  return info;
+  if (info.ok()) return info;
+  const absl::Status status = InFlags(info.status());
+  return absl::Status(status.code(), absl::StrCat(status.message(), ", or --backend local"));
 }
 
 // Memory between ranks of one process grows with their square: 2000 take 24 GB.
@@ -100,9 +113,12 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
                                   absl::Span<const std::string> environment,
                                   ComputesOn computes_on) {
   MOE_ASSIGN_OR_RETURN(const Device device, DeviceOf(settings, computes_on));
-  MOE_ASSIGN_OR_RETURN(const LaunchInfo info, LaunchOf(environment));
   Launch launch{.device = device};
   const WorldRequest request = RequestOf(settings);
+  LaunchInfo info;
+  if (request.backend != Backend::kLocal) {
+    MOE_ASSIGN_OR_RETURN(info, LaunchOf(environment));
+  }
   absl::StatusOr<WorldPlan> plan = PlanWorld(request, info);
   if (!plan.ok()) return InFlags(plan.status());
   launch.plan = *std::move(plan);
@@ -112,12 +128,10 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
   if (launch.plan.meeting == Meeting::kTcp) {
     MOE_ASSIGN_OR_RETURN(launch.secret, SecretOf(environment));
   }
-  // PMIX_RANK comes without a size: the user says it, and the ranks check it once MPI runs.
-  const int ranks = launch.plan.ranks > 0 ? launch.plan.ranks : request.ranks.value_or(0);
+  // PMIX_RANK may come without a size: the user says it, and the ranks check it once MPI runs.
+  int ranks = launch.plan.ranks > 0 ? launch.plan.ranks : request.ranks.value_or(0);
   if (ranks < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--ranks is missing, expected the number that the launcher (",
-                     moe::NameOf(info.source), ") started, which it does not tell"));
+    MOE_ASSIGN_OR_RETURN(ranks, AskMpiSize({.report = ReportOfStart, .exit_code = CodeOf}));
   }
   if (!launch.plan.processes() && ranks > kMostLocalRanks) {
     return WrongFlag(

@@ -40,7 +40,7 @@ struct Launch {
 int ThreadsOf(const Settings& settings, const World& world);
 
 // Who started this process, from `environment` ("NAME=value"). As DetectLaunch, but messages for
-// users.
+// users, which name the flag that looks at none.
 absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment);
 
 // Whether a command has a CUDA path.

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <utility>
 
+#include <absl/strings/cord.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_replace.h>
 #include <absl/time/clock.h>
@@ -23,19 +24,19 @@
 namespace moe::cli {
 namespace {
 
+constexpr char kOwnJob[] = "moe/own-job";
+
 constexpr absl::Duration kMeetingTime = absl::Seconds(60);  // of ranks that only tell an error
 
-// Whether the first process of this launch on this host runs: a child of the same launcher.
-bool FirstOfHostRuns() {
+// Whether the first process of this launch on this host runs: a child of the same launcher, in whose
+// environment `first` stands ("LOCAL_RANK=0").
+bool FirstOfHostRuns(const std::string& first) {
   const std::string parent = absl::StrCat(::getppid());
   std::ifstream children(absl::StrCat("/proc/", parent, "/task/", parent, "/children"));
   for (std::string child; children >> child;) {
     std::ifstream environment(absl::StrCat("/proc/", child, "/environ"));
     for (std::string entry; std::getline(environment, entry, '\0');) {
-      for (const char* first :
-           {"OMPI_COMM_WORLD_LOCAL_RANK=0", "MPI_LOCALRANKID=0", "SLURM_LOCALID=0"}) {
-        if (entry == first) return true;
-      }
+      if (entry == first) return true;
     }
   }
   return false;
@@ -45,16 +46,15 @@ bool FirstOfHostRuns() {
 // first of a host leaves the launcher time to end all for it, since on a busy machine it may start
 // late (Hydra leaves processes alone that have not started MPI); any other, too, has an error of
 // its own if the first of its host goes on.
-bool Speaks(const Invocation& invocation) {
-  const LaunchInfo& launch = invocation.launch;
-  if (invocation.first()) return true;
+bool Speaks(const LaunchInfo& launch) {
   if (launch.local_rank == 0) {
     if (launch.source != LaunchSource::kPmi) absl::SleepFor(absl::Seconds(5));
     return true;
   }
+  const std::string first = absl::StrCat(LocalRankNameOf(launch.source), "=0");
   for (int i = 0; i < 40; ++i) {
     absl::SleepFor(absl::Milliseconds(50));
-    if (!FirstOfHostRuns()) return false;
+    if (!FirstOfHostRuns(first)) return false;
   }
   return true;
 }
@@ -99,14 +99,27 @@ void PrintWarnings(absl::string_view command, absl::Span<const std::string> warn
   }
 }
 
+absl::Status RunLaunch(absl::string_view command, const Settings& settings, const Launch& launch,
+                       absl::Span<const std::string> warnings,
+                       absl::FunctionRef<absl::Status()> run) {
+  if (launch.rank() == 0 && !settings.on("quiet")) {
+    PrintWarnings(command, warnings);
+    PrintWarnings(command, launch.plan.launch.warnings);
+  }
+  absl::Status status = run();
+  if (!status.ok() && !launch.plan.processes()) status.SetPayload(kOwnJob, absl::Cord());
+  return status;
+}
+
 absl::Status PrintOnce(const Invocation& invocation, const std::string& text) {
   return invocation.first() ? Print(text) : absl::OkStatus();
 }
 
 ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
                     const absl::Status& status) {
-  if (status.ok() || !Speaks(invocation)) return ExitCodeOf(status);
-  if (invocation.first()) {
+  const bool alone = invocation.first() || status.GetPayload(kOwnJob).has_value();
+  if (status.ok() || (!alone && !Speaks(invocation.launch))) return ExitCodeOf(status);
+  if (alone) {
     PrintError(command, status);
     return ExitCodeOf(status);
   }
@@ -140,8 +153,7 @@ absl::Status RunWithRanks(
   MOE_ASSIGN_OR_RETURN(const Launch launch,
                        PlanLaunch(settings, invocation.environment, computes_on));
   if (computes_on == ComputesOn::kAnyDevice) MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
-  if (launch.rank() == 0 && !settings.on("quiet")) PrintWarnings(command, warnings);
-  return run(settings, launch);
+  return RunLaunch(command, settings, launch, warnings, [&] { return run(settings, launch); });
 }
 
 RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command) {

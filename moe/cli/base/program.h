@@ -31,7 +31,8 @@ absl::Status PrintOnce(const Invocation& invocation, const std::string& text);
 // all processes, or of all on one host. So the first process of the launch says it at once. Some
 // seconds later the first process of each host does, unless the launcher has ended it. Another
 // process says its error if the first of its host still runs after 2 s, where /proc tells. Where
-// the launcher does not say who is first on a host, every process says it.
+// the launcher does not say who is first on a host, every process says it, and at once where only
+// variables say that there is a launcher.
 ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
                     const absl::Status& status);
 
@@ -41,6 +42,13 @@ absl::Status RunWithRanks(
     const Invocation& invocation, const char* command, const Table& rows, CommandHelp (*help)(),
     ComputesOn computes_on,
     absl::FunctionRef<absl::Status(const Settings& settings, const Launch& launch)> run);
+
+// PrintWarnings by the first rank, of its settings' and of launch variables that were left out; then
+// `run`. Where ranks are threads this process is a job of its own, whatever launched it: EndCommand
+// then prints its failure and waits for nobody.
+absl::Status RunLaunch(absl::string_view command, const Settings& settings, const Launch& launch,
+                       absl::Span<const std::string> warnings,
+                       absl::FunctionRef<absl::Status()> run);
 
 // How RunRanks reports a rank's failure and ends, with the exit code of its status.
 RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command);

@@ -386,16 +386,7 @@ absl::Status CheckExchange(const Launch& launch, const Settings& settings) {
   return CheckDevices(launch, settings);
 }
 
-absl::Status Run(const Invocation& invocation) {
-  std::vector<std::string> warnings;
-  MOE_ASSIGN_OR_RETURN(BenchCall call,
-                       LoadBenchCall(invocation.args, invocation.environment, warnings));
-  if (call.settings.on("help")) return PrintOnce(invocation, HelpText(BenchHelp(call.operation)));
-  if (call.settings.on("print-config")) return PrintOnce(invocation, PrintSettings(call.settings));
-  MOE_RETURN_IF_ERROR(RefuseUnread(call));
-  MOE_ASSIGN_OR_RETURN(const Launch launch,
-                       PlanLaunch(call.settings, invocation.environment, ComputesOn::kAnyDevice));
-  if (launch.rank() == 0 && !call.settings.on("quiet")) PrintWarnings(kCommand, warnings);
+absl::Status RunCall(BenchCall& call, const Launch& launch) {
   const bool collective = bench::OpOf(call.operation).has_value();
   const int ranks = launch.world.ranks;
   const int threads = collective ? 1 : call.settings.integer("threads");
@@ -414,6 +405,19 @@ absl::Status Run(const Invocation& invocation) {
   if (!collective) return RunKernelBench(call, launch);
   MOE_RETURN_IF_ERROR(CheckExchange(launch, call.settings));
   return BenchRun(call, launch).Run();
+}
+
+absl::Status Run(const Invocation& invocation) {
+  std::vector<std::string> warnings;
+  MOE_ASSIGN_OR_RETURN(BenchCall call,
+                       LoadBenchCall(invocation.args, invocation.environment, warnings));
+  if (call.settings.on("help")) return PrintOnce(invocation, HelpText(BenchHelp(call.operation)));
+  if (call.settings.on("print-config")) return PrintOnce(invocation, PrintSettings(call.settings));
+  MOE_RETURN_IF_ERROR(RefuseUnread(call));
+  MOE_ASSIGN_OR_RETURN(const Launch launch,
+                       PlanLaunch(call.settings, invocation.environment, ComputesOn::kAnyDevice));
+  return RunLaunch(kCommand, call.settings, launch, warnings,
+                   [&] { return RunCall(call, launch); });
 }
 
 }  // namespace

@@ -315,7 +315,16 @@ std::vector<Finding> Diagnose(const MachineFacts& f, int ranks) {
          .what = absl::StrCat(f.launcher,
                               " is set: a launcher started this process or "
                               "its shell, and moe takes its ranks from it"),
-         .remedy = absl::StrCat("to run threads: without the launcher, or unset ", f.launcher)});
+         .remedy = absl::StrCat("to run threads: --backend local, or ", f.unset_launcher)});
+  }
+  if (!f.launch_refusal.empty()) {
+    findings.push_back({.verdict = Verdict::kBad,
+                        .subject = "launcher",
+                        .what = "variables contradict each other: no command with ranks starts",
+                        .remedy = f.launch_refusal});
+  }
+  for (const std::string& warning : f.launch_warnings) {
+    findings.push_back({.verdict = Verdict::kNote, .subject = "launcher", .what = warning});
   }
   for (Finding& gpu : Gpus(f)) findings.push_back(std::move(gpu));
   return findings;

@@ -121,9 +121,18 @@ void GatherMpi(absl::Span<const std::string> environment, MachineFacts& facts) {
   facts.root = ::geteuid() == 0;
   facts.root_allowed = VariableOf(environment, "OMPI_ALLOW_RUN_AS_ROOT") == "1" &&
                        VariableOf(environment, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") == "1";
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_ID", "WORLD_SIZE"}) {
-    if (!VariableOf(environment, name).empty()) facts.launcher = name;
+}
+
+void GatherLauncher(absl::Span<const std::string> environment, MachineFacts& facts) {
+  const absl::StatusOr<LaunchInfo> launch = LaunchOf(environment);
+  if (!launch.ok()) {
+    facts.launch_refusal = std::string(launch.status().message());
+    return;
   }
+  facts.launch_warnings = launch->warnings;
+  if (launch->source == LaunchSource::kNone) return;
+  facts.launcher = moe::NameOf(launch->source);
+  facts.unset_launcher = HowToUnset(launch->source);
 }
 
 void GatherGpus(MachineFacts& facts) {
@@ -151,6 +160,7 @@ MachineFacts GatherMachineFacts(absl::Span<const std::string> environment) {
   GatherContainer(facts);
   GatherMemory(facts);
   GatherMpi(environment, facts);
+  GatherLauncher(environment, facts);
   GatherGpus(facts);
   return facts;
 }

@@ -43,7 +43,10 @@ struct MachineFacts {
   bool root = false;
   bool root_allowed = false;  // the environment lets Open MPI run as root
 
-  std::string launcher;  // what started this process: "mpirun" ...; empty = nothing
+  std::string launcher;        // "RANK": by what a launcher is recognised; empty = there is none
+  std::string unset_launcher;  // what makes it none
+  std::string launch_refusal;  // why commands with ranks do not start here; empty = they do
+  std::vector<std::string> launch_warnings;
 
   // GPUs
   std::vector<CudaDevice> gpus;

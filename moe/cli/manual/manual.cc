@@ -226,7 +226,8 @@ leading moe- (MOE_ROUTER_TOPK for --moe-router-topk). A --config file and defaul
 MOE_SIMD is one of the SIMD targets that moe doctor lists (AVX2), instead of the best: to measure
 what an older CPU would do. Bits are the same but for EMU128.
 NO_COLOR, if set, is for text without colours. Launchers say who a process is by
-OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, SLURM_PROCID or RANK, and what belongs to each.
+OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, SLURM_PROCID or RANK, and what belongs to each: the first
+that is complete wins, a part of one is warned of, and --backend local looks at none.
 
 Files
   metrics.jsonl            in the folder of moe train --out: its start, then an object per step

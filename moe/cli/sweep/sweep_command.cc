@@ -286,8 +286,8 @@ absl::Status Run(const Invocation& invocation) {
   if (settings.on("help")) return PrintOnce(invocation, HelpText(SweepHelp()));
   if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
   MOE_ASSIGN_OR_RETURN(const SweepPlan plan, SweepPlan::Make(settings, invocation.environment));
-  if (plan.launch().rank() == 0 && !settings.on("quiet")) PrintWarnings(kCommand, warnings);
-  return SweepRun(invocation, settings, plan).Run();
+  return RunLaunch(kCommand, settings, plan.launch(), warnings,
+                   [&] { return SweepRun(invocation, settings, plan).Run(); });
 }
 
 }  // namespace

@@ -286,8 +286,8 @@ absl::Status Run(const Invocation& invocation) {
   MOE_ASSIGN_OR_RETURN(const Launch launch,
                        PlanLaunch(settings, invocation.environment, ComputesOn::kAnyDevice));
   MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
-  if (launch.rank() == 0 && !settings.on("quiet")) PrintWarnings(kCommand, warnings);
-  return TrainRun(invocation, settings, launch).Run();
+  return RunLaunch(kCommand, settings, launch, warnings,
+                   [&] { return TrainRun(invocation, settings, launch).Run(); });
 }
 
 }  // namespace

@@ -232,13 +232,15 @@ std::string SummaryText(const VerifyTotals& totals, const VerifyOptions& options
 }
 
 // kInvalidArgument if a launcher started this process: verify starts its ranks itself.
-absl::Status RefuseLauncher(const Invocation& invocation) {
+absl::Status RefuseLauncher(const Invocation& invocation, std::vector<std::string>& warnings) {
   MOE_ASSIGN_OR_RETURN(const LaunchInfo launch, LaunchOf(invocation.environment));
+  warnings.insert(warnings.end(), launch.warnings.begin(), launch.warnings.end());
   if (launch.source == LaunchSource::kNone) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(moe::NameOf(launch.source),
                    " is set: a launcher started this process, but moe verify starts its ranks "
-                   "itself; expected to be called without one"));
+                   "itself; expected to be called without one: ",
+                   HowToUnset(launch.source), ", or --backend local"));
 }
 
 // Started by verify itself, below a launcher of its own.
@@ -315,7 +317,9 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
   if (settings.is("inject", "help")) {
     return ExitCodeOf(PrintOnce(invocation, absl::StrJoin(FaultNames(), "\n") + "\n"));
   }
-  if (worker_files.empty()) MOE_RETURN_IF_ERROR(RefuseLauncher(invocation));
+  if (worker_files.empty() && !settings.is("backend", "local")) {
+    MOE_RETURN_IF_ERROR(RefuseLauncher(invocation, warnings));
+  }
   MOE_ASSIGN_OR_RETURN(const VerifyOptions options, MakeVerifyOptions(settings));
   if (!worker_files.empty()) {
     MOE_RETURN_IF_ERROR(RunWorker(worker_files, settings, options, invocation));

@@ -114,7 +114,7 @@ train 2 "--hysteresis is 0, expected at least 1" --dtype f16 --hysteresis 0
 # What this build or place has not.
 train 2 "--grouped-gemm is mma, expected auto" --grouped-gemm mma
 train 2 "--tensor-leaves is '3'" --tensor-leaves 3
-RANK=0 train 2 "RANK is set and WORLD_SIZE is not"
+RANK=8 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=1 train 2 "RANK is 8 and WORLD_SIZE is 2"
 # What the first of all processes does not say, the first of a host does.
 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=4 SLURM_LOCALID=0 train 2 "--topk has no value" --topk
 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3 train 2 "--ranks is 4" --ranks 4

@@ -65,14 +65,15 @@ TEST(Doctor, EveryProblemHasARemedy) {
   facts.shm_free_bytes = 64 << 20;
   facts.stale_segments = 3;
   facts.root = true;
-  facts.launcher = "WORLD_SIZE";
+  facts.launch_refusal = "RANK is 8 and WORLD_SIZE is 4";
   int problems = 0;
   for (const Finding& finding : Diagnose(facts, 4)) {
     if (finding.verdict != Verdict::kSlow && finding.verdict != Verdict::kBad) continue;
     ++problems;
     EXPECT_FALSE(finding.remedy.empty()) << finding.subject;
   }
-  EXPECT_EQ(problems, 8);  // build, cores, load, SIMD, memory, MPI, MPI ranks, /dev/shm
+  // Build, cores, load, SIMD, memory, MPI, MPI ranks, /dev/shm, launcher.
+  EXPECT_EQ(problems, 9);
 }
 
 TEST(Doctor, SaysWhenOthersLeaveTooFewCores) {
@@ -167,7 +168,20 @@ TEST(Doctor, GathersWhatEveryMachineHas) {
   EXPECT_FALSE(facts.version.empty());
   EXPECT_NE(facts.gpus.empty(), facts.no_gpus.empty());
   EXPECT_TRUE(facts.mpirun.empty());  // no PATH was given
-  EXPECT_EQ(GatherMachineFacts({{"WORLD_SIZE=2"}}).launcher, "WORLD_SIZE");
+}
+
+TEST(Doctor, TellsWhatCommandsMakeOfALaunchersVariables) {
+  const auto gather = [](const std::vector<std::string>& environment) {
+    return GatherMachineFacts(environment);
+  };
+  const MachineFacts launched = gather({"OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=2"});
+  EXPECT_EQ(launched.launcher, "OMPI_COMM_WORLD_RANK");
+  EXPECT_EQ(launched.unset_launcher, "unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE");
+  const MachineFacts half = gather({"WORLD_SIZE=2"});
+  EXPECT_EQ(half.launcher, "");
+  EXPECT_THAT(half.launch_warnings, ::testing::ElementsAre(HasSubstr("WORLD_SIZE is set without")));
+  EXPECT_THAT(gather({"PMI_RANK=2", "PMI_SIZE=2"}).launch_refusal,
+              HasSubstr("PMI_RANK is 2 and PMI_SIZE is 2"));
 }
 
 }  // namespace

@@ -73,19 +73,43 @@ TEST(LaunchTest, RefusalsNameTheFlagAndHaveAnExitCode) {
     Strings parts;
   } cases[] = {
       {{"--ranks", "4"}, OpenMpi(1, 3), ExitCode::kUsage, {"--ranks is 4", "3"}},
-      {{"--backend", "local"}, OpenMpi(0, 2), ExitCode::kUsage, {"--backend is local"}},
+      {{"--ranks", "4"}, torchrun, ExitCode::kUsage, {"--ranks is 4", "unset RANK WORLD_SIZE"}},
+      {{"--ranks", "4"}, torchrun, ExitCode::kUsage, {"or --backend local"}},
       {{},
-       {"OMPI_COMM_WORLD_RANK=0"},
+       both,
        ExitCode::kUsage,
-       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}},
-      {{}, both, ExitCode::kUsage, {"WORLD_SIZE is 5", "OMPI_COMM_WORLD_SIZE is 3"}},
-      {{}, torchrun, ExitCode::kBackend, {"mpirun -n 5"}},
+       {"WORLD_SIZE is 5", "OMPI_COMM_WORLD_SIZE is 3", "unset RANK WORLD_SIZE",
+        "--backend local"}},
+      {{}, torchrun, ExitCode::kBackend, {"mpirun -n 5", "unset RANK", "or --backend local"}},
       {{"--backend", "nccl"}, {}, ExitCode::kUsage, {"--backend is nccl", "--device cuda"}},
       {{"--device", "cuda"}, {}, ExitCode::kBackend, {"--device is cuda, expected cpu"}}};
   for (const auto& [args, environment, code, parts] : cases) {
     const std::string message = Refused(args, environment, code);
     for (const std::string& part : parts) EXPECT_THAT(message, HasSubstr(part));
   }
+}
+
+// Rows of what pods, shells of accelerate and launchers of other programs leave behind.
+TEST(LaunchTest, LocalIgnoresEveryLauncher) {
+  const Strings environments[] = {
+      {"RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0"},
+      {"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "MASTER_ADDR=a", "MASTER_PORT=1"},
+      {"PMI_RANK=no", "PMI_SIZE=2"},
+      OpenMpi(1, 3)};
+  for (const Strings& environment : environments) {
+    const auto launch = Plan({"--backend", "local", "--ranks", "2"}, environment);
+    ASSERT_TRUE(launch.ok()) << launch.status();
+    EXPECT_EQ(launch->world.ranks, 2);
+    EXPECT_EQ(launch->rank(), 0);
+    EXPECT_TRUE(launch->plan.launch.warnings.empty());
+  }
+}
+
+TEST(LaunchTest, HalfASetRunsThreadsWithAWarning) {
+  const auto pod = Plan({}, {"WORLD_SIZE=4", "RANK=0", "MASTER_ADDR=job-0"}).value();
+  EXPECT_EQ(pod.world.ranks, 4);
+  EXPECT_FALSE(pod.plan.processes());
+  EXPECT_EQ(pod.plan.launch.warnings.size(), 1);
 }
 
 TEST(LaunchTest, MpiNeedsALauncherForMoreThanOneRank) {
@@ -98,10 +122,11 @@ TEST(LaunchTest, MpiNeedsALauncherForMoreThanOneRank) {
   EXPECT_EQ(Plan({"--backend", "mpi"}, {})->world.ranks, 1);
 }
 
-TEST(LaunchTest, APmixRankNeedsRanks) {
+TEST(LaunchTest, APmixRankHasItsSizeFromSlurm) {
   if (!HasBackend(Backend::kMpi)) GTEST_SKIP() << "no MPI in this build";
-  EXPECT_THAT(Refused({}, {"PMIX_RANK=0"}, ExitCode::kUsage), HasSubstr("--ranks is missing"));
   EXPECT_EQ(Plan({"--ranks", "3"}, {"PMIX_RANK=0"})->world.ranks, 3);
+  const Strings step = {"PMIX_RANK=0", "PMIX_NAMESPACE=slurm.pmix.9.0", "SLURM_NTASKS=3"};
+  EXPECT_EQ(Plan({}, step)->world.ranks, 3);
 }
 
 // One entry per row of the interface's table.

@@ -5,7 +5,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # Nothing from outside decides.
 for name in ${!MOE_@} ${!OMPI_COMM_@} ${!PMI_@} ${!PMIX_@} ${!SLURM_@} RANK WORLD_SIZE LOCAL_RANK \
-  MASTER_ADDR MASTER_PORT; do
+  MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID; do
   unset "$name"
 done
 export NO_COLOR=1

@@ -101,7 +101,6 @@ if grep -q '"MPI ranks"' stdout; then once '3 processes on'; fi
 refused "a launcher started this process, but moe verify starts its ranks itself" verify
 refused "gemm runs on one rank, expected no launcher" bench gemm
 
-refused "--backend is local, but a launcher" bench alltoall --backend local
 refused "--ranks is 2, the launcher .* started 3" bench alltoall --ranks 2
 # What the environment of one host alone says.
 run "$mpiexec" -n 3 sh -c 'test "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 && export MOE_TRACE=t; exec "$@"' sh \
