@@ -202,6 +202,10 @@ TEST_P(GoldenTest, FastNumericsStayWithinTheBound) {
 // as it does, to the bit, up to what the grid takes: of either run 2^-24 of a tensor, and float32
 // as much again.
 TEST_P(GoldenTest, GradientsKeepTheirPrecisionAtAnyScale) {
+  if ((testing::LayerDevice() == DeviceKind::kCuda || testing::kSanitized) &&
+      GetParam() != CaseNames().front()) {
+    GTEST_SKIP() << "a family changes what is summed, not how the device or memory is used";
+  }
   const fs::path path = fs::path(::testing::TempDir()) /
                         ("scaled_" + std::to_string(getpid()) + GetParam() + ".safetensors");
   const auto run = [&](int x_log2, int dy_log2, const Layout& layout, Numerics numerics) {

@@ -1,5 +1,6 @@
 #include "moe/cli/sweep/result_file.h"
 
+#include <algorithm>
 #include <cerrno>
 
 #include <absl/strings/ascii.h>
@@ -20,7 +21,7 @@ namespace {
 // Of a sweep of 100,000 points with settings of a kilobyte.
 constexpr int64_t kMostBytes = int64_t{256} << 20;
 // Twice those points: a row in memory takes some kilobytes, however short its line.
-constexpr size_t kMostRows = 200'000;
+constexpr int64_t kMostRows = 200'000;
 
 // Every line begins so.
 constexpr absl::string_view kRowStart = "{\"schema\":\"moe.sweep/";
@@ -94,6 +95,11 @@ absl::Status ResultFile::ReadLines() {
         absl::StrCat(path_, ": ", size_bytes_, " bytes, expected at most ", kMostBytes));
   }
   MOE_ASSIGN_OR_RETURN(const std::string text, ReadAll(file_.number(), size_bytes_, path_));
+  const int64_t ends = std::count(text.begin(), text.end(), '\n');
+  if (ends > kMostRows) {
+    return absl::DataLossError(
+        absl::StrCat(path_, ": ", ends, " lines, expected at most ", kMostRows));
+  }
   size_t begin = 0;
   for (int64_t number = 1; begin < text.size(); ++number) {
     const size_t end = text.find('\n', begin);
@@ -107,10 +113,6 @@ absl::Status ResultFile::ReadLines() {
             absl::StrCat(path_, ": line ", number, ": ", row.status().message()));
       }
       if (!row.ok()) break;  // cut off while it was written
-      if (lines_.size() == kMostRows) {
-        return absl::DataLossError(
-            absl::StrCat(path_, ": line ", number, ": expected at most ", kMostRows, " rows"));
-      }
       lines_.push_back({number, *std::move(row)});
     }
     begin = whole ? end + 1 : text.size();

@@ -22,6 +22,7 @@
 #include "tests/moe/checkpoint/faulty_files.h"
 #include "tests/moe/io/io_test.h"
 #include "tests/moe/status_is.h"
+#include "tests/sanitizers.h"
 
 namespace moe {
 namespace {
@@ -95,6 +96,8 @@ class CheckpointStopTest : public IoTest {
 
 TEST_F(CheckpointStopTest, AStopAtAnyCallLeavesTheOldOrTheNewOne) {
   for (const Loss loss : {Loss::kNothing, Loss::kBytes, Loss::kBytesAndNames}) {
+    // What a power cut leaves is the disk's; memory and threads are the same with each.
+    if (testing::kSanitized && loss != Loss::kBytesAndNames) continue;
     int64_t published_from = 0;
     for (int64_t call = 1;; ++call) {
       SCOPED_TRACE(call);

@@ -92,7 +92,9 @@ done
 expect 0 "p2p --format nccl" "$moe" bench p2p --ranks 2 -b 64K -e 64K -n 3 -T 0 -c 0 --format nccl
 (($(grep -cE '^ +65536 .* N/A  .* N/A$' stdout) == 4)) || fail "p2p --format nccl: $(cat stdout)"
 # Every row says what it comes from.
-for call in "alltoall --ranks 2 -b 4K -e 4K" gemm gate "layer --ranks 2"; do
+small="--tokens 32 --hidden-size 16 --num-experts 4"
+for call in "alltoall --ranks 2 -b 4K -e 4K" "gemm $small --moe-ffn-hidden-size 8" "gate --tokens 32" \
+  "layer --ranks 2 $small --moe-ffn-hidden-size 8"; do
   # shellcheck disable=SC2086
   expect 0 "$call -o jsonl" "$moe" bench $call -n 1 -T 0 -o jsonl
   origin='"version":"[0-9.]+","commit":"[^"]+","host":"[^"]+","cpu":"[^"]+","gpu":null,"date":"20[0-9-]+T[0-9:]+Z"'

@@ -161,7 +161,7 @@ both=$(rows stdout 'r[0]["val_loss"]')
 one=$(for seed in 7 8; do "$moe" sweep "${train[@]}" --ranks 1 --seed $seed -q -o jsonl; done | rows /dev/stdin '(r[0]["val_loss"] + r[1]["val_loss"]) / 2')
 same "mean of two seeds" "$both" "$one"
 
-expect 4 "full standard output" bash -c '"$0" sweep --num-experts 4 -n 1 -T 0 -r 1 --ranks 1 >/dev/full' "$moe"
+expect 4 "full standard output" bash -c '"$0" sweep "$@" --ranks 1 -r 1 >/dev/full' "$moe" "${layer[@]}"
 expect 4 "a full disk" "$moe" sweep "${layer[@]}" --ranks 1 -r 1 -J /dev/full
 expect 0 "--help" "$moe" sweep --help
 grep -qF "4-64*2            4, 8, 16, 32, 64" stdout || fail "--help: no notation"

@@ -301,7 +301,7 @@ TEST_F(ResultFileTest, TooManyRowsAreRefused) {
   for (int i = 0; i <= 200'000; ++i) rows += "{\"schema\":\"moe.sweep/1\",\"status\":\"ok\"}\n";
   Put(rows);
   EXPECT_THAT(std::string(ResultFile::Continue(path_).status().message()),
-              HasSubstr("line 200001: expected at most 200000 rows"));
+              HasSubstr("200001 lines, expected at most 200000"));
 }
 
 TEST_F(ResultFileTest, OneSweepWritesAtATime) {
