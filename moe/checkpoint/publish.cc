@@ -1,5 +1,6 @@
 // CheckpointWriter::Publish: the one collective step, and what rank 0 does in it.
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -100,18 +101,32 @@ absl::Status CheckReadable(const std::string& unfinished) {
                                    opened.message()));
 }
 
+// `what` each of `lines` is, of those that are not in `warned` yet.
+void WarnOnce(absl::string_view what, const std::vector<std::string>& lines,
+              std::set<std::string>& warned) {
+  std::vector<std::string> told;
+  for (const std::string& line : lines) {
+    if (warned.insert(line).second) told.push_back(line);
+  }
+  if (told.empty()) return;
+  Log(LogLevel::kWarning,
+      absl::StrCat("CheckpointWriter: ", what, ": ", absl::StrJoin(told, "; ")));
+}
+
 }  // namespace
 
 absl::Status CheckpointWriter::FreeName(const CheckpointOptions& options, int64_t step) {
   const std::string& folder = options.folder;
   MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(folder, *options.files));
   for (auto at = std::lower_bound(steps.begin(), steps.end(), step); at != steps.end(); ++at) {
-    if (!IsTaken(options, *at)) continue;
+    MOE_ASSIGN_OR_RETURN(const bool taken, IsTaken(options, *at));
+    if (!taken) continue;
     return absl::AlreadyExistsError(absl::StrCat("CheckpointWriter: ", folder, "/",
                                                  StepFolderName(*at),
                                                  " is there already: another run writes here"));
   }
   if (!std::binary_search(steps.begin(), steps.end(), step)) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(CheckIsNotForeign(options, step));
   MOE_ASSIGN_OR_RETURN(const std::string aside, SetAside(folder, step, *options.files));
   Log(LogLevel::kWarning,
       absl::StrCat(folder, "/", StepFolderName(step), " cannot be read and is now ", aside));
@@ -159,18 +174,11 @@ absl::Status CheckpointWriter::WriteLatestAndRetain(Publication& publication,
                                             .run = RunOf(manifest.sections),
                                             .damaged_steps = options.damaged_steps},
                                            files);
-  std::vector<std::string> warned;
-  for (const std::string& each : plan.left_alone) {
-    if (publication.left_alone.insert(each).second) warned.push_back(each);
-  }
-  if (!warned.empty()) {
-    Log(LogLevel::kWarning, absl::StrCat("CheckpointWriter: not removed, since not of this run: ",
-                                         absl::StrJoin(warned, "; ")));
-  }
-  for (const int64_t old : plan.removed) {
-    MOE_RETURN_IF_ERROR(RemoveStep(folder, old, files));
-  }
-  return absl::OkStatus();
+  WarnOnce("not counted among the checkpoints that stay", plan.not_counted, publication.warned);
+  WarnOnce("not removed, since not of this run", plan.left_alone, publication.warned);
+  absl::Status first;  // one that cannot go keeps no other
+  for (const int64_t old : plan.removed) first.Update(RemoveStep(folder, old, files));
+  return first;
 }
 
 // However long the slowest disk takes: a rank that waits tells the others that it is there.

@@ -13,9 +13,19 @@
 namespace moe {
 namespace {
 
-bool IsReadable(const std::string& path, const std::string& run) {
+absl::Status CheckRun(const std::string& path, const CheckpointManifest& manifest,
+                      const std::string& run) {
+  if (RunOf(manifest.sections) == run) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("'", path, "' is of another run"));
+}
+
+// OK: it counts. kNotFound: it is gone.
+absl::Status CheckCounts(const std::string& path, const std::string& run, FileSystem& files) {
   const auto reader = CheckpointReader::Open(path);
-  return reader.ok() && RunOf(reader->manifest().sections) == run;
+  if (reader.ok()) return CheckRun(path, reader->manifest(), run);
+  const absl::Status there = CheckIsFolder(path, files);
+  if (!there.ok()) return there;
+  return absl::FailedPreconditionError(PassedOver(path, reader.status()));
 }
 
 // kNotFound: it is gone.
@@ -33,8 +43,11 @@ absl::Status CheckIsOfRun(const std::string& path, int64_t step, const std::stri
     return absl::FailedPreconditionError(
         absl::StrCat("'", path, "' has a manifest of step ", manifest->step));
   }
-  if (RunOf(manifest->sections) == run) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("'", path, "' is of another run"));
+  return CheckRun(path, *manifest, run);
+}
+
+void AddReason(const absl::Status& status, std::vector<std::string>& lines) {
+  if (!absl::IsNotFound(status)) lines.emplace_back(status.message());
 }
 
 }  // namespace
@@ -47,20 +60,26 @@ RetentionPlan PlanRetention(const std::string& folder, absl::Span<const int64_t>
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     const std::string path = absl::StrCat(folder, "/", StepFolderName(*step));
     if (kept < options.keep) {
-      const bool whole = std::find(damaged.begin(), damaged.end(), *step) == damaged.end();
-      if (whole && IsReadable(path, options.run)) ++kept;
+      if (std::find(damaged.begin(), damaged.end(), *step) != damaged.end()) continue;
+      const absl::Status counts = CheckCounts(path, options.run, files);
+      if (counts.ok()) {
+        ++kept;
+      } else {
+        AddReason(counts, plan.not_counted);
+      }
       continue;
     }
     if (options.keep_every != 0 && *step % options.keep_every == 0) continue;
     const absl::Status of_run = CheckIsOfRun(path, *step, options.run, files);
     if (of_run.ok()) {
       plan.removed.push_back(*step);
-    } else if (!absl::IsNotFound(of_run)) {
-      plan.left_alone.emplace_back(of_run.message());
+    } else {
+      AddReason(of_run, plan.left_alone);
     }
   }
   std::reverse(plan.removed.begin(), plan.removed.end());
   std::reverse(plan.left_alone.begin(), plan.left_alone.end());
+  std::reverse(plan.not_counted.begin(), plan.not_counted.end());
   return plan;
 }
 

@@ -149,10 +149,24 @@ CheckpointWriter::CheckpointWriter(const CheckpointOptions& options, int rank, i
       job_(new Job{.options = options, .rank = rank, .ranks = ranks}),
       publication_(new Publication{.options = options}) {}
 
-bool CheckpointWriter::IsTaken(const CheckpointOptions& options, int64_t step) {
+absl::StatusOr<bool> CheckpointWriter::IsTaken(const CheckpointOptions& options, int64_t step) {
   const std::vector<int64_t>& damaged = options.damaged_steps;
-  return std::find(damaged.begin(), damaged.end(), step) == damaged.end() &&
-         CheckpointReader::Open(absl::StrCat(options.folder, "/", StepFolderName(step))).ok();
+  if (std::find(damaged.begin(), damaged.end(), step) != damaged.end()) return false;
+  const absl::Status opened =
+      CheckpointReader::Open(absl::StrCat(options.folder, "/", StepFolderName(step))).status();
+  if (absl::IsDataLoss(opened) || absl::IsNotFound(opened)) return false;
+  MOE_RETURN_IF_ERROR(opened);
+  return true;
+}
+
+absl::Status CheckpointWriter::CheckIsNotForeign(const CheckpointOptions& options, int64_t step) {
+  const absl::Status alone = CheckHoldsCheckpointAlone(
+      absl::StrCat(options.folder, "/", StepFolderName(step)), *options.files);
+  if (absl::IsNotFound(alone)) return absl::OkStatus();
+  if (!absl::IsFailedPrecondition(alone)) return alone;
+  return absl::FailedPreconditionError(
+      absl::StrCat("CheckpointWriter: ", alone.message(),
+                   ", and no run writes that: expected another folder, or this one moved away"));
 }
 
 absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(
@@ -174,7 +188,10 @@ absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(
   MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(options.folder, *options.files));
   for (const int64_t step : steps) {
     const std::string path = absl::StrCat(options.folder, "/", StepFolderName(step));
-    if (step <= options.first_step || !IsTaken(options, step)) continue;
+    if (step <= options.first_step) continue;
+    MOE_ASSIGN_OR_RETURN(const bool taken, IsTaken(options, step));
+    if (!taken) MOE_RETURN_IF_ERROR(CheckIsNotForeign(options, step));
+    if (!taken) continue;
     return absl::AlreadyExistsError(
         absl::StrCat("CheckpointWriter: ", path, " is newer than step ", options.first_step,
                      ", where this run begins: expected another folder, or this one moved away"));

@@ -83,7 +83,8 @@ class CheckpointWriter {
   // cannot remove, or holds files of others, it warns of. Call it on all ranks, and a collective
   // before the first Start. kInvalidArgument: options, or a `latest` that is no file.
   // kAlreadyExists: the folder has a readable checkpoint newer than `first_step`, which this run
-  // would come to overwrite (named). kUnavailable, kPermissionDenied: the system refuses.
+  // would come to overwrite (named). kFailedPrecondition: under the name of such a step there is
+  // what no run writes (named). kUnavailable, kPermissionDenied: the system refuses.
   static absl::StatusOr<std::unique_ptr<CheckpointWriter>> Create(const CheckpointOptions& options,
                                                                   int rank, int ranks);
   // Gives up a write that is under way; a call that has not returned half a second later is left
@@ -113,13 +114,13 @@ class CheckpointWriter {
   // that they are there. Then the phase is kIdle. Collective, blocks the host; `stream` is one of
   // the CPU. kDeadlineExceeded, on the rank whose call hangs, as CheckProgress; else the same
   // status on all ranks: OK, and the checkpoint is on the disk; that of the first rank that failed,
-  // "rank 3: ..."; kFailedPrecondition, a rank without a Start, or a link in the place of what it
-  // writes to; kInvalidArgument, if the parts do not tile their tensors or ranks are at different
-  // steps; kDataLoss, rank 0 cannot read what all have written, as where they see several folders;
-  // kUnavailable, another run has taken the lock; kAlreadyExists, a readable checkpoint of this
-  // step or a later one is there. What comes after the checkpoint is on the disk (`latest`, removal
-  // of old ones) only warns. These, but neither that deadline nor the communicator's own errors,
-  // carry FileFault::kWrite (moe/io/file.h).
+  // "rank 3: ..."; kFailedPrecondition, a rank without a Start, a link in the place of what it
+  // writes to, or under the checkpoint's name what no run writes; kInvalidArgument, if the parts do
+  // not tile their tensors or ranks are at different steps; kDataLoss, rank 0 cannot read what all
+  // have written, as where they see several folders; kUnavailable, another run has taken the lock;
+  // kAlreadyExists, a readable checkpoint of this step or a later one is there. What comes after
+  // the checkpoint is on the disk (`latest`, removal of old ones) only warns. These, but neither
+  // that deadline nor the communicator's own errors, carry FileFault::kWrite (moe/io/file.h).
   // Cost on the wire: the tables of boxes, about 100 bytes a box.
   absl::Status Publish(Communicator& world, Stream& stream);
 
@@ -127,18 +128,22 @@ class CheckpointWriter {
   struct Job;  // what is written, and where it comes from
   CheckpointWriter(const CheckpointOptions& options, int rank, int ranks);
 
-  // Whether the folder of a step holds a checkpoint that must not be replaced.
-  static bool IsTaken(const CheckpointOptions& options, int64_t step);
+  // Whether the folder of a step holds a checkpoint that must not be replaced. Errors of the
+  // system: nobody knows.
+  static absl::StatusOr<bool> IsTaken(const CheckpointOptions& options, int64_t step);
+  // kFailedPrecondition, of a step that is not taken: what has its name holds more than a damaged
+  // checkpoint.
+  static absl::Status CheckIsNotForeign(const CheckpointOptions& options, int64_t step);
   // What publications need, and leave to those that follow: rank 0's, for its background.
   struct Publication {
-    CheckpointOptions options;              // damaged steps that are written anew leave it
-    std::set<std::string> left_alone = {};  // what retention has warned of
+    CheckpointOptions options;          // damaged steps that are written anew leave it
+    std::set<std::string> warned = {};  // lines of retention
   };
   static absl::Status PublishTables(Publication& publication, absl::Span<const std::string> tables);
   static absl::Status WriteLatestAndRetain(Publication& publication,
                                            const CheckpointManifest& manifest);
   // Sets aside what no reader takes under the name of `step`. kAlreadyExists: a checkpoint of this
-  // step or of a later one is there, which is not this run's.
+  // step or of a later one is there, which is not this run's. Errors of CheckIsNotForeign.
   static absl::Status FreeName(const CheckpointOptions& options, int64_t step);
   // The table of what was written, for good.
   std::string TakeTable();

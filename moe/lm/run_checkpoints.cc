@@ -318,6 +318,9 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(
     return OfSave(absl::InvalidArgumentError(absl::StrCat(status.message(), ", or --resume auto")));
   }
   if (absl::IsInvalidArgument(status)) return OfSave(status);
+  if (absl::IsFailedPrecondition(status)) {
+    return OfSave(absl::InvalidArgumentError(status.message()));
+  }
   if (!status.ok()) return OfSave(WithFileFault(status, FileFault::kWrite));
   MOE_RETURN_IF_ERROR(OfSave(CheckRoom(config, resumed.step, *folder, state, context)));
   return checkpointer;

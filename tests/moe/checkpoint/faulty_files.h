@@ -37,7 +37,7 @@ enum class Fault : uint8_t {
 enum class Loss : uint8_t { kNothing, kBytes, kBytesAndNames };
 
 // Thread-safe. Flushes are noted, not done: with no fault it is a fast disk.
-class FaultyFiles final : public FileSystem {
+class FaultyFiles : public FileSystem {
  public:
   FaultyFiles() : FaultyFiles("", Fault::kNone, 0) {}
   // `graveyard` is a folder beside what is written, on the same disk: what PowerCut needs.

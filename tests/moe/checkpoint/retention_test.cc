@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include <absl/time/time.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "comm/local/local_world.h"
 #include "kernels/base/log.h"
@@ -114,6 +117,7 @@ TEST_F(RetentionTest, RetentionRemovesWhatIsTheRunsAlone) {
     return paths;
   };
   const auto before = tree();
+  warnings.clear();
   options.keep = 1;
   options.first_step = 9;
   ASSERT_TRUE(Save(options, 2, Cut::kRows, 10, "ours").ok());
@@ -133,16 +137,123 @@ TEST_F(RetentionTest, RetentionRemovesWhatIsTheRunsAlone) {
   SetLogCallback(nullptr);
 }
 
-// Of others, under the name of a step that comes.
-TEST_F(RetentionTest, WhatIsInTheWayIsSetAside) {
-  fs::create_directories(Step(20));
-  Rewrite(Step(20) + "/thesis.txt", "mine");
-  Rewrite(Step(30), "notes");
+// Before the first step where it is there by then, else when its step comes.
+TEST_F(RetentionTest, WhatIsNoCheckpointsUnderTheNameOfAStepStays) {
+  ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 10).ok());
+  const std::function<void()> puts[] = {
+      [&] { Rewrite(Step(20), "notes"); },
+      [&] { fs::create_directory_symlink(Step(10), Step(20)); },
+      [&] {
+        fs::copy(Step(10), Step(20));
+        Rewrite(Step(20) + "/manifest.json", "{}");
+        Rewrite(Step(20) + "/thesis.txt", "mine");
+      },
+  };
+  const char* const names[] = {"' is a file, expected a folder", "' is a link, expected a folder",
+                               "' holds 'thesis.txt'"};
+  for (int i = 0; i < 3; ++i) {
+    puts[i]();
+    EXPECT_THAT(CheckpointWriter::Create(Options(10), 0, 1),
+                StatusIs(kFailedPrecondition, Step(20) + names[i]));
+    EXPECT_TRUE(CheckpointWriter::Create(Options(20), 0, 1).ok()) << "it is in nobody's way";
+    fs::rename(Step(20), Path("apart"));
+    auto writer = CheckpointWriter::Create(Options(10), 0, 1).value();
+    fs::rename(Path("apart"), Step(20));
+    const auto memory = testing::PartsOf(0, 1, Cut::kRows, 20);
+    ASSERT_TRUE(writer->Start(testing::StateOf(20), memory.parts).ok());
+    EXPECT_THAT(writer->Publish(*MakeLocalWorld({.ranks = 1})[0], *MakeInlineStream()),
+                StatusIs(kFailedPrecondition, Step(20) + names[i]));
+    EXPECT_THAT(Names(Folder()), ElementsAre("latest", "step-00000010", "step-00000020"));
+    fs::rename(Step(20), Path("apart"));
+    fs::remove_all(Path("apart"));
+  }
+}
+
+// A process that may open no further file.
+class NoMoreFiles {
+ public:
+  NoMoreFiles() {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit none = {.rlim_cur = 0, .rlim_max = before_.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoMoreFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
+  NoMoreFiles(const NoMoreFiles&) = delete;
+  NoMoreFiles& operator=(const NoMoreFiles&) = delete;
+
+ private:
+  rlimit before_ = {};
+};
+
+// From the first look at the folder on.
+class FilesThatRunOut final : public testing::FaultyFiles {
+ public:
+  std::error_code List(const std::string& path, std::vector<std::string>& names) override {
+    const std::error_code error = FaultyFiles::List(path, names);
+    if (path == runs_out_at) none_.emplace();
+    return error;
+  }
+  void Return() { none_.reset(); }
+  std::string runs_out_at;
+
+ private:
+  std::optional<NoMoreFiles> none_;
+};
+
+TEST_F(RetentionTest, WhatCannotBeReadIsNotTakenForDamaged) {
   ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 20).ok());
-  ASSERT_TRUE(Save(Options(20), 1, Cut::kRows, 30).ok());
-  EXPECT_EQ(NewestWholeStep(Folder()), 30);
-  EXPECT_EQ(Read(Folder() + "/damaged-step-00000020/thesis.txt"), "mine");
-  EXPECT_EQ(Read(Folder() + "/damaged-step-00000030"), "notes");
+  fs::rename(Step(20), Path("apart"));
+  FilesThatRunOut files;
+  CheckpointOptions options = Options(10);
+  options.files = &files;
+  auto writer = CheckpointWriter::Create(options, 0, 1).value();
+  fs::rename(Path("apart"), Step(20));
+  const auto memory = testing::PartsOf(0, 1, Cut::kRows, 20);
+  ASSERT_TRUE(writer->Start(testing::StateOf(20), memory.parts).ok());
+  while (writer->phase() == WriterPhase::kWriting) absl::SleepFor(absl::Milliseconds(1));
+  files.runs_out_at = Folder();
+  const absl::Status published =
+      writer->Publish(*MakeLocalWorld({.ranks = 1})[0], *MakeInlineStream());
+  files.Return();
+  const std::string reason = Step(20) + "/manifest.json': Too many open files";
+  EXPECT_THAT(published, StatusIs(kUnavailable, reason));
+  const absl::Status created = CheckpointWriter::Create(options, 0, 1).status();
+  const RetentionPlan plan =
+      PlanRetention(Folder(), {20}, {.keep = 1, .run = "", .damaged_steps = {}}, files);
+  files.Return();
+  EXPECT_THAT(created, StatusIs(kUnavailable, reason));
+  EXPECT_THAT(plan.removed, ElementsAre());
+  EXPECT_THAT(plan.not_counted, ElementsAre(HasSubstr(reason)));
+  EXPECT_EQ(NewestWholeStep(Folder()), 20);
+}
+
+// Once in a run, whatever the reason.
+TEST_F(RetentionTest, WhatDoesNotCountIsNamed) {
+  static std::vector<std::string>& warnings = *new std::vector<std::string>;
+  warnings.clear();
+  CheckpointOptions options = Options();
+  options.keep = 9;
+  for (int64_t step = 1; step <= 3; ++step) {
+    options.first_step = step - 1;
+    ASSERT_TRUE(Save(options, 1, Cut::kRows, step, step == 2 ? "another" : "ours").ok());
+  }
+  fs::remove(Step(1) + "/shard-00000-of-00001.safetensors");
+  options.first_step = 3;
+  SetLogCallback([](LogLevel, absl::string_view message) { warnings.emplace_back(message); });
+  auto writer = CheckpointWriter::Create(options, 0, 1).value();
+  const auto world = MakeLocalWorld({.ranks = 1});
+  for (int64_t step = 4; step <= 5; ++step) {
+    const auto memory = testing::PartsOf(0, 1, Cut::kRows, step);
+    ASSERT_TRUE(writer->Start(testing::StateOf(step, "ours"), memory.parts).ok());
+    ASSERT_TRUE(writer->Publish(*world[0], *MakeInlineStream()).ok());
+  }
+  SetLogCallback(nullptr);
+  EXPECT_THAT(
+      warnings,
+      ElementsAre(absl::StrCat(
+          "CheckpointWriter: not counted among the checkpoints that stay: ", Step(1),
+          " is passed over: CheckpointReader: ", Step(1),
+          ": shard-00000-of-00001.safetensors is missing; '", Step(2), "' is of another run")));
 }
 
 TEST_F(RetentionTest, NamesOfStepsAreReadAsTheyAreWritten) {
@@ -182,6 +293,23 @@ TEST_F(RetentionTest, LeftoversThatHoldMoreStayWithAWarning) {
               ElementsAre(HasSubstr("not removed: '" + trash +
                                     "' holds a folder, 'shard-00001-of-00002.safetensors'")));
   SetLogCallback(nullptr);
+}
+
+TEST_F(RetentionTest, OneThatCannotGoKeepsNoOther) {
+  CheckpointOptions options = Options();
+  options.keep = 9;
+  for (int64_t step = 1; step <= 3; ++step) {
+    options.first_step = step - 1;
+    ASSERT_TRUE(Save(options, 1, Cut::kRows, step).ok());
+  }
+  const std::string trash = Folder() + "/.trash-step-00000001";
+  fs::create_directories(trash);
+  Rewrite(trash + "/thesis.txt", "mine");
+  options.keep = 1;
+  options.first_step = 3;
+  ASSERT_TRUE(Save(options, 1, Cut::kRows, 4).ok());
+  EXPECT_THAT(ListSteps(Folder()).value(), ElementsAre(1, 4));
+  EXPECT_EQ(Read(trash + "/thesis.txt"), "mine");
 }
 
 TEST_F(RetentionTest, LinksAreNotFollowed) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
 #include <absl/time/clock.h>
 #include <absl/time/time.h>
 #include <gmock/gmock.h>
@@ -18,8 +19,10 @@
 #include "kernels/base/log.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/writer.h"
+#include "tests/comm/local_ranks.h"
 #include "tests/moe/checkpoint/checkpoint_harness.h"
 #include "tests/moe/checkpoint/faulty_files.h"
+#include "tests/moe/checkpoint/moved_files.h"
 #include "tests/moe/io/io_test.h"
 #include "tests/moe/status_is.h"
 #include "tests/sanitizers.h"
@@ -211,6 +214,49 @@ TEST_F(CheckpointStopTest, ACallThatHangsIsNamedWithinTheDeadline) {
     ASSERT_THAT(newest, AnyOf(kOld, kNew));
     GoOn(newest);
     if (HasFailure()) return;
+  }
+}
+
+// Of one of two ranks, while the third checkpoint is written, published and makes the first one go;
+// then the mount is back, and the run goes on.
+TEST_F(CheckpointStopTest, AMountThatIsLostAtAnyCallLosesNothing) {
+  for (const int lost : {0, 1}) {
+    int64_t failed = 0;
+    for (int64_t call = 1;; ++call) {
+      SCOPED_TRACE(absl::StrCat("rank ", lost, ", call ", call));
+      fs::remove_all(Path("run"));
+      fs::copy(Path("before"), Path("run"), fs::copy_options::recursive);
+      fs::remove_all(Path("other"));
+      fs::create_directories(Path("other"));
+      testing::MovedFiles files(Path("run"), Path("other"), call);
+      std::vector<absl::Status> third(2), fourth(2);
+      testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) {
+        const int rank = world->rank();
+        FileSystem& mine = rank == lost ? static_cast<FileSystem&>(files) : disk_;
+        auto writer = CheckpointWriter::Create(Options(mine), rank, 2).value();
+        const auto stream = MakeInlineStream();
+        const auto save = [&](int64_t step) {
+          EXPECT_TRUE(world->Barrier().ok());
+          const auto memory = testing::PartsOf(rank, 2, Cut::kRows, step);
+          EXPECT_TRUE(writer->Start(testing::StateOf(step), memory.parts).ok());
+          return writer->Publish(*world, *stream);
+        };
+        third[rank] = save(kNew);
+        if (rank == 0) {
+          EXPECT_EQ(NewestWholeStep(Path("run")), third[0].ok() ? kNew : kOld);
+          files.Return();
+        }
+        fourth[rank] = save(kNew + 1);
+        return absl::OkStatus();
+      });
+      EXPECT_EQ(third[1], third[0]);
+      EXPECT_TRUE(fourth[0].ok() && fourth[1].ok()) << fourth[0];
+      EXPECT_EQ(NewestWholeStep(Path("run")), kNew + 1);
+      if (HasFailure()) return;
+      if (!third[0].ok()) ++failed;
+      if (call > 4 && third[0].ok()) break;  // behind what the third one needs
+    }
+    EXPECT_GT(failed, 5);
   }
 }
 
