@@ -16,6 +16,7 @@
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/retention.h"
 #include "moe/checkpoint/run_lock.h"
+#include "moe/checkpoint/shared_work.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/writer.h"
 #include "moe/io/file.h"
@@ -145,7 +146,7 @@ absl::Status CheckpointWriter::PublishTables(Publication& publication,
   MOE_RETURN_IF_ERROR(CheckIsFolder(unfinished, files));
   MOE_RETURN_IF_ERROR(WriteText(absl::StrCat(unfinished, "/", kManifestName), text, files));
   MOE_RETURN_IF_ERROR(CheckReadable(unfinished));
-  if (options.lock != nullptr) MOE_RETURN_IF_ERROR(options.lock->CheckHeld());
+  if (options.lock != nullptr) MOE_RETURN_IF_ERROR(options.lock->CheckHeld(files));
   MOE_RETURN_IF_ERROR(FreeName(options, manifest.step));
   MOE_RETURN_IF_ERROR(PublishStep(unfinished, options.folder, manifest.step, files));
   std::erase(options.damaged_steps, manifest.step);  // it is whole now
@@ -181,43 +182,16 @@ absl::Status CheckpointWriter::WriteLatestAndRetain(Publication& publication,
   return first;
 }
 
-// However long the slowest disk takes: a rank that waits tells the others that it is there.
-absl::Status CheckpointWriter::AwaitAll(Communicator& world, Stream& stream) {
-  constexpr absl::Duration kBetweenVotes = absl::Milliseconds(200),
-                           kBetweenLines = absl::Minutes(1);
-  const absl::Time begin = absl::Now();
-  absl::Time next_line = begin + kBetweenLines;
-  for (;;) {
-    const bool busy = work_ != nullptr && !work_->AwaitFor(kBetweenVotes);
-    if (busy) MOE_RETURN_IF_ERROR(work_->Check());
-    int64_t busy_ranks = busy ? 1 : 0;
-    MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&busy_ranks, 1}, ReduceOp::kSum, stream));
-    MOE_RETURN_IF_ERROR(stream.Synchronize());
-    if (busy_ranks == 0) return absl::OkStatus();
-    const absl::Time now = absl::Now();
-    if (rank_ != 0 || now < next_line) continue;
-    next_line = now + kBetweenLines;
-    Log(LogLevel::kWarning,
-        absl::StrCat("the checkpoint of step ", step_, " is waited for since ",
-                     absl::FormatDuration(absl::Trunc(now - begin, absl::Seconds(1))), ": ",
-                     busy_ranks, " of ", ranks_, " ranks write"));
-  }
-}
-
 absl::Status CheckpointWriter::Together(FileWork::Work work, Communicator& world, Stream& stream,
                                         absl::Status& result) {
-  work_.reset();
-  const absl::Status begun = work ? Begin(std::move(work)) : absl::OkStatus();
-  MOE_RETURN_IF_ERROR(AwaitAll(world, stream));
-  result = work_ == nullptr ? begun : work_->status();
-  return absl::OkStatus();
+  return RunOnRanks(WorkOptions(), std::move(work), Waited(), world, stream, result);
 }
 
 absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
   if (world.rank() != rank_ || world.size() != ranks_) {
     return absl::InvalidArgumentError("CheckpointWriter: another communicator than at Create");
   }
-  MOE_RETURN_IF_ERROR(AwaitAll(world, stream));
+  MOE_RETURN_IF_ERROR(AwaitAllRanks(work_.get(), Waited(), world, stream));
   absl::Status mine =
       started_ ? status() : absl::FailedPreconditionError("CheckpointWriter: nothing was started");
   started_ = false;

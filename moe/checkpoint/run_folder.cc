@@ -13,8 +13,9 @@
 
 #include "comm/agreed_status.h"
 #include "comm/clock_offset.h"
-#include "kernels/base/caught.h"
+#include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
+#include "moe/checkpoint/shared_work.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/io/file.h"
 
@@ -54,6 +55,28 @@ absl::Status CannotWrite(const absl::Status& status) {
   return WithFileFault(status, FileFault::kWrite);
 }
 
+bool Sees(const std::string& path, const std::string& run, absl::Duration patience,
+          FileSystem& files) {
+  constexpr absl::Duration kBetweenLooks = absl::Milliseconds(50);
+  const absl::Time end = absl::Now() + patience;
+  for (;;) {
+    SmallFile probe;
+    if (!files.ReadSmall(path, probe)) return probe.text == run;
+    if (absl::Now() >= end) return false;
+    absl::SleepFor(kBetweenLooks);
+  }
+}
+
+absl::Status WriteProbe(const std::string& path, const std::string& run, FileSystem& files) {
+  int file = -1;
+  std::error_code error = CreateText(path, run, files, file);
+  if (!error) {
+    error = files.Close(file);
+    if (error) (void)files.Unlink(path);
+  }
+  return StatusOf(error, "write", path);
+}
+
 std::string MiB(int64_t bytes, int64_t count = 1) {
   return absl::StrFormat("%.1f MiB",
                          static_cast<double>(bytes) * static_cast<double>(count) / 0x1p20);
@@ -70,32 +93,33 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(const RunFolderOption
   return folder;
 }
 
-// A rank that waits tells the others that it is there, so that no deadline of theirs passes.
+absl::Status RunFolder::Together(FileWork::Work work, Communicator& world, Stream& stream,
+                                 absl::Status& result) const {
+  return RunOnRanks({.who = DescribePlace(rank_, "Open", {.name = "folder of --save"}),
+                     .deadline = options_.timeout,
+                     .files = options_.files},
+                    std::move(work), absl::StrCat("'", options_.folder, "'"), world, stream,
+                    result);
+}
+
 absl::Status RunFolder::Take(Communicator& world, Stream& stream) {
-  constexpr absl::Duration kBetweenLooks = absl::Milliseconds(100);
-  absl::Status mine;
-  int64_t waits = 0;
-  do {
-    if (waits > 0 && rank_ == 0) absl::SleepFor(std::min(kBetweenLooks, options_.beat / 4));
-    if (rank_ == 0) {
-      mine = Caught([&] {
-        if (waits == 0) MOE_RETURN_IF_ERROR(MakeFolders(options_.folder, *options_.files));
-        if (waits == 0) {
-          lock_ = std::make_shared<RunLock>(options_.folder, options_.beat, *options_.files);
-        }
-        MOE_ASSIGN_OR_RETURN(const bool taken, lock_->TryTake());
-        waits = taken ? 0 : 1;
-        return absl::OkStatus();
-      });
-      if (!mine.ok()) waits = 0;
-    }
-    MOE_RETURN_IF_ERROR(world.Broadcast<int64_t>({&waits, 1}, 0, stream));
-    MOE_RETURN_IF_ERROR(stream.Synchronize());
-  } while (waits > 0);
-  if (mine.ok() && rank_ == 0) {
+  FileWork::Work take;
+  if (rank_ == 0) {
+    lock_ = std::make_shared<RunLock>(options_.folder, options_.beat, *options_.files);
     run_ = lock_->run();
-    mine = WriteProbe();
+    take = [folder = options_.folder, lock = lock_, probe = ProbePath(0),
+            between_looks = std::min(absl::Milliseconds(100), options_.beat / 4)](
+               FileSystem& files) -> absl::Status {
+      MOE_RETURN_IF_ERROR(MakeFolders(folder, files));
+      for (;;) {
+        MOE_ASSIGN_OR_RETURN(const bool taken, lock->TryTake(files));
+        if (taken) return WriteProbe(probe, lock->run(), files);
+        absl::SleepFor(between_looks);
+      }
+    };
   }
+  absl::Status mine;
+  MOE_RETURN_IF_ERROR(Together(std::move(take), world, stream, mine));
   if (!absl::IsInvalidArgument(mine)) mine = CannotWrite(mine);
   return AgreedStatus(mine, world, stream);
 }
@@ -108,22 +132,31 @@ absl::Status RunFolder::ShareRun(Communicator& world, Stream& stream) {
 }
 
 absl::Status RunFolder::Prove(Communicator& world, Stream& stream) {
-  // Others wait for a rank that does not see the folder.
-  const absl::Duration patience = std::min(options_.sight, world.timeout() / 4);
-  const bool sees = rank_ == 0 || Sees(patience);
-  absl::Status mine;
-  if (sees && rank_ > 0) mine = WriteProbe();
-  MOE_ASSIGN_OR_RETURN(const std::vector<Card> cards, GatherCards(sees, world, stream));
-  if (sees && mine.ok()) (void)options_.files->Unlink(ProbePath(rank_));
+  const auto sees = std::make_shared<bool>(true);
+  FileWork::Work look;
+  if (rank_ > 0) {
+    // Others wait for a rank that does not see the folder.
+    look = [sees, patience = std::min(options_.sight, world.timeout() / 4), first = ProbePath(0),
+            mine = ProbePath(rank_), run = run_](FileSystem& files) {
+      *sees = Sees(first, run, patience, files);
+      return *sees ? WriteProbe(mine, run, files) : absl::OkStatus();
+    };
+  }
+  absl::Status mine, held;
+  MOE_RETURN_IF_ERROR(Together(std::move(look), world, stream, mine));
+  MOE_ASSIGN_OR_RETURN(const std::vector<Card> cards, GatherCards(*sees, world, stream));
+  const auto end = [lock = lock_,
+                    probe = *sees && mine.ok() ? ProbePath(rank_) : ""](FileSystem& files) {
+    if (!probe.empty()) (void)files.Unlink(probe);
+    return lock == nullptr ? absl::OkStatus() : lock->CheckHeld(files);
+  };
+  MOE_RETURN_IF_ERROR(Together(end, world, stream, held));
   if (!mine.ok()) {
     mine = CannotWrite(
         absl::Status(mine.code(), absl::StrCat(mine.message(), ", on host ", HostName())));
   }
   // Of two that took over one lock at the same time, the first has lost it by now.
-  if (rank_ == 0) {
-    const absl::Status held = lock_->CheckHeld();
-    if (!held.ok()) mine = absl::InvalidArgumentError(held.message());
-  }
+  if (!held.ok()) mine = absl::InvalidArgumentError(held.message());
   if (const std::string blind = Blind(cards); rank_ == 0 && !blind.empty()) {
     mine = absl::InvalidArgumentError(absl::StrCat(blind, " cannot see what rank 0 on host ",
                                                    HostName(), " writes to '", options_.folder,
@@ -137,46 +170,26 @@ std::string RunFolder::ProbePath(int rank) const {
   return absl::StrCat(options_.folder, "/", kProbePrefix, run_, "-", rank);
 }
 
-bool RunFolder::Sees(absl::Duration patience) const {
-  constexpr absl::Duration kBetweenLooks = absl::Milliseconds(50);
-  const absl::Time end = absl::Now() + patience;
-  for (;;) {
-    SmallFile probe;
-    if (!options_.files->ReadSmall(ProbePath(0), probe)) return probe.text == run_;
-    if (absl::Now() >= end) return false;
-    absl::SleepFor(kBetweenLooks);
-  }
-}
-
-absl::Status RunFolder::WriteProbe() const {
-  int file = -1;
-  const std::string path = ProbePath(rank_);
-  std::error_code error = CreateText(path, run_, *options_.files, file);
-  if (!error) {
-    error = options_.files->Close(file);
-    if (error) (void)options_.files->Unlink(path);
-  }
-  return StatusOf(error, "write", path);
-}
-
 absl::Status RunFolder::CheckRoom(int64_t my_bytes, int64_t count, Communicator& world,
                                   Stream& stream) {
   int64_t bytes = my_bytes;
   MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&bytes, 1}, ReduceOp::kSum, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
-  absl::Status mine;
+  FileWork::Work look;
   if (rank_ == 0) {
-    int64_t free = 0;
-    const std::error_code error = options_.files->FreeBytes(options_.folder, free);
-    if (error) {
-      mine = StatusOf(error, "find out what is free in", options_.folder);
-    } else if (free / std::max<int64_t>(count, 1) < bytes) {
-      mine = absl::UnavailableError(absl::StrCat(
-          "'", options_.folder, "' needs ", MiB(bytes, count), " for ", count,
+    look = [folder = options_.folder, bytes, count](FileSystem& files) {
+      int64_t free = 0;
+      const std::error_code error = files.FreeBytes(folder, free);
+      if (error) return StatusOf(error, "find out what is free in", folder);
+      if (free / std::max<int64_t>(count, 1) >= bytes) return absl::OkStatus();
+      return absl::UnavailableError(absl::StrCat(
+          "'", folder, "' needs ", MiB(bytes, count), " for ", count,
           count == 1 ? " checkpoint" : " more checkpoints", " of ", MiB(bytes), ", free ",
           MiB(free), ": expected room for those that stay (--checkpoint-keep) and one more"));
-    }
+    };
   }
+  absl::Status mine;
+  MOE_RETURN_IF_ERROR(Together(std::move(look), world, stream, mine));
   return AgreedStatus(CannotWrite(mine), world, stream);
 }
 

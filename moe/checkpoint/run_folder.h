@@ -15,6 +15,7 @@
 #include "kernels/base/stream.h"
 #include "moe/checkpoint/run_lock.h"
 #include "moe/io/file_system.h"
+#include "moe/io/file_work.h"
 
 namespace moe {
 
@@ -23,10 +24,12 @@ struct RunFolderOptions {
   absl::Duration beat = absl::Seconds(10);  // of the lock
   // The longest until a host sees what another one has written.
   absl::Duration sight = absl::Seconds(5);
-  FileSystem* files = &RealFileSystem();
+  absl::Duration timeout = absl::Minutes(10);  // of a call of `files` that does not return
+  FileSystem* files = &RealFileSystem();       // lives on while a call may hang in it
 };
 
-// One a rank; rank 0's has the lock.
+// One a rank; rank 0's has the lock. Files are touched in the background: kDeadlineExceeded, on the
+// rank whose call to the file system hangs, names it.
 class RunFolder {
  public:
   // Makes the folder, takes its lock, and finds out that all ranks see one folder, by a file that
@@ -52,8 +55,9 @@ class RunFolder {
   absl::Status ShareRun(Communicator& world, Stream& stream);
   absl::Status Prove(Communicator& world, Stream& stream);
   std::string ProbePath(int rank) const;
-  bool Sees(absl::Duration patience) const;
-  absl::Status WriteProbe() const;
+  // RunOnRanks (shared_work.h).
+  absl::Status Together(FileWork::Work work, Communicator& world, Stream& stream,
+                        absl::Status& result) const;
 
   const RunFolderOptions options_;
   const int rank_;

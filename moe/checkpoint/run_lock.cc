@@ -154,25 +154,25 @@ RunLock::~RunLock() {
 }
 
 // The file stays open, to be touched.
-std::error_code RunLock::Make() {
+std::error_code RunLock::Make(FileSystem& files) {
   int file = -1;
-  if (const std::error_code error = CreateText(path_, LockText(me_), files_, file)) return error;
+  if (const std::error_code error = CreateText(path_, LockText(me_), files, file)) return error;
   const std::lock_guard lock(beats_->mu);
   beats_->files.push_back(file);
   return {};
 }
 
-absl::StatusOr<bool> RunLock::TryTake() {
+absl::StatusOr<bool> RunLock::TryTake(FileSystem& files) {
   for (;;) {
-    const std::error_code error = Make();
+    const std::error_code error = Make(files);
     if (!error) break;
     if (error.value() != EEXIST) return StatusOf(error, "make", path_);
-    MOE_ASSIGN_OR_RETURN(const bool gone, JudgeHolder());
+    MOE_ASSIGN_OR_RETURN(const bool gone, JudgeHolder(files));
     if (!gone) return false;
   }
   held_ = true;
-  const auto touch = [beats = beats_, beat = beat_](FileSystem& files) {
-    return beats->Touch(beat, files);
+  const auto touch = [beats = beats_, beat = beat_](FileSystem& noted) {
+    return beats->Touch(beat, noted);
   };
   MOE_ASSIGN_OR_RETURN(beating_, FileWork::Start({.who = path_, .files = &files_}, touch));
   return true;
@@ -194,9 +194,9 @@ auto RunLock::Judge(const LockHolder& holder) const -> Sign {
 }
 
 // true: the name of the lock is free.
-absl::StatusOr<bool> RunLock::JudgeHolder() {
+absl::StatusOr<bool> RunLock::JudgeHolder(FileSystem& files) {
   SmallFile now;
-  if (const std::error_code error = files_.ReadSmall(path_, now)) {
+  if (const std::error_code error = files.ReadSmall(path_, now)) {
     if (error.value() == ENOENT) return true;
     return StatusOf(error, "read", path_);
   }
@@ -224,24 +224,24 @@ absl::StatusOr<bool> RunLock::JudgeHolder() {
   }
   // Another run may have judged the same and been faster.
   SmallFile again;
-  if (files_.ReadSmall(path_, again) || again.text != now.text) return true;
-  const std::error_code removed = files_.Unlink(path_);
+  if (files.ReadSmall(path_, again) || again.text != now.text) return true;
+  const std::error_code removed = files.Unlink(path_);
   if (removed && removed.value() != ENOENT) return StatusOf(removed, "remove", path_);
   Log(LogLevel::kWarning,
       absl::StrCat("'", path_, "' is taken over from ", who, ", which ", reason));
   return true;
 }
 
-absl::Status RunLock::CheckHeld() {
+absl::Status RunLock::CheckHeld(FileSystem& files) {
   SmallFile now;
-  std::error_code error = files_.ReadSmall(path_, now);
+  std::error_code error = files.ReadSmall(path_, now);
   if (error.value() == ENOENT) {
     Log(LogLevel::kWarning,
         absl::StrCat("'", path_,
                      "' is gone and made anew: was the folder emptied, or a mount lost?"));
-    error = Make();
+    error = Make(files);
     if (!error) return absl::OkStatus();
-    if (error.value() == EEXIST) error = files_.ReadSmall(path_, now);
+    if (error.value() == EEXIST) error = files.ReadSmall(path_, now);
   }
   if (error) return StatusOf(error, "read", path_);
   if (now.text == LockText(me_)) return absl::OkStatus();

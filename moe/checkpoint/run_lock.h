@@ -41,7 +41,9 @@ absl::StatusOr<LockHolder> ParseLock(const std::string& text);
 class RunLock {
  public:
   static constexpr int kStaleBeats = 3;
-  // `folder` is there. `beat`: the time between touches.
+  // `folder` is there by the first TryTake. `beat`: the time between touches. `files` is what is
+  // touched and given up by, and lives on while a call may hang in it; the other calls are those of
+  // whoever waits for them.
   RunLock(std::string folder, absl::Duration beat, FileSystem& files);
   // Gives up the lock if this holds it; on a disk that hangs it stays, as that of a process that
   // was killed.
@@ -52,21 +54,20 @@ class RunLock {
   // true: it is held, and touched behind until this goes; a lock that was taken over is warned of.
   // false: its holder may have ended and is watched: call again soon. kInvalidArgument: a run that
   // goes on holds it (named). kUnavailable, kPermissionDenied: the system refuses.
-  absl::StatusOr<bool> TryTake();
+  absl::StatusOr<bool> TryTake(FileSystem& files);
 
   // Before the folder changes: whether it is still this run's. A lock that is gone is made anew,
   // with a warning. kUnavailable: another run has taken it, as it may from a process that was
   // stopped for kStaleBeats beats; or errors of the system.
-  absl::Status CheckHeld();
+  absl::Status CheckHeld(FileSystem& files);
 
   const std::string& run() const { return me_.run; }
 
  private:
   enum class Sign : uint8_t { kNone, kRuns, kEnded };  // kNone: of neither
   Sign Judge(const LockHolder& holder) const;
-  absl::StatusOr<bool> JudgeHolder();
-  absl::Status TakeOver(const std::string& reason);
-  std::error_code Make();
+  absl::StatusOr<bool> JudgeHolder(FileSystem& files);
+  std::error_code Make(FileSystem& files);
 
   // What is shared with the thread that touches the lock, which may hang in it and be left.
   struct Beats;

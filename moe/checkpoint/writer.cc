@@ -183,6 +183,17 @@ absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(
   MOE_RETURN_IF_ERROR(
       require(options.max_shard_bytes >= options.max_box_bytes, "shards not smaller than boxes"));
 
+  auto writer = std::unique_ptr<CheckpointWriter>(new CheckpointWriter(options, rank, ranks));
+  writer->step_ = options.first_step;
+  MOE_RETURN_IF_ERROR(FileWork::Run(writer->WorkOptions(), [options, rank](FileSystem& files) {
+    CheckpointOptions noted = options;
+    noted.files = &files;
+    return Prepare(noted, rank);
+  }));
+  return writer;
+}
+
+absl::Status CheckpointWriter::Prepare(const CheckpointOptions& options, int rank) {
   MOE_RETURN_IF_ERROR(MakeFolders(options.folder, *options.files));
   MOE_RETURN_IF_ERROR(CheckLatest(options.folder));
   MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(options.folder, *options.files));
@@ -202,7 +213,7 @@ absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(
       Log(LogLevel::kWarning, absl::StrCat("CheckpointWriter: ", line));
     }
   }
-  return std::unique_ptr<CheckpointWriter>(new CheckpointWriter(options, rank, ranks));
+  return absl::OkStatus();
 }
 
 CheckpointWriter::~CheckpointWriter() = default;
@@ -225,15 +236,14 @@ std::string CheckpointWriter::TakeTable() {
   return std::exchange(job_->text, {});
 }
 
-absl::Status CheckpointWriter::Begin(FileWork::Work work) {
-  work_.reset();
-  MOE_ASSIGN_OR_RETURN(
-      work_,
-      FileWork::Start({.who = DescribePlace(rank_, "Save", {.name = "checkpoint", .step = step_}),
-                       .deadline = options_.timeout,
-                       .files = options_.files},
-                      std::move(work)));
-  return absl::OkStatus();
+FileWork::Options CheckpointWriter::WorkOptions() const {
+  return {.who = DescribePlace(rank_, "Save", {.name = "checkpoint", .step = step_}),
+          .deadline = options_.timeout,
+          .files = options_.files};
+}
+
+std::string CheckpointWriter::Waited() const {
+  return absl::StrCat("the checkpoint of step ", step_);
 }
 
 absl::Status CheckpointWriter::Start(const CheckpointState& state,
@@ -254,7 +264,10 @@ absl::Status CheckpointWriter::Start(const CheckpointState& state,
         .files = {},
         .boxes = {}};
     MOE_RETURN_IF_ERROR(job_->Copy(mine));
-    return Begin([job = job_](FileSystem& files) { return job->WriteShards(files); });
+    MOE_ASSIGN_OR_RETURN(work_, FileWork::Start(WorkOptions(), [job = job_](FileSystem& files) {
+                           return job->WriteShards(files);
+                         }));
+    return absl::OkStatus();
   });
   return begun_;
 }

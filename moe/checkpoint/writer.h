@@ -76,7 +76,7 @@ enum class WriterPhase : uint8_t {
 };
 
 // One a rank; for one thread. What it starts in the background touches files, never a communicator.
-// All calls to `files` after Create are made there, so that a disk that hangs holds no rank.
+// All calls to `files` are made there, so that a disk that hangs holds no rank.
 class CheckpointWriter {
  public:
   // Makes the folder. Rank 0 removes what stopped runs left in it: `.tmp-*`, `.trash-*`; what it
@@ -85,6 +85,7 @@ class CheckpointWriter {
   // kAlreadyExists: the folder has a readable checkpoint newer than `first_step`, which this run
   // would come to overwrite (named). kFailedPrecondition: under the name of such a step there is
   // what no run writes (named). kUnavailable, kPermissionDenied: the system refuses.
+  // kDeadlineExceeded as CheckProgress.
   static absl::StatusOr<std::unique_ptr<CheckpointWriter>> Create(const CheckpointOptions& options,
                                                                   int rank, int ranks);
   // Gives up a write that is under way; a call that has not returned half a second later is left
@@ -128,6 +129,8 @@ class CheckpointWriter {
   struct Job;  // what is written, and where it comes from
   CheckpointWriter(const CheckpointOptions& options, int rank, int ranks);
 
+  // Create, on the disk.
+  static absl::Status Prepare(const CheckpointOptions& options, int rank);
   // Whether the folder of a step holds a checkpoint that must not be replaced. Errors of the
   // system: nobody knows.
   static absl::StatusOr<bool> IsTaken(const CheckpointOptions& options, int64_t step);
@@ -147,11 +150,9 @@ class CheckpointWriter {
   static absl::Status FreeName(const CheckpointOptions& options, int64_t step);
   // The table of what was written, for good.
   std::string TakeTable();
-  // Has `work` done in the background.
-  absl::Status Begin(FileWork::Work work);
-  // Returns once no rank has work that has not ended.
-  absl::Status AwaitAll(Communicator& world, Stream& stream);
-  // Begin, where there is work on this rank, then AwaitAll; result = the status of the work here.
+  FileWork::Options WorkOptions() const;
+  std::string Waited() const;  // "the checkpoint of step 20"
+  // RunOnRanks (shared_work.h).
   absl::Status Together(FileWork::Work work, Communicator& world, Stream& stream,
                         absl::Status& result);
 

@@ -288,8 +288,8 @@ absl::StatusOr<std::unique_ptr<RunFolder>> OpenFolder(const TrainCheckpoints& ch
                                                       const Context& context) {
   if (checkpoints.folder.empty()) return nullptr;
   context.mesh->SetPhase({.name = "folder of --save"});
-  auto folder =
-      RunFolder::Open({.folder = checkpoints.folder}, context.mesh->world(), *context.host);
+  auto folder = RunFolder::Open({.folder = checkpoints.folder, .timeout = checkpoints.timeout},
+                                context.mesh->world(), *context.host);
   return folder.ok() ? std::move(folder) : OfSave(folder.status());
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -19,7 +20,10 @@
 #include <unistd.h>
 
 #include "comm/clock_offset.h"
+#include "comm/local/local_world.h"
 #include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "moe/checkpoint/writer.h"
 #include "moe/io/file.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/checkpoint/faulty_files.h"
@@ -63,7 +67,7 @@ class RunFolderTest : public IoTest {
   // Until it is held or refused.
   absl::Status Take(RunLock& lock) const {
     for (;;) {
-      const absl::StatusOr<bool> taken = lock.TryTake();
+      const absl::StatusOr<bool> taken = lock.TryTake(RealFileSystem());
       if (!taken.ok() || *taken) return taken.status();
       absl::SleepFor(kBeat / 10);
     }
@@ -121,7 +125,7 @@ TEST_F(RunFolderTest, OneRunHoldsTheFolder) {
     EXPECT_THAT(Take(second),
                 StatusIs(kInvalidArgument, absl::StrCat("'", LockPath(), "' is held by process ",
                                                         ::getpid(), " on host ", HostName())));
-    EXPECT_TRUE(first.CheckHeld().ok());
+    EXPECT_TRUE(first.CheckHeld(RealFileSystem()).ok());
   }
   EXPECT_THAT(Names(), ElementsAre());
   RunLock third = Lock();
@@ -143,7 +147,7 @@ TEST_F(RunFolderTest, OfManyThatStartTogetherOneHoldsTheFolder) {
         const bool taken = Take(lock).ok();
         began += 1;
         while (began < kRuns) absl::SleepFor(absl::Milliseconds(1));
-        if (taken && lock.CheckHeld().ok()) held += 1;
+        if (taken && lock.CheckHeld(RealFileSystem()).ok()) held += 1;
         ended += 1;
         while (ended < kRuns) absl::SleepFor(absl::Milliseconds(1));
       });
@@ -160,7 +164,7 @@ TEST_F(RunFolderTest, AProcessOfThisHostThatHasEndedHoldsNothing) {
     const LockHolder gone = Ended(reaped, child);
     Leave(LockText(gone));
     RunLock lock = Lock();
-    EXPECT_TRUE(lock.TryTake().value());
+    EXPECT_TRUE(lock.TryTake(RealFileSystem()).value());
     EXPECT_THAT(warnings_,
                 HasSubstr(absl::StrCat("is taken over from process ", gone.pid, " on host ",
                                        gone.host, " since ", gone.since, ", which has ended")));
@@ -174,7 +178,7 @@ TEST_F(RunFolderTest, AProcessOfThisHostThatHasEndedHoldsNothing) {
   other.process_start -= 1;
   Leave(LockText(other));
   RunLock lock = Lock();
-  EXPECT_TRUE(lock.TryTake().value());
+  EXPECT_TRUE(lock.TryTake(RealFileSystem()).value());
 }
 
 // On another host, in another container, or by a process that ended before it had written.
@@ -191,7 +195,7 @@ TEST_F(RunFolderTest, AHolderThatCannotBeSeenIsWatched) {
     Leave(text);
     RunLock lock = Lock();
     const absl::Time begin = absl::Now();
-    EXPECT_FALSE(lock.TryTake().value());
+    EXPECT_FALSE(lock.TryTake(RealFileSystem()).value());
     EXPECT_TRUE(Take(lock).ok());
     EXPECT_GE(absl::Now() - begin, RunLock::kStaleBeats * kBeat);
     EXPECT_THAT(warnings_, HasSubstr("which has not touched it for 120ms"));
@@ -199,7 +203,7 @@ TEST_F(RunFolderTest, AHolderThatCannotBeSeenIsWatched) {
   }
   Leave(texts.back());
   RunLock lock = Lock();
-  EXPECT_FALSE(lock.TryTake().value());
+  EXPECT_FALSE(lock.TryTake(RealFileSystem()).value());
   fs::last_write_time(LockPath(), fs::file_time_type::clock::now() + std::chrono::seconds(7));
   EXPECT_THAT(Take(lock), StatusIs(kInvalidArgument, ", which still runs, expected a folder"));
   EXPECT_EQ(Read(LockPath()), texts.back());
@@ -225,11 +229,11 @@ TEST_F(RunFolderTest, ALockThatIsLostIsNoticed) {
     RunLock lock = Lock();
     ASSERT_TRUE(Take(lock).ok());
     fs::remove(LockPath());
-    EXPECT_TRUE(lock.CheckHeld().ok());
+    EXPECT_TRUE(lock.CheckHeld(RealFileSystem()).ok());
     EXPECT_THAT(warnings_, HasSubstr("lock' is gone and made anew"));
     EXPECT_EQ(ParseLock(Read(LockPath()))->run, lock.run());
     Leave(LockText(other));
-    EXPECT_THAT(lock.CheckHeld(), StatusIs(kUnavailable, "was taken by process"));
+    EXPECT_THAT(lock.CheckHeld(RealFileSystem()), StatusIs(kUnavailable, "was taken by process"));
   }
   EXPECT_EQ(Read(LockPath()), LockText(other));  // it is not ours to remove
 }
@@ -296,6 +300,36 @@ TEST_F(RunFolderTest, AFolderThatCannotBeWrittenIsFoundAtTheStart) {
     }
     EXPECT_GE(refused, 3);
     EXPECT_TRUE(OpenAll({{.folder = Folder()}, {.folder = Folder()}}).ok());
+  }
+}
+
+// Before the first step, too: at the first, a middle and the last call, and of CheckpointWriter's.
+TEST_F(RunFolderTest, ACallThatHangsEndsTheStartInTime) {
+  const auto start = [&](FaultyFiles& files) {
+    const auto world = MakeLocalWorld({.ranks = 1});
+    const auto stream = MakeInlineStream();
+    const absl::Duration timeout = absl::Milliseconds(50);
+    auto folder = RunFolder::Open({.folder = Folder(), .timeout = timeout, .files = &files},
+                                  *world[0], *stream);
+    MOE_RETURN_IF_ERROR(folder.status());
+    MOE_RETURN_IF_ERROR((*folder)->CheckRoom(1, 1, *world[0], *stream));
+    const CheckpointOptions options = {.folder = Folder(), .timeout = timeout, .files = &files};
+    return CheckpointWriter::Create(options, 0, 1).status();
+  };
+  // Never destroyed: threads that were left may be in them.
+  static auto& disks = *new std::vector<std::unique_ptr<FaultyFiles>>();
+  FaultyFiles whole;
+  ASSERT_TRUE(start(whole).ok());
+  const int64_t last = whole.calls() - 1;  // behind it the lock is given up
+  for (const int64_t call : {int64_t{1}, last / 2, last}) {
+    SCOPED_TRACE(call);
+    disks.push_back(std::make_unique<FaultyFiles>("", Fault::kHang, call));
+    const absl::Time begin = absl::Now();
+    EXPECT_THAT(start(*disks.back()),
+                StatusIs(kDeadlineExceeded, ", deadline 50ms"));
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+    disks.back()->Mend();
+    fs::remove(LockPath());
   }
 }
 
