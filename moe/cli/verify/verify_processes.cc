@@ -27,6 +27,7 @@
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/verify/verify_options.h"
+#include "moe/io/file.h"
 
 namespace moe::cli {
 namespace {
@@ -35,10 +36,6 @@ namespace fs = std::filesystem;
 
 // Wall time that one case may take on a busy machine, beside the start of the processes.
 constexpr absl::Duration kCaseTime = absl::Seconds(5);
-
-absl::Status IoError(const std::string& what) {
-  return WithExitCode(absl::InternalError(absl::StrCat("cannot ", what)), ExitCode::kIo);
-}
 
 // --mpirun, or the linked MPI's own; "" if it is not there.
 std::string LauncherOf(const VerifyOptions& options, const Invocation& invocation) {
@@ -197,6 +194,7 @@ absl::StatusOr<Request> ReadRequest(const std::string& path, const VerifyOptions
 
 absl::Status WriteResults(const std::string& path,
                           const std::vector<verify::LayerResult>& results) {
+  errno = 0;  // a stream need not say why it fails
   std::ofstream file(path, std::ios::binary);
   for (const verify::LayerResult& result : results) {
     file.write(reinterpret_cast<const char*>(&result.torn_replicas), sizeof(result.torn_replicas));
@@ -206,7 +204,8 @@ absl::Status WriteResults(const std::string& path,
     }
   }
   file.close();
-  return file ? absl::OkStatus() : IoError(absl::StrCat("write '", path, "'"));
+  return file ? absl::OkStatus()
+              : FileError("write", path, errno == 0 ? EIO : errno, FileFault::kWrite);
 }
 
 absl::StatusOr<std::vector<verify::LayerResult>> ReadResults(
@@ -238,7 +237,7 @@ struct SharedFile {
 
 absl::StatusOr<SharedFile> MakeSharedFile() {
   Descriptor file(memfd_create("moe-verify", MFD_CLOEXEC));
-  if (!file.is_open()) return IoError(absl::StrCat("make a file: ", std::strerror(errno)));
+  if (!file.is_open()) return FileError("make file", "moe-verify", errno, FileFault::kWrite);
   std::string path = absl::StrCat("/proc/", getpid(), "/fd/", file.number());
   return SharedFile{std::move(file), std::move(path)};
 }
