@@ -339,11 +339,11 @@ absl::Status Export(const Settings& settings, const std::string& path) {
   MOE_RETURN_IF_ERROR(InputError("STEP", found.status()));
   PrintWarnings("ckpt", found->warnings);
   MOE_ASSIGN_OR_RETURN(CheckpointReader reader, OpenStep(found->path));
-  MOE_ASSIGN_OR_RETURN(const auto warnings,
-                       ckpt::Export(reader, {.format = settings.text("format"),
-                                             .folder = settings.text("out"),
-                                             .type = settings.choice("dtype", kComputeTypes)}));
-  PrintWarnings("ckpt", warnings);
+  const auto warnings = ckpt::Export(reader, {.format = settings.text("format"),
+                                              .folder = settings.text("out"),
+                                              .type = settings.choice("dtype", kComputeTypes)});
+  MOE_RETURN_IF_ERROR(NamingTheOneBefore(warnings.status(), found->path));
+  PrintWarnings("ckpt", *warnings);
   return absl::OkStatus();
 }
 

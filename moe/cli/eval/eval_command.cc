@@ -174,12 +174,13 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
     options.data.AddTo(corpus, read);
     return read;
   };
-  return RunAgreedRanks({.launch = launch,
-                         .settings = settings,
-                         .command = kCommand,
-                         .timeout = options.comm_timeout,
-                         .inputs = inputs},
-                        body);
+  return NamingTheOneBefore(RunAgreedRanks({.launch = launch,
+                                            .settings = settings,
+                                            .command = kCommand,
+                                            .timeout = options.comm_timeout,
+                                            .inputs = inputs},
+                                           body),
+                            run.path);
 }
 
 }  // namespace

@@ -74,6 +74,19 @@ absl::StatusOr<FoundCheckpoint> FindStored(const std::string& path) {
   return absl::DataLossError(all.warnings.front());
 }
 
+absl::Status NamingTheOneBefore(absl::Status error, const std::string& path) {
+  const fs::path step_folder = fs::path(path + "/.").lexically_normal().parent_path();
+  const std::optional<int64_t> step = StepOf(step_folder.filename().string());
+  if (FileFaultOf(error) != FileFault::kContent || !step.has_value()) return error;
+  const fs::path folder = step_folder.has_parent_path() ? step_folder.parent_path() : ".";
+  const auto found = FindCheckpoint(folder.string(), *step);
+  if (!found.ok() || found->path.empty()) return error;
+  return WithFileFault(
+      absl::Status(error.code(),
+                   absl::StrCat(error.message(), "; the one before it is '", found->path, "'")),
+      FileFault::kContent);
+}
+
 void AddStoredRunSettings(Table& table) {
   table
       .Add(

@@ -22,6 +22,10 @@ namespace moe::cli {
 // what is newer and damaged is a warning. kNotFound: none; kDataLoss: all are damaged.
 absl::StatusOr<FoundCheckpoint> FindStored(const std::string& path);
 
+// The error of who reads `path`: of damaged data with the checkpoint before it, if one can be read.
+// (Results are of the checkpoint that a command began with: none goes on with another by itself.)
+absl::Status NamingTheOneBefore(absl::Status error, const std::string& path);
+
 // --checkpoint and --dtype.
 void AddStoredRunSettings(Table& table);
 

@@ -190,12 +190,13 @@ class GenerateRun {
     const auto inputs = [this] {
       return Inputs();
     };
-    return RunAgreedRanks({.launch = launch_,
-                           .settings = settings_,
-                           .command = kCommand,
-                           .timeout = options_.comm_timeout,
-                           .inputs = inputs},
-                          body);
+    return NamingTheOneBefore(RunAgreedRanks({.launch = launch_,
+                                              .settings = settings_,
+                                              .command = kCommand,
+                                              .timeout = options_.comm_timeout,
+                                              .inputs = inputs},
+                                             body),
+                              run_.path);
   }
 
  private:

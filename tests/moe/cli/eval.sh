@@ -2,7 +2,7 @@
 # `moe eval`: the loss that training reported, at any layout: bash eval.sh <moe>
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-expect 0 "training" "$moe" train "${model[@]}" --ranks 2 --steps 4 --lr 0.01 --quiet --save "$work/run/checkpoints" \
+expect 0 "training" "$moe" train "${model[@]}" --ranks 2 --steps 4 --lr 0.01 --quiet --save "$work/run/checkpoints" --save-interval 2 \
   --out "$work/run"
 trained=$(value "$work/run/metrics.jsonl" val_loss_hex)
 held_out=(--checkpoint "$work/run" --data "$text" --split held-out --eval-sequences 16)
@@ -40,7 +40,13 @@ shard=$step/shard-00000-of-00002.safetensors
 size=$(stat -c %s "$shard")
 head -c $((size / 2)) /dev/zero | dd of="$shard" bs=1M seek=$((size / 3)) oflag=seek_bytes conv=notrunc status=none
 refused 3 "has hash" eval "${held_out[@]}"
+refused 3 "; the one before it is '$work/run/checkpoints/step-00000002'" eval "${held_out[@]}"
+refused 3 "; the one before it is '$work/run/checkpoints/step-00000002'" generate --checkpoint "$work/run" --prompt a --max-new-tokens 4
+refused 3 "; the one before it is '$work/run/checkpoints/step-00000002'" ckpt export "$work/run" --format mixtral --out "$work/other"
 truncate -s 100 "$shard"
+expect 0 "eval of the one before a damaged header" "$moe" eval "${held_out[@]}"
+says "step-00000004 is passed over" "$work/stderr"
+rm -r "$work/run/checkpoints/step-00000002"
 refused 3 "100 bytes, the manifest says" eval "${held_out[@]}"
 refused 3 "100 bytes, the manifest says" eval --checkpoint "$step" --data "$text"
 finish
