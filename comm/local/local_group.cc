@@ -11,6 +11,7 @@
 #include "comm/patience.h"
 #include "comm/wait_report.h"
 #include "kernels/base/caught.h"
+#include "kernels/base/machine_limits.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/trace.h"
 
@@ -131,7 +132,7 @@ LocalGroup::~LocalGroup() {
 }
 
 int LocalGroup::Cores() {
-  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return UsableCpus();
 }
 
 void LocalGroup::WakeAll() {

@@ -130,7 +130,7 @@ class LocalGroup {
 
   void WakeAll();
 
-  static int Cores();  // of this machine, 1 at least
+  static int Cores();  // that this process may use, 1 at least
 
   // Rank `caller.rank` has done a part of what its peers wait for.
   void Progressed(const LocalCaller& caller) {

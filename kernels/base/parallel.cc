@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <system_error>
 
+#include <oneapi/tbb/info.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
 
@@ -46,7 +47,10 @@ struct AcquireAtEnd {
 }  // namespace
 
 struct ThreadPool::Arena {
-  explicit Arena(int threads) : arena(threads, /*reserved_for_masters=*/1) {}
+  // oneTBB has no more workers than CPUs, and warns of an arena that would hold more.
+  explicit Arena(int threads)
+      : arena(std::min(threads, oneapi::tbb::info::default_concurrency()),
+              /*reserved_for_masters=*/1) {}
   oneapi::tbb::task_arena arena;
 };
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <filesystem>
-#include <thread>
 #include <vector>
 
 #include <absl/strings/match.h>
@@ -17,6 +16,7 @@
 #include "comm/mpi/mpi_run.h"
 #include "comm/nccl/nccl_world.h"
 #include "kernels/base/cuda_devices.h"
+#include "kernels/base/machine_limits.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/exit_code.h"
@@ -95,7 +95,7 @@ absl::StatusOr<Device> DeviceOf(const Settings& settings, ComputesOn computes_on
 
 int ThreadsOf(const Settings& settings, const World& world) {
   if (!settings.is("threads", "auto")) return settings.integer("threads");
-  return std::max(1, world.cores / std::max(1, world.local_ranks));
+  return std::clamp(world.cores / std::max(1, world.local_ranks), 1, world.own_cores);
 }
 
 absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
@@ -104,6 +104,18 @@ absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
   if (info.ok()) return info;
   const absl::Status status = InFlags(info.status());
   return absl::Status(status.code(), absl::StrCat(status.message(), ", or --backend local"));
+}
+
+// The launcher's daemon, the parent of its ranks, has what all of them may use; it may have bound
+// each to a part.
+void ShareCores(Launch& launch) {
+  World& world = launch.world;
+  world.cores = std::max(world.own_cores, WithinQuota(AllowedCpus(::getppid())));
+  const int share = world.cores / std::max(1, world.local_ranks);
+  if (world.own_cores >= share) return;
+  launch.plan.launch.warnings.push_back(absl::StrCat(
+      "the launcher keeps this rank on ", Counted(world.own_cores, "CPU"), ", its share is ", share,
+      " of ", world.cores, ": mpirun --bind-to none, or srun --cpu-bind=none, lets it use them"));
 }
 
 // Memory between ranks of one process grows with their square: 2000 take 24 GB.
@@ -141,8 +153,10 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
   launch.world = {
       .ranks = ranks,
       .local_ranks = launch.plan.launch.local_size > 0 ? launch.plan.launch.local_size : ranks,
-      .cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency())),
+      .own_cores = UsableCpus(),
       .backend = launch.plan.backend};
+  launch.world.cores = launch.world.own_cores;
+  if (launch.plan.processes()) ShareCores(launch);
   return launch;
 }
 

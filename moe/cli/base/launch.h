@@ -24,7 +24,8 @@ namespace moe::cli {
 struct World {
   int ranks = 1;
   int local_ranks = 1;  // on this machine
-  int cores = 1;        // of this machine
+  int cores = 1;        // of this machine, that its ranks may use together
+  int own_cores = 1;    // that this process may use: fewer where its launcher has bound it
   Backend backend = Backend::kLocal;
 };
 
@@ -36,7 +37,8 @@ struct Launch {
   int rank() const { return plan.rank(); }
 };
 
-// --threads: where it is auto, the cores of this machine shared by its ranks.
+// --threads: where it is auto, the cores of this machine shared by its ranks, those that this
+// process may use.
 int ThreadsOf(const Settings& settings, const World& world);
 
 // Who started this process, from `environment` ("NAME=value"). As DetectLaunch, but messages for

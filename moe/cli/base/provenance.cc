@@ -17,6 +17,7 @@
 #include "comm/clock_offset.h"
 #include "comm/world_plan.h"
 #include "kernels/base/cuda_devices.h"
+#include "kernels/base/machine_limits.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "moe_commit.h"
 
@@ -84,7 +85,7 @@ Facts Provenance(const Device& device) {
   };
   add("host", HostName());
   add("cpu", ProcValue("/proc/cpuinfo", "model name"));
-  add("cores", absl::StrCat(std::thread::hardware_concurrency()));
+  add("cores", absl::StrCat(UsableCpus()));
   add("simd", gemm::SimdTargets().front());
   if (device.kind == DeviceKind::kCuda) {
     const absl::StatusOr<CudaDevice> gpu = CudaDeviceAt(device.index);

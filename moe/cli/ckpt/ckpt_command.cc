@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
-#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -13,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/machine_limits.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/retention.h"
@@ -237,9 +237,7 @@ absl::Status VerifyAll(CheckpointReader& reader, int threads) {
 }
 
 absl::Status Verify(const Settings& settings, const std::string& path) {
-  const int threads = settings.empty("threads")
-                          ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))
-                          : settings.integer("threads");
+  const int threads = settings.empty("threads") ? UsableCpus() : settings.integer("threads");
   if (threads < 1) return WrongFlag("--threads", absl::StrCat(threads), "at least 1");
   // A step folder that has lost its manifest is still one by its name.
   std::vector<std::string> paths = {path};

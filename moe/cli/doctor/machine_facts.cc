@@ -18,6 +18,7 @@
 
 #include "comm/create.h"
 #include "comm/nccl/nccl_world.h"
+#include "kernels/base/machine_limits.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
@@ -38,6 +39,7 @@ int64_t KibibytesOf(absl::string_view key) {
 void GatherProcessor(MachineFacts& facts) {
   facts.cpu_model = ProcValue("/proc/cpuinfo", "model name");
   facts.simd_targets = gemm::SimdTargets();
+  facts.cpu_quota = CpuQuota();
   hwloc_topology_t topology = nullptr;
   if (hwloc_topology_init(&topology) != 0) return;
   const std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)> owner(topology,
@@ -67,23 +69,10 @@ void GatherProcessor(MachineFacts& facts) {
   hwloc_bitmap_free(allowed);
 }
 
-// Limits of the control group (version 2) that this process is in.
-void GatherContainer(MachineFacts& facts) {
-  const std::vector<std::string> quota = absl::StrSplit(FirstLine("/sys/fs/cgroup/cpu.max"), ' ');
-  double budget = 0, period = 0;
-  if (quota.size() == 2 && absl::SimpleAtod(quota[0], &budget) &&
-      absl::SimpleAtod(quota[1], &period) && period > 0) {
-    facts.cpu_quota = budget / period;
-  }
-  int64_t limit = 0;
-  if (absl::SimpleAtoi(FirstLine("/sys/fs/cgroup/memory.max"), &limit)) {
-    facts.memory_limit_bytes = limit;
-  }
-}
-
 void GatherMemory(MachineFacts& facts) {
   facts.memory_bytes = KibibytesOf("MemTotal");
   facts.available_bytes = sweep::AvailableMemoryBytes();
+  facts.memory_limit_bytes = sweep::MemoryLimitBytes();
   struct statvfs shm = {};
   if (::statvfs("/dev/shm", &shm) == 0) {
     facts.shm_bytes = static_cast<int64_t>(shm.f_blocks * shm.f_frsize);
@@ -157,7 +146,6 @@ MachineFacts GatherMachineFacts(absl::Span<const std::string> environment) {
   facts.build_type = "with assertions";
 #endif
   GatherProcessor(facts);
-  GatherContainer(facts);
   GatherMemory(facts);
   GatherMpi(environment, facts);
   GatherLauncher(environment, facts);

@@ -14,6 +14,7 @@
 #include <absl/strings/string_view.h>
 
 #include "kernels/activation/activation_kind.h"
+#include "kernels/base/machine_limits.h"
 
 namespace moe::sweep {
 
@@ -37,30 +38,22 @@ std::optional<int64_t> NumberIn(const std::string& path, absl::string_view key) 
   return std::nullopt;
 }
 
-struct GroupFiles {
-  std::string mount;  // of the hierarchy
-  const char* limit;  // names of its files
-  const char* usage;
-  const char* cache_key;  // in memory.stat
-};
-
-// What one control group leaves; kNoLimit where it has no limit or does not exist.
-int64_t LeftIn(const std::string& folder, const GroupFiles& files) {
-  const auto limit = NumberIn(absl::StrCat(folder, "/", files.limit), "");
-  const auto usage = NumberIn(absl::StrCat(folder, "/", files.usage), "");
-  if (!limit.has_value() || !usage.has_value()) return kNoLimit;  // "max", or no such folder
-  const int64_t cache = NumberIn(absl::StrCat(folder, "/memory.stat"), files.cache_key).value_or(0);
-  return std::max<int64_t>(0, *limit - *usage + std::min(cache, *usage));
+std::optional<int64_t> LimitOf(const ControlGroup& group) {
+  return NumberIn(
+      absl::StrCat(group.folder, group.version_2 ? "/memory.max" : "/memory.limit_in_bytes"), "");
 }
 
-// The least over `path` ("/a/b") and the groups above it.
-int64_t LeftAbove(std::string path, const GroupFiles& files) {
-  int64_t left = LeftIn(files.mount, files);
-  while (path.size() > 1) {
-    left = std::min(left, LeftIn(absl::StrCat(files.mount, path), files));
-    path.resize(path.rfind('/'));
-  }
-  return left;
+// What one control group leaves; kNoLimit where it has no limit or does not exist.
+int64_t LeftIn(const ControlGroup& group) {
+  const auto limit = LimitOf(group);
+  const auto usage = NumberIn(
+      absl::StrCat(group.folder, group.version_2 ? "/memory.current" : "/memory.usage_in_bytes"),
+      "");
+  if (!limit.has_value() || !usage.has_value()) return kNoLimit;  // "max", or no such folder
+  const int64_t cache = NumberIn(absl::StrCat(group.folder, "/memory.stat"),
+                                 group.version_2 ? "inactive_file" : "total_inactive_file")
+                            .value_or(0);
+  return std::max<int64_t>(0, *limit - *usage + std::min(cache, *usage));
 }
 
 }  // namespace
@@ -70,21 +63,18 @@ int64_t AvailableMemoryBytes(const std::string& root) {
   if (const auto kib = NumberIn(absl::StrCat(root, "/proc/meminfo"), "MemAvailable:")) {
     left = *kib * 1024;
   }
-  std::ifstream groups(absl::StrCat(root, "/proc/self/cgroup"));
-  for (std::string line; std::getline(groups, line);) {  // "9:memory:/a", "0::/a"
-    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (parts.size() != 3 || !absl::StartsWith(parts[2], "/")) continue;
-    const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',');
-    if (parts[1].empty()) {
-      left = std::min(left, LeftAbove(parts[2], {absl::StrCat(root, "/sys/fs/cgroup"), "memory.max",
-                                                 "memory.current", "inactive_file"}));
-    } else if (std::find(controllers.begin(), controllers.end(), "memory") != controllers.end()) {
-      left = std::min(left, LeftAbove(parts[2], {absl::StrCat(root, "/sys/fs/cgroup/memory"),
-                                                 "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                                 "total_inactive_file"}));
-    }
+  for (const ControlGroup& group : ControlGroupsOf("memory", root)) {
+    left = std::min(left, LeftIn(group));
   }
   return left == kNoLimit ? 0 : left;
+}
+
+int64_t MemoryLimitBytes(const std::string& root) {
+  int64_t least = kNoLimit;
+  for (const ControlGroup& group : ControlGroupsOf("memory", root)) {
+    least = std::min(least, LimitOf(group).value_or(kNoLimit));
+  }
+  return least == kNoLimit ? 0 : least;
 }
 
 namespace {

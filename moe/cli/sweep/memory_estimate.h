@@ -18,6 +18,9 @@ namespace moe::sweep {
 // `root` stands before /proc and /sys.
 int64_t AvailableMemoryBytes(const std::string& root = "");
 
+// The least limit of this process's control groups; 0 = none.
+int64_t MemoryLimitBytes(const std::string& root = "");
+
 // What decides the memory of a rank.
 struct MemoryShape {
   lm::TransformerConfig model;    // of a layer alone: num_layers 1

@@ -55,6 +55,16 @@ expect 2 "a rank of torchrun" env "${whole[@]}" TORCHELASTIC_RUN_ID=none "$moe" 
 expect 2 "two launchers" env "${whole[@]}" PMI_RANK=0 PMI_SIZE=2 "$moe" "${threads[@]}"
 says "RANK is 1 and PMI_RANK is 0, expected one launcher: unset RANK WORLD_SIZE, or PMI_RANK PMI_SIZE, or --backend local" stderr
 
+# CPUs are those of the affinity. More threads than them are no matter for oneTBB's warnings.
+one_cpu=(taskset -c "$(taskset -cp $$ | grep -oE '[0-9]+' | tail -n 1)")
+if "${one_cpu[@]}" true; then
+  expect 0 "one CPU" "${one_cpu[@]}" "$moe" train "${tiny[@]}" --ranks 1 --threads auto
+  says "threads per rank 1;" stderr
+  expect 0 "three threads on one CPU" "${one_cpu[@]}" "$moe" train "${tiny[@]}" --ranks 1 --threads 3 --hidden-size 64
+  says "threads per rank 3;" stderr
+  ! grep -q TBB stderr || fail "$what: $(grep TBB stderr)"
+fi
+
 step=(SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_TASK_PID=1)
 if [[ -z $mpiexec ]]; then
   expect 10 "srun, a build without MPI" env "${step[@]}" "$moe" "${threads[@]}"
@@ -78,6 +88,12 @@ done
 expect 0 "mpiexec, backend local" "$mpiexec" -n 2 "$moe" "${threads[@]}" --backend local
 (($(grep -c "^# moe bench alltoall: 2 ranks" stdout) == 2)) || fail "$what: $(cat stdout)"
 if [[ $mpi == openmpi ]]; then
+  if (($(nproc) > 1)); then
+    bound=("$mpiexec" -n 1 --bind-to core "$moe" train "${tiny[@]}" --ranks 1 --threads auto)
+    expect 0 "a rank that is bound" env -u OMPI_MCA_rmaps_base_oversubscribe "${bound[@]}"
+    says "moe train: warning: the launcher keeps this rank on 1 CPU, its share is $(nproc) of $(nproc)" stderr
+    says "threads per rank 1;" stderr
+  fi
   # Of PMIx alone the size comes from MPI.
   expect 0 "PMIX_RANK alone" "$mpiexec" -n 3 env -u OMPI_COMM_WORLD_RANK -u OMPI_COMM_WORLD_SIZE \
     "$moe" "${mpi_ranks[@]}"

@@ -228,6 +228,7 @@ class AvailableMemoryTest : public IoTest {
 
 TEST_F(AvailableMemoryTest, IsWhatTheKernelSaysWithoutALimit) {
   EXPECT_EQ(Available(), 0);  // unknown
+  EXPECT_EQ(MemoryLimitBytes(root_.string()), 0);
   Put("/proc/meminfo", "MemTotal:  9000 kB\nMemFree: 1 kB\nMemAvailable:    1000 kB\n");
   EXPECT_EQ(Available(), 1000 * 1024);
   Put("/proc/self/cgroup", "0::/\n");
@@ -246,6 +247,7 @@ TEST_F(AvailableMemoryTest, VersionTwoGroupsAndThoseAboveLimitIt) {
   Put("/sys/fs/cgroup/a/b/memory.max", "100\n");
   Put("/sys/fs/cgroup/a/b/memory.current", "400\n");
   EXPECT_EQ(Available(), 0);
+  EXPECT_EQ(MemoryLimitBytes(root_.string()), 100);
 }
 
 TEST_F(AvailableMemoryTest, VersionOneGroupsLimitIt) {
@@ -256,6 +258,7 @@ TEST_F(AvailableMemoryTest, VersionOneGroupsLimitIt) {
   Put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
   Put("/sys/fs/cgroup/memory/memory.stat", "cache 700\ntotal_inactive_file 600\n");
   EXPECT_EQ(Available(), 7600);
+  EXPECT_EQ(MemoryLimitBytes(root_.string()), 8000);
 }
 
 }  // namespace
