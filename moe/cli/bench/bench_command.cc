@@ -1,5 +1,6 @@
 // moe bench: times and checks collectives, the kernels of a layer, and a layer; prints and judges.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -28,6 +29,7 @@
 #include "moe/cli/bench/bench_row.h"
 #include "moe/cli/bench/collectives.h"
 #include "moe/cli/bench/tables.h"
+#include "moe/cli/sweep/memory_estimate.h"
 #include "moe/session.h"
 
 namespace moe::cli {
@@ -149,7 +151,25 @@ class BenchRun {
   absl::Status Prepare() {
     MOE_ASSIGN_OR_RETURN(options_, MakeCollectiveOptions(call_, launch_));
     MOE_RETURN_IF_ERROR(SetFailIf(bench::BenchFields({}), call_));
+    MOE_RETURN_IF_ERROR(CheckMemory());
     return speaks() ? CheckOutputs(call_.settings, options_.spec.routing) : absl::OkStatus();
+  }
+
+  // On the CPU: what a GPU has left, its own allocations find out.
+  absl::Status CheckMemory() const {
+    if (launch_.device.kind != DeviceKind::kCpu) return absl::OkStatus();
+    bench::CaseSpec spec = options_.spec;
+    spec.size_bytes = *std::max_element(options_.sizes.begin(), options_.sizes.end());
+    const int ranks = launch_.world.local_ranks;
+    const double needed = bench::MemoryOf(spec, ranks);
+    const auto available = static_cast<double>(sweep::AvailableMemoryBytes());
+    if (available == 0 || needed <= available) return absl::OkStatus();
+    const double fits = available / needed * static_cast<double>(spec.size_bytes);
+    return absl::ResourceExhaustedError(
+        fmt::format("size {} needs {:.0f} MiB for {} rank{} of this machine, expected at most the "
+                    "{:.0f} MiB that are available: -e {:.0f}M and less fit",
+                    spec.size_bytes, needed / 0x1p20, ranks, Plural(ranks), available / 0x1p20,
+                    std::floor(fits / 0x1p20)));
   }
 
   absl::Status OnRank(Communicator& world, BenchOutput& output) {

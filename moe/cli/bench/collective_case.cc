@@ -38,6 +38,30 @@ absl::StatusOr<std::unique_ptr<CollectiveCase>> CollectiveCase::Create(const Cas
   return made;
 }
 
+double MemoryOf(const CaseSpec& spec, int ranks) {
+  const bool exchanges = spec.op == Op::kAllToAll || spec.op == Op::kAllToAllV;
+  int buffers = 3;
+  if (exchanges && spec.dispatch == DispatchAlgorithm::kHierarchical) buffers += 1 + 2 + 4;
+  if (exchanges && spec.routing.kind == RoutingSpec::kTrace) buffers += 2;
+  const int holders = spec.op == Op::kPointToPoint ? 1 : ranks;
+  return static_cast<double>(spec.size_bytes) * holders * buffers;
+}
+
+absl::StatusOr<std::unique_ptr<CollectiveCase>> CollectiveCase::CopyIn(CollectiveCase& what) {
+  const CaseSpec spec = {.op = Op::kMemcpy,
+                         .dtype = what.spec_.dtype,
+                         .size_bytes = what.CopiedBytes(),
+                         .copies_both_ways = true};
+  const bool turns = what.all_to_all() && CallsOf(what.spec_.routing) > 1;
+  if (IsCuda(what.stream_) || turns) return Create(spec, what.comm_, what.stream_);
+  std::unique_ptr<CollectiveCase> copy(new CollectiveCase(spec, what.comm_, what.stream_));
+  const Buffer& from = what.spec_.op == Op::kReduceScatter ? what.send_ : what.want_;
+  copy->expected_ = copy->Elements(from, 0, copy->SpecElements());
+  copy->result_ = copy->Elements(what.recv_, 0, copy->SpecElements());
+  copy->DescribeCopies(copy->SpecElements());
+  return copy;
+}
+
 absl::Status CollectiveCase::Setup() {
   switch (spec_.op) {
     case Op::kAllToAll:
@@ -82,10 +106,11 @@ absl::Status CollectiveCase::Allocate(int64_t send_elements, int64_t result_elem
   MOE_ASSIGN_OR_RETURN(send_, Buffer::Allocate(send_bytes, *memory, "what is sent"));
   MOE_ASSIGN_OR_RETURN(recv_, Buffer::Allocate(result_bytes, *memory, "what is received"));
   MOE_ASSIGN_OR_RETURN(want_, Buffer::Allocate(result_bytes));
-  if (all_to_all() && in_place()) {
+  if (all_to_all() && in_place() && IsCuda(stream_)) {
     MOE_ASSIGN_OR_RETURN(kept_, Buffer::Allocate(send_bytes, *memory, "what is sent, kept"));
   }
   result_ = Elements(recv_, 0, result_elements);
+  expected_ = want_.span<std::byte>();
   return absl::OkStatus();
 }
 
@@ -172,27 +197,39 @@ absl::Status CollectiveCase::SetupPointToPoint() {
 
 absl::Status CollectiveCase::SetupMemcpy() {
   const int64_t count = std::max<int64_t>(1, SpecElements());
+  MOE_RETURN_IF_ERROR(Allocate(count, count));
+  FillTagged(host_send().span<std::byte>(), comm_.rank(), 0);
+  if (IsCuda(stream_)) {
+    FillTagged(want_.span<std::byte>(), comm_.rank(), 0);
+  } else {
+    expected_ = send_.span<std::byte>();
+  }
+  DescribeCopies(count);
+  return absl::OkStatus();
+}
+
+void CollectiveCase::DescribeCopies(int64_t count) {
   algorithm_ = "memcpy";
   size_elements_ = count_ = count;
   traffic_ = Traffic(comm_.size());
   for (int r = 0; r < comm_.size(); ++r) traffic_.at(r, r) = count;
-  MOE_RETURN_IF_ERROR(Allocate(count, count));
-  FillTagged(host_send().span<std::byte>(), comm_.rank(), 0);
-  FillTagged(want_.span<std::byte>(), comm_.rank(), 0);
   call_ = [this]() -> absl::Status {
     const int64_t bytes = count_ * width();
-    if (IsCuda(stream_)) return stream_.CopyBytes(send_.data(), recv_.data(), bytes);
+    if (IsCuda(stream_)) return stream_.CopyBytes(send_.data(), result_.data(), bytes);
     const bool past_caches = call_index_ % 2 == 1;
-    CopyBytes(recv_.data(), send_.data(), bytes,
+    CopyBytes(result_.data(), expected_.data(), bytes,
               past_caches ? CopyHint::kStreamed : CopyHint::kCached);
     return absl::OkStatus();
   };
-  return absl::OkStatus();
 }
 
 absl::Status CollectiveCase::Prepare() {
   MOE_RETURN_IF_ERROR(Poison(result_));
   MOE_RETURN_IF_ERROR(Poison(exchanged_));
+  if (all_to_all() && !IsCuda(stream_)) {
+    FillTagged(input_, comm_.rank(), 0);
+    return absl::OkStatus();
+  }
   const Buffer& original = exchanged_.empty() ? send_ : kept_;
   MOE_RETURN_IF_ERROR(
       stream_.CopyBytes(original.data(), input_.data(), static_cast<int64_t>(input_.size())));
@@ -215,10 +252,10 @@ absl::StatusOr<int64_t> CollectiveCase::CountWrong() {
     result = downloaded;
   }
   const auto bytes = static_cast<size_t>(width());
-  if (result.empty() || std::memcmp(result.data(), want_.data(), result.size()) == 0) return 0;
+  if (result.empty() || std::memcmp(result.data(), expected_.data(), result.size()) == 0) return 0;
   int64_t wrong = 0;
   for (size_t at = 0; at < result.size(); at += bytes) {
-    wrong += std::memcmp(result.data() + at, want_.data() + at, bytes) != 0;
+    wrong += std::memcmp(result.data() + at, expected_.data() + at, bytes) != 0;
   }
   return wrong;
 }

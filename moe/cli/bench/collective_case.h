@@ -46,12 +46,17 @@ struct CaseSpec {
   int node_size = 0;  // ranks of a host; 0: all. Hierarchical travels by it: it divides R
   // allreduce. The ring sums f32 and i64; the others all types.
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
-  // memcpy: every other call writes past the caches, as exchanges of large messages may
-  bool copies_both_ways = false;
+  bool copies_both_ways = false;  // memcpy: CollectiveCase::CopyIn
   // p2p
   int source = 0, destination = 0;
   Form form = Form::kOwn;
 };
+
+// Bytes that calls of `spec` take on a machine with `ranks` of them, on CPUs: what is sent, what is
+// received and what is expected, each of the size (p2p: once, of a pair). Hierarchical travels
+// through a workspace that grows three times, by doubling; a trace has two more for the copies that
+// bound its calls.
+double MemoryOf(const CaseSpec& spec, int ranks);
 
 // Buffers are memory of the stream's device.
 //
@@ -64,6 +69,11 @@ class CollectiveCase {
   //                      CUDA stream hierarchical, which moves memory of the host
   static absl::StatusOr<std::unique_ptr<CollectiveCase>> Create(const CaseSpec& spec,
                                                                 Communicator& comm, Stream& stream);
+  // The memcpy of CopiedBytes that bounds a call of `what` on this rank. On the CPU it copies between
+  // buffers of `what`, which outlives it and is prepared anew before its next call; a trace, whose
+  // calls differ in size, and a GPU have buffers of their own for it. Every other copy writes past
+  // the caches, as exchanges of large messages may. Collective.
+  static absl::StatusOr<std::unique_ptr<CollectiveCase>> CopyIn(CollectiveCase& what);
   CollectiveCase(const CollectiveCase&) = delete;
   CollectiveCase& operator=(const CollectiveCase&) = delete;
 
@@ -108,10 +118,13 @@ class CollectiveCase {
   template <typename T>
   absl::Status SetupReduceScatter();
   // Out of place, the sum starts from a copy of what is sent.
-  absl::Status CopyIn();
+  absl::Status StartFromSent();
   // How all-to-all travels.
   absl::Status UseStaged();
-  absl::Status UseDirect();
+  absl::Status UseDirect(std::shared_ptr<PeerBuffer> shared);
+  // Memory for what is sent that peers can read, if the dispatch is direct; nullptr where it is not,
+  // or runs staged. Collective.
+  absl::StatusOr<std::shared_ptr<PeerBuffer>> ShareSent(int64_t bytes);
   absl::Status UseHierarchical();
   template <typename U>
   absl::Status UseHierarchicalAs();
@@ -138,6 +151,8 @@ class CollectiveCase {
   int64_t BlockElements() const;
   // Of collectives that move one such block between each two ranks.
   void DescribeEvenBlocks();
+  // Of copies of `count` elements of expected_ to result_, in CUDA streams of send_.
+  void DescribeCopies(int64_t count);
 
   const CaseSpec spec_;
   Communicator& comm_;
@@ -145,8 +160,9 @@ class CollectiveCase {
   Buffer send_, recv_;               // of the stream's device
   Buffer want_;                      // of the host
   Buffer host_send_, poison_;        // in CUDA streams; poison_ is what recv_ is filled with
-  Buffer kept_;                      // of all-to-alls in place: what send_ is before a call
-  absl::Span<std::byte> result_;     // what a call writes; compared with want_
+  Buffer kept_;                      // there, of all-to-alls in place: what send_ is before a call
+  absl::Span<std::byte> result_;     // what a call writes
+  absl::Span<std::byte> expected_;   // on the host: what it is compared with
   absl::Span<std::byte> input_;      // in place: what a call starts from, made anew before each
   absl::Span<std::byte> exchanged_;  // all-to-alls in place: what the exchange itself writes
   std::string algorithm_;

@@ -41,8 +41,9 @@ absl::Status CollectiveCase::SetupAllToAll() {
   count_ = spec_.op == Op::kAllToAll ? BlockElements() : size_elements_;
   const int64_t received = traffic_.Received(me);
   const int64_t sent = in_place() ? std::max(traffic_.Sent(me), received) : traffic_.Sent(me);
-  MOE_RETURN_IF_ERROR(Allocate(sent, received));
-  FillTagged(host_send().span<std::byte>(), me, 0);
+  MOE_ASSIGN_OR_RETURN(const std::shared_ptr<PeerBuffer> shared, ShareSent(sent * width()));
+  MOE_RETURN_IF_ERROR(Allocate(shared == nullptr ? sent : 0, received));
+  FillTagged(shared == nullptr ? host_send().span<std::byte>() : shared->local(), me, 0);
   std::vector<int> sources(ranks);
   std::iota(sources.begin(), sources.end(), 0);
   if (spec_.dispatch == DispatchAlgorithm::kHierarchical) {
@@ -63,11 +64,17 @@ absl::Status CollectiveCase::SetupAllToAll() {
         "CollectiveCase: hierarchical dispatch moves memory of the host, expected staged");
   }
   if (spec_.dispatch == DispatchAlgorithm::kHierarchical) return UseHierarchical();
-  const bool direct = spec_.dispatch == DispatchAlgorithm::kDirect && !IsCuda(stream_) &&
-                      comm_.has_peer_memory(DeviceKind::kCpu);
-  if (!direct) return UseStaged();
-  const absl::Status shared = UseDirect();
-  return absl::IsUnimplemented(shared) ? UseStaged() : shared;
+  return shared == nullptr ? UseStaged() : UseDirect(shared);
+}
+
+absl::StatusOr<std::shared_ptr<PeerBuffer>> CollectiveCase::ShareSent(int64_t bytes) {
+  if (spec_.dispatch != DispatchAlgorithm::kDirect || IsCuda(stream_) ||
+      !comm_.has_peer_memory(DeviceKind::kCpu)) {
+    return nullptr;
+  }
+  auto shared = comm_.AllocatePeerBuffer(bytes);
+  if (absl::IsUnimplemented(shared.status())) return nullptr;
+  return shared;
 }
 
 absl::Status CollectiveCase::UseStaged() {
@@ -100,12 +107,10 @@ void CollectiveCase::ReturnInto(std::byte* home) {
   };
 }
 
-absl::Status CollectiveCase::UseDirect() {
+absl::Status CollectiveCase::UseDirect(std::shared_ptr<PeerBuffer> shared) {
   algorithm_ = "direct";
   const int ranks = comm_.size();
   const int me = comm_.rank();
-  MOE_ASSIGN_OR_RETURN(std::shared_ptr<PeerBuffer> shared, comm_.AllocatePeerBuffer(send_.bytes()));
-  CopyBytes(shared->local().data(), send_.data(), send_.bytes());
   struct Piece {
     int from;
     int64_t offset, to, bytes;

@@ -44,7 +44,10 @@ absl::Status CollectiveCase::SetupReduceScatter() {
   const int me = comm_.rank();
   const int64_t block = BlockElements();
   DescribeEvenBlocks();
-  MOE_RETURN_IF_ERROR(Allocate(ranks * block, in_place() ? ranks * block : block));
+  // What is received has room for the copy that bounds a call.
+  const int64_t copied = std::max(block, (ranks + 1) * block / 2);
+  MOE_RETURN_IF_ERROR(Allocate(ranks * block, in_place() ? ranks * block : copied));
+  result_ = Elements(recv_, 0, in_place() ? ranks * block : block);
   const absl::Span<T> sent = host_send().span<T>();
   for (int64_t i = 0; i < ranks * block; ++i) sent[i] = Exact<T>(Term(me, i));
   for (int64_t i = 0; i < block; ++i) {
@@ -64,7 +67,7 @@ absl::Status CollectiveCase::SetupReduceScatter() {
   return absl::OkStatus();
 }
 
-absl::Status CollectiveCase::CopyIn() {
+absl::Status CollectiveCase::StartFromSent() {
   if (in_place()) return absl::OkStatus();
   return stream_.CopyBytes(send_.data(), recv_.data(), send_.bytes());
 }
@@ -95,7 +98,7 @@ absl::Status CollectiveCase::SetupAllReduce() {
   const std::shared_ptr<AllReducer> reducer = std::move(made);
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, int64_t>) {
     call_ = [this, reducer, count]() -> absl::Status {
-      MOE_RETURN_IF_ERROR(CopyIn());
+      MOE_RETURN_IF_ERROR(StartFromSent());
       return reducer->Sum(recv_.span<T>().first(count), stream_);
     };
     return absl::OkStatus();
@@ -106,7 +109,7 @@ absl::Status CollectiveCase::SetupAllReduce() {
                      ", expected direct (local) or library (mpi, nccl)"));
   }
   call_ = [this, count]() -> absl::Status {
-    MOE_RETURN_IF_ERROR(CopyIn());
+    MOE_RETURN_IF_ERROR(StartFromSent());
     return comm_.AllReduce<T>(recv_.span<T>().first(count), ReduceOp::kSum, stream_);
   };
   return absl::OkStatus();

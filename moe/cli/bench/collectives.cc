@@ -239,11 +239,7 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
   std::unique_ptr<CollectiveCase> copy;
   const bool moves = spec.op != Op::kAllReduce || comm.size() > 1;
   if (moves && spec.op != Op::kMemcpy && spec.op != Op::kPointToPoint) {
-    MOE_ASSIGN_OR_RETURN(copy, CollectiveCase::Create({.op = Op::kMemcpy,
-                                                       .dtype = spec.dtype,
-                                                       .size_bytes = timed->CopiedBytes(),
-                                                       .copies_both_ways = true},
-                                                      comm, stream));
+    MOE_ASSIGN_OR_RETURN(copy, CollectiveCase::CopyIn(*timed));
   }
   MOE_RETURN_IF_ERROR(WarmUp(*timed, options.warmup));
   if (copy != nullptr) MOE_RETURN_IF_ERROR(WarmUp(*copy, options.warmup));

@@ -100,6 +100,11 @@ for call in "alltoall --ranks 2 -b 4K -e 4K" "gemm $small --moe-ffn-hidden-size 
   origin='"version":"[0-9.]+","commit":"[^"]+","host":"[^"]+","cpu":"[^"]+","gpu":null,"date":"20[0-9-]+T[0-9:]+Z"'
   (($(grep -cE "$origin" stdout) == $(wc -l <stdout))) || fail "$call: $(cat stdout)"
 done
+# More memory than there is: the figures, before anything starts.
+refused 5 "MiB for 3 ranks of this machine, expected at most the " bench alltoall --ranks 3 -b 1G -e 1024G -f 1024
+matches "^moe bench: size 1099511627776 needs 9437184 MiB for 3 ranks .* MiB that are available: -e [0-9]+M and less fit\$" stderr
+refused 5 "needs 3145728 MiB for 4 ranks" bench p2p --ranks 4 -b 1024G -e 1024G
+refused 5 "needs 41943040 MiB for 4 ranks" bench alltoallv --dispatch hierarchical --node-size 2 -b 1024G -e 1024G
 expect 0 "-o csv" "$moe" bench alltoall --ranks 2 "${short[@]}" -o csv -J rows.json
 awk -F, 'NR == 1 { n = NF } NF != n || n < 30 { exit 1 } END { exit NR != 3 }' stdout || fail "-o csv: $(cat stdout)"
 [[ $(head -c 1 rows.json) == "[" && $(grep -c '"op":"alltoall"' rows.json) == 2 ]] || fail "-J: $(cat rows.json)"

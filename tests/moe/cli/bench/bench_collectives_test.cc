@@ -1,4 +1,5 @@
 // Cases of moe bench on ranks: exact results, planted faults, the same row everywhere.
+#include <fstream>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "moe/cli/bench/collectives.h"
 #include "tests/comm/comm_env.h"
 #include "tests/comm/forwarding_communicator.h"
+#include "tests/sanitizers.h"
 
 namespace moe::bench {
 namespace {
@@ -162,6 +164,40 @@ TEST_P(BenchCollectivesTest, TheLimitCopiesWhatTheRankMoves) {
     EXPECT_EQ(copied({.op = Op::kReduceScatter, .size_bytes = size}), (size + 400) / 8 * 4);
     EXPECT_EQ(copied({.op = Op::kAllReduce, .size_bytes = size}), size);
   });
+}
+
+// KiB of this process: "VmRSS:", "VmHWM:", the most since clear_refs was written.
+int64_t Kibibytes(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  int64_t kib = 0;
+  for (std::string word; status >> word;) {
+    if (word == key) status >> kib;
+  }
+  return kib;
+}
+
+// What is sent, received and expected. Of threads: a process of MPI has buffers of its library, too.
+TEST_P(BenchCollectivesTest, MemoryIsAtMostThreeTimesTheSize) {
+  if (::moe::testing::kSanitized || ranks() != 2 || Env().name() != std::string("local")) return;
+  constexpr int64_t kSize = int64_t{34} << 20;  // malloc gives back what is larger than 32 MiB
+  constexpr int64_t kRest = int64_t{8} << 10;   // stacks, pages of code, the ring's chunks
+  for (const Form form : {Form::kOwn, Form::kOther}) {
+    for (CaseSpec spec : {CaseSpec{.op = Op::kAllToAll}, CaseSpec{.op = Op::kAllReduce},
+                          CaseSpec{.op = Op::kAllToAll, .dispatch = DispatchAlgorithm::kDirect},
+                          CaseSpec{.op = Op::kAllGather}, CaseSpec{.op = Op::kReduceScatter}}) {
+      spec.form = form;
+      spec.size_bytes = kSize;
+      std::ofstream("/proc/self/clear_refs") << "5";
+      const int64_t before = Kibibytes("VmRSS:");
+      if (Kibibytes("VmHWM:") > before + kRest) GTEST_SKIP() << "the peak cannot be set back";
+      const auto row =
+          Measure(spec, {.iterations = 1, .warmup = 0, .budget = absl::ZeroDuration()});
+      EXPECT_EQ(row->wrong, 0);
+      EXPECT_LE(Kibibytes("VmHWM:") - before,
+                static_cast<int64_t>(MemoryOf(spec, ranks())) / 1024 + kRest)
+          << NameOf(spec.op) << " " << row->algorithm;
+    }
+  }
 }
 
 TEST_P(BenchCollectivesTest, PairsAreAllMeasured) {
