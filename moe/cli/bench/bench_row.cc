@@ -174,18 +174,19 @@ std::string BenchHead() {
   return absl::StrCat(
       HeadLine("size", "count", "type", "redop", "root"),
       HalfHead("time", "algbw", "busbw", "#wrong"),
-      absl::StrFormat("  %7s  %7s  %7s  %7s  %8s  %8s  %6s  %4s  %7s\n", "i_min", "i_max", "i_p99",
-                      "i_cv%", "imb_tx", "imb_rx", "wait%", "slow", "%memcpy"),
+      absl::StrFormat("  %7s  %7s  %7s  %7s  %7s  %8s  %8s  %6s  %4s  %7s\n", "i_min", "i_max",
+                      "i_p50", "i_p99", "i_cv%", "imb_tx", "imb_rx", "wait%", "slow", "%memcpy"),
       HeadLine("(B)", "(elements)", "", "", ""), HalfHead("(us)", "(GB/s)", "(GB/s)", ""),
-      absl::StrFormat("  %7s  %7s  %7s  %7s  %18s  %6s  %4s  %7s\n", "(us)", "(us)", "(us)", "(%)",
-                      "(max/mean@rank)", "(%)", "rank", "(%)"));
+      absl::StrFormat("  %7s  %7s  %7s  %7s  %7s  %18s  %6s  %4s  %7s\n", "(us)", "(us)", "(us)",
+                      "(us)", "(%)", "(max/mean@rank)", "(%)", "rank", "(%)"));
 }
 
 std::string BenchLine(const BenchRow& row, double max_noise_pct) {
   const Statistics& t = row.samples_us;
   return absl::StrCat(
-      What(row), Half(row), "  ", Fitted(t.min, 7), "  ", Fitted(t.max, 7), "  ", Fitted(t.p99, 7),
-      "  ", Fitted(t.cv_pct, 6), std::string(1, NoiseMark(t.cv_pct, max_noise_pct)), "  ",
+      What(row), Half(row), "  ", Fitted(t.min, 7), "  ", Fitted(t.max, 7), "  ", Fitted(t.p50, 7),
+      "  ", Fitted(t.p99, 7), "  ", Fitted(t.cv_pct, 6),
+      std::string(1, NoiseMark(t.cv_pct, max_noise_pct)), "  ",
       ImbalanceText(row.imbalance_sent, row.busiest_sender, 8), "  ",
       ImbalanceText(row.imbalance_received, row.busiest_receiver, 8), "  ", Fitted(row.wait_pct, 6),
       absl::StrFormat("  %4s  ", row.slow_rank < 0 ? "-" : absl::StrCat(row.slow_rank)),

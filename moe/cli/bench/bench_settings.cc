@@ -163,7 +163,7 @@ Columns, for n ranks; GB = 1e9 bytes
   algbw    size / time
   busbw    algbw (n-1)/n; allreduce: algbw 2(n-1)/n; p2p, memcpy: algbw
   #wrong   elements that differ from the exact result, over all ranks and timed calls
-  i_min i_max i_p99 i_cv%   of the calls' times, each its slowest rank's; cv = deviation / mean
+  i_min i_max i_p50 i_p99 i_cv%   of the calls' times, each its slowest rank's; cv = deviation/mean
   imb_tx imb_rx   max / mean over ranks of the bytes sent and received; @: the busiest rank
   wait%    100 x sum w / sum t: t = leave - enter of a rank's call, w = min(A, leave) - enter for
            the last rank to enter at A: late entry, and not waits for a busier rank

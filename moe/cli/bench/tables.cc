@@ -131,6 +131,7 @@ constexpr ShortName kShortNames[] = {
     {"time", "time_us"},
     {"i_min", "time_us_min"},
     {"i_max", "time_us_max"},
+    {"i_p50", "time_us_p50"},
     {"p50", "time_us_p50"},
     {"p50", "time_us"},  // is the median where there is no mean
     {"i_p99", "time_us_p99"},

@@ -153,6 +153,16 @@ TEST(FieldsTest, TextsAreNoNumbersAlsoWhereThereIsNone) {
   EXPECT_EQ(NumberOf(row, "router"), std::nullopt);
 }
 
+// The median has a column, and the column's name is the key's in bounds.
+TEST(FieldsTest, TheMedianHasAColumn) {
+  BenchRow row = SampleRow();
+  row.samples_us = {.min = 11, .max = 99, .p50 = 33, .p99 = 88, .cv_pct = 1};
+  EXPECT_THAT(BenchHead(), HasSubstr("i_min    i_max    i_p50    i_p99"));
+  EXPECT_THAT(BenchLine(row, 5), HasSubstr("    11.00    99.00    33.00    88.00"));
+  EXPECT_EQ(NumberOf(BenchFields(row), "i_p50"), 33);
+  EXPECT_EQ(NumberOf(BenchFields(row), "p50"), 33);
+}
+
 TEST(FieldsTest, ShortNamesAreThoseOfTheKeysThatARowHas) {
   Fields row = {{"op", "gemm"}};
   AddTimes({.min = 1, .max = 9, .p50 = 3, .p99 = 8, .cv_pct = 40}, 5, row);
