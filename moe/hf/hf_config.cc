@@ -23,7 +23,8 @@ using Json = nlohmann::json;
 constexpr JsonLimits kLimits = {.max_bytes = int64_t{4} << 20,
                                 .max_values = int64_t{1} << 16,
                                 .max_depth = 16,
-                                .max_token_bytes = int64_t{256} << 10};
+                                .max_token_bytes = int64_t{256} << 10,
+                                .non_finite_as_text = true};
 
 absl::Status Expected(absl::string_view file, absl::string_view what, absl::string_view expected) {
   return absl::DataLossError(absl::StrCat(file, ": ", what, ", expected ", expected));

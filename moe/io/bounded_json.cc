@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
 #include <nlohmann/json.hpp>
@@ -18,6 +19,10 @@ namespace moe {
 namespace {
 
 using Json = nlohmann::json;
+
+// Python's names of numbers that JSON lacks, and the texts that are read in their places.
+constexpr std::pair<absl::string_view, absl::string_view> kNonFinite[] = {
+    {"NaN", R"("NaN")"}, {"Infinity", R"("Infinity")"}, {"-Infinity", R"("-Infinity")"}};
 
 // What the lexer has taken so far, and how much of it its buffer holds: it starts a new one at each
 // string and number, and adds everything else to the old one.
@@ -32,11 +37,35 @@ struct Progress {
   bool in_string = false;
   bool escaped = false;
   bool in_number = false;
+  bool non_finite_as_text = false;
+  absl::string_view instead;  // what is left to read in place of the name at `at`
+  size_t name_bytes = 0;      // of that name
 
   bool TooLong() const { return run_bytes > max_run_bytes; }
+  const char& Here() const { return instead.empty() ? *at : instead.front(); }
 
   void Next() {
-    const char c = *at++;
+    if (instead.empty()) {
+      Take(*at++);
+    } else {
+      instead.remove_prefix(1);
+      if (instead.empty()) at += name_bytes;
+    }
+    LookForName();
+  }
+
+  void LookForName() {
+    if (!non_finite_as_text || in_string || !instead.empty()) return;
+    for (const auto& [name, text] : kNonFinite) {
+      if (!absl::StartsWith(absl::string_view(at, end - at), name)) continue;
+      instead = text;
+      name_bytes = name.size();
+      run_bytes = 0;
+    }
+  }
+
+ private:
+  void Take(char c) {
     // A message of the lexer spells out control characters.
     run_bytes += c >= 0 && c < ' ' ? kControlBytes : 1;
     if (in_string) {
@@ -63,7 +92,7 @@ class Characters {
   using reference = const char&;
 
   explicit Characters(Progress* progress) : progress_(progress) {}  // nullptr: the end
-  reference operator*() const { return *progress_->at; }
+  reference operator*() const { return progress_->Here(); }
   Characters& operator++() {
     progress_->Next();
     return *this;
@@ -229,7 +258,9 @@ absl::Status ReadJsonEvents(absl::string_view file, absl::string_view document,
   Progress progress = {.begin = document.data(),
                        .end = document.data() + size,
                        .at = document.data(),
-                       .max_run_bytes = limits.max_token_bytes};
+                       .max_run_bytes = limits.max_token_bytes,
+                       .non_finite_as_text = limits.non_finite_as_text};
+  progress.LookForName();
   Counter counter(limits, events);
   const bool ok = Json::sax_parse(Characters(&progress), Characters(nullptr), &counter);
   if (ok && !progress.TooLong()) return absl::OkStatus();

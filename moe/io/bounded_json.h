@@ -23,6 +23,9 @@ struct JsonLimits {
   // A string or number, or what stands between two of them, where an end of line or a tab counts as
   // eight. The lexer buffers that much, so that this also bounds its memory.
   int64_t max_token_bytes = int64_t{2} << 20;
+  // Whether NaN, Infinity and -Infinity, which Python writes for numbers that JSON lacks, are read
+  // as texts of these names; malformed otherwise.
+  bool non_finite_as_text = false;
 };
 
 // What a reader of a document is told, in the document's order. An error ends the reading; its

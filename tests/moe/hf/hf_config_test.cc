@@ -347,6 +347,16 @@ TEST(HfConfig, NamesWhatIsNotSupportedAndWhatIs) {
   EXPECT_TRUE(ParseHfConfig("c", R"({"model_type": "mixtral", "quantization_config": null})").ok());
 }
 
+// Python's json module writes them bare.
+TEST(HfConfig, NumbersThatAreNotFiniteMayStandInKeysThatAreNotRead) {
+  EXPECT_EQ(Defaults("mixtral", R"(, "time_step_limit": [0.0, Infinity], "x": NaN)").num_layers(),
+            32);
+  ExpectDataLoss(R"({"model_type": "deepseek_v3", "routed_scaling_factor": -Infinity})",
+                 R"(routed_scaling_factor is "-Infinity", expected a finite number)");
+  ExpectDataLoss(R"({"model_type": "mixtral", "hidden_size": NaN})",
+                 R"(hidden_size is "NaN", expected a whole number from)");
+}
+
 TEST(HfConfig, ReadsFiles) {
   EXPECT_TRUE(absl::IsNotFound(ReadHfConfig("/no/such/config.json").status()));
 }

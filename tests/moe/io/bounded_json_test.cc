@@ -66,6 +66,21 @@ TEST(BoundedJsonTest, EveryLimitHoldsExactly) {
   EXPECT_THAT(ErrorOf("[1, 2]", {.max_bytes = 5}), HasSubstr("6 bytes, expected at most 5"));
 }
 
+TEST(BoundedJsonTest, PythonsNonFiniteNumbersAreTextsWhereTheyAreAskedFor) {
+  const JsonLimits limits = {.non_finite_as_text = true};
+  const std::string text =
+      R"({"a": [0.0, Infinity], "b":-Infinity, "NaN": NaN, "s": "-Infinity \" NaN"})";
+  EXPECT_EQ(ParseBoundedJson("f", text, limits).value().dump(),
+            R"({"NaN":"NaN","a":[0.0,"Infinity"],"b":"-Infinity","s":"-Infinity \" NaN"})");
+  EXPECT_EQ(ParseBoundedJson("f", "NaN", limits).value(), "NaN");
+  for (const char* const one : {"[NaN", "Infinit", "1NaN", "NaN1", "--Infinity", "1e-Infinity",
+                                "NaNNaN", "+Infinity", "nan", "[NaN Infinity]"}) {
+    EXPECT_THAT(ErrorOf(one, limits), HasSubstr("malformed JSON")) << one;
+  }
+  EXPECT_THAT(ErrorOf("[1,\n Infinity x]", limits), HasSubstr("(line 2, column 11)"));
+  EXPECT_THAT(ErrorOf("[NaN]"), HasSubstr("malformed JSON"));
+}
+
 // Ten characters and the two quotes, and so on: the bound is on what the lexer must hold.
 TEST(BoundedJsonTest, LongTokensAndGapsAreRefused) {
   const JsonLimits limits = {.max_token_bytes = 12};
