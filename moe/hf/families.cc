@@ -121,11 +121,12 @@ constexpr std::array<TensorRule, 3> SharedTensors(absl::string_view gate, absl::
            {up, ParameterKind::kSharedGateUp, ExpertAxis::kNone, TensorRows::kUp},
            {down, ParameterKind::kSharedDown}}};
 }
-constexpr TensorRule Router(absl::string_view name) {
-  return {name, ParameterKind::kRouterWeight};
+// `fused_name`: as TensorRule has it.
+constexpr TensorRule Router(absl::string_view name, absl::string_view fused_name = {}) {
+  return {.name = name, .parameter = ParameterKind::kRouterWeight, .fused_name = fused_name};
 }
-constexpr TensorRule ExpertBias(absl::string_view name) {
-  return {name, ParameterKind::kExpertBias};
+constexpr TensorRule ExpertBias(absl::string_view name, absl::string_view fused_name = {}) {
+  return {.name = name, .parameter = ParameterKind::kExpertBias, .fused_name = fused_name};
 }
 
 // The first ones, then those of the lists.
@@ -152,13 +153,19 @@ constexpr auto kSharedMlp = SharedTensors(
 
 constexpr TensorRule kRouter = Router("gate.weight");
 constexpr TensorRule kBiasOfGate = ExpertBias("gate.e_score_correction_bias");
-constexpr TensorRule kBiasOfBlock = ExpertBias("e_score_correction_bias");
 
 constexpr auto kMixtralTensors = Join({kRouter}, kW1W3W2);
+constexpr auto kPhiMoeTensors = Join({Router("gate.weight", "router.weight")}, kW1W3W2);
 constexpr TensorRule kGraniteTensors[] = {
-    Router("router.layer.weight"),
-    {"input_linear.weight", ParameterKind::kExpertGateUp, ExpertAxis::kStacked},
-    {"output_linear.weight", ParameterKind::kExpertDown, ExpertAxis::kStacked},
+    Router("router.layer.weight", "router.weight"),
+    {.name = "input_linear.weight",
+     .parameter = ParameterKind::kExpertGateUp,
+     .experts = ExpertAxis::kStacked,
+     .fused_name = "experts.gate_up_proj"},
+    {.name = "output_linear.weight",
+     .parameter = ParameterKind::kExpertDown,
+     .experts = ExpertAxis::kStacked,
+     .fused_name = "experts.down_proj"},
 };
 constexpr auto kHunYuanTensors = Join({Router("gate.wg.weight")}, kGateUpDown, kSharedMlp);
 constexpr std::array kSharedGate = {
@@ -170,16 +177,19 @@ constexpr auto kDeepSeekV2Tensors = Join({kRouter}, kGateUpDown, kSharedExperts)
 constexpr auto kErnieTensors = Join({kRouter,
                                      {.name = "moe_statics.e_score_correction_bias",
                                       .parameter = ParameterKind::kExpertBias,
-                                      .row_vector = true}},
+                                      .row_vector = true,
+                                      .fused_name = "gate.moe_statics.e_score_correction_bias"}},
                                     kGateUpDown, kSharedExperts);
 constexpr auto kDeepSeekTensors = Join({kRouter, kBiasOfGate}, kGateUpDown, kSharedExperts);
-constexpr auto kExaoneTensors = Join({kRouter, kBiasOfBlock}, kGateUpDown, kSharedExperts);
+constexpr auto kExaoneTensors =
+    Join({kRouter, ExpertBias("e_score_correction_bias", kBiasOfGate.name)}, kGateUpDown,
+         kSharedExperts);
 constexpr auto kBailingTensors =
-    Join({kRouter, ExpertBias("gate.expert_bias")}, kGateUpDown, kSharedExperts);
+    Join({kRouter, ExpertBias("gate.expert_bias", kBiasOfGate.name)}, kGateUpDown, kSharedExperts);
 constexpr auto kKimiTensors = Join({kRouter, kBiasOfGate}, kW1W3W2, kSharedExperts);
 constexpr auto kAfmoeTensors =
     Join({Router("router.gate.weight"), ExpertBias("expert_bias")}, kGateUpDown, kSharedExperts);
-constexpr auto kMiniMaxTensors = Join({kRouter, kBiasOfBlock}, kW1W3W2);
+constexpr auto kMiniMaxTensors = Join({kRouter, ExpertBias("e_score_correction_bias")}, kW1W3W2);
 constexpr auto kLfm2Tensors = Join({kRouter, ExpertBias("expert_bias")}, kW1W3W2);
 constexpr TensorRule kGptOssTensors[] = {
     Router("router.weight"),
@@ -245,12 +255,14 @@ constexpr Family kFamilies[] = {
     // By softmax.
     {.model_type = "mixtral",
      .block = "block_sparse_moe",
+     .fused_block = "mlp",
      .gate = "mixtral",
      .keys = kMixtralKeys,
      .defaults = kMixtralDefaults,
      .tensors = kMixtralTensors},
     {.model_type = "minimax",
      .block = "block_sparse_moe",
+     .fused_block = "mlp",
      .gate = "mixtral",
      .keys = kMixtralKeys,
      .defaults = kMixtralDefaults,
@@ -263,11 +275,12 @@ constexpr Family kFamilies[] = {
      .tensors = kGraniteTensors},
     {.model_type = "phimoe",
      .block = "block_sparse_moe",
+     .fused_block = "mlp",
      .gate = "sparsemixer",
      .keys = {.width = "intermediate_size", .experts = "num_local_experts"},
      .defaults = {.sizes = {32, 4096, 6400, 16, 2}},
      .more = ReadPhiMoe,
-     .tensors = kMixtralTensors},
+     .tensors = kPhiMoeTensors},
     {.model_type = "hunyuan_v1_moe",
      .gate = "mixtral",
      .keys = {.width = "intermediate_size",
@@ -356,6 +369,7 @@ constexpr Family kFamilies[] = {
     Exaone(),
     {.model_type = "kimi_linear",
      .block = "block_sparse_moe",
+     .fused_block = "mlp",
      .gate = "deepseek-v3",
      .keys = kKimiKeys,
      .defaults =
@@ -385,6 +399,7 @@ constexpr Family kFamilies[] = {
      .tensors = kAfmoeTensors},
     {.model_type = "minimax_m2",
      .block = "block_sparse_moe",
+     .fused_block = "mlp",
      .gate = "deepseek-v3",
      .keys = {.width = "intermediate_size", .experts = {"num_local_experts", "num_experts"}},
      .defaults = {.sizes = {62, 3072, 1536, 256, 8}},

@@ -60,7 +60,8 @@ struct Family {
   absl::string_view model_type;
   // The model_type of a model that has this one's keys in its "text_config"; empty = none.
   absl::string_view nested_in = {};
-  absl::string_view block = "mlp";  // of "model.layers.N."
+  absl::string_view block = "mlp";     // of "model.layers.N."
+  absl::string_view fused_block = {};  // the same in the fused layout, where that is another
   const char* gate = "";
   FamilyKeys keys = {};
   FamilyDefaults defaults = {};

@@ -26,8 +26,8 @@ struct HfConfig {
 };
 
 // model_type one of a table (family.h), or one with such a text_config. An absent key means what
-// transformers (5.24) makes of it. Keys that do not bear on the MoE layer are not looked at, and may
-// be Python's NaN or Infinity. `file` is the name in messages.
+// transformers (5.24) makes of it. Keys that do not bear on the MoE layer are not looked at, even
+// where they are Python's NaN or Infinity. `file` is the name in messages.
 //   kDataLoss: malformed JSON, a value out of range, keys that contradict each other
 //   kUnimplemented: another model, or a setting that is not computed here: activations other than
 //     silu and gelu, biases of MLPs, quantised weights

@@ -1,6 +1,7 @@
 #include "moe/hf/hf_model.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "kernels/base/status_macros.h"
 #include "moe/io/bounded_json.h"
@@ -15,7 +17,7 @@
 namespace moe::hf {
 namespace {
 
-constexpr char kEmbedding[] = "model.embed_tokens.weight";
+constexpr char kEmbedding[] = "embed_tokens.weight";  // below the root
 constexpr char kOutput[] = "lm_head.weight";
 
 constexpr int64_t kMostElements = int64_t{1} << 20;  // that are read at a time
@@ -43,20 +45,40 @@ absl::StatusOr<HfModel> HfModel::Open(const std::string& folder) {
   MOE_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(folder));
   MOE_ASSIGN_OR_RETURN(Checkpoint files, Checkpoint::Open(folder));
   HfModel model(folder, std::move(config), std::move(files));
+  MOE_RETURN_IF_ERROR(model.FindLayouts());
   MOE_RETURN_IF_ERROR(model.UntieDifferent());
   MOE_RETURN_IF_ERROR(model.FindTensors());
   return model;
+}
+
+absl::Status HfModel::FindLayouts() {
+  const lm::TransformerConfig& model = config();
+  const auto has_embedding = [&](absl::string_view root) {
+    return files_.Contains(absl::StrCat(root, kEmbedding));
+  };
+  const auto* const root = std::find_if(std::begin(kRoots), std::end(kRoots), has_embedding);
+  if (root != std::end(kRoots)) layout_.root = *root;
+  const int64_t shape[] = {model.vocab_size, model.hidden_size};
+  MOE_RETURN_IF_ERROR(FindTensor(files_, absl::StrCat(layout_.root, kEmbedding), shape).status());
+  layout_.layers.resize(model.num_layers);
+  for (int64_t l = 0; l < model.num_layers; ++l) {
+    if (!model.has_experts(l)) continue;
+    const std::string layer = absl::StrCat(layout_.root, "layers.", l, ".");
+    MOE_ASSIGN_OR_RETURN(layout_.layers[l], FindLayout(files_, config_.layer, layer));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status HfModel::UntieDifferent() {
   lm::TransformerConfig& model = config_.model;
   if (!model.tied_embeddings || !files_.Contains(kOutput)) return absl::OkStatus();
   const int64_t shape[] = {model.vocab_size, model.hidden_size};
-  MOE_ASSIGN_OR_RETURN(const CheckpointTensor embedding, FindTensor(files_, kEmbedding, shape));
+  const std::string name = absl::StrCat(layout_.root, kEmbedding);
+  MOE_ASSIGN_OR_RETURN(const CheckpointTensor embedding, FindTensor(files_, name, shape));
   MOE_ASSIGN_OR_RETURN(const CheckpointTensor output, FindTensor(files_, kOutput, shape));
   MOE_ASSIGN_OR_RETURN(model.tied_embeddings, AreEqual(embedding, output));
   if (model.tied_embeddings) return absl::OkStatus();
-  warnings_.push_back(absl::StrCat(files_.path(), ": ", kOutput, " is another than ", kEmbedding,
+  warnings_.push_back(absl::StrCat(files_.path(), ": ", kOutput, " is another than ", name,
                                    ": they are not tied, though config.json says "
                                    "tie_word_embeddings"));
   return absl::OkStatus();
@@ -64,44 +86,62 @@ absl::Status HfModel::UntieDifferent() {
 
 absl::Status HfModel::FindTensors() {
   std::set<std::string> names;
-  for (const ModelTensor& tensor : TensorsOf(rule(), config())) {
-    MOE_ASSIGN_OR_RETURN(tensors_[tensor.canonical], FindTensor(files_, tensor.name, tensor.shape));
+  for (const ModelTensor& tensor : TensorsOf(config(), layout_)) {
+    MOE_ASSIGN_OR_RETURN(const CheckpointTensor whole,
+                         FindTensor(files_, tensor.name, tensor.shape));
+    const auto& shape = tensor.part_shape.empty() ? tensor.shape : tensor.part_shape;
+    tensors_[tensor.canonical] = {whole, PartOf(*whole.tensor, tensor.first, shape)};
     names.insert(tensor.name);
   }
+  WarnOfOthers(names);
+  return absl::OkStatus();
+}
+
+void HfModel::WarnOfOthers(const std::set<std::string>& names) {
+  constexpr size_t kNamed = 3;
+  std::vector<std::string> others;
   for (const std::string& name : files_.Names()) {
     // Older files have frequencies, which follow from the base, and a tied output layer.
     const bool follows = absl::EndsWith(name, ".rotary_emb.inv_freq") ||
                          (config().tied_embeddings && name == kOutput);
-    if (names.count(name) != 0 || follows) continue;
-    return absl::DataLossError(absl::StrCat(files_.path(), ": tensor '", Shown(name),
-                                            "': is none of the model's, expected those of ",
-                                            rule().model_type, "'s configuration alone"));
+    if (names.count(name) == 0 && !follows) others.push_back(Shown(name));
   }
-  return absl::OkStatus();
+  if (others.empty()) return;
+  const size_t named = std::min(others.size(), kNamed);
+  const std::string more =
+      named == others.size() ? "" : absl::StrCat(" and ", others.size() - named, " more");
+  warnings_.push_back(absl::StrCat(
+      files_.path(), ": ", others.size(), " tensor(s) not read, which ", rule().model_type,
+      "'s configuration does not have: ",
+      absl::StrJoin(others.begin(), others.begin() + static_cast<std::ptrdiff_t>(named), ", "),
+      more));
 }
 
 std::vector<CheckpointTensor> HfModel::tensors() const {
   std::vector<CheckpointTensor> all;
-  for (const auto& [name, tensor] : tensors_) all.push_back(tensor);
+  std::set<const SafetensorsTensor*> seen;
+  for (const auto& [name, part] : tensors_) {
+    if (seen.insert(part.whole.tensor).second) all.push_back(part.whole);
+  }
   return all;
 }
 
 absl::Status HfModel::LoadTensor(const CanonicalTensor& tensor, int64_t first, Parameter& parameter,
                                  const ParameterStore& store, Stream& stream) const {
   const auto found = tensors_.find(tensor.name);
-  if (found == tensors_.end() || found->second.tensor->num_elements != tensor.size()) {
+  if (found == tensors_.end() || found->second.tensor.num_elements != tensor.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("HfModel::Load: '", tensor.name, "' of ", tensor.size(),
                      " elements, expected one of the model in ", files_.path()));
   }
-  const auto& [file, whole] = found->second;
-  const int64_t rows = whole->shape[0], cols = tensor.size() / rows;
+  const auto& [whole, part] = found->second;
+  const int64_t rows = part.shape[0], cols = tensor.size() / rows;
   const int64_t most = std::max<int64_t>(1, kMostElements / cols);
   std::vector<float> values;
   for (int64_t row = 0; row < rows; row += most) {
     const int64_t count = std::min(most, rows - row);
     values.resize(count * cols);
-    MOE_RETURN_IF_ERROR(file->ReadFloat32(RowsOf(*whole, row, count), absl::MakeSpan(values)));
+    MOE_RETURN_IF_ERROR(whole.file->ReadFloat32(RowsOf(part, row, count), absl::MakeSpan(values)));
     MOE_RETURN_IF_ERROR(store.WriteMaster(parameter, values, stream, first + row * cols));
   }
   return absl::OkStatus();
@@ -112,7 +152,8 @@ absl::StatusOr<bool> HfModel::Borrow(const ParameterStore& store, Parameter& par
   for (const CanonicalTensor& part : parameter.parts()) {
     const auto found = tensors_.find(part.name);
     if (found == tensors_.end()) return false;
-    rows.push_back(RowsToBorrow(*found->second.file, *found->second.tensor, store.compute()));
+    const auto& [whole, tensor] = found->second;
+    rows.push_back(RowsToBorrow(*whole.file, tensor, store.compute()));
     // The model's passes keep states, for which a parameter lies in one piece.
     const size_t last = rows.size() - 1;
     const bool apart = last > 0 && rows[last] && rows[last - 1] &&

@@ -3,6 +3,7 @@
 #define MOE_MOE_HF_HF_MODEL_H_
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,11 +21,13 @@ namespace moe::hf {
 // Holds the files open. Move-only; Load is thread-safe, so that ranks that are threads share one.
 class HfModel {
  public:
-  // `folder` has config.json and model.safetensors, or the index of several. Reads no weights but
-  // an output layer that config.json ties to the embedding and that the files have, too: where the
-  // two differ they are not tied, as transformers 5 has it, which config() and warnings() say.
+  // `folder` has config.json and model.safetensors, or the index of several. Names start with one
+  // of kRoots, and a layer's experts are in one of the family's layouts (tensor_layout.h). Reads no
+  // weights but an output layer that config.json ties to the embedding and that the files have,
+  // too: where the two differ they are not tied, as transformers 5 has it, which config() and
+  // warnings() say. Tensors that are none of the model's are a warning.
   // Errors of ParseModelConfig and Checkpoint::Open; kDataLoss "<file>: tensor '<name>': what is,
-  // what was expected" for one that is missing, of another shape or type, or none of the model's.
+  // what was expected" for one that is missing, in two layouts, or of another shape or type.
   static absl::StatusOr<HfModel> Open(const std::string& folder);
 
   const std::string& folder() const { return folder_; }
@@ -33,21 +36,28 @@ class HfModel {
   const ModelTraining& training() const { return config_.training; }
   // What config.json says and the model does not follow, a line each.
   const std::vector<std::string>& warnings() const { return warnings_; }
-  // In the order of canonical names.
+  // Each once, in the order of canonical names.
   std::vector<CheckpointTensor> tensors() const;
 
   // Overwrites the masters of all parameters of `store`, a Transformer of config() in any layout,
   // and refreshes their compute copies. Reads what this rank holds, a million elements at a time.
   // kBorrow: experts of a store for inference stay in the mapped files; all else is copied, gate
-  // and up projections that lie apart there (Mixtral's), too. Blocks.
+  // and up projections that lie apart there (Mixtral's, unless they are fused), too. Blocks.
   // kInvalidArgument: the store has a parameter that is not the model's, or of other size.
   absl::Status Load(ParameterStore& store, const Context& context, LoadBy by = LoadBy::kCopy) const;
 
  private:
   HfModel(std::string folder, ModelConfig config, Checkpoint files)
       : folder_(std::move(folder)), config_(std::move(config)), files_(std::move(files)) {}
+  // A tensor of the files, and the elements of it that a canonical tensor has.
+  struct Part {
+    CheckpointTensor whole;
+    SafetensorsTensor tensor;
+  };
+  absl::Status FindLayouts();
   absl::Status UntieDifferent();
   absl::Status FindTensors();
+  void WarnOfOthers(const std::set<std::string>& names);
   // Whether `store` now borrows all of it.
   absl::StatusOr<bool> Borrow(const ParameterStore& store, Parameter& parameter) const;
   // To `parameter`, from element `first` on.
@@ -57,8 +67,9 @@ class HfModel {
   std::string folder_;
   ModelConfig config_;
   Checkpoint files_;
+  ModelLayout layout_;
   std::vector<std::string> warnings_;
-  std::map<std::string, CheckpointTensor> tensors_;  // by canonical name
+  std::map<std::string, Part> tensors_;  // by canonical name
 };
 
 }  // namespace moe::hf

@@ -28,10 +28,10 @@ struct SaveOptions {
 };
 
 // Writes the tensors of `layers`, created with these prefixes and config.moe, in names, shapes and
-// layouts of the model's family, "model.layers.N.…", into model.safetensors or shards with an
-// index: what LayerWeights::Load has read, byte for byte in its own type. Rank 0 of the world
-// writes; experts come to it from the ranks that hold them, one at a time. Collective over the
-// world, blocks. Memory: one expert's part of a tensor on two ranks.
+// layouts in which the model's family is published, "model.layers.N.…", into model.safetensors or
+// shards with an index: what LayerWeights::Load has read from such files, byte for byte in its own
+// type. Rank 0 of the world writes; experts come to it from the ranks that hold them, one by one.
+// Collective over the world, blocks. Memory: one expert's part of a tensor on two ranks.
 //   kInvalidArgument, on the rank that finds it: the store lacks a parameter of a layer or has it
 //     of another size; a value is finite in float32 alone
 //   kFailedPrecondition: ZeRO has the masters in parts

@@ -15,34 +15,34 @@
 namespace moe::hf {
 namespace {
 
-// What stands before "layers.N.": a language model, the same inside a larger one, a bare one.
-constexpr absl::string_view kRoots[] = {"model.", "language_model.model.", "model.language_model.",
-                                        ""};
+std::string PrefixOf(absl::string_view root, int64_t layer) {
+  return absl::StrCat(root, "layers.", layer, ".");
+}
 
-std::string PrefixOf(absl::string_view root, int64_t layer, const Family& family) {
-  return absl::StrCat(root, "layers.", layer, ".", family.block, ".");
+std::string RouterOf(const TensorLayout& layout, absl::string_view prefix) {
+  return absl::StrCat(prefix, layout.block, ".", layout.tensors.front().name);
 }
 
 bool HasExperts(const HfConfig& config, int64_t layer) {
   return layer >= 0 && layer < config.num_layers() && config.has_experts[layer];
 }
 
-// Layers with experts by the configuration whose router is in the checkpoint, below the first root
-// that has any.
+// Layers with experts by the configuration whose router is in the checkpoint, in any layout, below
+// the first root that has any.
 struct Layers {
   absl::string_view root = kRoots[0];
   std::vector<int64_t> available;
 };
 Layers FindLayers(const Checkpoint& checkpoint, const HfConfig& config) {
-  const Family& family = *config.family;
+  const std::vector<TensorLayout> layouts = LayoutsOf(*config.family);
   for (const absl::string_view root : kRoots) {
     Layers layers = {.root = root};
     for (int64_t i = 0; i < config.num_layers(); ++i) {
-      if (!config.has_experts[i]) continue;
-      const std::string prefix = PrefixOf(root, i, family);
-      if (checkpoint.Contains(absl::StrCat(prefix, family.tensors.front().name))) {
-        layers.available.push_back(i);
-      }
+      const bool there = config.has_experts[i] &&
+                         std::any_of(layouts.begin(), layouts.end(), [&](const auto& layout) {
+                           return checkpoint.Contains(RouterOf(layout, PrefixOf(root, i)));
+                         });
+      if (there) layers.available.push_back(i);
     }
     if (!layers.available.empty()) return layers;
   }
@@ -64,27 +64,16 @@ absl::Status CheckLayer(const HfConfig& config, int64_t layer) {
       some.empty() ? "there is none" : absl::StrJoin(some, ", "), some.size() == 8 ? ", ..." : ""));
 }
 
-absl::Status Bad(absl::string_view file, absl::string_view tensor, absl::string_view what,
-                 absl::string_view expected) {
-  return absl::DataLossError(
-      absl::StrCat(file, ": tensor '", Shown(tensor), "': ", what, ", expected ", expected));
-}
-
 absl::Status Missing(const Checkpoint& checkpoint, const std::string& name) {
   if (checkpoint.Contains(name + "_blocks")) {
-    return Bad(checkpoint.path(), name, "is there as MXFP4 alone (_blocks, _scales)",
-               absl::StrCat("it unpacked, as ", kReadableTypes));
+    return BadTensor(checkpoint.path(), name, "is there as MXFP4 alone (_blocks, _scales)",
+                     absl::StrCat("it unpacked, as ", kReadableTypes));
   }
-  return Bad(checkpoint.path(), name, "is missing", "it from the configuration");
+  return BadTensor(checkpoint.path(), name, "is missing", "it from the configuration");
 }
 
 std::string TextOf(absl::Span<const int64_t> shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-}
-
-// Numbered rules have a tensor per expert, others one.
-int32_t TensorsOf(const TensorRule& rule, const MoeLayerConfig& config) {
-  return rule.experts == ExpertAxis::kNumbered ? config.router.num_experts : 1;
 }
 
 // A parameter that tensors fill.
@@ -111,24 +100,21 @@ absl::StatusOr<CheckpointTensor> FindTensor(Checkpoint& checkpoint, const std::s
   const SafetensorsTensor& tensor = *found->tensor;
   const std::string& file = found->file->path();
   if (!IsReadable(tensor.type)) {
-    return Bad(file, name, absl::StrCat("is ", NameOf(tensor.type)), kReadableTypes);
+    return BadTensor(file, name, absl::StrCat("is ", NameOf(tensor.type)), kReadableTypes);
   }
   if (tensor.shape != shape) {
-    return Bad(file, name, absl::StrCat("has shape ", TextOf(tensor.shape)),
-               absl::StrCat(TextOf(shape), " from the configuration"));
+    return BadTensor(file, name, absl::StrCat("has shape ", TextOf(tensor.shape)),
+                     absl::StrCat(TextOf(shape), " from the configuration"));
   }
   return found;
 }
 
 SafetensorsTensor RowsOf(const SafetensorsTensor& tensor, int64_t first, int64_t count) {
   MOE_CHECK(!tensor.shape.empty() && first >= 0 && count >= 0 && first + count <= tensor.shape[0]);
-  SafetensorsTensor part = tensor;
-  if (tensor.shape[0] == 0) return part;
-  part.shape[0] = count;
-  part.num_elements = tensor.num_elements / tensor.shape[0] * count;
-  part.begin_bytes += tensor.size_bytes / tensor.shape[0] * first;
-  part.size_bytes = tensor.size_bytes / tensor.shape[0] * count;
-  return part;
+  std::vector<int64_t> shape = tensor.shape;
+  shape[0] = count;
+  const int64_t row = tensor.num_elements / std::max<int64_t>(1, tensor.shape[0]);
+  return PartOf(tensor, first * row, std::move(shape));
 }
 
 std::optional<BorrowedRows> RowsToBorrow(const SafetensorsFile& file, const SafetensorsTensor& part,
@@ -162,6 +148,19 @@ absl::StatusOr<bool> BorrowIfWhole(const ParameterStore& store, Parameter& param
   return true;
 }
 
+SafetensorsTensor PartOf(const SafetensorsTensor& tensor, int64_t first,
+                         std::vector<int64_t> shape) {
+  SafetensorsTensor part = tensor;
+  part.num_elements = 1;
+  for (const int64_t size : shape) part.num_elements *= size;
+  MOE_CHECK(first >= 0 && first + part.num_elements <= tensor.num_elements);
+  const int64_t element_bytes = tensor.size_bytes / std::max<int64_t>(1, tensor.num_elements);
+  part.shape = std::move(shape);
+  part.begin_bytes += first * element_bytes;
+  part.size_bytes = part.num_elements * element_bytes;
+  return part;
+}
+
 absl::StatusOr<LayerWeights> LayerWeights::Find(const HfConfig& config, Checkpoint checkpoint,
                                                 std::optional<int64_t> layer) {
   return Find(config, std::make_shared<Checkpoint>(std::move(checkpoint)), layer);
@@ -184,26 +183,27 @@ absl::StatusOr<LayerWeights> LayerWeights::Find(const HfConfig& config,
                                                 std::optional<int64_t> layer) {
   if (layer.has_value()) MOE_RETURN_IF_ERROR(CheckLayer(config, *layer));
   LayerWeights weights(config, std::move(checkpoint));
-  const Family& family = *config.family;
   Layers layers = FindLayers(*weights.checkpoint_, config);
   weights.available_ = std::move(layers.available);
   if (!layer.has_value() && weights.available_.empty()) {
-    return Bad(weights.path(),
-               absl::StrCat(PrefixOf(layers.root, 0, family), family.tensors.front().name),
-               "is missing",
-               absl::StrCat("it in this or another layer to which ", family.model_type,
-                            "'s configuration gives experts"));
+    return BadTensor(weights.path(),
+                     RouterOf(LayoutsOf(*config.family).front(), PrefixOf(layers.root, 0)),
+                     "is missing",
+                     absl::StrCat("it in this or another layer to which ", config.model_type(),
+                                  "'s configuration gives experts"));
   }
   weights.layer_ = layer.has_value() ? *layer : weights.available_.front();
-  MOE_RETURN_IF_ERROR(weights.FindTensors(PrefixOf(layers.root, weights.layer_, family)));
+  const std::string prefix = PrefixOf(layers.root, weights.layer_);
+  MOE_ASSIGN_OR_RETURN(weights.layout_, FindLayout(*weights.checkpoint_, config, prefix));
+  MOE_RETURN_IF_ERROR(weights.FindTensors(absl::StrCat(prefix, weights.layout_.block, ".")));
   return weights;
 }
 
 absl::Status LayerWeights::FindTensors(const std::string& prefix) {
-  for (const TensorRule& rule : config_.family->tensors) {
+  for (const TensorRule& rule : layout_.tensors) {
     if (!IsPresent(rule, config_.moe)) continue;
     const std::vector<int64_t> shape = TensorShape(rule, config_.moe);
-    for (int32_t e = 0; e < TensorsOf(rule, config_.moe); ++e) {
+    for (int32_t e = 0; e < TensorCount(rule, config_.moe); ++e) {
       const std::string name = prefix + TensorName(rule, e);
       MOE_ASSIGN_OR_RETURN(const CheckpointTensor found, FindTensor(*checkpoint_, name, shape));
       tensors_.push_back({.rule = &rule, .expert = e, .found = found});

@@ -15,6 +15,7 @@
 #include <absl/types/span.h>
 
 #include "moe/hf/hf_config.h"
+#include "moe/hf/tensor_layout.h"
 #include "moe/hf/tensor_rule.h"
 #include "moe/io/checkpoint.h"
 #include "moe/parameter.h"
@@ -39,6 +40,9 @@ absl::StatusOr<CheckpointTensor> FindTensor(Checkpoint& checkpoint, const std::s
 
 // Rows [first, first + count) of the first dimension, as a tensor of the same file.
 SafetensorsTensor RowsOf(const SafetensorsTensor& tensor, int64_t first, int64_t count);
+// The elements from `first` on that a tensor of `shape` has, as one of the same file.
+SafetensorsTensor PartOf(const SafetensorsTensor& tensor, int64_t first,
+                         std::vector<int64_t> shape);
 
 // Where the values of matrices are once they are loaded.
 enum class LoadBy : uint8_t {
@@ -64,14 +68,16 @@ std::optional<BorrowedRows> RowsToBorrow(const SafetensorsFile& file, const Safe
 class LayerWeights {
  public:
   // `layer`: which one; empty = the first with experts that both the checkpoint and the
-  // configuration have. Names start with "model.layers.N." or, in a file of a larger or smaller
-  // model, "language_model.model.layers.N.", "model.language_model.layers.N." or
-  // "layers.N.". Reads no data.
+  // configuration have. Names start with one of kRoots and are of one of the family's layouts
+  // (tensor_layout.h). Reads no data.
   //   kOutOfRange: `layer` is no layer with experts of the configuration
-  //   kDataLoss: a tensor is missing or is not what the configuration says, or an error of a file
+  //   kDataLoss: a tensor is missing, in two layouts or not what the configuration says, or an
+  //     error of a file
   // Messages: "<file>: tensor '<name>': what is, what was expected".
   static absl::StatusOr<LayerWeights> Find(const HfConfig& config, Checkpoint checkpoint,
                                            std::optional<int64_t> layer);
+  LayerWeights(LayerWeights&&) = default;
+  LayerWeights& operator=(LayerWeights&&) = default;
   // All layers with experts of the configuration, in order; they share the checkpoint.
   static absl::StatusOr<std::vector<LayerWeights>> FindAll(const HfConfig& config,
                                                            Checkpoint checkpoint);
@@ -102,6 +108,7 @@ class LayerWeights {
   static absl::StatusOr<LayerWeights> Find(const HfConfig& config,
                                            std::shared_ptr<Checkpoint> checkpoint,
                                            std::optional<int64_t> layer);
+  // `prefix`: of the block
   absl::Status FindTensors(const std::string& prefix);
   // visit(tensor, expert, part): what each tensor has of a parameter; absl::Status.
   template <typename Visit>
@@ -116,7 +123,8 @@ class LayerWeights {
   std::shared_ptr<Checkpoint> checkpoint_;  // by the layers of FindAll
   int64_t layer_ = 0;
   std::vector<int64_t> available_;
-  std::vector<LayerTensor> tensors_;
+  TensorLayout layout_;
+  std::vector<LayerTensor> tensors_;  // by rules of the layout
 };
 
 // Gradients of all trained tensors of a layer, float32, in the checkpoint's names and layouts.

@@ -71,31 +71,40 @@ bool Normalises(const RouterConfig& router) {
 // Collects the tensors of a model.
 class TensorList {
  public:
-  TensorList(const ModelRule& rule, const lm::TransformerConfig& config)
-      : family_(rule.family()), config_(config), moe_(config.moe) {
+  TensorList(const lm::TransformerConfig& config, const ModelLayout& layout)
+      : config_(config), layout_(layout), moe_(config.moe) {
     moe_.router.hidden_size = config.hidden_size;
   }
 
   std::vector<ModelTensor> All() {
-    Add("model.embed_tokens.weight", {config_.vocab_size, config_.hidden_size});
+    const std::vector<int64_t> embedding = {config_.vocab_size, config_.hidden_size};
+    Add("embed_tokens.weight", embedding);
     for (int64_t l = 0; l < config_.num_layers; ++l) {
-      prefix_ = absl::StrCat("model.layers.", l, ".");
+      prefix_ = absl::StrCat("layers.", l, ".");
       AddAttention();
       Add("post_attention_layernorm.weight", {config_.hidden_size});
-      config_.has_experts(l) ? AddExperts() : AddDense();
+      config_.has_experts(l) ? AddExperts(layout_.layers[l]) : AddDense();
     }
     prefix_.clear();
-    Add("model.norm.weight", {config_.hidden_size});
+    Add("norm.weight", {config_.hidden_size});
     if (!config_.tied_embeddings) {
-      Add("lm_head.weight", {config_.vocab_size, config_.hidden_size});
+      const std::string output = "lm_head.weight";
+      tensors_.push_back({.name = output, .shape = embedding, .canonical = output});
     }
     return std::move(tensors_);
   }
 
  private:
+  std::string InFile(absl::string_view name) const {
+    return absl::StrCat(layout_.root, prefix_, name);
+  }
+  std::string Canonical(absl::string_view name) const {
+    return absl::StrCat("model.", prefix_, name);
+  }
+
   void Add(absl::string_view name, std::vector<int64_t> shape) {
-    const std::string full = absl::StrCat(prefix_, name);
-    tensors_.push_back({.name = full, .shape = std::move(shape), .canonical = full});
+    tensors_.push_back(
+        {.name = InFile(name), .shape = std::move(shape), .canonical = Canonical(name)});
   }
 
   void AddAttention() {
@@ -121,20 +130,48 @@ class TensorList {
     Add("mlp.down_proj.weight", {hidden, width});
   }
 
-  void AddExperts() {
-    for (const TensorRule& rule : family_.tensors) {
+  void AddExperts(const TensorLayout& layout) {
+    for (const TensorRule& rule : layout.tensors) {
       if (!IsPresent(rule, moe_)) continue;
-      const bool numbered = rule.experts == ExpertAxis::kNumbered;
-      for (int32_t e = 0; e < (numbered ? moe_.router.num_experts : 1); ++e) {
-        tensors_.push_back({.name = absl::StrCat(prefix_, family_.block, ".", TensorName(rule, e)),
+      if (rule.experts == ExpertAxis::kStacked) {
+        AddStacked(layout.block, rule);
+        continue;
+      }
+      for (int32_t e = 0; e < TensorCount(rule, moe_); ++e) {
+        tensors_.push_back({.name = InFile(absl::StrCat(layout.block, ".", TensorName(rule, e))),
                             .shape = TensorShape(rule, moe_),
-                            .canonical = absl::StrCat(prefix_, "mlp.", CanonicalName(rule, e))});
+                            .canonical = Canonical(absl::StrCat("mlp.", CanonicalName(rule, e)))});
       }
     }
   }
 
-  const Family& family_;
+  // A part for each canonical tensor: of gate and up, one behind the other, two an expert.
+  void AddStacked(absl::string_view block, const TensorRule& rule) {
+    MOE_CHECK(!rule.transposed && rule.rows == TensorRows::kAll);
+    TensorRule one = rule;
+    one.experts = ExpertAxis::kNumbered;
+    std::vector<TensorRule> parts = {one};
+    if (rule.parameter == ParameterKind::kExpertGateUp) {
+      parts = {one, one};
+      parts[0].rows = TensorRows::kGate;
+      parts[1].rows = TensorRows::kUp;
+    }
+    int64_t first = 0;
+    for (int32_t e = 0; e < moe_.router.num_experts; ++e) {
+      for (const TensorRule& part : parts) {
+        const std::vector<int64_t> shape = TensorShape(part, moe_);
+        tensors_.push_back({.name = InFile(absl::StrCat(block, ".", rule.name)),
+                            .shape = TensorShape(rule, moe_),
+                            .canonical = Canonical(absl::StrCat("mlp.", CanonicalName(part, e))),
+                            .first = first,
+                            .part_shape = shape});
+        first += shape[0] * shape[1];
+      }
+    }
+  }
+
   const lm::TransformerConfig& config_;
+  const ModelLayout& layout_;
   MoeLayerConfig moe_;
   std::string prefix_;
   std::vector<ModelTensor> tensors_;
@@ -288,7 +325,12 @@ int64_t LeastTensors(const lm::TransformerConfig& config) {
 }
 
 std::vector<ModelTensor> TensorsOf(const ModelRule& rule, const lm::TransformerConfig& config) {
-  return TensorList(rule, config).All();
+  const std::vector<TensorLayout> published(config.num_layers, LayoutsOf(rule.family()).front());
+  return TensorsOf(config, {.layers = published});
+}
+
+std::vector<ModelTensor> TensorsOf(const lm::TransformerConfig& config, const ModelLayout& layout) {
+  return TensorList(config, layout).All();
 }
 
 absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view file, absl::string_view document) {
@@ -299,6 +341,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view file, absl::strin
       keys.Unsupported("model_type", layer.model_type(), absl::StrJoin(ModelTypes(), ", "));
       return;
     }
+    config.layer = layer;
     lm::TransformerConfig& model = config.model;
     model.moe = layer.moe;
     model.hidden_size = layer.moe.router.hidden_size;
@@ -330,7 +373,8 @@ absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder) {
     file = MappedFile::Open(path);
   }
   MOE_RETURN_IF_ERROR(file.status());
-  MOE_ASSIGN_OR_RETURN(const auto json, ParseBoundedJson(path, file->text()));
+  MOE_ASSIGN_OR_RETURN(const auto json,
+                       ParseBoundedJson(path, file->text(), {.non_finite_as_text = true}));
   if (!json.is_object()) {
     return absl::DataLossError(absl::StrCat(path, ": the document is no object, expected {...}"));
   }

@@ -12,6 +12,7 @@
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 
+#include "moe/hf/tensor_layout.h"
 #include "moe/lm/transformer.h"
 
 namespace moe::hf {
@@ -48,19 +49,31 @@ struct ModelRule {
 std::vector<std::string> ModelTypes();
 const ModelRule* FindModelRule(absl::string_view model_type);  // nullptr: none
 
-// A tensor of a checkpoint, and the one of the reference model that has its elements in its order.
+// A tensor of a checkpoint, or a part of one, and the tensor of the reference model that has its
+// elements in its order.
 struct ModelTensor {
   std::string name;            // "model.layers.0.block_sparse_moe.experts.1.w2.weight"
   std::vector<int64_t> shape;  // one dimension where the canonical tensor is a row
   std::string canonical;       // "model.layers.0.mlp.experts.1.down_proj.weight"
+  // Of a tensor of all experts, one expert's; empty: all of it.
+  int64_t first = 0;  // element
+  std::vector<int64_t> part_shape = {};
+};
+
+// Below which names a checkpoint has a model, and in which layout.
+struct ModelLayout {
+  absl::string_view root = "model.";  // one of kRoots
+  std::vector<TensorLayout> layers;   // of each; dense ones' mean nothing
 };
 
 // Experts' tensors and one a layer: what an untrusted configuration must not have more of than
 // memory for TensorsOf.
 int64_t LeastTensors(const lm::TransformerConfig& config);
 
-// Every tensor of a model that is valid (ValidateTransformerConfig), in its order.
+// Every tensor of a model that is valid (ValidateTransformerConfig), in its order. Without a layout
+// as the family's models are published.
 std::vector<ModelTensor> TensorsOf(const ModelRule& rule, const lm::TransformerConfig& config);
+std::vector<ModelTensor> TensorsOf(const lm::TransformerConfig& config, const ModelLayout& layout);
 
 // What transformers trains a model with beside its loss.
 struct ModelTraining {
@@ -79,6 +92,7 @@ struct ModelTraining {
 //     in another order than every N-th
 struct ModelConfig {
   const ModelRule* rule = nullptr;  // never null in a result
+  HfConfig layer;                   // what LayerWeights reads of it
   lm::TransformerConfig model;
   ModelTraining training;
 };

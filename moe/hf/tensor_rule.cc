@@ -62,6 +62,10 @@ std::string CanonicalName(const TensorRule& rule, int32_t expert) {
       name, {{"gate_up_proj", rule.rows == TensorRows::kGate ? "gate_proj" : "up_proj"}});
 }
 
+int32_t TensorCount(const TensorRule& rule, const MoeLayerConfig& config) {
+  return rule.experts == ExpertAxis::kNumbered ? config.router.num_experts : 1;
+}
+
 std::string TensorName(const TensorRule& rule, int32_t expert) {
   return OfExpert(rule.name, expert);
 }
@@ -70,7 +74,10 @@ std::vector<int64_t> TensorShape(const TensorRule& rule, const MoeLayerConfig& c
   ParameterShape part = ShapeOf(rule.parameter, config);
   if (rule.rows == TensorRows::kGate || rule.rows == TensorRows::kUp) part.rows /= 2;
   std::vector<int64_t> shape;
-  if (rule.experts == ExpertAxis::kStacked) shape.push_back(config.router.num_experts);
+  if (rule.experts == ExpertAxis::kStacked) {
+    shape.push_back(rule.counts_zero_experts ? config.router.num_outputs()
+                                             : config.router.num_experts);
+  }
   if (rule.row_vector) shape.push_back(1);
   if (rule.transposed) shape.push_back(part.cols);
   shape.push_back(part.rows);

@@ -41,7 +41,8 @@ enum class ExpertAxis : uint8_t {
   kStacked,   // one tensor, the expert its first dimension
 };
 
-// A tensor, or a tensor per expert.
+// A tensor, or a tensor per expert, as models of the family are published; what it is in
+// transformers' memory follows from it (tensor_layout.h).
 struct TensorRule {
   absl::string_view name;  // below "model.layers.N.<block>.": "experts.{e}.up_proj.weight"
   ParameterKind parameter = ParameterKind::kRouterWeight;
@@ -49,6 +50,9 @@ struct TensorRule {
   TensorRows rows = TensorRows::kAll;
   bool transposed = false;  // columns first
   bool row_vector = false;  // a vector of n as [1, n]
+  // A stacked one has rows of the identity experts, too, which mean nothing.
+  bool counts_zero_experts = false;
+  absl::string_view fused_name = {};  // in the fused layout, where that is another
 };
 
 // A parameter's shape; cols 0 = a vector of `rows` elements.
@@ -72,6 +76,8 @@ std::string ParameterName(ParameterKind kind, int32_t expert);
 // which are halves of one parameter, have one each.
 std::string CanonicalName(const TensorRule& rule, int32_t expert);
 
+// Numbered rules have a tensor per expert, others one.
+int32_t TensorCount(const TensorRule& rule, const MoeLayerConfig& config);
 // The tensor's name (without prefix) and shape.
 std::string TensorName(const TensorRule& rule, int32_t expert);
 std::vector<int64_t> TensorShape(const TensorRule& rule, const MoeLayerConfig& config);

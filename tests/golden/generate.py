@@ -96,6 +96,10 @@ class Block:
         saved = revert_weight_conversion(self.whole, {f"{self.name}.{n}": t for n, t in tensors.items()})
         return {n: t for n, t in saved.items() if not any(f".experts.{e}." in n for e in self.identity_experts)}
 
+    def in_memory(self) -> dict[str, Tensor]:
+        """The block's tensors as transformers has them, and saves them with save_original_format=False."""
+        return {f"{self.name}.{n}": t for n, t in self.module.state_dict().items()}
+
 
 def build_block(case: Case) -> Block:
     model = MODELS[case.model]
@@ -271,7 +275,10 @@ def make_case(case: Case, out: Path) -> dict[str, Any]:
     folder = out / case.name
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", block.model.trimmed(block.whole.config, *case.options))
-    write_weights(folder, block.in_checkpoint(block.module.state_dict()), case.shards)
+    saved = block.in_checkpoint(block.module.state_dict())
+    write_weights(folder, saved, case.shards)
+    if case.name.endswith("-1") and block.in_memory().keys() != saved.keys():
+        save(folder / "fused.safetensors", block.in_memory(), {"format": "pt"} | VERSIONS)
     io = ("y", "dx", "router_logits", "expert_ids", "expert_weights")
     save(folder / "io.safetensors", {"x": x, "dy": dy} | {key: getattr(exact, key) for key in io})
     save(folder / "grads.safetensors", exact.grads)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ MODELS: dict[str, dict[str, Any]] = {
                   "head_dim": 6, "tie_word_embeddings": True},
 }
 
+# Also saved as transformers has them in memory, experts in fused tensors: the whole model, or, where the embedding is the
+# output layer, the bare one.
+FUSED = {"mixtral": "whole", "qwen3_moe": "bare"}
+
 
 def make(name: str, seed: int, folder: Path) -> None:
     """Weights of deviation 0.3 and norms around 1: attention and routing far from uniform, no term hidden."""
@@ -41,6 +46,11 @@ def make(name: str, seed: int, folder: Path) -> None:
             drawn = torch.from_numpy(rng.standard_normal(tuple(value.shape), dtype=np.float32))
             value.copy_(drawn * 0.1 + 1 if "norm" in key else drawn * 0.3)
     model.save_pretrained(folder, max_shard_size="20KB" if name == "olmoe" else "5GB")
+    if name in FUSED:
+        module = model if FUSED[name] == "whole" else model.model  # the names of the latter lack "model."
+        with tempfile.TemporaryDirectory() as other:
+            module.save_pretrained(other, save_original_format=False)
+            shutil.copy(Path(other) / "model.safetensors", folder / "fused.safetensors")
     tokens = torch.from_numpy(rng.integers(0, SHAPE["vocab_size"], (1, TOKENS)))
     with torch.no_grad():
         logits = model(tokens).logits[0]

@@ -15,6 +15,7 @@
 #include "moe/hf/model_rule.h"
 #include "moe/session.h"
 #include "tests/comm/local_ranks.h"
+#include "tests/moe/hf/golden_model.h"
 #include "tests/moe/io/io_test.h"
 #include "tests/moe/status_is.h"
 
@@ -26,10 +27,6 @@ using ::testing::HasSubstr;
 using testing::RunLocalRanks;
 using enum absl::StatusCode;
 using testing::StatusIs;
-
-std::string GoldenFolder(const std::string& family) {
-  return absl::StrCat(MOE_GOLDEN_MODELS, "/", family);
-}
 
 absl::StatusOr<std::vector<LayerWeights>> FindAll(const std::string& model,
                                                   const std::string& files) {

@@ -19,6 +19,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/session.h"
+#include "tests/moe/hf/golden_model.h"
 #include "tests/moe/io/io_test.h"
 #include "tests/moe/lm/transformer_harness.h"
 #include "tests/moe/status_is.h"
@@ -31,10 +32,6 @@ using Json = nlohmann::json;
 using ::testing::HasSubstr;
 using enum absl::StatusCode;
 using testing::StatusIs;
-
-std::string GoldenFolder(const std::string& family) {
-  return absl::StrCat(MOE_GOLDEN_MODELS, "/", family);
-}
 
 HfModel OpenGolden(const std::string& family) {
   auto model = HfModel::Open(GoldenFolder(family));
@@ -158,13 +155,6 @@ TEST(HfModel, AModelOfAnotherShapeIsRefusedByName) {
                        "'model.embed_tokens.weight' of 656 elements, expected one of the model"));
 }
 
-// The golden configuration of a family with changes: null removes a key.
-std::string Changed(const std::string& family, const std::string& changes) {
-  Json json = Json::parse(std::ifstream(GoldenFolder(family) + "/config.json"));
-  json.merge_patch(Json::parse(changes));
-  return json.dump();
-}
-
 class HfModelFolder : public IoTest {
  protected:
   std::string Copy(const std::string& family) const {
@@ -216,7 +206,6 @@ TEST_F(HfModelFolder, TensorsThatAreNotTheConfigurationsAreRefusedByName) {
   };
   refused(R"({"num_hidden_layers": 3})",
           "model.safetensors: tensor 'model.layers.2.input_layernorm.weight': is missing");
-  refused(R"({"num_hidden_layers": 1})", "tensor 'model.layers.1.");
   refused(R"({"num_key_value_heads": 1})",
           "tensor 'model.layers.0.self_attn.k_proj.weight': has shape [12, 16], expected [6, 16] "
           "from the configuration");
@@ -227,9 +216,85 @@ TEST_F(HfModelFolder, TensorsThatAreNotTheConfigurationsAreRefusedByName) {
   EXPECT_EQ(HfModel::Open(folder).status().code(), kNotFound);
 }
 
+// As transformers: with a warning, where most of a file may be another's.
+TEST_F(HfModelFolder, TensorsThatTheConfigurationDoesNotHaveAreOneWarning) {
+  const std::string folder = Copy("qwen3_moe");
+  EXPECT_THAT(HfModel::Open(folder)->warnings(), ::testing::IsEmpty());
+  Write("qwen3_moe/config.json", Changed("qwen3_moe", R"({"num_hidden_layers": 1})"));
+  const auto model = HfModel::Open(folder);
+  ASSERT_TRUE(model.ok()) << model.status();
+  ASSERT_EQ(model->warnings().size(), 1);
+  // Two norms, two of heads, four projections, a router and four experts of three.
+  EXPECT_THAT(model->warnings()[0],
+              ::testing::AllOf(
+                  HasSubstr("model.safetensors: 21 tensor(s) not read, which qwen3_moe's "
+                            "configuration does not have: model.layers.1.input_layernorm.weight, "),
+                  HasSubstr(" and 18 more")));
+}
+
+// As transformers saves it with save_original_format=False: experts fused, and Qwen3-MoE's names
+// without "model.".
+TEST_F(HfModelFolder, FusedExpertsAndBareNamesAreTheSameModel) {
+  for (const std::string family : {"mixtral", "qwen3_moe"}) {
+    SCOPED_TRACE(family);
+    const std::string folder = Copy(family);
+    fs::copy_file(folder + "/fused.safetensors", folder + "/model.safetensors",
+                  fs::copy_options::overwrite_existing);
+    const auto fused = HfModel::Open(folder);
+    ASSERT_TRUE(fused.ok()) << fused.status();
+    EXPECT_THAT(fused->warnings(), ::testing::IsEmpty());
+    const HfModel golden = OpenGolden(family);
+    ::moe::testing::OneRank<float> got(fused->config()), expected(golden.config());
+    ASSERT_TRUE(fused->Load(got.store, got.session->context()).ok());
+    ASSERT_TRUE(golden.Load(expected.store, expected.session->context()).ok());
+    for (const auto& parameter : expected.store.parameters()) {
+      const std::string& name = parameter->spec().name;
+      EXPECT_EQ(got.store.Find(name)->master(), parameter->master()) << name;
+    }
+    const size_t tensors = Checkpoint::Open(folder)->Names().size();
+    EXPECT_EQ(fused->tensors().size(), tensors);
+    Write(family + "/config.json", Changed(family, R"({"tie_word_embeddings": false})"));
+    if (family == "qwen3_moe") ExpectRefused(folder, "tensor 'lm_head.weight': is missing");
+  }
+}
+
+TEST_F(HfModelFolder, ExpertsInTwoLayoutsOrInPartOfOneAreRefused) {
+  Write("config.json", Changed("mixtral", "{}"));
+  const std::string one = "model.layers.1.block_sparse_moe.experts.2.w3.weight",
+                    fused = "model.layers.1.mlp.experts.down_proj";
+  const auto write = [&](const std::string& file, const std::string& without,
+                         const std::string& with) {
+    Checkpoint from = Checkpoint::Open(GoldenFolder("mixtral") + file).value();
+    std::list<std::vector<float>> values;
+    std::vector<SafetensorsSource> tensors;
+    std::vector<std::string> names = from.Names();
+    if (!with.empty()) names.push_back(with);
+    for (const std::string& name : names) {
+      if (name == without) continue;
+      const auto found = from.Find(name == with ? names.front() : name).value();
+      values.emplace_back(found.tensor->num_elements);
+      tensors.push_back({.name = name,
+                         .type = SafetensorsType::kF32,
+                         .shape = found.tensor->shape,
+                         .bytes = BytesOf<float>(values.back())});
+    }
+    ASSERT_TRUE(WriteSafetensors(Path("model.safetensors"), tensors).ok());
+  };
+  write("/model.safetensors", one, "");
+  ExpectRefused(root_.string(), absl::StrCat("tensor '", one, "': is missing"));
+  write("/fused.safetensors", fused, "");
+  ExpectRefused(root_.string(), absl::StrCat("tensor '", fused, "': is missing"));
+  write("/model.safetensors", "", fused);
+  ExpectRefused(root_.string(), absl::StrCat("': is there, and so is '", fused,
+                                             "', expected the layer's experts one by one or"));
+}
+
 TEST_F(HfModelFolder, ExpertsStayInTheMappedFilesWithTheBitsOfCopies) {
-  for (const std::string& family : ModelTypes()) {
-    Checkpoint files = Checkpoint::Open(GoldenFolder(family)).value();
+  std::vector<std::pair<std::string, std::string>> models;
+  for (const std::string& family : ModelTypes()) models.emplace_back(family, "");
+  models.emplace_back("mixtral", "/fused.safetensors");
+  for (const auto& [family, file] : models) {
+    Checkpoint files = Checkpoint::Open(GoldenFolder(family) + file).value();
     std::vector<SafetensorsSource> tensors;
     std::list<std::vector<BFloat16>> values;
     for (const std::string& name : files.Names()) {
@@ -263,6 +328,9 @@ TEST_F(HfModelFolder, ExpertsStayInTheMappedFilesWithTheBitsOfCopies) {
     }
     EXPECT_EQ(losses[1], losses[0]) << family;
     EXPECT_EQ(bytes[0] - bytes[1], experts);
+    // Mixtral's gate and up projections lie apart, unless they are fused.
+    if (family != "mixtral") continue;
+    EXPECT_EQ(experts, 2 * 4 * (file.empty() ? 1 : 3) * 12 * 16 * 2);
   }
 }
 
@@ -297,107 +365,11 @@ TEST_F(HfModelFolder, AnOutputLayerThatDiffersFromTheEmbeddingIsNotTied) {
   }
 }
 
-TEST(ModelConfig, WhatIsNotComputedIsRefusedByKey) {
-  constexpr auto kUnknown = kUnimplemented, kWrong = kDataLoss;
-  const struct {
-    const char* family;
-    const char* changes;
-    absl::StatusCode code;
-    const char* message;
-  } cases[] = {
-      {"mixtral", R"({"sliding_window": 16})", kUnknown, "sliding_window is 16"},
-      {"qwen3_moe", R"({"use_sliding_window": true})", kUnknown, "use_sliding_window is true"},
-      {"olmoe", R"({"clip_qkv": 8.0})", kUnknown, "clip_qkv is 8.0"},
-      {"qwen3_moe", R"({"attention_bias": true})", kUnknown, "attention_bias is true"},
-      {"olmoe", R"({"rope_scaling": {"type": "linear", "factor": 2.0}})", kUnknown,
-       "rope_scaling is of the type linear"},
-      {"mixtral", R"({"rope_parameters": {"rope_type": "yarn"}})", kUnknown,
-       "rope_parameters is of the type yarn"},
-      {"mixtral", R"({"rope_parameters": {"partial_rotary_factor": 0.5}})", kUnknown,
-       "rope_parameters is of a part of each head"},
-      {"mixtral", R"({"hidden_act": "relu"})", kUnknown, "hidden_act"},
-      {"mixtral", R"({"quantization_config": {"bits": 4}})", kUnknown, "quantization_config"},
-      {"mixtral", R"({"model_type": "granitemoe"})", kUnknown,
-       "model_type is granitemoe, which is not supported, expected mixtral, olmoe, qwen2_moe, "
-       "qwen3_moe"},
-      {"qwen3_moe", R"({"mlp_only_layers": [0, 1]})", kUnknown, "mlp_only_layers"},
-      {"qwen3_moe", R"({"num_hidden_layers": 3, "mlp_only_layers": [2]})", kUnknown,
-       "mlp_only_layers"},
-      {"qwen2_moe", R"({"decoder_sparse_step": 3})", kUnknown, "decoder_sparse_step"},
-      {"mixtral", R"({"num_hidden_layers": 60000, "num_local_experts": 4000})", kWrong,
-       "expected at most 10^6 tensors in all"},
-      {"mixtral", R"({"num_key_value_heads": 3})", kWrong,
-       "num_key_value_heads is 3, expected a divisor of the 4 attention heads, nearest 2"},
-      {"mixtral", R"({"head_dim": 5})", kWrong, "head_dim is 5, expected an even number"},
-      {"olmoe", R"({"hidden_size": 18})", kWrong, "hidden_size is 18"},
-      {"mixtral", R"({"rms_norm_eps": 0})", kWrong, "rms_norm_eps is 0"},
-      {"mixtral", R"({"rope_parameters": 3})", kWrong, "rope_parameters is 3, expected an object"},
-      {"mixtral", R"({"vocab_size": null})", kWrong, "vocab_size is missing"},
-      {"mixtral", R"({"num_key_value_heads": null})", kWrong, "num_key_value_heads is missing"},
-      {"mixtral", R"({"num_attention_heads": null})", kWrong, "num_attention_heads is missing"}};
-  for (const auto& [family, changes, code, message] : cases) {
-    SCOPED_TRACE(changes);
-    const auto config = ParseModelConfig("config.json", Changed(family, changes));
-    EXPECT_THAT(config, StatusIs(code, "config.json: "));
-    EXPECT_THAT(std::string(config.status().message()), HasSubstr(message));
-  }
-}
-
-// What no pass reads: it is written again as it was read.
-TEST(ModelConfig, WhatNoPassReadsIsKept) {
-  for (const std::string& family : ModelTypes()) {
-    SCOPED_TRACE(family);
-    for (const char* const eos : {"null", "7", "[7, 9]"}) {
-      const std::string document = Changed(
-          family, R"({"max_position_embeddings": 4096, "bos_token_id": 3, "eos_token_id": 0})");
-      Json json = Json::parse(document);
-      json["eos_token_id"] = Json::parse(eos);
-      const auto config = ParseModelConfig("config.json", json.dump());
-      ASSERT_TRUE(config.ok()) << config.status();
-      const Json written =
-          Json::parse(ModelConfigJson(*config->rule, config->model, 64, "float32"));
-      const Json generation = Json::parse(GenerationConfigJson(config->model));
-      EXPECT_EQ(written["max_position_embeddings"], 4096);
-      for (const Json& tokens : {written, generation}) {
-        EXPECT_EQ(tokens["bos_token_id"], 3);
-        EXPECT_EQ(tokens["eos_token_id"], json["eos_token_id"]);
-      }
-    }
-    // Sequences of training may be longer.
-    const auto config = ParseModelConfig("config.json", Changed(family, "{}"));
-    EXPECT_EQ(Json::parse(ModelConfigJson(*config->rule, config->model, 100,
-                                          "float32"))["max_position_embeddings"],
-              100);
-  }
-}
-
-// The class defaults of transformers 5.24.
-TEST(ModelConfig, WhatNoPassReadsHasTheDefaultsOfTransformers) {
-  const struct {
-    const char* family;
-    int64_t positions;
-    std::optional<int64_t> bos;
-    std::vector<int32_t> eos;
-  } defaults[] = {{"mixtral", 131072, 1, {2}},
-                  {"olmoe", 4096, {}, {50279}},
-                  {"qwen2_moe", 32768, {}, {}},
-                  {"qwen3_moe", 32768, {}, {}}};
-  for (const auto& [family, positions, bos, eos] : defaults) {
-    const auto config = ParseModelConfig(
-        "config.json", Changed(family, R"({"max_position_embeddings": null, "bos_token_id": null,
-                                           "eos_token_id": null})"));
-    ASSERT_TRUE(config.ok()) << config.status();
-    EXPECT_EQ(config->model.max_position_embeddings, positions);
-    EXPECT_EQ(config->model.bos_token_id, bos);
-    EXPECT_EQ(config->model.eos_token_ids, eos);
-  }
-}
-
 // As transformers generates: the file that there is, and nothing from the other.
 TEST_F(HfModelFolder, TextsEndWithTheTokensOfTheGenerationConfigIfThereIsOne) {
   Write("config.json", R"({"eos_token_id": 7})");
   EXPECT_THAT(ReadEndTokens(root_.string()).value(), ::testing::ElementsAre(7));
-  Write("generation_config.json", R"({"eos_token_id": [7, 9]})");
+  Write("generation_config.json", R"({"eos_token_id": [7, 9], "x": Infinity})");
   EXPECT_THAT(ReadEndTokens(root_.string()).value(), ::testing::ElementsAre(7, 9));
   Write("generation_config.json", R"({"eos_token_id": null})");
   EXPECT_THAT(ReadEndTokens(root_.string()).value(), ::testing::IsEmpty());
@@ -408,36 +380,6 @@ TEST_F(HfModelFolder, TextsEndWithTheTokensOfTheGenerationConfigIfThereIsOne) {
               StatusIs(kDataLoss, "eos_token_id is \"7\", expected"));
   Write("generation_config.json", "[]");
   EXPECT_THAT(ReadEndTokens(root_.string()), StatusIs(kDataLoss, "the document is no object"));
-}
-
-TEST(ModelConfig, KeysThatAreAbsentHaveTheDefaultsOfTransformers) {
-  const auto parsed = [](const std::string& family, const std::string& changes) {
-    const auto config = ParseModelConfig("config.json", Changed(family, changes));
-    EXPECT_TRUE(config.ok()) << config.status();
-    return config->model;
-  };
-  const char kNone[] = R"({"rope_parameters": null, "head_dim": null, "rms_norm_eps": null,
-      "tie_word_embeddings": null, "qkv_bias": null})";
-  const lm::TransformerConfig mixtral = parsed("mixtral", kNone);
-  EXPECT_EQ(mixtral.rotary_base, 1e6f);
-  EXPECT_EQ(mixtral.norm_epsilon, 1e-5f);
-  EXPECT_EQ(mixtral.head_dim(), 4);
-  const lm::TransformerConfig qwen2 = parsed("qwen2_moe", kNone);
-  EXPECT_EQ(qwen2.rotary_base, 1e4f);
-  EXPECT_EQ(qwen2.norm_epsilon, 1e-6f);
-  EXPECT_TRUE(qwen2.qkv_bias);
-  EXPECT_FALSE(parsed("qwen2_moe", R"({"qkv_bias": false})").qkv_bias);
-  EXPECT_FALSE(parsed("qwen3_moe", kNone).tied_embeddings);
-  EXPECT_EQ(parsed("olmoe", R"({"num_key_value_heads": null})").key_value_heads(), 4);
-  // As transformers 4 writes it.
-  EXPECT_EQ(parsed("olmoe", R"({"rope_parameters": null, "rope_theta": 5e5})").rotary_base, 5e5f);
-  // Of both objects the older one counts, if it says anything.
-  const char kBoth[] = R"({"rope_scaling": {"type": "default"}, "rope_theta": 5e5,
-      "rope_parameters": {"rope_theta": 7e5}})";
-  EXPECT_EQ(parsed("olmoe", kBoth).rotary_base, 5e5f);
-  EXPECT_EQ(parsed("olmoe", R"({"rope_scaling": {}, "rope_parameters": {"rope_theta": 7e5}})")
-                .rotary_base,
-            7e5f);
 }
 
 }  // namespace

@@ -198,30 +198,32 @@ TEST_F(HfWeightsTest, GradientsGoBackWhereWeightsCameFrom) {
   EXPECT_THAT(tensor.values, ElementsAre(0, 0, 0, 0, 0, 0, 0, 0, 8, 9, 10, 11, 12, 13, 14, 15));
 }
 
-// Of every rule of every model: all elements of the parameter are covered once by its tensors.
+void ExpectCoversEveryElementOnce(const TensorLayout& layout) {
+  MoeLayerConfig moe = {.ffn_hidden_size = 3, .shared_expert_ffn_hidden_size = 5};
+  moe.router.num_experts = 4;
+  moe.router.hidden_size = 7;
+  std::map<ParameterKind, std::vector<int>> covered;
+  for (const TensorRule& rule : layout.tensors) {
+    std::vector<int>& count = covered[rule.parameter];
+    count.resize(ShapeOf(rule.parameter, moe).size());
+    int64_t size = 1;
+    for (const int64_t dim : TensorShape(rule, moe)) size *= dim;
+    if (rule.experts == ExpertAxis::kStacked) size /= moe.router.num_experts;
+    std::vector<int> read(size);
+    ForEachElement(rule, moe, [&](int64_t i, int64_t j) {
+      ++count.at(i);
+      ++read.at(j);
+    });
+    EXPECT_THAT(read, Each(1)) << rule.name;
+  }
+  for (const auto& [kind, count] : covered) EXPECT_THAT(count, Each(1)) << ParameterName(kind, 0);
+}
+
+// Of every rule of every layout of every model.
 TEST(TensorRules, EveryElementOfEveryParameterComesFromOneTensor) {
   for (const Family& family : Families()) {
     SCOPED_TRACE(std::string(family.model_type));
-    MoeLayerConfig moe = {.ffn_hidden_size = 3, .shared_expert_ffn_hidden_size = 5};
-    moe.router.num_experts = 4;
-    moe.router.hidden_size = 7;
-    std::map<ParameterKind, std::vector<int>> covered;
-    for (const TensorRule& rule : family.tensors) {
-      std::vector<int>& count = covered[rule.parameter];
-      count.resize(ShapeOf(rule.parameter, moe).size());
-      int64_t size = 1;
-      for (const int64_t dim : TensorShape(rule, moe)) size *= dim;
-      if (rule.experts == ExpertAxis::kStacked) size /= moe.router.num_experts;
-      std::vector<int> read(size);
-      ForEachElement(rule, moe, [&](int64_t i, int64_t j) {
-        ++count.at(i);
-        ++read.at(j);
-      });
-      EXPECT_THAT(read, Each(1)) << rule.name;
-    }
-    for (const auto& [kind, count] : covered) {
-      EXPECT_THAT(count, Each(1)) << ParameterName(kind, 0);
-    }
+    for (const TensorLayout& layout : LayoutsOf(family)) ExpectCoversEveryElementOnce(layout);
   }
 }
 
@@ -266,11 +268,26 @@ TEST_F(HfWeightsTest, RefusesTensorsThatDoNotFitTheConfiguration) {
   ExpectDataLoss(kGptOssConfig, {}, "is missing");
 }
 
+constexpr char kQwen3Config[] = R"({"model_type": "qwen3_moe", "hidden_size": 2,
+    "moe_intermediate_size": 2, "num_experts": 2, "num_experts_per_tok": 1,
+    "num_hidden_layers": 4, "mlp_only_layers": [2]})";
+
 TEST_F(HfWeightsTest, ADenseLayerIsNoChoice) {
-  const std::string config = R"({"model_type": "qwen3_moe", "hidden_size": 2,
-      "moe_intermediate_size": 2, "num_experts": 2, "num_experts_per_tok": 1,
-      "num_hidden_layers": 4, "mlp_only_layers": [2]})";
-  EXPECT_THAT(Find(config, WriteTensors({}), 2), StatusIs(kOutOfRange, "0, 1, 3"));
+  EXPECT_THAT(Find(kQwen3Config, WriteTensors({}), 2), StatusIs(kOutOfRange, "0, 1, 3"));
+}
+
+// Each message names what both layouts have in that place.
+TEST_F(HfWeightsTest, ARouterWithoutExpertsOrWithExpertsTwiceIsRefused) {
+  const std::string prefix = "model.layers.0.mlp.";
+  const std::string one = prefix + "experts.0.gate_proj.weight";
+  std::vector<Source> tensors = {{prefix + "gate.weight", {2, 2}}};
+  ExpectDataLoss(kQwen3Config, tensors,
+                 one + "': is missing, and so is '" + prefix + "experts.gate_up_proj'");
+  tensors.push_back({prefix + "experts.down_proj", {2, 2, 2}});
+  ExpectDataLoss(kQwen3Config, tensors, "experts.gate_up_proj': is missing");
+  tensors.push_back({one, {2, 2}});
+  ExpectDataLoss(kQwen3Config, tensors,
+                 one + "': is there, and so is '" + prefix + "experts.down_proj'");
 }
 
 }  // namespace
