@@ -129,6 +129,9 @@ absl::Status CheckSettings(const CheckpointReader& reader, const TrainConfig& co
   };
   const auto model = Differences(settings, SettingKind::kModel, sections.model);
   if (!model.empty()) return refuse(model, ": expected the model of the checkpoint");
+  if (const absl::Status tokens = CheckSameTokens(sections, config, settings); !tokens.ok()) {
+    return refuse({std::string(tokens.message())}, "");
+  }
   const auto numerics = Differences(settings, SettingKind::kNumerics, sections.numerics);
   if (!numerics.empty() && !config.checkpoints.allow_numerics_change) {
     return refuse(numerics,

@@ -30,6 +30,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr char kVersion[] = "version of the numerics";
+constexpr char kText[] = "text (--data)", kTokens[] = "tokens (--tokens)";
 
 // The last value of each enumeration among the settings; all count up from 0.
 constexpr std::tuple kLast(Activation::kClampedSwiGlu, ScoreFunction::kSigmoid,
@@ -110,6 +111,13 @@ std::string KeyOf(const char* name) {
 std::string StoredText(const Json& section, const char* name, const std::string& before) {
   const auto member = section.find(KeyOf(name));
   return member != section.end() && member->is_string() ? member->get<std::string>() : before;
+}
+
+// Hashes are kept as signed numbers.
+std::string Shown(SettingKind kind, const std::string& text) {
+  int64_t hash = 0;
+  if (kind != SettingKind::kData || !absl::SimpleAtoi(text, &hash)) return text;
+  return absl::StrFormat("%016x", static_cast<uint64_t>(hash));
 }
 
 // Goes through fields by their names: says what they are, or sets them to what a checkpoint says.
@@ -287,7 +295,7 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corp
   AddAll(said, settings);
   settings.kind = SettingKind::kData;
   uint64_t hash = corpus.xxh3;
-  settings.Add(corpus.mapped.empty() ? "text (--data)" : "tokens (--tokens)", hash);
+  settings.Add(corpus.mapped.empty() ? kText : kTokens, hash);
   return settings.all;
 }
 
@@ -308,6 +316,22 @@ absl::StatusOr<TrainConfig> StoredConfig(const CheckpointSections& sections) {
   if (!batch.ok())
     return absl::DataLossError(absl::StrCat("the checkpoint says ", batch.message()));
   return config;
+}
+
+bool TrainedOnText(const CheckpointSections& sections) {
+  return !StoredText(Json::parse(sections.data, nullptr, false), kText, "").empty();
+}
+
+absl::Status CheckSameTokens(const CheckpointSections& sections, const TrainConfig& config,
+                             const std::vector<RunSetting>& settings) {
+  const bool text = std::any_of(settings.begin(), settings.end(), [](const RunSetting& setting) {
+    return absl::string_view(setting.name) == kText;
+  });
+  const bool was_text = TrainedOnText(sections);
+  if (text == was_text || config.model.vocab_size == 256) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      was_text ? "--tokens, expected --data: the run was trained on the bytes of a text"
+               : "--data, expected --tokens: the run was trained on token ids, which are no bytes");
 }
 
 std::string VersionDifference(const CheckpointSections& sections) {
@@ -335,8 +359,9 @@ std::vector<std::string> Differences(const std::vector<RunSetting>& settings, Se
     if (setting.kind != kind) continue;
     const std::string text = StoredText(object, setting.name, setting.before);
     if (text == setting.text) continue;
-    differences.push_back(absl::StrCat(setting.name, " is ", setting.text, ", ",
-                                       text.empty() ? "not" : text, " in the checkpoint"));
+    differences.push_back(absl::StrCat(setting.name, " is ", Shown(kind, setting.text), ", ",
+                                       text.empty() ? "not" : Shown(kind, text),
+                                       " in the checkpoint"));
   }
   return differences;
 }

@@ -50,6 +50,13 @@ absl::Status CheckAgreement(const std::vector<RunSetting>& settings, Communicato
 // others are defaults. kDataLoss: one is missing, or is none of its values.
 absl::StatusOr<TrainConfig> StoredConfig(const CheckpointSections& sections);
 
+// Whether the run that wrote a checkpoint read the bytes of a text; else token ids.
+bool TrainedOnText(const CheckpointSections& sections);
+// kInvalidArgument, naming flags: a run that goes on reads the other of the two, and its vocabulary
+// is not 256, whose ids may be bytes.
+absl::Status CheckSameTokens(const CheckpointSections& sections, const TrainConfig& config,
+                             const std::vector<RunSetting>& settings);
+
 // "version of the numerics is 3, 2 in the checkpoint" where the program that wrote a checkpoint had
 // other bits than this one; else empty.
 std::string VersionDifference(const CheckpointSections& sections);
@@ -58,7 +65,7 @@ std::string VersionDifference(const CheckpointSections& sections);
 std::string SettingsJson(const std::vector<RunSetting>& settings, SettingKind kind);
 
 // The names of a kind whose text in `json`, as SettingsJson wrote it, is another; each as
-// "--seq-length is 64, 128 in the checkpoint".
+// "--seq-length is 64, 128 in the checkpoint". Of data the texts are hashes, shown as such.
 std::vector<std::string> Differences(const std::vector<RunSetting>& settings, SettingKind kind,
                                      const std::string& json);
 

@@ -12,11 +12,13 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/xxh3.h"
 #include "moe/io/file.h"
+#include "moe/lm/data_kind.h"
 
 namespace moe::lm {
 namespace {
@@ -51,6 +53,10 @@ absl::Status ReadFolder(const fs::path& folder, Corpus& corpus) {
   if (error) return ReadError("list", folder, error);
   std::sort(names.begin(), names.end());  // by bytes: the same order on every machine
   for (const std::string& name : names) {
+    if (name.front() == '.') {
+      ++corpus.skipped.hidden;
+      continue;
+    }
     const fs::path path = folder / name;
     const fs::file_status status = fs::symlink_status(path, error);
     if (error) return ReadError("look at", path, error);
@@ -58,15 +64,25 @@ absl::Status ReadFolder(const fs::path& folder, Corpus& corpus) {
       MOE_RETURN_IF_ERROR(ReadFolder(path, corpus));
       continue;
     }
-    std::vector<uint8_t> bytes;
-    if (fs::is_regular_file(status)) {
-      MOE_ASSIGN_OR_RETURN(bytes, ReadFile(path));
-    }
-    if (bytes.empty() || std::memchr(bytes.data(), 0, bytes.size()) != nullptr) {
-      ++corpus.skipped_files;
+    if (!fs::is_regular_file(status)) {
+      ++(fs::is_symlink(status) ? corpus.skipped.links : corpus.skipped.special);
       continue;
     }
-    Append(path, bytes, corpus);
+    MOE_ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, ReadFile(path));
+    switch (TextKindOf(bytes)) {
+      case TextKind::kText:
+        Append(path, bytes, corpus);
+        break;
+      case TextKind::kUtf16:
+        ++corpus.skipped.utf16;
+        break;
+      case TextKind::kBinary:
+        ++corpus.skipped.binary;
+        break;
+      case TextKind::kEmpty:
+        ++corpus.skipped.empty;
+        break;
+    }
   }
   return absl::OkStatus();
 }
@@ -76,8 +92,10 @@ absl::Status ReadNamed(const std::string& name, Corpus& corpus) {
   std::error_code error;
   const fs::file_status status = fs::status(name, error);  // follows a symbolic link
   if (status.type() == fs::file_type::not_found) {
-    return absl::NotFoundError(
-        absl::StrCat("'", name, "' does not exist, expected a text file or a folder of them"));
+    const std::string pair = TokenPairOf(name);
+    return absl::NotFoundError(absl::StrCat(
+        "'", name, "' does not exist, expected a text file or a folder of them",
+        pair.empty() ? "" : absl::StrCat(": --tokens ", pair, " reads ", pair, ".bin and .idx")));
   }
   if (error) return ReadError("look at", name, error);
   if (fs::is_directory(status)) return ReadFolder(name, corpus);
@@ -89,6 +107,7 @@ absl::Status ReadNamed(const std::string& name, Corpus& corpus) {
   if (bytes.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("'", name, "' is empty, expected text"));
   }
+  MOE_RETURN_IF_ERROR(CheckText(name, bytes));
   Append(name, bytes, corpus);
   return absl::OkStatus();
 }
@@ -138,13 +157,28 @@ uint64_t HashOf(const Tokens& tokens, uint64_t hash) {
 
 }  // namespace
 
+std::string TextOf(const SkippedFiles& skipped) {
+  std::vector<std::string> reasons;
+  int64_t all = 0;
+  for (const auto& [count, reason] :
+       {std::pair(skipped.hidden, "hidden"),
+        std::pair(skipped.links, skipped.links == 1 ? "symbolic link" : "symbolic links"),
+        std::pair(skipped.special, "special"), std::pair(skipped.utf16, "UTF-16"),
+        std::pair(skipped.binary, "binary"), std::pair(skipped.empty, "empty")}) {
+    if (count > 0) reasons.push_back(absl::StrCat(count, " ", reason));
+    all += count;
+  }
+  return absl::StrCat(all, all == 1 ? " file" : " files", " skipped", reasons.empty() ? "" : ": ",
+                      absl::StrJoin(reasons, ", "));
+}
+
 absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length) {
   Corpus corpus;
   for (const std::string& path : paths) MOE_RETURN_IF_ERROR(ReadNamed(path, corpus));
   if (corpus.text.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("no text in ", paths.size(), " path(s), ",
-                                                   corpus.skipped_files,
-                                                   " file(s) skipped, expected text files"));
+                                                   TextOf(corpus.skipped),
+                                                   ", expected text files"));
   }
   MOE_RETURN_IF_ERROR(
       Split({{.type = TokenType::kU8, .bytes = corpus.text}}, sequence_length, corpus));

@@ -15,15 +15,27 @@
 
 namespace moe::lm {
 
+// Entries of folders that are not read, by the reason.
+struct SkippedFiles {
+  int64_t hidden = 0;   // files and folders whose names begin with a dot
+  int64_t links = 0;    // symbolic
+  int64_t special = 0;  // devices, pipes, sockets
+  int64_t utf16 = 0;
+  int64_t binary = 0;  // with NUL bytes, or of a format that is no text
+  int64_t empty = 0;
+};
+// "3 files skipped: 2 hidden, 1 symbolic link".
+std::string TextOf(const SkippedFiles& skipped);
+
 // The tokens of a set of files, split into those to train on and those held out. Of text a token is
 // a byte.
 struct Corpus {
   Tokens all;                      // in the order of the files
   Tokens train, held_out;          // of it
   std::vector<std::string> files;  // read, in order
-  int64_t skipped_files = 0;       // symbolic links, files with NUL bytes, empty files
-  const char* unit = "byte";       // what a token is, for people; or "token"
-  uint64_t xxh3 = 0;               // HashTokens
+  SkippedFiles skipped;
+  const char* unit = "byte";  // what a token is, for people; or "token"
+  uint64_t xxh3 = 0;          // HashTokens
   // What they lie in.
   std::vector<uint8_t> text;
   std::vector<MappedFile> mapped;
@@ -36,11 +48,12 @@ inline constexpr int64_t kHeldOutBlock = 16 << 10;
 inline constexpr int64_t kHeldOutEvery = 20;
 inline constexpr int64_t kFirstHeldOut = 1;
 
-// Reads files and, in name order (by bytes), folders (recursively). Inside folders symbolic links,
-// files with NUL bytes and empty files are skipped; a path named in `paths` may be a symbolic link.
-// kNotFound for a path that does not exist (named); kInvalidArgument if a named file or the whole
-// text is empty or a split is shorter than one sequence of sequence_length + 1 bytes (names both
-// lengths; 0: splits may be empty); the system's own error if a file cannot be read.
+// Reads files and, in name order (by bytes), folders (recursively). Inside folders is skipped what
+// SkippedFiles counts; a path named in `paths` may be hidden or a symbolic link.
+// kNotFound for a path that does not exist (named); kDataLoss for a named file that is no text
+// (data_kind.h); kInvalidArgument if a named file or the whole text is empty or a split is shorter
+// than one sequence of sequence_length + 1 bytes (names both lengths; 0: splits may be empty); the
+// system's own error if a file cannot be read.
 absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length);
 
 // The same of files of token ids (tokens.h), in the order given, mapped: every id is looked at

@@ -10,7 +10,7 @@
 #include <absl/strings/strip.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/lm/plain_tokens.h"
+#include "moe/lm/data_kind.h"
 
 namespace moe::lm {
 namespace {
@@ -221,6 +221,13 @@ StrayToken FindStray(absl::Span<const uint8_t> bytes, TokenType type, int64_t vo
 absl::StatusOr<TokenType> ParseTokenIndex(const std::string& path, absl::Span<const uint8_t> index,
                                           int64_t bin_bytes) {
   return IndexReader(path, index).Read(bin_bytes);
+}
+
+std::string TokenPairOf(const std::string& path) {
+  absl::string_view prefix = path;
+  if (!absl::ConsumeSuffix(&prefix, ".idx")) absl::ConsumeSuffix(&prefix, ".bin");
+  const bool both = IsThere(absl::StrCat(prefix, ".bin")) && IsThere(absl::StrCat(prefix, ".idx"));
+  return both ? std::string(prefix) : "";
 }
 
 absl::StatusOr<TokenFile> OpenTokenFile(const std::string& path, TokenType plain,

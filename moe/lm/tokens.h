@@ -15,7 +15,7 @@
 //   int64 [D]  the first sequence of each document, ascending from 0, and S
 //
 // A plain array is nothing but ids, as numpy's tofile writes it. What shows that a file is none is
-// refused (plain_tokens.h).
+// refused (data_kind.h).
 #ifndef MOE_MOE_LM_TOKENS_H_
 #define MOE_MOE_LM_TOKENS_H_
 
@@ -68,6 +68,9 @@ StrayToken FindStray(absl::Span<const uint8_t> bytes, TokenType type, int64_t vo
 // PREFIX.bin.
 absl::StatusOr<TokenType> ParseTokenIndex(const std::string& path, absl::Span<const uint8_t> index,
                                           int64_t bin_bytes);
+
+// PREFIX, where `path` is PREFIX, PREFIX.bin or PREFIX.idx and the two files are there; else empty.
+std::string TokenPairOf(const std::string& path);
 
 struct TokenFile {
   std::string path;  // of the ids

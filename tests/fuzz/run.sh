@@ -22,7 +22,7 @@ if [[ $target != build && ! -d $here/corpus/$target ]]; then
 fi
 sources=(tests/fuzz/fuzz kernels/base/{xxh3,xxh3_avx2}
   moe/io/{bounded_json,checkpoint,file,file_system,routing_trace,safetensors,safetensors_header}
-  moe/checkpoint/{manifest,manifest_read} moe/lm/{plain_tokens,tokens}
+  moe/checkpoint/{manifest,manifest_read} moe/lm/{data_kind,tokens}
   moe/hf/{config_keys,families,family,hf_config,tensor_rule})
 
 mkdir -p "$build/$target"

@@ -135,14 +135,22 @@ std::string JsonText(const Evaluated& e) {
 std::string TableText(const Evaluated& e) {
   return fmt::format(
       "checkpoint  {}\n"
-      "text        {}, {}, {}: {} of {} {}s\n"
+      "text        {}, {}, {}: {} of {} {}s; {}\n"
       "loss        {:.4f} nats, {:.4f} bits per {}\n"
       "perplexity  {:.4f}\n"
       "throughput  {} tok/s\n",
       Printable(e.run.path), Counted(static_cast<int64_t>(e.corpus.files.size()), "file"),
       Counted(e.corpus.all.size(), e.corpus.unit), e.split, Counted(e.report.sequences, "sequence"),
-      e.run.config.sequence_length, e.corpus.unit, e.report.loss, e.bits(), e.corpus.unit,
-      e.perplexity(), WithCommas(std::llround(e.rate())));
+      e.run.config.sequence_length, e.corpus.unit, TextOf(e.corpus.skipped), e.report.loss,
+      e.bits(), e.corpus.unit, e.perplexity(), WithCommas(std::llround(e.rate())));
+}
+
+// As moe generate, which takes a prompt of 256 ids alone as bytes.
+absl::Status CheckBytes(const DataFiles& data, const StoredRun& run) {
+  const int64_t ids = run.config.model.vocab_size;
+  if (data.text.empty() || run.of_text || ids == 256) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--data, expected --tokens: the ", ids, " ids of this model are no bytes"));
 }
 
 absl::Status RunEval(const Settings& settings, const Launch& launch) {
@@ -157,6 +165,7 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
   config.eval_sequences = options.sequences.value_or(std::numeric_limits<int64_t>::max());
   MOE_RETURN_IF_ERROR(InFlags(lm::ValidateTrainConfig(config, launch.world.ranks), settings));
   MOE_RETURN_IF_ERROR(CheckDataFiles(options.data, config.model.vocab_size));
+  MOE_RETURN_IF_ERROR(CheckBytes(options.data, run));
   MOE_ASSIGN_OR_RETURN(const lm::Corpus corpus,
                        ReadData(options.data, config.model.vocab_size, /*sequence_length=*/0));
   if (launch.rank() == 0 && !settings.on("quiet")) PrintWarnings(kCommand, run.warnings);

@@ -50,6 +50,7 @@ absl::StatusOr<StoredRun> Open(const std::string& path) {
     return absl::DataLossError(absl::StrCat(run.path, ": ", config.status().message()));
   }
   run.config = *std::move(config);
+  run.of_text = lm::TrainedOnText(reader->manifest().sections);
   return run;
 }
 

@@ -33,6 +33,7 @@ struct StoredRun {
   std::string path;  // of the step folder, or of a public model
   int64_t step = 0;
   std::optional<hf::HfModel> public_model;
+  bool of_text = false;  // trained on the bytes of a text, as its checkpoint says
   // What it was trained with (lm::StoredConfig), or the public model and defaults; on the device
   // and with the type asked for.
   lm::TrainConfig config;

@@ -23,8 +23,8 @@ void DataFiles::AddTo(const lm::Corpus& corpus, ReadInputs& inputs) const {
 void AddDataSettings(DataFiles& files, Table& table) {
   table
       .Add("--data, --data-path PATH", &files.text,
-           "text file, or folder read in name order without symbolic links and files with NUL "
-           "bytes; repeatable; this or --tokens")
+           "text file, or folder read in name order without hidden files, symbolic links and what "
+           "is no text; repeatable; this or --tokens")
       .Roles(kByContent);
   table
       .Add("--tokens FILE", &files.tokens,
@@ -59,7 +59,7 @@ absl::StatusOr<lm::Corpus> ReadData(const DataFiles& files, int64_t vocab_size,
     return corpus;
   }
   auto corpus = lm::ReadCorpus(files.text, sequence_length);
-  if (!corpus.ok()) return Prefixed("--data", corpus.status());
+  if (!corpus.ok()) return InputError("--data", corpus.status());
   return corpus;
 }
 

@@ -178,11 +178,10 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
   const MoeLayerConfig& moe = train.model.moe;
   const ModelSize size = SizeOf(train.model);
   Text text;
-  Add(text, "text   {}, {}: {} to train on, {} held out; {} skipped\n",
+  Add(text, "text   {}, {}: {} to train on, {} held out; {}\n",
       Counted(static_cast<int64_t>(corpus.files.size()), "file"),
       Counted(corpus.train.size() + corpus.held_out.size(), corpus.unit),
-      WithCommas(corpus.train.size()), WithCommas(corpus.held_out.size()),
-      Counted(corpus.skipped_files, "file"));
+      WithCommas(corpus.train.size()), WithCommas(corpus.held_out.size()), TextOf(corpus.skipped));
   Add(text, "model  {} parameters, {} used per token; {}, H {}, {} of F {}, top-{} {}\n",
       CountText(size.total), CountText(size.active), Counted(train.model.num_layers, "layer"),
       train.model.hidden_size, Counted(moe.router.num_experts, "expert"), moe.ffn_hidden_size,

@@ -81,11 +81,13 @@ refused 2 "'few': token 0 is" "${ids[@]}" few
 refused 2 "16416 tokens or more" "${ids[@]}" few --vocab-size 65536
 cp short x.bin
 cp short x.idx
+refused 2 "'x' does not exist, expected a text file or a folder of them: --tokens x reads x.bin and .idx" train --data x
 refused 3 "--tokens: x.idx: does not begin with MMIDIDX" "${ids[@]}" x
 refused 3 "--tokens: $text: is text, expected a bare array of ids: --data reads text" "${ids[@]}" "$text"
 LC_ALL=C sed -z 's/./&\x00\x00\x00/g' "$text" >wide
 refused 2 "--tokens: 'wide': every second id is 0, which makes the others lower halves, expected --tokens-dtype uint32" \
   "${ids[@]}" wide
+refused 3 "--data: wide: is binary, with NUL bytes, expected text: --tokens reads token ids" train --data wide
 refused 2 "--data and --tokens" "${ids[@]}" x --data short
 
 # Empty files, files of one byte, and folders where files are expected.

@@ -34,6 +34,16 @@ refused 2 "--ep is 3, expected a divisor of the 4 ranks" eval "${held_out[@]}" -
 refused 2 "the text is 16384 bytes, expected at least one sequence of 20000" eval "${held_out[@]}" --seq-length 20000
 head -c 1 "$text" >"$work/byte"
 refused 2 "the text is 1 bytes" eval --checkpoint "$work/run" --data "$work/byte"
+
+# Of token ids: a text is refused, in a run that goes on, too.
+LC_ALL=C sed -z 's/./&\x01/g' "$text" >"$work/ids"
+ids=(train "${model[@]:2}" --ranks 1 --steps 1 --quiet --save "$work/ids-run" --vocab-size 512)
+expect 0 "training on ids" "$moe" "${ids[@]}" --tokens "$work/ids"
+refused 2 "--data, expected --tokens: the 512 ids of this model are no bytes" eval --checkpoint "$work/ids-run" --data "$text"
+expect 0 "eval of ids" "$moe" eval --checkpoint "$work/ids-run" --tokens "$work/ids"
+says "nats, "
+refused 2 "step-00000001: --data, expected --tokens: the run was trained on token ids" "${ids[@]}" --resume auto --data "$text"
+
 step=$work/run/checkpoints/step-00000004
 shard=$step/shard-00000-of-00002.safetensors
 # Weights and moments alike: what eval does not read, it does not check.

@@ -454,24 +454,5 @@ TEST_F(ResumeTest, WritesThatFailCostTheirCheckpointsAndInTheEndTheRun) {
   EXPECT_EQ(trace.loss.size(), 3u);
 }
 
-// A checkpoint that does not say it was written by a program that knew only the one choice.
-TEST(RunSettings, WhatAnOlderCheckpointLeavesOutIsWhatItWas) {
-  TrainConfig config;
-  const std::string json = SettingsJson(SettingsOf(config, {}), SettingKind::kModel);
-  const std::string older = absl::StrReplaceAll(
-      json, {{R"("num_query_groups":"4",)", ""}, {R"("tie_word_embeddings":"0",)", ""}});
-  ASSERT_LT(older.size(), json.size());
-  EXPECT_THAT(Differences(SettingsOf(config, {}), SettingKind::kModel, older),
-              ::testing::IsEmpty());
-  EXPECT_EQ(
-      VersionDifference({.numerics = SettingsJson(SettingsOf(config, {}), SettingKind::kNumerics)}),
-      "");
-  EXPECT_THAT(VersionDifference({.numerics = R"({"version_of_the_numerics":"1"})"}),
-              ::testing::MatchesRegex("version of the numerics is [0-9]+, 1 in the checkpoint"));
-  config.model.num_query_groups = 2;
-  EXPECT_THAT(Differences(SettingsOf(config, {}), SettingKind::kModel, older),
-              ::testing::ElementsAre("--num-query-groups is 2, 4 in the checkpoint"));
-}
-
 }  // namespace
 }  // namespace moe::lm::testing

@@ -10,6 +10,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "moe/micro_batches.h"
 #include "tests/moe/io/io_test.h"
@@ -21,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using enum absl::StatusCode;
 using ::moe::testing::StatusIs;
 
@@ -82,13 +84,24 @@ TEST_F(TextDataTest, WalksFoldersInNameOrderAndSkipsWhatIsNoText) {
   const std::string c = Write("text/c/z", text);
   const std::string upper = Write("text/Z", text);  // by bytes: before the small letters
   Write("text/nul", std::string("a\0b", 3));
+  Write("text/zip", "PK\x03\x04 without a NUL");
+  Write("text/utf16", std::string("\xff\xfe"
+                                  "a\0",
+                                  4));
   Write("text/empty", "");
+  fs::create_directories(root_ / "text/.git");
+  Write("text/.git/config", text);
+  Write("text/c/.hidden", text);
+  ASSERT_EQ(mkfifo(Path("text/pipe").c_str(), 0600), 0);
   const std::string outside = Write("outside", text);
   fs::create_symlink(outside, root_ / "text/a_link");
   fs::create_directory_symlink(root_ / "text/c", root_ / "text/folder_link");
   const auto corpus = ReadCorpus({Path("text")}, 16).value();
   EXPECT_THAT(corpus.files, ElementsAre(upper, b, c));
-  EXPECT_EQ(corpus.skipped_files, 4);
+  EXPECT_EQ(TextOf(corpus.skipped),
+            "9 files skipped: 2 hidden, 2 symbolic links, 1 special, 1 UTF-16, 2 binary, "
+            "1 empty");
+  EXPECT_EQ(TextOf(SkippedFiles{}), "0 files skipped");
   EXPECT_EQ(corpus.train.size() + corpus.held_out.size(), 3 * kPeriod);
 }
 
@@ -114,7 +127,40 @@ TEST_F(TextDataTest, NamedPathsMustHoldText) {
   EXPECT_EQ(ReadCorpus({"/dev/null"}, 16).status().code(), kInvalidArgument);
   fs::create_directory(root_ / "folder");
   EXPECT_EQ(ReadCorpus({Path("folder")}, 16).status().code(), kInvalidArgument);
+  fs::create_symlink(empty, root_ / "folder/link");
+  EXPECT_THAT(ReadCorpus({Path("folder")}, 16),
+              StatusIs(kInvalidArgument, "no text in 1 path(s), 1 file skipped: 1 symbolic link"));
   EXPECT_EQ(ReadCorpus({}, 16).status().code(), kInvalidArgument);
+}
+
+// They were trained on as bytes.
+TEST_F(TextDataTest, NamedFilesThatAreNoTextAreRefusedWithWhatToDo) {
+  const std::string text = Text(kPeriod);
+  const std::string zeros("\7\0\7\0", 4);
+  const auto refused = [&](const std::string& path, const std::string& says) {
+    EXPECT_THAT(ReadCorpus({path}, 16), StatusIs(kDataLoss, path + ": is " + says));
+  };
+  refused(Write("train.bin", text + zeros),
+          "binary, with NUL bytes, expected text: --tokens reads token ids");
+  refused(Write("model.safetensors", std::string("\x2\0\0\0\0\0\0\0{}", 10)),
+          "a safetensors file, expected text: weights are no text");
+  refused(Write("ids.npy", "\x93NUMPY" + zeros), "numpy's .npy");
+  refused(Write("text.gz", "\x1f\x8b\x08"), "compressed by gzip, expected text: decompress it");
+  refused(Write("text.txt", std::string("\xff\xfe"
+                                        "a\0",
+                                        4)),
+          "UTF-16, expected text: iconv -f UTF-16 -t UTF-8");
+  const std::string prefix = Path("c_text_document");
+  EXPECT_THAT(std::string(ReadCorpus({prefix}, 16).status().message()), Not(HasSubstr("--tokens")));
+  for (const char* const end : {".bin", ".idx"}) Write("c_text_document" + std::string(end), zeros);
+  for (const char* const end : {".bin", ".idx"}) {
+    refused(prefix + end, "of a Megatron pair, expected text: --tokens " + prefix + " reads it");
+  }
+  EXPECT_THAT(ReadCorpus({prefix}, 16),
+              StatusIs(kNotFound,
+                       "does not exist, expected a text file or a folder of them: "
+                       "--tokens " +
+                           prefix + " reads"));
 }
 
 // The message's own bound is the true one: a byte less is refused, that many are enough.

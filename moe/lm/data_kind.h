@@ -1,7 +1,7 @@
-// What a file that is read as a bare array of token ids must not be: another format, with a header
-// or of text, or ids of a wider type. All of these read as ids without an error.
-#ifndef MOE_MOE_LM_PLAIN_TOKENS_H_
-#define MOE_MOE_LM_PLAIN_TOKENS_H_
+// Whether a file is what it is read as: text, or a bare array of token ids. What it is otherwise,
+// another format, ids of a wider type, or one for the other, would read as either without an error.
+#ifndef MOE_MOE_LM_DATA_KIND_H_
+#define MOE_MOE_LM_DATA_KIND_H_
 
 #include <cstdint>
 #include <string>
@@ -12,6 +12,18 @@
 #include "moe/lm/tokens.h"
 
 namespace moe::lm {
+
+// What the bytes of a file are to whoever reads text.
+enum class TextKind : uint8_t {
+  kText,  // in UTF-8 or another encoding without NUL bytes
+  kEmpty,
+  kUtf16,   // by its byte order mark
+  kBinary,  // NUL bytes, or another format
+};
+TextKind TextKindOf(absl::Span<const uint8_t> bytes);
+
+// kDataLoss "<path>: is what it is, expected text: what to do", but for kText and kEmpty.
+absl::Status CheckText(const std::string& path, absl::Span<const uint8_t> bytes);
 
 // Of the file's `bytes` at most 192 KiB are read: its beginning, its middle and its end.
 //   kDataLoss "<path>: is <format>, expected a bare array of ids: <what to do>": the file begins as
@@ -25,4 +37,4 @@ absl::Status CheckPlainTokens(const std::string& path, absl::Span<const uint8_t>
 
 }  // namespace moe::lm
 
-#endif  // MOE_MOE_LM_PLAIN_TOKENS_H_
+#endif  // MOE_MOE_LM_DATA_KIND_H_
