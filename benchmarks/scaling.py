@@ -23,7 +23,7 @@ COLORS = ["#1f5fa8", "#c2571a", "#3a7d44"]
 
 def points(experts, ranks, tokens):
     """The settings of a point, as lists of flags."""
-    return ["--num-experts", str(experts), "--ranks", str(ranks), "--tokens", str(tokens)]
+    return ["--num-experts", str(experts), "--ranks", str(ranks), "--tokens-per-rank", str(tokens)]
 
 
 def panels():

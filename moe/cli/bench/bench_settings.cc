@@ -68,7 +68,9 @@ void AddMeasureSettings(bench::MeasureOptions& measure, Table& t) {
 
 void AddLayerSettings(bench::LayerSpec& spec, Table& t) {
   t.Group(kLayerGroup);
-  t.Add("--tokens T", &spec.tokens, "tokens; layer: of each rank").Least(1).Roles(kInPartRow);
+  t.Add("--tokens, --tokens-per-rank T", &spec.tokens, "tokens; layer: of each rank")
+      .Least(1)
+      .Roles(kInPartRow);
   spec.layer.router.num_experts = 0;
   AddShapeSettings(spec.layer, t);
   t.Add("--threads N", &spec.threads, "of each rank")

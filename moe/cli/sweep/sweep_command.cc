@@ -30,15 +30,6 @@ namespace {
 constexpr char kCommand[] = "sweep";
 constexpr absl::Duration kTimeToWriteARow = absl::Seconds(5);
 
-absl::StatusOr<lm::Corpus> ReadText(const Settings& settings) {
-  if (settings.empty("data")) {
-    return absl::InvalidArgumentError(
-        "--data is missing, expected a text file or a folder for --measure train");
-  }
-  return ReadData({.text = settings.value("data").texts, .tokens = {}}, /*vocab_size=*/256,
-                  settings.integer("seq-length"));
-}
-
 // Of a point before the sweep, the same on every process; the largest of what they say holds.
 enum State : int64_t { kRun, kRefused, kThere };
 
@@ -59,7 +50,7 @@ class SweepRun {
       };
       const auto inputs = [this] {
         ReadInputs read;
-        read.AddHash("text", "data", text_.xxh3);
+        data_.AddTo(text_, read);
         return read;
       };
       MOE_RETURN_IF_ERROR(RunAgreedRanks({.launch = plan_.launch(),
@@ -75,9 +66,7 @@ class SweepRun {
  private:
   // Everything that can be refused, before a rank starts or a file is touched.
   absl::Status Prepare() {
-    if (plan_.measure() == Measure::kTrain) {
-      MOE_ASSIGN_OR_RETURN(text_, ReadText(settings_));
-    }
+    if (plan_.measure() == Measure::kTrain) MOE_RETURN_IF_ERROR(ReadText());
     if (!settings_.empty("max-memory") && settings_.real("max-memory") <= 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--max-memory is ", settings_.text("max-memory"), ", expected more than 0 MiB"));
@@ -104,6 +93,16 @@ class SweepRun {
     for (size_t i = 0; i < plan_.size(); ++i) {
       if (output_.has(i)) state_[i] = kThere;
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadText() {
+    Table rows;
+    AddDataSettings(data_, rows);
+    MOE_RETURN_IF_ERROR(Fill(settings_, rows));
+    const int64_t ids = settings_.integer("vocab-size");
+    MOE_RETURN_IF_ERROR(CheckDataFiles(data_, ids));
+    MOE_ASSIGN_OR_RETURN(text_, ReadData(data_, ids, settings_.integer("seq-length")));
     return absl::OkStatus();
   }
 
@@ -272,7 +271,8 @@ class SweepRun {
   const Invocation& invocation_;
   const Settings& settings_;
   const SweepPlan& plan_;
-  lm::Corpus text_;
+  DataFiles data_;
+  lm::Corpus text_;  // of it
   SweepOutput output_;
   std::vector<int64_t> state_;  // [points]
   int64_t available_bytes_ = 0;
@@ -284,6 +284,7 @@ absl::Status Run(const Invocation& invocation) {
   Settings settings(SweepSettings());
   MOE_RETURN_IF_ERROR(LoadSettings(invocation.args, invocation.environment, settings, warnings));
   if (settings.on("help")) return PrintOnce(invocation, HelpText(SweepHelp()));
+  MOE_RETURN_IF_ERROR(TakeTokensOfLayer(settings));
   if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
   MOE_ASSIGN_OR_RETURN(const SweepPlan plan, SweepPlan::Make(settings, invocation.environment));
   return RunLaunch(kCommand, settings, plan.launch(), warnings,

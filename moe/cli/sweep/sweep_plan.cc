@@ -126,7 +126,7 @@ absl::Status CheckLayer(const Settings& settings, const MoeLayerConfig& layer, i
       3.0 * hidden *
       std::max({static_cast<double>(layer.ffn_hidden_size) * layer.router.num_experts,
                 static_cast<double>(layer.shared_expert_ffn_hidden_size), 4 * hidden,
-                static_cast<double>(settings.integer("tokens"))});
+                static_cast<double>(settings.integer(kTokensPerRank))});
   if (widest > kMostElements) {
     return WrongFlag("the layer", absl::StrCat("about ", widest, " elements"), "at most 1e12");
   }
@@ -150,7 +150,7 @@ void FillPoint(const Settings& settings, sweep::Point& point) {
   point.dispatch = settings.text("dispatch");
   point.seed = settings.seed("seed");
   if (point.measure == "train") return;
-  point.tokens_per_rank = settings.integer("tokens");
+  point.tokens_per_rank = settings.integer(kTokensPerRank);
   point.routing = settings.text("routing");
 }
 
@@ -206,6 +206,23 @@ absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
 }
 
 }  // namespace
+
+absl::Status TakeTokensOfLayer(Settings& settings) {
+  const Value& tokens = settings.value("tokens");
+  const bool meant = settings.is("measure", "layer") && tokens.origin == Origin::kFlag &&
+                     !settings.given(kTokensPerRank);
+  if (!meant) return absl::OkStatus();
+  Settings taken(SweepSettings());
+  for (const Setting& row : settings.table()) {
+    const Value& value = settings.value(row.name);
+    if (value.origin == Origin::kDefault || row.name == "tokens") continue;
+    MOE_RETURN_IF_ERROR(taken.Set(row, value.texts, value.origin, value.where));
+  }
+  MOE_RETURN_IF_ERROR(
+      taken.Set(*taken.Find(kTokensPerRank), {tokens.texts.back()}, tokens.origin, tokens.where));
+  settings = std::move(taken);
+  return absl::OkStatus();
+}
 
 absl::StatusOr<SweepPlan> SweepPlan::Make(const Settings& settings,
                                           absl::Span<const std::string> environment) {
@@ -303,8 +320,8 @@ PlannedPoint SweepPlan::At(size_t index, const lm::Corpus& text) const {
 std::string SweepPlan::SettingsText(const Settings& point, int threads) const {
   std::string text = measure_ == Measure::kTrain ? "--measure train " : "";
   for (const Setting& s : point.table()) {
-    // The text is known by its hash, wherever it lies.
-    if (!ChangesResults(measure_, s) || s.name == "data") continue;
+    // Texts and ids are known by their hash, wherever they lie.
+    if (!ChangesResults(measure_, s) || s.is(kByContent)) continue;
     if (s.name == "threads") {
       absl::StrAppend(&text, "--threads ", threads, " ");
       continue;

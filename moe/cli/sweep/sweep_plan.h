@@ -34,6 +34,12 @@ struct SweepAxis {
   sweep::AxisForm form;
 };
 
+// The tokens of a layer that is measured. `moe bench layer` calls them --tokens, too.
+inline constexpr char kTokensPerRank[] = "tokens-per-rank";
+// --tokens, which names files for training, is another word for it where a layer is measured and
+// the other is not given.
+absl::Status TakeTokensOfLayer(Settings& settings);
+
 // Slowest first: the order of the cross product.
 absl::Span<const SweepAxis> SweepAxes();
 

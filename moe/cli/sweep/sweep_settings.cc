@@ -22,6 +22,7 @@ runs on real text also loss and balance.
 
   moe sweep --num-experts 4-64*2 --topk 1,2 --routing zipf:1 --ranks 4
   moe sweep --measure train --data book.txt --steps 200 --capacity-factor none,1,1.25 -J rows.jsonl
+  moe sweep --measure train --tokens corpus --vocab-size 50304 --num-experts 8,64 --ranks 2
   mpirun -n 4 moe sweep --measure train --data book.txt --ep 1,2,4 --resume rows.jsonl
 )";
 
@@ -34,9 +35,9 @@ Axes: flags whose value ends with ",..." take a comma list of values and ranges.
   4-64*2            4, 8, 16, 32, 64
   none,1-2+0.25     none, 1, 1.25, 1.5, 1.75, 2
 Points come in the order of the nested loops, outermost first: router, ranks, ep, dispatch,
-moe-overlap-degree, hidden-size, moe-ffn-hidden-size, dtype, tokens or micro-batch-size, routing,
-num-experts, topk, capacity-factor. Bad values are refused before anything runs; values that do not
-go together (topk above num-experts) make an error row, unless no point is possible.
+moe-overlap-degree, hidden-size, moe-ffn-hidden-size, dtype, tokens-per-rank or micro-batch-size,
+routing, num-experts, topk, capacity-factor. Bad values are refused before anything runs; values
+that do not go together (topk above num-experts) make an error row, unless no point is possible.
 
 Columns; means over the repetitions
   tok/rank   tokens of a step / ranks
@@ -49,7 +50,7 @@ Columns; means over the repetitions
   drop%      slots over capacity / slots: first step -> mean of the last tenth of the steps
   MaxVio     (largest expert load - mean load) / mean load, of the worst layer; end of training
   dead       experts without a token, over all layers; end of training
-  val loss   held-out text, nats per byte
+  val loss   held-out text, nats per byte (with --tokens, per token)
   peak       largest rank's parameters, gradients, workspace; training: and optimiser
   *          no other point is better by more than the noise (docs/sweep.md): val loss and tok/s; of
              layers drop% and tok/s
@@ -83,7 +84,7 @@ void AddSweep(Table& t) {
   t.Group("Sweep");
   t.Add("--measure WHAT", {Kind::kWord, "layer", {"layer", "train"}},
         "layer: one layer, forward and backward, on random tokens; train: every point is trained "
-        "for --steps on --data");
+        "for --steps on --data or --tokens");
   t.Add("-r, --repetitions N|auto", {Kind::kInteger, "auto", {"auto"}},
         "of every point, with seeds seed, seed + 1, ...; auto: 5 of a layer, 1 of training");
   t.Add("-J, --out FILE", Kind::kText,
@@ -111,7 +112,7 @@ void AddOutput(Table& t) {
 
 void AddLayerMeasure(bench::LayerSpec& layer, bench::MeasureOptions& measure, Table& t) {
   t.Group("Measuring a layer (--measure layer)", kNotTrained);
-  t.Add("--tokens T", &layer.tokens, "tokens of each rank");
+  t.Add("--tokens-per-rank T", &layer.tokens, "tokens of each rank; --tokens T, too");
   t.Add("--routing KIND", Kind::kText,
         "gives tokens their experts in place of the gate: uniform, zipf:S, hot_expert:P, "
         "hot_rank:P, ragged, zero_rank (moe bench --help); default: the gate, on random tokens");
@@ -136,7 +137,7 @@ absl::Span<const SweepAxis> SweepAxes() {
       {"hidden-size", "H", {}},
       {"moe-ffn-hidden-size", "F", {}},
       {"dtype", "dtype", {.kind = AxisKind::kText}},
-      {"tokens", "T", {}},
+      {kTokensPerRank, "T", {}},
       {"micro-batch-size", "mbs", {}},
       {"routing", "routing", {.kind = AxisKind::kText}},
       {"num-experts", "E", {}},
@@ -151,7 +152,6 @@ const Table& PointSettings() {
   static const Table table = [] {
     Table rows;
     for (Setting s : TrainSettings().rows()) {
-      if (s.name == "tokens") continue;  // here a count, below
       // A layer's default differs: all ranks share the experts.
       if (s.name == "expert-model-parallel-size") absl::StrAppend(&s.help, "; of a layer R");
       rows.Add(s);

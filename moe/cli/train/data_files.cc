@@ -30,9 +30,8 @@ void AddDataSettings(DataFiles& files, Table& table) {
       .Add("--tokens FILE", &files.tokens,
            "token ids made elsewhere: PREFIX of Megatron's PREFIX.bin and PREFIX.idx, or a plain "
            "array of ids; repeatable")
-      .Roles(kOfOneRun | kByContent);
-  table.Add("--tokens-dtype TYPE", {&files.plain, kPlainTypes}, "ids of --tokens without an .idx")
-      .Roles(kOfOneRun);
+      .Roles(kByContent);
+  table.Add("--tokens-dtype TYPE", {&files.plain, kPlainTypes}, "ids of --tokens without an .idx");
 }
 
 absl::Status CheckDataFiles(const DataFiles& files, int64_t vocab_size) {

@@ -57,9 +57,7 @@ void AddData(TrainOptions& options, Table& t) {
 void AddModel(lm::TrainConfig& train, Table& t) {
   lm::TransformerConfig& model = train.model;
   t.Group("Model");
-  t.Add("--vocab-size N", &model.vocab_size, "token ids; at least 256 with --data: bytes")
-      .Least(1)
-      .Roles(kOfOneRun);
+  t.Add("--vocab-size N", &model.vocab_size, "token ids; at least 256 with --data: bytes").Least(1);
   t.Add("--num-layers N", &model.num_layers, "transformer layers");
   t.Add("--num-attention-heads N", &model.num_attention_heads,
         "attention heads; 2 N divides H, or --kv-channels says their width");

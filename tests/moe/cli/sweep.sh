@@ -4,7 +4,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 mpiexec=${2:-}
 cd "$work" || exit 1
 # Three calls: these runs test results, not speed.
-layer=(--hidden-size 16 --moe-ffn-hidden-size 8 --tokens 32 -n 3 -w 1 -T 0 --threads 1)
+layer=(--hidden-size 16 --moe-ffn-hidden-size 8 --tokens-per-rank 32 -n 3 -w 1 -T 0 --threads 1)
 train=(--measure train "${model[@]}" --steps 3)
 
 # rows <file> <python expression over the list r>: prints its value.
@@ -27,6 +27,10 @@ refused 2 "expected none with --measure layer" sweep --steps 3
 refused 2 "expected none with --measure train" sweep "${train[@]}" --routing zipf:1
 refused 2 "--data is missing" sweep --measure train
 refused 2 "--data: " sweep --measure train --data none
+refused 2 "--data and --tokens" sweep "${train[@]}" --tokens none
+refused 2 "--tokens: cannot open 'none'" sweep --measure train --tokens none
+refused 2 "--tokens-per-rank is 8, expected none with --measure train" sweep "${train[@]}" --tokens-per-rank 8
+refused 2 "--tokens-per-rank: 'ids', expected a whole number" sweep --tokens ids
 refused 2 "--retry is true, expected --resume FILE with it" sweep --retry
 refused 2 "--moe-router-topk is 9" sweep --topk 9,10 --num-experts 4,8 # no point is possible
 refused 2 "--lr is 0" sweep "${train[@]}" --lr 0
@@ -109,6 +113,13 @@ expect 0 "the report of a sweep" "$moe" report whole.jsonl layer.jsonl --out pag
 for chart in "Capacity factor against dropped slots" "Capacity factor against loss" "Speed against loss"; do
   grep -qF "$chart" page.html || fail "the report has no chart '$chart'"
 done
+# Token ids as a text; --tokens is also an older word for --tokens-per-rank of a layer.
+LC_ALL=C sed -z 's/./&\x01/g' "$text" >ids
+expect 0 "a sweep on ids" "$moe" sweep --measure train "${model[@]:2}" --tokens ids --vocab-size 512 --steps 1 --ranks 1 -q -o jsonl
+same "a sweep on ids" "$(rows stdout '[(x["status"], "--vocab-size 512" in x["settings"], "ids" in x["settings"], 5 < x["val_loss"] < 8) for x in r]')" \
+  "[('ok', True, False, True)]"
+expect 0 "--tokens of a layer" "$moe" sweep "${layer[@]/--tokens-per-rank/--tokens}" --ranks 1 -r 1 -q -o jsonl
+same "--tokens of a layer" "$(rows stdout '[(x["tok_per_rank"], "--tokens-per-rank 32 " in x["settings"]) for x in r]')" "[(32, True)]"
 # What a row is of: all but speed has the same bits in every run.
 facts='sorted((x["settings"], x["val_loss"], x["drop_end"], x["status"]) for x in r)'
 wanted=$(rows whole.jsonl "$facts")
