@@ -153,8 +153,8 @@ class LocalGroup {
     Doorbell bell;               // SendRecv: something came, or something of mine was taken
     std::atomic<int> inside{0};  // this rank's Inside objects
     std::atomic<uint64_t> parts_done{0};
-    std::atomic<int> core{0};    // where it came to a collective; its memory may be in cache there
-    SpinBudget spin;             // SendRecv; this and the rest: used by this rank only
+    std::atomic<int> core{-1};  // where it last came to a meeting; its memory may be in cache there
+    SpinBudget spin;            // SendRecv; this and the rest: used by this rank only
     SpinBudget meeting_spin[2];  // by lane
     int64_t lingered_ns = 0;
     uint64_t collectives = 0;
@@ -181,6 +181,8 @@ class LocalGroup {
   absl::Status WaitUntil(Doorbell& bell, SpinBudget& spin, const LocalCaller& caller,
                          absl::FunctionRef<bool()> done, absl::FunctionRef<bool()> early,
                          absl::FunctionRef<bool(int)> is_missing);
+  // Whether a missing rank was last seen on the core of `rank`: it does not run while that spins.
+  bool SharesCore(int rank, absl::FunctionRef<bool(int)> is_missing) const;
   // What changes when a wait of `caller` progresses.
   struct Standing {
     int missing = 0;

@@ -413,6 +413,11 @@ absl::Status RunCall(BenchCall& call, const Launch& launch) {
   if (launch.rank() == 0) {
     call.provenance = Provenance(launch.device);
     call.busy = BusyText(LookAtLoad(), launch.plan.processes() ? ranks : 1, ranks * threads);
+    const bool may_meet = (collective || call.operation == "layer") && !launch.plan.processes() &&
+                          ranks * threads <= launch.world.cores;
+    if (!call.busy.empty() && may_meet && !call.settings.on("pin")) {
+      absl::StrAppend(&call.busy, "; --pin keeps ranks off each other's cores");
+    }
     if (!call.busy.empty() && !call.settings.is("output", "table") && !call.settings.on("quiet")) {
       Say(stderr, "moe bench: busy: {}\n", call.busy);
     }
