@@ -129,16 +129,6 @@ TEST(LaunchTest, APmixRankHasItsSizeFromSlurm) {
   EXPECT_EQ(Plan({}, step)->world.ranks, 3);
 }
 
-// A launcher that binds its ranks leaves each less than its share of the machine, or just that.
-TEST(LaunchTest, ThreadsAreARanksShareOfTheCoresThatItMayUse) {
-  Strings warnings;
-  const Settings settings = LoadTrainSettings({}, {}, warnings).value();
-  EXPECT_EQ(ThreadsOf(settings, {.local_ranks = 4, .cores = 8, .own_cores = 8}), 2);
-  EXPECT_EQ(ThreadsOf(settings, {.local_ranks = 4, .cores = 8, .own_cores = 2}), 2);
-  EXPECT_EQ(ThreadsOf(settings, {.local_ranks = 1, .cores = 8, .own_cores = 1}), 1);
-  EXPECT_EQ(ThreadsOf(settings, {.local_ranks = 16, .cores = 8, .own_cores = 8}), 1);
-}
-
 // One entry per row of the interface's table.
 TEST(ExitCodeTest, EveryKindHasItsCode) {
   EXPECT_EQ(ExitCodeOf(absl::OkStatus()), ExitCode::kOk);

@@ -212,10 +212,17 @@ TEST(TrainOptionsTest, DataIsNeeded) {
               ::testing::StartsWith("--data is missing"));
 }
 
+// A launcher that binds its ranks leaves each less than its share of the machine, or just that.
 TEST(TrainOptionsTest, ThreadsShareTheCores) {
-  EXPECT_EQ(Make({}, {.ranks = 4, .local_ranks = 4, .cores = 16})->train.threads, 4);
-  EXPECT_EQ(Make({}, {.ranks = 4, .local_ranks = 4, .cores = 2})->train.threads, 1);
-  EXPECT_EQ(Make({"--threads", "3"}, {.ranks = 4, .local_ranks = 4, .cores = 2})->train.threads, 3);
+  const auto threads = [](const Strings& args, int cores, int own_cores) {
+    const World world = {.ranks = 4, .local_ranks = 4, .cores = cores, .own_cores = own_cores};
+    return Make(args, world)->train.threads;
+  };
+  EXPECT_EQ(threads({}, 16, 16), 4);
+  EXPECT_EQ(threads({}, 16, 4), 4);
+  EXPECT_EQ(threads({}, 16, 1), 1);
+  EXPECT_EQ(threads({}, 2, 2), 1);
+  EXPECT_EQ(threads({"--threads", "3"}, 2, 2), 3);
 }
 
 // 256 * 8 twice (embedding, output), 8 (last norm); per layer 4 * 64 + 16 for attention and norms;
