@@ -27,10 +27,10 @@ enum class LaunchSource : uint8_t {
 struct LaunchInfo {
   LaunchSource source = LaunchSource::kNone;
   int rank = 0;
-  int size = 1;         // 0: only MPI knows (PMIX_RANK comes without one)
-  int local_rank = 0;   // on this host; 0 when the launcher does not say
-  int local_size = 0;   // ranks on this host; 0 when the launcher does not say
-  std::string address;  // of rank 0, where given
+  int size = 1;              // 0: only MPI knows (PMIX_RANK comes without one)
+  int local_rank = 0;        // on this host; 0 when the launcher does not say
+  int local_size = 0;        // ranks on this host; 0 when the launcher does not say
+  std::string address = {};  // of rank 0, where given
   int port = 0;
   // The launcher runs: variables of its own are there, which nobody exports by hand. So the other
   // ranks were started, too, and it learns how this one ends.
@@ -40,9 +40,9 @@ struct LaunchInfo {
 
 // Flags that name the launch; all that has no value was not given.
 struct LaunchFlags {
-  std::optional<int> rank, size, local_rank;
-  std::string address;
-  std::optional<int> port;
+  std::optional<int> rank = {}, size = {}, local_rank = {};
+  std::string address = {};
+  std::optional<int> port = {};
 };
 
 // The value of an environment variable, or nullptr. Programs pass std::getenv.

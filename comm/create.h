@@ -18,7 +18,7 @@
 namespace moe {
 
 struct RunOptions {
-  WorldPlan plan;
+  WorldPlan plan = {};
   absl::Duration timeout = absl::Seconds(60);  // of every wait (--comm-timeout)
   // Of the waits until all ranks are there (MPI_Init, the NCCL id, the first roll call), if longer
   // than `timeout`: ranks start one after another on a busy machine.

@@ -44,7 +44,7 @@ struct WorldPlan {
   Backend backend = Backend::kLocal;
   Meeting meeting = Meeting::kThreads;
   int ranks = 1;  // 0: only MPI knows
-  LaunchInfo launch;
+  LaunchInfo launch = {};
 
   bool processes() const { return meeting != Meeting::kThreads; }
   // Of this process; 0 where ranks are its threads.

@@ -114,7 +114,7 @@ class Gate {
 
 // A gate by its `--router` name.
 struct GateDefinition {
-  std::string name;
+  std::string name = {};
   int32_t only_top_k = 0;  // the k the gate is defined for; 0 = any
   // GateOption bits: what of RouterConfig the gate reads. Anything else must keep its default.
   uint32_t options = 0;

@@ -26,12 +26,12 @@ enum class Gradient : bool { kNotWanted, kWanted };
 // The router's parameters and state; borrowed. E = config.num_outputs().
 template <typename T>
 struct RouterInputs {
-  MatrixView<const T> weight;           // [logit_sets * E, H]
-  absl::Span<const float> bias;         // [logit_sets * E] of the logits; gates with router_bias
-  absl::Span<const float> expert_bias;  // [E] of the selection; gates with expert_bias
+  MatrixView<const T> weight = {};    // [logit_sets * E, H]
+  absl::Span<const float> bias = {};  // [logit_sets * E] of the logits; gates with router_bias
+  absl::Span<const float> expert_bias = {};  // [E] of the selection; gates with expert_bias
   // [E] share of the slots of the last step, over all ranks and micro-batches, that went to each
   // expert: for kGlobalAuxLoss. Empty = 1 / E each (before the first step).
-  absl::Span<const double> expert_share;
+  absl::Span<const double> expert_share = {};
 };
 
 // Where Backward adds gradients.

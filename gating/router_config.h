@@ -46,22 +46,23 @@ struct RouterConfig {
   // group_top_k. 0 = no groups.
   int32_t num_groups = 0;
   int32_t group_top_k = 0;
-  float scaling_factor = 1.0f;         // multiplies the combine weights
-  std::optional<bool> norm_topk_prob;  // divide weights by their sum; empty = as the gate defines
-  std::optional<float> norm_epsilon;   // added to that sum; empty = as the gate defines
-  bool expert_bias = false;            // topk: a selection bias as DeepSeek-V3's
-  float bias_update_rate = 1e-3f;      // gamma; gates with an expert bias
-  float input_jitter = 0.0f;           // switch: the router sees x * U[1 - e, 1 + e] in training
-  bool random_second_expert = false;   // gshard: in training
+  float scaling_factor = 1.0f;  // multiplies the combine weights
+  // Divide weights by their sum; empty = as the gate defines.
+  std::optional<bool> norm_topk_prob = {};
+  std::optional<float> norm_epsilon = {};  // added to that sum; empty = as the gate defines
+  bool expert_bias = false;                // topk: a selection bias as DeepSeek-V3's
+  float bias_update_rate = 1e-3f;          // gamma; gates with an expert bias
+  float input_jitter = 0.0f;          // switch: the router sees x * U[1 - e, 1 + e] in training
+  bool random_second_expert = false;  // gshard: in training
   // sparsemixer: logits within twice this part of a chosen one share its softmax
   // (transformers' router_jitter_noise; nothing is drawn).
   float router_jitter = 0.01f;
 
   // Empty = dropless. Read as the shortest decimal that is this double (ExpertCapacity).
-  std::optional<double> capacity_factor;
+  std::optional<double> capacity_factor = {};
   DropPolicy drop_policy = DropPolicy::kProbability;
   bool pad_to_capacity = false;
-  TokenGroup token_group;
+  TokenGroup token_group = {};
   // Length of every micro-batch; 0 = they may differ. Needed to pad: a rank without a micro-batch
   // must know the same number of rows as the others.
   int64_t micro_batch_tokens = 0;

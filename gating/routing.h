@@ -13,8 +13,8 @@ enum class Mode : uint8_t { kTraining, kEvaluation };
 
 // Which tokens a forward call carries. Token t of this rank is global token first_global_token + t.
 struct Batch {
-  absl::Span<const int64_t> sequence_offsets;     // [sequences + 1], 0 .. T
-  absl::Span<const int64_t> micro_batch_offsets;  // [B + 1], 0 .. T; empty = one micro-batch
+  absl::Span<const int64_t> sequence_offsets = {};     // [sequences + 1], 0 .. T
+  absl::Span<const int64_t> micro_batch_offsets = {};  // [B + 1], 0 .. T; empty = one micro-batch
   int64_t first_global_token = 0;
   // In its sequence, of every sequence's first token here: those before it are in a cache.
   int64_t first_position = 0;

@@ -14,7 +14,7 @@ enum class TensorAxis : uint8_t { kNone, kRows, kColumns };
 inline constexpr int64_t kCutItem = 16;
 
 struct CanonicalTensor {
-  std::string name;  // "model.layers.3.self_attn.q_proj.weight"
+  std::string name = {};  // "model.layers.3.self_attn.q_proj.weight"
   int64_t rows = 1, cols = 1;
   TensorAxis axis = TensorAxis::kNone;
   int64_t item = 1;  // rows (columns) that stay together: a head's width, else kCutItem

@@ -49,7 +49,7 @@ struct Context {
   Workspace* exchange_workspace = nullptr;
   Workspace* host_workspace = nullptr;
   MemoryResource* memory = nullptr;  // of compute's device: for what outlives a round
-  GemmOptions gemm;                  // for products on `compute`
+  GemmOptions gemm = {};             // for products on `compute`
   PhaseClock* clock = nullptr;
   Numerics numerics = Numerics::kLayoutInvariant;
   int tensor_leaves = 1;  // of products whose reduced index tensor ranks may share; 1: chains

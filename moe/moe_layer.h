@@ -24,7 +24,7 @@
 namespace moe {
 
 struct MoeLayerConfig {
-  RouterConfig router;          // num_experts, top_k, hidden_size, gate, capacity, losses
+  RouterConfig router = {};     // num_experts, top_k, hidden_size, gate, capacity, losses
   int64_t ffn_hidden_size = 0;  // F of one expert
   int64_t shared_expert_ffn_hidden_size = 0;  // 0 = no shared expert
   bool gated_shared_expert = false;           // scale the shared expert's output by sigmoid(w . x)
@@ -37,7 +37,7 @@ struct MoeLayerConfig {
   double down_init_std = 0.02;  // down projections
   // For inference on the CPU: ExpertsConfig::pack_weights, of the shared expert too.
   bool pack_weights = false;
-  DispatcherOptions dispatcher;
+  DispatcherOptions dispatcher = {};
   int overlap_degree = 1;  // d; above 1 needs Context::exchange to be a queue of its own
   // Forward and Backward are captured as CUDA graphs and replayed (CheckCudaGraph, docs/cuda.md).
   bool cuda_graph = false;

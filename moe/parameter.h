@@ -34,7 +34,7 @@ enum class ParameterGroup : uint8_t {
 enum class Initializer : uint8_t { kNormal, kOnes, kZeros };
 
 struct ParameterSpec {
-  std::string name;  // "layers.0.mlp.experts.3.gate_up_proj.weight"
+  std::string name = {};  // "layers.0.mlp.experts.3.gate_up_proj.weight"
   int64_t rows = 1;
   int64_t cols = 1;
   ParameterGroup group = ParameterGroup::kReplicated;
@@ -55,7 +55,7 @@ struct ParameterSpec {
   bool borrowable = false;
   // The canonical tensors it consists of, one behind the other in memory; empty: one of its own
   // name and shape that tensor parallelism does not cut.
-  std::vector<CanonicalTensor> parts;
+  std::vector<CanonicalTensor> parts = {};
 };
 
 // `spec` as one canonical tensor, of its own name and shape, that tensor parallelism cuts.
@@ -63,8 +63,8 @@ ParameterSpec CutAlong(TensorAxis axis, ParameterSpec spec, int64_t item = kCutI
 
 // Whole rows of a parameter, in memory that the store does not own and nobody writes.
 struct BorrowedRows {
-  absl::Span<const std::byte> values;  // of the store's compute type
-  std::shared_ptr<const void> owner;   // keeps them
+  absl::Span<const std::byte> values = {};  // of the store's compute type
+  std::shared_ptr<const void> owner = {};   // keeps them
 };
 
 // One tensor on this rank, in memory of the store's device, or of the host (ParameterSpec).

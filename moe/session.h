@@ -16,7 +16,7 @@
 namespace moe {
 
 struct SessionOptions {
-  Device device;  // where layers compute
+  Device device = {};  // where layers compute
   // A cudaStream_t of the program's, on `device`: the compute stream, in order with what the
   // program puts there. The program keeps it until the session is gone. nullptr: one of the
   // session's own.

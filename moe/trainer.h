@@ -23,7 +23,7 @@
 namespace moe {
 
 struct TrainerOptions {
-  SessionOptions session;
+  SessionOptions session = {};
   DType dtype = DType::kFloat32;  // layers' storage type: the T of AddMoeLayer
   uint64_t seed = 1234;           // of the initial weights
   // M, of a step over all ranks: the same for every layout whose bits are to be equal. 0 = one for
@@ -34,8 +34,8 @@ struct TrainerOptions {
   int64_t bucket_bytes = GradientReducerOptions().bucket_bytes;
   // Of the exact grid, 2^unit_log2 for losses that are not scaled. Left out: that of the gradients,
   // and until they are known the default (moe/grid_unit.h).
-  std::optional<int> unit_log2;
-  OptimizerOptions optimizer;
+  std::optional<int> unit_log2 = {};
+  OptimizerOptions optimizer = {};
 };
 
 class Trainer;

@@ -41,7 +41,7 @@ struct NcclRankOptions {
   std::optional<absl::Duration> join_timeout = {};
   // Ranks that are threads of one process share one (comm/local/local_group.h): when one of them
   // fails, the waits of all end. nullptr: a world of this rank's own, whose peers time out.
-  std::shared_ptr<LocalFate> fate;
+  std::shared_ptr<LocalFate> fate = {};
 };
 
 // Collective over the `size` ranks that have `id`; blocks the host until all have come.

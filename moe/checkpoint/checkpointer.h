@@ -17,7 +17,7 @@
 namespace moe {
 
 struct CheckpointerOptions {
-  CheckpointOptions writer;
+  CheckpointOptions writer = {};
   bool asynchronous = true;  // false: no step goes on before its checkpoint is on the disk
   int64_t interval = 0;      // steps between checkpoints; 0: only at the end, or when asked to stop
   int max_failures = 3;      // that many in a row end the run

@@ -29,18 +29,18 @@ namespace moe {
 class RunLock;
 
 struct CheckpointOptions {
-  std::string folder;      // of the step folders: "run/checkpoints"; all ranks see the same
-  int keep = 3;            // newest checkpoints that stay, >= 1
-  int64_t keep_every = 0;  // steps that are a multiple of it stay, too; 0: none
+  std::string folder = {};  // of the step folders: "run/checkpoints"; all ranks see the same
+  int keep = 3;             // newest checkpoints that stay, >= 1
+  int64_t keep_every = 0;   // steps that are a multiple of it stay, too; 0: none
   int64_t first_step = 0;  // where the run begins: 0, or the step of the checkpoint it goes on from
   // Newer checkpoints whose data a reader has found to be damaged. They are no reason to refuse the
   // run, and are set aside when it reaches their steps.
-  std::vector<int64_t> damaged_steps;
+  std::vector<int64_t> damaged_steps = {};
   // Of the run that holds the folder (run_folder.h), where one does. run: the same on all ranks.
   // lock: of rank 0, still held when a checkpoint gets its name; shared with a thread that may be
   // left in a call that hangs.
-  std::string run;
-  std::shared_ptr<RunLock> lock;
+  std::string run = {};
+  std::shared_ptr<RunLock> lock = {};
   // The manifest's section `hash` has the hash of each float32 state. Parts of these are then whole
   // row groups (unit_grid.h): all columns, cut where UnitGrid::FirstRowOfGroup cuts. A state that
   // is not finite is not published: kDataLoss without a FileFault.
@@ -53,8 +53,8 @@ struct CheckpointOptions {
 };
 
 struct CheckpointState {
-  int64_t step = 0;             // optimiser steps taken; the same on all ranks
-  CheckpointSections sections;  // those of rank 0 are written
+  int64_t step = 0;                  // optimiser steps taken; the same on all ranks
+  CheckpointSections sections = {};  // those of rank 0 are written
 };
 
 // A piece of one state of one tensor that this rank writes. Over all ranks the pieces of a state
@@ -62,10 +62,10 @@ struct CheckpointState {
 struct StatePart {
   const CanonicalTensor* tensor = nullptr;
   const char* state = "";  // "master", "m", "v", "value", "share"
-  TensorBox box;
+  TensorBox box = {};
   // [rows of the box, columns of the box] in host memory. float: F32; double: F64. All states of a
   // tensor have one type.
-  std::variant<MatrixView<const float>, MatrixView<const double>> data;
+  std::variant<MatrixView<const float>, MatrixView<const double>> data = {};
 };
 
 enum class WriterPhase : uint8_t {

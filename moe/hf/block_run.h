@@ -26,8 +26,8 @@ int64_t BlockTokens(int64_t tokens);
 
 // Tensors [tokens, H] of open files.
 struct BlockInput {
-  CheckpointTensor x;
-  CheckpointTensor dy;  // file nullptr: forward alone
+  CheckpointTensor x = {};
+  CheckpointTensor dy = {};  // file nullptr: forward alone
 };
 
 // Tensor `name` of `file`, which must be [tokens, hidden] of F32, F16, BF16 or F64; empty `tokens`:

@@ -18,11 +18,11 @@ namespace moe::hf {
 // A layer of the model, by its number, and how its parameters' names begin in the store.
 struct StoredLayer {
   int64_t layer = 0;
-  std::string prefix;
+  std::string prefix = {};
 };
 
 struct SaveOptions {
-  std::string folder;            // is there
+  std::string folder = {};       // is there
   DType type = DType::kFloat32;  // kBFloat16, kFloat16: values are rounded to it once
   int64_t max_shard_bytes = kMaxShardBytes;
 };

@@ -22,8 +22,8 @@ inline constexpr int64_t kMaxShardBytes = 5'000'000'000;
 SafetensorsType SafetensorsTypeOf(DType type);
 
 struct ModelText {
-  std::string name;  // "config.json"
-  std::string text;
+  std::string name = {};  // "config.json"
+  std::string text = {};
 };
 
 // Writes model.safetensors into `folder`, which is there, or numbered shards with

@@ -107,10 +107,10 @@ class SafetensorsFile {
 
 // A tensor to write. `bytes` are row-major and little-endian.
 struct SafetensorsSource {
-  std::string name;
+  std::string name = {};
   SafetensorsType type = SafetensorsType::kF32;
-  std::vector<int64_t> shape;
-  absl::Span<const uint8_t> bytes;
+  std::vector<int64_t> shape = {};
+  absl::Span<const uint8_t> bytes = {};
 };
 template <typename T>
 absl::Span<const uint8_t> BytesOf(absl::Span<const T> values) {

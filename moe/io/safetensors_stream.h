@@ -19,9 +19,9 @@ namespace moe {
 
 // A tensor of a file that is being written.
 struct SafetensorsEntry {
-  std::string name;
+  std::string name = {};
   SafetensorsType type = SafetensorsType::kF32;
-  std::vector<int64_t> shape;
+  std::vector<int64_t> shape = {};
   int64_t size_bytes = 0;  // as `type` and `shape` have it
 };
 

@@ -60,7 +60,7 @@ absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t s
 // once. Errors: as OpenTokenFile; kInvalidArgument, naming file and place, for an id outside
 // [0, vocab_size), and for too few.
 struct TokenFilesOptions {
-  std::vector<std::string> paths;
+  std::vector<std::string> paths = {};
   TokenType plain = TokenType::kU16;  // of files that do not say
   int64_t vocab_size = 0;
 };

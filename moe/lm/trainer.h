@@ -27,10 +27,10 @@ namespace moe::lm {
 
 // Saving and going on (docs/checkpoint.md).
 struct TrainCheckpoints {
-  std::string folder;      // of the step folders; empty: nothing is saved
-  int64_t interval = 0;    // steps; 0: at the end, and when asked to stop
-  int keep = 3;            // newest that stay
-  int64_t keep_every = 0;  // steps that are a multiple stay, too; 0: none
+  std::string folder = {};  // of the step folders; empty: nothing is saved
+  int64_t interval = 0;     // steps; 0: at the end, and when asked to stop
+  int keep = 3;             // newest that stay
+  int64_t keep_every = 0;   // steps that are a multiple stay, too; 0: none
   bool asynchronous = true;
   int max_failures = 3;                        // in a row
   absl::Duration timeout = absl::Minutes(10);  // of a file call that does not return
@@ -40,26 +40,26 @@ struct TrainCheckpoints {
     kPath,  // from `path`
   };
   Resume resume = Resume::kNone;
-  std::string path;                    // of a step folder
+  std::string path = {};               // of a step folder
   bool allow_numerics_change = false;  // go on although the next steps have other bits
 };
 
 struct TrainConfig {
-  TransformerConfig model;
-  DType dtype = DType::kFloat32;  // kFloat32, kBFloat16 or kFloat16
-  LossScaleOptions loss_scale;    // of kFloat16
+  TransformerConfig model = {};
+  DType dtype = DType::kFloat32;     // kFloat32, kBFloat16 or kFloat16
+  LossScaleOptions loss_scale = {};  // of kFloat16
   DeviceKind device = DeviceKind::kCpu;
   GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // on CUDA devices
   Numerics numerics = Numerics::kLayoutInvariant;
-  std::optional<int64_t> grid_unit_log2;  // TrainerOptions::unit_log2
-  int tensor_leaves = 1;                  // SessionOptions
+  std::optional<int64_t> grid_unit_log2 = {};  // TrainerOptions::unit_log2
+  int tensor_leaves = 1;                       // SessionOptions
   int64_t sequence_length = 128;
   int64_t micro_batch_size = 4;  // sequences per micro-batch
   int64_t micro_batches = 8;     // M per step, over all ranks
   int64_t steps = 100;
   uint64_t seed = 1234;
-  LearningRateSchedule schedule;
-  OptimizerOptions optimizer;
+  LearningRateSchedule schedule = {};
+  OptimizerOptions optimizer = {};
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
   ZeroStage zero = ZeroStage::kNone;  // what the ranks that hold the same parameters share out
   int64_t bucket_bytes = int64_t{25} << 20;
@@ -74,7 +74,7 @@ struct TrainConfig {
   int64_t trace_first_step = 0, trace_last_step = 0;
   int64_t trace_capacity = kTraceEvents;  // of a rank
   bool record_routing = false;            // every step's, for TrainHooks::on_routing
-  TrainCheckpoints checkpoints;
+  TrainCheckpoints checkpoints = {};
 };
 
 // Of one optimiser step, the same on every rank.
@@ -135,11 +135,11 @@ struct TrainReport {
 // What a program does with a run, on rank 0 unless it says otherwise; an error ends this rank's
 // training with that error.
 struct TrainHooks {
-  std::function<absl::Status(const StepMetrics&)> on_step;  // after every step
+  std::function<absl::Status(const StepMetrics&)> on_step = {};  // after every step
   // After every step, before on_step: a record for each MoE layer.
-  std::function<absl::Status(absl::Span<const RoutingTraceRecord>)> on_routing;
+  std::function<absl::Status(absl::Span<const RoutingTraceRecord>)> on_routing = {};
   // On every rank, once its model is there: overwrites weights that it starts with.
-  std::function<absl::Status(ParameterStore& parameters, const Context& context)> load_weights;
+  std::function<absl::Status(ParameterStore& parameters, const Context& context)> load_weights = {};
   TraceSink* trace = nullptr;        // gets the time line once the last of its steps has ended
   const StopSignal* stop = nullptr;  // every rank's: when one comes, the run saves and ends
 };

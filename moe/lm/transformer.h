@@ -44,12 +44,12 @@ struct TransformerConfig {
   // feed-forward network of dense_ffn_hidden_size. 1 = every layer.
   int moe_layer_freq = 1;
   int64_t dense_ffn_hidden_size = 0;  // 0: top_k * the expert width
-  MoeLayerConfig moe;                 // router.hidden_size is filled in
+  MoeLayerConfig moe = {};            // router.hidden_size is filled in
   // What no pass reads, for those who use the model: the longest sequence (0: that of training),
   // and ids of tokens that begin and that end a text.
   int64_t max_position_embeddings = 0;
-  std::optional<int64_t> bos_token_id;
-  std::vector<int32_t> eos_token_ids;
+  std::optional<int64_t> bos_token_id = {};
+  std::vector<int32_t> eos_token_ids = {};
 
   int key_value_heads() const {
     return num_query_groups > 0 ? num_query_groups : num_attention_heads;
