@@ -57,5 +57,9 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static) # a program then starts where no driver is
+# From projects that require CMake 3.25, the module of 3.25.1 wants a library that CUDA 13 no longer has.
+set(moe_required_cmake ${CMAKE_MINIMUM_REQUIRED_VERSION})
+set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
 find_package(CUDAToolkit 13.0 REQUIRED)
+set(CMAKE_MINIMUM_REQUIRED_VERSION ${moe_required_cmake})
 set(MOE_CUDA_RUNTIME CUDA::cudart_static)
