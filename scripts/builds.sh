@@ -103,7 +103,7 @@ way_abseil() {
   python3 -m pip --version >/dev/null 2>&1 || return 77
   local package
   if ! compgen -G "$dir/grpcio-*.tar.gz" >/dev/null; then
-    python3 -m pip download -q --no-deps --no-build-isolation --no-binary :all: -d "$dir" grpcio || true
+    python3 -m pip download -q --no-deps --no-binary grpcio -d "$dir" grpcio || true
   fi
   package=$(compgen -G "$dir/grpcio-*.tar.gz" | head -n 1)
   [[ $package ]] || return 77
@@ -121,7 +121,7 @@ way_cuda() {
 }
 
 way_torch() {
-  [[ -e ${Torch_DIR:-/usr/share/cmake/Torch}/TorchConfig.cmake ]] || return 77
+  [[ ${Torch_DIR-} ]] || compgen -G '/usr/*/*/cmake/Torch/TorchConfig.cmake' || return 77
   cmake -S . -B "$dir/moe" -DCMAKE_BUILD_TYPE=Release -DMOE_BUILD_PROGRAMS=OFF -DMOE_ENABLE_CUDA=OFF \
     -DMOE_ENABLE_MPI=OFF -DMOE_MERGE_SOURCES=ON -DMOE_INSTALL=ON &&
     cmake --build "$dir/moe" -j "$jobs" && cmake --install "$dir/moe" --prefix "$dir/prefix" || return
