@@ -52,8 +52,8 @@ struct WorldPlan {
 };
 
 // Decides where the ranks run, before any starts. The environment decides unless flags do: MPI
-// under a launcher, NCCL under torchrun on GPUs, threads without one and for backend local, whatever
-// launched the process. Pure.
+// under a launcher, NCCL under torchrun on GPUs, threads without one, and for backend local
+// whatever launched the process. Pure.
 //   kInvalidArgument: ranks < 1, ranks that differ from the launcher's, mpi under torchrun, nccl on
 //     CPUs
 //   kUnimplemented: the backend, or the MPI that ranks of nccl would meet over, is not in this

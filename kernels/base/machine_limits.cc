@@ -25,7 +25,7 @@ void AddGroups(const std::string& mount, std::string path, bool version_2,
   groups.push_back({mount, version_2});
 }
 
-// The first `count` numbers of a file; fewer where it has not so many ("max 100000") or is not there.
+// The first `count` numbers of a file; fewer where it has fewer ("max 100000") or is not there.
 std::vector<double> NumbersIn(const std::string& path, size_t count) {
   std::vector<double> numbers;
   std::ifstream file(path);

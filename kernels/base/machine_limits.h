@@ -33,8 +33,8 @@ int AllowedCpus(pid_t process = 0);
 // `cpus`, but no more than the quota feeds: 1.5 cores are 2 threads. At least 1.
 int WithinQuota(int cpus);
 
-// Threads of this process that can run at once: its allowed CPUs within the quota. As they were when
-// first asked for: threads are pinned later.
+// Threads of this process that can run at once: its allowed CPUs within the quota, as they were
+// when first asked for. Threads are pinned later.
 int UsableCpus();
 
 }  // namespace moe

@@ -1,7 +1,6 @@
 // kernels/base/machine_limits.h on machines that are made of files, and on this one.
 #include "kernels/base/machine_limits.h"
 
-#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,11 +19,6 @@ using ::testing::ElementsAre;
 
 class MachineLimitsTest : public IoTest {
  protected:
-  void Put(const std::string& path, const std::string& text) const {
-    const std::filesystem::path file = root_.string() + path;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-  }
   double Quota() const { return CpuQuota(root_.string()); }
   std::vector<std::string> Groups(const std::string& controller) const {
     std::vector<std::string> folders;

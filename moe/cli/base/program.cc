@@ -28,8 +28,8 @@ constexpr char kOwnJob[] = "moe/own-job";
 
 constexpr absl::Duration kMeetingTime = absl::Seconds(60);  // of ranks that only tell an error
 
-// Whether the first process of this launch on this host runs: a child of the same launcher, in whose
-// environment `first` stands ("LOCAL_RANK=0").
+// Whether the first process of this launch on this host runs: a child of the same launcher with
+// `first` in its environment ("LOCAL_RANK=0").
 bool FirstOfHostRuns(const std::string& first) {
   const std::string parent = absl::StrCat(::getppid());
   std::ifstream children(absl::StrCat("/proc/", parent, "/task/", parent, "/children"));

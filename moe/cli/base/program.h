@@ -43,9 +43,9 @@ absl::Status RunWithRanks(
     ComputesOn computes_on,
     absl::FunctionRef<absl::Status(const Settings& settings, const Launch& launch)> run);
 
-// PrintWarnings by the first rank, of its settings' and of launch variables that were left out; then
-// `run`. Where ranks are threads this process is a job of its own, whatever launched it: EndCommand
-// then prints its failure and waits for nobody.
+// PrintWarnings by the first rank: those of its settings, and of launch variables that were left
+// out; then `run`. Where ranks are threads this process is a job of its own, whatever launched it:
+// EndCommand then prints its failure and waits for nobody.
 absl::Status RunLaunch(absl::string_view command, const Settings& settings, const Launch& launch,
                        absl::Span<const std::string> warnings,
                        absl::FunctionRef<absl::Status()> run);

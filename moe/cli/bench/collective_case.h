@@ -69,10 +69,10 @@ class CollectiveCase {
   //                      CUDA stream hierarchical, which moves memory of the host
   static absl::StatusOr<std::unique_ptr<CollectiveCase>> Create(const CaseSpec& spec,
                                                                 Communicator& comm, Stream& stream);
-  // The memcpy of CopiedBytes that bounds a call of `what` on this rank. On the CPU it copies between
-  // buffers of `what`, which outlives it and is prepared anew before its next call; a trace, whose
-  // calls differ in size, and a GPU have buffers of their own for it. Every other copy writes past
-  // the caches, as exchanges of large messages may. Collective.
+  // The memcpy of CopiedBytes that bounds a call of `what` on this rank. On the CPU it copies
+  // between buffers of `what`, which outlives it and is prepared anew before its next call; a
+  // trace, whose calls differ in size, and a GPU have buffers of their own for it. Every other copy
+  // writes past the caches, as exchanges of large messages may. Collective.
   static absl::StatusOr<std::unique_ptr<CollectiveCase>> CopyIn(CollectiveCase& what);
   CollectiveCase(const CollectiveCase&) = delete;
   CollectiveCase& operator=(const CollectiveCase&) = delete;
@@ -122,8 +122,8 @@ class CollectiveCase {
   // How all-to-all travels.
   absl::Status UseStaged();
   absl::Status UseDirect(std::shared_ptr<PeerBuffer> shared);
-  // Memory for what is sent that peers can read, if the dispatch is direct; nullptr where it is not,
-  // or runs staged. Collective.
+  // Memory for what is sent that peers can read, if the dispatch is direct; nullptr where it is
+  // not, or runs staged. Collective.
   absl::StatusOr<std::shared_ptr<PeerBuffer>> ShareSent(int64_t bytes);
   absl::Status UseHierarchical();
   template <typename U>

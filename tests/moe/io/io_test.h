@@ -31,6 +31,12 @@ class IoTest : public ::testing::Test {
     std::ofstream(Path(name), std::ios::binary) << bytes;
     return Path(name);
   }
+  // A file of a machine that is made of files: "/proc/meminfo" below root_.
+  void Put(const std::string& path, const std::string& text) const {
+    const std::filesystem::path file = root_.string() + path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
   static std::string Read(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};

@@ -176,7 +176,7 @@ int64_t Kibibytes(const std::string& key) {
   return kib;
 }
 
-// What is sent, received and expected. Of threads: a process of MPI has buffers of its library, too.
+// What is sent, received and expected. Of threads: a process of MPI has its library's buffers, too.
 TEST_P(BenchCollectivesTest, MemoryIsAtMostThreeTimesTheSize) {
   if (::moe::testing::kSanitized || ranks() != 2 || Env().name() != std::string("local")) return;
   constexpr int64_t kSize = int64_t{34} << 20;  // malloc gives back what is larger than 32 MiB

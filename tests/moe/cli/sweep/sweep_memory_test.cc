@@ -1,7 +1,6 @@
 // What a sweep thinks that a point needs, against what it takes.
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -218,11 +217,6 @@ TEST(MemoryEstimate, HugeShapesAreFiniteAndHuge) {
 // A machine made of files.
 class AvailableMemoryTest : public IoTest {
  protected:
-  void Put(const std::string& path, const std::string& text) const {
-    const std::filesystem::path file = root_.string() + path;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-  }
   int64_t Available() const { return AvailableMemoryBytes(root_.string()); }
 };
 
