@@ -201,9 +201,12 @@ void AddShapeSettings(MoeLayerConfig& layer, Table& t) {
       .Roles(kOfLayer | kAlwaysTold);
   t.Add("--activation NAME", {&layer.activation.kind, kActivations},
         "of the experts; clamped_swiglu is gpt-oss's, and its preset")
+      .Shorthand("swiglu", "swiglu")
+      .Shorthand("squared-relu", "relu2")
       .Roles(kOfLayer | kAlwaysTold);
   t.Add("--moe-projection-biases", &layer.projection_biases,
         "both projections of an expert add a bias; preset by --router gpt-oss")
+      .Shorthand("disable-bias-linear", "false")
       .Roles(kOfLayer | kAlwaysTold);
 }
 

@@ -229,7 +229,7 @@ absl::Status LoadConfigFile(const std::string& file, Settings& settings) {
 absl::Status LoadSettings(absl::Span<const std::string> args,
                           absl::Span<const std::string> environment, Settings& settings,
                           std::vector<std::string>& warnings) {
-  MOE_RETURN_IF_ERROR(LoadFlags(args, settings));
+  MOE_RETURN_IF_ERROR(LoadFlags(args, settings, &warnings));
   if (settings.on("help")) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(LoadEnvironment(environment, settings, warnings));
   if (settings.Find("config") != nullptr && !settings.empty("config")) {

@@ -5,11 +5,13 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <absl/strings/strip.h>
 
 #include <boost/program_options.hpp>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/foreign_flags.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/base/terminal.h"
 
@@ -21,25 +23,6 @@ namespace po = boost::program_options;
 // llama-bench's name: two letters behind one dash, to Boost -o with the value "e".
 constexpr char kShortOutputStderr[] = "-oe";
 constexpr char kOutputStderr[] = "output-stderr";
-
-// Flags of Megatron without a counterpart, whose nearest names would mislead.
-struct Foreign {
-  const char* name;
-  const char* text;
-};
-constexpr char kOnlyExperts[] = "only experts are split over ranks, by --ep";
-constexpr char kDataParallel[] = "it is the number of ranks over --ep";
-constexpr Foreign kForeign[] = {
-    {"context-parallel-size", kOnlyExperts},
-    {"cp", kOnlyExperts},
-    {"data-parallel-size", kDataParallel},
-    {"dp", kDataParallel},
-    {"load", "moe train goes on from a checkpoint by --resume"},
-    {"pipeline-model-parallel-size", kOnlyExperts},
-    {"pp", kOnlyExperts},
-    {"tensor-model-parallel-size", kOnlyExperts},
-    {"tp", kOnlyExperts},
-};
 
 po::options_description Describe(const Settings& settings) {
   po::options_description description;
@@ -58,27 +41,21 @@ po::options_description Describe(const Settings& settings) {
   return description;
 }
 
-absl::Status UnknownFlag(absl::string_view token, const Settings& settings) {
-  absl::string_view name = token;
+// `flag` is "--name".
+std::string UnknownFlag(const std::string& flag, const Settings& settings) {
+  absl::string_view name = flag;
   while (absl::ConsumePrefix(&name, "-")) {
   }
-  name = name.substr(0, name.find('='));
-  const std::string flag(token.substr(0, token.find('=')));
   // Boost reads the names of its flags from streams, which keep a lack of memory to themselves.
   for (const Setting& setting : settings.table()) {
-    const auto spellings = Spellings(setting);
+    std::vector<std::string> spellings = Spellings(setting);
+    for (const auto& [word, value] : setting.shorthands) spellings.push_back("--" + word);
     if (std::find(spellings.begin(), spellings.end(), flag) != spellings.end()) {
       throw std::bad_alloc();
     }
   }
-  for (const Foreign& foreign : kForeign) {
-    if (name == foreign.name) {
-      return absl::InvalidArgumentError(absl::StrCat("unknown flag '", flag, "'; ", foreign.text));
-    }
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown flag '", flag, "'",
-                   DidYouMean(name, settings.Names(), "--", "; --help lists all flags")));
+  return absl::StrCat("unknown flag '", flag, "'",
+                      DidYouMean(name, settings.Names(), "--", "; --help lists all flags"));
 }
 
 absl::Status MissingValue(const std::string& flag, const Settings& settings) {
@@ -88,13 +65,16 @@ absl::Status MissingValue(const std::string& flag, const Settings& settings) {
       absl::StrCat(flag, " has no value, expected ", flag, " ", value_name));
 }
 
-absl::Status Store(const po::basic_option<char>& option, Settings& settings) {
-  const std::string token =
-      option.original_tokens.empty() ? option.string_key : option.original_tokens.front();
-  if (option.unregistered) return UnknownFlag(token, settings);
+using Option = po::basic_option<char>;
+
+std::string TokenOf(const Option& option) {
+  return option.original_tokens.empty() ? option.string_key : option.original_tokens.front();
+}
+
+absl::Status Store(const Option& option, Settings& settings) {
   if (option.position_key >= 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("unexpected argument '", token, "', expected flags: --name value"));
+        absl::StrCat("unexpected argument '", TokenOf(option), "', expected flags: --name value"));
   }
   for (const Setting& s : settings.table()) {
     for (const auto& [flag, value] : s.shorthands) {
@@ -122,6 +102,69 @@ absl::Status Store(const po::basic_option<char>& option, Settings& settings) {
   }
   return settings.Set(*setting, std::move(texts), Origin::kFlag,
                       absl::StrCat("--", option.string_key));
+}
+
+// Flags of other trainers are for commands that train.
+bool Trains(const Settings& settings) {
+  return settings.Find("lr") != nullptr;
+}
+
+// The flags as Boost is to read them.
+std::vector<std::string> Prepared(absl::Span<const std::string> args, const Settings& settings) {
+  std::vector<std::string> flags;
+  for (size_t i = 0; i < args.size(); ++i) {
+    flags.push_back(args[i]);
+    if (args[i] == kShortOutputStderr && settings.Find(kOutputStderr) != nullptr) {
+      flags.back() = absl::StrCat("--", kOutputStderr);
+    }
+    absl::string_view name = args[i];
+    const Setting* const setting = absl::ConsumePrefix(&name, "--") ? settings.Find(name) : nullptr;
+    const bool last = i + 1 == args.size() || absl::StartsWith(args[i + 1], "-");
+    if (setting == nullptr || setting->alone.empty() || !last) continue;
+    absl::StrAppend(&flags.back(), "=", setting->alone);
+  }
+  return flags;
+}
+
+// The words from options[begin] on, until the next flag.
+std::vector<std::string> WordsFrom(size_t begin, const std::vector<Option>& options) {
+  std::vector<std::string> words;
+  for (; begin < options.size() && options[begin].position_key >= 0; ++begin) {
+    words.push_back(TokenOf(options[begin]));
+  }
+  return words;
+}
+
+// Sets what `options` say. Returns what is wrong with each.
+std::vector<std::string> StoreAll(const std::vector<Option>& options, Settings& settings,
+                                  std::vector<std::string>& warnings) {
+  std::vector<std::string> refused;
+  std::vector<GivenFlag> foreign;
+  for (size_t i = 0; i < options.size(); ++i) {
+    const Option& option = options[i];
+    absl::Status status;
+    if (!option.unregistered) status = Store(option, settings);
+    if (!option.unregistered && status.ok()) continue;
+    // Words behind what is not known or wrong are its own.
+    const std::vector<std::string> words = WordsFrom(i + 1, options);
+    i += words.size();
+    if (!status.ok()) {
+      refused.emplace_back(status.message());
+      continue;
+    }
+    const std::string token = TokenOf(option);
+    GivenFlag given = {.flag = token.substr(0, token.find('=')), .values = option.value};
+    given.values.insert(given.values.end(), words.begin(), words.end());
+    absl::string_view name = given.flag;
+    if (Trains(settings) && absl::ConsumePrefix(&name, "--")) given.row = FindForeignFlag(name);
+    if (given.row != nullptr) {
+      foreign.push_back(std::move(given));
+    } else {
+      refused.push_back(UnknownFlag(given.flag, settings));
+    }
+  }
+  TakeForeignFlags(foreign, settings, refused, warnings);
+  return refused;
 }
 
 }  // namespace
@@ -154,23 +197,19 @@ Arguments SplitOperands(absl::Span<const std::string> args, const Settings& sett
   return split;
 }
 
-absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings) {
+absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings,
+                       std::vector<std::string>* warnings) {
   constexpr int kStyle =
       po::command_line_style::unix_style & ~po::command_line_style::allow_guessing;
-  absl::Status status;
+  std::vector<std::string> refused, unheard;
   try {
     const po::options_description description = Describe(settings);
-    std::vector<std::string> flags(args.begin(), args.end());
-    if (const Setting* const setting = settings.Find(kOutputStderr)) {
-      std::replace(flags.begin(), flags.end(), std::string(kShortOutputStderr),
-                   Spellings(*setting).front());
-    }
-    const po::parsed_options parsed = po::command_line_parser(flags)
+    const po::parsed_options parsed = po::command_line_parser(Prepared(args, settings))
                                           .options(description)
                                           .style(kStyle)
                                           .allow_unregistered()
                                           .run();
-    for (const auto& option : parsed.options) status.Update(Store(option, settings));
+    refused = StoreAll(parsed.options, settings, warnings != nullptr ? *warnings : unheard);
   } catch (const po::invalid_command_line_syntax& e) {
     return MissingValue(e.get_option_name(), settings);
   } catch (const std::bad_alloc&) {
@@ -180,7 +219,8 @@ absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings) {
   }
   // Also of the error, wherever the flag stands.
   if (settings.Find("color") != nullptr) SetColor(settings.text("color"));
-  return status;
+  if (refused.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrJoin(refused, "; "));
 }
 
 int EditDistance(absl::string_view a, absl::string_view b) {

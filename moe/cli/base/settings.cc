@@ -200,6 +200,11 @@ Setting& Setting::Shorthand(std::string flag, std::string value) {
   shorthands.emplace_back(std::move(flag), std::move(value));
   return *this;
 }
+Setting& Setting::Alone(std::string value) {
+  absl::StrAppend(&help, "; without a value ", value);
+  alone = std::move(value);
+  return *this;
+}
 Setting& Setting::Most(int64_t number) {
   most = number;
   return *this;

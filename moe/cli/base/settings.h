@@ -121,6 +121,7 @@ struct Setting {
   std::vector<std::string> words = {};  // all values (kWord), those beside numbers, some (kText)
   // Flags without a value that stand for one: --bf16 for --dtype bf16.
   std::vector<std::pair<std::string, std::string>> shorthands = {};
+  std::string alone;       // value of the flag where none stands behind it
   bool flag_only = false;  // not from the environment or a file
   int64_t most = 0;        // of a number; 0: all that its kind holds
   // What Fill takes of a number, and how it says so.
@@ -137,6 +138,7 @@ struct Setting {
   // Of a new row, what few rows have.
   Setting& FlagOnly();
   Setting& Shorthand(std::string flag, std::string value);  // said in the help, too
+  Setting& Alone(std::string value);                        // likewise
   Setting& Most(int64_t number);
   // kInvalidArgument of Fill: "--name is 0, expected at least 1", of reals "0 or more".
   Setting& Least(double number, std::string text = "");
@@ -232,8 +234,11 @@ struct Arguments {
 // For commands with operands, of which LoadFlags knows nothing.
 Arguments SplitOperands(absl::Span<const std::string> args, const Settings& settings);
 
-// Flags. kInvalidArgument for unknown ones, missing values and stray arguments: the first of them.
-absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings);
+// Flags; of commands that train also those of other trainers (foreign_flags.h), about which
+// `warnings` gets lines. kInvalidArgument names all that are unknown or have a wrong value, each with
+// the nearest; a missing value alone.
+absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings,
+                       std::vector<std::string>* warnings = nullptr);
 
 // Variables "MOE_<NAME>=value" of `environment`: the name in capitals, '_' for '-', a leading
 // "moe-" left out (MOE_ROUTER_TOPK). Paths are separated by ':'. Adds a line to `warnings` for any

@@ -273,6 +273,9 @@ absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warning
                         absl::StrCat("--init-from ", folder));
   };
   for (auto& [name, text] : TextsOf(model->config())) {
+    // Without dense layers their width says nothing.
+    const bool no_dense = model->config().moe_layer_freq == 1;
+    if (no_dense && name == absl::string_view("dense-ffn-hidden-size")) continue;
     if (settings.given(name) && !Same(*settings.Find(name), settings.text(name), text)) {
       return WrongValue(settings, name, absl::StrCat(text, ", as --init-from ", folder, " has it"));
     }

@@ -70,11 +70,16 @@ void AddModel(lm::TrainConfig& train, Table& t) {
   t.Add("--add-qkv-bias", &model.qkv_bias, "biases of queries, keys and values");
   t.Add("--qk-layernorm NAME", {&model.qk_norm, kQkNorms},
         "RMSNorm of queries and keys: head = each head by itself, heads = all heads of a token "
-        "together");
+        "together")
+      .Alone("head");
   t.Add("--tie-word-embeddings", &model.tied_embeddings,
-        "the output layer's weights are the embedding's");
+        "the output layer's weights are the embedding's")
+      .Shorthand("untie-embeddings-and-output-weights", "false");
   t.Add("--rotary-base, --rope-theta X", &model.rotary_base, "of the angles of positions");
   t.Add("--norm-epsilon, --rms-norm-eps X", &model.norm_epsilon, "of every RMSNorm");
+  t.Add("--init-method-std X", &model.init_std,
+        "standard deviation of initial weights; of output projections over sqrt(2 layers)")
+      .Above(0);
   t.Add("--max-position-embeddings N", &model.max_position_embeddings,
         "longest sequence of exports, where it is more than --seq-length")
       .Least(0)
@@ -123,7 +128,8 @@ void AddParallel(TrainOptions& options, Table& t) {
   t.Add("--all-reduce NAME", {&train.all_reduce, kAllReduces},
         "of gradients; direct reads peers' memory (local only); library is MPI's or NCCL's own");
   t.Add("--zero STAGE", {&train.zero, kZeroStages},
-        "state that ranks share out: 1 = optimiser's, 2 = and sums of gradients; same bits at any");
+        "state that ranks share out: 1 = optimiser's, 2 = and sums of gradients; same bits at any")
+      .Shorthand("use-distributed-optimizer", "1");
   t.Add("--bucket-size-mb MiB", {Kind::kReal, absl::StrCat(train.bucket_bytes >> 20)},
         "of gradients that travel together")
       .Most(kMostBucketMib)
@@ -205,7 +211,8 @@ void AddCheckpoints(TrainOptions& options, Table& t) {
         "those of steps that N divides stay, too; 0 = none")
       .Least(0);
   t.Add("--checkpoint-async WORD", {&checkpoints.asynchronous, kOnOff},
-        "on: steps go on while a checkpoint is written");
+        "on: steps go on while a checkpoint is written")
+      .Shorthand("async-save", "on");
   t.Add("--checkpoint-failures N", &checkpoints.max_failures,
         "writes that fail in a row until the run ends")
       .Least(1);
@@ -254,6 +261,8 @@ constexpr char kTail[] =
     R"(
 Settings: flags, then the environment (MOE_NAME: capitals, _ for -, without a leading moe-;
 MOE_DATA splits at ':'), then --config, then defaults.
+Flags of Megatron and DeepSpeed that say what is done anyway are taken, and one line lists them
+(docs/coming_from.md).
 DeepSpeed's keys in --config: train_batch_size, train_micro_batch_size_per_gpu,
 gradient_accumulation_steps, gradient_clipping, steps_per_print, seed, optimizer (Adam, AdamW),
 scheduler (WarmupLR, WarmupDecayLR, WarmupCosineLR; "warmup_type": "linear"), bf16, fp16 with its

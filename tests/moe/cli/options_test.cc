@@ -34,6 +34,9 @@ TEST(SuggestTest, NearestIsNearOrNothing) {
   EXPECT_EQ(Nearest("num-expert", known), "num-experts");
   EXPECT_EQ(Nearest("top-k", known), "topk");
   EXPECT_EQ(Nearest("experts", known), "num-experts");  // a part of it
+  // Of two that are as near, one that has all of it.
+  EXPECT_EQ(Nearest("ffn-hidden-size", {"hidden-size", "moe-ffn-hidden-size"}),
+            "moe-ffn-hidden-size");
   EXPECT_EQ(Nearest("zzzzzz", known), "");
   EXPECT_EQ(Nearest("xy", known), "");  // two letters are near everything
 }
@@ -96,12 +99,19 @@ TEST(FlagTest, UnknownOnesSuggestTheNearest) {
             "unknown flag '--num-expert'; did you mean '--num-experts'?");
   EXPECT_EQ(LoadError({"--top-k=2"}), "unknown flag '--top-k'; did you mean '--topk'?");
   EXPECT_EQ(LoadError({"-ep", "2"}), "unknown flag '-ep'; did you mean '--ep'?");
-  // Of two that are as near, one that has all of it.
-  EXPECT_EQ(LoadError({"--ffn-hidden-size", "8"}),
-            "unknown flag '--ffn-hidden-size'; did you mean '--moe-ffn-hidden-size'?");
   EXPECT_EQ(LoadError({"--zzzzzzzz"}), "unknown flag '--zzzzzzzz'; --help lists all flags");
   // No abbreviations: a flag added later must not change what a script means.
   EXPECT_THAT(LoadError({"--num-exp", "8"}), HasSubstr("unknown flag"));
+}
+
+TEST(FlagTest, OneMessageNamesAllThatAreWrong) {
+  EXPECT_EQ(
+      LoadError({"--num-expert", "8", "--steps", "ten", "--zzzzzzzz", "a", "b", "--load", "x",
+                 "--seed", "1", "--dp=2"}),
+      "unknown flag '--num-expert'; did you mean '--num-experts'?; --steps is 'ten', expected "
+      "a whole number below 2^31; unknown flag '--zzzzzzzz'; --help lists all flags; unknown "
+      "flag '--load'; --resume auto goes on from the newest checkpoint in --save; --init-from "
+      "DIR starts from weights; unknown flag '--dp'; it is the number of ranks over --ep");
 }
 
 TEST(FlagTest, NamesOfMegatronMeanTheSame) {
@@ -121,15 +131,6 @@ TEST(FlagTest, NamesOfMegatronMeanTheSame) {
   EXPECT_EQ(Load({}, {}, R"({"global_batch_size": 5})")->integer("train-batch-size"), 5);
   EXPECT_EQ(LoadError({"--train-iter", "8"}),
             "unknown flag '--train-iter'; did you mean '--train-iters'?");
-}
-
-TEST(FlagTest, ThoseOfMegatronWithoutACounterpartSayWhy) {
-  EXPECT_EQ(LoadError({"--load=x"}),
-            "unknown flag '--load'; moe train goes on from a checkpoint by --resume");
-  EXPECT_EQ(LoadError({"--tensor-model-parallel-size", "2"}),
-            "unknown flag '--tensor-model-parallel-size'; only experts are split over ranks, by "
-            "--ep");
-  EXPECT_EQ(LoadError({"--dp", "2"}), "unknown flag '--dp'; it is the number of ranks over --ep");
 }
 
 TEST(FlagTest, MalformedOnesSayWhatWasExpected) {

@@ -21,14 +21,15 @@ using Strings = std::vector<std::string>;
 
 // With `document` in a configuration file, unless it is "".
 inline absl::StatusOr<Settings> Load(Strings args, const Strings& environment = {},
-                                     const std::string& document = "") {
+                                     const std::string& document = "",
+                                     Strings* warnings = nullptr) {
   const std::string file = ::testing::TempDir() + "/options_" + std::to_string(getpid()) + ".json";
   if (!document.empty()) {
     std::ofstream(file) << document;
     args.insert(args.end(), {"--config", file});
   }
-  Strings warnings;
-  auto settings = LoadTrainSettings(args, environment, warnings);
+  Strings unread;
+  auto settings = LoadTrainSettings(args, environment, warnings != nullptr ? *warnings : unread);
   std::remove(file.c_str());
   return settings;
 }

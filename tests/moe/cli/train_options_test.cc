@@ -204,6 +204,11 @@ TEST(TrainOptionsTest, InitFromSetsTheModelAndRefusesAnother) {
   EXPECT_THAT(LoadError({"--init-from", folder, "--norm-epsilon", "1e-5"}),
               HasSubstr("--norm-epsilon is 1e-5, expected 1e-06, as"));
   EXPECT_EQ(Load({"--init-from", "/none"}).status().code(), absl::StatusCode::kNotFound);
+  // Megatron's name for the width of an expert is also that of dense layers, which are not there.
+  const std::string mixtral = absl::StrCat(MOE_GOLDEN_MODELS, "/mixtral");
+  const std::string width = Load({"--init-from", mixtral}).value().text("moe-ffn-hidden-size");
+  const auto megatron = Load({"--init-from", mixtral, "--ffn-hidden-size", width});
+  EXPECT_TRUE(megatron.ok()) << megatron.status();
 }
 
 TEST(TrainOptionsTest, DataIsNeeded) {
