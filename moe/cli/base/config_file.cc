@@ -1,6 +1,7 @@
 #include "moe/cli/base/config_file.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include <absl/strings/numbers.h>
@@ -157,7 +158,7 @@ absl::StatusOr<std::string> TextOf(const JsonLeaf& leaf, const Setting& setting)
   const bool wants_string = setting.kind == Kind::kText || setting.kind == Kind::kPaths;
   if (leaf.type == JsonType::kString || (leaf.type == JsonType::kNumber && !wants_string) ||
       (leaf.type == JsonType::kBool && setting.kind == Kind::kSwitch)) {
-    return leaf.text;
+    return leaf.type == JsonType::kNumber ? WholeText(leaf.text, setting) : leaf.text;
   }
   const bool has_none =
       std::find(setting.words.begin(), setting.words.end(), "none") != setting.words.end();
@@ -183,7 +184,8 @@ absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document) {
 }
 
 // Sets what the file says, with Origin::kFile.
-absl::Status LoadConfigFile(const std::string& file, Settings& settings) {
+absl::Status LoadConfigFile(const std::string& file, Settings& settings,
+                            std::vector<std::string>& warnings) {
   const auto mapped = MappedFile::Open(file);
   MOE_RETURN_IF_ERROR(Prefixed("--config", mapped.status()));
   auto parsed = FlattenJson(mapped->text());
@@ -192,7 +194,7 @@ absl::Status LoadConfigFile(const std::string& file, Settings& settings) {
   }
   std::vector<JsonLeaf>& leaves = *parsed;
   std::vector<std::string> refused;
-  TakeDeepSpeedKeys(file, leaves, settings, refused);
+  TakeDeepSpeedKeys(file, leaves, settings, refused, warnings);
   std::vector<std::pair<std::string, std::vector<std::string>>> lists;  // paths, in order
   for (const JsonLeaf& leaf : leaves) {
     if (refused.size() >= kMostRefused) break;
@@ -226,6 +228,17 @@ absl::Status LoadConfigFile(const std::string& file, Settings& settings) {
 
 }  // namespace
 
+std::string WholeText(std::string text, const Setting& setting) {
+  constexpr double kMostExact = 0x1p53;
+  double value = 0;
+  const bool whole = setting.kind == Kind::kInteger || setting.kind == Kind::kSeed;
+  if (!whole || text.find_first_of(".eE") == std::string::npos || !absl::SimpleAtod(text, &value) ||
+      std::fabs(value) > kMostExact || value != std::floor(value)) {
+    return text;
+  }
+  return absl::StrCat(static_cast<int64_t>(value));
+}
+
 absl::Status LoadSettings(absl::Span<const std::string> args,
                           absl::Span<const std::string> environment, Settings& settings,
                           std::vector<std::string>& warnings) {
@@ -233,7 +246,7 @@ absl::Status LoadSettings(absl::Span<const std::string> args,
   if (settings.on("help")) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(LoadEnvironment(environment, settings, warnings));
   if (settings.Find("config") != nullptr && !settings.empty("config")) {
-    MOE_RETURN_IF_ERROR(LoadConfigFile(settings.text("config"), settings));
+    MOE_RETURN_IF_ERROR(LoadConfigFile(settings.text("config"), settings, warnings));
   }
   SetColor(settings.text("color"));
   return absl::OkStatus();

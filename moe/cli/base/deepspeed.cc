@@ -8,9 +8,11 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
 #include <absl/strings/strip.h>
 
 #include "moe/cli/base/config_file.h"
+#include "moe/cli/base/foreign_flags.h"
 #include "moe/io/bounded_json.h"
 
 namespace moe::cli {
@@ -23,6 +25,8 @@ struct SameMeaning {
 
 constexpr char kRate[] = "optimizer.params.lr";
 constexpr char kPeak[] = "scheduler.params.warmup_max_lr";
+constexpr char kWarmup[] = "scheduler.params.warmup_num_steps";
+constexpr char kStage[] = "zero_optimization.stage";
 
 // Those of fp16 have no effect while fp16.enabled is false.
 constexpr SameMeaning kSame[] = {
@@ -36,7 +40,7 @@ constexpr SameMeaning kSame[] = {
     {"optimizer.params.betas.1", "adam-beta2"},
     {"optimizer.params.eps", "adam-eps"},
     {"optimizer.params.weight_decay", "weight-decay"},
-    {"zero_optimization.stage", "zero"},
+    {kStage, "zero"},
     {"fp16.loss_scale", "loss-scale"},
     {"fp16.loss_scale_window", "loss-scale-window"},
     {"fp16.hysteresis", "hysteresis"},
@@ -53,7 +57,7 @@ constexpr const char* kSpecial[] = {
     "optimizer.params.bias_correction",
     "scheduler.type",
     "scheduler.params.warmup_type",
-    "scheduler.params.warmup_num_steps",
+    kWarmup,
     "scheduler.params.warmup_min_lr",
     kPeak,
     "scheduler.params.warmup_min_ratio",
@@ -73,13 +77,10 @@ struct Elsewhere {
 constexpr char kInMetrics[] = "--out DIR has the metrics of every step";
 constexpr char kInTrace[] = "--trace FILE has the time line";
 constexpr char kFloatSums[] = "gradients are summed in float32 or exactly, by --numerics";
-constexpr char kInMemory[] = "state stays in memory of the device that computes";
 constexpr char kAllLayers[] = "a step runs every layer";
 constexpr char kInOrder[] = "sequences have one length, in the order of --seed";
 
 constexpr Elsewhere kElsewhere[] = {
-    {"activation_checkpointing", "partition_activations", "", "activations are kept whole"},
-    {"activation_checkpointing", "cpu_checkpointing", "", "activations stay where they are made"},
     {"amp", "enabled", "", "bf16 or fp16 is what there is"},
     {"autotuning", "enabled", "", "moe sweep compares settings"},
     {"checkpoint", "load_universal", "", "training state is not loaded yet"},
@@ -110,9 +111,8 @@ constexpr Elsewhere kElsewhere[] = {
     {"torch_autocast", "enabled", "", "bf16 or fp16 is what there is"},
     {"wandb", "enabled", "", kInMetrics},
     {"zero_optimization", "stage", "", "its key 'stage' is what there is"},
-    {"zero_optimization.cpu_offload", "", "", kInMemory},
-    {"zero_optimization.offload_optimizer", "device", "", kInMemory},
-    {"zero_optimization.offload_param", "device", "", kInMemory},
+    {"zero_optimization.zero_quantized_gradients", "", "", kFloatSums},
+    {"zero_optimization.zero_quantized_weights", "", "", "weights travel whole"},
     {"bf16.bf16_master_weights_and_grads", "", "", "master weights are f32"},
     {"bf16.bf16_optimizer_states", "", "", "optimiser state is f32"},
     {"fp16.auto_cast", "", "", "inputs are bytes"},
@@ -121,6 +121,10 @@ constexpr Elsewhere kElsewhere[] = {
     {"optimizer.params.amsgrad", "", "", "the optimiser is AdamW as published"},
     {"scheduler.params.last_batch_iteration", "", "-1", "a run starts at its first step"},
 };
+
+// Sections that change memory and speed alone: what they turn on is not done here, as a warning says.
+// Their rows above go before.
+constexpr const char* kMemory[] = {"activation_checkpointing", "zero_optimization"};
 
 // Whatever they say, what is trained and what is shown stay the same.
 constexpr const char* kNothing[] = {
@@ -166,8 +170,9 @@ bool IsOff(const JsonLeaf& leaf, absl::string_view neutral) {
 
 class DeepSpeed {
  public:
-  DeepSpeed(const std::string& file, Settings& settings, std::vector<std::string>& refused)
-      : file_(file), settings_(settings), refused_(refused) {}
+  DeepSpeed(const std::string& file, Settings& settings, std::vector<std::string>& refused,
+            std::vector<std::string>& warnings)
+      : file_(file), settings_(settings), refused_(refused), warnings_(warnings) {}
 
   // Whether the leaf is DeepSpeed's; remembers it.
   bool Take(const JsonLeaf& leaf) {
@@ -183,16 +188,15 @@ class DeepSpeed {
     const bool nothing = std::any_of(std::begin(kNothing), std::end(kNothing),
                                      [&](const char* key) { return IsIn(leaf.path, key); });
     if (nothing) return true;
-    const auto elsewhere = [&](const Elsewhere& row) {
-      return IsIn(leaf.path, row.key);
-    };
-    if (std::none_of(std::begin(kElsewhere), std::end(kElsewhere), elsewhere)) return false;
+    if (!IsElsewhere(leaf) && !IsOfMemory(leaf)) return false;
     others_.push_back(leaf);
     return true;
   }
 
   void Apply() {
     RefuseOthers();
+    WarnOfMemory();
+    CheckStage();
     ApplyTypes();
     // A schedule's own peak goes before the optimiser's.
     if (Has(kPeak)) leaf_.erase(kRate);
@@ -213,6 +217,22 @@ class DeepSpeed {
   static bool IsHere(const std::string& path) {
     const std::vector<std::string> keys = DeepSpeedKeys();
     return std::find(keys.begin(), keys.end(), path) != keys.end();
+  }
+  static bool IsElsewhere(const JsonLeaf& leaf) {
+    return std::any_of(std::begin(kElsewhere), std::end(kElsewhere),
+                       [&](const Elsewhere& row) { return IsIn(leaf.path, row.key); });
+  }
+  static bool TurnsOn(const Elsewhere& row, const JsonLeaf& leaf) {
+    const std::string by = *row.by == 0 ? row.key : absl::StrCat(row.key, ".", row.by);
+    return (IsIn(leaf.path, by) || leaf.path == row.key) && !IsOff(leaf, row.neutral);
+  }
+  static bool IsRefused(const JsonLeaf& leaf) {
+    return std::any_of(std::begin(kElsewhere), std::end(kElsewhere),
+                       [&](const Elsewhere& row) { return TurnsOn(row, leaf); });
+  }
+  static bool IsOfMemory(const JsonLeaf& leaf) {
+    return std::any_of(std::begin(kMemory), std::end(kMemory),
+                       [&](const char* section) { return IsIn(leaf.path, section); });
   }
   bool Has(const char* key) const { return leaf_.count(key) != 0; }
   bool IsLeftOpen(const char* key) const { return auto_.count(key) != 0; }
@@ -235,22 +255,54 @@ class DeepSpeed {
       return;
     }
     const std::string where = absl::StrCat(file_, ": ", key);
-    const absl::Status status = settings_.Set(*found, {std::move(text)}, Origin::kFile, where);
+    const absl::Status status =
+        settings_.Set(*found, {WholeText(std::move(text), *found)}, Origin::kFile, where);
     if (status.ok()) return;
     refused_.emplace_back(absl::StripPrefix(status.message(), absl::StrCat(file_, ": ")));
+  }
+
+  // Stage 3 is refused by what it would do, for as long as --zero does not take it.
+  void CheckStage() {
+    const Setting* const zero = settings_.Find("zero");
+    if (Text(kStage, "") != "3" || zero == nullptr) return;
+    if (std::count(zero->words.begin(), zero->words.end(), "3") != 0) return;
+    Wrong(kStage, "3", "0, 1 or 2: weights are not in parts, and results are those of any stage");
+    leaf_.erase(kStage);
   }
 
   // Each section and key once.
   void RefuseOthers() {
     for (const Elsewhere& row : kElsewhere) {
-      const std::string by = *row.by == 0 ? row.key : absl::StrCat(row.key, ".", row.by);
-      const auto on = std::find_if(others_.begin(), others_.end(), [&](const JsonLeaf& leaf) {
-        return (IsIn(leaf.path, by) || leaf.path == row.key) && !IsOff(leaf, row.neutral);
-      });
-      if (on == others_.end() || !InUse(by)) continue;
+      const auto on = std::find_if(others_.begin(), others_.end(),
+                                   [&](const JsonLeaf& leaf) { return TurnsOn(row, leaf); });
+      if (on == others_.end() || !InUse(row.key)) continue;
       refused_.push_back(absl::StrCat("DeepSpeed's key '", Shown(on->path),
                                       "' is not supported; remove it: ", row.why));
     }
+  }
+
+  // "zero_optimization.offload_optimizer", whatever it holds.
+  static std::string MemoryKey(const std::string& path) {
+    const size_t dot = path.find('.', path.find('.') + 1);
+    return path.substr(0, dot);
+  }
+
+  void WarnOfMemory() {
+    std::vector<std::string> keys;
+    const auto has_no_device = [&](const std::string& key) {
+      return std::any_of(others_.begin(), others_.end(), [&](const JsonLeaf& leaf) {
+        return leaf.path == key + ".device" && IsOff(leaf, "");
+      });
+    };
+    for (const JsonLeaf& leaf : others_) {
+      const std::string key = MemoryKey(leaf.path);
+      const bool listed = !keys.empty() && keys.back() == key;
+      if (listed || !IsOfMemory(leaf) || IsRefused(leaf) || IsOff(leaf, "")) continue;
+      if (!has_no_device(key)) keys.push_back(key);
+    }
+    if (keys.empty()) return;
+    warnings_.push_back(
+        absl::StrCat(file_, ": ", kMemoryAlone, Shown(absl::StrJoin(keys, ", "), 1000)));
   }
 
   void ApplyTypes() {
@@ -300,16 +352,13 @@ class DeepSpeed {
       return Wrong("scheduler.type", type, "WarmupLR, WarmupDecayLR or WarmupCosineLR");
     }
     Set("lr-decay-style", cosine ? "cosine" : linear ? "linear" : "constant", "scheduler.type");
-    // DeepSpeed's own default is "log".
-    const std::string shape = Text("scheduler.params.warmup_type", "missing");
-    if (shape != "linear") Wrong("scheduler.params.warmup_type", shape, "\"linear\"");
     for (const char* key :
          {"scheduler.params.warmup_min_lr", "scheduler.params.warmup_min_ratio"}) {
       double value = 0;
       if (!absl::SimpleAtod(Text(key, "0"), &value) || value != 0) Wrong(key, Text(key, ""), "0");
     }
-    constexpr char kSteps[] = "scheduler.params.warmup_num_steps";
-    if (!IsLeftOpen(kSteps)) Set("lr-warmup-steps", Text(kSteps, cosine ? "2" : "1000"), kSteps);
+    if (!IsLeftOpen(kWarmup)) Set("lr-warmup-steps", Text(kWarmup, cosine ? "2" : "1000"), kWarmup);
+    CheckWarmupShape();
     if (cosine) ApplyCosineMinimum();
     if (!cosine) Require(kPeak, "the rate after the warm-up", "lr");
     if (linear) Set("min-lr", "0", "scheduler.type");
@@ -318,6 +367,19 @@ class DeepSpeed {
     for (const char* key : {"scheduler.params.cos_min_ratio", kTotal}) {
       if (Has(key)) Wrong(key, "given", "it where the rate decays only");
     }
+  }
+
+  // DeepSpeed's own default is "log", which a warm-up of one step does not differ from. Steps that are
+  // left open are those of a template, which trainers fill in.
+  void CheckWarmupShape() {
+    constexpr char kShape[] = "scheduler.params.warmup_type";
+    const std::string shape = Text(kShape, "missing");
+    const bool one =
+        settings_.Find("lr-warmup-steps") != nullptr && settings_.integer("lr-warmup-steps") <= 1;
+    if (shape == "linear" || IsLeftOpen(kShape) || one) return;
+    if (shape != "missing" || !IsLeftOpen(kWarmup)) return Wrong(kShape, shape, "\"linear\"");
+    warnings_.push_back(
+        absl::StrCat(file_, ": ", kShape, " is missing: linear here, logarithmic in DeepSpeed"));
   }
 
   // Sets what a schedule cannot do without.
@@ -344,9 +406,10 @@ class DeepSpeed {
   const std::string file_;
   Settings& settings_;
   std::vector<std::string>& refused_;
+  std::vector<std::string>& warnings_;
   std::map<std::string, JsonLeaf> leaf_;  // with a value
   std::set<std::string, std::less<>> auto_;
-  std::vector<JsonLeaf> others_;  // below kElsewhere
+  std::vector<JsonLeaf> others_;  // below kElsewhere and kMemory
 };
 
 }  // namespace
@@ -359,8 +422,8 @@ std::vector<std::string> DeepSpeedKeys() {
 }
 
 void TakeDeepSpeedKeys(const std::string& file, std::vector<JsonLeaf>& leaves, Settings& settings,
-                       std::vector<std::string>& refused) {
-  DeepSpeed keys(file, settings, refused);
+                       std::vector<std::string>& refused, std::vector<std::string>& warnings) {
+  DeepSpeed keys(file, settings, refused, warnings);
   std::vector<JsonLeaf> others;
   for (JsonLeaf& leaf : leaves) {
     // Its name of before.

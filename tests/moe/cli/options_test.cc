@@ -218,7 +218,7 @@ TEST(ConfigTest, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(LoadError({}, {}, R"({"zzzzzzz": {}})"), HasSubstr("unknown key 'zzzzzzz'"));
   EXPECT_THAT(LoadError({}, {}, R"({"config": "x"})"), HasSubstr("unknown key 'config'"));
   EXPECT_THAT(LoadError({}, {}, R"({"zero_optimization": {"stage": 3}})"),
-              HasSubstr("zero_optimization.stage is '3', expected one of 0, 1, 2"));
+              HasSubstr("zero_optimization.stage is 3, expected 0, 1 or 2"));
   EXPECT_THAT(LoadError({}, {}, R"({"num_expert": 4, "steps": true, "zzzzzzz": 1})"),
               ::testing::AllOf(HasSubstr("'num_expert'; did you mean"), HasSubstr("steps is true"),
                                HasSubstr("unknown key 'zzzzzzz'")));
