@@ -13,6 +13,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/machine_limits.h"
+#include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/retention.h"
@@ -40,12 +41,13 @@ using bench::Fields;
 constexpr char kHead[] =
     R"(usage: moe ckpt ls DIR [-o FORM]
        moe ckpt verify STEP|DIR [--threads N] [-o FORM]
-       moe ckpt diff STEP STEP [-o FORM]
+       moe ckpt diff STEP|DIR STEP|DIR [-o FORM]
        moe ckpt prune DIR [--keep N] [--keep-every N] [--dry-run] [-o FORM]
        moe ckpt export STEP|DIR --format FAMILY --out DIR [--dtype f32|bf16|f16]
 
 Checkpoints of training runs (docs/checkpoint.md). DIR is the folder of the step folders, or the
-folder above it, in which it is called checkpoints; STEP is one step folder.
+folder above it, in which it is called checkpoints; STEP is one step folder. diff and export take
+the newest readable checkpoint of a DIR; diff says which.
 
   moe ckpt ls run
   moe ckpt verify run/checkpoints/step-00000120
@@ -99,7 +101,7 @@ Table CkptSettings() {
 std::vector<Operands::Word> Actions() {
   return {{"ls", "checkpoints of a run, oldest first"},
           {"verify", "every hash of one checkpoint, or of all of a run"},
-          {"diff", "what differs between two checkpoints, in ulps"},
+          {"diff", "what differs between two checkpoints, or two runs' newest, in ulps"},
           {"prune", "removes all but the newest checkpoints"},
           {"export", "a checkpoint, or a run's newest, as a model of Hugging Face's transformers"}};
 }
@@ -199,6 +201,15 @@ absl::StatusOr<CheckpointReader> OpenStep(const std::string& path) {
   return reader;
 }
 
+// The step folder that STEP|DIR names: of a run its newest readable one, with a warning for each that
+// is newer.
+absl::StatusOr<std::string> StepOfRun(const std::string& path) {
+  auto found = FindStored(path);
+  MOE_RETURN_IF_ERROR(InputError("STEP", found.status()));
+  PrintWarnings("ckpt", found->warnings);
+  return std::move(found->path);
+}
+
 struct ReadableStep {
   int64_t step;
   std::string run;
@@ -273,8 +284,13 @@ absl::Status Verify(const Settings& settings, const std::string& path) {
 
 absl::Status Compare(const Settings& settings, const std::string& path_a,
                      const std::string& path_b) {
-  MOE_ASSIGN_OR_RETURN(CheckpointReader a, OpenStep(path_a));
-  MOE_ASSIGN_OR_RETURN(CheckpointReader b, OpenStep(path_b));
+  MOE_ASSIGN_OR_RETURN(const std::string step_a, StepOfRun(path_a));
+  MOE_ASSIGN_OR_RETURN(const std::string step_b, StepOfRun(path_b));
+  MOE_ASSIGN_OR_RETURN(CheckpointReader a, OpenStep(step_a));
+  MOE_ASSIGN_OR_RETURN(CheckpointReader b, OpenStep(step_b));
+  if (step_a != path_a || step_b != path_b) {
+    Say(stderr, "A is {}, B is {}\n", Printable(step_a), Printable(step_b));
+  }
   const auto differences = ckpt::Diff(a, b);
   MOE_RETURN_IF_ERROR(InputError("STEP", differences.status()));
   int64_t different = 0;
@@ -333,14 +349,12 @@ absl::Status Export(const Settings& settings, const std::string& path) {
       return absl::InvalidArgumentError(absl::StrCat("moe ckpt export needs --", flag));
     }
   }
-  auto found = FindStored(path);
-  MOE_RETURN_IF_ERROR(InputError("STEP", found.status()));
-  PrintWarnings("ckpt", found->warnings);
-  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, OpenStep(found->path));
+  MOE_ASSIGN_OR_RETURN(const std::string step, StepOfRun(path));
+  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, OpenStep(step));
   const auto warnings = ckpt::Export(reader, {.format = settings.text("format"),
                                               .folder = settings.text("out"),
                                               .type = settings.choice("dtype", kComputeTypes)});
-  MOE_RETURN_IF_ERROR(NamingTheOneBefore(warnings.status(), found->path));
+  MOE_RETURN_IF_ERROR(NamingTheOneBefore(warnings.status(), step));
   PrintWarnings("ckpt", *warnings);
   return absl::OkStatus();
 }

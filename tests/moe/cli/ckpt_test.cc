@@ -98,6 +98,20 @@ TEST_F(CkptTest, VerifyFindsDamage) {
   EXPECT_EQ(Ckpt({"verify", Path("none")}), 2);
 }
 
+TEST_F(CkptTest, DiffTakesRunsByTheirNewestCheckpoint) {
+  Save(1);
+  Save(2);
+  EXPECT_EQ(Ckpt({"diff", Path("run"), Step(1)}), 1);
+  EXPECT_THAT(error_, HasSubstr("A is " + Step(2) + ", B is " + Step(1) + "\n"));
+  EXPECT_EQ(Ckpt({"diff", Path("run"), Step(2)}), 0) << error_;
+  EXPECT_EQ(Ckpt({"diff", Step(2), Step(2)}), 0);
+  EXPECT_THAT(error_, ::testing::Not(HasSubstr("A is")));
+  fs::remove(Step(2) + "/manifest.json");
+  EXPECT_EQ(Ckpt({"diff", Path("run"), Step(1)}), 0) << error_;
+  EXPECT_THAT(error_, HasSubstr("warning: "));
+  EXPECT_EQ(Ckpt({"diff", Path("none"), Step(1)}), 2);
+}
+
 TEST_F(CkptTest, DiffNamesTheStatesThatDiffer) {
   Save(1);
   Save(2);
