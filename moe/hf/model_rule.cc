@@ -384,6 +384,30 @@ absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder) {
   return ends;
 }
 
+namespace {
+
+const char* FlagWord(lm::QkNorm norm) {
+  return norm == lm::QkNorm::kNone ? "none" : norm == lm::QkNorm::kHead ? "head" : "heads";
+}
+
+const char* FlagWord(Activation activation) {
+  switch (activation) {
+    case Activation::kSwiGlu:
+      return "swiglu";
+    case Activation::kGeGlu:
+      return "geglu";
+    case Activation::kRelu:
+      return "relu";
+    case Activation::kRelu2:
+      return "relu2";
+    case Activation::kClampedSwiGlu:
+      break;
+  }
+  return "clamped_swiglu";
+}
+
+}  // namespace
+
 absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig& config) {
   const MoeLayerConfig& moe = config.moe;
   const RouterConfig& router = moe.router;
@@ -395,7 +419,7 @@ absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig
   const struct {
     bool expressible;
     const char* name;
-    std::string value;  // for people; empty: "another"
+    std::string value;
     const char* expected;
   } settings[] = {
       {softmax, "--router", gate,
@@ -403,7 +427,7 @@ absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig
       {rule.dense_layers || config.moe_layer_freq == 1, "--moe-layer-freq",
        absl::StrCat(config.moe_layer_freq), "1"},
       {moe.activation.kind == Activation::kSwiGlu || moe.activation.kind == Activation::kGeGlu,
-       "--activation", "", "swiglu or geglu"},
+       "--activation", FlagWord(moe.activation.kind), "swiglu or geglu"},
       {!moe.projection_biases, "--moe-projection-biases", "1", "0"},
       {rule.shared_expert || shared == 0, "--moe-shared-expert-intermediate-size",
        absl::StrCat(shared), "0"},
@@ -412,7 +436,7 @@ absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig
       {!rule.shared_expert || moe.gated_shared_expert, "--moe-shared-expert-gate", "0", "1"},
       {router.num_zero_experts == 0, "--num-zero-experts", absl::StrCat(router.num_zero_experts),
        "0"},
-      {router.score_function == ScoreFunction::kSoftmax, "--moe-router-score-function", "",
+      {router.score_function == ScoreFunction::kSoftmax, "--moe-router-score-function", "sigmoid",
        "softmax"},
       {rule.chooses_norm || !router.pre_softmax, "--moe-router-pre-softmax", "1", "0"},
       {router.num_groups == 0 || router.num_groups == 1, "--moe-router-num-groups",
@@ -423,18 +447,15 @@ absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig
       {rule.chooses_norm || Normalises(router), "norm_topk_prob", "0", "1"},
       {router.norm_epsilon.value_or(0) == 0, "the router's norm_epsilon",
        absl::StrCat(router.norm_epsilon.value_or(0)), "0"},
-      {config.qk_norm == rule.qk_norm, "--qk-layernorm", "",
-       rule.qk_norm == lm::QkNorm::kNone   ? "none"
-       : rule.qk_norm == lm::QkNorm::kHead ? "head"
-                                           : "heads"},
+      {config.qk_norm == rule.qk_norm, "--qk-layernorm", FlagWord(config.qk_norm),
+       FlagWord(rule.qk_norm)},
       {bias || !config.qkv_bias, "--add-qkv-bias", "1", "0"},
       {rule.own_head_dim || config.head_dim() * config.num_attention_heads == config.hidden_size,
        "--kv-channels", absl::StrCat(config.head_dim()), "--hidden-size / --num-attention-heads"},
   };
   for (const auto& [expressible, name, value, expected] : settings) {
     if (expressible) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " is ", value.empty() ? "another" : value, ", expected ", expected));
+    return absl::InvalidArgumentError(absl::StrCat(name, " is ", value, ", expected ", expected));
   }
   return absl::OkStatus();
 }

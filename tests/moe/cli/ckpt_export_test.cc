@@ -297,14 +297,15 @@ TEST_F(CkptExportTest, WhatIsNoMixtralIsRefused) {
        "--moe-shared-expert-intermediate-size is 4, expected 0"},
       {[](auto& c) { c.model.moe.router.num_zero_experts = 1; }, "--num-zero-experts is 1"},
       {[](auto& c) { c.model.moe.router.score_function = ScoreFunction::kSigmoid; },
-       "expected softmax"},
+       "--moe-router-score-function is sigmoid, expected softmax"},
       {[](auto& c) { c.model.moe.router.pre_softmax = true; }, "--moe-router-pre-softmax is 1"},
       {[](auto& c) { c.model.moe.router.num_groups = 2; }, "--moe-router-num-groups is 2"},
       {[](auto& c) { c.model.moe.router.scaling_factor = 2.5f; },
        "--moe-router-topk-scaling-factor is 2.5, expected 1"},
       {[](auto& c) { c.model.moe.router.expert_bias = true; }, "enable-expert-bias is 1"},
       {[](auto& c) { c.model.qkv_bias = true; }, "--add-qkv-bias is 1, expected 0"},
-      {[](auto& c) { c.model.qk_norm = lm::QkNorm::kHead; }, "--qk-layernorm is another"},
+      {[](auto& c) { c.model.qk_norm = lm::QkNorm::kHead; },
+       "--qk-layernorm is head, expected none"},
       {[](auto& c) { c.model.moe.router.norm_topk_prob = false; }, "norm_topk_prob is 0"},
       {[](auto& c) { c.model.moe.router.norm_epsilon = 0.25f; }, "norm_epsilon is 0.25"}};
   for (const auto& [change, message] : cases) {
