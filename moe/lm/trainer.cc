@@ -68,7 +68,7 @@ class Trainer {
   // Compares copies of weights where --verify-replicas asks for it; the end has its own comparison.
   absl::Status VerifyReplicas(int64_t step);
   // Where the run begins, and what saves it.
-  absl::StatusOr<int64_t> Restore(const StopSignal* stop);
+  absl::StatusOr<int64_t> Restore();
   absl::Status Finish(TrainReport& report);
 
   const TrainConfig& config_;
@@ -93,10 +93,12 @@ class Trainer {
   std::unique_ptr<RunFolder> folder_;           // nullptr: nothing is saved
   std::string run_;                             // whose its checkpoints are (RunOf)
   std::unique_ptr<Checkpointer> checkpointer_;  // likewise
+  const StopSignal* stop_ = nullptr;            // nullptr: the run takes all its steps
 };
 
 template <typename T>
 absl::Status Trainer<T>::Build(const TrainHooks& hooks) {
+  stop_ = hooks.stop;
   MOE_ASSIGN_OR_RETURN(model_,
                        Transformer<T>::Create(ModelConfig(config_), core_.parameters(), context_));
   if (config_.dtype == DType::kFloat16) scaler_.emplace(config_.loss_scale);
@@ -114,7 +116,7 @@ absl::Status Trainer<T>::Build(const TrainHooks& hooks) {
 }
 
 template <typename T>
-absl::StatusOr<int64_t> Trainer<T>::Restore(const StopSignal* stop) {
+absl::StatusOr<int64_t> Trainer<T>::Restore() {
   MOE_ASSIGN_OR_RETURN(folder_, OpenFolder(config_.checkpoints, context_));
   MOE_ASSIGN_OR_RETURN(const ResumedRun resumed,
                        Resume(config_, settings_, *state_, scaler(), context_));
@@ -122,14 +124,18 @@ absl::StatusOr<int64_t> Trainer<T>::Restore(const StopSignal* stop) {
   MOE_RETURN_IF_ERROR(core_.ResumeAfter(resumed.step));
   if (!config_.grid_unit_log2.has_value()) core_.RestoreGridUnit(resumed.grid_unit);
   MOE_ASSIGN_OR_RETURN(checkpointer_,
-                       MakeCheckpointer(config_, resumed, folder_.get(), stop, *state_, context_));
+                       MakeCheckpointer(config_, resumed, folder_.get(), stop_, *state_, context_));
   return resumed.step;
 }
 
 template <typename T>
 absl::Status Trainer<T>::Step(int64_t step) {
   totals_->Clear();
-  if (checkpointer_ != nullptr) totals_->Vote(checkpointer_->Votes());
+  if (checkpointer_ != nullptr) {
+    totals_->Vote(checkpointer_->Votes());
+  } else if (stop_ != nullptr && stop_->received() != 0) {
+    totals_->Vote({.stop = 1});
+  }
   if (routing_ != nullptr) routing_->Clear();
   MOE_RETURN_IF_ERROR(core_.BeginStep(scaler_.has_value() ? scaler_->scale_log2() : 0));
   for (int64_t r = 0; r < core_.rounds(); ++r) {
@@ -272,7 +278,7 @@ template <typename T>
 absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
   TrainReport report;
   context_.clock->KeepMeetings();
-  MOE_ASSIGN_OR_RETURN(report.first_step, Restore(hooks.stop));
+  MOE_ASSIGN_OR_RETURN(report.first_step, Restore());
   report.steps = report.first_step;
   MOE_ASSIGN_OR_RETURN(report.validation_loss_before, Validate(report.first_step));
   report.validation_loss_after = report.validation_loss_before;
@@ -348,6 +354,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
       MOE_ASSIGN_OR_RETURN(report.trace_left_out,
                            ExportTrace(*trace_, hooks.trace, world_, *context_.host));
     }
+    report.stopped = votes.stop > 0 && step < config_.steps;
     if (checkpointer_ == nullptr) continue;
     const auto describe = [&] {
       return Describe(settings_, run_, config_.zero, optimizer_->steps_taken(), scaler(), core_);
@@ -356,7 +363,6 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
                                               : checkpointer_->AfterStep(step, votes, describe));
     report.saved_step = checkpointer_->saved_step();
     report.checkpoint_failures = checkpointer_->failures();
-    report.stopped = votes.stop > 0 && step < config_.steps;
   }
   MOE_RETURN_IF_ERROR(Finish(report));
   return report;

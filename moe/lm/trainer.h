@@ -141,7 +141,8 @@ struct TrainHooks {
   // On every rank, once its model is there: overwrites weights that it starts with.
   std::function<absl::Status(ParameterStore& parameters, const Context& context)> load_weights = {};
   TraceSink* trace = nullptr;        // gets the time line once the last of its steps has ended
-  const StopSignal* stop = nullptr;  // every rank's: when one comes, the run saves and ends
+  const StopSignal* stop = nullptr;  // every rank's: when one comes, the run ends and, with
+                                     // checkpoints, saves first
 };
 
 // kInvalidArgument naming flag, value and nearest valid choice; no side effects. `ranks` is the

@@ -1,13 +1,17 @@
 // moe train: trains the reference model on text files.
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <utility>
 
-#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
 
 #include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
@@ -49,13 +53,32 @@ absl::StatusOr<lm::Corpus> ReadText(const TrainOptions& options) {
                    std::max<int64_t>(1, sequences / train.micro_batch_size), " --micro-batches"));
 }
 
-// The command line that gives the same run, from the beginning.
-std::string CommandOf(const Invocation& invocation, const Settings& settings,
-                      const Launch& launch) {
+// `path`, or "path-2", "path-3" ... where something is there by now.
+std::string FreePath(const std::string& path) {
+  std::string free = path;
+  std::error_code ignored;
+  for (int n = 2; std::filesystem::exists(free, ignored); ++n) free = absl::StrCat(path, "-", n);
+  return free;
+}
+
+// The command line that gives the same run, from the beginning, in folders of its own.
+std::string CommandOf(const Invocation& invocation, Settings settings, const Launch& launch) {
+  const auto replace = [&](const char* name, std::string path) {
+    const Setting& setting = *settings.Find(name);
+    MOE_CHECK(settings.Set(setting, {std::move(path)}, Origin::kFlag, "").ok());
+  };
+  const std::string out = settings.text("out"), free_out = FreePath(out);
+  if (!out.empty()) replace("out", free_out);
+  const std::string save = settings.text("save");
+  absl::string_view below = save;
+  if (!out.empty() && absl::ConsumePrefix(&below, absl::StrCat(out, "/"))) {
+    replace("save", absl::StrCat(free_out, "/", below));
+  } else if (!save.empty()) {
+    replace("save", FreePath(save));
+  }
   const auto skip = [&](const Setting& s) {
     return s.name == "quiet" || s.name == "verbose" || s.name == "color" || s.name == "output" ||
-           s.name == "log-interval" || s.name == "resume" || absl::StartsWith(s.name, "save") ||
-           absl::StartsWith(s.name, "checkpoint-") ||
+           s.name == "log-interval" || s.name == "resume" ||
            (s.name == "ranks" && launch.plan.processes());
   };
   return absl::StrCat(LauncherText(launch), ShellQuote(invocation.program), " train",
@@ -67,6 +90,9 @@ class TrainRun {
  public:
   TrainRun(const Invocation& invocation, const Settings& settings, const Launch& launch)
       : invocation_(invocation), settings_(settings), launch_(launch) {}
+
+  // The signal that ended the run where nothing was saved; 0: none.
+  int lost_to() const { return lost_to_; }
 
   absl::Status Run() {
     MOE_RETURN_IF_ERROR(Prepare());
@@ -89,15 +115,15 @@ class TrainRun {
         return start_->Load(parameters, context);
       };
     }
-    std::optional<StopSignal> stop;
-    if (!options_.train.checkpoints.folder.empty()) hooks.stop = &stop.emplace();
+    const StopSignal stop;
+    hooks.stop = &stop;
     const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
       const bool first = world->rank() == 0;
       // Training takes the world; what comes after it has one of its own.
       MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> after, world->Split(0, world->rank()));
       MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
                            lm::Train(options_.train, corpus_, std::move(world), hooks));
-      if (mine.stopped) stopped_ = true;
+      if (mine.stopped) stopped_step_ = mine.steps;
       if (!first) return MeasurePeak(options_.train, mine, std::move(after)).status();
       // The measurement may fail: the run is whole, and told, before it.
       progress.End();
@@ -120,10 +146,18 @@ class TrainRun {
                                         .timeout = options_.comm_timeout,
                                         .inputs = inputs},
                                        body));
-    if (!stopped_) return absl::OkStatus();
+    if (stopped_step_ < 0) return absl::OkStatus();
+    if (!options_.train.checkpoints.folder.empty()) {
+      return WithExitCode(
+          absl::CancelledError("stopped on request; the same command with --resume auto "
+                               "goes on"),
+          ExitCode::kStopped);
+    }
+    lost_to_ = stop.received();
     return WithExitCode(
-        absl::CancelledError("stopped on request; the same command with --resume auto "
-                             "goes on"),
+        absl::CancelledError(absl::StrCat("stopped on request after step ", stopped_step_.load(),
+                                          " of ", options_.train.steps,
+                                          ", and its weights are gone: --save DIR keeps them")),
         ExitCode::kStopped);
   }
 
@@ -270,14 +304,16 @@ class TrainRun {
   lm::Corpus corpus_;
   std::optional<hf::HfModel> start_;  // --init-from
   std::unique_ptr<MetricsFile> metrics_;
-  std::string start_line_;  // of the metrics
-  bool appended_ = false;   // to the metrics
-  std::atomic<bool> stopped_ = false;
+  std::string start_line_;                  // of the metrics
+  bool appended_ = false;                   // to the metrics
+  std::atomic<int64_t> stopped_step_ = -1;  // -1: the run took all its steps
+  int lost_to_ = 0;
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<LineFile> routing_;
 };
 
-absl::Status Run(const Invocation& invocation) {
+// `lost_to` gets the signal that ended a run which nothing keeps.
+absl::Status Run(const Invocation& invocation, int& lost_to) {
   std::vector<std::string> warnings;
   MOE_ASSIGN_OR_RETURN(const Settings settings,
                        LoadTrainSettings(invocation.args, invocation.environment, warnings));
@@ -286,14 +322,22 @@ absl::Status Run(const Invocation& invocation) {
   MOE_ASSIGN_OR_RETURN(const Launch launch,
                        PlanLaunch(settings, invocation.environment, ComputesOn::kAnyDevice));
   MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
-  return RunLaunch(kCommand, settings, launch, warnings,
-                   [&] { return TrainRun(invocation, settings, launch).Run(); });
+  return RunLaunch(kCommand, settings, launch, warnings, [&] {
+    TrainRun run(invocation, settings, launch);
+    absl::Status status = run.Run();
+    lost_to = run.lost_to();
+    return status;
+  });
 }
 
 }  // namespace
 
 ExitCode TrainCommand(const Invocation& invocation) {
-  return EndCommand(invocation, kCommand, Run(invocation));
+  int lost_to = 0;
+  const ExitCode code = EndCommand(invocation, kCommand, Run(invocation, lost_to));
+  // Whoever waits sees what ended it, as of any program that keeps nothing.
+  if (lost_to != 0) std::raise(lost_to);
+  return code;
 }
 
 }  // namespace moe::cli

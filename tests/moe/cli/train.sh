@@ -5,7 +5,7 @@ cd "$work" || exit 1
 
 # The loss falls, and the report, the metrics and the progress agree about it.
 expect 0 "training" "$moe" train "${model[@]}" --ranks 2 --ep 2 --steps 30 --lr 0.01 --lr-warmup-steps 3 \
-  --log-interval 10 --eval-interval 15 --out a
+  --log-interval 10 --eval-interval 15 --out a --save a/ckpt
 metrics=a/metrics.jsonl
 (($(wc -l <"$metrics") == 32)) || fail "metrics: $(wc -l <"$metrics") lines, expected a start, 30 steps and an end"
 start=$(head -n 1 "$metrics")
@@ -43,24 +43,26 @@ says "text   1 file, 40,000 bytes: 23,616 to train on, 16,384 held out; 0 files 
 # A second run does not take the place of the first.
 before=$(cat "$metrics")
 again=$(sed -n 's/^reproduce *//p' stdout)
-expect 2 "a second run into --out" bash -c "$again --steps 1"
+expect 2 "a second run into --out" bash -c "$again --steps 1 --out a"
 says "'a', which holds an earlier run, expected a new folder: give another one, or remove '$metrics'" stderr
 [[ $(cat "$metrics") == "$before" ]] || fail "a second run into --out has changed the first"
 
-# The command in the report gives the same run (fast numerics: the same layout, the same bits).
-expect 0 "reproduce: $again" bash -c "$again --out b"
-same_bits a b
+# The command in the report, as it is printed, gives the same run beside the first, checkpoints and
+# all (fast numerics: the same layout, the same bits).
+expect 0 "reproduce: $again" bash -c "$again"
+same_bits a a-2
+[[ $(ls a-2/ckpt) == "$(ls a/ckpt)" ]] || fail "reproduce: saved $(ls a-2/ckpt), expected $(ls a/ckpt)"
 
 # So does a CPU without AVX-512.
 if "$moe" doctor | grep -q "SIMD .*AVX2"; then
-  MOE_SIMD=AVX2 expect 0 "MOE_SIMD=AVX2" bash -c "$again --out avx2"
+  MOE_SIMD=AVX2 expect 0 "MOE_SIMD=AVX2" bash -c "$again --out avx2 --save avx2/ckpt"
   same_bits a avx2
   says '"simd":"AVX2"' avx2/metrics.jsonl
 fi
 
 # So do the settings in the first line.
 sed 's/.*"settings"://; s/}$//' <<<"$start" >settings.json
-expect 0 "settings of the first line as --config" "$moe" train --config settings.json --out c
+expect 0 "settings of the first line as --config" "$moe" train --config settings.json --out c --save c/ckpt
 same_bits a c
 
 # The model size that is announced is the one that was trained.
@@ -216,4 +218,18 @@ done
 for fact in "commit    ([0-9a-f]{12}[+]?|unknown)" "build     (optimised|with assertions)" "features  .+"; do
   matches "^($fact)"
 done
+
+# Asked to stop without --save: a report of what was trained, one line of what is lost, and the
+# signal ends it.
+"$moe" train "${model[@]}" --steps 100000 --ranks 2 -v --out stopped >stdout 2>stderr &
+pid=$!
+await 20 grep -q "^step" stderr
+kill -TERM $pid
+wait $pid
+rc=$?
+expect 143 "SIGTERM without --save"
+matches "^moe train: stopped on request after step [0-9]+ of 100000, and its weights are gone: --save DIR keeps them$" stderr
+(($(grep -c "^moe train: " stderr) == 1)) || fail "$what: $(grep "^moe train: " stderr)"
+matches "^trained [0-9,]+ steps?, stopped on request, in "
+matches "^weights_xxh3 +[0-9a-f]{16}$"
 finish
