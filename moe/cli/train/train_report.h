@@ -30,7 +30,7 @@ struct CommRate {
   int64_t size_bytes = 0;    // of a call, its own part included; mean
   int64_t moved_bytes = 0;   // that left the rank, all calls
   double seconds = 0;        // in training's phases; mean over ranks
-  double bench_seconds = 0;  // of as many calls in a benchmark: median of a call times calls
+  double bench_seconds = 0;  // of as many calls in a benchmark: shortest call times calls
 };
 
 // Benchmarks an exchange of tokens (alltoallv, uniform, the run's dispatch) inside each

@@ -291,7 +291,7 @@ Progress and results
     wait     of every all-to-all (direct: every fence), what a rank was in it beyond the shortest
              time after which one of its group, the last to come, had its rows; by its own clock
   communication, at the end: bytes that left a rank / seconds of dispatch + combine, and of the
-           gradient all-reduce; bench peak: the same bytes / (calls x the median time of a call of
+           gradient all-reduce; bench peak: the same bytes / (calls x the shortest time of a call of
            the mean size, alone, right after training: moe bench alltoallv and allreduce)
   GB = 1e9 bytes, MiB = 2^20 bytes
 
