@@ -27,22 +27,23 @@ struct JsonLeaf {
 // --color, which every command has, holds for what is printed.
 // The file's keys are the names and aliases of `settings`, with '_' or '-', and DeepSpeed's
 // (deepspeed.ai/docs/config-json), by the tables of deepspeed.cc: those of the same meaning, and
-// those that say nothing here while they are off. Those that change memory and speed alone are listed
-// in `warnings`. There "auto" and null leave a setting to flags and defaults.
-// Errors: those of LoadFlags, of LoadEnvironment and of MappedFile::Open (a folder, device or pipe
-// is no such file); kInvalidArgument for what is not understood in the file, all of it in one
-// message, with the nearest keys.
+// those that say nothing here while they are off. Those that change memory and speed alone are
+// listed in `warnings`. There "auto" and null leave a setting to flags and defaults. Errors: those
+// of LoadFlags, of LoadEnvironment and of MappedFile::Open (a folder, device or pipe is no such
+// file); kInvalidArgument for what is not understood in the file, all of it in one message, with
+// the nearest keys.
 absl::Status LoadSettings(absl::Span<const std::string> args,
                           absl::Span<const std::string> environment, Settings& settings,
                           std::vector<std::string>& warnings);
 
 // Keys of DeepSpeed. Sets those that are meant for `settings` and removes all from `leaves`.
-// `refused` gets what each that has no meaning here should be instead, `warnings` a line for what is
-// taken and makes a difference in memory or in DeepSpeed.
+// `refused` gets what each that has no meaning here should be instead, `warnings` a line for what
+// is taken and makes a difference in memory or in DeepSpeed.
 void TakeDeepSpeedKeys(const std::string& file, std::vector<JsonLeaf>& leaves, Settings& settings,
                        std::vector<std::string>& refused, std::vector<std::string>& warnings);
 
-// `text`, but a number without a fraction as settings of whole numbers take it: 16.0 and 1.6e1 as 16.
+// `text`, but a number without a fraction as settings of whole numbers take it: 16.0 and 1.6e1 as
+// 16.
 std::string WholeText(std::string text, const Setting& setting);
 
 // For did-you-mean.

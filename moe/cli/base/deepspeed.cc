@@ -122,8 +122,8 @@ constexpr Elsewhere kElsewhere[] = {
     {"scheduler.params.last_batch_iteration", "", "-1", "a run starts at its first step"},
 };
 
-// Sections that change memory and speed alone: what they turn on is not done here, as a warning says.
-// Their rows above go before.
+// Sections that change memory and speed alone: what they turn on is not done here, as a warning
+// says. Their rows above go before.
 constexpr const char* kMemory[] = {"activation_checkpointing", "zero_optimization"};
 
 // Whatever they say, what is trained and what is shown stay the same.
@@ -369,8 +369,8 @@ class DeepSpeed {
     }
   }
 
-  // DeepSpeed's own default is "log", which a warm-up of one step does not differ from. Steps that are
-  // left open are those of a template, which trainers fill in.
+  // DeepSpeed's own default is "log", which a warm-up of one step does not differ from. Steps that
+  // are left open are those of a template, which trainers fill in.
   void CheckWarmupShape() {
     constexpr char kShape[] = "scheduler.params.warmup_type";
     const std::string shape = Text(kShape, "missing");

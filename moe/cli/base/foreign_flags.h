@@ -1,5 +1,5 @@
-// Flags of other trainers, Megatron-LM's, DeepSpeed's and their launchers', that this program has not
-// as settings: what a line written for them means here.
+// Flags of other trainers, Megatron-LM's, DeepSpeed's and their launchers', that this program has
+// not as settings: what a line written for them means here.
 #ifndef MOE_MOE_CLI_BASE_FOREIGN_FLAGS_H_
 #define MOE_MOE_CLI_BASE_FOREIGN_FLAGS_H_
 
@@ -27,8 +27,8 @@ struct ForeignFlag {
   ForeignUse use;
   // Values that are taken, between '|', numbers by value: "" of a flag that has none, "*" for any.
   const char* values;
-  // What is done here; of a renamed flag the flags that it sets, "--a, --b"; of a refused one what to
-  // do instead.
+  // What is done here; of a renamed flag the flags that it sets, "--a, --b"; of a refused one what
+  // to do instead.
   const char* text;
   // Needless only beside this setting, else refused; empty: always.
   const char* beside = "";
@@ -50,9 +50,9 @@ struct GivenFlag {
   std::vector<std::string> values;
 };
 
-// Takes flags of the table, once all flags of `settings` itself are set, which win over renamed ones.
-// `refused` gets what each should be instead that is not taken, `warnings` one line that lists those
-// that are needless and one for those of memory alone.
+// Takes flags of the table, once all flags of `settings` itself are set, which win over renamed
+// ones. `refused` gets what each should be instead that is not taken, `warnings` one line that
+// lists those that are needless and one for those of memory alone.
 void TakeForeignFlags(absl::Span<const GivenFlag> flags, Settings& settings,
                       std::vector<std::string>& refused, std::vector<std::string>& warnings);
 

@@ -235,8 +235,8 @@ struct Arguments {
 Arguments SplitOperands(absl::Span<const std::string> args, const Settings& settings);
 
 // Flags; of commands that train also those of other trainers (foreign_flags.h), about which
-// `warnings` gets lines. kInvalidArgument names all that are unknown or have a wrong value, each with
-// the nearest; a missing value alone.
+// `warnings` gets lines. kInvalidArgument names all that are unknown or have a wrong value, each
+// with the nearest; a missing value alone.
 absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings,
                        std::vector<std::string>* warnings = nullptr);
 

@@ -201,8 +201,8 @@ absl::StatusOr<CheckpointReader> OpenStep(const std::string& path) {
   return reader;
 }
 
-// The step folder that STEP|DIR names: of a run its newest readable one, with a warning for each that
-// is newer.
+// The step folder that STEP|DIR names: of a run its newest readable one, with a warning for each
+// that is newer.
 absl::StatusOr<std::string> StepOfRun(const std::string& path) {
   auto found = FindStored(path);
   MOE_RETURN_IF_ERROR(InputError("STEP", found.status()));

@@ -249,7 +249,8 @@ double Rate(int64_t bytes, double seconds) {
   return seconds > 0 ? static_cast<double>(bytes) / seconds * 1e-9 : 0;
 }
 
-// Seconds of one call of `spec` on `comm`: the shortest, which other work on the cores lengthens least.
+// Seconds of one call of `spec` on `comm`: the shortest, which other work on the cores lengthens
+// least.
 absl::StatusOr<double> SecondsOf(const bench::CaseSpec& spec, Communicator& comm, Stream& stream) {
   constexpr int64_t kMostBytes = int64_t{16} << 20;  // of all calls, but for the first three
   const auto calls = static_cast<int>(std::clamp<int64_t>(kMostBytes / spec.size_bytes, 3, 10));
