@@ -20,10 +20,10 @@ absl::Status CheckRun(const std::string& path, const CheckpointManifest& manifes
 }
 
 // OK: it counts. kNotFound: it is gone.
-absl::Status CheckCounts(const std::string& path, const std::string& run, FileSystem& files) {
+absl::Status CheckCounted(const std::string& path, const std::string& run, FileSystem& files) {
   const auto reader = CheckpointReader::Open(path);
   if (reader.ok()) return CheckRun(path, reader->manifest(), run);
-  const absl::Status there = CheckIsFolder(path, files);
+  absl::Status there = CheckIsFolder(path, files);
   if (!there.ok()) return there;
   return absl::FailedPreconditionError(PassedOver(path, reader.status()));
 }
@@ -61,7 +61,7 @@ RetentionPlan PlanRetention(const std::string& folder, absl::Span<const int64_t>
     const std::string path = absl::StrCat(folder, "/", StepFolderName(*step));
     if (kept < options.keep) {
       if (std::find(damaged.begin(), damaged.end(), *step) != damaged.end()) continue;
-      const absl::Status counts = CheckCounts(path, options.run, files);
+      const absl::Status counts = CheckCounted(path, options.run, files);
       if (counts.ok()) {
         ++kept;
       } else {

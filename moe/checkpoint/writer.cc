@@ -160,7 +160,7 @@ absl::StatusOr<bool> CheckpointWriter::IsTaken(const CheckpointOptions& options,
 }
 
 absl::Status CheckpointWriter::CheckIsNotForeign(const CheckpointOptions& options, int64_t step) {
-  const absl::Status alone = CheckHoldsCheckpointAlone(
+  absl::Status alone = CheckHoldsCheckpointAlone(
       absl::StrCat(options.folder, "/", StepFolderName(step)), *options.files);
   if (absl::IsNotFound(alone)) return absl::OkStatus();
   if (!absl::IsFailedPrecondition(alone)) return alone;

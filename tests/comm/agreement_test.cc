@@ -128,6 +128,13 @@ TEST(AgreementTest, FilesAreComparedByteByByteHoweverManyRanksShareEach) {
   }
 }
 
+TEST(AgreementTest, BlocksThatChangedPlacesAreNoticed) {
+  File a(1), b(2);
+  a.all[5] ^= 1;  // begins the first block of the last part
+  b.all[5 + (size_t{1} << 20)] ^= 1;
+  EXPECT_THAT(Compare({a.given(), b.given()}), Each(HasSubstr("a different weights (--weights),")));
+}
+
 TEST(AgreementTest, OneFileThatAllRanksMapIsNotRead) {
   const File a(1);
   File same_identity(1);
@@ -144,6 +151,18 @@ TEST(AgreementTest, FilesOfOtherSizesAndFormsAreRefused) {
   for (const Given& other : {shorter, other_type, moved}) {
     EXPECT_THAT(Compare({a.given(), other}), Each(HasSubstr("a different weights (--weights),")));
   }
+}
+
+// Ranks that went through other numbers of rounds would not meet.
+TEST(AgreementTest, FilesOfOtherNumbersOfBlocksAreRefusedUnread) {
+  const uint8_t byte = 0;
+  const auto given = [&](size_t parts, uint64_t identity) {
+    return Given{.bytes = {{.name = "model",
+                            .parts = std::vector<absl::Span<const uint8_t>>(parts, {&byte, 1}),
+                            .identity = identity}}};
+  };
+  EXPECT_THAT(Compare({given(200, 1), given(600, 2)}),
+              Each(HasSubstr("a different model, expected")));
 }
 
 // 65,536 blocks are hashed: of 140,000 parts every third.

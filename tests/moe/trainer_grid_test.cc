@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/moe/layer_harness.h"
@@ -10,6 +11,7 @@
 namespace moe {
 namespace {
 
+using ::testing::HasSubstr;
 using testing::kMicroBatches;
 using testing::Layout;
 
@@ -78,7 +80,7 @@ double ErrorOf(const std::vector<float>& small_mean, int log2) {
 }
 
 TEST(TrainerGridTest, AnExactGridTooCoarseForATensorNamesItAndBecomesFiner) {
-  for (const int log2 : {-20, -30}) {
+  for (const int log2 : {-20, -30, -45}) {
     const GridSteps one = StepOnGrid({}, log2);
     ASSERT_EQ(one.norms.size(), 3);
     EXPECT_EQ(one.norms[0].grid_loss_tensor, "small");
@@ -105,6 +107,32 @@ TEST(TrainerGridTest, AnExactGridTooCoarseForATensorNamesItAndBecomesFiner) {
           EXPECT_EQ(some.small_means, one.small_means);
         }
       }
+    }
+  }
+}
+
+// An expert's, whose gradient several ranks add up, or one rank alone knows.
+TEST(TrainerGridTest, TheTensorThatTheGridTakesMostOfIsOneOnEveryRankAtAnyLayout) {
+  const auto seen_by_ranks = [](const Layout& layout) {
+    std::vector<GradientNorm> norms(static_cast<size_t>(layout.ranks));
+    const TrainerOptions options = {.micro_batches = kMicroBatches, .unit_log2 = -20};
+    testing::RunTrainers(layout, options, [&](Trainer& trainer) -> absl::Status {
+      MoeLayerConfig config = testing::LayerConfig();
+      config.train_router = false;
+      MOE_ASSIGN_OR_RETURN(auto* const layer, trainer.AddMoeLayer<float>("mlp.", config));
+      MOE_RETURN_IF_ERROR(testing::RunStep(trainer, *layer));
+      norms[trainer.context().mesh->world().rank()] = *trainer.gradient_norm();
+      return absl::OkStatus();
+    });
+    return norms;
+  };
+  const GradientNorm one = seen_by_ranks({})[0];
+  EXPECT_THAT(one.grid_loss_tensor, HasSubstr("mlp.experts."));
+  for (const Layout& layout : {Layout{.ranks = 2}, Layout{.ranks = 3, .expert_parallel = 3},
+                               Layout{.ranks = 4, .expert_parallel = 2}}) {
+    for (const GradientNorm& seen : seen_by_ranks(layout)) {
+      EXPECT_EQ(seen.grid_loss, one.grid_loss) << layout;
+      EXPECT_EQ(seen.grid_loss_tensor, one.grid_loss_tensor) << layout;
     }
   }
 }

@@ -312,6 +312,13 @@ TEST_F(RetentionTest, OneThatCannotGoKeepsNoOther) {
   EXPECT_EQ(Read(trash + "/thesis.txt"), "mine");
 }
 
+TEST_F(RetentionTest, WhatCameSinceThePlanStays) {
+  ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 1).ok());
+  Rewrite(Step(1) + "/thesis.txt", "mine");
+  EXPECT_THAT(RemoveStep(Folder(), 1), StatusIs(kFailedPrecondition, "' holds 'thesis.txt'"));
+  EXPECT_THAT(Names(Folder()), ElementsAre("latest", "step-00000001"));
+}
+
 TEST_F(RetentionTest, LinksAreNotFollowed) {
   fs::create_directories(Path("elsewhere"));
   Rewrite(Path("elsewhere/shard-00000-of-00001.safetensors"), "x");
@@ -363,6 +370,24 @@ TEST_F(RetentionTest, ADamagedFolderIsSetAside) {
                                            "latest", "step-00000010", "step-00000020"));
   EXPECT_EQ(Read(Folder() + "/damaged-step-00000020/manifest.json"), "{}");
   EXPECT_EQ(Read(Folder() + "/damaged-step-00000020.1/manifest.json"), "[");
+}
+
+// As one that a resume has passed over, and the run then came to again.
+TEST_F(RetentionTest, ADamagedStepThatIsWrittenAnewCounts) {
+  ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 10).ok());
+  ASSERT_TRUE(Save(Options(10), 1, Cut::kRows, 20).ok());
+  CheckpointOptions options = Options(10);
+  options.keep = 2;
+  options.damaged_steps = {20};
+  auto writer = CheckpointWriter::Create(options, 0, 1).value();
+  const auto world = MakeLocalWorld({.ranks = 1});
+  for (const int64_t step : {20, 30}) {
+    const auto memory = testing::PartsOf(0, 1, Cut::kRows, step);
+    ASSERT_TRUE(writer->Start(testing::StateOf(step), memory.parts).ok());
+    ASSERT_TRUE(writer->Publish(*world[0], *MakeInlineStream()).ok());
+    EXPECT_EQ(NewestWholeStep(Folder()), step);
+  }
+  EXPECT_THAT(ListSteps(Folder()).value(), ElementsAre(20, 30));
 }
 
 TEST_F(RetentionTest, WhereNoFolderCanBeIsNamed) {

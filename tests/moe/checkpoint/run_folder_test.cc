@@ -6,10 +6,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -325,8 +328,7 @@ TEST_F(RunFolderTest, ACallThatHangsEndsTheStartInTime) {
     SCOPED_TRACE(call);
     disks.push_back(std::make_unique<FaultyFiles>("", Fault::kHang, call));
     const absl::Time begin = absl::Now();
-    EXPECT_THAT(start(*disks.back()),
-                StatusIs(kDeadlineExceeded, ", deadline 50ms"));
+    EXPECT_THAT(start(*disks.back()), StatusIs(kDeadlineExceeded, ", deadline 50ms"));
     EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
     disks.back()->Mend();
     fs::remove(LockPath());
@@ -338,6 +340,29 @@ TEST_F(RunFolderTest, AnotherRunIsRefusedOnAllRanks) {
   ASSERT_TRUE(Take(lock).ok());
   EXPECT_THAT(OpenAll({{.folder = Folder()}, {.folder = Folder()}}),
               StatusIs(kInvalidArgument, "which still runs"));
+}
+
+// Both had judged that its holder had ended; the second takes it between the first one's lock and
+// its probe.
+TEST_F(RunFolderTest, OfTwoThatTakeOverOneLockTheFirstIsRefused) {
+  class LateTaker final : public FaultyFiles {
+   public:
+    explicit LateTaker(std::function<void()> take) : take_(std::move(take)) {}
+    std::error_code Create(const std::string& path, int& file) override {
+      if (path.find("/.probe-") != std::string::npos) take_();
+      return FaultyFiles::Create(path, file);
+    }
+
+   private:
+    const std::function<void()> take_;
+  };
+  LockHolder other = ThisRun();
+  other.host = "elsewhere";
+  LateTaker files([&] { Leave(LockText(other)); });
+  EXPECT_THAT(OpenAll({{.folder = Folder(), .files = &files}, {.folder = Folder()}}),
+              StatusIs(kInvalidArgument, "lock' was taken by process"));
+  EXPECT_EQ(Read(LockPath()), LockText(other));
+  EXPECT_THAT(Names(), ElementsAre("lock"));
 }
 
 TEST_F(RunFolderTest, RoomIsNeededForWhatStaysAndOneMore) {

@@ -16,6 +16,7 @@ namespace moe::cli {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAreArray;
 
 Settings SettingsOf(const std::vector<Setting>& rows) {
@@ -107,6 +108,16 @@ TEST(AgreedRanksTest, RowsThatMayDifferAreThese) {
                                                      "hf-config", "init-from", "input",
                                                      "prompt-file", "tokens", "weights"}));
   EXPECT_THAT(folders, ElementsAre("save"));
+}
+
+TEST(AgreedRanksTest, FilesThatNoRankComparesAreRefusedBeforeRanksMeet) {
+  const Settings settings = testing::Load({"--data", "a"}).value();
+  const Launch launch = {.plan = {.backend = Backend::kMpi, .meeting = Meeting::kMpi}};
+  const absl::Status run =
+      RunAgreedRanks({.launch = launch, .settings = settings, .command = "train"},
+                     [](auto) { return absl::OkStatus(); });
+  EXPECT_EQ(run.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(run.message(), HasSubstr("--data is given, expected an input that ranks compare"));
 }
 
 TEST(AgreedRanksTest, ProgramAndCommandComeFirst) {

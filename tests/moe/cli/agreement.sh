@@ -47,6 +47,14 @@ sweep=(sweep --tokens 8 --hidden-size 16 --moe-ffn-hidden-size 16 -n 2 -T 0 --ep
 differ "--moe-expert-capacity-factor: 1,2 and 1,4" "${sweep[@]}" --capacity-factor 1,2 : "${sweep[@]}" --capacity-factor 1,4
 tr a b <"$text" >other
 differ "text \(--data\)" train "${model[@]}" --steps 1 : train "${model[@]}" --steps 1 --data other
+differ "text \(--data\)" sweep --measure train "${model[@]}" --steps 1 : sweep --measure train "${model[@]}" --steps 1 --data other
+# One name, and another file on each host.
+mkdir m1 m2
+printf '1 1\n1 1\n' >m1/m
+printf '1 1\n1 2\n' >m2/m
+traffic=(bench alltoallv "${small[@]}" --routing matrix:m)
+expect 2 "routing files" "$mpiexec" -n 1 -wdir "$work/m1" "$moe" "${traffic[@]}" : -n 1 -wdir "$work/m2" "$moe" "${traffic[@]}"
+matches "were given a different file \(--routing\), expected" stderr
 # What may differ does.
 expect 0 "threads and form" "$mpiexec" -n 1 "$moe" "${layer[@]}" --threads 1 : -n 1 "$moe" "${layer[@]}" --threads 2 -o json
 

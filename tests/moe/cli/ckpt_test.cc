@@ -33,10 +33,10 @@ class CkptTest : public IoTest {
  protected:
   std::string Folder() const { return Path("run/checkpoints"); }
   std::string Step(int64_t step) const { return Folder() + "/" + StepFolderName(step); }
-  void Save(int64_t step) {
+  void Save(int64_t step, const std::string& run = "") {
     CheckpointOptions options = {
         .folder = Folder(), .keep = 99, .first_step = step - 1, .files = &disk_};
-    ASSERT_TRUE(::moe::testing::Save(options, 2, ::moe::testing::Cut::kRows, step).ok());
+    ASSERT_TRUE(::moe::testing::Save(options, 2, ::moe::testing::Cut::kRows, step, run).ok());
   }
   void Damage(int64_t step) {
     std::fstream file(Step(step) + "/shard-00001-of-00002.safetensors",
@@ -153,6 +153,14 @@ TEST_F(CkptTest, PruneRemovesWhatIsTheRunsAlone) {
   EXPECT_EQ(Read(Step(1) + "/thesis.txt"), "mine");
   EXPECT_EQ(error_, "moe ckpt: warning: not removed, since not of this run: '" + Step(1) +
                         "' holds 'thesis.txt'; '" + Step(2) + "' has no manifest\n");
+}
+
+TEST_F(CkptTest, PruneIsOfTheRunOfTheNewest) {
+  for (int64_t step = 1; step <= 4; ++step) Save(step, step == 2 ? "another" : "ours");
+  EXPECT_EQ(Ckpt({"prune", Path("run"), "--keep", "1", "-o", "json"}), 0) << error_;
+  EXPECT_THAT(ListSteps(Folder()).value(), ElementsAre(2, 4));
+  EXPECT_EQ(error_, "moe ckpt: warning: not removed, since not of this run: '" + Step(2) +
+                        "' is of another run\n");
 }
 
 // A run beside it removes its old ones, too.

@@ -131,6 +131,10 @@ TEST_F(ResumeTest, TheUnitOfTheExactGridGoesOnToo) {
     EXPECT_EQ(resumed.report.grid_unit_log2, whole.report.grid_unit_log2);
     EXPECT_EQ(resumed.report.skipped_steps, 1);
   }
+  TrainConfig given = Saving(6, Resume::kAuto);
+  given.grid_unit_log2 = -20;
+  EXPECT_THAT(TrainIn(given).status,
+              ::moe::testing::StatusIs(absl::StatusCode::kInvalidArgument, "--grid-unit-log2"));
 }
 
 // They have no masters, and come from where they came from first: here the seed.
@@ -204,6 +208,7 @@ TEST_F(ResumeTest, DamagedDataCostTheNewestCheckpointsAlone) {
   static std::vector<std::string>& warnings = *new std::vector<std::string>;
   SetLogCallback([](LogLevel, absl::string_view message) { warnings.emplace_back(message); });
   const std::string saved = folder_ + "_saved";
+  fs::remove_all(saved);
   fs::rename(folder_, saved);
   config = Saving(6, Resume::kAuto);
   config.checkpoints.interval = 1;
