@@ -23,13 +23,23 @@ namespace hn = hwy::HWY_NAMESPACE;
 using DoubleTag = hn::CappedTag<double, 8>;
 using LongTag = hn::RebindToSigned<DoubleTag>;
 using HalfTag = hn::Rebind<float, DoubleTag>;  // as many float32 as there are float64 lanes
+using BitsTag = hn::Rebind<int32_t, DoubleTag>;
+// Bits of masks are counted as integers, beside the vectors' pipes.
+constexpr bool kMaskRegisters = HWY_TARGET <= HWY_AVX3;
 constexpr int64_t kDoubles = static_cast<int64_t>(hn::MaxLanes(DoubleTag()));
 
-// A GridTally in lanes, of sums that share a unit. Magnitudes are in units.
+// A GridTally in lanes, of sums that share a unit and a limit.
 struct TallyLanes {
-  // By hand: an implicit constructor would be of no SIMD target.
-  HWY_INLINE TallyLanes() : largest(hn::Zero(DoubleTag())), inexact(hn::Zero(LongTag())) {}
+  // What is below an integer rounds to no more than it. A limit from 2^53 on may be none of
+  // float64's numbers: a little less is below it however it was rounded. Its nearest float32 may be
+  // above it, but those below that one are not.
+  HWY_INLINE TallyLanes(double inverse_unit, int64_t limit)
+      : largest(hn::Zero(BitsTag())),
+        inexact(hn::Zero(LongTag())),
+        bound(static_cast<int32_t>(GridTally::BitsOf(
+            static_cast<float>(static_cast<double>(limit) * (1 - 0x1p-52) / inverse_unit)))) {}
 
+  // Of one element, whose magnitude is in units.
   void AddOne(double magnitude, bool is_inexact) {
     alone.inexact += is_inexact ? 1 : 0;
     largest_alone = std::max(largest_alone, magnitude);
@@ -40,22 +50,22 @@ struct TallyLanes {
   }
 
   GridTally Sum(double inverse_unit) const {
-    double magnitudes[kDoubles];
+    int32_t magnitudes[kDoubles];
     int64_t counts[kDoubles];
-    hn::StoreU(largest, DoubleTag(), magnitudes);
+    hn::StoreU(largest, BitsTag(), magnitudes);
     hn::StoreU(inexact, LongTag(), counts);
     GridTally sum = alone;
-    double most = largest_alone;
+    sum.largest = GridTally::BitsOf(static_cast<float>(largest_alone / inverse_unit));
     for (int64_t i = 0; i < kDoubles; ++i) {
       sum.inexact += counts[i];
-      most = std::max(most, magnitudes[i]);
+      sum.largest = std::max<int64_t>(sum.largest, magnitudes[i]);
     }
-    sum.largest = GridTally::BitsOf(static_cast<float>(most / inverse_unit));
     return sum;
   }
 
-  hn::Vec<DoubleTag> largest;
+  hn::Vec<BitsTag> largest;  // |partial|, as the bits of a float32: half as wide as in units
   hn::Vec<LongTag> inexact;
+  int32_t bound;    // of the same bits: partials below it are within the limit
   GridTally alone;  // of elements that no vector held
   double largest_alone = 0;
 };
@@ -100,26 +110,32 @@ HWY_INLINE void AccumulateAs(const float* partial, double inverse_unit, int64_t 
                              int64_t n, TallyLanes& tally) {
   const DoubleTag d;
   const LongTag dl;
+  const BitsTag db;
   const auto unit = hn::Set(d, inverse_unit);
-  // What is below an integer rounds to no more than it. A limit from 2^53 on may be none of
-  // float64's numbers: a little less is below it however it was rounded.
-  const auto bound = hn::Set(d, static_cast<double>(limit) * (1 - 0x1p-52));
+  const auto bound = hn::Set(db, tally.bound);
+  const auto no_sign = hn::Set(db, 0x7fffffff);
   auto largest = tally.largest;
   auto inexact = tally.inexact;
+  int64_t inexact_count = 0;
   int64_t i = 0;
   for (; i + kDoubles <= n; i += kDoubles) {
-    const auto y = hn::Mul(hn::PromoteTo(d, hn::LoadU(HalfTag(), partial + i)), unit);
-    const auto magnitude = hn::Abs(y);
-    if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Lt(magnitude, bound)))) {
+    const auto value = hn::LoadU(HalfTag(), partial + i);
+    // As integers they are in the order of the magnitudes, with NaN above infinity.
+    const auto magnitude = hn::And(hn::BitCast(db, value), no_sign);
+    if (HWY_UNLIKELY(!hn::AllTrue(db, hn::Lt(magnitude, bound)))) {
       for (int64_t j = i; j < i + kDoubles; ++j) {
         AccumulateOne<kWrite>(partial[j], inverse_unit, limit, sum + j, tally);
       }
       continue;
     }
     hn::Mask<DoubleTag> rounded;
-    const auto q = Nearest(y, rounded);
+    const auto q = Nearest(hn::Mul(hn::PromoteTo(d, value), unit), rounded);
     largest = hn::Max(largest, magnitude);
-    inexact = hn::Sub(inexact, hn::VecFromMask(dl, hn::RebindMask(dl, rounded)));  // true is -1
+    if constexpr (kMaskRegisters) {
+      inexact_count += static_cast<int64_t>(hn::CountTrue(d, rounded));
+    } else {
+      inexact = hn::Sub(inexact, hn::VecFromMask(dl, hn::RebindMask(dl, rounded)));  // true is -1
+    }
     if constexpr (kWrite == SumWrite::kAdd) {
       hn::StoreU(hn::Add(hn::LoadU(dl, sum + i), q), dl, sum + i);
     } else if constexpr (kWrite == SumWrite::kStreamed) {
@@ -133,6 +149,7 @@ HWY_INLINE void AccumulateAs(const float* partial, double inverse_unit, int64_t 
   }
   tally.largest = largest;
   tally.inexact = inexact;
+  tally.alone.inexact += inexact_count;
 }
 
 // ExactAccumulateRange. What kStreamed writes is for other threads after hwy::FlushStream.

@@ -23,7 +23,7 @@ namespace {
 
 GridTally AccumulateRange(const float* partial, double inverse_unit, int64_t limit, SumWrite write,
                           int64_t* sum, int64_t n) {
-  TallyLanes tally;
+  TallyLanes tally(inverse_unit, limit);
   Accumulate(partial, inverse_unit, limit, write, sum, n, tally);
   if (write == SumWrite::kStreamed) hwy::FlushStream();
   return tally.Sum(inverse_unit);

@@ -335,7 +335,7 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) 
   const Panels<T> panels(problem, block);
   const bool packs_a = PacksRows(problem);
   const bool keeps_all = panels.words() <= KeptWords(problem);
-  TallyLanes tally;
+  TallyLanes tally(problem.exact.inverse_unit, problem.exact.limit);
   Panel panel = panels.First(), after;
   Pieces pieces = panels.PiecesOf(panel);
   for (; panel.cols > 0; panel = after) {
