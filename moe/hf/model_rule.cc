@@ -8,6 +8,8 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
 
+#include <nlohmann/json.hpp>
+
 #include "kernels/base/status_macros.h"
 #include "moe/hf/family.h"
 #include "moe/io/bounded_json.h"
