@@ -74,7 +74,6 @@ struct Elsewhere {
   const char* why;
 };
 
-constexpr char kInMetrics[] = "--out DIR has the metrics of every step";
 constexpr char kInTrace[] = "--trace FILE has the time line";
 constexpr char kFloatSums[] = "gradients are summed in float32 or exactly, by --numerics";
 constexpr char kAllLayers[] = "a step runs every layer";
@@ -124,7 +123,7 @@ constexpr Elsewhere kElsewhere[] = {
 
 // Sections that change memory and speed alone: what they turn on is not done here, as a warning
 // says. Their rows above go before.
-constexpr const char* kMemory[] = {"activation_checkpointing", "zero_optimization"};
+constexpr const char* kMemoryBlocks[] = {"activation_checkpointing", "zero_optimization"};
 
 // Whatever they say, what is trained and what is shown stay the same.
 constexpr const char* kNothing[] = {
@@ -231,7 +230,7 @@ class DeepSpeed {
                        [&](const Elsewhere& row) { return TurnsOn(row, leaf); });
   }
   static bool IsOfMemory(const JsonLeaf& leaf) {
-    return std::any_of(std::begin(kMemory), std::end(kMemory),
+    return std::any_of(std::begin(kMemoryBlocks), std::end(kMemoryBlocks),
                        [&](const char* section) { return IsIn(leaf.path, section); });
   }
   bool Has(const char* key) const { return leaf_.count(key) != 0; }
@@ -409,7 +408,7 @@ class DeepSpeed {
   std::vector<std::string>& warnings_;
   std::map<std::string, JsonLeaf> leaf_;  // with a value
   std::set<std::string, std::less<>> auto_;
-  std::vector<JsonLeaf> others_;  // below kElsewhere and kMemory
+  std::vector<JsonLeaf> others_;  // below kElsewhere and kMemoryBlocks
 };
 
 }  // namespace

@@ -40,7 +40,6 @@ constexpr char kWeightsAlone[] =
 constexpr char kWhole[] = "activations are kept whole";
 constexpr char kInMemory[] = "state stays in memory of the device that computes";
 constexpr char kOfLauncher[] = "of the launcher: mpirun -n N moe train ..., or --ranks N threads";
-constexpr char kInMetrics[] = "--out DIR has the metrics of every step";
 constexpr char kTextFlags[] = "--data PATH or --tokens FILE; every 20th block is held out";
 constexpr char kSteps[] = "a schedule is in steps: --steps, --lr-warmup-steps, --lr-decay-steps";
 constexpr char kOneStream[] = "texts are one stream, whose documents are not told apart";

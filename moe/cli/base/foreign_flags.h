@@ -42,6 +42,8 @@ const ForeignFlag* FindForeignFlag(absl::string_view name);
 
 // Begins the warning that lists what is of memory and speed alone.
 inline constexpr char kMemoryAlone[] = "not done here, as it changes memory and speed alone: ";
+// What stands in the place of writers of metrics.
+inline constexpr char kInMetrics[] = "--out DIR has the metrics of every step";
 
 // A flag as a command line has it, with the words behind it.
 struct GivenFlag {
