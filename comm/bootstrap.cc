@@ -166,9 +166,7 @@ absl::StatusOr<std::optional<LaunchInfo>> ReadFlags(const LaunchFlags& flags) {
 
 // A shell inside a step, which is the only task of it.
 bool IsShellOfStep(const LaunchInfo& launch) {
-  const bool of_step =
-      launch.source == LaunchSource::kSlurm || launch.source == LaunchSource::kPmix;
-  return of_step && launch.size == 1;
+  return IsOfSrun(launch.source) && launch.size == 1;
 }
 
 // The first row of `source`, which has a size.
@@ -232,6 +230,10 @@ absl::StatusOr<LaunchInfo> DetectLaunch(const LaunchFlags& flags, EnvLookup look
   return launch;
 }
 
+bool IsOfSrun(LaunchSource source) {
+  return source == LaunchSource::kSlurm || source == LaunchSource::kPmix;
+}
+
 const char* NameOf(LaunchSource source) {
   if (source == LaunchSource::kFlags) return "--rank";
   const Launcher* const launcher = Find(source);
@@ -255,14 +257,13 @@ absl::Status CheckMpiSize(const LaunchInfo& launch, absl::string_view linked_mpi
   }
   const bool other = (launch.source == LaunchSource::kOpenMpi && linked_mpi == "mpich") ||
                      (launch.source == LaunchSource::kPmi && linked_mpi == "openmpi");
-  const bool by_srun =
-      launch.source == LaunchSource::kSlurm || launch.source == LaunchSource::kPmix;
   return absl::UnauthenticatedError(absl::StrCat(
       "CheckMpiSize: ", NameOf(launch.source), " belongs to a launch of ", launch.size,
       " ranks, MPI sees ", mpi_size, ", expected the same; this build links ", linked_mpi,
       other ? ", the launcher is of the other MPI: start with mpiexec." : "",
       other ? linked_mpi : "",
-      by_srun ? ", which needs another --mpi of srun: srun --mpi=list has them" : ""));
+      IsOfSrun(launch.source) ? ", which needs another --mpi of srun: srun --mpi=list has them"
+                              : ""));
 }
 
 }  // namespace moe

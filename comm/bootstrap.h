@@ -60,6 +60,9 @@ using EnvLookup = absl::FunctionRef<const char*(const char*)>;
 // its arguments.
 absl::StatusOr<LaunchInfo> DetectLaunch(const LaunchFlags& flags, EnvLookup lookup);
 
+// srun, by the variables of Slurm's step or of its PMIx.
+bool IsOfSrun(LaunchSource source);
+
 // "OMPI_COMM_WORLD_RANK": the variable that `source` is recognised by; "--rank" for flags.
 const char* NameOf(LaunchSource source);
 

@@ -22,10 +22,8 @@ std::string HowToLeave(const LaunchInfo& launch) {
 }
 
 absl::Status LaunchedWithoutMpi(const LaunchInfo& launch) {
-  const bool by_srun =
-      launch.source == LaunchSource::kSlurm || launch.source == LaunchSource::kPmix;
-  const absl::Status status =
-      NotBuilt(Backend::kMpi, absl::StrCat("started by ", by_srun ? "srun" : "mpirun"));
+  const absl::Status status = NotBuilt(
+      Backend::kMpi, absl::StrCat("started by ", IsOfSrun(launch.source) ? "srun" : "mpirun"));
   return absl::Status(
       status.code(), absl::StrCat(status.message(), "; or take each process for a job of its own: ",
                                   HowToLeave(launch)));

@@ -129,6 +129,14 @@ CheckpointState StateOf(int64_t step, const std::string& run) {
   return state;
 }
 
+absl::Status SaveRows(CheckpointWriter& writer, Communicator& world, int64_t step) {
+  EXPECT_TRUE(world.Barrier().ok());
+  const PartMemory memory = PartsOf(world.rank(), world.size(), Cut::kRows, step);
+  EXPECT_TRUE(writer.Start(StateOf(step), memory.parts).ok());
+  const auto stream = MakeInlineStream();
+  return writer.Publish(world, *stream);
+}
+
 absl::Status Save(const CheckpointOptions& options, int ranks, Cut cut, int64_t step,
                   const std::string& run) {
   std::vector<absl::Status> statuses(ranks);

@@ -36,6 +36,9 @@ CheckpointState StateOf(int64_t step, const std::string& run = "");
 absl::Status Save(const CheckpointOptions& options, int ranks, Cut cut, int64_t step,
                   const std::string& run = "");
 
+// Start and Publish of this rank's rows by a writer that is there, once all ranks have come.
+absl::Status SaveRows(CheckpointWriter& writer, Communicator& world, int64_t step);
+
 // Reads every state of every tensor, in boxes of `rows` x `cols`: kInternal names an element that
 // is not the one that was saved.
 absl::Status CheckElements(CheckpointReader& reader, int64_t rows, int64_t cols);

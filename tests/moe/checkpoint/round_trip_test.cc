@@ -171,12 +171,8 @@ TEST_F(CheckpointTest, WhatRankZeroCannotReadIsNotPublished) {
     options.keep = 1;
     if (rank == 1) options.folder = Path("mount");
     auto writer = CheckpointWriter::Create(options, rank, 2).value();
-    const auto stream = MakeInlineStream();
     const auto save = [&](int64_t step) {
-      EXPECT_TRUE(world->Barrier().ok());
-      const auto memory = testing::PartsOf(rank, 2, Cut::kRows, step);
-      EXPECT_TRUE(writer->Start(testing::StateOf(step), memory.parts).ok());
-      return writer->Publish(*world, *stream);
+      return testing::SaveRows(*writer, *world, step);
     };
     EXPECT_TRUE(save(10).ok());
     if (rank == 0) mount(Path("local"));

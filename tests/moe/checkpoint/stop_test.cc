@@ -234,12 +234,8 @@ TEST_F(CheckpointStopTest, AMountThatIsLostAtAnyCallLosesNothing) {
         const int rank = world->rank();
         FileSystem& mine = rank == lost ? static_cast<FileSystem&>(files) : disk_;
         auto writer = CheckpointWriter::Create(Options(mine), rank, 2).value();
-        const auto stream = MakeInlineStream();
         const auto save = [&](int64_t step) {
-          EXPECT_TRUE(world->Barrier().ok());
-          const auto memory = testing::PartsOf(rank, 2, Cut::kRows, step);
-          EXPECT_TRUE(writer->Start(testing::StateOf(step), memory.parts).ok());
-          return writer->Publish(*world, *stream);
+          return testing::SaveRows(*writer, *world, step);
         };
         third[rank] = save(kNew);
         if (rank == 0) {
