@@ -68,6 +68,25 @@ struct GeGlu {
   }
 };
 
+// As on the CPU.
+struct GeGluTanh {
+  static constexpr bool kGated = true;
+  static constexpr float kScale = 1.5957691216057308f;  // 2 sqrt(2 / pi)
+  static constexpr float kCubic = 0.044715f;
+  static constexpr float kFar = 16.0f;
+  static __device__ float Near(float x) { return x > kFar ? kFar : x < -kFar ? -kFar : x; }
+  static __device__ float Cdf(float near) {
+    return Sigmoid(kScale * fmaf(kCubic * (near * near), near, near));
+  }
+  static __device__ float Forward(float gate, float up) { return gate * Cdf(Near(gate)) * up; }
+  static __device__ Gradients Backward(float gate, float up, float d_out) {
+    const float near = Near(gate);
+    const float cdf = Cdf(near);
+    const float steep = kScale * fmaf(3 * kCubic * (near * near), near, near);
+    return {d_out * up * (cdf * fmaf(steep, 1.0f - cdf, 1.0f)), d_out * (gate * cdf)};
+  }
+};
+
 // max(x, 0); NaN stays NaN.
 __device__ inline float Positive(float x) {
   return x < 0 ? 0.0f : x;
@@ -154,6 +173,8 @@ cudaError_t WithOp(ActivationFunction activation, Function f) {
       return f(SwiGlu());
     case Activation::kGeGlu:
       return f(GeGlu());
+    case Activation::kGeGluTanh:
+      return f(GeGluTanh());
     case Activation::kRelu:
       return f(Relu());
     case Activation::kRelu2:

@@ -15,6 +15,9 @@ enum class Activation : uint8_t {
   //   (u + 1) g sigmoid(alpha g)   gpt-oss: OpenAI, "gpt-oss model card" (2025), arXiv:2508.10925
   // A gradient passes where the input lies inside its clamp, ends included, and is 0 elsewhere.
   kClampedSwiGlu,
+  // gelu(gate) * up with gelu(x) = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, an
+  // approximation: Hendrycks and Gimpel (2016), arXiv:1606.08415
+  kGeGluTanh,
 };
 
 // An activation with its constants; made of an Activation, it has gpt-oss's.
@@ -27,15 +30,15 @@ struct ActivationFunction {
   constexpr operator Activation() const { return kind; }
 
   Activation kind;
-  // Of kClampedSwiGlu. g sigmoid(1.702 g) is Hendrycks and Gimpel's approximation of gelu (2016),
-  // arXiv:1606.08415.
+  // Of kClampedSwiGlu. g sigmoid(1.702 g) is another approximation of gelu by the same authors.
   float alpha = 1.702f;
   float limit = 7.0f;  // above 0
 };
 
 // Whether the activation reads a second projection.
 constexpr bool IsGated(Activation a) {
-  return a == Activation::kSwiGlu || a == Activation::kGeGlu || a == Activation::kClampedSwiGlu;
+  return a == Activation::kSwiGlu || a == Activation::kGeGlu || a == Activation::kGeGluTanh ||
+         a == Activation::kClampedSwiGlu;
 }
 
 }  // namespace moe

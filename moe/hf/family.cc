@@ -12,8 +12,9 @@ namespace {
 Activation ReadActivation(ConfigKeys& keys) {
   const std::string name = keys.Text("hidden_act", "silu");
   if (name == "gelu") return Activation::kGeGlu;
+  if (name == "gelu_pytorch_tanh" || name == "gelu_new") return Activation::kGeGluTanh;
   if (name != "silu" && name != "swish") {
-    keys.Unsupported("hidden_act", absl::StrCat("'", name, "'"), "silu or gelu");
+    keys.Unsupported("hidden_act", absl::StrCat("'", name, "'"), "silu, gelu or gelu_pytorch_tanh");
   }
   return Activation::kSwiGlu;
 }

@@ -44,6 +44,8 @@ const char* FlagWord(Activation activation) {
       return "swiglu";
     case Activation::kGeGlu:
       return "geglu";
+    case Activation::kGeGluTanh:
+      return "geglu_tanh";
     case Activation::kRelu:
       return "relu";
     case Activation::kRelu2:
@@ -52,6 +54,20 @@ const char* FlagWord(Activation activation) {
       break;
   }
   return "clamped_swiglu";
+}
+
+// The word of transformers' `hidden_act`; nullptr where it has none for this gated unit.
+const char* HiddenAct(Activation activation) {
+  switch (activation) {
+    case Activation::kSwiGlu:
+      return "silu";
+    case Activation::kGeGlu:
+      return "gelu";
+    case Activation::kGeGluTanh:
+      return "gelu_pytorch_tanh";
+    default:
+      return nullptr;
+  }
 }
 
 }  // namespace
@@ -74,8 +90,8 @@ absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig
        rule.chooses_norm ? "mixtral, qwen2, qwen3, olmoe or topk" : "mixtral, qwen3 or topk"},
       {rule.dense_layers || config.moe_layer_freq == 1, "--moe-layer-freq",
        absl::StrCat(config.moe_layer_freq), "1"},
-      {moe.activation.kind == Activation::kSwiGlu || moe.activation.kind == Activation::kGeGlu,
-       "--activation", FlagWord(moe.activation.kind), "swiglu or geglu"},
+      {HiddenAct(moe.activation.kind) != nullptr, "--activation", FlagWord(moe.activation.kind),
+       "swiglu, geglu or geglu_tanh"},
       {!moe.projection_biases, "--moe-projection-biases", "1", "0"},
       {rule.shared_expert || shared == 0, "--moe-shared-expert-intermediate-size",
        absl::StrCat(shared), "0"},
@@ -127,7 +143,7 @@ std::string ModelConfigJson(const ModelRule& rule, const lm::TransformerConfig& 
       {"rope_theta", Shortest(config.rotary_base)},
       {"rms_norm_eps", Shortest(config.norm_epsilon)},
       {"initializer_range", config.init_std},
-      {"hidden_act", moe.activation.kind == Activation::kGeGlu ? "gelu" : "silu"},
+      {"hidden_act", HiddenAct(moe.activation.kind)},
       {"attention_dropout", 0.0},
       {"tie_word_embeddings", config.tied_embeddings},
       {"dtype", dtype}};

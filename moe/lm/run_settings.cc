@@ -33,9 +33,9 @@ constexpr char kVersion[] = "version of the numerics";
 constexpr char kText[] = "text (--data)", kTokens[] = "tokens (--tokens)";
 
 // The last value of each enumeration among the settings; all count up from 0.
-constexpr std::tuple kLast(Activation::kClampedSwiGlu, ScoreFunction::kSigmoid,
-                           DropPolicy::kPosition, LoadBalancing::kGlobalAuxLoss, QkNorm::kHeads,
-                           DeviceKind::kCuda, Numerics::kLayoutInvariant, GroupedGemmKernel::kMma,
+constexpr std::tuple kLast(Activation::kGeGluTanh, ScoreFunction::kSigmoid, DropPolicy::kPosition,
+                           LoadBalancing::kGlobalAuxLoss, QkNorm::kHeads, DeviceKind::kCuda,
+                           Numerics::kLayoutInvariant, GroupedGemmKernel::kMma,
                            DispatchAlgorithm::kHierarchical, AllReduceAlgorithm::kLibrary,
                            ZeroStage::kGradients, LearningRateDecay::kConstant,
                            TrainCheckpoints::Resume::kPath);

@@ -179,6 +179,7 @@ _NO_AUX = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 _CHOSEN: tuple[Case, ...] = (
     Case("mixtral-1", "mixtral", 1, Sizes(11, 13, 7, 5, 2), layer=0),
     Case("mixtral-2", "mixtral", 2, Sizes(17, 20, 10, 8, 3)),
+    Case("mixtral-3", "mixtral", 33, Sizes(11, 9, 6, 5, 2), {"hidden_act": "gelu_pytorch_tanh"}, layer=0),
     Case("qwen2_moe-1", "qwen2_moe", 3, Sizes(11, 13, 6, 7, 3),
          {"norm_topk_prob": False, "shared_expert_intermediate_size": 9, "intermediate_size": 15}, layer=2),
     Case("qwen2_moe-2", "qwen2_moe", 4, Sizes(17, 24, 5, 6, 2),

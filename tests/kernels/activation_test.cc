@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <numbers>
 #include <string>
 
 #include "tests/kernels/device_memory.h"
@@ -12,8 +13,9 @@
 namespace moe::testing {
 namespace {
 
-constexpr Activation kActivations[] = {Activation::kSwiGlu, Activation::kGeGlu, Activation::kRelu,
-                                       Activation::kRelu2, Activation::kClampedSwiGlu};
+constexpr Activation kActivations[] = {Activation::kSwiGlu,        Activation::kGeGlu,
+                                       Activation::kRelu,          Activation::kRelu2,
+                                       Activation::kClampedSwiGlu, Activation::kGeGluTanh};
 
 // In float64, straight from the definitions.
 double ActivationReference(Activation activation, double gate, double up) {
@@ -22,6 +24,10 @@ double ActivationReference(Activation activation, double gate, double up) {
       return gate / (1 + std::exp(-gate)) * up;
     case Activation::kGeGlu:
       return gate * 0.5 * std::erfc(-gate / std::sqrt(2.0)) * up;
+    case Activation::kGeGluTanh: {
+      const double y = std::sqrt(2 / std::numbers::pi) * (gate + 0.044715 * std::pow(gate, 3));
+      return gate / (1 + std::exp(-2 * y)) * up;
+    }
     case Activation::kRelu:
       return std::max(gate, 0.0);
     case Activation::kRelu2:
@@ -65,7 +71,8 @@ Gradients<T> Backward(const TestDevice& device, ActivationFunction activation,
 }
 
 std::string Name(const ::testing::TestParamInfo<Activation>& test) {
-  constexpr const char* kNames[] = {"SwiGlu", "GeGlu", "Relu", "Relu2", "ClampedSwiGlu"};
+  constexpr const char* kNames[] = {"SwiGlu", "GeGlu",         "Relu",
+                                    "Relu2",  "ClampedSwiGlu", "GeGluTanh"};
   return kNames[static_cast<int>(test.param)];
 }
 
@@ -82,6 +89,8 @@ TEST(ActivationValuesTest, AreThoseComputedByHand) {
     EXPECT_NEAR(swiglu(0, 2), 1.46211716, 1e-6);
     const auto geglu = Forward(device, Activation::kGeGlu, gate, up);
     EXPECT_NEAR(geglu(0, 0), -0.31731051, 1e-6);  // 2 * -1 * P(X <= -1)
+    // -(1 + tanh(-0.7978846 * 1.044715)) = -(1 - 0.6823840)
+    EXPECT_NEAR(Forward(device, Activation::kGeGluTanh, gate, up)(0, 0), -0.31761602, 1e-6);
     EXPECT_EQ(Forward(device, Activation::kRelu2, gate, up).values(),
               (std::vector<double>{0, 0, 1, 4}));
   });
@@ -156,11 +165,13 @@ TEST(ClampedSwiGluTest, GradientsPassOnTheClampsAndStopOneUlpOutside) {
 // exp is within 2 roundings (1 ulp); sum, quotient and two products add four, erfc 3 with its
 // argument's rounding (6 more on CUDA, whose erfcf is within 4 ulp), which the tail magnifies by up
 // to x^2 (30 at |x| = 5.5); the clamped sigmoid's argument has 2, magnified by |1.702 gate| < 12:
-// 64 roundings.
+// 64 roundings. The tanh form's argument z has 3 and its cubic part 3 more, magnified by |z| < 21:
+// 126, and the 6 around it make 132 roundings.
 // Backward: the terms of an activation's slope are below 1 + 0.25 (ReLU^2: 2 |gate| < 7), each with
 // at most 16 roundings, times |d_out * up| < 9: 180 roundings; 300 are allowed.
 TEST_P(ActivationTest, MatchesFloat64ForAnyWidthAndLayout) {
   const Activation activation = GetParam();
+  const double roundings = activation == Activation::kGeGluTanh ? 132 : 64;
   constexpr int64_t kRows = 9;
   ForEachDevice(Simd::kAll, [&](const TestDevice& device) {
     for (const int64_t cols : {1, 7, 8, 16, 37, 277, 1049}) {
@@ -178,7 +189,7 @@ TEST_P(ActivationTest, MatchesFloat64ForAnyWidthAndLayout) {
         for (int64_t i = 0; i < kRows * cols; ++i) {
           const int64_t r = i / cols, c = i % cols;
           const double want = ActivationReference(activation, gate(r, c), up(r, c));
-          EXPECT_NEAR(y(r, c), want, 64 * kFloatRounding * std::abs(want)) << gate(r, c);
+          EXPECT_NEAR(y(r, c), want, roundings * kFloatRounding * std::abs(want)) << gate(r, c);
           const auto gradient = NumericGradient(
               [&](const auto& x) { return ActivationReference(activation, x[0], x[1]); },
               {gate(r, c), up(r, c)});

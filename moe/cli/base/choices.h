@@ -21,11 +21,9 @@ inline constexpr Choice<DeviceKind> kDevices[] = {{"cpu", DeviceKind::kCpu},
 inline constexpr Choice<DType> kComputeTypes[] = {
     {"f32", DType::kFloat32}, {"bf16", DType::kBFloat16}, {"f16", DType::kFloat16}};
 inline constexpr Choice<Activation> kActivations[] = {
-    {"swiglu", Activation::kSwiGlu},
-    {"geglu", Activation::kGeGlu},
-    {"relu", Activation::kRelu},
-    {"relu2", Activation::kRelu2},
-    {"clamped_swiglu", Activation::kClampedSwiGlu}};
+    {"swiglu", Activation::kSwiGlu},        {"geglu", Activation::kGeGlu},
+    {"geglu_tanh", Activation::kGeGluTanh}, {"relu", Activation::kRelu},
+    {"relu2", Activation::kRelu2},          {"clamped_swiglu", Activation::kClampedSwiGlu}};
 inline constexpr Choice<Numerics> kNumericsModes[] = {
     {"fast", Numerics::kFast}, {"layout-invariant", Numerics::kLayoutInvariant}};
 inline constexpr Choice<DispatchAlgorithm> kDispatches[] = {

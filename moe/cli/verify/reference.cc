@@ -66,6 +66,13 @@ Activated Activate(Activation activation, const Bounded& g, const Bounded& u) {
       const Bounded cdf = NormalCdf(g);
       return {g * cdf * u, u * (cdf + g * NormalDensity(g)), g * cdf};
     }
+    case Activation::kGeGluTanh: {
+      constexpr double kTanhScale = 1.5957691216057308;  // 2 sqrt(2 / pi)
+      constexpr double kCubic = 0.044715;
+      const Bounded slope = (Bounded(1) + g * g * (3 * kCubic)) * kTanhScale;
+      const Bounded s = Sigmoid((g + g * g * g * kCubic) * kTanhScale);
+      return {g * s * u, u * (s + g * slope * s * (Bounded(1) - s)), g * s};
+    }
     case Activation::kRelu:
       return {Relu(g), Step(g), 0};
     case Activation::kRelu2:

@@ -284,8 +284,12 @@ TEST(HfConfig, WhichLayersHaveExperts) {
   EXPECT_THAT(ernie.has_experts, ::testing::ElementsAre(false, false, false, true, false, false));
 }
 
-TEST(HfConfig, GeluIsExactGelu) {
+TEST(HfConfig, GeluIsExactUnlessItsNameSaysTanh) {
   EXPECT_EQ(Defaults("mixtral", R"(, "hidden_act": "gelu")").moe.activation, Activation::kGeGlu);
+  for (const char* name : {"gelu_pytorch_tanh", "gelu_new"}) {
+    const std::string key = absl::StrCat(R"(, "hidden_act": ")", name, "\"");
+    EXPECT_EQ(Defaults("mixtral", key).moe.activation, Activation::kGeGluTanh) << name;
+  }
   EXPECT_EQ(Defaults("mixtral", R"(, "hidden_act": "swish")").moe.activation, Activation::kSwiGlu);
 }
 
@@ -332,8 +336,8 @@ TEST(HfConfig, RefusesValuesOutOfRangeAndOfTheWrongKind) {
 
 TEST(HfConfig, NamesWhatIsNotSupportedAndWhatIs) {
   ExpectUnsupported(R"({"model_type": "dbrx"})", "expected one of mixtral, minimax");
-  ExpectUnsupported(R"({"model_type": "mixtral", "hidden_act": "gelu_new"})",
-                    "hidden_act is 'gelu_new'");
+  ExpectUnsupported(R"({"model_type": "mixtral", "hidden_act": "quick_gelu"})",
+                    "hidden_act is 'quick_gelu'");
   ExpectUnsupported(
       R"({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}})",
       "quantization_config is an object");

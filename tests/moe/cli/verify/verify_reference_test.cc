@@ -318,6 +318,7 @@ INSTANTIATE_TEST_SUITE_P(
         NamedConfig{"sinkhorn",
                     {.experts = 2,
                      .top_k = 1,
+                     .activation = Activation::kGeGluTanh,
                      .gate = {.selection = ReferenceSelection::kSinkhorn,
                               .score = ScoreFunction::kSigmoid}}},
         NamedConfig{"sparsemixer",

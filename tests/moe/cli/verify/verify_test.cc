@@ -155,6 +155,7 @@ TEST(VerifyTest, PassesWithEveryOption) {
   ExpectHolds(spec, SomeLayouts());
 
   spec = SpecOf("sparsemixer");
+  spec.layer.activation = Activation::kGeGluTanh;
   spec.layer.router.router_jitter = 0.2f;
   spec.layer.router.capacity_factor = 1.0;
   ExpectHolds(spec, SomeLayouts());
