@@ -64,7 +64,7 @@ set(moe_public_headers
   kernels/base/device_arrays.h
   kernels/base/dtype.h kernels/base/group_offsets.h kernels/base/host_task.h kernels/base/log.h kernels/base/nvtx_range.h
   kernels/base/parallel.h kernels/base/status_macros.h kernels/base/stream.h
-  kernels/base/stream_graphs.h kernels/base/stream_stamps.h kernels/base/tensor_view.h
+  kernels/base/stream_stamps.h kernels/base/tensor_view.h
   kernels/base/trace.h kernels/base/tree_cut.h
   kernels/base/workspace.h
   kernels/exact_sum/exact_sum.h kernels/exact_sum/exact_sum_cpu.h

@@ -40,8 +40,8 @@ struct RouterGradients {
   GradAccumulator bias;    // [logit_sets * E]; gates with router_bias
 };
 
-// Who will read the routing of a call on a CUDA device: the host too, or the device alone, which
-// spares the copies; then `stats` come by Router::ReadStats.
+// Who reads the routing of a call on a CUDA device: the host too, or the device alone, which saves
+// the copies.
 enum class RoutingFor : uint8_t { kHost, kDevice };
 
 // What backward needs; views into the workspaces given to Forward (`tokens`: the caller's memory).
@@ -57,7 +57,6 @@ struct RouterSaved {
   GateSelection selection;
   absl::Span<const uint8_t> dropped;  // [slots] of the routing
   MatrixView<const float> d_aux;  // [T, logit_sets * E] gradient of the losses; empty = no losses
-  const RouterMeasures* measures = nullptr;  // for ReadStats
 };
 
 // Logits, the configured gate, capacity and losses. Stateless but for its configuration, so threads
@@ -78,8 +77,7 @@ class Router {
   // Rows of the weight: logit_sets * E.
   int64_t weight_rows() const { return int64_t{traits_.logit_sets} * config_.num_outputs(); }
 
-  // tokens [T, H] in T. `saved` and `stats` may be null (`saved` not for kDevice
-  // with `stats`); the losses and their gradients do not
+  // tokens [T, H] in T. `saved` and `stats` may be null; the losses and their gradients do not
   // depend on batch.mode (noisy top-k's do: there is no noise in evaluation).
   // Ties: lowest expert id; between tokens the lowest token. Same bits for a token whatever else
   // the call carries, apart from capacity and losses, which are defined per token group.
@@ -91,10 +89,6 @@ class Router {
                                   RouterSaved<T>* saved, RouterStats* stats,
                                   Workspace* host = nullptr,
                                   RoutingFor reader = RoutingFor::kHost) const;
-
-  // Takes the `stats` that a Forward for RoutingFor::kDevice has left on the device; does nothing
-  // where that call took them.
-  absl::Status ReadStats(const RouterSaved<T>& saved, Stream& stream, RouterStats* stats) const;
 
   // From d_weight [slots] (gradient by the combine weights; not read where dropped): adds to
   // d_tokens [T, H], float32 product, one rounding; adds one float32 partial per micro-batch that

@@ -200,23 +200,15 @@ absl::Status Router<T>::Decide(const RouterInputs<T>& inputs, Gradient gradient,
     MOE_ASSIGN_OR_RETURN(s.routing.weight, DownloadArray(device.weight, host, stream));
     MOE_ASSIGN_OR_RETURN(s.routing.dropped, DownloadArray(device.dropped, host, stream));
   }
-  if (stats != nullptr) s.measures = measures;
-  if (cuda && reader == RoutingFor::kDevice) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(ReadStats(s, stream, stats));
-  s.measures = nullptr;
-  return stream.Synchronize();
-}
-
-template <typename T>
-absl::Status Router<T>::ReadStats(const RouterSaved<T>& saved, Stream& stream,
-                                  RouterStats* stats) const {
-  if (saved.measures == nullptr) return absl::OkStatus();
-  return stats->Take(saved.measures, saved.selection.count,
-                     {.columns = saved.logits.cols(),
-                      .outputs = config_.num_outputs(),
-                      .first_token = saved.batch.first_global_token,
-                      .layer = config_.layer},
-                     stream);
+  if (stats != nullptr) {
+    MOE_RETURN_IF_ERROR(stats->Take(measures, s.selection.count,
+                                    {.columns = s.logits.cols(),
+                                     .outputs = config_.num_outputs(),
+                                     .first_token = s.batch.first_global_token,
+                                     .layer = config_.layer},
+                                    stream));
+  }
+  return cuda && reader == RoutingFor::kDevice ? absl::OkStatus() : stream.Synchronize();
 }
 
 template <typename T>
@@ -251,13 +243,12 @@ absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
   return MatrixView<const float>(on_device.data(), d_logits.rows(), d_logits.cols());
 }
 
-#define MOE_INSTANTIATE(T)                                                                        \
-  template absl::Status Router<T>::Decide(const RouterInputs<T>&, Gradient, Workspace&,           \
-                                          Workspace&, Stream&, RoutingFor, RouterSaved<T>&,       \
-                                          RouterStats*) const;                                    \
-  template absl::Status Router<T>::ReadStats(const RouterSaved<T>&, Stream&, RouterStats*) const; \
-  template absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(                      \
-      absl::Span<const float>, const RouterSaved<T>&, float, Workspace&, Stream&, Workspace*)     \
+#define MOE_INSTANTIATE(T)                                                                    \
+  template absl::Status Router<T>::Decide(const RouterInputs<T>&, Gradient, Workspace&,       \
+                                          Workspace&, Stream&, RoutingFor, RouterSaved<T>&,   \
+                                          RouterStats*) const;                                \
+  template absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(                  \
+      absl::Span<const float>, const RouterSaved<T>&, float, Workspace&, Stream&, Workspace*) \
       const;
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)

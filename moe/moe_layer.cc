@@ -1,7 +1,6 @@
 #include "moe/moe_layer.h"
 
 #include <numeric>
-#include <utility>
 
 #include <absl/strings/str_cat.h>
 
@@ -9,24 +8,6 @@
 #include "kernels/expert_sort/expert_sort.h"
 
 namespace moe {
-namespace {
-
-// Gives `context` the streams of graphs, if there are to be any, and no clock: its events inside a
-// graph would have no times.
-absl::StatusOr<std::unique_ptr<StreamGraphs>> UseGraphs(const MoeLayerConfig& config,
-                                                        Context& context) {
-  if (!config.cuda_graph) return nullptr;
-  MOE_RETURN_IF_ERROR(ValidateRouterConfig(config.router));
-  MOE_RETURN_IF_ERROR(CheckCudaGraph(config, context.compute->device().kind,
-                                     context.mesh->expert_parallel().size(), context.gemm.kernel));
-  MOE_ASSIGN_OR_RETURN(auto graphs, MakeStreamGraphs({context.compute, context.exchange}));
-  context.compute = &graphs->stream(0);
-  context.exchange = &graphs->stream(1);
-  context.clock = nullptr;
-  return graphs;
-}
-
-}  // namespace
 
 template <typename T>
 absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerConfig& config,
@@ -54,10 +35,7 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
         "MoeLayer: the store's memory is not of the device that the context computes on, expected "
         "ParameterStore(type, seed, context)");
   }
-  Context of_passes = context;
-  MOE_ASSIGN_OR_RETURN(auto graphs, UseGraphs(config, of_passes));
-  auto layer =
-      std::unique_ptr<MoeLayer>(new MoeLayer(config, of_passes, context, std::move(graphs)));
+  auto layer = std::unique_ptr<MoeLayer>(new MoeLayer(config, context));
   layer->prefix_ = prefix;
   const size_t first = store.parameters().size();
   Communicator& group = context.mesh->expert_parallel();
@@ -65,12 +43,8 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
   MOE_ASSIGN_OR_RETURN(layer->router_, Router<T>::Create(router));
   MOE_ASSIGN_OR_RETURN(layer->dispatcher_,
                        Dispatcher<T>::Create(config.dispatcher, group, *context.memory));
-  layer->dispatcher_->set_clock(of_passes.clock);
+  layer->dispatcher_->set_clock(context.clock);
   layer->plans_on_device_ = layer->CanPlanOnDevice();
-  if (config.cuda_graph && !layer->plans_on_device_) {
-    return absl::InvalidArgumentError(
-        "MoeLayer: cuda_graph with a plan of the host, expected products by grouped_gemm mma");
-  }
 
   MOE_RETURN_IF_ERROR(layer->AddRouterParameters(prefix, store));
   ExpertsConfig experts = {.hidden_size = router.hidden_size,

@@ -14,7 +14,6 @@
 #include "dispatch/dispatch_plan.h"
 #include "dispatch/dispatcher.h"
 #include "gating/router.h"
-#include "kernels/base/stream_graphs.h"
 #include "moe/context.h"
 #include "moe/experts.h"
 #include "moe/parameter.h"
@@ -39,15 +38,7 @@ struct MoeLayerConfig {
   bool pack_weights = false;
   DispatcherOptions dispatcher = {};
   int overlap_degree = 1;  // d; above 1 needs Context::exchange to be a queue of its own
-  // Forward and Backward are captured as CUDA graphs and replayed (CheckCudaGraph, docs/cuda.md).
-  bool cuda_graph = false;
 };
-
-// What MoeLayerConfig::cuda_graph asks of the rest: a valid router, with padding to capacity and a
-// gate that runs on the device, and a plan that the device makes. kInvalidArgument says what must
-// change.
-absl::Status CheckCudaGraph(const MoeLayerConfig& config, DeviceKind device,
-                            int expert_parallel_size, GroupedGemmKernel grouped_gemm);
 
 template <typename T>
 class MoeLayer;
@@ -64,7 +55,6 @@ struct MoeLayerSaved {
   bool used = false;                   // by a Backward, which overwrites it
   SavedMemory memory;                  // of MakeSaved; else empty
   uint64_t stamp = 0, host_stamp = 0;  // of the workspaces, Workspace::Stamp
-  int64_t pass = 0;                    // the number of Forward's, of the layer's graphs
   MatrixView<const T> x;
   RouterSaved<T> router;
   std::optional<DispatchPlan> plan;  // in workspace memory; empty before Forward
@@ -93,13 +83,6 @@ struct RouterShare {
 // in the context's workspace and host_workspace until the caller releases them; without a state, or
 // with one of MakeSaved, it leaves nothing there, and neither does Backward.
 // T is float, BFloat16 or Float16. Thread use: one thread of a rank at a time.
-//
-// With cuda_graph a call is told by its arguments' addresses, strides and offsets, d_router_loss,
-// where in the workspaces it begins, and where its parameters and their gradients are. The first
-// call of its kind runs as ever, the second is captured, later ones are replayed, the same bits
-// each; 64 kinds are known at a time (StreamGraphs). So whoever calls step after step with the same
-// memory has graphs. Gradients are ready when all of Backward is enqueued, and the clock of the
-// context times a pass as a whole, in no phase.
 template <typename T>
 class MoeLayer {
  public:
@@ -166,12 +149,8 @@ class MoeLayer {
   const ExchangeBytes& exchange_bytes() const { return dispatcher_->bytes(); }
 
  private:
-  // With `graphs`, the streams in `context` are theirs; `whole`: the context given to Create.
-  MoeLayer(const MoeLayerConfig& config, const Context& context, const Context& whole,
-           std::unique_ptr<StreamGraphs> graphs)
+  MoeLayer(const MoeLayerConfig& config, const Context& context)
       : config_(config),
-        whole_(whole),
-        graphs_(std::move(graphs)),
         context_(context),
         placement_(config.router.num_experts, context.mesh->expert_parallel().size()),
         saved_memory_(std::make_shared<SavedMemory::Pool>(*context.memory)) {}
@@ -200,19 +179,7 @@ class MoeLayer {
   // `kept`: the context with the workspaces of the saved state.
   absl::Status Route(const Batch& batch, const Context& kept, MoeLayerSaved<T>& saved,
                      RouterStats* stats);
-  // What the host reads of a Forward; `stats`, if wanted.
-  absl::Status ReadStats(const MoeLayerSaved<T>& saved, RouterStats* stats) const;
   absl::Status CountSlots(const MoeLayerSaved<T>& saved);
-  // The key of a pass, up to the next one.
-  absl::Span<const uint64_t> ForwardKey(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
-                                        const MoeLayerSaved<T>& saved, const RouterStats* stats);
-  absl::Span<const uint64_t> BackwardKey(MatrixView<const T> dy, const MoeLayerSaved<T>& saved,
-                                         float d_router_loss, MatrixView<T> dx);
-  void AddPlaceToKey(const Context& kept);
-  // Runs the pass by itself, or as graphs_ have it; its number among these.
-  absl::StatusOr<int64_t> RunPass(const char* name,
-                                  absl::FunctionRef<absl::Span<const uint64_t>()> key,
-                                  absl::FunctionRef<absl::Status()> pass);
   // Where rows are sent in the device's memory. Of one rank the host would not learn the counts,
   // which it needs for identity experts and calls of cuBLAS.
   bool CanPlanOnDevice() const;
@@ -226,8 +193,6 @@ class MoeLayer {
                             absl::Span<float> d_weight, MatrixView<T> dx);
 
   const MoeLayerConfig config_;
-  const Context whole_;                         // of passes as a whole
-  const std::unique_ptr<StreamGraphs> graphs_;  // nullptr: none
   const Context context_;
   const ExpertPlacement placement_;
   const std::shared_ptr<SavedMemory::Pool> saved_memory_;  // shared with the states of MakeSaved
@@ -243,8 +208,6 @@ class MoeLayer {
   std::vector<Parameter*> parameters_;
   std::vector<double> expert_share_;  // [E] of the last step; empty before the first
   absl::Span<int64_t> counted_slots_;
-  std::vector<uint64_t> key_;      // memory of the last key
-  std::vector<Parameter*> ready_;  // whose gradients a Backward has completed, if it is a graph's
 };
 
 }  // namespace moe

@@ -98,11 +98,7 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
   state = {};
   state.memory = std::move(memory);
   const auto run = [&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(state.pass,
-                         RunPass(
-                             "forward graph", [&] { return ForwardKey(x, batch, y, state, stats); },
-                             [&] { return ForwardRows(x, batch, y, state, stats); }));
-    if (graphs_ != nullptr) MOE_RETURN_IF_ERROR(ReadStats(state, stats));
+    MOE_RETURN_IF_ERROR(ForwardRows(x, batch, y, state, stats));
     return CountSlots(state);
   };
   MOE_RETURN_IF_ERROR(Settle(Caught(run)));
@@ -189,7 +185,7 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLaye
     MOE_RETURN_IF_ERROR(CheckExpertBias(expert_bias_->master(), expert_bias_->spec().name,
                                         layer >= 0 ? layer : config_.router.layer));
   }
-  if (graphs_ == nullptr) MOE_RETURN_IF_ERROR(ReadStats(saved, stats));  // else after the graph
+  if (stats != nullptr && !OnCuda(context_)) MOE_RETURN_IF_ERROR(stats->Wait());
   const Routing& routing = saved.router.routing;
   if (routing.num_routed_experts < routing.num_experts) {
     MOE_ASSIGN_OR_RETURN(const auto row, host.Array<int32_t>(routing.slots()));
@@ -205,13 +201,6 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLaye
     MOE_ASSIGN_OR_RETURN(saved.plan, MakePlan(saved.router, offsets, kept));
     return absl::OkStatus();
   });
-}
-
-template <typename T>
-absl::Status MoeLayer<T>::ReadStats(const MoeLayerSaved<T>& saved, RouterStats* stats) const {
-  if (stats == nullptr) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(router_->ReadStats(saved.router, *context_.compute, stats));
-  return OnCuda(context_) ? absl::OkStatus() : stats->Wait();
 }
 
 template <typename T>
@@ -340,23 +329,7 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   MOE_RETURN_IF_ERROR(CheckBackward(dy, saved, dx));
   saved.used = true;
   const Scratch scratch(context_);
-  const auto run = [&](GradientReady tell) {
-    return RunPass(
-               "backward graph", [&] { return BackwardKey(dy, saved, d_router_loss, dx); },
-               [&] { return BackwardRows(dy, saved, d_router_loss, dx, tell); })
-        .status();
-  };
-  if (graphs_ == nullptr) return Settle(Caught([&] { return run(ready); }));
-  // What the gradients' owner enqueues must not come into the graph, nor before it is launched.
-  ready_.clear();
-  return Settle(Caught([&]() -> absl::Status {
-    MOE_RETURN_IF_ERROR(run([&](Parameter& parameter) {
-      ready_.push_back(&parameter);
-      return absl::OkStatus();
-    }));
-    for (Parameter* const parameter : ready_) MOE_RETURN_IF_ERROR(ready(*parameter));
-    return absl::OkStatus();
-  }));
+  return Settle(Caught([&] { return BackwardRows(dy, saved, d_router_loss, dx, ready); }));
 }
 
 template <typename T>

@@ -1,7 +1,6 @@
 // What a build without CUDA says in place of the files with CUDA in base/.
 #include "kernels/base/buffer.h"
 #include "kernels/base/cuda_devices.h"
-#include "kernels/base/stream_graphs.h"
 #include "kernels/base/stream_stamps.h"
 #include "kernels/base/stream_timer.h"
 
@@ -37,9 +36,6 @@ absl::StatusOr<std::unique_ptr<StreamTimer>> MakeCudaStreamTimer(Stream&) {
   return NoCuda();
 }
 absl::StatusOr<std::unique_ptr<StreamStamps>> MakeStreamStamps(Stream&) {
-  return NoCuda();
-}
-absl::StatusOr<std::unique_ptr<StreamGraphs>> MakeStreamGraphs(absl::Span<Stream* const>) {
   return NoCuda();
 }
 absl::StatusOr<MemoryResource*> CudaMemory(int) {

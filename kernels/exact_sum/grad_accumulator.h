@@ -42,7 +42,6 @@ class GradAccumulator {
   Write NextWrite() const {
     return empty_ != nullptr && std::exchange(*empty_, false) ? Write::kOverwrite : Write::kAdd;
   }
-  bool empty() const { return empty_ != nullptr && *empty_; }  // the next partial overwrites
   absl::Span<float> float_sum() const { return float_sum_; }
   absl::Span<int64_t> exact_sum() const { return exact_sum_; }
   const ExactGrid& grid() const { return grid_; }

@@ -28,9 +28,9 @@ struct MatrixSlab {
 // [depth, cols], kPlain): out rows of group g = in rows of group g * weight[g].
 //
 // Group g owns rows [offsets[g], offsets[g + 1]). Offsets are device memory and read by the kernel:
-// no host waits for them, and a captured launch may be replayed with others. They may end before N
-// (a buffer with room to spare); rows after the last group are not touched. Offsets that descend or
-// leave [0, N] give wrong results, but no access out of bounds.
+// no host waits for them. They may end before N (a buffer with room to spare); rows after the last
+// group are not touched. Offsets that descend or leave [0, N] give wrong results, but no access out
+// of bounds.
 // Without offsets there is one group, of all rows.
 //
 // `weight` is device memory: one slab, whatever the number of groups.

@@ -258,7 +258,6 @@ void AddCheckpoints(TrainCheckpoints& checkpoints, Settings& settings) {
 void AddAll(TrainConfig& config, Settings& settings) {
   settings.kind = SettingKind::kLayout;
   settings.Add("--expert-model-parallel-size", config.expert_parallel_size);
-  settings.Add("--cuda-graph", config.model.moe.cuda_graph);
   settings.kind = SettingKind::kNumerics;
   int version = kNumericsVersion;
   settings.Add(kVersion, version);

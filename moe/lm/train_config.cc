@@ -170,9 +170,7 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
         absl::StrCat("--dtype is ", NameOf(config.dtype), ", expected f32, bf16 or f16"));
   }
   MOE_RETURN_IF_ERROR(ValidateLossScale(config.loss_scale));
-  MOE_RETURN_IF_ERROR(ValidateTransformerConfig(ModelConfig(config)));
-  if (!config.model.moe.cuda_graph) return absl::OkStatus();
-  return CheckCudaGraph(config.model.moe, config.device, ep, config.grouped_gemm);
+  return ValidateTransformerConfig(ModelConfig(config));
 }
 
 }  // namespace moe::lm

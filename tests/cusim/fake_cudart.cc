@@ -35,11 +35,6 @@ cudaError_t Driver() {
   return TheMachine().driver;
 }
 
-// Nor may a thread that captures, as with cudaStreamCaptureModeThreadLocal.
-cudaError_t MayAllocate() {
-  return Driver() != cudaSuccess ? Driver() : Streams::Get().Spoil();
-}
-
 bool IsDevice(int device) {
   return device >= 0 && device < TheMachine().devices;
 }
@@ -166,11 +161,6 @@ const char* CUDARTAPI cudaGetErrorName(cudaError_t error) {
       {cudaErrorIllegalAddress, "cudaErrorIllegalAddress"},
       {cudaErrorPeerAccessAlreadyEnabled, "cudaErrorPeerAccessAlreadyEnabled"},
       {cudaErrorPeerAccessUnsupported, "cudaErrorPeerAccessUnsupported"},
-      {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported"},
-      {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated"},
-      {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined"},
-      {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation"},
-      {cudaErrorCapturedEvent, "cudaErrorCapturedEvent"},
   };
   for (const auto& [named, name] : kNames) {
     if (named == error) return name;
@@ -250,8 +240,8 @@ cudaError_t CUDARTAPI cudaDeviceEnablePeerAccess(int owner, unsigned flags) {
 cudaError_t CUDARTAPI cudaDeviceSynchronize() {
   if (Driver() != cudaSuccess) return Return(Driver());
   ++host_waits.synchronizations;
-  const cudaError_t error = Streams::Get().SynchronizeAll(__func__);
-  return Return(error != cudaSuccess ? error : TheMachine().work);
+  Streams::Get().SynchronizeAll(__func__);
+  return Return(TheMachine().work);
 }
 
 cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
@@ -271,41 +261,15 @@ cudaError_t CUDARTAPI cudaStreamGetDevice(cudaStream_t stream, int* device) {
 }
 cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t stream) {
   ++host_waits.synchronizations;
-  const cudaError_t error =
-      stream != nullptr ? Streams::Get().Synchronize(__func__, stream) : cudaSuccess;
-  return Return(error != cudaSuccess ? error : TheMachine().work);
+  if (stream != nullptr) Streams::Get().Synchronize(__func__, stream);
+  return Return(TheMachine().work);
 }
 cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  return Return(Streams::Get().Wait(__func__, stream, event));
+  Streams::Get().Wait(__func__, stream, event);
+  return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   Streams::Get().EnqueueHost(__func__, stream, [=] { function(data); });
-  return cudaSuccess;
-}
-
-cudaError_t CUDARTAPI cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
-  if (mode != cudaStreamCaptureModeThreadLocal) return Return(cudaErrorNotSupported);
-  return Return(Streams::Get().BeginCapture(__func__, stream));
-}
-cudaError_t CUDARTAPI cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  return Return(Streams::Get().EndCapture(__func__, stream, graph));
-}
-cudaError_t CUDARTAPI cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
-                                           unsigned long long flags) {
-  if (flags != 0) return Return(cudaErrorNotSupported);
-  *executable = Streams::Get().Instantiate(__func__, graph);
-  return cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  Streams::Get().LaunchGraph(__func__, executable, stream);
-  return cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaGraphDestroy(cudaGraph_t graph) {
-  Streams::Get().DestroyGraph(__func__, graph);
-  return cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  Streams::Get().DestroyGraph(__func__, executable);
   return cudaSuccess;
 }
 
@@ -327,13 +291,13 @@ cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t event) {
-  if (Streams::Get().Query(__func__, event) == cudaSuccess) return Return(TheMachine().work);
+  if (Streams::Get().Passed(__func__, event)) return Return(TheMachine().work);
   ++host_waits.synchronizations;
-  const cudaError_t error = Streams::Get().Synchronize(__func__, event);
-  return Return(error != cudaSuccess ? error : TheMachine().work);
+  Streams::Get().Synchronize(__func__, event);
+  return Return(TheMachine().work);
 }
 cudaError_t CUDARTAPI cudaEventQuery(cudaEvent_t event) {
-  return Streams::Get().Query(__func__, event);
+  return Streams::Get().Passed(__func__, event) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t CUDARTAPI cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t stop) {
   return Return(Streams::Get().Elapsed(__func__, start, stop, ms));
@@ -376,18 +340,17 @@ cudaError_t CUDARTAPI cudaFreeAsync(void* data, cudaStream_t stream) {
 }
 // What a program of its own allocates; no code of the library does.
 cudaError_t CUDARTAPI cudaMalloc(void** data, size_t bytes) {
-  if (const cudaError_t error = MayAllocate(); error != cudaSuccess) return Return(error);
+  if (Driver() != cudaSuccess) return Return(Driver());
   *data = cusim::AllocateDevice(current_device, bytes);
   return *data != nullptr ? cudaSuccess : Return(cudaErrorMemoryAllocation);
 }
 cudaError_t CUDARTAPI cudaFree(void* data) {
-  const cudaError_t error = Streams::Get().SynchronizeAll(__func__);
-  if (error != cudaSuccess) return Return(error);
+  Streams::Get().SynchronizeAll(__func__);
   if (data != nullptr) cusim::FreeDevice(__func__, data);
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaHostAlloc(void** data, size_t bytes, unsigned) {
-  if (const cudaError_t error = MayAllocate(); error != cudaSuccess) return Return(error);
+  if (Driver() != cudaSuccess) return Return(Driver());
   *data = cusim::AllocatePinned(bytes);
   return *data != nullptr ? cudaSuccess : Return(cudaErrorMemoryAllocation);
 }
@@ -406,14 +369,7 @@ cudaError_t CUDARTAPI cudaMemsetAsync(void* data, int value, size_t bytes, cudaS
 cudaError_t CUDARTAPI cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                                       cudaStream_t stream) {
   const int device = DeviceOfStream(__func__, stream);
-  const auto pageable = [](const void* data) {
-    return cusim::DeviceOfMemory(data) < 0 && !cusim::IsPinned(data);
-  };
-  if (stream != nullptr && (pageable(to) || pageable(from))) {
-    const cudaError_t error = Streams::Get().Spoil(__func__, stream);
-    if (error != cudaSuccess) return Return(error);
-  }
-  if (pageable(to)) ++host_waits.copies;
+  if (cusim::DeviceOfMemory(to) < 0 && !cusim::IsPinned(to)) ++host_waits.copies;
   Streams::Get().Enqueue(__func__, stream, [=] {
     CheckRange("cudaMemcpyAsync, from", device, from, bytes);
     CheckRange("cudaMemcpyAsync, to", device, to, bytes);

@@ -1,5 +1,5 @@
-// The fake CUDA runtime of tests/cusim: the orders that it runs streams and graphs in, and the
-// misuse it finds.
+// The fake CUDA runtime of tests/cusim: the orders that it runs streams in, and the misuse it
+// finds.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -36,7 +36,6 @@ class FakeCudart : public ::testing::Test {
   void TearDown() override {
     for (cudaStream_t stream : stream_) EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
     for (cudaEvent_t event : event_) EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
-    EXPECT_EQ(cusim::LiveGraphs(), 0u);
   }
 
   // A kernel that appends `letter` to order_.
@@ -364,120 +363,6 @@ TEST_F(FakeCudart, AStreamTakesKernelsOfItsOwnDeviceAlone) {
   EXPECT_EQ(cusim::LaunchOne([] {}, stream_[0]), cudaErrorInvalidResourceHandle);
   EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
   ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
-}
-
-// Graphs: what a capture takes, what a launch runs, what spoils a capture.
-class FakeGraphs : public FakeCudart {
- protected:
-  cudaError_t Begin() {
-    return cudaStreamBeginCapture(stream_[0], cudaStreamCaptureModeThreadLocal);
-  }
-  cudaError_t End(cudaGraphExec_t* executable) {
-    cudaGraph_t graph = nullptr;
-    const cudaError_t error = cudaStreamEndCapture(stream_[0], &graph);
-    if (error != cudaSuccess) return error;
-    EXPECT_EQ(cudaGraphInstantiate(executable, graph, 0), cudaSuccess);
-    return cudaGraphDestroy(graph);
-  }
-  // Of a capture that `body` has spoilt.
-  void ExpectSpoilt(cudaError_t expected, const std::function<cudaError_t()>& body) {
-    ASSERT_EQ(Begin(), cudaSuccess);
-    EXPECT_EQ(body(), expected);
-    cudaGraphExec_t executable = nullptr;
-    EXPECT_EQ(End(&executable), cudaErrorStreamCaptureInvalidated);
-    EXPECT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);  // it is a stream again
-  }
-};
-
-// Stream 0: a, d; stream 1, between them: b; beside b in stream 0: c.
-TEST_F(FakeGraphs, ALaunchRunsTheNodesInAnyOrderThatTheEdgesAllow) {
-  ASSERT_EQ(Begin(), cudaSuccess);
-  Launch(0, 'a');
-  Join(1, 0);
-  Launch(1, 'b');
-  Launch(0, 'c');
-  Join(0, 1);
-  Launch(0, 'd');
-  cudaGraphExec_t graph = nullptr;
-  ASSERT_EQ(End(&graph), cudaSuccess);
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_EQ(order_, "");
-
-  std::set<std::string> orders;
-  ForSeeds([&] {
-    ASSERT_EQ(cudaGraphLaunch(graph, stream_[0]), cudaSuccess);
-    Launch(0, 'e');
-    ASSERT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);
-    orders.insert(order_);
-  });
-  EXPECT_EQ(orders, std::set<std::string>({"abcde", "acbde"}));
-  ASSERT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
-}
-
-// As a launch takes copies of a kernel's arguments, a graph keeps those of its capture; what they
-// point to is read anew.
-TEST_F(FakeGraphs, ReplaysTheArgumentsOfItsCapture) {
-  int seen = 0, argument = 1, memory = 10;
-  ASSERT_EQ(Begin(), cudaSuccess);
-  ASSERT_EQ(
-      cusim::LaunchOne([&seen, argument, at = &memory] { seen = argument + *at; }, stream_[0]),
-      cudaSuccess);
-  cudaGraphExec_t graph = nullptr;
-  ASSERT_EQ(End(&graph), cudaSuccess);
-  argument = 2;
-  memory = 20;
-  const int64_t before = cusim::GraphLaunches();
-  ASSERT_EQ(cudaGraphLaunch(graph, stream_[0]), cudaSuccess);
-  ASSERT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);
-  EXPECT_EQ(seen, 21);
-  EXPECT_EQ(cusim::GraphLaunches() - before, 1);
-  ASSERT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
-}
-
-TEST_F(FakeGraphs, WhatACaptureCannotHoldSpoilsIt) {
-  ExpectSpoilt(cudaErrorStreamCaptureUnsupported,
-               [&] { return cudaStreamSynchronize(stream_[0]); });
-  ExpectSpoilt(cudaErrorStreamCaptureUnsupported, [] { return cudaDeviceSynchronize(); });
-  void* pinned = nullptr;
-  ExpectSpoilt(cudaErrorStreamCaptureUnsupported,
-               [&] { return cudaHostAlloc(&pinned, 8, cudaHostAllocDefault); });
-  char host[8] = {};
-  void* const device = cusim::AllocateDevice(0, sizeof(host));
-  ExpectSpoilt(cudaErrorStreamCaptureUnsupported, [&] {
-    return cudaMemcpyAsync(device, host, sizeof(host), cudaMemcpyDefault, stream_[0]);
-  });
-  cusim::FreeDevice("test", device);
-  ASSERT_EQ(cudaEventRecord(event_[1], stream_[1]), cudaSuccess);
-  ExpectSpoilt(cudaErrorStreamCaptureIsolation,
-               [&] { return cudaStreamWaitEvent(stream_[0], event_[1], 0); });
-}
-
-TEST_F(FakeGraphs, AStreamThatDoesNotJoinAgainAndCapturedEventsAreNamed) {
-  ASSERT_EQ(Begin(), cudaSuccess);
-  EXPECT_EQ(Begin(), cudaErrorIllegalState);
-  Join(1, 0);
-  Launch(1, 'b');
-  EXPECT_EQ(cudaEventSynchronize(event_[0]), cudaErrorCapturedEvent);
-  EXPECT_EQ(cudaEventQuery(event_[0]), cudaErrorCapturedEvent);
-  cudaGraph_t graph = nullptr;
-  EXPECT_EQ(cudaStreamEndCapture(stream_[1], &graph), cudaErrorStreamCaptureUnmatched);
-  cudaGraphExec_t executable = nullptr;
-  EXPECT_EQ(End(&executable), cudaErrorStreamCaptureUnjoined);
-  EXPECT_EQ(cudaStreamWaitEvent(stream_[1], event_[0], 0), cudaErrorCapturedEvent);
-  EXPECT_STREQ(cudaGetErrorName(cudaErrorCapturedEvent), "cudaErrorCapturedEvent");
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_EQ(order_, "");
-}
-
-TEST_F(FakeGraphs, MisuseIsNamed) {
-  EXPECT_DEATH((void)cudaGraphLaunch(nullptr, stream_[0]), "cudaGraphLaunch: unknown graph");
-  EXPECT_DEATH(
-      {
-        (void)Begin();
-        (void)cudaLaunchHostFunc(
-            stream_[0], [](void*) {}, nullptr);
-      },
-      "cudaLaunchHostFunc: in a stream that is being captured, which is not simulated");
 }
 
 }  // namespace

@@ -94,7 +94,6 @@ const std::shared_ptr<Streams::Event>& Streams::Find(const char* function, cudaE
 void Streams::Destroy(const char* function, cudaStream_t stream) {
   Lock lock(mu_);
   const Queue& queue = Find(function, stream);
-  if (queue.capture != nullptr) Misuse(function, "a stream that is being captured");
   RunUntil(function, lock, [&] { return Idle(queue); });
   queues_.erase(Number(stream));
 }
@@ -131,15 +130,6 @@ int Streams::DeviceOf(const char* function, cudaEvent_t event) {
 
 void Streams::Push(const char* function, cudaStream_t stream, Operation operation) {
   Queue& queue = Find(function, stream);
-  if (queue.capture != nullptr) {
-    if (operation.kind != Operation::Kind::kDevice) {
-      Misuse(function, "in a stream that is being captured, which is not simulated");
-    }
-    std::vector<Node>& nodes = queue.capture->nodes;
-    nodes.push_back({queue.device, std::move(operation.work), std::move(queue.after)});
-    queue.after = {nodes.size() - 1};
-    return;
-  }
   queue.operations.push_back(std::move(operation));
   ++queue.enqueued;
   changed_.notify_all();
@@ -181,34 +171,13 @@ void Streams::EnqueueHost(const char* function, cudaStream_t stream, std::functi
 void Streams::Record(const char* function, cudaEvent_t event, cudaStream_t stream) {
   const Lock lock(mu_);
   Event& state = *Find(function, event);
-  const Queue& queue = Find(function, stream);
-  state.capture = queue.capture;
-  state.after = queue.after;
-  if (queue.capture != nullptr) return;
   state.last = std::make_shared<Recorded>();
   Push(function, stream, {.kind = Operation::Kind::kRecord, .recorded = state.last});
 }
 
-cudaError_t Streams::Wait(const char* function, cudaStream_t stream, cudaEvent_t event) {
+void Streams::Wait(const char* function, cudaStream_t stream, cudaEvent_t event) {
   const Lock lock(mu_);
-  Queue& queue = Find(function, stream);
-  const Event& state = *Find(function, event);
-  if (queue.capture == nullptr && state.capture == nullptr) {
-    Push(function, stream, {.kind = Operation::Kind::kWait, .recorded = state.last});
-    return cudaSuccess;
-  }
-  if (queue.capture == nullptr) {
-    if (std::find(captures_.begin(), captures_.end(), state.capture) == captures_.end()) {
-      return cudaErrorCapturedEvent;  // of a capture that has ended
-    }
-    queue.capture = state.capture;  // joins it
-  }
-  if (queue.capture != state.capture) {
-    queue.capture->spoilt = true;
-    return cudaErrorStreamCaptureIsolation;
-  }
-  queue.after.insert(queue.after.end(), state.after.begin(), state.after.end());
-  return cudaSuccess;
+  Push(function, stream, {.kind = Operation::Kind::kWait, .recorded = Find(function, event)->last});
 }
 
 bool Streams::HasPassed(const Recorded* recorded) {
@@ -261,9 +230,6 @@ bool Streams::Step(Lock& lock, What what) {
       break;
     case Operation::Kind::kWait:
       break;
-    case Operation::Kind::kGraph:
-      if (!StepGraph(*operation.graph)) queue->operations.push_front(std::move(operation));
-      break;
     case Operation::Kind::kExternal: {
       const DeviceAccess access(DeviceAccess::kEveryDevice);
       if (!operation.external->Step()) queue->operations.push_front(std::move(operation));
@@ -290,28 +256,19 @@ void Streams::RunUntil(const char* function, Lock& lock, const std::function<boo
   }
 }
 
-cudaError_t Streams::Synchronize(const char* function, cudaStream_t stream) {
+void Streams::Synchronize(const char* function, cudaStream_t stream) {
   Lock lock(mu_);
   const Queue& queue = Find(function, stream);
-  if (queue.capture != nullptr) {
-    queue.capture->spoilt = true;
-    return cudaErrorStreamCaptureUnsupported;
-  }
   RunUntil(function, lock, [&] { return Idle(queue); });
-  return cudaSuccess;
 }
 
-cudaError_t Streams::Synchronize(const char* function, cudaEvent_t event) {
+void Streams::Synchronize(const char* function, cudaEvent_t event) {
   Lock lock(mu_);
-  const Event& state = *Find(function, event);
-  if (state.capture != nullptr) return cudaErrorCapturedEvent;
-  const std::shared_ptr<Recorded> last = state.last;
+  const std::shared_ptr<Recorded> last = Find(function, event)->last;
   RunUntil(function, lock, [&] { return HasPassed(last.get()); });
-  return cudaSuccess;
 }
 
-cudaError_t Streams::SynchronizeAll(const char* function) {
-  if (const cudaError_t spoilt = Spoil(); spoilt != cudaSuccess) return spoilt;
+void Streams::SynchronizeAll(const char* function) {
   Lock lock(mu_);
   RunUntil(function, lock, [&] {
     for (const auto& [handle, queue] : queues_) {
@@ -319,14 +276,11 @@ cudaError_t Streams::SynchronizeAll(const char* function) {
     }
     return true;
   });
-  return cudaSuccess;
 }
 
-cudaError_t Streams::Query(const char* function, cudaEvent_t event) {
+bool Streams::Passed(const char* function, cudaEvent_t event) {
   const Lock lock(mu_);
-  const std::shared_ptr<Event>& state = Find(function, event);
-  if (state->capture != nullptr) return cudaErrorCapturedEvent;
-  return HasPassed(state->last.get()) ? cudaSuccess : cudaErrorNotReady;
+  return HasPassed(Find(function, event)->last.get());
 }
 
 cudaError_t Streams::Elapsed(const char* function, cudaEvent_t start, cudaEvent_t stop, float* ms) {

@@ -8,10 +8,6 @@
 // Work of a library that takes part in several streams (NCCL's kernels) is an External: it may have
 // to wait for others, in streams of other host threads, and lets the rest go on meanwhile.
 //
-// What is put into a stream that is being captured (fake_graphs.cc) becomes a node of a graph,
-// after those before it in its stream and those of the events that it waits for, and nothing runs.
-// A launch runs copies of the nodes, picked at random from those whose turn it may be.
-//
 // Misuse (an unknown stream or event, memory that was freed, a host function that calls CUDA,
 // waiting for what can never happen) is printed and aborts the process.
 #ifndef MOE_TESTS_CUSIM_FAKE_STREAMS_H_
@@ -28,7 +24,6 @@
 #include <mutex>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -71,10 +66,6 @@ struct HostWaits {
 };
 HostWaits WaitsOfThisThread();
 
-// How many graphs were launched since the program began, and how many of them can be.
-int64_t GraphLaunches();
-size_t LiveGraphs();
-
 // A kernel that waits for kernels in other streams. Its functions are called one at a time, with
 // the streams locked: they must not call CUDA.
 class External {
@@ -115,28 +106,16 @@ class Streams {
   // A function on the host, which may block; it runs beside other work, but no other host function.
   void EnqueueHost(const char* function, cudaStream_t stream, std::function<void()> work);
   void Record(const char* function, cudaEvent_t event, cudaStream_t stream);
-  cudaError_t Wait(const char* function, cudaStream_t stream, cudaEvent_t event);
+  void Wait(const char* function, cudaStream_t stream, cudaEvent_t event);
 
-  cudaError_t Synchronize(const char* function, cudaStream_t stream);
-  cudaError_t Synchronize(const char* function, cudaEvent_t event);
-  cudaError_t SynchronizeAll(const char* function);
-  cudaError_t Query(const char* function, cudaEvent_t event);
+  void Synchronize(const char* function, cudaStream_t stream);
+  void Synchronize(const char* function, cudaEvent_t event);
+  void SynchronizeAll(const char* function);
+  bool Passed(const char* function, cudaEvent_t event);
   // Milliseconds of the host's clock between the passing of two events that keep the time.
   cudaError_t Elapsed(const char* function, cudaEvent_t start, cudaEvent_t stop, float* ms);
 
   void Seed(uint32_t seed);
-
-  cudaError_t BeginCapture(const char* function, cudaStream_t stream);
-  cudaError_t EndCapture(const char* function, cudaStream_t stream, cudaGraph_t* graph);
-  // Spoils the captures of the calling thread, as a call does that may not be made meanwhile, and
-  // returns the error of that call; cudaSuccess where there are none.
-  cudaError_t Spoil();
-  // Likewise that of `stream`, if it is being captured.
-  cudaError_t Spoil(const char* function, cudaStream_t stream);
-  cudaGraphExec_t Instantiate(const char* function, cudaGraph_t graph);
-  void DestroyGraph(const char* function, const void* graph);
-  void LaunchGraph(const char* function, cudaGraphExec_t graph, cudaStream_t stream);
-  size_t graphs();
 
  private:
   // Events are recorded again and again, in any stream: a wait is for the record that was the last
@@ -145,40 +124,22 @@ class Streams {
     bool passed = false;
     std::chrono::steady_clock::time_point passed_at = {};
   };
-  struct Node {
-    int device;
-    std::function<void()> work;
-    std::vector<size_t> after;  // nodes before it
-  };
-  struct Capture {
-    std::thread::id thread;
-    cudaStream_t origin;
-    bool spoilt = false;
-    std::vector<Node> nodes;
-  };
-  struct GraphRun;  // a launch
   struct Event {
     int device;
     bool timing;
     std::shared_ptr<Recorded> last;  // nullptr: never recorded, which counts as passed
-    // Where it was recorded last, if that is a capture, and the nodes before it there.
-    std::shared_ptr<Capture> capture = nullptr;
-    std::vector<size_t> after = {};
   };
   struct Operation {
-    enum class Kind : uint8_t { kDevice, kHost, kRecord, kWait, kExternal, kGraph } kind;
+    enum class Kind : uint8_t { kDevice, kHost, kRecord, kWait, kExternal } kind;
     std::function<void()> work;
     std::shared_ptr<Recorded> recorded;
     std::shared_ptr<External> external;
-    std::shared_ptr<GraphRun> graph;
   };
   struct Queue {
     int device;
     int64_t enqueued = 0;
     bool busy = false;  // its host function runs
     std::deque<Operation> operations;
-    std::shared_ptr<Capture> capture = nullptr;
-    std::vector<size_t> after = {};  // nodes of the capture before what comes next
   };
   using Lock = std::unique_lock<std::mutex>;
 
@@ -193,8 +154,6 @@ class Streams {
   static bool HasPassed(const Recorded* recorded);
   static bool Ready(const Operation& operation);
   bool WaitsForOthers() const;
-  bool StepGraph(GraphRun& run);
-  const std::shared_ptr<std::vector<Node>>& FindGraph(const char* function, const void* graph);
   static bool Idle(const Queue& queue) { return queue.operations.empty() && !queue.busy; }
 
   std::mutex mu_;
@@ -202,8 +161,6 @@ class Streams {
   // All guarded by mu_. Ordered by number, so that an order of streams depends on no address.
   std::map<uintptr_t, std::unique_ptr<Queue>> queues_;
   std::map<uintptr_t, std::shared_ptr<Event>> events_;
-  std::map<uintptr_t, std::shared_ptr<std::vector<Node>>> graphs_;  // and those instantiated
-  std::vector<std::shared_ptr<Capture>> captures_;
   size_t most_events_ = SIZE_MAX;
   uintptr_t next_handle_ = 0x1000;
   int busy_ = 0;

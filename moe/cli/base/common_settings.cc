@@ -283,9 +283,7 @@ absl::Status CompleteLayer(const Settings& settings, MoeLayerConfig& layer) {
 absl::Status InFlags(const absl::Status& status, const Settings& settings) {
   absl::string_view message = status.message();
   const bool router = absl::ConsumePrefix(&message, "RouterConfig.");
-  if (!router && !absl::ConsumePrefix(&message, "MoeLayer: ")) {
-    absl::ConsumePrefix(&message, "Transformer: ");
-  }
+  if (!router) absl::ConsumePrefix(&message, "Transformer: ");
   std::string out;
   for (size_t i = 0; i < message.size();) {
     size_t end = i;

@@ -46,6 +46,7 @@ constexpr char kOneStream[] = "texts are one stream, whose documents are not tol
 constexpr char kOwnFormat[] =
     "checkpoints have one format, docs/checkpoint.md; moe ckpt export writes "
     "Hugging Face's";
+constexpr char kNoGraphs[] = "kernels are launched one by one";
 constexpr char kNoFloat8[] = "--dtype f32, bf16 and f16 are what there is";
 
 constexpr ForeignFlag kFlags[] = {
@@ -175,8 +176,8 @@ constexpr ForeignFlag kFlags[] = {
     {"moe-enable-deepep", kRefused, "", "--dispatch says how rows travel"},
     {"overlap-moe-expert-parallel-comm", kRefused, "",
      "--moe-overlap-degree D overlaps exchange and experts"},
-    {"enable-cuda-graph", kRefused, "", "--cuda-graph captures an MoE layer"},
-    {"external-cuda-graph", kRefused, "", "--cuda-graph captures an MoE layer"},
+    {"enable-cuda-graph", kRefused, "", kNoGraphs},
+    {"external-cuda-graph", kRefused, "", kNoGraphs},
     {"ddp-bucket-size", kRefused, kAny, "--bucket-size-mb MiB"},
     {"distributed-timeout-minutes", kRefused, kAny, "--comm-timeout SECONDS"},
     {"nproc-per-node", kRefused, kAny, kOfLauncher},

@@ -140,15 +140,6 @@ absl::Status SetLayerRouting(const Settings& settings, int ranks, bench::LayerSp
   return absl::OkStatus();
 }
 
-absl::Status CheckGraph(const Settings& settings, const bench::LayerSpec& spec) {
-  if (spec.routing.has_value()) {
-    return WrongFlag("--cuda-graph", "given", "none with --routing, which the host plans by");
-  }
-  return InFlags(
-      CheckCudaGraph(spec.layer, spec.device, spec.expert_parallel_size, GroupedGemmKernel::kAuto),
-      settings);
-}
-
 }  // namespace
 
 absl::StatusOr<bench::KernelSpec> MakeKernelSpec(const BenchCall& call, const Launch& launch) {
@@ -195,7 +186,6 @@ absl::StatusOr<bench::LayerSpec> MakeLayerSpec(const BenchCall& call, const Laun
   MOE_RETURN_IF_ERROR(SetDispatch(settings, spec.expert_parallel_size, spec.layer.dispatcher));
   spec.device = launch.device.kind;
   MOE_RETURN_IF_ERROR(CheckRouter(spec.layer.router, spec.tokens, settings));
-  if (spec.layer.cuda_graph) MOE_RETURN_IF_ERROR(CheckGraph(settings, spec));
   MOE_RETURN_IF_ERROR(CheckSizes(spec, spec.layer.router.hidden_size, spec.layer.ffn_hidden_size));
   return spec;
 }

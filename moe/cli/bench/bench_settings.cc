@@ -87,10 +87,6 @@ void AddLayerSettings(bench::LayerSpec& spec, Table& t) {
   t.Add("--pack-weights", &spec.layer.pack_weights,
         "forward reads packed copies of the weights, as programs that do not train may: faster the "
         "fewer tokens an expert has; --device cpu");
-  t.Add("--cuda-graph", &spec.layer.cuda_graph,
-        "layer: its passes are captured as CUDA graphs and replayed; needs --device cuda, --ep 1 "
-        "and --moe-pad-expert-input-to-capacity")
-      .Field("cuda_graph");
   t.Group(kRouterGroup);
   AddRoutingSettings(spec.layer, t);
 }

@@ -136,13 +136,7 @@ void AddParallel(TrainOptions& options, Table& t) {
       .Within(0x1p-20, kMostBucketMib, "at least 1e-6, a byte");
   t.Add("--grouped-gemm NAME", {Kind::kWord, "auto", {"auto", "cublas", "mma", "wgmma"}},
         "with --device cuda: cublas, mma (this project's), or auto: dense 16-bit by cublas if "
-        "--numerics is fast, the rest by mma")
-      .Field("grouped_gemm");
-  t.Add("--cuda-graph", &train.model.moe.cuda_graph,
-        "with --device cuda: forward and backward of an MoE layer are captured as CUDA graphs and "
-        "replayed; needs --ep 1 and --moe-pad-expert-input-to-capacity; same bits")
-      .Field("cuda_graph")
-      .Roles(kOfLayer);
+        "--numerics is fast, the rest by mma");
   AddTimeoutSetting(options.comm_timeout, t);
 }
 

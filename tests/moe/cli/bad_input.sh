@@ -17,9 +17,7 @@ refused 2 "unexpected argument 'fish'" completion bash fish
 refused 2 "unknown flag '--shell'" completion --shell bash
 train 2 "unknown flag '--num-expert'; did you mean '--num-experts'?" --num-expert 8
 train 2 "unknown flag '--profile'" --profile x
-train 2 "--cuda-graph on the CPU, expected a CUDA device" --cuda-graph
-refused 2 "--cuda-graph on the CPU, expected a CUDA device" bench layer --cuda-graph
-refused 2 "--cuda-graph is given, expected none with --routing" bench layer --cuda-graph --routing zipf:1
+train 2 "unknown flag '--cuda-graph'" --cuda-graph
 train 2 "--share-device is given, expected --device cuda" --share-device
 train 2 "--lr is 'inf', expected a finite number" --lr inf
 train 2 "--bucket-size-mb is '1e300', expected a finite number of at most 1048576" --bucket-size-mb 1e300

@@ -22,7 +22,7 @@ bench() {
     expect 0 "report of $call" "$moe" report rows.json --out rows.html
   done
   for call in "--ranks 1" "--ranks 2 --share-device -d bf16 --moe-overlap-degree 2" "--ranks 1 --router gshard --topk 2" \
-    "--ranks 1 --routing zipf:1" "--ranks 1 --cuda-graph --capacity-factor 1 --moe-pad-expert-input-to-capacity -w 3"; do
+    "--ranks 1 --routing zipf:1" "--ranks 1 --capacity-factor 1 --moe-pad-expert-input-to-capacity"; do
     # shellcheck disable=SC2086
     expect 0 "layer $call" "$moe" bench layer $call "${short[@]}" --hidden-size 8 --moe-ffn-hidden-size 8 -oe jsonl
     rows=$(grep -c '"device":"cuda".*"status":"ok"' stderr)
@@ -47,7 +47,6 @@ train() {
   local short=(train "${model[@]}" --seq-length 8 --micro-batches 2 --steps 2 --lr-warmup-steps 1 --eval-sequences 2
     --device cuda) ranks
   local invariant=("$moe" "${short[@]}" --numerics layout-invariant)
-  local padded=("${invariant[@]}" --ranks 1 --capacity-factor 1.25 --moe-pad-expert-input-to-capacity)
   run "${invariant[@]}" --ranks 1 --out one
   needs_device "$devices"
   expect 0 "one rank"
@@ -63,13 +62,6 @@ train() {
     says '"skipped":true' f16-$ranks/metrics.jsonl
   done
   same_weights f16-1 f16-2
-
-  # Graphs, from the third micro-batch on, have the bits of what they hold.
-  expect 0 "without graphs" "${padded[@]}" --out padded
-  expect 0 "graphs" "${padded[@]}" --cuda-graph --out graphs
-  same_weights padded graphs
-  expect 2 "graphs without padding" "$moe" "${short[@]}" --ranks 1 --cuda-graph
-  says "--cuda-graph without --moe-pad-expert-input-to-capacity, expected it" stderr
 
   run "$moe" "${short[@]}" --ranks 1 --dtype bf16 --grouped-gemm cublas --numerics fast
   [[ $devices != simulated && $rc == 10 ]] || expect 0 "products by cuBLAS"

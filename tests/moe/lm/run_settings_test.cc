@@ -2,6 +2,7 @@
 #include "moe/lm/run_settings.h"
 
 #include <string>
+#include <vector>
 
 #include <absl/strings/str_replace.h>
 #include <gmock/gmock.h>
@@ -31,6 +32,23 @@ TEST(RunSettings, WhatAnOlderCheckpointLeavesOutIsWhatItWas) {
   config.model.num_query_groups = 2;
   EXPECT_THAT(Differences(SettingsOf(config, {}), SettingKind::kModel, older),
               ::testing::ElementsAre("--num-query-groups is 2, 4 in the checkpoint"));
+}
+
+// A checkpoint of a program that had a setting more.
+TEST(RunSettings, AKeyThatNoSettingHasIsIgnored) {
+  TrainConfig config;
+  config.model.hidden_size = 96;
+  const std::vector<RunSetting> settings = SettingsOf(config, {});
+  CheckpointSections sections = {.numerics = SettingsJson(settings, SettingKind::kNumerics),
+                                 .model = SettingsJson(settings, SettingKind::kModel),
+                                 .trainer = SettingsJson(settings, SettingKind::kTrainer)};
+  for (std::string* const section : {&sections.numerics, &sections.model, &sections.trainer}) {
+    section->insert(1, R"("cuda_graph":"1",)");
+  }
+  const auto stored = StoredConfig(sections);
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  EXPECT_EQ(stored->model.hidden_size, 96);
+  EXPECT_THAT(Differences(settings, SettingKind::kModel, sections.model), ::testing::IsEmpty());
 }
 
 TEST(RunSettings, ATextIsNotGoneOnWithAsTokenIdsNorIdsAsAText) {
