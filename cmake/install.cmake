@@ -49,7 +49,7 @@ set(moe_public_headers
   moe/checkpoint/checkpointer.h moe/checkpoint/manifest.h moe/checkpoint/reader.h
   moe/checkpoint/step_folders.h moe/checkpoint/stop_signal.h moe/checkpoint/training_state.h
   moe/checkpoint/writer.h
-  moe/hf/block_run.h moe/hf/hf_config.h moe/hf/hf_model.h moe/hf/hf_save.h moe/hf/hf_weights.h moe/hf/model_rule.h moe/hf/tensor_layout.h moe/hf/tensor_rule.h
+  moe/hf/hf_config.h moe/hf/hf_model.h moe/hf/hf_save.h moe/hf/hf_weights.h moe/hf/model_rule.h moe/hf/tensor_layout.h moe/hf/tensor_rule.h
   moe/io/checkpoint.h moe/io/file.h moe/io/file_system.h moe/io/file_work.h moe/io/model_files.h moe/io/routing_trace.h moe/io/safetensors.h
   moe/io/safetensors_stream.h
   moe/lm/key_value_cache.h moe/lm/text_data.h moe/lm/tokens.h moe/lm/train_config.h moe/lm/trainer.h moe/lm/transformer.h

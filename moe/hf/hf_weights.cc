@@ -321,31 +321,4 @@ absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream, Stream& h
   return stream.Synchronize();
 }
 
-LayerGradients::LayerGradients(const LayerWeights& weights) : config_(&weights.config().moe) {
-  for (const LayerTensor& tensor : weights.tensors()) {
-    if (!IsTrained(tensor.rule->parameter)) continue;
-    tensors_.push_back(
-        {.of = &tensor, .values = std::vector<float>(tensor.found.tensor->num_elements)});
-  }
-}
-
-absl::Status LayerGradients::Set(ParameterKind kind, int32_t expert,
-                                 absl::Span<const float> gradient) {
-  const int64_t size = ShapeOf(kind, *config_).size();
-  if (static_cast<int64_t>(gradient.size()) != size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("LayerGradients::Set: ", gradient.size(), " elements, expected ", size));
-  }
-  for (Tensor& tensor : tensors_) {
-    const TensorRule& rule = *tensor.of->rule;
-    if (rule.parameter != kind) continue;
-    if (rule.experts == ExpertAxis::kNumbered && tensor.of->expert != expert) continue;
-    // A stacked tensor holds whole parameters.
-    const int64_t begin = rule.experts == ExpertAxis::kStacked ? expert * size : 0;
-    ForEachElement(rule, *config_,
-                   [&](int64_t i, int64_t j) { tensor.values[begin + j] = gradient[i]; });
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace moe::hf

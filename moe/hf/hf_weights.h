@@ -1,4 +1,4 @@
-// The weights of one MoE layer in a Hugging Face checkpoint, and gradients in the same names.
+// The weights of one MoE layer in a Hugging Face checkpoint.
 #ifndef MOE_MOE_HF_HF_WEIGHTS_H_
 #define MOE_MOE_HF_HF_WEIGHTS_H_
 
@@ -125,31 +125,6 @@ class LayerWeights {
   std::vector<int64_t> available_;
   TensorLayout layout_;
   std::vector<LayerTensor> tensors_;  // by rules of the layout
-};
-
-// Gradients of all trained tensors of a layer, float32, in the checkpoint's names and layouts.
-class LayerGradients {
- public:
-  LayerGradients() = default;
-  // All zero. `weights` must outlive this.
-  explicit LayerGradients(const LayerWeights& weights);
-
-  // Puts the gradient of a whole parameter where the checkpoint keeps it. kInvalidArgument if the
-  // length is wrong.
-  absl::Status Set(ParameterKind kind, int32_t expert, absl::Span<const float> gradient);
-
-  struct Tensor {
-    const LayerTensor* of = nullptr;
-    std::vector<float> values;
-    const std::string& name() const { return of->found.tensor->name; }
-    const std::vector<int64_t>& shape() const { return of->found.tensor->shape; }
-  };
-  // In the order of the model's rules.
-  absl::Span<const Tensor> tensors() const { return tensors_; }
-
- private:
-  const MoeLayerConfig* config_ = nullptr;
-  std::vector<Tensor> tensors_;
 };
 
 }  // namespace moe::hf

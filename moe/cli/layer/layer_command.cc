@@ -22,7 +22,7 @@
 #include "moe/cli/base/settings.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/trace_file.h"
-#include "moe/hf/block_run.h"
+#include "moe/cli/layer/model_layer.h"
 #include "moe/io/safetensors.h"
 #include "moe/lm/train_config.h"
 
@@ -36,7 +36,7 @@ struct LayerOptions {
   std::string grad_output, grads;  // both empty: forward alone
   std::string trace;               // empty: no time line
   std::optional<int64_t> layer;
-  hf::BlockRunOptions run;
+  ModelLayerOptions run;
   absl::Duration comm_timeout;
 
   bool backward() const { return !grads.empty(); }
@@ -73,8 +73,8 @@ Files, all safetensors (T tokens, H hidden_size, E experts, K experts per token)
 
 Tokens are cut into 16 blocks (of at most 64 tokens, then more blocks); a rank takes a range of
 blocks. The cut depends on T alone, so with --numerics layout-invariant results have the same bits
-for any --ranks and --ep. Weight gradients are then exact sums: 2^-40 of the largest |dy| is their
-unit, and more than 2^23 / blocks of it is refused (exit 6); --numerics fast has neither bound.
+for any --ranks and --ep. Weight gradients are then exact sums, of unit 2^-50 or of one that fits
+the gradients.
 
 Settings: flags, then the environment (MOE_NAME: capitals, _ for -), then defaults.
 
@@ -145,7 +145,7 @@ absl::StatusOr<LayerOptions> MakeLayerOptions(const Settings& settings, const Wo
   LayerOptions options;
   MOE_RETURN_IF_ERROR(Fill(settings, LayerSettings(options)));
   options.trace = settings.text("trace");
-  hf::BlockRunOptions& run = options.run;
+  ModelLayerOptions& run = options.run;
   constexpr char kEp[] = "expert-model-parallel-size";
   run.expert_parallel_size = settings.empty(kEp) ? world.ranks : settings.integer(kEp);
   MOE_RETURN_IF_ERROR(lm::CheckExpertParallelSize(run.expert_parallel_size, world.ranks));
@@ -167,11 +167,11 @@ class LayerRun {
   absl::Status Run() {
     MOE_RETURN_IF_ERROR(Prepare());
     PrintStart();
-    hf::BlockResult result;
+    ModelLayerResult result;
     const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
       const bool first = world->rank() == 0;
-      MOE_ASSIGN_OR_RETURN(hf::BlockResult mine,
-                           hf::RunBlock(*weights_, input_, options_.run, std::move(world)));
+      MOE_ASSIGN_OR_RETURN(ModelLayerResult mine,
+                           RunModelLayer(*weights_, input_, options_.run, std::move(world)));
       if (first) result = std::move(mine);
       return absl::OkStatus();
     };
@@ -236,7 +236,7 @@ class LayerRun {
       auto opened = SafetensorsFile::Open(path);
       MOE_RETURN_IF_ERROR(InputError(flag, opened.status()));
       file = std::make_unique<SafetensorsFile>(*std::move(opened));
-      auto found = hf::FindTokens(*file, tensor, tokens, config.moe.router.hidden_size);
+      auto found = FindTokens(*file, tensor, tokens, config.moe.router.hidden_size);
       MOE_RETURN_IF_ERROR(InputError(flag, found.status()));
       rows = *found;
       return absl::OkStatus();
@@ -271,7 +271,7 @@ class LayerRun {
     Say(stderr, "moe layer: {}: layer {}, {}\n", weights_->path(), weights_->layer(), which);
   }
 
-  absl::Status WriteOutput(const hf::BlockResult& result) const {
+  absl::Status WriteOutput(const ModelLayerResult& result) const {
     const int64_t tokens = result.tokens;
     std::vector<SafetensorsSource> tensors;
     const auto add = [&](const char* name, const std::vector<float>& values, int64_t width) {
@@ -291,18 +291,18 @@ class LayerRun {
     return WriteError("--output", options_.output, WriteSafetensors(options_.output, tensors));
   }
 
-  absl::Status WriteGradients(const hf::BlockResult& result) const {
+  absl::Status WriteGradients(const ModelLayerResult& result) const {
     std::vector<SafetensorsSource> tensors;
-    for (const hf::LayerGradients::Tensor& gradient : result.gradients.tensors()) {
-      tensors.push_back({.name = gradient.name(),
+    for (const auto& [of, values] : result.gradients) {
+      tensors.push_back({.name = of->found.tensor->name,
                          .type = SafetensorsType::kF32,
-                         .shape = gradient.shape(),
-                         .bytes = BytesOf<float>(gradient.values)});
+                         .shape = of->found.tensor->shape,
+                         .bytes = BytesOf<float>(values)});
     }
     return WriteError("--grads", options_.grads, WriteSafetensors(options_.grads, tensors));
   }
 
-  std::string Summary(const hf::BlockResult& result) const {
+  std::string Summary(const ModelLayerResult& result) const {
     std::string text = fmt::format(
         "{} layer {} | {} tokens | H {} F {} E {} K {} | {}, ep {} | {} | forward {:.1f} ms",
         std::string(weights_->config().model_type()), weights_->layer(), result.tokens,
@@ -326,7 +326,7 @@ class LayerRun {
   LayerOptions options_;
   std::unique_ptr<hf::LayerWeights> weights_;
   std::unique_ptr<SafetensorsFile> x_file_, dy_file_;
-  hf::BlockInput input_;
+  ModelLayerInput input_;
   std::unique_ptr<TraceFile> trace_;
 };
 

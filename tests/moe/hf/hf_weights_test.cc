@@ -186,18 +186,6 @@ TEST_F(HfWeightsTest, LoadRefusesWhatIsNotTheWholeLayerNamingTheParameter) {
   }
 }
 
-TEST_F(HfWeightsTest, GradientsGoBackWhereWeightsCameFrom) {
-  const LayerWeights weights = GptOss();
-  LayerGradients gradients(weights);
-  ASSERT_TRUE(gradients.Set(ParameterKind::kExpertGateUp, 1, {8, 12, 10, 14, 9, 13, 11, 15}).ok());
-  EXPECT_FALSE(gradients.Set(ParameterKind::kExpertGateUp, 1, {1, 2}).ok());
-  ASSERT_EQ(gradients.tensors().size(), 6u);
-  const LayerGradients::Tensor& tensor = gradients.tensors()[2];
-  EXPECT_EQ(tensor.name(), "model.layers.0.mlp.experts.gate_up_proj");
-  EXPECT_THAT(tensor.shape(), ElementsAre(2, 2, 4));
-  EXPECT_THAT(tensor.values, ElementsAre(0, 0, 0, 0, 0, 0, 0, 0, 8, 9, 10, 11, 12, 13, 14, 15));
-}
-
 void ExpectCoversEveryElementOnce(const TensorLayout& layout) {
   MoeLayerConfig moe = {.ffn_hidden_size = 3, .shared_expert_ffn_hidden_size = 5};
   moe.router.num_experts = 4;

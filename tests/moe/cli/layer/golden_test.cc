@@ -20,7 +20,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/status_macros.h"
-#include "moe/hf/block_run.h"
+#include "moe/cli/layer/model_layer.h"
 #include "moe/hf/family.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/layer_harness.h"
@@ -30,6 +30,11 @@ namespace moe::hf {
 namespace {
 
 namespace fs = std::filesystem;
+using cli::FindTokens;
+using cli::ModelLayerInput;
+using cli::ModelLayerOptions;
+using cli::ModelLayerResult;
+using cli::RunModelLayer;
 using testing::ExpectSameBits;
 using testing::Layout;
 
@@ -63,16 +68,17 @@ std::vector<Layout> LayoutsHere(std::vector<Layout> all) {
   return all;
 }
 
-BlockResult RunCase(const LayerWeights& weights, const BlockInput& input, const Layout& layout,
-                    const BlockRunOptions& options = {}) {
-  BlockResult on_first;
+ModelLayerResult RunCase(const LayerWeights& weights, const ModelLayerInput& input,
+                         const Layout& layout, const ModelLayerOptions& options = {}) {
+  ModelLayerResult on_first;
   std::mutex mu;
   testing::RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
-    BlockRunOptions mine = options;
+    ModelLayerOptions mine = options;
     mine.device = testing::LayerDevice();
     mine.expert_parallel_size = layout.expert_parallel;
-    MOE_ASSIGN_OR_RETURN(BlockResult result, RunBlock(weights, input, mine, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(ModelLayerResult result,
+                         RunModelLayer(weights, input, mine, std::move(world)));
     const std::lock_guard<std::mutex> lock(mu);
     if (first) on_first = std::move(result);
     return absl::OkStatus();
@@ -116,16 +122,19 @@ void ExpectRows(const std::string& name, const std::vector<float>& got,
   }
 }
 
-void ExpectSameBits(const BlockResult& got, const BlockResult& expected) {
+const std::string& NameOf(const ModelLayerResult::Gradient& gradient) {
+  return gradient.of->found.tensor->name;
+}
+
+void ExpectSameBits(const ModelLayerResult& got, const ModelLayerResult& expected) {
   EXPECT_EQ(got.expert_ids, expected.expert_ids);
   ExpectSameBits("y", got.y, expected.y);
   ExpectSameBits("dx", got.dx, expected.dx);
   ExpectSameBits("expert_weights", got.expert_weights, expected.expert_weights);
   ExpectSameBits("router_logits", got.router_logits, expected.router_logits);
-  ASSERT_EQ(got.gradients.tensors().size(), expected.gradients.tensors().size());
-  for (size_t i = 0; i < got.gradients.tensors().size(); ++i) {
-    ExpectSameBits(got.gradients.tensors()[i].name(), got.gradients.tensors()[i].values,
-                   expected.gradients.tensors()[i].values);
+  ASSERT_EQ(got.gradients.size(), expected.gradients.size());
+  for (size_t i = 0; i < got.gradients.size(); ++i) {
+    ExpectSameBits(NameOf(got.gradients[i]), got.gradients[i].values, expected.gradients[i].values);
   }
 }
 
@@ -152,7 +161,7 @@ class GoldenTest : public ::testing::TestWithParam<std::string> {
 
   const MoeLayerConfig& moe() const { return weights_->config().moe; }
 
-  void ExpectGolden(const BlockResult& result) const {
+  void ExpectGolden(const ModelLayerResult& result) const {
     const int64_t hidden = moe().router.hidden_size;
     const auto expect_rows = [&](const char* name, const std::vector<float>& got, int64_t width) {
       ExpectRows(name, got, Floats(*io_, name), width, Against::kOwnRow);
@@ -164,28 +173,28 @@ class GoldenTest : public ::testing::TestWithParam<std::string> {
     const auto ids = io_->Data(*io_->Find("expert_ids"));
     ASSERT_EQ(result.expert_ids.size() * sizeof(int64_t), ids.size());
     EXPECT_EQ(std::memcmp(result.expert_ids.data(), ids.data(), ids.size()), 0) << "expert_ids";
-    EXPECT_EQ(result.gradients.tensors().size(), grads_->tensors().size());
-    for (const LayerGradients::Tensor& gradient : result.gradients.tensors()) {
+    EXPECT_EQ(result.gradients.size(), grads_->tensors().size());
+    for (const ModelLayerResult::Gradient& gradient : result.gradients) {
       // Sums over tokens cancel, and some rows are exactly zero, so no bound holds against a row's
       // own norm (torch itself is off by 3.3e-6); rounding errors come from the terms, whose size
       // the longest row of the tensor shows.
-      const auto& shape = gradient.shape();
-      ExpectRows(gradient.name(), gradient.values, Floats(*grads_, gradient.name()), shape.back(),
-                 Against::kLongestRow);
+      const std::string& name = NameOf(gradient);
+      ExpectRows(name, gradient.values, Floats(*grads_, name),
+                 gradient.of->found.tensor->shape.back(), Against::kLongestRow);
     }
   }
 
   std::unique_ptr<LayerWeights> weights_;
   std::unique_ptr<SafetensorsFile> io_, grads_;
-  BlockInput input_;
+  ModelLayerInput input_;
 };
 
 TEST_P(GoldenTest, EveryExpertParallelSizeGivesTransformersResultsAndTheSameBits) {
-  const BlockResult one = RunCase(*weights_, input_, {});
+  const ModelLayerResult one = RunCase(*weights_, input_, {});
   ExpectGolden(one);
-  const BlockResult forward = RunCase(*weights_, {.x = input_.x}, {});
+  const ModelLayerResult forward = RunCase(*weights_, {.x = input_.x}, {});
   EXPECT_TRUE(forward.dx.empty());
-  EXPECT_TRUE(forward.gradients.tensors().empty());
+  EXPECT_TRUE(forward.gradients.empty());
   ExpectSameBits("y without dy", forward.y, one.y);
   for (const Layout& layout : LayoutsHere({{3, 3}, {2, 2}, {4, 4}, {4, 2}})) {
     SCOPED_TRACE(::testing::Message()
@@ -200,11 +209,12 @@ TEST_P(GoldenTest, FastNumericsStayWithinTheBound) {
 }
 
 // Of parameters, by name: layouts differ in tensors.
-std::map<std::string, std::vector<float>> GradientsByParameter(const BlockResult& result,
+std::map<std::string, std::vector<float>> GradientsByParameter(const ModelLayerResult& result,
                                                                const MoeLayerConfig& config) {
   std::map<std::string, std::vector<float>> gradients;
-  for (const LayerGradients::Tensor& tensor : result.gradients.tensors()) {
+  for (const ModelLayerResult::Gradient& tensor : result.gradients) {
     const TensorRule& rule = *tensor.of->rule;
+    EXPECT_EQ(std::ssize(tensor.values), tensor.of->found.tensor->num_elements) << NameOf(tensor);
     const int64_t size = ShapeOf(rule.parameter, config).size();
     const bool stacked = rule.experts == ExpertAxis::kStacked;
     for (int32_t e = 0; e < (stacked ? config.router.num_experts : 1); ++e) {
@@ -229,8 +239,8 @@ TEST_P(GoldenTest, FusedExpertsGiveTheSameBits) {
   const auto fused = LayerWeights::Find(weights_->config(), *std::move(checkpoint), std::nullopt);
   ASSERT_TRUE(fused.ok()) << fused.status();
   EXPECT_EQ(fused->layer(), weights_->layer());
-  const BlockResult expected = RunCase(*weights_, input_, {});
-  const BlockResult got = RunCase(*fused, input_, {.ranks = 2, .expert_parallel = 2});
+  const ModelLayerResult expected = RunCase(*weights_, input_, {});
+  const ModelLayerResult got = RunCase(*fused, input_, {.ranks = 2, .expert_parallel = 2});
   ExpectSameBits("y", got.y, expected.y);
   ExpectSameBits("dx", got.dx, expected.dx);
   EXPECT_EQ(GradientsByParameter(got, moe()), GradientsByParameter(expected, moe()));
@@ -262,21 +272,22 @@ TEST_P(GoldenTest, GradientsKeepTheirPrecisionAtAnyScale) {
     return RunCase(*weights_, {.x = tokens("x"), .dy = tokens("dy")}, layout,
                    {.numerics = numerics});
   };
-  const auto expect = [&](const BlockResult& got, const BlockResult& want, int log2, double bound) {
-    for (size_t i = 0; i < want.gradients.tensors().size(); ++i) {
-      const LayerGradients::Tensor& tensor = want.gradients.tensors()[i];
-      std::vector<float> scaled = tensor.values, error = got.gradients.tensors()[i].values;
+  const auto expect = [&](const ModelLayerResult& got, const ModelLayerResult& want, int log2,
+                          double bound) {
+    for (size_t i = 0; i < want.gradients.size(); ++i) {
+      const ModelLayerResult::Gradient& tensor = want.gradients[i];
+      std::vector<float> scaled = tensor.values, error = got.gradients[i].values;
       for (size_t j = 0; j < error.size(); ++j) {
         scaled[j] = std::ldexp(scaled[j], log2);
         error[j] -= scaled[j];
       }
-      EXPECT_LE(Norm(error), bound * Norm(scaled)) << tensor.name() << " 2^" << log2;
+      EXPECT_LE(Norm(error), bound * Norm(scaled)) << NameOf(tensor) << " 2^" << log2;
     }
   };
   constexpr Numerics kExact = Numerics::kLayoutInvariant;
-  const BlockResult one = run(0, 0, {}, kExact);
+  const ModelLayerResult one = run(0, 0, {}, kExact);
   for (const int log2 : {-30, 30}) {
-    const BlockResult scaled = run(0, log2, {}, kExact);
+    const ModelLayerResult scaled = run(0, log2, {}, kExact);
     expect(scaled, one, log2, 4 * 0x1p-24);
     for (const Layout& layout : LayoutsHere({{2, 2}, {4, 2}})) {
       ExpectSameBits(run(0, log2, layout, kExact), scaled);
@@ -292,8 +303,8 @@ TEST_P(GoldenTest, BFloat16HasTheSameBitsAtEveryExpertParallelSize) {
   if (testing::LayerDevice() == DeviceKind::kCuda && GetParam() != CaseNames().front()) {
     GTEST_SKIP() << "verify_test has every gate in bfloat16 on the device";
   }
-  const BlockRunOptions options = {.dtype = DType::kBFloat16};
-  const BlockResult one = RunCase(*weights_, input_, {}, options);
+  const ModelLayerOptions options = {.dtype = DType::kBFloat16};
+  const ModelLayerResult one = RunCase(*weights_, input_, {}, options);
   for (const Layout& layout : LayoutsHere({{3, 3}, {4, 2}})) {
     ExpectSameBits(RunCase(*weights_, input_, layout, options), one);
   }
@@ -352,7 +363,8 @@ TEST_P(GoldenTest, ANaNInTheRouterIsNamedByLayerAndExpert) {
     ASSERT_TRUE(weights.ok()) << weights.status();
     testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) {
       const absl::Status status =
-          RunBlock(*weights, {.x = input_.x}, {.device = testing::LayerDevice()}, std::move(world))
+          RunModelLayer(*weights, {.x = input_.x}, {.device = testing::LayerDevice()},
+                        std::move(world))
               .status();
       EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
       EXPECT_THAT(
