@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The gate and the plan beside PyTorch, as a Markdown table.
 
-Gate: `moe bench gate`, logits to scores, slots, weights and counts; the peer's softmax, top-k,
+Gate: `kernel_bench gate`, logits to scores, slots, weights and counts; the peer's softmax, top-k,
 renormalised weights and bincount. Plan: the phase of that name in `moe bench layer`, with experts
 so narrow that nothing else takes memory; the peer's stable argsort and inverse. They take turns on
 one core, round by round, each gives a median of some calls; ratios are taken inside a round.
@@ -15,17 +15,19 @@ NARROW = 8  # H and F
 
 def product(args, tokens, experts, topk):
     """Milliseconds of the parts, and the gate's share of memcpy in percent."""
-    shape = ["--tokens", str(tokens), "--num-experts", str(experts), "--moe-router-topk", str(topk),
-             "--threads", "1", "-n", str(args.calls), "-T", "0", "-o", "jsonl"]
+    shape = ["--tokens", str(tokens), "--num-experts", str(experts), "--topk", str(topk),
+             "--threads", "1"]
     env = table_lines.one_thread()
-    gate = table_lines.run([args.moe, "bench", "gate"] + shape, env)[0]
+    gate = table_lines.kernels([args.kernel_bench, "gate", "--benchmark_filter=forward"] + shape,
+                               args.calls, env)["forward"]
     layer = table_lines.run(
         [args.moe, "bench", "layer", "--ranks", "1", "--hidden-size", str(NARROW),
-         "--moe-ffn-hidden-size", str(NARROW)] + shape, env)
+         "--moe-ffn-hidden-size", str(NARROW), "-n", str(args.calls), "-T", "0", "-o", "jsonl"] +
+        shape, env)
     plan, = (line["time_us"] for line in layer
              if (line["pass"], line["phase"]) == ("forward", "plan"))
-    times = {"gate": 1e-3 * gate["time_us"], "plan": 1e-3 * plan}
-    return times | {"gate + plan": sum(times.values())}, gate["memcpy_pct"]
+    times = {"gate": 1e-3 * gate["real_time"], "plan": 1e-3 * plan}
+    return times | {"gate + plan": sum(times.values())}, gate["copy_pct"]
 
 
 def one_round(args, peers, core, tokens, experts, topk):
@@ -43,6 +45,7 @@ def one_round(args, peers, core, tokens, experts, topk):
 
 def main():
     parser = table_lines.core_arguments(__doc__.splitlines()[0])
+    table_lines.add_kernels(parser)
     table_lines.add_torch(parser)
     parser.add_argument("--experts", default="64,256")
     parser.add_argument("--tokens", type=int, default=65536)

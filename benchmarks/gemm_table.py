@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Grouped products beside oneDNN, OpenBLAS and the core's peak, as a Markdown table.
 
-Product (gemm_bench) and peers (benchmarks/peers/cpu/gemm_*.cc) take turns on one core, round by
+Product (kernel_bench) and peers (benchmarks/peers/cpu/gemm_*.cc) take turns on one core, round by
 round, a median of some calls each, all by the CPU clock. Ratios are taken inside a round, against
 the fastest peer of that round; oneDNN finds weights packed, so it stands against packed weights of
 ours too. The share is of multiply-adds, in bf16 of dot products where the CPU has them; that of
@@ -11,8 +11,9 @@ gradient) have. bf16 is a peer's only where it has it.
 import table_lines
 from table_lines import spread
 
-PRODUCTS = {"forward": "forward", "packed forward": "forward", "input gradient": "input_gradient",
-            "weight gradient": "weight_gradient"}
+# The peers' names of ours.
+PRODUCTS = {"forward": "forward", "packed_forward": "forward", "input_grad": "input_gradient",
+            "weight_grad": "weight_gradient"}
 
 
 def ask(peers, args, dtype, rows):
@@ -28,24 +29,24 @@ def ask(peers, args, dtype, rows):
 
 
 def one_round(args, peers, core, dtype, rows):
-    """(rows of gemm_bench by product, times of peers)"""
-    lines = table_lines.run(
-        [args.gemm_bench, "--json", "--cpu-clock", "--rows", str(rows), "--type", dtype, "--rounds",
-         str(args.calls), "--in", str(args.hidden), "--out", str(args.ffn), "--experts",
-         str(args.experts)], table_lines.one_thread())
+    """(medians of kernel_bench by product, times of peers)"""
+    ours = table_lines.kernels(
+        [args.kernel_bench, "gemm", "--cpu-clock", "--tokens", str(rows * args.experts), "--topk",
+         "1", "--dtype", dtype, "--hidden-size", str(args.hidden), "--moe-ffn-hidden-size",
+         str(args.ffn), "--num-experts", str(args.experts)], args.calls, table_lines.one_thread())
     core.check()
     times = ask(peers, args, dtype, rows)
     core.check()
-    return {line["product"]: line for line in lines}, times
+    return ours, times
 
 
 def cells(ours, theirs, product, kept):
     """Times, ratios to each peer and to the best, and the shares of both limits."""
-    ratios = {name: [times[PRODUCTS[product], name] / line[product]["time_us"]
+    ratios = {name: [times[PRODUCTS[product], name] / line[product]["real_time"]
                      for line, times in kept if (PRODUCTS[product], name) in times]
               for name in theirs}
     best = [min(at_once) for at_once in zip(*(values for values in ratios.values() if values))]
-    return ([spread([1e-3 * line[product]["time_us"] for line in ours], ".2f")] +
+    return ([spread([1e-3 * line[product]["real_time"] for line in ours], ".2f")] +
             [spread(values, ".2f") if values else "" for values in ratios.values()] +
             [spread(best, ".2f") if best else "",
              spread([line[product]["peak_pct"] for line in ours], ".0f"),
@@ -54,7 +55,7 @@ def cells(ours, theirs, product, kept):
 
 def main():
     parser = table_lines.core_arguments(__doc__.splitlines()[0])
-    parser.add_argument("--gemm-bench", required=True, help="benchmarks/gemm_bench.cc, compiled")
+    table_lines.add_kernels(parser)
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM")
     parser.add_argument("--types", default="f32,bf16")
     parser.add_argument("--rows", default="1,8,32,64,128,512", help="of each expert")

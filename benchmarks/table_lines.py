@@ -39,8 +39,8 @@ def one_thread():
     return clean_environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 
-def run(command, env):
-    """The rows that a program writes as JSON lines; None if it did not end in time."""
+def output(command, env):
+    """What a program writes to standard output; None if it did not end in time."""
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True, start_new_session=True) as process:
         try:
@@ -51,7 +51,21 @@ def run(command, env):
             return None
     if process.returncode != 0:
         sys.exit(f"{' '.join(command)}: exit code {process.returncode}\n{stdout}{stderr}")
-    return [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
+    return stdout
+
+
+def run(command, env):
+    """The rows that a program writes as JSON lines; None if it did not end in time."""
+    text = output(command, env)
+    return text and [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def kernels(command, calls, env):
+    """{name: medians over `calls` calls}, of a command of benchmarks/kernel_bench.cc."""
+    text = output(command + [f"--benchmark_repetitions={calls}", "--benchmark_min_time=0",
+                             "--benchmark_min_warmup_time=0", "--benchmark_format=json"], env)
+    return {row["run_name"].split("/")[1]: row for row in json.loads(text)["benchmarks"]
+            if row.get("aggregate_name", "median") == "median"}
 
 
 class Worker:
@@ -146,6 +160,12 @@ def machine():
                   if line.startswith("model name")]
     only = " with AVX2 alone" if held else ""
     return f"{models[0] if models else platform.machine()}{only}, {CORES} cores"
+
+
+def add_kernels(parser):
+    """The flag of the tables whose kernels kernel_bench measures."""
+    parser.add_argument("--kernel-bench", required=True,
+                        help="benchmarks/kernel_bench.cc, compiled")
 
 
 def add_torch(parser):

@@ -3,7 +3,7 @@
 #
 #   scripts/bench_cpu.sh [BUILD] [--part NAME]... [flags of the part...]
 #
-# BUILD: a build folder with `moe`, `gemm_bench` and `fma_peak`. Parts, one program each in
+# BUILD: a build folder with `moe`, `kernel_bench` (Google Benchmark) and `fma_peak`. Parts, one program each in
 # benchmarks/; without --part all of them, without flags:
 #   exchange  exchange_table.py  beside Open MPI
 #   gemm      gemm_table.py      beside oneDNN and OpenBLAS
@@ -63,7 +63,7 @@ exchange() {
 }
 
 gemm() {
-  need benchmarks/gemm_bench
+  need benchmarks/kernel_bench
   need benchmarks/fma_peak
   local found=() peer name library
   for peer in oneDNN:onednn:dnnl OpenBLAS:openblas:openblas; do
@@ -75,7 +75,7 @@ gemm() {
       printf 'No %s (%s says why): its column is missing.\n\n' "$name" "$peers/gemm_$peer.log"
     fi
   done
-  python3 benchmarks/gemm_table.py --gemm-bench "$dir/benchmarks/gemm_bench" \
+  python3 benchmarks/gemm_table.py --kernel-bench "$dir/benchmarks/kernel_bench" \
     --fma-peak "$dir/benchmarks/fma_peak" "${found[@]}" "$@"
 }
 
@@ -84,6 +84,10 @@ beside_torch() {  # gate, layer
   local part=$1 flags
   shift
   mapfile -t flags < <(pythons)
+  if [[ $part == gate ]]; then
+    need benchmarks/kernel_bench
+    flags+=(--kernel-bench "$dir/benchmarks/kernel_bench")
+  fi
   python3 "benchmarks/${part}_table.py" --moe "$moe" --fma-peak "$dir/benchmarks/fma_peak" \
     "${flags[@]}" "$@"
 }

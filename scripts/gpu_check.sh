@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What only a GPU can show: Hopper's instructions one by one, the tests labelled gpu, compute-sanitizer
-# over some of them, `moe bench` on the device, the same work by PyTorch and Triton, and one table of
-# it all, in under nine minutes.
+# over some of them, `kernel_bench` and `moe bench layer` on the device, the same work by PyTorch and
+# Triton, and one table of it all, in under nine minutes.
 #
 #   scripts/gpu_check.sh [--out DIR] [--seconds N]     builds build/gpu first
 #   scripts/gpu_check.sh --bundle DIR [--build DIR]    needs no GPU: makes DIR, to be carried to a
@@ -39,19 +39,20 @@ if [[ -x $here/bin/moe ]]; then
   [[ -z $bundle$build ]] || usage
   is_bundle=1
   out=${out:-$PWD/gpu_check.out}
-  moe=$here/bin/moe tests=$here bin=$here/bin peers=$here/peers
+  moe=$here/bin/moe kernel_bench=$here/bin/kernel_bench tests=$here bin=$here/bin peers=$here/peers
 else
   source "$here/common.sh"
   out=${out:-$root/build/gpu_check}
   dir=${build:-$root/build/gpu}
-  moe=$dir/moe/cli/moe tests=$dir bin=$dir/tests peers=$root/benchmarks/peers/gpu
+  moe=$dir/moe/cli/moe kernel_bench=$dir/benchmarks/kernel_bench tests=$dir bin=$dir/tests
+  peers=$root/benchmarks/peers/gpu
 fi
 
 nccl_contract=comm_contract_nccl_processes_test # where NCCL is
 
 build_all() {
-  cmake --preset cuda -B "$dir" -DMOE_BUILD_TESTS=ON -DMOE_ENABLE_MPI=OFF &&
-    cmake --build "$dir" -j "$jobs" --target moe device_tests
+  cmake --preset cuda -B "$dir" -DMOE_BUILD_TESTS=ON -DMOE_ENABLE_MPI=OFF -DMOE_ENABLE_BENCHMARK=ON &&
+    cmake --build "$dir" -j "$jobs" --target moe kernel_bench device_tests
 }
 
 # Libraries that every machine with the driver has, or whose versions belong to it.
@@ -89,7 +90,7 @@ with open(sys.argv[1], "w") as file:
     for test in json.load(sys.stdin)["tests"]:
         name = test["name"]
         if "command" not in test:
-            sys.exit(f"gpu_check: {name} is not built: build the targets moe and device_tests")
+            sys.exit(f"gpu_check: {name} is not built: build the targets moe, kernel_bench and device_tests")
         program, = test["command"]
         timeout = next(p["value"] for p in test["properties"] if p["name"] == "TIMEOUT")
         file.write(f"""add_test({name} "${{CMAKE_CURRENT_LIST_DIR}}/bin/{os.path.basename(program)}")
@@ -114,14 +115,14 @@ make_bundle() {
   [[ $list ]] || { echo "gpu_check: no tests labelled gpu in $dir" >&2; return 1; }
   mapfile -t programs <<<"$list"
   [[ -x $dir/tests/$nccl_contract ]] && programs+=("$dir/tests/$nccl_contract")
-  for program in "$moe" "${programs[@]}"; do
+  for program in "$moe" "$kernel_bench" "${programs[@]}"; do
     strip -o "$bundle/bin/$(basename "$program")" "$program" || return 1
   done
   carry_libraries || return 1
   cp "$peers"/*.py "$bundle/peers/" && cp "$root"/scripts/{gpu_check.sh,gpu_table.py,nccl_one_gpu.sh} "$bundle/" || return 1
   git describe --always --dirty >"$bundle/version"
   mib=$(($(du -sk "$bundle" | cut -f 1) / 1024 + 1))
-  echo "gpu_check: $bundle: $((${#programs[@]} + 1)) programs with their libraries, $mib MiB"
+  echo "gpu_check: $bundle: $((${#programs[@]} + 2)) programs with their libraries, $mib MiB"
   ((mib < limit_mib)) || { echo "gpu_check: that is $limit_mib MiB or more" >&2; return 1; }
 }
 
@@ -169,16 +170,17 @@ sanitize() { # tool
   return $rc
 }
 
-bench() { # name of the result, operation, flags
-  ours "$moe" bench "$2" --device cuda -q -n 30 -T 3 -J "$out/$1.json" "${@:3}"
+kernels() { # name of the result, operation, flags
+  ours "$kernel_bench" "$2" --device cuda --threads "$(nproc)" --benchmark_repetitions=30 --benchmark_min_time=0 \
+    --benchmark_out="$out/$1.json" "${@:3}"
 }
 
 peer() { python3 "$peers/$1.py" >"$out/$1.jsonl"; }
 
 # step <name> <seconds> <command...>: output to $out/<name>.log and a line to steps.tsv: name, exit
 # code, seconds, the last line of the output.
-export -f build_all ours probe run_tests sanitize bench peer
-export is_bundle dir jobs GPU_CHECK_LIBRARIES sanitizer tests bin moe out peers
+export -f build_all ours probe run_tests sanitize kernels peer
+export is_bundle dir jobs GPU_CHECK_LIBRARIES sanitizer tests bin kernel_bench out peers
 step() {
   local name=$1 budget=$2 left=$((seconds - SECONDS)) start=$SECONDS rc=124 last="no time was left"
   ((left < budget)) && budget=$left
@@ -208,7 +210,7 @@ need_gpu() {
   exit 10
 }
 
-gate=(--tokens 65536 --num-experts 256 --topk 8 --threads "$(nproc)")
+gate=(--tokens 65536 --num-experts 256 --topk 8)
 rows=(--num-experts 128 --topk 8 --tokens 32768 --hidden-size 4096 -d bf16)
 
 [[ $is_bundle || $build ]] || step build 300 build_all
@@ -232,12 +234,13 @@ if [[ -x $bin/$nccl_contract ]]; then # several ranks of NCCL on the one GPU: fo
   step nccl_verify 60 ours "$moe" verify --device cuda --backend nccl --mpirun "$here/nccl_one_gpu.sh" -q \
     --router mixtral --layouts 'ranks=2,3'
 fi
-step gate 40 bench gate gate "${gate[@]}" -d bf16
-step gate_f32 40 bench gate_f32 gate "${gate[@]}"
-step permute 60 bench permute permute "${rows[@]}" --threads "$(nproc)"
-step combine 60 bench combine combine "${rows[@]}" --threads "$(nproc)"
-step gemm 80 bench gemm gemm "${rows[@]}" --moe-ffn-hidden-size 1024 --threads "$(nproc)"
-step layer 80 bench layer layer "${rows[@]}" --moe-ffn-hidden-size 1024 --ranks 1
+step gate 40 kernels gate gate "${gate[@]}" -d bf16
+step gate_f32 40 kernels gate_f32 gate "${gate[@]}"
+step permute 60 kernels permute permute "${rows[@]}"
+step combine 60 kernels combine combine "${rows[@]}"
+step gemm 80 kernels gemm gemm "${rows[@]}" --moe-ffn-hidden-size 1024
+step layer 80 ours "$moe" bench layer --device cuda -q -n 30 -T 3 -J "$out/layer.json" "${rows[@]}" \
+  --moe-ffn-hidden-size 1024 --ranks 1
 step device_copy 30 peer device_copy
 step torch_gate 30 peer torch_gate
 step torch_grouped_mm 60 peer torch_grouped_mm

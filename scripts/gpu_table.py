@@ -10,14 +10,25 @@ import pathlib
 import sys
 
 
+def kernels(document):
+    """Medians of kernel_bench, each with the shape that all kernels of the document have."""
+    return [document["context"] | row | {"kernel": row["run_name"].split("/")[1]}
+            for row in document["benchmarks"] if row.get("aggregate_name") == "median"]
+
+
 def read(folder):
-    """Rows of `moe bench`, lines of peers, and steps as (name, exit code, seconds, last line)."""
-    ours, peers, steps = [], [], []
+    """Rows of `moe bench layer`, kernels, lines of peers, and steps as (name, exit code, seconds,
+    last line)."""
+    layers, ours, peers, steps = [], [], [], []
     for path in sorted(folder.glob("*.json")):
         try:
-            ours += json.loads(path.read_text())
+            document = json.loads(path.read_text())
         except ValueError:
-            pass  # its step has failed
+            continue  # its step has failed
+        if isinstance(document, list):
+            layers += document
+        else:
+            ours += kernels(document)
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             try:
@@ -27,7 +38,7 @@ def read(folder):
     for line in (folder / "steps.tsv").read_text().splitlines():
         name, code, seconds, last = line.split("\t", 3)
         steps.append((name, int(code), int(seconds), last))
-    return ours, peers, steps
+    return layers, ours, peers, steps
 
 
 class Goal:
@@ -83,9 +94,9 @@ class Table:
 
 
 def pick(rows, **keys):
-    """The first measured row with these values."""
+    """The first row with these values."""
     for row in rows:
-        if row.get("status") == "ok" and all(row.get(k) == v for k, v in keys.items()):
+        if all(row.get(k) == v for k, v in keys.items()):
             return row
     return None
 
@@ -96,65 +107,65 @@ def shape_of(row, names):
 
 def gate_rows(table, ours, peers):
     """The selection and the plan, which have goals, and the gate that training has instead."""
-    rows = [row for row in ours if row.get("op") == "gate" and row.get("status") == "ok"]
+    rows = [row for row in ours if row["op"] == "gate"]
     for kernel, op, at_most_us in (("select", "gate", 20), ("plan", "plan", 15)):
         row, goal = pick(rows, kernel=kernel), Goal(at_most_us=at_most_us)
         if row is None:
             table.missing(op, goal)
             continue
         what = shape_of(row, (("T", "tokens"), ("E", "experts"), ("k", "topk")))
-        what += f" {row['dtype']}" if op == "gate" else f", {row['slots']} slots"
-        us = row["time_us"]
+        what += f" {row['dtype']}" if op == "gate" else ""
+        us = row["real_time"]
         table.add(f"{op} {what}", us, "us", "copy of its bytes", floor_us(row), us, goal)
         for peer in peers:
             if peer["op"] == op and peer["status"] == "ok":
                 table.add("", us, "us", peer["peer"], peer["time_us"])
     for row in rows:
-        if row["kernel"] == "gate":
-            table.add(f"gate with scores, {row['pass']}, {row['dtype']}", row["time_us"], "us",
+        if row["kernel"] in ("forward", "backward"):
+            table.add(f"gate with scores, {row['kernel']}, {row['dtype']}", row["real_time"], "us",
                       "copy of its bytes", floor_us(row))
 
 
 def floor_us(row):
     """How long a copy takes that reads and writes as many bytes in all, measured with the row."""
-    copy = row.get("memcpy_gbytes_per_s")
-    return row["size_bytes"] / copy / 1e3 if copy else None
+    copy = row.get("copy_gbytes_per_s")
+    return row["work"] / copy / 1e3 if copy else None
 
 
 def copy_rows(table, ours, peers):
     """Kernels that move rows, each against the copy measured with it."""
-    copy = pick(peers, op="copy")
+    copy = pick(peers, op="copy", status="ok")
     for op in ("permute", "combine"):
-        rows = [row for row in ours if row.get("op") == op and row.get("status") == "ok"]
+        rows = [row for row in ours if row["op"] == op]
         if not rows:
             table.missing(op, Goal(at_least=0.85))
         for row in rows:
-            forward = row["pass"] == "forward"
+            forward = row["kernel"] in ("gather", "combine")
             what = f"{op} {row['kernel']}" if row["kernel"] != op else op
             if forward:
                 what += " " + shape_of(row, (("T", "tokens"), ("H", "hidden"), ("k", "topk")))
-            limit = row.get("memcpy_gbytes_per_s") or (copy or {}).get("gbytes_per_s")
-            table.add(what, row["algbw_gbytes_per_s"], "GB/s", "device copy", limit,
+            limit = row.get("copy_gbytes_per_s") or (copy or {}).get("gbytes_per_s")
+            table.add(what, row["gbytes_per_s"], "GB/s", "device copy", limit,
                       goal=Goal(at_least=0.85) if forward else None)
     if copy:
         table.add("device copy by torch", copy["gbytes_per_s"], "GB/s")
 
 
 def gemm_rows(table, ours, peers):
-    """Grouped products, against one by cuBLAS timed between their calls, or else by torch."""
+    """Grouped products, against one by cuBLAS timed before their calls, or else by torch."""
     goal = Goal(at_least=0.45)
     right = [p for p in peers if p["op"] == "gemm" and p["status"] == "ok"]
     dense = next((p for p in right if p["peer"].startswith("cuBLAS")), {})
-    if pick(ours, op="gemm", product="forward") is None:
+    if pick(ours, op="gemm", kernel="forward") is None:
         table.missing("grouped GEMM", goal)
     for row in ours:
-        if row.get("op") != "gemm" or row.get("status") != "ok":
+        if row["op"] != "gemm":
             continue
-        speed, forward = row["gflops_per_s"] / 1e3, row["product"] == "forward"
-        what = f"grouped GEMM {row['product']}"
+        speed, forward = row["gflops_per_s"] / 1e3, row["kernel"] == "forward"
+        what = f"grouped GEMM {row['kernel']}"
         if forward:
             what += " " + shape_of(row, (("E", "experts"), ("H", "hidden"), ("F", "ffn"),
-                                         ("N", "rows")))
+                                         ("T", "tokens"), ("k", "topk")))
         limit = (row.get("peak_gflops_per_s") or 0) / 1e3 or dense.get("tflops_per_s")
         table.add(what, speed, "TFLOP/s", "cuBLAS, one product", limit,
                   goal=goal if forward else None)
@@ -162,9 +173,9 @@ def gemm_rows(table, ours, peers):
             table.add("", speed, "TFLOP/s", peer["peer"], peer["tflops_per_s"])
 
 
-def layer_rows(table, ours, peers):
+def layer_rows(table, layers, peers):
     names = (("T", "tokens"), ("E", "experts"), ("H", "hidden"), ("F", "ffn"), ("k", "topk"))
-    row = pick(ours, op="layer", phase="all", **{"pass": "forward"})
+    row = pick(layers, phase="all", status="ok", **{"pass": "forward"})
     for suffix, key in ((" forward", "time_us"), (" forward + backward", "step_us")):
         others = [p for p in peers if p["op"] == "layer" and p["status"] == "ok"
                   and p["peer"].endswith(suffix)]
@@ -180,7 +191,7 @@ def layer_rows(table, ours, peers):
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    ours, peers, steps = read(folder)
+    layers, ours, peers, steps = read(folder)
     for name, code, seconds, last in steps:
         if name == "device" and code == 0:
             print(last)
@@ -188,7 +199,7 @@ def main():
     gate_rows(table, ours, peers)
     copy_rows(table, ours, peers)
     gemm_rows(table, ours, peers)
-    layer_rows(table, ours, peers)
+    layer_rows(table, layers, peers)
     table.print()
     failed = [step for step in steps if step[1] != 0]
     for name, code, seconds, last in failed:

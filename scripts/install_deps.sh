@@ -25,6 +25,7 @@ demo=(fortunes)  # the text the demo trains on
 tests=(
   ccache                          # the flavours share most of their objects
   libgtest-dev libgmock-dev
+  libbenchmark-dev               # kernels alone: benchmarks/kernel_bench
   libopenmpi-dev openmpi-bin
   libmpich-dev mpich
   libssl-dev                     # proofs of ranks that meet over TCP, for NCCL

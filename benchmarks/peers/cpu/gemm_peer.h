@@ -1,7 +1,7 @@
 // What the peers of grouped products share: operands, time, check, and a line of JSON for each line
 // "PRODUCT TYPE ROWS IN OUT EXPERTS CALLS" of the input, PRODUCT forward, input_gradient or
 // weight_gradient, TYPE f32 or bf16. Times are of the CPU clock of the process, as those of
-// gemm_bench --cpu-clock, and weights are read from memory, as there.
+// kernel_bench --cpu-clock, and weights are read from memory, as there.
 #ifndef MOE_BENCHMARKS_PEERS_CPU_GEMM_PEER_H_
 #define MOE_BENCHMARKS_PEERS_CPU_GEMM_PEER_H_
 

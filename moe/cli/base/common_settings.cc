@@ -184,13 +184,13 @@ void AddGateOptions(RouterConfig& r, Table& t) {
 
 void AddShapeSettings(MoeLayerConfig& layer, Table& t) {
   t.Add("--hidden-size H", &layer.router.hidden_size, "width of the residual stream")
-      .Roles(kOfLayer | kInPartRow);
+      .Roles(kOfLayer | kInLayerRow);
   t.Add("--num-experts E", &layer.router.num_experts,
         "experts of a layer in total, never per rank; 1 with --topk 1 is the dense model")
-      .Roles(kOfLayer | kAlwaysTold | kInPartRow);
+      .Roles(kOfLayer | kAlwaysTold | kInLayerRow);
   t.Add("--moe-ffn-hidden-size F", &layer.ffn_hidden_size, "width of one expert")
       .Least(1)
-      .Roles(kOfLayer | kInPartRow);
+      .Roles(kOfLayer | kInLayerRow);
   t.Add("--moe-shared-expert-intermediate-size F", &layer.shared_expert_ffn_hidden_size,
         "width of an expert that every token passes; 0 = none")
       .Least(0, "0 (none) or more")
@@ -216,10 +216,10 @@ void AddRoutingSettings(MoeLayerConfig& layer, Table& t) {
         "gate; also presets topk (1 for switch and llama4, 2 for the others) and what belongs to "
         "the model; topk: Megatron's general gate; chosen for you when you give a flag only it has")
       .Field("gate")
-      .Roles(kAlwaysTold | kOfGate | kInPartRow);
+      .Roles(kAlwaysTold | kOfGate | kInLayerRow);
   t.Add("--moe-router-topk, --topk K", &r.top_k, "experts per token, at most E")
       .Field("top_k")
-      .Roles(kAlwaysTold | kInPartRow);
+      .Roles(kAlwaysTold | kInLayerRow);
   AddGateOptions(r, t);
   t.Add("--moe-expert-capacity-factor, --capacity-factor X|none", &r.capacity_factor,
         "an expert takes at most C = ceil(T K X / E) of the T tokens of a group, exactly (1.1 is "

@@ -101,11 +101,10 @@ enum Role : uint32_t {
   kGeneralGate = 1 << 5,  // only the general gate reads it
   kOfGate = 1 << 6,       // says nothing where tokens are given their experts
   kInRow = 1 << 7,        // rows of `moe bench` have a key for it, or do not depend on it
-  kInPartRow = 1 << 8,    // those of a layer and its parts have
-  kInLayerRow = 1 << 9,   // those of a layer have
-  kPerRank = 1 << 10,     // ranks may differ: of one rank's files, screen or threads
-  kByContent = 1 << 11,   // of files that are read: ranks compare those, whatever their paths
-  kOneFolder = 1 << 12,   // given on all ranks or on none, which find out that they see one folder
+  kInLayerRow = 1 << 8,   // those of a layer have
+  kPerRank = 1 << 9,      // ranks may differ: of one rank's files, screen or threads
+  kByContent = 1 << 10,   // of files that are read: ranks compare those, whatever their paths
+  kOneFolder = 1 << 11,   // given on all ranks or on none, which find out that they see one folder
 };
 
 // A row of the table.

@@ -1,4 +1,4 @@
-// moe bench: times and checks collectives, the kernels of a layer, and a layer; prints and judges.
+// moe bench: times and checks collectives and a layer; prints and judges.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,8 +14,6 @@
 #include <absl/types/span.h>
 #include <fmt/format.h>
 
-#include "kernels/base/cuda_devices.h"
-#include "kernels/base/parallel.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/command.h"
@@ -285,12 +283,6 @@ class BenchRun {
   size_t last_ = 0;                    // where those of the last size begin
 };
 
-std::string PlaceText(const bench::KernelDevice& device) {
-  const bench::Place place = device.place();
-  if (!device.is_cpu()) return CudaDevices()->front().name;
-  return absl::StrCat(place.threads, " thread", Plural(place.threads));
-}
-
 // Prints and judges the rows. `names`: the columns that say which row it is.
 absl::Status Show(const BenchCall& call, const std::string& about,
                   absl::Span<const bench::Column> columns, const std::vector<bench::Fields>& rows,
@@ -332,31 +324,6 @@ std::string RouterText(const bench::LayerSpec& spec) {
   const std::string chosen = spec.routing.has_value() ? absl::StrCat("routing ", spec.routing->text)
                                                       : absl::StrCat("router ", router.gate);
   return chosen + capacity;
-}
-
-absl::Status RunKernelBench(BenchCall& call, const Launch& launch) {
-  MOE_ASSIGN_OR_RETURN(const bench::KernelSpec s, MakeKernelSpec(call, launch));
-  MOE_RETURN_IF_ERROR(SetFailIf(
-      bench::KernelFields(bench::KernelRow{.spec = bench::KernelSpec{.op = s.op}}), call));
-  MOE_RETURN_IF_ERROR(CheckOutputs(call.settings, s.routing));
-  ThreadPool threads(call.options.part.threads);
-  MOE_ASSIGN_OR_RETURN(const auto device, bench::KernelDevice::Create(launch.device, threads));
-  MOE_ASSIGN_OR_RETURN(const std::vector<bench::KernelRow> measured,
-                       bench::MeasureKernels(s, call.options.measure, *device));
-  std::vector<bench::Fields> rows;
-  for (const bench::KernelRow& row : measured) rows.push_back(bench::KernelFields(row));
-  const bool gemm = s.op == bench::KernelOp::kGemm;
-  const std::string what =
-      s.op == bench::KernelOp::kGate
-          ? absl::StrCat("router ", s.router.gate)
-          : absl::StrCat("H ", s.hidden, gemm ? absl::StrCat(", F ", s.ffn) : "");
-  const std::string about =
-      fmt::format("# moe bench {}: {} tokens x top-{} on {} experts, {}, routing {}, seed {}, {}\n",
-                  call.operation, s.tokens, s.router.top_k, s.router.num_experts, what,
-                  s.routing.text, s.seed, PlaceText(*device));
-  using Names = std::vector<std::string>;
-  return Show(call, about, bench::KernelColumns(s.op), rows, "",
-              gemm ? Names{"product"} : Names{"op", "pass", "kernel"});
 }
 
 absl::Status RunLayerBench(BenchCall& call, const Launch& launch) {
@@ -413,8 +380,7 @@ absl::Status RunCall(BenchCall& call, const Launch& launch) {
   if (launch.rank() == 0) {
     call.provenance = Provenance(launch.device);
     call.busy = BusyText(LookAtLoad(), launch.plan.processes() ? ranks : 1, ranks * threads);
-    const bool may_meet = (collective || call.operation == "layer") && !launch.plan.processes() &&
-                          ranks * threads <= launch.world.cores;
+    const bool may_meet = !launch.plan.processes() && ranks * threads <= launch.world.cores;
     if (!call.busy.empty() && may_meet && !call.settings.on("pin")) {
       absl::StrAppend(&call.busy, "; --pin keeps ranks off each other's cores");
     }
@@ -423,11 +389,10 @@ absl::Status RunCall(BenchCall& call, const Launch& launch) {
     }
   }
   MOE_RETURN_IF_ERROR(FillBenchOptions(call));
-  if (call.operation == "layer") {
+  if (!collective) {
     MOE_RETURN_IF_ERROR(CheckDevices(launch, call.settings));
     return RunLayerBench(call, launch);
   }
-  if (!collective) return RunKernelBench(call, launch);
   MOE_RETURN_IF_ERROR(CheckExchange(launch, call.settings));
   return BenchRun(call, launch).Run();
 }

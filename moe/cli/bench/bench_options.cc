@@ -160,7 +160,6 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
 }
 
 absl::Status RefuseUnread(const BenchCall& call) {
-  const bool one_rank = !bench::OpOf(call.operation).has_value() && call.operation != "layer";
   for (const Setting& setting : call.settings.table()) {
     const std::string& name = setting.name;
     if (name == "seed" || name == "backend" || name == "comm-timeout") continue;
@@ -171,10 +170,6 @@ absl::Status RefuseUnread(const BenchCall& call) {
                        call.settings.text(name)));
     }
     std::string expected = absl::StrCat("none: moe bench ", call.operation, " does not read it");
-    if (name == "ranks" && one_rank) {
-      expected =
-          absl::StrCat("none: ", call.operation, " runs on one rank; its threads are --threads");
-    }
     if (name == "svg") expected = "none: only p2p has a picture";
     return WrongValue(call.settings, name, expected);
   }

@@ -21,7 +21,6 @@
 #include "moe/cli/bench/collective_case.h"
 #include "moe/cli/bench/collectives.h"
 #include "moe/cli/bench/fail_if.h"
-#include "moe/cli/bench/kernel_bench.h"
 #include "moe/cli/bench/layer_bench.h"
 #include "moe/cli/bench/routing_spec.h"
 #include "moe/cli/bench/tables.h"
@@ -52,14 +51,14 @@ CommandHelp BenchHelp(absl::string_view operation);
 // What every operation reads of its flags, if it has them.
 struct BenchOptions {
   bench::MeasureOptions measure;
-  bench::LayerSpec part;  // of a layer and its parts, as the flags say it
+  bench::LayerSpec layer;  // as the flags say it
   bool pin = false;
   absl::Duration comm_timeout;
   std::string json_path;
 };
 
-// Rows in the order of the help: those of sizes and calls, of traffic, of a layer and its parts, of
-// ranks and of output. Those with a field set `options`.
+// Rows in the order of the help: those of sizes and calls, of traffic, of a layer, of ranks
+// and of output. Those with a field set `options`.
 Table BenchSettings(BenchOptions& options);
 
 // Flags over environment over defaults. `args`: the operation, then flags; alone --help and
@@ -100,8 +99,7 @@ struct CollectiveOptions {
 absl::StatusOr<CollectiveOptions> MakeCollectiveOptions(const BenchCall& call,
                                                         const Launch& launch);
 
-// The parts of a layer, and a layer.
-absl::StatusOr<bench::KernelSpec> MakeKernelSpec(const BenchCall& call, const Launch& launch);
+// A layer.
 absl::StatusOr<bench::LayerSpec> MakeLayerSpec(const BenchCall& call, const Launch& launch);
 
 // Sets call.fail_if, of --fail-if, whose columns are the numbers of `row`.

@@ -18,9 +18,9 @@
 namespace moe::cli {
 namespace {
 
-// Groups of the settings that make a layer: those that its parts may not read are refused there.
-constexpr char kLayerGroup[] = "A layer and its parts (gate, permute, combine, gemm, layer)";
-constexpr char kRouterGroup[] = "Router of gate and layer";
+// Groups of the settings that make a layer, which collectives refuse.
+constexpr char kLayerGroup[] = "A layer";
+constexpr char kRouterGroup[] = "Router of a layer";
 
 constexpr Choice<bench::Check> kChecks[] = {{"0", bench::Check::kNo}, {"1", bench::Check::kYes}};
 
@@ -31,7 +31,7 @@ void AddTraffic(Table& t) {
          "uniform",
          {"uniform", "zipf:", "hot_expert:", "hot_rank:", "ragged", "zero_rank",
           "matrix:", "trace:"}},
-        "of alltoallv, and of a layer and its parts; see below");
+        "of alltoallv and layer; see below");
   t.Add("--seed N", {Kind::kSeed, "0"}, "of drawn routings");
   t.Add("--dispatch NAME", {Kind::kWord, "staged", WordsOf(kDispatches)},
         "how all-to-alls travel: one exchange; peers' memory read in place; one rank per host");
@@ -68,9 +68,9 @@ void AddMeasureSettings(bench::MeasureOptions& measure, Table& t) {
 
 void AddLayerSettings(bench::LayerSpec& spec, Table& t) {
   t.Group(kLayerGroup);
-  t.Add("--tokens, --tokens-per-rank T", &spec.tokens, "tokens; layer: of each rank")
+  t.Add("--tokens, --tokens-per-rank T", &spec.tokens, "tokens of each rank")
       .Least(1)
-      .Roles(kInPartRow);
+      .Roles(kInLayerRow);
   spec.layer.router.num_experts = 0;
   AddShapeSettings(spec.layer, t);
   t.Add("--threads N", &spec.threads, "of each rank")
@@ -125,7 +125,6 @@ of this process or, under mpirun, on processes. moe bench OPERATION --help is of
 )";
 
 #define COLLECTIVES "alltoall alltoallv allreduce allgather reducescatter p2p memcpy"
-#define PARTS "gate permute combine gemm"
 
 // Which operations read flags that not all read. Other flags of a layer: layer alone.
 constexpr struct {
@@ -133,19 +132,12 @@ constexpr struct {
   const char* operations;
 } kReaders[] = {
     {"minbytes maxbytes stepfactor stepbytes format", COLLECTIVES},
-    {"check", COLLECTIVES " " PARTS},
-    {"routing seed num-experts", "alltoallv " PARTS " layer"},
+    {"check", COLLECTIVES},
+    {"routing seed num-experts", "alltoallv layer"},
     {"dispatch", "alltoall alltoallv layer"},
     {"node-size ranks backend share-device pin comm-timeout trace", COLLECTIVES " layer"},
     {"all-reduce", "allreduce"},
     {"svg", "p2p"},
-    {"tokens moe-router-topk threads", PARTS " layer"},
-    {"hidden-size", "permute combine gemm layer"},
-    {"moe-ffn-hidden-size", "gemm layer"},
-    {"router moe-router-score-function moe-router-pre-softmax moe-router-num-groups "
-     "moe-router-group-topk moe-router-topk-scaling-factor moe-router-enable-expert-bias "
-     "moe-router-random-second moe-router-jitter-eps moe-expert-capacity-factor",
-     "gate layer"},
 };
 
 // Behind the flags, in this order: what is of which operations.
@@ -168,34 +160,6 @@ Columns, for n ranks; GB = 1e9 bytes
   slow     the rank that starts and ends last; not the busiest; -: none beyond noise
   %memcpy  of the fastest memcpy of what each rank receives, all at once, between the calls
 )"},
-    {PARTS, R"(
-One rank's kernels; time is the median over calls, and what they are measured against is the fastest
-of what was measured on the same threads before each call
-)"},
-    {"gemm",
-     R"(  gemm     y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations
-           each, N = T K rows; %peak: of a loop of multiply-adds in registers
-)"},
-    {"gate",
-     R"(  gate     logits to slots, weights and counts, and back, by --router; without the
-           product that makes the logits and without capacity
-)"},
-    {"permute", R"(  permute  tokens gathered to rows by expert; backward: the sum of a token's rows
-)"},
-    {"combine",
-     R"(  combine  rows home, weighted, in choice order; backward: rows scaled, gradient
-           of the weights
-)"},
-    {"gate permute combine",
-     R"(  size, GB/s   every byte of arguments and result once (docs/bench.md has the sums)
-  copy, %copy  of a memcpy that reads and writes as many bytes in all
-  #wrong       differ from results computed apart; blank: gates with a rule of their own
-)"},
-    {PARTS " layer",
-     R"(--device cuda: the same on a GPU; timed by its events (layer: by the host's clock), with
-cold caches; limits are a copy of the device and a dense product of cuBLAS. gate then has two more
-kernels: select (ids, weights and counts alone; -d bf16, f16 too) and plan (slots sorted by expert)
-)"},
     {COLLECTIVES, R"(
 --device cuda --backend nccl: collectives in the memory of GPUs, one a rank
 )"},
@@ -204,22 +168,23 @@ layer: T tokens a rank, experts over all ranks (--ep: over groups); phases of th
 medians; share: mean over ranks of phase / pass; experts do 6 H F operations forward, 12 backward,
 for every row. #wrong counts results that differ from the first call's. Without --routing the router
 decides, on random tokens; with it tokens are given experts, and capacity drops what is over.
+--device cuda: the same on a GPU, by the host's clock.
 )"},
-    {"alltoallv " PARTS " layer", R"(
---routing: destinations (alltoallv, in tokens: a 4096th of a rank's elements) or experts (gate,
-permute, combine, gemm, layer), drawn with --seed; of a token's K experts without replacement
+    {"alltoallv layer", R"(
+--routing: destinations (alltoallv, in tokens: a 4096th of a rank's elements) or experts (layer),
+drawn with --seed; of a token's K experts without replacement
   uniform       the same for every pair, or expert
   zipf:S        expert e of E with probability ~ 1/(e+1)^S; experts in blocks on ranks
   hot_expert:P  expert 0 with probability P, the others evenly
-  hot_rank:P    the same of ranks (alltoallv, layer)
-  ragged        ranks have 0 to all of their tokens; zero_rank: the last rank has none (likewise)
+  hot_rank:P    the same of ranks
+  ragged        ranks have 0 to all of their tokens; zero_rank: the last rank has none
   matrix:FILE   n lines of n shares: line s, column d is what rank s has for rank d (alltoallv)
   trace:FILE    what moe train --record-routing wrote, a record a call; recorded on n ranks or a
                 multiple, whose neighbours merge. alltoallv: slots x H elements of its type; -b, -e:
                 scaled so that the largest record has that size
---num-experts 0 is 8 a rank (alltoallv, layer) or 8.
+--num-experts 0 is 8 a rank.
 )"},
-    {COLLECTIVES " " PARTS " layer", R"(
+    {COLLECTIVES " layer", R"(
 -o and -J have one row per line of the table, keys as in docs/bench.md. --fail-if compares columns
 (busbw, algbw, time, p50, p99, cv, wait, imb_rx, memcpy, wrong, any number of -o json) with numbers:
 < <= > >= == !=, &&, ||, parentheses; it fails if a row satisfies it.
@@ -248,14 +213,6 @@ constexpr struct Operation {
      "--ranks 4 -b 1M -e 1M --svg pairs.svg"},
     {"memcpy", "every rank copies its own bytes at the same time: this machine's limit",
      "--ranks 2 -b 1M -e 256M"},
-    {"gate", "kernels of one rank: logits to slots and weights",
-     "--router qwen3 --num-experts 128 --topk 8"},
-    {"permute", "kernels of one rank: tokens to rows grouped by expert",
-     "--tokens 4096 --hidden-size 2048 --num-experts 64 --topk 8"},
-    {"combine", "kernels of one rank: rows to tokens, weighted",
-     "--tokens 4096 --hidden-size 2048 --num-experts 64 --topk 8"},
-    {"gemm", "kernels of one rank: the grouped products of experts",
-     "--hidden-size 1024 --moe-ffn-hidden-size 2048 --routing zipf:1"},
     {"layer", "a whole MoE layer, forward and backward, by phase",
      "--ranks 4 --routing zipf:1.2 --capacity-factor 1.25"},
 };
@@ -281,16 +238,14 @@ Table BenchSettings(BenchOptions& options) {
   Table table;
   AddMeasureSettings(options.measure, table);
   AddTraffic(table);
-  AddLayerSettings(options.part, table);
+  AddLayerSettings(options.layer, table);
   AddRunSettings(options, table);
   AddOutputSettings(options, table);
   return table;
 }
 
 std::string BenchIdentity(const Settings& settings, const std::string& operation) {
-  uint32_t in_row = kInRow;
-  if (!bench::OpOf(operation).has_value()) in_row |= kInPartRow;
-  if (operation == "layer") in_row |= kInLayerRow;
+  const uint32_t in_row = operation == "layer" ? kInRow | kInLayerRow : kInRow;
   const std::string flags = FlagsOf(settings, [&](const Setting& s) { return s.is(in_row); });
   return std::string(absl::StripLeadingAsciiWhitespace(flags));
 }

@@ -6,7 +6,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "moe/cli/bench/bench_row.h"
-#include "moe/cli/bench/kernel_bench.h"
 #include "moe/cli/bench/layer_bench.h"
 #include "moe/cli/bench/tables.h"
 #include "moe/cli/report/format.h"
@@ -185,11 +184,8 @@ std::vector<Column<Row>> WithOthers(absl::Span<const Column<Row>> named, absl::s
 
 template <>
 absl::Span<const Column<BenchRow>> ColumnsOf() {
-  static const std::vector<bench::Fields> rows = {
-      bench::BenchFields({}),
-      bench::KernelFields(
-          bench::KernelRow{.spec = bench::KernelSpec{.op = bench::KernelOp::kGemm}}),
-      bench::KernelFields({}), bench::LayerFields({}, {})};
+  static const std::vector<bench::Fields> rows = {bench::BenchFields({}),
+                                                  bench::LayerFields({}, {})};
   static const auto columns = WithOthers(NamedBenchColumns(), "nwrong", rows);
   return columns;
 }

@@ -22,12 +22,12 @@ train 2 "--share-device is given, expected --device cuda" --share-device
 train 2 "--lr is 'inf', expected a finite number" --lr inf
 train 2 "--bucket-size-mb is '1e300', expected a finite number of at most 1048576" --bucket-size-mb 1e300
 train 2 "--bucket-size-mb is 1e-300, expected at least 1e-6, a byte" --bucket-size-mb 1e-300
-for command in train bench\ gemm layer sweep verify; do
+for command in train bench\ layer layer sweep verify; do
   # shellcheck disable=SC2086
   refused 2 "--comm-timeout is '1e300', expected a finite number of at most 31536000" $command --comm-timeout 1e300
 done
-refused 2 "--timeout is '1e300'" bench gemm -T 1e300
-for command in train bench\ gemm layer sweep; do
+refused 2 "--timeout is '1e300'" bench layer -T 1e300
+for command in train bench\ layer layer sweep; do
   # shellcheck disable=SC2086
   refused 2 "--threads is '2147483647', expected a whole number of at most 4096" $command --threads 2147483647
 done

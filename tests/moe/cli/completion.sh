@@ -84,7 +84,7 @@ wants "train" moe tr
 wants "" moe nothing
 includes "$commands" moe help ""
 wants "alltoall alltoallv" moe bench allto
-includes "alltoall gemm layer p2p" moe bench ""
+includes "alltoall layer p2p" moe bench ""
 wants "zsh" moe completion z
 wants "prune" moe ckpt pr
 includes "run.json" moe ckpt verify ru

@@ -99,7 +99,6 @@ if grep -q '"MPI ranks"' stdout; then once '3 processes on'; fi
 
 # Where it makes no sense.
 refused "a launcher started this process, but moe verify starts its ranks itself" verify
-refused "gemm runs on one rank, expected no launcher" bench gemm
 
 refused "--ranks is 2, the launcher .* started 3" bench alltoall --ranks 2
 # What the environment of one host alone says.

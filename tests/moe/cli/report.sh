@@ -8,11 +8,7 @@ cd "$work" || exit 1
 expect 0 "a training run" "$moe" train "${model[@]}" --ranks 2 --steps 12 --capacity-factor 1 --quiet --out train
 expect 0 "a benchmark" "$moe" bench alltoall --ranks 2 -b 4K -e 64K -T 0.1 -J bench.json
 expect 0 "pairs" "$moe" bench p2p --ranks 3 -b 64K -e 64K -T 0.05 -J pairs.json
-shape="--hidden-size 64 --moe-ffn-hidden-size 64"
-for op in gate permute combine "gemm $shape" "layer $shape"; do
-  # shellcheck disable=SC2086
-  expect 0 "$op" "$moe" bench $op --tokens 32 -n 2 -T 0 -J "${op%% *}.json"
-done
+expect 0 "layer" "$moe" bench layer --hidden-size 64 --moe-ffn-hidden-size 64 --tokens 32 -n 2 -T 0 -J layer.json
 
 # The page: strict HTML, SVG that is XML, nothing to load, the script that its policy names.
 cat >check.py <<'PYTHON'
@@ -71,14 +67,14 @@ page() {
   grep -qE '^wrote out.html, [0-9.]+ KiB$' stdout || fail "$*: said: $(cat stdout)"
   python3 check.py out.html >charts 2>problem || fail "$*: $(tail -n 1 problem)"
 }
-page train bench.json pairs.json {gate,permute,combine,gemm,layer}.json "$data/sweep.jsonl" \
+page train bench.json pairs.json layer.json "$data/sweep.jsonl" \
   --compare "$data/bench_before.json" "$data/bench_after.json"
 cp out.html page.html
 for chart in "Loss" "Learning rate" "Gradient norm" "Speed" "Dropped slots" \
   "MaxVio: load of the busiest expert" "Time of a step by phase" \
   "Expert load, MoE layer 1: train" "Capacity factor against dropped slots" \
   "Capacity factor against loss" "Speed against loss" "alltoall: bus bandwidth over size" \
-  "p2p: GB/s between ranks, 64 KiB" "Kernels: percent of the limit" \
+  "p2p: GB/s between ranks, 64 KiB" \
   "alltoallv: skew against bus bandwidth" "Change from bench_before to bench_after"; do
   grep -qxF "$chart" charts || fail "no chart '$chart'"
 done

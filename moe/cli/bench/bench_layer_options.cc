@@ -1,4 +1,4 @@
-// What moe bench gate, permute, combine, gemm and layer were asked to do.
+// The options of moe bench layer.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -14,15 +14,13 @@
 namespace moe::cli {
 namespace {
 
-// Sizes that no machine holds, and whose products would not fit 64 bits. Of one rank; a width
-// that an operation does not have is 0.
-absl::Status CheckSizes(const bench::LayerSpec& spec, int64_t hidden_size,
-                        int64_t ffn_hidden_size) {
+// Sizes that no machine holds, and whose products would not fit 64 bits. Of one rank.
+absl::Status CheckSizes(const bench::LayerSpec& spec) {
   constexpr double kMostRows = std::numeric_limits<int32_t>::max();  // rows are numbered by int32
   const auto tokens = static_cast<double>(spec.tokens);
   const auto experts = static_cast<double>(spec.layer.router.num_outputs());
-  const auto hidden = static_cast<double>(hidden_size);
-  const auto ffn = static_cast<double>(ffn_hidden_size);
+  const auto hidden = static_cast<double>(spec.layer.router.hidden_size);
+  const auto ffn = static_cast<double>(spec.layer.ffn_hidden_size);
   const double rows = tokens * static_cast<double>(spec.layer.router.top_k);
   if (rows > kMostRows) {
     return WrongFlag("--tokens x --moe-router-topk", absl::StrCat("about ", rows),
@@ -42,27 +40,9 @@ absl::StatusOr<DType> ExpertType(const Settings& settings) {
   return WrongFlag("-d", settings.text("datatype"), "f32, bf16 or f16");
 }
 
-absl::StatusOr<DType> LogitType(const Settings& settings, Device device) {
-  if (!settings.given("datatype")) return DType::kFloat32;
-  const DType type = settings.choice("datatype", kDataTypes);
-  if (type == DType::kFloat32) return type;
-  if (device.kind == DeviceKind::kCpu) {
-    return WrongFlag("-d", settings.text("datatype"), "f32 for a gate");
-  }
-  if (Is16BitFloat(type)) return type;
-  return WrongFlag("-d", settings.text("datatype"), "f32, bf16 or f16 for a gate");
-}
-
-absl::Status RefuseLauncher(const BenchCall& call, const Launch& launch) {
-  if (!launch.plan.processes()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(call.operation, " runs on one rank, expected no launcher"));
-}
-
-// The flags of a layer, which its parts read too.
 absl::StatusOr<bench::LayerSpec> LayerSpecOf(const BenchCall& call) {
   const Settings& settings = call.settings;
-  bench::LayerSpec spec = call.options.part;
+  bench::LayerSpec spec = call.options.layer;
   if (spec.layer.router.hidden_size < 1) return WrongValue(settings, "hidden-size", "at least 1");
   MOE_RETURN_IF_ERROR(CompleteLayer(settings, spec.layer));
   MOE_ASSIGN_OR_RETURN(spec.dtype, ExpertType(settings));
@@ -86,28 +66,6 @@ absl::Status UseTrace(const Settings& settings, const bench::Replay& replay,
   if (!settings.given("hidden-size")) router.hidden_size = header.hidden_size;
   if (!settings.given("datatype")) spec.dtype = header.dtype;
   return absl::OkStatus();
-}
-
-// What a part of the layer on one rank is given: how many rows, grouped how.
-absl::StatusOr<bench::LayerSpec> PartOf(const BenchCall& call) {
-  const Settings& settings = call.settings;
-  MOE_ASSIGN_OR_RETURN(bench::LayerSpec part, LayerSpecOf(call));
-  RouterConfig& router = part.layer.router;
-  if (router.top_k < 1) return WrongValue(settings, "moe-router-topk", "at least 1");
-  if (router.num_experts < 0) return WrongValue(settings, "num-experts", "at least 0");
-  MOE_ASSIGN_OR_RETURN(part.routing, RoutingOf(settings, 1));
-  using Kind = bench::RoutingSpec::Kind;
-  const Kind kind = part.routing->kind;
-  if (kind != Kind::kUniform && kind != Kind::kZipf && kind != Kind::kHotExpert &&
-      kind != Kind::kTrace) {
-    return WrongFlag("--routing", part.routing->text,
-                     "uniform, zipf:S or hot_expert:P, which are of experts, or trace:FILE");
-  }
-  if (kind == Kind::kTrace) {
-    MOE_RETURN_IF_ERROR(UseTrace(settings, *part.routing->replay, part));
-  }
-  if (router.num_experts == 0) router.num_experts = 8;
-  return part;
 }
 
 absl::StatusOr<int> ExpertParallelSize(const Settings& settings, int ranks) {
@@ -142,37 +100,6 @@ absl::Status SetLayerRouting(const Settings& settings, int ranks, bench::LayerSp
 
 }  // namespace
 
-absl::StatusOr<bench::KernelSpec> MakeKernelSpec(const BenchCall& call, const Launch& launch) {
-  using bench::KernelOp;
-  const Settings& settings = call.settings;
-  MOE_RETURN_IF_ERROR(RefuseLauncher(call, launch));
-  MOE_ASSIGN_OR_RETURN(const bench::LayerSpec part, PartOf(call));
-  bench::KernelSpec spec = {.dtype = part.dtype,
-                            .tokens = part.tokens,
-                            .hidden = part.layer.router.hidden_size,
-                            .ffn = part.layer.ffn_hidden_size,
-                            .router = part.layer.router,
-                            .routing = *part.routing,
-                            .seed = part.seed};
-  for (const KernelOp op :
-       {KernelOp::kGate, KernelOp::kPermute, KernelOp::kCombine, KernelOp::kGemm}) {
-    if (call.operation == bench::NameOf(op)) spec.op = op;
-  }
-  const bool gate = spec.op == KernelOp::kGate;
-  const bool gemm = spec.op == KernelOp::kGemm;
-  // A gate's logits and weights are float32 whatever the rows are.
-  if (gate) {
-    MOE_ASSIGN_OR_RETURN(spec.dtype, LogitType(settings, launch.device));
-  }
-  if (!gemm) MOE_RETURN_IF_ERROR(CheckRouter(spec.router, spec.tokens, settings));
-  if (gemm && spec.router.top_k > spec.router.num_experts) {
-    return WrongFlag("--moe-router-topk", absl::StrCat(spec.router.top_k),
-                     absl::StrCat("1 to the ", spec.router.num_experts, " experts"));
-  }
-  MOE_RETURN_IF_ERROR(CheckSizes(part, gate ? 0 : spec.hidden, gemm ? spec.ffn : 0));
-  return spec;
-}
-
 absl::StatusOr<bench::LayerSpec> MakeLayerSpec(const BenchCall& call, const Launch& launch) {
   const Settings& settings = call.settings;
   const int ranks = launch.world.ranks;
@@ -186,7 +113,7 @@ absl::StatusOr<bench::LayerSpec> MakeLayerSpec(const BenchCall& call, const Laun
   MOE_RETURN_IF_ERROR(SetDispatch(settings, spec.expert_parallel_size, spec.layer.dispatcher));
   spec.device = launch.device.kind;
   MOE_RETURN_IF_ERROR(CheckRouter(spec.layer.router, spec.tokens, settings));
-  MOE_RETURN_IF_ERROR(CheckSizes(spec, spec.layer.router.hidden_size, spec.layer.ffn_hidden_size));
+  MOE_RETURN_IF_ERROR(CheckSizes(spec));
   return spec;
 }
 

@@ -1,0 +1,110 @@
+// Where kernels run, how a call is timed there, and memory with its data.
+#ifndef MOE_BENCHMARKS_KERNEL_DEVICE_H_
+#define MOE_BENCHMARKS_KERNEL_DEVICE_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <absl/functional/function_ref.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/buffer.h"
+#include "kernels/base/parallel.h"
+#include "kernels/base/rng.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/stream_timer.h"
+
+namespace moe::bench {
+
+// Clock of a CPU. kProcess: the CPU time of this process, which for one thread that owns its core
+// is the same as the wall clock, and does not see the time that other programs take from the core.
+enum class Clock : uint8_t { kWall, kProcess };
+
+class KernelDevice {
+ public:
+  // `threads` belong to the host: they make the data and, on a CPU, run the kernels. They outlive
+  // the device. Errors: those of MakeStream and CudaMemory.
+  static absl::StatusOr<std::unique_ptr<KernelDevice>> Create(Device device, ThreadPool& threads,
+                                                              Clock clock);
+
+  Stream& stream() const { return *stream_; }
+  ThreadPool& threads() const { return threads_; }
+  MemoryResource& memory() const { return *memory_; }
+  bool is_cpu() const { return memory_ == &CpuMemory(); }
+
+  // Nanoseconds of what `work` enqueues. On a GPU nothing that `work` reads is in a cache (256 MiB
+  // are written before it, as Triton's do_bench does), and the host enqueues the work during that
+  // write: launches are not in the time.
+  absl::StatusOr<double> Time(absl::FunctionRef<absl::Status()> work);
+
+ private:
+  KernelDevice(ThreadPool& threads, Clock clock) : threads_(threads), clock_(clock) {}
+  absl::Status SetUp(Device device);
+
+  ThreadPool& threads_;
+  const Clock clock_;
+  MemoryResource* memory_ = &CpuMemory();
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<StreamTimer> timer_;
+  Buffer evicting_;  // written before a call on a GPU
+};
+
+// An array in the memory of a device.
+template <typename T>
+class Array {
+ public:
+  // Zeros. kResourceExhausted with `name`.
+  static absl::StatusOr<Array> Allocate(int64_t count, const KernelDevice& device,
+                                        absl::string_view name) {
+    Array array;
+    array.count_ = static_cast<size_t>(count);
+    MOE_ASSIGN_OR_RETURN(array.buffer_, Buffer::Allocate(count * static_cast<int64_t>(sizeof(T)),
+                                                         device.memory(), name));
+    return array;
+  }
+  static absl::StatusOr<Array> Of(absl::Span<const T> values, const KernelDevice& device,
+                                  absl::string_view name) {
+    MOE_ASSIGN_OR_RETURN(Array array, Allocate(static_cast<int64_t>(values.size()), device, name));
+    MOE_RETURN_IF_ERROR(
+        device.stream().CopyBytes(values.data(), array.buffer_.data(), array.buffer_.bytes()));
+    MOE_RETURN_IF_ERROR(device.stream().Synchronize());
+    return array;
+  }
+
+  absl::Span<T> span() const { return {buffer_.span<T>().data(), count_}; }
+  T* data() const { return span().data(); }
+
+ private:
+  size_t count_ = 0;
+  Buffer buffer_;
+};
+
+// `count` values in [-1, 1), drawn by `seed` and `which` array it is.
+template <typename T>
+absl::StatusOr<Array<T>> UniformValues(int64_t count, uint64_t seed, uint32_t which,
+                                       const KernelDevice& device, absl::string_view name) {
+  constexpr int64_t kGrain = 1 << 14;
+  std::vector<T> values(static_cast<size_t>(count));
+  device.threads().For((count + 3) / 4, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = 4 * begin; i < std::min(4 * end, count); i += 4) {
+      const auto four = Random4({.seed = seed,
+                                 .purpose = RandomPurpose::kData,
+                                 .layer = which,
+                                 .item = static_cast<uint64_t>(i)});
+      for (int64_t j = i; j < std::min(i + 4, count); ++j) {
+        values[j] = T(static_cast<float>(four[j - i]) * 0x1p-31f - 1);
+      }
+    }
+  });
+  return Array<T>::Of(values, device, name);
+}
+
+}  // namespace moe::bench
+
+#endif  // MOE_BENCHMARKS_KERNEL_DEVICE_H_

@@ -1,0 +1,118 @@
+// Kernels of a layer, each alone on one process: what kernel_bench measures.
+#ifndef MOE_BENCHMARKS_KERNEL_GROUP_H_
+#define MOE_BENCHMARKS_KERNEL_GROUP_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "benchmarks/kernel_device.h"
+#include "gating/router_config.h"
+#include "kernels/base/dtype.h"
+#include "moe/cli/bench/routing_spec.h"
+
+namespace moe::bench {
+
+// T tokens with K slots each, on E experts: S = T K slots, each of which is a row of an expert.
+struct KernelShape {
+  DType dtype = DType::kFloat32;             // of rows: f32, bf16 or f16; gate: of logits
+  int64_t tokens = 1024;                     // T
+  int64_t hidden = 512;                      // H
+  int64_t ffn = 512;                         // F
+  RouterConfig router = {.num_experts = 8};  // E and K; gate: all of it but capacity and losses
+  RoutingSpec routing;                       // uniform, zipf or hot_expert
+  int leaves = 1;                            // of products: see GemmTree
+  uint64_t seed = 0;
+
+  SlotOptions slots() const {
+    return {
+        .tokens = tokens, .top_k = router.top_k, .num_experts = router.num_experts, .seed = seed};
+  }
+};
+
+// What bounds a kernel, measured just before its calls on the same threads or device, so that both
+// see the same clock and the same neighbours.
+struct KernelLimit {
+  const char* name;  // "copy"
+  const char* unit;  // of `measure`: "gbytes_per_s"
+  double work = 0;   // of the kernel, in units of the limit: bytes, or floating-point operations
+  std::function<absl::StatusOr<double>()> measure;  // work per ns
+};
+
+struct Kernel {
+  std::string name;
+  std::function<absl::Status()> run;  // enqueues one call
+  std::vector<KernelLimit> limits;  // the first is in the unit that the kernel's speed is given in
+};
+
+// Kernels and the data that they share.
+class KernelGroup {
+ public:
+  virtual ~KernelGroup() = default;
+  absl::Span<const Kernel> kernels() const { return kernels_; }
+
+ protected:
+  std::vector<Kernel> kernels_;
+};
+using MadeKernels = absl::StatusOr<std::unique_ptr<KernelGroup>>;
+
+// The most that the memory gives: a copy, which reads half of the bytes and writes half. On a CPU
+// by all threads, through the caches and past them: kernels that read more than they write may be
+// faster than the former. The device outlives it.
+class CopyLimit {
+ public:
+  explicit CopyLimit(KernelDevice& device) : device_(device) {}
+
+  // Makes room for kernels of `bytes`.
+  absl::Status Reserve(double bytes);
+  KernelLimit Of(double bytes);
+
+ private:
+  absl::StatusOr<double> Measure(int64_t bytes);
+
+  KernelDevice& device_;
+  Buffer from_, to_;
+};
+
+// Bytes of a call: each byte of the arguments once, however often it is read, and each byte of the
+// result once; what a cache cannot save. T' tokens with a slot, N rows, b = SizeOf(dtype), Q sets
+// of logits (noisy-topk: 2, others 1).
+
+// Logits [T, Q E] to slots, weights and counts by a gate of gating/, and back; without the product
+// that makes the logits and without capacity.
+//   forward   4 Q T E + 4 T E + 8 S + 8 (T + 1) + 4 T + 8 E
+//             (logits; scores; ids and weights; offsets; log-sum-exp; counts)
+//   backward  4 T E + 9 S + 8 (T + 1) + 4 Q T E
+// On a GPU, for gates that choose the largest logits, what inference needs of them; logits in 16
+// bits have these two alone.
+//   select    T E b + 8 S + 8 E              (logits; ids and weights; counts)
+//   plan      12 S + 16 (E + 1) + 4 E        (ids; both maps of slots and rows; first rows of
+//             experts and segments; counts)
+MadeKernels MakeGateKernels(const KernelShape& shape, KernelDevice& device);
+MadeKernels MakeSelectKernels(const KernelShape& shape, KernelDevice& device);
+bool SelectsByLogits(const RouterConfig& router);  // has select and plan on a GPU
+
+// permute: tokens [T, H] to rows [N, H] grouped by expert, and the sum of a token's rows.
+//   gather       (T' + N) H b + 4 N
+//   sum          (N + T) H b + 4 S + 8 (T + 1)
+// combine: rows to tokens, weighted, in choice order; weight * dy as rows, and the gradient of the
+// weights.
+//   combine      (N + T) H b + 8 S + 8 (T + 1)
+//   scale        (T' + N) H b + 8 N
+//   weight_grad  (N + T') H b + 8 S + 8 (T + 1)
+MadeKernels MakePermuteKernels(const KernelShape& shape, KernelDevice& device);
+MadeKernels MakeCombineKernels(const KernelShape& shape, KernelDevice& device);
+
+// The grouped products of N rows: forward x W^T, input_grad dy W, weight_grad dy^T x, of 2 N H F
+// operations each; on a CPU also pack, and packed_forward, which finds the weights packed.
+MadeKernels MakeGemmKernels(const KernelShape& shape, KernelDevice& device);
+
+}  // namespace moe::bench
+
+#endif  // MOE_BENCHMARKS_KERNEL_GROUP_H_
