@@ -23,6 +23,34 @@ Copyright: 2026 the authors of moe
 License: Apache-2.0
  On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.
 ")
+  if(component STREQUAL "program")
+    file(APPEND ${doc}/copyright "
+Files: usr/bin/moe
+Copyright: 2026 the authors of moe
+           2014-2022 Chart.js Contributors
+License: Apache-2.0 and Expat
+Comment: moe report puts Chart.js, of which the program has a copy, into its pages.
+
+License: Expat
+ Permission is hereby granted, free of charge, to any person obtaining a copy
+ of this software and associated documentation files (the \"Software\"), to deal
+ in the Software without restriction, including without limitation the rights
+ to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+ copies of the Software, and to permit persons to whom the Software is
+ furnished to do so, subject to the following conditions:
+ .
+ The above copyright notice and this permission notice shall be included in all
+ copies or substantial portions of the Software.
+ .
+ THE SOFTWARE IS PROVIDED \"AS IS\", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+ IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+ FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+ AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+ LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+ OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+ SOFTWARE.
+")
+  endif()
   if(component STREQUAL "lib") # cpack 3.25 always does
     file(WRITE ${share}/lintian/overrides/${package} "${package}: maintscript-calls-ldconfig\n")
   endif()

@@ -20,6 +20,7 @@ build=(
   libfmt-dev                    # lines of the programs
   libboost-program-options-dev  # command line
   nlohmann-json3-dev            # configuration and result files
+  libjs-chart.js                # charts in the pages of moe report
 )
 demo=(fortunes)  # the text the demo trains on
 tests=(

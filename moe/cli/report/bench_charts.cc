@@ -83,7 +83,7 @@ std::string KernelShares(absl::Span<const Run> runs) {
 namespace {
 
 constexpr size_t kMaxMaps = 4;
-// Cells of three units are still seen.
+// Cells of three pixels are still seen.
 constexpr int kMaxRanks = 128;
 
 // Ranks from and to.
@@ -132,16 +132,14 @@ HeatMap MapOf(const PairRows& pairs, size_t index, const std::string& name) {
                         .title = absl::StrCat("p2p: GB/s between ranks, ", BytesText(pairs.size)),
                         .note = absl::StrCat(name, name.empty() ? "" : ". ",
                                              "Rows send, columns receive; brighter is faster.")},
-      .x_label = "to rank",
-      .y_label = "from rank",
+      .x = Axis{.label = "to rank"},
+      .y = Axis{.label = "from rank"},
       .value_label = "GB/s",
-      .columns = {},
-      .rows = {},
       .values = std::vector<double>(static_cast<size_t>(ranks) * ranks, kNone),
       .middle = 0};
   for (int i = 0; i < ranks; ++i) {
-    map.rows.push_back({.label = absl::StrCat(i), .tooltip = absl::StrCat("from ", i)});
-    map.columns.push_back({.label = absl::StrCat(i), .tooltip = absl::StrCat("to ", i)});
+    map.x.names.push_back(absl::StrCat(i));
+    map.y.names.push_back(absl::StrCat(i));
   }
   for (const auto& [pair, rates] : pairs.rates) {
     if (pair.first != pair.second) map.values[pair.first * ranks + pair.second] = Mean(rates);

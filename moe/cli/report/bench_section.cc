@@ -7,7 +7,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "moe/cli/report/charts.h"
-#include "moe/cli/report/drawing.h"
 #include "moe/cli/report/format.h"
 #include "moe/cli/report/labels.h"
 #include "moe/cli/report/page.h"
@@ -73,6 +72,10 @@ struct Yardstick {
   const char* limit_name;
 };
 
+std::string LabelOf(const Yardstick& yardstick) {
+  return absl::StrCat(yardstick.name, " (", yardstick.unit, ")");
+}
+
 Yardstick YardstickOf(const NamedRows& rows) {
   // The rate at which every rank copies as many bytes of its own.
   static constexpr char kMemcpy[] = "limit: memcpy of this size";
@@ -107,9 +110,6 @@ XyPoint PointOf(const Yardstick& yardstick, const std::vector<const BenchRow*>& 
   } else if (std::isfinite(cv)) {
     p.y_error = p.y * cv / 100;
   }
-  p.tooltip = absl::StrCat(rows.front()->size_text(), ": ",
-                           WithDeviation(p.y, p.y_error > 0 ? p.y_error : bench::kNone), " ",
-                           yardstick.unit);
   return p;
 }
 
@@ -124,7 +124,7 @@ std::vector<XyPoint> PointsOf(const Yardstick& yardstick, const NamedRows& rows)
 }
 
 XySeries LimitOf(const Yardstick& yardstick, const NamedRows& rows) {
-  XySeries limit = {.name = yardstick.limit_name, .style = XyStyle::kLimit, .look = kNumInks - 1};
+  XySeries limit = {.name = yardstick.limit_name, .style = XyStyle::kLimit, .look = kMaxSeries - 1};
   const Yardstick own = {yardstick.limit, "", yardstick.unit, nullptr, ""};
   for (const XyPoint& p : PointsOf(own, rows)) limit.points.push_back({.x = p.x, .y = p.y});
   return limit;
@@ -167,10 +167,9 @@ XyChart SizeChart(const OfOperation& operation, size_t index) {
                                      .title = absl::StrCat(op, ": ", yardstick.name, " over size"),
                                      .note = yardstick.limit == nullptr ? "Lower is better."
                                                                         : "Higher is better."},
-                   .x_label = HasBytes(rows) ? "bytes per rank" : "rows",
-                   .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
-                   .x_kind = HasBytes(rows) ? ScaleKind::kBytes : ScaleKind::kLog,
-                   .y_kind = ScaleKind::kLog};
+                   .x = HasBytes(rows) ? Axis{.label = "bytes per rank", .kind = ScaleKind::kBytes}
+                                       : Axis{.label = "rows", .kind = ScaleKind::kLog},
+                   .y = Axis{.label = LabelOf(yardstick), .kind = ScaleKind::kLog}};
   AddSeries(SeriesOf(rows, true), XyStyle::kLinePoints, PointsOf, yardstick, chart);
   operation.SayWhatIsLeftOut(chart.text);
   if (yardstick.limit == nullptr) return chart;
@@ -188,12 +187,10 @@ std::vector<XyPoint> SkewPoints(const Yardstick& yardstick, const NamedRows& row
   }
   std::vector<XyPoint> points;
   for (const auto& [routing, row] : largest) {
-    points.push_back(
-        {.x = row->imbalance(),
-         .y = row->*yardstick.value,
-         .tooltip = absl::StrCat(routing, ", ", row->size_text(), ": ",
-                                 NumberText(row->*yardstick.value), " ", yardstick.unit),
-         .label = routing});
+    points.push_back({.x = row->imbalance(),
+                      .y = row->*yardstick.value,
+                      .name = absl::StrCat(routing, ", ", row->size_text()),
+                      .label = routing});
   }
   return points;
 }
@@ -211,9 +208,8 @@ std::string SkewChart(const OfOperation& operation, size_t index) {
       .text = ChartText{.id = absl::StrCat("bench-skew-", index),
                         .title = absl::StrCat(op, ": skew against ", yardstick.name),
                         .note = "The largest size of each routing. Imbalance 1 is even."},
-      .x_label = "imbalance: most loaded rank / mean",
-      .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
-      .y_from_zero = true};
+      .x = Axis{.label = "imbalance: most loaded rank / mean"},
+      .y = Axis{.label = LabelOf(yardstick), .from_zero = true}};
   AddSeries(SeriesOf(rows, false), XyStyle::kPoints, SkewPoints, yardstick, chart);
   operation.SayWhatIsLeftOut(chart.text);
   return Render(chart);

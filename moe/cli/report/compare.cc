@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_replace.h>
 
+#include "moe/cli/report/charts.h"
 #include "moe/cli/report/format.h"
 #include "moe/cli/report/labels.h"
 
@@ -208,6 +209,11 @@ std::vector<Repetitions<SweepRow>> SweepRepetitions(const Run& a, const Run& b) 
   return RepetitionsOf(a.sweep, b.sweep, PointKey, PointLabels);
 }
 
+const char* NameOf(Verdict verdict) {
+  constexpr const char* kNames[] = {"better", "worse", "within noise", "noise unknown", "equal"};
+  return kNames[static_cast<int>(verdict)];
+}
+
 absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
   if (a.kind != b.kind) {
     return absl::InvalidArgumentError(absl::StrCat("'", a.path, "' is of moe ", NameOf(a.kind),
@@ -245,6 +251,10 @@ absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
 
 namespace {
 
+bool IsBeyondNoise(Verdict verdict) {
+  return verdict == Verdict::kBetter || verdict == Verdict::kWorse;
+}
+
 std::string SignedPercent(double value) {
   if (!std::isfinite(value)) return NumberText(value);
   return absl::StrCat(value > 0 ? "+" : "", NumberText(value), " %");
@@ -264,37 +274,39 @@ std::vector<const Difference*> Ranked(const Comparison& comparison) {
   for (const Difference& d : comparison.differences) {
     if (std::isfinite(d.change_pct)) ranked.push_back(&d);
   }
-  const auto beyond = [](const Difference* d) {
-    return d->verdict == Verdict::kBetter || d->verdict == Verdict::kWorse;
-  };
   std::stable_sort(ranked.begin(), ranked.end(), [&](const Difference* a, const Difference* b) {
-    if (beyond(a) != beyond(b)) return beyond(a);
+    const bool beyond = IsBeyondNoise(a->verdict);
+    if (beyond != IsBeyondNoise(b->verdict)) return beyond;
     return std::abs(a->change_pct) > std::abs(b->change_pct);
   });
   return ranked;
 }
 
+// Values on one axis around zero, one below the other, with a series per verdict.
 std::string Intervals(const Comparison& comparison) {
   const std::vector<const Difference*> ranked = Ranked(comparison);
-  IntervalChart chart = {
+  XyChart chart = {
       .text = ChartText{.id = "compare-changes",
                         .title = absl::StrCat("Change from ", comparison.a, " to ", comparison.b),
-                        .note = "Bars: 95 % interval of the change. Square: worse. "
-                                "Circle: better. Grey: within noise, or noise unknown."},
-      .x_label = "change (%)"};
-  for (size_t i = 0; i < std::min(ranked.size(), kMaxBars); ++i) {
-    const Difference& d = *ranked[i];
-    chart.intervals.push_back(
-        {.name = NameOf(d),
-         .value = d.change_pct,
-         .half_width = d.noise_pct,
-         .verdict = d.verdict,
-         .tooltip = absl::StrCat(NameOf(d), ": ", SignedPercent(d.change_pct), ", noise ",
-                                 NoiseText(d.noise_pct), ": ", NameOf(d.verdict))});
+                        .note = "Whiskers: 95 % interval of the change."},
+      .x = Axis{.label = "change (%)", .from_zero = true},
+      .y = Axis{}};
+  for (int i = 0; i <= static_cast<int>(Verdict::kEqual); ++i) {
+    const auto verdict = static_cast<Verdict>(i);
+    chart.series.push_back({.name = NameOf(verdict), .look = i, .faint = !IsBeyondNoise(verdict)});
   }
+  const size_t drawn = std::min(ranked.size(), kMaxBars);
+  for (size_t i = 0; i < drawn; ++i) {
+    const Difference& d = *ranked[i];
+    chart.y.names.push_back(NameOf(d));
+    chart.series[static_cast<size_t>(d.verdict)].points.push_back(
+        {.x = d.change_pct,
+         .y = static_cast<double>(i),
+         .x_error = std::isfinite(d.noise_pct) ? d.noise_pct : 0});
+  }
+  std::erase_if(chart.series, [](const XySeries& s) { return s.points.empty(); });
   const size_t all = comparison.differences.size();
-  chart.text.LeaveOut(ranked.size() - chart.intervals.size(), all, "figures",
-                      "smaller changes; the table has all");
+  chart.text.LeaveOut(ranked.size() - drawn, all, "figures", "smaller changes; the table has all");
   chart.text.LeaveOut(all - ranked.size(), all, "figures", "0 before: no percentage");
   return Render(chart);
 }
@@ -329,7 +341,7 @@ Section CompareSection(const Comparison& comparison) {
       .names = {"what", "figure", comparison.a, comparison.b, "change", "noise (95 %)", "verdict"}};
   for (const Difference& d : comparison.differences) {
     TableCell verdict = TableCell::Text(NameOf(d.verdict));
-    verdict.css_class = ClassOf(d.verdict);
+    if (IsBeyondNoise(d.verdict)) verdict.css_class = NameOf(d.verdict);
     table.rows.push_back({TableCell::Text(d.what), TableCell::Text(d.metric),
                           TableCell::Number(d.a, 4), TableCell::Number(d.b, 4),
                           TableCell::Number(d.change_pct, SignedPercent(d.change_pct)),

@@ -3,6 +3,7 @@
 #define MOE_MOE_CLI_REPORT_COMPARE_H_
 
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -13,17 +14,22 @@
 
 #include "moe/cli/bench/fail_if.h"
 #include "moe/cli/bench/statistics.h"
-#include "moe/cli/report/charts.h"
 #include "moe/cli/report/page.h"
 #include "moe/cli/report/rows.h"
 
 namespace moe::report {
 
+using bench::Better;
 using bench::NoiseOfDifference;
 using bench::Sample;
 using bench::SampleOf;
 using bench::SampleOfSeries;
 using bench::StudentT975;
+
+enum class Verdict : uint8_t { kBetter, kWorse, kWithinNoise, kUnknownNoise, kEqual };
+
+// "better", "worse", "within noise", "noise unknown", "equal".
+const char* NameOf(Verdict verdict);
 
 struct Difference {
   std::string what;    // the rows that are compared: "alltoall · 1 MiB"; empty: the whole run

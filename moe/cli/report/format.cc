@@ -95,11 +95,6 @@ std::string ExactText(double value) {
   return std::string(digits, std::to_chars(std::begin(digits), std::end(digits), value).ptr);
 }
 
-std::string WithDeviation(double value, double sd, int digits) {
-  return absl::StrCat(NumberText(value, digits),
-                      std::isfinite(sd) ? " ± " + NumberText(sd, 2) : "");
-}
-
 std::string Plural(double count, absl::string_view thing) {
   return absl::StrCat(CountText(count), " ", thing, count == 1 ? "" : "s");
 }
@@ -111,18 +106,6 @@ std::string BytesText(double bytes) {
   int unit = 0;
   for (; bytes >= 1024 && unit < kLast; ++unit) bytes /= 1024;
   return absl::StrCat(NumberText(bytes, bytes >= 1000 ? 4 : 3), " ", kUnits[unit]);
-}
-
-std::string Shortened(absl::string_view text, int max_characters) {
-  size_t end = 0;
-  size_t last = 0;  // where the last character that is kept begins
-  for (int count = 0; end < text.size(); ++count) {
-    if (count == max_characters) return absl::StrCat(text.substr(0, last), "…");
-    last = end;
-    const size_t size = CharacterBytes(text.substr(end));
-    end += size == 0 ? 1 : size;
-  }
-  return std::string(text);
 }
 
 }  // namespace moe::report

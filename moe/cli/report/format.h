@@ -23,17 +23,11 @@ std::string CountText(double value);
 // that takes.
 std::string ExactText(double value);
 
-// "5 ± 1.4"; "5" where the deviation is unknown.
-std::string WithDeviation(double value, double sd, int digits = 3);
-
 // "1 rank", "2 ranks".
 std::string Plural(double count, absl::string_view thing);
 
 // Of 1024: "512 B", "1 KiB", "1.5 MiB".
 std::string BytesText(double bytes);
-
-// The first `max_characters` of `text`, the last one "…" if it is longer. Characters are UTF-8's.
-std::string Shortened(absl::string_view text, int max_characters);
 
 }  // namespace moe::report
 

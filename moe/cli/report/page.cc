@@ -2,11 +2,12 @@
 
 #include <cmath>
 
+#include <absl/strings/escaping.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
-#include "moe/cli/report/drawing.h"
 #include "moe/cli/report/format.h"
+#include "moe/cli/report/page_resources.h"
 
 namespace moe::report {
 namespace {
@@ -101,163 +102,22 @@ std::string InputLine(const Run& run) {
       "</li>\n");
 }
 
-constexpr char kStyle[] = R"css(
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1720px; padding: 12px; background: var(--ground);
-  color: var(--text); font: 15px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans",
-  sans-serif; }
-h1 { font-size: 1.6rem; margin: .3em 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.25rem; margin: 1.4em 0 .5em; }
-h3 { font-size: 1.05rem; margin: 0; overflow-wrap: anywhere; }
-p, footer { color: var(--faint); margin: .3em 0; max-width: 75ch; overflow-wrap: anywhere; }
-a { color: var(--s0); }
-nav { display: flex; flex-wrap: wrap; gap: 4px 18px; }
-nav a { padding: 6px 0; }
-code, small { font-size: .85em; color: var(--faint); overflow-wrap: anywhere; }
-.inputs { margin: .3em 0; padding-left: 1.2em; overflow-wrap: anywhere; }
-.charts { display: grid; gap: 12px; align-items: start;
-  grid-auto-flow: dense;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); }
-figure { margin: 0; padding: 12px; background: var(--paper); border: 1px solid var(--line);
-  border-radius: 8px; min-width: 0; }
-.table { margin-top: 12px; }
-figcaption p { font-size: .85rem; margin: .1em 0 .4em; }
-.drawing { display: block; width: 100%; max-width: 450px; height: auto; margin: 8px auto 0;
-  overflow: visible; }
-.legend { display: flex; flex-wrap: wrap; gap: 2px 16px; list-style: none; margin: 8px 0 0;
-  padding: 0; font-size: .85rem; }
-.legend li { display: flex; align-items: center; gap: 6px; overflow-wrap: anywhere; min-width: 0; }
-.key { width: 22px; height: 14px; flex: none; overflow: visible; }
-svg text { fill: var(--text); font-size: 13px; font-variant-numeric: tabular-nums; }
-svg .label { fill: var(--faint); }
-svg .beside { font-size: 12px; }
-svg .beside, svg .name { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }
-rect[fill] { shape-rendering: crispEdges; }
-@media (max-width: 480px) { figure { padding: 10px 8px; } }
-.axis { stroke: var(--faint); stroke-width: 1; }
-.grid { stroke: var(--line); stroke-width: 1; }
-.line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
-.dashes { stroke-dasharray: 7 5; }
-.dash1 { stroke-dasharray: 9 3; }
-.dash2 { stroke-dasharray: 3 3; }
-.dash3 { stroke-dasharray: 10 3 2 3; }
-.point { fill: var(--c); stroke: var(--paper); stroke-width: 1; }
-.block { fill: var(--c); stroke: var(--paper); stroke-width: 1; }
-.whisker { stroke: var(--c); stroke-width: 1.5; }
-.front { fill: none; stroke: var(--faint); stroke-width: 1.5; stroke-dasharray: 2 3; }
-.ring { fill: none; stroke: var(--text); stroke-width: 1.5; }
-.interval { stroke: var(--c); stroke-width: 3; }
-.better { --c: var(--s0); }
-.worse { --c: var(--s1); }
-.same, .unknown { --c: var(--faint); }
-td.better, td.worse { color: var(--c); font-weight: 600; }
-.mark:hover { stroke: var(--text); }
-.scroll { overflow-x: auto; max-height: 70vh; margin-top: 8px; }
-table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 10px; text-align: left; white-space: nowrap;
-  border-bottom: 1px solid var(--line); }
-th { position: sticky; top: 0; background: var(--paper); padding: 0; }
-th button { font: inherit; font-weight: 600; color: inherit; background: none; border: 0;
-  padding: 8px 10px; cursor: pointer; white-space: nowrap; }
-th[aria-sort="ascending"] button::after { content: " ▲"; }
-th[aria-sort="descending"] button::after { content: " ▼"; }
-.number { text-align: right; }
-footer { margin-top: 2em; font-size: .85rem; }
-@media print { .scroll { max-height: none; overflow: visible; } figure { break-inside: avoid; } }
-)css";
-
-// Sorts tables; then checks the page and says so in attributes of <html>: data-charts, data-marks
-// and data-tables count what is there, and data-check is "ok", or what is wrong: a script error, or
-// a chart without the marks it was drawn with. Sorting is stable; cells without a value stay last.
-// Numbers sort by data-value, texts as words.
-constexpr char kScript[] = R"js(
-"use strict";
-const problems = [];
-addEventListener("error", (event) => problems.push("script error: " + event.message));
-function keyOf(row, column) {
-  const cell = row.cells[column];
-  return "value" in cell.dataset ? cell.dataset.value : cell.textContent;
-}
-function sortTable(table, column, descending) {
-  const body = table.tBodies[0];
-  const rows = Array.from(body.rows);
-  const numeric = rows.length > 0 && "value" in rows[0].cells[column].dataset;
-  rows.sort((a, b) => {
-    const x = keyOf(a, column), y = keyOf(b, column);
-    if (x === "" || y === "") return (x === "") - (y === "");
-    const order = numeric ? x - y : x.localeCompare(y, "en", {numeric: true});
-    return descending ? -order : order;
-  });
-  body.append(...rows);
-}
-for (const table of document.querySelectorAll("table")) {
-  const heads = Array.from(table.tHead.rows[0].cells);
-  heads.forEach((head, column) => head.firstChild.addEventListener("click", () => {
-    const descending = head.ariaSort === "ascending";
-    heads.forEach((other) => other.removeAttribute("aria-sort"));
-    head.setAttribute("aria-sort", descending ? "descending" : "ascending");
-    sortTable(table, column, descending);
-  }));
-}
-addEventListener("load", () => {
-  const charts = Array.from(document.querySelectorAll(".drawing"));
-  let marks = 0;
-  for (const chart of charts) {
-    const drawn = Array.from(chart.querySelectorAll(".mark")).filter((mark) => {
-      const box = mark.getBBox();
-      return box.width > 0 || box.height > 0;
-    }).length;
-    marks += drawn;
-    if (drawn === 0 || drawn !== Number(chart.dataset.marks)) {
-      problems.push(chart.parentNode.id + ": " + drawn + " of " + chart.dataset.marks + " marks");
-    }
-  }
-  const said = document.documentElement.dataset;
-  said.charts = charts.length;
-  said.marks = marks;
-  said.tables = document.querySelectorAll("table").length;
-  said.check = problems.length === 0 ? "ok" : problems.join("; ");
-});
-)js";
-
-// base64 of the script's SHA-256:
-// python3 -c 'import base64, hashlib, sys;
-//   print(base64.b64encode(hashlib.sha256(sys.stdin.buffer.read()).digest()).decode())'
-constexpr char kScriptHash[] = "YBTIFUiAZ0m+esxdk4leT51swiMo9EEh/PzOQpOKmSI=";
-
-std::string Inks(int Ink::*which) {
-  const auto ink = [&](const Ink& i) {
-    return absl::StrFormat("#%06x", i.*which);
-  };
-  std::string css = absl::StrCat("--paper: ", ink(kPaperInk), "; --ground: ", ink(kGroundInk),
-                                 "; --line: ", ink(kLineInk), "; --text: ", ink(kTextInk),
-                                 "; --faint: ", ink(kFaintInk), ";");
-  for (int i = 0; i < kNumInks; ++i) {
-    absl::StrAppend(&css, " --s", i, ": ", ink(kSeriesInk[i]), ";");
-  }
-  return css;
-}
-
-std::string PageStyle() {
-  std::string css =
-      absl::StrCat(":root { color-scheme: light dark; ", Inks(&Ink::light), " }\n",
-                   "@media (prefers-color-scheme: dark) { :root { ", Inks(&Ink::dark), " } }\n");
-  for (int i = 0; i < kNumInks; ++i) {
-    absl::StrAppend(&css, ".s", i, " { --c: var(--s", i, "); }\n");
-  }
-  return css + kStyle;
+// What the Content-Security-Policy calls a script: base64 of its SHA-256, which CMake gives in
+// hexadecimal.
+std::string PolicyHash(const PageResource& script) {
+  return absl::StrCat("'sha256-", absl::Base64Escape(absl::HexStringToBytes(script.sha256)), "'");
 }
 
 std::string Head(absl::string_view title) {
   return absl::StrCat(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
-      "'unsafe-inline'; script-src 'sha256-",
-      kScriptHash,
-      "'; base-uri 'none'; form-action 'none'\">\n"
+      "'unsafe-inline'; script-src ",
+      PolicyHash(kChartLibrary), " ", PolicyHash(kScript),
+      "; base-uri 'none'; form-action 'none'\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<meta name=\"color-scheme\" content=\"light dark\">\n<title>",
-      Escape(title), "</title>\n<style>\n", PageStyle(), "</style>\n</head>\n");
+      Escape(title), "</title>\n<style>\n", kStyle.text, "</style>\n</head>\n");
 }
 
 }  // namespace
@@ -280,9 +140,10 @@ std::string Page(absl::string_view title, absl::Span<const Run> runs,
   if (count > 1) absl::StrAppend(&html, "<nav>\n", links, "</nav>\n");
   return absl::StrCat(
       html, "</header>\n<main>\n", body,
-      "</main>\n<footer>Rest the pointer on a mark for its figures; click a heading "
+      "</main>\n<noscript><p>Charts need JavaScript; the tables have all results.</p></noscript>\n"
+      "<footer>Rest the pointer on a mark for its figures; click a heading "
       "of a table to sort by it.</footer>\n<script>",
-      kScript, "</script>\n</body>\n</html>\n");
+      kChartLibrary.text, "</script>\n<script>", kScript.text, "</script>\n</body>\n</html>\n");
 }
 
 }  // namespace moe::report

@@ -100,10 +100,10 @@ class SweepCharts {
         .text = ChartText{.id = absl::StrCat("sweep-", quality.id),
                           .title = absl::StrCat("Capacity factor against ", quality.name),
                           .note = "Lower is better."},
-        .x_label = "capacity factor",
-        .y_label = quality.axis};
+        .x = Axis{.label = "capacity factor"},
+        .y = Axis{.label = quality.axis}};
     for (const double cf : factors_) {
-      chart.x_categories.push_back(std::isinf(cf) ? "dropless" : NumberText(cf));
+      chart.x.names.push_back(std::isinf(cf) ? "dropless" : NumberText(cf));
     }
     const size_t drawn = std::min(series_names_.size(), kMaxSeries);
     for (size_t s = 0; s < drawn; ++s) {
@@ -117,10 +117,7 @@ class SweepCharts {
       const bench::MeanSd y = Over(p, quality.value, quality.sd);
       const auto place = std::distance(factors_.begin(), factors_.find(p.row().capacity_factor));
       chart.series[p.series].points.push_back(
-          {.x = static_cast<double>(place),
-           .y = y.mean,
-           .y_error = Whisker(y.sd),
-           .tooltip = absl::StrCat(p.name, ": ", WithDeviation(y.mean, y.sd, 4))});
+          {.x = static_cast<double>(place), .y = y.mean, .y_error = Whisker(y.sd)});
     }
     for (XySeries& s : chart.series) {
       std::stable_sort(s.points.begin(), s.points.end(),
@@ -139,8 +136,8 @@ class SweepCharts {
                       .title = absl::StrCat("Speed against ", quality.name),
                       .note = "Lower right is better. Rings: points that no other beats by more "
                               "than the noise."},
-        .x_label = "tokens per second",
-        .y_label = quality.axis,
+        .x = Axis{.label = "tokens per second"},
+        .y = Axis{.label = quality.axis},
         .front = Front{Better::kHigher, Better::kLower}};
     const bool many = series_names_.size() > kMaxSeries;
     std::map<size_t, size_t> place_of;
@@ -161,14 +158,12 @@ class SweepCharts {
       values.insert(y.mean);
       std::string label = factors_.size() > 1 ? p.row().capacity_text() : "";
       if (!label.empty() && !std::isinf(p.row().capacity_factor)) label = "cf " + label;
-      chart.series[at->second].points.push_back(
-          {.x = x.mean,
-           .y = y.mean,
-           .x_error = Whisker(x.sd),
-           .y_error = Whisker(y.sd),
-           .tooltip = absl::StrCat(p.name, ": ", WithDeviation(x.mean, x.sd), " tokens/s, ",
-                                   quality.name, " ", WithDeviation(y.mean, y.sd, 4)),
-           .label = many ? p.name : label});
+      chart.series[at->second].points.push_back({.x = x.mean,
+                                                 .y = y.mean,
+                                                 .x_error = Whisker(x.sd),
+                                                 .y_error = Whisker(y.sd),
+                                                 .name = p.name,
+                                                 .label = many ? p.name : label});
     }
     if (values.size() < 2) return "";  // all equally good: the table and the bars have the speeds
     chart.text.LeaveOut(all - std::min(all, kMaxPoints), all, "points", kInTable);

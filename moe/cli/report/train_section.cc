@@ -8,7 +8,6 @@
 #include <absl/types/span.h>
 
 #include "moe/cli/report/charts.h"
-#include "moe/cli/report/drawing.h"
 #include "moe/cli/report/format.h"
 #include "moe/cli/report/page.h"
 
@@ -19,7 +18,7 @@ using Runs = std::vector<const Run*>;
 
 // As many as there are colours.
 size_t Drawn(const Runs& runs, ChartText& text) {
-  const size_t drawn = std::min(runs.size(), static_cast<size_t>(kNumInks));
+  const size_t drawn = std::min(runs.size(), kMaxSeries);
   text.LeaveOut(runs.size() - drawn, runs.size(), "runs", kInTable);
   return drawn;
 }
@@ -38,10 +37,7 @@ XySeries ValidationOf(const Run& run, int look) {
   const auto add = [&](double step, double loss) {
     if (!std::isfinite(loss)) return;
     if (!series.points.empty() && series.points.back().x == step) return;
-    series.points.push_back({.x = step,
-                             .y = loss,
-                             .tooltip = absl::StrCat(run.name, ", validation after step ",
-                                                     CountText(step), ": ", NumberText(loss, 5))});
+    series.points.push_back({.x = step, .y = loss});
   };
   if (run.totals.has_value()) add(0, run.totals->validation_loss_before);
   for (const TrainStep& s : run.steps) add(s.step, s.validation_loss);
@@ -52,9 +48,8 @@ XySeries ValidationOf(const Run& run, int look) {
 std::string LossChart(const Runs& runs) {
   XyChart chart = {
       .text = ChartText{.id = "train-loss", .title = "Loss", .note = "Lower is better."},
-      .x_label = "step",
-      .y_label = "loss (nats per token)",
-      .x_kind = ScaleKind::kWhole};
+      .x = Axis{.label = "step", .kind = ScaleKind::kWhole},
+      .y = Axis{.label = "loss (nats per token)"}};
   const size_t drawn = Drawn(runs, chart.text);
   for (size_t i = 0; i < drawn; ++i) {
     chart.series.push_back(Curve(*runs[i], static_cast<int>(i), &TrainStep::loss, 1));
@@ -87,10 +82,8 @@ constexpr CurveOf kCurves[] = {
 
 std::string CurveChart(const Runs& runs, const CurveOf& c) {
   XyChart chart = {.text = ChartText{.id = c.id, .title = c.title, .note = c.note},
-                   .x_label = "step",
-                   .y_label = c.y_label,
-                   .x_kind = ScaleKind::kWhole,
-                   .y_from_zero = true};
+                   .x = Axis{.label = "step", .kind = ScaleKind::kWhole},
+                   .y = Axis{.label = c.y_label, .from_zero = true}};
   bool any = false;
   const size_t drawn = Drawn(runs, chart.text);
   for (size_t i = 0; i < drawn; ++i) {
@@ -182,10 +175,9 @@ std::vector<double> LoadOf(const Run& run, int layer, size_t begin, size_t end) 
   return load;
 }
 
-HeatMapLine LineOf(const char* what, double first, double last) {
-  std::string range = CountText(first);
-  if (last > first) range = absl::StrCat(range, " to ", CountText(last));
-  return {.label = CountText(first), .tooltip = absl::StrCat(what, " ", range)};
+// "3", or "3–5".
+std::string RangeText(double first, double last) {
+  return last > first ? absl::StrCat(CountText(first), "–", CountText(last)) : CountText(first);
 }
 
 // max over experts of |load over mean - 1|, over all steps.
@@ -220,15 +212,16 @@ std::string ExpertLoadMaps(const Run& run, size_t index) {
 HeatMap ExpertLoadMap(const Run& run, int layer) {
   const Stretches steps(run.steps.size(), kMaxLoadColumns);
   const Stretches experts(run.num_experts, kMaxLoadRows);
-  HeatMap map = {.x_label = "step", .y_label = "expert", .value_label = "load / even load"};
+  HeatMap map = {
+      .x = Axis{.label = "step"}, .y = Axis{.label = "expert"}, .value_label = "load / even load"};
   for (size_t r = 0; r < experts.size(); ++r) {
-    map.rows.push_back(LineOf("expert", static_cast<double>(experts.begin(r)),
-                              static_cast<double>(experts.end(r) - 1)));
+    map.y.names.push_back(
+        RangeText(static_cast<double>(experts.begin(r)), static_cast<double>(experts.end(r) - 1)));
   }
   map.values.resize(experts.size() * steps.size(), 0);
   for (size_t c = 0; c < steps.size(); ++c) {
-    map.columns.push_back(
-        LineOf("step", run.steps[steps.begin(c)].step, run.steps[steps.end(c) - 1].step));
+    map.x.names.push_back(
+        RangeText(run.steps[steps.begin(c)].step, run.steps[steps.end(c) - 1].step));
     const std::vector<double> load = LoadOf(run, layer, steps.begin(c), steps.end(c));
     const double even = bench::MeanSdOf(load).mean;
     for (size_t r = 0; r < experts.size() && even > 0; ++r) {

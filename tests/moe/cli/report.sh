@@ -10,10 +10,9 @@ expect 0 "a benchmark" "$moe" bench alltoall --ranks 2 -b 4K -e 64K -T 0.1 -J be
 expect 0 "pairs" "$moe" bench p2p --ranks 3 -b 64K -e 64K -T 0.05 -J pairs.json
 expect 0 "layer" "$moe" bench layer --hidden-size 64 --moe-ffn-hidden-size 64 --tokens 32 -n 2 -T 0 -J layer.json
 
-# The page: strict HTML, SVG that is XML, nothing to load, the script that its policy names.
+# The page: strict HTML, nothing to load, the scripts that its policy names, colours that are seen.
 cat >check.py <<'PYTHON'
-import base64, hashlib, html.parser, re, sys
-import xml.etree.ElementTree as xml
+import base64, hashlib, html.parser, json, re, sys
 
 page = open(sys.argv[1], encoding="utf-8").read()
 VOID = {"meta", "link", "br"}
@@ -46,19 +45,35 @@ strict.close()
 assert not strict.open, strict.open
 for link in re.findall(r'href="#([^"]*)"', page):
     assert link in strict.ids, link
-scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
-assert len(scripts) == 1
-digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
-assert f"'sha256-{digest}'" in page, f"kScriptHash is not {digest}"
-assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", page)
-charts = []
-for drawing in re.findall(r'<svg class="drawing".*?</svg>', page, re.S):
-    root = xml.fromstring(drawing)
-    marks = [e for e in root.iter() if "mark" in e.get("class", "").split()]
-    assert len(marks) == int(root.get("data-marks")) > 0, root.get("aria-label")
-    assert all(e.find("{http://www.w3.org/2000/svg}title") is not None for e in marks)
-    charts.append(root.get("aria-label"))
-print("\n".join(charts))
+library, script = re.findall(r"<script>(.*?)</script>", page, re.S)
+digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in (library, script)]
+assert "script-src " + " ".join(f"'sha256-{d}'" for d in digests) + ";" in page
+assert "Released under the MIT License" in library
+own = page.replace(library, "")
+assert not re.search(r"url\(|@import|https?://|<!--", own)
+
+# WCAG 2.1: relative luminance, and the contrast of two colours of the style.
+def contrast(inks, *names):
+    def luminance(ink):
+        channels = [int(ink[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear))
+    low, high = sorted(luminance(inks[name]) for name in names)
+    return (high + 0.05) / (low + 0.05)
+
+light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", part)) for part in own.split("@media (prefers", 1))
+assert len(light) == len(dark) == 13
+for inks in (light, dark):
+    for series in range(8):
+        assert contrast(inks, f"s{series}", "paper") >= 3, series  # 1.4.11: graphics
+    for text in ("text", "faint"):
+        assert min(contrast(inks, text, "paper"), contrast(inks, text, "ground")) >= 4.5, text  # 1.4.3: text
+
+figures = re.findall(r'<figure class="chart" id="([^"]*)">.*?aria-label="([^"]*)".*?'
+                     r'<script type="application/json">(.*?)</script>', own, re.S)
+charts = {name: json.loads(data) for name, _, data in figures}
+json.dump(charts, open("charts.json", "w"))
+print("\n".join(html.unescape(title) for _, title, _ in figures))
 PYTHON
 
 # page <flags...>: writes out.html and leaves the titles of its charts in `charts`.
@@ -70,6 +85,47 @@ page() {
 page train bench.json pairs.json layer.json "$data/sweep.jsonl" \
   --compare "$data/bench_before.json" "$data/bench_after.json"
 cp out.html page.html
+
+# The data of charts are the rows of their runs.
+cat >rows.py <<'PYTHON'
+import json, math, sys
+
+charts = json.load(open("charts.json"))
+def points(chart, name, x="x", y="y"):
+    series = next(s for s in charts[chart]["series"] if s["name"] == name)
+    return [(p[x], p[y]) for p in series["points"]]
+def equal(got, expected):
+    got, expected = list(got), list(expected)
+    assert len(got) == len(expected), (got, expected)
+    assert all(math.isclose(a, b, rel_tol=1e-12) for g, e in zip(got, expected) for a, b in zip(g, e)), (got, expected)
+
+lines = [json.loads(line) for line in open("train/metrics.jsonl")]
+steps, last = [line for line in lines if "step" in line], lines[-1]
+equal(points("train-loss", "train"), [(s["step"], s["loss"]) for s in steps])
+equal(points("train-drops", "train"), [(s["step"], 100 * s["drop_fraction"]) for s in steps])
+equal(points("train-loss", "train, validation")[-1:], [(last["steps"], last["val_loss"])])
+load = charts["train-load-0-1"]
+experts, columns = len(load["y"]["names"]), len(load["x"]["names"])
+assert columns == len(steps)
+for c, step in enumerate(steps):
+    slots = step["expert_load"][1]
+    equal([(load["values"][e * columns + c],) for e in range(experts)],
+          [(n * experts / sum(slots),) for n in slots])
+phases = {s["name"]: s["values"][0] for s in charts["train-phases"]["series"]}
+assert math.isclose(sum(phases.values()), sum(s["step_ms"] for s in steps[1:]) / (len(steps) - 1), rel_tol=1e-9)
+
+pairs = json.load(open("pairs.json"))
+cells = charts["bench-pairs-0"]["values"]
+for row in pairs:
+    cell = cells[3 * row["source"] + row["destination"]]
+    assert cell == (None if row["source"] == row["destination"] else row["algbw_gbytes_per_s"]), row
+
+sweep = [json.loads(line) for line in open(sys.argv[1])]
+expected = sorted((r["tok_s"], r["val_loss"], r["tok_s_sd"]) for r in sweep if r["status"] == "ok")
+drawn = [s for s in charts["sweep-speed-loss"]["series"] if s["style"] == "points"]
+equal(sorted((p["x"], p["y"], p["dx"]) for s in drawn for p in s["points"]), expected)
+PYTHON
+python3 rows.py "$data/sweep.jsonl" 2>problem || fail "rows: $(tail -n 1 problem)"
 for chart in "Loss" "Learning rate" "Gradient norm" "Speed" "Dropped slots" \
   "MaxVio: load of the busiest expert" "Time of a step by phase" \
   "Expert load, MoE layer 1: train" "Capacity factor against dropped slots" \
@@ -140,48 +196,39 @@ attribute() { grep -m1 '<html' dom.html | sed -n "s/.*data-$1=\"\([^\"]*\)\".*/\
 # The page's own check: no script error, every chart has its marks.
 dom page.html 1280
 [[ $(attribute check) == ok ]] || fail "the page says: $(attribute check)"
-drawings=$(grep -c '<svg class="drawing"' page.html)
+drawings=$(grep -c '<canvas' page.html)
 (($(attribute charts) == drawings && drawings >= 20)) ||
   fail "$(attribute charts) charts of $drawings"
-marks=$(grep -oE 'data-marks="[0-9]+"' page.html | grep -oE '[0-9]+' |
-  awk '{ sum += $1 } END { print sum }')
-[[ $(attribute marks) == "$marks" ]] || fail "$(attribute marks) marks of $marks"
 
-# And can say no: a mark is missing, and a script that is not the page's own does not run.
-sed '0,/class="mark /s//class="/' page.html >broken.html
+# And can say no: a value has no place, and a script that is not the page's own does not run.
+sed '0,/"x":1.0,"y":[^}]*/s//"x":1.0,"y":"none"/' page.html >broken.html
 dom broken.html 1280
-[[ $(attribute check) == *" marks"* ]] || fail "a missing mark: $(attribute check)"
+[[ $(attribute check) == *" marks of "* ]] || fail "a missing mark: $(attribute check)"
 sed 's|</h1>|</h1><script>document.documentElement.dataset.check = "ran"; throw 1</script>|' \
   page.html >injected.html
 dom injected.html 1280
 [[ $(attribute check) == ok ]] || fail "a foreign script: $(attribute check)"
 
-# Layout, by a script of the test's own: texts stay on the page and on their drawing and do not
-# touch each other, letters are not tiny but smaller than the headings, and a click sorts.
+# By a script of the test's own: the page does not scroll sideways, no chart is blank, every mark under the
+# pointer says its name and value, and a click sorts.
 cat >layout.js <<'JS'
 addEventListener("load", () => {
   const found = [];
   if (document.documentElement.scrollWidth > innerWidth) found.push("the page scrolls sideways");
-  for (const chart of document.querySelectorAll(".drawing")) {
-    const frame = chart.getBoundingClientRect(), id = chart.parentNode.id;
-    const texts = Array.from(chart.querySelectorAll("text"));
-    const boxes = texts.map((text) => text.getBoundingClientRect());
-    boxes.forEach((a, i) => {
-      const name = id + " '" + texts[i].textContent + "'";
-      if (a.left < frame.left - 2 || a.right > frame.right + 2 || a.top < frame.top - 2 ||
-          a.bottom > frame.bottom + 2) found.push(name + " is cut off");
-      // Boxes of letters are higher than what is inked: a fifth above and below is air.
-      const air = a.height / 5;
-      if (a.height < 11) found.push(name + " is tiny");
-      const letters = (e) => parseFloat(getComputedStyle(e).fontSize);
-      if (letters(texts[i]) * frame.width / chart.viewBox.baseVal.width >=
-          letters(chart.parentNode.querySelector("h3"))) found.push(name + " is as large as titles");
-      boxes.slice(i + 1).forEach((b, j) => {
-        if (a.left < b.right && b.left < a.right && a.top + air < b.bottom - air &&
-            b.top + air < a.bottom - air) {
-          found.push(name + " touches '" + texts[i + 1 + j].textContent + "'");
-        }
-      });
+  for (const figure of document.querySelectorAll(".chart")) {
+    const chart = Chart.getChart(figure.querySelector(".drawing canvas"));
+    if (!chart.ctx.getImageData(0, 0, chart.canvas.width, chart.canvas.height).data.some((v) => v > 0)) {
+      found.push(figure.id + " is blank");
+    }
+    chart.data.datasets.forEach((dataset, index) => {
+      const element = chart.getDatasetMeta(index).data[0], at = element.getCenterPoint();
+      const {mode, ...how} = chart.options.interaction;
+      const near = chart.getElementsAtEventForMode({native: {}, ...at}, mode, how, true);
+      chart.tooltip.setActiveElements(near.map((e) => ({datasetIndex: e.datasetIndex, index: e.index})), at);
+      const lines = chart.tooltip.body.flatMap((part) => part.lines);
+      if (!(chart.tooltip.title.join("") !== "" && lines.every((line) => /[^:]: [-0-9.,]+/.test(line)) && lines.length > 0)) {
+        found.push(`${figure.id}: ${chart.tooltip.title}, ${lines}`);
+      }
     });
   }
   const table = Array.from(document.querySelectorAll("table")).pop();
@@ -198,7 +245,7 @@ JS
   sed 's|<meta http-equiv=[^>]*>||; s|</body>||; s|</html>||' page.html
   echo "<script>$(cat layout.js)</script></body></html>"
 } >layout.html
-for width in 390 800 1280 1920; do
+for width in 390 1280; do
   dom layout.html "$width"
   [[ $(attribute layout) == ok ]] || fail "layout, $width wide: $(attribute layout)"
 done

@@ -1,4 +1,4 @@
-// Charts of moe report: texts, scales, the Pareto front, and a mark for every value.
+// Charts of moe report: texts, the Pareto front, and the data that each figure draws.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -8,9 +8,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "moe/cli/bench/statistics.h"
 #include "moe/cli/report/charts.h"
-#include "moe/cli/report/drawing.h"
 #include "moe/cli/report/format.h"
 #include "moe/cli/report/labels.h"
 #include "moe/cli/report/page.h"
@@ -29,10 +30,28 @@ int Count(const std::string& text, const std::string& part) {
   return count;
 }
 
-std::vector<std::string> LabelsOf(const Scale& scale) {
-  std::vector<std::string> labels;
-  for (const Tick& tick : scale.ticks()) labels.push_back(tick.label);
-  return labels;
+using Json = nlohmann::json;
+
+// What the figures in `html` draw.
+std::vector<Json> DataIn(const std::string& html) {
+  const std::string open = "<script type=\"application/json\">", close = "</script>";
+  std::vector<Json> found;
+  for (size_t at = html.find(open); at != std::string::npos; at = html.find(open, at)) {
+    at += open.size();
+    found.push_back(Json::parse(html.substr(at, html.find(close, at) - at)));
+  }
+  return found;
+}
+Json DataOf(const std::string& html) {
+  const std::vector<Json> found = DataIn(html);
+  return found.size() == 1 ? found[0] : Json();
+}
+
+// The value of `key` in each point of series `index`.
+std::vector<double> ValuesOf(const Json& data, size_t index, const char* key) {
+  std::vector<double> values;
+  for (const Json& point : data["series"][index]["points"]) values.push_back(point[key]);
+  return values;
 }
 
 TEST(FormatTest, NumbersKeepTheirDigitsAndNoMore) {
@@ -61,51 +80,6 @@ TEST(FormatTest, HostileTextsBecomeHarmless) {
   EXPECT_EQ(Escape("\xED\xA0\x80"), bad + bad + bad);  // a surrogate
   EXPECT_EQ(Escape("\xE2\x82"), bad + bad);            // cut off
   EXPECT_EQ(Escape("é€😀"), "é€😀");
-  EXPECT_EQ(Shortened("äöü", 3), "äöü");
-  EXPECT_EQ(Shortened("äöüß", 3), "äö…");
-}
-
-TEST(ScaleTest, TicksAreNiceNumbersAroundTheData) {
-  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kLinear, 0.3, 9.1, 5)),
-              ElementsAre("0", "2", "4", "6", "8", "10"));
-  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kLinear, 3.41, 3.59, 4)),
-              ElementsAre("3.4", "3.45", "3.5", "3.55", "3.6"));
-  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kWhole, 1, 3, 5)), ElementsAre("1", "2", "3"));
-  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kLog, 3, 4000, 5)),
-              ElementsAre("1", "10", "100", "1,000", "10,000"));
-  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kLog, 1.5, 18, 6)),
-              ElementsAre("1", "2", "5", "10", "20"));
-  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kBytes, 1024, 1 << 20, 5)),
-              ElementsAre("1 KiB", "4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB"));
-}
-
-TEST(ScaleTest, EveryValueStandsOnTheScale) {
-  for (const ScaleKind kind :
-       {ScaleKind::kLinear, ScaleKind::kWhole, ScaleKind::kLog, ScaleKind::kBytes}) {
-    for (const double low : {1e-9, 0.1, 1.0, 7.0, 12345.0}) {
-      for (const double factor : {1.0, 1.0001, 3.0, 99.0, 100.0, 1e6}) {
-        const Scale scale = Scale::Of(kind, low, low * factor, 5);
-        EXPECT_GE(scale.Place(low), -1e-6) << low << " " << factor;
-        EXPECT_LE(scale.Place(low * factor), 1 + 1e-6) << low << " " << factor;
-        EXPECT_GE(scale.ticks().size(), 2u);
-        EXPECT_LE(scale.ticks().size(), 9u);
-      }
-    }
-  }
-}
-
-TEST(ScaleTest, LabelsThatWouldTouchAreLeftOutInEqualSteps) {
-  const Scale scale = Scale::Of(ScaleKind::kLinear, 0, 1e6, 5);  // 200,000 apart, 54 wide
-  EXPECT_EQ(LabelStride(scale, 400), 1u);
-  EXPECT_EQ(LabelStride(scale, 320), 2u);
-  EXPECT_EQ(LabelStride(scale, 10), 6u);
-}
-
-TEST(ScaleTest, CategoriesStandApartAndAwayFromTheEnds) {
-  const Scale scale = Scale::OfCategories({"1", "1.25", "dropless"});
-  EXPECT_THAT(LabelsOf(scale), ElementsAre("1", "1.25", "dropless"));
-  EXPECT_DOUBLE_EQ(scale.Place(0), 1. / 6);
-  EXPECT_DOUBLE_EQ(scale.Place(2), 5. / 6);
 }
 
 using Points = std::vector<std::pair<bench::Sample, bench::Sample>>;
@@ -143,32 +117,51 @@ TEST(ParetoTest, AnAdvantageWithinNoiseIsNone) {
               ElementsAre(1, 0));
 }
 
+constexpr char kHostile[] = "</script><!--<script>&\"'";
+
 XyChart Chart(XyStyle style, int num_points) {
-  XyChart chart = {.text = {.id = "c", .title = "<script>alert(1)</script>"},
-                   .x_label = "size (B)",
-                   .y_label = "rate (GB/s)"};
-  chart.series.push_back({.name = "<b>s</b>", .style = style});
+  XyChart chart = {.text = {.id = "c", .title = "t"},
+                   .x = Axis{.label = "size (B)", .kind = ScaleKind::kBytes},
+                   .y = Axis{.label = "rate (GB/s)", .from_zero = true}};
+  chart.series.push_back({.name = "s", .style = style, .look = 2});
   for (int i = 0; i < num_points; ++i)
     chart.series[0].points.push_back({.x = i + 1.0, .y = 2.0 * i});
   return chart;
 }
 
-TEST(XyChartTest, HasAMarkForEveryPoint) {
-  const std::string html = Render(Chart(XyStyle::kLinePoints, 7));
-  EXPECT_EQ(Count(html, "class=\"mark "), 7);
-  EXPECT_THAT(html, HasSubstr("data-marks=\"7\""));
-  EXPECT_THAT(html, HasSubstr("size (B)"));
-  EXPECT_THAT(html, HasSubstr("rate (GB/s)"));
-  EXPECT_THAT(html, Not(HasSubstr("<script>")));
-  EXPECT_THAT(html, Not(HasSubstr("<b>s")));
+TEST(XyChartTest, HasAxesSeriesAndPointsAsData) {
+  XyChart chart = Chart(XyStyle::kLinePoints, 2);
+  chart.series[0].points[1] = {
+      .x = 4096, .y = 0.1, .x_error = 3, .y_error = 0.25, .name = "n", .label = "l"};
+  EXPECT_EQ(DataOf(Render(chart)), Json::parse(R"json({
+    "kind": "xy",
+    "x": {"label": "size (B)", "kind": "bytes"},
+    "y": {"label": "rate (GB/s)", "kind": "linear", "zero": true},
+    "series": [{"name": "s", "style": "line-points", "look": 2, "faint": false, "points": [
+      {"x": 1.0, "y": 0.0},
+      {"x": 4096.0, "y": 0.1, "dx": 3.0, "dy": 0.25, "name": "n", "label": "l"}]}]})json"));
+}
+
+TEST(XyChartTest, HostileTextsStayTexts) {
+  XyChart chart = Chart(XyStyle::kPoints, 1);
+  chart.text.title = chart.text.note = chart.x.label = chart.series[0].name = kHostile;
+  chart.series[0].points[0].label = std::string(kHostile) + "\xFF";
+  const std::string html = Render(chart);
+  EXPECT_EQ(Count(html, "<script"), 1);
+  EXPECT_EQ(Count(html, "</script"), 1);
+  EXPECT_EQ(Count(html, "<!--"), 0);
+  const Json data = DataOf(html);
+  EXPECT_EQ(data["x"]["label"], kHostile);
+  EXPECT_EQ(data["series"][0]["name"], kHostile);
+  EXPECT_EQ(data["series"][0]["points"][0]["label"], std::string(kHostile) + "\xEF\xBF\xBD");
 }
 
 TEST(XyChartTest, LeavesOutWhatHasNoPlace) {
   XyChart chart = Chart(XyStyle::kPoints, 3);
   chart.series[0].points.push_back({.x = NAN, .y = 1});
-  EXPECT_THAT(Render(chart), HasSubstr("data-marks=\"3\""));
-  chart.y_kind = ScaleKind::kLog;  // the first point is at 0
-  EXPECT_THAT(Render(chart), HasSubstr("data-marks=\"2\""));
+  EXPECT_THAT(ValuesOf(DataOf(Render(chart)), 0, "y"), ElementsAre(0, 2, 4));
+  chart.y.kind = ScaleKind::kLog;  // the first point is at 0
+  EXPECT_THAT(ValuesOf(DataOf(Render(chart)), 0, "y"), ElementsAre(2, 4));
   EXPECT_THAT(Render(chart), HasSubstr("Not drawn: 2 of 4 points (no such figure)."));
   EXPECT_THAT(Render(chart), Not(HasSubstr("series (")));
   chart.series.push_back({.name = "none", .points = {{.x = 1, .y = NAN}}});
@@ -176,22 +169,27 @@ TEST(XyChartTest, LeavesOutWhatHasNoPlace) {
   EXPECT_EQ(Render(Chart(XyStyle::kPoints, 0)), "");
 }
 
-TEST(XyChartTest, APointWhoseWhiskerHasNoEndStandsOnTheAxis) {
-  // On a logarithmic axis the lower whisker of 0.25 +- 1 ends nowhere; the point itself is there.
-  XyChart chart = Chart(XyStyle::kLinePoints, 2);
-  chart.y_kind = ScaleKind::kLog;
-  chart.series[0].points[0] = {.x = 1, .y = 0.25, .y_error = 1};
-  chart.series[0].points[1] = {.x = 2, .y = 5};
-  EXPECT_THAT(Render(chart), HasSubstr(">0.5<"));  // a tick between the two
+TEST(XyChartTest, TheFrontIsASeriesWithTheLabelsOfItsPoints) {
+  XyChart chart = Chart(XyStyle::kPoints, 4);  // x and y both grow: the first alone is best
+  for (XyPoint& p : chart.series[0].points) p.label = "l";
+  chart.front = Front{Better::kLower, Better::kLower};
+  Json data = DataOf(Render(chart));
+  EXPECT_EQ(data["stepped"], "before");
+  EXPECT_EQ(data["series"][0]["style"], "front");
+  EXPECT_EQ(data["series"][0]["points"], Json::parse(R"([{"x": 1.0, "y": 0.0, "label": "l"}])"));
+  EXPECT_FALSE(data["series"][1]["points"][0].contains("label"));
+  EXPECT_EQ(data["series"][1]["points"][1]["label"], "l");
+  chart.front = Front{Better::kHigher, Better::kLower};  // all of them
+  data = DataOf(Render(chart));
+  EXPECT_EQ(data["stepped"], "after");
+  EXPECT_THAT(ValuesOf(data, 0, "x"), ElementsAre(1, 2, 3, 4));
 }
 
-TEST(XyChartTest, TheFrontIsALineAndARingPerPoint) {
-  XyChart chart = Chart(XyStyle::kPoints, 4);  // x and y both grow: the first alone is best
+TEST(XyChartTest, OfManyPointsThoseOfTheFrontAloneHaveLabels) {
+  XyChart chart = Chart(XyStyle::kPoints, static_cast<int>(kMaxSeries) + 1);
+  for (XyPoint& p : chart.series[0].points) p.label = "l";
   chart.front = Front{Better::kLower, Better::kLower};
-  EXPECT_EQ(Count(Render(chart), "class=\"mark ring\""), 1);
-  chart.front = Front{Better::kHigher, Better::kLower};  // all of them
-  EXPECT_EQ(Count(Render(chart), "class=\"mark ring\""), 4);
-  EXPECT_THAT(Render(chart), HasSubstr("data-marks=\"9\""));
+  EXPECT_EQ(Count(Render(chart), "\"label\":\"l\""), 1);
 }
 
 TEST(XyChartTest, ThinningKeepsSpikes) {
@@ -208,34 +206,27 @@ TEST(XyChartTest, ThinningKeepsSpikes) {
   EXPECT_EQ(highest, 9);
 }
 
-TEST(StackedBarTest, PartsAddUpToTheScale) {
-  const std::string html = Render(StackedBarChart{.text = {.id = "b", .title = "t"},
-                                                  .x_label = "ms",
-                                                  .unit = "ms",
-                                                  .parts = {"p", "q"},
-                                                  .bars = {{"one", {3, 1}}, {"two", {0, NAN}}}});
-  EXPECT_THAT(html, HasSubstr("data-marks=\"2\""));
-  EXPECT_THAT(html, HasSubstr("p: 3 ms, 75 % of 4 ms"));
+TEST(StackedBarTest, HasASeriesPerPartThatIsNotZero) {
+  const Json data =
+      DataOf(Render(StackedBarChart{.text = {.id = "b", .title = "t"},
+                                    .x_label = "time (ms)",
+                                    .unit = "ms",
+                                    .parts = {"p", "q", "r"},
+                                    .bars = {{"one", {3, 0, 1}}, {"two", {-1, NAN, 2}}}}));
+  EXPECT_EQ(data["y"]["names"], Json({"one", "two"}));
+  EXPECT_EQ(data["series"], Json::parse(R"([{"name": "p", "look": 0, "values": [3.0, 0.0]},
+                                            {"name": "r", "look": 2, "values": [1.0, 2.0]}])"));
 }
 
-TEST(HeatMapTest, HasACellPerValue) {
-  HeatMap map = {.text = {.id = "h", .title = "t"}, .columns = {{"1", "step 1"}, {"2", "step 2"}}};
-  map.rows = {{"0", "expert 0"}, {"1", "expert 1"}, {"2", "expert 2"}};
-  map.values = {0, 1, 2, 3, 4, 0.5};
-  const std::string html = Render(map);
-  EXPECT_THAT(html, HasSubstr("data-marks=\"6\""));
-  EXPECT_THAT(html, HasSubstr("expert 2, step 1: 4"));
-  EXPECT_THAT(html, HasSubstr("fill=\"#00224e\""));  // 0
-  EXPECT_THAT(html, HasSubstr("fill=\"#fee838\""));  // the largest
-}
-
-TEST(HeatMapTest, HasNoCellWithoutAValue) {
-  HeatMap map = {.text = {.id = "h", .title = "t"}, .columns = {{"0", "a"}, {"1", "b"}}};
-  map.rows = {{"0", "c"}};
-  map.values = {kNone, 3};
-  const std::string html = Render(map);
-  EXPECT_THAT(html, HasSubstr("data-marks=\"1\""));
-  EXPECT_THAT(html, HasSubstr("c, b: 3"));
+TEST(HeatMapTest, HasACellPerValueAndNoneWithout) {
+  const HeatMap map = {.text = {.id = "h", .title = "t"},
+                       .x = Axis{.label = "step", .names = {"1", "2–5"}},
+                       .y = Axis{.label = "expert", .names = {"0", "1", "2"}},
+                       .values = {0, 1, 2, kNone, 4, 0.5}};
+  const Json data = DataOf(Render(map));
+  EXPECT_EQ(data["x"]["names"], Json({"1", "2–5"}));
+  EXPECT_EQ(data["y"]["names"], Json({"0", "1", "2"}));
+  EXPECT_EQ(data["values"], Json::parse("[0.0, 1.0, 2.0, null, 4.0, 0.5]"));
 }
 
 BenchRow PairRow(int source, int destination, double size, double rate) {
@@ -255,10 +246,9 @@ TEST(PairMapsTest, ShowTheLargestSizeWithoutTheDiagonal) {
   run.bench.back().status = "error";
   const std::string html = PairMaps({&run, 1});
   EXPECT_THAT(html, HasSubstr("p2p: GB/s between ranks, 2 KiB"));
-  EXPECT_THAT(html, HasSubstr("data-marks=\"2\""));
-  EXPECT_THAT(html, HasSubstr("from 0, to 1: 5"));
-  EXPECT_THAT(html, HasSubstr("from 2, to 1: 2"));
-  EXPECT_THAT(html, Not(HasSubstr("from 0, to 0")));
+  EXPECT_EQ(DataOf(html)["y"]["names"], Json({"0", "1", "2"}));
+  EXPECT_EQ(DataOf(html)["values"],
+            Json::parse("[null, 5.0, null, null, null, null, null, 2.0, null]"));
   EXPECT_EQ(PairMaps({}), "");
   // Of one rank there is no pair; ranks that no page could show are left out.
   run.bench = {PairRow(0, 0, 2048, 90), PairRow(1 << 30, 0, 2048, 1)};
@@ -270,15 +260,18 @@ TEST(PairMapsTest, ShowTheLargestSizeWithoutTheDiagonal) {
 TEST(PairMapsTest, RatesWhoseSumOverflowsHaveAMean) {
   report::Run run = {.name = "r", .path = "r", .kind = RunKind::kBench};
   run.bench = {PairRow(0, 1, 1, 1e308), PairRow(0, 1, 1, 1e308), PairRow(1, 0, 1, 1)};
-  EXPECT_THAT(PairMaps({&run, 1}), HasSubstr("from 0, to 1: 1.00e+308"));
-  EXPECT_EQ(HeatColour(NAN), HeatColour(0));
+  EXPECT_EQ(DataOf(PairMaps({&run, 1}))["values"][1], 1e308);
 }
 
 TEST(BenchSectionTest, ACopyWithinARankIsNoPartOfTheMeanOverPairs) {
   report::Run run = {.name = "r", .path = "r", .kind = RunKind::kBench};
   run.bench = {PairRow(0, 0, 2048, 90), PairRow(0, 1, 2048, 4), PairRow(1, 0, 2048, 6)};
   // Mean 5, deviation sqrt(2).
-  EXPECT_THAT(BenchSection({&run, 1}).body, HasSubstr("2 KiB: 5 ± 1.4 GB/s"));
+  const Json data = DataIn(BenchSection({&run, 1}).body).at(0);
+  EXPECT_EQ(data["series"][0]["points"].size(), 1u);
+  EXPECT_EQ(data["series"][0]["points"][0]["x"], 2048);
+  EXPECT_EQ(data["series"][0]["points"][0]["y"], 5);
+  EXPECT_NEAR(data["series"][0]["points"][0]["dy"].get<double>(), std::sqrt(2), 1e-12);
 }
 
 TEST(KernelSharesTest, ABarPerKernelOfItsLargestSize) {
@@ -294,11 +287,11 @@ TEST(KernelSharesTest, ABarPerKernelOfItsLargestSize) {
   run.bench[4].peak_pct = 75;
   run.bench[5].memcpy_pct = 5;  // a collective is no kernel
   run.bench[5].of_kernel = false;
-  const std::string html = KernelShares({&run, 1});
-  EXPECT_THAT(html, HasSubstr("data-marks=\"3\""));
-  EXPECT_THAT(html, HasSubstr("of a copy&#39;s bandwidth: 25 %"));  // 20 and 30, not 10
-  EXPECT_THAT(html, HasSubstr("of a copy&#39;s bandwidth: 40 %"));
-  EXPECT_THAT(html, HasSubstr("of the rate of multiply-adds: 75 %"));
+  const Json data = DataOf(KernelShares({&run, 1}));
+  EXPECT_EQ(data["series"][0]["name"], "of a copy's bandwidth");
+  EXPECT_EQ(data["series"][0]["values"], Json({25.0, 40.0, 0.0}));  // 20 and 30, not 10
+  EXPECT_EQ(data["series"][1]["name"], "of the rate of multiply-adds");
+  EXPECT_EQ(data["series"][1]["values"], Json({0.0, 0.0, 75.0}));
   EXPECT_EQ(KernelShares({}), "");
 }
 
@@ -365,12 +358,15 @@ TEST(SweepChartsTest, SeriesAreOfOneSettingButTheCapacityFactor) {
   EXPECT_EQ(SeriesKey(run.sweep[0]), SeriesKey(run.sweep[1]));
   EXPECT_NE(SeriesKey(run.sweep[1]), SeriesKey(run.sweep[2]));
   const std::string html = SweepSection({run}).body;
-  EXPECT_THAT(html, HasSubstr("cf 1.25 · H 128"));  // a point
-  EXPECT_THAT(html, HasSubstr(">H 128<"));          // a series
+  const Json drops = DataIn(html).at(0);
+  EXPECT_EQ(drops["series"][0]["name"], "H 64");
+  EXPECT_EQ(drops["series"][1]["name"], "H 128");
+  EXPECT_THAT(ValuesOf(drops, 1, "y"), ElementsAre(1, 0.8));
   EXPECT_THAT(html, Not(HasSubstr("hidden-size")));
 }
 
-int CountWith(const SweepRow& row, const char* part, int copies = 1) {
+// A sweep of `copies` rows at each of three capacity factors, and a row that failed.
+std::string SweepOf(const SweepRow& row, int copies = 1) {
   report::Run run = {.name = "r", .path = "r", .kind = RunKind::kSweep};
   for (const double cf : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
     for (int i = 0; i < copies; ++i) {
@@ -380,53 +376,24 @@ int CountWith(const SweepRow& row, const char* part, int copies = 1) {
     }
   }
   run.sweep.push_back({.experts = 9, .status = "error"});
-  return Count(SweepSection({run}).body, part);
+  return SweepSection({run}).body;
 }
 
 TEST(SweepChartsTest, SayHowManyRowsAreNotDrawn) {
-  // Capacity against drops and loss, speed against loss.
-  const SweepRow row = {
-      .experts = 8, .tokens_per_s = 100, .drop_final_pct = 1, .validation_loss = 2};
-  EXPECT_EQ(CountWith(row, "Not drawn: 1 of 4 rows (failed)."), 2);
-  EXPECT_EQ(CountWith(row, ">dropless</text>"), 2);  // the category
+  const std::string html =
+      SweepOf({.experts = 8, .tokens_per_s = 100, .drop_final_pct = 1, .validation_loss = 2});
+  EXPECT_EQ(Count(html, "Not drawn: 1 of 4 rows (failed)."), 2);  // drops and loss over capacity
+  EXPECT_EQ(DataIn(html).at(0)["x"]["names"], Json({"1", "2", "dropless"}));
 }
 
 TEST(SweepChartsTest, WhiskersStandOnlyWhereThereAreRepetitions) {
   SweepRow row = {.experts = 8, .tokens_per_s = 100, .drop_final_pct = 1, .validation_loss = 2};
-  EXPECT_EQ(CountWith(row, "class=\"whisker"), 0);
+  EXPECT_EQ(Count(SweepOf(row), "\"dy\""), 0);
   row.validation_loss_sd = 0.1;
-  EXPECT_EQ(CountWith(row, "class=\"whisker"), 3);  // of the loss over capacity
+  EXPECT_THAT(ValuesOf(DataIn(SweepOf(row)).at(1), 0, "dy"), ElementsAre(0.1, 0.1, 0.1));
   // Rows of one point are its repetitions.
   row.validation_loss_sd = kNone;
-  EXPECT_EQ(CountWith(row, "class=\"mark point", 2), 6);
-}
-
-// WCAG 2.1: relative luminance, and the contrast of two.
-double Luminance(int colour) {
-  double sum = 0;
-  const double weights[] = {0.0722, 0.7152, 0.2126};  // blue, green, red
-  for (const double weight : weights) {
-    const double c = (colour & 0xFF) / 255.0;
-    sum += weight * (c <= 0.04045 ? c / 12.92 : std::pow((c + 0.055) / 1.055, 2.4));
-    colour >>= 8;
-  }
-  return sum;
-}
-double Contrast(int a, int b) {
-  const double la = Luminance(a), lb = Luminance(b);
-  return (std::max(la, lb) + 0.05) / (std::min(la, lb) + 0.05);
-}
-
-TEST(PaletteTest, IsLegibleOnLightAndDark) {
-  ASSERT_NEAR(Contrast(0, 0xFFFFFF), 21, 1e-9);
-  for (int i = 0; i < kNumInks; ++i) {
-    EXPECT_GE(Contrast(kSeriesInk[i].light, kPaperInk.light), 3) << i;  // 1.4.11: graphics
-    EXPECT_GE(Contrast(kSeriesInk[i].dark, kPaperInk.dark), 3) << i;
-  }
-  for (const Ink& text : {kTextInk, kFaintInk}) {
-    EXPECT_GE(Contrast(text.light, kGroundInk.light), 4.5);  // 1.4.3: text
-    EXPECT_GE(Contrast(text.dark, kPaperInk.dark), 4.5);
-  }
+  EXPECT_EQ(ValuesOf(DataIn(SweepOf(row, 2)).at(1), 0, "y").size(), 3u);
 }
 
 }  // namespace

@@ -177,8 +177,10 @@ TEST(ExpertLoadTest, ManyStepsAndExpertsAreAveraged) {
     run.steps.back().expert_load[7 * 2 * kMaxLoadRows] = 100;  // layer 7 is uneven
   }
   const HeatMap map = ExpertLoadMap(run, 0);
-  EXPECT_LE(map.columns.size(), kMaxLoadColumns);
-  EXPECT_EQ(map.rows.size(), kMaxLoadRows);
+  EXPECT_EQ(map.x.names.size(), 59u);
+  EXPECT_EQ(map.x.names.front(), "1–17");  // 17 steps fit into kMaxLoadColumns
+  EXPECT_EQ(map.y.names.size(), kMaxLoadRows);
+  EXPECT_EQ(map.y.names.back(), "126–127");
   for (const double value : map.values) EXPECT_EQ(value, 1);
   EXPECT_THAT(LayersToShow(run), ElementsAre(0, 1, 2, 7));
 }
@@ -190,9 +192,10 @@ TEST(LayerPhasesTest, WhatIsBetweenThePhasesIsAPartOfItsOwn) {
   };
   const auto run = ParseRun("f", row("gate", 10) + row("expert", 60) + row("all", 100)).value();
   const std::string html = LayerPhases({run});
-  EXPECT_THAT(html, HasSubstr("data-marks=\"3\""));
-  EXPECT_THAT(html, HasSubstr("forward\nexpert: 60 us, 60 % of 100 us"));
-  EXPECT_THAT(html, HasSubstr("between phases: 30 us"));
+  EXPECT_THAT(html, HasSubstr(R"("names":["forward"])"));
+  EXPECT_THAT(html, HasSubstr(R"("series":[{"look":0,"name":"gate","values":[10.0]},)"
+                              R"({"look":3,"name":"expert","values":[60.0]},)"
+                              R"({"look":5,"name":"between phases","values":[30.0]}])"));
 }
 
 TEST(PageTest, NoNameOfAnInputIsMarkup) {

@@ -1,0 +1,202 @@
+#include "moe/cli/report/charts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
+
+#include <nlohmann/json.hpp>
+
+#include "moe/cli/report/format.h"
+
+namespace moe::report {
+namespace {
+
+using Json = nlohmann::json;
+
+// The figure as HTML: its texts, the place of the drawing, and the data that page.js draws there.
+std::string Figure(const ChartText& text, const Json& data) {
+  // Bytes of an input that are not UTF-8 are replaced, not thrown at. No text can end the element
+  // or begin a comment in it: both need a '<'.
+  const std::string rows = absl::StrReplaceAll(
+      data.dump(-1, ' ', false, Json::error_handler_t::replace), {{"<", "\\u003c"}});
+  const std::string title = Escape(text.title);
+  std::string html = absl::StrCat("<figure class=\"chart\" id=\"", text.id, "\">\n<figcaption><h3>",
+                                  title, "</h3>");
+  if (!text.note.empty()) absl::StrAppend(&html, "<p>", Escape(text.note), "</p>");
+  return absl::StrCat(
+      html, "</figcaption>\n<div class=\"drawing\"><canvas role=\"img\" aria-label=\"", title,
+      "\"></canvas></div>\n<script type=\"application/json\">", rows, "</script>\n</figure>\n");
+}
+
+bool IsLog(const Axis& axis) {
+  return axis.kind == ScaleKind::kLog || axis.kind == ScaleKind::kBytes;
+}
+
+Json JsonOf(const Axis& axis) {
+  constexpr const char* kKinds[] = {"linear", "whole", "log", "bytes"};
+  Json json = {{"label", axis.label}, {"kind", kKinds[static_cast<int>(axis.kind)]}};
+  if (axis.from_zero) json["zero"] = true;
+  if (!axis.names.empty()) json["names"] = axis.names;
+  return json;
+}
+
+Json JsonOf(const XySeries& series) {
+  constexpr const char* kStyles[] = {"line", "line-points", "points", "limit", "front"};
+  Json points = Json::array();
+  for (const XyPoint& p : series.points) {
+    Json& json = points.emplace_back(Json{{"x", p.x}, {"y", p.y}});
+    if (p.x_error > 0) json["dx"] = p.x_error;
+    if (p.y_error > 0) json["dy"] = p.y_error;
+    if (!p.name.empty()) json["name"] = p.name;
+    if (!p.label.empty()) json["label"] = p.label;
+  }
+  return {{"name", series.name},
+          {"style", kStyles[static_cast<int>(series.style)]},
+          {"look", series.look},
+          {"faint", series.faint},
+          {"points", std::move(points)}};
+}
+
+bool Drawable(const XyChart& chart, const XyPoint& p) {
+  return std::isfinite(p.x) && std::isfinite(p.y) && (!IsLog(chart.x) || p.x > 0) &&
+         (!IsLog(chart.y) || p.y > 0);
+}
+
+// Series with the points that can be drawn, curves thinned; what is left out is added to the note.
+std::vector<XySeries> Drawn(const XyChart& chart, ChartText& text) {
+  std::vector<XySeries> drawn;
+  size_t all = 0, left_out = 0;
+  for (XySeries series : chart.series) {
+    const size_t of_series = series.points.size();
+    const size_t without =
+        std::erase_if(series.points, [&](const XyPoint& p) { return !Drawable(chart, p); });
+    if (series.points.empty()) continue;
+    all += of_series;
+    left_out += without;
+    if (series.style == XyStyle::kLine) series.points = Thinned(series.points);
+    drawn.push_back(std::move(series));
+  }
+  constexpr char kWhy[] = "no such figure";
+  text.LeaveOut(chart.series.size() - drawn.size(), chart.series.size(), "series", kWhy);
+  text.LeaveOut(left_out, all, "points", kWhy);
+  return drawn;
+}
+
+// Takes the labels of its points over, so that they come first. Where there are many points, theirs
+// are all: a few names among points that have none would be taken for those of their neighbours.
+XySeries FrontOf(std::vector<XySeries>& all, const Front& better) {
+  std::vector<XyPoint*> points;
+  std::vector<std::pair<bench::Sample, bench::Sample>> samples;
+  for (XySeries& s : all) {
+    if (s.style != XyStyle::kPoints) continue;
+    for (XyPoint& p : s.points) {
+      points.push_back(&p);
+      samples.emplace_back(bench::SampleOf(p.x, p.x_error), bench::SampleOf(p.y, p.y_error));
+    }
+  }
+  XySeries front = {.name = "Pareto front", .style = XyStyle::kFront};
+  for (const int i : ParetoFront(samples, better.x, better.y)) {
+    front.points.push_back(
+        {.x = points[i]->x, .y = points[i]->y, .label = std::exchange(points[i]->label, "")});
+  }
+  if (points.size() > kMaxSeries) {
+    for (XyPoint* p : points) p->label.clear();
+  }
+  return front;
+}
+
+double PartOf(double value) {
+  return std::isfinite(value) && value > 0 ? value : 0;
+}
+
+}  // namespace
+
+void ChartText::LeaveOut(size_t count, size_t of, absl::string_view things, absl::string_view why) {
+  if (count == 0) return;
+  absl::StrAppend(&note, note.empty() ? "" : " ", "Not drawn: ", count, " of ", of, " ", things,
+                  " (", why, ").");
+}
+
+std::vector<XyPoint> Thinned(const std::vector<XyPoint>& points) {
+  const size_t n = points.size();
+  if (n <= kMaxCurvePoints) return points;
+  constexpr size_t kStretches = kMaxCurvePoints / 2;
+  std::vector<XyPoint> thinned;
+  for (size_t s = 0; s < kStretches; ++s) {
+    const auto begin = points.begin() + static_cast<int64_t>(n * s / kStretches);
+    const auto end = points.begin() + static_cast<int64_t>(n * (s + 1) / kStretches);
+    auto [low, high] = std::minmax_element(
+        begin, end, [](const XyPoint& a, const XyPoint& b) { return a.y < b.y; });
+    if (low > high) std::swap(low, high);
+    thinned.push_back(*low);
+    if (high != low) thinned.push_back(*high);
+  }
+  return thinned;
+}
+
+std::string Render(const XyChart& chart) {
+  ChartText text = chart.text;
+  std::vector<XySeries> drawn = Drawn(chart, text);
+  if (drawn.empty()) return "";
+  Json data = {{"kind", "xy"}, {"x", JsonOf(chart.x)}, {"y", JsonOf(chart.y)}};
+  if (chart.front.has_value()) {
+    XySeries front = FrontOf(drawn, *chart.front);
+    drawn.insert(drawn.begin(), std::move(front));
+    // What the front attains between two points is the worse of both.
+    data["stepped"] = chart.front->x == Better::kLower ? "before" : "after";
+  }
+  Json& series = data["series"] = Json::array();
+  for (const XySeries& s : drawn) series.push_back(JsonOf(s));
+  return Figure(text, data);
+}
+
+std::string Render(const StackedBarChart& chart) {
+  if (chart.bars.empty()) return "";
+  Axis names;
+  for (const StackedBar& bar : chart.bars) names.names.push_back(bar.name);
+  Json data = {{"kind", "bars"},
+               {"unit", chart.unit},
+               {"x", JsonOf(Axis{.label = chart.x_label, .from_zero = true})},
+               {"y", JsonOf(names)},
+               {"series", Json::array()}};
+  for (size_t part = 0; part < chart.parts.size(); ++part) {
+    std::vector<double> values;
+    for (const StackedBar& bar : chart.bars) values.push_back(PartOf(bar.parts[part]));
+    if (std::all_of(values.begin(), values.end(), [](double value) { return value == 0; }))
+      continue;
+    data["series"].push_back({{"name", chart.parts[part]}, {"look", part}, {"values", values}});
+  }
+  return Figure(chart.text, data);
+}
+
+StackedBarChart StepPhases(std::string id, std::string note) {
+  return {.text =
+              ChartText{
+                  .id = std::move(id), .title = "Time of a step by phase", .note = std::move(note)},
+          .x_label = "time (ms)",
+          .unit = "ms",
+          .parts = {"all-to-all", "experts", "all-reduce", "everything else"},
+          .bars = {}};
+}
+
+StackedBar PhaseBar(std::string name, double whole, std::vector<double> phases) {
+  double rest = whole;
+  for (const double phase : phases) rest -= PartOf(phase);
+  phases.push_back(PartOf(rest));
+  return {.name = std::move(name), .parts = std::move(phases)};
+}
+
+std::string Render(const HeatMap& map) {
+  // What is not finite is null, which JSON has for no number.
+  return Figure(map.text, {{"kind", "cells"},
+                           {"x", JsonOf(map.x)},
+                           {"y", JsonOf(map.y)},
+                           {"label", map.value_label},
+                           {"middle", map.middle},
+                           {"values", map.values}});
+}
+
+}  // namespace moe::report
