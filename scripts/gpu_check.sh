@@ -231,7 +231,7 @@ step verify_bf16 40 ours "$moe" verify --device cuda -q --dtype bf16 --router mi
 if [[ -x $bin/$nccl_contract ]]; then # several ranks of NCCL on the one GPU: for correctness
   step nccl_contract 60 ours "$here/nccl_one_gpu.sh" -n 3 "$bin/$nccl_contract" --gtest_brief=1 \
     --gtest_filter='*R3Inline*-*OfDifferentSize*' # of which NCCL promises nothing
-  step nccl_verify 60 ours "$moe" verify --device cuda --backend nccl --mpirun "$here/nccl_one_gpu.sh" -q \
+  step nccl_verify 60 ours "$here/nccl_one_gpu.sh" -n 3 "$moe" verify --device cuda --backend nccl -q \
     --router mixtral --layouts 'ranks=2,3'
 fi
 step gate 40 kernels gate gate "${gate[@]}" -d bf16

@@ -5,7 +5,6 @@
 # gets a host name of its own (NCCL_HOSTID) and they exchange through sockets of the loopback device.
 # Times mean nothing. Programs that count GPUs want --share-device beside it. Starts what torchrun would
 # (RANK, WORLD_SIZE, ...); ends once all have, with the exit code of the first that failed.
-# A program for `moe verify --mpirun`.
 set -euo pipefail
 usage() {
   echo "nccl_one_gpu: $1; usage: nccl_one_gpu.sh -n RANKS PROGRAM [ARGUMENT]..." >&2

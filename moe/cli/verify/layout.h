@@ -31,7 +31,7 @@ std::string Describe(const Layout& layout);
 struct LayoutAxes {
   std::vector<int> ranks = {1, 2, 3, 4, 8};
   std::vector<int> expert_parallel;  // empty: all divisors of the ranks
-  std::vector<Backend> transport = {Backend::kLocal, Backend::kMpi};  // kNccl on GPUs alone
+  std::vector<Backend> transport = {Backend::kLocal};
   std::vector<DispatchAlgorithm> dispatch = {DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect,
                                              DispatchAlgorithm::kHierarchical};
   std::vector<int> overlap = {1, 4};

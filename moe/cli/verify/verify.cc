@@ -42,33 +42,38 @@ absl::StatusOr<LayerResult> RunOnThreads(const VerifyPlan& plan, const Case& wha
 
 class Run {
  public:
-  Run(const VerifyPlan& plan, const ProcessRunner& run_processes,
+  Run(const VerifyPlan& plan, Communicator* world,
       const std::function<void(const CaseReport&)>& on_report)
-      : plan_(plan), run_processes_(run_processes), on_report_(on_report) {}
+      : plan_(plan), world_(world), on_report_(on_report) {}
 
   absl::Status All() {
     MOE_RETURN_IF_ERROR(OneRank());
     for (const Case& what : plan_.cases) {
-      if (OfProcesses(what)) continue;
       MOE_ASSIGN_OR_RETURN(const std::string missing, MissingGpus(what.layout));
       if (!missing.empty()) {
         on_report_({.what = what, .skipped = missing});
         continue;
       }
-      MOE_ASSIGN_OR_RETURN(const LayerResult result, RunOnThreads(plan_, what));
-      ReportAgainstOneRank(what, result);
+      MOE_ASSIGN_OR_RETURN(const LayerResult result,
+                           world_ == nullptr ? RunOnThreads(plan_, what) : RunOnProcesses(what));
+      if (Reports()) ReportAgainstOneRank(what, result);
     }
-    return Processes();
+    return absl::OkStatus();
   }
 
  private:
   using Key = std::pair<size_t, Numerics>;
 
-  // The products that everything else is compared with.
+  bool Reports() const { return world_ == nullptr || world_->rank() == 0; }
+
+  // The products that everything else is compared with. The barriers keep the wait of the other
+  // processes, which has a deadline, to that for one product.
   absl::Status OneRank() {
     std::set<Key> keys;
     for (const Case& what : plan_.cases) keys.emplace(what.problem, what.numerics);
     for (const auto& [problem, numerics] : keys) {
+      if (world_ != nullptr) MOE_RETURN_IF_ERROR(world_->Barrier());
+      if (!Reports()) continue;
       Case what = {.problem = problem, .numerics = numerics};
       what.layout.capacity = plan_.problems[problem].spec.layer.router.capacity_factor;
       MOE_ASSIGN_OR_RETURN(LayerResult result, RunOnThreads(plan_, what));
@@ -81,36 +86,25 @@ class Run {
     return absl::OkStatus();
   }
 
-  bool OfProcesses(const Case& what) const {
-    if (what.layout.transport == Backend::kNccl) return plan_.nccl_processes;
-    return what.layout.transport == Backend::kMpi;
-  }
-
   // Why threads over NCCL cannot run; "" if they can.
-  static absl::StatusOr<std::string> MissingGpus(const Layout& layout) {
-    if (layout.transport != Backend::kNccl) return std::string();
+  absl::StatusOr<std::string> MissingGpus(const Layout& layout) const {
+    if (layout.transport != Backend::kNccl || world_ != nullptr) return std::string();
     MOE_ASSIGN_OR_RETURN(const int gpus, CudaDeviceCount());
     if (layout.ranks <= gpus) return std::string();
     return absl::StrCat(layout.ranks, " ranks, ", gpus, gpus == 1 ? " GPU" : " GPUs");
   }
 
-  absl::Status Processes() {
-    std::map<std::pair<Backend, int>, std::vector<Case>> launches;
-    for (const Case& what : plan_.cases) {
-      if (OfProcesses(what)) launches[{what.layout.transport, what.layout.ranks}].push_back(what);
-    }
-    for (const auto& [launch, cases] : launches) {
-      const absl::StatusOr<std::vector<LayerResult>> results = run_processes_(launch.second, cases);
-      if (!results.ok() && !absl::IsUnimplemented(results.status())) return results.status();
-      for (size_t i = 0; i < cases.size(); ++i) {
-        if (results.ok()) {
-          ReportAgainstOneRank(cases[i], (*results)[i]);
-        } else {
-          on_report_({.what = cases[i], .skipped = std::string(results.status().message())});
-        }
-      }
-    }
-    return absl::OkStatus();
+  // On the first processes; the others wait in the next Split.
+  absl::StatusOr<LayerResult> RunOnProcesses(const Case& what) {
+    const bool runs = world_->rank() < what.layout.ranks;
+    MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> ranks,
+                         world_->Split(runs ? 0 : -1, world_->rank()));
+    if (!runs) return LayerResult();
+    absl::StatusOr<LayerResult> result =
+        RunLayer(plan_.problems[what.problem], what.layout, what.numerics, plan_.fault,
+                 plan_.device, std::move(ranks));
+    if (!result.ok()) return InCase(what, result.status());
+    return result;
   }
 
   void ReportAgainstOneRank(const Case& what, const LayerResult& result) const {
@@ -124,7 +118,7 @@ class Run {
   }
 
   const VerifyPlan& plan_;
-  const ProcessRunner& run_processes_;
+  Communicator* const world_;
   const std::function<void(const CaseReport&)>& on_report_;
   std::map<Key, LayerResult> one_rank_;
 };
@@ -136,23 +130,9 @@ bool CaseReport::ok() const {
          std::all_of(tensors.begin(), tensors.end(), [](const TensorReport& t) { return t.ok(); });
 }
 
-absl::Status Verify(const VerifyPlan& plan, const ProcessRunner& run_processes,
+absl::Status Verify(const VerifyPlan& plan, Communicator* world,
                     const std::function<void(const CaseReport&)>& on_report) {
-  return Run(plan, run_processes, on_report).All();
-}
-
-absl::StatusOr<std::vector<LayerResult>> RunCases(const std::vector<Problem>& problems,
-                                                  const std::vector<Case>& cases, Fault fault,
-                                                  DeviceKind device, Communicator& world) {
-  std::vector<LayerResult> results;
-  for (const Case& what : cases) {
-    MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own, world.Split(0, world.rank()));
-    absl::StatusOr<LayerResult> result =
-        RunLayer(problems[what.problem], what.layout, what.numerics, fault, device, std::move(own));
-    if (!result.ok()) return InCase(what, result.status());
-    results.push_back(*std::move(result));
-  }
-  return results;
+  return Run(plan, world, on_report).All();
 }
 
 }  // namespace moe::verify

@@ -32,8 +32,6 @@ struct VerifyPlan {
   DeviceKind device = DeviceKind::kCpu;  // of all ranks
   // How ranks that are threads run; its plan is each case's.
   RunOptions run = {};
-  // Ranks over NCCL are processes, which the launcher starts; else threads, a GPU each.
-  bool nccl_processes = false;
 };
 
 // What a case is compared with.
@@ -52,22 +50,14 @@ struct CaseReport {
   bool ok() const;
 };
 
-// Runs cases of one transport on `ranks` processes: results in the order of `cases`, or why they
-// cannot run (kUnimplemented: skipped; anything else: the verification fails).
-using ProcessRunner = std::function<absl::StatusOr<std::vector<LayerResult>>(
-    int ranks, const std::vector<Case>& cases)>;
-
 // First the one-rank product of every (problem, numerics) against the reference, then every case
-// against that product. on_report hears of each as it is known: those of processes last. Errors are
-// those of ranks (timeouts, lost peers), not wrong results. Threads over NCCL that are more than
-// the machine's GPUs are skipped.
-absl::Status Verify(const VerifyPlan& plan, const ProcessRunner& run_processes,
+// against that product; on_report gets each as it is known. `world`: the processes that a launcher
+// started, with the transport of all cases, which run on its first ranks; nullptr: ranks are
+// threads of this process. Collective over `world`; its rank 0 makes the one-rank products and
+// alone reports. Errors are those of ranks (timeouts, lost peers), not wrong results. Threads over
+// NCCL that are more than the machine's GPUs are skipped.
+absl::Status Verify(const VerifyPlan& plan, Communicator* world,
                     const std::function<void(const CaseReport&)>& on_report);
-
-// The runs of one rank, one after the other; collective over `world`. For processes.
-absl::StatusOr<std::vector<LayerResult>> RunCases(const std::vector<Problem>& problems,
-                                                  const std::vector<Case>& cases, Fault fault,
-                                                  DeviceKind device, Communicator& world);
 
 }  // namespace moe::verify
 

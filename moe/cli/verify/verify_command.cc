@@ -1,6 +1,7 @@
 // moe verify: any layout against one rank, and one rank against float64.
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/program.h"
@@ -231,36 +233,19 @@ std::string SummaryText(const VerifyTotals& totals, const VerifyOptions& options
   return text + "\n";
 }
 
-// kInvalidArgument if a launcher started this process: verify starts its ranks itself.
-absl::Status RefuseLauncher(const Invocation& invocation, std::vector<std::string>& warnings) {
-  MOE_ASSIGN_OR_RETURN(const LaunchInfo launch, LaunchOf(invocation.environment));
-  warnings.insert(warnings.end(), launch.warnings.begin(), launch.warnings.end());
-  if (launch.source == LaunchSource::kNone) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(moe::NameOf(launch.source),
-                   " is set: a launcher started this process, but moe verify starts its ranks "
-                   "itself; expected to be called without one: ",
-                   HowToUnset(launch.source), ", or --backend local"));
-}
-
-// Started by verify itself, below a launcher of its own.
-bool IsWorker(const Invocation& invocation) {
-  return invocation.args.size() >= 2 && invocation.args[0] == kWorkerFlag;
-}
-
 absl::Status PrintTo(std::FILE* file, const std::string& text) {
   if (file == stdout) return Print(text);
   std::fputs(text.c_str(), file);
   return absl::OkStatus();
 }
 
-absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOptions& options) {
+// On all processes of a launch, of which rank 0 prints; `world` as verify::Verify has it.
+absl::StatusOr<ExitCode> Verify(const VerifyOptions& options, Communicator* world) {
   const absl::Time start = absl::Now();
   verify::VerifyPlan plan = {.cases = options.cases,
                              .fault = options.fault,
                              .device = options.device,
-                             .run = RankOptions({}, options.comm_timeout, kCommand),
-                             .nccl_processes = !options.mpirun.empty()};
+                             .run = RankOptions({}, options.comm_timeout, kCommand)};
   for (const verify::ProblemSpec& spec : options.problems) {
     absl::StatusOr<verify::Problem> problem = verify::MakeProblem(spec);
     if (absl::IsFailedPrecondition(problem.status())) {
@@ -269,6 +254,10 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
     }
     MOE_RETURN_IF_ERROR(problem.status());
     plan.problems.push_back(*std::move(problem));
+  }
+  if (world != nullptr && world->rank() != 0) {
+    MOE_RETURN_IF_ERROR(verify::Verify(plan, world, [](const verify::CaseReport&) {}));
+    return ExitCode::kOk;
   }
   std::vector<std::pair<VerifyWriter, std::FILE*>> writers;
   writers.emplace_back(VerifyWriter(options.output, options, plan.problems, stdout), stdout);
@@ -287,10 +276,7 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
       if (printed.ok()) printed = status;
     }
   };
-  const auto run_processes = [&](int ranks, const std::vector<verify::Case>& cases) {
-    return RunProcesses(invocation, options, plan.problems, ranks, cases);
-  };
-  MOE_RETURN_IF_ERROR(verify::Verify(plan, run_processes, on_report));
+  MOE_RETURN_IF_ERROR(verify::Verify(plan, world, on_report));
   MOE_RETURN_IF_ERROR(printed);
   for (auto& [writer, file] : writers) MOE_RETURN_IF_ERROR(PrintTo(file, writer.Tail()));
   const std::string summary =
@@ -299,50 +285,39 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
   return totals.failed > 0 ? ExitCode::kCheckFailed : ExitCode::kOk;
 }
 
-absl::StatusOr<ExitCode> Run(Invocation invocation) {
-  std::string worker_files;
-  if (IsWorker(invocation)) {
-    worker_files = invocation.args[1];
-    invocation.args.erase(invocation.args.begin(), invocation.args.begin() + 2);
-  }
+absl::Status Run(const Invocation& invocation, ExitCode& code) {
   std::vector<std::string> warnings;
   MOE_ASSIGN_OR_RETURN(const Settings settings,
                        LoadVerifySettings(invocation.args, invocation.environment, warnings));
-  if (settings.on("help")) {
-    return ExitCodeOf(PrintOnce(invocation, HelpText(VerifyHelp())));
-  }
-  if (settings.on("print-config")) {
-    return ExitCodeOf(PrintOnce(invocation, PrintSettings(settings)));
-  }
+  if (settings.on("help")) return PrintOnce(invocation, HelpText(VerifyHelp()));
+  if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
   if (settings.is("inject", "help")) {
-    return ExitCodeOf(PrintOnce(invocation, absl::StrJoin(FaultNames(), "\n") + "\n"));
+    return PrintOnce(invocation, absl::StrJoin(FaultNames(), "\n") + "\n");
   }
-  if (worker_files.empty() && !settings.is("backend", "local")) {
-    MOE_RETURN_IF_ERROR(RefuseLauncher(invocation, warnings));
-  }
-  MOE_ASSIGN_OR_RETURN(const VerifyOptions options, MakeVerifyOptions(settings));
-  if (!worker_files.empty()) {
-    MOE_RETURN_IF_ERROR(RunWorker(worker_files, settings, options, invocation));
-    return ExitCode::kOk;
-  }
-  if (!options.quiet) PrintWarnings(kCommand, warnings);
-  if (options.needs_processes) {
-    if (const absl::Status status = CheckLauncher(options, invocation); !status.ok()) {
-      return absl::UnimplementedError(
-          absl::StrCat("a transport of processes is named, but ", status.message()));
-    }
-  }
-  return Verify(invocation, options);
+  MOE_ASSIGN_OR_RETURN(const Launch launch, PlanVerifyLaunch(settings, invocation.environment));
+  MOE_ASSIGN_OR_RETURN(const VerifyOptions options, MakeVerifyOptions(settings, launch));
+  const auto verify = [&](Communicator* world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(code, Verify(options, world));
+    return absl::OkStatus();
+  };
+  return RunLaunch(kCommand, settings, launch, warnings, [&]() -> absl::Status {
+    if (!launch.plan.processes()) return verify(nullptr);
+    return RunAgreedRanks({.launch = launch,
+                           .settings = settings,
+                           .command = kCommand,
+                           .timeout = options.comm_timeout},
+                          [&](std::unique_ptr<Communicator> world) -> absl::Status {
+                            return OrAbort(*world, verify(world.get()));
+                          });
+  });
 }
 
 }  // namespace
 
 ExitCode VerifyCommand(const Invocation& invocation) {
-  const absl::StatusOr<ExitCode> code = Run(invocation);
-  if (code.ok()) return *code;
-  Invocation speaker = invocation;
-  if (IsWorker(invocation)) speaker.launch = {};  // what it sees is its own
-  return EndCommand(speaker, "verify", code.status());
+  ExitCode code = ExitCode::kOk;
+  const absl::Status status = Run(invocation, code);
+  return status.ok() ? code : EndCommand(invocation, kCommand, status);
 }
 
 }  // namespace moe::cli

@@ -277,30 +277,47 @@ absl::Status SetCapacityAxis(const Settings& settings, LayoutRequest& request) {
   return absl::OkStatus();
 }
 
-// --backend is one more way to name the axis. GPUs: threads, unless it or the axis says otherwise.
-absl::Status SetTransportAxis(const Settings& settings, LayoutRequest& request) {
-  if (settings.is("backend", "auto")) {
-    if (settings.is("device", "cuda") && !request.names("transport")) {
-      request.axes.transport = {Backend::kLocal};
-    }
-    return absl::OkStatus();
-  }
-  if (request.names("transport")) {
+// --backend is one more way to name the axis. Processes of a launcher have one transport.
+absl::Status SetTransportAxis(const Settings& settings, const Launch& launch,
+                              LayoutRequest& request) {
+  std::vector<Backend>& transports = request.axes.transport;
+  if (!settings.is("backend", "auto") && request.names("transport")) {
     return WrongValue(settings, "backend", "no such flag beside transport=... of --layouts");
   }
-  request.named.emplace_back("transport");
-  request.axes.transport = {settings.choice("backend", kBackends)};
-  return absl::OkStatus();
-}
-
-// Layouts over NCCL are among them.
-absl::Status UseNccl(VerifyOptions& options) {
-  if (!options.mpirun.empty()) options.needs_processes = true;
-  if (options.device != DeviceKind::kCuda) {
+  if (!request.names("transport")) transports = {launch.plan.backend};
+  for (const Backend transport : transports) {
+    if (launch.plan.processes() && transport != launch.plan.backend) {
+      return Wrong("transport", moe::NameOf(transport),
+                   absl::StrCat(moe::NameOf(launch.plan.backend), ", that of the launch"));
+    }
+    if (!launch.plan.processes() && transport == Backend::kMpi) {
+      return Wrong("transport", "mpi", "local or nccl, unless mpirun -n R starts moe verify");
+    }
+  }
+  if (!Has(transports, Backend::kNccl)) return absl::OkStatus();
+  if (launch.device.kind != DeviceKind::kCuda) {
     return absl::InvalidArgumentError(
         "--device is cpu, expected cuda beside transport nccl, whose ranks compute on GPUs");
   }
   return Prefixed("transport nccl", NcclVersion().status());
+}
+
+// Processes run layouts of as many ranks and of fewer.
+absl::Status SetRanksAxis(const Launch& launch, LayoutRequest& request) {
+  if (!launch.plan.processes()) return absl::OkStatus();
+  const int most = launch.world.ranks;
+  std::vector<int>& ranks = request.axes.ranks;
+  const auto is_more = [&](int count) {
+    return count > most;
+  };
+  if (!request.names("ranks")) {
+    std::erase_if(ranks, is_more);
+    if (!Has(ranks, most)) ranks.push_back(most);
+  }
+  const auto more = std::find_if(ranks.begin(), ranks.end(), is_more);
+  if (more == ranks.end()) return absl::OkStatus();
+  return Wrong("ranks", absl::StrCat(*more),
+               absl::StrCat("at most the ", most, " that the launcher started"));
 }
 
 // One gate: a problem per capacity, and the layouts of each.
@@ -347,7 +364,16 @@ std::vector<std::string> FaultNames() {
   return names;
 }
 
-absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings) {
+absl::StatusOr<Launch> PlanVerifyLaunch(const Settings& settings,
+                                        absl::Span<const std::string> environment) {
+  Table world;
+  world.Add("--ranks R", {Kind::kInteger, "1"}, "");
+  world.Add("--backend NAME", {Kind::kText, settings.text("backend")}, "");
+  world.Add("--device NAME", {Kind::kText, settings.text("device")}, "");
+  return PlanLaunch(Settings(world), environment, ComputesOn::kAnyDevice);
+}
+
+absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings, const Launch& launch) {
   VerifyOptions options = {.output = settings.text("output"),
                            .output_stderr = settings.text("output-stderr")};
   verify::ProblemSpec of_no_gate;
@@ -356,19 +382,12 @@ absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings) {
   LayoutRequest request;
   if (!settings.empty("layouts")) {
     MOE_ASSIGN_OR_RETURN(request, ParseLayouts(settings.text("layouts")));
-  } else if (options.fault != verify::Fault::kNone) {
-    request.axes.transport = {Backend::kLocal};  // faults do not depend on it
   }
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOf(settings));
-  options.device = device.kind;
-  MOE_RETURN_IF_ERROR(SetTransportAxis(settings, request));
+  options.device = launch.device.kind;
+  MOE_RETURN_IF_ERROR(SetTransportAxis(settings, launch, request));
+  MOE_RETURN_IF_ERROR(SetRanksAxis(launch, request));
   if (options.device == DeviceKind::kCuda && !request.names("dispatch")) {
     request.axes.dispatch = {DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect};
-  }
-  options.needs_processes =
-      request.names("transport") && Has(request.axes.transport, Backend::kMpi);
-  if (Has(request.axes.transport, Backend::kNccl)) {
-    MOE_RETURN_IF_ERROR(UseNccl(options));
   }
   MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, request));
   MOE_ASSIGN_OR_RETURN(const std::vector<Settings> gates, GatesOf(settings, options.fault));

@@ -1,4 +1,4 @@
-// What `moe verify` was asked to do, and the processes that do it.
+// The options of `moe verify`, and the ranks that run it.
 #ifndef MOE_MOE_CLI_VERIFY_VERIFY_OPTIONS_H_
 #define MOE_MOE_CLI_VERIFY_VERIFY_OPTIONS_H_
 
@@ -12,6 +12,7 @@
 #include <absl/types/span.h>
 
 #include "moe/cli/base/command.h"
+#include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/verify/verify.h"
 
@@ -30,9 +31,6 @@ struct VerifyOptions {
   std::vector<verify::Case> cases;
   verify::Fault fault = verify::Fault::kNone;
   DeviceKind device = DeviceKind::kCpu;
-  // A transport of processes was named, so that it is an error if they cannot be started.
-  bool needs_processes = false;
-  std::string mpirun;
   std::string output, output_stderr;  // "table", "csv", "json", "jsonl", "md"; the second may be ""
   bool verbose = false;
   bool quiet = false;
@@ -42,30 +40,14 @@ struct VerifyOptions {
 // The rows of `moe verify`. Those that set fields set `options` and, of one gate, `spec`.
 Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec);
 
-// A function of the settings alone: MPI processes make the same problems from the same flags.
+// Processes that a launcher started, or threads of this process, as many as layouts have.
+// Errors: those of PlanLaunch.
+absl::StatusOr<Launch> PlanVerifyLaunch(const Settings& settings,
+                                        absl::Span<const std::string> environment);
+
+// A function of settings and launch alone: processes make the same problems from the same flags.
 // kInvalidArgument with flag, value and what was expected.
-absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings);
-
-// Layouts of `moe verify` whose ranks are processes, over MPI or NCCL: one mpirun of this program
-// per rank count, and what runs inside.
-
-// The argument that makes `moe verify` one of the processes: the paths of request and results
-// follow it, with ':' between them, then the flags of the verify that started it.
-inline constexpr char kWorkerFlag[] = "--worker";
-
-// kUnimplemented: there is no --mpirun, or without one no MPI in this build.
-absl::Status CheckLauncher(const VerifyOptions& options, const Invocation& invocation);
-
-// `cases`, of one transport, on `ranks` processes. As CheckLauncher. kDeadlineExceeded: they took
-// longer than --comm-timeout and what their cases may take. Others: what they ended with.
-absl::StatusOr<std::vector<verify::LayerResult>> RunProcesses(
-    const Invocation& invocation, const VerifyOptions& options,
-    const std::vector<verify::Problem>& problems, int ranks,
-    const std::vector<verify::Case>& cases);
-
-// One process of a verify: runs the cases of the request; rank 0 writes the results.
-absl::Status RunWorker(const std::string& files, const Settings& settings,
-                       const VerifyOptions& options, const Invocation& invocation);
+absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings, const Launch& launch);
 
 }  // namespace moe::cli
 

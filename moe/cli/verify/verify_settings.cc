@@ -14,11 +14,12 @@ constexpr char kHead[] =
 
 Runs one MoE layer, forward and backward, on the same batch in many layouts, and compares outputs,
 gradients, losses and drop counts twice: every layout with the product on one rank, and that product
-with a float64 loop that shares no code with it. Starts its MPI processes itself.
+with a float64 loop that shares no code with it. Ranks are threads or, under mpirun, processes.
 
   moe verify
   moe verify --router deepseek-v3 --num-experts 12 --topk 3 --hidden-size 40
-  moe verify --router mixtral --full --layouts 'ranks=2,4 ep=all transport=local'
+  moe verify --router mixtral --full --layouts 'ranks=2,4 ep=all'
+  mpirun -n 4 moe verify                          layouts of 1 to 4 ranks over MPI
   moe verify --inject gradient-scale-by-ep        finds the planted fault: exit 1
 )";
 
@@ -46,14 +47,16 @@ Columns
   of bound    |difference| / bound; above 1 is a failure
   first       the first wrong element, else the first that differs; expert = first choice of a token
 
-Without --layouts: ranks=1,2,3,4,8 ep=all transport=local,mpi dispatch=staged,direct,hierarchical
+Without --layouts: ranks=1,2,3,4,8 ep=all transport=local dispatch=staged,direct,hierarchical
 overlap=1,4 capacity=none,1.0, of which a pairwise cover is run: every two values of two axes meet
-in some layout. --full runs all. Without --router: gates that cover all mechanisms. With --device
-cuda all of them compute on GPUs, which ranks take in turn, and transport is local, dispatch
-staged,direct. transport=nccl: a GPU for each rank, layouts of more ranks are skipped.
+in some layout. --full runs all. Without --router: gates that cover all mechanisms. Under a launcher
+that starts R ranks, transport is theirs and ranks are R and those below it; layouts of fewer run on
+the first ranks, and rank 0 makes the products on one. With --device cuda all of them compute on
+GPUs, which ranks take in turn, and dispatch is staged,direct. transport=nccl: a GPU for each rank;
+threads: layouts of more ranks are skipped.
 
-Exit codes: 0 all hold, 1 a comparison failed, 2 usage or under a launcher, 7 a rank failed,
-8 timeout, 10 a transport or device was named that this machine or build has not.
+Exit codes: 0 all hold, 1 a comparison failed, 2 usage, 7 a rank failed, 8 timeout,
+10 a transport or device was named that this machine or build has not.
 )";
 
 }  // namespace
@@ -76,8 +79,7 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
         "defaults");
   t.Add("--full", Kind::kSwitch, "every combination, not a pairwise cover");
   t.Add("--backend NAME", {Kind::kWord, "auto", {"auto", "local", "mpi", "nccl"}},
-        "local, mpi, nccl: transport=NAME of --layouts; auto: local and mpi, with --device cuda "
-        "local");
+        "local, mpi, nccl: transport=NAME of --layouts; auto: the launcher's, or local");
   t.Add("--numerics NAME", {Kind::kWord, "both", {"both", "fast", "layout-invariant"}},
         "of the product");
   t.Add("--dtype TYPE", {&spec.dtype, kComputeTypes}, "of activations and compute weights");
@@ -97,9 +99,6 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
   AddRoutingSettings(spec.layer, t);
   t.Group("Output and settings");
   AddFormSettings(t);
-  t.Add("--mpirun PROGRAM", &options.mpirun,
-        "starts ranks that are processes; default: mpirun of the MPI that this build is linked "
-        "with, and ranks over NCCL are threads, a GPU each");
   t.Add("-q, --quiet", &options.quiet, "failures and the summary alone");
   t.Add("-v, --verbose", &options.verbose, "a row for every tensor and every skipped layout");
   AddTimeoutSetting(options.comm_timeout, t);

@@ -97,9 +97,6 @@ diff <(grep -E '"(build|SIMD|memory)"' alone | cut -d , -f 1-2) \
   fail "doctor: $(cat difference)"
 if grep -q '"MPI ranks"' stdout; then once '3 processes on'; fi
 
-# Where it makes no sense.
-refused "a launcher started this process, but moe verify starts its ranks itself" verify
-
 refused "--ranks is 2, the launcher .* started 3" bench alltoall --ranks 2
 # What the environment of one host alone says.
 run "$mpiexec" -n 3 sh -c 'test "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 && export MOE_TRACE=t; exec "$@"' sh \

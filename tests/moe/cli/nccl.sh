@@ -36,10 +36,8 @@ if [[ $devices == simulated ]]; then
 fi
 # Ranks that are processes, of which simulated devices can have but one.
 one_gpu=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../scripts" && pwd)/nccl_one_gpu.sh
-expect 0 "verify over processes" "$moe" verify --device cuda --router mixtral --layouts 'ranks=1 transport=nccl' \
-  --numerics layout-invariant --mpirun "$one_gpu"
+expect 0 "verify over processes" "$one_gpu" -n 1 "$moe" verify --device cuda --router mixtral --numerics layout-invariant
 matches "^mixtral +1 rank ep 1 nccl .* layout-invariant +one rank .* ok"
-expect 10 "a launcher that is not there" "$moe" verify --device cuda --router mixtral --layouts 'ranks=1 transport=nccl' --mpirun /nowhere
 expect 2 "no secret" env -u MOE_NCCL_SECRET RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29599 \
   "$moe" train "${short[@]}" --share-device
 says "MOE_NCCL_SECRET" stderr

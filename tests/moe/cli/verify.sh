@@ -3,41 +3,37 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 layouts=$2 mpiexec=${3:-}
 
-# Everything as it comes, in less than a minute; without MPI its layouts are skipped.
+# Everything as it comes.
 chosen=()
 [[ $layouts == default ]] || chosen=(--layouts "$layouts")
 expect 0 "defaults" "$moe" verify "${chosen[@]}"
-((${#chosen[@]})) || ((seconds < 60)) || fail "defaults took $seconds s, expected below 60"
 grep -qE "^verified [0-9]+ one-rank products .*: 0 failed" "$work/stdout" || fail "no summary"
 for gate in mixtral deepseek-v3 gshard switch gpt-oss llama4 qwen2 longcat expert-choice \
   noisy-topk sinkhorn sparsemixer; do
   grep -qE "^$gate +8 ranks .* one rank .* ok" "$work/stdout" || fail "$gate: no layout of 8 ranks"
 done
-[[ -z $mpiexec ]] || matches " mpi .* layout-invariant +one rank .* ok"
-expect 0 "no mpirun" "$moe" verify --mpirun /nowhere/mpirun --router mixtral --layouts ranks=1,2
-(($(grep -c skipped "$work/stdout") == 1)) || fail "no mpirun: not one line says what is skipped"
-matches "^verified .*, [0-9]+ skipped \(.*mpirun"
-run "$moe" verify --mpirun /nowhere/mpirun --router mixtral --layouts ranks=2 -v
-says "skipped: "
-expect 10 "no mpirun, but named" "$moe" verify --mpirun /nowhere/mpirun --layouts transport=mpi
 
-# Ended while its processes run, it leaves neither them nor files.
+# Layouts of as many processes as mpirun starts, and of fewer.
 if [[ -n $mpiexec ]]; then
-  has_workers() { (($(pgrep -fc -- "^$moe verify --worker") > 1)); }
-  mkdir "$work/tmp"
-  for signal in TERM KILL; do
-    TMPDIR=$work/tmp "$moe" verify --layouts 'transport=mpi' --router mixtral --numerics fast \
-      -q >/dev/null 2>&1 &
-    verify=$!
-    await 10 has_workers || fail "no processes of verify over MPI"
-    kill -s "$signal" "$verify"
-    await 3 gone "$moe verify" || fail "SIG$signal: left after 3 s: $(pgrep -af -- "$moe verify")"
-    left=$(find "$work/tmp" -name 'moe*')
-    [[ -z $left ]] || fail "SIG$signal: left $left"
-    rm -rf "${work:?}/tmp/"*
-    await 100 gone "$moe verify" # a failure is of one signal
+  expect 0 "processes" "$mpiexec" -n 4 "$moe" verify --numerics layout-invariant
+  for gate in mixtral deepseek-v3 gshard switch gpt-oss llama4 qwen2 longcat expert-choice \
+    noisy-topk sinkhorn sparsemixer; do
+    matches "^$gate +1 rank .* layout-invariant +float64 .* ok"
+    for ranks in "1 rank" "2 ranks" "3 ranks" "4 ranks"; do
+      matches "^$gate +$ranks ep . mpi .* layout-invariant +one rank .* ok"
+    done
   done
+  (($(grep -c "^verified " "$work/stdout") == 1)) || fail "not one process reports"
+  expect 0 "as many as there are, if they are none of the default" "$mpiexec" -n 5 "$moe" verify --router switch -q -v
+  matches "^switch +5 ranks ep 5 mpi "
+  expect 1 "a planted fault on processes" "$mpiexec" -n 2 "$moe" verify --inject gradient-scale-by-ep -q
+  matches "experts.down_proj.weight.* FAILED"
+  expect 2 "more ranks than processes" "$mpiexec" -n 2 "$moe" verify --layouts ranks=2,4
+  says "ranks is '4', expected at most the 2 that the launcher started" "$work/stderr"
+  expect 2 "threads under a launcher" "$mpiexec" -n 2 "$moe" verify --layouts transport=local
+  says "transport is 'local', expected mpi, that of the launch" "$work/stderr"
 fi
+refused 2 "transport is 'mpi', expected local or nccl, unless mpirun -n R starts moe verify" verify --layouts transport=mpi
 
 # A planted fault is found; verify_test plants all of them.
 expect 0 "--inject help" "$moe" verify --inject help
@@ -60,7 +56,6 @@ refused 2 "expected at most 6" verify --topk 7
 refused 2 "expected a divisor of 7 (--micro-batch-tokens)" verify --moe-token-group 4
 refused 2 "lower --hidden-size" verify --hidden-size 100000
 refused 2 "no such flag beside capacity" verify --capacity-factor 2 --layouts capacity=1.0
-OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 refused 2 "a launcher started this process" verify
 
 # Forms.
 expect 0 "-o jsonl" "$moe" verify --router mixtral --layouts 'ranks=1,2 transport=local' -o jsonl
