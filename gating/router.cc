@@ -30,12 +30,6 @@ absl::Status CheckMatrix(absl::string_view where, absl::string_view what, Matrix
                                                  "]"));
 }
 
-absl::Status CheckHost(absl::string_view where, const Stream& stream, const Workspace* host) {
-  if (!IsCuda(stream) || host != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(where, ": a stream of a CUDA device without a workspace of the host"));
-}
-
 // kInvalidArgument if a micro-batch has tokens, but not config.micro_batch_tokens of them.
 absl::Status CheckMicroBatchLengths(const RouterConfig& config, const Batch& batch) {
   if (config.micro_batch_tokens == 0) return absl::OkStatus();
@@ -44,7 +38,7 @@ absl::Status CheckMicroBatchLengths(const RouterConfig& config, const Batch& bat
     const int64_t tokens = offsets[b + 1] - offsets[b];
     if (tokens != 0 && tokens != config.micro_batch_tokens) {
       return absl::InvalidArgumentError(
-          absl::StrCat("Router::Forward: micro-batch ", b, " has ", tokens, " tokens, expected ",
+          absl::StrCat("Router::Logits: micro-batch ", b, " has ", tokens, " tokens, expected ",
                        config.micro_batch_tokens, " (micro_batch_tokens) or none"));
     }
   }
@@ -55,16 +49,6 @@ absl::Status CheckMicroBatchLengths(const RouterConfig& config, const Batch& bat
 // is work of the same stream, later.
 absl::Status EndScratch(Stream& stream) {
   return IsCuda(stream) ? absl::OkStatus() : stream.Synchronize();
-}
-
-// visit(begin, end) for the tokens of every micro-batch that has some.
-template <typename Visit>
-absl::Status ForEachMicroBatch(const Batch& batch, Visit visit) {
-  const absl::Span<const int64_t> offsets = batch.micro_batch_offsets;
-  for (size_t b = 0; b + 1 < offsets.size(); ++b) {
-    if (offsets[b] < offsets[b + 1]) MOE_RETURN_IF_ERROR(visit(offsets[b], offsets[b + 1]));
-  }
-  return absl::OkStatus();
 }
 
 // `matrix` itself when it is float32, else a float32 copy in the workspace.
@@ -142,10 +126,22 @@ absl::StatusOr<std::unique_ptr<Router<T>>> Router<T>::Create(const RouterConfig&
 }
 
 template <typename T>
-absl::Status Router<T>::CheckInputs(MatrixView<const T> tokens,
-                                    const RouterInputs<T>& inputs) const {
-  constexpr absl::string_view kWhere = "Router::Forward";
-  MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "tokens", tokens, tokens.rows(), config_.hidden_size));
+template <typename Visit>
+absl::Status Router<T>::ForEachMicroBatch(const Batch& batch, Visit visit) {
+  const absl::Span<const int64_t> offsets = batch.micro_batch_offsets;
+  for (size_t b = 0; b + 1 < offsets.size(); ++b) {
+    const TokenRange range = {offsets[b], offsets[b + 1]};
+    if (range.begin < range.end) MOE_RETURN_IF_ERROR(visit(range));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Router<T>::CheckInputs(const RouterCall<T>& call) const {
+  constexpr absl::string_view kWhere = "Router::Logits";
+  const RouterInputs<T>& inputs = call.inputs;
+  MOE_RETURN_IF_ERROR(
+      CheckMatrix(kWhere, "tokens", call.tokens, call.tokens.rows(), config_.hidden_size));
   MOE_RETURN_IF_ERROR(
       CheckMatrix(kWhere, "weight", inputs.weight, weight_rows(), config_.hidden_size));
   const auto check = [&](absl::string_view what, size_t size, int64_t expected, bool may_be_empty) {
@@ -164,9 +160,9 @@ absl::Status Router<T>::CheckInputs(MatrixView<const T> tokens,
 }
 
 template <typename T>
-absl::Status Router<T>::Jitter(RouterSaved<T>& saved, Workspace& workspace, Workspace& host,
-                               Stream& stream) const {
+absl::Status Router<T>::Jitter(const RouterCall<T>& call, RouterSaved<T>& saved) const {
   const MatrixView<const T> x = saved.tokens;
+  Workspace& workspace = call.workspace;
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> factor, workspace.Matrix<float>(x.rows(), x.cols()));
   MOE_ASSIGN_OR_RETURN(const MatrixView<T> jittered, workspace.Matrix<T>(x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(
@@ -175,92 +171,87 @@ absl::Status Router<T>::Jitter(RouterSaved<T>& saved, Workspace& workspace, Work
                             .layer = config_.layer,
                             .step = static_cast<uint64_t>(saved.batch.step),
                             .item = static_cast<uint64_t>(saved.batch.first_global_token)},
-                           traits_.input_jitter, factor, host, stream));
+                           traits_.input_jitter, factor, call.host, call.stream));
   saved.tokens = jittered;
   saved.jitter = factor;
-  return MultiplyRows<T>(x, factor, jittered, Write::kOverwrite, stream);
+  return MultiplyRows<T>(x, factor, jittered, Write::kOverwrite, call.stream);
 }
 
 template <typename T>
-absl::StatusOr<MatrixView<const float>> Router<T>::Logits(MatrixView<const T> tokens,
-                                                          const RouterInputs<T>& inputs,
-                                                          const Batch& batch, Workspace& workspace,
-                                                          Stream& stream) const {
+absl::Status Router<T>::Logits(const RouterCall<T>& call, RouterSaved<T>& saved) const {
+  MOE_RETURN_IF_ERROR(CheckInputs(call));
+  const int64_t tokens = call.tokens.rows();
+  Workspace& workspace = call.workspace;
+  saved = {.tokens = call.tokens};
+  MOE_ASSIGN_OR_RETURN(saved.batch, CopyBatch(call.batch, tokens, call.host));
+  MOE_RETURN_IF_ERROR(CheckMicroBatchLengths(config_, saved.batch));
+  if (traits_.input_jitter != 0 && call.batch.mode == Mode::kTraining) {
+    MOE_RETURN_IF_ERROR(Jitter(call, saved));
+  }
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> logits,
-                       workspace.Matrix<float>(tokens.rows(), weight_rows()));
-  MOE_RETURN_IF_ERROR(ForEachMicroBatch(batch, [&](int64_t begin, int64_t end) {
-    return Gemm<T, float>(RowRange(tokens, begin, end), inputs.weight, RowRange(logits, begin, end),
-                          workspace, stream);
+                       workspace.Matrix<float>(tokens, weight_rows()));
+  MOE_RETURN_IF_ERROR(ForEachMicroBatch(saved.batch, [&](TokenRange range) {
+    return Gemm<T, float>(RowRange(saved.tokens, range.begin, range.end), call.inputs.weight,
+                          RowRange(logits, range.begin, range.end), workspace, call.stream);
   }));
   if (traits_.router_bias) {
-    const int64_t all[] = {0, tokens.rows()};
-    MOE_RETURN_IF_ERROR(AddBias<float>(logits, all, {inputs.bias}, stream));
+    const int64_t all[] = {0, tokens};
+    MOE_RETURN_IF_ERROR(AddBias<float>(logits, all, {call.inputs.bias}, call.stream));
   }
-  return logits;
+  saved.logits = logits;
+  return absl::OkStatus();
 }
 
 template <typename T>
-absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
-                                           const RouterInputs<T>& inputs, const Batch& batch,
-                                           Workspace& workspace, Stream& stream,
-                                           RouterSaved<T>* saved, RouterStats* stats,
-                                           Workspace* host, RoutingFor reader) const {
-  MOE_RETURN_IF_ERROR(CheckHost("Router::Forward", stream, host));
-  MOE_RETURN_IF_ERROR(CheckInputs(tokens, inputs));
-  const bool cuda = IsCuda(stream);
-  Workspace& host_workspace = cuda ? *host : workspace;
-  RouterSaved<T> s = {.tokens = tokens};
-  MOE_ASSIGN_OR_RETURN(s.batch, CopyBatch(batch, tokens.rows(), host_workspace));
-  MOE_RETURN_IF_ERROR(CheckMicroBatchLengths(config_, s.batch));
-  if (traits_.input_jitter != 0 && batch.mode == Mode::kTraining) {
-    MOE_RETURN_IF_ERROR(Jitter(s, workspace, host_workspace, stream));
-  }
-  MOE_ASSIGN_OR_RETURN(s.logits, Logits(s.tokens, inputs, s.batch, workspace, stream));
-  const Gradient gradient = saved == nullptr ? Gradient::kNotWanted : Gradient::kWanted;
-  if (GateRunsOn(stream)) {
-    MOE_RETURN_IF_ERROR(
-        Decide(inputs, gradient, workspace, host_workspace, stream, reader, s, stats));
-  } else {
-    const int64_t rows = s.logits.rows(), cols = s.logits.cols();
-    MOE_ASSIGN_OR_RETURN(const auto logits, DownloadArray(AllOf(s.logits), *host, stream));
-    MOE_RETURN_IF_ERROR(stream.Synchronize());
-    s.logits = MatrixView<const float>(logits.data(), rows, cols);
-    MOE_RETURN_IF_ERROR(Decide(inputs, gradient, *host, *host, *MakeInlineStream(&stream.threads()),
-                               reader, s, stats));
-    Routing& copy = s.on_device = s.routing;
-    MOE_ASSIGN_OR_RETURN(copy.slot_offset, UploadArray(copy.slot_offset, workspace, stream));
-    MOE_ASSIGN_OR_RETURN(copy.expert, UploadArray(copy.expert, workspace, stream));
-    MOE_ASSIGN_OR_RETURN(copy.weight, UploadArray(copy.weight, workspace, stream));
-    MOE_ASSIGN_OR_RETURN(copy.dropped, UploadArray(copy.dropped, workspace, stream));
-  }
-  if (saved != nullptr) *saved = s;
-  return s.routing;
+absl::Status Router<T>::Decide(const RouterCall<T>& call, RouterSaved<T>& saved,
+                               RouterStats* stats) const {
+  Stream& stream = call.stream;
+  if (GateRunsOn(stream)) return DecideOn(call, saved, stats);
+  const int64_t rows = saved.logits.rows(), cols = saved.logits.cols();
+  MOE_ASSIGN_OR_RETURN(const auto logits, DownloadArray(AllOf(saved.logits), call.host, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  saved.logits = MatrixView<const float>(logits.data(), rows, cols);
+  const std::unique_ptr<Stream> host_stream = MakeInlineStream(&stream.threads());
+  MOE_RETURN_IF_ERROR(DecideOn(
+      {.inputs = call.inputs, .workspace = call.host, .host = call.host, .stream = *host_stream},
+      saved, stats));
+  Routing& copy = saved.on_device = saved.routing;
+  Workspace& workspace = call.workspace;
+  MOE_ASSIGN_OR_RETURN(copy.slot_offset, UploadArray(copy.slot_offset, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(copy.expert, UploadArray(copy.expert, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(copy.weight, UploadArray(copy.weight, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(copy.dropped, UploadArray(copy.dropped, workspace, stream));
+  return absl::OkStatus();
 }
 
 template <typename T>
-absl::Status Router<T>::MicroBatchBackward(int64_t begin, int64_t end, const RouterSaved<T>& saved,
+absl::Status Router<T>::MicroBatchBackward(const RouterBackwardCall<T>& call,
+                                           const RouterSaved<T>& saved,
                                            MatrixView<const float> d_logits,
-                                           MatrixView<const float> weight, MatrixView<T> d_tokens,
-                                           const std::optional<RouterGradients>& gradients,
-                                           Workspace& workspace, Stream& stream) const {
+                                           MatrixView<const float> weight, TokenRange range) const {
+  Workspace& workspace = call.workspace;
+  Stream& stream = call.stream;
+  const auto part_of = [range](auto rows) {
+    return RowRange(rows, range.begin, range.end);
+  };
   const WorkspaceScope scope(workspace);
-  const MatrixView<const float> dy = RowRange(d_logits, begin, end);
+  const MatrixView<const float> dy = part_of(d_logits);
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> dx,
-                       workspace.Matrix<float>(end - begin, config_.hidden_size));
+                       workspace.Matrix<float>(range.end - range.begin, config_.hidden_size));
   MOE_RETURN_IF_ERROR((GemmInputGradient<float, float>(dy, weight, dx, workspace, stream)));
-  const MatrixView<T> d_part = RowRange(d_tokens, begin, end);
+  const MatrixView<T> d_part = part_of(call.d_tokens);
   if (saved.jitter.data() == nullptr) {
     MOE_RETURN_IF_ERROR((AddRows<T, float>(d_part, dx, d_part, stream)));
   } else {
-    MOE_RETURN_IF_ERROR((MultiplyRows<T, float>(dx, RowRange(saved.jitter, begin, end), d_part,
-                                                Write::kAdd, stream)));
+    MOE_RETURN_IF_ERROR(
+        (MultiplyRows<T, float>(dx, part_of(saved.jitter), d_part, Write::kAdd, stream)));
   }
-  if (!gradients.has_value()) return EndScratch(stream);
+  if (!call.gradients.has_value()) return EndScratch(stream);
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> x,
-                       AsFloat<T>(RowRange(saved.tokens, begin, end), workspace, stream));
-  MOE_RETURN_IF_ERROR(AddWeightGradient<float>(dy, x, gradients->weight, workspace, stream));
+                       AsFloat<T>(part_of(saved.tokens), workspace, stream));
+  MOE_RETURN_IF_ERROR(AddWeightGradient<float>(dy, x, call.gradients->weight, workspace, stream));
   if (traits_.router_bias) {
-    MOE_RETURN_IF_ERROR(gradients->bias.Add(
+    MOE_RETURN_IF_ERROR(call.gradients->bias.Add(
         [&](absl::Span<float> out, Write write) {
           return BiasGradient<float>(dy, out, write, stream);
         },
@@ -270,39 +261,38 @@ absl::Status Router<T>::MicroBatchBackward(int64_t begin, int64_t end, const Rou
 }
 
 template <typename T>
-absl::Status Router<T>::Backward(absl::Span<const float> d_weight, const RouterSaved<T>& saved,
-                                 MatrixView<const T> weight, float loss_scale,
-                                 MatrixView<T> d_tokens,
-                                 const std::optional<RouterGradients>& gradients,
-                                 Workspace& workspace, Stream& stream, Workspace* host) const {
+absl::Status Router<T>::CheckBackward(const RouterBackwardCall<T>& call,
+                                      const RouterSaved<T>& saved) const {
   constexpr absl::string_view kWhere = "Router::Backward";
   const int64_t hidden = config_.hidden_size;
   const int64_t rows = weight_rows();
-  MOE_RETURN_IF_ERROR(CheckHost(kWhere, stream, host));
-  MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "weight", weight, rows, hidden));
-  MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "d_tokens", d_tokens, saved.tokens.rows(), hidden));
+  MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "weight", call.weight, rows, hidden));
+  MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "d_tokens", call.d_tokens, saved.tokens.rows(), hidden));
   const int64_t bias_rows = traits_.router_bias ? rows : 0;
-  const RouterGradients into = gradients.value_or(RouterGradients());
-  const bool fits = !gradients.has_value() ||
+  const RouterGradients into = call.gradients.value_or(RouterGradients());
+  const bool fits = !call.gradients.has_value() ||
                     (into.weight.size() == rows * hidden && into.bias.size() == bias_rows);
-  if (d_weight.size() != saved.on_device.weight.size() || !fits) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        kWhere, ": d_weight holds ", d_weight.size(), ", the weight's gradient ",
-        into.weight.size(), ", the bias's ", into.bias.size(), ", expected ",
-        saved.on_device.weight.size(), " (slots), ", rows * hidden, " and ", bias_rows));
-  }
-  const WorkspaceScope scope(workspace);
+  if (call.d_weight.size() == saved.on_device.weight.size() && fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(kWhere, ": d_weight holds ", call.d_weight.size(), ", the weight's gradient ",
+                   into.weight.size(), ", the bias's ", into.bias.size(), ", expected ",
+                   saved.on_device.weight.size(), " (slots), ", rows * hidden, " and ", bias_rows));
+}
+
+template <typename T>
+absl::Status Router<T>::Backward(const RouterBackwardCall<T>& call,
+                                 const RouterSaved<T>& saved) const {
+  MOE_RETURN_IF_ERROR(CheckBackward(call, saved));
+  const WorkspaceScope scope(call.workspace);
   std::optional<WorkspaceScope> host_scope;
-  if (IsCuda(stream)) host_scope.emplace(*host);  // what is uploaded may change at once
-  MOE_ASSIGN_OR_RETURN(const MatrixView<const float> d_logits,
-                       LogitGradient(d_weight, saved, loss_scale, workspace, stream, host));
-  MOE_ASSIGN_OR_RETURN(const MatrixView<const float> weight_f32,
-                       AsFloat(weight, workspace, stream));
-  MOE_RETURN_IF_ERROR(ForEachMicroBatch(saved.batch, [&](int64_t begin, int64_t end) {
-    return MicroBatchBackward(begin, end, saved, d_logits, weight_f32, d_tokens, gradients,
-                              workspace, stream);
+  if (IsCuda(call.stream)) host_scope.emplace(call.host);  // what is uploaded may change at once
+  MOE_ASSIGN_OR_RETURN(const MatrixView<const float> d_logits, LogitGradient(call, saved));
+  MOE_ASSIGN_OR_RETURN(const MatrixView<const float> weight,
+                       AsFloat(call.weight, call.workspace, call.stream));
+  MOE_RETURN_IF_ERROR(ForEachMicroBatch(saved.batch, [&](TokenRange range) {
+    return MicroBatchBackward(call, saved, d_logits, weight, range);
   }));
-  return EndScratch(stream);
+  return EndScratch(call.stream);
 }
 
 template class Router<float>;

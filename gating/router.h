@@ -21,8 +21,6 @@
 
 namespace moe {
 
-enum class Gradient : bool { kNotWanted, kWanted };
-
 // The router's parameters and state; borrowed. E = config.num_outputs().
 template <typename T>
 struct RouterInputs {
@@ -40,11 +38,38 @@ struct RouterGradients {
   GradAccumulator bias;    // [logit_sets * E]; gates with router_bias
 };
 
+// Arguments of Backward; borrowed.
+template <typename T>
+struct RouterBackwardCall {
+  absl::Span<const float> d_weight = {};  // [slots] by the combine weights; not read where dropped
+  MatrixView<const T> weight = {};        // the router's
+  float loss_scale = 1;                   // d_weight carries it
+  MatrixView<T> d_tokens = {};            // [T, H]
+  std::optional<RouterGradients> gradients = {};  // empty: the router is frozen
+  Workspace& workspace;
+  Workspace& host;
+  Stream& stream;
+};
+
 // Who reads the routing of a call on a CUDA device: the host too, or the device alone, which saves
 // the copies.
 enum class RoutingFor : uint8_t { kHost, kDevice };
 
-// What backward needs; views into the workspaces given to Forward (`tokens`: the caller's memory).
+// A call's arguments; borrowed.
+template <typename T>
+struct RouterCall {
+  MatrixView<const T> tokens = {};  // [T, H]
+  RouterInputs<T> inputs = {};
+  // An empty sequence_offsets stands for one sequence of all tokens.
+  Batch batch = {};
+  Workspace& workspace;  // memory of the stream's device
+  Workspace& host;       // memory of the host: on a CPU `workspace` will do
+  Stream& stream;
+  RoutingFor reader = RoutingFor::kHost;
+};
+
+// What backward needs; views into the workspaces of the call (`tokens`: the caller's memory, unless
+// jitter is applied).
 template <typename T>
 struct RouterSaved {
   MatrixView<const T> tokens;      // [T, H] as the router saw them (jitter applied)
@@ -61,13 +86,12 @@ struct RouterSaved {
 
 // Logits, the configured gate, capacity and losses. Stateless but for its configuration, so threads
 // may share one; the parameters are the caller's. Logits are float32 whatever T is (float or
-// a 16-bit type). On the CPU both calls return when their results are there.
+// a 16-bit type). On the CPU calls return when their results are there.
 //
 // On a stream of a CUDA device the tokens, the weight, the bias, d_weight, d_tokens and gradients
-// are memory of the device. Gates that run there (Gate::RunsOn) select, weigh and take the losses
-// there, and capacity drops there; the host waits for the routing if it reads it. For other gates
-// the logits come to the host, and the gradient by them goes back. Memory of the host is taken from
-// the workspace given as `host`; expert_bias is the host's too.
+// are memory of the device; expert_bias is the host's. Gates that run there (Gate::RunsOn) select,
+// weigh and take the losses there, and capacity drops there; the host waits for the routing if it
+// reads it. For other gates the logits come to the host, and the gradient by them goes back.
 template <typename T>
 class Router {
  public:
@@ -77,57 +101,49 @@ class Router {
   // Rows of the weight: logit_sets * E.
   int64_t weight_rows() const { return int64_t{traits_.logit_sets} * config_.num_outputs(); }
 
-  // tokens [T, H] in T. `saved` and `stats` may be null; the losses and their gradients do not
-  // depend on batch.mode (noisy top-k's do: there is no noise in evaluation).
-  // Ties: lowest expert id; between tokens the lowest token. Same bits for a token whatever else
-  // the call carries, apart from capacity and losses, which are defined per token group.
-  // An empty batch.sequence_offsets stands for one sequence of all tokens.
-  // Errors: kInvalidArgument for shapes, for offsets that do not fit the tokens or the token
-  // group, for a micro-batch that is not micro_batch_tokens long, or without `host` on CUDA.
-  absl::StatusOr<Routing> Forward(MatrixView<const T> tokens, const RouterInputs<T>& inputs,
-                                  const Batch& batch, Workspace& workspace, Stream& stream,
-                                  RouterSaved<T>* saved, RouterStats* stats,
-                                  Workspace* host = nullptr,
-                                  RoutingFor reader = RoutingFor::kHost) const;
+  // Overwrites `saved` with the tokens, jittered in training if the gate does so, and their logits.
+  // kInvalidArgument for shapes, for offsets that do not fit the tokens, for a micro-batch that is
+  // not micro_batch_tokens long.
+  absl::Status Logits(const RouterCall<T>& call, RouterSaved<T>& saved) const;
 
-  // From d_weight [slots] (gradient by the combine weights; not read where dropped): adds to
-  // d_tokens [T, H], float32 product, one rounding; adds one float32 partial per micro-batch that
+  // After Logits, with the same call: who goes where. Fills in the rest of `saved`; `stats` may be
+  // null. The losses and their gradients do not depend on batch.mode (noisy top-k's do: there is no
+  // noise in evaluation). Ties: lowest expert id; between tokens the lowest token. Same bits for a
+  // token whatever else the call carries, apart from capacity and losses, which are defined per
+  // token group. kInvalidArgument for offsets that do not fit the token group.
+  absl::Status Decide(const RouterCall<T>& call, RouterSaved<T>& saved, RouterStats* stats) const;
+
+  // Adds to d_tokens, float32 product, one rounding; adds one float32 partial per micro-batch that
   // has tokens to `gradients`. The losses' own gradient, scaled by loss_scale, is included: the
-  // result is the gradient of (model loss + aux + z), d_weight carrying the scale. Without
-  // `gradients` the router is frozen: d_tokens alone.
-  absl::Status Backward(absl::Span<const float> d_weight, const RouterSaved<T>& saved,
-                        MatrixView<const T> weight, float loss_scale, MatrixView<T> d_tokens,
-                        const std::optional<RouterGradients>& gradients, Workspace& workspace,
-                        Stream& stream, Workspace* host = nullptr) const;
+  // result is the gradient of (model loss + aux + z).
+  absl::Status Backward(const RouterBackwardCall<T>& call, const RouterSaved<T>& saved) const;
 
  private:
+  struct TokenRange {
+    int64_t begin = 0, end = 0;
+  };
+
   Router(const RouterConfig& config, std::unique_ptr<const Gate> gate);
 
-  absl::Status CheckInputs(MatrixView<const T> tokens, const RouterInputs<T>& inputs) const;
+  absl::Status CheckInputs(const RouterCall<T>& call) const;
+  absl::Status CheckBackward(const RouterBackwardCall<T>& call, const RouterSaved<T>& saved) const;
+  // visit(range) for the tokens of every micro-batch that has some.
+  template <typename Visit>
+  static absl::Status ForEachMicroBatch(const Batch& batch, Visit visit);
   // Applies jitter to saved.tokens. The host makes the factors; a CUDA device gets them uploaded.
-  absl::Status Jitter(RouterSaved<T>& saved, Workspace& workspace, Workspace& host,
-                      Stream& stream) const;
-  absl::StatusOr<MatrixView<const float>> Logits(MatrixView<const T> tokens,
-                                                 const RouterInputs<T>& inputs, const Batch& batch,
-                                                 Workspace& workspace, Stream& stream) const;
+  absl::Status Jitter(const RouterCall<T>& call, RouterSaved<T>& saved) const;
   bool GateRunsOn(const Stream& stream) const { return gate_->RunsOn(stream.device().kind); }
-  // Gate, losses and capacity from saved.logits, all of the stream's device; fills in the rest of
-  // `saved`. On a CUDA device the host waits where it reads the routing; on a CPU everything is
-  // there, and `host` may be `workspace`.
-  absl::Status Decide(const RouterInputs<T>& inputs, Gradient gradient, Workspace& workspace,
-                      Workspace& host, Stream& stream, RoutingFor reader, RouterSaved<T>& saved,
-                      RouterStats* stats) const;
+  // Decide from saved.logits of the stream's device. On a CUDA device the host waits where it reads
+  // the routing; on a CPU everything is there when it returns.
+  absl::Status DecideOn(const RouterCall<T>& call, RouterSaved<T>& saved, RouterStats* stats) const;
   Routing RoutingOf(const GateSelection& selection, absl::Span<const uint8_t> dropped) const;
-  // The gradient by the logits, of the gate and the losses, where `stream` computes.
-  absl::StatusOr<MatrixView<const float>> LogitGradient(absl::Span<const float> d_weight,
-                                                        const RouterSaved<T>& saved,
-                                                        float loss_scale, Workspace& workspace,
-                                                        Stream& stream, Workspace* host) const;
-  absl::Status MicroBatchBackward(int64_t begin, int64_t end, const RouterSaved<T>& saved,
+  // The gradient by the logits, of the gate and the losses, where the stream computes.
+  absl::StatusOr<MatrixView<const float>> LogitGradient(const RouterBackwardCall<T>& call,
+                                                        const RouterSaved<T>& saved) const;
+  // weight: the router's, as float32.
+  absl::Status MicroBatchBackward(const RouterBackwardCall<T>& call, const RouterSaved<T>& saved,
                                   MatrixView<const float> d_logits, MatrixView<const float> weight,
-                                  MatrixView<T> d_tokens,
-                                  const std::optional<RouterGradients>& gradients,
-                                  Workspace& workspace, Stream& stream) const;
+                                  TokenRange range) const;
 
   const RouterConfig config_;
   const std::unique_ptr<const Gate> gate_;

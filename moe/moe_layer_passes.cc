@@ -174,12 +174,18 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLaye
   const bool identities = config_.router.num_outputs() > config_.router.num_experts;
   const RoutingFor reader =
       plans_on_device_ && !identities ? RoutingFor::kDevice : RoutingFor::kHost;
-  MOE_RETURN_IF_ERROR(Timed(context_, kGate, compute, [&]() -> absl::Status {
-    return router_
-        ->Forward(saved.x, router_inputs(), batch, *kept.workspace, compute, &saved.router, stats,
-                  &host, reader)
-        .status();
-  }));
+  const RouterCall<T> call = {.tokens = saved.x,
+                              .inputs = router_inputs(),
+                              .batch = batch,
+                              .workspace = *kept.workspace,
+                              .host = host,
+                              .stream = compute,
+                              .reader = reader};
+  const auto gate = [&]() -> absl::Status {
+    MOE_RETURN_IF_ERROR(router_->Logits(call, saved.router));
+    return router_->Decide(call, saved.router, stats);
+  };
+  MOE_RETURN_IF_ERROR(Timed(context_, kGate, compute, gate));
   if (expert_bias_ != nullptr) {
     const int64_t layer = context_.mesh->world().phase().layer;
     MOE_RETURN_IF_ERROR(CheckExpertBias(expert_bias_->master(), expert_bias_->spec().name,
@@ -400,8 +406,15 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
     if (router_bias_ != nullptr) gradients->bias = router_bias_->grad();
   }
   MOE_RETURN_IF_ERROR(Timed(context_, kGateBackward, compute, [&] {
-    return router_->Backward(d_weight, saved.router, router_weight_->view<T>(), d_router_loss, dx,
-                             gradients, workspace, compute, context_.host_workspace);
+    return router_->Backward({.d_weight = d_weight,
+                              .weight = router_weight_->view<T>(),
+                              .loss_scale = d_router_loss,
+                              .d_tokens = dx,
+                              .gradients = gradients,
+                              .workspace = workspace,
+                              .host = *context_.host_workspace,
+                              .stream = compute},
+                             saved.router);
   }));
   if (!config_.train_router) return absl::OkStatus();
   if (router_bias_ != nullptr) MOE_RETURN_IF_ERROR(ready(*router_bias_));

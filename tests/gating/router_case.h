@@ -12,6 +12,7 @@
 
 #include "gating/router.h"
 #include "kernels/base/rng.h"
+#include "kernels/base/status_macros.h"
 
 namespace moe {
 
@@ -44,8 +45,13 @@ struct RouterCase {
     const auto rows = static_cast<int64_t>(weight.size()) / config.hidden_size;
     return {weight.data(), rows, config.hidden_size};
   }
-  RouterInputs<T> Inputs() const {
-    return {.weight = Weight(), .bias = bias, .expert_bias = expert_bias};
+  RouterCall<T> Call() {
+    return {.tokens = Tokens(),
+            .inputs = {.weight = Weight(), .bias = bias, .expert_bias = expert_bias},
+            .batch = batch(),
+            .workspace = workspace,
+            .host = workspace,
+            .stream = *stream};
   }
 };
 
@@ -95,13 +101,17 @@ std::unique_ptr<RouterCase<T>> LogitCase(const RouterConfig& config, uint64_t se
 }
 
 template <typename T>
+absl::Status Route(const Router<T>& router, const RouterCall<T>& call, RouterSaved<T>& saved,
+                   RouterStats* stats) {
+  MOE_RETURN_IF_ERROR(router.Logits(call, saved));
+  return router.Decide(call, saved, stats);
+}
+
+template <typename T>
 absl::Status RunForward(RouterCase<T>& c) {
-  auto router = Router<T>::Create(c.config);
-  if (!router.ok()) return router.status();
-  auto routing = (*router)->Forward(c.Tokens(), c.Inputs(), c.batch(), c.workspace, *c.stream,
-                                    &c.saved, &c.stats);
-  if (!routing.ok()) return routing.status();
-  c.routing = *routing;
+  MOE_ASSIGN_OR_RETURN(const auto router, Router<T>::Create(c.config));
+  MOE_RETURN_IF_ERROR(Route(*router, c.Call(), c.saved, &c.stats));
+  c.routing = c.saved.routing;
   return absl::OkStatus();
 }
 
@@ -127,10 +137,16 @@ absl::Status RunBackward(RouterCase<T>& c, const std::vector<float>& d_slot, flo
   const auto router = Router<T>::Create(c.config);
   if (!router.ok()) return router.status();
   const int64_t held = c.workspace.used_bytes();
-  const absl::Status status = (*router)->Backward(
-      d_slot, c.saved, c.Weight(), loss_scale,
-      MatrixView<T>(d_tokens.data(), c.tokens, c.config.hidden_size),
-      RouterGradients{.weight = d_weight, .bias = d_bias}, c.workspace, *c.stream);
+  const absl::Status status =
+      (*router)->Backward({.d_weight = d_slot,
+                           .weight = c.Weight(),
+                           .loss_scale = loss_scale,
+                           .d_tokens = {d_tokens.data(), c.tokens, c.config.hidden_size},
+                           .gradients = RouterGradients{.weight = d_weight, .bias = d_bias},
+                           .workspace = c.workspace,
+                           .host = c.workspace,
+                           .stream = *c.stream},
+                          c.saved);
   EXPECT_EQ(c.workspace.used_bytes(), held);
   return status;
 }

@@ -266,13 +266,11 @@ TEST(RouterContract, PaddedRowsFollowFromTheConfigurationAlone) {
   EXPECT_EQ(rows(config), 0);
 }
 
-TEST(RouterContract, SavedAndStatsAreOptional) {
+TEST(RouterContract, StatsAreOptional) {
   const auto c = RoutedCase(FullConfig(), 76);
-  const auto router = Router<float>::Create(c->config);
-  const auto routing = (*router)->Forward(c->Tokens(), c->Inputs(), c->batch(), c->workspace,
-                                          *c->stream, nullptr, nullptr);
-  ASSERT_TRUE(routing.ok());
-  EXPECT_TRUE(SameBits(routing->weight, c->routing.weight));
+  RouterSaved<float> saved;
+  ASSERT_TRUE(Route(**Router<float>::Create(c->config), c->Call(), saved, nullptr).ok());
+  EXPECT_TRUE(SameBits(saved.routing.weight, c->routing.weight));
 }
 
 TEST(RouterContract, NanTokensStayInRangeAndShowInTheLosses) {
@@ -310,11 +308,16 @@ TEST(RouterContract, JitterHasTheSameBitsOnEveryDevice) {
     const auto weight = device.Random(3 * kHidden, 2);
     Workspace workspace(device.memory()), host;
     RouterSaved<float> saved;
-    const auto routing = (*router)->Forward(tokens.view(kTokens, kHidden, kHidden),
-                                            {.weight = weight.view(3, kHidden, kHidden)},
-                                            {.first_global_token = 1000, .step = 3}, workspace,
-                                            device.stream(), &saved, nullptr, &host);
-    EXPECT_TRUE(routing.ok()) << routing.status();
+    const absl::Status status =
+        Route<float>(**router,
+                     {.tokens = tokens.view(kTokens, kHidden, kHidden),
+                      .inputs = {.weight = weight.view(3, kHidden, kHidden)},
+                      .batch = {.first_global_token = 1000, .step = 3},
+                      .workspace = workspace,
+                      .host = host,
+                      .stream = device.stream()},
+                     saved, nullptr);
+    EXPECT_TRUE(status.ok()) << status;
     const auto read = [&](MatrixView<const float> from) {
       const auto copy = device.Copy(std::vector<float>(kTokens * kHidden));
       EXPECT_TRUE(device.stream()
@@ -368,13 +371,19 @@ TEST(RouterContract, ForwardRefusesWhatDoesNotFit) {
   const auto c = LogitCase(FullConfig(), 82);
   const auto router = *Router<float>::Create(c->config);
   const auto shape_message = [&](MatrixView<const float> x, MatrixView<const float> w) {
-    const auto routing =
-        router->Forward(x, {.weight = w}, c->batch(), c->workspace, *c->stream, nullptr, nullptr);
-    EXPECT_EQ(routing.status().code(), absl::StatusCode::kInvalidArgument);
-    return std::string(routing.status().message());
+    RouterSaved<float> saved;
+    const absl::Status status = router->Logits({.tokens = x,
+                                                .inputs = {.weight = w},
+                                                .batch = c->batch(),
+                                                .workspace = c->workspace,
+                                                .host = c->workspace,
+                                                .stream = *c->stream},
+                                               saved);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
   };
   EXPECT_THAT(shape_message({c->x.data(), 72, 6}, c->Weight()),
-              HasSubstr("Router::Forward: tokens is [72, 6], expected [72, 7]"));
+              HasSubstr("Router::Logits: tokens is [72, 6], expected [72, 7]"));
   EXPECT_THAT(shape_message(c->Tokens(), {c->weight.data(), 6, 7}),
               HasSubstr("weight is [6, 7], expected [7, 7]"));
 }
@@ -386,10 +395,14 @@ TEST(RouterContract, BackwardRefusesWhatDoesNotFit) {
     const std::vector<float> d_slot(slots, 0.0f);
     std::vector<float> d_tokens(72 * 7, 0.0f), d_weight(d_weight_size, 0.0f);
     const absl::Status status = router->Backward(
-        d_slot, c->saved, {c->weight.data(), 7, w_cols}, 1,
-        MatrixView<float>(d_tokens.data(), d_rows, 7),
-        RouterGradients{.weight = GradAccumulator(absl::MakeSpan(d_weight)), .bias = {}},
-        c->workspace, *c->stream);
+        {.d_weight = d_slot,
+         .weight = {c->weight.data(), 7, w_cols},
+         .d_tokens = {d_tokens.data(), d_rows, 7},
+         .gradients = RouterGradients{.weight = GradAccumulator(absl::MakeSpan(d_weight))},
+         .workspace = c->workspace,
+         .host = c->workspace,
+         .stream = *c->stream},
+        c->saved);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     return std::string(status.message());
   };
