@@ -33,7 +33,7 @@ done
 
 work=$root/build/ways
 
-# Runs a program of the README's first layer: it must learn.
+# Runs the program of docs/first_layer.md: it must learn.
 learns() { "$@" | tee /dev/stderr | grep -q "step 200  loss 0\.00"; }
 
 # A project around moe in $dir/project: what is before and after it is included, then the first layer.

@@ -1,5 +1,5 @@
-# Installs the build into a scratch folder, then builds and runs the README's first program against
-# it, as a user would, and compiles every header.
+# Installs the build into a scratch folder, then builds and runs the program of docs/first_layer.md
+# against it, as a user would, and compiles every header.
 # Run: cmake -DBUILD=<build> -DSOURCE=<source tree> -DSCRATCH=<folder>
 #   [-DCOMPILER_LAUNCHER=<ccache>] -P consumer_test.cmake
 function(run)
