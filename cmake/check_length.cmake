@@ -1,5 +1,6 @@
-# Fails when a source, script or page is longer than MAX lines (default 500), or a line of C++ has
-# more than 100 columns: clang-format leaves comments and raw strings as they are.
+# Fails when a source, script or page is longer than MAX lines (default 500), when a line of C++ has
+# more than 100 columns (clang-format leaves comments and raw strings as they are), or a line of a
+# page more than 140. Blocks of code and the addresses of links are not counted in pages.
 # Run: cmake -DROOT=<source tree> [-DMAX=n] -P check_length.cmake
 if(NOT DEFINED MAX)
   set(MAX 500)
@@ -12,6 +13,42 @@ foreach(folder kernels comm gating dispatch moe benchmarks examples tests cmake 
   endforeach()
 endforeach()
 string(REPEAT "[^\n]" 101 wide)
+set(page_columns 140)
+string(ASCII 128 first_byte)  # of those that continue a letter in UTF-8
+string(ASCII 191 last_byte)
+
+# Appends the lines of a page that are too long to `bad`.
+function(check_page file text)
+  string(REGEX REPLACE "[${first_byte}-${last_byte}]" "" text "${text}")
+  string(REGEX REPLACE "https?://[^] \n)>]*" "" text "${text}")
+  string(REGEX REPLACE "[][;\\]" "." text "${text}")  # one column each, and no list's syntax
+  string(REPLACE "\n" ";" lines "${text}")
+  set(number 0)
+  set(fenced FALSE)
+  set(indented FALSE)
+  set(before "")
+  foreach(line IN LISTS lines)
+    math(EXPR number "${number} + 1")
+    if(NOT line MATCHES "^    ")
+      set(indented FALSE)
+    elseif(before STREQUAL "")
+      set(indented TRUE)
+    endif()
+    set(before "${line}")
+    string(LENGTH "${line}" columns)
+    if(line MATCHES "^ *```")
+      if(fenced)
+        set(fenced FALSE)
+      else()
+        set(fenced TRUE)
+      endif()
+    elseif(columns GREATER page_columns AND NOT fenced AND NOT indented)
+      string(APPEND bad "  ${file}:${number}: ${columns} columns, split the sentence or the table\n")
+    endif()
+  endforeach()
+  set(bad "${bad}" PARENT_SCOPE)
+endfunction()
+
 set(bad "")
 foreach(file ${files})
   file(READ ${file} text)
@@ -19,6 +56,9 @@ foreach(file ${files})
   list(LENGTH newlines lines)
   if(lines GREATER MAX)
     string(APPEND bad "  ${file}: ${lines} lines, split by subject\n")
+  endif()
+  if(file MATCHES "\\.md$")
+    check_page("${file}" "${text}")
   endif()
   string(REGEX REPLACE "[^ -~\n]" "" text "${text}")  # a letter of several bytes is one column
   if(file MATCHES "\\.(h|cc|cuh?)$" AND text MATCHES "(^|\n)(${wide})")
