@@ -24,7 +24,7 @@
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/training_state.h"
 #include "moe/main.h"
-#include "moe/session.h"
+#include "moe/run/session.h"
 
 namespace {
 

@@ -40,12 +40,14 @@ include(CMakePackageConfigHelpers)
 # What programs include (the roots: moe/moe.h, comm/create.h, what the pages of docs/ name) and what
 # these include. All else is internal; the test `consumer` compiles each alone.
 set(moe_public_headers
-  moe/moe.h
-  moe/canonical_tensor.h moe/context.h moe/experts.h moe/gradient_norm.h moe/gradient_reducer.h
-  moe/grid_unit.h moe/loss_scaler.h moe/main.h
-  moe/micro_batches.h moe/moe_layer.h moe/optimizer.h moe/parameter.h moe/phase_clock.h moe/saved_memory.h
-  moe/session.h moe/shard_cut.h moe/shared_expert.h moe/trace_export.h moe/trainer.h
-  moe/c/moe.h moe/torch.h
+  moe/moe.h moe/main.h moe/torch.h moe/c/moe.h
+  moe/run/context.h moe/run/micro_batches.h moe/run/phase_clock.h moe/run/saved_memory.h
+  moe/run/session.h moe/run/trace_export.h
+  moe/state/canonical_tensor.h moe/state/parameter.h
+  moe/zero/shard_cut.h
+  moe/layer/experts.h moe/layer/moe_layer.h moe/layer/shared_expert.h
+  moe/train/gradient_norm.h moe/train/gradient_reducer.h moe/train/grid_unit.h
+  moe/train/loss_scaler.h moe/train/optimizer.h moe/train/trainer.h
   moe/checkpoint/checkpointer.h moe/checkpoint/manifest.h moe/checkpoint/reader.h
   moe/checkpoint/step_folders.h moe/checkpoint/stop_signal.h moe/checkpoint/training_state.h
   moe/checkpoint/writer.h
@@ -58,7 +60,8 @@ set(moe_public_headers
   gating/router_config.h gating/router_stats.h gating/routing.h
   gating/token_choice_gate.h gating/token_groups.h
   comm/all_reduce.h comm/bootstrap.h comm/communicator.h comm/create.h comm/host_staging.h
-  comm/local/local_world.h comm/mesh.h comm/mpi/mpi_world.h comm/nccl/nccl_store.h
+  comm/local/local_world.h comm/mesh/group_map.h comm/mesh/mesh.h comm/mesh/mesh_shape.h
+  comm/mpi/mpi_world.h comm/nccl/nccl_store.h
   comm/nccl/nccl_world.h comm/patience.h comm/ring_all_reduce.h comm/world_plan.h
   kernels/base/buffer.h kernels/base/caught.h kernels/base/cuda_devices.h
   kernels/base/device_arrays.h

@@ -52,9 +52,14 @@ absl::StatusOr<float> FirstWeight(std::vector<float> x, std::vector<float>* d_x)
   moe::Workspace workspace;
   const auto stream = moe::MakeInlineStream();
   moe::RouterSaved<float> saved;
-  MOE_ASSIGN_OR_RETURN(
-      const moe::Routing routing,
-      router->Forward(tokens, {.weight = w}, {}, workspace, *stream, &saved, nullptr));
+  const moe::RouterCall<float> call = {.tokens = tokens,
+                                       .inputs = {.weight = w},
+                                       .workspace = workspace,
+                                       .host = workspace,
+                                       .stream = *stream};
+  MOE_RETURN_IF_ERROR(router->Logits(call, saved));
+  MOE_RETURN_IF_ERROR(router->Decide(call, saved, nullptr));
+  const moe::Routing& routing = saved.routing;
   const float first = routing.weight[0];
   if (d_x == nullptr) return first;
   std::printf("expert %d weight %.4f, expert %d weight %.4f\n", routing.expert[0],
@@ -62,9 +67,15 @@ absl::StatusOr<float> FirstWeight(std::vector<float> x, std::vector<float>* d_x)
   const std::vector<float> d_slot = {1, 0};
   d_x->assign(kExperts, 0.0f);
   MOE_RETURN_IF_ERROR(router->Backward(
-      d_slot, saved, w, /*loss_scale=*/1, moe::MatrixView<float>(d_x->data(), 1, kExperts),
-      moe::RouterGradients{.weight = moe::GradAccumulator(absl::MakeSpan(d_weight)), .bias = {}},
-      workspace, *stream));
+      {.d_weight = d_slot,
+       .weight = w,
+       .d_tokens = {d_x->data(), 1, kExperts},
+       .gradients = moe::RouterGradients{.weight = moe::GradAccumulator(absl::MakeSpan(d_weight)),
+                                         .bias = {}},
+       .workspace = workspace,
+       .host = workspace,
+       .stream = *stream},
+      saved));
   return first;
 }
 

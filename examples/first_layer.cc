@@ -10,7 +10,7 @@ constexpr int64_t kTokens = 64, kHidden = 16;  // of one rank; of one token
 
 absl::Status Train(std::unique_ptr<moe::Communicator> world) {
   const int rank = world->rank();
-  const moe::TrainerOptions options = {.session = {.expert_parallel_size = 2}};
+  const moe::TrainerOptions options = {.session = {.mesh = {.expert = 2}}};
   MOE_ASSIGN_OR_RETURN(const auto trainer, moe::Trainer::Create(options, std::move(world)));
   const moe::MoeLayerConfig config = {
       .router = {.num_experts = 8, .top_k = 2, .hidden_size = kHidden}, .ffn_hidden_size = 32};

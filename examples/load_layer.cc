@@ -19,7 +19,7 @@ using moe::BFloat16;
 absl::Status Run(const std::string& folder, std::optional<int64_t> number,
                  std::unique_ptr<moe::Communicator> world) {
   const bool first = world->rank() == 0;
-  const moe::SessionOptions options = {.expert_parallel_size = world->size()};
+  const moe::SessionOptions options = {.mesh = {.expert = world->size()}};
   MOE_ASSIGN_OR_RETURN(const auto session, moe::Session::Create(options, std::move(world)));
   const moe::Context& context = session->context();
 

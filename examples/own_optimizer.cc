@@ -33,7 +33,7 @@ struct Weight {
 
 absl::Status Train(std::unique_ptr<moe::Communicator> world) {
   const int rank = world->rank();
-  const moe::TrainerOptions options = {.session = {.expert_parallel_size = 2}};
+  const moe::TrainerOptions options = {.session = {.mesh = {.expert = 2}}};
   MOE_ASSIGN_OR_RETURN(const auto trainer, moe::Trainer::Create(options, std::move(world)));
   const moe::MoeLayerConfig config = {
       .router = {.num_experts = 8, .top_k = 2, .hidden_size = kHidden}, .ffn_hidden_size = 32};

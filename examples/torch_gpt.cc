@@ -93,7 +93,7 @@ absl::Status Train(std::unique_ptr<moe::Communicator> world) {
   const bool first = world->rank() == 0;
   const int ranks = world->size();
   const auto trainer = std::make_shared<moe::torch::Trainer>(
-      moe::TrainerOptions{.session = {.expert_parallel_size = ranks % 2 == 0 ? 2 : 1},
+      moe::TrainerOptions{.session = {.mesh = {.expert = ranks % 2 == 0 ? 2 : 1}},
                           .micro_batches = 4},
       std::move(world));
   Gpt model(trainer);

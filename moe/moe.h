@@ -11,14 +11,14 @@
 #include "comm/mpi/mpi_world.h"
 #include "comm/nccl/nccl_store.h"
 #include "gating/token_choice_gate.h"
-#include "moe/gradient_reducer.h"
+#include "moe/layer/moe_layer.h"
 #include "moe/main.h"
-#include "moe/moe_layer.h"
-#include "moe/optimizer.h"
-#include "moe/parameter.h"
-#include "moe/session.h"
-#include "moe/trace_export.h"
-#include "moe/trainer.h"
+#include "moe/run/session.h"
+#include "moe/run/trace_export.h"
+#include "moe/state/parameter.h"
+#include "moe/train/gradient_reducer.h"
+#include "moe/train/optimizer.h"
+#include "moe/train/trainer.h"
 // IWYU pragma: end_exports
 
 #endif  // MOE_MOE_MOE_H_

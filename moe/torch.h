@@ -12,7 +12,7 @@
 #include <absl/status/statusor.h>
 #include <torch/torch.h>
 
-#include "moe/trainer.h"
+#include "moe/train/trainer.h"
 
 // Errors are exceptions, absl::BadStatusOrAccess, of which RunRanks and moe::Main make statuses.
 namespace moe::torch {

@@ -20,7 +20,7 @@
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
 #include "moe/hf/hf_weights.h"
-#include "moe/trainer.h"
+#include "moe/train/trainer.h"
 
 struct moe_world {
   std::unique_ptr<moe::Communicator> communicator;
@@ -108,7 +108,7 @@ absl::Status CreateTrainer(const moe_trainer_options& given, std::unique_ptr<Com
   }
   TrainerOptions options = {
       .dtype = kTypes[given.dtype], .seed = given.seed, .micro_batches = given.micro_batches};
-  Take(given.expert_parallel_size, options.session.expert_parallel_size);
+  Take(given.expert_parallel_size, options.session.mesh.expert);
   Take(given.threads, options.session.threads);
   if (given.cuda_stream != nullptr) {
     options.session.cuda_stream = given.cuda_stream;

@@ -12,7 +12,7 @@
 #include "moe/checkpoint/stop_signal.h"
 #include "moe/checkpoint/training_state.h"
 #include "moe/checkpoint/writer.h"
-#include "moe/context.h"
+#include "moe/run/context.h"
 
 namespace moe {
 

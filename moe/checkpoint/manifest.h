@@ -13,8 +13,8 @@
 #include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
-#include "moe/canonical_tensor.h"
 #include "moe/io/safetensors.h"
+#include "moe/state/canonical_tensor.h"
 
 namespace moe {
 

@@ -13,7 +13,7 @@
 #include "kernels/base/parallel.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/step_folders.h"
-#include "moe/unit_grid.h"
+#include "moe/state/unit_grid.h"
 
 namespace moe {
 namespace {

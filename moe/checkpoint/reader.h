@@ -14,10 +14,10 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/tensor_view.h"
-#include "moe/canonical_tensor.h"
 #include "moe/checkpoint/manifest.h"
 #include "moe/io/file.h"
 #include "moe/io/safetensors.h"
+#include "moe/state/canonical_tensor.h"
 
 namespace moe {
 

@@ -12,8 +12,8 @@
 #include "comm/agreed_status.h"
 #include "kernels/base/finite.h"
 #include "kernels/base/status_macros.h"
-#include "moe/parameter_hash.h"
-#include "moe/unit_grid.h"
+#include "moe/state/parameter_hash.h"
+#include "moe/state/unit_grid.h"
 
 namespace moe {
 namespace {
@@ -64,7 +64,7 @@ auto TrainingState::AllHeld() -> std::vector<Held> {
   }
   for (const auto& p : parameters_.parameters()) {
     if (p->frozen() || IsSliced(*p)) continue;  // frozen: it stays what it was made or loaded as
-    const bool speaks = HoldersOf(p->spec().group, *context_.mesh).rank() == 0;
+    const bool speaks = context_.mesh->index(p->spec().holders) == 0;
     float* values = p->master().data();
     for (const CanonicalTensor& part : p->parts()) {
       const ElementRange rows = {0, part.rows};
@@ -180,8 +180,8 @@ absl::Status TrainingState::CheckTensors(const CheckpointReader& reader) {
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (tensor.type == SafetensorsType::kF32) ++stored;
   }
-  MOE_RETURN_IF_ERROR(context_.mesh->expert_parallel().AllReduce<int64_t>(
-      {&mine, 1}, ReduceOp::kSum, *context_.host));
+  MOE_RETURN_IF_ERROR(context_.mesh->group(MeshGroup::kExpertBlock)
+                          .AllReduce<int64_t>({&mine, 1}, ReduceOp::kSum, *context_.host));
   MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   if (fits.ok() && mine != stored) {
     fits = absl::InvalidArgumentError(absl::StrCat(

@@ -12,10 +12,10 @@
 
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/writer.h"
-#include "moe/context.h"
-#include "moe/moe_layer.h"
-#include "moe/optimizer.h"
-#include "moe/parameter.h"
+#include "moe/layer/moe_layer.h"
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
+#include "moe/train/optimizer.h"
 
 namespace moe {
 

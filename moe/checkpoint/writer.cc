@@ -21,7 +21,7 @@
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/io/safetensors_stream.h"
-#include "moe/unit_grid.h"
+#include "moe/state/unit_grid.h"
 
 namespace moe {
 namespace {

@@ -19,10 +19,10 @@
 #include "kernels/base/parallel.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
-#include "moe/canonical_tensor.h"
 #include "moe/checkpoint/manifest.h"
 #include "moe/io/file_system.h"
 #include "moe/io/file_work.h"
+#include "moe/state/canonical_tensor.h"
 
 namespace moe {
 

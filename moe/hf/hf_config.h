@@ -9,7 +9,7 @@
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 
-#include "moe/moe_layer.h"
+#include "moe/layer/moe_layer.h"
 
 namespace moe::hf {
 

@@ -10,11 +10,11 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
-#include "moe/context.h"
 #include "moe/hf/hf_weights.h"
 #include "moe/hf/model_rule.h"
 #include "moe/io/checkpoint.h"
-#include "moe/parameter.h"
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
 
 namespace moe::hf {
 

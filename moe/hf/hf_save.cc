@@ -48,7 +48,7 @@ absl::Status SaveLayers(const HfConfig& config, absl::Span<const StoredLayer> la
                         const SaveOptions& options) {
   Communicator& world = context.mesh->world();
   const std::vector<Tensor> tensors =
-      TensorsOf(config, layers, options.type, context.mesh->expert_parallel().size());
+      TensorsOf(config, layers, options.type, context.mesh->size(MeshGroup::kExpertBlock));
   std::vector<SafetensorsEntry> entries;
   for (const Tensor& tensor : tensors) entries.push_back(tensor.entry);
   const auto read = [&](const Parameter& parameter) {

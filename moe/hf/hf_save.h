@@ -8,10 +8,10 @@
 #include <absl/status/status.h>
 #include <absl/types/span.h>
 
-#include "moe/context.h"
 #include "moe/hf/hf_config.h"
 #include "moe/io/model_files.h"
-#include "moe/parameter.h"
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
 
 namespace moe::hf {
 

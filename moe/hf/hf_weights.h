@@ -18,7 +18,7 @@
 #include "moe/hf/tensor_layout.h"
 #include "moe/hf/tensor_rule.h"
 #include "moe/io/checkpoint.h"
-#include "moe/parameter.h"
+#include "moe/state/parameter.h"
 
 namespace moe::hf {
 

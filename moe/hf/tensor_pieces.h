@@ -11,9 +11,9 @@
 #include <absl/types/span.h>
 
 #include "dispatch/placement.h"
-#include "moe/context.h"
 #include "moe/hf/tensor_rule.h"
-#include "moe/parameter.h"
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
 
 namespace moe::hf {
 

@@ -8,7 +8,7 @@
 
 #include <absl/strings/string_view.h>
 
-#include "moe/moe_layer.h"
+#include "moe/layer/moe_layer.h"
 
 namespace moe::hf {
 
@@ -72,8 +72,8 @@ bool IsPresent(const TensorRule& rule, const MoeLayerConfig& config);
 // are no expert's.
 std::string ParameterName(ParameterKind kind, int32_t expert);
 
-// Its name as a canonical tensor (moe/canonical_tensor.h) of a layer without prefix: gate and up,
-// which are halves of one parameter, have one each.
+// Its name as a canonical tensor (moe/state/canonical_tensor.h) of a layer without prefix: gate and
+// up, which are halves of one parameter, have one each.
 std::string CanonicalName(const TensorRule& rule, int32_t expert);
 
 // Numbered rules have a tensor per expert, others one.

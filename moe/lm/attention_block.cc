@@ -9,6 +9,7 @@
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
+#include "moe/tensor/tensor_tree.h"
 
 namespace moe::lm {
 
@@ -39,9 +40,11 @@ absl::Status AttentionBlock<T>::AddProjections(const std::string& prefix, Parame
   ParameterSpec weight = {.name = prefix + "qkv_proj.weight",
                           .rows = config_.qkv_cols(),
                           .cols = hidden,
+                          .holders = MeshGroup::kData,
                           .init_std = config_.init_std};
   ParameterSpec bias = {.name = prefix + "qkv_proj.bias",
                         .cols = config_.qkv_cols(),
+                        .holders = MeshGroup::kData,
                         .initializer = Initializer::kZeros,
                         .weight_decay = false};
   const auto add_part = [&](const char* name, int64_t rows, int64_t item) {

@@ -11,9 +11,9 @@
 #include "kernels/base/tensor_view.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/packed_weights.h"
-#include "moe/context.h"
-#include "moe/moe_layer.h"
-#include "moe/parameter.h"
+#include "moe/layer/moe_layer.h"
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
 
 namespace moe::lm {
 

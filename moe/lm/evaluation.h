@@ -10,13 +10,13 @@
 
 #include <absl/status/statusor.h>
 
-#include "moe/canonical_tensor.h"
 #include "moe/checkpoint/manifest.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/hf/hf_model.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/trainer.h"
-#include "moe/trainer.h"
+#include "moe/state/canonical_tensor.h"
+#include "moe/train/trainer.h"
 
 namespace moe::lm {
 

@@ -26,14 +26,13 @@ absl::StatusOr<FeedForwardBlock<T>> FeedForwardBlock<T>::Create(const Transforme
     MOE_ASSIGN_OR_RETURN(block.moe_, MoeLayer<T>::Create(moe, name, store, context));
     return block;
   }
-  MOE_ASSIGN_OR_RETURN(block.dense_,
-                       Experts<T>::Create({.hidden_size = config.hidden_size,
-                                           .ffn_hidden_size = config.dense_width(),
-                                           .activation = config.moe.activation,
-                                           .init_std = config.init_std,
-                                           .down_init_std = config.out_init_std(),
-                                           .pack_weights = config.moe.pack_weights},
-                                          {name}, ParameterGroup::kReplicated, store));
+  MOE_ASSIGN_OR_RETURN(block.dense_, Experts<T>::Create({.hidden_size = config.hidden_size,
+                                                         .ffn_hidden_size = config.dense_width(),
+                                                         .activation = config.moe.activation,
+                                                         .init_std = config.init_std,
+                                                         .down_init_std = config.out_init_std(),
+                                                         .pack_weights = config.moe.pack_weights},
+                                                        {name}, MeshGroup::kData, store));
   return block;
 }
 

@@ -8,7 +8,7 @@
 #include <absl/status/statusor.h>
 
 #include "gating/routing.h"
-#include "moe/experts.h"
+#include "moe/layer/experts.h"
 #include "moe/lm/dense.h"
 #include "moe/lm/transformer.h"
 

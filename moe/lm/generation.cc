@@ -24,7 +24,7 @@ constexpr int64_t kPromptRows = 256;  // of a pass
 // One set of experts over all ranks, weights in the order of reading, and a router that decides
 // about each token by itself.
 TrainConfig ForTokensOneByOne(TrainConfig config, int ranks) {
-  config.expert_parallel_size = ranks;
+  config.mesh.expert = ranks;
   MoeLayerConfig& moe = config.model.moe;
   moe.pack_weights = true;
   moe.overlap_degree = 1;

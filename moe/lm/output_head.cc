@@ -6,6 +6,7 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
+#include "moe/tensor/tensor_tree.h"
 
 namespace moe::lm {
 namespace {

@@ -248,8 +248,8 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::
   Json writer = Json::object();
   if (!run.empty()) writer["run"] = run;
   writer["ranks"] = mesh.world().size();
-  writer["ep"] = mesh.expert_parallel_size();
-  writer["dp"] = mesh.expert_data_parallel_size();
+  writer["ep"] = mesh.size(MeshGroup::kExpert);
+  writer["dp"] = mesh.size(MeshGroup::kExpertData);
   writer["zero"] = static_cast<int>(zero);
   writer["simd"] = gemm::SimdTargets().front();
   return {.numerics = std::move(numerics),

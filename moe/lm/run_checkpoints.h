@@ -14,11 +14,11 @@
 #include "moe/checkpoint/manifest.h"
 #include "moe/checkpoint/run_folder.h"
 #include "moe/checkpoint/training_state.h"
-#include "moe/context.h"
 #include "moe/lm/run_settings.h"
 #include "moe/lm/trainer.h"
-#include "moe/loss_scaler.h"
-#include "moe/trainer.h"
+#include "moe/run/context.h"
+#include "moe/train/loss_scaler.h"
+#include "moe/train/trainer.h"
 
 namespace moe::lm {
 

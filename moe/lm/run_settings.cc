@@ -257,7 +257,7 @@ void AddCheckpoints(TrainCheckpoints& checkpoints, Settings& settings) {
 // All but what a text is.
 void AddAll(TrainConfig& config, Settings& settings) {
   settings.kind = SettingKind::kLayout;
-  settings.Add("--expert-model-parallel-size", config.expert_parallel_size);
+  settings.Add("--expert-model-parallel-size", config.mesh.expert);
   settings.kind = SettingKind::kNumerics;
   int version = kNumericsVersion;
   settings.Add(kVersion, version);

@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<moe::Trainer>> CreateCore(const TrainConfig& conf
   MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(config.device, *world));
   return moe::Trainer::Create(
       {.session = {.device = device,
-                   .expert_parallel_size = config.expert_parallel_size,
+                   .mesh = config.mesh,
                    .threads = config.threads,
                    .numerics = config.numerics,
                    .tensor_leaves = config.tensor_leaves,
@@ -147,9 +147,9 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
   MOE_RETURN_IF_ERROR(CheckBatch(config));
   MOE_RETURN_IF_ERROR(AtLeast(1, "--threads", config.threads));
   MOE_RETURN_IF_ERROR(AtLeast(1, "--eval-sequences", config.eval_sequences));
-  MOE_RETURN_IF_ERROR(AtLeast(1, "--ep", config.expert_parallel_size));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--ep", config.mesh.expert));
   MOE_RETURN_IF_ERROR(AtLeast(0, "--verify-replicas", config.verify_replicas));
-  const int ep = config.expert_parallel_size;
+  const int ep = config.mesh.expert;
   MOE_RETURN_IF_ERROR(CheckExpertParallelSize(ep, ranks));
   const DispatcherOptions& dispatcher = config.model.moe.dispatcher;
   if (dispatcher.algorithm == DispatchAlgorithm::kHierarchical && dispatcher.node_size != 0 &&

@@ -10,7 +10,7 @@
 #include "comm/communicator.h"
 #include "kernels/base/stream.h"
 #include "moe/lm/trainer.h"
-#include "moe/trainer.h"
+#include "moe/train/trainer.h"
 
 namespace moe::lm {
 

@@ -16,8 +16,8 @@
 #include "moe/lm/run_settings.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/train_config.h"
-#include "moe/parameter_hash.h"
-#include "moe/trainer.h"
+#include "moe/state/parameter_hash.h"
+#include "moe/train/trainer.h"
 
 namespace moe::lm {
 namespace {
@@ -251,7 +251,7 @@ absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
                     static_cast<double>(core_.state_bytes().allocated + DeviceBytes(context_))};
   MOE_ASSIGN_OR_RETURN(
       const ExchangeSeconds exchanges,
-      context_.clock->SplitExchanges(context_.mesh->expert_parallel(), *context_.host));
+      context_.clock->SplitExchanges(context_.mesh->group(MeshGroup::kExpert), *context_.host));
   double sum[kPhases + 4] = {};
   for (int p = 0; p < kPhases; ++p) sum[p] = context_.clock->seconds(static_cast<Phase>(p));
   sum[kPhases] = exchanges.copy;
@@ -390,10 +390,10 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
       report.parameters_total -
       model_->moe_layers() * expert_size * (moe.router.num_experts - moe.router.top_k);
   int64_t reduced = 0;
-  for (const ParameterGroup each : {ParameterGroup::kReplicated, ParameterGroup::kExpert}) {
-    if (report.steps == report.first_step) break;  // no step, and no sums
-    report.reduced[static_cast<int>(each)] = core_.reducer().traffic(each);
-    reduced += core_.reducer().traffic(each).bytes_sent;
+  if (report.steps > report.first_step) {  // else there are no sums
+    report.reduced_replicated = core_.reducer().traffic(MeshGroup::kStage);
+    report.reduced_experts = core_.reducer().traffic(MeshGroup::kExpertData);
+    reduced = report.reduced_replicated.bytes_sent + report.reduced_experts.bytes_sent;
   }
   int64_t bytes[] = {exchanged_.self, exchanged_.same_node, exchanged_.cross_node, reduced};
   MOE_RETURN_IF_ERROR(world_.AllReduce<int64_t>(absl::MakeSpan(bytes), ReduceOp::kSum, stream));

@@ -14,14 +14,14 @@
 
 #include "comm/all_reduce.h"
 #include "moe/checkpoint/stop_signal.h"
-#include "moe/context.h"
-#include "moe/gradient_reducer.h"
 #include "moe/io/routing_trace.h"
 #include "moe/lm/text_data.h"
 #include "moe/lm/transformer.h"
-#include "moe/loss_scaler.h"
-#include "moe/optimizer.h"
-#include "moe/trace_export.h"
+#include "moe/run/context.h"
+#include "moe/run/trace_export.h"
+#include "moe/train/gradient_reducer.h"
+#include "moe/train/loss_scaler.h"
+#include "moe/train/optimizer.h"
 
 namespace moe::lm {
 
@@ -63,7 +63,7 @@ struct TrainConfig {
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
   ZeroStage zero = ZeroStage::kNone;  // what the ranks that hold the same parameters share out
   int64_t bucket_bytes = int64_t{25} << 20;
-  int expert_parallel_size = 1;
+  MeshShape mesh = {};
   int threads = 1;  // per rank
   int64_t log_interval = 10;
   int64_t eval_interval = 0;     // steps between validation passes; 0 = only before and after
@@ -128,8 +128,8 @@ struct TrainReport {
   int64_t all_reduce_bytes = 0;   // sum over ranks; with ZeRO of scatters and gathers
   // Of parameters, gradients' sums and optimiser, the rank with most: measured, and by the formula.
   int64_t state_bytes = 0, state_bytes_formula = 0;
-  GradientReducer::Traffic reduced[2];  // by ParameterGroup, of this rank
-  int64_t trace_left_out = 0;           // events of the time line that did not fit, over all ranks
+  GradientReducer::Traffic reduced_replicated, reduced_experts;  // of this rank
+  int64_t trace_left_out = 0;  // events of the time line that did not fit, over all ranks
 };
 
 // What a program does with a run, on rank 0 unless it says otherwise; an error ends this rank's

@@ -13,10 +13,10 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
-#include "moe/context.h"
-#include "moe/experts.h"
-#include "moe/moe_layer.h"
-#include "moe/parameter.h"
+#include "moe/layer/experts.h"
+#include "moe/layer/moe_layer.h"
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
 
 namespace moe::lm {
 

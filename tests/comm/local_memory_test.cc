@@ -13,7 +13,7 @@
 
 #include "comm/local/local_group.h"
 #include "comm/local/local_world.h"
-#include "comm/mesh.h"
+#include "comm/mesh/mesh.h"
 #include "comm/ring_all_reduce.h"
 #include "kernels/base/buffer.h"
 #include "kernels/base/caught.h"
@@ -148,7 +148,7 @@ TEST(StreamMemoryTest, ATaskThatThrowsFailsItsStream) {
 // Each way in which ranks meet; two layouts of groups, streams with queues.
 absl::Status AllOf(std::unique_ptr<Communicator> world) {
   const int rank = world->rank();
-  MOE_ASSIGN_OR_RETURN(const auto mesh, Mesh::Create(std::move(world), 2));
+  MOE_ASSIGN_OR_RETURN(const auto mesh, Mesh::Create(std::move(world), {.expert = 2}));
   Communicator& comm = mesh->world();
   std::vector<float> values(64, 1.0f), other(64);
   RingAllReduce ring(comm);

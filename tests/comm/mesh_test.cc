@@ -1,8 +1,9 @@
-// comm/mesh.h on threads.
-#include "comm/mesh.h"
+// comm/mesh: which ranks form a group, and their communicators on threads.
+#include "comm/mesh/mesh.h"
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,72 +15,211 @@
 namespace moe {
 namespace {
 
-using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
 
-// Runs body(mesh or error) on every rank of a new world.
-void OnMesh(int ranks, int expert_parallel_size,
-            const std::function<void(absl::StatusOr<std::unique_ptr<Mesh>>, Stream&)>& body) {
-  testing::RunLocalRanks(ranks, [&](std::unique_ptr<Communicator> world) {
-    const auto stream = MakeInlineStream();
-    body(Mesh::Create(std::move(world), expert_parallel_size), *stream);
-    return absl::OkStatus();
-  });
-}
+constexpr int kGroups = static_cast<int>(MeshGroup::kCount);
 
-std::vector<int32_t> Members(Communicator& group, int world_rank, Stream& stream) {
-  const int32_t mine = world_rank;
-  std::vector<int32_t> members(group.size(), -1);
-  EXPECT_TRUE(group.AllGather<int32_t>({&mine, 1}, absl::MakeSpan(members), stream).ok());
-  return members;
-}
+// Indices of a rank, counted up digit by digit in the order of mesh_shape.h rather than divided.
+struct Indices {
+  int pipeline, data, tensor, expert_data, expert, expert_tensor;
+};
 
-TEST(MeshTest, SixRanksAsThreeByTwo) {
-  OnMesh(6, 2, [](absl::StatusOr<std::unique_ptr<Mesh>> made, Stream& stream) {
-    Mesh& mesh = **made;
-    const int rank = mesh.world().rank();
-    EXPECT_EQ(mesh.expert_parallel_size(), 2);
-    EXPECT_EQ(mesh.expert_data_parallel_size(), 3);
-    const int first = rank / 2 * 2;
-    EXPECT_THAT(Members(mesh.expert_parallel(), rank, stream),
-                ElementsAreArray({first, first + 1}));
-    const int lane = rank % 2;
-    const std::vector<int32_t> same_experts = {lane, lane + 2, lane + 4};
-    EXPECT_EQ(Members(mesh.expert_data_parallel(), rank, stream), same_experts);
-    EXPECT_EQ(Members(mesh.expert_gradients(), rank, stream), same_experts);
-    EXPECT_THAT(Members(mesh.world_gradients(), rank, stream),
-                ElementsAreArray({0, 1, 2, 3, 4, 5}));
-    EXPECT_EQ(mesh.world_gradients().rank(), rank);
-  });
-}
-
-TEST(MeshTest, EverySizeThatDividesIsAccepted) {
-  for (const int ranks : {1, 2, 3, 4, 5, 8}) {
-    for (int ep = 0; ep <= ranks; ++ep) {
-      OnMesh(ranks, ep, [&](absl::StatusOr<std::unique_ptr<Mesh>> mesh, Stream&) {
-        if (ep == 0 || ranks % ep != 0) {
-          EXPECT_EQ(mesh.status().code(), absl::StatusCode::kInvalidArgument);
-          return;
+std::vector<Indices> IndicesOf(const MeshShape& shape, int ranks) {
+  const int stage = ranks / shape.pipeline;
+  std::vector<Indices> all;
+  for (int p = 0; p < shape.pipeline; ++p) {
+    const size_t first = all.size();
+    for (int d = 0; d < stage / shape.tensor; ++d) {
+      for (int t = 0; t < shape.tensor; ++t) all.push_back({.pipeline = p, .data = d, .tensor = t});
+    }
+    size_t at = first;
+    for (int d = 0; d < stage / shape.expert / shape.expert_tensor; ++d) {
+      for (int e = 0; e < shape.expert; ++e) {
+        for (int t = 0; t < shape.expert_tensor; ++t, ++at) {
+          all[at].expert_data = d;
+          all[at].expert = e;
+          all[at].expert_tensor = t;
         }
-        ASSERT_TRUE(mesh.ok()) << mesh.status();
-        EXPECT_EQ((*mesh)->expert_parallel_size(), ep);
-        EXPECT_EQ((*mesh)->expert_parallel().rank(), (*mesh)->world().rank() % ep);
-        EXPECT_EQ((*mesh)->expert_data_parallel().rank(), (*mesh)->world().rank() / ep);
-      });
+      }
+    }
+  }
+  return all;
+}
+
+// Whether two ranks are in one group: all other indices are equal.
+bool Together(MeshGroup group, const Indices& a, const Indices& b) {
+  const bool stage = a.pipeline == b.pipeline;
+  const bool block = stage && a.expert_data == b.expert_data;
+  switch (group) {
+    case MeshGroup::kStage:
+      return stage;
+    case MeshGroup::kData:
+      return stage && a.tensor == b.tensor;
+    case MeshGroup::kTensor:
+      return stage && a.data == b.data;
+    case MeshGroup::kPipeline:
+      return a.data == b.data && a.tensor == b.tensor;
+    case MeshGroup::kExpertBlock:
+      return block;
+    case MeshGroup::kExpert:
+      return block && a.expert_tensor == b.expert_tensor;
+    case MeshGroup::kExpertTensor:
+      return block && a.expert == b.expert;
+    case MeshGroup::kExpertData:
+      return stage && a.expert == b.expert && a.expert_tensor == b.expert_tensor;
+    default:
+      return true;
+  }
+}
+
+void ExpectGroupsOf(const MeshShape& shape, int ranks) {
+  const std::vector<Indices> all = IndicesOf(shape, ranks);
+  for (int g = 0; g < kGroups; ++g) {
+    const auto group = static_cast<MeshGroup>(g);
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::vector<int> members;
+      int index = 0;
+      for (int other = 0; other < ranks; ++other) {
+        if (!Together(group, all[rank], all[other])) continue;
+        if (other == rank) index = static_cast<int>(members.size());
+        members.push_back(other);
+      }
+      const MeshPosition position = PositionIn(shape, group, ranks, rank);
+      const bool same = RanksOf(shape, group, ranks, rank) == members && position.index == index &&
+                        position.size == static_cast<int>(members.size());
+      ASSERT_TRUE(same) << ToString(shape) << ", " << ranks << " ranks, group " << g << ", rank "
+                        << rank;
     }
   }
 }
 
+TEST(MeshShapeTest, GroupsAreThoseOfEnumeration) {
+  int shapes = 0;
+  for (int ranks = 1; ranks <= 24; ++ranks) {
+    for (int pipeline = 1; pipeline <= ranks; ++pipeline) {
+      for (int tensor = 1; tensor <= ranks; ++tensor) {
+        for (int expert_tensor = 1; expert_tensor <= ranks; ++expert_tensor) {
+          for (int expert = 1; expert <= ranks; ++expert) {
+            const int block = expert * expert_tensor;
+            const bool valid = ranks % pipeline == 0 && ranks / pipeline % tensor == 0 &&
+                               ranks / pipeline % block == 0 && block % tensor == 0;
+            const MeshShape shape = {tensor, pipeline, expert_tensor, expert};
+            ASSERT_EQ(CheckMeshShape(shape, ranks).ok(), valid) << ToString(shape) << " " << ranks;
+            if (!valid) continue;
+            ++shapes;
+            ExpectGroupsOf(shape, ranks);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(shapes, 500);
+}
+
+TEST(MeshShapeTest, ARefusalNamesAShapeThatFits) {
+  const auto error = [](const MeshShape& shape, int ranks) {
+    return std::string(CheckMeshShape(shape, ranks).message());
+  };
+  EXPECT_EQ(error({.expert = 3}, 8),
+            "Mesh: expert-parallel size 3, expected a divisor of 8 ranks; near it is expert 4");
+  EXPECT_EQ(error({.expert = 0}, 6),
+            "Mesh: expert-parallel size 0, expected a divisor of 6 ranks; near it is expert 1");
+  EXPECT_EQ(error({.tensor = 4, .pipeline = 2}, 12),
+            "Mesh: tensor-parallel size 4, expected a divisor of 6 ranks of a pipeline stage; near "
+            "it is pipeline 2");
+  EXPECT_EQ(error({.tensor = 4, .expert = 2}, 8),
+            "Mesh: tensor-parallel size 4, expected a divisor of 2 ranks that hold every expert "
+            "once; near it is tensor 2, expert 2");
+  EXPECT_THAT(error({.expert_tensor = 3, .expert = 2}, 8), HasSubstr("expected a divisor of 4 "));
+  for (int ranks = 1; ranks <= 16; ++ranks) {
+    for (int size = 0; size <= 20; ++size) {
+      const std::string text = error({.expert = size}, ranks);
+      if (text.empty()) continue;
+      const int near = std::stoi(text.substr(text.rfind(' ')));
+      EXPECT_TRUE(CheckMeshShape({.expert = near}, ranks).ok()) << text;
+    }
+  }
+}
+
+// Runs body(mesh or error) on every rank of a new world.
+void OnMesh(int ranks, const MeshShape& shape,
+            const std::function<void(absl::StatusOr<std::unique_ptr<Mesh>>, Stream&)>& body) {
+  testing::RunLocalRanks(ranks, [&](std::unique_ptr<Communicator> world) {
+    const auto stream = MakeInlineStream();
+    body(Mesh::Create(std::move(world), shape), *stream);
+    return absl::OkStatus();
+  });
+}
+
+std::vector<int> Members(Communicator& group, int world_rank, Stream& stream) {
+  const int32_t mine = world_rank;
+  std::vector<int32_t> members(static_cast<size_t>(group.size()), -1);
+  EXPECT_TRUE(group.AllGather<int32_t>({&mine, 1}, absl::MakeSpan(members), stream).ok());
+  return {members.begin(), members.end()};
+}
+
+TEST(MeshTest, CommunicatorsHaveTheRanksOfTheirGroups) {
+  for (const auto& [ranks, shape] : std::vector<std::pair<int, MeshShape>>{
+           {1, {}},
+           {3, {}},
+           {3, {.expert = 3}},
+           {6, {.expert = 2}},
+           {8, {.tensor = 2, .expert = 4}},
+           {8, {.tensor = 2, .pipeline = 2, .expert_tensor = 2}}}) {
+    OnMesh(ranks, shape, [&](absl::StatusOr<std::unique_ptr<Mesh>> made, Stream& stream) {
+      ASSERT_TRUE(made.ok()) << made.status();
+      Mesh& mesh = **made;
+      const int rank = mesh.world().rank();
+      for (const auto& [group, lane] : {std::pair(MeshGroup::kExpert, MeshLane::kForward),
+                                        std::pair(MeshGroup::kData, MeshLane::kGradients),
+                                        std::pair(MeshGroup::kExpertData, MeshLane::kGradients)}) {
+        Communicator& communicator = mesh.group(group, lane);
+        EXPECT_EQ(Members(communicator, rank, stream), RanksOf(shape, group, ranks, rank));
+        EXPECT_EQ(communicator.rank(), mesh.index(group));
+        EXPECT_EQ(communicator.size(), mesh.size(group));
+      }
+    });
+  }
+}
+
+TEST(MeshTest, GroupsOfTheSameRanksShareCommunicators) {
+  OnMesh(4, {.expert = 4}, [](absl::StatusOr<std::unique_ptr<Mesh>> made, Stream&) {
+    Mesh& mesh = **made;
+    constexpr MeshLane kGradients = MeshLane::kGradients;
+    EXPECT_EQ(&mesh.group(MeshGroup::kStage, kGradients),
+              &mesh.group(MeshGroup::kData, kGradients));
+    EXPECT_EQ(&mesh.group(MeshGroup::kExpertBlock), &mesh.group(MeshGroup::kExpert));
+    EXPECT_EQ(mesh.Canonical(MeshGroup::kData), MeshGroup::kWorld);
+    EXPECT_EQ(mesh.Canonical(MeshGroup::kExpert), MeshGroup::kExpertBlock);
+    EXPECT_NE(&mesh.world(), &mesh.group(MeshGroup::kData, kGradients));
+  });
+  // Experts that every rank holds stay apart from what else every rank holds.
+  OnMesh(2, {}, [](absl::StatusOr<std::unique_ptr<Mesh>> made, Stream&) {
+    EXPECT_EQ((*made)->Canonical(MeshGroup::kExpertData), MeshGroup::kExpertData);
+  });
+  OnMesh(4, {.tensor = 2, .expert = 2}, [](absl::StatusOr<std::unique_ptr<Mesh>> made, Stream&) {
+    EXPECT_EQ((*made)->Canonical(MeshGroup::kData), MeshGroup::kData);
+    EXPECT_EQ((*made)->Canonical(MeshGroup::kStage), MeshGroup::kWorld);
+  });
+}
+
+TEST(MeshTest, AShapeThatDoesNotFitIsRefusedOnEveryRank) {
+  OnMesh(4, {.expert = 3}, [](absl::StatusOr<std::unique_ptr<Mesh>> mesh, Stream&) {
+    EXPECT_EQ(mesh.status().code(), absl::StatusCode::kInvalidArgument);
+  });
+}
+
 TEST(MeshTest, GradientGroupsOverlapTokenExchange) {
-  OnMesh(4, 2, [](absl::StatusOr<std::unique_ptr<Mesh>> made, Stream& stream) {
+  OnMesh(4, {.expert = 2}, [](absl::StatusOr<std::unique_ptr<Mesh>> made, Stream& stream) {
     Mesh& mesh = **made;
     const auto second = MakeStream({}).value();
     std::vector<int64_t> dense(100, 1), expert(100, 1), tokens(100, 1);
-    ASSERT_TRUE(
-        mesh.world_gradients().AllReduce(absl::MakeSpan(dense), ReduceOp::kSum, *second).ok());
-    ASSERT_TRUE(
-        mesh.expert_gradients().AllReduce(absl::MakeSpan(expert), ReduceOp::kSum, *second).ok());
-    ASSERT_TRUE(
-        mesh.expert_parallel().AllReduce(absl::MakeSpan(tokens), ReduceOp::kSum, stream).ok());
+    const auto sum = [](std::vector<int64_t>& values, Communicator& group, Stream& on) {
+      ASSERT_TRUE(group.AllReduce(absl::MakeSpan(values), ReduceOp::kSum, on).ok());
+    };
+    sum(dense, mesh.group(MeshGroup::kStage, MeshLane::kGradients), *second);
+    sum(expert, mesh.group(MeshGroup::kExpertData, MeshLane::kGradients), *second);
+    sum(tokens, mesh.group(MeshGroup::kExpert), stream);
     ASSERT_TRUE(second->Synchronize().ok());
     EXPECT_THAT(dense, ::testing::Each(4));
     EXPECT_THAT(expert, ::testing::Each(2));
@@ -88,17 +228,19 @@ TEST(MeshTest, GradientGroupsOverlapTokenExchange) {
 }
 
 TEST(MeshTest, AbortAndSetPhaseReachEveryGroup) {
-  OnMesh(4, 2, [](absl::StatusOr<std::unique_ptr<Mesh>> made, Stream&) {
+  OnMesh(4, {.expert = 2}, [](absl::StatusOr<std::unique_ptr<Mesh>> made, Stream&) {
     Mesh& mesh = **made;
+    Communicator& gradients = mesh.group(MeshGroup::kStage, MeshLane::kGradients);
+    Communicator& experts = mesh.group(MeshGroup::kExpert);
     mesh.SetPhase({.name = "backward", .layer = 1, .step = 9});
-    for (Communicator* comm : {&mesh.world(), &mesh.expert_parallel(), &mesh.expert_data_parallel(),
-                               &mesh.world_gradients(), &mesh.expert_gradients()}) {
+    for (Communicator* comm : {&mesh.world(), &experts, &gradients,
+                               &mesh.group(MeshGroup::kExpertData, MeshLane::kGradients)}) {
       EXPECT_STREQ(comm->phase().name, "backward");
       EXPECT_EQ(comm->phase().step, 9);
     }
     if (mesh.world().rank() == 3) mesh.Abort(absl::InternalError("stop"));
-    EXPECT_EQ(mesh.world_gradients().Barrier().code(), absl::StatusCode::kAborted);
-    EXPECT_EQ(mesh.expert_parallel().Barrier().code(), absl::StatusCode::kAborted);
+    EXPECT_EQ(gradients.Barrier().code(), absl::StatusCode::kAborted);
+    EXPECT_EQ(experts.Barrier().code(), absl::StatusCode::kAborted);
   });
 }
 

@@ -52,7 +52,7 @@ absl::StatusOr<Floats> Train(std::unique_ptr<Communicator> world, const Program&
       const auto trainer,
       Trainer::Create({.session = {.device = device,
                                    .cuda_stream = in_its_stream ? program.stream : nullptr,
-                                   .expert_parallel_size = ranks}},
+                                   .mesh = {.expert = ranks}}},
                       std::move(world)));
   MOE_ASSIGN_OR_RETURN(auto* const layer,
                        trainer->AddMoeLayer<float>("mlp.", testing::LayerConfig()));

@@ -10,10 +10,10 @@
 #include <absl/status/status.h>
 #include <gtest/gtest.h>
 
-#include "moe/gradient_reducer.h"
+#include "moe/layer/moe_layer.h"
 #include "moe/lm/transformer.h"
-#include "moe/moe_layer.h"
-#include "moe/session.h"
+#include "moe/run/session.h"
+#include "moe/train/gradient_reducer.h"
 #include "tests/comm/nccl_ranks.h"
 #include "tests/cusim/fake_streams.h"
 #include "tests/moe/layer_harness.h"

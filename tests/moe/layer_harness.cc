@@ -43,7 +43,7 @@ void RunTrainers(const Layout& layout, const TrainerOptions& options,
   RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     TrainerOptions mine = options;
     MOE_ASSIGN_OR_RETURN(mine.session.device, DeviceOfRank(LayerDevice(), *world));
-    mine.session.expert_parallel_size = layout.expert_parallel;
+    mine.session.mesh.expert = layout.expert_parallel;
     mine.session.threads = layout.threads;
     mine.session.overlap_exchange = layout.overlap > 1;
     mine.all_reduce = layout.all_reduce;
@@ -114,7 +114,7 @@ std::vector<float> Rows(const Round& round) {
 absl::Status LayerRank::Create(const MoeLayerConfig& config, DeviceKind kind,
                                SessionOptions options, std::unique_ptr<Communicator> world,
                                absl::Span<const int64_t> rows) {
-  options.expert_parallel_size = world->size();
+  options.mesh.expert = world->size();
   MOE_ASSIGN_OR_RETURN(options.device, DeviceOfRank(kind, *world));
   MOE_ASSIGN_OR_RETURN(session, Session::Create(options, std::move(world)));
   store = std::make_unique<ParameterStore>(DType::kFloat32, 1, context());
@@ -157,7 +157,7 @@ absl::Status LayerRank::ReadGradients(std::vector<std::vector<float>>& into) {
 
 TrainerOptions Options(const Layout& layout, Device device) {
   return {.session = {.device = device,
-                      .expert_parallel_size = layout.expert_parallel,
+                      .mesh = {.expert = layout.expert_parallel},
                       .overlap_exchange = layout.overlap > 1},
           .micro_batches = kMicroBatches};
 }

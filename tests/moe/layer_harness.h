@@ -14,7 +14,7 @@
 
 #include "kernels/base/buffer.h"
 #include "kernels/base/status_macros.h"
-#include "moe/trainer.h"
+#include "moe/train/trainer.h"
 
 namespace moe::testing {
 

@@ -11,9 +11,9 @@
 #include <absl/time/clock.h>
 #include <gtest/gtest.h>
 
-#include "moe/gradient_reducer.h"
-#include "moe/moe_layer.h"
-#include "moe/session.h"
+#include "moe/layer/moe_layer.h"
+#include "moe/run/session.h"
+#include "moe/train/gradient_reducer.h"
 #include "tests/comm/forwarding_communicator.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/sanitizers.h"
@@ -57,9 +57,9 @@ absl::Duration TimeForward(int overlap, double us_per_kib) {
       return bytes < 8192 ? absl::ZeroDuration()
                           : absl::Microseconds(static_cast<double>(bytes) / 1024 * us_per_kib);
     });
-    MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({.expert_parallel_size = 2,
-                                                              .overlap_exchange = overlap > 1},
-                                                             std::move(world)));
+    MOE_ASSIGN_OR_RETURN(const auto session,
+                         Session::Create({.mesh = {.expert = 2}, .overlap_exchange = overlap > 1},
+                                         std::move(world)));
     ParameterStore store(DType::kFloat32, 1);
     MOE_ASSIGN_OR_RETURN(
         const auto layer,

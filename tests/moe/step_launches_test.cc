@@ -5,7 +5,7 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
-#include "moe/trainer.h"
+#include "moe/train/trainer.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/cusim/cusim.h"
 

@@ -19,7 +19,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "moe/session.h"
+#include "moe/run/session.h"
 #include "moe/torch.h"
 #include "tests/comm/local_ranks.h"
 
@@ -148,7 +148,7 @@ std::vector<Tensor> Train(moe::DeviceKind kind, int ranks, moe::DType dtype,
     }
     const auto trainer = std::make_shared<moe::torch::Trainer>(
         moe::TrainerOptions{
-            .session = {.device = device, .cuda_stream = stream, .expert_parallel_size = ranks},
+            .session = {.device = device, .cuda_stream = stream, .mesh = {.expert = ranks}},
             .dtype = dtype,
             .micro_batches = kMicroBatches},
         std::move(world));

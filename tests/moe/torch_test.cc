@@ -69,8 +69,7 @@ void RunStep(int ranks, int ep, double max_norm, const moe::MoeLayerConfig& conf
   RunLocalRanks(ranks, [&](std::unique_ptr<moe::Communicator> world) -> absl::Status {
     at::set_num_threads(1);
     const auto trainer = std::make_shared<moe::torch::Trainer>(
-        moe::TrainerOptions{.session = {.expert_parallel_size = ep},
-                            .micro_batches = kMicroBatches},
+        moe::TrainerOptions{.session = {.mesh = {.expert = ep}}, .micro_batches = kMicroBatches},
         std::move(world));
     moe::torch::MoeFfn layer(trainer, config, "mlp.");
     torch::nn::Linear dense(kHidden, kHidden);

@@ -9,7 +9,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
 #include "moe/cli/base/settings.h"
-#include "moe/context.h"
+#include "moe/run/context.h"
 
 namespace moe::cli {
 

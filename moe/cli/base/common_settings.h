@@ -12,7 +12,7 @@
 #include <absl/time/time.h>
 
 #include "moe/cli/base/settings.h"
-#include "moe/moe_layer.h"
+#include "moe/layer/moe_layer.h"
 
 namespace moe::cli {
 

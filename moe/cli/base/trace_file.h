@@ -14,7 +14,7 @@
 #include "kernels/base/trace.h"
 #include "moe/cli/base/settings.h"
 #include "moe/io/file.h"
-#include "moe/trace_export.h"
+#include "moe/run/trace_export.h"
 
 namespace moe::cli {
 

@@ -28,7 +28,7 @@
 #include "moe/cli/bench/collectives.h"
 #include "moe/cli/bench/tables.h"
 #include "moe/cli/sweep/memory_estimate.h"
-#include "moe/session.h"
+#include "moe/run/session.h"
 
 namespace moe::cli {
 namespace {

@@ -13,7 +13,7 @@
 #include "moe/cli/base/choices.h"
 #include "moe/cli/bench/layer_on_rank.h"
 #include "moe/lm/step_totals.h"
-#include "moe/trainer.h"
+#include "moe/train/trainer.h"
 
 namespace moe::bench {
 
@@ -207,7 +207,7 @@ absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOpt
   MOE_ASSIGN_OR_RETURN(
       const auto trainer,
       Trainer::Create({.session = {.device = device,
-                                   .expert_parallel_size = whole.expert_parallel_size,
+                                   .mesh = {.expert = whole.expert_parallel_size},
                                    .threads = whole.threads,
                                    .numerics = whole.numerics,
                                    .overlap_exchange = whole.layer.overlap_degree > 1},

@@ -17,8 +17,8 @@
 #include "moe/cli/bench/routing_spec.h"
 #include "moe/cli/bench/statistics.h"
 #include "moe/cli/bench/tables.h"
-#include "moe/context.h"
-#include "moe/moe_layer.h"
+#include "moe/layer/moe_layer.h"
+#include "moe/run/context.h"
 
 namespace moe::bench {
 

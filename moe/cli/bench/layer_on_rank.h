@@ -18,9 +18,9 @@
 #include "gating/router_config.h"
 #include "moe/cli/bench/layer_bench.h"
 #include "moe/cli/bench/routing_spec.h"
-#include "moe/context.h"
-#include "moe/moe_layer.h"
-#include "moe/trainer.h"
+#include "moe/layer/moe_layer.h"
+#include "moe/run/context.h"
+#include "moe/train/trainer.h"
 
 namespace moe::bench {
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "moe/canonical_tensor.h"
 #include "moe/checkpoint/manifest.h"
+#include "moe/state/canonical_tensor.h"
 
 namespace moe::ckpt {
 

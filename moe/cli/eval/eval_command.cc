@@ -158,7 +158,7 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
   MOE_RETURN_IF_ERROR(Fill(settings, EvalSettings(options)));
   MOE_ASSIGN_OR_RETURN(StoredRun run, OpenStoredRun(settings, launch));
   lm::TrainConfig& config = run.config;
-  config.expert_parallel_size = options.layout.expert_parallel_size;
+  config.mesh = options.layout.mesh;
   config.model.moe.dispatcher = options.layout.model.moe.dispatcher;
   config.sequence_length = options.sequence_length.value_or(config.sequence_length);
   config.micro_batch_size = options.micro_batch_size.value_or(config.micro_batch_size);

@@ -13,7 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "moe/hf/tensor_pieces.h"
-#include "moe/trainer.h"
+#include "moe/train/trainer.h"
 
 namespace moe::cli {
 namespace {
@@ -310,7 +310,7 @@ absl::StatusOr<ModelLayerResult> RunModelLayer(const hf::LayerWeights& weights,
   MOE_ASSIGN_OR_RETURN(
       const auto trainer,
       Trainer::Create({.session = {.device = device,
-                                   .expert_parallel_size = options.expert_parallel_size,
+                                   .mesh = {.expert = options.expert_parallel_size},
                                    .threads = options.threads,
                                    .numerics = options.numerics,
                                    .trace_capacity = options.trace == nullptr ? 0 : kTraceEvents},

@@ -12,10 +12,10 @@
 
 #include "comm/communicator.h"
 #include "kernels/base/dtype.h"
-#include "moe/context.h"
 #include "moe/hf/hf_weights.h"
 #include "moe/io/safetensors.h"
-#include "moe/trace_export.h"
+#include "moe/run/context.h"
+#include "moe/run/trace_export.h"
 
 namespace moe::cli {
 
@@ -57,7 +57,7 @@ struct ModelLayerResult {
   int64_t trace_left_out = 0;  // events of the time line that did not fit, over all ranks
 };
 
-// y = layer(x) in evaluation mode (moe/moe_layer.h); with dy also dx and
+// y = layer(x) in evaluation mode (moe/layer/moe_layer.h); with dy also dx and
 // d(sum_t <dy_t, y_t>) / d(weight) for every trained weight. `weights` and `input` must outlive the
 // result, and may be shared by ranks that are threads.
 //

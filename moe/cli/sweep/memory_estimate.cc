@@ -194,7 +194,7 @@ MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_to
           .tokens = config.micro_batch_size * config.sequence_length,
           .dtype = config.dtype,
           .numerics = config.numerics,
-          .expert_parallel_size = config.expert_parallel_size,
+          .expert_parallel_size = config.mesh.expert,
           .zero = config.zero,
           .ranks = ranks,
           .saves = !config.checkpoints.folder.empty()};

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "kernels/base/dtype.h"
-#include "moe/context.h"
 #include "moe/lm/trainer.h"
 #include "moe/lm/transformer.h"
+#include "moe/run/context.h"
 
 namespace moe::sweep {
 

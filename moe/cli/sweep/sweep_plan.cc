@@ -179,7 +179,7 @@ absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
   MOE_RETURN_IF_ERROR(CompleteLayer(settings, layer));
   layer.router.micro_batch_tokens = planned.layer.tokens;
   const int ranks = planned.launch.world.ranks;
-  const int ep = options.train.expert_parallel_size;
+  const int ep = options.train.mesh.expert;
   MOE_RETURN_IF_ERROR(CheckLayer(settings, layer, ranks, ep));
   MOE_RETURN_IF_ERROR(InFlags(ValidateRouterConfig(layer.router), settings));
   const DType dtype = options.train.dtype;

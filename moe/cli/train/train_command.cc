@@ -238,7 +238,7 @@ class TrainRun {
   RoutingTraceHeader RoutingHeader() const {
     const lm::TransformerConfig& model = options_.train.model;
     return {.ranks = options_.ranks,
-            .expert_parallel_size = options_.train.expert_parallel_size,
+            .expert_parallel_size = options_.train.mesh.expert,
             .num_experts = model.moe.router.num_experts,
             .top_k = model.moe.router.top_k,
             .hidden_size = model.hidden_size,

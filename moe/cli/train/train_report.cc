@@ -187,8 +187,8 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
       train.model.hidden_size, Counted(moe.router.num_experts, "expert"), moe.ffn_hidden_size,
       moe.router.top_k, moe.router.gate);
   Add(text, "mesh   {} ({}) = EP {} x DP {}; threads per rank {}; {}, {}\n",
-      Counted(options.ranks, "rank"), RanksAre(backend, options.ranks), train.expert_parallel_size,
-      options.ranks / train.expert_parallel_size, train.threads, NameOf(train.dtype),
+      Counted(options.ranks, "rank"), RanksAre(backend, options.ranks), train.mesh.expert,
+      options.ranks / train.mesh.expert, train.threads, NameOf(train.dtype),
       train.numerics == Numerics::kFast ? "fast numerics" : "layout-invariant numerics");
   Add(text, "step   {} x {} x {} = {}\n", Counted(train.micro_batches, "micro-batch"),
       Counted(train.micro_batch_size, "sequence"), Counted(train.sequence_length, corpus.unit),
@@ -225,10 +225,10 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
   if (report.stopped) what += ", stopped on request,";
   Add(text, "trained {} in {} on {} ({}) = EP {} x DP {}\n\n", what, ClockText(report.seconds),
       Counted(options.ranks, "rank"), RanksAre(facts.backend, options.ranks),
-      options.train.expert_parallel_size, options.ranks / options.train.expert_parallel_size);
+      options.train.mesh.expert, options.ranks / options.train.mesh.expert);
   AddLoss(text, report, options.data.unit());
   AddPhases(text, report);
-  if (options.train.expert_parallel_size > 1) AddExchange(text, report);
+  if (options.train.mesh.expert > 1) AddExchange(text, report);
   AddExpertLoad(text, options, report);
   AddGrid(text, report);
   AddTraffic(text, report, options.train.zero);
@@ -267,7 +267,7 @@ absl::StatusOr<double> SecondsOf(const bench::CaseSpec& spec, Communicator& comm
 // Calls of the exchange on one rank: four movements of every chunk, MoE layer and micro-batch.
 int64_t Exchanges(const lm::TrainConfig& config, int64_t steps, int ranks) {
   const lm::TransformerConfig& model = config.model;
-  const int ep = config.expert_parallel_size;
+  const int ep = config.mesh.expert;
   const int64_t most_experts = (model.moe.router.num_experts + ep - 1) / ep;
   const int64_t chunks = std::min<int64_t>(model.moe.overlap_degree, most_experts);
   const int64_t rounds = (config.micro_batches + ranks - 1) / ranks;
@@ -331,7 +331,7 @@ absl::Status MeasureReduction(const lm::TrainConfig& config,
 absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
                                                   const lm::TrainReport& report,
                                                   std::unique_ptr<Communicator> world) {
-  const int ep = config.expert_parallel_size;
+  const int ep = config.mesh.expert;
   const int rank = world->rank();
   MOE_ASSIGN_OR_RETURN(const auto expert_parallel, world->Split(rank / ep, rank));
   MOE_ASSIGN_OR_RETURN(const auto expert_data_parallel, world->Split(rank % ep, rank));
@@ -348,11 +348,9 @@ absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
   CommRate gradients = {.name = "gradient all-reduce",
                         .seconds = report.phase_seconds[static_cast<int>(Phase::kAllReduce)]};
   MOE_RETURN_IF_ERROR(
-      MeasureReduction(config, report.reduced[static_cast<int>(ParameterGroup::kReplicated)],
-                       *world, *stream, gradients));
-  MOE_RETURN_IF_ERROR(MeasureReduction(config,
-                                       report.reduced[static_cast<int>(ParameterGroup::kExpert)],
-                                       *expert_data_parallel, *stream, gradients));
+      MeasureReduction(config, report.reduced_replicated, *world, *stream, gradients));
+  MOE_RETURN_IF_ERROR(
+      MeasureReduction(config, report.reduced_experts, *expert_data_parallel, *stream, gradients));
   if (gradients.calls > 0) rates.push_back(std::move(gradients));
   return rates;
 }

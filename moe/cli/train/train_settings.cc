@@ -7,7 +7,7 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/train/train_options.h"
-#include "moe/grid_unit.h"
+#include "moe/train/grid_unit.h"
 
 namespace moe::cli {
 namespace {
@@ -309,7 +309,7 @@ void AddLayoutSettings(lm::TrainConfig& train, Table& table) {
   AddRankSettings(table);
   AddShareDeviceSetting(table);
   table
-      .Add("--expert-model-parallel-size, --ep N", &train.expert_parallel_size,
+      .Add("--expert-model-parallel-size, --ep N", &train.mesh.expert,
            "EP: ranks that share one set of experts; divides R; data-parallel size = R / EP")
       .Roles(kOfLayer);
   AddThreadsSetting(table);

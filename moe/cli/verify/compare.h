@@ -14,7 +14,7 @@
 #include "moe/cli/verify/faults.h"
 #include "moe/cli/verify/layout.h"
 #include "moe/cli/verify/problem.h"
-#include "moe/context.h"
+#include "moe/run/context.h"
 
 namespace moe::verify {
 

@@ -9,7 +9,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
-#include "moe/moe_layer.h"
+#include "moe/layer/moe_layer.h"
 
 namespace moe::verify {
 

@@ -9,7 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "moe/cli/verify/compare.h"
-#include "moe/trainer.h"
+#include "moe/train/trainer.h"
 
 namespace moe::verify {
 namespace {
@@ -97,7 +97,9 @@ class RankRun {
 
   // This rank's micro-batches in its `index`-th round.
   MicroBatchRange Dealt(int64_t index) const {
-    const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), micro_batches());
+    const Mesh& mesh = *context_.mesh;
+    const MicroBatchRange mine =
+        MicroBatchesOf(mesh.index(MeshGroup::kData), mesh.size(MeshGroup::kData), micro_batches());
     if (fault_ == Fault::kRankLocalBalance) return mine;
     const int64_t first = std::min(mine.begin + index, mine.end);
     return {first, std::min(first + 1, mine.end)};
@@ -119,7 +121,8 @@ class RankRun {
   // kShuffledFloatSum: every round is a step of the trainer's.
   absl::Status FullStep() {
     const bool every_round = fault_ == Fault::kShuffledFloatSum;
-    const int64_t steps = every_round ? RoundsOf(world_.size(), micro_batches()) : 1;
+    const int64_t steps =
+        every_round ? RoundsOf(context_.mesh->size(MeshGroup::kData), micro_batches()) : 1;
     for (int64_t s = 0; s < steps; ++s) {
       MOE_RETURN_IF_ERROR(trainer_.BeginStep());
       context_.mesh->SetPhase({});
@@ -206,8 +209,8 @@ class RankRun {
 
   absl::StatusOr<std::vector<float>> GradientOf(const Parameter& parameter) const {
     const bool scaled =
-        fault_ == Fault::kGradientScaleByEp && parameter.spec().group == ParameterGroup::kExpert;
-    const double scale = scaled ? 1.0 / context_.mesh->expert_parallel_size() : 1.0;
+        fault_ == Fault::kGradientScaleByEp && parameter.spec().holders == MeshGroup::kExpertData;
+    const double scale = scaled ? 1.0 / context_.mesh->size(MeshGroup::kExpert) : 1.0;
     const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
     MOE_ASSIGN_OR_RETURN(const auto scratch, context_.workspace->Array<float>(parameter.size()));
     MOE_ASSIGN_OR_RETURN(const absl::Span<const float> gradient,
@@ -289,7 +292,7 @@ absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layou
       static_cast<int64_t>(one_round ? world->size() : problem.spec.micro_batch_tokens.size());
   MOE_ASSIGN_OR_RETURN(const auto trainer,
                        Trainer::Create({.session = {.device = device,
-                                                    .expert_parallel_size = layout.expert_parallel,
+                                                    .mesh = {.expert = layout.expert_parallel},
                                                     .numerics = numerics,
                                                     .overlap_exchange = layout.overlap > 1},
                                         .dtype = problem.spec.dtype,

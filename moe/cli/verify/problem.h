@@ -12,7 +12,7 @@
 #include "kernels/base/dtype.h"
 #include "moe/cli/verify/bounded.h"
 #include "moe/cli/verify/reference.h"
-#include "moe/moe_layer.h"
+#include "moe/layer/moe_layer.h"
 
 namespace moe::verify {
 

@@ -9,9 +9,9 @@
 
 #include <absl/status/status.h>
 
-#include "moe/canonical_tensor.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/writer.h"
+#include "moe/state/canonical_tensor.h"
 
 namespace moe::testing {
 

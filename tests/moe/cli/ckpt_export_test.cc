@@ -26,7 +26,7 @@
 #include "moe/io/checkpoint.h"
 #include "moe/io/safetensors.h"
 #include "moe/lm/run_settings.h"
-#include "moe/session.h"
+#include "moe/run/session.h"
 #include "tests/moe/checkpoint/faulty_files.h"
 #include "tests/moe/io/io_test.h"
 

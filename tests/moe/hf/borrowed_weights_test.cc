@@ -19,8 +19,8 @@
 #include "kernels/base/status_macros.h"
 #include "moe/hf/hf_save.h"
 #include "moe/hf/hf_weights.h"
-#include "moe/parameter_hash.h"
-#include "moe/session.h"
+#include "moe/run/session.h"
+#include "moe/state/parameter_hash.h"
 #include "tests/moe/io/io_test.h"
 #include "tests/moe/layer_harness.h"
 #include "tests/moe/status_is.h"
@@ -158,7 +158,7 @@ TEST_F(BorrowedWeightsTest, HaveTheBitsOfCopiesAtAnyLayout) {
   for (const Model& model : {kMixtral, kQwen, kGranite}) {
     WriteModel(model);
     for (const int ranks : {1, 3}) {
-      RunSessions(ranks, {.expert_parallel_size = ranks}, [&](Session& session) -> absl::Status {
+      RunSessions(ranks, {.mesh = {.expert = ranks}}, [&](Session& session) -> absl::Status {
         const Context& context = session.context();
         MOE_ASSIGN_OR_RETURN(auto copied, Loaded::Create(Find(), LoadBy::kCopy, context));
         MOE_ASSIGN_OR_RETURN(auto borrowed, Loaded::Create(Find(), LoadBy::kBorrow, context));
@@ -224,7 +224,7 @@ TEST_F(BorrowedWeightsTest, AreSavedAsTheyWereRead) {
   std::filesystem::create_directory(copy);
   for (const Model& model : {kMixtral, kQwen, kGranite}) {
     WriteModel(model);
-    RunSessions(3, {.expert_parallel_size = 3}, [&](Session& session) -> absl::Status {
+    RunSessions(3, {.mesh = {.expert = 3}}, [&](Session& session) -> absl::Status {
       const auto weights = Find();
       MOE_ASSIGN_OR_RETURN(const auto loaded,
                            Loaded::Create(weights, LoadBy::kBorrow, session.context()));

@@ -13,7 +13,7 @@
 #include "moe/hf/hf_save.h"
 #include "moe/hf/hf_weights.h"
 #include "moe/hf/model_rule.h"
-#include "moe/session.h"
+#include "moe/run/session.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/hf/golden_model.h"
 #include "tests/moe/io/io_test.h"
@@ -45,8 +45,8 @@ struct Layers {
 
   absl::Status Load(const std::string& folder, int expert_parallel,
                     std::unique_ptr<Communicator> world) {
-    MOE_ASSIGN_OR_RETURN(
-        session, Session::Create({.expert_parallel_size = expert_parallel}, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(session,
+                         Session::Create({.mesh = {.expert = expert_parallel}}, std::move(world)));
     const Context& context = session->context();
     store = std::make_unique<ParameterStore>(DType::kFloat32, 1, context);
     store->set_use(StoreUse::kReading);

@@ -18,7 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/status_macros.h"
-#include "moe/session.h"
+#include "moe/run/session.h"
 #include "tests/moe/hf/golden_model.h"
 #include "tests/moe/io/io_test.h"
 #include "tests/moe/lm/transformer_harness.h"
@@ -134,7 +134,7 @@ TEST(HfModel, RanksThatShareExpertsHaveTheBitsOfOne) {
   ::moe::testing::OneRank<float> one(hf.config());
   ASSERT_TRUE(hf.Load(one.store, one.session->context()).ok());
   const std::vector<float> expected = Losses(*one.model, golden.tokens, 3);
-  const SessionOptions options = {.expert_parallel_size = 2};
+  const SessionOptions options = {.mesh = {.expert = 2}};
   ::moe::testing::RunSessions(2, options, [&](Session& session) -> absl::Status {
     ParameterStore store(DType::kFloat32, 3);
     MOE_ASSIGN_OR_RETURN(const auto model,

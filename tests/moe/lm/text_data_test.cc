@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "moe/micro_batches.h"
+#include "moe/run/micro_batches.h"
 #include "tests/moe/io/io_test.h"
 #include "tests/moe/status_is.h"
 

@@ -62,7 +62,7 @@ struct Trace {
 };
 
 inline TrainConfig LaidOut(TrainConfig config, const ::moe::testing::Layout& layout) {
-  config.expert_parallel_size = layout.expert_parallel;
+  config.mesh.expert = layout.expert_parallel;
   config.threads = layout.threads;
   config.all_reduce = layout.all_reduce;
   config.model.moe = ::moe::testing::LaidOut(config.model.moe, layout);

@@ -279,7 +279,7 @@ TEST(TrainerTest, DivergenceStopsEveryRankWithDataLoss) {
 TEST(ValidateTrainConfigTest, NamesTheFlagAndTheNearestChoice) {
   TrainConfig config = SmallConfig();
   EXPECT_TRUE(ValidateTrainConfig(config, 4).ok());
-  config.expert_parallel_size = 4;
+  config.mesh.expert = 4;
   const absl::Status status = ValidateTrainConfig(config, 6);
   EXPECT_EQ(status.code(), kInvalidArgument);
   EXPECT_EQ(status.message(), "--ep is 4, expected a divisor of the 6 ranks: 1, 2, 3, 6");
@@ -368,7 +368,7 @@ TEST(TrainerTest, RanksWithDifferentSettingsAreRefusedOnAllByFlagAndRanks) {
          [](TrainConfig& c) { c.checkpoints.allow_numerics_change = true; });
   // Wrong on one rank alone: the others learn of it.
   expect("--micro-batch-size", [](TrainConfig& c) { c.micro_batch_size = 0; });
-  expect("--expert-model-parallel-size", [](TrainConfig& c) { c.expert_parallel_size = 3; });
+  expect("--expert-model-parallel-size", [](TrainConfig& c) { c.mesh.expert = 3; });
 }
 
 // Rank 1 reads twice the gradient norm in one step, so that clipping moves its weights otherwise.
@@ -400,7 +400,7 @@ TEST(TrainerTest, WeightsThatPartAreFoundAtTheNextComparison) {
   TrainConfig config = SmallConfig();
   config.steps = 9;
   config.verify_replicas = 2;
-  config.expert_parallel_size = 2;
+  config.mesh.expert = 2;
   config.optimizer.clip_grad = 1e-3;
   const Corpus corpus = MakeCorpus();
   int64_t seen = 0;

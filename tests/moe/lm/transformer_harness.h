@@ -12,7 +12,7 @@
 
 #include "comm/local/local_world.h"
 #include "moe/lm/transformer.h"
-#include "moe/session.h"
+#include "moe/run/session.h"
 #include "tests/moe/layer_harness.h"
 
 namespace moe::testing {

@@ -7,7 +7,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/lm/transformer.h"
-#include "moe/session.h"
+#include "moe/run/session.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/lm/transformer_harness.h"
 
@@ -116,7 +116,7 @@ TEST(Transformer, LostPeerIsReportedWithLayerAndStep) {
       [&](std::unique_ptr<Communicator> world) -> absl::Status {
         const bool present = world->rank() == 0;
         MOE_ASSIGN_OR_RETURN(const auto session,
-                             Session::Create({.expert_parallel_size = 2}, std::move(world)));
+                             Session::Create({.mesh = {.expert = 2}}, std::move(world)));
         ParameterStore store(DType::kFloat32, 3);
         MOE_ASSIGN_OR_RETURN(const auto model,
                              Transformer<float>::Create(work.config, store, session->context()));

@@ -155,7 +155,7 @@ absl::Status Files(const std::string& model, const std::string& folder, const Co
 int main(int, char** argv) {
   const auto run = [&](std::unique_ptr<moe::Communicator> world) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const auto session,
-                         moe::Session::Create({.expert_parallel_size = 2}, std::move(world)));
+                         moe::Session::Create({.mesh = {.expert = 2}}, std::move(world)));
     MOE_RETURN_IF_ERROR(Graph(*session));
     return Files(argv[1], argv[2], session->context());
   };

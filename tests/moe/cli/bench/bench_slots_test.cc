@@ -11,6 +11,7 @@
 
 #include "gating/gate.h"
 #include "gating/router.h"
+#include "kernels/base/status_macros.h"
 #include "moe/cli/bench/layer_on_rank.h"
 #include "moe/cli/bench/routing_spec.h"
 #include "moe/cli/bench/traffic.h"
@@ -145,9 +146,15 @@ TEST(AssignedGateTest, RoutesAsItWasTold) {
   Workspace workspace;
   const auto stream = MakeInlineStream();
   RouterSaved<float> saved;
-  const auto route = [&](int64_t tokens) {
-    return router->Forward(MatrixView<const float>(x.data(), tokens, 3), {.weight = weight}, {},
-                           workspace, *stream, &saved, nullptr);
+  const auto route = [&](int64_t tokens) -> absl::StatusOr<moe::Routing> {
+    const RouterCall<float> call = {.tokens = {x.data(), tokens, 3},
+                                    .inputs = {.weight = weight},
+                                    .workspace = workspace,
+                                    .host = workspace,
+                                    .stream = *stream};
+    MOE_RETURN_IF_ERROR(router->Logits(call, saved));
+    MOE_RETURN_IF_ERROR(router->Decide(call, saved, nullptr));
+    return saved.routing;
   };
   const auto routing = route(2).value();
   EXPECT_THAT(routing.slot_offset, ElementsAre(0, 1, 3));

@@ -61,7 +61,7 @@ lm::TrainConfig ConfigOf(const MemoryCase& c) {
   config.steps = 1;
   config.eval_sequences = 1;
   config.schedule = {.peak = 1e-3, .total_steps = 1};
-  config.expert_parallel_size = c.ep;
+  config.mesh.expert = c.ep;
   return config;
 }
 
@@ -87,7 +87,7 @@ TEST_P(MemoryEstimateTest, IsWithinAFactorOfTwoOfAMeasuredRun) {
                       .tokens = config.micro_batch_size * config.sequence_length,
                       .dtype = config.dtype,
                       .numerics = config.numerics,
-                      .expert_parallel_size = config.expert_parallel_size});
+                      .expert_parallel_size = config.mesh.expert});
   const double quotient = estimate.total_bytes() / static_cast<double>(measured);
   RecordProperty("quotient", std::to_string(quotient));
   EXPECT_GT(quotient, 0.5) << measured;

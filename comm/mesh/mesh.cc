@@ -1,0 +1,81 @@
+#include "comm/mesh/mesh.h"
+
+#include <utility>
+
+#include "kernels/base/caught.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+// The groups that communicate beside the world, in the order of their Splits, which is the same on
+// all ranks. Each is split even where it has one rank, since a backend's own collectives serve it.
+constexpr struct {
+  MeshGroup group;
+  MeshLane lane;
+} kSplits[] = {
+    {MeshGroup::kExpert, MeshLane::kForward},
+    {MeshGroup::kData, MeshLane::kGradients},
+    {MeshGroup::kExpertData, MeshLane::kGradients},
+};
+
+constexpr MeshGroup kFamilies[][3] = {
+    {MeshGroup::kWorld, MeshGroup::kStage, MeshGroup::kData},
+    {MeshGroup::kExpertBlock, MeshGroup::kExpert, MeshGroup::kExpert},
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(std::unique_ptr<Communicator> world,
+                                                   const MeshShape& shape) {
+  const int rank = world->rank(), ranks = world->size();
+  MOE_RETURN_IF_ERROR(CheckMeshShape(shape, ranks));
+  std::unique_ptr<Mesh> mesh(new Mesh(shape));
+  for (int g = 0; g < static_cast<int>(MeshGroup::kCount); ++g) {
+    const auto group = static_cast<MeshGroup>(g);
+    mesh->positions_[group] = PositionIn(shape, group, ranks, rank);
+  }
+  for (const auto& [group, lane] : kSplits) {
+    auto& split = mesh->groups_[static_cast<size_t>(lane)][mesh->Canonical(group)];
+    MOE_ASSIGN_OR_RETURN(split, world->Split(RanksOf(shape, group, ranks, rank).front(), rank));
+  }
+  mesh->groups_[static_cast<size_t>(MeshLane::kForward)][MeshGroup::kWorld] = std::move(world);
+  return mesh;
+}
+
+// Groups of a family contain each other, so that those of one size have the same ranks.
+MeshGroup Mesh::Canonical(MeshGroup group) const {
+  for (const auto& family : kFamilies) {
+    bool member = false;
+    for (const MeshGroup each : family) member = member || each == group;
+    if (!member) continue;
+    for (const MeshGroup each : family) {
+      if (size(each) == size(group)) return each;
+    }
+  }
+  return group;
+}
+
+Communicator& Mesh::group(MeshGroup group, MeshLane lane) {
+  Communicator* const communicator = groups_[static_cast<size_t>(lane)][Canonical(group)].get();
+  MOE_CHECK(communicator != nullptr);
+  return *communicator;
+}
+
+void Mesh::SetPhase(const CommPhase& phase) {
+  for (const auto& lane : groups_) {
+    for (const auto& communicator : lane) {
+      if (communicator != nullptr) communicator->SetPhase(phase);
+    }
+  }
+}
+
+void Mesh::Abort(absl::Status reason) {
+  // The others share its fate.
+  Caught([&] {
+    world().Abort(std::move(reason));
+    return absl::OkStatus();
+  }).IgnoreError();
+}
+
+}  // namespace moe

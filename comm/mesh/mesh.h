@@ -1,0 +1,60 @@
+// The groups of a world's ranks, and their communicators.
+#ifndef MOE_COMM_MESH_MESH_H_
+#define MOE_COMM_MESH_MESH_H_
+
+#include <memory>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "comm/communicator.h"
+#include "comm/mesh/group_map.h"
+#include "comm/mesh/mesh_shape.h"
+
+namespace moe {
+
+// What exchanges for a group at the same time as another lane of it: each lane has communicators of
+// its own.
+enum class MeshLane : uint8_t {
+  kForward,    // on the compute and exchange streams
+  kBackward,   // of a backward that runs beside a forward
+  kGradients,  // on the gradients' stream
+  kCount
+};
+
+class Mesh {
+ public:
+  // Collective over `world`. kInvalidArgument unless its ranks can have the shape (CheckMeshShape).
+  static absl::StatusOr<std::unique_ptr<Mesh>> Create(std::unique_ptr<Communicator> world,
+                                                      const MeshShape& shape);
+
+  // Groups of the same ranks share communicators. Today's pairs, others are a bug of the caller's:
+  // kWorld and kExpert forward, kStage (and so kData) and kExpertData for gradients.
+  Communicator& group(MeshGroup group, MeshLane lane = MeshLane::kForward);
+  Communicator& world() { return group(MeshGroup::kWorld); }
+
+  // Of this rank, for every group, also one without communicators.
+  int index(MeshGroup group) const { return positions_[group].index; }
+  int size(MeshGroup group) const { return positions_[group].size; }
+  const MeshShape& shape() const { return shape_; }
+
+  // The first of {kWorld, kStage, kData}, or of {kExpertBlock, kExpert}, that has the ranks of
+  // `group`; any other group is itself.
+  MeshGroup Canonical(MeshGroup group) const;
+
+  // Sets the phase on every group.
+  void SetPhase(const CommPhase& phase);
+  // Aborts every group.
+  void Abort(absl::Status reason);
+
+ private:
+  explicit Mesh(const MeshShape& shape) : shape_(shape) {}
+
+  MeshShape shape_;
+  GroupMap<MeshPosition> positions_;
+  GroupMap<std::unique_ptr<Communicator>> groups_[static_cast<size_t>(MeshLane::kCount)];
+};
+
+}  // namespace moe
+
+#endif  // MOE_COMM_MESH_MESH_H_

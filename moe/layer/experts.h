@@ -1,0 +1,119 @@
+// Feed-forward networks over rows grouped by expert.
+#ifndef MOE_MOE_LAYER_EXPERTS_H_
+#define MOE_MOE_LAYER_EXPERTS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "kernels/activation/activation.h"
+#include "kernels/base/group_offsets.h"
+#include "kernels/grouped_gemm/packed_weights.h"
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
+
+namespace moe {
+
+struct ExpertsConfig {
+  int64_t hidden_size = 0;      // H
+  int64_t ffn_hidden_size = 0;  // F
+  ActivationFunction activation = Activation::kSwiGlu;
+  bool biases = false;          // both projections add a bias
+  bool train = true;            // false: frozen, ParameterSpec::trainable
+  double init_std = 0.02;       // gate and up projections
+  double down_init_std = 0.02;  // down projection
+  // Forward reads packed copies of the weights (kernels/grouped_gemm/packed_weights.h), packed
+  // again after each change: the same bits, faster the fewer rows a network has, for twice the
+  // memory. CPU.
+  bool pack_weights = false;
+};
+
+// What backward needs of one call; views into the workspace.
+template <typename T>
+struct ExpertsSaved {
+  MatrixView<const T> rows;  // [N, H]
+  MatrixView<T> gate_up;     // [N, 2F] (or [N, F] when not gated)
+  MatrixView<T> hidden;      // [N, F]
+};
+
+// L networks: out = act(x W_gate^T + b_gate, x W_up^T + b_up) W_down^T + b_down, for rows sorted by
+// network. Serves the routed experts (group kExpert), the shared expert and dense layers (one
+// network, kReplicated).
+//
+// Parameters per network: "<prefix>gate_up_proj.weight" [2F, H] (gate rows, then up rows; plain
+// activations: "up_proj.weight" [F, H]) and "<prefix>down_proj.weight" [H, F]; with biases
+// "<prefix>gate_up_proj.bias" [1, 2F] and "<prefix>down_proj.bias" [1, H], which start at 0.
+template <typename T>
+class Experts {
+ public:
+  // prefixes [L]: name prefix of each network. holders: of the networks, kData or kExpertData.
+  static absl::StatusOr<std::unique_ptr<Experts>> Create(const ExpertsConfig& config,
+                                                         absl::Span<const std::string> prefixes,
+                                                         MeshGroup holders, ParameterStore& store);
+
+  int local_experts() const { return static_cast<int>(down_.weight.size()); }
+  const ExpertsConfig& config() const { return config_; }
+
+  // Takes the memory of backward's inputs for N rows.
+  absl::Status Prepare(MatrixView<const T> rows, Workspace& workspace,
+                       ExpertsSaved<T>& saved) const;
+
+  // out rows of networks [first, last) from saved.rows; offsets [L + 1] over all rows. Writes the
+  // same rows of saved. Rows of other networks are untouched. Offsets that a device knows alone are
+  // for all networks in one call; rows after theirs may be overwritten.
+  absl::Status Forward(int first, int last, const GroupOffsets& offsets, ExpertsSaved<T>& saved,
+                       MatrixView<T> out, const Context& context) const;
+
+  // d_rows of networks [first, last) from d_out, and one gradient partial per (network, segment);
+  // segment_offsets [L * G + 1]; not read if the networks are frozen. In fast numerics the segments
+  // of a network are merged. Overwrites saved.gate_up with its gradient. Where cuBLAS makes the
+  // gradients, the host waits for offsets that the device knows alone.
+  absl::Status Backward(int first, int last, const GroupOffsets& offsets,
+                        const GroupOffsets& segment_offsets, int64_t segments,
+                        ExpertsSaved<T>& saved, MatrixView<const T> d_out, MatrixView<T> d_rows,
+                        const Context& context) const;
+
+  int64_t packed_bytes() const;  // of the copies that pack_weights keeps
+
+  // In forward order; for marking gradients ready.
+  absl::Span<Parameter* const> parameters() const { return all_; }
+
+ private:
+  explicit Experts(const ExpertsConfig& config) : config_(config) {}
+  // The parameters of one projection of every network: a slab of weights, one of biases.
+  struct Projection {
+    std::vector<Parameter*> weight, bias;          // bias: empty without
+    mutable std::vector<PackedWeights<T>> packed;  // copies, kept from call to call; empty without
+  };
+  absl::Status AddProjection(absl::Span<const ParameterSpec> weights, Projection& projection,
+                             ParameterStore& store);
+  // y = x W^T + b for rows of networks [first, first + offsets.size() - 1).
+  absl::Status Project(const Projection& projection, int first, const GroupOffsets& offsets,
+                       MatrixView<const T> x, MatrixView<T> y, const GemmTree& tree,
+                       const Context& context) const;
+  // y = x W^T of weights that are not packed.
+  static absl::Status ProjectInPlace(absl::Span<Parameter* const> weight,
+                                     const GroupOffsets& offsets, MatrixView<const T> x,
+                                     MatrixView<T> y, const GemmTree& tree, const Context& context);
+  // All copies of a projection, if one of its weights has changed; the version they are of.
+  absl::StatusOr<int64_t> PackChanged(const Projection& projection, Stream& stream) const;
+  // Adds the gradients of networks [first, last), one partial per segment. segments: their rows of
+  // dy and x, as many for each network, [(last - first) * S + 1].
+  absl::Status AddGradients(const Projection& projection, int first, int last,
+                            const GroupOffsets& segments, MatrixView<const T> dy,
+                            MatrixView<const T> x, const Context& context) const;
+
+  MatrixView<T> UpColumns(MatrixView<T> gate_up) const;  // empty when not gated
+
+  const ExpertsConfig config_;
+  Projection gate_up_, down_;
+  std::vector<Parameter*> all_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_LAYER_EXPERTS_H_

@@ -1,0 +1,215 @@
+// The mixture-of-experts layer: gate, dispatch, experts, combine; forward and backward.
+#ifndef MOE_MOE_LAYER_MOE_LAYER_H_
+#define MOE_MOE_LAYER_MOE_LAYER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/functional/function_ref.h>
+#include <absl/status/statusor.h>
+
+#include "dispatch/dispatch_plan.h"
+#include "dispatch/dispatcher.h"
+#include "gating/router.h"
+#include "moe/layer/experts.h"
+#include "moe/layer/shared_expert.h"
+#include "moe/run/context.h"
+#include "moe/run/saved_memory.h"
+#include "moe/state/parameter.h"
+
+namespace moe {
+
+struct MoeLayerConfig {
+  RouterConfig router = {};     // num_experts, top_k, hidden_size, gate, capacity, losses
+  int64_t ffn_hidden_size = 0;  // F of one expert
+  int64_t shared_expert_ffn_hidden_size = 0;  // 0 = no shared expert
+  bool gated_shared_expert = false;           // scale the shared expert's output by sigmoid(w . x)
+  ActivationFunction activation = Activation::kSwiGlu;
+  bool projection_biases = false;  // routed experts' projections add a bias
+  // false: frozen (ParameterSpec::trainable), while the gradient by x stays what it is. Experts:
+  // the shared one too. Both false, with 16-bit types: the layer for inference.
+  bool train_router = true, train_experts = true;
+  double init_std = 0.02;       // router, gate and up projections
+  double down_init_std = 0.02;  // down projections
+  // For inference on the CPU: ExpertsConfig::pack_weights, of the shared expert too.
+  bool pack_weights = false;
+  DispatcherOptions dispatcher = {};
+  int overlap_degree = 1;  // d; above 1 needs Context::exchange to be a queue of its own
+};
+
+template <typename T>
+class MoeLayer;
+
+// State that Forward leaves for one Backward: views into the workspaces of the round, or, made by
+// MoeLayer::MakeSaved, into memory of its own. Move-only.
+template <typename T>
+struct MoeLayerSaved {
+  MoeLayerSaved() = default;
+  MoeLayerSaved(MoeLayerSaved&&) = default;
+  MoeLayerSaved& operator=(MoeLayerSaved&&) = default;
+
+  const MoeLayer<T>* layer = nullptr;  // whose Forward it is of; null before one
+  bool used = false;                   // by a Backward, which overwrites it
+  SavedMemory memory;                  // of MakeSaved; else empty
+  uint64_t stamp = 0, host_stamp = 0;  // of the workspaces, Workspace::Stamp
+  MatrixView<const T> x;
+  RouterSaved<T> router;
+  std::optional<DispatchPlan> plan;  // in workspace memory; empty before Forward
+  ExpertsSaved<T> experts;
+  SharedExpertSaved<T> shared;
+  MatrixView<T> home_rows;  // [return_rows, H] expert outputs as they came home
+  // [slots] the token, for slots of identity experts; -1 for others. Empty = no identity experts.
+  absl::Span<const int32_t> identity_row;
+};
+
+// Called when the gradient of a parameter, one that is trained, is complete for this round.
+using GradientReady = absl::FunctionRef<absl::Status(Parameter&)>;
+
+// What the global balance loss compares the next step with: state that a run goes on from.
+struct RouterShare {
+  CanonicalTensor tensor;       // "….gate.expert_share", [1, E]
+  std::vector<double>* values;  // [E] of the last step; empty before the first
+};
+
+// y_t = sum over choices j of weight_tj * Expert_{e_tj}(x_t)  (+ SharedExpert(x_t)); gates that
+// weigh the input: sum of Expert_{e_tj}(weight_tj * x_t). An identity expert returns x_t: it is
+// added at home, before the others, and nothing travels for it.
+//
+// Collective over the expert-parallel group of the context's mesh: every rank calls Forward (and
+// Backward) for every round, with zero tokens if it has none. Forward leaves its state and scratch
+// in the context's workspace and host_workspace until the caller releases them; without a state, or
+// with one of MakeSaved, it leaves nothing there, and neither does Backward.
+// T is float, BFloat16 or Float16. Thread use: one thread of a rank at a time.
+template <typename T>
+class MoeLayer {
+ public:
+  // Adds the layer's parameters to `store`: "<prefix>gate.weight" (gates with a router bias also
+  // "<prefix>gate.bias", with an expert bias "<prefix>gate.e_score_correction_bias", not trained),
+  // "<prefix>experts.E.…", "<prefix>shared_expert.…". Collective. kInvalidArgument names the bad
+  // field.
+  static absl::StatusOr<std::unique_ptr<MoeLayer>> Create(const MoeLayerConfig& config,
+                                                          const std::string& prefix,
+                                                          ParameterStore& store,
+                                                          const Context& context);
+
+  // x, y [T, H], memory of the context's device, null only without rows; what `batch` refers to is
+  // the host's. `saved` is needed for Backward and may be null in evaluation. y overlaps no memory
+  // of x, which Backward reads; without `saved` y may be x itself, unless the layer has identity
+  // experts. kInvalidArgument otherwise. Messages of failed waits name the layer and
+  // step that the mesh's phase holds. kDataLoss, naming layer and expert: an expert bias or, with
+  // `stats`, a router's logit that is not finite; of the logit on a CUDA device RouterStats::Wait
+  // says so, since the host does not wait for it here.
+  //
+  // When Forward or Backward fails, nothing reads or writes their arguments any more: what is in
+  // the streams has ended, for which the mesh is aborted unless the arguments were at fault.
+  absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+                       MoeLayerSaved<T>* saved, RouterStats* stats);
+
+  // dx [T, H] overwritten; it overlaps no memory of x, and may be dy itself where the layer has
+  // neither a shared expert nor identity experts (else kInvalidArgument). Parameter gradients are
+  // added to their accumulators. d_router_loss: the gradient of the whole loss by the router's own,
+  // RouterStats::loss() of the Forward: 1 where it is a term of the loss, 0 where it is none, times
+  // the loss scale, as dy.
+  // kFailedPrecondition, saying which, unless `saved` is of a Forward of this layer, not used by
+  // another Backward, what it took of the workspaces has not been given back, and trained
+  // parameters have accumulators (GradientReducer::Begin).
+  absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
+                        MatrixView<T> dx, GradientReady ready);
+
+  // A state with memory of its own: Forwards and Backwards of several calls may come in any order,
+  // the same on every rank, and states may go in any order, on any thread, also after the
+  // layer. Their memory serves later states of this layer.
+  MoeLayerSaved<T> MakeSaved() const;
+
+  // What the router learns from the load of a whole optimiser step. expert_count [E]: slots over
+  // all ranks and micro-batches, the integer sums of RouterStats::expert_count, so the same on
+  // every rank. Moves the expert bias, b_i += gamma * sign(mean(c) - c_i), and keeps the shares
+  // that kGlobalAuxLoss compares the next step with. Local; call once per optimiser step, never
+  // after evaluation. kInvalidArgument if the size is wrong.
+  absl::Status EndStep(absl::Span<const int64_t> expert_count);
+  // What EndStep keeps, to be saved and, between steps, restored.
+  RouterShare router_share();
+
+  // From now on every Forward adds to slots [E of the routed experts] how many slots went to each;
+  // those that capacity dropped are left out. Borrowed; empty = no longer.
+  void CountSlots(absl::Span<int64_t> slots) { counted_slots_ = slots; }
+
+  const MoeLayerConfig& config() const { return config_; }
+  // Those that Create added on this rank, in the store's order, trained or not.
+  absl::Span<Parameter* const> parameters() const { return parameters_; }
+  const ExpertPlacement& placement() const { return placement_; }
+  // Bytes of the copies of weights that MoeLayerConfig::pack_weights keeps on this rank.
+  int64_t packed_bytes() const {
+    return experts_->packed_bytes() + (shared_ != nullptr ? shared_->packed_bytes() : 0);
+  }
+  // What travelled so far, in bytes.
+  const ExchangeBytes& exchange_bytes() const { return dispatcher_->bytes(); }
+
+ private:
+  MoeLayer(const MoeLayerConfig& config, const Context& context)
+      : config_(config),
+        context_(context),
+        placement_(config.router.num_experts, context.mesh->size(MeshGroup::kExpert)),
+        saved_memory_(std::make_shared<SavedMemory::Pool>(*context.memory)) {}
+
+  // What the three parts of ExchangeAroundExperts count as.
+  struct ExchangeWork {
+    Work send, compute, receive;
+  };
+  // Chunk by chunk: send(c) on the exchange stream, compute(first, last) on local experts once the
+  // chunk is here, receive(c) on the exchange stream. All sends are enqueued first.
+  template <typename Send, typename Compute, typename Receive>
+  absl::Status ExchangeAroundExperts(const DispatchPlan& plan, ExchangeWork work, Send send,
+                                     Compute compute, Receive receive);
+  absl::Status ForwardRows(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+                           MoeLayerSaved<T>& saved, RouterStats* stats);
+  absl::Status BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
+                            MatrixView<T> dx, GradientReady ready);
+  absl::Status CheckForward(MatrixView<const T> x, MatrixView<const T> y,
+                            const MoeLayerSaved<T>* saved) const;
+  absl::Status CheckBackward(MatrixView<const T> dy, const MoeLayerSaved<T>& saved,
+                             MatrixView<const T> dx) const;
+  // `status` of a pass; after a failure the streams are empty.
+  absl::Status Settle(absl::Status status);
+  absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);
+  RouterInputs<T> router_inputs() const;
+  // `kept`: the context with the workspaces of the saved state.
+  absl::Status Route(const Batch& batch, const Context& kept, MoeLayerSaved<T>& saved,
+                     RouterStats* stats);
+  absl::Status CountSlots(const MoeLayerSaved<T>& saved);
+  // Where rows are sent in the device's memory. Of one rank the host would not learn the counts,
+  // which it needs for identity experts and calls of cuBLAS.
+  bool CanPlanOnDevice() const;
+  absl::StatusOr<DispatchPlan> MakePlan(const RouterSaved<T>& routed,
+                                        absl::Span<const int64_t> micro_batch_offsets,
+                                        const Context& kept);
+  // Shared and identity experts: what of y needs no exchange. Overwrites y; kOverwrite is returned
+  // if there is neither and y was left alone, else kAdd.
+  absl::StatusOr<Write> HomeForward(MatrixView<T> y, const Context& kept, MoeLayerSaved<T>& saved);
+  absl::Status HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
+                            absl::Span<float> d_weight, MatrixView<T> dx);
+
+  const MoeLayerConfig config_;
+  const Context context_;
+  const ExpertPlacement placement_;
+  const std::shared_ptr<SavedMemory::Pool> saved_memory_;  // shared with the states of MakeSaved
+  std::unique_ptr<Router<T>> router_;
+  std::unique_ptr<Dispatcher<T>> dispatcher_;
+  bool plans_on_device_ = false;
+  std::unique_ptr<Experts<T>> experts_;
+  std::unique_ptr<SharedExpert<T>> shared_;
+  Parameter* router_weight_ = nullptr;
+  Parameter* router_bias_ = nullptr;  // gates with a router bias
+  Parameter* expert_bias_ = nullptr;  // gates with an expert bias
+  std::string prefix_;                // of the names of its parameters
+  std::vector<Parameter*> parameters_;
+  std::vector<double> expert_share_;  // [E] of the last step; empty before the first
+  absl::Span<int64_t> counted_slots_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_LAYER_MOE_LAYER_H_

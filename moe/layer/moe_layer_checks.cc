@@ -1,0 +1,107 @@
+// What a layer's passes refuse before they do anything.
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/layer/moe_layer.h"
+
+namespace moe {
+namespace {
+
+template <typename T>
+absl::Status CheckMemory(const char* name, MatrixView<const T> rows) {
+  if (rows.data() != nullptr || rows.rows() == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("MoeLayer: ", name, " [", rows.rows(), ", ",
+                                                 rows.cols(), "] is null, expected its memory"));
+}
+
+// `reader`: what reads `in` when part of `out` has been written; nullptr: nothing does where they
+// are one matrix.
+template <typename T>
+absl::Status CheckApart(const char* out_name, MatrixView<const T> out, const char* in_name,
+                        MatrixView<const T> in, const char* reader) {
+  const bool same = out.data() == in.data() && out.stride() == in.stride();
+  if ((same && reader == nullptr) || !Overlap(out, in)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("MoeLayer: ", out_name, " is ", same ? "" : "partly ", "in the memory of ",
+                   in_name, ", expected memory of its own",
+                   reader == nullptr ? "" : absl::StrCat(", since ", reader, " reads ", in_name)));
+}
+
+}  // namespace
+
+template <typename T>
+absl::Status MoeLayer<T>::CheckForward(MatrixView<const T> x, MatrixView<const T> y,
+                                       const MoeLayerSaved<T>* saved) const {
+  const int64_t hidden = config_.router.hidden_size;
+  if (x.rows() < 0 || x.cols() != hidden || y.rows() != x.rows() || y.cols() != hidden) {
+    return absl::InvalidArgumentError(absl::StrCat("MoeLayer: x [", x.rows(), ", ", x.cols(),
+                                                   "], y [", y.rows(), ", ", y.cols(),
+                                                   "], expected both [T, ", hidden, "]"));
+  }
+  MOE_RETURN_IF_ERROR(CheckMemory("x", x));
+  MOE_RETURN_IF_ERROR(CheckMemory("y", y));
+  const bool identities = config_.router.num_zero_experts > 0;
+  MOE_RETURN_IF_ERROR(CheckApart("y", y, "x", x,
+                                 saved != nullptr ? "Backward"
+                                 : identities     ? "an identity expert"
+                                                  : nullptr));
+  for (const Parameter* const parameter : parameters()) {
+    if (saved == nullptr || parameter->contiguous()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "MoeLayer: the parts of ", parameter->spec().name,
+        " lie apart in a file that they are borrowed from, expected Forward without a state"));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::CheckBackward(MatrixView<const T> dy, const MoeLayerSaved<T>& saved,
+                                        MatrixView<const T> dx) const {
+  const Context kept = saved.memory.In(context_);
+  const char* what = nullptr;
+  if (saved.layer == nullptr) {
+    what = "is of no Forward, expected that of the Forward of this round";
+  } else if (saved.layer != this) {
+    what = "is of another layer's Forward, expected this layer's";
+  } else if (saved.used) {
+    what = "was used by another Backward, expected one Backward for each Forward";
+  } else if (!kept.workspace->Holds(saved.stamp) || !kept.host_workspace->Holds(saved.host_stamp)) {
+    what = "lies in a workspace scope that has ended, expected the scope to last until Backward";
+  }
+  if (what != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("MoeLayer::Backward: the saved state ", what));
+  }
+  for (const Parameter* const parameter : parameters_) {
+    if (!parameter->spec().trainable || parameter->grad().size() == parameter->size()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("MoeLayer::Backward: ", parameter->spec().name,
+                     " has no sum of gradients, expected a GradientReducer before it"));
+  }
+  const auto fits = [&](MatrixView<const T> rows) {
+    return rows.rows() == saved.x.rows() && rows.cols() == saved.x.cols();
+  };
+  if (!fits(dy) || !fits(dx)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "MoeLayer: dy [", dy.rows(), ", ", dy.cols(), "], dx [", dx.rows(), ", ", dx.cols(),
+        "], expected both as x, [", saved.x.rows(), ", ", saved.x.cols(), "]"));
+  }
+  MOE_RETURN_IF_ERROR(CheckMemory("dy", dy));
+  MOE_RETURN_IF_ERROR(CheckMemory("dx", dx));
+  MOE_RETURN_IF_ERROR(CheckApart("dx", dx, "x", saved.x, "the router's gradient"));
+  const bool identities = config_.router.num_zero_experts > 0;
+  return CheckApart("dx", dx, "dy", dy,
+                    shared_ != nullptr ? "the shared expert"
+                    : identities       ? "an identity expert"
+                                       : nullptr);
+}
+
+#define MOE_INSTANTIATE(T)                                                                       \
+  template absl::Status MoeLayer<T>::CheckForward(MatrixView<const T>, MatrixView<const T>,      \
+                                                  const MoeLayerSaved<T>*) const;                \
+  template absl::Status MoeLayer<T>::CheckBackward(MatrixView<const T>, const MoeLayerSaved<T>&, \
+                                                   MatrixView<const T>) const;
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
+
+}  // namespace moe

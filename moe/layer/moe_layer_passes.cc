@@ -1,0 +1,432 @@
+// One batch's way through the layer, forward and backward.
+#include <optional>
+#include <utility>
+
+#include <absl/container/inlined_vector.h>
+#include <absl/strings/str_cat.h>
+
+#include "gating/router_check.h"
+#include "kernels/base/caught.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/combine/combine.h"
+#include "kernels/elementwise/elementwise.h"
+#include "moe/layer/moe_layer.h"
+
+namespace moe {
+namespace {
+
+// The offsets of the batch's micro-batches; without any, the call is one micro-batch.
+absl::StatusOr<absl::Span<const int64_t>> MicroBatchOffsets(const Batch& batch, int64_t tokens,
+                                                            Workspace& workspace) {
+  if (!batch.micro_batch_offsets.empty()) return batch.micro_batch_offsets;
+  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> offsets, workspace.Array<int64_t>(2));
+  offsets[0] = 0;
+  offsets[1] = tokens;
+  return offsets;
+}
+
+// Names what the layer does next in the messages of failed waits; layer and step stay.
+void SetPhaseName(Mesh& mesh, const char* name) {
+  CommPhase phase = mesh.group(MeshGroup::kExpert).phase();
+  phase.name = name;
+  mesh.SetPhase(phase);
+}
+
+// Gives back what the exchange stream works on, for that stream to take again in its own order.
+// Nothing where it shares the compute stream's workspace: that lends for the round.
+std::optional<WorkspaceScope> ExchangeScope(const Context& context) {
+  if (context.exchange_workspace == context.workspace) return std::nullopt;
+  return std::optional<WorkspaceScope>(std::in_place, *context.exchange_workspace);
+}
+
+// What a pass takes of the context's workspaces for its own length.
+class Scratch {
+ public:
+  explicit Scratch(const Context& context)
+      : scope_(*context.workspace), host_scope_(*context.host_workspace) {}
+
+ private:
+  const WorkspaceScope scope_, host_scope_;
+};
+
+// What experts give back, [N, H], and the same rows at home: one memory where none has to move.
+template <typename T>
+struct ReturnedRows {
+  MatrixView<T> out, home;
+};
+// out: in `scratch`, if it is not home; home: in `kept`.
+template <typename T>
+absl::StatusOr<ReturnedRows<T>> MakeReturnedRows(Dispatcher<T>& dispatcher,
+                                                 const DispatchPlan& plan, int64_t hidden,
+                                                 Workspace& scratch, Workspace& kept) {
+  const bool in_place = dispatcher.ReturnsInPlace(plan);
+  MOE_ASSIGN_OR_RETURN(const auto out,
+                       dispatcher.ReturnBuffer(plan, hidden, in_place ? kept : scratch));
+  if (in_place) return ReturnedRows<T>{out, out};
+  MOE_ASSIGN_OR_RETURN(const auto home, kept.Matrix<T>(plan.return_rows(), hidden));
+  return ReturnedRows<T>{out, home};
+}
+
+// Forward and backward, as the time line names them. Backward's first exchange is combine's.
+constexpr Work kGate = {.phase = Phase::kGate, .name = "gate"};
+constexpr Work kGateBackward = {.phase = Phase::kGate, .name = "gate backward"};
+constexpr Work kWeightBackward = {.phase = Phase::kGate, .name = "combine weights backward"};
+constexpr Work kPlan = {.phase = Phase::kPlan, .name = "plan"};
+constexpr Work kDispatch = {.phase = Phase::kDispatch, .name = "dispatch"};
+constexpr Work kDispatchBackward = {.phase = Phase::kDispatch, .name = "dispatch backward"};
+constexpr Work kDispatchBackwardSum = {.phase = Phase::kDispatch, .name = "dispatch backward sum"};
+constexpr Work kExperts = {.phase = Phase::kExpert, .name = "experts"};
+constexpr Work kExpertsBackward = {.phase = Phase::kExpert, .name = "experts backward"};
+constexpr Work kShared = {.phase = Phase::kExpert, .name = "shared expert"};
+constexpr Work kSharedBackward = {.phase = Phase::kExpert, .name = "shared expert backward"};
+constexpr Work kCombine = {.phase = Phase::kCombine, .name = "combine"};
+constexpr Work kCombineSum = {.phase = Phase::kCombine, .name = "combine sum"};
+constexpr Work kCombineBackward = {.phase = Phase::kCombine, .name = "combine backward"};
+
+}  // namespace
+
+template <typename T>
+absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+                                  MoeLayerSaved<T>* saved, RouterStats* stats) {
+  MOE_RETURN_IF_ERROR(CheckForward(x, y, saved));
+  MoeLayerSaved<T> local;
+  MoeLayerSaved<T>& state = saved == nullptr ? local : *saved;
+  std::optional<Scratch> scratch;  // where the state does not lie there
+  if (saved == nullptr || !saved->memory.empty()) scratch.emplace(context_);
+  SavedMemory memory = std::move(state.memory);
+  memory.Clear();
+  state = {};
+  state.memory = std::move(memory);
+  const auto run = [&]() -> absl::Status {
+    MOE_RETURN_IF_ERROR(ForwardRows(x, batch, y, state, stats));
+    return CountSlots(state);
+  };
+  MOE_RETURN_IF_ERROR(Settle(Caught(run)));
+  const Context kept = state.memory.In(context_);
+  state.layer = this;
+  state.stamp = kept.workspace->Stamp();
+  state.host_stamp = kept.host_workspace->Stamp();
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::Settle(absl::Status status) {
+  if (status.ok()) return status;
+  // A peer may wait for what this rank will not send, and this rank's exchange for the peer.
+  if (!absl::IsInvalidArgument(status)) context_.mesh->Abort(status);
+  context_.exchange->Synchronize().IgnoreError();
+  context_.compute->Synchronize().IgnoreError();
+  return status;
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::ForwardRows(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+                                      MoeLayerSaved<T>& s, RouterStats* stats) {
+  const Context kept = s.memory.In(context_);
+  Workspace& workspace = *kept.workspace;
+  Stream& compute = *context_.compute;
+  Stream& exchange = *context_.exchange;
+  Workspace& exchange_workspace = *context_.exchange_workspace;
+  const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context_);
+  s.x = x;
+
+  MOE_RETURN_IF_ERROR(Route(batch, kept, s, stats));
+  const DispatchPlan& plan = *s.plan;
+  const bool weigh_input = s.router.routing.weight_on == WeightOn::kInput;
+  const int64_t hidden = x.cols();
+  MOE_ASSIGN_OR_RETURN(const auto rows, workspace.Matrix<T>(plan.expert_rows(), hidden));
+  MOE_RETURN_IF_ERROR(experts_->Prepare(rows, workspace, s.experts));
+  MOE_ASSIGN_OR_RETURN(const auto rows_back, MakeReturnedRows(*dispatcher_, plan, hidden,
+                                                              *context_.workspace, workspace));
+  const MatrixView<T> out = rows_back.out;
+  s.home_rows = rows_back.home;
+
+  MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
+  MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
+      plan, {.send = kDispatch, .compute = kExperts, .receive = kCombine},
+      [&](int chunk) {
+        if (!weigh_input)
+          return dispatcher_->Dispatch(plan, chunk, x, rows, exchange_workspace, exchange);
+        return dispatcher_->DispatchScaled(plan, chunk, x, s.router.on_device.weight, rows,
+                                           exchange_workspace, exchange);
+      },
+      [&](int first, int last) {
+        return experts_->Forward(first, last, plan.expert_offsets(), s.experts, out, context_);
+      },
+      [&](int chunk) {
+        return dispatcher_->Return(plan, chunk, out, s.home_rows, exchange_workspace, exchange);
+      }));
+  MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(y, kept, s));
+  MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
+  return Timed(context_, kCombineSum, compute, [&] {
+    return CombineRows<T>(s.home_rows, s.router.on_device.slot_offset, plan.home_row_of_slot(),
+                          weigh_input ? absl::Span<const float>() : s.router.on_device.weight, y,
+                          write, compute);
+  });
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLayerSaved<T>& saved,
+                                RouterStats* stats) {
+  Workspace& host = *kept.host_workspace;
+  Stream& compute = *context_.compute;
+  SetPhaseName(*context_.mesh, "plan");
+  const bool identities = config_.router.num_outputs() > config_.router.num_experts;
+  const RoutingFor reader =
+      plans_on_device_ && !identities ? RoutingFor::kDevice : RoutingFor::kHost;
+  const RouterCall<T> call = {.tokens = saved.x,
+                              .inputs = router_inputs(),
+                              .batch = batch,
+                              .workspace = *kept.workspace,
+                              .host = host,
+                              .stream = compute,
+                              .reader = reader};
+  const auto gate = [&]() -> absl::Status {
+    MOE_RETURN_IF_ERROR(router_->Logits(call, saved.router));
+    return router_->Decide(call, saved.router, stats);
+  };
+  MOE_RETURN_IF_ERROR(Timed(context_, kGate, compute, gate));
+  if (expert_bias_ != nullptr) {
+    const int64_t layer = context_.mesh->world().phase().layer;
+    MOE_RETURN_IF_ERROR(CheckExpertBias(expert_bias_->master(), expert_bias_->spec().name,
+                                        layer >= 0 ? layer : config_.router.layer));
+  }
+  if (stats != nullptr && !OnCuda(context_)) MOE_RETURN_IF_ERROR(stats->Wait());
+  const Routing& routing = saved.router.routing;
+  if (routing.num_routed_experts < routing.num_experts) {
+    MOE_ASSIGN_OR_RETURN(const auto row, host.Array<int32_t>(routing.slots()));
+    for (int64_t t = 0; t < routing.tokens(); ++t) {
+      for (int64_t s = routing.slot_offset[t]; s < routing.slot_offset[t + 1]; ++s) {
+        row[s] = routing.expert[s] < routing.num_routed_experts ? -1 : static_cast<int32_t>(t);
+      }
+    }
+    MOE_ASSIGN_OR_RETURN(saved.identity_row, OnDevice<int32_t>(row, kept));
+  }
+  return Timed(context_, kPlan, compute, [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, saved.x.rows(), host));
+    MOE_ASSIGN_OR_RETURN(saved.plan, MakePlan(saved.router, offsets, kept));
+    return absl::OkStatus();
+  });
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::CountSlots(const MoeLayerSaved<T>& saved) {
+  if (counted_slots_.empty()) return absl::OkStatus();
+  const WorkspaceScope scope(*context_.host_workspace);
+  absl::Span<const int32_t> kept = saved.plan->kept_slots();
+  if (plans_on_device_ && saved.plan->ranks() == 1) {
+    MOE_ASSIGN_OR_RETURN(kept, OnHost(kept, context_));
+  }
+  // [B, E]
+  const size_t experts = saved.router.routing.num_routed_experts;
+  for (size_t i = 0; i < kept.size(); ++i) counted_slots_[i % experts] += kept[i];
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
+                                                   absl::Span<const int64_t> offsets,
+                                                   const Context& kept) {
+  Workspace& host = *kept.host_workspace;
+  Workspace& workspace = *kept.workspace;
+  Communicator& group = context_.mesh->group(MeshGroup::kExpert);
+  const DispatchPlanOptions options = {
+      .overlap_degree = config_.overlap_degree,
+      .reads_peers = dispatcher_->algorithm() == DispatchAlgorithm::kDirect};
+  if (plans_on_device_) {
+    return DispatchPlan::BuildOnDevice(routed.on_device, offsets, placement_, options, group, host,
+                                       workspace, *context_.compute);
+  }
+  MOE_ASSIGN_OR_RETURN(const DispatchPlan plan,
+                       DispatchPlan::Build(routed.routing, offsets, placement_, options, group,
+                                           host, *context_.host));
+  return plan.OnDevice(workspace, *context_.compute);
+}
+
+template <typename T>
+template <typename Send, typename Compute, typename Receive>
+absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, ExchangeWork work,
+                                                Send send, Compute compute, Receive receive) {
+  Stream& exchange = *context_.exchange;
+  const int chunks = plan.chunks();
+  work.send.moved = work.receive.moved = &dispatcher_->bytes();
+  absl::InlinedVector<Event, 16> arrived(chunks), computed(chunks);
+  const auto send_chunk = [&](int c) -> absl::Status {
+    work.send.chunk = c;
+    SetPhaseName(*context_.mesh, work.send.name);
+    MOE_RETURN_IF_ERROR(Timed(context_, work.send, exchange, [&] { return send(c); }));
+    MOE_ASSIGN_OR_RETURN(arrived[c], exchange.Record());
+    return absl::OkStatus();
+  };
+  const auto compute_chunk = [&](int c) -> absl::Status {
+    MOE_RETURN_IF_ERROR(context_.compute->WaitFor(arrived[c]));
+    const int first = plan.chunk_first_expert()[c], last = plan.chunk_first_expert()[c + 1];
+    work.compute.chunk = c;
+    MOE_RETURN_IF_ERROR(
+        Timed(context_, work.compute, *context_.compute, [&] { return compute(first, last); }));
+    MOE_ASSIGN_OR_RETURN(computed[c], context_.compute->Record());
+    return absl::OkStatus();
+  };
+  const auto receive_chunk = [&](int c) -> absl::Status {
+    if (&exchange != context_.compute) MOE_RETURN_IF_ERROR(exchange.WaitFor(computed[c]));
+    work.receive.chunk = c;
+    SetPhaseName(*context_.mesh, work.receive.name);
+    return Timed(context_, work.receive, exchange, [&] { return receive(c); });
+  };
+  if (OnCuda(context_)) {
+    // An exchange through the host's memory holds the host: chunk c is being computed meanwhile.
+    for (int c = 0; c < chunks; ++c) {
+      MOE_RETURN_IF_ERROR(send_chunk(c));
+      if (c > 0) MOE_RETURN_IF_ERROR(receive_chunk(c - 1));
+      MOE_RETURN_IF_ERROR(compute_chunk(c));
+    }
+    return receive_chunk(chunks - 1);
+  }
+  for (int c = 0; c < chunks; ++c) MOE_RETURN_IF_ERROR(send_chunk(c));
+  for (int c = 0; c < chunks; ++c) {
+    MOE_RETURN_IF_ERROR(compute_chunk(c));
+    MOE_RETURN_IF_ERROR(receive_chunk(c));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<Write> MoeLayer<T>::HomeForward(MatrixView<T> y, const Context& kept,
+                                               MoeLayerSaved<T>& saved) {
+  Stream& compute = *context_.compute;
+  Write write = Write::kOverwrite;
+  if (shared_ != nullptr) {
+    MOE_RETURN_IF_ERROR(Timed(context_, kShared, compute,
+                              [&] { return shared_->Forward(saved.x, y, saved.shared, kept); }));
+    write = Write::kAdd;
+  }
+  if (saved.identity_row.empty()) return write;
+  MOE_RETURN_IF_ERROR(CombineRows<T>(saved.x, saved.router.on_device.slot_offset,
+                                     saved.identity_row, saved.router.on_device.weight, y, write,
+                                     compute));
+  return Write::kAdd;
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
+                                       absl::Span<float> d_weight, MatrixView<T> dx) {
+  Workspace& workspace = *context_.workspace;
+  Stream& compute = *context_.compute;
+  if (!saved.identity_row.empty()) {
+    const auto slots = static_cast<int64_t>(saved.identity_row.size());
+    MOE_ASSIGN_OR_RETURN(const auto by_identity, workspace.Array<float>(slots));
+    MOE_RETURN_IF_ERROR(CombineWeightGradient<T>(dy, saved.x, saved.router.on_device.slot_offset,
+                                                 saved.identity_row, by_identity, compute));
+    // One of the two is 0: a slot travels or is added at home.
+    MOE_RETURN_IF_ERROR(Scale(by_identity, 1, d_weight, Write::kAdd, compute));
+    MOE_RETURN_IF_ERROR(CombineRows<T>(dy, saved.router.on_device.slot_offset, saved.identity_row,
+                                       saved.router.on_device.weight, dx, Write::kAdd, compute));
+  }
+  if (shared_ == nullptr) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const auto offsets,
+                       MicroBatchOffsets(saved.router.batch, dy.rows(), *context_.host_workspace));
+  return Timed(context_, kSharedBackward, compute,
+               [&] { return shared_->Backward(dy, offsets, saved.shared, dx, context_); });
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
+                                   float d_router_loss, MatrixView<T> dx, GradientReady ready) {
+  MOE_RETURN_IF_ERROR(CheckBackward(dy, saved, dx));
+  saved.used = true;
+  const Scratch scratch(context_);
+  return Settle(Caught([&] { return BackwardRows(dy, saved, d_router_loss, dx, ready); }));
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
+                                       float d_router_loss, MatrixView<T> dx, GradientReady ready) {
+  Workspace& workspace = *context_.workspace;
+  Stream& compute = *context_.compute;
+  Stream& exchange = *context_.exchange;
+  Workspace& exchange_workspace = *context_.exchange_workspace;
+  const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context_);
+  const DispatchPlan& plan = *saved.plan;
+  const Routing& routing = saved.router.routing;
+  const int64_t hidden = dy.cols();
+
+  MOE_ASSIGN_OR_RETURN(
+      const auto d_weight,
+      workspace.Array<float>(static_cast<int64_t>(saved.router.on_device.weight.size())));
+  MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(plan.expert_rows(), hidden));
+  MOE_ASSIGN_OR_RETURN(const auto rows_back,
+                       MakeReturnedRows(*dispatcher_, plan, hidden, workspace, workspace));
+  const MatrixView<T> d_rows = rows_back.out, home_dx = rows_back.home;
+
+  // A weight on the output has its gradient from what came home in forward, one on the input from
+  // what comes home now.
+  const bool weigh_input = routing.weight_on == WeightOn::kInput;
+  const auto weight_gradient = [&](MatrixView<const T> at_home, MatrixView<const T> returned) {
+    return Timed(context_, kWeightBackward, compute, [&] {
+      return CombineWeightGradient<T>(at_home, returned, saved.router.on_device.slot_offset,
+                                      plan.home_row_of_slot(), d_weight, compute);
+    });
+  };
+  MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
+  if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(dy, saved.home_rows));
+  MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
+      plan, {.send = kCombineBackward, .compute = kExpertsBackward, .receive = kDispatchBackward},
+      [&](int chunk) {
+        if (weigh_input)
+          return dispatcher_->Dispatch(plan, chunk, dy, d_out, exchange_workspace, exchange);
+        return dispatcher_->DispatchScaled(plan, chunk, dy, saved.router.on_device.weight, d_out,
+                                           exchange_workspace, exchange);
+      },
+      [&](int first, int last) {
+        return experts_->Backward(first, last, plan.expert_offsets(), plan.segment_offsets(),
+                                  plan.segments(), saved.experts, d_out, d_rows, context_);
+      },
+      [&](int chunk) {
+        return dispatcher_->Return(plan, chunk, d_rows, home_dx, exchange_workspace, exchange);
+      }));
+  const auto experts_ready = [&](absl::Span<Parameter* const> parameters) -> absl::Status {
+    if (!config_.train_experts) return absl::OkStatus();
+    for (Parameter* parameter : parameters) MOE_RETURN_IF_ERROR(ready(*parameter));
+    return absl::OkStatus();
+  };
+  MOE_RETURN_IF_ERROR(experts_ready(experts_->parameters()));
+
+  MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
+  if (weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(saved.x, home_dx));
+  MOE_RETURN_IF_ERROR(Timed(context_, kDispatchBackwardSum, compute, [&] {
+    return CombineRows<T>(home_dx, saved.router.on_device.slot_offset, plan.home_row_of_slot(),
+                          weigh_input ? saved.router.on_device.weight : absl::Span<const float>(),
+                          dx, Write::kOverwrite, compute);
+  }));
+  MOE_RETURN_IF_ERROR(HomeBackward(dy, saved, d_weight, dx));
+  if (shared_ != nullptr) MOE_RETURN_IF_ERROR(experts_ready(shared_->parameters()));
+  std::optional<RouterGradients> gradients;
+  if (config_.train_router) {
+    gradients = {.weight = router_weight_->grad()};
+    if (router_bias_ != nullptr) gradients->bias = router_bias_->grad();
+  }
+  MOE_RETURN_IF_ERROR(Timed(context_, kGateBackward, compute, [&] {
+    return router_->Backward({.d_weight = d_weight,
+                              .weight = router_weight_->view<T>(),
+                              .loss_scale = d_router_loss,
+                              .d_tokens = dx,
+                              .gradients = gradients,
+                              .workspace = workspace,
+                              .host = *context_.host_workspace,
+                              .stream = compute},
+                             saved.router);
+  }));
+  if (!config_.train_router) return absl::OkStatus();
+  if (router_bias_ != nullptr) MOE_RETURN_IF_ERROR(ready(*router_bias_));
+  return ready(*router_weight_);
+}
+
+#define MOE_INSTANTIATE(T)                                                                     \
+  template absl::Status MoeLayer<T>::Forward(MatrixView<const T>, const Batch&, MatrixView<T>, \
+                                             MoeLayerSaved<T>*, RouterStats*);                 \
+  template absl::Status MoeLayer<T>::Backward(MatrixView<const T>, MoeLayerSaved<T>&, float,   \
+                                              MatrixView<T>, GradientReady);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
+
+}  // namespace moe

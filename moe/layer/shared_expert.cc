@@ -1,0 +1,107 @@
+#include "moe/layer/shared_expert.h"
+
+#include <array>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/row_gate/row_gate.h"
+
+namespace moe {
+
+template <typename T>
+absl::StatusOr<std::unique_ptr<SharedExpert<T>>> SharedExpert<T>::Create(
+    const ExpertsConfig& config, Gated gated, const std::string& prefix, ParameterStore& store) {
+  auto shared = std::unique_ptr<SharedExpert>(new SharedExpert);
+  const std::string prefixes[] = {prefix + "shared_expert."};
+  MOE_ASSIGN_OR_RETURN(shared->experts_,
+                       Experts<T>::Create(config, prefixes, MeshGroup::kData, store));
+  const auto parameters = shared->experts_->parameters();
+  shared->all_.assign(parameters.begin(), parameters.end());
+  if (gated == Gated::kYes) {
+    MOE_ASSIGN_OR_RETURN(shared->gate_, store.Add({.name = prefix + "shared_expert_gate.weight",
+                                                   .rows = 1,
+                                                   .cols = config.hidden_size,
+                                                   .init_std = config.init_std,
+                                                   .trainable = config.train}));
+    shared->all_.push_back(shared->gate_);
+  }
+  return shared;
+}
+
+template <typename T>
+absl::Status SharedExpert<T>::Forward(MatrixView<const T> x, MatrixView<T> y,
+                                      SharedExpertSaved<T>& saved, const Context& context) const {
+  Workspace& workspace = *context.workspace;
+  Stream& stream = *context.compute;
+  MOE_RETURN_IF_ERROR(experts_->Prepare(x, workspace, saved.experts));
+  const std::array<int64_t, 2> offsets = {0, x.rows()};
+  if (gate_ == nullptr) return experts_->Forward(0, 1, offsets, saved.experts, y, context);
+
+  MOE_ASSIGN_OR_RETURN(saved.out, workspace.Matrix<T>(x.rows(), x.cols()));
+  MOE_ASSIGN_OR_RETURN(saved.gate, workspace.Array<float>(x.rows()));
+  MOE_ASSIGN_OR_RETURN(const auto logit, workspace.Array<float>(x.rows()));
+  MOE_RETURN_IF_ERROR(experts_->Forward(0, 1, offsets, saved.experts, saved.out, context));
+  MOE_RETURN_IF_ERROR(
+      (Gemm<T, float>(x, gate_->view<T>(), MatrixView<float>(logit.data(), x.rows(), 1), workspace,
+                      stream, context.gemm)));
+  return RowGate<T>(saved.out, logit, saved.gate, y, stream);
+}
+
+// d_out = gate * dy; with d_l the gradient by the gate's logit: dx += d_l * w, d_w = sum_t d_l * x.
+template <typename T>
+absl::Status SharedExpert<T>::GateBackward(MatrixView<const T> dy,
+                                           absl::Span<const int64_t> micro_batch_offsets,
+                                           const SharedExpertSaved<T>& saved, MatrixView<T> d_out,
+                                           MatrixView<T> dx, const Context& context) const {
+  Workspace& workspace = *context.workspace;
+  Stream& stream = *context.compute;
+  MOE_ASSIGN_OR_RETURN(const auto d_logit, workspace.Array<float>(dy.rows()));
+  MOE_RETURN_IF_ERROR(RowGateBackward<T>({.rows = saved.out,
+                                          .gate = saved.gate,
+                                          .weight = gate_->view<T>(),
+                                          .dy = dy,
+                                          .d_rows = d_out,
+                                          .d_logit = d_logit,
+                                          .dx = dx},
+                                         stream));
+  if (!gate_->spec().trainable) return absl::OkStatus();
+  for (size_t b = 0; b + 1 < micro_batch_offsets.size(); ++b) {
+    const int64_t begin = micro_batch_offsets[b], end = micro_batch_offsets[b + 1];
+    if (begin == end) continue;
+    MOE_RETURN_IF_ERROR(gate_->grad().Add(
+        [&](absl::Span<float> sum, Write write) {
+          return RowGateWeightGradient<T>(RowRange(saved.experts.rows, begin, end),
+                                          d_logit.subspan(begin, end - begin), sum, write, stream);
+        },
+        workspace, stream));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status SharedExpert<T>::Backward(MatrixView<const T> dy,
+                                       absl::Span<const int64_t> micro_batch_offsets,
+                                       SharedExpertSaved<T>& saved, MatrixView<T> dx,
+                                       const Context& context) const {
+  if (dy.rows() == 0) return absl::OkStatus();
+  Workspace& workspace = *context.workspace;
+  MatrixView<const T> d_expert = dy;
+  if (gate_ != nullptr) {
+    MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(dy.rows(), dy.cols()));
+    MOE_RETURN_IF_ERROR(GateBackward(dy, micro_batch_offsets, saved, d_out, dx, context));
+    d_expert = d_out;
+  }
+  const std::array<int64_t, 2> offsets = {0, dy.rows()};
+  MOE_ASSIGN_OR_RETURN(const auto d_rows, workspace.Matrix<T>(dy.rows(), dy.cols()));
+  MOE_RETURN_IF_ERROR(experts_->Backward(0, 1, offsets, micro_batch_offsets,
+                                         static_cast<int64_t>(micro_batch_offsets.size()) - 1,
+                                         saved.experts, d_expert, d_rows, context));
+  return AddRows<T>(dx, d_rows, dx, *context.compute);
+}
+
+template class SharedExpert<float>;
+template class SharedExpert<BFloat16>;
+template class SharedExpert<Float16>;
+
+}  // namespace moe

@@ -1,0 +1,65 @@
+// The expert that every token passes, beside those the router chooses.
+#ifndef MOE_MOE_LAYER_SHARED_EXPERT_H_
+#define MOE_MOE_LAYER_SHARED_EXPERT_H_
+
+#include <memory>
+#include <string>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "moe/layer/experts.h"
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
+
+namespace moe {
+
+// What backward needs of one call; views into the workspace.
+template <typename T>
+struct SharedExpertSaved {
+  ExpertsSaved<T> experts;
+  MatrixView<T> out;       // [T, H] before the gate; gated only
+  absl::Span<float> gate;  // [T] sigmoid(w . x); gated only
+};
+
+// y_t = Expert(x_t), or sigmoid(w . x_t) * Expert(x_t) when gated (Qwen2-MoE). Replicated on every
+// rank, so nothing travels. Parameters: "<prefix>shared_expert.…" as Experts names them, and,
+// gated, "<prefix>shared_expert_gate.weight" [1, H].
+template <typename T>
+class SharedExpert {
+ public:
+  enum class Gated : bool { kNo, kYes };
+
+  static absl::StatusOr<std::unique_ptr<SharedExpert>> Create(const ExpertsConfig& config,
+                                                              Gated gated,
+                                                              const std::string& prefix,
+                                                              ParameterStore& store);
+
+  // y [T, H] is overwritten. The gate is computed in float32, the product rounded to T once.
+  absl::Status Forward(MatrixView<const T> x, MatrixView<T> y, SharedExpertSaved<T>& saved,
+                       const Context& context) const;
+
+  // Adds to dx [T, H]; one gradient partial per micro-batch of micro_batch_offsets [B + 1].
+  absl::Status Backward(MatrixView<const T> dy, absl::Span<const int64_t> micro_batch_offsets,
+                        SharedExpertSaved<T>& saved, MatrixView<T> dx,
+                        const Context& context) const;
+
+  int64_t packed_bytes() const { return experts_->packed_bytes(); }
+
+  // In forward order; for marking gradients ready.
+  absl::Span<Parameter* const> parameters() const { return all_; }
+
+ private:
+  SharedExpert() = default;
+  absl::Status GateBackward(MatrixView<const T> dy, absl::Span<const int64_t> micro_batch_offsets,
+                            const SharedExpertSaved<T>& saved, MatrixView<T> d_out,
+                            MatrixView<T> dx, const Context& context) const;
+
+  std::unique_ptr<Experts<T>> experts_;
+  Parameter* gate_ = nullptr;  // null when not gated
+  std::vector<Parameter*> all_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_LAYER_SHARED_EXPERT_H_

@@ -1,0 +1,109 @@
+// What one rank needs to run a model: its mesh, streams, scratch memory and clock.
+#ifndef MOE_MOE_RUN_CONTEXT_H_
+#define MOE_MOE_RUN_CONTEXT_H_
+
+#include <cstdint>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "comm/mesh/mesh.h"
+#include "kernels/base/buffer.h"
+#include "kernels/base/device_arrays.h"
+#include "kernels/base/nvtx_range.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/workspace.h"
+#include "kernels/grouped_gemm/gemm_options.h"
+#include "moe/run/phase_clock.h"
+
+namespace moe {
+
+// layout-invariant, the default: the same bits for any number of ranks, split, transport, overlap.
+// fast: float32 gradient sums, weight gradients merged over the rows of a call.
+enum class Numerics : uint8_t { kFast, kLayoutInvariant };
+
+// Holds back later work in `later` until what is now in `earlier` has run. Nothing to do when they
+// are the same stream.
+inline absl::Status JoinStreams(Stream& later, Stream& earlier) {
+  if (&later == &earlier) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const Event done, earlier.Record());
+  return later.WaitFor(done);
+}
+
+// Borrowed by layers for their whole life. On the CPU `compute` runs inline; `exchange` is the same
+// stream when nothing is to overlap, else a queue.
+//
+// Where `compute` is of a CUDA device, parameters, rows and gradients are memory of that device,
+// and what the host works out for itself (routing, plans, totals) goes through `host` in
+// `host_workspace`. On the CPU these are `compute` and `workspace` themselves.
+struct Context {
+  Mesh* mesh = nullptr;
+  Stream* compute = nullptr;
+  Stream* exchange = nullptr;  // of the same device
+  Stream* host = nullptr;      // inline, of the CPU
+  Workspace* workspace = nullptr;
+  // Scratch of `exchange`. On a CUDA device it is not `workspace`: both streams queue there, and
+  // what one still uses must not be handed to the other.
+  Workspace* exchange_workspace = nullptr;
+  Workspace* host_workspace = nullptr;
+  MemoryResource* memory = nullptr;  // of compute's device: for what outlives a round
+  GemmOptions gemm = {};             // for products on `compute`
+  PhaseClock* clock = nullptr;
+  Numerics numerics = Numerics::kLayoutInvariant;
+  int tensor_leaves = 1;  // of products whose reduced index tensor ranks may share; 1: chains
+};
+
+inline bool OnCuda(const Context& context) {
+  return IsCuda(*context.compute);
+}
+
+// The most that the workspaces of the compute stream's device have held.
+inline int64_t DeviceBytes(const Context& context) {
+  const bool apart = context.exchange_workspace != context.workspace;
+  return context.workspace->peak_bytes() + (apart ? context.exchange_workspace->peak_bytes() : 0);
+}
+
+// `array`, memory of the host, where context.compute computes: itself on a CPU, else a copy in
+// context.workspace, enqueued there.
+template <typename T>
+absl::StatusOr<absl::Span<const T>> OnDevice(absl::Span<const T> array, const Context& context) {
+  if (!OnCuda(context)) return array;
+  return UploadArray(array, *context.workspace, *context.compute);
+}
+
+// The same the other way, in context.host_workspace. Blocks the host.
+template <typename T>
+absl::StatusOr<absl::Span<const T>> OnHost(absl::Span<const T> array, const Context& context) {
+  if (!OnCuda(context)) return array;
+  MOE_ASSIGN_OR_RETURN(const absl::Span<T> copy,
+                       DownloadArray(array, *context.host_workspace, *context.compute));
+  MOE_RETURN_IF_ERROR(context.compute->Synchronize());
+  return copy;
+}
+
+// Runs `body`, which enqueues work on `stream`: its time in the stream counts as `work.phase`, and
+// it is a piece of the time line if one is recorded, with the layer and step of the mesh's phase.
+template <typename Body>
+absl::Status Timed(const Context& context, const Work& work, Stream& stream, Body body) {
+  const NvtxRange range(work.name);
+  if (context.clock == nullptr) return body();
+  PhaseClock& clock = *context.clock;
+  TraceEvent* const event = clock.recorder() == nullptr
+                                ? nullptr
+                                : clock.Open(work, context.mesh->world().phase(), stream);
+  const ExchangeBytes before =
+      event != nullptr && work.moved != nullptr ? *work.moved : ExchangeBytes();
+  MOE_RETURN_IF_ERROR(clock.Start(work.phase, event, stream));
+  MOE_RETURN_IF_ERROR(body());
+  if (event != nullptr && work.moved != nullptr) {
+    event->bytes_self = work.moved->self - before.self;
+    event->bytes =
+        work.moved->same_node + work.moved->cross_node - before.same_node - before.cross_node;
+  }
+  return clock.Stop(work.phase, event, stream);
+}
+
+}  // namespace moe
+
+#endif  // MOE_MOE_RUN_CONTEXT_H_

@@ -1,0 +1,163 @@
+#include "moe/run/phase_clock.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+
+const char* NameOf(Phase phase) {
+  constexpr const char* kNames[] = {"gate",  "plan",       "dispatch",  "expert", "combine",
+                                    "dense", "all-reduce", "optimiser", "?",      "none"};
+  return phase <= Phase::kNone ? kNames[static_cast<size_t>(phase)] : "?";
+}
+
+namespace {
+
+// For what collectives say of themselves: those that do run on the host, which a CUDA stream's
+// caller waits for.
+template <typename Task>
+absl::Status InOrder(Stream& stream, Task task) {
+  return IsCuda(stream) ? task() : stream.Enqueue(task);
+}
+
+}  // namespace
+
+void PhaseClock::Add(Phase phase, int64_t nanoseconds) {
+  if (phase == Phase::kMeeting) meetings_ns_.push_back(nanoseconds);
+  if (phase != Phase::kNone) {
+    seconds_[static_cast<size_t>(phase)] += static_cast<double>(nanoseconds) * 1e-9;
+  }
+}
+
+TraceEvent* PhaseClock::Open(const Work& work, const CommPhase& place, const Stream& stream) {
+  TraceEvent* const event = recorder_->Open();
+  if (event == nullptr) return nullptr;
+  event->name = work.name;
+  event->category = NameOf(work.phase);
+  event->lane = recorder_->LaneOf(&stream);
+  event->step = place.step;
+  event->layer = place.layer;
+  event->chunk = work.chunk;
+  event->bucket = work.bucket;
+  event->bytes = work.bytes;
+  event->kind = static_cast<int32_t>(work.phase);
+  return event;
+}
+
+absl::StatusOr<StreamStamps*> PhaseClock::StampsOf(Stream& stream) {
+  for (const Stamped& stamped : stamped_) {
+    if (stamped.stream == &stream) return stamped.stamps.get();
+  }
+  MOE_ASSIGN_OR_RETURN(auto stamps, MakeStreamStamps(stream));
+  stamped_.push_back({&stream, std::move(stamps)});
+  return stamped_.back().stamps.get();
+}
+
+absl::Status PhaseClock::Collect() {
+  for (const Stamped& stamped : stamped_) MOE_RETURN_IF_ERROR(stamped.stamps->Collect());
+  for (const Interval& interval : intervals_) {
+    if (interval.open) continue;
+    Add(interval.phase, interval.end_ns - interval.begin_ns);
+    if (interval.event == nullptr) continue;
+    interval.event->begin_ns = interval.begin_ns;
+    interval.event->end_ns = interval.end_ns;
+  }
+  // No mark is outstanding, so that what is open may move.
+  std::erase_if(intervals_, [](const Interval& interval) { return !interval.open; });
+  return absl::OkStatus();
+}
+
+absl::Status PhaseClock::Reset() {
+  MOE_RETURN_IF_ERROR(Collect());
+  seconds_ = {};
+  meetings_ns_.clear();
+  lingered_ns_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status PhaseClock::Start(ExchangePart part, const Communicator& group, Stream& exchange) {
+  if (!keeps_meetings_) return absl::OkStatus();
+  if (part == ExchangePart::kCopy) return Start(Phase::kCopy, nullptr, exchange);
+  MOE_RETURN_IF_ERROR(InOrder(exchange, [this, &group] {
+    lingered_ns_.push_back(-group.lingered_ns());
+    return absl::OkStatus();
+  }));
+  return Start(Phase::kMeeting, nullptr, exchange);
+}
+
+absl::Status PhaseClock::Stop(ExchangePart part, const Communicator& group, Stream& exchange) {
+  if (!keeps_meetings_) return absl::OkStatus();
+  if (part == ExchangePart::kCopy) return Stop(Phase::kCopy, nullptr, exchange);
+  MOE_RETURN_IF_ERROR(Stop(Phase::kMeeting, nullptr, exchange));
+  return InOrder(exchange, [this, &group] {
+    lingered_ns_.back() += group.lingered_ns();
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<ExchangeSeconds> PhaseClock::SplitExchanges(Communicator& group, Stream& stream) {
+  MOE_RETURN_IF_ERROR(Collect());
+  const int64_t met_ns = std::accumulate(meetings_ns_.begin(), meetings_ns_.end(), int64_t{0});
+  // The shortest time of a meeting is the largest of these.
+  std::transform(lingered_ns_.begin(), lingered_ns_.end(), meetings_ns_.begin(),
+                 meetings_ns_.begin(), std::minus<>());
+  MOE_RETURN_IF_ERROR(
+      group.AllReduce<int64_t>(absl::MakeSpan(meetings_ns_), ReduceOp::kMax, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  const int64_t shortest_ns =
+      -std::accumulate(meetings_ns_.begin(), meetings_ns_.end(), int64_t{0});
+  ExchangeSeconds split = {.copy = seconds(Phase::kCopy) + static_cast<double>(shortest_ns) * 1e-9,
+                           .wait = static_cast<double>(met_ns - shortest_ns) * 1e-9};
+  split.gather = seconds(Phase::kDispatch) + seconds(Phase::kCombine) - split.copy - split.wait;
+  return split;
+}
+
+// The tasks hold two words, which a task stores without memory of its own.
+absl::Status PhaseClock::Start(Phase phase, TraceEvent* event, Stream& stream) {
+  if (event == nullptr && phase == Phase::kNone) return absl::OkStatus();
+  if (IsCuda(stream)) {
+    if (intervals_.size() >= kMostIntervals) MOE_RETURN_IF_ERROR(Collect());
+    MOE_ASSIGN_OR_RETURN(StreamStamps* const stamps, StampsOf(stream));
+    return stamps->Mark(&intervals_.emplace_back(Interval{phase, event}).begin_ns);
+  }
+  if (event != nullptr) {
+    return stream.Enqueue([this, event] {
+      event->begin_ns = now_();
+      return absl::OkStatus();
+    });
+  }
+  return stream.Enqueue([this, phase] {
+    started_ns_[static_cast<size_t>(phase)] = now_();
+    return absl::OkStatus();
+  });
+}
+
+absl::Status PhaseClock::Stop(Phase phase, TraceEvent* event, Stream& stream) {
+  if (event == nullptr && phase == Phase::kNone) return absl::OkStatus();
+  if (IsCuda(stream)) {
+    const auto started = std::find_if(intervals_.rbegin(), intervals_.rend(), [&](const auto& i) {
+      return i.open && i.phase == phase && i.event == event;
+    });
+    MOE_CHECK(started != intervals_.rend());
+    started->open = false;
+    MOE_ASSIGN_OR_RETURN(StreamStamps* const stamps, StampsOf(stream));
+    return stamps->Mark(&started->end_ns);
+  }
+  if (event != nullptr) {
+    return stream.Enqueue([this, event] {
+      event->end_ns = now_();
+      Add(static_cast<Phase>(event->kind), event->end_ns - event->begin_ns);
+      return absl::OkStatus();
+    });
+  }
+  return stream.Enqueue([this, phase] {
+    Add(phase, now_() - started_ns_[static_cast<size_t>(phase)]);
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace moe

@@ -1,0 +1,134 @@
+// Where a rank's time goes: seconds by phase and, with a recorder, a time line.
+#ifndef MOE_MOE_RUN_PHASE_CLOCK_H_
+#define MOE_MOE_RUN_PHASE_CLOCK_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "comm/communicator.h"
+#include "dispatch/dispatcher.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/stream_stamps.h"
+#include "kernels/base/trace.h"
+
+namespace moe {
+
+enum class Phase : uint8_t {
+  kGate,
+  kPlan,
+  kDispatch,
+  kExpert,
+  kCombine,
+  kDense,  // attention, norms, embedding, output layer, loss
+  kAllReduce,
+  kOptimizer,
+  kCount,  // of those whose seconds are told
+  kNone,   // work that is in no phase, or holds several: on the time line alone
+  kMeeting,
+  kCopy,  // the ExchangeParts inside kDispatch and kCombine
+};
+const char* NameOf(Phase phase);
+
+// A piece of work, for Timed (moe/run/context.h).
+struct Work {
+  Phase phase = Phase::kNone;
+  const char* name = "";  // on the time line; a string literal
+  int32_t chunk = -1;
+  int32_t bucket = -1;
+  int64_t bytes = -1;                    // that leave this rank, where they are known before
+  const ExchangeBytes* moved = nullptr;  // or what counts them while the work is enqueued
+};
+
+// A rank's seconds in the phases dispatch and combine; the three add up to them.
+struct ExchangeSeconds {
+  double copy = 0;    // bytes move, and all ranks are there
+  double gather = 0;  // rows are put into another order, scaled, and summed at home
+  double wait = 0;    // for ranks that come later to an exchange, or have more to move in it
+};
+
+// Since a time of MonotonicNs.
+inline double SecondsSince(int64_t start_ns) {
+  return static_cast<double>(MonotonicNs() - start_ns) * 1e-9;
+}
+
+// Seconds per phase of one rank. Phases on two streams may overlap, so the sum can exceed the
+// wall time. Each phase is timed by one stream at a time.
+class PhaseClock final : public ExchangeClock {
+ public:
+  // now() reads the time of work on the CPU, in nanoseconds.
+  explicit PhaseClock(int64_t (*now)() = MonotonicNs) : now_(now) {}
+
+  // Also records what follows. nullptr: no longer. `recorder` must outlive the streams' work.
+  void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }
+  TraceRecorder* recorder() const { return recorder_; }
+
+  // Opens `work` on the time line of recorder(), which must be there: nullptr when it takes no
+  // more. `place`: layer and step.
+  TraceEvent* Open(const Work& work, const CommPhase& place, const Stream& stream);
+  // Enqueues the start and the end of a phase around whatever is enqueued between the two calls.
+  // `event`: from Open, or nullptr. A CUDA stream must live as long as the clock is used.
+  absl::Status Start(Phase phase, TraceEvent* event, Stream& stream);
+  absl::Status Stop(Phase phase, TraceEvent* event, Stream& stream);
+
+  // For dispatchers, inside the phases dispatch and combine. Nothing before KeepMeetings: from then
+  // on the time of every meeting is kept, until Reset.
+  absl::Status Start(ExchangePart part, const Communicator& group, Stream& exchange) override;
+  absl::Status Stop(ExchangePart part, const Communicator& group, Stream& exchange) override;
+  void KeepMeetings() { keeps_meetings_ = true; }
+
+  // Takes the times of CUDA streams, which it waits for, into the phases and the time line. Start
+  // does so when kMostIntervals have come together, for a program that never asks for them.
+  static constexpr size_t kMostIntervals = 8192;
+  absl::Status Collect();
+  // Call with the CPU's streams idle, and after Collect.
+  double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
+  // This rank's seconds since Reset, which comes next. The ranks of `group`, those that exchange,
+  // compare how long each took in every meeting until it had its rows, by its own clock. Who comes
+  // last waits for nobody: the shortest time is copy on all ranks, and what a rank was in the
+  // meeting beyond it is its wait. Collects. Collective: one all-reduce of an int64 per meeting.
+  // Blocks.
+  absl::StatusOr<ExchangeSeconds> SplitExchanges(Communicator& group, Stream& stream);
+  // Collects, then begins anew.
+  absl::Status Reset();
+
+ private:
+  // On a CUDA stream, where events tell the times later.
+  struct Interval {
+    Phase phase;
+    TraceEvent* event;
+    bool open = true;
+    int64_t begin_ns = 0, end_ns = 0;
+  };
+  struct Stamped {
+    const Stream* stream;
+    std::unique_ptr<StreamStamps> stamps;
+  };
+
+  static constexpr size_t kTimed = static_cast<size_t>(Phase::kCopy) + 1;
+
+  void Add(Phase phase, int64_t nanoseconds);
+  absl::StatusOr<StreamStamps*> StampsOf(Stream& stream);
+
+  int64_t (*const now_)();
+  std::array<double, kTimed> seconds_ = {};
+  std::array<int64_t, kTimed> started_ns_ = {};
+  // Of meetings since Reset, in their order: how long this rank was in them, and how long of that
+  // for peers to end.
+  std::vector<int64_t> meetings_ns_, lingered_ns_;
+  bool keeps_meetings_ = false;
+  std::deque<Interval>
+      intervals_;  // not yet collected; between two Collects they stay where they are
+  std::vector<Stamped> stamped_;
+  TraceRecorder* recorder_ = nullptr;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_RUN_PHASE_CLOCK_H_

@@ -1,0 +1,146 @@
+#include "moe/run/session.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include <absl/strings/str_cat.h>
+
+#include "comm/extremes.h"
+#include "kernels/base/cuda_devices.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/grouped_gemm/simd_targets.h"
+
+namespace moe {
+namespace {
+
+// Up to 8 letters as a number, and back.
+int64_t Pack(absl::string_view name) {
+  int64_t packed = 0;
+  std::memcpy(&packed, name.data(), std::min(name.size(), sizeof(packed)));
+  return packed;
+}
+std::string Unpack(int64_t packed) {
+  char letters[sizeof(packed) + 1] = {};
+  std::memcpy(letters, &packed, sizeof(packed));
+  return letters;
+}
+
+// "sm_90"; empty on the CPU.
+absl::StatusOr<std::string> CudaArchitecture(Device device) {
+  if (device.kind == DeviceKind::kCpu) return std::string();
+  MOE_ASSIGN_OR_RETURN(const CudaDevice mine, CudaDeviceAt(device.index));
+  return absl::StrCat("sm_", mine.major, mine.minor);
+}
+
+}  // namespace
+
+absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Stream& stream) {
+  MOE_ASSIGN_OR_RETURN(const auto packed, ExtremesOverRanks({Pack(target)}, world, stream));
+  if (packed[0].same()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("layout-invariant numerics: ranks compute with ", Unpack(packed[0].most),
+                   " and ", Unpack(packed[0].least),
+                   ", expected one target: use machines of one kind, or --numerics fast"));
+}
+
+absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, const Communicator& world) {
+  if (kind == DeviceKind::kCpu) return Device();
+  MOE_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
+  const Device device = world.device().value_or(Device{kind, world.rank() % count});
+  MOE_ASSIGN_OR_RETURN(const CudaDevice mine, CudaDeviceAt(device.index));
+  MOE_RETURN_IF_ERROR(mine.usable);
+  return device;
+}
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& options,
+                                                         std::unique_ptr<Communicator> world) {
+  if (options.threads < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Session: ", options.threads, " threads, expected >= 1"));
+  }
+  const bool cuda = options.device.kind == DeviceKind::kCuda;
+  if (!cuda && options.cuda_stream != nullptr) {
+    return absl::InvalidArgumentError("Session: a CUDA stream on the CPU, expected its device");
+  }
+  if (!IsTreeLeaves(options.tensor_leaves)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Session: --tensor-leaves ", options.tensor_leaves, ", expected 1, 2, 4, 8 or 16"));
+  }
+  if (cuda && options.tensor_leaves > 1) {
+    return absl::UnimplementedError(absl::StrCat("Session: --tensor-leaves ", options.tensor_leaves,
+                                                 " on a CUDA device, expected 1: its products "
+                                                 "have no trees yet"));
+  }
+  if (options.mesh != MeshShape{.expert = options.mesh.expert}) {
+    return absl::UnimplementedError(absl::StrCat("Session: a mesh of ", ToString(options.mesh),
+                                                 ", expected expert parallelism alone"));
+  }
+  MemoryResource* memory = &CpuMemory();
+  if (cuda) {
+    MOE_ASSIGN_OR_RETURN(memory, CudaMemory(options.device.index));
+  }
+  auto session = std::unique_ptr<Session>(new Session(options.threads, *memory));
+  MOE_RETURN_IF_ERROR(session->MakeStreams(options));
+  const bool invariant = options.numerics == Numerics::kLayoutInvariant;
+  MOE_ASSIGN_OR_RETURN(
+      session->cublas_,
+      MakeCublas(options.grouped_gemm,
+                 invariant ? RowBits::kIndependent : RowBits::kMayDependOnCount, options.device));
+  MOE_ASSIGN_OR_RETURN(session->mesh_, Mesh::Create(std::move(world), options.mesh));
+  session->context_ = {
+      .mesh = session->mesh_.get(),
+      .compute = session->compute_.get(),
+      .exchange = options.overlap_exchange ? session->exchange_.get() : session->compute_.get(),
+      .host = cuda ? session->host_.get() : session->compute_.get(),
+      .workspace = &session->workspace_,
+      .exchange_workspace =
+          cuda && options.overlap_exchange ? &session->exchange_workspace_ : &session->workspace_,
+      .host_workspace = cuda ? &session->host_workspace_ : &session->workspace_,
+      .memory = memory,
+      .gemm = {.kernel = options.grouped_gemm, .cublas = session->cublas_.get()},
+      .clock = &session->clock_,
+      .numerics = options.numerics,
+      .tensor_leaves = options.tensor_leaves,
+  };
+  if (invariant) {
+    MOE_ASSIGN_OR_RETURN(const std::string architecture, CudaArchitecture(options.device));
+    for (const std::string& target : {gemm::SimdTargets().front(), architecture}) {
+      MOE_RETURN_IF_ERROR(CheckOneTarget(target, session->mesh_->world(), *session->context_.host));
+    }
+  }
+  if (options.trace_capacity > 0) session->RecordTrace(options.trace_capacity);
+  return session;
+}
+
+absl::Status Session::MakeStreams(const SessionOptions& options) {
+  const bool cuda = options.device.kind == DeviceKind::kCuda;
+  if (cuda) {
+    host_ = MakeInlineStream(&pool_);
+    MOE_ASSIGN_OR_RETURN(compute_, MakeStream(options.device, &pool_, options.cuda_stream));
+  } else {
+    compute_ = MakeInlineStream(&pool_);
+  }
+  if (options.overlap_exchange) {
+    MOE_ASSIGN_OR_RETURN(exchange_, MakeStream(options.device));
+  }
+  MOE_ASSIGN_OR_RETURN(gradients_, MakeStream(options.device));
+  return absl::OkStatus();
+}
+
+void Session::End(const absl::Status& reason) {
+  mesh_->Abort(reason);
+  for (Stream* stream : {compute_.get(), exchange_.get(), gradients_.get()}) {
+    if (stream != nullptr) stream->Synchronize().IgnoreError();
+  }
+}
+
+void Session::RecordTrace(int64_t capacity) {
+  trace_ = std::make_unique<TraceRecorder>(capacity);
+  trace_->AddLane("compute", compute_.get());
+  if (exchange_ != nullptr) trace_->AddLane("exchange", exchange_.get());
+  trace_->AddLane("gradients", gradients_.get());
+  clock_.set_recorder(trace_.get());
+}
+
+}  // namespace moe

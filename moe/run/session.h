@@ -1,0 +1,92 @@
+// Owns what one rank needs to run a model, and lends it as a Context.
+#ifndef MOE_MOE_RUN_SESSION_H_
+#define MOE_MOE_RUN_SESSION_H_
+
+#include <memory>
+
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+
+#include "comm/mesh/mesh.h"
+#include "kernels/base/caught.h"
+#include "kernels/base/parallel.h"
+#include "kernels/grouped_gemm/gemm_cublas.h"
+#include "moe/run/context.h"
+
+namespace moe {
+
+struct SessionOptions {
+  Device device = {};  // where layers compute
+  // A cudaStream_t of the program's, on `device`: the compute stream, in order with what the
+  // program puts there. The program keeps it until the session is gone. nullptr: one of the
+  // session's own.
+  void* cuda_stream = nullptr;
+  // Degrees of parallelism; kUnimplemented unless all but `expert` are 1.
+  MeshShape mesh = {};
+  int threads = 1;  // of this rank
+  Numerics numerics = Numerics::kLayoutInvariant;
+  // Leaves of products that are trees (GemmTree): 1, 2, 4, 8 or 16; on a CUDA device 1.
+  int tensor_leaves = 1;
+  GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // on a CUDA device
+  bool overlap_exchange = false;  // give the exchange a stream of its own (overlap degree > 1)
+  // Events of a time line to keep memory for; 0 = none is recorded.
+  int64_t trace_capacity = 0;
+};
+
+// kFailedPrecondition unless every rank of `world` names the same target of its kind ("AVX3",
+// "sm_90" ..., at most 8 letters): layout-invariant bits hold on one. Collective, blocks the host.
+absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Stream& stream);
+
+// The device that this rank of `world` computes on: its communicator's, or CUDA devices are dealt
+// out in turn. kUnimplemented, with the remedy, if there are none.
+absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, const Communicator& world);
+
+// One per rank, used by one thread at a time, whichever. Everything built from its context must be
+// gone before it.
+class Session {
+ public:
+  // Collective over `world`, blocks the host. Errors: those of Mesh::Create, of MakeStream where
+  // the device is not there, and of MakeCublas; in layout-invariant numerics those of
+  // CheckOneTarget; kUnimplemented for several tensor_leaves on a CUDA device.
+  static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionOptions& options,
+                                                         std::unique_ptr<Communicator> world);
+
+  const Context& context() const { return context_; }
+  // For a rank that gives up: aborts its groups, so that neither peers nor its own streams wait for
+  // one another, and waits until the streams are empty.
+  void End(const absl::Status& reason);
+  // What run() returns, a StatusOr. A failure, by an exception too, ends the rank (End), so that
+  // what its streams run on, of the caller's, may go.
+  template <typename Run>
+  auto OrEnd(const Run& run) -> decltype(run()) {
+    auto result = Caught(run);
+    if (!result.ok()) End(result.status());
+    return result;
+  }
+  // Where gradient buckets are summed: a queue, so that it overlaps backward.
+  Stream& gradient_stream() { return *gradients_; }
+  // The time line, switched off at first: lanes "compute", "exchange" (with overlap_exchange) and
+  // "gradients". nullptr without trace_capacity.
+  TraceRecorder* trace() { return trace_.get(); }
+
+ private:
+  Session(int threads, MemoryResource& memory)
+      : pool_(threads), workspace_(memory), exchange_workspace_(memory) {}
+
+  absl::Status MakeStreams(const SessionOptions& options);
+  void RecordTrace(int64_t capacity);
+
+  ThreadPool pool_;
+  std::unique_ptr<TraceRecorder> trace_;
+  PhaseClock clock_;
+  Workspace workspace_, exchange_workspace_, host_workspace_;  // the last two for CUDA devices
+  std::unique_ptr<Mesh> mesh_;
+  Context context_;
+  std::unique_ptr<Cublas> cublas_;  // of compute_, if the products ask for it
+  // Last: they stop first. host_ for CUDA devices, exchange_ where it overlaps.
+  std::unique_ptr<Stream> host_, compute_, exchange_, gradients_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_RUN_SESSION_H_

@@ -1,0 +1,103 @@
+#include "moe/state/parameter_hash.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+
+#include "comm/extremes.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/xxh3.h"
+
+namespace moe {
+namespace {
+
+// Of what all ranks of its group have.
+absl::StatusOr<int64_t> HashOf(const Parameter& parameter, const Context& context) {
+  const auto hash = [](absl::Span<const std::byte> values) {
+    return static_cast<int64_t>(Xxh3(values.data(), values.size()));
+  };
+  const auto pieces = parameter.replica();
+  if (!OnCuda(context) && pieces.size() == 1) {
+    MOE_RETURN_IF_ERROR(context.compute->Synchronize());
+    return hash(pieces.front());
+  }
+  MOE_ASSIGN_OR_RETURN(const Buffer copy, parameter.ReadReplica(*context.compute));
+  return hash(copy.span<std::byte>());
+}
+
+// Names of the parameters of all ranks of an expert-parallel group, sorted.
+absl::StatusOr<std::vector<std::string>> AllNames(const ParameterStore& store,
+                                                  const Context& context) {
+  Communicator& group = context.mesh->group(MeshGroup::kExpertBlock);
+  Stream& stream = *context.host;
+  std::string mine;  // newline after each
+  for (const auto& p : store.parameters()) mine += p->spec().name + "\n";
+  auto length = static_cast<int64_t>(mine.size());
+  MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>({&length, 1}, ReduceOp::kMax, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  mine.resize(length, '\n');
+  std::string all(mine.size() * group.size(), '\n');
+  const auto bytes = [](std::string& s) {
+    return absl::Span<uint8_t>(reinterpret_cast<uint8_t*>(s.data()), s.size());
+  };
+  MOE_RETURN_IF_ERROR(group.AllGather<uint8_t>(bytes(mine), bytes(all), stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  std::vector<std::string> names = absl::StrSplit(all, '\n', absl::SkipEmpty());
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+}  // namespace
+
+bool SpeaksFor(const Parameter& parameter, const Context& context) {
+  return parameter.spec().holders == MeshGroup::kExpertData ||
+         context.mesh->index(MeshGroup::kExpertBlock) == 0;
+}
+
+absl::Status CheckReplicas(const ParameterStore& store, const Context& context) {
+  Communicator& world = context.mesh->world();
+  // The largest hash and the largest ~hash over the ranks that hold a parameter; the others have
+  // the least int64 in both places.
+  MOE_ASSIGN_OR_RETURN(const std::vector<std::string> names, AllNames(store, context));
+  const auto size = static_cast<int64_t>(names.size());
+  const int64_t absent = std::numeric_limits<int64_t>::min();
+  std::vector<int64_t> mine(2 * size, absent);
+  for (const auto& p : store.parameters()) {
+    const int64_t at = std::lower_bound(names.begin(), names.end(), p->spec().name) - names.begin();
+    MOE_ASSIGN_OR_RETURN(mine[at], HashOf(*p, context));
+    mine[size + at] = ~mine[at];
+  }
+  std::vector<int64_t> most = mine;
+  MOE_RETURN_IF_ERROR(
+      world.AllReduce<int64_t>(absl::MakeSpan(most), ReduceOp::kMax, *context.host));
+  MOE_RETURN_IF_ERROR(context.host->Synchronize());
+  for (int64_t i = 0; i < size; ++i) {
+    if (most[i] == ~most[size + i]) continue;
+    const int64_t rank = world.rank(), none = std::numeric_limits<int64_t>::max();
+    const int64_t has[] = {mine[i] == most[i] ? rank : none,
+                           mine[size + i] == most[size + i] ? rank : none};
+    MOE_ASSIGN_OR_RETURN(const auto ranks, ExtremesOverRanks(has, world, *context.host));
+    return absl::DataLossError(absl::StrCat("tensor '", names[i], "' differs between ranks ",
+                                            std::min(ranks[0].least, ranks[1].least), " and ",
+                                            std::max(ranks[0].least, ranks[1].least),
+                                            ", expected the same bits on all that hold it"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const Context& context) {
+  int64_t count = 0;
+  for (const auto& p : store.parameters()) {
+    if (SpeaksFor(*p, context)) count += p->size();
+  }
+  MOE_RETURN_IF_ERROR(context.mesh->group(MeshGroup::kExpertBlock)
+                          .AllReduce<int64_t>({&count, 1}, ReduceOp::kSum, *context.host));
+  MOE_RETURN_IF_ERROR(context.host->Synchronize());
+  return count;
+}
+
+}  // namespace moe

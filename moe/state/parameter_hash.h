@@ -1,0 +1,27 @@
+// What all ranks hold together: its size, and whether copies are equal.
+#ifndef MOE_MOE_STATE_PARAMETER_HASH_H_
+#define MOE_MOE_STATE_PARAMETER_HASH_H_
+
+#include <cstdint>
+
+#include <absl/status/statusor.h>
+
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
+
+namespace moe {
+
+// Whether this rank speaks for the parameter: each has one speaker in an expert-parallel group.
+bool SpeaksFor(const Parameter& parameter, const Context& context);
+
+// kDataLoss, naming a parameter and two ranks, unless all ranks that hold the same parameter hold
+// the same bits of it (Parameter::replica). Collective over the world, blocks the host; the same
+// status on every rank. Cost: a hash of them all, an all-reduce of 16 bytes a parameter.
+absl::Status CheckReplicas(const ParameterStore& store, const Context& context);
+
+// Elements of all experts and of the replicated parameters once. Collective, blocks the host.
+absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const Context& context);
+
+}  // namespace moe
+
+#endif  // MOE_MOE_STATE_PARAMETER_HASH_H_

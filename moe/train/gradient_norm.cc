@@ -1,0 +1,182 @@
+#include "moe/train/gradient_norm.h"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <limits>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/base/xxh3.h"
+#include "kernels/exact_sum/square_sum.h"
+
+namespace moe {
+namespace {
+
+// Digits, and behind them how many partials were rounded.
+constexpr int64_t kTensorFields = kSquareSumSize + 1;
+
+// The tensor that the grid took most of; of several the one whose name has the largest hash, at any
+// layout.
+struct Worst {
+  double loss = 0;
+  int64_t hash = 0;
+  const std::string* name = nullptr;
+
+  bool IsWorseThan(const Worst& other) const {
+    return loss > other.loss || (loss == other.loss && hash > other.hash);
+  }
+};
+
+double ValueOf(const int64_t* squares) {
+  int64_t digits[kSquareSumSize];
+  std::copy_n(squares, kSquareSumSize, digits);
+  return std::sqrt(SquareSumValue(digits));
+}
+
+// fields: of `name`, over all ranks that hold it.
+void Take(const int64_t* fields, const std::string& name, double unit, Worst& worst) {
+  const int64_t inexact = fields[kSquareSumSize];
+  if (inexact == 0) return;
+  const double most = std::sqrt(static_cast<double>(inexact)) * unit / 2, norm = ValueOf(fields);
+  Worst here = {.loss = most < norm ? most / norm : 1, .name = &name};
+  if (here.loss < worst.loss) return;
+  here.hash = static_cast<int64_t>(Xxh3(name.data(), name.size()) >> 1);
+  if (here.IsWorseThan(worst)) worst = here;
+}
+
+// Tensors of experts are added up apart from all others, over the ranks that hold them.
+bool IsOfExperts(const GradientSquares& each) {
+  return each.parameter->spec().holders == MeshGroup::kExpertData;
+}
+
+int64_t TensorsOf(absl::Span<const GradientSquares> gradients, bool of_experts) {
+  return std::count_if(
+      gradients.begin(), gradients.end(),
+      [of_experts](const GradientSquares& each) { return IsOfExperts(each) == of_experts; });
+}
+
+// fields: [TensorsOf(gradients, of_experts)][kTensorFields].
+void WriteFields(absl::Span<const GradientSquares> gradients, bool of_experts, int64_t* fields) {
+  for (const GradientSquares& each : gradients) {
+    if (IsOfExperts(each) != of_experts) continue;
+    fields = std::copy_n(each.sum, kSquareSumSize, fields);
+    *fields++ = each.tally.inexact;
+  }
+}
+
+Worst WorstOf(absl::Span<const GradientSquares> gradients, bool of_experts, const int64_t* fields,
+              double unit) {
+  Worst worst;
+  for (const GradientSquares& each : gradients) {
+    if (IsOfExperts(each) != of_experts) continue;
+    Take(fields, each.parameter->spec().name, unit, worst);
+    fields += kTensorFields;
+  }
+  return worst;
+}
+
+absl::Status SumOver(Communicator& group, absl::Span<int64_t> fields, const Context& context) {
+  if (group.size() == 1 || fields.empty()) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>(fields, ReduceOp::kSum, *context.host));
+  return context.host->Synchronize();
+}
+
+// The tensor of this rank's experts that the grid took most of.
+absl::StatusOr<Worst> WorstExperts(absl::Span<const GradientSquares> gradients, double unit,
+                                   const Context& context) {
+  const int64_t size = TensorsOf(gradients, true) * kTensorFields;
+  MOE_ASSIGN_OR_RETURN(const auto fields, context.host_workspace->Array<int64_t>(size));
+  WriteFields(gradients, true, fields.data());
+  MOE_RETURN_IF_ERROR(
+      SumOver(context.mesh->group(MeshGroup::kExpertData, MeshLane::kGradients), fields, context));
+  return WorstOf(gradients, true, fields.data(), unit);
+}
+
+// What a rank says of itself, in a place of its own of the sums over all ranks.
+enum OfRank : uint8_t { kLargest, kLoss, kHash, kNameBytes, kRankFields };
+
+// The name that rank `root` knows.
+absl::StatusOr<std::string> NameFrom(int root, int64_t bytes, const Worst& mine,
+                                     const Context& context) {
+  Communicator& world = context.mesh->world();
+  std::string name = world.rank() == root ? *mine.name : std::string(bytes, '\0');
+  const absl::Span<uint8_t> all(reinterpret_cast<uint8_t*>(name.data()), name.size());
+  MOE_RETURN_IF_ERROR(world.Broadcast<uint8_t>(all, root, *context.host));
+  MOE_RETURN_IF_ERROR(context.host->Synchronize());
+  return name;
+}
+
+}  // namespace
+
+absl::StatusOr<double> GradientNorm::ClipFactor(double most) const {
+  if (!(most >= 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("clipping to a norm of ", most, ", expected >= 0"));
+  }
+  if (finite()) return value > most ? most / value : 1.0;
+  return absl::DataLossError(absl::StrCat("the gradients are not finite (", non_finite,
+                                          " elements are NaN, infinite or off the exact grid), "
+                                          "expected finite ones: the weights have stayed"));
+}
+
+// After the sums of experts' tensors all else travels at once.
+absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gradients, double unit,
+                                           const Context& context) {
+  Communicator& world = context.mesh->world();
+  const WorkspaceScope scope(*context.host_workspace);
+  const bool exact = unit > 0;
+  // Of all tensors and what is not finite; then of each rank; then of replicated tensors.
+  constexpr int64_t kRanks = kSquareSumSize + 1;
+  const int64_t replicated = kRanks + (exact ? world.size() * int64_t{kRankFields} : 0);
+  const int64_t tensors = exact ? TensorsOf(gradients, false) : 0;
+  MOE_ASSIGN_OR_RETURN(const auto fields, context.host_workspace->Array<int64_t>(
+                                              replicated + tensors * kTensorFields));
+  std::fill_n(fields.begin(), replicated, int64_t{0});
+  GridTally tally;
+  for (const GradientSquares& each : gradients) {
+    for (int i = 0; i < kSquareSumSize; ++i) fields[i] += each.sum[i];
+    tally.Add(each.tally);
+  }
+  fields[kSquareSumSize] = tally.non_finite;
+  Worst mine;
+  if (exact) {
+    MOE_ASSIGN_OR_RETURN(mine, WorstExperts(gradients, unit, context));
+    int64_t* const own = &fields[kRanks + world.rank() * int64_t{kRankFields}];
+    own[kLargest] = tally.largest;
+    own[kLoss] = std::bit_cast<int64_t>(mine.loss);
+    own[kHash] = mine.hash;
+    own[kNameBytes] = mine.name == nullptr ? 0 : std::ssize(*mine.name);
+    WriteFields(gradients, false, fields.data() + replicated);
+  }
+  MOE_RETURN_IF_ERROR(SumOver(world, fields, context));
+
+  GradientNorm norm = {.non_finite = fields[kSquareSumSize]};
+  const bool finite = norm.non_finite == 0 && fields[kSquareSumDigits] == 0;
+  norm.value = finite ? ValueOf(fields.data()) : std::numeric_limits<double>::infinity();
+  if (!exact) return norm;
+  Worst worst = WorstOf(gradients, false, fields.data() + replicated, unit);
+  int root = -1;  // every rank knows the name
+  int64_t name_bytes = 0, largest = 0;
+  for (int r = 0; r < world.size(); ++r) {
+    const int64_t* const theirs = &fields[kRanks + r * int64_t{kRankFields}];
+    largest = std::max(largest, theirs[kLargest]);
+    const Worst of_rank = {std::bit_cast<double>(theirs[kLoss]), theirs[kHash], nullptr};
+    if (!of_rank.IsWorseThan(worst)) continue;
+    worst = of_rank;
+    root = r;
+    name_bytes = theirs[kNameBytes];
+  }
+  norm.largest = std::bit_cast<float>(static_cast<uint32_t>(largest));
+  norm.grid_loss = worst.loss;
+  if (!norm.grid_loss_is_named()) return norm;
+  if (root < 0) {
+    norm.grid_loss_tensor = *worst.name;
+    return norm;
+  }
+  MOE_ASSIGN_OR_RETURN(norm.grid_loss_tensor, NameFrom(root, name_bytes, mine, context));
+  return norm;
+}
+
+}  // namespace moe

@@ -1,0 +1,408 @@
+#include "moe/train/gradient_reducer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <new>
+#include <numeric>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/caught.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/elementwise/elementwise.h"
+#include "moe/state/unit_grid.h"
+
+namespace moe {
+namespace {
+
+absl::Status CheckTrainable(const Parameter& parameter, size_t known) {
+  if (static_cast<size_t>(parameter.index()) >= known) {
+    return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", parameter.spec().name,
+                                                      " came after the sums, expected before"));
+  }
+  if (parameter.spec().trainable) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("GradientReducer: ", parameter.spec().name,
+                                                 " is not trained, so it has no gradient"));
+}
+
+// Of the elements `piece.range` of a parameter, whole row groups, in units of whose squares the
+// norm is made. `first`: where these elements begin in the sum.
+void AppendUnits(const ParameterPiece& piece, int64_t first, std::vector<SquaresUnit>& units) {
+  int64_t at = 0;  // of the part
+  for (const CanonicalTensor& part : piece.parameter->parts()) {
+    const ElementRange here = Common(piece.range, {at, at + part.size()});
+    if (here.size() > 0) {
+      UnitGrid(part).ForEachUnit(
+          (here.begin - at) / part.cols, (here.end - at) / part.cols,
+          [&](int64_t /*unit*/, const TensorBox& box) {
+            const int64_t row = at + box.row_begin * part.cols;
+            units.push_back({.begin = first + row - piece.range.begin + box.col_begin,
+                             .rows = box.rows(),
+                             .cols = box.cols(),
+                             .stride = part.cols,
+                             .sum = piece.parameter->index()});
+          });
+    }
+    at += part.size();
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
+    const GradientReducerOptions& options, ParameterStore& store, const Context& context,
+    Stream& stream) {
+  if (options.bucket_bytes < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("GradientReducer: bucket of ", options.bucket_bytes, " bytes, expected >= 1"));
+  }
+  if (options.max_terms < 1 && context.numerics == Numerics::kLayoutInvariant) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "GradientReducer: max_terms is ", options.max_terms,
+        ", expected the number of micro-batches of a step over all ranks, at least 1"));
+  }
+  auto reducer =
+      std::unique_ptr<GradientReducer>(new GradientReducer(options, store, context, stream));
+  for (const MeshGroup each : {MeshGroup::kStage, MeshGroup::kData, MeshGroup::kExpertData}) {
+    auto& all_reducer = reducer->reducers_[context.mesh->Canonical(each)];
+    if (all_reducer != nullptr) continue;
+    MOE_ASSIGN_OR_RETURN(
+        all_reducer,
+        AllReducer::Create(options.algorithm, context.mesh->group(each, MeshLane::kGradients)));
+  }
+  reducer->buckets_ = MakeBuckets(store,
+                                  {.bucket_bytes = options.bucket_bytes,
+                                   .element_bytes = reducer->element_bytes(),
+                                   .zero = options.zero},
+                                  *context.mesh);
+  reducer->place_.resize(store.parameters().size());
+  for (size_t b = 0; b < reducer->buckets_.size(); ++b) {
+    const ParameterBucket& bucket = reducer->buckets_[b];
+    for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+      reducer->place_[bucket.parameters[i]->index()] = {static_cast<int>(b), bucket.first[i]};
+    }
+  }
+  return reducer;
+}
+
+GradientReducer::~GradientReducer() {
+  if (in_flight_) {
+    context_.mesh->Abort(
+        Caught([] { return absl::AbortedError("gradients of a step were given up"); }));
+  }
+  stream_.Synchronize().IgnoreError();
+}
+
+absl::Status GradientReducer::Allocate() {
+  constexpr int64_t kLine = 64;  // bytes
+  Stream& stream = *context_.compute;
+  GroupMap<int64_t> in_lanes;  // buckets
+  sums_.resize(buckets_.size());
+  std::vector<SquaresUnit> units;
+  int64_t elements = 0;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const ParameterBucket& bucket = buckets_[b];
+    BucketSums& sums = sums_[b];
+    sums.in_lanes = bucket.sharded && travels_each_round();
+    if (sums.in_lanes) ++in_lanes[bucket.holders];
+    sums.first = elements;
+    for (const ParameterPiece& piece : PiecesOf(bucket, bucket.own)) {
+      AppendUnits(piece, At(b, piece.bucket.begin), units);
+    }
+    const int64_t line = kLine / element_bytes();
+    elements += (Summed(b).size() + line - 1) / line * line;
+  }
+  MOE_ASSIGN_OR_RETURN(
+      sum_, Buffer::Allocate(elements * element_bytes(), *context_.memory, "sums of gradients"));
+  const auto bytes = static_cast<int64_t>(units.size() * sizeof(SquaresUnit));
+  MOE_ASSIGN_OR_RETURN(units_, Buffer::Allocate(bytes, *context_.memory, "units"));
+  if (exact()) {
+    const auto tallies = static_cast<int64_t>(place_.size() * sizeof(GridTally));
+    MOE_ASSIGN_OR_RETURN(tallies_, Buffer::Allocate(tallies, *context_.memory, "tallies"));
+  }
+  MOE_RETURN_IF_ERROR(stream.CopyBytes(units.data(), units_.data(), bytes));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  for (const int64_t buckets : in_lanes) {
+    for (int64_t i = 0; i < std::min<int64_t>(buckets, 2); ++i) {
+      MOE_ASSIGN_OR_RETURN(Lane* const lane, AddLane());
+      free_.push_back(lane);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GradientReducer::Lane*> GradientReducer::AddLane() {
+  int64_t elements = 0;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (sums_[b].in_lanes) elements = std::max(elements, buckets_[b].elements());
+  }
+  auto lane = std::make_unique<Lane>();
+  MOE_ASSIGN_OR_RETURN(lane->sum, Buffer::Allocate(elements * element_bytes(), *context_.memory,
+                                                   "gradients of a round"));
+  lanes_.push_back(std::move(lane));
+  return lanes_.back().get();
+}
+
+void GradientReducer::SetAccumulators(size_t b, const Buffer& sum, int64_t first) {
+  for (Parameter* const parameter : buckets_[b].parameters) {
+    Place& place = place_[parameter->index()];
+    const auto size = static_cast<size_t>(parameter->size());
+    const auto begin = static_cast<size_t>(first + place.offset);
+    parameter->set_grad(
+        exact() ? GradAccumulator(sum.span<int64_t>().subspan(begin, size), grid_,
+                                  &tallies_.span<GridTally>()[parameter->index()], &place.empty)
+                : GradAccumulator(sum.span<float>().subspan(begin, size), &place.empty));
+  }
+}
+
+// Called by the first partial of a round. What fails is told by the next MarkReady, but for memory,
+// which the partial needs now.
+void GradientReducer::Open(size_t b) {
+  BucketSums& sums = sums_[b];
+  if (sums.lane != nullptr) return;
+  if (free_.empty()) {
+    const absl::StatusOr<Lane*> added = AddLane();
+    if (!added.ok()) throw std::bad_alloc();
+    free_.push_back(*added);
+  }
+  sums.lane = free_.front();
+  free_.pop_front();
+  if (sums.lane->travelled.state() != nullptr) {
+    opened_.Update(context_.compute->WaitFor(sums.lane->travelled));
+  }
+  SetAccumulators(b, sums.lane->sum, 0);
+}
+
+absl::Status GradientReducer::Begin(int loss_scale_log2, int unit_log2) {
+  unit_log2 += loss_scale_log2;
+  const bool first = sums_.empty(), other_unit = unit_log2 != grid_.unit_log2;
+  grid_.unit_log2 = unit_log2;
+  loss_scale_log2_ = loss_scale_log2;
+  if (first) MOE_RETURN_IF_ERROR(Allocate());
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    BucketSums& sums = sums_[b];
+    sums.ready = 0;
+    sums.empty = true;
+    if (first) {
+      const std::function<void()> open =
+          sums.in_lanes ? [this, b] { Open(b); } : std::function<void()>();
+      for (Parameter* const p : buckets_[b].parameters) p->set_open_grad(open);
+    }
+    if (!sums.in_lanes && (first || other_unit)) SetAccumulators(b, sum_, sums.first);
+  }
+  for (Place& place : place_) place.empty = true;
+  next_ = 0;
+  return context_.compute->Zero(tallies_.data(), tallies_.bytes());
+}
+
+absl::Status GradientReducer::BeginRound() {
+  if (!travels_each_round()) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(CheckAllLaunched());
+  next_ = 0;
+  for (BucketSums& sums : sums_) sums.ready = 0;
+  for (Place& place : place_) {
+    if (sums_[place.bucket].in_lanes) place.empty = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
+  MOE_RETURN_IF_ERROR(CheckTrainable(parameter, place_.size()));
+  const auto b = static_cast<size_t>(place_[parameter.index()].bucket);
+  BucketSums& sums = sums_[b];
+  const auto parameters = [&](size_t i) {
+    return static_cast<int>(buckets_[i].parameters.size());
+  };
+  if (++sums.ready > parameters(b)) {
+    return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", parameter.spec().name,
+                                                      " was marked ready twice in one ",
+                                                      travels_each_round() ? "round" : "step"));
+  }
+  MOE_RETURN_IF_ERROR(opened_);
+  if (sums.ready == parameters(b)) {
+    MOE_RETURN_IF_ERROR(ClearEmpty(b));
+    MOE_ASSIGN_OR_RETURN(sums.filled, context_.compute->Record());
+  }
+  for (; next_ < buckets_.size() && sums_[next_].ready == parameters(next_); ++next_) {
+    MOE_RETURN_IF_ERROR(Launch(next_));
+  }
+  return absl::OkStatus();
+}
+
+// Zeros for the parameters of a full bucket that no partial has reached, neighbours at once.
+absl::Status GradientReducer::ClearEmpty(size_t b) {
+  const ParameterBucket& bucket = buckets_[b];
+  if (sums_[b].in_lanes) Open(b);
+  std::byte* const sums = sums_[b].in_lanes ? sums_[b].lane->sum.data()
+                                            : sum_.data() + sums_[b].first * element_bytes();
+  const auto reached = [&](const Parameter* p) {
+    return !std::exchange(place_[p->index()].empty, false);
+  };
+  size_t begin = 0;  // of the run that ends at i
+  for (size_t i = 0; i <= bucket.parameters.size(); ++i) {
+    if (i < bucket.parameters.size() && !reached(bucket.parameters[i])) continue;
+    const int64_t from = bucket.first[begin], to = bucket.first[i];
+    begin = i + 1;
+    if (from >= to) continue;
+    MOE_RETURN_IF_ERROR(
+        context_.compute->Zero(sums + from * element_bytes(), (to - from) * element_bytes()));
+  }
+  return opened_;
+}
+
+absl::Status GradientReducer::Launch(size_t b) {
+  const ParameterBucket& bucket = buckets_[b];
+  Communicator& group = HoldersOf(bucket);
+  if (group.size() == 1) return absl::OkStatus();
+  in_flight_ = true;
+  const bool of_experts = bucket.holders == MeshGroup::kExpertData;
+  const char* const name = bucket.sharded ? "reduce-scatter" : "all-reduce";
+  group.SetPhase({.name = name, .step = context_.mesh->world().phase().step});
+  MOE_RETURN_IF_ERROR(stream_.WaitFor(sums_[b].filled));
+  const int64_t all = bucket.elements() * element_bytes();
+  const int64_t bytes = (bucket.sharded ? 1 : 2) * all * (group.size() - 1) / group.size();
+  Traffic& traffic = traffic_[bucket.holders];
+  ++traffic.buckets;
+  traffic.bytes_sent += bytes;
+  const char* const experts = bucket.sharded ? "reduce-scatter experts" : "all-reduce experts";
+  const Work work = {.phase = Phase::kAllReduce,
+                     .name = of_experts ? experts : name,
+                     .bucket = static_cast<int32_t>(b),
+                     .bytes = bytes};
+  return Timed(context_, work, stream_,
+               [&] { return exact() ? Travel<int64_t>(b) : Travel<float>(b); });
+}
+
+template <typename T>
+absl::Status GradientReducer::Travel(size_t b) {
+  const ParameterBucket& bucket = buckets_[b];
+  BucketSums& sums = sums_[b];
+  AllReducer& reducer = *reducers_[bucket.holders];
+  const absl::Span<T> kept = SumsOf<T>(b);
+  if (!bucket.sharded) return reducer.Sum(kept, stream_);
+  if (!sums.in_lanes) return reducer.ReduceScatter(kept, bucket.counts, stream_);
+  const auto all = sums.lane->sum.span<T>().first(static_cast<size_t>(bucket.elements()));
+  MOE_RETURN_IF_ERROR(reducer.ReduceScatter(all, bucket.counts, stream_));
+  const auto own = all.subspan(static_cast<size_t>(bucket.own.begin), kept.size());
+  MOE_RETURN_IF_ERROR(std::exchange(sums.empty, false)
+                          ? stream_.CopyBytes(own.data(), kept.data(),
+                                              static_cast<int64_t>(kept.size() * sizeof(T)))
+                          : AddPartial<T>(own, kept, stream_));
+  Lane* const lane = std::exchange(sums.lane, nullptr);
+  MOE_ASSIGN_OR_RETURN(lane->travelled, stream_.Record());
+  free_.push_back(lane);
+  return absl::OkStatus();
+}
+
+absl::Status GradientReducer::CheckAllLaunched() const {
+  if (next_ == buckets_.size()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", buckets_.size() - next_,
+                                                    " of ", buckets_.size(),
+                                                    " buckets still miss gradients"));
+}
+
+absl::Status GradientReducer::Finish() {
+  MOE_RETURN_IF_ERROR(CheckAllLaunched());
+  return FinishGather();
+}
+
+absl::Status GradientReducer::Gather(size_t b, absl::Span<uint8_t> block,
+                                     absl::Span<const int64_t> counts) {
+  const ParameterBucket& bucket = buckets_[b];
+  Communicator& group = HoldersOf(bucket);
+  in_flight_ = true;
+  group.SetPhase({.name = "weights", .step = context_.mesh->world().phase().step});
+  MOE_ASSIGN_OR_RETURN(const Event written, context_.compute->Record());
+  MOE_RETURN_IF_ERROR(stream_.WaitFor(written));
+  const auto mine = counts.begin() + group.rank();
+  const auto own =
+      block.subspan(std::accumulate(counts.begin(), mine, size_t{0}), static_cast<size_t>(*mine));
+  const int64_t bytes = *mine * (group.size() - 1);
+  traffic_[bucket.holders].bytes_sent += bytes;
+  const bool of_experts = bucket.holders == MeshGroup::kExpertData;
+  const Work work = {.phase = Phase::kAllReduce,
+                     .name = of_experts ? "gather experts" : "gather weights",
+                     .bucket = static_cast<int32_t>(b),
+                     .bytes = bytes};
+  return Timed(context_, work, stream_,
+               [&] { return group.AllGatherV<uint8_t>(own, block, counts, stream_); });
+}
+
+absl::Status GradientReducer::FinishGather() {
+  MOE_RETURN_IF_ERROR(JoinStreams(*context_.compute, stream_));
+  in_flight_ = false;
+  return absl::OkStatus();
+}
+
+// Squares are made of gradients that are as many times larger as the grid is finer than by default,
+// so that they fit their sum as well whatever the grid's unit.
+absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale) const {
+  MOE_RETURN_IF_ERROR(CheckAllLaunched());
+  Stream& stream = *context_.compute;
+  const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
+  const int finer_log2 = exact() ? ExactGrid().unit_log2 + loss_scale_log2_ - grid_.unit_log2 : 0;
+  const double larger = std::ldexp(scale, finer_log2);
+  const auto size = static_cast<int64_t>(place_.size()) * kSquareSumSize;
+  MOE_ASSIGN_OR_RETURN(const auto squares, context_.workspace->Array<int64_t>(size));
+  MOE_RETURN_IF_ERROR(stream.Zero(squares.data(), size * int64_t{sizeof(int64_t)}));
+  MOE_RETURN_IF_ERROR(AddSquares(Sums(larger), units_.span<SquaresUnit>(), squares.data(), stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  MOE_ASSIGN_OR_RETURN(const auto sums, OnHost<int64_t>(squares, context_));
+  MOE_ASSIGN_OR_RETURN(const auto tallies, OnHost<GridTally>(tallies_.span<GridTally>(), context_));
+  MOE_ASSIGN_OR_RETURN(const auto gradients,
+                       context_.host_workspace->Array<GradientSquares>(std::ssize(place_)));
+  size_t count = 0;
+  for (const ParameterBucket& bucket : buckets_) {
+    for (const Parameter* const p : bucket.parameters) {
+      gradients[count++] = {.parameter = p,
+                            .sum = &sums[p->index() * kSquareSumSize],
+                            .tally = exact() ? tallies[p->index()] : GridTally()};
+    }
+  }
+  MOE_ASSIGN_OR_RETURN(GradientNorm norm,
+                       NormOverRanks(gradients.first(count),
+                                     exact() ? std::ldexp(larger, grid_.unit_log2) : 0, context_));
+  norm.value = std::ldexp(norm.value, -finer_log2);
+  norm.largest = std::ldexp(norm.largest, -loss_scale_log2_);
+  return norm;
+}
+
+ScaledSum GradientReducer::Sums(double scale) const {
+  return exact() ? ScaledSum(sum_.span<int64_t>(), grid_, scale)
+                 : ScaledSum(sum_.span<float>(), scale);
+}
+
+int64_t GradientReducer::At(size_t b, int64_t element) const {
+  return sums_[b].first + element - Summed(b).begin;
+}
+
+absl::StatusOr<ScaledSum> GradientReducer::Sum(const Parameter& parameter, double scale) const {
+  MOE_RETURN_IF_ERROR(CheckTrainable(parameter, place_.size()));
+  const Place& place = place_[parameter.index()];
+  const auto b = static_cast<size_t>(place.bucket);
+  if (buckets_[b].sharded) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("GradientReducer: the gradient of ", parameter.spec().name,
+                     " is in parts on several ranks (ZeRO), expected a whole one"));
+  }
+  return Sums(scale).Part(At(b, place.offset), parameter.size());
+}
+
+absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Parameter& parameter,
+                                                                  double scale,
+                                                                  absl::Span<float> scratch,
+                                                                  Stream& stream) const {
+  MOE_ASSIGN_OR_RETURN(const ScaledSum sum, Sum(parameter, scale));
+  const auto out = scratch.subspan(0, parameter.size());
+  MOE_RETURN_IF_ERROR(sum.ToFloat(out, stream));
+  return out;
+}
+
+int64_t GradientReducer::bytes() const {
+  int64_t total = sum_.bytes();
+  for (const auto& lane : lanes_) total += lane->sum.bytes();
+  return total;
+}
+
+}  // namespace moe

@@ -1,0 +1,194 @@
+// Sums gradients over ranks while backward is still running.
+#ifndef MOE_MOE_TRAIN_GRADIENT_REDUCER_H_
+#define MOE_MOE_TRAIN_GRADIENT_REDUCER_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "comm/all_reduce.h"
+#include "kernels/exact_sum/scaled_sum.h"
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
+#include "moe/train/gradient_norm.h"
+#include "moe/zero/shard_cut.h"
+
+namespace moe {
+
+struct GradientReducerOptions {
+  int64_t bucket_bytes = int64_t{25} << 20;  // a bucket closes when it holds at least this much
+  AllReduceAlgorithm algorithm = AllReduceAlgorithm::kRing;
+  // Layout-invariant numerics. Required: how many terms are added to one gradient in a step, at
+  // most, over all ranks: its micro-batches, times ParameterSpec::partials. More could leave int64.
+  int64_t max_terms = 0;
+  ZeroStage zero = ZeroStage::kNone;
+};
+
+// Packs the parameters of a store into buckets (MakeBuckets) and sums each bucket over its group on
+// a stream of its own as soon as its last gradient is ready. Buckets start in a fixed order on
+// every rank, whatever order gradients finish in, so ranks cannot cross. Source: Li et al.,
+// "PyTorch Distributed" (VLDB 2020), arXiv:2006.15704, section 3.2.
+//
+// fast: float32 buckets. layout-invariant: int64 buckets on the exact grid, beside which each rank
+// keeps a GridTally of its own partials of every parameter.
+//
+// With ZeRO a rank gets the sums of its own part of a bucket alone (ParameterBucket::own).
+// kGradients: partials of a round add up in a few buffers, two for each group unless backward
+// has more buckets open at a time, from which they go to the part's sum.
+class GradientReducer {
+ public:
+  // Buckets that still travel end first: what sums them uses memory of this object.
+  ~GradientReducer();
+
+  // `stream`: the compute stream, or a queue of its device. Takes no memory for sums yet.
+  static absl::StatusOr<std::unique_ptr<GradientReducer>> Create(
+      const GradientReducerOptions& options, ParameterStore& store, const Context& context,
+      Stream& stream);
+
+  // Empties all buckets: the first partial of a parameter overwrites. Before the first round of a
+  // step. The first call allocates the sums and gives every trainable parameter its accumulator;
+  // MarkReady and Gradient refuse the others (kInvalidArgument). loss_scale_log2: the gradients to
+  // come are 2^loss_scale_log2 times larger, and so is the unit of the exact grid, else
+  // 2^unit_log2.
+  absl::Status Begin(int loss_scale_log2 = 0, int unit_log2 = ExactGrid().unit_log2);
+  // Of the exact grid, over all ranks.
+  int64_t max_terms() const { return grid_.max_terms; }
+
+  // Before every other round. kFailedPrecondition unless the round before has been marked ready
+  // where buckets travel in each (travels_each_round).
+  absl::Status BeginRound();
+  bool travels_each_round() const { return options_.zero == ZeroStage::kGradients; }
+
+  // The gradient of `parameter` is complete once the compute stream passes this point. Once per
+  // parameter and step, in the last round; once in each round where buckets travel in each.
+  absl::Status MarkReady(const Parameter& parameter);
+
+  // Makes the compute stream wait for the last bucket.
+  absl::Status Finish();
+
+  // After Finish: the norm of all summed gradients times `scale`, of trainable parameters of all
+  // ranks, every expert and every replica once, at any ZeRO stage. It is the root of an exact sum
+  // of the units' sums of squares (unit_grid.h), each from the rank that speaks for the unit, so
+  // the same bits at any layout in layout-invariant numerics; squares of a unit from 2^72 on, for
+  // another unit of the grid than 2^-50 as much larger or smaller, are not finite. Collective over
+  // the world; blocks the host; on CUDA one launch. kFailedPrecondition before Finish.
+  absl::StatusOr<GradientNorm> Norm(double scale) const;
+
+  // The summed gradient times `scale` (1 / number of micro-batches / loss scale): a view into the
+  // bucket, in memory of the compute stream's device. kFailedPrecondition where ZeRO has it in
+  // parts on several ranks.
+  absl::StatusOr<ScaledSum> Sum(const Parameter& parameter, double scale) const;
+  // … of all buckets, and where in it element `element` of bucket `b` is, one of those kept.
+  ScaledSum Sums(double scale) const;
+  int64_t At(size_t b, int64_t element) const;
+  // Sum as float32 in `scratch`, which has parameter.size() elements or more there.
+  absl::StatusOr<absl::Span<const float>> Gradient(const Parameter& parameter, double scale,
+                                                   absl::Span<float> scratch, Stream& stream) const;
+
+  // In the order in which they travel.
+  absl::Span<const ParameterBucket> buckets() const { return buckets_; }
+
+  // On the gradients' stream, from where the compute stream is now: every rank of bucket b's group
+  // gets part r of `block`, counts[r] bytes, from rank r. Collective over the group.
+  absl::Status Gather(size_t b, absl::Span<uint8_t> block, absl::Span<const int64_t> counts);
+  // Makes the compute stream wait for what was gathered.
+  absl::Status FinishGather();
+
+  // What this rank has done so far for the parameters that a group holds, if that is more than one
+  // rank.
+  struct Traffic {
+    int64_t buckets = 0;     // summed over ranks
+    int64_t bytes_sent = 0;  // ring formula; with ZeRO also what is gathered
+  };
+  const Traffic& traffic(MeshGroup holders) const {
+    return traffic_[context_.mesh->Canonical(holders)];
+  }
+  // Of the sums.
+  int64_t bytes() const;
+
+ private:
+  // Where partials of one round add up until they have travelled (ZeroStage::kGradients).
+  struct Lane {
+    Buffer sum;
+    Event travelled;
+  };
+  // The sums of a bucket.
+  struct BucketSums {
+    int ready = 0;          // parameters, of this round
+    int64_t first = 0;      // where they begin in `sum_`
+    bool in_lanes = false;  // the own part of them; else all
+    bool empty = true;      // the own part, of what has travelled in this step
+    Lane* lane = nullptr;   // that holds this round's partials
+    Event filled;
+  };
+
+  struct Place {
+    int bucket = 0;
+    int64_t offset = 0;  // elements
+    bool empty = true;   // of this step's partials; in lanes, of this round's
+  };
+
+  GradientReducer(const GradientReducerOptions& options, ParameterStore& store,
+                  const Context& context, Stream& stream)
+      : options_(options),
+        store_(store),
+        context_(context),
+        stream_(stream),
+        grid_({.max_terms = std::max<int64_t>(1, options.max_terms)}) {}
+  bool exact() const { return context_.numerics == Numerics::kLayoutInvariant; }
+  int64_t element_bytes() const {
+    return static_cast<int64_t>(exact() ? sizeof(int64_t) : sizeof(float));
+  }
+  absl::Status Allocate();
+  absl::StatusOr<Lane*> AddLane();
+  void Open(size_t b);
+  // Elements of bucket b that `sum_` has.
+  ElementRange Summed(size_t b) const {
+    const ParameterBucket& bucket = buckets_[b];
+    return sums_[b].in_lanes ? bucket.own : ElementRange{0, bucket.elements()};
+  }
+  template <typename T>
+  absl::Span<T> SumsOf(size_t b) const {
+    return sum_.span<T>().subspan(static_cast<size_t>(sums_[b].first),
+                                  static_cast<size_t>(Summed(b).size()));
+  }
+  // sum: of the bucket's elements, from `first` on in it.
+  void SetAccumulators(size_t b, const Buffer& sum, int64_t first);
+  absl::Status ClearEmpty(size_t b);
+  absl::Status Launch(size_t b);
+  template <typename T>
+  absl::Status Travel(size_t b);
+  absl::Status CheckAllLaunched() const;
+  Communicator& HoldersOf(const ParameterBucket& bucket) const {
+    return context_.mesh->group(bucket.holders, MeshLane::kGradients);
+  }
+
+  const GradientReducerOptions options_;
+  ParameterStore& store_;
+  const Context context_;
+  Stream& stream_;
+  bool in_flight_ = false;  // buckets were launched that Finish has not joined
+  ExactGrid grid_;          // of this step
+  int loss_scale_log2_ = 0;
+  GroupMap<std::unique_ptr<AllReducer>> reducers_;  // of the holders of buckets
+  std::vector<Place> place_;                        // by parameter index
+  std::vector<ParameterBucket> buckets_;            // in launch order
+  std::vector<BucketSums> sums_;                    // of each; empty before the first step
+  Buffer sum_;                                      // float32 or int64, of all buckets
+  Buffer units_;                                    // SquaresUnit, of the own parts
+  Buffer tallies_;  // by parameter index, of this rank's partials in this step
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::deque<Lane*> free_;  // the one that has travelled longest ago first
+  absl::Status opened_;     // the first failure of Open
+  size_t next_ = 0;         // first bucket not yet launched
+  GroupMap<Traffic> traffic_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_TRAIN_GRADIENT_REDUCER_H_

@@ -1,0 +1,142 @@
+// AdamW over a parameter store, with clipping by the true global norm and a learning-rate schedule.
+#ifndef MOE_MOE_TRAIN_OPTIMIZER_H_
+#define MOE_MOE_TRAIN_OPTIMIZER_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
+#include "moe/train/gradient_reducer.h"
+
+namespace moe {
+
+struct AdamWOptions;
+
+enum class LearningRateDecay : uint8_t {
+  kCosine,    // Loshchilov and Hutter, "SGDR" (2017), arXiv:1608.03983, one cycle
+  kLinear,    // a straight line
+  kConstant,  // none: `peak` for good
+};
+
+// Linear warm-up, peak step / W up to `peak` at step W = warmup_steps; then, from `peak` at step
+// W + 1, down to `minimum` at the step after `total_steps`, so that every step learns. The cosine:
+//   minimum + (peak - minimum) (1 + cos(pi (step - 1 - W) / (total_steps - W))) / 2
+// as Megatron's and PyTorch's, which count steps from 0.
+struct LearningRateSchedule {
+  double peak = 1e-3;
+  double minimum = 0;
+  int64_t warmup_steps = 0;
+  int64_t total_steps = 1;
+  LearningRateDecay decay = LearningRateDecay::kCosine;
+  // step counts from 1.
+  double At(int64_t step) const;
+};
+
+struct OptimizerOptions {
+  float beta1 = 0.9f;
+  float beta2 = 0.95f;
+  float epsilon = 1e-8f;
+  float weight_decay = 0.1f;  // not for vectors (norms, biases)
+  double clip_grad = 1.0;     // 0 = off
+};
+
+// What a step does with gradients that are not finite. Either way the weights stay.
+enum class NonFiniteGradients : uint8_t {
+  kRefuse,  // kDataLoss: a run that goes on would train on nothing
+  kSkip,    // for a dynamic loss scale: the norm says so
+};
+
+// Who ends a run whose weights a step has made not finite: they have moved by then.
+enum class NonFiniteWeights : uint8_t {
+  kRefuse,  // Trainer::Step, kDataLoss, by the counts that its ranks exchange
+  kReport,  // whoever sums Optimizer::non_finite over the ranks, later in the step
+};
+
+struct StepOptions {
+  double gradient_scale = 1;  // times the reducer's sums: 1 / micro-batches / loss scale
+  double learning_rate = 0;
+  NonFiniteGradients non_finite = NonFiniteGradients::kRefuse;
+  NonFiniteWeights weights = NonFiniteWeights::kRefuse;
+};
+
+// Replicas take the same step from the same sums, so their weights stay equal without exchange.
+// Where ZeRO has the reducer's buckets in parts, a rank moves the elements of its own part, and the
+// ranks gather what layers read of all.
+class Optimizer {
+ public:
+  // `reducer`: of the store. Moments are zero. Packs what ZeRO shares out (ParameterStore::Pack).
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const OptimizerOptions& options,
+                                                           ParameterStore& store,
+                                                           GradientReducer& reducer,
+                                                           const Context& context);
+
+  // One step from the reducer's sums. Collective over the world. Returns their norm, before
+  // clipping; where it is not finite, the weights have stayed. On CUDA some launches, whatever the
+  // number of parameters; with ZeRO some for each bucket.
+  absl::StatusOr<GradientNorm> Step(const StepOptions& options);
+  // Elements that this rank keeps whose weight or moments the last Step made, or left, not finite.
+  int64_t non_finite() const { return non_finite_; }
+  // kDataLoss unless all weights and moments are finite, with how many are not, a tensor and the
+  // rank that has it. A pass over the state. Collective over the world, blocks the host; the same
+  // status on every rank.
+  absl::Status CheckFinite() const;
+
+  // What this rank keeps of a trained parameter: masters, means of the gradient and of its square
+  // of elements piece.range (without ZeRO all), in memory of its device. Among the ranks that have
+  // the same it alone speaks for `own`, whole row groups of them.
+  struct Slice {
+    ParameterPiece piece;
+    ElementRange own;  // of the parameter
+    absl::Span<float> master, mean, mean_square;
+  };
+  std::vector<Slice> Slices() const;
+  // The steps that moved the weights, which Adam's bias correction counts.
+  int64_t steps_taken() const { return step_; }
+  void set_steps_taken(int64_t steps) { step_ = steps; }
+  // After masters were written: rounds them, and gathers what is in parts. Collective over the
+  // groups of the buckets; enqueued on the compute stream.
+  absl::Status PublishMasters();
+
+  // Of the moments, and of masters that only optimisers keep.
+  int64_t bytes() const;
+
+ private:
+  // Of a bucket.
+  struct State {
+    Buffer values;  // m, v and, where `keeps_masters`, masters, each of the kept elements
+    bool keeps_masters = false;
+    std::vector<Slice> slices;        // `master` where keeps_masters, if not of a vector
+    PackedParameters packed;          // where sharded: the bucket's range of a block
+    std::vector<int64_t> part_bytes;  // of each rank's part of it
+  };
+
+  Optimizer(const OptimizerOptions& options, ParameterStore& store, GradientReducer& reducer,
+            const Context& context)
+      : options_(options), store_(store), reducer_(reducer), context_(context) {}
+  static absl::Span<float> MasterOf(const Slice& slice);
+  absl::Status Keep(const ParameterBucket& bucket, State& state);
+  // What layers read of buckets that have slabs in common moves into one block.
+  absl::Status Pack(absl::Span<const size_t> buckets);
+  // Of buckets [begin, end).
+  absl::Status Move(const AdamWOptions& adamw, double gradient_scale, size_t begin, size_t end);
+  absl::Status Publish(size_t begin, size_t end);
+  absl::Status FinishPublishing();
+
+  const OptimizerOptions options_;
+  ParameterStore& store_;
+  GradientReducer& reducer_;
+  const Context context_;
+  std::vector<State> states_;  // by bucket
+  Buffer count_;               // [1] int64_t of the device: of AdamW
+  int64_t non_finite_ = 0;
+  int64_t step_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_TRAIN_OPTIMIZER_H_

@@ -1,0 +1,160 @@
+// TrainedLayer of trainer.h: a layer in the rounds of its trainer.
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/train/trainer.h"
+
+namespace moe {
+namespace {
+
+// Of a call in `round`.
+Batch InRound(const Round& round, int64_t rows, Batch batch) {
+  if (batch.micro_batch_offsets.empty() && batch.first_global_token == 0 && !round.empty()) {
+    batch.first_global_token = round.micro_batch() * rows;
+  }
+  batch.step = round.step();
+  return batch;
+}
+
+}  // namespace
+
+template <typename T>
+absl::Status TrainedLayer<T>::CheckRound(const Round& round, int64_t rows,
+                                         const Batch& batch) const {
+  MOE_RETURN_IF_ERROR(trainer_.CheckCurrent(round));
+  if (round.empty() && rows > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "TrainedLayer: ", rows, " tokens in a round without a micro-batch, expected none"));
+  }
+  if (batch.micro_batch_offsets.size() > 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("TrainedLayer: ", batch.micro_batch_offsets.size() - 1,
+                     " micro-batches in a round, expected one"));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::TakeStats() {
+  for (auto& [stats, counts] : calls_) {
+    MOE_RETURN_IF_ERROR(stats.Wait());
+    if (!std::exchange(counts, false)) continue;
+    for (size_t e = 0; e < counts_.size(); ++e) counts_[e] += stats.expert_count[e];
+  }
+  calls_.erase(calls_.begin(), calls_.end() - 1);
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+                                      MoeLayerSaved<T>* saved, bool counts) {
+  constexpr size_t kMostCalls = 64;  // whose stats may be under way
+  if (calls_.size() > kMostCalls) MOE_RETURN_IF_ERROR(TakeStats());
+  Call call = {.counts = counts};
+  MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, saved, &call.stats));
+  calls_.push_back(std::move(call));
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
+                                      Batch batch) {
+  MOE_RETURN_IF_ERROR(CheckRound(round, x.rows(), batch));
+  batch = InRound(round, x.rows(), batch);
+  if (trainer_.evaluates()) {
+    batch.mode = Mode::kEvaluation;
+    return Forward(x, batch, y, nullptr, false);
+  }
+  return Forward(x, batch, y, &saved_, true);
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::Backward(const Round& round, MatrixView<const T> dy,
+                                       MatrixView<T> dx) {
+  MOE_RETURN_IF_ERROR(trainer_.CheckCurrent(round));
+  return layer_->Backward(
+      dy, saved_, static_cast<float>(trainer_.loss_scale()), dx,
+      [&](Parameter& parameter) { return trainer_.MarkReady(round, parameter); });
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::ForwardRows(const void* x, int64_t rows, void* y) {
+  rows_ = rows;
+  return Forward(trainer_.round(), RowsAt(x, rows), RowsAt(y, rows));
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::BackwardRows(const void* dy, void* dx) {
+  return Backward(trainer_.round(), RowsAt(dy, rows_), RowsAt(dx, rows_));
+}
+
+template <typename T>
+absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
+    const GraphForward& call) {
+  const Round& round = trainer_.round();
+  const MatrixView<const T> x(static_cast<const T*>(call.x), call.rows, call.cols);
+  const MatrixView<T> y(static_cast<T*>(call.y), call.rows, call.cols);
+  std::vector<int64_t> sequences;
+  for (int64_t at = 0; call.sequence_length > 0 && at <= call.rows; at += call.sequence_length) {
+    sequences.push_back(at);
+  }
+  const Batch batch = InRound(round, call.rows, {.sequence_offsets = sequences, .mode = call.mode});
+  if (!call.backward) {
+    MOE_RETURN_IF_ERROR(Forward(x, batch, y, nullptr, false));
+    return GraphBackward([](const void*, float, void*) {
+      return absl::FailedPreconditionError(
+          "TrainedLayer: Backward of a Forward that kept nothing, expected one in training");
+    });
+  }
+  MOE_RETURN_IF_ERROR(CheckRound(round, call.rows, batch));
+  // More than M terms could leave the exact sums.
+  if (trainer_.evaluates() || forwards_ > round.index()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("TrainedLayer: ", forwards_, " Forwards in a graph until round ",
+                     round.index(), trainer_.evaluates() ? " of an evaluation" : " of a step",
+                     ", expected ", trainer_.evaluates() ? "none" : "one in each"));
+  }
+  auto saved = std::make_shared<MoeLayerSaved<T>>(layer_->MakeSaved());  // copies share it
+  MOE_RETURN_IF_ERROR(Forward(x, batch, y, saved.get(), true));
+  ++forwards_;
+  return GraphBackward([this, here = std::weak_ptr<const bool>(here_), rows = call.rows, saved](
+                           const void* dy, float d_router_loss, void* dx) -> absl::Status {
+    if (here.expired()) {
+      return absl::FailedPreconditionError(
+          "TrainedLayer: Backward when the trainer is gone, expected it before");
+    }
+    const bool last = forwards_ - backwards_ == 1;
+    MOE_RETURN_IF_ERROR(layer_->Backward(
+        RowsAt(dy, rows), *saved, d_router_loss, RowsAt(dx, rows), [&](Parameter& parameter) {
+          return last ? trainer_.MarkReady(parameter) : absl::OkStatus();
+        }));
+    ++backwards_;
+    saved->memory = {};
+    return absl::OkStatus();
+  });
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::CheckPasses() const {
+  if (forwards_ == backwards_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("TrainedLayer: the layer of ", layer_->parameters().front()->spec().name,
+                   " has ", forwards_, " Forwards in a graph and ", backwards_,
+                   " Backwards in a step, expected as many: other ranks may wait for one"));
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::EndStep() {
+  MOE_RETURN_IF_ERROR(layer_->EndStep(counts_));
+  forwards_ = backwards_ = 0;
+  std::fill(counts_.begin(), counts_.end(), int64_t{0});
+  return absl::OkStatus();
+}
+
+template class TrainedLayer<float>;
+template class TrainedLayer<BFloat16>;
+template class TrainedLayer<Float16>;
+
+}  // namespace moe

@@ -1,0 +1,394 @@
+#include "moe/train/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include "kernels/base/caught.h"
+#include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
+#include "kernels/elementwise/elementwise.h"
+
+namespace moe {
+
+Trainer::Trainer(const TrainerOptions& options, std::unique_ptr<Session> session)
+    : options_(options),
+      session_(std::move(session)),
+      micro_batches_(options.micro_batches > 0 ? options.micro_batches
+                                               : session_->context().mesh->world().size()),
+      dealt_(micro_batches_),
+      store_(options.dtype, options.seed, session_->context()),
+      grid_unit_(options.unit_log2) {}
+
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& options,
+                                                         std::unique_ptr<Communicator> world) {
+  if (options.micro_batches < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Trainer: micro_batches is ", options.micro_batches, ", expected >= 0"));
+  }
+  MOE_ASSIGN_OR_RETURN(auto session, Session::Create(options.session, std::move(world)));
+  return std::unique_ptr<Trainer>(new Trainer(options, std::move(session)));
+}
+
+Trainer::~Trainer() {
+  if (pass_ == Pass::kNone) return;
+  session_->End(
+      Caught([&] { return absl::AbortedError(absl::StrCat("step ", step_, " was given up")); }));
+}
+
+template <typename T>
+absl::StatusOr<TrainedLayer<T>*> Trainer::AddMoeLayer(const std::string& prefix,
+                                                      const MoeLayerConfig& config) {
+  if (reducer_ != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("Trainer: layer ", prefix, " comes after the first step, expected before"));
+  }
+  MOE_ASSIGN_OR_RETURN(auto layer, MoeLayer<T>::Create(config, prefix, store_, context()));
+  auto trained = std::unique_ptr<TrainedLayer<T>>(new TrainedLayer<T>(*this, std::move(layer)));
+  TrainedLayer<T>* const borrowed = trained.get();
+  layers_.push_back(std::move(trained));
+  return borrowed;
+}
+
+absl::StatusOr<TrainedLayerBase*> Trainer::AddMoeLayer(const std::string& prefix,
+                                                       const MoeLayerConfig& config) {
+  return WithStorageType(store_.compute(), [&](auto element) -> absl::StatusOr<TrainedLayerBase*> {
+    return AddMoeLayer<decltype(element)>(prefix, config);
+  });
+}
+
+absl::StatusOr<Parameter*> Trainer::AddParameter(const ParameterSpec& spec) {
+  if (reducer_ != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Trainer: parameter ", spec.name, " comes after the first step, expected before"));
+  }
+  MOE_ASSIGN_OR_RETURN(Parameter* const parameter, store_.Add(spec));
+  if (spec.trainable) own_.push_back(parameter);
+  return parameter;
+}
+
+double Trainer::loss_scale() const {
+  return std::ldexp(1.0, loss_scale_log2_);
+}
+
+double Trainer::gradient_scale() const {
+  return 1.0 / (static_cast<double>(micro_batches_) * loss_scale());
+}
+
+absl::Status Trainer::Freeze() {
+  int partials = 1;
+  for (const auto& parameter : store_.parameters()) {
+    partials = std::max(partials, parameter->spec().partials);
+  }
+  MOE_ASSIGN_OR_RETURN(reducer_,
+                       GradientReducer::Create({.bucket_bytes = options_.bucket_bytes,
+                                                .algorithm = options_.all_reduce,
+                                                .max_terms = partials * micro_batches_,
+                                                .zero = options_.zero},
+                                               store_, context(), session_->gradient_stream()));
+  size_t outputs = 0;
+  for (const auto& layer : layers_) outputs += layer->counts().size();
+  counts_.resize(outputs + 1);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::BeginStep(int loss_scale_log2) {
+  MOE_RETURN_IF_ERROR(CheckEnded("BeginStep"));
+  if (reducer_ == nullptr) MOE_RETURN_IF_ERROR(Freeze());
+  // Before the sums are allocated, masters that go may go.
+  if (options_.zero != ZeroStage::kNone) MOE_RETURN_IF_ERROR(optimizer().status());
+  pass_ = Pass::kStep;
+  gradients_ = Gradients::kHere;
+  clip_ = 1;
+  norm_.reset();
+  loss_scale_log2_ = loss_scale_log2;
+  context().mesh->SetPhase({.name = "step", .step = ++step_});
+  return reducer_->Begin(loss_scale_log2, grid_unit_.state().log2);
+}
+
+absl::Status Trainer::BeginEvaluation(int64_t micro_batches) {
+  MOE_RETURN_IF_ERROR(CheckEnded("BeginEvaluation"));
+  pass_ = Pass::kEvaluation;
+  dealt_ = micro_batches;
+  context().mesh->SetPhase({.name = "evaluation", .step = step_});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Round> Trainer::BeginRound() {
+  if (pass_ == Pass::kNone) MOE_RETURN_IF_ERROR(BeginStep());
+  if (rounds_begun_ == rounds()) {
+    return absl::FailedPreconditionError(absl::StrCat("Trainer::BeginRound: step ", step_, " has ",
+                                                      rounds(), " rounds, expected ",
+                                                      evaluates() ? "EndStep" : "Step"));
+  }
+  if (!evaluates() && rounds_begun_ > 0) {
+    MOE_RETURN_IF_ERROR(MarkOwn());
+    MOE_RETURN_IF_ERROR(reducer_->BeginRound());
+  }
+  EndRound();
+  scope_.emplace(*context().workspace);
+  host_scope_.emplace(*context().host_workspace);
+  const Mesh& mesh = *context().mesh;
+  const MicroBatchRange mine =
+      MicroBatchesOf(mesh.index(MeshGroup::kData), mesh.size(MeshGroup::kData), dealt_);
+  round_.index_ = rounds_begun_++;
+  round_.step_ = step_;
+  ++round_.number_;
+  const int64_t micro_batch = mine.begin + round_.index_;
+  round_.micro_batch_ = micro_batch < mine.end ? micro_batch : -1;
+  return round_;
+}
+
+void Trainer::EndRound() {
+  host_scope_.reset();
+  scope_.reset();
+}
+
+absl::Status Trainer::AddGradient(const Parameter& parameter, absl::Span<const float> values) {
+  if (std::ssize(values) != parameter.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("Trainer::AddGradient: ", values.size(),
+                                                   " values for ", parameter.spec().name,
+                                                   ", expected ", parameter.size()));
+  }
+  if (parameter.grad().size() != parameter.size()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Trainer::AddGradient: ", parameter.spec().name,
+        " has no sum of gradients, expected one that is trained, from before the first "
+        "step, and a round"));
+  }
+  Stream& stream = *context().compute;
+  return parameter.grad().Add(
+      [&](absl::Span<float> out, Write write) { return Scale(values, 1, out, write, stream); },
+      *context().workspace, stream);
+}
+
+absl::Status Trainer::CheckEnded(const char* function) const {
+  if (pass_ == Pass::kNone) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "Trainer::", function, ": ", evaluates() ? "the evaluation after step " : "step ", step_,
+      " has not ended, expected ", evaluates() ? "EndStep" : "Step", " before"));
+}
+
+absl::Status Trainer::CheckLastRound(const char* function) const {
+  if (pass_ != Pass::kNone && rounds_begun_ == rounds()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("Trainer::", function, ": ", rounds_begun_,
+                                                    " of ", rounds(),
+                                                    " rounds have begun, expected all"));
+}
+
+absl::Status Trainer::CheckInStep(const char* function) const {
+  if (!evaluates()) return CheckLastRound(function);
+  return absl::FailedPreconditionError(
+      absl::StrCat("Trainer::", function, ": an evaluation has no gradients, expected EndStep"));
+}
+
+absl::Status Trainer::CheckReduced(const char* function) const {
+  if (gradients_ == Gradients::kReduced) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "Trainer::", function, ": the gradients of step ", step_, " are no sums, expected Reduce"));
+}
+
+absl::Status Trainer::CheckCurrent(const Round& round) const {
+  if (scope_.has_value() && round.number_ == round_.number_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("Trainer: round ", round.index_, " of step ", round.step_,
+                   " has ended, expected the round that BeginRound returned last"));
+}
+
+absl::Status Trainer::MarkReady(const Round& round, const Parameter& parameter) {
+  MOE_RETURN_IF_ERROR(CheckCurrent(round));
+  return MarkReady(parameter);
+}
+
+absl::Status Trainer::MarkReady(const Parameter& parameter) {
+  if (!evaluates() && rounds_begun_ < rounds()) {
+    return reducer_->travels_each_round() ? reducer_->MarkReady(parameter) : absl::OkStatus();
+  }
+  MOE_RETURN_IF_ERROR(CheckInStep("MarkReady"));
+  gradients_ = Gradients::kMarked;
+  return reducer_->MarkReady(parameter);
+}
+
+absl::Status Trainer::MarkOwn() {
+  for (const Parameter* const parameter : own_) MOE_RETURN_IF_ERROR(MarkReady(*parameter));
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Reduce() {
+  MOE_RETURN_IF_ERROR(CheckInStep("Reduce"));
+  if (gradients_ == Gradients::kReduced) return absl::OkStatus();
+  for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->CheckPasses());
+  MOE_RETURN_IF_ERROR(MarkOwn());
+  EndRound();
+  context().mesh->SetPhase({.name = "gradients", .step = step_});
+  MOE_RETURN_IF_ERROR(Timed(context(), {.name = "wait for gradients"}, *context().compute,
+                            [&] { return reducer_->Finish(); }));
+  MOE_RETURN_IF_ERROR(context().compute->Synchronize());
+  for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->TakeStats());
+  gradients_ = Gradients::kReduced;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GradientNorm> Trainer::MeasureGradients() {
+  MOE_RETURN_IF_ERROR(CheckReduced("MeasureGradients"));
+  MOE_ASSIGN_OR_RETURN(norm_, reducer_->Norm(gradient_scale()));
+  return *norm_;
+}
+
+absl::StatusOr<double> Trainer::ClipGradNorm(double most) {
+  MOE_ASSIGN_OR_RETURN(GradientNorm norm, MeasureGradients());
+  norm.value *= clip_;
+  MOE_ASSIGN_OR_RETURN(const double factor, norm.ClipFactor(most));
+  clip_ *= factor;
+  return norm.value;
+}
+
+absl::Status Trainer::Gradient(const Parameter& parameter, absl::Span<float> out) const {
+  MOE_RETURN_IF_ERROR(CheckReduced("Gradient"));
+  return reducer_->Gradient(parameter, clip_ * gradient_scale(), out, *context().compute).status();
+}
+
+absl::StatusOr<Optimizer*> Trainer::optimizer() {
+  if (optimizer_ == nullptr) {
+    if (reducer_ == nullptr) MOE_RETURN_IF_ERROR(Freeze());
+    MOE_ASSIGN_OR_RETURN(optimizer_,
+                         Optimizer::Create(options_.optimizer, store_, *reducer_, context()));
+  }
+  return optimizer_.get();
+}
+
+Trainer::StateBytes Trainer::state_bytes() const {
+  const Numerics numerics = context().numerics;
+  const int64_t sum_bytes = numerics == Numerics::kLayoutInvariant ? 8 : 4;
+  double formula = 0;
+  int64_t largest = 0;
+  struct Travelling {
+    int64_t buckets = 0, largest = 0;  // of those whose partials travel in each round
+  };
+  GroupMap<Travelling> travelling;
+  for (const ParameterBucket& bucket : reducer_->buckets()) {
+    const int ranks = context().mesh->size(bucket.holders);
+    formula += static_cast<double>(bucket.elements()) *
+               StateBytesOfElement(options_.zero, store_.compute(), numerics, ranks);
+    if (!bucket.sharded || !reducer_->travels_each_round()) continue;
+    Travelling& group = travelling[bucket.holders];
+    ++group.buckets;
+    group.largest = std::max(group.largest, bucket.elements());
+    largest = std::max(largest, bucket.elements());
+  }
+  for (const Travelling& group : travelling) {
+    formula += static_cast<double>(std::min<int64_t>(group.buckets, 2) * largest * sum_bytes);
+  }
+  return {.allocated = store_.bytes() + reducer_->bytes() + optimizer_->bytes(),
+          .formula = static_cast<int64_t>(formula)};
+}
+
+absl::Status Trainer::ResumeAfter(int64_t step) {
+  MOE_RETURN_IF_ERROR(CheckEnded("ResumeAfter"));
+  step_ = step;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GradientNorm> Trainer::Step(const StepOptions& options) {
+  MOE_RETURN_IF_ERROR(CheckInStep("Step"));
+  MOE_RETURN_IF_ERROR(Reduce());
+  MOE_RETURN_IF_ERROR(optimizer().status());
+  context().mesh->SetPhase({.name = "optimiser", .step = step_});
+  StepOptions scaled = options;
+  scaled.gradient_scale *= gradient_scale();
+  GradientNorm norm;
+  MOE_RETURN_IF_ERROR(Timed(context(), {.phase = Phase::kOptimizer, .name = "optimiser"},
+                            *context().compute, [&]() -> absl::Status {
+                              MOE_ASSIGN_OR_RETURN(norm, optimizer_->Step(scaled));
+                              norm_ = norm;
+                              return absl::OkStatus();
+                            }));
+  counts_weights_ = options.weights == NonFiniteWeights::kRefuse;
+  MOE_RETURN_IF_ERROR(EndStep());
+  return norm;
+}
+
+absl::Status Trainer::CheckWeights() const {
+  const absl::Status found = optimizer_->CheckFinite();
+  if (!absl::IsDataLoss(found)) return found;
+  return absl::DataLossError(absl::StrCat("Trainer: step ", step_, ": ", found.message(),
+                                          ", expected finite ones: look at the learning rate and "
+                                          "at OptimizerOptions::epsilon"));
+}
+
+absl::Status Trainer::EndStep() {
+  MOE_RETURN_IF_ERROR(CheckLastRound("EndStep"));
+  for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->TakeStats());
+  if (!evaluates()) {
+    if (gradients_ == Gradients::kMarked) MOE_RETURN_IF_ERROR(CheckReduced("EndStep"));
+    if (gradients_ == Gradients::kReduced) MOE_RETURN_IF_ERROR(FollowGradients());
+    MOE_RETURN_IF_ERROR(EndLayers());
+  }
+  EndRound();
+  pass_ = Pass::kNone;
+  rounds_begun_ = 0;
+  dealt_ = micro_batches_;
+  return absl::OkStatus();
+}
+
+// Every rank sees the same norm and does the same.
+absl::Status Trainer::FollowGradients() {
+  if (context().numerics != Numerics::kLayoutInvariant) return absl::OkStatus();
+  if (!norm_.has_value()) MOE_RETURN_IF_ERROR(MeasureGradients().status());
+  const int before = grid_unit_.state().log2;
+  grid_unit_.Follow(*norm_, reducer_->max_terms());
+  const int after = grid_unit_.state().log2;
+  const bool loses = norm_->grid_loss_is_named() && !grid_loss_is_said_;
+  grid_loss_is_said_ = grid_loss_is_said_ || loses;
+  if (context().mesh->world().rank() != 0 || (!loses && before == after)) return absl::OkStatus();
+  std::string text =
+      absl::StrCat("step ", step_, ": the exact grid of gradients (unit 2^", before, ")");
+  if (loses) {
+    absl::StrAppendFormat(&text, " took up to %.1e of %s, relative to its norm", norm_->grid_loss,
+                          norm_->grid_loss_tensor);
+  } else {
+    absl::StrAppendFormat(&text, " has little room for partials of %g", norm_->largest);
+  }
+  absl::StrAppend(&text, before == after ? "; numerics fast has no grid"
+                                         : absl::StrCat("; from now on its unit is 2^", after));
+  Log(LogLevel::kWarning, text);
+  return absl::OkStatus();
+}
+
+// Counts of all ranks are integers, so the same everywhere.
+absl::Status Trainer::EndLayers() {
+  const bool weights = std::exchange(counts_weights_, false);
+  if (layers_.empty() && !weights) return absl::OkStatus();
+  counts_.back() = weights ? optimizer_->non_finite() : 0;
+  auto at = counts_.begin();
+  for (const auto& layer : layers_) {
+    const auto mine = layer->counts();
+    at = std::copy(mine.begin(), mine.end(), at);
+  }
+  Stream& host = *context().host;
+  context().mesh->SetPhase({.name = "expert counts", .step = step_});
+  MOE_RETURN_IF_ERROR(
+      context().mesh->world().AllReduce<int64_t>(absl::MakeSpan(counts_), ReduceOp::kSum, host));
+  MOE_RETURN_IF_ERROR(host.Synchronize());
+  auto from = counts_.begin();
+  for (const auto& layer : layers_) {
+    const auto all = layer->counts();
+    std::copy_n(from, all.size(), all.begin());
+    from += static_cast<std::ptrdiff_t>(all.size());
+    MOE_RETURN_IF_ERROR(layer->EndStep());
+  }
+  return counts_.back() > 0 ? CheckWeights() : absl::OkStatus();
+}
+
+template absl::StatusOr<TrainedLayer<float>*> Trainer::AddMoeLayer(const std::string&,
+                                                                   const MoeLayerConfig&);
+template absl::StatusOr<TrainedLayer<BFloat16>*> Trainer::AddMoeLayer(const std::string&,
+                                                                      const MoeLayerConfig&);
+template absl::StatusOr<TrainedLayer<Float16>*> Trainer::AddMoeLayer(const std::string&,
+                                                                     const MoeLayerConfig&);
+
+}  // namespace moe

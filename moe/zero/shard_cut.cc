@@ -1,0 +1,105 @@
+#include "moe/zero/shard_cut.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "moe/state/unit_grid.h"
+
+namespace moe {
+namespace {
+
+// The cut of `parameter` nearest to `element`, itself an element.
+int64_t CutNear(const Parameter& parameter, int64_t element) {
+  int64_t first = 0;
+  for (const CanonicalTensor& part : parameter.parts()) {
+    if (element < first + part.size()) {
+      return first + UnitGrid(part).CutNear(element - first) * part.cols;
+    }
+    first += part.size();
+  }
+  return first;
+}
+
+}  // namespace
+
+double StateBytesOfElement(ZeroStage zero, DType compute, Numerics numerics, int ranks) {
+  const double sum = numerics == Numerics::kLayoutInvariant ? 8 : 4;
+  const double state = compute == DType::kFloat32 ? 8 : 12;
+  return static_cast<double>(SizeOf(compute)) +
+         (zero == ZeroStage::kGradients ? sum / ranks : sum) +
+         (zero != ZeroStage::kNone ? state / ranks : state);
+}
+
+std::vector<int64_t> ShardCut(absl::Span<Parameter* const> parameters, int ranks,
+                              absl::Span<int64_t> debts) {
+  int64_t total = 0;
+  for (const Parameter* p : parameters) total += p->size();
+  std::vector<int64_t> counts;
+  int64_t begin = 0, first = 0;  // of the part; of the parameter that its end is in
+  auto at = parameters.begin();
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const int64_t even = total / ranks * (rank + 1) + total % ranks * (rank + 1) / ranks;
+    const int64_t asked = even + (debts.empty() ? 0 : debts[static_cast<size_t>(rank)]);
+    const int64_t target = std::clamp(rank + 1 == ranks ? total : asked, begin, total);
+    while (at != parameters.end() && target >= first + (*at)->size()) first += (*at++)->size();
+    const int64_t end = at == parameters.end() ? total : first + CutNear(**at, target - first);
+    if (!debts.empty()) debts[static_cast<size_t>(rank)] = asked - end;
+    counts.push_back(end - std::exchange(begin, end));
+  }
+  return counts;
+}
+
+std::vector<ParameterPiece> PiecesOf(const ParameterBucket& bucket, ElementRange range) {
+  std::vector<ParameterPiece> pieces;
+  for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+    const int64_t first = bucket.first[i];
+    const ElementRange common = Common(range, {first, bucket.first[i + 1]});
+    if (common.size() <= 0) continue;
+    pieces.push_back({bucket.parameters[i], {common.begin - first, common.end - first}, common});
+  }
+  return pieces;
+}
+
+std::vector<ParameterBucket> MakeBuckets(const ParameterStore& store, const BucketOptions& options,
+                                         const Mesh& mesh) {
+  std::vector<ParameterBucket> closed;
+  GroupMap<ParameterBucket> open;
+  const auto all = store.parameters();
+  const auto close = [&](ParameterBucket& bucket) {
+    closed.push_back(std::exchange(bucket, {}));
+  };
+  for (auto end = all.end(); end != all.begin();) {
+    const auto slab = all.begin() + end[-1]->slab();
+    for (auto p = slab; p != end; ++p) {
+      if (!(*p)->spec().trainable) continue;
+      const MeshGroup holders = mesh.Canonical((*p)->spec().holders);
+      ParameterBucket& bucket = open[holders];
+      bucket.holders = holders;
+      bucket.parameters.push_back(p->get());
+      bucket.first.push_back(bucket.elements() + (*p)->size());
+      if (bucket.elements() * options.element_bytes >= options.bucket_bytes) close(bucket);
+    }
+    end = slab;
+  }
+  for (ParameterBucket& bucket : open) {
+    if (!bucket.parameters.empty()) close(bucket);
+  }
+  std::stable_sort(closed.begin(), closed.end(), [](const auto& a, const auto& b) {
+    return a.parameters.back()->slab() > b.parameters.back()->slab();
+  });
+  GroupMap<std::vector<int64_t>> debts;
+  for (ParameterBucket& bucket : closed) {
+    const int ranks = mesh.size(bucket.holders);
+    std::vector<int64_t>& debt = debts[bucket.holders];
+    debt.resize(static_cast<size_t>(ranks), 0);
+    bucket.counts = ShardCut(bucket.parameters, ranks, absl::MakeSpan(debt));
+    const auto mine = bucket.counts.begin() + mesh.index(bucket.holders);
+    bucket.own.begin = std::accumulate(bucket.counts.begin(), mine, int64_t{0});
+    bucket.own.end = bucket.own.begin + *mine;
+    bucket.sharded = options.zero != ZeroStage::kNone && ranks > 1;
+  }
+  return closed;
+}
+
+}  // namespace moe
