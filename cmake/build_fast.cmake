@@ -37,8 +37,8 @@ if(MOE_BUILD_TESTS)
 endif()
 
 # Sources that every folder of their kind has under the same names (commands, help, settings, options,
-# shells, families of models), and SIMD sources, which include themselves, are never merged.
-set(apart "_(command|help|settings|options)\\.cc$|completion_[a-z]+\\.cc$|family_[a-z0-9_]+\\.cc$")
+# families of models), and SIMD sources, which include themselves, are never merged.
+set(apart "_(command|help|settings|options)\\.cc$|family_[a-z0-9_]+\\.cc$")
 
 function(moe_merge_sources target)
   get_target_property(folder ${target} SOURCE_DIR)

@@ -35,6 +35,7 @@ tests=(
   clang libclang-rt-dev          # libFuzzer, for readers of untrusted files
   chromium                       # looks at the pages of moe report; 414 MB with what it needs
   zsh fish groff-base            # what shells complete, and manual pages
+  help2man                       # makes these
   python3                        # strict readers of the page, and of JSON, in tests
 )
 bench=(python3-torch libdnnl-dev libopenblas-dev)  # timed beside the CPU path

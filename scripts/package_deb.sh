@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
 # Makes the Debian packages libmoe0.1, libmoe-dev and moe in build/deb, of a release build.
 #
-#   scripts/package_deb.sh
+#   scripts/package_deb.sh      needs help2man
 #
 # Then checks them: by lintian, where it is installed; and the first programs in C++ and in C are built
 # against what they hold, unpacked into a folder, by CMake and by pkg-config, and run. Changes nothing outside build/
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+command -v help2man >/dev/null || {
+  echo "package_deb: help2man is not installed: the packages would have no manual pages" >&2
+  exit 2
+}
 dir=build/deb
 cmake --preset deb
 cmake --build --preset deb -j "$jobs"

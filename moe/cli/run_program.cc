@@ -24,7 +24,7 @@
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/settings.h"
-#include "moe/cli/manual/manual.h"
+#include "moe/cli/completion/completion.h"
 
 namespace moe::cli {
 namespace {
@@ -34,7 +34,12 @@ std::string Help() {
       "usage: moe COMMAND [flags]\n\n"
       "Mixture-of-experts layers whose experts are sharded over ranks.\n\n";
   for (const Command& c : Commands()) text += fmt::format("  {:<11} {}\n", c.name, c.summary);
-  return text + "\n" + kProgramExamples +
+  return text +
+         "\n"
+         "  moe doctor\n"
+         "  moe train --data book.txt --ranks 4 --ep 2 --num-experts 8 --topk 2 --out run\n"
+         "  mpirun -n 4 moe bench alltoall -J alltoall.json\n"
+         "  moe report run alltoall.json\n"
          "\n"
          "moe COMMAND --help has flags, defaults and formulas of a command; moe --version.\n";
 }
@@ -91,6 +96,7 @@ ExitCode Main(Invocation invocation) {
   }
   std::string name = invocation.args.front();
   invocation.args.erase(invocation.args.begin());
+  if (name == kCompleteName) return end(PrintOnce(invocation, Complete(invocation.args)));
   if (name == "--version") {
     return end(PrintOnce(invocation, VersionText()));
   }

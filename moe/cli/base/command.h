@@ -13,8 +13,8 @@
 
 namespace moe::cli {
 
-// What a command is, said once: --help, the completion of shells and the manual pages are made of
-// it.
+// What a command is, once: --help, from which manual pages are made, and the completion of shells
+// follow from it.
 
 // What stands between the command's name and its flags.
 struct Operands {

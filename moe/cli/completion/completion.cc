@@ -1,12 +1,13 @@
-// moe completion: scripts for shells.
-#include "moe/cli/completion/completion.h"
+// moe completion: scripts for shells, which ask `moe __complete` for candidates.
+#include <string>
+#include <vector>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
-#include <absl/strings/str_split.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/settings.h"
@@ -31,15 +32,75 @@ constexpr char kTail[] = R"(
 Exit codes: 0 ok, 2 usage, 4 a write failed.
 )";
 
+// Readline breaks words at '=' and ':', and knows how to quote a path where compgen finds none.
+constexpr char kBash[] = R"bash(# Completion of moe in bash, made by: moe completion bash
+_moe_paths() { # -f or -d, and what readline does where there are none
+  mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen "$1" -- "$cur")
+  compopt -o filenames -o "$2" 2>/dev/null
+}
+_moe() {
+  local line cur=${COMP_WORDS[COMP_CWORD]}
+  COMPREPLY=()
+  [[ $cur != = ]] || cur=
+  while IFS= read -r line; do
+    case $line in
+      :files) _moe_paths -f default ;;
+      :folders) _moe_paths -d dirnames ;;
+      *) COMPREPLY+=("${line%%$'\t'*}") ;;
+    esac
+  done < <("${COMP_WORDS[0]}" __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+  [[ ${#COMPREPLY[@]} != 1 || $COMPREPLY != *: ]] || compopt -o nospace 2>/dev/null
+}
+complete -F _moe moe
+)bash";
+
+// As an autoloaded file the text is the function's body; sourced it registers the function.
+constexpr char kZsh[] = R"zsh(#compdef moe
+# Completion of moe in zsh, made by: moe completion zsh
+_moe() {
+  local line paths
+  local -a found
+  for line in ${(f)"$($words[1] __complete "${(@Q)words[2,CURRENT]}" 2>/dev/null)"}; do
+    case $line in
+      :*) paths=$line ;;
+      *) found+=("${${line%%$'\t'*}//:/\\:}${${(M)line:#*$'\t'*}:+:${line#*$'\t'}}") ;;
+    esac
+  done
+  (( $#found )) && _describe moe found
+  [[ -z $paths ]] || { compset -P '--*='; _files ${${(M)paths:#:folders}:+-/} }
+}
+if [[ $funcstack[1] == _moe ]]; then _moe "$@"; else compdef _moe moe; fi
+)zsh";
+
+constexpr char kFish[] = R"fish(# Completion of moe in fish, made by: moe completion fish
+function __moe_complete
+    set -l token (commandline -ct)
+    set -l words (commandline -opc) "$token"
+    set -l before (string match -r -- '^--[^=]*=' "$token")
+    set -l rest (string replace -r -- '^--[^=]*=' '' "$token")
+    for line in ($words[1] __complete $words[2..] 2>/dev/null)
+        switch $line
+            case :files
+                string replace -r -- '^' "$before" (__fish_complete_path "$rest")
+            case :folders
+                string replace -r -- '^' "$before" (__fish_complete_directories "$rest" '')
+            case '*'
+                printf '%s\n' $line
+        end
+    end
+end
+complete -c moe -f -a '(__moe_complete)'
+)fish";
+
 struct Shell {
   const char* name;
   const char* help;
-  std::string (*script)();
+  const char* script;
 };
 
-constexpr Shell kShells[] = {{"bash", "from version 4", BashCompletion},
-                             {"zsh", "with compinit", ZshCompletion},
-                             {"fish", "from version 3", FishCompletion}};
+constexpr Shell kShells[] = {{"bash", "from version 4", kBash},
+                             {"zsh", "with compinit", kZsh},
+                             {"fish", "from version 3", kFish}};
 
 Table CompletionSettings() {
   Table t;
@@ -61,7 +122,7 @@ absl::Status Run(const Invocation& invocation) {
   if (settings.on("help")) return Print(HelpText(CompletionHelp()));
   std::vector<std::string> names;
   for (const Shell& shell : kShells) {
-    if (wanted == shell.name) return Print(shell.script());
+    if (wanted == shell.name) return Print(shell.script);
     names.emplace_back(shell.name);
   }
   const std::string expected = absl::StrCat("expected moe completion ", absl::StrJoin(names, "|"));
@@ -71,30 +132,6 @@ absl::Status Run(const Invocation& invocation) {
 }
 
 }  // namespace
-
-Paths PathsOf(const Setting& setting) {
-  const std::string& name = setting.value_name;
-  if (name == "DIR") return Paths::kFolders;
-  const bool files = setting.kind == Kind::kPaths || name == "PROGRAM" ||
-                     absl::StrContains(name, "FILE") || absl::StrContains(name, "PATH");
-  return files ? Paths::kFiles : Paths::kNone;
-}
-
-int ValueCount(const Setting& setting) {
-  if (setting.kind == Kind::kSwitch) return 0;
-  if (absl::StartsWith(setting.value_name, "'")) return 1;  // quoted: one word for a shell
-  return static_cast<int>(std::vector<std::string>(absl::StrSplit(setting.value_name, ' ')).size());
-}
-
-std::string ShortHelp(const Setting& setting) {
-  return setting.help.substr(0, setting.help.find(';'));
-}
-
-std::vector<Operands::Word> OtherFirstWords() {
-  return {{"help", "flags, defaults and formulas of a command"},
-          {"--help", "all commands"},
-          {"--version", "of this program"}};
-}
 
 CommandHelp CompletionHelp() {
   std::vector<Operands::Word> shells;

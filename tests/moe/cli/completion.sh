@@ -12,6 +12,8 @@ talk=$work/talk # with complete.zsh
 export HOME=$work/home
 
 expect 0 "completion $shell" "$moe" completion "$shell"
+mkdir bin && ln -s "$moe" bin/moe # the script calls moe
+export PATH=$work/bin:$PATH
 script=$work/_moe
 cp stdout "$script"
 "$shell" -n "$script" || fail "$shell -n"
@@ -79,6 +81,8 @@ includes() {
 }
 
 (($(wc -w <<<"$commands") > 5)) || fail "moe --help lists: $commands"
+[[ $("$moe" __complete train --out "") == ":folders" ]] || fail "what asks for folders"
+[[ $("$moe" __complete train --router=mixt) == "--router=mixtral" ]] || fail "a value behind '='"
 includes "$commands help" moe ""
 wants "train" moe tr
 wants "" moe nothing
@@ -143,11 +147,12 @@ case $shell in
     ;;
   fish)
     wants "--router=switch" moe train --router=sw
-    grep -q "experts of a layer in total, never per rank'" "$script" ||
-      fail "no description of --num-experts"
+    includes "--data=run.json" moe train --data=ru
+    fish --no-config -c 'source $argv[1]; complete -C "moe train --num-exp"' "$script" |
+      grep -q "experts of a layer in total, never per rank\$" || fail "no description of --num-experts"
     ;;
   zsh)
-    wants "switch" moe train --router=sw
+    wants "--router=switch" moe train --router=sw
     # As an autoloaded function: the file is its body.
     mkdir functions
     cp "$script" functions/_moe
