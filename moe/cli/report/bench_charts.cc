@@ -23,65 +23,6 @@ double Mean(const std::vector<double>& values) {
   return mean;
 }
 
-struct Kernel {
-  Key key;
-  bool computes = false;  // against multiply-adds, not a copy
-  double size = 0;
-  std::vector<double> shares_pct;  // of that size
-};
-
-double ShareOf(const BenchRow& r) {
-  return std::isfinite(r.peak_pct) ? r.peak_pct : r.memcpy_pct;
-}
-
-// Says in `text` which rows are of none.
-std::vector<Kernel> KernelsOf(absl::Span<const Run> runs, ChartText& text) {
-  Groups<Kernel> kernels;
-  size_t rows = 0, without = 0;
-  for (const Run& run : runs) {
-    for (const BenchRow& r : run.bench) {
-      if (!r.of_kernel) continue;
-      ++rows;
-      if (r.failed() || !std::isfinite(ShareOf(r))) {
-        ++without;
-        continue;
-      }
-      Kernel& kernel = kernels.Of({r.op, r.algorithm, r.pass, run.name, r.shape, r.routing, r.dtype,
-                                   r.threads_text(), r.seed_text(), r.settings});
-      if (kernel.shares_pct.empty()) kernel.computes = std::isfinite(r.peak_pct);
-      if (r.size() < kernel.size) continue;
-      if (r.size() > kernel.size) kernel.shares_pct.clear();
-      kernel.size = r.size();
-      kernel.shares_pct.push_back(ShareOf(r));
-    }
-  }
-  text.LeaveOut(without, rows, "rows", "failed, or no limit known");
-  return std::move(kernels).Take();
-}
-
-}  // namespace
-
-std::string KernelShares(absl::Span<const Run> runs) {
-  StackedBarChart chart = {.text = ChartText{.id = "bench-kernels",
-                                             .title = "Kernels: percent of the limit",
-                                             .note = "Of each its largest size."},
-                           .x_label = "percent of the limit",
-                           .unit = "%",
-                           .parts = {"of a copy's bandwidth", "of the rate of multiply-adds"},
-                           .bars = {}};
-  const std::vector<Kernel> kernels = KernelsOf(runs, chart.text);
-  const std::vector<std::string> names = PointLabels(KeysOf(kernels));
-  for (size_t i = 0; i < std::min(kernels.size(), kMaxBars); ++i) {
-    StackedBar bar = {.name = names[i], .parts = {Mean(kernels[i].shares_pct), 0}};
-    if (kernels[i].computes) std::swap(bar.parts[0], bar.parts[1]);
-    chart.bars.push_back(std::move(bar));
-  }
-  chart.text.LeaveOut(kernels.size() - chart.bars.size(), kernels.size(), "kernels", kInTable);
-  return Render(chart);
-}
-
-namespace {
-
 constexpr size_t kMaxMaps = 4;
 // Cells of three pixels are still seen.
 constexpr int kMaxRanks = 128;

@@ -246,7 +246,7 @@ Section BenchSection(absl::Span<const Run> runs) {
     if (ops[i].rows.empty()) continue;
     section.body += Render(SizeChart(ops[i], i)) + SkewChart(ops[i], i);
   }
-  absl::StrAppend(&section.body, KernelShares(runs), PairMaps(runs), LayerPhases(runs), "</div>\n",
+  absl::StrAppend(&section.body, PairMaps(runs), LayerPhases(runs), "</div>\n",
                   Render(TableOf<BenchRow>("All benchmark rows", all)));
   return section;
 }

@@ -144,7 +144,6 @@ Row ReadRow(Fields& f) {
 absl::Status AddBench(Fields& f, Run& run) {
   auto row = ReadRow<BenchRow>(f);
   if (row.algorithm.empty()) row.algorithm = f.Text("product");
-  row.of_kernel = f.Find("product") != nullptr || f.Find("kernel") != nullptr;
   // There are many gates, and parts of one only on a GPU.
   if (row.algorithm.empty() && f.Text("kernel") == "gate") row.algorithm = f.Text("router");
   if (row.algorithm.empty()) row.algorithm = f.Text("kernel");

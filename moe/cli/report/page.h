@@ -99,10 +99,6 @@ Section BenchSection(absl::Span<const Run> runs);
 Section SweepSection(absl::Span<const Run> runs);
 Section TrainSection(absl::Span<const Run> runs);
 
-// A bar per kernel, of its largest size: percent of a copy's bandwidth, or of the rate of
-// multiply-adds. Empty without such rows.
-std::string KernelShares(absl::Span<const Run> runs);
-
 // A map per run and setting, of its largest size: GB/s from every rank to every other. Empty
 // without such rows.
 std::string PairMaps(absl::Span<const Run> runs);

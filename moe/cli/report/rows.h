@@ -36,10 +36,9 @@ struct BenchRow {
   double algbw = kNone, busbw = kNone, memcpy = kNone;  // 1e9 bytes per second
   double sent_imbalance = kNone, received_imbalance = kNone;
   double wrong = kNone;
-  bool of_kernel = false;                       // of one rank's gate, permute, combine or gemm
-  double threads = kNone;                       // of each rank
-  double peak_pct = kNone, memcpy_pct = kNone;  // of that limit
-  double source = kNone, destination = kNone;   // ranks of a pair
+  double threads = kNone;                                    // of each rank
+  double peak_pct = kNone, memcpy_pct = kNone;               // of that limit
+  double source = kNone, destination = kNone;                // ranks of a pair
   double rows = kNone, gflops = kNone, peak_gflops = kNone;  // of products; per second
   std::vector<double> others;                                // that no chart needs, as columns say
 

@@ -274,27 +274,6 @@ TEST(BenchSectionTest, ACopyWithinARankIsNoPartOfTheMeanOverPairs) {
   EXPECT_NEAR(data["series"][0]["points"][0]["dy"].get<double>(), std::sqrt(2), 1e-12);
 }
 
-TEST(KernelSharesTest, ABarPerKernelOfItsLargestSize) {
-  report::Run run = {.name = "r", .path = "r", .kind = RunKind::kBench};
-  const auto row = [](const char* op, const char* algorithm, double size) {
-    return BenchRow{.op = op, .algorithm = algorithm, .size_bytes = size, .of_kernel = true};
-  };
-  run.bench = {row("permute", "gather", 1024), row("permute", "gather", 2048),
-               row("permute", "gather", 2048), row("permute", "sum", 1024),
-               row("gemm", "forward", kNone),  row("alltoall", "staged", 4096)};
-  for (size_t i = 0; i < 4; ++i) run.bench[i].memcpy_pct = 10.0 * static_cast<double>(i + 1);
-  run.bench[4].rows = 64;
-  run.bench[4].peak_pct = 75;
-  run.bench[5].memcpy_pct = 5;  // a collective is no kernel
-  run.bench[5].of_kernel = false;
-  const Json data = DataOf(KernelShares({&run, 1}));
-  EXPECT_EQ(data["series"][0]["name"], "of a copy's bandwidth");
-  EXPECT_EQ(data["series"][0]["values"], Json({25.0, 40.0, 0.0}));  // 20 and 30, not 10
-  EXPECT_EQ(data["series"][1]["name"], "of the rate of multiply-adds");
-  EXPECT_EQ(data["series"][1]["values"], Json({0.0, 0.0, 75.0}));
-  EXPECT_EQ(KernelShares({}), "");
-}
-
 TEST(TableTest, SortsByNumbersNotByTexts) {
   const std::string html =
       Render(Table{.title = "<t>",
