@@ -6,25 +6,6 @@ cd "$work" || exit 1
 short=(-b 4K -e 16K -f 4 -n 3 -w 1 -T 0)
 
 # Bad calls.
-refused 2 "no operation, expected moe bench alltoall|" bench
-refused 2 "unknown operation 'alltoal'; did you mean 'alltoall'?" bench alltoal
-refused 2 "unknown flag '--rank'; did you mean '--ranks'?" bench alltoall --rank 2
-refused 2 "-b is '4Q', expected bytes" bench alltoall -b 4Q
-refused 2 "-e is 1K, expected at least -b 4K" bench alltoall -b 4K -e 1K
-refused 2 "-f is 1, expected at least 2" bench alltoall -f 1
-refused 2 "expected either -i or -f" bench alltoall -f 2 -i 4K
-refused 2 "-n is 0, expected 1 to" bench alltoall -n 0
-refused 2 "--routing is 'zip:1', expected uniform, zipf:S" bench alltoallv --routing zip:1
-refused 2 "alltoall has equal blocks; use: moe bench alltoallv --routing ragged" bench alltoall --routing ragged
-refused 2 "--tokens is 4, expected none: moe bench alltoall does not read it" bench alltoall --tokens 4
-refused 2 "--node-size is 3, expected a divisor of the 4 ranks" bench alltoall --dispatch hierarchical --node-size 3
-refused 2 "the ring sums f32 and i64" bench allreduce --all-reduce ring -d bf16
-refused 2 "which has no library" bench allreduce --all-reduce library
-refused 2 "--fail-if is 'busw<1': at 'busw<1', expected a column" bench alltoall --fail-if 'busw<1'
-refused 2 "only p2p has a picture" bench alltoall --svg x.svg
-refused 2 "only p2p has a picture" bench alltoall --svg x.svg -b 1024G -e 1024G -f 2147483647 # one size
-refused 2 "cannot open 'none'" bench alltoallv --routing matrix:none
-refused 2 "cannot open 'none'" bench alltoallv --routing trace:none
 cat >trace <<'END'
 {"schema":"moe.routing/1","ranks":6,"expert_parallel_size":6,"num_experts":8,"topk":2,"hidden_size":16,"dtype":"bf16","moe_layers":2}
 {"step":0,"layer":0,"tokens":[9,9,9,9,9,9],"slots":[[9,5,2,2,0,0,0,0],[9,5,2,2,0,0,0,0],[9,5,2,2,0,0,0,0],[9,5,2,2,0,0,0,0],[9,5,2,2,0,0,0,0],[9,5,1,1,0,0,0,0]]}
@@ -33,24 +14,6 @@ END
 refused 2 "4 ranks for routing recorded on 6, expected 1, 2, 3, 6" bench alltoallv --routing trace:trace
 sed '2s/9,5/9,50/' trace >bad_trace
 refused 3 "bad_trace:2: slots[0][1] is 50, expected a whole number from 0 to 9" bench alltoallv --ranks 6 --routing trace:bad_trace
-echo "1 2 3" >matrix
-printf '1 2\n3 4\n' >square
-for flag in -J --trace; do
-  refused 2 "expected another file than --routing" bench alltoallv --routing matrix:square --ranks 2 $flag ./square
-done
-[[ $(cat square) == $'1 2\n3 4' ]] || fail "the traffic matrix was written to"
-for flag in -J --trace; do
-  refused 2 "expected another file than" bench p2p --svg o $flag o
-done
-echo '{}' >config.json
-refused 2 "expected another file than --config" bench alltoall --config config.json -J config.json
-refused 3 "line 1 has 3 numbers, expected one for each of 2 ranks" bench alltoallv --routing matrix:matrix --ranks 2
-refused 4 "/proc/x.json" bench alltoall -J /proc/x.json
-echo '{"ranks": 3, "routing": "zipf:1", "rank": 1}' >config.json
-refused 2 "config.json: unknown key 'rank'; did you mean 'ranks'?" bench alltoallv --config config.json
-echo '{"gradient_clipping": 1}' >config.json
-refused 2 "config.json: gradient_clipping has no meaning for this command, which has no --clip-grad" bench alltoallv --config config.json
-refused 2 "--backend is nccl" bench alltoall --backend nccl
 
 # Rows of every operation; bench_ranks_test has every number of ranks, routing, type and way to travel.
 for call in alltoall allreduce allgather memcpy p2p "alltoallv --routing zipf:1.2" "reducescatter -d i64" \
@@ -99,23 +62,12 @@ for call in "alltoall --ranks 2 -b 4K -e 4K" "layer --ranks 2 $small --moe-ffn-h
   origin='"version":"[0-9.]+","commit":"[^"]+","host":"[^"]+","cpu":"[^"]+","gpu":null,"date":"20[0-9-]+T[0-9:]+Z"'
   (($(grep -cE "$origin" stdout) == $(wc -l <stdout))) || fail "$call: $(cat stdout)"
 done
-# More memory than there is: the figures, before anything starts.
-refused 5 "MiB for 3 ranks of this machine, expected at most the " bench alltoall --ranks 3 -b 1G -e 1024G -f 1024
-matches "^moe bench: size 1099511627776 needs 9437184 MiB for 3 ranks .* MiB that are available: -e [0-9]+M and less fit\$" stderr
-refused 5 "needs 3145728 MiB for 4 ranks" bench p2p --ranks 4 -b 1024G -e 1024G
-refused 5 "needs 41943040 MiB for 4 ranks" bench alltoallv --dispatch hierarchical --node-size 2 -b 1024G -e 1024G
 expect 0 "-o csv" "$moe" bench alltoall --ranks 2 "${short[@]}" -o csv -J rows.json
 awk -F, 'NR == 1 { n = NF } NF != n || n < 30 { exit 1 } END { exit NR != 3 }' stdout || fail "-o csv: $(cat stdout)"
 [[ $(head -c 1 rows.json) == "[" && $(grep -c '"op":"alltoall"' rows.json) == 2 ]] || fail "-J: $(cat rows.json)"
 expect 0 "p2p" "$moe" bench p2p --ranks 3 -b 4K -e 4K -n 3 -T 0 --svg pairs.svg
 (($(grep -cE '^ +[012]( +[0-9.]+.*){3}$' stdout) == 3)) || fail "p2p: $(cat stdout)"
 (($(grep -c '<rect .*<title>' pairs.svg) == 9)) || fail "--svg: not nine cells"
-
-# Sizes that no machine has.
-huge=2147483647
-refused 2 "expected at most 2147483647 rows" bench layer --tokens $huge --hidden-size 1
-refused 2 "expected at most 1e12" bench layer --ranks 2 --hidden-size $huge --moe-ffn-hidden-size $huge
-refused 2 "expected at most 1e12" bench layer --ranks 2 --num-experts $huge --tokens 1024
 
 # A whole layer.
 layer=(layer --tokens 32 --hidden-size 16 --moe-ffn-hidden-size 8 --num-experts 5 -n 3 -T 0)
@@ -127,8 +79,6 @@ done
 expect 1 "layer --fail-if" "$moe" bench "${layer[@]}" --ranks 4 --dispatch hierarchical --node-size 2 -d bf16 --fail-if 'share_pct==100'
 expect 0 "layer --pack-weights" "$moe" bench "${layer[@]}" --ranks 2 --pack-weights -oe jsonl
 (($(grep -c '"nwrong":0,"status":"ok"' stderr) == 12)) || fail "layer --pack-weights: $(cat stderr)"
-refused 2 "--moe-router-topk is 9" bench layer --num-experts 8 --topk 9
-refused 2 "--router is switch, expected none with --routing" bench layer --routing zipf:1 --router switch
 refused 2 "--moe-router-topk is 2, expected none: the trace says it" bench layer --ranks 6 --routing trace:trace --topk 2
 for call in "--routing zipf:1.2 --capacity-factor 1" "--routing hot_rank:0.9" "--routing ragged --ep 1" \
   "--routing zero_rank --moe-overlap-degree 2" "--router switch --capacity-factor 1.25"; do

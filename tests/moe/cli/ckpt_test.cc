@@ -190,18 +190,6 @@ TEST_F(CkptTest, ControlCharactersAreShownNotSent) {
   EXPECT_THAT(error_, HasSubstr("gone\\x1b[2J"));
 }
 
-TEST_F(CkptTest, WhatSaysNothingIsRefused) {
-  EXPECT_EQ(Ckpt({}), 2);
-  EXPECT_THAT(error_, HasSubstr("no action, expected moe ckpt ls|verify|diff|prune|export"));
-  EXPECT_EQ(Ckpt({"verfy", "x"}), 2);
-  EXPECT_THAT(error_, HasSubstr("did you mean 'verify'?"));
-  EXPECT_EQ(Ckpt({"ls"}), 2);
-  EXPECT_THAT(error_, HasSubstr("moe ckpt ls is given 0 paths, expected 1"));
-  EXPECT_EQ(Ckpt({"diff", "a", "b", "c"}), 2);
-  EXPECT_EQ(Ckpt({"ls", "--keep", "2", Path("")}), 2);
-  EXPECT_THAT(error_, HasSubstr("--keep is of moe ckpt prune, not of ls"));
-}
-
 TEST_F(CkptTest, DistancesAreInUlps) {
   const float one = 1.0f, nan = std::numeric_limits<float>::quiet_NaN();
   const auto save = [&](const char* folder, const std::vector<float>& values, int64_t rows) {

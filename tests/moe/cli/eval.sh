@@ -26,15 +26,6 @@ says "held-out: 16 sequences of 16 bytes"
 expect 0 "eval as bf16" "$moe" eval --checkpoint "$work/run" --data "$text" --dtype bf16
 says "40,000 bytes, all: 1,249 sequences of 32 bytes"
 
-refused 2 "--checkpoint is missing" eval --data "$text"
-refused 2 "--data is missing" eval --checkpoint "$work/run"
-refused 2 "is no folder" eval --checkpoint "$work/none" --data "$text"
-refused 2 "has no checkpoint" eval --checkpoint "$work" --data "$text"
-refused 2 "--ep is 3, expected a divisor of the 4 ranks" eval "${held_out[@]}" --ep 3
-refused 2 "the text is 16384 bytes, expected at least one sequence of 20000" eval "${held_out[@]}" --seq-length 20000
-head -c 1 "$text" >"$work/byte"
-refused 2 "the text is 1 bytes" eval --checkpoint "$work/run" --data "$work/byte"
-
 # Of token ids: a text is refused, in a run that goes on, too.
 LC_ALL=C sed -z 's/./&\x01/g' "$text" >"$work/ids"
 ids=(train "${model[@]:2}" --ranks 1 --steps 1 --quiet --save "$work/ids-run" --vocab-size 512)

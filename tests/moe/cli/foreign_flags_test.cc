@@ -120,30 +120,10 @@ TEST(ForeignFlagsTest, ValuesThatSayWhatIsDoneAnywayAreTaken) {
                   "--moe-grouped-gemm, --normalization RMSNorm, --deepspeed",
                   "not done here, as it changes memory and speed alone: --recompute-modules moe "
                   "mlp"));
-  EXPECT_EQ(LoadError({"--normalization", "LayerNorm"}),
-            "--normalization is LayerNorm, expected RMSNorm: every norm is RMSNorm");
-  EXPECT_EQ(LoadError({"--moe-token-dispatcher-type", "flex"}),
-            "--moe-token-dispatcher-type is flex, expected alltoall or alltoall_seq: rows travel "
-            "all-to-all, by --dispatch");
-  EXPECT_EQ(LoadError({"--moe-grouped-gemm", "yes"}),
-            "--moe-grouped-gemm is yes, expected no value: kernels are chosen here, none changes "
-            "results");
-  EXPECT_EQ(LoadError({"--num-workers", "--seed", "3"}),
-            "--num-workers has no value, expected a value: token files are mapped");
-  EXPECT_THAT(LoadError({"--hidden-dropout", "0.1"}), HasSubstr("is 0.1, expected 0: there is no"));
-}
-
-TEST(ForeignFlagsTest, OneHintIsForAllThatItIsOf) {
-  EXPECT_EQ(LoadError({"--wandb-project", "p", "--dp", "2", "--tensorboard-dir", "d"}),
-            "unknown flags '--wandb-project', '--tensorboard-dir'; --out DIR has the metrics of "
-            "every step; unknown flag '--dp'; it is the number of ranks over --ep");
 }
 
 TEST(ForeignFlagsTest, SomeAreNeedlessBesideASetting) {
-  EXPECT_THAT(LoadError({"--group-query-attention"}),
-              HasSubstr("unknown flag '--group-query-attention'; --num-query-groups N says it"));
   EXPECT_TRUE(Load({"--group-query-attention", "--num-query-groups", "2"}).ok());
-  EXPECT_THAT(LoadError({"--vocab-file", "v.json"}), HasSubstr("--tokens PREFIX"));
   EXPECT_TRUE(Load({"--vocab-file", "v.json", "--tokens", "ids"}).ok());
 }
 
@@ -156,9 +136,6 @@ TEST(ForeignFlagsTest, RenamedOnesGiveWayToTheFlagItself) {
   EXPECT_EQ(s->value("dense-ffn-hidden-size").where, "--ffn-hidden-size");
   EXPECT_EQ(s->text("zero"), "1");
   EXPECT_EQ(s->integer("moe-layer-freq"), 2);
-  EXPECT_EQ(LoadError({"--ffn-hidden-size", "wide"}),
-            "--ffn-hidden-size is 'wide', expected a whole number below 2^31");
-  EXPECT_EQ(LoadError({"--zero-stage"}), "--zero-stage STAGE sets --zero, expected one value");
   EXPECT_EQ(Load({"--deepspeed_config", "/no/such.json"}).status().code(),
             absl::StatusCode::kNotFound);
   EXPECT_EQ(Load({"--deepspeed", "/no/such.json"}).status().code(), absl::StatusCode::kNotFound);

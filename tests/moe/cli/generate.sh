@@ -78,17 +78,4 @@ for flags in "--prompt-file $work/start" "--prompt-tokens 116,104,101,32,114,111
   [[ $(grep -o '"tokens":\[[0-9,]*\]' "$work/stdout") == "$tokens" ]] || fail "$flags: other tokens"
 done
 
-: >"$work/empty"
-from=(--checkpoint "$work/run")
-refused 2 "--checkpoint is missing" generate --prompt a
-refused 2 "--prompt is missing" generate "${from[@]}"
-refused 2 "--prompt is ''" generate "${from[@]}" --prompt ""
-refused 2 "--prompt-file is empty" generate "${from[@]}" --prompt-file "$work/empty"
-refused 2 "--prompt-file: " generate "${from[@]}" --prompt-file "$work/none"
-refused 2 "--prompt and --prompt-tokens, expected one of them" generate "${from[@]}" --prompt a --prompt-tokens 1
-refused 2 "--prompt-tokens is 1;2" generate "${from[@]}" --prompt-tokens "1;2"
-refused 2 "token 1 of the prompt is 256, expected 0 to 255" generate "${from[@]}" --prompt-tokens 1,256 --quiet
-refused 2 "--temperature is -1" generate "${from[@]}" --prompt a --temperature -1
-refused 2 "--top-p is 0" generate "${from[@]}" --prompt a --top-p 0
-refused 2 "--max-new-tokens is 0" generate "${from[@]}" --prompt a --max-new-tokens 0
 finish

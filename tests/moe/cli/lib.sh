@@ -47,18 +47,12 @@ says() { grep -qF -- "$1" "${2:-$work/stdout}" || fail "$what: no '$1' in: $(cat
 matches() { grep -qE -- "$1" "${2:-$work/stdout}" || fail "$what: no '$1' in: $(cat "${2:-$work/stdout}")"; }
 
 # refused <exit code> <part of the line> <arguments of moe...>: one line on standard error, nothing
-# on standard output, and none of these files.
-outputs=()
+# on standard output. For what a test has made; all else is a row of refusals.txt.
 refused() {
-  local file
   expect "$1" "${*:3}" "$moe" "${@:3}"
   (($(wc -l <"$work/stderr") == 1)) || fail "$what: $(wc -l <"$work/stderr") lines on stderr"
   says "$2" "$work/stderr"
   [[ ! -s $work/stdout ]] || fail "$what: wrote to stdout"
-  for file in ${outputs[@]+"${outputs[@]}"}; do
-    [[ ! -e $file ]] || fail "$what: left $file"
-    rm -rf "$file"
-  done
 }
 
 # await <seconds> <command...>: until it succeeds; whether it did.

@@ -269,7 +269,7 @@ TEST(FinalLineTest, HasTheHashAndBothLosses) {
   EXPECT_EQ(line["state_bytes_formula"], 6);
 }
 
-// Folders that cannot be, earlier runs and full disks: cli_bad_input and cli_train.
+// Folders that cannot be, earlier runs and full disks: refusals_test and cli_train.
 class MetricsFileTest : public IoTest {};
 
 TEST_F(MetricsFileTest, MakesTheFolderAndWritesLines) {

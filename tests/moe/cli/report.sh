@@ -150,8 +150,6 @@ page ./train/../train/metrics.jsonl train --title "$(printf '\xff\xfe')"
 # A bound.
 expect 0 "a bound that is kept" "$moe" report bench.json --out out.html --fail-if 'busbw < 1e-9 || wrong > 0' -q
 [[ ! -s stdout ]] || fail "--quiet is not"
-expect 2 "a base without a comparison" "$moe" report bench.json --out out.html --fail-if 'busbw < 0.9*base'
-says "moe report --compare A B" stderr
 expect 0 "a run beside itself" "$moe" report --compare bench.json bench.json --out out.html --fail-if 'busbw < 0.9*base'
 expect 1 "a base that is broken" "$moe" report --compare "$data/bench_before.json" "$data/bench_after.json" --out out.html \
   --fail-if 'busbw < 0.99*base'
@@ -161,24 +159,6 @@ expect 1 "a bound that is broken" "$moe" report --compare "$data/bench_before.js
 [[ -s out.html ]] || fail "a broken bound: no page"
 (($(wc -l <stderr) == 1)) && grep -qF "holds for" stderr || fail "a broken bound: $(cat stderr)"
 
-rm out.html
-outputs=(out.html)
-refused 2 "no input, expected moe report RUN..." report --out out.html
-refused 2 "'none'" report --out out.html none
-refused 2 "metrics.jsonl" report --out out.html evil
-refused 2 "unknown flag '--titel'; did you mean '--title'?" report --out out.html bench.json --titel x
-refused 2 "--compare expects two inputs" report --out out.html --compare bench.json
-refused 2 "--compare expects two inputs" report --out out.html --compare=bench.json bench.json
-refused 4 "--out: cannot write '/proc/out'" report --out out.html bench.json --out /proc/out
-refused 2 "--out" report --out out.html bench.json --out none/out.html
-cp bench.json kept.json
-refused 2 "expected another file than RUN" report --out out.html train bench.json --out ./bench.json
-cmp -s bench.json kept.json || fail "an input was written to"
-cp train/metrics.jsonl kept.jsonl
-refused 2 "expected another file than RUN" report --out out.html train --out train/metrics.jsonl
-cmp -s train/metrics.jsonl kept.jsonl || fail "an input was written to"
-(head -n 3 train/metrics.jsonl && echo '{"step":') >cut.jsonl
-refused 3 "(line 4, " report --out out.html train cut.jsonl
 [[ -z ${ASAN_OPTIONS-} ]] || finish # it looks at the program; the page is that of other builds
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) || {
   echo "left out: no browser"

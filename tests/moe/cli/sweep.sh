@@ -12,38 +12,6 @@ rows() { python3 -c 'import json, sys; r = [json.loads(l) for l in open(sys.argv
 # same <what> <got> <expected>
 same() { [[ $2 == "$3" ]] || fail "$1: $2, expected $3"; }
 
-# Bad calls, before anything runs.
-refused 2 "--num-experts: '4;8', expected a whole number from 1, or a range" sweep --num-experts '4;8'
-refused 2 "--moe-expert-capacity-factor: '-1'" sweep --capacity-factor none,-1
-refused 2 "--ranks: 'two'" sweep --ranks two
-refused 2 "--dtype is 'bf61', expected one of f32, bf16, f16; did you mean 'bf16'?" sweep --dtype f32,bf61
-refused 2 "--router is 'mixtrall'" sweep --router switch,mixtrall
-refused 2 "--routing is 'zip:1', expected uniform, zipf:S" sweep --routing uniform,zip:1
-refused 2 "unknown flag '--init-from'" sweep --measure train --init-from model
-refused 2 "unknown flag '--num-expert'; did you mean '--num-experts'?" sweep --num-expert 4
-refused 2 "--measure is 'trian'" sweep --measure trian
-refused 2 "--repetitions is 0" sweep -r 0
-refused 2 "expected none with --measure layer" sweep --steps 3
-refused 2 "expected none with --measure train" sweep "${train[@]}" --routing zipf:1
-refused 2 "--data is missing" sweep --measure train
-refused 2 "--data: " sweep --measure train --data none
-refused 2 "--data and --tokens" sweep "${train[@]}" --tokens none
-refused 2 "--tokens: cannot open 'none'" sweep --measure train --tokens none
-refused 2 "--tokens-per-rank is 8, expected none with --measure train" sweep "${train[@]}" --tokens-per-rank 8
-refused 2 "--tokens-per-rank: 'ids', expected a whole number" sweep --tokens ids
-refused 2 "--retry is true, expected --resume FILE with it" sweep --retry
-refused 2 "--moe-router-topk is 9" sweep --topk 9,10 --num-experts 4,8 # no point is possible
-refused 2 "--lr is 0" sweep "${train[@]}" --lr 0
-refused 2 "none.jsonl" sweep "${layer[@]}" --resume none.jsonl
-echo '{"steps_per_print": 1}' >config.json
-refused 2 "config.json: steps_per_print has no meaning for this command" sweep "${layer[@]}" --config config.json
-refused 4 "/proc/x" sweep "${layer[@]}" -J /proc/x
-refused 2 "--out" sweep "${layer[@]}" -J none/x
-echo "not rows" >notes
-refused 3 "notes: line 1: " sweep "${layer[@]}" --resume notes
-refused 2 "--out is 'notes', expected a new file" sweep "${layer[@]}" -J notes
-same "notes" "$(cat notes)" "not rows"
-
 # Every combination, in the documented order, in a file and on the screen.
 expect 0 "a sweep of layers" "$moe" sweep "${layer[@]}" --num-experts 4-8*2 --topk 1-2 --ranks 1,3 -r 2 -J layer.jsonl
 same "order" "$(rows layer.jsonl '[(x["ranks"], x["experts"], x["topk"]) for x in r]')" \
@@ -63,7 +31,6 @@ expect 0 "a skewed layer" "$moe" sweep "${layer[@]}" --ranks 2 --num-experts 4 -
 same "drops" "$(rows skew.jsonl '[(x["ep"], x["routing"], x["cf"], x["drop_end"], x["max_vio"], x["dead"]) for x in r][:4]')" \
   "[(1, 'uniform', 'none', 0.0, 0.0, 0), (1, 'uniform', 1.0, 0.0, 0.0, 0), (1, 'hot_expert:1', 'none', 0.0, 3.0, 3), (1, 'hot_expert:1', 1.0, 75.0, 3.0, 3)]"
 same "ep 2" "$(rows skew.jsonl '[x["drop_end"] for x in r[4:]]')" "[0.0, 0.0, 0.0, 75.0]"
-refused 2 "--routing is 'matrix:x', expected uniform" sweep --routing matrix:x
 
 # Forms, which TablesTest reads back.
 while read -r form head; do

@@ -138,8 +138,6 @@ says "the exact grid of gradients (unit 2^-20) took up to" stderr
 [[ $(grep -c "took up to" stderr) == 1 ]] || fail "a coarse grid: $(grep -c "took up to" stderr) warnings"
 matches "^the exact grid took up to [0-9.e-]+ of [a-z0-9._]+ in step [1-3], relative to its norm"
 says '"grid_unit_log2":-20' coarse/metrics.jsonl
-expect 2 "a unit of no grid" "$moe" train "${model[@]}" --steps 1 --grid-unit-log2 0
-says "--grid-unit-log2 is 0, expected -300 to -2" stderr
 
 # A full disk: exit 4, one line, whole lines. The limit on file size stands for the disk.
 (
