@@ -18,7 +18,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Load;
 using testing::LoadError;
-using testing::MakeError;
 using testing::Strings;
 
 TEST(SuggestTest, DistanceCountsEdits) {

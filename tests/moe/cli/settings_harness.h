@@ -53,10 +53,6 @@ inline absl::StatusOr<TrainOptions> Make(Strings args, const World& world = {.ra
   return MakeTrainOptions(*settings, world);
 }
 
-inline std::string MakeError(const Strings& args) {
-  return ErrorOf(Make(args).status());
-}
-
 }  // namespace moe::cli::testing
 
 #endif  // MOE_TESTS_MOE_CLI_SETTINGS_HARNESS_H_

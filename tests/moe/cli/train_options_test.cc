@@ -23,7 +23,6 @@ using ::testing::HasSubstr;
 using testing::Load;
 using testing::LoadError;
 using testing::Make;
-using testing::MakeError;
 using testing::Strings;
 
 TEST(BatchTest, OneOfThreeFollowsFromTheOthers) {
