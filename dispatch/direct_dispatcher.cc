@@ -55,40 +55,44 @@ class DirectDispatcher final : public Dispatcher<T> {
   }
 
  private:
-  absl::Status Out(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
-                   std::optional<absl::Span<const float>> weight, MatrixView<T> expert_rows,
-                   Workspace& workspace, Stream& exchange) override {
+  absl::Status Out(const DispatchCall& call, MatrixView<const T> x,
+                   std::optional<absl::Span<const float>> weight,
+                   MatrixView<T> expert_rows) override {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
     if (chunk == 0) {
-      MOE_RETURN_IF_ERROR(PrepareTokens(plan, x.cols(), exchange));
-      MOE_RETURN_IF_ERROR(PublishTokens(x, exchange));
+      MOE_RETURN_IF_ERROR(PrepareTokens(plan, x.cols(), call.exchange));
+      MOE_RETURN_IF_ERROR(PublishTokens(x, call.exchange));
       if (weight.has_value()) {
-        MOE_RETURN_IF_ERROR(PublishWeights(plan, *weight, x.cols(), exchange));
+        MOE_RETURN_IF_ERROR(PublishWeights(plan, *weight, x.cols(), call.exchange));
       }
-      MOE_RETURN_IF_ERROR(Fence(exchange));
+      MOE_RETURN_IF_ERROR(Fence(call.exchange));
     }
     absl::Span<const float> scale;
     if (weight.has_value()) {
-      MOE_ASSIGN_OR_RETURN(scale, ReadWeights(plan, chunk, x.cols(), workspace, exchange));
+      MOE_ASSIGN_OR_RETURN(scale, ReadWeights(call, x.cols()));
     }
-    return ReadTokens(plan, chunk, scale, expert_rows, exchange);
+    return ReadTokens(call, scale, expert_rows);
   }
 
-  absl::Status Back(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
-                    MatrixView<T> home_rows, Workspace&, Stream& exchange) override {
+  absl::Status Back(const DispatchCall& call, MatrixView<const T> expert_rows,
+                    MatrixView<T> home_rows) override {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
     const int64_t hidden = home_rows.cols();
     if (!returned_.holds(expert_rows.data()) || expert_rows.stride() != hidden) {
       return absl::InvalidArgumentError(
           "Return: expert_rows is not the view that ReturnBuffer gave out last");
     }
-    last_stream_ = &exchange;
-    MOE_RETURN_IF_ERROR(Fence(exchange));
+    last_stream_ = &call.exchange;
+    MOE_RETURN_IF_ERROR(Fence(call.exchange));
     const auto peers = Views<T>(returned_, 0, plan.max_expert_rows(), hidden);
     MOE_RETURN_IF_ERROR(ReadRows<T>(peers, plan.home_peer(chunk), plan.home_source(chunk), {},
-                                    this->HomeRowsOf(plan, chunk, home_rows), exchange));
+                                    this->HomeRowsOf(call, home_rows), call.exchange));
     for (int p = 0; p < plan.ranks(); ++p) {
       this->CountBytes(p, plan.ExpertRows(chunk, p, plan.rank()) * RowBytes<T>(hidden));
     }
-    return chunk + 1 == plan.chunks() ? Fence(exchange) : absl::OkStatus();
+    return chunk + 1 == plan.chunks() ? Fence(call.exchange) : absl::OkStatus();
   }
 
   // Where the weights stand behind the tokens, the same on every rank.
@@ -140,27 +144,29 @@ class DirectDispatcher final : public Dispatcher<T> {
   }
 
   // [expert rows of the chunk] the weight of each.
-  absl::StatusOr<absl::Span<const float>> ReadWeights(const DispatchPlan& plan, int chunk,
-                                                      int64_t hidden, Workspace& workspace,
-                                                      Stream& exchange) {
+  absl::StatusOr<absl::Span<const float>> ReadWeights(const DispatchCall& call, int64_t hidden) {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
     const absl::Span<const int32_t> row = plan.expert_home_row(chunk);
     MOE_ASSIGN_OR_RETURN(const auto scale,
-                         workspace.Array<float>(static_cast<int64_t>(row.size())));
+                         call.workspace.Array<float>(static_cast<int64_t>(row.size())));
     const auto peers =
         Views<float>(published_, WeightsBegin(plan, hidden), plan.max_return_rows(), 1);
     MOE_RETURN_IF_ERROR(ReadRows<float>(
         peers, plan.expert_peer(chunk), row, {},
-        MatrixView<float>(scale.data(), static_cast<int64_t>(row.size()), 1), exchange));
+        MatrixView<float>(scale.data(), static_cast<int64_t>(row.size()), 1), call.exchange));
     return scale;
   }
 
-  absl::Status ReadTokens(const DispatchPlan& plan, int chunk, absl::Span<const float> scale,
-                          MatrixView<T> expert_rows, Stream& exchange) {
+  absl::Status ReadTokens(const DispatchCall& call, absl::Span<const float> scale,
+                          MatrixView<T> expert_rows) {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
     const int64_t hidden = expert_rows.cols();
     const auto peers = Views<T>(published_, 0, plan.max_tokens(), hidden);
     tokens_being_read_ = true;
     MOE_RETURN_IF_ERROR(ReadRows<T>(peers, plan.expert_peer(chunk), plan.expert_token(chunk), scale,
-                                    this->ExpertRowsOf(plan, chunk, expert_rows), exchange));
+                                    this->ExpertRowsOf(call, expert_rows), call.exchange));
     const int64_t row_bytes =
         RowBytes<T>(hidden) + (scale.empty() ? 0 : static_cast<int64_t>(sizeof(float)));
     for (int p = 0; p < plan.ranks(); ++p) {

@@ -35,14 +35,9 @@ void PutInTurn(int32_t value, int32_t* to) {
 
 }  // namespace
 
-absl::StatusOr<DispatchPlan> DispatchPlan::Build(const Routing& routing,
-                                                 absl::Span<const int64_t> micro_batch_offsets,
-                                                 const ExpertPlacement& placement,
-                                                 const DispatchPlanOptions& options,
-                                                 Communicator& comm, Workspace& workspace,
-                                                 Stream& stream) {
-  DispatchPlanBuilder builder(routing, micro_batch_offsets, placement, options, comm, workspace,
-                              /*device=*/nullptr);
+absl::StatusOr<DispatchPlan> DispatchPlan::Build(const DispatchPlanInputs& inputs,
+                                                 Workspace& workspace, Stream& stream) {
+  DispatchPlanBuilder builder(inputs, workspace, /*device=*/nullptr);
   MOE_RETURN_IF_ERROR(builder.Check());
   MOE_RETURN_IF_ERROR(builder.CheckSlotOffsets());
   MOE_RETURN_IF_ERROR(builder.StartMessage());
@@ -66,28 +61,25 @@ absl::StatusOr<DispatchPlan> DispatchPlan::OnDevice(Workspace& workspace, Stream
   return plan;
 }
 
-DispatchPlanBuilder::DispatchPlanBuilder(const Routing& routing,
-                                         absl::Span<const int64_t> micro_batch_offsets,
-                                         const ExpertPlacement& placement,
-                                         const DispatchPlanOptions& options, Communicator& comm,
-                                         Workspace& workspace, Workspace* device)
-    : routing_(routing),
-      offsets_(micro_batch_offsets),
-      placement_(placement),
-      options_(options),
-      comm_(comm),
+DispatchPlanBuilder::DispatchPlanBuilder(const DispatchPlanInputs& inputs, Workspace& workspace,
+                                         Workspace* device)
+    : routing_(inputs.routing),
+      offsets_(inputs.micro_batch_offsets),
+      placement_(inputs.placement),
+      options_(inputs.options),
+      comm_(inputs.comm),
       workspace_(workspace),
       device_(device),
-      routed_(routing.num_routed_experts),
-      slots_{.offset = routing.slot_offset.data(),
-             .expert = routing.expert.data(),
-             .dropped = routing.dropped.empty() ? nullptr : routing.dropped.data(),
-             .routed = routing.num_routed_experts},
-      micro_batches_(MicroBatches(micro_batch_offsets)) {
-  plan_.ranks_ = comm.size();
-  plan_.rank_ = comm.rank();
-  plan_.reads_peers_ = options.reads_peers;
-  plan_.tokens_ = routing.tokens();
+      routed_(routing_.num_routed_experts),
+      slots_{.offset = routing_.slot_offset.data(),
+             .expert = routing_.expert.data(),
+             .dropped = routing_.dropped.empty() ? nullptr : routing_.dropped.data(),
+             .routed = routed_},
+      micro_batches_(MicroBatches(offsets_)) {
+  plan_.ranks_ = comm_.size();
+  plan_.rank_ = comm_.rank();
+  plan_.reads_peers_ = options_.reads_peers;
+  plan_.tokens_ = routing_.tokens();
   plan_.segments_ = plan_.ranks_ * micro_batches_;
 }
 

@@ -25,6 +25,17 @@ struct DispatchPlanOptions {
   bool reads_peers = false;
 };
 
+// A rank's arguments for its plan; borrowed. Every rank of `comm`, the expert-parallel group,
+// passes the same number of micro-batches B, the same options, padding and E.
+struct DispatchPlanInputs {
+  const Routing& routing;
+  // [B + 1] over its T tokens, empty ones allowed; an empty span is one micro-batch.
+  absl::Span<const int64_t> micro_batch_offsets = {};
+  ExpertPlacement placement;  // of the routed experts
+  DispatchPlanOptions options = {};
+  Communicator& comm;
+};
+
 // The permutation, and its split over ranks and chunks, that `Routing` implies.
 //
 // Chunk c of rank r is its local experts [L_r * c / d, L_r * (c + 1) / d).
@@ -52,23 +63,18 @@ struct DispatchPlanOptions {
 // the dropless form follows Gale et al., "MegaBlocks" (2022), arXiv:2211.15841.
 class DispatchPlan {
  public:
-  // Collective over `comm` (the expert-parallel group); every rank passes the same number of
-  // micro-batches B (micro_batch_offsets [B + 1] over its T tokens, empty ones allowed; an empty
-  // span is one micro-batch), the same options, padding and E. `placement` is of the routed
-  // experts. Costs an AllGather of 5E + R int32, where B is above 4 another one, and one all-to-all
-  // of one int32 per expert row: the place of its token among the rows that its rank sends here
-  // (with padding it is known), or to read peers the token. `stream`, of the CPU, is synchronised;
-  // nothing else of `comm` may be under way. The slots are read twice. A group of one rank
-  // exchanges nothing; arrays that are equal are one: four int32 a slot, where every slot is kept.
+  // Collective. Costs an AllGather of 5E + R int32, where B is above 4 another one, and one
+  // all-to-all of one int32 per expert row: the place of its token among the rows that its rank
+  // sends here (with padding it is known), or to read peers the token. `stream`, of the CPU, is
+  // synchronised; nothing else of the group may be under way. The slots are read twice. A group of
+  // one rank exchanges nothing; arrays that are equal are one: four int32 a slot, where every slot
+  // is kept.
   // Errors: kInvalidArgument, before anything is sent, if the routing's shapes disagree, an id is
   // out of range or an expert has more kept slots in a micro-batch than padded_rows; after the
   // AllGather, on all ranks alike, if ranks disagree on B, d or padded_rows or an expert rank would
   // hold 2^31 rows; any error of the communicator.
-  static absl::StatusOr<DispatchPlan> Build(const Routing& routing,
-                                            absl::Span<const int64_t> micro_batch_offsets,
-                                            const ExpertPlacement& placement,
-                                            const DispatchPlanOptions& options, Communicator& comm,
-                                            Workspace& workspace, Stream& stream);
+  static absl::StatusOr<DispatchPlan> Build(const DispatchPlanInputs& inputs, Workspace& workspace,
+                                            Stream& stream);
 
   // This plan with its (device) arrays in `workspace`, memory of the stream's device; enqueues
   // their copies. On a CPU: this plan.
@@ -86,12 +92,9 @@ class DispatchPlan {
   // empty: -1 as their token and slot. Without padding the device alone knows offsets and counts.
   // Errors: as Build, but for these; kInvalidArgument if E or d*R are above kMaxSortedExperts;
   // kUnimplemented with reads_peers.
-  static absl::StatusOr<DispatchPlan> BuildOnDevice(const Routing& routing,
-                                                    absl::Span<const int64_t> micro_batch_offsets,
-                                                    const ExpertPlacement& placement,
-                                                    const DispatchPlanOptions& options,
-                                                    Communicator& comm, Workspace& host_workspace,
-                                                    Workspace& workspace, Stream& stream);
+  static absl::StatusOr<DispatchPlan> BuildOnDevice(const DispatchPlanInputs& inputs,
+                                                    Workspace& host_workspace, Workspace& workspace,
+                                                    Stream& stream);
 
   int chunks() const { return chunks_; }                        // d
   int ranks() const { return ranks_; }                          // R
@@ -203,8 +206,7 @@ class DispatchPlan {
  private:
   friend class DispatchPlanBuilder;
   DispatchPlan() = default;
-  static absl::StatusOr<DispatchPlan> OneRankOnDevice(const Routing& routing,
-                                                      absl::Span<const int64_t> micro_batch_offsets,
+  static absl::StatusOr<DispatchPlan> OneRankOnDevice(const DispatchPlanInputs& inputs,
                                                       Workspace& host_workspace,
                                                       Workspace& workspace, Stream& stream);
 

@@ -26,9 +26,7 @@ class DispatchPlanBuilder {
  public:
   // device: memory of the device of the steps' stream, where the plan's (device) arrays and those
   // of `routing` are; nullptr: all is the host's.
-  DispatchPlanBuilder(const Routing& routing, absl::Span<const int64_t> micro_batch_offsets,
-                      const ExpertPlacement& placement, const DispatchPlanOptions& options,
-                      Communicator& comm, Workspace& workspace, Workspace* device);
+  DispatchPlanBuilder(const DispatchPlanInputs& inputs, Workspace& workspace, Workspace* device);
 
   // Sizes, of the routing alone and of all.
   static absl::Status CheckRouting(const Routing& routing,
@@ -158,7 +156,7 @@ class DispatchPlanBuilder {
 
   const Routing& routing_;
   const absl::Span<const int64_t> offsets_;
-  const ExpertPlacement& placement_;
+  const ExpertPlacement placement_;
   const DispatchPlanOptions options_;
   Communicator& comm_;
   Workspace& workspace_;

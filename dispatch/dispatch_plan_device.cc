@@ -8,19 +8,15 @@
 
 namespace moe {
 
-absl::StatusOr<DispatchPlan> DispatchPlan::BuildOnDevice(
-    const Routing& routing, absl::Span<const int64_t> micro_batch_offsets,
-    const ExpertPlacement& placement, const DispatchPlanOptions& options, Communicator& comm,
-    Workspace& host_workspace, Workspace& workspace, Stream& stream) {
-  DispatchPlanBuilder builder(routing, micro_batch_offsets, placement, options, comm,
-                              host_workspace, &workspace);
+absl::StatusOr<DispatchPlan> DispatchPlan::BuildOnDevice(const DispatchPlanInputs& inputs,
+                                                         Workspace& host_workspace,
+                                                         Workspace& workspace, Stream& stream) {
+  DispatchPlanBuilder builder(inputs, host_workspace, &workspace);
   MOE_RETURN_IF_ERROR(builder.Check());
-  if (options.reads_peers) {
+  if (inputs.options.reads_peers) {
     return absl::UnimplementedError("DispatchPlan: reads_peers, of which the host makes plans");
   }
-  if (comm.size() == 1) {
-    return OneRankOnDevice(routing, micro_batch_offsets, host_workspace, workspace, stream);
-  }
+  if (inputs.comm.size() == 1) return OneRankOnDevice(inputs, host_workspace, workspace, stream);
   MOE_RETURN_IF_ERROR(builder.StartMessage());
   MOE_RETURN_IF_ERROR(builder.SortHomeRows(stream));
   MOE_RETURN_IF_ERROR(builder.GatherCounts(stream));
@@ -83,22 +79,23 @@ absl::Status DispatchPlanBuilder::SortHomeRows(Stream& stream) {
 
 // One rank's home rows and expert rows are all in the order of its experts, so that one sort of the
 // slots gives every array.
-absl::StatusOr<DispatchPlan> DispatchPlan::OneRankOnDevice(
-    const Routing& routing, absl::Span<const int64_t> micro_batch_offsets,
-    Workspace& host_workspace, Workspace& workspace, Stream& stream) {
+absl::StatusOr<DispatchPlan> DispatchPlan::OneRankOnDevice(const DispatchPlanInputs& inputs,
+                                                           Workspace& host_workspace,
+                                                           Workspace& workspace, Stream& stream) {
+  const Routing& routing = inputs.routing;
   const int32_t experts = routing.num_routed_experts;
   MOE_ASSIGN_OR_RETURN(const SortedSlots sorted,
                        SortByExpert({.slot_offset = routing.slot_offset,
                                      .expert = routing.expert,
                                      .dropped = routing.dropped,
-                                     .micro_batch_offsets = micro_batch_offsets,
+                                     .micro_batch_offsets = inputs.micro_batch_offsets,
                                      .num_experts = experts,
                                      .padded_rows = routing.padded_rows},
                                     workspace, stream));
   const auto rows = static_cast<int64_t>(sorted.slot_of_row.size());
   DispatchPlan plan;
   plan.tokens_ = plan.max_tokens_ = routing.tokens();
-  plan.segments_ = MicroBatches(micro_batch_offsets);
+  plan.segments_ = MicroBatches(inputs.micro_batch_offsets);
   plan.max_return_rows_ = plan.max_expert_rows_ = rows;
   MOE_ASSIGN_OR_RETURN(const auto begin, host_workspace.Array<int64_t>(2));
   MOE_ASSIGN_OR_RETURN(const auto chunk, host_workspace.Array<int32_t>(2));

@@ -64,8 +64,9 @@ absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
 }
 
 template <typename T>
-absl::Status Dispatcher<T>::CheckChunk(absl::string_view function, const DispatchPlan& plan,
-                                       int chunk) const {
+absl::Status Dispatcher<T>::CheckChunk(absl::string_view function, const DispatchCall& call) const {
+  const DispatchPlan& plan = call.plan;
+  const int chunk = call.chunk;
   const bool reads_peers = algorithm() == DispatchAlgorithm::kDirect;
   if (plan.reads_peers() != reads_peers) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -89,52 +90,47 @@ absl::Status Dispatcher<T>::CheckDevice(absl::string_view function, const Stream
 }
 
 template <typename T>
-absl::Status Dispatcher<T>::CheckDispatch(absl::string_view function, const DispatchPlan& plan,
-                                          int chunk, MatrixView<const T> x,
-                                          MatrixView<T> expert_rows, const Stream& exchange) const {
-  MOE_RETURN_IF_ERROR(CheckChunk(function, plan, chunk));
-  MOE_RETURN_IF_ERROR(CheckShape(function, "input", x, plan.tokens(), x.cols()));
+absl::Status Dispatcher<T>::CheckDispatch(absl::string_view function, const DispatchCall& call,
+                                          MatrixView<const T> x, MatrixView<T> expert_rows) const {
+  MOE_RETURN_IF_ERROR(CheckChunk(function, call));
+  MOE_RETURN_IF_ERROR(CheckShape(function, "input", x, call.plan.tokens(), x.cols()));
   MOE_RETURN_IF_ERROR(
-      CheckShape(function, "expert_rows", expert_rows, plan.expert_rows(), x.cols()));
-  return CheckDevice(function, exchange);
+      CheckShape(function, "expert_rows", expert_rows, call.plan.expert_rows(), x.cols()));
+  return CheckDevice(function, call.exchange);
 }
 
 template <typename T>
-absl::Status Dispatcher<T>::Dispatch(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
-                                     MatrixView<T> expert_rows, Workspace& workspace,
-                                     Stream& exchange) {
-  MOE_RETURN_IF_ERROR(CheckDispatch("Dispatch", plan, chunk, x, expert_rows, exchange));
-  return Out(plan, chunk, x, std::nullopt, expert_rows, workspace, exchange);
+absl::Status Dispatcher<T>::Dispatch(const DispatchCall& call, MatrixView<const T> x,
+                                     MatrixView<T> expert_rows) {
+  MOE_RETURN_IF_ERROR(CheckDispatch("Dispatch", call, x, expert_rows));
+  return Out(call, x, std::nullopt, expert_rows);
 }
 
 template <typename T>
-absl::Status Dispatcher<T>::DispatchScaled(const DispatchPlan& plan, int chunk,
-                                           MatrixView<const T> dy, absl::Span<const float> weight,
-                                           MatrixView<T> expert_rows, Workspace& workspace,
-                                           Stream& exchange) {
+absl::Status Dispatcher<T>::DispatchScaled(const DispatchCall& call, MatrixView<const T> dy,
+                                           absl::Span<const float> weight,
+                                           MatrixView<T> expert_rows) {
   constexpr char kName[] = "DispatchScaled";
-  MOE_RETURN_IF_ERROR(CheckDispatch(kName, plan, chunk, dy, expert_rows, exchange));
-  MOE_RETURN_IF_ERROR(CheckLength(kName, "weight", weight.size(), plan.slots()));
-  return Out(plan, chunk, dy, weight, expert_rows, workspace, exchange);
+  MOE_RETURN_IF_ERROR(CheckDispatch(kName, call, dy, expert_rows));
+  MOE_RETURN_IF_ERROR(CheckLength(kName, "weight", weight.size(), call.plan.slots()));
+  return Out(call, dy, weight, expert_rows);
 }
 
 template <typename T>
-absl::Status Dispatcher<T>::Return(const DispatchPlan& plan, int chunk,
-                                   MatrixView<const T> expert_rows, MatrixView<T> home_rows,
-                                   Workspace& workspace, Stream& exchange) {
+absl::Status Dispatcher<T>::Return(const DispatchCall& call, MatrixView<const T> expert_rows,
+                                   MatrixView<T> home_rows) {
   constexpr char kName[] = "Return";
-  MOE_RETURN_IF_ERROR(CheckChunk(kName, plan, chunk));
+  const int64_t hidden = home_rows.cols();
+  MOE_RETURN_IF_ERROR(CheckChunk(kName, call));
   MOE_RETURN_IF_ERROR(
-      CheckShape(kName, "expert_rows", expert_rows, plan.expert_rows(), home_rows.cols()));
-  MOE_RETURN_IF_ERROR(
-      CheckShape(kName, "home_rows", home_rows, plan.return_rows(), home_rows.cols()));
-  if (home_rows.stride() != home_rows.cols()) {
-    return absl::InvalidArgumentError(absl::StrCat(kName, ": home_rows has stride ",
-                                                   home_rows.stride(), ", expected dense rows of ",
-                                                   home_rows.cols()));
+      CheckShape(kName, "expert_rows", expert_rows, call.plan.expert_rows(), hidden));
+  MOE_RETURN_IF_ERROR(CheckShape(kName, "home_rows", home_rows, call.plan.return_rows(), hidden));
+  if (home_rows.stride() != hidden) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kName, ": home_rows has stride ", home_rows.stride(), ", expected dense rows of ", hidden));
   }
-  MOE_RETURN_IF_ERROR(CheckDevice(kName, exchange));
-  return Back(plan, chunk, expert_rows, home_rows, workspace, exchange);
+  MOE_RETURN_IF_ERROR(CheckDevice(kName, call.exchange));
+  return Back(call, expert_rows, home_rows);
 }
 
 template class Dispatcher<float>;

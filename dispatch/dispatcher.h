@@ -42,6 +42,14 @@ struct ExchangeBytes {
   int64_t cross_node = 0;
 };
 
+// One chunk of a plan on its way; borrowed.
+struct DispatchCall {
+  const DispatchPlan& plan;
+  int chunk = 0;
+  Workspace& workspace;  // staging memory, in use until `exchange` has passed the call
+  Stream& exchange;
+};
+
 // What of a movement is timed apart; the rest is rows put into another order on their rank.
 enum class ExchangePart : uint8_t {
   kMeeting,  // an all-to-all or a fence: no rank leaves it before all have come
@@ -116,23 +124,20 @@ class Dispatcher {
   // This chunk's part of expert_rows = rows of x at the ranks they come from; padding rows are 0.
   //   x            [T, H] at home; must not change until the last chunk has been exchanged
   //   expert_rows  [N, H], all chunks; only this chunk's rows are written
-  // `workspace` lends staging memory that must live until `exchange` passes this point.
-  absl::Status Dispatch(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
-                        MatrixView<T> expert_rows, Workspace& workspace, Stream& exchange);
+  absl::Status Dispatch(const DispatchCall& call, MatrixView<const T> x, MatrixView<T> expert_rows);
 
   // This chunk's part of expert_rows = weight[slot] * dy[token of slot], the product in float32,
   // rounded to T once; padding rows are 0.   weight [slots] float32, dy [T, H] at home; neither may
   // change until the last chunk has been exchanged. dy travels as x does, once per rank; the
   // weights travel beside it and are applied at the experts' rank, to the same bits.
-  absl::Status DispatchScaled(const DispatchPlan& plan, int chunk, MatrixView<const T> dy,
-                              absl::Span<const float> weight, MatrixView<T> expert_rows,
-                              Workspace& workspace, Stream& exchange);
+  absl::Status DispatchScaled(const DispatchCall& call, MatrixView<const T> dy,
+                              absl::Span<const float> weight, MatrixView<T> expert_rows);
 
   // This chunk's part of home_rows [plan.return_rows(), H] = expert rows of the ranks that computed
   // them.  expert_rows [N, H]: from ReturnBuffer, all chunks; this chunk's rows are ready.
   // home_rows is dense (stride == cols).
-  absl::Status Return(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
-                      MatrixView<T> home_rows, Workspace& workspace, Stream& exchange);
+  absl::Status Return(const DispatchCall& call, MatrixView<const T> expert_rows,
+                      MatrixView<T> home_rows);
 
  protected:
   Dispatcher(const DispatcherOptions& options, Communicator& comm, DeviceKind kind)
@@ -140,17 +145,21 @@ class Dispatcher {
         node_size_(options.node_size == 0 ? comm.size() : options.node_size),
         kind_(kind) {}
 
-  // Of arguments that fit. weight: DispatchScaled's.
-  virtual absl::Status Out(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
-                           std::optional<absl::Span<const float>> weight, MatrixView<T> expert_rows,
-                           Workspace& workspace, Stream& exchange) = 0;
-  virtual absl::Status Back(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
-                            MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) = 0;
+  // Arguments have been checked. weight: DispatchScaled's.
+  virtual absl::Status Out(const DispatchCall& call, MatrixView<const T> x,
+                           std::optional<absl::Span<const float>> weight,
+                           MatrixView<T> expert_rows) = 0;
+  virtual absl::Status Back(const DispatchCall& call, MatrixView<const T> expert_rows,
+                            MatrixView<T> home_rows) = 0;
 
-  static MatrixView<T> ExpertRowsOf(const DispatchPlan& plan, int chunk, MatrixView<T> all) {
+  static MatrixView<T> ExpertRowsOf(const DispatchCall& call, MatrixView<T> all) {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
     return RowRange(all, plan.expert_begin(chunk), plan.expert_begin(chunk + 1));
   }
-  static MatrixView<T> HomeRowsOf(const DispatchPlan& plan, int chunk, MatrixView<T> all) {
+  static MatrixView<T> HomeRowsOf(const DispatchCall& call, MatrixView<T> all) {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
     return RowRange(all, plan.home_begin(chunk), plan.home_begin(chunk + 1));
   }
 
@@ -165,10 +174,9 @@ class Dispatcher {
   Communicator& comm_;
 
  private:
-  absl::Status CheckDispatch(absl::string_view function, const DispatchPlan& plan, int chunk,
-                             MatrixView<const T> x, MatrixView<T> expert_rows,
-                             const Stream& exchange) const;
-  absl::Status CheckChunk(absl::string_view function, const DispatchPlan& plan, int chunk) const;
+  absl::Status CheckDispatch(absl::string_view function, const DispatchCall& call,
+                             MatrixView<const T> x, MatrixView<T> expert_rows) const;
+  absl::Status CheckChunk(absl::string_view function, const DispatchCall& call) const;
   absl::Status CheckDevice(absl::string_view function, const Stream& exchange) const;
 
   const int node_size_;

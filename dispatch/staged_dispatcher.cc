@@ -14,25 +14,23 @@ namespace moe {
 namespace {
 
 // [home rows of the chunk, 1] weight of each, 0 for empty places. Enqueues.
-absl::StatusOr<MatrixView<float>> WeightsInHomeOrder(const DispatchPlan& plan, int chunk,
-                                                     absl::Span<const float> weight,
-                                                     Workspace& workspace, Stream& stream) {
-  const absl::Span<const int32_t> slot = plan.home_slot(chunk);
+absl::StatusOr<MatrixView<float>> WeightsInHomeOrder(const DispatchCall& call,
+                                                     absl::Span<const float> weight) {
+  const absl::Span<const int32_t> slot = call.plan.home_slot(call.chunk);
   MOE_ASSIGN_OR_RETURN(const auto out,
-                       workspace.Matrix<float>(static_cast<int64_t>(slot.size()), 1));
+                       call.workspace.Matrix<float>(static_cast<int64_t>(slot.size()), 1));
   const MatrixView<const float> by_slot(weight.data(), static_cast<int64_t>(weight.size()), 1);
-  MOE_RETURN_IF_ERROR(GatherRows<float>(by_slot, slot, out, stream));
+  MOE_RETURN_IF_ERROR(GatherRows<float>(by_slot, slot, out, call.exchange));
   return out;
 }
 
 // [expert rows of the chunk, 1] the same weights, received in return order. Enqueues.
-absl::StatusOr<MatrixView<float>> WeightsInExpertOrder(const DispatchPlan& plan, int chunk,
-                                                       MatrixView<const float> received,
-                                                       Workspace& workspace, Stream& stream) {
-  const absl::Span<const int32_t> place = plan.return_place(chunk);
+absl::StatusOr<MatrixView<float>> WeightsInExpertOrder(const DispatchCall& call,
+                                                       MatrixView<const float> received) {
+  const absl::Span<const int32_t> place = call.plan.return_place(call.chunk);
   MOE_ASSIGN_OR_RETURN(const auto out,
-                       workspace.Matrix<float>(static_cast<int64_t>(place.size()), 1));
-  MOE_RETURN_IF_ERROR(GatherRows<float>(received, place, out, stream));
+                       call.workspace.Matrix<float>(static_cast<int64_t>(place.size()), 1));
+  MOE_RETURN_IF_ERROR(GatherRows<float>(received, place, out, call.exchange));
   return out;
 }
 
@@ -52,106 +50,107 @@ class StagedDispatcher : public Dispatcher<T> {
   bool ReturnsInPlace(const DispatchPlan& plan) const override { return GathersOnce(plan); }
 
  private:
-  absl::Status Out(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
-                   std::optional<absl::Span<const float>> weight, MatrixView<T> expert_rows,
-                   Workspace& workspace, Stream& exchange) override {
-    const auto rows = this->ExpertRowsOf(plan, chunk, expert_rows);
+  absl::Status Out(const DispatchCall& call, MatrixView<const T> x,
+                   std::optional<absl::Span<const float>> weight,
+                   MatrixView<T> expert_rows) override {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
+    const auto rows = this->ExpertRowsOf(call, expert_rows);
     if (GathersOnce(plan)) {
       CountReturned(plan, chunk, x.cols());
       if (!weight.has_value()) {
-        return GatherRows<T>(x, plan.expert_token(chunk), rows, exchange);
+        return GatherRows<T>(x, plan.expert_token(chunk), rows, call.exchange);
       }
       CountWeights(plan, chunk);
       MOE_ASSIGN_OR_RETURN(const MatrixView<const float> scale,  // its home rows are expert rows
-                           WeightsInHomeOrder(plan, chunk, *weight, workspace, exchange));
-      return GatherScaledRows<T>(x, plan.expert_token(chunk), AllOf(scale), rows, exchange);
+                           WeightsInHomeOrder(call, *weight));
+      return GatherScaledRows<T>(x, plan.expert_token(chunk), AllOf(scale), rows, call.exchange);
     }
-    MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(plan, chunk, x, workspace, exchange));
-    MOE_ASSIGN_OR_RETURN(const auto source, ExpertSource(plan, chunk, workspace));
-    if (!weight.has_value()) return GatherRows<T>(received, source, rows, exchange);
-    MOE_ASSIGN_OR_RETURN(const auto home,
-                         WeightsInHomeOrder(plan, chunk, *weight, workspace, exchange));
-    MOE_ASSIGN_OR_RETURN(const auto weights, SendWeights(plan, chunk, home, workspace, exchange));
-    MOE_ASSIGN_OR_RETURN(const MatrixView<const float> scale,
-                         WeightsInExpertOrder(plan, chunk, weights, workspace, exchange));
-    return GatherScaledRows<T>(received, source, AllOf(scale), rows, exchange);
+    MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(call, x));
+    MOE_ASSIGN_OR_RETURN(const auto source, ExpertSource(call));
+    if (!weight.has_value()) return GatherRows<T>(received, source, rows, call.exchange);
+    MOE_ASSIGN_OR_RETURN(const auto home, WeightsInHomeOrder(call, *weight));
+    MOE_ASSIGN_OR_RETURN(const auto weights, SendWeights(call, home));
+    MOE_ASSIGN_OR_RETURN(const MatrixView<const float> scale, WeightsInExpertOrder(call, weights));
+    return GatherScaledRows<T>(received, source, AllOf(scale), rows, call.exchange);
   }
 
-  absl::Status Back(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
-                    MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) override {
+  absl::Status Back(const DispatchCall& call, MatrixView<const T> expert_rows,
+                    MatrixView<T> home_rows) override {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
     const int64_t hidden = home_rows.cols();
-    const auto home = this->HomeRowsOf(plan, chunk, home_rows);
+    const auto home = this->HomeRowsOf(call, home_rows);
     if (GathersOnce(plan)) {
       CountReturned(plan, chunk, hidden);
       if (home_rows.data() == expert_rows.data()) return absl::OkStatus();
-      return GatherRows<T>(expert_rows, plan.return_order(chunk), home, exchange);
+      return GatherRows<T>(expert_rows, plan.return_order(chunk), home, call.exchange);
     }
-    MOE_ASSIGN_OR_RETURN(const auto order, ReturnOrder(plan, chunk, workspace));
+    MOE_ASSIGN_OR_RETURN(const auto order, ReturnOrder(call));
     MOE_ASSIGN_OR_RETURN(const auto send,
-                         workspace.Matrix<T>(static_cast<int64_t>(order.size()), hidden));
-    MOE_RETURN_IF_ERROR(GatherRows<T>(expert_rows, order, send, exchange));
-    return SendHome(plan, chunk, send, home, workspace, exchange);
+                         call.workspace.Matrix<T>(static_cast<int64_t>(order.size()), hidden));
+    MOE_RETURN_IF_ERROR(GatherRows<T>(expert_rows, order, send, call.exchange));
+    return SendHome(call, send, home);
   }
 
   // What an exchange of the chunk is: all-to-alls, in the order of ranks.
 
   // send: rows by destination. The chunk's received rows, in an order of sources.
-  virtual absl::StatusOr<MatrixView<const T>> SendRows(const DispatchPlan& plan, int chunk,
-                                                       MatrixView<const T> send,
-                                                       Workspace& workspace, Stream& exchange) {
+  virtual absl::StatusOr<MatrixView<const T>> SendRows(const DispatchCall& call,
+                                                       MatrixView<const T> send) {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
     const int64_t received_rows = plan.recv_begin(chunk + 1) - plan.recv_begin(chunk);
-    MOE_ASSIGN_OR_RETURN(const auto received, workspace.Matrix<T>(received_rows, send.cols()));
+    MOE_ASSIGN_OR_RETURN(const auto received, call.workspace.Matrix<T>(received_rows, send.cols()));
     const int me = plan.rank();
     MOE_RETURN_IF_ERROR(ExchangeRows<T>(
         this->comm_, send, [&](int p) { return plan.SendRows(chunk, me, p); }, received,
-        [&](int p) { return plan.SendRows(chunk, p, me); }, exchange, this->clock()));
+        [&](int p) { return plan.SendRows(chunk, p, me); }, call.exchange, this->clock()));
     for (int p = 0; p < plan.ranks(); ++p) {
       this->CountBytes(p, plan.SendRows(chunk, me, p) * RowBytes<T>(send.cols()));
     }
     return received;
   }
   // [expert rows of the chunk] the received row that each of them is.
-  virtual absl::StatusOr<absl::Span<const int32_t>> ExpertSource(const DispatchPlan& plan,
-                                                                 int chunk, Workspace&) const {
-    return plan.expert_source(chunk);
+  virtual absl::StatusOr<absl::Span<const int32_t>> ExpertSource(const DispatchCall& call) const {
+    return call.plan.expert_source(call.chunk);
   }
   // send: weights in the order of home rows, which at the experts' rank is return order.
-  virtual absl::StatusOr<MatrixView<const float>> SendWeights(const DispatchPlan& plan, int chunk,
-                                                              MatrixView<const float> send,
-                                                              Workspace& workspace,
-                                                              Stream& exchange) {
+  virtual absl::StatusOr<MatrixView<const float>> SendWeights(const DispatchCall& call,
+                                                              MatrixView<const float> send) {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
     const int64_t rows = plan.expert_begin(chunk + 1) - plan.expert_begin(chunk);
-    MOE_ASSIGN_OR_RETURN(const auto received, workspace.Matrix<float>(rows, 1));
+    MOE_ASSIGN_OR_RETURN(const auto received, call.workspace.Matrix<float>(rows, 1));
     const int me = plan.rank();
     MOE_RETURN_IF_ERROR(ExchangeRows<float>(
         this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, me, p); }, received,
-        [&](int p) { return plan.ExpertRows(chunk, p, me); }, exchange, this->clock()));
+        [&](int p) { return plan.ExpertRows(chunk, p, me); }, call.exchange, this->clock()));
     CountWeights(plan, chunk);
     return received;
   }
   // The order of expert rows in which SendHome takes them.
-  virtual absl::StatusOr<absl::Span<const int32_t>> ReturnOrder(const DispatchPlan& plan, int chunk,
-                                                                Workspace&) const {
-    return plan.return_order(chunk);
+  virtual absl::StatusOr<absl::Span<const int32_t>> ReturnOrder(const DispatchCall& call) const {
+    return call.plan.return_order(call.chunk);
   }
-  virtual absl::Status SendHome(const DispatchPlan& plan, int chunk, MatrixView<const T> send,
-                                MatrixView<T> home, Workspace&, Stream& exchange) {
+  virtual absl::Status SendHome(const DispatchCall& call, MatrixView<const T> send,
+                                MatrixView<T> home) {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
     CountReturned(plan, chunk, send.cols());
     const int me = plan.rank();
     return ExchangeRows<T>(
         this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, p, me); }, home,
-        [&](int p) { return plan.ExpertRows(chunk, me, p); }, exchange, this->clock());
+        [&](int p) { return plan.ExpertRows(chunk, me, p); }, call.exchange, this->clock());
   }
 
   static bool GathersOnce(const DispatchPlan& plan) { return plan.ranks() == 1; }
-  absl::StatusOr<MatrixView<const T>> SendTokens(const DispatchPlan& plan, int chunk,
-                                                 MatrixView<const T> x, Workspace& workspace,
-                                                 Stream& exchange) {
-    const auto token = plan.send_token(chunk);
+  absl::StatusOr<MatrixView<const T>> SendTokens(const DispatchCall& call, MatrixView<const T> x) {
+    const auto token = call.plan.send_token(call.chunk);
     MOE_ASSIGN_OR_RETURN(const auto send,
-                         workspace.Matrix<T>(static_cast<int64_t>(token.size()), x.cols()));
-    MOE_RETURN_IF_ERROR(GatherRows<T>(x, token, send, exchange));
-    return SendRows(plan, chunk, send, workspace, exchange);
+                         call.workspace.Matrix<T>(static_cast<int64_t>(token.size()), x.cols()));
+    MOE_RETURN_IF_ERROR(GatherRows<T>(x, token, send, call.exchange));
+    return SendRows(call, send);
   }
 
   // What goes home; within one rank also what comes, gathered without a send order.
@@ -180,17 +179,19 @@ class HierarchicalDispatcher final : public StagedDispatcher<T> {
   void set_clock(ExchangeClock* clock) override { two_hops_.set_clock(clock); }
 
  private:
-  absl::StatusOr<MatrixView<const T>> SendRows(const DispatchPlan& plan, int chunk,
-                                               MatrixView<const T> send, Workspace& workspace,
-                                               Stream& exchange) override {
+  absl::StatusOr<MatrixView<const T>> SendRows(const DispatchCall& call,
+                                               MatrixView<const T> send) override {
     return two_hops_.Out<T>(
-        send, [&](int source, int to) { return plan.SendRows(chunk, source, to); },
-        [this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, workspace, exchange);
+        send, [&](int source, int to) { return call.plan.SendRows(call.chunk, source, to); },
+        [this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
+        call.exchange);
   }
 
   // plan.expert_source, which counts received rows by source rank, for rows in SendTokens' order.
-  absl::StatusOr<absl::Span<const int32_t>> ExpertSource(const DispatchPlan& plan, int chunk,
-                                                         Workspace& workspace) const override {
+  absl::StatusOr<absl::Span<const int32_t>> ExpertSource(const DispatchCall& call) const override {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
+    Workspace& workspace = call.workspace;
     MOE_ASSIGN_OR_RETURN(const auto shift, workspace.Array<int64_t>(plan.ranks()));
     int64_t row = 0;
     two_hops_.ForEachRankByRail([&](int r) {
@@ -217,25 +218,27 @@ class HierarchicalDispatcher final : public StagedDispatcher<T> {
     return shifted;
   }
 
-  absl::StatusOr<MatrixView<const float>> SendWeights(const DispatchPlan& plan, int chunk,
-                                                      MatrixView<const float> send,
-                                                      Workspace& workspace,
-                                                      Stream& exchange) override {
+  absl::StatusOr<MatrixView<const float>> SendWeights(const DispatchCall& call,
+                                                      MatrixView<const float> send) override {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
     MOE_ASSIGN_OR_RETURN(
         const auto by_rail,
         two_hops_.Out<float>(
             send, [&](int source, int to) { return plan.ExpertRows(chunk, source, to); },
-            [this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, workspace,
-            exchange));
+            [this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
+            call.exchange));
     return TwoHopExchange::Transpose<float>(
         by_rail, two_hops_.node_size(), two_hops_.nodes(),
         [&](int l, int m) { return plan.ExpertRows(chunk, two_hops_.RankOf(m, l), plan.rank()); },
-        workspace, exchange);
+        call.workspace, call.exchange);
   }
 
   // The chunk's return order, by (local rank, node) of home instead of by home rank.
-  absl::StatusOr<absl::Span<const int32_t>> ReturnOrder(const DispatchPlan& plan, int chunk,
-                                                        Workspace& workspace) const override {
+  absl::StatusOr<absl::Span<const int32_t>> ReturnOrder(const DispatchCall& call) const override {
+    const DispatchPlan& plan = call.plan;
+    const int chunk = call.chunk;
+    Workspace& workspace = call.workspace;
     const auto order = plan.return_order(chunk);
     MOE_ASSIGN_OR_RETURN(const auto by_rail,
                          workspace.Array<int32_t>(static_cast<int64_t>(order.size())));
@@ -252,11 +255,12 @@ class HierarchicalDispatcher final : public StagedDispatcher<T> {
     return by_rail;
   }
 
-  absl::Status SendHome(const DispatchPlan& plan, int chunk, MatrixView<const T> send,
-                        MatrixView<T> home, Workspace& workspace, Stream& exchange) override {
+  absl::Status SendHome(const DispatchCall& call, MatrixView<const T> send,
+                        MatrixView<T> home) override {
     return two_hops_.Back<T>(
-        send, [&](int to, int sender) { return plan.ExpertRows(chunk, to, sender); }, home,
-        [this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, workspace, exchange);
+        send, [&](int to, int sender) { return call.plan.ExpertRows(call.chunk, to, sender); },
+        home, [this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
+        call.exchange);
   }
 
   TwoHopExchange two_hops_;

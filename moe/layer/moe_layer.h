@@ -159,8 +159,8 @@ class MoeLayer {
   struct ExchangeWork {
     Work send, compute, receive;
   };
-  // Chunk by chunk: send(c) on the exchange stream, compute(first, last) on local experts once the
-  // chunk is here, receive(c) on the exchange stream. All sends are enqueued first.
+  // Chunk by chunk: send(call) on the exchange stream, compute(first, last) on local experts once
+  // the chunk is here, receive(call) on the exchange stream. All sends are enqueued first.
   template <typename Send, typename Compute, typename Receive>
   absl::Status ExchangeAroundExperts(const DispatchPlan& plan, ExchangeWork work, Send send,
                                      Compute compute, Receive receive);

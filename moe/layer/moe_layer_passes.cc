@@ -126,7 +126,6 @@ absl::Status MoeLayer<T>::ForwardRows(MatrixView<const T> x, const Batch& batch,
   Workspace& workspace = *kept.workspace;
   Stream& compute = *context_.compute;
   Stream& exchange = *context_.exchange;
-  Workspace& exchange_workspace = *context_.exchange_workspace;
   const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context_);
   s.x = x;
 
@@ -144,18 +143,14 @@ absl::Status MoeLayer<T>::ForwardRows(MatrixView<const T> x, const Batch& batch,
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       plan, {.send = kDispatch, .compute = kExperts, .receive = kCombine},
-      [&](int chunk) {
-        if (!weigh_input)
-          return dispatcher_->Dispatch(plan, chunk, x, rows, exchange_workspace, exchange);
-        return dispatcher_->DispatchScaled(plan, chunk, x, s.router.on_device.weight, rows,
-                                           exchange_workspace, exchange);
+      [&](const DispatchCall& call) {
+        if (!weigh_input) return dispatcher_->Dispatch(call, x, rows);
+        return dispatcher_->DispatchScaled(call, x, s.router.on_device.weight, rows);
       },
       [&](int first, int last) {
         return experts_->Forward(first, last, plan.expert_offsets(), s.experts, out, context_);
       },
-      [&](int chunk) {
-        return dispatcher_->Return(plan, chunk, out, s.home_rows, exchange_workspace, exchange);
-      }));
+      [&](const DispatchCall& call) { return dispatcher_->Return(call, out, s.home_rows); }));
   MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(y, kept, s));
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   return Timed(context_, kCombineSum, compute, [&] {
@@ -229,17 +224,17 @@ absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
                                                    const Context& kept) {
   Workspace& host = *kept.host_workspace;
   Workspace& workspace = *kept.workspace;
-  Communicator& group = context_.mesh->group(MeshGroup::kExpert);
-  const DispatchPlanOptions options = {
-      .overlap_degree = config_.overlap_degree,
-      .reads_peers = dispatcher_->algorithm() == DispatchAlgorithm::kDirect};
+  const DispatchPlanInputs inputs = {
+      .routing = plans_on_device_ ? routed.on_device : routed.routing,
+      .micro_batch_offsets = offsets,
+      .placement = placement_,
+      .options = {.overlap_degree = config_.overlap_degree,
+                  .reads_peers = dispatcher_->algorithm() == DispatchAlgorithm::kDirect},
+      .comm = context_.mesh->group(MeshGroup::kExpert)};
   if (plans_on_device_) {
-    return DispatchPlan::BuildOnDevice(routed.on_device, offsets, placement_, options, group, host,
-                                       workspace, *context_.compute);
+    return DispatchPlan::BuildOnDevice(inputs, host, workspace, *context_.compute);
   }
-  MOE_ASSIGN_OR_RETURN(const DispatchPlan plan,
-                       DispatchPlan::Build(routed.routing, offsets, placement_, options, group,
-                                           host, *context_.host));
+  MOE_ASSIGN_OR_RETURN(const DispatchPlan plan, DispatchPlan::Build(inputs, host, *context_.host));
   return plan.OnDevice(workspace, *context_.compute);
 }
 
@@ -251,10 +246,13 @@ absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, Exchan
   const int chunks = plan.chunks();
   work.send.moved = work.receive.moved = &dispatcher_->bytes();
   absl::InlinedVector<Event, 16> arrived(chunks), computed(chunks);
+  const auto call = [&](int c) -> DispatchCall {
+    return {plan, c, *context_.exchange_workspace, exchange};
+  };
   const auto send_chunk = [&](int c) -> absl::Status {
     work.send.chunk = c;
     SetPhaseName(*context_.mesh, work.send.name);
-    MOE_RETURN_IF_ERROR(Timed(context_, work.send, exchange, [&] { return send(c); }));
+    MOE_RETURN_IF_ERROR(Timed(context_, work.send, exchange, [&] { return send(call(c)); }));
     MOE_ASSIGN_OR_RETURN(arrived[c], exchange.Record());
     return absl::OkStatus();
   };
@@ -271,7 +269,7 @@ absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, Exchan
     if (&exchange != context_.compute) MOE_RETURN_IF_ERROR(exchange.WaitFor(computed[c]));
     work.receive.chunk = c;
     SetPhaseName(*context_.mesh, work.receive.name);
-    return Timed(context_, work.receive, exchange, [&] { return receive(c); });
+    return Timed(context_, work.receive, exchange, [&] { return receive(call(c)); });
   };
   if (OnCuda(context_)) {
     // An exchange through the host's memory holds the host: chunk c is being computed meanwhile.
@@ -344,7 +342,6 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
   Workspace& workspace = *context_.workspace;
   Stream& compute = *context_.compute;
   Stream& exchange = *context_.exchange;
-  Workspace& exchange_workspace = *context_.exchange_workspace;
   const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context_);
   const DispatchPlan& plan = *saved.plan;
   const Routing& routing = saved.router.routing;
@@ -371,19 +368,15 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
   if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(dy, saved.home_rows));
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       plan, {.send = kCombineBackward, .compute = kExpertsBackward, .receive = kDispatchBackward},
-      [&](int chunk) {
-        if (weigh_input)
-          return dispatcher_->Dispatch(plan, chunk, dy, d_out, exchange_workspace, exchange);
-        return dispatcher_->DispatchScaled(plan, chunk, dy, saved.router.on_device.weight, d_out,
-                                           exchange_workspace, exchange);
+      [&](const DispatchCall& call) {
+        if (weigh_input) return dispatcher_->Dispatch(call, dy, d_out);
+        return dispatcher_->DispatchScaled(call, dy, saved.router.on_device.weight, d_out);
       },
       [&](int first, int last) {
         return experts_->Backward(first, last, plan.expert_offsets(), plan.segment_offsets(),
                                   plan.segments(), saved.experts, d_out, d_rows, context_);
       },
-      [&](int chunk) {
-        return dispatcher_->Return(plan, chunk, d_rows, home_dx, exchange_workspace, exchange);
-      }));
+      [&](const DispatchCall& call) { return dispatcher_->Return(call, d_rows, home_dx); }));
   const auto experts_ready = [&](absl::Span<Parameter* const> parameters) -> absl::Status {
     if (!config_.train_experts) return absl::OkStatus();
     for (Parameter* parameter : parameters) MOE_RETURN_IF_ERROR(ready(*parameter));

@@ -40,9 +40,11 @@ class DevicePlanTest : public ::testing::Test {
   static absl::StatusOr<DispatchPlan> BuildOnHost(const World& world, Workspace& workspace) {
     std::optional<absl::StatusOr<DispatchPlan>> plan;
     RunLocalRanks(1, [&](std::unique_ptr<Communicator> comm) {
-      plan = DispatchPlan::Build(world.view(0), world.routing[0].micro_batch_offsets,
-                                 ExpertPlacement(world.experts, 1), {}, *comm, workspace,
-                                 *MakeInlineStream());
+      plan = DispatchPlan::Build({.routing = world.view(0),
+                                  .micro_batch_offsets = world.routing[0].micro_batch_offsets,
+                                  .placement = {world.experts, 1},
+                                  .comm = *comm},
+                                 workspace, *MakeInlineStream());
       return absl::OkStatus();
     });
     return *plan;
@@ -50,9 +52,11 @@ class DevicePlanTest : public ::testing::Test {
 
   absl::StatusOr<DispatchPlan> BuildOnDevice(const World& world, Workspace& host) {
     MOE_ASSIGN_OR_RETURN(const Routing routing, world.OnDevice(0, *workspace_, stream()));
-    return DispatchPlan::BuildOnDevice(routing, world.routing[0].micro_batch_offsets,
-                                       ExpertPlacement(world.experts, 1), {}, *comm_, host,
-                                       *workspace_, stream());
+    return DispatchPlan::BuildOnDevice({.routing = routing,
+                                        .micro_batch_offsets = world.routing[0].micro_batch_offsets,
+                                        .placement = {world.experts, 1},
+                                        .comm = *comm_},
+                                       host, *workspace_, stream());
   }
 
   template <typename T>
@@ -125,10 +129,10 @@ TEST_F(DevicePlanTest, HasNoPeersAndIsRefusedWhereTheyAreNeeded) {
         Dispatcher<float>::Create({.algorithm = DispatchAlgorithm::kDirect}, *comm));
     EXPECT_EQ(dispatcher->algorithm(), DispatchAlgorithm::kDirect);
     std::vector<float> x(plan.tokens()), rows(plan.expert_rows());
-    EXPECT_THAT(
-        dispatcher->Dispatch(plan, 0, {x.data(), plan.tokens(), 1},
-                             {rows.data(), plan.expert_rows(), 1}, workspace, *MakeInlineStream()),
-        StatusIs(kInvalidArgument, "reads_peers = 0, expected 1"));
+    const auto stream = MakeInlineStream();
+    EXPECT_THAT(dispatcher->Dispatch({plan, 0, workspace, *stream}, {x.data(), plan.tokens(), 1},
+                                     {rows.data(), plan.expert_rows(), 1}),
+                StatusIs(kInvalidArgument, "reads_peers = 0, expected 1"));
     return absl::OkStatus();
   });
 }

@@ -56,10 +56,12 @@ TEST(ExpertPlacementTest, EveryExpertIsOnOneRankAndCountsDifferByOneAtMost) {
 
 absl::StatusOr<DispatchPlan> Build(const World& world, int overlap, Communicator& comm,
                                    Workspace& workspace, Stream& stream, bool reads_peers = false) {
-  return DispatchPlan::Build(
-      world.view(comm.rank()), world.routing[comm.rank()].micro_batch_offsets,
-      ExpertPlacement(world.experts, world.ranks),
-      {.overlap_degree = overlap, .reads_peers = reads_peers}, comm, workspace, stream);
+  return DispatchPlan::Build({.routing = world.view(comm.rank()),
+                              .micro_batch_offsets = world.routing[comm.rank()].micro_batch_offsets,
+                              .placement = {world.experts, world.ranks},
+                              .options = {.overlap_degree = overlap, .reads_peers = reads_peers},
+                              .comm = comm},
+                             workspace, stream);
 }
 
 // 3 ranks, 4 experts, top-2. Experts 0 and 1 live on rank 0, expert 2 on rank 1, expert 3 on rank
@@ -319,8 +321,12 @@ TEST(DispatchPlanTest, RefusesABadRoutingBeforeAnythingIsSent) {
     const auto refused = [&](const World& world, int overlap, const char* message,
                              std::vector<int64_t> micro_batches = {0, 5}) {
       Workspace workspace;
-      EXPECT_THAT(DispatchPlan::Build(world.view(0), micro_batches, ExpertPlacement(4, world.ranks),
-                                      {.overlap_degree = overlap}, comm, workspace, stream),
+      EXPECT_THAT(DispatchPlan::Build({.routing = world.view(0),
+                                       .micro_batch_offsets = micro_batches,
+                                       .placement = {4, world.ranks},
+                                       .options = {.overlap_degree = overlap},
+                                       .comm = comm},
+                                      workspace, stream),
                   StatusIs(kInvalidArgument, message));
     };
     World bad = good;

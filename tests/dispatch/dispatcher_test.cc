@@ -72,11 +72,13 @@ class Batch {
         workspace_(workspace),
         stream_(stream),
         plan_(DispatchPlan::Build(
-                  world.view(me_), world.routing[me_].micro_batch_offsets,
-                  ExpertPlacement(world.experts, world.ranks),
-                  {.overlap_degree = c.overlap,
-                   .reads_peers = dispatcher.algorithm() == DispatchAlgorithm::kDirect},
-                  comm, workspace, stream)
+                  {.routing = world.view(me_),
+                   .micro_batch_offsets = world.routing[me_].micro_batch_offsets,
+                   .placement = {world.experts, world.ranks},
+                   .options = {.overlap_degree = c.overlap,
+                               .reads_peers = dispatcher.algorithm() == DispatchAlgorithm::kDirect},
+                   .comm = comm},
+                  workspace, stream)
                   .value()),
         x_(seed, me_, plan_.tokens(), hidden),
         expert_rows_(workspace.Matrix<T>(plan_.expert_rows(), hidden).value()),
@@ -90,18 +92,18 @@ class Batch {
   MatrixView<T> expert_rows() const { return expert_rows_; }
   MatrixView<T> home_rows() const { return home_rows_; }
 
+  DispatchCall Call(int chunk) { return {plan_, chunk, workspace_, stream_}; }
   // Enqueues all chunks.
   void Dispatch(Dispatcher<T>& dispatcher) {
     for (int c = 0; c < plan_.chunks(); ++c) {
-      const absl::Status status =
-          dispatcher.Dispatch(plan_, c, x_.view, expert_rows_, workspace_, stream_);
+      const absl::Status status = dispatcher.Dispatch(Call(c), x_.view, expert_rows_);
       ASSERT_TRUE(status.ok()) << status;
     }
   }
   void DispatchScaled(Dispatcher<T>& dispatcher) {
     for (int c = 0; c < plan_.chunks(); ++c) {
-      const absl::Status status = dispatcher.DispatchScaled(
-          plan_, c, x_.view, world_.routing[me_].weight, expert_rows_, workspace_, stream_);
+      const absl::Status status =
+          dispatcher.DispatchScaled(Call(c), x_.view, world_.routing[me_].weight, expert_rows_);
       ASSERT_TRUE(status.ok()) << status;
     }
   }
@@ -126,8 +128,7 @@ class Batch {
                         return absl::OkStatus();
                       })
                       .ok());
-      const absl::Status status =
-          dispatcher.Return(plan_, c, *out, home_rows_, workspace_, stream_);
+      const absl::Status status = dispatcher.Return(Call(c), *out, home_rows_);
       ASSERT_TRUE(status.ok()) << status;
     }
   }
@@ -385,18 +386,16 @@ TYPED_TEST(DispatcherTest, RefusesBadArgumentsBeforeAnythingIsSent) {
     const auto out = dispatcher.ReturnBuffer(plan, 6, workspace).value();
     const auto code = absl::StatusCode::kInvalidArgument;
     const auto dispatch = [&](int chunk, MatrixView<const T> from, MatrixView<T> to) {
-      return dispatcher.Dispatch(plan, chunk, from, to, workspace, stream).code();
+      return dispatcher.Dispatch(batch.Call(chunk), from, to).code();
     };
     EXPECT_EQ(dispatch(-1, x, rows), code);
     EXPECT_EQ(dispatch(1, x, rows), code);
     EXPECT_EQ(dispatch(0, RowRange(x, 0, 3), rows), code);
     EXPECT_EQ(dispatch(0, x, RowRange(rows, 0, 7)), code);
     EXPECT_EQ(dispatch(0, {x.data(), 4, 5, x.stride()}, rows), code);
-    EXPECT_EQ(
-        dispatcher.DispatchScaled(plan, 0, x, {weight.data(), 7}, rows, workspace, stream).code(),
-        code);
+    EXPECT_EQ(dispatcher.DispatchScaled(batch.Call(0), x, {weight.data(), 7}, rows).code(), code);
     const auto back = [&](MatrixView<const T> from, MatrixView<T> to) {
-      return dispatcher.Return(plan, 0, from, to, workspace, stream).code();
+      return dispatcher.Return(batch.Call(0), from, to).code();
     };
     EXPECT_EQ(back(RowRange(MatrixView<const T>(out), 0, 7), home), code);
     EXPECT_EQ(back(out, RowRange(home, 0, 7)), code);

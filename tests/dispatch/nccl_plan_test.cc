@@ -26,23 +26,25 @@ class Rank {
   ~Rank() { EXPECT_TRUE(stream_.Synchronize().ok()); }
 
   absl::StatusOr<DispatchPlan> Build(int overlap) {
-    return DispatchPlan::Build(world_.view(comm_.rank()), MicroBatches(), Placement(),
-                               {.overlap_degree = overlap}, comm_, host_, *MakeInlineStream());
+    return DispatchPlan::Build(Inputs(world_.view(comm_.rank()), {.overlap_degree = overlap}),
+                               host_, *MakeInlineStream());
   }
   absl::StatusOr<DispatchPlan> BuildOnDevice(const DispatchPlanOptions& options) {
     MOE_ASSIGN_OR_RETURN(const Routing routing, world_.OnDevice(comm_.rank(), workspace_, stream_));
-    return DispatchPlan::BuildOnDevice(routing, MicroBatches(), Placement(), options, comm_, host_,
-                                       workspace_, stream_);
+    return DispatchPlan::BuildOnDevice(Inputs(routing, options), host_, workspace_, stream_);
   }
   std::vector<int32_t> Read(absl::Span<const int32_t> array) const {
     return ReadArray(array, stream_);
   }
 
  private:
-  absl::Span<const int64_t> MicroBatches() const {
-    return world_.routing[comm_.rank()].micro_batch_offsets;
+  DispatchPlanInputs Inputs(const Routing& routing, const DispatchPlanOptions& options) const {
+    return {.routing = routing,
+            .micro_batch_offsets = world_.routing[comm_.rank()].micro_batch_offsets,
+            .placement = {world_.experts, comm_.size()},
+            .options = options,
+            .comm = comm_};
   }
-  ExpertPlacement Placement() const { return {world_.experts, comm_.size()}; }
 
   const World& world_;
   Communicator& comm_;

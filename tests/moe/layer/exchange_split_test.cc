@@ -130,10 +130,13 @@ absl::Status MoveWithALateRank(std::unique_ptr<Communicator> inner, DispatchAlgo
                            .weight = weight,
                            .num_experts = 4,
                            .num_routed_experts = 4};
-  MOE_ASSIGN_OR_RETURN(const DispatchPlan plan,
-                       DispatchPlan::Build(routing, {}, ExpertPlacement(4, kRanks),
-                                           {.reads_peers = algorithm == DispatchAlgorithm::kDirect},
-                                           group, workspace, *stream));
+  MOE_ASSIGN_OR_RETURN(
+      const DispatchPlan plan,
+      DispatchPlan::Build({.routing = routing,
+                           .placement = {4, kRanks},
+                           .options = {.reads_peers = algorithm == DispatchAlgorithm::kDirect},
+                           .comm = group},
+                          workspace, *stream));
   MOE_ASSIGN_OR_RETURN(const auto dispatcher,
                        Dispatcher<float>::Create({.algorithm = algorithm, .node_size = 2}, group));
   EXPECT_EQ(dispatcher->algorithm(), algorithm);
@@ -142,16 +145,16 @@ absl::Status MoveWithALateRank(std::unique_ptr<Communicator> inner, DispatchAlgo
   dispatcher->set_clock(&clock);
   std::vector<float> x(4 * 2, 1), rows(x.size()), home(x.size());
   const MatrixView<float> expert_rows(rows.data(), 4, 2);
+  const DispatchCall call = {plan, 0, workspace, *stream};
   const auto move = [&](int movement) -> absl::Status {
     if (movement == 0) {
-      return dispatcher->Dispatch(plan, 0, {x.data(), 4, 2}, expert_rows, workspace, *stream);
+      return dispatcher->Dispatch(call, {x.data(), 4, 2}, expert_rows);
     }
     if (movement == 1) {
-      return dispatcher->DispatchScaled(plan, 0, {x.data(), 4, 2}, weight, expert_rows, workspace,
-                                        *stream);
+      return dispatcher->DispatchScaled(call, {x.data(), 4, 2}, weight, expert_rows);
     }
     MOE_ASSIGN_OR_RETURN(const auto out, dispatcher->ReturnBuffer(plan, 2, workspace));
-    return dispatcher->Return(plan, 0, out, {home.data(), 4, 2}, workspace, *stream);
+    return dispatcher->Return(call, out, {home.data(), 4, 2});
   };
   // At first all come in time, and peer memory grows.
   for (const bool late : {false, true}) {
