@@ -26,7 +26,7 @@
 #include "kernels/base/tree_cut.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 
-namespace moe::bench {
+namespace moe::measure {
 namespace {
 
 struct Options {
@@ -228,10 +228,10 @@ absl::Status Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace moe::bench
+}  // namespace moe::measure
 
 int main(int argc, char** argv) {
-  const absl::Status status = moe::bench::Main(argc, argv);
+  const absl::Status status = moe::measure::Main(argc, argv);
   if (status.ok()) return 0;
   std::fprintf(stderr, "kernel_bench: %s\n", std::string(status.message()).c_str());
   return status.code() == absl::StatusCode::kInvalidArgument ? 2 : 1;

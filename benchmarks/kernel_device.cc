@@ -2,7 +2,7 @@
 
 #include <time.h>
 
-namespace moe::bench {
+namespace moe::measure {
 namespace {
 
 // Several times the largest cache of a GPU.
@@ -49,4 +49,4 @@ absl::StatusOr<double> KernelDevice::Time(absl::FunctionRef<absl::Status()> work
   return timer_->ElapsedNs();
 }
 
-}  // namespace moe::bench
+}  // namespace moe::measure

@@ -20,7 +20,7 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/stream_timer.h"
 
-namespace moe::bench {
+namespace moe::measure {
 
 // Clock of a CPU. kProcess: the CPU time of this process, which for one thread that owns its core
 // is the same as the wall clock, and does not see the time that other programs take from the core.
@@ -105,6 +105,6 @@ absl::StatusOr<Array<T>> UniformValues(int64_t count, uint64_t seed, uint32_t wh
   return Array<T>::Of(values, device, name);
 }
 
-}  // namespace moe::bench
+}  // namespace moe::measure
 
 #endif  // MOE_BENCHMARKS_KERNEL_DEVICE_H_

@@ -13,7 +13,7 @@
 #include "kernels/base/storage_type.h"
 #include "kernels/base/workspace.h"
 
-namespace moe::bench {
+namespace moe::measure {
 namespace {
 
 class GateKernels final : public KernelGroup {
@@ -131,4 +131,4 @@ MadeKernels MakeGateKernels(const KernelShape& shape, KernelDevice& device) {
   return kernels;
 }
 
-}  // namespace moe::bench
+}  // namespace moe::measure

@@ -22,7 +22,7 @@
 #include "kernels/grouped_gemm/packed_weights.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
 
-namespace moe::bench {
+namespace moe::measure {
 namespace {
 
 // About a millisecond of multiply-adds.
@@ -241,4 +241,4 @@ MadeKernels MakeGemmKernels(const KernelShape& shape, KernelDevice& device) {
   });
 }
 
-}  // namespace moe::bench
+}  // namespace moe::measure

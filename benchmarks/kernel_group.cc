@@ -8,7 +8,7 @@
 #include "kernels/base/buffer.h"
 #include "kernels/base/status_macros.h"
 
-namespace moe::bench {
+namespace moe::measure {
 
 absl::Status CopyLimit::Reserve(double bytes) {
   const auto half = static_cast<int64_t>(bytes / 2) + 1;
@@ -44,4 +44,4 @@ absl::StatusOr<double> CopyLimit::Measure(int64_t bytes) {
   return fastest;
 }
 
-}  // namespace moe::bench
+}  // namespace moe::measure

@@ -15,9 +15,9 @@
 #include "benchmarks/kernel_device.h"
 #include "gating/router_config.h"
 #include "kernels/base/dtype.h"
-#include "moe/cli/bench/routing_spec.h"
+#include "moe/cli/measure/routing_spec.h"
 
-namespace moe::bench {
+namespace moe::measure {
 
 // T tokens with K slots each, on E experts: S = T K slots, each of which is a row of an expert.
 struct KernelShape {
@@ -113,6 +113,6 @@ MadeKernels MakeCombineKernels(const KernelShape& shape, KernelDevice& device);
 // operations each; on a CPU also pack, and packed_forward, which finds the weights packed.
 MadeKernels MakeGemmKernels(const KernelShape& shape, KernelDevice& device);
 
-}  // namespace moe::bench
+}  // namespace moe::measure
 
 #endif  // MOE_BENCHMARKS_KERNEL_GROUP_H_

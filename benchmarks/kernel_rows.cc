@@ -12,7 +12,7 @@
 #include "kernels/combine/combine.h"
 #include "kernels/permute/permute.h"
 
-namespace moe::bench {
+namespace moe::measure {
 namespace {
 
 template <typename T>
@@ -130,4 +130,4 @@ MadeKernels MakeCombineKernels(const KernelShape& shape, KernelDevice& device) {
   return MakeRowKernels(shape, device, [](auto& kernels) { kernels.AddCombine(); });
 }
 
-}  // namespace moe::bench
+}  // namespace moe::measure

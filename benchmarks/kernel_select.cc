@@ -15,7 +15,7 @@
 #include "kernels/expert_sort/expert_sort_cuda.h"
 #include "kernels/topk_gate/topk_gate_cuda.h"
 
-namespace moe::bench {
+namespace moe::measure {
 namespace {
 
 // Weights of gates that choose the K largest logits; nullopt: gates with a rule of their own.
@@ -142,4 +142,4 @@ MadeKernels MakeSelectKernels(const KernelShape& shape, KernelDevice& device) {
   });
 }
 
-}  // namespace moe::bench
+}  // namespace moe::measure

@@ -38,7 +38,7 @@ inline constexpr int64_t kMostSeconds = 31'536'000;
 void AddTimeoutSetting(absl::Duration& timeout, Table& table);
 
 // --output (-o) and --output-stderr (-oe): the form of the command's rows, "table" or what
-// bench::TableFormOf reads.
+// measure::TableFormOf reads.
 void AddFormSettings(Table& table);
 
 // The ids of a text setting, between commas; none where it is empty.

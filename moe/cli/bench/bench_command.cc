@@ -24,10 +24,10 @@
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/bench/bench_options.h"
-#include "moe/cli/bench/bench_row.h"
-#include "moe/cli/bench/collectives.h"
-#include "moe/cli/bench/tables.h"
-#include "moe/cli/sweep/memory_estimate.h"
+#include "moe/cli/measure/bench_row.h"
+#include "moe/cli/measure/collectives.h"
+#include "moe/cli/measure/memory_estimate.h"
+#include "moe/cli/measure/tables.h"
 #include "moe/run/session.h"
 
 namespace moe::cli {
@@ -40,7 +40,7 @@ constexpr char kCommand[] = "bench";
 class BenchOutput {
  public:
   // `model`: a row, for its keys.
-  BenchOutput(const BenchCall& call, const bench::Fields& model);
+  BenchOutput(const BenchCall& call, const measure::Fields& model);
 
   // `text`: what the table has of it.
   absl::Status Begin(const std::string& text) {
@@ -48,9 +48,9 @@ class BenchOutput {
     return Print(out_.has_value() ? out_->Begin() : text);
   }
 
-  absl::Status Add(const bench::Fields& row, const std::string& text) {
+  absl::Status Add(const measure::Fields& row, const std::string& text) {
     rows_.push_back(Whole(row));
-    const std::vector<bench::Cell> cells = bench::CellsOf(rows_.back());
+    const std::vector<measure::Cell> cells = measure::CellsOf(rows_.back());
     if (err_.has_value()) PrintAside(err_->Row(cells));
     return Print(out_.has_value() ? out_->Row(cells) : text);
   }
@@ -59,17 +59,17 @@ class BenchOutput {
     if (err_.has_value()) PrintAside(err_->End());
     MOE_RETURN_IF_ERROR(Print(out_.has_value() ? out_->End() : text));
     if (call_.options.json_path.empty()) return absl::OkStatus();
-    std::vector<std::vector<bench::Cell>> cells;
-    for (const bench::Fields& row : rows_) cells.push_back(bench::CellsOf(row));
+    std::vector<std::vector<measure::Cell>> cells;
+    for (const measure::Fields& row : rows_) cells.push_back(measure::CellsOf(row));
     return WriteFile("-J", call_.options.json_path,
-                     bench::WriteTable(bench::TableForm::kJson, keys_, cells));
+                     measure::WriteTable(measure::TableForm::kJson, keys_, cells));
   }
 
   // Exit code 1 if --fail-if holds for a row; `where` ends the message: "at size 4096".
   absl::Status CheckBound(absl::FunctionRef<std::string(size_t row)> where) const {
     for (size_t i = 0; i < rows_.size() && call_.fail_if.has_value(); ++i) {
       const auto lookup = [&](absl::string_view column) {
-        return bench::NumberOf(rows_[i], column);
+        return measure::NumberOf(rows_[i], column);
       };
       if (!call_.fail_if->Holds(lookup)) continue;
       return CheckFailed(absl::StrCat("--fail-if '", call_.fail_if->text(), "' holds ", where(i)));
@@ -79,22 +79,22 @@ class BenchOutput {
 
  private:
   // With where it comes from, and flags that no other key tells.
-  bench::Fields Whole(bench::Fields row) const {
-    bench::AddOrigin(call_.provenance, row);
+  measure::Fields Whole(measure::Fields row) const {
+    measure::AddOrigin(call_.provenance, row);
     row.push_back({"settings", BenchIdentity(call_.settings, call_.operation)});
     return row;
   }
 
   const BenchCall& call_;
   const std::vector<std::string> keys_;
-  std::optional<bench::TableWriter> out_, err_;
-  std::vector<bench::Fields> rows_;
+  std::optional<measure::TableWriter> out_, err_;
+  std::vector<measure::Fields> rows_;
 };
 
-BenchOutput::BenchOutput(const BenchCall& call, const bench::Fields& model)
-    : call_(call), keys_(bench::KeysOf(Whole(model))) {
-  const auto start = [&](const char* flag, std::optional<bench::TableWriter>& writer) {
-    const auto form = bench::TableFormOf(call.settings.text(flag));  // "table": none of them
+BenchOutput::BenchOutput(const BenchCall& call, const measure::Fields& model)
+    : call_(call), keys_(measure::KeysOf(Whole(model))) {
+  const auto start = [&](const char* flag, std::optional<measure::TableWriter>& writer) {
+    const auto form = measure::TableFormOf(call.settings.text(flag));  // "table": none of them
     if (form.has_value()) writer.emplace(*form, keys_);
   };
   start("output", out_);
@@ -105,9 +105,9 @@ const char* Plural(int count) {
   return count == 1 ? "" : "s";
 }
 
-bench::HeatMap HeatMapOf(absl::Span<const bench::BenchRow> rows) {
-  bench::HeatMap map{.ranks = rows[0].ranks, .gbytes_per_s = {}, .title = {}};
-  for (const bench::BenchRow& row : rows) map.gbytes_per_s.push_back(row.algbw());
+measure::HeatMap HeatMapOf(absl::Span<const measure::BenchRow> rows) {
+  measure::HeatMap map{.ranks = rows[0].ranks, .gbytes_per_s = {}, .title = {}};
+  for (const measure::BenchRow& row : rows) map.gbytes_per_s.push_back(row.algbw());
   map.title = absl::StrCat("GB/s between ranks, ", rows[0].size_bytes, " bytes, ",
                            rows[0].transport, "; the diagonal copies inside the rank");
   return map;
@@ -133,7 +133,7 @@ class BenchRun {
 
   absl::Status Run() {
     MOE_RETURN_IF_ERROR(Prepare());
-    BenchOutput output(call_, bench::BenchFields({}));
+    BenchOutput output(call_, measure::BenchFields({}));
     const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
       return OrAbort(*world, OnRank(*world, output));
     };
@@ -148,7 +148,7 @@ class BenchRun {
   // Everything that can be refused, before a rank starts.
   absl::Status Prepare() {
     MOE_ASSIGN_OR_RETURN(options_, MakeCollectiveOptions(call_, launch_));
-    MOE_RETURN_IF_ERROR(SetFailIf(bench::BenchFields({}), call_));
+    MOE_RETURN_IF_ERROR(SetFailIf(measure::BenchFields({}), call_));
     MOE_RETURN_IF_ERROR(CheckMemory());
     return speaks() ? CheckOutputs(call_.settings, options_.spec.routing) : absl::OkStatus();
   }
@@ -156,10 +156,10 @@ class BenchRun {
   // On the CPU: what a GPU has left, its own allocations find out.
   absl::Status CheckMemory() const {
     if (launch_.device.kind != DeviceKind::kCpu) return absl::OkStatus();
-    bench::CaseSpec spec = options_.spec;
+    measure::CaseSpec spec = options_.spec;
     spec.size_bytes = *std::max_element(options_.sizes.begin(), options_.sizes.end());
     const int ranks = launch_.world.local_ranks;
-    const double needed = bench::MemoryOf(spec, ranks);
+    const double needed = measure::MemoryOf(spec, ranks);
     const auto available = static_cast<double>(sweep::AvailableMemoryBytes());
     if (available == 0 || needed <= available) return absl::OkStatus();
     const double fits = available / needed * static_cast<double>(spec.size_bytes);
@@ -174,22 +174,22 @@ class BenchRun {
     const bool first = world.rank() == 0;
     if (call_.options.pin) MOE_RETURN_IF_ERROR(PinRank(launch_, world, /*threads=*/1));
     MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(launch_.device.kind, world));
-    MOE_ASSIGN_OR_RETURN(const auto stream, bench::StreamOfCalls(device));
+    MOE_ASSIGN_OR_RETURN(const auto stream, measure::StreamOfCalls(device));
     MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call_.settings.text("trace"), world));
-    bench::MeasureOptions measure = call_.options.measure;
+    measure::MeasureOptions measure = call_.options.measure;
     measure.trace = trace->recorder();
     if (measure.trace != nullptr) measure.trace->AddLane("collective", stream.get());
-    MOE_ASSIGN_OR_RETURN(const auto facts, bench::FindWorldFacts(world));
-    const std::string head = nccl() ? bench::NcclHead() : pairs() ? "" : bench::BenchHead();
+    MOE_ASSIGN_OR_RETURN(const auto facts, measure::FindWorldFacts(world));
+    const std::string head = nccl() ? measure::NcclHead() : pairs() ? "" : measure::BenchHead();
     if (first) MOE_RETURN_IF_ERROR(output.Begin(About(facts) + head));
     for (const int64_t size : options_.sizes) {
-      bench::CaseSpec spec = options_.spec;
+      measure::CaseSpec spec = options_.spec;
       spec.size_bytes = size;
-      MOE_ASSIGN_OR_RETURN(auto rows, bench::MeasureRows(spec, measure, facts, world, *stream));
+      MOE_ASSIGN_OR_RETURN(auto rows, measure::MeasureRows(spec, measure, facts, world, *stream));
       if (nccl() && call_.settings.is("output", "table")) {
-        spec.form = bench::Form::kOther;
+        spec.form = measure::Form::kOther;
         MOE_ASSIGN_OR_RETURN(const auto others,
-                             bench::MeasureRows(spec, measure, facts, world, *stream));
+                             measure::MeasureRows(spec, measure, facts, world, *stream));
         for (size_t i = 0; i < rows.size(); ++i) {
           rows[i].other_time_us = others[i].time_us;
           rows[i].other_wrong = others[i].wrong;
@@ -201,8 +201,8 @@ class BenchRun {
     return trace->Write();
   }
 
-  std::string About(const bench::WorldFacts& facts) const {
-    const bool skewed = options_.spec.op == bench::Op::kAllToAllV;
+  std::string About(const measure::WorldFacts& facts) const {
+    const bool skewed = options_.spec.op == measure::Op::kAllToAllV;
     std::string text = fmt::format("# moe bench {}: {} rank{} on {} host{}, {}", call_.operation,
                                    launch_.world.ranks, Plural(launch_.world.ranks), facts.hosts,
                                    Plural(facts.hosts), facts.transport);
@@ -216,7 +216,7 @@ class BenchRun {
   }
 
   // What was measured in place of what was asked for.
-  void Note(const bench::BenchRow& row) const {
+  void Note(const measure::BenchRow& row) const {
     if (call_.settings.on("quiet") || options_.spec.dispatch != DispatchAlgorithm::kDirect) return;
     if (row.algorithm == "direct") return;
     Say(stderr, "moe bench: --dispatch direct needs peer memory, which {} has not: {}\n",
@@ -224,18 +224,18 @@ class BenchRun {
   }
 
   // The rows of one size: one, for p2p all pairs.
-  absl::Status Add(absl::Span<const bench::BenchRow> rows, BenchOutput& output) {
+  absl::Status Add(absl::Span<const measure::BenchRow> rows, BenchOutput& output) {
     last_ = rows_.size();
-    for (const bench::BenchRow& row : rows) {
+    for (const measure::BenchRow& row : rows) {
       std::string text;
       if (nccl()) {
-        text = bench::NcclLine(row);
+        text = measure::NcclLine(row);
       } else if (!pairs()) {
-        text = bench::BenchLine(row, call_.options.measure.max_noise_pct);
+        text = measure::BenchLine(row, call_.options.measure.max_noise_pct);
       } else if (&row == &rows.back()) {
-        text = bench::HeatText(HeatMapOf(rows));
+        text = measure::HeatText(HeatMapOf(rows));
       }
-      MOE_RETURN_IF_ERROR(output.Add(bench::BenchFields(row), text));
+      MOE_RETURN_IF_ERROR(output.Add(measure::BenchFields(row), text));
       rows_.push_back(row);
     }
     return absl::OkStatus();
@@ -243,20 +243,21 @@ class BenchRun {
 
   absl::Status End(BenchOutput& output) const {
     std::vector<double> cvs_pct;
-    for (const bench::BenchRow& row : rows_) cvs_pct.push_back(row.samples_us.cv_pct);
-    const std::string foot = nccl() || pairs() ? bench::NcclFoot(rows_) : bench::BenchFoot(rows_);
+    for (const measure::BenchRow& row : rows_) cvs_pct.push_back(row.samples_us.cv_pct);
+    const std::string foot =
+        nccl() || pairs() ? measure::NcclFoot(rows_) : measure::BenchFoot(rows_);
     MOE_RETURN_IF_ERROR(
-        output.End(foot + bench::NoiseFoot(cvs_pct, call_.options.measure.max_noise_pct)));
+        output.End(foot + measure::NoiseFoot(cvs_pct, call_.options.measure.max_noise_pct)));
     if (call_.settings.empty("svg")) return absl::OkStatus();
     return WriteFile("--svg", call_.settings.text("svg"),
-                     bench::HeatSvg(HeatMapOf(absl::MakeConstSpan(rows_).subspan(last_))));
+                     measure::HeatSvg(HeatMapOf(absl::MakeConstSpan(rows_).subspan(last_))));
   }
 
   // Of the process that speaks alone: a launcher ends the others as soon as one fails, perhaps
   // before the table is out.
   absl::Status Verdict(const BenchOutput& output) const {
     int64_t wrong = 0;
-    for (const bench::BenchRow& row : rows_) {
+    for (const measure::BenchRow& row : rows_) {
       wrong += std::max<int64_t>(0, row.wrong) + std::max<int64_t>(0, row.other_wrong);
     }
     if (wrong > 0) {
@@ -264,7 +265,7 @@ class BenchRun {
           absl::StrCat(wrong, " wrong elements, expected none; see the column #wrong"));
     }
     return output.CheckBound([&](size_t i) {
-      const bench::BenchRow& row = rows_[i];
+      const measure::BenchRow& row = rows_[i];
       const std::string pair =
           row.source < 0 ? "" : fmt::format(" from {} to {}", row.source, row.destination);
       return fmt::format("at size {}{}: time {:.2f} us, algbw {:.2f}, busbw {:.2f} GB/s",
@@ -273,50 +274,51 @@ class BenchRun {
   }
 
   bool speaks() const { return launch_.rank() == 0; }
-  bool pairs() const { return options_.spec.op == bench::Op::kPointToPoint; }
+  bool pairs() const { return options_.spec.op == measure::Op::kPointToPoint; }
   bool nccl() const { return options_.format == BenchFormat::kNccl; }
 
   BenchCall& call_;
   const Launch& launch_;
   CollectiveOptions options_;
-  std::vector<bench::BenchRow> rows_;  // of the rank that speaks
-  size_t last_ = 0;                    // where those of the last size begin
+  std::vector<measure::BenchRow> rows_;  // of the rank that speaks
+  size_t last_ = 0;                      // where those of the last size begin
 };
 
 // Prints and judges the rows. `names`: the columns that say which row it is.
 absl::Status Show(const BenchCall& call, const std::string& about,
-                  absl::Span<const bench::Column> columns, const std::vector<bench::Fields>& rows,
-                  const std::string& foot, const std::vector<std::string>& names) {
+                  absl::Span<const measure::Column> columns,
+                  const std::vector<measure::Fields>& rows, const std::string& foot,
+                  const std::vector<std::string>& names) {
   const double max_noise_pct = call.options.measure.max_noise_pct;
   BenchOutput output(call, rows.front());
   MOE_RETURN_IF_ERROR(
-      output.Begin(absl::StrCat(about, TimeText(call, "median"), bench::TableHead(columns))));
+      output.Begin(absl::StrCat(about, TimeText(call, "median"), measure::TableHead(columns))));
   std::vector<double> cvs_pct;
-  for (const bench::Fields& row : rows) {
-    MOE_RETURN_IF_ERROR(output.Add(row, bench::TableLine(columns, row, max_noise_pct)));
-    cvs_pct.push_back(*bench::NumberOf(row, "cv"));
+  for (const measure::Fields& row : rows) {
+    MOE_RETURN_IF_ERROR(output.Add(row, measure::TableLine(columns, row, max_noise_pct)));
+    cvs_pct.push_back(*measure::NumberOf(row, "cv"));
   }
-  MOE_RETURN_IF_ERROR(output.End(bench::NoiseFoot(cvs_pct, max_noise_pct) + foot));
+  MOE_RETURN_IF_ERROR(output.End(measure::NoiseFoot(cvs_pct, max_noise_pct) + foot));
   const auto which = [&](size_t i) {
     std::string text;
     for (const std::string& name : names) {
-      absl::StrAppend(&text, bench::Find(rows[i], name)->text(), " ");
+      absl::StrAppend(&text, measure::Find(rows[i], name)->text(), " ");
     }
     return text;
   };
   for (size_t i = 0; i < rows.size(); ++i) {
-    const bench::Cell& wrong = *bench::Find(rows[i], "nwrong");
+    const measure::Cell& wrong = *measure::Find(rows[i], "nwrong");
     if (!(wrong.number() > 0)) continue;
     return CheckFailed(
         absl::StrCat(which(i), "has ", wrong.text(), " wrong elements, expected none"));
   }
   return output.CheckBound([&](size_t i) {
     return absl::StrCat("for ", which(i), "with a time of ",
-                        bench::Find(rows[i], "time_us")->text(), " us");
+                        measure::Find(rows[i], "time_us")->text(), " us");
   });
 }
 
-std::string RouterText(const bench::LayerSpec& spec) {
+std::string RouterText(const measure::LayerSpec& spec) {
   const RouterConfig& router = spec.layer.router;
   const std::string capacity = router.capacity_factor.has_value()
                                    ? absl::StrCat(", capacity ", *router.capacity_factor)
@@ -327,19 +329,19 @@ std::string RouterText(const bench::LayerSpec& spec) {
 }
 
 absl::Status RunLayerBench(BenchCall& call, const Launch& launch) {
-  MOE_ASSIGN_OR_RETURN(const bench::LayerSpec s, MakeLayerSpec(call, launch));
-  MOE_RETURN_IF_ERROR(SetFailIf(bench::LayerFields({}, {}), call));
+  MOE_ASSIGN_OR_RETURN(const measure::LayerSpec s, MakeLayerSpec(call, launch));
+  MOE_RETURN_IF_ERROR(SetFailIf(measure::LayerFields({}, {}), call));
   if (launch.rank() == 0) {
-    MOE_RETURN_IF_ERROR(CheckOutputs(call.settings, s.routing.value_or(bench::RoutingSpec{})));
+    MOE_RETURN_IF_ERROR(CheckOutputs(call.settings, s.routing.value_or(measure::RoutingSpec{})));
   }
-  bench::LayerResult result;
+  measure::LayerResult result;
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
     if (call.options.pin) MOE_RETURN_IF_ERROR(PinRank(launch, *world, s.threads));
     MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call.settings.text("trace"), *world));
-    bench::MeasureOptions measure = call.options.measure;
+    measure::MeasureOptions measure = call.options.measure;
     measure.trace = trace->recorder();
-    MOE_ASSIGN_OR_RETURN(auto mine, bench::MeasureLayer(s, measure, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(auto mine, measure::MeasureLayer(s, measure, std::move(world)));
     MOE_RETURN_IF_ERROR(trace->Write());
     if (first) result = std::move(mine);
     return absl::OkStatus();
@@ -347,20 +349,21 @@ absl::Status RunLayerBench(BenchCall& call, const Launch& launch) {
   const std::string routing = s.routing.has_value() ? s.routing->path : "";
   MOE_RETURN_IF_ERROR(RunAgreedRanks(AgreedRunOf(call, launch, routing), body));
   if (launch.rank() != 0) return absl::OkStatus();
-  std::vector<bench::Fields> rows;
-  for (const bench::LayerRow& row : result.rows) rows.push_back(bench::LayerFields(result, row));
+  std::vector<measure::Fields> rows;
+  for (const measure::LayerRow& row : result.rows)
+    rows.push_back(measure::LayerFields(result, row));
   const std::string about = fmt::format(
       "# moe bench layer: {} rank{} ({}) x {} tokens x top-{} on {} experts, H {}, F {}, {}, {} "
       "thread{} a rank, {}\n",
       launch.world.ranks, Plural(launch.world.ranks), result.backend, s.tokens,
       s.layer.router.top_k, s.layer.router.num_experts, s.layer.router.hidden_size,
       s.layer.ffn_hidden_size, moe::NameOf(s.dtype), s.threads, Plural(s.threads), RouterText(s));
-  const bench::LayerFigures& f = result.figures;
+  const measure::LayerFigures& f = result.figures;
   const std::string foot = fmt::format(
       "# {:.0f} tokens/s, drop {:.2f}%, maxvio {:.2f}, dead {}, peak {:.1f} MiB a rank\n",
       f.tokens_per_s, 100 * f.drop_fraction, f.max_vio, f.dead_experts,
       static_cast<double>(f.peak_bytes) / (1 << 20));
-  return Show(call, about, bench::LayerColumns(), rows, foot, {"pass", "phase"});
+  return Show(call, about, measure::LayerColumns(), rows, foot, {"pass", "phase"});
 }
 
 // Other backends move memory of the host alone: a time would be that of copies to and from it.
@@ -374,7 +377,7 @@ absl::Status CheckExchange(const Launch& launch, const Settings& settings) {
 }
 
 absl::Status RunCall(BenchCall& call, const Launch& launch) {
-  const bool collective = bench::OpOf(call.operation).has_value();
+  const bool collective = measure::OpOf(call.operation).has_value();
   const int ranks = launch.world.ranks;
   const int threads = collective ? 1 : call.settings.integer("threads");
   if (launch.rank() == 0) {

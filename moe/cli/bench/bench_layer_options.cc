@@ -15,7 +15,7 @@ namespace moe::cli {
 namespace {
 
 // Sizes that no machine holds, and whose products would not fit 64 bits. Of one rank.
-absl::Status CheckSizes(const bench::LayerSpec& spec) {
+absl::Status CheckSizes(const measure::LayerSpec& spec) {
   constexpr double kMostRows = std::numeric_limits<int32_t>::max();  // rows are numbered by int32
   const auto tokens = static_cast<double>(spec.tokens);
   const auto experts = static_cast<double>(spec.layer.router.num_outputs());
@@ -40,9 +40,9 @@ absl::StatusOr<DType> ExpertType(const Settings& settings) {
   return WrongFlag("-d", settings.text("datatype"), "f32, bf16 or f16");
 }
 
-absl::StatusOr<bench::LayerSpec> LayerSpecOf(const BenchCall& call) {
+absl::StatusOr<measure::LayerSpec> LayerSpecOf(const BenchCall& call) {
   const Settings& settings = call.settings;
-  bench::LayerSpec spec = call.options.layer;
+  measure::LayerSpec spec = call.options.layer;
   if (spec.layer.router.hidden_size < 1) return WrongValue(settings, "hidden-size", "at least 1");
   MOE_RETURN_IF_ERROR(CompleteLayer(settings, spec.layer));
   MOE_ASSIGN_OR_RETURN(spec.dtype, ExpertType(settings));
@@ -51,8 +51,8 @@ absl::StatusOr<bench::LayerSpec> LayerSpecOf(const BenchCall& call) {
 }
 
 // What a trace says in the place of flags.
-absl::Status UseTrace(const Settings& settings, const bench::Replay& replay,
-                      bench::LayerSpec& spec) {
+absl::Status UseTrace(const Settings& settings, const measure::Replay& replay,
+                      measure::LayerSpec& spec) {
   constexpr const char* kOfTrace[] = {"tokens", "moe-router-topk", "num-experts",
                                       "expert-model-parallel-size"};
   for (const char* name : kOfTrace) {
@@ -82,16 +82,16 @@ absl::Status CheckRouter(RouterConfig router, int64_t tokens, const Settings& se
   return InFlags(ValidateRouterConfig(router), settings);
 }
 
-absl::Status SetLayerRouting(const Settings& settings, int ranks, bench::LayerSpec& spec) {
-  MOE_ASSIGN_OR_RETURN(bench::RoutingSpec routing, RoutingOf(settings, ranks));
-  if (routing.kind == bench::RoutingSpec::kMatrix) {
+absl::Status SetLayerRouting(const Settings& settings, int ranks, measure::LayerSpec& spec) {
+  MOE_ASSIGN_OR_RETURN(measure::RoutingSpec routing, RoutingOf(settings, ranks));
+  if (routing.kind == measure::RoutingSpec::kMatrix) {
     return WrongFlag("--routing", routing.text, "one of experts, tokens or a trace for a layer");
   }
   if (settings.given("router")) {
     return WrongValue(settings, "router",
                       "none with --routing, which says what experts the tokens are given");
   }
-  if (routing.kind == bench::RoutingSpec::kTrace) {
+  if (routing.kind == measure::RoutingSpec::kTrace) {
     MOE_RETURN_IF_ERROR(UseTrace(settings, *routing.replay, spec));
   }
   spec.routing = std::move(routing);
@@ -100,10 +100,10 @@ absl::Status SetLayerRouting(const Settings& settings, int ranks, bench::LayerSp
 
 }  // namespace
 
-absl::StatusOr<bench::LayerSpec> MakeLayerSpec(const BenchCall& call, const Launch& launch) {
+absl::StatusOr<measure::LayerSpec> MakeLayerSpec(const BenchCall& call, const Launch& launch) {
   const Settings& settings = call.settings;
   const int ranks = launch.world.ranks;
-  MOE_ASSIGN_OR_RETURN(bench::LayerSpec spec, LayerSpecOf(call));
+  MOE_ASSIGN_OR_RETURN(measure::LayerSpec spec, LayerSpecOf(call));
   if (spec.layer.pack_weights && launch.device.kind == DeviceKind::kCuda) {
     return WrongFlag("--pack-weights", "given", "none with --device cuda");
   }

@@ -86,10 +86,10 @@ absl::StatusOr<std::vector<int64_t>> SizesOf(const Settings& settings) {
   return sizes;
 }
 
-absl::Status SetTraffic(const Settings& settings, int ranks, bench::CaseSpec& spec) {
+absl::Status SetTraffic(const Settings& settings, int ranks, measure::CaseSpec& spec) {
   MOE_ASSIGN_OR_RETURN(spec.routing, RoutingOf(settings, ranks));
   spec.num_experts = settings.integer("num-experts");
-  if (spec.routing.kind == bench::RoutingSpec::kTrace && settings.given("num-experts")) {
+  if (spec.routing.kind == measure::RoutingSpec::kTrace && settings.given("num-experts")) {
     return WrongValue(settings, "num-experts", "none: the trace says it");
   }
   if (spec.num_experts < 0) {
@@ -103,7 +103,7 @@ absl::Status SetTraffic(const Settings& settings, int ranks, bench::CaseSpec& sp
   return absl::OkStatus();
 }
 
-absl::Status SetAllReduce(const Settings& settings, Backend backend, bench::CaseSpec& spec) {
+absl::Status SetAllReduce(const Settings& settings, Backend backend, measure::CaseSpec& spec) {
   const std::string& name = settings.text("all-reduce");
   const bool ring_sums = spec.dtype == DType::kFloat32 || spec.dtype == DType::kInt64;
   const bool local = backend == Backend::kLocal;
@@ -122,7 +122,7 @@ absl::Status SetAllReduce(const Settings& settings, Backend backend, bench::Case
 
 // What the trace has where flags say nothing: type, and the bytes that travelled.
 void UseTrace(const Settings& settings, CollectiveOptions& options) {
-  const bench::Replay& replay = *options.spec.routing.replay;
+  const measure::Replay& replay = *options.spec.routing.replay;
   if (!settings.given("datatype")) options.spec.dtype = replay.header().dtype;
   if (settings.given("minbytes") || settings.given("maxbytes")) return;
   options.sizes = {std::max<int64_t>(1, replay.largest()) * replay.header().hidden_size *
@@ -177,7 +177,7 @@ absl::Status RefuseUnread(const BenchCall& call) {
 }
 
 std::string TimeText(const BenchCall& call, const char* what) {
-  const bench::MeasureOptions& measure = call.options.measure;
+  const measure::MeasureOptions& measure = call.options.measure;
   const std::string busy = call.busy.empty() ? "" : absl::StrCat("# busy: ", call.busy, "\n");
   return fmt::format("# time: {} of at least {} calls, until i_cv% <= {} or {} s\n{}#\n", what,
                      measure.iterations, measure.max_noise_pct,
@@ -188,9 +188,9 @@ absl::Status FillBenchOptions(BenchCall& call) {
   return Fill(call.settings, BenchSettings(call.options));
 }
 
-absl::Status SetFailIf(const bench::Fields& row, BenchCall& call) {
+absl::Status SetFailIf(const measure::Fields& row, BenchCall& call) {
   if (call.settings.empty("fail-if")) return absl::OkStatus();
-  auto parsed = bench::FailIf::Parse(call.settings.text("fail-if"), bench::NumberNamesOf(row));
+  auto parsed = measure::FailIf::Parse(call.settings.text("fail-if"), measure::NumberNamesOf(row));
   if (!parsed.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--fail-if is ", parsed.status().message()));
   }
@@ -202,11 +202,11 @@ absl::StatusOr<CollectiveOptions> MakeCollectiveOptions(const BenchCall& call,
                                                         const Launch& launch) {
   const Settings& settings = call.settings;
   CollectiveOptions options;
-  options.spec.op = *bench::OpOf(call.operation);
+  options.spec.op = *measure::OpOf(call.operation);
   options.spec.dtype = settings.choice("datatype", kDataTypes);
   MOE_RETURN_IF_ERROR(SetTraffic(settings, launch.world.ranks, options.spec));
   MOE_ASSIGN_OR_RETURN(options.sizes, SizesOf(settings));
-  if (options.spec.routing.kind == bench::RoutingSpec::kTrace) UseTrace(settings, options);
+  if (options.spec.routing.kind == measure::RoutingSpec::kTrace) UseTrace(settings, options);
   MOE_RETURN_IF_ERROR(SetAllReduce(settings, launch.world.backend, options.spec));
   options.format = settings.is("format", "nccl") ? BenchFormat::kNccl : BenchFormat::kTable;
   return options;
@@ -214,8 +214,8 @@ absl::StatusOr<CollectiveOptions> MakeCollectiveOptions(const BenchCall& call,
 
 namespace {
 
-absl::Status ReadMatrix(absl::string_view text, int ranks, bench::RoutingSpec& routing) {
-  auto weights = bench::ParseTrafficMatrix(text, ranks);
+absl::Status ReadMatrix(absl::string_view text, int ranks, measure::RoutingSpec& routing) {
+  auto weights = measure::ParseTrafficMatrix(text, ranks);
   if (!weights.ok()) {
     return WithExitCode(absl::InvalidArgumentError(absl::StrCat("--routing: '", routing.path,
                                                                 "': ", weights.status().message())),
@@ -225,30 +225,30 @@ absl::Status ReadMatrix(absl::string_view text, int ranks, bench::RoutingSpec& r
   return absl::OkStatus();
 }
 
-absl::Status ReadTrace(absl::string_view text, int ranks, bench::RoutingSpec& routing) {
+absl::Status ReadTrace(absl::string_view text, int ranks, measure::RoutingSpec& routing) {
   const auto trace = ParseRoutingTrace(routing.path, text);
   MOE_RETURN_IF_ERROR(InputError("--routing", trace.status()));
-  auto replay = bench::Replay::Create(*trace, ranks);
+  auto replay = measure::Replay::Create(*trace, ranks);
   if (!replay.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--routing is ", routing.text, ": ", replay.status().message()));
   }
-  routing.replay = std::make_shared<const bench::Replay>(*std::move(replay));
+  routing.replay = std::make_shared<const measure::Replay>(*std::move(replay));
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<bench::RoutingSpec> RoutingOf(const Settings& settings, int ranks) {
-  auto parsed = bench::ParseRouting(settings.text("routing"));
+absl::StatusOr<measure::RoutingSpec> RoutingOf(const Settings& settings, int ranks) {
+  auto parsed = measure::ParseRouting(settings.text("routing"));
   if (!parsed.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--", parsed.status().message()));
   }
-  bench::RoutingSpec routing = *std::move(parsed);
+  measure::RoutingSpec routing = *std::move(parsed);
   if (routing.path.empty()) return routing;
   const auto file = MappedFile::Open(routing.path);
   MOE_RETURN_IF_ERROR(InputError("--routing", file.status()));
-  MOE_RETURN_IF_ERROR(routing.kind == bench::RoutingSpec::kMatrix
+  MOE_RETURN_IF_ERROR(routing.kind == measure::RoutingSpec::kMatrix
                           ? ReadMatrix(file->text(), ranks, routing)
                           : ReadTrace(file->text(), ranks, routing));
   return routing;
@@ -268,7 +268,7 @@ absl::Status SetDispatch(const Settings& settings, int ranks, DispatcherOptions&
   return absl::OkStatus();
 }
 
-absl::Status CheckOutputs(const Settings& settings, const bench::RoutingSpec& routing) {
+absl::Status CheckOutputs(const Settings& settings, const measure::RoutingSpec& routing) {
   const std::vector<FlagPath> outputs = {{"-J", settings.text("json-file")},
                                          {"--trace", settings.text("trace")},
                                          {"--svg", settings.text("svg")}};

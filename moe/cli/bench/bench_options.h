@@ -18,12 +18,12 @@
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
-#include "moe/cli/bench/collective_case.h"
-#include "moe/cli/bench/collectives.h"
-#include "moe/cli/bench/fail_if.h"
-#include "moe/cli/bench/layer_bench.h"
-#include "moe/cli/bench/routing_spec.h"
-#include "moe/cli/bench/tables.h"
+#include "moe/cli/measure/collective_case.h"
+#include "moe/cli/measure/collectives.h"
+#include "moe/cli/measure/fail_if.h"
+#include "moe/cli/measure/layer_bench.h"
+#include "moe/cli/measure/routing_spec.h"
+#include "moe/cli/measure/tables.h"
 
 namespace moe::cli {
 
@@ -50,8 +50,8 @@ CommandHelp BenchHelp(absl::string_view operation);
 
 // What every operation reads of its flags, if it has them.
 struct BenchOptions {
-  bench::MeasureOptions measure;
-  bench::LayerSpec layer;  // as the flags say it
+  measure::MeasureOptions measure;
+  measure::LayerSpec layer;  // as the flags say it
   bool pin = false;
   absl::Duration comm_timeout;
   std::string json_path;
@@ -66,10 +66,10 @@ Table BenchSettings(BenchOptions& options);
 struct BenchCall {
   std::string operation;  // empty with --help or --print-config alone
   Settings settings;
-  BenchOptions options = {};                  // by FillBenchOptions
-  std::optional<bench::FailIf> fail_if = {};  // by SetFailIf
-  std::string busy = {};                      // BusyText before anything ran
-  bench::Facts provenance = {};
+  BenchOptions options = {};                    // by FillBenchOptions
+  std::optional<measure::FailIf> fail_if = {};  // by SetFailIf
+  std::string busy = {};                        // BusyText before anything ran
+  measure::Facts provenance = {};
 };
 absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
                                         absl::Span<const std::string> environment,
@@ -92,7 +92,7 @@ absl::Status FillBenchOptions(BenchCall& call);
 // Collectives.
 enum class BenchFormat : uint8_t { kTable, kNccl };
 struct CollectiveOptions {
-  bench::CaseSpec spec;        // all but its size
+  measure::CaseSpec spec;      // all but its size
   std::vector<int64_t> sizes;  // bytes, ascending
   BenchFormat format = BenchFormat::kTable;
 };
@@ -100,21 +100,21 @@ absl::StatusOr<CollectiveOptions> MakeCollectiveOptions(const BenchCall& call,
                                                         const Launch& launch);
 
 // A layer.
-absl::StatusOr<bench::LayerSpec> MakeLayerSpec(const BenchCall& call, const Launch& launch);
+absl::StatusOr<measure::LayerSpec> MakeLayerSpec(const BenchCall& call, const Launch& launch);
 
 // Sets call.fail_if, of --fail-if, whose columns are the numbers of `row`.
-absl::Status SetFailIf(const bench::Fields& row, BenchCall& call);
+absl::Status SetFailIf(const measure::Fields& row, BenchCall& call);
 
 // --routing, its file read: a matrix of `ranks` ranks, or a trace replayed on them. Malformed files
 // carry exit code 3.
-absl::StatusOr<bench::RoutingSpec> RoutingOf(const Settings& settings, int ranks);
+absl::StatusOr<measure::RoutingSpec> RoutingOf(const Settings& settings, int ranks);
 
 // How all-to-alls travel: --dispatch, --node-size.
 absl::Status SetDispatch(const Settings& settings, int ranks, DispatcherOptions& dispatcher);
 
 // Before anything runs, on the rank that speaks: -J, --trace and --svg can be written, and are
 // other files than what --routing reads and than each other.
-absl::Status CheckOutputs(const Settings& settings, const bench::RoutingSpec& routing);
+absl::Status CheckOutputs(const Settings& settings, const measure::RoutingSpec& routing);
 
 }  // namespace moe::cli
 

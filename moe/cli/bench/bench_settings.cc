@@ -11,9 +11,9 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/bench/bench_options.h"
-#include "moe/cli/bench/bench_row.h"
-#include "moe/cli/bench/collectives.h"
-#include "moe/cli/bench/layer_bench.h"
+#include "moe/cli/measure/bench_row.h"
+#include "moe/cli/measure/collectives.h"
+#include "moe/cli/measure/layer_bench.h"
 
 namespace moe::cli {
 namespace {
@@ -22,7 +22,8 @@ namespace {
 constexpr char kLayerGroup[] = "A layer";
 constexpr char kRouterGroup[] = "Router of a layer";
 
-constexpr Choice<bench::Check> kChecks[] = {{"0", bench::Check::kNo}, {"1", bench::Check::kYes}};
+constexpr Choice<measure::Check> kChecks[] = {{"0", measure::Check::kNo},
+                                              {"1", measure::Check::kYes}};
 
 void AddTraffic(Table& t) {
   t.Group("Traffic and algorithms", kInRow);
@@ -43,7 +44,7 @@ void AddTraffic(Table& t) {
         "types, else what the backend has");
 }
 
-void AddMeasureSettings(bench::MeasureOptions& measure, Table& t) {
+void AddMeasureSettings(measure::MeasureOptions& measure, Table& t) {
   t.Group("Sizes and calls (nccl-tests' letters)", kInRow);
   t.Add("-b, --minbytes BYTES", {Kind::kText, "64K"}, "smallest size; K, M, G = 1024^i");
   t.Add("-e, --maxbytes BYTES", {Kind::kText, "16M"}, "largest size");
@@ -66,7 +67,7 @@ void AddMeasureSettings(bench::MeasureOptions& measure, Table& t) {
         "of the elements; the ring sums f32 and i64");
 }
 
-void AddLayerSettings(bench::LayerSpec& spec, Table& t) {
+void AddLayerSettings(measure::LayerSpec& spec, Table& t) {
   t.Group(kLayerGroup);
   t.Add("--tokens, --tokens-per-rank T", &spec.tokens, "tokens of each rank")
       .Least(1)

@@ -23,11 +23,11 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/settings.h"
+#include "moe/cli/base/stored_run.h"
 #include "moe/cli/base/terminal.h"
-#include "moe/cli/bench/tables.h"
 #include "moe/cli/ckpt/diff.h"
 #include "moe/cli/ckpt/export.h"
-#include "moe/cli/eval/stored_run.h"
+#include "moe/cli/measure/tables.h"
 #include "moe/hf/model_rule.h"
 #include "moe/io/file.h"
 #include "moe/lm/evaluation.h"
@@ -36,7 +36,7 @@ namespace moe::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using bench::Fields;
+using measure::Fields;
 
 constexpr char kHead[] =
     R"(usage: moe ckpt ls DIR [-o FORM]
@@ -106,34 +106,34 @@ std::vector<Operands::Word> Actions() {
           {"export", "a checkpoint, or a run's newest, as a model of Hugging Face's transformers"}};
 }
 
-constexpr bench::Column kStepColumns[] = {
+constexpr measure::Column kStepColumns[] = {
     {"step", "step", "", 10},      {"created", "created", "(UTC)", 20},
     {"tensors", "tensors", "", 8}, {"boxes", "boxes", "", 9},
     {"files", "files", "", 6},     {"bytes", "bytes", "(B)", 15},
     {"status", "status", "", -8},  {"error", "error", "", -5}};
-constexpr bench::Column kDiffColumns[] = {
+constexpr measure::Column kDiffColumns[] = {
     {"tensor", "tensor", "", -48},    {"state", "state", "", -7},
     {"elements", "elements", "", 12}, {"different", "different", "", 12},
     {"max_ulps", "max ulps", "", 12}, {"max_abs", "max abs", "", 12},
     {"only", "only in", "", -7}};
 
-absl::Status PrintRows(const Settings& settings, absl::Span<const bench::Column> columns,
+absl::Status PrintRows(const Settings& settings, absl::Span<const measure::Column> columns,
                        const std::vector<Fields>& rows) {
   const auto text = [&](const std::string& form) {
     std::vector<std::string> names;
-    for (const bench::Column& column : columns) names.emplace_back(column.key);
-    if (const auto table_form = bench::TableFormOf(form)) {
-      std::vector<std::vector<bench::Cell>> cells;
-      for (const Fields& row : rows) cells.push_back(bench::CellsOf(row));
-      return bench::WriteTable(*table_form, names, cells);
+    for (const measure::Column& column : columns) names.emplace_back(column.key);
+    if (const auto table_form = measure::TableFormOf(form)) {
+      std::vector<std::vector<measure::Cell>> cells;
+      for (const Fields& row : rows) cells.push_back(measure::CellsOf(row));
+      return measure::WriteTable(*table_form, names, cells);
     }
-    std::string table = bench::TableHead(columns);
+    std::string table = measure::TableHead(columns);
     for (Fields row : rows) {
-      for (bench::Field& field : row) {  // small and large alike
+      for (measure::Field& field : row) {  // small and large alike
         const auto* const real = std::get_if<double>(&field.value.value());
         if (real != nullptr) field.value = fmt::format("{:.6g}", *real);
       }
-      table += bench::TableLine(columns, row, 0);
+      table += measure::TableLine(columns, row, 0);
     }
     return table;
   };
@@ -173,7 +173,7 @@ Fields StepRow(int64_t step, const CheckpointManifest* manifest, const absl::Sta
   Fields row = {{"step", step}};
   if (manifest == nullptr) {
     for (const char* key : {"created", "tensors", "boxes", "files", "bytes"}) {
-      row.push_back({key, bench::Cell()});
+      row.push_back({key, measure::Cell()});
     }
   } else {
     int64_t bytes = 0;
@@ -186,7 +186,7 @@ Fields StepRow(int64_t step, const CheckpointManifest* manifest, const absl::Sta
   }
   row.push_back({"status", status.ok() ? verdict : "damaged"});
   row.push_back(
-      {"error", status.ok() ? bench::Cell() : bench::Cell(std::string(status.message()))});
+      {"error", status.ok() ? measure::Cell() : measure::Cell(std::string(status.message()))});
   return row;
 }
 
@@ -304,7 +304,7 @@ absl::Status Compare(const Settings& settings, const std::string& path_a,
                     {"different", one.different},
                     {"max_ulps", one.max_ulps},
                     {"max_abs", one.max_abs},
-                    {"only", one.only.empty() ? bench::Cell() : bench::Cell(one.only)}});
+                    {"only", one.only.empty() ? measure::Cell() : measure::Cell(one.only)}});
   }
   MOE_RETURN_IF_ERROR(PrintRows(settings, kDiffColumns, rows));
   if (different == 0) return absl::OkStatus();
@@ -325,12 +325,12 @@ absl::Status Prune(const Settings& settings, const std::string& dir) {
       found.folder, found.steps,
       {.keep = keep, .keep_every = every, .run = readable.back().run, .damaged_steps = {}});
   for (Fields& row : rows) {
-    const auto step = static_cast<int64_t>(bench::Find(row, "step")->number());
+    const auto step = static_cast<int64_t>(measure::Find(row, "step")->number());
     if (!std::binary_search(plan.removed.begin(), plan.removed.end(), step)) continue;
     if (!settings.on("dry-run")) {
       MOE_RETURN_IF_ERROR(WriteError("DIR", found.folder, RemoveStep(found.folder, step)));
     }
-    for (bench::Field& field : row) {
+    for (measure::Field& field : row) {
       if (field.key == std::string("status")) field.value = "removed";
     }
   }

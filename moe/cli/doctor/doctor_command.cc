@@ -15,8 +15,8 @@
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/base/terminal.h"
-#include "moe/cli/bench/tables.h"
 #include "moe/cli/doctor/machine_facts.h"
+#include "moe/cli/measure/tables.h"
 
 namespace moe::cli {
 namespace {
@@ -244,11 +244,11 @@ const char* NameOf(Verdict verdict) {
 }
 
 std::string Text(const std::vector<Finding>& findings, const std::string& form, std::FILE* out) {
-  if (const auto machine_form = bench::TableFormOf(form)) {
-    std::vector<std::vector<bench::Cell>> rows;
+  if (const auto machine_form = measure::TableFormOf(form)) {
+    std::vector<std::vector<measure::Cell>> rows;
     for (const Finding& f : findings)
       rows.push_back({NameOf(f.verdict), f.subject, f.what, f.remedy});
-    return bench::WriteTable(*machine_form, {"verdict", "subject", "finding", "remedy"}, rows);
+    return measure::WriteTable(*machine_form, {"verdict", "subject", "finding", "remedy"}, rows);
   }
   std::string text;
   for (const Finding& f : findings) {

@@ -22,7 +22,7 @@
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
-#include "moe/cli/sweep/memory_estimate.h"
+#include "moe/cli/measure/memory_estimate.h"
 #include "moe/io/file_system.h"
 
 namespace moe::cli {

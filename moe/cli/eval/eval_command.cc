@@ -17,13 +17,13 @@
 #include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/data_files.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/program.h"
+#include "moe/cli/base/stored_run.h"
 #include "moe/cli/base/terminal.h"
-#include "moe/cli/eval/stored_run.h"
-#include "moe/cli/train/data_files.h"
-#include "moe/cli/train/train_options.h"
+#include "moe/cli/base/train_options.h"
 #include "moe/lm/evaluation.h"
 
 namespace moe::cli {

@@ -102,7 +102,7 @@ bool HasBytes(const NamedRows& rows) {
 XyPoint PointOf(const Yardstick& yardstick, const std::vector<const BenchRow*>& rows) {
   std::vector<double> values;
   for (const BenchRow* r : rows) values.push_back(r->*yardstick.value);
-  const bench::MeanSd over = bench::MeanSdOf(values);
+  const measure::MeanSd over = measure::MeanSdOf(values);
   XyPoint p = {.x = rows.front()->size(), .y = over.mean};
   const double cv = rows.front()->cv_pct;
   if (rows.size() > 1) {

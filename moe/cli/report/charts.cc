@@ -89,12 +89,12 @@ std::vector<XySeries> Drawn(const XyChart& chart, ChartText& text) {
 // are all: a few names among points that have none would be taken for those of their neighbours.
 XySeries FrontOf(std::vector<XySeries>& all, const Front& better) {
   std::vector<XyPoint*> points;
-  std::vector<std::pair<bench::Sample, bench::Sample>> samples;
+  std::vector<std::pair<measure::Sample, measure::Sample>> samples;
   for (XySeries& s : all) {
     if (s.style != XyStyle::kPoints) continue;
     for (XyPoint& p : s.points) {
       points.push_back(&p);
-      samples.emplace_back(bench::SampleOf(p.x, p.x_error), bench::SampleOf(p.y, p.y_error));
+      samples.emplace_back(measure::SampleOf(p.x, p.x_error), measure::SampleOf(p.y, p.y_error));
     }
   }
   XySeries front = {.name = "Pareto front", .style = XyStyle::kFront};

@@ -10,12 +10,12 @@
 
 #include <absl/strings/string_view.h>
 
-#include "moe/cli/bench/statistics.h"
+#include "moe/cli/measure/statistics.h"
 
 namespace moe::report {
 
-using bench::Better;
-using bench::ParetoFront;
+using measure::Better;
+using measure::ParetoFront;
 
 // More are not told apart at a glance: a series has a colour of its own.
 inline constexpr size_t kMaxSeries = 8;

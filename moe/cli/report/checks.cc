@@ -118,15 +118,15 @@ std::vector<CheckRow> CheckRows(absl::Span<const Run> runs, const Comparison* co
 
 absl::StatusOr<std::vector<std::string>> RowsThatFail(absl::string_view expression,
                                                       absl::Span<const CheckRow> rows,
-                                                      bench::FailIf::Base base) {
+                                                      measure::FailIf::Base base) {
   std::set<std::string> columns;
   for (const CheckRow& row : rows) {
     for (const auto& [column, value] : row.values) columns.insert(column);
   }
   MOE_ASSIGN_OR_RETURN(
-      const bench::FailIf bound,
-      bench::FailIf::Parse(expression, std::vector<std::string>(columns.begin(), columns.end()),
-                           base));
+      const measure::FailIf bound,
+      measure::FailIf::Parse(expression, std::vector<std::string>(columns.begin(), columns.end()),
+                             base));
   const auto column_of = [](const std::map<std::string, double>& values) {
     return [&values](absl::string_view column) -> std::optional<double> {
       const auto at = values.find(std::string(column));

@@ -12,19 +12,19 @@
 #include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
-#include "moe/cli/bench/fail_if.h"
-#include "moe/cli/bench/statistics.h"
+#include "moe/cli/measure/fail_if.h"
+#include "moe/cli/measure/statistics.h"
 #include "moe/cli/report/page.h"
 #include "moe/cli/report/rows.h"
 
 namespace moe::report {
 
-using bench::Better;
-using bench::NoiseOfDifference;
-using bench::Sample;
-using bench::SampleOf;
-using bench::SampleOfSeries;
-using bench::StudentT975;
+using measure::Better;
+using measure::NoiseOfDifference;
+using measure::Sample;
+using measure::SampleOf;
+using measure::SampleOfSeries;
+using measure::StudentT975;
 
 enum class Verdict : uint8_t { kBetter, kWorse, kWithinNoise, kUnknownNoise, kEqual };
 
@@ -86,12 +86,12 @@ struct CheckRow {
 // base, and a row per difference. docs/report.md lists the columns of each.
 std::vector<CheckRow> CheckRows(absl::Span<const Run> runs, const Comparison* comparison);
 
-// Names of the rows for which the expression (moe/cli/bench/fail_if.h) holds. A column that no row
-// has is kInvalidArgument, and so is a base if no runs are compared: a bound that nothing can fail
-// is no bound.
+// Names of the rows for which the expression (moe/cli/measure/fail_if.h) holds. A column that no
+// row has is kInvalidArgument, and so is a base if no runs are compared: a bound that nothing can
+// fail is no bound.
 absl::StatusOr<std::vector<std::string>> RowsThatFail(
     absl::string_view expression, absl::Span<const CheckRow> rows,
-    bench::FailIf::Base base = bench::FailIf::Base::kAbsent);
+    measure::FailIf::Base base = measure::FailIf::Base::kAbsent);
 
 }  // namespace moe::report
 

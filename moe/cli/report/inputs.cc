@@ -16,7 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/bench/tables.h"
+#include "moe/cli/measure/tables.h"
 #include "moe/cli/report/format.h"
 #include "moe/cli/report/rows.h"
 #include "moe/io/bounded_json.h"
@@ -233,7 +233,7 @@ absl::Status AddTotals(Fields& f, Run& run) {
 
 absl::Status AddOrigin(const Json& object, Run& run) {
   Fields f(object);
-  for (const char* key : bench::kOriginKeys) {
+  for (const char* key : measure::kOriginKeys) {
     const std::string text = f.Text(key);
     if (text.empty()) continue;
     const auto at = std::find_if(run.origin.begin(), run.origin.end(),

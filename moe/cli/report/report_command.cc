@@ -125,7 +125,7 @@ std::string TitleOf(const Settings& settings, const std::vector<report::Run>& ru
 absl::Status CheckBound(const Settings& settings, const std::vector<report::CheckRow>& rows,
                         bool comparing) {
   if (settings.empty("fail-if")) return absl::OkStatus();
-  const auto base = comparing ? bench::FailIf::Base::kPresent : bench::FailIf::Base::kAbsent;
+  const auto base = comparing ? measure::FailIf::Base::kPresent : measure::FailIf::Base::kAbsent;
   auto failed = report::RowsThatFail(settings.text("fail-if"), rows, base);
   if (!failed.ok()) {
     return absl::Status(failed.status().code(),

@@ -5,11 +5,11 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "moe/cli/bench/bench_row.h"
-#include "moe/cli/bench/layer_bench.h"
-#include "moe/cli/bench/tables.h"
+#include "moe/cli/measure/bench_row.h"
+#include "moe/cli/measure/layer_bench.h"
+#include "moe/cli/measure/sweep_row.h"
+#include "moe/cli/measure/tables.h"
 #include "moe/cli/report/format.h"
-#include "moe/cli/sweep/sweep_row.h"
 
 namespace moe::report {
 namespace {
@@ -72,7 +72,7 @@ std::vector<double> SteadyValues(const Run& run, double TrainStep::*value) {
 }
 
 double SteadyMean(const Run& run, double TrainStep::*value) {
-  return bench::MeanSdOf(SteadyValues(run, value)).mean;
+  return measure::MeanSdOf(SteadyValues(run, value)).mean;
 }
 
 namespace {
@@ -162,18 +162,18 @@ absl::Span<const Column<SweepRow>> NamedSweepColumns() {
 // Before the column `before` come the fields with a heading that have no column of their own.
 template <typename Row>
 std::vector<Column<Row>> WithOthers(absl::Span<const Column<Row>> named, absl::string_view before,
-                                    absl::Span<const bench::Fields> rows) {
+                                    absl::Span<const measure::Fields> rows) {
   std::vector<Column<Row>> all;
   size_t others = 0;
-  const auto add = [&](const bench::Field& field) {
+  const auto add = [&](const measure::Field& field) {
     const bool known = std::any_of(all.begin(), all.end(),
                                    [&](const auto& column) { return field.key == column.key; });
     if (field.heading == nullptr || known) return;
-    all.push_back({field.key.c_str(), bench::NameOf(field), field.heading, Other{others++}});
+    all.push_back({field.key.c_str(), measure::NameOf(field), field.heading, Other{others++}});
   };
   for (const Column<Row>& column : named) {
     if (column.key == before) {
-      for (const bench::Fields& row : rows) std::for_each(row.begin(), row.end(), add);
+      for (const measure::Fields& row : rows) std::for_each(row.begin(), row.end(), add);
     }
     all.push_back(column);
   }
@@ -184,15 +184,15 @@ std::vector<Column<Row>> WithOthers(absl::Span<const Column<Row>> named, absl::s
 
 template <>
 absl::Span<const Column<BenchRow>> ColumnsOf() {
-  static const std::vector<bench::Fields> rows = {bench::BenchFields({}),
-                                                  bench::LayerFields({}, {})};
+  static const std::vector<measure::Fields> rows = {measure::BenchFields({}),
+                                                    measure::LayerFields({}, {})};
   static const auto columns = WithOthers(NamedBenchColumns(), "nwrong", rows);
   return columns;
 }
 
 template <>
 absl::Span<const Column<SweepRow>> ColumnsOf() {
-  static const bench::Fields row = sweep::SweepFields({}, {}, "ok", {});
+  static const measure::Fields row = sweep::SweepFields({}, {}, "ok", {});
   static const auto columns = WithOthers(NamedSweepColumns(), "dead", {&row, 1});
   return columns;
 }

@@ -15,11 +15,11 @@
 #include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
-#include "moe/cli/bench/statistics.h"
+#include "moe/cli/measure/statistics.h"
 
 namespace moe::report {
 
-using bench::kNone;  // of a number that a row does not have
+using measure::kNone;  // of a number that a row does not have
 // The least of a number that may be below 0.
 inline constexpr double kAnyReal = -std::numeric_limits<double>::infinity();
 
@@ -152,7 +152,7 @@ std::optional<std::string> TextOf(const Column<Row>& column, const Row& row) {
 }
 
 // Of bench and sweep, in the order of the table: what this library reads by name, and each field of
-// their rows that has a heading (moe/cli/bench/tables.h).
+// their rows that has a heading (moe/cli/measure/tables.h).
 template <typename Row>
 absl::Span<const Column<Row>> ColumnsOf();
 template <>

@@ -26,13 +26,13 @@ struct SweepPoint {
 };
 
 // Over the rows of a point. Of one row the deviation is that of its repetitions.
-bench::MeanSd Over(const SweepPoint& point, double SweepRow::*value,
-                   double SweepRow::*sd = nullptr) {
+measure::MeanSd Over(const SweepPoint& point, double SweepRow::*value,
+                     double SweepRow::*sd = nullptr) {
   std::vector<double> values;
   for (const SweepRow* row : point.rows) {
     if (std::isfinite(row->*value)) values.push_back(row->*value);
   }
-  bench::MeanSd over = bench::MeanSdOf(values);
+  measure::MeanSd over = measure::MeanSdOf(values);
   if (point.rows.size() == 1 && sd != nullptr) over.sd = point.row().*sd;
   return over;
 }
@@ -114,7 +114,7 @@ class SweepCharts {
     }
     for (const SweepPoint& p : points_) {
       if (p.series >= drawn) continue;
-      const bench::MeanSd y = Over(p, quality.value, quality.sd);
+      const measure::MeanSd y = Over(p, quality.value, quality.sd);
       const auto place = std::distance(factors_.begin(), factors_.find(p.row().capacity_factor));
       chart.series[p.series].points.push_back(
           {.x = static_cast<double>(place), .y = y.mean, .y_error = Whisker(y.sd)});
@@ -152,8 +152,8 @@ class SweepCharts {
         chart.series.push_back({.name = many ? "points" : series_names_[p.series],
                                 .look = static_cast<int>(many ? 0 : p.series)});
       }
-      const bench::MeanSd x = Over(p, &SweepRow::tokens_per_s, &SweepRow::tokens_per_s_sd);
-      const bench::MeanSd y = Over(p, quality.value, quality.sd);
+      const measure::MeanSd x = Over(p, &SweepRow::tokens_per_s, &SweepRow::tokens_per_s_sd);
+      const measure::MeanSd y = Over(p, quality.value, quality.sd);
       whiskers |= Whisker(x.sd) > 0 || Whisker(y.sd) > 0;
       values.insert(y.mean);
       std::string label = factors_.size() > 1 ? p.row().capacity_text() : "";

@@ -115,7 +115,7 @@ std::vector<std::pair<const char*, TableCell>> ColumnsOf(const Run& run) {
   const TrainStep& first = run.steps.front();
   const TrainStep& last = run.steps.back();
   const double step_ms = SteadyMean(run, &TrainStep::step_ms);
-  const bench::MeanSd speed = bench::MeanSdOf(SteadyValues(run, &TrainStep::tokens_per_s));
+  const measure::MeanSd speed = measure::MeanSdOf(SteadyValues(run, &TrainStep::tokens_per_s));
   using Cell = TableCell;
   return {
       {"run", Cell::Text(run.name)},
@@ -183,7 +183,7 @@ std::string RangeText(double first, double last) {
 // max over experts of |load over mean - 1|, over all steps.
 double Unevenness(const Run& run, int layer) {
   const std::vector<double> load = LoadOf(run, layer, 0, run.steps.size());
-  const double mean = bench::MeanSdOf(load).mean;
+  const double mean = measure::MeanSdOf(load).mean;
   double worst = 0;
   for (const double l : load) worst = std::max(worst, std::abs(l / mean - 1));
   return mean > 0 ? worst : 0;
@@ -223,11 +223,11 @@ HeatMap ExpertLoadMap(const Run& run, int layer) {
     map.x.names.push_back(
         RangeText(run.steps[steps.begin(c)].step, run.steps[steps.end(c) - 1].step));
     const std::vector<double> load = LoadOf(run, layer, steps.begin(c), steps.end(c));
-    const double even = bench::MeanSdOf(load).mean;
+    const double even = measure::MeanSdOf(load).mean;
     for (size_t r = 0; r < experts.size() && even > 0; ++r) {
       const auto group =
           absl::MakeConstSpan(load).subspan(experts.begin(r), experts.end(r) - experts.begin(r));
-      map.values[r * steps.size() + c] = bench::MeanSdOf(group).mean / even;
+      map.values[r * steps.size() + c] = measure::MeanSdOf(group).mean / even;
     }
   }
   return map;

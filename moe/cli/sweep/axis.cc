@@ -12,7 +12,7 @@
 #include <absl/strings/str_split.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/bench/tables.h"
+#include "moe/cli/measure/tables.h"
 
 namespace moe::sweep {
 
@@ -34,7 +34,7 @@ std::string FormText(const AxisForm& form) {
 // Shortest text that reads back as the same number.
 std::string NumberText(double value, const AxisForm& form) {
   if (form.kind == AxisKind::kInteger) return absl::StrCat(static_cast<int64_t>(value));
-  return bench::Cell(value).text();
+  return measure::Cell(value).text();
 }
 
 std::optional<double> Number(absl::string_view text, const AxisForm& form) {

@@ -10,7 +10,7 @@
 #include <absl/status/statusor.h>
 
 #include "comm/descriptor.h"
-#include "moe/cli/sweep/sweep_row.h"
+#include "moe/cli/measure/sweep_row.h"
 
 namespace moe::sweep {
 

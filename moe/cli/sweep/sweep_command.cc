@@ -16,13 +16,13 @@
 #include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/config_file.h"
+#include "moe/cli/base/data_files.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/terminal.h"
-#include "moe/cli/sweep/memory_estimate.h"
+#include "moe/cli/measure/memory_estimate.h"
 #include "moe/cli/sweep/sweep_output.h"
 #include "moe/cli/sweep/sweep_plan.h"
-#include "moe/cli/train/data_files.h"
 
 namespace moe::cli {
 namespace {
@@ -223,11 +223,11 @@ class SweepRun {
       if (first) figures = steps.Finish(report);
       return absl::OkStatus();
     }
-    bench::LayerSpec spec = planned.layer;
+    measure::LayerSpec spec = planned.layer;
     spec.seed += static_cast<uint64_t>(repetition);
-    MOE_ASSIGN_OR_RETURN(const bench::LayerResult result,
-                         bench::MeasureLayer(spec, planned.measure, std::move(world)));
-    for (const bench::LayerRow& row : result.rows) {
+    MOE_ASSIGN_OR_RETURN(const measure::LayerResult result,
+                         measure::MeasureLayer(spec, planned.measure, std::move(world)));
+    for (const measure::LayerRow& row : result.rows) {
       if (row.wrong == 0) continue;
       return absl::InternalError(absl::StrCat(row.wrong, " elements of the ", row.pass,
                                               " pass differ from the first call's, expected none"));

@@ -12,7 +12,7 @@
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/program.h"
-#include "moe/cli/bench/tables.h"
+#include "moe/cli/measure/tables.h"
 #include "moe/io/bounded_json.h"
 
 namespace moe::cli {
@@ -21,22 +21,22 @@ namespace {
 
 // -o and -oe have one column more than the file: whether a point is on the front is known at the
 // end alone.
-std::string FormText(bench::TableForm form, const std::vector<sweep::SweepRow>& rows) {
+std::string FormText(measure::TableForm form, const std::vector<sweep::SweepRow>& rows) {
   std::vector<std::string> keys = sweep::SweepKeys();
   keys.insert(std::find(keys.begin(), keys.end(), "status"), "pareto");
   const auto at = std::find(keys.begin(), keys.end(), "pareto") - keys.begin();
   const std::vector<bool> marks = sweep::ParetoMarks(rows);
-  std::vector<std::vector<bench::Cell>> cells;
+  std::vector<std::vector<measure::Cell>> cells;
   for (size_t i = 0; i < rows.size(); ++i) {
-    std::vector<bench::Cell> row = rows[i].cells();
-    row.insert(row.begin() + at, marks[i] ? bench::Cell("*") : bench::Cell());
+    std::vector<measure::Cell> row = rows[i].cells();
+    row.insert(row.begin() + at, marks[i] ? measure::Cell("*") : measure::Cell());
     cells.push_back(std::move(row));
   }
-  return bench::WriteTable(form, keys, cells);
+  return measure::WriteTable(form, keys, cells);
 }
 
 std::string TextIn(const std::string& form, const std::vector<sweep::SweepRow>& rows) {
-  const auto table_form = bench::TableFormOf(form);
+  const auto table_form = measure::TableFormOf(form);
   return table_form.has_value() ? FormText(*table_form, rows) : sweep::SweepTable(rows);
 }
 

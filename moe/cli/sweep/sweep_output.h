@@ -18,8 +18,8 @@
 
 #include "moe/cli/base/settings.h"
 #include "moe/cli/base/terminal.h"
+#include "moe/cli/measure/sweep_row.h"
 #include "moe/cli/sweep/result_file.h"
-#include "moe/cli/sweep/sweep_row.h"
 
 namespace moe::cli {
 

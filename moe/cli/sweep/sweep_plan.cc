@@ -11,8 +11,8 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/metrics_file.h"
-#include "moe/cli/bench/routing_spec.h"
-#include "moe/cli/bench/traffic.h"
+#include "moe/cli/measure/routing_spec.h"
+#include "moe/cli/measure/traffic.h"
 #include "moe/lm/train_config.h"
 
 namespace moe::cli {
@@ -28,7 +28,7 @@ bool InEveryLabel(absl::string_view name) {
 std::string Canonical(const Setting& setting, const std::string& text) {
   double number = 0;
   const bool numeric = setting.kind == Kind::kReal && absl::SimpleAtod(text, &number);
-  return numeric ? bench::Cell(number).text() : text;
+  return numeric ? measure::Cell(number).text() : text;
 }
 
 absl::Status NamedAxis(const char* name, const absl::Status& status) {
@@ -63,7 +63,7 @@ absl::Status CheckRouting(const std::string& value) {
     return WrongFlag("--routing", absl::StrCat("'", value, "'"),
                      "uniform, zipf:S, hot_expert:P, hot_rank:P, ragged or zero_rank");
   }
-  const auto routing = bench::ParseRouting(value);
+  const auto routing = measure::ParseRouting(value);
   if (routing.ok()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("--", routing.status().message()));
 }
@@ -90,11 +90,11 @@ constexpr int kMostSharedRanks = 1024;
 
 // Rows of the rank with the most over their mean.
 double RowSkew(const Settings& settings, int ep) {
-  const auto routing = bench::ParseRouting(settings.text("routing"));
+  const auto routing = measure::ParseRouting(settings.text("routing"));
   if (settings.empty("routing") || !routing.ok()) return 1;
   if (ep > kMostSharedRanks) return ep;
   const std::vector<double> shares =
-      bench::DestinationShares(*routing, ep, settings.integer("num-experts"));
+      measure::DestinationShares(*routing, ep, settings.integer("num-experts"));
   return ep * *std::max_element(shares.begin(), shares.end());
 }
 
@@ -191,7 +191,7 @@ absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
                    .threads = static_cast<int>(planned.point.threads),
                    .seed = options.train.seed};
   if (!settings.empty("routing")) {
-    MOE_ASSIGN_OR_RETURN(planned.layer.routing, bench::ParseRouting(settings.text("routing")));
+    MOE_ASSIGN_OR_RETURN(planned.layer.routing, measure::ParseRouting(settings.text("routing")));
   }
   const lm::TransformerConfig model = ModelOf(layer);
   planned.layer_size = LayerSizeOf(model);

@@ -14,12 +14,12 @@
 
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
-#include "moe/cli/bench/collectives.h"
-#include "moe/cli/bench/layer_bench.h"
+#include "moe/cli/base/train_options.h"
+#include "moe/cli/measure/collectives.h"
+#include "moe/cli/measure/layer_bench.h"
+#include "moe/cli/measure/memory_estimate.h"
+#include "moe/cli/measure/sweep_row.h"
 #include "moe/cli/sweep/axis.h"
-#include "moe/cli/sweep/memory_estimate.h"
-#include "moe/cli/sweep/sweep_row.h"
-#include "moe/cli/train/train_options.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::cli {
@@ -46,7 +46,7 @@ absl::Span<const SweepAxis> SweepAxes();
 // The settings of one point, every value single: those of `moe train`, then what a layer is
 // measured with. Rows of kOfOneRun a sweep sets by itself.
 const Table& PointSettings();
-void AddLayerMeasure(bench::LayerSpec& layer, bench::MeasureOptions& measure, Table& table);
+void AddLayerMeasure(measure::LayerSpec& layer, measure::MeasureOptions& measure, Table& table);
 
 // Whether a row of PointSettings() is read by the other measure alone.
 bool IsOfOther(Measure measure, const Setting& setting);
@@ -62,10 +62,10 @@ struct PlannedPoint {
   std::string label;     // "E=16 k=2 cf=1.25", and what else varies
   absl::Status refused;  // its values do not go together; nothing below is then set
   Launch launch;
-  lm::TrainConfig train;          // Measure::kTrain
-  bench::LayerSpec layer;         // Measure::kLayer
-  bench::MeasureOptions measure;  // likewise
-  ModelSize layer_size;           // likewise
+  lm::TrainConfig train;            // Measure::kTrain
+  measure::LayerSpec layer;         // Measure::kLayer
+  measure::MeasureOptions measure;  // likewise
+  ModelSize layer_size;             // likewise
   sweep::MemoryShape memory;
 };
 

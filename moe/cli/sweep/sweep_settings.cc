@@ -5,8 +5,8 @@
 
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/train_options.h"
 #include "moe/cli/sweep/sweep_plan.h"
-#include "moe/cli/train/train_options.h"
 
 namespace moe::cli {
 namespace {
@@ -110,7 +110,7 @@ void AddOutput(Table& t) {
 
 }  // namespace
 
-void AddLayerMeasure(bench::LayerSpec& layer, bench::MeasureOptions& measure, Table& t) {
+void AddLayerMeasure(measure::LayerSpec& layer, measure::MeasureOptions& measure, Table& t) {
   t.Group("Measuring a layer (--measure layer)", kNotTrained);
   t.Add("--tokens-per-rank T", &layer.tokens, "tokens of each rank; --tokens T, too");
   t.Add("--routing KIND", Kind::kText,
@@ -156,8 +156,8 @@ const Table& PointSettings() {
       if (s.name == "expert-model-parallel-size") absl::StrAppend(&s.help, "; of a layer R");
       rows.Add(s);
     }
-    bench::LayerSpec layer;
-    bench::MeasureOptions measure;
+    measure::LayerSpec layer;
+    measure::MeasureOptions measure;
     AddLayerMeasure(layer, measure, rows);
     return rows.Unbound();
   }();

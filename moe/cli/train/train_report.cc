@@ -16,7 +16,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/terminal.h"
-#include "moe/cli/bench/collectives.h"
+#include "moe/cli/measure/collectives.h"
 
 namespace moe::cli {
 namespace {
@@ -251,16 +251,17 @@ double Rate(int64_t bytes, double seconds) {
 
 // Seconds of one call of `spec` on `comm`: the shortest, which other work on the cores lengthens
 // least.
-absl::StatusOr<double> SecondsOf(const bench::CaseSpec& spec, Communicator& comm, Stream& stream) {
+absl::StatusOr<double> SecondsOf(const measure::CaseSpec& spec, Communicator& comm,
+                                 Stream& stream) {
   constexpr int64_t kMostBytes = int64_t{16} << 20;  // of all calls, but for the first three
   const auto calls = static_cast<int>(std::clamp<int64_t>(kMostBytes / spec.size_bytes, 3, 10));
-  const bench::MeasureOptions options = {.iterations = calls,
-                                         .warmup = 1,
-                                         .check = bench::Check::kNo,
-                                         .max_noise_pct = 100,
-                                         .budget = absl::ZeroDuration()};
-  MOE_ASSIGN_OR_RETURN(const bench::BenchRow row,
-                       bench::MeasureCollective(spec, options, {}, comm, stream));
+  const measure::MeasureOptions options = {.iterations = calls,
+                                           .warmup = 1,
+                                           .check = measure::Check::kNo,
+                                           .max_noise_pct = 100,
+                                           .budget = absl::ZeroDuration()};
+  MOE_ASSIGN_OR_RETURN(const measure::BenchRow row,
+                       measure::MeasureCollective(spec, options, {}, comm, stream));
   return row.samples_us.min * 1e-6;
 }
 
@@ -294,7 +295,7 @@ absl::StatusOr<CommRate> MeasureExchange(const lm::TrainConfig& config,
   rate.size_bytes = all / world.size() / std::max<int64_t>(1, rate.calls);
   MOE_ASSIGN_OR_RETURN(
       const double call,
-      SecondsOf({.op = bench::Op::kAllToAllV,
+      SecondsOf({.op = measure::Op::kAllToAllV,
                  .dtype = config.dtype,
                  .size_bytes = std::max<int64_t>(rate.size_bytes, SizeOf(config.dtype)),
                  .dispatch = staged ? DispatchAlgorithm::kStaged : dispatcher.algorithm,
@@ -313,7 +314,7 @@ absl::Status MeasureReduction(const lm::TrainConfig& config,
   const int64_t size = traffic.bytes_sent * ranks / (2 * (ranks - 1)) / traffic.buckets;
   MOE_ASSIGN_OR_RETURN(
       const double call,
-      SecondsOf({.op = bench::Op::kAllReduce,
+      SecondsOf({.op = measure::Op::kAllReduce,
                  .dtype = config.numerics == Numerics::kFast ? DType::kFloat32 : DType::kInt64,
                  .size_bytes = std::max<int64_t>(size, 8),
                  .all_reduce = config.all_reduce},
@@ -336,7 +337,8 @@ absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
   MOE_ASSIGN_OR_RETURN(const auto expert_parallel, world->Split(rank / ep, rank));
   MOE_ASSIGN_OR_RETURN(const auto expert_data_parallel, world->Split(rank % ep, rank));
   // Where training moved it: on the GPU over NCCL, else on the host.
-  MOE_ASSIGN_OR_RETURN(const auto stream, bench::StreamOfCalls(world->device().value_or(Device())));
+  MOE_ASSIGN_OR_RETURN(const auto stream,
+                       measure::StreamOfCalls(world->device().value_or(Device())));
   std::vector<CommRate> rates;
   if (ep > 1) {
     MOE_ASSIGN_OR_RETURN(CommRate rate,

@@ -11,7 +11,7 @@
 #include <absl/status/statusor.h>
 
 #include "comm/communicator.h"
-#include "moe/cli/train/train_options.h"
+#include "moe/cli/base/train_options.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::cli {

@@ -17,7 +17,7 @@
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/terminal.h"
-#include "moe/cli/bench/tables.h"
+#include "moe/cli/measure/tables.h"
 #include "moe/cli/verify/verify_options.h"
 
 namespace moe::cli {
@@ -25,7 +25,7 @@ namespace {
 
 constexpr char kCommand[] = "verify";
 
-using bench::Cell;
+using measure::Cell;
 using verify::Against;
 using verify::CaseReport;
 using verify::TensorReport;
@@ -72,7 +72,8 @@ TensorReport Merged(const std::vector<TensorReport>& tensors) {
 }
 
 // The machine-readable forms have a row for every tensor of every case.
-bench::Fields FieldsOf(const CaseReport& report, const TensorReport& t, const std::string& router) {
+measure::Fields FieldsOf(const CaseReport& report, const TensorReport& t,
+                         const std::string& router) {
   const verify::Layout& l = report.what.layout;
   const auto if_differs = [&](Cell cell) {
     return t.differing == 0 ? Cell() : std::move(cell);
@@ -157,7 +158,7 @@ class VerifyWriter {
     const std::string& router = options_.problems[report.what.problem].layer.router.gate;
     std::string text;
     for (const TensorReport& t : TensorsOf(report)) {
-      text += rows_->Row(bench::CellsOf(FieldsOf(report, t, router)));
+      text += rows_->Row(measure::CellsOf(FieldsOf(report, t, router)));
     }
     return text;
   }
@@ -192,15 +193,15 @@ class VerifyWriter {
 
   const VerifyOptions& options_;
   const std::vector<verify::Problem>& problems_;
-  std::FILE* const out_;                    // where the text will be printed, for its colours
-  std::optional<bench::TableWriter> rows_;  // empty: the table for people
+  std::FILE* const out_;                      // where the text will be printed, for its colours
+  std::optional<measure::TableWriter> rows_;  // empty: the table for people
 };
 
 VerifyWriter::VerifyWriter(const std::string& form, const VerifyOptions& options,
                            const std::vector<verify::Problem>& problems, std::FILE* out)
     : options_(options), problems_(problems), out_(out) {
-  if (const auto machine_form = bench::TableFormOf(form)) {
-    rows_.emplace(*machine_form, bench::KeysOf(FieldsOf({}, {}, "")));
+  if (const auto machine_form = measure::TableFormOf(form)) {
+    rows_.emplace(*machine_form, measure::KeysOf(FieldsOf({}, {}, "")));
   }
 }
 

@@ -9,7 +9,7 @@
 
 #include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/launch.h"
-#include "moe/cli/train/train_options.h"
+#include "moe/cli/base/train_options.h"
 
 namespace moe::cli {
 namespace {

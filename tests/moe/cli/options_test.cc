@@ -8,7 +8,7 @@
 
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/settings.h"
-#include "moe/cli/train/train_options.h"
+#include "moe/cli/base/train_options.h"
 #include "tests/moe/cli/settings_harness.h"
 
 namespace moe::cli {

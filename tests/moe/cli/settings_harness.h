@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "moe/cli/base/config_file.h"
-#include "moe/cli/train/train_options.h"
+#include "moe/cli/base/train_options.h"
 
 namespace moe::cli::testing {
 

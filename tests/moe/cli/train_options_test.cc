@@ -1,5 +1,5 @@
 // What flags of moe train make of a run: batches, models of a folder, sizes.
-#include "moe/cli/train/train_options.h"
+#include "moe/cli/base/train_options.h"
 
 #include <filesystem>
 #include <fstream>

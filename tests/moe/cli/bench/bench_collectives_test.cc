@@ -8,12 +8,12 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/bench/collectives.h"
+#include "moe/cli/measure/collectives.h"
 #include "tests/comm/comm_env.h"
 #include "tests/comm/forwarding_communicator.h"
 #include "tests/sanitizers.h"
 
-namespace moe::bench {
+namespace moe::measure {
 namespace {
 
 using ::moe::testing::Env;
@@ -310,4 +310,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, BenchCollectivesTest, ::moe::testing::EveryCommT
                          ::moe::testing::CommTestName);
 
 }  // namespace
-}  // namespace moe::bench
+}  // namespace moe::measure

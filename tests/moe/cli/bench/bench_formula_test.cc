@@ -6,13 +6,13 @@
 
 #include "comm/local/local_world.h"
 #include "kernels/base/stream.h"
-#include "moe/cli/bench/bench_row.h"
-#include "moe/cli/bench/collective_case.h"
-#include "moe/cli/bench/collectives.h"
-#include "moe/cli/bench/statistics.h"
-#include "moe/cli/bench/traffic.h"
+#include "moe/cli/measure/bench_row.h"
+#include "moe/cli/measure/collective_case.h"
+#include "moe/cli/measure/collectives.h"
+#include "moe/cli/measure/statistics.h"
+#include "moe/cli/measure/traffic.h"
 
-namespace moe::bench {
+namespace moe::measure {
 namespace {
 
 TEST(CollectiveCaseTest, CountsWhatItDidNotWrite) {
@@ -176,4 +176,4 @@ TEST(TimingTest, TimeIsOfTheSlowestRankOnAverageNotOfTheSlowestCalls) {
 }
 
 }  // namespace
-}  // namespace moe::bench
+}  // namespace moe::measure

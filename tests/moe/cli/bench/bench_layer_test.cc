@@ -9,11 +9,11 @@
 #include <gtest/gtest.h>
 
 #include "comm/create.h"
-#include "moe/cli/bench/layer_bench.h"
-#include "moe/cli/bench/layer_on_rank.h"
-#include "moe/cli/bench/routing_spec.h"
+#include "moe/cli/measure/layer_bench.h"
+#include "moe/cli/measure/layer_on_rank.h"
+#include "moe/cli/measure/routing_spec.h"
 
-namespace moe::bench {
+namespace moe::measure {
 namespace {
 
 constexpr MeasureOptions kShort = {.iterations = 3, .warmup = 0, .budget = absl::ZeroDuration()};
@@ -186,4 +186,4 @@ TEST(LayerBenchTest, RefusesWhatTheLayerDoesNotHave) {
 }
 
 }  // namespace
-}  // namespace moe::bench
+}  // namespace moe::measure

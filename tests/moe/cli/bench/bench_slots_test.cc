@@ -12,11 +12,11 @@
 #include "gating/gate.h"
 #include "gating/router.h"
 #include "kernels/base/status_macros.h"
-#include "moe/cli/bench/layer_on_rank.h"
-#include "moe/cli/bench/routing_spec.h"
-#include "moe/cli/bench/traffic.h"
+#include "moe/cli/measure/layer_on_rank.h"
+#include "moe/cli/measure/routing_spec.h"
+#include "moe/cli/measure/traffic.h"
 
-namespace moe::bench {
+namespace moe::measure {
 namespace {
 
 using ::testing::ElementsAre;
@@ -266,4 +266,4 @@ TEST(ReplayTest, WhatIsSentIsReceivedAndSizesAreTheRecordedOnes) {
 }
 
 }  // namespace
-}  // namespace moe::bench
+}  // namespace moe::measure

@@ -10,11 +10,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "moe/cli/bench/bench_row.h"
-#include "moe/cli/bench/fail_if.h"
-#include "moe/cli/bench/tables.h"
+#include "moe/cli/measure/bench_row.h"
+#include "moe/cli/measure/fail_if.h"
+#include "moe/cli/measure/tables.h"
 
-namespace moe::bench {
+namespace moe::measure {
 namespace {
 
 using ::testing::ElementsAre;
@@ -406,4 +406,4 @@ TEST(HeatMapTest, ShowsEveryPairAndIgnoresTheDiagonalInItsScale) {
 }
 
 }  // namespace
-}  // namespace moe::bench
+}  // namespace moe::measure

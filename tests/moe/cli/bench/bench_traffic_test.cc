@@ -7,10 +7,10 @@
 #include <gtest/gtest.h>
 
 #include "dispatch/placement.h"
-#include "moe/cli/bench/routing_spec.h"
-#include "moe/cli/bench/traffic.h"
+#include "moe/cli/measure/routing_spec.h"
+#include "moe/cli/measure/traffic.h"
 
-namespace moe::bench {
+namespace moe::measure {
 namespace {
 
 using ::testing::ElementsAre;
@@ -216,4 +216,4 @@ TEST(RoutingSpecTest, RefusesBrokenMatricesWithTheLine) {
 }
 
 }  // namespace
-}  // namespace moe::bench
+}  // namespace moe::measure

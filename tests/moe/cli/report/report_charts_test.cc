@@ -10,7 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "moe/cli/bench/statistics.h"
+#include "moe/cli/measure/statistics.h"
 #include "moe/cli/report/charts.h"
 #include "moe/cli/report/format.h"
 #include "moe/cli/report/labels.h"
@@ -82,7 +82,7 @@ TEST(FormatTest, HostileTextsBecomeHarmless) {
   EXPECT_EQ(Escape("é€😀"), "é€😀");
 }
 
-using Points = std::vector<std::pair<bench::Sample, bench::Sample>>;
+using Points = std::vector<std::pair<measure::Sample, measure::Sample>>;
 
 // Without noise.
 Points Exact(const std::vector<std::pair<double, double>>& values) {
@@ -106,7 +106,7 @@ TEST(ParetoTest, AnAdvantageWithinNoiseIsNone) {
   // Speeds with a standard deviation of 3: two differ by noise within 1.96 sqrt(2) 3 = 8.3.
   const auto speeds = [](const std::vector<std::pair<double, double>>& values) {
     Points points = Exact(values);
-    for (auto& [loss, speed] : points) speed = bench::SampleOf(speed.mean, 3);
+    for (auto& [loss, speed] : points) speed = measure::SampleOf(speed.mean, 3);
     return points;
   };
   // 1 is worse than 0, and faster by noise alone; 2 is faster beyond it.

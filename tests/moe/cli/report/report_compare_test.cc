@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "moe/cli/bench/statistics.h"
+#include "moe/cli/measure/statistics.h"
 #include "moe/cli/report/compare.h"
 #include "moe/cli/report/rows.h"
 
@@ -220,7 +220,7 @@ TEST(ChecksTest, BaseIsTheOtherRunsValueOfTheColumn) {
   const auto comparison = Compare(runs[0], runs[1]).value();
   const auto rows = CheckRows(runs, &comparison);
   const auto failed = [&](const std::string& text) {
-    const auto names = RowsThatFail(text, rows, bench::FailIf::Base::kPresent);
+    const auto names = RowsThatFail(text, rows, measure::FailIf::Base::kPresent);
     EXPECT_TRUE(names.ok()) << names.status();
     return names.ok() ? static_cast<int>(names->size()) : -1;
   };
@@ -246,9 +246,9 @@ TEST(ChecksTest, EverySweepPointIsJudgedAlone) {
   // Their means, 75 and 70, would pass.
   const std::vector<report::Run> runs = {TwoPoints(kNarrow, kWide), TwoPoints(kNarrow, kWide, 40)};
   const auto comparison = Compare(runs[0], runs[1]).value();
-  const auto failed =
-      RowsThatFail("tok_s < 0.9*base", CheckRows(runs, &comparison), bench::FailIf::Base::kPresent)
-          .value();
+  const auto failed = RowsThatFail("tok_s < 0.9*base", CheckRows(runs, &comparison),
+                                   measure::FailIf::Base::kPresent)
+                          .value();
   EXPECT_THAT(failed, ElementsAre(HasSubstr("H 128")));
   const auto alone =
       RowsThatFail("tok_s < 45", CheckRows(absl::MakeConstSpan(runs).subspan(1), nullptr)).value();
@@ -263,7 +263,7 @@ TEST(ChecksTest, BaseOfATrainingRun) {
   const std::vector<report::Run> runs = {a, b, a};
   const auto comparison = Compare(a, b).value();
   const auto rows = CheckRows(runs, &comparison);
-  const auto present = bench::FailIf::Base::kPresent;
+  const auto present = measure::FailIf::Base::kPresent;
   EXPECT_EQ(RowsThatFail("step_ms > 1.1*base", rows, present)->size(), 1u);
   EXPECT_EQ(RowsThatFail("step_ms > 1.3*base", rows, present)->size(), 0u);
   EXPECT_EQ(RowsThatFail("loss > 0", rows, present)->size(), 2u);  // B and the third

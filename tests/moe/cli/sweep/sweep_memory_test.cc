@@ -5,10 +5,10 @@
 
 #include <gtest/gtest.h>
 
-#include "moe/cli/bench/layer_bench.h"
-#include "moe/cli/bench/routing_spec.h"
-#include "moe/cli/sweep/memory_estimate.h"
-#include "moe/cli/train/train_options.h"
+#include "moe/cli/base/train_options.h"
+#include "moe/cli/measure/layer_bench.h"
+#include "moe/cli/measure/memory_estimate.h"
+#include "moe/cli/measure/routing_spec.h"
 #include "moe/lm/trainer.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/io/io_test.h"
@@ -129,16 +129,17 @@ TEST(MemoryEstimate, OfALayerIsWithinAFactorOfTwoOfAMeasuredOne) {
   for (const LayerCase& c :
        {LayerCase{1, "", 1, DType::kFloat32}, LayerCase{4, "uniform", 1, DType::kBFloat16},
         LayerCase{4, "hot_rank:0.9", 3.6, DType::kFloat32}}) {
-    bench::LayerSpec spec = {.dtype = c.dtype,
-                             .tokens = 1024,
-                             .layer = {.router = {.num_experts = 8, .top_k = 2, .hidden_size = 128},
-                                       .ffn_hidden_size = 256},
-                             .expert_parallel_size = c.ranks};
-    if (*c.routing != '\0') spec.routing = *bench::ParseRouting(c.routing);
+    measure::LayerSpec spec = {
+        .dtype = c.dtype,
+        .tokens = 1024,
+        .layer = {.router = {.num_experts = 8, .top_k = 2, .hidden_size = 128},
+                  .ffn_hidden_size = 256},
+        .expert_parallel_size = c.ranks};
+    if (*c.routing != '\0') spec.routing = *measure::ParseRouting(c.routing);
     double measured = 0;
     testing::RunLocalRanks(c.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
       const bool first = world->rank() == 0;
-      auto result = bench::MeasureLayer(
+      auto result = measure::MeasureLayer(
           spec, {.iterations = 1, .warmup = 1, .budget = absl::ZeroDuration()}, std::move(world));
       if (result.ok() && first) measured = static_cast<double>(result->figures.peak_bytes);
       return result.status();

@@ -7,9 +7,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "moe/cli/measure/sweep_row.h"
 #include "moe/cli/report/rows.h"
 #include "moe/cli/sweep/result_file.h"
-#include "moe/cli/sweep/sweep_row.h"
 #include "tests/moe/io/io_test.h"
 
 namespace moe::sweep {
@@ -126,9 +126,9 @@ TEST(TrainFigures, OneStepIsFirstAndLast) {
 }
 
 TEST(LayerFigures, AddBothPassesAndKeepDropsAsPercent) {
-  bench::LayerResult result;
+  measure::LayerResult result;
   const auto row = [&](const char* pass, const char* phase, double us) {
-    bench::LayerRow added;
+    measure::LayerRow added;
     added.pass = pass;
     added.phase = phase;
     added.time_us.p50 = 1.4 * us;  // of the slowest rank: larger than the mean

@@ -1,0 +1,127 @@
+#include "moe/cli/base/stored_run.h"
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/checkpoint/step_folders.h"
+#include "moe/cli/base/choices.h"
+#include "moe/cli/base/program.h"
+#include "moe/io/file.h"
+#include "moe/lm/evaluation.h"
+#include "moe/lm/run_settings.h"
+
+namespace moe::cli {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr char kFlag[] = "--checkpoint";
+
+bool IsStep(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(absl::StrCat(path, "/", kManifestName), ignored) ||
+         StepOf(fs::path(path).lexically_normal().filename().string()).has_value();
+}
+
+absl::StatusOr<StoredRun> Open(const std::string& path) {
+  if (lm::IsPublicModel(path)) {
+    StoredRun run = {.path = path};
+    MOE_ASSIGN_OR_RETURN(run.public_model, hf::HfModel::Open(path));
+    run.config.model = run.public_model->config();
+    run.warnings = run.public_model->warnings();
+    return run;
+  }
+  MOE_ASSIGN_OR_RETURN(FoundCheckpoint found, FindStored(path));
+  auto reader = CheckpointReader::Open(found.path);
+  if (absl::IsNotFound(reader.status())) return absl::DataLossError(reader.status().message());
+  MOE_RETURN_IF_ERROR(reader.status());
+  StoredRun run = {.path = std::move(found.path), .step = reader->manifest().step};
+  run.warnings = std::move(found.warnings);
+  const std::string version = lm::VersionDifference(reader->manifest().sections);
+  if (!version.empty()) {
+    run.warnings.push_back(
+        absl::StrCat(run.path, ": ", version, ": the last bits of results are not as in training"));
+  }
+  auto config = lm::StoredConfig(reader->manifest().sections);
+  if (!config.ok()) {
+    return absl::DataLossError(absl::StrCat(run.path, ": ", config.status().message()));
+  }
+  run.config = *std::move(config);
+  run.of_text = lm::TrainedOnText(reader->manifest().sections);
+  return run;
+}
+
+}  // namespace
+
+absl::StatusOr<FoundCheckpoint> FindStored(const std::string& path) {
+  MOE_ASSIGN_OR_RETURN(const bool is_folder, IsFolder(path));
+  if (!is_folder) {
+    return absl::NotFoundError(
+        absl::StrCat("'", path, "' is no folder, expected that of a checkpoint or of a run"));
+  }
+  if (IsStep(path)) return FoundCheckpoint{.path = path};
+  FoundCheckpoint all;
+  for (const std::string& folder : {path, absl::StrCat(path, "/checkpoints")}) {
+    MOE_ASSIGN_OR_RETURN(FoundCheckpoint found, FindCheckpoint(folder));
+    if (!found.path.empty()) return found;
+    all.warnings.insert(all.warnings.end(), found.warnings.begin(), found.warnings.end());
+  }
+  if (all.warnings.empty()) {
+    return absl::NotFoundError(absl::StrCat("'", path, "' has no checkpoint"));
+  }
+  return absl::DataLossError(all.warnings.front());
+}
+
+absl::Status NamingTheOneBefore(absl::Status error, const std::string& path) {
+  const fs::path step_folder = fs::path(path + "/.").lexically_normal().parent_path();
+  const std::optional<int64_t> step = StepOf(step_folder.filename().string());
+  if (FileFaultOf(error) != FileFault::kContent || !step.has_value()) return error;
+  const fs::path folder = step_folder.has_parent_path() ? step_folder.parent_path() : ".";
+  const auto found = FindCheckpoint(folder.string(), *step);
+  if (!found.ok() || found->path.empty()) return error;
+  return WithFileFault(
+      absl::Status(error.code(),
+                   absl::StrCat(error.message(), "; the one before it is '", found->path, "'")),
+      FileFault::kContent);
+}
+
+void AddStoredRunSettings(Table& table) {
+  table
+      .Add(
+          "--checkpoint PATH", Kind::kText,
+          "a checkpoint, the folder of a run, whose newest whole one is taken, or that of a public "
+          "model as moe train --init-from takes it; needed")
+      .Roles(kByContent);
+  table.Add("--dtype TYPE", {Kind::kWord, "", WordsOf(kComputeTypes)},
+            "of activations and compute weights; default: as trained, f32 for a public model");
+}
+
+absl::StatusOr<ReadInputs> StoredRun::Inputs() const {
+  ReadInputs inputs;
+  MOE_RETURN_IF_ERROR(
+      public_model.has_value()
+          ? inputs.AddModel(*public_model, "checkpoint")
+          : inputs.AddFile("checkpoint", "checkpoint", absl::StrCat(path, "/", kManifestName)));
+  return inputs;
+}
+
+absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& launch) {
+  if (settings.empty("checkpoint")) {
+    return absl::InvalidArgumentError(
+        "--checkpoint is missing, expected the folder of a checkpoint or of a run");
+  }
+  auto run = Open(settings.text("checkpoint"));
+  MOE_RETURN_IF_ERROR(InputError(kFlag, run.status()));
+  if (run->config.device != launch.device.kind) {
+    run->config.device = launch.device.kind;
+    run->config.grouped_gemm = GroupedGemmKernel::kAuto;
+  }
+  if (!settings.empty("dtype")) run->config.dtype = settings.choice("dtype", kComputeTypes);
+  run->config.threads = ThreadsOf(settings, launch.world);
+  return run;
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,54 @@
+// The run whose checkpoint --checkpoint names.
+#ifndef MOE_MOE_CLI_BASE_STORED_RUN_H_
+#define MOE_MOE_CLI_BASE_STORED_RUN_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "moe/checkpoint/reader.h"
+#include "moe/cli/base/agreed_ranks.h"
+#include "moe/cli/base/launch.h"
+#include "moe/cli/base/settings.h"
+#include "moe/hf/hf_model.h"
+#include "moe/lm/trainer.h"
+
+namespace moe::cli {
+
+// `path`, if it is a step folder, else the newest whole one in it, or in its folder `checkpoints`;
+// what is newer and damaged is a warning. kNotFound: none; kDataLoss: all are damaged.
+absl::StatusOr<FoundCheckpoint> FindStored(const std::string& path);
+
+// The error of who reads `path`: of damaged data with the checkpoint before it, if one can be read.
+// (Results are of the checkpoint that a command began with: none goes on with another by itself.)
+absl::Status NamingTheOneBefore(absl::Status error, const std::string& path);
+
+// --checkpoint and --dtype.
+void AddStoredRunSettings(Table& table);
+
+struct StoredRun {
+  std::string path;  // of the step folder, or of a public model
+  int64_t step = 0;
+  std::optional<hf::HfModel> public_model;
+  bool of_text = false;  // trained on the bytes of a text, as its checkpoint says
+  // What it was trained with (lm::StoredConfig), or the public model and defaults; on the device
+  // and with the type asked for.
+  lm::TrainConfig config;
+  // Newer checkpoints that are damaged; another version of the numerics; HfModel::warnings.
+  std::vector<std::string> warnings;
+
+  // What ranks compare of it: of a checkpoint the manifest, which has hashes of all the rest.
+  absl::StatusOr<ReadInputs> Inputs() const;
+};
+
+// The checkpoint, or the newest whole one of a run: --checkpoint is a step folder, the folder of
+// them, or the one above it, in which it is called checkpoints; or a public model's folder. Opens
+// it; reads no weights. Exit codes: kUsage: there is none; kBadInput: damaged.
+absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& launch);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_BASE_STORED_RUN_H_

@@ -1,0 +1,60 @@
+// From settings to what `moe train` runs.
+#ifndef MOE_MOE_CLI_BASE_TRAIN_OPTIONS_H_
+#define MOE_MOE_CLI_BASE_TRAIN_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+#include <absl/types/span.h>
+
+#include "moe/cli/base/data_files.h"
+#include "moe/cli/base/launch.h"
+#include "moe/cli/base/settings.h"
+#include "moe/lm/trainer.h"
+
+namespace moe::cli {
+
+inline constexpr Choice<lm::QkNorm> kQkNorms[] = {
+    {"none", lm::QkNorm::kNone}, {"head", lm::QkNorm::kHead}, {"heads", lm::QkNorm::kHeads}};
+
+struct TrainOptions {
+  lm::TrainConfig train;
+  DataFiles data;
+  std::string init_from;       // empty: random weights
+  std::string out;             // empty: no files
+  std::string trace;           // empty: no time line
+  std::string record_routing;  // empty: routing is not recorded
+  int ranks = 1;
+  absl::Duration comm_timeout;
+};
+
+// Ranks, experts over ranks, threads and how tokens travel: of training and of evaluation.
+void AddLayoutSettings(lm::TrainConfig& train, Table& table);
+
+// The rows of `moe train`. Those that set fields set `options`.
+Table TrainSettings(TrainOptions& options);
+Table TrainSettings();
+
+// Flags over environment over --config over router presets over defaults. Errors: kInvalidArgument
+// or kNotFound.
+absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
+                                           absl::Span<const std::string> environment,
+                                           std::vector<std::string>& warnings);
+
+// Finds everything that can be wrong without reading the text: kInvalidArgument with flag, value
+// and nearest valid choice.
+absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const World& world);
+
+// Parameters of the model over all experts, and those that one token uses.
+struct ModelSize {
+  int64_t total = 0;
+  int64_t active = 0;
+};
+ModelSize SizeOf(const lm::TransformerConfig& config);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_BASE_TRAIN_OPTIONS_H_

@@ -1,0 +1,345 @@
+// The flags of `moe train` and its help.
+#include <cmath>
+#include <limits>
+
+#include "moe/cli/base/choices.h"
+#include "moe/cli/base/command.h"
+#include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/trace_file.h"
+#include "moe/cli/base/train_options.h"
+#include "moe/train/grid_unit.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr int64_t kMostBucketMib = int64_t{1} << 20;
+constexpr Choice<ZeroStage> kZeroStages[] = {
+    {"0", ZeroStage::kNone}, {"1", ZeroStage::kOptimizer}, {"2", ZeroStage::kGradients}};
+constexpr Choice<LearningRateDecay> kDecayStyles[] = {{"cosine", LearningRateDecay::kCosine},
+                                                      {"linear", LearningRateDecay::kLinear},
+                                                      {"constant", LearningRateDecay::kConstant}};
+
+void AddData(TrainOptions& options, Table& t) {
+  lm::TrainConfig& train = options.train;
+  t.Group("Data and steps");
+  AddDataSettings(options.data, t);
+  t.Add("--init-from DIR", &options.init_from,
+        "start with the weights of a public model of the family mixtral, olmoe, qwen2_moe or "
+        "qwen3_moe: config.json, which sets the model, and safetensors")
+      .Roles(kOfOneRun | kByContent);
+  t.Add("--out DIR", &options.out,
+        "folder for metrics.jsonl, made if it is not there; one that holds a run is refused; "
+        "without it no file is written")
+      .Roles(kOfOneRun | kPerRank);
+  t.Add("--steps, --train-iters N", &train.steps, "optimiser steps");
+  t.Add("--seq-length N", &train.sequence_length, "bytes or tokens a sequence predicts");
+  // These four together: ResolveBatch.
+  t.Add("--micro-batch-size N", &train.micro_batch_size, "sequences of a micro-batch").Least(1);
+  t.Add("--micro-batches M", &train.micro_batches,
+        "micro-batches of a step, over all ranks; ranks need not divide it")
+      .Least(1);
+  t.Add("--train-batch-size, --global-batch-size N", Kind::kInteger,
+        "sequences of a step = micro-batch-size x M; sets the one of them that is not given")
+      .Least(1);
+  t.Add("--gradient-accumulation-steps N", Kind::kInteger, "micro-batches of a rank: M = N x ranks")
+      .Least(1);
+  t.Add("--eval-interval N", &train.eval_interval,
+        "steps between passes over held-out text; 0 = before and after training only")
+      .Least(0)
+      .Roles(kOfOneRun);
+  t.Add("--eval-sequences N", &train.eval_sequences, "most held-out sequences of a pass");
+  t.Add("--verify-replicas N", &train.verify_replicas,
+        "steps between comparisons of the weights that several ranks hold; 0 = at the end only")
+      .Roles(kOfOneRun);
+  t.Add("--seed N", &train.seed, "of initial weights and the order of sequences").Roles(kOfLayer);
+}
+
+void AddModel(lm::TrainConfig& train, Table& t) {
+  lm::TransformerConfig& model = train.model;
+  t.Group("Model");
+  t.Add("--vocab-size N", &model.vocab_size, "token ids; at least 256 with --data: bytes").Least(1);
+  t.Add("--num-layers N", &model.num_layers, "transformer layers");
+  t.Add("--num-attention-heads N", &model.num_attention_heads,
+        "attention heads; 2 N divides H, or --kv-channels says their width");
+  t.Add("--num-query-groups, --num-key-value-heads N", &model.num_query_groups,
+        "heads of keys and values, each for as many of queries; 0 = --num-attention-heads")
+      .Least(0);
+  t.Add("--kv-channels, --head-dim N", &model.kv_channels,
+        "width of a head, even; 0 = H / --num-attention-heads")
+      .Least(0);
+  t.Add("--add-qkv-bias", &model.qkv_bias, "biases of queries, keys and values");
+  t.Add("--qk-layernorm NAME", {&model.qk_norm, kQkNorms},
+        "RMSNorm of queries and keys: head = each head by itself, heads = all heads of a token "
+        "together")
+      .Alone("head");
+  t.Add("--tie-word-embeddings", &model.tied_embeddings,
+        "the output layer's weights are the embedding's")
+      .Shorthand("untie-embeddings-and-output-weights", "false");
+  t.Add("--rotary-base, --rope-theta X", &model.rotary_base, "of the angles of positions");
+  t.Add("--norm-epsilon, --rms-norm-eps X", &model.norm_epsilon, "of every RMSNorm");
+  t.Add("--init-method-std X", &model.init_std,
+        "standard deviation of initial weights; of output projections over sqrt(2 layers)")
+      .Above(0);
+  t.Add("--max-position-embeddings N", &model.max_position_embeddings,
+        "longest sequence of exports, where it is more than --seq-length")
+      .Least(0)
+      .Roles(kOfOneRun);
+  t.Add("--bos-token-id ID", &model.bos_token_id, "that begins a text, of exports")
+      .Roles(kOfOneRun);
+  t.Add("--eos-token-id IDS", Kind::kText,
+        "that end a text, between commas: of exports, and where moe generate stops")
+      .Roles(kOfOneRun);
+  t.Add("--moe-layer-freq N", &model.moe_layer_freq,
+        "every N-th layer has experts; the others are dense");
+  t.Add("--dense-ffn-hidden-size N", &model.dense_ffn_hidden_size,
+        "width of dense layers; 0 = topk x F")
+      .Least(0);
+  t.Add("--dtype TYPE", {&train.dtype, kComputeTypes},
+        "of activations and compute weights; sums, optimiser and master weights are f32")
+      .Shorthand("bf16", "bf16")
+      .Shorthand("fp16", "f16")
+      .Roles(kOfLayer);
+  model.moe.router.hidden_size = model.hidden_size;
+  model.moe.router.num_experts = 8;
+  model.moe.router.aux_loss_coeff = 0.01f;
+  model.moe.ffn_hidden_size = 256;
+  AddShapeSettings(model.moe, t);
+  t.Group("Routing", kOfLayer);
+  AddRoutingSettings(model.moe, t);
+}
+
+void AddParallel(TrainOptions& options, Table& t) {
+  lm::TrainConfig& train = options.train;
+  t.Group("Ranks");
+  AddLayoutSettings(train, t);
+  t.Add("--numerics NAME", {&train.numerics, kNumericsModes},
+        "layout-invariant: the same bits at any number of ranks, split and transport; fast: sums "
+        "of gradients in float32, half as much for all-reduce to move");
+  t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},
+        "leaves of products that are balanced trees (docs/architecture.md); part of what fixes the "
+        "bits; 1 = chains; above 1 on CPUs");
+  t.Add("--grid-unit-log2 N", &train.grid_unit_log2,
+        "log2 of the unit of layout-invariant sums of gradients; part of what fixes the bits; "
+        "default: from the gradients, -50 where that does")
+      .Within(-kMostGridUnitLog2, -2, "-300 to -2");
+  t.Add("--moe-overlap-degree D", &train.model.moe.overlap_degree,
+        "chunks of local experts, so that exchange and computation overlap; 1 = no overlap")
+      .Roles(kOfLayer);
+  t.Add("--all-reduce NAME", {&train.all_reduce, kAllReduces},
+        "of gradients; direct reads peers' memory (local only); library is MPI's or NCCL's own");
+  t.Add("--zero STAGE", {&train.zero, kZeroStages},
+        "state that ranks share out: 1 = optimiser's, 2 = and sums of gradients; same bits at any")
+      .Shorthand("use-distributed-optimizer", "1");
+  t.Add("--bucket-size-mb MiB", {Kind::kReal, absl::StrCat(train.bucket_bytes >> 20)},
+        "of gradients that travel together")
+      .Most(kMostBucketMib)
+      .Within(0x1p-20, kMostBucketMib, "at least 1e-6, a byte");
+  t.Add("--grouped-gemm NAME", {Kind::kWord, "auto", {"auto", "cublas", "mma", "wgmma"}},
+        "with --device cuda: cublas, mma (this project's), or auto: dense 16-bit by cublas if "
+        "--numerics is fast, the rest by mma");
+  AddTimeoutSetting(options.comm_timeout, t);
+}
+
+void AddOptimizer(lm::TrainConfig& train, Table& t) {
+  const double below_one = std::nextafter(1.0, 0.0);
+  t.Group("Optimiser (AdamW)");
+  t.Add("--lr X", &train.schedule.peak, "peak learning rate");
+  t.Add("--min-lr X", &train.schedule.minimum, "learning rate that the decay goes down to");
+  t.Add("--lr-warmup-steps, --lr-warmup-iters N", &train.schedule.warmup_steps,
+        "steps up to lr, linearly")
+      .Least(0);
+  t.Add("--lr-decay-steps, --lr-decay-iters N", Kind::kInteger,
+        "step after which the decay is at min-lr; default: --steps")
+      .Least(1);
+  t.Add("--lr-decay-style NAME", {&train.schedule.decay, kDecayStyles},
+        "of the way from lr to min-lr; constant stays at lr");
+  t.Add("--weight-decay X", &train.optimizer.weight_decay, "decoupled; not for norms").Least(0);
+  t.Add("--clip-grad X", &train.optimizer.clip_grad,
+        "largest gradient norm, every expert counted once; 0 = off")
+      .Least(0);
+  t.Add("--adam-beta1 X", &train.optimizer.beta1, "decay of the mean gradient")
+      .Within(0, below_one, "0 <= beta < 1");
+  t.Add("--adam-beta2 X", &train.optimizer.beta2, "decay of the mean squared gradient")
+      .Within(0, below_one, "0 <= beta < 1");
+  t.Add("--adam-eps X", &train.optimizer.epsilon, "added to the root of the mean squared gradient")
+      .Within(std::numeric_limits<float>::min(), std::numeric_limits<float>::max(),
+              "at least 1.2e-38: 0 / 0 of a gradient of 0 is NaN");
+  LossScaleOptions& scale = train.loss_scale;
+  t.Add("--loss-scale X", &scale.constant,
+        "with --dtype f16: constant factor of the loss, a power of two; 0 = dynamic, by what "
+        "follows");
+  t.Add("--initial-loss-scale X", &scale.initial, "of the first step");
+  t.Add("--min-loss-scale X", &scale.minimum, "where gradients that still overflow end the run");
+  t.Add("--loss-scale-window N", &scale.window, "steps without overflow before the scale doubles");
+  t.Add("--hysteresis N", &scale.hysteresis,
+        "overflows before the scale is halved; a step that overflows is skipped on every rank");
+}
+
+void AddRecords(TrainOptions& options, Table& t) {
+  t.Group("Profiling", kOfOneRun);
+  AddTraceSetting("some steps", t);
+  t.Add("--profile-step-start N", {Kind::kInteger, "1"}, "first step of --trace, from 1");
+  t.Add("--profile-step-end N", Kind::kInteger,
+        "last step of --trace, which is written when it ends; default: 10 steps");
+  t.Add("--record-routing FILE", &options.record_routing,
+        "slots of each rank for each expert, step by step, as moe bench --routing trace:FILE "
+        "replays them")
+      .Roles(kPerRank);  // given on all or none: lm::Train
+}
+
+constexpr Choice<bool> kOnOff[] = {{"on", true}, {"off", false}};
+
+void AddCheckpoints(TrainOptions& options, Table& t) {
+  lm::TrainCheckpoints& checkpoints = options.train.checkpoints;
+  t.Group("Checkpoints", kOfOneRun);
+  t.Add("--save DIR", &checkpoints.folder,
+        "folder for checkpoints, DIR/step-00000120 and so on: one that all ranks see, and that no "
+        "other run has; SIGTERM, SIGHUP, SIGUSR1 or SIGINT then saves and ends the run, a second "
+        "one at once")
+      .Roles(kOneFolder);
+  t.Add("--save-interval N", &checkpoints.interval,
+        "steps between checkpoints; 0 = at the end, and when asked to stop")
+      .Least(0);
+  t.Add("--checkpoint-keep N", &checkpoints.keep, "newest checkpoints that stay").Least(1);
+  t.Add("--checkpoint-keep-every N", &checkpoints.keep_every,
+        "those of steps that N divides stay, too; 0 = none")
+      .Least(0);
+  t.Add("--checkpoint-async WORD", {&checkpoints.asynchronous, kOnOff},
+        "on: steps go on while a checkpoint is written")
+      .Shorthand("async-save", "on");
+  t.Add("--checkpoint-failures N", &checkpoints.max_failures,
+        "writes that fail in a row until the run ends")
+      .Least(1);
+  t.Add("--checkpoint-timeout SECONDS", &checkpoints.timeout,
+        "a write, fsync or other call on --save that does not return for so long ends the run "
+        "(exit 8); a line a minute says where it hangs")
+      .Most(kMostSeconds)
+      .Above(0);
+  t.Add("--resume WHERE", {Kind::kText, "none"},
+        "auto: from the newest readable checkpoint in --save, or from the beginning if none is "
+        "there, readable or not; the folder of a checkpoint: from it; at any number of ranks and "
+        "any EP");
+  t.Add("--allow-numerics-change", &checkpoints.allow_numerics_change,
+        "resume although the steps to come have other bits, as with another --dtype");
+}
+
+void AddOutput(lm::TrainConfig& train, Table& t) {
+  t.Group("Output and settings", kOfOneRun);
+  t.Add("--log-interval N", &train.log_interval,
+        "steps between progress lines; on a terminal one line is refreshed every step")
+      .Least(1)
+      .Roles(kPerRank);
+  t.Add("-o, --output FORM", {Kind::kWord, "table", {"table", "json"}},
+        "of the end report: tables, or one JSON object on a line")
+      .Roles(kPerRank);
+  AddQuietSetting("no progress, only errors and the report", t);
+  t.Add("-v, --verbose", Kind::kSwitch, "name every file read, and a progress line for every step")
+      .Roles(kPerRank);
+  AddConfigSetting("settings by name, or DeepSpeed's keys where they mean the same", t);
+  AddHelpSettings(t);
+}
+
+constexpr char kHead[] =
+    R"(usage: moe train --data PATH [flags]
+       moe train --tokens FILE --vocab-size N [flags]
+
+Trains a mixture-of-experts language model on the bytes of text files or on token ids made
+elsewhere, expert-parallel x data-parallel, on threads of this process or, under mpirun, on
+processes. Every 20th block of 16,384 bytes (ids) is held out and measured before and after.
+
+  moe train --data /usr/share/games/fortunes --ranks 4 --ep 2 --num-experts 8 --topk 2
+  mpirun -n 4 moe train --data book.txt --ep 4 --out run
+)";
+
+constexpr char kTail[] =
+    R"(
+Settings: flags, then the environment (MOE_NAME: capitals, _ for -, without a leading moe-;
+MOE_DATA splits at ':'), then --config, then defaults.
+Flags of Megatron and DeepSpeed that say what is done anyway are taken, and one line lists them
+(docs/coming_from.md).
+DeepSpeed's keys in --config: train_batch_size, train_micro_batch_size_per_gpu,
+gradient_accumulation_steps, gradient_clipping, steps_per_print, seed, optimizer (Adam, AdamW),
+scheduler (WarmupLR, WarmupDecayLR, WarmupCosineLR; "warmup_type": "linear"), bf16, fp16 with its
+loss scaling. "auto" leaves a value to flags and defaults, and what is off (ZeRO at stage 0, a
+section with "enabled": false) says nothing. One message names all keys that are refused.
+
+Learning rate of step s, from 1, with W = lr-warmup-steps and D = lr-decay-steps
+  s <= W   lr s / W
+  else     min-lr + (lr - min-lr) (1 + cos(pi (s - 1 - W) / (D - W))) / 2, as Megatron's and
+           PyTorch's, which count from 0: the last step still learns; from D + 1 on, min-lr
+
+Progress and results
+  tok/s    tokens of a step / time of its slowest rank
+  a2a      dispatch + combine: time in exchanges, mean over ranks
+  ar       gradient all-reduce, which overlaps backward
+  drop     slots over capacity / slots; a slot is one (token, choice)
+  maxvio   MaxVio, (largest expert load - mean load) / mean load, of the worst layer
+  dead     experts without a token in the step, over all layers
+  aux      balance loss with its coefficient, summed over layers
+  gnorm    2-norm of the gradient before clipping
+  bits per byte (with --tokens, per token) = loss in nats / ln 2
+  exchange, at the end: what dispatch + combine went into, mean over ranks
+    copy     rows move, and all ranks of the expert-parallel group are there
+    gather   the rest: rows are put into the order of sending and of the experts, scaled, and summed
+             at home
+    wait     of every all-to-all (direct: every fence), what a rank was in it beyond the shortest
+             time after which one of its group, the last to come, had its rows; by its own clock
+  communication, at the end: bytes that left a rank / seconds of dispatch + combine, and of the
+           gradient all-reduce; bench peak: the same bytes / (calls x the shortest time of a call of
+           the mean size, alone, right after training: moe bench alltoallv and allreduce)
+  GB = 1e9 bytes, MiB = 2^20 bytes
+
+-o json: the object of the last line of metrics.jsonl with communication, files and command.
+
+Files: DIR/metrics.jsonl has one object per step, written as it ends. The first line is the start:
+the build (version, commit), the machine and all settings, which --config takes; the last line holds
+weights_xxh3.
+A resumed run goes on in the metrics.jsonl of --out, behind the step it resumes after.
+loss_hex is the loss in C's hexadecimal notation (%a): equal text means equal bits.
+--trace and --record-routing: docs/trace.md.
+
+Exit codes: 0 ok, 2 usage or settings, 3 malformed input, 4 a write failed, 5 out of memory,
+6 loss or gradients not finite, or copies of a weight that differ, 7 a rank failed, 8 timeout,
+9 rendezvous, 10 no such backend, 11 stopped on request (its checkpoint goes on).
+)";
+
+}  // namespace
+
+void AddLayoutSettings(lm::TrainConfig& train, Table& table) {
+  AddRankSettings(table);
+  AddShareDeviceSetting(table);
+  table
+      .Add("--expert-model-parallel-size, --ep N", &train.mesh.expert,
+           "EP: ranks that share one set of experts; divides R; data-parallel size = R / EP")
+      .Roles(kOfLayer);
+  AddThreadsSetting(table);
+  table
+      .Add("--dispatch NAME", {&train.model.moe.dispatcher.algorithm, kDispatches},
+           "how tokens travel; direct reads peers' memory; hierarchical goes through one rank per "
+           "node")
+      .Roles(kOfLayer);
+  table
+      .Add("--node-size N", &train.model.moe.dispatcher.node_size,
+           "ranks that stand for one host with --dispatch hierarchical; divides EP; 0 = all of EP")
+      .Least(0)
+      .Roles(kOfLayer);
+}
+
+Table TrainSettings(TrainOptions& options) {
+  Table table;
+  AddData(options, table);
+  AddModel(options.train, table);
+  AddParallel(options, table);
+  AddOptimizer(options.train, table);
+  AddCheckpoints(options, table);
+  AddRecords(options, table);
+  AddOutput(options.train, table);
+  return table;
+}
+
+CommandHelp TrainHelp() {
+  TrainOptions defaults;
+  return {.head = kHead, .settings = TrainSettings(defaults).rows(), .tail = kTail};
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,94 @@
+// A whole MoE layer, forward and backward, by phase.
+#ifndef MOE_MOE_CLI_MEASURE_LAYER_BENCH_H_
+#define MOE_MOE_CLI_MEASURE_LAYER_BENCH_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "comm/communicator.h"
+#include "kernels/base/dtype.h"
+#include "moe/cli/measure/collectives.h"
+#include "moe/cli/measure/routing_spec.h"
+#include "moe/cli/measure/statistics.h"
+#include "moe/cli/measure/tables.h"
+#include "moe/layer/moe_layer.h"
+#include "moe/run/context.h"
+
+namespace moe::measure {
+
+struct LayerSpec {
+  DType dtype = DType::kFloat32;  // f32, bf16 or f16
+  int64_t tokens = 1024;          // T of each rank; ragged, zero_rank and trace give some fewer
+  // Everything of the layer: router, widths, activation, dispatch, overlap degree. Its seed and
+  // micro_batch_tokens are not read.
+  MoeLayerConfig layer = {.router = {.num_experts = 8, .hidden_size = 512}, .ffn_hidden_size = 512};
+  // Empty: the router decides by itself, on random tokens. Else its gate is replaced (AssignedGate)
+  // by one that gives the tokens these experts; capacity and the rest of the router stay. All but
+  // matrix; a trace fits the world's ranks, which share one set of experts.
+  std::optional<RoutingSpec> routing;
+  int expert_parallel_size = 0;  // ranks that share one set of experts; 0: all
+  Numerics numerics = Numerics::kLayoutInvariant;
+  DeviceKind device = DeviceKind::kCpu;
+  int threads = 1;    // of each rank
+  uint64_t seed = 0;  // of tokens, weights and drawn routing
+};
+
+// A phase of a pass: gate, plan, dispatch, expert, combine; "all" is the pass by the clock on the
+// wall, with what stands between the phases. Phases may overlap when the overlap degree is above 1.
+struct LayerRow {
+  std::string pass;         // "forward", "backward"
+  std::string phase;        // as above
+  Statistics time_us;       // over calls, of the slowest rank in this phase
+  double share_pct = 0;     // mean over ranks and calls of this phase / of the pass
+  double gflops_per_s = 0;  // expert: of all ranks, by the median; NaN elsewhere
+  int64_t wrong = 0;  // elements of y (forward) or dx (backward), over ranks and timed calls, that
+                      // differ from those of the first call with this routing, bit for bit
+};
+
+// What is true of a whole call, over all ranks.
+struct LayerFigures {
+  int64_t iterations = 0;
+  Statistics step_us;        // over calls: forward + backward, each of its slowest rank
+  double tokens_per_s = 0;   // tokens of all ranks and calls / sum of the above
+  double drop_fraction = 0;  // slots that capacity dropped / slots that the gate chose
+  double max_vio = 0;        // (largest - mean) / mean of the slots of routed experts, before drops
+  int dead_experts = 0;      // without a slot
+  int64_t kept_rows = 0;     // of experts, in one call (mean over calls)
+  // The largest of the ranks: workspace at its peak, parameters (master, compute copy and packed
+  // copy), their gradients, and x, y, dx, dy.
+  int64_t peak_bytes = 0;
+};
+
+struct LayerResult {
+  LayerSpec spec;
+  std::string backend;
+  int ranks = 1;
+  LayerFigures figures;
+  std::vector<LayerRow> rows;  // both passes, phases and all
+};
+
+// Random tokens and weights; a pass starts at a barrier. Gradients are made, not reduced.
+// options.check is not looked at: results of a layer have no closed form, so calls are compared
+// with each other (moe verify compares with a reference). A trace is replayed record by record.
+// Load figures are those of the calls before the timed ones, which see every record that the first
+// options.iterations timed calls do. Collective; takes `world`; the same result on every rank.
+//
+// Floating-point operations of the expert phase for N kept rows: 6 N H F forward (three products; 4
+// without a gate projection), twice that backward.
+//   kInvalidArgument   a type, shape or routing that the layer does not have
+absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOptions& options,
+                                         std::unique_ptr<Communicator> world);
+
+// Keys as docs/bench.md lists them.
+Fields LayerFields(const LayerResult& result, const LayerRow& row);
+absl::Span<const Column> LayerColumns();
+
+}  // namespace moe::measure
+
+#endif  // MOE_MOE_CLI_MEASURE_LAYER_BENCH_H_

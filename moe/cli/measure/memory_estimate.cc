@@ -1,0 +1,229 @@
+#include "moe/cli/measure/memory_estimate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <vector>
+
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/string_view.h>
+
+#include "kernels/activation/activation_kind.h"
+#include "kernels/base/machine_limits.h"
+
+namespace moe::sweep {
+
+namespace {
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+// The number behind `key` in a file of lines "key number [unit]"; of a file with one number: key
+// "".
+std::optional<int64_t> NumberIn(const std::string& path, absl::string_view key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    const size_t at = key.empty() ? 0 : 1;
+    int64_t number = 0;
+    if (words.size() > at && (key.empty() || words[0] == key) &&
+        absl::SimpleAtoi(words[at], &number)) {
+      return number;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<int64_t> LimitOf(const ControlGroup& group) {
+  return NumberIn(
+      absl::StrCat(group.folder, group.version_2 ? "/memory.max" : "/memory.limit_in_bytes"), "");
+}
+
+// What one control group leaves; kNoLimit where it has no limit or does not exist.
+int64_t LeftIn(const ControlGroup& group) {
+  const auto limit = LimitOf(group);
+  const auto usage = NumberIn(
+      absl::StrCat(group.folder, group.version_2 ? "/memory.current" : "/memory.usage_in_bytes"),
+      "");
+  if (!limit.has_value() || !usage.has_value()) return kNoLimit;  // "max", or no such folder
+  const int64_t cache = NumberIn(absl::StrCat(group.folder, "/memory.stat"),
+                                 group.version_2 ? "inactive_file" : "total_inactive_file")
+                            .value_or(0);
+  return std::max<int64_t>(0, *limit - *usage + std::min(cache, *usage));
+}
+
+}  // namespace
+
+int64_t AvailableMemoryBytes(const std::string& root) {
+  int64_t left = kNoLimit;
+  if (const auto kib = NumberIn(absl::StrCat(root, "/proc/meminfo"), "MemAvailable:")) {
+    left = *kib * 1024;
+  }
+  for (const ControlGroup& group : ControlGroupsOf("memory", root)) {
+    left = std::min(left, LeftIn(group));
+  }
+  return left == kNoLimit ? 0 : left;
+}
+
+int64_t MemoryLimitBytes(const std::string& root) {
+  int64_t least = kNoLimit;
+  for (const ControlGroup& group : ControlGroupsOf("memory", root)) {
+    least = std::min(least, LimitOf(group).value_or(kNoLimit));
+  }
+  return least == kNoLimit ? 0 : least;
+}
+
+namespace {
+
+// Sizes as doubles: products of what a user asks for may not fit 64 bits.
+struct Sizes {
+  explicit Sizes(const MemoryShape& shape)
+      : tokens(static_cast<double>(shape.tokens)),
+        hidden(static_cast<double>(shape.model.hidden_size)),
+        ffn(static_cast<double>(shape.model.moe.ffn_hidden_size)),
+        experts(shape.model.moe.router.num_experts),
+        top_k(shape.model.moe.router.top_k),
+        ep(shape.expert_parallel_size),
+        element(static_cast<double>(SizeOf(shape.dtype))),
+        gated(IsGated(shape.model.moe.activation) ? 2 : 1),
+        skew(shape.row_skew) {}
+
+  double local_experts() const { return std::ceil(experts / ep); }
+  // Rows of the rank with the most.
+  double expert_rows() const {
+    const double most = tokens * ep * std::min(top_k, local_experts());
+    return std::min(most, tokens * top_k * std::max(skew, ep * local_experts() / experts));
+  }
+  // Rows that a rank sends: a token goes once to each rank that holds some of its K experts.
+  double sent_rows() const { return tokens * ep * (1 - std::pow(1 - 1 / ep, top_k)); }
+
+  const double tokens, hidden, ffn, experts, top_k, ep, element, gated, skew;
+};
+
+double StateBytes(const MemoryShape& shape, const Sizes& s) {
+  const MoeLayerConfig& moe = shape.model.moe;
+  const double biases = moe.projection_biases ? s.gated * s.ffn + s.hidden : 0;
+  const double expert = (s.gated + 1) * s.hidden * s.ffn + biases;
+  const double layers = shape.model.num_layers / shape.model.moe_layer_freq;
+  const double shared = static_cast<double>(shape.parameters_total) - layers * s.experts * expert;
+  const double experts = layers * std::min(s.experts, s.local_experts()) * expert;
+  const auto of_element = [&](int ranks) {
+    return StateBytesOfElement(shape.zero, shape.dtype, shape.numerics, ranks) -
+           (shape.trained ? 0 : 8) +          // moments
+           (shape.saves ? 12.0 / ranks : 0);  // of masters and moments
+  };
+  return shared * of_element(shape.ranks) +
+         experts * of_element(shape.ranks / shape.expert_parallel_size);
+}
+
+// What the forward pass of an MoE layer takes of the workspace, all of it kept for backward.
+double MoeForward(const MemoryShape& shape, const Sizes& s) {
+  const double rows = s.expert_rows();
+  const double slots = s.tokens * s.top_k;
+  const double logits = s.tokens * shape.model.moe.router.num_outputs();
+  // logits, scores and the gradient of the losses; ids, weights and offsets; the plan's indices.
+  const double routing = 4 * 3 * logits + 16 * slots + 24 * s.tokens;
+  const double plan = 16 * (rows + slots);
+  // In and out of the experts. Between ranks also what is sent and received, both ways, and home.
+  double exchanged = 2 * rows * s.hidden;
+  if (s.ep > 1) exchanged += (2 * s.sent_rows() + rows + slots) * s.hidden;
+  const double experts = rows * (s.gated + 1) * s.ffn;
+  const double width = static_cast<double>(shape.model.moe.shared_expert_ffn_hidden_size);
+  const double shared = width > 0 ? s.tokens * ((s.gated + 1) * width + s.hidden) : 0;
+  return routing + plan + s.element * (exchanged + experts + shared);
+}
+
+double MoeBackward(const Sizes& s) {
+  const double rows = s.expert_rows();
+  double elements = 2 * rows * s.hidden + rows * s.ffn;
+  if (s.ep > 1) elements += (2 * s.sent_rows() + rows + s.tokens * s.top_k) * s.hidden;
+  return s.element * (elements + s.tokens * s.hidden);
+}
+
+// Elements of q, k and v of a token; with a norm of q and k also what it makes of these.
+double ProjectedColumns(const lm::TransformerConfig& model) {
+  const bool normed = model.qk_norm != lm::QkNorm::kNone;
+  const double heads = model.num_attention_heads, kv_heads = model.key_value_heads();
+  const double columns = heads + 2 * kv_heads + (normed ? heads + kv_heads : 0);
+  return columns * static_cast<double>(model.head_dim());
+}
+
+double QueryColumns(const lm::TransformerConfig& model) {
+  return model.num_attention_heads * static_cast<double>(model.head_dim());
+}
+
+// Attention keeps norm, q, k, v and output; the feed-forward network its norm; the residual stream
+// is kept twice a layer.
+double BlockForward(const lm::TransformerConfig& model, const Sizes& s) {
+  const double columns = 4 * s.hidden + ProjectedColumns(model) + QueryColumns(model);
+  return s.element * s.tokens * columns + 4 * s.tokens * (model.num_attention_heads + 2);
+}
+
+double DenseForward(const MemoryShape& shape, const Sizes& s) {
+  const auto width = static_cast<double>(shape.model.dense_width());
+  return s.element * s.tokens * (s.gated + 1) * width;
+}
+
+double Workspace(const MemoryShape& shape, const Sizes& s) {
+  if (!shape.trained) return MoeForward(shape, s) + MoeBackward(s);
+  const lm::TransformerConfig& model = shape.model;
+  const int moe_layers = model.num_layers / model.moe_layer_freq;
+  const double kept = model.num_layers * BlockForward(model, s) +
+                      moe_layers * MoeForward(shape, s) +
+                      (model.num_layers - moe_layers) * DenseForward(shape, s);
+  const double residual = 2 * s.element * s.tokens * s.hidden;
+  const double attention =
+      s.element * s.tokens * (ProjectedColumns(model) + std::max(s.hidden, QueryColumns(model)));
+  const double logits = 4 * s.tokens * static_cast<double>(model.vocab_size);
+  return kept + residual + std::max({MoeBackward(s), attention, logits});
+}
+
+std::string Mib(double bytes) {
+  return absl::StrFormat("%.0f MiB", bytes / 0x1p20);
+}
+
+}  // namespace
+
+MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_total, int ranks) {
+  return {.model = config.model,
+          .parameters_total = parameters_total,
+          .tokens = config.micro_batch_size * config.sequence_length,
+          .dtype = config.dtype,
+          .numerics = config.numerics,
+          .expert_parallel_size = config.mesh.expert,
+          .zero = config.zero,
+          .ranks = ranks,
+          .saves = !config.checkpoints.folder.empty()};
+}
+
+std::string TooBig(const MemoryEstimate& estimate, int ranks, int64_t available_bytes,
+                   std::optional<double> max_mib) {
+  const double needed = estimate.total_bytes() * ranks;
+  const auto available = static_cast<double>(available_bytes);
+  std::string limit;
+  if (max_mib.has_value() && needed > *max_mib * 0x1p20) {
+    limit = absl::StrFormat("--max-memory %.15g MiB", *max_mib);
+  } else if (available_bytes > 0 && needed > available) {
+    limit = absl::StrCat("the ", Mib(available), " that are available");
+  } else {
+    return "";
+  }
+  return absl::StrCat("needs about ", Mib(needed), " for ", ranks, " ranks of this machine (",
+                      Mib(estimate.state_bytes), " of parameters, gradients and optimiser, ",
+                      Mib(estimate.workspace_bytes), " of activations each), expected at most ",
+                      limit);
+}
+
+MemoryEstimate EstimateMemory(const MemoryShape& shape) {
+  const Sizes s(shape);
+  double workspace = 1.5 * Workspace(shape, s);
+  // Tokens, their gradient, their outputs, and those of the first call: six times [T, H].
+  if (!shape.trained) workspace += 6 * s.element * s.tokens * s.hidden;
+  return {.state_bytes = StateBytes(shape, s), .workspace_bytes = workspace};
+}
+
+}  // namespace moe::sweep
