@@ -18,7 +18,7 @@ namespace moe::cli {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr char kFlag[] = "--checkpoint";
+constexpr char kCheckpointFlag[] = "--checkpoint";
 
 bool IsStep(const std::string& path) {
   std::error_code ignored;
@@ -114,7 +114,7 @@ absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& 
         "--checkpoint is missing, expected the folder of a checkpoint or of a run");
   }
   auto run = Open(settings.text("checkpoint"));
-  MOE_RETURN_IF_ERROR(InputError(kFlag, run.status()));
+  MOE_RETURN_IF_ERROR(InputError(kCheckpointFlag, run.status()));
   if (run->config.device != launch.device.kind) {
     run->config.device = launch.device.kind;
     run->config.grouped_gemm = GroupedGemmKernel::kAuto;

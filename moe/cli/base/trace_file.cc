@@ -11,7 +11,7 @@ namespace moe::cli {
 namespace {
 
 constexpr char kName[] = "trace";
-constexpr char kFlag[] = "--trace";
+constexpr char kTraceFlag[] = "--trace";
 
 }  // namespace
 
@@ -24,22 +24,22 @@ void AddTraceSetting(const char* what, Table& table) {
 }
 
 absl::Status CheckTraceWritable(const Settings& settings) {
-  return settings.empty(kName) ? absl::OkStatus() : CheckWritable(kFlag, settings.text(kName));
+  return settings.empty(kName) ? absl::OkStatus() : CheckWritable(kTraceFlag, settings.text(kName));
 }
 
 absl::Status TraceFile::Append(absl::string_view text) {
   if (!file_.has_value()) {
     auto file = WholeFile::Create(path_, deadline_ / 2);
-    MOE_RETURN_IF_ERROR(WriteError(kFlag, path_, file.status()));
+    MOE_RETURN_IF_ERROR(WriteError(kTraceFlag, path_, file.status()));
     file_ = *std::move(file);
   }
-  const absl::Status status = WriteError(kFlag, path_, file_->Append(text));
+  const absl::Status status = WriteError(kTraceFlag, path_, file_->Append(text));
   if (!status.ok()) file_.reset();  // an error may end the process without destructors
   return status;
 }
 
 absl::Status TraceFile::Commit() {
-  const absl::Status status = WriteError(kFlag, path_, file_->Commit());
+  const absl::Status status = WriteError(kTraceFlag, path_, file_->Commit());
   file_.reset();
   return status;
 }
