@@ -108,6 +108,10 @@ struct LayerRank {
   std::unique_ptr<GradientReducer> reducer;  // its step has begun
   std::vector<DeviceRows> x, y, dx;          // of each call
 
+  // What is enqueued still uses the rows.
+  ~LayerRank() {
+    if (session != nullptr) context().compute->Synchronize().IgnoreError();
+  }
   const Context& context() const { return session->context(); }
 
   // Experts are spread over `world`, and ranks take devices of `kind` in turn.

@@ -47,7 +47,7 @@ absl::Status MakeFolder(const std::string& folder, std::vector<std::string>& mad
 }
 
 // Of a line of metrics, from 1.
-std::optional<int64_t> StepOf(const Json& line) {
+std::optional<int64_t> StepOfLine(const Json& line) {
   const auto at = line.is_object() ? line.find("step") : line.end();
   if (at == line.end() || !at->is_number_unsigned()) return std::nullopt;
   const auto step = at->get<int64_t>();  // negative for what is above every int64
@@ -195,7 +195,7 @@ absl::StatusOr<MetricsFile::EarlierLines> MetricsFile::LinesBefore(int64_t step)
     ++number;
     if (line.empty()) continue;
     const Json object = Json::parse(line.begin(), line.end(), nullptr, false);
-    if (const std::optional<int64_t> of = StepOf(object)) {
+    if (const std::optional<int64_t> of = StepOfLine(object)) {
       if (*of >= step) continue;  // the run comes by it again
       doubled += steps.insert_or_assign(*of, line).second ? 0 : 1;
     } else if (object.is_object() && object.contains("schema")) {
