@@ -25,6 +25,7 @@
 #include "kernels/base/storage_type.h"
 #include "kernels/base/tree_cut.h"
 #include "kernels/grouped_gemm/simd_targets.h"
+#include "moe/cli/base/choices.h"
 
 namespace moe::measure {
 namespace {
@@ -99,13 +100,13 @@ absl::Status Expected(const char* flag, absl::string_view is, absl::string_view 
 
 // Sets what flags name.
 absl::Status CompleteShape(const Options& options, KernelShape& shape) {
-  constexpr std::pair<const char*, DType> kTypes[] = {
-      {"f32", DType::kFloat32}, {"bf16", DType::kBFloat16}, {"f16", DType::kFloat16}};
-  const auto* const type = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& one) {
-    return options.dtype == one.first;
-  });
-  if (type == std::end(kTypes)) return Expected("--dtype", options.dtype, "f32, bf16 or f16");
-  shape.dtype = type->second;
+  const auto* const type =
+      std::find_if(std::begin(cli::kComputeTypes), std::end(cli::kComputeTypes),
+                   [&](const auto& one) { return options.dtype == one.word; });
+  if (type == std::end(cli::kComputeTypes)) {
+    return Expected("--dtype", options.dtype, "f32, bf16 or f16");
+  }
+  shape.dtype = type->value;
   MOE_ASSIGN_OR_RETURN(shape.routing, ParseRouting(options.routing));
   using Kind = RoutingSpec::Kind;
   if (const Kind kind = shape.routing.kind;

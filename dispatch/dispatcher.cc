@@ -3,6 +3,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "dispatch/exchange_rows.h"
+#include "kernels/base/divisors.h"
 #include "kernels/base/log.h"
 #include "kernels/base/run_op.h"
 #include "kernels/base/status_macros.h"
@@ -12,12 +13,7 @@ namespace {
 
 // The divisors of `size` next to `wanted`: "2 or 4", or one of them.
 std::string NearestDivisors(int wanted, int size) {
-  int below = 0, above = 0;
-  for (int d = 1; d <= size; ++d) {
-    if (size % d != 0) continue;
-    if (d < wanted) below = d;
-    if (d > wanted && above == 0) above = d;
-  }
+  const auto [below, above] = DivisorsNextTo(wanted, size);
   if (below == 0) return absl::StrCat(above);
   return above == 0 ? absl::StrCat(below) : absl::StrCat(below, " or ", above);
 }

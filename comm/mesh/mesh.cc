@@ -30,7 +30,7 @@ absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(std::unique_ptr<Communicator>
                                                    const MeshShape& shape) {
   const int rank = world->rank(), ranks = world->size();
   MOE_RETURN_IF_ERROR(CheckMeshShape(shape, ranks));
-  std::unique_ptr<Mesh> mesh(new Mesh(shape));
+  std::unique_ptr<Mesh> mesh(new Mesh);
   for (int g = 0; g < static_cast<int>(MeshGroup::kCount); ++g) {
     const auto group = static_cast<MeshGroup>(g);
     mesh->positions_[group] = PositionIn(shape, group, ranks, rank);

@@ -17,7 +17,6 @@ namespace moe {
 // its own.
 enum class MeshLane : uint8_t {
   kForward,    // on the compute and exchange streams
-  kBackward,   // of a backward that runs beside a forward
   kGradients,  // on the gradients' stream
   kCount
 };
@@ -36,7 +35,6 @@ class Mesh {
   // Of this rank, for every group, also one without communicators.
   int index(MeshGroup group) const { return positions_[group].index; }
   int size(MeshGroup group) const { return positions_[group].size; }
-  const MeshShape& shape() const { return shape_; }
 
   // The first of {kWorld, kStage, kData}, or of {kExpertBlock, kExpert}, that has the ranks of
   // `group`; any other group is itself.
@@ -48,9 +46,8 @@ class Mesh {
   void Abort(absl::Status reason);
 
  private:
-  explicit Mesh(const MeshShape& shape) : shape_(shape) {}
+  Mesh() = default;
 
-  MeshShape shape_;
   GroupMap<MeshPosition> positions_;
   GroupMap<std::unique_ptr<Communicator>> groups_[static_cast<size_t>(MeshLane::kCount)];
 };

@@ -5,6 +5,8 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include "kernels/base/divisors.h"
+
 namespace moe {
 namespace {
 
@@ -67,14 +69,11 @@ std::string ProblemOf(const MeshShape& shape, int ranks) {
 
 // The divisor of `whole` whose ratio to `size` is nearest to 1; the smaller of two.
 int NearestDivisor(int size, int whole) {
-  int nearest = 1;
-  for (int divisor = 2; divisor <= whole && size > nearest; ++divisor) {
-    if (whole % divisor != 0) continue;
-    const bool nearer = int64_t{divisor} * nearest < int64_t{size} * size;
-    if (divisor > size && !nearer) break;
-    nearest = divisor;
-  }
-  return nearest;
+  if (size >= 1 && whole % size == 0) return size;
+  const auto [below, above] = DivisorsNextTo(size, whole);
+  if (below == 0) return above;
+  const bool above_is_nearer = above > 0 && int64_t{above} * below < int64_t{size} * size;
+  return above_is_nearer ? above : below;
 }
 
 // Axis by axis, so that those before the one that does not fit stay.

@@ -1,0 +1,24 @@
+// The divisors of a number that stand next to one that is none.
+#ifndef MOE_KERNELS_BASE_DIVISORS_H_
+#define MOE_KERNELS_BASE_DIVISORS_H_
+
+namespace moe {
+
+struct NextDivisors {
+  int below = 0, above = 0;  // 0: there is none
+};
+
+// The largest divisor of `whole` below `number` and the smallest above it. O(whole).
+inline NextDivisors DivisorsNextTo(int number, int whole) {
+  NextDivisors next;
+  for (int divisor = 1; divisor <= whole && next.above == 0; ++divisor) {
+    if (whole % divisor != 0) continue;
+    if (divisor < number) next.below = divisor;
+    if (divisor > number) next.above = divisor;
+  }
+  return next;
+}
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_BASE_DIVISORS_H_
