@@ -11,8 +11,8 @@
 #include <absl/status/statusor.h>
 
 #include "comm/communicator.h"
+#include "moe/cli/verify/axes.h"
 #include "moe/cli/verify/faults.h"
-#include "moe/cli/verify/layout.h"
 #include "moe/cli/verify/problem.h"
 #include "moe/run/context.h"
 
@@ -25,12 +25,18 @@ struct LayerResult {
   int64_t torn_replicas = 0;
 };
 
+struct LayerRunOptions {
+  Layout layout;
+  Numerics numerics = Numerics::kLayoutInvariant;
+  Fault fault = Fault::kNone;
+  DeviceKind device = DeviceKind::kCpu;
+};
+
 // Forward and backward of every micro-batch, gradients summed by GradientReducer, as a trainer
 // does. Rank r of R takes micro-batches [M r / R, M (r + 1) / R), one a round; every rank runs
 // ceil(M / R) rounds. On CUDA it computes on device r modulo their number. Collective over `world`;
 // rank 0's result is whole, the others' empty.
-absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layout,
-                                     Numerics numerics, Fault fault, DeviceKind kind,
+absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const LayerRunOptions& options,
                                      std::unique_ptr<Communicator> world);
 
 // Floats between a and b: 0 for equal values (also -0 and 0), 1 for neighbours; INT64_MAX if one of

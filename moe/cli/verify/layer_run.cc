@@ -279,13 +279,14 @@ class RankRun {
 
 }  // namespace
 
-absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layout,
-                                     Numerics numerics, Fault fault, DeviceKind kind,
+absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const LayerRunOptions& options,
                                      std::unique_ptr<Communicator> world) {
+  const Layout& layout = options.layout;
+  const Fault fault = options.fault;
   MOE_ASSIGN_OR_RETURN(MoeLayerConfig config, WithFault(problem.spec.layer, fault));
   config.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size()};
   config.overlap_degree = layout.overlap;
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(kind, *world));
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(options.device, *world));
   // These faults give a rank one round in a step, whatever it runs in it.
   const bool one_round = fault == Fault::kRankLocalBalance || fault == Fault::kShuffledFloatSum;
   const auto micro_batches =
@@ -293,7 +294,7 @@ absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layou
   MOE_ASSIGN_OR_RETURN(const auto trainer,
                        Trainer::Create({.session = {.device = device,
                                                     .mesh = {.expert = layout.expert_parallel},
-                                                    .numerics = numerics,
+                                                    .numerics = options.numerics,
                                                     .overlap_exchange = layout.overlap > 1},
                                         .dtype = problem.spec.dtype,
                                         .micro_batches = micro_batches,

@@ -18,6 +18,18 @@ absl::Status InCase(const Case& what, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(Describe(what.layout), ": ", status.message()));
 }
 
+// What is verified: the case's problem in its layout, on the ranks of `world`. Collective; rank 0's
+// result is whole.
+absl::StatusOr<LayerResult> RunSubject(const VerifyPlan& plan, const Case& what,
+                                       std::unique_ptr<Communicator> world) {
+  return RunLayer(plan.problems[what.problem],
+                  {.layout = what.layout,
+                   .numerics = what.numerics,
+                   .fault = plan.fault,
+                   .device = plan.device},
+                  std::move(world));
+}
+
 absl::StatusOr<LayerResult> RunOnThreads(const VerifyPlan& plan, const Case& what) {
   const Backend backend = what.layout.transport;
   LayerResult result;
@@ -28,9 +40,7 @@ absl::StatusOr<LayerResult> RunOnThreads(const VerifyPlan& plan, const Case& wha
   };
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
-    MOE_ASSIGN_OR_RETURN(LayerResult mine,
-                         RunLayer(plan.problems[what.problem], what.layout, what.numerics,
-                                  plan.fault, plan.device, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(LayerResult mine, RunSubject(plan, what, std::move(world)));
     if (first) result = std::move(mine);
     return absl::OkStatus();
   };
@@ -100,9 +110,7 @@ class Run {
     MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> ranks,
                          world_->Split(runs ? 0 : -1, world_->rank()));
     if (!runs) return LayerResult();
-    absl::StatusOr<LayerResult> result =
-        RunLayer(plan_.problems[what.problem], what.layout, what.numerics, plan_.fault,
-                 plan_.device, std::move(ranks));
+    absl::StatusOr<LayerResult> result = RunSubject(plan_, what, std::move(ranks));
     if (!result.ok()) return InCase(what, result.status());
     return result;
   }

@@ -10,9 +10,9 @@
 #include <absl/status/statusor.h>
 
 #include "comm/create.h"
+#include "moe/cli/verify/axes.h"
 #include "moe/cli/verify/compare.h"
 #include "moe/cli/verify/faults.h"
-#include "moe/cli/verify/layout.h"
 #include "moe/cli/verify/problem.h"
 #include "moe/run/context.h"
 

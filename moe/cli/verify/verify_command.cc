@@ -32,18 +32,8 @@ using verify::TensorReport;
 
 constexpr char kTableRow[] = "{:<13} {:<50} {:<16} {:<11} {:<28} {:>10} {:>9} {:>9}  {:<34} {}\n";
 
-std::string CapacityText(const std::optional<double>& capacity) {
-  return capacity.has_value() ? absl::StrCat(*capacity) : "none";
-}
-
 const char* AgainstText(Against against) {
   return against == Against::kReference ? "float64" : "one rank";
-}
-
-std::string LayoutText(const verify::Layout& l) {
-  return fmt::format("{} ep {} {} {} overlap {} cf {}", Counted(l.ranks, "rank"), l.expert_parallel,
-                     moe::NameOf(l.transport), NameOf(l.dispatch, kDispatches), l.overlap,
-                     CapacityText(l.capacity));
 }
 
 std::string FirstText(const TensorReport& t) {
@@ -74,7 +64,6 @@ TensorReport Merged(const std::vector<TensorReport>& tensors) {
 // The machine-readable forms have a row for every tensor of every case.
 measure::Fields FieldsOf(const CaseReport& report, const TensorReport& t,
                          const std::string& router) {
-  const verify::Layout& l = report.what.layout;
   const auto if_differs = [&](Cell cell) {
     return t.differing == 0 ? Cell() : std::move(cell);
   };
@@ -82,32 +71,31 @@ measure::Fields FieldsOf(const CaseReport& report, const TensorReport& t,
     return index < 0 ? Cell() : Cell(index);
   };
   const char* const verdict = !report.skipped.empty() ? "skipped" : t.ok() ? "ok" : "FAILED";
-  return {{"router", router},
-          {"ranks", int64_t{l.ranks}},
-          {"ep", int64_t{l.expert_parallel}},
-          {"transport", moe::NameOf(l.transport)},
-          {"dispatch", NameOf(l.dispatch, kDispatches)},
-          {"overlap", int64_t{l.overlap}},
-          {"capacity", l.capacity.has_value() ? Cell(*l.capacity) : Cell()},
-          {"numerics", NameOf(report.what.numerics, kNumericsModes)},
-          {"against", AgainstText(report.against)},
-          {"tensor", t.tensor},
-          {"measure", NameOf(t.measure)},
-          {"elements", t.elements},
-          {"differing", t.differing},
-          {"wrong", t.wrong},
-          {"max_ulp", t.max_ulp},
-          {"max_relative_error", t.max_relative_error},
-          {"max_of_bound", t.max_of_bound},
-          {"first", if_differs(Describe(t.first))},
-          {"token", if_known(t.first.token)},
-          {"column", if_known(t.first.column)},
-          {"expert", if_known(t.first.expert)},
-          {"got", if_differs(t.got)},
-          {"expected", if_differs(t.expected)},
-          {"allowed", if_differs(t.allowed)},
-          {"verdict", verdict},
-          {"reason", report.skipped}};
+  measure::Fields fields = {{"router", router}};
+  for (const verify::Axis& axis : verify::Axes()) {
+    fields.emplace_back(axis.name, axis.cell(report.what.layout));
+  }
+  measure::Fields rest = {{"numerics", NameOf(report.what.numerics, kNumericsModes)},
+                          {"against", AgainstText(report.against)},
+                          {"tensor", t.tensor},
+                          {"measure", NameOf(t.measure)},
+                          {"elements", t.elements},
+                          {"differing", t.differing},
+                          {"wrong", t.wrong},
+                          {"max_ulp", t.max_ulp},
+                          {"max_relative_error", t.max_relative_error},
+                          {"max_of_bound", t.max_of_bound},
+                          {"first", if_differs(Describe(t.first))},
+                          {"token", if_known(t.first.token)},
+                          {"column", if_known(t.first.column)},
+                          {"expert", if_known(t.first.expert)},
+                          {"got", if_differs(t.got)},
+                          {"expected", if_differs(t.expected)},
+                          {"allowed", if_differs(t.allowed)},
+                          {"verdict", verdict},
+                          {"reason", report.skipped}};
+  fields.insert(fields.end(), rest.begin(), rest.end());
+  return fields;
 }
 
 // The rows of one case: its tensors, replicas that differ, or why it was skipped.
@@ -126,9 +114,9 @@ std::string GateText(const verify::Problem& problem) {
   const RouterConfig& r = layer.router;
   std::string text = fmt::format(
       "{:<13} E={} K={} H={} F={} cf={} {}, {} tokens in {} micro-batches, data seed {}\n", r.gate,
-      r.num_experts, r.top_k, r.hidden_size, layer.ffn_hidden_size, CapacityText(r.capacity_factor),
-      moe::NameOf(problem.spec.dtype), problem.tokens(), problem.spec.micro_batch_tokens.size(),
-      problem.data_seed);
+      r.num_experts, r.top_k, r.hidden_size, layer.ffn_hidden_size,
+      verify::CapacityText(r.capacity_factor), moe::NameOf(problem.spec.dtype), problem.tokens(),
+      problem.spec.micro_batch_tokens.size(), problem.data_seed);
   if (!problem.redrawn.empty()) {
     text += fmt::format("{:<13} drawn again: {}\n", "", problem.redrawn);
   }
@@ -168,7 +156,7 @@ class VerifyWriter {
  private:
   std::string TableRows(const CaseReport& report) const {
     const std::string& router = options_.problems[report.what.problem].layer.router.gate;
-    const std::string layout = LayoutText(report.what.layout);
+    const std::string layout = Describe(report.what.layout);
     const auto row = [&](const TensorReport& t, const std::string& verdict) {
       return fmt::format(kTableRow, router, layout, NameOf(report.what.numerics, kNumericsModes),
                          AgainstText(report.against), t.tensor, t.max_ulp,

@@ -1,10 +1,8 @@
 #include "moe/cli/verify/verify_options.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
@@ -22,92 +20,46 @@
 namespace moe::cli {
 namespace {
 
-using Texts = std::vector<std::string>;
+using verify::Axis;
 
-bool Has(const auto& values, const auto& value) {
+bool Has(const std::vector<std::string>& values, absl::string_view value) {
   return std::find(values.begin(), values.end(), value) != values.end();
 }
 
-// --layouts: which values every axis of a layout takes.
-struct LayoutRequest {
-  verify::LayoutAxes axes;
-  Texts named;  // axes whose values were asked for
-
-  bool names(const char* axis) const { return Has(named, std::string(axis)); }
-};
-
-// More threads or processes than this on one machine measure nothing.
-constexpr int kMostRanks = 64;
-
-absl::Status Wrong(const std::string& axis, const std::string& value, const std::string& expected) {
+absl::Status Wrong(absl::string_view axis, absl::string_view value, absl::string_view expected) {
   return absl::InvalidArgumentError(
       absl::StrCat("--layouts: ", axis, " is '", value, "', expected ", expected));
 }
 
-absl::StatusOr<std::vector<int>> Integers(const std::string& axis, const Texts& texts, int most) {
-  std::vector<int> values;
-  for (const std::string& text : texts) {
-    int value = 0;
-    if (!absl::SimpleAtoi(text, &value) || value < 1 || value > most) {
-      return Wrong(axis, text, absl::StrCat("a whole number from 1 to ", most));
-    }
-    values.push_back(value);
+// One word of --layouts: "dispatch=staged,direct".
+absl::Status NameValues(absl::string_view word, std::vector<Axis>& axes) {
+  const std::pair<std::string, std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
+  const auto& [name, values] = parts;
+  if (values.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--layouts: '", word, "' has no values, expected axis=value,value such as ranks=1,2"));
   }
-  return values;
-}
-
-// The values that `texts` name.
-template <typename Value, size_t N>
-absl::StatusOr<std::vector<Value>> Named(const std::string& axis, const Texts& texts,
-                                         const Choice<Value> (&choices)[N]) {
-  const Texts names = WordsOf(choices);
-  std::vector<Value> values;
-  for (const std::string& text : texts) {
-    if (!Has(names, text)) {
-      return Wrong(
-          axis, text,
-          absl::StrCat("one of ", absl::StrJoin(names, ", "), DidYouMean(text, names, "", "")));
-    }
-    values.push_back(ValueOf(text, choices));
-  }
-  return values;
-}
-
-absl::Status SetCapacity(const Texts& texts, verify::LayoutAxes& axes) {
-  axes.capacity.clear();
-  for (const std::string& text : texts) {
-    double value = 0;
-    if (text == "none") {
-      axes.capacity.push_back(std::nullopt);
-    } else if (absl::SimpleAtod(text, &value) && std::isfinite(value) && value > 0) {
-      axes.capacity.push_back(value);
-    } else {
-      return Wrong("capacity", text, "none or a number above 0");
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SetAxis(const std::string& name, const Texts& values, verify::LayoutAxes& axes) {
-  if (name == "ranks") {
-    MOE_ASSIGN_OR_RETURN(axes.ranks, Integers(name, values, kMostRanks));
-  } else if (name == "ep") {
-    axes.expert_parallel.clear();
-    if (values == Texts{"all"}) return absl::OkStatus();
-    MOE_ASSIGN_OR_RETURN(axes.expert_parallel, Integers(name, values, kMostRanks));
-  } else if (name == "transport") {
-    MOE_ASSIGN_OR_RETURN(axes.transport, Named(name, values, kBackends));
-  } else if (name == "dispatch") {
-    MOE_ASSIGN_OR_RETURN(axes.dispatch, Named(name, values, kDispatches));
-  } else if (name == "overlap") {
-    MOE_ASSIGN_OR_RETURN(axes.overlap, Integers(name, values, 1024));
-  } else if (name == "capacity") {
-    return SetCapacity(values, axes);
-  } else {
-    const Texts names = {"ranks", "ep", "transport", "dispatch", "overlap", "capacity"};
+  std::vector<std::string> names;
+  for (const Axis& axis : axes) names.emplace_back(axis.name);
+  if (!Has(names, name)) {
     return absl::InvalidArgumentError(absl::StrCat("--layouts: unknown axis '", name,
                                                    "', expected ", absl::StrJoin(names, ", "),
                                                    DidYouMean(name, names, "", "")));
+  }
+  Axis& axis = Find(axes, name);
+  if (axis.named) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--layouts: ", name, " is given twice, expected once"));
+  }
+  axis.named = true;
+  if (name == "ep" && values == "all") return absl::OkStatus();  // the default
+  axis.values = absl::StrSplit(values, ',');
+  for (const std::string& value : axis.values) {
+    verify::Layout layout;
+    const absl::Status status = axis.apply(value, layout);
+    if (status.ok()) continue;
+    return Wrong(name, value,
+                 absl::StrCat(status.message(), DidYouMean(value, axis.words, "", "")));
   }
   return absl::OkStatus();
 }
@@ -115,28 +67,15 @@ absl::Status SetAxis(const std::string& name, const Texts& values, verify::Layou
 // "ranks=1,2,4 ep=all transport=local,mpi dispatch=staged,direct overlap=1,4 capacity=none,1.0":
 // any of the axes, in any order, separated by spaces; the others keep their defaults.
 // kInvalidArgument names what is wrong and the nearest valid choice.
-absl::StatusOr<LayoutRequest> ParseLayouts(const std::string& text) {
-  LayoutRequest request;
+absl::StatusOr<std::vector<Axis>> ParseLayouts(absl::string_view text) {
+  std::vector<Axis> axes = verify::Axes();
   for (const absl::string_view word : absl::StrSplit(text, ' ', absl::SkipWhitespace())) {
-    const std::pair<std::string, std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
-    if (parts.second.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--layouts: '", word, "' has no values, expected axis=value,value such as ranks=1,2"));
-    }
-    if (Has(request.named, parts.first)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--layouts: ", parts.first, " is given twice, expected once"));
-    }
-    request.named.push_back(parts.first);
-    MOE_RETURN_IF_ERROR(SetAxis(parts.first, absl::StrSplit(parts.second, ','), request.axes));
+    MOE_RETURN_IF_ERROR(NameValues(word, axes));
   }
-  if (verify::AllLayouts(request.axes).empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--layouts: no ep of ", absl::StrJoin(request.axes.expert_parallel, ","),
-                     " divides any of ranks ", absl::StrJoin(request.axes.ranks, ","),
-                     ", expected ep=all or a divisor"));
-  }
-  return request;
+  if (!verify::AllLayouts(axes).empty()) return axes;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--layouts: no ep of ", absl::StrJoin(Find(axes, "ep").values, ","), " divides any of ranks ",
+      absl::StrJoin(Find(axes, "ranks").values, ","), ", expected ep=all or a divisor"));
 }
 
 struct Preset {
@@ -264,37 +203,32 @@ std::vector<Numerics> NumericsOf(const Settings& settings) {
 }
 
 // --capacity-factor is one more way to name the axis.
-absl::Status SetCapacityAxis(const Settings& settings, LayoutRequest& request) {
+absl::Status SetCapacityAxis(const Settings& settings, Axis& capacity) {
   if (!settings.given("moe-expert-capacity-factor")) return absl::OkStatus();
-  if (request.names("capacity")) {
+  if (capacity.named) {
     return WrongValue(settings, "moe-expert-capacity-factor",
                       "no such flag beside capacity=... of --layouts");
   }
-  request.axes.capacity = {std::nullopt};
-  if (!settings.is("moe-expert-capacity-factor", "none")) {
-    request.axes.capacity = {settings.real("moe-expert-capacity-factor")};
-  }
+  capacity.values = {settings.text("moe-expert-capacity-factor")};
   return absl::OkStatus();
 }
 
 // --backend is one more way to name the axis. Processes of a launcher have one transport.
-absl::Status SetTransportAxis(const Settings& settings, const Launch& launch,
-                              LayoutRequest& request) {
-  std::vector<Backend>& transports = request.axes.transport;
-  if (!settings.is("backend", "auto") && request.names("transport")) {
+absl::Status SetTransportAxis(const Settings& settings, const Launch& launch, Axis& transport) {
+  const std::string of_launch = moe::NameOf(launch.plan.backend);
+  if (!settings.is("backend", "auto") && transport.named) {
     return WrongValue(settings, "backend", "no such flag beside transport=... of --layouts");
   }
-  if (!request.names("transport")) transports = {launch.plan.backend};
-  for (const Backend transport : transports) {
-    if (launch.plan.processes() && transport != launch.plan.backend) {
-      return Wrong("transport", moe::NameOf(transport),
-                   absl::StrCat(moe::NameOf(launch.plan.backend), ", that of the launch"));
+  if (!transport.named) transport.values = {of_launch};
+  for (const std::string& name : transport.values) {
+    if (launch.plan.processes() && name != of_launch) {
+      return Wrong("transport", name, absl::StrCat(of_launch, ", that of the launch"));
     }
-    if (!launch.plan.processes() && transport == Backend::kMpi) {
-      return Wrong("transport", "mpi", "local or nccl, unless mpirun -n R starts moe verify");
+    if (!launch.plan.processes() && name == "mpi") {
+      return Wrong("transport", name, "local or nccl, unless mpirun -n R starts moe verify");
     }
   }
-  if (!Has(transports, Backend::kNccl)) return absl::OkStatus();
+  if (!Has(transport.values, "nccl")) return absl::OkStatus();
   if (launch.device.kind != DeviceKind::kCuda) {
     return absl::InvalidArgumentError(
         "--device is cpu, expected cuda beside transport nccl, whose ranks compute on GPUs");
@@ -303,42 +237,53 @@ absl::Status SetTransportAxis(const Settings& settings, const Launch& launch,
 }
 
 // Processes run layouts of as many ranks and of fewer.
-absl::Status SetRanksAxis(const Launch& launch, LayoutRequest& request) {
+absl::Status SetRanksAxis(const Launch& launch, Axis& ranks) {
   if (!launch.plan.processes()) return absl::OkStatus();
   const int most = launch.world.ranks;
-  std::vector<int>& ranks = request.axes.ranks;
-  const auto is_more = [&](int count) {
-    return count > most;
+  const auto is_more = [&](const std::string& value) {
+    verify::Layout layout;
+    ranks.apply(value, layout).IgnoreError();
+    return layout.ranks > most;
   };
-  if (!request.names("ranks")) {
-    std::erase_if(ranks, is_more);
-    if (!Has(ranks, most)) ranks.push_back(most);
+  if (!ranks.named) {
+    std::erase_if(ranks.values, is_more);
+    if (!Has(ranks.values, absl::StrCat(most))) ranks.values.push_back(absl::StrCat(most));
   }
-  const auto more = std::find_if(ranks.begin(), ranks.end(), is_more);
-  if (more == ranks.end()) return absl::OkStatus();
-  return Wrong("ranks", absl::StrCat(*more),
-               absl::StrCat("at most the ", most, " that the launcher started"));
+  const auto more = std::find_if(ranks.values.begin(), ranks.values.end(), is_more);
+  if (more == ranks.values.end()) return absl::OkStatus();
+  return Wrong("ranks", *more, absl::StrCat("at most the ", most, " that the launcher started"));
+}
+
+// The values of --layouts, of the flags that name an axis, and of the launch.
+absl::StatusOr<std::vector<Axis>> AxesOf(const Settings& settings, const Launch& launch) {
+  MOE_ASSIGN_OR_RETURN(std::vector<Axis> axes, ParseLayouts(settings.text("layouts")));
+  MOE_RETURN_IF_ERROR(SetTransportAxis(settings, launch, Find(axes, "transport")));
+  MOE_RETURN_IF_ERROR(SetRanksAxis(launch, Find(axes, "ranks")));
+  Axis& dispatch = Find(axes, "dispatch");
+  if (launch.device.kind == DeviceKind::kCuda && !dispatch.named) {
+    dispatch.values = {"staged", "direct"};
+  }
+  MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, Find(axes, "capacity")));
+  return axes;
 }
 
 // One gate: a problem per capacity, and the layouts of each.
-absl::Status AddGate(const Settings& settings, const LayoutRequest& request,
-                     VerifyOptions& options) {
+absl::Status AddGate(const Settings& settings, const Axis& capacity,
+                     const std::vector<verify::Layout>& layouts, VerifyOptions& options) {
   MOE_ASSIGN_OR_RETURN(verify::ProblemSpec spec, SpecOf(settings));
   const size_t first = options.problems.size();
-  for (const auto& capacity : request.axes.capacity) {
-    spec.layer.router.capacity_factor = capacity;
+  for (const std::string& value : capacity.values) {
+    verify::Layout layout;
+    capacity.apply(value, layout).IgnoreError();
+    spec.layer.router.capacity_factor = layout.capacity;
     MOE_RETURN_IF_ERROR(verify::CheckFault(spec.layer, options.fault));
     options.problems.push_back(spec);
   }
-  const std::vector<verify::Layout> layouts = settings.on("full")
-                                                  ? verify::AllLayouts(request.axes)
-                                                  : verify::PairwiseLayouts(request.axes);
   for (const Numerics numerics : NumericsOf(settings)) {
     for (const verify::Layout& layout : layouts) {
-      const auto at =
-          std::find(request.axes.capacity.begin(), request.axes.capacity.end(), layout.capacity);
-      const auto index = static_cast<size_t>(at - request.axes.capacity.begin());
-      options.cases.push_back({first + index, numerics, layout});
+      size_t problem = first;
+      while (options.problems[problem].layer.router.capacity_factor != layout.capacity) ++problem;
+      options.cases.push_back({problem, numerics, layout});
     }
   }
   return absl::OkStatus();
@@ -379,19 +324,14 @@ absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings, const 
   verify::ProblemSpec of_no_gate;
   MOE_RETURN_IF_ERROR(Fill(settings, VerifySettings(options, of_no_gate)));
   MOE_ASSIGN_OR_RETURN(options.fault, FaultOf(settings));
-  LayoutRequest request;
-  if (!settings.empty("layouts")) {
-    MOE_ASSIGN_OR_RETURN(request, ParseLayouts(settings.text("layouts")));
-  }
   options.device = launch.device.kind;
-  MOE_RETURN_IF_ERROR(SetTransportAxis(settings, launch, request));
-  MOE_RETURN_IF_ERROR(SetRanksAxis(launch, request));
-  if (options.device == DeviceKind::kCuda && !request.names("dispatch")) {
-    request.axes.dispatch = {DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect};
-  }
-  MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, request));
+  MOE_ASSIGN_OR_RETURN(std::vector<Axis> axes, AxesOf(settings, launch));
+  const std::vector<verify::Layout> layouts =
+      settings.on("full") ? verify::AllLayouts(axes) : verify::PairwiseLayouts(axes);
   MOE_ASSIGN_OR_RETURN(const std::vector<Settings> gates, GatesOf(settings, options.fault));
-  for (const Settings& gate : gates) MOE_RETURN_IF_ERROR(AddGate(gate, request, options));
+  for (const Settings& gate : gates) {
+    MOE_RETURN_IF_ERROR(AddGate(gate, Find(axes, "capacity"), layouts, options));
+  }
   MOE_RETURN_IF_ERROR(CheckSize(options.problems));
   return options;
 }

@@ -48,9 +48,11 @@ LayerResult RunIn(const Layout& layout, const Problem& problem, Numerics numeric
   ::moe::testing::RunLocalRanks(
       layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
         const bool first = world->rank() == 0;
-        MOE_ASSIGN_OR_RETURN(LayerResult mine,
-                             RunLayer(problem, layout, numerics, Fault::kNone,
-                                      ::moe::testing::LayerDevice(), std::move(world)));
+        MOE_ASSIGN_OR_RETURN(LayerResult mine, RunLayer(problem,
+                                                        {.layout = layout,
+                                                         .numerics = numerics,
+                                                         .device = ::moe::testing::LayerDevice()},
+                                                        std::move(world)));
         if (first) result = std::move(mine);
         return absl::OkStatus();
       });

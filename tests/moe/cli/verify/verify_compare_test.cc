@@ -2,13 +2,14 @@
 #include <cmath>
 #include <limits>
 #include <set>
-#include <tuple>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "moe/cli/verify/axes.h"
 #include "moe/cli/verify/compare.h"
-#include "moe/cli/verify/layout.h"
 
 namespace moe::verify {
 namespace {
@@ -88,39 +89,44 @@ TEST(CompareTest, NanIsWrong) {
   EXPECT_FALSE(CompareResults(problem, got, Expected(), Measure::kTwiceBound)[0].ok());
 }
 
-using Pair = std::tuple<int, int64_t, int, int64_t>;
-
-std::set<Pair> PairsOf(const std::vector<Layout>& layouts) {
-  std::set<Pair> pairs;
-  for (const Layout& l : layouts) {
-    const int64_t values[] = {l.ranks,
-                              l.expert_parallel,
-                              static_cast<int64_t>(l.transport),
-                              static_cast<int64_t>(l.dispatch),
-                              l.overlap,
-                              l.capacity.has_value() ? 1 : 0};
-    for (int a = 0; a < 6; ++a) {
-      for (int b = a + 1; b < 6; ++b) pairs.emplace(a, values[a], b, values[b]);
+// Every two values of two axes that meet in a layout, as tables show them.
+std::set<std::pair<std::string, std::string>> PairsOf(const std::vector<Layout>& layouts) {
+  std::set<std::pair<std::string, std::string>> pairs;
+  const std::vector<Axis> axes = Axes();
+  for (const Layout& layout : layouts) {
+    for (size_t a = 0; a < axes.size(); ++a) {
+      for (size_t b = 0; b < a; ++b) pairs.emplace(axes[a].text(layout), axes[b].text(layout));
     }
   }
   return pairs;
 }
 
-TEST(LayoutTest, AllAreTheCombinationsInWhichEpDividesTheRanks) {
+TEST(AxesTest, AllLayoutsAreTheCombinationsInWhichEpDividesTheRanks) {
   // Ranks 1, 2, 3, 4, 8 have 1 + 2 + 2 + 3 + 4 divisors; times 3 * 2 * 2.
-  EXPECT_EQ(AllLayouts({}).size(), 12u * 12u);
-  EXPECT_EQ(AllLayouts({.ranks = {3}, .expert_parallel = {2}}).size(), 0u);
+  std::vector<Axis> axes = Axes();
+  EXPECT_EQ(AllLayouts(axes).size(), 12u * 12u);
+  Find(axes, "ranks").values = {"3"};
+  Find(axes, "ep").values = {"2"};
+  EXPECT_TRUE(AllLayouts(axes).empty());
 }
 
-TEST(LayoutTest, PairwiseCoverMeetsEveryPairWithFewLayouts) {
-  const std::vector<Layout> cover = PairwiseLayouts({});
-  EXPECT_EQ(PairsOf(cover), PairsOf(AllLayouts({})));
+TEST(AxesTest, PairwiseCoverMeetsEveryPairWithFewLayouts) {
+  const std::vector<Layout> cover = PairwiseLayouts(Axes());
+  EXPECT_EQ(PairsOf(cover), PairsOf(AllLayouts(Axes())));
   // 5 ranks x 3 dispatches need 15 at least.
   EXPECT_GE(cover.size(), 15u);
   EXPECT_LE(cover.size(), 30u);
 }
 
-TEST(LayoutTest, NodesDivideTheExpertParallelGroup) {
+TEST(AxesTest, PairwiseCoverCountsEqualValuesOnce) {
+  std::vector<Axis> axes = Axes();
+  Find(axes, "capacity").values = {"1", "1.0"};
+  Find(axes, "ranks").values = {"2", "2"};
+  for (const char* name : {"ep", "dispatch", "overlap"}) Find(axes, name).values.resize(1);
+  EXPECT_EQ(PairwiseLayouts(axes).size(), 1u);
+}
+
+TEST(AxesTest, NodesDivideTheExpertParallelGroup) {
   for (const auto& [ep, node] :
        std::vector<std::pair<int, int>>{{1, 1}, {2, 1}, {3, 1}, {4, 2}, {6, 3}, {8, 4}}) {
     EXPECT_EQ((Layout{.ranks = ep, .expert_parallel = ep}.node_size()), node) << ep;

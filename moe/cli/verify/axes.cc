@@ -1,0 +1,207 @@
+#include "moe/cli/verify/axes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <tuple>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "moe/cli/base/choices.h"
+
+namespace moe::verify {
+namespace {
+
+// More threads or processes than this on one machine measure nothing.
+constexpr int kMostRanks = 64;
+
+absl::Status SetInteger(const std::string& value, int most, int& field) {
+  if (absl::SimpleAtoi(value, &field) && field >= 1 && field <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("a whole number from 1 to ", most));
+}
+
+template <typename Value, size_t N>
+absl::Status SetWord(const std::string& value, const cli::Choice<Value> (&choices)[N],
+                     Value& field) {
+  const std::vector<std::string> words = cli::WordsOf(choices);
+  if (std::find(words.begin(), words.end(), value) == words.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("one of ", absl::StrJoin(words, ", ")));
+  }
+  field = cli::ValueOf(value, choices);
+  return absl::OkStatus();
+}
+
+absl::Status SetCapacity(const std::string& value, std::optional<double>& field) {
+  double number = 0;
+  if (value == "none") {
+    field = std::nullopt;
+  } else if (absl::SimpleAtod(value, &number) && std::isfinite(number) && number > 0) {
+    field = number;
+  } else {
+    return absl::InvalidArgumentError("none or a number above 0");
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> NumbersTo(int most) {
+  std::vector<std::string> numbers;
+  for (int n = 1; n <= most; ++n) numbers.push_back(absl::StrCat(n));
+  return numbers;
+}
+
+// A layout, and by axis which of its values it has: the first of equal ones.
+struct Point {
+  Layout layout;
+  std::vector<size_t> at;
+};
+
+// Adds all points whose first axes are as `from` has them.
+void AddPoints(absl::Span<const Axis> axes, const Point& from, std::vector<Point>& points) {
+  if (from.at.size() == axes.size()) {
+    points.push_back(from);
+    return;
+  }
+  const Axis& axis = axes[from.at.size()];
+  std::vector<Layout> layouts;
+  for (const std::string& value : axis.values) {
+    Point next = from;
+    axis.apply(value, next.layout).IgnoreError();
+    layouts.push_back(next.layout);
+    if (axis.valid != nullptr && !axis.valid(next.layout)) continue;
+    next.at.push_back(std::find(layouts.begin(), layouts.end(), next.layout) - layouts.begin());
+    AddPoints(axes, next, points);
+  }
+}
+
+std::vector<Point> PointsOf(absl::Span<const Axis> axes) {
+  std::vector<Point> points;
+  AddPoints(axes, {}, points);
+  return points;
+}
+
+// Two axes, each with a value.
+using Pair = std::tuple<size_t, size_t, size_t, size_t>;
+
+std::vector<Pair> PairsOf(const Point& point) {
+  std::vector<Pair> pairs;
+  for (size_t a = 0; a < point.at.size(); ++a) {
+    for (size_t b = a + 1; b < point.at.size(); ++b) {
+      pairs.emplace_back(a, point.at[a], b, point.at[b]);
+    }
+  }
+  return pairs;
+}
+
+}  // namespace
+
+int Layout::node_size() const {
+  for (int size = expert_parallel / 2; size > 1; --size) {
+    if (expert_parallel % size == 0) return size;
+  }
+  return 1;
+}
+
+std::string Describe(const Layout& layout) {
+  return absl::StrJoin(Axes(), " ", [&](std::string* out, const Axis& axis) {
+    absl::StrAppend(out, axis.text(layout));
+  });
+}
+
+std::string CapacityText(const std::optional<double>& capacity) {
+  return capacity.has_value() ? absl::StrCat(*capacity) : "none";
+}
+
+std::vector<Axis> Axes() {
+  using L = const Layout&;
+  using Text = const std::string&;
+  using measure::Cell;
+  return {{.name = "ranks",
+           .values = {"1", "2", "3", "4", "8"},
+           .apply = [](Text v, Layout& l) { return SetInteger(v, kMostRanks, l.ranks); },
+           .text = [](L l) { return absl::StrCat(l.ranks, l.ranks == 1 ? " rank" : " ranks"); },
+           .cell =
+               [](L l) {
+                 return Cell(int64_t{l.ranks});
+               }},
+          {.name = "ep",
+           .values = NumbersTo(kMostRanks),
+           .apply = [](Text v, Layout& l) { return SetInteger(v, kMostRanks, l.expert_parallel); },
+           .text = [](L l) { return absl::StrCat("ep ", l.expert_parallel); },
+           .cell = [](L l) { return Cell(int64_t{l.expert_parallel}); },
+           .valid =
+               [](L l) {
+                 return l.ranks % l.expert_parallel == 0;
+               }},
+          {.name = "transport",
+           .values = {"local"},
+           .words = cli::WordsOf(cli::kBackends),
+           .apply = [](Text v, Layout& l) { return SetWord(v, cli::kBackends, l.transport); },
+           .text = [](L l) { return std::string(moe::NameOf(l.transport)); },
+           .cell =
+               [](L l) {
+                 return Cell(moe::NameOf(l.transport));
+               }},
+          {.name = "dispatch",
+           .values = {"staged", "direct", "hierarchical"},
+           .words = cli::WordsOf(cli::kDispatches),
+           .apply = [](Text v, Layout& l) { return SetWord(v, cli::kDispatches, l.dispatch); },
+           .text = [](L l) { return std::string(cli::NameOf(l.dispatch, cli::kDispatches)); },
+           .cell =
+               [](L l) {
+                 return Cell(cli::NameOf(l.dispatch, cli::kDispatches));
+               }},
+          {.name = "overlap",
+           .values = {"1", "4"},
+           .apply = [](Text v, Layout& l) { return SetInteger(v, 1024, l.overlap); },
+           .text = [](L l) { return absl::StrCat("overlap ", l.overlap); },
+           .cell =
+               [](L l) {
+                 return Cell(int64_t{l.overlap});
+               }},
+          {.name = "capacity",
+           .values = {"none", "1"},
+           .apply = [](Text v, Layout& l) { return SetCapacity(v, l.capacity); },
+           .text = [](L l) { return absl::StrCat("cf ", CapacityText(l.capacity)); },
+           .cell =
+               [](L l) {
+                 return l.capacity.has_value() ? Cell(*l.capacity) : Cell();
+               }}};
+}
+
+Axis& Find(std::vector<Axis>& axes, absl::string_view name) {
+  return *std::find_if(axes.begin(), axes.end(), [&](const Axis& a) { return a.name == name; });
+}
+
+std::vector<Layout> AllLayouts(absl::Span<const Axis> axes) {
+  std::vector<Layout> all;
+  for (const Point& point : PointsOf(axes)) all.push_back(point.layout);
+  return all;
+}
+
+std::vector<Layout> PairwiseLayouts(absl::Span<const Axis> axes) {
+  const std::vector<Point> all = PointsOf(axes);
+  std::set<Pair> open;
+  for (const Point& point : all) {
+    for (const Pair& pair : PairsOf(point)) open.insert(pair);
+  }
+  std::vector<Layout> chosen;
+  while (!open.empty()) {
+    const Point* best = nullptr;
+    size_t most = 0;
+    for (const Point& point : all) {
+      size_t fresh = 0;
+      for (const Pair& pair : PairsOf(point)) fresh += open.count(pair);
+      if (fresh > most) {
+        most = fresh;
+        best = &point;
+      }
+    }
+    for (const Pair& pair : PairsOf(*best)) open.erase(pair);
+    chosen.push_back(best->layout);
+  }
+  return chosen;
+}
+
+}  // namespace moe::verify

@@ -1,0 +1,64 @@
+// Ways to lay one problem out over ranks, and the table of what varies between them.
+#ifndef MOE_MOE_CLI_VERIFY_AXES_H_
+#define MOE_MOE_CLI_VERIFY_AXES_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/strings/string_view.h>
+#include <absl/types/span.h>
+
+#include "comm/create.h"
+#include "dispatch/dispatcher.h"
+#include "moe/cli/measure/tables.h"
+
+namespace moe::verify {
+
+struct Layout {
+  int ranks = 1;
+  int expert_parallel = 1;
+  Backend transport = Backend::kLocal;
+  DispatchAlgorithm dispatch = DispatchAlgorithm::kStaged;
+  int overlap = 1;
+  // Part of the problem, not of the layout; here because the flag that names layouts names it, too.
+  std::optional<double> capacity;
+
+  // Ranks that stand for one host in hierarchical dispatch: EP's largest divisor below it.
+  int node_size() const;
+  bool operator==(const Layout&) const = default;
+};
+// "4 ranks ep 2 local staged overlap 1 cf none"
+std::string Describe(const Layout& layout);
+// "none" or the number.
+std::string CapacityText(const std::optional<double>& capacity);
+
+// A row of the table: a field of a layout, and everything that is said about it.
+struct Axis {
+  const char* name;                 // of --layouts and of a column in machine-readable forms
+  std::vector<std::string> values;  // that a run takes; at first the default
+  std::vector<std::string> words;   // all that there are; empty for numbers
+  // Sets the field. kInvalidArgument: what was expected of the value.
+  absl::Status (*apply)(const std::string& value, Layout& layout);
+  std::string (*text)(const Layout& layout);
+  measure::Cell (*cell)(const Layout& layout);
+  // Whether the field's value may follow those of the rows above; nullptr: it always may.
+  bool (*valid)(const Layout& layout) = nullptr;
+  bool named = false;  // the values were asked for
+};
+std::vector<Axis> Axes();
+// Row `name`, which must be there.
+Axis& Find(std::vector<Axis>& axes, absl::string_view name);
+
+// All valid combinations of the rows' values, which `apply` must take; the last row varies fastest.
+std::vector<Layout> AllLayouts(absl::Span<const Axis> axes);
+
+// A part of AllLayouts in which every pair of values of two axes that occurs there occurs, too.
+// Greedy: the layout with the most pairs not yet covered, the first of equals. (Pairwise testing:
+// Cohen et al., "The AETG System", IEEE TSE 1997.)
+std::vector<Layout> PairwiseLayouts(absl::Span<const Axis> axes);
+
+}  // namespace moe::verify
+
+#endif  // MOE_MOE_CLI_VERIFY_AXES_H_
