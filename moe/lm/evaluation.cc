@@ -1,8 +1,6 @@
 #include "moe/lm/evaluation.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -11,8 +9,7 @@
 #include "comm/local/local_world.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
-#include "moe/checkpoint/reader.h"
-#include "moe/checkpoint/training_state.h"
+#include "moe/io/file.h"
 #include "moe/lm/run_settings.h"
 #include "moe/lm/train_config.h"
 
@@ -20,16 +17,16 @@ namespace moe::lm {
 namespace {
 
 template <typename T>
-absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, StoredWeights& weights,
+absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const ModelWeights& weights,
                                             const Tokens& text, moe::Trainer& core) {
   const Context& context = core.context();
-  MOE_ASSIGN_OR_RETURN(const auto model, weights.MakeModel<T>(config, core));
+  MOE_ASSIGN_OR_RETURN(const auto model, MakeModel<T>(config, weights, core));
   SequenceBatch batch(config.sequence_length, config.micro_batch_size);
   StepTotals totals(model->moe_layers(), config.model.moe.router.num_outputs());
   EvaluationReport report = {.sequences = EvaluationSequences(config, text, config.eval_sequences)};
   const int64_t start_ns = MonotonicNs();
-  MOE_ASSIGN_OR_RETURN(report.loss, MeanLoss<T>(config, text, report.sequences, weights.step(),
-                                                core, *model, batch, totals));
+  MOE_ASSIGN_OR_RETURN(report.loss, MeanLoss<T>(config, text, report.sequences, weights.step, core,
+                                                *model, batch, totals));
   report.seconds = SecondsSince(start_ns);
   report.tokens = report.sequences * config.sequence_length;
   MOE_RETURN_IF_ERROR(
@@ -40,42 +37,19 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, StoredWei
 
 }  // namespace
 
-bool IsPublicModel(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::exists(absl::StrCat(path, "/config.json"), ignored);
-}
-
-absl::StatusOr<StoredWeights> StoredWeights::Open(const std::string& path) {
-  StoredWeights weights;
-  if (IsPublicModel(path)) {
-    MOE_ASSIGN_OR_RETURN(weights.model_, hf::HfModel::Open(path));
-  } else {
-    MOE_ASSIGN_OR_RETURN(weights.checkpoint_, CheckpointReader::Open(path));
-  }
-  return weights;
-}
-
-int64_t StoredWeights::step() const {
-  return checkpoint_ ? checkpoint_->manifest().step : 0;
-}
-
 template <typename T>
-absl::StatusOr<std::unique_ptr<Transformer<T>>> StoredWeights::MakeModel(const TrainConfig& config,
-                                                                         moe::Trainer& core) {
+absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(const TrainConfig& config,
+                                                          const ModelWeights& weights,
+                                                          moe::Trainer& core) {
   ParameterStore& store = core.parameters();
-  // A checkpoint has masters.
-  store.set_use(model_ ? StoreUse::kInference : StoreUse::kReading);
+  store.set_use(weights.use);
   MOE_ASSIGN_OR_RETURN(auto model,
                        Transformer<T>::Create(ModelConfig(config), store, core.context()));
-  MOE_RETURN_IF_ERROR(Load(store, core.context()));
+  core.context().mesh->SetPhase({.name = "weights"});
+  const absl::Status status = weights.load(store, core.context());
+  if (absl::IsDataLoss(status)) return WithFileFault(status, FileFault::kContent);
+  MOE_RETURN_IF_ERROR(status);
   return model;
-}
-
-absl::Status StoredWeights::Load(ParameterStore& parameters, const Context& context) {
-  context.mesh->SetPhase({.name = "weights"});
-  const absl::Status status = model_ ? model_->Load(parameters, context)
-                                     : TrainingState(parameters, context).Restore(*checkpoint_, 0);
-  return absl::IsDataLoss(status) ? WithFileFault(status, FileFault::kContent) : status;
 }
 
 absl::StatusOr<std::vector<CanonicalTensor>> StoredTensors(const CheckpointManifest& manifest) {
@@ -143,13 +117,12 @@ absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, in
   return totals.MeanLoss();
 }
 
-absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const std::string& path,
+absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const ModelWeights& weights,
                                           const Corpus& corpus, Tokens Corpus::*part,
                                           std::unique_ptr<Communicator> world) {
-  MOE_ASSIGN_OR_RETURN(StoredWeights weights, StoredWeights::Open(path));
   std::vector<RunSetting> settings = SettingsOf(config, corpus);
   settings.push_back(
-      {.kind = SettingKind::kLayout, .name = "--checkpoint", .text = absl::StrCat(weights.step())});
+      {.kind = SettingKind::kLayout, .name = "--checkpoint", .text = absl::StrCat(weights.step)});
   const Tokens& text = corpus.*part;
   settings.push_back(
       {.kind = SettingKind::kData, .name = "--split", .text = absl::StrCat(text.size())});
@@ -168,8 +141,8 @@ absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const std::
 }
 
 #define MOE_INSTANTIATE(T)                                                                     \
-  template absl::StatusOr<std::unique_ptr<Transformer<T>>> StoredWeights::MakeModel(           \
-      const TrainConfig&, moe::Trainer&);                                                      \
+  template absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(                          \
+      const TrainConfig&, const ModelWeights&, moe::Trainer&);                                 \
   template absl::StatusOr<float> MeanLoss(const TrainConfig&, const Tokens&, int64_t, int64_t, \
                                           moe::Trainer&, Transformer<T>&, SequenceBatch&,      \
                                           StepTotals&);

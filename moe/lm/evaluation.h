@@ -3,49 +3,37 @@
 #define MOE_MOE_LM_EVALUATION_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include <absl/status/statusor.h>
 
 #include "moe/checkpoint/manifest.h"
-#include "moe/checkpoint/reader.h"
-#include "moe/hf/hf_model.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/trainer.h"
 #include "moe/state/canonical_tensor.h"
+#include "moe/state/parameter.h"
 #include "moe/train/trainer.h"
 
 namespace moe::lm {
 
-// Whether `path` is the folder of a public model: it has a config.json.
-bool IsPublicModel(const std::string& path);
-
-// The weights of a model, without optimiser state: of a checkpoint, or of a public model.
-// Move-only.
-class StoredWeights {
- public:
-  // `path`: a step folder, or that of a public model. Errors of CheckpointReader::Open and
-  // HfModel::Open.
-  static absl::StatusOr<StoredWeights> Open(const std::string& path);
-  int64_t step() const;  // of a public model 0
-  // A model of the trainer's with all of them that this rank holds; only its forward passes are for
-  // use. Errors: as Transformer::Create, TrainingState::Restore and HfModel::Load, with a FileFault
-  // for what is damaged. Collective, blocks the host.
-  template <typename T>
-  absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(const TrainConfig& config,
-                                                            moe::Trainer& core);
-
- private:
-  StoredWeights() = default;
-  absl::Status Load(ParameterStore& parameters, const Context& context);
-
-  // One of them.
-  std::optional<CheckpointReader> checkpoint_;
-  std::optional<hf::HfModel> model_;
+// The weights of a model as it is, without optimiser state, wherever they are stored.
+struct ModelWeights {
+  int64_t step = 0;                   // that they are of; 0 without training
+  StoreUse use = StoreUse::kReading;  // kInference where no masters are stored
+  // Overwrites all parameters that this rank holds. Collective, blocks the host; may be called on
+  // several threads at a time.
+  std::function<absl::Status(ParameterStore& parameters, const Context& context)> load;
 };
+
+// A model of the trainer's with these weights; only its forward passes are for use. Errors: as
+// Transformer::Create and `load`, with a FileFault for what is damaged. Collective, blocks the
+// host.
+template <typename T>
+absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(const TrainConfig& config,
+                                                          const ModelWeights& weights,
+                                                          moe::Trainer& core);
 
 // The canonical tensors of the model that wrote a checkpoint, with the axes along which ranks cut
 // them. Takes address space for weights in 16 bits, and hardly any memory. kDataLoss: the manifest
@@ -71,13 +59,12 @@ struct EvaluationReport {
   double seconds = 0;  // without the model's loading; the slowest rank's
 };
 
-// The loss of at most config.eval_sequences sequences of a part of `corpus`, under the
-// StoredWeights at `path`, of a model that `config` says (StoredConfig, HfModel). No optimiser
-// state is read, and no memory taken for any. Collective over `world`; the same report, and the
-// same bits at any layout, on every rank. kInvalidArgument, on every rank, unless all have the same
-// text, settings and checkpoint, and unless there is a sequence; kNotFound, and errors with a
-// FileFault for a damaged checkpoint; kDataLoss when the loss is not finite.
-absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const std::string& path,
+// The loss of at most config.eval_sequences sequences of a part of `corpus`, under `weights` of a
+// model that `config` says (StoredConfig, HfModel). No optimiser state is read, and no memory taken
+// for any. Collective over `world`; the same report, and the same bits at any layout, on every
+// rank. kInvalidArgument, on every rank, unless all have the same text, settings and step, and
+// unless there is a sequence; errors of MakeModel; kDataLoss when the loss is not finite.
+absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const ModelWeights& weights,
                                           const Corpus& corpus, Tokens Corpus::*part,
                                           std::unique_ptr<Communicator> world);
 

@@ -81,12 +81,12 @@ absl::StatusOr<bool> Ends(int32_t token, absl::Span<const int32_t> end_tokens,
 }
 
 template <typename T>
-absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, StoredWeights& weights,
+absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, const ModelWeights& weights,
                                             const GenerationOptions& options, moe::Trainer& core) {
   const Context& context = core.context();
   const bool first = context.mesh->world().rank() == 0;
   const auto prompt = static_cast<int64_t>(options.prompt.size());
-  MOE_ASSIGN_OR_RETURN(const auto model, weights.MakeModel<T>(config, core));
+  MOE_ASSIGN_OR_RETURN(const auto model, MakeModel<T>(config, weights, core));
   MOE_ASSIGN_OR_RETURN(auto cache, KeyValueCache<T>::Create(
                                        config.model, first ? prompt + options.max_new_tokens : 0));
   std::vector<float> logits(first ? config.model.vocab_size : 0);
@@ -157,12 +157,11 @@ absl::StatusOr<int32_t> SampleToken(absl::Span<const float> logits, const Sampli
   return ids[chosen - sums.begin()];
 }
 
-absl::StatusOr<GenerationReport> Generate(const TrainConfig& given, const std::string& path,
+absl::StatusOr<GenerationReport> Generate(const TrainConfig& given, const ModelWeights& weights,
                                           const GenerationOptions& options,
                                           std::unique_ptr<Communicator> world) {
-  MOE_ASSIGN_OR_RETURN(StoredWeights weights, StoredWeights::Open(path));
   const TrainConfig config = ForTokensOneByOne(given, world->size());
-  MOE_RETURN_IF_ERROR(CheckAgreement(SettingsOf(config, weights.step(), options), *world));
+  MOE_RETURN_IF_ERROR(CheckAgreement(SettingsOf(config, weights.step, options), *world));
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckOptions(options, config.model));
   MOE_ASSIGN_OR_RETURN(const auto core, CreateCore(config, std::move(world)));

@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "moe/lm/evaluation.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::lm {
@@ -44,13 +44,13 @@ struct GenerationReport {
   double seconds = 0;           // for the others
 };
 
-// Goes on from a prompt under the weights of the checkpoint at `path`, a step folder, of a run that
-// `config` says (StoredConfig). All ranks share one set of experts; rank 0 has the sequence and a
-// cache of its keys and values, the others have experts alone: the same tokens at any number of
-// ranks. Router capacity is left out: tokens come one by one. Collective over `world`; CPU.
-// kInvalidArgument: options out of range, a router whose experts choose among tokens, ranks that
-// were asked for different things; other errors as Evaluate.
-absl::StatusOr<GenerationReport> Generate(const TrainConfig& config, const std::string& path,
+// Goes on from a prompt under `weights` of a model that `config` says (StoredConfig, HfModel). All
+// ranks share one set of experts; rank 0 has the sequence and a cache of its keys and values, the
+// others have experts alone: the same tokens at any number of ranks. Router capacity is left out:
+// tokens come one by one. Collective over `world`; CPU. kInvalidArgument: options out of range, a
+// router whose experts choose among tokens, ranks that were asked for different things; other
+// errors as Evaluate.
+absl::StatusOr<GenerationReport> Generate(const TrainConfig& config, const ModelWeights& weights,
                                           const GenerationOptions& options,
                                           std::unique_ptr<Communicator> world);
 

@@ -8,10 +8,10 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/step_folders.h"
+#include "moe/checkpoint/training_state.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/program.h"
 #include "moe/io/file.h"
-#include "moe/lm/evaluation.h"
 #include "moe/lm/run_settings.h"
 
 namespace moe::cli {
@@ -27,19 +27,33 @@ bool IsStep(const std::string& path) {
 }
 
 absl::StatusOr<StoredRun> Open(const std::string& path) {
-  if (lm::IsPublicModel(path)) {
-    StoredRun run = {.path = path};
-    MOE_ASSIGN_OR_RETURN(run.public_model, hf::HfModel::Open(path));
-    run.config.model = run.public_model->config();
-    run.warnings = run.public_model->warnings();
+  std::error_code ignored;
+  if (fs::exists(absl::StrCat(path, "/config.json"), ignored)) {
+    MOE_ASSIGN_OR_RETURN(hf::HfModel opened, hf::HfModel::Open(path));
+    const auto model = std::make_shared<const hf::HfModel>(std::move(opened));
+    const auto load = [model](ParameterStore& parameters, const Context& context) {
+      return model->Load(parameters, context);
+    };
+    StoredRun run = {.path = path,
+                     .public_model = model,
+                     .weights = lm::ModelWeights{.use = StoreUse::kInference, .load = load},
+                     .warnings = model->warnings()};
+    run.config.model = model->config();
     return run;
   }
   MOE_ASSIGN_OR_RETURN(FoundCheckpoint found, FindStored(path));
   auto reader = CheckpointReader::Open(found.path);
   if (absl::IsNotFound(reader.status())) return absl::DataLossError(reader.status().message());
   MOE_RETURN_IF_ERROR(reader.status());
-  StoredRun run = {.path = std::move(found.path), .step = reader->manifest().step};
-  run.warnings = std::move(found.warnings);
+  // Every rank that is a thread has a reader of its own.
+  const auto load = [path = found.path](ParameterStore& parameters,
+                                        const Context& context) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(CheckpointReader mine, CheckpointReader::Open(path));
+    return TrainingState(parameters, context).Restore(mine, 0);
+  };
+  StoredRun run = {.path = std::move(found.path),
+                   .weights = lm::ModelWeights{.step = reader->manifest().step, .load = load},
+                   .warnings = std::move(found.warnings)};
   const std::string version = lm::VersionDifference(reader->manifest().sections);
   if (!version.empty()) {
     run.warnings.push_back(
@@ -102,7 +116,7 @@ void AddStoredRunSettings(Table& table) {
 absl::StatusOr<ReadInputs> StoredRun::Inputs() const {
   ReadInputs inputs;
   MOE_RETURN_IF_ERROR(
-      public_model.has_value()
+      public_model != nullptr
           ? inputs.AddModel(*public_model, "checkpoint")
           : inputs.AddFile("checkpoint", "checkpoint", absl::StrCat(path, "/", kManifestName)));
   return inputs;

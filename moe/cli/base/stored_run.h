@@ -3,7 +3,7 @@
 #define MOE_MOE_CLI_BASE_STORED_RUN_H_
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,6 +14,7 @@
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
 #include "moe/hf/hf_model.h"
+#include "moe/lm/evaluation.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::cli {
@@ -30,9 +31,9 @@ absl::Status NamingTheOneBefore(absl::Status error, const std::string& path);
 void AddStoredRunSettings(Table& table);
 
 struct StoredRun {
-  std::string path;  // of the step folder, or of a public model
-  int64_t step = 0;
-  std::optional<hf::HfModel> public_model;
+  std::string path;                                 // of the step folder, or of a public model
+  std::shared_ptr<const hf::HfModel> public_model;  // which `weights` reads; nullptr: a checkpoint
+  lm::ModelWeights weights;
   bool of_text = false;  // trained on the bytes of a text, as its checkpoint says
   // What it was trained with (lm::StoredConfig), or the public model and defaults; on the device
   // and with the type asked for.

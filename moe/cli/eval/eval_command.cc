@@ -119,7 +119,7 @@ std::string JsonText(const Evaluated& e) {
   nlohmann::ordered_json line = nlohmann::ordered_json::object();
   line["schema"] = "moe.eval/1";
   line["checkpoint"] = e.run.path;
-  line["step"] = e.run.step;
+  line["step"] = e.run.weights.step;
   line["split"] = e.split;
   line["sequences"] = e.report.sequences;
   line["tokens"] = e.report.tokens;
@@ -171,8 +171,9 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
   if (launch.rank() == 0 && !settings.on("quiet")) PrintWarnings(kCommand, run.warnings);
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
-    MOE_ASSIGN_OR_RETURN(const lm::EvaluationReport report,
-                         lm::Evaluate(config, run.path, corpus, options.split, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(
+        const lm::EvaluationReport report,
+        lm::Evaluate(config, run.weights, corpus, options.split, std::move(world)));
     if (!first) return absl::OkStatus();
     const Evaluated evaluated = {
         .run = run, .corpus = corpus, .split = settings.text("split").c_str(), .report = report};

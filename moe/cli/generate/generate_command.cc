@@ -165,7 +165,7 @@ class GenerateRun {
     if (launch_.rank() == 0 && !settings_.on("quiet")) {
       const int64_t length =
           static_cast<int64_t>(generation.prompt.size()) + generation.max_new_tokens;
-      if (!run_.public_model.has_value() && length > run_.config.sequence_length) {
+      if (run_.public_model == nullptr && length > run_.config.sequence_length) {
         run_.warnings.push_back(absl::StrCat("prompt and new tokens are ", length,
                                              ", the model has learnt sequences of ",
                                              run_.config.sequence_length));
@@ -180,7 +180,7 @@ class GenerateRun {
     const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
       const bool first = world->rank() == 0;
       MOE_ASSIGN_OR_RETURN(const lm::GenerationReport report,
-                           lm::Generate(run_.config, run_.path, generation, std::move(world)));
+                           lm::Generate(run_.config, run_.weights, generation, std::move(world)));
       if (!first) return absl::OkStatus();
       const std::string rest = utf8_.End();
       MOE_RETURN_IF_ERROR(Print(as_json() ? JsonText(report, text_ + rest) : rest + "\n"));
@@ -202,7 +202,7 @@ class GenerateRun {
  private:
   absl::StatusOr<std::vector<int32_t>> EndTokens() const {
     if (options_.ignore_eos) return std::vector<int32_t>();
-    if (!run_.public_model.has_value()) return run_.config.model.eos_token_ids;
+    if (run_.public_model == nullptr) return run_.config.model.eos_token_ids;
     auto tokens = hf::ReadEndTokens(run_.path);
     MOE_RETURN_IF_ERROR(InputError("--checkpoint", tokens.status()));
     return tokens;
@@ -228,7 +228,7 @@ class GenerateRun {
     nlohmann::ordered_json line = nlohmann::ordered_json::object();
     line["schema"] = "moe.generate/1";
     line["checkpoint"] = run_.path;
-    line["step"] = run_.step;
+    line["step"] = run_.weights.step;
     line["prompt_tokens"] = options_.generation.prompt;
     line["tokens"] = report.tokens;
     if (bytes()) line["text"] = text;
