@@ -9,16 +9,17 @@
 
 namespace moe {
 
-// result = the status of rank `root`, with its payloads. Collective, blocks the host. Returns the
+// `status` becomes that of rank `root`, with its payloads. Collective, blocks the host. Returns the
 // errors of the communicator.
-absl::Status BroadcastStatus(const absl::Status& mine, int root, Communicator& world,
-                             Stream& stream, absl::Status& result);
+absl::Status BroadcastStatus(absl::Status& status, int root, Communicator& world, Stream& stream,
+                             const Site& site = {});
 
 // OK if `mine` is on every rank; else the status of the first rank where it is not, on all of them
 // and with its payloads, as "rank 3: <message>" unless that is rank 0, whose error is usually that
 // of all. Collective, blocks the host; one all-reduce of 8 bytes where all is well. Errors of the
 // communicator alone may differ between ranks.
-absl::Status AgreedStatus(const absl::Status& mine, Communicator& world, Stream& stream);
+absl::Status AgreedStatus(const absl::Status& mine, Communicator& world, Stream& stream,
+                          const Site& site = {});
 
 }  // namespace moe
 

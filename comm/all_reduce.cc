@@ -23,8 +23,10 @@ absl::StatusOr<std::unique_ptr<AllReducer>> AllReducer::Create(AllReduceAlgorith
 
 template <typename T>
 absl::Status AllReducer::ReduceScatter(absl::Span<T> inout, absl::Span<const int64_t> counts,
-                                       Stream& stream) {
-  if (algorithm_ == AllReduceAlgorithm::kRing) return ring_.ReduceScatter(inout, counts, stream);
+                                       Stream& stream, const Site& site) {
+  if (algorithm_ == AllReduceAlgorithm::kRing) {
+    return ring_.ReduceScatter(inout, counts, stream, site);
+  }
   absl::Span<T> own;  // of counts that do not fit, which the communicator refuses
   const auto rank = static_cast<size_t>(comm_.rank());
   if (rank < counts.size()) {
@@ -34,12 +36,12 @@ absl::Status AllReducer::ReduceScatter(absl::Span<T> inout, absl::Span<const int
       own = inout.subspan(static_cast<size_t>(before), static_cast<size_t>(counts[rank]));
     }
   }
-  return comm_.ReduceScatterV<T>(inout, counts, own, ReduceOp::kSum, stream);
+  return comm_.ReduceScatterV<T>(inout, counts, own, ReduceOp::kSum, stream, site);
 }
 
 template absl::Status AllReducer::ReduceScatter(absl::Span<float>, absl::Span<const int64_t>,
-                                                Stream&);
+                                                Stream&, const Site&);
 template absl::Status AllReducer::ReduceScatter(absl::Span<int64_t>, absl::Span<const int64_t>,
-                                                Stream&);
+                                                Stream&, const Site&);
 
 }  // namespace moe

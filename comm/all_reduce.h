@@ -31,15 +31,16 @@ class AllReducer {
 
   // Collective, enqueued: inout[i] becomes the sum over ranks of inout[i]. T: float or int64_t.
   template <typename T>
-  absl::Status Sum(absl::Span<T> inout, Stream& stream) {
-    if (algorithm_ == AllReduceAlgorithm::kRing) return ring_.Sum(inout, stream);
-    return comm_.AllReduce(inout, ReduceOp::kSum, stream);
+  absl::Status Sum(absl::Span<T> inout, Stream& stream, const Site& site = {}) {
+    if (algorithm_ == AllReduceAlgorithm::kRing) return ring_.Sum(inout, stream, site);
+    return comm_.AllReduce(inout, ReduceOp::kSum, stream, site);
   }
 
   // … part rank() of `inout` alone, counts[r] elements being part r; the other parts are lost.
   // Communicator::ReduceScatterV in place, or the first half of the ring.
   template <typename T>
-  absl::Status ReduceScatter(absl::Span<T> inout, absl::Span<const int64_t> counts, Stream& stream);
+  absl::Status ReduceScatter(absl::Span<T> inout, absl::Span<const int64_t> counts, Stream& stream,
+                             const Site& site = {});
 
  private:
   AllReducer(AllReduceAlgorithm algorithm, Communicator& comm, const RingOptions& ring)

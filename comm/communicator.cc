@@ -159,7 +159,11 @@ absl::Status Communicator::Check(CollectiveCall& call) const {
   return absl::OkStatus();
 }
 
+// What a task of a stream takes with it lies in the task.
+static_assert(sizeof(CollectiveCall) + 2 * sizeof(Site) <= HostTask::kInPlaceBytes);
+
 absl::Status Communicator::Collect(CollectiveCall call, Stream& stream) {
+  call.site = SiteOr(call.site);
   MOE_RETURN_IF_ERROR(Check(call));
   if (call.kind == CollectiveKind::kAllToAll) call.kind = CollectiveKind::kAllToAllV;
   const int64_t width = SizeOf(call.type);
@@ -176,7 +180,8 @@ absl::Status Communicator::Collect(CollectiveCall call, Stream& stream) {
       });
 }
 
-absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream) {
+absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream,
+                                    const Site& site) {
   SendRecvOps moving;
   moving.reserve(ops.size());
   for (const SendRecvOp& op : ops) {
@@ -193,20 +198,20 @@ absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& st
     }
     moving.push_back(op);
   }
-  if (!moves(stream.device().kind)) return StagedSendRecv(std::move(moving), stream);
-  return DoSendRecv(std::move(moving), stream);
+  if (!moves(stream.device().kind)) return StagedSendRecv(std::move(moving), stream, site);
+  return DoSendRecv(std::move(moving), stream, SiteOr(site));
 }
 
-absl::Status Communicator::Fence(Stream& stream) {
-  if (moves(stream.device().kind)) return DoFence(stream);
+absl::Status Communicator::Fence(Stream& stream, const Site& site) {
+  if (moves(stream.device().kind)) return DoFence(stream, SiteOr(site));
   return staging_.Run({}, {}, stream,
                       [&](absl::Span<const std::byte>, absl::Span<std::byte>, Stream& host) {
-                        return DoFence(host);
+                        return DoFence(host, SiteOr(site));
                       });
 }
 
 // Sends and receives lie anywhere in the device's memory: each has a host buffer of its own.
-absl::Status Communicator::StagedSendRecv(SendRecvOps ops, Stream& stream) {
+absl::Status Communicator::StagedSendRecv(SendRecvOps ops, Stream& stream, const Site& site) {
   std::vector<Buffer> buffers;
   SendRecvOps on_host = ops;
   for (SendRecvOp& op : on_host) {
@@ -220,7 +225,7 @@ absl::Status Communicator::StagedSendRecv(SendRecvOps ops, Stream& stream) {
     buffers.push_back(std::move(buffer));
   }
   MOE_RETURN_IF_ERROR(stream.Synchronize());
-  MOE_RETURN_IF_ERROR(DoSendRecv(on_host, *MakeInlineStream(&stream.threads())));
+  MOE_RETURN_IF_ERROR(DoSendRecv(on_host, *MakeInlineStream(&stream.threads()), SiteOr(site)));
   for (size_t i = 0; i < ops.size(); ++i) {
     if (ops[i].recv == nullptr) continue;
     MOE_RETURN_IF_ERROR(stream.Upload(buffers[i].data(), ops[i].recv, ops[i].bytes));
@@ -229,7 +234,7 @@ absl::Status Communicator::StagedSendRecv(SendRecvOps ops, Stream& stream) {
 }
 
 absl::StatusOr<std::shared_ptr<PeerBuffer>> Communicator::AllocatePeerBuffer(
-    int64_t /*bytes*/, MemoryResource& /*memory*/) {
+    int64_t /*bytes*/, MemoryResource& /*memory*/, const Site& /*site*/) {
   return absl::UnimplementedError(
       absl::StrCat("AllocatePeerBuffer: backend ", backend(), " has no peer memory"));
 }

@@ -15,6 +15,7 @@
 #include <absl/types/span.h>
 
 #include "comm/host_staging.h"
+#include "comm/site.h"
 #include "kernels/base/buffer.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
@@ -32,13 +33,6 @@ class PeerBuffer {
   virtual absl::Span<std::byte> local() const = 0;  // [bytes], zeroed, 64-byte aligned
   // The buffer of rank r, readable from this rank. peer(own rank) is local().
   virtual const std::byte* peer(int r) const = 0;
-};
-
-// What a rank is doing, for the message of a failed wait: "dispatch, layer 3, step 120".
-struct CommPhase {
-  const char* name = "";  // a string literal
-  int layer = -1;         // -1: not inside a layer
-  int64_t step = -1;
 };
 
 // One step of a group of point-to-point transfers.
@@ -76,6 +70,7 @@ struct CollectiveCall {
   absl::Span<std::byte> recv;           // AllReduce, Broadcast: the memory that is sent, too
   RankCounts send_counts, recv_counts;  // elements to and from each rank, of calls whose `send` or
                                         // `recv` has a part for each; DoCollective gets bytes
+  Site site;
 
   bool scatters() const {
     return kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kReduceScatterV;
@@ -112,7 +107,8 @@ struct CollectiveCall {
 // backend; the communicator stays usable. A lost peer, Abort() or a timeout: kAborted,
 // kUnavailable or kDeadlineExceeded, from this or a later call or from Stream::Synchronize();
 // the communicator is then dead and every later call returns the same status. Messages name the
-// rank, the phase, who was waited for and how long.
+// rank, the site that the call was given, who was waited for and how long. Barrier and Split, which
+// belong to no step, are given none.
 //
 // Backends override the Do* functions only; checks live here so that all backends agree.
 class Communicator {
@@ -135,16 +131,28 @@ class Communicator {
   // backend's own algorithm (local: peers' buffers are read in place, summed in rank order);
   // RingAllReduce (comm/ring_all_reduce.h) is ours over SendRecv.
   template <typename T>
-  absl::Status AllReduce(absl::Span<T> inout, ReduceOp op, Stream& stream) {
-    return CollectSpans<T>(CollectiveKind::kAllReduce, inout, {}, inout, {}, stream, op);
+  absl::Status AllReduce(absl::Span<T> inout, ReduceOp op, Stream& stream, const Site& site = {}) {
+    return Collect({.kind = CollectiveKind::kAllReduce,
+                    .type = DTypeOf<T>::value,
+                    .op = op,
+                    .send = BytesOf(inout),
+                    .recv = BytesOf(inout),
+                    .site = site},
+                   stream);
   }
 
   // `send` is R equal blocks; this rank receives the sum (or max) over ranks of block rank().
   // recv.size() * R == send.size(); recv may be block rank() of send, else they must not overlap.
   template <typename T>
   absl::Status ReduceScatter(absl::Span<const T> send, absl::Span<T> recv, ReduceOp op,
-                             Stream& stream) {
-    return CollectSpans(CollectiveKind::kReduceScatter, send, {}, recv, {}, stream, op);
+                             Stream& stream, const Site& site = {}) {
+    return Collect({.kind = CollectiveKind::kReduceScatter,
+                    .type = DTypeOf<T>::value,
+                    .op = op,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv),
+                    .site = site},
+                   stream);
   }
 
   // ReduceScatter of parts of any size: `send` is a part for each rank, one behind the other; this
@@ -153,15 +161,29 @@ class Communicator {
   //   recv    [counts[rank()]]; may be part rank() of send, else they must not overlap
   template <typename T>
   absl::Status ReduceScatterV(absl::Span<const T> send, absl::Span<const int64_t> counts,
-                              absl::Span<T> recv, ReduceOp op, Stream& stream) {
-    return CollectSpans(CollectiveKind::kReduceScatterV, send, counts, recv, {}, stream, op);
+                              absl::Span<T> recv, ReduceOp op, Stream& stream,
+                              const Site& site = {}) {
+    return Collect({.kind = CollectiveKind::kReduceScatterV,
+                    .type = DTypeOf<T>::value,
+                    .op = op,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv),
+                    .send_counts = Counts(counts),
+                    .site = site},
+                   stream);
   }
 
   // recv[r * n .. (r + 1) * n) = `send` of rank r; n = send.size(), the same on all ranks. send may
   // be block rank() of recv, else they must not overlap.
   template <typename T>
-  absl::Status AllGather(absl::Span<const T> send, absl::Span<T> recv, Stream& stream) {
-    return CollectSpans(CollectiveKind::kAllGather, send, {}, recv, {}, stream);
+  absl::Status AllGather(absl::Span<const T> send, absl::Span<T> recv, Stream& stream,
+                         const Site& site = {}) {
+    return Collect({.kind = CollectiveKind::kAllGather,
+                    .type = DTypeOf<T>::value,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv),
+                    .site = site},
+                   stream);
   }
 
   // AllGather of parts of any size: part r of `recv` becomes `send` of rank r.
@@ -169,14 +191,26 @@ class Communicator {
   //   counts  [R] elements of each part, >= 0, with sum recv.size() (host memory); the same on all
   template <typename T>
   absl::Status AllGatherV(absl::Span<const T> send, absl::Span<T> recv,
-                          absl::Span<const int64_t> counts, Stream& stream) {
-    return CollectSpans(CollectiveKind::kAllGatherV, send, {}, recv, counts, stream);
+                          absl::Span<const int64_t> counts, Stream& stream, const Site& site = {}) {
+    return Collect({.kind = CollectiveKind::kAllGatherV,
+                    .type = DTypeOf<T>::value,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv),
+                    .recv_counts = Counts(counts),
+                    .site = site},
+                   stream);
   }
 
   // Equal blocks: rank r receives block r of every rank, in rank order.
   template <typename T>
-  absl::Status AllToAll(absl::Span<const T> send, absl::Span<T> recv, Stream& stream) {
-    return CollectSpans(CollectiveKind::kAllToAll, send, {}, recv, {}, stream);
+  absl::Status AllToAll(absl::Span<const T> send, absl::Span<T> recv, Stream& stream,
+                        const Site& site = {}) {
+    return Collect({.kind = CollectiveKind::kAllToAll,
+                    .type = DTypeOf<T>::value,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv),
+                    .site = site},
+                   stream);
   }
 
   // Rank r receives send[r] of every rank, in rank order.
@@ -186,19 +220,27 @@ class Communicator {
   //   recv_counts  [R] elements from each rank, >= 0 (host memory); must equal what peers send
   template <typename T>
   absl::Status AllToAllV(absl::Span<const T> send, absl::Span<const int64_t> send_counts,
-                         absl::Span<T> recv, absl::Span<const int64_t> recv_counts,
-                         Stream& stream) {
-    return CollectSpans(CollectiveKind::kAllToAllV, send, send_counts, recv, recv_counts, stream);
+                         absl::Span<T> recv, absl::Span<const int64_t> recv_counts, Stream& stream,
+                         const Site& site = {}) {
+    return Collect({.kind = CollectiveKind::kAllToAllV,
+                    .type = DTypeOf<T>::value,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv),
+                    .send_counts = Counts(send_counts),
+                    .recv_counts = Counts(recv_counts),
+                    .site = site},
+                   stream);
   }
 
   // Every rank's `inout` becomes root's.
   template <typename T>
-  absl::Status Broadcast(absl::Span<T> inout, int root, Stream& stream) {
+  absl::Status Broadcast(absl::Span<T> inout, int root, Stream& stream, const Site& site = {}) {
     return Collect({.kind = CollectiveKind::kBroadcast,
                     .type = DTypeOf<T>::value,
                     .root = root,
                     .send = BytesOf(inout),
-                    .recv = BytesOf(inout)},
+                    .recv = BytesOf(inout),
+                    .site = site},
                    stream);
   }
 
@@ -209,14 +251,14 @@ class Communicator {
   // the i-th send meets the i-th receive, and their sizes must agree; ops of 0 bytes are skipped on
   // both sides. Not every rank need call it: only those with something to move (ranks that wait for
   // an absent peer time out).
-  absl::Status SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream);
+  absl::Status SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream, const Site& site = {});
 
   // Blocks the host until every rank has called it.
   virtual absl::Status Barrier() = 0;
 
   // Stream-ordered barrier: work after it in `stream` sees everything that any rank put into its
   // peer buffers before its own Fence. Publishing and releasing peer memory are Fences.
-  absl::Status Fence(Stream& stream);
+  absl::Status Fence(Stream& stream, const Site& site = {});
 
   // Collective, blocks the host. Ranks with equal `color` >= 0 form a group, ordered by (key,
   // rank); color -1 gets nullptr. The new communicator shares nothing with this one but its fate:
@@ -233,7 +275,7 @@ class Communicator {
   // Collective, blocks the host; `bytes` may differ between ranks. On all ranks alike
   // kUnimplemented without peer memory, or where one device cannot read the memory of another.
   virtual absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(
-      int64_t bytes, MemoryResource& memory = CpuMemory());
+      int64_t bytes, MemoryResource& memory = CpuMemory(), const Site& site = {});
 
   // Ends this rank's part: its pending and later calls return kAborted. Peers learn of it at once
   // where the backend can tell them (local), else by their timeout. Callable from any thread.
@@ -243,16 +285,16 @@ class Communicator {
   // its peers had theirs. 0: NCCL does not tell. For the thread that runs the collectives.
   virtual int64_t lingered_ns() const { return 0; }
 
-  // What this rank does next; goes into the message of a failed wait. Cheap.
-  void SetPhase(const CommPhase& phase) { phase_ = phase; }
-  const CommPhase& phase() const { return phase_; }
+  // The site of calls without one.
+  void SetPhase(const Site& phase) { phase_ = phase; }
+  const Site& phase() const { return phase_; }
 
  protected:
   Communicator() = default;
   // A call whose arguments fit; but for reductions it moves bytes: `type` is kUInt8.
   virtual absl::Status DoCollective(CollectiveCall call, Stream& stream) = 0;
-  virtual absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) = 0;
-  virtual absl::Status DoFence(Stream& stream) = 0;
+  virtual absl::Status DoSendRecv(SendRecvOps ops, Stream& stream, const Site& site) = 0;
+  virtual absl::Status DoFence(Stream& stream, const Site& site) = 0;
 
  private:
   template <typename T>
@@ -263,26 +305,16 @@ class Communicator {
   static absl::Span<std::byte> BytesOf(absl::Span<T> span) {
     return {reinterpret_cast<std::byte*>(span.data()), span.size() * sizeof(T)};
   }
-  // op: of a reduction.
-  template <typename T>
-  absl::Status CollectSpans(CollectiveKind kind, absl::Span<const T> send,
-                            absl::Span<const int64_t> send_counts, absl::Span<T> recv,
-                            absl::Span<const int64_t> recv_counts, Stream& stream,
-                            ReduceOp op = ReduceOp::kSum) {
-    return Collect({.kind = kind,
-                    .type = DTypeOf<T>::value,
-                    .op = op,
-                    .send = BytesOf(send),
-                    .recv = BytesOf(recv),
-                    .send_counts = RankCounts(send_counts.begin(), send_counts.end()),
-                    .recv_counts = RankCounts(recv_counts.begin(), recv_counts.end())},
-                   stream);
+  static RankCounts Counts(absl::Span<const int64_t> counts) {
+    return {counts.begin(), counts.end()};
   }
   // kInvalidArgument unless the arguments fit each other and the group.
   absl::Status Check(CollectiveCall& call) const;
-  absl::Status StagedSendRecv(SendRecvOps ops, Stream& stream);
+  absl::Status StagedSendRecv(SendRecvOps ops, Stream& stream, const Site& site);
 
-  CommPhase phase_;
+  const Site& SiteOr(const Site& site) const { return *site.name != 0 ? site : phase_; }
+
+  Site phase_;
   HostStaging staging_;
 };
 

@@ -88,17 +88,17 @@ RingAllReduce::~RingAllReduce() {
 }
 
 template <typename T>
-absl::Status RingAllReduce::Sum(absl::Span<T> inout, Stream& stream) {
+absl::Status RingAllReduce::Sum(absl::Span<T> inout, Stream& stream, const Site& site) {
   const Cut cut(static_cast<int64_t>(inout.size()), comm_.size());
-  return RunWhereItCan(inout, stream, [&](absl::Span<T> values, absl::Span<T> scratch, Stream& s) {
-    MOE_RETURN_IF_ERROR(Scatter(values, cut, scratch, s));
-    return Gather(values, cut, s);
+  return RunWhereItCan(inout, stream, site, [&](const Lent<T>& lent) {
+    MOE_RETURN_IF_ERROR(Scatter(lent, cut));
+    return Gather(lent, cut);
   });
 }
 
 template <typename T>
 absl::Status RingAllReduce::ReduceScatter(absl::Span<T> inout, absl::Span<const int64_t> counts,
-                                          Stream& stream) {
+                                          Stream& stream, const Site& site) {
   const auto n = static_cast<int64_t>(inout.size());
   if (static_cast<int>(counts.size()) != comm_.size() ||
       std::any_of(counts.begin(), counts.end(), [n](int64_t c) { return c < 0 || c > n; }) ||
@@ -108,19 +108,19 @@ absl::Status RingAllReduce::ReduceScatter(absl::Span<T> inout, absl::Span<const 
                                                    comm_.size(), " counts >= 0 with sum ", n));
   }
   const Cut cut(counts);
-  return RunWhereItCan(inout, stream, [&](absl::Span<T> values, absl::Span<T> scratch, Stream& s) {
-    return Scatter(values, cut, scratch, s);
-  });
+  return RunWhereItCan(inout, stream, site,
+                       [&](const Lent<T>& lent) { return Scatter(lent, cut); });
 }
 
 template <typename T, typename Circle>
-absl::Status RingAllReduce::RunWhereItCan(absl::Span<T> inout, Stream& stream, Circle circle) {
+absl::Status RingAllReduce::RunWhereItCan(absl::Span<T> inout, Stream& stream, const Site& site,
+                                          Circle circle) {
   if (comm_.size() == 1 || inout.empty()) return absl::OkStatus();
   const auto sum = [&](absl::Span<const std::byte>, absl::Span<std::byte> bytes,
                        Stream& where) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const absl::Span<T> scratch, Scratch<T>(where));
     auto* const values = reinterpret_cast<T*>(bytes.data());
-    absl::Status status = circle(absl::MakeSpan(values, inout.size()), scratch, where);
+    absl::Status status = circle(Lent<T>{{values, inout.size()}, scratch, where, site});
     absl::StatusOr<Event> used = where.Record();  // a ring that broke has used it, too
     status.Update(used.status());
     if (used.ok()) scratch_used_ = *std::move(used);
@@ -152,8 +152,8 @@ absl::StatusOr<absl::Span<T>> RingAllReduce::Scratch(Stream& stream) {
 }
 
 template <typename T>
-absl::Status RingAllReduce::Scatter(absl::Span<T> inout, const Cut& cut, absl::Span<T> scratch,
-                                    Stream& stream) {
+absl::Status RingAllReduce::Scatter(const Lent<T>& lent, const Cut& cut) {
+  const auto& [inout, scratch, stream, site] = lent;
   const int ranks = comm_.size(), rank = comm_.rank();
   const auto chunk = static_cast<int64_t>(scratch.size());
   const int64_t chunks = (cut.longest() + chunk - 1) / chunk;
@@ -166,7 +166,7 @@ absl::Status RingAllReduce::Scatter(absl::Span<T> inout, const Cut& cut, absl::S
       const absl::Span<T> received = scratch.first(static_cast<size_t>(recv.size()));
       MOE_RETURN_IF_ERROR(comm_.SendRecv({SendTo(Mod(rank + 1, ranks), Of(inout, send)),
                                           ReceiveFrom(Mod(rank - 1, ranks), received)},
-                                         stream));
+                                         stream, site));
       MOE_RETURN_IF_ERROR(AddPartial<T>(received, Of(inout, recv), stream));
     }
   }
@@ -174,22 +174,23 @@ absl::Status RingAllReduce::Scatter(absl::Span<T> inout, const Cut& cut, absl::S
 }
 
 template <typename T>
-absl::Status RingAllReduce::Gather(absl::Span<T> inout, const Cut& cut, Stream& stream) {
+absl::Status RingAllReduce::Gather(const Lent<T>& lent, const Cut& cut) {
+  const auto& [inout, scratch, stream, site] = lent;
   const int ranks = comm_.size(), rank = comm_.rank();
   for (int step = 0; step < ranks - 1; ++step) {
     MOE_RETURN_IF_ERROR(
         comm_.SendRecv({SendTo(Mod(rank + 1, ranks), Of(inout, cut.block(rank - step))),
                         ReceiveFrom(Mod(rank - 1, ranks), Of(inout, cut.block(rank - 1 - step)))},
-                       stream));
+                       stream, site));
   }
   return absl::OkStatus();
 }
 
-template absl::Status RingAllReduce::Sum(absl::Span<float>, Stream&);
-template absl::Status RingAllReduce::Sum(absl::Span<int64_t>, Stream&);
+template absl::Status RingAllReduce::Sum(absl::Span<float>, Stream&, const Site&);
+template absl::Status RingAllReduce::Sum(absl::Span<int64_t>, Stream&, const Site&);
 template absl::Status RingAllReduce::ReduceScatter(absl::Span<float>, absl::Span<const int64_t>,
-                                                   Stream&);
+                                                   Stream&, const Site&);
 template absl::Status RingAllReduce::ReduceScatter(absl::Span<int64_t>, absl::Span<const int64_t>,
-                                                   Stream&);
+                                                   Stream&, const Site&);
 
 }  // namespace moe

@@ -55,27 +55,35 @@ class RingAllReduce {
 
   // T: float or int64_t.
   template <typename T>
-  absl::Status Sum(absl::Span<T> inout, Stream& stream);
+  absl::Status Sum(absl::Span<T> inout, Stream& stream, const Site& site = {});
 
   // The first half, over parts of any size: part rank() of `inout` becomes the sum over ranks of
   // it, in the order of block rank() above; what the other parts then hold is undefined.
   //   counts  [R] elements of each part, >= 0, with sum inout.size(); the same on all ranks
   // S*(R-1)/R bytes sent per rank, for equal parts. Errors: kInvalidArgument for other counts.
   template <typename T>
-  absl::Status ReduceScatter(absl::Span<T> inout, absl::Span<const int64_t> counts, Stream& stream);
+  absl::Status ReduceScatter(absl::Span<T> inout, absl::Span<const int64_t> counts, Stream& stream,
+                             const Site& site = {});
 
  private:
   class Cut;
-  // Lends `circle` the values and the scratch where additions run.
+  // The values and the scratch of a call, where additions run.
+  template <typename T>
+  struct Lent {
+    absl::Span<T> values, scratch;
+    Stream& stream;
+    const Site& site;
+  };
+  // Runs `circle(lent)`.
   template <typename T, typename Circle>
-  absl::Status RunWhereItCan(absl::Span<T> inout, Stream& stream, Circle circle);
+  absl::Status RunWhereItCan(absl::Span<T> inout, Stream& stream, const Site& site, Circle circle);
   // A chunk in memory of the stream's device, from where the stream may have it.
   template <typename T>
   absl::StatusOr<absl::Span<T>> Scratch(Stream& stream);
   template <typename T>
-  absl::Status Scatter(absl::Span<T> inout, const Cut& cut, absl::Span<T> scratch, Stream& stream);
+  absl::Status Scatter(const Lent<T>& lent, const Cut& cut);
   template <typename T>
-  absl::Status Gather(absl::Span<T> inout, const Cut& cut, Stream& stream);
+  absl::Status Gather(const Lent<T>& lent, const Cut& cut);
 
   Communicator& comm_;
   const RingOptions options_;

@@ -20,20 +20,20 @@ std::string TextOf(const CallCard& card) {
 }
 
 // "dispatch, layer 3, step 120"; "" when nothing was set.
-std::string DescribePhase(const CommPhase& phase) {
-  std::string text = phase.name == nullptr ? "" : phase.name;
+std::string DescribeSite(const Site& site) {
+  std::string text = site.name;
   const auto add = [&text](absl::string_view name, int64_t value) {
     if (value >= 0) absl::StrAppend(&text, text.empty() ? "" : ", ", name, " ", value);
   };
-  add("layer", phase.layer);
-  add("step", phase.step);
+  add("layer", site.layer);
+  add("step", site.step);
   return text;
 }
 
 }  // namespace
 
-std::string DescribePlace(int world_rank, absl::string_view operation, const CommPhase& phase) {
-  const std::string doing = DescribePhase(phase);
+std::string DescribePlace(int world_rank, absl::string_view operation, const Site& site) {
+  const std::string doing = DescribeSite(site);
   return absl::StrCat("rank ", world_rank, " on host ", HostName(), " in ", operation,
                       doing.empty() ? "" : " (", doing, doing.empty() ? "" : ")");
 }

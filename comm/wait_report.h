@@ -19,7 +19,7 @@
 namespace moe {
 
 // "rank 1 on host a in AllReduce (dispatch, layer 3, step 120)".
-std::string DescribePlace(int world_rank, absl::string_view operation, const CommPhase& phase);
+std::string DescribePlace(int world_rank, absl::string_view operation, const Site& site);
 
 // kDeadlineExceeded: "<place>: waited 2.00s for ranks 0, 3, deadline 2s". `missing` are world
 // ranks, in any order and more than once. `hosts`: their names, by world rank; where they are not

@@ -16,12 +16,13 @@ class GrowingPeerBuffer {
  public:
   // Collective when it grows: `last`, if any, is the stream with work that may still read or write
   // the memory, or use `comm`; it is waited for.
-  absl::Status Reserve(int64_t bytes, Communicator& comm, MemoryResource& memory, Stream* last) {
+  absl::Status Reserve(int64_t bytes, Communicator& comm, MemoryResource& memory, Stream* last,
+                       const Site& site) {
     if (buffer_ != nullptr && bytes <= bytes_) return absl::OkStatus();
     if (last != nullptr) MOE_RETURN_IF_ERROR(last->Synchronize());
     // A quarter more, so that slowly growing batches do not come here each time.
     const int64_t wanted = std::max<int64_t>(bytes + bytes / 4, 64);
-    MOE_ASSIGN_OR_RETURN(auto grown, comm.AllocatePeerBuffer(wanted, memory));
+    MOE_ASSIGN_OR_RETURN(auto grown, comm.AllocatePeerBuffer(wanted, memory, site));
     buffer_ = std::move(grown);  // all ranks were in the call above: nobody reads the old memory
     bytes_ = wanted;
     return absl::OkStatus();
@@ -47,10 +48,10 @@ class DirectDispatcher final : public Dispatcher<T> {
 
   DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kDirect; }
 
-  absl::StatusOr<MatrixView<T>> ReturnBuffer(const DispatchPlan& plan, int64_t hidden,
-                                             Workspace&) override {
+  absl::StatusOr<MatrixView<T>> ReturnBuffer(const DispatchPlan& plan, int64_t hidden, Workspace&,
+                                             const Site& site) override {
     MOE_RETURN_IF_ERROR(returned_.Reserve(plan.max_expert_rows() * RowBytes<T>(hidden), this->comm_,
-                                          memory_, last_stream_));
+                                          memory_, last_stream_, site));
     return MatrixView<T>(reinterpret_cast<T*>(returned_.local()), plan.expert_rows(), hidden);
   }
 
@@ -61,12 +62,12 @@ class DirectDispatcher final : public Dispatcher<T> {
     const DispatchPlan& plan = call.plan;
     const int chunk = call.chunk;
     if (chunk == 0) {
-      MOE_RETURN_IF_ERROR(PrepareTokens(plan, x.cols(), call.exchange));
+      MOE_RETURN_IF_ERROR(PrepareTokens(call, x.cols()));
       MOE_RETURN_IF_ERROR(PublishTokens(x, call.exchange));
       if (weight.has_value()) {
         MOE_RETURN_IF_ERROR(PublishWeights(plan, *weight, x.cols(), call.exchange));
       }
-      MOE_RETURN_IF_ERROR(Fence(call.exchange));
+      MOE_RETURN_IF_ERROR(Fence(call));
     }
     absl::Span<const float> scale;
     if (weight.has_value()) {
@@ -85,14 +86,14 @@ class DirectDispatcher final : public Dispatcher<T> {
           "Return: expert_rows is not the view that ReturnBuffer gave out last");
     }
     last_stream_ = &call.exchange;
-    MOE_RETURN_IF_ERROR(Fence(call.exchange));
+    MOE_RETURN_IF_ERROR(Fence(call));
     const auto peers = Views<T>(returned_, 0, plan.max_expert_rows(), hidden);
     MOE_RETURN_IF_ERROR(ReadRows<T>(peers, plan.home_peer(chunk), plan.home_source(chunk), {},
                                     this->HomeRowsOf(call, home_rows), call.exchange));
     for (int p = 0; p < plan.ranks(); ++p) {
       this->CountBytes(p, plan.ExpertRows(chunk, p, plan.rank()) * RowBytes<T>(hidden));
     }
-    return chunk + 1 == plan.chunks() ? Fence(call.exchange) : absl::OkStatus();
+    return chunk + 1 == plan.chunks() ? Fence(call) : absl::OkStatus();
   }
 
   // Where the weights stand behind the tokens, the same on every rank.
@@ -100,19 +101,20 @@ class DirectDispatcher final : public Dispatcher<T> {
     return (plan.max_tokens() * RowBytes<T>(hidden) + 63) / 64 * 64;
   }
 
-  absl::Status Fence(Stream& exchange) {
+  absl::Status Fence(const DispatchCall& call) {
     tokens_being_read_ = false;
-    return TimedPart(this->clock(), ExchangePart::kMeeting, this->comm_, exchange,
-                     [&] { return this->comm_.Fence(exchange); });
+    return TimedPart(this->clock(), ExchangePart::kMeeting, this->comm_, call.exchange,
+                     [&] { return this->comm_.Fence(call.exchange, call.site); });
   }
 
   // Makes published_ large enough and free to be written.
-  absl::Status PrepareTokens(const DispatchPlan& plan, int64_t hidden, Stream& exchange) {
+  absl::Status PrepareTokens(const DispatchCall& call, int64_t hidden) {
+    const DispatchPlan& plan = call.plan;
     const int64_t weight_bytes = plan.max_return_rows() * static_cast<int64_t>(sizeof(float));
     MOE_RETURN_IF_ERROR(published_.Reserve(WeightsBegin(plan, hidden) + weight_bytes, this->comm_,
-                                           memory_, &exchange));
-    last_stream_ = &exchange;
-    return tokens_being_read_ ? Fence(exchange) : absl::OkStatus();
+                                           memory_, &call.exchange, call.site));
+    last_stream_ = &call.exchange;
+    return tokens_being_read_ ? Fence(call) : absl::OkStatus();
   }
 
   absl::Status PublishTokens(MatrixView<const T> x, Stream& exchange) {

@@ -68,6 +68,7 @@ DispatchPlanBuilder::DispatchPlanBuilder(const DispatchPlanInputs& inputs, Works
       placement_(inputs.placement),
       options_(inputs.options),
       comm_(inputs.comm),
+      site_(inputs.site),
       workspace_(workspace),
       device_(device),
       routed_(routing_.num_routed_experts),

@@ -34,6 +34,7 @@ struct DispatchPlanInputs {
   ExpertPlacement placement;  // of the routed experts
   DispatchPlanOptions options = {};
   Communicator& comm;
+  Site site = {};
 };
 
 // The permutation, and its split over ranks and chunks, that `Routing` implies.

@@ -159,6 +159,7 @@ class DispatchPlanBuilder {
   const ExpertPlacement placement_;
   const DispatchPlanOptions options_;
   Communicator& comm_;
+  const Site site_;
   Workspace& workspace_;
   Workspace* const device_;
   const int32_t routed_;  // E of the routed experts

@@ -28,7 +28,7 @@ absl::Status DispatchPlanBuilder::Gather(absl::Span<const int32_t> send,
   const int64_t length = std::ssize(send) * plan_.ranks_;
   absl::Span<int32_t> all;
   MOE_RETURN_IF_ERROR(TakeRows(length, all));
-  MOE_RETURN_IF_ERROR(comm_.AllGather<int32_t>(send, all, stream));
+  MOE_RETURN_IF_ERROR(comm_.AllGather<int32_t>(send, all, stream, site_));
   gathered = all;
   if (device_ != nullptr) {
     MOE_ASSIGN_OR_RETURN(gathered, DownloadArray<int32_t>(all, workspace_, stream));
@@ -189,7 +189,7 @@ absl::Status DispatchPlanBuilder::ExchangeValues(Stream& stream) {
     }
   }
   MOE_RETURN_IF_ERROR(comm_.AllToAllV<int32_t>(values_.first(plan_.return_rows()), send_counts,
-                                               received_, recv_counts, stream));
+                                               received_, recv_counts, stream, site_));
   return device_ != nullptr ? absl::OkStatus() : stream.Synchronize();
 }
 

@@ -48,6 +48,7 @@ struct DispatchCall {
   int chunk = 0;
   Workspace& workspace;  // staging memory, in use until `exchange` has passed the call
   Stream& exchange;
+  Site site = {};
 };
 
 // What of a movement is timed apart; the rest is rows put into another order on their rank.
@@ -115,7 +116,8 @@ class Dispatcher {
   // (peers read it in place), else from `workspace`. Collective when it has to grow. Valid until
   // the next call of this function; write it only after the previous Return's last chunk.
   virtual absl::StatusOr<MatrixView<T>> ReturnBuffer(const DispatchPlan& plan, int64_t hidden,
-                                                     Workspace& workspace) = 0;
+                                                     Workspace& workspace,
+                                                     const Site& site = {}) = 0;
 
   // Whether rows from ReturnBuffer are home rows as they lie: Return with one view for both copies
   // nothing.

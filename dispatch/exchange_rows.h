@@ -32,22 +32,30 @@ absl::Status TimedPart(ExchangeClock* clock, ExchangePart part, const Communicat
   return clock->Stop(part, comm, stream);
 }
 
-// All-to-all of rows of `width` elements inside `comm`: sent(p) rows to peer p, received(p) from
-// it. clock: or nullptr.
+// What an exchange of rows runs on.
+struct RowExchange {
+  Communicator& comm;
+  Stream& stream;
+  ExchangeClock* clock = nullptr;
+  const Site& site;
+};
+
+// All-to-all of rows: sent(p) rows to peer p, received(p) from it.
 template <typename U, typename Sent, typename Received>
-absl::Status ExchangeRows(Communicator& comm, MatrixView<const U> send, Sent sent,
-                          MatrixView<U> recv, Received received, Stream& stream,
-                          ExchangeClock* clock) {
+absl::Status ExchangeRows(const RowExchange& exchange, MatrixView<const U> send, Sent sent,
+                          MatrixView<U> recv, Received received) {
+  Communicator& comm = exchange.comm;
   const int64_t width = send.cols();
   absl::InlinedVector<int64_t, 16> send_counts(comm.size()), recv_counts(comm.size());
   for (int p = 0; p < comm.size(); ++p) {
     send_counts[p] = sent(p) * width;
     recv_counts[p] = received(p) * width;
   }
-  return TimedPart(clock, ExchangePart::kMeeting, comm, stream, [&] {
+  return TimedPart(exchange.clock, ExchangePart::kMeeting, comm, exchange.stream, [&] {
     return comm.AllToAllV<U>(
         absl::Span<const U>(send.data(), static_cast<size_t>(send.rows() * width)), send_counts,
-        absl::Span<U>(recv.data(), static_cast<size_t>(recv.rows() * width)), recv_counts, stream);
+        absl::Span<U>(recv.data(), static_cast<size_t>(recv.rows() * width)), recv_counts,
+        exchange.stream, exchange.site);
   });
 }
 

@@ -43,7 +43,7 @@ class StagedDispatcher : public Dispatcher<T> {
   DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kStaged; }
 
   absl::StatusOr<MatrixView<T>> ReturnBuffer(const DispatchPlan& plan, int64_t hidden,
-                                             Workspace& workspace) override {
+                                             Workspace& workspace, const Site&) override {
     return workspace.Matrix<T>(plan.expert_rows(), hidden);
   }
 
@@ -104,8 +104,8 @@ class StagedDispatcher : public Dispatcher<T> {
     MOE_ASSIGN_OR_RETURN(const auto received, call.workspace.Matrix<T>(received_rows, send.cols()));
     const int me = plan.rank();
     MOE_RETURN_IF_ERROR(ExchangeRows<T>(
-        this->comm_, send, [&](int p) { return plan.SendRows(chunk, me, p); }, received,
-        [&](int p) { return plan.SendRows(chunk, p, me); }, call.exchange, this->clock()));
+        ExchangeOf(call), send, [&](int p) { return plan.SendRows(chunk, me, p); }, received,
+        [&](int p) { return plan.SendRows(chunk, p, me); }));
     for (int p = 0; p < plan.ranks(); ++p) {
       this->CountBytes(p, plan.SendRows(chunk, me, p) * RowBytes<T>(send.cols()));
     }
@@ -124,8 +124,8 @@ class StagedDispatcher : public Dispatcher<T> {
     MOE_ASSIGN_OR_RETURN(const auto received, call.workspace.Matrix<float>(rows, 1));
     const int me = plan.rank();
     MOE_RETURN_IF_ERROR(ExchangeRows<float>(
-        this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, me, p); }, received,
-        [&](int p) { return plan.ExpertRows(chunk, p, me); }, call.exchange, this->clock()));
+        ExchangeOf(call), send, [&](int p) { return plan.ExpertRows(chunk, me, p); }, received,
+        [&](int p) { return plan.ExpertRows(chunk, p, me); }));
     CountWeights(plan, chunk);
     return received;
   }
@@ -140,10 +140,13 @@ class StagedDispatcher : public Dispatcher<T> {
     CountReturned(plan, chunk, send.cols());
     const int me = plan.rank();
     return ExchangeRows<T>(
-        this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, p, me); }, home,
-        [&](int p) { return plan.ExpertRows(chunk, me, p); }, call.exchange, this->clock());
+        ExchangeOf(call), send, [&](int p) { return plan.ExpertRows(chunk, p, me); }, home,
+        [&](int p) { return plan.ExpertRows(chunk, me, p); });
   }
 
+  RowExchange ExchangeOf(const DispatchCall& call) {
+    return {this->comm_, call.exchange, this->clock(), call.site};
+  }
   static bool GathersOnce(const DispatchPlan& plan) { return plan.ranks() == 1; }
   absl::StatusOr<MatrixView<const T>> SendTokens(const DispatchCall& call, MatrixView<const T> x) {
     const auto token = call.plan.send_token(call.chunk);
@@ -183,8 +186,8 @@ class HierarchicalDispatcher final : public StagedDispatcher<T> {
                                                MatrixView<const T> send) override {
     return two_hops_.Out<T>(
         send, [&](int source, int to) { return call.plan.SendRows(call.chunk, source, to); },
-        [this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
-        call.exchange);
+        {[this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
+         call.exchange, call.site});
   }
 
   // plan.expert_source, which counts received rows by source rank, for rows in SendTokens' order.
@@ -224,10 +227,10 @@ class HierarchicalDispatcher final : public StagedDispatcher<T> {
     const int chunk = call.chunk;
     MOE_ASSIGN_OR_RETURN(
         const auto by_rail,
-        two_hops_.Out<float>(
-            send, [&](int source, int to) { return plan.ExpertRows(chunk, source, to); },
-            [this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
-            call.exchange));
+        two_hops_.Out<float>(send,
+                             [&](int source, int to) { return plan.ExpertRows(chunk, source, to); },
+                             {[this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); },
+                              call.workspace, call.exchange, call.site}));
     return TwoHopExchange::Transpose<float>(
         by_rail, two_hops_.node_size(), two_hops_.nodes(),
         [&](int l, int m) { return plan.ExpertRows(chunk, two_hops_.RankOf(m, l), plan.rank()); },
@@ -259,8 +262,9 @@ class HierarchicalDispatcher final : public StagedDispatcher<T> {
                         MatrixView<T> home) override {
     return two_hops_.Back<T>(
         send, [&](int to, int sender) { return call.plan.ExpertRows(call.chunk, to, sender); },
-        home, [this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
-        call.exchange);
+        home,
+        {[this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
+         call.exchange, call.site});
   }
 
   TwoHopExchange two_hops_;

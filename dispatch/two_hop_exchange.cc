@@ -58,14 +58,13 @@ TwoHopExchange::HopRows TwoHopExchange::NodeRows(RowCount rows) const {
 template <typename U>
 absl::Status TwoHopExchange::Hop(const Part& part, MatrixView<const U> send, const RankCounts& sent,
                                  MatrixView<U> received, const RankCounts& received_rows,
-                                 CountBytes count_bytes, Stream& stream) {
-  part.comm->SetPhase(comm_->phase());
+                                 const Call& call) {
   MOE_RETURN_IF_ERROR(ExchangeRows<U>(
-      *part.comm, send, [&](int i) { return sent[i]; }, received,
-      [&](int i) { return received_rows[i]; }, stream, clock_));
+      {*part.comm, call.stream, clock_, call.site}, send, [&](int i) { return sent[i]; }, received,
+      [&](int i) { return received_rows[i]; }));
   const int64_t row_bytes = send.cols() * static_cast<int64_t>(sizeof(U));
   for (int i = 0; i < part.comm->size(); ++i) {
-    count_bytes(part.first + i * part.step, sent[i] * row_bytes);
+    call.count_bytes(part.first + i * part.step, sent[i] * row_bytes);
   }
   return absl::OkStatus();
 }
@@ -103,43 +102,44 @@ absl::StatusOr<MatrixView<U>> TwoHopExchange::Transpose(
 
 template <typename U>
 absl::StatusOr<MatrixView<U>> TwoHopExchange::Out(MatrixView<const U> send, RowCount rows,
-                                                  CountBytes count_bytes, Workspace& workspace,
-                                                  Stream& stream) {
+                                                  const Call& call) {
+  Workspace& workspace = call.workspace;
   const HopRows rail = RailRows(rows), node = NodeRows(rows);
   MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<U>(SumOf(rail.in), send.cols()));
-  MOE_RETURN_IF_ERROR(Hop<U>(rail_, send, rail.out, middle, rail.in, count_bytes, stream));
+  MOE_RETURN_IF_ERROR(Hop<U>(rail_, send, rail.out, middle, rail.in, call));
   MOE_ASSIGN_OR_RETURN(
       const auto by_local,
       Transpose<U>(
           middle, nodes_, node_size_,
           [&](int m, int l) { return rows(RankOf(m, my_local_), RankOf(my_node_, l)); }, workspace,
-          stream));
+          call.stream));
   MOE_ASSIGN_OR_RETURN(const auto received, workspace.Matrix<U>(SumOf(node.in), send.cols()));
-  MOE_RETURN_IF_ERROR(Hop<U>(node_, by_local, node.out, received, node.in, count_bytes, stream));
+  MOE_RETURN_IF_ERROR(Hop<U>(node_, by_local, node.out, received, node.in, call));
   return received;
 }
 
 template <typename U>
 absl::Status TwoHopExchange::Back(MatrixView<const U> send, RowCount rows, MatrixView<U> received,
-                                  CountBytes count_bytes, Workspace& workspace, Stream& stream) {
+                                  const Call& call) {
+  Workspace& workspace = call.workspace;
   const HopRows rail = RailRows(rows), node = NodeRows(rows);
   MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<U>(SumOf(node.out), send.cols()));
-  MOE_RETURN_IF_ERROR(Hop<U>(node_, send, node.in, middle, node.out, count_bytes, stream));
+  MOE_RETURN_IF_ERROR(Hop<U>(node_, send, node.in, middle, node.out, call));
   MOE_ASSIGN_OR_RETURN(
       const auto by_node,
       Transpose<U>(
           middle, node_size_, nodes_,
           [&](int l, int m) { return rows(RankOf(m, my_local_), RankOf(my_node_, l)); }, workspace,
-          stream));
-  return Hop<U>(rail_, by_node, rail.in, received, rail.out, count_bytes, stream);
+          call.stream));
+  return Hop<U>(rail_, by_node, rail.in, received, rail.out, call);
 }
 
-#define MOE_INSTANTIATE(U)                                                                        \
-  template absl::StatusOr<MatrixView<U>> TwoHopExchange::Out<U>(MatrixView<const U>, RowCount,    \
-                                                                CountBytes, Workspace&, Stream&); \
-  template absl::Status TwoHopExchange::Back<U>(MatrixView<const U>, RowCount, MatrixView<U>,     \
-                                                CountBytes, Workspace&, Stream&);                 \
-  template absl::StatusOr<MatrixView<U>> TwoHopExchange::Transpose<U>(                            \
+#define MOE_INSTANTIATE(U)                                                                     \
+  template absl::StatusOr<MatrixView<U>> TwoHopExchange::Out<U>(MatrixView<const U>, RowCount, \
+                                                                const Call&);                  \
+  template absl::Status TwoHopExchange::Back<U>(MatrixView<const U>, RowCount, MatrixView<U>,  \
+                                                const Call&);                                  \
+  template absl::StatusOr<MatrixView<U>> TwoHopExchange::Transpose<U>(                         \
       MatrixView<const U>, int, int, absl::FunctionRef<int64_t(int, int)>, Workspace&, Stream&);
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)

@@ -27,8 +27,13 @@ class TwoHopExchange {
  public:
   // Rows that `source` has for `destination`.
   using RowCount = absl::FunctionRef<int64_t(int source, int destination)>;
-  // Called once per hop and peer.
-  using CountBytes = absl::FunctionRef<void(int peer, int64_t bytes)>;
+  // What an exchange runs on.
+  struct Call {
+    absl::FunctionRef<void(int peer, int64_t bytes)> count_bytes;  // called once per hop and peer
+    Workspace& workspace;
+    Stream& stream;
+    Site site = {};
+  };
 
   // Collective: splits `comm`. node_size divides its size.
   static absl::StatusOr<TwoHopExchange> Create(Communicator& comm, int node_size);
@@ -44,14 +49,13 @@ class TwoHopExchange {
 
   // send: rows by destination. The result: rows by (local rank, node) of their source.
   template <typename U>
-  absl::StatusOr<MatrixView<U>> Out(MatrixView<const U> send, RowCount rows, CountBytes count_bytes,
-                                    Workspace& workspace, Stream& stream);
+  absl::StatusOr<MatrixView<U>> Out(MatrixView<const U> send, RowCount rows, const Call& call);
 
   // send: rows by (local rank, node) of their home. received: rows by the rank that sent them.
   // rows(home, sender): the pairs of Out, turned round.
   template <typename U>
   absl::Status Back(MatrixView<const U> send, RowCount rows, MatrixView<U> received,
-                    CountBytes count_bytes, Workspace& workspace, Stream& stream);
+                    const Call& call);
 
   // from: blocks of rows(outer, inner) rows each, by (outer, inner). The result: by (inner, outer).
   template <typename U>
@@ -85,8 +89,7 @@ class TwoHopExchange {
   };
   template <typename U>
   absl::Status Hop(const Part& part, MatrixView<const U> send, const RankCounts& sent,
-                   MatrixView<U> received, const RankCounts& received_rows, CountBytes count_bytes,
-                   Stream& stream);
+                   MatrixView<U> received, const RankCounts& received_rows, const Call& call);
 
   Communicator* comm_;
   int node_size_, nodes_, my_node_, my_local_;

@@ -151,7 +151,8 @@ class LocalCommunicator final : public Communicator {
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   bool has_peer_memory(DeviceKind /*kind*/) const override { return true; }
   absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes,
-                                                                 MemoryResource& memory) override;
+                                                                 MemoryResource& memory,
+                                                                 const Site& site) override;
   void Abort(absl::Status reason) override {
     const int world_rank = group_->world_rank(rank_);
     group_->fate().Kill(world_rank, Caught([&] {
@@ -162,13 +163,12 @@ class LocalCommunicator final : public Communicator {
 
  protected:
   absl::Status DoCollective(CollectiveCall call, Stream& stream) override;
-  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override;
-  absl::Status DoFence(Stream& stream) override;
+  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream, const Site& site) override;
+  absl::Status DoFence(Stream& stream, const Site& site) override;
 
  private:
-  // Taken on the host thread: the phase is that of the call, not of the moment it runs.
-  LocalCaller Caller(const char* operation) const {
-    return {.rank = rank_, .operation = operation, .phase = phase()};
+  LocalCaller Caller(const char* operation, const Site& site = {}) const {
+    return {.rank = rank_, .operation = operation, .site = site};
   }
 
   const std::shared_ptr<LocalGroup> group_;  // shared with the tasks that are still in a stream
@@ -177,7 +177,7 @@ class LocalCommunicator final : public Communicator {
 
 absl::Status LocalCommunicator::DoCollective(CollectiveCall call, Stream& stream) {
   return stream.Enqueue(
-      [group = group_, caller = Caller(NameOf(call.kind)), call = std::move(call)] {
+      [group = group_, caller = Caller(NameOf(call.kind), call.site), call = std::move(call)] {
         const LocalPost post{.operation = caller.operation,
                              .send = call.send.data(),
                              .inout = call.recv.data(),
@@ -191,8 +191,8 @@ absl::Status LocalCommunicator::DoCollective(CollectiveCall call, Stream& stream
       });
 }
 
-absl::Status LocalCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream) {
-  return stream.Enqueue([group = group_, caller = Caller("SendRecv"), ops = std::move(ops)] {
+absl::Status LocalCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream, const Site& site) {
+  return stream.Enqueue([group = group_, caller = Caller("SendRecv", site), ops = std::move(ops)] {
     return group->SendRecv(caller, ops);
   });
 }
@@ -202,8 +202,8 @@ absl::Status LocalCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream) {
 // every synchronisation with the host, visible to all devices, and with what it read of peers read.
 // What another rank's host enqueues after the roll call, a read of that memory or the next write
 // into what was read, begins later than all of it. No event between streams is needed.
-absl::Status LocalCommunicator::DoFence(Stream& stream) {
-  return stream.Enqueue([group = group_, caller = Caller("Fence")] {
+absl::Status LocalCommunicator::DoFence(Stream& stream, const Site& site) {
+  return stream.Enqueue([group = group_, caller = Caller("Fence", site)] {
     return group->Meet(LocalGroup::kStreamLane, caller);
   });
 }
@@ -237,12 +237,12 @@ absl::StatusOr<std::unique_ptr<Communicator>> LocalCommunicator::Split(int color
 }
 
 absl::StatusOr<std::shared_ptr<PeerBuffer>> LocalCommunicator::AllocatePeerBuffer(
-    int64_t bytes, MemoryResource& memory) {
+    int64_t bytes, MemoryResource& memory, const Site& site) {
   if (bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("AllocatePeerBuffer: ", bytes, " bytes, expected >= 0"));
   }
-  return AllocateLocalPeerBuffer(*group_, Caller("AllocatePeerBuffer"), bytes, memory);
+  return AllocateLocalPeerBuffer(*group_, Caller("AllocatePeerBuffer", site), bytes, memory);
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ absl::Status LocalGroup::Fail(const LocalCaller& caller, absl::Status reason) {
 
 absl::Status LocalGroup::Late(const LocalCaller& caller, const std::vector<int>& missing,
                               absl::Duration waited) {
-  const std::string place = DescribePlace(world_rank(caller.rank), caller.operation, caller.phase);
+  const std::string place = DescribePlace(world_rank(caller.rank), caller.operation, caller.site);
   return Fail(caller, LateError(place, missing, waited, timeout_));
 }
 

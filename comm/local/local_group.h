@@ -59,7 +59,7 @@ class LocalFate {
 struct LocalCaller {
   int rank = 0;
   const char* operation = "";
-  CommPhase phase;
+  Site site;
 };
 
 struct LocalPost;

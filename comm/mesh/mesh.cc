@@ -62,7 +62,7 @@ Communicator& Mesh::group(MeshGroup group, MeshLane lane) {
   return *communicator;
 }
 
-void Mesh::SetPhase(const CommPhase& phase) {
+void Mesh::SetPhase(const Site& phase) {
   for (const auto& lane : groups_) {
     for (const auto& communicator : lane) {
       if (communicator != nullptr) communicator->SetPhase(phase);

@@ -41,7 +41,7 @@ class Mesh {
   MeshGroup Canonical(MeshGroup group) const;
 
   // Sets the phase on every group.
-  void SetPhase(const CommPhase& phase);
+  void SetPhase(const Site& phase);
   // Aborts every group.
   void Abort(absl::Status reason);
 

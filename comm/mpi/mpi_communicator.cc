@@ -29,13 +29,14 @@ class MpiCommunicator final : public Communicator {
   absl::string_view backend() const override { return "mpi"; }
   absl::Duration timeout() const override { return group_->stream.timeout(); }
   int64_t lingered_ns() const override { return group_->stream.lingered_ns(); }
-  absl::Status Barrier() override { return group_->host.Meet({"Barrier", kMeet, phase()}); }
+  absl::Status Barrier() override { return group_->host.Meet({"Barrier", kMeet, {}}); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   bool has_peer_memory(DeviceKind kind) const override {
     return kind == DeviceKind::kCpu && group_->one_host();
   }
   absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes,
-                                                                 MemoryResource& memory) override;
+                                                                 MemoryResource& memory,
+                                                                 const Site& site) override;
   void Abort(absl::Status reason) override {
     (void)group_->host.Kill(absl::AbortedError(absl::StrCat(
         "rank ", group_->host.world_ranks()[rank()], " aborted: ", reason.ToString())));
@@ -43,22 +44,21 @@ class MpiCommunicator final : public Communicator {
 
  protected:
   absl::Status DoCollective(CollectiveCall call, Stream& stream) override;
-  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override;
-  absl::Status DoFence(Stream& stream) override;
+  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream, const Site& site) override;
+  absl::Status DoFence(Stream& stream, const Site& site) override;
 
  private:
   const std::shared_ptr<MpiGroup> group_;
 };
 
 absl::Status MpiCommunicator::DoCollective(CollectiveCall call, Stream& stream) {
-  return stream.Enqueue([group = group_, at = phase(), call = std::move(call)] {
-    return group->Collective(at, call);
-  });
+  return stream.Enqueue(
+      [group = group_, call = std::move(call)] { return group->Collective(call); });
 }
 
-absl::Status MpiCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream) {
-  return stream.Enqueue([group = group_, at = phase(), ops = std::move(ops)] {
-    group->stream.Begin({"SendRecv", kSendRecv, at});
+absl::Status MpiCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream, const Site& site) {
+  return stream.Enqueue([group = group_, site, ops = std::move(ops)] {
+    group->stream.Begin({"SendRecv", kSendRecv, site});
     for (const SendRecvOp& op : ops) {
       if (op.recv != nullptr) group->stream.Receive(op.peer, op.recv, op.bytes);
     }
@@ -69,26 +69,26 @@ absl::Status MpiCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream) {
   });
 }
 
-absl::Status MpiCommunicator::DoFence(Stream& stream) {
-  return stream.Enqueue([group = group_, at = phase()]() -> absl::Status {
+absl::Status MpiCommunicator::DoFence(Stream& stream, const Site& site) {
+  return stream.Enqueue([group = group_, site]() -> absl::Status {
     // Peers see through their own mappings what stands before; messages tell them when.
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    MOE_RETURN_IF_ERROR(group->stream.Meet({"Fence", kMeet, at}));
+    MOE_RETURN_IF_ERROR(group->stream.Meet({"Fence", kMeet, site}));
     std::atomic_thread_fence(std::memory_order_seq_cst);
     return absl::OkStatus();
   });
 }
 
 absl::StatusOr<std::shared_ptr<PeerBuffer>> MpiCommunicator::AllocatePeerBuffer(
-    int64_t bytes, MemoryResource& memory) {
+    int64_t bytes, MemoryResource& memory, const Site& site) {
   if (bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("AllocatePeerBuffer: ", bytes, " bytes, expected >= 0"));
   }
   if (!has_peer_memory(memory.device().kind)) {
-    return Communicator::AllocatePeerBuffer(bytes, memory);
+    return Communicator::AllocatePeerBuffer(bytes, memory, site);
   }
-  return AllocateMpiPeerBuffer(group_->host, phase(), bytes);
+  return AllocateMpiPeerBuffer(group_->host, bytes, site);
 }
 
 absl::Status MakeSilent(MPI_Comm comm) {
@@ -100,7 +100,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, 
   std::vector<CallCard> all(size());
   MpiLane& host = group_->host;
   // MPI_Comm_split has no deadline: it starts when everybody is known to be there.
-  MOE_RETURN_IF_ERROR(host.Gather({"Split", kSplit, phase()}, &mine, all.data(), sizeof(CallCard)));
+  MOE_RETURN_IF_ERROR(host.Gather({"Split", kSplit, {}}, &mine, all.data(), sizeof(CallCard)));
   std::vector<int> members = MembersOf(color, all);
   std::vector<uint64_t> hosts;
   for (int& member : members) {

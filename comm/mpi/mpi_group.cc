@@ -32,26 +32,26 @@ MPI_Datatype ToMpi(DType type) {
 
 }  // namespace
 
-absl::Status MpiGroup::Collective(const CommPhase& phase, const CollectiveCall& call) {
+absl::Status MpiGroup::Collective(const CollectiveCall& call) {
   switch (call.kind) {
     case CollectiveKind::kAllReduce:
       // MPI has no 16-bit types, and pairs summed in them would round at every step.
-      return Is16BitFloat(call.type) ? AllReduceInRankOrder(phase, call) : ByLibrary(phase, call);
+      return Is16BitFloat(call.type) ? AllReduceInRankOrder(call) : ByLibrary(call);
     case CollectiveKind::kReduceScatter:
     case CollectiveKind::kReduceScatterV:
-      return ReduceScatter(phase, call);
+      return ReduceScatter(call);
     case CollectiveKind::kBroadcast:
-      return ByLibrary(phase, call);
+      return ByLibrary(call);
     default:
-      return AllToAllV(phase, call);
+      return AllToAllV(call);
   }
 }
 
-absl::Status MpiGroup::RollCall(const CommPhase& phase, const CollectiveCall& call) {
+absl::Status MpiGroup::RollCall(const CollectiveCall& call) {
   const CallCard mine = CardOf(call);
   absl::InlinedVector<CallCard, 16> all(stream.size());
-  MOE_RETURN_IF_ERROR(
-      stream.Gather({NameOf(call.kind), kRollCall, phase}, &mine, all.data(), sizeof(CallCard)));
+  MOE_RETURN_IF_ERROR(stream.Gather({NameOf(call.kind), kRollCall, call.site}, &mine, all.data(),
+                                    sizeof(CallCard)));
   const std::vector<int>& names = stream.world_ranks();
   for (int r = 0; r < stream.size(); ++r) {
     const absl::Status same = CheckSame(mine, names[stream.rank()], all[r], names[r]);
@@ -60,9 +60,8 @@ absl::Status MpiGroup::RollCall(const CommPhase& phase, const CollectiveCall& ca
   return absl::OkStatus();
 }
 
-absl::Status MpiGroup::SumParts(const CommPhase& phase, const CollectiveCall& call,
-                                const std::byte* const* parts, absl::Span<const int64_t> counts,
-                                std::byte* out) {
+absl::Status MpiGroup::SumParts(const CollectiveCall& call, const std::byte* const* parts,
+                                absl::Span<const int64_t> counts, std::byte* out) {
   const int ranks = stream.size();
   const int rank = stream.rank();
   const int64_t width = SizeOf(call.type);
@@ -76,7 +75,7 @@ absl::Status MpiGroup::SumParts(const CommPhase& phase, const CollectiveCall& ca
       return std::clamp<int64_t>(counts[r] - begin, 0, segment);
     };
     absl::InlinedVector<const std::byte*, 16> inputs(ranks);
-    stream.Begin({NameOf(call.kind), kReduce, phase});
+    stream.Begin({NameOf(call.kind), kReduce, call.site});
     for (int i = 1; i < ranks; ++i) {
       const int r = (rank + i) % ranks;
       std::byte* const slot = scratch_.data() + r * kSegmentBytes;
@@ -95,7 +94,7 @@ absl::Status MpiGroup::SumParts(const CommPhase& phase, const CollectiveCall& ca
   return absl::OkStatus();
 }
 
-absl::Status MpiGroup::AllReduceInRankOrder(const CommPhase& phase, const CollectiveCall& call) {
+absl::Status MpiGroup::AllReduceInRankOrder(const CollectiveCall& call) {
   const int ranks = stream.size();
   const int rank = stream.rank();
   const int64_t width = SizeOf(call.type), count = call.count();
@@ -107,8 +106,8 @@ absl::Status MpiGroup::AllReduceInRankOrder(const CommPhase& phase, const Collec
     counts.push_back(PartBegin(count, r + 1) - PartBegin(count, r));
   }
   std::byte* const own = inout + PartBegin(count, rank) * width;
-  MOE_RETURN_IF_ERROR(SumParts(phase, call, parts.data(), counts, own));
-  stream.Begin({"AllReduce", kAllGather, phase});
+  MOE_RETURN_IF_ERROR(SumParts(call, parts.data(), counts, own));
+  stream.Begin({"AllReduce", kAllGather, call.site});
   for (int i = 1; i < ranks; ++i) {
     const int r = (rank + i) % ranks;
     stream.Receive(r, inout + PartBegin(count, r) * width, counts[r] * width);
@@ -119,7 +118,7 @@ absl::Status MpiGroup::AllReduceInRankOrder(const CommPhase& phase, const Collec
   return stream.Finish();
 }
 
-absl::Status MpiGroup::ReduceScatter(const CommPhase& phase, const CollectiveCall& call) {
+absl::Status MpiGroup::ReduceScatter(const CollectiveCall& call) {
   absl::InlinedVector<const std::byte*, 16> parts;
   RankCounts counts;
   const std::byte* part = call.send.data();
@@ -128,17 +127,17 @@ absl::Status MpiGroup::ReduceScatter(const CommPhase& phase, const CollectiveCal
     counts.push_back(bytes / SizeOf(call.type));
     part += bytes;
   }
-  return SumParts(phase, call, parts.data(), counts, call.recv.data());
+  return SumParts(call, parts.data(), counts, call.recv.data());
 }
 
 // A gather sends one part to all.
-absl::Status MpiGroup::AllToAllV(const CommPhase& phase, const CollectiveCall& call) {
+absl::Status MpiGroup::AllToAllV(const CollectiveCall& call) {
   const int rank = stream.rank(), name = stream.world_ranks()[rank];
   const RankCounts &out = call.send_counts, &in = call.recv_counts;
   if (out[rank] != in[rank]) {
     return stream.Kill(OtherSizeError(NameOf(call.kind), name, in[rank], name, out[rank]));
   }
-  stream.Begin({NameOf(call.kind), kAllToAllV, phase});
+  stream.Begin({NameOf(call.kind), kAllToAllV, call.site});
   std::byte* to = call.recv.data();
   std::byte* own = nullptr;
   for (int r = 0; r < stream.size(); ++r) {
@@ -163,12 +162,12 @@ absl::Status MpiGroup::AllToAllV(const CommPhase& phase, const CollectiveCall& c
   return stream.Finish();
 }
 
-absl::Status MpiGroup::ByLibrary(const CommPhase& phase, const CollectiveCall& call) {
-  MOE_RETURN_IF_ERROR(RollCall(phase, call));
+absl::Status MpiGroup::ByLibrary(const CollectiveCall& call) {
+  MOE_RETURN_IF_ERROR(RollCall(call));
   for (int64_t begin = 0; begin < call.count(); begin += kMpiLibraryCount) {
     const auto n = static_cast<int>(std::min(call.count() - begin, kMpiLibraryCount));
     std::byte* const part = call.recv.data() + begin * SizeOf(call.type);
-    MOE_RETURN_IF_ERROR(stream.Run({NameOf(call.kind), 0, phase}, [&](MPI_Request* request) {
+    MOE_RETURN_IF_ERROR(stream.Run({NameOf(call.kind), 0, call.site}, [&](MPI_Request* request) {
       if (call.kind == CollectiveKind::kBroadcast) {
         return MPI_Ibcast(part, n, MPI_BYTE, call.root, stream.comm(), request);
       }

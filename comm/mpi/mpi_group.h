@@ -55,7 +55,7 @@ class MpiGroup {
   MpiGroup& operator=(const MpiGroup&) = delete;
 
   // Communicator::DoCollective.
-  absl::Status Collective(const CommPhase& phase, const CollectiveCall& call);
+  absl::Status Collective(const CollectiveCall& call);
 
   void SetHostNames(const MpiLane::HostNames& names) {
     stream.set_host_names(names);
@@ -75,20 +75,19 @@ class MpiGroup {
  private:
   // MPI does not compare arguments: ranks show each other theirs, which also tells who is missing
   // and lets the library's operation start with everyone there. kInvalidArgument if they differ.
-  absl::Status RollCall(const CommPhase& phase, const CollectiveCall& call);
+  absl::Status RollCall(const CollectiveCall& call);
 
   // out[i] = parts[own rank][i] of every rank, summed in rank order: parts[r] (counts[r] elements)
   // goes to rank r, a segment at a time. `out` may be parts[own rank].
-  absl::Status SumParts(const CommPhase& phase, const CollectiveCall& call,
-                        const std::byte* const* parts, absl::Span<const int64_t> counts,
-                        std::byte* out);
+  absl::Status SumParts(const CollectiveCall& call, const std::byte* const* parts,
+                        absl::Span<const int64_t> counts, std::byte* out);
 
   // SumParts, then everyone gets every part: rank order, 2*S*(R-1)/R bytes.
-  absl::Status AllReduceInRankOrder(const CommPhase& phase, const CollectiveCall& call);
-  absl::Status ReduceScatter(const CommPhase& phase, const CollectiveCall& call);
-  absl::Status AllToAllV(const CommPhase& phase, const CollectiveCall& call);
+  absl::Status AllReduceInRankOrder(const CollectiveCall& call);
+  absl::Status ReduceScatter(const CollectiveCall& call);
+  absl::Status AllToAllV(const CollectiveCall& call);
   // A roll call, then MPI_Iallreduce (no 16-bit types) or MPI_Ibcast.
-  absl::Status ByLibrary(const CommPhase& phase, const CollectiveCall& call);
+  absl::Status ByLibrary(const CollectiveCall& call);
 
   // Elements [PartBegin(r), PartBegin(r + 1)) of `count` are the part that rank r sums.
   int64_t PartBegin(int64_t count, int r) const {
@@ -104,9 +103,8 @@ class MpiGroup {
 // is left behind by a process that dies.
 // Errors, on all ranks alike: kUnimplemented, naming who cannot map whose memory (containers with
 // process ids of their own, other users); kResourceExhausted; those of `host`.
-absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocateMpiPeerBuffer(MpiLane& host,
-                                                                  const CommPhase& phase,
-                                                                  int64_t bytes);
+absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocateMpiPeerBuffer(MpiLane& host, int64_t bytes,
+                                                                  const Site& site);
 
 }  // namespace moe
 

@@ -200,7 +200,7 @@ absl::Status MpiLane::Late(size_t first, absl::Duration waited) const {
     missing = world_ranks_;
     missing.erase(missing.begin() + rank_);
   }
-  const std::string place = DescribePlace(world_ranks_[rank_], call_.operation, call_.phase);
+  const std::string place = DescribePlace(world_ranks_[rank_], call_.operation, call_.site);
   return LateError(place, missing, waited, timeout_,
                    host_names_ == nullptr ? absl::Span<const std::string>() : *host_names_);
 }

@@ -28,7 +28,7 @@ absl::Status FromMpi(int code, absl::string_view what);
 struct MpiCall {
   const char* operation = "";
   int tag = 0;  // one per kind of operation: different collectives never meet
-  CommPhase phase;
+  Site site;
 };
 
 // One thread at a time. Owns `comm`.

@@ -119,16 +119,15 @@ Mapping Open(const Offer& offer) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocateMpiPeerBuffer(MpiLane& host,
-                                                                  const CommPhase& phase,
-                                                                  int64_t bytes) {
+absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocateMpiPeerBuffer(MpiLane& host, int64_t bytes,
+                                                                  const Site& site) {
   const std::vector<int>& world_ranks = host.world_ranks();
   errno = 0;
   const Descriptor file(::memfd_create("moe-peer-memory", MFD_CLOEXEC));
   Offer mine = {.bytes = std::max<int64_t>(bytes, 1)};
   Mapping own = Make(file, mine);
   std::vector<Offer> offers(host.size());
-  const MpiCall call = {kName, kPeerMemory, phase};
+  const MpiCall call = {kName, kPeerMemory, site};
   MOE_RETURN_IF_ERROR(host.Gather(call, &mine, offers.data(), sizeof(Offer)));
   for (int r = 0; r < host.size(); ++r) {
     if (offers[r].error == 0) continue;

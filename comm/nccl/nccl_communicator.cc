@@ -32,7 +32,7 @@ class NcclCommunicator final : public Communicator {
   }
   bool moves(DeviceKind) const override { return true; }
   absl::Status Barrier() override {
-    return group_->memory_of_host.RollCall(phase(), CardOf("Barrier"), {}, {}).status();
+    return group_->memory_of_host.RollCall(CardOf("Barrier"), {}, {}, {}).status();
   }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   void Abort(absl::Status reason) override {
@@ -42,8 +42,8 @@ class NcclCommunicator final : public Communicator {
 
  protected:
   absl::Status DoCollective(CollectiveCall call, Stream& stream) override;
-  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override;
-  absl::Status DoFence(Stream& stream) override;
+  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream, const Site& site) override;
+  absl::Status DoFence(Stream& stream, const Site& site) override;
 
  private:
   NcclRank& shared() const { return group_->streams->rank(); }
@@ -52,39 +52,38 @@ class NcclCommunicator final : public Communicator {
 };
 
 absl::Status NcclCommunicator::DoCollective(CollectiveCall call, Stream& stream) {
-  if (IsCuda(stream)) return group_->Collective(phase(), call, stream);
+  if (IsCuda(stream)) return group_->Collective(call, stream);
   // In a task of a CPU stream: the roll call, then device copies of what lies on the host.
-  return stream.Enqueue(
-      [group = group_, at = phase(), call = std::move(call)]() mutable -> absl::Status {
-        NcclHostSide& host_side = group->memory_of_streams;
-        const absl::Span<const std::byte> send = call.send;
-        const absl::Span<std::byte> recv = call.recv;
-        MOE_RETURN_IF_ERROR(
-            host_side.RollCall(at, CardOf(call), call.send_counts, call.recv_counts).status());
-        if (send.empty() && recv.empty()) return absl::OkStatus();
-        return host_side.Run(send, recv, [&](std::byte* from, std::byte* to, Stream& own) {
-          call.send = {from, send.size()};
-          call.recv = {to, recv.size()};
-          return group->Collective(at, call, own);
-        });
-      });
+  return stream.Enqueue([group = group_, call = std::move(call)]() mutable -> absl::Status {
+    NcclHostSide& host_side = group->memory_of_streams;
+    const absl::Span<const std::byte> send = call.send;
+    const absl::Span<std::byte> recv = call.recv;
+    MOE_RETURN_IF_ERROR(
+        host_side.RollCall(CardOf(call), call.send_counts, call.recv_counts, call.site).status());
+    if (send.empty() && recv.empty()) return absl::OkStatus();
+    return host_side.Run(send, recv, [&](std::byte* from, std::byte* to, Stream& own) {
+      call.send = {from, send.size()};
+      call.recv = {to, recv.size()};
+      return group->Collective(call, own);
+    });
+  });
 }
 
-absl::Status NcclCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream) {
-  if (IsCuda(stream)) return group_->SendRecv(phase(), ops, stream);
+absl::Status NcclCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream, const Site& site) {
+  if (IsCuda(stream)) return group_->SendRecv(ops, stream, site);
   // Without a roll call: not every rank need come.
-  return stream.Enqueue([group = group_, at = phase(), ops = std::move(ops)] {
+  return stream.Enqueue([group = group_, site, ops = std::move(ops)] {
     return group->memory_of_streams.SendRecv(
         ops, [&](absl::Span<const SendRecvOp> on_device, Stream& s) {
-          return group->SendRecv(at, on_device, s);
+          return group->SendRecv(on_device, s, site);
         });
   });
 }
 
-absl::Status NcclCommunicator::DoFence(Stream& stream) {
-  if (IsCuda(stream)) return group_->Fence(phase(), stream);
-  return stream.Enqueue([group = group_, at = phase()] {
-    return group->memory_of_streams.RollCall(at, CardOf("Fence"), {}, {}).status();
+absl::Status NcclCommunicator::DoFence(Stream& stream, const Site& site) {
+  if (IsCuda(stream)) return group_->Fence(stream, site);
+  return stream.Enqueue([group = group_, site] {
+    return group->memory_of_streams.RollCall(CardOf("Fence"), {}, {}, site).status();
   });
 }
 
@@ -93,12 +92,12 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
   // NCCL has no deadline of its own here that names anybody: it starts when all are known to be
   // there.
   MOE_ASSIGN_OR_RETURN(const std::vector<CallCard> all,
-                       group_->memory_of_host.RollCall(phase(), mine, {}, {}));
+                       group_->memory_of_host.RollCall(mine, {}, {}, {}));
   std::vector<int> members = MembersOf(color, all);
   const auto own =
       static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
   for (int& member : members) member = group_->host->world_ranks()[member];
-  const NcclCall call = {.operation = "Split", .phase = phase()};
+  const NcclCall call = {.operation = "Split"};
   NcclLane& parent = *group_->host;
   MOE_ASSIGN_OR_RETURN(auto streams, parent.Split(call, color, members, own, 0));
   MOE_ASSIGN_OR_RETURN(auto host, parent.Split(call, color, members, own, kHostLaneBlocks));

@@ -81,25 +81,24 @@ absl::StatusOr<std::byte*> NcclGroup::Scratch(int64_t bytes, Stream& stream) {
   return scratch_.back().data();
 }
 
-absl::Status NcclGroup::Collective(const CommPhase& phase, const CollectiveCall& call,
-                                   Stream& stream) {
+absl::Status NcclGroup::Collective(const CollectiveCall& call, Stream& stream) {
   if (streams->rank().dead()) return streams->rank().status();
   if (call.kind == CollectiveKind::kAllToAllV || call.kind == CollectiveKind::kAllGatherV) {
-    return AllToAllV(phase, call, stream);
+    return AllToAllV(call, stream);
   }
   if (call.count() == 0) return absl::OkStatus();
-  return Is16BitFloat(call.type) ? ScratchUsed(SumInFloat32(phase, call, stream), stream)
-                                 : Launch(phase, call, stream);
+  return Is16BitFloat(call.type) ? ScratchUsed(SumInFloat32(call, stream), stream)
+                                 : Launch(call, stream);
 }
 
-absl::Status NcclGroup::Launch(const CommPhase& phase, const CollectiveCall& call, Stream& stream) {
+absl::Status NcclGroup::Launch(const CollectiveCall& call, Stream& stream) {
   const NcclApi& api = streams->rank().api();
   const auto count = static_cast<size_t>(call.count());
   const ncclDataType_t type = call.reduces() ? ToNccl(call.type) : ncclUint8;
   const void* const send = call.send.data();
   void* const recv = call.recv.data();
   return streams->Launch(
-      {.operation = NameOf(call.kind), .phase = phase}, stream,
+      {.operation = NameOf(call.kind), .site = call.site}, stream,
       [&](ncclComm_t comm, cudaStream_t cuda) {
         switch (call.kind) {
           case CollectiveKind::kAllReduce:
@@ -124,8 +123,7 @@ absl::Status NcclGroup::Launch(const CommPhase& phase, const CollectiveCall& cal
       });
 }
 
-absl::Status NcclGroup::SumInFloat32(const CommPhase& phase, const CollectiveCall& call,
-                                     Stream& stream) {
+absl::Status NcclGroup::SumInFloat32(const CollectiveCall& call, Stream& stream) {
   constexpr int64_t kWidth = SizeOf(DType::kFloat32);
   const int64_t narrow = SizeOf(call.type);
   const int64_t all = static_cast<int64_t>(call.send.size()) / narrow;
@@ -141,15 +139,15 @@ absl::Status NcclGroup::SumInFloat32(const CommPhase& phase, const CollectiveCal
                     ? std::accumulate(wide.send_counts.begin(),
                                       wide.send_counts.begin() + streams->own(), int64_t{0})
                     : 0);
+  wide.site = call.site;
   wide.recv = {mine, static_cast<size_t>(received * kWidth)};
   MOE_RETURN_IF_ERROR(Widen(call.type, call.send.data(), summed, all, stream));
-  MOE_RETURN_IF_ERROR(Launch(phase, wide, stream));
+  MOE_RETURN_IF_ERROR(Launch(wide, stream));
   return Narrow(call.type, mine, call.recv.data(), received, stream);
 }
 
 // A gather sends one part to all.
-absl::Status NcclGroup::AllToAllV(const CommPhase& phase, const CollectiveCall& call,
-                                  Stream& stream) {
+absl::Status NcclGroup::AllToAllV(const CollectiveCall& call, Stream& stream) {
   const RankCounts &out = call.send_counts, &in = call.recv_counts;
   const std::byte* send = call.send.data();
   std::byte* recv = call.recv.data();
@@ -169,19 +167,19 @@ absl::Status NcclGroup::AllToAllV(const CommPhase& phase, const CollectiveCall& 
     if (!call.gathers()) send += out[r];
     recv += in[r];
   }
-  return Exchange(NameOf(call.kind), phase, ops, stream);
+  return Exchange(NameOf(call.kind), ops, stream, call.site);
 }
 
-absl::Status NcclGroup::SendRecv(const CommPhase& phase, absl::Span<const SendRecvOp> ops,
-                                 Stream& stream) {
-  return Exchange("SendRecv", phase, ops, stream);
+absl::Status NcclGroup::SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream,
+                                 const Site& site) {
+  return Exchange("SendRecv", ops, stream, site);
 }
 
-absl::Status NcclGroup::Exchange(const char* operation, const CommPhase& phase,
-                                 absl::Span<const SendRecvOp> ops, Stream& stream) {
+absl::Status NcclGroup::Exchange(const char* operation, absl::Span<const SendRecvOp> ops,
+                                 Stream& stream, const Site& site) {
   if (streams->rank().dead()) return streams->rank().status();
   if (ops.empty()) return absl::OkStatus();
-  NcclCall call = {.operation = operation, .phase = phase};
+  NcclCall call = {.operation = operation, .site = site};
   for (const SendRecvOp& op : ops) call.peers.push_back(op.peer);
   const NcclApi& api = streams->rank().api();
   return streams->Launch(call, stream, [&](ncclComm_t comm, cudaStream_t cuda) {
@@ -195,11 +193,11 @@ absl::Status NcclGroup::Exchange(const char* operation, const CommPhase& phase,
 }
 
 // A sum of one number, which no rank has before all have come.
-absl::Status NcclGroup::Fence(const CommPhase& phase, Stream& stream) {
+absl::Status NcclGroup::Fence(Stream& stream, const Site& site) {
   if (streams->rank().dead()) return streams->rank().status();
   const auto sum = [&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(std::byte* const number, Scratch(SizeOf(DType::kInt32), stream));
-    return streams->Launch({.operation = "Fence", .phase = phase}, stream,
+    return streams->Launch({.operation = "Fence", .site = site}, stream,
                            [&](ncclComm_t comm, cudaStream_t cuda) {
                              return streams->rank().api().ncclAllReduce(
                                  number, number, 1, ncclInt32, ncclMax, comm, cuda);

@@ -33,9 +33,9 @@ class NcclHostSide {
 
   // Every rank's card, once all have come; kInvalidArgument, which ends the world, if they
   // disagree. `out`, `in`: bytes to and from each rank, or empty; on the wire behind the card.
-  absl::StatusOr<std::vector<CallCard>> RollCall(const CommPhase& phase, const CallCard& mine,
+  absl::StatusOr<std::vector<CallCard>> RollCall(const CallCard& mine,
                                                  absl::Span<const int64_t> out,
-                                                 absl::Span<const int64_t> in);
+                                                 absl::Span<const int64_t> in, const Site& site);
 
   // Each part gets a place of its own in device memory, for `work` to send and receive.
   absl::Status SendRecv(
@@ -71,19 +71,19 @@ class NcclGroup {
   const std::unique_ptr<NcclLane> streams, host;
   NcclHostSide memory_of_streams, memory_of_host;
 
-  absl::Status Collective(const CommPhase& phase, const CollectiveCall& call, Stream& stream);
-  absl::Status SendRecv(const CommPhase& phase, absl::Span<const SendRecvOp> ops, Stream& stream);
-  absl::Status Fence(const CommPhase& phase, Stream& stream);
+  absl::Status Collective(const CollectiveCall& call, Stream& stream);
+  absl::Status SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream, const Site& site);
+  absl::Status Fence(Stream& stream, const Site& site);
 
  private:
   // NCCL's own function for the call; no 16-bit sums, no AllToAllV.
-  absl::Status Launch(const CommPhase& phase, const CollectiveCall& call, Stream& stream);
+  absl::Status Launch(const CollectiveCall& call, Stream& stream);
   // 16-bit types are summed in float32 and rounded once: NCCL's own sum would round at every rank.
-  absl::Status SumInFloat32(const CommPhase& phase, const CollectiveCall& call, Stream& stream);
+  absl::Status SumInFloat32(const CollectiveCall& call, Stream& stream);
   // One group of sends and receives; empty ones are left out on both sides.
-  absl::Status AllToAllV(const CommPhase& phase, const CollectiveCall& call, Stream& stream);
-  absl::Status Exchange(const char* operation, const CommPhase& phase,
-                        absl::Span<const SendRecvOp> ops, Stream& stream);
+  absl::Status AllToAllV(const CollectiveCall& call, Stream& stream);
+  absl::Status Exchange(const char* operation, absl::Span<const SendRecvOp> ops, Stream& stream,
+                        const Site& site);
   // Memory for `bytes` of work in `stream`, once its last use has passed, in whatever stream that
   // was.
   absl::StatusOr<std::byte*> Scratch(int64_t bytes, Stream& stream);

@@ -74,10 +74,10 @@ absl::Status NcclHostSide::SendRecv(
   });
 }
 
-absl::StatusOr<std::vector<CallCard>> NcclHostSide::RollCall(const CommPhase& phase,
-                                                             const CallCard& mine,
+absl::StatusOr<std::vector<CallCard>> NcclHostSide::RollCall(const CallCard& mine,
                                                              absl::Span<const int64_t> out,
-                                                             absl::Span<const int64_t> in) {
+                                                             absl::Span<const int64_t> in,
+                                                             const Site& site) {
   const int ranks = lane_.size();
   const size_t bytes = sizeof(CallCard) + 2 * sizeof(int64_t) * static_cast<size_t>(ranks);
   std::vector<std::byte> said(bytes), all(bytes * static_cast<size_t>(ranks));
@@ -88,7 +88,7 @@ absl::StatusOr<std::vector<CallCard>> NcclHostSide::RollCall(const CommPhase& ph
                 at);
     at += sizeof(int64_t) * static_cast<size_t>(ranks);
   }
-  const NcclCall call = {.operation = mine.operation, .phase = phase};
+  const NcclCall call = {.operation = mine.operation, .site = site};
   MOE_RETURN_IF_ERROR(
       Run(said, absl::MakeSpan(all), [&](std::byte* from, std::byte* to, Stream& s) {
         return lane_.Launch(call, s, [&](ncclComm_t comm, cudaStream_t stream) {

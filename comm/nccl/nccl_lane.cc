@@ -225,7 +225,7 @@ absl::Status NcclLane::Fail(const NcclCall& call, ncclResult_t result) {
 }
 
 std::string NcclLane::Place(const NcclCall& call) const {
-  return DescribePlace(world_ranks_[own_], call.operation, call.phase);
+  return DescribePlace(world_ranks_[own_], call.operation, call.site);
 }
 
 absl::Status NcclLane::Late(const NcclCall& call, absl::Duration waited) const {

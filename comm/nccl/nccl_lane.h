@@ -25,7 +25,7 @@ namespace moe {
 // What is under way, for the message of a wait that fails.
 struct NcclCall {
   std::string operation;  // its own: what is under way outlives the call
-  CommPhase phase;
+  Site site;
   std::vector<int> peers = {};  // ranks waited for; empty: NCCL does not say, so all others
   std::optional<absl::Duration> timeout = {};  // unless the rank's
 };

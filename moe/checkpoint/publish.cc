@@ -228,9 +228,8 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
   } else if (!mine.ok() && ranks_ > 1) {
     mine = absl::Status(mine.code(), absl::StrCat("rank ", rank_, ": ", mine.message()));
   }
-  absl::Status result;
-  MOE_RETURN_IF_ERROR(BroadcastStatus(mine, speaker, world, stream, result));
-  if (result.ok()) return result;
+  MOE_RETURN_IF_ERROR(BroadcastStatus(mine, speaker, world, stream));
+  if (mine.ok()) return mine;
   // On all ranks, which may see folders of their own. None may start the next one in a folder that
   // is being removed.
   const auto remove =
@@ -240,8 +239,8 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
   absl::Status removed;  // what stays goes at the next start
   MOE_RETURN_IF_ERROR(Together(remove, world, stream, removed));
   // Values that are not finite are no matter of files.
-  if (absl::IsOutOfRange(result)) return absl::DataLossError(result.message());
-  return WithFileFault(std::move(result), FileFault::kWrite);
+  if (absl::IsOutOfRange(mine)) return absl::DataLossError(mine.message());
+  return WithFileFault(std::move(mine), FileFault::kWrite);
 }
 
 }  // namespace moe

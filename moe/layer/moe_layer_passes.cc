@@ -27,7 +27,7 @@ absl::StatusOr<absl::Span<const int64_t>> MicroBatchOffsets(const Batch& batch, 
 
 // Names what the layer does next in the messages of failed waits; layer and step stay.
 void SetPhaseName(Mesh& mesh, const char* name) {
-  CommPhase phase = mesh.group(MeshGroup::kExpert).phase();
+  Site phase = mesh.group(MeshGroup::kExpert).phase();
   phase.name = name;
   mesh.SetPhase(phase);
 }
@@ -230,7 +230,8 @@ absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
       .placement = placement_,
       .options = {.overlap_degree = config_.overlap_degree,
                   .reads_peers = dispatcher_->algorithm() == DispatchAlgorithm::kDirect},
-      .comm = context_.mesh->group(MeshGroup::kExpert)};
+      .comm = context_.mesh->group(MeshGroup::kExpert),
+      .site = context_.mesh->group(MeshGroup::kExpert).phase()};
   if (plans_on_device_) {
     return DispatchPlan::BuildOnDevice(inputs, host, workspace, *context_.compute);
   }
@@ -247,7 +248,8 @@ absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, Exchan
   work.send.moved = work.receive.moved = &dispatcher_->bytes();
   absl::InlinedVector<Event, 16> arrived(chunks), computed(chunks);
   const auto call = [&](int c) -> DispatchCall {
-    return {plan, c, *context_.exchange_workspace, exchange};
+    return {plan, c, *context_.exchange_workspace, exchange,
+            context_.mesh->group(MeshGroup::kExpert).phase()};
   };
   const auto send_chunk = [&](int c) -> absl::Status {
     work.send.chunk = c;

@@ -33,7 +33,7 @@ void PhaseClock::Add(Phase phase, int64_t nanoseconds) {
   }
 }
 
-TraceEvent* PhaseClock::Open(const Work& work, const CommPhase& place, const Stream& stream) {
+TraceEvent* PhaseClock::Open(const Work& work, const Site& place, const Stream& stream) {
   TraceEvent* const event = recorder_->Open();
   if (event == nullptr) return nullptr;
   event->name = work.name;

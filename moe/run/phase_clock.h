@@ -71,7 +71,7 @@ class PhaseClock final : public ExchangeClock {
 
   // Opens `work` on the time line of recorder(), which must be there: nullptr when it takes no
   // more. `place`: layer and step.
-  TraceEvent* Open(const Work& work, const CommPhase& place, const Stream& stream);
+  TraceEvent* Open(const Work& work, const Site& place, const Stream& stream);
   // Enqueues the start and the end of a phase around whatever is enqueued between the two calls.
   // `event`: from Open, or nullptr. A CUDA stream must live as long as the clock is used.
   absl::Status Start(Phase phase, TraceEvent* event, Stream& stream);

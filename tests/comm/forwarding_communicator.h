@@ -48,24 +48,26 @@ class ForwardingCommunicator : public Communicator {
 
  protected:
   // The twist. Before a collective in `stream`, of which this rank sends `bytes` to others.
-  virtual absl::Status Before(int64_t /*bytes*/, Stream& /*stream*/) { return absl::OkStatus(); }
+  virtual absl::Status Before(int64_t /*bytes*/, Stream& /*stream*/, const Site& /*site*/) {
+    return absl::OkStatus();
+  }
   // Before a call that blocks the host.
   virtual absl::Status BeforeMeeting() { return absl::OkStatus(); }
   virtual std::unique_ptr<Communicator> Wrap(std::unique_ptr<Communicator> part) { return part; }
 
   absl::Status DoCollective(CollectiveCall call, Stream& stream) override {
-    MOE_RETURN_IF_ERROR(Prepare(BytesToOthers(call), stream));
+    MOE_RETURN_IF_ERROR(Before(BytesToOthers(call), stream, call.site));
     return inner_->Collect(std::move(call), stream);
   }
-  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override {
+  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream, const Site& site) override {
     int64_t sent = 0;
     for (const SendRecvOp& op : ops) sent += op.send != nullptr ? op.bytes : 0;
-    MOE_RETURN_IF_ERROR(Prepare(sent, stream));
-    return inner_->SendRecv(ops, stream);
+    MOE_RETURN_IF_ERROR(Before(sent, stream, site));
+    return inner_->SendRecv(ops, stream, site);
   }
-  absl::Status DoFence(Stream& stream) override {
-    MOE_RETURN_IF_ERROR(Prepare(0, stream));
-    return inner_->Fence(stream);
+  absl::Status DoFence(Stream& stream, const Site& site) override {
+    MOE_RETURN_IF_ERROR(Before(0, stream, site));
+    return inner_->Fence(stream, site);
   }
 
  private:
@@ -83,10 +85,6 @@ class ForwardingCommunicator : public Communicator {
         return bytes - call.send_counts[rank()];
     }
   }
-  absl::Status Prepare(int64_t bytes, Stream& stream) {
-    inner_->SetPhase(phase());
-    return Before(bytes, stream);
-  }
 
   const std::unique_ptr<Communicator> owned_;
   Communicator* const inner_;
@@ -95,7 +93,7 @@ class ForwardingCommunicator : public Communicator {
 // How one rank dies, as all of its communicators know it.
 struct Death {
   // Asked before every collective in a stream while the rank lives; any of its threads.
-  std::function<bool(const CommPhase&)> comes;
+  std::function<bool(const Site&)> comes;
   std::atomic<bool> dead{false};
   std::atomic<int64_t> at_ns{0};  // absl::GetCurrentTimeNanos
 };
@@ -103,11 +101,10 @@ struct Death {
 // One that never comes, but adds to `phases` those in which its rank meets others in `step`.
 inline std::shared_ptr<Death> NotePhases(int64_t step, std::vector<std::string>& phases) {
   auto death = std::make_shared<Death>();
-  death->comes = [step, &phases, mu = std::make_shared<std::mutex>()](const CommPhase& at) {
+  death->comes = [step, &phases, mu = std::make_shared<std::mutex>()](const Site& at) {
     const std::lock_guard<std::mutex> lock(*mu);
-    const std::string name = at.name == nullptr ? "" : at.name;
-    const bool known = std::find(phases.begin(), phases.end(), name) != phases.end();
-    if (at.step == step && !known) phases.push_back(name);
+    const bool known = std::find(phases.begin(), phases.end(), at.name) != phases.end();
+    if (at.step == step && !known) phases.emplace_back(at.name);
     return false;
   };
   return death;
@@ -121,8 +118,8 @@ class DyingCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(inner)), death_(std::move(death)) {}
 
  private:
-  absl::Status Before(int64_t /*bytes*/, Stream& stream) override {
-    if (!death_->dead && death_->comes(phase())) {
+  absl::Status Before(int64_t /*bytes*/, Stream& stream, const Site& site) override {
+    if (!death_->dead && death_->comes(site)) {
       MOE_RETURN_IF_ERROR(stream.Synchronize());  // what came before it still happened
       death_->at_ns = absl::GetCurrentTimeNanos();
       death_->dead = true;

@@ -157,12 +157,12 @@ TEST(NcclRingOrderTest, ARankThatLeavesIsADeadlineOfTheStream) {
               [](Communicator& comm, const TestDevice& at) {
                 RingAllReduce ring(comm);
                 const auto x = at.Copy(std::vector<float>(1000, 1.0f));
-                comm.SetPhase({.name = "all-reduce", .step = 7});
-                EXPECT_TRUE(ring.Sum(x.span(), at.stream()).ok());
+                const Site site = {.name = "all-reduce", .step = 7};
+                EXPECT_TRUE(ring.Sum(x.span(), at.stream(), site).ok());
                 EXPECT_EQ(at.Read(x), std::vector<float>(1000, 3));
                 if (comm.rank() == 2) return;
                 const absl::Time start = absl::Now();
-                absl::Status status = ring.Sum(x.span(), at.stream());
+                absl::Status status = ring.Sum(x.span(), at.stream(), site);
                 status.Update(at.stream().Synchronize());
                 EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
                 EXPECT_THAT(std::string(status.message()),

@@ -33,7 +33,7 @@ class DelayCommunicator final : public testing::ForwardingCommunicator {
       : ForwardingCommunicator(std::move(inner)), delay_(std::move(delay)) {}
 
  private:
-  absl::Status Before(int64_t bytes, Stream& stream) override {
+  absl::Status Before(int64_t bytes, Stream& stream, const Site& /*site*/) override {
     if (bytes == 0) return absl::OkStatus();
     return stream.Enqueue([time = delay_(bytes)] {
       absl::SleepFor(time);

@@ -170,8 +170,7 @@ absl::Status CollectiveCase::UseHierarchicalAs() {
       return traffic_.at(s, d);
     };
     MOE_ASSIGN_OR_RETURN(const auto received,
-                         exchange_->Out<U>(
-                             send, rows, [](int, int64_t) {}, *workspace, stream_));
+                         exchange_->Out<U>(send, rows, {[](int, int64_t) {}, *workspace, stream_}));
     MOE_RETURN_IF_ERROR(stream_.Synchronize());
     result_ = {reinterpret_cast<std::byte*>(received.data()),
                static_cast<size_t>(received.rows() * received.cols()) * sizeof(U)};

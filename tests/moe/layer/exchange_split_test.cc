@@ -93,14 +93,15 @@ class WatchedCommunicator final : public testing::ForwardingCommunicator {
   int64_t lingered_ns() const override { return 0; }  // time stands still
   bool has_peer_memory(DeviceKind kind) const override { return inner_.has_peer_memory(kind); }
   absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes,
-                                                                 MemoryResource& memory) override {
-    return inner_.AllocatePeerBuffer(bytes, memory);
+                                                                 MemoryResource& memory,
+                                                                 const Site& site) override {
+    return inner_.AllocatePeerBuffer(bytes, memory, site);
   }
 
  private:
   WatchedCommunicator(Communicator& inner, std::function<void()> entered)
       : ForwardingCommunicator(inner), inner_(inner), entered_(std::move(entered)) {}
-  absl::Status Before(int64_t /*bytes*/, Stream& /*stream*/) override {
+  absl::Status Before(int64_t /*bytes*/, Stream& /*stream*/, const Site& /*site*/) override {
     entered_();
     return absl::OkStatus();
   }

@@ -66,7 +66,7 @@ TEST(NcclTrainFaultTest, EveryOtherRankNamesWhatItWaitedFor) {
   EXPECT_GE(phases.size(), 6);
   for (const std::string& phase : phases) {
     const auto death = std::make_shared<Death>();
-    death->comes = [&](const CommPhase& at) {
+    death->comes = [&](const Site& at) {
       return at.step == kStep && at.name == phase;
     };
     const Outcome outcome = RunWithDeath(death, kTimeout);

@@ -383,8 +383,8 @@ class SkewedNorm final : public ::moe::testing::ForwardingCommunicator {
   }
   absl::Status DoCollective(CollectiveCall call, Stream& stream) override {
     const auto numbers = absl::MakeSpan(reinterpret_cast<double*>(call.recv.data()), call.count());
-    const bool norm = call.kind == CollectiveKind::kAllReduce && phase().step == 3 &&
-                      phase().name == absl::string_view("optimiser");
+    const bool norm = call.kind == CollectiveKind::kAllReduce && call.site.step == 3 &&
+                      call.site.name == absl::string_view("optimiser");
     MOE_RETURN_IF_ERROR(ForwardingCommunicator::DoCollective(std::move(call), stream));
     if (!skews_ || !norm) return absl::OkStatus();
     return stream.Enqueue([numbers] {

@@ -40,7 +40,7 @@ bool RunWithDeath(const Layout& layout, int at) {
   const absl::Duration timeout = absl::Seconds(20);
   const auto death = std::make_shared<Death>();
   std::atomic<int> collectives{0};
-  death->comes = [&](const CommPhase&) {
+  death->comes = [&](const Site&) {
     return ++collectives == at;
   };
   std::vector<absl::Status> results(layout.ranks);
@@ -90,7 +90,7 @@ constexpr absl::Duration kDeadline = absl::Seconds(20);
 TEST(LayerTrainerProcessTest, DISABLED_Rank) {
   const std::string phase = std::getenv(kDeath);
   const auto death = std::make_shared<Death>();
-  death->comes = [&](const CommPhase& at) {
+  death->comes = [&](const Site& at) {
     if (at.step != 2 || at.name != phase) return false;
     std::fprintf(stderr, "died %lld\n", static_cast<long long>(absl::GetCurrentTimeNanos()));
     if (phase.size() % 2 == 0) kill(getpid(), SIGKILL);

@@ -1,0 +1,26 @@
+// Where in a run a piece of work belongs: for messages of failed waits and the time line.
+#ifndef MOE_COMM_SITE_H_
+#define MOE_COMM_SITE_H_
+
+#include <cstdint>
+
+namespace moe {
+
+// Passed with the work itself. Numbers that do not apply are -1.
+struct Site {
+  const char* name = "";  // a string literal, such as "dispatch"
+  int32_t layer = -1;
+  int32_t round = -1;  // within the step, or the number of a benchmark's call
+  int64_t step = -1;
+
+  // The same place under another name.
+  Site Named(const char* other) const {
+    Site site = *this;
+    site.name = other;
+    return site;
+  }
+};
+
+}  // namespace moe
+
+#endif  // MOE_COMM_SITE_H_
