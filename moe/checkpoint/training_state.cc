@@ -39,9 +39,9 @@ struct TrainingState::Held {
 
 auto TrainingState::AllHeld() -> std::vector<Held> {
   std::vector<Held> all;
-  const std::vector<Optimizer::Slice> slices =
-      optimizer_ == nullptr ? std::vector<Optimizer::Slice>() : optimizer_->Slices();
-  for (const Optimizer::Slice& slice : slices) {
+  absl::Span<const OptimizerState::Slice> slices;
+  if (optimizer_ != nullptr) slices = optimizer_->state().slices();
+  for (const OptimizerState::Slice& slice : slices) {
     const ElementRange range = slice.piece.range;
     int64_t first = 0;  // element of the parameter where the part begins
     for (const CanonicalTensor& part : slice.piece.parameter->parts()) {
@@ -55,7 +55,7 @@ auto TrainingState::AllHeld() -> std::vector<Held> {
         all.push_back({&part,
                        rows(here),
                        own.size() > 0 ? rows(own) : ElementRange(),
-                       {{kMaster, slice.master.data() + at},
+                       {{kMaster, slice.master().data() + at},
                         {kMean, slice.mean.data() + at},
                         {kMeanSquare, slice.mean_square.data() + at}}});
       }

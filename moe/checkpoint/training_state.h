@@ -35,9 +35,8 @@ class TrainingState {
   TrainingState(ParameterStore& parameters, const Context& context)
       : parameters_(parameters), context_(context) {}
 
-  // What this rank writes: over all ranks each element once, by the rank that speaks for it
-  // (Optimizer::Slice). Valid until the state moves. On a CUDA device a copy in host memory. Blocks
-  // the host.
+  // What this rank writes: over all ranks each element once, by its owner (OptimizerState::Slice).
+  // Valid until the state moves. On a CUDA device a copy in host memory. Blocks the host.
   absl::StatusOr<absl::Span<const StatePart>> PartsToWrite();
 
   // Bytes of all parts that this rank writes once steps have been taken.

@@ -391,8 +391,8 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
       model_->moe_layers() * expert_size * (moe.router.num_experts - moe.router.top_k);
   int64_t reduced = 0;
   if (report.steps > report.first_step) {  // else there are no sums
-    report.reduced_replicated = core_.reducer().traffic(MeshGroup::kStage);
-    report.reduced_experts = core_.reducer().traffic(MeshGroup::kExpertData);
+    report.reduced_replicated = core_.traffic(MeshGroup::kStage);
+    report.reduced_experts = core_.traffic(MeshGroup::kExpertData);
     reduced = report.reduced_replicated.bytes_sent + report.reduced_experts.bytes_sent;
   }
   int64_t bytes[] = {exchanged_.self, exchanged_.same_node, exchanged_.cross_node, reduced};

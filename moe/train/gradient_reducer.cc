@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
-#include <numeric>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -74,13 +73,14 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
   reducer->buckets_ = MakeBuckets(store,
                                   {.bucket_bytes = options.bucket_bytes,
                                    .element_bytes = reducer->element_bytes(),
-                                   .zero = options.zero},
+                                   .placement = options.placement},
                                   *context.mesh);
-  reducer->place_.resize(store.parameters().size());
+  reducer->parameter_sums_.resize(store.parameters().size());
   for (size_t b = 0; b < reducer->buckets_.size(); ++b) {
     const ParameterBucket& bucket = reducer->buckets_[b];
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
-      reducer->place_[bucket.parameters[i]->index()] = {static_cast<int>(b), bucket.first[i]};
+      reducer->parameter_sums_[bucket.parameters[i]->index()] = {static_cast<int>(b),
+                                                                 bucket.first[i]};
     }
   }
   return reducer;
@@ -97,81 +97,72 @@ GradientReducer::~GradientReducer() {
 absl::Status GradientReducer::Allocate() {
   constexpr int64_t kLine = 64;  // bytes
   Stream& stream = *context_.compute;
-  GroupMap<int64_t> in_lanes;  // buckets
   sums_.resize(buckets_.size());
   std::vector<SquaresUnit> units;
   int64_t elements = 0;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const ParameterBucket& bucket = buckets_[b];
-    BucketSums& sums = sums_[b];
-    sums.in_lanes = bucket.sharded && travels_each_round();
-    if (sums.in_lanes) ++in_lanes[bucket.holders];
-    sums.first = elements;
+    sums_[b].first = elements;
     for (const ParameterPiece& piece : PiecesOf(bucket, bucket.own)) {
       AppendUnits(piece, At(b, piece.bucket.begin), units);
     }
     const int64_t line = kLine / element_bytes();
-    elements += (Summed(b).size() + line - 1) / line * line;
+    elements += (bucket.summed().size() + line - 1) / line * line;
   }
   MOE_ASSIGN_OR_RETURN(
       sum_, Buffer::Allocate(elements * element_bytes(), *context_.memory, "sums of gradients"));
   const auto bytes = static_cast<int64_t>(units.size() * sizeof(SquaresUnit));
   MOE_ASSIGN_OR_RETURN(units_, Buffer::Allocate(bytes, *context_.memory, "units"));
   if (exact()) {
-    const auto tallies = static_cast<int64_t>(place_.size() * sizeof(GridTally));
+    const auto tallies = static_cast<int64_t>(parameter_sums_.size() * sizeof(GridTally));
     MOE_ASSIGN_OR_RETURN(tallies_, Buffer::Allocate(tallies, *context_.memory, "tallies"));
   }
   MOE_RETURN_IF_ERROR(stream.CopyBytes(units.data(), units_.data(), bytes));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
-  for (const int64_t buckets : in_lanes) {
-    for (int64_t i = 0; i < std::min<int64_t>(buckets, 2); ++i) {
-      MOE_ASSIGN_OR_RETURN(Lane* const lane, AddLane());
-      free_.push_back(lane);
-    }
+  for (int64_t i = RoundBuffersOf(buckets_).count; i > 0; --i) {
+    MOE_ASSIGN_OR_RETURN(RoundSums* const round, AddRoundSums());
+    free_.push_back(round);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<GradientReducer::Lane*> GradientReducer::AddLane() {
-  int64_t elements = 0;
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    if (sums_[b].in_lanes) elements = std::max(elements, buckets_[b].elements());
-  }
-  auto lane = std::make_unique<Lane>();
-  MOE_ASSIGN_OR_RETURN(lane->sum, Buffer::Allocate(elements * element_bytes(), *context_.memory,
-                                                   "gradients of a round"));
-  lanes_.push_back(std::move(lane));
-  return lanes_.back().get();
+absl::StatusOr<GradientReducer::RoundSums*> GradientReducer::AddRoundSums() {
+  auto round = std::make_unique<RoundSums>();
+  MOE_ASSIGN_OR_RETURN(round->sum,
+                       Buffer::Allocate(RoundBuffersOf(buckets_).elements * element_bytes(),
+                                        *context_.memory, "gradients of a round"));
+  rounds_.push_back(std::move(round));
+  return rounds_.back().get();
 }
 
 void GradientReducer::SetAccumulators(size_t b, const Buffer& sum, int64_t first) {
   for (Parameter* const parameter : buckets_[b].parameters) {
-    Place& place = place_[parameter->index()];
+    ParameterSums& sums = parameter_sums_[parameter->index()];
     const auto size = static_cast<size_t>(parameter->size());
-    const auto begin = static_cast<size_t>(first + place.offset);
+    const auto begin = static_cast<size_t>(first + sums.first);
     parameter->set_grad(
         exact() ? GradAccumulator(sum.span<int64_t>().subspan(begin, size), grid_,
-                                  &tallies_.span<GridTally>()[parameter->index()], &place.empty)
-                : GradAccumulator(sum.span<float>().subspan(begin, size), &place.empty));
+                                  &tallies_.span<GridTally>()[parameter->index()], &sums.empty)
+                : GradAccumulator(sum.span<float>().subspan(begin, size), &sums.empty));
   }
 }
 
-// Called by the first partial of a round. What fails is told by the next MarkReady, but for memory,
+// The first partial of a round calls it. The next MarkReady reports what failed, but for memory,
 // which the partial needs now.
 void GradientReducer::Open(size_t b) {
   BucketSums& sums = sums_[b];
-  if (sums.lane != nullptr) return;
+  if (sums.round != nullptr) return;
   if (free_.empty()) {
-    const absl::StatusOr<Lane*> added = AddLane();
+    const absl::StatusOr<RoundSums*> added = AddRoundSums();
     if (!added.ok()) throw std::bad_alloc();
     free_.push_back(*added);
   }
-  sums.lane = free_.front();
+  sums.round = free_.front();
   free_.pop_front();
-  if (sums.lane->travelled.state() != nullptr) {
-    opened_.Update(context_.compute->WaitFor(sums.lane->travelled));
+  if (sums.round->travelled.state() != nullptr) {
+    opened_.Update(context_.compute->WaitFor(sums.round->travelled));
   }
-  SetAccumulators(b, sums.lane->sum, 0);
+  SetAccumulators(b, sums.round->sum, 0);
 }
 
 absl::Status GradientReducer::Begin(int loss_scale_log2, int unit_log2) {
@@ -186,12 +177,12 @@ absl::Status GradientReducer::Begin(int loss_scale_log2, int unit_log2) {
     sums.empty = true;
     if (first) {
       const std::function<void()> open =
-          sums.in_lanes ? [this, b] { Open(b); } : std::function<void()>();
+          in_parts(b) ? [this, b] { Open(b); } : std::function<void()>();
       for (Parameter* const p : buckets_[b].parameters) p->set_open_grad(open);
     }
-    if (!sums.in_lanes && (first || other_unit)) SetAccumulators(b, sum_, sums.first);
+    if (!in_parts(b) && (first || other_unit)) SetAccumulators(b, sum_, sums.first);
   }
-  for (Place& place : place_) place.empty = true;
+  for (ParameterSums& sums : parameter_sums_) sums.empty = true;
   next_ = 0;
   return context_.compute->Zero(tallies_.data(), tallies_.bytes());
 }
@@ -201,15 +192,15 @@ absl::Status GradientReducer::BeginRound() {
   MOE_RETURN_IF_ERROR(CheckAllLaunched());
   next_ = 0;
   for (BucketSums& sums : sums_) sums.ready = 0;
-  for (Place& place : place_) {
-    if (sums_[place.bucket].in_lanes) place.empty = true;
+  for (ParameterSums& sums : parameter_sums_) {
+    if (in_parts(static_cast<size_t>(sums.bucket))) sums.empty = true;
   }
   return absl::OkStatus();
 }
 
 absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
-  MOE_RETURN_IF_ERROR(CheckTrainable(parameter, place_.size()));
-  const auto b = static_cast<size_t>(place_[parameter.index()].bucket);
+  MOE_RETURN_IF_ERROR(CheckTrainable(parameter, parameter_sums_.size()));
+  const auto b = static_cast<size_t>(parameter_sums_[parameter.index()].bucket);
   BucketSums& sums = sums_[b];
   const auto parameters = [&](size_t i) {
     return static_cast<int>(buckets_[i].parameters.size());
@@ -233,11 +224,11 @@ absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
 // Zeros for the parameters of a full bucket that no partial has reached, neighbours at once.
 absl::Status GradientReducer::ClearEmpty(size_t b) {
   const ParameterBucket& bucket = buckets_[b];
-  if (sums_[b].in_lanes) Open(b);
-  std::byte* const sums = sums_[b].in_lanes ? sums_[b].lane->sum.data()
-                                            : sum_.data() + sums_[b].first * element_bytes();
+  if (in_parts(b)) Open(b);
+  std::byte* const sums =
+      in_parts(b) ? sums_[b].round->sum.data() : sum_.data() + sums_[b].first * element_bytes();
   const auto reached = [&](const Parameter* p) {
-    return !std::exchange(place_[p->index()].empty, false);
+    return !std::exchange(parameter_sums_[p->index()].empty, false);
   };
   size_t begin = 0;  // of the run that ends at i
   for (size_t i = 0; i <= bucket.parameters.size(); ++i) {
@@ -257,15 +248,15 @@ absl::Status GradientReducer::Launch(size_t b) {
   if (group.size() == 1) return absl::OkStatus();
   in_flight_ = true;
   const bool of_experts = bucket.holders == MeshGroup::kExpertData;
-  const char* const name = bucket.sharded ? "reduce-scatter" : "all-reduce";
+  const char* const name = bucket.sharded() ? "reduce-scatter" : "all-reduce";
   group.SetPhase({.name = name, .step = context_.mesh->world().phase().step});
   MOE_RETURN_IF_ERROR(stream_.WaitFor(sums_[b].filled));
   const int64_t all = bucket.elements() * element_bytes();
-  const int64_t bytes = (bucket.sharded ? 1 : 2) * all * (group.size() - 1) / group.size();
+  const int64_t bytes = (bucket.sharded() ? 1 : 2) * all * (group.size() - 1) / group.size();
   Traffic& traffic = traffic_[bucket.holders];
   ++traffic.buckets;
   traffic.bytes_sent += bytes;
-  const char* const experts = bucket.sharded ? "reduce-scatter experts" : "all-reduce experts";
+  const char* const experts = bucket.sharded() ? "reduce-scatter experts" : "all-reduce experts";
   const Work work = {.phase = Phase::kAllReduce,
                      .name = of_experts ? experts : name,
                      .bucket = static_cast<int32_t>(b),
@@ -280,18 +271,18 @@ absl::Status GradientReducer::Travel(size_t b) {
   BucketSums& sums = sums_[b];
   AllReducer& reducer = *reducers_[bucket.holders];
   const absl::Span<T> kept = SumsOf<T>(b);
-  if (!bucket.sharded) return reducer.Sum(kept, stream_);
-  if (!sums.in_lanes) return reducer.ReduceScatter(kept, bucket.counts, stream_);
-  const auto all = sums.lane->sum.span<T>().first(static_cast<size_t>(bucket.elements()));
+  if (!bucket.sharded()) return reducer.Sum(kept, stream_);
+  if (!in_parts(b)) return reducer.ReduceScatter(kept, bucket.counts, stream_);
+  const auto all = sums.round->sum.span<T>().first(static_cast<size_t>(bucket.elements()));
   MOE_RETURN_IF_ERROR(reducer.ReduceScatter(all, bucket.counts, stream_));
   const auto own = all.subspan(static_cast<size_t>(bucket.own.begin), kept.size());
   MOE_RETURN_IF_ERROR(std::exchange(sums.empty, false)
                           ? stream_.CopyBytes(own.data(), kept.data(),
                                               static_cast<int64_t>(kept.size() * sizeof(T)))
                           : AddPartial<T>(own, kept, stream_));
-  Lane* const lane = std::exchange(sums.lane, nullptr);
-  MOE_ASSIGN_OR_RETURN(lane->travelled, stream_.Record());
-  free_.push_back(lane);
+  RoundSums* const round = std::exchange(sums.round, nullptr);
+  MOE_ASSIGN_OR_RETURN(round->travelled, stream_.Record());
+  free_.push_back(round);
   return absl::OkStatus();
 }
 
@@ -304,32 +295,6 @@ absl::Status GradientReducer::CheckAllLaunched() const {
 
 absl::Status GradientReducer::Finish() {
   MOE_RETURN_IF_ERROR(CheckAllLaunched());
-  return FinishGather();
-}
-
-absl::Status GradientReducer::Gather(size_t b, absl::Span<uint8_t> block,
-                                     absl::Span<const int64_t> counts) {
-  const ParameterBucket& bucket = buckets_[b];
-  Communicator& group = HoldersOf(bucket);
-  in_flight_ = true;
-  group.SetPhase({.name = "weights", .step = context_.mesh->world().phase().step});
-  MOE_ASSIGN_OR_RETURN(const Event written, context_.compute->Record());
-  MOE_RETURN_IF_ERROR(stream_.WaitFor(written));
-  const auto mine = counts.begin() + group.rank();
-  const auto own =
-      block.subspan(std::accumulate(counts.begin(), mine, size_t{0}), static_cast<size_t>(*mine));
-  const int64_t bytes = *mine * (group.size() - 1);
-  traffic_[bucket.holders].bytes_sent += bytes;
-  const bool of_experts = bucket.holders == MeshGroup::kExpertData;
-  const Work work = {.phase = Phase::kAllReduce,
-                     .name = of_experts ? "gather experts" : "gather weights",
-                     .bucket = static_cast<int32_t>(b),
-                     .bytes = bytes};
-  return Timed(context_, work, stream_,
-               [&] { return group.AllGatherV<uint8_t>(own, block, counts, stream_); });
-}
-
-absl::Status GradientReducer::FinishGather() {
   MOE_RETURN_IF_ERROR(JoinStreams(*context_.compute, stream_));
   in_flight_ = false;
   return absl::OkStatus();
@@ -343,15 +308,15 @@ absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale) const {
   const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
   const int finer_log2 = exact() ? ExactGrid().unit_log2 + loss_scale_log2_ - grid_.unit_log2 : 0;
   const double larger = std::ldexp(scale, finer_log2);
-  const auto size = static_cast<int64_t>(place_.size()) * kSquareSumSize;
+  const auto size = static_cast<int64_t>(parameter_sums_.size()) * kSquareSumSize;
   MOE_ASSIGN_OR_RETURN(const auto squares, context_.workspace->Array<int64_t>(size));
   MOE_RETURN_IF_ERROR(stream.Zero(squares.data(), size * int64_t{sizeof(int64_t)}));
   MOE_RETURN_IF_ERROR(AddSquares(Sums(larger), units_.span<SquaresUnit>(), squares.data(), stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   MOE_ASSIGN_OR_RETURN(const auto sums, OnHost<int64_t>(squares, context_));
   MOE_ASSIGN_OR_RETURN(const auto tallies, OnHost<GridTally>(tallies_.span<GridTally>(), context_));
-  MOE_ASSIGN_OR_RETURN(const auto gradients,
-                       context_.host_workspace->Array<GradientSquares>(std::ssize(place_)));
+  MOE_ASSIGN_OR_RETURN(const auto gradients, context_.host_workspace->Array<GradientSquares>(
+                                                 std::ssize(parameter_sums_)));
   size_t count = 0;
   for (const ParameterBucket& bucket : buckets_) {
     for (const Parameter* const p : bucket.parameters) {
@@ -374,19 +339,19 @@ ScaledSum GradientReducer::Sums(double scale) const {
 }
 
 int64_t GradientReducer::At(size_t b, int64_t element) const {
-  return sums_[b].first + element - Summed(b).begin;
+  return sums_[b].first + element - buckets_[b].summed().begin;
 }
 
 absl::StatusOr<ScaledSum> GradientReducer::Sum(const Parameter& parameter, double scale) const {
-  MOE_RETURN_IF_ERROR(CheckTrainable(parameter, place_.size()));
-  const Place& place = place_[parameter.index()];
-  const auto b = static_cast<size_t>(place.bucket);
-  if (buckets_[b].sharded) {
+  MOE_RETURN_IF_ERROR(CheckTrainable(parameter, parameter_sums_.size()));
+  const ParameterSums& sums = parameter_sums_[parameter.index()];
+  const auto b = static_cast<size_t>(sums.bucket);
+  if (buckets_[b].sharded()) {
     return absl::FailedPreconditionError(
         absl::StrCat("GradientReducer: the gradient of ", parameter.spec().name,
                      " is in parts on several ranks (ZeRO), expected a whole one"));
   }
-  return Sums(scale).Part(At(b, place.offset), parameter.size());
+  return Sums(scale).Part(At(b, sums.first), parameter.size());
 }
 
 absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Parameter& parameter,
@@ -401,7 +366,7 @@ absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Paramete
 
 int64_t GradientReducer::bytes() const {
   int64_t total = sum_.bytes();
-  for (const auto& lane : lanes_) total += lane->sum.bytes();
+  for (const auto& round : rounds_) total += round->sum.bytes();
   return total;
 }
 

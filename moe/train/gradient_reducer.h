@@ -26,7 +26,7 @@ struct GradientReducerOptions {
   // Layout-invariant numerics. Required: how many terms are added to one gradient in a step, at
   // most, over all ranks: its micro-batches, times ParameterSpec::partials. More could leave int64.
   int64_t max_terms = 0;
-  ZeroStage zero = ZeroStage::kNone;
+  StatePlacement placement = {};
 };
 
 // Packs the parameters of a store into buckets (MakeBuckets) and sums each bucket over its group on
@@ -37,9 +37,9 @@ struct GradientReducerOptions {
 // fast: float32 buckets. layout-invariant: int64 buckets on the exact grid, beside which each rank
 // keeps a GridTally of its own partials of every parameter.
 //
-// With ZeRO a rank gets the sums of its own part of a bucket alone (ParameterBucket::own).
-// kGradients: partials of a round add up in a few buffers, two for each group unless backward
-// has more buckets open at a time, from which they go to the part's sum.
+// Of a sharded bucket a rank gets the sums of its own part alone (ParameterBucket::own). Where the
+// sums are in parts, partials of a round add up in a few buffers (RoundBuffersOf, unless backward
+// has more buckets open at a time), from which they go to the part's sum.
 class GradientReducer {
  public:
   // Buckets that still travel end first: what sums them uses memory of this object.
@@ -56,13 +56,13 @@ class GradientReducer {
   // come are 2^loss_scale_log2 times larger, and so is the unit of the exact grid, else
   // 2^unit_log2.
   absl::Status Begin(int loss_scale_log2 = 0, int unit_log2 = ExactGrid().unit_log2);
-  // Of the exact grid, over all ranks.
+  // Terms that one gradient on the exact grid has room for, over all ranks.
   int64_t max_terms() const { return grid_.max_terms; }
 
   // Before every other round. kFailedPrecondition unless the round before has been marked ready
   // where buckets travel in each (travels_each_round).
   absl::Status BeginRound();
-  bool travels_each_round() const { return options_.zero == ZeroStage::kGradients; }
+  bool travels_each_round() const { return options_.placement.sums == Holding::kPart; }
 
   // The gradient of `parameter` is complete once the compute stream passes this point. Once per
   // parameter and step, in the last round; once in each round where buckets travel in each.
@@ -73,7 +73,7 @@ class GradientReducer {
 
   // After Finish: the norm of all summed gradients times `scale`, of trainable parameters of all
   // ranks, every expert and every replica once, at any ZeRO stage. It is the root of an exact sum
-  // of the units' sums of squares (unit_grid.h), each from the rank that speaks for the unit, so
+  // of the units' sums of squares (unit_grid.h), each from the rank that owns the unit, so
   // the same bits at any layout in layout-invariant numerics; squares of a unit from 2^72 on, for
   // another unit of the grid than 2^-50 as much larger or smaller, are not finite. Collective over
   // the world; blocks the host; on CUDA one launch. kFailedPrecondition before Finish.
@@ -83,7 +83,8 @@ class GradientReducer {
   // bucket, in memory of the compute stream's device. kFailedPrecondition where ZeRO has it in
   // parts on several ranks.
   absl::StatusOr<ScaledSum> Sum(const Parameter& parameter, double scale) const;
-  // … of all buckets, and where in it element `element` of bucket `b` is, one of those kept.
+  // The sums of all buckets, and where in them element `element` of bucket `b` is, one of its
+  // summed().
   ScaledSum Sums(double scale) const;
   int64_t At(size_t b, int64_t element) const;
   // Sum as float32 in `scratch`, which has parameter.size() elements or more there.
@@ -93,44 +94,40 @@ class GradientReducer {
   // In the order in which they travel.
   absl::Span<const ParameterBucket> buckets() const { return buckets_; }
 
-  // On the gradients' stream, from where the compute stream is now: every rank of bucket b's group
-  // gets part r of `block`, counts[r] bytes, from rank r. Collective over the group.
-  absl::Status Gather(size_t b, absl::Span<uint8_t> block, absl::Span<const int64_t> counts);
-  // Makes the compute stream wait for what was gathered.
-  absl::Status FinishGather();
+  // The stream on which buckets travel.
+  Stream& stream() const { return stream_; }
 
   // What this rank has done so far for the parameters that a group holds, if that is more than one
   // rank.
   struct Traffic {
     int64_t buckets = 0;     // summed over ranks
-    int64_t bytes_sent = 0;  // ring formula; with ZeRO also what is gathered
+    int64_t bytes_sent = 0;  // ring formula
   };
   const Traffic& traffic(MeshGroup holders) const {
     return traffic_[context_.mesh->Canonical(holders)];
   }
-  // Of the sums.
+  // Bytes of the sums, those of rounds included.
   int64_t bytes() const;
 
  private:
-  // Where partials of one round add up until they have travelled (ZeroStage::kGradients).
-  struct Lane {
+  // A buffer in which partials of one round add up until they have travelled.
+  struct RoundSums {
     Buffer sum;
     Event travelled;
   };
-  // The sums of a bucket.
   struct BucketSums {
-    int ready = 0;          // parameters, of this round
-    int64_t first = 0;      // where they begin in `sum_`
-    bool in_lanes = false;  // the own part of them; else all
-    bool empty = true;      // the own part, of what has travelled in this step
-    Lane* lane = nullptr;   // that holds this round's partials
+    int ready = 0;      // parameters whose gradients are complete, in this round
+    int64_t first = 0;  // where the elements that are summed here begin in `sum_`
+    // Where sums are in parts: whether nothing has travelled in this step, and what holds the
+    // partials of this round.
+    bool empty = true;
+    RoundSums* round = nullptr;
     Event filled;
   };
-
-  struct Place {
+  struct ParameterSums {
     int bucket = 0;
-    int64_t offset = 0;  // elements
-    bool empty = true;   // of this step's partials; in lanes, of this round's
+    int64_t first = 0;  // element of the bucket
+    bool empty = true;  // no partial yet in this step; where sums are in parts, in this round
   };
 
   GradientReducer(const GradientReducerOptions& options, ParameterStore& store,
@@ -141,23 +138,17 @@ class GradientReducer {
         stream_(stream),
         grid_({.max_terms = std::max<int64_t>(1, options.max_terms)}) {}
   bool exact() const { return context_.numerics == Numerics::kLayoutInvariant; }
-  int64_t element_bytes() const {
-    return static_cast<int64_t>(exact() ? sizeof(int64_t) : sizeof(float));
-  }
+  int64_t element_bytes() const { return SumBytesOfElement(context_.numerics); }
   absl::Status Allocate();
-  absl::StatusOr<Lane*> AddLane();
+  absl::StatusOr<RoundSums*> AddRoundSums();
   void Open(size_t b);
-  // Elements of bucket b that `sum_` has.
-  ElementRange Summed(size_t b) const {
-    const ParameterBucket& bucket = buckets_[b];
-    return sums_[b].in_lanes ? bucket.own : ElementRange{0, bucket.elements()};
-  }
+  bool in_parts(size_t b) const { return buckets_[b].placement.sums == Holding::kPart; }
   template <typename T>
   absl::Span<T> SumsOf(size_t b) const {
     return sum_.span<T>().subspan(static_cast<size_t>(sums_[b].first),
-                                  static_cast<size_t>(Summed(b).size()));
+                                  static_cast<size_t>(buckets_[b].summed().size()));
   }
-  // sum: of the bucket's elements, from `first` on in it.
+  // `sum` has the bucket's elements from its element `first` on.
   void SetAccumulators(size_t b, const Buffer& sum, int64_t first);
   absl::Status ClearEmpty(size_t b);
   absl::Status Launch(size_t b);
@@ -173,19 +164,19 @@ class GradientReducer {
   const Context context_;
   Stream& stream_;
   bool in_flight_ = false;  // buckets were launched that Finish has not joined
-  ExactGrid grid_;          // of this step
+  ExactGrid grid_;          // this step's
   int loss_scale_log2_ = 0;
-  GroupMap<std::unique_ptr<AllReducer>> reducers_;  // of the holders of buckets
-  std::vector<Place> place_;                        // by parameter index
+  GroupMap<std::unique_ptr<AllReducer>> reducers_;  // by holders of buckets
+  std::vector<ParameterSums> parameter_sums_;       // by parameter index
   std::vector<ParameterBucket> buckets_;            // in launch order
-  std::vector<BucketSums> sums_;                    // of each; empty before the first step
-  Buffer sum_;                                      // float32 or int64, of all buckets
-  Buffer units_;                                    // SquaresUnit, of the own parts
-  Buffer tallies_;  // by parameter index, of this rank's partials in this step
-  std::vector<std::unique_ptr<Lane>> lanes_;
-  std::deque<Lane*> free_;  // the one that has travelled longest ago first
-  absl::Status opened_;     // the first failure of Open
-  size_t next_ = 0;         // first bucket not yet launched
+  std::vector<BucketSums> sums_;                    // by bucket; empty before the first step
+  Buffer sum_;                                      // float32 or int64, all buckets
+  Buffer units_;                                    // SquaresUnit, the own parts
+  Buffer tallies_;  // GridTally of this rank's partials in this step, by parameter index
+  std::vector<std::unique_ptr<RoundSums>> rounds_;
+  std::deque<RoundSums*> free_;  // the one that has travelled longest ago first
+  absl::Status opened_;          // the first failure of Open
+  size_t next_ = 0;              // first bucket not yet launched
   GroupMap<Traffic> traffic_;
 };
 

@@ -12,6 +12,8 @@
 #include "moe/run/context.h"
 #include "moe/state/parameter.h"
 #include "moe/train/gradient_reducer.h"
+#include "moe/zero/optimizer_state.h"
+#include "moe/zero/weight_gather.h"
 
 namespace moe {
 
@@ -69,7 +71,7 @@ struct StepOptions {
 // ranks gather what layers read of all.
 class Optimizer {
  public:
-  // `reducer`: of the store. Moments are zero. Packs what ZeRO shares out (ParameterStore::Pack).
+  // `reducer` is the store's. Moments are zero. Packs what ZeRO shares out (ParameterStore::Pack).
   static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const OptimizerOptions& options,
                                                            ParameterStore& store,
                                                            GradientReducer& reducer,
@@ -86,15 +88,7 @@ class Optimizer {
   // status on every rank.
   absl::Status CheckFinite() const;
 
-  // What this rank keeps of a trained parameter: masters, means of the gradient and of its square
-  // of elements piece.range (without ZeRO all), in memory of its device. Among the ranks that have
-  // the same it alone speaks for `own`, whole row groups of them.
-  struct Slice {
-    ParameterPiece piece;
-    ElementRange own;  // of the parameter
-    absl::Span<float> master, mean, mean_square;
-  };
-  std::vector<Slice> Slices() const;
+  const OptimizerState& state() const { return state_; }
   // The steps that moved the weights, which Adam's bias correction counts.
   int64_t steps_taken() const { return step_; }
   void set_steps_taken(int64_t steps) { step_ = steps; }
@@ -102,27 +96,18 @@ class Optimizer {
   // groups of the buckets; enqueued on the compute stream.
   absl::Status PublishMasters();
 
-  // Of the moments, and of masters that only optimisers keep.
-  int64_t bytes() const;
+  // Bytes that this rank has sent so far for weights that ranks share out; holders: canonical.
+  int64_t bytes_gathered(MeshGroup holders) const { return gather_.bytes_sent(holders); }
 
  private:
-  // Of a bucket.
-  struct State {
-    Buffer values;  // m, v and, where `keeps_masters`, masters, each of the kept elements
-    bool keeps_masters = false;
-    std::vector<Slice> slices;        // `master` where keeps_masters, if not of a vector
-    PackedParameters packed;          // where sharded: the bucket's range of a block
-    std::vector<int64_t> part_bytes;  // of each rank's part of it
-  };
-
   Optimizer(const OptimizerOptions& options, ParameterStore& store, GradientReducer& reducer,
             const Context& context)
-      : options_(options), store_(store), reducer_(reducer), context_(context) {}
-  static absl::Span<float> MasterOf(const Slice& slice);
-  absl::Status Keep(const ParameterBucket& bucket, State& state);
-  // What layers read of buckets that have slabs in common moves into one block.
-  absl::Status Pack(absl::Span<const size_t> buckets);
-  // Of buckets [begin, end).
+      : options_(options),
+        store_(store),
+        reducer_(reducer),
+        context_(context),
+        gather_(reducer.buckets(), context, reducer.stream()) {}
+  // Each of buckets [begin, end).
   absl::Status Move(const AdamWOptions& adamw, double gradient_scale, size_t begin, size_t end);
   absl::Status Publish(size_t begin, size_t end);
   absl::Status FinishPublishing();
@@ -131,10 +116,11 @@ class Optimizer {
   ParameterStore& store_;
   GradientReducer& reducer_;
   const Context context_;
-  std::vector<State> states_;  // by bucket
-  Buffer count_;               // [1] int64_t of the device: of AdamW
+  OptimizerState state_;
+  Buffer count_;  // [1] int64_t of the device: AdamW's values that are not finite
   int64_t non_finite_ = 0;
   int64_t step_ = 0;
+  WeightGather gather_;  // last: what is in flight ends before its memory goes
 };
 
 }  // namespace moe

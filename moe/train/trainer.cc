@@ -20,6 +20,7 @@ Trainer::Trainer(const TrainerOptions& options, std::unique_ptr<Session> session
       session_(std::move(session)),
       micro_batches_(options.micro_batches > 0 ? options.micro_batches
                                                : session_->context().mesh->world().size()),
+      placement_(PlacementOf(options.zero)),
       dealt_(micro_batches_),
       store_(options.dtype, options.seed, session_->context()),
       grid_unit_(options.unit_log2) {}
@@ -88,7 +89,7 @@ absl::Status Trainer::Freeze() {
                        GradientReducer::Create({.bucket_bytes = options_.bucket_bytes,
                                                 .algorithm = options_.all_reduce,
                                                 .max_terms = partials * micro_batches_,
-                                                .zero = options_.zero},
+                                                .placement = placement_},
                                                store_, context(), session_->gradient_stream()));
   size_t outputs = 0;
   for (const auto& layer : layers_) outputs += layer->counts().size();
@@ -99,8 +100,8 @@ absl::Status Trainer::Freeze() {
 absl::Status Trainer::BeginStep(int loss_scale_log2) {
   MOE_RETURN_IF_ERROR(CheckEnded("BeginStep"));
   if (reducer_ == nullptr) MOE_RETURN_IF_ERROR(Freeze());
-  // Before the sums are allocated, masters that go may go.
-  if (options_.zero != ZeroStage::kNone) MOE_RETURN_IF_ERROR(optimizer().status());
+  // Masters that only their owners keep go before the sums are allocated: the peak is lower.
+  if (placement_.optimizer == Holding::kPart) MOE_RETURN_IF_ERROR(optimizer().status());
   pass_ = Pass::kStep;
   gradients_ = Gradients::kHere;
   clip_ = 1;
@@ -262,29 +263,17 @@ absl::StatusOr<Optimizer*> Trainer::optimizer() {
 }
 
 Trainer::StateBytes Trainer::state_bytes() const {
-  const Numerics numerics = context().numerics;
-  const int64_t sum_bytes = numerics == Numerics::kLayoutInvariant ? 8 : 4;
-  double formula = 0;
-  int64_t largest = 0;
-  struct Travelling {
-    int64_t buckets = 0, largest = 0;  // of those whose partials travel in each round
-  };
-  GroupMap<Travelling> travelling;
-  for (const ParameterBucket& bucket : reducer_->buckets()) {
-    const int ranks = context().mesh->size(bucket.holders);
-    formula += static_cast<double>(bucket.elements()) *
-               StateBytesOfElement(options_.zero, store_.compute(), numerics, ranks);
-    if (!bucket.sharded || !reducer_->travels_each_round()) continue;
-    Travelling& group = travelling[bucket.holders];
-    ++group.buckets;
-    group.largest = std::max(group.largest, bucket.elements());
-    largest = std::max(largest, bucket.elements());
+  return {.allocated = store_.bytes() + reducer_->bytes() + optimizer_->state().bytes(),
+          .formula = static_cast<int64_t>(StateBytesOf(reducer_->buckets(), store_.compute(),
+                                                       context().numerics, *context().mesh))};
+}
+
+GradientReducer::Traffic Trainer::traffic(MeshGroup holders) const {
+  GradientReducer::Traffic traffic = reducer_->traffic(holders);
+  if (optimizer_ != nullptr) {
+    traffic.bytes_sent += optimizer_->bytes_gathered(context().mesh->Canonical(holders));
   }
-  for (const Travelling& group : travelling) {
-    formula += static_cast<double>(std::min<int64_t>(group.buckets, 2) * largest * sum_bytes);
-  }
-  return {.allocated = store_.bytes() + reducer_->bytes() + optimizer_->bytes(),
-          .formula = static_cast<int64_t>(formula)};
+  return traffic;
 }
 
 absl::Status Trainer::ResumeAfter(int64_t step) {

@@ -243,12 +243,15 @@ class Trainer {
   // changes.
   absl::Status EndStep();
 
-  // Of parameters, sums and optimiser of this rank: what is allocated, and what StateBytesOfElement
-  // and the buffers of a round make. After the first BeginStep, with an optimizer.
+  // Bytes of parameters, sums and optimizer state of this rank: what is allocated, and the formula
+  // (StateBytesOf). After the first BeginStep, with an optimizer.
   struct StateBytes {
     int64_t allocated = 0, formula = 0;
   };
   StateBytes state_bytes() const;
+  // What this rank has sent so far for the parameters that a group holds: gradients, and with ZeRO
+  // weights. After the first BeginStep.
+  GradientReducer::Traffic traffic(MeshGroup holders) const;
 
   int64_t step() const { return step_; }  // that has begun last, from 1
   // The state that steps move beside the parameters; the first call, or the first Step, allocates
@@ -293,6 +296,7 @@ class Trainer {
   // Before what it lends to: it is destroyed last, and emptied first (~Trainer).
   const std::unique_ptr<Session> session_;
   const int64_t micro_batches_;
+  const StatePlacement placement_;
   int64_t dealt_;  // micro-batches of the step or evaluation
   ParameterStore store_;
   std::unique_ptr<GradientReducer> reducer_;

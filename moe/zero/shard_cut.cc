@@ -23,14 +23,6 @@ int64_t CutNear(const Parameter& parameter, int64_t element) {
 
 }  // namespace
 
-double StateBytesOfElement(ZeroStage zero, DType compute, Numerics numerics, int ranks) {
-  const double sum = numerics == Numerics::kLayoutInvariant ? 8 : 4;
-  const double state = compute == DType::kFloat32 ? 8 : 12;
-  return static_cast<double>(SizeOf(compute)) +
-         (zero == ZeroStage::kGradients ? sum / ranks : sum) +
-         (zero != ZeroStage::kNone ? state / ranks : state);
-}
-
 std::vector<int64_t> ShardCut(absl::Span<Parameter* const> parameters, int ranks,
                               absl::Span<int64_t> debts) {
   int64_t total = 0;
@@ -97,9 +89,31 @@ std::vector<ParameterBucket> MakeBuckets(const ParameterStore& store, const Buck
     const auto mine = bucket.counts.begin() + mesh.index(bucket.holders);
     bucket.own.begin = std::accumulate(bucket.counts.begin(), mine, int64_t{0});
     bucket.own.end = bucket.own.begin + *mine;
-    bucket.sharded = options.zero != ZeroStage::kNone && ranks > 1;
+    if (ranks > 1) bucket.placement = options.placement;
   }
   return closed;
+}
+
+RoundBuffers RoundBuffersOf(absl::Span<const ParameterBucket> buckets) {
+  RoundBuffers buffers;
+  GroupMap<int64_t> seen;  // buckets
+  for (const ParameterBucket& bucket : buckets) {
+    if (bucket.placement.sums == Holding::kWhole) continue;
+    if (++seen[bucket.holders] <= 2) ++buffers.count;
+    buffers.elements = std::max(buffers.elements, bucket.elements());
+  }
+  return buffers;
+}
+
+double StateBytesOf(absl::Span<const ParameterBucket> buckets, DType compute, Numerics numerics,
+                    const Mesh& mesh) {
+  double bytes = 0;
+  for (const ParameterBucket& bucket : buckets) {
+    bytes += static_cast<double>(bucket.elements()) *
+             BytesOfElement(bucket.placement, compute, numerics, mesh.size(bucket.holders));
+  }
+  const RoundBuffers rounds = RoundBuffersOf(buckets);
+  return bytes + static_cast<double>(rounds.count * rounds.elements * SumBytesOfElement(numerics));
 }
 
 }  // namespace moe

@@ -8,25 +8,11 @@
 
 #include <absl/types/span.h>
 
-#include "comm/communicator.h"
 #include "comm/mesh/mesh.h"
 #include "moe/state/parameter.h"
+#include "moe/zero/state_placement.h"
 
 namespace moe {
-
-// Which state the ranks that hold the same parameters share out (Rajbhandari et al., "ZeRO" (SC
-// '20), arXiv:1910.02054). A step has the same bits in layout-invariant numerics; in fast numerics
-// the order of a sum depends on it.
-enum class ZeroStage : uint8_t {
-  kNone,       // every rank keeps all of it
-  kOptimizer,  // masters and moments: sums of gradients are scattered, weights gathered
-  kGradients,  // ... and the sums, which travel after every round
-};
-
-// Bytes that each of `ranks` ranks keeps, in the mean, of an element of parameters that they share:
-// what layers read, the sum of its gradients, its moments, its master where that is not what layers
-// read. docs/zero.md
-double StateBytesOfElement(ZeroStage zero, DType compute, Numerics numerics, int ranks);
 
 // Elements [begin, end).
 struct ElementRange {
@@ -40,7 +26,7 @@ inline ElementRange Common(ElementRange a, ElementRange b) {
 
 // Elements of each of `ranks` parts, in rank order, of parameters that lie one behind the other:
 // cut between the row groups of their tensors (unit_grid.h), part i where such a cut is nearest to
-// total * i / ranks. A part may be empty. `debts`, of each part or none: how many elements the
+// total * i / ranks. A part may be empty. `debts`, none or one for each part: how many elements the
 // parts up to it had less than their share in buckets before; they get them now, and what is left
 // over goes there. So a rank's share of all buckets is even to a row group, whatever their number.
 std::vector<int64_t> ShardCut(absl::Span<Parameter* const> parameters, int ranks,
@@ -52,11 +38,20 @@ struct ParameterBucket {
   std::vector<Parameter*> parameters;
   std::vector<int64_t> first = {0};  // element of each, and the end
   std::vector<int64_t> counts;       // ShardCut over the holders
-  ElementRange own;                  // this rank's part: it alone speaks for these elements
-  bool sharded = false;              // by ZeRO: the state of `own` alone is kept here
+  ElementRange own;                  // this rank's part: it alone counts these elements
+  StatePlacement placement;          // all is whole where one rank holds the bucket
 
   int64_t elements() const { return first.back(); }
-  ElementRange kept() const { return sharded ? own : ElementRange{0, elements()}; }
+  // Whether ranks scatter the sums and gather the weights, since each moves its own part alone.
+  bool sharded() const { return placement.optimizer == Holding::kPart; }
+  // The elements whose sums, and whose moments and masters, this rank keeps.
+  ElementRange summed() const { return Held(placement.sums); }
+  ElementRange kept() const { return Held(placement.optimizer); }
+
+ private:
+  ElementRange Held(Holding holding) const {
+    return holding == Holding::kPart ? own : ElementRange{0, elements()};
+  }
 };
 
 // A part of one parameter. `bucket`: which elements of the bucket these are.
@@ -71,13 +66,26 @@ std::vector<ParameterPiece> PiecesOf(const ParameterBucket& bucket, ElementRange
 struct BucketOptions {
   int64_t bucket_bytes = 0;  // a bucket closes when its sums have this much
   int64_t element_bytes = 0;
-  ZeroStage zero = ZeroStage::kNone;
+  StatePlacement placement = {};
 };
 
 // The trainable parameters, those of other holders apart, last first (the order in which backward
 // ends with them), but those of a slab first to last: a bucket is where its first slab is.
 std::vector<ParameterBucket> MakeBuckets(const ParameterStore& store, const BucketOptions& options,
                                          const Mesh& mesh);
+
+// Where sums are in parts, partials of a round add up in buffers of their own until they have
+// travelled: as many elements as the largest of the buckets, and `count` of them, two for each
+// group of holders but for one with a single bucket.
+struct RoundBuffers {
+  int64_t count = 0, elements = 0;
+};
+RoundBuffers RoundBuffersOf(absl::Span<const ParameterBucket> buckets);
+
+// Bytes of parameters, sums and optimizer state that a rank of `mesh` keeps, by BytesOfElement and
+// RoundBuffersOf.
+double StateBytesOf(absl::Span<const ParameterBucket> buckets, DType compute, Numerics numerics,
+                    const Mesh& mesh);
 
 }  // namespace moe
 

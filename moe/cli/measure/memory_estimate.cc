@@ -112,7 +112,7 @@ double StateBytes(const MemoryShape& shape, const Sizes& s) {
   const double shared = static_cast<double>(shape.parameters_total) - layers * s.experts * expert;
   const double experts = layers * std::min(s.experts, s.local_experts()) * expert;
   const auto of_element = [&](int ranks) {
-    return StateBytesOfElement(shape.zero, shape.dtype, shape.numerics, ranks) -
+    return BytesOfElement(PlacementOf(shape.zero), shape.dtype, shape.numerics, ranks) -
            (shape.trained ? 0 : 8) +          // moments
            (shape.saves ? 12.0 / ranks : 0);  // of masters and moments
   };

@@ -43,7 +43,7 @@ MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_to
 struct MemoryEstimate {
   // Per parameter of the rank: master weight and gradient (float32; layout-invariant: int64 sums),
   // AdamW's two moments when trained, a compute copy where that is not float32; with ZeRO this
-  // rank's part (StateBytesOfElement), without the buffers of rounds. Where it saves also 12 bytes
+  // rank's part (BytesOfElement), without the buffers of rounds. Where it saves also 12 bytes
   // for each parameter that this rank writes, which is one of those that hold it.
   double state_bytes = 0;
   // What forward keeps for backward over all layers, and the scratch of the widest backward step;

@@ -112,11 +112,11 @@ std::vector<float> SumInParts(int ranks, ZeroStage zero, Numerics numerics, int6
     const int rank = context.mesh->world().rank();
     ParameterStore store(DType::kFloat32, 1);
     AddParameters(store);
-    MOE_ASSIGN_OR_RETURN(
-        const auto reducer,
-        GradientReducer::Create(
-            {.bucket_bytes = bucket_bytes, .max_terms = kRounds * ranks, .zero = zero}, store,
-            context, session.gradient_stream()));
+    MOE_ASSIGN_OR_RETURN(const auto reducer,
+                         GradientReducer::Create({.bucket_bytes = bucket_bytes,
+                                                  .max_terms = kRounds * ranks,
+                                                  .placement = PlacementOf(zero)},
+                                                 store, context, session.gradient_stream()));
     for (int step = 0; step < 2; ++step) {  // the second must not see the first
       MOE_RETURN_IF_ERROR(reducer->Begin());
       for (int round = 0; round < kRounds; ++round) {

@@ -1,0 +1,70 @@
+// Masters and moments: what an optimizer keeps of the parameters on this rank, bucket by bucket.
+#ifndef MOE_MOE_ZERO_OPTIMIZER_STATE_H_
+#define MOE_MOE_ZERO_OPTIMIZER_STATE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/buffer.h"
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
+#include "moe/zero/shard_cut.h"
+
+namespace moe {
+
+// What layers read of a bucket, in one piece, and how many bytes of it the part of each rank has.
+struct BucketBlock {
+  absl::Span<uint8_t> bytes;
+  std::vector<int64_t> part_bytes;
+};
+
+class OptimizerState {
+ public:
+  // What this rank keeps of a parameter: elements piece.range (without ZeRO all), in memory of its
+  // device. Of the ranks that keep the same it alone counts `own`, whole row groups.
+  struct Slice {
+    ParameterPiece piece;
+    ElementRange own;               // elements of the parameter
+    absl::Span<float> kept_master;  // where the optimizer alone keeps masters; else empty
+    absl::Span<float> mean, mean_square;
+
+    absl::Span<float> master() const {
+      if (!kept_master.empty()) return kept_master;
+      return piece.parameter->master().subspan(static_cast<size_t>(piece.range.begin),
+                                               static_cast<size_t>(piece.range.size()));
+    }
+  };
+
+  // Moments are zero. Of sharded buckets masters are copied here, and what layers read moves into
+  // blocks (ParameterStore::Pack, with its errors). Blocks the host. kResourceExhausted.
+  static absl::StatusOr<OptimizerState> Create(absl::Span<const ParameterBucket> buckets,
+                                               ParameterStore& store, const Context& context);
+
+  absl::Span<const Slice> slices() const { return slices_; }
+  absl::Span<const Slice> slices(size_t begin_bucket, size_t end_bucket) const {
+    return slices().subspan(first_slice_[begin_bucket],
+                            first_slice_[end_bucket] - first_slice_[begin_bucket]);
+  }
+  // Empty unless the bucket is sharded.
+  const BucketBlock& block(size_t bucket) const { return blocks_[bucket]; }
+  // Bytes of the moments, and of masters that the optimizer alone keeps.
+  int64_t bytes() const;
+
+ private:
+  absl::Status Keep(const ParameterBucket& bucket, DType compute, const Context& context);
+  absl::Status Pack(absl::Span<const size_t> pack, absl::Span<const ParameterBucket> buckets,
+                    ParameterStore& store, Stream& stream);
+
+  std::vector<Buffer> values_;             // by bucket: means, their squares', masters
+  std::vector<Slice> slices_;              // in bucket order
+  std::vector<size_t> first_slice_ = {0};  // of each bucket, and the end
+  std::vector<BucketBlock> blocks_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_ZERO_OPTIMIZER_STATE_H_
