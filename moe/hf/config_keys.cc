@@ -20,7 +20,7 @@ std::string TextOf(IntegerRange range) {
   return absl::StrCat("a whole number from ", range.least, " to ", range.most);
 }
 
-// An object or list of a hostile file may be long.
+// Shortened, since an object or list of a hostile file may be long.
 std::string ShortTextOf(const Json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return absl::StrCat("a list of ", value.size());

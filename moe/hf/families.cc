@@ -1,12 +1,11 @@
-// The table of the public models' families: what chooses by softmax over all experts (Mixtral,
-// arXiv:2401.04088, Qwen2-MoE, Qwen3-MoE, arXiv:2505.09388, OLMoE, arXiv:2409.02060, DeepSeek-V2,
-// arXiv:2405.04434, those whose blocks are theirs under other names, and Phi-3.5-MoE,
-// arXiv:2409.12136, by softmaxes over parts of them); by sigmoid scores and a bias, as DeepSeek-V3
-// (arXiv:2412.19437); and with experts or layouts of their own: gpt-oss (arXiv:2508.10925), with
-// unpacked weights, Llama-4's text model, whose weight multiplies the expert's input, and
-// LongCat-Flash (arXiv:2509.01322), with identity experts. As transformers computes them: jitter of
-// inputs is for training only, and DeepSeek-V3's topk_method, scoring_func and moe_layer_freq are
-// ignored.
+// The table of the public models' families. By softmax over all experts: Mixtral, arXiv:2401.04088,
+// Qwen2-MoE, Qwen3-MoE, arXiv:2505.09388, OLMoE, arXiv:2409.02060, DeepSeek-V2, arXiv:2405.04434,
+// models with the same blocks under other names, and Phi-3.5-MoE, arXiv:2409.12136, with softmaxes
+// over subsets of the experts. By sigmoid scores and a bias: DeepSeek-V3 (arXiv:2412.19437) and
+// others. With experts or layouts of their own: gpt-oss (arXiv:2508.10925), with unpacked weights,
+// Llama 4's text model, whose weight multiplies the expert's input, and LongCat-Flash
+// (arXiv:2509.01322), with identity experts. All as transformers computes them: jitter of inputs is
+// for training only, and DeepSeek-V3's topk_method, scoring_func and moe_layer_freq are ignored.
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -18,7 +17,7 @@
 namespace moe::hf {
 namespace {
 
-// transformers ignores norm_topk_prob, and groups count with the limited method alone.
+// transformers ignores norm_topk_prob, and uses groups with the limited method alone.
 void ReadDeepSeekV2(ConfigKeys& keys, HfConfig& config) {
   const std::string method = keys.Text("topk_method", "greedy");
   if (method == "group_limited_greedy") {
@@ -30,13 +29,13 @@ void ReadDeepSeekV2(ConfigKeys& keys, HfConfig& config) {
   keys.RefuseIfSet("mlp_bias", "false: experts without biases");
 }
 
-// Two choices, which the gate insists on: transformers ignores num_experts_per_tok.
+// The gate requires two choices: transformers ignores num_experts_per_tok.
 void ReadPhiMoe(ConfigKeys& keys, HfConfig& config) {
   config.moe.router.router_jitter = static_cast<float>(keys.Real("router_jitter_noise", 0.01));
 }
 
-// Selected by p + b, weighed by p / max(sum p, moe_norm_min). The maximum is not computed here:
-// with 1e-12 it is the sum, but where a bias selects experts of no probability.
+// Experts are selected by p + b and weighed by p / max(sum p, moe_norm_min). The maximum is not
+// implemented: with 1e-12 it equals the sum, except where a bias selects experts of probability 0.
 void ReadErnie(ConfigKeys& keys, HfConfig& config) {
   config.moe.router.expert_bias = true;
   const double least = keys.Real("moe_norm_min", 1e-12);
@@ -44,7 +43,7 @@ void ReadErnie(ConfigKeys& keys, HfConfig& config) {
   keys.RefuseIfSet("use_bias", "false: experts without biases");
 }
 
-// What the weights' sum has added; DeepSeek-V3's gate itself has 1e-20.
+// No epsilon is added to the sum of weights; DeepSeek-V3's own gate adds 1e-20.
 void NothingAddedToSum(ConfigKeys& /*keys*/, HfConfig& config) {
   config.moe.router.norm_epsilon = 0.0f;
 }
@@ -96,7 +95,7 @@ constexpr FamilyKeys kDeepSeekKeys = {.width = "moe_intermediate_size",
                                       .dense = "first_k_dense_replace",
                                       .norm = "norm_topk_prob",
                                       .scaling = "routed_scaling_factor"};
-// Fields under the usual names, beside those of the published files.
+// Fields under the usual names, or the names of the published files, which take precedence.
 constexpr FamilyKeys kKimiKeys = {.width = "moe_intermediate_size",
                                   .experts = {"num_local_experts", "num_experts"},
                                   .top_k = {"num_experts_per_tok", "num_experts_per_token"},
@@ -107,7 +106,7 @@ constexpr FamilyKeys kKimiKeys = {.width = "moe_intermediate_size",
                                   .norm = {"norm_topk_prob", "moe_renormalize"},
                                   .scaling = "routed_scaling_factor"};
 
-// The tensors of experts, one each, and of a shared expert, by their names.
+// Names of the tensors of experts, one each, and of a shared expert.
 constexpr std::array<TensorRule, 3> ExpertTensors(absl::string_view gate, absl::string_view up,
                                                   absl::string_view down) {
   constexpr ExpertAxis kAxis = ExpertAxis::kNumbered;
@@ -121,7 +120,7 @@ constexpr std::array<TensorRule, 3> SharedTensors(absl::string_view gate, absl::
            {up, ParameterKind::kSharedGateUp, ExpertAxis::kNone, TensorRows::kUp},
            {down, ParameterKind::kSharedDown}}};
 }
-// `fused_name`: as TensorRule has it.
+// `fused_name`: as in TensorRule.
 constexpr TensorRule Router(absl::string_view name, absl::string_view fused_name = {}) {
   return {.name = name, .parameter = ParameterKind::kRouterWeight, .fused_name = fused_name};
 }
@@ -129,7 +128,7 @@ constexpr TensorRule ExpertBias(absl::string_view name, absl::string_view fused_
   return {.name = name, .parameter = ParameterKind::kExpertBias, .fused_name = fused_name};
 }
 
-// The first ones, then those of the lists.
+// The first rules, then those of the lists.
 template <size_t N, size_t... Ns>
 constexpr auto Join(const TensorRule (&first)[N], const std::array<TensorRule, Ns>&... lists) {
   std::array<TensorRule, N + (Ns + ... + 0)> all;
@@ -221,7 +220,7 @@ constexpr FamilyDefaults kDeepSeekDefaults = {.sizes = {61, 7168, 2048, 256, 8},
                                               .dense = 3,
                                               .scaling = 2.5};
 
-// DeepSeek-V3's keys and tensors, for the model's defaults.
+// DeepSeek-V3's keys and tensors, with the model's own defaults.
 constexpr Family DeepSeek(absl::string_view model_type, SparseLayers* sparse,
                           const FamilyDefaults& defaults) {
   return {.model_type = model_type,
@@ -232,7 +231,7 @@ constexpr Family DeepSeek(absl::string_view model_type, SparseLayers* sparse,
           .tensors = kDeepSeekTensors};
 }
 
-// Without first_k_dense_replace: transformers gives the first layer alone no experts.
+// Has no first_k_dense_replace: in transformers the first layer alone has no experts.
 constexpr Family Glm4MoeLite() {
   Family family =
       DeepSeek("glm4_moe_lite", ListedLayers,
@@ -418,7 +417,7 @@ constexpr Family kFamilies[] = {
      .reads_activation = false,
      .more = ReadLfm2,
      .tensors = kLfm2Tensors},
-    // Of their own.
+    // With experts or layouts of their own.
     {.model_type = "gpt_oss",
      .gate = "gpt-oss",
      .keys = {.width = "intermediate_size", .experts = {"num_local_experts", "num_experts"}},

@@ -19,7 +19,7 @@ Activation ReadActivation(ConfigKeys& keys) {
   return Activation::kSwiGlu;
 }
 
-// 0 where the model has no such key.
+// 0 if the model has no such key.
 int64_t ReadNumber(ConfigKeys& keys, Key key, int64_t fallback, IntegerRange range) {
   if (key.name == nullptr) return 0;
   return keys.Integer(key, fallback == 0 ? std::nullopt : std::optional(fallback), range);
@@ -68,7 +68,7 @@ std::vector<bool> ListedLayers(const Family& family, ConfigKeys& keys, int64_t l
   return sparse;
 }
 
-// Layer i has experts unless it is in mlp_only_layers; of the others every decoder_sparse_step-th.
+// Every decoder_sparse_step-th layer has experts, except those in mlp_only_layers.
 std::vector<bool> EverySparseStep(const Family& /*family*/, ConfigKeys& keys, int64_t layers) {
   std::vector<bool> sparse(layers);
   const int64_t step = keys.Integer("decoder_sparse_step", 1, kLayers);
@@ -80,7 +80,7 @@ std::vector<bool> EverySparseStep(const Family& /*family*/, ConfigKeys& keys, in
   return sparse;
 }
 
-// Layer `offset` of every `period`; "sparse" layers of one expert are dense ones.
+// Layer `offset` of every `period`; with one expert all layers are dense.
 std::vector<bool> JambaLayers(const Family& family, ConfigKeys& keys, int64_t layers) {
   std::vector<bool> sparse(layers);
   const int64_t period = keys.Integer("expert_layer_period", 2, kLayers);
@@ -91,7 +91,7 @@ std::vector<bool> JambaLayers(const Family& family, ConfigKeys& keys, int64_t la
   return sparse;
 }
 
-// Every moe_layer_interval-th layer of a range, whose end -1 is the last one.
+// Every moe_layer_interval-th layer of a range, whose end may be -1 for the last one.
 std::vector<bool> ErnieLayers(const Family& /*family*/, ConfigKeys& keys, int64_t layers) {
   std::vector<bool> sparse(layers);
   const int64_t step = keys.Integer("moe_layer_interval", 1, kLayers);

@@ -1,4 +1,4 @@
-// What differs between the public models' MoE layers: keys, defaults, names, layouts. A family is a
+// The differences between public models' MoE layers: keys, defaults, names, layouts. A family is a
 // row of a table (families.cc).
 #ifndef MOE_MOE_HF_FAMILY_H_
 #define MOE_MOE_HF_FAMILY_H_
@@ -16,23 +16,23 @@
 
 namespace moe::hf {
 
-// The keys of numbers that most models have, with the other spelling that transformers accepts.
+// Keys of numbers that most models have, with the alternative spelling that transformers accepts.
 // nullptr: the model has none.
 struct FamilyKeys {
   Key layers = "num_hidden_layers";
   Key hidden = "hidden_size";
-  Key width;  // of an expert
+  Key width;  // width of an expert
   Key experts;
   Key top_k = "num_experts_per_tok";
-  Key shared_experts;  // of an expert's width, which are one
-  Key shared_width;    // of the one shared expert
+  Key shared_experts;  // number of shared experts, which are one of so many widths
+  Key shared_width;    // width of the one shared expert
   Key groups, kept_groups;
-  Key dense;  // the first layers without experts
+  Key dense;  // number of first layers without experts
   Key norm;
   Key scaling;
 };
 
-// Where a key is absent: what transformers' configuration class has. 0 = the file must have it.
+// Values of absent keys, from transformers' configuration class. 0 = the file must have the key.
 struct FamilyDefaults {
   struct Sizes {
     int64_t layers = 0, hidden = 0, width = 0, experts = 0, top_k = 0;  // L, H, F, E, K
@@ -58,26 +58,26 @@ SparseLayers Llama4Layers;     // "moe_layers"; without it "interleave_moe_layer
 
 struct Family {
   absl::string_view model_type;
-  // The model_type of a model that has this one's keys in its "text_config"; empty = none.
+  // The model_type of a model whose "text_config" has this family's keys; empty = none.
   absl::string_view nested_in = {};
-  absl::string_view block = "mlp";     // of "model.layers.N."
-  absl::string_view fused_block = {};  // the same in the fused layout, where that is another
+  absl::string_view block = "mlp";     // below "model.layers.N."
+  absl::string_view fused_block = {};  // the same in the fused layout, if it differs
   const char* gate = "";
   FamilyKeys keys = {};
   FamilyDefaults defaults = {};
   SparseLayers* sparse = EveryLayer;
   bool gated_shared_expert = false;
   bool reads_activation = true;  // "hidden_act"; others than silu and gelu are unsupported
-  // What the above does not say.
+  // Reads what the fields above do not express.
   void (*more)(ConfigKeys& keys, HfConfig& config) = nullptr;
   absl::Span<const TensorRule> tensors = {};  // the router's weight first
 };
 
-// ParseHfConfig (hf_config.h), which then calls `more`: for other keys of the model.
+// ParseHfConfig (hf_config.h), which then calls `more` to read other keys of the model.
 absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view document,
                                        absl::FunctionRef<void(const HfConfig&, ConfigKeys&)> more);
 
-// From keys to config.moe and config.has_experts.
+// Fills config.moe and config.has_experts from the keys.
 void ReadFamily(const Family& family, ConfigKeys& keys, HfConfig& config);
 
 absl::Span<const Family> Families();

@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Published ones have some kilobytes.
+// Published files have some kilobytes.
 constexpr JsonLimits kLimits = {.max_bytes = int64_t{4} << 20,
                                 .max_values = int64_t{1} << 16,
                                 .max_depth = 16,
@@ -41,7 +41,7 @@ absl::Status UnknownModel(absl::string_view file, absl::string_view model_type) 
                                                absl::StrJoin(known, ", ")));
 }
 
-// The model's keys, and where in the document they are.
+// The model's keys, and their position in the document.
 struct Model {
   const Family* family = nullptr;
   std::string path;
@@ -69,7 +69,7 @@ absl::StatusOr<Model> FindModel(absl::string_view file, const Json& document) {
   return UnknownModel(file, model_type);
 }
 
-// One expert's matrices over all experts: what the largest sizes together must not pass.
+// Limits one expert matrix over all experts, which the largest sizes together would exceed.
 absl::Status CheckTotal(absl::string_view file, const MoeLayerConfig& moe) {
   constexpr int64_t kMost = int64_t{1} << 40;  // elements
   const int64_t widest = std::max(moe.ffn_hidden_size, moe.shared_expert_ffn_hidden_size);
@@ -80,7 +80,7 @@ absl::Status CheckTotal(absl::string_view file, const MoeLayerConfig& moe) {
                   "at most 2^40 elements of them together");
 }
 
-// The router names its own fields; readers of the file know keys.
+// Errors of the router name its own fields; readers of the file know keys.
 absl::Status CheckRouter(absl::string_view file, const Family& family, const ConfigKeys& keys,
                          const MoeLayerConfig& moe) {
   const absl::Status status = ValidateRouterConfig(moe.router);

@@ -27,8 +27,8 @@ bool HasExperts(const HfConfig& config, int64_t layer) {
   return layer >= 0 && layer < config.num_layers() && config.has_experts[layer];
 }
 
-// Layers with experts by the configuration whose router is in the checkpoint, in any layout, below
-// the first root that has any.
+// Layers that have experts by the configuration and whose router is in the checkpoint, in any
+// layout, below the first root that has any.
 struct Layers {
   absl::string_view root = kRoots[0];
   std::vector<int64_t> available;
@@ -226,7 +226,7 @@ absl::StatusOr<std::map<std::string, Parameter*>> LayerWeights::ParametersToLoad
     }
   }
   std::map<std::string, Parameter*> by_name;
-  std::set<int32_t> experts = {kOfNoExpert};  // whose parameters are to be there
+  std::set<int32_t> experts = {kOfNoExpert};  // whose parameters must be in the store
   for (const auto& parameter : store.parameters()) {
     const std::string& name = parameter->spec().name;
     if (!absl::StartsWith(name, prefix)) continue;
@@ -296,17 +296,17 @@ absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream, Stream& h
   MOE_ASSIGN_OR_RETURN(auto by_name, ParametersToLoad(store, prefix));
   if (by == LoadBy::kBorrow) MOE_RETURN_IF_ERROR(Borrow(store, by_name));
   std::vector<float> scratch, values;
-  // `part` of a tensor is all that the parameter has of it.
+  // `part` of a tensor is all that the tensor holds of the parameter.
   const auto load = [&](const LayerTensor& tensor, int32_t expert,
                         const SafetensorsTensor& part) -> absl::Status {
     const auto found = by_name.find(ParameterName(tensor.rule->parameter, expert));
-    // An expert of another rank, or borrowed.
+    // The expert belongs to another rank, or its values are borrowed.
     if (found == by_name.end()) return absl::OkStatus();
     scratch.resize(part.num_elements);
     MOE_RETURN_IF_ERROR(tensor.found.file->ReadFloat32(part, absl::MakeSpan(scratch)));
     Parameter& parameter = *found->second;
     values.resize(parameter.size());
-    int64_t first = parameter.size(), last = -1;  // half of the parameter, or all of it
+    int64_t first = parameter.size(), last = -1;  // range of the parameter: half or all of it
     ForEachElement(*tensor.rule, config_.moe, [&](int64_t i, int64_t j) {
       values[i] = scratch[j];
       first = std::min(first, i);

@@ -22,10 +22,10 @@
 
 namespace moe::hf {
 
-// A tensor of the layer: of one expert, of all, or of none.
+// A tensor of the layer: of one expert, of all experts, or of none.
 struct LayerTensor {
   const TensorRule* rule = nullptr;
-  int32_t expert = 0;  // kNumbered: whose it is
+  int32_t expert = 0;  // kNumbered: the expert that it belongs to
   CheckpointTensor found;
 };
 
@@ -40,45 +40,47 @@ absl::StatusOr<CheckpointTensor> FindTensor(Checkpoint& checkpoint, const std::s
 
 // Rows [first, first + count) of the first dimension, as a tensor of the same file.
 SafetensorsTensor RowsOf(const SafetensorsTensor& tensor, int64_t first, int64_t count);
-// The elements from `first` on that a tensor of `shape` has, as one of the same file.
+// The elements of a tensor from `first` on, with `shape`, as a tensor of the same file.
 SafetensorsTensor PartOf(const SafetensorsTensor& tensor, int64_t first,
                          std::vector<int64_t> shape);
 
-// Where the values of matrices are once they are loaded.
+// Where the values of matrices are stored once they are loaded.
 enum class LoadBy : uint8_t {
   kCopy,  // in the store's own memory
-  // In the checkpoint's mapped files wherever they are there as the store would have them: frozen
-  // experts (MoeLayerConfig::train_experts, shared ones too) without pack_weights, on the CPU, in
-  // the store's 16-bit type, as rows in the layer's order, at an even address. All else is copied;
-  // ParameterStore::borrowed_bytes says how much is not. The store keeps the mappings; the files
-  // must not change meanwhile (MappedFile).
+  // In the checkpoint's mapped files, wherever they are stored there as the store would store them:
+  // frozen experts (MoeLayerConfig::train_experts, shared ones too) without pack_weights, on the
+  // CPU, in the store's 16-bit type, as rows in the layer's order, at an even address. All else is
+  // copied; ParameterStore::borrowed_bytes reports how much is not. The store owns the mappings;
+  // the files must not change meanwhile (MappedFile).
   kBorrow,
 };
 
-// What kBorrow has of `parameter`: `rows` in their order, each nullopt where a file has it
-// otherwise. false, with nothing done, unless they are all of it. Errors of ParameterStore::Borrow.
+// Borrows `parameter` for kBorrow: `rows` in their order, each nullopt if no file stores it as
+// required. Returns false, with nothing done, unless all rows are there. Errors of
+// ParameterStore::Borrow.
 absl::StatusOr<bool> BorrowIfWhole(const ParameterStore& store, Parameter& parameter,
                                    absl::Span<const std::optional<BorrowedRows>> rows);
-// `part`, rows of a tensor in `file`, where it lies as a store that computes in `type` has it.
+// `part`, rows of a tensor in `file`, in place if it is stored as a store that computes in `type`
+// stores it.
 std::optional<BorrowedRows> RowsToBorrow(const SafetensorsFile& file, const SafetensorsTensor& part,
                                          DType type);
 
-// The tensors of one layer, all found, with the right shapes and readable element types. Holds the
+// The tensors of one layer, all found, with the right shapes and readable element types. Keeps the
 // checkpoint open. Move-only; reading is thread-safe.
 class LayerWeights {
  public:
-  // `layer`: which one; empty = the first with experts that both the checkpoint and the
-  // configuration have. Names start with one of kRoots and are of one of the family's layouts
-  // (tensor_layout.h). Reads no data.
-  //   kOutOfRange: `layer` is no layer with experts of the configuration
-  //   kDataLoss: a tensor is missing, in two layouts or not what the configuration says, or an
+  // Finds the tensors of `layer`; empty = the first layer that has experts both in the checkpoint
+  // and by the configuration. Names start with one of kRoots and belong to one of the family's
+  // layouts (tensor_layout.h). Reads no data.
+  //   kOutOfRange: by the configuration `layer` is not a layer with experts
+  //   kDataLoss: a tensor is missing, in two layouts or not as the configuration says, or an
   //     error of a file
   // Messages: "<file>: tensor '<name>': what is, what was expected".
   static absl::StatusOr<LayerWeights> Find(const HfConfig& config, Checkpoint checkpoint,
                                            std::optional<int64_t> layer);
   LayerWeights(LayerWeights&&) = default;
   LayerWeights& operator=(LayerWeights&&) = default;
-  // All layers with experts of the configuration, in order; they share the checkpoint.
+  // All layers with experts by the configuration, in order; they share the checkpoint.
   static absl::StatusOr<std::vector<LayerWeights>> FindAll(const HfConfig& config,
                                                            Checkpoint checkpoint);
 
@@ -89,16 +91,16 @@ class LayerWeights {
   const HfConfig& config() const { return config_; }
   absl::Span<const LayerTensor> tensors() const { return tensors_; }
 
-  // Overwrites the values of all parameters of `store` whose names start with `prefix`: a layer
-  // created with that prefix and config().moe, whichever experts it has here; and refreshes their
-  // compute copies. Several layers of one store have a prefix each. Scratch: one tensor, of stacked
-  // ones one expert's part. Blocks.
-  //   stream  of the device whose memory weights are
-  //   host    of state of the host, ParameterSpec::host_state
-  // Before anything is overwritten:
+  // Overwrites the values of all parameters of `store` whose names start with `prefix`, and
+  // refreshes their compute copies. They belong to a layer created with that prefix and
+  // config().moe, whichever experts this rank holds. Several layers of one store have a prefix
+  // each. Scratch: one tensor; of stacked ones one expert's part. Blocks.
+  //   stream  a stream of the device whose memory holds the weights
+  //   host    a stream for state in host memory, ParameterSpec::host_state
+  // Errors, before anything is overwritten:
   //   kNotFound: no name starts with `prefix`
   //   kInvalidArgument, naming the parameter: the checkpoint's layer has none of its name or size,
-  //     or has one that the store lacks: of the layer, or of an expert that is there in part
+  //     or has a parameter that the store lacks, of the layer or of an expert held in part
   absl::Status Load(ParameterStore& store, Stream& stream, Stream& host,
                     absl::string_view prefix = "", LoadBy by = LoadBy::kCopy) const;
 
@@ -108,23 +110,24 @@ class LayerWeights {
   static absl::StatusOr<LayerWeights> Find(const HfConfig& config,
                                            std::shared_ptr<Checkpoint> checkpoint,
                                            std::optional<int64_t> layer);
-  // `prefix`: of the block
+  // `prefix`: the name of the block
   absl::Status FindTensors(const std::string& prefix);
-  // visit(tensor, expert, part): what each tensor has of a parameter; absl::Status.
+  // Calls visit(tensor, expert, part) with each tensor's part of a parameter; visit returns
+  // absl::Status.
   template <typename Visit>
   absl::Status ForEachPart(Visit visit) const;
   // Removes from `by_name` the parameters whose values `store` now borrows.
   absl::Status Borrow(ParameterStore& store, std::map<std::string, Parameter*>& by_name) const;
-  // The parameters of `store` below `prefix`, by the names of a layer without one.
+  // The parameters of `store` below `prefix`, by their names in a layer without a prefix.
   absl::StatusOr<std::map<std::string, Parameter*>> ParametersToLoad(
       const ParameterStore& store, absl::string_view prefix) const;
 
   HfConfig config_;
-  std::shared_ptr<Checkpoint> checkpoint_;  // by the layers of FindAll
+  std::shared_ptr<Checkpoint> checkpoint_;  // shared by the layers of FindAll
   int64_t layer_ = 0;
   std::vector<int64_t> available_;
   TensorLayout layout_;
-  std::vector<LayerTensor> tensors_;  // by rules of the layout
+  std::vector<LayerTensor> tensors_;  // in the order of the layout's rules
 };
 
 }  // namespace moe::hf

@@ -137,7 +137,7 @@ class TensorList {
     }
   }
 
-  // A part for each canonical tensor: of gate and up, one behind the other, two an expert.
+  // One part for each canonical tensor: of gate and up, one after the other, two for each expert.
   void AddStacked(absl::string_view block, const TensorRule& rule) {
     MOE_CHECK(!rule.transposed && rule.rows == TensorRows::kAll);
     TensorRule one = rule;
@@ -169,8 +169,8 @@ class TensorList {
   std::vector<ModelTensor> tensors_;
 };
 
-// Angles by one base alone; transformers 5 has an object for it, where 4 has two keys, and takes
-// the object of 4 where both say something.
+// Angles must follow from one base alone. transformers 5 has an object for it, where 4 has two
+// keys; it reads 4's object if both are set.
 void ReadPositions(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfig& model) {
   constexpr char kExpected[] = "null: unscaled rotary positions of all of a head";
   double base = keys.Real("rope_theta", rule.rope_theta);
@@ -206,7 +206,7 @@ void ReadAttention(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfi
   ReadPositions(rule, keys, model);
 }
 
-// What no pass reads.
+// Reads values that no forward or backward pass uses.
 void ReadUse(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfig& model) {
   const auto id = [](const auto& of_rule) {
     return of_rule ? std::vector<int32_t>{static_cast<int32_t>(*of_rule)} : std::vector<int32_t>();
@@ -222,14 +222,14 @@ void ReadUse(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfig& mod
 ModelTraining ReadTraining(const ModelRule& rule, ConfigKeys& keys, int32_t top_k) {
   ModelTraining training;
   const double coefficient = keys.Real("router_aux_loss_coef", rule.router_aux_loss_coef);
-  // At one coefficient transformers' loss is k times as large.
+  // At the same coefficient transformers' loss is k times as large.
   if (keys.Bool("output_router_logits", false)) training.aux_loss_coeff = coefficient * top_k;
   training.attention_dropout = keys.Real("attention_dropout", 0);
   if (rule.router_jitter) training.router_jitter_noise = keys.Real("router_jitter_noise", 0);
   return training;
 }
 
-// Every N-th layer has experts, the last of N.
+// Every N-th layer has experts: the last of each N.
 void ReadLayers(const ModelRule& rule, const std::vector<bool>& has_experts, ConfigKeys& keys,
                 lm::TransformerConfig& model) {
   const auto layers = static_cast<int64_t>(has_experts.size());
@@ -254,7 +254,7 @@ void ReadLayers(const ModelRule& rule, const std::vector<bool>& has_experts, Con
   }
 }
 
-// The model names its own fields; readers of the file know keys.
+// Errors of the model name its own fields; readers of the file know keys.
 absl::Status CheckModel(absl::string_view file, const lm::TransformerConfig& model) {
   constexpr int64_t kMostTensors = 1'000'000;
   if (LeastTensors(model) > kMostTensors) {

@@ -1,5 +1,5 @@
-// Whole public models as moe::lm::Transformer has them: config.json and names of tensors, in both
-// directions. Beside the MoE layers, whose rules are the families' (family.h).
+// Whole public models as moe::lm::Transformer: config.json and names of tensors, in both
+// directions. The rules of MoE layers are the families' (family.h).
 #ifndef MOE_MOE_HF_MODEL_RULE_H_
 #define MOE_MOE_HF_MODEL_RULE_H_
 
@@ -19,23 +19,23 @@ namespace moe::hf {
 
 struct Family;
 
-// What the models of a family have. A row of a table in model_rule.cc.
+// Properties of the models of a family. A row of a table in model_rule.cc.
 struct ModelRule {
   absl::string_view model_type;
   absl::string_view architecture;  // transformers' class
   const char* experts_key = "num_experts";
-  bool assumes_kv_heads = false;  // "num_key_value_heads" may be left out: as many as of queries
-  bool own_head_dim = false;      // heads that are no part of the hidden size
+  bool assumes_kv_heads = false;  // "num_key_value_heads" may be absent: as many as query heads
+  bool own_head_dim = false;      // heads have a size of their own
   bool dense_layers = false;      // "decoder_sparse_step", "intermediate_size"
-  bool shared_expert = false;     // always there, with its gate
+  bool shared_expert = false;     // always present, with its gate
   bool chooses_norm = false;      // "norm_topk_prob"; false: weights always add up to 1
   bool chooses_qkv_bias = false;  // "qkv_bias"; false: none
   lm::QkNorm qk_norm = lm::QkNorm::kNone;
-  const char* window_key = nullptr;  // set: attention over a window, which is not computed here
-  const char* bias_key = nullptr;    // set: biases that are not computed here
-  double rope_theta = 10000;         // where config.json says none
+  const char* window_key = nullptr;  // set: attention over a window, which is not implemented here
+  const char* bias_key = nullptr;    // set: biases that are not implemented here
+  double rope_theta = 10000;         // if config.json has none
   double rms_norm_eps = 1e-6;
-  // The same of what no pass reads.
+  // Defaults of values that no pass uses.
   int64_t max_position_embeddings = 32768;
   std::optional<int64_t> bos_token_id;
   std::optional<int32_t> eos_token_id;
@@ -49,47 +49,47 @@ struct ModelRule {
 std::vector<std::string> ModelTypes();
 const ModelRule* FindModelRule(absl::string_view model_type);  // nullptr: none
 
-// A tensor of a checkpoint, or a part of one, and the tensor of the reference model that has its
-// elements in its order.
+// A tensor of a checkpoint, or a range of one, and the tensor of the reference model with the same
+// elements in the same order.
 struct ModelTensor {
   std::string name;            // "model.layers.0.block_sparse_moe.experts.1.w2.weight"
   std::vector<int64_t> shape;  // one dimension where the canonical tensor is a row
   std::string canonical;       // "model.layers.0.mlp.experts.1.down_proj.weight"
-  // Of a tensor of all experts, one expert's; empty: all of it.
-  int64_t first = 0;  // element
+  // One expert's range of a tensor of all experts; empty: all of the tensor.
+  int64_t first = 0;  // first element
   std::vector<int64_t> part_shape = {};
 };
 
-// Below which names a checkpoint has a model, and in which layout.
+// Prefix and layout of a model's names in a checkpoint.
 struct ModelLayout {
   absl::string_view root = "model.";  // one of kRoots
-  std::vector<TensorLayout> layers;   // of each; dense ones' mean nothing
+  std::vector<TensorLayout> layers;   // layout of each layer; ignored for dense ones
 };
 
-// Experts' tensors and one a layer: what an untrusted configuration must not have more of than
-// memory for TensorsOf.
+// Number of experts' tensors plus one a layer, to check that an untrusted configuration does not
+// exceed the memory for TensorsOf.
 int64_t LeastTensors(const lm::TransformerConfig& config);
 
-// Every tensor of a model that is valid (ValidateTransformerConfig), in its order. Without a layout
-// as the family's models are published.
+// Every tensor of a valid model (ValidateTransformerConfig), in its order. The default layout is
+// that of the family's published models.
 std::vector<ModelTensor> TensorsOf(const ModelRule& rule, const lm::TransformerConfig& config);
 std::vector<ModelTensor> TensorsOf(const lm::TransformerConfig& config, const ModelLayout& layout);
 
-// What transformers trains a model with beside its loss.
+// Settings with which transformers trains a model, beside its loss.
 struct ModelTraining {
-  // The coefficient of docs/routing.md whose balance loss is that of router_aux_loss_coef, of a
-  // layer alone; none: without output_router_logits there is no such loss.
+  // The coefficient of docs/routing.md whose balance loss equals that of router_aux_loss_coef for
+  // one layer; none: without output_router_logits there is no such loss.
   std::optional<double> aux_loss_coeff;
   double attention_dropout = 0;
-  double router_jitter_noise = 0;  // of the input of router and experts
+  double router_jitter_noise = 0;  // jitter of the input of router and experts
 };
 
 // The model of a config.json, for training or evaluation: no capacity, no losses of the router.
 // `file` is the name in messages, which name file, key, value and what was expected.
 //   kDataLoss: malformed JSON, a value out of range, keys that contradict each other
-//   kUnimplemented: another family, or what is not computed here: sliding windows, clipped or
-//     scaled positions, other biases, other activations, quantised weights, layers that are dense
-//     in another order than every N-th
+//   kUnimplemented: another family, or a setting that is not implemented here: sliding windows,
+//     clipped or scaled positions, other biases, other activations, quantised weights, dense layers
+//     in an order other than every N-th
 struct ModelConfig {
   const ModelRule* rule = nullptr;  // never null in a result
   HfConfig layer;                   // what LayerWeights reads of it
@@ -97,23 +97,23 @@ struct ModelConfig {
   ModelTraining training;
 };
 absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view file, absl::string_view document);
-// The same of config.json in a folder. Also errors of MappedFile::Open.
+// The same for config.json in a folder. Also errors of MappedFile::Open.
 absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder);
 
 // kInvalidArgument "--num-zero-experts is 1, expected 0" for the first setting that the family
 // cannot express.
 absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig& config);
 
-// The config.json of what CheckExpressible lets pass; `dtype` as transformers names it,
+// The config.json of a model that CheckExpressible accepts; `dtype` as transformers names it,
 // max_position_embeddings at least sequence_length. Ends with a line feed. Numbers that are float32
 // here are written as the shortest decimals that read back.
 std::string ModelConfigJson(const ModelRule& rule, const lm::TransformerConfig& config,
                             int64_t sequence_length, absl::string_view dtype);
-// The generation_config.json beside it: where it is, transformers takes tokens from there alone.
+// The generation_config.json beside it: if it exists, transformers reads the tokens from it alone.
 std::string GenerationConfigJson(const lm::TransformerConfig& config);
 
-// The tokens that end a text of the public model in `folder`, as transformers generates: those of
-// generation_config.json and, where there is none, of config.json. Errors of ReadModelConfig.
+// The tokens that end a text of the public model in `folder` when transformers generates: those of
+// generation_config.json or, if it is absent, of config.json. Errors of ReadModelConfig.
 absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder);
 
 }  // namespace moe::hf

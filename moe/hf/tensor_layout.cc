@@ -12,7 +12,7 @@
 namespace moe::hf {
 namespace {
 
-// `rule` as the fused layout has it. Of experts one by one, gate's stands for gate and up.
+// `rule` in the fused layout. For experts one by one, the gate's rule becomes that of gate and up.
 TensorRule Fused(const TensorRule& rule) {
   TensorRule fused = rule;
   if (!rule.fused_name.empty()) fused.name = rule.fused_name;
@@ -25,7 +25,7 @@ TensorRule Fused(const TensorRule& rule) {
   return fused;
 }
 
-// All names of a layer in the layout.
+// All names of a layer's tensors in the layout.
 std::vector<std::string> NamesOf(const TensorLayout& layout, const MoeLayerConfig& config,
                                  absl::string_view layer) {
   std::vector<std::string> names;
@@ -66,7 +66,7 @@ absl::StatusOr<TensorLayout> FindLayout(const Checkpoint& checkpoint, const HfCo
   if (layouts.size() == 1) return std::move(layouts.front());
   const std::vector<std::string> names[] = {NamesOf(layouts[0], config.moe, layer),
                                             NamesOf(layouts[1], config.moe, layer)};
-  std::string first[2], there[2];  // of names that the other layout has not
+  std::string first[2], there[2];  // names that the other layout lacks
   for (const int i : {0, 1}) {
     const std::set<std::string> others(names[1 - i].begin(), names[1 - i].end());
     for (const std::string& name : names[i]) {

@@ -1,5 +1,5 @@
-// Where the files of a model have the tensors of its MoE layers: below which names, and experts one
-// by one or fused.
+// Where the files of a model store the tensors of its MoE layers: below which names, and experts
+// one by one or fused.
 #ifndef MOE_MOE_HF_TENSOR_LAYOUT_H_
 #define MOE_MOE_HF_TENSOR_LAYOUT_H_
 
@@ -23,20 +23,20 @@ struct TensorLayout {
   std::vector<TensorRule> tensors;  // the router's weight first
 };
 
-// First the family's own, as its models are published. Then, where that is another, the fused one
+// The family's own layout first, as its models are published. Then, if it differs, the fused layout
 // of transformers 5's modules: all experts in experts.gate_up_proj [E, 2F, H], gate in the first
 // half, and experts.down_proj [E, H, F]. save_pretrained(save_original_format=False) writes it, and
 // some models are published so (Qwen3.5).
 std::vector<TensorLayout> LayoutsOf(const Family& family);
 
-// What stands before "layers.N." in names: of a language model, of the same inside a larger one, of
-// a bare one. Names of every root are looked for in this order.
+// Prefixes of "layers.N." in names: of a language model, of one inside a larger model, of a bare
+// one. They are searched in this order.
 inline constexpr absl::string_view kRoots[] = {"model.", "language_model.model.",
                                                "model.language_model.", ""};
 
-// Of LayoutsOf, the one whose tensors a layer has below `layer` ("model.layers.3."), though perhaps
-// not all of them; the first where it has nothing. kDataLoss, naming two tensors: it has some of
-// two layouts, or a router and experts in neither.
+// The one of LayoutsOf in which the layer below `layer` ("model.layers.3.") has tensors, though
+// perhaps not all of them; the first if it has none. kDataLoss, naming two tensors: the layer has
+// tensors of two layouts, or a router and experts in neither.
 absl::StatusOr<TensorLayout> FindLayout(const Checkpoint& checkpoint, const HfConfig& config,
                                         absl::string_view layer);
 

@@ -30,7 +30,8 @@ std::vector<TensorPiece> PiecesOf(const TensorRule& rule, int32_t expert, const 
 absl::StatusOr<absl::Span<const float>> PieceReader::Next(const TensorPiece& piece) {
   Communicator& world = context_.mesh->world();
   const int64_t size = SizeOfPiece(*piece.rule, config_);
-  values_.assign(static_cast<size_t>(size) + 1, 0);  // the last one: whether the owner failed
+  // the last one reports whether the owner failed
+  values_.assign(static_cast<size_t>(size) + 1, 0);
   absl::Status status;
   if (piece.owner == world.rank()) status = Read(piece);
   if (!status.ok()) values_.back() = 1;

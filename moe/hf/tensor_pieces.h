@@ -1,4 +1,4 @@
-// Tensors of a model, put together on one rank from parameters that several ranks hold.
+// Assembles tensors of a model on one rank from parameters that several ranks hold.
 #ifndef MOE_MOE_HF_TENSOR_PIECES_H_
 #define MOE_MOE_HF_TENSOR_PIECES_H_
 
@@ -17,22 +17,22 @@
 
 namespace moe::hf {
 
-// The part of a tensor that one parameter holds.
+// The range of a tensor that one parameter holds.
 struct TensorPiece {
   const TensorRule* rule = nullptr;
   std::string parameter;  // its name in the store
   int owner = 0;          // the rank of the world that sends it
 };
 
-// The pieces of a tensor, one behind the other: a stacked one has a piece for each expert, another
-// one piece (numbered: of `expert`). Parameters' names start with `prefix`.
+// The pieces of a tensor, in order: a stacked one has a piece for each expert, any other one piece
+// (numbered: that of `expert`). Parameters' names start with `prefix`.
 std::vector<TensorPiece> PiecesOf(const TensorRule& rule, int32_t expert, const std::string& prefix,
                                   const ExpertPlacement& placement);
 
 // Values of a parameter that this rank holds, on the host.
 using ReadParameter = absl::FunctionRef<absl::StatusOr<std::vector<float>>(const Parameter&)>;
 
-// Brings pieces to rank 0 of the world, one at a time: every rank asks for the same ones, in the
+// Sends pieces to rank 0 of the world, one at a time: every rank requests the same ones, in the
 // same order. Arguments are borrowed. Memory: one piece on two ranks.
 class PieceReader {
  public:
@@ -41,9 +41,9 @@ class PieceReader {
               const Context& context, ReadParameter read)
       : caller_(caller), config_(config), store_(store), context_(context), read_(read) {}
 
-  // On rank 0 the values in the order of the tensor, valid until the next call; on others none.
-  // Blocks. On the owner kInvalidArgument, if its store lacks the parameter or has it of another
-  // size, and errors of `read`; rank 0 then has kAborted, and the next piece may follow.
+  // On rank 0 the values in the order of the tensor, valid until the next call; empty on others.
+  // Blocks. On the owner kInvalidArgument, if its store lacks the parameter or has one of another
+  // size, and errors of `read`; rank 0 then returns kAborted, and the next piece may follow.
   absl::StatusOr<absl::Span<const float>> Next(const TensorPiece& piece);
 
  private:

@@ -6,7 +6,7 @@
 namespace moe::hf {
 namespace {
 
-// `name` with the expert's number where it says so.
+// `name` with {e} replaced by the expert's number.
 std::string OfExpert(absl::string_view name, int32_t expert) {
   return absl::StrReplaceAll(name, {{"{e}", absl::StrCat(expert)}});
 }
@@ -19,7 +19,7 @@ ParameterShape ShapeOf(ParameterKind kind, const MoeLayerConfig& config) {
   const int64_t width = config.ffn_hidden_size;
   const int64_t shared = config.shared_expert_ffn_hidden_size;
   const ParameterShape shapes[] = {
-      {experts, hidden},     // kRouterWeight, and on in the enum's order
+      {experts, hidden},     // kRouterWeight; the others follow in the enum's order
       {experts},             // kRouterBias
       {experts},             // kExpertBias
       {2 * width, hidden},   // kExpertGateUp

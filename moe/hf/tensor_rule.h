@@ -1,4 +1,4 @@
-// How tensors of a Hugging Face checkpoint and parameters of MoeLayer correspond.
+// The correspondence of tensors of a Hugging Face checkpoint and parameters of MoeLayer.
 #ifndef MOE_MOE_HF_TENSOR_RULE_H_
 #define MOE_MOE_HF_TENSOR_RULE_H_
 
@@ -12,7 +12,7 @@
 
 namespace moe::hf {
 
-// What MoeLayer::Create puts into its store. Fs: width of the shared expert.
+// The parameters that MoeLayer::Create adds to its store. Fs: width of the shared expert.
 enum class ParameterKind : uint8_t {
   kRouterWeight,      // [E, H]
   kRouterBias,        // [E]
@@ -34,15 +34,15 @@ enum class TensorRows : uint8_t {
   kInterleaved,  // all: gate row 0, up row 0, gate row 1, up row 1, ...
 };
 
-// Of a parameter per expert: where the experts are.
+// Where a tensor of a parameter per expert stores the experts.
 enum class ExpertAxis : uint8_t {
-  kNone,      // no expert's: the router, the shared expert
+  kNone,      // not of experts: the router, the shared expert
   kNumbered,  // a tensor per expert, {e} in its name
-  kStacked,   // one tensor, the expert its first dimension
+  kStacked,   // one tensor, experts are its first dimension
 };
 
-// A tensor, or a tensor per expert, as models of the family are published; what it is in
-// transformers' memory follows from it (tensor_layout.h).
+// A tensor, or a tensor per expert, of the family's published models; its form in transformers'
+// memory follows from it (tensor_layout.h).
 struct TensorRule {
   absl::string_view name;  // below "model.layers.N.<block>.": "experts.{e}.up_proj.weight"
   ParameterKind parameter = ParameterKind::kRouterWeight;
@@ -50,9 +50,9 @@ struct TensorRule {
   TensorRows rows = TensorRows::kAll;
   bool transposed = false;  // columns first
   bool row_vector = false;  // a vector of n as [1, n]
-  // A stacked one has rows of the identity experts, too, which mean nothing.
+  // A stacked tensor also has rows of the identity experts, which are ignored.
   bool counts_zero_experts = false;
-  absl::string_view fused_name = {};  // in the fused layout, where that is another
+  absl::string_view fused_name = {};  // in the fused layout, if it differs
 };
 
 // A parameter's shape; cols 0 = a vector of `rows` elements.
@@ -66,24 +66,24 @@ ParameterShape ShapeOf(ParameterKind kind, const MoeLayerConfig& config);
 inline bool IsTrained(ParameterKind kind) {
   return kind != ParameterKind::kExpertBias;
 }
-// A shared expert's tensors are not where its width is 0.
+// The tensors of a shared expert are absent if its width is 0.
 bool IsPresent(const TensorRule& rule, const MoeLayerConfig& config);
 // Its name in a store whose layer was created with the prefix "". `expert` is ignored by kinds that
-// are no expert's.
+// belong to no expert.
 std::string ParameterName(ParameterKind kind, int32_t expert);
 
 // Its name as a canonical tensor (moe/state/canonical_tensor.h) of a layer without prefix: gate and
 // up, which are halves of one parameter, have one each.
 std::string CanonicalName(const TensorRule& rule, int32_t expert);
 
-// Numbered rules have a tensor per expert, others one.
+// Tensors of a rule: one per expert for numbered ones, otherwise one.
 int32_t TensorCount(const TensorRule& rule, const MoeLayerConfig& config);
 // The tensor's name (without prefix) and shape.
 std::string TensorName(const TensorRule& rule, int32_t expert);
 std::vector<int64_t> TensorShape(const TensorRule& rule, const MoeLayerConfig& config);
 
 // Calls copy(i, j) for every element j of the tensor (stacked: of one expert's part of it), which
-// is element i of the parameter. Import and export are this one walk, so that they are inverse.
+// is element i of the parameter. Import and export share this loop, so that they are inverse.
 template <typename Copy>
 void ForEachElement(const TensorRule& rule, const MoeLayerConfig& config, Copy copy) {
   const ParameterShape shape = ShapeOf(rule.parameter, config);

@@ -20,12 +20,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Python's names of numbers that JSON lacks, and the texts that are read in their places.
+// Python's names of numbers that JSON lacks, and the texts that the parser reads instead.
 constexpr std::pair<absl::string_view, absl::string_view> kNonFinite[] = {
     {"NaN", R"("NaN")"}, {"Infinity", R"("Infinity")"}, {"-Infinity", R"("-Infinity")"}};
 
-// What the lexer has taken so far, and how much of it its buffer holds: it starts a new one at each
-// string and number, and adds everything else to the old one.
+// What the lexer has consumed, and how much of it is in its buffer. The lexer clears its buffer at
+// each string and number, and appends everything else.
 struct Progress {
   static constexpr int64_t kControlBytes = 8;  // "<U+000A>"
 
@@ -38,8 +38,8 @@ struct Progress {
   bool escaped = false;
   bool in_number = false;
   bool non_finite_as_text = false;
-  absl::string_view instead;  // what is left to read in place of the name at `at`
-  size_t name_bytes = 0;      // of that name
+  absl::string_view instead;  // what remains to be read in place of the name at `at`
+  size_t name_bytes = 0;      // length of that name
 
   bool TooLong() const { return run_bytes > max_run_bytes; }
   const char& Here() const { return instead.empty() ? *at : instead.front(); }
@@ -66,7 +66,7 @@ struct Progress {
 
  private:
   void Take(char c) {
-    // A message of the lexer spells out control characters.
+    // Messages of the lexer spell out control characters.
     run_bytes += c >= 0 && c < ' ' ? kControlBytes : 1;
     if (in_string) {
       if (!escaped && c == '"') in_string = false;
@@ -82,7 +82,7 @@ struct Progress {
   }
 };
 
-// The document as nlohmann's parser reads it. A run that is too long looks like the end.
+// The document for nlohmann's parser. A run that is too long ends it.
 class Characters {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -121,7 +121,7 @@ std::string ReasonOf(const Json::exception& e) {
   return absl::StrCat("malformed JSON, ", Shown(from == what.npos ? what : what.substr(from + 2)));
 }
 
-// Counts values and depth on the way from nlohmann's events to ours.
+// Counts values and depth while it converts nlohmann's events to ours.
 class Counter : public nlohmann::json_sax<Json> {
  public:
   Counter(const JsonLimits& limits, JsonEvents& events) : limits_(limits), events_(events) {}
@@ -137,7 +137,7 @@ class Counter : public nlohmann::json_sax<Json> {
   bool start_array(size_t) override { return Begin() && Take(events_.BeginList()); }
   bool end_object() override { return End(); }
   bool end_array() override { return End(); }
-  // A copy, not a move: the lexer's buffer is up to twice as large as the text in it.
+  // Copied, not moved: the lexer's buffer is up to twice as large as its text.
   bool key(std::string& name) override { return Take(events_.Key(name)); }
   bool parse_error(size_t, const std::string&, const Json::exception& e) override {
     return Refuse(ReasonOf(e));
@@ -178,8 +178,8 @@ class Counter : public nlohmann::json_sax<Json> {
   int depth_ = 0;
 };
 
-// Of the last character taken, counted from 1. Nothing has been taken of an empty document, which
-// may have no memory at all.
+// Position of the last consumed character, counted from 1. An empty document, which may be null,
+// has no such character.
 std::string PlaceOf(const Progress& progress) {
   const char* const last = progress.at == progress.begin ? progress.begin : progress.at - 1;
   const int64_t lines = std::count(progress.begin, last, '\n');
@@ -190,7 +190,7 @@ std::string PlaceOf(const Progress& progress) {
 
 using OnValue = absl::FunctionRef<absl::Status(Json value)>;
 
-// Builds values from events, and hands on each that is whole: the document, or the elements of the
+// Builds values from events, and passes on each complete one: the document, or the elements of the
 // list that it is.
 class Builder : public JsonEvents {
  public:
@@ -204,7 +204,7 @@ class Builder : public JsonEvents {
     return rows ? absl::OkStatus() : Open(Json::array());
   }
   absl::Status End() override {
-    if (open_.empty()) return absl::OkStatus();  // of the list of rows
+    if (open_.empty()) return absl::OkStatus();  // end of the list of rows
     open_.pop_back();
     return open_.empty() ? on_value_(std::move(value_)) : absl::OkStatus();
   }
@@ -227,7 +227,8 @@ class Builder : public JsonEvents {
     return absl::OkStatus();
   }
 
-  // Where the value now is. It stays there while it is open: only then do its siblings grow.
+  // Address of the value. It is stable while the value is open, since siblings are only added
+  // later.
   Json* Add(Json value) {
     if (open_.empty()) return &(value_ = std::move(value));
     Json& parent = *open_.back();
@@ -240,7 +241,7 @@ class Builder : public JsonEvents {
 
   const Values values_;
   const OnValue on_value_;
-  bool in_list_ = false;  // of rows
+  bool in_list_ = false;  // the list of rows
   Json value_;
   std::vector<Json*> open_;  // the objects and lists around the next value
   std::string key_;
@@ -295,7 +296,7 @@ absl::Status ReadJsonRows(absl::string_view file, absl::string_view document,
 
 std::optional<int64_t> IntegerWithin(const Json& value, int64_t least, int64_t most) {
   if (!value.is_number_integer()) return std::nullopt;
-  // Numbers past int64 are unsigned ones.
+  // Numbers above int64 are unsigned.
   if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(most)) {
     return std::nullopt;
   }

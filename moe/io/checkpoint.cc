@@ -21,9 +21,9 @@ namespace fs = std::filesystem;
 constexpr char kSingleName[] = "model.safetensors";
 constexpr char kIndexName[] = "model.safetensors.index.json";
 
-// The file that stands for a folder.
+// The file to read if the path is a folder.
 absl::StatusOr<std::string> FileIn(const std::string& folder) {
-  std::error_code ignored;  // what cannot be looked at is not there
+  std::error_code ignored;  // files that cannot be accessed count as absent
   for (const char* const name : {kSingleName, kIndexName}) {
     std::string path = (fs::path(folder) / name).string();
     if (fs::exists(path, ignored)) return path;
@@ -40,18 +40,18 @@ absl::StatusOr<SafetensorsFile> OpenShard(const std::string& index, const std::s
                                           Shown(name), "', which is not there"));
 }
 
-// For n bytes of document: names are copies of disjoint parts of it, so n. A value takes a node of
-// the map, at most 160 bytes with the allocator's own words: 2^18 of them 40 MiB. The lexer 24 MiB
-// (JsonLimits). In all n + 64 MiB. The largest published models have 140,000 tensors.
+// For n bytes of document names take n, as copies of disjoint parts of it. A value takes a node of
+// the map, at most 160 bytes with the allocator's own words: 2^18 of them 40 MiB. The lexer takes
+// 24 MiB (JsonLimits). In all n + 64 MiB. The largest published models have 140,000 tensors.
 constexpr JsonLimits kIndexLimits = {.max_values = int64_t{1} << 18};
 
-// Nothing that leads out of the index's folder, or to a file that is hidden there.
+// Refuses names of files outside of the index's folder, and of hidden files.
 bool IsShardName(absl::string_view name) {
   return name.find('/') == name.npos && name.find('\0') == name.npos &&
          !absl::StartsWith(name, ".") && absl::EndsWith(name, ".safetensors");
 }
 
-// Keeps the weight_map of the document's object, and nothing else of it.
+// Keeps only the weight_map of the document's object.
 class IndexEvents final : public JsonEvents {
  public:
   absl::Status BeginObject() override {
@@ -68,7 +68,7 @@ class IndexEvents final : public JsonEvents {
   }
 
   absl::Status End() override {
-    in_map_ = false;  // nothing opens inside it
+    in_map_ = false;  // no nested object or list
     --depth_;
     return absl::OkStatus();
   }
@@ -99,7 +99,7 @@ class IndexEvents final : public JsonEvents {
                      ", expected the plain name of a *.safetensors file in the index's folder"));
   }
 
-  int depth_ = 0;  // objects and lists around the next value
+  int depth_ = 0;  // objects and lists that enclose the next value
   bool in_map_ = false;
   bool has_map_ = false;
   std::string key_;
@@ -121,7 +121,7 @@ absl::StatusOr<ShardMap> ParseShardIndex(absl::string_view file, absl::string_vi
 }
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path) {
-  std::error_code ignored;  // what cannot be looked at is opened, which says why it cannot
+  std::error_code ignored;  // on error the path is opened below, which reports why it fails
   std::string file = path;
   if (fs::is_directory(path, ignored)) {
     MOE_ASSIGN_OR_RETURN(file, FileIn(path));

@@ -14,22 +14,23 @@
 
 namespace moe {
 
-// Name of a tensor -> name of the file that holds it, beside the index.
+// Maps the name of a tensor to the name of the file that holds it, beside the index.
 using ShardMap = std::map<std::string, std::string>;
 
 // The "weight_map" of an index {"metadata": {...}, "weight_map": {tensor: file}}. Other keys of the
-// document mean nothing here. kDataLoss "<file>: what is, what was expected"; also for a file name
-// that is no plain "*.safetensors" of the same folder: a '/', a leading '.', a NUL.
-// Allocates at most the size of the document and 64 MiB.
+// document are ignored. kDataLoss "<file>: what is, what was expected"; also for a file name that
+// is not a plain "*.safetensors" of the same folder: with a '/', a leading '.', a NUL. Allocates at
+// most the size of the document and 64 MiB.
 absl::StatusOr<ShardMap> ParseShardIndex(absl::string_view file, absl::string_view document);
 
-// A tensor and the file it is in, both as long as the checkpoint lives.
+// A tensor and its file, both valid as long as the checkpoint exists.
 struct CheckpointTensor {
   const SafetensorsFile* file = nullptr;
   const SafetensorsTensor* tensor = nullptr;
 };
 
-// Move-only; for one thread at a time, since Find opens files. What it returned may be read by any.
+// Move-only. Used by one thread at a time, since Find opens files; any thread may read what it
+// returned.
 class Checkpoint {
  public:
   // `path` is a *.safetensors file, an index (*.json), or a folder with model.safetensors or, if
@@ -40,13 +41,13 @@ class Checkpoint {
 
   const std::string& path() const { return path_; }
   bool Contains(absl::string_view name) const;
-  // In order.
+  // Names of all tensors, in order.
   std::vector<std::string> Names() const;
-  // That were given or are named by the index: all that may be read.
+  // The files that may be read: the given one, or those of the index.
   std::vector<std::string> Files() const;
   // kNotFound if the checkpoint has no such tensor. The first tensor of a file opens it: errors of
-  // SafetensorsFile::Open; kDataLoss if it is not there, or lacks a tensor that the index says it
-  // has (names tensor and file).
+  // SafetensorsFile::Open; kDataLoss if the file is missing or lacks a tensor that the index lists
+  // (names tensor and file).
   absl::StatusOr<CheckpointTensor> Find(absl::string_view name);
 
  private:
@@ -54,8 +55,8 @@ class Checkpoint {
   static absl::StatusOr<Checkpoint> OpenIndex(const std::string& path);
   absl::StatusOr<const SafetensorsFile*> Shard(const std::string& name);
 
-  std::string path_;    // of the file or the index
-  std::string folder_;  // of the index, with its '/'
+  std::string path_;    // path of the file or the index
+  std::string folder_;  // folder of the index, with its '/'
   ShardMap shard_of_;   // empty without an index
   // By file name; without an index the one file, as "". Pointers, so that a move of the checkpoint
   // moves no file.

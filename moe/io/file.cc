@@ -27,7 +27,7 @@ absl::Status ReadError(absl::string_view what, const std::string& path, int erro
   return FileError(what, path, error, FileFault::kRead);
 }
 
-// (Of whoever may not write there, as of a disk that is full.)
+// Also for a lack of permission, like a full disk.
 absl::Status WriteError(const std::string& path, int error) {
   return FileError("write", path, error, FileFault::kWrite);
 }
@@ -38,13 +38,13 @@ std::string FolderOf(const std::string& path) {
   return path.substr(0, slash + 1);
 }
 
-// A name beside `path` that no other writer of this machine has.
+// A name beside `path` that no other writer on this machine uses.
 std::string TemporaryName(const std::string& path) {
   static std::atomic<int64_t> count = 0;
   return absl::StrCat(path, ".tmp-", ::getpid(), "-", count.fetch_add(1));
 }
 
-// A device, or a pipe that somebody opens within `longest` to read it; else -1 with ENXIO in errno.
+// Opens a device, or a pipe that a reader opens within `longest`; else -1 with ENXIO in errno.
 int OpenForReader(const std::string& path, absl::Duration longest) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
@@ -120,7 +120,7 @@ absl::Status Prefixed(absl::string_view what, const absl::Status& status) {
 }
 
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
-  // Without O_NONBLOCK a pipe without a writer would hold us here.
+  // Without O_NONBLOCK open would block on a pipe without a writer.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.is_open()) return ReadError("open", path, errno);
   struct stat info = {};
@@ -131,7 +131,7 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
                      ", expected a file"));
   }
   MappedFile mapped;
-  if (info.st_size == 0) return mapped;  // mmap refuses nothing
+  if (info.st_size == 0) return mapped;  // mmap refuses a length of 0
   const auto size = static_cast<size_t>(info.st_size);
   void* const at = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number(), 0);
   if (at == MAP_FAILED) return ReadError("map", path, errno);
@@ -205,7 +205,7 @@ absl::Status WholeFile::Append(absl::string_view text) {
 }
 
 absl::Status WholeFile::Commit(PageCache cache) {
-  // A device or pipe has nothing to flush, and says EINVAL.
+  // A device or pipe has nothing to flush, and returns EINVAL.
   if (!temporary_.empty()) {
     const std::error_code error = files_->Flush(file_, cache);
     if (error) return WriteError(path_, error.value());
@@ -217,8 +217,8 @@ absl::Status WholeFile::Commit(PageCache cache) {
     return WriteError(path_, error.value());
   }
   temporary_.clear();
-  // The name itself is on the disk when its folder is. A folder that cannot be flushed keeps the
-  // file all the same: no reason to fail.
+  // The name is on the disk once its folder is flushed. If that fails, the file is complete all the
+  // same, so that it is no reason to fail.
   (void)files_->FlushFolder(FolderOf(path_));
   return absl::OkStatus();
 }

@@ -16,33 +16,33 @@
 
 namespace moe {
 
-// What an error says of a file, whatever its code: programs have exit codes for these. Goes with
-// the status as a payload.
+// The kind of a file error, whatever its code: programs have exit codes for these. Attached to the
+// status as a payload.
 enum class FileFault : uint8_t {
   kNone,
-  kContent,  // it is damaged, or not what it should be
+  kContent,  // it is damaged, or not in the expected format
   kRead,     // the system could not read it
   kWrite,    // it could not be written
 };
 absl::Status WithFileFault(absl::Status status, FileFault fault);
 FileFault FileFaultOf(const absl::Status& status);
 
-// "cannot <what> '<path>': <reason>", of a system call that failed with errno `error`. kRead:
-// kNotFound where nothing is there, kPermissionDenied, kInvalidArgument for what is no file, all
-// without a fault; kResourceExhausted without memory; else kUnavailable with it. kWrite: the last
-// two, and kPermissionDenied with it.
+// "cannot <what> '<path>': <reason>", for a system call that failed with errno `error`. kRead:
+// kNotFound if nothing is there, kPermissionDenied, kInvalidArgument if it is not a file, all
+// without a fault; kResourceExhausted without memory; else kUnavailable with the fault. kWrite: the
+// last two, and kPermissionDenied with the fault.
 absl::Status FileError(absl::string_view what, const std::string& path, int error, FileFault fault);
 
-// Whether a folder is there, links followed. Errors of FileError, kRead, but for what is absent.
+// Whether a folder exists, following links. Errors of FileError, kRead, except for a missing path.
 absl::StatusOr<bool> IsFolder(const std::string& path);
 
 // "<what>: <message>", with the code and the payloads of an error.
 absl::Status Prefixed(absl::string_view what, const absl::Status& status);
 
-// The bytes of a file, mapped: they count neither as memory of this process nor are they read
-// before they are looked at. Move-only. A file that others shorten while it is mapped ends the
-// process with SIGBUS, which `moe` makes a line and exit code 4: replace files by renaming, as
-// WholeFile does.
+// The bytes of a file, mapped: they do not count as memory of this process, and are read on access.
+// Move-only. If another process shortens the file while it is mapped, this process ends with
+// SIGBUS, which `moe` turns into a line and exit code 4: replace files by renaming, as WholeFile
+// does.
 class MappedFile {
  public:
   // Errors of FileError, kRead; kInvalidArgument: a folder, device or pipe.
@@ -64,17 +64,17 @@ class MappedFile {
   absl::Span<const uint8_t> bytes_;
 };
 
-// A number of the file at `path` by device, inode, size and times: on one host, equal only for the
+// A hash of device, inode, size and times of the file at `path`: on one host, equal only for the
 // same file. Errors of MappedFile::Open.
 absl::StatusOr<uint64_t> FileIdentity(const std::string& path);
 
-// A file that appears under its name when it is complete: written beside it under a temporary name,
-// flushed to the disk, renamed. What stood there before is replaced, also if it is a symbolic link.
-// A device or pipe that stands there is written in place.
+// A file that appears under its name once it is complete: it is written beside it under a temporary
+// name, flushed to the disk, and renamed. An existing file is replaced, also if it is a symbolic
+// link. An existing device or pipe is written in place.
 class WholeFile {
  public:
-  // kNotFound: the folder is not there. kInvalidArgument: `path` is a folder. Else errors of
-  // FileError, kWrite, also for a pipe that nobody opens to read within `reader_time`.
+  // kNotFound: the folder does not exist. kInvalidArgument: `path` is a folder. Else errors of
+  // FileError, kWrite, also for a pipe without a reader within `reader_time`.
   static absl::StatusOr<WholeFile> Create(const std::string& path,
                                           absl::Duration reader_time = absl::InfiniteDuration(),
                                           FileSystem& files = RealFileSystem());
@@ -86,7 +86,7 @@ class WholeFile {
   // Errors of FileError, kWrite.
   absl::Status Append(absl::Span<const uint8_t> bytes);
   absl::Status Append(absl::string_view text);
-  // Once, after the last Append.
+  // Called once, after the last Append.
   absl::Status Commit(PageCache cache = PageCache::kKeep);
 
  private:
@@ -99,7 +99,7 @@ class WholeFile {
   int file_ = -1;
 };
 
-// All of a file at once. Errors of WholeFile.
+// Writes a whole file at once. Errors of WholeFile.
 absl::Status WriteText(const std::string& path, absl::string_view text,
                        FileSystem& files = RealFileSystem());
 

@@ -18,7 +18,7 @@
 namespace moe {
 namespace {
 
-// One write takes at most this much: Linux cuts longer ones short anyway.
+// Most bytes of one write: Linux shortens longer ones anyway.
 constexpr size_t kMaxWriteBytes = size_t{1} << 30;
 
 std::error_code ErrorOf(int result) {
@@ -40,7 +40,7 @@ class SystemCalls : public FileSystem {
 
   std::error_code Flush(int file, PageCache cache) override {
     if (::fsync(file) != 0) return ErrorOf(-1);
-    // Pages that were not yet on the disk would stay. It is advice: refusal does not matter.
+    // Pages must be on the disk to be dropped. This is advice, so that a refusal does not matter.
     if (cache == PageCache::kDrop) ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
     return {};
   }
@@ -81,7 +81,7 @@ class SystemCalls : public FileSystem {
     return {};
   }
 
-  // (std::filesystem's iterators take memory where they may not throw.)
+  // (std::filesystem's iterators allocate where they may not throw.)
   std::error_code List(const std::string& path, std::vector<std::string>& names) override {
     const std::unique_ptr<DIR, int (*)(DIR*)> open(::opendir(path.c_str()), ::closedir);
     while (open != nullptr) {
@@ -94,7 +94,7 @@ class SystemCalls : public FileSystem {
     return {errno, std::generic_category()};
   }
 
-  // (Without O_NONBLOCK a pipe of that name would wait for a writer.)
+  // (Without O_NONBLOCK open would block on a pipe of that name without a writer.)
   std::error_code ReadSmall(const std::string& path, SmallFile& file) override {
     const int open = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (open < 0) return ErrorOf(open);
@@ -108,7 +108,7 @@ class SystemCalls : public FileSystem {
     if (::statvfs(path.c_str(), &facts) != 0) return ErrorOf(-1);
     constexpr auto kMost = std::numeric_limits<int64_t>::max();
     const double free = static_cast<double>(facts.f_bavail) * static_cast<double>(facts.f_frsize);
-    // File systems without blocks to count say 0 of all.
+    // File systems that do not count blocks report 0 for all.
     bytes = facts.f_blocks == 0 || free >= 0x1p62 ? kMost : static_cast<int64_t>(free);
     return {};
   }

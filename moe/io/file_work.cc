@@ -19,7 +19,7 @@
 namespace moe {
 namespace {
 
-// The process may be leaving: no longer than a call of a disk that answers.
+// The process may be exiting, so the wait is no longer than a call to a working disk takes.
 constexpr absl::Duration kLeaveTime = absl::Milliseconds(500);
 
 absl::Duration BetweenLines(absl::Duration deadline) {
@@ -31,13 +31,13 @@ absl::Duration BetweenLines(absl::Duration deadline) {
 struct FileWork::State {
   mutable std::mutex mu;
   mutable std::condition_variable changed;
-  bool ended = false;     // guarded by mu, as all that follows
-  bool left = false;      // nobody waits any more
-  bool in_call = false;   // it has begun and not returned
-  const char* call = "";  // the last one
-  std::string path;       // what it is made on
-  int64_t notes = 0;      // of calls that began or returned
-  absl::Status status;    // of work that has ended
+  bool ended = false;     // guarded by mu, like all that follows
+  bool left = false;      // the owner no longer waits
+  bool in_call = false;   // a call has begun and not returned
+  const char* call = "";  // the latest call
+  std::string path;       // its path
+  int64_t notes = 0;      // number of calls that began or returned
+  absl::Status status;    // status of work that has ended
 
   // "fsync of 'a' has not returned".
   std::string Doing() const {
@@ -47,7 +47,7 @@ struct FileWork::State {
   }
 };
 
-// The calls of another file system, each noted before and after.
+// The calls of another file system, each recorded before and after.
 class FileWork::NotedFiles final : public FileSystem {
  public:
   NotedFiles(FileSystem& files, State& state) : files_(files), state_(state) {}
@@ -65,7 +65,7 @@ class FileWork::NotedFiles final : public FileSystem {
     return Noted("fsync", PathOf(file), [&] { return files_.Flush(file, cache); });
   }
   std::error_code Close(int file) override {
-    Note("close", PathOf(file), true);  // also of work that is left: the descriptor goes
+    Note("close", PathOf(file), true);  // also for abandoned work, to release the descriptor
     const std::error_code error = files_.Close(file);
     Note("close", PathOf(file), false);
     paths_.erase(file);
@@ -103,8 +103,8 @@ class FileWork::NotedFiles final : public FileSystem {
   }
 
  private:
-  // Names are for messages alone, and destructors close files: what there is no memory for is left
-  // out.
+  // Paths are for messages alone, and destructors close files: a path is left out if there is no
+  // memory for it.
   template <typename Run>
   static void IfMemory(const Run& run) noexcept {
     try {
@@ -119,7 +119,7 @@ class FileWork::NotedFiles final : public FileSystem {
     return found == paths_.end() ? *unknown : found->second;
   }
 
-  // Whether somebody still waits.
+  // Records a call. Returns whether the owner still waits.
   bool Note(const char* call, const std::string& path, bool begins) {
     const std::lock_guard lock(state_.mu);
     state_.call = call;
@@ -140,7 +140,7 @@ class FileWork::NotedFiles final : public FileSystem {
 
   FileSystem& files_;
   State& state_;
-  std::map<int, std::string> paths_;  // of descriptors
+  std::map<int, std::string> paths_;  // paths of descriptors
 };
 
 FileWork::FileWork(Options options)

@@ -50,7 +50,7 @@ absl::Status WriteShard(const std::string& path, absl::Span<const SafetensorsEnt
   return Wrote(stream->Commit());
 }
 
-// Adds every path once its file is there.
+// Records every path once its file exists.
 absl::Status WriteAll(const std::string& folder, absl::Span<const SafetensorsEntry> tensors,
                       int64_t max_shard_bytes, Append append, std::vector<ModelText> texts,
                       std::vector<std::string>& paths) {

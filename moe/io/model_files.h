@@ -1,4 +1,4 @@
-// The tensors of a whole model as the files that Hugging Face has of it, written once.
+// Writes the tensors of a whole model in the files that Hugging Face uses.
 #ifndef MOE_MOE_IO_MODEL_FILES_H_
 #define MOE_MOE_IO_MODEL_FILES_H_
 
@@ -15,7 +15,7 @@
 
 namespace moe {
 
-// Of data; a larger tensor has a file of its own.
+// Bytes of data in a shard; a larger tensor has a file of its own.
 inline constexpr int64_t kMaxShardBytes = 5'000'000'000;
 
 // kFloat32, kBFloat16 or kFloat16.
@@ -26,17 +26,17 @@ struct ModelText {
   std::string text = {};
 };
 
-// Writes model.safetensors into `folder`, which is there, or numbered shards with
+// Writes model.safetensors into `folder`, which must exist, or numbered shards with
 // model.safetensors.index.json, then `texts` in their order. append(i, stream) appends the data of
-// tensors[i], i from 0 on. On an error, append's too, no file of them is left.
+// tensors[i], i from 0 on. On an error, append's included, none of the files is left.
 //   FileFault::kWrite (moe/io/file.h): a write failed
 absl::Status WriteModelFiles(const std::string& folder, absl::Span<const SafetensorsEntry> tensors,
                              int64_t max_shard_bytes,
                              absl::FunctionRef<absl::Status(size_t, SafetensorsStream&)> append,
                              std::vector<ModelText> texts = {});
 
-// Appends values of tensor `name`, each rounded to `type` once. kInvalidArgument for one that is
-// finite in float32 alone; else errors of SafetensorsStream::Append, as FileFault::kWrite.
+// Appends values of tensor `name`, each rounded to `type` once. kInvalidArgument for a value that
+// is finite only in float32; else errors of SafetensorsStream::Append, as FileFault::kWrite.
 absl::Status AppendRounded(absl::string_view name, absl::Span<const float> values, DType type,
                            SafetensorsStream& stream);
 

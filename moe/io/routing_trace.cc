@@ -24,7 +24,7 @@ using Json = nlohmann::json;
 constexpr absl::string_view kSchema = "moe.routing/1";
 constexpr int64_t kMostInt = std::numeric_limits<int>::max();
 
-// A line, object and lists; two values each for keys and lists that are not numbers.
+// Values of a line: an object and lists, two values each for keys and lists that are not numbers.
 constexpr JsonLimits kLineLimits = {.max_bytes = kTraceMostLineBytes,
                                     .max_values = kTraceMostCells + 3 * kTraceMostRanks + 32,
                                     .max_depth = 4,
@@ -57,7 +57,7 @@ absl::Status CheckKeys(const Json& object, std::initializer_list<const char*> ke
 }
 
 absl::StatusOr<RoutingTraceHeader> ReadHeader(const Json& line) {
-  // First: what is no such file at all is best told so.
+  // Checked first, for the clearest message if the file is of another kind.
   if (!line.is_object() || !line.contains("schema") || line["schema"] != std::string(kSchema)) {
     return Bad(absl::StrCat("no recorded routing, expected {\"schema\":\"", kSchema, "\",...}"));
   }
@@ -122,7 +122,7 @@ absl::StatusOr<RoutingTraceRecord> ReadRecord(const Json& line, const RoutingTra
     MOE_RETURN_IF_ERROR(CheckLength(row, absl::StrCat("slots[", r, "]"), header.num_experts));
     for (int e = 0; e < header.num_experts; ++e) {
       const std::optional<int64_t> slots = IntegerWithin(row[e], 0, tokens);
-      // Names are made for errors alone: there are millions of counts.
+      // Names are only made for errors: there are millions of counts.
       if (!slots.has_value()) {
         return Whole(row[e], absl::StrCat("slots[", r, "][", e, "]"), 0, tokens).status();
       }
@@ -132,7 +132,7 @@ absl::StatusOr<RoutingTraceRecord> ReadRecord(const Json& line, const RoutingTra
   return record;
 }
 
-// Adds what a line says.
+// Adds the record of a line.
 class TraceReader {
  public:
   absl::Status Line(absl::string_view text) {

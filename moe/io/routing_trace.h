@@ -15,22 +15,22 @@
 
 namespace moe {
 
-// What was trained. Experts are placed over the ranks of each expert-parallel group as
-// ExpertPlacement does (dispatch/placement.h).
+// The run that was trained. Experts are placed over the ranks of each expert-parallel group as by
+// ExpertPlacement (dispatch/placement.h).
 struct RoutingTraceHeader {
   int ranks = 1;                 // R
   int expert_parallel_size = 1;  // EP; divides R
   int num_experts = 1;           // E, those that are dispatched
   int top_k = 1;
   int64_t hidden_size = 1;        // H
-  DType dtype = DType::kFloat32;  // of the rows that travel: f32, bf16 or f16
+  DType dtype = DType::kFloat32;  // type of dispatched rows: f32, bf16 or f16
   int moe_layers = 1;             // L
 };
 
 // One MoE layer in one optimiser step, micro-batches added up.
 struct RoutingTraceRecord {
   int64_t step = 0;
-  int layer = 0;                // the MoE layers alone are counted: 0 .. L - 1
+  int layer = 0;                // counts the MoE layers alone: 0 .. L - 1
   std::vector<int64_t> tokens;  // [R]
   // [R][E], rank by rank: slots of the rank's tokens for the expert that capacity did not drop. A
   // token chooses an expert at most once, so each is at most tokens[rank].
@@ -51,21 +51,21 @@ struct RoutingTrace {
 std::string HeaderLine(const RoutingTraceHeader& header);
 std::string RecordLine(const RoutingTraceRecord& record);
 
-// Whether what a run of `steps` steps of `tokens_per_step` tokens (over all ranks) writes can be
-// read back: kInvalidArgument "what is, expected at most what" if it is beyond the limits below.
+// Whether the file of a run of `steps` steps of `tokens_per_step` tokens (over all ranks) can be
+// read back: kInvalidArgument "what is, expected at most what" if it exceeds the limits below.
 absl::Status CheckRoutingTraceFits(const RoutingTraceHeader& header, int64_t steps,
                                    int64_t tokens_per_step);
 
 // Reads an untrusted file; `file` is the name used in messages. kDataLoss "<file>:<line>: <reason>"
-// unless the header and at least one record are there and every value keeps to what stands above
-// and to the limits below, which leave room for bytes of any sum of a record in an int64. Keys that
-// are not known are refused. Reads no byte beyond the limits. Memory: 8 bytes a number kept and
-// about 100 a record, one line of JSON beside it.
+// unless the header and at least one record are there and every value is within what is stated
+// above and the limits below, which ensure that the bytes of any sum of a record fit an int64.
+// Unknown keys are refused. Reads no byte beyond the limits. Memory: 8 bytes for each number kept
+// and about 100 for each record, one line of JSON beside it.
 absl::StatusOr<RoutingTrace> ParseRoutingTrace(absl::string_view file, absl::string_view text);
 
-// Limits of a file: R and E; R * E; H; tokens of a record over all ranks; records; numbers
-// in all of them; bytes, of which a number has at most 11, a record about 100 and a rank's list 5
-// beside its numbers, and of a line.
+// Limits of a file: R and E; R * E; H; tokens of a record over all ranks; records; numbers in all
+// of them; bytes, of which a number has at most 11, a record about 100 and a rank's list 5 beside
+// its numbers; bytes of a line.
 inline constexpr int64_t kTraceMostRanks = 1 << 12;
 inline constexpr int64_t kTraceMostExperts = 1 << 14;
 inline constexpr int64_t kTraceMostCells = 1 << 20;

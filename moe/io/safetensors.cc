@@ -14,7 +14,7 @@
 namespace moe {
 namespace {
 
-// Bytes of a file are copied into numbers as they stand.
+// Bytes of a file are copied into numbers without conversion.
 static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
 
 constexpr int64_t kPrefixBytes = 8;  // the length of the header
@@ -34,7 +34,7 @@ constexpr TypeRow kTypes[] = {
 static_assert(std::size(kTypes) == kNumSafetensorsTypes);
 static_assert(kNumSafetensorsTypes == static_cast<int>(SafetensorsType::kU64) + 1);
 
-// out[i] = convert(the i-th Stored); memcpy since a file aligns nothing.
+// out[i] = convert(i-th Stored); memcpy because tensors of a file need not be aligned.
 template <typename Stored, typename Convert>
 void ReadAs(absl::Span<const uint8_t> bytes, absl::Span<float> out, Convert convert) {
   for (size_t i = 0; i < out.size(); ++i) {
@@ -99,7 +99,7 @@ const SafetensorsTensor* SafetensorsFile::Find(absl::string_view name) const {
 
 absl::Span<const uint8_t> SafetensorsFile::Data(const SafetensorsTensor& tensor) const {
   const auto size = static_cast<int64_t>(data_.size());
-  // A tensor of another file must not read past this one.
+  // A tensor of another file must not read past the end of this one.
   MOE_CHECK(tensor.begin_bytes >= 0 && tensor.size_bytes >= 0 && tensor.begin_bytes <= size &&
             tensor.size_bytes <= size - tensor.begin_bytes);
   return data_.subspan(tensor.begin_bytes, tensor.size_bytes);

@@ -29,8 +29,8 @@ std::string TextOf(const Json& scalar) {
   return scalar.is_string() ? Quoted(scalar.get_ref<const std::string&>()) : scalar.dump();
 }
 
-// The number of elements, or an error: zeros may not hide a product that does not fit, since
-// readers form products of parts of a shape.
+// The number of elements, or an error: zeros may not hide a product that overflows, since readers
+// compute products of parts of a shape.
 absl::StatusOr<int64_t> ElementsOf(const std::string& name, absl::Span<const int64_t> shape) {
   int64_t product = 1;
   bool empty = false;
@@ -44,7 +44,7 @@ absl::StatusOr<int64_t> ElementsOf(const std::string& name, absl::Span<const int
   return empty ? 0 : product;
 }
 
-// Fills a header as its events come.
+// Builds a header from its events.
 class HeaderEvents : public JsonEvents {
  public:
   HeaderEvents(SafetensorsHeader& header, int64_t data_bytes)
@@ -71,10 +71,10 @@ class HeaderEvents : public JsonEvents {
   SafetensorsHeader& header_;
   const int64_t data_bytes_;
   Place place_ = Place::kOutside;
-  std::string key_;  // of the tensor or metadata
+  std::string key_;  // key of the tensor or metadata
   Field field_ = kNone;
   bool has_metadata_ = false;
-  int fields_ = 0;  // seen of this tensor
+  int fields_ = 0;  // fields of this tensor seen so far
   std::vector<int64_t> numbers_;
 };
 
@@ -225,7 +225,7 @@ absl::Status HeaderEvents::Number(const Json& value) {
       value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     return Unexpected(TextOf(value));
   }
-  // Offsets have 2: their list, too, may not grow with the file.
+  // Offsets have 2 numbers: this list, too, may not grow with the file.
   if (static_cast<int64_t>(numbers_.size()) == kMaxSafetensorsRank) {
     return Bad(key_, absl::StrCat(place_ == Place::kShape ? "shape" : "data_offsets",
                                   " of more than ", kMaxSafetensorsRank, " numbers, expected ",
@@ -259,7 +259,7 @@ absl::Status HeaderEvents::EndTensor() {
                                   absl::StrJoin(t.shape, ","), "])"));
 }
 
-// Names once each, data end to end.
+// Checks that names are unique and data is contiguous.
 absl::Status CheckTogether(const std::vector<SafetensorsTensor>& tensors, int64_t data_bytes) {
   const auto same = [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
     return a.name == b.name;
@@ -269,7 +269,7 @@ absl::Status CheckTogether(const std::vector<SafetensorsTensor>& tensors, int64_
   std::vector<int32_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    // Of tensors that start together the empty ones come first.
+    // Among tensors with the same begin the empty ones come first.
     return std::pair(tensors[a].begin_bytes, tensors[a].size_bytes) <
            std::pair(tensors[b].begin_bytes, tensors[b].size_bytes);
   });
@@ -296,12 +296,12 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view file,
     return absl::DataLossError(absl::StrCat(file, ": the header starts with '",
                                             Shown(text.substr(0, 1)), "', expected '{'"));
   }
-  // Padding may be long, which a gap inside may not.
+  // Trailing padding may be long; gaps inside may not.
   text = text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
   SafetensorsHeader header;
   HeaderEvents events(header, data_bytes);
   const JsonLimits limits = {.max_bytes = kMaxSafetensorsHeaderBytes,
-                             // The grammar bounds them better: see Number, BeginTensor, Scalar.
+                             // The grammar has tighter bounds: see Number, BeginTensor, Scalar.
                              .max_values = std::numeric_limits<int64_t>::max(),
                              .max_depth = 4};
   MOE_RETURN_IF_ERROR(ReadJsonEvents(file, text, limits, events));

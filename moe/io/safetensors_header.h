@@ -22,10 +22,11 @@ struct SafetensorsHeader {
 // Checks everything that SafetensorsFile::Open promises, against `data_bytes` bytes of data.
 // kDataLoss; `file` is the name in messages.
 //
-// Memory, for n bytes of header: names and metadata are copies of disjoint parts of it, so n. The
-// table grows by doubling: 3 * 2^16 * sizeof(SafetensorsTensor) < 18 MiB while it moves; shapes
-// take at most kMaxSafetensorsTensors * (8 * kMaxSafetensorsRank + 16) < 14 MiB, the allocator's
-// own words and the map's nodes 3 MiB, the lexer 24 MiB (JsonLimits). In all n + 59 MiB.
+// Memory, for n bytes of header: n for names and metadata, which are copies of disjoint parts of
+// it. The table grows by doubling: 3 * 2^16 * sizeof(SafetensorsTensor) < 18 MiB while it moves;
+// shapes take at most kMaxSafetensorsTensors * (8 * kMaxSafetensorsRank + 16) < 14 MiB, the
+// allocator's own words and the map's nodes 3 MiB, the lexer 24 MiB (JsonLimits). In all n + 59
+// MiB.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view file,
                                                          absl::string_view text,
                                                          int64_t data_bytes);

@@ -24,7 +24,7 @@ absl::Status AppendMetadata(const SafetensorsMetadata& metadata, std::string& te
   return absl::OkStatus();
 }
 
-// The header of a file with these tensors end to end, padded to a multiple of 8. kInvalidArgument
+// The header of a file with these tensors in sequence, padded to a multiple of 8. kInvalidArgument
 // for what ParseSafetensorsHeader would refuse.
 absl::StatusOr<std::string> MakeHeader(absl::string_view file,
                                        absl::Span<const SafetensorsEntry> tensors,

@@ -1,4 +1,5 @@
-// A safetensors file whose data need not be in memory at once: header first, data in any pieces.
+// A safetensors file whose data need not be in memory at once: the header first, then data of any
+// size.
 #ifndef MOE_MOE_IO_SAFETENSORS_STREAM_H_
 #define MOE_MOE_IO_SAFETENSORS_STREAM_H_
 
@@ -22,12 +23,12 @@ struct SafetensorsEntry {
   std::string name = {};
   SafetensorsType type = SafetensorsType::kF32;
   std::vector<int64_t> shape = {};
-  int64_t size_bytes = 0;  // as `type` and `shape` have it
+  int64_t size_bytes = 0;  // must match `type` and `shape`
 };
 
-// Writes a file that SafetensorsFile::Open reads, tensors and data in the order given, the header
-// padded with spaces to a multiple of 8 bytes: the same input gives the same bytes. It appears
-// under its name whole or not at all. Move-only; holds the header, not the data.
+// Writes a file that SafetensorsFile::Open reads, tensors and data in the given order, the header
+// padded with spaces to a multiple of 8 bytes: the same input gives the same bytes. The file
+// appears under its name complete or not at all. Move-only; holds the header, not the data.
 class SafetensorsStream {
  public:
   // kInvalidArgument, with no file touched, for what Open would refuse; else errors of WholeFile.
@@ -36,12 +37,12 @@ class SafetensorsStream {
                                                   const SafetensorsMetadata& metadata = {},
                                                   FileSystem& files = RealFileSystem());
 
-  // What stands before the data: 8 bytes of length, then JSON.
+  // The bytes before the data: 8 bytes of length, then JSON.
   const std::string& header() const { return header_; }
-  // The tensors' bytes, row-major and little-endian, one tensor after the other, in any pieces.
-  // kInvalidArgument beyond the last tensor; errors of WholeFile::Append.
+  // Appends the tensors' bytes, row-major and little-endian, one tensor after the other, in any
+  // portions. kInvalidArgument beyond the last tensor; errors of WholeFile::Append.
   absl::Status Append(absl::Span<const uint8_t> bytes);
-  // Once, at the end. kFailedPrecondition if bytes are missing; errors of WholeFile::Commit.
+  // Called once, at the end. kFailedPrecondition if bytes are missing; errors of WholeFile::Commit.
   absl::Status Commit(PageCache cache = PageCache::kKeep);
 
  private:
@@ -54,7 +55,7 @@ class SafetensorsStream {
   std::string path_;
   WholeFile file_;
   std::string header_;
-  int64_t left_bytes_;  // of data, still to come
+  int64_t left_bytes_;  // bytes of data still to be appended
 };
 
 }  // namespace moe
