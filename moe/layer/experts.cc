@@ -12,7 +12,7 @@
 #include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
-#include "moe/tensor/tensor_tree.h"
+#include "moe/tensor/linear.h"
 
 namespace moe {
 namespace {
@@ -178,7 +178,8 @@ absl::Status Experts<T>::Forward(int first, int last, const GroupOffsets& offset
                                            ColumnRange(gate_up, 0, config_.ffn_hidden_size),
                                            UpColumns(gate_up), hidden, *context.compute));
   return Project(down_, first, local, hidden, RowRange(out, begin, end),
-                 TensorTree(context, config_.ffn_hidden_size), context);
+                 TreeOf(down_.weight.front()->parts(), TensorAxis::kColumns, context.tensor_leaves),
+                 context);
 }
 
 template <typename T>
@@ -322,7 +323,7 @@ absl::Status Experts<T>::Backward(int first, int last, const GroupOffsets& offse
   return GroupedGemmInputGradient<T>(
       gate_up, local, gate_up_weights, RowRange(d_rows, begin, end), workspace, stream,
       context.gemm,
-      TensorTree(context, config_.ffn_hidden_size, kCutItem, IsGated(config_.activation) ? 2 : 1));
+      TreeOf(gate_up_.weight.front()->parts(), TensorAxis::kRows, context.tensor_leaves));
 }
 
 template class Experts<float>;

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
 
 #include "dispatch/dispatch_plan.h"
@@ -64,9 +63,6 @@ struct MoeLayerSaved {
   // [slots] the token, for slots of identity experts; -1 for others. Empty = no identity experts.
   absl::Span<const int32_t> identity_row;
 };
-
-// Called when the gradient of a parameter, one that is trained, is complete for this round.
-using GradientReady = absl::FunctionRef<absl::Status(Parameter&)>;
 
 // What the global balance loss compares the next step with: state that a run goes on from.
 struct RouterShare {

@@ -1,17 +1,49 @@
 #include "moe/lm/attention_block.h"
 
 #include <algorithm>
-
-#include <absl/strings/str_cat.h>
+#include <utility>
 
 #include "kernels/base/workspace.h"
-#include "kernels/bias/bias.h"
 #include "kernels/elementwise/elementwise.h"
-#include "kernels/grouped_gemm/grouped_gemm.h"
-#include "kernels/grouped_gemm/weight_gradient.h"
-#include "moe/tensor/tensor_tree.h"
 
 namespace moe::lm {
+namespace {
+
+// Heads of queries stay with the head of keys that they share.
+int64_t WidthOfSharedHeads(const TransformerConfig& config) {
+  return config.num_attention_heads / config.key_value_heads() * config.head_dim();
+}
+
+LinearSpec QkvSpec(const TransformerConfig& config, const std::string& prefix) {
+  ParameterSpec weight = {.name = prefix + "qkv_proj.weight",
+                          .rows = config.qkv_cols(),
+                          .cols = config.hidden_size,
+                          .holders = MeshGroup::kData,
+                          .init_std = config.init_std};
+  const auto add_part = [&](const char* name, int64_t rows, int64_t item) {
+    weight.parts.push_back({.name = prefix + name,
+                            .rows = rows,
+                            .cols = config.hidden_size,
+                            .axis = TensorAxis::kRows,
+                            .item = item});
+  };
+  add_part("q_proj.weight", config.q_cols(), WidthOfSharedHeads(config));
+  add_part("k_proj.weight", config.kv_cols(), config.head_dim());
+  add_part("v_proj.weight", config.kv_cols(), config.head_dim());
+  return {.weights = {weight}, .biases = config.qkv_bias, .pack = config.moe.pack_weights};
+}
+
+LinearSpec OutSpec(const TransformerConfig& config, const std::string& prefix) {
+  return {.weights = {CutAlong(TensorAxis::kColumns,
+                               {.name = prefix + "o_proj.weight",
+                                .rows = config.hidden_size,
+                                .cols = config.q_cols(),
+                                .init_std = config.out_init_std()},
+                               WidthOfSharedHeads(config))},
+          .pack = config.moe.pack_weights};
+}
+
+}  // namespace
 
 template <typename T>
 absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const TransformerConfig& config,
@@ -21,8 +53,11 @@ absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const TransformerCon
     return Norm<T>::Create(prefix + name, cols, config.norm_epsilon, store);
   };
   MOE_ASSIGN_OR_RETURN(const Norm<T> input, norm("input_layernorm.weight", config.hidden_size));
-  AttentionBlock block(config, input);
-  MOE_RETURN_IF_ERROR(block.AddProjections(prefix + "self_attn.", store));
+  MOE_ASSIGN_OR_RETURN(Linear<T> qkv,
+                       Linear<T>::Create(QkvSpec(config, prefix + "self_attn."), store));
+  MOE_ASSIGN_OR_RETURN(Linear<T> out,
+                       Linear<T>::Create(OutSpec(config, prefix + "self_attn."), store));
+  AttentionBlock block(config, input, std::move(qkv), std::move(out));
   if (config.qk_norm == QkNorm::kNone) return block;
   const bool per_head = config.qk_norm == QkNorm::kHead;
   MOE_ASSIGN_OR_RETURN(block.q_norm_, norm("self_attn.q_norm.weight",
@@ -30,51 +65,6 @@ absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const TransformerCon
   MOE_ASSIGN_OR_RETURN(block.k_norm_, norm("self_attn.k_norm.weight",
                                            per_head ? config.head_dim() : config.kv_cols()));
   return block;
-}
-
-// Heads of queries stay with the head of keys that they share.
-template <typename T>
-absl::Status AttentionBlock<T>::AddProjections(const std::string& prefix, ParameterStore& store) {
-  const int64_t hidden = config_.hidden_size, width = config_.head_dim();
-  const int64_t group_width = config_.num_attention_heads / config_.key_value_heads() * width;
-  ParameterSpec weight = {.name = prefix + "qkv_proj.weight",
-                          .rows = config_.qkv_cols(),
-                          .cols = hidden,
-                          .holders = MeshGroup::kData,
-                          .init_std = config_.init_std};
-  ParameterSpec bias = {.name = prefix + "qkv_proj.bias",
-                        .cols = config_.qkv_cols(),
-                        .holders = MeshGroup::kData,
-                        .initializer = Initializer::kZeros,
-                        .weight_decay = false};
-  const auto add_part = [&](const char* name, int64_t rows, int64_t item) {
-    weight.parts.push_back({.name = absl::StrCat(prefix, name, ".weight"),
-                            .rows = rows,
-                            .cols = hidden,
-                            .axis = TensorAxis::kRows,
-                            .item = item});
-    bias.parts.push_back({.name = absl::StrCat(prefix, name, ".bias"),
-                          .cols = rows,
-                          .axis = TensorAxis::kColumns,
-                          .item = item});
-  };
-  add_part("q_proj", config_.q_cols(), group_width);
-  add_part("k_proj", config_.kv_cols(), width);
-  add_part("v_proj", config_.kv_cols(), width);
-  MOE_ASSIGN_OR_RETURN(Parameter* const qkv_proj, store.Add(weight));
-  qkv_proj_ = Projection<T>(qkv_proj, config_.moe.pack_weights);
-  if (config_.qkv_bias) {
-    MOE_ASSIGN_OR_RETURN(qkv_bias_, store.Add(bias));
-  }
-  MOE_ASSIGN_OR_RETURN(Parameter* const o_proj,
-                       store.Add(CutAlong(TensorAxis::kColumns,
-                                          {.name = prefix + "o_proj.weight",
-                                           .rows = hidden,
-                                           .cols = config_.q_cols(),
-                                           .init_std = config_.out_init_std()},
-                                          group_width)));
-  o_proj_ = Projection<T>(o_proj, config_.moe.pack_weights);
-  return absl::OkStatus();
 }
 
 template <typename T>
@@ -93,15 +83,9 @@ absl::Status AttentionBlock<T>::Project(MatrixView<const T> x, const Batch& batc
                                         const Context& context) const {
   const int64_t tokens = x.rows(), q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
   Workspace& workspace = *context.workspace;
-  Stream& stream = *context.compute;
   MOE_RETURN_IF_ERROR(norm_.Forward(x, saved.norm, context));
   MOE_ASSIGN_OR_RETURN(saved.qkv, workspace.Matrix<T>(tokens, config_.qkv_cols()));
-  MOE_RETURN_IF_ERROR(qkv_proj_.Forward(saved.norm.y, saved.qkv, context));
-  if (qkv_bias_ != nullptr) {
-    const int64_t rows[] = {0, tokens};
-    const absl::Span<const float> bias = qkv_bias_->vector();
-    MOE_RETURN_IF_ERROR(AddBias<T>(saved.qkv, rows, {&bias, 1}, stream));
-  }
+  MOE_RETURN_IF_ERROR(qkv_proj_.Forward(context, {}, saved.norm.y, saved.qkv));
   MatrixView<T> qk = ColumnRange(saved.qkv, 0, qk_cols);
   if (q_norm_.has_value()) {
     MOE_ASSIGN_OR_RETURN(qk, workspace.Matrix<T>(tokens, qk_cols));
@@ -119,9 +103,7 @@ absl::Status AttentionBlock<T>::Project(MatrixView<const T> x, const Batch& batc
 template <typename T>
 absl::Status AttentionBlock<T>::Output(MatrixView<const T> x, MatrixView<const T> attended,
                                        MatrixView<T> y, const Context& context) const {
-  MOE_RETURN_IF_ERROR(o_proj_.Forward(
-      attended, y, context,
-      TensorTree(context, config_.q_cols(), config_.q_cols() / config_.key_value_heads())));
+  MOE_RETURN_IF_ERROR(o_proj_.Forward(context, {}, attended, y));
   return AddRows<T>(x, y, y, *context.compute);
 }
 
@@ -184,10 +166,7 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
                                                     MatrixView<T> d_attended, GradientReady ready,
                                                     const Context& context) const {
   Workspace& workspace = *context.workspace;
-  Stream& stream = *context.compute;
-  MOE_RETURN_IF_ERROR(
-      AddWeightGradient<T>(d, saved.attended, o_proj_->grad(), workspace, stream, context.gemm));
-  MOE_RETURN_IF_ERROR(ready(*o_proj_));
+  MOE_RETURN_IF_ERROR(o_proj_.WeightGradient(context, {}, d, saved.attended, ready));
 
   const int64_t q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
   MOE_ASSIGN_OR_RETURN(const auto d_qkv, workspace.Matrix<T>(d.rows(), config_.qkv_cols()));
@@ -195,30 +174,15 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
   if (q_norm_.has_value()) {
     MOE_ASSIGN_OR_RETURN(d_qk, workspace.Matrix<T>(d.rows(), qk_cols));
   }
-  MOE_RETURN_IF_ERROR(GemmInputGradient<T>(d, o_proj_->template view<T>(), d_attended, workspace,
-                                           stream, context.gemm));
+  MOE_RETURN_IF_ERROR(o_proj_.InputGradient(context, {}, d, d_attended));
   MOE_RETURN_IF_ERROR(CausalAttentionBackward<T>(
       {.heads = config_.num_attention_heads, .sequence_offsets = batch.sequence_offsets}, saved.q,
       saved.k, saved.v, saved.attended, saved.log_sum_exp, d_attended, ColumnRange(d_qk, 0, q_cols),
       ColumnRange(d_qk, q_cols, qk_cols), ColumnRange(d_qkv, qk_cols, config_.qkv_cols()),
-      workspace, stream));
+      workspace, *context.compute));
   MOE_RETURN_IF_ERROR(QkBackward(batch, saved, d_qk, d_qkv, ready, context));
-
-  MOE_RETURN_IF_ERROR(AddWeightGradient<T>(d_qkv, saved.norm.y, qkv_proj_->grad(), workspace,
-                                           stream, context.gemm));
-  MOE_RETURN_IF_ERROR(ready(*qkv_proj_));
-  if (qkv_bias_ != nullptr) {
-    MOE_RETURN_IF_ERROR(qkv_bias_->grad().Add(
-        [&](absl::Span<float> out, Write write) {
-          return BiasGradient<T>(d_qkv, out, write, stream);
-        },
-        workspace, stream));
-    MOE_RETURN_IF_ERROR(ready(*qkv_bias_));
-  }
-  return GemmInputGradient<T>(
-      d_qkv, qkv_proj_->template view<T>(), d_normed, workspace, stream, context.gemm,
-      TensorTree(context, config_.kv_cols(), config_.head_dim(),
-                 /*parts=*/3, config_.num_attention_heads / config_.key_value_heads()));
+  MOE_RETURN_IF_ERROR(qkv_proj_.WeightGradient(context, {}, d_qkv, saved.norm.y, ready));
+  return qkv_proj_.InputGradient(context, {}, d_qkv, d_normed);
 }
 
 template <typename T>
@@ -227,13 +191,12 @@ absl::Status AttentionBlock<T>::Backward(const Batch& batch, const AttentionBloc
                                          const Context& context) const {
   const WorkspaceScope scope(*context.workspace);
   if (d.rows() == 0) {
-    MOE_RETURN_IF_ERROR(ready(*o_proj_));
+    MOE_RETURN_IF_ERROR(o_proj_.WeightGradient(context, {}, d, {}, ready));
     if (q_norm_.has_value()) {
       MOE_RETURN_IF_ERROR(q_norm_->Backward({}, d, d, Write::kOverwrite, ready, context));
       MOE_RETURN_IF_ERROR(k_norm_->Backward({}, d, d, Write::kOverwrite, ready, context));
     }
-    MOE_RETURN_IF_ERROR(ready(*qkv_proj_));
-    if (qkv_bias_ != nullptr) MOE_RETURN_IF_ERROR(ready(*qkv_bias_));
+    MOE_RETURN_IF_ERROR(qkv_proj_.WeightGradient(context, {}, d, {}, ready));
     return norm_.Backward(saved.norm, d, d, Write::kAdd, ready, context);
   }
   // The gradient by the attention's output is spent before that by the norm's is written: one

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <absl/status/statusor.h>
 
@@ -11,6 +12,7 @@
 #include "kernels/attention/attention.h"
 #include "moe/lm/dense.h"
 #include "moe/lm/transformer.h"
+#include "moe/tensor/linear.h"
 
 namespace moe::lm {
 
@@ -49,14 +51,14 @@ class AttentionBlock {
                         GradientReady ready, const Context& context) const;
 
  private:
-  AttentionBlock(const TransformerConfig& config, const Norm<T>& norm)
-      : config_(config), norm_(norm) {}
+  AttentionBlock(const TransformerConfig& config, const Norm<T>& norm, Linear<T> qkv_proj,
+                 Linear<T> o_proj)
+      : config_(config), norm_(norm), qkv_proj_(std::move(qkv_proj)), o_proj_(std::move(o_proj)) {}
   // Forward's two ends: from x to saved.q, saved.k and saved.v, and y from attended [T, heads D].
   absl::Status Project(MatrixView<const T> x, const Batch& batch, AttentionBlockSaved<T>& saved,
                        const Context& context) const;
   absl::Status Output(MatrixView<const T> x, MatrixView<const T> attended, MatrixView<T> y,
                       const Context& context) const;
-  absl::Status AddProjections(const std::string& prefix, ParameterStore& store);
   absl::Status Rotate(const Batch& batch, RotaryDirection direction, MatrixView<T> qk,
                       const Context& context) const;
   // d_qk [T, (heads + kv_heads) D], the gradient by what is rotated, becomes that by d_qkv's q | k.
@@ -71,8 +73,7 @@ class AttentionBlock {
   TransformerConfig config_;
   Norm<T> norm_;
   std::optional<Norm<T>> q_norm_, k_norm_;
-  Projection<T> qkv_proj_, o_proj_;
-  Parameter* qkv_bias_ = nullptr;  // nullptr: none
+  Linear<T> qkv_proj_, o_proj_;
 };
 
 }  // namespace moe::lm

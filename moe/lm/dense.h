@@ -1,4 +1,4 @@
-// What the dense parts of the reference model share: timing, weight gradients, normalisation.
+// What the dense parts of the reference model share: timing, normalisation.
 #ifndef MOE_MOE_LM_DENSE_H_
 #define MOE_MOE_LM_DENSE_H_
 
@@ -9,9 +9,6 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/tensor_view.h"
-#include "kernels/grouped_gemm/grouped_gemm.h"
-#include "kernels/grouped_gemm/packed_weights.h"
-#include "moe/layer/moe_layer.h"
 #include "moe/run/context.h"
 #include "moe/state/parameter.h"
 
@@ -23,40 +20,6 @@ template <typename Body>
 absl::Status TimedDense(const Context& context, const char* name, Body body) {
   return Timed(context, {.phase = Phase::kDense, .name = name}, *context.compute, body);
 }
-
-// The weight of a product, and a copy in the order of reading (packed_weights.h) where `packed`
-// asks for one, made anew after each change: the same bits, at few rows twice as fast. CPU.
-template <typename T>
-class Projection {
- public:
-  Projection() = default;
-  Projection(Parameter* weight, bool packed) : weight_(weight), packed_(packed) {}
-
-  Parameter& operator*() const { return *weight_; }
-  Parameter* operator->() const { return weight_; }
-
-  // y = x W^T.   x [T, K], W [O, K], y [T, O].
-  template <typename TOut>
-  absl::Status Forward(MatrixView<const T> x, MatrixView<TOut> y, const Context& context,
-                       const GemmTree& tree = {}) const {
-    Workspace& workspace = *context.workspace;
-    Stream& stream = *context.compute;
-    if (!packed_) {
-      return Gemm<T, TOut>(x, weight_->view<T>(), y, workspace, stream, context.gemm, tree);
-    }
-    if (copy_.version() != weight_->version()) {
-      MOE_ASSIGN_OR_RETURN(copy_,
-                           PackedWeights<T>::Create(weight_->spec().rows, weight_->spec().cols));
-      MOE_RETURN_IF_ERROR(copy_.Pack(weight_->view<T>(), weight_->version(), stream));
-    }
-    return Gemm<T, TOut>(x, copy_, weight_->version(), y, workspace, stream, tree);
-  }
-
- private:
-  Parameter* weight_ = nullptr;
-  bool packed_ = false;
-  mutable PackedWeights<T> copy_;
-};
 
 // What backward needs of one normalisation; views into the workspace.
 template <typename T>

@@ -1,12 +1,10 @@
 #include "moe/lm/output_head.h"
 
 #include <type_traits>
+#include <utility>
 
 #include "kernels/base/workspace.h"
 #include "kernels/cross_entropy/cross_entropy.h"
-#include "kernels/grouped_gemm/grouped_gemm.h"
-#include "kernels/grouped_gemm/weight_gradient.h"
-#include "moe/tensor/tensor_tree.h"
 
 namespace moe::lm {
 namespace {
@@ -28,15 +26,16 @@ absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const TransformerConfig& con
                                                     Parameter* tied, ParameterStore& store) {
   MOE_ASSIGN_OR_RETURN(const Norm<T> norm, Norm<T>::Create("model.norm.weight", config.hidden_size,
                                                            config.norm_epsilon, store));
-  Parameter* lm_head = tied;
-  if (tied == nullptr) {
-    MOE_ASSIGN_OR_RETURN(lm_head,
-                         store.Add(CutAlong(TensorAxis::kRows, {.name = "lm_head.weight",
-                                                                .rows = config.vocab_size,
-                                                                .cols = config.hidden_size,
-                                                                .init_std = config.init_std})));
-  }
-  return OutputHead(norm, Projection<T>(lm_head, config.moe.pack_weights), tied != nullptr);
+  const ParameterSpec weight = CutAlong(TensorAxis::kRows, {.name = "lm_head.weight",
+                                                            .rows = config.vocab_size,
+                                                            .cols = config.hidden_size,
+                                                            .init_std = config.init_std});
+  const bool pack = config.moe.pack_weights;
+  MOE_ASSIGN_OR_RETURN(Linear<T> lm_head,
+                       tied != nullptr
+                           ? Linear<T>::Tied(*tied, weight.parts.front(), pack)
+                           : Linear<T>::Create({.weights = {weight}, .pack = pack}, store));
+  return OutputHead(norm, std::move(lm_head));
 }
 
 template <typename T>
@@ -44,8 +43,8 @@ absl::StatusOr<MatrixView<float>> OutputHead<T>::Logits(MatrixView<const T> x, N
                                                         const Context& context) const {
   MOE_RETURN_IF_ERROR(norm_.Forward(x, saved, context));
   MOE_ASSIGN_OR_RETURN(const auto logits,
-                       context.workspace->Matrix<float>(x.rows(), lm_head_->spec().rows));
-  MOE_RETURN_IF_ERROR(lm_head_.Forward(saved.y, logits, context));
+                       context.workspace->Matrix<float>(x.rows(), lm_head_.out_features()));
+  MOE_RETURN_IF_ERROR(lm_head_.Forward(context, {}, saved.y, logits));
   return logits;
 }
 
@@ -68,20 +67,16 @@ absl::Status OutputHead<T>::LossAndGradient(MatrixView<const T> x,
   const WorkspaceScope scope(workspace);
   NormSaved<T> saved;
   if (x.rows() == 0) {
-    if (!tied_) MOE_RETURN_IF_ERROR(ready(*lm_head_));
+    MOE_RETURN_IF_ERROR(lm_head_.WeightGradient(context, {}, {}, {}, ready));
     return norm_.Backward(saved, dx, dx, Write::kOverwrite, ready, context);
   }
   MOE_ASSIGN_OR_RETURN(const auto logits, Logits(x, saved, context));
   MOE_ASSIGN_OR_RETURN(const auto d_logits, LogitGradientMemory<T>(logits, workspace));
   MOE_RETURN_IF_ERROR(
       CrossEntropy<T>(logits, targets, scale, row_loss, d_logits, *context.compute));
-  MOE_RETURN_IF_ERROR(AddWeightGradient<T>(d_logits, saved.y, lm_head_->grad(), workspace,
-                                           *context.compute, context.gemm));
-  if (!tied_) MOE_RETURN_IF_ERROR(ready(*lm_head_));
+  MOE_RETURN_IF_ERROR(lm_head_.WeightGradient(context, {}, d_logits, saved.y, ready));
   MOE_ASSIGN_OR_RETURN(const auto d_normed, workspace.Matrix<T>(x.rows(), x.cols()));
-  MOE_RETURN_IF_ERROR(GemmInputGradient<T>(d_logits, lm_head_->template view<T>(), d_normed,
-                                           workspace, *context.compute, context.gemm,
-                                           TensorTree(context, lm_head_->spec().rows)));
+  MOE_RETURN_IF_ERROR(lm_head_.InputGradient(context, {}, d_logits, d_normed));
   return norm_.Backward(saved, d_normed, dx, Write::kOverwrite, ready, context);
 }
 

@@ -10,6 +10,7 @@
 
 #include "moe/lm/dense.h"
 #include "moe/lm/transformer.h"
+#include "moe/tensor/linear.h"
 
 namespace moe::lm {
 
@@ -36,12 +37,10 @@ class OutputHead {
                                GradientReady ready, const Context& context) const;
 
  private:
-  OutputHead(const Norm<T>& norm, Projection<T> lm_head, bool tied)
-      : norm_(norm), lm_head_(std::move(lm_head)), tied_(tied) {}
+  OutputHead(const Norm<T>& norm, Linear<T> lm_head) : norm_(norm), lm_head_(std::move(lm_head)) {}
 
   Norm<T> norm_;
-  Projection<T> lm_head_;
-  bool tied_;
+  Linear<T> lm_head_;
 };
 
 }  // namespace moe::lm

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 #include <absl/types/span.h>
@@ -138,6 +139,9 @@ class Parameter {
 };
 template <>
 MatrixView<const float> Parameter::view<float>() const;
+
+// Called when the gradient of a parameter, one that is trained, is complete for this round.
+using GradientReady = absl::FunctionRef<absl::Status(Parameter&)>;
 
 // What layers read of some parameters, in one block: parameter i from byte first_byte[i] on, in
 // elements of element_bytes[i], and at the end the block's size.

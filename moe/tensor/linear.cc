@@ -1,0 +1,254 @@
+#include "moe/tensor/linear.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/bias/bias.h"
+#include "kernels/grouped_gemm/gemm_problem.h"
+#include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/weight_gradient.h"
+
+namespace moe {
+namespace {
+
+ParameterSpec BiasOf(const ParameterSpec& weight) {
+  const auto named = [](const std::string& name) {
+    return absl::StrCat(absl::StripSuffix(name, "weight"), "bias");
+  };
+  ParameterSpec bias = {.name = named(weight.name),
+                        .cols = weight.rows,
+                        .holders = weight.holders,
+                        .initializer = Initializer::kZeros,
+                        .weight_decay = false,
+                        .trainable = weight.trainable};
+  for (const CanonicalTensor& part : weight.parts) {  // cut with the rows that it is added to
+    const bool cut = part.axis == TensorAxis::kRows;
+    if (!cut && bias.holders == MeshGroup::kData) bias.holders = MeshGroup::kStage;
+    bias.parts.push_back({.name = named(part.name),
+                          .cols = part.rows,
+                          .axis = cut ? TensorAxis::kColumns : TensorAxis::kNone,
+                          .item = cut ? part.item : 1});
+  }
+  return bias;
+}
+
+// Where the values of weights are now (ParameterStore::Adopt moves them): all of each, or the rows
+// of one of its parts().
+template <typename T>
+absl::StatusOr<absl::Span<const MatrixView<const T>>> ValuesOf(absl::Span<Parameter* const> weights,
+                                                               Workspace& workspace,
+                                                               std::optional<size_t> part = {}) {
+  MOE_ASSIGN_OR_RETURN(const auto out, workspace.Array<MatrixView<const T>>(std::ssize(weights)));
+  for (size_t i = 0; i < weights.size(); ++i) {
+    out[i] = part ? weights[i]->template part<T>(*part) : weights[i]->template view<T>();
+  }
+  return out;
+}
+
+absl::Span<Parameter* const> Of(const LinearRows& rows, const std::vector<Parameter*>& all) {
+  return absl::MakeConstSpan(all).subspan(rows.first, rows.last - rows.first);
+}
+
+}  // namespace
+
+GemmTree TreeOf(absl::Span<const CanonicalTensor> parts, TensorAxis reduced, int leaves) {
+  if (parts.empty() || parts.front().axis != reduced) return {};
+  const CanonicalTensor& last = parts.back();
+  if (reduced == TensorAxis::kColumns) return {{leaves, last.cols, last.item}};
+  return {{leaves, last.rows, last.item},
+          static_cast<int>(parts.size()),
+          parts.front().rows / last.rows};
+}
+
+template <typename T>
+absl::StatusOr<Linear<T>> Linear<T>::Create(const LinearSpec& spec, ParameterStore& store) {
+  Linear linear;
+  MOE_ASSIGN_OR_RETURN(linear.weights_, store.AddSlab(spec.weights));
+  if (spec.biases) {
+    std::vector<ParameterSpec> biases;
+    for (const ParameterSpec& weight : spec.weights) biases.push_back(BiasOf(weight));
+    MOE_ASSIGN_OR_RETURN(linear.biases_, store.AddSlab(biases));
+  }
+  if (!linear.weights_.empty()) linear.cut_as_ = linear.weights_.front()->spec().parts;
+  if (spec.pack) MOE_RETURN_IF_ERROR(linear.MakeCopies());
+  return linear;
+}
+
+template <typename T>
+absl::StatusOr<Linear<T>> Linear<T>::Tied(Parameter& weight, const CanonicalTensor& cut_as,
+                                          bool pack) {
+  Linear linear;
+  linear.weights_ = {&weight};
+  linear.cut_as_ = {cut_as};
+  linear.tied_ = true;
+  if (pack) MOE_RETURN_IF_ERROR(linear.MakeCopies());
+  return linear;
+}
+
+template <typename T>
+absl::Status Linear<T>::MakeCopies() {
+  for (const Parameter* weight : weights_) {
+    MOE_ASSIGN_OR_RETURN(packed_.emplace_back(),
+                         PackedWeights<T>::Create(weight->spec().rows, weight->spec().cols));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<int64_t> Linear<T>::PackChanged(Stream& stream) const {
+  int64_t version = 0;  // of all weights: grows when one of theirs does
+  for (const Parameter* weight : weights_) version += weight->version();
+  for (size_t l = 0; l < packed_.size(); ++l) {
+    if (packed_[l].version() == version) continue;
+    MOE_RETURN_IF_ERROR(packed_[l].Pack(weights_[l]->template view<T>(), version, stream));
+  }
+  return version;
+}
+
+template <typename T>
+int64_t Linear<T>::packed_bytes() const {
+  int64_t bytes = 0;
+  for (const PackedWeights<T>& packed : packed_) bytes += packed.bytes();
+  return bytes;
+}
+
+template <typename T>
+template <typename TOut>
+absl::Status Linear<T>::Forward(const Context& context, const LinearRows& rows,
+                                MatrixView<const T> x, MatrixView<TOut> y) const {
+  const WorkspaceScope scope(*context.host_workspace);
+  const int64_t all[] = {0, x.rows()};
+  const bool grouped = rows.offsets.size() > 0;
+  if constexpr (std::is_same_v<T, TOut>) {
+    if (grouped) MOE_RETURN_IF_ERROR(GroupedProduct(context, rows, x, y));
+  }
+  MOE_CHECK((!grouped || std::is_same_v<T, TOut>));
+  if (!grouped) MOE_RETURN_IF_ERROR(OneProduct(context, rows.first, x, y));
+  if (biases_.empty()) return absl::OkStatus();
+  Workspace& host = *context.host_workspace;
+  const auto mine = Of(rows, biases_);
+  MOE_ASSIGN_OR_RETURN(const auto biases, host.Array<absl::Span<const float>>(std::ssize(mine)));
+  for (size_t i = 0; i < mine.size(); ++i) biases[i] = mine[i]->vector();
+  return AddBias<TOut>(y, grouped ? rows.offsets : GroupOffsets(all), biases, *context.compute);
+}
+
+template <typename T>
+template <typename TOut>
+absl::Status Linear<T>::OneProduct(const Context& context, int weight, MatrixView<const T> x,
+                                   MatrixView<TOut> y) const {
+  Workspace& workspace = *context.workspace;
+  Stream& stream = *context.compute;
+  const GemmTree tree = TreeOf(cut_as_, TensorAxis::kColumns, context.tensor_leaves);
+  if (packed_.empty()) {
+    return Gemm<T, TOut>(x, weights_[weight]->template view<T>(), y, workspace, stream,
+                         context.gemm, tree);
+  }
+  MOE_ASSIGN_OR_RETURN(const int64_t version, PackChanged(stream));
+  return Gemm<T, TOut>(x, packed_[weight], version, y, workspace, stream, tree);
+}
+
+template <typename T>
+absl::Status Linear<T>::GroupedProduct(const Context& context, const LinearRows& rows,
+                                       MatrixView<const T> x, MatrixView<T> y) const {
+  Workspace& workspace = *context.workspace;
+  Stream& stream = *context.compute;
+  const GemmTree tree = TreeOf(cut_as_, TensorAxis::kColumns, context.tensor_leaves);
+  if (!packed_.empty()) {
+    MOE_ASSIGN_OR_RETURN(const int64_t version, PackChanged(stream));
+    const auto mine = absl::MakeConstSpan(packed_).subspan(rows.first, rows.last - rows.first);
+    return GroupedGemm<T>(x, rows.offsets.host(), mine, version, y, workspace, stream, tree);
+  }
+  const auto weights = Of(rows, weights_);
+  const auto product = [&](std::optional<size_t> part, MatrixView<T> columns) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto values, ValuesOf<T>(weights, *context.host_workspace, part));
+    return GroupedGemm<T>(x, rows.offsets, values, columns, workspace, stream, context.gemm, tree);
+  };
+  if (std::all_of(weights.begin(), weights.end(), [](auto* w) { return w->contiguous(); })) {
+    return product(std::nullopt, y);
+  }
+  // Columns of y are chains of their own, so products of parts have the bits of the whole one's.
+  int64_t begin = 0;
+  for (size_t i = 0; i < cut_as_.size(); ++i) {
+    const int64_t end = begin + cut_as_[i].rows;
+    MOE_RETURN_IF_ERROR(product(i, ColumnRange(y, begin, end)));
+    begin = end;
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Linear<T>::InputGradient(const Context& context, const LinearRows& rows,
+                                      MatrixView<const T> dy, MatrixView<T> dx) const {
+  const GemmTree tree = TreeOf(cut_as_, TensorAxis::kRows, context.tensor_leaves);
+  if (rows.offsets.size() == 0) {
+    return GemmInputGradient<T>(dy, weights_[rows.first]->template view<T>(), dx,
+                                *context.workspace, *context.compute, context.gemm, tree);
+  }
+  const WorkspaceScope scope(*context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto weights,
+                       ValuesOf<T>(Of(rows, weights_), *context.host_workspace));
+  return GroupedGemmInputGradient<T>(dy, rows.offsets, weights, dx, *context.workspace,
+                                     *context.compute, context.gemm, tree);
+}
+
+template <typename T>
+absl::Status Linear<T>::WeightGradient(const Context& context, const LinearRows& rows,
+                                       MatrixView<const T> dy, MatrixView<const T> x,
+                                       GradientReady ready) const {
+  const auto weights = Of(rows, weights_);
+  if (weights.empty() || !weights.front()->spec().trainable) return absl::OkStatus();
+  const int64_t all[] = {0, dy.rows()};
+  const GroupOffsets segments = rows.segments.size() > 0 ? rows.segments : GroupOffsets(all);
+  if (dy.rows() > 0) {
+    const WorkspaceScope scope(*context.host_workspace);
+    MOE_ASSIGN_OR_RETURN(const auto sums,
+                         context.host_workspace->Array<GradAccumulator>(std::ssize(weights)));
+    for (size_t i = 0; i < weights.size(); ++i) sums[i] = weights[i]->grad();
+    MOE_RETURN_IF_ERROR(AddWeightGradients<T>(dy, x, segments, sums, *context.workspace,
+                                              *context.compute, context.gemm));
+  }
+  if (tied_) return absl::OkStatus();
+  for (Parameter* const weight : weights) MOE_RETURN_IF_ERROR(ready(*weight));
+  if (biases_.empty()) return absl::OkStatus();
+  const auto biases = Of(rows, biases_);
+  if (dy.rows() > 0) MOE_RETURN_IF_ERROR(AddBiasGradients(context, biases, segments, dy));
+  for (Parameter* const bias : biases) MOE_RETURN_IF_ERROR(ready(*bias));
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Linear<T>::AddBiasGradients(const Context& context,
+                                         absl::Span<Parameter* const> biases,
+                                         const GroupOffsets& segments, MatrixView<const T> dy) {
+  const int64_t each = (static_cast<int64_t>(segments.size()) - 1) / std::ssize(biases);
+  const int64_t step = context.numerics == Numerics::kFast ? each : 1;
+  for (int64_t s = 0; s < each * std::ssize(biases); s += step) {
+    const GroupOffsets rows = segments.subspan(s, step + 1);
+    if (rows.known_to_host() && rows.host().front() == rows.host().back()) continue;
+    MOE_RETURN_IF_ERROR(biases[s / each]->grad().Add(
+        [&](absl::Span<float> out, Write write) {
+          return BiasGradient<T>(dy, rows, out, write, *context.compute);
+        },
+        *context.workspace, *context.compute));
+  }
+  return absl::OkStatus();
+}
+
+template class Linear<float>;
+template class Linear<BFloat16>;
+template class Linear<Float16>;
+#define MOE_INSTANTIATE(T, TOut)                                                                   \
+  template absl::Status Linear<T>::Forward(const Context&, const LinearRows&, MatrixView<const T>, \
+                                           MatrixView<TOut>) const;
+MOE_FOR_PRODUCTS(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
+
+}  // namespace moe

@@ -1,0 +1,102 @@
+// Products by weights: y = x W^T + b, and the gradients by x, W and b.
+#ifndef MOE_MOE_TENSOR_LINEAR_H_
+#define MOE_MOE_TENSOR_LINEAR_H_
+
+#include <cstdint>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/group_offsets.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/grouped_gemm/gemm_options.h"
+#include "kernels/grouped_gemm/packed_weights.h"
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
+
+namespace moe {
+
+// The order in which a product adds its terms, whose reduced index is that of the rows or of the
+// columns of a weight. `parts`: the weight's canonical tensors. A tree of `leaves` where tensor
+// parallelism would cut that index, which its ranks then share; else chains.
+GemmTree TreeOf(absl::Span<const CanonicalTensor> parts, TensorAxis reduced, int leaves);
+
+struct LinearSpec {
+  std::vector<ParameterSpec> weights;  // [L], a slab (ParameterStore::AddSlab)
+  bool biases = false;                 // a bias for each weight, which starts at 0
+  // Forward reads packed copies of the weights (packed_weights.h), packed again after each change:
+  // the same bits, faster the fewer rows a weight has, for as much memory again. CPU.
+  bool pack = false;
+};
+
+// Which rows of a product's operands belong to which weights; rows count from the first row that
+// the call is given.
+struct LinearRows {
+  int first = 0, last = 1;    // weights [first, last)
+  GroupOffsets offsets = {};  // [last - first + 1]; empty: all rows, of one weight
+  // For weight gradients: S segments of each weight, [(last - first) S + 1]; empty: all rows are
+  // the one segment of one weight.
+  GroupOffsets segments = {};
+};
+
+// L weights W [O, K] of one shape, each with its bias b [O] or none: their parameters, packed
+// copies, and the order in which their products add. It decides where partial gradients add up and
+// when a gradient is complete. Operands are memory of the compute stream's device, on which all
+// work is enqueued; scratch comes from the context's workspaces and is given back. Move-only; one
+// host thread at a time. Errors of the products (grouped_gemm.h, weight_gradient.h).
+template <typename T>
+class Linear {
+ public:
+  // Adds the parameters to `store`: weights, then biases, which are named as their weights are, with
+  // "bias" for "weight". Errors of ParameterStore::AddSlab and PackedWeights::Create.
+  static absl::StatusOr<Linear> Create(const LinearSpec& spec, ParameterStore& store);
+  // A product by a weight that another module owns (an output layer tied to the embedding). Tensor
+  // parallelism would cut it as `cut_as`, whatever axis the owner has. WeightGradient then adds a
+  // partial and leaves it to the owner to report the gradient as complete.
+  static absl::StatusOr<Linear> Tied(Parameter& weight, const CanonicalTensor& cut_as, bool pack);
+
+  // y = x W^T + b.   x [N, K], y [N, O]. TOut: T, or float of one weight without offsets.
+  template <typename TOut>
+  absl::Status Forward(const Context& context, const LinearRows& rows, MatrixView<const T> x,
+                       MatrixView<TOut> y) const;
+  // dx = dy W.   dy [N, O], dx [N, K].
+  absl::Status InputGradient(const Context& context, const LinearRows& rows, MatrixView<const T> dy,
+                             MatrixView<T> dx) const;
+  // dW += dy^T x and db += the sum of dy's rows, a partial for each segment that has rows, then
+  // `ready` of each weight and bias; without rows `ready` alone. In fast numerics the segments of a
+  // weight are one partial. Frozen weights: nothing. Where cuBLAS multiplies, the host must know
+  // the segments.
+  absl::Status WeightGradient(const Context& context, const LinearRows& rows,
+                              MatrixView<const T> dy, MatrixView<const T> x,
+                              GradientReady ready) const;
+
+  int64_t out_features() const { return weights_.front()->spec().rows; }
+  absl::Span<Parameter* const> weights() const { return weights_; }
+  absl::Span<Parameter* const> biases() const { return biases_; }  // empty without
+  int64_t packed_bytes() const;
+
+ private:
+  Linear() = default;
+  absl::Status MakeCopies();
+  // Packs the copies again if one of the weights has changed. The version that they then have.
+  absl::StatusOr<int64_t> PackChanged(Stream& stream) const;
+  // Forward without biases: all rows by one weight, or each weight's rows by it.
+  template <typename TOut>
+  absl::Status OneProduct(const Context& context, int weight, MatrixView<const T> x,
+                          MatrixView<TOut> y) const;
+  absl::Status GroupedProduct(const Context& context, const LinearRows& rows, MatrixView<const T> x,
+                              MatrixView<T> y) const;
+  static absl::Status AddBiasGradients(const Context& context, absl::Span<Parameter* const> biases,
+                                       const GroupOffsets& segments, MatrixView<const T> dy);
+
+  std::vector<Parameter*> weights_, biases_;
+  mutable std::vector<PackedWeights<T>> packed_;  // kept from call to call; empty without
+  std::vector<CanonicalTensor> cut_as_;           // how tensor parallelism would cut each weight
+  bool tied_ = false;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_TENSOR_LINEAR_H_
