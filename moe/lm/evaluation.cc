@@ -23,7 +23,8 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const Mod
   MOE_ASSIGN_OR_RETURN(const auto model, MakeModel<T>(config, weights, core));
   SequenceBatch batch(config.sequence_length, config.micro_batch_size);
   StepTotals totals(model->moe_layers(), config.model.moe.router.num_outputs());
-  EvaluationReport report = {.sequences = EvaluationSequences(config, text, config.eval_sequences)};
+  EvaluationReport report = {.sequences =
+                                 EvaluationSequences(config, text, config.evaluation.sequences)};
   const int64_t start_ns = MonotonicNs();
   MOE_ASSIGN_OR_RETURN(report.loss, MeanLoss<T>(config, text, report.sequences, weights.step, core,
                                                 *model, batch, totals));
@@ -62,11 +63,11 @@ absl::StatusOr<std::vector<CanonicalTensor>> StoredTensors(const CheckpointManif
     return absl::DataLossError(
         absl::StrCat(stored, " tensors, expected more for ", layers, " layers of ", experts));
   }
-  config.device = DeviceKind::kCpu;
-  config.dtype = DType::kBFloat16;
-  config.grouped_gemm = GroupedGemmKernel::kAuto;
-  config.threads = 1;
-  config.micro_batches = config.micro_batch_size = 1;
+  config.trainer.session.device = DeviceKind::kCpu;
+  config.trainer.dtype = DType::kBFloat16;
+  config.trainer.session.grouped_gemm = GroupedGemmKernel::kAuto;
+  config.trainer.session.threads = 1;
+  config.trainer.micro_batches = config.micro_batch_size = 1;
   MOE_ASSIGN_OR_RETURN(const auto core,
                        CreateCore(config, std::move(MakeLocalWorld({.ranks = 1}).front())));
   ParameterStore& store = core->parameters();
@@ -128,14 +129,14 @@ absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const Model
       {.kind = SettingKind::kData, .name = "--split", .text = absl::StrCat(text.size())});
   MOE_RETURN_IF_ERROR(CheckAgreement(settings, *world));
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
-  if (EvaluationSequences(config, text, config.eval_sequences) == 0) {
+  if (EvaluationSequences(config, text, config.evaluation.sequences) == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("the text is ", text.size(), " ", corpus.unit, "s, expected at least one ",
                      NeedsWholeMicroBatches(config) ? "micro-batch" : "sequence", " of ",
                      config.sequence_length, " and one more"));
   }
   MOE_ASSIGN_OR_RETURN(const auto core, CreateCore(config, std::move(world)));
-  return WithStorageType(config.dtype, [&]<typename T>(T) {
+  return WithStorageType(config.trainer.dtype, [&]<typename T>(T) {
     return core->session().OrEnd([&] { return EvaluateAs<T>(config, weights, text, *core); });
   });
 }

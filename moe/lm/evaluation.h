@@ -59,11 +59,11 @@ struct EvaluationReport {
   double seconds = 0;  // without the model's loading; the slowest rank's
 };
 
-// The loss of at most config.eval_sequences sequences of a part of `corpus`, under `weights` of a
-// model that `config` says (StoredConfig, HfModel). No optimiser state is read, and no memory taken
-// for any. Collective over `world`; the same report, and the same bits at any layout, on every
-// rank. kInvalidArgument, on every rank, unless all have the same text, settings and step, and
-// unless there is a sequence; errors of MakeModel; kDataLoss when the loss is not finite.
+// The loss of at most config.evaluation.sequences sequences of a part of `corpus`, under `weights`
+// of a model that `config` says (StoredConfig, HfModel). No optimiser state is read, and no memory
+// taken for any. Collective over `world`; the same report, and the same bits at any layout, on
+// every rank. kInvalidArgument, on every rank, unless all have the same text, settings and step,
+// and unless there is a sequence; errors of MakeModel; kDataLoss when the loss is not finite.
 absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const ModelWeights& weights,
                                           const Corpus& corpus, Tokens Corpus::*part,
                                           std::unique_ptr<Communicator> world);

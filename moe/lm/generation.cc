@@ -24,7 +24,7 @@ constexpr int64_t kPromptRows = 256;  // of a pass
 // One set of experts over all ranks, weights in the order of reading, and a router that decides
 // about each token by itself.
 TrainConfig ForTokensOneByOne(TrainConfig config, int ranks) {
-  config.mesh.expert = ranks;
+  config.trainer.session.mesh.expert = ranks;
   MoeLayerConfig& moe = config.model.moe;
   moe.pack_weights = true;
   moe.overlap_degree = 1;
@@ -165,7 +165,7 @@ absl::StatusOr<GenerationReport> Generate(const TrainConfig& given, const ModelW
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckOptions(options, config.model));
   MOE_ASSIGN_OR_RETURN(const auto core, CreateCore(config, std::move(world)));
-  return WithStorageType(config.dtype, [&]<typename T>(T) {
+  return WithStorageType(config.trainer.dtype, [&]<typename T>(T) {
     return core->session().OrEnd([&] { return GenerateAs<T>(config, weights, options, *core); });
   });
 }

@@ -227,7 +227,7 @@ std::string With(const std::string& object, const Json& members) {
 }  // namespace
 
 CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::string& run,
-                            ZeroStage zero, int64_t steps_taken, const LossScaler* scaler,
+                            int64_t steps_taken, const LossScaler* scaler,
                             const moe::Trainer& core) {
   Json progress = Json::object();
   progress["steps_taken"] = steps_taken;
@@ -250,7 +250,7 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::
   writer["ranks"] = mesh.world().size();
   writer["ep"] = mesh.size(MeshGroup::kExpert);
   writer["dp"] = mesh.size(MeshGroup::kExpertData);
-  writer["zero"] = static_cast<int>(zero);
+  writer["zero"] = static_cast<int>(core.options().zero);
   writer["simd"] = gemm::SimdTargets().front();
   return {.numerics = std::move(numerics),
           .model = SettingsJson(settings, SettingKind::kModel),

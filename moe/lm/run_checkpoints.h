@@ -25,7 +25,7 @@ namespace moe::lm {
 // What stands in the manifest beside the tensors. run: whose it is (RunOf). scaler: nullptr without
 // one.
 CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::string& run,
-                            ZeroStage zero, int64_t steps_taken, const LossScaler* scaler,
+                            int64_t steps_taken, const LossScaler* scaler,
                             const moe::Trainer& core);
 
 struct ResumedRun {

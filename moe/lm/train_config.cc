@@ -23,35 +23,20 @@ TransformerConfig ModelConfig(const TrainConfig& config) {
   TransformerConfig model = config.model;
   model.moe.router.micro_batch_tokens =
       NeedsWholeMicroBatches(config) ? config.micro_batch_size * config.sequence_length : 0;
-  model.moe.router.seed = config.seed;
+  model.moe.router.seed = config.trainer.seed;
   return model;
 }
 
 absl::StatusOr<std::unique_ptr<moe::Trainer>> CreateCore(const TrainConfig& config,
                                                          std::unique_ptr<Communicator> world) {
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(config.device, *world));
-  return moe::Trainer::Create(
-      {.session = {.device = device,
-                   .mesh = config.mesh,
-                   .threads = config.threads,
-                   .numerics = config.numerics,
-                   .tensor_leaves = config.tensor_leaves,
-                   .grouped_gemm = config.grouped_gemm,
-                   .overlap_exchange = config.model.moe.overlap_degree > 1,
-                   .trace_capacity = config.trace_last_step > 0 ? config.trace_capacity : 0},
-       .dtype = config.dtype,
-       .seed = config.seed,
-       .micro_batches = config.micro_batches,
-       .all_reduce = config.all_reduce,
-       .zero = config.zero,
-       .bucket_bytes = config.bucket_bytes,
-       .unit_log2 = config.grid_unit_log2,
-       .optimizer = config.optimizer},
-      std::move(world));
+  TrainerOptions options = config.trainer;
+  options.session.overlap_exchange = config.model.moe.overlap_degree > 1;
+  if (config.trace_last_step > 0) options.session.trace_capacity = kTraceEvents;
+  return moe::Trainer::Create(options, std::move(world));
 }
 
 absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus) {
-  const int64_t batch = config.micro_batches * config.micro_batch_size;
+  const int64_t batch = config.trainer.micro_batches * config.micro_batch_size;
   const int64_t sequences = SequenceCount(corpus.train, config.sequence_length);
   if (sequences < batch) {
     return absl::InvalidArgumentError(
@@ -59,12 +44,12 @@ absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus) {
                      " ", corpus.unit, "s, expected at least one global batch of ", batch,
                      ": lower --micro-batches or --micro-batch-size"));
   }
-  if (EvaluationSequences(config, corpus.held_out, config.eval_sequences) == 0) {
+  if (EvaluationSequences(config, corpus.held_out, config.evaluation.sequences) == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the held-out text has ", SequenceCount(corpus.held_out, config.sequence_length),
         " sequences of ", config.sequence_length, " ", corpus.unit, "s and --eval-sequences is ",
-        config.eval_sequences, ", expected at least one micro-batch of ", config.micro_batch_size,
-        ": lower --micro-batch-size"));
+        config.evaluation.sequences, ", expected at least one micro-batch of ",
+        config.micro_batch_size, ": lower --micro-batch-size"));
   }
   return absl::OkStatus();
 }
@@ -129,27 +114,29 @@ absl::Status AtLeast(int64_t least, const char* flag, int64_t value) {
 absl::Status CheckBatch(const TrainConfig& config) {
   MOE_RETURN_IF_ERROR(AtLeast(1, "--seq-length", config.sequence_length));
   MOE_RETURN_IF_ERROR(AtLeast(1, "--micro-batch-size", config.micro_batch_size));
-  MOE_RETURN_IF_ERROR(AtLeast(1, "--micro-batches", config.micro_batches));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--micro-batches", config.trainer.micro_batches));
   constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
   int64_t tokens = 0;
   if (!__builtin_mul_overflow(config.micro_batch_size, config.sequence_length, &tokens) &&
-      tokens <= kMostTokens && !__builtin_mul_overflow(tokens, config.micro_batches, &tokens)) {
+      tokens <= kMostTokens &&
+      !__builtin_mul_overflow(tokens, config.trainer.micro_batches, &tokens)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--micro-batch-size is ", config.micro_batch_size, " at --seq-length ",
-      config.sequence_length, " and ", config.micro_batches, " --micro-batches, expected at most ",
-      kMostTokens, " tokens in a micro-batch and fewer than 2^63 in a step"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--micro-batch-size is ", config.micro_batch_size, " at --seq-length ",
+                   config.sequence_length, " and ", config.trainer.micro_batches,
+                   " --micro-batches, expected at most ", kMostTokens,
+                   " tokens in a micro-batch and fewer than 2^63 in a step"));
 }
 
 absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
   MOE_RETURN_IF_ERROR(AtLeast(1, "--steps", config.steps));
   MOE_RETURN_IF_ERROR(CheckBatch(config));
-  MOE_RETURN_IF_ERROR(AtLeast(1, "--threads", config.threads));
-  MOE_RETURN_IF_ERROR(AtLeast(1, "--eval-sequences", config.eval_sequences));
-  MOE_RETURN_IF_ERROR(AtLeast(1, "--ep", config.mesh.expert));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--threads", config.trainer.session.threads));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--eval-sequences", config.evaluation.sequences));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--ep", config.trainer.session.mesh.expert));
   MOE_RETURN_IF_ERROR(AtLeast(0, "--verify-replicas", config.verify_replicas));
-  const int ep = config.mesh.expert;
+  const int ep = config.trainer.session.mesh.expert;
   MOE_RETURN_IF_ERROR(CheckExpertParallelSize(ep, ranks));
   const DispatcherOptions& dispatcher = config.model.moe.dispatcher;
   if (dispatcher.algorithm == DispatchAlgorithm::kHierarchical && dispatcher.node_size != 0 &&
@@ -165,9 +152,9 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
                                                    " and --min-lr ", config.schedule.minimum,
                                                    ", expected 0 <= min-lr <= lr and lr > 0"));
   }
-  if (!IsStorageType(config.dtype)) {
+  if (!IsStorageType(config.trainer.dtype)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--dtype is ", NameOf(config.dtype), ", expected f32, bf16 or f16"));
+        absl::StrCat("--dtype is ", NameOf(config.trainer.dtype), ", expected f32, bf16 or f16"));
   }
   MOE_RETURN_IF_ERROR(ValidateLossScale(config.loss_scale));
   return ValidateTransformerConfig(ModelConfig(config));

@@ -43,7 +43,7 @@ class Trainer {
         world_(context_.mesh->world()),
         trace_(core.session().trace()),
         sampler_(SequenceCount(corpus.train, config.sequence_length),
-                 config.micro_batches * config.micro_batch_size, config.seed),
+                 config.trainer.micro_batches * config.micro_batch_size, config.trainer.seed),
         batch_(config.sequence_length, config.micro_batch_size),
         settings_(settings) {
     sequences_.reserve(config.micro_batch_size);
@@ -101,7 +101,7 @@ absl::Status Trainer<T>::Build(const TrainHooks& hooks) {
   stop_ = hooks.stop;
   MOE_ASSIGN_OR_RETURN(model_,
                        Transformer<T>::Create(ModelConfig(config_), core_.parameters(), context_));
-  if (config_.dtype == DType::kFloat16) scaler_.emplace(config_.loss_scale);
+  if (config_.trainer.dtype == DType::kFloat16) scaler_.emplace(config_.loss_scale);
   totals_ =
       std::make_unique<StepTotals>(model_->moe_layers(), config_.model.moe.router.num_outputs());
   if (config_.record_routing) {
@@ -122,7 +122,7 @@ absl::StatusOr<int64_t> Trainer<T>::Restore() {
                        Resume(config_, settings_, *state_, scaler(), context_));
   run_ = resumed.run.value_or(folder_ == nullptr ? "" : folder_->run());
   MOE_RETURN_IF_ERROR(core_.ResumeAfter(resumed.step));
-  if (!config_.grid_unit_log2.has_value()) core_.RestoreGridUnit(resumed.grid_unit);
+  if (!config_.trainer.unit_log2.has_value()) core_.RestoreGridUnit(resumed.grid_unit);
   MOE_ASSIGN_OR_RETURN(checkpointer_,
                        MakeCheckpointer(config_, resumed, folder_.get(), stop_, *state_, context_));
   return resumed.step;
@@ -198,7 +198,7 @@ absl::Status Trainer<T>::Optimize(int64_t step) {
 template <typename T>
 absl::Status Trainer<T>::Skipped(int64_t step) {
   const bool off_grid = gradient_norm_.off_grid();
-  if (off_grid && !config_.grid_unit_log2.has_value()) return absl::OkStatus();  // it has grown
+  if (off_grid && !config_.trainer.unit_log2.has_value()) return absl::OkStatus();  // it has grown
   const absl::Status skipped =
       scaler_.has_value() && !off_grid ? scaler_->StepSkipped() : absl::DataLossError("");
   if (skipped.ok()) return skipped;
@@ -206,9 +206,9 @@ absl::Status Trainer<T>::Skipped(int64_t step) {
   if (off_grid) {
     why = absl::StrCat(" (", gradient_norm_.non_finite, " partials of up to ",
                        gradient_norm_.largest, " are off the grid of --grid-unit-log2 ",
-                       *config_.grid_unit_log2, ", which holds ",
-                       std::ldexp(1.0, 63 + static_cast<int>(*config_.grid_unit_log2)) /
-                           static_cast<double>(config_.micro_batches),
+                       *config_.trainer.unit_log2, ", which holds ",
+                       std::ldexp(1.0, 63 + *config_.trainer.unit_log2) /
+                           static_cast<double>(config_.trainer.micro_batches),
                        ")");
   }
   return absl::DataLossError(
@@ -218,7 +218,7 @@ absl::Status Trainer<T>::Skipped(int64_t step) {
 
 template <typename T>
 void Trainer<T>::KeepGridLoss(int64_t step, TrainReport& report) const {
-  if (config_.numerics == Numerics::kFast) return;
+  if (config_.trainer.session.numerics == Numerics::kFast) return;
   report.grid_unit_log2 = core_.grid_unit().log2;
   if (gradient_norm_.grid_loss <= report.grid_loss) return;
   report.grid_loss = gradient_norm_.grid_loss;
@@ -229,8 +229,8 @@ void Trainer<T>::KeepGridLoss(int64_t step, TrainReport& report) const {
 template <typename T>
 absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
   return MeanLoss<T>(config_, corpus_.held_out,
-                     EvaluationSequences(config_, corpus_.held_out, config_.eval_sequences), step,
-                     core_, *model_, batch_, *totals_);
+                     EvaluationSequences(config_, corpus_.held_out, config_.evaluation.sequences),
+                     step, core_, *model_, batch_, *totals_);
 }
 
 template <typename T>
@@ -308,7 +308,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     metrics.loss_scale = scale;
     metrics.skipped = !gradient_norm_.finite();
     metrics.grid_loss = gradient_norm_.grid_loss;
-    metrics.aux_loss = totals_->MeanAuxLoss(config_.micro_batches);
+    metrics.aux_loss = totals_->MeanAuxLoss(config_.trainer.micro_batches);
     metrics.router_entropy = totals_->MeanEntropy();
     metrics.expert_load = totals_->expert_load();
     const int32_t experts = config_.model.moe.router.num_experts;
@@ -337,8 +337,8 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
       MOE_ASSIGN_OR_RETURN(const auto records, routing_->Gather(step, world_, *context_.host));
       if (world_.rank() == 0) MOE_RETURN_IF_ERROR(hooks.on_routing(records));
     }
-    const bool evaluate =
-        step == config_.steps || (config_.eval_interval > 0 && step % config_.eval_interval == 0);
+    const bool evaluate = step == config_.steps || (config_.evaluation.interval > 0 &&
+                                                    step % config_.evaluation.interval == 0);
     if (evaluate) {
       MOE_ASSIGN_OR_RETURN(metrics.validation_loss, Validate(step));
       metrics.has_validation = true;
@@ -357,7 +357,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     report.stopped = votes.stop > 0 && step < config_.steps;
     if (checkpointer_ == nullptr) continue;
     const auto describe = [&] {
-      return Describe(settings_, run_, config_.zero, optimizer_->steps_taken(), scaler(), core_);
+      return Describe(settings_, run_, optimizer_->steps_taken(), scaler(), core_);
     };
     MOE_RETURN_IF_ERROR(step == config_.steps ? checkpointer_->Finish(step, describe)
                                               : checkpointer_->AfterStep(step, votes, describe));
@@ -435,7 +435,7 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
   MOE_ASSIGN_OR_RETURN(const auto core, CreateCore(config, std::move(world)));
   const Context& context = core->context();
   MOE_RETURN_IF_ERROR(CheckRecords(config, hooks, context.mesh->world(), *context.host));
-  return WithStorageType(config.dtype, [&]<typename T>(T) {
+  return WithStorageType(config.trainer.dtype, [&]<typename T>(T) {
     return TrainAs<T>(config, corpus, settings, *core, hooks);
   });
 }

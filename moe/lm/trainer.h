@@ -12,7 +12,6 @@
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
-#include "comm/all_reduce.h"
 #include "moe/checkpoint/stop_signal.h"
 #include "moe/io/routing_trace.h"
 #include "moe/lm/text_data.h"
@@ -22,6 +21,7 @@
 #include "moe/train/gradient_reducer.h"
 #include "moe/train/loss_scaler.h"
 #include "moe/train/optimizer.h"
+#include "moe/train/trainer.h"
 
 namespace moe::lm {
 
@@ -44,36 +44,26 @@ struct TrainCheckpoints {
   bool allow_numerics_change = false;  // go on although the next steps have other bits
 };
 
+struct EvaluationOptions {
+  int64_t interval = 0;     // steps between passes over held-out text; 0 = only before and after
+  int64_t sequences = 256;  // most held-out sequences of a pass
+};
+
 struct TrainConfig {
   TransformerConfig model = {};
-  DType dtype = DType::kFloat32;     // kFloat32, kBFloat16 or kFloat16
-  LossScaleOptions loss_scale = {};  // of kFloat16
-  DeviceKind device = DeviceKind::kCpu;
-  GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // on CUDA devices
-  Numerics numerics = Numerics::kLayoutInvariant;
-  std::optional<int64_t> grid_unit_log2 = {};  // TrainerOptions::unit_log2
-  int tensor_leaves = 1;                       // SessionOptions
+  // CreateCore adds what follows from the rest: overlap_exchange, trace_capacity.
+  TrainerOptions trainer = {.micro_batches = 8};
+  LossScaleOptions loss_scale = {};  // where the trainer's dtype is kFloat16
+  LearningRateSchedule schedule = {};
+  EvaluationOptions evaluation = {};
   int64_t sequence_length = 128;
   int64_t micro_batch_size = 4;  // sequences per micro-batch
-  int64_t micro_batches = 8;     // M per step, over all ranks
   int64_t steps = 100;
-  uint64_t seed = 1234;
-  LearningRateSchedule schedule = {};
-  OptimizerOptions optimizer = {};
-  AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
-  ZeroStage zero = ZeroStage::kNone;  // what the ranks that hold the same parameters share out
-  int64_t bucket_bytes = int64_t{25} << 20;
-  MeshShape mesh = {};
-  int threads = 1;  // per rank
-  int64_t log_interval = 10;
-  int64_t eval_interval = 0;     // steps between validation passes; 0 = only before and after
-  int64_t eval_sequences = 256;  // at most this many held-out sequences
   // Steps between comparisons of the weights that several ranks hold; 0 = only at the end.
   int64_t verify_replicas = 0;
   // Steps, from 1, whose time line goes to TrainHooks::trace; 0 = none.
   int64_t trace_first_step = 0, trace_last_step = 0;
-  int64_t trace_capacity = kTraceEvents;  // of a rank
-  bool record_routing = false;            // every step's, for TrainHooks::on_routing
+  bool record_routing = false;  // every step's, for TrainHooks::on_routing
   TrainCheckpoints checkpoints = {};
 };
 

@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
     return absl::InvalidArgumentError(
         absl::StrCat("Session: ", options.threads, " threads, expected >= 1"));
   }
-  const bool cuda = options.device.kind == DeviceKind::kCuda;
+  const bool cuda = options.device == DeviceKind::kCuda;
   if (!cuda && options.cuda_stream != nullptr) {
     return absl::InvalidArgumentError("Session: a CUDA stream on the CPU, expected its device");
   }
@@ -76,17 +76,20 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
     return absl::UnimplementedError(absl::StrCat("Session: a mesh of ", ToString(options.mesh),
                                                  ", expected expert parallelism alone"));
   }
+  MOE_ASSIGN_OR_RETURN(const Device device, options.cuda_stream != nullptr
+                                                ? DeviceOfCudaStream(options.cuda_stream)
+                                                : DeviceOfRank(options.device, *world));
   MemoryResource* memory = &CpuMemory();
   if (cuda) {
-    MOE_ASSIGN_OR_RETURN(memory, CudaMemory(options.device.index));
+    MOE_ASSIGN_OR_RETURN(memory, CudaMemory(device.index));
   }
   auto session = std::unique_ptr<Session>(new Session(options.threads, *memory));
-  MOE_RETURN_IF_ERROR(session->MakeStreams(options));
+  MOE_RETURN_IF_ERROR(session->MakeStreams(options, device));
   const bool invariant = options.numerics == Numerics::kLayoutInvariant;
   MOE_ASSIGN_OR_RETURN(
       session->cublas_,
       MakeCublas(options.grouped_gemm,
-                 invariant ? RowBits::kIndependent : RowBits::kMayDependOnCount, options.device));
+                 invariant ? RowBits::kIndependent : RowBits::kMayDependOnCount, device));
   MOE_ASSIGN_OR_RETURN(session->mesh_, Mesh::Create(std::move(world), options.mesh));
   session->context_ = {
       .mesh = session->mesh_.get(),
@@ -104,7 +107,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
       .tensor_leaves = options.tensor_leaves,
   };
   if (invariant) {
-    MOE_ASSIGN_OR_RETURN(const std::string architecture, CudaArchitecture(options.device));
+    MOE_ASSIGN_OR_RETURN(const std::string architecture, CudaArchitecture(device));
     for (const std::string& target : {gemm::SimdTargets().front(), architecture}) {
       MOE_RETURN_IF_ERROR(CheckOneTarget(target, session->mesh_->world(), *session->context_.host));
     }
@@ -113,18 +116,17 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
   return session;
 }
 
-absl::Status Session::MakeStreams(const SessionOptions& options) {
-  const bool cuda = options.device.kind == DeviceKind::kCuda;
-  if (cuda) {
+absl::Status Session::MakeStreams(const SessionOptions& options, Device device) {
+  if (device.kind == DeviceKind::kCuda) {
     host_ = MakeInlineStream(&pool_);
-    MOE_ASSIGN_OR_RETURN(compute_, MakeStream(options.device, &pool_, options.cuda_stream));
+    MOE_ASSIGN_OR_RETURN(compute_, MakeStream(device, &pool_, options.cuda_stream));
   } else {
     compute_ = MakeInlineStream(&pool_);
   }
   if (options.overlap_exchange) {
-    MOE_ASSIGN_OR_RETURN(exchange_, MakeStream(options.device));
+    MOE_ASSIGN_OR_RETURN(exchange_, MakeStream(device));
   }
-  MOE_ASSIGN_OR_RETURN(gradients_, MakeStream(options.device));
+  MOE_ASSIGN_OR_RETURN(gradients_, MakeStream(device));
   return absl::OkStatus();
 }
 

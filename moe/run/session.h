@@ -16,10 +16,10 @@
 namespace moe {
 
 struct SessionOptions {
-  Device device = {};  // where layers compute
-  // A cudaStream_t of the program's, on `device`: the compute stream, in order with what the
-  // program puts there. The program keeps it until the session is gone. nullptr: one of the
-  // session's own.
+  // Where layers compute: on a CUDA device, the one of `cuda_stream`, else of DeviceOfRank.
+  DeviceKind device = DeviceKind::kCpu;
+  // A cudaStream_t of the program's: the compute stream, in order with what the program puts there.
+  // The program keeps it until the session is gone. nullptr: one of the session's own.
   void* cuda_stream = nullptr;
   // Degrees of parallelism; kUnimplemented unless all but `expert` are 1.
   MeshShape mesh = {};
@@ -45,8 +45,8 @@ absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, const Communicator& world);
 // gone before it.
 class Session {
  public:
-  // Collective over `world`, blocks the host. Errors: those of Mesh::Create, of MakeStream where
-  // the device is not there, and of MakeCublas; in layout-invariant numerics those of
+  // Collective over `world`, blocks the host. Errors: those of Mesh::Create, of DeviceOfRank or
+  // DeviceOfCudaStream, and of MakeCublas; in layout-invariant numerics those of
   // CheckOneTarget; kUnimplemented for several tensor_leaves on a CUDA device.
   static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionOptions& options,
                                                          std::unique_ptr<Communicator> world);
@@ -73,7 +73,7 @@ class Session {
   Session(int threads, MemoryResource& memory)
       : pool_(threads), workspace_(memory), exchange_workspace_(memory) {}
 
-  absl::Status MakeStreams(const SessionOptions& options);
+  absl::Status MakeStreams(const SessionOptions& options, Device device);
   void RecordTrace(int64_t capacity);
 
   ThreadPool pool_;

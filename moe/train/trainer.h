@@ -174,6 +174,7 @@ class Trainer {
                                                          std::unique_ptr<Communicator> world);
   ~Trainer();
 
+  const TrainerOptions& options() const { return options_; }
   Session& session() { return *session_; }
   const Context& context() const { return session_->context(); }
   // For layers of one's own: a parameter whose gradient is what AddGradient got until a round ends.

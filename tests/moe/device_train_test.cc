@@ -28,7 +28,7 @@ using testing::TrainIn;
 // `config` is a device's.
 void ExpectTheCpusLoss(TrainConfig config) {
   const Trace cuda = TrainIn(config);
-  config.device = DeviceKind::kCpu;
+  config.trainer.session.device = DeviceKind::kCpu;
   const Trace cpu = TrainIn(config);
   ASSERT_TRUE(cuda.status.ok()) << cuda.status;
   ASSERT_EQ(cuda.loss.size(), cpu.loss.size());
@@ -36,7 +36,7 @@ void ExpectTheCpusLoss(TrainConfig config) {
   // the storage type in each of a dozen operations in a row, and two steps of AdamW, whose first
   // moves every weight by about the learning rate whatever the gradient's size, keep that order of
   // magnitude.
-  const double unit = config.dtype == DType::kFloat32 ? 0x1p-24 : 0x1p-9;
+  const double unit = config.trainer.dtype == DType::kFloat32 ? 0x1p-24 : 0x1p-9;
   for (size_t i = 0; i < cpu.loss.size(); ++i) {
     EXPECT_NEAR(cuda.loss[i], cpu.loss[i], 16 * unit * std::log(256.0)) << i;
   }
@@ -50,15 +50,15 @@ class DeviceTrainTest : public ::testing::Test {
 
   static TrainConfig Config(DType dtype) {
     TrainConfig config = testing::SmallConfig();
-    config.dtype = dtype;
+    config.trainer.dtype = dtype;
     config.steps = 2;
     config.sequence_length = 8;
-    config.micro_batches = 3;
-    config.eval_sequences = 3;
+    config.trainer.micro_batches = 3;
+    config.evaluation.sequences = 3;
     config.model.num_layers = 2;
     config.model.moe_layer_freq = 2;  // a dense layer and a mixture
     config.model.moe.shared_expert_ffn_hidden_size = 8;
-    config.device = DeviceKind::kCuda;
+    config.trainer.session.device = DeviceKind::kCuda;
     return config;
   }
 };
@@ -102,9 +102,9 @@ TEST_F(DeviceTrainTest, ZeroHasTheBitsOfRanksThatKeepAll) {
                                     std::pair(DType::kBFloat16, ZeroStage::kGradients)}) {
     SCOPED_TRACE(NameOf(dtype));
     TrainConfig config = Config(dtype);
-    config.bucket_bytes = 8000;
+    config.trainer.bucket_bytes = 8000;
     const Trace one = TrainIn(config);
-    config.zero = zero;
+    config.trainer.zero = zero;
     ExpectSameTrace(TrainIn(config, {.ranks = 2}), one);
     std::filesystem::remove_all(folder);
     config.checkpoints.folder = folder;
@@ -153,10 +153,9 @@ TEST_F(DeviceTrainTest, MastersOnTheDeviceAreNotAdopted) {
 TEST_F(DeviceTrainTest, ALogitThatIsNotFiniteEndsAStepAndAnEvaluation) {
   for (const bool evaluates : {false, true}) {
     RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      const Device device = {.kind = DeviceKind::kCuda};
       MOE_ASSIGN_OR_RETURN(
           const auto trainer,
-          moe::Trainer::Create(::moe::testing::Options({}, device), std::move(world)));
+          moe::Trainer::Create(::moe::testing::Options({}, DeviceKind::kCuda), std::move(world)));
       MOE_ASSIGN_OR_RETURN(auto* const layer,
                            trainer->AddMoeLayer<float>("mlp.", ::moe::testing::LayerConfig()));
       Parameter& gate = *layer->parameters().front();
@@ -185,20 +184,20 @@ TEST_F(DeviceTrainTest, ALogitThatIsNotFiniteEndsAStepAndAnEvaluation) {
 // Through cuBLAS, whose sums have an order of their own.
 TEST_F(DeviceTrainTest, EveryChoiceOfProductsTrains) {
   TrainConfig config = Config(DType::kBFloat16);
-  config.numerics = Numerics::kFast;
-  config.grouped_gemm = GroupedGemmKernel::kMma;
+  config.trainer.session.numerics = Numerics::kFast;
+  config.trainer.session.grouped_gemm = GroupedGemmKernel::kMma;
   const Trace mma = TrainIn(config);
   for (const auto& [kernel, ranks] :
        {std::pair(GroupedGemmKernel::kAuto, 1), std::pair(GroupedGemmKernel::kAuto, 2),
         std::pair(GroupedGemmKernel::kCublas, 2)}) {
-    config.grouped_gemm = kernel;
+    config.trainer.session.grouped_gemm = kernel;
     const Trace other = TrainIn(config, {.ranks = ranks, .expert_parallel = ranks});
     ASSERT_TRUE(other.status.ok()) << other.status;
     for (size_t i = 0; i < mma.loss.size(); ++i) {
       EXPECT_NEAR(other.loss[i], mma.loss[i], 16 * 0x1p-9 * std::log(256.0)) << i;
     }
   }
-  config.numerics = Numerics::kLayoutInvariant;
+  config.trainer.session.numerics = Numerics::kLayoutInvariant;
   EXPECT_EQ(TrainIn(config).status.code(), absl::StatusCode::kInvalidArgument);
 }
 

@@ -122,7 +122,7 @@ TEST(HostWaitsTest, OneRank) {
 // Of the second round of a model of two MoE layers on one rank.
 absl::StatusOr<HostWaits> WaitsOfRound(std::unique_ptr<Communicator> world) {
   MOE_ASSIGN_OR_RETURN(const auto session,
-                       Session::Create({.device = {.kind = DeviceKind::kCuda}}, std::move(world)));
+                       Session::Create({.device = DeviceKind::kCuda}, std::move(world)));
   const Context& context = session->context();
   ParameterStore store(DType::kFloat32, 1, context);
   const lm::TransformerConfig config = {.vocab_size = 16,

@@ -42,7 +42,7 @@ void RunTrainers(const Layout& layout, const TrainerOptions& options,
                  absl::FunctionRef<absl::Status(Trainer&)> body) {
   RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     TrainerOptions mine = options;
-    MOE_ASSIGN_OR_RETURN(mine.session.device, DeviceOfRank(LayerDevice(), *world));
+    mine.session.device = LayerDevice();
     mine.session.mesh.expert = layout.expert_parallel;
     mine.session.threads = layout.threads;
     mine.session.overlap_exchange = layout.overlap > 1;
@@ -115,7 +115,7 @@ absl::Status LayerRank::Create(const MoeLayerConfig& config, DeviceKind kind,
                                SessionOptions options, std::unique_ptr<Communicator> world,
                                absl::Span<const int64_t> rows) {
   options.mesh.expert = world->size();
-  MOE_ASSIGN_OR_RETURN(options.device, DeviceOfRank(kind, *world));
+  options.device = kind;
   MOE_ASSIGN_OR_RETURN(session, Session::Create(options, std::move(world)));
   store = std::make_unique<ParameterStore>(DType::kFloat32, 1, context());
   MOE_ASSIGN_OR_RETURN(layer, MoeLayer<float>::Create(config, "", *store, context()));
@@ -155,7 +155,7 @@ absl::Status LayerRank::ReadGradients(std::vector<std::vector<float>>& into) {
   return absl::OkStatus();
 }
 
-TrainerOptions Options(const Layout& layout, Device device) {
+TrainerOptions Options(const Layout& layout, DeviceKind device) {
   return {.session = {.device = device,
                       .mesh = {.expert = layout.expert_parallel},
                       .overlap_exchange = layout.overlap > 1},
@@ -189,9 +189,8 @@ absl::Status RunStep(Trainer& trainer, TrainedLayer<float>& layer) {
 
 absl::Status RunSteps(const Layout& layout, std::unique_ptr<Communicator> world,
                       const std::function<void(const Trainer&)>& look, DeviceKind kind) {
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(kind, *world));
   MOE_ASSIGN_OR_RETURN(const auto trainer,
-                       Trainer::Create(Options(layout, device), std::move(world)));
+                       Trainer::Create(Options(layout, kind), std::move(world)));
   MOE_ASSIGN_OR_RETURN(auto* const layer,
                        trainer->AddMoeLayer<float>("mlp.", LayerConfig(layout.overlap)));
   for (int step = 1; step <= 3; ++step) MOE_RETURN_IF_ERROR(RunStep(*trainer, *layer));

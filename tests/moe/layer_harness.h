@@ -128,7 +128,7 @@ struct LayerRank {
 // ---- steps of such a layer through moe::Trainer: at every layout, on every backend and with ranks
 // that die
 
-TrainerOptions Options(const Layout& layout, Device device = {});
+TrainerOptions Options(const Layout& layout, DeviceKind device = DeviceKind::kCpu);
 
 // Forward and backward of a round; the loss is half the sum of squares of y + x.
 absl::Status RunRound(Trainer& trainer, TrainedLayer<float>& layer);

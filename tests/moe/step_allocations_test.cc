@@ -32,7 +32,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 int64_t AllocationsOfLaterSteps(const TrainConfig& given, const Layout& layout) {
   TrainConfig config = testing::LaidOut(given, layout);
   config.steps = 6;
-  config.eval_interval = 0;
+  config.evaluation.interval = 0;
   const Corpus corpus = testing::MakeCorpus();
   int64_t after_two = -1, after_five = -2;
   const TrainHooks hooks = {.on_step = [&](const StepMetrics& metrics) {
@@ -50,7 +50,7 @@ class StepAllocationsTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(StepAllocationsTest, NoneAfterTheFirstStep) {
   TrainConfig config = SmallConfig();
-  config.numerics = GetParam().numerics;
+  config.trainer.session.numerics = GetParam().numerics;
   if (GetParam().layout.dispatch == kDirect) {
     // Peer memory grows with the most rows that a rank has had: here always as many.
     config.model.moe.router.capacity_factor = 1.0;

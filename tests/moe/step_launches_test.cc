@@ -31,7 +31,7 @@ Outcome StepOf(const Case& c, DeviceKind kind, int experts) {
   testing::RunLocalRanks(c.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const int rank = world->rank();
     MOE_ASSIGN_OR_RETURN(const auto trainer,
-                         Trainer::Create({.session = {.device = {kind, 0}, .numerics = c.numerics},
+                         Trainer::Create({.session = {.device = kind, .numerics = c.numerics},
                                           .dtype = DTypeOf<T>::value,
                                           .micro_batches = c.ranks,
                                           .zero = c.zero},

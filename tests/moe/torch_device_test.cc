@@ -148,7 +148,7 @@ std::vector<Tensor> Train(moe::DeviceKind kind, int ranks, moe::DType dtype,
     }
     const auto trainer = std::make_shared<moe::torch::Trainer>(
         moe::TrainerOptions{
-            .session = {.device = device, .cuda_stream = stream, .mesh = {.expert = ranks}},
+            .session = {.device = kind, .cuda_stream = stream, .mesh = {.expert = ranks}},
             .dtype = dtype,
             .micro_batches = kMicroBatches},
         std::move(world));

@@ -163,6 +163,7 @@ Form::Form(float* field) : Form(NumberForm(Kind::kReal, field)) {}
 Form::Form(double* field) : Form(NumberForm(Kind::kReal, field)) {}
 Form::Form(std::optional<double>* field)
     : Form(OptionalForm(Kind::kReal, field, "none", {"none"})) {}
+Form::Form(std::optional<int>* field) : Form(OptionalForm(Kind::kInteger, field, "", {})) {}
 Form::Form(std::optional<int64_t>* field) : Form(OptionalForm(Kind::kInteger, field, "", {})) {}
 Form::Form(bool* field) : Form(Kind::kSwitch) {
   store = [field](const std::vector<std::string>& texts) {

@@ -74,7 +74,8 @@ struct Form {
   Form(std::vector<std::string>* field);
   Form(absl::Duration* field);          // seconds
   Form(std::optional<double>* field);   // or "none", which it is by default
-  Form(std::optional<int64_t>* field);  // none without the flag
+  Form(std::optional<int>* field);      // none without the flag
+  Form(std::optional<int64_t>* field);  // likewise
   template <typename T, size_t N>
   Form(T* field, const Choice<T> (&choices)[N])
       : kind(Kind::kWord), fallback(NameOf(*field, choices)), words(WordsOf(choices)) {

@@ -129,12 +129,12 @@ absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& 
   }
   auto run = Open(settings.text("checkpoint"));
   MOE_RETURN_IF_ERROR(InputError(kCheckpointFlag, run.status()));
-  if (run->config.device != launch.device.kind) {
-    run->config.device = launch.device.kind;
-    run->config.grouped_gemm = GroupedGemmKernel::kAuto;
+  if (run->config.trainer.session.device != launch.device.kind) {
+    run->config.trainer.session.device = launch.device.kind;
+    run->config.trainer.session.grouped_gemm = GroupedGemmKernel::kAuto;
   }
-  if (!settings.empty("dtype")) run->config.dtype = settings.choice("dtype", kComputeTypes);
-  run->config.threads = ThreadsOf(settings, launch.world);
+  if (!settings.empty("dtype")) run->config.trainer.dtype = settings.choice("dtype", kComputeTypes);
+  run->config.trainer.session.threads = ThreadsOf(settings, launch.world);
   return run;
 }
 

@@ -123,17 +123,17 @@ absl::Status Complete(const Settings& settings, const World& world, TrainOptions
   RouterConfig& router = train.model.moe.router;
   train.model.hidden_size = router.hidden_size;
   MOE_ASSIGN_OR_RETURN(train.model.eos_token_ids, IdsOf(settings, "eos-token-id"));
-  MOE_ASSIGN_OR_RETURN(train.grouped_gemm, GroupedGemmOf(settings));
-  MOE_ASSIGN_OR_RETURN(train.tensor_leaves, TensorLeavesOf(settings));
+  MOE_ASSIGN_OR_RETURN(train.trainer.session.grouped_gemm, GroupedGemmOf(settings));
+  MOE_ASSIGN_OR_RETURN(train.trainer.session.tensor_leaves, TensorLeavesOf(settings));
   MOE_ASSIGN_OR_RETURN(const BatchSizes batch, ResolveBatch(settings, world.ranks));
   train.micro_batch_size = batch.micro_batch_size;
-  train.micro_batches = batch.micro_batches;
+  train.trainer.micro_batches = batch.micro_batches;
   router.micro_batch_tokens = batch.micro_batch_size * train.sequence_length;
   train.schedule.total_steps =
       settings.empty("lr-decay-steps") ? train.steps : settings.integer("lr-decay-steps");
-  train.bucket_bytes = static_cast<int64_t>(settings.real("bucket-size-mb") * 0x1p20);
-  train.device = settings.choice("device", kDevices);
-  train.threads = ThreadsOf(settings, world);
+  train.trainer.bucket_bytes = static_cast<int64_t>(settings.real("bucket-size-mb") * 0x1p20);
+  train.trainer.session.device = settings.choice("device", kDevices);
+  train.trainer.session.threads = ThreadsOf(settings, world);
   options.ranks = world.ranks;
   train.record_routing = !options.record_routing.empty();
   MOE_RETURN_IF_ERROR(CompleteCheckpoints(settings, train.checkpoints));
@@ -159,7 +159,7 @@ absl::Status CheckTraceSteps(const Settings& settings, const lm::TrainConfig& tr
 }
 
 absl::Status CheckSizes(const lm::TrainConfig& train) {
-  const double batch = static_cast<double>(train.micro_batches) *
+  const double batch = static_cast<double>(train.trainer.micro_batches) *
                        static_cast<double>(train.micro_batch_size) *
                        static_cast<double>(train.sequence_length);
   if (batch > kMostElements) {

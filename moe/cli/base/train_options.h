@@ -27,6 +27,7 @@ struct TrainOptions {
   std::string out;             // empty: no files
   std::string trace;           // empty: no time line
   std::string record_routing;  // empty: routing is not recorded
+  int64_t log_interval = 10;   // steps between progress lines
   int ranks = 1;
   absl::Duration comm_timeout;
 };

@@ -35,7 +35,7 @@ void AddData(TrainOptions& options, Table& t) {
   t.Add("--seq-length N", &train.sequence_length, "bytes or tokens a sequence predicts");
   // These four together: ResolveBatch.
   t.Add("--micro-batch-size N", &train.micro_batch_size, "sequences of a micro-batch").Least(1);
-  t.Add("--micro-batches M", &train.micro_batches,
+  t.Add("--micro-batches M", &train.trainer.micro_batches,
         "micro-batches of a step, over all ranks; ranks need not divide it")
       .Least(1);
   t.Add("--train-batch-size, --global-batch-size N", Kind::kInteger,
@@ -43,15 +43,16 @@ void AddData(TrainOptions& options, Table& t) {
       .Least(1);
   t.Add("--gradient-accumulation-steps N", Kind::kInteger, "micro-batches of a rank: M = N x ranks")
       .Least(1);
-  t.Add("--eval-interval N", &train.eval_interval,
+  t.Add("--eval-interval N", &train.evaluation.interval,
         "steps between passes over held-out text; 0 = before and after training only")
       .Least(0)
       .Roles(kOfOneRun);
-  t.Add("--eval-sequences N", &train.eval_sequences, "most held-out sequences of a pass");
+  t.Add("--eval-sequences N", &train.evaluation.sequences, "most held-out sequences of a pass");
   t.Add("--verify-replicas N", &train.verify_replicas,
         "steps between comparisons of the weights that several ranks hold; 0 = at the end only")
       .Roles(kOfOneRun);
-  t.Add("--seed N", &train.seed, "of initial weights and the order of sequences").Roles(kOfLayer);
+  t.Add("--seed N", &train.trainer.seed, "of initial weights and the order of sequences")
+      .Roles(kOfLayer);
 }
 
 void AddModel(lm::TrainConfig& train, Table& t) {
@@ -94,7 +95,7 @@ void AddModel(lm::TrainConfig& train, Table& t) {
   t.Add("--dense-ffn-hidden-size N", &model.dense_ffn_hidden_size,
         "width of dense layers; 0 = topk x F")
       .Least(0);
-  t.Add("--dtype TYPE", {&train.dtype, kComputeTypes},
+  t.Add("--dtype TYPE", {&train.trainer.dtype, kComputeTypes},
         "of activations and compute weights; sums, optimiser and master weights are f32")
       .Shorthand("bf16", "bf16")
       .Shorthand("fp16", "f16")
@@ -112,25 +113,25 @@ void AddParallel(TrainOptions& options, Table& t) {
   lm::TrainConfig& train = options.train;
   t.Group("Ranks");
   AddLayoutSettings(train, t);
-  t.Add("--numerics NAME", {&train.numerics, kNumericsModes},
+  t.Add("--numerics NAME", {&train.trainer.session.numerics, kNumericsModes},
         "layout-invariant: the same bits at any number of ranks, split and transport; fast: sums "
         "of gradients in float32, half as much for all-reduce to move");
   t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},
         "leaves of products that are balanced trees (docs/architecture.md); part of what fixes the "
         "bits; 1 = chains; above 1 on CPUs");
-  t.Add("--grid-unit-log2 N", &train.grid_unit_log2,
+  t.Add("--grid-unit-log2 N", &train.trainer.unit_log2,
         "log2 of the unit of layout-invariant sums of gradients; part of what fixes the bits; "
         "default: from the gradients, -50 where that does")
       .Within(-kMostGridUnitLog2, -2, "-300 to -2");
   t.Add("--moe-overlap-degree D", &train.model.moe.overlap_degree,
         "chunks of local experts, so that exchange and computation overlap; 1 = no overlap")
       .Roles(kOfLayer);
-  t.Add("--all-reduce NAME", {&train.all_reduce, kAllReduces},
+  t.Add("--all-reduce NAME", {&train.trainer.all_reduce, kAllReduces},
         "of gradients; direct reads peers' memory (local only); library is MPI's or NCCL's own");
-  t.Add("--zero STAGE", {&train.zero, kZeroStages},
+  t.Add("--zero STAGE", {&train.trainer.zero, kZeroStages},
         "state that ranks share out: 1 = optimiser's, 2 = and sums of gradients; same bits at any")
       .Shorthand("use-distributed-optimizer", "1");
-  t.Add("--bucket-size-mb MiB", {Kind::kReal, absl::StrCat(train.bucket_bytes >> 20)},
+  t.Add("--bucket-size-mb MiB", {Kind::kReal, absl::StrCat(train.trainer.bucket_bytes >> 20)},
         "of gradients that travel together")
       .Most(kMostBucketMib)
       .Within(0x1p-20, kMostBucketMib, "at least 1e-6, a byte");
@@ -153,15 +154,17 @@ void AddOptimizer(lm::TrainConfig& train, Table& t) {
       .Least(1);
   t.Add("--lr-decay-style NAME", {&train.schedule.decay, kDecayStyles},
         "of the way from lr to min-lr; constant stays at lr");
-  t.Add("--weight-decay X", &train.optimizer.weight_decay, "decoupled; not for norms").Least(0);
-  t.Add("--clip-grad X", &train.optimizer.clip_grad,
+  t.Add("--weight-decay X", &train.trainer.optimizer.weight_decay, "decoupled; not for norms")
+      .Least(0);
+  t.Add("--clip-grad X", &train.trainer.optimizer.clip_grad,
         "largest gradient norm, every expert counted once; 0 = off")
       .Least(0);
-  t.Add("--adam-beta1 X", &train.optimizer.beta1, "decay of the mean gradient")
+  t.Add("--adam-beta1 X", &train.trainer.optimizer.beta1, "decay of the mean gradient")
       .Within(0, below_one, "0 <= beta < 1");
-  t.Add("--adam-beta2 X", &train.optimizer.beta2, "decay of the mean squared gradient")
+  t.Add("--adam-beta2 X", &train.trainer.optimizer.beta2, "decay of the mean squared gradient")
       .Within(0, below_one, "0 <= beta < 1");
-  t.Add("--adam-eps X", &train.optimizer.epsilon, "added to the root of the mean squared gradient")
+  t.Add("--adam-eps X", &train.trainer.optimizer.epsilon,
+        "added to the root of the mean squared gradient")
       .Within(std::numeric_limits<float>::min(), std::numeric_limits<float>::max(),
               "at least 1.2e-38: 0 / 0 of a gradient of 0 is NaN");
   LossScaleOptions& scale = train.loss_scale;
@@ -223,9 +226,9 @@ void AddCheckpoints(TrainOptions& options, Table& t) {
         "resume although the steps to come have other bits, as with another --dtype");
 }
 
-void AddOutput(lm::TrainConfig& train, Table& t) {
+void AddOutput(TrainOptions& options, Table& t) {
   t.Group("Output and settings", kOfOneRun);
-  t.Add("--log-interval N", &train.log_interval,
+  t.Add("--log-interval N", &options.log_interval,
         "steps between progress lines; on a terminal one line is refreshed every step")
       .Least(1)
       .Roles(kPerRank);
@@ -309,7 +312,7 @@ void AddLayoutSettings(lm::TrainConfig& train, Table& table) {
   AddRankSettings(table);
   AddShareDeviceSetting(table);
   table
-      .Add("--expert-model-parallel-size, --ep N", &train.mesh.expert,
+      .Add("--expert-model-parallel-size, --ep N", &train.trainer.session.mesh.expert,
            "EP: ranks that share one set of experts; divides R; data-parallel size = R / EP")
       .Roles(kOfLayer);
   AddThreadsSetting(table);
@@ -333,7 +336,7 @@ Table TrainSettings(TrainOptions& options) {
   AddOptimizer(options.train, table);
   AddCheckpoints(options, table);
   AddRecords(options, table);
-  AddOutput(options.train, table);
+  AddOutput(options, table);
   return table;
 }
 

@@ -158,11 +158,11 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
   MOE_RETURN_IF_ERROR(Fill(settings, EvalSettings(options)));
   MOE_ASSIGN_OR_RETURN(StoredRun run, OpenStoredRun(settings, launch));
   lm::TrainConfig& config = run.config;
-  config.mesh = options.layout.mesh;
+  config.trainer.session.mesh = options.layout.trainer.session.mesh;
   config.model.moe.dispatcher = options.layout.model.moe.dispatcher;
   config.sequence_length = options.sequence_length.value_or(config.sequence_length);
   config.micro_batch_size = options.micro_batch_size.value_or(config.micro_batch_size);
-  config.eval_sequences = options.sequences.value_or(std::numeric_limits<int64_t>::max());
+  config.evaluation.sequences = options.sequences.value_or(std::numeric_limits<int64_t>::max());
   MOE_RETURN_IF_ERROR(InFlags(lm::ValidateTrainConfig(config, launch.world.ranks), settings));
   MOE_RETURN_IF_ERROR(CheckDataFiles(options.data, config.model.vocab_size));
   MOE_RETURN_IF_ERROR(CheckBytes(options.data, run));

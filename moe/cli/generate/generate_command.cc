@@ -257,7 +257,7 @@ class GenerateRun {
     const int64_t embedding =
         model.tied_embeddings ? 0 : (model.vocab_size - 1) * model.hidden_size;
     return static_cast<double>(SizeOf(model).active - embedding) *
-           static_cast<double>(SizeOf(run_.config.dtype));
+           static_cast<double>(SizeOf(run_.config.trainer.dtype));
   }
 
   const Settings& settings_;

@@ -306,10 +306,9 @@ absl::StatusOr<ModelLayerResult> RunModelLayer(const hf::LayerWeights& weights,
                                                const ModelLayerOptions& options,
                                                std::unique_ptr<Communicator> world) {
   MOE_RETURN_IF_ERROR(CheckTraceOnAll(options.trace != nullptr, *world));
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(options.device, *world));
   MOE_ASSIGN_OR_RETURN(
       const auto trainer,
-      Trainer::Create({.session = {.device = device,
+      Trainer::Create({.session = {.device = options.device,
                                    .mesh = {.expert = options.expert_parallel_size},
                                    .threads = options.threads,
                                    .numerics = options.numerics,

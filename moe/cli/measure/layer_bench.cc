@@ -203,10 +203,9 @@ absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOpt
   LayerSpec whole = spec;
   if (whole.expert_parallel_size == 0) whole.expert_parallel_size = world->size();
   MOE_RETURN_IF_ERROR(CheckSpec(whole, world->size()));
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(whole.device, *world));
   MOE_ASSIGN_OR_RETURN(
       const auto trainer,
-      Trainer::Create({.session = {.device = device,
+      Trainer::Create({.session = {.device = whole.device,
                                    .mesh = {.expert = whole.expert_parallel_size},
                                    .threads = whole.threads,
                                    .numerics = whole.numerics,

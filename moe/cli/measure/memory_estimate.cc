@@ -87,8 +87,8 @@ struct Sizes {
         ffn(static_cast<double>(shape.model.moe.ffn_hidden_size)),
         experts(shape.model.moe.router.num_experts),
         top_k(shape.model.moe.router.top_k),
-        ep(shape.expert_parallel_size),
-        element(static_cast<double>(SizeOf(shape.dtype))),
+        ep(shape.trainer.session.mesh.expert),
+        element(static_cast<double>(SizeOf(shape.trainer.dtype))),
         gated(IsGated(shape.model.moe.activation) ? 2 : 1),
         skew(shape.row_skew) {}
 
@@ -111,13 +111,15 @@ double StateBytes(const MemoryShape& shape, const Sizes& s) {
   const double layers = shape.model.num_layers / shape.model.moe_layer_freq;
   const double shared = static_cast<double>(shape.parameters_total) - layers * s.experts * expert;
   const double experts = layers * std::min(s.experts, s.local_experts()) * expert;
+  const TrainerOptions& trainer = shape.trainer;
   const auto of_element = [&](int ranks) {
-    return BytesOfElement(PlacementOf(shape.zero), shape.dtype, shape.numerics, ranks) -
+    return BytesOfElement(PlacementOf(trainer.zero), trainer.dtype, trainer.session.numerics,
+                          ranks) -
            (shape.trained ? 0 : 8) +          // moments
            (shape.saves ? 12.0 / ranks : 0);  // of masters and moments
   };
   return shared * of_element(shape.ranks) +
-         experts * of_element(shape.ranks / shape.expert_parallel_size);
+         experts * of_element(shape.ranks / trainer.session.mesh.expert);
 }
 
 // What the forward pass of an MoE layer takes of the workspace, all of it kept for backward.
@@ -190,12 +192,9 @@ std::string Mib(double bytes) {
 
 MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_total, int ranks) {
   return {.model = config.model,
+          .trainer = config.trainer,
           .parameters_total = parameters_total,
           .tokens = config.micro_batch_size * config.sequence_length,
-          .dtype = config.dtype,
-          .numerics = config.numerics,
-          .expert_parallel_size = config.mesh.expert,
-          .zero = config.zero,
           .ranks = ranks,
           .saves = !config.checkpoints.folder.empty()};
 }

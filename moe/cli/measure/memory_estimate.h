@@ -6,10 +6,9 @@
 #include <optional>
 #include <string>
 
-#include "kernels/base/dtype.h"
 #include "moe/lm/trainer.h"
 #include "moe/lm/transformer.h"
-#include "moe/run/context.h"
+#include "moe/train/trainer.h"
 
 namespace moe::sweep {
 
@@ -23,15 +22,12 @@ int64_t MemoryLimitBytes(const std::string& root = "");
 
 // What decides the memory of a rank.
 struct MemoryShape {
-  lm::TransformerConfig model;    // of a layer alone: num_layers 1
-  int64_t parameters_total = 0;   // over all experts, replicas counted once
-  int64_t tokens = 0;             // T: of a micro-batch, which a rank works on at a time
-  DType dtype = DType::kFloat32;  // of activations and compute weights
-  Numerics numerics = Numerics::kLayoutInvariant;
-  int expert_parallel_size = 1;
-  ZeroStage zero = ZeroStage::kNone;
-  int ranks = 1;        // of the world, with ZeRO and where it saves
-  bool saves = false;   // checkpoints: a copy of what the rank writes is kept
+  lm::TransformerConfig model;   // of a layer alone: num_layers 1
+  TrainerOptions trainer = {};   // its dtype, numerics, mesh and ZeRO stage
+  int64_t parameters_total = 0;  // over all experts, replicas counted once
+  int64_t tokens = 0;            // T: of a micro-batch, which a rank works on at a time
+  int ranks = 1;                 // of the world, with ZeRO and where it saves
+  bool saves = false;            // checkpoints: a copy of what the rank writes is kept
   double row_skew = 1;  // rows for experts of the rank with the most / mean over ranks, if known
   bool trained = true;  // false: no optimiser, embedding, attention or output layer (layer mode)
 };

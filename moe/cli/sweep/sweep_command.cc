@@ -210,7 +210,7 @@ class SweepRun {
     const bool first = world->rank() == 0;
     if (plan_.measure() == Measure::kTrain) {
       lm::TrainConfig config = planned.train;
-      config.seed += static_cast<uint64_t>(repetition);
+      config.trainer.seed += static_cast<uint64_t>(repetition);
       sweep::TrainFigures steps;
       const auto on_step = [&](const lm::StepMetrics& metrics) {
         steps.Add(metrics);

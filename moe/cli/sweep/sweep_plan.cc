@@ -163,7 +163,8 @@ absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
   MOE_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(settings, world));
   planned.train = options.train;
   const lm::TrainConfig& train = planned.train;
-  const int64_t batch = train.micro_batch_size * train.sequence_length * train.micro_batches;
+  const int64_t batch =
+      train.micro_batch_size * train.sequence_length * train.trainer.micro_batches;
   planned.point.tokens_per_rank = (batch + world.ranks / 2) / world.ranks;
   planned.memory = sweep::ShapeOfTraining(train, SizeOf(train.model).total, world.ranks);
   return lm::CheckTextLength(train, corpus);
@@ -179,27 +180,26 @@ absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
   MOE_RETURN_IF_ERROR(CompleteLayer(settings, layer));
   layer.router.micro_batch_tokens = planned.layer.tokens;
   const int ranks = planned.launch.world.ranks;
-  const int ep = options.train.mesh.expert;
+  const int ep = options.train.trainer.session.mesh.expert;
   MOE_RETURN_IF_ERROR(CheckLayer(settings, layer, ranks, ep));
   MOE_RETURN_IF_ERROR(InFlags(ValidateRouterConfig(layer.router), settings));
-  const DType dtype = options.train.dtype;
+  const DType dtype = options.train.trainer.dtype;
   planned.layer = {.dtype = dtype,
                    .tokens = planned.layer.tokens,
                    .layer = layer,
                    .expert_parallel_size = ep,
                    .device = planned.launch.device.kind,
                    .threads = static_cast<int>(planned.point.threads),
-                   .seed = options.train.seed};
+                   .seed = options.train.trainer.seed};
   if (!settings.empty("routing")) {
     MOE_ASSIGN_OR_RETURN(planned.layer.routing, measure::ParseRouting(settings.text("routing")));
   }
   const lm::TransformerConfig model = ModelOf(layer);
   planned.layer_size = LayerSizeOf(model);
   planned.memory = {.model = model,
+                    .trainer = {.session = {.mesh = {.expert = ep}}, .dtype = dtype},
                     .parameters_total = planned.layer_size.total,
                     .tokens = planned.layer.tokens,
-                    .dtype = dtype,
-                    .expert_parallel_size = ep,
                     .row_skew = RowSkew(settings, ep),
                     .trained = false};
   return absl::OkStatus();

@@ -44,7 +44,7 @@ absl::StatusOr<lm::Corpus> ReadText(const TrainOptions& options) {
   MOE_ASSIGN_OR_RETURN(lm::Corpus corpus,
                        ReadData(options.data, train.model.vocab_size, train.sequence_length));
   const int64_t sequences = lm::SequenceCount(corpus.train, train.sequence_length);
-  const int64_t batch = train.micro_batches * train.micro_batch_size;
+  const int64_t batch = train.trainer.micro_batches * train.micro_batch_size;
   if (sequences >= batch) return corpus;
   return absl::InvalidArgumentError(
       absl::StrCat(options.data.flag(), ": the text to train on has ", sequences, " sequences of ",
@@ -98,7 +98,7 @@ class TrainRun {
     MOE_RETURN_IF_ERROR(Prepare());
     PrintStart();
     Progress progress({.steps = options_.train.steps,
-                       .log_interval = settings_.on("verbose") ? 1 : options_.train.log_interval,
+                       .log_interval = settings_.on("verbose") ? 1 : options_.log_interval,
                        .quiet = settings_.on("quiet"),
                        .unit = options_.data.unit()},
                       StderrTerminal(), stderr);
@@ -211,9 +211,10 @@ class TrainRun {
     if (speaks() && !options_.record_routing.empty()) {
       const lm::TrainConfig& train = options_.train;
       MOE_RETURN_IF_ERROR(InputError(
-          "--record-routing", CheckRoutingTraceFits(RoutingHeader(), train.steps,
-                                                    train.micro_batches * train.micro_batch_size *
-                                                        train.sequence_length)));
+          "--record-routing",
+          CheckRoutingTraceFits(
+              RoutingHeader(), train.steps,
+              train.trainer.micro_batches * train.micro_batch_size * train.sequence_length)));
       MOE_RETURN_IF_ERROR(CheckWritable("--record-routing", options_.record_routing));
     }
     if (speaks() && !options_.out.empty()) {
@@ -238,11 +239,11 @@ class TrainRun {
   RoutingTraceHeader RoutingHeader() const {
     const lm::TransformerConfig& model = options_.train.model;
     return {.ranks = options_.ranks,
-            .expert_parallel_size = options_.train.mesh.expert,
+            .expert_parallel_size = options_.train.trainer.session.mesh.expert,
             .num_experts = model.moe.router.num_experts,
             .top_k = model.moe.router.top_k,
             .hidden_size = model.hidden_size,
-            .dtype = options_.train.dtype,
+            .dtype = options_.train.trainer.dtype,
             .moe_layers = model.num_layers / model.moe_layer_freq};
   }
 

@@ -138,7 +138,8 @@ void AddExpertLoad(Text& text, const TrainOptions& options, const lm::TrainRepor
   if (report.skipped_steps > 0) {
     Add(text, "skipped {} of {}, whose gradients {}\n", WithCommas(report.skipped_steps),
         Counted(report.steps, "step"),
-        options.train.dtype == DType::kFloat16 ? "overflowed float16" : "lay off the exact grid");
+        options.train.trainer.dtype == DType::kFloat16 ? "overflowed float16"
+                                                       : "lay off the exact grid");
   }
 }
 
@@ -175,6 +176,7 @@ void AddTraffic(Text& text, const lm::TrainReport& report, ZeroStage zero) {
 std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
                       const std::string& backend) {
   const lm::TrainConfig& train = options.train;
+  const SessionOptions& session = train.trainer.session;
   const MoeLayerConfig& moe = train.model.moe;
   const ModelSize size = SizeOf(train.model);
   Text text;
@@ -187,13 +189,14 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
       train.model.hidden_size, Counted(moe.router.num_experts, "expert"), moe.ffn_hidden_size,
       moe.router.top_k, moe.router.gate);
   Add(text, "mesh   {} ({}) = EP {} x DP {}; threads per rank {}; {}, {}\n",
-      Counted(options.ranks, "rank"), RanksAre(backend, options.ranks), train.mesh.expert,
-      options.ranks / train.mesh.expert, train.threads, NameOf(train.dtype),
-      train.numerics == Numerics::kFast ? "fast numerics" : "layout-invariant numerics");
-  Add(text, "step   {} x {} x {} = {}\n", Counted(train.micro_batches, "micro-batch"),
+      Counted(options.ranks, "rank"), RanksAre(backend, options.ranks), session.mesh.expert,
+      options.ranks / session.mesh.expert, session.threads, NameOf(train.trainer.dtype),
+      session.numerics == Numerics::kFast ? "fast numerics" : "layout-invariant numerics");
+  Add(text, "step   {} x {} x {} = {}\n", Counted(train.trainer.micro_batches, "micro-batch"),
       Counted(train.micro_batch_size, "sequence"), Counted(train.sequence_length, corpus.unit),
-      Counted(train.micro_batches * train.micro_batch_size * train.sequence_length, "token"));
-  AddUnevenWork(text, train.micro_batches, options.ranks);
+      Counted(train.trainer.micro_batches * train.micro_batch_size * train.sequence_length,
+              "token"));
+  AddUnevenWork(text, train.trainer.micro_batches, options.ranks);
   return fmt::to_string(text);
 }
 
@@ -219,19 +222,21 @@ std::string ReportJson(const lm::TrainReport& report, const RunFacts& facts,
 
 std::string ReportText(const TrainOptions& options, const lm::TrainReport& report,
                        const RunFacts& facts) {
+  const TrainerOptions& trainer = options.train.trainer;
+  const int ep = trainer.session.mesh.expert;
   Text text;
   std::string what = Counted(report.steps - report.first_step, "step");
   if (report.first_step > 0) what += fmt::format(" after step {}", report.first_step);
   if (report.stopped) what += ", stopped on request,";
   Add(text, "trained {} in {} on {} ({}) = EP {} x DP {}\n\n", what, ClockText(report.seconds),
-      Counted(options.ranks, "rank"), RanksAre(facts.backend, options.ranks),
-      options.train.mesh.expert, options.ranks / options.train.mesh.expert);
+      Counted(options.ranks, "rank"), RanksAre(facts.backend, options.ranks), ep,
+      options.ranks / ep);
   AddLoss(text, report, options.data.unit());
   AddPhases(text, report);
-  if (options.train.mesh.expert > 1) AddExchange(text, report);
+  if (ep > 1) AddExchange(text, report);
   AddExpertLoad(text, options, report);
   AddGrid(text, report);
-  AddTraffic(text, report, options.train.zero);
+  AddTraffic(text, report, trainer.zero);
   Add(text, "\nparameters    {} in all, {} used per token\n", WithCommas(report.parameters_total),
       WithCommas(report.parameters_active));
   Add(text, "files         {}\n",
@@ -268,10 +273,10 @@ absl::StatusOr<double> SecondsOf(const measure::CaseSpec& spec, Communicator& co
 // Calls of the exchange on one rank: four movements of every chunk, MoE layer and micro-batch.
 int64_t Exchanges(const lm::TrainConfig& config, int64_t steps, int ranks) {
   const lm::TransformerConfig& model = config.model;
-  const int ep = config.mesh.expert;
+  const int ep = config.trainer.session.mesh.expert;
   const int64_t most_experts = (model.moe.router.num_experts + ep - 1) / ep;
   const int64_t chunks = std::min<int64_t>(model.moe.overlap_degree, most_experts);
-  const int64_t rounds = (config.micro_batches + ranks - 1) / ranks;
+  const int64_t rounds = (config.trainer.micro_batches + ranks - 1) / ranks;
   return 4 * steps * rounds * (model.num_layers / model.moe_layer_freq) * chunks;
 }
 
@@ -284,7 +289,7 @@ absl::StatusOr<CommRate> MeasureExchange(const lm::TrainConfig& config,
   // Hierarchical counts both of its hops.
   // On a GPU it ran staged (Dispatcher::Create): two hops move memory of the host alone.
   const bool hierarchical = dispatcher.algorithm == DispatchAlgorithm::kHierarchical;
-  const bool staged = hierarchical && config.device == DeviceKind::kCuda;
+  const bool staged = hierarchical && config.trainer.session.device == DeviceKind::kCuda;
   const int hops = hierarchical && !staged ? 2 : 1;
   CommRate rate = {.name = "dispatch + combine",
                    .calls = Exchanges(config, report.steps, world.size()),
@@ -296,8 +301,8 @@ absl::StatusOr<CommRate> MeasureExchange(const lm::TrainConfig& config,
   MOE_ASSIGN_OR_RETURN(
       const double call,
       SecondsOf({.op = measure::Op::kAllToAllV,
-                 .dtype = config.dtype,
-                 .size_bytes = std::max<int64_t>(rate.size_bytes, SizeOf(config.dtype)),
+                 .dtype = config.trainer.dtype,
+                 .size_bytes = std::max<int64_t>(rate.size_bytes, SizeOf(config.trainer.dtype)),
                  .dispatch = staged ? DispatchAlgorithm::kStaged : dispatcher.algorithm,
                  .node_size = dispatcher.node_size},
                 group, stream));
@@ -306,7 +311,7 @@ absl::StatusOr<CommRate> MeasureExchange(const lm::TrainConfig& config,
 }
 
 // Adds the buckets of one group of parameters to `rate`.
-absl::Status MeasureReduction(const lm::TrainConfig& config,
+absl::Status MeasureReduction(const TrainerOptions& trainer,
                               const GradientReducer::Traffic& traffic, Communicator& group,
                               Stream& stream, CommRate& rate) {
   if (traffic.buckets == 0) return absl::OkStatus();
@@ -314,11 +319,12 @@ absl::Status MeasureReduction(const lm::TrainConfig& config,
   const int64_t size = traffic.bytes_sent * ranks / (2 * (ranks - 1)) / traffic.buckets;
   MOE_ASSIGN_OR_RETURN(
       const double call,
-      SecondsOf({.op = measure::Op::kAllReduce,
-                 .dtype = config.numerics == Numerics::kFast ? DType::kFloat32 : DType::kInt64,
-                 .size_bytes = std::max<int64_t>(size, 8),
-                 .all_reduce = config.all_reduce},
-                group, stream));
+      SecondsOf(
+          {.op = measure::Op::kAllReduce,
+           .dtype = trainer.session.numerics == Numerics::kFast ? DType::kFloat32 : DType::kInt64,
+           .size_bytes = std::max<int64_t>(size, 8),
+           .all_reduce = trainer.all_reduce},
+          group, stream));
   rate.size_bytes =
       (rate.size_bytes * rate.calls + size * traffic.buckets) / (rate.calls + traffic.buckets);
   rate.calls += traffic.buckets;
@@ -332,7 +338,7 @@ absl::Status MeasureReduction(const lm::TrainConfig& config,
 absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
                                                   const lm::TrainReport& report,
                                                   std::unique_ptr<Communicator> world) {
-  const int ep = config.mesh.expert;
+  const int ep = config.trainer.session.mesh.expert;
   const int rank = world->rank();
   MOE_ASSIGN_OR_RETURN(const auto expert_parallel, world->Split(rank / ep, rank));
   MOE_ASSIGN_OR_RETURN(const auto expert_data_parallel, world->Split(rank % ep, rank));
@@ -345,14 +351,14 @@ absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
                          MeasureExchange(config, report, *world, *expert_parallel, *stream));
     rates.push_back(std::move(rate));
   }
-  if (config.zero != ZeroStage::kNone) return rates;  // gradients are not all-reduced
+  if (config.trainer.zero != ZeroStage::kNone) return rates;  // gradients are not all-reduced
   MOE_RETURN_IF_ERROR(world->Barrier());
   CommRate gradients = {.name = "gradient all-reduce",
                         .seconds = report.phase_seconds[static_cast<int>(Phase::kAllReduce)]};
   MOE_RETURN_IF_ERROR(
-      MeasureReduction(config, report.reduced_replicated, *world, *stream, gradients));
-  MOE_RETURN_IF_ERROR(
-      MeasureReduction(config, report.reduced_experts, *expert_data_parallel, *stream, gradients));
+      MeasureReduction(config.trainer, report.reduced_replicated, *world, *stream, gradients));
+  MOE_RETURN_IF_ERROR(MeasureReduction(config.trainer, report.reduced_experts,
+                                       *expert_data_parallel, *stream, gradients));
   if (gradients.calls > 0) rates.push_back(std::move(gradients));
   return rates;
 }

@@ -286,13 +286,12 @@ absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const LayerRunOptio
   MOE_ASSIGN_OR_RETURN(MoeLayerConfig config, WithFault(problem.spec.layer, fault));
   config.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size()};
   config.overlap_degree = layout.overlap;
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(options.device, *world));
   // These faults give a rank one round in a step, whatever it runs in it.
   const bool one_round = fault == Fault::kRankLocalBalance || fault == Fault::kShuffledFloatSum;
   const auto micro_batches =
       static_cast<int64_t>(one_round ? world->size() : problem.spec.micro_batch_tokens.size());
   MOE_ASSIGN_OR_RETURN(const auto trainer,
-                       Trainer::Create({.session = {.device = device,
+                       Trainer::Create({.session = {.device = options.device,
                                                     .mesh = {.expert = layout.expert_parallel},
                                                     .numerics = options.numerics,
                                                     .overlap_exchange = layout.overlap > 1},

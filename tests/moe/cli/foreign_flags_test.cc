@@ -97,8 +97,8 @@ TEST(ForeignFlagsTest, AMegatronLineTakesOneRoundOfEdits) {
   const auto options = MakeTrainOptions(*settings, {.ranks = 4});
   ASSERT_TRUE(options.ok()) << options.status();
   const lm::TrainConfig& train = options->train;
-  EXPECT_EQ(train.zero, ZeroStage::kOptimizer);
-  EXPECT_EQ(train.dtype, DType::kBFloat16);
+  EXPECT_EQ(train.trainer.zero, ZeroStage::kOptimizer);
+  EXPECT_EQ(train.trainer.dtype, DType::kBFloat16);
   EXPECT_EQ(train.model.moe.ffn_hidden_size, 48);
   EXPECT_EQ(train.model.dense_ffn_hidden_size, 48);
   EXPECT_EQ(train.model.init_std, 0.01);

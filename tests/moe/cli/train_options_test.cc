@@ -28,11 +28,11 @@ using testing::Strings;
 TEST(BatchTest, OneOfThreeFollowsFromTheOthers) {
   const auto sizes = [](const Strings& args) {
     const auto options = Make(args).value();
-    return std::make_pair(options.train.micro_batch_size, options.train.micro_batches);
+    return std::make_pair(options.train.micro_batch_size, options.train.trainer.micro_batches);
   };
   using Pair = std::pair<int64_t, int64_t>;
   const lm::TrainConfig d;
-  EXPECT_EQ(sizes({}), Pair(d.micro_batch_size, d.micro_batches));
+  EXPECT_EQ(sizes({}), Pair(d.micro_batch_size, d.trainer.micro_batches));
   EXPECT_EQ(sizes({"--train-batch-size", "24", "--micro-batch-size", "3"}), Pair(3, 8));
   EXPECT_EQ(sizes({"--train-batch-size", "24", "--micro-batches", "6"}), Pair(4, 6));
   EXPECT_EQ(sizes({"--gradient-accumulation-steps", "3", "--micro-batch-size", "2"}), Pair(2, 12));
@@ -156,7 +156,7 @@ TEST(TrainOptionsTest, InitFromSetsTheModelAndRefusesAnother) {
 TEST(TrainOptionsTest, ThreadsShareTheCores) {
   const auto threads = [](const Strings& args, int cores, int own_cores) {
     const World world = {.ranks = 4, .local_ranks = 4, .cores = cores, .own_cores = own_cores};
-    return Make(args, world)->train.threads;
+    return Make(args, world)->train.trainer.session.threads;
   };
   EXPECT_EQ(threads({}, 16, 16), 4);
   EXPECT_EQ(threads({}, 16, 4), 4);

@@ -34,7 +34,7 @@ class NotFiniteTest : public ::testing::Test {
   TrainConfig Saving(int64_t steps, Resume resume = Resume::kNone) const {
     TrainConfig config = SmallConfig();
     config.steps = steps;
-    config.eval_interval = 0;
+    config.evaluation.interval = 0;
     config.checkpoints = {
         .folder = folder_, .interval = 1, .asynchronous = false, .resume = resume};
     return config;
@@ -52,7 +52,7 @@ TEST_F(NotFiniteTest, WeightsEndEveryRankInTheirStepAndAreNotSaved) {
   for (const ZeroStage zero : {ZeroStage::kNone, ZeroStage::kGradients}) {
     for (const bool asynchronous : {false, true}) {
       fs::remove_all(folder_);
-      config.zero = zero;
+      config.trainer.zero = zero;
       config.checkpoints.asynchronous = asynchronous;
       const Trace trace = TrainIn(config, {.ranks = 4, .expert_parallel = 2});
       EXPECT_THAT(trace.status, StatusIs(kDataLoss, "step 1: "));

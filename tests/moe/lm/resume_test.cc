@@ -39,7 +39,7 @@ class ResumeTest : public ::testing::Test {
     config_.model.moe.router.load_balancing = LoadBalancing::kGlobalAuxLoss;
     config_.model.moe.shared_expert_ffn_hidden_size = 8;
     config_.steps = 6;
-    config_.eval_interval = 0;
+    config_.evaluation.interval = 0;
     config_.schedule.total_steps = 6;
     fs::remove_all(folder_);
   }
@@ -106,7 +106,7 @@ TEST_F(ResumeTest, AtAnyLayoutARunGoesOnAsIfItHadNotStopped) {
 }
 
 TEST_F(ResumeTest, TheLossScaleGoesOnToo) {
-  config_.dtype = DType::kFloat16;
+  config_.trainer.dtype = DType::kFloat16;
   config_.loss_scale = {.initial = 0x1p30, .window = 3, .hysteresis = 1};  // overflows, then grows
   const Trace whole = TrainIn(config_);
   ASSERT_FALSE(whole.skipped.empty());
@@ -132,14 +132,14 @@ TEST_F(ResumeTest, TheUnitOfTheExactGridGoesOnToo) {
     EXPECT_EQ(resumed.report.skipped_steps, 1);
   }
   TrainConfig given = Saving(6, Resume::kAuto);
-  given.grid_unit_log2 = -20;
+  given.trainer.unit_log2 = -20;
   EXPECT_THAT(TrainIn(given).status,
               ::moe::testing::StatusIs(absl::StatusCode::kInvalidArgument, "--grid-unit-log2"));
 }
 
 // They have no masters, and come from where they came from first: here the seed.
 TEST_F(ResumeTest, FrozenWeightsAreNoPartOfWhatIsSaved) {
-  config_.dtype = DType::kBFloat16;
+  config_.trainer.dtype = DType::kBFloat16;
   config_.model.moe.train_experts = false;
   const Trace whole = TrainIn(config_);
   ASSERT_TRUE(TrainIn(Saving(4), {.ranks = 2, .expert_parallel = 2}).status.ok());
@@ -221,7 +221,7 @@ TEST_F(ResumeTest, DamagedDataCostTheNewestCheckpointsAlone) {
       fs::remove_all(folder_);
       fs::copy(saved, folder_, fs::copy_options::recursive);
       warnings.clear();
-      config.zero = zero;
+      config.trainer.zero = zero;
       const Trace resumed = TrainIn(config, layout);
       EXPECT_EQ(resumed.report.first_step, 3);
       ExpectSameEnd(resumed, whole);
@@ -272,7 +272,7 @@ TEST_F(ResumeTest, UnreadableCheckpointsAreNamedAndStay) {
 TEST_F(ResumeTest, AHashOfAStateIsVerifiedByTheModelsUnits) {
   config_.model.tied_embeddings = true;
   config_.model.num_query_groups = 1;
-  config_.dtype = DType::kBFloat16;
+  config_.trainer.dtype = DType::kBFloat16;
   ASSERT_TRUE(TrainIn(Saving(2), {.ranks = 3}).status.ok());
   const auto verify = [&] {
     auto reader = CheckpointReader::Open(StepPath(2)).value();
@@ -352,7 +352,7 @@ TEST_F(ResumeTest, RefusesWhatWouldNotGoOn) {
   EXPECT_THAT(status(other).message(), HasSubstr("--moe-ffn-hidden-size is 16, 12 in the check"));
 
   other = Saving(6, Resume::kAuto);
-  other.micro_batches = 4;
+  other.trainer.micro_batches = 4;
   EXPECT_THAT(status(other).message(), HasSubstr("--micro-batches is 4, 6 in the checkpoint"));
   EXPECT_EQ(status(other).code(), absl::StatusCode::kInvalidArgument);
   other.checkpoints.allow_numerics_change = true;

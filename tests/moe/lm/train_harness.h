@@ -39,14 +39,14 @@ inline TrainConfig SmallConfig() {
   config.model = {.hidden_size = 16, .num_layers = 2, .num_attention_heads = 2, .init_std = 0.1};
   config.model.moe.router = {.num_experts = 5, .top_k = 2, .aux_loss_coeff = 0.01f};
   config.model.moe.ffn_hidden_size = 12;
-  config.numerics = Numerics::kLayoutInvariant;
+  config.trainer.session.numerics = Numerics::kLayoutInvariant;
   config.sequence_length = 16;
   config.micro_batch_size = 2;
-  config.micro_batches = 6;
+  config.trainer.micro_batches = 6;
   config.steps = 10;
   config.schedule = {.peak = 1e-2, .minimum = 1e-3, .warmup_steps = 2, .total_steps = 10};
-  config.eval_interval = 5;
-  config.eval_sequences = 7;  // an incomplete last micro-batch
+  config.evaluation.interval = 5;
+  config.evaluation.sequences = 7;  // an incomplete last micro-batch
   return config;
 }
 
@@ -62,9 +62,9 @@ struct Trace {
 };
 
 inline TrainConfig LaidOut(TrainConfig config, const ::moe::testing::Layout& layout) {
-  config.mesh.expert = layout.expert_parallel;
-  config.threads = layout.threads;
-  config.all_reduce = layout.all_reduce;
+  config.trainer.session.mesh.expert = layout.expert_parallel;
+  config.trainer.session.threads = layout.threads;
+  config.trainer.all_reduce = layout.all_reduce;
   config.model.moe = ::moe::testing::LaidOut(config.model.moe, layout);
   return config;
 }

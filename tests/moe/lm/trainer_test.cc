@@ -81,7 +81,7 @@ TEST_P(TrainerLayoutTest, CapacityAndBFloat16HaveTheBitsOfOneRank) {
   if (IsLeftOut(GetParam())) GTEST_SKIP();
   TrainConfig config = SmallConfig();
   config.steps = 3;
-  config.dtype = DType::kBFloat16;
+  config.trainer.dtype = DType::kBFloat16;
   config.model.moe.router.capacity_factor = 1.0;
   config.model.moe.router.pad_to_capacity = true;
   config.model.moe.router.token_group.tokens = 8;
@@ -109,7 +109,7 @@ TEST_P(TrainerLayoutTest, CountsOfTheWholeStepHaveTheBitsOfOneRank) {
 // Float16, with a loss scale that overflows at first: every layout skips the same steps.
 TrainConfig OverflowingConfig() {
   TrainConfig config = SmallConfig();
-  config.dtype = DType::kFloat16;
+  config.trainer.dtype = DType::kFloat16;
   config.loss_scale = {.initial = 0x1p23, .window = 3, .hysteresis = 1};
   return config;
 }
@@ -156,7 +156,7 @@ TEST(TrainerTest, PackedWeightsFollowTheirParameters) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     if (::moe::testing::kSanitized && dtype != DType::kBFloat16) continue;
     TrainConfig config = SmallConfig();
-    config.dtype = dtype;
+    config.trainer.dtype = dtype;
     config.steps = 4;
     config.model.moe.shared_expert_ffn_hidden_size = 8;
     const Trace plain = TrainIn(config);
@@ -175,7 +175,7 @@ TEST(TrainerTest, TensorLeavesAreOneRunAtAnyLayout) {
   config.model.moe.shared_expert_ffn_hidden_size = 32;
   config.model.moe_layer_freq = 2;
   const Trace chains = TrainIn(config);
-  config.tensor_leaves = 8;
+  config.trainer.session.tensor_leaves = 8;
   const Trace trees = TrainIn(config);
   EXPECT_NE(trees.weights, chains.weights);
   EXPECT_NE(trees.grad_norm, chains.grad_norm);
@@ -190,7 +190,7 @@ TEST(TrainerTest, FastNumericsRepeatsItsOwnBitsAndStaysNearLayoutInvariant) {
   if (::moe::testing::kSanitized) GTEST_SKIP() << "judges numbers";
   TrainConfig config = SmallConfig();
   const Trace exact = TrainIn(config);
-  config.numerics = Numerics::kFast;
+  config.trainer.session.numerics = Numerics::kFast;
   const Layout layout = {.ranks = 4, .expert_parallel = 2, .overlap = 4};
   const Trace fast = TrainIn(config, layout);
   ExpectSameTrace(TrainIn(config, layout), fast);
@@ -206,7 +206,7 @@ TEST(TrainerTest, LossFallsOnRealStructure) {
   TrainConfig config = SmallConfig();
   config.steps = 60;
   config.schedule.total_steps = 60;
-  config.numerics = Numerics::kFast;
+  config.trainer.session.numerics = Numerics::kFast;
   const Trace trace = TrainIn(config, {.ranks = 2, .expert_parallel = 2});
   ASSERT_TRUE(trace.status.ok()) << trace.status;
   EXPECT_NEAR(trace.loss.front(), std::log(256.0), 0.6);  // nothing known yet
@@ -217,7 +217,7 @@ TEST(TrainerTest, LossFallsOnRealStructure) {
 TEST(TrainerTest, ALossScaleThatOverflowsIsHalvedAndTheWeightsStay) {
   TrainConfig config = OverflowingConfig();
   for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
-    config.numerics = numerics;
+    config.trainer.session.numerics = numerics;
     const Trace trace = TrainIn(config, {.ranks = 4, .expert_parallel = 2});
     ASSERT_TRUE(trace.status.ok()) << trace.status;
     ASSERT_GE(trace.skipped.size(), 2u);
@@ -244,7 +244,7 @@ TEST(TrainerTest, Float16StaysNearFloat32AtAnyScale) {
   if (::moe::testing::kSanitized) GTEST_SKIP() << "judges numbers";
   TrainConfig config = SmallConfig();
   const Trace exact = TrainIn(config);
-  config.dtype = DType::kFloat16;
+  config.trainer.dtype = DType::kFloat16;
   for (const double scale : {1024.0, 16384.0}) {
     config.loss_scale.constant = scale;
     const Trace half = TrainIn(config);
@@ -270,7 +270,7 @@ TEST(TrainerTest, DivergenceStopsEveryRankWithDataLoss) {
   TrainConfig config = SmallConfig();
   config.schedule = {.peak = 1e30, .warmup_steps = 0, .total_steps = 10};
   for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
-    config.numerics = numerics;
+    config.trainer.session.numerics = numerics;
     const Trace trace = TrainIn(config, {.ranks = 2, .expert_parallel = 2});
     EXPECT_THAT(trace.status, StatusIs(kDataLoss, "finite"));
   }
@@ -279,12 +279,12 @@ TEST(TrainerTest, DivergenceStopsEveryRankWithDataLoss) {
 TEST(ValidateTrainConfigTest, NamesTheFlagAndTheNearestChoice) {
   TrainConfig config = SmallConfig();
   EXPECT_TRUE(ValidateTrainConfig(config, 4).ok());
-  config.mesh.expert = 4;
+  config.trainer.session.mesh.expert = 4;
   const absl::Status status = ValidateTrainConfig(config, 6);
   EXPECT_EQ(status.code(), kInvalidArgument);
   EXPECT_EQ(status.message(), "--ep is 4, expected a divisor of the 6 ranks: 1, 2, 3, 6");
   config = SmallConfig();
-  config.micro_batches = 0;
+  config.trainer.micro_batches = 0;
   EXPECT_FALSE(ValidateTrainConfig(config, 1).ok());
   config = SmallConfig();
   config.model.moe.router.top_k = 6;
@@ -339,23 +339,23 @@ TEST(TrainerTest, RanksWithDifferentSettingsAreRefusedOnAllByFlagAndRanks) {
       EXPECT_THAT(status, StatusIs(kInvalidArgument, " and 2 (host "));
     }
   };
-  expect("--seed", [](TrainConfig& c) { c.seed += uint64_t{1} << 63; });
+  expect("--seed", [](TrainConfig& c) { c.trainer.seed += uint64_t{1} << 63; });
   expect("--lr", [](TrainConfig& c) { c.schedule.peak = std::nextafter(c.schedule.peak, 1.0); });
-  expect("--dtype", [](TrainConfig& c) { c.dtype = DType::kBFloat16; });
-  expect("--numerics", [](TrainConfig& c) { c.numerics = Numerics::kFast; });
-  expect("--tensor-leaves", [](TrainConfig& c) { c.tensor_leaves = 2; });
-  expect("--grid-unit-log2", [](TrainConfig& c) { c.grid_unit_log2 = -60; });
+  expect("--dtype", [](TrainConfig& c) { c.trainer.dtype = DType::kBFloat16; });
+  expect("--numerics", [](TrainConfig& c) { c.trainer.session.numerics = Numerics::kFast; });
+  expect("--tensor-leaves", [](TrainConfig& c) { c.trainer.session.tensor_leaves = 2; });
+  expect("--grid-unit-log2", [](TrainConfig& c) { c.trainer.unit_log2 = -60; });
   expect("--router", [](TrainConfig& c) { c.model.moe.router.gate = "qwen3"; });
   expect("--moe-router-topk", [](TrainConfig& c) { c.model.moe.router.top_k = 1; });
   expect("--moe-expert-capacity-factor",
          [](TrainConfig& c) { c.model.moe.router.capacity_factor = 1.0; });
-  expect("--weight-decay", [](TrainConfig& c) { c.optimizer.weight_decay = 0; });
-  expect("--clip-grad", [](TrainConfig& c) { c.optimizer.clip_grad = 0; });
-  expect("--adam-beta1", [](TrainConfig& c) { c.optimizer.beta1 = 0.8f; });
+  expect("--weight-decay", [](TrainConfig& c) { c.trainer.optimizer.weight_decay = 0; });
+  expect("--clip-grad", [](TrainConfig& c) { c.trainer.optimizer.clip_grad = 0; });
+  expect("--adam-beta1", [](TrainConfig& c) { c.trainer.optimizer.beta1 = 0.8f; });
   expect("--lr-warmup-steps", [](TrainConfig& c) { c.schedule.warmup_steps = 1; });
   expect("--seq-length", [](TrainConfig& c) { c.sequence_length = 8; });
-  expect("--micro-batches", [](TrainConfig& c) { c.micro_batches = 5; });
-  expect("--eval-sequences", [](TrainConfig& c) { c.eval_sequences = 5; });
+  expect("--micro-batches", [](TrainConfig& c) { c.trainer.micro_batches = 5; });
+  expect("--eval-sequences", [](TrainConfig& c) { c.evaluation.sequences = 5; });
   expect("--save", [](TrainConfig& c) { c.checkpoints.folder = "only/here"; });
   expect("--save-interval", [](TrainConfig& c) { c.checkpoints.interval = 2; });
   expect("--checkpoint-keep", [](TrainConfig& c) { c.checkpoints.keep = 2; });
@@ -368,7 +368,7 @@ TEST(TrainerTest, RanksWithDifferentSettingsAreRefusedOnAllByFlagAndRanks) {
          [](TrainConfig& c) { c.checkpoints.allow_numerics_change = true; });
   // Wrong on one rank alone: the others learn of it.
   expect("--micro-batch-size", [](TrainConfig& c) { c.micro_batch_size = 0; });
-  expect("--expert-model-parallel-size", [](TrainConfig& c) { c.mesh.expert = 3; });
+  expect("--expert-model-parallel-size", [](TrainConfig& c) { c.trainer.session.mesh.expert = 3; });
 }
 
 // Rank 1 reads twice the gradient norm in one step, so that clipping moves its weights otherwise.
@@ -400,8 +400,8 @@ TEST(TrainerTest, WeightsThatPartAreFoundAtTheNextComparison) {
   TrainConfig config = SmallConfig();
   config.steps = 9;
   config.verify_replicas = 2;
-  config.mesh.expert = 2;
-  config.optimizer.clip_grad = 1e-3;
+  config.trainer.session.mesh.expert = 2;
+  config.trainer.optimizer.clip_grad = 1e-3;
   const Corpus corpus = MakeCorpus();
   int64_t seen = 0;
   ::moe::testing::RunLocalRanks(4, [&](std::unique_ptr<Communicator> world) {
@@ -423,7 +423,7 @@ TEST(TrainerTest, AUnitOfTheExactGridThatIsGivenStaysAndItsLossIsNamed) {
   config.steps = 2;
   const Corpus corpus = MakeCorpus();
   const auto train = [&](int64_t unit_log2) {
-    config.grid_unit_log2 = unit_log2;
+    config.trainer.unit_log2 = unit_log2;
     absl::StatusOr<TrainReport> report;
     ::moe::testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) {
       report = Train(config, corpus, std::move(world), {});

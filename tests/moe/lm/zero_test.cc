@@ -39,7 +39,7 @@ std::string NameOf(ZeroStage zero, const Layout& layout) {
 }
 
 TrainConfig With(TrainConfig config, ZeroStage zero) {
-  config.zero = zero;
+  config.trainer.zero = zero;
   return config;
 }
 
@@ -55,13 +55,13 @@ TrainConfig ZeroConfig(DType dtype) {
   config.model.moe.router.score_function = ScoreFunction::kSigmoid;
   config.model.moe.router.bias_update_rate = 1e-3f;
   config.model.moe.projection_biases = true;
-  config.dtype = dtype;
+  config.trainer.dtype = dtype;
   config.micro_batch_size = 1;
-  config.micro_batches = 5;
-  config.bucket_bytes = 30'000;
+  config.trainer.micro_batches = 5;
+  config.trainer.bucket_bytes = 30'000;
   config.steps = kThreadSanitized ? 5 : 10;
-  config.eval_interval = 0;
-  config.eval_sequences = 1;
+  config.evaluation.interval = 0;
+  config.evaluation.sequences = 1;
   config.verify_replicas = 5;
   return config;
 }
@@ -89,7 +89,7 @@ TEST(ZeroTest, EveryStageHasTheSameBitsAtAnyNumberOfRanks) {
 TEST(ZeroTest, BucketsOfOneParameterTravelInEveryRound) {
   TrainConfig config = ZeroConfig(DType::kFloat32);
   config.steps = 2;
-  config.bucket_bytes = 1;
+  config.trainer.bucket_bytes = 1;
   const Trace expected = TrainIn(config);
   for (const ZeroStage zero : kStages) {
     SCOPED_TRACE(static_cast<int>(zero));
@@ -99,7 +99,7 @@ TEST(ZeroTest, BucketsOfOneParameterTravelInEveryRound) {
 
 TEST(ZeroTest, FastNumericsTrainsAlike) {
   TrainConfig config = ZeroConfig(DType::kFloat32);
-  config.numerics = Numerics::kFast;
+  config.trainer.session.numerics = Numerics::kFast;
   config.steps = 3;
   const Trace expected = TrainIn(config, {.ranks = 2});
   for (const ZeroStage zero : kStages) {

@@ -53,16 +53,20 @@ lm::TrainConfig ConfigOf(const MemoryCase& c) {
                       .dispatcher = {.algorithm = c.dispatch},
                       .overlap_degree = c.overlap};
   if (c.capacity_factor > 0) config.model.moe.router.capacity_factor = c.capacity_factor;
-  config.dtype = c.dtype;
-  config.numerics = c.numerics;
+  config.trainer.dtype = c.dtype;
+  config.trainer.session.numerics = c.numerics;
   config.sequence_length = c.length;
   config.micro_batch_size = c.micro_batch;
-  config.micro_batches = c.ranks;
+  config.trainer.micro_batches = c.ranks;
   config.steps = 1;
-  config.eval_sequences = 1;
+  config.evaluation.sequences = 1;
   config.schedule = {.peak = 1e-3, .total_steps = 1};
-  config.mesh.expert = c.ep;
+  config.trainer.session.mesh.expert = c.ep;
   return config;
+}
+
+TrainerOptions OnRanks(int ep, DType dtype) {
+  return {.session = {.mesh = {.expert = ep}}, .dtype = dtype};
 }
 
 class MemoryEstimateTest : public ::testing::TestWithParam<MemoryCase> {};
@@ -83,11 +87,9 @@ TEST_P(MemoryEstimateTest, IsWithinAFactorOfTwoOfAMeasuredRun) {
   });
   const MemoryEstimate estimate =
       EstimateMemory({.model = config.model,
+                      .trainer = config.trainer,
                       .parameters_total = cli::SizeOf(config.model).total,
-                      .tokens = config.micro_batch_size * config.sequence_length,
-                      .dtype = config.dtype,
-                      .numerics = config.numerics,
-                      .expert_parallel_size = config.mesh.expert});
+                      .tokens = config.micro_batch_size * config.sequence_length});
   const double quotient = estimate.total_bytes() / static_cast<double>(measured);
   RecordProperty("quotient", std::to_string(quotient));
   EXPECT_GT(quotient, 0.5) << measured;
@@ -149,10 +151,9 @@ TEST(MemoryEstimate, OfALayerIsWithinAFactorOfTwoOfAMeasuredOne) {
     model.num_layers = 1;
     model.moe = spec.layer;
     const MemoryEstimate estimate = EstimateMemory({.model = model,
+                                                    .trainer = OnRanks(c.ranks, c.dtype),
                                                     .parameters_total = 8 * (3 * 128 * 256 + 128),
                                                     .tokens = spec.tokens,
-                                                    .dtype = c.dtype,
-                                                    .expert_parallel_size = c.ranks,
                                                     .row_skew = c.skew,
                                                     .trained = false});
     EXPECT_GT(estimate.total_bytes() / measured, 0.5) << c.routing << " " << measured;
@@ -168,12 +169,10 @@ TEST(MemoryEstimate, ParametersAreThoseOfTheRank) {
   // Three matrices [7, 10] an expert, 8 experts, 3 layers; 1000 parameters beside them.
   const int64_t total = 1000 + 3 * 8 * 210;
   const auto state = [&](int ep, Numerics numerics, DType dtype, bool trained) {
-    return EstimateMemory({.model = model,
-                           .parameters_total = total,
-                           .dtype = dtype,
-                           .numerics = numerics,
-                           .expert_parallel_size = ep,
-                           .trained = trained})
+    TrainerOptions trainer = OnRanks(ep, dtype);
+    trainer.session.numerics = numerics;
+    return EstimateMemory(
+               {.model = model, .trainer = trainer, .parameters_total = total, .trained = trained})
         .state_bytes;
   };
   EXPECT_EQ(state(1, Numerics::kFast, DType::kFloat32, true), 16.0 * static_cast<double>(total));
@@ -184,19 +183,17 @@ TEST(MemoryEstimate, ParametersAreThoseOfTheRank) {
   EXPECT_EQ(state(4, Numerics::kFast, DType::kBFloat16, true), 18.0 * 2260);
   EXPECT_EQ(state(4, Numerics::kFast, DType::kFloat32, false), 8.0 * 2260);
   // ZeRO over 16 ranks, of which 4 have the same experts.
-  EXPECT_EQ(EstimateMemory({.model = model,
-                            .parameters_total = total,
-                            .dtype = DType::kBFloat16,
-                            .expert_parallel_size = 4,
-                            .zero = ZeroStage::kGradients,
-                            .ranks = 16})
-                .state_bytes,
-            (2 + 20.0 / 16) * 1000 + (2 + 20.0 / 4) * 3 * 2 * 210);
+  TrainerOptions zero = OnRanks(4, DType::kBFloat16);
+  zero.zero = ZeroStage::kGradients;
+  EXPECT_EQ(
+      EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
+          .state_bytes,
+      (2 + 20.0 / 16) * 1000 + (2 + 20.0 / 4) * 3 * 2 * 210);
   // All ranks together have one copy more of masters and moments.
   const auto saving = [&](bool saves) {
     return EstimateMemory({.model = model,
+                           .trainer = OnRanks(4, DType::kFloat32),
                            .parameters_total = total,
-                           .expert_parallel_size = 4,
                            .ranks = 16,
                            .saves = saves})
         .state_bytes;
