@@ -1,4 +1,4 @@
-// moe bench: times and checks collectives and a layer; prints and judges.
+// moe bench: times and checks collectives and a layer; prints and judges the results.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -35,14 +35,14 @@ namespace {
 
 constexpr char kCommand[] = "bench";
 
-// The rows of a benchmark as its flags ask for them: a table for people, unless -o names another
-// form; -oe and -J beside it. Of the rank that speaks.
+// Prints the rows of a benchmark in the forms that its flags choose: a table for people, unless -o
+// selects another form; -oe and -J beside it. Used on the rank that prints.
 class BenchOutput {
  public:
-  // `model`: a row, for its keys.
+  // `model`: any row, from which the keys are taken.
   BenchOutput(const BenchCall& call, const measure::Fields& model);
 
-  // `text`: what the table has of it.
+  // `text`: the table's version of the same content.
   absl::Status Begin(const std::string& text) {
     if (err_.has_value()) PrintAside(err_->Begin());
     return Print(out_.has_value() ? out_->Begin() : text);
@@ -78,7 +78,7 @@ class BenchOutput {
   }
 
  private:
-  // With where it comes from, and flags that no other key tells.
+  // Adds the origin, and the flags that no other key holds.
   measure::Fields Whole(measure::Fields row) const {
     measure::AddOrigin(call_.provenance, row);
     row.push_back({"settings", BenchIdentity(call_.settings, call_.operation)});
@@ -94,7 +94,7 @@ class BenchOutput {
 BenchOutput::BenchOutput(const BenchCall& call, const measure::Fields& model)
     : call_(call), keys_(measure::KeysOf(Whole(model))) {
   const auto start = [&](const char* flag, std::optional<measure::TableWriter>& writer) {
-    const auto form = measure::TableFormOf(call.settings.text(flag));  // "table": none of them
+    const auto form = measure::TableFormOf(call.settings.text(flag));  // nullopt for "table"
     if (form.has_value()) writer.emplace(*form, keys_);
   };
   start("output", out_);
@@ -113,7 +113,7 @@ measure::HeatMap HeatMapOf(absl::Span<const measure::BenchRow> rows) {
   return map;
 }
 
-// `routing`: the file of --routing; empty: there is none.
+// `routing`: the file of --routing; empty without one.
 AgreedRun AgreedRunOf(const BenchCall& call, const Launch& launch, const std::string& routing) {
   return {.launch = launch,
           .settings = call.settings,
@@ -145,7 +145,7 @@ class BenchRun {
   }
 
  private:
-  // Everything that can be refused, before a rank starts.
+  // Refuses everything that can be refused before a rank starts.
   absl::Status Prepare() {
     MOE_ASSIGN_OR_RETURN(options_, MakeCollectiveOptions(call_, launch_));
     MOE_RETURN_IF_ERROR(SetFailIf(measure::BenchFields({}), call_));
@@ -153,7 +153,7 @@ class BenchRun {
     return speaks() ? CheckOutputs(call_.settings, options_.spec.routing) : absl::OkStatus();
   }
 
-  // On the CPU: what a GPU has left, its own allocations find out.
+  // On the CPU alone: on a GPU allocations fail by themselves.
   absl::Status CheckMemory() const {
     if (launch_.device.kind != DeviceKind::kCpu) return absl::OkStatus();
     measure::CaseSpec spec = options_.spec;
@@ -215,7 +215,7 @@ class BenchRun {
     return absl::StrCat(text, "\n", TimeText(call_, "max over ranks of the mean"));
   }
 
-  // What was measured in place of what was asked for.
+  // Reports which algorithm was measured in place of the requested one.
   void Note(const measure::BenchRow& row) const {
     if (call_.settings.on("quiet") || options_.spec.dispatch != DispatchAlgorithm::kDirect) return;
     if (row.algorithm == "direct") return;
@@ -223,7 +223,7 @@ class BenchRun {
         row.backend, row.algorithm);
   }
 
-  // The rows of one size: one, for p2p all pairs.
+  // Adds the rows of one size: one row, or for p2p all pairs.
   absl::Status Add(absl::Span<const measure::BenchRow> rows, BenchOutput& output) {
     last_ = rows_.size();
     for (const measure::BenchRow& row : rows) {
@@ -253,8 +253,8 @@ class BenchRun {
                      measure::HeatSvg(HeatMapOf(absl::MakeConstSpan(rows_).subspan(last_))));
   }
 
-  // Of the process that speaks alone: a launcher ends the others as soon as one fails, perhaps
-  // before the table is out.
+  // Called by the process that prints alone: a launcher ends the others as soon as one fails,
+  // perhaps before the table is printed.
   absl::Status Verdict(const BenchOutput& output) const {
     int64_t wrong = 0;
     for (const measure::BenchRow& row : rows_) {
@@ -280,11 +280,11 @@ class BenchRun {
   BenchCall& call_;
   const Launch& launch_;
   CollectiveOptions options_;
-  std::vector<measure::BenchRow> rows_;  // of the rank that speaks
-  size_t last_ = 0;                      // where those of the last size begin
+  std::vector<measure::BenchRow> rows_;  // on the rank that prints
+  size_t last_ = 0;                      // first row of the last size
 };
 
-// Prints and judges the rows. `names`: the columns that say which row it is.
+// Prints and judges the rows. `names`: the columns that identify a row.
 absl::Status Show(const BenchCall& call, const std::string& about,
                   absl::Span<const measure::Column> columns,
                   const std::vector<measure::Fields>& rows, const std::string& foot,
@@ -366,7 +366,7 @@ absl::Status RunLayerBench(BenchCall& call, const Launch& launch) {
   return Show(call, about, measure::LayerColumns(), rows, foot, {"pass", "phase"});
 }
 
-// Other backends move memory of the host alone: a time would be that of copies to and from it.
+// Other backends move host memory alone: times would include copies to and from it.
 absl::Status CheckExchange(const Launch& launch, const Settings& settings) {
   if (launch.device.kind == DeviceKind::kCuda && launch.plan.backend != Backend::kNccl) {
     return absl::UnimplementedError(

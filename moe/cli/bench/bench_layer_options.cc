@@ -14,7 +14,7 @@
 namespace moe::cli {
 namespace {
 
-// Sizes that no machine holds, and whose products would not fit 64 bits. Of one rank.
+// Limits sizes that no machine holds, and whose products would not fit 64 bits. For one rank.
 absl::Status CheckSizes(const measure::LayerSpec& spec) {
   constexpr double kMostRows = std::numeric_limits<int32_t>::max();  // rows are numbered by int32
   const auto tokens = static_cast<double>(spec.tokens);
@@ -26,7 +26,7 @@ absl::Status CheckSizes(const measure::LayerSpec& spec) {
     return WrongFlag("--tokens x --moe-router-topk", absl::StrCat("about ", rows),
                      absl::StrCat("at most ", std::numeric_limits<int32_t>::max(), " rows"));
   }
-  // Rows on either side of the experts, logits or drawn preferences, weights.
+  // Rows before and after the experts, logits or drawn preferences, weights.
   const double widest =
       std::max({rows * std::max(hidden, ffn), tokens * experts, 3 * experts * hidden * ffn});
   if (widest <= kMostElements) return absl::OkStatus();
@@ -50,7 +50,7 @@ absl::StatusOr<measure::LayerSpec> LayerSpecOf(const BenchCall& call) {
   return spec;
 }
 
-// What a trace says in the place of flags.
+// Takes the sizes of the layer from a trace, which replaces these flags.
 absl::Status UseTrace(const Settings& settings, const measure::Replay& replay,
                       measure::LayerSpec& spec) {
   constexpr const char* kOfTrace[] = {"tokens", "moe-router-topk", "num-experts",

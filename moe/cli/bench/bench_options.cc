@@ -23,9 +23,9 @@ namespace moe::cli {
 
 namespace {
 
-// More than any machine has, and far from where products overflow.
+// More than any machine has, and far below where products overflow.
 constexpr int64_t kMostBytes = int64_t{1} << 40;
-// Of a table that somebody reads.
+// The most rows of a table for people.
 constexpr size_t kMostSizes = 10'000;
 
 std::vector<std::string> Operations() {
@@ -57,7 +57,7 @@ absl::StatusOr<int64_t> ParseBytes(absl::string_view flag, absl::string_view tex
 absl::StatusOr<std::vector<int64_t>> SizesOf(const Settings& settings) {
   MOE_ASSIGN_OR_RETURN(const int64_t begin, ParseBytes("-b", settings.text("minbytes")));
   MOE_ASSIGN_OR_RETURN(const int64_t given_end, ParseBytes("-e", settings.text("maxbytes")));
-  // -b alone beyond the default end is one size.
+  // -b alone beyond the default end selects one size.
   const int64_t end = settings.given("maxbytes") ? given_end : std::max(begin, given_end);
   if (end < begin) {
     return WrongFlag("-e", settings.text("maxbytes"),
@@ -80,7 +80,7 @@ absl::StatusOr<std::vector<int64_t>> SizesOf(const Settings& settings) {
                        absl::StrCat("at most ", kMostSizes, " sizes"));
     }
     sizes.push_back(size);
-    if (step == 0 && size > end / factor) break;  // the next may not fit 64 bits
+    if (step == 0 && size > end / factor) break;  // the next size may not fit 64 bits
     size = step > 0 ? size + step : size * factor;
   }
   return sizes;
@@ -120,7 +120,7 @@ absl::Status SetAllReduce(const Settings& settings, Backend backend, measure::Ca
   return absl::OkStatus();
 }
 
-// What the trace has where flags say nothing: type, and the bytes that travelled.
+// Takes values from the trace that flags do not set: the type, and the bytes that were exchanged.
 void UseTrace(const Settings& settings, CollectiveOptions& options) {
   const measure::Replay& replay = *options.spec.routing.replay;
   if (!settings.given("datatype")) options.spec.dtype = replay.header().dtype;

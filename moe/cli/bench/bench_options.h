@@ -1,4 +1,4 @@
-// The settings of `moe bench`, and the options that they make.
+// The settings of `moe bench`, and the options that follow from them.
 #ifndef MOE_MOE_CLI_BENCH_BENCH_OPTIONS_H_
 #define MOE_MOE_CLI_BENCH_BENCH_OPTIONS_H_
 
@@ -27,7 +27,7 @@
 
 namespace moe::cli {
 
-// -d, with nccl-tests' names too.
+// Values of -d, including nccl-tests' names.
 inline constexpr Choice<DType> kDataTypes[] = {
     {"f32", DType::kFloat32},   {"f64", DType::kFloat64},     {"bf16", DType::kBFloat16},
     {"f16", DType::kFloat16},   {"i32", DType::kInt32},       {"i64", DType::kInt64},
@@ -35,85 +35,86 @@ inline constexpr Choice<DType> kDataTypes[] = {
     {"half", DType::kFloat16},  {"float16", DType::kFloat16}, {"int32", DType::kInt32},
     {"int64", DType::kInt64}};
 
-// Flags as FlagsOf has them of what was given and changes results, but for what every row of
-// `operation` has a key for: rows that differ in it are of different things.
+// The given flags that change results, in the form of FlagsOf, except those that every row of
+// `operation` has a key for: rows with different identities are not comparable.
 std::string BenchIdentity(const Settings& settings, const std::string& operation);
 
-// With their names, in the order of the help.
+// The operations with their names, in the order of the help.
 std::vector<Operands::Word> BenchOperations();
 
-// Whether `operation` reads the flag: what its help lists.
+// Whether `operation` reads the flag, and so lists it in its help.
 bool Reads(absl::string_view operation, const Setting& setting);
 
-// Of one operation; of all where it is empty.
+// The help of one operation; of all if it is empty.
 CommandHelp BenchHelp(absl::string_view operation);
 
-// What every operation reads of its flags, if it has them.
+// Options that every operation reads if it has the flags.
 struct BenchOptions {
   measure::MeasureOptions measure;
-  measure::LayerSpec layer;  // as the flags say it
+  measure::LayerSpec layer;  // as set by flags
   bool pin = false;
   absl::Duration comm_timeout;
   std::string json_path;
 };
 
-// Rows in the order of the help: those of sizes and calls, of traffic, of a layer, of ranks
-// and of output. Those with a field set `options`.
+// The settings' table, in the order of the help: sizes and calls, traffic, a layer, ranks and
+// output. Settings with a field set `options`.
 Table BenchSettings(BenchOptions& options);
 
-// Flags over environment over defaults. `args`: the operation, then flags; alone --help and
-// --print-config come without one. kInvalidArgument.
+// A call: flags override the environment, which overrides defaults. `args`: the operation, then
+// flags; --help and --print-config may come without an operation. kInvalidArgument.
 struct BenchCall {
   std::string operation;  // empty with --help or --print-config alone
   Settings settings;
-  BenchOptions options = {};                    // by FillBenchOptions
-  std::optional<measure::FailIf> fail_if = {};  // by SetFailIf
-  std::string busy = {};                        // BusyText before anything ran
+  BenchOptions options = {};                    // set by FillBenchOptions
+  std::optional<measure::FailIf> fail_if = {};  // set by SetFailIf
+  std::string busy = {};                        // BusyText before the measurement
   measure::Facts provenance = {};
 };
 absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
                                         absl::Span<const std::string> environment,
                                         std::vector<std::string>& warnings);
 
-// Lines above a table: when calls end, and whether others use the machine.
+// Lines above a table: when calls end, and whether other programs use the machine.
 //   "# time: <what> of at least 20 calls, until ..."
 std::string TimeText(const BenchCall& call, const char* what);
 
-// kInvalidArgument for flags that the operation does not read. Seeds, backends and deadlines pass:
-// they may be of a whole script.
+// kInvalidArgument for flags that the operation does not read. Seeds, backends and deadlines are
+// accepted, since a script may pass them to every operation.
 absl::Status RefuseUnread(const BenchCall& call);
 
-// The following find everything that can be wrong before ranks start, and read the traffic matrix.
-// kInvalidArgument with flag, value and what was expected; a malformed matrix carries exit code 3.
+// The functions below detect everything that can be wrong before ranks start, and read the traffic
+// matrix. kInvalidArgument with flag, value and what was expected; a malformed matrix has exit code
+// 3.
 
 // Sets call.options.
 absl::Status FillBenchOptions(BenchCall& call);
 
-// Collectives.
+// For collectives.
 enum class BenchFormat : uint8_t { kTable, kNccl };
 struct CollectiveOptions {
-  measure::CaseSpec spec;      // all but its size
+  measure::CaseSpec spec;      // without its size
   std::vector<int64_t> sizes;  // bytes, ascending
   BenchFormat format = BenchFormat::kTable;
 };
 absl::StatusOr<CollectiveOptions> MakeCollectiveOptions(const BenchCall& call,
                                                         const Launch& launch);
 
-// A layer.
+// For a layer.
 absl::StatusOr<measure::LayerSpec> MakeLayerSpec(const BenchCall& call, const Launch& launch);
 
-// Sets call.fail_if, of --fail-if, whose columns are the numbers of `row`.
+// Sets call.fail_if from --fail-if, whose columns are the numbers of `row`.
 absl::Status SetFailIf(const measure::Fields& row, BenchCall& call);
 
-// --routing, its file read: a matrix of `ranks` ranks, or a trace replayed on them. Malformed files
-// carry exit code 3.
+// The routing of --routing, with its file read: a matrix of `ranks` ranks, or a trace replayed on
+// them. Malformed files have exit code 3.
 absl::StatusOr<measure::RoutingSpec> RoutingOf(const Settings& settings, int ranks);
 
-// How all-to-alls travel: --dispatch, --node-size.
+// The algorithm of all-to-alls: --dispatch, --node-size.
 absl::Status SetDispatch(const Settings& settings, int ranks, DispatcherOptions& dispatcher);
 
-// Before anything runs, on the rank that speaks: -J, --trace and --svg can be written, and are
-// other files than what --routing reads and than each other.
+// Called on the rank that prints before anything runs: checks that -J, --trace and --svg can be
+// written, and name different files from each other and from those that --routing reads.
 absl::Status CheckOutputs(const Settings& settings, const measure::RoutingSpec& routing);
 
 }  // namespace moe::cli

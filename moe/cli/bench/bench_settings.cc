@@ -18,7 +18,7 @@
 namespace moe::cli {
 namespace {
 
-// Groups of the settings that make a layer, which collectives refuse.
+// Groups of the settings of a layer, which collectives refuse.
 constexpr char kLayerGroup[] = "A layer";
 constexpr char kRouterGroup[] = "Router of a layer";
 
@@ -127,7 +127,8 @@ of this process or, under mpirun, on processes. moe bench OPERATION --help is of
 
 #define COLLECTIVES "alltoall alltoallv allreduce allgather reducescatter p2p memcpy"
 
-// Which operations read flags that not all read. Other flags of a layer: layer alone.
+// Which operations read flags that not all operations read. Other flags of a layer are read by
+// `layer` alone.
 constexpr struct {
   const char* flags;
   const char* operations;
@@ -141,7 +142,7 @@ constexpr struct {
     {"svg", "p2p"},
 };
 
-// Behind the flags, in this order: what is of which operations.
+// Notes after the flags, in this order, with the operations that they apply to.
 constexpr struct {
   const char* operations;
   const char* text;
@@ -197,7 +198,7 @@ failed, 5 out of memory, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such ba
 )"},
 };
 
-// In the order of the help, each with an example of its flags.
+// The operations in the order of the help, each with an example of its flags.
 constexpr struct Operation {
   const char* name;
   const char* help;
@@ -218,13 +219,13 @@ constexpr struct Operation {
      "--ranks 4 --routing zipf:1.2 --capacity-factor 1.25"},
 };
 
-// Whether `word` is among words with blanks between.
+// Whether `word` is one of the blank-separated words.
 bool Lists(absl::string_view words, absl::string_view word) {
   const std::vector<absl::string_view> list = absl::StrSplit(words, ' ');
   return std::find(list.begin(), list.end(), word) != list.end();
 }
 
-// Of one operation; of all where it is empty.
+// For one operation; for all if it is empty.
 std::string TailOf(absl::string_view operation) {
   std::string tail;
   for (const auto& [operations, text] : kTail) {

@@ -129,7 +129,7 @@ absl::Status PrintRows(const Settings& settings, absl::Span<const measure::Colum
     }
     std::string table = measure::TableHead(columns);
     for (Fields row : rows) {
-      for (measure::Field& field : row) {  // small and large alike
+      for (measure::Field& field : row) {  // different units for small and large sizes
         const auto* const real = std::get_if<double>(&field.value.value());
         if (real != nullptr) field.value = fmt::format("{:.6g}", *real);
       }
@@ -144,7 +144,7 @@ absl::Status PrintRows(const Settings& settings, absl::Span<const measure::Colum
   return absl::OkStatus();
 }
 
-// The folder of the step folders that DIR names, and its steps.
+// The parent of the step folders of DIR, and its steps.
 struct Steps {
   std::string folder;
   std::vector<int64_t> steps;
@@ -190,7 +190,7 @@ Fields StepRow(int64_t step, const CheckpointManifest* manifest, const absl::Sta
   return row;
 }
 
-// Whether a status says that a checkpoint is damaged, and not that it could not be read.
+// Whether a status reports a damaged checkpoint rather than one that could not be read.
 bool Damaged(const absl::Status& status) {
   return absl::IsDataLoss(status) || absl::IsNotFound(status);
 }
@@ -201,8 +201,8 @@ absl::StatusOr<CheckpointReader> OpenStep(const std::string& path) {
   return reader;
 }
 
-// The step folder that STEP|DIR names: of a run its newest readable one, with a warning for each
-// that is newer.
+// The step folder of STEP|DIR: for a run its newest readable one, with a warning for each newer
+// one.
 absl::StatusOr<std::string> StepOfRun(const std::string& path) {
   auto found = FindStored(path);
   MOE_RETURN_IF_ERROR(InputError("STEP", found.status()));
@@ -215,13 +215,13 @@ struct ReadableStep {
   std::string run;
 };
 
-// A row for every step, whose manifests alone are read; `readable` gets those that are not damaged.
+// A row for every step, reading only manifests; `readable` receives the steps that are not damaged.
 absl::StatusOr<std::vector<Fields>> RowsOf(const Steps& found, const char* verdict,
                                            std::vector<ReadableStep>& readable) {
   std::vector<Fields> rows;
   for (const int64_t step : found.steps) {
     const auto reader = CheckpointReader::Open(found.PathOf(step));
-    // A run that saves here removes old ones meanwhile.
+    // A run that saves here may remove old checkpoints at the same time.
     std::error_code ignored;
     if (!reader.ok() && !fs::exists(fs::symlink_status(found.PathOf(step), ignored))) continue;
     if (!reader.ok() && !Damaged(reader.status())) return InputError("DIR", reader.status());
@@ -239,7 +239,8 @@ absl::Status List(const Settings& settings, const std::string& dir) {
   return PrintRows(settings, kStepColumns, rows);
 }
 
-// Hashes of boxes, then of states, whose units only the model knows: of moe train's checkpoints.
+// Compares hashes of boxes, then of states, whose units only the model defines: for checkpoints of
+// moe train.
 absl::Status VerifyAll(CheckpointReader& reader, int threads) {
   MOE_RETURN_IF_ERROR(reader.Verify(threads));
   const auto tensors = lm::StoredTensors(reader.manifest());
@@ -250,7 +251,7 @@ absl::Status VerifyAll(CheckpointReader& reader, int threads) {
 absl::Status Verify(const Settings& settings, const std::string& path) {
   const int threads = settings.empty("threads") ? UsableCpus() : settings.integer("threads");
   if (threads < 1) return WrongFlag("--threads", absl::StrCat(threads), "at least 1");
-  // A step folder that has lost its manifest is still one by its name.
+  // A step folder without its manifest is still recognised by its name.
   std::vector<std::string> paths = {path};
   if (!fs::exists(absl::StrCat(path, "/", kManifestName)) &&
       !StepOf(fs::path(path).lexically_normal().filename().string()).has_value()) {
@@ -359,7 +360,7 @@ absl::Status Export(const Settings& settings, const std::string& path) {
   return absl::OkStatus();
 }
 
-// A flag of another action says nothing here.
+// Refuses flags of other actions.
 absl::Status CheckFlags(const Settings& settings, const std::string& action) {
   const std::pair<const char*, const char*> reads[] = {
       {"keep", "prune"},    {"keep-every", "prune"}, {"dry-run", "prune"}, {"threads", "verify"},

@@ -13,7 +13,7 @@
 namespace moe::ckpt {
 namespace {
 
-// Integers in the order of the numbers; one for both zeros.
+// Integers in the order of the numbers; both zeros are equal.
 template <typename T>
 auto Ordered(T value) {
   using Integer = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;

@@ -29,7 +29,7 @@ absl::Status Damaged(const CheckpointReader& reader, absl::string_view reason) {
                        FileFault::kContent);
 }
 
-// Every tensor of the model in its order, under the format's name.
+// Every tensor of the model in order, under the format's name.
 absl::StatusOr<std::vector<Tensor>> TensorsOf(const CheckpointReader& reader,
                                               const hf::ModelRule& rule,
                                               const lm::TransformerConfig& model, DType type) {
@@ -62,7 +62,7 @@ absl::StatusOr<std::vector<Tensor>> TensorsOf(const CheckpointReader& reader,
                                       "', which its settings do not ask for"));
 }
 
-// Of a file that could not be written.
+// The error of a file that could not be written.
 absl::Status Wrote(const absl::Status& status) {
   return FileFaultOf(status) == FileFault::kWrite ? Prefixed("--out", status) : status;
 }
@@ -138,7 +138,7 @@ absl::StatusOr<std::vector<std::string>> Export(CheckpointReader& reader,
   MOE_RETURN_IF_ERROR(MakeEmptyFolder(options.folder));
   std::vector<SafetensorsEntry> entries;
   for (const Tensor& tensor : tensors) entries.push_back(tensor.entry);
-  // config.json comes last: what has none is no model.
+  // config.json is written last: a folder without it is not a model.
   MOE_RETURN_IF_ERROR(Wrote(WriteModelFiles(
       options.folder, entries, options.max_shard_bytes,
       [&](size_t i, SafetensorsStream& stream) {

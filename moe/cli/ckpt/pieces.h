@@ -1,4 +1,4 @@
-// A tensor of a checkpoint piece by piece, so that none need fit into memory.
+// Reads a tensor of a checkpoint in boxes, so that it need not fit into memory.
 #ifndef MOE_MOE_CLI_CKPT_PIECES_H_
 #define MOE_MOE_CLI_CKPT_PIECES_H_
 
@@ -11,11 +11,11 @@
 
 namespace moe::ckpt {
 
-// Boxes of at most a million elements that follow each other in the tensor, row-major.
+// Boxes of at most a million elements that are consecutive in the tensor, row-major.
 inline std::vector<TensorBox> PiecesOf(const ManifestTensor& tensor) {
   constexpr int64_t kMostElements = int64_t{1} << 20;
   const int64_t cols = std::min(tensor.cols, kMostElements);
-  const int64_t rows = kMostElements / cols;  // 1 where rows are cut
+  const int64_t rows = kMostElements / cols;  // 1 if rows are cut
   std::vector<TensorBox> pieces;
   for (int64_t row = 0; row < tensor.rows; row += rows) {
     for (int64_t col = 0; col < tensor.cols; col += cols) {

@@ -13,14 +13,14 @@
 namespace moe::cli {
 namespace {
 
-// Words of the command line that a flag takes for its value: 0 for a switch, 2 for "A B".
+// Words of the command line that form a flag's value: 0 for a switch, 2 for "A B".
 int ValueCount(const Setting& setting) {
   if (setting.kind == Kind::kSwitch) return 0;
-  if (absl::StartsWith(setting.value_name, "'")) return 1;  // quoted: one word for a shell
+  if (absl::StartsWith(setting.value_name, "'")) return 1;  // quoted: one word for the shell
   return static_cast<int>(std::vector<std::string>(absl::StrSplit(setting.value_name, ' ')).size());
 }
 
-// What the shell offers besides the words of a value, by its name: of a folder, or of a file.
+// Which paths the shell offers for a value, by its name: folders or files.
 const char* PathsOf(const Setting& setting) {
   const std::string& name = setting.value_name;
   if (name == "DIR") return ":folders\n";
@@ -33,7 +33,7 @@ class Candidates {
  public:
   explicit Candidates(absl::string_view start) : start_(start) {}
 
-  // `before` stands in the same word: "--router=".
+  // `before` is the start of the same word: "--router=".
   void AddWord(absl::string_view word, absl::string_view description = "",
                absl::string_view before = "") {
     if (!absl::StartsWith(word, start_)) return;
@@ -79,18 +79,18 @@ const Setting* FindFlag(const std::vector<Setting>& settings, absl::string_view 
   return nullptr;
 }
 
-// What stands before the cursor, read from the left.
+// The words before the cursor.
 struct Before {
-  const Setting* flag = nullptr;  // whose value stands at the cursor
+  const Setting* flag = nullptr;  // the flag whose value is at the cursor
   int operands = 0;
 };
 
 Before WordsBefore(const std::vector<Setting>& settings, absl::Span<const std::string> words) {
   Before before;
-  int values = 0;  // of before.flag that are missing
+  int values = 0;  // missing values of before.flag
   for (size_t i = 0; i < words.size(); ++i) {
     if (words[i] == ":") {
-      ++i;  // belongs to the value before it, as the word behind it
+      ++i;  // it and the next word belong to the previous value
     } else if (words[i] == "=") {
       continue;
     } else if (values > 0) {
@@ -110,7 +110,7 @@ std::string CompleteCommand(const Command& command, absl::Span<const std::string
   const CommandHelp help = command.help();
   absl::string_view start = words.back();
   const auto earlier = words.first(words.size() - 1);
-  // What follows ':' in a value is free.
+  // The part of a value after ':' is not completed.
   if (start == ":" || (!earlier.empty() && earlier.back() == ":")) return "";
   const Before before = WordsBefore(help.settings, earlier);
   const size_t equals = start.find('=');

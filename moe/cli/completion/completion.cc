@@ -1,4 +1,4 @@
-// moe completion: scripts for shells, which ask `moe __complete` for candidates.
+// moe completion: scripts for shells, which call `moe __complete` for candidates.
 #include <string>
 #include <vector>
 
@@ -32,7 +32,7 @@ constexpr char kTail[] = R"(
 Exit codes: 0 ok, 2 usage, 4 a write failed.
 )";
 
-// Readline breaks words at '=' and ':', and knows how to quote a path where compgen finds none.
+// Readline breaks words at '=' and ':', and quotes a path if compgen finds no candidate.
 constexpr char kBash[] = R"bash(# Completion of moe in bash, made by: moe completion bash
 _moe_paths() { # -f or -d, and what readline does where there are none
   mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen "$1" -- "$cur")
@@ -54,7 +54,7 @@ _moe() {
 complete -F _moe moe
 )bash";
 
-// As an autoloaded file the text is the function's body; sourced it registers the function.
+// As an autoloaded file the text is the function's body; sourced, it registers the function.
 constexpr char kZsh[] = R"zsh(#compdef moe
 # Completion of moe in zsh, made by: moe completion zsh
 _moe() {

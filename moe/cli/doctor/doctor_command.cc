@@ -1,4 +1,4 @@
-// moe doctor: what this build and machine have, and what will be slow here.
+// moe doctor: what this build and machine have, and what will be slow on them.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -50,7 +50,7 @@ Table DoctorSettings() {
   return t;
 }
 
-// What doctor thinks of the facts.
+// Judgements of the facts.
 
 std::string Mebibytes(int64_t bytes) {
   return fmt::format("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
@@ -82,7 +82,7 @@ Finding Simd(const MachineFacts& f) {
   return finding;
 }
 
-// Cores that may really run at once.
+// Cores that may run at once.
 double Cores(const MachineFacts& f) {
   return f.cpu_quota > 0 ? std::min<double>(f.usable_cores, f.cpu_quota) : f.usable_cores;
 }
@@ -160,7 +160,7 @@ Finding Mpi(const MachineFacts& f) {
     finding.remedy = absl::StrCat("install ", f.linked_mpi == "mpich" ? "mpich" : "openmpi-bin");
     return finding;
   }
-  // Called by Debian's own name it says OpenRTE.
+  // Under Debian's own name for it mpirun calls itself OpenRTE.
   const bool open = absl::StrContains(f.mpirun_version, "Open MPI") ||
                     absl::StrContains(f.mpirun_version, "OpenRTE");
   if (!f.mpirun_version.empty() && open != (f.linked_mpi == "openmpi")) {
@@ -210,7 +210,7 @@ Finding SharedMemory(const MachineFacts& f) {
   return finding;
 }
 
-// A GPU that is missing is no problem: everything runs on CPUs.
+// A missing GPU is not a problem: everything runs on CPUs.
 std::vector<Finding> Gpus(const MachineFacts& f) {
   if (f.gpus.empty()) {
     return {{.verdict = Verdict::kNote,
@@ -262,7 +262,7 @@ std::string Text(const std::vector<Finding>& findings, const std::string& form, 
   return text;
 }
 
-// --ranks, else those that a launcher started on this machine.
+// --ranks, else the number that a launcher started on this machine.
 absl::StatusOr<int> RanksHere(const Settings& settings, const Invocation& invocation) {
   const int ranks = settings.integer("ranks");
   if (ranks < 1) {

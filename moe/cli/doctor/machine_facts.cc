@@ -53,7 +53,7 @@ void GatherProcessor(MachineFacts& facts) {
     return hwloc_get_nbobjs_inside_cpuset_by_type(topology, allowed, type);
   };
   facts.usable_threads = hwloc_bitmap_weight(allowed);
-  // A mask of single hyperthreads holds no whole core.
+  // A mask of single hyperthreads contains no whole core.
   facts.usable_cores = 0;
   for (hwloc_obj_t core = nullptr;
        (core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core)) != nullptr;) {
@@ -85,7 +85,7 @@ void GatherMemory(MachineFacts& facts) {
   }
 }
 
-// Of what `program --version` prints the first line with a digit: MPICH begins with a heading.
+// The first line with a digit that `program --version` prints: MPICH begins with a heading.
 std::string VersionOf(const std::string& program) {
   const std::string command = absl::StrCat(ShellQuote(program), " --version 2>/dev/null");
   FILE* const pipe = ::popen(command.c_str(), "r");

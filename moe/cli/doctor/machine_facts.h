@@ -1,4 +1,4 @@
-// What this build and this machine are, as far as `moe` cares.
+// Facts about this build and machine that concern `moe`.
 #ifndef MOE_MOE_CLI_DOCTOR_MACHINE_FACTS_H_
 #define MOE_MOE_CLI_DOCTOR_MACHINE_FACTS_H_
 
@@ -22,29 +22,30 @@ struct MachineFacts {
   // Processor
   std::string cpu_model;
   int usable_cores = 0;                   // physical cores this process may run on
-  int usable_threads = 0;                 // hardware threads of them
-  MachineLoad load;                       // others' use of them, now
+  int usable_threads = 0;                 // their hardware threads
+  MachineLoad load;                       // use of them by other programs, now
   double cpu_quota = 0;                   // cores that the container's quota allows; 0 = no quota
-  int numa_nodes = 0;                     // of the usable cores
-  int64_t l2_bytes = 0;                   // of a core
-  int64_t l3_bytes = 0;                   // of the largest shared cache
+  int numa_nodes = 0;                     // NUMA nodes of the usable cores
+  int64_t l2_bytes = 0;                   // per core
+  int64_t l3_bytes = 0;                   // size of the largest shared cache
   std::vector<std::string> simd_targets;  // best first, as kernels name them
 
   // Memory
   int64_t memory_bytes = 0;
   int64_t available_bytes = 0;
-  int64_t memory_limit_bytes = 0;                    // of the container; 0 = none
-  std::optional<int64_t> shm_bytes, shm_free_bytes;  // of /dev/shm; empty = there is none
-  int stale_segments = 0;                            // of killed Open MPI jobs, in /dev/shm
+  int64_t memory_limit_bytes = 0;  // the container's limit; 0 = none
+  // Size of /dev/shm; empty = it does not exist.
+  std::optional<int64_t> shm_bytes, shm_free_bytes;
+  int stale_segments = 0;  // segments of killed Open MPI jobs in /dev/shm
 
   // MPI
   std::string mpirun;          // path; empty = not found
-  std::string mpirun_version;  // the line that tells it
+  std::string mpirun_version;  // the line with the version
   bool root = false;
   bool root_allowed = false;  // the environment lets Open MPI run as root
 
-  std::string launcher;        // "RANK": by what a launcher is recognised; empty = there is none
-  std::string unset_launcher;  // what makes it none
+  std::string launcher;        // "RANK": the variable that identifies a launcher; empty = none
+  std::string unset_launcher;  // how to unset that variable
   std::string launch_refusal;  // why commands with ranks do not start here; empty = they do
   std::vector<std::string> launch_warnings;
 
@@ -55,10 +56,10 @@ struct MachineFacts {
   std::string no_nccl;  // why, with the remedy
 };
 
-// Looks, without starting anything but `mpirun --version`. `environment`: "NAME=value".
+// Collects the facts; starts nothing but `mpirun --version`. `environment`: "NAME=value".
 MachineFacts GatherMachineFacts(absl::Span<const std::string> environment);
 
-// What a check found.
+// The severity of a finding.
 enum class Verdict : uint8_t {
   kOk,
   kNote,  // worth knowing
@@ -70,10 +71,10 @@ struct Finding {
   Verdict verdict = Verdict::kOk;
   std::string subject;  // "cores"
   std::string what;     // "2 cores, 4 ranks want one each"
-  std::string remedy;   // empty where there is nothing to do
+  std::string remedy;   // empty if nothing can be done
 };
 
-// Judges the facts for `ranks` ranks on this machine. Pure.
+// Judges the facts for `ranks` ranks on this machine. Pure function.
 std::vector<Finding> Diagnose(const MachineFacts& facts, int ranks);
 
 }  // namespace moe::cli

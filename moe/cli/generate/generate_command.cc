@@ -29,7 +29,7 @@ namespace moe::cli {
 namespace {
 
 constexpr char kCommand[] = "generate";
-constexpr int64_t kBytes = 256;  // a vocabulary of these is text
+constexpr int64_t kBytes = 256;  // a vocabulary of this size is text bytes
 
 constexpr char kHead[] =
     R"(usage: moe generate --checkpoint PATH --prompt TEXT [flags]
@@ -112,7 +112,7 @@ Table GenerateSettings(GenerateOptions& options) {
   return t;
 }
 
-// Of one of the three flags.
+// The prompt, from one of the three flags.
 absl::StatusOr<std::vector<int32_t>> PromptOf(const Settings& settings, int64_t vocab_size) {
   const char* given = nullptr;
   for (const char* const name : {"prompt", "prompt-file", "prompt-tokens"}) {
@@ -218,7 +218,7 @@ class GenerateRun {
 
   bool bytes() const { return run_.config.model.vocab_size == kBytes; }
   bool as_json() const { return settings_.is("output", "json"); }
-  // What is printed of a token.
+  // The printed text of a token.
   std::string Shown(int32_t token) {
     if (bytes()) return utf8_.Take(static_cast<uint8_t>(token));
     return absl::StrCat(text_.empty() ? "" : " ", token);
@@ -251,7 +251,7 @@ class GenerateRun {
         report.seconds, rate, BytesText(WeightBytes()), WeightBytes() * rate / 1e9);
   }
 
-  // That one token reads: of the embedding a row.
+  // The bytes that one token reads: one row of the embedding, and all active weights.
   double WeightBytes() const {
     const lm::TransformerConfig& model = run_.config.model;
     const int64_t embedding =
@@ -265,7 +265,7 @@ class GenerateRun {
   GenerateOptions options_;
   StoredRun run_;
   Utf8Stream utf8_;
-  std::string text_;  // so far
+  std::string text_;  // text so far
 };
 
 }  // namespace

@@ -18,13 +18,13 @@ std::string Utf8Stream::Take(uint8_t byte) {
       most_ = 0xBF;
       return --missing_ > 0 ? text : std::exchange(part_, "");
     }
-    text = End();  // the byte begins anew
+    text = End();  // this byte begins another character
   }
   if (byte < 0x80) return text + static_cast<char>(byte);
   if (byte < 0xC2 || byte > 0xF4) return text + kReplacement;
   part_ = static_cast<char>(byte);
   missing_ = byte < 0xE0 ? 1 : byte < 0xF0 ? 2 : 3;
-  // No overlong forms, no surrogates, nothing above U+10FFFF.
+  // Excludes overlong forms, surrogates and everything above U+10FFFF.
   least_ = byte == 0xE0 ? 0xA0 : byte == 0xF0 ? 0x90 : 0x80;
   most_ = byte == 0xED ? 0x9F : byte == 0xF4 ? 0x8F : 0xBF;
   return text;

@@ -34,7 +34,7 @@ constexpr char kCommand[] = "layer";
 struct LayerOptions {
   std::string config, weights, input, output;
   std::string grad_output, grads;  // both empty: forward alone
-  std::string trace;               // empty: no time line
+  std::string trace;               // empty: no timeline
   std::optional<int64_t> layer;
   ModelLayerOptions run;
   absl::Duration comm_timeout;
@@ -138,8 +138,8 @@ absl::Status CheckFiles(const Settings& settings) {
   return absl::OkStatus();
 }
 
-// Everything that can be wrong without opening a file: kInvalidArgument with flag, value and what
-// was expected.
+// Checks everything that can be wrong without opening a file: kInvalidArgument with flag, value and
+// what was expected.
 absl::StatusOr<LayerOptions> MakeLayerOptions(const Settings& settings, const World& world) {
   MOE_RETURN_IF_ERROR(CheckFiles(settings));
   LayerOptions options;
@@ -154,7 +154,7 @@ absl::StatusOr<LayerOptions> MakeLayerOptions(const Settings& settings, const Wo
   return options;
 }
 
-// Names what Find says of the layer after the flag that chose it.
+// Replaces the layer in an error of Find by the flag that selected it.
 absl::Status WeightsError(const absl::Status& status) {
   if (!absl::IsOutOfRange(status)) return InputError("--weights", status);
   return absl::InvalidArgumentError(absl::StrCat("--layer: ", status.message()));
@@ -194,7 +194,7 @@ class LayerRun {
   }
 
  private:
-  // Everything that can be refused, before a rank starts.
+  // Refuses everything that can be refused before a rank starts.
   absl::Status Prepare() {
     MOE_ASSIGN_OR_RETURN(options_, MakeLayerOptions(settings_, launch_.world));
     options_.run.device = launch_.device.kind;
@@ -217,7 +217,7 @@ class LayerRun {
     return options_.backward() ? CheckWritable("--grads", options_.grads) : absl::OkStatus();
   }
 
-  // Whether every file that is written is another than each that is read.
+  // Checks that no file is both written and read.
   absl::Status CheckOutputs(const Checkpoint& checkpoint) const {
     std::vector<FlagPath> inputs;
     for (const char* name : {"config", "hf-config", "input", "grad-output"}) {
@@ -260,7 +260,7 @@ class LayerRun {
     return inputs;
   }
 
-  // Which layer it is, unless the user said so.
+  // Reports which layer was selected, unless the user chose it.
   void PrintStart() const {
     if (settings_.on("quiet") || !speaks() || options_.layer.has_value()) return;
     const auto layers = weights_->available_layers();

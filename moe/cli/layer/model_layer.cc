@@ -18,11 +18,12 @@
 namespace moe::cli {
 namespace {
 
-// The share of a tensor's norm that the exact grid may take: as much as float32's rounding.
+// The most relative loss of a tensor's norm on the exact grid: that of float32's rounding.
 constexpr double kMostGridLoss = 0x1p-24;
 
 int64_t BlockTokens(int64_t tokens) {
-  // Enough blocks that the ranks of a test have tokens, and then what keeps a rank's matrices busy.
+  // Enough blocks for the ranks of a test to have tokens, and otherwise blocks large enough to keep
+  // a rank's matrix products efficient.
   constexpr int64_t kBlocks = 16, kMostTokens = 64;
   return std::clamp<int64_t>((tokens + kBlocks - 1) / kBlocks, 1, kMostTokens);
 }
@@ -31,8 +32,8 @@ int64_t BlocksOf(int64_t tokens) {
   return std::max<int64_t>(1, (tokens + BlockTokens(tokens) - 1) / BlockTokens(tokens));
 }
 
-// Replaces `mine`, rows of `width` elements, by those of all ranks in order on rank 0, by nothing
-// on others. rows_of: rows of each rank.
+// Replaces `mine`, rows of `width` elements, by those of all ranks in order on rank 0; empties it
+// on other ranks. rows_of: number of rows of each rank.
 template <typename V>
 absl::Status GatherRows(std::vector<V>& mine, absl::Span<const int64_t> rows_of, int64_t width,
                         const Context& context) {
@@ -49,7 +50,7 @@ absl::Status GatherRows(std::vector<V>& mine, absl::Span<const int64_t> rows_of,
   return absl::OkStatus();
 }
 
-// One rank's part. T: type of activations and weights.
+// The work of one rank. T: type of activations and weights.
 template <typename T>
 class RankOfLayer {
  public:
@@ -67,12 +68,13 @@ class RankOfLayer {
   const RouterConfig& router() const { return layer_->config().router; }
 
   absl::Status CreateLayer();
-  // All blocks once; leaves the gradients' sums.
+  // Runs all blocks once; leaves the sums of gradients.
   absl::Status RunBlocks();
-  // The same, and again where the grid's unit does not fit the gradients.
+  // RunBlocks, repeated if the grid's unit does not fit the gradients.
   absl::Status RunUntilGridFits();
   absl::Status RunBlock(const Round& round);
-  // `count` rows from `first` on, rounded to T, where the layer computes; until the round ends.
+  // `count` rows from `first` on, rounded to T, in memory of the layer's device; valid until the
+  // round ends.
   absl::StatusOr<MatrixView<const T>> Read(const CheckpointTensor& rows, int64_t first,
                                            int64_t count);
   absl::Status Keep(MatrixView<const T> rows, std::vector<float>& in);
@@ -87,7 +89,7 @@ class RankOfLayer {
   const int64_t tokens_;
   std::unique_ptr<MoeLayer<T>> layer_;
   int64_t forward_ns_ = 0, backward_ns_ = 0;
-  ModelLayerResult result_;  // of this rank's tokens until they are gathered
+  ModelLayerResult result_;  // for this rank's tokens, until they are gathered
 };
 
 template <typename T>
@@ -128,7 +130,7 @@ absl::Status RankOfLayer<T>::RunUntilGridFits() {
   const bool fits = !norm.off_grid() && norm.grid_loss <= kMostGridLoss;
   const bool is_known = norm.largest > 0 && std::isfinite(norm.largest);
   if (context_.numerics == Numerics::kLayoutInvariant && is_known && !fits) {
-    // The same partials come again, and need no headroom.
+    // The same partials are added again, so that no headroom is needed.
     trainer_.ForgetGradients();
     MOE_RETURN_IF_ERROR(trainer_.EndStep());
     trainer_.RestoreGridUnit(

@@ -1,4 +1,4 @@
-// One MoE layer with the weights of a public model, over ranks, forward and backward.
+// Runs one MoE layer with the weights of a public model over ranks, forward and backward.
 #ifndef MOE_MOE_CLI_LAYER_MODEL_LAYER_H_
 #define MOE_MOE_CLI_LAYER_MODEL_LAYER_H_
 
@@ -33,13 +33,13 @@ absl::StatusOr<CheckpointTensor> FindTokens(const SafetensorsFile& file, absl::s
 struct ModelLayerOptions {
   DeviceKind device = DeviceKind::kCpu;
   int expert_parallel_size = 1;
-  DType dtype = DType::kFloat32;  // of activations and weights; or kBFloat16, kFloat16
+  DType dtype = DType::kFloat32;  // activations and weights; or kBFloat16, kFloat16
   Numerics numerics = Numerics::kLayoutInvariant;
-  int threads = 1;             // of this rank
-  TraceSink* trace = nullptr;  // where rank 0 writes the time line; of all ranks or of none
+  int threads = 1;             // per rank
+  TraceSink* trace = nullptr;  // receives rank 0's timeline; set on all ranks or on none
 };
 
-// All tokens in order, on rank 0; other ranks have none.
+// Results for all tokens in order, on rank 0; empty on other ranks.
 struct ModelLayerResult {
   int64_t tokens = 0;
   std::vector<float> y;               // [tokens, H]
@@ -47,29 +47,30 @@ struct ModelLayerResult {
   std::vector<int64_t> expert_ids;    // [tokens, K] in order of choice; -1: fewer than K
   std::vector<float> expert_weights;  // [tokens, K] combine weights
   std::vector<float> router_logits;   // [tokens, E]
-  // Sums over tokens, in names and layouts of the checkpoint; none without dy.
+  // Sums over tokens, with names and layouts of the checkpoint; empty without dy.
   struct Gradient {
     const hf::LayerTensor* of = nullptr;
     std::vector<float> values;
   };
   std::vector<Gradient> gradients;
-  double forward_seconds = 0, backward_seconds = 0;  // of the slowest rank
-  int64_t trace_left_out = 0;  // events of the time line that did not fit, over all ranks
+  double forward_seconds = 0, backward_seconds = 0;  // the slowest rank's
+  int64_t trace_left_out = 0;  // events that did not fit in the timeline, over all ranks
 };
 
 // y = layer(x) in evaluation mode (moe/layer/moe_layer.h); with dy also dx and
 // d(sum_t <dy_t, y_t>) / d(weight) for every trained weight. `weights` and `input` must outlive the
 // result, and may be shared by ranks that are threads.
 //
-// Tokens are cut into blocks, one micro-batch each: 16, or more of 64 tokens. The cut depends on
-// the number of tokens alone, so in layout-invariant numerics results do not depend on the ranks.
-// Weight gradients there are sums on an exact grid (kernels/exact_sum/exact_sum.h). Where one of
-// unit 2^-50 cannot hold them, or takes more of a tensor than float32's rounding, all tokens run
-// again with the smallest unit that holds the largest term: about 2^-62 of that, times the blocks.
-// A tensor that lies so far below that the grid still takes 1e-6 of it is named in a warning.
+// Tokens are cut into blocks, one micro-batch each: 16 blocks, or more of 64 tokens. The cut
+// depends on the number of tokens alone, so that in layout-invariant numerics results do not depend
+// on the ranks. There weight gradients are sums on an exact grid (kernels/exact_sum/exact_sum.h).
+// If a grid with unit 2^-50 cannot represent them, or loses more of a tensor than float32's
+// rounding does, all tokens run again with the smallest unit that can represent the largest term:
+// about 2^-62 of that term, times the blocks. A warning names each tensor that is so much smaller
+// that the grid still loses 1e-6 of it.
 //
 // Collective over `world`, blocks. kDataLoss: a router's logit or expert bias that is not finite,
-// naming layer and expert; gradients that are not finite. Other errors: of Session::Create,
+// naming layer and expert; gradients that are not finite. Other errors: those of Session::Create,
 // MoeLayer and the communicator.
 absl::StatusOr<ModelLayerResult> RunModelLayer(const hf::LayerWeights& weights,
                                                const ModelLayerInput& input,

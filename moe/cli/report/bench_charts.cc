@@ -1,4 +1,4 @@
-// What rows of moe bench show beside bandwidth over size.
+// Charts of moe bench rows beside bandwidth over size.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -15,7 +15,7 @@
 namespace moe::report {
 namespace {
 
-// Of finite values, and finite: files may hold rates whose sum is not.
+// The mean of finite values, itself finite: the sum of rates in a file may overflow.
 double Mean(const std::vector<double>& values) {
   const auto n = static_cast<double>(values.size());
   double mean = 0;
@@ -24,17 +24,17 @@ double Mean(const std::vector<double>& values) {
 }
 
 constexpr size_t kMaxMaps = 4;
-// Cells of three pixels are still seen.
+// Cells of three pixels are still visible.
 constexpr int kMaxRanks = 128;
 
-// Ranks from and to.
+// Source and destination ranks.
 using Pair = std::pair<int, int>;
 
 struct PairRows {
   Key key;
   double size = 0;
-  bool cut = false;                           // there are ranks from kMaxRanks on
-  std::map<Pair, std::vector<double>> rates;  // 1e9 bytes per second, of that size
+  bool cut = false;                           // ranks from kMaxRanks on are left out
+  std::map<Pair, std::vector<double>> rates;  // 1e9 bytes per second, for that size
 };
 
 bool IsPair(const BenchRow& r) {
@@ -61,8 +61,8 @@ std::vector<PairRows> PairsOf(absl::Span<const Run> runs) {
   return std::move(all).Take();
 }
 
-// A pair that was not measured has no cell; nor has a rank with itself, whose copy is no transfer
-// and would take the colours from the others.
+// A pair that was not measured has no cell. Neither has a rank with itself, whose copy is not a
+// transfer and would dominate the colour scale.
 HeatMap MapOf(const PairRows& pairs, size_t index, const std::string& name) {
   int ranks = 0;
   for (const auto& [pair, rates] : pairs.rates) {
@@ -119,7 +119,7 @@ struct Pass {
   std::map<std::string, double> time_us;  // by phase
 };
 
-// Says in `text` which rows are of none.
+// Reports in `text` how many rows are left out.
 std::vector<Pass> PassesOf(absl::Span<const Run> runs, ChartText& text) {
   Groups<Pass> passes;
   size_t rows = 0, without = 0;

@@ -21,7 +21,7 @@ struct BenchSeries {
 };
 using Series = std::vector<BenchSeries>;
 
-// What was measured, but for its size; the run stands first.
+// Everything that identifies a measurement except its size; the run comes first.
 Key SeriesKey(const NamedRow<BenchRow>& r) {
   return {r.run->name,
           r.row->algorithm,
@@ -38,8 +38,8 @@ Key SeriesKey(const NamedRow<BenchRow>& r) {
           r.row->settings};
 }
 
-// Whether two runs measured the same thing. If none did, files are parts of one measurement: one
-// per routing, say.
+// Whether two runs measured the same thing. If not, the files are parts of one measurement: one per
+// routing, for example.
 bool RunsRepeat(const NamedRows& rows) {
   std::map<std::pair<Key, double>, const Run*> seen;
   return std::any_of(rows.begin(), rows.end(), [&](const NamedRow<BenchRow>& r) {
@@ -50,7 +50,7 @@ bool RunsRepeat(const NamedRows& rows) {
   });
 }
 
-// In the order of first appearance; over all routings unless they are told apart.
+// Series in the order of first appearance; each covers all routings unless `by_routing`.
 Series SeriesOf(const NamedRows& rows, bool by_routing) {
   const bool by_run = RunsRepeat(rows);
   Groups<BenchSeries> series;
@@ -63,12 +63,12 @@ Series SeriesOf(const NamedRows& rows, bool by_routing) {
   return std::move(series).Take();
 }
 
-// What an operation is judged by.
+// The value that an operation is judged by.
 struct Yardstick {
   double BenchRow::*value;
   const char* name;
   const char* unit;
-  double BenchRow::*limit;  // no value passes it; nullptr: nobody knows
+  double BenchRow::*limit;  // upper bound of the value; nullptr: unknown
   const char* limit_name;
 };
 
@@ -77,9 +77,9 @@ std::string LabelOf(const Yardstick& yardstick) {
 }
 
 Yardstick YardstickOf(const NamedRows& rows) {
-  // The rate at which every rank copies as many bytes of its own.
+  // The rate at which every rank copies the same number of bytes within its memory.
   static constexpr char kMemcpy[] = "limit: memcpy of this size";
-  // The first that the rows have; the bus bandwidth of one rank is 0.
+  // The first one that the rows contain; the bus bandwidth of one rank is 0.
   for (const Yardstick& y :
        {Yardstick{&BenchRow::busbw, "bus bandwidth", "GB/s", &BenchRow::memcpy, kMemcpy},
         Yardstick{&BenchRow::algbw, "bandwidth", "GB/s", &BenchRow::memcpy, kMemcpy},
@@ -97,8 +97,8 @@ bool HasBytes(const NamedRows& rows) {
                      [](const NamedRow<BenchRow>& r) { return std::isfinite(r.row->size_bytes); });
 }
 
-// One point per size: the mean of its rows; the whisker is their standard deviation, of one row the
-// variation of its calls.
+// One point per size: the mean of its rows. Its whisker is their standard deviation, or for one row
+// the variation of its calls.
 XyPoint PointOf(const Yardstick& yardstick, const std::vector<const BenchRow*>& rows) {
   std::vector<double> values;
   for (const BenchRow* r : rows) values.push_back(r->*yardstick.value);
@@ -130,7 +130,7 @@ XySeries LimitOf(const Yardstick& yardstick, const NamedRows& rows) {
   return limit;
 }
 
-// An operation's rows, and how many of its rows are in no chart.
+// The rows of an operation, and the number of rows that are in no chart.
 struct OfOperation {
   std::string op;
   NamedRows rows;
@@ -143,7 +143,7 @@ struct OfOperation {
   }
 };
 
-// The first series, and how many there are beside them.
+// Adds the first series, and reports how many are left out.
 void AddSeries(const Series& all, XyStyle style,
                std::vector<XyPoint> (*points_of)(const Yardstick&, const NamedRows&),
                const Yardstick& yardstick, XyChart& chart) {
@@ -178,7 +178,7 @@ XyChart SizeChart(const OfOperation& operation, size_t index) {
   return chart;
 }
 
-// Of every routing of a series, its largest size.
+// The largest size of every routing of a series.
 std::vector<XyPoint> SkewPoints(const Yardstick& yardstick, const NamedRows& rows) {
   std::map<std::string, const BenchRow*> largest;
   for (const NamedRow<BenchRow>& r : rows) {
@@ -224,13 +224,13 @@ Section BenchSection(absl::Span<const Run> runs) {
   for (const Run& run : runs) {
     for (const BenchRow& row : run.bench) {
       all.push_back({&run, &row});
-      if (!row.phase.empty()) continue;  // LayerPhases
+      if (!row.phase.empty()) continue;  // shown by LayerPhases
       const auto same = [&](const OfOperation& o) {
         return o.op == row.op;
       };
       auto at = std::find_if(ops.begin(), ops.end(), same);
       if (at == ops.end()) at = ops.insert(ops.end(), OfOperation{.op = row.op, .rows = {}});
-      // A rank's transfer to itself is a copy, and no part of the mean over pairs.
+      // A rank's transfer to itself is a copy, and not included in the mean over pairs.
       if (row.failed()) {
         ++at->failed;
       } else if (row.source == row.destination) {

@@ -16,10 +16,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The figure as HTML: its texts, the place of the drawing, and the data that page.js draws there.
+// The figure as HTML: its texts, the element to draw in, and the data that page.js draws.
 std::string Figure(const ChartText& text, const Json& data) {
-  // Bytes of an input that are not UTF-8 are replaced, not thrown at. No text can end the element
-  // or begin a comment in it: both need a '<'.
+  // Bytes of an input that are not UTF-8 are replaced rather than causing an exception. No text can
+  // end the element or begin a comment in it: both need a '<'.
   const std::string rows = absl::StrReplaceAll(
       data.dump(-1, ' ', false, Json::error_handler_t::replace), {{"<", "\\u003c"}});
   const std::string title = Escape(text.title);
@@ -65,7 +65,7 @@ bool Drawable(const XyChart& chart, const XyPoint& p) {
          (!IsLog(chart.y) || p.y > 0);
 }
 
-// Series with the points that can be drawn, curves thinned; what is left out is added to the note.
+// The series with the points that can be drawn, curves thinned; the note reports what is left out.
 std::vector<XySeries> Drawn(const XyChart& chart, ChartText& text) {
   std::vector<XySeries> drawn;
   size_t all = 0, left_out = 0;
@@ -85,8 +85,9 @@ std::vector<XySeries> Drawn(const XyChart& chart, ChartText& text) {
   return drawn;
 }
 
-// Takes the labels of its points over, so that they come first. Where there are many points, theirs
-// are all: a few names among points that have none would be taken for those of their neighbours.
+// Moves the labels of the points to `front`, which is drawn first. If there are many points, only
+// its labels remain: readers would take a few names among unnamed points for those of their
+// neighbours.
 XySeries FrontOf(std::vector<XySeries>& all, const Front& better) {
   std::vector<XyPoint*> points;
   std::vector<std::pair<measure::Sample, measure::Sample>> samples;
@@ -145,7 +146,7 @@ std::string Render(const XyChart& chart) {
   if (chart.front.has_value()) {
     XySeries front = FrontOf(drawn, *chart.front);
     drawn.insert(drawn.begin(), std::move(front));
-    // What the front attains between two points is the worse of both.
+    // Between two points the front attains the worse of both.
     data["stepped"] = chart.front->x == Better::kLower ? "before" : "after";
   }
   Json& series = data["series"] = Json::array();
@@ -190,7 +191,7 @@ StackedBar PhaseBar(std::string name, double whole, std::vector<double> phases) 
 }
 
 std::string Render(const HeatMap& map) {
-  // What is not finite is null, which JSON has for no number.
+  // Values that are not finite become null, since JSON has no such numbers.
   return Figure(map.text, {{"kind", "cells"},
                            {"x", JsonOf(map.x)},
                            {"y", JsonOf(map.y)},

@@ -32,7 +32,8 @@ std::map<std::string, double> BoundsOf(const Row& row) {
   return values;
 }
 
-// Speeds are means over steps; all else is of the last step, in the units of a sweep's columns.
+// Speeds are means over steps; all else comes from the last step, in the units of a sweep's
+// columns.
 CheckRow RowOf(const Run& run) {
   const TrainStep& last = run.steps.back();
   return RowOf(run.name,

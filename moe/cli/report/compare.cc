@@ -27,7 +27,7 @@ struct Measured {
 
 using Labels = std::vector<std::string>;
 
-// What a group is, as texts, and its measurements; in the order of the file.
+// The key of a group, as texts, and its measurements; in the order of the file.
 using MeasuredGroups = std::vector<std::pair<Key, std::vector<Measured>>>;
 
 template <typename Row>
@@ -45,8 +45,8 @@ std::vector<RowsOfKey<Row>> Grouped(const std::vector<Row>& rows, Key (*key_of)(
   return std::move(groups).Take();
 }
 
-// Means over the repetitions of a group, whose errors come from them, or from `cv_pct` of one
-// alone.
+// Adds the mean over the repetitions of a group. Its error comes from the repetitions, or for a
+// single one from `cv_pct`.
 template <typename Row>
 void Add(const std::vector<const Row*>& rows, const Metric& metric, double Row::*value,
          double Row::*cv_pct, std::vector<Measured>& into) {
@@ -63,7 +63,7 @@ void Add(const std::vector<const Row*>& rows, const Metric& metric, double Row::
                                 : SampleOf(values)});
 }
 
-// Exact: two sizes whose rounded texts agree are no repetitions of each other.
+// Exact: two sizes whose rounded texts agree are not repetitions of each other.
 std::string ExactSizeText(const BenchRow& r) {
   if (!std::isfinite(r.size_bytes)) return Plural(r.size(), "row");
   double units = r.size_bytes;
@@ -111,7 +111,7 @@ std::vector<Repetitions<Row>> RepetitionsOf(const std::vector<Row>& a, const std
 }
 
 MeasuredGroups BenchGroups(const Run& run) {
-  // One figure per group, the first that it has: the others follow from it.
+  // One figure per group, the first that it contains: the others follow from it.
   constexpr std::pair<Metric, double BenchRow::*> kFigures[] = {
       {{"busbw", "busbw (GB/s)", Better::kHigher}, &BenchRow::busbw},
       {{"algbw", "algbw (GB/s)", Better::kHigher}, &BenchRow::algbw},
@@ -122,7 +122,7 @@ MeasuredGroups BenchGroups(const Run& run) {
     std::vector<Measured> m;
     for (const auto& [metric, value] : kFigures) {
       if (m.empty()) Add(group, metric, value, &BenchRow::cv_pct, m);
-      // Of one rank it is 0.
+      // The bus bandwidth of one rank is 0.
       if (value == &BenchRow::busbw && !m.empty() && m.back().sample.mean == 0) m.clear();
     }
     groups.emplace_back(what, std::move(m));
@@ -138,7 +138,7 @@ MeasuredGroups SweepGroups(const Run& run) {
       Add<SweepRow>(group, metric, value, nullptr, m);
     };
     add({"tok_s", "tokens/s", Better::kHigher}, &SweepRow::tokens_per_s);
-    // One row is the mean of repetitions and brings their standard deviation.
+    // A single row is the mean of repetitions and contains their standard deviation.
     if (group.size() == 1 && !m.empty() && std::isfinite(group[0]->tokens_per_s_sd)) {
       m.back().sample = SampleOf(group[0]->tokens_per_s, group[0]->tokens_per_s_sd);
     }
@@ -268,7 +268,7 @@ std::string NameOf(const Difference& d) {
   return d.what.empty() ? d.metric : absl::StrCat(d.what, ": ", d.metric);
 }
 
-// Those beyond their noise first, and of equals the larger change.
+// Differences beyond their noise come first, and among those the larger changes.
 std::vector<const Difference*> Ranked(const Comparison& comparison) {
   std::vector<const Difference*> ranked;
   for (const Difference& d : comparison.differences) {
@@ -282,7 +282,7 @@ std::vector<const Difference*> Ranked(const Comparison& comparison) {
   return ranked;
 }
 
-// Values on one axis around zero, one below the other, with a series per verdict.
+// Changes on one axis around zero, one below the other, with a series for each verdict.
 std::string Intervals(const Comparison& comparison) {
   const std::vector<const Difference*> ranked = Ranked(comparison);
   XyChart chart = {

@@ -1,4 +1,5 @@
-// Two runs, figure by figure, with the noise of each difference; and --fail-if over figures.
+// Comparison of two runs, figure by figure, with the noise of each difference; and --fail-if over
+// figures.
 #ifndef MOE_MOE_CLI_REPORT_COMPARE_H_
 #define MOE_MOE_CLI_REPORT_COMPARE_H_
 
@@ -32,7 +33,7 @@ enum class Verdict : uint8_t { kBetter, kWorse, kWithinNoise, kUnknownNoise, kEq
 const char* NameOf(Verdict verdict);
 
 struct Difference {
-  std::string what;    // the rows that are compared: "alltoall · 1 MiB"; empty: the whole run
+  std::string what;    // the compared rows: "alltoall · 1 MiB"; empty: the whole run
   std::string metric;  // with unit: "busbw (GB/s)"
   std::string key;     // "busbw": for --fail-if
   double a = kNone, b = kNone;
@@ -40,7 +41,7 @@ struct Difference {
   double noise_pct = kNone;   // half-width of its 95 % interval; kNone: unknown
   Verdict verdict = Verdict::kUnknownNoise;
 
-  // By how many percent b is worse than a; 0 unless that is beyond noise.
+  // By how many percent b is worse than a; 0 unless that exceeds the noise.
   double worse_pct() const { return verdict == Verdict::kWorse ? std::abs(change_pct) : 0; }
 };
 
@@ -57,15 +58,14 @@ struct Comparison {
 //          threads, seed, dtype, size in bytes or rows
 //   sweep  settings, measure, backend, text_xxh3, and the columns that settings have of their own
 //   train  the whole run; speeds over its steps
-// Of bench the figure is busbw, algbw of one rank, GFLOP/s of products, else time.
-// Failed rows are left out. kInvalidArgument for runs of two kinds, and when nothing has a
-// counterpart.
+// For bench the figure is busbw, algbw for one rank, GFLOP/s of products, else time. Failed rows
+// are left out. kInvalidArgument for runs of different kinds, and if nothing has a counterpart.
 absl::StatusOr<Comparison> Compare(const Run& a, const Run& b);
 
-// Differences of two runs: the largest as intervals, all as a table.
+// Differences of two runs: the largest ones as intervals, all of them as a table.
 Section CompareSection(const Comparison& comparison);
 
-// Repetitions in b, and those in a that they are compared with, which may be none.
+// Repetitions in b, and those in a that they are compared with, which may be empty.
 template <typename Row>
 struct Repetitions {
   std::string what;
@@ -74,21 +74,21 @@ struct Repetitions {
 std::vector<Repetitions<BenchRow>> BenchRepetitions(const Run& a, const Run& b);
 std::vector<Repetitions<SweepRow>> SweepRepetitions(const Run& a, const Run& b);
 
-// Figures that a bound can be put on, by column. Columns without a value are not there.
+// The figures to which a bound applies, by column. Columns without a value are absent.
 struct CheckRow {
   std::string name;
   std::map<std::string, double> values;
-  std::map<std::string, double> base;  // of what the row is compared with
+  std::map<std::string, double> base;  // figures of the rows that it is compared with
 };
 
-// A row per bench row and sweep row that did not fail, and per train run. With a comparison, of the
-// first two runs: none of the first, of the second means over repetitions with the first's as their
-// base, and a row per difference. docs/report.md lists the columns of each.
+// A row for each bench and sweep row that did not fail, and for each train run. With a comparison,
+// of the first two runs: none for the first; for the second the means over repetitions, with the
+// first's as their base, and a row for each difference. docs/report.md lists the columns of each.
 std::vector<CheckRow> CheckRows(absl::Span<const Run> runs, const Comparison* comparison);
 
 // Names of the rows for which the expression (moe/cli/measure/fail_if.h) holds. A column that no
-// row has is kInvalidArgument, and so is a base if no runs are compared: a bound that nothing can
-// fail is no bound.
+// row has is kInvalidArgument, and so is a base if no runs are compared: such a bound could never
+// fail.
 absl::StatusOr<std::vector<std::string>> RowsThatFail(
     absl::string_view expression, absl::Span<const CheckRow> rows,
     measure::FailIf::Base base = measure::FailIf::Base::kAbsent);

@@ -29,12 +29,12 @@ using Json = nlohmann::json;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Takes keys from an object; remembers the first that is wrong.
+// Reads keys of an object; keeps the first error.
 class Fields {
  public:
   explicit Fields(const Json& object) : object_(object) {}
 
-  // A number from `low` to `high`. Absent or null: kNone.
+  // A number from `low` to `high`. kNone if absent or null.
   double Number(const char* key, double low = 0, double high = kInfinity) {
     const Json* const value = Find(key);
     if (value == nullptr) return kNone;
@@ -54,7 +54,7 @@ class Fields {
     return "";
   }
 
-  // A number with all its digits; those of a seed are more than Number keeps. Absent: empty.
+  // A number with all its digits, since Number would round a seed. Empty if absent.
   std::string NumberAsText(const char* key) {
     return std::isnan(Number(key)) ? "" : Find(key)->dump();
   }
@@ -102,7 +102,8 @@ absl::StatusOr<RunKind> KindOf(const Json& object) {
       "sweep), or step and loss (moe train)");
 }
 
-// What rows of kernels and layers differ in. Of a kernel the tokens follow from its size and K.
+// Columns that rows of kernels and layers may differ in. For a kernel the number of tokens follows
+// from its size and K.
 std::string ShapeOf(Fields& f, bool of_kernel) {
   std::string shape;
   const auto add = [&](const char* letter, const char* key) {
@@ -144,7 +145,7 @@ Row ReadRow(Fields& f) {
 absl::Status AddBench(Fields& f, Run& run) {
   auto row = ReadRow<BenchRow>(f);
   if (row.algorithm.empty()) row.algorithm = f.Text("product");
-  // There are many gates, and parts of one only on a GPU.
+  // There are many gates, and steps of one are only measured on a GPU.
   if (row.algorithm.empty() && f.Text("kernel") == "gate") row.algorithm = f.Text("router");
   if (row.algorithm.empty()) row.algorithm = f.Text("kernel");
   if (row.algorithm.empty()) row.algorithm = f.Text("dispatch");
@@ -161,7 +162,7 @@ absl::Status AddSweep(Fields& f, Run& run) {
   return f.status;
 }
 
-// expert_load: [layer][expert], the same shape at every step.
+// Reads expert_load: [layer][expert], the same shape at every step.
 absl::Status ReadLoad(Fields& f, Run& run, TrainStep& row) {
   const Json* const load = f.Find("expert_load");
   const auto refuse = [](const std::string& reason) {
@@ -257,7 +258,8 @@ absl::Status AddRow(const Json& object, Run& run) {
   if (known.ok() || told) {
     MOE_RETURN_IF_ERROR(AddOrigin(told ? object["provenance"] : object, run));
   }
-  if (!known.ok()) return told ? absl::OkStatus() : known.status();  // how a training run began
+  // the first line of a training run
+  if (!known.ok()) return told ? absl::OkStatus() : known.status();
   const RunKind kind = *known;
   const bool first =
       run.bench.empty() && run.sweep.empty() && run.steps.empty() && !run.totals.has_value();
@@ -279,7 +281,7 @@ absl::Status ReadDocument(absl::string_view file, absl::string_view document, Ru
   return ReadJsonRows(file, document, kLimits, [&](const Json& row) { return AddRow(row, run); });
 }
 
-// Places in one line are on line 1: names the line of the file instead.
+// Positions inside one line name line 1; replaces it by the line of the file.
 absl::Status AtLine(int64_t line, const absl::Status& status) {
   constexpr absl::string_view kFirst = "(line 1, ";
   const absl::string_view message = status.message();
@@ -300,7 +302,8 @@ absl::Status ReadLines(absl::string_view file, absl::string_view document, Run& 
   return absl::OkStatus();
 }
 
-// A row a line: the first line that is not blank is a whole object, and more follows.
+// A document with a row on each line: the first line that is not blank is a whole object, and more
+// follows.
 bool IsLines(absl::string_view document) {
   document = absl::StripAsciiWhitespace(document);
   const size_t end = document.find('\n');
@@ -341,7 +344,7 @@ absl::StatusOr<Run> ReadRun(const std::string& path) {
 }
 
 std::vector<std::string> ShortNames(absl::Span<const std::string> paths) {
-  std::vector<std::vector<std::string>> parts;  // of each path, without what says nothing
+  std::vector<std::vector<std::string>> parts;  // components of each path, without generic names
   size_t longest = 1;
   for (const std::string& path : paths) {
     std::vector<std::string> p = absl::StrSplit(path, '/', absl::SkipEmpty());

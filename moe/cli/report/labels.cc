@@ -53,7 +53,8 @@ std::string Named(const char* name, const std::string& text) {
   return text.empty() ? "" : absl::StrCat(name, text);
 }
 
-// "--a 1 --b=true --c 'x y'": "a 1", "b=true", "c 'x y'". Blanks within quotes divide nothing.
+// "--a 1 --b=true --c 'x y'": "a 1", "b=true", "c 'x y'". Blanks within quotes do not separate
+// flags.
 std::vector<std::string> FlagsOf(const std::string& settings) {
   std::vector<std::string> flags(1);
   bool quoted = false;
@@ -61,7 +62,7 @@ std::vector<std::string> FlagsOf(const std::string& settings) {
     const absl::string_view rest = absl::string_view(settings).substr(i);
     if (!quoted && absl::StartsWith(rest, " --")) {
       flags.emplace_back();
-      continue;  // the blank; the dashes are stripped below
+      continue;  // skips the blank; the dashes are stripped below
     }
     if (!quoted && absl::StartsWith(rest, "\\")) {
       absl::StrAppend(&flags.back(), rest.substr(0, 2));
@@ -79,7 +80,7 @@ std::string NameOfFlag(const std::string& flag) {
   return flag.substr(0, flag.find_first_of(" ="));
 }
 
-// By name; of a flag that stands there more than once all of them.
+// Flags by name; a flag that occurs more than once keeps all its occurrences.
 std::map<std::string, std::string> FlagsByName(const std::string& settings) {
   std::map<std::string, std::string> flags;
   for (const std::string& flag : FlagsOf(settings)) {
@@ -90,7 +91,7 @@ std::map<std::string, std::string> FlagsByName(const std::string& settings) {
   return flags;
 }
 
-// Of each settings text, as many texts: one per flag that any of them has.
+// Splits every settings text into the same number of texts: one for each flag that any of them has.
 std::vector<Key> AlignedFlags(const std::vector<std::string>& settings) {
   std::vector<std::map<std::string, std::string>> each;
   std::map<std::string, std::string> all;
@@ -111,7 +112,7 @@ std::vector<Key> AlignedFlags(const std::vector<std::string>& settings) {
 }  // namespace
 
 Key PointKey(const SweepRow& r) {
-  // Ranks are ep times dp; whoever knows these does not say it twice.
+  // The number of ranks is ep times dp, and is left out if both are known.
   const bool meshed = std::isfinite(r.ep) && std::isfinite(r.dp);
   return {Named("E ", r.experts),
           Named("K ", r.top_k),

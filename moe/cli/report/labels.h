@@ -1,4 +1,4 @@
-// Rows that belong together, and their names: what tells them apart, and no more.
+// Groups of rows that belong together, and names that distinguish them.
 #ifndef MOE_MOE_CLI_REPORT_LABELS_H_
 #define MOE_MOE_CLI_REPORT_LABELS_H_
 
@@ -12,16 +12,16 @@
 
 namespace moe::report {
 
-// What rows are, as texts; DistinctLabels makes names of them.
+// The properties of a row, as texts; DistinctLabels makes names of them.
 using Key = std::vector<std::string>;
 
 // Groups by their key, in the order of first appearance. Group has a member `key`.
 template <typename Group>
 class Groups {
  public:
-  // Of `key`, made if it is the first. Valid until the next call. O(log n).
+  // The group of `key`, added if it is new. Valid until the next call. O(log n).
   Group& Of(Key key) { return groups_[IndexOf(std::move(key))]; }
-  // Its place among those of Take.
+  // Index of the group in the result of Take.
   size_t IndexOf(Key key) {
     const auto [at, is_new] = index_.emplace(std::move(key), groups_.size());
     if (is_new) groups_.emplace_back().key = at->first;
@@ -41,20 +41,21 @@ std::vector<Key> KeysOf(const std::vector<Group>& groups) {
   return keys;
 }
 
-// One name per entry of `parts`, which all have the same number of texts: those texts that are not
-// the same in all entries, in their order, joined by " · ". Where nothing differs, the first
-// text that is not empty.
+// One name for each entry of `parts`, which all have the same number of texts: those texts that are
+// not the same in all entries, in order, joined by " · ". If nothing differs, the first text that
+// is not empty.
 std::vector<std::string> DistinctLabels(const std::vector<Key>& parts);
 
-// All that a row says of its point, its settings last: rows with equal keys are of the same point.
+// Everything that identifies the point of a row, its settings last: rows with equal keys are of the
+// same point.
 Key PointKey(const SweepRow& row);
 
-// The same, but for the capacity factor.
+// The same without the capacity factor.
 Key SeriesKey(const SweepRow& row);
 
-// One name per key, whose last text are settings: what DistinctLabels makes of all texts but
-// the settings. Keys that have one name so get the settings that differ between them as well:
-// "E 8 · seed 1", "E 8 · seed default".
+// One name for each key, whose last text are settings: DistinctLabels of all texts except the
+// settings. Keys with the same name also get the settings that differ between them: "E 8 · seed 1",
+// "E 8 · seed default".
 std::vector<std::string> PointLabels(const std::vector<Key>& keys);
 
 }  // namespace moe::report

@@ -102,7 +102,7 @@ std::string InputLine(const Run& run) {
       "</li>\n");
 }
 
-// What the Content-Security-Policy calls a script: base64 of its SHA-256, which CMake gives in
+// The Content-Security-Policy's name of a script: base64 of its SHA-256, which CMake provides in
 // hexadecimal.
 std::string PolicyHash(const PageResource& script) {
   return absl::StrCat("'sha256-", absl::Base64Escape(absl::HexStringToBytes(script.sha256)), "'");

@@ -1,4 +1,4 @@
-// The page: one HTML file that needs nothing else; its sections and tables.
+// The page: one self-contained HTML file; its sections and tables.
 #ifndef MOE_MOE_CLI_REPORT_PAGE_H_
 #define MOE_MOE_CLI_REPORT_PAGE_H_
 
@@ -15,21 +15,21 @@
 
 namespace moe::report {
 
-// The class of the last cell, the status, of a row that failed.
+// The class of the last cell, the status, of a failed row.
 inline constexpr char kFailed[] = "worse";
 
-// What a cell shows and what it is sorted by.
+// The text of a cell and its sort key.
 struct TableCell {
   std::string text;
   double number = 0;
   bool is_number = false;  // NaN: sorted last, either way
-  std::string css_class;   // of this program
+  std::string css_class;   // defined by this program
 
   static TableCell Text(std::string text) { return {.text = std::move(text)}; }
   // NumberText.
   static TableCell Number(double value, int digits = 3);
   static TableCell Count(double value);  // CountText
-  // `text` instead.
+  // A number shown as `text`.
   static TableCell Number(double value, std::string text) {
     return {.text = std::move(text), .number = value, .is_number = true};
   }
@@ -37,18 +37,18 @@ struct TableCell {
 
 struct Table {
   std::string title;
-  std::vector<std::string> names;  // of columns, with units
+  std::vector<std::string> names;  // column headings, with units
   std::vector<std::vector<TableCell>> rows;
 };
 
-// A row of a run; a section shows those of all runs.
+// A row and its run; a section shows the rows of all runs.
 template <typename Row>
 struct NamedRow {
   const Run* run = nullptr;
   const Row* row = nullptr;
 };
 
-// What the table shows of a column.
+// The table's cell of a column.
 template <typename Row>
 TableCell CellOf(const Column<Row>& column, const Row& row) {
   if (const auto text = TextOf(column, row); text.has_value()) return TableCell::Text(*text);
@@ -78,8 +78,8 @@ Table TableOf(std::string title, absl::Span<const NamedRow<Row>> rows) {
   return table;
 }
 
-// A figure with the table. Columns in which no row has anything are left out; those that are the
-// same in all of several rows, or absent in rows that failed, are said once above it.
+// A figure that contains the table. Empty columns are left out; columns with one value in all of
+// several rows, apart from failed rows without it, are stated once above it.
 std::string Render(const Table& table);
 
 struct Section {
@@ -89,40 +89,40 @@ struct Section {
   bool empty() const { return body.empty(); }
 };
 
-// Each takes all runs and shows those of its kind; without any it is empty.
+// Each section shows the rows of its kind of all runs; it is empty without any.
 //   bench   per operation: bandwidth over size with the limit of memcpy; imbalance against
 //           bandwidth
 //   sweep   capacity factor against drops and loss; speed against loss; time of a step by phase
 //   train   loss; drops; balance; time of a step by phase; expert load over steps
-// and a table of all rows (of train: a row per run).
+// and a table of all rows (for train: a row for each run).
 Section BenchSection(absl::Span<const Run> runs);
 Section SweepSection(absl::Span<const Run> runs);
 Section TrainSection(absl::Span<const Run> runs);
 
-// A map per run and setting, of its largest size: GB/s from every rank to every other. Empty
+// A map for each run and setting, for its largest size: GB/s from every rank to every other. Empty
 // without such rows.
 std::string PairMaps(absl::Span<const Run> runs);
 
-// A bar per run, setting and pass; the last part is what the whole pass takes beyond its phases.
-// Empty without such rows.
+// A bar for each run, setting and pass; the last part is the time of the whole pass beyond its
+// phases. Empty without such rows.
 std::string LayerPhases(absl::Span<const Run> runs);
 
 inline constexpr size_t kMaxLoadColumns = 60;
 inline constexpr size_t kMaxLoadRows = 64;
 inline constexpr size_t kMaxLoadLayers = 4;
 
-// Load of the experts of one MoE layer over their mean, per step: 1 is even, 0 dead. More than
-// kMaxLoadColumns steps are averaged in stretches, more than kMaxLoadRows experts in groups of
+// Load of the experts of one MoE layer relative to their mean, per step: 1 is even, 0 dead. More
+// than kMaxLoadColumns steps are averaged in stretches, more than kMaxLoadRows experts in groups of
 // neighbours.
 HeatMap ExpertLoadMap(const Run& run, int layer);
 
-// Layers to show: the kMaxLoadLayers whose load over all steps is furthest from even, in the order
-// of the model.
+// The layers to show: the kMaxLoadLayers whose load over all steps is least even, in the order of
+// the model.
 std::vector<int> LayersToShow(const Run& run);
 
-// Sections that are empty are left out. The same arguments give the same bytes. The page loads
-// nothing, and its Content-Security-Policy lets only its own script run, by its hash: a text that
-// got past escaping would still not run.
+// Empty sections are left out. The same arguments give the same bytes. The page loads nothing, and
+// its Content-Security-Policy only allows its own script, by hash: even a text that escaping missed
+// would not run.
 std::string Page(absl::string_view title, absl::Span<const Run> runs,
                  absl::Span<const Section> sections);
 

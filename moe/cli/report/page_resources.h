@@ -1,4 +1,4 @@
-// Files that every page carries, put into a source by the build (moe/cli/CMakeLists.txt).
+// Files that every page contains, embedded in a source by the build (moe/cli/CMakeLists.txt).
 #ifndef MOE_MOE_CLI_REPORT_PAGE_RESOURCES_H_
 #define MOE_MOE_CLI_REPORT_PAGE_RESOURCES_H_
 

@@ -70,11 +70,11 @@ Table ReportSettings() {
 
 struct Inputs {
   std::vector<std::string> flags;
-  std::vector<std::string> paths;  // those of --compare first
+  std::vector<std::string> paths;  // the two of --compare first
   bool comparing = false;
 };
 
-// Takes --compare with its two, and other paths, out of the arguments.
+// Separates --compare with its two paths, and other paths, from the arguments.
 absl::StatusOr<Inputs> Split(absl::Span<const std::string> args, const Settings& settings) {
   Inputs split;
   std::vector<std::string> others;
@@ -121,7 +121,7 @@ std::string TitleOf(const Settings& settings, const std::vector<report::Run>& ru
   return absl::StrCat(runs[0].name, " and ", runs.size() - 1, " more");
 }
 
-// Exit code 1, with the first rows by name, if the bound of --fail-if is broken.
+// Exit code 1, naming the first rows, if the bound of --fail-if is violated.
 absl::Status CheckBound(const Settings& settings, const std::vector<report::CheckRow>& rows,
                         bool comparing) {
   if (settings.empty("fail-if")) return absl::OkStatus();
@@ -147,7 +147,7 @@ absl::Status Run(const Invocation& invocation) {
   MOE_ASSIGN_OR_RETURN(const Inputs arguments, Split(invocation.args, settings));
   MOE_RETURN_IF_ERROR(LoadFlags(arguments.flags, settings));
   if (settings.on("help")) return Print(HelpText(ReportHelp()));
-  if (settings.given("compare")) {  // "--compare=A", which Split leaves alone
+  if (settings.given("compare")) {  // "--compare=A", which Split does not handle
     return absl::InvalidArgumentError("--compare expects two inputs: --compare A B");
   }
   MOE_ASSIGN_OR_RETURN(const std::vector<report::Run> runs, ReadRuns(arguments.paths));
@@ -165,7 +165,7 @@ absl::Status Run(const Invocation& invocation) {
   sections.push_back(report::SweepSection(runs));
   sections.push_back(report::BenchSection(runs));
   const std::string page = report::Page(TitleOf(settings, runs), runs, sections);
-  // A bound that is no expression is refused before anything is written.
+  // A malformed bound is refused before anything is written.
   const absl::Status bound =
       CheckBound(settings, report::CheckRows(runs, comparison.has_value() ? &*comparison : nullptr),
                  arguments.comparing);

@@ -159,7 +159,7 @@ absl::Span<const Column<SweepRow>> NamedSweepColumns() {
   return kColumns;
 }
 
-// Before the column `before` come the fields with a heading that have no column of their own.
+// Fields with a heading but without a column of their own are inserted before the column `before`.
 template <typename Row>
 std::vector<Column<Row>> WithOthers(absl::Span<const Column<Row>> named, absl::string_view before,
                                     absl::Span<const measure::Fields> rows) {

@@ -16,16 +16,17 @@
 namespace moe::report {
 namespace {
 
-// A point of a run: its rows, more than one where it was measured again.
+// A point of a run: its rows, more than one if it was measured again.
 struct SweepPoint {
-  Key key;  // the run stands first
+  Key key;  // the run comes first
   std::vector<const SweepRow*> rows;
   std::string name;
   size_t series = 0;
   const SweepRow& row() const { return *rows.front(); }
 };
 
-// Over the rows of a point. Of one row the deviation is that of its repetitions.
+// Mean and deviation over the rows of a point. For one row the deviation is that of its
+// repetitions.
 measure::MeanSd Over(const SweepPoint& point, double SweepRow::*value,
                      double SweepRow::*sd = nullptr) {
   std::vector<double> values;
@@ -54,10 +55,10 @@ constexpr Quality kDrops = {"drops", "dropped slots", "dropped slots, end (%)",
 constexpr Quality kLoss = {"loss", "loss", "validation loss (nats)", &SweepRow::validation_loss,
                            &SweepRow::validation_loss_sd};
 
-// More are a cloud, and slow to compare with each other.
+// More points would be a cloud, and slow to compare with each other.
 constexpr size_t kMaxPoints = 1000;
 
-// The points as series: what is the same but for the capacity factor.
+// The points in series, which share everything but the capacity factor.
 class SweepCharts {
  public:
   SweepCharts(absl::Span<const NamedRow<SweepRow>> rows, size_t failed)
@@ -93,7 +94,7 @@ class SweepCharts {
     return Render(chart);
   }
 
-  // One value of the factor is compared with nothing.
+  // A single capacity factor leaves nothing to compare.
   std::string OverCapacity(const Quality& quality) const {
     if (factors_.size() < 2) return "";
     XyChart chart = {
@@ -127,7 +128,7 @@ class SweepCharts {
     return Rendered(std::move(chart));
   }
 
-  // Layers by their drops, training by its loss. More series than can be told apart are points of
+  // Layers are judged by their drops, training by its loss. Above kMaxSeries series all points have
   // one look, each with its name.
   std::string AgainstSpeed(const Quality& quality) const {
     XyChart chart = {
@@ -189,10 +190,10 @@ class SweepCharts {
     return Render(chart);
   }
 
-  const size_t failed_, all_;  // rows
+  const size_t failed_, all_;  // numbers of rows
   std::vector<SweepPoint> points_;
   std::vector<std::string> series_names_;
-  std::set<double> factors_;  // dropless, infinity, is the last
+  std::set<double> factors_;  // dropless, infinity, is the last one
 };
 
 }  // namespace

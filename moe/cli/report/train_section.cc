@@ -16,7 +16,7 @@ namespace {
 
 using Runs = std::vector<const Run*>;
 
-// As many as there are colours.
+// The number of colours.
 size_t Drawn(const Runs& runs, ChartText& text) {
   const size_t drawn = std::min(runs.size(), kMaxSeries);
   text.LeaveOut(runs.size() - drawn, runs.size(), "runs", kInTable);
@@ -59,7 +59,7 @@ std::string LossChart(const Runs& runs) {
   return Render(chart);
 }
 
-// A chart over steps, of runs of which any has a value above 0.
+// A chart over steps for the runs of which any has a value above 0.
 struct CurveOf {
   const char* id;
   const char* title;
@@ -109,7 +109,7 @@ std::string PhaseChart(const Runs& runs) {
   return Render(chart);
 }
 
-// The columns of the table, with what they have of a run.
+// The columns of the table, and their values for a run.
 std::vector<std::pair<const char*, TableCell>> ColumnsOf(const Run& run) {
   const TrainTotals totals = run.totals.value_or(TrainTotals());
   const TrainStep& first = run.steps.front();
@@ -151,7 +151,7 @@ std::string RunTable(const Runs& runs) {
   return Render(table);
 }
 
-// `count` things in at most `limit` stretches of equal length, but for the last.
+// Cuts `count` things into at most `limit` stretches of equal length, except for the last.
 class Stretches {
  public:
   Stretches(size_t count, size_t limit)

@@ -31,7 +31,7 @@ std::string FormText(const AxisForm& form) {
                       ", or a range: first-last, first-last+step or first-last*factor");
 }
 
-// Shortest text that reads back as the same number.
+// The shortest text that reads back as the same number.
 std::string NumberText(double value, const AxisForm& form) {
   if (form.kind == AxisKind::kInteger) return absl::StrCat(static_cast<int64_t>(value));
   return measure::Cell(value).text();
@@ -59,8 +59,7 @@ struct Range {
   double step = 1;
 };
 
-// A number may hold a '-' itself (1e-3): the ends are what stands around a '-' and is a number on
-// both sides.
+// A number may contain a '-' itself (1e-3): the range is cut at a '-' with a number on either side.
 std::optional<Range> RangeOf(absl::string_view item, const AxisForm& form) {
   for (size_t dash = item.find('-', 1); dash != absl::string_view::npos;
        dash = item.find('-', dash + 1)) {
@@ -78,7 +77,7 @@ std::optional<Range> RangeOf(absl::string_view item, const AxisForm& form) {
   return std::nullopt;
 }
 
-// To 12 digits: 1 + 2 * 0.1 is meant to be 1.2.
+// Rounded to 12 digits: 1 + 2 * 0.1 is meant to be 1.2.
 double Rounded(double value) {
   double rounded = 0;
   return absl::SimpleAtod(absl::StrFormat("%.12g", value), &rounded) ? rounded : value;
@@ -94,8 +93,8 @@ absl::StatusOr<std::vector<double>> ValuesOf(absl::string_view item, const Range
   if (product && range.step <= 1) return Wrong(item, "a factor above 1");
   if (product && range.first <= 0) return Wrong(item, "a first value above 0 before '*'");
   if (!product && range.step <= 0) return Wrong(item, "a step above 0");
-  // Steps are rounded: the last value still counts when it is missed by some units in the last
-  // place. Whole numbers below 2^31 are exact.
+  // Steps are rounded: the last value still counts if it differs by some units in the last place.
+  // Whole numbers below 2^31 are exact.
   const double slack = form.kind == AxisKind::kInteger ? 0 : 1e-9;
   const double limit = range.last + slack * std::abs(range.last);
   std::vector<double> values;
@@ -110,7 +109,7 @@ absl::StatusOr<std::vector<double>> ValuesOf(absl::string_view item, const Range
   return values;
 }
 
-// Appends what `item` stands for.
+// Appends the values of `item`.
 absl::Status AddItem(absl::string_view item, const AxisForm& form,
                      std::vector<std::string>& values) {
   const bool word = std::find(form.words.begin(), form.words.end(), item) != form.words.end();

@@ -15,35 +15,36 @@ namespace moe::sweep {
 enum class AxisKind : uint8_t {
   kInteger,  // whole numbers below 2^31
   kReal,     // finite numbers
-  kText,     // anything without a comma; whether it is known is the caller's matter
+  kText,     // anything without a comma; the caller checks whether it is known
 };
 
-// What an axis takes.
+// The values that an axis accepts.
 struct AxisForm {
   AxisKind kind = AxisKind::kInteger;
-  std::vector<std::string> words = {};  // beside numbers
-  double least = 1;                     // of numbers
+  std::vector<std::string> words = {};  // accepted beside numbers
+  double least = 1;                     // least number
   bool above = false;                   // numbers must be above `least`, not just at least
 };
 
-// More than a table that somebody reads.
+// The most values of a list: more than a table for people shows.
 inline constexpr int64_t kMostAxisValues = 1000;
 
-// Comma list of values and ranges, in the order given. Ranges hold both ends if the last is hit:
+// Parses a comma list of values and ranges, in the given order. Ranges include both ends if the
+// last is reached:
 //   first-last         whole numbers, one apart
 //   first-last+step    numbers, `step` apart
 //   first-last*factor  numbers, each `factor` times the one before
-// Numbers come back in their shortest form ("1.50" is "1.5"), so that equal values are equal texts.
-// kInvalidArgument "'<item>', expected ...": bad form, a number below the least, an empty or
-// endless range, a value that stands twice, too many values.
+// Numbers are returned in their shortest form ("1.50" is "1.5"), so that equal values are equal
+// texts. kInvalidArgument "'<item>', expected ...": bad form, a number below the least, an empty or
+// infinite range, a repeated value, too many values.
 absl::StatusOr<std::vector<std::string>> ParseAxis(absl::string_view text, const AxisForm& form);
 
 struct Axis {
-  std::string name;                 // of the flag: "num-experts"
+  std::string name;                 // name of the flag: "num-experts"
   std::vector<std::string> values;  // at least one
 };
 
-// A table longer than this is read by nobody.
+// The most points of a sweep: more than a table for people shows.
 inline constexpr int64_t kMostPoints = 10'000;
 
 // All points [points][axes], the last axis fastest: (a0, b0), (a0, b1), (a1, b0) ...

@@ -18,12 +18,12 @@
 namespace moe::sweep {
 namespace {
 
-// Of a sweep of 100,000 points with settings of a kilobyte.
+// The size of a sweep of 100,000 points with settings of a kilobyte.
 constexpr int64_t kMostBytes = int64_t{256} << 20;
-// Twice those points: a row in memory takes some kilobytes, however short its line.
+// Twice that number of points: a row in memory takes some kilobytes, however short its line.
 constexpr int64_t kMostRows = 200'000;
 
-// Every line begins so.
+// Every line begins with this.
 constexpr absl::string_view kRowStart = "{\"schema\":\"moe.sweep/";
 
 absl::StatusOr<std::string> ReadAll(int file, int64_t bytes, const std::string& path) {
@@ -41,7 +41,7 @@ absl::StatusOr<std::string> ReadAll(int file, int64_t bytes, const std::string& 
   return text;
 }
 
-// Whether `line` may be what is left of a row: a file of something else is not cut.
+// Whether `line` may be an incomplete row: other files are not truncated.
 bool IsCutRow(absl::string_view line) {
   return absl::StartsWith(line, kRowStart) || absl::StartsWith(kRowStart, line);
 }
@@ -52,7 +52,7 @@ absl::StatusOr<ResultFile> ResultFile::Open(const std::string& path, int flags) 
   ResultFile result;
   result.path_ = path;
   result.file_ = Descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0666));
-  // A pipe's or device's writing end cannot always be read.
+  // The write end of a pipe or device cannot always be read.
   if (!result.file_.is_open() && errno != EISDIR && errno != ENOENT) {
     result.file_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666));
   }
@@ -67,7 +67,7 @@ absl::StatusOr<ResultFile> ResultFile::Open(const std::string& path, int flags) 
     return absl::FailedPreconditionError(
         absl::StrCat("'", path, "' is being written by another sweep"));
   }
-  // Its size before the lock may be that before another sweep's last row.
+  // Its size before the lock may exclude another sweep's last row.
   if (::fstat(result.file_.number(), &facts) != 0)
     return FileError("look at", path, errno, FileFault::kWrite);
   result.size_bytes_ = facts.st_size;
@@ -112,7 +112,7 @@ absl::Status ResultFile::ReadLines() {
         return absl::DataLossError(
             absl::StrCat(path_, ": line ", number, ": ", row.status().message()));
       }
-      if (!row.ok()) break;  // cut off while it was written
+      if (!row.ok()) break;  // interrupted while it was written
       lines_.push_back({number, *std::move(row)});
     }
     begin = whole ? end + 1 : text.size();
@@ -120,7 +120,7 @@ absl::Status ResultFile::ReadLines() {
   size_bytes_ = static_cast<int64_t>(begin);
   if (::ftruncate(file_.number(), size_bytes_) != 0)
     return FileError("cut", path_, errno, FileFault::kWrite);
-  // An editor may have taken the last end of line away.
+  // An editor may have removed the last end of line.
   return size_bytes_ > 0 && text[begin - 1] != '\n' ? Write("\n") : absl::OkStatus();
 }
 

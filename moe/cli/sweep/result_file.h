@@ -1,4 +1,4 @@
-// The file of a sweep: JSON lines, a row a line, appended as points end.
+// The file of a sweep: JSON lines, one for each row, appended as points end.
 #ifndef MOE_MOE_CLI_SWEEP_RESULT_FILE_H_
 #define MOE_MOE_CLI_SWEEP_RESULT_FILE_H_
 
@@ -14,8 +14,8 @@
 
 namespace moe::sweep {
 
-// Rows are in the file whole or, after a crash, as a last line without its end, which the next
-// opening cuts off: at most the point in flight is lost. Held by one sweep at a time. Move-only.
+// Rows are complete in the file or, after a crash, the last line may lack its end; the next opening
+// removes it. At most the current point is lost. One sweep at a time locks the file. Move-only.
 class ResultFile {
  public:
   struct Line {
@@ -23,16 +23,17 @@ class ResultFile {
     SweepRow row;
   };
 
-  // A new file, or an empty one that is there. A device or pipe is written to. kAlreadyExists: it
-  // holds something. Others as Continue.
+  // A new file, or an existing empty one. A device or pipe is written to. kAlreadyExists: the file
+  // is not empty. Other errors as Continue.
   static absl::StatusOr<ResultFile> Create(const std::string& path);
-  // A file that is there. kNotFound: it is not. kInvalidArgument: a folder. kDataLoss "<path>: line
-  // N: <reason>". kFailedPrecondition: another sweep writes it. kUnavailable: the system failed.
+  // An existing file. kNotFound: it does not exist. kInvalidArgument: a folder. kDataLoss "<path>:
+  // line N: <reason>". kFailedPrecondition: another sweep writes it. kUnavailable: the system
+  // failed.
   static absl::StatusOr<ResultFile> Continue(const std::string& path);
 
-  // What the file held when it was opened, in its order.
+  // The lines of the file when it was opened, in order.
   const std::vector<Line>& lines() const { return lines_; }
-  // One write; what fails halfway is cut back. kUnavailable.
+  // Appends in one write; a partial write is undone. kUnavailable.
   absl::Status Append(const SweepRow& row);
   const std::string& path() const { return path_; }
 
@@ -45,7 +46,7 @@ class ResultFile {
   std::string path_;
   Descriptor file_;
   bool regular_ = true;
-  int64_t size_bytes_ = 0;  // of whole lines
+  int64_t size_bytes_ = 0;  // size of complete lines
   std::vector<Line> lines_;
 };
 

@@ -30,7 +30,7 @@ namespace {
 constexpr char kCommand[] = "sweep";
 constexpr absl::Duration kTimeToWriteARow = absl::Seconds(5);
 
-// Of a point before the sweep, the same on every process; the largest of what they say holds.
+// The state of a point before the sweep, equal on all processes: the largest of theirs.
 enum State : int64_t { kRun, kRefused, kThere };
 
 class SweepRun {
@@ -64,7 +64,7 @@ class SweepRun {
   }
 
  private:
-  // Everything that can be refused, before a rank starts or a file is touched.
+  // Refuses everything that can be refused before a rank starts or a file is touched.
   absl::Status Prepare() {
     if (plan_.measure() == Measure::kTrain) MOE_RETURN_IF_ERROR(ReadText());
     if (!settings_.empty("max-memory") && settings_.real("max-memory") <= 0) {
@@ -121,7 +121,7 @@ class SweepRun {
       status = RunPoint(i, plan_.At(i, text_), world);
     }
     progress_->End();
-    // Also what there is before a failure: processes do not come back from one.
+    // Also prints the rows before a failure: processes do not return from one.
     if (speaks()) {
       const absl::Status printed = output_.Print();
       if (status.ok()) status = printed;
@@ -129,15 +129,15 @@ class SweepRun {
     return status;
   }
 
-  // Rank 0 has read the file, and machines differ in memory: all must skip and refuse the same
-  // points.
+  // Rank 0 alone has read the file, and machines differ in memory: all must skip and refuse the
+  // same points.
   absl::Status AgreeAmongProcesses(Communicator& world) {
     const auto stream = MakeInlineStream();
     MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(state_), ReduceOp::kMax, *stream));
     return stream->Synchronize();
   }
 
-  // What stands between a point and its run: its settings, or memory.
+  // The reason why a point cannot run: its settings, or memory.
   absl::Status Refusal(const PlannedPoint& planned) const {
     MOE_RETURN_IF_ERROR(planned.refused);
     const auto max_mib =
@@ -148,8 +148,8 @@ class SweepRun {
     return too_big.empty() ? absl::OkStatus() : absl::ResourceExhaustedError(too_big);
   }
 
-  // Measures a point and keeps its row. An error: of processes, which have lost each other, or of
-  // the file; what goes wrong on threads is the row's.
+  // Measures a point and stores its row. Returns errors of processes, which have lost each other,
+  // or of the file; errors on threads are recorded in the row.
   absl::Status RunPoint(size_t index, const PlannedPoint& planned, Communicator* world) {
     const bool started = state_[index] == kRun;
     absl::Status failed = started ? absl::OkStatus() : Refusal(planned);
@@ -171,7 +171,7 @@ class SweepRun {
     point.provenance = Provenance(planned.launch.device);
     const absl::Status end = world != nullptr && started ? failed : absl::OkStatus();
     if (!speaks()) {
-      // A process that leaves ends the job: time for rank 0 to learn of it and to write the row.
+      // A process that exits ends the job: wait until rank 0 has noticed and written the row.
       if (!end.ok()) absl::SleepFor(kTimeToWriteARow);
       return end;
     }
@@ -204,7 +204,7 @@ class SweepRun {
     return figures;
   }
 
-  // What one rank does in one repetition. `figures` is whole on rank 0.
+  // The work of one rank in one repetition. `figures` is complete on rank 0.
   absl::Status OnRank(const PlannedPoint& planned, int repetition,
                       std::unique_ptr<Communicator> world, sweep::Figures& figures) {
     const bool first = world->rank() == 0;
@@ -249,7 +249,7 @@ class SweepRun {
   }
 
   std::string ResumeCommand() const {
-    // What the environment or a file says for the other measure would be refused as a flag.
+    // Values from the environment or a file for the other measure would be refused as flags.
     const auto skip = [&](const Setting& s) {
       return s.name == "out" || s.name == "resume" || IsOfOther(plan_.measure(), s);
     };
@@ -272,7 +272,7 @@ class SweepRun {
   const Settings& settings_;
   const SweepPlan& plan_;
   DataFiles data_;
-  lm::Corpus text_;  // of it
+  lm::Corpus text_;  // the text of data_
   SweepOutput output_;
   std::vector<int64_t> state_;  // [points]
   int64_t available_bytes_ = 0;

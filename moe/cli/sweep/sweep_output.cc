@@ -19,8 +19,8 @@ namespace moe::cli {
 
 namespace {
 
-// -o and -oe have one column more than the file: whether a point is on the front is known at the
-// end alone.
+// -o and -oe have one column more than the file: whether a point is on the front is only known at
+// the end.
 std::string FormText(measure::TableForm form, const std::vector<sweep::SweepRow>& rows) {
   std::vector<std::string> keys = sweep::SweepKeys();
   keys.insert(std::find(keys.begin(), keys.end(), "status"), "pareto");
@@ -40,8 +40,8 @@ std::string TextIn(const std::string& form, const std::vector<sweep::SweepRow>& 
   return table_form.has_value() ? FormText(*table_form, rows) : sweep::SweepTable(rows);
 }
 
-// "[ 7/36] E=16 k=2 cf=1.25 eta 00:12:40": point 7 of 36 runs. Without an eta: "eta --:--:--".
-// Where that is longer than `columns` the eta stands before the label, which is cut.
+// "[ 7/36] E=16 k=2 cf=1.25 eta 00:12:40": point 7 of 36 runs. Without an eta: "eta --:--:--". If
+// that is longer than `columns`, the eta precedes the label, which is truncated.
 std::string ProgressText(int64_t number, int64_t points, const std::string& label,
                          std::optional<double> eta_seconds, size_t columns) {
   const std::string place =
@@ -98,7 +98,8 @@ absl::StatusOr<std::string> SweepOutput::Adopt(const std::vector<std::string>& i
     const auto at = point_of.find(sweep::IdentityOf(line.row));
     if (at != point_of.end()) {
       const bool again = line.row.failed() && settings_.on("retry");
-      rows_[at->second] = again ? std::nullopt : std::optional(line.row);  // the last one counts
+      // the last row of a point counts
+      rows_[at->second] = again ? std::nullopt : std::optional(line.row);
       continue;
     }
     if (others++ == 0) first_other = line.number;
@@ -176,8 +177,8 @@ void SweepProgress::Error(int64_t number, const std::string& label, const std::s
 
 InterruptWatch::InterruptWatch(std::function<void()> say) : say_(std::move(say)) {
   sigemptyset(&signals_);
-  // A launcher that is interrupted ends its processes by SIGTERM. A shell has its background jobs
-  // ignore SIGINT: so it stays.
+  // A launcher that is interrupted ends its processes by SIGTERM. A shell makes its background jobs
+  // ignore SIGINT, and that is respected.
   struct sigaction now = {};
   sigaction(SIGINT, nullptr, &now);
   if (now.sa_handler != SIG_IGN) sigaddset(&signals_, SIGINT);
@@ -188,7 +189,7 @@ InterruptWatch::InterruptWatch(std::function<void()> say) : say_(std::move(say))
 
 InterruptWatch::~InterruptWatch() {
   over_ = true;
-  pthread_kill(thread_.native_handle(), SIGTERM);  // wakes the wait
+  pthread_kill(thread_.native_handle(), SIGTERM);  // ends the wait
   thread_.join();
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }

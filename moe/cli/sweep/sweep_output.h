@@ -1,4 +1,5 @@
-// What a sweep says: its rows, in a file and on the screen, how far it is, and what at Ctrl-C.
+// Output of a sweep: its rows, in a file and on the screen, its progress, and its reaction to
+// Ctrl-C.
 #ifndef MOE_MOE_CLI_SWEEP_SWEEP_OUTPUT_H_
 #define MOE_MOE_CLI_SWEEP_SWEEP_OUTPUT_H_
 
@@ -23,18 +24,18 @@
 
 namespace moe::cli {
 
-// Of the rank that speaks. Thread-safe: an interrupt prints what there is.
+// Used on the rank that prints. Thread-safe: an interrupt prints the rows so far.
 class SweepOutput {
  public:
-  // points: of the sweep.
+  // points: number of the sweep's points.
   SweepOutput(const Settings& settings, size_t points) : settings_(settings), rows_(points) {}
 
-  // Opens the file of -J or --resume, if any. Errors carry the exit codes of INTERFACE and name the
+  // Opens the file of -J or --resume, if any. Errors have the documented exit codes and name the
   // flag.
   absl::Status Open();
-  // The identities of the points, in order: rows of the file that are of one of them become theirs
-  // (with --retry, those that are no errors). Returns a note on the rows that are of none, or "".
-  // kInvalidArgument for a row of another build than `build` (sweep::BuildOf).
+  // Passes the identities of the points, in order: rows of the file with one of them become the
+  // rows of those points (with --retry, only rows without error). Returns a note on rows without a
+  // point, or "". kInvalidArgument for a row of another build than `build` (sweep::BuildOf).
   absl::StatusOr<std::string> Adopt(const std::vector<std::string>& identities,
                                     const std::string& build);
 
@@ -42,7 +43,7 @@ class SweepOutput {
   std::vector<sweep::SweepRow> rows() const;         // so far, in order of the points
   const std::string& path() const { return path_; }  // empty: no file
 
-  // Into the file, and kept.
+  // Appends a row to the file, and keeps it.
   absl::Status Add(size_t index, sweep::SweepRow row);
   // The rows so far in the forms of -o and -oe.
   absl::Status Print() const;
@@ -55,24 +56,24 @@ class SweepOutput {
   std::vector<std::optional<sweep::SweepRow>> rows_;  // guarded by mu_
 };
 
-// On a terminal one refreshed line, else a line for every point. Not thread-safe.
+// Progress as one refreshed line on a terminal, else a line for every point. Not thread-safe.
 class SweepProgress {
  public:
   struct Options {
-    int64_t points = 0;  // of the sweep
-    int64_t to_run = 0;  // of them, those that are measured now
+    int64_t points = 0;  // number of the sweep's points
+    int64_t to_run = 0;  // number of points to measure now
     bool quiet = false;
   };
   SweepProgress(const Options& options, const Terminal& terminal, std::FILE* out)
       : options_(options), line_(terminal, out), out_(out) {}
 
-  // Point `number`, from 1, starts.
+  // Reports that point `number`, from 1, starts.
   void Start(int64_t number, const std::string& label);
-  // It is at `done` of `total` steps: on a terminal alone.
+  // Reports `done` of `total` steps, on a terminal alone.
   void Step(int64_t done, int64_t total);
-  // It has ended after `seconds`.
+  // Reports that the point has ended after `seconds`.
   void Finish(double seconds);
-  // Why a point, started or not, has no figures.
+  // Reports why a point, started or not, has no figures.
   void Error(int64_t number, const std::string& label, const std::string& error);
   void End() { line_.End(); }
 
@@ -84,12 +85,12 @@ class SweepProgress {
   std::FILE* const out_;
   int64_t number_ = 0, finished_ = 0;
   std::string label_;
-  double seconds_ = 0;  // of the points that have ended
+  double seconds_ = 0;  // time of the points that have ended
 };
 
-// While it lives, SIGINT and SIGTERM call `say` on another thread and then end the process as they
-// do without it (a shell sees 130 and 143). Make it on the main thread before others start: they
-// inherit that both signals are held back.
+// While an object lives, SIGINT and SIGTERM call `say` on another thread and then end the process
+// as usual (a shell sees 130 and 143). Create it on the main thread before other threads start:
+// they inherit the mask that blocks both signals.
 class InterruptWatch {
  public:
   explicit InterruptWatch(std::function<void()> say);

@@ -19,7 +19,7 @@ namespace moe::cli {
 
 namespace {
 
-// Main axes stand in every label.
+// Main axes are part of every label.
 bool InEveryLabel(absl::string_view name) {
   return name == "num-experts" || name == "moe-router-topk" || name == "moe-expert-capacity-factor";
 }
@@ -35,7 +35,7 @@ absl::Status NamedAxis(const char* name, const absl::Status& status) {
   return absl::InvalidArgumentError(absl::StrCat("--", name, ": ", status.message()));
 }
 
-// A flag that is given and not read would say something else than what is measured.
+// A flag that is given but not read would misstate what is measured.
 absl::Status RefuseUnread(const Settings& settings, Measure measure) {
   for (const Setting& s : PointSettings().rows()) {
     if (!IsOfOther(measure, s) || settings.value(s.name).origin != Origin::kFlag) continue;
@@ -47,7 +47,7 @@ absl::Status RefuseUnread(const Settings& settings, Measure measure) {
   return absl::OkStatus();
 }
 
-// A given routing takes the gate's place; a row that names a gate or its options would be of none.
+// A given routing replaces the gate, so that the gate and its options would have no effect.
 absl::Status RefuseGateWithRouting(const Settings& settings) {
   if (!settings.given("routing")) return absl::OkStatus();
   for (const Setting& s : settings.table()) {
@@ -68,7 +68,7 @@ absl::Status CheckRouting(const std::string& value) {
   return absl::InvalidArgumentError(absl::StrCat("--", routing.status().message()));
 }
 
-// A model that is one MoE layer and nothing else.
+// A model that consists of one MoE layer.
 lm::TransformerConfig ModelOf(const MoeLayerConfig& layer) {
   lm::TransformerConfig model;
   model.vocab_size = 0;
@@ -85,10 +85,10 @@ ModelSize LayerSizeOf(const lm::TransformerConfig& model) {
   return {.total = size.total - around, .active = size.active - around};
 }
 
-// Shares are a matrix of ranks by ranks. Above this the most that skew can be stands for it.
+// Shares are a matrix of ranks by ranks. Above this many ranks the largest possible skew is used.
 constexpr int kMostSharedRanks = 1024;
 
-// Rows of the rank with the most over their mean.
+// Rows of the rank with the most, relative to their mean.
 double RowSkew(const Settings& settings, int ep) {
   const auto routing = measure::ParseRouting(settings.text("routing"));
   if (settings.empty("routing") || !routing.ok()) return 1;
@@ -98,7 +98,7 @@ double RowSkew(const Settings& settings, int ep) {
   return ep * *std::max_element(shares.begin(), shares.end());
 }
 
-// Without peer memory a direct dispatcher runs staged, and the row would not say so.
+// Without peer memory a direct dispatcher runs staged, which the row would not show.
 absl::Status CheckDispatch(const Settings& settings, const Launch& launch) {
   MOE_RETURN_IF_ERROR(CheckTwoHops(settings, launch.device));
   if (launch.plan.backend != Backend::kNccl || !settings.is("dispatch", "direct")) {
@@ -133,7 +133,7 @@ absl::Status CheckLayer(const Settings& settings, const MoeLayerConfig& layer, i
   return absl::OkStatus();
 }
 
-// What the row says of the point, whether it can run or not.
+// Fills the row's description of the point, whether it can run or not.
 void FillPoint(const Settings& settings, sweep::Point& point) {
   point.experts = settings.integer("num-experts");
   point.topk = settings.integer("moe-router-topk");
@@ -154,8 +154,8 @@ void FillPoint(const Settings& settings, sweep::Point& point) {
   point.routing = settings.text("routing");
 }
 
-// Fill `planned` with what runs, as `moe train` and `moe bench layer` would check and make it.
-// kInvalidArgument with flag, value and what was expected where values do not go together.
+// Fill `planned` with the run, checked and made as by `moe train` and `moe bench layer`.
+// kInvalidArgument with flag, value and what was expected if values do not fit together.
 absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
                           PlannedPoint& planned) {
   const World& world = planned.launch.world;
@@ -284,7 +284,7 @@ Settings SweepPlan::SettingsOf(size_t index) const {
   Settings point = base_;
   for (size_t a = 0; a < axes_.size(); ++a) {
     const Setting& setting = *point.Find(axes_[a].name);
-    // Its form was checked when the axis was read.
+    // Its form was checked when the axis was parsed.
     (void)point.Set(setting, {values_[index][a]}, Origin::kFlag, absl::StrCat("--", setting.name));
   }
   return point;
@@ -320,7 +320,7 @@ PlannedPoint SweepPlan::At(size_t index, const lm::Corpus& text) const {
 std::string SweepPlan::SettingsText(const Settings& point, int threads) const {
   std::string text = measure_ == Measure::kTrain ? "--measure train " : "";
   for (const Setting& s : point.table()) {
-    // Texts and ids are known by their hash, wherever they lie.
+    // Texts and ids are identified by their hash, wherever they are stored.
     if (!ChangesResults(measure_, s) || s.is(kByContent)) continue;
     if (s.name == "threads") {
       absl::StrAppend(&text, "--threads ", threads, " ");

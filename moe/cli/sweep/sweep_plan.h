@@ -1,5 +1,5 @@
-// The settings of `moe sweep`, of a point, lists for its axes and its own, and the points that they
-// make.
+// The settings of `moe sweep`, of a point, with lists for its axes, and the points that follow from
+// them.
 #ifndef MOE_MOE_CLI_SWEEP_SWEEP_PLAN_H_
 #define MOE_MOE_CLI_SWEEP_SWEEP_PLAN_H_
 
@@ -27,40 +27,41 @@ namespace moe::cli {
 // What `moe sweep` measures at its points.
 enum class Measure : uint8_t { kLayer, kTrain };
 
-// A flag that takes a list.
+// A flag that accepts a list.
 struct SweepAxis {
   const char* name;   // "num-experts"
   const char* label;  // in progress lines: "E"
   sweep::AxisForm form;
 };
 
-// The tokens of a layer that is measured. `moe bench layer` calls them --tokens, too.
+// Tokens of a layer that is measured. `moe bench layer` calls them --tokens, too.
 inline constexpr char kTokensPerRank[] = "tokens-per-rank";
-// --tokens, which names files for training, is another word for it where a layer is measured and
-// the other is not given.
+// --tokens, which names files for training, is a synonym if a layer is measured and kTokensPerRank
+// is not given.
 absl::Status TakeTokensOfLayer(Settings& settings);
 
-// Slowest first: the order of the cross product.
+// The axes, slowest first: the order of the cross product.
 absl::Span<const SweepAxis> SweepAxes();
 
-// The settings of one point, every value single: those of `moe train`, then what a layer is
-// measured with. Rows of kOfOneRun a sweep sets by itself.
+// The settings of one point, with single values: those of `moe train`, then those for measuring a
+// layer. A sweep itself sets rows with the role kOfOneRun.
 const Table& PointSettings();
 void AddLayerMeasure(measure::LayerSpec& layer, measure::MeasureOptions& measure, Table& table);
 
-// Whether a row of PointSettings() is read by the other measure alone.
+// Whether only the other measure reads a row of PointSettings().
 bool IsOfOther(Measure measure, const Setting& setting);
 // Whether results under `measure` depend on a row of PointSettings().
 bool ChangesResults(Measure measure, const Setting& setting);
 
-// The command's: PointSettings() with texts for the axes, --measure, repetitions, files, output.
+// The settings of the command: PointSettings() with texts for the axes, --measure, repetitions,
+// files, output.
 Table SweepSettings();
 
 // A point, ready to run.
 struct PlannedPoint {
   sweep::Point point;
   std::string label;     // "E=16 k=2 cf=1.25", and what else varies
-  absl::Status refused;  // its values do not go together; nothing below is then set
+  absl::Status refused;  // its values do not fit together; the fields below are not set then
   Launch launch;
   lm::TrainConfig train;            // Measure::kTrain
   measure::LayerSpec layer;         // Measure::kLayer
@@ -71,18 +72,18 @@ struct PlannedPoint {
 
 class SweepPlan {
  public:
-  // Parses the axes and checks every value of each. kInvalidArgument "--flag: 'value', expected
-  // ...", for flags that --measure does not read, and for ranks other than a launcher's.
+  // Parses the axes and checks each of their values. kInvalidArgument "--flag: 'value', expected
+  // ...", also for flags that --measure does not read, and for ranks other than a launcher's.
   static absl::StatusOr<SweepPlan> Make(const Settings& settings,
                                         absl::Span<const std::string> environment);
 
   Measure measure() const { return measure_; }
   size_t size() const { return values_.size(); }
   int repetitions() const { return repetitions_; }
-  // All points run in the same world of processes, or each on threads of its own.
+  // All points run in the same world of processes, or each on its own threads.
   const Launch& launch() const { return launches_.begin()->second; }
 
-  // The point at `index`, in the order of the cross product. `text` is read by Measure::kTrain.
+  // The point at `index`, in the order of the cross product. Measure::kTrain reads `text`.
   PlannedPoint At(size_t index, const lm::Corpus& text) const;
 
  private:
@@ -94,12 +95,12 @@ class SweepPlan {
   std::string SettingsText(const Settings& point, int threads) const;
   std::string LabelOf(const Settings& point) const;
 
-  Settings base_;  // of a point, but for the axes
+  Settings base_;  // a point's settings except for the axes
   Measure measure_;
   int repetitions_ = 1;
-  std::vector<sweep::Axis> axes_;                 // those given
+  std::vector<sweep::Axis> axes_;                 // the given axes
   std::vector<std::vector<std::string>> values_;  // [points][axes_]
-  std::map<int, Launch> launches_;                // by ranks
+  std::map<int, Launch> launches_;                // by number of ranks
 };
 
 }  // namespace moe::cli

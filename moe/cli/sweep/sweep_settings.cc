@@ -152,7 +152,7 @@ const Table& PointSettings() {
   static const Table table = [] {
     Table rows;
     for (Setting s : TrainSettings().rows()) {
-      // A layer's default differs: all ranks share the experts.
+      // The default for a layer differs: all ranks share the experts.
       if (s.name == "expert-model-parallel-size") absl::StrAppend(&s.help, "; of a layer R");
       rows.Add(s);
     }
