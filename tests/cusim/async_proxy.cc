@@ -17,7 +17,7 @@ Block& CurrentBlock() {
   TheSimulation().Fail(fault, detail, Current());
 }
 
-// Whether the async proxy sees other bytes than other accesses do.
+// Whether the async proxy sees bytes other than other accesses do.
 bool Unseen(uint32_t address, size_t bytes) {
   SharedMemory& shared = CurrentBlock().shared;
   return std::memcmp(shared.At(address, bytes), shared.SeenAt(address, bytes), bytes) != 0;
@@ -40,7 +40,7 @@ void Wake(uint32_t barrier) {
   }
 }
 
-// Ends the phase if nothing is missing.
+// Ends the phase if nothing is pending.
 void CompletePhase(TransactionBarrier& barrier, uint32_t address, Site site) {
   if (barrier.pending > 0) return;
   if (barrier.bytes < 0 || (barrier.bytes == 0 && !barrier.copies.empty())) {
@@ -53,7 +53,7 @@ void CompletePhase(TransactionBarrier& barrier, uint32_t address, Site site) {
     ++barrier.phase;
     barrier.pending = barrier.arrivals;
   }
-  Wake(address);  // or there are copies that a waiting thread has to make
+  Wake(address);  // or there are copies that a waiting thread must make
 }
 
 }  // namespace

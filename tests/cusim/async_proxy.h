@@ -1,5 +1,5 @@
-// What happens behind the threads' backs on a Hopper GPU: bulk copies into shared memory, barriers
-// that count their bytes, and products that read shared memory. The state, for hopper.h.
+// Asynchronous operations of a Hopper GPU: bulk copies into shared memory, barriers that count
+// their bytes, and products that read shared memory. The state, for hopper.h.
 #ifndef MOE_TESTS_CUSIM_ASYNC_PROXY_H_
 #define MOE_TESTS_CUSIM_ASYNC_PROXY_H_
 
@@ -15,8 +15,8 @@ namespace cusim {
 
 inline constexpr uint32_t kChunkBytes = 16;
 
-// What a tensor map holds: of a tensor of 16-bit elements and three dimensions, the first one
-// contiguous. Lies in the 128 bytes of a CUtensorMap.
+// Contents of a tensor map: a tensor of 16-bit elements and three dimensions, the first one
+// contiguous. Stored in the 128 bytes of a CUtensorMap.
 struct TensorMap {
   uint64_t magic;  // kMagic
   const uint16_t* data;
@@ -29,8 +29,8 @@ struct TensorMap {
 };
 static_assert(sizeof(TensorMap) <= 128);
 
-// Where the byte at `address` of a tile lies: rows of 32, 64 or 128 bytes have their 16-byte chunks
-// exchanged by the bits above the row's place in 128 bytes. PTX ISA, "Swizzling modes".
+// Position of the byte at `address` of a tile: the 16-byte chunks of rows of 32, 64 or 128 bytes
+// are exchanged according to the address bits above 128. PTX ISA, "Swizzling modes".
 inline uint32_t Swizzled(uint32_t address, uint32_t swizzle_bytes) {
   const uint32_t mask = swizzle_bytes == 0 ? 0 : swizzle_bytes / 16 - 1;
   return address ^ ((address >> 7 & mask) << 4);
@@ -45,57 +45,58 @@ struct BulkCopy {
 };
 
 struct TransactionBarrier {
-  uint32_t arrivals = 0;  // a phase needs
-  uint32_t pending = 0;   // it still waits for
+  uint32_t arrivals = 0;  // that a phase needs
+  uint32_t pending = 0;   // arrivals that the phase still waits for
   int64_t bytes = 0;      // expected and not copied yet
   uint32_t phase = 0;
-  std::deque<BulkCopy> copies = {};  // under way
+  std::deque<BulkCopy> copies = {};  // in flight
   char issue_order = 0, phase_order[2] = {};
-  Site site = {};  // of Init
+  Site site = {};  // where Init was called
 };
 
 struct AsyncProxy {
-  static constexpr uint32_t kNoCopy = 1;  // no swizzle has it
+  static constexpr uint32_t kNoCopy = 1;  // differs from every swizzle
 
   struct Chunk {
-    uint32_t products = 0;             // that read it
-    uint32_t copies = 0;               // that write it
-    uint32_t swizzle_bytes = kNoCopy;  // of the copy that wrote it last
+    uint32_t products = 0;             // in flight that read it
+    uint32_t copies = 0;               // in flight that write it
+    uint32_t swizzle_bytes = kNoCopy;  // swizzle of the last copy that wrote it
   };
   std::map<uint32_t, TransactionBarrier> barriers;
   std::unordered_map<uint32_t, Chunk> chunks;  // by address
-  uint64_t reads = 0;                          // chunks of products under way
+  uint64_t reads = 0;                          // chunks read by products in flight
 };
 
-// The address of `shared`, and the memory at an address: 16 bytes. Faults outside of shared memory.
+// The address of `shared`, and the 16 bytes of memory at an address. Faults outside of shared
+// memory.
 uint32_t SharedAddress(const void* shared, Site site);
 unsigned char* SharedChunk(uint32_t address, Site site);
 
-// fence.proxy.async: what was written so far is what bulk copies and products find.
+// fence.proxy.async: makes earlier writes visible to bulk copies and products.
 void FenceAsyncProxy(Site site);
 
 // mbarrier.init, .arrive with .expect_tx.
 void InitBarrier(void* barrier, uint32_t arrivals, Site site);
 void ArriveAtBarrier(void* barrier, uint32_t expected_bytes, Site site);
 
-// Begins a copy that is to complete on `barrier`.
+// Begins a copy that completes on `barrier`.
 void IssueCopy(const BulkCopy& copy, void* barrier, Site site);
 
-// Waits for the phase of this parity. True if it needs `copy` first, which the caller makes and
-// then tells FinishCopy: a copy takes place when a thread can wait no longer, never before.
+// Waits for the phase of this parity. True if it needs `copy` first: the caller makes the copy and
+// calls FinishCopy. Copies happen when a thread can wait no longer, never before.
 bool AwaitBarrier(void* barrier, uint32_t parity, Site site, BulkCopy& copy);
 void FinishCopy(void* barrier, const BulkCopy& copy, Site site);
 
-// A product of the calling thread's warp reads 16 bytes from now on, until FinishRead.
+// A product of the calling thread's warp reads 16 bytes, until FinishRead.
 void BeginRead(uint32_t address, uint32_t swizzle_bytes, Site site);
 void FinishRead(uint32_t address, Site site);
-// Counts a product of the warp: all four warps of a warpgroup must come to the same number.
+// Counts a product of the warp: all four warps of a warpgroup must reach the same number.
 void CountProduct(Site site);
 
 // setmaxnreg
 void SetRegisters(int registers, bool more, Site site);
 
-// A place for what a thread keeps from one call to the next; empty when it begins.
+// Storage for state of a thread between calls; initially empty.
 std::shared_ptr<void>& ThreadSlot();
 
 }  // namespace cusim

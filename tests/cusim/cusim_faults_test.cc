@@ -1,6 +1,6 @@
-// The simulator on kernels with one planted fault each. The scheduler must find and name its own in
-// every build; ThreadSanitizer and AddressSanitizer must name the line of a fault in memory, and
-// other builds find what they can.
+// The simulator on kernels with one planted fault each. In every build the scheduler must find and
+// name faults of synchronisation; ThreadSanitizer and AddressSanitizer must name the line of a
+// fault in memory, and other builds find what they can.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,7 +16,7 @@
 #include "tests/cusim/tensor.h"
 
 #if defined(__SANITIZE_THREAD__)
-// The first race ends the program, as every other fault does.
+// The first race ends the program, like every other fault.
 extern "C" const char* __tsan_default_options() {
   return "halt_on_error=1";
 }
@@ -84,7 +84,7 @@ TEST_F(CusimFaultDeathTest, ExitedLane) {
     if (threadIdx.x % 32 == 9) return;
     __shfl_xor_sync(0xffffffffu, 1, 1);
   };
-  // Whether the lane ends first or last is the schedule's choice: both are found.
+  // Whether the lane ends first or last depends on the schedule: both are found.
   for (uint32_t seed = 1; seed <= 4; ++seed) {
     EXPECT_DEATH(RunGrid({1, 32, 0, kernel}, {.seed = seed}),
                  Named("exited lane: .*lane 9", kLine));
@@ -154,7 +154,8 @@ TEST_F(CusimFaultDeathTest, RemovedBarrierIsARaceOnItsLine) {
   EXPECT_DEATH(RunGrid({1, 64, 0, kernel}, {}), Named("data race", kWriteLine));
 }
 
-// The reader passes its second barrier early: the write after the first is not ordered before it.
+// The reader passes its second barrier too early: the write after the first is not ordered before
+// it.
 TEST_F(CusimFaultDeathTest, RemovedSecondBarrierOfALoopIsARace) {
   const auto kernel = [] {
     MOE_SHARED_ARRAY(int, tile, 64);
@@ -200,7 +201,7 @@ TEST_F(CusimFaultDeathTest, ShuffleInPlaceOfSyncwarpIsARace) {
   EXPECT_DEATH(RunGrid({1, 32, 0, kernel}, {}), "data race");
 }
 
-// One after the other here, at once on a GPU: blocks of one grid are not ordered.
+// Blocks run one after the other here, and concurrently on a GPU: they are not ordered.
 TEST_F(CusimFaultDeathTest, BlocksThatWriteOneElementRace) {
   std::vector<int> out(4);
   const auto kernel = [&] {

@@ -47,7 +47,7 @@ struct Product {
     EXPECT_EQ(Encode(b, kColumns, kColumns, b_map), cudaSuccess);
   }
 
-  // A multiple of 16 bytes into the array.
+  // The first element of the array at a multiple of 16 bytes.
   static BFloat16* Aligned(std::vector<BFloat16>& values) {
     const auto at = reinterpret_cast<uintptr_t>(values.data());
     return values.data() + (16 - at % 16) % 16 / 2;
@@ -160,7 +160,8 @@ TEST(CusimHopperTest, PipelineOfTilesHasTheSumsOfAPlainLoopUnderEverySchedule) {
   }
 }
 
-// Neither the rows nor the depth fill a tile; AddressSanitizer sees a read beyond the arrays.
+// Neither the rows nor the depth fill a tile; AddressSanitizer would report a read beyond the
+// arrays.
 TEST(CusimHopperTest, TilesBeyondTheTensorAreZeros) {
   Product product(50, kStageDepth + 8);
   const auto out = product.Run(Plant::kNone, 1);
@@ -190,7 +191,7 @@ TEST_F(CusimFaultDeathTest, PlantedInAPipelineOfTiles) {
   }
 }
 
-// Whether a copy begins while the product reads is the schedule's choice.
+// Whether a copy begins while the product reads depends on the schedule.
 TEST_F(CusimFaultDeathTest, StageReleasedBeforeItsProductsHaveEnded) {
   const Product product(kRows, 8 * kStageDepth);
   const auto some_seeds = [&] {
@@ -204,7 +205,7 @@ TEST(CusimHopperTest, SumsAreNaNBeforeTheyAreWaitedFor) {
   EXPECT_TRUE(std::isnan(product.Run(Plant::kSumsReadEarly, 1)[0]));
 }
 
-// Operands that threads write themselves.
+// Threads write the operands themselves.
 void MultiplyOnes(bool fence, bool write_again, int warps, float* out) {
   MOE_DYNAMIC_SHARED(tiles);
   auto* const elements = reinterpret_cast<BFloat16*>(tiles);

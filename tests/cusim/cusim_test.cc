@@ -43,7 +43,7 @@ TEST(CusimTest, EveryThreadOfEveryBlockRunsOnce) {
   });
 }
 
-// out[block, t] = in[block, n - 1 - t], by way of shared memory, `rounds` times over.
+// out[block, t] = in[block, n - 1 - t], through shared memory, `rounds` times.
 void ReverseKernel(const int* in, int* out, int rounds) {
   MOE_SHARED_ARRAY(int, tile, 48);
   int* const again = static_cast<int*>(DynamicShared());
@@ -110,7 +110,7 @@ TEST(CusimTest, ShufflesAndVotesMoveTheValuesThatCudaSays) {
       mine.down8 = __shfl_down_sync(~0u, value, 5, 8);
       mine.ballot = __ballot_sync(~0u, lane % 3 == 0);
       mine.match = __match_any_sync(~0u, lane / 8);
-      // Unsigned: bit 31 is of odd lanes.
+      // Unsigned: bit 31 belongs to odd lanes.
       const uint32_t number = static_cast<uint32_t>(lane) << 31 | static_cast<uint32_t>(lane + 1);
       mine.largest = __reduce_max_sync(~0u, number);
       mine.smallest = __reduce_min_sync(~0u, number);
@@ -133,7 +133,7 @@ TEST(CusimTest, ShufflesAndVotesMoveTheValuesThatCudaSays) {
   });
 }
 
-// Halves of a warp meet separately, a different number of times.
+// Halves of a warp synchronise separately, a different number of times.
 TEST(CusimTest, GroupsOfOneWarpMeetOnTheirOwn) {
   ForSchedules([&](const Options& options) {
     std::vector<int> sum(32);
@@ -197,7 +197,7 @@ TEST(CusimTest, OneSeedIsOneScheduleAndSeedsDiffer) {
   EXPECT_EQ(schedules.size(), 10u);
 }
 
-// The order in which threads end differs too, not only a number that is called a hash.
+// The order in which threads end must differ, not only the hash.
 TEST(CusimTest, SeedsChangeTheOrderOfThreads) {
   std::set<std::vector<unsigned>> orders;
   for (uint32_t seed = 1; seed <= 10; ++seed) {
@@ -217,7 +217,7 @@ class CusimMmaTest : public ::testing::Test {};
 using Types = ::testing::Types<moe::BFloat16, moe::Float16>;
 TYPED_TEST_SUITE(CusimMmaTest, Types);
 
-// Small integers: every product and sum is exact, so that the order of terms cannot matter.
+// Small integers: every product and sum is exact, so that the order of terms does not matter.
 TYPED_TEST(CusimMmaTest, MatrixFragmentsLieWherePtxSays) {
   using T = TypeParam;
   const auto a = [](int row, int k) {
@@ -280,7 +280,7 @@ TEST(CusimTensorTest, LoadedMatricesLieWherePtxSays) {
   }
 }
 
-// The source has six bytes, and AddressSanitizer sees a seventh.
+// The source has six bytes; AddressSanitizer would report a read of a seventh.
 TEST(CusimTensorTest, AsynchronousCopiesFillUpWithZeros) {
   alignas(16) const uint16_t source[3] = {1, 2, 3};
   std::vector<uint16_t> out(8);

@@ -1,7 +1,7 @@
-// CUDA's device-side names, for a kernel's source that the host compiler compiles. Included by
-// kernels/base/cuda_kernel.h where nvcc would have these built in; add what a kernel needs.
+// CUDA's device-side names, for kernel sources compiled by the host compiler. Included by
+// kernels/base/cuda_kernel.h in place of nvcc's built-in names; extended when a kernel needs more.
 //
-// Every operation that waits takes the file and line of its call, which faults are reported with.
+// Every operation that waits takes the file and line of its call, which fault messages name.
 #ifndef MOE_TESTS_CUSIM_DEVICE_H_
 #define MOE_TESTS_CUSIM_DEVICE_H_
 
@@ -17,8 +17,7 @@
 #include "tests/cusim/cusim.h"
 #include "tests/cusim/intrinsics.h"
 
-// In a kernel it would be a plain local variable: MOE_SHARED_ARRAY is what works for both
-// compilers.
+// In a kernel it would be a plain local variable: MOE_SHARED_ARRAY works for both compilers.
 #undef __shared__
 #undef __launch_bounds__
 #define __launch_bounds__(...)  // NOLINT(bugprone-reserved-identifier): the name is CUDA's
@@ -58,8 +57,8 @@ T Unpack(const LaneValue& packed) {
   return value;
 }
 
-// The value of lane `from`, as all shuffles have it. `from` outside [0, 32) or not in the mask
-// gives an undefined value on a GPU; here it is a fault.
+// The value of lane `from`, for all shuffles. If `from` is outside [0, 32) or not in the mask, the
+// value is undefined on a GPU; here it is a fault.
 template <typename T>
 T Shuffle(const WarpOperation& operation, T value, int from) {
   const auto values = MeetInWarp(operation, Pack(value));
@@ -70,7 +69,7 @@ T Shuffle(const WarpOperation& operation, T value, int from) {
   return Unpack<T>(values[from]);
 }
 
-// Of the values of the mask's lanes the one that is better than all others.
+// The value of the mask's lanes that is better than all others.
 template <typename Better>
 uint32_t Reduce(const WarpOperation& operation, uint32_t value, Better better) {
   const auto values = MeetInWarp(operation, {value});
@@ -99,8 +98,8 @@ inline void __syncwarp(uint32_t mask = 0xffffffffu, CUSIM_SITE) {
   cusim::MeetInWarp({"__syncwarp", mask, true, {file, line}}, {});
 }
 
-// A warp is cut into sections of `width` lanes; shuffles stay inside their section, and a lane
-// whose source would lie outside takes its own value.
+// A warp is divided into sections of `width` lanes; shuffles stay inside their section, and a lane
+// whose source would be outside receives its own value.
 template <typename T>
 T __shfl_sync(uint32_t mask, T value, int source, int width = 32, CUSIM_SITE) {
   const int section = cusim::Lane() & ~(width - 1);

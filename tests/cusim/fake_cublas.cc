@@ -1,10 +1,11 @@
-// The functions of cuBLAS that this project calls, on a CPU, in streams of the fake runtime: what a
-// build with MOE_ENABLE_CUDA=SIMULATED links in place of the library.
+// The functions of cuBLAS that this project calls, on a CPU, in streams of the fake runtime: a
+// build with MOE_ENABLE_CUDA=SIMULATED links them in place of the library.
 //
-// Plain loops that sum in float32, in ascending order. Strict where the library is lenient or says
-// nothing: a matrix outside the handle's device, a leading dimension below its column's length,
-// types that do not go together, a product without terms, a missing workspace (results could then
-// depend on other streams) and another device than the handle's are printed and abort the process.
+// Plain loops that sum in float32, in ascending order. Strict where the library is lenient or
+// unspecified: the following are printed and abort the process: a matrix outside the handle's
+// device, a leading dimension below its column's length, types that do not match, a product without
+// terms, a missing workspace (results could then depend on other streams), and a device other than
+// the handle's.
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -33,7 +34,7 @@ constexpr char kGemm[] = "cublasGemmEx_64";
 
 std::atomic<int64_t> products = 0;
 
-// A matrix, column by column, of which `operation` gives op(matrix): [rows, cols].
+// A matrix, stored by columns; `operation` of it is op(matrix): [rows, cols].
 struct Matrix {
   const char* name;
   void* data;
@@ -68,7 +69,7 @@ struct Matrix {
   }
 };
 
-// `data` is memory of the device, `bytes` of it.
+// Checks that `bytes` bytes at `data` are memory of the device.
 void CheckPlace(const char* function, const std::string& name, const void* data, size_t bytes,
                 int device) {
   if (cusim::DeviceOfMemory(data) != device) {
@@ -140,7 +141,7 @@ cublasStatus_t CUBLASWINAPI cublasSetStream_v2(cublasHandle_t handle, cudaStream
     Misuse(__func__, "a stream of another device than the handle's");
   }
   handle->stream = stream;
-  handle->has_workspace = false;  // as documented
+  handle->has_workspace = false;  // as cuBLAS documents
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t CUBLASWINAPI cublasSetWorkspace_v2(cublasHandle_t handle, void* data, size_t bytes) {
@@ -181,7 +182,7 @@ cublasStatus_t CUBLASWINAPI cublasGemmEx_64(cublasHandle_t handle, cublasOperati
       for (int64_t row = 0; row < m; ++row) {
         float sum = 0;
         for (int64_t i = 0; i < k; ++i) sum += left.Get(row, i) * right.Get(i, col);
-        // What c holds is not read, be it NaN, unless it is kept.
+        // The old value of c is not read, even if it is NaN, unless it is kept.
         out.Set(row, col, keep == 0 ? scale * sum : scale * sum + keep * out.Get(row, col));
       }
     }

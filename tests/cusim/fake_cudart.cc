@@ -1,5 +1,5 @@
-// The functions of the CUDA runtime that this project calls, on a CPU: what a build with
-// MOE_ENABLE_CUDA=SIMULATED links in place of CUDA's own. fake_streams.h says what they find.
+// The functions of the CUDA runtime that this project calls, on a CPU: a build with
+// MOE_ENABLE_CUDA=SIMULATED links them in place of CUDA's own. fake_streams.h lists what they find.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -30,7 +30,7 @@ cudaError_t Return(cudaError_t error) {
   return error;
 }
 
-// What any call that needs a device returns first.
+// The error that a call that needs a device returns first.
 cudaError_t Driver() {
   return TheMachine().driver;
 }
@@ -45,7 +45,7 @@ bool CanBePeers(int device, int owner) {
          std::find(never.begin(), never.end(), std::pair(device, owner)) == never.end();
 }
 
-// Pools are numbered by their device: all of one device are one.
+// Pools are numbered by device: all pools of one device are the same.
 int DeviceOfPool(cudaMemPool_t pool) {
   return static_cast<int>(reinterpret_cast<intptr_t>(pool) - 1);
 }
@@ -54,14 +54,14 @@ int DeviceOfStream(const char* function, cudaStream_t stream) {
   return stream == nullptr ? current_device : Streams::Get().DeviceOf(function, stream);
 }
 
-// As a copy of `device` finds it.
+// Checks memory that a copy of `device` accesses.
 void CheckRange(const char* function, int device, const void* data, size_t bytes) {
   cusim::CheckDeviceRange(function, data, bytes);
   cusim::CheckAccess(function, device, data);
 }
 
-// Whether cudaDeviceEnablePeerAccess is called for this pair for the first time. It opens what
-// cudaMalloc gave, of which the library has none, and no pool.
+// Whether cudaDeviceEnablePeerAccess is called for this pair for the first time. It only opens
+// memory of cudaMalloc, which the library does not use, and no pool.
 bool EnablePeer(int device, int owner) {
   static std::mutex* const mu = new std::mutex;
   static auto* const enabled = new std::set<std::pair<int, int>>;  // guarded by mu
@@ -73,9 +73,9 @@ bool IsMultiple(uint64_t n, uint64_t of) {
   return n % of == 0;
 }
 
-// The driver's cuTensorMapEncodeTiled. Refuses what the driver refuses, and besides what no kernel
-// here needs: element types of other than 16 bits, other than three dimensions, steps, boxes less
-// wide than their swizzle.
+// The driver's cuTensorMapEncodeTiled. Refuses what the driver refuses, and also what no kernel
+// here needs: element types of other than 16 bits, other than three dimensions, element strides,
+// boxes narrower than their swizzle.
 CUresult CUDAAPI EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
                              void* data, const cuuint64_t* size, const cuuint64_t* stride,
                              const cuuint32_t* box, const cuuint32_t* step,
@@ -172,7 +172,7 @@ const char* CUDARTAPI cudaGetErrorString(cudaError_t) {
 }
 
 cudaError_t CUDARTAPI cudaGetDeviceCount(int* count) {
-  if (Driver() != cudaSuccess) return Return(Driver());  // leaves *count alone, as CUDA's does
+  if (Driver() != cudaSuccess) return Return(Driver());  // *count stays unchanged, as with CUDA
   *count = TheMachine().devices;
   return *count > 0 ? cudaSuccess : Return(cudaErrorNoDevice);
 }
@@ -246,7 +246,7 @@ cudaError_t CUDARTAPI cudaDeviceSynchronize() {
 
 cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   if (Driver() != cudaSuccess) return Return(Driver());
-  // Others would be ordered with the null stream, which here runs everything at once.
+  // Blocking streams would be ordered with the null stream, which runs everything at once here.
   if (flags != cudaStreamNonBlocking) return Return(cudaErrorNotSupported);
   *stream = Streams::Get().Create(current_device);
   return cudaSuccess;
@@ -312,7 +312,7 @@ cudaError_t CUDARTAPI cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolPr
 cudaError_t CUDARTAPI cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
   return cudaSuccess;
 }
-// Opens the whole pool, as CUDA's does: what was and what will be given out.
+// Opens the whole pool, as CUDA does: past and future allocations.
 cudaError_t CUDARTAPI cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* accesses,
                                            size_t count) {
   if (Driver() != cudaSuccess) return Return(Driver());
@@ -327,7 +327,7 @@ cudaError_t CUDARTAPI cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAcce
   }
   return cudaSuccess;
 }
-// The memory is there at once: using it before the stream gets here is found on a GPU alone.
+// The memory is valid at once: use before the stream reaches this point is only found on a GPU.
 cudaError_t CUDARTAPI cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t pool,
                                               cudaStream_t stream) {
   Streams::Get().DeviceOf(__func__, stream);
@@ -338,7 +338,7 @@ cudaError_t CUDARTAPI cudaFreeAsync(void* data, cudaStream_t stream) {
   Streams::Get().Enqueue(__func__, stream, [data] { cusim::FreeDevice("cudaFreeAsync", data); });
   return cudaSuccess;
 }
-// What a program of its own allocates; no code of the library does.
+// For programs that allocate by themselves; the library does not call it.
 cudaError_t CUDARTAPI cudaMalloc(void** data, size_t bytes) {
   if (Driver() != cudaSuccess) return Return(Driver());
   *data = cusim::AllocateDevice(current_device, bytes);
@@ -378,7 +378,7 @@ cudaError_t CUDARTAPI cudaMemcpyAsync(void* to, const void* from, size_t bytes, 
   return cudaSuccess;
 }
 
-// The driver's functions are found as on a GPU.
+// Finds the driver's functions, as on a GPU.
 cudaError_t CUDARTAPI cudaGetDriverEntryPointByVersion(const char* symbol, void** function,
                                                        unsigned,
                                                        unsigned long long,  // NOLINT: CUDA's types

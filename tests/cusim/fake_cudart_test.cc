@@ -1,4 +1,4 @@
-// The fake CUDA runtime of tests/cusim: the orders that it runs streams in, and the misuse it
+// The fake CUDA runtime of tests/cusim: the orders in which it runs streams, and the misuse that it
 // finds.
 #include <array>
 #include <atomic>
@@ -42,7 +42,7 @@ class FakeCudart : public ::testing::Test {
   void Launch(int stream, char letter) {
     ASSERT_EQ(cusim::LaunchOne([this, letter] { order_ += letter; }, stream_[stream]), cudaSuccess);
   }
-  // What comes next in stream `later` follows what is in stream `earlier`.
+  // Orders later work of stream `later` after the work in stream `earlier`.
   void Join(int later, int earlier) {
     ASSERT_EQ(cudaEventRecord(event_[earlier], stream_[earlier]), cudaSuccess);
     ASSERT_EQ(cudaStreamWaitEvent(stream_[later], event_[earlier], 0), cudaSuccess);
@@ -140,7 +140,7 @@ TEST_F(FakeCudart, AWaitIsForWhatWasRecordedWhenItBegan) {
     Join(1, 0);
     Launch(1, 'b');
     Launch(0, 'c');
-    ASSERT_EQ(cudaEventRecord(event_[0], stream_[0]), cudaSuccess);  // moves no wait
+    ASSERT_EQ(cudaEventRecord(event_[0], stream_[0]), cudaSuccess);  // does not affect the wait
     ASSERT_EQ(cudaStreamSynchronize(stream_[1]), cudaSuccess);
     EXPECT_LT(order_.find('a'), order_.find('b')) << order_;
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -162,7 +162,7 @@ TEST_F(FakeCudart, ARecordInAnotherStreamEndsNoWait) {
   });
 }
 
-// Two host threads, a stream each: CUDA may have one thread for the host functions of all.
+// Two host threads with a stream each: CUDA may use one thread for all host functions.
 TEST_F(FakeCudart, HostFunctionsRunOneAfterTheOther) {
   struct Seen {
     std::atomic<int> inside = 0, ended = 0, together = 0;

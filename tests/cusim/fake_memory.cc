@@ -23,7 +23,7 @@ namespace cusim {
 namespace {
 
 constexpr size_t kAlignment = 256;
-// Freed memory that is kept, so that its addresses are not used again at once.
+// Freed memory that is kept, so that its addresses are not reused at once.
 constexpr size_t kQuarantineBytes = size_t{64} << 20;
 
 struct Allocation {
@@ -38,12 +38,12 @@ struct Memory {
   std::deque<uintptr_t> quarantine;             // oldest first
   size_t quarantine_bytes = 0;
   std::map<int, size_t> used;             // by device
-  std::set<std::pair<int, int>> granted;  // (who may touch, whose memory)
+  std::set<std::pair<int, int>> granted;  // (device with access, owner)
   std::map<uintptr_t, size_t> pinned;     // bytes by first address
   int64_t count = 0;
 };
 
-// Never destroyed, as Streams::Get().
+// Never destroyed, like Streams::Get().
 Memory& TheMemory() {
   static Memory* const memory = new Memory;
   return *memory;
@@ -53,7 +53,7 @@ void* Pointer(uintptr_t address) {
   return reinterpret_cast<void*>(address);
 }
 
-// The allocation, freed or not, that holds `data`; end() for memory of the host.
+// The allocation, freed or not, that contains `data`; end() for host memory.
 auto Find(Memory& memory, const void* data) {
   const auto address = reinterpret_cast<uintptr_t>(data);
   const auto after = memory.allocations.upper_bound(address);

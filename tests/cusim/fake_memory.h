@@ -1,4 +1,4 @@
-// The device memory of the fake CUDA runtime: memory of the host that the host may not touch.
+// The device memory of the fake CUDA runtime: host memory that the host must not access.
 #ifndef MOE_TESTS_CUSIM_FAKE_MEMORY_H_
 #define MOE_TESTS_CUSIM_FAKE_MEMORY_H_
 
@@ -7,36 +7,36 @@
 
 namespace cusim {
 
-// `bytes` bytes of the device, all bits set (NaN as floats), 256-byte aligned, nothing owned after
-// the last one; nullptr if the device has less left. Not zeroed, as CUDA's is not.
+// `bytes` bytes of the device, all bits set (NaN as floats), 256-byte aligned, without padding at
+// the end; nullptr if the device has less left. Not zeroed, like CUDA's.
 void* AllocateDevice(int device, size_t bytes);
-// Fills the memory with NaN and keeps it from being used again for a while. Misuse unless it is
-// alive.
+// Fills the memory with NaN and delays its reuse. Misuse unless it is allocated.
 void FreeDevice(const char* function, void* data);
 
-// The device whose memory `data` lies in, -1 for memory of the host.
+// The device that owns the memory at `data`, -1 for host memory.
 int DeviceOfMemory(const void* data);
 
-// Memory of the host that copies of a device reach without the CPU; nullptr if there is none.
+// Pinned host memory; nullptr if there is none.
 void* AllocatePinned(size_t bytes);
 void FreePinned(const char* function, void* data);
 bool IsPinned(const void* data);
 
 size_t UsedDeviceBytes(int device);
-// Since the process began: a test holds it still over a step.
+// Number of allocations since the process began: a test asserts that a step adds none.
 int64_t DeviceAllocations();
 
-// Misuse if [data, data + bytes) touches device memory that was freed, or leaves its allocation.
-// Memory of the host passes.
+// Misuse if [data, data + bytes) is in device memory that was freed, or extends beyond its
+// allocation. Host memory is allowed.
 void CheckDeviceRange(const char* function, const void* data, size_t bytes);
 
-// Lets `device` touch the memory of `owner`, for good.
+// Gives `device` access to the memory of `owner`, permanently.
 void GrantAccess(int device, int owner);
-// Misuse if `data` is memory of another device to which `device` was granted no access.
+// Misuse if `data` is memory of another device to which `device` has no access.
 void CheckAccess(const char* function, int device, const void* data);
 
-// Under AddressSanitizer device memory can be touched only while one of these lives, so that a host
-// that reads it is found, and then only what `device` has access to. One at a time.
+// Under AddressSanitizer device memory is accessible only while one of these objects lives, and
+// then only the memory that `device` has access to, so that reads by the host are found. One at a
+// time.
 class DeviceAccess {
  public:
   static constexpr int kEveryDevice = -1;

@@ -22,9 +22,9 @@ using cusim::Streams;
 using Kind = NcclCallRecord::Kind;
 using Lock = std::lock_guard<std::mutex>;
 
-constexpr int kMostPolls = 3;  // for which a call stays in progress
+constexpr int kMostPolls = 3;  // the most polls for which a call stays in progress
 
-// While it lives this thread is inside the communicator.
+// Marks this thread as inside the communicator.
 class Inside {
  public:
   Inside(const char* function, ncclComm_t comm, bool may_be_in_progress = false) : comm_(comm) {
@@ -67,7 +67,7 @@ int RandomPolls() {
   return static_cast<int>(globals.random() % (kMostPolls + 1));
 }
 
-// The rule that ranks call the same collectives in the same order. Whoever comes first decides.
+// Checks that ranks call the same collectives in the same order. The first call decides.
 void CheckOrder(const NcclCallPointer& call) {
   NcclGlobals& globals = NcclGlobals::Get();
   const Lock lock(globals.mu);
@@ -81,7 +81,7 @@ void CheckOrder(const NcclCallPointer& call) {
                                std::to_string(first->second->comm->rank));
 }
 
-// One kernel, now or some polls later.
+// Enqueues one kernel, now or some polls later.
 ncclResult_t Submit(ncclComm_t comm, cudaStream_t stream, std::vector<NcclCallPointer> calls) {
   const char* const name = calls[0]->name();
   const auto kernel = std::make_shared<NcclKernel>(comm, std::move(calls));
@@ -130,7 +130,7 @@ ncclResult_t EndGroup() {
 ncclResult_t Enqueue(const NcclCallRecord& record, cudaStream_t stream) {
   const auto call = std::make_shared<NcclCallRecord>(record);
   const Inside inside(call->name(), call->comm);
-  std::this_thread::yield();  // for another thread to be found here
+  std::this_thread::yield();  // gives another thread the chance to be found here
   if (call->comm->error != ncclSuccess) return call->comm->error;
   if (Streams::Get().DeviceOf(call->name(), stream) != call->comm->device) {
     NcclMisuse(call->name(), "the stream is of another device than the communicator");
@@ -173,7 +173,7 @@ std::shared_ptr<NcclWorld> NewWorld(int size) {
 }
 
 ncclComm_t NewComm(const std::shared_ptr<NcclWorld>& world, int rank, int root_rank, int device) {
-  auto* const comm = new ncclComm;  // kept for ever: whoever uses it too long is named
+  auto* const comm = new ncclComm;  // never freed, so that use after its end can be named
   comm->world = world;
   comm->rank = rank;
   comm->root_rank = root_rank;
@@ -183,7 +183,7 @@ ncclComm_t NewComm(const std::shared_ptr<NcclWorld>& world, int rank, int root_r
   return comm;
 }
 
-// Whether all have come; one GPU for two ranks is then found.
+// Whether all ranks have joined; finds one GPU that two ranks share.
 bool Joined(ncclComm_t comm) {
   const Lock lock(NcclGlobals::Get().mu);
   if (NcclGlobals::Get().faults.init_hangs || !comm->world->complete()) return false;
@@ -193,7 +193,7 @@ bool Joined(ncclComm_t comm) {
   return true;
 }
 
-// Whether all have come to the split; makes this rank's new communicator.
+// Whether all ranks have called the split; makes this rank's new communicator.
 bool SplitEnded(ncclComm_t comm, int64_t sequence, ncclComm_t* made) {
   const Lock lock(NcclGlobals::Get().mu);
   cusim::NcclSplit& split = comm->world->splits[sequence];
@@ -326,7 +326,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   const Inside inside(__func__, comm, true);
-  Streams::Get().RunSome();  // meanwhile the devices get on
+  Streams::Get().RunSome();  // meanwhile the devices make progress
   if (comm->in_progress != nullptr && comm->in_progress()) comm->in_progress = nullptr;
   const Lock lock(NcclGlobals::Get().mu);
   *state = comm->error != ncclSuccess     ? comm->error
@@ -363,7 +363,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     comm->life = ncclComm::Life::kAborted;
     comm->in_progress = nullptr;
   }
-  // As NCCL's: until its kernels have left the streams, into which others' may be before them.
+  // As in NCCL: waits until its kernels have left the streams, where others' may precede them.
   while (true) {
     Streams::Get().RunSome();
     {

@@ -1,5 +1,5 @@
-// The fake of NCCL: that it moves what NCCL moves, and names the rule that a caller breaks. Both
-// ranks of a world belong to one thread here, which non-blocking communicators allow.
+// The fake NCCL: it moves what NCCL moves, and names the rule that a caller breaks. Both ranks of a
+// world belong to one thread here, which non-blocking communicators allow.
 #include "tests/cusim/fake_nccl.h"
 
 #include <functional>
@@ -86,7 +86,7 @@ class FakeNccl : public ::testing::Test {
     ncclComm_t made = nullptr;
     (void)ncclCommSplit(rank.comm, 0, 0, &made, &config);
   }
-  // Breaks its rule under at least one of the seeds.
+  // Expects that its rule is reported under at least one of the seeds.
   static void OnSeeds(const std::function<void()>& body) {
     for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
       cusim::SeedStreams(seed);
@@ -216,7 +216,7 @@ TEST_F(FakeNcclDeathTest, Buffers) {
         (void)cudaStreamSynchronize(ranks_[0].stream);
       },
       "buffers must be memory of the communicator's device");
-  // What a second stream does to the buffers without an event edge.
+  // A second stream changes the buffers without an event edge.
   const auto meddle = [&](int* data) {
     for (const Rank& rank : ranks_) {
       (void)AllReduce(rank);

@@ -30,7 +30,7 @@ void CheckBuffer(const NcclCallRecord& call, const void* data, size_t bytes) {
   CheckDeviceRange(call.name(), data, bytes);
 }
 
-// Between its begin and this moment the kernel alone may touch its buffers.
+// Between its begin and this moment only the kernel may access its buffers.
 void CheckUnchanged(const NcclCallRecord& call) {
   CheckBuffer(call, call.send, call.send_bytes);
   CheckBuffer(call, call.recv, call.recv_bytes);
@@ -48,7 +48,7 @@ template <typename T, typename Sum>
 void ReduceInto(const std::vector<const char*>& in, char* out, size_t n, ncclRedOp_t op,
                 size_t first) {
   for (size_t i = 0; i < n; ++i) {
-    // A ring begins elsewhere for every part; here, at another rank than 0.
+    // A ring begins at another rank for every range; here, at a rank other than 0.
     const auto value = [&](size_t r) {
       T stored;
       std::memcpy(&stored, in[(first + r) % in.size()] + i * sizeof(T), sizeof(T));
@@ -57,7 +57,7 @@ void ReduceInto(const std::vector<const char*>& in, char* out, size_t n, ncclRed
     Sum sum = value(0);
     for (size_t r = 1; r < in.size(); ++r) {
       sum = op == ncclMax ? std::max(sum, value(r)) : static_cast<Sum>(sum + value(r));
-      sum = static_cast<Sum>(static_cast<T>(sum));  // rounded at every rank
+      sum = static_cast<Sum>(static_cast<T>(sum));  // rounded on every rank
     }
     const T stored = static_cast<T>(sum);
     std::memcpy(out + i * sizeof(T), &stored, sizeof(T));
@@ -74,7 +74,7 @@ void Reduce(const std::vector<const char*>& in, char* out, size_t n, ncclDataTyp
       return ReduceInto<double, double>(in, out, n, op, first);
     case ncclBfloat16:
       return ReduceInto<moe::BFloat16, float>(in, out, n, op, first);
-    case ncclInt32:  // sums wrap around; the largest of signed ones
+    case ncclInt32:  // sums wrap around; the maximum is of signed values
       return op == ncclMax ? ReduceInto<int32_t, int32_t>(in, out, n, op, first)
                            : ReduceInto<uint32_t, uint32_t>(in, out, n, op, first);
     case ncclInt64:
@@ -185,7 +185,7 @@ void NcclWorld::MoveCollective(int64_t sequence) {
     in.push_back(call->send);
   }
   for (const NcclCallPointer& call : calls) CheckUnchanged(*call);
-  // Every result comes from what there was before any is written: some are in place.
+  // All results are computed before any is written: some are in place.
   std::vector<std::string> results;
   for (const NcclCallPointer& call : calls) {
     std::string result(call->recv_bytes, '\0');

@@ -1,5 +1,5 @@
-// What the ranks of one fake NCCL communicator share. Internal to fake_nccl*.cc. All is guarded by
-// one lock, which is taken inside that of the streams and never around it.
+// State that the ranks of one fake NCCL communicator share. Internal to fake_nccl*.cc. Guarded by
+// one lock, which may be taken while the streams' lock is held, but not the other way round.
 #ifndef MOE_TESTS_CUSIM_FAKE_NCCL_WORLD_H_
 #define MOE_TESTS_CUSIM_FAKE_NCCL_WORLD_H_
 
@@ -43,9 +43,9 @@ struct NcclCallRecord {
   ncclDataType_t type = ncclUint8;
   ncclRedOp_t op = ncclSum;
   int peer = 0;          // or root
-  int64_t sequence = 0;  // of collectives and splits
-  std::string sent;      // what the send buffer held when the kernel began
-  bool clears = false;   // what is received became NaN when the kernel began
+  int64_t sequence = 0;  // number among the collectives and splits
+  std::string sent;      // contents of the send buffer when the kernel began
+  bool clears = false;   // the receive buffer became NaN when the kernel began
   bool done = false;
 
   bool IsTransfer() const { return kind == Kind::kSend || kind == Kind::kRecv; }
@@ -64,26 +64,26 @@ struct NcclSplit {
 
 struct NcclWorld {
   int size = 0;
-  std::vector<ncclComm*> ranks;                           // [size]; nullptr: has not come
+  std::vector<ncclComm*> ranks;                           // [size]; nullptr: has not joined
   std::map<int64_t, NcclCallPointer> first;               // by sequence: the first rank's call
   std::map<int64_t, std::vector<NcclCallPointer>> begun;  // by sequence, [size]
   std::map<std::pair<int, int>, std::deque<NcclCallPointer>> sends, receives;  // (from, to), begun
   std::map<int64_t, NcclSplit> splits;
 
   bool complete() const;
-  // A kernel of a rank has come to this call: moves what can be moved.
+  // Called when a kernel of a rank reaches this call: moves what can be moved.
   void Begin(const NcclCallPointer& call);
   void MoveTransfers(std::pair<int, int> way);
   void MoveCollective(int64_t sequence);
 };
 
-// The one lock, faults, and seeded choices.
+// The one lock, injected faults, and random choices.
 struct NcclGlobals {
   std::mutex mu;
   NcclFaults faults;
   std::mt19937 random{1};
   std::map<std::string, std::shared_ptr<NcclWorld>> worlds;  // by id
-  std::vector<ncclComm*> communicators;                      // all there ever were
+  std::vector<ncclComm*> communicators;                      // all that ever existed
   int64_t next_id = 1;
   int64_t calls_from_other_devices = 0;
 
@@ -92,11 +92,11 @@ struct NcclGlobals {
 
 [[noreturn]] void NcclMisuse(const char* function, const std::string& rule);
 
-// A kernel: all that one group of calls does on one communicator.
+// A kernel: everything that one group of calls does on one communicator.
 class NcclKernel final : public External {
  public:
   NcclKernel(ncclComm* comm, std::vector<NcclCallPointer> calls);
-  // Before it is put into its stream. One that an abort keeps out of it is not waited for.
+  // Called before it enters its stream. A kernel that an abort keeps from it is not waited for.
   void EnterStream();
   bool Ready() override;
   bool Step() override;
@@ -116,14 +116,14 @@ struct ncclComm {
   enum class Life : uint8_t { kAlive, kFinalized, kDestroyed, kAborted };
   std::shared_ptr<cusim::NcclWorld> world;
   int rank = 0;
-  int root_rank = 0;  // in the world that was joined by id
+  int root_rank = 0;  // rank in the world that was joined by id
   int device = 0;
   Life life = Life::kAlive;
-  bool dead = false;  // its process has died: begins nothing more
+  bool dead = false;  // its process has died: it begins nothing more
   ncclResult_t error = ncclSuccess;
-  // The call in progress: asked at every poll whether it has ended.
+  // The call in progress: every poll calls it to learn whether the call has ended.
   std::function<bool()> in_progress;
-  std::atomic<int> inside{0};  // threads
+  std::atomic<int> inside{0};  // number of threads
   int64_t sequence = 0;
   int64_t kernels_made = 0, kernels_ended = 0;
 

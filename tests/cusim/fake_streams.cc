@@ -50,7 +50,7 @@ void Misuse(const char* function, const std::string& what) {
   std::abort();
 }
 
-// Never destroyed: objects that live as long as the process free memory and streams at its end.
+// Never destroyed: objects that live as long as the process use it at the end.
 Streams& Streams::Get() {
   static Streams* const streams = new Streams;
   if (in_host_function) Misuse("cudaLaunchHostFunc", "the host function calls CUDA");
@@ -240,7 +240,8 @@ bool Streams::Step(Lock& lock, What what) {
   return true;
 }
 
-// Whether some stream has come to work that others, not yet here, let go on.
+// Whether some stream has reached an External, which host threads that are not here yet may
+// complete.
 bool Streams::WaitsForOthers() const {
   return std::any_of(queues_.begin(), queues_.end(), [](const auto& entry) {
     const auto& operations = entry.second->operations;

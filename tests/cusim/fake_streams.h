@@ -1,12 +1,12 @@
-// The streams and events of the fake CUDA runtime (fake_cudart.cc), and what a test may set.
+// The streams and events of the fake CUDA runtime (fake_cudart.cc), and settings for tests.
 //
 // A stream is a queue. Nothing in it runs before a host thread waits for something: a stream, an
 // event, the device. Then, until what it waits for has happened, one of the streams whose next work
-// may run is picked at random, from a seed. So each seed is one order that CUDA allows, and where
-// an event edge is missing some seed shows it. Work on the null stream runs at once.
+// may run is picked at random, by a seed. So each seed is one order that CUDA allows, and some seed
+// exposes a missing event edge. Work on the null stream runs at once.
 //
-// Work of a library that takes part in several streams (NCCL's kernels) is an External: it may have
-// to wait for others, in streams of other host threads, and lets the rest go on meanwhile.
+// Work of a library that involves several streams (NCCL's kernels) is an External: it may wait for
+// others, in streams of other host threads, and does not block the rest meanwhile.
 //
 // Misuse (an unknown stream or event, memory that was freed, a host function that calls CUDA,
 // waiting for what can never happen) is printed and aborts the process.
@@ -33,31 +33,31 @@
 
 namespace cusim {
 
-// The machine that the fake runtime stands for.
+// The machine that the fake runtime emulates.
 struct Machine {
-  cudaError_t driver = cudaSuccess;        // what every call returns where there is no driver
-  cudaError_t kernel_image = cudaSuccess;  // what a launch returns: no code for this architecture
-  cudaError_t work = cudaSuccess;          // what waiting returns: a kernel that failed
+  cudaError_t driver = cudaSuccess;        // result of every call if there is no driver
+  cudaError_t kernel_image = cudaSuccess;  // result of a launch: no code for this architecture
+  cudaError_t work = cudaSuccess;          // result of waiting: a kernel that failed
   int major = 9;                           // compute capability 9.0
-  int devices = 2;                         // at a program's start: CUSIM_DEVICES, if set
-  size_t memory_bytes = size_t{4} << 30;   // of each device
+  int devices = 2;                         // at the program's start: CUSIM_DEVICES, if set
+  size_t memory_bytes = size_t{4} << 30;   // per device
   // Pairs (reader, owner of the memory) that cannot be peers; all others can.
   std::vector<std::pair<int, int>> no_peers = {};
 };
 const Machine& TheMachine();
 size_t LiveEvents();
-// How many there may be at a time from here on; creating one more is an error.
+// Limits the number of events that exist at a time; creating one more is an error.
 void LimitEvents(size_t most);
 Machine Set(const Machine& now);
 using ScopedMachine = Scoped<Machine>;
 
-// The order of streams from here on. At the start of the process: CUSIM_SEED, else 1.
+// Seeds the order of streams. At the start of the process: CUSIM_SEED, else 1.
 void SeedStreams(uint32_t seed);
 
-// How often the calling thread was held since it began.
+// How often calls have blocked the calling thread since it began.
 struct HostWaits {
-  int64_t synchronizations = 0;  // with a stream, an event or the device
-  int64_t copies = 0;            // to memory of the host that is not pinned
+  int64_t synchronizations = 0;  // on a stream, an event or the device
+  int64_t copies = 0;            // to host memory that is not pinned
 
   bool operator==(const HostWaits&) const = default;
   HostWaits operator-(const HostWaits& before) const {
@@ -71,16 +71,16 @@ HostWaits WaitsOfThisThread();
 class External {
  public:
   virtual ~External() = default;
-  // Whether Step would get it further now.
+  // Whether Step would make progress now.
   virtual bool Ready() = 0;
-  // Does so. True: it has ended, and leaves the stream.
+  // Makes progress. True: it has ended, and leaves the stream.
   virtual bool Step() = 0;
 };
 
 [[noreturn]] void Misuse(const char* function, const std::string& what);
 
-// What the C functions of fake_cudart.cc are made of. `function` is the caller's name, for faults.
-// Any thread may call.
+// Implements the C functions of fake_cudart.cc. `function` is the caller's name, for faults. May be
+// called by any thread.
 class Streams {
  public:
   static Streams& Get();
@@ -95,15 +95,16 @@ class Streams {
   int DeviceOf(const char* function, cudaStream_t stream);
   int DeviceOf(const char* function, cudaEvent_t event);
 
-  // Work of the device: kernels, copies. It may touch device memory.
+  // Work of the device: kernels, copies. It may access device memory.
   void Enqueue(const char* function, cudaStream_t stream, std::function<void()> work);
   void EnqueueExternal(const char* function, cudaStream_t stream, std::shared_ptr<External> work);
-  // How many pieces of work were put into the stream since it was made.
+  // Number of operations enqueued in the stream since it was made.
   int64_t Enqueued(const char* function, cudaStream_t stream);
-  // Lets one piece of work of the devices run, as it may at any time; wakes those who wait for an
+  // Runs one operation of the devices, as may happen at any time; wakes threads that wait for an
   // External that something outside the streams has changed.
   void RunSome();
-  // A function on the host, which may block; it runs beside other work, but no other host function.
+  // A function on the host, which may block; it runs beside other work, but beside no other host
+  // function.
   void EnqueueHost(const char* function, cudaStream_t stream, std::function<void()> work);
   void Record(const char* function, cudaEvent_t event, cudaStream_t stream);
   void Wait(const char* function, cudaStream_t stream, cudaEvent_t event);
@@ -112,14 +113,14 @@ class Streams {
   void Synchronize(const char* function, cudaEvent_t event);
   void SynchronizeAll(const char* function);
   bool Passed(const char* function, cudaEvent_t event);
-  // Milliseconds of the host's clock between the passing of two events that keep the time.
+  // Milliseconds of the host's clock between two events with timing.
   cudaError_t Elapsed(const char* function, cudaEvent_t start, cudaEvent_t stop, float* ms);
 
   void Seed(uint32_t seed);
 
  private:
-  // Events are recorded again and again, in any stream: a wait is for the record that was the last
-  // when it began, whatever of the later ones has passed.
+  // Events are recorded repeatedly, in any stream: a wait is for the latest record when it began,
+  // whether later ones have passed or not.
   struct Recorded {
     bool passed = false;
     std::chrono::steady_clock::time_point passed_at = {};
@@ -138,7 +139,7 @@ class Streams {
   struct Queue {
     int device;
     int64_t enqueued = 0;
-    bool busy = false;  // its host function runs
+    bool busy = false;  // its host function is running
     std::deque<Operation> operations;
   };
   using Lock = std::unique_lock<std::mutex>;
@@ -158,7 +159,8 @@ class Streams {
 
   std::mutex mu_;
   std::condition_variable changed_;
-  // All guarded by mu_. Ordered by number, so that an order of streams depends on no address.
+  // All guarded by mu_. Ordered by number, so that an order of streams does not depend on
+  // addresses.
   std::map<uintptr_t, std::unique_ptr<Queue>> queues_;
   std::map<uintptr_t, std::shared_ptr<Event>> events_;
   size_t most_events_ = SIZE_MAX;

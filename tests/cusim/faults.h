@@ -1,4 +1,4 @@
-// What the tests of planted faults share.
+// Shared by the tests of planted faults.
 #ifndef MOE_TESTS_CUSIM_FAULTS_H_
 #define MOE_TESTS_CUSIM_FAULTS_H_
 
@@ -8,7 +8,7 @@
 
 namespace cusim {
 
-// "name of the fault ... this file:line" as a regular expression over what the program prints.
+// "name of the fault ... this file:line" as a regular expression for the program's output.
 inline std::string Named(const std::string& fault, int line, const char* file = __builtin_FILE()) {
   const std::string path = file;
   return fault + ".*" + path.substr(path.rfind('/') + 1) + ":" + std::to_string(line);

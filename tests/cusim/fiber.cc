@@ -7,8 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-// This file is compiled without -fsanitize=thread (it would instrument the switch itself), and so
-// learns of ThreadSanitizer from the build.
+// This file is compiled without -fsanitize=thread (it would instrument the switch itself); the
+// build passes a macro for it.
 // NOLINTBEGIN: these names are the sanitizers'.
 #if defined(CUSIM_TSAN)
 extern "C" {
@@ -46,7 +46,7 @@ static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
 #endif
 // NOLINTEND
 
-// Saves the registers that the System V ABI has callees keep, and goes on at another stack.
+// Saves the registers that the System V ABI has callees keep, and continues on another stack.
 extern "C" void cusim_switch_stack(void** save_stack_pointer, void* new_stack_pointer);
 asm(R"(
 .pushsection .text
@@ -75,7 +75,7 @@ cusim_switch_stack:
 namespace cusim {
 namespace {
 
-// Where Resume() was called.
+// The stack of the thread that called Resume().
 struct Host {
   void* stack_pointer = nullptr;
   void* tsan_fiber = nullptr;
@@ -101,8 +101,8 @@ Fiber::Fiber(void (*body)()) : body_(body) {
     std::abort();
   }
   stack_ = static_cast<char*>(memory) + page;
-  // As cusim_switch_stack leaves a stack: the saved registers, then where to return. A function is
-  // entered with the stack pointer 8 above a multiple of 16.
+  // The stack as cusim_switch_stack leaves it: the saved registers, then the return address. On
+  // entry to a function the stack pointer is 8 above a multiple of 16.
   auto* const top = reinterpret_cast<uint64_t*>(stack_ + kStackBytes) - 2;
   *top = reinterpret_cast<uint64_t>(&Fiber::Enter);
   stack_pointer_ = top - kSavedRegisters;

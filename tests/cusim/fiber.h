@@ -1,4 +1,4 @@
-// A thread of control with its own stack, entered and left by hand: what one CUDA thread runs on.
+// A thread of control with its own stack, switched explicitly: each runs one CUDA thread.
 #ifndef MOE_TESTS_CUSIM_FIBER_H_
 #define MOE_TESTS_CUSIM_FIBER_H_
 
@@ -6,14 +6,14 @@
 
 namespace cusim {
 
-// Resume() and SwitchToHost() tell the sanitizers which stack runs next. ThreadSanitizer sees every
-// fiber as a thread of its own, and a switch as no synchronisation: only what the simulated program
-// does (barriers, atomics) orders two fibers.
+// Resume() and SwitchToHost() inform the sanitizers which stack runs next. ThreadSanitizer treats
+// every fiber as a thread of its own, and a switch as no synchronisation: only the operations of
+// the simulated program (barriers, atomics) order two fibers.
 //
 // One host thread may use fibers at a time. Stacks have a guard page below.
 class Fiber {
  public:
-  // The first Resume() calls `body`, which must never return: a fiber is used again and again.
+  // The first Resume() calls `body`, which must never return: a fiber is reused.
   explicit Fiber(void (*body)());
   ~Fiber();
   Fiber(const Fiber&) = delete;
@@ -21,7 +21,7 @@ class Fiber {
 
   // From the host: runs the fiber until it calls SwitchToHost.
   void Resume();
-  // From inside a fiber: goes back to the Resume() that runs it.
+  // Called inside a fiber: returns to the Resume() that runs it.
   static void SwitchToHost();
 
   static constexpr size_t kStackBytes = 128 << 10;
@@ -31,18 +31,18 @@ class Fiber {
 
   void (*body_)();
   char* stack_;          // kStackBytes, above the guard page
-  void* stack_pointer_;  // while it does not run
+  void* stack_pointer_;  // while it is suspended
   void* tsan_fiber_ = nullptr;
   void* asan_fake_stack_ = nullptr;
 };
 
-// Happens-before as ThreadSanitizer sees it; nothing without it. What precedes a release of `tag`
+// Happens-before edges for ThreadSanitizer; nothing without it. What precedes a release of `tag`
 // happens before what follows a later acquire of it.
 void TsanRelease(void* tag);
 void TsanAcquire(void* tag);
 
-// While it lives, memory that the simulator takes, fills and gives back is no access of the
-// simulated program.
+// While an object lives, accesses of the simulator to memory that it takes, fills and gives back do
+// not count as the simulated program's.
 class TsanIgnore {
  public:
   TsanIgnore();

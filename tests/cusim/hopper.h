@@ -1,6 +1,6 @@
-// Hopper's instructions in software: barriers that count bytes, bulk tensor copies and the products
-// of a warpgroup. What touches a kernel's memory is here, for the sanitizers; async_proxy.h keeps
-// account.
+// Hopper's instructions in software: barriers that count bytes, bulk tensor copies and warpgroup
+// products. Code that accesses a kernel's memory is here, for the sanitizers; async_proxy.h tracks
+// the state.
 #ifndef MOE_TESTS_CUSIM_HOPPER_H_
 #define MOE_TESTS_CUSIM_HOPPER_H_
 
@@ -51,10 +51,10 @@ inline void WaitAtBarrier(void* barrier, uint32_t parity, Site site) {
 // An operand of wgmma in shared memory: `rows` (M or N) x 16 (K) elements of 16 bits. PTX ISA,
 // "Matrix descriptor format" and "Strides"; a descriptor's fields, in units of 16 bytes:
 //   bits 0-13 start   16-29 leading offset   32-45 stride offset   49-51 base   62-63 swizzle
-// K-major: 8 rows of `span` bytes (16 without a swizzle) lie together, the next 8 rows a stride
-// offset behind; without a swizzle the next 8 of K a leading offset behind.
-// MN-major: 8 of K, each with span / 2 rows side by side, lie together. With a swizzle the next 8
-// of K are a stride offset behind, the next rows a leading offset; without one the other way round.
+// K-major: 8 rows of `span` bytes (16 without a swizzle) are contiguous, the next 8 rows follow at
+// the stride offset; without a swizzle the next 8 of K at the leading offset. MN-major: 8 of K,
+// each with span / 2 adjacent rows, are contiguous. With a swizzle the next 8 of K follow at the
+// stride offset, the next rows at the leading offset; without one the reverse.
 struct Operand {
   uint64_t descriptor;
   bool mn_major;
@@ -67,7 +67,7 @@ struct Operand {
   uint32_t Field(int bit) const {
     return static_cast<uint32_t>(descriptor >> bit & 0x3fff) * kChunkBytes;
   }
-  // Chunks have 8 elements of K, or of 8 rows. The one of element (row, k).
+  // The chunk of element (row, k). A chunk has 8 elements of K, or 8 rows.
   uint32_t ChunkOf(int row, int k) const {
     const auto r = static_cast<uint32_t>(row), depth = static_cast<uint32_t>(k);
     const uint32_t span = swizzle_bytes() == 0 ? kChunkBytes : swizzle_bytes();
@@ -99,9 +99,9 @@ struct Operand {
   }
 };
 
-// The products of one thread that were issued and not waited for. What they compute takes place in
-// the Wait() that covers their group, never before: operands are read there, and until then the
-// sums are poison.
+// The products of one thread that were issued and not waited for. They are computed in the Wait()
+// that covers their group, never before: operands are read there, and until then the sums are
+// poisoned.
 class Products {
  public:
   using Value = float (*)(uint16_t);
@@ -112,7 +112,7 @@ class Products {
     return *static_cast<Products*>(slot.get());
   }
 
-  // wgmma.fence: registers that were written may become sums.
+  // wgmma.fence: registers that other code wrote may become sums.
   void Fence() { fenced_ = true; }
 
   // wgmma.mma_async.m64nNk16: d[4j + 2h + c] of this thread is the sum of row
@@ -147,7 +147,7 @@ class Products {
     open_.clear();
   }
 
-  // wgmma.wait_group: all but the last `pending` groups have ended.
+  // wgmma.wait_group: waits until all but the last `pending` groups have ended.
   void Wait(size_t pending, Site site) {
     std::vector<Product> ended;
     for (; groups_.size() > pending; groups_.pop_front()) {
@@ -156,7 +156,7 @@ class Products {
         ended.push_back(product);
       }
     }
-    // The lanes go on together, and none before all operands were read.
+    // No lane continues before all operands were read.
     MeetInWarp({"wgmma.wait_group", 0xffffffffu, true, site}, {});
     if (Lane() != 0) return;
     for (const Product& product : ended) {
@@ -176,7 +176,7 @@ class Products {
   };
   struct Sums {
     std::vector<float> values;
-    int products = 0;  // that have not ended
+    int products = 0;  // not ended yet
   };
 
   static float Poison() { return std::bit_cast<float>(0x7fc0deadu); }

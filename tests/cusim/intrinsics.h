@@ -1,4 +1,4 @@
-// What a running CUDA thread asks of the simulator; device.h puts CUDA's names on it.
+// Requests of a running CUDA thread to the simulator; device.h maps CUDA's names to them.
 #ifndef MOE_TESTS_CUSIM_INTRINSICS_H_
 #define MOE_TESTS_CUSIM_INTRINSICS_H_
 
@@ -10,7 +10,7 @@
 
 namespace cusim {
 
-// A place in the kernel's source.
+// A location in the kernel's source.
 struct Site {
   const char* file = "";
   int line = 0;
@@ -23,16 +23,17 @@ uint3 BlockDim();
 uint3 GridDim();
 int Lane();
 
-// Waits for all threads of the block that have not ended; they must wait at the same site.
-// What any of them did before happens before what any does after.
+// Waits for all threads of the block that have not ended; they must wait at the same site. What any
+// of them did before happens before what any does after.
 void Barrier(Site site);
 
-// What a lane hands to the others of its warp: enough for the fragments of a matrix product.
+// The value that a lane passes to the others of its warp: large enough for the fragments of a
+// matrix product.
 using LaneValue = std::array<uint64_t, 4>;
 
-// Waits until all lanes of `mask` are in the same operation with the same mask, then gives every
-// lane's value. Values travel as through registers: memory is ordered by `orders_memory` alone
-// (__syncwarp), as CUDA has it.
+// Waits until all lanes of `mask` are in the same operation with the same mask, then returns every
+// lane's value. Values are passed as if in registers: only `orders_memory` (__syncwarp) orders
+// memory, as in CUDA.
 struct WarpOperation {
   const char* name;
   uint32_t mask;
@@ -41,14 +42,14 @@ struct WarpOperation {
 };
 std::array<LaneValue, 32> MeetInWarp(const WarpOperation& operation, const LaneValue& value);
 
-// Before an atomic operation: another thread may run first.
+// Precedes an atomic operation: another thread may run first.
 void MaybePreempt();
 
-// Shared memory of the running block; `site` tells its arrays apart.
+// Shared memory of the running block; `site` identifies the array.
 void* StaticShared(const void* site, size_t bytes);
 void* DynamicShared();
 
-// A fault of the kernel, found outside the engine (a misaligned vector access).
+// Reports a fault of the kernel that was found outside the engine (a misaligned vector access).
 [[noreturn]] void KernelFault(const char* fault, const char* detail, Site site);
 
 }  // namespace cusim

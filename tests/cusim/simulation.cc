@@ -20,7 +20,7 @@ namespace cusim {
 namespace {
 
 constexpr size_t kSpareFibers = 32;
-constexpr size_t kPreemptOneIn = 4;  // atomic operations
+constexpr size_t kPreemptOneIn = 4;  // one in so many atomic operations
 
 Options launch_options;
 
@@ -79,7 +79,7 @@ void Simulation::Exit(Thread& thread) {
 
 void Simulation::MakeReady(Thread& thread) {
   thread.state = State::kReady;
-  // The thread that runs is put back when it stops running.
+  // A running thread is put back when it stops.
   if (&thread != current_) ready_.push_back(&thread);
 }
 
@@ -105,8 +105,8 @@ void Simulation::Start(uint64_t block_number) {
   if (block.grid->dynamic_shared_bytes > 0) {
     block.shared.Get(nullptr, block.grid->dynamic_shared_bytes);
   }
-  // To ThreadSanitizer the fiber is the thread, and threads of two blocks that share one never
-  // race: which fiber a thread gets is random, from more than there are threads.
+  // ThreadSanitizer takes the fiber for the thread, so that threads of two blocks never race if
+  // they share one. Therefore fibers are assigned at random, from more than there are threads.
   while (idle_fibers_.size() < static_cast<size_t>(threads) + kSpareFibers) {
     fibers_.push_back(std::make_unique<Fiber>(&Simulation::ThreadBody));
     idle_fibers_.push_back(fibers_.back().get());
@@ -142,7 +142,7 @@ void Simulation::Finish(Block& block) {
   blocks_.erase(std::find_if(blocks_.begin(), blocks_.end(), is_it));
 }
 
-// Lets one thread run, picked at random, until it waits, yields or ends.
+// Runs one thread, picked at random, until it waits, yields or ends.
 void Simulation::Step() {
   std::swap(ready_[Random(ready_.size())], ready_.back());
   Thread& thread = *ready_.back();
@@ -199,7 +199,7 @@ void Simulation::Fail(const char* fault, const std::string& detail, const Thread
   std::abort();
 }
 
-// Every living thread waits: says for what, for the first few.
+// Every living thread waits: reports what the first few wait for.
 void Simulation::FailStuck() {
   constexpr int kShown = 8;
   int shown = 0;

@@ -1,4 +1,4 @@
-// What is alive during a run: blocks, warps, threads, and the scheduler. Internal to the simulator.
+// The state of a run: blocks, warps, threads, and the scheduler. Internal to the simulator.
 #ifndef MOE_TESTS_CUSIM_SIMULATION_H_
 #define MOE_TESTS_CUSIM_SIMULATION_H_
 
@@ -20,14 +20,14 @@
 
 namespace cusim {
 
-// The shared memory of one block. Every array lies between two red zones: poisoned under
-// AddressSanitizer, which then names the line of a read or write there; without it a write is found
-// when the block ends. Arrays start out as bytes 0xff (floats: NaN, integers: -1), so that using
-// one before it is written shows.
+// The shared memory of one block. Every array is between two red zones. Under AddressSanitizer they
+// are poisoned, so that it names the line of a read or write there; without it a write is found
+// when the block ends. Arrays start out as bytes 0xff (floats: NaN, integers: -1), which exposes
+// use before the first write.
 //
-// Every array has an address in a window of 32 bits, as kernels tell the async proxy of shared
-// memory, and a copy of its bytes as the async proxy sees them: what it wrote itself, and what
-// other accesses wrote before a fence.
+// Every array has an address in a window of 32 bits, by which kernels identify shared memory to the
+// async proxy, and a copy of its bytes as the async proxy sees them: those that it wrote itself,
+// and those that other accesses wrote before a fence.
 class SharedMemory {
  public:
   SharedMemory() = default;
@@ -35,17 +35,17 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  // The array of the declaration `site`: taken the first time, the same one afterwards.
+  // The array of the declaration `site`: allocated the first time, the same one afterwards.
   void* Get(const void* site, size_t bytes);
-  // The array whose red zones were written, or -1.
+  // The array with a damaged red zone, or -1.
   int FindOverrun() const;
 
-  // -1 for memory that is no array of this block.
+  // -1 for memory outside of this block's arrays.
   int64_t AddressOf(const void* memory) const;
-  // `bytes` bytes at an address, and what the async proxy sees there. nullptr outside of arrays.
+  // `bytes` bytes at an address, and as the async proxy sees them. nullptr outside of arrays.
   unsigned char* At(uint32_t address, size_t bytes) const;
   unsigned char* SeenAt(uint32_t address, size_t bytes);
-  // visit(address, memory, seen, bytes) of every 16 bytes of which the async proxy sees others.
+  // visit(address, memory, seen, bytes) for every 16 bytes that the async proxy sees differently.
   template <typename Visit>
   void ForUnseen(Visit visit) {
     for (const Array& array : arrays_) {
@@ -68,13 +68,13 @@ class SharedMemory {
     size_t bytes;
     unsigned char* memory;  // red zone, array, red zone
     uint32_t address;
-    std::vector<unsigned char> seen = {};  // by the async proxy; made when it is asked for
+    std::vector<unsigned char> seen = {};  // by the async proxy; allocated on first use
   };
-  // The array that [address, address + bytes) lies in, or nullptr.
+  // The array that contains [address, address + bytes), or nullptr.
   const Array* Find(uint32_t address, size_t bytes) const;
 
   std::vector<Array> arrays_;
-  uint32_t next_address_ = 1024;  // where a Hopper GPU keeps what is its own
+  uint32_t next_address_ = 1024;  // below are a Hopper GPU's own bytes
 };
 
 struct Block;
@@ -88,9 +88,9 @@ struct Thread {
   uint3 index = {};
   int warp = 0, lane = 0;
   State state = State::kReady;
-  Site site;                   // of the barrier or warp operation it waits in
-  uint32_t barrier = 0;        // the transaction barrier it waits at
-  uint32_t parity = 0;         // and the phase of it
+  Site site;                   // barrier or warp operation where it waits
+  uint32_t barrier = 0;        // transaction barrier where it waits
+  uint32_t parity = 0;         // phase of that barrier
   std::shared_ptr<void> slot;  // ThreadSlot()
 };
 
@@ -99,18 +99,18 @@ struct Meeting {
   const char* operation = nullptr;
   uint32_t mask = 0;
   uint32_t arrived = 0;
-  uint32_t unread = 0;  // lanes that have not taken the others' values yet
+  uint32_t unread = 0;  // lanes that have not read the others' values yet
   Site site;            // where the first lane arrived
   std::array<LaneValue, 32> values = {};
-  char order = 0;  // __syncwarp: what happened before, for ThreadSanitizer
+  char order = 0;  // __syncwarp: the happens-before edge for ThreadSanitizer
 };
 
 struct Warp {
-  uint32_t lanes = 0;  // that the block has threads for
+  uint32_t lanes = 0;  // lanes with a thread of the block
   uint32_t exited = 0;
-  uint64_t products = 0;         // that a warpgroup makes together
-  int registers = 0;             // of a thread, as setmaxnreg said last
-  std::deque<Meeting> meetings;  // open, or not yet read by all; the rest may be used again
+  uint64_t products = 0;         // number of warpgroup products
+  int registers = 0;             // per thread, from the last setmaxnreg
+  std::deque<Meeting> meetings;  // open, or not yet read by all; others are reused
 };
 
 struct Block {
@@ -119,8 +119,8 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   int alive = 0, at_barrier = 0;
-  // Barriers alternate between two orders: with one, a thread that is late to leave a barrier
-  // would seem ordered after what others did since.
+  // Barriers alternate between two edges: with one, a thread that is late to leave a barrier would
+  // seem ordered after later actions of others.
   int barriers_passed = 0;
   char barrier_order[2] = {};
   SharedMemory shared;
@@ -136,7 +136,7 @@ class Simulation {
   void SwitchToHost() { Fiber::SwitchToHost(); }
   void MakeReady(Thread& thread);
   bool RollsPreemption();
-  // Prints the fault and aborts. `thread` is who is blamed.
+  // Prints the fault, blaming `thread`, and aborts.
   [[noreturn]] void Fail(const char* fault, const std::string& detail, const Thread& thread);
 
  private:
@@ -161,15 +161,15 @@ class Simulation {
   char start_order_ = 0, end_order_ = 0;
 };
 
-// Lets the block's threads go on once all that are alive wait at its barrier.
+// Releases the block's threads once all that are alive wait at its barrier.
 void ReleaseBarrierIfComplete(Block& block);
 
-// What a thread at a transaction barrier waits for.
+// Description of what a thread at a transaction barrier waits for.
 std::string WaitsFor(const Thread& thread);
-// What is left under way when the block's last thread ends, or "".
+// Description of what is still in flight when the block's last thread ends, or "".
 std::string UnfinishedWork(const Block& block);
 
-// The one simulation of this process, and the thread that runs.
+// The one simulation of this process, and its running thread.
 Simulation& TheSimulation();
 Thread& Current();
 

@@ -1,4 +1,4 @@
-// Barriers, warp operations and yielding: where one thread waits for others.
+// Barriers, warp operations and yielding: operations in which one thread waits for others.
 #include <bit>
 #include <sstream>
 #include <string>
@@ -18,7 +18,7 @@ Warp& CurrentWarp() {
   return Current().block->warps[Current().warp];
 }
 
-// What CUDA leaves undefined.
+// Detects what CUDA leaves undefined.
 void CheckMask(const WarpOperation& operation) {
   Thread& thread = Current();
   const Warp& warp = CurrentWarp();
@@ -41,7 +41,7 @@ void CheckMask(const WarpOperation& operation) {
 }
 
 // The meeting that this lane belongs to: one that waits for it, or a new one. Lanes may wait for
-// this one in another meeting if it does not wait for them in this one; it can still come there
+// this one in another meeting if it does not wait for them in this one; it can still join that one
 // later.
 Meeting& FindMeeting(const WarpOperation& operation) {
   Thread& thread = Current();
@@ -152,7 +152,7 @@ std::array<LaneValue, 32> MeetInWarp(const WarpOperation& operation, const LaneV
       TheSimulation().MakeReady(thread.block->threads[warp_begin + std::countr_zero(rest)]);
     }
   }
-  // Also the last to arrive: who goes on first is the scheduler's choice.
+  // The last to arrive yields, too: the scheduler chooses who continues first.
   TheSimulation().SwitchToHost();
   if (operation.orders_memory) TsanAcquire(&meeting.order);
   const std::array<LaneValue, 32> values = meeting.values;

@@ -1,4 +1,4 @@
-// What tensor cores are fed with and do, in software: mma.sync, ldmatrix and cp.async.
+// Tensor cores and the instructions that feed them, in software: mma.sync, ldmatrix and cp.async.
 #ifndef MOE_TESTS_CUSIM_TENSOR_H_
 #define MOE_TESTS_CUSIM_TENSOR_H_
 
@@ -14,9 +14,9 @@
 namespace cusim {
 
 // mma.sync.aligned.m16n8k16.row.col.f32.T.T.f32:
-// d (16 x 8, float32) += a (16 x 16, T) * b (16 x 8, T), by all 32 lanes of a warp; T: a 16-bit
-// type that a float is made of. A register of `a` or `b` holds two of them, the lower half first.
-// With g = lane / 4, t = lane % 4 (PTX ISA, "Matrix Fragments for mma.m16n8k16"):
+//  d (16 x 8, float32) += a (16 x 16, T) * b (16 x 8, T), by all 32 lanes of a warp; T: a 16-bit
+//  type that a float converts to. A register of `a` or `b` holds two values, the lower half first.
+//  With g = lane / 4, t = lane % 4 (PTX ISA, "Matrix Fragments for mma.m16n8k16"):
 //   a[0], a[1]  rows g and g + 8, columns 2t, 2t + 1     a[2], a[3]  the same, columns + 8
 //   b[0]        rows 2t, 2t + 1 of column g              b[1]        rows + 8
 //   d[0], d[1]  row g, columns 2t, 2t + 1                d[2], d[3]  row g + 8
@@ -52,8 +52,8 @@ void MmaM16N8K16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
 // The eight 16-bit elements of one row of a matrix.
 using MatrixRow = std::array<uint16_t, 8>;
 
-// Four 8 x 8 matrices, by all 32 lanes of a warp: `row` of lane l is row l % 8 of matrix l / 8. The
-// result has all 32 rows; each is read by the lane that names it.
+// Loads four 8 x 8 matrices, by all 32 lanes of a warp: `row` of lane l is row l % 8 of matrix l /
+// 8. The result has all 32 rows; the lane that passed a row reads it.
 inline std::array<MatrixRow, 32> MatrixRows(const char* name, const void* row, Site site) {
   if (reinterpret_cast<uintptr_t>(row) % sizeof(MatrixRow) != 0) {
     KernelFault("misaligned vector access", name, site);
@@ -92,8 +92,8 @@ inline void LoadMatricesTransposed(const void* row, uint32_t (&out)[4],
   }
 }
 
-// movmatrix.sync.aligned.m8n8.trans.b16: elements 2t, 2t + 1 of column g of the matrix of which
-// lane 4g + t has those of row g.
+// movmatrix.sync.aligned.m8n8.trans.b16: elements 2t, 2t + 1 of column g of the matrix whose row g
+// lane 4g + t holds.
 inline uint32_t TransposedMatrix(uint32_t pair, const char* file = __builtin_FILE(),
                                  int line = __builtin_LINE()) {
   const auto lanes = MeetInWarp({"movmatrix", 0xffffffffu, false, {file, line}}, Pack(pair));
@@ -104,12 +104,12 @@ inline uint32_t TransposedMatrix(uint32_t pair, const char* file = __builtin_FIL
   return PairOf(at(2 * t), at(2 * t + 1));
 }
 
-// cp.async in software: copies from global to shared memory that happen behind the thread's back.
+// cp.async in software: asynchronous copies from global to shared memory.
 
-// The cp.async.* of one thread, an object on its stack. A copy takes place as late as allowed: in
-// the Wait() that covers its group, never before. So a kernel that does not wait, or waits for one
-// group too few, computes with what shared memory held before; and ThreadSanitizer sees the copy's
-// accesses where the hardware is only bound to have made them.
+// The cp.async.* of one thread, an object on its stack. A copy happens as late as allowed: in the
+// Wait() that covers its group, never before. So a kernel that does not wait, or waits for one
+// group too few, computes with the old contents of shared memory; and ThreadSanitizer sees the
+// copy's accesses at the point by which the hardware must have made them.
 class AsyncCopies {
  public:
   // cp.async.cg.shared.global, 16 bytes; both addresses must be multiples of 16. The first
@@ -134,7 +134,7 @@ class AsyncCopies {
     open_.clear();
   }
 
-  // cp.async.wait_group N: all but the last `pending` groups have arrived.
+  // cp.async.wait_group N: waits until all but the last `pending` groups have arrived.
   void Wait(size_t pending) {
     while (groups_.size() > pending) {
       for (const Copy& copy : groups_.front()) {

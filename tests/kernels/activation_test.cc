@@ -17,7 +17,7 @@ constexpr Activation kActivations[] = {Activation::kSwiGlu,        Activation::k
                                        Activation::kRelu,          Activation::kRelu2,
                                        Activation::kClampedSwiGlu, Activation::kGeGluTanh};
 
-// In float64, straight from the definitions.
+// In float64, directly from the definitions.
 double ActivationReference(Activation activation, double gate, double up) {
   switch (activation) {
     case Activation::kSwiGlu:
@@ -108,7 +108,7 @@ TEST(ClampedSwiGluTest, ValuesInsideAndOutsideBothClampsAreThoseComputedByHand) 
     for (int64_t i = 0; i < 10; ++i) {
       EXPECT_NEAR(out(0, i), kOut[i], 1e-9 + 1e-6 * std::abs(out(0, i))) << i;
     }
-    EXPECT_EQ(out(0, 2), out(0, 3));  // on the clamp and beyond it
+    EXPECT_EQ(out(0, 2), out(0, 3));  // at the clamp and beyond it
     EXPECT_EQ(out(0, 4), out(0, 5));
     EXPECT_EQ(out(0, 6), out(0, 7));
   });
@@ -155,18 +155,19 @@ TEST(ClampedSwiGluTest, GradientsPassOnTheClampsAndStopOneUlpOutside) {
       EXPECT_EQ(d_gate(2, i), 0) << i;
       EXPECT_NEAR(d_up(0, i), kUpPasses[i] ? kGatedOne : 0, 1e-5) << i;
       EXPECT_NEAR(d_up(1, i), kUpPasses[i] ? kGatedSeven : 0, 1e-5) << i;
-      EXPECT_EQ(d_up(2, i), d_up(1, i)) << i;  // the gate's clamp does not stop the other gradient
+      // the gate's clamp does not affect the other gradient
+      EXPECT_EQ(d_up(2, i), d_up(1, i)) << i;
     }
     EXPECT_TRUE(std::isnan(d_gate(0, kCount - 1)));
-    EXPECT_EQ(d_up(0, kCount - 1), 0);  // a NaN lies in no interval
+    EXPECT_EQ(d_up(0, kCount - 1), 0);  // a NaN is in no interval
   });
 }
 
-// exp is within 2 roundings (1 ulp); sum, quotient and two products add four, erfc 3 with its
+// exp is within 2 roundings (1 ulp); sum, quotient and two products add four, erfc 3 including its
 // argument's rounding (6 more on CUDA, whose erfcf is within 4 ulp), which the tail magnifies by up
 // to x^2 (30 at |x| = 5.5); the clamped sigmoid's argument has 2, magnified by |1.702 gate| < 12:
 // 64 roundings. The tanh form's argument z has 3 and its cubic part 3 more, magnified by |z| < 21:
-// 126, and the 6 around it make 132 roundings.
+// 126, and 6 for the rest make 132 roundings.
 // Backward: the terms of an activation's slope are below 1 + 0.25 (ReLU^2: 2 |gate| < 7), each with
 // at most 16 roundings, times |d_out * up| < 9: 180 roundings; 300 are allowed.
 TEST_P(ActivationTest, MatchesFloat64ForAnyWidthAndLayout) {
@@ -217,7 +218,7 @@ TEST(SquaredReluTest, HasOneRoundingAProduct) {
   });
 }
 
-// On CPUs; vectors, tails and unaligned rows of CUDA are below.
+// On CPUs; another test has vectors, tails and unaligned rows on CUDA.
 TEST_P(ActivationTest, AnElementHasTheSameBitsAnywhereOnEverySimdTargetAndAnyNumberOfThreads) {
   const int64_t rows = 400, cols = 53;
   const auto gate = Matrix<float>::Random(rows, cols, 4, 3),
@@ -233,7 +234,7 @@ TEST_P(ActivationTest, AnElementHasTheSameBitsAnywhereOnEverySimdTargetAndAnyNum
     EXPECT_TRUE(SameBits(got.gate, want.gate));
     EXPECT_TRUE(SameBits(got.up, want.up));
   });
-  // Columns [c, cols) alone: what was in the body of a row is now in its tail.
+  // Columns [c, cols) alone: elements of a row's body are now in its tail.
   for (const int64_t c : {1, 20, 45, 52}) {
     const auto cut = [&](const Matrix<float>& all) {
       return all.Cols(c, cols);
@@ -282,7 +283,7 @@ TEST_P(ActivationTest, GradientsMayOverwriteTheInputs) {
   });
 }
 
-// Far from zero nothing overflows on the way, and a NaN is not lost.
+// Far from zero no intermediate result overflows, and a NaN is preserved.
 TEST_P(ActivationTest, ExtremeInputsStayFiniteAndNaNShows) {
   ForEachDevice([&](const TestDevice& device) {
     auto gate = Matrix<float>::Of(1, 4, {1000, -1000, -88.5f, 89});

@@ -114,7 +114,7 @@ TEST(AdamWTest, HasTheBitsOfThePlainEquationsForAnyLengthAndLayout) {
     for (const int64_t n : {0, 1, 4, 7, 8, 15, 16, 17, 31, 33, 100, 333, 2051}) {
       for (const auto& [in, out] : kLayoutPairs) check(device, n, in, out);
     }
-    check(device, 50001, {}, {});  // of several threads
+    check(device, 50001, {}, {});  // several threads
   });
 }
 
@@ -132,8 +132,8 @@ TEST(AdamWTest, ANaNShowsInItsOwnElementAlone) {
   });
 }
 
-// Elements of vectors and of the tail, in every thread block: a weight or v that leaves float32,
-// and 0 / 0 of an epsilon of 0. Zeros behind the last element are none.
+// Elements of vectors and of the tail, in every thread block: a weight or v that overflows float32,
+// and 0 / 0 with an epsilon of 0. Zeros after the last element do not count.
 TEST(AdamWTest, CountsElementsThatAreNotFinite) {
   const auto count_of = [](const TestDevice& device, State& s, AdamWOptions options) {
     const auto count = device.Copy(std::vector<int64_t>{5});
@@ -149,7 +149,7 @@ TEST(AdamWTest, CountsElementsThatAreNotFinite) {
       s = State(n);
       s.weight.at(0, n - 1) = -std::numeric_limits<float>::max();
       s.gradient.at(0, n - 1) = 1;
-      s.m.at(0, n - 1) = s.v.at(0, n - 1) = 0;  // so that it moves by -lr
+      s.m.at(0, n - 1) = s.v.at(0, n - 1) = 0;  // the weight moves by -lr
       s.v.at(0, n / 2) = kInfinity;             // the weight stays finite
       EXPECT_EQ(count_of(device, s, {.learning_rate = 1e33f}), n == 1 ? 1 : 2);
       s = State(n);
@@ -163,8 +163,8 @@ TEST(AdamWTest, CountsElementsThatAreNotFinite) {
   });
 }
 
-// Slices of every length, next to each other and apart, some empty, some of several thread blocks,
-// of sums of both types; what lies between them stays.
+// Slices of every length, adjacent and apart, some empty, some with several thread blocks, of sums
+// of both types; elements between slices stay unchanged.
 TEST(AdamWTest, ManySlicesHaveTheBitsOfOneAfterTheOther) {
   constexpr int64_t kSize = 30000, kGap = 5;
   std::vector<AdamWSlice> slices;

@@ -12,30 +12,29 @@ namespace moe::testing {
 // AttentionOracle allows 2 (D + n + 20) roundings of its bounds. On CUDA sums are also rescaled, by
 // exp(scale * (max - new max)), once in 64 keys: one rounding for the product and four for an exp
 // within 2 ulps. (Errors of the exponents are in the bounds: they are relative to scores, and the
-// differences of a rising maximum add up to twice the largest score.)
+// differences of a rising maximum add up to at most twice the largest score.)
 inline double AttentionRoundings(int64_t depth, int64_t longest_sequence, bool is_cpu) {
   const int64_t rescales = is_cpu ? 0 : 5 * ((longest_sequence + 63) / 64);
   return 2 * static_cast<double>(depth + longest_sequence + 20 + rescales);
 }
-// The same for tensor cores: an addition counts two roundings, and 32 keys may be a tile.
+// The same for tensor cores: an addition counts two roundings, and a tile may have 32 keys.
 inline double MmaAttentionRoundings(int64_t depth, int64_t longest_sequence) {
   return 2 * AttentionRoundings(depth, longest_sequence, false);
 }
 
-// What rounding a value to a storage type may change.
+// The error of rounding a value to a storage type.
 struct StorageRounding {
   double relative = 0, absolute = 0;  // absolute: near 0
   double Of(double x) const { return relative * std::abs(x) + absolute; }
 };
 
-// float64 attention in plain loops. Beside every value x it keeps a bound: the sum of the absolute
-// values of the terms of x, where a probability counts 1 + |score| times. Every factor of a term is
-// a chain of at most D or n additions and 20 more operations, so that float32 stays within
-// 2 (D + n + 20) roundings of the bound.
+// float64 attention in plain loops. It also computes a bound for every value x: the sum of the
+// absolute values of the terms of x, where a probability counts 1 + |score| times. Every factor of
+// a term is a chain of at most D or n additions and 20 more operations, so that float32 stays
+// within 2 (D + n + 20) roundings of the bound.
 //
-// And `stored`: what else may come of rounding to a storage type what goes into a product of tensor
-// cores (probabilities, gradients by scores) and what comes out, the output as backward reads it
-// included.
+// `stored`: the additional error of rounding to a storage type the operands of tensor-core products
+// (probabilities, gradients of scores) and the results, including the output that backward reads.
 struct AttentionOracle {
   struct Value {
     std::vector<double> value, bound, stored;
@@ -48,7 +47,7 @@ struct AttentionOracle {
   };
   Value out, log_sum_exp, d_q, d_k, d_v;
 
-  // Heads of k and v by their size.
+  // Heads of k and v with their sizes.
   AttentionOracle(int heads, const std::vector<int64_t>& offsets, const std::vector<double>& q,
                   const std::vector<double>& k, const std::vector<double>& v,
                   const std::vector<double>& d_out, StorageRounding rounding = {})

@@ -17,7 +17,7 @@ namespace {
 
 using Offsets = std::vector<int64_t>;
 
-// In memory of the host; a call copies to the device and back.
+// Arrays in host memory; a call copies them to the device and back.
 template <typename T>
 struct Problem {
   int heads;
@@ -141,8 +141,8 @@ struct Case {
 
 // Lengths around the CPU's blocks of queries (2, 4, 8), panels of keys (16, 32) and 16 partials,
 // and around one, two and three tiles of CUDA; head sizes with and without whole vectors and tails,
-// around the 32 that CUDA stages at a time, of one and two blocks of columns, and around the 64,
-// 128 and 256 of tensor cores. Some with grouped queries.
+// around the 32 columns that CUDA stages at a time, with one and two blocks of columns, and around
+// tensor cores' 64, 128 and 256. Some with grouped queries.
 const Case kCases[] = {
     {1, 1, {0, 1}},         {1, 3, {0, 7, 7, 8, 17}},    {3, 16, {0, 9, 25}},
     {2, 20, {0, 31, 64}},   {2, 32, {0, 33, 33}},        {1, 33, {0, 2, 50}},
@@ -153,8 +153,8 @@ const Case kCases[] = {
     {2, 128, {0, 5, 150}},  {1, 256, {0, 90}},           {2, 264, {0, 20}},
 };
 
-// Calls check(i, case) for the cases that a device takes: all, or a third under each schedule of a
-// simulated one. `turn` counts those.
+// Calls check(i, case) for the cases of a device: all, or a third under each schedule of a
+// simulated one. `turn` counts the schedules.
 template <typename Check>
 void ForCases(const TestDevice& device, size_t& turn, Check check) {
   const bool all = device.is_cpu() || !kSimulatedCuda;
@@ -175,14 +175,14 @@ void ExpectNear(const Matrix<T>& actual, const AttentionOracle::Value& expected,
   }
 }
 
-// Computes a case and compares it with float64; roundings(n) of float32's for sums of n rows.
+// Computes a case and compares it with float64; roundings(n): float32 roundings in sums of n rows.
 template <typename T, typename Roundings>
 void ExpectMatchesFloat64(const TestDevice& device, size_t i, const Case& c,
                           StorageRounding storage, Roundings roundings) {
   SCOPED_TRACE("case " + std::to_string(i));
   Problem<T> p(c.heads, c.depth, c.offsets, kLayoutPairs[i % std::size(kLayoutPairs)], c.group);
   p.Compute(device);
-  static auto& oracles = *new std::map<size_t, AttentionOracle>;  // of all devices of T
+  static auto& oracles = *new std::map<size_t, AttentionOracle>;  // shared by all devices, for T
   if (!oracles.contains(i)) {
     oracles.try_emplace(i, c.heads, c.offsets, p.q.values(), p.k.values(), p.v.values(),
                         p.d_out.values(), storage);
@@ -223,7 +223,7 @@ TEST(CausalAttentionTest, CpusWithFusedMultiplyAddGiveTheSameBitsOnAnyNumberOfTh
   });
 }
 
-// The oracle's gradients themselves, and so the operation's: against differences of its output.
+// Checks the oracle's own gradients, and so the operation's, against differences of its output.
 TEST(CausalAttentionTest, BackwardMatchesFiniteDifferences) {
   Problem<float> p(4, 4, {0, 3, 8}, {}, 2);
   p.Compute(TestDevice(Device()));
@@ -249,7 +249,7 @@ template <typename T>
 class CausalAttentionTypesTest : public ::testing::Test {};
 TYPED_TEST_SUITE(CausalAttentionTypesTest, StorageTypes);
 
-// On CUDA 16-bit types go by tensor cores, which take weights rounded to the type.
+// On CUDA 16-bit types use tensor cores, which take weights rounded to the type.
 TYPED_TEST(CausalAttentionTypesTest, OnCudaMatchesFloat64WithinTheTypesRoundings) {
   using T = TypeParam;
   if constexpr (!std::is_same_v<T, float>) {
@@ -267,7 +267,7 @@ TYPED_TEST(CausalAttentionTypesTest, OnCudaMatchesFloat64WithinTheTypesRoundings
   }
 }
 
-// And no element beside the results is touched. Two layouts a device, of which there are several.
+// Nor is any element beside the results written. Two layouts a device, of which there are several.
 TYPED_TEST(CausalAttentionTypesTest, HasTheSameBitsForAnyLayoutAndSchedule) {
   using T = TypeParam;
   for (const int64_t depth : {16, 20}) {
@@ -284,7 +284,7 @@ TYPED_TEST(CausalAttentionTypesTest, HasTheSameBitsForAnyLayoutAndSchedule) {
   }
 }
 
-// Alone and between others: other tiles, other slots.
+// Alone and between others: with other tiles and slots.
 TYPED_TEST(CausalAttentionTypesTest, ASequenceHasTheSameBitsInAnyBatch) {
   using T = TypeParam;
   const Offsets offsets = {0, 37, 38, 38, 108, 111};
@@ -304,7 +304,7 @@ TYPED_TEST(CausalAttentionTypesTest, ASequenceHasTheSameBitsInAnyBatch) {
   });
 }
 
-// Not even a NaN leaks backwards, or a sequence's into another.
+// No NaN of later tokens or of another sequence changes a result.
 TYPED_TEST(CausalAttentionTypesTest, LaterTokensAndOtherSequencesDoNotChangeABit) {
   using T = TypeParam;
   constexpr int64_t kEnd = 80, kRows = 100, kCols = 2 * 16;
@@ -340,7 +340,7 @@ TYPED_TEST(CausalAttentionTypesTest, LaterTokensAndOtherSequencesDoNotChangeABit
   });
 }
 
-// On CUDA nor what earlier tokens hold as queries the gradients of later keys and values.
+// On CUDA queries of earlier tokens do not change the gradients of later keys and values either.
 TYPED_TEST(CausalAttentionTypesTest, EarlierQueriesDoNotChangeLaterKeysGradientsOnCuda) {
   using T = TypeParam;
   constexpr int64_t kCut = 70, kRows = 80;
@@ -391,7 +391,7 @@ TEST(CausalAttentionTest, OnCpusBFloat16IsTheFloat32ResultRoundedOnce) {
     ASSERT_OK(p32.Forward(device));
     EXPECT_TRUE(SameBits(p.out, p32.out.As<BFloat16>()));
     EXPECT_TRUE(SameBits(p.log_sum_exp, p32.log_sum_exp));
-    p32.out = p.out.As<float>();  // what backward sees
+    p32.out = p.out.As<float>();  // as backward reads it
     ASSERT_OK(p32.Backward(device));
     EXPECT_TRUE(SameBits(p.d_q, p32.d_q.As<BFloat16>()));
     EXPECT_TRUE(SameBits(p.d_k, p32.d_k.As<BFloat16>()));
@@ -424,7 +424,7 @@ TYPED_TEST(CausalAttentionTypesTest, TakesNoRows) {
   });
 }
 
-// Before anything is launched: the stream goes on.
+// Refused before anything is launched: the stream stays usable.
 TEST(CausalAttentionTest, RefusesBadArgumentsByName) {
   ForEachDevice([](const TestDevice& device) {
     const auto message = [&](Problem<float> p) {
@@ -465,7 +465,7 @@ TEST(CausalAttentionTest, RefusesBadArgumentsByName) {
     EXPECT_EQ(Message(p.Backward(device)),
               "CausalAttentionBackward: d_v is [2, 8] with stride 11, expected [3, 8]");
     const Problem<float> many(65536, 1, {0, 1});
-    if (!device.is_cpu()) {  // a grid has no more rows of blocks
+    if (!device.is_cpu()) {  // the limit of a grid's y dimension
       p = many;
       EXPECT_EQ(message(p), "CausalAttention: 65536 heads, at most 65535 on CUDA");
       EXPECT_EQ(Message(p.Backward(device)),

@@ -36,11 +36,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Small, of whole huge pages, and of some and a rest.
+// Sizes: small, whole huge pages, and huge pages with a rest.
 TEST(BufferTest, IsAlignedAndZeroed) {
   constexpr int64_t kHuge = int64_t{2} << 20;
   for (const int64_t bytes : {int64_t{1}, kHuge - 1, kHuge, 2 * kHuge + 5}) {
-    for (int again = 0; again < 2; ++again) {  // memory that was used before
+    for (int again = 0; again < 2; ++again) {  // the second time on used memory
       const Buffer buffer = Buffer::Allocate(bytes).value();
       const auto data = buffer.span<uint8_t>();
       EXPECT_EQ(reinterpret_cast<uintptr_t>(data.data()) % (bytes < kHuge ? 64 : kHuge), 0);
@@ -50,7 +50,7 @@ TEST(BufferTest, IsAlignedAndZeroed) {
   }
 }
 
-// A callable of about `kBytes` that counts how many of it live, and what it has seen of itself.
+// A callable of about `kBytes` that counts its runs; every living object shares the counter.
 template <size_t kBytes>
 struct Counted {
   explicit Counted(std::shared_ptr<int> runs) : runs_(std::move(runs)) { bytes_.fill(7); }
@@ -92,7 +92,7 @@ TEST(MatrixViewTest, OverlapIsOfElements) {
   } cases[] = {
       {m, true},
       {at(43, 1, 1, 1), true},   // its last element
-      {at(44, 2, 4, 4), false},  // behind it
+      {at(44, 2, 4, 4), false},  // after it
       {at(0, 4, 4, 4), false},   // before it
       {at(0, 4, 4, 5), true},    // 15 to 18
       {at(20, 4, 4, 8), false},  // columns between its rows
@@ -152,7 +152,7 @@ TEST(StreamTest, QueuesMoreThanItHasRoomForInOrder) {
   EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
 }
 
-// Streams of the CPU in all pairs; cuda_stream_test has those of devices.
+// CPU streams in all pairs; cuda_stream_test has those of devices.
 TEST(StreamTest, FirstErrorSticksStopsTheQueueAndTravelsWithAnEvent) {
   for (const bool first_queues : {false, true}) {
     for (const bool second_queues : {false, true}) {
@@ -238,7 +238,7 @@ TEST(ThreadPoolTest, NestedForRunsInline) {
 TEST(ThreadPoolTest, AFailedBodyDoesNotMakeLaterCallsSerial) {
   ThreadPool pool(2);
   std::atomic<int> inside = 0;
-  // Whether two threads run bodies at a time: each waits until the other is there.
+  // Whether two threads run bodies at the same time: each waits until the other has arrived.
   const auto meet = [&](int both) {
     ++inside;
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
@@ -306,7 +306,7 @@ TEST(Float16Test, WidensEveryHalf) {
   }
 }
 
-// Between every pair of neighbours: the middle goes to the even one, all else to the nearer.
+// Between every pair of neighbours: the midpoint rounds to the even one, all else to the nearer.
 TEST(Float16Test, RoundsToNearestEvenAndKeepsNaN) {
   for (uint16_t low = 0; low < 0x7c00; ++low) {
     const auto high = static_cast<uint16_t>(low + 1);
@@ -338,7 +338,7 @@ TEST(BFloat16Test, RoundsToNearestEvenAndKeepsNaN) {
   EXPECT_EQ(BFloat16(-0.0f).bits, 0x8000);
 }
 
-// Every branch for short texts, and stripes and blocks with a rest behind them.
+// Every branch for short texts, and stripes and blocks with a remainder.
 TEST(Xxh3Test, IsWhatTheLibraryGivesWithoutWideInstructions) {
   std::vector<uint8_t> bytes(20'000);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * i + i / 7);
@@ -350,8 +350,8 @@ TEST(Xxh3Test, IsWhatTheLibraryGivesWithoutWideInstructions) {
   }
 }
 
-// Known-answer vector of philox4x32-10 with an all-zero counter (Random123's kat_vectors): the key
-// that our mixing maps to zero is seed 0, purpose 0, layer 0.
+// Known-answer vector of philox4x32-10 with an all-zero counter (Random123's kat_vectors): seed 0,
+// purpose 0, layer 0 is the key that our mixing maps to zero.
 TEST(RandomTest, MatchesTheKnownAnswerOfPhilox) {
   const auto r = Random4({.seed = 0, .purpose = static_cast<RandomPurpose>(0)});
   EXPECT_EQ(r, (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
@@ -380,13 +380,13 @@ TEST(TreeCut, KeepsItemsWholeAndSpreadsThemOverLeaves) {
   EXPECT_EQ((TreeCut{.leaves = 4, .extent = 0, .item = 3}.Begin(4)), 0);
 }
 
-// Sums that differ in bits when they are folded in another order, and leaves that are empty.
+// Sums whose bits depend on the order of folding, and empty leaves.
 std::optional<float> Leaf(int s) {
   if (s % 5 == 3) return std::nullopt;
   return 1.0f / static_cast<float>(s + 1);
 }
 
-// The node over [first, last), from values that are there or from its halves.
+// The node over [first, last), from given values or from its halves.
 std::optional<float> Fold(int first, int last,
                           const std::vector<std::pair<TreeNode, std::optional<float>>>& there) {
   for (const auto& [node, value] : there) {

@@ -12,7 +12,7 @@ namespace {
 
 using Biases = std::vector<std::vector<float>>;
 
-// Waits, since the copies of the biases go with it.
+// Waits for the stream, because the copies of the biases are destroyed on return.
 template <typename T>
 absl::Status Add(const TestDevice& device, MatrixView<T> y, const std::vector<int64_t>& offsets,
                  const Biases& biases) {
@@ -45,7 +45,7 @@ std::vector<float> Gradient(const TestDevice& device, const Matrix<T>& dy,
   return device.Read(d_bias);
 }
 
-// Of the rows of some segments, by offsets that a device that has its own memory knows alone.
+// For the rows of some segments, with offsets that only the device knows if it has its own memory.
 std::vector<float> Gradient(const TestDevice& device, const Matrix<float>& dy,
                             const std::vector<int64_t>& segments) {
   const auto rows = device.Copy(dy);
@@ -86,7 +86,7 @@ TYPED_TEST(BiasTest, OffsetsThatTheDeviceAloneKnowsMayEndBeforeTheRows) {
   });
 }
 
-// 1 + 2^-8 lies between two bfloat16 numbers, and so does the sum of two of them.
+// 1 + 2^-8 is halfway between two bfloat16 numbers, and so is the sum of two of them.
 TEST(AddBiasTest, BFloat16IsTheFloat32SumRoundedOnce) {
   ForEachDevice([](const TestDevice& device) {
     const auto y = Added(device, Matrix<BFloat16>(1, 2, 1.0f), {0, 1}, {{0x1.02p0f, 0x1.018p-7f}});
@@ -128,8 +128,8 @@ TYPED_TEST(BiasTest, HasTheBitsOfTheReferenceForAnyShapeAndLayout) {
   });
 }
 
-// From 2^24 on floats are even: it absorbs a 1 that is added to it, not a sum of two. (1 + 1) +
-// 2^24 + 1 is a tie that goes to 2^24 + 4; in descending order the sum is 2^24.
+// From 2^24 on floats are even: adding a 1 has no effect there, but adding a sum of two has. (1 +
+// 1) + 2^24 + 1 is a tie that rounds to 2^24 + 4; in descending order the sum is 2^24.
 TEST(BiasGradientTest, SumsInAscendingRowsFromZeroOrTheOldValue) {
   const auto dy = Matrix<float>::Of(4, 2, {1, 0x1p24f, 1, 1, 0x1p24f, 1, 1, -0x1p24f});
   ForEachDevice([&](const TestDevice& device) {

@@ -13,7 +13,7 @@
 namespace moe::testing {
 namespace {
 
-// Tokens with 0, 1, 2 ... slots, some of them dropped, rows in any order.
+// Tokens with 0, 1, 2 ... slots, some of them dropped, rows in random order.
 struct Slots {
   Slots(int64_t tokens, int64_t rows) {
     for (int64_t t = 0; t < tokens; ++t) {

@@ -34,7 +34,7 @@ struct Result {
   Matrix<T> d_logits;
 };
 
-// d_logits is written where `d_logits` lies; without columns there is none.
+// Gradients are computed in the layout of `d_logits`; without columns none are requested.
 template <typename T>
 Result<T> Compute(const TestDevice& device, const Matrix<float>& logits,
                   const std::vector<int32_t>& targets, float scale, const Matrix<T>& d_logits) {
@@ -76,7 +76,7 @@ TYPED_TEST(CrossEntropyTest, EqualLogitsByHand) {
 // The sum has further 4 * (n / 1024 + 1) additions in a thread, 5 in its warp and 7 of warps on
 // CUDA, n / 16 + 4 on the CPU. The loss, below 24, is log(sum) - (x_target - max): 16 roundings for
 // either term and 24 for their difference. A gradient below 1 has the roundings of its exponential,
-// those of the sum and 3. BFloat16 rounds once more, by up to 2^-8 of the value.
+// those of the sum and 3. BFloat16 adds one rounding, of up to 2^-8 of the value.
 TYPED_TEST(CrossEntropyTest, MatchesFloat64ForAnyWidth) {
   using T = TypeParam;
   constexpr int64_t kRows = 3;
@@ -137,8 +137,8 @@ TEST(CrossEntropyFloat64Test, GradientMatchesFiniteDifferences) {
 
 // 1290 columns: neighbouring rows without gaps differ in their alignment. Several draws, because
 // sums in another order often round alike. A device's losses and gradients are compared with its
-// own: the loss alone, those of a row alone, of gradients in T and of gradients in place. CPUs with
-// fused multiply-add have the same.
+// own: the loss alone, those of a row alone, gradients in T and gradients in place. CPUs with fused
+// multiply-add have the same.
 TYPED_TEST(CrossEntropyTest, ARowHasTheSameBitsInAnyLayoutAndBatch) {
   using T = TypeParam;
   const int64_t rows = 3, cols = 1290;
@@ -170,7 +170,7 @@ TYPED_TEST(CrossEntropyTest, ARowHasTheSameBitsInAnyLayoutAndBatch) {
   });
 }
 
-// 200 rows are more than a task of the CPU has.
+// 200 rows are more than one task of the CPU has.
 TEST(CrossEntropyFloat32Test, GradientsMayOverwriteTheLogits) {
   ForEachDevice([](const TestDevice& device) {
     for (const MatrixLayout layout : {kLayouts[1], kLayouts[3]}) {
@@ -211,8 +211,7 @@ TYPED_TEST(CrossEntropyTest, LargeLogitsDoNotOverflowAndNonFiniteOnesShow) {
   });
 }
 
-// The CPU refuses it. On CUDA next to the row in memory stands what an access out of bounds would
-// reach.
+// The CPU refuses it. On CUDA an access out of bounds would reach the memory next to the row.
 TYPED_TEST(CrossEntropyTest, ATargetOutOfRangeIsRefusedOrMakesItsOwnRowNaN) {
   using T = TypeParam;
   ForEachDevice([](const TestDevice& device) {
@@ -230,7 +229,7 @@ TYPED_TEST(CrossEntropyTest, ATargetOutOfRangeIsRefusedOrMakesItsOwnRowNaN) {
       EXPECT_EQ(got.loss, want.loss);
       for (int64_t v = 0; v < 5; ++v) {
         EXPECT_TRUE(std::isnan(got.d_logits(1, v))) << bad;
-        got.d_logits.at(1, v) = want.d_logits.at(1, v);  // NaNs do not compare
+        got.d_logits.at(1, v) = want.d_logits.at(1, v);  // NaNs do not compare equal
       }
       EXPECT_TRUE(SameBits(got.d_logits, want.d_logits)) << bad;
     }

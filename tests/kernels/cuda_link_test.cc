@@ -1,5 +1,5 @@
-// The CUDA kernels as nvcc compiled them: a program that has them starts and refuses without a
-// driver. What they compute is tested on the simulator by the suites of the operations.
+// The CUDA kernels as compiled by nvcc: a program that contains them starts without a driver, and
+// refuses devices. The operations' suites test their results on the simulator.
 #include <cstdint>
 
 #include <gtest/gtest.h>

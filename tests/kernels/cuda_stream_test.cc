@@ -1,5 +1,5 @@
 // kernels/base on CUDA devices, over the fake runtime: streams, events between devices, memory, and
-// what their errors say.
+// the texts of errors.
 #include <cstdint>
 #include <thread>
 #include <tuple>
@@ -84,8 +84,8 @@ TEST(CudaStreamTest, ALaunchThatFailsSticks) {
   EXPECT_EQ(stream->Synchronize().message(), "launch");
 }
 
-// The producer's value reaches the consumer, whichever kind of stream each of them is. Without the
-// event the fake runtime shows another order (fake_cudart_test).
+// The producer's value reaches the consumer, whatever kinds of streams they are. Without the event
+// the fake runtime produces another order (fake_cudart_test).
 TEST(CudaStreamTest, EventsOrderStreamsOfBothKinds) {
   const Device cpu = {};
   for (const auto& [from, to] : {std::pair(kCuda, kCuda), {kCuda, cpu}, {cpu, kCuda}}) {
@@ -121,7 +121,7 @@ TEST(CudaStreamTest, OverTheProgramsOwnStreamItsWorkAndTheProgramsTakeTurns) {
     EnqueueWork(*stream, [&] { x = 10 * x; });
     EXPECT_EQ(x, 1);
   }
-  EXPECT_EQ(x, 127380);  // it waited for what was in it, and left the stream
+  EXPECT_EQ(x, 127380);  // it waited for the work in the stream, and left the stream intact
   EXPECT_EQ(cusim::LaunchOne(times_10_plus(1), own), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(own), cudaSuccess);
   EXPECT_EQ(x, 1273801);
@@ -167,7 +167,7 @@ TEST(CudaStreamTest, SaysWhatTheMachineLacks) {
   EXPECT_THAT(why({}, 2), AllOf(HasSubstr("device 2"), HasSubstr("moe doctor")));
   EXPECT_THAT(why({.kernel_image = cudaErrorNoKernelImageForDevice}),
               HasSubstr("CMAKE_CUDA_ARCHITECTURES"));
-  EXPECT_OK(MakeStream(kCuda));  // none of them stays behind
+  EXPECT_OK(MakeStream(kCuda));  // none of them is left over
 }
 
 TEST(CudaMemoryTest, IsZeroedAndSaysWhatIsMissing) {
@@ -188,7 +188,7 @@ TEST(CudaMemoryTest, IsZeroedAndSaysWhatIsMissing) {
   EXPECT_EQ(CudaMemory(7).status().code(), absl::StatusCode::kUnimplemented);
 }
 
-// Memory that was given out before, and after.
+// Memory that was allocated before, and after.
 TEST(PeerAccessTest, OpensAllMemoryOfADeviceHoweverOftenItIsAskedFor) {
   const Buffer before = Buffer::Allocate(4, **CudaMemory(0)).value();
   std::vector<std::thread> threads;
@@ -196,7 +196,7 @@ TEST(PeerAccessTest, OpensAllMemoryOfADeviceHoweverOftenItIsAskedFor) {
     threads.emplace_back([] {
       for (int times = 0; times < 2; ++times) {
         EXPECT_OK(EnablePeerAccess(1, 0));
-        EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // else the next launch reports it
+        EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // else the next launch would report it
         int current = -1;
         EXPECT_EQ(cudaGetDevice(&current), cudaSuccess);
         EXPECT_EQ(current, 1);

@@ -1,4 +1,4 @@
-// Matrix products on every device of this build, and by cuBLAS where it is. This project's kernels
+// Matrix products on every device of this build, and by cuBLAS if available. This project's kernels
 // have the specification's bits in float32; the others are within a bound.
 #include <algorithm>
 #include <cmath>
@@ -26,7 +26,7 @@ namespace {
 using gemm::Layout;
 using ::testing::ElementsAre;
 
-// The groups' matrices in memory of a device: a slab, each where its layout has 16 bytes begin.
+// The groups' matrices in memory of a device: one slab, aligned to 16 bytes if the layout is.
 template <typename T>
 struct DeviceWeights {
   DeviceArray<T> memory;
@@ -147,8 +147,8 @@ TYPED_TEST(DeviceGemmTest, ProductsByHand) {
   }
 }
 
-// More depth than the pipeline has stages, groups of more than one tile and without rows, tails of
-// rows, columns and depth for every kind of tensor cores.
+// More depth than the pipeline has stages, groups with more than one tile and without rows, tails
+// of rows, columns and depth for every kind of tensor cores.
 TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnySchedule) {
   ForSchedules([this] {
     this->CheckGroups({2, 129}, 16, 104);
@@ -156,10 +156,10 @@ TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnySchedule) {
   });
   this->CheckGroups({0, 1, 17, 0, 40}, 136, 200);
   this->CheckGroups({16, 100, 150}, 72, 72);
-  this->CheckGroups({5}, 33, 64 * 9 + 8);  // columns that no pair fits
+  this->CheckGroups({5}, 33, 64 * 9 + 8);  // an odd width: pairs do not fit
 }
 
-// Groups that end inside a tile, empty ones between and at either end.
+// Groups that end inside a tile, with empty ones between them and at either end.
 TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyGroups) {
   this->CheckGroups({0, 5, 130, 0, 1, 0}, 131, 40);
   this->CheckGroups({0, 0, 140}, 16, 8);
@@ -190,15 +190,15 @@ TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyLayout) {
     if (kSanitized) continue;
     this->CheckGroups({18}, 9, 33, {out, in, out});
   }
-  // Rows at multiples of 16 bytes that end within 16 bytes, what follows them not to be read.
+  // Rows at multiples of 16 bytes that end within 16 bytes; the bytes after them must not be read.
   const MatrixLayout padded = {0, 3, 0};
   this->CheckGroups({3, 17}, 21, 37, {padded, padded, padded});
   this->template CheckDense<T>(20, 21, 37, {padded, padded, padded});
 }
 
-// The same rows of one group: alone, and between two others, one of which is all NaN, by offsets
-// that a device alone knows and that end before the rows. Of any depth, and of one that Hopper GPUs
-// multiply by wgmma.
+// The same rows of one group: alone, and between two others, one of which is all NaN, with offsets
+// that only the device knows and that end before the rows. For any depth, and for one that Hopper
+// GPUs multiply by wgmma.
 TYPED_TEST(DeviceGemmTest, BitsDependOnTheRowAndItsGroupAlone) {
   using T = TypeParam;
   const int64_t before = 11, rows = 37, total = before + rows + 130;
@@ -237,7 +237,7 @@ TYPED_TEST(DeviceGemmTest, BitsDependOnTheRowAndItsGroupAlone) {
   }
 }
 
-// What no kernel could find is refused, not computed with.
+// What kernels cannot detect is refused.
 TYPED_TEST(DeviceGemmTest, WeightsAtUnequalDistancesAreRefusedOnADevice) {
   using T = TypeParam;
   for (const Path& path : this->paths_) {
@@ -302,7 +302,7 @@ TYPED_TEST(DeviceGemmTest, NoGroupsAndNoRows) {
   }
 }
 
-// A product of 2^20 tiles a side is refused, not cut down to what a grid has.
+// A product of 2^20 tiles a side is refused, not truncated to the size of a grid.
 TYPED_TEST(DeviceGemmTest, MoreTilesThanAGridHasBlocksAreAnError) {
   const int64_t huge = int64_t{1} << 27;
   for (const Path& path : this->paths_) {
@@ -316,8 +316,8 @@ TYPED_TEST(DeviceGemmTest, MoreTilesThanAGridHasBlocksAreAnError) {
 }
 
 #if defined(MOE_TEST_SCHEDULES)
-// Offsets that no host has checked. AddressSanitizer has the say on what is read and written; no
-// row is in two groups, which ThreadSanitizer would find. Rows after the last group stay.
+// Offsets that no host has checked. AddressSanitizer checks all reads and writes, and
+// ThreadSanitizer would find a row in two groups. Rows after the last group stay unchanged.
 TYPED_TEST(DeviceGemmTest, WrongOffsetsStayInBounds) {
   using T = TypeParam;
   const auto in = Mixed<T>(9, 8, kLayouts[0], 1), weight = Mixed<T>(24, 8, kLayouts[0], 2);
@@ -341,7 +341,7 @@ TYPED_TEST(DeviceGemmTest, WrongOffsetsStayInBounds) {
   }
 }
 
-// By mma.sync what a Hopper GPU multiplies by wgmma.
+// Uses mma.sync for what a Hopper GPU multiplies by wgmma.
 TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationOnGpusBeforeHopper) {
   const cusim::ScopedMachine machine({.major = 8});
   ForSchedules([this] { this->CheckGroups({2, 129}, 16, 104); });
@@ -351,7 +351,8 @@ template <typename T>
 class WgmmaTest : public ::testing::Test {};
 TYPED_TEST_SUITE(WgmmaTest, HalfTypes);
 
-// By what does not change from step to step: a row's bits must not depend on how many there are.
+// The choice depends on what does not change from step to step: a row's bits must not depend on the
+// number of rows.
 TYPED_TEST(WgmmaTest, IsChosenByDeviceAlignmentAndDepth) {
   using T = TypeParam;
   alignas(16) T memory[16] = {};
@@ -368,13 +369,13 @@ TYPED_TEST(WgmmaTest, IsChosenByDeviceAlignmentAndDepth) {
   EXPECT_FALSE(takes(aligned, {memory + 1, 3, 7, 8}, 64));
   EXPECT_FALSE(takes(aligned, {memory, 3, 7, 9}, 64));
   for (const int64_t distance : {63, 0, -64}) EXPECT_FALSE(takes(aligned, aligned, distance));
-  EXPECT_FALSE(takes(aligned, {memory, 3, 7, 16}, 8));  // side by side
+  EXPECT_FALSE(takes(aligned, {memory, 3, 7, 16}, 8));  // rows interleaved
   EXPECT_TRUE(gemm::TakesWgmma<T>({.in = aligned, .weight = {aligned, 1}}));
   const cusim::ScopedMachine machine({.major = 8});
   EXPECT_FALSE(takes(aligned, aligned, 64));
 }
 
-// Its copies have coordinates of 32 bits.
+// Its copies have 32-bit coordinates.
 TYPED_TEST(WgmmaTest, RefusesTwoToThe31RowsColumnsOrTerms) {
   using T = TypeParam;
   const auto refuses = [](int64_t rows, int64_t cols, int64_t depth) {

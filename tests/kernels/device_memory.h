@@ -1,4 +1,4 @@
-// The devices that tests of operations run on, and arrays in their memory.
+// The devices that tests of operations use, and arrays in their memory.
 #ifndef MOE_TESTS_KERNELS_DEVICE_MEMORY_H_
 #define MOE_TESTS_KERNELS_DEVICE_MEMORY_H_
 
@@ -58,7 +58,7 @@ class DeviceArray {
   int64_t size_;
 };
 
-// A host's Matrix, guards included, in the memory of a device.
+// A copy of a host Matrix, including its guards, in the memory of a device.
 template <typename T>
 struct DeviceMatrix {
   DeviceArray<T> memory;
@@ -82,13 +82,13 @@ class TestDevice {
   }
 
   const char* name() const { return memory_ == &CpuMemory() ? "CPU" : "CUDA"; }
-  // Whether exp, log and their like give the host's bits: not so on a GPU.
+  // Whether exp, log and similar functions give the host's bits: not on a GPU.
   bool has_host_math() const { return is_cpu() || kSimulatedCuda; }
   bool is_cpu() const { return stream_->device().kind == DeviceKind::kCpu; }
   Stream& stream() const { return *stream_; }
   MemoryResource& memory() const { return *memory_; }
 
-  // `host`, which may be gone when this returns, in memory of the device.
+  // A copy of `host`, which may be destroyed when this returns, in memory of the device.
   template <typename T>
   DeviceArray<T> Copy(const std::vector<T>& host) const {
     const auto bytes = static_cast<int64_t>(host.size() * sizeof(T));
@@ -128,13 +128,14 @@ class TestDevice {
   std::unique_ptr<Stream> stream_;
 };
 
-// Where two arrays begin, in elements after an address aligned to 16 bytes.
+// Offsets of two arrays, in elements after an address aligned to 16 bytes.
 struct ArrayOffsets {
   size_t in, out;
 };
 inline constexpr ArrayOffsets kArrayOffsets[] = {{0, 0}, {8, 1}, {1, 0}, {3, 1}};
 
-// `values` on a device, `offset` elements after an aligned address, and one more after them.
+// `values` on a device, `offset` elements after an aligned address, and one more element after
+// them.
 template <typename T>
 class Placed {
  public:
@@ -163,7 +164,7 @@ class Placed {
   DeviceArray<T> memory_;
 };
 
-// The CPU with one thread and with three, and CUDA device 0 where build and machine have one.
+// The CPU with one thread and with three, and CUDA device 0 if build and machine have one.
 inline std::vector<std::unique_ptr<TestDevice>> TestDevices() {
   std::vector<std::unique_ptr<TestDevice>> devices;
   for (const int threads : {1, 3})
@@ -174,12 +175,12 @@ inline std::vector<std::unique_ptr<TestDevice>> TestDevices() {
   return devices;
 }
 
-// The SIMD targets of the CPU: those with fused multiply-add, or "EMU128" too, which rounds the
+// The SIMD targets of the CPU: those with fused multiply-add, or also "EMU128", which rounds the
 // product of a multiply-add.
 enum class Simd : uint8_t { kFused, kAll };
 
 // Calls check() under several schedules of the threads of simulated devices. Under sanitizers one
-// is enough: an access out of bounds, or one that nothing orders, is found in each.
+// suffices: they find an access out of bounds, or one without order, in each.
 template <typename Check>
 void ForSchedules(Check check) {
 #if defined(MOE_TEST_SCHEDULES)
@@ -195,10 +196,10 @@ void ForSchedules(Check check) {
 #endif
 }
 
-// Calls check(device) for all that an operation runs on: the CPU with each SIMD target, with one
-// thread and with three, and CUDA device 0 by ForSchedules. Under sanitizers three threads, which
-// touch what one does; under ThreadSanitizer one SIMD target: they share how rows are cut among
-// threads.
+// Calls check(device) for all devices of an operation: the CPU with each SIMD target, with one
+// thread and with three, and CUDA device 0 by ForSchedules. Under sanitizers with three threads
+// alone, which make all accesses that one does; under ThreadSanitizer with one SIMD target, since
+// all targets distribute rows over threads alike.
 template <typename Check>
 void ForEachDevice(Simd simd, Check check) {
   for (const std::string& target : gemm::SimdTargets()) {
@@ -221,8 +222,8 @@ void ForEachDevice(Check check) {
   ForEachDevice(Simd::kFused, check);
 }
 
-// Calls operation(device), which returns what it read back as a tuple of vectors, on every device
-// and expects what the first, the CPU with its best SIMD target and one thread, gives.
+// Calls operation(device), which returns its results as a tuple of vectors, on every device.
+// Expects the results of the first, the CPU with its best SIMD target and one thread.
 template <typename Operation>
 void ExpectSameBitsOnEveryDevice(Operation operation) {
   std::optional<decltype(operation(std::declval<const TestDevice&>()))> expected;

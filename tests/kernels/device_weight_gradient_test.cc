@@ -1,5 +1,5 @@
-// Gradients of weights on every device of this build, and by cuBLAS where it is: sums in float32,
-// and exact ones of a partial for each segment.
+// Gradients of weights on every device of this build, and by cuBLAS if available: sums in float32,
+// and exact ones with a partial for each segment.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -23,8 +23,8 @@ template <typename T>
 class DeviceWeightGradientTest : public ::testing::Test {
  protected:
   // Weight g has segments of rows[g] rows; every other weight's sum is empty before. Rows before
-  // the first segment and behind the last are NaN. Kernels are given offsets of the device alone
-  // for sums in float32, of the host for exact ones.
+  // the first segment and after the last are NaN. For sums in float32 only the device knows the
+  // offsets, for exact ones the host.
   void CheckWeightGradients(const std::vector<std::vector<int64_t>>& rows, int64_t out, int64_t in,
                             const Layouts& layouts = kAligned) {
     std::vector<int64_t> segments = {2};
@@ -96,7 +96,8 @@ class DeviceWeightGradientTest : public ::testing::Test {
     }
   }
 
-  // The bits of sums of float32 partials, a segment each. Some of them the grid cannot hold.
+  // The bits of sums of float32 partials, one for each segment. The grid cannot represent some of
+  // them.
   void CheckExactSums(const Path& path, const Matrix<T>& dy, const Matrix<T>& x,
                       const std::vector<int64_t>& segments, size_t count, size_t offset) {
     constexpr ExactGrid kGrid = {.unit_log2 = -56, .max_terms = 3};
@@ -174,9 +175,9 @@ TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnySchedule) {
 }
 
 TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnyShape) {
-  this->CheckWeightGradients({{8, 3}, {0, 5}}, 131, 136);  // tiles both ways
+  this->CheckWeightGradients({{8, 3}, {0, 5}}, 131, 136);  // several tiles in both directions
   this->CheckWeightGradients({{0, 0}, {0, 0}}, 9, 8);
-  // No terms: a sum stays as it was.
+  // No terms: a sum stays unchanged.
   for (const int64_t depth : {0, 1, 7, 8, 16, 31, 32, 33, 64, 65, 96, 100, 300}) {
     if (kSanitized && depth != 33) continue;
     this->CheckWeightGradients({{depth}, {depth}}, 1 + depth % 13, 1 + depth % 18);
@@ -189,7 +190,7 @@ TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnyLayout) {
     this->CheckWeightGradients({{40, 3}, {2, 34}}, 24, 16, {in, out, in});
     this->CheckWeightGradients({{33, 3}, {2, 34}}, 17, 9, {out, in, out});
   }
-  // Rows at multiples of 16 bytes that end within 16 bytes, what follows them not to be read.
+  // Rows at multiples of 16 bytes that end within 16 bytes; the bytes after them must not be read.
   const MatrixLayout padded = {0, 3, 0};
   this->CheckWeightGradients({{40}, {8}}, 21, 13, {padded, padded, padded});
 }

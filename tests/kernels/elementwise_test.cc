@@ -12,8 +12,8 @@
 namespace moe::testing {
 namespace {
 
-// `in` in another type. The arrays begin `from` and `to` elements after an aligned address, and
-// nothing around the result is written.
+// Casts `in` to another type. The arrays begin `from` and `to` elements after an aligned address,
+// and nothing around the result is written.
 template <typename V, typename U>
 std::vector<V> Converted(const TestDevice& device, const std::vector<U>& in, size_t from = 0,
                          size_t to = 0) {
@@ -42,7 +42,7 @@ void ExpectTheScalarConversion(const TestDevice& device, const std::vector<float
   EXPECT_TRUE(SameBits(Converted<float>(device, in, wide, narrow), in)) << in.size();
 }
 
-// The middle between every two neighbours of T, what lies next to it on either side, and all of T.
+// The midpoint of every two neighbours of T, the floats next to it on either side, and all of T.
 TYPED_TEST(CastTest, RoundsAsTheScalarConversionAroundEveryMiddle) {
   using T = TypeParam;
   std::vector<float> values;
@@ -86,7 +86,7 @@ TYPED_TEST(CastTest, EqualsTheScalarConversionForAnyLengthAndAlignment) {
   });
 }
 
-// Arrays of every length, numbered through with and without gaps, some of several thread blocks.
+// Arrays of every length, numbered with and without gaps, some with several thread blocks.
 TYPED_TEST(CastTest, ManyArraysHaveTheBitsOfOneAfterTheOther) {
   using T = TypeParam;
   ForEachDevice([](const TestDevice& device) {
@@ -135,7 +135,7 @@ TEST(ScaleTest, MultipliesAndAddsForAnyLengthAndAlignment) {
     for (const ArrayOffsets at : kArrayOffsets) {
       for (const int64_t n : {0, 1, 4, 333, 1029}) check(device, n, at);
     }
-    check(device, 40009, {});  // of several threads
+    check(device, 40009, {});  // several threads
   });
 }
 
@@ -163,8 +163,8 @@ void ExpectRangesAdded(const TestDevice& device, const std::vector<T>& partial,
   EXPECT_TRUE(SameBits(device.Read(to), sums));
 }
 
-// Every length from nothing to beyond two vectors, and some that several threads share; of two
-// arrays both begin at a multiple of 16 bytes, one of them, or none.
+// Every length from nothing to beyond two vectors, and some that several threads share; both arrays
+// begin at a multiple of 16 bytes, or one of them, or none.
 TEST(PartialSumTest, AddsAnyLengthAtAnyAlignment) {
   constexpr size_t kElements = 70'001;
   std::vector<Range> ranges;
@@ -225,13 +225,13 @@ TYPED_TEST(SumTest, AddsInPlaceAndRoundsOnce) {
 
 template <typename Pair>
 class ProductTest : public ::testing::Test {};
-// Of the result and of its first factor.
+// Types of the result and of its first factor.
 using Pairs = ::testing::Types<std::pair<float, float>, std::pair<BFloat16, BFloat16>,
                                std::pair<Float16, Float16>, std::pair<BFloat16, float>,
                                std::pair<Float16, float>>;
 TYPED_TEST_SUITE(ProductTest, Pairs);
 
-// a * b on the device, to `out` or added to it.
+// a * b on the device, stored in `out` or added to it.
 template <typename T, typename U>
 Matrix<T> Product(const TestDevice& device, const Matrix<U>& a, const Matrix<float>& b,
                   const Matrix<T>& out, Write write) {

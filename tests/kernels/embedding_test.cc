@@ -8,7 +8,7 @@
 namespace moe::testing {
 namespace {
 
-// Half of the tokens name one row, the others any.
+// Half of the tokens have one id, the others any.
 std::vector<int32_t> RandomIds(int64_t tokens, int32_t vocabulary) {
   std::vector<int32_t> ids;
   for (int64_t t = 0; t < tokens; ++t) {
@@ -38,7 +38,7 @@ TYPED_TEST(EmbeddingBackwardTest, AddsTheRowsOfATokenByHand) {
   ForEachDevice([](const TestDevice& device) {
     std::vector<int32_t> ids = {2, 0, 2};
     auto dx = Matrix<T>::Of(3, 2, {1, 10, 2, 20, 3, 30});
-    if (!device.is_cpu()) {  // the host cannot see that the last two name no row
+    if (!device.is_cpu()) {  // the host does not know that the last two ids are out of range
       ids.insert(ids.end(), {-1, 3});
       dx = Matrix<T>::Of(5, 2, {1, 10, 2, 20, 3, 30, 4, 40, 5, 50});
     }
@@ -49,7 +49,7 @@ TYPED_TEST(EmbeddingBackwardTest, AddsTheRowsOfATokenByHand) {
   });
 }
 
-// Sums of many terms, float32, tokens in ascending order: another order has other bits.
+// Sums of many terms, float32, tokens in ascending order: another order would change the bits.
 TYPED_TEST(EmbeddingBackwardTest, HasTheBitsOfAscendingTokensForAnyShapeAndLayout) {
   using T = TypeParam;
   const auto check = [](const TestDevice& device, int64_t tokens, int32_t vocabulary, int64_t cols,

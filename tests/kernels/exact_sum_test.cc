@@ -1,4 +1,4 @@
-// kernels/exact_sum: the grid, its edges, and sums that do not depend on their order, on every
+// kernels/exact_sum: the grid, its limits, and sums that do not depend on their order, on every
 // device.
 #include "kernels/exact_sum/exact_sum.h"
 
@@ -56,7 +56,7 @@ TEST(ExactAccumulateTest, RoundsToTheGridTiesToEven) {
     EXPECT_EQ(sums.tally.inexact, 7);  // all but 3 and 0
     ASSERT_OK(sums.Add(device, {.unit_log2 = -1, .max_terms = 2}, x));
     EXPECT_EQ(sums.sum, (std::vector<int64_t>{1, 5, 7, -1, -5, 3, 9, 0, 0}));
-    EXPECT_EQ(sums.tally.inexact, 7 + 2);  // 0.75, and what becomes 0
+    EXPECT_EQ(sums.tally.inexact, 7 + 2);  // 0.75, and the value that becomes 0
     EXPECT_EQ(sums.tally.non_finite, 0);
     EXPECT_EQ(sums.tally.largest_value(), 3);
   });
@@ -89,7 +89,7 @@ TEST(ExactAccumulateTest, MatchesTheSpecificationForAnyMagnitudeGridLengthAndAli
     for (const ArrayOffsets at : kArrayOffsets) {
       for (const int64_t n : {0, 1, 7, 333, 2051}) check(device, {-50, 4096}, n, at);
     }
-    check(device, {-50, 4096}, 70001, {});  // of several threads
+    check(device, {-50, 4096}, 70001, {});  // several threads
   });
 }
 
@@ -111,7 +111,7 @@ TEST(ExactAccumulateTest, NonFiniteElementsCountAndAddNothing) {
   });
 }
 
-// Elements of every kind, at every place of a vector and of a cache line.
+// Elements of every kind, at every position in a vector and in a cache line.
 TEST(ExactAccumulateTest, OverwritesWhatIsThereInCacheOrPastIt) {
   std::vector<float> x = RandomFloats(203, 1);
   x[1] = kNaN;
@@ -134,7 +134,7 @@ TEST(ExactAccumulateTest, OverwritesWhatIsThereInCacheOrPastIt) {
         const auto memory = workspace.Array<int64_t>(n + 8).value();
         std::fill(memory.begin(), memory.end(), -7);
         const auto sum = memory.subspan(offset, size);
-        // In two ranges, as threads have them.
+        // In two ranges, as for two threads.
         GridTally tally = accumulate(write, sum.data(), 0, size / 2);
         AddAtomically(accumulate(write, sum.data() + size / 2, size / 2, size), tally);
         EXPECT_EQ(tally.non_finite, size < 2 ? 0 : size < n ? 1 : 3);
@@ -149,8 +149,8 @@ TEST(ExactAccumulateTest, OverwritesWhatIsThereInCacheOrPastIt) {
   }
 }
 
-// M terms at the largest value the grid takes, of either sign, in any order: no overflow (UBSan
-// watches), and the next larger float is refused.
+// M terms of the largest value that fits the grid, of either sign, in any order: no overflow
+// (checked by UBSan), and the next larger float is refused.
 TEST(ExactAccumulateTest, MaxTermsAtTheLimitDoNotOverflow) {
   ForEachDevice([](const TestDevice& device) {
     for (const int64_t terms : {1, 2, 3, 5, 64, 500}) {
@@ -201,8 +201,8 @@ std::vector<float> ToFloat(const TestDevice& device, const ExactGrid& grid,
   return out.Read();
 }
 
-// Integers of all magnitudes, the extremes among them; factors that give normal, subnormal and
-// infinite float32, and some that are no power of two.
+// Integers of all magnitudes, including the extremes; factors that give normal, subnormal and
+// infinite float32, and some that are not powers of two.
 TEST(ExactToFloatTest, RoundsAsFloat64DoesForAnyFactorLengthAndAlignment) {
   std::vector<int64_t> sums;
   for (int64_t i = 0; i < 40009; ++i) {
@@ -228,7 +228,7 @@ TEST(ExactToFloatTest, RoundsAsFloat64DoesForAnyFactorLengthAndAlignment) {
         for (const double scale : {0.125, 1.0 / 3, 0.3e-12}) check(device, n, -50, scale, at);
       }
     }
-    check(device, 40009, -50, 1.0 / 3, {});  // of several threads
+    check(device, 40009, -50, 1.0 / 3, {});  // several threads
   });
 }
 
@@ -245,7 +245,7 @@ TEST(ExactToFloatTest, ReadsBackWhatTheGridHoldsAndRefusesOtherLengths) {
   });
 }
 
-// Of the elements of a unit, in their order.
+// For the elements of a unit, in their order.
 double ReferenceSquares(const std::vector<float>& x) {
   double total = 0;
   for (size_t block = 0; block < x.size(); block += 4096) {
@@ -300,7 +300,7 @@ TEST(AddSquaresTest, SumsByHand) {
   });
 }
 
-// Magnitudes differ within and between blocks, so that other orders round differently.
+// Magnitudes differ within and between blocks, so that other orders would round differently.
 TEST(AddSquaresTest, AUnitHasTheBitsOfTheFixedOrderAtEveryLength) {
   auto all = RandomFloats(3 * 4096 + 1, 4);
   for (int64_t i = 0; i < std::ssize(all); ++i) {
@@ -315,8 +315,8 @@ TEST(AddSquaresTest, AUnitHasTheBitsOfTheFixedOrderAtEveryLength) {
   });
 }
 
-// A matrix in two halves of columns and two of rows: units whose rows are apart, dealt over calls
-// in any order, and more of them than a fork or a thread block takes.
+// A matrix in two halves of columns and two of rows: units with gaps between rows, distributed over
+// calls in any order, and more of them than a fork or a thread block processes.
 TEST(AddSquaresTest, UnitsAddUpExactlyInAnyOrder) {
   constexpr int64_t kRows = 600, kCols = 96;
   auto x = RandomFloats(kRows * kCols, 5);
@@ -350,7 +350,7 @@ TEST(AddSquaresTest, UnitsAddUpExactlyInAnyOrder) {
   });
 }
 
-// What 128-bit integers say of terms all over the range.
+// Compares with 128-bit integers, for terms of all magnitudes.
 TEST(SquareSumTest, DigitsAreTheTermsInUnitsOf2ToTheMinus120) {
   for (int exponent = -130; exponent < 72; ++exponent) {
     for (const double fraction :
@@ -364,15 +364,15 @@ TEST(SquareSumTest, DigitsAreTheTermsInUnitsOf2ToTheMinus120) {
         EXPECT_LT(digits.at[i], uint64_t{1} << 32);
       }
       EXPECT_EQ(SquareSumValue(sum), std::ldexp(std::rint(std::ldexp(term, 120)), -120)) << term;
-      // A million of it carries.
+      // A million such terms carry.
       for (int64_t& digit : sum) digit *= 1 << 20;
       EXPECT_EQ(SquareSumValue(sum), std::ldexp(std::rint(std::ldexp(term, 120)), -100)) << term;
     }
   }
 }
 
-// Every part that operations may read, and what they make of exact sums, against the float32 that
-// ToFloat writes.
+// Every range that operations may read, and the values that they compute from exact sums, against
+// the float32 that ToFloat writes.
 TEST(ScaledSumTest, PartsAndOperationsSeeWhatToFloatWrites) {
   constexpr int64_t kSize = 9001;
   const ExactGrid grid = {.unit_log2 = -40, .max_terms = 3};

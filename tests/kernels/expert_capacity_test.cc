@@ -19,7 +19,7 @@
 namespace moe::testing {
 namespace {
 
-// Groups of tokens, token t with `choices` slots; group g is [group_offsets[g], group_offsets[g +
+// Groups of tokens; token t has `choices` slots, group g is [group_offsets[g], group_offsets[g +
 // 1]).
 struct Slots {
   int32_t num_experts = 0;
@@ -32,10 +32,10 @@ struct Slots {
   int64_t FirstSlot(int32_t group) const { return slot_offset[group_offsets[group]]; }
 };
 
-// `distinct` weights, so that many are equal; every expert of a token is another.
+// `distinct` different weights, so that many are equal; the experts of a token differ.
 Slots RandomSlots(const std::vector<int64_t>& tokens, int32_t experts, int choices, int distinct,
                   uint64_t seed) {
-  std::mt19937_64 rng(seed);  // its numbers are the standard's
+  std::mt19937_64 rng(seed);  // the standard defines its numbers
   Slots s = {.num_experts = experts};
   for (const int64_t of_group : tokens) {
     for (int64_t t = 0; t < of_group; ++t) {
@@ -134,7 +134,8 @@ class ExpertCapacityTest : public ::testing::Test {
 };
 
 TEST_F(ExpertCapacityTest, KeepsTheLargestWeights) {
-  // One expert, room for two: the NaN goes first, then the least; of equal ones the later.
+  // One expert with capacity 2: the NaN is dropped first, then the smallest; of equal ones the
+  // later.
   const Slots s = {.num_experts = 1,
                    .group_offsets = {0, 5},
                    .slot_offset = {0, 1, 2, 3, 4, 5},
@@ -148,7 +149,7 @@ TEST_F(ExpertCapacityTest, KeepsTheLargestWeights) {
 }
 
 TEST_F(ExpertCapacityTest, KeepsFirstChoicesBeforeSecondOnes) {
-  // Tokens 0 and 1 choose expert 1 second, token 2 first: it goes before them.
+  // Tokens 0 and 1 choose expert 1 second, token 2 first: token 2 precedes them.
   const Slots s = {.num_experts = 2,
                    .group_offsets = {0, 3},
                    .slot_offset = {0, 2, 4, 6},
@@ -160,7 +161,7 @@ TEST_F(ExpertCapacityTest, KeepsFirstChoicesBeforeSecondOnes) {
   EXPECT_EQ(kept.dropped_slots, 2);
 }
 
-// More slots of an expert than threads of a block, groups of other sizes, empty segments.
+// More slots of an expert than a block has threads, groups of other sizes, empty segments.
 TEST_F(ExpertCapacityTest, MatchesASortOfEverySegment) {
   ForSchedules([&] {
     for (const KeptSlots policy : kPolicies) {
@@ -194,7 +195,7 @@ TEST_F(ExpertCapacityTest, FindsTheSegmentAmongManyGroups) {
   }
 }
 
-// Ids from E on have room for all.
+// Ids from E on have unlimited capacity.
 TEST_F(ExpertCapacityTest, DropsWhatTheHostDrops) {
   constexpr int32_t kExperts = 12, kChoices = 3;
   constexpr double kFactor = 0.7;

@@ -1,4 +1,4 @@
-// The orders that a DispatchPlan has on the host, sorted on a device.
+// The orders of a DispatchPlan, sorted on a device.
 #include "kernels/expert_sort/expert_sort.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ using expert_sort::kChunkSlots;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A routing: token t has the slots slot_offset[t] .. [t + 1].
+// A routing: token t has slots slot_offset[t] .. [t + 1].
 struct Slots {
   int32_t num_experts = 0;
   std::vector<int64_t> slot_offset = {0}, micro_batch_offsets = {0};
@@ -66,7 +66,8 @@ class ExpertSortTest : public ::testing::Test {
                                       .padded_rows = s.padded_rows,
                                       .order = s.order},
                                      workspace, device_->stream());
-    device_->stream().Synchronize().IgnoreError();  // also after an error: the workspace goes
+    // also after an error: the workspace is destroyed next
+    device_->stream().Synchronize().IgnoreError();
     MOE_ASSIGN_OR_RETURN(const SortedSlots sorted, result);
     Sorted out = {.row_of_slot = Read(sorted.row_of_slot),
                   .slot_of_row = Read(sorted.slot_of_row),
@@ -91,7 +92,7 @@ class ExpertSortTest : public ::testing::Test {
   std::unique_ptr<TestDevice> device_;
 };
 
-// DispatchPlanBuilder::CountSlots and OrderHomeRows, one slot at a time; experts by id.
+// DispatchPlanBuilder::CountSlots and OrderHomeRows, slot by slot; experts by id.
 Sorted SortInPlainLoops(const Slots& s) {
   const int64_t batches = s.micro_batches(), experts = s.num_experts;
   Sorted out = {.row_of_slot = std::vector<int32_t>(s.slots(), -1),
@@ -147,7 +148,7 @@ uint32_t Random(uint64_t seed, int64_t item) {
   return Random4({.seed = seed, .item = static_cast<uint64_t>(item)})[0];
 }
 
-// `per_micro_batch` tokens each, of 0 .. 2 k slots (k on average), some of identity experts and
+// `per_micro_batch` tokens each, with 0 .. 2 k slots (k on average), some of identity experts and
 // some dropped.
 Slots RandomSlots(const std::vector<int64_t>& per_micro_batch, int32_t experts, int64_t k,
                   uint64_t seed) {
@@ -158,7 +159,7 @@ Slots RandomSlots(const std::vector<int64_t>& per_micro_batch, int32_t experts, 
       const int64_t choices = k == 1 ? 1 : Random(seed, token) % (2 * k + 1);
       for (int64_t j = 0; j < choices; ++j) {
         const auto slot = s.slots();
-        // One expert in three goes to the first: runs of equal ones within a warp.
+        // One expert in three is the first: runs of equal ones within a warp.
         const uint32_t draw = Random(seed + 1, slot);
         s.expert.push_back(draw % 3 == 0 ? 0 : static_cast<int32_t>(draw / 3 % (experts + 2)));
         s.dropped.push_back(Random(seed + 2, slot) % 5 == 0);
@@ -242,7 +243,7 @@ TEST_F(ExpertSortTest, TokensAreSentOnceToAGroupOfExperts) {
 }
 
 // Rows of rank 0 for expert 0 (two) and 1, of rank 1 for expert 0. Rank 0 sent two tokens, rank 1
-// one. Two of the places are none.
+// one. Two of the places are out of range.
 TEST_F(ExpertSortTest, ExpertRowsByHandReadNoRowThatIsNotTheirSources) {
   const std::vector<ExpertRun> runs = {
       {.rows = 2, .expert_row = 0, .return_row = 0, .received = 0, .source_rows = 2},
@@ -284,7 +285,7 @@ TEST_F(ExpertSortTest, HasTheOrderOfThePlainLoopsForAnySizeAndSchedule) {
   });
 }
 
-// Room for all; for most; a micro-batch without tokens is padded as any other.
+// Capacity for all; for most; a micro-batch without tokens is padded like any other.
 TEST_F(ExpertSortTest, PaddedRowsHaveTheOrderOfThePlainLoopsAndSlotsBeyondGetNone) {
   ForSchedules([&] {
     for (const int64_t padded_rows : {40, 9000}) {
@@ -329,7 +330,7 @@ TEST_F(ExpertSortTest, NoSlotsGiveZeroOffsetsAndCounts) {
   for (const int64_t padded_rows : {0, 2}) {
     Slots s = {.num_experts = 3, .micro_batch_offsets = {0, 0, 0}, .padded_rows = padded_rows};
     ExpectEqual(Sort(s), SortInPlainLoops(s));
-    s.slot_offset = {};  // of no tokens
+    s.slot_offset = {};  // offsets of no tokens
     ExpectEqual(Sort(s), SortInPlainLoops(s));
   }
 }
@@ -349,7 +350,7 @@ TEST_F(ExpertSortTest, RefusesWhatItDoesNotSort) {
   Workspace workspace;
   EXPECT_EQ(SortByExpert({.num_experts = 1}, workspace, *MakeInlineStream()).status().code(),
             absl::StatusCode::kUnimplemented);
-#if defined(MOE_TEST_SCHEDULES)  // sizes whose memory nobody has
+#if defined(MOE_TEST_SCHEDULES)  // sizes beyond any memory
   using Sort = expert_sort::CudaExpertSort;
   for (const Sort& sort : {Sort{.slots = int64_t{1} << 31, .num_experts = 4},
                            Sort{.num_experts = 4, .padded_rows = int64_t{1} << 29},

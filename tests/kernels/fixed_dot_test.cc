@@ -70,7 +70,7 @@ TYPED_TEST(FixedDotTest, HasTheBitsOfTheContractsOrderAtEveryLengthOnEverySimdTa
   }
 }
 
-// 2^24 + 1 - 2^24 in one partial sum: float32 has no room for the one.
+// 2^24 + 1 - 2^24 in one partial sum: float32 loses the 1.
 TYPED_TEST(FixedDotTest, WideDotKeepsWhatCancellationLeaves) {
   std::vector<TypeParam> a(33, TypeParam(0.0f));
   std::vector<TypeParam> b(33, TypeParam(1.0f));

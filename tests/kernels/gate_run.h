@@ -1,4 +1,4 @@
-// SelectExperts on a device, and its selection in plain loops.
+// SelectExperts on a device, and selection in plain loops.
 #ifndef MOE_TESTS_KERNELS_GATE_RUN_H_
 #define MOE_TESTS_KERNELS_GATE_RUN_H_
 
@@ -23,7 +23,7 @@ struct GateResult {
   }
 };
 
-// On a device, before a gate writes it.
+// The outputs on a device, before a gate writes them.
 struct GateOutputs {
   GateOutputs(const TestDevice& on, int64_t tokens, int64_t experts, int64_t k, MatrixLayout layout)
       : device(on),

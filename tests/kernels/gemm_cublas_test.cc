@@ -1,5 +1,5 @@
-// Which products cuBLAS gets, what is refused, and what the fake library of tests/cusim finds. What
-// it computes: device_gemm_test.cc.
+// Which products use cuBLAS, what is refused, and what the fake library of tests/cusim finds.
+// device_gemm_test.cc has the results.
 #include "kernels/grouped_gemm/gemm_cublas.h"
 
 #include <cstdint>
@@ -27,7 +27,7 @@ constexpr auto kAnyRows = RowBits::kMayDependOnCount;
 
 class GemmCublasTest : public ::testing::Test {
  protected:
-  // The products that cuBLAS got of one of each: four groups, one group, y = x w^T, and three
+  // The products that used cuBLAS among one of each: four groups, one group, y = x w^T, and three
   // weights, dw = dy^T x, of which one has no rows.
   template <typename T>
   std::vector<int64_t> Taken(const GemmOptions& options) {
@@ -122,7 +122,7 @@ TEST_F(GemmCublasTest, NeedsAHandleOfTheStreamsDevice) {
                 HasSubstr("cuBLAS of CUDA device 1"));
 }
 
-// The fake library, called as cuBLAS is.
+// Calls of the fake library, as of cuBLAS.
 class FakeCublasDeathTest : public GemmCublasTest {
  protected:
   struct Call {
@@ -131,7 +131,7 @@ class FakeCublasDeathTest : public GemmCublasTest {
     cudaDataType a_type = CUDA_R_32F;
     const void* a = nullptr;  // nullptr: 12 floats of the device
   };
-  // A product of [3, terms] and [terms, 2], after which the device has run.
+  // A product of [3, terms] and [terms, 2], and execution of the device's work.
   void Multiply(const Call& call, bool with_workspace = true) {
     const auto memory = device_.Copy(std::vector<float>(1024));
     const auto a = device_.Copy(std::vector<float>(12));

@@ -1,5 +1,4 @@
-// What the tests of matrix products share: matrices, expected values, devices and what multiplies
-// there.
+// Shared by the tests of matrix products: matrices, expected values, devices and kernels.
 #ifndef MOE_TESTS_KERNELS_GEMM_TEST_H_
 #define MOE_TESTS_KERNELS_GEMM_TEST_H_
 
@@ -27,18 +26,18 @@
 
 namespace moe::testing {
 
-// Rows `pad` elements apart.
+// `pad` elements between rows.
 inline MatrixLayout Padded(int64_t pad) {
   return {.offset = 0, .gap = pad, .tail = pad};
 }
 
-// An output: no element is a number yet.
+// An output: NaN in every element.
 template <typename T>
 Matrix<T> Unwritten(int64_t rows, int64_t cols, int64_t pad = 0) {
   return Matrix<T>(rows, cols, Padded(pad), kNaN);
 }
 
-// Mixed signs and magnitudes over 2^-8 .. 2^8, so that sums in another order differ in bits.
+// Mixed signs and magnitudes over 2^-8 .. 2^8, so that sums in another order have other bits.
 template <typename T>
 Matrix<T> Mixed(int64_t rows, int64_t cols, MatrixLayout layout, uint32_t seed) {
   Matrix<T> m(rows, cols, layout);
@@ -80,8 +79,9 @@ struct Groups {
   }
 };
 
-// The specification, written out: std::fma in ascending order in chains of 128 terms, BFloat16 of
-// 256 and the second of two first, an odd last one beside zeros; the chains' sums added in order.
+// The specification, written out: std::fma in ascending order in chains of 128 terms, for BFloat16
+// of 256 with the second of each pair first, an odd last one paired with zero; the chains' sums
+// added in order.
 template <typename T>
 class Chains {
  public:
@@ -155,8 +155,8 @@ std::optional<float> TreeNodeOf(const GemmTree& tree, int first, int last, const
   return sum.Sum();
 }
 
-// Trees over an index cut in `parts` parts, the first `first_times` as long as the others, or in
-// one where that leaves a rest.
+// Trees over an index cut into `parts` parts, the first `first_times` as long as the others, or
+// into one part if that leaves a remainder.
 struct Trees {
   int leaves = 1;
   int64_t item = 1;
@@ -206,7 +206,7 @@ Matrix<TOut> Expected(const Matrix<T>& x, const Groups<T>& groups, bool transpos
   return y;
 }
 
-// A device, and what multiplies there.
+// A device, and the implementation of products there.
 struct Path {
   std::unique_ptr<TestDevice> device;
   std::unique_ptr<Cublas> cublas;
@@ -230,9 +230,9 @@ inline std::vector<Path> Paths() {
   return paths;
 }
 
-// Each addition errs by at most 2^-23 of a partial sum (grouped_gemm_cuda.h; where sums are
-// rounded to nearest, and products too, by half of that each); a result in bfloat16, of 8 bits, by
-// 2^-8 of itself, one in float16, of 11, by 2^-11, below the normal numbers by 2^-25.
+// Each addition has an error of at most 2^-23 of a partial sum (grouped_gemm_cuda.h; half of that,
+// also for each product, where sums are rounded to nearest); a result in bfloat16, of 8 bits, of
+// 2^-8 of itself, one in float16, of 11, of 2^-11, below the normal numbers of 2^-25.
 template <typename T, typename TOut>
 void ExpectInBound(const gemm::Problem<T, TOut>& problem, const Matrix<TOut>& got) {
   const auto& [a, b, old, a_layout, b_layout, write, tree, exact] = problem;
@@ -262,7 +262,7 @@ void ExpectInBound(const gemm::Problem<T, TOut>& problem, const Matrix<TOut>& go
   }
 }
 
-// `got` is what became of the output, which was `old`.
+// `got` is the output, which was `old` before.
 template <typename T, typename TOut>
 void ExpectProduct(const Path& path, gemm::Problem<T, TOut> problem, const Matrix<TOut>& old,
                    Matrix<TOut> got) {
@@ -279,8 +279,8 @@ void ExpectProduct(const Path& path, gemm::Problem<T, TOut> problem, const Matri
   EXPECT_TRUE(SameBits(got, want)) << "elements, those beside the rows included";
 }
 
-// Layouts of the two inputs and of the output. Where all rows begin at multiples of 16 bytes copies
-// are asynchronous on CUDA.
+// Layouts of the two inputs and of the output. On CUDA copies are asynchronous if all rows begin at
+// multiples of 16 bytes.
 struct Layouts {
   MatrixLayout in, weight, out;
 };

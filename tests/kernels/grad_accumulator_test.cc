@@ -11,8 +11,8 @@
 namespace moe::testing {
 namespace {
 
-// Two partials of a bias, in both kinds of numerics, added to what is there and to nothing. The
-// second takes the scratch of the first.
+// Two partials of a bias, in both kinds of numerics, added to a sum and to an empty one. The second
+// uses the scratch of the first.
 TEST(GradAccumulatorTest, HasTheSameBitsOnEveryDevice) {
   const int64_t rows = 5, cols = 21;
   const ExactGrid grid = {.unit_log2 = -34, .max_terms = 4};
@@ -46,7 +46,7 @@ TEST(GradAccumulatorTest, HasTheSameBitsOnEveryDevice) {
   });
 }
 
-// A partial of `value` alone.
+// A partial that consists of `value`.
 auto Fill(float value) {
   return [value](absl::Span<float> out, Write write) {
     for (float& x : out) x = write == Write::kAdd ? x + value : value;
@@ -93,7 +93,7 @@ TEST(GradAccumulatorTest, TheFirstPartialOfAnEmptySumOverwritesIt) {
   const GradAccumulator exact(absl::MakeSpan(sum), {.unit_log2 = -2, .max_terms = 4}, &tally,
                               &empty);
   for (const GradAccumulator& grad : {plain, exact}) {
-    // Of any copy.
+    // Holds for any copy.
     for (int adds = 1; adds < 3; ++adds) {
       std::fill(floats.begin(), floats.end(), kNaN);
       std::fill(sum.begin(), sum.end(), 99);

@@ -1,4 +1,4 @@
-// Gradients by finite differences, to hold analytic ones against.
+// Gradients by finite differences, for comparison with analytic ones.
 #ifndef MOE_TESTS_KERNELS_GRADCHECK_H_
 #define MOE_TESTS_KERNELS_GRADCHECK_H_
 
@@ -15,7 +15,7 @@ namespace moe::testing {
 //   (f(x - 2h) - 8 f(x - h) + 8 f(x + h) - f(x + 2h)) / 12h.
 // Its error is h^4 / 30 times f's fifth derivative, and about eps / h times f by cancellation: with
 // h = 1e-3 and float64 both are near 1e-12 for functions and derivatives around 1, so that the
-// float32 gradient under test owns the whole tolerance.
+// whole tolerance is left to the float32 gradient under test.
 inline std::vector<double> NumericGradient(absl::FunctionRef<double(const std::vector<double>&)> f,
                                            std::vector<double> x) {
   constexpr double kStep = 1e-3;
@@ -35,7 +35,7 @@ inline std::vector<double> NumericGradient(absl::FunctionRef<double(const std::v
 
 // Expects |analytic[i] - numeric[i]| <= tolerance for the gradient of f at x. `tolerance` is the
 // caller's bound of the float32 rounding in the analytic gradient; 1e-9 is added for the
-// differences themselves.
+// differences.
 inline void ExpectGradient(absl::FunctionRef<double(const std::vector<double>&)> f,
                            const std::vector<double>& x, const std::vector<double>& analytic,
                            double tolerance, const char* name) {

@@ -21,7 +21,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Under AddressSanitizer of every kind one: less than a tile, several and a tail.
+// Under AddressSanitizer one size of every kind: less than a tile, several and a tail.
 std::vector<int64_t> Sizes() {
   if (kThreadSanitized) return {65};
   if (kSanitized) return {3, 65};
@@ -41,8 +41,8 @@ void AddExpectedWeightGradient(const Matrix<T>& dy, const Matrix<T>& x, Matrix<f
   }
 }
 
-// Integers that a gradient is added to, something in them already. The grid is so narrow that some
-// elements do not fit it.
+// Integers that a gradient is added to, not all 0. The grid is so narrow that some elements do not
+// fit.
 struct ExactSums {
   explicit ExactSums(int64_t size) : sum(size) {
     for (int64_t i = 0; i < size; ++i) sum[i] = i - 3;
@@ -71,11 +71,11 @@ struct ExactSums {
 template <typename T>
 class GroupedGemmBits : public ::testing::Test {
  protected:
-  // From now on each run takes one target, with 2 threads, and the next run the next.
+  // From now on each run uses one target, with 2 threads, and the next run the next target.
   void UseOneMachineByTurns() { by_turns_ = true; }
 
   // Runs `op(stream)` on each SIMD target with pools of 1, 2 and 3 threads, slow ones with 2;
-  // `check` follows each. Under sanitizers not on EMU128: there it is the plain loops.
+  // `check` follows each. Under sanitizers not on EMU128, which runs the plain loops.
   template <class Op, class Check>
   void ForEachMachine(const Op& op, const Check& check) {
     ++runs_;
@@ -197,7 +197,7 @@ TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationForOddShapesAndEmptyGrou
 }
 
 // Weights with several segments, empty ones and empty weights among them, rows before the first and
-// behind the last.
+// after the last.
 TYPED_TEST(GroupedGemmBits, WeightGradientsAddOnePartialPerSegment) {
   using T = TypeParam;
   const std::vector<int64_t> segments = {2,   2,   131, 400, 400,
@@ -237,8 +237,9 @@ TYPED_TEST(GroupedGemmBits, WeightGradientsAddOnePartialPerSegment) {
       });
 }
 
-// As if there had been zeros: of several segments, and of so many elements that they go past the
-// cache, at odd places among them. The second weight is not empty, the third has no rows.
+// The same as adding to zeros: for several segments, and for so many elements that writes bypass
+// the cache, at unaligned positions among them. The second weight is not empty, the third has no
+// rows.
 TYPED_TEST(GroupedGemmBits, WeightGradientsOverwriteEmptySums) {
   using T = TypeParam;
   const auto check = [&](const std::vector<int64_t>& segments, int64_t out, int64_t in) {
@@ -315,8 +316,8 @@ TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationAcrossBlocks) {
   this->CheckGroups({511, 1}, 70, 600, 0);
 }
 
-// Every depth up to 300 with one way to cut it, so that each target meets every number of leaves:
-// empty ones, halves of pairs, items that end early.
+// Every depth up to 300 with one cut each, so that each target meets every number of leaves: empty
+// ones, halves of pairs, items that end early.
 TYPED_TEST(GroupedGemmBits, TreesHaveTheBitsOfTheSpecificationAtEveryDepth) {
   constexpr int64_t kItems[] = {1, 16, 3, 8};
   const int64_t step = kSanitized ? 37 : 1;
@@ -356,7 +357,7 @@ TYPED_TEST(GroupedGemmBits, WeightGradientHasTheBitsOfTheSpecification) {
   }
   this->CheckWeightGradient(0, 17, 65, 1);      // no rows leave it unchanged
   this->CheckWeightGradient(1101, 80, 130, 1);  // deeper than a depth block
-  this->CheckWeightGradient(2100, 80, 65, 1);   // and than packed rows that are kept
+  this->CheckWeightGradient(2100, 80, 65, 1);   // and than packed rows that are stored
   this->CheckWeightGradient(5, 401, 1100, 2);   // more rows and columns than a block
   this->CheckWeightGradient(150, 300, 300, 0);  // all of these, with whole tiles
 }
@@ -426,7 +427,7 @@ TYPED_TEST(GroupedGemmBits, KeepsSubnormalsInfinitiesAndNaNsWhereTheyBelong) {
   constexpr bool kHalf = std::is_same_v<T, Float16>;
   const float huge = kHalf ? 0x1.8p15f : 0x1.8p127f;
   Matrix<T> x(4, 2), w(3, 2), y(4, 3, kNaN);
-  // Their product is the least number that an output holds: 2^-149, 2^-126, 2^-24.
+  // Their product is the smallest positive number of the output type: 2^-149, 2^-126, 2^-24.
   const float small = kHalf ? 0x1p-14f : 0x1p-75f;
   const float tiny = kHalf ? 0x1p-10f : std::is_same_v<T, float> ? 0x1p-74f : 0x1p-51f;
   const float rows[4][2] = {{small, 0}, {huge, huge}, {NAN, 1}, {1, 1}};

@@ -1,5 +1,5 @@
-// kernels/grouped_gemm on CPUs: trees, memory, packed weights, and what is refused. The bits of
-// products: grouped_gemm_bits_test.cc.
+// kernels/grouped_gemm on CPUs: trees, memory, packed weights, and what is refused.
+// grouped_gemm_bits_test.cc has the bits of products.
 #include "kernels/grouped_gemm/grouped_gemm.h"
 
 #include <algorithm>
@@ -23,8 +23,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// e is too small to change 1 alone: a chain stays at 1, pairs of leaves come to (1 + e) + (e + e).
-// A leaf holds an item of each of two parts.
+// Adding e to 1 has no effect: a chain stays at 1, but pairs of leaves sum to (1 + e) + (e + e). A
+// leaf holds an item of each of two parts.
 TEST(Gemm, AddsLeavesAsABalancedTree) {
   constexpr float e = 0x1p-24f;
   const std::vector<float> x = {1, e, e, e, 0, 0, 0, 0}, ones(8, 1.0f);
@@ -40,7 +40,7 @@ TEST(Gemm, AddsLeavesAsABalancedTree) {
   EXPECT_EQ(add(8, 1), 1 + 2 * e);
   EXPECT_EQ(add(4, 1), 1 + 2 * e);  // leaves 1 + e, e + e
   EXPECT_EQ(add(4, 2), 1 + 2 * e);
-  EXPECT_EQ(add(2, 1), 1.0f);  // one leaf has all
+  EXPECT_EQ(add(2, 1), 1.0f);  // one leaf holds all
   EXPECT_EQ(add(2, 2), 1 + 2 * e);
 }
 
@@ -100,13 +100,13 @@ template <typename T>
 class PackedWeightsTest : public ::testing::Test {
  protected:
   // Strip o / W, step k, column o % W, in both directions: every element once, and zeros beyond.
-  // The two steps of a pair of bfloat16 lie side by side.
+  // The two steps of a pair of bfloat16 are adjacent.
   void CheckPlaces(int64_t out, int64_t in, int64_t pad) {
     SCOPED_TRACE(::testing::Message() << "[" << out << ", " << in << "]");
     const auto weight = Mixed<T>(out, in, pad, 3);
     const auto stream = MakeInlineStream(&threads_);
     PackedWeights<T> packed = PackedWeights<T>::Create(out, in).value();
-    // Twice: what an earlier packing left does not stay.
+    // Packed twice: nothing of an earlier packing remains.
     const auto nan = Unwritten<T>(out, in);
     ASSERT_OK(packed.Pack(nan.view(), 0, *stream));
     ASSERT_OK(packed.Pack(weight.view(), 1, *stream));

@@ -11,8 +11,8 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 constexpr int kRows = HopperProbe::kRows, kDepth = HopperProbe::kDepth;
 constexpr int kTileBytesA = kRows * kDepth * 2;
 
-// An operand lies in shared memory as slabs: the swizzle's width (`span` bytes) of all rows, or, if
-// rows are contiguous, of all the depth.
+// An operand is stored in shared memory as slabs: the swizzle's width (`span` bytes) of all rows,
+// or, if rows are contiguous, of all the depth.
 struct Slabs {
   Swizzle swizzle;
   bool rows_contiguous;
@@ -28,7 +28,7 @@ struct Slabs {
   MOE_HOST_DEVICE int down() const { return rows_contiguous ? kDepth : rows; }
   MOE_HOST_DEVICE int bytes() const { return down() * span(); }
   MOE_HOST_DEVICE int count() const { return (rows_contiguous ? rows : kDepth) / across(); }
-  // Where the 16 steps from `depth` on begin.
+  // Address of the 16 steps from `depth` on.
   MOE_HOST_DEVICE int Begin(int depth) const {
     return rows_contiguous ? depth * span() : depth / across() * bytes() + depth % across() * 2;
   }
@@ -67,7 +67,8 @@ __device__ void CopySlabs(const TensorMap& map, const Slabs& slabs, int matrix,
   }
 }
 
-// A block one product: a warpgroup whose first thread copies, and one that multiplies.
+// A block computes one product: one thread of the first warpgroup copies, the second warpgroup
+// multiplies.
 template <typename T, int kColumns, Major kMajorA, Major kMajorB>
 __global__ void __launch_bounds__(2 * kWarpgroupThreads, 1)
     ProbeKernel(const __grid_constant__ Parameters parameters) {

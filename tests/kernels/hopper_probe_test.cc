@@ -1,4 +1,4 @@
-// The instructions that kernels for Hopper GPUs are made of, in every layout: a GPU's first test.
+// The instructions of kernels for Hopper GPUs, in every layout: a GPU's first test.
 #include "tests/kernels/hopper_probe.h"
 
 #include <cstddef>
@@ -36,7 +36,7 @@ int WidthOf(cuda::Swizzle swizzle) {
                                          : 8;
 }
 
-// A simulated GPU multiplies at two depths, another one at all 64.
+// A simulated GPU multiplies at two depths, a real one at all 64.
 template <typename T>
 void ProductsOfOneTileAreExact(const TestDevice& device) {
   const DeviceArray<T> a[2] = {device.Copy(OneHot<T>(HopperProbe::kRows, false)),

@@ -1,5 +1,5 @@
-// kernels/router_loss, the balance of experts: by hand, then against plain loops and the bits of a
-// CPU, on every device.
+// kernels/router_loss, the balance of experts: hand-made cases, then against plain loops and the
+// bits of a CPU, on every device.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,20 +15,20 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-// One call's host arrays; empty gradients are not asked for.
+// One call's host arrays; empty gradients are not requested.
 struct Case {
   int64_t experts = 1;
   std::vector<float> score;
   std::vector<int32_t> expert;
   std::vector<int64_t> groups, micro_batch;
-  int32_t k = 1;        // slots of a token
+  int32_t k = 1;        // slots per token
   int32_t choices = 0;  // 0 = k
   std::vector<double> share = {};
   float coeff = 1;
   ScoreFunction function = ScoreFunction::kSoftmax;
   bool gradient = true;
   MatrixLayout in = {}, out = {};
-  int64_t further = 0;  // columns of the gradient that no expert has
+  int64_t further = 0;  // columns of the gradient beyond the experts
 
   int64_t tokens() const { return static_cast<int64_t>(score.size()) / experts; }
 };
@@ -55,7 +55,7 @@ Result Balance(const TestDevice& device, const Case& c) {
   return {Added(device, loss), ElementsOf(device.Read(gradient))};
 }
 
-// check(a function from a Case to its Result).
+// Calls check(a function from a Case to its Result).
 template <typename Check>
 void OnEveryDevice(Check check) {
   ForEachDevice(
@@ -173,7 +173,7 @@ TEST(LoadBalanceLoss, IsTheFormulaInPlainLoopsAndHasTheSameBitsOnEveryDevice) {
     Result first;
     OnEveryDevice([&](auto loss) {
       const Result got = loss(c);
-      // Fewer than 2000 roundings on the way of a term, and those of 100 and the sum.
+      // Fewer than 2000 roundings for a term, and those of the sum with 100.
       EXPECT_NEAR(got.loss, expected, 2100 * 0x1p-53 * expected + 2 * 0x1p-53 * 100);
       if (first.gradient.empty()) first = got;
       EXPECT_TRUE(SameBits(got.loss, first.loss));
@@ -182,7 +182,7 @@ TEST(LoadBalanceLoss, IsTheFormulaInPlainLoopsAndHasTheSameBitsOnEveryDevice) {
   }
 }
 
-// With two choices of three, and without, of counted and of given shares.
+// With two choices of three, and without, with counted and with given shares.
 void ExpectBitsOfTheCpu(Case c) {
   const int64_t tokens = c.groups.back();
   c.score = PositiveScores(tokens, c.experts);
@@ -208,7 +208,8 @@ void ExpectBitsOfTheCpu(Case c) {
   }
 }
 
-// Groups of less than a block, of several, of exactly one; micro-batches with none, one and three.
+// Groups of less than a block, of several, of exactly one; micro-batches with none, one and three
+// groups.
 TEST(LoadBalanceLoss, HasTheSameBitsForAnyWidthAndLayout) {
   ExpectBitsOfTheCpu({.experts = 19,
                       .groups = {0, 300, 556, 557, 570},
@@ -226,7 +227,7 @@ TEST(LoadBalanceLoss, HasTheSameBitsForAnyWidthAndLayout) {
   ExpectBitsOfTheCpu({.experts = 1024, .groups = {0, 7}, .micro_batch = {0, 1}});
 }
 
-// What a rank holds does not decide a micro-batch's loss or gradient.
+// The other micro-batches of a rank do not change a micro-batch's loss or gradient.
 TEST(LoadBalanceLoss, AMicroBatchAloneHasTheSameBits) {
   OnEveryDevice([](auto loss) {
     const Case all = LargeCase(ScoreFunction::kSigmoid);

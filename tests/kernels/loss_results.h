@@ -1,4 +1,4 @@
-// What the tests of kernels/router_loss share: losses, their gradients, scores.
+// Shared by the tests of kernels/router_loss: losses, their gradients, scores.
 #ifndef MOE_TESTS_KERNELS_LOSS_RESULTS_H_
 #define MOE_TESTS_KERNELS_LOSS_RESULTS_H_
 
@@ -26,13 +26,13 @@ inline DeviceArray<double> Loss(const TestDevice& device) {
   return device.Copy<double>({kSoFar});
 }
 
-// What was added; NaN if the stream has failed.
+// The difference to the initial value; NaN if the stream has failed.
 inline double Added(const TestDevice& device, const DeviceArray<double>& loss) {
   const std::vector<double> value = device.Read(loss);
   return value.empty() ? std::numeric_limits<double>::quiet_NaN() : value[0] - kSoFar;
 }
 
-// Scores are positive; a token's may all have underflowed.
+// Scores are positive; all scores of a token may have underflowed.
 inline std::vector<float> PositiveScores(int64_t tokens, int64_t experts) {
   std::vector<float> score;
   for (const float x : RandomFloats(tokens * experts, 1)) {

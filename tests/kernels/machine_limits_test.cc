@@ -1,4 +1,4 @@
-// kernels/base/machine_limits.h on machines that are made of files, and on this one.
+// kernels/base/machine_limits.h on machines emulated by files, and on this one.
 #include "kernels/base/machine_limits.h"
 
 #include <string>
@@ -44,7 +44,7 @@ TEST_F(MachineLimitsTest, TheLeastQuotaOfVersionTwoCounts) {
   Put("/proc/self/cgroup", "0::/a/b\n");
   Put("/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
   EXPECT_EQ(Quota(), 0);
-  Put("/sys/fs/cgroup/a/cpu.max", "50000 100000\n");  // of the group above
+  Put("/sys/fs/cgroup/a/cpu.max", "50000 100000\n");  // the parent group
   EXPECT_EQ(Quota(), 0.5);
   Put("/sys/fs/cgroup/a/b/cpu.max", "200000 50000\n");
   EXPECT_EQ(Quota(), 0.5);
@@ -57,7 +57,7 @@ TEST_F(MachineLimitsTest, TheLeastQuotaOfVersionOneCounts) {
   Put("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
   Put("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(Quota(), 0);
-  // A container shows its own group at the mount's top, and not the path that it reads.
+  // A container shows its own group at the mount's top, and not at the path that /proc names.
   Put("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "150000\n");
   EXPECT_EQ(Quota(), 1.5);
   Put("/sys/fs/cgroup/cpu/docker/9/cpu.cfs_quota_us", "50000\n");

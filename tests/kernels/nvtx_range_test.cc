@@ -1,16 +1,16 @@
-// kernels/base/nvtx_range.h, as a tool sees it that is linked into the program.
+// kernels/base/nvtx_range.h with a tool that is linked into the program.
 #include "kernels/base/nvtx_range.h"
 
 #include <string>
 
 #include <gtest/gtest.h>
 
-#define NVTX_NO_IMPL  // which has a definition of its own of what is defined below
+#define NVTX_NO_IMPL  // omits NVTX's definition of what is defined below
 #include <nvtx3/nvToolsExt.h>
 
 namespace {
 
-// What the program has done so far: "<outer<inner>>".
+// The recorded calls: "<outer<inner>>".
 std::string& Log() {
   static std::string log;
   return log;
@@ -41,7 +41,7 @@ int NVTX_API Initialize(NvtxGetExportTableFunc_t get_table) {
 
 }  // namespace
 
-// What NVTX calls first.
+// The function that NVTX calls first.
 extern "C" {
 extern NvtxInitializeInjectionNvtxFunc_t InitializeInjectionNvtx2_fnptr;
 NvtxInitializeInjectionNvtxFunc_t InitializeInjectionNvtx2_fnptr = Initialize;

@@ -1,4 +1,4 @@
-// What the tests of single operations share: matrices with guarded edges, comparisons, statuses.
+// Shared by the tests of single operations: matrices with guarded edges, comparisons, statuses.
 #ifndef MOE_TESTS_KERNELS_OP_TEST_H_
 #define MOE_TESTS_KERNELS_OP_TEST_H_
 
@@ -39,13 +39,13 @@ inline double RandomNormal(uint64_t seed, int64_t item) {
   return Normal({.seed = seed, .purpose = RandomPurpose::kData, .item = uint64_t(item)});
 }
 
-// Where a matrix lies in memory: `offset` elements before the first row, `gap` between two rows,
+// The layout of a matrix in memory: `offset` elements before the first row, `gap` between two rows,
 // `tail` after the last one.
 struct MatrixLayout {
   int64_t offset = 3, gap = 3, tail = 3;
 };
-// Gaps and offsets that keep rows of whole vectors aligned to 16 bytes, and such that do not.
-// Nothing is owned after the last element, so that AddressSanitizer finds accesses beyond it.
+// Gaps and offsets that keep rows of whole vectors aligned to 16 bytes, and others. The allocation
+// ends with the last element, so that AddressSanitizer finds accesses beyond it.
 inline constexpr MatrixLayout kLayouts[] = {{0, 0, 0}, {0, 8, 0}, {8, 0, 0}, {1, 0, 0}, {0, 3, 0}};
 
 // Layouts of two matrices of one operation: both aligned, one of them, or none.
@@ -58,8 +58,7 @@ inline constexpr LayoutPair kLayoutPairs[] = {{kLayouts[0], kLayouts[1]},
                                               {kLayouts[3], kLayouts[4]},
                                               {kLayouts[4], kLayouts[0]}};
 
-// A [rows, cols] matrix in memory of the host, with guards around its rows, which no operation may
-// touch.
+// A [rows, cols] matrix in host memory, with guards around its rows, which no operation may write.
 template <typename T>
 class Matrix {
  public:
@@ -144,7 +143,7 @@ class Matrix {
     return m;
   }
 
-  // All that is owned, guards included: what a copy to a device takes along and brings back.
+  // All owned memory, guards included: copies to a device and back transfer it.
   const MatrixLayout& layout() const { return layout_; }
   const std::vector<T>& memory() const { return data_; }
   std::vector<T>& memory() { return data_; }
@@ -170,8 +169,8 @@ bool SameBits(const T& a, const T& b) {
   return std::bit_cast<Bytes>(a) == std::bit_cast<Bytes>(b);
 }
 
-// Same shape and same bits, row by row, and guards that nobody touched; the rows of `b` begin at
-// its row `first`.
+// Same shape and same bits, row by row, and intact guards; the rows of `b` begin at its row
+// `first`.
 template <typename T>
 ::testing::AssertionResult SameBits(const Matrix<T>& a, const Matrix<T>& b, int64_t first = 0) {
   if (a.cols() != b.cols() || a.rows() + first > b.rows()) {
@@ -189,7 +188,7 @@ template <typename T>
   return ::testing::AssertionFailure() << "memory around the rows was written";
 }
 
-// What a failure prints.
+// Printed on failure.
 template <typename T>
 double AsDouble(T value) {
   if constexpr (std::is_arithmetic_v<T>) return static_cast<double>(value);
@@ -208,7 +207,7 @@ template <typename T>
   return ::testing::AssertionSuccess();
 }
 
-// As SameBits, guards of matrices included, but that a NaN may be any other.
+// As SameBits, including guards of matrices, except that NaNs may differ.
 inline bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
     return SameBits(x, y) || (std::isnan(x) && std::isnan(y));
@@ -236,7 +235,7 @@ inline std::vector<float> RandomFloats(int64_t n, uint64_t seed, double scale = 
   return x;
 }
 
-// Operations use the named SIMD target while this lives.
+// Operations use the named SIMD target while an object lives.
 class SimdTarget {
  public:
   explicit SimdTarget(const std::string& name) { gemm::UseSimdTarget(name); }
@@ -249,7 +248,7 @@ inline std::string Message(const absl::Status& status) {
   return std::string(status.message());
 }
 
-// For its arguments, in these words.
+// kInvalidArgument with this message.
 inline void ExpectRefused(const absl::Status& status,
                           const ::testing::Matcher<std::string>& message) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -267,7 +266,7 @@ template <typename T>
 #define EXPECT_OK(...) EXPECT_TRUE(::moe::testing::IsOk(__VA_ARGS__))
 #define ASSERT_OK(...) ASSERT_TRUE(::moe::testing::IsOk(__VA_ARGS__))
 
-// Work that does not fail.
+// Work that must not fail.
 template <typename Work>
 void EnqueueWork(Stream& stream, Work work) {
   ASSERT_OK(stream.Enqueue([work = std::move(work)]() mutable {

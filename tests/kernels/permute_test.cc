@@ -1,4 +1,4 @@
-// kernels/permute: by hand, then bit for bit against the plain loops, on every device.
+// kernels/permute: hand-made cases, then bit for bit against the plain loops, on every device.
 #include "kernels/permute/permute.h"
 
 #include <cstdint>
@@ -31,7 +31,7 @@ TYPED_TEST(PermuteTest, GathersByHand) {
   });
 }
 
-// Rows to gather from two sources, at random; some are none.
+// Random rows to gather from two sources; some are -1.
 struct Sources {
   Sources(int64_t rows_in, int64_t rows_out) : row(rows_out), view(rows_out) {
     for (int64_t i = 0; i < rows_out; ++i) {
@@ -83,7 +83,8 @@ void ExpectThePlainLoops(const TestDevice& device, const Sources& sources, const
   }
 }
 
-// Widths around 16 bytes, what a warp takes at a time and the vector lengths of every target.
+// Widths around 16 bytes, around what a warp copies at a time, and around the vector lengths of
+// every target.
 TYPED_TEST(PermuteTest, EqualsThePlainLoopsForAnyShapeAndLayout) {
   using T = TypeParam;
   const Sources few(7, 19), many(23, 101);
@@ -101,8 +102,8 @@ TYPED_TEST(PermuteTest, EqualsThePlainLoopsForAnyShapeAndLayout) {
   });
 }
 
-// One, two and three launches; a row's only column tells its view, and zero rows name views that
-// are not there.
+// One, two and three launches; a row's only column identifies its view, and zero rows have views
+// out of range.
 TYPED_TEST(PermuteTest, GathersFromAnyNumberOfViews) {
   using T = TypeParam;
   ForEachDevice([](const TestDevice& device) {

@@ -162,7 +162,7 @@ TYPED_TEST(RmsNormTest, HasTheBitsOfTheContractForAnyShapeAndLayout) {
   });
 }
 
-// Groups side by side have the bits of as many rows below each other.
+// Adjacent groups have the bits of as many separate rows.
 TYPED_TEST(RmsNormTest, GroupsHaveTheBitsOfRows) {
   using T = TypeParam;
   ForEachDevice([](const TestDevice& device) {
@@ -194,9 +194,9 @@ TYPED_TEST(RmsNormTest, GroupsHaveTheBitsOfRows) {
 }
 
 // The sum of squares has n / 16 + 4 roundings, all of one sign, halved by the root; mean, epsilon,
-// root, quotient and two products add six, and products that are not fused one more.
-// dx is a sum of two terms below rstd * |dy * weight| + |x| * rstd^3 * |mean(dy * weight * x)|,
-// both under 30 for these inputs, with at most 16 roundings each; d_weight sums 5 terms below 20.
+// root, quotient and two products add six, and products that are not fused one more. dx is a sum of
+// two terms below rstd * |dy * weight| + |x| * rstd^3 * |mean(dy * weight * x)|, both under 30 for
+// these inputs, with at most 16 roundings each; d_weight sums 5 terms below 20.
 TEST(RmsNormFloat64Test, ForwardMatchesFloat64AndBackwardItsFiniteDifferences) {
   const int64_t rows = 5, cols = 21;
   ForEachDevice(Simd::kAll, [&](const TestDevice& device) {

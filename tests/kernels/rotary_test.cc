@@ -14,7 +14,7 @@ namespace {
 
 using Offsets = std::vector<int64_t>;
 
-// x, turned; waits for the stream.
+// x, rotated; waits for the stream.
 template <typename T>
 absl::StatusOr<Matrix<T>> Rotate(const TestDevice& device, int heads, const Offsets& offsets,
                                  RotaryDirection direction, const Matrix<T>& x,
@@ -76,7 +76,7 @@ TEST(ApplyRotaryFloat64Test, MatchesFloat64AndItsInverse) {
   }
 }
 
-// The float32 result of the CPU's first target, rounded once: every device has its bits, in any
+// The float32 result of the CPU's first target, rounded once: every device has these bits, in any
 // layout.
 TYPED_TEST(ApplyRotaryTest, HasTheBitsOfTheFloat32ResultForAnyHeadSizeAndLayout) {
   using T = TypeParam;
@@ -161,7 +161,7 @@ TEST(RotaryTableTest, IsMadeOnceForManyThreadsAndLivesOn) {
     const RotaryTable* const longer = table(made[0]->positions() + 1);
     EXPECT_GE(longer->positions(), 2 * made[0]->positions());
     EXPECT_EQ(table(1), longer);
-    // The shorter one is the beginning of the longer one still.
+    // The shorter table is still a prefix of the longer one.
     const auto row = [&](const float* values) {
       std::vector<float> host(4);
       EXPECT_OK(device->stream().CopyBytes(values + 99 * 4, host.data(), 16));

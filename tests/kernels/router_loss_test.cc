@@ -1,4 +1,5 @@
-// kernels/router_loss, z-loss and entropy: by hand, then against a CPU's bits, on every device.
+// kernels/router_loss, z-loss and entropy: hand-made cases, then against a CPU's bits, on every
+// device.
 #include "kernels/router_loss/router_loss.h"
 
 #include <cmath>
@@ -19,7 +20,7 @@ struct Scores {
   ScoreFunction function = ScoreFunction::kSoftmax;
   MatrixLayout in = {}, out = {};
 
-  // f(scores in the device's memory, a workspace of it).
+  // Calls f(scores in the device's memory, a workspace there).
   template <typename Function>
   void With(const TestDevice& device, Function f) const {
     const auto tokens = static_cast<int64_t>(log_sum_exp.size());
@@ -65,7 +66,7 @@ TEST(ZLoss, IsTheMeanSquareOfLogSumExpOfEachMicroBatch) {
   });
 }
 
-// A second set of logits, which no expert's probability sees: its gradient stays.
+// A second set of logits, on which no expert's probability depends: its gradient stays unchanged.
 TEST(ZLoss, OfSigmoidScoresTakesTheSoftmaxOfTheLogits) {
   ForEachDevice([&](const TestDevice& device) {
     const float log3 = std::log(3.0f);
@@ -163,7 +164,7 @@ TEST(Entropy, IsNanWhereALogitIsNotFinite) {
   });
 }
 
-// Where a device has the host's exponential; of a softmax everywhere.
+// For a softmax on all devices, for a sigmoid where the device has the host's exponential.
 TEST(RouterLoss, ZLossAndEntropyHaveTheSameBitsForAnyWidthAndLayout) {
   const auto check = [](int64_t experts, const std::vector<int64_t>& micro_batches, Scores s) {
     const int64_t tokens = micro_batches.back();

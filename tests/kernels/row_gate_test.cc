@@ -106,16 +106,16 @@ TYPED_TEST(RowGateTest, GateByHand) {
 }
 
 // A GPU's exponential is within 2 ulps of float64, so that a gate is the sigmoid rounded to
-// float32, or its neighbour where the sigmoid is nearly halfway: less than 2 roundings' worth. The
-// smallest are no normal numbers.
+// float32, or its neighbour if the sigmoid is nearly halfway: less than 2 roundings. The smallest
+// gates are subnormal.
 TYPED_TEST(RowGateTest, ForwardEqualsThePlainLoopForAnyWidthAndLayout) {
   using T = TypeParam;
   const auto check = [](const TestDevice& device, int64_t tokens, int64_t cols, MatrixLayout in,
                         MatrixLayout out) {
     auto logit = RandomFloats(tokens, 1, 4);
-    logit[3] = 200;  // its exponential is no float32
+    logit[3] = 200;  // its exponential exceeds float32
     logit[4] = -200;
-    logit[5] = 1000;  // and no float64
+    logit[5] = 1000;  // and float64
     logit[6] = -1000;
     const auto rows = Matrix<T>::Random(tokens, cols, in, 2);
     const Forward<T> got(device, rows, logit, Matrix<T>(tokens, cols, out));
@@ -141,7 +141,7 @@ TYPED_TEST(RowGateTest, ForwardEqualsThePlainLoopForAnyWidthAndLayout) {
   });
 }
 
-// The `odd` matrix has a layout of its own, which keeps whole vectors from all of them.
+// The `odd` matrix has a layout of its own, which prevents whole vectors in all of them.
 TYPED_TEST(RowGateTest, BackwardEqualsThePlainLoopForAnyWidthAndLayout) {
   using T = TypeParam;
   enum Odd { kWeight, kDy, kDRows, kDx, kOdds };

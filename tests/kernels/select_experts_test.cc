@@ -1,5 +1,5 @@
-// kernels/topk_gate: selection and weights by every rule, on every device; and what its CUDA kernel
-// takes beside.
+// kernels/topk_gate: selection and weights by every rule, on every device; and the limits of its
+// CUDA kernel.
 #include "kernels/topk_gate/select_experts.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ std::vector<float> MaskedByGroups(std::vector<float> v, const GateRule& rule) {
   return v;
 }
 
-// What a gate selects and weighs, given the scores that it wrote.
+// The selection and weights of a gate, given the scores that it wrote.
 GateResult InPlainLoops(const GateRule& rule, const Matrix<float>& logits,
                         const std::vector<float>& bias, GateResult out) {
   const int64_t tokens = logits.rows(), experts = logits.cols(), k = out.expert.cols();
@@ -81,7 +81,7 @@ void ExpectSame(const GateResult& got, const GateResult& want) {
   EXPECT_EQ(got.slot_offset, want.slot_offset);
 }
 
-// s = 1/2, 3/4, 1/4, 1/2; v = 1/2, -1/4, 1/4, 3/5. The second pair is worth more.
+// s = 1/2, 3/4, 1/4, 1/2; v = 1/2, -1/4, 1/4, 3/5. The second pair has the larger sum.
 TEST(SelectExpertsTest, SelectsByHandWithinTheBestGroupByBiasedScores) {
   const auto logits = Matrix<float>::Of(1, 4, {0, std::log(3.0f), -std::log(3.0f), 0});
   const GateRule rule = {.score = ScoreFunction::kSigmoid,
@@ -132,7 +132,7 @@ TEST(SelectExpertsTest, NaNRanksBelowMinusInfinityAndIsSelectedLast) {
   });
 }
 
-// By the logits of a softmax, which are ranked as they are scored, of a sigmoid and, on the CPU, by
+// By the logits of a softmax, which have the order of its scores, of a sigmoid and, on the CPU, by
 // given values.
 TEST(SelectExpertsTest, SelectionIsThatOfThePlainLoopsForAnyWidthAndLayout) {
   struct Shape {
@@ -167,7 +167,7 @@ TEST(SelectExpertsTest, SelectionIsThatOfThePlainLoopsForAnyWidthAndLayout) {
   });
 }
 
-// A property that does not come from the reference.
+// A property that does not depend on the reference.
 TEST(SelectExpertsTest, AllOfThemAreAStableSort) {
   const int64_t experts = 1000;
   for (const auto& value : {WithTies(1, experts, {}, 4), Matrix<float>::Random(1, experts, 5)}) {
@@ -216,7 +216,7 @@ struct Case {
   bool biased;
 };
 
-// Weights have the bits of Normalise, NaN and scores that underflowed among them.
+// Weights have the bits of Normalise, also for NaN and scores that underflowed.
 TEST(SelectExpertsTest, IsTheRuleInPlainLoopsGivenTheScores) {
   const Case cases[] = {{24, 4, 0, 0, 1, true},    {24, 4, 4, 2, 2, true},
                         {24, 6, 8, 1, 1, false},   {32, 5, 32, 7, 9, true},
@@ -327,7 +327,7 @@ TEST(SelectExpertsTest, RefusesShapesThatDisagree) {
               HasSubstr("2 groups of 3 experts"));
 }
 
-// A CPU takes any size; the CUDA kernel keeps a row in the registers of a warp.
+// A CPU accepts any size; the CUDA kernel keeps a row in the registers of a warp.
 TEST(SelectExpertsTest, SizesThatTheKernelIsNotCompiledForAreRefusedByName) {
   ForEachDevice([](const TestDevice& device) {
     const auto message = [&](int64_t experts, int64_t k, int32_t groups = 0) {
@@ -336,7 +336,7 @@ TEST(SelectExpertsTest, SizesThatTheKernelIsNotCompiledForAreRefusedByName) {
       const absl::Status status =
           SelectExperts({.num_groups = groups, .group_top_k = 1}, {.logits = logits.view()},
                         out.Views(), device.stream());
-      EXPECT_OK(device.stream().Synchronize());  // before its memory goes
+      EXPECT_OK(device.stream().Synchronize());  // before its memory is destroyed
       return Message(status);
     };
     const auto on_cuda = [&](const char* text) {
@@ -349,7 +349,7 @@ TEST(SelectExpertsTest, SizesThatTheKernelIsNotCompiledForAreRefusedByName) {
   });
 }
 
-// The launcher, where a device is simulated: what the operations never ask for.
+// Calls of the launcher, on a simulated device, that the operations never make.
 #if defined(MOE_TEST_SCHEDULES)
 using topk_gate::CudaGate;
 
@@ -370,7 +370,7 @@ TEST(TopKGateLauncherTest, CountsEverySlotOfManyRows) {
   EXPECT_EQ(count, (std::vector<int64_t>{tokens, 0}));
   EXPECT_EQ(expert, std::vector<int32_t>(tokens, 0));
   count.assign(2, -1);
-  ASSERT_EQ(run(3, nullptr), cudaSuccess);  // nobody asks for the ids
+  ASSERT_EQ(run(3, nullptr), cudaSuccess);  // without ids
   EXPECT_EQ(count, (std::vector<int64_t>{3, 0}));
 }
 

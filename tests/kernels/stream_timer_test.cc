@@ -25,7 +25,7 @@ TEST(StreamTimerTest, TimesTheWorkBetweenItsPointsAlone) {
     SCOPED_TRACE(device->name());
     Stream& stream = device->stream();
     const auto timer = MakeStreamTimer(stream).value();
-    for (const int ms : {30, 1}) {  // and again
+    for (const int ms : {30, 1}) {  // the second round reuses the timer
       ASSERT_OK(Sleep(stream, 200));
       ASSERT_OK(timer->Start());
       ASSERT_OK(Sleep(stream, ms));
@@ -57,17 +57,18 @@ TEST(StreamStampsTest, TellsWhenTheStreamCameToItsPoints) {
   Stream& stream = device->stream();
   if (!IsCuda(stream)) GTEST_SKIP() << "no CUDA device";
   const auto stamps = MakeStreamStamps(stream).value();
-  for (int round = 0; round < 2; ++round) {  // events are used again
+  for (int round = 0; round < 2; ++round) {  // events are reused
     int64_t before = 0, between = 0, after = 0;
     const int64_t start = MonotonicNs();
     ASSERT_OK(stamps->Mark(&before));
     ASSERT_OK(Sleep(stream, 30));
     ASSERT_OK(stamps->Mark(&between));
     ASSERT_OK(stamps->Mark(&after));
-    EXPECT_EQ(after, 0);  // not yet
+    EXPECT_EQ(after, 0);  // not written yet
     ASSERT_OK(stamps->Collect());
     const int64_t end = MonotonicNs();
-    // The clocks are matched once a round: as far off as that may have taken, on a loaded machine.
+    // The clocks are aligned once a round: their difference is at most the time that this took on a
+    // loaded machine.
     constexpr int64_t kClocks = 20'000'000;
     EXPECT_GE(before, start - kClocks);
     EXPECT_GE(between - before, 30'000'000 - 1000);

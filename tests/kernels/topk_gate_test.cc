@@ -1,5 +1,5 @@
-// kernels/topk_gate: softmax and sigmoid scores, log_sum_exp, and gradients of logits by those of
-// weights, on every device. What is selected: select_experts_test.cc.
+// kernels/topk_gate: softmax and sigmoid scores, log_sum_exp, and gradients with respect to logits,
+// on every device. select_experts_test.cc has the selection.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -48,7 +48,8 @@ TEST(SoftmaxScores, ANaNMakesItsRowNaNAndMinusInfinityHasProbabilityZero) {
   ForEachDevice([&](const TestDevice& device) {
     const GateResult r = RunGate(device, kSoftmax, logits, 3);
     for (int64_t e = 0; e < 4; ++e) EXPECT_TRUE(std::isnan(r.score(0, e))) << e;
-    for (int64_t e = 0; e < 4; ++e) EXPECT_GT(r.score(1, e), 0) << e;  // not touched by it
+    // no influence of the other row
+    for (int64_t e = 0; e < 4; ++e) EXPECT_GT(r.score(1, e), 0) << e;
     EXPECT_THAT(r.Ids(2), ElementsAre(1, 3, 0));
     for (int64_t e = 0; e < 4; ++e) EXPECT_EQ(r.score(2, e), e % 2 == 0 ? 0 : 0.5) << e;
   });
@@ -64,9 +65,9 @@ TEST(SoftmaxScores, SelectionIsByLogitsWhereProbabilitiesUnderflow) {
   });
 }
 
-// With u = 2^-24: x - m errs by |x - m| u, exp by 1 ulp = 2u, on a GPU by 2, each of the at most
-// E/16 + 4 additions by u, the division by u; the sum inherits the worst term's error. Sigmoids are
-// at most 2 floats from the exact value's nearest.
+// With u = 2^-24: x - m has an error of |x - m| u, exp of 1 ulp = 2u, on a GPU of 2, each of the at
+// most E/16 + 4 additions of u, the division of u; the sum inherits the worst term's error.
+// Sigmoids are at most 2 floats from the rounded exact value.
 TEST(GateScores, AreWithinTheirErrorOfFloat64ForAnyWidthAndLayout) {
   ForEachDevice([](const TestDevice& device) {
     const auto check = [&](int64_t experts, MatrixLayout in, MatrixLayout out) {
@@ -166,7 +167,7 @@ TEST(SigmoidScores, InfinitiesSaturateAndNaNStays) {
     EXPECT_TRUE(std::isnan(s[3]));
     EXPECT_EQ(s[4], 1.0f);
     EXPECT_TRUE(SameBits(s[5], 0.0f));
-    EXPECT_FLOAT_EQ(s[6], 0.7310586f);  // its neighbours do not touch it
+    EXPECT_FLOAT_EQ(s[6], 0.7310586f);  // not affected by its neighbours
   });
 }
 
@@ -177,7 +178,7 @@ double ErrorInUlps(float value, double exact) {
   return std::abs(value - exact) / std::ldexp(1.0, std::max(exponent - 24, -149));
 }
 
-// Every 1949th float, of either sign: 2.2 million on each target. (All of them: 1.97 ulp.) Of a
+// Every 1949th float, of either sign: 2.2 million on each target. (All of them: 1.97 ulp.) On a
 // simulated device every 500,009th.
 TEST(SigmoidScores, AreWithinTwoUlpsOfTheExactValueOnEveryTarget) {
   ForEachDevice(Simd::kAll, [](const TestDevice& device) {
@@ -245,7 +246,7 @@ TEST(GateScores, ARowHasTheSameBitsAloneAndOnAnyNumberOfThreads) {
   }
 }
 
-// What was in the body of a row is now in its tail.
+// Elements of a row's body are now in its tail.
 TEST(SigmoidScores, SameBitsInBodyAndTail) {
   const int64_t tokens = 3, experts = 37;
   const auto logits = Matrix<float>::Random(tokens, experts, 3, 6);
@@ -258,7 +259,7 @@ TEST(SigmoidScores, SameBitsInBodyAndTail) {
   });
 }
 
-// Tokens with 0 to K slots; every third slot is dropped, and its d_weight no number.
+// Tokens with 0 to K slots; every third slot is dropped, with a d_weight of NaN.
 struct Slots {
   Slots(int64_t tokens, int64_t experts, int32_t k) : top_k(k) {
     for (int64_t t = 0; t < tokens; ++t) {
@@ -317,12 +318,12 @@ TEST(GateBackwardTest, HandMadeGradients) {
     // S = 3/4, w = (2/3, 1/3): d_p = (4/9, 0, -8/9), its mean 0.
     const auto normalised = Gradient(device, {.weights = GateWeights::kNormalised}, score, slots);
     EXPECT_FLOAT_EQ(normalised.at(0, 0), 2.0f / 9);
-    EXPECT_NEAR(normalised(0, 1), 0, 0x1p-53);  // what the roundings of d_p left
+    EXPECT_NEAR(normalised(0, 1), 0, 0x1p-53);  // the roundings of d_p remain
     EXPECT_FLOAT_EQ(normalised.at(0, 2), -2.0f / 9);
   });
 }
 
-// Scores are positive; token 1's underflowed.
+// Scores are positive; those of token 1 have underflowed.
 TEST(GateBackwardTest, HasTheBitsOfOneThreadForAnyWidthAndLayout) {
   const TestDevice one{Device()};
   const auto check = [&](const TestDevice& device, int64_t tokens, int64_t experts, int32_t k,
