@@ -1,11 +1,11 @@
-// Saves and loads the training state of one rank beside what the machine allows, in turns: the
-// stall of a step beside one memcpy of as many bytes, a save beside a file written and flushed, a
-// load beside a file read. A row per round, JSON, in seconds; the first round warms up and has no
-// row. Files are in the page cache when they are read.
+// Saves and loads the training state of one rank beside the limits of the machine, in turns: the
+// stall of a step beside one memcpy of the same size, a save beside a file written and flushed, a
+// load beside a file read. Prints a JSON row per round, in seconds; the first round is a warm-up
+// without a row. Files are in the page cache when they are read.
 //
 //   checkpoint_bench FOLDER [MIB] [ROUNDS]
 //
-// FOLDER is made anew. MIB: of state, 384 at first.
+// FOLDER is removed and created again. MIB: size of the state, 384 by default.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -28,9 +28,9 @@
 
 namespace {
 
-constexpr int64_t kSide = 1024;                                   // of a parameter
+constexpr int64_t kSide = 1024;                                   // rows and columns of a parameter
 constexpr int64_t kParameterMib = 3 * kSide * kSide / (1 << 18);  // master, m, v
-constexpr size_t kChunk = size_t{1} << 20;  // what dd bs=1M writes and reads at once
+constexpr size_t kChunk = size_t{1} << 20;                        // the block size of dd bs=1M
 
 struct Args {
   std::string folder;
@@ -44,7 +44,7 @@ absl::StatusOr<double> Seconds(absl::FunctionRef<absl::Status()> run) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// `bytes` to or from a file, chunk by chunk.
+// Writes or reads `bytes` bytes of a file, chunk by chunk.
 template <typename Call>
 absl::Status PlainFile(const std::string& path, int flags, std::vector<char>& bytes, Call call) {
   const int file = ::open(path.c_str(), flags, 0666);

@@ -10,7 +10,7 @@ import argparse
 import table_lines as lines
 
 TOKENS = 4096
-# Name, ranks, threads of each.
+# Name, ranks, threads per rank.
 WAYS = [("1 rank x 1 thread", 1, 1), ("1 rank x 2 threads", 1, 2), ("2 ranks x 1 thread", 2, 1),
         ("8 ranks x 1 thread", 8, 1)]
 SHAPES = [("E 8 k 2 H 1024 F 2816", "--num-experts 8 --topk 2 --moe-ffn-hidden-size 2816"),

@@ -51,7 +51,8 @@ def measure(args, op, ranks):
     """Per size, the rounds as (calibration, times by column); rounds that did not end are left out."""
     wanted = [size for size in SIZES if size <= args.largest]
     rounds = {size: [] for size in wanted}
-    # Small and large calls apart: a round is short, and its three parts are close in time.
+    # Small and large calls are measured apart: a round is short, and its three parts are close in
+    # time.
     for sizes in filter(None, (wanted[:3], wanted[3:])):
         for _ in range(args.rounds):
             columns = {}
@@ -69,7 +70,7 @@ def measure(args, op, ranks):
 def print_rows(op, ranks, by_size):
     """A row for each size."""
     fastest = min((calibration for rounds in by_size.values() for calibration, _ in rounds), default=0)
-    turns = max(1.0, ranks / CORES)  # ranks that share a core would copy one after the other
+    turns = max(1.0, ranks / CORES)  # ranks that share a core copy one after the other
     for size, rounds in by_size.items():
         if not rounds:
             table_lines.row((op, ranks, size >> 10, "did not end", "", "", 0))

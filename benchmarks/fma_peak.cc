@@ -1,7 +1,7 @@
 // Answers each line of its input with the speed of a loop of multiply-adds in registers, or for
-// "bf16" of what products of bfloat16 run on, for about 10 ms: whether the core is ours now, and
-// the limit of products. By the clock on the wall, and by the CPU clock, which does not see that
-// others are given the core.
+// "bf16" of the instructions of bfloat16 products, over about 10 ms: shows whether other programs
+// use the core, and the limit of products. Reports the rate by the wall clock, and by the CPU
+// clock, which excludes time that the core is given to others.
 #include "kernels/grouped_gemm/fma_peak.h"
 
 #include <chrono>
@@ -20,7 +20,7 @@ int main() {
     std::fprintf(stderr, "fma_peak: %s\n", status.ToString().c_str());
     return 2;
   }
-  moe::gemm::RunFma(400'000);  // the clock may rise only now
+  moe::gemm::RunFma(400'000);  // the clock frequency may only rise now
   for (std::string line; std::getline(std::cin, line);) {
     const auto begin = Clock::now();
     const std::clock_t cpu_begin = std::clock();

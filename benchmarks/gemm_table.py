@@ -11,7 +11,7 @@ gradient) have. bf16 is a peer's only where it has it.
 import table_lines
 from table_lines import spread
 
-# The peers' names of ours.
+# Names of our products in the peers' input.
 PRODUCTS = {"forward": "forward", "packed_forward": "forward", "input_grad": "input_gradient",
             "weight_grad": "weight_gradient"}
 

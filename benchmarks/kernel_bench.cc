@@ -98,7 +98,7 @@ absl::Status Expected(const char* flag, absl::string_view is, absl::string_view 
   return absl::InvalidArgumentError(absl::StrCat(flag, " is ", is, ", expected ", expected));
 }
 
-// Sets what flags name.
+// Sets the options that depend on flags.
 absl::Status CompleteShape(const Options& options, KernelShape& shape) {
   const auto* const type =
       std::find_if(std::begin(cli::kComputeTypes), std::end(cli::kComputeTypes),
@@ -130,8 +130,8 @@ absl::Status CompleteShape(const Options& options, KernelShape& shape) {
   return absl::OkStatus();
 }
 
-// One repetition: the limits, each the fastest of some looks, then as many calls as Google
-// Benchmark asks for.
+// Runs one repetition: the limits, each the fastest of some measurements, then as many calls as
+// Google Benchmark requests.
 absl::Status Repetition(const Kernel& kernel, KernelDevice& device, benchmark::State& state) {
   constexpr int kLooks = 3;
   std::vector<double> most(kernel.limits.size(), 0);
@@ -194,7 +194,7 @@ absl::Status Run(Options& options) {
   AddContext(options, *device);
   absl::Status failed;
   for (const Kernel& kernel : group->kernels()) {
-    MOE_RETURN_IF_ERROR(kernel.run());  // pages are touched, and the workspace grows
+    MOE_RETURN_IF_ERROR(kernel.run());  // touches pages, and grows the workspace
     const auto body = [&](benchmark::State& state) {
       const absl::Status status = Repetition(kernel, *device, state);
       if (status.ok()) return;
@@ -212,7 +212,7 @@ absl::Status Run(Options& options) {
   return failed;
 }
 
-// Unless flags of Google Benchmark, which come later, say otherwise.
+// Defaults, which flags of Google Benchmark override because they come later.
 absl::Status Main(int argc, char** argv) {
   constexpr const char* kDefaults[] = {"--benchmark_repetitions=11", "--benchmark_min_time=0.05",
                                        "--benchmark_min_warmup_time=0.05",

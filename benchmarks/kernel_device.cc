@@ -5,7 +5,7 @@
 namespace moe::measure {
 namespace {
 
-// Several times the largest cache of a GPU.
+// Several times the size of a GPU's largest cache.
 constexpr int64_t kEvictingBytes = int64_t{256} << 20;
 
 double ProcessNs() {

@@ -1,4 +1,4 @@
-// Where kernels run, how a call is timed there, and memory with its data.
+// Devices that kernels run on, timing of a call there, and memory with its data.
 #ifndef MOE_BENCHMARKS_KERNEL_DEVICE_H_
 #define MOE_BENCHMARKS_KERNEL_DEVICE_H_
 
@@ -22,14 +22,14 @@
 
 namespace moe::measure {
 
-// Clock of a CPU. kProcess: the CPU time of this process, which for one thread that owns its core
-// is the same as the wall clock, and does not see the time that other programs take from the core.
+// Clock of a CPU. kProcess: the CPU time of this process. For one thread that owns its core it
+// equals the wall clock; it excludes the time that other programs take from the core.
 enum class Clock : uint8_t { kWall, kProcess };
 
 class KernelDevice {
  public:
-  // `threads` belong to the host: they make the data and, on a CPU, run the kernels. They outlive
-  // the device. Errors: those of MakeStream and CudaMemory.
+  // `threads` belong to the host: they generate the data and, on a CPU, run the kernels. They must
+  // outlive the device. Errors: those of MakeStream and CudaMemory.
   static absl::StatusOr<std::unique_ptr<KernelDevice>> Create(Device device, ThreadPool& threads,
                                                               Clock clock);
 
@@ -38,9 +38,9 @@ class KernelDevice {
   MemoryResource& memory() const { return *memory_; }
   bool is_cpu() const { return memory_ == &CpuMemory(); }
 
-  // Nanoseconds of what `work` enqueues. On a GPU nothing that `work` reads is in a cache (256 MiB
-  // are written before it, as Triton's do_bench does), and the host enqueues the work during that
-  // write: launches are not in the time.
+  // Nanoseconds of the work that `work` enqueues. On a GPU no input of `work` is in a cache (256
+  // MiB are written before it, as in Triton's do_bench), and the host enqueues the work during that
+  // write: launches are not included in the time.
   absl::StatusOr<double> Time(absl::FunctionRef<absl::Status()> work);
 
  private:
@@ -59,7 +59,7 @@ class KernelDevice {
 template <typename T>
 class Array {
  public:
-  // Zeros. kResourceExhausted with `name`.
+  // Zeros. The error kResourceExhausted contains `name`.
   static absl::StatusOr<Array> Allocate(int64_t count, const KernelDevice& device,
                                         absl::string_view name) {
     Array array;
@@ -85,7 +85,7 @@ class Array {
   Buffer buffer_;
 };
 
-// `count` values in [-1, 1), drawn by `seed` and `which` array it is.
+// `count` values in [-1, 1), drawn by `seed` and `which`, the number of the array.
 template <typename T>
 absl::StatusOr<Array<T>> UniformValues(int64_t count, uint64_t seed, uint32_t which,
                                        const KernelDevice& device, absl::string_view name) {

@@ -1,4 +1,4 @@
-// A gate alone: from logits to slots and weights, and back.
+// A gate alone: from logits to slots and weights, and backward.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -44,8 +44,8 @@ class GateKernels final : public KernelGroup {
     return int64_t{gate_->traits().logit_sets} * shape_.router.num_outputs();
   }
 
-  // Logits whose first E columns prefer experts as the routing does, and the selection that
-  // backward starts from.
+  // Draws logits whose first E columns prefer experts according to the routing, and makes the
+  // selection that backward starts from.
   absl::Status MakeInputs() {
     const int64_t experts = shape_.router.num_experts;
     const std::vector<float> preference = DrawPreferences(shape_.routing, shape_.slots());
@@ -114,12 +114,12 @@ class GateKernels final : public KernelGroup {
   Array<float> expert_bias_, logits_, d_logits_, d_weight_;
   Array<uint8_t> dropped_;
   Workspace host_;   // batch and groups
-  Workspace saved_;  // the selection for backward, then that of the last forward
+  Workspace saved_;  // the selection for backward, and that of the last forward
   Workspace::Mark forward_mark_;
   Batch batch_;
   TokenGroups groups_;
   GateSelection kept_;
-  std::unique_ptr<KernelGroup> select_;  // data of the kernels of a GPU
+  std::unique_ptr<KernelGroup> select_;  // kernels for a GPU alone, and their data
 };
 
 }  // namespace

@@ -28,12 +28,12 @@ namespace {
 // About a millisecond of multiply-adds.
 constexpr int64_t kPeakSteps = 100'000;
 
-// One dense product by cuBLAS, n x n x n: what a grouped product on a GPU is held against.
+// One dense product by cuBLAS, n x n x n: the reference for a grouped product on a GPU.
 template <typename T>
 class DenseProduct {
  public:
-  // nullptr where cuBLAS is missing. `operations`: of the grouped product; the dense one has as
-  // many, rounded down to whole tiles, and at most so many that more would not run faster.
+  // nullptr if cuBLAS is missing. `operations`: those of the grouped product. The dense one has the
+  // same number, rounded down to whole tiles, up to a size beyond which it would not run faster.
   static absl::StatusOr<std::unique_ptr<DenseProduct>> Create(double operations,
                                                               KernelDevice& device) {
     constexpr int64_t kTile = 8, kMost = 8192;
@@ -47,7 +47,7 @@ class DenseProduct {
     MOE_ASSIGN_OR_RETURN(made->a_, UniformValues<T>(n * n, 0, 0, device, "dense product"));
     MOE_ASSIGN_OR_RETURN(made->b_, UniformValues<T>(n * n, 0, 1, device, "dense product"));
     MOE_ASSIGN_OR_RETURN(made->c_, Array<T>::Allocate(n * n, device, "dense product"));
-    MOE_RETURN_IF_ERROR(made->Run());  // the library chooses and loads its kernel
+    MOE_RETURN_IF_ERROR(made->Run());  // lets the library choose and load its kernel
     return made;
   }
 
@@ -122,7 +122,7 @@ class GemmKernels final : public KernelGroup {
     AddProduct("weight_grad", &GemmKernels::WeightGradient, sizeof(float));
     return absl::OkStatus();
   }
-  // `weight_bytes`: of an element of the weights, or of their gradient.
+  // `weight_bytes`: size of an element of the weights, or of their gradient.
   void AddProduct(const char* name, absl::Status (GemmKernels::*run)(), size_t weight_bytes) {
     Kernel kernel = {name, std::bind_front(run, this), {}};
     kernel.limits.push_back({.name = "peak",
@@ -143,8 +143,8 @@ class GemmKernels final : public KernelGroup {
     kernels_.push_back(std::move(kernel));
   }
 
-  // On a CPU the multiply-adds, or for bfloat16 the dot products, that all threads do in registers;
-  // on a GPU a dense product by cuBLAS, or 0 where that is missing.
+  // On a CPU the rate of multiply-adds, or for bfloat16 of dot products, of all threads in
+  // registers; on a GPU that of a dense product by cuBLAS, or 0 if it is missing.
   absl::StatusOr<double> Peak() {
     if (!device_.is_cpu()) return dense_ == nullptr ? 0 : dense_->Measure();
     const auto run = std::is_same_v<T, BFloat16> ? gemm::RunBFloat16Peak : gemm::RunFma;
@@ -159,7 +159,7 @@ class GemmKernels final : public KernelGroup {
     return std::accumulate(operations.begin(), operations.end(), 0.0) / ns;
   }
 
-  // The limit of few rows: all threads read as many bytes as the weights have, front to back.
+  // The limit for few rows: all threads read as many bytes as the weights have, front to back.
   KernelLimit ReadLimit(size_t weight_bytes) {
     return {.name = "read",
             .unit = "gbytes_per_s",
@@ -226,7 +226,7 @@ class GemmKernels final : public KernelGroup {
   Array<float> dw_;
   std::vector<MatrixView<const T>> weight_;
   std::vector<PackedWeights<T>> packed_;  // on a CPU
-  std::unique_ptr<bool[]> empty_;         // whose gradients overwrite what is there
+  std::unique_ptr<bool[]> empty_;         // whose gradients overwrite the old values
   std::vector<GradAccumulator> grads_;
   std::unique_ptr<DenseProduct<T>> dense_;  // on a GPU that has cuBLAS
 };

@@ -14,7 +14,7 @@ absl::Status CopyLimit::Reserve(double bytes) {
   const auto half = static_cast<int64_t>(bytes / 2) + 1;
   MOE_ASSIGN_OR_RETURN(from_, Buffer::Allocate(half, device_.memory(), "the copy's source"));
   MOE_ASSIGN_OR_RETURN(to_, Buffer::Allocate(half, device_.memory(), "the copy"));
-  // Pages that were never written are one page of zeros, which is cheaper to read.
+  // Pages that were never written map to one page of zeros, which is cheaper to read.
   if (device_.is_cpu()) std::memset(from_.data(), 1, half);
   return absl::OkStatus();
 }
@@ -39,7 +39,7 @@ absl::StatusOr<double> CopyLimit::Measure(int64_t bytes) {
     };
     MOE_ASSIGN_OR_RETURN(const double ns, device_.Time(copy));
     fastest = std::max(fastest, 2 * static_cast<double>(bytes) / ns);
-    if (!device_.is_cpu()) break;  // its copies know no hints
+    if (!device_.is_cpu()) break;  // a GPU's copies have no cache hints
   }
   return fastest;
 }

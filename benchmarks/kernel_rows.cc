@@ -1,4 +1,4 @@
-// Permute and combine: rows of tokens to rows grouped by expert, and back.
+// Permute and combine: rows of tokens to rows grouped by expert, and backward.
 #include <algorithm>
 #include <functional>
 #include <memory>

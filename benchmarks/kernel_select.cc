@@ -1,6 +1,6 @@
-// What a gate needs of a GPU where nothing is trained: ids and weights, from logits in float32 or,
-// as a router's product leaves them, in 16 bits; and the sort of the slots by expert. Straight to
-// the launchers, since the operations above them take float32 and write every score.
+// The parts of a gate that inference on a GPU needs: ids and weights, from logits in float32 or, as
+// a router's product leaves them, in 16 bits; and the sort of the slots by expert. Calls the
+// launchers directly, since the operations above them take float32 and write every score.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -18,7 +18,7 @@
 namespace moe::measure {
 namespace {
 
-// Weights of gates that choose the K largest logits; nullopt: gates with a rule of their own.
+// Weights of gates that choose the K largest logits; nullopt for gates with another rule.
 std::optional<GateWeights> WeightsOf(const RouterConfig& router) {
   const auto with = [&](bool over_chosen) {
     return router.norm_topk_prob.value_or(over_chosen) ? GateWeights::kNormalised
@@ -39,7 +39,7 @@ class SelectKernels final : public KernelGroup {
       : shape_(shape), weights_(weights), device_(device), copy_(device) {}
 
   absl::Status SetUp() {
-    // Slots are the K largest of the logits, whose order no even dealing has.
+    // Slots are the K largest logits, whose order is not the even distribution's.
     RoutingSpec drawn = shape_.routing;
     if (drawn.kind == RoutingSpec::kUniform) drawn.kind = RoutingSpec::kZipf;
     const std::vector<float> preference = DrawPreferences(drawn, shape_.slots());

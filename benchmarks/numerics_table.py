@@ -18,7 +18,7 @@ import table_lines as lines
 
 LARGE = "--hidden-size 1024 --num-layers 1 --num-attention-heads 16 --micro-batches 1 --ranks 1"
 DEMO = "--num-experts 8 --topk 2 --lr 0.002"
-# Name, tokens of a round of a rank, steps, flags.
+# Name, tokens of a rank in a round, steps, flags.
 SHAPES = [
     *[(f"E 8 k 2 H 1024 F 2816, T {tokens}", tokens, 3,
        f"{LARGE} --num-experts 8 --topk 2 --moe-ffn-hidden-size 2816") for tokens in (1024, 4096)],
@@ -28,7 +28,7 @@ SHAPES = [
     ("demo: 4 ranks, T 512", 512, 16, f"{DEMO} --ranks 4 --ep 2"),
 ]
 NUMERICS = ("fast", "layout-invariant")
-LENGTH = 128  # tokens of a sequence
+LENGTH = 128  # tokens per sequence
 
 
 def step_times(args, text, out, numerics, shape):

@@ -16,16 +16,16 @@ import sys
 
 CORES = len(os.sched_getaffinity(0))
 RUN_SECONDS = 300
-# What holds each library to AVX2 where the CPU has more: ours, oneDNN (its own name and PyTorch's
-# copy), PyTorch's own loops, MKL, OpenBLAS.
+# Settings that restrict each library to AVX2 on newer CPUs: ours, oneDNN (its own name and
+# PyTorch's copy), PyTorch's own loops, MKL, OpenBLAS.
 AVX2 = {"MOE_SIMD": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2",
         "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
         "OPENBLAS_CORETYPE": "Haswell"}
-# Force kernels of an older machine on ours or on a peer.
+# Variables that force kernels of an older machine on us or on a peer.
 SLOWING = ("OPENBLAS_L2_SIZE", *AVX2)
 
 
-held = {}  # AVX2 once --avx2 was given
+held = {}  # restricts to AVX2 once --avx2 was given
 
 
 def clean_environment(**more):
@@ -46,7 +46,7 @@ def output(command, env):
         try:
             stdout, stderr = process.communicate(timeout=RUN_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with the ranks that mpirun started
+            os.killpg(process.pid, signal.SIGKILL)  # including the ranks that mpirun started
             process.communicate()
             return None
     if process.returncode != 0:

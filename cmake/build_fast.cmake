@@ -1,14 +1,14 @@
-# What makes a build short. Included last, when all targets are known.
+# Settings that shorten a build. Included last, when all targets are known.
 #
-# Merged sources (MOE_MERGE_SOURCES): up to eight sources of a library are compiled as one, a third of
-# their time. On in presets that build anew or most often (demo, cpu, asan, tsan); a source compiles
-# alone all the same: the other presets do that.
+# Merged sources (MOE_MERGE_SOURCES): up to eight sources of a library are compiled as one, in a
+# third of the time. On in presets that build from scratch or most often (demo, cpu, asan, tsan).
+# Every source must still compile alone, which the other presets check.
 #
 # Precompiled headers: most of the time of a small source goes into reading Abseil and the standard
 # library. Three sets (library, parts of programs, tests), compiled once each and used by every target
 # that is compiled with the same flags.
 #
-# Sources include what they use all the same: MOE_PRECOMPILED_HEADERS=OFF builds without.
+# Sources include what they use nevertheless: MOE_PRECOMPILED_HEADERS=OFF builds without the sets.
 option(MOE_PRECOMPILED_HEADERS "Read Abseil and the standard library once per build" ON)
 file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc CONTENT "int main() {}\n")
 set(standard_headers <algorithm> <array> <atomic> <cmath> <condition_variable> <cstdint> <functional>
@@ -36,7 +36,7 @@ if(MOE_BUILD_TESTS)
     <gtest/gtest.h>)
 endif()
 
-# Sources that every folder of their kind has under the same names (commands, help, settings, options,
+# Sources that have the same names in every folder of their kind (commands, help, settings, options,
 # families of models), and SIMD sources, which include themselves, are never merged.
 set(apart "_(command|help|settings|options)\\.cc$|family_[a-z0-9_]+\\.cc$")
 
@@ -57,9 +57,10 @@ function(moe_merge_sources target)
     endif()
   endforeach()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
-  # A type without linkage in a file that is included: right here, the files are its own. Bounds: GCC 12
-  # folds destructors of absl::InlinedVectors of two sizes and takes one for the other; the flavours
-  # that merge nothing look.
+  # -Wsubobject-linkage warns about a type without linkage in an included file; here the included
+  # files are the project's own sources. -Warray-bounds: GCC 12 folds destructors of
+  # absl::InlinedVectors of two sizes and confuses them; presets that merge nothing keep this
+  # warning.
   target_compile_options(${target} PRIVATE
     $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage -Wno-array-bounds>)
 endfunction()

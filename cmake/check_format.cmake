@@ -1,4 +1,4 @@
-# Fails when clang-format would change a source file. Says SKIPPED without clang-format 14: other
+# Fails when clang-format would change a source file. Prints SKIPPED without clang-format 14: other
 # versions lay out a few constructs differently.
 # Run: cmake -DROOT=<source tree> -P check_format.cmake
 find_program(CLANG_FORMAT NAMES clang-format-14 clang-format)

@@ -14,14 +14,14 @@ foreach(folder kernels comm gating dispatch moe benchmarks examples tests cmake 
 endforeach()
 string(REPEAT "[^\n]" 101 wide)
 set(page_columns 140)
-string(ASCII 128 first_byte)  # of those that continue a letter in UTF-8
+string(ASCII 128 first_byte)  # of the bytes that continue a letter in UTF-8
 string(ASCII 191 last_byte)
 
 # Appends the lines of a page that are too long to `bad`.
 function(check_page file text)
   string(REGEX REPLACE "[${first_byte}-${last_byte}]" "" text "${text}")
   string(REGEX REPLACE "https?://[^] \n)>]*" "" text "${text}")
-  string(REGEX REPLACE "[][;\\]" "." text "${text}")  # one column each, and no list's syntax
+  string(REGEX REPLACE "[][;\\]" "." text "${text}")  # one column each, and no list syntax
   string(REPLACE "\n" ";" lines "${text}")
   set(number 0)
   set(fenced FALSE)

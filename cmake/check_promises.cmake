@@ -1,4 +1,4 @@
-# Fails when a test that docs/checkpoint.md names in its table of promises is not there.
+# Fails when a test that docs/checkpoint.md names in its table of promises does not exist.
 # Run: cmake -DROOT=<source tree> -P check_promises.cmake
 
 file(STRINGS ${ROOT}/docs/checkpoint.md lines)

@@ -1,5 +1,5 @@
-# Writes OUTPUT, a header with the commit of ROOT, unless it says that already: what includes it is
-# compiled anew when the commit is another. "unknown" where ROOT is no checkout of its own.
+# Writes OUTPUT, a header with the commit of ROOT, unless it is up to date: its includers are
+# compiled anew only when the commit changes. "unknown" if ROOT is not a checkout of its own.
 # Run: cmake -DROOT=<source tree> -DOUTPUT=<header> -P commit.cmake
 cmake_minimum_required(VERSION 3.25)
 

@@ -1,7 +1,7 @@
-# MOE_CUDA_FOUND, and nvcc set up for .cu files: C++20, cubins for sm_80 and sm_90a, PTX for later
-# GPUs. AUTO takes nvcc where it is found, except under sanitizers, which it has none of.
-# MOE_CUDA_SIMULATED instead: the host compiler compiles them, and tests/cusim/ stands in for runtime
-# and device. MOE_CUDA_RUNTIME is what moe_kernels links in either case.
+# Sets MOE_CUDA_FOUND, and nvcc up for .cu files: C++20, cubins for sm_80 and sm_90a, PTX for later
+# GPUs. AUTO uses nvcc if it is found, except under sanitizers, which it does not support.
+# MOE_CUDA_SIMULATED instead: the host compiler compiles them, and tests/cusim/ replaces runtime and
+# device. moe_kernels links MOE_CUDA_RUNTIME in either case.
 set(MOE_CUDA_FOUND FALSE)
 set(MOE_CUDA_SIMULATED FALSE)
 if(MOE_ENABLE_CUDA STREQUAL "SIMULATED")
@@ -48,7 +48,7 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real;90-virtual")
 endif()
 enable_language(CUDA)
-# CMake 3.25.1 does not know that nvcc has C++20.
+# CMake 3.25.1 does not know that nvcc supports C++20.
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
   list(APPEND CMAKE_CUDA_COMPILE_FEATURES cuda_std_20)
@@ -56,8 +56,9 @@ endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
-set(CMAKE_CUDA_RUNTIME_LIBRARY Static) # a program then starts where no driver is
-# From projects that require CMake 3.25, the module of 3.25.1 wants a library that CUDA 13 no longer has.
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static) # so that a program starts without a driver
+# In projects that require CMake 3.25, the module of 3.25.1 requests a library that CUDA 13 no
+# longer has.
 set(moe_required_cmake ${CMAKE_MINIMUM_REQUIRED_VERSION})
 set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
 find_package(CUDAToolkit 13.0 REQUIRED)

@@ -1,6 +1,6 @@
-# The library cusim: the simulator of CUDA kernels and the runtime that stands in for CUDA's, both in
-# tests/cusim/. Needs CUDA's headers and neither nvcc nor a GPU. Without them there is no target, and
-# MOE_CUSIM_MISSING says what is missing.
+# The library cusim: the simulator of CUDA kernels and a replacement of CUDA's runtime, both in
+# tests/cusim/. Needs CUDA's headers, but neither nvcc nor a GPU. Without them there is no target,
+# and MOE_CUSIM_MISSING names what is missing.
 include_guard(GLOBAL)
 if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(MOE_CUSIM_MISSING "tests/cusim/fiber.cc switches stacks on x86-64 alone")
@@ -17,7 +17,7 @@ MOE_CUDA_INCLUDE_DIR and MOE_CCCL_INCLUDE_DIR")
 endif()
 
 set(cusim_dir ${PROJECT_SOURCE_DIR}/tests/cusim)
-# Not under ThreadSanitizer: the engine is what ThreadSanitizer is told about.
+# Not under ThreadSanitizer: the engine informs ThreadSanitizer of the simulated threads.
 set(cusim_engine async_proxy.cc fiber.cc simulation.cc synchronization.cc)
 list(TRANSFORM cusim_engine PREPEND ${cusim_dir}/)
 add_library(cusim STATIC EXCLUDE_FROM_ALL ${cusim_engine} ${cusim_dir}/fake_cublas.cc

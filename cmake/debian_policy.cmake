@@ -1,12 +1,13 @@
-# What Debian asks of every package beside its files: copyright, changelog, manual pages compressed,
-# zsh's completion where its zsh looks. Run by cpack on the folders that it makes packages of, one a component.
+# Debian policy for every package beside its files: copyright, changelog, compressed manual pages,
+# zsh's completion in Debian's folder. Run by cpack on the folders of the packages, one for each
+# component.
 foreach(component ${CPACK_COMPONENTS_ALL})
   set(share ${CPACK_TEMPORARY_DIRECTORY}/${component}/usr/share)
   string(TOUPPER ${component} name)
   set(package ${CPACK_DEBIAN_${name}_PACKAGE_NAME})
   set(doc ${share}/doc/${package})
   string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC)
-  file(REMOVE ${share}/doc/moe/LICENSE) # copyright has it
+  file(REMOVE ${share}/doc/moe/LICENSE) # the file copyright contains it
   if(EXISTS ${share}/doc/moe AND NOT name STREQUAL "PROGRAM")
     file(RENAME ${share}/doc/moe ${doc})
   endif()

@@ -1,6 +1,6 @@
 # moe::moe, and the installed package: libraries, headers, and find_package(moe).
 
-# Archives, in the order in which they need each other, and what their headers include.
+# Archives, in link order, and the packages that their headers include.
 set(moe_layers moe_c moe_moe moe_comm_run)
 if(MOE_MPI_FOUND)
   list(APPEND moe_layers moe_comm_mpi)
@@ -12,7 +12,7 @@ list(APPEND moe_layers moe_gating moe_dispatch moe_comm moe_kernels)
 get_target_property(moe_public_libraries moe_kernels INTERFACE_LINK_LIBRARIES)
 list(FILTER moe_public_libraries INCLUDE REGEX "^(absl|Threads)::")
 
-# All layers in one name. The program takes the plain name `moe`.
+# All layers under one name. The program has the plain name `moe`.
 if(MOE_SHARED)
   # Before 1.0 a minor version may change the interface.
   set(moe_soversion ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
@@ -37,8 +37,9 @@ if(MOE_CUDA_SIMULATED)
 endif()
 include(CMakePackageConfigHelpers)
 
-# What programs include (the roots: moe/moe.h, comm/create.h, what the pages of docs/ name) and what
-# these include. All else is internal; the test `consumer` compiles each alone.
+# Headers that programs include (the roots: moe/moe.h, comm/create.h, and those in the pages of
+# docs/) and the headers that these include. All others are internal; the test `consumer` compiles
+# each alone.
 set(moe_public_headers
   moe/moe.h moe/main.h moe/torch.h moe/c/moe.h
   moe/run/context.h moe/run/micro_batches.h moe/run/phase_clock.h moe/run/saved_memory.h
@@ -77,8 +78,8 @@ set(moe_public_headers
   kernels/grouped_gemm/gemm_problem.h kernels/grouped_gemm/packed_weights.h
   kernels/activation/activation.h kernels/activation/activation_kind.h
   kernels/topk_gate/gate_row.h kernels/topk_gate/gate_rule.h)
-# Below moe-1/, which is the include path: "moe/moe.h" works for the user as it does here, and
-# nothing named kernels/ or comm/ lands in the user's own path.
+# Installed below moe-1/, which is the include path: "moe/moe.h" works for the user as it does here,
+# and no folder named kernels/ or comm/ is added to the user's own path.
 foreach(header ${moe_public_headers})
   cmake_path(GET header PARENT_PATH folder)
   install(FILES ${PROJECT_SOURCE_DIR}/${header}
@@ -88,7 +89,7 @@ install(TARGETS moe_all moe_flags EXPORT moe-targets
   LIBRARY COMPONENT lib NAMELINK_COMPONENT dev)
 if(NOT MOE_SHARED)
   install(TARGETS ${moe_layers} moe_mpi EXPORT moe-targets COMPONENT dev)
-  # cmake --install --strip is of programs and shared libraries alone.
+  # cmake --install --strip is for programs and shared libraries alone.
   install(CODE "if(CMAKE_INSTALL_DO_STRIP)
     file(GLOB archives \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/libmoe_*.a\")
     execute_process(COMMAND ${CMAKE_STRIP} --strip-debug \${archives} COMMAND_ERROR_IS_FATAL ANY)
@@ -105,7 +106,8 @@ install(FILES ${PROJECT_BINARY_DIR}/moe-config.cmake ${PROJECT_BINARY_DIR}/moe-c
   ${PROJECT_SOURCE_DIR}/cmake/moe-torch.cmake
   DESTINATION ${moe_package_dir} COMPONENT dev)
 
-# moe.pc, true wherever the tree is moved to. Its user's code needs Abseil, archives what they link.
+# moe.pc, which stays valid if the tree is moved. User code needs Abseil itself; archives also need
+# the libraries that they link.
 set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 string(REGEX REPLACE "[^/]+" ".." pc_prefix ${pc_dir})
 list(TRANSFORM moe_public_libraries REPLACE "absl::" "absl_" OUTPUT_VARIABLE pc_requires)
@@ -133,7 +135,8 @@ foreach(list requires libs requires_private libs_private)
 endforeach()
 configure_file(cmake/moe.pc.in ${PROJECT_BINARY_DIR}/moe.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/moe.pc DESTINATION ${pc_dir} COMPONENT dev)
-# What help and manual pages name as docs/*.md goes where they are; examples, where the headers are.
+# Installs the pages that help and manual pages name as docs/*.md; and the examples, beside the
+# headers.
 set(doc_dir ${CMAKE_INSTALL_DATAROOTDIR}/doc/moe)
 set(with_help dev)
 if(MOE_BUILD_PROGRAMS)

@@ -1,6 +1,6 @@
-# Third-party packages. Why each: docs/architecture.md.
+# Third-party packages. docs/architecture.md gives the reason for each.
 find_package(Threads REQUIRED)
-if(NOT TARGET absl::status) # of the project around this one
+if(NOT TARGET absl::status) # from the surrounding project
   find_package(absl REQUIRED)
 endif()
 find_package(TBB REQUIRED)

@@ -1,7 +1,7 @@
-# The target moe::torch: <moe/torch.h>, which a program compiles with its own LibTorch. That is the
-# target `torch` where find_package(Torch) has made it before, else what is found here, of which
-# libtorch_cpu is enough: Torch's own package asks for CUDA's compiler where its build had CUDA.
-# Torch_DIR: its folder share/cmake/Torch, as Torch's own package has it.
+# The target moe::torch: <moe/torch.h>, which a program compiles with its own LibTorch. Uses the
+# target `torch` if find_package(Torch) has made it, else the LibTorch that is found here, of which
+# libtorch_cpu suffices: Torch's own package requires CUDA's compiler if its build had CUDA.
+# Torch_DIR: its folder share/cmake/Torch, as for Torch's own package.
 if(NOT TARGET torch)
   find_path(MOE_TORCH_INCLUDE_DIR torch/csrc/api/include/torch/torch.h HINTS ${Torch_DIR}/../../../include)
   find_library(MOE_TORCH_CPU_LIBRARY torch_cpu HINTS ${Torch_DIR}/../../../lib)

@@ -1,5 +1,6 @@
-# MOE_NCCL_FOUND: the backend nccl is built, for which nccl.h of NCCL 2.27 or later and OpenSSL's libcrypto are
-# enough; NCCL's library is looked for when a program asks for it. MOE_NCCL_INCLUDE_DIR also serves the tests' fake of it.
+# MOE_NCCL_FOUND: the backend nccl is built, which needs nccl.h of NCCL 2.27 or later and OpenSSL's
+# libcrypto alone; programs load NCCL's library on demand. The tests' fake NCCL uses
+# MOE_NCCL_INCLUDE_DIR, too.
 set(MOE_NCCL_FOUND FALSE)
 find_package(OpenSSL QUIET COMPONENTS Crypto)
 find_path(MOE_NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${MOE_CUDA_INCLUDE_DIR}
@@ -31,7 +32,7 @@ if(nccl_missing)
   message(STATUS "moe: ${nccl_missing}")
 endif()
 
-# The library cusim_nccl: tests/cusim/fake_nccl.cc, which stands in for NCCL over the library cusim.
+# The library cusim_nccl: tests/cusim/fake_nccl.cc, which replaces NCCL on top of the library cusim.
 function(moe_add_fake_nccl)
   if(NOT MOE_NCCL_HEADERS_FOUND OR TARGET cusim_nccl)
     return()

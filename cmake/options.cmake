@@ -16,7 +16,7 @@ set(MOE_SHARED ${BUILD_SHARED_LIBS}) # moe::moe is libmoe.so
 set(BUILD_SHARED_LIBS OFF) # its layers are archives in either case (cmake/install.cmake)
 option(MOE_WARNINGS_AS_ERRORS "Treat warnings as errors: for those who change moe" OFF)
 option(MOE_MERGE_SOURCES "Compile the sources of a library together, up to eight at a time" OFF)
-# A project around this one asks for what it wants: nothing turns on because a machine has it.
+# A surrounding project chooses what it wants: nothing is enabled because a machine has it.
 set(moe_found_or_asked OFF)
 if(PROJECT_IS_TOP_LEVEL)
   set(moe_found_or_asked AUTO)
@@ -42,12 +42,12 @@ endforeach()
 set(MOE_MPI openmpi CACHE STRING "Which MPI to link: openmpi or mpich")
 set(MOE_SANITIZE "" CACHE STRING "-fsanitize= value: address,undefined or thread")
 
-if(PROJECT_IS_TOP_LEVEL) # else the choices of the project around this one
+if(PROJECT_IS_TOP_LEVEL) # else the surrounding project chooses
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
   find_program(CCACHE_PROGRAM ccache)
   if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-    # Build folders and checkouts share objects: none of their paths goes into the key. The sloppiness
-    # is what ccache asks for before it keeps objects of sources that read a precompiled header.
+    # Build folders and checkouts share objects: the key contains none of their paths. ccache
+    # requires the sloppiness to store objects of sources that read a precompiled header.
     set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
       CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
   endif()
@@ -55,7 +55,7 @@ if(PROJECT_IS_TOP_LEVEL) # else the choices of the project around this one
   if(LLD_PROGRAM)
     add_link_options(-fuse-ld=lld)
     if(NOT MOE_SANITIZE)
-      add_link_options(-Wl,--gc-sections) # code that a test program never calls is half of it
+      add_link_options(-Wl,--gc-sections) # half of a test program's code is never called
     endif()
   endif()
 endif()
@@ -65,42 +65,44 @@ target_compile_features(moe_flags INTERFACE cxx_std_20)
 target_include_directories(moe_flags INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/moe-1>)
 
-# What only this project's own files get; a user's code keeps its own choices.
+# Flags for this project's own files alone; a user's code keeps its own choices.
 add_library(moe_own_flags INTERFACE)
 target_compile_options(moe_own_flags INTERFACE
   -ffp-contract=off  # numerics contract: a * b + c is two roundings unless the code says fma
-  -fexceptions  # whatever the project around this one chose: they are caught where they arise
+  -fexceptions  # whatever the surrounding project chose: exceptions are caught where they arise
   $<$<CXX_COMPILER_ID:GNU>:-Wno-psabi>  # GCC's note on 64-byte alignment
   $<$<CONFIG:RelWithDebInfo>:-g1>  # file and line; SIMD sources compile in two thirds of the time
   -Wall -Wextra -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers
-  $<$<NOT:$<BOOL:${MOE_MERGE_SOURCES}>>:-Wshadow>  # names of two sources may meet there
+  # names of two merged sources may shadow each other
+  $<$<NOT:$<BOOL:${MOE_MERGE_SOURCES}>>:-Wshadow>
   $<IF:$<BOOL:${MOE_WARNINGS_AS_ERRORS}>,-Werror,-Wno-error>)
 target_link_libraries(moe_own_flags INTERFACE moe_flags)
 if(NOT CMAKE_CXX_FLAGS MATCHES "-O")
-  target_compile_options(moe_own_flags INTERFACE $<$<CONFIG:>:-O2>) # no CMAKE_BUILD_TYPE
+  target_compile_options(moe_own_flags INTERFACE $<$<CONFIG:>:-O2>) # without CMAKE_BUILD_TYPE
 endif()
 if(MOE_SANITIZE)
-  # -g1: file and line in a report, and a third less to compile and link. GCC says itself that
-  # -Wmaybe-uninitialized is wrong under sanitizers; the builds without them have it.
+  # -g1: file and line in a report, and a third less time to compile and link. GCC's documentation
+  # says that -Wmaybe-uninitialized is unreliable under sanitizers; builds without them have it.
   target_compile_options(moe_own_flags INTERFACE -fno-omit-frame-pointer -g1
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   target_link_options(moe_own_flags INTERFACE -fsanitize=${MOE_SANITIZE})
 endif()
 
-# Of the libraries.
+# For the libraries.
 add_library(moe_private_flags INTERFACE)
 target_link_libraries(moe_private_flags INTERFACE moe_own_flags)
-# Of the programs: their time passes in the libraries, and a third of their compile time goes.
+# For the programs: nearly all of their run time is spent in the libraries, and this saves a third
+# of their compile time.
 add_library(moe_program_flags INTERFACE)
 target_compile_options(moe_program_flags INTERFACE $<$<CONFIG:RelWithDebInfo>:-O1>)
 target_link_libraries(moe_program_flags INTERFACE moe_own_flags)
-# Of test programs, the same.
+# The same for test programs.
 add_library(moe_test_flags INTERFACE)
 target_compile_options(moe_test_flags INTERFACE $<$<CONFIG:RelWithDebInfo>:-O1>)
 target_link_libraries(moe_test_flags INTERFACE moe_own_flags)
 if(MOE_SANITIZE MATCHES "undefined")
-  # AddressSanitizer reports a null pointer where it is read; the check before each call only costs.
-  # Test programs are not checked for undefined behaviour, what they test is.
+  # AddressSanitizer reports a null pointer when it is read; the check before each call only costs
+  # time. Test programs are not checked for undefined behaviour, only the code that they test.
   set(checks -fsanitize=${MOE_SANITIZE} -fno-sanitize-recover=undefined -fno-sanitize=null,vptr)
   target_compile_options(moe_private_flags INTERFACE ${checks} -O1)
   target_compile_options(moe_program_flags INTERFACE ${checks} -O0)

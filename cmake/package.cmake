@@ -1,7 +1,7 @@
 # Debian packages of a build with libmoe.so that is installed under /usr (preset deb):
 # libmoe0.1, libmoe-dev and moe.
 set(CPACK_GENERATOR DEB)
-# Policy asks for an address. This one is of nobody, and can never be (RFC 2606).
+# Policy requires an address. This one belongs to nobody, and never can (RFC 2606).
 set(CPACK_PACKAGE_CONTACT "moe project <moe@moe.invalid>" CACHE STRING "Maintainer of the packages")
 set(CPACK_STRIP_FILES ON)
 set(CPACK_VERBATIM_VARIABLES ON)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A compiler launcher: runs nvcc, keeps what `-Xptxas -v` says in FOLDER/<object>.log and leaves it
-# out of the build's output.
+# A compiler launcher: runs nvcc, stores the output of `-Xptxas -v` in FOLDER/<object>.log and
+# removes it from the build's output.
 #
 #   ptxas_log.sh FOLDER COMPILER ARGUMENT...
 set -uo pipefail

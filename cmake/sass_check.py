@@ -65,7 +65,7 @@ def target(instruction):
 def blocks_of(code):
     """[(instructions, numbers of the blocks that may follow)]: functions that are called are not reached."""
     place = {x.address: i for i, x in enumerate(code)}
-    joins = {}  # barrier register -> where BSYNC goes, by the last BSSY before
+    joins = {}  # barrier register -> target of BSYNC, from the last BSSY before
     goes = {}
     for i, x in enumerate(code):
         after = [i + 1] if i + 1 < len(code) else []

@@ -1,7 +1,7 @@
-// A gate of one's own, without a change to the library: "sharp" selects the k largest
-// probabilities and weighs them by their squares, w_j = p_j^2 / sum p^2. Registered under its name,
-// it can stand in any RouterConfig, so in any layer, at any layout. The program routes one token
-// and compares the gate's gradient with a difference quotient.
+// A user-defined gate, without a change to the library: "sharp" selects the k largest probabilities
+// and weighs them by their squares, w_j = p_j^2 / sum p^2. Once registered, its name can be used in
+// any RouterConfig, so in any layer, at any layout. The program routes one token and compares the
+// gate's gradient with a difference quotient.
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -9,8 +9,9 @@
 
 #include <moe/moe.h>
 
-// TokenChoiceGate selects; the gate says what the selected probabilities become, and the gradient.
-// Other rules of selection derive from moe::Gate (gating/gate.h) and write the slots themselves.
+// TokenChoiceGate selects; the derived gate computes the weights of the selected probabilities, and
+// their gradient. Gates with other rules of selection derive from moe::Gate (gating/gate.h) and
+// write the slots themselves.
 class SharpGate final : public moe::TokenChoiceGate {
  public:
   explicit SharpGate(int top_k) : TokenChoiceGate({.top_k = top_k}) {}
@@ -37,8 +38,8 @@ class SharpGate final : public moe::TokenChoiceGate {
 
 constexpr int kExperts = 4;
 
-// Routes one token whose logits are x (the router's weight is the identity); the first weight.
-// d_x, if wanted: the gradient of that weight by x.
+// Routes one token whose logits are x (the router's weight is the identity); returns the first
+// weight. d_x, if not null, receives the gradient of that weight with respect to x.
 absl::StatusOr<float> FirstWeight(std::vector<float> x, std::vector<float>* d_x) {
   std::vector<float> weight(kExperts * kExperts), d_weight(weight.size());
   for (int e = 0; e < kExperts; ++e) weight[e * kExperts + e] = 1;

@@ -6,7 +6,7 @@
 
 #include <moe/moe.h>
 
-constexpr int64_t kTokens = 64, kHidden = 16;  // of one rank; of one token
+constexpr int64_t kTokens = 64, kHidden = 16;  // per rank; per token
 
 absl::Status Train(std::unique_ptr<moe::Communicator> world) {
   const int rank = world->rank();

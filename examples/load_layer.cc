@@ -1,5 +1,5 @@
-// Loads one MoE layer of a Hugging Face folder for inference and times its forward pass.
-// It is frozen and in bfloat16; experts that the files have so are read where they lie there.
+// Loads one MoE layer of a Hugging Face folder for inference and times its forward pass. It is
+// frozen and in bfloat16; experts that the files store in this form are read there in place.
 // Run: load_layer FOLDER [LAYER]. Under mpirun the experts are spread over the processes.
 #include <algorithm>
 #include <chrono>
@@ -40,7 +40,7 @@ absl::Status Run(const std::string& folder, std::optional<int64_t> number,
   }
 
   const int64_t hidden = config.moe.router.hidden_size;
-  for (int64_t tokens = 1; tokens <= 64; tokens *= 2) {  // of each rank
+  for (int64_t tokens = 1; tokens <= 64; tokens *= 2) {  // per rank
     std::vector<BFloat16> x(static_cast<size_t>(tokens * hidden)), y(x.size());
     for (size_t i = 0; i < x.size(); ++i) x[i] = BFloat16(std::sin(static_cast<float>(i * i)));
     std::vector<double> times_us;
@@ -52,7 +52,8 @@ absl::Status Run(const std::string& folder, std::optional<int64_t> number,
       MOE_RETURN_IF_ERROR(context.compute->Synchronize());
       const std::chrono::duration<double, std::micro> time =
           std::chrono::steady_clock::now() - start;
-      if (pass > 0) times_us.push_back(time.count());  // the first reads pages and takes memory
+      // the first pass reads pages and allocates memory
+      if (pass > 0) times_us.push_back(time.count());
     }
     std::sort(times_us.begin(), times_us.end());
     double squares = 0;
@@ -70,7 +71,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "load_layer FOLDER [LAYER]\n");
     return 2;
   }
-  std::optional<int64_t> number;  // without one: the first with experts
+  std::optional<int64_t> number;  // without a number: the first layer with experts
   if (argc > 2) number = std::atoll(argv[2]);
   const auto run = [&](std::unique_ptr<moe::Communicator> world) {
     return Run(argv[1], number, std::move(world));

@@ -1,14 +1,15 @@
-// The layer of first_layer.cc, and a bias behind it, in a program with memory and an Adam of its
-// own: weights lie in the one and are moved by the other. The trainer sums gradients over ranks.
+// The layer of first_layer.cc followed by a bias, in a program with its own memory and Adam:
+// weights are stored in the former and updated by the latter. The trainer sums gradients over
+// ranks.
 #include <cmath>
 #include <cstdio>
 #include <vector>
 
 #include <moe/moe.h>
 
-constexpr int64_t kTokens = 64, kHidden = 16;  // of one rank; of one token
+constexpr int64_t kTokens = 64, kHidden = 16;  // per rank; per token
 
-// A parameter of moe's whose memory, gradient and moments are the program's.
+// A parameter of moe whose memory, gradient and moments belong to the program.
 struct Weight {
   moe::Parameter* parameter;
   std::vector<float> value, gradient, m, v;
@@ -61,7 +62,7 @@ absl::Status Train(std::unique_ptr<moe::Communicator> world) {
     MOE_RETURN_IF_ERROR(layer->Forward(round, view(x), view(y)));
     const absl::Span<const float> b = bias->vector();  // the program's memory
     std::vector<float> db(kHidden);
-    float loss = 0;  // mean of (y + b + x - 1)^2 / 2, of this rank's rows
+    float loss = 0;  // mean of (y + b + x - 1)^2 / 2 over this rank's rows
     for (size_t i = 0; i < x.size(); ++i) {
       dy[i] = (y[i] + b[i % kHidden] + x[i] - 1) / static_cast<float>(x.size());
       db[i % kHidden] += dy[i];

@@ -1,5 +1,5 @@
-// Trains a small GPT of LibTorch, its feed-forward networks mixtures of experts, on a text.
-// Started by hand it runs 4 ranks as threads (or as many as the argument says); under mpirun every
+// Trains a small GPT of LibTorch, whose feed-forward networks are mixtures of experts, on a text.
+// Started by hand it runs 4 ranks as threads (or the number in its argument); under mpirun every
 // process is a rank. The weights' hash at the end is the same for any number of ranks.
 #include <cmath>
 #include <cstdio>
@@ -58,7 +58,7 @@ struct GptImpl : torch::nn::Module {
       blocks.push_back(register_module(name, Block(trainer, name)));
     }
     head = register_module("head", torch::nn::Linear(kHidden, kVocab));
-    // The same start at every run: threads share torch's own generator.
+    // The same initial weights in every run: threads share torch's generator.
     const torch::NoGradGuard off;
     auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
     for (auto& item : named_parameters()) {
@@ -89,7 +89,7 @@ struct GptImpl : torch::nn::Module {
 TORCH_MODULE(Gpt);
 
 absl::Status Train(std::unique_ptr<moe::Communicator> world) {
-  at::set_num_threads(1);  // torch's own bits are of its number of threads
+  at::set_num_threads(1);  // torch's bits depend on its number of threads
   const bool first = world->rank() == 0;
   const int ranks = world->size();
   const auto trainer = std::make_shared<moe::torch::Trainer>(
@@ -104,7 +104,7 @@ absl::Status Train(std::unique_ptr<moe::Communicator> world) {
     double loss_here = 0;
     for (int64_t r = 0; r < (*trainer)->rounds(); ++r) {
       const moe::Round round = trainer->BeginRound();
-      const int64_t rows = round.empty() ? 0 : kBatch;  // without a micro-batch: no tokens
+      const int64_t rows = round.empty() ? 0 : kBatch;  // no tokens without a micro-batch
       const Tensor text = torch::empty({rows, kLength + 1}, torch::kInt64);
       for (int64_t i = 0; i < text.numel(); ++i) {
         const int64_t row = (step * 4 + round.micro_batch()) * kBatch + i / (kLength + 1);

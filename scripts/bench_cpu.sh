@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Figures of the CPU path beside peers and limits, interleaved, as Markdown tables.
+# CPU performance beside peers and limits, interleaved, as Markdown tables.
 #
 #   scripts/bench_cpu.sh [BUILD] [--part NAME]... [flags of the part...]
 #
@@ -12,10 +12,10 @@
 #   cores     cores_table.py     a layer on two cores, and on more ranks than cores
 #   numerics  numerics_table.py  training steps, layout-invariant beside fast
 #   rounding  rounding_table.py  a layer's rounding errors beside PyTorch's
-# gemm, gate and layer take --avx2: ours and the peers held to AVX2, on whatever CPU.
-# A peer that is not installed (scripts/install_deps.sh --bench) is said, and has no column. PyTorch
-# is looked for in /usr/bin/python3 and in $MOE_BENCH_PYTHON, interpreters with colons between (for
-# rounding the first that has safetensors, too).
+# gemm, gate and layer take --avx2: restricts us and the peers to AVX2 on any CPU. A peer that is
+# not installed (scripts/install_deps.sh --bench) is reported, and has no column. PyTorch is looked
+# for in /usr/bin/python3 and in $MOE_BENCH_PYTHON, interpreters separated by colons (for rounding
+# the first that has safetensors, too).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -44,7 +44,7 @@ need moe/cli/moe
 moe=$dir/moe/cli/moe peers=$dir/peers
 mkdir -p "$peers"
 
-# The flags of every Python that may have torch.
+# Flags for every Python that may have torch.
 pythons() {
   local python
   tr ':' '\n' <<<"/usr/bin/python3:${MOE_BENCH_PYTHON-}" | while read -r python; do
@@ -57,7 +57,7 @@ exchange() {
     echo "No Open MPI (scripts/install_deps.sh): not measured."
     return
   fi
-  # The C++ bindings of MPI are not used and do not pass -Wall.
+  # MPI's C++ bindings are not used and do not pass -Wall.
   mpicxx -std=c++20 -O2 -DOMPI_SKIP_MPICXX -o "$peers/exchange" benchmarks/peers/mpi/exchange.cc
   python3 benchmarks/exchange_table.py --moe "$moe" --peer "$peers/exchange" "$@"
 }

@@ -12,10 +12,10 @@
 #   cuda      add_subdirectory with MOE_ENABLE_CUDA=ON under -Wall -Werror; runs on the CPU
 #   torch     find_package(moe COMPONENTS torch), and the loop of every LibTorch program
 #
-# Needs what scripts/install_deps.sh --demo installs, and clang, python3-pip and libtorch-dev of Debian and
-# nvcc for the ways named so; a way whose tools are missing is skipped, by name. Without a compiler cache
-# half an hour of two cores. Uses build/ways/<way>/, where each has its log.
-# At the end "N passed, N failed"; exit code 1 if one failed. The log of each begins anew.
+# Needs what scripts/install_deps.sh --demo installs, and clang, python3-pip and libtorch-dev of
+# Debian and nvcc for the ways named after them; a way whose tools are missing is skipped, by name.
+# Without a compiler cache half an hour on two cores. Uses build/ways/<way>/, where each has its
+# log, which starts anew. At the end "N passed, N failed"; exit code 1 if one failed.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 exec </dev/null
@@ -36,7 +36,8 @@ work=$root/build/ways
 # Runs the program of docs/first_layer.md: it must learn.
 learns() { "$@" | tee /dev/stderr | grep -q "step 200  loss 0\.00"; }
 
-# A project around moe in $dir/project: what is before and after it is included, then the first layer.
+# A project around moe in $dir/project: includes the given lines before and after moe, then the
+# first layer.
 around() { # lines before, lines that bring moe
   mkdir -p "$dir/project"
   cp "$root/examples/first_layer.cc" "$dir/project/"

@@ -4,12 +4,12 @@
 #
 #   scripts/demo.sh [flags of moe train...]      e.g. scripts/demo.sh --steps 20
 #
-# Flags given here come last, so they win; with --resume auto it goes on where the last demo was
-# stopped. Results: build/demo/run/metrics.jsonl, and the trained model:
+# Flags given here come last, so they win; with --resume auto training resumes where the last demo
+# was stopped. Results: build/demo/run/metrics.jsonl, and the trained model:
 #
 #   build/demo/moe/cli/moe generate --checkpoint build/demo/run --prompt 'Life is '
 #
-# DEMO_MOE: a `moe` that is there, so that nothing is installed or built; DEMO_DIR: for build/demo.
+# DEMO_MOE: an existing `moe`, so that nothing is installed or built; DEMO_DIR: replaces build/demo.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -29,7 +29,7 @@ if [[ -z ${DEMO_MOE-} ]]; then
     exit 1
   fi
 fi
-[[ " $* " == *" --resume "* ]] || rm -rf "$dir/run" # of an earlier demo
+[[ " $* " == *" --resume "* ]] || rm -rf "$dir/run" # remains of an earlier demo
 set -x
 exec "$moe" train --data "$text" --out "$dir/run" --ranks 4 --ep 2 --num-experts 8 \
   --topk 2 --steps 800 --lr 0.002 --lr-warmup-steps 50 --eval-interval 100 --log-interval 20 \

@@ -3,12 +3,12 @@
 #
 #   scripts/fault_runs.sh [--kills N] [--calls N] [--mounts N] [--seed N] [MOE [MPIEXEC]]
 #
-# 500, 500 and 200 of them by default, with build/release; mounts need MPI. After each fault a run
-# goes on without one. Lost: no checkpoint as new as the newest one before the fault verifies, or the
-# run that goes on does not end with the weights of a run that never stopped. Silent: a run ends with
-# 0 and lacks a checkpoint without a warning, or fails without a line or with a code that is not the
-# fault's. A line for each kind; those lost or silent are shown with what repeats them. Exit code 1
-# if there are any.
+# 500, 500 and 200 faults by default, with build/release; mounts need MPI. After each fault a run
+# continues without one. Lost: no checkpoint as new as the newest one before the fault verifies, or
+# the run that continues does not end with the weights of a run that never stopped. Silent: a run
+# ends with 0 and lacks a checkpoint without a warning, or fails without a line or with a code that
+# is not the fault's. Prints a line for each kind; faults that lost something or were silent are
+# shown with the command that repeats them. Exit code 1 if there are any.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 kills=500 calls=500 mounts=200 seed=$RANDOM
@@ -58,7 +58,8 @@ show() { # <kind> <lost|silent> <what>
   echo "$2: $1, $3: exit code $rc, $(tail -n 2 "$work/stderr" | tr '\n' ' ')"
 }
 
-# goes_on <kind> <what>: a run without a fault, from at least step `before`, to the same weights.
+# goes_on <kind> <what>: a run without a fault, resumed at step `before` or later, to the same
+# weights.
 goes_on() {
   local after code=$rc
   after=$(newest)
@@ -69,8 +70,9 @@ goes_on() {
   show "$1" lost "$2 (exit code $code, $(tail -n 1 stderr.fault)), then the run that goes on"
 }
 
-# lacks: whether a checkpoint is missing that a run without a fault leaves. One more may be there, where
-# retention could not read one of those that it counts; so may the lock of a process that has ended.
+# lacks: whether a checkpoint is missing that a run without a fault leaves. One more may exist if
+# retention could not read one of those that it counts, and so may the lock of a process that has
+# ended.
 lacks() {
   local step
   for step in $whole; do
@@ -79,7 +81,7 @@ lacks() {
   return 1
 }
 
-# ended <kind> <what> <codes>: how the last run may end that met a fault.
+# ended <kind> <what> <codes>: how the last run, which met a fault, may end.
 ended() {
   if ((rc == 0)); then
     lacks && ! grep -q warning stderr && show "$1" silent "$2: lacks a checkpoint"
@@ -88,7 +90,7 @@ ended() {
   fi
 }
 
-# What must come out of every run that goes on, and the folders that faults begin with.
+# The result of every run that continues, and the initial folders of the faults.
 run "${train[@]}" --save-interval 4 --ranks 2 --out "$work/out"
 weights=$(ended_with)
 ((rc == 0)) && [[ $weights ]] || { tail stderr >&2; exit 2; }
@@ -100,7 +102,7 @@ afresh() {
   cp -r begun save
   mkdir elsewhere
 }
-# counted <command...>: how many calls a run without a fault makes, and what it leaves.
+# counted <command...>: the number of calls of a run without a fault, and the files that it leaves.
 counted() {
   afresh
   rm -f count
@@ -161,7 +163,7 @@ call_faults() {
   say calls "$calls" "$met met their call"
 }
 
-# The folder of one rank becomes another, as where a mount is lost or was never there: refused (2), no
+# The folder of one rank becomes another, as if a mount was lost or never existed: refused (2), no
 # checkpoint can be read (3), or one cannot be written (4).
 mount_faults() {
   local i at rank met=0 most

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# What only a GPU can show: Hopper's instructions one by one, the tests labelled gpu, compute-sanitizer
-# over some of them, `kernel_bench` and `moe bench layer` on the device, the same work by PyTorch and
-# Triton, and one table of it all, in under nine minutes.
+# Checks that need a GPU: Hopper's instructions one by one, the tests labelled gpu,
+# compute-sanitizer over some of them, `kernel_bench` and `moe bench layer` on the device, the same
+# work by PyTorch and Triton, and one table of all results, in under nine minutes.
 #
 #   scripts/gpu_check.sh [--out DIR] [--seconds N]     builds build/gpu first
 #   scripts/gpu_check.sh --bundle DIR [--build DIR]    needs no GPU: makes DIR, to be carried to a
 #                                                      machine that has one and run there as
 #   DIR/gpu_check.sh [--out DIR] [--seconds N]         which needs the driver, ctest and python3
 #
-# --out (build/gpu_check; of a bundle ./gpu_check.out) keeps logs and JSON. What has not run after
-# --seconds (525) is left out.
-# --build: a build folder with CUDA and tests, instead of build/gpu. No setting of the GPU is touched.
-# Exit codes: 0 all steps ran; 1 a step failed; 2 usage; 10 no GPU. A goal that is missed fails nothing.
+# --out (build/gpu_check; for a bundle ./gpu_check.out) holds logs and JSON. Steps that have not run
+# after --seconds (525) are left out.
+# --build: a build folder with CUDA and tests, instead of build/gpu. No setting of the GPU is
+# changed.
+# Exit codes: 0 all steps ran; 1 a step failed; 2 usage; 10 no GPU. Missed goals are not failures.
 set -uo pipefail
 exec </dev/null
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -48,20 +49,20 @@ else
   peers=$root/benchmarks/peers/gpu
 fi
 
-nccl_contract=comm_contract_nccl_processes_test # where NCCL is
+nccl_contract=comm_contract_nccl_processes_test # if NCCL is available
 
 build_all() {
   cmake --preset cuda -B "$dir" -DMOE_BUILD_TESTS=ON -DMOE_ENABLE_MPI=OFF -DMOE_ENABLE_BENCHMARK=ON &&
     cmake --build "$dir" -j "$jobs" --target moe kernel_bench device_tests
 }
 
-# Libraries that every machine with the driver has, or whose versions belong to it.
+# Libraries that every machine with the driver has, or whose versions match it.
 system_library='^(linux-vdso|ld-linux.*|lib(c|m|pthread|dl|rt|stdc\+\+|gcc_s|cuda))\.'
-# Those that come with PyTorch: too large to carry.
+# Libraries that come with PyTorch: too large for a bundle.
 python_library='^lib(cublas|cublasLt|nccl|nvrtc|nvJitLink)\.'
 limit_mib=64
 
-# name path of every library that the programs name, "-" where it is not found.
+# Prints name and path of every library that the programs need, "-" if it is not found.
 libraries_of() {
   ldd "$@" | sed -n 's/^\t\([^ /]*\) => \(.*\) (0x.*/\1 \2/p; s/^\t\([^ ]*\) => not found/\1 -/p' |
     sort -u | while read -r name path; do
@@ -75,7 +76,7 @@ carry_libraries() {
     [[ $path != - ]] || { echo "gpu_check: $name was not found" >&2; return 1; }
     strip --strip-unneeded -o "$bundle/lib/$name" "$path" || return 1
   done < <(libraries_of "$bundle"/bin/*)
-  # With the folder in front nothing else may come from this machine.
+  # With the folder first in the path nothing else may come from this machine.
   LD_LIBRARY_PATH=$bundle/lib libraries_of "$bundle"/bin/* | while read -r name path; do
     [[ $path == "$bundle"/lib/* ]] || { echo "gpu_check: $name is not carried" >&2; return 1; }
   done
@@ -102,7 +103,7 @@ set_tests_properties({name} PROPERTIES LABELS gpu TIMEOUT {timeout:.0f}
 ' "$bundle/CTestTestfile.cmake"
 }
 
-# Fills the folder $bundle with what this script runs elsewhere.
+# Fills the folder $bundle with the files that this script needs elsewhere.
 make_bundle() {
   local program programs list mib
   if [[ -e $bundle && ! -e $bundle/CTestTestfile.cmake && -n $(ls -A "$bundle") ]]; then
@@ -138,7 +139,7 @@ if [[ ! -e $out/steps.tsv && -n $(ls -A "$out") ]]; then
   exit 2
 fi
 rm -f "$out"/*.{json,jsonl,log,tsv}
-# Where our programs, and they alone, look for libraries: what a bundle carries, what PyTorch brings.
+# Where our programs alone look for libraries: those of a bundle, and those of PyTorch.
 GPU_CHECK_LIBRARIES=${is_bundle:+$here/lib:}$(python3 -c '
 import glob, importlib.util
 spec = importlib.util.find_spec("nvidia")
@@ -149,17 +150,19 @@ sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanit
 
 ours() { LD_LIBRARY_PATH=$GPU_CHECK_LIBRARIES "$@"; }
 
-# A bundle gives its tests their libraries itself: ctest may need others of the same names.
+# A bundle sets the library path for its tests only: ctest may need other libraries of the same
+# names.
 run_tests() {
   local with=('ours')
   [[ -z $is_bundle ]] || with=()
   "${with[@]}" ctest --test-dir "$tests" -L '^gpu$' --no-tests=error --output-on-failure -j 4
 }
 
-# Every instruction of Hopper GPUs that kernels are made of, alone: what else fails fails after it.
+# Every Hopper instruction of our kernels, alone: failures that follow may result from failures
+# here.
 probe() { MOE_TEST_GPU=1 ours "$bin/hopper_probe_test"; }
 
-# One test program after the other, without the cases that have no device in them.
+# Runs one test program after the other, without the cases that use no device.
 sanitize() { # tool
   local test failed='' rc=0
   for test in $(ctest --test-dir "$tests" -L '^gpu$' -N | sed -n 's/.*: \(.*\)\.gpu$/\1/p'); do
@@ -177,7 +180,7 @@ kernels() { # name of the result, operation, flags
 
 peer() { python3 "$peers/$1.py" >"$out/$1.jsonl"; }
 
-# step <name> <seconds> <command...>: output to $out/<name>.log and a line to steps.tsv: name, exit
+# step <name> <seconds> <command...>: output in $out/<name>.log and a line in steps.tsv: name, exit
 # code, seconds, the last line of the output.
 export -f build_all ours probe run_tests sanitize kernels peer
 export is_bundle dir jobs GPU_CHECK_LIBRARIES sanitizer tests bin kernel_bench out peers
@@ -195,7 +198,7 @@ step() {
   return "$rc"
 }
 
-# Stops here where there is no GPU. That a driver shows one which our programs do not is a failure.
+# Stops here without a GPU. A GPU that the driver shows but our programs do not see is a failure.
 need_gpu() {
   local all skipped why
   all=$(grep -cE '^ *[0-9]+/[0-9]+ Test' "$out/tests.log")
@@ -230,7 +233,7 @@ step verify_bf16 40 ours "$moe" verify --device cuda -q --dtype bf16 --router mi
   --hidden-size 256 --moe-ffn-hidden-size 128 --micro-batch-tokens 64 --layouts 'ranks=1,2,4'
 if [[ -x $bin/$nccl_contract ]]; then # several ranks of NCCL on the one GPU: for correctness
   step nccl_contract 60 ours "$here/nccl_one_gpu.sh" -n 3 "$bin/$nccl_contract" --gtest_brief=1 \
-    --gtest_filter='*R3Inline*-*OfDifferentSize*' # of which NCCL promises nothing
+    --gtest_filter='*R3Inline*-*OfDifferentSize*' # NCCL does not promise what these test
   step nccl_verify 60 ours "$here/nccl_one_gpu.sh" -n 3 "$moe" verify --device cuda --backend nccl -q \
     --router mixtral --layouts 'ranks=2,3'
 fi

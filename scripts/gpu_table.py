@@ -34,7 +34,7 @@ def read(folder):
             try:
                 peers.append(json.loads(line))
             except ValueError:
-                pass  # cut off by the time-out
+                pass  # truncated by the time-out
     for line in (folder / "steps.tsv").read_text().splitlines():
         name, code, seconds, last = line.split("\t", 3)
         steps.append((name, int(code), int(seconds), last))

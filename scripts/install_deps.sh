@@ -4,9 +4,11 @@
 #   scripts/install_deps.sh [--demo | --bench]
 #
 # --demo leaves out what only the tests need. --bench adds the peers of scripts/bench_cpu.sh.
-# Nothing missing: changes nothing, needs no root. Where nvcc comes without cuobjdump, for a test, pip puts
-# it and nvdisasm into build/cuda_tools; without pip or network that test is skipped.
-# Exit codes: 0 everything is there; 1 apt failed; 2 not possible here (what is needed is listed).
+# If nothing is missing: changes nothing, needs no root. If nvcc comes without cuobjdump, which a
+# test needs, pip installs it and nvdisasm in build/cuda_tools; without pip or network that test is
+# skipped.
+# Exit codes: 0 everything is installed; 1 apt failed; 2 not possible here (the needed packages are
+# listed).
 set -euo pipefail
 
 build=(
@@ -16,29 +18,29 @@ build=(
   libtbb-dev                    # threads inside a rank
   librandom123-dev              # counter-based random numbers
   libxxhash-dev                 # checksums
-  libhwloc-dev                  # what moe doctor knows of cores and caches
+  libhwloc-dev                  # moe doctor's information on cores and caches
   libfmt-dev                    # lines of the programs
   libboost-program-options-dev  # command line
   nlohmann-json3-dev            # configuration and result files
   libjs-chart.js                # charts in the pages of moe report
 )
-demo=(fortunes)  # the text the demo trains on
+demo=(fortunes)  # the text for the demo's training
 tests=(
-  ccache                          # the flavours share most of their objects
+  ccache                          # the presets share most of their objects
   libgtest-dev libgmock-dev
   libbenchmark-dev               # kernels alone: benchmarks/kernel_bench
   libopenmpi-dev openmpi-bin
   libmpich-dev mpich
-  libssl-dev                     # proofs of ranks that meet over TCP, for NCCL
-  lld                             # links a hundred programs
+  libssl-dev                     # authentication of ranks that meet over TCP, for NCCL
+  lld                             # linker for a hundred programs
   clang-format clang-tidy
   clang libclang-rt-dev          # libFuzzer, for readers of untrusted files
-  chromium                       # looks at the pages of moe report; 414 MB with what it needs
-  zsh fish groff-base            # what shells complete, and manual pages
-  help2man                       # makes these
-  python3                        # strict readers of the page, and of JSON, in tests
+  chromium                       # shows the pages of moe report; 414 MB with dependencies
+  zsh fish groff-base            # shells' completion, and manual pages
+  help2man                       # generates manual pages
+  python3                        # strict parsers of the page, and of JSON, in tests
 )
-bench=(python3-torch libdnnl-dev libopenblas-dev)  # timed beside the CPU path
+bench=(python3-torch libdnnl-dev libopenblas-dev)  # compared with the CPU path
 
 case "${1-}" in
   "") wanted=("${build[@]}" "${demo[@]}" "${tests[@]}") ;;

@@ -7,8 +7,8 @@
 # Layouts: ranks 1 2 3 4 5 6 8 x every expert-parallel size that divides them x transport (local,
 # mpi) x dispatch (staged, direct, hierarchical) x overlap degree (1, 4) x threads per rank (1, 2);
 # staged without overlap x ZeRO (1, 2); and runs that are saved after two steps at one layout and resumed at another, in 45 pairs.
-# --quick takes each axis on its own around one layout. Uses build/release; MPI runs are left out
-# where the build has none. The last line is "N layouts equal, N differ or fail".
+# --quick varies each axis by itself around one layout. Uses build/release; MPI runs are left out if
+# the build has no MPI. The last line is "N layouts equal, N differ or fail".
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 exec </dev/null
@@ -36,7 +36,7 @@ fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# The text: a copy, since pages may be edited while this runs.
+# The text: a copy, since pages may be edited during the run.
 mkdir "$work/text"
 cp -r README.md CONTRIBUTING.md LICENSE docs "$work/text"
 # Small, but with uneven experts per rank and, at most rank counts, ranks without a micro-batch.
@@ -45,8 +45,8 @@ model=(--data "$work/text"
   --moe-ffn-hidden-size 40 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2
   --micro-batches 7 --steps 4 --lr 0.003 --moe-aux-loss-coeff 0.01 --capacity-factor 1.25 --seed 7)
 
-# What must be equal: every hexadecimal number of every step, the last held-out loss, and the weights;
-# not the losses that a stopped run ends and a resumed one begins with.
+# Everything that must be equal: every hexadecimal number of every step, the last held-out loss, and
+# the weights; not the losses at the end of a stopped run and at the start of a resumed one.
 series() {
   grep -oE '"([a-z_]+_hex|weights_xxh3)": *"[^"]*"' "$1" | grep -v val_loss_before | tr -d ' ' |
     awk '/val_loss_hex/ {last = $0; next} {print} END {print last}'
@@ -54,7 +54,8 @@ series() {
 
 equal=0 bad=0
 
-# at <ranks> <ep> <transport> <dispatch> <overlap> <threads>: sets name, launch and flags of a layout.
+# at <ranks> <ep> <transport> <dispatch> <overlap> <threads>: sets name, launch and flags of a
+# layout.
 at() {
   local ranks=$1 ep=$2 transport=$3 dispatch=$4 overlap=$5 threads=$6 node_size=1 n
   name="ranks $ranks ep $ep $transport $dispatch overlap $overlap threads $threads"
@@ -103,13 +104,13 @@ compare() {
   fi
 }
 
-layout() { # as at
+layout() { # arguments of at
   rm -rf "$work/run"
   at "$@"
   trained && compare
 }
 
-zero() { # ZeRO's stage, ranks, ep, transport
+zero() { # ZeRO stage, ranks, ep, transport
   rm -rf "$work/run"
   at "$2" "$3" "$4" staged 1 1
   name+=" zero $1"
@@ -117,7 +118,7 @@ zero() { # ZeRO's stage, ranks, ep, transport
   trained && compare
 }
 
-resumed() { # ranks and ep of the first two steps, then of the others; ZeRO's stages of both
+resumed() { # ranks and ep of the first two steps, then of the others; ZeRO stages of both
   rm -rf "$work/run" "$work/ckpt"
   at "$1" "$2" local staged 1 1
   trained --steps 2 --lr-decay-steps 4 --save "$work/ckpt" --zero "${5-0}" || return
@@ -158,7 +159,7 @@ else
   done
   at_ep=("1 1" "3 3" "4 2" "5 5" "8 4" "6 1")
   for from in "${at_ep[@]}"; do
-    for to in "${at_ep[@]}"; do resumed $from $to; done # two numbers each
+    for to in "${at_ep[@]}"; do resumed $from $to; done # each holds two numbers
   done
   for from in 0 1 2; do
     for to in 0 1 2; do resumed 8 4 3 1 $from $to; done

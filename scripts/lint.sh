@@ -3,8 +3,8 @@
 #
 #   scripts/lint.sh [--fix] [--all | FILE...]
 #
-# Without files: what differs from the branch's upstream (or the last commit), committed or not.
-# --all: every source file. --fix: rewrites formatting; names and bugs are yours to fix.
+# Without files: those that differ from the branch's upstream (or the last commit), committed or
+# not. --all: every source file. --fix: rewrites formatting; names and bugs need manual changes.
 # Needs a configured build/cpu or build/release for the compile commands.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -55,7 +55,8 @@ if [[ -z $database ]]; then
   echo "lint: no build/cpu or build/release: run cmake --preset cpu first" >&2
   exit 2
 fi
-# Files that this configuration does not build (another MPI, another device) have no command.
+# Files that this configuration does not build (another MPI, another device) have no compile
+# command.
 built=()
 for unit in "${units[@]}"; do
   grep -qF "\"$root/$unit\"" "$database/compile_commands.json" && built+=("$unit")

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Ranks over NCCL that share one GPU: nccl_one_gpu.sh -n RANKS PROGRAM [ARGUMENT]...
 #
-# For correctness where there is one GPU: NCCL refuses a GPU to two ranks of a host, so each process
-# gets a host name of its own (NCCL_HOSTID) and they exchange through sockets of the loopback device.
-# Times mean nothing. Programs that count GPUs want --share-device beside it. Starts what torchrun would
-# (RANK, WORLD_SIZE, ...); ends once all have, with the exit code of the first that failed.
+# For correctness on one GPU: NCCL refuses to use a GPU for two ranks of a host, so each process
+# gets a host name of its own (NCCL_HOSTID), and they communicate through sockets of the loopback
+# device. Times are meaningless. Programs that count GPUs need --share-device as well. Sets the
+# variables of torchrun (RANK, WORLD_SIZE, ...); ends once all processes have, with the exit code of
+# the first that failed.
 set -euo pipefail
 usage() {
   echo "nccl_one_gpu: $1; usage: nccl_one_gpu.sh -n RANKS PROGRAM [ARGUMENT]..." >&2
@@ -17,14 +18,14 @@ shift 2
 (($# > 0)) || usage "no program"
 
 export NCCL_SOCKET_IFNAME="=lo" NCCL_SOCKET_FAMILY=AF_INET NCCL_NET=Socket NCCL_IB_DISABLE=1
-# Ways to a neighbour's memory, which the same GPU twice does not have.
+# Direct access to a neighbour's memory, which two ranks on the same GPU do not have.
 export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0 NCCL_MNNVL_ENABLE=0 NCCL_NVLS_ENABLE=0
 export NCCL_GIN_ENABLE=0 NCCL_RAS_ENABLE=0
-# Kernels of several ranks wait for each other on one GPU: few and small blocks, so that all are there;
-# code that is loaded while a kernel waits would wait for that kernel.
+# Kernels of several ranks wait for each other on one GPU: few and small blocks, so that all are
+# resident; code that is loaded while a kernel waits would wait for that kernel.
 export NCCL_PROTO=Simple NCCL_MAX_CTAS=2 NCCL_BUFFSIZE=1048576 CUDA_MODULE_LOADING=EAGER
 
-free_port() { # two in a row: the second is where ranks meet
+free_port() { # two consecutive ports: ranks meet at the second
   local port
   for ((i = 0; i < 100; ++i)); do
     port=$((20000 + RANDOM % 20000))
@@ -49,7 +50,7 @@ for ((rank = 0; rank < ranks; ++rank)); do
   pids+=($!)
 done
 code=0
-for _ in "${pids[@]}"; do # as they end
+for _ in "${pids[@]}"; do # in the order in which they end
   rc=0
   wait -n || rc=$?
   ((code != 0)) || code=$rc

@@ -3,8 +3,9 @@
 #
 #   scripts/package_deb.sh      needs help2man
 #
-# Then checks them: by lintian, where it is installed; and the first programs in C++ and in C are built
-# against what they hold, unpacked into a folder, by CMake and by pkg-config, and run. Changes nothing outside build/
+# Then checks them: by lintian, if it is installed; and builds and runs the first programs in C++
+# and in C against their contents, unpacked into a folder, by CMake and by pkg-config. Changes
+# nothing outside build/
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

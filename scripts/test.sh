@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Builds and runs every test in five flavours, and says what passed:
+# Builds and runs every test in five presets, and reports what passed:
 #
 #   scripts/test.sh [stage...]      stages: release mpich cusim asan tsan (default: all)
 #
 # Installs missing packages first (scripts/install_deps.sh). Logs and JUnit files stay in
 # build/<stage>/. At the end: seconds of each stage beside its budget, the ten slowest sources and
-# tests, and "N passed, N failed": test programs and checks that ctest ran in all stages, a stage that
-# does not build counting as one failure. Over budget is a warning. Exit code 1 if anything failed.
+# tests, and "N passed, N failed": test programs and checks that ctest ran in all stages; a stage
+# that does not build counts as one failure. Exceeding a budget is a warning. Exit code 1 if
+# anything failed.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 exec </dev/null
@@ -41,8 +42,8 @@ passed=0 failed=0 rows=() warnings=()
 slow_sources=$(mktemp) slow_tests=$(mktemp)
 trap 'rm -f "$slow_sources" "$slow_tests"' EXIT
 
-# Seconds on two cores, nothing else running, empty compiler cache: build, tests. Whoever goes over
-# one makes something cheaper, or says in the commit why the new figure is worth it.
+# Seconds on two cores without other load and with an empty compiler cache: build, tests. A change
+# that exceeds one must make something cheaper, or justify the new figure in its commit.
 declare -A build_budget=([release]=480 [mpich]=40 [cusim]=90 [asan]=300 [tsan]=150)
 declare -A test_budget=([release]=240 [mpich]=120 [cusim]=120 [asan]=240 [tsan]=180)
 
@@ -50,7 +51,8 @@ within() { # stage, "build" or "tests", seconds, budget
   (($3 <= $4)) || warnings+=("test: $1: $2 took $3 s, the budget is $4 s")
 }
 
-# What ninja built since line $3 of its log, and what ctest ran: seconds and names, for the end.
+# Seconds and names of what ninja built since line $3 of its log, and of what ctest ran, for the
+# end.
 note_slow() { # stage, build folder, first line
   awk -v stage="$1" -v first="$3" 'NR > first && $4 ~ /\.o$|\.gch$/ {
       sub(/CMakeFiles\/[^\/]*\.dir\//, "", $4); print ($2 - $1) / 1000, stage, $4 }' \
@@ -105,7 +107,7 @@ run_stage() {
   fi
   good=$((tests - bad - skipped))
   if ((rc != 0 && bad == 0)); then
-    bad=1 # ctest is unhappy though no test says so
+    bad=1 # ctest reports failure though no test does
   fi
   if ((bad)); then
     echo "test: $stage: $bad failed; from $dir/test.log:"

@@ -1,5 +1,5 @@
-// Any bytes to the readers of untrusted files: refused with a message that names the file, or what
-// is accepted keeps what its reader promises.
+// Passes any bytes to the readers of untrusted files: they are refused with a message that names
+// the file, or the accepted result keeps the reader's promises.
 //
 //   FUZZ_TARGET=NAME fuzz [libFuzzer's flags] FOLDER...     NAME: of kTargets
 #include <cstddef>
@@ -34,7 +34,7 @@
 
 namespace moe {
 
-// The router's checks have tests of their own, and would bring every gate and kernel along.
+// The router's checks have tests of their own, and would add every gate and kernel to the program.
 absl::Status ValidateRouterConfig(const RouterConfig& /*config*/) {
   return absl::OkStatus();
 }
@@ -48,7 +48,7 @@ absl::string_view TextOf(Bytes bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Whether the file "f" was read; if not, the message begins with its name.
+// Whether the file "f" was read; if not, the message must begin with its name.
 template <typename T>
 bool Accepted(const absl::StatusOr<T>& read, absl::string_view begin = "f: ") {
   if (read.ok()) return true;
@@ -62,8 +62,8 @@ bool StaysInItsFolder(const std::string& file) {
          file[0] != '.';
 }
 
-// JSON, as configurations are read: it is what the library's own parser reads, and reads again from
-// its text.
+// JSON, as configurations are read: the result must be that of the library's own parser, and its
+// text must read back.
 void Config(Bytes bytes) {
   const auto value = ParseBoundedJson("f", TextOf(bytes));
   if (!Accepted(value)) return;
@@ -72,7 +72,7 @@ void Config(Bytes bytes) {
   MOE_CHECK(again.ok() && *again == *value);
 }
 
-// A model's config.json: sizes within their ranges, whose tensors' shapes can be multiplied out.
+// A model's config.json: sizes are within their ranges, and tensors' shapes can be multiplied out.
 void HfConfig(Bytes bytes) {
   const auto config = hf::ParseHfConfig("f", TextOf(bytes));
   if (absl::IsUnimplemented(config.status())) {
@@ -90,7 +90,7 @@ void HfConfig(Bytes bytes) {
     for (const int64_t dim : hf::TensorShape(rule, layer)) {
       MOE_CHECK(dim >= 1 && !__builtin_mul_overflow(elements, dim, &elements));
     }
-    // CheckTotal's bound, twice over for gate and up.
+    // CheckTotal's bound, doubled for gate and up.
     MOE_CHECK(elements <= int64_t{1} << 41);
   }
 }
@@ -103,7 +103,7 @@ void Index(Bytes bytes) {
   for (const auto& [tensor, file] : *map) MOE_CHECK(StaysInItsFolder(file));
 }
 
-// Boxes that are said to tile have as many elements as their tensors.
+// Boxes that are reported to tile their tensors have as many elements as these.
 void CheckElements(const CheckpointManifest& manifest) {
   Elements expected = 0, stored = 0;
   for (const ManifestTensor& tensor : manifest.tensors) {
@@ -117,7 +117,7 @@ void CheckElements(const CheckpointManifest& manifest) {
   MOE_CHECK(stored == expected);
 }
 
-// It is written and read again as the same bytes.
+// Written and read again it gives the same bytes.
 void CheckManifest(absl::string_view document) {
   const auto manifest = ParseManifest("f", document);
   if (!Accepted(manifest)) return;
@@ -136,7 +136,7 @@ void CheckManifest(absl::string_view document) {
   MOE_CHECK(again.ok() && SerializeManifest(*again).value() == *written);
 }
 
-// The manifest of a checkpoint, as it is and with the checksum that it lacks.
+// The manifest of a checkpoint, unchanged and with the checksum that it lacks.
 void Manifest(Bytes bytes) {
   CheckManifest(TextOf(bytes));
   const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
@@ -150,8 +150,8 @@ std::string LinesOf(const RoutingTrace& trace) {
   return text;
 }
 
-// Recorded routing: it is written and read again as the same bytes, and keeps to the limits that
-// its header promises.
+// Recorded routing: written and read again it gives the same bytes, and it is within the limits
+// that its header promises.
 void Routing(Bytes bytes) {
   const auto trace = ParseRoutingTrace("f", TextOf(bytes));
   if (!Accepted(trace, "f:")) return;
@@ -170,18 +170,18 @@ void Routing(Bytes bytes) {
   MOE_CHECK(again.ok() && LinesOf(*again) == written);
 }
 
-// A safetensors file: every tensor lies inside, readable.
+// A safetensors file: every tensor is within it, and readable.
 void Safetensors(Bytes bytes) {
   const auto file = SafetensorsFile::Parse("f", bytes);
   if (!Accepted(file)) return;
   int64_t sum_bytes = 0;
-  uint64_t sum = 0;  // of every byte, so that each is read
+  uint64_t sum = 0;  // sum over all bytes, so that each is read
   for (const SafetensorsTensor& tensor : file->tensors()) {
     MOE_CHECK(file->Find(tensor.name) == &tensor);
     const auto data = file->Data(tensor);
     for (const uint8_t byte : data) sum += byte;
     sum_bytes += static_cast<int64_t>(data.size());
-    // No shape may lie about the size: at least four bits an element.
+    // No shape may misstate the size: at least four bits an element.
     MOE_CHECK(tensor.num_elements <= 2 * tensor.size_bytes);
     std::vector<float> values(static_cast<size_t>(tensor.num_elements));
     const absl::Status read = file->ReadFloat32(tensor, absl::MakeSpan(values));
@@ -194,7 +194,8 @@ void Safetensors(Bytes bytes) {
   MOE_CHECK(sum <= 255 * static_cast<uint64_t>(sum_bytes));
 }
 
-// Megatron's index of a file of tokens, whose length are the first two bytes: it lies inside.
+// Megatron's index of a file of tokens, whose length is in the first two bytes: all ranges are
+// within that file.
 void Tokens(Bytes bytes) {
   if (bytes.size() < 2) return;
   const int64_t bin_bytes = bytes[0] | bytes[1] << 8;

@@ -4,9 +4,9 @@
 #
 #   tests/fuzz/run.sh TARGET BUILD_FOLDER [SECONDS]      (default: 30)
 #
-# TARGET is one that fuzz.cc names, or `build`, which runs nothing; `sources` below are what it links.
-# New inputs and crashes go to BUILD_FOLDER; the corpus here, small valid and hostile files, is only
-# read.
+# TARGET is one of fuzz.cc's, or `build`, which runs nothing; `sources` below are the sources that
+# it links. New inputs and crashes go to BUILD_FOLDER; the corpus here, small valid and hostile
+# files, is only read.
 # Exit codes: 0 nothing found; 77 no clang with libFuzzer here (skipped); else a finding (1), or it
 # does not build.
 set -euo pipefail
@@ -43,19 +43,19 @@ if [[ ! -x $build/fuzz || -n $(find "$root"/{gating,kernels,moe,tests/fuzz} -new
   printf '%s\0' "${sources[@]}" | xargs -0 -P "$(nproc)" -I{} bash -c '
     $(command -v ccache) "${@:3}" -I"$1" -c "$1/{}.cc" -o "$2/$(basename {}).o"' - "$root" \
     "$build/objects" "$cxx" "${flags[@]}"
-  # Debian's Abseil is not instrumented; all that crosses are values it owns.
+  # Debian's Abseil is not instrumented; only values that it owns are passed to it.
   read -ra libraries < <(pkg-config --libs absl_status absl_statusor absl_strings absl_span)
   "$cxx" "${flags[@]}" "$build"/objects/*.o "${libraries[@]}" -o "$build/fuzz"
 fi
 [[ $target != build ]] || exit 0
 
-# Inputs have at most 64 KiB, so that no allocation may pass 64 MiB. AddressSanitizer keeps freed
-# memory: little of it here, so that the bound on the whole process says something too.
+# Inputs have at most 64 KiB, so that no allocation may exceed 64 MiB. AddressSanitizer's quarantine
+# of freed memory is small here, so that the bound on the whole process is effective, too.
 export ASAN_OPTIONS=quarantine_size_mb=16 UBSAN_OPTIONS=print_stacktrace=1 FUZZ_TARGET=$target
 "$build/fuzz" -max_total_time="$seconds" -max_len=65536 -timeout=10 \
   -malloc_limit_mb=64 -rss_limit_mb=512 -print_final_stats=1 -artifact_prefix="$build/$target/" \
   "$build/$target" "$here/corpus/$target" || {
-  # Not the fuzzer's own code: that of a finding is 77, too, which here means skipped.
+  # Not the fuzzer's own exit code: for a finding that is 77, too, which here means skipped.
   echo "fuzz: $target: exit code $?; the input that shows it is in $build/$target" >&2
   exit 1
 }

@@ -25,7 +25,7 @@ git commit -m one
 git rev-parse --short=12 HEAD
 hash=$(cat "$work/said")
 says "$work/tree" "$hash"
-says "$work/tree/folder" unknown # somebody else's checkout around it
+says "$work/tree/folder" unknown # inside another project's checkout
 touch -d 2001-01-01 "$work/commit.h" "$work/old"
 echo new >"$work/tree/untracked"
 says "$work/tree/folder" unknown

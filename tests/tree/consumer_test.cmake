@@ -10,7 +10,7 @@ function(run)
   endif()
   set(output "${out}" PARENT_SCOPE)
 endfunction()
-# One that prints what matches `pattern`.
+# Runs a command whose output must match `pattern`.
 function(run_prints pattern)
   run(${ARGN})
   if(NOT output MATCHES "${pattern}")
@@ -18,7 +18,7 @@ function(run_prints pattern)
   endif()
 endfunction()
 
-# By the environment: as an argument it would fall apart at its semicolons.
+# In the environment, because an argument would be split at its semicolons.
 set(ENV{CMAKE_CXX_COMPILER_LAUNCHER} "${COMPILER_LAUNCHER}")
 file(REMOVE_RECURSE ${SCRATCH})
 set(project ${SCRATCH}/project)
@@ -39,7 +39,7 @@ if(NOT names STREQUAL "moe-1")
   message(FATAL_ERROR "include/ holds '${names}', expected moe-1 alone")
 endif()
 set(pages "")
-if(EXISTS ${BUILD}/moe/cli/man1) # where help2man is
+if(EXISTS ${BUILD}/moe/cli/man1) # if help2man is installed
   set(pages man/man1/moe.1 man/man1/moe-train.1)
 endif()
 foreach(text ${pages} bash-completion/completions/moe zsh/site-functions/_moe
@@ -55,9 +55,8 @@ run(${CMAKE_COMMAND} --build ${project}/build)
 set(learns "loss 0\\.0[1-9].*step 200  loss 0\\.00")
 run_prints("${learns}" ${project}/build/first_layer)
 
-# All programs, built by what pkg-config says, under warnings that aggregates without a default for each
-# member would not pass. It says it of the folder in which it finds
-# moe.pc, so the tree is moved.
+# All programs, built with pkg-config's flags, under warnings that reject aggregates without a
+# default for each member. pkg-config's paths are relative to moe.pc, so the tree is moved.
 file(RENAME ${SCRATCH}/prefix ${SCRATCH}/moved)
 file(GLOB_RECURSE pc ${SCRATCH}/moved/moe.pc)
 cmake_path(GET pc PARENT_PATH pc_dir)
@@ -76,8 +75,8 @@ run(${run_here} ${project}/host_program ${SOURCE}/tests/golden/models/qwen3_moe 
 run_prints("gradient agrees with differences" ${run_here} ${project}/custom_gate)
 file(RENAME ${SCRATCH}/moved ${SCRATCH}/prefix)
 
-# Every header that is installed compiles alone, against the installed tree, under the warnings of
-# a strict project: pkg-config and add_subdirectory make no system headers of them.
+# Every installed header compiles alone, against the installed tree, under the warnings of a strict
+# project: pkg-config and add_subdirectory do not make them system headers.
 set(strict "-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror")
 file(GLOB_RECURSE headers RELATIVE ${SCRATCH}/prefix/include/moe-1 ${SCRATCH}/prefix/include/*.h)
 list(REMOVE_ITEM headers moe/torch.h) # needs LibTorch
@@ -104,7 +103,7 @@ if(CLANG)
   run(sh -c "${CLANG} -std=c++20 ${strict} -fsyntax-only -I${SCRATCH}/prefix/include/moe-1 ${project}/all_headers.cc")
 endif()
 
-# A version or a component that this build is not or has not is refused, and the message names it.
+# A version or a component that this build does not have is refused, and the message names it.
 foreach(wrong "99" "COMPONENTS nothing")
   file(WRITE ${project}/CMakeLists.txt
     "cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES CXX)\nfind_package(moe ${wrong} REQUIRED)\n")

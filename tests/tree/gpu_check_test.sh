@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # scripts/gpu_check.sh on a machine without a GPU: it makes a bundle, which runs from another folder
-# and says that no GPU was found.
+# and reports that no GPU was found.
 #
 #   gpu_check_test.sh <source> <build> <scratch>
 set -euo pipefail

@@ -48,7 +48,7 @@ class PtxasTableTest(ScriptTest):
         self.log()
         self.assertEqual(self.run_script("--update").returncode, 0)
         self.assertEqual(self.table.read_text().splitlines()[1:], [ROW])
-        self.log(build="c2c19eab")  # another build's hash is no other kernel
+        self.log(build="c2c19eab")  # the hash of another build does not make another kernel
         self.assertEqual(self.run_script().returncode, 0)
 
     def test_a_new_spill_fails_and_other_changes_are_said(self):
@@ -98,7 +98,7 @@ class SassCheckTest(ScriptTest):
         super().setUp()
         self.listing = "\tcode for sm_90a\n"
         self.rules()
-        tool = self.folder / "cuobjdump"  # prints the file that it is to disassemble
+        tool = self.folder / "cuobjdump"  # prints the file to disassemble
         tool.write_text('#!/bin/sh\nexec cat "$2"\n')
         tool.chmod(0o755)
 
@@ -240,7 +240,7 @@ PEERS = [
     {"peer": "triton forward", "op": "layer", "time_us": 12345.0, "status": "ok"},
     {"peer": "torch.matmul loop", "op": "gemm", "tflops_per_s": 5000.0, "status": "wrong"},
 ]
-# Cells that are apart by two spaces or more.
+# Cells are separated by two spaces or more.
 EXPECTED = [
     ["an H200"],
     ["what", "ours", "against", "reaches", "ratio", "goal", "met"],

@@ -1,5 +1,5 @@
 # Writes one wrong include at a time into an empty tree; the layering check must refuse each, and
-# must take the right ones. Run: cmake -DSCRATCH=<folder> -DCHECK=<check_layering.cmake> -P this
+# accept the right ones. Run: cmake -DSCRATCH=<folder> -DCHECK=<check_layering.cmake> -P this
 function(check file include expected)
   file(REMOVE_RECURSE ${SCRATCH})
   file(WRITE ${SCRATCH}/${file} "#include ${include}\n")

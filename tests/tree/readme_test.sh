@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What the README and the pages of its examples show is true: programs and build files are those that
-# are built and run, and commands run.
+# Checks the README and the pages of its examples: programs and build files equal those that are
+# built and run, and commands run.
 #
 #   readme_test.sh SOURCE_DIR [FOLDER_OF_MOE [MPIEXEC]]
 #
-# In `sh` blocks, lines that start with `moe` are run, and `mpirun` lines where MPI was given; training
-# takes two steps. `moe verify` without a flag is left to cli_verify. Scripts, which take minutes, must
-# exist, and presets of `cmake` lines must be there; anything else is refused.
+# In `sh` blocks, lines that start with `moe` are run, and `mpirun` lines if MPI is given; training
+# takes two steps. `moe verify` without a flag is left to cli_verify. Scripts, which take minutes,
+# must exist, and so must presets of `cmake` lines; anything else is refused.
 set -uo pipefail
 source_dir=$(cd "$1" && pwd) bin_dir=${2-} mpiexec=${3-}
 scratch=$(mktemp -d)
@@ -14,7 +14,7 @@ trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
 failed=0
 
-# The text of all blocks of a language in a page, each with what stands behind it.
+# The text of all blocks of a language in a page, each followed by an end marker.
 blocks() { # page, language, [end of a block]
   awk -v fence="\`\`\`$2" -v end="${3-}" \
     '$0 == fence {on = 1; next} on && $0 == "```" {on = 0; printf "%s", end} on' "$source_dir/$1"
@@ -88,8 +88,8 @@ if ((commands < 8 || excerpts < 2)); then
   failed=1
 fi
 
-# Links between pages lead to a file, and to a heading of it. A heading's anchor is its letters, digits,
-# `-` and `_` in lower case, with `-` for a space.
+# Links between pages must lead to a file, and to one of its headings. A heading's anchor is its
+# letters, digits, `-` and `_` in lower case, with `-` for a space.
 cd "$source_dir"
 prose() { awk '/^ *```/ {code = !code; next} !code' "$1"; }
 anchors() {

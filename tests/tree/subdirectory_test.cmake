@@ -1,5 +1,6 @@
-# A project around this one, by add_subdirectory as FetchContent does it, without a build type: it is
-# configured, with flags and an Abseil of its own too, and its commands are read. Nothing is built.
+# A project that includes this one by add_subdirectory, as FetchContent does, without a build type:
+# it is configured, also with flags and an Abseil of its own, and its compile commands are checked.
+# Nothing is built.
 # Run: cmake -DSOURCE=<source tree> -DSCRATCH=<folder> -P subdirectory_test.cmake
 file(REMOVE_RECURSE ${SCRATCH})
 set(build ${SCRATCH}/build)
@@ -12,7 +13,7 @@ add_subdirectory(${SOURCE} moe)
 add_executable(around main.cc)
 target_link_libraries(around PRIVATE moe::moe)
 ")
-# What the programs and tests alone need may be missing.
+# Libraries of programs and tests alone may be missing.
 set(without -DCMAKE_DISABLE_FIND_PACKAGE_Boost=ON -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON
   -DCMAKE_DISABLE_FIND_PACKAGE_GTest=ON)
 function(configure)
@@ -30,11 +31,12 @@ function(expect_no regex file)
     message(SEND_ERROR "${file}: ${lines}")
   endif()
 endfunction()
-# Programs' libraries, compilers' launchers, and backends that the machine may have, were not looked for.
+# Programs' libraries, compiler launchers, and backends that the machine may have must not be looked
+# for.
 expect_no("^(HWLOC|CCACHE|LLD|MPI|CUDAToolkit)_|^MOE_NVCC:" CMakeCache.txt)
 expect_no("fuse-ld|ccache" build.ninja)
 expect_no("\"file\": \"${SOURCE}/(moe/cli|tests|examples|benchmarks)/" compile_commands.json)
-# The kernels are optimised, and what this project asks of its own files stays there.
+# The kernels are optimised, and flags for this project's own files stay there.
 file(STRINGS ${build}/compile_commands.json kernel REGEX "\"command\".*/rng\\.cc")
 file(STRINGS ${build}/compile_commands.json main REGEX "\"command\".*/main\\.cc")
 if(NOT kernel MATCHES " -ffp-contract=off .* -O2 " OR NOT main MATCHES " -I${SOURCE} "
@@ -49,7 +51,7 @@ if(NOT rc EQUAL 0 OR installed)
   message(SEND_ERROR "install: exit code ${rc}, files '${installed}'\n${out}")
 endif()
 
-# A project that treats warnings as errors, has no exceptions and brings its own Abseil.
+# A project that treats warnings as errors, disables exceptions and has its own Abseil.
 file(READ ${SCRATCH}/CMakeLists.txt around)
 set(abseil "")
 foreach(name fixed_array function_ref inlined_vector span status statusor strings time)
@@ -65,7 +67,7 @@ if(NOT kernel MATCHES " -Werror -fno-exceptions .* -fexceptions .* -Wno-error ")
   message(SEND_ERROR "flags of the project around reach the library's sources:\n${kernel}")
 endif()
 
-# With nvcc: no launcher, and flags for the C++ compiler.
+# With nvcc: no launcher, and the flags for the C++ compiler.
 find_program(NVCC nvcc PATHS /usr/local/cuda/bin)
 if(NVCC)
   configure(-DCMAKE_DISABLE_FIND_PACKAGE_absl=ON -DMOE_ENABLE_CUDA=ON)

@@ -1,5 +1,5 @@
-// Grouped products by oneDNN's matmul, an expert after the other, for benchmarks/gemm_table.py.
-// Weights are packed, and primitives made, before the time begins.
+// Grouped products by oneDNN's matmul, one expert after the other, for benchmarks/gemm_table.py.
+// Weights are packed and primitives created before the measurement.
 #include <memory>
 #include <unordered_map>
 

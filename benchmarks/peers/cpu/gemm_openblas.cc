@@ -1,11 +1,11 @@
-// Grouped products by cblas_sgemm, an expert after the other, for benchmarks/gemm_table.py.
+// Grouped products by cblas_sgemm, one expert after the other, for benchmarks/gemm_table.py.
 #include <cblas.h>
 
 #include "benchmarks/peers/cpu/gemm_peer.h"
 
 int main() {
   return moe::peers::Serve([](moe::peers::Problem& p) -> std::function<void()> {
-    if (p.bf16) return nullptr;  // cblas_sbgemm is not in every build
+    if (p.bf16) return nullptr;  // not every build has cblas_sbgemm
     return [&p] {
       const auto m = static_cast<blasint>(p.m), n = static_cast<blasint>(p.n);
       const auto k = static_cast<blasint>(p.k);

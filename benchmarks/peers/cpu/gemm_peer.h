@@ -1,7 +1,7 @@
-// What the peers of grouped products share: operands, time, check, and a line of JSON for each line
-// "PRODUCT TYPE ROWS IN OUT EXPERTS CALLS" of the input, PRODUCT forward, input_gradient or
-// weight_gradient, TYPE f32 or bf16. Times are of the CPU clock of the process, as those of
-// kernel_bench --cpu-clock, and weights are read from memory, as there.
+// Shared by the peers of grouped products: operands, timing, check, and a line of JSON for each
+// line "PRODUCT TYPE ROWS IN OUT EXPERTS CALLS" of the input, PRODUCT forward, input_gradient or
+// weight_gradient, TYPE f32 or bf16. As in kernel_bench --cpu-clock, times are by the CPU clock of
+// the process, and weights are read from memory.
 #ifndef MOE_BENCHMARKS_PEERS_CPU_GEMM_PEER_H_
 #define MOE_BENCHMARKS_PEERS_CPU_GEMM_PEER_H_
 
@@ -21,7 +21,7 @@
 
 namespace moe::peers {
 
-inline uint16_t ToBFloat16(float value) {  // to the nearest, ties to even; no NaN comes here
+inline uint16_t ToBFloat16(float value) {  // to nearest, ties to even; never called for NaN
   const auto bits = std::bit_cast<uint32_t>(value);
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
@@ -33,7 +33,7 @@ inline float FromBFloat16(uint16_t value) {
 struct Problem {
   int64_t m = 0, n = 0, k = 0, experts = 0;
   bool a_transposed = false, b_transposed = false;
-  bool b_is_weight = true;  // may be packed before it is timed
+  bool b_is_weight = true;  // may be packed before the measurement
   bool bf16 = false;
   bool c_is_f32 = true;
   std::vector<float> a, b, c;           // f32; values of a and b for the check in both types
@@ -59,7 +59,7 @@ struct Problem {
   }
 
   // The largest error of sampled elements, in units of what the type allows: a rounding for each of
-  // the k terms, and of the result.
+  // the k terms, and one of the result.
   double Error() const {
     constexpr int64_t kSamples = 97;
     double worst = 0;
@@ -103,7 +103,7 @@ inline double CpuSeconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// Median microseconds of `calls` calls; before each, as much memory as the weights take is read.
+// Median microseconds of `calls` calls; before each, memory as large as the weights is read.
 inline double MedianMicroseconds(const std::function<void()>& run, size_t weights, int calls) {
   std::vector<float> other(weights, 1.0f);
   std::vector<double> times;
@@ -121,8 +121,8 @@ inline double MedianMicroseconds(const std::function<void()>& run, size_t weight
   return times[static_cast<size_t>(calls / 2)];
 }
 
-// A peer gives what multiplies all experts of a problem once; an empty function: it has no such
-// product.
+// A peer returns a function that multiplies all experts of a problem once; an empty function if it
+// has no such product.
 using Peer = std::function<std::function<void()>(Problem&)>;
 
 inline std::string Answer(const std::string& line, const Peer& peer) {

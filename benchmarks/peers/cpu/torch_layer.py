@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 import worker
 
-# A dozen roundings on the way through the layer, twice that back. In float32, the sums of up to
-# 2816 terms round too: the square root of that each.
+# A dozen roundings in the layer's forward pass, twice that in backward. In float32 the sums of up
+# to 2816 terms round too: the square root of that each.
 BOUND = {"f32": 12 * 53 * 2.0 ** -24, "bf16": 12 * 2.0 ** -9}
 
 

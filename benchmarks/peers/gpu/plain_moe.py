@@ -13,7 +13,7 @@ import peer
 
 SHAPE = {"tokens": 32768, "hidden": 4096, "ffn": 1024, "experts": 128, "topk": 8}
 CPU_SHAPE = {"tokens": 48, "hidden": 64, "ffn": 32, "experts": 4, "topk": 2}
-# A dozen bfloat16 roundings (2^-9 each) on the way through a layer, twice that back.
+# A dozen bfloat16 roundings (2^-9 each) in a layer's forward pass, twice that in backward.
 FORWARD_BOUND, BACKWARD_BOUND = 2e-2, 4e-2
 
 

@@ -22,7 +22,7 @@ def grouped_products(rows, weights, counts):
 def loop_products(rows, weights, counts):
     """The same, one expert after the other; the host waits for the counts."""
     results = []
-    # unbind: the gradient of an index would be as large as the weights, for each expert
+    # unbind, because the gradient of an index would be as large as the weights, for each expert
     for part, gate_up, down in zip(rows.split(counts.tolist()), weights.gate_up.unbind(),
                                    weights.down.unbind()):
         gate, up = (part @ gate_up.t()).chunk(2, dim=-1)
@@ -68,7 +68,7 @@ def main():
             if gradients:
                 checks[way].append(
                     plain_moe.down_error(gradients[0][3], x, dy, weights, ids))
-        results.clear()  # their memory
+        results.clear()  # frees their memory
         times = peer.time_ways(args, ways)
         for way in ways:
             backward = len(checks[way]) > 1

@@ -1,4 +1,4 @@
-// MPI's own all-to-all and all-reduce, timed as `moe bench` times ours: a peer of
+// MPI's own all-to-all and all-reduce, timed like ours by `moe bench`: a peer of
 // benchmarks/exchange_table.py.
 //
 //   mpirun -n R exchange OPERATION CALLS BYTES...     alltoall (MPI_Alltoallv) or allreduce (f32)
@@ -91,7 +91,7 @@ double Median(std::vector<double> x) {
   return (x[(x.size() - 1) / 2] + x[x.size() / 2]) / 2;
 }
 
-// Elements that were wrong on any rank.
+// Number of elements that were wrong on any rank.
 int64_t Measure(const World& world, const std::string& op, int calls, int64_t bytes) {
   Exchange exchange(world, op, bytes);
   for (int i = 0; i < 5; ++i) exchange.CallUs();

@@ -1,4 +1,4 @@
-// What a program with a loop of its own does with layers, by installed headers alone, over 2 ranks.
+// A program with its own training loop that uses layers by installed headers alone, over 2 ranks.
 // Run: host_program MODEL FOLDER: a Hugging Face folder; one for files.
 #include <cmath>
 #include <cstdio>
@@ -43,8 +43,8 @@ absl::Status Parameters(moe::ParameterStore& store, const Context& context) {
   return absl::OkStatus();
 }
 
-// Two calls of a layer and one of another, whose experts are frozen; Backwards in an order of
-// their own; the norm of all gradients, and clipping to half of it.
+// Two calls of a layer and one of another, whose experts are frozen; their Backwards in another
+// order; the norm of all gradients, and clipping to half of it.
 absl::Status Graph(moe::Session& session) {
   const Context& context = session.context();
   moe::ParameterStore store(moe::DType::kFloat32, /*seed=*/1, context);
@@ -97,11 +97,11 @@ absl::Status Graph(moe::Session& session) {
 }
 
 struct Inference {
-  std::vector<std::vector<BFloat16>> y;  // of each layer
+  std::vector<std::vector<BFloat16>> y;  // output of each layer
   int64_t bytes = 0, borrowed_bytes = 0;
 };
 
-// All layers of `config` with the weights of `files`; they are saved to `folder` if it is not "".
+// All layers of `config` with the weights of `files`; saves them to `folder` unless it is empty.
 absl::StatusOr<Inference> Run(const moe::hf::HfConfig& config, const std::string& files,
                               moe::hf::LoadBy by, const std::string& folder,
                               const Context& context) {
@@ -132,7 +132,8 @@ absl::StatusOr<Inference> Run(const moe::hf::HfConfig& config, const std::string
   return result;
 }
 
-// A model's layers without masters; saved in bfloat16, then left in the files that were saved.
+// A model's layers without masters; saved in bfloat16, then borrowed from the files that were
+// saved.
 absl::Status Files(const std::string& model, const std::string& folder, const Context& context) {
   MOE_ASSIGN_OR_RETURN(const auto config, moe::hf::ReadHfConfig(model + "/config.json"));
   EXPECT(config.moe.router.hidden_size == kHidden);
