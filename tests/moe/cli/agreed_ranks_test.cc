@@ -25,7 +25,7 @@ Settings SettingsOf(const std::vector<Setting>& rows) {
   return Settings(table.Unbound());
 }
 
-// Another value than the row's default.
+// A value other than the row's default.
 std::vector<std::string> AnotherValue(const Setting& row) {
   switch (row.kind) {
     case Kind::kInteger:
@@ -58,7 +58,7 @@ std::vector<std::string> Differing(const std::vector<AgreedValue>& a,
   return names;
 }
 
-// Commands whose ranks may be processes; what else has a deadline has none.
+// Commands whose ranks may be processes: those with a deadline.
 std::map<std::string, std::vector<Setting>> CommandsOfRanks() {
   std::map<std::string, std::vector<Setting>> commands;
   for (const Command& command : Commands()) {
@@ -88,8 +88,8 @@ TEST(AgreedRanksTest, RanksCompareEveryRowOfEveryCommandUnlessItIsPerRank) {
   EXPECT_THAT(names, ElementsAre("bench", "eval", "generate", "layer", "sweep", "train", "verify"));
 }
 
-// Whoever adds a row here says why ranks may differ in it: files, screen or threads of one rank,
-// memory of its machine, or checked apart (the number of ranks, records and traces).
+// A new row must state why ranks may differ in it: files, screen or threads of one rank, memory of
+// its machine, or checked separately (the number of ranks, records and traces).
 TEST(AgreedRanksTest, RowsThatMayDifferAreThese) {
   std::set<std::string> per_rank, by_content, folders;
   for (const auto& [command, rows] : CommandsOfRanks()) {

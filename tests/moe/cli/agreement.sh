@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Ranks that were not given the same, of every command that runs some: refused before any work.
+# Ranks with different arguments, for every command that runs ranks: refused before any work.
 #   bash agreement.sh <moe> <mpiexec> <golden data> <golden models>
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 mpiexec=$2
@@ -8,7 +8,7 @@ models=$(realpath "$4")
 cd "$work" || exit 1
 
 # differ <pattern> <arguments of moe on rank 0...> : <those on rank 1...>: exit code 2, and one line
-# that names what differs, both ranks and their hosts.
+# that names the difference, both ranks and their hosts.
 differ() {
   local pattern=$1 first=() arguments
   shift
@@ -26,7 +26,7 @@ differ() {
 }
 host=$(uname -n)
 
-# change <safetensors file> <tensor, as a regular expression>: its first byte.
+# change <safetensors file> <tensor, as a regular expression>: changes the tensor's first byte.
 change() {
   local head at
   head=$(od -An -t u8 -N 8 "$1" | tr -d ' ')
@@ -36,7 +36,7 @@ change() {
   (($(cmp -l before "$1" | wc -l) == 1)) || fail "change $*: $(cmp -l before "$1" | wc -l) bytes"
 }
 
-# Settings, by value; an operation and a command are some, too.
+# Settings, compared by value, including the operation and the command.
 layer=(bench layer --tokens 8 --hidden-size 16 --moe-ffn-hidden-size 16 -n 2 -T 0)
 differ "--seed: 0 and 1" "${layer[@]}" : "${layer[@]}" --seed 1
 differ "--router: mixtral and gpt-oss" "${layer[@]}" : "${layer[@]}" --router gpt-oss
@@ -48,17 +48,17 @@ differ "--moe-expert-capacity-factor: 1,2 and 1,4" "${sweep[@]}" --capacity-fact
 tr a b <"$text" >other
 differ "text \(--data\)" train "${model[@]}" --steps 1 : train "${model[@]}" --steps 1 --data other
 differ "text \(--data\)" sweep --measure train "${model[@]}" --steps 1 : sweep --measure train "${model[@]}" --steps 1 --data other
-# One name, and another file on each host.
+# One name, but another file on each host.
 mkdir m1 m2
 printf '1 1\n1 1\n' >m1/m
 printf '1 1\n1 2\n' >m2/m
 traffic=(bench alltoallv "${small[@]}" --routing matrix:m)
 expect 2 "routing files" "$mpiexec" -n 1 -wdir "$work/m1" "$moe" "${traffic[@]}" : -n 1 -wdir "$work/m2" "$moe" "${traffic[@]}"
 matches "were given a different file \(--routing\), expected" stderr
-# What may differ does.
+# Settings that may differ do.
 expect 0 "threads and form" "$mpiexec" -n 1 "$moe" "${layer[@]}" --threads 1 : -n 1 "$moe" "${layer[@]}" --threads 2 -o json
 
-# Copies of one model that differ in one weight of one expert: each is read by one rank alone.
+# Copies of one model that differ in one weight of one expert: only one rank reads that expert.
 cp -r "$models/mixtral" a
 cp -r a b
 change b/model.safetensors '[^"]*layers.0[^"]*experts.3.w2.weight'
@@ -81,7 +81,7 @@ cp "$case/model.safetensors" w.safetensors
 change w.safetensors '[^"]*experts.1.w1.weight'
 differ "weights \(--weights\)" "${one[@]}" --input x --weights "$case" : "${one[@]}" --input x --weights w.safetensors
 
-# A host of another name.
+# A host with another name.
 if unshare -u true; then
   away=(unshare -u sh -c 'echo elsewhere >/proc/sys/kernel/hostname && exec "$@"' sh)
   expect 2 "two hosts" "$mpiexec" -n 1 "$moe" "${layer[@]}" : -n 1 "${away[@]}" "$moe" "${layer[@]}" --topk 1

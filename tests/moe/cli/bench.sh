@@ -15,7 +15,7 @@ refused 2 "4 ranks for routing recorded on 6, expected 1, 2, 3, 6" bench alltoal
 sed '2s/9,5/9,50/' trace >bad_trace
 refused 3 "bad_trace:2: slots[0][1] is 50, expected a whole number from 0 to 9" bench alltoallv --ranks 6 --routing trace:bad_trace
 
-# Rows of every operation; bench_ranks_test has every number of ranks, routing, type and way to travel.
+# Rows of every operation; bench_ranks_test has every number of ranks, routing, type and algorithm.
 for call in alltoall allreduce allgather memcpy p2p "alltoallv --routing zipf:1.2" "reducescatter -d i64" \
   "alltoallv --routing hot_rank:0.9 --dispatch hierarchical --node-size 1"; do
   # shellcheck disable=SC2086
@@ -33,7 +33,7 @@ printf '0 1\n3 0 # half as much comes back\n' >matrix
 expect 0 "matrix" "$moe" bench alltoallv --routing matrix:matrix --ranks 2 -b 3000 -e 3000 -n 3 -T 0 --node-size 1 -o jsonl
 [[ $(value stdout bytes_cross_host) == 4000 && $(value stdout bytes_self) == 0 &&
   $(value stdout size_bytes) == 3000 && $(value stdout hosts) == 2 ]] || fail "matrix: $(cat stdout)"
-# The same from a file of settings, over which flags go.
+# The same from a file of settings, which flags override.
 echo '{"ranks": 3, "routing": "matrix:matrix", "minbytes": "3000", "maxbytes": "3000", "iters": 3}' >config.json
 expect 0 "--config" "$moe" bench alltoallv --config config.json --ranks 2 -T 0 --node-size 1 -o jsonl
 [[ $(value stdout bytes_cross_host) == 4000 && $(value stdout ranks) == 2 ]] || fail "--config: $(cat stdout)"
@@ -43,8 +43,8 @@ for seed in 1 1 2; do
 done
 [[ ${sizes[0]} == "${sizes[1]}" && ${sizes[0]} != "${sizes[2]}" ]] || fail "seeds: ${sizes[*]}"
 
-# Forms. nccl-tests' thirteen columns, all with figures; bench_test has their widths and every word
-# around them.
+# Forms. nccl-tests' thirteen columns, all with figures; bench_test checks their widths and the
+# words around them.
 for call in "alltoall --dispatch direct" "alltoallv --routing zipf:1" allreduce allgather reducescatter; do
   # shellcheck disable=SC2086
   expect 0 "$call --format nccl" "$moe" bench $call --ranks 2 -b 64K -e 256K -n 3 -T 0 --format nccl
@@ -54,7 +54,7 @@ for call in "alltoall --dispatch direct" "alltoallv --routing zipf:1" allreduce 
 done
 expect 0 "p2p --format nccl" "$moe" bench p2p --ranks 2 -b 64K -e 64K -n 3 -T 0 -c 0 --format nccl
 (($(grep -cE '^ +65536 .* N/A  .* N/A$' stdout) == 4)) || fail "p2p --format nccl: $(cat stdout)"
-# Every row says what it comes from.
+# Every row states its origin.
 small="--tokens 32 --hidden-size 16 --num-experts 4"
 for call in "alltoall --ranks 2 -b 4K -e 4K" "layer --ranks 2 $small --moe-ffn-hidden-size 8"; do
   # shellcheck disable=SC2086
@@ -93,18 +93,18 @@ for ranks in 2 6; do
   expect 0 "trace on $ranks ranks" "$moe" bench alltoallv --routing trace:trace --ranks "$ranks" -n 4 -T 0 -o jsonl
   grep -q '"dtype":"bf16".*"nwrong":0,' stdout || fail "trace on $ranks ranks: $(cat stdout)"
 done
-# One rank: 106 and 90 slots of 16 x 2 bytes, two calls of each.
+# One rank: 106 and 90 slots of 16 x 2 bytes, two calls each.
 run "$moe" bench alltoallv --routing trace:trace --ranks 1 -n 4 -T 0 -o jsonl
 grep -q '"size_bytes":3136,' stdout || fail "bytes of a trace: $(cat stdout)"
 expect 0 "trace of given sizes" "$moe" bench alltoallv --routing trace:trace --ranks 6 --dispatch hierarchical --node-size 2 "${short[@]}"
 expect 0 "layer of a trace" "$moe" bench layer --routing trace:trace --ranks 3 -n 3 -T 0 --moe-ffn-hidden-size 8 -o jsonl
 grep -q '"hidden":16,.*"routing":"trace:trace",.*"nwrong":0,' stdout || fail "layer of a trace: $(cat stdout)"
 
-# What no other key tells, and what changes results: a report holds such rows apart.
+# Settings without a key of their own that change results: a report keeps such rows apart.
 run "$moe" bench alltoall --ranks 2 --node-size 1 --dispatch hierarchical "${short[@]}" -oe jsonl
 (($(grep -c '"settings":"--node-size 1"}$' stderr) == 2)) || fail "settings: $(cat stderr)"
 
-# Bounds: exit 1 and the row, after the table.
+# Bounds: exit code 1 and the row, after the table.
 expect 1 "--fail-if" "$moe" bench allgather --ranks 2 "${short[@]}" --fail-if 'time>0 && size==16384'
 grep -qF "holds at size 16384" stderr || fail "--fail-if: $(cat stderr)"
 grep -q "^# Avg bus" stdout || fail "--fail-if: no table"
@@ -115,7 +115,7 @@ expect 4 "full standard output" bash -c '"$0" bench alltoall -n 1 -T 0 >/dev/ful
 expect 0 "--help" "$moe" bench --help
 grep -qF "busbw    algbw (n-1)/n" stdout || fail "--help: no formulas"
 cp stdout help
-# Of one operation: what it reads, and nothing of others; together they are the whole.
+# For one operation: the flags that it reads, and no others; together they are all flags.
 : >of_one
 for operation in $(sed -n '/^Operations/,/^$/s/^  \([a-z0-9]*\) .*/\1/p' help); do
   expect 0 "$operation --help" "$moe" bench "$operation" --help

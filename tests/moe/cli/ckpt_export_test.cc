@@ -115,7 +115,7 @@ class CkptExportTest : public IoTest {
   }
   std::string Step() const { return Path("run/") + StepFolderName(7); }
 
-  // The exit code; sets error_.
+  // Runs the command; returns its exit code and sets error_.
   int Export(std::vector<std::string> more = {}, const std::string& out = "",
              const std::string& format = "mixtral") {
     std::vector<std::string> args = {"export", Step(),  "--format",
@@ -135,11 +135,11 @@ class CkptExportTest : public IoTest {
   }
 
   ::moe::testing::FaultyFiles disk_;
-  std::map<std::string, std::vector<float>> values_;  // of the checkpoint, by canonical name
+  std::map<std::string, std::vector<float>> values_;  // the checkpoint's values, by canonical name
   std::string error_;
 };
 
-// Names, shapes and values are WhatWasImportedIsExportedByteForByte's.
+// WhatWasImportedIsExportedByteForByte checks names, shapes and values.
 TEST_F(CkptExportTest, MixtralIsAFolderThatTransformersReads) {
   Save(TinyConfig());
   ASSERT_EQ(Export(), 0) << error_;
@@ -163,7 +163,7 @@ TEST_F(CkptExportTest, MixtralIsAFolderThatTransformersReads) {
                             "eos_token_id": null})"));
 }
 
-// By way of the checkpoint's settings.
+// Through the checkpoint's settings.
 TEST_F(CkptExportTest, WhatNoPassReadsIsExportedAsItWasImported) {
   lm::TrainConfig config = TinyConfig();
   config.model.max_position_embeddings = 4096;
@@ -178,7 +178,7 @@ TEST_F(CkptExportTest, WhatNoPassReadsIsExportedAsItWasImported) {
     EXPECT_EQ(tokens["bos_token_id"], 1);
     EXPECT_EQ(tokens["eos_token_id"], Json({2, 4}));
   }
-  // Checkpoints from before these settings have none of them.
+  // Checkpoints from before these settings lack them.
   CheckpointSections sections = SectionsOf(config);
   Json trainer = Json::parse(sections.trainer);
   for (const char* const key : {"max_position_embeddings", "bos_token_id", "eos_token_id"}) {
@@ -192,7 +192,7 @@ TEST_F(CkptExportTest, WhatNoPassReadsIsExportedAsItWasImported) {
   EXPECT_THAT(stored->model.eos_token_ids, ElementsAre());
 }
 
-// What a folder has, by name: shape, type and bytes.
+// The tensors of a folder, by name: shape, type and bytes.
 std::map<std::string, std::pair<std::vector<int64_t>, std::string>> TensorsOf(
     const std::string& folder) {
   std::map<std::string, std::pair<std::vector<int64_t>, std::string>> tensors;
@@ -328,7 +328,7 @@ TEST_F(CkptExportTest, ACapacityLimitIsWarnedOf) {
   EXPECT_THAT(error_, HasSubstr("1.25"));
 }
 
-// A checkpoint that says too little, or what no run can be, is malformed content.
+// An incomplete checkpoint, or one that no run can have, is malformed content.
 TEST_F(CkptExportTest, WhatNoRunCanSayIsDamaged) {
   lm::TrainConfig config = TinyConfig();
   config.micro_batch_size = std::numeric_limits<int64_t>::max();

@@ -1,4 +1,4 @@
-// moe ckpt, on checkpoints that the writer makes.
+// moe ckpt, on checkpoints made by the writer.
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -44,7 +44,7 @@ class CkptTest : public IoTest {
     file.seekp(-1, std::ios::end).put('x');
   }
 
-  // The exit code; sets out_ and error_.
+  // Runs the command; returns its exit code and sets out_ and error_.
   int Ckpt(std::vector<std::string> args) {
     ::testing::internal::CaptureStdout();
     ::testing::internal::CaptureStderr();
@@ -163,7 +163,7 @@ TEST_F(CkptTest, PruneIsOfTheRunOfTheNewest) {
                         "' is of another run\n");
 }
 
-// A run beside it removes its old ones, too.
+// Meanwhile another run may remove its old ones.
 TEST_F(CkptTest, AFolderThatIsRemovedMeanwhileIsNoError) {
   for (int64_t step = 1; step <= 3; ++step) Save(step);
   const auto plan = PlanRetention(Folder(), {1, 2, 3}, {.keep = 1, .run = "", .damaged_steps = {}});
@@ -175,7 +175,7 @@ TEST_F(CkptTest, AFolderThatIsRemovedMeanwhileIsNoError) {
       ElementsAre(2));
 }
 
-// Texts of a file that nobody vouches for do not steer the terminal.
+// Texts of an untrusted file do not control the terminal.
 TEST_F(CkptTest, ControlCharactersAreShownNotSent) {
   Save(1);
   CheckpointManifest manifest = ReadManifest(Step(1)).value();

@@ -1,5 +1,6 @@
-# Answers what zsh offers: zsh -f complete.zsh SCRIPT FOLDER. For every line on standard input: takes
-# the command line in FOLDER/query, and writes what is offered at its end to FOLDER/answer.
+# Answers with zsh's completions: zsh -f complete.zsh SCRIPT FOLDER. For every line on standard
+# input: reads the command line from FOLDER/query, and writes the completions at its end to
+# FOLDER/answer.
 zmodload zsh/zpty
 script=$1 folder=$2
 
@@ -39,7 +40,7 @@ print -r -- $setup >$folder/setup.zsh
 zpty -w shell "source ${(q)folder}/setup.zsh"
 while IFS= read -r line; do
   zpty -w -n shell $'\C-t'
-  # What the terminal shows is of no interest, but its buffer must not fill up.
+  # The terminal's output is ignored, but its buffer must not fill up.
   while zpty -r -t shell shown; do :; done
 done
 zpty -d shell

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What a shell offers with the script of `moe completion SHELL`: bash completion.sh <moe> bash|zsh|fish
+# Completions in a shell with the script of `moe completion SHELL`: bash completion.sh <moe>
+# bash|zsh|fish
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 shell=$2
 driver=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/complete.zsh
@@ -8,7 +9,7 @@ command -v "$shell" >/dev/null || {
   exit 77
 }
 cd "$work" && mkdir runs home talk && touch run.json "two words.txt" || exit 1
-talk=$work/talk # with complete.zsh
+talk=$work/talk # files shared with complete.zsh
 export HOME=$work/home
 
 expect 0 "completion $shell" "$moe" completion "$shell"
@@ -17,12 +18,12 @@ export PATH=$work/bin:$PATH
 script=$work/_moe
 cp stdout "$script"
 "$shell" -n "$script" || fail "$shell -n"
-folder=runs # as it is offered
+folder=runs # in the form that the shell offers
 commands=$("$moe" --help | sed -n '/^$/d; s/^  \([a-z]*\)  *[a-z].*/\1/p' | grep -v '^moe$')
 
-# offers <word...>: sets `offered`, what the shell offers for the last word, one a line.
+# offers <word...>: sets `offered` to the completions of the last word, one a line.
 case $shell in
-  bash) # as readline asks for it
+  bash) # as readline requests it
     source "$script"
     [[ $(complete -p moe) == "complete -F _moe moe" ]] || fail "registered as: $(complete -p moe)"
     offers() {
@@ -31,7 +32,7 @@ case $shell in
       offered=$(printf '%s\n' ${COMPREPLY[@]+"${COMPREPLY[@]}"})
     }
     ;;
-  fish) # which describes what it offers behind a tab
+  fish) # which puts descriptions after a tab
     folder=runs/
     offers() {
       offered=$(fish --no-config -c 'source $argv[1]; complete -C $argv[2]' "$script" \
@@ -39,7 +40,7 @@ case $shell in
     }
     ;;
   zsh) # interactive, on a terminal of its own
-    answer() { # waits for it
+    answer() { # waits for the answer
       await 30 test -e "$talk/answer" && return
       fail "zsh does not answer: $(cat "$talk/query" 2>/dev/null)"
       finish
@@ -62,7 +63,7 @@ flags_of() {
   flags_in "$work/help"
 }
 
-# wants <expected words> <word...>: exactly these, in any order.
+# wants <expected words> <word...>: expects exactly these, in any order.
 wants() {
   local expected found
   offers "${@:2}"
@@ -71,7 +72,7 @@ wants() {
   [[ $found == "$expected" ]] || fail "'${*:2}': offered '$found', expected '$expected'"
 }
 
-# includes <expected words> <word...>: these, and others perhaps.
+# includes <expected words> <word...>: expects these, and perhaps others.
 includes() {
   local word
   offers "${@:2}"
@@ -126,21 +127,21 @@ case $shell in
     [[ $offered == "two words.txt" ]] || fail "a name with a space: '$offered'"
     includes "runs run.json" moe bench alltoall -J ru
 
-    # A value behind '=', which readline makes a word of its own.
+    # A value after '=', which readline makes a word of its own.
     wants "switch" moe train --router = sw
     includes "mixtral switch" moe train --router =
     includes "--steps" moe train --router = switch --ste
-    # ':' too; what follows is free.
+    # The same for ':'; the text after it is free.
     wants "" moe bench alltoallv --routing zipf : 1
     includes "--seed" moe bench alltoallv --routing zipf : 1.2 --se
     wants "zipf: zero_rank" moe bench alltoallv --routing z
 
-    # With nothing typed: what must come next, else the flags.
+    # Without a prefix: required words, else the flags.
     includes "--data --help -h -q" moe train ""
     includes "--minbytes -b" moe bench alltoall ""
     wants "bash fish zsh" moe completion ""
 
-    # The names of files are words, whatever is in them.
+    # The names of files are single words, whatever they contain.
     touch "ru\$(touch bad)"
     includes "run.json" moe train --data ru
     [[ ! -e bad ]] || fail "a file's name was run"

@@ -1,4 +1,5 @@
-// DeepSpeed's keys in a configuration file: which are taken, as what, and which are refused.
+// DeepSpeed's keys in a configuration file: which are accepted, with which meaning, and which are
+// refused.
 #include <string>
 #include <vector>
 
@@ -95,8 +96,8 @@ TEST(DeepSpeedTest, AutoLeavesASettingToFlagsAndDefaults) {
   EXPECT_EQ(s->real("min-lr"), 0.125) << "half of the flag's rate";
 }
 
-// Shapes of configurations that people publish. Those that ask for nothing that is not here are
-// taken; of the others one message names all that has to change, and nothing else.
+// Configurations as people publish them. Those that request nothing unsupported are accepted; for
+// each of the others one message names everything that must change, and nothing else.
 TEST(DeepSpeedTest, PublishedShapes) {
   struct Shape {
     const char* document;
@@ -105,7 +106,7 @@ TEST(DeepSpeedTest, PublishedShapes) {
   const char* const kZero = "zero_optimization.stage is 3, expected 0, 1 or 2: weights are not in";
   const char* const kWarmup = "scheduler.params.warmup_type is missing, expected \"linear\"";
   const Shape shapes[] = {
-      // Of a library's own tutorial.
+      // From a library's own tutorial.
       {R"({"train_batch_size": 16, "steps_per_print": 2000, "prescale_gradients": false,
            "wall_clock_breakdown": false, "gradient_clipping": 1.0, "optimizer": {"type": "Adam",
            "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7}},
@@ -115,7 +116,7 @@ TEST(DeepSpeedTest, PublishedShapes) {
            "zero_optimization": {"stage": 0, "allgather_partitions": true,
              "allgather_bucket_size": 50000000, "overlap_comm": true}})",
        {}},
-      // Of trainers that fill in what is "auto".
+      // For trainers that fill in the values "auto".
       {R"({"fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16},
            "bf16": {"enabled": "auto"}, "optimizer": {"type": "AdamW", "params": {"lr": "auto",
              "betas": "auto", "eps": "auto", "weight_decay": "auto"}}, "zero_optimization": {
@@ -154,7 +155,7 @@ TEST(DeepSpeedTest, PublishedShapes) {
              "total_num_steps": "auto", "last_batch_iteration": -1}},
            "fp16": {"enabled": false, "auto_cast": true, "consecutive_hysteresis": true}})",
        {}},
-      // Stages that there are, their memory where it is.
+      // Supported stages, with memory where it is supported.
       {R"({"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2, "overlap_comm": true,
              "offload_optimizer": {"device": "none", "pin_memory": true}},
            "gradient_accumulation_steps": "auto", "wall_clock_breakdown": false})",
@@ -197,8 +198,8 @@ TEST(DeepSpeedTest, PublishedShapes) {
   }
 }
 
-// The file that the manual of transformers shows for ZeRO-2: every value is "auto" that a trainer
-// fills in, and the rest is of memory.
+// The file that transformers' manual shows for ZeRO-2: every value that a trainer fills in is
+// "auto", and the others concern memory.
 TEST(DeepSpeedTest, ATrainersTemplateIsTaken) {
   testing::Strings warnings;
   const auto s = Load({"--lr", "0.25", "--lr-warmup-steps", "3"}, {}, R"({

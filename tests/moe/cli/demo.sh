@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demo, killed half-way and resumed on other ranks, has the bits of one that never stopped:
+# The demo, killed half-way and resumed on other ranks, has the bits of an uninterrupted one:
 #   bash demo.sh <moe>
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tree=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A command with --device cuda: device.sh <moe> none|simulated|any <bench|train|verify>, the devices
-# that the build has.
+# A command with --device cuda: device.sh <moe> none|simulated|any <bench|train|verify>. The second
+# argument is the kind of devices that the build has.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 devices=$2 command=$3
 cd "$work" || exit 1
@@ -20,13 +20,13 @@ bench() {
   expect 2 "more ranks than GPUs" "$moe" bench layer --ranks 64 "${short[@]}"
   expect 2 "packed weights on a GPU" "$moe" bench layer --pack-weights "${short[@]}"
 
-  # Without NCCL, what ranks exchange is memory of the host.
+  # Without NCCL, ranks exchange host memory.
   expect 10 "alltoall --device cuda" "$moe" bench alltoall --device cuda
   says "--device is cuda, expected cpu, or --backend nccl" stderr
 }
 
 train() {
-  # Little work: a simulator does it.
+  # Little work, because a simulator does it.
   local short=(train "${model[@]}" --seq-length 8 --micro-batches 2 --steps 2 --lr-warmup-steps 1 --eval-sequences 2
     --device cuda) ranks
   local invariant=("$moe" "${short[@]}" --numerics layout-invariant)
@@ -34,7 +34,7 @@ train() {
   needs_device "$devices"
   expect 0 "one rank"
 
-  # Ranks that share devices have the bits of one.
+  # Ranks that share devices have the bits of one rank.
   expect 2 "more ranks than GPUs" "${invariant[@]}" --ranks 64
   says "or --share-device" stderr
   expect 0 "two ranks" "${invariant[@]}" --ranks 2 --ep 2 --share-device --out two
@@ -54,7 +54,7 @@ train() {
 
 verify() {
   local small=("$moe" verify --device cuda --router mixtral)
-  # Products of whole tiles. Layouts in 16 bits are moe_layer_test's.
+  # Products of whole tiles. moe_layer_test has layouts in 16 bits.
   local tiles=("$moe" verify --device cuda --num-experts 8 --topk 2 --hidden-size 32 --moe-ffn-hidden-size 32
     --layouts 'ranks=2 ep=2 dispatch=staged overlap=1 capacity=none')
   run "${small[@]}" --layouts 'ranks=1,3 overlap=1,2' --backend local

@@ -1,4 +1,4 @@
-// What `moe doctor` makes of machines that are not this one.
+// Findings of `moe doctor` on other machines.
 #include <string>
 #include <vector>
 
@@ -84,7 +84,8 @@ TEST(Doctor, SaysWhenOthersLeaveTooFewCores) {
   EXPECT_EQ(finding.verdict, Verdict::kSlow);
   EXPECT_EQ(finding.what, "3 other threads run on 16 cores (load average 3.91)");
   EXPECT_EQ(FindingOf(facts, "load", 100).verdict, Verdict::kSlow);
-  facts.load = ParseLoad("20.00 2.38 1.71 1/116 24695", 2);  // over: only this one runs
+  // the load has ended: only this process runs
+  facts.load = ParseLoad("20.00 2.38 1.71 1/116 24695", 2);
   EXPECT_EQ(FindingOf(facts, "load", 100).verdict, Verdict::kOk);
   EXPECT_EQ(BusyText(ParseLoad("1.0 1.0 1.0 2/9 1", 1), 1, 1),
             "1 other thread runs on 1 core (load average 1.00)");

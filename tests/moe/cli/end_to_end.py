@@ -3,7 +3,7 @@ import json
 import os
 import subprocess
 
-# Nothing of the caller's that changes a run; Open MPI as root, with more ranks than cores.
+# No environment of the caller that changes a run; Open MPI as root, with more ranks than cores.
 ENVIRONMENT = {k: v for k, v in os.environ.items()
                if not k.startswith(("MOE_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_"))}
 ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",

@@ -13,7 +13,7 @@ for layout in "1 1" "3 3 --dispatch direct" "8 4 --threads 1"; do
   [[ $(value "$work/stdout" loss_hex) == "$trained" ]] ||
     fail "eval on $layout: $(cat "$work/stdout"), training said $trained"
 done
-# Exported, a public model has it, too: of its files alone.
+# An exported public model has the same loss, from its files alone.
 expect 0 "export" "$moe" ckpt export "$work/run" --format mixtral --out "$work/model"
 expect 0 "eval of the exported model" "$moe" eval --checkpoint "$work/model" "${held_out[@]:2}" --seq-length 32 --ranks 2 --ep 2 -o json
 [[ $(value "$work/stdout" loss_hex) == "$trained" ]] || fail "exported: $(cat "$work/stdout"), training said $trained"
@@ -26,7 +26,7 @@ says "held-out: 16 sequences of 16 bytes"
 expect 0 "eval as bf16" "$moe" eval --checkpoint "$work/run" --data "$text" --dtype bf16
 says "40,000 bytes, all: 1,249 sequences of 32 bytes"
 
-# Of token ids: a text is refused, in a run that goes on, too.
+# A run on token ids refuses a text, also when it resumes.
 LC_ALL=C sed -z 's/./&\x01/g' "$text" >"$work/ids"
 ids=(train "${model[@]:2}" --ranks 1 --steps 1 --quiet --save "$work/ids-run" --vocab-size 512)
 expect 0 "training on ids" "$moe" "${ids[@]}" --tokens "$work/ids"
@@ -37,7 +37,7 @@ refused 2 "step-00000001: --data, expected --tokens: the run was trained on toke
 
 step=$work/run/checkpoints/step-00000004
 shard=$step/shard-00000-of-00002.safetensors
-# Weights and moments alike: what eval does not read, it does not check.
+# Weights and moments alike: eval does not check what it does not read.
 size=$(stat -c %s "$shard")
 head -c $((size / 2)) /dev/zero | dd of="$shard" bs=1M seek=$((size / 3)) oflag=seek_bytes conv=notrunc status=none
 refused 3 "has hash" eval "${held_out[@]}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Files that cannot be read, pipes in place of files, and disks that hang: bash faults.sh <moe> [<mpiexec>]
+# Unreadable files, pipes in place of files, and disks that hang: bash faults.sh <moe> [<mpiexec>]
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 here=$(realpath "$(dirname "${BASH_SOURCE[0]}")")
 mpiexec=${2-}
@@ -10,10 +10,11 @@ train=("${short[@]}" --save-interval 2)
 expect 0 "a run" "${train[@]}" --save run/checkpoints
 
 preload=(env LD_PRELOAD="$work/fault_files.so")
-# faulty <folder> <call> <at> <kind> <command...>: runs it with that fault.
+# faulty <folder> <call> <at> <kind> <command...>: runs the command with that fault.
 faulty() { run "${preload[@]}" FAULT_UNDER="$1" FAULT_CALLS=",$2," FAULT_AT="$3" FAULT_KIND="$4" "${@:5}"; }
 
-# What a call that fails in a read says and ends with is the same in every command. EIO is 5, EMFILE 24, ENOMEM 12.
+# A call that fails in a read has the same message and exit code in every command. EIO is 5, EMFILE
+# 24, ENOMEM 12.
 step=run/checkpoints/step-00000004
 reads=("ckpt ls run" "ckpt verify $step --threads 1" "ckpt diff $step $step" "ckpt prune run --keep 1 --dry-run"
   "ckpt export $step --format mixtral --out exported" "eval --checkpoint run --data $text --eval-sequences 2"
@@ -36,13 +37,13 @@ opendir 1 5 4 Input/output error
 END
 done
 rm -rf exported
-faulty run stat 1 116 "$moe" ckpt ls run # ESTALE, as of a server that has started anew
+faulty run stat 1 116 "$moe" ckpt ls run # ESTALE, as from a server that was restarted
 expect 4 "a folder that cannot be looked at"
 faulty "$text" open 1 5 "${short[@]}"
 expect 4 "a text that cannot be opened"
 
-# Memory that ends where boxes are read: a line and exit code 5, or the whole result.
-# Libraries that set themselves up before main, CUDA's among them, are not the program's.
+# Memory runs out while boxes are read: a line and exit code 5, or the complete result. Allocations
+# of libraries before main, CUDA's among them, are not the program's.
 run "${preload[@]}" FAULT_MALLOC=1000000000 FAULT_COUNT=count "$moe" --version
 before=$(<count)
 memory() { run "${preload[@]}" FAULT_MALLOC="$1" FAULT_COUNT=count "$moe" ckpt verify $step --threads 1; }
@@ -55,7 +56,7 @@ for ((n = 1; n < 80; ++n)); do
   [[ $rc == 0 && $(<stdout) == "$whole" ]] || fail "allocation $at of $allocations: exit code $rc, $(cat stderr)"
 done
 
-# Pipes that nobody reads, and what is no file.
+# Pipes without a reader, and paths that are no files.
 mkdir out
 mkfifo out/metrics.jsonl
 refused 2 "'out/metrics.jsonl' is a folder, device or pipe" train "${model[@]}" --steps 1 --out out
@@ -65,8 +66,8 @@ refused 2 "'piped/latest' is a folder, device or pipe" train "${model[@]}" --ste
 mkfifo unread
 refused 4 "cannot write 'unread'" train "${model[@]}" --steps 1 --record-routing unread -q
 
-# A call that does not return: the run ends within the deadline, and the line says which, of what and where.
-# A line comes before it, at half of the deadline.
+# A call that does not return: the run ends within the deadline, and the line names the call and its
+# path. Another line precedes it, at half of the deadline.
 hangs() { # <what> <call> <at> <where> <command...>
   rm -rf save
   faulty save "$2" "$3" hang env FAULT_NAMES=/.tmp-step- "${@:5}" --save save --comm-timeout 2 --checkpoint-timeout 1
@@ -82,7 +83,7 @@ if [[ $mpiexec ]]; then
   hangs "an open, of a process" open 2 "(open|fsync) of 'save/.*" env FAULT_RANK=1 "$mpiexec" -n 2 "${train[@]:0:${#train[@]}-3}" -q
 fi
 
-# A terminal that is gone: the step is saved, unless that was to be ignored.
+# The terminal is closed: the step is saved, unless the signal is ignored.
 long=("$moe" train "${model[@]}" --steps 100000 --ranks 2 -q --save hung-up)
 "${long[@]}" >stdout 2>stderr &
 await 20 test -d hung-up

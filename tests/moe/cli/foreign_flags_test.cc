@@ -1,5 +1,5 @@
-// Lines written for Megatron-LM and DeepSpeed: what is taken, what is refused, and that
-// docs/coming_from.md says the same.
+// Command lines for Megatron-LM and DeepSpeed: which flags are accepted, which are refused, and
+// whether docs/coming_from.md agrees.
 #include "moe/cli/base/foreign_flags.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ using testing::Load;
 using testing::LoadError;
 using testing::Strings;
 
-// The flags of the Mixtral example in Megatron-Core's manual of MoE, of a small model.
+// The flags of the Mixtral example in Megatron-Core's manual of MoE, for a small model.
 Strings MixtralLine() {
   const char* const kLine =
       "--disable-bias-linear --seq-length 64 --max-position-embeddings 128 --num-layers 2 "
@@ -52,7 +52,7 @@ Strings MixtralLine() {
   return absl::StrSplit(kLine, ' ');
 }
 
-// Without flags and, if they have any, their values.
+// Without these flags and, if they have any, their values.
 Strings Without(Strings line, const std::set<std::string>& flags) {
   for (auto it = line.begin(); it != line.end();) {
     if (flags.count(*it) == 0) {
@@ -86,7 +86,7 @@ TEST(ForeignFlagsTest, AMegatronLineTakesOneRoundOfEdits) {
   }
   EXPECT_THAT(message, ::testing::Not(HasSubstr("--help lists all flags"))) << "each has a hint";
 
-  // As the message says: ids by --tokens, --resume for --load, --eval-sequences for --eval-iters.
+  // As the message states: ids by --tokens, --resume for --load, --eval-sequences for --eval-iters.
   Strings line = Without(MixtralLine(), to_edit);
   line = Without(line, {"--data-path"});
   line.insert(line.end(), {"--tokens", "text_document", "--vocab-size", "512", "--resume", "auto",
@@ -153,7 +153,7 @@ TEST(ForeignFlagsTest, ShorthandsSetWhatTheyMean) {
   EXPECT_EQ(Load({"--qk-layernorm", "--seed", "1"})->text("qk-layernorm"), "head");
 }
 
-// What a table says of a name that became a setting would never be read.
+// A table row for a name that is now a setting would never be read.
 TEST(ForeignFlagsTest, NoRowHasTheNameOfASetting) {
   const Settings settings(TrainSettings());
   const Strings names = settings.Names();
@@ -165,7 +165,7 @@ TEST(ForeignFlagsTest, NoRowHasTheNameOfASetting) {
   }
 }
 
-// The page.
+// The text of the page.
 
 std::string Page() {
   std::ifstream file(MOE_DOCS "/coming_from.md");
@@ -181,7 +181,7 @@ std::string FlagCell(const ForeignFlag& row) {
   return text + "`";
 }
 
-// Flags as code.
+// Marks flags as code.
 std::string TextCell(const std::string& text) {
   Strings words = absl::StrSplit(text, ' ');
   for (std::string& word : words) {
@@ -192,7 +192,8 @@ std::string TextCell(const std::string& text) {
   return absl::StrJoin(words, " ");
 }
 
-// Rows of one use as the page has them: flags of the same text share a row, as far as it goes.
+// The table of one use as the page must have it: flags with the same text share a row, up to its
+// length.
 Strings TableOf(ForeignUse use) {
   constexpr size_t kMostBytes = 140;
   Strings lines;
@@ -215,7 +216,7 @@ Strings TableOf(ForeignUse use) {
   return lines;
 }
 
-// Flags without a value that stand for another with one.
+// Flags without a value that abbreviate another flag with one.
 Strings TableOfShorthands() {
   Strings lines;
   for (const Setting& setting : TrainSettings().rows()) {
@@ -251,7 +252,7 @@ TEST(ComingFromTest, ThePageHasTheTables) {
   EXPECT_EQ(std::count_if(all.begin(), all.end(), is_row), rows) << "rows that no table has";
 }
 
-// Whatever flag the page names is one.
+// Every flag that the page names exists.
 TEST(ComingFromTest, EveryFlagOfThePageExists) {
   Strings names = Settings(TrainSettings()).Names();
   const Strings of_sweep = Settings(SweepSettings()).Names();
@@ -262,7 +263,7 @@ TEST(ComingFromTest, EveryFlagOfThePageExists) {
     const size_t begin = at + 2;
     const size_t end = page.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-_", begin);
     const std::string name = page.substr(begin, end - begin);
-    if (name.find_first_not_of('-') == name.npos) continue;  // of a table's head
+    if (name.find_first_not_of('-') == name.npos) continue;  // part of a table's head
     const bool own = std::find(names.begin(), names.end(), name) != names.end();
     EXPECT_TRUE(own || FindForeignFlag(name) != nullptr) << name;
   }

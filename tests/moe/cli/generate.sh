@@ -20,7 +20,7 @@ says "warning: prompt and new tokens are 51, the model has learnt sequences of 3
 run "$moe" generate "${start[@]}" --temperature 1 --top-k 20 --top-p 0.9 --seed 6
 [[ $(cat "$work/stdout") != "$reference" ]] || fail "two seeds, one text"
 
-# A public model: what transformers writes, token for token (model.generate, greedy).
+# A public model: the tokens that transformers generates (model.generate, greedy).
 models=$(dirname "${BASH_SOURCE[0]}")/../../golden/models
 while read -r family expected; do
   for ranks in 1 3; do
@@ -35,7 +35,7 @@ qwen2_moe 1 17 1 1 1 1 34 34 1 17 1 1
 qwen3_moe 8 8 8 8 8 8 8 8 8 8 8 8
 EOF
 
-# Ends with what generation_config.json, else config.json, or the run says that ends a text.
+# Generation ends at the tokens of generation_config.json, else config.json, or the run's.
 cp -r "$models/mixtral" "$work/ends"
 sed -i 's/"eos_token_id": null/"eos_token_id": 10/' "$work/ends/config.json"
 ends() { # ends TEXT FLAGS
@@ -59,14 +59,15 @@ expect 0 "training with --eos-token-id" "$moe" train "${training[@]}" --save "$w
 expect 0 "the end of the run's texts" "$moe" generate "${start[@]}" --checkpoint "$work/eos" -o json
 says "\"tokens\":[$token]"
 
-# With its own output layer, and a config.json that ties it: as transformers 5, which does not.
+# With its own output layer, and a config.json that ties it: as transformers 5, which does not tie
+# it.
 cp -r "$models/mixtral" "$work/tied"
 sed -i 's/"tie_word_embeddings": false/"tie_word_embeddings": true/' "$work/tied/config.json"
 expect 0 "not tied" "$moe" generate --checkpoint "$work/tied" --prompt-tokens 1,2,3 --max-new-tokens 12
 [[ $(cat "$work/stdout") == "21 4 28 4 10 19 4 22 22 22 3 11" ]] || fail "not tied: $(cat "$work/stdout")"
 says "lm_head.weight is another than model.embed_tokens.weight: they are not tied" "$work/stderr"
 
-# As JSON; from a file, and as ids.
+# As JSON; with the prompt from a file, and as ids.
 printf 'the router ' >"$work/start"
 expect 0 "-o json" "$moe" generate "${start[@]}" -o json --quiet
 [[ ! -s $work/stderr ]] || fail "--quiet, but: $(cat "$work/stderr")"

@@ -61,7 +61,7 @@ TEST(LaunchTest, ALauncherDecides) {
   EXPECT_TRUE(Plan({"--ranks", "3"}, OpenMpi(1, 3)).ok());
 }
 
-// What comm/bootstrap refuses is told by the flag's name, in one line, with its exit code.
+// Refusals of comm/bootstrap are reported with the flag's name, in one line, with its exit code.
 TEST(LaunchTest, RefusalsNameTheFlagAndHaveAnExitCode) {
   const Strings torchrun = {"RANK=1", "WORLD_SIZE=5", "LOCAL_RANK=1", "MASTER_ADDR=a",
                             "MASTER_PORT=1"};
@@ -89,7 +89,7 @@ TEST(LaunchTest, RefusalsNameTheFlagAndHaveAnExitCode) {
   }
 }
 
-// Rows of what pods, shells of accelerate and launchers of other programs leave behind.
+// Variables that pods, shells of accelerate and launchers of other programs leave set.
 TEST(LaunchTest, LocalIgnoresEveryLauncher) {
   const Strings environments[] = {
       {"RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0"},
@@ -129,7 +129,7 @@ TEST(LaunchTest, APmixRankHasItsSizeFromSlurm) {
   EXPECT_EQ(Plan({}, step)->world.ranks, 3);
 }
 
-// One entry per row of the interface's table.
+// One entry for each row of the interface's table.
 TEST(ExitCodeTest, EveryKindHasItsCode) {
   EXPECT_EQ(ExitCodeOf(absl::OkStatus()), ExitCode::kOk);
   EXPECT_EQ(ExitCodeOf(absl::InternalError("")), ExitCode::kCheckFailed);
@@ -147,7 +147,7 @@ TEST(ExitCodeTest, EveryKindHasItsCode) {
             ExitCode::kBadInput);
 }
 
-// Ranks keep to CPUs of their own, one for each of their threads.
+// Ranks use CPUs of their own, one for each of their threads.
 
 std::vector<int> Cpus() {
   cpu_set_t set;
@@ -160,7 +160,7 @@ std::vector<int> Cpus() {
   return cpus;
 }
 
-// On a thread of its own, whose CPUs end with it.
+// On a thread of its own, whose affinity ends with it.
 std::vector<int> CpusOf(int rank, int threads) {
   std::vector<int> cpus;
   std::thread([&] {

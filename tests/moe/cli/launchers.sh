@@ -13,7 +13,7 @@ size=(WORLD_SIZE=2)
 shell=(RANK=0 WORLD_SIZE=1 LOCAL_RANK=0)
 whole=(RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=a MASTER_PORT=1)
 
-# warned <variables that are set> : <command...>: it runs, with one warning, of these.
+# warned <variables that are set> : <command...>: it runs, with one warning that names these.
 warned() {
   local set=$1
   shift 2
@@ -27,7 +27,7 @@ warned "WORLD_SIZE" : "${size[@]}" "$moe" "${threads[@]}"
 warned "RANK, WORLD_SIZE, LOCAL_RANK" : "${shell[@]}" "$moe" train "${tiny[@]}"
 warned "RANK, WORLD_SIZE, MASTER_ADDR" : "${pod[@]}" "$moe" verify --layouts 'ranks=2 transport=local'
 
-# Half a set, a whole one, a contradiction, a value that is none: backend local looks at none.
+# Half a set, a whole one, a contradiction, an invalid value: backend local ignores all.
 for environment in pod size shell whole; do
   declare -n variables=$environment
   expect 0 "$environment, backend local" env "${variables[@]}" "$moe" "${threads[@]}" --backend local
@@ -35,7 +35,7 @@ for environment in pod size shell whole; do
 done
 expect 0 "no number, backend local" env PMI_RANK=x PMI_SIZE=2 "$moe" "${threads[@]}" --backend local
 
-# A whole set that nothing runs on, of a rank that is not the first: never without a word.
+# A whole set that nothing uses, for a rank other than the first: never without a warning.
 expect 10 "a rank by hand" env "${whole[@]}" "$moe" train "${tiny[@]}"
 says "a launch by RANK needs" stderr
 says "; or unset RANK WORLD_SIZE, or --backend local" stderr
@@ -48,14 +48,15 @@ says "moe "
 expect 2 "a rank of Open MPI by hand" env OMPI_COMM_WORLD_{RANK=1,SIZE=2,LOCAL_RANK=1} "$moe" train --what
 says "unknown flag '--what'" stderr
 ((seconds < 4)) || fail "$what: after $seconds s"
-# torchrun says it for the first: the other waits for whether that one goes on.
+# torchrun would report it for the first rank: the other one waits to see whether that rank
+# continues.
 expect 2 "a rank of torchrun" env "${whole[@]}" TORCHELASTIC_RUN_ID=none "$moe" train --what
 [[ ! -s stderr ]] || fail "$what: $(cat stderr)"
 
 expect 2 "two launchers" env "${whole[@]}" PMI_RANK=0 PMI_SIZE=2 "$moe" "${threads[@]}"
 says "RANK is 1 and PMI_RANK is 0, expected one launcher: unset RANK WORLD_SIZE, or PMI_RANK PMI_SIZE, or --backend local" stderr
 
-# CPUs are those of the affinity. More threads than them are no matter for oneTBB's warnings.
+# The CPUs are those of the affinity. oneTBB does not warn about more threads than that.
 one_cpu=(taskset -c "$(taskset -cp $$ | grep -oE '[0-9]+' | tail -n 1)")
 if "${one_cpu[@]}" true; then
   expect 0 "one CPU" "${one_cpu[@]}" "$moe" train "${tiny[@]}" --ranks 1 --threads auto
@@ -71,7 +72,7 @@ if [[ -z $mpiexec ]]; then
   says "started by srun, but this build has no MPI" stderr
   finish
 fi
-# MPI ends the process, or sees it alone: either comes after a line that names Slurm.
+# MPI ends the process, or reports a world of one: either follows a line that names Slurm.
 run env "${step[@]}" "$moe" "${threads[@]}"
 ((rc != 0)) || fail "$what: exit code 0"
 matches "^moe bench: warning: SLURM_PROCID is set without PMIX_RANK or PMI_RANK: srun started 2 tasks" stderr
@@ -94,7 +95,7 @@ if [[ $mpi == openmpi ]]; then
     says "moe train: warning: the launcher keeps this rank on 1 CPU, its share is $(nproc) of $(nproc)" stderr
     says "threads per rank 1;" stderr
   fi
-  # Of PMIx alone the size comes from MPI.
+  # With PMIx alone the size comes from MPI.
   expect 0 "PMIX_RANK alone" "$mpiexec" -n 3 env -u OMPI_COMM_WORLD_RANK -u OMPI_COMM_WORLD_SIZE \
     "$moe" "${mpi_ranks[@]}"
   matches "^# moe bench alltoall: 3 ranks"

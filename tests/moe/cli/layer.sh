@@ -13,8 +13,8 @@ layer() {
     --output y --grad-output "$case/io.safetensors" --grads g "$@"
 }
 
-# Every model at every layout, and its values, are golden_test's. Here: layers of each kind run, one
-# from an index, and any ranks give the same files.
+# golden_test has every model at every layout, with its values. Here: layers of each kind run, one
+# from an index, and any number of ranks gives the same files.
 for case in mixtral-1 deepseek_v3-1 gpt_oss-1 llama4-1 longcat_flash-1 qwen3_moe-1; do
   layer "$case" --ranks 1
   expect 0 "$case"
@@ -37,7 +37,8 @@ layer mixtral-1 --numerics fast --layer 0
 expect 0 "fast"
 [[ ! -s stderr ]] || fail "a layer that was asked for is named: $(cat stderr)"
 
-# A file that shrinks while it is read: 16,000 rounds read it, so that it cannot be over before.
+# A file that is truncated while it is read: 16,000 rounds read it, so that the run cannot end
+# before.
 python3 - big <<'PY' || fail "no file to shrink"
 import json, struct, sys
 rows = 1 << 20

@@ -3,7 +3,7 @@ set -uo pipefail
 moe=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# Nothing from outside decides.
+# No outside setting has an effect.
 for name in ${!MOE_@} ${!OMPI_COMM_@} ${!PMI_@} ${!PMIX_@} ${!SLURM_@} RANK WORLD_SIZE LOCAL_RANK \
   MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID; do
   unset "$name"
@@ -32,7 +32,7 @@ run() {
   seconds=$((SECONDS - begin))
 }
 
-# expect <exit code> <what> [<command...>]: of the command, or of the last run; sets what.
+# expect <exit code> <what> [<command...>]: checks the command, or the last run; sets what.
 expect() {
   (($# == 2)) || run "${@:3}"
   what=$2
@@ -41,13 +41,13 @@ expect() {
   tail -n 5 "$work/stderr"
 }
 
-# says <text> [<file>], matches <extended regular expression> [<file>]: in what the last run wrote
-# to standard output, or in a file.
+# says <text> [<file>], matches <extended regular expression> [<file>]: checks the standard output
+# of the last run, or a file.
 says() { grep -qF -- "$1" "${2:-$work/stdout}" || fail "$what: no '$1' in: $(cat "${2:-$work/stdout}")"; }
 matches() { grep -qE -- "$1" "${2:-$work/stdout}" || fail "$what: no '$1' in: $(cat "${2:-$work/stdout}")"; }
 
 # refused <exit code> <part of the line> <arguments of moe...>: one line on standard error, nothing
-# on standard output. For what a test has made; all else is a row of refusals.txt.
+# on standard output. For cases that need a test's own files; refusals.txt has all others.
 refused() {
   expect "$1" "${*:3}" "$moe" "${@:3}"
   (($(wc -l <"$work/stderr") == 1)) || fail "$what: $(wc -l <"$work/stderr") lines on stderr"
@@ -55,7 +55,7 @@ refused() {
   [[ ! -s $work/stdout ]] || fail "$what: wrote to stdout"
 }
 
-# await <seconds> <command...>: until it succeeds; whether it did.
+# await <seconds> <command...>: waits until it succeeds; returns whether it did.
 await() {
   local i
   for ((i = 0; i < 50 * $1; ++i)); do
@@ -68,8 +68,8 @@ await() {
 # gone <text>: no process has it in its command line.
 gone() { ! pgrep -f -- "$1"; }
 
-# needs_device <none|simulated|any>, the devices that the build has: ends the test unless the last
-# run, which asked for one, found it.
+# needs_device <none|simulated|any>, the kind of devices of the build: ends the test unless the last
+# run, which requested a device, found one.
 needs_device() {
   [[ $1 == simulated || $rc != 10 ]] && return
   (($(wc -l <"$work/stderr") == 1)) || fail "no device: $(cat "$work/stderr")"
@@ -77,13 +77,13 @@ needs_device() {
   finish
 }
 
-# flags_in <file>: every flag that the text of a --help lists, one a line.
+# flags_in <file>: every flag in the text of a --help, one a line.
 flags_in() {
   sed -n 's/^  \(-.*\)/\1/p' "$1" | sed 's/  .*//' | grep -oE -- '(^| )--?[A-Za-z0-9][a-z0-9-]*' |
     tr -d ' ' | sort -u
 }
 
-# make_text <file> <bytes>: words, the same every time, with something to learn.
+# make_text <file> <bytes>: words, the same every time, that a model can learn.
 make_text() {
   awk -v bytes="$2" 'BEGIN {
     split("the router sends every token to two experts and each of them answers in turn", word, " ")
@@ -96,14 +96,15 @@ make_text() {
   }' >"$1"
 }
 
-# value <file> <key> [<step>]: a JSON scalar of a step's line of a metrics file, by default of the
-# last line, without quotes.
+# value <file> <key> [<step>]: a JSON scalar from a step's line of a metrics file, by default from
+# the last line, without quotes.
 value() { sed -n "${3:+1,+$3}p" "$1" | tail -n 1 | sed -n "s/.*\"$2\":\"\{0,1\}\([^\",}]*\).*/\1/p"; }
 
 # Everything that must have the same bits in two runs.
 bits() { grep -oE '"([a-z_]+_hex|weights_xxh3)":"[^"]*"' "$1"; }
 
-# same_weights <folder> <folder>, same_bits: of two runs, at their ends, or in all that must be equal.
+# same_weights <folder> <folder>, same_bits: compare two runs at their ends, or in everything that
+# must be equal.
 same_weights() {
   local hash
   hash=$(value "$1/metrics.jsonl" weights_xxh3)
@@ -117,7 +118,7 @@ same_bits() {
 # below <a> <b>: a < b, as real numbers.
 below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a + 0 < b + 0) }'; }
 
-# A model that trains in moments. 40,000 bytes hold it: 23,616 to train on.
+# A model that trains in moments. 40,000 bytes of text suffice: 23,616 to train on.
 text=$work/text
 make_text "$text" 40000
 model=(--data "$text" --num-layers 2 --hidden-size 32 --num-attention-heads 2 --num-experts 4

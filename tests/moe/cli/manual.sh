@@ -7,7 +7,7 @@ command -v groff >/dev/null || {
   exit 77
 }
 
-# text_of <page>: as a terminal shows it, in plain letters; warnings are failures.
+# text_of <page>: as a terminal shows it, without formatting; warnings are failures.
 text_of() {
   groff -man -Tascii -ww -P-cbou -rLL=200n "$folder/$1.1" 2>"$work/warnings" >"$work/$1.txt" ||
     fail "$1: groff fails"

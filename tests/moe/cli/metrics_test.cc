@@ -69,7 +69,7 @@ TEST(ProgressTest, Float16ShowsItsLossScale) {
   EXPECT_THAT(ProgressText(m, 1000, 0), HasSubstr("| gnorm inf | scale 32768 skipped | 41.2 ms |"));
 }
 
-// What `show` writes to a file.
+// The text that `show` writes to a file.
 std::string Written(const std::function<void(std::FILE*)>& show) {
   std::FILE* const file = std::tmpfile();
   show(file);
@@ -80,7 +80,7 @@ std::string Written(const std::function<void(std::FILE*)>& show) {
   return text;
 }
 
-// What Progress writes where there is no terminal, or what passes for one.
+// The text of Progress without a terminal, or with a simulated one.
 std::string Shown(const ProgressOptions& options, const Terminal& terminal,
                   const std::vector<lm::StepMetrics>& steps) {
   return Written([&](std::FILE* file) {
@@ -133,7 +133,7 @@ TEST(ProgressTest, ATerminalHasOneRefreshedLine) {
   EXPECT_THAT(Shown({.steps = 1}, {.present = true, .color = true}, Steps(1)),
               HasSubstr("\033[36m"));
   const size_t first = text.find('\r');
-  EXPECT_LE(text.find("\033[K") - first - 1, 79u);  // a column is left free: no line break
+  EXPECT_LE(text.find("\033[K") - first - 1, 79u);  // one column stays free: no line break
   EXPECT_THAT(Shown({.steps = 1}, {.present = true, .columns = 50}, Steps(1)),
               HasSubstr("\rstep     1/1 | eta 00:00:00 | 198,312 tok/s\033[K"));
 }
@@ -146,7 +146,7 @@ TEST(ProgressTest, ValidationHasALineOfItsOwn) {
 }
 
 TEST(SweepProgressTest, TheEtaIsSeenOnNarrowTerminals) {
-  // What a terminal is shown as point 7 of 36 starts.
+  // The text on a terminal when point 7 of 36 starts.
   const auto shown = [](size_t columns) {
     return Written([&](std::FILE* file) {
       SweepProgress progress({.points = 36, .to_run = 30}, {.present = true, .columns = columns},
@@ -205,7 +205,7 @@ TEST(StartLineTest, HasTheBuildTheRanksAndAllSettings) {
   EXPECT_EQ(values["data"], Json({"a", "b\uFFFD"}));
   EXPECT_EQ(values["steps"], "7");
   EXPECT_EQ(values["adam-beta2"], "0.95");            // a default
-  EXPECT_FALSE(values.contains("train-batch-size"));  // has no value
+  EXPECT_FALSE(values.contains("train-batch-size"));  // no value
   EXPECT_FALSE(values.contains("help"));
 }
 
@@ -269,14 +269,14 @@ TEST(FinalLineTest, HasTheHashAndBothLosses) {
   EXPECT_EQ(line["state_bytes_formula"], 6);
 }
 
-// Folders that cannot be, earlier runs and full disks: refusals_test and cli_train.
+// refusals_test and cli_train have impossible folders, earlier runs and full disks.
 class MetricsFileTest : public IoTest {};
 
 TEST_F(MetricsFileTest, MakesTheFolderAndWritesLines) {
   const fs::path folder = root_ / "a/b";
   auto file = MetricsFile::Create(folder.string() + "/").value();
   EXPECT_TRUE(file->Append("{\"step\":1}").ok());
-  EXPECT_EQ(Read(folder / "metrics.jsonl"), "{\"step\":1}\n");  // while the run goes on
+  EXPECT_EQ(Read(folder / "metrics.jsonl"), "{\"step\":1}\n");  // while the run continues
   EXPECT_TRUE(file->Append("{\"step\":2}").ok());
   file.reset();
   EXPECT_EQ(Read(folder / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
@@ -307,7 +307,7 @@ TEST_F(MetricsFileTest, OneRunAtATimeWritesToAFolder) {
   EXPECT_TRUE(MetricsFile::Create(root_.string()).ok());
 }
 
-// A resumed run replaces the file by what it takes from it: what that leaves out is said.
+// A resumed run replaces the file by the lines that it keeps, and reports those that it leaves out.
 TEST_F(MetricsFileTest, WhatIsWrongWithAnEarlierRunIsCounted) {
   const auto lines_before = [&](int64_t step, const std::string& text) {
     std::ofstream(root_ / "metrics.jsonl") << text;
@@ -324,7 +324,8 @@ TEST_F(MetricsFileTest, WhatIsWrongWithAnEarlierRunIsCounted) {
     const std::string said = lines_before(step, text).damage;
     return said.empty() ? said : said.substr(said.find(": ") + 2);
   };
-  // A run that ended, one that was killed behind its checkpoint, one that another --out began.
+  // A run that ended, one that was killed after its checkpoint, one that was started with another
+  // --out.
   EXPECT_EQ(lines_before(3, start + steps({1, 2, 3}) + end).text, start + steps({1, 2}));
   EXPECT_EQ(damage(3, start + steps({1, 2, 3}) + end), "");
   EXPECT_EQ(damage(3, start + steps({1, 2})), "");

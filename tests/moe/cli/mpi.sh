@@ -12,7 +12,7 @@ same_bits "$work/local" "$work/mpi"
 (($(grep -c '^trained' "$work/stdout") == 1)) || fail "not one report"
 matches "^reproduce +mpirun -n 4 "
 
-# said_once [<pattern>]: one line of the program. Launchers add lines of their own.
+# said_once [<pattern>]: exactly one line of the program. Launchers add lines of their own.
 said_once() {
   (($(grep -c "^moe train: ${1-}" "$work/stderr") == 1)) || fail "$what: $(cat "$work/stderr")"
 }
@@ -25,7 +25,7 @@ expect 2 "--ranks 3 on two processes" "$mpiexec" -n 2 "$moe" train "${model[@]}"
 expect 6 "divergence on two processes" "$mpiexec" -n 2 "$moe" train "${model[@]}" --quiet --steps 50 --lr 1e30 --clip-grad 0
 said_once
 
-# A launcher of the other MPI starts processes that each see a world of one.
+# A launcher of the other MPI starts processes each of which has a world of one.
 if [[ $mpi == openmpi ]]; then
   PMI_RANK=0 PMI_SIZE=2 run "$moe" train "${model[@]}" --steps 1
 else
@@ -40,17 +40,18 @@ expect 2 "an error of rank 1 alone"
 said_once "rank 1 on host $(uname -n): .*'/nowhere' does not exist"
 ((seconds < 20)) || fail "an error of rank 1 alone: ended after $seconds s"
 
-# lose_rank <signal> <rank> <exit codes> <what is said of it>: a process of three is stopped or
-# killed in mid-training; one line names it, and all end within the deadline of 2 seconds + 2. Their
-# start-up comes before, so time runs from the signal.
+# lose_rank <signal> <rank> <exit codes> <message>: one of three processes is stopped or killed
+# during training; one line names it, and all end within the deadline of 2 seconds + 2. Start-up is
+# not included: time runs from the signal.
 lose_rank() {
   local signal=$1 rank=$2 codes=$3 said=$4 launcher victim begin took lines
-  : >"$work/stderr" # the loop below must not see an earlier run
+  : >"$work/stderr" # the loop below must not read an earlier run's output
   "$mpiexec" -n 3 "$moe" train "${model[@]}" --steps 1000000 --comm-timeout 2 -v \
     >"$work/stdout" 2>"$work/stderr" </dev/null &
   launcher=$!
   await 30 grep -qE "^step +[0-9]+/" "$work/stderr"
-  # A process of the job is known by its text; what watches them is not called moe.
+  # A process of the job is identified by its command line; processes that watch it are not called
+  # moe.
   victim=$(pgrep -f -- "$text" | while read -r pid; do
     [[ $(<"/proc/$pid/comm") == moe ]] &&
       grep -qzE "^(OMPI_COMM_WORLD_RANK|PMI_RANK)=$rank\$" "/proc/$pid/environ" && echo "$pid"
@@ -74,10 +75,10 @@ lose_rank() {
   await 2 gone "$text" || fail "SIG$signal: left processes: $(pgrep -af -- "$text")"
   echo "SIG$signal of rank $rank: exit code $rc after $took ms"
 }
-# Nobody tells the others of a stopped process: their own deadline ends them.
+# The others are not notified of a stopped process: their own deadline ends them.
 lose_rank STOP 2 "8" "is stopped"
-# The launcher itself ends the others of a killed one, with a code of its own (Open MPI 128 + 9,
-# MPICH the SIGTERM that it sends or what a rank ends with that notices), unless they notice first.
+# The launcher itself ends the others after one is killed, with a code of its own (Open MPI 128 + 9,
+# MPICH the SIGTERM that it sends or the code of a rank that notices), unless they notice first.
 for rank in 0 2; do
   lose_rank KILL "$rank" "6 7 8 9 15 137" "(was killed by signal 9|is gone)"
 done

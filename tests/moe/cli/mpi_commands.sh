@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every command under a launcher: what all processes would say alike is said once.
+# Every command under a launcher: messages common to all processes are printed once.
 #   bash mpi_commands.sh <moe> <mpiexec> <golden data> <openmpi|mpich>
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 mpiexec=$2
@@ -15,21 +15,21 @@ on_three() {
   what=$*
 }
 
-# once <pattern> [<file>]: one line of stdout has it.
+# once <pattern> [<file>]: exactly one line of stdout matches.
 once() {
   local file=${2:-stdout} count
   count=$(grep -cE -- "$1" "$file")
   ((count == 1)) || fail "three processes: $what: $count lines of $file with '$1'"
 }
 
-# same <arguments...>: says what it says without a launcher, and nothing else.
+# same <arguments...>: the output is the same as without a launcher.
 same() {
   "$moe" "$@" >alone
   on_three 0 "$@"
   cmp -s stdout alone || fail "three processes: $*: $(wc -l <stdout) lines, alone $(wc -l <alone)"
 }
 
-# refused <part of the line> <arguments...>: exit code 2, told once.
+# refused <part of the line> <arguments...>: exit code 2, reported once.
 refused() {
   on_three 2 "${@:2}"
   once "^moe.*$1" stderr
@@ -37,8 +37,8 @@ refused() {
   [[ ! -s stdout ]] || fail "three processes: $what: wrote to stdout"
 }
 
-# Help, and what only prints. How a process learns that it is one of three differs between the MPIs,
-# what it then says does not: under MPICH one of a kind.
+# Help, and commands that only print. How a process detects that it is one of three depends on the
+# MPI, its output does not: under MPICH one command of each kind.
 same --help
 refused "unknown command 'trian'" trian
 if [[ $mpi == openmpi ]]; then
@@ -85,7 +85,7 @@ on_three 0 layer --hf-config "$case/config.json" --weights "$case" --ep 1 \
   --input "$case/io.safetensors" --output y
 once "^mixtral layer"
 
-# One process does it, for the ranks of this launch.
+# One process does the work, for the ranks of this launch.
 on_three 0 report trained rows.json --out page.html
 once "^wrote page.html"
 "$moe" doctor --ranks 3 -o jsonl >alone
@@ -98,7 +98,7 @@ diff <(grep -E '"(build|SIMD|memory)"' alone | cut -d , -f 1-2) \
 if grep -q '"MPI ranks"' stdout; then once '3 processes on'; fi
 
 refused "--ranks is 2, the launcher .* started 3" bench alltoall --ranks 2
-# What the environment of one host alone says.
+# A setting in the environment of one host alone.
 run "$mpiexec" -n 3 sh -c 'test "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 && export MOE_TRACE=t; exec "$@"' sh \
   "$moe" layer --hf-config "$case/config.json" --weights "$case" --ep 1 --input "$case/io.safetensors" --output z
 expect 2 "--trace on one process"

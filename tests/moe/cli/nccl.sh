@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --backend nccl, a GPU for each rank: nccl.sh <moe> none|simulated|any <golden data>,
-# the devices that the build has.
+# --backend nccl, a GPU for each rank: nccl.sh <moe> none|simulated|any <golden data>. The second
+# argument is the kind of devices that the build has.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 devices=$2
 data=$3
@@ -14,13 +14,14 @@ needs_device "$devices"
 expect 0 "one rank"
 matches "^trained .* on 1 rank \(a GPU over NCCL\)"
 
-# enough_gpus <what>: whether the last run had a GPU for each rank; only simulated ones are promised.
+# enough_gpus <what>: whether the last run had a GPU for each rank; only simulated ones are
+# guaranteed.
 enough_gpus() {
   [[ $devices == any && $rc == 2 ]] && grep -qE "expected at most its [0-9]+ GPU" stderr && return 1
   expect 0 "$1"
 }
 
-# The same bits as one rank, whoever sums the gradients.
+# The same bits as one rank, whichever rank sums the gradients.
 for call in "--ranks 2 --ep 2 --moe-overlap-degree 2" "--ranks 2 --ep 2 --dispatch hierarchical" "--ranks 3 --ep 1 --all-reduce library"; do
   rm -rf more
   # shellcheck disable=SC2086
@@ -34,7 +35,7 @@ if [[ $devices == simulated ]]; then
   matches "^mixtral +3 ranks ep 3 nccl .* layout-invariant +one rank .* ok"
   matches "skipped \(4 ranks, [0-3] GPUs?\)"
 fi
-# Ranks that are processes, of which simulated devices can have but one.
+# Ranks that are processes; with simulated devices there can only be one.
 one_gpu=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../scripts" && pwd)/nccl_one_gpu.sh
 expect 0 "verify over processes" "$one_gpu" -n 1 "$moe" verify --device cuda --router mixtral --numerics layout-invariant
 matches "^mixtral +1 rank ep 1 nccl .* layout-invariant +one rank .* ok"

@@ -33,7 +33,7 @@ TEST(SuggestTest, NearestIsNearOrNothing) {
   EXPECT_EQ(Nearest("num-expert", known), "num-experts");
   EXPECT_EQ(Nearest("top-k", known), "topk");
   EXPECT_EQ(Nearest("experts", known), "num-experts");  // a part of it
-  // Of two that are as near, one that has all of it.
+  // Of two names at the same distance, the one that contains it.
   EXPECT_EQ(Nearest("ffn-hidden-size", {"hidden-size", "moe-ffn-hidden-size"}),
             "moe-ffn-hidden-size");
   EXPECT_EQ(Nearest("zzzzzz", known), "");
@@ -155,7 +155,7 @@ TEST(ConfigTest, TakesNamesWithEitherDash) {
   EXPECT_EQ(s.text("moe-expert-capacity-factor"), "none");
   EXPECT_THAT(s.value("data").texts, ElementsAre("a", "b"));
   EXPECT_TRUE(s.on("quiet"));
-  EXPECT_EQ(s.text("lr"), "2.5e-3");  // as it stands in the file
+  EXPECT_EQ(s.text("lr"), "2.5e-3");  // as written in the file
 }
 
 TEST(ConfigTest, RefusesMalformedDocuments) {

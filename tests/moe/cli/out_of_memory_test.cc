@@ -1,7 +1,7 @@
 // Every command when an allocation or the start of a thread fails, on two ranks: the n-th one, for
-// each n, or all from it on. Each run is a process, forked, that ends by itself, within the
-// deadline and 2 s: with exit code 5 and one line, or, where what it lacked was not needed, with 0
-// and the whole result.
+// each n, or all from it on. Each run is a forked process that must end by itself, within the
+// deadline and 2 s: with exit code 5 and one line, or, if what it lacked was not needed, with 0 and
+// the complete result.
 //
 // By default a selection of allocations; OUT_OF_MEMORY_STRIDE=1 takes all of them.
 #include <algorithm>
@@ -41,7 +41,7 @@ std::atomic<int64_t> threads_left = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
-// In place of the C library's, for all libraries of this program.
+// Replaces the C library's, for all libraries of this program.
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
                               void* (*run)(void*), void* argument) {
   static const auto real =
@@ -62,11 +62,11 @@ constexpr int kWorkSeconds = 6;
 
 struct Command {
   const char* name;
-  std::string args;                     // between blanks
-  std::vector<std::string> files = {};  // whole, or not there
-  // A sweep's point that fails is a row of it, and the sweep goes on.
+  std::string args;                     // separated by blanks
+  std::vector<std::string> files = {};  // complete, or absent
+  // A point of a sweep that fails is a row, and the sweep continues.
   bool goes_on = false;
-  int most_code = 0;  // of a run with memory: what moe doctor finds depends on the machine
+  int most_code = 0;  // with enough memory: doctor's findings depend on the machine
 };
 std::ostream& operator<<(std::ostream& out, const Command& command) {
   return out << command.name;
@@ -81,7 +81,7 @@ const char* Text(Fault fault) {
 }
 
 struct Outcome {
-  int status = 0;  // of waitpid
+  int status = 0;  // from waitpid
   int64_t allocations = 0, threads = 0;
   double seconds = 0;
   std::string out, err;
@@ -96,7 +96,7 @@ int64_t Lines(const std::string& text) {
   return std::count(text.begin(), text.end(), '\n');
 }
 
-// The first line that begins so; "" if none does.
+// The first line with this prefix; "" if there is none.
 std::string LineOf(const std::string& text, absl::string_view begin) {
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     if (absl::StartsWith(line, begin)) return std::string(line);
@@ -104,7 +104,7 @@ std::string LineOf(const std::string& text, absl::string_view begin) {
   return "";
 }
 
-// From one allocation that fails to the next.
+// The distance between tested allocations.
 int64_t Stride(int64_t allocations) {
   const char* const text = std::getenv("OUT_OF_MEMORY_STRIDE");
   int64_t stride = 0;
@@ -128,12 +128,12 @@ class OutOfMemoryTest : public ::testing::TestWithParam<Command> {
     fs::remove_all(*work_);
   }
 
-  // One run that lacks its n-th allocation, or what it asks for from the n-th on.
+  // One run whose n-th allocation fails, or everything from the n-th on.
   static Outcome Run(const Command& command, Fault fault, int64_t n) {
     fs::remove_all("run");
     fs::create_directory("run");
     const auto begin = Clock::now();
-    std::fflush(nullptr);  // or the child writes it again
+    std::fflush(nullptr);  // otherwise the child would write it again
     const pid_t child = ::fork();
     if (child == 0) Child(command, fault, n);
     Outcome outcome;
@@ -175,7 +175,7 @@ class OutOfMemoryTest : public ::testing::TestWithParam<Command> {
     }
   }
 
-  // What a run whose allocation has failed may look like. "" or what is wrong.
+  // Checks a run with a failed allocation: "", or what is wrong.
   static std::string Check(const Command& command, const Outcome& whole, const Outcome& run) {
     if (WIFSIGNALED(run.status)) return absl::StrCat("signal ", WTERMSIG(run.status));
     const int code = WEXITSTATUS(run.status);
@@ -186,7 +186,7 @@ class OutOfMemoryTest : public ::testing::TestWithParam<Command> {
     if (!is_whole && (Lines(run.err) != 1 || !absl::StartsWith(run.err, "moe"))) {
       return absl::StrCat("exit code ", code, ", but not one line of the program");
     }
-    // Of a machine that others use, and of rows that they disturb, a run says so.
+    // Lines that report a machine with other load, and rows disturbed by it, do not count.
     const auto results = [](const std::string& out) {
       return Lines(out) - (LineOf(out, "# busy:").empty() ? 0 : 1) -
              (LineOf(out, "# Not converged").empty() ? 0 : 1);
@@ -205,7 +205,7 @@ class OutOfMemoryTest : public ::testing::TestWithParam<Command> {
   }
 
   static std::string* work_;
-  static int64_t* shared_;  // [allocations, threads] of the last run, by its child
+  static int64_t* shared_;  // [allocations, threads] of the last run, written by its child
 };
 
 std::string* OutOfMemoryTest::work_ = nullptr;
@@ -222,7 +222,7 @@ TEST_P(OutOfMemoryTest, EndsWithCodeFiveAndALine) {
   int wrong = 0;
   double slowest = 0;
   for (const Fault fault : {Fault::kAllocation, Fault::kLaterAllocations, Fault::kLaterThreads}) {
-    // What threads ask for differs from run to run.
+    // The requests of threads differ from run to run.
     const bool threads = fault == Fault::kLaterThreads;
     const int64_t end = threads ? whole.threads : whole.allocations;
     for (int64_t n = 1; n <= end; n += threads ? 1 : Stride(end)) {

@@ -1,4 +1,4 @@
-// What results say of the build and the machine.
+// Information on build and machine in results.
 #include "moe/cli/base/provenance.h"
 
 #include <algorithm>

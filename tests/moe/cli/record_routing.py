@@ -65,12 +65,12 @@ def main():
             launcher = (MPIEXEC, "-n", str(ranks)) if name == "mpi" else ()
             path, records, metrics, plain = record(work, text, ranks, ep, name, *extra,
                                                    launcher=launcher)
-            # Dropless: what the metrics say, summed over ranks; and the same at any layout.
+            # Dropless: the same as the metrics, summed over ranks; and the same at any layout.
             totals[name] = [[sum(c) for c in zip(*r["slots"])] for r in records]
             for each, total in zip(records, totals[name]):
                 check(total == metrics[each["step"] - 1]["expert_load"][each["layer"]],
                       f"{name}: {total} is not the load")
-            if ranks > 1:  # what was recorded is what a benchmark replays
+            if ranks > 1:  # a benchmark replays what was recorded
                 run(MOE, "bench", "alltoallv", "--routing", f"trace:{path}", "-n", "2", "-w", "1",
                     "--ranks", str(ranks), "--quiet")
             if name == "split":
@@ -83,7 +83,7 @@ def main():
         record(work, text, 3, 3, "padded", "--capacity-factor", "0.6",
                "--moe-pad-expert-input-to-capacity")
 
-        # A run that is killed leaves whole steps.
+        # A run that is killed leaves complete steps.
         path = os.path.join(work, "killed.jsonl")
         process = subprocess.Popen(
             [str(part) for part in command(text, "--steps", 200000, "--ranks", 2, "--ep", 2,

@@ -1,6 +1,6 @@
-// Every row of refusals.txt: the program, called as the row says, ends with the row's exit code and
-// one line on standard error that has the row's text; it writes nothing to standard output, and no
-// file is made, changed or removed. Each call is a process, forked.
+// Every row of refusals.txt: the program, called as in the row, ends with the row's exit code and
+// one line on standard error that contains the row's text; it writes nothing to standard output,
+// and no file is created, changed or removed. Each call is a forked process.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 using Strings = std::vector<std::string>;
 
-// Words between blanks; within '...' a blank is a letter, and '' is an empty word.
+// Words separated by blanks; within '...' a blank is part of the word, and '' is an empty word.
 Strings WordsOf(absl::string_view line) {
   Strings words;
   bool quoted = false, in_word = false;
@@ -49,11 +49,11 @@ Strings WordsOf(absl::string_view line) {
 struct Row {
   int code = 0;
   Strings environment, args;
-  Strings parts;       // of the line on standard error
-  bool whole = false;  // the one part is the line behind "moe COMMAND: "
+  Strings parts;       // parts of the line on standard error
+  bool whole = false;  // the only part is the whole line after "moe COMMAND: "
 };
 
-// `begin` comes before the row's own arguments. Writes the configuration file of a row with "<<<".
+// `begin` precedes the row's own arguments. Writes the configuration file of a row with "<<<".
 Row RowOf(const std::string& line, const Strings& begin) {
   Row row;
   std::string call = line, text;
@@ -88,7 +88,7 @@ Row RowOf(const std::string& line, const Strings& begin) {
     ::dup2(file, stream);
     ::close(file);
   }
-  // Nothing from outside decides.
+  // No outside setting has an effect.
   Strings names;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     names.emplace_back(*entry, absl::string_view(*entry).find('='));
@@ -115,7 +115,7 @@ std::string ReadAll(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// What is here: paths, with the size and time of files.
+// The files of this folder: paths, with size and time.
 std::map<std::string, std::string> Here() {
   std::map<std::string, std::string> here;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(".")) {
@@ -128,7 +128,7 @@ std::map<std::string, std::string> Here() {
   return here;
 }
 
-// "" or what is wrong.
+// "", or what is wrong.
 std::string Check(const Row& row) {
   const auto before = Here();
   const pid_t child = ::fork();

@@ -10,7 +10,7 @@ expect 0 "a benchmark" "$moe" bench alltoall --ranks 2 -b 4K -e 64K -T 0.1 -J be
 expect 0 "pairs" "$moe" bench p2p --ranks 3 -b 64K -e 64K -T 0.05 -J pairs.json
 expect 0 "layer" "$moe" bench layer --hidden-size 64 --moe-ffn-hidden-size 64 --tokens 32 -n 2 -T 0 -J layer.json
 
-# The page: strict HTML, nothing to load, the scripts that its policy names, colours that are seen.
+# The page: strict HTML, nothing to load, only the scripts that its policy names, visible colours.
 cat >check.py <<'PYTHON'
 import base64, hashlib, html.parser, json, re, sys
 
@@ -86,7 +86,7 @@ page train bench.json pairs.json layer.json "$data/sweep.jsonl" \
   --compare "$data/bench_before.json" "$data/bench_after.json"
 cp out.html page.html
 
-# The data of charts are the rows of their runs.
+# The data of charts equals the rows of their runs.
 cat >rows.py <<'PYTHON'
 import json, math, sys
 
@@ -140,7 +140,7 @@ for times in once twice; do
 done
 cmp -s out.html again.html || fail "the same inputs gave other bytes"
 
-# Names and texts from outside stay texts.
+# Names and texts from outside remain texts.
 evil='<script>alert(1)</script>"&'
 mkdir evil
 sed "s|zipf:1|<img onerror='x'>|" "$data/bench_before.json" >'evil/<b onclick=x>&.json'
@@ -159,7 +159,7 @@ expect 1 "a bound that is broken" "$moe" report --compare "$data/bench_before.js
 [[ -s out.html ]] || fail "a broken bound: no page"
 (($(wc -l <stderr) == 1)) && grep -qF "holds for" stderr || fail "a broken bound: $(cat stderr)"
 
-[[ -z ${ASAN_OPTIONS-} ]] || finish # it looks at the program; the page is that of other builds
+[[ -z ${ASAN_OPTIONS-} ]] || finish # this stage tests the program; other builds test the page
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) || {
   echo "left out: no browser"
   finish
@@ -173,14 +173,15 @@ dom() {
 }
 attribute() { grep -m1 '<html' dom.html | sed -n "s/.*data-$1=\"\([^\"]*\)\".*/\1/p"; }
 
-# The page's own check: no script error, every chart has its marks.
+# The page's own check: no script error, and every chart has its marks.
 dom page.html 1280
 [[ $(attribute check) == ok ]] || fail "the page says: $(attribute check)"
 drawings=$(grep -c '<canvas' page.html)
 (($(attribute charts) == drawings && drawings >= 20)) ||
   fail "$(attribute charts) charts of $drawings"
 
-# And can say no: a value has no place, and a script that is not the page's own does not run.
+# It can fail, too: a value without a position is reported, and a script other than the page's does
+# not run.
 sed '0,/"x":1.0,"y":[^}]*/s//"x":1.0,"y":"none"/' page.html >broken.html
 dom broken.html 1280
 [[ $(attribute check) == *" marks of "* ]] || fail "a missing mark: $(attribute check)"
@@ -189,8 +190,8 @@ sed 's|</h1>|</h1><script>document.documentElement.dataset.check = "ran"; throw 
 dom injected.html 1280
 [[ $(attribute check) == ok ]] || fail "a foreign script: $(attribute check)"
 
-# By a script of the test's own: the page does not scroll sideways, no chart is blank, every mark under the
-# pointer says its name and value, and a click sorts.
+# With a script of the test's own: the page does not scroll sideways, no chart is blank, every mark
+# under the pointer shows its name and value, and a click sorts.
 cat >layout.js <<'JS'
 addEventListener("load", () => {
   const found = [];

@@ -17,7 +17,7 @@ else
   ranks=("${resumable[@]}" --ranks 4 --ep 2)
 fi
 
-# Killed: what it saved last, it goes on from. A checkpoint that was being written is no matter.
+# Killed: it resumes from the last save. A checkpoint that was being written is ignored.
 "${ranks[@]}" >"$work/stdout" 2>"$work/stderr" &
 pid=$!
 started "a run that is killed" 60
@@ -43,14 +43,14 @@ step=$(sed -n 's/.*\/step-0*\([0-9]*\)$/\1/p' <<<"$(grep '^files' "$work/stdout"
 matches "^trained [0-9]+ steps after step [0-9]+, stopped on request, in "
 [[ $(cat "$work/ckpt/latest") == "step-$(printf %08d "$step")" ]] || fail "stopped: step $step, latest $(cat "$work/ckpt/latest")"
 
-# At another layout to the end: all lines are those of the run that never stopped.
+# At another layout to the end: all lines are those of the uninterrupted run.
 expect 0 "resumed on three ranks" "${resumable[@]}" --ranks 3
 [[ $(bits "$work/a/metrics.jsonl" | grep -v val_loss_before) == \
   $(bits "$work/b/metrics.jsonl" | grep -v val_loss_before) ]] || fail "resumed: other bits"
 (($(value "$work/b/metrics.jsonl" first_step) == step)) || fail "resumed after another step than $step"
 (($(find "$work/ckpt" -name 'step-*' | wc -l) == 3)) || fail "kept: $(ls "$work/ckpt")"
 
-# What no step could save is said before the first one.
+# Obstacles to every save are reported before the first step.
 expect 4 "a folder that cannot be written" "${train[@]}" --ranks 2 --save /proc/none
 says "--save: cannot make folder '/proc/none'" "$work/stderr"
 if ((${#launcher[@]})); then
@@ -61,7 +61,7 @@ if ((${#launcher[@]})); then
   says "were given a different --save: given and none," "$work/stderr"
 fi
 
-# Once more: there is nothing left to train.
+# Again: nothing is left to train.
 expect 0 "resumed after the last step" "${resumable[@]}" --ranks 2
 says "trained 0 steps after step $steps in"
 finish

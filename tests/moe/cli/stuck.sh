@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A rank that is a thread and does not return: bash stuck.sh <moe>. The others leave at their
-# deadline, and the process within 2 s of it, with a line where standard error takes one.
+# deadline, and the process within 2 s of it, with a line if standard error accepts one.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 freeze=$(realpath "$(dirname "${BASH_SOURCE[0]}")")/freeze.py
 cd "$work" || exit 1
@@ -18,14 +18,14 @@ ends() {
   rc=$?
   took=$((($(date +%s%N) - $5) / 1000000))
   expect "$code" "$name"
-  # A second more: this machine starts things late.
+  # One more second, since this machine may start processes late.
   ((took < 4000)) || fail "$name: ended after $took ms, expected under 3000"
   [[ -z $pattern ]] || { (($(grep -c "^moe " "$name.err") == 1)) && grep -qE "$pattern" "$name.err"; } ||
     fail "$name: $(grep "^moe " "$name.err")"
   echo "$name: exit code $rc after $took ms"
 }
 
-# frozen <name> <threads> <command...>: with a rank that a debugger stops.
+# frozen <name> <threads> <command...>: runs it with a rank that a debugger stops.
 frozen() {
   local name=$1 threads=$2 process begin
   "${@:3}" >/dev/null 2>"$name.err" &
@@ -42,13 +42,14 @@ frozen() {
 }
 if command -v python3 >/dev/null; then
   frozen train 4 "${train[@]}" -q
-  # On one core, where only ranks are threads. Wide: a rank at work, not one that begins or ends.
+  # On one core, where only ranks are threads. Large enough that ranks are at work, not beginning or
+  # ending.
   core=$(taskset -cp $$ | sed 's/.*: \([0-9]*\).*/\1/')
   frozen verify 4 taskset -c "$core" "$moe" verify --router mixtral --hidden-size 256 \
     --moe-ffn-hidden-size 512 --layouts 'ranks=3 transport=local' --comm-timeout 1
 fi
 
-# Pipes that are open and that nobody reads, and one that nobody opens.
+# Pipes that are open but not read, and one without a reader.
 mkfifo unread unopened
 sleep 120 <>unread &
 reader=$!

@@ -24,10 +24,10 @@ says ' * |'
 matches '^\[1/8\] R=1 E=4 k=1 cf=none eta --:--:--$' stderr
 matches '^\[8/8\] R=3 E=8 k=2 cf=none eta 00:00:0[0-9]$' stderr
 
-# A skew and a capacity: what is dropped, and by how much the load is uneven.
+# Skew and capacity: the dropped slots, and the imbalance of the load.
 expect 0 "a skewed layer" "$moe" sweep "${layer[@]}" --ranks 2 --num-experts 4 --topk 1 --routing uniform,hot_expert:1 \
   --capacity-factor none,1 --ep 1,2 -r 1 -q -J skew.jsonl
-# All tokens want expert 0, which takes a quarter of them: 24 of 32 are dropped.
+# All tokens choose expert 0, which keeps a quarter of them: 24 of 32 are dropped.
 same "drops" "$(rows skew.jsonl '[(x["ep"], x["routing"], x["cf"], x["drop_end"], x["max_vio"], x["dead"]) for x in r][:4]')" \
   "[(1, 'uniform', 'none', 0.0, 0.0, 0), (1, 'uniform', 1.0, 0.0, 0.0, 0), (1, 'hot_expert:1', 'none', 0.0, 3.0, 3), (1, 'hot_expert:1', 1.0, 75.0, 3.0, 3)]"
 same "ep 2" "$(rows skew.jsonl '[x["drop_end"] for x in r[4:]]')" "[0.0, 0.0, 0.0, 75.0]"
@@ -46,7 +46,7 @@ jsonl ^[{]"schema":"moe.sweep/1","measure":"layer","experts":4,"topk":2,"cf"
 md ^[|] schema [|] measure [|] experts [|] topk [|] cf [|]
 END
 
-# Points that cannot be are rows; the others are measured. A limit of memory is one of the reasons.
+# Impossible points are rows; the others are measured. A memory limit is one of the reasons.
 expect 1 "values that do not go together" "$moe" sweep "${layer[@]}" --num-experts 2,4 --topk 1,3 --ranks 1 -r 1 -J errors.jsonl
 same "status" "$(rows errors.jsonl '[x["status"] for x in r]')" "['ok', 'error', 'ok', 'ok']"
 same "reason" "$(rows errors.jsonl 'r[1]["error"]')" "--moe-router-topk is 3, expected at most 2 (--num-experts)"
@@ -59,11 +59,12 @@ expect 1 "a point above any memory" "$moe" sweep "${layer[@]}" --moe-ffn-hidden-
 grep -qF "that are available" stdout || fail "a point above any memory: $(cat stdout)"
 grep -qF "at most 1e12" <("$moe" sweep "${layer[@]}" --moe-ffn-hidden-size 8,2000000000 --hidden-size 4096 --ranks 1 -r 1 -q 2>&1) || fail "a point above 1e12"
 
-# A point that fails while it runs. Threads go on; processes end, and --resume goes on behind it.
+# A point that fails while it runs. Threads continue; processes end, and --resume continues after
+# it.
 expect 1 "points that diverge" "$moe" sweep "${train[@]}" --ranks 2 --lr 1e30 --num-experts 4,8 -J failed.jsonl
 same "points that diverge" "$(rows failed.jsonl '["gradient norm is" in x["error"] for x in r]')" "[True, True]"
 
-# Training: capacity against drops and loss. The same points again are not run again.
+# Training: capacity against drops and loss. Points that are repeated are not run again.
 axes=(--capacity-factor none,0.5,1 --num-experts 4,8 --ranks 2 --ep 2)
 expect 0 "a sweep of training" "$moe" sweep "${train[@]}" "${axes[@]}" -J train.jsonl
 same "dropless drops" "$(rows train.jsonl 'all((x["drop_init"] == x["drop_end"] == 0) == (x["cf"] == "none") for x in r if x["cf"] != 1)')" True
@@ -80,18 +81,18 @@ expect 0 "the report of a sweep" "$moe" report whole.jsonl layer.jsonl --out pag
 for chart in "Capacity factor against dropped slots" "Capacity factor against loss" "Speed against loss"; do
   grep -qF "$chart" page.html || fail "the report has no chart '$chart'"
 done
-# Token ids as a text; --tokens is also an older word for --tokens-per-rank of a layer.
+# Token ids as a text; --tokens is also a synonym of --tokens-per-rank for a layer.
 LC_ALL=C sed -z 's/./&\x01/g' "$text" >ids
 expect 0 "a sweep on ids" "$moe" sweep --measure train "${model[@]:2}" --tokens ids --vocab-size 512 --steps 1 --ranks 1 -q -o jsonl
 same "a sweep on ids" "$(rows stdout '[(x["status"], "--vocab-size 512" in x["settings"], "ids" in x["settings"], 5 < x["val_loss"] < 8) for x in r]')" \
   "[('ok', True, False, True)]"
 expect 0 "--tokens of a layer" "$moe" sweep "${layer[@]/--tokens-per-rank/--tokens}" --ranks 1 -r 1 -q -o jsonl
 same "--tokens of a layer" "$(rows stdout '[(x["tok_per_rank"], "--tokens-per-rank 32 " in x["settings"]) for x in r]')" "[(32, True)]"
-# What a row is of: all but speed has the same bits in every run.
+# The identity of a row: everything but speed has the same bits in every run.
 facts='sorted((x["settings"], x["val_loss"], x["drop_end"], x["status"]) for x in r)'
 wanted=$(rows whole.jsonl "$facts")
 
-# Rows of another build, and of one of before rows said so, are not gone on with.
+# Rows of another build, and of builds from before rows named them, cannot be resumed.
 sed 's/"commit":"[^"]*"/"commit":"0123456789ab"/' whole.jsonl >other.jsonl
 cp other.jsonl other_before.jsonl
 refused 2 "--resume is 'other.jsonl', expected rows of this build, moe $(value whole.jsonl version 1), commit $(value whole.jsonl commit 1)" sweep \
@@ -102,7 +103,7 @@ sed 's/"version":"[^"]*"/"version":null/' whole.jsonl >other.jsonl
 refused 2 "; line 1 is of an unknown build" sweep "${train[@]}" "${axes[@]}" --resume other.jsonl
 same "provenance" "$(rows whole.jsonl 'all(x[k] for x in r for k in ("version", "commit", "build", "host", "cpu", "date"))')" True
 
-# kill -9 at any moment costs at most the point in flight.
+# kill -9 at any moment loses at most the current point.
 "$moe" sweep "${train[@]}" "${axes[@]}" -J killed.jsonl >/dev/null 2>&1 &
 pid=$!
 until [[ -s killed.jsonl ]]; do sleep 0.02; done
@@ -112,8 +113,8 @@ printf '{"schema":"moe.sweep/1","measure":"tr' >>killed.jsonl # as if in the mid
 expect 0 "--resume after kill -9" "$moe" sweep "${train[@]}" "${axes[@]}" --resume killed.jsonl
 same "rows after kill -9" "$(rows killed.jsonl "$facts")" "$wanted"
 
-# Ctrl-C: the rows so far, and the command that goes on. A shell has its background jobs ignore the
-# signal, and so they do.
+# Ctrl-C: the rows so far, and the command that resumes. A shell makes its background jobs ignore
+# the signal, and so these do.
 env --default-signal=INT "$moe" sweep "${train[@]}" "${axes[@]}" --steps 20 -J 'stopped run.jsonl' >stdout 2>stderr &
 pid=$!
 until [[ -s 'stopped run.jsonl' ]]; do sleep 0.02; done
@@ -126,7 +127,7 @@ again=$(grep -F -- "--resume" stderr)
 expect 0 "the command after an interrupt: $again" bash -c "$again"
 same "rows after an interrupt" "$(rows 'stopped run.jsonl' 'len(r), len({x["settings"] for x in r})')" "(6, 6)"
 
-# Errors count as done, but with --retry.
+# Errors count as done, except with --retry.
 cp errors.jsonl again.jsonl
 expect 1 "--resume with an error row" "$moe" sweep "${layer[@]}" --num-experts 2,4 --topk 1,3 --ranks 1 -r 1 --resume again.jsonl
 same "an error row stays" "$(wc -l <again.jsonl)" 4

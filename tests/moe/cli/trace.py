@@ -75,13 +75,13 @@ def load(path, ranks, lanes, where):
 
 def check_nesting(events, where):
     """On one lane pieces of work lie inside each other or follow each other."""
-    ends = []  # of what is open
+    ends = []  # ends of the open events
     for event in events:
         check(event["dur"] >= 0, f"{where}: {event['name']} lasts {event['dur']} us")
         while ends and ends[-1] <= event["ts"] + 1e-6:
             ends.pop()
         end = event["ts"] + event["dur"]
-        # Decimals of 1 ns: 1e-6 us is above what doubles lose.
+        # Decimals of 1 ns: 1e-6 us is above the rounding of doubles.
         check(not ends or end <= ends[-1] + 1e-6, f"{where}: {event['name']} at {event['ts']} "
               f"overlaps what was open")
         ends.append(end)
@@ -218,7 +218,7 @@ def main():
             beside += sum(overlap(a, b) > 0 for a in lane for b in experts)
         check(beside > 0, "overlap: no exchange beside experts in four steps")
 
-        # Some steps of a run; the trace is there when the last of them has ended.
+        # Only some steps of a run; the trace exists when the last of them has ended.
         _, _, _, trace = train(work, text, 2, "--profile-step-start", 2, "--profile-step-end", 3,
                                name="window", steps=4)
         check_train(trace, 2, (2, 3), two, "window")

@@ -3,7 +3,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$work" || exit 1
 
-# The loss falls, and the report, the metrics and the progress agree about it.
+# The loss falls, and the report, the metrics and the progress agree on it.
 expect 0 "training" "$moe" train "${model[@]}" --ranks 2 --ep 2 --steps 30 --lr 0.01 --lr-warmup-steps 3 \
   --log-interval 10 --eval-interval 15 --out a --save a/ckpt
 metrics=a/metrics.jsonl
@@ -40,27 +40,27 @@ done
 grep -q "^step *11/" stderr && fail "a line for step 11 with --log-interval 10"
 says "text   1 file, 40,000 bytes: 23,616 to train on, 16,384 held out; 0 files skipped" stderr
 
-# A second run does not take the place of the first.
+# A second run does not overwrite the first.
 before=$(cat "$metrics")
 again=$(sed -n 's/^reproduce *//p' stdout)
 expect 2 "a second run into --out" bash -c "$again --steps 1 --out a"
 says "'a', which holds an earlier run, expected a new folder: give another one, or remove '$metrics'" stderr
 [[ $(cat "$metrics") == "$before" ]] || fail "a second run into --out has changed the first"
 
-# The command in the report, as it is printed, gives the same run beside the first, checkpoints and
-# all (fast numerics: the same layout, the same bits).
+# The command in the report, as printed, repeats the run in another folder, including checkpoints
+# (fast numerics: the same layout, the same bits).
 expect 0 "reproduce: $again" bash -c "$again"
 same_bits a a-2
 [[ $(ls a-2/ckpt) == "$(ls a/ckpt)" ]] || fail "reproduce: saved $(ls a-2/ckpt), expected $(ls a/ckpt)"
 
-# So does a CPU without AVX-512.
+# A CPU without AVX-512 has the same bits.
 if "$moe" doctor | grep -q "SIMD .*AVX2"; then
   MOE_SIMD=AVX2 expect 0 "MOE_SIMD=AVX2" bash -c "$again --out avx2 --save avx2/ckpt"
   same_bits a avx2
   says '"simd":"AVX2"' avx2/metrics.jsonl
 fi
 
-# So do the settings in the first line.
+# The settings in the first line give the same bits.
 sed 's/.*"settings"://; s/}$//' <<<"$start" >settings.json
 expect 0 "settings of the first line as --config" "$moe" train --config settings.json --out c --save c/ckpt
 same_bits a c
@@ -70,7 +70,7 @@ announced=$(sed -n 's/^model  \([0-9,]*\) parameters, \([0-9,]*\) used.*/\1 \2/p
 trained=$(sed -n 's/^parameters *\([0-9,]*\) in all, \([0-9,]*\) used.*/\1 \2/p' stdout)
 [[ -n $announced && $announced == "$trained" ]] || fail "size: '$announced' and '$trained'"
 
-# The end report as JSON: the last line of the metrics, and what else the tables say.
+# The end report as JSON: the last line of the metrics, and the other contents of the tables.
 expect 0 "-o json" "$moe" train "${model[@]}" --ranks 2 --ep 2 --steps 2 --quiet -o json --out json
 (($(wc -l <stdout) == 1)) || fail "-o json: $(wc -l <stdout) lines"
 last=$(tail -n 1 json/metrics.jsonl)
@@ -80,7 +80,8 @@ for part in '"phase_seconds":{"gate":' '"exchange_seconds":{"copy":' '"communica
   says "$part"
 done
 
-# Any number of ranks, more than micro-batches too, gives the same bits in layout-invariant numerics.
+# Any number of ranks, even more than micro-batches, gives the same bits in layout-invariant
+# numerics.
 invariant=("${model[@]}" --numerics layout-invariant --steps 3 --lr 0.01 --quiet)
 while read -r ranks ep dispatch node; do
   expect 0 "$ranks ranks, $dispatch" "$moe" train "${invariant[@]}" --ranks "$ranks" --ep "$ep" \
@@ -97,7 +98,7 @@ expect 0 "--tokens" "$moe" train --tokens ids.0 --tokens ids.1 "${invariant[@]:2
 same_bits ranks1 ids.run
 says "held-out bits per token"
 
-# One of anything; and the start says which ranks do more than others.
+# One of everything; and the start reports which ranks do more than others.
 expect 0 "one step on one rank" "$moe" train "${model[@]}" --steps 1 --ranks 1 --micro-batches 1
 matches "^trained 1 step in [0-9:]+ on 1 rank \(this process\) = EP 1 x DP 1$"
 says "step   1 micro-batch x 2 sequences x 32 bytes = 64 tokens" stderr
@@ -117,13 +118,13 @@ done
 # whole_lines <file>
 whole_lines() { [[ $(tail -c 1 "$1" | od -An -c) == *'\n'* ]] || fail "$what: half a line in $1"; }
 
-# Divergence: exit 6, one line, and the steps until then are whole.
+# Divergence: exit code 6, one line, and complete lines for the steps before.
 expect 6 "divergence" "$moe" train "${model[@]}" --quiet --steps 50 --lr 1e30 --clip-grad 0 --out nan
 (($(wc -l <stderr) == 1)) || fail "divergence: $(wc -l <stderr) lines on stderr"
 says "finite" stderr
 [[ ! -s nan/metrics.jsonl ]] || whole_lines nan/metrics.jsonl
 
-# Float16: steps that overflow are skipped, those at the least scale end the run.
+# Float16: steps that overflow are skipped; overflow at the least scale ends the run.
 half=(--dtype f16 --steps 4 --hysteresis 1)
 expect 0 "float16" "$moe" train "${model[@]}" "${half[@]}" --initial-loss-scale 16777216 --out half
 says "| scale 16777216 skipped |" stderr
@@ -132,14 +133,14 @@ expect 6 "overflow at the least loss scale" "$moe" train "${model[@]}" "${half[@
   --min-loss-scale 16777216 --quiet
 says "gradient norm is inf and the loss scale is at its minimum" stderr
 
-# A grid too coarse for the gradients: said once as they come, and at the end.
+# A grid too coarse for the gradients: reported once as they occur, and at the end.
 expect 0 "a coarse grid" "$moe" train "${model[@]}" --steps 3 --grid-unit-log2 -20 --out coarse
 says "the exact grid of gradients (unit 2^-20) took up to" stderr
 [[ $(grep -c "took up to" stderr) == 1 ]] || fail "a coarse grid: $(grep -c "took up to" stderr) warnings"
 matches "^the exact grid took up to [0-9.e-]+ of [a-z0-9._]+ in step [1-3], relative to its norm"
 says '"grid_unit_log2":-20' coarse/metrics.jsonl
 
-# A full disk: exit 4, one line, whole lines. The limit on file size stands for the disk.
+# A full disk: exit code 4, one line, complete lines. The limit on file size replaces the disk.
 (
   ulimit -f 8
   timeout 300 "$moe" train "${model[@]}" --quiet --steps 50 --out full >stdout 2>stderr
@@ -149,7 +150,7 @@ expect 4 "full disk"
 (($(wc -l <stderr) == 1)) || fail "full disk: $(wc -l <stderr) lines on stderr"
 says "metrics.jsonl" stderr
 whole_lines full/metrics.jsonl
-# A pipe as output: its reader sees one whole trace.
+# A pipe as output: its reader receives one complete trace.
 mkfifo pipe
 timeout 100 cat pipe >piped &
 reader=$!
@@ -157,9 +158,9 @@ expect 0 "a trace into a pipe" "$moe" train "${model[@]}" --quiet --steps 1 --tr
 wait "$reader"
 [[ $(tail -c 2 piped) == "}" ]] || fail "a trace into a pipe is not whole"
 
-# The report comes before the bandwidth is measured, which may fail: here the other rank waits too
-# long for the one whose report nobody takes, until half a second after its deadline. The last line
-# of the metrics comes right before the report.
+# The report precedes the measurement of bandwidth, which may fail: here the other rank waits too
+# long for the one whose report is not read until half a second after its deadline. The last line of
+# the metrics immediately precedes the report.
 mkfifo slow
 exec 7<>slow
 head -c 65536 /dev/zero >&7 # all that a pipe holds
@@ -176,8 +177,8 @@ kill "$reader"
 wait "$reader" 2>/dev/null
 exec 7>&-
 
-# Standard streams that are closed or broken: files hold what is theirs, and progress is not worth a
-# run.
+# Standard streams that are closed or broken: files are complete, and lost progress output does not
+# end a run.
 steps=("$moe" train "${model[@]}" --steps 3 --log-interval 1 --ranks 2 --out streams)
 for streams in '2>&-' '>&-' '<&- >&- 2>&-' '2>/dev/full' '2> >(exec <&-)'; do
   rm -rf streams
@@ -192,8 +193,8 @@ expect 4 "full standard output" bash -c '"$0" train --help >/dev/full' "$moe"
 expect 5 "a model above any memory" "$moe" train "${model[@]}" --hidden-size 8192 --num-experts 256 --moe-ffn-hidden-size 8192 --quiet
 matches "moe train: the model needs about [0-9]+ MiB for [0-9]+ ranks of this machine \([0-9]+ MiB of parameters, gradients and optimiser, [0-9]+ MiB of activations each\), expected at most the [0-9]+ MiB that are available$" stderr
 
-# A gate of the table and one that is not train to the same bits on one rank and on three;
-# trainer_test has the others.
+# A gate of the table and another gate train to the same bits on one rank and on three; trainer_test
+# has the others.
 for gate in mixtral gshard; do
   gate_model=("${model[@]}" --router "$gate" --numerics layout-invariant --steps 2 --quiet
     --moe-shared-expert-intermediate-size 16)
@@ -217,7 +218,7 @@ for fact in "commit    ([0-9a-f]{12}[+]?|unknown)" "build     (optimised|with as
   matches "^($fact)"
 done
 
-# Asked to stop without --save: a report of what was trained, one line of what is lost, and the
+# Asked to stop without --save: a report of what was trained, one line on what is lost, and the
 # signal ends it.
 "$moe" train "${model[@]}" --steps 100000 --ranks 2 -v --out stopped >stdout 2>stderr &
 pid=$!

@@ -1,4 +1,4 @@
-// What flags of moe train make of a run: batches, models of a folder, sizes.
+// The effect of flags of moe train on a run: batches, models of a folder, sizes.
 #include "moe/cli/base/train_options.h"
 
 #include <filesystem>
@@ -48,7 +48,7 @@ TEST(TrainOptionsTest, GeneralRoutingFlagsChooseTheGeneralGate) {
   EXPECT_EQ(router.gate, "topk");
   EXPECT_EQ(router.score_function, ScoreFunction::kSigmoid);
   EXPECT_TRUE(router.expert_bias);
-  // A gate that always has the bias may be asked for it.
+  // The bias may be requested for a gate that always has it.
   EXPECT_TRUE(Make({"--router", "deepseek-v3", "--moe-router-enable-expert-bias"}).ok());
   EXPECT_EQ(Make({"--moe-router-load-balancing-type", "sinkhorn"})->train.model.moe.router.gate,
             "sinkhorn");
@@ -85,7 +85,8 @@ class ChangedModel {
   std::string path_;
 };
 
-// As transformers 5: the golden Mixtral has an output layer of its own, whatever config.json says.
+// As in transformers 5: the golden Mixtral has an output layer of its own, whatever config.json
+// says.
 TEST(TrainOptionsTest, InitFromTiesEmbeddingsWhereTheFilesDo) {
   ChangedModel model("mixtral", R"({"tie_word_embeddings": true})");
   EXPECT_EQ(model.LoadWith({}).value().text("tie-word-embeddings"), "false");
@@ -99,7 +100,7 @@ TEST(TrainOptionsTest, InitFromTakesWhatTheModelIsTrainedWithUnlessAFlagDoes) {
       "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": [2, 7]})");
   const auto settings = model.LoadWith({}).value();
   EXPECT_THAT(model.warnings, ElementsAre());
-  EXPECT_EQ(settings.text("moe-aux-loss-coeff"), "0.5");  // k = 2 times, as docs/routing.md has it
+  EXPECT_EQ(settings.text("moe-aux-loss-coeff"), "0.5");  // k = 2 times, as in docs/routing.md
   EXPECT_EQ(settings.text("max-position-embeddings"), "4096");
   EXPECT_EQ(settings.text("bos-token-id"), "1");
   EXPECT_EQ(settings.text("eos-token-id"), "2,7");
@@ -125,7 +126,7 @@ TEST(TrainOptionsTest, InitFromNamesWhatTransformersTrainsWithOtherwise) {
   }
 }
 
-// The golden models have fewer tokens than bytes: no run of text can start from them.
+// The golden models have fewer tokens than bytes: a run on text cannot start from them.
 TEST(TrainOptionsTest, InitFromSetsTheModelAndRefusesAnother) {
   const std::string folder = absl::StrCat(MOE_GOLDEN_MODELS, "/qwen2_moe");
   const auto settings = Load({"--init-from", folder, "--rope-theta", "10000"}).value();
@@ -145,14 +146,14 @@ TEST(TrainOptionsTest, InitFromSetsTheModelAndRefusesAnother) {
   EXPECT_THAT(LoadError({"--init-from", folder, "--norm-epsilon", "1e-5"}),
               HasSubstr("--norm-epsilon is 1e-5, expected 1e-06, as"));
   EXPECT_EQ(Load({"--init-from", "/none"}).status().code(), absl::StatusCode::kNotFound);
-  // Megatron's name for the width of an expert is also that of dense layers, which are not there.
+  // Megatron's name for the width of an expert is also that of dense layers, which are absent here.
   const std::string mixtral = absl::StrCat(MOE_GOLDEN_MODELS, "/mixtral");
   const std::string width = Load({"--init-from", mixtral}).value().text("moe-ffn-hidden-size");
   const auto megatron = Load({"--init-from", mixtral, "--ffn-hidden-size", width});
   EXPECT_TRUE(megatron.ok()) << megatron.status();
 }
 
-// A launcher that binds its ranks leaves each less than its share of the machine, or just that.
+// A launcher that binds its ranks leaves each less than its share of the machine, or exactly that.
 TEST(TrainOptionsTest, ThreadsShareTheCores) {
   const auto threads = [](const Strings& args, int cores, int own_cores) {
     const World world = {.ranks = 4, .local_ranks = 4, .cores = cores, .own_cores = own_cores};
@@ -197,7 +198,7 @@ TEST(TrainOptionsTest, SizeCountsEveryParameterOnce) {
   model.moe.projection_biases = true;
   model.moe.gated_shared_expert = true;
   EXPECT_EQ(SizeOf(model).active, rest + 4 + 2 * (120 + 18) + 8);
-  // Two rows of logits per output, identity experts among them: (4 + 2) * 2 rows instead of 4.
+  // Two rows of logits per output, identity experts included: (4 + 2) * 2 rows instead of 4.
   model.moe = {.router = {.gate = "noisy-topk",
                           .num_experts = 4,
                           .num_zero_experts = 2,

@@ -13,7 +13,7 @@
 namespace moe::cli {
 namespace {
 
-// What comes with each byte, between bars; then what comes at the end.
+// The text returned with each byte, separated by bars; then the text at the end.
 std::string Streamed(const std::string& bytes) {
   Utf8Stream stream;
   std::string text;

@@ -19,10 +19,10 @@ namespace {
 using ::moe::testing::Env;
 using ::moe::testing::ForwardingCommunicator;
 
-// Short: these test results, not speed.
+// Short: these runs test results, not speed.
 constexpr MeasureOptions kShort = {.iterations = 3, .warmup = 1, .budget = absl::ZeroDuration()};
 
-// What sums every type here.
+// Types that all operations can sum.
 AllReduceAlgorithm OwnAllReduce() {
   return Env().name() == std::string("local") ? AllReduceAlgorithm::kDirect
                                               : AllReduceAlgorithm::kLibrary;
@@ -30,7 +30,7 @@ AllReduceAlgorithm OwnAllReduce() {
 
 class BenchCollectivesTest : public ::moe::testing::CommTest {
  protected:
-  // The row that all ranks agreed on; nothing in a process that sits out.
+  // The row that all ranks agreed on; empty in a process without ranks.
   static std::optional<BenchRow> Measure(const CaseSpec& spec,
                                          const MeasureOptions& options = kShort) {
     std::mutex mu;
@@ -72,7 +72,7 @@ TEST_P(BenchCollectivesTest, EveryOperationAndTypeIsRight) {
   }
 }
 
-// Both forms of nccl-tests: right, and what was not written is wrong.
+// Both forms of nccl-tests: correct results pass, and results that were not written are wrong.
 TEST_P(BenchCollectivesTest, TheOtherFormIsRightAndChecked) {
   std::vector<CaseSpec> specs = {{.op = Op::kAllReduce},
                                  {.op = Op::kAllReduce, .all_reduce = OwnAllReduce()},
@@ -148,7 +148,7 @@ TEST_P(BenchCollectivesTest, SizesAndBytesFollowTheirDefinitions) {
   EXPECT_TRUE(ring->in_place);
 }
 
-// The memcpy that bounds a call copies on each rank what that rank has to.
+// The memcpy limit of a call copies on each rank the bytes of that rank.
 TEST_P(BenchCollectivesTest, TheLimitCopiesWhatTheRankMoves) {
   OnEachRank([&](Communicator& comm, Stream& stream) {
     const int64_t size = 400 * comm.size();
@@ -166,7 +166,7 @@ TEST_P(BenchCollectivesTest, TheLimitCopiesWhatTheRankMoves) {
   });
 }
 
-// KiB of this process: "VmRSS:", "VmHWM:", the most since clear_refs was written.
+// KiB of this process: "VmRSS:", or "VmHWM:", the maximum since clear_refs was written.
 int64_t Kibibytes(const std::string& key) {
   std::ifstream status("/proc/self/status");
   int64_t kib = 0;
@@ -176,11 +176,13 @@ int64_t Kibibytes(const std::string& key) {
   return kib;
 }
 
-// What is sent, received and expected. Of threads: a process of MPI has its library's buffers, too.
+// Memory for sent, received and expected data. With threads: a process of MPI also has its
+// library's buffers.
 TEST_P(BenchCollectivesTest, MemoryIsAtMostThreeTimesTheSize) {
   if (::moe::testing::kSanitized || ranks() != 2 || Env().name() != std::string("local")) return;
-  constexpr int64_t kSize = int64_t{34} << 20;  // malloc gives back what is larger than 32 MiB
-  constexpr int64_t kRest = int64_t{8} << 10;   // stacks, pages of code, the ring's chunks
+  // malloc returns what is larger than 32 MiB to the system
+  constexpr int64_t kSize = int64_t{34} << 20;
+  constexpr int64_t kRest = int64_t{8} << 10;  // stacks, pages of code, the ring's chunks
   for (const Form form : {Form::kOwn, Form::kOther}) {
     for (CaseSpec spec : {CaseSpec{.op = Op::kAllToAll}, CaseSpec{.op = Op::kAllReduce},
                           CaseSpec{.op = Op::kAllToAll, .dispatch = DispatchAlgorithm::kDirect},
@@ -218,8 +220,8 @@ TEST_P(BenchCollectivesTest, PairsAreAllMeasured) {
   });
 }
 
-// Once armed, what `victim` receives of every collective of that kind has the lowest bit of its
-// first byte flipped.
+// Once armed, flips the lowest bit of the first byte that `victim` receives in every collective of
+// that kind.
 class FaultCommunicator final : public ForwardingCommunicator {
  public:
   FaultCommunicator(Communicator& inner, int victim)
@@ -293,13 +295,13 @@ TEST_P(BenchCollectivesTest, RefusesWhatACollectiveDoesNotHave) {
 }
 
 TEST_P(BenchCollectivesTest, IterationsGrowUntilTheTimeIsUp) {
-  // No noise is low enough (two calls may take the same nanoseconds: none), so time decides: the
-  // budget is far above the first batch.
+  // No noise is low enough (two calls may take the same nanoseconds: no noise at all), so time
+  // decides: the budget is far above the first batch.
   const MeasureOptions options = {
       .iterations = 2, .warmup = 0, .max_noise_pct = -1, .budget = absl::Milliseconds(200)};
   const CaseSpec spec = {.op = Op::kMemcpy, .size_bytes = 1 << 10};
   const auto long_one = Measure(spec, options);
-  // And any noise is low enough here.
+  // Any noise is low enough here.
   const auto short_one = Measure(spec, {.iterations = 2, .warmup = 0, .max_noise_pct = 1e9});
   if (!long_one.has_value()) return;
   EXPECT_GT(long_one->iterations, 2);

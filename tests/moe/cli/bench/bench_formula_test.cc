@@ -38,7 +38,7 @@ TEST(StatisticsTest, OfFourSamplesByHand) {
   EXPECT_EQ(s.max, 8);
   EXPECT_EQ(s.p50, 3.5);
   EXPECT_EQ(s.p99, 8);
-  // Deviations 0, -3, -1, 4: variance 26 / 4. Two roundings apart from the exact root.
+  // Deviations 0, -3, -1, 4: variance 26 / 4. Within two roundings of the exact root.
   EXPECT_DOUBLE_EQ(s.cv_pct, 100 * std::sqrt(6.5) / 4);
 }
 
@@ -122,14 +122,15 @@ TEST(TimingTest, SeparatesWaitingFromTransferByHand) {
   EXPECT_DOUBLE_EQ(t.samples_us.min, 2.0);  // slowest ranks of the calls: 2000 and 3000
   EXPECT_DOUBLE_EQ(t.samples_us.max, 3.0);
   EXPECT_DOUBLE_EQ(t.wait_pct, 100 * 3600.0 / 12600.0);
-  EXPECT_EQ(t.slow_rank, -1);  // two calls tell nothing about noise
+  EXPECT_EQ(t.slow_rank, -1);  // two calls do not show the noise
 }
 
-// Two ranks: in every call rank 1 leaves `late` ns later, give or take `noise` ns that alternate.
+// Two ranks: in every call rank 1 leaves `late` ns later, with an alternating deviation of up to
+// `noise` ns.
 std::vector<CallStamps> LateSecond(int64_t calls, int64_t late, int64_t noise) {
   std::vector<CallStamps> stamps(2 * calls);
   for (int64_t i = 0; i < calls; ++i) {
-    // Squares mod a prime: as good as random, so that stretches of calls differ too.
+    // Squares modulo a prime: as good as random, so that stretches of calls differ, too.
     const int64_t off = i * i % 61 * noise / 30 - noise;
     stamps[i] = {1000 * i, 1000 * i + 500};
     stamps[calls + i] = {1000 * i, 1000 * i + 500 + late + off};
@@ -143,9 +144,9 @@ TEST(TimingTest, TheSlowRankIsOneBeyondNoise) {
   EXPECT_EQ(Summarise(LateSecond(40, -100, 50), 2).slow_rank, 0);
   EXPECT_EQ(Summarise(LateSecond(40, 3, 400), 2).slow_rank, -1);
   EXPECT_EQ(Summarise(LateSecond(40, 0, 0), 2).slow_rank, -1);
-  EXPECT_EQ(Summarise(LateSecond(10, 100, 0), 2).slow_rank, -1);  // too few calls to tell
+  EXPECT_EQ(Summarise(LateSecond(10, 100, 0), 2).slow_rank, -1);  // too few calls
   EXPECT_EQ(Summarise(std::vector<CallStamps>(40, {0, 100}), 1).slow_rank,
-            -1);  // nobody to be later than
+            -1);  // no other rank
 }
 
 TEST(TimingTest, ARankThatLeavesBeforeTheLastEntersWaitsOnlyUntilThen) {
@@ -157,7 +158,7 @@ TEST(TimingTest, ARankThatLeavesBeforeTheLastEntersWaitsOnlyUntilThen) {
 TEST(TimingTest, ARankWithMoreToMoveIsNoWait) {
   const CallStamps stamps[] = {{0, 900}, {0, 900}, {0, 900}};
   const TimingSummary t = Summarise(stamps, 3);
-  EXPECT_EQ(t.wait_pct, 0);  // nobody entered late, whoever made the others stay
+  EXPECT_EQ(t.wait_pct, 0);  // no rank entered late, whichever made the others wait
   EXPECT_DOUBLE_EQ(t.time_us, 0.9);
 }
 
@@ -168,7 +169,7 @@ TEST(TimingTest, ClocksOfSeveralHostsGiveNoWait) {
 }
 
 TEST(TimingTest, TimeIsOfTheSlowestRankOnAverageNotOfTheSlowestCalls) {
-  // Each rank is slow once: the mean of each is 55, the slowest of each call 100.
+  // Each rank is slow once: the mean of each is 55, the slowest rank of each call takes 100.
   const CallStamps stamps[] = {{0, 100'000}, {0, 10'000}, {0, 10'000}, {0, 100'000}};
   const TimingSummary t = Summarise(stamps, 2);
   EXPECT_DOUBLE_EQ(t.time_us, 55);

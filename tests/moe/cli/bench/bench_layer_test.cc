@@ -86,7 +86,7 @@ TEST(LayerBenchTest, OneHotExpertDropsWhatIsOverCapacity) {
     spec.layer.router.capacity_factor = 2;
     spec.routing = ParseRouting("hot_expert:1").value();
     const LayerFigures f = Measure(ranks, spec)[0].figures;
-    // C = ceil(21 * 1 * 2 / 5) = 9 of each rank's 21 tokens, which is a micro-batch.
+    // C = ceil(21 * 1 * 2 / 5) = 9 for each rank's 21 tokens, which are a micro-batch.
     EXPECT_EQ(f.kept_rows, 9 * ranks);
     EXPECT_DOUBLE_EQ(f.drop_fraction, 12.0 / 21);
     EXPECT_DOUBLE_EQ(f.max_vio, 4);  // 5 times the mean
@@ -152,7 +152,7 @@ TEST(FirstResultsTest, CountsWhatDiffersFromTheFirstResultsOfARecord) {
   first.Compare(1, dx, y, wrong);
   first.Compare(0, y, dx, wrong);
   EXPECT_THAT(wrong, testing::ElementsAre(0, 0));
-  first.Compare(0, {1, -0.0f, 3}, {4.5f, NAN}, wrong);  // the sign of a zero too
+  first.Compare(0, {1, -0.0f, 3}, {4.5f, NAN}, wrong);  // the sign of a zero counts, too
   EXPECT_THAT(wrong, testing::ElementsAre(1, 2));
   first.Compare(1, dx, {1, 0, 4}, wrong);
   EXPECT_THAT(wrong, testing::ElementsAre(1, 3));

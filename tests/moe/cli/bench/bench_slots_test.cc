@@ -1,4 +1,4 @@
-// Which expert a token is given: by drawing, by dealing, by a recording.
+// The experts of tokens: drawn, dealt, or recorded.
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -67,8 +67,8 @@ TEST(DrawSlotsTest, HotExpertIsDrawnWithoutReplacement) {
   const TokenSlots slots =
       DrawSlots(Routing("hot_expert:0.5"), {.tokens = kTokens, .top_k = 2, .num_experts = 5});
   ExpectDistinct(slots, 5);
-  // Expert 0 comes first with P = 1/2; else second, after one of the others (1/8 each), with
-  // (1/2) / (1 - 1/8). Of two slots the others share what it leaves.
+  // Expert 0 comes first with P = 1/2; else second, after one of the others (1/8 each), with (1/2)
+  // / (1 - 1/8). The others share the rest of the two slots.
   const double hot = 0.5 + 0.5 * (0.5 / 0.875);
   const std::vector<int64_t> count = CountSlots(slots, 5);
   EXPECT_EQ(std::accumulate(count.begin(), count.end(), int64_t{0}), 2 * kTokens);
@@ -101,7 +101,7 @@ TEST(DrawSlotsTest, ExpertsOfNoShareComeLast) {
       DrawSlots(Routing("hot_expert:1"), {.tokens = 600, .top_k = 2, .num_experts = 4});
   const std::vector<int64_t> count = CountSlots(slots, 4);
   EXPECT_EQ(count[0], 600);
-  // Among each other they are even: binomial with 1/3.
+  // The others have equal counts: binomial with 1/3.
   for (int e = 1; e < 4; ++e) {
     EXPECT_NEAR(static_cast<double>(count[e]), 200, 6 * std::sqrt(600 * 2.0 / 9)) << e;
   }
@@ -118,7 +118,8 @@ TEST(DrawSlotsTest, RanksHaveTheTokensThatTheRoutingSays) {
     EXPECT_TRUE(tokens >= 0 && tokens <= 10);
     seen.insert(tokens);
   }
-  // 40 draws of 11 values miss 5 of them or more in fewer than one of 10^6 seeds; this seed is one.
+  // 40 draws of 11 values miss at least 5 of them in fewer than one of 10^6 seeds; this seed is
+  // fixed.
   EXPECT_GE(seen.size(), 7u);
 }
 
@@ -127,7 +128,7 @@ TEST(DealSlotsTest, GivesExactCountsEvenlyToTokens) {
   EXPECT_THAT(slots.slot_offset, ElementsAre(0, 2, 4, 6, 8));
   EXPECT_THAT(CountSlots(slots, 4), ElementsAre(3, 0, 4, 1));
   ExpectDistinct(slots, 4);
-  const TokenSlots odd = DealSlots({5, 5, 3}, 5);  // 13 slots of 5 tokens
+  const TokenSlots odd = DealSlots({5, 5, 3}, 5);  // 13 slots for 5 tokens
   EXPECT_THAT(odd.slot_offset, ElementsAre(0, 3, 6, 9, 11, 13));
   EXPECT_THAT(CountSlots(odd, 3), ElementsAre(5, 5, 3));
   ExpectDistinct(odd, 3);
@@ -254,7 +255,7 @@ TEST(ReplayTest, WhatIsSentIsReceivedAndSizesAreTheRecordedOnes) {
       EXPECT_EQ(sent, received);
       EXPECT_EQ(sent, (call % 2 == 0 ? 24 : 20) * row) << ranks;
     }
-    // Half the size: half of every part, rounded down.
+    // Half the size: half of every count, rounded down.
     const Traffic half = MakeTraffic(
         routing, {.ranks = ranks, .count = routing.replay->largest() * row / 2, .call = 1});
     const Traffic whole =

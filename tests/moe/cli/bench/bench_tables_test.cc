@@ -1,4 +1,4 @@
-// Output of moe bench, read back by readers of their own.
+// Output of moe bench, read back by independent parsers.
 #include <cmath>
 #include <limits>
 #include <sstream>
@@ -44,7 +44,7 @@ BenchRow SampleRow() {
   return row;
 }
 
-// RFC 4180, by a state machine.
+// RFC 4180, as a state machine.
 std::vector<std::vector<std::string>> ReadCsv(const std::string& text) {
   std::vector<std::vector<std::string>> rows(1, {""});
   bool quoted = false;
@@ -153,7 +153,7 @@ TEST(FieldsTest, TextsAreNoNumbersAlsoWhereThereIsNone) {
   EXPECT_EQ(NumberOf(row, "router"), std::nullopt);
 }
 
-// The median has a column, and the column's name is the key's in bounds.
+// The median has a column, whose name is the key's name in bounds.
 TEST(FieldsTest, TheMedianHasAColumn) {
   BenchRow row = SampleRow();
   row.samples_us = {.min = 11, .max = 99, .p50 = 33, .p99 = 88, .cv_pct = 1};
@@ -179,8 +179,8 @@ TEST(FieldsTest, ShortNamesAreThoseOfTheKeysThatARowHas) {
                                    "time_us_p99", "time_us_cv_pct", "nwrong"));
 }
 
-// The columns of nccl-tests by position, from its widths: 12 12 8 6 6, then 7 6 6 6 twice, two
-// blanks between.
+// The columns of nccl-tests by position, from their widths: 12 12 8 6 6, then 7 6 6 6 twice, with
+// two blanks between them.
 std::vector<std::string> ReadNcclLine(const std::string& line) {
   std::vector<std::string> columns;
   size_t at = 0;
@@ -256,7 +256,7 @@ TEST(NcclFormatTest, TheAverageIsOfBothFormsAndNotOfCopiesInsideARank) {
   between.destination = 2;
   between.time_us = 4000;
   EXPECT_THAT(NcclFoot({row, between}), HasSubstr("# Avg bus bandwidth    : 0.25 \n"));
-  row.ranks = 1;  // there is nothing else
+  row.ranks = 1;  // without others
   EXPECT_THAT(NcclFoot({row}), HasSubstr("# Avg bus bandwidth    : 1 \n"));
 }
 
@@ -266,7 +266,7 @@ TEST(BenchTableTest, FirstNineColumnsAreThoseOfNcclTests) {
   const std::string nccl = NcclLine(row);
   constexpr size_t kNine = 12 + 14 + 10 + 8 + 8 + 9 + 8 + 8 + 8;
   EXPECT_EQ(own.substr(0, kNine), nccl.substr(0, kNine));
-  // Head and lines are of one width.
+  // Head and lines have the same width.
   std::istringstream head(BenchHead());
   for (std::string line; std::getline(head, line);) EXPECT_EQ(line.size() + 1, own.size()) << line;
   EXPECT_THAT(BenchFoot({row}), HasSubstr("self 1, same host 2, cross host 3"));

@@ -28,8 +28,9 @@ Traffic Make(const std::string& routing, int ranks, int64_t count, uint64_t seed
                                         .seed = seed});
 }
 
-// Every destination's count of a rank's tokens is binomial(T, share): within six standard
-// deviations, which all tests here together leave with a chance below 1e-6 (and the seed is fixed).
+// The number of a rank's tokens for a destination is binomial(T, share): within six standard
+// deviations, which all tests here together exceed with a chance below 1e-6 (and the seed is
+// fixed).
 void ExpectShares(const Traffic& traffic, const std::vector<double>& shares, int64_t tokens) {
   const int ranks = traffic.ranks();
   for (int s = 0; s < ranks; ++s) {
@@ -55,11 +56,11 @@ TEST(TrafficTest, DrawnRoutingsFollowTheirShares) {
   const struct {
     const char* routing;
     uint64_t seed;
-    int num_experts;             // 0: eight for each rank
-    std::vector<double> shares;  // of the ranks, of every rank's tokens
+    int num_experts;             // 0: eight per rank
+    std::vector<double> shares;  // the ranks' shares of every rank's tokens
   } cases[] = {{"zipf:1", 7, 4, {12. / 25, 6. / 25, 4. / 25, 3. / 25}},  // over 25/12
                {"zipf:0", 3, 5, {0.2, 0.2, 0.2, 0.2, 0.2}},
-               // Rank 0 has the hot one and one of five others.
+               // Rank 0 has the hot expert and one of five others.
                {"hot_expert:0.5", 5, 6, {0.6, 0.2, 0.2}},
                {"hot_rank:0.7", 1, 0, {0.7, 0.1, 0.1, 0.1}}};
   for (const auto& c : cases) {

@@ -39,11 +39,12 @@ using testing::ExpectSameBits;
 using testing::Layout;
 
 // Expected values are float64 results rounded once, so this bounds our own rounding alone. One
-// float32 rounding errs by at most u = 2^-24 = 6e-8 of the value. A row of y passes a dot product
-// over H, an activation, one over F, a weight, and a sum over K choices; dx about twice as many.
-// Errors of a dot product's terms are independent and add as sqrt(n) u, n <= 24 here, so that about
-// 10 u = 6e-7 of the row's norm is expected, and is what transformers' own float32 run shows
-// (6.3e-7). 2e-6 is 33 u: three times that, and 1/250 of what one wrong bfloat16 would give.
+// float32 rounding has an error of at most u = 2^-24 = 6e-8 of the value. A row of y passes a dot
+// product over H, an activation, one over F, a weight, and a sum over K choices; dx about twice as
+// many. Errors of a dot product's terms are independent and add as sqrt(n) u, n <= 24 here, so that
+// about 10 u = 6e-7 of the row's norm is expected, which is also the error of transformers' own
+// float32 run (6.3e-7). 2e-6 is 33 u: three times that, and 1/250 of the effect of one wrong
+// bfloat16.
 constexpr double kBound = 2e-6;
 
 std::vector<std::string> CaseNames() {
@@ -55,14 +56,14 @@ std::vector<std::string> CaseNames() {
   return names;
 }
 
-// Under ThreadSanitizer the first alone: a family changes what is computed, not which thread does.
+// Under ThreadSanitizer only the first: a family changes what is computed, not by which thread.
 std::vector<std::string> CasesHere() {
   std::vector<std::string> names = CaseNames();
   if (testing::kThreadSanitized && !names.empty()) names.resize(1);
   return names;
 }
 
-// The first alone on a simulated device, which takes minutes for all, and under a sanitizer.
+// Only the first on a simulated device, which takes minutes for all, and under a sanitizer.
 std::vector<Layout> LayoutsHere(std::vector<Layout> all) {
   if (testing::LayerDevice() == DeviceKind::kCuda || testing::kSanitized) all.resize(1);
   return all;
@@ -175,9 +176,9 @@ class GoldenTest : public ::testing::TestWithParam<std::string> {
     EXPECT_EQ(std::memcmp(result.expert_ids.data(), ids.data(), ids.size()), 0) << "expert_ids";
     EXPECT_EQ(result.gradients.size(), grads_->tensors().size());
     for (const ModelLayerResult::Gradient& gradient : result.gradients) {
-      // Sums over tokens cancel, and some rows are exactly zero, so no bound holds against a row's
-      // own norm (torch itself is off by 3.3e-6); rounding errors come from the terms, whose size
-      // the longest row of the tensor shows.
+      // Sums over tokens cancel, and some rows are exactly zero, so no bound holds relative to a
+      // row's own norm (torch itself is off by 3.3e-6); rounding errors come from the terms, whose
+      // size the longest row of the tensor indicates.
       const std::string& name = NameOf(gradient);
       ExpectRows(name, gradient.values, Floats(*grads_, name),
                  gradient.of->found.tensor->shape.back(), Against::kLongestRow);
@@ -208,7 +209,7 @@ TEST_P(GoldenTest, FastNumericsStayWithinTheBound) {
                        {.numerics = Numerics::kFast, .threads = 2}));
 }
 
-// Of parameters, by name: layouts differ in tensors.
+// By parameter name: layouts differ in tensors.
 std::map<std::string, std::vector<float>> GradientsByParameter(const ModelLayerResult& result,
                                                                const MoeLayerConfig& config) {
   std::map<std::string, std::vector<float>> gradients;
@@ -227,7 +228,8 @@ std::map<std::string, std::vector<float>> GradientsByParameter(const ModelLayerR
   return gradients;
 }
 
-// As transformers 5 has the weights in memory: every family's, but for those that are published so.
+// As transformers 5 stores the weights in memory: for every family, except those that are published
+// so.
 TEST_P(GoldenTest, FusedExpertsGiveTheSameBits) {
   const fs::path file = fs::path(MOE_GOLDEN_DATA) / GetParam() / "fused.safetensors";
   const absl::string_view type = weights_->config().model_type();
@@ -246,9 +248,9 @@ TEST_P(GoldenTest, FusedExpertsGiveTheSameBits) {
   EXPECT_EQ(GradientsByParameter(got, moe()), GradientsByParameter(expected, moe()));
 }
 
-// Gradients far below and above the exact grid's default unit. By a power of two in dy they change
-// as it does, to the bit, up to what the grid takes: of either run 2^-24 of a tensor, and float32
-// as much again.
+// Gradients far below and above the exact grid's default unit. Scaling dy by a power of two scales
+// them likewise, to the bit, except for the losses of the grid: in either run 2^-24 of a tensor,
+// and as much again from float32.
 TEST_P(GoldenTest, GradientsKeepTheirPrecisionAtAnyScale) {
   if ((testing::LayerDevice() == DeviceKind::kCuda || testing::kSanitized) &&
       GetParam() != CaseNames().front()) {
@@ -331,8 +333,8 @@ bool IsOfRouter(ParameterKind kind) {
          kind == ParameterKind::kExpertBias;
 }
 
-// A copy of the case's weights in which the last expert's element of `tensor` is a NaN: all ones
-// are one in every floating-point type.
+// A copy of the case's weights in which the last expert's element of `tensor` is NaN: bits that are
+// all ones are NaN in every floating-point type.
 void WriteDamaged(const fs::path& from, const LayerTensor& tensor, int32_t experts,
                   const fs::path& to) {
   std::ifstream in(from, std::ios::binary);
@@ -346,7 +348,7 @@ void WriteDamaged(const fs::path& from, const LayerTensor& tensor, int32_t exper
   std::ofstream(to, std::ios::binary) << bytes;
 }
 
-// Gates of sigmoid scores never choose such an expert, and the outputs are finite.
+// Gates with sigmoid scores never choose such an expert, and the outputs are finite.
 TEST_P(GoldenTest, ANaNInTheRouterIsNamedByLayerAndExpert) {
   const int32_t experts = moe().router.num_outputs();
   const fs::path damaged = fs::path(::testing::TempDir()) /
@@ -359,7 +361,7 @@ TEST_P(GoldenTest, ANaNInTheRouterIsNamedByLayerAndExpert) {
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     const auto weights =
         LayerWeights::Find(weights_->config(), *std::move(checkpoint), weights_->layer());
-    if (absl::IsDataLoss(weights.status())) continue;  // of a checkpoint in several files
+    if (absl::IsDataLoss(weights.status())) continue;  // for a checkpoint in several files
     ASSERT_TRUE(weights.ok()) << weights.status();
     testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) {
       const absl::Status status =
@@ -395,7 +397,7 @@ TEST(GoldenData, HoldsEveryModel) {
   }
 }
 
-// What transformers writes of a configuration in which nothing is set says what absent keys mean.
+// The configuration that transformers writes without any settings shows the meaning of absent keys.
 TEST(GoldenData, AbsentKeysMeanWhatTransformersWritesForThem) {
   std::ifstream in(fs::path(MOE_GOLDEN_DATA) / "defaults.json");
   const nlohmann::json models = nlohmann::json::parse(in);
@@ -405,7 +407,7 @@ TEST(GoldenData, AbsentKeysMeanWhatTransformersWritesForThem) {
     ASSERT_TRUE(models.contains(type));
     const auto written = ParseHfConfig("c", models[type].dump());
     const auto bare = ParseHfConfig("c", nlohmann::json{{"model_type", type}}.dump());
-    ASSERT_EQ(written.status(), bare.status());  // some have no default for what is needed
+    ASSERT_EQ(written.status(), bare.status());  // some have no default for a required key
     if (!bare.ok()) continue;
     const MoeLayerConfig &a = written->moe, &b = bare->moe;
     EXPECT_EQ(a.router.num_experts, b.router.num_experts);

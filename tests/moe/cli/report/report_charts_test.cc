@@ -32,7 +32,7 @@ int Count(const std::string& text, const std::string& part) {
 
 using Json = nlohmann::json;
 
-// What the figures in `html` draw.
+// The data of the figures in `html`.
 std::vector<Json> DataIn(const std::string& html) {
   const std::string open = "<script type=\"application/json\">", close = "</script>";
   std::vector<Json> found;
@@ -76,9 +76,9 @@ TEST(FormatTest, HostileTextsBecomeHarmless) {
             "&lt;script&gt;alert(&#39;x&#39;)&amp;&quot;&lt;/script&gt;");
   const std::string bad = "\xEF\xBF\xBD";
   EXPECT_EQ(Escape(std::string("a\0b", 3)), "a" + bad + "b");
-  EXPECT_EQ(Escape("\xFF\xC0\xAF"), bad + bad + bad);  // no UTF-8; an overlong '/'
+  EXPECT_EQ(Escape("\xFF\xC0\xAF"), bad + bad + bad);  // not UTF-8; an overlong '/'
   EXPECT_EQ(Escape("\xED\xA0\x80"), bad + bad + bad);  // a surrogate
-  EXPECT_EQ(Escape("\xE2\x82"), bad + bad);            // cut off
+  EXPECT_EQ(Escape("\xE2\x82"), bad + bad);            // truncated
   EXPECT_EQ(Escape("é€😀"), "é€😀");
 }
 
@@ -103,16 +103,16 @@ TEST(ParetoTest, ByHand) {
 }
 
 TEST(ParetoTest, AnAdvantageWithinNoiseIsNone) {
-  // Speeds with a standard deviation of 3: two differ by noise within 1.96 sqrt(2) 3 = 8.3.
+  // Speeds with a standard deviation of 3: two differ by noise if within 1.96 sqrt(2) 3 = 8.3.
   const auto speeds = [](const std::vector<std::pair<double, double>>& values) {
     Points points = Exact(values);
     for (auto& [loss, speed] : points) speed = measure::SampleOf(speed.mean, 3);
     return points;
   };
-  // 1 is worse than 0, and faster by noise alone; 2 is faster beyond it.
+  // 1 is worse than 0, and faster only within noise; 2 is faster beyond it.
   EXPECT_THAT(ParetoFront(speeds({{1, 100}, {2, 105}, {3, 110}}), Better::kLower, Better::kHigher),
               ElementsAre(0, 2));
-  // As good as the best, and slower by noise alone: none is better.
+  // As good as the best, and slower only within noise: none is better.
   EXPECT_THAT(ParetoFront(speeds({{1, 100}, {1, 105}, {1, 95}}), Better::kLower, Better::kHigher),
               ElementsAre(1, 0));
 }
@@ -170,7 +170,7 @@ TEST(XyChartTest, LeavesOutWhatHasNoPlace) {
 }
 
 TEST(XyChartTest, TheFrontIsASeriesWithTheLabelsOfItsPoints) {
-  XyChart chart = Chart(XyStyle::kPoints, 4);  // x and y both grow: the first alone is best
+  XyChart chart = Chart(XyStyle::kPoints, 4);  // x and y both grow: only the first point is best
   for (XyPoint& p : chart.series[0].points) p.label = "l";
   chart.front = Front{Better::kLower, Better::kLower};
   Json data = DataOf(Render(chart));
@@ -239,7 +239,7 @@ BenchRow PairRow(int source, int destination, double size, double rate) {
 
 TEST(PairMapsTest, ShowTheLargestSizeWithoutTheDiagonal) {
   report::Run run = {.name = "r", .path = "r", .kind = RunKind::kBench};
-  // 0 to 1 twice, 1 to 0 failed, 2 to 0 of a smaller size only.
+  // 0 to 1 twice, 1 to 0 failed, 2 to 0 with a smaller size only.
   run.bench = {PairRow(2, 0, 1024, 9), PairRow(0, 1, 1024, 8), PairRow(0, 0, 2048, 90),
                PairRow(0, 1, 2048, 4), PairRow(0, 1, 2048, 6), PairRow(2, 1, 2048, 2),
                PairRow(1, 0, 2048, 7)};
@@ -250,7 +250,7 @@ TEST(PairMapsTest, ShowTheLargestSizeWithoutTheDiagonal) {
   EXPECT_EQ(DataOf(html)["values"],
             Json::parse("[null, 5.0, null, null, null, null, null, 2.0, null]"));
   EXPECT_EQ(PairMaps({}), "");
-  // Of one rank there is no pair; ranks that no page could show are left out.
+  // One rank has no pairs; ranks that no page could show are left out.
   run.bench = {PairRow(0, 0, 2048, 90), PairRow(1 << 30, 0, 2048, 1)};
   EXPECT_EQ(PairMaps({&run, 1}), "");
   run.bench = {PairRow(0, 1, 2048, 90), PairRow(128, 0, 4096, 1)};
@@ -295,7 +295,7 @@ TEST(TableTest, SaysOnceWhatIsTheSameInAllRows) {
   EXPECT_EQ(Count(html, "&lt;i&gt;"), 1);
   EXPECT_EQ(Count(html, "<td"), 2);  // sizes differ, though their texts are the same
   table.rows.pop_back();
-  EXPECT_EQ(Count(Render(table), "<td"), 2);  // one row is nothing but itself
+  EXPECT_EQ(Count(Render(table), "<td"), 2);  // nothing differs in a single row
 }
 
 TEST(LabelsTest, SayWhatDiffers) {
@@ -308,7 +308,7 @@ TEST(LabelsTest, PointsSayTheirSettingsOnlyWhereNothingElseDiffers) {
   const auto key = [](double hidden, const char* settings) {
     return PointKey({.settings = settings, .experts = 8, .hidden = hidden});
   };
-  // What a preset of the router sets follows the router's name, and is not said.
+  // Settings from a router preset follow from the router's name, and are not shown.
   EXPECT_THAT(PointLabels({key(64, "--hidden-size 64 --router a --moe-aux-loss-coeff 0.1"),
                            key(128, "--hidden-size 128 --router b")}),
               ElementsAre("H 64", "H 128"));

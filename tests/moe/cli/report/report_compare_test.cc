@@ -45,7 +45,7 @@ TEST(SampleTest, ByHand) {
 }
 
 TEST(SampleTest, StudentsQuantiles) {
-  // Exact values from tables of the distribution, to the digits that they give.
+  // Exact values from tables of the distribution, to their number of digits.
   for (const auto& [degrees, exact] : {std::pair(1.0, 12.706),
                                        {2.0, 4.303},
                                        {14.0, 2.145},
@@ -94,15 +94,15 @@ TEST(CompareTest, RepeatedRowsBringTheirOwnNoise) {
 TEST(CompareTest, SizesThatAreWrittenAlikeAreNoRepetitions) {
   report::Run a = BenchRun({1, 2}, 1);
   a.bench[0].size_bytes = 1 << 20;
-  a.bench[1].size_bytes = (1 << 20) + 256;  // of three digits, 1 MiB as well
+  a.bench[1].size_bytes = (1 << 20) + 256;  // with three digits this is 1 MiB as well
   const auto comparison = Compare(a, a).value();
   ASSERT_EQ(comparison.differences.size(), 2u);
   EXPECT_EQ(comparison.differences[0].what, "1 MiB");
   EXPECT_EQ(comparison.differences[1].what, "1,048,832 B");
 }
 
-// Two points of a sweep that differ in one setting, as rows of `moe sweep -J`: a fast one and a
-// slow one.
+// Two points of a sweep that differ in one setting, as rows of `moe sweep -J`: a fast and a slow
+// one.
 report::Run TwoPoints(const std::string& first, const std::string& second, double slow = 50) {
   const auto row = [](const std::string& differs, double speed) {
     return absl::StrCat(R"({"schema":"moe.sweep/1","measure":"layer","experts":8,"topk":2,)",
@@ -115,7 +115,7 @@ report::Run TwoPoints(const std::string& first, const std::string& second, doubl
 }
 
 TEST(CompareTest, SweepPointsAreAsManyAsTheirSettings) {
-  // Of one point, whatever else stands there, no two rows are repetitions if their settings differ.
+  // Whatever else two rows of a point contain, they are not repetitions if their settings differ.
   const std::pair<const char*, const char*> kPairs[] = {
       {R"("hidden":64,"settings":"--hidden-size 64")",
        R"("hidden":128,"settings":"--hidden-size 128")"},
@@ -129,7 +129,7 @@ TEST(CompareTest, SweepPointsAreAsManyAsTheirSettings) {
       {R"("settings":"--seed 1")", R"("settings":"--seed 2")"},
       {R"("text_xxh3":"a")", R"("text_xxh3":"b")"},
       {R"("backend":"local")", R"("backend":"mpi")"},
-      {R"("hidden":64)", R"("hidden":128)"}};  // of another program's, without settings
+      {R"("hidden":64)", R"("hidden":128)"}};  // from another program, without settings
   for (const auto& [first, second] : kPairs) {
     const report::Run run = TwoPoints(first, second);
     const auto comparison = Compare(run, run).value();
@@ -198,7 +198,7 @@ TEST(ChecksTest, BoundsAreOnTheColumnsThatAreThere) {
   ASSERT_EQ(rows.size(), 2u);
   const auto failed = RowsThatFail("busbw < 90 && size >= 1024", rows).value();
   EXPECT_THAT(failed, ElementsAre(rows[1].name));
-  // Nothing was measured that this could fail on.
+  // Nothing was measured that could violate this bound.
   EXPECT_EQ(RowsThatFail("val_loss > 4", rows).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
@@ -212,7 +212,7 @@ TEST(ChecksTest, WorseIsABoundOnTheComparison) {
 }
 
 TEST(ChecksTest, BaseIsTheOtherRunsValueOfTheColumn) {
-  // Means of B: 80 and 50; of A: 100, and none of 2048 bytes.
+  // Means of B: 80 and 50; of A: 100, and none for 2048 bytes.
   std::vector<report::Run> runs = {BenchRun({90, 110}, 3), BenchRun({79, 81}, 3)};
   runs[0].bench[1].time_us = 10;
   runs[1].bench[0].time_us = 12;
@@ -234,7 +234,7 @@ TEST(ChecksTest, BaseIsTheOtherRunsValueOfTheColumn) {
   EXPECT_EQ(failed("cv > 0.5*base"), 1);     // 2048 bytes: neither has a base
   EXPECT_EQ(failed("busbw < 0.9*base && size > 1024"), 0);
   EXPECT_EQ(failed("busbw < 0.9*base && size <= 1024"), 1);
-  // Rows of B alone: 80 and 50, none of A's 90.
+  // Only rows of B count: 80 and 50, not A's 90.
   EXPECT_EQ(failed("busbw < 1000"), 2);
   EXPECT_EQ(failed("busbw < 60"), 1);
   EXPECT_EQ(failed("busbw > 85"), 0);

@@ -1,4 +1,4 @@
-// Inputs of moe report: what is read, and that what is wrong is named with its place.
+// Inputs of moe report: what is read, and errors that name their position.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -53,7 +53,7 @@ TEST(ParseRunTest, ATrainingRun) {
 TEST(ParseRunTest, WhereResultsComeFromIsReadAndShown) {
   const std::string origin = R"("version":"1.2.3","commit":"ab12","host":"<h>","cpu":"Z 80",)";
   const std::string day = R"("date":"2026-11-2)";
-  // The first line of a training run, and a training run of before there was one.
+  // The first line of a training run, and a training run from before that line existed.
   const std::string head =
       R"({"schema":"moe.train/1","provenance":{)" + origin + day + R"(4"},"ranks":2})" + "\n";
   const auto run = ParseRun("f", head + kStep).value();
@@ -64,7 +64,7 @@ TEST(ParseRunTest, WhereResultsComeFromIsReadAndShown) {
   EXPECT_THAT(ErrorOf(head), HasSubstr("holds no rows"));
   EXPECT_THAT(ErrorOf(R"({"provenance":{"version":1}})"), HasSubstr("version is 1"));
   EXPECT_THAT(ErrorOf(R"({"provenance":"x"})"), HasSubstr("provenance is no object"));
-  // Rows have their own.
+  // Rows have their own provenance.
   const std::string row = "{" + origin + R"("experts":8,"topk":2,)" + day;
   const auto sweep = ParseRun("f", row + "5\"}\n" + row + "4\"}\n").value();
   EXPECT_THAT(Page("t", {sweep}, {}), HasSubstr("date 2026-11-24 to 2026-11-25<"));
@@ -178,7 +178,7 @@ TEST(ExpertLoadTest, ManyStepsAndExpertsAreAveraged) {
   }
   const HeatMap map = ExpertLoadMap(run, 0);
   EXPECT_EQ(map.x.names.size(), 59u);
-  EXPECT_EQ(map.x.names.front(), "1–17");  // 17 steps fit into kMaxLoadColumns
+  EXPECT_EQ(map.x.names.front(), "1–17");  // 17 steps per column, to fit kMaxLoadColumns
   EXPECT_EQ(map.y.names.size(), kMaxLoadRows);
   EXPECT_EQ(map.y.names.back(), "126–127");
   for (const double value : map.values) EXPECT_EQ(value, 1);

@@ -48,7 +48,7 @@ TEST(Axis, TheLastOfARangeNeedNotBeHit) {
 
 TEST(Axis, NumbersComeInTheirShortestForm) {
   EXPECT_THAT(Values("none,1.50,1e0", kFactor), ElementsAre("none", "1.5", "1"));
-  // Steps of tenths are no sums of binary fractions: 0.1 + 2 * 0.1 is 0.30000000000000004.
+  // Steps of tenths are not sums of binary fractions: 0.1 + 2 * 0.1 is 0.30000000000000004.
   EXPECT_THAT(Values("0.1-0.5+0.1", kFactor), ElementsAre("0.1", "0.2", "0.3", "0.4", "0.5"));
   EXPECT_THAT(Values("1e-3-8e-3*2", kFactor), ElementsAre("0.001", "0.002", "0.004", "0.008"));
   EXPECT_THAT(Values("1000000"), ElementsAre("1000000"));

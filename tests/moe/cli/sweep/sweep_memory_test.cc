@@ -1,4 +1,4 @@
-// What a sweep thinks that a point needs, against what it takes.
+// A sweep's estimate of a point's memory, against its use.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -71,9 +71,9 @@ TrainerOptions OnRanks(int ep, DType dtype) {
 
 class MemoryEstimateTest : public ::testing::TestWithParam<MemoryCase> {};
 
-// The estimate holds 3/2 of the activations; the workspace, which grows in powers of two, all of
-// them to twice that: that alone is a quotient of 3/4 to 3/2. Routing that is not even, of which
-// the estimate knows nothing, may add a third of the activations.
+// The estimate includes 3/2 of the activations; the workspace, which grows in powers of two, once
+// to twice the activations: that alone gives a quotient of 3/4 to 3/2. Uneven routing, which the
+// estimate ignores, may add a third of the activations.
 TEST_P(MemoryEstimateTest, IsWithinAFactorOfTwoOfAMeasuredRun) {
   const lm::TrainConfig config = ConfigOf(GetParam());
   const lm::Corpus corpus = MakeCorpus();
@@ -94,8 +94,8 @@ TEST_P(MemoryEstimateTest, IsWithinAFactorOfTwoOfAMeasuredRun) {
   RecordProperty("quotient", std::to_string(quotient));
   EXPECT_GT(quotient, 0.5) << measured;
   EXPECT_LT(quotient, 2.0) << measured;
-  // The activations are more than a detail of the sum in every case, or it would test nothing else
-  // than a count of parameters.
+  // The activations are a significant part of the sum in every case, or this would only test a
+  // count of parameters.
   EXPECT_GT(estimate.workspace_bytes, 0.2 * estimate.total_bytes());
 }
 
@@ -120,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(
                       MemoryCase{.name = "UnevenExperts", .experts = 5, .ranks = 3, .ep = 3}),
     [](const auto& test) { return std::string(test.param.name); });
 
-// A layer alone, even, and with nine tenths of the rows on one rank of four.
+// A layer alone, with even routing, and with nine tenths of the rows on one rank of four.
 TEST(MemoryEstimate, OfALayerIsWithinAFactorOfTwoOfAMeasuredOne) {
   struct LayerCase {
     int ranks;
@@ -189,7 +189,7 @@ TEST(MemoryEstimate, ParametersAreThoseOfTheRank) {
       EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
           .state_bytes,
       (2 + 20.0 / 16) * 1000 + (2 + 20.0 / 4) * 3 * 2 * 210);
-  // All ranks together have one copy more of masters and moments.
+  // All ranks together have one more copy of masters and moments.
   const auto saving = [&](bool saves) {
     return EstimateMemory({.model = model,
                            .trainer = OnRanks(4, DType::kFloat32),
@@ -212,7 +212,7 @@ TEST(MemoryEstimate, HugeShapesAreFiniteAndHuge) {
   EXPECT_LT(estimate.workspace_bytes, 1e300);
 }
 
-// A machine made of files.
+// A machine emulated by files.
 class AvailableMemoryTest : public IoTest {
  protected:
   int64_t Available() const { return AvailableMemoryBytes(root_.string()); }
@@ -245,7 +245,7 @@ TEST_F(AvailableMemoryTest, VersionTwoGroupsAndThoseAboveLimitIt) {
 TEST_F(AvailableMemoryTest, VersionOneGroupsLimitIt) {
   Put("/proc/meminfo", "MemAvailable:    1000000 kB\n");
   Put("/proc/self/cgroup", "9:name=systemd:/\n4:memory,hugetlb:/job\n0::/\n");
-  // A container may show its own group at the mount's top, and not the path that it reads.
+  // A container may show its own group at the mount's top, and not at the path that /proc names.
   Put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "8000\n");
   Put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
   Put("/sys/fs/cgroup/memory/memory.stat", "cache 700\ntotal_inactive_file 600\n");

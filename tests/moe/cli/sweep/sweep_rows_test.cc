@@ -131,7 +131,7 @@ TEST(LayerFigures, AddBothPassesAndKeepDropsAsPercent) {
     measure::LayerRow added;
     added.pass = pass;
     added.phase = phase;
-    added.time_us.p50 = 1.4 * us;  // of the slowest rank: larger than the mean
+    added.time_us.p50 = 1.4 * us;  // the slowest rank's: larger than the mean
     if (added.phase == "all") added.time_us.p50 = us;
     added.share_pct = 100 * us / (added.pass == "forward" ? 1500 : 3000);
     result.rows.push_back(added);
