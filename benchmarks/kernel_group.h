@@ -89,7 +89,7 @@ class CopyLimit {
 //   forward   4 Q T E + 4 T E + 8 S + 8 (T + 1) + 4 T + 8 E
 //             (logits; scores; ids and weights; offsets; log-sum-exp; counts)
 //   backward  4 T E + 9 S + 8 (T + 1) + 4 Q T E
-//On a GPU, for gates that choose the largest logits, also the parts that inference needs of them;
+// On a GPU, for gates that choose the largest logits, also the parts that inference needs of them;
 // logits in 16 bits have these two alone.
 //   select    T E b + 8 S + 8 E              (logits; ids and weights; counts)
 //   plan      12 S + 16 (E + 1) + 4 E        (ids; both maps of slots and rows; first rows of

@@ -14,9 +14,9 @@
 namespace cusim {
 
 // mma.sync.aligned.m16n8k16.row.col.f32.T.T.f32:
-//  d (16 x 8, float32) += a (16 x 16, T) * b (16 x 8, T), by all 32 lanes of a warp; T: a 16-bit
-//  type that a float converts to. A register of `a` or `b` holds two values, the lower half first.
-//  With g = lane / 4, t = lane % 4 (PTX ISA, "Matrix Fragments for mma.m16n8k16"):
+// d (16 x 8, float32) += a (16 x 16, T) * b (16 x 8, T), by all 32 lanes of a warp; T: a 16-bit
+// type that a float converts to. A register of `a` or `b` holds two values, the lower half first.
+// With g = lane / 4, t = lane % 4 (PTX ISA, "Matrix Fragments for mma.m16n8k16"):
 //   a[0], a[1]  rows g and g + 8, columns 2t, 2t + 1     a[2], a[3]  the same, columns + 8
 //   b[0]        rows 2t, 2t + 1 of column g              b[1]        rows + 8
 //   d[0], d[1]  row g, columns 2t, 2t + 1                d[2], d[3]  row g + 8
