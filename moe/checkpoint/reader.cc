@@ -268,7 +268,7 @@ absl::Status CheckpointReader::VerifyStates(absl::Span<const CanonicalTensor> te
       values.resize(static_cast<size_t>(box.rows() * box.cols()));
       const MatrixView<float> rows(values.data(), box.rows(), box.cols());
       const absl::Status one = ReadUnchecked(tensor->name, *state, box, rows);
-      const uint64_t hash = one.ok() ? HashUnits(*tensor, box.row_begin, rows) : 0;
+      const uint64_t hash = one.ok() ? HashUnits(*tensor, box, rows) : 0;
       const std::lock_guard lock(mu);
       status.Update(one);
       read[*state] += hash;

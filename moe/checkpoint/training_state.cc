@@ -29,12 +29,13 @@ size_t PlaceOf(absl::string_view state) {
 
 }  // namespace
 
-// Whole rows of a canonical tensor that this rank keeps, and their states, in memory of the
-// parameter's device.
+// A box of a canonical tensor that this rank keeps, and its states, from its first element on, in
+// memory of the parameter's device.
 struct TrainingState::Held {
   const CanonicalTensor* tensor;
-  ElementRange rows, own;                              // own: of those, the ones it speaks for
-  std::vector<std::pair<const char*, float*>> states;  // from the first of `rows` on
+  TensorBox box;
+  bool own;  // this rank writes and hashes it
+  std::vector<std::pair<const char*, float*>> states;
 };
 
 auto TrainingState::AllHeld() -> std::vector<Held> {
@@ -42,37 +43,27 @@ auto TrainingState::AllHeld() -> std::vector<Held> {
   absl::Span<const OptimizerState::Slice> slices;
   if (optimizer_ != nullptr) slices = optimizer_->state().slices();
   for (const OptimizerState::Slice& slice : slices) {
-    const ElementRange range = slice.piece.range;
-    int64_t first = 0;  // element of the parameter where the part begins
-    for (const CanonicalTensor& part : slice.piece.parameter->parts()) {
-      const ElementRange here = Common(range, {first, first + part.size()});
-      if (here.size() > 0) {
-        const auto rows = [&](ElementRange r) {
-          return ElementRange{(r.begin - first) / part.cols, (r.end - first) / part.cols};
-        };
-        const ElementRange own = Common(here, slice.own);
-        const int64_t at = here.begin - range.begin;
-        all.push_back({&part,
-                       rows(here),
-                       own.size() > 0 ? rows(own) : ElementRange(),
+    const ElementRange range = slice.piece.range, own = slice.own;
+    for (const auto& [part, is_own] :
+         {std::pair(ElementRange{range.begin, own.begin}, false), std::pair(own, true),
+          std::pair(ElementRange{own.end, range.end}, false)}) {
+      for (const BoxInMemory& held : BoxesOf(*slice.piece.parameter, part)) {
+        const int64_t at = held.first - range.begin;
+        all.push_back({held.tensor,
+                       held.box,
+                       is_own,
                        {{kMaster, slice.master().data() + at},
                         {kMean, slice.mean.data() + at},
                         {kMeanSquare, slice.mean_square.data() + at}}});
       }
-      first += part.size();
     }
   }
   for (const auto& p : parameters_.parameters()) {
     if (p->frozen() || IsSliced(*p)) continue;  // frozen: it stays what it was made or loaded as
-    const bool speaks = context_.mesh->index(p->spec().holders) == 0;
-    float* values = p->master().data();
-    for (const CanonicalTensor& part : p->parts()) {
-      const ElementRange rows = {0, part.rows};
-      all.push_back({&part,
-                     rows,
-                     speaks ? rows : ElementRange(),
-                     {{p->spec().trainable ? kMaster : kValue, values}}});
-      values += part.size();
+    const bool own = context_.mesh->index(p->spec().holders) == 0;
+    const char* const state = p->spec().trainable ? kMaster : kValue;
+    for (const BoxInMemory& held : BoxesOf(*p)) {
+      all.push_back({held.tensor, held.box, own, {{state, p->master().data() + held.first}}});
     }
   }
   return all;
@@ -81,8 +72,7 @@ auto TrainingState::AllHeld() -> std::vector<Held> {
 int64_t TrainingState::BytesToWrite() {
   int64_t bytes = 0;
   for (const Held& held : AllHeld()) {
-    const auto states = static_cast<int64_t>(held.states.size());
-    bytes += held.own.size() * held.tensor->cols * states * int64_t{sizeof(float)};
+    if (held.own) bytes += held.box.size() * std::ssize(held.states) * int64_t{sizeof(float)};
   }
   if (context_.mesh->world().rank() != 0) return bytes;
   for (const RouterShare& share : shares_) {
@@ -108,15 +98,13 @@ absl::StatusOr<absl::Span<const StatePart>> TrainingState::PartsToWrite() {
 absl::Status TrainingState::CollectParts(absl::Span<const absl::string_view> states) {
   parts_.clear();
   for (const Held& held : AllHeld()) {
-    const int64_t cols = held.tensor->cols;
-    if (held.own.size() * cols == 0) continue;
+    if (!held.own) continue;
     for (const auto& [state, data] : held.states) {
       if (std::find(states.begin(), states.end(), state) == states.end()) continue;
-      const float* const own = data + (held.own.begin - held.rows.begin) * cols;
       parts_.push_back({.tensor = held.tensor,
                         .state = state,
-                        .box = {held.own.begin, held.own.end, 0, cols},
-                        .data = MatrixView<const float>(own, held.own.size(), cols)});
+                        .box = held.box,
+                        .data = MatrixView<const float>(data, held.box.rows(), held.box.cols())});
     }
   }
   return OnCuda(context_) ? CopyToHost() : context_.compute->Synchronize();
@@ -205,24 +193,19 @@ absl::Status TrainingState::ReadAll(CheckpointReader& reader, Hashes& hashes) {
 
 absl::Status TrainingState::Read(CheckpointReader& reader, const Held& held, Hashes& hashes) {
   const CanonicalTensor& tensor = *held.tensor;
-  if (tensor.cols == 0) return absl::OkStatus();
   const UnitGrid grid(tensor);
   for (const auto& [state, data] : held.states) {
     uint64_t& hash = hashes[PlaceOf(state)];
-    for (int64_t row = held.rows.begin, end = row; row < held.rows.end; row = end) {
-      const bool own = held.own.begin <= row && row < held.own.end;
-      const int64_t last = own                    ? held.own.end
-                           : row < held.own.begin ? held.own.begin
-                                                  : held.rows.end;
-      end = std::min(last, grid.EndOfBand(row));
-      const int64_t size = (end - row) * tensor.cols;
-      float* const to = data + (row - held.rows.begin) * tensor.cols;
+    TensorBox box = held.box;  // the band of it that is read next
+    for (; box.row_begin < held.box.row_end; box.row_begin = box.row_end) {
+      box.row_end = std::min(held.box.row_end, grid.EndOfBand(box.row_begin));
+      const int64_t size = box.size();
+      float* const to = data + (box.row_begin - held.box.row_begin) * box.cols();
       if (OnCuda(context_)) host_.resize(static_cast<size_t>(size));
-      const MatrixView<float> rows(OnCuda(context_) ? host_.data() : to, end - row, tensor.cols);
-      const TensorBox box = {row, end, 0, tensor.cols};
-      if (own) {
+      const MatrixView<float> rows(OnCuda(context_) ? host_.data() : to, box.rows(), box.cols());
+      if (held.own) {
         MOE_RETURN_IF_ERROR(reader.ReadUnchecked(tensor.name, state, box, rows));
-        hash += HashUnits(tensor, row, rows);
+        hash += HashUnits(tensor, box, rows);
       } else {
         MOE_RETURN_IF_ERROR(reader.ReadBox(tensor.name, state, box, rows));
       }
@@ -262,7 +245,7 @@ absl::StatusOr<uint64_t> TrainingState::HashWeights() {
   Hashes hashes = {};
   for (const StatePart& part : parts_) {
     hashes[PlaceOf(part.state)] +=
-        HashUnits(*part.tensor, part.box.row_begin, std::get<MatrixView<const float>>(part.data));
+        HashUnits(*part.tensor, part.box, std::get<MatrixView<const float>>(part.data));
   }
   MOE_RETURN_IF_ERROR(SumOverRanks(hashes));
   return hashes[PlaceOf(kMaster)] + hashes[PlaceOf(kValue)];

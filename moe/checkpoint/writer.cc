@@ -51,14 +51,9 @@ absl::Status CheckPart(const StatePart& part) {
 }
 
 absl::Status CheckRowGroups(const StatePart& part) {
-  const UnitGrid grid(*part.tensor);
-  const TensorBox& box = part.box;
-  if (box.cols() == part.tensor->cols && grid.FirstRowOfGroup(box.row_begin) == box.row_begin &&
-      grid.FirstRowOfGroup(box.row_end) == box.row_end) {
-    return absl::OkStatus();
-  }
+  if (UnitGrid(*part.tensor).HasWholeUnits(part.box)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("part '", part.tensor->name, "' ", part.state, " ",
-                                                 BoxText(box), ", expected whole row groups"));
+                                                 BoxText(part.box), ", expected whole row groups"));
 }
 
 // The tensors of the parts and their states, in the manifest's order.
@@ -354,7 +349,7 @@ absl::Status CheckpointWriter::Job::WriteShards(FileSystem& files) {
                                                   " values that are not finite, expected none"));
       }
       hashes[rows.state] +=
-          HashUnits(rows.tensor, rows.box.row_begin, {data, rows.box.rows(), rows.box.cols()});
+          HashUnits(rows.tensor, rows.box, {data, rows.box.rows(), rows.box.cols()});
     }
     table.sections.hash = StateHashesText(hashes);
   }

@@ -81,13 +81,13 @@ template MatrixView<const Float16> Parameter::view<Float16>() const;
 
 template <typename T>
 MatrixView<const T> Parameter::part(size_t i) const {
-  const CanonicalTensor& part = spec_.parts[i];
+  const TensorBox part = box(i);
   if (!contiguous()) {
-    return {reinterpret_cast<const T*>(borrowed_[i].values.data()), part.rows, part.cols};
+    return {reinterpret_cast<const T*>(borrowed_[i].values.data()), part.rows(), part.cols()};
   }
   int64_t begin = 0;
-  for (size_t before = 0; before < i; ++before) begin += spec_.parts[before].rows;
-  return RowRange(view<T>(), begin, begin + part.rows);
+  for (size_t before = 0; before < i; ++before) begin += box(before).rows();
+  return RowRange(view<T>(), begin, begin + part.rows());
 }
 template MatrixView<const float> Parameter::part<float>(size_t) const;
 template MatrixView<const BFloat16> Parameter::part<BFloat16>(size_t) const;
@@ -319,10 +319,9 @@ absl::Status ParameterStore::Borrow(Parameter& parameter, std::vector<BorrowedRo
         absl::StrCat("ParameterStore::Borrow: ", name,
                      " is no frozen matrix in 16 bits that its layer reads by rows, on the CPU"));
   }
-  const auto parts = parameter.parts();
-  bool fits = rows.size() == 1 || rows.size() == parts.size();
+  bool fits = rows.size() == 1 || rows.size() == parameter.parts().size();
   for (size_t i = 0; fits && i < rows.size(); ++i) {
-    const int64_t elements = rows.size() == 1 ? parameter.size() : parts[i].size();
+    const int64_t elements = rows.size() == 1 ? parameter.size() : parameter.box(i).size();
     fits = std::ssize(rows[i].values) == elements * SizeOf(compute_) &&
            reinterpret_cast<uintptr_t>(rows[i].values.data()) % SizeOf(compute_) == 0;
   }

@@ -74,6 +74,8 @@ class Parameter {
   // One row or column: layers may read it in float32, whatever the store's type.
   bool is_vector() const { return spec_.rows == 1 || spec_.cols == 1; }
   absl::Span<const CanonicalTensor> parts() const { return spec_.parts; }  // never empty
+  // What this rank holds of parts()[part]: all of it, as no group of ranks shares a tensor out.
+  TensorBox box(size_t part) const { return spec_.parts[part].box(); }
 
   bool frozen() const { return !spec_.trainable && !spec_.host_state; }
   // Empty for a frozen matrix of a 16-bit type, and where ZeRO has left it to the optimisers of

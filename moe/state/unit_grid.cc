@@ -50,32 +50,42 @@ int64_t UnitGrid::EndOfBand(int64_t row) const {
   return FirstRowOfGroup(row + std::max<int64_t>(1, kBand / cols_));
 }
 
-int64_t UnitGrid::CutNear(int64_t element) const {
-  if (cols_ == 0) return 0;
-  const int64_t row = element / cols_, first = FirstRowOfGroup(row);
-  const auto leaf = std::find_if(leaf_.begin(), leaf_.end(),
-                                 [row](const TensorBox& box) { return row < box.row_end; });
-  if (leaf == leaf_.end()) return first;
-  const int64_t next = std::min(first + group_rows_, leaf->row_end);
-  return element - first * cols_ <= next * cols_ - element ? first : next;
+bool UnitGrid::HasWholeUnits(const TensorBox& box) const {
+  if (FirstRowOfGroup(box.row_begin) != box.row_begin) return false;
+  if (FirstRowOfGroup(box.row_end) != box.row_end) return false;
+  return std::all_of(leaf_.begin(), leaf_.end(), [&](const TensorBox& leaf) {
+    const TensorBox here = Common(leaf, box);
+    return here.rows() <= 0 || here.cols() <= 0 || here.cols() == leaf.cols();
+  });
 }
 
-uint64_t HashUnits(const CanonicalTensor& tensor, int64_t first_row, MatrixView<const float> rows) {
+int64_t UnitGrid::CutNear(const TensorBox& box, int64_t element) const {
+  const int64_t cols = box.cols();
+  if (cols == 0) return 0;
+  const int64_t row = box.row_begin + element / cols, first = FirstRowOfGroup(row);
+  const auto leaf = std::find_if(leaf_.begin(), leaf_.end(),
+                                 [row](const TensorBox& each) { return row < each.row_end; });
+  const int64_t next = leaf == leaf_.end() ? first : std::min(first + group_rows_, leaf->row_end);
+  const int64_t before = (first - box.row_begin) * cols, after = (next - box.row_begin) * cols;
+  return element - before <= after - element ? before : after;
+}
+
+uint64_t HashUnits(const CanonicalTensor& tensor, const TensorBox& box,
+                   MatrixView<const float> rows) {
   const uint64_t name = Xxh3(tensor.name.data(), tensor.name.size());
-  const UnitGrid grid(tensor);
-  std::vector<float> elements;  // of a unit that is narrower than its tensor
+  std::vector<float> elements;  // of a unit that is narrower than the rows
   uint64_t sum = 0;
-  grid.ForEachUnit(first_row, first_row + rows.rows(), [&](int64_t unit, const TensorBox& box) {
-    const float* data = rows.row(box.row_begin - first_row) + box.col_begin;
-    if (box.cols() != rows.stride()) {
+  UnitGrid(tensor).ForEachUnit(box, [&](int64_t number, const TensorBox& unit) {
+    const float* data = rows.row(unit.row_begin - box.row_begin) + unit.col_begin - box.col_begin;
+    if (unit.cols() != rows.stride()) {
       elements.clear();
-      for (int64_t r = 0; r < box.rows(); ++r) {
+      for (int64_t r = 0; r < unit.rows(); ++r) {
         const float* const row = data + r * rows.stride();
-        elements.insert(elements.end(), row, row + box.cols());
+        elements.insert(elements.end(), row, row + unit.cols());
       }
       data = elements.data();
     }
-    sum += Xxh3(data, box.rows() * box.cols() * sizeof(float), name + static_cast<uint64_t>(unit));
+    sum += Xxh3(data, unit.size() * sizeof(float), name + static_cast<uint64_t>(number));
   });
   return sum;
 }

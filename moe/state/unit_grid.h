@@ -24,30 +24,31 @@ class UnitGrid {
 
   explicit UnitGrid(const CanonicalTensor& tensor);
 
-  // Calls visit(unit, its box) for the units of rows [begin, end), which are whole row groups.
-  // Units count up leaf by leaf, in a leaf row by row; of all rows from 0. A leaf may be empty.
+  // Calls visit(unit, its box) for the units of `box`, which HasWholeUnits. Units count up leaf by
+  // leaf, in a leaf row by row; of the whole tensor from 0. A leaf may be empty.
   template <typename Visit>
-  void ForEachUnit(int64_t begin, int64_t end, Visit visit) const {
+  void ForEachUnit(const TensorBox& box, Visit visit) const {
+    MOE_CHECK(HasWholeUnits(box));
     for (int s = 0; s < kLeaves; ++s) {
-      TensorBox box = leaf_[s];
-      const int64_t leaf_begin = box.row_begin, leaf_end = std::min(end, box.row_end);
-      if (box.cols() == 0) continue;
-      for (int64_t row = std::max(begin, leaf_begin); row < leaf_end; row = box.row_end) {
-        box.row_begin = row;
-        box.row_end = std::min(row + group_rows_, leaf_[s].row_end);
-        MOE_CHECK((row - leaf_begin) % group_rows_ == 0 && box.row_end <= end);
-        visit(first_[s] + (row - leaf_begin) / group_rows_, box);
+      const TensorBox here = Common(leaf_[s], box);
+      if (here.cols() <= 0) continue;
+      for (int64_t row = here.row_begin; row < here.row_end; row += group_rows_) {
+        visit(first_[s] + (row - leaf_[s].row_begin) / group_rows_,
+              TensorBox{row, std::min(row + group_rows_, here.row_end), here.col_begin,
+                        here.col_end});
       }
     }
   }
+  // Whether no unit is partly in `box`: it has whole row groups and the columns of whole leaves.
+  bool HasWholeUnits(const TensorBox& box) const;
   // The first row of the row group that `row` is in; rows() for row >= rows().
   int64_t FirstRowOfGroup(int64_t row) const;
   // A row to read up to from `row` on, the first of a row group or rows(): so few elements that a
   // near cache has them while they are hashed, and at least a row group.
   int64_t EndOfBand(int64_t row) const;
-  // The first row of the row group, or rows(), whose first element, row by row, is nearest to
+  // Of the elements of `box`, row by row: the first of a row group, or the end, nearest to
   // `element`; of two as near, the first.
-  int64_t CutNear(int64_t element) const;
+  int64_t CutNear(const TensorBox& box, int64_t element) const;
 
  private:
   const int64_t cols_;  // of the tensor
@@ -58,8 +59,9 @@ class UnitGrid {
 
 // Sum over units, modulo 2^64, of XXH3(the unit's float32 bytes, row by row; seed: XXH3 of the
 // name, plus the unit). A sum of sums is the whole's hash: whoever holds a unit adds it, in any
-// order. rows: the tensor's from first_row on, whole row groups.
-uint64_t HashUnits(const CanonicalTensor& tensor, int64_t first_row, MatrixView<const float> rows);
+// order. rows: those of `box`, which has whole units.
+uint64_t HashUnits(const CanonicalTensor& tensor, const TensorBox& box,
+                   MatrixView<const float> rows);
 
 }  // namespace moe
 

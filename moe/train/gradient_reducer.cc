@@ -25,25 +25,19 @@ absl::Status CheckTrainable(const Parameter& parameter, size_t known) {
                                                  " is not trained, so it has no gradient"));
 }
 
-// Of the elements `piece.range` of a parameter, whole row groups, in units of whose squares the
-// norm is made. `first`: where these elements begin in the sum.
+// Adds the units of elements `piece.range`, whole row groups, of whose squares the norm is made.
+// `first`: where these elements begin in the sum.
 void AppendUnits(const ParameterPiece& piece, int64_t first, std::vector<SquaresUnit>& units) {
-  int64_t at = 0;  // of the part
-  for (const CanonicalTensor& part : piece.parameter->parts()) {
-    const ElementRange here = Common(piece.range, {at, at + part.size()});
-    if (here.size() > 0) {
-      UnitGrid(part).ForEachUnit(
-          (here.begin - at) / part.cols, (here.end - at) / part.cols,
-          [&](int64_t /*unit*/, const TensorBox& box) {
-            const int64_t row = at + box.row_begin * part.cols;
-            units.push_back({.begin = first + row - piece.range.begin + box.col_begin,
-                             .rows = box.rows(),
-                             .cols = box.cols(),
-                             .stride = part.cols,
-                             .sum = piece.parameter->index()});
-          });
-    }
-    at += part.size();
+  for (const BoxInMemory& held : BoxesOf(*piece.parameter, piece.range)) {
+    const int64_t begin = first + held.first - piece.range.begin, cols = held.box.cols();
+    UnitGrid(*held.tensor).ForEachUnit(held.box, [&](int64_t /*unit*/, const TensorBox& unit) {
+      units.push_back({.begin = begin + (unit.row_begin - held.box.row_begin) * cols +
+                                unit.col_begin - held.box.col_begin,
+                       .rows = unit.rows(),
+                       .cols = unit.cols(),
+                       .stride = cols,
+                       .sum = piece.parameter->index()});
+    });
   }
 }
 

@@ -11,14 +11,11 @@ namespace {
 
 // The cut of `parameter` nearest to `element`, itself an element.
 int64_t CutNear(const Parameter& parameter, int64_t element) {
-  int64_t first = 0;
-  for (const CanonicalTensor& part : parameter.parts()) {
-    if (element < first + part.size()) {
-      return first + UnitGrid(part).CutNear(element - first) * part.cols;
-    }
-    first += part.size();
+  for (const BoxInMemory& held : BoxesOf(parameter)) {
+    if (element >= held.range().end) continue;
+    return held.first + UnitGrid(*held.tensor).CutNear(held.box, element - held.first);
   }
-  return first;
+  return parameter.size();
 }
 
 }  // namespace

@@ -2,27 +2,17 @@
 #ifndef MOE_MOE_ZERO_SHARD_CUT_H_
 #define MOE_MOE_ZERO_SHARD_CUT_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include <absl/types/span.h>
 
 #include "comm/mesh/mesh.h"
+#include "moe/state/boxes.h"
 #include "moe/state/parameter.h"
 #include "moe/zero/state_placement.h"
 
 namespace moe {
-
-// Elements [begin, end).
-struct ElementRange {
-  int64_t begin = 0, end = 0;
-  int64_t size() const { return end - begin; }
-};
-// What is in both; of a size below 1 where nothing is.
-inline ElementRange Common(ElementRange a, ElementRange b) {
-  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
-}
 
 // Elements of each of `ranks` parts, in rank order, of parameters that lie one behind the other:
 // cut between the row groups of their tensors (unit_grid.h), part i where such a cut is nearest to

@@ -36,7 +36,7 @@ TEST(UnitGridTest, UnitsTileATensorOnce) {
     SCOPED_TRACE(tensor.name);
     std::vector<int> covered(static_cast<size_t>(tensor.size()), 0);
     int64_t visited = 0;
-    UnitGrid(tensor).ForEachUnit(0, tensor.rows, [&](int64_t unit, const TensorBox& box) {
+    UnitGrid(tensor).ForEachUnit(tensor.box(), [&](int64_t unit, const TensorBox& box) {
       EXPECT_EQ(unit, visited++);
       EXPECT_TRUE(box.rows() == 1 || box.rows() * box.cols() <= UnitGrid::kElements);
       for (int64_t r = box.row_begin; r < box.row_end; ++r) {
@@ -49,7 +49,7 @@ TEST(UnitGridTest, UnitsTileATensorOnce) {
 }
 
 uint64_t HashOf(const CanonicalTensor& tensor, const std::vector<float>& values) {
-  return HashUnits(tensor, 0, {values.data(), tensor.rows, tensor.cols});
+  return HashUnits(tensor, tensor.box(), {values.data(), tensor.rows, tensor.cols});
 }
 
 uint64_t Xxh3(const void* data, size_t bytes, uint64_t seed) {
@@ -88,12 +88,38 @@ TEST(HashUnitsTest, WhoeverHasRowGroupsAddsThem) {
       for (int rank = 0; rank < ranks; ++rank) {
         const int64_t first = grid.FirstRowOfGroup(tensor.rows * rank / ranks),
                       last = grid.FirstRowOfGroup(tensor.rows * (rank + 1) / ranks);
-        sum += HashUnits(tensor, first,
+        sum += HashUnits(tensor, {first, last, 0, tensor.cols},
                          {values.data() + first * tensor.cols, last - first, tensor.cols});
       }
       EXPECT_EQ(sum, HashOf(tensor, values)) << ranks;
     }
   }
+}
+
+// Two ranks with 16 columns each, a leaf; and with the rows of one of its two row groups alone.
+TEST(HashUnitsTest, WhoeverHasLeavesAddsThem) {
+  const CanonicalTensor tensor = {"o", 257, 32, TensorAxis::kColumns, 16};
+  std::vector<float> values(static_cast<size_t>(tensor.size()));
+  std::iota(values.begin(), values.end(), 1.0f);
+  uint64_t sum = 0;
+  for (const TensorBox& box :
+       {TensorBox{0, 257, 0, 16}, TensorBox{0, 256, 16, 32}, TensorBox{256, 257, 16, 32}}) {
+    std::vector<float> mine;
+    for (int64_t r = box.row_begin; r < box.row_end; ++r) {
+      for (int64_t c = box.col_begin; c < box.col_end; ++c) mine.push_back(values[r * 32 + c]);
+    }
+    sum += HashUnits(tensor, box, {mine.data(), box.rows(), box.cols()});
+  }
+  EXPECT_EQ(sum, HashOf(tensor, values));
+  const UnitGrid grid(tensor);
+  EXPECT_TRUE(grid.HasWholeUnits({256, 257, 16, 32}));
+  EXPECT_FALSE(grid.HasWholeUnits({0, 257, 0, 24}));
+  EXPECT_FALSE(grid.HasWholeUnits({1, 257, 0, 32}));
+  EXPECT_FALSE(grid.HasWholeUnits({0, 255, 0, 32}));
+  // Between ranks of such a box: 16 elements a row, so its second row group begins at 4096.
+  EXPECT_EQ(grid.CutNear({0, 257, 16, 32}, 2049), 4096);
+  EXPECT_EQ(grid.CutNear({0, 257, 16, 32}, 2048), 0);
+  EXPECT_EQ(grid.CutNear({0, 257, 16, 32}, 4105), 4112);
 }
 
 TEST(HashUnitsTest, SeesEveryValueItsPlaceAndItsName) {
