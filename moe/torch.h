@@ -12,6 +12,7 @@
 #include <absl/status/statusor.h>
 #include <torch/torch.h>
 
+#include "moe/state/boxes.h"
 #include "moe/train/trainer.h"
 
 // Errors are exceptions, absl::BadStatusOrAccess, of which RunRanks and moe::Main make statuses.
@@ -200,13 +201,12 @@ class MoeFfnImpl : public nn::Module {
         first_(trainer_->weights_.size()) {
     for (Parameter* const p : layer_->parameters()) {
       const Tensor master = trainer_->Master(*p);
-      int64_t first = 0;
-      for (const CanonicalTensor& part : p->parts()) {
-        Tensor own = master.as_strided({part.rows, part.cols}, {part.cols, 1}, first);
-        if (part.rows == 1) own = own.squeeze(0);
-        first += part.size();
-        const Tensor tensor = Register(*this, part.name.substr(prefix.size()), own.variable_data(),
-                                       p->spec().trainable);
+      for (const BoxInMemory& held : BoxesOf(*p)) {
+        const int64_t rows = held.box.rows(), cols = held.box.cols();
+        Tensor own = master.as_strided({rows, cols}, {cols, 1}, held.first);
+        if (rows == 1) own = own.squeeze(0);
+        const Tensor tensor = Register(*this, held.tensor->name.substr(prefix.size()),
+                                       own.variable_data(), p->spec().trainable);
         trainer_->weights_.push_back({p, tensor, own});
       }
     }

@@ -126,8 +126,9 @@ std::vector<CheckpointTensor> HfModel::tensors() const {
   return all;
 }
 
-absl::Status HfModel::LoadTensor(const CanonicalTensor& tensor, int64_t first, Parameter& parameter,
-                                 const ParameterStore& store, Stream& stream) const {
+absl::Status HfModel::LoadBox(const BoxInMemory& held, Parameter& parameter,
+                              const ParameterStore& store, Stream& stream) const {
+  const CanonicalTensor& tensor = *held.tensor;
   const auto found = tensors_.find(tensor.name);
   if (found == tensors_.end() || found->second.tensor.num_elements != tensor.size()) {
     return absl::InvalidArgumentError(
@@ -142,7 +143,7 @@ absl::Status HfModel::LoadTensor(const CanonicalTensor& tensor, int64_t first, P
     const int64_t count = std::min(most, rows - row);
     values.resize(count * cols);
     MOE_RETURN_IF_ERROR(whole.file->ReadFloat32(RowsOf(part, row, count), absl::MakeSpan(values)));
-    MOE_RETURN_IF_ERROR(store.WriteMaster(parameter, values, stream, first + row * cols));
+    MOE_RETURN_IF_ERROR(store.WriteMaster(parameter, values, stream, held.first + row * cols));
   }
   return absl::OkStatus();
 }
@@ -169,11 +170,8 @@ absl::Status HfModel::Load(ParameterStore& store, const Context& context, LoadBy
       MOE_ASSIGN_OR_RETURN(const bool borrowed, Borrow(store, *parameter));
       if (borrowed) continue;
     }
-    int64_t first = 0;
-    for (const CanonicalTensor& part : parameter->parts()) {
-      MOE_RETURN_IF_ERROR(
-          LoadTensor(part, first, *parameter, store, StreamOf(*parameter, context)));
-      first += part.size();
+    for (const BoxInMemory& held : BoxesOf(*parameter)) {
+      MOE_RETURN_IF_ERROR(LoadBox(held, *parameter, store, StreamOf(*parameter, context)));
     }
   }
   return context.compute->Synchronize();

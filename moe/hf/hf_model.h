@@ -14,6 +14,7 @@
 #include "moe/hf/model_rule.h"
 #include "moe/io/checkpoint.h"
 #include "moe/run/context.h"
+#include "moe/state/boxes.h"
 #include "moe/state/parameter.h"
 
 namespace moe::hf {
@@ -60,9 +61,9 @@ class HfModel {
   void WarnOfOthers(const std::set<std::string>& names);
   // Whether `store` now borrows all of it.
   absl::StatusOr<bool> Borrow(const ParameterStore& store, Parameter& parameter) const;
-  // To `parameter`, from element `first` on.
-  absl::Status LoadTensor(const CanonicalTensor& tensor, int64_t first, Parameter& parameter,
-                          const ParameterStore& store, Stream& stream) const;
+  // Writes the values of the tensor, all of it, into its box of `parameter`.
+  absl::Status LoadBox(const BoxInMemory& held, Parameter& parameter, const ParameterStore& store,
+                       Stream& stream) const;
 
   std::string folder_;
   ModelConfig config_;
