@@ -46,6 +46,7 @@ set(moe_public_headers
   moe/run/session.h moe/run/trace_export.h
   moe/state/boxes.h moe/state/canonical_tensor.h moe/state/parameter.h
   moe/zero/optimizer_state.h moe/zero/shard_cut.h moe/zero/state_placement.h moe/zero/weight_gather.h
+  moe/tensor/linear.h
   moe/layer/experts.h moe/layer/moe_layer.h moe/layer/shared_expert.h
   moe/train/gradient_norm.h moe/train/gradient_reducer.h moe/train/grid_unit.h
   moe/train/loss_scaler.h moe/train/optimizer.h moe/train/trainer.h

@@ -1,18 +1,12 @@
 #include "moe/layer/experts.h"
 
-#include <algorithm>
-#include <iterator>
-#include <optional>
+#include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/strip.h>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/bias/bias.h"
 #include "kernels/grouped_gemm/gemm_cublas.h"
-#include "kernels/grouped_gemm/grouped_gemm.h"
-#include "kernels/grouped_gemm/weight_gradient.h"
-#include "moe/tensor/linear.h"
 
 namespace moe {
 namespace {
@@ -32,47 +26,36 @@ absl::StatusOr<RowsOfGroups> RowsOf(const GroupOffsets& offsets, int first, int 
   return RowsOfGroups{all[first], all[last], out};
 }
 
-// Where the values of parameters are now: ParameterStore::Adopt moves them. `part`: of each, this
-// one of its parts(); nothing: all.
-template <typename T>
-absl::StatusOr<absl::Span<const MatrixView<const T>>> Weights(
-    absl::Span<Parameter* const> parameters, Workspace& workspace,
-    std::optional<size_t> part = {}) {
-  MOE_ASSIGN_OR_RETURN(const auto out,
-                       workspace.Array<MatrixView<const T>>(std::ssize(parameters)));
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    out[i] = part ? parameters[i]->template part<T>(*part) : parameters[i]->template view<T>();
-  }
-  return out;
-}
-absl::StatusOr<absl::Span<const absl::Span<const float>>> Biases(
-    absl::Span<Parameter* const> parameters, Workspace& workspace) {
-  MOE_ASSIGN_OR_RETURN(const auto out,
-                       workspace.Array<absl::Span<const float>>(std::ssize(parameters)));
-  for (size_t i = 0; i < parameters.size(); ++i) out[i] = parameters[i]->vector();
-  return out;
+ParameterSpec GateUpSpec(const ExpertsConfig& config, const std::string& prefix,
+                         MeshGroup holders) {
+  const bool gated = IsGated(config.activation);
+  const auto part = [&](const char* name) -> CanonicalTensor {
+    return {.name = absl::StrCat(prefix, name),
+            .rows = config.ffn_hidden_size,
+            .cols = config.hidden_size,
+            .axis = TensorAxis::kRows,
+            .item = kCutItem};
+  };
+  std::vector<CanonicalTensor> parts = {part("up_proj.weight")};
+  if (gated) parts.insert(parts.begin(), part("gate_proj.weight"));
+  return {.name = prefix + (gated ? "gate_up_proj.weight" : "up_proj.weight"),
+          .rows = config.ffn_hidden_size * (gated ? 2 : 1),
+          .cols = config.hidden_size,
+          .holders = holders,
+          .init_std = config.init_std,
+          .trainable = config.train,
+          .borrowable = !config.pack_weights,  // once frozen
+          .parts = std::move(parts)};
 }
 
-// What is added to the rows of a projection.
-ParameterSpec BiasOf(const ParameterSpec& weight) {
-  const auto named = [](const std::string& name) {
-    return absl::StrCat(absl::StripSuffix(name, "weight"), "bias");
-  };
-  ParameterSpec bias = {.name = named(weight.name),
-                        .cols = weight.rows,
-                        .holders = weight.holders,
-                        .initializer = Initializer::kZeros,
-                        .weight_decay = false,
-                        .trainable = weight.trainable};
-  for (const CanonicalTensor& part : weight.parts) {  // cut with the rows that it is added to
-    const bool cut = part.axis == TensorAxis::kRows;
-    if (!cut && bias.holders == MeshGroup::kData) bias.holders = MeshGroup::kStage;
-    bias.parts.push_back({.name = named(part.name),
-                          .cols = part.rows,
-                          .axis = cut ? TensorAxis::kColumns : TensorAxis::kNone,
-                          .item = cut ? part.item : 1});
-  }
-  return bias;
+ParameterSpec DownSpec(const ExpertsConfig& config, const std::string& prefix, MeshGroup holders) {
+  return CutAlong(TensorAxis::kColumns, {.name = prefix + "down_proj.weight",
+                                         .rows = config.hidden_size,
+                                         .cols = config.ffn_hidden_size,
+                                         .holders = holders,
+                                         .init_std = config.down_init_std,
+                                         .trainable = config.train,
+                                         .borrowable = !config.pack_weights});
 }
 
 }  // namespace
@@ -86,61 +69,15 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
                                                    ", ffn_hidden_size ", config.ffn_hidden_size,
                                                    ", expected both >= 1"));
   }
-  const bool gated = IsGated(config.activation);
-  const int64_t hidden = config.hidden_size, width = config.ffn_hidden_size;
-  auto experts = std::unique_ptr<Experts>(new Experts(config));
-  const bool borrowable = !config.pack_weights;  // once frozen
-  std::vector<ParameterSpec> gate_up, down;
+  LinearSpec gate_up = {.biases = config.biases, .pack = config.pack_weights}, down = gate_up;
   for (const std::string& prefix : prefixes) {
-    const auto part = [&](const char* name) -> CanonicalTensor {
-      return {.name = absl::StrCat(prefix, name),
-              .rows = width,
-              .cols = hidden,
-              .axis = TensorAxis::kRows,
-              .item = kCutItem};
-    };
-    std::vector<CanonicalTensor> up = {part("up_proj.weight")};
-    if (gated) up.insert(up.begin(), part("gate_proj.weight"));
-    gate_up.push_back({.name = prefix + (gated ? "gate_up_proj.weight" : "up_proj.weight"),
-                       .rows = width * (gated ? 2 : 1),
-                       .cols = hidden,
-                       .holders = holders,
-                       .init_std = config.init_std,
-                       .trainable = config.train,
-                       .borrowable = borrowable,
-                       .parts = std::move(up)});
-    down.push_back(CutAlong(TensorAxis::kColumns, {.name = prefix + "down_proj.weight",
-                                                   .rows = hidden,
-                                                   .cols = width,
-                                                   .holders = holders,
-                                                   .init_std = config.down_init_std,
-                                                   .trainable = config.train,
-                                                   .borrowable = borrowable}));
+    gate_up.weights.push_back(GateUpSpec(config, prefix, holders));
+    down.weights.push_back(DownSpec(config, prefix, holders));
   }
-  MOE_RETURN_IF_ERROR(experts->AddProjection(gate_up, experts->gate_up_, store));
-  MOE_RETURN_IF_ERROR(experts->AddProjection(down, experts->down_, store));
-  return experts;
-}
-
-template <typename T>
-absl::Status Experts<T>::AddProjection(absl::Span<const ParameterSpec> weights,
-                                       Projection& projection, ParameterStore& store) {
-  const auto add = [&](absl::Span<const ParameterSpec> specs,
-                       std::vector<Parameter*>& parameters) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(parameters, store.AddSlab(specs));
-    all_.insert(all_.end(), parameters.begin(), parameters.end());
-    return absl::OkStatus();
-  };
-  MOE_RETURN_IF_ERROR(add(weights, projection.weight));
-  for (const ParameterSpec& weight : weights) {
-    if (!config_.pack_weights) break;
-    MOE_ASSIGN_OR_RETURN(projection.packed.emplace_back(),
-                         PackedWeights<T>::Create(weight.rows, weight.cols));
-  }
-  if (!config_.biases) return absl::OkStatus();
-  std::vector<ParameterSpec> biases;
-  for (const ParameterSpec& weight : weights) biases.push_back(BiasOf(weight));
-  return add(biases, projection.bias);
+  MOE_ASSIGN_OR_RETURN(Linear<T> gate_up_products, Linear<T>::Create(gate_up, store));
+  MOE_ASSIGN_OR_RETURN(Linear<T> down_products, Linear<T>::Create(down, store));
+  return std::unique_ptr<Experts>(
+      new Experts(config, std::move(gate_up_products), std::move(down_products)));
 }
 
 template <typename T>
@@ -172,158 +109,52 @@ absl::Status Experts<T>::Forward(int first, int last, const GroupOffsets& offset
   if (begin == end) return absl::OkStatus();
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   const auto hidden = RowRange(saved.hidden, begin, end);
-  MOE_RETURN_IF_ERROR(
-      Project(gate_up_, first, local, RowRange(saved.rows, begin, end), gate_up, {}, context));
+  const LinearRows rows = {.first = first, .last = last, .offsets = local};
+  MOE_RETURN_IF_ERROR(gate_up_.Forward(context, rows, RowRange(saved.rows, begin, end), gate_up));
   MOE_RETURN_IF_ERROR(ActivationForward<T>(config_.activation,
                                            ColumnRange(gate_up, 0, config_.ffn_hidden_size),
                                            UpColumns(gate_up), hidden, *context.compute));
-  return Project(down_, first, local, hidden, RowRange(out, begin, end),
-                 TreeOf(down_.weight.front()->parts(), TensorAxis::kColumns, context.tensor_leaves),
-                 context);
+  return down_.Forward(context, rows, hidden, RowRange(out, begin, end));
 }
 
 template <typename T>
-int64_t Experts<T>::packed_bytes() const {
-  int64_t bytes = 0;
-  for (const Projection* projection : {&gate_up_, &down_}) {
-    for (const PackedWeights<T>& packed : projection->packed) bytes += packed.bytes();
-  }
-  return bytes;
-}
-
-template <typename T>
-absl::StatusOr<int64_t> Experts<T>::PackChanged(const Projection& projection,
-                                                Stream& stream) const {
-  int64_t version = 0;  // of all weights: grows when one of theirs does
-  for (const Parameter* weight : projection.weight) version += weight->version();
-  for (size_t l = 0; l < projection.packed.size(); ++l) {
-    if (projection.packed[l].version() == version) continue;
-    MOE_RETURN_IF_ERROR(
-        projection.packed[l].Pack(projection.weight[l]->template view<T>(), version, stream));
-  }
-  return version;
-}
-
-// Columns of y are chains of their own, so products of parts have the bits of the whole one's.
-template <typename T>
-absl::Status Experts<T>::ProjectInPlace(absl::Span<Parameter* const> weight,
-                                        const GroupOffsets& offsets, MatrixView<const T> x,
-                                        MatrixView<T> y, const GemmTree& tree,
-                                        const Context& context) {
-  const auto gemm = [&](std::optional<size_t> part, MatrixView<T> columns) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto weights, Weights<T>(weight, *context.host_workspace, part));
-    return GroupedGemm<T>(x, offsets, weights, columns, *context.workspace, *context.compute,
-                          context.gemm, tree);
-  };
-  if (std::all_of(weight.begin(), weight.end(), [](auto* p) { return p->contiguous(); })) {
-    return gemm(std::nullopt, y);
-  }
-  int64_t begin = 0;
-  for (size_t i = 0; i < weight.front()->parts().size(); ++i) {
-    const int64_t end = begin + weight.front()->parts()[i].rows;
-    MOE_RETURN_IF_ERROR(gemm(i, ColumnRange(y, begin, end)));
-    begin = end;
-  }
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status Experts<T>::Project(const Projection& projection, int first,
-                                 const GroupOffsets& offsets, MatrixView<const T> x,
-                                 MatrixView<T> y, const GemmTree& tree,
-                                 const Context& context) const {
-  const size_t count = offsets.size() - 1;
-  Workspace& host = *context.host_workspace;
-  const WorkspaceScope scope(host);
-  const auto mine = [&](const std::vector<Parameter*>& all) {
-    return absl::MakeConstSpan(all).subspan(first, count);
-  };
-  if (config_.pack_weights) {
-    MOE_ASSIGN_OR_RETURN(const int64_t version, PackChanged(projection, *context.compute));
-    MOE_RETURN_IF_ERROR(GroupedGemm<T>(x, offsets.host(),
-                                       absl::MakeConstSpan(projection.packed).subspan(first, count),
-                                       version, y, *context.workspace, *context.compute, tree));
-  } else {
-    MOE_RETURN_IF_ERROR(ProjectInPlace(mine(projection.weight), offsets, x, y, tree, context));
-  }
-  if (projection.bias.empty()) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(const auto biases, Biases(mine(projection.bias), host));
-  return AddBias<T>(y, offsets, biases, *context.compute);
-}
-
-template <typename T>
-absl::Status Experts<T>::AddGradients(const Projection& projection, int first, int last,
-                                      const GroupOffsets& segments, MatrixView<const T> dy,
-                                      MatrixView<const T> x, const Context& context) const {
-  if (!config_.train) return absl::OkStatus();
-  const WorkspaceScope scope(*context.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto grads,
-                       context.host_workspace->Array<GradAccumulator>(last - first));
-  for (int l = first; l < last; ++l) grads[l - first] = projection.weight[l]->grad();
-  MOE_RETURN_IF_ERROR(AddWeightGradients<T>(dy, x, segments, grads, *context.workspace,
-                                            *context.compute, context.gemm));
-  if (projection.bias.empty()) return absl::OkStatus();
-  const int64_t each = (static_cast<int64_t>(segments.size()) - 1) / (last - first);
-  const int64_t step = context.numerics == Numerics::kFast ? each : 1;
-  for (int64_t s = 0; s < each * (last - first); s += step) {
-    const GroupOffsets rows = segments.subspan(s, step + 1);
-    if (rows.known_to_host() && rows.host().front() == rows.host().back()) continue;
-    MOE_RETURN_IF_ERROR(projection.bias[first + s / each]->grad().Add(
-        [&](absl::Span<float> out, Write write) {
-          return BiasGradient<T>(dy, rows, out, write, *context.compute);
-        },
-        *context.workspace, *context.compute));
-  }
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status Experts<T>::Backward(int first, int last, const GroupOffsets& offsets,
-                                  const GroupOffsets& segment_offsets, int64_t segments,
-                                  ExpertsSaved<T>& saved, MatrixView<const T> d_out,
-                                  MatrixView<T> d_rows, const Context& context) const {
-  Workspace& workspace = *context.workspace;
-  Stream& stream = *context.compute;
-  const WorkspaceScope scope(workspace), host_scope(*context.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto rows,
+absl::Status Experts<T>::InputGradient(int first, int last, const GroupOffsets& offsets,
+                                       ExpertsSaved<T>& saved, MatrixView<const T> d_out,
+                                       MatrixView<T> d_rows, const Context& context) const {
+  const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto mine,
                        RowsOf(offsets, first, last, saved.rows.rows(), *context.host_workspace));
-  const auto& [begin, end, local] = rows;
+  const auto& [begin, end, local] = mine;
   if (begin == end) return absl::OkStatus();
-  const auto weights = [&](const Projection& projection) {
-    return Weights<T>(absl::MakeConstSpan(projection.weight).subspan(first, last - first),
-                      *context.host_workspace);
-  };
-  GroupOffsets mine;
-  if (config_.train) {
-    mine = segment_offsets.subspan(first * segments, (last - first) * segments + 1);
-    if (!mine.known_to_host()) {
-      MOE_ASSIGN_OR_RETURN(const bool by_cublas,
-                           TakesCublas<T>("Experts::Backward", context.gemm, 1, end - begin));
-      if (by_cublas) {
-        MOE_ASSIGN_OR_RETURN(const auto host, OnHost(mine.device(), context));
-        mine = GroupOffsets::OnDevice(mine.device(), host);
-      }
-    }
-  }
-
-  MOE_RETURN_IF_ERROR(AddGradients(down_, first, last, mine, d_out, saved.hidden, context));
+  const LinearRows rows = {.first = first, .last = last, .offsets = local};
   MOE_ASSIGN_OR_RETURN(const auto d_hidden,
-                       workspace.Matrix<T>(end - begin, config_.ffn_hidden_size));
-  MOE_ASSIGN_OR_RETURN(const auto down, weights(down_));
-  MOE_RETURN_IF_ERROR(GroupedGemmInputGradient<T>(RowRange(d_out, begin, end), local, down,
-                                                  d_hidden, workspace, stream, context.gemm));
+                       context.workspace->Matrix<T>(end - begin, config_.ffn_hidden_size));
+  MOE_RETURN_IF_ERROR(down_.InputGradient(context, rows, RowRange(d_out, begin, end), d_hidden));
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   const auto gate = ColumnRange(gate_up, 0, config_.ffn_hidden_size);
   const auto up = UpColumns(gate_up);
   MOE_RETURN_IF_ERROR(
-      ActivationBackward<T>(config_.activation, gate, up, d_hidden, gate, up, stream));
-  MOE_RETURN_IF_ERROR(
-      AddGradients(gate_up_, first, last, mine, saved.gate_up, saved.rows, context));
-  MOE_ASSIGN_OR_RETURN(const auto gate_up_weights, weights(gate_up_));
-  return GroupedGemmInputGradient<T>(
-      gate_up, local, gate_up_weights, RowRange(d_rows, begin, end), workspace, stream,
-      context.gemm,
-      TreeOf(gate_up_.weight.front()->parts(), TensorAxis::kRows, context.tensor_leaves));
+      ActivationBackward<T>(config_.activation, gate, up, d_hidden, gate, up, *context.compute));
+  return gate_up_.InputGradient(context, rows, gate_up, RowRange(d_rows, begin, end));
+}
+
+template <typename T>
+absl::Status Experts<T>::WeightGradient(const GroupOffsets& segment_offsets,
+                                        const ExpertsSaved<T>& saved, MatrixView<const T> d_out,
+                                        GradientReady ready, const Context& context) const {
+  if (!config_.train) return absl::OkStatus();
+  const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
+  LinearRows rows = {.first = 0, .last = local_experts(), .segments = segment_offsets};
+  if (!segment_offsets.known_to_host()) {
+    MOE_ASSIGN_OR_RETURN(const bool by_cublas,
+                         TakesCublas<T>("Experts::WeightGradient", context.gemm, 1, d_out.rows()));
+    if (by_cublas) {
+      MOE_ASSIGN_OR_RETURN(const auto host, OnHost(segment_offsets.device(), context));
+      rows.segments = GroupOffsets::OnDevice(segment_offsets.device(), host);
+    }
+  }
+  MOE_RETURN_IF_ERROR(down_.WeightGradient(context, rows, d_out, saved.hidden, ready));
+  return gate_up_.WeightGradient(context, rows, saved.gate_up, saved.rows, ready);
 }
 
 template class Experts<float>;

@@ -5,16 +5,16 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
 #include "kernels/activation/activation.h"
 #include "kernels/base/group_offsets.h"
-#include "kernels/grouped_gemm/packed_weights.h"
 #include "moe/run/context.h"
 #include "moe/state/parameter.h"
+#include "moe/tensor/linear.h"
 
 namespace moe {
 
@@ -36,7 +36,7 @@ struct ExpertsConfig {
 template <typename T>
 struct ExpertsSaved {
   MatrixView<const T> rows;  // [N, H]
-  MatrixView<T> gate_up;     // [N, 2F] (or [N, F] when not gated)
+  MatrixView<T> gate_up;     // [N, 2F], or [N, F] when not gated; its gradient after InputGradient
   MatrixView<T> hidden;      // [N, F]
 };
 
@@ -55,7 +55,7 @@ class Experts {
                                                          absl::Span<const std::string> prefixes,
                                                          MeshGroup holders, ParameterStore& store);
 
-  int local_experts() const { return static_cast<int>(down_.weight.size()); }
+  int local_experts() const { return static_cast<int>(down_.weights().size()); }
   const ExpertsConfig& config() const { return config_; }
 
   // Takes the memory of backward's inputs for N rows.
@@ -68,50 +68,30 @@ class Experts {
   absl::Status Forward(int first, int last, const GroupOffsets& offsets, ExpertsSaved<T>& saved,
                        MatrixView<T> out, const Context& context) const;
 
-  // d_rows of networks [first, last) from d_out, and one gradient partial per (network, segment);
-  // segment_offsets [L * G + 1]; not read if the networks are frozen. In fast numerics the segments
-  // of a network are merged. Overwrites saved.gate_up with its gradient. Where cuBLAS makes the
-  // gradients, the host waits for offsets that the device knows alone.
-  absl::Status Backward(int first, int last, const GroupOffsets& offsets,
-                        const GroupOffsets& segment_offsets, int64_t segments,
-                        ExpertsSaved<T>& saved, MatrixView<const T> d_out, MatrixView<T> d_rows,
-                        const Context& context) const;
+  // d_rows of networks [first, last) from d_out. Overwrites these rows of saved.gate_up with their
+  // gradient, which WeightGradient reads: one Backward for each Forward, and nothing else may need
+  // saved.gate_up between the two calls.
+  absl::Status InputGradient(int first, int last, const GroupOffsets& offsets,
+                             ExpertsSaved<T>& saved, MatrixView<const T> d_out,
+                             MatrixView<T> d_rows, const Context& context) const;
+  // After InputGradient of all networks: adds a gradient partial for each (network, segment) and
+  // reports each gradient as complete. segment_offsets [L * G + 1]. Frozen networks: nothing. In
+  // fast numerics the segments of a network are merged. Where cuBLAS makes the gradients, the host
+  // waits for offsets that the device knows alone.
+  absl::Status WeightGradient(const GroupOffsets& segment_offsets, const ExpertsSaved<T>& saved,
+                              MatrixView<const T> d_out, GradientReady ready,
+                              const Context& context) const;
 
-  int64_t packed_bytes() const;  // of the copies that pack_weights keeps
-
-  // In forward order; for marking gradients ready.
-  absl::Span<Parameter* const> parameters() const { return all_; }
+  int64_t packed_bytes() const { return gate_up_.packed_bytes() + down_.packed_bytes(); }
 
  private:
-  explicit Experts(const ExpertsConfig& config) : config_(config) {}
-  // The parameters of one projection of every network: a slab of weights, one of biases.
-  struct Projection {
-    std::vector<Parameter*> weight, bias;          // bias: empty without
-    mutable std::vector<PackedWeights<T>> packed;  // copies, kept from call to call; empty without
-  };
-  absl::Status AddProjection(absl::Span<const ParameterSpec> weights, Projection& projection,
-                             ParameterStore& store);
-  // y = x W^T + b for rows of networks [first, first + offsets.size() - 1).
-  absl::Status Project(const Projection& projection, int first, const GroupOffsets& offsets,
-                       MatrixView<const T> x, MatrixView<T> y, const GemmTree& tree,
-                       const Context& context) const;
-  // y = x W^T of weights that are not packed.
-  static absl::Status ProjectInPlace(absl::Span<Parameter* const> weight,
-                                     const GroupOffsets& offsets, MatrixView<const T> x,
-                                     MatrixView<T> y, const GemmTree& tree, const Context& context);
-  // All copies of a projection, if one of its weights has changed; the version they are of.
-  absl::StatusOr<int64_t> PackChanged(const Projection& projection, Stream& stream) const;
-  // Adds the gradients of networks [first, last), one partial per segment. segments: their rows of
-  // dy and x, as many for each network, [(last - first) * S + 1].
-  absl::Status AddGradients(const Projection& projection, int first, int last,
-                            const GroupOffsets& segments, MatrixView<const T> dy,
-                            MatrixView<const T> x, const Context& context) const;
+  Experts(const ExpertsConfig& config, Linear<T> gate_up, Linear<T> down)
+      : config_(config), gate_up_(std::move(gate_up)), down_(std::move(down)) {}
 
   MatrixView<T> UpColumns(MatrixView<T> gate_up) const;  // empty when not gated
 
   const ExpertsConfig config_;
-  Projection gate_up_, down_;
-  std::vector<Parameter*> all_;
+  Linear<T> gate_up_, down_;
 };
 
 }  // namespace moe

@@ -186,7 +186,7 @@ class MoeLayer {
   // if there is neither and y was left alone, else kAdd.
   absl::StatusOr<Write> HomeForward(MatrixView<T> y, const Context& kept, MoeLayerSaved<T>& saved);
   absl::Status HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
-                            absl::Span<float> d_weight, MatrixView<T> dx);
+                            absl::Span<float> d_weight, MatrixView<T> dx, GradientReady ready);
 
   const MoeLayerConfig config_;
   const Context context_;

@@ -77,6 +77,8 @@ constexpr Work kDispatchBackward = {.phase = Phase::kDispatch, .name = "dispatch
 constexpr Work kDispatchBackwardSum = {.phase = Phase::kDispatch, .name = "dispatch backward sum"};
 constexpr Work kExperts = {.phase = Phase::kExpert, .name = "experts"};
 constexpr Work kExpertsBackward = {.phase = Phase::kExpert, .name = "experts backward"};
+constexpr Work kExpertsWeightGradients = {.phase = Phase::kExpert,
+                                          .name = "experts weight gradients"};
 constexpr Work kShared = {.phase = Phase::kExpert, .name = "shared expert"};
 constexpr Work kSharedBackward = {.phase = Phase::kExpert, .name = "shared expert backward"};
 constexpr Work kCombine = {.phase = Phase::kCombine, .name = "combine"};
@@ -309,7 +311,8 @@ absl::StatusOr<Write> MoeLayer<T>::HomeForward(MatrixView<T> y, const Context& k
 
 template <typename T>
 absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
-                                       absl::Span<float> d_weight, MatrixView<T> dx) {
+                                       absl::Span<float> d_weight, MatrixView<T> dx,
+                                       GradientReady ready) {
   Workspace& workspace = *context_.workspace;
   Stream& compute = *context_.compute;
   if (!saved.identity_row.empty()) {
@@ -326,7 +329,7 @@ absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>&
   MOE_ASSIGN_OR_RETURN(const auto offsets,
                        MicroBatchOffsets(saved.router.batch, dy.rows(), *context_.host_workspace));
   return Timed(context_, kSharedBackward, compute,
-               [&] { return shared_->Backward(dy, offsets, saved.shared, dx, context_); });
+               [&] { return shared_->Backward(dy, offsets, saved.shared, dx, ready, context_); });
 }
 
 template <typename T>
@@ -375,16 +378,14 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
         return dispatcher_->DispatchScaled(call, dy, saved.router.on_device.weight, d_out);
       },
       [&](int first, int last) {
-        return experts_->Backward(first, last, plan.expert_offsets(), plan.segment_offsets(),
-                                  plan.segments(), saved.experts, d_out, d_rows, context_);
+        return experts_->InputGradient(first, last, plan.expert_offsets(), saved.experts, d_out,
+                                       d_rows, context_);
       },
       [&](const DispatchCall& call) { return dispatcher_->Return(call, d_rows, home_dx); }));
-  const auto experts_ready = [&](absl::Span<Parameter* const> parameters) -> absl::Status {
-    if (!config_.train_experts) return absl::OkStatus();
-    for (Parameter* parameter : parameters) MOE_RETURN_IF_ERROR(ready(*parameter));
-    return absl::OkStatus();
-  };
-  MOE_RETURN_IF_ERROR(experts_ready(experts_->parameters()));
+  // For all chunks at once, while the last rows travel home.
+  MOE_RETURN_IF_ERROR(Timed(context_, kExpertsWeightGradients, compute, [&] {
+    return experts_->WeightGradient(plan.segment_offsets(), saved.experts, d_out, ready, context_);
+  }));
 
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   if (weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(saved.x, home_dx));
@@ -393,8 +394,7 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
                           weigh_input ? saved.router.on_device.weight : absl::Span<const float>(),
                           dx, Write::kOverwrite, compute);
   }));
-  MOE_RETURN_IF_ERROR(HomeBackward(dy, saved, d_weight, dx));
-  if (shared_ != nullptr) MOE_RETURN_IF_ERROR(experts_ready(shared_->parameters()));
+  MOE_RETURN_IF_ERROR(HomeBackward(dy, saved, d_weight, dx, ready));
   std::optional<RouterGradients> gradients;
   if (config_.train_router) {
     gradients = {.weight = router_weight_->grad()};

@@ -16,15 +16,12 @@ absl::StatusOr<std::unique_ptr<SharedExpert<T>>> SharedExpert<T>::Create(
   const std::string prefixes[] = {prefix + "shared_expert."};
   MOE_ASSIGN_OR_RETURN(shared->experts_,
                        Experts<T>::Create(config, prefixes, MeshGroup::kData, store));
-  const auto parameters = shared->experts_->parameters();
-  shared->all_.assign(parameters.begin(), parameters.end());
   if (gated == Gated::kYes) {
     MOE_ASSIGN_OR_RETURN(shared->gate_, store.Add({.name = prefix + "shared_expert_gate.weight",
                                                    .rows = 1,
                                                    .cols = config.hidden_size,
                                                    .init_std = config.init_std,
                                                    .trainable = config.train}));
-    shared->all_.push_back(shared->gate_);
   }
   return shared;
 }
@@ -83,21 +80,24 @@ template <typename T>
 absl::Status SharedExpert<T>::Backward(MatrixView<const T> dy,
                                        absl::Span<const int64_t> micro_batch_offsets,
                                        SharedExpertSaved<T>& saved, MatrixView<T> dx,
-                                       const Context& context) const {
-  if (dy.rows() == 0) return absl::OkStatus();
+                                       GradientReady ready, const Context& context) const {
   Workspace& workspace = *context.workspace;
   MatrixView<const T> d_expert = dy;
-  if (gate_ != nullptr) {
-    MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(dy.rows(), dy.cols()));
-    MOE_RETURN_IF_ERROR(GateBackward(dy, micro_batch_offsets, saved, d_out, dx, context));
-    d_expert = d_out;
+  if (dy.rows() > 0) {
+    if (gate_ != nullptr) {
+      MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(dy.rows(), dy.cols()));
+      MOE_RETURN_IF_ERROR(GateBackward(dy, micro_batch_offsets, saved, d_out, dx, context));
+      d_expert = d_out;
+    }
+    const std::array<int64_t, 2> offsets = {0, dy.rows()};
+    MOE_ASSIGN_OR_RETURN(const auto d_rows, workspace.Matrix<T>(dy.rows(), dy.cols()));
+    MOE_RETURN_IF_ERROR(
+        experts_->InputGradient(0, 1, offsets, saved.experts, d_expert, d_rows, context));
+    MOE_RETURN_IF_ERROR(AddRows<T>(dx, d_rows, dx, *context.compute));
   }
-  const std::array<int64_t, 2> offsets = {0, dy.rows()};
-  MOE_ASSIGN_OR_RETURN(const auto d_rows, workspace.Matrix<T>(dy.rows(), dy.cols()));
-  MOE_RETURN_IF_ERROR(experts_->Backward(0, 1, offsets, micro_batch_offsets,
-                                         static_cast<int64_t>(micro_batch_offsets.size()) - 1,
-                                         saved.experts, d_expert, d_rows, context));
-  return AddRows<T>(dx, d_rows, dx, *context.compute);
+  MOE_RETURN_IF_ERROR(
+      experts_->WeightGradient(micro_batch_offsets, saved.experts, d_expert, ready, context));
+  return gate_ != nullptr && gate_->spec().trainable ? ready(*gate_) : absl::OkStatus();
 }
 
 template class SharedExpert<float>;

@@ -39,15 +39,13 @@ class SharedExpert {
   absl::Status Forward(MatrixView<const T> x, MatrixView<T> y, SharedExpertSaved<T>& saved,
                        const Context& context) const;
 
-  // Adds to dx [T, H]; one gradient partial per micro-batch of micro_batch_offsets [B + 1].
+  // Adds to dx [T, H] and, for each micro-batch of micro_batch_offsets [B + 1] that has tokens, a
+  // partial to each gradient, which it then reports as complete; without tokens it reports alone.
   absl::Status Backward(MatrixView<const T> dy, absl::Span<const int64_t> micro_batch_offsets,
-                        SharedExpertSaved<T>& saved, MatrixView<T> dx,
+                        SharedExpertSaved<T>& saved, MatrixView<T> dx, GradientReady ready,
                         const Context& context) const;
 
   int64_t packed_bytes() const { return experts_->packed_bytes(); }
-
-  // In forward order; for marking gradients ready.
-  absl::Span<Parameter* const> parameters() const { return all_; }
 
  private:
   SharedExpert() = default;
@@ -57,7 +55,6 @@ class SharedExpert {
 
   std::unique_ptr<Experts<T>> experts_;
   Parameter* gate_ = nullptr;  // null when not gated
-  std::vector<Parameter*> all_;
 };
 
 }  // namespace moe

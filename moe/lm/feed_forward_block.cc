@@ -65,12 +65,9 @@ template <typename T>
 absl::Status FeedForwardBlock<T>::DenseBackward(FeedForwardBlockSaved<T>& saved, MatrixView<T> d,
                                                 GradientReady ready, const Context& context) const {
   MOE_ASSIGN_OR_RETURN(const auto d_normed, context.workspace->Matrix<T>(d.rows(), d.cols()));
-  if (d.rows() > 0) {
-    const std::array<int64_t, 2> offsets = {0, d.rows()};
-    MOE_RETURN_IF_ERROR(dense_->Backward(0, 1, offsets, /*segment_offsets=*/offsets, /*segments=*/1,
-                                         saved.dense, d, d_normed, context));
-  }
-  for (Parameter* parameter : dense_->parameters()) MOE_RETURN_IF_ERROR(ready(*parameter));
+  const std::array<int64_t, 2> offsets = {0, d.rows()};
+  MOE_RETURN_IF_ERROR(dense_->InputGradient(0, 1, offsets, saved.dense, d, d_normed, context));
+  MOE_RETURN_IF_ERROR(dense_->WeightGradient(offsets, saved.dense, d, ready, context));
   return norm_.Backward(saved.norm, d_normed, d, Write::kAdd, ready, context);
 }
 

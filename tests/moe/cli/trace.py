@@ -13,7 +13,7 @@ MOE, GOLDEN = sys.argv[1:3]
 MPIEXEC = sys.argv[3] if len(sys.argv) > 3 else None
 FORWARD = {"gate", "plan", "dispatch", "experts", "combine", "combine sum"}
 BACKWARD = {"gate backward", "combine weights backward", "dispatch backward", "experts backward",
-            "combine backward", "dispatch backward sum"}
+            "combine backward", "dispatch backward sum", "experts weight gradients"}
 SHARED = {"shared expert", "shared expert backward"}
 DENSE = {"embedding", "embedding backward", "attention", "attention backward", "norm",
          "norm backward", "residual", "loss"}
