@@ -20,7 +20,7 @@ namespace {
 
 constexpr char kMaster[] = "master", kMean[] = "m", kMeanSquare[] = "v", kValue[] = "value",
                kShare[] = "share";
-// Of parameters, in the order of TrainingState::Hashes.
+// States of parameters, in the order of TrainingState::Hashes.
 constexpr absl::string_view kStates[] = {kMaster, kMean, kMeanSquare, kValue};
 
 size_t PlaceOf(absl::string_view state) {
@@ -128,7 +128,7 @@ absl::Status TrainingState::CopyToHost() {
 
 absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_taken) {
   MOE_RETURN_IF_ERROR(CheckTensors(reader));
-  Hashes hashes = {};  // of what this rank speaks for; it hashes the boxes of the rest
+  Hashes hashes = {};  // of what this rank owns; the rest is checked box by box
   // What one rank alone finds, the others hear of before they wait for it.
   MOE_RETURN_IF_ERROR(Agreed(ReadAll(reader, hashes)));
   MOE_RETURN_IF_ERROR(SumOverRanks(hashes));
@@ -239,7 +239,7 @@ absl::Status TrainingState::SumOverRanks(Hashes& hashes) {
   return absl::OkStatus();
 }
 
-// Each rank adds the units that it speaks for.
+// Each rank adds the units that it owns.
 absl::StatusOr<uint64_t> TrainingState::HashWeights() {
   MOE_RETURN_IF_ERROR(CollectParts({kMaster, kValue}));
   Hashes hashes = {};

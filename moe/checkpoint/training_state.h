@@ -1,4 +1,4 @@
-// What a run goes on from: the parameters, the optimiser's moments, the routers' shares.
+// What a run resumes with: the parameters, the optimiser's moments, the routers' shares.
 #ifndef MOE_MOE_CHECKPOINT_TRAINING_STATE_H_
 #define MOE_MOE_CHECKPOINT_TRAINING_STATE_H_
 
@@ -61,7 +61,7 @@ class TrainingState {
     return optimizer_ != nullptr && parameter.spec().trainable;
   }
   std::vector<Held> AllHeld();
-  // What this rank speaks for of the states named, in parts_.
+  // Collects into parts_ what this rank owns of the states named.
   absl::Status CollectParts(absl::Span<const absl::string_view> states);
   absl::Status CopyToHost();
   absl::Status CheckTensors(const CheckpointReader& reader);

@@ -14,7 +14,7 @@
 namespace moe {
 namespace {
 
-// Of what all ranks of its group have.
+// Hash of the values that all of its holders have.
 absl::StatusOr<int64_t> HashOf(const Parameter& parameter, const Context& context) {
   const auto hash = [](absl::Span<const std::byte> values) {
     return static_cast<int64_t>(Xxh3(values.data(), values.size()));

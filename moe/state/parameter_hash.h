@@ -11,7 +11,7 @@
 
 namespace moe {
 
-// Whether this rank speaks for the parameter: each has one speaker in an expert-parallel group.
+// Whether this rank counts the parameter: in an expert block one rank does.
 bool SpeaksFor(const Parameter& parameter, const Context& context);
 
 // kDataLoss, naming a parameter and two ranks, unless all ranks that hold the same parameter hold

@@ -25,7 +25,7 @@ class UnitGrid {
   explicit UnitGrid(const CanonicalTensor& tensor);
 
   // Calls visit(unit, its box) for the units of `box`, which HasWholeUnits. Units count up leaf by
-  // leaf, in a leaf row by row; of the whole tensor from 0. A leaf may be empty.
+  // leaf, in a leaf row by row, from 0 at the tensor's first. A leaf may be empty.
   template <typename Visit>
   void ForEachUnit(const TensorBox& box, Visit visit) const {
     MOE_CHECK(HasWholeUnits(box));
@@ -46,12 +46,12 @@ class UnitGrid {
   // A row to read up to from `row` on, the first of a row group or rows(): so few elements that a
   // near cache has them while they are hashed, and at least a row group.
   int64_t EndOfBand(int64_t row) const;
-  // Of the elements of `box`, row by row: the first of a row group, or the end, nearest to
-  // `element`; of two as near, the first.
+  // The cut nearest to `element`, where elements of `box` are counted row by row: the first of a
+  // row group, or their end. The first of two that are as near.
   int64_t CutNear(const TensorBox& box, int64_t element) const;
 
  private:
-  const int64_t cols_;  // of the tensor
+  const int64_t cols_;  // the tensor's
   std::array<TensorBox, kLeaves> leaf_;
   int64_t group_rows_ = 1;
   std::array<int64_t, kLeaves> first_;  // unit of each leaf

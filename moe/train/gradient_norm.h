@@ -48,7 +48,7 @@ struct GradientSquares {
   GridTally tally;     // of the rank's own partials; in fast nothing
 };
 
-// Of the gradients of all ranks; GradientNorm::largest is that of the tallies. `gradients`: of
+// The norm of the gradients of all ranks; GradientNorm::largest is the tallies'. `gradients`: of
 // every trainable parameter of this rank, in an order that is the same on all ranks that hold it;
 // memory of the host. unit: of the exact grid, in which sums' elements are squared; 0: there is
 // none. Collective over the world and over the lane of gradients, on which nothing else may be

@@ -91,7 +91,7 @@ class GradientReducer {
   absl::StatusOr<absl::Span<const float>> Gradient(const Parameter& parameter, double scale,
                                                    absl::Span<float> scratch, Stream& stream) const;
 
-  // In the order in which they travel.
+  // All buckets, in the order in which they travel.
   absl::Span<const ParameterBucket> buckets() const { return buckets_; }
 
   // The stream on which buckets travel.

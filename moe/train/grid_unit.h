@@ -31,7 +31,7 @@ class GridUnit {
     if (given.has_value()) state_.log2 = *given;
   }
 
-  // What a run goes on from.
+  // What a run resumes with.
   struct State {
     int log2 = ExactGrid().unit_log2;
     bool settled = false;  // a step's gradients have fitted

@@ -33,7 +33,7 @@ class LossScaler {
   int scale_log2() const;
   int64_t skipped() const { return skipped_; }
 
-  // What a run goes on from; the options are the run's own.
+  // What a run resumes with; the options are the run's own.
   struct State {
     int scale_log2 = 0;
     int64_t taken_in_a_row = 0;

@@ -49,7 +49,7 @@ struct OptimizerOptions {
 
 // What a step does with gradients that are not finite. Either way the weights stay.
 enum class NonFiniteGradients : uint8_t {
-  kRefuse,  // kDataLoss: a run that goes on would train on nothing
+  kRefuse,  // kDataLoss: a run that continues would train on nothing
   kSkip,    // for a dynamic loss scale: the norm says so
 };
 

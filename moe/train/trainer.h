@@ -77,7 +77,7 @@ class TrainedLayerBase {
 
   virtual ~TrainedLayerBase() = default;
   virtual absl::Span<Parameter* const> parameters() const = 0;
-  // Of the last Forward. On a CUDA device its Wait comes before its values.
+  // Statistics of the last Forward. On a CUDA device its Wait comes before its values.
   RouterStats& stats() { return calls_.back().stats; }
 
   // As TrainedLayer's of these arguments; dy and dx have the last ForwardRows' rows. Null only
@@ -189,12 +189,12 @@ class Trainer {
   template <typename T>
   absl::StatusOr<TrainedLayer<T>*> AddMoeLayer(const std::string& prefix,
                                                const MoeLayerConfig& config);
-  // Of the trainer's type.
+  // The same for a layer of the trainer's type.
   absl::StatusOr<TrainedLayerBase*> AddMoeLayer(const std::string& prefix,
                                                 const MoeLayerConfig& config);
 
   int64_t micro_batches() const { return micro_batches_; }
-  // Of the step or evaluation that has begun; else of a step.
+  // Rounds of the step or evaluation that has begun; before the first, of a step.
   int64_t rounds() const { return RoundsOf(context().mesh->size(MeshGroup::kData), dealt_); }
   double loss_scale() const;
   // What makes the mean gradient of the reducer's sums: 1 / micro_batches / loss_scale.
@@ -235,7 +235,7 @@ class Trainer {
   // kDataLoss for gradients that are not finite, unless options say kSkip. Where the exact grid
   // alone could not hold them, its unit is larger in the next step.
   // Also, on every rank, for weights or moments that are not finite when they have moved
-  // (Optimizer::CheckFinite): to go on is then of no use, nor to save.
+  // (Optimizer::CheckFinite): to train on is then of no use, nor to save.
   absl::StatusOr<GradientNorm> Step(const StepOptions& options);
   // Ends an evaluation, or a step whose weights something else moves, or nothing: after Reduce, or
   // with gradients that no rank marked ready and that are forgotten. Part of Step. Collective. What
@@ -259,17 +259,17 @@ class Trainer {
   // it (zeros). The set of parameters is fixed from then on, and with ZeRO the masters are in
   // parts: weights that are read from files come before. Collective.
   absl::StatusOr<Optimizer*> optimizer();
-  // The next step is step + 1: a run whose state has been restored goes on.
+  // The next step is step + 1: a run whose state has been restored resumes.
   // kFailedPrecondition inside a step.
   absl::Status ResumeAfter(int64_t step);
 
   // After Reduce: what was summed counts no more, and EndStep does not look at it.
   void ForgetGradients() { gradients_ = Gradients::kHere; }
-  // Of the step's gradients, once Step, MeasureGradients, ClipGradNorm or EndStep have measured
-  // them, until the next step begins; else nullptr.
+  // The norm of the step's gradients, once Step, MeasureGradients, ClipGradNorm or EndStep has made
+  // it, until the next step begins; else nullptr.
   const GradientNorm* gradient_norm() const { return norm_.has_value() ? &*norm_ : nullptr; }
 
-  // Of the exact grid, in the steps to come. Part of what a run goes on from.
+  // The unit of the exact grid in the steps to come. A run resumes with it.
   const GridUnit::State& grid_unit() const { return grid_unit_.state(); }
   void RestoreGridUnit(const GridUnit::State& state) { grid_unit_.Restore(state); }
 
@@ -304,7 +304,7 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<std::unique_ptr<TrainedLayerBase>> layers_;
   std::vector<const Parameter*> own_;  // of AddParameter, trained
-  // Of all layers, then of elements that the optimiser left not finite.
+  // Counts of all layers, then of elements that the optimiser left not finite.
   std::vector<int64_t> counts_;
   bool counts_weights_ = false;  // of this step
   GridUnit grid_unit_;

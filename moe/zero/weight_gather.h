@@ -16,8 +16,8 @@
 
 namespace moe {
 
-// On the stream and the lane on which the gradients of the buckets were scattered: on all ranks a
-// step's gathers come after its scatters.
+// Gathers run on the stream and the lane on which the gradients of the buckets were scattered: on
+// all ranks a step's gathers come after its scatters.
 class WeightGather {
  public:
   // Borrows all three.
@@ -26,8 +26,8 @@ class WeightGather {
   // Gathers in flight end first.
   ~WeightGather();
 
-  // From where the compute stream is now: every rank that holds bucket b gets the part of `block`
-  // of each of the others. Enqueued; collective over the holders.
+  // Every rank that holds bucket b gets the part of `block` of each of the others, as the compute
+  // stream has left it by now. Enqueued; collective over the holders.
   absl::Status Start(size_t b, const BucketBlock& block);
   // Makes the compute stream wait for what was started.
   absl::Status Finish();
