@@ -124,6 +124,9 @@ absl::Status CompleteShape(const Options& options, KernelShape& shape) {
   if (!IsTreeLeaves(shape.leaves)) {
     return Expected("--leaves", absl::StrCat(shape.leaves), "1, 2, 4, 8 or 16");
   }
+  if (options.device != "cpu" && options.device != "cuda") {
+    return Expected("--device", options.device, "cpu or cuda");
+  }
   if (options.cpu_clock && (options.threads > 1 || options.device != "cpu")) {
     return absl::InvalidArgumentError("--cpu-clock is given, expected one thread of a CPU");
   }

@@ -82,6 +82,7 @@ class KernelBenchTest(unittest.TestCase):
         for flags, words in ((["layer"], "the operation is layer"),
                              (["gemm", "-d", "i64"], "--dtype is i64, expected f32, bf16 or f16"),
                              (["gemm", "--topk", "9"], "--topk is 9"),
+                             (["gemm", "--device", "foo"], "--device is foo, expected cpu or cuda"),
                              (["gate", "-d", "bf16"], "expected f32"),
                              (["gate", "--router", "none"], "--router is none"),
                              (["permute", "--routing", "ragged"], "expected uniform, zipf:S"),
