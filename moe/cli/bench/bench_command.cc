@@ -225,7 +225,6 @@ class BenchRun {
 
   // Adds the rows of one size: one row, or for p2p all pairs.
   absl::Status Add(absl::Span<const measure::BenchRow> rows, BenchOutput& output) {
-    last_ = rows_.size();
     for (const measure::BenchRow& row : rows) {
       std::string text;
       if (nccl()) {
@@ -246,11 +245,7 @@ class BenchRun {
     for (const measure::BenchRow& row : rows_) cvs_pct.push_back(row.samples_us.cv_pct);
     const std::string foot =
         nccl() || pairs() ? measure::NcclFoot(rows_) : measure::BenchFoot(rows_);
-    MOE_RETURN_IF_ERROR(
-        output.End(foot + measure::NoiseFoot(cvs_pct, call_.options.measure.max_noise_pct)));
-    if (call_.settings.empty("svg")) return absl::OkStatus();
-    return WriteFile("--svg", call_.settings.text("svg"),
-                     measure::HeatSvg(HeatMapOf(absl::MakeConstSpan(rows_).subspan(last_))));
+    return output.End(foot + measure::NoiseFoot(cvs_pct, call_.options.measure.max_noise_pct));
   }
 
   // Called by the process that prints alone: a launcher ends the others as soon as one fails,
@@ -281,7 +276,6 @@ class BenchRun {
   const Launch& launch_;
   CollectiveOptions options_;
   std::vector<measure::BenchRow> rows_;  // on the rank that prints
-  size_t last_ = 0;                      // first row of the last size
 };
 
 // Prints and judges the rows. `names`: the columns that identify a row.

@@ -169,9 +169,8 @@ absl::Status RefuseUnread(const BenchCall& call) {
           absl::StrCat(call.operation, " has equal blocks; use: moe bench alltoallv --routing ",
                        call.settings.text(name)));
     }
-    std::string expected = absl::StrCat("none: moe bench ", call.operation, " does not read it");
-    if (name == "svg") expected = "none: only p2p has a picture";
-    return WrongValue(call.settings, name, expected);
+    return WrongValue(call.settings, name,
+                      absl::StrCat("none: moe bench ", call.operation, " does not read it"));
   }
   return absl::OkStatus();
 }
@@ -270,8 +269,7 @@ absl::Status SetDispatch(const Settings& settings, int ranks, DispatcherOptions&
 
 absl::Status CheckOutputs(const Settings& settings, const measure::RoutingSpec& routing) {
   const std::vector<FlagPath> outputs = {{"-J", settings.text("json-file")},
-                                         {"--trace", settings.text("trace")},
-                                         {"--svg", settings.text("svg")}};
+                                         {"--trace", settings.text("trace")}};
   MOE_RETURN_IF_ERROR(CheckOutputPaths(
       {{"--config", settings.text("config")}, {"--routing", routing.path}}, outputs));
   for (const FlagPath& output : outputs) {

@@ -113,8 +113,8 @@ absl::StatusOr<measure::RoutingSpec> RoutingOf(const Settings& settings, int ran
 // The algorithm of all-to-alls: --dispatch, --node-size.
 absl::Status SetDispatch(const Settings& settings, int ranks, DispatcherOptions& dispatcher);
 
-// Called on the rank that prints before anything runs: checks that -J, --trace and --svg can be
-// written, and name different files from each other and from those that --routing reads.
+// Called on the rank that prints before anything runs: checks that -J and --trace can be written,
+// and name different files from each other and from those that --routing reads.
 absl::Status CheckOutputs(const Settings& settings, const measure::RoutingSpec& routing);
 
 }  // namespace moe::cli

@@ -107,7 +107,6 @@ void AddOutputSettings(BenchOptions& options, Table& t) {
   t.Add("--format NAME", {Kind::kWord, "table", {"table", "nccl"}},
         "of the table: nccl for nccl-tests' thirteen columns, out of place and in place");
   t.Add("-J, --json-file FILE", &options.json_path, "all rows as one JSON array").Roles(kPerRank);
-  t.Add("--svg FILE", Kind::kText, "p2p: the table of the largest size").Roles(kPerRank);
   t.Add("--fail-if EXPR", Kind::kText, "exit 1 if it holds for a row");
   AddQuietSetting("no notes on standard error", t);
   AddConfigSetting("settings by name", t);
@@ -139,7 +138,6 @@ constexpr struct {
     {"dispatch", "alltoall alltoallv layer"},
     {"node-size ranks backend share-device pin comm-timeout trace", COLLECTIVES " layer"},
     {"all-reduce", "allreduce"},
-    {"svg", "p2p"},
 };
 
 // Notes after the flags, in this order, with the operations that they apply to.
@@ -211,8 +209,7 @@ constexpr struct Operation {
      "--ranks 4 --all-reduce direct -d bf16 --fail-if 'busbw<1.5'"},
     {"allgather", "every rank's block to all ranks", "--ranks 4 -d bf16"},
     {"reducescatter", "sum, each rank keeps its block", "--ranks 4 -d i64"},
-    {"p2p", "one pair at a time, every pair: a table in GB/s",
-     "--ranks 4 -b 1M -e 1M --svg pairs.svg"},
+    {"p2p", "one pair at a time, every pair: a table in GB/s", "--ranks 4 -b 1M -e 1M"},
     {"memcpy", "every rank copies its own bytes at the same time: this machine's limit",
      "--ranks 2 -b 1M -e 256M"},
     {"layer", "a whole MoE layer, forward and backward, by phase",

@@ -110,9 +110,6 @@ struct HeatMap {
 // it is to the largest one off the diagonal (that of memcpy is another matter).
 std::string HeatText(const HeatMap& map);
 
-// A standalone document: the same, coloured, with a legend. ASCII; the title is escaped.
-std::string HeatSvg(const HeatMap& map);
-
 }  // namespace moe::measure
 
 #endif  // MOE_MOE_CLI_MEASURE_BENCH_ROW_H_

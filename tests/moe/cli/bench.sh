@@ -65,9 +65,8 @@ done
 expect 0 "-o csv" "$moe" bench alltoall --ranks 2 "${short[@]}" -o csv -J rows.json
 awk -F, 'NR == 1 { n = NF } NF != n || n < 30 { exit 1 } END { exit NR != 3 }' stdout || fail "-o csv: $(cat stdout)"
 [[ $(head -c 1 rows.json) == "[" && $(grep -c '"op":"alltoall"' rows.json) == 2 ]] || fail "-J: $(cat rows.json)"
-expect 0 "p2p" "$moe" bench p2p --ranks 3 -b 4K -e 4K -n 3 -T 0 --svg pairs.svg
+expect 0 "p2p" "$moe" bench p2p --ranks 3 -b 4K -e 4K -n 3 -T 0
 (($(grep -cE '^ +[012]( +[0-9.]+.*){3}$' stdout) == 3)) || fail "p2p: $(cat stdout)"
-(($(grep -c '<rect .*<title>' pairs.svg) == 9)) || fail "--svg: not nine cells"
 
 # A whole layer.
 layer=(layer --tokens 32 --hidden-size 16 --moe-ffn-hidden-size 8 --num-experts 5 -n 3 -T 0)
@@ -126,6 +125,6 @@ for operation in $(sed -n '/^Operations/,/^$/s/^  \([a-z0-9]*\) .*/\1/p' help); 
 done
 [[ $(sort -u of_one) == "$(flags_in help)" ]] || fail "flags in no help of one operation: $(comm -3 <(sort -u of_one) <(flags_in help))"
 run "$moe" bench allreduce --help
-! grep -qE -- '--routing|--svg|--tokens' stdout || fail "allreduce --help: $(grep -E -- '--routing|--svg|--tokens' stdout)"
+! grep -qE -- '--routing|--tokens' stdout || fail "allreduce --help: $(grep -E -- '--routing|--tokens' stdout)"
 
 finish

@@ -398,11 +398,6 @@ TEST(HeatMapTest, ShowsEveryPairAndIgnoresTheDiagonalInItsScale) {
             "# from\\to         0          1 \n"
             "        0     80.00\u2588      4.00\u2588\n"
             "        1      2.00\u2592     90.00\u2588\n");
-  const std::string svg = HeatSvg(map);
-  EXPECT_THAT(svg, HasSubstr("<title>p2p &lt;1 MB&gt;</title>"));
-  EXPECT_THAT(svg, HasSubstr("<title>0 to 1: 4.00 GB/s</title>"));
-  EXPECT_THAT(svg, HasSubstr("fill=\"#08306b\""));
-  EXPECT_THAT(svg, HasSubstr("darkest = 4.00"));
 }
 
 }  // namespace
