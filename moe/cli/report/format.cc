@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdint>
 #include <cstdlib>
 #include <iterator>
 
@@ -11,29 +10,13 @@
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_replace.h>
 
+#include <nlohmann/json.hpp>
+
 namespace moe::report {
 namespace {
 
 constexpr absl::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 constexpr char kNothing[] = "–";
-
-// Bytes of the character that `text` begins with; 0 if it is not UTF-8 (RFC 3629: no overlong
-// forms, no surrogates).
-size_t CharacterBytes(absl::string_view text) {
-  const auto at = [&](size_t i) {
-    return static_cast<uint8_t>(text[i]);
-  };
-  const uint8_t lead = at(0);
-  if (lead < 0x80) return 1;
-  const size_t size = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-  if (lead < 0xC2 || lead > 0xF4 || text.size() < size) return 0;
-  for (size_t i = 1; i < size; ++i) {
-    if (at(i) < 0x80 || at(i) > 0xBF) return 0;
-  }
-  const bool overlong = (lead == 0xE0 && at(1) < 0xA0) || (lead == 0xF0 && at(1) < 0x90);
-  const bool outside = (lead == 0xED && at(1) > 0x9F) || (lead == 0xF4 && at(1) > 0x8F);
-  return overlong || outside ? 0 : size;
-}
 
 // "-1234567.8" -> "-1,234,567.8"
 std::string WithThousands(const std::string& digits) {
@@ -57,13 +40,13 @@ std::string WithoutTrailingZeros(std::string digits) {
 }  // namespace
 
 std::string Escape(absl::string_view text) {
+  using Json = nlohmann::json;
+  const std::string quoted =
+      Json(std::string(text)).dump(-1, ' ', false, Json::error_handler_t::replace);
   std::string shown;
-  while (!text.empty()) {
-    const size_t size = CharacterBytes(text);
-    const char c = text.front();
-    const bool control = size == 1 && ((c < ' ' && c != '\t' && c != '\n') || c == '\x7F');
-    absl::StrAppend(&shown, size == 0 || control ? kReplacement : text.substr(0, size));
-    text.remove_prefix(size == 0 ? 1 : size);
+  for (const char c : Json::parse(quoted).get<std::string>()) {
+    const bool control = (c >= 0 && c < ' ' && c != '\t' && c != '\n') || c == '\x7F';
+    absl::StrAppend(&shown, control ? kReplacement : absl::string_view(&c, 1));
   }
   return absl::StrReplaceAll(
       shown, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}, {"'", "&#39;"}});
