@@ -30,9 +30,6 @@ Key SeriesKey(const NamedRow<BenchRow>& r) {
           Plural(r.row->ranks, "rank"),
           Plural(r.row->hosts, "host"),
           r.row->dtype,
-          r.row->shape,
-          r.row->pass,
-          r.row->threads_text(),
           r.row->seed_text(),
           r.row->routing,
           r.row->settings};
@@ -68,8 +65,7 @@ struct Yardstick {
   double BenchRow::*value;
   const char* name;
   const char* unit;
-  double BenchRow::*limit;  // upper bound of the value; nullptr: unknown
-  const char* limit_name;
+  bool bounded;  // by the rate at which every rank copies as many bytes within its memory
 };
 
 std::string LabelOf(const Yardstick& yardstick) {
@@ -77,24 +73,14 @@ std::string LabelOf(const Yardstick& yardstick) {
 }
 
 Yardstick YardstickOf(const NamedRows& rows) {
-  // The rate at which every rank copies the same number of bytes within its memory.
-  static constexpr char kMemcpy[] = "limit: memcpy of this size";
   // The first one that the rows contain; the bus bandwidth of one rank is 0.
-  for (const Yardstick& y :
-       {Yardstick{&BenchRow::busbw, "bus bandwidth", "GB/s", &BenchRow::memcpy, kMemcpy},
-        Yardstick{&BenchRow::algbw, "bandwidth", "GB/s", &BenchRow::memcpy, kMemcpy},
-        Yardstick{&BenchRow::gflops, "rate", "GFLOP/s", &BenchRow::peak_gflops,
-                  "limit: measured peak"}}) {
+  for (const Yardstick& y : {Yardstick{&BenchRow::busbw, "bus bandwidth", "GB/s", true},
+                             Yardstick{&BenchRow::algbw, "bandwidth", "GB/s", true}}) {
     const bool any = std::any_of(rows.begin(), rows.end(),
                                  [&](const NamedRow<BenchRow>& r) { return r.row->*y.value > 0; });
     if (any) return y;
   }
-  return {&BenchRow::time_us, "time", "us", nullptr, ""};
-}
-
-bool HasBytes(const NamedRows& rows) {
-  return std::all_of(rows.begin(), rows.end(),
-                     [](const NamedRow<BenchRow>& r) { return std::isfinite(r.row->size_bytes); });
+  return {&BenchRow::time_us, "time", "us", false};
 }
 
 // One point per size: the mean of its rows. Its whisker is their standard deviation, or for one row
@@ -123,9 +109,10 @@ std::vector<XyPoint> PointsOf(const Yardstick& yardstick, const NamedRows& rows)
   return points;
 }
 
-XySeries LimitOf(const Yardstick& yardstick, const NamedRows& rows) {
-  XySeries limit = {.name = yardstick.limit_name, .style = XyStyle::kLimit, .look = kMaxSeries - 1};
-  const Yardstick own = {yardstick.limit, "", yardstick.unit, nullptr, ""};
+XySeries LimitOf(const NamedRows& rows) {
+  XySeries limit = {
+      .name = "limit: memcpy of this size", .style = XyStyle::kLimit, .look = kMaxSeries - 1};
+  const Yardstick own = {&BenchRow::memcpy, "", "GB/s", false};
   for (const XyPoint& p : PointsOf(own, rows)) limit.points.push_back({.x = p.x, .y = p.y});
   return limit;
 }
@@ -163,17 +150,16 @@ void AddSeries(const Series& all, XyStyle style,
 XyChart SizeChart(const OfOperation& operation, size_t index) {
   const auto& [op, rows, failed, to_itself] = operation;
   const Yardstick yardstick = YardstickOf(rows);
-  XyChart chart = {.text = ChartText{.id = absl::StrCat("bench-size-", index),
-                                     .title = absl::StrCat(op, ": ", yardstick.name, " over size"),
-                                     .note = yardstick.limit == nullptr ? "Lower is better."
-                                                                        : "Higher is better."},
-                   .x = HasBytes(rows) ? Axis{.label = "bytes per rank", .kind = ScaleKind::kBytes}
-                                       : Axis{.label = "rows", .kind = ScaleKind::kLog},
-                   .y = Axis{.label = LabelOf(yardstick), .kind = ScaleKind::kLog}};
+  XyChart chart = {
+      .text = ChartText{.id = absl::StrCat("bench-size-", index),
+                        .title = absl::StrCat(op, ": ", yardstick.name, " over size"),
+                        .note = yardstick.bounded ? "Higher is better." : "Lower is better."},
+      .x = Axis{.label = "bytes per rank", .kind = ScaleKind::kBytes},
+      .y = Axis{.label = LabelOf(yardstick), .kind = ScaleKind::kLog}};
   AddSeries(SeriesOf(rows, true), XyStyle::kLinePoints, PointsOf, yardstick, chart);
   operation.SayWhatIsLeftOut(chart.text);
-  if (yardstick.limit == nullptr) return chart;
-  XySeries limit = LimitOf(yardstick, rows);
+  if (!yardstick.bounded) return chart;
+  XySeries limit = LimitOf(rows);
   if (!limit.points.empty()) chart.series.push_back(std::move(limit));
   return chart;
 }

@@ -65,7 +65,7 @@ void Add(const std::vector<const Row*>& rows, const Metric& metric, double Row::
 
 // Exact: two sizes whose rounded texts agree are not repetitions of each other.
 std::string ExactSizeText(const BenchRow& r) {
-  if (!std::isfinite(r.size_bytes)) return Plural(r.size(), "row");
+  if (!std::isfinite(r.size_bytes)) return "";
   double units = r.size_bytes;
   while (units >= 1024) units /= 1024;
   double shown = 0;

@@ -102,9 +102,8 @@ absl::StatusOr<RunKind> KindOf(const Json& object) {
       "sweep), or step and loss (moe train)");
 }
 
-// Columns that rows of kernels and layers may differ in. For a kernel the number of tokens follows
-// from its size and K.
-std::string ShapeOf(Fields& f, bool of_kernel) {
+// Columns that rows of layers may differ in.
+std::string ShapeOf(Fields& f) {
   std::string shape;
   const auto add = [&](const char* letter, const char* key) {
     const double value = f.Number(key);
@@ -116,7 +115,6 @@ std::string ShapeOf(Fields& f, bool of_kernel) {
   add("F", "ffn");
   add("K", "topk");
   if (f.Text("device") == "cuda") absl::StrAppend(&shape, " CUDA");
-  if (of_kernel) return shape;
   add("T", "tokens");
   add("ep", "expert_parallel_size");
   add("cf", "capacity_factor");
@@ -144,13 +142,9 @@ Row ReadRow(Fields& f) {
 
 absl::Status AddBench(Fields& f, Run& run) {
   auto row = ReadRow<BenchRow>(f);
-  if (row.algorithm.empty()) row.algorithm = f.Text("product");
-  // There are many gates, and steps of one are only measured on a GPU.
-  if (row.algorithm.empty() && f.Text("kernel") == "gate") row.algorithm = f.Text("router");
-  if (row.algorithm.empty()) row.algorithm = f.Text("kernel");
-  if (row.algorithm.empty()) row.algorithm = f.Text("dispatch");
+  if (row.algorithm.empty()) row.algorithm = f.Text("dispatch");  // for a layer
   row.seed = f.NumberAsText("seed");
-  row.shape = ShapeOf(f, row.phase.empty());
+  row.shape = ShapeOf(f);
   run.bench.push_back(std::move(row));
   return f.status;
 }

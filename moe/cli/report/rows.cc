@@ -12,13 +12,6 @@
 #include "moe/cli/report/format.h"
 
 namespace moe::report {
-namespace {
-
-double Known(double told, double derived) {
-  return std::isnan(told) ? derived : told;
-}
-
-}  // namespace
 
 const char* NameOf(RunKind kind) {
   constexpr const char* kNames[] = {"bench", "sweep", "train"};
@@ -26,20 +19,11 @@ const char* NameOf(RunKind kind) {
 }
 
 double BenchRow::size() const {
-  if (std::isfinite(size_bytes)) return size_bytes;
-  return std::isfinite(rows) ? rows : 0;
+  return std::isfinite(size_bytes) ? size_bytes : 0;
 }
 
 std::string BenchRow::size_text() const {
-  return std::isfinite(size_bytes) ? BytesText(size_bytes) : Plural(size(), "row");
-}
-
-double BenchRow::share_of_copy_pct() const {
-  return Known(memcpy_pct, 100 * algbw / memcpy);
-}
-
-double BenchRow::share_of_peak_pct() const {
-  return Known(peak_pct, 100 * gflops / peak_gflops);
+  return std::isfinite(size_bytes) ? BytesText(size_bytes) : "";
 }
 
 std::string BenchRow::threads_text() const {
@@ -94,21 +78,15 @@ absl::Span<const Column<BenchRow>> NamedBenchColumns() {
       {"destination", "", "", &R::destination},
       {"routing", "", "routing", &R::routing},
       {"dtype", "", "dtype", &R::dtype},
-      {"size_bytes", "", "", &R::size_bytes},
-      {"rows", "", "", &R::rows},
-      {"", "size", "size", &R::size, 3, &R::size_text},
+      {"size_bytes", "size", "size", &R::size_bytes, 3, &R::size_text},
       {"time_us", "time", "time (us)", &R::time_us, 4},
       {"time_us_p99", "p99", "p99 (us)", &R::time_us_p99, 4},
       {"time_us_cv_pct", "cv", "cv (%)", &R::cv_pct, 2},
       {"algbw_gbytes_per_s", "algbw", "algbw (GB/s)", &R::algbw},
       {"busbw_gbytes_per_s", "busbw", "busbw (GB/s)", &R::busbw},
       {"memcpy_gbytes_per_s", "", "memcpy (GB/s)", &R::memcpy},
-      {"memcpy_pct", "", "", &R::memcpy_pct},
-      {"", "memcpy", "", &R::share_of_copy_pct},
+      {"memcpy_pct", "memcpy", "", &R::memcpy_pct},
       {"gflops_per_s", "gflops", "GFLOP/s", &R::gflops},
-      {"peak_gflops_per_s", "", "peak (GFLOP/s)", &R::peak_gflops},
-      {"peak_pct", "", "", &R::peak_pct},
-      {"", "peak_pct", "", &R::share_of_peak_pct},
       {"imb_tx", "imb_tx", "", &R::sent_imbalance},
       {"imb_rx", "imb_rx", "", &R::received_imbalance},
       {"", "", "imbalance", &R::imbalance},

@@ -26,7 +26,7 @@ inline constexpr double kAnyReal = -std::numeric_limits<double>::infinity();
 // A row of `moe bench`. Numbers are kNone if the benchmark has no such figure.
 struct BenchRow {
   std::string op, algorithm, backend, transport, routing, dtype, status, error;
-  std::string shape;        // for kernels and layers: "E 8 H 64 F 128"
+  std::string shape;        // for a layer: "E 8 H 64 F 128"
   std::string pass, phase;  // for a layer: "forward", "expert"; the phase "all" is the whole pass
   std::string seed;         // for drawn routings
   std::string settings;     // given flags that no other key holds
@@ -34,20 +34,16 @@ struct BenchRow {
   double size_bytes = kNone;
   double time_us = kNone, time_us_p99 = kNone, cv_pct = kNone;
   double algbw = kNone, busbw = kNone, memcpy = kNone;  // 1e9 bytes per second
+  double memcpy_pct = kNone;                            // algbw over memcpy
   double sent_imbalance = kNone, received_imbalance = kNone;
   double wrong = kNone;
-  double threads = kNone;                                    // per rank
-  double peak_pct = kNone, memcpy_pct = kNone;               // percentage of that limit
-  double source = kNone, destination = kNone;                // ranks of a pair
-  double rows = kNone, gflops = kNone, peak_gflops = kNone;  // for products; per second
-  std::vector<double> others;  // values that no chart uses, in the order of columns
+  double threads = kNone;                      // per rank
+  double source = kNone, destination = kNone;  // ranks of a pair
+  double gflops = kNone;                       // of a layer's experts, per second
+  std::vector<double> others;                  // values that no chart uses, in the order of columns
 
-  // Size in bytes; in rows if the row has no bytes; 0 without both.
-  double size() const;
+  double size() const;  // bytes; 0 without any
   std::string size_text() const;
-  // From the row, as a median over calls, or else computed from its other medians.
-  double share_of_copy_pct() const;
-  double share_of_peak_pct() const;
   // The larger imbalance of sent and received bytes: the most loaded rank over the mean.
   double imbalance() const;
   std::string threads_text() const;  // "4 threads", or empty

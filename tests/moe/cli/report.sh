@@ -214,7 +214,7 @@ addEventListener("load", () => {
   }
   const table = Array.from(document.querySelectorAll("table")).pop();
   const column = Array.from(table.tHead.rows[0].cells).findIndex((h) => h.textContent === "size");
-  const sizes = () => Array.from(table.tBodies[0].rows, (r) => Number(r.cells[column].dataset.value));
+  const sizes = () => Array.from(table.tBodies[0].rows, (r) => r.cells[column].dataset.value).filter((v) => v !== "").map(Number);
   for (const sign of [1, -1]) {
     table.tHead.rows[0].cells[column].firstChild.click();
     if (sizes().some((v, i, all) => i > 0 && sign * (v - all[i - 1]) < 0)) found.push("not sorted");

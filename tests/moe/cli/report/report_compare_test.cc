@@ -159,13 +159,12 @@ TEST(CompareTest, RowsOfABenchmarkAreAsManyAsTheirSettings) {
   EXPECT_EQ(comparison.differences[2].what, "layer · moe-router-num-groups 4 · node-size default");
 }
 
-TEST(CompareTest, KernelsOfAsManyRowsAndOtherTopKAreNoRepetitions) {
+TEST(CompareTest, LayersOfOtherTopKOrSeedAreNoRepetitions) {
   const auto row = [](int top_k, int seed) {
-    return absl::StrCat(R"({"op":"gemm","product":"forward","tokens":)", 2048 / top_k,
-                        R"(,"topk":)", top_k, R"(,"experts":8,"hidden":64,"ffn":64,"seed":)", seed,
-                        R"(,"rows":2048,"time_us":10,"gflops_per_s":5})", "\n");
+    return absl::StrCat(R"({"op":"layer","pass":"forward","phase":"expert","tokens":64,"topk":)",
+                        top_k, R"(,"seed":)", seed, R"(,"time_us":10,"gflops_per_s":5})", "\n");
   };
-  const auto run = ParseRun("gemm.jsonl", row(1, 0) + row(2, 0) + row(2, 1) + row(2, 1)).value();
+  const auto run = ParseRun("layer.jsonl", row(1, 0) + row(2, 0) + row(2, 1) + row(2, 1)).value();
   const auto comparison = Compare(run, run).value();
   ASSERT_EQ(comparison.differences.size(), 3u);
   EXPECT_NE(comparison.differences[0].what, comparison.differences[1].what);
