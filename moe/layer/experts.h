@@ -41,8 +41,8 @@ struct ExpertsSaved {
 };
 
 // L networks: out = act(x W_gate^T + b_gate, x W_up^T + b_up) W_down^T + b_down, for rows sorted by
-// network. Serves the routed experts (group kExpert), the shared expert and dense layers (one
-// network, kReplicated).
+// network. Serves the routed experts (held by kExpertData), the shared expert and dense layers (one
+// network, held by kData).
 //
 // Parameters per network: "<prefix>gate_up_proj.weight" [2F, H] (gate rows, then up rows; plain
 // activations: "up_proj.weight" [F, H]) and "<prefix>down_proj.weight" [H, F]; with biases

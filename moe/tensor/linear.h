@@ -49,7 +49,7 @@ struct LinearRows {
 template <typename T>
 class Linear {
  public:
-  // Adds the parameters to `store`: weights, then biases, which are named as their weights are, with
+  // Adds the parameters to `store`: weights, then biases, which have their weights' names with
   // "bias" for "weight". Errors of ParameterStore::AddSlab and PackedWeights::Create.
   static absl::StatusOr<Linear> Create(const LinearSpec& spec, ParameterStore& store);
   // A product by a weight that another module owns (an output layer tied to the embedding). Tensor
