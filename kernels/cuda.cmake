@@ -29,23 +29,24 @@ if(MOE_CUDA_SIMULATED)
   return()
 endif()
 set_target_properties(moe_kernels_hopper PROPERTIES CUDA_ARCHITECTURES 90a-real)
-# What ptxas says of each kernel (registers, shared memory, spills), kept beside the objects.
+# ptxas's report on each kernel (registers, shared memory, spills), kept beside the objects.
 set(MOE_PTXAS_LOGS ${PROJECT_BINARY_DIR}/ptxas)
 foreach(objects moe_kernels_cuda moe_kernels_hopper)
-  # What a project around this one gives all its files is for its C++ compiler: nvcc takes -Werror's
-  # value from the next option.
+  # Options that a surrounding project sets for all files are for its C++ compiler: nvcc would take
+  # -Werror's value from the next option.
   get_target_property(around ${objects} COMPILE_OPTIONS)
   if(around)
     list(TRANSFORM around PREPEND -Xcompiler= REGEX "^-")
     set_target_properties(${objects} PROPERTIES COMPILE_OPTIONS "${around}")
   endif()
   target_include_directories(${objects} PUBLIC ${PROJECT_SOURCE_DIR})
-  # Never -lcuda: with the static runtime alone a program starts where no driver is.
+  # Never -lcuda: with the static runtime alone a program starts without a driver.
   target_link_libraries(${objects} PUBLIC CUDA::cudart_static)
   target_compile_definitions(${objects} PRIVATE NDEBUG) # an assertion costs registers, and wgmma its overlap
   target_compile_options(${objects} PRIVATE
     --fmad=false  # numerics contract: a * b + c is two roundings unless the code says fma
-    --diag-error=20013,20015  # a call of a function of the host: the kernel would be compiled without it
+    # A call of a host function: the kernel would be compiled without it.
+    --diag-error=20013,20015
     -Xcompiler=-ffp-contract=off,-fexceptions,-Wall
     -Xptxas=-v
     --compress-mode=size  # a tenth of the default's: programs of one GPU hold the code of three

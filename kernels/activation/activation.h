@@ -17,7 +17,7 @@ template <typename T>
 absl::Status ActivationForward(ActivationFunction activation, MatrixView<const T> gate,
                                MatrixView<const T> up, MatrixView<T> out, Stream& stream);
 
-// d_gate and d_up from d_out and the saved inputs. Outputs may be the inputs' own memory.
+// d_gate and d_up from d_out and the saved inputs. Outputs may share the inputs' memory.
 template <typename T>
 absl::Status ActivationBackward(ActivationFunction activation, MatrixView<const T> gate,
                                 MatrixView<const T> up, MatrixView<const T> d_out,

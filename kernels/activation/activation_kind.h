@@ -13,7 +13,7 @@ enum class Activation : uint8_t {
   kRelu2,   // max(gate, 0)^2             So et al., "Primer" (2021), arXiv:2109.08668
   // With g = min(gate, limit), u = clamp(up, -limit, limit):
   //   (u + 1) g sigmoid(alpha g)   gpt-oss: OpenAI, "gpt-oss model card" (2025), arXiv:2508.10925
-  // A gradient passes where the input lies inside its clamp, ends included, and is 0 elsewhere.
+  // A gradient passes where the input is inside its clamp, ends included, and is 0 elsewhere.
   kClampedSwiGlu,
   // gelu(gate) * up with gelu(x) = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, an
   // approximation: Hendrycks and Gimpel (2016), arXiv:1606.08415
@@ -30,7 +30,8 @@ struct ActivationFunction {
   constexpr operator Activation() const { return kind; }
 
   Activation kind;
-  // Of kClampedSwiGlu. g sigmoid(1.702 g) is another approximation of gelu by the same authors.
+  // Constants of kClampedSwiGlu. g sigmoid(1.702 g) is another approximation of gelu by the same
+  // authors.
   float alpha = 1.702f;
   float limit = 7.0f;  // above 0
 };

@@ -1,5 +1,5 @@
-// What both paths of activation.h take, in the memory of one device. Internal. Plain C++: .cu files
-// include it.
+// Arguments of both paths of activation.h, in the memory of one device. Internal. Plain C++: .cu
+// files include it.
 #ifndef MOE_KERNELS_ACTIVATION_ACTIVATION_OP_H_
 #define MOE_KERNELS_ACTIVATION_ACTIVATION_OP_H_
 
@@ -19,7 +19,7 @@ struct Forward {
   MatrixView<T> out;
 };
 
-// ActivationBackward. Outputs may be the inputs' own memory.
+// ActivationBackward. Outputs may share the inputs' memory.
 template <typename T>
 struct Backward {
   ActivationFunction activation;
@@ -30,9 +30,9 @@ struct Backward {
   MatrixView<T> d_up;  // not written by plain activations
 };
 
-// Enqueue on `stream` and return; the error of the launch alone. The formulas of the CPU with
-// CUDA's own exponential and error function, so that the last bits differ; an element has the same
-// bits wherever it stands.
+// Both enqueue on `stream` and return the launch error alone. The formulas are the CPU's with
+// CUDA's own exponential and error function, so the last bits differ; an element has the same bits
+// at every position.
 template <typename T>
 cudaError_t Run(const Forward<T>& forward, cudaStream_t stream);
 template <typename T>

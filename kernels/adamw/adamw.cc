@@ -41,10 +41,11 @@ HWY_INLINE State Update(const adamw::Step& s, float weight_decay, FloatLanes gra
   return {hn::Sub(x.weight, change), m, v};
 }
 
-// The elements of `s`, whose gradients are at `gradient`: in the order of operations of AdamW's
-// header, with no fused multiply-add, so that the bits are the same on every SIMD target. By value,
-// so that no store can change what it reads next. Returns whether all that it made is finite: 0
-// times a value that is not is NaN. An m that is not finite makes its weight so.
+// Updates the elements of `s`, whose gradients are at `gradient`, in the order of operations of
+// AdamW's header. Without fused multiply-add, so that the bits are the same on every SIMD target.
+// The arguments are passed by value, so that no store can change what is read next. Returns whether
+// all new values are finite: 0 times a value that is not finite is NaN. Only w and v are tested: an
+// m that is not finite makes its weight non-finite.
 bool Compute(adamw::Step step, const float* gradient, AdamWSlice s) {
   FloatLanes check = Constant(0);
   ForLanes(s.size, [&](int64_t i, auto lanes) MOE_LANES {

@@ -21,8 +21,8 @@ struct AdamWOptions {
   float epsilon = 1e-8f;
   float gradient_scale = 1.0f;  // multiplies every gradient first (clipping)
   int64_t step = 1;             // counts from 1, for bias correction
-  // += the elements whose new w, m or v is not finite; in memory of the stream's device. nullptr:
-  // nobody asks.
+  // The number of elements whose new w, m or v is not finite is added here; memory of the stream's
+  // device. nullptr: not counted.
   int64_t* non_finite = nullptr;
 };
 
@@ -30,13 +30,13 @@ struct AdamWOptions {
 // m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 // w = w - lr * (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon) + weight_decay * w)
 //
-// for the elements of every slice: float32 once the gradients' sum is scaled, in place. Bits do not
-// depend on threads or position. Slices come in ascending order of what they have of the gradients,
-// without an element in common, in memory of the host that is read before the call returns, or by a
-// stream of the CPU. On CUDA one launch, for which `workspace`, memory of the device, lends the
-// table of slices until the stream has passed.
-// Errors: kInvalidArgument if a slice begins before the one before ends, or ends after the
-// gradients, or if step < 1; of the gradients' grid and the workspace.
+// The equations hold for the elements of every slice, in float32 once the gradients' sum is scaled,
+// in place. Bits do not depend on threads or position. Slices are ordered by the gradients that
+// they cover and have no element in common. They are host memory, which is read before the call
+// returns, or by a CPU stream when the task runs. On CUDA one launch, for which `workspace`, device
+// memory, lends the table of slices until the stream has passed.
+// Errors: kInvalidArgument if a slice begins before the end of the previous one, or ends after the
+// gradients, or if step < 1; those of the gradients' grid and of the workspace.
 absl::Status AdamW(const AdamWOptions& options, const ScaledSum& gradients,
                    absl::Span<const AdamWSlice> slices, Workspace& workspace, Stream& stream);
 

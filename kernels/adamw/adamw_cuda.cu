@@ -11,8 +11,8 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// One element, an operation of adamw.cc after the other. nvcc compiles / and sqrtf to the IEEE
-// ones, and no product into a fused multiply-add (--fmad=false).
+// Updates one element with the operations of adamw.cc in the same order. nvcc compiles / and sqrtf
+// to the IEEE operations, and no product into a fused multiply-add (--fmad=false).
 __device__ void Update(const Step& s, float weight_decay, float gradient, float& weight, float& m,
                        float& v) {
   const float g = s.gradient_scale * gradient;
@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) AdamWKernel(AdamW<Vie
                         for (int j = 0; j < kWidth; ++j) {
                           Update(a.step, s.weight_decay, a.gradients.Scaled(gradient.at[j]),
                                  weight.at[j], m.at[j], v.at[j]);
-                          // An m that is not finite makes its weight so.
+                          // Only w and v are tested: an m that is not finite makes its weight
+                          // non-finite.
                           if (!isfinite(weight.at[j]) || !isfinite(v.at[j])) ++non_finite;
                         }
                         Store(weight, weights + i);

@@ -1,4 +1,4 @@
-// What both paths of adamw.h take. Internal. Plain C++: .cu files include it.
+// Arguments of both paths of adamw.h. Internal. Plain C++: .cu files include it.
 #ifndef MOE_KERNELS_ADAMW_ADAMW_OP_H_
 #define MOE_KERNELS_ADAMW_ADAMW_OP_H_
 
@@ -28,15 +28,15 @@ template <class View>
 struct AdamW {
   Step step;
   View gradients;
-  const AdamWSlice* slices;  // [count], of elements [first, end) of the gradients
+  const AdamWSlice* slices;  // [count], which cover elements [first, end) of the gradients
   int64_t count;
   int64_t first, end;
   int64_t* non_finite;  // may be null
 };
 
-// Memory of the device. Enqueues on `stream` and returns; the error of the launch alone. The bits
-// of the CPU: the same IEEE additions, products, divisions and square root in the same order, none
-// of them fused or approximated. NaNs stay NaNs, of another payload.
+// Arrays are device memory. Enqueues on `stream` and returns the launch error alone. The bits are
+// the CPU's: the same IEEE additions, products, divisions and square root in the same order, none
+// of them fused or approximated. NaNs stay NaNs, but their payload may differ.
 template <class View>
 cudaError_t Run(const AdamW<View>& adamw, cudaStream_t stream);
 

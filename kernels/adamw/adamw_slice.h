@@ -1,4 +1,4 @@
-// What AdamW moves. Plain C++: .cu files include it.
+// A slice of a parameter that AdamW updates. Plain C++: .cu files include it.
 #ifndef MOE_KERNELS_ADAMW_ADAMW_SLICE_H_
 #define MOE_KERNELS_ADAMW_ADAMW_SLICE_H_
 

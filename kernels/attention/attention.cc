@@ -47,7 +47,8 @@ int64_t Sequences(const AttentionShape& shape) {
   return static_cast<int64_t>(shape.sequence_offsets.size()) - 1;
 }
 
-// By the columns of k: whole heads of `depth`, as many as divide the query heads.
+// Number of key-value heads, from the columns of k: whole heads of `depth`, whose number divides
+// the query heads.
 absl::StatusOr<int> KeyValueHeads(absl::string_view function, const AttentionShape& shape,
                                   int64_t depth, int64_t cols) {
   const int64_t heads = cols / depth;
@@ -57,7 +58,8 @@ absl::StatusOr<int> KeyValueHeads(absl::string_view function, const AttentionSha
                                                  ", as many as divide the ", shape.heads, " of q"));
 }
 
-// The offsets of the sequences on a CUDA device, which takes the heads.
+// The sequence offsets, uploaded to the CUDA device, after a check that CUDA supports so many
+// heads.
 absl::StatusOr<absl::Span<const int64_t>> OffsetsOnCuda(absl::string_view function,
                                                         const AttentionShape& shape,
                                                         Workspace& workspace, Stream& stream) {
@@ -68,8 +70,8 @@ absl::StatusOr<absl::Span<const int64_t>> OffsetsOnCuda(absl::string_view functi
                                                  attention::kMostHeads, " on CUDA"));
 }
 
-// The part of a view that belongs to one of `groups` groups of heads, which have as many columns
-// each, of one sequence or of all rows.
+// Selects one of `groups` equally wide groups of heads from a view: the rows of one sequence, or
+// all rows.
 struct GroupRange {
   int64_t begin, end;  // rows
   int64_t group, groups;
@@ -93,8 +95,9 @@ absl::StatusOr<MatrixView<float>> TakeSlots(const AttentionShape& shape, int64_t
   return workspace.Matrix<float>(slots, (floats + 15) / 16 * 16);
 }
 
-// Calls run(range, scratch) for every group of heads of every sequence. Each slot takes the next
-// one that no other has taken: sequences differ in length. A head's bits do not depend on its slot.
+// Calls run(range, scratch) for every group of heads of every sequence. Each thread takes the next
+// group that is not taken yet, because sequences differ in length. A head's bits do not depend on
+// the thread.
 template <typename F>
 void ForEachGroup(const AttentionShape& shape, int64_t groups, MatrixView<float> slots,
                   ThreadPool& threads, const F& run) {
@@ -187,7 +190,7 @@ absl::Status CausalAttentionOfLast(int heads, MatrixView<const T> q, MatrixView<
       const MatrixView<float> slots,
       TakeSlots(shape, kv_heads, HeadForwardScratch(tokens, depth), threads, workspace));
   return stream.Enqueue([=, &threads] {
-    const int64_t rows[] = {0, q.rows()};  // `offsets` is gone where the stream queues
+    const int64_t rows[] = {0, q.rows()};  // `offsets` may be gone when a queued stream runs this
     ForEachGroup({.heads = heads, .sequence_offsets = rows}, kv_heads, slots, threads,
                  [&](const GroupRange& group, float* scratch) {
                    AttendHeads<T>({.q = group.Of(q),

@@ -57,8 +57,8 @@ HWY_INLINE void PackRows(MatrixView<const T> rows, int64_t stride, float* packed
   }
 }
 
-// rows [n, D] -> panels of kPanelKeys rows, each transposed to [D, kPanelKeys]; rows beyond n zero.
-// `block` is scratch for kTranspose rows of `stride`: those are converted as they lie in memory and
+// rows [n, D] -> panels of kPanelKeys rows, each transposed to [D, kPanelKeys]; rows beyond n are
+// zero. `block` is scratch for kTranspose rows of `stride`: rows are converted in memory order and
 // transposed in registers.
 template <typename T>
 HWY_INLINE void PackPanels(MatrixView<const T> rows, int64_t stride, float* block, float* panels) {
@@ -121,7 +121,7 @@ HWY_INLINE void WeightedRows(const float* weight, int64_t weight_stride, const f
   MOE_UNROLL for (auto& row : sum) {
     MOE_UNROLL for (auto& v : row) v = hn::Zero(FloatTag());
   }
-  // Keys that every query of the block sees.
+  // Keys that every query of the block attends to.
   for (int64_t j = 0; j <= first; ++j) {
     FloatLanes x[kVectors];
     MOE_UNROLL for (int64_t v = 0; v < kVectors; ++v) {
@@ -134,7 +134,7 @@ HWY_INLINE void WeightedRows(const float* weight, int64_t weight_stride, const f
       }
     }
   }
-  // The triangle on the diagonal: key first + i is seen by queries i and later.
+  // The triangle on the diagonal: queries i and later attend to key first + i.
   MOE_UNROLL for (int64_t i = 1; i < kBlockRows; ++i) {
     FloatLanes x[kVectors];
     MOE_UNROLL for (int64_t v = 0; v < kVectors; ++v) {
@@ -180,7 +180,7 @@ HWY_INLINE void AddWeightedBlock(const float* weight, int64_t weight_stride, con
     }
   }
   if (full > 0) {
-    // The triangle on the diagonal: key first + i is seen by queries i and later.
+    // The triangle on the diagonal: queries i and later attend to key first + i.
     MOE_UNROLL for (int64_t i = 1; i < kBlockRows; ++i) {
       const int64_t j = first + i;
       MOE_UNROLL for (int64_t v = 0; v < kVectors; ++v) {
@@ -208,9 +208,9 @@ HWY_INLINE void AddWeightedBlock(const float* weight, int64_t weight_stride, con
 }
 
 static_assert(kBlockRows <= kMaxBlockRows && kMaxPanelKeys % kPanelKeys == 0);
-// Before the first block its queries lend their memory to PackPanels.
+// Before the first block PackPanels uses the memory of the block's queries.
 static_assert(kTranspose <= kMaxBlockRows && kPanelKeys % kTranspose == 0);
-static_assert(kPanelKeys % kBlockRows == 0);  // a block's diagonal lies within one panel
+static_assert(kPanelKeys % kBlockRows == 0);  // a block's diagonal is within one panel
 
 // Two vectors of columns at a time; `stride` is a multiple of 16, so one may be left over.
 HWY_INLINE void WeightRows(const float* weight, int64_t weight_stride, const float* rows,
@@ -251,7 +251,7 @@ HWY_INLINE void StoreRow(const float* row, float scale, int64_t n, T* out) {
   if (i < n) StoreFirst(hn::Mul(LoadLanes(row + i), factor), out + i, n - i);
 }
 
-// The largest of n > 0 scores. NaNs may be passed over: the sum of exponentials shows them.
+// The largest of n > 0 scores. It may ignore NaNs: the sum of exponentials exposes them.
 HWY_INLINE float MaxScore(const float* scores, int64_t n) {
   const FloatTag d;
   const auto lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
@@ -285,7 +285,7 @@ HWY_INLINE float ExpScores(float* scores, int64_t n, float scale, float max) {
   return sum.Fold();
 }
 
-// The columns of one of the heads that lie side by side in `m`.
+// The columns of one of the adjacent heads of `m`.
 template <typename T>
 MatrixView<T> HeadOf(MatrixView<T> m, int64_t head, int64_t depth) {
   return ColumnRange(m, head * depth, (head + 1) * depth);

@@ -9,10 +9,9 @@
 
 namespace moe {
 
-// The rows of one sequence, the columns of G query heads and of their key-value head: q, out, d_out
-// and d_q [n, G * D], k, v, d_k and d_v [n, D], log_sum_exp [n, G].
-// Forward's k and v may have more rows: q then has the last of the sequence's. Its log_sum_exp may
-// be empty.
+// Rows of one sequence, columns of G query heads and of their key-value head: q, out, d_out and d_q
+// [n, G * D], k, v, d_k and d_v [n, D], log_sum_exp [n, G]. In forward k and v may have more rows:
+// q then holds the last rows of the sequence. Forward's log_sum_exp may be empty.
 template <typename T>
 struct HeadsForward {
   MatrixView<const T> q, k, v;
@@ -37,8 +36,8 @@ constexpr int64_t PaddedTokens(int64_t n) {
   return (n + kMaxPanelKeys - 1) / kMaxPanelKeys * kMaxPanelKeys;
 }
 
-// float32 elements of scratch that a sequence of n tokens needs, for queries of the last of them up
-// to kMaxBlockRows more; grows with n.
+// Scratch in float32 elements for a sequence of n tokens. Queries of its last tokens alone need
+// that of up to kMaxBlockRows more tokens. Grows with n.
 constexpr int64_t HeadForwardScratch(int64_t n, int64_t depth) {
   return PaddedTokens(n) * (depth + PaddedDepth(depth) + kMaxBlockRows) +
          2 * kMaxBlockRows * PaddedDepth(depth);
@@ -62,7 +61,7 @@ class HeadScratch {
   float* next_;
 };
 
-// scratch: as many elements, 64-byte aligned, contents of no matter.
+// scratch: as many elements as above, 64-byte aligned, with any contents.
 template <typename T>
 void AttendHeads(const HeadsForward<T>& heads, float* scratch);
 template <typename T>

@@ -22,8 +22,8 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 constexpr int kTile = 64;
 constexpr int kSide = 16;
 constexpr int kThreads = kSide * kSide;
-constexpr int kOwn = kTile / kSide;  // rows of a thread, and columns: one vector of float32
-constexpr int kDepth = 32;           // of the index that a product sums over, staged at a time
+constexpr int kOwn = kTile / kSide;  // rows and columns of a thread: one vector of float32
+constexpr int kDepth = 32;           // extent of the summed index that is staged at a time
 constexpr int kStride = kTile + 4;   // spreads a column over the banks; rows stay aligned
 static_assert(kOwn == kVectorWidth<float>);
 
@@ -39,7 +39,7 @@ __device__ int OwnColumn() {
   return static_cast<int>(threadIdx.x) % kSide * kOwn;
 }
 
-// Elements [column, column + kVectorWidth<T>) of a row; zeros outside of the matrix.
+// Elements [column, column + kVectorWidth<T>) of a row; zeros outside the matrix.
 template <typename T>
 __device__ Elements<T, kVectorWidth<T>> LoadPadded(MatrixView<const T> m, int64_t row,
                                                    int64_t column) {
@@ -85,8 +85,8 @@ __device__ void StageRows(MatrixView<const T> rows, int64_t first, int64_t colum
 }
 
 // scores[r][c] = sum over d of a(row, d) * b(column, d). `a` and `b` have at most kTile rows;
-// scores beyond them are zeros. All threads call it; begins with a barrier, so that `staged` and
-// the weights of the tile before may be in use until then.
+// scores beyond them are zeros. All threads call it. It begins with a barrier, so that `staged` and
+// the weights of the previous tile may be in use until then.
 template <typename T>
 __device__ void Products(MatrixView<const T> a, MatrixView<const T> b, float* staged,
                          float (&scores)[kOwn][kOwn]) {
@@ -110,7 +110,8 @@ __device__ void Products(MatrixView<const T> a, MatrixView<const T> b, float* st
   }
 }
 
-// The thread's scores, for AddWeighted: weights[column][row]. No thread may still read them.
+// Stores the thread's scores for AddWeighted: weights[column][row]. No thread may still read the
+// old ones.
 __device__ void StoreWeights(const float (&scores)[kOwn][kOwn], float* weights) {
   for (int c = 0; c < kOwn; ++c) {
     Vector rows;
@@ -119,8 +120,8 @@ __device__ void StoreWeights(const float (&scores)[kOwn][kOwn], float* weights) 
   }
 }
 
-// sums[r][..] += weight(row, j) * rows(j, first_column + ..) for the j that sees(r, j) names. The
-// others are left out, not multiplied by 0: they may hold a NaN. All threads call it; begins with a
+// sums[r][..] += weight(row, j) * rows(j, first_column + ..) for the j that sees(r, j) selects. The
+// others are left out, not multiplied by 0: they may be NaN. All threads call it. It begins with a
 // barrier, so that weights may be stored until then.
 template <int kColumns, typename T, typename Sees>
 __device__ void AddWeighted(const float* weights, MatrixView<const T> rows, int64_t first_column,
@@ -168,13 +169,13 @@ __device__ void StoreSums(const float (&sums)[kOwn][kColumns / kSide], int64_t f
   }
 }
 
-// How many keys of a tile the first of the thread's queries sees; each further one sees one more.
-// kTile or above: all of them.
+// How many keys of a tile the first of the thread's queries attends to; each further query attends
+// to one more. kTile or above: all of them.
 __device__ int KeysSeen(int64_t first_query, int64_t first_key) {
   return static_cast<int>(Min<int64_t>(first_query - first_key, kTile)) + OwnRow() + 1;
 }
 
-// The largest of the values that the 16 lanes of a row hold; a NaN may be passed over.
+// The largest value of the 16 lanes that share a row. It may ignore a NaN.
 __device__ float RowMax(float value) {
   for (int width = kSide / 2; width >= 1; width /= 2) {
     value = fmaxf(value, __shfl_xor_sync(HalfWarpMask(), value, width));
@@ -182,13 +183,13 @@ __device__ float RowMax(float value) {
   return value;
 }
 
-// Softmax over the keys so far; the 16 lanes of a row hold the same.
+// Softmax over the keys so far; the 16 lanes of a row hold the same values.
 struct RunningSoftmax {
   float max = -FLT_MAX;  // not infinity: the difference of two maxima is a number
-  float sum = 0;         // of exp(scale * (score - max))
+  float sum = 0;         // sum of exp(scale * (score - max))
 
   // The first `seen` scores of a tile's row become exp(scale * (score - max)), the others 0.
-  // Returns what sums up to here are multiplied by, since the maximum may have grown.
+  // Returns the factor that rescales earlier sums, because the maximum may have grown.
   __device__ float Add(float (&scores)[kOwn], int seen, float scale) {
     float largest = max;
     for (int c = 0; c < kOwn; ++c) {
@@ -247,8 +248,8 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(CudaForward<T> f) {
   StoreSums<kColumns>(sums, first_column, HeadRows(f.out, depth, head, place.first, place.last));
 }
 
-// Score s and product d_out . v become the weight p = exp(scale * s - log_sum_exp) and the gradient
-// by s, scale * p * (product - dot).
+// Replaces score s and product d_out . v by the weight p = exp(scale * s - log_sum_exp) and the
+// gradient with respect to s, scale * p * (product - dot).
 __device__ void ScoreGradient(float& score, float& product, float scale, float log_sum_exp,
                               float dot) {
   score = expf(fmaf(score, scale, -log_sum_exp));
@@ -270,8 +271,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) RowDotKernel(CudaBack
   });
 }
 
-// Blocks that must fit a multiprocessor. One leaves a thread of the gradients the 130 to 200
-// registers that it needs; ptxas aims at two of its own accord and spills.
+// Blocks that a multiprocessor must hold. One leaves each thread of the gradient kernels the
+// 130 to 200 registers that it needs; by default ptxas aims at two and spills.
 constexpr int kGradientBlocks = 1;
 
 // A block owns kTile queries of a head and kColumns columns of d_q; keys in ascending
@@ -324,7 +325,7 @@ __global__ void __launch_bounds__(kThreads, kGradientBlocks) KeyGradientKernel(C
   MOE_SHARED_ARRAY(Vector, weight_vectors, kWeightVectors);
   auto* const staged = reinterpret_cast<float*>(staged_vectors);
   auto* const weights = reinterpret_cast<float*>(weight_vectors);
-  // Earlier keys are seen by more queries: they start first.
+  // Earlier keys have more queries: their blocks start first.
   const Place place = FindPlace<kTile>(b.sequence_offsets, b.sequences, blockIdx.x);
   if (place.first == place.last) return;
   const int64_t depth = b.q.cols() / b.heads, first_column = int64_t{blockIdx.z} * kColumns;
@@ -348,7 +349,7 @@ __global__ void __launch_bounds__(kThreads, kGradientBlocks) KeyGradientKernel(C
           ScoreGradient(scores[r][c], products[r][c], scale, log_sum_exp, dot);
         }
       }
-      // A key is seen by its own query and later ones; past the first tile, by all.
+      // A key's own query and later ones attend to it; past the first tile, all do.
       const auto sees = [own = query == place.first ? OwnRow() : -kOwn](int r, int j) {
         return j >= own + r;
       };
@@ -384,7 +385,7 @@ cudaError_t RunColumns(const CudaBackward<T>& backward, cudaStream_t stream) {
   return Launch(&KeyGradientKernel<T, kColumns>, Shape(backward, 1, kColumns), stream, backward);
 }
 
-// Small heads get small blocks of columns: all of a block's columns cost the same.
+// Small heads get small blocks of columns: a block computes all of its columns, used or not.
 template <typename T, typename Arguments>
 cudaError_t RunAny(const Arguments& arguments, cudaStream_t stream) {
   const int64_t depth = arguments.q.cols() / arguments.heads;

@@ -18,7 +18,7 @@ struct CudaForward {
   int heads, group;                 // group: heads of q that share one of k and v
   const int64_t* sequence_offsets;  // [B + 1], from 0 to T
   int64_t sequences;                // B
-  MatrixView<T> out;                // [T, heads * D]; none of the inputs
+  MatrixView<T> out;                // [T, heads * D]; overlaps no input
   MatrixView<float> log_sum_exp;    // [T, heads]
 };
 
@@ -31,46 +31,46 @@ struct CudaBackward {
   int heads, group;
   const int64_t* sequence_offsets;
   int64_t sequences;
-  MatrixView<T> d_q, d_k, d_v;  // as q, k and v, overwritten; none of the inputs
+  MatrixView<T> d_q, d_k, d_v;  // as q, k and v, overwritten; overlap no input
   MatrixView<float> row_dot;    // [T, heads], scratch
 };
 
-constexpr int kMostHeads = 65535;  // a grid has so many rows of blocks
+constexpr int kMostHeads = 65535;  // the limit of a grid's y dimension
 
-// Heads of BFloat16 and Float16 up to this size go by tensor cores.
+// Heads of BFloat16 and Float16 up to this size use tensor cores.
 constexpr int kMostMmaDepth = 256;
 
 // Enqueue on `stream` and return; the error of the launches alone, cudaErrorInvalidConfiguration
 // for more than kMostHeads heads. Instantiated for float, BFloat16 and Float16; float32 inside,
 // results rounded to T once.
 //
-// Forward passes over the keys of a row once, some at a time, with a running maximum
-// (Milakov and Gimelshein, 2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135), the CPU
-// twice: results differ from attention.cc's by roundings of float32. As there, sums run over keys
-// (d_q) or queries (d_k, d_v) in ascending order from the sequence's first row, so that a token's
-// bits depend on its own sequence only. What later tokens hold, even a NaN, does not change its
-// out, log_sum_exp and d_q, nor what earlier ones hold as queries (q, d_out) its d_k and d_v.
-// Backward owns the rows of d_q in one pass, those of d_k and d_v, over all query heads that share
-// them, in another: 7 products for forward's 2. Head sizes above 128 repeat the scores for every
-// 128 columns of the result (by tensor cores: above 256, and above 128 for d_k and d_v).
+// Forward passes over the keys of a row once, with a running maximum (Milakov and Gimelshein, 2018,
+// arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135), the CPU twice: results differ from
+// attention.cc's by roundings of float32. As on the CPU, sums run over keys (d_q) or queries (d_k,
+// d_v) in ascending order from the sequence's first row, so that a token's bits depend on its own
+// sequence only. Later tokens, even a NaN in them, do not change a token's out, log_sum_exp and
+// d_q; nor do earlier ones as queries (q, d_out) change its d_k and d_v. Backward computes d_q in
+// one pass, and d_k and d_v in another, over all query heads that share them: 7 products against
+// forward's 2. Head sizes above 128 recompute the scores for every 128 columns of the result (with
+// tensor cores: above 256, and above 128 for d_k and d_v).
 //
-// Tensor cores take what they multiply as T: exp(score - maximum so far) in forward, in backward
-// the probabilities and the gradients by scores are rounded to T before the products that add them
-// up, each by at most u of itself: u is 2^-8 for BFloat16, 2^-11 for Float16 (and 2^-25 below
-// 2^-14). Beside float32's roundings out is so within u * sum of p |v| of softmax's, d_v within
-// u * sum of p |d_out|, and d_q and d_k within u * scale * sum of |g| |k| (|q|), where
-// g = p (d_out . v - d_out . out). log_sum_exp has float32's roundings alone. A sum of tensor cores
-// counts 2 of them an addition. A value of infinity may become a NaN.
+// Tensor cores multiply operands of type T. Forward rounds exp(score - maximum so far) to T,
+// backward the probabilities and the gradients of scores, before the products that add them up.
+// Each such rounding is at most u of the value: u is 2^-8 for BFloat16, 2^-11 for Float16 (and
+// 2^-25 below 2^-14). Beside float32's roundings, out is within u * sum of p |v| of softmax's, d_v
+// within u * sum of p |d_out|, and d_q and d_k within u * scale * sum of |g| |k| (|q|), where g = p
+// (d_out . v - d_out . out). log_sum_exp has float32's roundings alone. An addition in a tensor
+// core's sum counts as 2 of them. An infinite value may become a NaN.
 template <typename T>
 cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>
 cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream);
 
-// What Run() calls for them. q has rows.
+// The tensor-core paths that Run() calls. q has rows.
 template <typename T>
 cudaError_t RunMma(const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>
-cudaError_t RunMma(const CudaBackward<T>& backward, cudaStream_t stream);  // row_dot is there
+cudaError_t RunMma(const CudaBackward<T>& backward, cudaStream_t stream);  // row_dot is filled
 
 // The arguments of ApplyRotary, in device memory.
 template <typename T>
@@ -84,7 +84,7 @@ struct CudaRotary {
   float direction;  // the value of a RotaryDirection: 1 or -1
 };
 
-// Enqueues on `stream` and returns; the error of the launch alone. The bits of rotary.cc: angles
+// Enqueues on `stream` and returns the launch error alone. The bits are those of rotary.cc: angles
 // come from the table, which the host computes in float64. 16-byte accesses where rows begin at
 // multiples of 16 bytes and vectors divide D / 2. Instantiated for float, BFloat16 and Float16.
 template <typename T>

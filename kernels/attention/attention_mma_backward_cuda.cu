@@ -8,17 +8,18 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// At most 128 registers of a thread are sums and 64 scores and products. Four warps and two blocks
-// a multiprocessor, or eight and one.
+// Registers of a thread: at most 128 for sums, and 64 for scores and products. That fits two blocks
+// of four warps on a multiprocessor, or one of eight.
 template <typename T, int kDepth>
 using QueryBlock = MmaBlock<T, kDepth, 4, kDepth <= 128 ? 2 : 1, 32>;
 template <typename T, int kDepth>
 using KeyBlock =
     MmaBlock<T, kDepth, kDepth == 128 ? 8 : 4, kDepth == 64 ? 2 : 1, kDepth == 128 ? 64 : 32>;
 template <int kDepth>
-constexpr int kKeyColumns = kDepth <= 128 ? kDepth : 128;  // of d_k and d_v a block
+// columns of d_k and d_v that a block owns
+constexpr int kKeyColumns = kDepth <= 128 ? kDepth : 128;
 
-// What a gradient by scores needs of a query.
+// Terms of one query for the gradients of its scores.
 struct alignas(8) RowTerms {
   float log2_sum_exp, dot;  // log_sum_exp in powers of two; d_out . out
 };
@@ -28,16 +29,17 @@ __device__ RowTerms LoadTerms(const CudaBackward<T>& b, int64_t query, int head)
   return {b.log_sum_exp(query, head) * kLog2E, b.row_dot(query, head)};
 }
 
-// Score s and product d_out . v become the weight p = 2^(scale * s - log2_sum_exp) and the gradient
-// by scale * s, p * (product - dot); 0 of what is not seen.
+// Replaces score s and product d_out . v by the weight p = 2^(scale * s - log2_sum_exp) and the
+// gradient with respect to scale * s, p * (product - dot); both are 0 where the query does not
+// attend to the key.
 __device__ void ScoreGradient(bool seen, float scale, const RowTerms& terms, float& score,
                               float& product) {
   score = seen ? Exp2(fmaf(score, scale, -terms.log2_sum_exp)) : 0.0f;
   product = seen ? score * (product - terms.dot) : 0.0f;
 }
 
-// Two tiles of columns in shared memory, each of two operands: one is computed with while the other
-// arrives.
+// Two tiles of columns in shared memory, each of two operands: one arrives while the other is
+// computed with.
 template <typename Block>
 struct Stages {
   Chunk* shared;
@@ -61,7 +63,8 @@ __global__ void __launch_bounds__(QueryBlock<T, kDepth>::kThreads, 2)
   const int depth = static_cast<int>(b.q.cols() / b.heads);
   const int head = QueryHead(b.group);
   const int keys = static_cast<int>(place.last - place.begin);
-  const int before = static_cast<int>(place.first - place.begin);  // that all of the queries see
+  // keys that all of the queries attend to
+  const int before = static_cast<int>(place.first - place.begin);
   const MatrixView<const T> k = HeadRows(b.k, depth, blockIdx.y, place.begin, place.begin + keys);
   const MatrixView<const T> v = HeadRows(b.v, depth, blockIdx.y, place.begin, place.begin + keys);
   AsyncCopies copies;
@@ -92,7 +95,7 @@ __global__ void __launch_bounds__(QueryBlock<T, kDepth>::kThreads, 2)
   int stage = 0;
   const auto add_keys = [&](int key, auto mask) {
     copies.Wait<0>();
-    __syncthreads();  // the tile is there, and the one before has been read
+    __syncthreads();  // the tile has arrived, and the previous one has been read
     if (key + Block::kCols < keys) fetch_keys(key + Block::kCols, 1 - stage);
     copies.Commit();
     if (before + Block::OwnRow() < keys && mask.Any(Block::kRowSquares)) {
@@ -131,14 +134,15 @@ __global__ void __launch_bounds__(KeyBlock<T, kDepth>::kThreads, kDepth == 128 ?
   auto* const k_rows = reinterpret_cast<Chunk*>(shared);
   Chunk* const v_rows = k_rows + Block::kRowChunks;
   const Stages<Block> stages = {v_rows + Block::kRowChunks};
-  // Earlier keys are seen by more queries: they start first.
+  // Earlier keys have more queries: their blocks start first.
   const Place place = FindPlace<Block::kRows>(b.sequence_offsets, b.sequences, blockIdx.x);
   if (place.first == place.last) return;
   const int depth = static_cast<int>(b.q.cols() / b.heads);
-  const int queries = static_cast<int>(place.end - place.first);  // those that see the first key
+  // those that attend to the first key
+  const int queries = static_cast<int>(place.end - place.first);
   const int keys = static_cast<int>(place.last - place.first);
   AsyncCopies copies;
-  RowTerms next_terms;  // under way, of a thread's query
+  RowTerms next_terms;  // being loaded, for the thread's query of the next tile
   const auto fetch_queries = [&](int member, int query, int stage) {
     const int head = static_cast<int>(blockIdx.y) * b.group + member;
     Block::template Fetch<Block::kCols>(
@@ -169,7 +173,7 @@ __global__ void __launch_bounds__(KeyBlock<T, kDepth>::kThreads, kDepth == 128 ?
     RowTerms* const tile_terms = terms + stage * Block::kCols;
     if (threadIdx.x < Block::kCols) tile_terms[threadIdx.x] = next_terms;
     copies.Wait<0>();
-    __syncthreads();  // the tile is there, and the one before has been read
+    __syncthreads();  // the tile has arrived, and the previous one has been read
     if (query + Block::kCols < queries) {
       fetch_queries(member, query + Block::kCols, 1 - stage);
     } else if (member + 1 < b.group) {

@@ -9,14 +9,14 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// Sums of 32 queries and 128 columns (or 16 and 256) take 128 registers of a thread, scores 64: two
-// blocks of four warps fit a multiprocessor.
+// Registers of a thread: 128 for the sums of 32 queries and 128 columns (or 16 and 256), and 64 for
+// scores. Two blocks of four warps fit a multiprocessor.
 constexpr int kBlocks = 2;
 template <typename T, int kDepth>
 using ForwardBlock = MmaBlock<T, kDepth, 4, kDepth <= 128 ? 2 : 1, kDepth == 128 ? 32 : 64>;
 
-// Softmax over the keys so far of the lane's rows, in powers of two. Four lanes hold the same
-// maximum, and each the sum of its own columns.
+// Softmax over the keys so far for the lane's rows, in powers of two. The four lanes of a row hold
+// the same maximum, and each the sum of its own columns.
 template <typename Block>
 struct RunningSoftmax {
   float max[Block::kRowSquares][2], sum[Block::kRowSquares][2] = {};
@@ -27,8 +27,8 @@ struct RunningSoftmax {
     }
   }
 
-  // Scores become 2^(scale * (score - max)); the sums of the values so far are multiplied by what
-  // the growth of the maximum makes of them.
+  // Replaces scores by 2^(scale * (score - max)) and rescales the sums of values so far where the
+  // maximum has grown.
   template <typename Sums>
   __device__ void Add(typename Block::Scores& scores, float scale, Sums& sums) {
     MOE_UNROLL
@@ -52,7 +52,7 @@ struct RunningSoftmax {
         const float rescale = Exp2((max[m][half] - largest) * scale);
         max[m][half] = largest;
         sum[m][half] = fmaf(sum[m][half], rescale, partial);
-        // Mostly no maximum of the warp's has grown: a factor of 1 is left out.
+        // Usually no maximum of the warp has grown: a factor of 1 is skipped.
         if (__ballot_sync(kAllLanes, rescale != 1) == 0) continue;
         for (auto& values : sums[m]) {
           values[2 * half] *= rescale;
@@ -62,15 +62,15 @@ struct RunningSoftmax {
     }
   }
 
-  // Of all columns of a row.
+  // The sum over all columns of a row.
   __device__ float Sum(int m, int half) const {
     const float pair = sum[m][half] + __shfl_xor_sync(kAllLanes, sum[m][half], 1);
     return pair + __shfl_xor_sync(kAllLanes, pair, 2);
   }
 };
 
-// A block owns Block::kRows queries of a head. Keys arrive while the values before them are
-// multiplied, values while the keys are.
+// A block owns Block::kRows queries of a head. A tile's keys arrive while the previous values are
+// multiplied, its values while its keys are.
 template <typename T, int kDepth>
 __global__ void __launch_bounds__(ForwardBlock<T, kDepth>::kThreads, kBlocks)
     MmaForwardKernel(CudaForward<T> f) {
@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(ForwardBlock<T, kDepth>::kThreads, kBlocks)
   const int depth = static_cast<int>(f.q.cols() / f.heads);
   const int head = QueryHead(f.group);
   const int keys = static_cast<int>(place.last - place.begin);
-  const int before = static_cast<int>(place.first - place.begin);  // that all of the queries see
+  // keys that all of the queries attend to
+  const int before = static_cast<int>(place.first - place.begin);
   const MatrixView<const T> k = HeadRows(f.k, depth, blockIdx.y, place.begin, place.begin + keys);
   const MatrixView<const T> v = HeadRows(f.v, depth, blockIdx.y, place.begin, place.begin + keys);
   AsyncCopies copies;
@@ -101,14 +102,14 @@ __global__ void __launch_bounds__(ForwardBlock<T, kDepth>::kThreads, kBlocks)
   typename Block::template Sums<kDepth> sums = {};
   const auto add_keys = [&](int key, auto mask) {
     copies.Wait<0>();
-    __syncthreads();  // the keys are there, and the values before have been read
+    __syncthreads();  // the keys have arrived, and the previous values have been read
     Block::template Fetch<Block::kCols>(v, key, v_rows, copies);
     copies.Commit();
     const bool sees = has_rows() && mask.Any(Block::kRowSquares);
     typename Block::Scores scores;
     if (sees) Block::Products(q_rows, k_rows, mask, scores);
     copies.Wait<0>();
-    __syncthreads();  // the values are there, and the keys have been read
+    __syncthreads();  // the values have arrived, and the keys have been read
     if (key + Block::kCols < keys) {
       Block::template Fetch<Block::kCols>(k, key + Block::kCols, k_rows, copies);
     }

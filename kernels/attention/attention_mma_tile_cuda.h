@@ -1,9 +1,10 @@
-// Attention of 16-bit types by tensor cores: what warps compute together. Device code.
+// Attention of 16-bit types on tensor cores: what the lanes of a warp compute together. Device
+// code.
 //
 // A block owns kRows rows of scores (queries; for d_k and d_v keys), a warp kRowSquares * 16 of
-// them, and passes over their columns kCols at a time. Scores are made of squares of 16 x 16. Lane
-// 4g + t of a warp holds rows g and g + 8 of each square, columns 2t, 2t + 1, 2t + 8 and 2t + 9: as
-// mma.sync leaves them, and as it takes them for the next product.
+// them. It processes their columns kCols at a time. Scores are made of squares of 16 x 16. Lane
+// 4g + t of a warp holds rows g and g + 8 of each square, columns 2t, 2t + 1, 2t + 8 and 2t + 9:
+// the layout of mma.sync's results, and of its operands in the next product.
 #ifndef MOE_KERNELS_ATTENTION_ATTENTION_MMA_TILE_CUDA_H_
 #define MOE_KERNELS_ATTENTION_ATTENTION_MMA_TILE_CUDA_H_
 
@@ -29,7 +30,7 @@ __device__ inline int LaneInWarp() {
   return static_cast<int>(threadIdx.x) % cuda::kWarpLanes;
 }
 
-// 2^x, within 4 roundings of float32; 0 where it is subnormal.
+// 2^x, within 4 roundings of float32; 0 where the result is subnormal.
 __device__ inline float Exp2(float x) {
 #if defined(__CUDACC__)
   float y;
@@ -40,8 +41,8 @@ __device__ inline float Exp2(float x) {
 #endif
 }
 
-// Which columns a warp's rows see, by squares: row square m, column square j of a tile. Where a
-// whole tile is seen, nothing is asked.
+// Causal masks by squares: row square m, column square j of a tile. AllSeen, for tiles without
+// hidden scores, costs no tests.
 struct AllSeen {
   static constexpr bool kAll = true;
   __device__ constexpr bool Any(int) const { return true; }
@@ -52,36 +53,36 @@ template <bool kRowsAreKeys>
 struct Causal {
   static constexpr bool kAll = false;
   int diagonal;  // the column square that holds the tokens of row square 0
-  int squares;   // of a tile, in its columns
+  int squares;   // column squares of a tile
 
-  // Whether any of `row_squares` sees a part of the tile.
+  // Whether any of `row_squares` row squares sees a part of the tile.
   __device__ bool Any(int row_squares) const {
     return kRowsAreKeys ? diagonal < squares : diagonal + row_squares > 0;
   }
-  // The row square of which column square j has the diagonal.
+  // The row square whose diagonal square is column square j.
   __device__ int RowSquare(int j) const { return j - diagonal; }
   __device__ bool Hidden(int m, int j) const {
     return kRowsAreKeys ? j < diagonal + m : j > diagonal + m;
   }
-  // The columns of a square on the diagonal that a row of it sees, a bit each.
+  // One bit for each column of a diagonal square that row `row` of it sees.
   __device__ static uint32_t SeenOnDiagonal(int row) {
     return kRowsAreKeys ? ~0u << row : (2u << row) - 1;
   }
-  // Row `row` of row square m and column `column` of the tile.
+  // Whether row `row` of row square m sees column `column` of the tile.
   __device__ bool Sees(int m, int row, int column) const {
     const int own = (diagonal + m) * kSquare + row;
     return kRowsAreKeys ? column >= own : column <= own;
   }
 };
 
-// Bits 15 and 31 of a pair: whether its halves are neither infinite nor NaN.
+// Bits 15 and 31 of a pair: whether its halves are finite.
 template <typename T>
 __device__ inline uint32_t Finite(uint32_t pair) {
   constexpr uint32_t kExponents = std::is_same_v<T, BFloat16> ? 0x7f807f80 : 0x7c007c00;
   return ((~pair & kExponents) + 0x7fff7fff) & 0x80008000;
 }
 
-// kDepth: columns of a head in shared memory, those beyond its own are zeros.
+// kDepth: columns of a head in shared memory; those beyond the head's own are zeros.
 template <typename T, int kDepth, int kWarps, int kRowSquares_, int kCols_>
 struct MmaBlock {
   static constexpr int kThreads = kWarps * cuda::kWarpLanes;
@@ -89,11 +90,11 @@ struct MmaBlock {
   static constexpr int kWarpRows = kRowSquares * kSquare;
   static constexpr int kRows = kWarps * kWarpRows;
   static constexpr int kColSquares = kCols / kSquare;
-  // Chunks of a row in shared memory, one of them between rows: so the eight that ldmatrix reads
-  // together lie in different groups of four banks, and addresses differ by constants.
+  // Chunks of a row in shared memory. One chunk pads each row, so that the eight that ldmatrix
+  // reads together fall into different groups of four banks, and addresses differ by constants.
   static constexpr int kChunks = kDepth / kChunkColumns, kStride = kChunks + 1;
-  static constexpr int kRowChunks = kRows * kStride;  // of all of a block's rows
-  static constexpr int kColChunks = kCols * kStride;  // of a tile's columns
+  static constexpr int kRowChunks = kRows * kStride;  // chunks of a block's rows
+  static constexpr int kColChunks = kCols * kStride;  // chunks of a tile's columns
   static_assert(kRows % kCols == 0 && kCols % kWarpRows == 0);
 
   using Scores = float[kRowSquares][2 * kColSquares][4];
@@ -101,8 +102,8 @@ struct MmaBlock {
   template <int kColumns>
   using Sums = float[kRowSquares][kColumns / 8][4];
 
-  // The first of the warp's rows: by a shuffle, for ptxas the same for all its lanes. Asked for
-  // anew it takes no register meanwhile.
+  // The first of the warp's rows. It comes from a shuffle, so that ptxas knows it to be the same in
+  // all lanes. Recomputing it, rather than keeping it, saves a register.
   __device__ static int OwnRow() {
     return __shfl_sync(cuda::kAllLanes, static_cast<int>(threadIdx.x), 0) / cuda::kWarpLanes *
            kWarpRows;
@@ -137,7 +138,7 @@ struct MmaBlock {
     }
   }
 
-  // scores = rows * cols^T of the squares that are not hidden; 0 in the others.
+  // scores = rows * cols^T for the squares that are not hidden; 0 in the others.
   template <typename Mask>
   __device__ static void Products(const Chunk* rows, const Chunk* cols, Mask mask, Scores& scores) {
     MOE_UNROLL
@@ -170,13 +171,13 @@ struct MmaBlock {
     if constexpr (Mask::kAll) {
       MOE_UNROLL
       for (int depth = 0; depth < kDepth; depth += kSquare) add(depth);
-    } else {  // rare: short code
+    } else {  // rare, so short code
       MOE_NO_UNROLL
       for (int depth = 0; depth < kDepth; depth += kSquare) add(depth);
     }
   }
 
-  // f(score index m, n, e, whether its row sees its column) for all of the lane's.
+  // Calls f(score index m, n, e, whether its row sees its column) for all scores of the lane.
   template <typename Mask, typename Function>
   __device__ static void ForScores(Mask mask, Function f) {
     const int row = LaneInWarp() / 4, column = LaneInWarp() % 4 * 2;
@@ -206,16 +207,17 @@ struct MmaBlock {
     }
   }
 
-  // sums += weights * the first kColumns columns of cols, of what is seen. On the diagonal the
-  // weights of what a row does not see are 0. What they multiply counts as 0, too: it may be
-  // infinite or NaN, of which 0 would make NaNs. Rows that see such a value there become NaN.
+  // sums += weights * the first kColumns columns of cols, for the columns that rows see. On the
+  // diagonal the weights of hidden columns are 0. Infinities and NaNs there are replaced by 0 as
+  // well, since 0 times one would be NaN. Rows that do see such a value become NaN.
   template <int kColumns, typename Mask>
   __device__ static void AddWeighted(const Weights& weights, const Chunk* cols, Mask mask,
                                      Sums<kColumns>& sums) {
     MOE_UNROLL
     for (int j = 0; j < kColSquares; ++j) {
       if (mask.Hidden(0, j) && mask.Hidden(kRowSquares - 1, j)) continue;
-      [[maybe_unused]] uint32_t finite[2] = {~0u, ~0u};  // of rows 2t, 2t + 1; of rows 8 below
+      // for rows 2t, 2t + 1, and for those 8 below
+      [[maybe_unused]] uint32_t finite[2] = {~0u, ~0u};
       MOE_UNROLL
       for (int c = 0; c < kColumns / kSquare; ++c) {
         const int matrix = LaneInWarp() / 8;
@@ -256,7 +258,7 @@ struct MmaBlock {
           MOE_UNROLL
           for (int half = 0; half < 2; ++half) {
             const uint32_t seen = columns & Mask::SeenOnDiagonal(LaneInWarp() / 4 + half * 8);
-            // Added to all of m: a choice of registers by m would bring them to local memory.
+            // Added for every m: selecting registers by m would move them to local memory.
             const float poison = m == mask.RowSquare(j) && seen != 0 ? NAN : 0.0f;
             for (auto& values : sums[m]) {
               values[2 * half] += poison;
@@ -268,8 +270,8 @@ struct MmaBlock {
     }
   }
 
-  // The warp's results, each times factor(m, half), to the columns of `to`, which has the block's
-  // rows, from first_column on.
+  // Stores the warp's results, each times factor(m, half), in the columns of `to` from first_column
+  // on. `to` has the block's rows.
   template <int kColumns, typename Factor>
   __device__ static void Store(const Sums<kColumns>& sums, Factor factor, int first_column,
                                MatrixView<T> to) {
@@ -303,8 +305,8 @@ struct MmaBlock {
 
  private:
   using Pair = cuda::Elements<T, 2>;
-  // The row that this lane names of four 8 x 8 matrices, those of a square at (row, column): of the
-  // matrix in these halves of it.
+  // The row address that this lane passes to ldmatrix for its 8 x 8 matrix of the square at (row,
+  // column): the matrix in the given halves of the square.
   __device__ static const Chunk* MatrixRow(const Chunk* rows, int row, int column, int row_half,
                                            int column_half) {
     return rows + (row + row_half * 8 + LaneInWarp() % 8) * kStride + column / kChunkColumns +

@@ -27,7 +27,7 @@ HWY_INLINE Pair Rotate(Pair x, FloatLanes cosine, FloatLanes sine) {
           hn::Add(hn::Mul(x.second, cosine), hn::Mul(x.first, sine))};
 }
 
-// All heads of one row: pairs (d, d + half) by the table's row of its position.
+// Rotates pairs (d, d + half) of all heads of one row by the table's row of its position.
 template <typename T>
 void RotateRow(const float* cosine, const float* sine, float direction, int64_t half, int heads,
                T* x) {
@@ -55,7 +55,7 @@ namespace {
 template <typename T>
 absl::Status ApplyOnCuda(const AttentionShape& shape, float base, RotaryDirection direction,
                          MatrixView<T> x, Workspace& workspace, Stream& stream) {
-  if (x.rows() == 0) return absl::OkStatus();  // no row, no table and no offsets
+  if (x.rows() == 0) return absl::OkStatus();  // no rows: neither table nor offsets are needed
   if (shape.first_position != 0) {
     return absl::UnimplementedError("ApplyRotary: first_position on a CUDA device, expected 0");
   }

@@ -37,8 +37,8 @@ absl::StatusOr<Buffer> Compute(float base, int64_t half, int64_t positions) {
   return values;
 }
 
-// On a stream of its own: the caller's may wait for work that a thread which the lock of the tables
-// holds back has yet to enqueue.
+// Uses a stream of its own. The caller's stream may be waiting for work that another thread has yet
+// to enqueue, and that thread may be blocked on the lock of the tables.
 absl::StatusOr<Buffer> CopyTo(Device device, const Buffer& host) {
   MOE_ASSIGN_OR_RETURN(MemoryResource* const memory, CudaMemory(device.index));
   MOE_ASSIGN_OR_RETURN(Buffer values, Buffer::Allocate(host.bytes(), *memory, "rotary table"));

@@ -1,4 +1,4 @@
-// The cosines and sines that ApplyRotary turns pairs by.
+// Cosines and sines for ApplyRotary.
 #ifndef MOE_KERNELS_ATTENTION_ROTARY_TABLE_H_
 #define MOE_KERNELS_ATTENTION_ROTARY_TABLE_H_
 
@@ -12,7 +12,7 @@
 
 namespace moe {
 
-// cos and sin of position * base^(-2d/D), taken in float64 and rounded to float32 once:
+// cos and sin of position * base^(-2d/D), computed in float64 and rounded to float32 once:
 // [positions, D/2] each, memory of one device.
 class RotaryTable {
  public:
@@ -23,11 +23,12 @@ class RotaryTable {
   const float* cosine() const { return values_.span<float>().data(); }
   const float* sine() const { return cosine() + values_.span<float>().size() / 2; }
 
-  // A table of D/2 = `half` for at least `positions` positions, ready for every stream of `device`.
-  // Computed once for (base, half, device) and again, for at least twice as many, when positions
-  // grow; then it holds the host until it is made and, on CUDA, copied. Tables live as long as the
-  // process: streams may still read a shorter one, and together those take no more than the
-  // longest. Thread-safe. Errors: kResourceExhausted, and of CUDA devices those of MakeStream.
+  // Returns a table of D/2 = `half` for at least `positions` positions, ready for every stream of
+  // `device`. It is computed once for (base, half, device), and again for at least twice as many
+  // positions when more are needed; the call then blocks until the table is computed and, on CUDA,
+  // copied. Tables live as long as the process, because streams may still read a shorter one; all
+  // shorter ones together take no more memory than the longest. Thread-safe. Errors:
+  // kResourceExhausted, and on CUDA devices those of MakeStream.
   static absl::StatusOr<const RotaryTable*> For(float base, int64_t half, int64_t positions,
                                                 Device device);
 

@@ -1,4 +1,4 @@
-// Where rows of packed sequences, and heads of them, belong. Device code.
+// Maps blocks to rows of packed sequences and to heads. Device code.
 #ifndef MOE_KERNELS_ATTENTION_SEQUENCES_CUDA_H_
 #define MOE_KERNELS_ATTENTION_SEQUENCES_CUDA_H_
 
@@ -10,14 +10,15 @@
 
 namespace moe::attention {
 
-// A block's rows [first, last), at most kRows, and those of their sequence.
+// Rows [first, last) of a block, at most kRows, and rows [begin, end) of their sequence.
 struct Place {
   int64_t begin, end;
   int64_t first, last;
 };
 
-// Sequence s has the slots from offsets[s] / kRows + s on. That is as many as its rows need, or one
-// more, which is empty: so the grid follows from T and B, and the host need not see the offsets.
+// Block slots of sequence s begin at offsets[s] / kRows + s. That gives a sequence as many as its
+// rows need, or one more, which is empty. So the grid follows from T and B, and the host need not
+// read the offsets.
 template <int kRows>
 __device__ Place FindPlace(const int64_t* offsets, int64_t sequences, int64_t slot) {
   const auto start = [&](int64_t s) {
@@ -37,8 +38,8 @@ __device__ MatrixView<T> HeadRows(MatrixView<T> m, Depth depth, int head, int64_
   return ColumnRange(RowRange(m, first, last), column, column + depth);
 }
 
-// Blocks of queries: key-value heads are blockIdx.y, and neighbours in x the query heads that share
-// one. Later queries see more keys: they start first.
+// Blocks of queries: blockIdx.y is the key-value head, and neighbours in x are the query heads that
+// share it. Later queries have more keys: their blocks start first.
 __device__ inline unsigned QuerySlot(int group) {
   return (gridDim.x - 1 - blockIdx.x) / group;
 }
@@ -46,14 +47,14 @@ __device__ inline int QueryHead(int group) {
   return static_cast<int>(blockIdx.y * group + blockIdx.x % group);
 }
 
-// What products of queries and keys are multiplied by.
+// The factor of the products of queries and keys.
 template <typename Depth>
 __device__ float Scale(Depth depth) {
   return 1.0f / sqrtf(static_cast<float>(depth));
 }
 
-// Blocks of kRows rows and `columns` result columns, and of `members` of the query heads that share
-// keys.
+// Blocks of kRows rows and `columns` result columns, for `members` of the query heads that share a
+// key-value head.
 template <int kRows, typename Arguments>
 dim3 Grid(const Arguments& a, int members, int columns) {
   const int64_t depth = a.q.cols() / a.heads;

@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t kCacheLine = 64;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
-// Products read rows a page or more apart: with pages of 4 KiB most of their loads would have to
-// look up where the page is.
+// Products read rows a page or more apart: with pages of 4 KiB most of their loads would miss the
+// TLB.
 std::align_val_t AlignmentOf(int64_t bytes) {
   return std::align_val_t(bytes >= kHugePage ? kHugePage : kCacheLine);
 }
@@ -28,7 +28,7 @@ class CpuMemoryResource final : public MemoryResource {
           absl::StrCat("CpuMemory: ", bytes, " bytes are not available"));
     }
 #ifdef MADV_HUGEPAGE
-    // A wish: where the system has none, the memory has small pages.
+    // A hint: a system without huge pages uses small ones.
     if (bytes >= kHugePage) {
       ::madvise(data, static_cast<size_t>(bytes / kHugePage * kHugePage), MADV_HUGEPAGE);
     }
@@ -45,7 +45,7 @@ class ZeroPagesResource final : public MemoryResource {
  public:
   Device device() const override { return {}; }
   absl::StatusOr<std::byte*> Allocate(int64_t bytes) override {
-    // Pages that are huge begin where their size divides the address: what is too much goes.
+    // Huge pages begin at multiples of their size, so the mapping is made larger and trimmed.
     const auto wanted = Whole(bytes), huge = static_cast<uintptr_t>(kHugePage);
     void* const all = ::mmap(nullptr, wanted + huge, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -70,7 +70,7 @@ class ZeroPagesResource final : public MemoryResource {
   static uintptr_t Whole(int64_t bytes) {
     return static_cast<uintptr_t>((bytes + kPage - 1) / kPage * kPage);
   }
-  static constexpr int64_t kPage = int64_t{64} << 10;  // a multiple of any system's
+  static constexpr int64_t kPage = int64_t{64} << 10;  // a multiple of any system's page
 };
 
 }  // namespace

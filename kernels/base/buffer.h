@@ -1,4 +1,4 @@
-// Owned memory of one device: where life begins. Everything else takes views.
+// Owned memory of one device. Everything else takes views.
 #ifndef MOE_KERNELS_BASE_BUFFER_H_
 #define MOE_KERNELS_BASE_BUFFER_H_
 
@@ -15,13 +15,13 @@
 
 namespace moe {
 
-// Where buffers and workspaces get their memory.
+// The source of memory for buffers and workspaces.
 class MemoryResource {
  public:
   virtual ~MemoryResource() = default;
   virtual Device device() const = 0;
   // `bytes` > 0 zeroed bytes, aligned to 64, ready for every stream of the device.
-  // kResourceExhausted names the size that was wanted.
+  // kResourceExhausted names the size that was requested.
   virtual absl::StatusOr<std::byte*> Allocate(int64_t bytes) = 0;
   // Streams must have passed all work on `data`. May keep the memory for a later Allocate.
   virtual void Free(std::byte* data, int64_t bytes) = 0;
@@ -31,24 +31,25 @@ class MemoryResource {
 // destroyed. `CpuMemory()` is thread-safe.
 MemoryResource& CpuMemory();
 
-// Host memory that the system gives as it is written: for what may never be. Else as CpuMemory.
+// Host memory that the system commits as it is written: for memory of which much may never be
+// written. Otherwise as CpuMemory.
 MemoryResource& ZeroPages();
 
 // Memory of a CUDA device, from a pool that gives nothing back to the driver; one resource a
 // device, never destroyed, thread-safe. Allocate waits for the device to zero the memory: not for a
-// hot path. Errors as MakeStream has them.
+// hot path. Errors: as MakeStream.
 absl::StatusOr<MemoryResource*> CudaMemory(int index);
 
-// Host memory that copies to and from CUDA devices do not hold the host for; never destroyed,
-// thread-safe. What is freed is kept for a later Allocate of as many bytes. The device that works
-// with it is current in the thread that allocates. Errors as CudaMemory's.
+// Pinned host memory: copies between it and CUDA devices do not block the host. Never destroyed,
+// thread-safe. Freed memory is kept for a later Allocate of the same size. The thread that
+// allocates must have made the device that uses the memory current. Errors: as CudaMemory.
 absl::StatusOr<MemoryResource*> PinnedMemory();
 
 // Move-only owner of `bytes` zeroed bytes.
 class Buffer {
  public:
   Buffer() = default;
-  // `name` says in errors which buffer it is.
+  // `name` identifies the buffer in errors.
   static absl::StatusOr<Buffer> Allocate(int64_t bytes, MemoryResource& memory = CpuMemory(),
                                          absl::string_view name = "Buffer");
   ~Buffer() { Reset(); }

@@ -17,7 +17,7 @@
 namespace moe {
 namespace {
 
-// A pool of the project's own: what it keeps is no setting of the program around it.
+// Has a pool of its own, so that the settings of the program's own pools do not apply to it.
 class CudaMemoryResource final : public MemoryResource {
  public:
   CudaMemoryResource(int index, cudaMemPool_t pool, cudaStream_t stream)
@@ -36,7 +36,7 @@ class CudaMemoryResource final : public MemoryResource {
     if (error == cudaErrorMemoryAllocation) return CudaOutOfMemory(bytes, name_);
     MOE_RETURN_IF_ERROR(CudaStatus(error, name_));
     MOE_RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(data, 0, size, stream_), name_));
-    // Any stream may use it from here on.
+    // Any stream may use the memory after this.
     MOE_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), name_));
     return static_cast<std::byte*>(data);
   }
@@ -45,7 +45,8 @@ class CudaMemoryResource final : public MemoryResource {
     CudaStatus(cudaFreeAsync(data, stream_), name_).IgnoreError();
   }
 
-  // Pools do not follow cudaDeviceEnablePeerAccess. There is no access for reading alone.
+  // Opens the pool to `device`: cudaDeviceEnablePeerAccess does not apply to pools. CUDA has no
+  // access for reading alone.
   cudaError_t OpenTo(int device) {
     cudaMemAccessDesc access = {};
     access.location.type = cudaMemLocationTypeDevice;
@@ -61,7 +62,7 @@ class CudaMemoryResource final : public MemoryResource {
   const cudaStream_t stream_;
 };
 
-// Making and freeing pinned memory takes long and may wait for devices.
+// Keeps freed memory: making and freeing pinned memory is slow and may wait for devices.
 class PinnedMemoryResource final : public MemoryResource {
  public:
   Device device() const override { return {}; }
@@ -106,7 +107,8 @@ absl::StatusOr<CudaMemoryResource*> MakeResource(int index) {
   properties.location.id = index;
   cudaMemPool_t pool = nullptr;
   MOE_RETURN_IF_ERROR(CudaStatus(cudaMemPoolCreate(&pool, &properties), name));
-  // Without it every synchronisation gives idle memory back, to be fetched again a step later.
+  // Otherwise every synchronisation would give idle memory back to the driver, and the next step
+  // would allocate it again.
   uint64_t keep = std::numeric_limits<uint64_t>::max();
   MOE_RETURN_IF_ERROR(
       CudaStatus(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), name));
@@ -125,7 +127,7 @@ absl::StatusOr<CudaMemoryResource*> ResourceOf(int index) {
   return made;
 }
 
-// What cudaMalloc gave on device `to`, for the current device.
+// Opens the memory that cudaMalloc gave on device `to` to the current device.
 cudaError_t OpenMallocOf(int to) {
   const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
   if (error != cudaErrorPeerAccessAlreadyEnabled) return error;

@@ -10,14 +10,14 @@
 namespace moe {
 namespace {
 
-// A status takes memory, its copies do not.
+// Made before it is needed: making a status allocates, copying it does not.
 const absl::Status& OutOfMemory() {
   static const auto* const status = new absl::Status(absl::ResourceExhaustedError("out of memory"));
   return *status;
 }
 [[maybe_unused]] const absl::Status& made_before_main = OutOfMemory();
 
-// Of the handled exception; throws where there is no memory to say what it was.
+// The status of the handled exception; throws if there is no memory for its message.
 absl::Status Described() {
   try {
     throw;

@@ -1,4 +1,4 @@
-// Where an exception would leave a thread, a stream or a destructor, it becomes a status.
+// Converts exceptions to statuses where they would leave a thread, a stream or a destructor.
 #ifndef MOE_KERNELS_BASE_CAUGHT_H_
 #define MOE_KERNELS_BASE_CAUGHT_H_
 
@@ -6,12 +6,12 @@
 
 namespace moe {
 
-// What the exception that is being handled means: the status of an absl::BadStatusOrAccess,
-// kResourceExhausted where memory or threads have run out, else kInternal. Takes no memory for
+// The status of the exception that is being handled: that of an absl::BadStatusOrAccess,
+// kResourceExhausted where memory or threads have run out, else kInternal. Allocates nothing for
 // std::bad_alloc.
 absl::Status StatusOfException() noexcept;
 
-// What run() returns, a status or a StatusOr, or the status of its exception.
+// The result of run(), a status or a StatusOr, or the status of its exception.
 template <typename Run>
 auto Caught(const Run& run) noexcept -> decltype(run()) {
   try {

@@ -1,5 +1,5 @@
-// Sums of integers before each, over a warp and over a block. By hand, not by CUB's BlockScan: a
-// twin of it for the simulator would be longer.
+// Prefix sums of integers over a warp and over a block. Not by CUB's BlockScan: its counterpart for
+// the simulator would be longer.
 #ifndef MOE_KERNELS_BASE_CUDA_BLOCK_SCAN_H_
 #define MOE_KERNELS_BASE_CUDA_BLOCK_SCAN_H_
 
@@ -19,9 +19,9 @@ __device__ inline int32_t WarpPrefixSum(int32_t value) {
   return value;
 }
 
-// The block, kThreads of them, calls visit(i, sum of value(j) for j < i, value(i)) for i < n, one
-// thread an i. All threads must call it with one n; it waits for the block between its rounds, not
-// after the last visit.
+// Calls visit(i, sum of value(j) for j < i, value(i)) for i < n, one thread an i. All kThreads
+// threads of the block must call it with the same n. It synchronises the block between its rounds,
+// but not after the last visit.
 template <int kThreads, typename Value, typename Visit>
 __device__ void ForPrefixSums(int n, Value value, Visit visit) {
   constexpr int kWarps = kThreads / kWarpLanes;

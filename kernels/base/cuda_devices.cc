@@ -19,7 +19,8 @@ absl::StatusOr<CudaDevice> Describe(int index) {
                        .major = properties.major,
                        .minor = properties.minor,
                        .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)};
-  device.usable = CudaStatus(cudaSetDevice(index), who);  // fails where another process has it
+  // fails where another process owns the device exclusively
+  device.usable = CudaStatus(cudaSetDevice(index), who);
   if (!device.usable.ok()) return device;
   device.usable = CudaStatus(cuda::ProbeKernelImage(), who);
   size_t free = 0, total = 0;

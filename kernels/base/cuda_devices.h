@@ -18,7 +18,7 @@ struct CudaDevice {
   std::string name;          // "NVIDIA H200"
   int major = 0, minor = 0;  // compute capability
   int64_t memory_bytes = 0, free_bytes = 0;
-  // Not OK: this build has no code for the device. Says the remedy.
+  // Not OK if this build has no code for the device; the message names the remedy.
   absl::Status usable;
 };
 
@@ -26,22 +26,22 @@ struct CudaDevice {
 // driver or no device.
 absl::StatusOr<std::vector<CudaDevice>> CudaDevices();
 
-// How many there are, and one of them: no other one is touched. Errors as above.
+// The number of devices, and one of them: no other device is touched. Errors as above.
 absl::StatusOr<int> CudaDeviceCount();
 absl::StatusOr<CudaDevice> CudaDeviceAt(int index);
 
-// From here on kernels and copies of CUDA device `from` may read and write the memory of device
-// `to`: all that CudaMemory(to) has given out or will, and what cudaMalloc gives. Any number of
-// calls, from any threads; blocks the host while the driver maps the memory, waits for no stream,
-// leaves `from` current. kUnimplemented, naming both, where the hardware cannot; else errors as
-// CudaMemory has them.
+// Lets kernels and copies of CUDA device `from` read and write the memory of device `to` from now
+// on: all memory of CudaMemory(to), past and future, and that of cudaMalloc. May be called
+// repeatedly and from any thread. Blocks the host while the driver maps the memory, waits for no
+// stream, leaves `from` current. kUnimplemented, naming both devices, where the hardware does not
+// support it; else errors as CudaMemory.
 absl::Status EnablePeerAccess(int from, int to);
 
-// The device of `cuda_stream`, a cudaStream_t. kInvalidArgument for null, and for CUDA's default
-// streams, which are of whatever device is current; kUnimplemented without CUDA.
+// The device of `cuda_stream`, a cudaStream_t. kInvalidArgument for null and for CUDA's default
+// streams, which belong to whatever device is current; kUnimplemented without CUDA.
 absl::StatusOr<Device> DeviceOfCudaStream(void* cuda_stream);
 
-// MakeStream of a CUDA device: callers call that.
+// Internal: callers use MakeStream.
 absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int index, ThreadPool* threads,
                                                        void* cuda_stream);
 

@@ -16,8 +16,8 @@ __device__ inline uint32_t HalfWarpMask() {
   return threadIdx.x % kWarpLanes < kPartials ? 0x0000ffffu : 0xffff0000u;
 }
 
-// Partial sums of the lanes, folded pairwise (8 + 8, 4 + 4, 2 + 2, 1 + 1); every lane gets the sum.
-// Addition commutes, so that both lanes of a pair hold the same bits.
+// Folds the partial sums of the lanes pairwise (8 + 8, 4 + 4, 2 + 2, 1 + 1); every lane gets the
+// sum. Addition commutes, so that both lanes of a pair hold the same bits.
 template <typename Sum>
 __device__ inline Sum FoldPartials(Sum partial) {
   const uint32_t mask = HalfWarpMask();

@@ -8,10 +8,10 @@
 
 namespace moe::cuda {
 
-// Unsigned integers in the order of the floats; -0 counts as +0, a NaN is below -infinity.
+// Unsigned integers in the order of the floats; -0 counts as +0, and NaN is below -infinity.
 constexpr uint32_t kNoKey = 0;  // below all
 constexpr uint32_t kNanKey = 1;
-constexpr uint32_t kLowestKey = 0x007fffffu;  // of -infinity
+constexpr uint32_t kLowestKey = 0x007fffffu;  // the key of -infinity
 
 __device__ inline uint32_t KeyOf(float x) {
   if (x != x) return kNanKey;
@@ -19,7 +19,7 @@ __device__ inline uint32_t KeyOf(float x) {
   return bits ^ (bits >> 31 != 0 ? 0xffffffffu : 0x80000000u);
 }
 
-// -infinity for the keys of NaN and of nothing.
+// The float of a key; -infinity for the keys of NaN and of no value.
 __device__ inline float ValueOf(uint32_t key) {
   if (key < kLowestKey) key = kLowestKey;
   return __builtin_bit_cast(float, key ^ (key >> 31 != 0 ? 0x80000000u : 0xffffffffu));

@@ -1,6 +1,6 @@
 // Hopper's instructions, for files compiled for sm_90a alone, each in a function of its own:
-// barriers that count bytes, copies of tiles by tensor maps, and products of a warpgroup whose
-// operands lie in shared memory. PTX ISA, "mbarrier", "cp.async.bulk.tensor", "wgmma".
+// barriers that count bytes, copies of tiles by tensor maps, and warpgroup products with operands
+// in shared memory. PTX ISA, "mbarrier", "cp.async.bulk.tensor", "wgmma".
 #ifndef MOE_KERNELS_BASE_CUDA_HOPPER_H_
 #define MOE_KERNELS_BASE_CUDA_HOPPER_H_
 
@@ -16,7 +16,7 @@
 #include <cusim/hopper.h>
 #endif
 
-// The last parameter, on the simulator alone: where the kernel calls, which faults are named with.
+// The last parameter on the simulator alone: the call site, which fault messages name.
 #if defined(__CUDACC__)
 #define MOE_SITE
 #define MOE_AND_SITE
@@ -28,15 +28,15 @@
 namespace moe::cuda {
 
 constexpr int kWarpgroupThreads = 128;
-constexpr int kProductDepth = 16;  // of one product of a warpgroup
+constexpr int kProductDepth = 16;  // depth of one warpgroup product
 constexpr int kProductRows = 64;
 
 // A barrier in shared memory. A phase ends when `arrivals` threads have arrived and the bytes that
-// they expect were copied; phases have parity 0, 1, 0, ... What threads did before they arrived
-// happens before what follows a wait for that phase.
+// they expect were copied; phases have parity 0, 1, 0, ... Whatever a thread did before it arrived
+// happens before whatever follows a wait for that phase.
 class TransactionBarrier {
  public:
-  // By one thread; FenceAsyncProxy() and a barrier of the block come before its first use.
+  // Called by one thread; FenceAsyncProxy() and a barrier of the block precede its first use.
   __device__ void Init(uint32_t arrivals MOE_AND_SITE) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(SharedAddress(this)), "r"(arrivals)
@@ -55,7 +55,7 @@ class TransactionBarrier {
 #endif
   }
 
-  // The phase waits for `bytes` more of CopyTile.
+  // Arrives; the phase also waits for `bytes` more bytes of CopyTile.
   __device__ void ArriveExpecting(uint32_t bytes MOE_AND_SITE) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(SharedAddress(this)),
@@ -88,7 +88,8 @@ class TransactionBarrier {
   uint64_t word_;
 };
 
-// What threads wrote to shared memory before is what copies and products find that begin later.
+// Makes the thread's earlier writes to shared memory visible to copies and products that begin
+// later.
 __device__ inline void FenceAsyncProxy(MOE_SITE) {
 #if defined(__CUDACC__)
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -97,9 +98,10 @@ __device__ inline void FenceAsyncProxy(MOE_SITE) {
 #endif
 }
 
-// One thread begins the copy of a box of the tensor, from element (x, y, z) on, to shared memory, a
-// multiple of 128 bytes (of 8 swizzled rows where a product reads it); `barrier` counts its bytes,
-// also those beyond the tensor, which become zeros. `map` lies in the kernel's parameters.
+// Called by one thread. Begins the copy of a box of the tensor, from element (x, y, z) on, to
+// shared memory, at a multiple of 128 bytes (of 8 swizzled rows where a product reads it).
+// `barrier` counts its bytes, including those outside the tensor, which become zeros. `map` is a
+// parameter of the kernel.
 __device__ inline void CopyTile(const TensorMap& map, int x, int y, int z, void* shared,
                                 TransactionBarrier& barrier MOE_AND_SITE) {
 #if defined(__CUDACC__)
@@ -116,9 +118,9 @@ __device__ inline void CopyTile(const TensorMap& map, int x, int y, int z, void*
 #endif
 }
 
-// Registers of a thread from now on: a warpgroup gives back what another one takes. Multiples of 8
-// from 24 to 256; each warpgroup's role is one branch of the kernel, whose threads are bounded by
-// __launch_bounds__(threads, 1).
+// Sets the number of registers of a thread: a warpgroup gives back what another one takes.
+// Multiples of 8 from 24 to 256; each warpgroup's role is one branch of the kernel, which is
+// bounded by __launch_bounds__(threads, 1).
 template <int kRegisters>
 __device__ inline void GiveRegistersBack(MOE_SITE) {
 #if defined(__CUDACC__)
@@ -136,16 +138,16 @@ __device__ inline void TakeRegisters(MOE_SITE) {
 #endif
 }
 
-// Which index of an operand is contiguous in shared memory: K's, or the row's (M or N).
+// The index of an operand that is contiguous in shared memory: K, or the row (M or N).
 enum class Major { kDepth, kRow };
 
-// Where an operand of 16-bit elements lies. Rows of the swizzle's width (`span` bytes; without one
-// 16) make blocks of eight, 8 * span bytes each.
-//   kDepth  a block: 8 rows of span / 2 elements of K. Next rows: `stride_bytes` on. Without a
-//           swizzle the next 8 of K: `leading_bytes` on.
-//   kRow    a block: 8 of K, each with span / 2 neighbouring rows. Swizzled: the next 8 of K
-//           `stride_bytes`, the next rows `leading_bytes` on. Without a swizzle the reverse.
-// Swizzled tiles begin at a multiple of 8 * span bytes; in K a kDepth operand may begin within.
+// Layout of an operand of 16-bit elements in shared memory. Rows of the swizzle's width (`span`
+// bytes; 16 without a swizzle) form blocks of eight, 8 * span bytes each.
+//   kDepth  a block: 8 rows of span / 2 elements of K. The next rows follow at `stride_bytes`.
+//           Without a swizzle the next 8 of K follow at `leading_bytes`.
+//   kRow    a block: 8 of K, each with span / 2 neighbouring rows. Swizzled: the next 8 of K follow
+//           at `stride_bytes`, the next rows at `leading_bytes`. Without a swizzle the reverse.
+// Swizzled tiles begin at a multiple of 8 * span bytes; in K a kDepth operand may begin inside one.
 struct OperandPlace {
   Swizzle swizzle;
   uint32_t leading_bytes, stride_bytes;
@@ -163,7 +165,8 @@ __device__ inline uint64_t OperandAt(const void* shared, OperandPlace place MOE_
          static_cast<uint64_t>(place.swizzle) << 62;
 }
 
-// What other code does with sums stays on its side of this: to the compiler they are but registers.
+// Keeps the compiler from moving other accesses to the sums across this point: it sees products
+// only as opaque register operands.
 template <int kSums>
 __device__ __forceinline__ void KeepSums([[maybe_unused]] float (&sums)[kSums]) {
 #if defined(__CUDACC__)
@@ -172,7 +175,7 @@ __device__ __forceinline__ void KeepSums([[maybe_unused]] float (&sums)[kSums]) 
 #endif
 }
 
-// Before the first product of `sums` that other code has written.
+// Precedes the first product whose `sums` other code has written.
 template <int kSums>
 __device__ __forceinline__ void FenceSums(float (&sums)[kSums]) {
   KeepSums(sums);
@@ -183,7 +186,7 @@ __device__ __forceinline__ void FenceSums(float (&sums)[kSums]) {
 #endif
 }
 
-// The products since the last call are a group.
+// Closes a group: the products since the last call.
 __device__ inline void CommitProducts() {
 #if defined(__CUDACC__)
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -192,8 +195,8 @@ __device__ inline void CommitProducts() {
 #endif
 }
 
-// All but the last kPending groups have ended: their operands may be overwritten, and if none is
-// left, `sums` may be read.
+// Waits until all but the last kPending groups have ended: their operands may then be overwritten,
+// and if none is pending, `sums` may be read.
 template <int kPending, int kSums>
 __device__ __forceinline__ void WaitForProducts(float (&sums)[kSums] MOE_AND_SITE) {
 #if defined(__CUDACC__)
@@ -252,11 +255,11 @@ __device__ __forceinline__ void WaitForProducts(float (&sums)[kSums] MOE_AND_SIT
   }
 #endif
 
-// By the four warps of a warpgroup: d (64 x kColumns, float32) = a (64 x 16) * b (16 x kColumns),
-// or += if `add_to`; T: BFloat16 or Float16. d[4j + 2h + c] is row 16 (warp % 4) + lane / 4 + 8h
-// and column 8j + 2 (lane % 4) + c. Until WaitForProducts nobody touches d or writes the operands.
-// Products are exact. In which order the 17 terms are added, and how sums are rounded, is the
-// hardware's.
+// Called by the four warps of a warpgroup: d (64 x kColumns, float32) = a (64 x 16) * b (16 x
+// kColumns), or += if `add_to`; T: BFloat16 or Float16. d[4j + 2h + c] is row 16 (warp % 4) + lane
+// / 4 + 8h and column 8j + 2 (lane % 4) + c. Until WaitForProducts nothing may touch d or write the
+// operands. Products are exact; the hardware determines in which order the 17 terms are added and
+// how sums are rounded.
 template <typename T, int kColumns, Major kMajorA, Major kMajorB>
 __device__ __forceinline__ void AddProduct(float (&d)[kColumns / 2], uint64_t a, uint64_t b,
                                            bool add_to MOE_AND_SITE) {

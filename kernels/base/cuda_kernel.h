@@ -1,5 +1,5 @@
-// What every .cu file includes first. nvcc compiles it for a GPU; the host compiler compiles the
-// same source against the simulator of tests/cusim, whose names stand in for CUDA's. docs/cuda.md.
+// Included first by every .cu file. nvcc compiles the file for a GPU; the host compiler compiles
+// the same source against the simulator of tests/cusim, which provides CUDA's names. docs/cuda.md.
 // No Abseil here: nvcc is three times slower with it.
 #ifndef MOE_KERNELS_BASE_CUDA_KERNEL_H_
 #define MOE_KERNELS_BASE_CUDA_KERNEL_H_
@@ -22,7 +22,7 @@ namespace moe::cuda {
 constexpr int kWarpLanes = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;  // masks of warp functions
 
-// To nvcc, std::min is a function of the host.
+// std::min is a host function to nvcc.
 template <typename T>
 MOE_HOST_DEVICE constexpr T Min(T a, T b) {
   return b < a ? b : a;
@@ -44,9 +44,9 @@ struct LaunchShape {
   size_t shared_bytes = 0;  // dynamic
 };
 
-// Enqueues kernel(arguments...) on `stream`; returns the launch error alone. The one place that
-// launches: <<<>>> appears nowhere else. A shape without blocks or threads is an error of the
-// caller: launchers return before for inputs of size zero.
+// Enqueues kernel(arguments...) on `stream`; returns the launch error alone. The only place that
+// launches: <<<>>> appears nowhere else. A shape without blocks or threads is the caller's error:
+// launchers return early for inputs of size zero.
 template <typename... Parameters, typename... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
                    const Arguments&... arguments) {
@@ -57,7 +57,7 @@ cudaError_t Launch(void (*kernel)(Parameters...), const LaunchShape& shape, cuda
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
     if (error != cudaSuccess) return error;
   }
-  // <<<>>> has no result, and the last error of this thread may be another call's.
+  // <<<>>> has no result, and the last error of this thread may come from another call.
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
@@ -74,8 +74,8 @@ cudaError_t Launch(void (*kernel)(Parameters...), const LaunchShape& shape, cuda
 #endif
 }
 
-// Blocks of a grid-stride loop over `items`, `per_block` at a time. The bound keeps a thread's work
-// ahead of the cost of starting its block; it is far above what any GPU runs at once.
+// Blocks of a grid-stride loop over `items`, `per_block` at a time. The bound makes a thread's work
+// outweigh the cost of starting its block; it is far above what any GPU runs at once.
 inline unsigned GridBlocks(int64_t items, int64_t per_block) {
   constexpr int64_t kMaxBlocks = 1 << 16;
   return static_cast<unsigned>(std::min((items + per_block - 1) / per_block, kMaxBlocks));
@@ -83,8 +83,9 @@ inline unsigned GridBlocks(int64_t items, int64_t per_block) {
 
 }  // namespace moe::cuda
 
-// Before a loop whose body indexes registers, or that is to have all its loads under way at once.
-// MOE_NO_UNROLL: before one that is rarely entered and beside which much else is kept in registers.
+// MOE_UNROLL: for a loop whose body indexes registers, or whose loads should all be in flight at
+// once. MOE_NO_UNROLL: for one that is rarely entered while many other values are kept in
+// registers.
 #if defined(__CUDACC__)
 #define MOE_UNROLL _Pragma("unroll")
 #define MOE_NO_UNROLL _Pragma("unroll 1")
@@ -102,7 +103,7 @@ inline unsigned GridBlocks(int64_t items, int64_t per_block) {
   auto& name = *static_cast<type(*)[count]>(cusim::StaticShared(&name##_site, sizeof(type[count])))
 #endif
 
-// Declares `name`, the dynamic shared memory of the block, bytes from a multiple of 1,024 on.
+// Declares `name`, the dynamic shared memory of the block, as bytes aligned to 1,024.
 #if defined(__CUDACC__)
 #define MOE_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #else

@@ -6,8 +6,8 @@
 
 namespace moe::cuda {
 
-// cudaErrorNoKernelImageForDevice and the like where the current device's architecture is none that
-// this build was compiled for. Loads the module: the first call on a device takes a while.
+// cudaErrorNoKernelImageForDevice or similar if this build has no code for the current device's
+// architecture. Loads the module: the first call on a device takes a while.
 cudaError_t ProbeKernelImage();
 
 }  // namespace moe::cuda

@@ -7,7 +7,7 @@
 namespace moe {
 namespace {
 
-// What to do about an error; empty where CUDA's own text is all there is to say.
+// The remedy for an error; empty where CUDA's own text suffices.
 absl::string_view RemedyFor(cudaError_t error) {
   switch (error) {
     case cudaErrorInsufficientDriver:

@@ -1,4 +1,4 @@
-// CUDA's errors as statuses that say what to do.
+// CUDA's errors as statuses that name the remedy.
 #ifndef MOE_KERNELS_BASE_CUDA_STATUS_H_
 #define MOE_KERNELS_BASE_CUDA_STATUS_H_
 
@@ -11,7 +11,8 @@
 
 namespace moe {
 
-// `error` of `what` ("GatherRows", "stream of CUDA device 0"), with CUDA's name and text for it.
+// The status of `error`, which `what` returned ("GatherRows", "stream of CUDA device 0"), with
+// CUDA's name and text.
 //
 //   no driver, an old one, no device, no code for its architecture,  kUnimplemented, as any backend
 //   no access to a peer's memory                                     that a machine does not have
@@ -19,10 +20,10 @@ namespace moe {
 //   all others                                                       kInternal
 //
 // Errors that leave the process without a usable device (an illegal address) are named as such.
-// Takes the error out of the runtime, so that a later launch does not report it as its own.
+// Clears the error in the runtime, so that a later launch does not report it as its own.
 absl::Status CudaStatus(cudaError_t error, absl::string_view what);
 
-// The status for `wanted_bytes` that the current device could not give, with what it has.
+// The status of a failed allocation of `wanted_bytes`, with the memory that the current device has.
 absl::Status CudaOutOfMemory(int64_t wanted_bytes, absl::string_view what);
 
 }  // namespace moe

@@ -1,5 +1,5 @@
 // The instructions of tensor cores and of the copies that feed them (sm_80 and later), each in a
-// function of its own. PTX ISA, "cp.async", "ldmatrix", "mma.m16n8k16". Every lane of a warp calls
+// function of its own. PTX ISA, "cp.async", "ldmatrix", "mma.m16n8k16". All lanes of a warp call
 // LoadMatrices* and MultiplyAdd together.
 #ifndef MOE_KERNELS_BASE_CUDA_TENSOR_H_
 #define MOE_KERNELS_BASE_CUDA_TENSOR_H_
@@ -16,7 +16,7 @@
 
 namespace moe::cuda {
 
-// 16 bytes: a row of an 8 x 8 matrix of 16-bit elements, and what one asynchronous copy moves.
+// 16 bytes: a row of an 8 x 8 matrix of 16-bit elements, and the unit of an asynchronous copy.
 struct alignas(16) Chunk {
   uint32_t word[4];
 };
@@ -59,8 +59,9 @@ __device__ inline uint32_t SharedAddress(const void* shared) {
 // result after the thread's Wait() and a barrier.
 class AsyncCopies {
  public:
-  // The first `source_bytes` (0 to 16) of *global, then zeros; nothing beyond them is read. Both
-  // addresses must be multiples of 16. The L2 cache fetches the whole line: neighbours follow.
+  // Copies the first `source_bytes` (0 to 16) of *global, then zeros; nothing beyond them is read.
+  // Both addresses must be multiples of 16. The L2 cache fetches the whole line, which holds the
+  // neighbours.
   __device__ void Copy(Chunk* shared, const void* global, int source_bytes) {
 #if defined(__CUDACC__)
     asm volatile(
@@ -72,7 +73,7 @@ class AsyncCopies {
 #endif
   }
 
-  // The copies since the last Commit() are a group, also if there are none.
+  // Closes a group, which may be empty: the copies since the last Commit().
   __device__ void Commit() {
 #if defined(__CUDACC__)
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -81,7 +82,7 @@ class AsyncCopies {
 #endif
   }
 
-  // All but the last kPending groups have arrived.
+  // Waits until all but the last kPending groups have arrived.
   template <int kPending>
   __device__ void Wait() {
 #if defined(__CUDACC__)
@@ -97,8 +98,8 @@ class AsyncCopies {
 #endif
 };
 
-// Four 8 x 8 matrices of 16-bit elements: lane l names row l % 8 of matrix l / 8. With g = lane / 4
-// and t = lane % 4, out[j] is elements 2t and 2t + 1 of row g of matrix j.
+// Loads four 8 x 8 matrices of 16-bit elements: lane l passes the address of row l % 8 of matrix l
+// / 8. With g = lane / 4 and t = lane % 4, out[j] is elements 2t and 2t + 1 of row g of matrix j.
 __device__ inline void LoadMatrices(const Chunk* row, uint32_t (&out)[4]) {
 #if defined(__CUDACC__)
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -110,7 +111,7 @@ __device__ inline void LoadMatrices(const Chunk* row, uint32_t (&out)[4]) {
 #endif
 }
 
-// The same of the transposed matrices: out[j] is elements 2t and 2t + 1 of column g.
+// LoadMatrices of the transposed matrices: out[j] is elements 2t and 2t + 1 of column g.
 __device__ inline void LoadMatricesTransposed(const Chunk* row, uint32_t (&out)[4]) {
 #if defined(__CUDACC__)
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -122,8 +123,8 @@ __device__ inline void LoadMatricesTransposed(const Chunk* row, uint32_t (&out)[
 #endif
 }
 
-// Of an 8 x 8 matrix of 16-bit elements this lane holds elements 2t and 2t + 1 of row g: those of
-// column g.
+// Transposes an 8 x 8 matrix of 16-bit elements: this lane passes elements 2t and 2t + 1 of row g
+// and receives those of column g.
 __device__ inline uint32_t Transposed(uint32_t pair) {
 #if defined(__CUDACC__)
   uint32_t out;
@@ -139,8 +140,8 @@ __device__ inline uint32_t Transposed(uint32_t pair) {
 //   a[0], a[1]  rows g and g + 8, columns 2t, 2t + 1     a[2], a[3]  the same, columns + 8
 //   b[0]        rows 2t, 2t + 1 of column g              b[1]        rows + 8
 //   d[0], d[1]  row g, columns 2t, 2t + 1                d[2], d[3]  row g + 8
-// Products are exact. In which order the 17 terms are added, and how sums are rounded, is the
-// hardware's: the same for every call.
+// Products are exact. The hardware determines in which order the 17 terms are added and how sums
+// are rounded: the same for every call.
 template <typename T>
 __device__ inline void MultiplyAdd(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if defined(__CUDACC__)

@@ -23,7 +23,7 @@ CUtensorMapSwizzle DriversName(Swizzle swizzle) {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// Programs do not link the driver: they start where there is none.
+// Looked up at run time: programs do not link the driver, so that they start without one.
 cudaError_t Find(Encode& encode) {
   constexpr unsigned kSince = 12000;
   void* function = nullptr;
@@ -39,7 +39,7 @@ cudaError_t Find(Encode& encode) {
 }  // namespace
 
 cudaError_t EncodeTensorMap(const TensorShape& shape, TensorMap& map) {
-  static std::atomic<Encode> known = nullptr;  // the driver's, the same for all devices
+  static std::atomic<Encode> known = nullptr;  // from the driver, the same for all devices
   Encode encode = known;
   if (encode == nullptr) {
     const cudaError_t error = Find(encode);

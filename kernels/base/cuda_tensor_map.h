@@ -1,4 +1,4 @@
-// Descriptions of tensors that Hopper's copy engine reads tiles of. Plain C++, for launchers.
+// Descriptions of tensors whose tiles Hopper's copy engine reads. Plain C++, for launchers.
 #ifndef MOE_KERNELS_BASE_CUDA_TENSOR_MAP_H_
 #define MOE_KERNELS_BASE_CUDA_TENSOR_MAP_H_
 
@@ -10,25 +10,25 @@
 
 namespace moe::cuda {
 
-// A parameter of a kernel: `const __grid_constant__`, by itself or in a struct.
+// Passed to kernels as `const __grid_constant__`, by itself or in a struct.
 using TensorMap = CUtensorMap;
 
-// How 16-byte chunks of a tile's rows are exchanged in shared memory, so that eight rows of a
-// column lie in different banks: by the width of a row. The values are wgmma's.
+// How 16-byte chunks of a tile's rows are permuted in shared memory, so that eight rows of a column
+// fall into different banks: by the width of a row. The values are those of wgmma.
 enum class Swizzle : uint8_t { kNone = 0, k128 = 1, k64 = 2, k32 = 3 };
 
-// Of 16-bit elements, dimension 0 contiguous. Sizes in elements, strides in bytes.
+// A tensor of 16-bit elements, dimension 0 contiguous. Sizes in elements, strides in bytes.
 struct TensorShape {
   const void* data = nullptr;    // a multiple of 16
   int64_t size[3] = {};          // at least 1
-  int64_t stride_bytes[2] = {};  // from one element of dimensions 1 and 2 to the next: of 16
-  uint32_t box[3] = {};  // of a tile, at most 256 each; a row of it fills the swizzle's width
+  int64_t stride_bytes[2] = {};  // between elements of dimensions 1 and of 2: multiples of 16
+  uint32_t box[3] = {};  // size of a tile, at most 256 each; a tile row fills the swizzle's width
   Swizzle swizzle = Swizzle::k128;
 };
 
-// Error of the runtime where there is no driver; cudaErrorNotSupported where the driver does not
-// know tensor maps, cudaErrorInvalidValue where it refuses the shape. Copies move bits: a map of
-// bfloat16 serves float16.
+// The runtime's error where there is no driver; cudaErrorNotSupported where the driver does not
+// support tensor maps, cudaErrorInvalidValue where it refuses the shape. Copies move bits, so a map
+// of bfloat16 also serves float16.
 cudaError_t EncodeTensorMap(const TensorShape& shape, TensorMap& map);
 
 }  // namespace moe::cuda

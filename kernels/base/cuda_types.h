@@ -1,5 +1,5 @@
-// cudaStream_t and cudaError_t, which the launchers' declarations name: CUDA's own, or, where its
-// headers are not, stand-ins that let the declarations compile in a build that never calls them.
+// cudaStream_t and cudaError_t for the launchers' declarations: CUDA's own, or, without CUDA's
+// headers, stand-ins that let the declarations compile in a build that never calls them.
 #ifndef MOE_KERNELS_BASE_CUDA_TYPES_H_
 #define MOE_KERNELS_BASE_CUDA_TYPES_H_
 

@@ -1,5 +1,5 @@
-// Accesses of 16 bytes, and how lanes walk the columns of a row, the rows of a matrix, an array or
-// many of them.
+// Accesses of 16 bytes, and loops of lanes over the columns of a row, the rows of a matrix, and one
+// or several arrays.
 #ifndef MOE_KERNELS_BASE_CUDA_VECTOR_H_
 #define MOE_KERNELS_BASE_CUDA_VECTOR_H_
 
@@ -21,7 +21,7 @@ struct alignas(kWidth * sizeof(T)) Elements {
 template <typename T>
 constexpr int kVectorWidth = kVectorBytes / static_cast<int>(sizeof(T));
 
-// `p` must be a multiple of the access: a GPU stops the kernel otherwise.
+// `p` must be aligned to the access: a GPU stops the kernel otherwise.
 template <int kWidth, typename T>
 __device__ inline void CheckAligned([[maybe_unused]] const T* p,
                                     [[maybe_unused]] const char* access) {
@@ -38,8 +38,8 @@ __device__ inline Elements<T, kWidth> Load(const T* p) {
   return *reinterpret_cast<const Elements<T, kWidth>*>(p);
 }
 
-// To global memory. nvcc splits the copy of a structure, CUDA's own vectors too, into its elements
-// wherever it likes to; PTX of 16 or 8 bytes stays one access.
+// Stores to global memory. nvcc splits the copy of a structure, even of CUDA's own vectors, into
+// elements where it chooses; PTX of 16 or 8 bytes stays one access.
 template <int kWidth, typename T>
 __device__ inline void Store(const Elements<T, kWidth>& values, T* p) {
   CheckAligned<kWidth>(p, "Store");
@@ -62,7 +62,7 @@ __device__ inline void Store(const Elements<T, kWidth>& values, T* p) {
   *reinterpret_cast<Vector*>(p) = values;
 }
 
-// kWidth neighbouring elements, in accesses of 16 bytes where they are more than that.
+// kWidth neighbouring elements, in accesses of at most 16 bytes.
 template <int kWidth, typename T>
 __device__ inline Elements<T, kWidth> LoadElements(const T* p) {
   constexpr int kPiece = Min(kWidth, kVectorWidth<T>);
@@ -84,7 +84,7 @@ __device__ inline void StoreElements(const Elements<T, kWidth>& values, T* p) {
   }
 }
 
-// To shared memory.
+// Stores to shared memory.
 template <int kWidth, typename T>
 __device__ inline void StoreShared(const Elements<T, kWidth>& values, T* p) {
   CheckAligned<kWidth>(p, "StoreShared");
@@ -99,8 +99,8 @@ __device__ bool RowsAlignedTo(MatrixView<T> m, int bytes) {
          0;
 }
 
-// How many of a row's n columns whole vectors of T may cover: none unless each row begins at a
-// multiple of 16 bytes.
+// How many of a row's n columns can be accessed in whole vectors of T: none unless each row begins
+// at a multiple of 16 bytes.
 template <typename T, typename... Rows>
 __device__ inline int64_t VectorColumns(int64_t n, const Rows*... rows) {
   const uintptr_t together = (uintptr_t{0} | ... | reinterpret_cast<uintptr_t>(rows));
@@ -112,9 +112,8 @@ struct Width {
   static constexpr int value = kWidth;
 };
 
-// The threads of a group that walks a row together, thread `lane` of `lanes`, call
-// f(column, Width<kVectorWidth<T>>) for the vectors and f(column, Width<1>) for the columns left.
-// Neighbouring lanes take neighbouring vectors.
+// The `lanes` threads that share a row call f(column, Width<kVectorWidth<T>>) for its vectors and
+// f(column, Width<1>) for the remaining columns. Neighbouring lanes take neighbouring vectors.
 template <typename T, typename Function>
 __device__ inline void ForColumns(int64_t n, int64_t vector_columns, int lane, int lanes,
                                   Function f) {
@@ -125,9 +124,9 @@ __device__ inline void ForColumns(int64_t n, int64_t vector_columns, int lane, i
   for (int64_t c = vector_columns + lane; c < n; c += lanes) f(c, Width<1>());
 }
 
-// The same with f(column, width) = write(column, width, read(column, width)). kAhead vectors are
-// read before the first of them is written, which keeps as many loads under way; each takes the
-// registers of what `read` returns. `read` writes no memory.
+// ForColumns with f(column, width) = write(column, width, read(column, width)). kAhead vectors are
+// read before the first of them is written, which keeps as many loads in flight; each takes the
+// registers of a result of `read`. `read` writes no memory.
 template <typename T, int kAhead, typename Read, typename Write>
 __device__ inline void ForColumns(int64_t n, int64_t vector_columns, int lane, int lanes, Read read,
                                   Write write) {
@@ -146,7 +145,7 @@ __device__ inline void ForColumns(int64_t n, int64_t vector_columns, int lane, i
   for (c = vector_columns + lane; c < n; c += lanes) write(c, Width<1>(), read(c, Width<1>()));
 }
 
-// What writes a row of which `read` returned elements.
+// The `write` that stores in a row the elements that `read` returned.
 template <typename T>
 struct StoreTo {
   T* row;
@@ -158,7 +157,7 @@ struct StoreTo {
 template <typename T>
 StoreTo(T*) -> StoreTo<T>;
 
-// How far rows are read ahead that are one array and that are several.
+// Vectors to read ahead where a row is in one array, and in several.
 constexpr int kReadAhead = 4, kReadAheadOfMany = 2;
 
 // A grid-stride loop over rows, `kLanes` (a power of two, at most 32) neighbouring lanes a row:
@@ -173,9 +172,9 @@ __device__ inline void ForRows(int64_t rows, Function f) {
   }
 }
 
-// The shape for ForRows<kLanes>. Such kernels have __launch_bounds__(kRowThreads, kRowBlocks): 3
-// blocks must fit a multiprocessor, which leaves a thread 80 registers. Without it ptxas aims at 64
-// or 32 of its own accord and spills.
+// The launch shape of ForRows<kLanes>. Such kernels have __launch_bounds__(kRowThreads,
+// kRowBlocks): 3 blocks must fit a multiprocessor, which leaves a thread 80 registers. By default
+// ptxas aims at 64 or 32 and spills.
 constexpr int kRowThreads = 256;
 constexpr int kRowBlocks = 3;
 template <int kLanes>
@@ -183,8 +182,8 @@ LaunchShape RowShape(int64_t rows) {
   return {dim3(GridBlocks(rows, kRowThreads / kLanes)), dim3(kRowThreads)};
 }
 
-// One thread a column, for sums that run down the rows in a fixed order. Small blocks: columns are
-// few, and the more blocks there are the more of the GPU takes part.
+// Columns of a block, one thread each, for sums down the rows in a fixed order. Blocks are small:
+// columns are few, and more blocks occupy more of the GPU.
 constexpr int kColumnThreads = 64;
 inline LaunchShape ColumnShape(int64_t columns) {
   return {dim3(static_cast<unsigned>((columns + kColumnThreads - 1) / kColumnThreads)),
@@ -192,7 +191,7 @@ inline LaunchShape ColumnShape(int64_t columns) {
 }
 
 // A grid-stride loop over n elements of each of `arrays`: f(i, Width<kVectorWidth<T>>) if all of
-// them begin at a multiple of 16 bytes (nullptr does), f(i, Width<1>) for what is left.
+// them begin at a multiple of 16 bytes (as nullptr does), f(i, Width<1>) for the rest.
 template <typename T, typename Function, typename... Arrays>
 __device__ inline void ForElements(int64_t n, Function f, const Arrays*... arrays) {
   const auto thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -200,21 +199,22 @@ __device__ inline void ForElements(int64_t n, Function f, const Arrays*... array
   ForColumns<T>(n, VectorColumns<T>(n, arrays...), thread, threads, f);
 }
 
-// The shape for ForElements<T>.
+// The launch shape of ForElements<T>.
 template <typename T>
 LaunchShape ElementShape(int64_t n) {
   return {dim3(GridBlocks(n, int64_t{kRowThreads} * kVectorWidth<T>)), dim3(kRowThreads)};
 }
 
-// Many arrays in one launch: a table of slices, each some of the elements of all.
+// Many arrays in one launch: a table of slices, each of which covers a range of all elements.
 
-// Elements of a block: its search of the table, a dozen reads one after the other, is short beside
-// what it reads and writes of them.
+// Elements of a block. The search in the table, a dozen dependent reads, is short beside the
+// accesses to that many elements.
 constexpr int64_t kSliceElements = int64_t{1} << 13;
 
-// Slice has first and size: elements [first, first + size), ascending. Block i owns the elements
-// from origin + i * kSliceElements on: f(slice, begin, n) for its part of each slice, n elements
-// from the slice's element `begin` on. All threads of the block call f.
+// Slices have first and size: elements [first, first + size), ascending. Block i owns
+// kSliceElements elements from origin + i * kSliceElements on. It calls f(slice, begin, n) for its
+// share of each slice, n elements from the slice's element `begin` on. All threads of the block
+// call f.
 template <class Slice, typename Function>
 __device__ inline void ForSlices(const Slice* slices, int64_t count, int64_t origin, Function f) {
   const int64_t begin = origin + int64_t{blockIdx.x} * kSliceElements, end = begin + kSliceElements;
@@ -228,7 +228,7 @@ __device__ inline void ForSlices(const Slice* slices, int64_t count, int64_t ori
   }
 }
 
-// The shape for ForSlices of elements [origin, end), at least one.
+// The launch shape of ForSlices for elements [origin, end), at least one.
 inline LaunchShape SliceShape(int64_t origin, int64_t end) {
   const int64_t blocks = (end - origin + kSliceElements - 1) / kSliceElements;
   return {dim3(static_cast<unsigned>(blocks)), dim3(kRowThreads)};

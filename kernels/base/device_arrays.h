@@ -1,4 +1,4 @@
-// Arrays on their way between the host and a stream's device.
+// Copies of arrays between the host and a stream's device.
 #ifndef MOE_KERNELS_BASE_DEVICE_ARRAYS_H_
 #define MOE_KERNELS_BASE_DEVICE_ARRAYS_H_
 
@@ -21,8 +21,8 @@ absl::Span<const T> AllOf(MatrixView<const T> matrix) {
   return {matrix.data(), static_cast<size_t>(matrix.rows() * matrix.cols())};
 }
 
-// A copy of an array of the host, which may change at once, in `workspace`, memory of the stream's
-// device. Enqueues.
+// A copy in `workspace`, memory of the stream's device, of a host array that may change once the
+// call returns. Enqueues.
 template <typename T>
 absl::StatusOr<absl::Span<const T>> UploadArray(absl::Span<const T> array, Workspace& workspace,
                                                 Stream& stream) {
@@ -33,7 +33,8 @@ absl::StatusOr<absl::Span<const T>> UploadArray(absl::Span<const T> array, Works
   return copy;
 }
 
-// A copy of an array of the stream's device in `host`, there once the stream has passed. Enqueues.
+// A copy in `host` of an array of the stream's device, complete once the stream has passed.
+// Enqueues.
 template <typename T>
 absl::StatusOr<absl::Span<T>> DownloadArray(absl::Span<const T> array, Workspace& host,
                                             Stream& stream) {

@@ -1,4 +1,4 @@
-// The divisors of a number that stand next to one that is none.
+// Divisors of a number next to a number that does not divide it.
 #ifndef MOE_KERNELS_BASE_DIVISORS_H_
 #define MOE_KERNELS_BASE_DIVISORS_H_
 

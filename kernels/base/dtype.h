@@ -11,7 +11,7 @@ namespace moe {
 
 enum class DType : uint8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kInt32, kInt64, kUInt8 };
 
-// The conversions are for devices too, where nvcc knows __builtin_bit_cast, but std::bit_cast only
+// Conversions also run on devices. There nvcc supports __builtin_bit_cast, but std::bit_cast only
 // with a flag.
 
 // Storage of bfloat16: the upper half of a float32. Arithmetic happens in float32.
@@ -60,10 +60,11 @@ struct Float16 {
   bool operator==(const Float16&) const = default;
 
  private:
-  // The 15 lower bits for those of a float32.
+  // The lower 15 bits of the result for those of a float32.
   static constexpr uint32_t Round(uint32_t u) {
     if (u > 0x7f800000u) return 0x7e00u | (u >> 13 & 0x3ffu);
-    if (u >= 0x47800000u) return 0x7c00u;  // 65536; what is below and rounds up carries into it
+    // 65536; smaller values that round up carry into infinity
+    if (u >= 0x47800000u) return 0x7c00u;
     // Below 2^-14 the unit is 2^-24, that of the float32 from 0.5 to 1: the addition rounds.
     if (u < 0x38800000u) {
       return __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, u) + 0.5f) - 0x3f000000u;
@@ -127,11 +128,11 @@ constexpr const char* NameOf(DType type) {
   return "?";
 }
 
-// instantiate(T) for the types that rows and weights are stored in.
+// instantiate(T) for every storage type of rows and weights.
 #define MOE_FOR_STORAGE_TYPES(instantiate) \
   instantiate(float) instantiate(BFloat16) instantiate(Float16)
 
-// Instantiates for them a function template without overloads ...
+// Instantiates a function template without overloads for them ...
 #define MOE_INSTANTIATE_FOR_STORAGE(function)               \
   template decltype(function<float>) function<float>;       \
   template decltype(function<BFloat16>) function<BFloat16>; \

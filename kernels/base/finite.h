@@ -1,4 +1,4 @@
-// How many float32 values are NaN or infinite, at the speed of memory where none is.
+// Counts float32 values that are NaN or infinite, at the speed of memory where none is.
 #ifndef MOE_KERNELS_BASE_FINITE_H_
 #define MOE_KERNELS_BASE_FINITE_H_
 
@@ -8,7 +8,7 @@
 
 namespace moe {
 
-// Of the `count` floats that lie at `values`, at any address.
+// Number of NaNs and infinities among the `count` floats at `values`, which need no alignment.
 inline int64_t CountNonFinite(const void* values, int64_t count) {
   constexpr int64_t kBlock = 256;  // fixed, so that compilers make vectors of it
   constexpr uint32_t kInfinity = 0x7f800000;

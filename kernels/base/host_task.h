@@ -1,4 +1,4 @@
-// What a stream runs on the host: a callable that lies inside the object.
+// Tasks that a stream runs on the host, stored in place.
 #ifndef MOE_KERNELS_BASE_HOST_TASK_H_
 #define MOE_KERNELS_BASE_HOST_TASK_H_
 
@@ -13,9 +13,9 @@
 
 namespace moe {
 
-// Holds any callable that returns absl::Status; move-only, as the callable may be. One of up to
-// kInPlaceBytes takes no memory of its own, so that a queue of tasks stays off the heap: what
-// operations capture is views and a few numbers.
+// Holds any callable that returns absl::Status. Move-only, since the callable may be. A callable of
+// up to kInPlaceBytes is stored in place, so that a queue of tasks does not allocate: operations
+// capture views and a few numbers.
 class HostTask {
  public:
   static constexpr size_t kInPlaceBytes = 512;
@@ -98,8 +98,8 @@ class HostTask {
   const Operations* operations_ = nullptr;  // nullptr: empty
 };
 
-// A callable that a stream runs where it is, or takes along. Valid for the call that it is passed
-// to.
+// A callable that a stream runs at once or moves into its queue. Valid during the call that it is
+// passed to.
 struct TaskOffer {
   absl::FunctionRef<absl::Status()> run;
   absl::FunctionRef<HostTask()> take;

@@ -26,7 +26,7 @@ struct Said {
   std::set<std::string, std::less<>> messages;  // guarded by mu
 };
 Said& SaidOnce() {
-  static auto* const said = new Said;  // alive as long as there may be threads
+  static auto* const said = new Said;  // never destroyed: threads may still log
   return *said;
 }
 

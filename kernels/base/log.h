@@ -1,4 +1,4 @@
-// Where the library's few log lines go. Programs install a callback; the default is stderr.
+// The library's few log lines. Programs install a callback; the default is stderr.
 #ifndef MOE_KERNELS_BASE_LOG_H_
 #define MOE_KERNELS_BASE_LOG_H_
 
@@ -15,8 +15,7 @@ using LogCallback = void (*)(LogLevel level, absl::string_view message);
 // Thread-safe. nullptr restores the default. The callback may be called from any thread.
 void SetLogCallback(LogCallback callback);
 void Log(LogLevel level, absl::string_view message);
-// Nothing if this function has said so already since SetLogCallback: for what every layer would
-// say.
+// Logs each message once since SetLogCallback: for messages that every layer would repeat.
 void LogOnce(LogLevel level, absl::string_view message);
 
 }  // namespace moe

@@ -15,7 +15,8 @@
 namespace moe {
 namespace {
 
-// The group at `path` ("/a/b") of the hierarchy at `mount`, those above it, and the mount's top.
+// Appends the group at `path` ("/a/b") of the hierarchy at `mount`, its ancestors, and the mount's
+// top.
 void AddGroups(const std::string& mount, std::string path, bool version_2,
                std::vector<ControlGroup>& groups) {
   while (path.size() > 1) {
@@ -25,7 +26,7 @@ void AddGroups(const std::string& mount, std::string path, bool version_2,
   groups.push_back({mount, version_2});
 }
 
-// The first `count` numbers of a file; fewer where it has fewer ("max 100000") or is not there.
+// The first `count` numbers of a file; fewer if it has fewer ("max 100000") or is missing.
 std::vector<double> NumbersIn(const std::string& path, size_t count) {
   std::vector<double> numbers;
   std::ifstream file(path);
@@ -33,7 +34,7 @@ std::vector<double> NumbersIn(const std::string& path, size_t count) {
   return numbers;
 }
 
-// {quota, period} of one group; fewer numbers, or a negative quota, where there is none.
+// {quota, period} of one group; fewer numbers, or a negative quota, if it has none.
 std::vector<double> QuotaOf(const ControlGroup& group) {
   if (group.version_2) return NumbersIn(absl::StrCat(group.folder, "/cpu.max"), 2);
   std::vector<double> quota = NumbersIn(absl::StrCat(group.folder, "/cpu.cfs_quota_us"), 1);
@@ -56,7 +57,7 @@ std::vector<ControlGroup> ControlGroupsOf(absl::string_view controller, const st
     if (parts[1].empty()) {
       AddGroups(mounts, parts[2], true, groups);
     } else if (absl::c_linear_search(controllers, controller)) {
-      // Of controllers that are mounted together each is a link to the mount.
+      // Controllers that are mounted together each have a link to the mount.
       AddGroups(absl::StrCat(mounts, "/", controller), parts[2], false, groups);
     }
   }

@@ -1,4 +1,4 @@
-// What a build without CUDA says in place of the files with CUDA in base/.
+// Replaces the files with CUDA in base/ in a build without it.
 #include "kernels/base/buffer.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/stream_stamps.h"

@@ -1,6 +1,6 @@
 #include "kernels/base/nvtx_range.h"
 
-// A header-only library that comes with CUDA. It looks for a tool in the environment, once.
+// A header-only library that comes with CUDA. It searches the environment for a tool, once.
 #if defined(MOE_CUDA) && __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 #define MOE_NVTX 1

@@ -4,9 +4,9 @@
 
 namespace moe {
 
-// What this thread does, and enqueues, while the object lives: an NVTX range, as Nsight Systems
-// shows it over the kernels of it. Ranges nest. Without such a tool, and in builds without CUDA,
-// next to nothing.
+// An NVTX range over what this thread does and enqueues while the object lives, which Nsight
+// Systems shows over the kernels. Ranges nest. Without such a tool, and in builds without CUDA, it
+// costs next to nothing.
 class NvtxRange {
  public:
   explicit NvtxRange(const char* name);  // copied

@@ -24,7 +24,7 @@ namespace {
 
 thread_local bool inside_for = false;
 
-// For the length of one body, also of one that throws.
+// Marks the thread as inside a For while one body runs, including a body that throws.
 struct InsideFor {
   InsideFor() { inside_for = true; }
   ~InsideFor() { inside_for = false; }
@@ -32,7 +32,7 @@ struct InsideFor {
   InsideFor& operator=(const InsideFor&) = delete;
 };
 
-// The edge from the bodies to the caller, which an exception crosses, too.
+// The happens-before edge from bodies to the caller, also when an exception leaves them.
 struct ReleaseAtEnd {
   explicit ReleaseAtEnd(char* edge) : edge_(edge) {}
   ~ReleaseAtEnd() { MOE_TSAN_RELEASE(edge_); }
@@ -47,7 +47,7 @@ struct AcquireAtEnd {
 }  // namespace
 
 struct ThreadPool::Arena {
-  // oneTBB has no more workers than CPUs, and warns of an arena that would hold more.
+  // oneTBB has no more workers than CPUs, and warns about an arena that would hold more.
   explicit Arena(int threads)
       : arena(std::min(threads, oneapi::tbb::info::default_concurrency()),
               /*reserved_for_masters=*/1) {}
@@ -76,7 +76,7 @@ void ThreadPool::For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, i
     for (int64_t range = 0; range < ranges; ++range) run(range);
     return;
   }
-  char fork = 0, join = 0;  // addresses that stand for the two edges
+  char fork = 0, join = 0;  // their addresses identify the two edges
   MOE_TSAN_RELEASE(&fork);
   const AcquireAtEnd acquire(&join);
   const auto fork_and_join = [&] {
@@ -92,7 +92,7 @@ void ThreadPool::For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, i
   };
   try {
     arena_->arena.execute(fork_and_join);
-  } catch (const std::runtime_error& e) {  // oneTBB's, of a thread that does not start
+  } catch (const std::runtime_error& e) {  // from oneTBB, for a thread that does not start
     throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again),
                             e.what());
   }

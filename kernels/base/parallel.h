@@ -11,7 +11,7 @@
 namespace moe {
 
 // The threads of one rank: a oneTBB task_arena, so that several ranks of one process do not
-// oversubscribe the machine. With one thread everything runs inline and oneTBB is never entered.
+// oversubscribe the machine. With one thread everything runs inline, without oneTBB.
 class ThreadPool {
  public:
   // threads >= 1; the caller of For counts as one of them.
@@ -23,9 +23,9 @@ class ThreadPool {
   int threads() const { return threads_; }
 
   // Calls body(begin, end) on disjoint ranges that cover [0, n), each `grain` long but the last.
-  // Ranges do not depend on the number of threads; which thread runs one does. Blocks until all
+  // Ranges do not depend on the number of threads; which thread runs a range does. Blocks until all
   // are done. A For inside a body runs inline. Everything the caller wrote before happens before
-  // every body; every body happens before the return (annotated for ThreadSanitizer, since
+  // every body; every body happens before the return (annotated for ThreadSanitizer, because
   // Debian's oneTBB is not instrumented).
   void For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, int64_t)> body);
 

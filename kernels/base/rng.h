@@ -1,4 +1,5 @@
-// Random numbers that depend on what they are for, never on who asks, or when.
+// Random numbers that depend on their purpose and position only, not on the caller or the time of
+// the call.
 #ifndef MOE_KERNELS_BASE_RNG_H_
 #define MOE_KERNELS_BASE_RNG_H_
 
@@ -7,7 +8,7 @@
 
 namespace moe {
 
-// What a random number is for: streams of different purposes never meet.
+// The purpose of a random number: streams of different purposes never overlap.
 enum class RandomPurpose : uint32_t {
   kInit = 1,          // initial parameters
   kShuffle = 2,       // order of sequences in an epoch
@@ -18,7 +19,7 @@ enum class RandomPurpose : uint32_t {
   kSample = 7,        // next token of a text
 };
 
-// The place of a random number. Two equal keys give equal numbers on every rank and device.
+// The key of a random number. Equal keys give equal numbers on every rank and device.
 struct RandomKey {
   uint64_t seed = 0;
   RandomPurpose purpose = RandomPurpose::kInit;
@@ -28,7 +29,7 @@ struct RandomKey {
 };
 
 // Four independent 32-bit numbers: Philox4x32-10 (Salmon et al., SC 2011; Random123), counter =
-// (item, step), key = mix of seed, purpose and layer. `block` walks on for one key.
+// (item, step), key = mix of seed, purpose and layer. `block` counts the blocks of one key.
 std::array<uint32_t, 4> Random4(const RandomKey& key, uint32_t block = 0);
 
 // Uniform in (0, 1): (x + 0.5) / 2^32.

@@ -1,5 +1,4 @@
-// From an operation's arguments (Abseil) to its device: the checks that operations share, and what
-// runs them. Internal to .cc files.
+// Checks that operations share, and the call of an operation on its device. Internal to .cc files.
 #ifndef MOE_KERNELS_BASE_RUN_OP_H_
 #define MOE_KERNELS_BASE_RUN_OP_H_
 
@@ -37,7 +36,7 @@ inline absl::Status CheckLength(absl::string_view function, absl::string_view na
 }
 
 // kInvalidArgument unless offsets [groups + 1] cut rows [0, rows) into groups, which may be empty.
-// `members` is what there is one of for each group ("weights").
+// `members` names the array with one element a group ("weights").
 inline absl::Status CheckGroups(absl::string_view function, absl::string_view members,
                                 absl::Span<const int64_t> offsets, size_t groups, int64_t rows) {
   if (offsets.size() != groups + 1) {
@@ -59,23 +58,24 @@ inline absl::Status CheckGroups(absl::string_view function, absl::string_view me
   return absl::OkStatus();
 }
 
-// The same; of offsets that a device knows alone, their number.
+// The same; of offsets that only a device knows, the number alone is checked.
 inline absl::Status CheckGroups(absl::string_view function, absl::string_view members,
                                 const GroupOffsets& offsets, size_t groups, int64_t rows) {
   if (!offsets.known_to_host() && offsets.size() == groups + 1) return absl::OkStatus();
   return CheckGroups(function, members, offsets.host(), groups, rows);
 }
 
-// kUnimplemented on devices that the operation has no kernel for in this build.
+// kUnimplemented on devices for which this build has no kernel of the operation.
 inline absl::Status CheckCpu(absl::string_view function, const Stream& stream) {
   if (stream.device().kind == DeviceKind::kCpu) return absl::OkStatus();
   return absl::UnimplementedError(
       absl::StrCat(function, ": no kernel for this device in this build: compute on the CPU"));
 }
 
-// launcher(cudaStream_t) of `stream`, a stream of a CUDA device, with the stream's errors in front
-// and the launcher's as a status of `function`. `launcher` is a lambda over `auto stream`: without
-// CUDA in the build it is never instantiated, and the result is kUnimplemented.
+// Calls launcher(cudaStream_t) on `stream`, a stream of a CUDA device. Earlier errors of the stream
+// come first; the launcher's error becomes a status of `function`. `launcher` is a lambda over
+// `auto stream`: in a build without CUDA it is never instantiated, and the result is
+// kUnimplemented.
 template <typename Launcher>
 absl::Status LaunchOn(absl::string_view function, Stream& stream, Launcher launcher) {
 #if defined(MOE_CUDA)
@@ -88,9 +88,9 @@ absl::Status LaunchOn(absl::string_view function, Stream& stream, Launcher launc
 #endif
 }
 
-// `op`, the arguments of an operation as a plain struct, on the stream's device: Run(op, threads),
-// the CPU's path, as a task of the stream, or Run(op, cudaStream_t), which launches kernels. Both
-// are found in the struct's namespace.
+// Runs `op`, the arguments of an operation as a plain struct, on the stream's device: Run(op,
+// threads), the CPU's path, as a task of the stream, or Run(op, cudaStream_t), which launches
+// kernels. Both are found in the struct's namespace.
 template <typename Op>
 absl::Status RunOp(absl::string_view function, const Op& op, Stream& stream) {
   if (IsCuda(stream)) {
@@ -102,7 +102,7 @@ absl::Status RunOp(absl::string_view function, const Op& op, Stream& stream) {
   });
 }
 
-// kInvalidArgument, naming value and limit, for what a CUDA kernel is not compiled for.
+// kInvalidArgument, naming value and limit, for values that no CUDA kernel is compiled for.
 inline absl::Status CheckCudaLimit(absl::string_view function, absl::string_view what,
                                    int64_t value, int64_t most) {
   if (value <= most) return absl::OkStatus();

@@ -1,5 +1,5 @@
 // float32 lanes over float, BFloat16 and Float16 memory, for sources that Highway compiles once per
-// target. Everything here gives a lane the same bits whatever the other lanes hold.
+// target. The bits of a lane do not depend on the other lanes.
 // (No plain include guard: foreach_target.h includes this file once per target.)
 #if defined(MOE_KERNELS_BASE_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOE_KERNELS_BASE_SIMD_INL_H_
@@ -17,8 +17,8 @@
 
 #include "kernels/base/dtype.h"
 
-// Before a loop of at most eight turns: arrays of vectors live in registers only if the loops over
-// them are unrolled.
+// For a loop of at most eight iterations: arrays of vectors stay in registers only if the loops
+// over them are unrolled.
 #ifndef MOE_UNROLL
 #ifdef __clang__
 #define MOE_UNROLL _Pragma("unroll")
@@ -27,13 +27,13 @@
 #endif
 #endif
 
-// Of the lambdas that ForLanes calls.
+// Attribute of the lambdas that are passed to ForLanes.
 #ifndef MOE_LANES
 #define MOE_LANES HWY_ATTR __attribute__((always_inline))
 #endif
 
 // MOE_SIMD(F<T>)(arguments...), outside HWY_NAMESPACE, calls F<T> of the machine's best target: one
-// line for a template, where HWY_EXPORT wants a function of its own for each type. F is one name.
+// line for a template, where HWY_EXPORT needs a function for each type. F is one name.
 #ifndef MOE_SIMD
 #if HWY_IDE || ((HWY_TARGETS & (HWY_TARGETS - 1)) == 0)
 #define MOE_SIMD(function) HWY_STATIC_DISPATCH(function)
@@ -63,7 +63,7 @@ using FloatTag = hn::CappedTag<float, 16>;
 using FloatLanes = hn::Vec<FloatTag>;
 constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
 
-// As many elements from p as D has lanes, converted.
+// As many elements from p on as D has lanes, converted.
 template <class D>
 HWY_INLINE hn::Vec<D> LoadFloats(D d, const float* p) {
   return hn::LoadU(d, p);
@@ -90,14 +90,14 @@ HWY_INLINE hn::Vec<D> LoadFloats(D d, const Float16* p) {
   return hn::Or(hn::IfThenElse(is_special, special, finite), hn::BitCast(d, sign));
 }
 
-// The lower halves of `bits`, whose upper ones are 0.
+// The lower halves of `bits`, whose upper halves are 0.
 template <class D, class Bits>
 HWY_INLINE void StoreHalves(D, Bits bits, uint16_t* p) {
   const hn::Rebind<uint16_t, D> d16;
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(hn::RebindToSigned<D>(), bits)), d16, p);
 }
 
-// All lanes of v, in the rounding of the constructor of the element.
+// Stores all lanes of v, rounded as by the element's constructor.
 template <class D>
 HWY_INLINE void StoreFloats(hn::Vec<D> v, D d, float* p) {
   hn::StoreU(v, d, p);
@@ -154,7 +154,7 @@ HWY_INLINE FloatLanes LoadFirst(const T* p, int64_t n) {
   return LoadLanes(padded);
 }
 
-// Lanes [0, n).
+// Stores lanes [0, n).
 template <typename T>
 HWY_INLINE void StoreFirst(FloatLanes v, T* p, int64_t n) {
   T padded[kLanes];
@@ -162,7 +162,7 @@ HWY_INLINE void StoreFirst(FloatLanes v, T* p, int64_t n) {
   std::copy_n(padded, n, p);
 }
 
-// What a loop over a row reads and writes: whole vectors, or the first n < kLanes elements of one.
+// Loads and stores of a loop over a row: whole vectors, or the first n < kLanes elements of one.
 struct WholeLanes {
   HWY_INLINE FloatLanes ZeroBeyond(FloatLanes v) const { return v; }
   template <typename T>
@@ -189,7 +189,7 @@ struct FirstLanes {
   }
 };
 
-// f(i, lanes) for i = 0, kLanes, 2 kLanes ... below n: elements of body and tail take one way.
+// f(i, lanes) for i = 0, kLanes, 2 kLanes ... below n: body and tail run the same code.
 // f: [&](int64_t i, auto lanes) MOE_LANES { ... }.
 template <class Function>
 HWY_INLINE void ForLanes(int64_t n, Function f) {
@@ -206,7 +206,7 @@ HWY_INLINE FloatLanes ExpLanes(FloatLanes x) {
   return hn::IfThenElse(hn::Eq(x, x), y, x);
 }
 
-// The sum of the lanes, each half onto the other.
+// The sum of the lanes, folded by halves.
 template <class D>
 HWY_INLINE float FoldLanes(D, hn::Vec<D> v) {
 #if HWY_TARGET != HWY_SCALAR  // one lane
@@ -243,7 +243,7 @@ struct FixedPartials {
 };
 
 // The sum of n terms in the order of FixedDot: term(i, lanes, sum), a MOE_LANES lambda as for
-// ForLanes, returns sum with the terms from i on added; those beyond n must be zeros.
+// ForLanes, returns sum with the terms from i on added; terms beyond n must be zeros.
 template <class Term>
 HWY_INLINE float FixedSumOf(int64_t n, Term term) {
   FixedPartials sum;

@@ -1,4 +1,4 @@
-// The types that rows and weights are stored in, where a program chooses one at run time.
+// Run-time choice of the storage type of rows and weights.
 #ifndef MOE_KERNELS_BASE_STORAGE_TYPE_H_
 #define MOE_KERNELS_BASE_STORAGE_TYPE_H_
 
@@ -6,7 +6,7 @@
 
 namespace moe {
 
-// Floats of 16 bits: their sums are made in float32 and rounded once.
+// Floats of 16 bits: sums are computed in float32 and rounded once.
 constexpr bool Is16BitFloat(DType type) {
   return type == DType::kBFloat16 || type == DType::kFloat16;
 }
@@ -15,7 +15,7 @@ constexpr bool IsStorageType(DType type) {
   return type == DType::kFloat32 || Is16BitFloat(type);
 }
 
-// f(T()), T the storage type that `type` names.
+// f(T()) for the storage type T that `type` names.
 template <typename Function>
 auto WithStorageType(DType type, Function f) {
   if (type == DType::kBFloat16) return f(BFloat16());

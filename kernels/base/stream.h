@@ -1,4 +1,5 @@
-// Ordered execution on a device: the one seam that lets CPU and CUDA share every algorithm above.
+// Ordered execution on a device: the interface that lets CPU and CUDA share every algorithm above
+// it.
 #ifndef MOE_KERNELS_BASE_STREAM_H_
 #define MOE_KERNELS_BASE_STREAM_H_
 
@@ -32,7 +33,7 @@ class Event {
     State(const State&) = delete;
     State& operator=(const State&) = delete;
 
-    // Blocks the host thread until the point has passed. An error is one of the device.
+    // Blocks the host thread until the point has passed. An error is the device's.
     virtual absl::Status Wait() = 0;
     // cudaEvent_t of a point in a CUDA stream; nullptr on the CPU.
     virtual void* native_handle() const { return nullptr; }
@@ -41,7 +42,7 @@ class Event {
   Event() = default;
   explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
   const std::shared_ptr<State>& state() const { return state_; }
-  // kFailedPrecondition for an event that stands for no point.
+  // kFailedPrecondition for an event that was never recorded.
   absl::Status CheckRecorded() const {
     if (state_ != nullptr) return absl::OkStatus();
     return absl::FailedPreconditionError("Stream::WaitFor: an event that was never recorded");
@@ -51,11 +52,11 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-// What can end work that is already in a stream: a communicator whose peer is lost.
+// Can end work that is already in a stream: a communicator whose peer is lost.
 class StreamGuard {
  public:
   virtual ~StreamGuard() = default;
-  // Why such work ended before it was done; OK until then. Any thread.
+  // Why such work ended early; OK until then. May be called by any thread.
   virtual absl::Status status() = 0;
 };
 
@@ -63,7 +64,7 @@ class StreamGuard {
 //
 // Errors are sticky, as on CUDA: the first task that fails or throws stops the queue, later ones
 // are dropped, and every later call returns its status. One host thread at a time uses a stream.
-// Kernels that were enqueued before the host could know of an error still run.
+// Kernels that were enqueued before the host could see an error still run.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -76,7 +77,7 @@ class Stream {
   virtual ThreadPool& threads() const { return ThreadPool::Serial(); }
 
   // Runs `task`, which returns absl::Status, on the host after all work already in the stream. It
-  // must not call CUDA. An inline stream runs it where it is; others keep it (HostTask).
+  // must not call CUDA. An inline stream runs it at once; others store it (HostTask).
   template <typename Task>
   absl::Status Enqueue(Task&& task) {
     const auto run = [&]() -> absl::Status {
@@ -88,14 +89,14 @@ class Stream {
     return DoEnqueue({.run = run, .take = take});
   }
 
-  // Marks the work enqueued so far. The event carries the error of that work, if it fails, to every
-  // stream that waits for it: who computes from what was never done has failed, too. (CUDA: errors
-  // of the host's tasks and of guards; an error of the device is one of all its streams.)
+  // Marks the work enqueued so far. If that work fails, the event carries its error to every stream
+  // that waits for it, because results computed from failed work are invalid. (CUDA: errors of host
+  // tasks and of guards; an error of the device affects all its streams anyway.)
   virtual absl::StatusOr<Event> Record() = 0;
 
-  // Holds back later work in this stream until `event` has passed. Blocks the host only where the
-  // stream is inline, or is CUDA's and the event a CPU stream's. kFailedPrecondition for an event
-  // that was never recorded.
+  // Holds back later work in this stream until `event` has passed. Blocks the host only if this
+  // stream is inline, or is a CUDA stream and the event a CPU stream's. kFailedPrecondition for an
+  // event that was never recorded.
   virtual absl::Status WaitFor(const Event& event) = 0;
 
   // Blocks the host until the stream is empty; returns the first error, if any.
@@ -116,8 +117,9 @@ class Stream {
   // Enqueues zeros for `bytes` bytes of this stream's device.
   virtual absl::Status Zero(void* to, int64_t bytes);
 
-  // CUDA: from here on an error of `guard` is one of this stream, seen by Synchronize. Kept as long
-  // as the stream; the same one again costs a look. CPU: no effect, tasks return their own errors.
+  // CUDA: from now on an error of `guard` is an error of this stream, reported by Synchronize. Kept
+  // as long as the stream; adding the same guard again costs one comparison. CPU: no effect, tasks
+  // return their own errors.
   virtual void Guard(const std::shared_ptr<StreamGuard>& guard);
 
  protected:
@@ -132,17 +134,17 @@ inline bool IsCuda(const Stream& stream) {
 }
 
 // CPU: a worker thread with a FIFO (about 85 us a hand-off on two cores: for communication that
-// overlaps). CUDA: a non-blocking stream, or kUnimplemented, with the remedy, where the build has
-// no CUDA or the machine no device for it. `threads`, if given, must outlive the stream.
+// overlaps). CUDA: a non-blocking stream, or kUnimplemented, with the remedy, if the build has no
+// CUDA or the machine no such device. `threads`, if given, must outlive the stream.
 //
-// With `cuda_stream`, a cudaStream_t of the caller's on that CUDA device, no stream is made: work
-// goes there, in order with the caller's own. The caller keeps it until this one is gone, which
-// waits for all that is in it. kInvalidArgument: of another device, or one of CUDA's default
-// streams, which are of whatever device is current.
+// With `cuda_stream`, the caller's cudaStream_t on that CUDA device, no stream is made: work is
+// enqueued there, in order with the caller's own. The caller must not destroy it before this
+// object, whose destructor waits for all work in it. kInvalidArgument for a stream of another
+// device, or one of CUDA's default streams, which belong to whatever device is current.
 absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device device, ThreadPool* threads = nullptr,
                                                    void* cuda_stream = nullptr);
 
-// CPU only: runs each task before Enqueue returns. What compute uses on the CPU.
+// CPU only: runs each task before Enqueue returns. Used for computation on the CPU.
 std::unique_ptr<Stream> MakeInlineStream(ThreadPool* threads = nullptr);
 
 }  // namespace moe

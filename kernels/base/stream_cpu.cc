@@ -22,7 +22,7 @@ class HostEvent final : public Event::State {
     done_ = false;
     status_ = absl::OkStatus();
   }
-  // status: of the stream at this point. What waits for failed work has failed.
+  // status: the stream's at this point. A stream that waits for failed work fails, too.
   void Signal(const absl::Status& status) {
     {
       std::lock_guard<std::mutex> lock(mu_);
@@ -50,8 +50,8 @@ class InlineStream final : public Stream {
 
   Device device() const override { return {}; }
   ThreadPool& threads() const override { return threads_; }
-  // What is in the stream has run, so that one event stands for every point of it. The signal
-  // orders that work before whoever waits.
+  // All work in the stream has run, so that one event serves for every point. Its signal orders
+  // that work before any waiter.
   absl::StatusOr<Event> Record() override {
     passed_->Signal(status_);
     return Event(passed_);
@@ -77,10 +77,10 @@ class InlineStream final : public Stream {
   absl::Status status_;
 };
 
-// Events whose points nobody holds any more are used again.
+// Reuses events whose points are no longer held.
 class HostEventPool {
  public:
-  // More than are held at a time: how far a waiter is behind, and so how many, is chance.
+  // Reserves more than are ever held at a time, since how many waiters lag behind varies by chance.
   HostEventPool() {
     for (int i = 0; i < 64; ++i) events_.push_back(std::make_shared<HostEvent>());
   }
@@ -97,7 +97,7 @@ class HostEventPool {
   std::vector<std::shared_ptr<HostEvent>> events_;
 };
 
-// A FIFO that keeps its memory, which std::deque gives back as it moves on.
+// A FIFO that keeps its memory; std::deque frees blocks as it advances.
 template <typename T>
 class Fifo {
  public:
@@ -131,7 +131,7 @@ class Fifo {
 
 class QueueStream final : public Stream {
  public:
-  // Throws where the system has no thread for it.
+  // Throws if the system cannot start a thread.
   explicit QueueStream(ThreadPool& threads) : threads_(threads), worker_([this] { Loop(); }) {}
   ~QueueStream() override {
     {
@@ -148,7 +148,8 @@ class QueueStream final : public Stream {
   absl::StatusOr<Event> Record() override {
     return Caught([&]() -> absl::StatusOr<Event> {
       const auto state = events_.Take();
-      (void)Push({{}, state});  // passes with the error on a failed stream: no waiter hangs
+      // on a failed stream it passes with the error, so that no waiter hangs
+      (void)Push({{}, state});
       return Event(state);
     });
   }
@@ -172,7 +173,7 @@ class QueueStream final : public Stream {
 
   absl::Status DoEnqueue(const TaskOffer& task) override { return PushTask(task.take); }
 
-  // Without memory the task is lost, and the stream has failed.
+  // Without memory for it the task is lost, and the stream has failed.
   absl::Status PushTask(absl::FunctionRef<HostTask()> take) {
     absl::Status status = Caught([&] { return Push({take(), nullptr}); });
     if (!status.ok()) {
@@ -216,7 +217,7 @@ class QueueStream final : public Stream {
   std::mutex mu_;
   std::condition_variable cv_;
   std::condition_variable idle_;
-  HostEventPool events_;   // the host thread's alone
+  HostEventPool events_;   // used by the host thread alone
   Fifo<Item> queue_;       // guarded by mu_
   bool busy_ = false;      // guarded by mu_
   bool stopping_ = false;  // guarded by mu_

@@ -26,12 +26,12 @@ namespace {
 
 constexpr int64_t kUploadPiece = int64_t{16} << 20;
 
-// CUDA events that no Event refers to, to be used again: making one takes a lock of the driver and
-// memory of the device, and a step records many. A wait that is already in a stream keeps the point
-// that it was given, so that recording the event anew does not move it.
+// CUDA events that no Event refers to any more, for reuse: making one takes a driver lock and
+// device memory, and a step records many. A wait that is already in a stream keeps its point, so
+// that recording the event anew does not affect it.
 class EventPool {
  public:
-  // Of the current device.
+  // An event of the current device.
   absl::StatusOr<cudaEvent_t> Take() {
     {
       std::lock_guard<std::mutex> lock(mu_);
@@ -77,7 +77,7 @@ class CudaEvent final : public Event::State {
     return absl::OkStatus();
   }
   void* native_handle() const override { return event_; }
-  const Guards& guards() const { return guards_; }  // of the stream it was recorded in
+  const Guards& guards() const { return guards_; }  // of the stream that recorded it
 
  private:
   EventPool& pool_;
@@ -85,7 +85,7 @@ class CudaEvent final : public Event::State {
   const Guards guards_;
 };
 
-// The first error of a stream: what its events tell streams that wait for them.
+// The first error of a stream, which its events pass to the streams that wait for them.
 class FirstError final : public StreamGuard {
  public:
   absl::Status status() override {
@@ -103,7 +103,8 @@ class FirstError final : public StreamGuard {
   absl::Status status_;  // guarded by mu_
 };
 
-// The host tasks of one stream and its first error: what the functions on CUDA's own thread see.
+// The host tasks of one stream and its first error: state shared with functions on CUDA's own
+// thread.
 class HostTasks {
  public:
   // Shared with events, which may outlive the stream.
@@ -118,12 +119,12 @@ class HostTasks {
     std::lock_guard<std::mutex> lock(mu_);
     tasks_.pop_back();
   }
-  // After an error of the device a synchronisation does not wait for the function that runs.
+  // After an error of the device, synchronising does not wait for a running function.
   void WaitForRunning() {
     std::unique_lock<std::mutex> lock(mu_);
     ended_.wait(lock, [this] { return !running_; });
   }
-  // A stream runs its functions in order: this call's task is the oldest.
+  // A stream runs its functions in order, so this call runs the oldest task.
   static void RunOldest(void* self_pointer) {
     auto& self = *static_cast<HostTasks*>(self_pointer);
     HostTask task;
@@ -135,29 +136,29 @@ class HostTasks {
       self.running_ = true;
     }
     const absl::Status result = Caught([&] { return task(); });
-    task = HostTask();  // what it holds goes before anybody learns that it has ended
+    task = HostTask();  // its captures are released before anyone is notified that it has ended
     const std::lock_guard<std::mutex> lock(self.mu_);
     self.Update(result).IgnoreError();
     self.running_ = false;
-    self.ended_.notify_all();  // under mu_: who waits may destroy this
+    self.ended_.notify_all();  // under mu_: a waiter may destroy this
   }
 
  private:
   const std::shared_ptr<FirstError> error_ = std::make_shared<FirstError>();
   std::mutex mu_;
   std::deque<HostTask> tasks_;  // guarded by mu_
-  bool running_ = false;        // guarded by mu_; a task, on CUDA's thread
+  bool running_ = false;        // guarded by mu_; whether a task runs on CUDA's thread
   std::condition_variable ended_;
 };
 
 // Pinned host memory through which a stream takes arrays that the host may change at once. Two
-// blocks, filled in turn: the host waits only when it comes back to a block whose copies the stream
-// has not passed. Blocks grow to twice the largest part taken and are kept. Used by one host thread
-// at a time with the stream's device current.
+// blocks are filled in turn: the host waits only when it returns to a block whose copies the stream
+// has not passed. Blocks grow to twice the largest array taken and are kept. Used by one host
+// thread at a time with the stream's device current.
 class CudaStaging {
  public:
   CudaStaging(cudaStream_t stream, std::string name) : stream_(stream), name_(std::move(name)) {}
-  // The stream has passed all copies.
+  // The stream must have passed all copies.
   ~CudaStaging() {
     for (Block& block : blocks_) {
       if (block.passed != nullptr) CudaStatus(cudaEventDestroy(block.passed), name_).IgnoreError();
@@ -166,7 +167,8 @@ class CudaStaging {
   CudaStaging(const CudaStaging&) = delete;
   CudaStaging& operator=(const CudaStaging&) = delete;
 
-  // `bytes` bytes, 64-byte aligned, to fill and to copy from in the stream before the next call.
+  // `bytes` bytes, 64-byte aligned; the caller fills them and copies from them in the stream before
+  // the next call.
   absl::StatusOr<std::byte*> Take(int64_t bytes) {
     const int64_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     if (blocks_[current_].used + size > blocks_[current_].memory.bytes()) {
@@ -222,7 +224,7 @@ class CudaStaging {
 
 class CudaStream final : public Stream {
  public:
-  // `own`: made for this alone.
+  // `own`: the stream was made for this object alone.
   CudaStream(int index, cudaStream_t stream, bool own, ThreadPool& threads)
       : index_(index),
         name_(absl::StrCat("stream of CUDA device ", index)),
@@ -253,7 +255,8 @@ class CudaStream final : public Stream {
 
   absl::Status Launch(absl::FunctionRef<absl::Status(void*)> launch) override {
     MOE_RETURN_IF_ERROR(host_.status());
-    // Kernels go to the calling thread's device, which streams of others may have set.
+    // Kernels launch on the calling thread's current device, which uses of other streams may have
+    // changed.
     MOE_RETURN_IF_ERROR(Sticky(cudaSetDevice(index_)));
     const absl::Status status = launch(stream_);
     return status.ok() ? status : host_.Update(status);
@@ -270,7 +273,8 @@ class CudaStream final : public Stream {
     MOE_RETURN_IF_ERROR(host_.status());
     if (bytes == 0) return absl::OkStatus();
     MOE_RETURN_IF_ERROR(Sticky(cudaSetDevice(index_)));
-    // In pieces: little pinned memory, and the host fills one while the device takes the last.
+    // Copied in parts: little pinned memory, and the host fills one while the device copies the
+    // previous one.
     const auto* const begin = static_cast<const std::byte*>(from);
     for (int64_t done = 0; done < bytes; done += kUploadPiece) {
       const int64_t piece = std::min(kUploadPiece, bytes - done);
@@ -301,14 +305,15 @@ class CudaStream final : public Stream {
     return Event(std::move(state));
   }
 
-  // A CPU's point holds the host: a function in the stream that waited for it would hold the one
-  // thread on which CUDA runs the functions of all streams, of which that point may need one.
+  // For a point of a CPU stream the host waits. A host function in this stream that waited for it
+  // would block the one thread on which CUDA runs the functions of all streams, and that point may
+  // depend on one of them.
   absl::Status WaitFor(const Event& event) override {
     MOE_RETURN_IF_ERROR(event.CheckRecorded());
     void* const native = event.state()->native_handle();
     if (native == nullptr) return host_.Update(event.state()->Wait());
     MOE_RETURN_IF_ERROR(Sticky(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(native), 0)));
-    // What that stream does may come to nothing, and then what is computed from it here.
+    // If that stream's work fails, so does what this stream computes from it.
     for (const auto& guard : static_cast<CudaEvent&>(*event.state()).guards()) Guard(guard);
     return host_.status();
   }

@@ -1,4 +1,4 @@
-// When a CUDA stream came to points of its work, on the host's clock.
+// Times, on the host's clock, at which a CUDA stream reached points of its work.
 #ifndef MOE_KERNELS_BASE_STREAM_STAMPS_H_
 #define MOE_KERNELS_BASE_STREAM_STAMPS_H_
 
@@ -12,28 +12,28 @@
 
 namespace moe {
 
-// By the thread of the stream. Points are events, which hold nothing up; a host function in the
-// stream would, until the host has run it.
+// Used by the stream's thread. Points are events, which do not stall the stream, as a host function
+// would until the host has run it.
 class StreamStamps {
  public:
   virtual ~StreamStamps() = default;
   StreamStamps(const StreamStamps&) = delete;
   StreamStamps& operator=(const StreamStamps&) = delete;
 
-  // *ns, which must stay where it is, will be the MonotonicNs() at which the work enqueued so far
-  // has ended: once Collect has returned.
+  // Sets *ns, which must outlive Collect, to the MonotonicNs() at which the work enqueued so far
+  // has ended. Valid once Collect has returned.
   virtual absl::Status Mark(int64_t* ns) = 0;
 
-  // Waits for the stream, then writes the times of all marks since the last call. The device's
-  // clock is set by the host's at each call, to some ten microseconds; between marks it counts half
-  // microseconds.
+  // Waits for the stream, then writes the times of all marks since the last call. Each call aligns
+  // the device's clock with the host's, to some ten microseconds; between marks its resolution is
+  // half a microsecond.
   virtual absl::Status Collect() = 0;
 
  protected:
   StreamStamps() = default;
 };
 
-// `stream`, of a CUDA device, must live while the stamps are used.
+// `stream`, of a CUDA device, must outlive the stamps.
 absl::StatusOr<std::unique_ptr<StreamStamps>> MakeStreamStamps(Stream& stream);
 
 }  // namespace moe

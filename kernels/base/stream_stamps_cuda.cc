@@ -21,7 +21,7 @@ class CudaStamps final : public StreamStamps {
     }
   }
 
-  // The time of the first event, which all others are counted from. The stream is idle.
+  // Records the time of the first event, from which all others are counted. The stream is idle.
   absl::Status SetClock() {
     MOE_RETURN_IF_ERROR(Record(0));
     MOE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(events_[0]), kName));
@@ -48,7 +48,7 @@ class CudaStamps final : public StreamStamps {
   }
 
  private:
-  // Events are made as they are needed, and used again after Collect.
+  // Events are created on demand and reused after Collect.
   absl::Status Record(size_t index) {
     return stream_.Launch([&](void* native) {
       if (index == events_.size()) {
@@ -61,7 +61,7 @@ class CudaStamps final : public StreamStamps {
   }
 
   Stream& stream_;
-  std::vector<cudaEvent_t> events_;  // [0]: the origin; [i + 1]: of marks_[i]
+  std::vector<cudaEvent_t> events_;  // [0]: the origin; [i + 1]: the point of marks_[i]
   std::vector<int64_t*> marks_;
   int64_t origin_ns_ = 0;
 };

@@ -1,4 +1,4 @@
-// How long the work between two points of a stream takes.
+// The time that the work between two points of a stream takes.
 #ifndef MOE_KERNELS_BASE_STREAM_TIMER_H_
 #define MOE_KERNELS_BASE_STREAM_TIMER_H_
 
@@ -11,11 +11,12 @@
 
 namespace moe {
 
-// One stretch at a time: Start, the work, Stop, ElapsedNs; then again. By the thread of the stream.
+// Times one interval at a time: Start, the work, Stop, ElapsedNs; then again. Used by the stream's
+// thread.
 //
-// CUDA: two events in the stream, which hold nothing up: the device's clock, from where it has come
-// to the first point until all work in front of the second one has ended. A device that is idle at
-// the first point waits for the host to enqueue what follows, and that wait is in the time.
+// CUDA: two events in the stream, which do not stall it. The time, by the device's clock, is from
+// when the stream reaches the first point until all work before the second one has ended. If the
+// device is idle at the first point, it includes the wait for the host to enqueue what follows.
 // CPU: the host's clock, once the stream is empty.
 class StreamTimer {
  public:
@@ -25,7 +26,7 @@ class StreamTimer {
 
   virtual absl::Status Start() = 0;
   virtual absl::Status Stop() = 0;
-  // Waits for the stream; its first error, if any.
+  // Waits for the stream; returns its first error, if any.
   virtual absl::StatusOr<double> ElapsedNs() = 0;
 
  protected:
@@ -35,7 +36,7 @@ class StreamTimer {
 // `stream` outlives the timer.
 absl::StatusOr<std::unique_ptr<StreamTimer>> MakeStreamTimer(Stream& stream);
 
-// MakeStreamTimer of a CUDA stream: callers call that.
+// Internal: callers use MakeStreamTimer.
 absl::StatusOr<std::unique_ptr<StreamTimer>> MakeCudaStreamTimer(Stream& stream);
 
 }  // namespace moe

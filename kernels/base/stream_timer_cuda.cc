@@ -20,7 +20,7 @@ class CudaTimer final : public StreamTimer {
 
   absl::Status Create() {
     return stream_.Launch([this](void*) {
-      // The stream's own events have no clock.
+      // The events of streams are made without timing.
       MOE_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&start_, cudaEventDefault), kTimer));
       return CudaStatus(cudaEventCreateWithFlags(&stop_, cudaEventDefault), kTimer);
     });

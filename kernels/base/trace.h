@@ -1,4 +1,4 @@
-// The time line of one rank: what ran when, on which of its streams.
+// The timeline of one rank: what ran when, on which of its streams.
 #ifndef MOE_KERNELS_BASE_TRACE_H_
 #define MOE_KERNELS_BASE_TRACE_H_
 
@@ -13,49 +13,50 @@ namespace moe {
 // Nanoseconds of CLOCK_MONOTONIC, which the processes of a host share.
 int64_t MonotonicNs();
 
-// One piece of work on one lane. Numbers that do not apply are -1.
+// One event on one lane. Numbers that do not apply are -1.
 struct TraceEvent {
   const char* name = "";      // a string literal
   const char* category = "";  // a string literal
   int64_t begin_ns = 0;       // MonotonicNs; written by the stream, as end_ns is
   int64_t end_ns = 0;
   int64_t bytes = -1;       // that left this rank
-  int64_t bytes_self = -1;  // that were moved to itself
+  int64_t bytes_self = -1;  // that stayed on this rank
   int64_t step = -1;
   int32_t lane = 0;
   int32_t layer = -1;
-  int32_t chunk = -1;   // of an exchange that overlaps
-  int32_t bucket = -1;  // of an all-reduce
+  int32_t chunk = -1;   // chunk of an overlapped exchange
+  int32_t bucket = -1;  // bucket of an all-reduce
   int32_t call = -1;    // counts within the step, or the calls of a benchmark
-  int32_t kind = -1;    // for whoever records; not part of the trace
+  int32_t kind = -1;    // for the recorder's use; not part of the trace
 };
 
-// Events of a rank that programs keep memory for: 10 MB, of which only what is used is touched.
+// Events of a rank for which programs reserve memory: 10 MB, of which only the used part is
+// touched.
 inline constexpr int64_t kTraceEvents = int64_t{1} << 17;
 
-// Memory for `capacity` events, taken at once; what comes after that is counted and left out. A
-// recorder starts switched off. The host thread of the rank opens events, in the order in which
-// work is enqueued; the stream that runs the work writes the two times. So no lock is needed, and
-// events may be read once the streams are idle.
+// Reserves memory for `capacity` events at once; events beyond it are counted and left out. A
+// recorder starts switched off. The rank's host thread opens events, in the order in which work is
+// enqueued; the stream that runs the work writes the two times. So no lock is needed, and events
+// may be read once the streams are idle.
 class TraceRecorder {
  public:
   explicit TraceRecorder(int64_t capacity) { events_.reserve(static_cast<size_t>(capacity)); }
   TraceRecorder(const TraceRecorder&) = delete;
   TraceRecorder& operator=(const TraceRecorder&) = delete;
 
-  // Lanes are numbered from 0. `stream` is what LaneOf finds it by.
+  // Lanes are numbered from 0. LaneOf finds the lane by `stream`.
   void AddLane(std::string name, const void* stream) {
     lanes_.push_back({std::move(name), stream});
   }
   int lanes() const { return static_cast<int>(lanes_.size()); }
   const std::string& lane_name(int lane) const { return lanes_[static_cast<size_t>(lane)].name; }
-  // Lane 0 for a stream that has none.
+  // Lane 0 for a stream without a lane.
   int LaneOf(const void* stream) const;
 
   void Switch(bool on) { on_ = on; }
   bool on() const { return on_; }
 
-  // The next event, which stays where it is; nullptr when switched off or full.
+  // The next event, at an address that does not change; nullptr when switched off or full.
   TraceEvent* Open() {
     if (!on_) return nullptr;
     if (events_.size() == events_.capacity()) {
@@ -66,7 +67,7 @@ class TraceRecorder {
     event.call = call_;
     return &event;
   }
-  // Given to the events that follow.
+  // The `call` of the events that follow.
   void SetCall(int32_t call) { call_ = call; }
 
   absl::Span<const TraceEvent> events() const { return events_; }

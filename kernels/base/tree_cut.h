@@ -1,5 +1,5 @@
 // Sums over an index that ranks may share: balanced binary trees over a fixed cut of the index, so
-// that whatever leaves a rank has, the same nodes are added.
+// that the same nodes are added whatever leaves a rank holds.
 #ifndef MOE_KERNELS_BASE_TREE_CUT_H_
 #define MOE_KERNELS_BASE_TREE_CUT_H_
 
@@ -10,15 +10,15 @@
 
 namespace moe {
 
-// Leaves of a tree are a power of two up to this.
+// Most leaves of a tree; their number is a power of two.
 inline constexpr int kMaxTreeLeaves = 16;
 
 constexpr bool IsTreeLeaves(int leaves) {
   return leaves >= 1 && leaves <= kMaxTreeLeaves && (leaves & (leaves - 1)) == 0;
 }
 
-// An index of `extent` values in items of `item`, the last one perhaps smaller, none of which is
-// parted: leaf s of S has items [n s / S, n (s + 1) / S) of n. Leaves may be empty.
+// An index of `extent` values in items of `item` values, the last one perhaps smaller, none of
+// which is split: leaf s of S has items [n s / S, n (s + 1) / S) of n. Leaves may be empty.
 struct TreeCut {
   int leaves = 1;
   int64_t extent = 0;
@@ -31,12 +31,12 @@ struct TreeCut {
   }
 };
 
-// Leaves [first, last), a subtree: a power of two of them, at a multiple of it.
+// The subtree over leaves [first, last): their number is a power of two that divides `first`.
 struct TreeNode {
   int first = 0, last = 0;
 };
 
-// The nodes, in order, that have exactly the leaves [first, last) of a tree, as few as possible.
+// The fewest nodes that together have exactly the leaves [first, last) of a tree, in order.
 inline absl::InlinedVector<TreeNode, 6> LargestNodes(int first, int last) {
   absl::InlinedVector<TreeNode, 6> nodes;
   while (first < last) {

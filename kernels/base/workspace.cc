@@ -28,7 +28,7 @@ absl::StatusOr<std::byte*> Workspace::Take(int64_t bytes) {
     const int64_t last = chunks_.empty() ? kSmallestChunk : 2 * chunks_.back().bytes();
     absl::StatusOr<Buffer> made = Buffer::Allocate(std::max(size, last), *memory_, "Workspace");
     if (absl::IsResourceExhausted(made.status()) && size < last) {
-      made = Buffer::Allocate(size, *memory_, "Workspace");  // more than this is for speed alone
+      made = Buffer::Allocate(size, *memory_, "Workspace");  // the rounding up is for speed alone
     }
     MOE_ASSIGN_OR_RETURN(Buffer chunk, std::move(made));
     ++allocations_;
@@ -64,13 +64,14 @@ void Workspace::Release(Mark mark) {
   while (!stamps_.empty() && below(stamps_.back().top)) stamps_.pop_back();
   chunk_ = mark.chunk;
   used_ = mark.used;
-  // A device's streams may still have work on the chunks: those stay, and later steps walk them.
+  // A device's streams may still have work on the chunks: they are kept, and later steps use them
+  // again.
   if (memory_->device().kind != DeviceKind::kCpu) return;
   if (chunk_ != 0 || used_ != 0 || chunks_.size() < 2) return;
   int64_t total = 0;
   for (const Buffer& chunk : chunks_) total += chunk.bytes();
   chunks_.clear();
-  // On failure the next Take allocates, and reports, as it needs.
+  // On failure the next Take allocates what it needs and reports the error.
   Caught([&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(Buffer joined, Buffer::Allocate(total, *memory_, "Workspace"));
     ++allocations_;

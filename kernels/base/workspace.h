@@ -44,17 +44,17 @@ class Workspace {
   }
 
   Mark mark() const { return {chunk_, used_}; }
-  // Gives back everything taken since `mark`. Releasing to the very start joins the chunks into
+  // Gives back everything taken since `mark`. Releasing to the very start merges the chunks into
   // one.
   void Release(Mark mark);
 
-  // A number for what is in use now, and whether all of that still is: how state that lies here is
-  // told from what a released scope has left behind.
+  // Returns a number for the current use, and Holds(stamp) whether all of it is still in use.
+  // Distinguishes state that is stored here from memory of a released scope.
   uint64_t Stamp();
   bool Holds(uint64_t stamp) const;
 
-  // Bytes now in use, the most ever in use, and the number of allocations so far (a test holds
-  // it still after the first step).
+  // Bytes in use now, the maximum so far, and the number of allocations so far (a test asserts that
+  // it stays the same after the first step).
   int64_t used_bytes() const;
   int64_t peak_bytes() const { return peak_; }
   int64_t allocations() const { return allocations_; }
@@ -72,7 +72,7 @@ class Workspace {
     Mark top;
     uint64_t number = 0;
   };
-  std::vector<Stamped> stamps_;  // that still hold, in the order they were made
+  std::vector<Stamped> stamps_;  // stamps that still hold, in the order they were made
   uint64_t last_stamp_ = 0;
 };
 

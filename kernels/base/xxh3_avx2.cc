@@ -7,7 +7,8 @@
 
 #include <immintrin.h>
 
-// Every function of the header, which has only its own behind these.
+// Compiles every function of xxhash.h for AVX2. The headers that it includes come above, so that
+// they are not affected.
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
 #else

@@ -27,7 +27,7 @@ void AddTo(const float* bias, int64_t n, T* y) {
   });
 }
 
-// A block of at most kColumns columns: their sums stay in cache over all rows.
+// Columns of a block: few enough for their sums to stay in cache over all rows.
 constexpr int64_t kColumns = 64;
 template <typename T>
 void SumColumns(const Gradient<T>& g, int64_t begin, int64_t end) {

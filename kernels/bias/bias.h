@@ -18,22 +18,22 @@ namespace moe {
 // once.
 //
 //   y        [N, C]  any stride >= C; columns beyond C are not touched
-//   offsets  [L+1]   group g owns rows [offsets[g], offsets[g + 1]); from 0 to N, or to less if a
-//                    device knows them alone; ascending; groups may be empty
+//   offsets  [L+1]   group g owns rows [offsets[g], offsets[g + 1]); from 0 to N, or to less if
+//                    only a device knows them; ascending; groups may be empty
 //   bias     [L]     bias[g] is [C]
 //
-// y, every bias[g] and offsets of the device live on stream.device() and stay valid until the
-// stream passes this point; offsets of the host and the L spans themselves are read before the call
-// returns. Enqueues one task per group that has rows or may have some, which its rows share among
-// stream.threads(); reads and writes N*C elements. Same bits for an element in body or tail, on any
-// number of threads, for any N.
+// y, every bias[g] and device offsets are in memory of stream.device() and stay valid until the
+// stream passes this point; host offsets and the L spans themselves are read before the call
+// returns. Enqueues one task for each group that has, or may have, rows; stream.threads() share the
+// rows. Reads and writes N*C elements. An element has the same bits in body or tail, on any number
+// of threads, for any N.
 // Errors: kInvalidArgument if shapes disagree or offsets do not ascend.
 // Instantiated for float, BFloat16 and Float16.
 template <typename T>
 absl::Status AddBias(MatrixView<T> y, const GroupOffsets& offsets,
                      absl::Span<const absl::Span<const float>> bias, Stream& stream);
 
-// d_bias[c] (+)= sum_n dy[n, c].   One group: rows n of dy [N, C] from the first of `segments` to
+// d_bias[c] (+)= sum_n dy[n, c].   One group: the rows of dy [N, C] from the first of `segments` to
 // before the last; d_bias [C] float32.
 //
 // An element starts from 0 (Write::kOverwrite) or from its old value (Write::kAdd) and takes its
@@ -44,7 +44,7 @@ template <typename T>
 absl::Status BiasGradient(MatrixView<const T> dy, const GroupOffsets& segments,
                           absl::Span<float> d_bias, Write write, Stream& stream);
 
-// Of all rows.
+// The same over all rows.
 template <typename T>
 absl::Status BiasGradient(MatrixView<const T> dy, absl::Span<float> d_bias, Write write,
                           Stream& stream) {

@@ -54,7 +54,7 @@ cudaError_t Run(const Add<T>& add, cudaStream_t stream) {
 template <typename T>
 cudaError_t Run(const Gradient<T>& gradient, cudaStream_t stream) {
   const auto& [dy, d_bias, write, rows, segments] = gradient;
-  if (dy.cols() == 0) return cudaSuccess;  // no rows still give zeros
+  if (dy.cols() == 0) return cudaSuccess;  // without rows the results are zeros
   return Launch(&BiasGradientKernel<T>, ColumnShape(dy.cols()), stream, dy, d_bias, write, rows,
                 segments);
 }

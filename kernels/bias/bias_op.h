@@ -1,5 +1,5 @@
-// What both paths of bias.h take, in the memory of one device. Internal. Plain C++: .cu
-// files include it. Functions are instantiated for float, BFloat16 and Float16.
+// Arguments of both paths of bias.h, in the memory of one device. Internal. Plain C++: .cu files
+// include it. Functions are instantiated for float, BFloat16 and Float16.
 #ifndef MOE_KERNELS_BIAS_BIAS_OP_H_
 #define MOE_KERNELS_BIAS_BIAS_OP_H_
 
@@ -16,8 +16,7 @@ template <typename T>
 struct Add {
   MatrixView<T> y;    // [N, C]
   const float* bias;  // [C]
-  // [2] of a CUDA device: the rows of the group are y's from the first to before the second;
-  // nullptr: all of them.
+  // [2], on a CUDA device: the group's first row of y, and its end; nullptr: all rows.
   const int64_t* rows = nullptr;
 };
 
@@ -27,7 +26,7 @@ struct Gradient {
   MatrixView<const T> dy;  // [N, C]
   float* d_bias;           // [C]
   Write write;
-  // [segments + 1] of a CUDA device: rows [rows[0], rows[segments]) of dy; nullptr: all of them.
+  // [segments + 1], on a CUDA device: rows [rows[0], rows[segments]) of dy; nullptr: all rows.
   const int64_t* rows = nullptr;
   int64_t segments = 0;
 };
@@ -38,7 +37,7 @@ void Reference(const Add<T>& add);
 template <typename T>
 void Reference(const Gradient<T>& gradient);
 
-// The same bits: enqueue on `stream` and return; the error of the launch alone.
+// The same bits on CUDA: both enqueue on `stream` and return the launch error alone.
 template <typename T>
 cudaError_t Run(const Add<T>& add, cudaStream_t stream);
 template <typename T>

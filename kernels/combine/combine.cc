@@ -157,12 +157,12 @@ absl::Status CheckCombine(absl::string_view function, MatrixView<const T> tokens
                           MatrixView<const T> rows, absl::Span<const int64_t> slot_offset,
                           absl::Span<const int32_t> row_of_slot) {
   MOE_RETURN_IF_ERROR(CheckShape(function, "rows", rows, rows.rows(), tokens.cols()));
-  // No tokens need no offsets at all.
+  // Without tokens the offsets may be empty.
   if (tokens.rows() == 0 && slot_offset.empty() && row_of_slot.empty()) return absl::OkStatus();
   return CheckLength(function, "slot_offset", slot_offset.size(), tokens.rows() + 1);
 }
 
-// How many slots there are stands in slot_offset, which on CUDA the host cannot read.
+// The number of slots is in slot_offset, which the host cannot read on CUDA.
 absl::Status CheckSlots(absl::string_view function, absl::Span<const int64_t> slot_offset,
                         absl::Span<const int32_t> row_of_slot, const Stream& stream) {
   if (IsCuda(stream)) return absl::OkStatus();

@@ -15,7 +15,7 @@ namespace moe {
 
 // out[t, :] (+)= sum over slots s of token t, ascending, of weight[s] * rows[row_of_slot[s], :]
 //
-//   rows         [S, H]  expert outputs as they came back
+//   rows         [S, H]  expert outputs, returned to the rank of the token
 //   slot_offset  [T + 1] slots of token t are slot_offset[t] .. slot_offset[t + 1]
 //   row_of_slot  [slots] row in `rows`; -1 = dropped, contributes nothing
 //   weight       [slots] float32; empty = all 1 (dispatch backward)
@@ -24,7 +24,7 @@ namespace moe {
 // float32 accumulation in choice order, one fused multiply-add a term (a plain add when `weight` is
 // empty), rounded to T once; no atomics. Source: combine of GShard, arXiv:2006.16668.
 // Errors: kInvalidArgument if shapes disagree. On CUDA all arguments are device memory, so that the
-// number of slots, which slot_offset tells, is not checked there.
+// number of slots, which is in slot_offset, is not checked there.
 template <typename T>
 absl::Status CombineRows(MatrixView<const T> rows, absl::Span<const int64_t> slot_offset,
                          absl::Span<const int32_t> row_of_slot, absl::Span<const float> weight,

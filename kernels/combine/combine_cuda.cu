@@ -10,11 +10,11 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// Slots of which a thread reads the rows before it adds the first of them.
+// Slots whose rows a thread reads before it adds the first of them.
 constexpr int kSlotsAhead = 4;
 
 // A warp owns a token. A thread owns a few neighbouring columns at a time and keeps their sums in
-// registers while it walks the token's slots in choice order.
+// registers over the token's slots in choice order.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) CombineKernel(Combine<T> c) {
   const int64_t cols = c.out.cols();
@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) CombineKernel(Combine
   });
 }
 
-// Half a warp owns a token and takes its slots one after the other, each lane one of the 16 partial
-// sums of WideDot. Products of two float32 are exact in float64.
+// Half a warp owns a token and processes its slots one after the other; each lane holds one of the
+// 16 partial sums of WideDot. Products of two float32 are exact in float64.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     WeightGradientKernel(WeightGradient<T> g) {
@@ -91,7 +91,7 @@ cudaError_t Run(const Combine<T>& combine, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t Run(const WeightGradient<T>& gradient, cudaStream_t stream) {
-  if (gradient.dy.rows() == 0) return cudaSuccess;  // no columns still give zeros
+  if (gradient.dy.rows() == 0) return cudaSuccess;  // without columns the results are zeros
   return Launch(&WeightGradientKernel<T>, RowShape<kPartials>(gradient.dy.rows()), stream,
                 gradient);
 }

@@ -1,5 +1,5 @@
-// What both paths of combine.h take, in the memory of one device. Internal. Plain C++: .cu
-// files include it. Functions are instantiated for float, BFloat16 and Float16.
+// Arguments of both paths of combine.h, in the memory of one device. Internal. Plain C++: .cu files
+// include it. Functions are instantiated for float, BFloat16 and Float16.
 #ifndef MOE_KERNELS_COMBINE_COMBINE_OP_H_
 #define MOE_KERNELS_COMBINE_COMBINE_OP_H_
 
@@ -38,8 +38,8 @@ void Reference(const Combine<T>& combine);
 template <typename T>
 void Reference(const WeightGradient<T>& gradient);
 
-// The same bits: enqueue on `stream` and return; the error of the launch alone. One thread a
-// column adds a token's rows in choice order, and dot products are folded as WideDot folds them.
+// The same bits on CUDA: both enqueue on `stream` and return the launch error alone. One thread a
+// column adds a token's rows in choice order, and dot products are folded as in WideDot.
 template <typename T>
 cudaError_t Run(const Combine<T>& combine, cudaStream_t stream);
 template <typename T>

@@ -22,7 +22,7 @@ namespace {
 
 using namespace moe::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace): this target's lanes
 
-// The largest element. NaNs may be passed over: the sum of exponentials shows them.
+// The largest element. It may ignore NaNs: the sum of exponentials exposes them.
 HWY_INLINE float MaxOf(const float* x, int64_t n) {
   const FloatTag d;
   constexpr float kLowest = -std::numeric_limits<float>::infinity();
@@ -42,7 +42,7 @@ HWY_INLINE float SumOfExp(const float* x, int64_t n, float max) {
   });
 }
 
-// Writes gradients unless they are null; they may be the logits' own memory. Returns the loss.
+// Computes gradients unless they are null; they may share the logits' memory. Returns the loss.
 template <typename T>
 float Row(const float* logits, int64_t n, int64_t target, float scale, T* d_logits) {
   const float max = MaxOf(logits, n);

@@ -22,11 +22,11 @@ namespace moe {
 //   d_logits [T, V] of T (may be `logits` itself when T is float); empty view = loss only
 //   scale    1 / T for the gradient of the mean loss (times a loss scale, a power of two)
 //
-// All memory of the stream's device. Each row alone, in a fixed order; exponentials and logarithms
-// are the device's own, so that devices differ by roundings of float32.
+// All memory is the stream's device's. Each row is computed alone, in a fixed order; exponentials
+// and logarithms are the device's own, so that devices differ by roundings of float32.
 // Errors: kInvalidArgument for shapes and, on the CPU, for a target out of range. On CUDA the host
-// cannot read targets: the caller has checked them, and one out of range makes its loss and its row
-// of d_logits NaN without an access out of bounds.
+// cannot read targets: the caller must have checked them. One out of range makes its loss and its
+// row of d_logits NaN without an access out of bounds.
 template <typename T>
 absl::Status CrossEntropy(MatrixView<const float> logits, absl::Span<const int32_t> target,
                           float scale, absl::Span<float> loss, MatrixView<T> d_logits,

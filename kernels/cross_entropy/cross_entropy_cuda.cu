@@ -10,7 +10,7 @@ namespace {
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
 constexpr int kWarps = kRowThreads / kWarpLanes;
-constexpr int kGroup = kVectorWidth<float>;  // neighbouring columns, all of one thread
+constexpr int kGroup = kVectorWidth<float>;  // neighbouring columns of one thread
 
 // The values of the block's threads, folded by `f`: pairwise in each warp, then the warps in
 // ascending order. f commutes, so that every thread gets the same bits.
@@ -26,9 +26,9 @@ __device__ float FoldBlock(float value, float (&of_warp)[kWarps], Function f) {
   return result;
 }
 
-// The thread's columns in ascending order, as f(column, Width<kGroup>()) for groups within
-// `vector_columns` and f(column, Width<1>()) beyond. Unlike ForColumns, which columns a thread has
-// does not depend on vector_columns: sums have the same bits in every layout.
+// Visits the thread's columns in ascending order, as f(column, Width<kGroup>()) for groups within
+// `vector_columns` and f(column, Width<1>()) beyond. Unlike in ForColumns, a thread's columns do
+// not depend on vector_columns: sums have the same bits at any alignment.
 template <typename Function>
 __device__ void ForGroups(int64_t n, int64_t vector_columns, Function f) {
   const int64_t first = int64_t{threadIdx.x} * kGroup;
@@ -41,8 +41,9 @@ __device__ void ForGroups(int64_t n, int64_t vector_columns, Function f) {
   }
 }
 
-// A block owns a row and reads it three times, from the cache only while the rows of all running
-// blocks fit it: for the largest logit, the sum of exponentials and the gradients.
+// A block owns a row. It reads the row three times: for the largest logit, the sum of exponentials
+// and the gradients. The last two come from the cache only while the rows of all running blocks
+// fit.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) CrossEntropyKernel(CrossEntropy<T> c) {
   MOE_SHARED_ARRAY(float, warp_max, kWarps);
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) CrossEntropyKernel(Cr
   // Read before gradients, which may overwrite the logits, are written.
   const float target_logit = in_range ? logits[target] : NAN;
 
-  float max = -INFINITY;  // fmaxf passes NaNs over: the sum shows them
+  float max = -INFINITY;  // fmaxf ignores NaNs: the sum exposes them
   ForGroups(cols, vector_columns, [&](int64_t v, auto width) {
     const auto x = Load<decltype(width)::value>(logits + v);
     for (const float logit : x.at) max = fmaxf(max, logit);

@@ -1,4 +1,4 @@
-// What both paths of cross_entropy.h take, in the memory of one device. Internal. Plain C++: .cu
+// Arguments of both paths of cross_entropy.h, in the memory of one device. Internal. Plain C++: .cu
 // files include it.
 #ifndef MOE_KERNELS_CROSS_ENTROPY_CROSS_ENTROPY_OP_H_
 #define MOE_KERNELS_CROSS_ENTROPY_CROSS_ENTROPY_OP_H_
@@ -20,9 +20,9 @@ struct CrossEntropy {
   MatrixView<T> d_logits;  // [T, V], may be `logits` when T is float; no data = loss only
 };
 
-// Enqueues on `stream` and returns; the error of the launch alone. The bits of a row depend on its
-// values and on V alone. Targets are not known to the host: one outside [0, V) makes its loss and
-// its row of gradients NaN, and nothing is accessed out of bounds.
+// Enqueues on `stream` and returns the launch error alone. The bits of a row depend on its values
+// and on V alone. The host does not know the targets: one outside [0, V) makes its loss and its row
+// of gradients NaN, and nothing is accessed out of bounds.
 template <typename T>
 cudaError_t Run(const CrossEntropy<T>& problem, cudaStream_t stream);
 

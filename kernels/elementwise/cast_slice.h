@@ -1,4 +1,4 @@
-// One array of many that are cast together. Plain C++: .cu files include it.
+// One of several arrays that are cast together. Plain C++: .cu files include it.
 #ifndef MOE_KERNELS_ELEMENTWISE_CAST_SLICE_H_
 #define MOE_KERNELS_ELEMENTWISE_CAST_SLICE_H_
 
@@ -6,7 +6,7 @@
 
 namespace moe {
 
-// Elements [first, first + size) of all, which are numbered through.
+// Elements [first, first + size), numbered across all arrays.
 template <typename To>
 struct CastSlice {
   int64_t first, size;

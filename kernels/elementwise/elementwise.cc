@@ -155,7 +155,7 @@ absl::Status Scale(absl::Span<const float> in, float factor, absl::Span<float> o
 template <typename T>
 absl::Status AddPartial(absl::Span<const std::type_identity_t<T>> partial, absl::Span<T> acc,
                         Stream& stream) {
-  // Without their signs integers wrap around, where others would be undefined.
+  // Unsigned integers wrap around; overflow of signed ones would be undefined.
   using Added = std::conditional_t<std::is_same_v<T, int64_t>, uint64_t, T>;
   const auto n = static_cast<int64_t>(acc.size());
   MOE_RETURN_IF_ERROR(CheckLength("AddPartial", "partial", partial.size(), n));

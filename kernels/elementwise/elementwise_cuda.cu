@@ -9,15 +9,15 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// 16 bytes of it are one access, and as many elements of the wider type are two.
+// The narrower type: 16 bytes of it are one access, and as many elements of the wider type are two.
 template <typename In, typename Out>
 using Narrower = std::conditional_t<(sizeof(In) < sizeof(Out)), In, Out>;
 template <class Op>
 using UnitOf =
     Narrower<std::remove_cvref_t<decltype(*Op().in)>, std::remove_cvref_t<decltype(*Op().out)>>;
 
-// Result<kWidth>(op, inputs, out): kWidth neighbouring elements, from what they begin at in the
-// inputs and, where it is added to, in the output.
+// Result<kWidth>(op, inputs, out) computes kWidth neighbouring elements. `inputs` and, where it is
+// added to, `out` point to the first of them.
 
 template <int kWidth, typename From, typename To>
 __device__ Elements<To, kWidth> Result(const Cast<From, To>& /*op*/, const From* in,

@@ -1,4 +1,4 @@
-// What both paths of elementwise.h take, in the memory of one device. Internal. Plain C++: .cu
+// Arguments of both paths of elementwise.h, in the memory of one device. Internal. Plain C++: .cu
 // files include it.
 #ifndef MOE_KERNELS_ELEMENTWISE_ELEMENTWISE_OP_H_
 #define MOE_KERNELS_ELEMENTWISE_ELEMENTWISE_OP_H_
@@ -12,7 +12,7 @@
 
 namespace moe::elementwise {
 
-// Arrays [n], anywhere: 16-byte accesses on CUDA if all begin at a multiple of 16 bytes.
+// Arrays [n], with any alignment: 16-byte accesses on CUDA if all begin at a multiple of 16 bytes.
 template <typename From, typename To>
 struct Cast {
   const From* in;
@@ -20,10 +20,10 @@ struct Cast {
   int64_t n;
 };
 
-// On CUDA.
+// CastSlices on CUDA.
 template <typename To>
 struct CastSlices {
-  const CastSlice<To>* slices;  // [count], of elements [first, end)
+  const CastSlice<To>* slices;  // [count], which cover elements [first, end)
   int64_t count;
   int64_t first, end;
 };
@@ -36,7 +36,7 @@ struct Scale {
   int64_t n;
 };
 
-// T: float or uint64_t; signed integers are added as those, which wrap around.
+// T: float or uint64_t; signed integers are added as uint64_t, which wraps around.
 template <typename T>
 struct AddPartial {
   const T* in;
@@ -60,14 +60,14 @@ struct Product {
   Write write;
 };
 
-// Op: one of the structs above. Enqueues and returns the error of the launch alone. The bits of the
-// CPU, but that a NaN of Float16 may be one of another payload.
+// Op: one of the structs above. Enqueues and returns the launch error alone. The bits are the
+// CPU's, except that a NaN of Float16 may have another payload.
 template <class Op>
 cudaError_t Run(const Op& op, cudaStream_t stream);
 template <typename To>
 cudaError_t Run(const CastSlices<To>& op, cudaStream_t stream);
 
-// instantiate(Op) for every one.
+// instantiate(Op) for every operation.
 // clang-format off
 #define MOE_FOR_ELEMENTWISE(instantiate)                                          \
   instantiate(Cast<float, BFloat16>) instantiate(Cast<float, Float16>)            \

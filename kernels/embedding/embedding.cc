@@ -9,7 +9,7 @@
 namespace moe {
 namespace embedding {
 
-// Threads share the columns, so that every element sees its tokens in ascending order. A cache line
+// Threads share the columns, so that every element adds its tokens in ascending order. A cache line
 // holds 16 float32.
 constexpr int64_t kColumnBlock = 64;
 

@@ -15,10 +15,10 @@ namespace moe {
 
 // d_table[v, :] (+)= sum over t with ids[t] == v, ascending, of dx[t, :], in float32.
 //   ids [T] in [0, V), checked at the call;  dx [T, H];  d_table [V, H]. kOverwrite zeroes rows
-//   that no token names.
+//   whose id does not occur.
 // (The forward pass is GatherRows of the table by ids.)
 // Errors: kInvalidArgument if shapes disagree or an id is out of range. On CUDA ids are device
-// memory, and the row of one that is out of range is left out instead.
+// memory, and tokens whose id is out of range are left out instead.
 template <typename T>
 absl::Status EmbeddingBackward(absl::Span<const int32_t> ids, MatrixView<const T> dx,
                                MatrixView<float> d_table, Write write, Stream& stream);

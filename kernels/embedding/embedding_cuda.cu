@@ -8,13 +8,13 @@ namespace {
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
 constexpr int kWarps = kRowThreads / kWarpLanes;
-constexpr int kBlockRows = 32;  // of the table; the more, the fewer times the ids are read
-constexpr int kWarpIds = 256;   // that a warp looks through at a time
+constexpr int kBlockRows = 32;  // rows of the table; the more, the fewer times the ids are read
+constexpr int kWarpIds = 256;   // ids that a warp searches at a time
 
-// A token of the block's rows.
+// A token whose id is one of the block's rows.
 struct Match {
-  int16_t row;    // of the block
-  int16_t token;  // of those that the warp looked through
+  int16_t row;    // within the block
+  int16_t token;  // within the ids that the warp searches
 };
 
 __device__ int Warp() {
@@ -24,8 +24,8 @@ __device__ int WarpLane() {
   return static_cast<int>(threadIdx.x) % kWarpLanes;
 }
 
-// The warp lists, in ascending order, those of `count` ids that lie in rows [first_row, first_row +
-// kBlockRows); returns how many.
+// The warp lists, in ascending order, those of `count` ids that are in rows [first_row, first_row +
+// kBlockRows); returns their number.
 __device__ int FindMatches(const int32_t* ids, int64_t count, int64_t first_row, Match* matches) {
   int found = 0;
   for (int i = 0; i < kWarpIds; i += kWarpLanes) {
@@ -40,8 +40,8 @@ __device__ int FindMatches(const int32_t* ids, int64_t count, int64_t first_row,
   return found;
 }
 
-// Adds to row `row` of the block the rows of dx that `matches` names. A lane keeps the sums of its
-// columns while it walks up to 32 matches in ascending order.
+// Adds to row `row` of the block the rows of dx that `matches` lists. A lane keeps the sums of its
+// columns over up to 32 matches in ascending order.
 template <typename T>
 __device__ void AddMatches(const Match* matches, int count, int row, MatrixView<const T> dx,
                            float* to, int64_t vector_columns) {
@@ -61,8 +61,8 @@ __device__ void AddMatches(const Match* matches, int count, int row, MatrixView<
   }
 }
 
-// A block owns kBlockRows rows of the table, a warp every kWarps-th of them and a lane some of
-// their columns: the only thread that ever touches them.
+// A block owns kBlockRows rows of the table, a warp every kWarps-th of them, and a lane some of
+// their columns, which no other thread touches.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(Backward<T> b) {
   MOE_SHARED_ARRAY(Match, matches, kWarps * kWarpIds);
@@ -104,7 +104,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(Backwa
 template <typename T>
 cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
   const int64_t rows = backward.d_table.rows();
-  if (rows == 0 || backward.d_table.cols() == 0) return cudaSuccess;  // no tokens still give zeros
+  // without tokens the results are zeros
+  if (rows == 0 || backward.d_table.cols() == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>((rows + kBlockRows - 1) / kBlockRows);
   return Launch(&BackwardKernel<T>, {dim3(blocks), dim3(kRowThreads)}, stream, backward);
 }

@@ -1,4 +1,4 @@
-// What both paths of embedding.h take, in the memory of one device. Internal. Plain C++: .cu
+// Arguments of both paths of embedding.h, in the memory of one device. Internal. Plain C++: .cu
 // files include it.
 #ifndef MOE_KERNELS_EMBEDDING_EMBEDDING_OP_H_
 #define MOE_KERNELS_EMBEDDING_EMBEDDING_OP_H_
@@ -20,9 +20,9 @@ struct Backward {
   Write write;
 };
 
-// Enqueues on `stream` and returns; the error of the launch alone. The same bits: one thread adds
-// an element's tokens, in ascending order. Needs no scratch: every block reads all ids to find
-// those of its rows. The row of an id outside [0, V) is left out.
+// Enqueues on `stream` and returns the launch error alone. The same bits as the CPU: one thread
+// adds an element's tokens, in ascending order. Needs no scratch: every block reads all ids to find
+// those of its rows. Tokens with an id outside [0, V) are left out.
 template <typename T>
 cudaError_t Run(const Backward<T>& backward, cudaStream_t stream);
 

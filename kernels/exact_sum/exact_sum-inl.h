@@ -1,4 +1,4 @@
-// Additions to exact sums in lanes. Compiled once per SIMD target.
+// Additions to exact sums in SIMD lanes. Compiled once per SIMD target.
 #if defined(MOE_KERNELS_EXACT_SUM_EXACT_SUM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOE_KERNELS_EXACT_SUM_EXACT_SUM_INL_H_
 #undef MOE_KERNELS_EXACT_SUM_EXACT_SUM_INL_H_
@@ -24,22 +24,22 @@ using DoubleTag = hn::CappedTag<double, 8>;
 using LongTag = hn::RebindToSigned<DoubleTag>;
 using HalfTag = hn::Rebind<float, DoubleTag>;  // as many float32 as there are float64 lanes
 using BitsTag = hn::Rebind<int32_t, DoubleTag>;
-// Bits of masks are counted as integers, beside the vectors' pipes.
+// Counts set bits of masks as integers, which leaves the vector units free.
 constexpr bool kMaskRegisters = HWY_TARGET <= HWY_AVX3;
 constexpr int64_t kDoubles = static_cast<int64_t>(hn::MaxLanes(DoubleTag()));
 
-// A GridTally in lanes, of sums that share a unit and a limit.
+// A GridTally in lanes, for sums that share a unit and a limit.
 struct TallyLanes {
-  // What is below an integer rounds to no more than it. A limit from 2^53 on may be none of
-  // float64's numbers: a little less is below it however it was rounded. Its nearest float32 may be
-  // above it, but those below that one are not.
+  // A value below an integer rounds to at most that integer. A limit from 2^53 on may not be a
+  // float64; slightly less than its conversion is below it, however that rounded. The nearest
+  // float32 may be above it, but float32 values below that one are not.
   HWY_INLINE TallyLanes(double inverse_unit, int64_t limit)
       : largest(hn::Zero(BitsTag())),
         inexact(hn::Zero(LongTag())),
         bound(static_cast<int32_t>(GridTally::BitsOf(
             static_cast<float>(static_cast<double>(limit) * (1 - 0x1p-52) / inverse_unit)))) {}
 
-  // Of one element, whose magnitude is in units.
+  // Tallies one element, whose magnitude is in units.
   void AddOne(double magnitude, bool is_inexact) {
     alone.inexact += is_inexact ? 1 : 0;
     largest_alone = std::max(largest_alone, magnitude);
@@ -63,14 +63,15 @@ struct TallyLanes {
     return sum;
   }
 
-  hn::Vec<BitsTag> largest;  // |partial|, as the bits of a float32: half as wide as in units
+  // |partial| as the bits of a float32: half the width of magnitudes in units
+  hn::Vec<BitsTag> largest;
   hn::Vec<LongTag> inexact;
-  int32_t bound;    // of the same bits: partials below it are within the limit
-  GridTally alone;  // of elements that no vector held
+  int32_t bound;    // bits of a float32: partials below it are within the limit
+  GridTally alone;  // elements outside of vectors
   double largest_alone = 0;
 };
 
-// The general case.
+// The general case, for one element.
 template <SumWrite kWrite>
 inline void AccumulateOne(float partial, double inverse_unit, int64_t limit, int64_t* sum,
                           TallyLanes& tally) {
@@ -84,13 +85,14 @@ inline void AccumulateOne(float partial, double inverse_unit, int64_t limit, int
   tally.AddOne(std::abs(y), q != y);
 }
 
-// The nearest integers, ties to even, of float32 values times a power of two, all |y| < 2^63, and
-// which of the values were none.
+// The nearest integers, ties to even, of float32 values times a power of two, all |y| < 2^63;
+// `inexact` marks the values that were not integers.
 //
 // For |z| < 2^51, z + 1.5 * 2^52 has a unit of 1 in its last place: the addition rounds z to the
-// nearest integer, ties to even, and the low bits of the sum are that integer. y is a multiple of
-// 2^32 and a rest of at most 2^31, both of which take this way; the rest is exact, because y has 24
-// bits. (Conversions to int64 are several times as long where a CPU has none, as AVX2.)
+// nearest integer, ties to even, and the low bits of the sum are that integer. y is split into a
+// multiple of 2^32 and a rest of at most 2^31, which are both converted this way; the rest is
+// exact, because y has 24 bits. (On CPUs without an instruction for it, such as AVX2, a conversion
+// to int64 takes several times as long.)
 HWY_INLINE hn::Vec<LongTag> Nearest(hn::Vec<DoubleTag> y, hn::Mask<DoubleTag>& inexact) {
   const DoubleTag d;
   const LongTag dl;
@@ -103,8 +105,8 @@ HWY_INLINE hn::Vec<LongTag> Nearest(hn::Vec<DoubleTag> y, hn::Mask<DoubleTag>& i
   return hn::Add(hn::ShiftLeft<32>(hn::BitCast(dl, high)), low);  // the low half of magic is 0
 }
 
-// One way of writing. kStreamed takes whole vectors alone: `sum` aligned, `n` a multiple of
-// kDoubles. Vectors with an element at the limit or beyond go through the general case.
+// The loop for one way of writing. kStreamed requires whole vectors: `sum` aligned, `n` a multiple
+// of kDoubles. Vectors with an element at or above the limit use the general case.
 template <SumWrite kWrite>
 HWY_INLINE void AccumulateAs(const float* partial, double inverse_unit, int64_t limit, int64_t* sum,
                              int64_t n, TallyLanes& tally) {
@@ -120,7 +122,7 @@ HWY_INLINE void AccumulateAs(const float* partial, double inverse_unit, int64_t 
   int64_t i = 0;
   for (; i + kDoubles <= n; i += kDoubles) {
     const auto value = hn::LoadU(HalfTag(), partial + i);
-    // As integers they are in the order of the magnitudes, with NaN above infinity.
+    // As integers magnitudes keep their order, with NaN above infinity.
     const auto magnitude = hn::And(hn::BitCast(db, value), no_sign);
     if (HWY_UNLIKELY(!hn::AllTrue(db, hn::Lt(magnitude, bound)))) {
       for (int64_t j = i; j < i + kDoubles; ++j) {
@@ -152,7 +154,7 @@ HWY_INLINE void AccumulateAs(const float* partial, double inverse_unit, int64_t 
   tally.alone.inexact += inexact_count;
 }
 
-// ExactAccumulateRange. What kStreamed writes is for other threads after hwy::FlushStream.
+// ExactAccumulateRange. Other threads may read what kStreamed writes only after hwy::FlushStream.
 inline void Accumulate(const float* partial, double inverse_unit, int64_t limit, SumWrite write,
                        int64_t* sum, int64_t n, TallyLanes& tally) {
   if (write == SumWrite::kAdd) {

@@ -32,7 +32,7 @@ GridTally AccumulateRange(const float* partial, double inverse_unit, int64_t lim
 HWY_INLINE void ToFloat(const int64_t* sum, double factor, float* out, int64_t n) {
   const DoubleTag d;
   const auto scale = hn::Set(d, factor);
-  // Without SIMD, Highway's DemoteTo makes the largest float of what overflows, not infinity.
+  // Without SIMD, Highway's DemoteTo turns overflow into the largest float, not infinity.
   constexpr bool kSimd = HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR;
   const int64_t in_lanes = kSimd ? n - n % kDoubles : 0;
   int64_t i = 0;
@@ -120,7 +120,7 @@ absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid) {
     return absl::InvalidArgumentError(
         absl::StrCat(function, ": max_terms is ", grid.max_terms, ", expected >= 1"));
   }
-  // Beyond this neither the unit nor its inverse is a normal float64.
+  // Beyond these limits the unit or its inverse is not a normal float64.
   if (grid.unit_log2 < -1000 || grid.unit_log2 > 1000) {
     return absl::InvalidArgumentError(
         absl::StrCat(function, ": unit_log2 is ", grid.unit_log2, ", expected -1000 to 1000"));

@@ -21,10 +21,10 @@ namespace moe {
 // a ring over int64 all give the same bits. (Idea: Demmel and Nguyen, "Reproducible summation",
 // IEEE TC 2015, with one bin, because gradients of a mean loss have a known range.)
 struct ExactGrid {
-  int unit_log2 = -50;    // unit = 2^unit_log2, -50 more for a loss scale of 2^more
+  int unit_log2 = -50;    // unit = 2^unit_log2; -50 + n for a loss scale of 2^n
   int64_t max_terms = 1;  // M: no more than M terms are ever added to one element
 
-  // |q| above this counts as non-finite, so that max_terms of them cannot overflow.
+  // |q| above this counts as non-finite, so that a sum of max_terms values cannot overflow.
   int64_t limit() const { return INT64_MAX / max_terms; }
 };
 
@@ -32,8 +32,8 @@ struct ExactGrid {
 // are normal float64.
 absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid);
 
-// sum[i] (+)= q(partial[i]), 0 for NaN, infinite and too large elements; adds what was met to
-// *tally. partial, sum [n]. Errors: kInvalidArgument if lengths differ.
+// sum[i] (+)= q(partial[i]); NaN, infinite and too large elements count as 0. Adds what the grid
+// did to the elements to *tally. partial, sum [n]. Errors: kInvalidArgument if lengths differ.
 absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> partial,
                              absl::Span<int64_t> sum, Write write, GridTally* tally,
                              Stream& stream);

@@ -1,4 +1,4 @@
-// Ranges of the exact sums on the CPU.
+// Ranges of exact sums on the CPU.
 #ifndef MOE_KERNELS_EXACT_SUM_EXACT_SUM_CPU_H_
 #define MOE_KERNELS_EXACT_SUM_EXACT_SUM_CPU_H_
 
@@ -11,11 +11,11 @@ namespace moe {
 enum class SumWrite : uint8_t {
   kAdd,
   kOverwrite,
-  kStreamed,  // the same, for what does not fit in cache: past it where the CPU can
+  kStreamed,  // as kOverwrite, for sums larger than the cache: bypasses it where the CPU can
 };
 
-// sum[i] (+)= round(partial[i] * inverse_unit), 0 for elements that are no number or whose |q| is
-// above `limit`. Returns what was met.
+// sum[i] (+)= round(partial[i] * inverse_unit), 0 for elements that are NaN or whose |q| is above
+// `limit`. Returns their tally.
 GridTally ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit,
                                SumWrite write, int64_t* sum, int64_t n);
 

@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ToFloatKernel(ToFloat
       t.sum, t.out);
 }
 
-// Half a warp owns a unit, each lane one of the 16 partial sums of its blocks. Terms are integers
-// by the time they meet, so that the order does not matter.
+// Half a warp owns a unit; each lane holds one of the 16 partial sums of its blocks. Terms are
+// added as integers, so that their order does not matter.
 template <class View>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(AddSquares<View> s) {
   ForRows<kPartials>(s.count, [&](int64_t u, int lane) {
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(AddSqua
     if (lane != 0) return;
     const SquareSumTerm digits = SquareSumTermOf(total);
     const auto add = [](int64_t* sum, uint64_t term) {
-      if (term == 0) return;  // also what a term has past the last digit
+      if (term == 0) return;  // also skips digits beyond the last one, which are 0
       ::cuda::atomic_ref<int64_t, ::cuda::thread_scope_device>(*sum).fetch_add(
           static_cast<int64_t>(term), ::cuda::memory_order_relaxed);
     };

@@ -1,4 +1,4 @@
-// What both paths of exact_sum.h take, and CUDA's of AddSquares, in the memory of one device.
+// Arguments of both paths of exact_sum.h, and of AddSquares on CUDA, in the memory of one device.
 // Internal. Plain C++: .cu files include it.
 #ifndef MOE_KERNELS_EXACT_SUM_EXACT_SUM_OP_H_
 #define MOE_KERNELS_EXACT_SUM_EXACT_SUM_OP_H_
@@ -41,11 +41,11 @@ struct AddSquares {
   int64_t count;
 };
 
-constexpr int64_t kSquaresBlock = 4096;  // elements of a partial sum; the CPU's too
+constexpr int64_t kSquaresBlock = 4096;  // elements of a partial sum, as on the CPU
 
-// Enqueue on `stream` and return; the error of the launch alone. The bits of the CPU for every
+// All enqueue on `stream` and return the launch error alone. The bits are the CPU's for every
 // finite result: integers are added, roundings to nearest even are IEEE's on both, and squares,
-// exact in float64, are summed in the same order. NaNs stay NaNs, of another payload.
+// exact in float64, are summed in the same order. NaNs stay NaNs, but their payload may differ.
 cudaError_t Run(const Accumulate& accumulate, cudaStream_t stream);
 cudaError_t Run(const ToFloat& to_float, cudaStream_t stream);
 template <class View>

@@ -1,4 +1,4 @@
-// Partials on an exact grid, for kernels that add them up.
+// Conversion of partials to an exact grid, for kernels that add them up.
 #ifndef MOE_KERNELS_EXACT_SUM_EXACT_TERM_CUDA_H_
 #define MOE_KERNELS_EXACT_SUM_EXACT_TERM_CUDA_H_
 
@@ -19,7 +19,7 @@ struct ThreadTally {
   uint32_t largest = 0;  // the bits of |partial|, a NaN's included
 };
 
-// What `partial` adds to an exact sum (exact_sum.h): 0 if the grid cannot hold it.
+// The term of `partial` in an exact sum (exact_sum.h): 0 if the grid cannot represent it.
 __device__ inline int64_t ExactTerm(float partial, double inverse_unit, int64_t limit,
                                     ThreadTally& tally) {
   const double q = static_cast<double>(partial) * inverse_unit;
@@ -33,8 +33,8 @@ __device__ inline int64_t ExactTerm(float partial, double inverse_unit, int64_t 
   return holds ? term : 0;
 }
 
-// Adds the tallies of a whole warp, whose threads all call this, to `sum`: integers, so that the
-// order does not matter.
+// Adds the tallies of a warp to `sum`; all of its threads call this. Tallies are integers, so that
+// the order does not matter.
 __device__ inline void AddTally(const ThreadTally& mine, GridTally* sum) {
   constexpr uint32_t kInfinity = 0x7f800000u;
   const int32_t non_finite = __reduce_add_sync(cuda::kAllLanes, mine.non_finite);

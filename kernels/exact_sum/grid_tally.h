@@ -1,4 +1,4 @@
-// What partials have met on an exact grid. Plain C++: .cu files include it.
+// How an exact grid changed the partials of a sum. Plain C++: .cu files include it.
 #ifndef MOE_KERNELS_EXACT_SUM_GRID_TALLY_H_
 #define MOE_KERNELS_EXACT_SUM_GRID_TALLY_H_
 
@@ -10,12 +10,13 @@
 
 namespace moe {
 
-// Integers that are added up or compared, so that neither order, threads nor ranks show in them.
-// Each inexact partial is off by half a unit at most, which bounds what the grid takes of a sum.
+// Integers that are added up or compared, so that results depend on neither order, threads nor
+// ranks. The error of each inexact partial is at most half a unit, which bounds the grid's error in
+// a sum.
 struct GridTally {
-  int64_t non_finite = 0;  // partials that are NaN, infinite or off the grid, and added nothing
-  int64_t inexact = 0;     // others that the grid rounded
-  int64_t largest = 0;     // |partial|, as the bits of a float32: those of infinity also for a NaN
+  int64_t non_finite = 0;  // NaN, infinite or too large for the grid; not added
+  int64_t inexact = 0;     // other partials that the grid rounded
+  int64_t largest = 0;     // |partial| as the bits of a float32; those of infinity for a NaN
 
   void Add(const GridTally& other) {
     non_finite += other.non_finite;
@@ -28,7 +29,7 @@ struct GridTally {
   friend bool operator==(const GridTally&, const GridTally&) = default;
 };
 
-// Add, of threads of the host that work on one sum.
+// Adds a tally; for host threads that share a sum.
 inline void AddAtomically(const GridTally& mine, GridTally& sum) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
   if (mine.non_finite > 0) std::atomic_ref(sum.non_finite).fetch_add(mine.non_finite, kRelaxed);

@@ -17,7 +17,7 @@ using exact_sum::kSquaresBlock;
 constexpr int64_t kUnitsPerRange = 8;
 constexpr int64_t kUnitsPerFork = 256;  // so that their sums fit on the stack
 
-// Units of several rows have no more elements than a block; one row may have.
+// Units of several rows have at most a block's number of elements; a unit of one row may have more.
 double SquaresOfUnit(const ScaledSum& x, const SquaresUnit& unit) {
   float values[kSquaresBlock];
   if (unit.rows > 1) {
@@ -40,7 +40,7 @@ void AddTerm(double term, int64_t* sum) {
     return;
   }
   for (int i = 0; i < 3; ++i) {
-    if (digits.at[i] == 0) continue;  // also what a term has past the last digit
+    if (digits.at[i] == 0) continue;  // also skips digits beyond the last one, which are 0
     sum[digits.first + i] += static_cast<int64_t>(digits.at[i]);
   }
 }

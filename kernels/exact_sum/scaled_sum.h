@@ -1,4 +1,4 @@
-// A sum of gradients as it was made, and the factor that makes a gradient of it.
+// A sum of gradients and the factor that converts it to a gradient.
 #ifndef MOE_KERNELS_EXACT_SUM_SCALED_SUM_H_
 #define MOE_KERNELS_EXACT_SUM_SCALED_SUM_H_
 
@@ -17,8 +17,8 @@
 
 namespace moe {
 
-// A view: element i is sum[i] * scale, as Scale and ExactToFloat make it. Operations that take it
-// convert what they read.
+// A view: element i is sum[i] * scale, computed as by Scale or ExactToFloat. Operations convert the
+// elements as they read them.
 class ScaledSum {
  public:
   ScaledSum(absl::Span<const float> sum, double scale) : float_(sum), scale_(scale) {}
@@ -27,12 +27,12 @@ class ScaledSum {
 
   int64_t size() const { return static_cast<int64_t>(is_exact_ ? exact_.size() : float_.size()); }
 
-  // Errors: kInvalidArgument, those of its grid.
+  // Errors: kInvalidArgument, as for its grid.
   absl::Status Check(absl::string_view function) const {
     return is_exact_ ? CheckGrid(function, grid_) : absl::OkStatus();
   }
 
-  // Its elements from `begin` on.
+  // `size` elements from `begin` on.
   ScaledSum Part(int64_t begin, int64_t size) const {
     ScaledSum part = *this;
     const auto first = static_cast<size_t>(begin), count = static_cast<size_t>(size);
@@ -47,13 +47,13 @@ class ScaledSum {
     return visit(SumView<int64_t>{exact_.data(), std::ldexp(scale_, grid_.unit_log2)});
   }
 
-  // All elements, to memory of the stream's device.
-  // Errors: kInvalidArgument unless `out` is as long, and of the grid.
+  // Writes all elements to memory of the stream's device.
+  // Errors: kInvalidArgument unless `out` has the same length, and those of the grid.
   absl::Status ToFloat(absl::Span<float> out, Stream& stream) const;
 
-  // Elements [begin, begin + n) of sums in memory of the host, at once, after Check.
+  // Elements [begin, begin + n) of sums in host memory, read immediately. Requires Check.
   void Read(int64_t begin, int64_t n, float* out) const { ReadRows(begin, 1, n, n, out); }
-  // … rows of `cols` elements, `stride` apart, one behind the other in `out`.
+  // The same for rows of `cols` elements, `stride` apart in the sum, dense in `out`.
   void ReadRows(int64_t begin, int64_t rows, int64_t cols, int64_t stride, float* out) const;
 
  private:
@@ -64,11 +64,11 @@ class ScaledSum {
   bool is_exact_ = false;
 };
 
-// Adds one term for each unit to its sum, sum[unit.sum][kSquareSumSize]: the sum of its elements'
-// squares in float64, row by row in blocks of 4096 elements, each summed in ascending order over 16
-// interleaved partials folded pairwise, blocks added in ascending order. Terms are added exactly:
-// units may be dealt over calls, threads and ranks. On CUDA one launch. `units` and `sum` are in
-// memory of the stream's device. Errors: of the grid.
+// Adds one term for each unit to its sum, sum[unit.sum][kSquareSumSize]. A term is the sum of the
+// squares of the unit's elements in float64, row by row in blocks of 4096 elements, each summed in
+// ascending order over 16 interleaved partials folded pairwise, blocks added in ascending order.
+// Terms are added exactly: units may be distributed over calls, threads and ranks. On CUDA one
+// launch. `units` and `sum` are in memory of the stream's device. Errors: those of the grid.
 absl::Status AddSquares(const ScaledSum& x, absl::Span<const SquaresUnit> units, int64_t* sum,
                         Stream& stream);
 

@@ -12,24 +12,24 @@ namespace moe {
 
 // A fixed-point number of 192 bits in unit 2^-120: digit i counts 2^(32 i - 120). Digits are added
 // as integers, without carries, so that ranks and threads may add theirs in any order; 2^31 terms
-// fit. Behind the digits a count of terms that are NaN, infinite, negative or from 2^72 on: they
-// add nothing else.
+// fit. After the digits follows the number of terms that are NaN, infinite, negative or from 2^72
+// on, which are not added.
 constexpr int kSquareSumDigits = 6;
 constexpr int kSquareSumUnitLog2 = -120;
 constexpr int kSquareSumSize = kSquareSumDigits + 1;
 
-// In float64, within a unit of its last place; the same bits for the same sum.
+// The sum in float64, within a unit of its last place; the same bits for the same sum.
 double SquareSumValue(const int64_t (&sum)[kSquareSumSize]);
 
-// The elements of a matrix whose squares make one term: rows x cols of them, rows `stride` apart;
+// The elements of a matrix whose squares form one term: rows x cols of them, rows `stride` apart;
 // at most 4096, or one row.
 struct SquaresUnit {
-  int64_t begin;  // of its first element
+  int64_t begin;  // index of the first element
   int64_t rows, cols, stride;
   int64_t sum = 0;  // which of several sums the term is added to
 };
 
-// at[i] is added to digit first + i. first < 0: the sum cannot hold it.
+// at[i] is added to digit first + i. first < 0: the sum cannot represent the term.
 struct SquareSumTerm {
   int first;
   uint64_t at[3];

@@ -1,4 +1,4 @@
-// A ScaledSum as kernels read it. Plain C++: .cu files include it.
+// A ScaledSum for kernels. Plain C++: .cu files include it.
 #ifndef MOE_KERNELS_EXACT_SUM_SUM_VIEW_H_
 #define MOE_KERNELS_EXACT_SUM_SUM_VIEW_H_
 
@@ -15,9 +15,9 @@ struct SumView {
   using Factor = std::conditional_t<std::is_same_v<Sum, int64_t>, double, float>;
 
   const Sum* sum;
-  Factor factor;  // times the grid's unit
+  Factor factor;  // includes the grid's unit
 
-  // Of an element `value`, as Scale and ExactToFloat.
+  // The scaled value of an element, as Scale and ExactToFloat compute it.
   MOE_HOST_DEVICE float Scaled(Sum value) const {
     return static_cast<float>(static_cast<Factor>(value) * factor);
   }

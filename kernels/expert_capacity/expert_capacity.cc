@@ -22,7 +22,7 @@ absl::Status DropOverCapacity(const CapacityInput& slots, KeptSlots kept, absl::
   MOE_RETURN_IF_ERROR(stream.Zero(dropped.data(), count));
   MOE_RETURN_IF_ERROR(stream.Zero(dropped_slots, sizeof(int64_t)));
   if (count == 0) return absl::OkStatus();
-  const WorkspaceScope scope(workspace);  // what takes it next is later work of the stream
+  const WorkspaceScope scope(workspace);  // later work of the stream may use the memory again
 
   MOE_ASSIGN_OR_RETURN(const SortedSlots sorted,
                        SortByExpert({.slot_offset = slots.slot_offset,

@@ -23,7 +23,8 @@ struct Segment {
   int32_t rows;
 };
 
-// All of the block get it; `rows` at most the capacity: not looked for, nothing is dropped.
+// The block's segment, returned to all of its threads. `rows` is 0, without a search, if the
+// segment is within capacity.
 __device__ inline Segment SegmentOfBlock(const CudaExpertCapacity& c) {
   MOE_SHARED_ARRAY(int32_t, rows_before, 1);
   const auto expert = static_cast<int32_t>(blockIdx.x % static_cast<unsigned>(c.num_experts));
@@ -40,7 +41,7 @@ __device__ inline Segment SegmentOfBlock(const CudaExpertCapacity& c) {
   return {expert, group, c.expert_begin[expert] + rows_before[0], rows};
 }
 
-// The smaller is kept before the larger; equal ones by their rows.
+// The slot with the smaller key is kept first; of equal keys the lower row.
 __device__ inline uint32_t Key(const CudaExpertCapacity& c, const Segment& segment, int row) {
   const int64_t at = segment.first_row + row;
   const int64_t slot = c.slot_of_row[at];
@@ -51,13 +52,13 @@ __device__ inline uint32_t Key(const CudaExpertCapacity& c, const Segment& segme
   return static_cast<uint32_t>((slot - c.slot_offset[token]) * tokens + token - begin);
 }
 
-// The key of the last slot that is kept, and how many with that key are.
+// The key of the last slot that is kept, and how many slots with that key are kept.
 struct Threshold {
   uint32_t key;
   int32_t equal;
 };
 
-// Digit by digit from the highest: the one in which the `kept`-th smallest key falls.
+// Determines the `kept`-th smallest key digit by digit, from the highest.
 __device__ inline Threshold FindThreshold(const CudaExpertCapacity& c, const Segment& segment,
                                           int32_t kept) {
   MOE_SHARED_ARRAY(int32_t, count, kDigits);
@@ -68,7 +69,7 @@ __device__ inline Threshold FindThreshold(const CudaExpertCapacity& c, const Seg
     __syncthreads();
     for (auto row = static_cast<int>(threadIdx.x); row < segment.rows; row += kThreads) {
       const uint32_t key = Key(c, segment, row);
-      // The digits before are the threshold's; a shift by 32 is none.
+      // Counts keys whose higher digits match; a 64-bit shift is defined for the first digit, too.
       if ((uint64_t{key} ^ threshold.key) >> (shift + kDigitBits) != 0) continue;
       atomicAdd(&count[(key >> shift) % kDigits], 1);
     }
@@ -90,8 +91,8 @@ __global__ void __launch_bounds__(kThreads) CapacityKernel(CudaExpertCapacity c)
   if (segment.rows == 0) return;  // the whole block
   const auto kept = static_cast<int32_t>(c.capacity[segment.group]);
   const Threshold last = kept > 0 ? FindThreshold(c, segment, kept) : Threshold{0, 0};
-  // Weights are keys and change here: all were compared above, and a row's thread alone reads its
-  // own again.
+  // Weights are keys and change here: comparisons with other rows are done, and only a row's own
+  // thread reads its weight again.
   ForPrefixSums<kThreads>(
       segment.rows, [&](int row) { return Key(c, segment, row) == last.key ? 1 : 0; },
       [&](int row, int32_t equal_before, int32_t equal) {

@@ -1,4 +1,4 @@
-// Where the slots of one rank go, sorted by expert on a CUDA device.
+// Sorts the slots of one rank by expert on a CUDA device.
 #ifndef MOE_KERNELS_EXPERT_SORT_EXPERT_SORT_H_
 #define MOE_KERNELS_EXPERT_SORT_EXPERT_SORT_H_
 
@@ -14,39 +14,39 @@ namespace moe {
 
 inline constexpr int32_t kMaxSortedExperts = 1024;
 
-// T tokens with S slots (token, choice), in token order; slot s wants expert[s]. Arrays are memory
-// of the stream's device but for micro_batch_offsets and order.
+// T tokens with S slots (token, choice), in token order; slot s goes to expert[s]. Arrays are
+// memory of the stream's device except for micro_batch_offsets and order.
 struct SlotsToSort {
   absl::Span<const int64_t> slot_offset;  // [T + 1] slots of token t: slot_offset[t] .. [t + 1]
-  absl::Span<const int32_t> expert;       // [S] ids of no expert below E have no row
+  absl::Span<const int32_t> expert;       // [S] an id outside [0, E) gets no row
   absl::Span<const uint8_t> dropped;      // [S] 1 = no row; empty = none
-  absl::Span<const int64_t> micro_batch_offsets;  // [B + 1], of the host, 0 .. T; empty: B = 1
+  absl::Span<const int64_t> micro_batch_offsets;  // [B + 1], host memory, 0 .. T; empty: B = 1
   int32_t num_experts = 0;                        // E
-  int64_t padded_rows = 0;  // P: rows of every expert in every micro-batch; 0 = as many as come
-  absl::Span<const int32_t> order;  // [E], of the host: experts as their rows follow; empty: by id
+  int64_t padded_rows = 0;  // P: rows of every expert in every micro-batch; 0 = no padding
+  // [E], host memory: the order of the experts' rows; empty: by id.
+  absl::Span<const int32_t> order;
 };
 
-// Rows: the slots that have one, by (expert, slot), experts in `order`; with padding by (expert,
-// micro-batch, place), of which a slot takes the first that is free. There is room for M = S or
-// E * B * P rows; without padding those from expert_begin[E] on are empty places.
+// Rows are the slots that get one, by (expert, slot), experts in `order`; with padding by (expert,
+// micro-batch, place), where a slot takes the first free place. There is room for M = S or E * B *
+// P rows; without padding those from expert_begin[E] on are empty places.
 struct SortedSlots {
   absl::Span<const int32_t> row_of_slot;   // [S] -1 = none
   absl::Span<const int32_t> slot_of_row;   // [M] -1 = an empty place
   absl::Span<const int32_t> token_of_row;  // [M] likewise
   absl::Span<const int32_t> own_row;       // [M] 0, 1, 2, ...
-  // [E + 1] first row of each expert, in `order`; the last is the rows
+  // [E + 1] first row of each expert, in `order`; the last entry is the number of rows.
   absl::Span<const int64_t> expert_begin;
   absl::Span<const int64_t> segment_begin;  // [E * B + 1] the same by (expert, micro-batch)
-  absl::Span<const int32_t> count;          // [B, E] by id: slots with a row, or beyond P of them
+  absl::Span<const int32_t> count;          // [B, E] by id: slots with a row, plus those beyond P
 };
 
-// Enqueues the sort; the host waits for nothing. Stable, the same bits every time. Results are
-// memory of the stream's device in `workspace`. A slot beyond the P that have room gets no row
-// (-1): `count` tells.
+// Enqueues the sort without a host wait. Stable and deterministic. Results are memory of the
+// stream's device in `workspace`. Slots beyond the first P of an expert and micro-batch get no row
+// (-1), which `count` reveals.
 // Errors: kUnimplemented on a CPU stream (DispatchPlan::Build sorts there); kInvalidArgument if
-// lengths disagree or E is above kMaxSortedExperts; that of a launch, where E < 1 or there are 2^31
-// slots or places. Cost: the slots' ids are read twice, 14 int32 a slot written or read beside
-// them.
+// lengths disagree or E is above kMaxSortedExperts; the launch's if E < 1 or there are 2^31 slots
+// or places. Cost: the slots' ids are read twice; beside that 14 int32 a slot are written or read.
 absl::StatusOr<SortedSlots> SortByExpert(const SlotsToSort& slots, Workspace& workspace,
                                          Stream& stream);
 

@@ -12,7 +12,7 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpLanes;
-// A warp takes neighbouring slots of the chunk, 32 at a time.
+// A warp processes neighbouring slots of the chunk, 32 at a time.
 constexpr int kWarpSlots = static_cast<int>(kChunkSlots) / kWarps;
 constexpr int kSteps = kWarpSlots / kWarpLanes;
 
@@ -28,8 +28,8 @@ LaunchShape ThreadShape(int64_t n) {
   return {dim3(GridBlocks(n, kThreads)), dim3(kThreads)};
 }
 
-// The table of counts, then of their sums over the chunks before: [E, columns], the last column the
-// total of the expert.
+// The table of counts, later of their sums over the preceding chunks: [E, columns], the last column
+// the total of the expert.
 __device__ inline int64_t Columns() {
   return int64_t{gridDim.x} + 1;
 }
@@ -41,10 +41,10 @@ __device__ inline int32_t KeptExpert(const CudaExpertSort& s, int64_t slot) {
   return s.dropped != nullptr && s.dropped[slot] != 0 ? -1 : expert;
 }
 
-// The slots of a block, and the columns of its micro-batch in the table.
+// The slots of a block, and the table columns of its micro-batch.
 struct Chunk {
   int64_t begin, end;
-  int32_t micro_batch;  // -1: more blocks than chunks
+  int32_t micro_batch;  // -1: the grid has more blocks than there are chunks
   int32_t first_column, end_column;
 };
 
@@ -79,7 +79,7 @@ __device__ inline Chunk ChunkOfBlock(const CudaExpertSort& s) {
 __global__ void __launch_bounds__(kThreads) CountKernel(CudaExpertSort s) {
   MOE_SHARED_ARRAY(int32_t, count, kMaxExperts);
   for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) count[e] = 0;
-  const Chunk chunk = ChunkOfBlock(s);  // waits for the block
+  const Chunk chunk = ChunkOfBlock(s);  // synchronises the block
   for (int64_t slot = chunk.begin + threadIdx.x; slot < chunk.end; slot += kThreads) {
     const int32_t expert = KeptExpert(s, slot);
     if (expert >= 0) atomicAdd(&count[expert], 1);
@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kThreads) CountKernel(CudaExpertSort s) {
   ForThreads(s.most_rows, [&](int64_t row) { s.slot_of_row[row] = -1; });
 }
 
-// A warp owns an expert: counts become the sums over the chunks before, the total comes last. Loads
-// of several columns a lane are under way at once.
+// A warp owns an expert: counts become the sums over the preceding chunks, followed by the total. A
+// lane has the loads of several columns in flight at once.
 __global__ void __launch_bounds__(kRowThreads)
     SumKernel(int32_t* table, int64_t experts, int64_t columns) {
   constexpr int kLoads = 8;
@@ -115,13 +115,13 @@ __global__ void __launch_bounds__(kRowThreads)
   });
 }
 
-// A lane's slots: slot i is 32 i after its first.
+// A lane's slots: slot i is 32 i after the first.
 struct LaneSlots {
   int32_t expert[kSteps];  // -1 = not kept
-  int32_t rank[kSteps];    // how many slots before it, of the warp, have its expert
+  int32_t rank[kSteps];    // number of the warp's earlier slots for the same expert
 };
 
-// `count` [E]: the warp's own; becomes its slots of each expert.
+// `count` [E] is the warp's own and receives the number of its slots for each expert.
 __device__ inline LaneSlots RankInWarp(const CudaExpertSort& s, int64_t first, int64_t end,
                                        uint16_t* count) {
   const auto lane = threadIdx.x % kWarpLanes;
@@ -137,21 +137,22 @@ __device__ inline LaneSlots RankInWarp(const CudaExpertSort& s, int64_t first, i
     const int32_t before = expert >= 0 ? count[expert] : 0;
     slots.expert[i] = expert;
     slots.rank[i] = before + __popc(below);
-    __syncwarp();  // all have read
+    __syncwarp();  // all lanes have read
     if (expert >= 0 && below == 0) count[expert] = static_cast<uint16_t>(before + __popc(same));
     __syncwarp();
   }
   return slots;
 }
 
-// start [E]: the first row of the expert's slots of this micro-batch, or of all of them without
-// padding; place [E]: how many of them are in the chunks before. Writes what the caller gets of it.
+// start [E]: the first row of the expert's slots of this micro-batch, or without padding of all its
+// slots; place [E]: the number of them in earlier chunks. Also writes this block's part of the
+// outputs.
 __device__ inline void PlaceExperts(const CudaExpertSort& s, const Chunk& chunk, int32_t* start,
                                     int32_t* place) {
   const auto sum_before = [&](int32_t e, int64_t column) {
     return s.scratch[e * Columns() + column];
   };
-  const int64_t padded = s.micro_batches * s.padded_rows;  // of one expert
+  const int64_t padded = s.micro_batches * s.padded_rows;  // places of one expert
   const auto expert_at = [&](int i) {
     return s.order == nullptr ? i : s.order[i];
   };
@@ -160,7 +161,7 @@ __device__ inline void PlaceExperts(const CudaExpertSort& s, const Chunk& chunk,
       [&](int i, int32_t rows_before, int32_t rows) {
         const int32_t e = expert_at(i);
         const int64_t begin = padded > 0 ? i * padded : rows_before;
-        const int32_t earlier = sum_before(e, chunk.first_column);  // of other micro-batches
+        const int32_t earlier = sum_before(e, chunk.first_column);  // in earlier micro-batches
         start[e] = static_cast<int32_t>(begin + chunk.micro_batch * s.padded_rows);
         place[e] = sum_before(e, blockIdx.x) - (padded > 0 ? earlier : 0);
         if (blockIdx.x == 0) {
@@ -179,7 +180,7 @@ __device__ inline void PlaceExperts(const CudaExpertSort& s, const Chunk& chunk,
       });
 }
 
-// A block gives the slots of its chunk their rows.
+// A block assigns rows to the slots of its chunk.
 __global__ void __launch_bounds__(kThreads) PlaceKernel(CudaExpertSort s) {
   MOE_SHARED_ARRAY(uint16_t, count, kWarps * kMaxExperts);  // [warps, E]
   MOE_SHARED_ARRAY(int32_t, start, kMaxExperts);
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(kThreads) PlaceKernel(CudaExpertSort s) {
   PlaceExperts(s, chunk, start, place);
   const LaneSlots slots = RankInWarp(s, first, chunk.end, mine);
   __syncthreads();
-  // Counts of the warps become the sums over the warps before.
+  // Replaces the counts of warps by the sums over the preceding warps.
   for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) {
     int before = 0;
     for (int w = 0; w < kWarps; ++w) {
@@ -216,7 +217,8 @@ __global__ void __launch_bounds__(kThreads) PlaceKernel(CudaExpertSort s) {
   }
 }
 
-// A thread owns a row and looks for its slot's token: the last whose slots begin at or before it.
+// A thread owns a row and searches for its slot's token: the last whose slots begin at or before
+// it.
 __global__ void __launch_bounds__(kThreads) RowTokensKernel(CudaRowTokens r) {
   ForThreads(r.most_rows, [&](int64_t row) {
     const int32_t slot = r.slot_of_row[row];
@@ -228,7 +230,7 @@ __global__ void __launch_bounds__(kThreads) RowTokensKernel(CudaRowTokens r) {
   });
 }
 
-// A thread owns a token, and looks at its earlier slots for each.
+// A thread owns a token and compares each slot with the token's earlier slots.
 __global__ void __launch_bounds__(kThreads) SlotGroupsKernel(CudaSlotGroups s) {
   ForThreads(s.tokens, [&](int64_t t) {
     const auto group_of = [&](int64_t slot) {
@@ -246,7 +248,7 @@ __global__ void __launch_bounds__(kThreads) SlotGroupsKernel(CudaSlotGroups s) {
   });
 }
 
-// A thread owns a token, and looks for the slot with which it was sent to each slot's group.
+// A thread owns a token and finds, for each slot, the slot that sent the token to its group.
 __global__ void __launch_bounds__(kThreads) SentPlacesKernel(CudaSentPlaces p) {
   ForThreads(p.tokens, [&](int64_t t) {
     const int64_t first = p.slot_offset[t], end = p.slot_offset[t + 1];
@@ -261,7 +263,7 @@ __global__ void __launch_bounds__(kThreads) SentPlacesKernel(CudaSentPlaces p) {
   });
 }
 
-// Blocks of one x own a run, a thread some of its rows.
+// Blocks with the same x own a run, a thread some of its rows.
 __global__ void __launch_bounds__(kThreads) ExpertRowsKernel(CudaExpertRows r) {
   const ExpertRun run = r.runs[blockIdx.x];
   for (int64_t row = int64_t{blockIdx.y} * kThreads + threadIdx.x; row < run.rows;
@@ -270,7 +272,8 @@ __global__ void __launch_bounds__(kThreads) ExpertRowsKernel(CudaExpertRows r) {
     r.return_order[run.return_row + i] = run.expert_row + i;
     r.return_place[run.expert_row + i] = run.return_row - run.chunk_row + i;
     if (r.received == nullptr) continue;
-    int32_t place = Min(r.received[run.received + i], run.source_rows - 1);  // a peer sent it
+    // Clamped, because a peer sent it.
+    int32_t place = Min(r.received[run.received + i], run.source_rows - 1);
     if (place < 0) place = 0;
     r.source[run.expert_row + i] = run.source_row + place;
   }
@@ -288,7 +291,7 @@ bool IsValid(const CudaExpertSort& s) {
 
 cudaError_t Run(const CudaExpertSort& sort, cudaStream_t stream) {
   if (!IsValid(sort)) return cudaErrorInvalidValue;
-  // No slots still give offsets and counts.
+  // Without slots, offsets and counts are still written.
   const LaunchShape chunks = {dim3(static_cast<unsigned>(MaxChunks(sort))), dim3(kThreads)};
   const cudaError_t counted = Launch(&CountKernel, chunks, stream, sort);
   if (counted != cudaSuccess) return counted;
@@ -315,7 +318,7 @@ cudaError_t Run(const CudaSentPlaces& places, cudaStream_t stream) {
 
 cudaError_t Run(const CudaExpertRows& rows, cudaStream_t stream) {
   if (rows.num_runs == 0 || rows.most_rows == 0) return cudaSuccess;
-  constexpr unsigned kMostBlocks = 64;  // of a run
+  constexpr unsigned kMostBlocks = 64;  // a run
   const dim3 grid(static_cast<unsigned>(rows.num_runs),
                   Min(GridBlocks(rows.most_rows, kThreads), kMostBlocks));
   return Launch(&ExpertRowsKernel, {grid, dim3(kThreads)}, stream, rows);

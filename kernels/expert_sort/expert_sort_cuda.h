@@ -1,6 +1,7 @@
-// Where the slots of one rank go, sorted on the device: the home side of a DispatchPlan
-// (dispatch/dispatch_plan.h) without a word from the host; and the rows that travel between ranks.
-// Internal: plain C++ above expert_sort_cuda.cu (nvcc, no Abseil). Pointers are to device memory.
+// Sorting of one rank's slots on the device: the home side of a DispatchPlan
+// (dispatch/dispatch_plan.h) without host synchronisation; and the rows that are exchanged between
+// ranks. Internal: plain C++ above expert_sort_cuda.cu (nvcc, no Abseil). Pointers are to device
+// memory.
 #ifndef MOE_KERNELS_EXPERT_SORT_EXPERT_SORT_CUDA_H_
 #define MOE_KERNELS_EXPERT_SORT_EXPERT_SORT_CUDA_H_
 
@@ -22,7 +23,7 @@ struct CudaExpertSort {
   const int32_t* expert;             // [S]
   const uint8_t* dropped = nullptr;  // [S] 1 = dropped; nullptr = none
   int32_t num_experts = 0;           // E
-  const int32_t* order = nullptr;    // [E] the experts as their rows follow; nullptr: by id
+  const int32_t* order = nullptr;    // [E] the order of the experts' rows; nullptr: by id
 
   // Micro-batch b has the slots slot_offset[micro_batch_offsets[b]] .. [b + 1], all of S together.
   int32_t micro_batches = 1;           // B
@@ -31,15 +32,16 @@ struct CudaExpertSort {
   int64_t padded_rows = 0;             // P; 0 = no padding
   int64_t most_rows = 0;               // M: S, with padding E * B * P
 
-  int32_t* row_of_slot;    // [S] -1 = not kept
-  int32_t* slot_of_row;    // [M] -1 = empty
-  int64_t* expert_begin;   // [E + 1] first row of each expert, in `order`; the last is the rows
-  int64_t* segment_begin;  // [E * B + 1] the same of each expert's in each micro-batch
+  int32_t* row_of_slot;  // [S] -1 = not kept
+  int32_t* slot_of_row;  // [M] -1 = empty
+  // [E + 1] first row of each expert, in `order`; the last entry is the number of rows
+  int64_t* expert_begin;
+  int64_t* segment_begin;  // [E * B + 1] first row of each expert's slots of each micro-batch
   int32_t* count;          // [B, E] kept slots
   int32_t* scratch;        // [ScratchElements]
 };
 
-// Most chunks that the slots can make: every micro-batch has at least one.
+// The most chunks that the slots can form: every micro-batch has at least one.
 inline int64_t MaxChunks(const CudaExpertSort& sort) {
   return sort.slots / kChunkSlots + sort.micro_batches;
 }
@@ -47,17 +49,16 @@ inline int64_t ScratchElements(const CudaExpertSort& sort) {
   return sort.num_experts * (MaxChunks(sort) + 1);
 }
 
-// Enqueues three kernels on `stream` (chunks are counted, counts summed, slots placed) and returns.
-// Stable and deterministic: no order of atomics shows. An expert with more than padded_rows kept
-// slots in a micro-batch, which a DispatchPlan refuses, shows in `count`; the slots beyond get no
-// row (-1), and nothing is written out of bounds.
-// Errors: cudaErrorInvalidValue, before anything is enqueued, if S is negative or E not in
-// 1 .. kMaxExperts, B < 1, padded_rows < 0, or there are 2^31 slots or padded rows; else that of a
-// launch.
+// Enqueues three kernels on `stream` (count by chunk, sum the counts, place the slots) and returns.
+// Stable and deterministic: results do not depend on the order of atomics. An expert with more than
+// padded_rows kept slots in a micro-batch, which a DispatchPlan refuses, is visible in `count`; the
+// slots beyond get no row (-1), and nothing is written out of bounds.
+// Errors: cudaErrorInvalidValue, before anything is enqueued, if S is negative or E not in 1 ..
+// kMaxExperts, B < 1, padded_rows < 0, or there are 2^31 slots or padded rows; else the launch's.
 cudaError_t Run(const CudaExpertSort& sort, cudaStream_t stream);
 
-// The token of every sorted row, and the row's own number: what gathers into and out of expert
-// order read where one rank holds all experts.
+// The token of every sorted row, and the row's own number: the indices of gathers into and out of
+// expert order where one rank holds all experts.
 struct CudaRowTokens {
   int64_t most_rows = 0;       // M; nothing is launched for 0
   const int32_t* slot_of_row;  // [M]
@@ -67,10 +68,11 @@ struct CudaRowTokens {
   int32_t* own_row;            // [M] 0, 1, 2, ...
 };
 
-// As all below: enqueues one kernel, none for no rows, and returns the error of its launch.
+// This and the functions below enqueue one kernel, or none without rows, and return its launch
+// error.
 cudaError_t Run(const CudaRowTokens& rows, cudaStream_t stream);
 
-// The group of each slot that is the first of its token to have it, else -1.
+// The group of each slot that is its token's first slot in that group, else -1.
 struct CudaSlotGroups {
   int64_t tokens = 0;
   const int64_t* slot_offset;  // [T + 1]
@@ -89,8 +91,8 @@ struct CudaSentPlaces {
   const int32_t* expert;           // [S]
   const int32_t* group_of_expert;  // [E]
   const int32_t* first_group;      // [S]
-  const int32_t* sent_row;         // [S] of the slots that have a first_group
-  const int64_t* group_begin;      // [G] the first of each
+  const int32_t* sent_row;         // [S] for slots that have a first_group
+  const int64_t* group_begin;      // [G] first row of each group
   const int32_t* row_of_slot;      // [S]
   int32_t* place;                  // [rows of the kept slots]
 };
@@ -100,7 +102,7 @@ cudaError_t Run(const CudaSentPlaces& places, cudaStream_t stream);
 struct CudaExpertRows {
   const ExpertRun* runs;  // [num_runs]
   int32_t num_runs = 0;
-  int32_t most_rows = 0;    // of a run
+  int32_t most_rows = 0;    // maximum over the runs
   const int32_t* received;  // nullptr: source is not written
   int32_t *return_order, *return_place, *source;
 };

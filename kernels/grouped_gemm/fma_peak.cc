@@ -17,7 +17,7 @@ using namespace moe::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace): th
 
 double MultiplyAdds(int64_t steps) {
   // Two units with a latency of 4 or 5 cycles need 10 chains, and AVX2 has 16 registers. Chains
-  // start apart, or the compiler would see that they are equal and compute one.
+  // have different initial values, since the compiler would merge equal ones.
   constexpr int kChains = 12;
   const FloatTag d;
   const auto x = hn::Set(d, 1.0f), y = hn::Set(d, 1e-20f);
@@ -28,7 +28,7 @@ double MultiplyAdds(int64_t steps) {
   }
   auto sum = chain[0];
   for (int i = 1; i < kChains; ++i) sum = hn::Add(sum, chain[i]);
-  // Never true, but the compiler does not know: the chains have to be computed.
+  // Never true, but the compiler cannot prove it, so that the chains are computed.
   if (hn::GetLane(sum) < 0) return 0;
   return static_cast<double>(steps) * kChains * 2 * static_cast<double>(kLanes);
 }

@@ -1,4 +1,4 @@
-// The limits of one core, to hold measured products against.
+// The peak rates of one core, for comparison with measured products.
 #ifndef MOE_KERNELS_GROUPED_GEMM_FMA_PEAK_H_
 #define MOE_KERNELS_GROUPED_GEMM_FMA_PEAK_H_
 
@@ -10,11 +10,11 @@ namespace moe::gemm {
 // the products use. Returns the number of floating-point operations (two for each multiply-add).
 double RunFma(int64_t steps);
 
-// The same for products of bfloat16: dot products where they use them (four operations for each
-// lane), or multiply-adds.
+// The peak of products of bfloat16: with dot products where products use them (four operations for
+// each lane), else with multiply-adds.
 double RunBFloat16Peak(int64_t steps);
 
-// Reads `count` floats from front to back: the measure of memory. Returns the largest, or 0.
+// Reads `count` floats from front to back, to measure memory bandwidth. Returns the largest, or 0.
 float ReadFloats(const float* data, int64_t count);
 
 }  // namespace moe::gemm

@@ -1,4 +1,4 @@
-// How the packed CPU path cuts a product, and what one piece of it needs. Internal.
+// Blocking of a product on the packed CPU path, and what one block needs. Internal.
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_BLOCKS_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_BLOCKS_H_
 
@@ -13,35 +13,35 @@
 
 namespace moe::gemm {
 
-// The register tile reads operands in words of 32 bits, which packed panels keep as float: a word
-// of float or Float16 is one step of the depth, as float32; one of BFloat16 is two, the earlier in
-// the lower half, the last one filled up with a zero: what vdpbf16ps takes.
+// The register tile reads operands in words of 32 bits, which packed panels store as float. A word
+// of float or Float16 is one step of the depth, as float32. A word of BFloat16 is two steps, the
+// earlier in the lower half, the last one padded with a zero: the operand format of vdpbf16ps.
 template <typename T>
 inline constexpr int64_t kStepsPerWord = std::is_same_v<T, BFloat16> ? 2 : 1;
 template <typename T>
 constexpr int64_t WordsOf(int64_t steps) {
   return (steps + kStepsPerWord<T> - 1) / kStepsPerWord<T>;
 }
-// Elements of storage type that one column of packed weights takes for a depth of `steps`.
+// Elements of storage type in one column of packed weights for a depth of `steps`.
 template <typename T>
 constexpr int64_t StripSteps(int64_t steps) {
   return WordsOf<T>(steps) * kStepsPerWord<T>;
 }
 
-// Rows of the register tile. 6 x 4 accumulators, 4 columns and a broadcast fill 32 registers;
-// 6 x 2 fill 16. And the most columns that a target's tile has; all divide it.
+// Rows of the register tile: 6 x 4 accumulators, 4 columns and a broadcast fill 32 registers; 6 x 2
+// fill 16. kMaxTileCols: the most columns of any target's tile; every target's number divides it.
 inline constexpr int64_t kTileRows = 6;
 inline constexpr int64_t kMaxTileCols = 64;
 
-// A panel is the part of b that rows pass by at a time, 128 KiB of words: it stays in a
-// second-level cache meanwhile. Those of a plain b are few rows of its memory, because lines a
-// power of two apart share few cache sets: 470 pieces of 256 bytes, 4 KiB apart, do not fit any
+// A panel is the part of b that is multiplied by many rows at a time, 128 KiB of words: it stays in
+// a second-level cache meanwhile. Panels of a plain b cover few rows of its memory, because lines a
+// power of two apart share few cache sets: 470 runs of 256 bytes, 4 KiB apart, do not fit any
 // second-level cache. Depths are whole chains.
 struct Shape {
   int64_t panel_cols;
   int64_t panel_depth;  // in words, like all depths here
-  // Rows of a block. More spread the cost of packing b further; float32 sums of a panel's columns
-  // (rows x panel_cols), and the packed rows of a transposed a, have to stay in cache as well.
+  // Rows of a block. More rows amortise packing b further; but float32 sums of a panel's columns
+  // (rows x panel_cols), and the packed rows of a transposed a, must stay in cache as well.
   int64_t block_rows;
   int64_t col_step;  // columns of a block are multiples of it
 };
@@ -49,34 +49,36 @@ inline constexpr Shape kTransposedB = {
     .panel_cols = 64, .panel_depth = 512, .block_rows = 512, .col_step = 64};
 inline constexpr Shape kStripsOfB = {
     .panel_cols = 64, .panel_depth = 512, .block_rows = 252, .col_step = 64};
-// 32 KiB, packed into and read from a first-level cache. 256 columns were 1.1 to 1.3 times as slow
-// at 32 and 64 rows of float32.
+// A panel of 32 KiB is packed into and read from a first-level cache. 256 columns were 1.1 to 1.3
+// times as slow at 32 and 64 rows of float32.
 inline constexpr Shape kPlainB = {
     .panel_cols = 64, .panel_depth = 128, .block_rows = 252, .col_step = 256};
-// One tile of rows, or few steps, wait for memory: long rows of b, read from front to back. Input
-// gradients of one tile read float32 weights in place: 1.2 times as fast as kPlainB at 4 rows, and
-// slower from 8 on, where sums go to and fro too often. 256 columns are 0.85 times as fast.
+// For one tile of rows, or few steps, which are bound by memory: long rows of b, read from front to
+// back. Input gradients of one tile read float32 weights in place: 1.2 times as fast as kPlainB at
+// 4 rows, and slower from 8 on, where sums are loaded and stored too often. 256 columns are 0.85
+// times as fast.
 inline constexpr Shape kWideB = {
     .panel_cols = 1024, .panel_depth = 128, .block_rows = 252, .col_step = 256};
 inline constexpr int64_t kFewWords = 32;
-// Gradients of weights, of segments of more rows than kPlainB has steps: deep panels, so that sums
-// stay in registers for longer, and the rows of a transposed a packed once for all of them. 1.15
-// times as fast as kPlainB from 192 rows on, at 128 no faster.
+// For weight gradients with segments of more rows than kPlainB has steps: deep panels, so that sums
+// stay in registers for longer, and the rows of a transposed a are packed once for all panels. 1.15
+// times as fast as kPlainB from 192 rows on, no faster at 128.
 inline constexpr Shape kDeepB = {
     .panel_cols = 64, .panel_depth = 512, .block_rows = 252, .col_step = 64};
 inline constexpr int64_t kMostDeep = 2048;  // packed rows are 2 MiB
-// Input gradients of many rows: 1.08 times as fast as kPlainB at 512.
+// For input gradients of many rows: 1.08 times as fast as kPlainB at 512.
 inline constexpr Shape kTallB = {
     .panel_cols = 128, .panel_depth = 256, .block_rows = 512, .col_step = 256};
 
-// Input gradients that are trees, from 32 rows on: deep panels, so that more nodes meet within a
-// tile. With kTallB those of bfloat16 would take 2 % longer.
+// For input gradients with trees, from 32 rows on: deep panels, so that more nodes are added within
+// a tile. With kTallB those of bfloat16 would take 2 % longer.
 inline constexpr Shape kTreeB = {
     .panel_cols = 128, .panel_depth = 512, .block_rows = 512, .col_step = 256};
 inline constexpr int64_t kTreeRows = 32;
-inline constexpr int64_t kMostPanelWords = 512;  // of all shapes
+inline constexpr int64_t kMostPanelWords = 512;  // the most of all shapes
 
-// Whether a chain of the depth ends with half a word, whose other half is not what lies behind it.
+// Whether a chain of the depth ends with half a word, whose other half must be zero rather than
+// what follows in memory.
 template <typename T, typename TOut>
 constexpr bool HasHalfWords(const Problem<T, TOut>& problem) {
   if (!problem.is_tree()) return problem.depth() % kStepsPerWord<T> != 0;
@@ -86,7 +88,7 @@ constexpr bool HasHalfWords(const Problem<T, TOut>& problem) {
   return false;
 }
 
-// Whether the rows of a are copied: not those whose words lie in memory as the tile reads them.
+// Whether the rows of a are copied: unless their words are in memory as the tile reads them.
 template <typename T, typename TOut>
 constexpr bool PacksRows(const Problem<T, TOut>& problem) {
   return problem.a_layout == Layout::kTransposed || std::is_same_v<T, Float16> ||
@@ -95,11 +97,11 @@ constexpr bool PacksRows(const Problem<T, TOut>& problem) {
 
 template <typename T, typename TOut>
 constexpr bool IsWide(const Problem<T, TOut>& problem) {
-  if (problem.exact.used()) return false;  // sums of a panel wait in cache to be added
+  if (problem.exact.used()) return false;  // sums of a panel stay in cache until they are added
   return problem.c.rows() <= kTileRows || WordsOf<T>(problem.depth()) <= kFewWords;
 }
 
-// Whether the tile reads whole strips of b where they lie: there is no other tile to pack for.
+// Whether the tile reads whole strips of b in place: with one tile of rows packing would not pay.
 template <typename T, typename TOut>
 constexpr bool ReadsPlainInPlace(const Problem<T, TOut>& problem) {
   return std::is_same_v<T, float> && problem.b_layout == Layout::kPlain &&
@@ -129,14 +131,14 @@ constexpr const Shape& ShapeFor(const Problem<T, TOut>& problem) {
   return IsDeep(problem) ? kDeepB : kPlainB;
 }
 
-// Words before step `begin`, the first of segment `segment`, at the most: segments have whole words
-// each. Of all segments: WordsBefore(depth, count of segments).
+// Upper bound of the words before step `begin`, the first of segment `segment`: each segment has
+// whole words. For all segments: WordsBefore(depth, number of segments).
 template <typename T>
 constexpr int64_t WordsBefore(int64_t begin, int64_t segment) {
   return kStepsPerWord<T> == 1 ? begin : (begin + segment) / kStepsPerWord<T>;
 }
 
-// Leaves of the subtrees of a tree that a panel holds whole, 1 if it holds none.
+// Leaves of the largest subtrees that fit a panel, 1 if none does.
 template <typename T, typename TOut>
 constexpr int LeavesPerPanel(const Problem<T, TOut>& problem) {
   const TreeCut& cut = problem.tree.cut;
@@ -144,7 +146,8 @@ constexpr int LeavesPerPanel(const Problem<T, TOut>& problem) {
   int leaves = cut.leaves;
   for (; leaves > 1; leaves /= 2) {
     const int64_t steps = (items * leaves + cut.leaves - 1) / cut.leaves * cut.item;
-    const int64_t chains = cut.item % kStepsPerWord<T> == 0 ? 1 : leaves;  // with half a word each
+    // each may end with half a word
+    const int64_t chains = cut.item % kStepsPerWord<T> == 0 ? 1 : leaves;
     const int64_t words = WordsBefore<T>(problem.tree.first_times * steps, chains) +
                           (problem.tree.parts - 1) * WordsBefore<T>(steps, chains);
     if (words <= ShapeFor(problem).panel_depth) break;
@@ -152,7 +155,7 @@ constexpr int LeavesPerPanel(const Problem<T, TOut>& problem) {
   return leaves;
 }
 
-// Sums of a panel that a slot has room for: those that are added to, and nodes that wait.
+// Sums of a panel that a slot stores: those that are added to, and pending nodes of a tree.
 template <typename T, typename TOut>
 constexpr int64_t NodesOf(const Problem<T, TOut>& problem) {
   if (!problem.is_tree()) return 1;
@@ -160,7 +163,7 @@ constexpr int64_t NodesOf(const Problem<T, TOut>& problem) {
   return std::bit_width(subtrees);
 }
 
-// Words of each packed row of a that a slot keeps, a multiple of 16.
+// Words that a slot stores of each packed row of a, a multiple of 16.
 template <typename T, typename TOut>
 constexpr int64_t KeptWords(const Problem<T, TOut>& problem) {
   if (!PacksRows(problem)) return 0;
@@ -170,17 +173,18 @@ constexpr int64_t KeptWords(const Problem<T, TOut>& problem) {
   return std::max(words, (all + 15) / 16 * 16);
 }
 
-// Columns of a block, where all threads have work: the next panel is fetched while one is
-// multiplied, and a packed a is shared by all.
+// The most columns of a block when all threads have work: the next panel is prefetched while one is
+// multiplied, and a packed a is used for all of them.
 inline constexpr int64_t kMaxBlockCols = 1024;
 
-// A rectangle of the output: what one thread computes in one go.
+// A rectangle of the output that one thread computes at a time.
 struct Block {
   int64_t row_begin = 0, row_end = 0;
   int64_t col_begin = 0, col_end = 0;
 };
 
-// `total` in parts of at most `most`, as even as possible; part i is [Begin(i), Begin(i + 1)).
+// `total` cut into ranges of at most `most`, as even as possible; range i is [Begin(i), Begin(i +
+// 1)).
 struct EvenCut {
   EvenCut(int64_t whole, int64_t most) : total(whole), parts((whole + most - 1) / most) {}
   int64_t Begin(int64_t i) const { return total * i / parts; }
@@ -188,8 +192,8 @@ struct EvenCut {
   int64_t parts;
 };
 
-// The blocks of one problem: rows cut evenly, columns by `max_block_cols`, in whole steps of the
-// shape, one at least. No cut shows in the bits of the result.
+// The blocks of one problem: rows are cut evenly, columns by `max_block_cols`, in multiples of the
+// shape's column step, at least one. Results do not depend on the cut.
 struct BlockGrid {
   BlockGrid(int64_t row_count, int64_t col_count, const Shape& shape, int64_t max_block_cols)
       : rows(row_count, shape.block_rows),
@@ -198,7 +202,7 @@ struct BlockGrid {
         col_blocks((cols + block_cols - 1) / block_cols) {}
 
   int64_t size() const { return rows.parts * col_blocks; }
-  // Blocks of the same columns follow each other: they read the same part of b.
+  // Blocks of the same columns are consecutive: they read the same part of b.
   Block At(int64_t i) const {
     const int64_t row = i % rows.parts;
     const int64_t col = i / rows.parts * block_cols;
@@ -211,8 +215,8 @@ struct BlockGrid {
   int64_t col_blocks;
 };
 
-// Scratch of one thread: a packed panel of b, the sums of its columns, of each node, and the packed
-// rows of a where they are copied. Each part is a multiple of 64 bytes long.
+// Scratch of one thread: a packed panel of b, the sums of its columns for each pending node, and
+// the packed rows of a where they are copied. Each array is a multiple of 64 bytes long.
 struct Slot {
   template <typename T, typename TOut>
   Slot(float* data, const Problem<T, TOut>& problem)
@@ -220,7 +224,7 @@ struct Slot {
         sums(panel + ShapeFor(problem).panel_cols * ShapeFor(problem).panel_depth),
         node(ShapeFor(problem).panel_cols * ShapeFor(problem).block_rows),
         a(sums + node * NodesOf(problem)) {}
-  // In floats.
+  // Size in floats.
   template <typename T, typename TOut>
   static constexpr int64_t Size(const Problem<T, TOut>& problem) {
     const Shape& shape = ShapeFor(problem);
@@ -230,12 +234,13 @@ struct Slot {
 
   float* panel;
   float* sums;
-  int64_t node;  // floats from one node's sums to the next
+  int64_t node;  // floats between the sums of two nodes
   float* a;
 };
 
-// Columns of a strip of packed weights on this CPU, and packing one: columns (rows of memory)
-// [0, cols) of `from` [cols, depth], the rest of the strip zeros. packed_weights.h has the picture.
+// StripCols: columns of a strip of packed weights on this CPU. PackStrip packs one: columns (rows
+// of memory) [0, cols) of `from` [cols, depth]; the rest of the strip is zeros. packed_weights.h
+// has a picture.
 int64_t StripCols();
 template <typename T>
 void PackStrip(MatrixView<const T> from, T* to);

@@ -18,7 +18,7 @@ namespace moe {
 #if defined(MOE_CUBLAS)
 namespace {
 
-// What cuBLAS recommends for sm_90; smaller GPUs ask for less.
+// cuBLAS's recommendation for sm_90; smaller GPUs need less.
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
 #define MOE_CUBLAS_FUNCTIONS(F) \
@@ -33,10 +33,12 @@ struct Functions {
 #undef MOE_DECLARE
 };
 
-#if defined(MOE_CUBLAS_LINKED)  // simulated devices have a cuBLAS of their own
+// Simulated devices use the simulator's cuBLAS.
+#if defined(MOE_CUBLAS_LINKED)
 #define MOE_LOAD(name) functions.name = &::name;
 #else
-// Function `name` of the library, of the version that its header has. The library stays open.
+// Looks up function `name` in the library, of the version that the header declares. The library
+// stays open.
 template <typename Function>
 absl::Status Find(const char* name, Function*& function) {
   const auto file = absl::StrCat("libcublas.so.", CUBLAS_VER_MAJOR);
@@ -74,7 +76,7 @@ constexpr cudaDataType kType = std::is_same_v<T, float>      ? CUDA_R_32F
                                : std::is_same_v<T, BFloat16> ? CUDA_R_16BF
                                                              : CUDA_R_16F;
 
-// Rows of ours are columns of cuBLAS's, so that it sees every matrix transposed.
+// Our rows are cuBLAS's columns, so that it sees every matrix transposed.
 constexpr cublasOperation_t OperationOf(gemm::Layout layout) {
   return layout == gemm::Layout::kPlain ? CUBLAS_OP_N : CUBLAS_OP_T;
 }
@@ -85,13 +87,13 @@ absl::StatusOr<std::unique_ptr<Cublas>> Cublas::Create(int device) {
   constexpr char kName[] = "cuBLAS";
   MOE_RETURN_IF_ERROR(Library().status());
   MOE_ASSIGN_OR_RETURN(MemoryResource* const memory, CudaMemory(device));
-  // Leaves the device current, which is the one that the handle will be of.
+  // Makes the device current; the handle belongs to the current device.
   MOE_ASSIGN_OR_RETURN(Buffer workspace,
                        Buffer::Allocate(kWorkspaceBytes, *memory, "workspace of cuBLAS"));
   cublasHandle_t handle = nullptr;
   MOE_RETURN_IF_ERROR(CublasStatus(Library()->cublasCreate_v2(&handle), kName));
   std::unique_ptr<Cublas> made(new Cublas(handle, device, std::move(workspace)));
-  // A sum that several blocks share is not rounded to the output's type before it is complete.
+  // Sums that several blocks share are not rounded to the output's type before they are complete.
   MOE_RETURN_IF_ERROR(CublasStatus(
       Library()->cublasSetMathMode(
           handle, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
@@ -104,7 +106,7 @@ Cublas::~Cublas() {
   Library()->cublasDestroy_v2(static_cast<cublasHandle_t>(handle_));
 }
 
-// c = a * b is, transposed, c' = b' * a'.
+// Transposed, c = a * b is c' = b' * a'.
 template <typename T, typename TOut>
 absl::Status Cublas::Multiply(absl::string_view function, const gemm::Problem<T, TOut>& problem,
                               Stream& stream) {
@@ -121,7 +123,7 @@ absl::Status Cublas::Multiply(absl::string_view function, const gemm::Problem<T,
   return stream.Launch([&](void* native) {
     MOE_RETURN_IF_ERROR(CublasStatus(
         library.cublasSetStream_v2(handle, static_cast<cudaStream_t>(native)), function));
-    // A new stream has taken the workspace away.
+    // Setting a stream resets the workspace.
     MOE_RETURN_IF_ERROR(
         CublasStatus(library.cublasSetWorkspace_v2(handle, workspace_.data(),
                                                    static_cast<size_t>(workspace_.bytes())),

@@ -48,7 +48,8 @@ namespace {
 constexpr int kLanes = 16;
 constexpr int kVectors = 4;
 
-// One word: 64 columns times every row. The instruction adds the product of the upper halves first.
+// Multiplies one word of 64 columns by every row. The instruction adds the product of the upper
+// halves first.
 template <int kRows>
 MOE_DOT_TARGET inline __attribute__((always_inline)) void DotWord(const char* a, int64_t row_bytes,
                                                                   const float* b,
@@ -68,8 +69,8 @@ MOE_DOT_TARGET inline __attribute__((always_inline)) void DotWord(const char* a,
   }
 }
 
-// Bytes from word to word and from row to row: constants where they can be. Computed addresses, 24
-// for four words of six rows, would take a short tile a good 2 % of its time.
+// Bytes between words and between rows: constants where possible. Computing addresses, 24 for four
+// words of six rows, would cost a short tile a good 2 % of its time.
 template <int kRows>
 constexpr int64_t WordBytes(const PlainDotRows&) {
   return sizeof(float);
@@ -94,7 +95,7 @@ MOE_DOT_TARGET inline __attribute__((always_inline)) void Clear(__m512 (&sum)[kR
   }
 }
 
-// sum = sums that waited, `stride` floats from row to row, + sum; and the way there.
+// Adds pending sums, `stride` floats from row to row: sum = pending + sum. Below, storing them.
 template <int kRows>
 MOE_DOT_TARGET inline __attribute__((always_inline)) void AddSums(const float* from, int64_t stride,
                                                                   __m512 (&sum)[kRows][kVectors]) {
@@ -197,7 +198,7 @@ void DotTile(int64_t rows, const PackedDotRows& a, const float* b,
 }
 
 MOE_DOT_TARGET double RunDots(int64_t steps) {
-  constexpr int kChains = 12;  // more than the units and their latency need
+  constexpr int kChains = 12;  // more than units times latency
   const auto one = (__m512bh)_mm512_set1_epi32(0x3f803f80);
   __m512 sum[kChains];
   for (int i = 0; i < kChains; ++i) sum[i] = _mm512_set1_ps(static_cast<float>(i));
@@ -206,7 +207,7 @@ MOE_DOT_TARGET double RunDots(int64_t steps) {
   }
   __m512 total = sum[0];
   for (int i = 1; i < kChains; ++i) total = _mm512_add_ps(total, sum[i]);
-  // Never true, but the compiler does not know: the chains have to be computed.
+  // Never true, but the compiler cannot prove it, so that the chains are computed.
   if (_mm512_cvtss_f32(total) < 0) return 0;
   return static_cast<double>(steps) * kChains * kLanes * 4;
 }

@@ -18,14 +18,14 @@
 namespace moe::gemm {
 
 // Whether this CPU has the instruction; and whether products use it, which they do unless a test or
-// benchmark says otherwise (simd_targets.h).
+// benchmark disables it (simd_targets.h).
 bool HasBFloat16Dot();
 bool DotsBFloat16();
 void UseBFloat16Dot(bool use);
 
-// Arithmetic without subnormal numbers, as vdpbf16ps has it, for multiply-adds beside it: on x86,
-// while one lives, this thread's floating-point operations take subnormal numbers as zeros
-// and round to zeros instead of to them. Elsewhere, and with `enable` false, nothing changes.
+// Arithmetic without subnormal numbers, like vdpbf16ps's, for multiply-adds beside it. On x86,
+// while an object lives, this thread's floating-point operations read subnormal numbers as zeros
+// and return zeros instead of them. Elsewhere, and with `enable` false, nothing changes.
 class FlushSubnormals {
  public:
 #if MOE_GEMM_DOT_AVX512
@@ -50,25 +50,25 @@ class FlushSubnormals {
 
 #if MOE_GEMM_DOT_AVX512
 
-// The rows of a tile where they lie: word w of row i at data + i * row_bytes + 4 * w.
+// The rows of a tile in place: word w of row i at data + i * row_bytes + 4 * w.
 struct PlainDotRows {
   const char* data;
   int64_t row_bytes;
 };
-// The rows of a tile side by side: word w of row i at data + 4 * (w * rows + i).
+// The rows of a tile interleaved: word w of row i at data + 4 * (w * rows + i).
 struct PackedDotRows {
   const char* data;
 };
 
 // c [rows, 64] from a * b, piece by piece; word w of b is the line of 64 words at b + 64 * w.
-// `rows`: 1 to kTileRows. Only where HasBFloat16Dot().
+// `rows`: 1 to kTileRows. Requires HasBFloat16Dot().
 void DotTile(int64_t rows, const PlainDotRows& a, const float* b,
              absl::Span<const TilePiece> pieces, const TileSums& c, Prefetchers& ahead);
 void DotTile(int64_t rows, const PackedDotRows& a, const float* b,
              absl::Span<const TilePiece> pieces, const TileSums& c, Prefetchers& ahead);
 
 // Runs `steps` rounds of independent dot products in registers. Returns the number of
-// floating-point operations, four for each lane. Only where HasBFloat16Dot().
+// floating-point operations, four for each lane. Requires HasBFloat16Dot().
 double RunDots(int64_t steps);
 
 #endif  // MOE_GEMM_DOT_AVX512

@@ -1,4 +1,4 @@
-// What multiplies matrices on CUDA devices, and in which order terms are added.
+// Choice of the matrix product on CUDA devices, and of the order in which terms are added.
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_OPTIONS_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_OPTIONS_H_
 
@@ -12,25 +12,26 @@ class Cublas;  // gemm_cublas.h
 
 // --grouped-gemm
 enum class GroupedGemmKernel : uint8_t {
-  kAuto,    // as kMma, but one group of a 16-bit type by cuBLAS where GemmOptions has it
+  kAuto,    // kMma, but cuBLAS for one group of a 16-bit type if GemmOptions has a handle
   kCublas,  // cuBLAS, one call a group
   kMma,     // this project's kernels: mma.sync or wgmma for 16-bit types, fmaf for float32
 };
 
-// Without cuBLAS the bits of a row depend on that row and its weight alone. With it they may depend
-// on the number of rows, too, and the order of terms is the library's. A CPU has one kernel,
-// whatever stands here.
+// Without cuBLAS the bits of a row depend on that row and its weight alone. With it they may also
+// depend on the number of rows, and the order of terms is the library's. On a CPU there is one
+// kernel, and these options are ignored.
 struct GemmOptions {
   GroupedGemmKernel kernel = GroupedGemmKernel::kAuto;
-  Cublas* cublas = nullptr;  // of the stream that is given with the options; kCublas needs it
+  // handle for the stream that is passed with the options; kCublas needs it
+  Cublas* cublas = nullptr;
 };
 
-// The order in which a product adds its terms. One leaf, as by default: one sum of chains over all
-// of them. Several: the reduced index is `parts` parts of cut.extent values, one after the other
-// (gate and up; q, k and v), each cut alike, and leaf s of a balanced binary tree is such a sum
-// over the values of leaf s of part 0, then of part 1, and so on. Every value of part 0 may stand
-// for `first_times` (heads of queries that share one of keys): that part is so many times as long.
-// grouped_gemm.h has the rest.
+// The order in which a product adds its terms. One leaf, the default: one sum of chains over all
+// terms. Several: the reduced index consists of `parts` parts of cut.extent values, one after the
+// other (gate and up; q, k and v), each cut alike. Leaf s of a balanced binary tree is such a sum
+// over leaf s of part 0, then of part 1, and so on. In part 0 every value of the cut may be
+// `first_times` values of the index (query heads that share a key head): that part is so many times
+// as long. grouped_gemm.h has the contract.
 struct GemmTree {
   static constexpr int kMaxParts = 3;
 
@@ -39,7 +40,7 @@ struct GemmTree {
   int64_t first_times = 1;
 
   constexpr int64_t Times(int part) const { return part == 0 ? first_times : 1; }
-  // First value of a part, all of them for part = parts.
+  // First value of a part; the number of values for part = parts.
   constexpr int64_t Begin(int part) const {
     return part == 0 ? 0 : (first_times + part - 1) * cut.extent;
   }

@@ -1,5 +1,5 @@
-// Copies of operands in the order in which the register tile reads them, as words (gemm_blocks.h),
-// and the way back for outputs. Compiled once per SIMD target.
+// Copies of operands into the order in which the register tile reads them, as words
+// (gemm_blocks.h), and conversion of outputs. Compiled once per SIMD target.
 #if defined(MOE_KERNELS_GROUPED_GEMM_GEMM_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOE_KERNELS_GROUPED_GEMM_GEMM_PACK_INL_H_
 #undef MOE_KERNELS_GROUPED_GEMM_GEMM_PACK_INL_H_
@@ -20,7 +20,7 @@ HWY_BEFORE_NAMESPACE();
 namespace moe::gemm {
 namespace HWY_NAMESPACE {
 
-// `count` elements, converted.
+// Converts `count` elements.
 template <class From, class To>
 HWY_INLINE void Convert(const From* from, int64_t count, To* to) {
   const FloatTag d;
@@ -29,7 +29,7 @@ HWY_INLINE void Convert(const From* from, int64_t count, To* to) {
   for (; i < count; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]));
 }
 
-// A word of the steps `from` and from + stride; of the first alone if `count` is 1.
+// The word of steps `from` and from + stride; of the first alone if `count` is 1.
 template <class T>
 HWY_INLINE float WordAt(const T* from, int64_t stride, int64_t count) {
   if constexpr (std::is_same_v<T, BFloat16>) {
@@ -51,8 +51,8 @@ HWY_INLINE hn::Vec<D> LoadWords(D d, const T* from) {
   }
 }
 
-// The words of neighbouring columns, for steps that are rows of memory, `stride` apart; of the
-// first row alone if `count` is 1.
+// The words of neighbouring columns, where steps are rows of memory, `stride` apart; of the first
+// row alone if `count` is 1.
 template <class D, class T>
 HWY_INLINE hn::Vec<D> LoadWordRow(D d, const T* from, int64_t stride, int64_t count) {
   if constexpr (std::is_same_v<T, BFloat16>) {
@@ -69,7 +69,7 @@ HWY_INLINE hn::Vec<D> LoadWordRow(D d, const T* from, int64_t stride, int64_t co
   }
 }
 
-// Rows of 8 (4) words, transposed in registers: column k of `from` to to + k * to_stride.
+// Transposes rows of 8 (4) words in registers: column k of `from` goes to to + k * to_stride.
 using TransposeTag = hn::CappedTag<float, 8>;
 constexpr int64_t kTranspose = static_cast<int64_t>(hn::MaxLanes(TransposeTag()));
 static_assert(kTranspose == 4 || kTranspose == 8);
@@ -82,7 +82,7 @@ HWY_INLINE void TransposeSquare(const T* from, int64_t from_stride, float* to, i
   V row[kTranspose];
   MOE_UNROLL
   for (int i = 0; i < kTranspose; ++i) row[i] = LoadWords(d, from + i * from_stride);
-  // Within 128-bit blocks: 4 x 4 for each four rows.
+  // Within 128-bit blocks: a 4 x 4 transpose for each four rows.
   V out[kTranspose];
   MOE_UNROLL
   for (int i = 0; i < kTranspose; i += 4) {
@@ -98,7 +98,7 @@ HWY_INLINE void TransposeSquare(const T* from, int64_t from_stride, float* to, i
   if constexpr (kTranspose == 4) {
     MOE_UNROLL
     for (int k = 0; k < 4; ++k) hn::StoreU(out[k], d, to + k * to_stride);
-  } else {  // Across the two blocks.
+  } else {  // Between the two blocks.
     MOE_UNROLL
     for (int k = 0; k < 4; ++k) {
       hn::StoreU(hn::ConcatLowerLower(d, out[k + 4], out[k]), d, to + k * to_stride);
@@ -107,8 +107,9 @@ HWY_INLINE void TransposeSquare(const T* from, int64_t from_stride, float* to, i
   }
 }
 
-// b^T: columns are rows of memory. to[k * kTileCols + j] = word k of from[j], zeros for j >= cols.
-// Memory runs along k: whole cache lines of a few rows at a time, and stores that stay close.
+// Packs b^T, whose columns are rows of memory: to[k * kTileCols + j] = word k of from[j], zeros for
+// j >= cols. Memory is contiguous along k: whole cache lines of a few rows at a time, and stores
+// that stay close.
 template <class T>
 void PackTransposedTile(const T* from, int64_t stride, int64_t cols, int64_t steps, float* to) {
   constexpr int64_t kPackWords = 64;
@@ -137,7 +138,7 @@ void PackTransposedTile(const T* from, int64_t stride, int64_t cols, int64_t ste
   }
 }
 
-// b^T as a strip of packed weights, in the storage type.
+// Packs b^T as a strip of packed weights, in the storage type.
 template <class T>
 void PackWeightStrip(MatrixView<const T> from, T* to) {
   if constexpr (std::is_same_v<T, Float16>) {
@@ -154,7 +155,7 @@ void PackWeightStrip(MatrixView<const T> from, T* to) {
   }
 }
 
-// Words of a panel of b of `depth` words, tile-wide strips one after the other: column j of word k
+// Packs `depth` words of a panel of b into tile-wide strips one after the other: column j of word k
 // at to[(j / kTileCols * depth + k) * kTileCols + j % kTileCols], zeros up to a whole tile.
 template <class T>
 void PackPlainPanel(const T* from, int64_t stride, int64_t cols, int64_t steps, int64_t depth,
@@ -193,8 +194,8 @@ HWY_INLINE void PackRows(const T* from, int64_t stride, int64_t steps, int64_t r
   }
 }
 
-// The same for whole tiles, where kTranspose elements of every step may be read: a word is stored
-// with a few of the tile behind it, which the next one overwrites.
+// The same for whole tiles, where kTranspose elements of every step may be read: a store also
+// writes a few words of the next tile, which that tile overwrites.
 template <class T>
 HWY_INLINE void PackRowsWide(const T* from, int64_t stride, int64_t steps, float* to) {
   const TransposeTag d;
@@ -208,12 +209,12 @@ HWY_INLINE void PackRowsWide(const T* from, int64_t stride, int64_t steps, float
   PackRows(from + last * stride, stride, steps - last, kTileRows, to);
 }
 
-// Transposed a: steps [k, k + steps) of the rows of `cut` that start at `row`. Tile t lies at
-// to + cut.Begin(t) * words, and in it word after word, the tile's rows side by side.
+// Packs a transposed a: steps [k, k + steps) of the rows of `cut` that start at `row`. Tile t is at
+// to + cut.Begin(t) * words, word after word, the tile's rows interleaved.
 template <class T, class TOut>
 void PackTransposedRows(const Problem<T, TOut>& problem, int64_t k, int64_t steps, int64_t row,
                         const EvenCut& cut, float* to) {
-  constexpr int64_t kSteps = 16;  // of all tiles at a time, while their cache lines are near
+  constexpr int64_t kSteps = 16;  // for all tiles at a time, while their cache lines are in cache
   constexpr int64_t kWide = (kTileRows + kTranspose - 1) / kTranspose * kTranspose;
   const int64_t stride = problem.a.stride(), words = WordsOf<T>(steps);
   for (int64_t s = 0; s < steps; s += kSteps) {
@@ -232,7 +233,7 @@ void PackTransposedRows(const Problem<T, TOut>& problem, int64_t k, int64_t step
   }
 }
 
-// Plain a, where its words are not those in memory: to[i * depth + w] = row i, word w from step k.
+// Packs a plain a whose words are not in memory: to[i * depth + w] = row i, word w from step k.
 template <class T, class TOut>
 void PackPlainRows(const Problem<T, TOut>& problem, int64_t k, int64_t steps, int64_t row,
                    int64_t rows, int64_t depth, float* to) {

@@ -1,4 +1,4 @@
-// The panels of b that one block of a product passes by, in their order. Internal.
+// The panels of b that one block of a product reads, in order. Internal.
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_PANELS_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_PANELS_H_
 
@@ -15,36 +15,37 @@ namespace moe::gemm {
 // A panel of b: `depth` words from step `k`, `cols` columns from `col`. No columns: no panel.
 struct Panel {
   int64_t k = 0, col = 0, cols = 0;
-  int64_t depth = 0;                 // its words,
-  int64_t word = 0;                  // and an upper bound of those of all segments before it
-  bool first = false, last = false;  // of the depth blocks that make one sum, of all of them
+  int64_t depth = 0;                 // words of this panel
+  int64_t word = 0;                  // upper bound of the words of all earlier segments
+  bool first = false, last = false;  // depth block of a sum, over all segments
   int64_t segment = 0, part = 0;     // which depth block it is
-  int64_t begin = 0;                 // words of the segment before it
-  // Rows of a plain b that it takes, almost: `steps` from each of `parts` parts of a tree.
+  int64_t begin = 0;                 // words of the segment before this panel
+  // Approximate rows of a plain b that the panel reads: `steps` from each of `parts` parts of a
+  // tree.
   int64_t steps = 0, parts = 1;
-  // In a tree: how many nodes wait for others beside its sums, and how many of these meet its own.
+  // In a tree: pending nodes beside the panel's sums, and how many of them are added to its own.
   int waiting = 0, folds = 0;
 };
 
-// Neighbouring steps of a panel that follow each other in one chain.
+// Neighbouring steps of a panel that belong to one chain.
 struct Piece {
   int64_t k, steps, words;
-  int64_t word;  // words of the panel before it
-  int folds;     // where a chain ends here, the sums that wait and are added to it; else -1
+  int64_t word;  // words of the panel before this piece
+  int folds;     // where a chain ends here: the pending sums that are added to it; else -1
 };
 
 struct Pieces {
   absl::Span<const Piece> all() const { return {piece.data(), count}; }
 
-  // A chain's end, a leaf's or a part's each end one.
+  // A piece ends where a chain, a leaf or a part ends.
   std::array<Piece, kMaxTreeLeaves * GemmTree::kMaxParts + kMostPanelWords / kChainWords> piece;
   size_t count = 0;
 };
 
-// The panels of one block, in the order in which they are multiplied: all of some columns, in
-// ascending depth, before the next columns. Depth blocks end where segments do, of an exact sum, or
-// subtrees of LeavesPerPanel leaves, without the empty ones. Words begin anew with each segment and
-// with each part of a leaf.
+// The panels of one block, in the order in which they are multiplied: all panels of some columns,
+// in ascending depth, before the next columns. A depth block ends where a segment ends: one of an
+// exact sum, or in a tree a subtree of LeavesPerPanel leaves; empty subtrees are skipped. Words
+// start anew with each segment and with each part of a leaf.
 template <typename T>
 class Panels {
  public:
@@ -61,7 +62,7 @@ class Panels {
     for (int s = 0; s <= tree_.cut.leaves; ++s) leaf_[s] = tree_.cut.Begin(s);
   }
 
-  // At least as many as all panels of some columns have.
+  // An upper bound of the words of all panels of some columns.
   int64_t words() const {
     if (subtree_ == 0)
       return WordsBefore<T>(depth_, std::max<int64_t>(1, std::ssize(segments_) - 1));
@@ -83,7 +84,7 @@ class Panels {
       const int64_t words = Words(panel.segment), begin = Begin(panel.segment);
       AddPieces(panel, {begin, Begin(panel.segment + 1) - begin}, 0, 0, words, 0, pieces);
     }
-    int64_t word = 0;  // of the subtree
+    int64_t word = 0;  // within the subtree
     for (int s = FirstLeaf(panel.segment); subtree_ > 0 && s < FirstLeaf(panel.segment + 1); ++s) {
       const int64_t leaf = word, end = word + LeafWords(s);
       for (int part = 0; part < tree_.parts; ++part) {
@@ -102,8 +103,8 @@ class Panels {
     int64_t k, count;
   };
 
-  // The pieces of `steps`, which begin at word `word` of the segment, within the panel. They are of
-  // a leaf, words [begin, end), after which `folds` nodes are added.
+  // Appends the pieces of `steps` within the panel. `steps` begin at word `word` of the segment and
+  // belong to a leaf, words [begin, end), after which `folds` nodes are added.
   void AddPieces(const Panel& panel, const Steps& steps, int64_t word, int64_t begin, int64_t end,
                  int folds, Pieces& pieces) const {
     const int64_t stop = std::min(word + WordsOf<T>(steps.count), panel.begin + panel.depth);
@@ -123,7 +124,7 @@ class Panels {
 
   Panel At(int64_t col, int64_t segment, int64_t part) const {
     if (col >= block_.col_end) return {};
-    // A product over nothing still writes zeros: one panel of no steps.
+    // A product without terms still writes zeros: one panel of no steps.
     const int64_t words = Words(segment);
     const int64_t chains = (words + kChainWords - 1) / kChainWords;
     const EvenCut depths(std::max<int64_t>(chains, 1), shape_.panel_depth / kChainWords);
@@ -152,11 +153,11 @@ class Panels {
     panel.word = panel.begin;
     for (int before = 0; before < s; ++before) panel.word += LeafWords(before);
     for (int size = subtree_; size < tree_.cut.leaves; size *= 2) {
-      const int right = s / size * size;  // where a left half before it ends
+      const int right = s / size * size;  // end of a preceding left half
       if (s & size) panel.waiting += leaf_[right - size] < leaf_[right] ? 1 : 0;
     }
     while (leaf_[s] == leaf_[s + 1]) {
-      if (++s == tree_.cut.leaves) return;  // nothing but empty leaves
+      if (++s == tree_.cut.leaves) return;  // only empty leaves
     }
     panel.steps = panel.depth * kStepsPerWord<T>;
     if (panel.first && ends && tree_.first_times == 1) {
@@ -173,7 +174,8 @@ class Panels {
     panel.folds = Folds(last, subtree_, tree_.cut.leaves);
   }
 
-  // How many nodes of more than `over` and up to `most` leaves are sums of two and end with leaf s.
+  // How many nodes of more than `over` and up to `most` leaves have two children that are not
+  // empty, and end with leaf s.
   int Folds(int s, int over, int most) const {
     int folds = 0;
     for (int size = 2; size <= most; size *= 2) {
@@ -184,14 +186,14 @@ class Panels {
     return folds;
   }
 
-  // Segments: those of an exact sum, one of all steps, or a tree's subtrees.
+  // Segments are those of an exact sum, one of all steps, or a tree's subtrees.
   int FirstLeaf(int64_t segment) const { return static_cast<int>(segment) * subtree_; }
   int64_t Begin(int64_t segment) const {
     if (subtree_ > 0) return leaf_[FirstLeaf(segment)];
     if (!segments_.empty()) return segments_[static_cast<size_t>(segment)];
     return segment == 0 ? 0 : depth_;
   }
-  // Leaf s of a part: its first step, and how many they are.
+  // First step of leaf s of a part, and its number of steps.
   int64_t PartBegin(int s, int part) const {
     return tree_.Begin(part) + tree_.Times(part) * leaf_[s];
   }
@@ -205,7 +207,7 @@ class Panels {
     for (int s = FirstLeaf(segment); s < FirstLeaf(segment + 1); ++s) words += LeafWords(s);
     return words;
   }
-  // The first segment from `segment` on that is not empty; 0 if all are.
+  // The first segment from `segment` on that is not empty; 0 if all are empty.
   int64_t NextSegment(int64_t segment) const {
     if (subtree_ == 0) return segment;
     while (FirstLeaf(segment) < tree_.cut.leaves && Begin(segment) == Begin(segment + 1)) ++segment;
@@ -219,11 +221,11 @@ class Panels {
   Block block_;
   Shape shape_;
   GemmTree tree_;
-  int subtree_;  // its leaves; 0: no tree
+  int subtree_;  // leaves of a subtree; 0: no tree
   int64_t depth_;
   absl::Span<const int64_t> segments_;
-  bool adds_;                                     // to what c holds
-  std::array<int64_t, kMaxTreeLeaves + 1> leaf_;  // first value of each, and the extent
+  bool adds_;                                     // to the contents of c
+  std::array<int64_t, kMaxTreeLeaves + 1> leaf_;  // first value of each leaf, then the extent
 };
 
 }  // namespace moe::gemm

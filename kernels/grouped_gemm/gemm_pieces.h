@@ -1,5 +1,5 @@
-// What one call of the register tile multiplies, where its sums are, and what it fetches meanwhile.
-// Internal.
+// Arguments of one call of the register tile: what it multiplies, where its sums go, and what it
+// prefetches. Internal.
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_PIECES_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_PIECES_H_
 
@@ -10,21 +10,21 @@
 
 namespace moe::gemm {
 
-// Sums that wait within one call beside those in c: of leaves, log2 of the most of a tree.
+// The most pending sums within one call beside those in c: of leaves, log2 of the most leaves of a
+// tree.
 inline constexpr int kMaxWaiting = 4;
 
-// Words that follow each other in rows of a and columns of b, from word `a` and `b` of those on.
+// Consecutive words of rows of a and columns of b, from words `a` and `b` of them on.
 struct TilePiece {
   int64_t a, b, words;
-  // Where a chain ends here: how many of the sums that wait are added to its own, the last one
-  // first; the sum waits then, the first that does in c. Negative: the chain goes on with the next
-  // piece.
+  // Where a chain ends here: how many pending sums are added to its own, the latest first; the
+  // result is then pending, the first one in c. Negative: the chain continues in the next piece.
   int folds;
 };
 
-// Where sums go. If `continues`, those of the depth blocks before wait there. At the end `folds`
-// sums that wait before them, each `node` floats before the other, are added, and they go where the
-// last of these was.
+// Destination of sums. If `continues`, it holds the sums of earlier depth blocks. At the end
+// `folds` pending sums, each `node` floats before the next, are added, and the result replaces the
+// earliest of them.
 struct TileSums {
   float* data;
   int64_t stride;
@@ -33,14 +33,14 @@ struct TileSums {
   int64_t node = 0;
 };
 
-// Walks rows of memory, cache line by cache line. Weights of a mixture seldom are in cache, and a
-// panel takes less time to multiply than to load: neither may wait for the other. (Rows of a are
-// few, used again and again, and left to the hardware.)
+// Prefetches rows of memory, cache line by cache line. The weights of a mixture are seldom in
+// cache, and multiplying a panel takes less time than loading it: the two must overlap. (Rows of a
+// are few and used repeatedly; the hardware prefetches them.)
 template <bool kForWrite>
 class LinePrefetcher {
  public:
   // Steps of a tile between two bursts: few, because a core has 10 to 16 line buffers, and a longer
-  // burst waits for them. And bytes of a cache line.
+  // burst stalls on them. kLine: bytes of a cache line.
   static constexpr int64_t kSteps = 4;
   static constexpr int64_t kLine = 64;
 
@@ -49,11 +49,11 @@ class LinePrefetcher {
   LinePrefetcher(const void* data, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
                  int64_t steps)
       : LinePrefetcher(data, 1, 0, rows, row_bytes, stride_bytes, steps) {}
-  // `parts` times as many, `part_bytes` apart.
+  // `parts` times as many rows, `part_bytes` apart.
   LinePrefetcher(const void* data, int64_t parts, int64_t part_bytes, int64_t rows,
                  int64_t row_bytes, int64_t stride_bytes, int64_t steps)
       : line_(static_cast<const char*>(data)) {
-    // Without gaps they are one row: fewer ends, none of which the tile's branches foresee.
+    // Rows without gaps are one row: fewer row ends, which are branches that the CPU mispredicts.
     if (row_bytes == stride_bytes) {
       row_bytes *= rows;
       stride_bytes = row_bytes;
@@ -71,7 +71,7 @@ class LinePrefetcher {
 
   HWY_INLINE void Burst() {
     for (int64_t i = 0; i < lines_per_burst_; ++i) {
-      // Into the second-level cache: the first is full of what is multiplied now.
+      // To the second-level cache: the first is full of current operands.
       __builtin_prefetch(line_, /*rw=*/kForWrite, /*locality=*/2);
       line_ += kLine;
       if (HWY_UNLIKELY(line_ >= row_end_)) NextRow();
@@ -99,10 +99,10 @@ class LinePrefetcher {
   int64_t lines_per_burst_ = 0;
 };
 
-using Prefetcher = LinePrefetcher<false>;      // what is multiplied next
-using WritePrefetcher = LinePrefetcher<true>;  // where the tiles to come go
+using Prefetcher = LinePrefetcher<false>;      // for the next operands
+using WritePrefetcher = LinePrefetcher<true>;  // for the next tiles' outputs
 
-// What a tile fetches while it multiplies.
+// What a tile prefetches while it multiplies.
 struct Prefetchers {
   Prefetcher next;
   WritePrefetcher output;

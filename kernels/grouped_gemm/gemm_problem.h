@@ -1,5 +1,5 @@
-// The one matrix product that every function of grouped_gemm.h comes down to, as plain loops and as
-// the packed CPU path. Internal: callers include grouped_gemm.h.
+// The matrix product to which every function of grouped_gemm.h reduces, as plain loops and as the
+// packed CPU path. Internal: callers include grouped_gemm.h.
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_PROBLEM_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_PROBLEM_H_
 
@@ -14,22 +14,22 @@
 
 namespace moe::gemm {
 
-// Words of a chain of multiply-adds (grouped_gemm.h): of pairs of BFloat16, or terms of other
+// Words of a chain of multiply-adds (grouped_gemm.h): pairs of BFloat16, single terms of other
 // types.
 inline constexpr int64_t kChainWords = 128;
 
-// How an operand lies in memory, seen from the product c [rows, cols] = a [rows, depth] *
-// b [depth, cols]. Strips, for b alone, are packed weights: packed_weights.h has their picture.
+// Memory layout of an operand of the product c [rows, cols] = a [rows, depth] * b [depth, cols].
+// Strips, for b alone, are packed weights: packed_weights.h has a picture.
 enum class Layout : uint8_t { kPlain, kTransposed, kStrips };
 
-// Where elements go as integers of an exact grid (exact_sum.h) instead of into c: for each segment
-// of the depth, in ascending order, sum += q(a * b over its steps), the first as `write` says.
+// Destination of results as integers of an exact grid (exact_sum.h) instead of c: for each segment
+// of the depth, in ascending order, sum += q(a * b over its steps); the first one as `write` says.
 struct ExactSink {
   MatrixView<int64_t> sum;  // [rows, cols]
   SumWrite write = SumWrite::kAdd;
   absl::Span<const int64_t> segments;  // first step of each, and the depth; none is empty
   double inverse_unit = 0;
-  int64_t limit = 0;           // of |q|
+  int64_t limit = 0;           // most |q|
   GridTally* tally = nullptr;  // added to; nullptr: no sink
 
   bool used() const { return tally != nullptr; }
@@ -47,19 +47,19 @@ struct Problem {
   Layout b_layout = Layout::kPlain;
   Write write = Write::kOverwrite;
   GemmTree tree = {};    // more than one leaf: CPU, a plain, kOverwrite
-  ExactSink exact = {};  // CPU, TOut = float, kOverwrite; of c only the shape counts then
+  ExactSink exact = {};  // CPU, TOut = float, kOverwrite; only the shape of c is used then
 
   int64_t depth() const { return a_layout == Layout::kPlain ? a.cols() : a.rows(); }
   bool is_tree() const { return tree.cut.leaves > 1; }
 };
 
-// instantiate(T, TOut) for all of them.
+// instantiate(T, TOut) for all combinations.
 #define MOE_FOR_PRODUCTS(instantiate)                                                    \
   instantiate(float, float) instantiate(BFloat16, float) instantiate(BFloat16, BFloat16) \
       instantiate(Float16, float) instantiate(Float16, Float16)
 
-// The specification: for every element chains of std::fma and sums of them, in the order that
-// grouped_gemm.h gives, rounded once.
+// The specification: for every element chains of std::fma and their sums, in the order that
+// grouped_gemm.h defines, rounded once.
 template <typename T, typename TOut>
 void Reference(const Problem<T, TOut>& problem);
 

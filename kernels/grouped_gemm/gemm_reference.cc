@@ -8,7 +8,7 @@
 namespace moe::gemm {
 namespace {
 
-// vdpbf16ps takes subnormal numbers as zeros, and rounds to zeros where one would result.
+// vdpbf16ps reads subnormal numbers as zeros, and returns zeros instead of them.
 float Flush(float value) {
   return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
 }
@@ -31,7 +31,8 @@ float Add(float left, float right) {
   }
 }
 
-// An element's terms in order: chains of kChainWords words, each from 0 on, added up in order.
+// Accumulates an element's terms in order: chains of kChainWords words, each from 0 on, added up in
+// order.
 template <typename T>
 class ChainSum {
  public:
@@ -41,7 +42,7 @@ class ChainSum {
   void EndWord() {
     if (++words_ == kChainWords) EndChain();
   }
-  // Nothing without terms and old value.
+  // No value without terms and old value.
   std::optional<float> Result() {
     if (words_ > 0) EndChain();
     return sum_;
@@ -59,7 +60,7 @@ class ChainSum {
   int64_t words_ = 0;
 };
 
-// The node over leaves [first, last), `leaf(s)` being one of them; nothing if they are empty.
+// The node over leaves [first, last), given `leaf(s)`; no value if all are empty.
 template <typename T, class Leaf>
 std::optional<float> Node(const Leaf& leaf, int first, int last) {
   if (last - first == 1) return leaf(first);

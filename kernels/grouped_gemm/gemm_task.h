@@ -1,4 +1,4 @@
-// Cuts products into blocks, lends each thread its scratch, and enqueues the whole. Internal.
+// Cuts products into blocks, gives each thread scratch, and enqueues them. Internal.
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_TASK_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_TASK_H_
 
@@ -25,7 +25,7 @@ namespace moe::gemm {
 // Multiply-adds below which a fork costs more than it saves.
 inline constexpr int64_t kProductsPerThread = int64_t{1} << 18;
 
-// All that a task needs, in workspace memory: `blocks_before[p]` blocks of the problems before p.
+// State of a task, in workspace memory: `blocks_before[p]` blocks belong to problems before p.
 template <typename T, typename TOut>
 struct Task {
   absl::Span<const Problem<T, TOut>> problems;
@@ -43,8 +43,8 @@ BlockGrid GridOf(const Problem<T, TOut>& problem, int64_t block_cols) {
   return {problem.c.rows(), problem.c.cols(), ShapeFor(problem), block_cols};
 }
 
-// Every worker takes the next block until none is left. Which worker computes a block does not
-// show in its bits.
+// Every worker takes the next block until none is left. Bits do not depend on which worker computes
+// a block.
 template <typename T, typename TOut>
 void RunTask(Task<T, TOut>& task, ThreadPool& threads) {
   const int64_t blocks = task.blocks_before.back();
@@ -65,7 +65,7 @@ void RunTask(Task<T, TOut>& task, ThreadPool& threads) {
   });
 }
 
-// Workers and the size of blocks: four blocks for each thread if there is that much work.
+// Number of workers and size of blocks: four blocks for each thread if there is that much work.
 template <typename T, typename TOut>
 void Plan(Task<T, TOut>& task, absl::Span<int64_t> blocks_before, const ThreadPool& threads) {
   double products = 0;
@@ -92,7 +92,7 @@ void Plan(Task<T, TOut>& task, absl::Span<int64_t> blocks_before, const ThreadPo
   task.blocks_before = blocks_before;
 }
 
-// Takes the memory of a task from `workspace`. `problems` live there already.
+// Takes the memory of a task from `workspace`. `problems` are there already.
 template <typename T, typename TOut>
 absl::StatusOr<Task<T, TOut>*> MakeTask(absl::Span<const Problem<T, TOut>> problems,
                                         Workspace& workspace, const ThreadPool& threads) {
@@ -113,8 +113,8 @@ absl::StatusOr<Task<T, TOut>*> MakeTask(absl::Span<const Problem<T, TOut>> probl
 // values.
 absl::Status CheckTree(absl::string_view function, const GemmTree& tree, int64_t depth);
 
-// Enqueues the products of `problems`, an array in `workspace` that was taken after `mark`. Gives
-// back all that was taken since then if the task has run: a stream that queues still needs it.
+// Enqueues the products of `problems`, an array in `workspace` that was taken after `mark`. If the
+// task has run already, releases all that was taken since then; a queued task still needs it.
 template <typename T, typename TOut>
 absl::Status Run(absl::Span<const Problem<T, TOut>> problems, Workspace::Mark mark,
                  Workspace& workspace, Stream& stream) {

@@ -25,8 +25,8 @@ constexpr int kVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 constexpr int64_t kTileCols = kVectors * kLanes;
 static_assert(kMaxTileCols % kTileCols == 0);
 
-// Which step of its words a multiply-add takes: the only one, or one half of a pair of bfloat16. A
-// float32 is the bfloat16 in its upper half and zeros below.
+// Which step of its words a multiply-add uses: the only one, or one half of a pair of bfloat16. The
+// float32 of a bfloat16 has it in the upper half and zeros below.
 struct Whole {
   static HWY_INLINE FloatLanes Of(FloatLanes words) { return words; }
 };
@@ -43,7 +43,7 @@ struct LowerHalf {
   }
 };
 
-// Rows of a tile, word after word: rows of a where they lie, or packed.
+// Rows of a tile, each contiguous: rows of a in place, or packed.
 template <typename T>
 struct PlainRows {
   template <int kRows>
@@ -57,7 +57,7 @@ struct PlainRows {
   int64_t row_stride;  // in elements
 };
 
-// The rows of a tile side by side.
+// The rows of a tile, interleaved word by word.
 struct PackedRows {
   template <int kRows>
   HWY_INLINE FloatLanes Broadcast(int64_t i, int64_t word) const {
@@ -74,7 +74,7 @@ struct Strip {
   int64_t stride;
 };
 
-// One step of word k: one column vector after the other, times every row.
+// Multiplies one step of word k: one column vector after the other, times every row.
 template <class Half, int kRows, class Rows>
 HWY_INLINE void Step(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
                      FloatLanes (&sum)[kRows][kVectors]) {
@@ -90,7 +90,7 @@ HWY_INLINE void Step(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
   }
 }
 
-// All steps of word k. The second of a pair goes first, as in vdpbf16ps.
+// Multiplies all steps of word k. The second of a pair goes first, as in vdpbf16ps.
 template <typename T, int kRows, class Rows>
 HWY_INLINE void Word(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
                      FloatLanes (&sum)[kRows][kVectors]) {
@@ -98,7 +98,7 @@ HWY_INLINE void Word(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
     Step<Whole, kRows>(a, k, b, sum);
   } else {
     Step<UpperHalf, kRows>(a, k, b, sum);
-    // Words are loaded again: kept for the other half they would push sums out of 16 registers.
+    // Loads the words again: kept for the other half they would spill sums from 16 registers.
     std::atomic_signal_fence(std::memory_order_acq_rel);
     Step<LowerHalf, kRows>(a, k, b, sum);
   }
@@ -113,7 +113,7 @@ HWY_INLINE void Clear(FloatLanes (&sum)[kRows][kVectors]) {
   }
 }
 
-// sum = sums that waited, `stride` floats from row to row, + sum.
+// Adds pending sums, `stride` floats from row to row: sum = pending + sum.
 template <int kRows>
 HWY_INLINE void AddSums(const float* HWY_RESTRICT from, int64_t stride,
                         FloatLanes (&sum)[kRows][kVectors]) {
@@ -139,7 +139,8 @@ HWY_INLINE void StoreSums(const FloatLanes (&sum)[kRows][kVectors], float* HWY_R
 }
 
 // c [kRows, kTileCols] from a * b: over the words of each piece in ascending order, one fused
-// multiply-add per element and step, chains in between added as the pieces say. T: what words hold.
+// multiply-add per element and step; chains end and are added as the pieces say. T: type of the
+// words.
 template <typename T, int kRows, class Rows>
 HWY_NOINLINE void Tile(const Rows a, const Strip strip, absl::Span<const TilePiece> pieces,
                        const TileSums c, Prefetchers& ahead) {
@@ -153,8 +154,8 @@ HWY_NOINLINE void Tile(const Rows a, const Strip strip, absl::Span<const TilePie
     const float* HWY_RESTRICT b = strip.data + piece->b * strip.stride;
     int64_t k = piece->a;
     const int64_t end = k + piece->words;
-    // By hand, so that the words share one set of addresses: instructions are what the tile waits
-    // for where two threads share a core.
+    // Unrolled by hand, so that the words share one set of addresses: the tile is bound by
+    // instructions where two threads share a core.
     static_assert(Prefetcher::kSteps == 4);
     for (; k + 4 <= end; k += 4, b += 4 * strip.stride) {
       ahead.next.Burst();

@@ -1,5 +1,5 @@
-// How blocks of a grouped product find their tile, shared by the CUDA kernels of grouped products.
-// The grid depends on shapes known to the host alone; the groups' rows are read on the device.
+// Assignment of tiles to blocks, shared by the CUDA kernels of grouped products. The grid depends
+// on shapes that the host knows; the groups' rows are read on the device.
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_TILES_CUDA_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_TILES_CUDA_H_
 
@@ -11,12 +11,12 @@
 
 namespace moe::gemm {
 
-// The rows of groups, as the kernel reads them.
+// The rows of groups, read by the kernel.
 struct GroupRows {
   const int64_t* offsets;  // [groups + 1], or nullptr: one group
   int64_t rows;            // N
 
-  // Whatever the offsets hold, rows stay inside [0, N].
+  // Rows stay inside [0, N] whatever the offsets are.
   __device__ int64_t Begin(int g) const {
     const int64_t offset = offsets == nullptr ? g * rows : offsets[g];
     return offset < 0 ? 0 : offset > rows ? rows : offset;
@@ -28,7 +28,7 @@ struct GroupRows {
   }
 };
 
-// c (+)= a * b of one group, of which the block owns the tile that begins at (row, col).
+// c (+)= a * b of one group; the block owns the tile that begins at (row, col).
 template <typename T, typename TOut>
 struct Tile {
   MatrixView<const T> a, b;
@@ -61,8 +61,8 @@ struct RowGroups {
   int64_t TileCount(int tile_rows, int tile_cols) const {
     return (groups.rows / tile_rows + b.count) * TilesOf(c.cols(), tile_cols);
   }
-  // False if the block's tile is empty. Neighbouring blocks share rows of a, of which there are
-  // more than of b.
+  // False if the block's tile is empty. Neighbouring blocks share rows of a, which outnumber those
+  // of b.
   __device__ bool Find(int tile_rows, int tile_cols, Tile<T, TOut>& tile) const {
     const auto col_tiles = static_cast<unsigned>(TilesOf(c.cols(), tile_cols));
     const int64_t row_tile = blockIdx.x / col_tiles;
@@ -81,14 +81,14 @@ struct ForwardGroups : RowGroups<T, TOut, Layout::kTransposed> {};
 template <typename T, typename TOut>
 struct InputGradientGroups : RowGroups<T, TOut, Layout::kPlain> {};
 
-// The segments of one weight's rows, counted from its first row.
+// The segments of one weight's rows, relative to its first row.
 struct Segments {
-  const int64_t* rows;  // of all weights: first row of each, and the last one's end
+  const int64_t* rows;  // for all weights: first row of each segment, then the end
   int64_t each;
 
   __device__ int count() const { return static_cast<int>(each); }
   __device__ int64_t End(int s) const { return rows[s + 1] - rows[0]; }
-  // f(begin, end) for those that have rows.
+  // Calls f(begin, end) for segments that have rows.
   template <typename Function>
   __device__ void ForEach(Function f) const {
     int64_t begin = 0;
@@ -111,7 +111,7 @@ struct WeightGradients : CudaWeightGradients<In, Sum> {
   int64_t TileCount(int tile_rows, int tile_cols) const {
     return this->count * TilesOf(this->dy.cols(), tile_rows) * TilesOf(this->x.cols(), tile_cols);
   }
-  // The block's tile, of the sum that is returned; nullptr if nothing is added to it.
+  // Finds the block's tile and returns the sum that it belongs to; nullptr if nothing is added.
   __device__ const GradientSum<Sum>* Find(int tile_rows, int tile_cols, Tile<T, Sum>& tile) const {
     const auto row_tiles = static_cast<unsigned>(TilesOf(this->dy.cols(), tile_rows));
     const auto col_tiles = static_cast<unsigned>(TilesOf(this->x.cols(), tile_cols));
@@ -132,8 +132,8 @@ struct WeightGradients : CudaWeightGradients<In, Sum> {
   }
 };
 
-// launch(product) with ForwardGroups, InputGradientGroups or WeightGradients. An output of size
-// zero launches nothing, nor do no groups.
+// launch(product) with ForwardGroups, InputGradientGroups or WeightGradients. Launches nothing for
+// an output of size zero or without groups.
 template <typename T, typename TOut, typename Function>
 cudaError_t LaunchGroups(const CudaGroupedGemm<T, TOut>& gemm, Function launch) {
   const auto& [in, offsets, weight, weight_layout, out] = gemm;
@@ -152,7 +152,7 @@ cudaError_t LaunchGroups(const CudaWeightGradients<T, TSum>& gradients, Function
   return launch(WeightGradients<T, TSum>{gradients});
 }
 
-// A block a tile; refuses a product of more tiles than a grid has blocks.
+// One block a tile; refuses products with more tiles than a grid has blocks.
 template <typename Groups>
 cudaError_t LaunchTiles(void (*kernel)(Groups), const Groups& groups, int tile_rows, int tile_cols,
                         int threads, cudaStream_t stream) {

@@ -29,7 +29,7 @@ struct GroupProducts {
   MatrixView<TOut> c;
   GemmTree tree;
 
-  // The host knows the offsets.
+  // The problem of group g. Offsets must be known to the host.
   Problem<T, TOut> operator[](size_t g) const {
     const int64_t begin = offsets.host()[g], end = offsets.host()[g + 1];
     return {.a = RowRange(a, begin, end),
@@ -51,9 +51,9 @@ absl::Status RunOnCpu(const GroupProducts<T, TOut>& products, Workspace& workspa
   return gemm::Run<T, TOut>(problems, mark, workspace, stream);
 }
 
-// `problem`, a struct of grouped_gemm_cuda.h, on a stream of a CUDA device: chains of fmaf for
-// float32, tensor cores for 16-bit types. The number of rows has no say in which of them: a row's
-// bits would depend on it.
+// Runs `problem`, a struct of grouped_gemm_cuda.h, on a stream of a CUDA device: chains of fmaf for
+// float32, tensor cores for 16-bit types. The choice does not depend on the number of rows, on
+// which a row's bits would then depend.
 template <typename T, typename Problem>
 absl::Status LaunchKernel(absl::string_view function, const Problem& problem, Stream& stream) {
   return LaunchOn(function, stream, [&](auto cuda) {
@@ -68,8 +68,8 @@ absl::Status LaunchKernel(absl::string_view function, const Problem& problem, St
   });
 }
 
-// The offsets in memory of the stream's device, taken from `workspace` if they are not there;
-// nullptr where all rows are one group, which is what the kernels take that to mean.
+// The offsets in memory of the stream's device, copied to `workspace` if needed; nullptr if all
+// rows are one group, which kernels interpret that way.
 absl::StatusOr<const int64_t*> OffsetsOnDevice(const GroupOffsets& offsets, Workspace& workspace,
                                                Stream& stream) {
   if (!offsets.device().empty()) return offsets.device().data();

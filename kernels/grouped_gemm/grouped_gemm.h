@@ -16,28 +16,27 @@
 
 namespace moe {
 
-// Group g owns rows [offsets[g], offsets[g + 1]) and weight[g]; offsets run from 0 to N, those that
-// a device knows alone from 0 to N or less: rows after the last group are not touched then. Groups
-// may be empty. All weights have one shape.
-// T (float, BFloat16 or Float16) is the storage type of the inputs; every product is accumulated in
-// float32.
+// Group g owns rows [offsets[g], offsets[g + 1]) and weight[g]. Offsets run from 0 to N; those that
+// only a device knows may end before N, and rows after the last group are not touched then. Groups
+// may be empty. All weights have one shape. T (float, BFloat16 or Float16) is the storage type of
+// the inputs; every product is accumulated in float32.
 //
-// Order of summation: an output element takes its terms in ascending order of the reduced index, in
-// chains of 128 (of BFloat16 256). A chain starts from 0 and takes one fused multiply-add a term;
-// the sums of chains are added in order, in float32, and rounded to the output type once at the
-// end. So rounding errors grow with the square root of 128 + K / 128 and not of K. BFloat16 takes
-// terms two by two, the second first, an odd last one beside zeros, and on x86 takes subnormal
-// factors and sums as zeros: that is what one dot product of AVX-512 does, which runs twice as many
-// operations as multiply-adds. An element therefore has the same bits for any number of rows, tiles
-// or threads, on any SIMD width, with or without that instruction, in body or tail; the reference
-// is a loop over std::fma. (Which NaN an element becomes is not part of this.)
+// Order of summation: an output element adds its terms in ascending order of the reduced index, in
+// chains of 128 (256 for BFloat16). A chain starts from 0 with one fused multiply-add a term; the
+// sums of chains are added in order, in float32, and rounded to the output type once at the end. So
+// rounding errors grow with the square root of 128 + K / 128 and not of K. BFloat16 terms are added
+// in pairs, the second first, an odd last one paired with zeros, and on x86 subnormal factors and
+// sums count as zeros: the semantics of AVX-512's dot product, which does twice as many operations
+// as a multiply-add. An element therefore has the same bits for any number of rows, tiles or
+// threads, on any SIMD width, with or without that instruction, in body or tail; the reference is a
+// loop over std::fma. (Which NaN an element becomes is not part of this.)
 //
-// Trees: ranks that share the reduced index of a product have part of its terms each. So that they
-// add up to the bits of one rank, forward products and input gradients take a GemmTree: each leaf
-// is such a sum, BFloat16 in pairs from the first value of the leaf in each part on; a node is
+// Trees: ranks that share the reduced index of a product each hold some of its terms. For their sum
+// to have the bits of one rank, forward products and input gradients take a GemmTree: each leaf is
+// a sum as above, with BFloat16 pairs from the first value of the leaf in each part on; a node is
 // the float32 sum of its left and its right child, or the one that is not empty; the root is
-// rounded to the output type once. Sums of nodes of BFloat16, too, take subnormal numbers as zeros
-// on x86.
+// rounded to the output type once. In BFloat16 products subnormal numbers count as zeros in sums of
+// nodes, too, on x86.
 //
 // CPU: runs on stream.threads(), packed and vectorised where the CPU has fused multiply-add (AVX2,
 // AVX-512 or NEON, and dot products, chosen at run time); elsewhere as that loop, far slower. Cost:
@@ -47,21 +46,21 @@ namespace moe {
 //
 // CUDA: float32 by the same chains, with the CPU's bits; 16-bit types on tensor cores, 16 terms at
 // a time in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a
-// row's bits depend on that row and its group's weight alone. The weights of all groups lie at
-// equal distances there, as in one slab [L, O, K]. Where `options` say cuBLAS, gemm_cublas.h has
-// the contract, and weights may lie anywhere. CUDA has no trees yet.
+// row's bits depend on that row and its group's weight alone. The weights of all groups must be at
+// equal distances, as in one slab [L, O, K]. If `options` select cuBLAS, gemm_cublas.h has the
+// contract, and weights may be anywhere. CUDA has no trees yet.
 //
-// All views live on stream.device() and stay valid until the stream passes this point, offsets of
-// the device too; those of the host [L + 1] and the weight views themselves are read before the
-// call returns.
-// `workspace` lends packing buffers, up to 1.5 MiB a thread, for trees 2.5 MiB: for the length of
-// the call on an inline stream. On a CPU stream that queues they stay lent until the caller, once
-// the stream has passed, releases a mark from before the call. On CUDA, memory of the device, it
-// holds the offsets of several groups that only the host knows, likewise until the caller releases
-// such a mark.
-// Errors: kInvalidArgument if shapes disagree, offsets do not ascend, a tree is not of the reduced
-// index or, on CUDA, weights are no slab or cuBLAS is to take groups that the host does not know;
-// kResourceExhausted; kUnimplemented on CUDA for trees, and where the build has no CUDA.
+// All views are memory of stream.device() and stay valid until the stream passes this point,
+// including device offsets; host offsets [L + 1] and the weight views themselves are read before
+// the call returns.
+// `workspace` provides packing buffers, up to 1.5 MiB a thread, for trees 2.5 MiB. On an inline
+// stream they are released when the call returns. On a queued CPU stream they stay in use until the
+// caller, once the stream has passed, releases a mark from before the call. On CUDA it is device
+// memory and holds the offsets of several groups that only the host knows, likewise until the
+// caller releases such a mark.
+// Errors: kInvalidArgument if shapes disagree, offsets do not ascend, a tree does not match the
+// reduced index or, on CUDA, weights are not a slab or cuBLAS is selected for groups that the host
+// does not know; kResourceExhausted; kUnimplemented on CUDA for trees, and in a build without CUDA.
 
 // y[n, o] = sum_k x[n, k] * weight[g][o, k].   x [N, K], weight[g] [O, K], y [N, O].
 template <typename T>

@@ -30,14 +30,13 @@ namespace HWY_NAMESPACE {
 
 #if HWY_NATIVE_FMA
 
-// Where the float32 sums of a panel's tiles are kept until they become elements of c, or are added
-// to integers:
+// Where the float32 sums of a panel's tiles are stored until they are converted to elements of c,
+// or added to integers:
 //   in c itself     float32 elements, one depth block, a whole tile
-//   tile by tile    one depth block: in the same few lines of the slot, which stay in the first
-//                   cache
-//   row behind row  in the slot, between depth blocks, each waiting node of a tree in a place of
-//                   its own. (Rows of c may lie a power of two apart and push each other out of
-//                   cache.)
+//   tile by tile    one depth block: in the same few lines of the slot, which stay in the
+//                   first-level cache
+//   row by row      in the slot, between depth blocks; each pending node of a tree has its own
+//                   memory. (Rows of c may be a power of two apart and evict each other.)
 template <class T, class TOut>
 class Sums {
  public:
@@ -52,19 +51,19 @@ class Sums {
         slot_(slot.sums),
         node_(slot.node) {}
 
-  // The sums of the tile whose first element is (row, j) of the panel. It adds to those of its own
-  // earlier depth blocks, or to Load's.
+  // The sums of the tile whose first element is (row, j) of the panel. They continue from earlier
+  // depth blocks or from Load.
   TileSums Tile(int64_t row, int64_t j) const {
     return {SumsOf(panel_.waiting, row, j), stride(j), !panel_.first || adds_, panel_.folds, node_};
   }
-  // Before the first depth block of an addition.
+  // Called before the first depth block; loads the old values if the product adds to c.
   void Load(int64_t row, int64_t rows, int64_t j) const {
     if (!panel_.first || !adds_ || InPlace(j)) return;
     for (int64_t i = 0; i < rows; ++i) {
       Convert(Output(row + i, j), Cols(j), SumsOf(0, row, j) + i * stride(j));
     }
   }
-  // After the last depth block. `tally`: of what goes to an exact grid.
+  // Called after the last depth block. `tally` receives what goes to an exact grid.
   void Store(int64_t row, int64_t rows, int64_t j, TallyLanes& tally) const {
     if (!panel_.last || InPlace(j)) return;
     const float* const tile = SumsOf(0, row, j);
@@ -79,7 +78,7 @@ class Sums {
     }
   }
 
-  // Fetches what Load and Store touch of a strip of `rows` rows, during `steps` steps of tiles.
+  // Prefetches what Load and Store access in a strip of `rows` rows, during `steps` steps of tiles.
   WritePrefetcher PrefetchOutput(int64_t rows, int64_t j, int64_t steps) const {
     if (!panel_.last && !(panel_.first && adds_)) return {};
     if (exact_.used()) {
@@ -92,7 +91,7 @@ class Sums {
   }
 
  private:
-  // `node`: how many nodes of a tree wait beside these sums.
+  // `node`: the number of pending nodes of a tree beside these sums.
   float* SumsOf(int64_t node, int64_t row, int64_t j) const {
     if (InPlace(j)) {
       if constexpr (std::is_same_v<TOut, float>) return c_.row(row_ + row) + panel_.col + j;
@@ -115,24 +114,24 @@ class Sums {
 
   MatrixView<TOut> c_;
   ExactSink exact_;
-  SumWrite exact_write_;  // of this panel's segment
+  SumWrite exact_write_;  // for this panel's segment
   bool adds_;
   Panel panel_;
-  int64_t row_;  // of c, where the block begins
+  int64_t row_;  // the block's first row of c
   int64_t cols_padded_;
   float* slot_;
   int64_t node_;
 };
 
-// Where word `word` of column `col` of packed weights lies, `col` the first of a strip.
+// Address of word `word` of column `col` of packed weights; `col` is the first of a strip.
 template <class T, class TOut>
 const T* StripData(const Problem<T, TOut>& problem, int64_t col, int64_t word) {
   return problem.b.data() + col * StripSteps<T>(problem.depth()) +
          word * kStepsPerWord<T> * kTileCols;
 }
 
-// Calls run(first step, steps, first word of the panel) for all of a panel: pieces that lie side by
-// side in memory, too, together.
+// Calls run(first step, steps, first word of the panel) for the whole panel; pieces that are
+// contiguous in memory are joined.
 template <class T, class Run>
 void ForEachRun(const Pieces& pieces, const Run& run) {
   Piece joined = pieces.piece[0];
@@ -148,7 +147,7 @@ void ForEachRun(const Pieces& pieces, const Run& run) {
   run(joined.k, joined.steps, joined.word);
 }
 
-// Copies what the tile does not read in place.
+// Copies operands that the tile does not read in place.
 template <class T, class TOut>
 void Pack(const Problem<T, TOut>& problem, const Panel& panel, const Pieces& pieces, float* to) {
   const int64_t stride = problem.b.stride();
@@ -173,7 +172,7 @@ void Pack(const Problem<T, TOut>& problem, const Panel& panel, const Pieces& pie
   });
 }
 
-// Whether columns [j, j + kTileCols) of the panel are read where they lie.
+// Whether columns [j, j + kTileCols) of the panel are read in place.
 template <class T, class TOut>
 bool InPlace(const Problem<T, TOut>& problem, const Panel& panel, int64_t j) {
   if (problem.b_layout == Layout::kStrips) return !std::is_same_v<T, Float16>;
@@ -208,7 +207,7 @@ inline PackedDotRows DotRowsOf(const PackedRows& a) {
 #define MOE_DOTS 0
 #endif
 
-// `rows` rows of a times the pieces of a strip, to c.
+// Multiplies `rows` rows of a by the pieces of a strip.
 template <class T, class Rows>
 void MultiplyWords(int64_t rows, const Rows& a, const Strip& b, absl::Span<const TilePiece> pieces,
                    const TileSums& c, Prefetchers& ahead) {
@@ -220,7 +219,7 @@ void MultiplyWords(int64_t rows, const Rows& a, const Strip& b, absl::Span<const
   TileOf<T>(rows, a, b, pieces, c, ahead);
 }
 
-// One tile: rows [row, row + rows) of the block times strip `b`, to c.
+// Computes one tile: rows [row, row + rows) of the block times strip `b`.
 template <class T, class TOut>
 void MultiplyTile(const Problem<T, TOut>& problem, const Block& block, const Panel& panel,
                   const float* packed_a, int64_t row, int64_t rows, const Strip& b,
@@ -239,14 +238,14 @@ void MultiplyTile(const Problem<T, TOut>& problem, const Block& block, const Pan
 
 #undef MOE_DOTS
 
-// The pieces of one panel as the tile counts words.
+// The pieces of one panel in the tile's word indices.
 template <class T, class TOut>
 class TilePieces {
  public:
   TilePieces(const Problem<T, TOut>& problem, const Panel& panel, const Pieces& pieces)
       : packs_a_(PacksRows(problem)), k_(panel.k), pieces_(pieces) {}
 
-  // `in_place`: b is read where it lies.
+  // `in_place`: b is read in place.
   absl::Span<const TilePiece> Of(bool in_place) {
     for (size_t i = 0; i < pieces_.count; ++i) {
       const Piece& piece = pieces_.piece[i];
@@ -264,7 +263,7 @@ class TilePieces {
   std::array<TilePiece, std::tuple_size_v<decltype(Pieces::piece)>> tile_;
 };
 
-// All rows of the block times one panel.
+// Multiplies all rows of the block by one panel.
 template <class T, class TOut>
 void MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
                    const Panel& panel, const Pieces& pieces, const Slot& slot,
@@ -297,12 +296,12 @@ void PackA(const Problem<T, TOut>& problem, const Block& block, const EvenCut& t
   });
 }
 
-// Fetches `next` while `tiles` tiles of each strip of `panel` are multiplied.
+// Prefetches `next` while `tiles` tiles of each strip of `panel` are multiplied.
 template <class T, class TOut>
 Prefetcher PrefetchFor(const Problem<T, TOut>& problem, const Panel& panel, const Panel& next,
                        int64_t tiles) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
-  constexpr int64_t kLineBytes = kTileCols * kStepsPerWord<T> * kBytes;  // of a strip
+  constexpr int64_t kLineBytes = kTileCols * kStepsPerWord<T> * kBytes;  // a strip's line
   const auto strips = [](int64_t cols) {
     return (cols + kTileCols - 1) / kTileCols;
   };
@@ -326,7 +325,7 @@ Prefetcher PrefetchFor(const Problem<T, TOut>& problem, const Panel& panel, cons
           words};
 }
 
-// Each depth block, of whole chains, adds to the float32 sums that the one before left.
+// Each depth block, of whole chains, adds to the float32 sums of the previous one.
 template <class T, class TOut>
 void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) {
   if (problem.depth() == 0 && problem.write == Write::kAdd) return;  // -0 stays -0

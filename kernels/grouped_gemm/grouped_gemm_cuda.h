@@ -1,5 +1,5 @@
-// What the CUDA paths of grouped_gemm.h take. Internal: plain C++ between grouped_gemm.cc (Abseil)
-// and the .cu files (nvcc, no Abseil).
+// Arguments of the CUDA paths of grouped_gemm.h. Internal: plain C++ between grouped_gemm.cc
+// (Abseil) and the .cu files (nvcc, no Abseil).
 #ifndef MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_CUDA_H_
 #define MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_CUDA_H_
 
@@ -17,7 +17,7 @@ template <typename T>
 struct MatrixSlab {
   MatrixView<T> first;
   int64_t count = 0;
-  int64_t distance = 0;  // from one to the next, in elements
+  int64_t distance = 0;  // between matrices, in elements
 
   MOE_HOST_DEVICE MatrixView<T> operator[](int64_t g) const {
     return {first.data() + g * distance, first.rows(), first.cols(), first.stride()};
@@ -27,11 +27,10 @@ struct MatrixSlab {
 // GroupedGemm (weight [cols, depth], kTransposed) and GroupedGemmInputGradient (weight
 // [depth, cols], kPlain): out rows of group g = in rows of group g * weight[g].
 //
-// Group g owns rows [offsets[g], offsets[g + 1]). Offsets are device memory and read by the kernel:
-// no host waits for them. They may end before N (a buffer with room to spare); rows after the last
+// Group g owns rows [offsets[g], offsets[g + 1]). Offsets are device memory and read by the kernel,
+// without a host wait. They may end before N (a buffer larger than needed); rows after the last
 // group are not touched. Offsets that descend or leave [0, N] give wrong results, but no access out
-// of bounds.
-// Without offsets there is one group, of all rows.
+// of bounds. Without offsets there is one group, of all rows.
 //
 // `weight` is device memory: one slab, whatever the number of groups.
 template <typename T, typename TOut = T>
@@ -43,27 +42,27 @@ struct CudaGroupedGemm {
   MatrixView<TOut> out;  // [N, cols]
 };
 
-// Where the gradient of one weight adds up. TSum: float, or int64_t, the integers of an exact grid
+// Destination of one weight's gradient. TSum: float, or int64_t, the integers of an exact grid
 // (exact_sum.h).
 template <typename TSum>
 struct GradientSum {
   TSum* sum;              // [O, K]
-  Write write;            // of the first partial
-  int64_t first_segment;  // of the weight's
+  Write write;            // for the first partial
+  int64_t first_segment;  // first segment of the weight
 
-  // Of exact sums alone.
+  // For exact sums alone.
   double inverse_unit = 0;
-  int64_t limit = 0;           // of a partial
+  int64_t limit = 0;           // most magnitude of a partial
   GridTally* tally = nullptr;  // added to
 };
 
-// AddWeightGradients: sums[g] (+)= dy^T x over the rows of segments [first_segment, + each); exact
-// sums take one partial for each segment that has rows.
+// AddWeightGradients: sums[g] (+)= dy^T x over the rows of its segments, from first_segment on;
+// exact sums add one partial for each segment that has rows.
 template <typename T, typename TSum>
 struct CudaWeightGradients {
   MatrixView<const T> dy;   // [N, O]
   MatrixView<const T> x;    // [N, K]
-  const int64_t* segments;  // device memory: first row of each, ascending, and the last one's end
+  const int64_t* segments;  // device memory: first row of each, ascending, then the end of the last
   int64_t each;
   const GradientSum<TSum>* sums;  // [count], device memory
   int64_t count;
@@ -71,7 +70,7 @@ struct CudaWeightGradients {
 
 // Float32, with the bits of the CPU.
 //
-// Enqueue on `stream` and return; the error of the launch alone. Chains of fmaf and their sums: the
+// Both enqueue on `stream` and return the launch error alone. Chains of fmaf and their sums: the
 // bits of gemm::Reference.
 cudaError_t RunFma(const CudaGroupedGemm<float>& gemm, cudaStream_t stream);
 template <typename TSum>
@@ -79,28 +78,28 @@ cudaError_t RunFma(const CudaWeightGradients<float, TSum>& gradients, cudaStream
 
 // 16-bit types on tensor cores (mma.sync, sm_80 and later).
 //
-// Enqueue on `stream` and return; the error of the launch alone. Float32 accumulation: an element
-// takes its terms in ascending order of the reduced index, 16 at a time, products exact; the order
-// and the rounding within 16 are the tensor core's, so that bits differ from the CPU's, within
+// Both enqueue on `stream` and return the launch error alone. Float32 accumulation: an element adds
+// its terms in ascending order of the reduced index, 16 at a time, products exact. The tensor core
+// determines the order and the rounding within 16, so that bits differ from the CPU's, within
 // (depth + 1) * 2^-23 of the sum of magnitudes. As on the CPU an element's bits depend on its own
 // row and column alone: neither on the number of rows, nor on other groups. T: BFloat16 or Float16;
 // TOut: float or T.
 //
-// Rows that all begin at a multiple of 16 bytes are fetched by asynchronous copies of 16 bytes,
-// others element by element, with the same bits.
+// Asynchronous copies of 16 bytes fetch rows that all begin at a multiple of 16 bytes; others are
+// read element by element, with the same bits.
 template <typename T, typename TOut>
 cudaError_t RunMma(const CudaGroupedGemm<T, TOut>& gemm, cudaStream_t stream);
 template <typename T, typename TSum>
 cudaError_t RunMma(const CudaWeightGradients<T, TSum>& gradients, cudaStream_t stream);
 
-// Hopper GPUs (compute capability 9.0) alone: wgmma, whose operands bulk copies bring. The contract
-// of RunMma and its order, 16 terms at a time; the rounding within 16 is its own, so that bits may
-// differ from RunMma's. T: BFloat16 or Float16.
+// Hopper GPUs (compute capability 9.0) alone: wgmma, with operands fetched by bulk copies. The
+// contract and order of RunMma, 16 terms at a time; the rounding within 16 is wgmma's, so that bits
+// may differ from RunMma's. T: BFloat16 or Float16.
 template <typename T>
 cudaError_t RunWgmma(const CudaGroupedGemm<T>& gemm, cudaStream_t stream);
-// Whether the current device is one, and its copy engine can read the operands: there are terms,
-// rows and weights begin at multiples of 16 bytes, and each weight after the one before, by a row
-// or more. Whatever the number of rows.
+// Whether the current device is a Hopper GPU and its copy engine can read the operands: there are
+// terms, rows and weights begin at multiples of 16 bytes, and each weight begins at least one row
+// after the previous one. Does not depend on the number of rows.
 template <typename T>
 bool TakesWgmma(const CudaGroupedGemm<T>& gemm);
 

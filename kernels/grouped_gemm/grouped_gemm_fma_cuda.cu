@@ -19,13 +19,13 @@ constexpr int kThreadsAcross = kTile / kOwned;
 constexpr int kThreads = kThreadsAcross * kThreadsAcross, kBlocks = 2;
 static_assert(kChainWords % kTileDepth == 0);
 
-// A tile of either operand in shared memory. Four elements more in a row than it needs spread the
-// writes of a tile that is turned over banks, and keep rows aligned.
+// A tile of either operand in shared memory. Four extra elements a row spread the writes of a
+// transposed tile over banks, and keep rows aligned.
 struct alignas(kVectorBytes) SharedTile {
   float at[kTileDepth][kTile + 4];
 };
 
-// The tile that begins at (outer, depth); zeros beyond the matrix. Neighbouring threads read
+// Loads the tile that begins at (outer, depth); zeros beyond the matrix. Neighbouring threads read
 // neighbouring elements.
 template <bool kDepthAlongRows>
 __device__ void Fetch(MatrixView<const float> m, int64_t outer, int64_t depth, SharedTile& tile) {
@@ -38,7 +38,7 @@ __device__ void Fetch(MatrixView<const float> m, int64_t outer, int64_t depth, S
   }
 }
 
-// f(row, column, i, j) for this thread's elements [i][j] that lie in c.
+// f(row, column, i, j) for this thread's elements [i][j] that are within c.
 template <typename Product, typename Function>
 __device__ void ForOwned(const Product& tile, Function f) {
   const int64_t first_row = tile.row + threadIdx.x / kThreadsAcross * kOwned;
@@ -51,8 +51,8 @@ __device__ void ForOwned(const Product& tile, Function f) {
   }
 }
 
-// The terms of a * b for the tile that begins at (row, col): added to `sums` if `added`, else in
-// their place.
+// Computes the terms of a * b for the tile that begins at (row, col): added to `sums` if `added`,
+// else replacing them.
 template <typename Groups>
 __device__ void AddProducts(MatrixView<const float> a, MatrixView<const float> b, int64_t row,
                             int64_t col, SharedTile (&shared)[2], bool added,
@@ -66,7 +66,7 @@ __device__ void AddProducts(MatrixView<const float> a, MatrixView<const float> b
     Fetch<kPlainA>(a, row, done, a_tile);
     Fetch<!kPlainB>(b, col, done, b_tile);
     __syncthreads();
-    // Not a term more than there are: fmaf(0, 0, -0) is +0.
+    // No terms beyond the depth: fmaf(0, 0, -0) would be +0.
     const int terms = static_cast<int>(depth - done < kTileDepth ? depth - done : kTileDepth);
     for (int d = 0; d < terms; ++d) {
       const auto left = Load<kOwned>(&a_tile.at[d][threadIdx.x / kThreadsAcross * kOwned]);
@@ -108,7 +108,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) FmaKernel(const Groups grou
       float partial[kOwned][kOwned] = {};
       AddProducts<Groups>(RowRange(tile.a, begin, end), RowRange(tile.b, begin, end), tile.row,
                           tile.col, shared, /*added=*/false, partial);
-      exact_sum::ThreadTally tally;  // of a segment: while products are added it has no registers
+      // of one segment: kept only after its products, to save registers
+      exact_sum::ThreadTally tally;
       ForOwned(tile, [&](int64_t, int64_t, int i, int j) {
         sums[i][j] += exact_sum::ExactTerm(partial[i][j], found->inverse_unit, found->limit, tally);
       });

@@ -12,54 +12,54 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// A block owns 128 x 128 elements of the output, in 48 KiB of shared memory, the most that needs no
-// leave from the driver.
+// A block owns 128 x 128 elements of the output and uses 48 KiB of shared memory, the most that
+// needs no opt-in.
 constexpr int kTile = 128, kTileDepth = 32, kStages = 3;
 constexpr int kWarpRows = 64;
 constexpr int kFragment = 16;                     // rows and columns of mma.sync, depth of a step
-constexpr int kRowTiles = kWarpRows / kFragment;  // of a warp
+constexpr int kRowTiles = kWarpRows / kFragment;  // row fragments of a warp
 constexpr int kChunk = 8;                         // elements
 constexpr int kTileChunks = kTile * kTileDepth / kChunk;
 
-// A block's warps: two rows of them, kAcross in each.
+// The warps of a block: two rows of kAcross.
 template <int kAcross>
 struct Warps {
   static constexpr int kThreads = kTile / kWarpRows * kAcross * kWarpLanes;
-  static constexpr int kCols = kTile / kAcross;  // of a warp
-  static constexpr int kColTiles = kCols / 8;    // mma.sync makes 8 columns
+  static constexpr int kCols = kTile / kAcross;  // columns of a warp
+  static constexpr int kColTiles = kCols / 8;    // mma.sync computes 8 columns
   template <typename Sum>
   using Sums = Sum[kRowTiles][kColTiles][4];
 };
-// Warps of 64 x 64: 128 registers of sums a thread. Smaller tiles of a warp would read more of
-// shared memory than tensor cores leave time for. Two blocks fit a multiprocessor.
+// Warps of 64 x 64: 128 registers of sums a thread. Smaller warp tiles would read more from shared
+// memory than tensor cores leave time for. Two blocks fit a multiprocessor.
 using WideWarps = Warps<2>;
 constexpr int kBlocks = 2;
-// Warps of 64 x 32, as many on a multiprocessor, in one block: 64 registers of sums a thread, and
-// 128 of integers.
+// Warps of 64 x 32, the same number on a multiprocessor, in one block: 64 registers of sums a
+// thread, and 128 of integers.
 using ExactWarps = Warps<4>;
 
-// How a tile of an operand lies in memory, global or shared: with the depth along its rows
-// (128 rows of 4 chunks) or down its columns (32 rows of 16 chunks).
+// Memory layout of an operand's tile, global or shared: the depth runs along its rows (128 rows of
+// 4 chunks) or down its columns (32 rows of 16 chunks).
 template <bool kDepthAlongRows>
 struct OperandTile {
   static constexpr bool kAlongRows = kDepthAlongRows;
   static constexpr int kRowChunks = (kDepthAlongRows ? kTileDepth : kTile) / kChunk;
 
-  // Where a chunk lies in shared memory.
+  // Index of a chunk in shared memory.
   MOE_HOST_DEVICE static constexpr int Place(int row, int chunk) {
     const int mixed = kDepthAlongRows ? chunk ^ row / 2 % 4 : chunk ^ row % 8;
     return row * kRowChunks + mixed;
   }
 
-  // The row and the chunk of it that are the i-th of this thread's, one of kThreads.
+  // The row and chunk of this thread's i-th copy, with kThreads threads.
   template <int kThreads>
   __device__ static int OwnRow(int i) {
     return static_cast<int>(threadIdx.x) / kRowChunks + i * (kThreads / kRowChunks);
   }
   __device__ static int OwnChunk() { return static_cast<int>(threadIdx.x) % kRowChunks; }
 
-  // The four 8 x 8 matrices of elements [outer, + 16) x [depth, + 16) of the tile. This lane names
-  // a row of the one at (outer_half, depth_half).
+  // Loads the four 8 x 8 matrices of elements [outer, + 16) x [depth, + 16) of the tile. This lane
+  // passes the address of a row of the one at (outer_half, depth_half).
   __device__ static void LoadFragment(const Chunk* tile, int outer, int depth, int outer_half,
                                       int depth_half, uint32_t (&fragment)[4]) {
     const int row_in_matrix = static_cast<int>(threadIdx.x) % 8;
@@ -73,7 +73,7 @@ struct OperandTile {
   }
 };
 
-// Whether the eight chunks that ldmatrix reads at once, neighbouring rows of a column, lie in eight
+// Whether the eight chunks that ldmatrix reads at once, neighbouring rows of a column, are in eight
 // different groups of four banks, and likewise those that eight neighbouring threads write.
 template <typename Operand>
 constexpr bool BanksDiffer() {
@@ -111,9 +111,9 @@ class OperandFetch {
     }
   }
 
-  // The next tile: the first of the depth that is left up to `end`. Beyond that: zeros, since every
-  // sum has terms of all of the depth. Beyond the matrix: anything, since it only reaches sums that
-  // nobody stores.
+  // Fetches the next tile: the first of the remaining `left` of the depth up to `end`. Beyond the
+  // depth it reads zeros, since every sum includes the whole tile depth. Beyond the matrix it reads
+  // anything, since only sums that are not stored depend on it.
   __device__ void operator()(int64_t left, int64_t end, Chunk* tile, AsyncCopies& copies) {
     if (!whole_ || left < kTileDepth) {
       FetchPart(left, end, tile, copies);
@@ -141,7 +141,7 @@ class OperandFetch {
     for (int i = 0; i < kOwnChunks; ++i) from_[i] += kAlongRows ? depth : depth * m_.stride();
   }
 
-  // Zeros beyond the depth and the matrix.
+  // Reads zeros beyond the depth and the matrix.
   __device__ void FetchPart(int64_t left, int64_t end, Chunk* tile, AsyncCopies& copies) const {
     const int64_t depth = end - left;
     const int64_t first_row = kAlongRows ? outer_ : depth;
@@ -164,19 +164,20 @@ class OperandFetch {
 
   const MatrixView<const T> m_;
   const int64_t outer_;
-  const bool aligned_, whole_;  // copies of 16 bytes reach every row; and of all chunks in a row
-  const T* from_[kOwnChunks];   // in the next tile
+  // whether 16-byte copies work for every row, and for all chunks of a row
+  const bool aligned_, whole_;
+  const T* from_[kOwnChunks];  // addresses in the next tile
 };
 
-// A depth in one segment, beside Segments.
+// The whole depth as one segment, in place of Segments.
 struct WholeDepth {
   int64_t depth;
   __device__ constexpr int count() const { return 1; }
   __device__ int64_t End(int) const { return depth; }
 };
 
-// The tiles of both operands in shared memory, kStages of them, one of which is computed with while
-// the others are under way, those of the next segment too. No tile has rows of two.
+// Tiles of both operands in shared memory, kStages of them: one is used while the others are in
+// flight, including those of the next segment. No tile has rows of two segments.
 template <typename Groups, typename Cuts, int kAcross>
 class Pipeline {
  public:
@@ -201,7 +202,8 @@ class Pipeline {
   __device__ void Sum(int64_t depth, Sums& sums) {
     for (; depth > 0; depth -= kTileDepth) {
       copies_.Wait<kStages - 2>();
-      __syncthreads();  // the stage has arrived for all, and all are through with the one before
+      // the stage has arrived for all threads, and all have finished the previous one
+      __syncthreads();
       Fetch((stage_ + kStages - 1) % kStages);
       AddProducts(stage_, sums);
       stage_ = (stage_ + 1) % kStages;
@@ -211,7 +213,7 @@ class Pipeline {
  private:
   __device__ Chunk* StageOf(int stage) { return shared_ + stage * 2 * kTileChunks; }
 
-  // One group of copies, also beyond the depth: what Wait() counts.
+  // Commits one group of copies, also beyond the depth, because Wait() counts groups.
   __device__ void Fetch(int stage) {
     while (left_ <= 0 && cut_ + 1 < cuts_.count()) {
       const int64_t begin = end_;
@@ -257,16 +259,16 @@ class Pipeline {
 
   Chunk* const shared_;
   const Cuts cuts_;
-  int stage_ = 0;       // to be computed with
-  int cut_ = 0;         // segment that is copied
-  int64_t end_, left_;  // of it: where it ends, and what is not yet under way
+  int stage_ = 0;       // the next stage to compute
+  int cut_ = 0;         // the segment being copied
+  int64_t end_, left_;  // its end, and its depth not yet fetched
   OperandFetch<A, T, Block::kThreads> fetch_a_;
   OperandFetch<B, T, Block::kThreads> fetch_b_;
   AsyncCopies copies_;
 };
 
-// f(row, column, i, j, k) for the pairs of neighbouring columns that this thread has sums [i][j][k]
-// and [i][j][k + 1] of, as far as they lie in `tile`. The second column may lie beyond it.
+// f(row, column, i, j, k) for the pairs of neighbouring columns within `tile` whose sums [i][j][k]
+// and [i][j][k + 1] this thread owns. The second column may be beyond the tile.
 template <int kAcross, typename Product, typename Function>
 __device__ void ForPairs(const Product& tile, Function f) {
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
@@ -288,7 +290,7 @@ __device__ void ForPairs(const Product& tile, Function f) {
   }
 }
 
-// The sums that a tile begins with: what is there, if it is added to.
+// Initial sums of a tile: the old values, if it adds to them.
 template <int kAcross, typename Product, typename Sums>
 __device__ void LoadSums(const Product& tile, Sums& sums) {
   using Sum = std::remove_all_extents_t<Sums>;

@@ -14,9 +14,9 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// A tile is 128 columns of the output by up to 256 rows of one group. Weights are the product's 64
-// rows of each of two warpgroups, the group's rows its columns: as many as there are, in one of
-// kWidths, so that few rows cost few products. 128 sums a thread.
+// A tile is 128 columns of the output by up to 256 rows of one group. The product's M is the
+// weights' columns, 64 for each of two warpgroups; its N is the group's rows, rounded up to one of
+// kWidthCount widths, so that few rows cost few products. 128 sums a thread.
 constexpr int kTileCols = 128, kTileDepth = 64, kStages = 4;
 constexpr int kConsumers = kTileCols / kProductRows;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
@@ -27,8 +27,8 @@ MOE_HOST_DEVICE constexpr int WidthAt(int i) {
   return i < 4 ? 16 << i : 64 * (i - 1);  // 16, 32, 64, 128, 192, 256
 }
 static_assert(WidthAt(3) == 128 && WidthAt(kWidthCount - 1) == kMostRows);
-// Rows are copied in boxes of one of two sizes, each with a map, since the host encodes all maps at
-// every launch.
+// Rows are copied in boxes of one of two sizes, each with a map; only two, since the host encodes
+// all maps at every launch.
 constexpr int kBoxCount = 2;
 MOE_HOST_DEVICE constexpr int BoxRows(int box) {
   return box == 0 ? 16 : 64;
@@ -51,8 +51,8 @@ struct Arguments {
   int depth;
 };
 
-// Tile after tile of one block; the groups' rows are read on the way. Blocks next to each other
-// share weights.
+// The tiles of one block, one after the other; the groups' rows are read on the way. Neighbouring
+// blocks share weights.
 class Tiles {
  public:
   __device__ Tiles(const GroupRows& groups, int group_count, int64_t cols)
@@ -61,7 +61,7 @@ class Tiles {
         col_tiles_(static_cast<unsigned>(TilesOf(cols, kTileCols))),
         next_(blockIdx.x) {}
 
-  // False after the last one. In 32 bits: a division of 64 is a call.
+  // False after the last tile. In 32 bits, because a 64-bit division is a function call.
   __device__ bool Next() {
     for (; group < group_count_; ++group) {
       const int64_t begin = groups_.Begin(group), end = groups_.Begin(group + 1);
@@ -82,7 +82,7 @@ class Tiles {
   }
 
   int group = 0;
-  int64_t row = 0;  // of all rows
+  int64_t row = 0;  // among the rows of all groups
   int rows = 0;
   int col = 0;
   int width = 0;  // WidthAt(width) >= rows
@@ -91,10 +91,10 @@ class Tiles {
   const GroupRows& groups_;
   const int group_count_;
   const unsigned col_tiles_;
-  unsigned next_;  // from the first tile of `group` on
+  unsigned next_;  // relative to the first tile of `group`
 };
 
-// Where a role stands in the ring of stages.
+// Position of a role in the ring of stages.
 struct Stage {
   int index = 0;
   uint32_t parity = 0;
@@ -111,7 +111,7 @@ struct Ring {
   TransactionBarrier* empty;  // products have ended
 };
 
-// One thread copies the stages of all tiles, as they become free.
+// One thread copies the stages of all tiles as they become free.
 template <typename T, Major kWeightMajor>
 __device__ void Produce(const Arguments<T>& arguments, const Ring& ring) {
   Stage stage;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void StoreSums(const float (&sums)[kWidth / 2], const
   const bool pairs = RowsAlignedTo(out, 2 * sizeof(T));
   MOE_UNROLL
   for (int i = 0; i < kWidth / 4; ++i) {
-    // Column g and rows 2t, 2t + 1 of 8 x 8 elements; then row g and columns 2t, 2t + 1.
+    // Before: column g and rows 2t, 2t + 1 of 8 x 8 elements; after: row g and columns 2t, 2t + 1.
     const uint32_t pair = Transposed(static_cast<uint32_t>(T(sums[2 * i]).bits) |
                                      static_cast<uint32_t>(T(sums[2 * i + 1]).bits) << 16);
     const int row = i / 2 * 8 + lane / 4;
@@ -166,15 +166,16 @@ __device__ __forceinline__ void StoreSums(const float (&sums)[kWidth / 2], const
   }
 }
 
-// One warpgroup multiplies a tile: its 64 columns by kWidth rows, in ascending depth. Inline: sums
-// of products under way cannot pass through a call.
+// One warpgroup multiplies a tile: its 64 columns by kWidth rows, in ascending depth. Inlined,
+// because sums of pending products cannot pass through a call.
 template <typename T, int kWidth, Major kWeightMajor>
 __device__ __forceinline__ void Multiply(const Arguments<T>& arguments, const Ring& ring,
                                          const Tiles& tile, Stage& stage) {
   const int half = static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1;
   const bool releases = threadIdx.x % kWarpLanes == 0;
   constexpr int kWeightStep = kWeightMajor == Major::kDepth ? 2 : kRowBytes;
-  float sums[kWidth / 2] = {};  // else registers of all widths would live from tile to tile
+  // else registers for all widths would stay allocated from tile to tile
+  float sums[kWidth / 2] = {};
   int before = 0;
   MOE_NO_UNROLL
   for (int depth = 0; depth < arguments.depth; depth += kTileDepth) {
@@ -188,7 +189,7 @@ __device__ __forceinline__ void Multiply(const Arguments<T>& arguments, const Ri
           OperandAt(tiles + kWeightBytes + k * 2, kPlace), true);
     }
     CommitProducts();
-    WaitForProducts<1>(sums);  // those of the stage before
+    WaitForProducts<1>(sums);  // those of the previous stage
     if (depth > 0 && releases) ring.empty[before].Arrive();
     before = stage.index;
     stage.Advance();
@@ -211,8 +212,8 @@ __device__ __forceinline__ void MultiplyInWidth(const Arguments<T>& arguments, c
   Multiply<T, WidthAt(kIndex), kWeightMajor>(arguments, ring, tile, stage);
 }
 
-// As many blocks as multiprocessors; each walks the tiles. Of its three warpgroups the first copies
-// and the others multiply.
+// As many blocks as multiprocessors; each processes its tiles in turn. The first of its three
+// warpgroups copies, the others multiply.
 template <typename T, Major kWeightMajor>
 __global__ void __launch_bounds__(kThreads, 1)
     WgmmaKernel(const __grid_constant__ Arguments<T> arguments) {
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Of the current device; 0 where there is none, which the launch refuses.
+// An attribute of the current device; 0 without a device, which the launch reports.
 int Attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 0;
@@ -287,7 +288,7 @@ template <typename T>
 cudaError_t RunWgmma(const CudaGroupedGemm<T>& gemm, cudaStream_t stream) {
   const MatrixView<T>& out = gemm.out;
   if (out.rows() == 0 || out.cols() == 0 || gemm.weight.count == 0) return cudaSuccess;
-  // Copies take coordinates of 32 bits, up to one tile beyond the last element.
+  // Copies use 32-bit coordinates, up to one tile beyond the last element.
   constexpr int64_t kMostSize = std::numeric_limits<int32_t>::max() - kMostRows;
   for (const int64_t size : {out.rows(), out.cols(), gemm.in.cols(), gemm.weight.count}) {
     if (size > kMostSize) return cudaErrorInvalidValue;

@@ -1,4 +1,4 @@
-// Weights in the order in which the CPU's matrix products read them, kept from call to call.
+// Weights in the order in which the CPU's matrix products read them, reused between calls.
 #ifndef MOE_KERNELS_GROUPED_GEMM_PACKED_WEIGHTS_H_
 #define MOE_KERNELS_GROUPED_GEMM_PACKED_WEIGHTS_H_
 
@@ -17,10 +17,10 @@
 
 namespace moe {
 
-// A packed copy of one weight [O, K], for products that run forward. Strip s holds the rows
-// [s * W, (s + 1) * W) of the weight, transposed; W is the width of this CPU's register tile (64
-// with AVX-512, 16 with AVX2 or NEON). A product reads a strip from front to back, one line of W
-// elements for each step k:
+// A packed copy of one weight [O, K], for forward products. Strip s holds the rows [s * W, (s + 1)
+// * W) of the weight, transposed; W is the width of this CPU's register tile (64 with AVX-512, 16
+// with AVX2 or NEON). A product reads a strip from front to back, one line of W elements for each
+// step k:
 //
 //           weight                         strip 0                 strip 1
 //         k = 0  1  2 ..              o = 0  1  2 .. W-1        o = W W+1 ..
@@ -29,20 +29,20 @@ namespace moe {
 //   o = 2   [ g  h  i ..         k=2 [ c  f  i ..       ]  ..
 //   ..                           ..                        K-1 [             ]
 //
-// The last strip is filled up with zeros. Elements keep their storage type: a packed weight is as
-// large as the weight, and products of it have the bits of products of the weight. Of bfloat16 a
-// line has W pairs, steps 2p and 2p + 1 of each column side by side, an odd K filled up with zeros:
+// The last strip is padded with zeros. Elements keep their storage type: a packed weight is as
+// large as the weight, and its products have the same bits as the weight's. A line of bfloat16 has
+// W pairs, steps 2p and 2p + 1 of each column adjacent, an odd K padded with zeros:
 //
 //           strip 0 of bfloat16:   p=0 [ a b | d e | g h .. ]   p=1 [ c . | f . | i . .. ]
 //
 // A layer keeps one for each expert and projection, and calls Pack after each change of its weights
-// with the number of that change. Move-only. One host thread at a time.
+// with the number of that change. Move-only. Used by one host thread at a time.
 template <typename T>
 class PackedWeights {
  public:
   static constexpr int64_t kNeverPacked = -1;
 
-  // Holds nothing and fits no product; what is moved from does likewise.
+  // Empty: fits no product. A moved-from object is empty, too.
   PackedWeights() = default;
   PackedWeights(PackedWeights&& other) noexcept { *this = std::move(other); }
   PackedWeights& operator=(PackedWeights&& other) noexcept {
@@ -57,10 +57,10 @@ class PackedWeights {
   // sizes, kResourceExhausted.
   static absl::StatusOr<PackedWeights> Create(int64_t out_features, int64_t in_features);
 
-  // Enqueues the copy of `weight` [O, K], host memory that stays valid and unchanged until `stream`
-  // has passed; so does this object. Threaded over strips, one pass: reads and writes O * K
+  // Enqueues the copy of `weight` [O, K], host memory that must stay valid and unchanged, as must
+  // this object, until `stream` has passed. Threaded over strips, one pass: reads and writes O * K
   // elements. Errors: kInvalidArgument if the shape differs from Create's or `version` is negative;
-  // kUnimplemented if the stream is not the CPU's.
+  // kUnimplemented on a stream that is not the CPU's.
   absl::Status Pack(MatrixView<const T> weight, int64_t version, Stream& stream);
 
   // The `version` of the last Pack.
@@ -73,7 +73,7 @@ class PackedWeights {
   // `version` for the instructions that products use now.
   absl::Status Check(absl::string_view function, int64_t out_features, int64_t in_features,
                      int64_t version) const;
-  // The strips, one behind the other: [ceil(O / W) * K, W], K filled up.
+  // The strips, one after the other: [ceil(O / W) * K, W], K padded.
   MatrixView<const T> strips() const;
 
  private:
@@ -84,10 +84,10 @@ class PackedWeights {
   int64_t version_ = kNeverPacked;
 };
 
-// GroupedGemm and Gemm (grouped_gemm.h), with weights that were packed before: the same bits. CPU
-// only. Weights are read where they are, once for every 252 rows of their group; with up to 6 rows
-// a product runs at the speed at which memory is read. `version` is what all weights are expected
-// to be packed at. They stay valid, and are not packed again, until the stream has passed.
+// GroupedGemm and Gemm (grouped_gemm.h) with packed weights: the same bits. CPU only. Weights are
+// read in place, once for every 252 rows of their group; with up to 6 rows a product runs at memory
+// speed. `version` is the version at which all weights must be packed. They stay valid, and are not
+// packed again, until the stream has passed.
 // Errors as there; kInvalidArgument also if a weight has another version or shape, or was packed
 // for other SIMD instructions, or a leaf of BFloat16 begins within a pair; kUnimplemented on CUDA.
 template <typename T>

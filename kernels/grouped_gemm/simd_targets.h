@@ -1,4 +1,4 @@
-// Which SIMD instructions the products run on.
+// Choice of the SIMD instructions of the products.
 #ifndef MOE_KERNELS_GROUPED_GEMM_SIMD_TARGETS_H_
 #define MOE_KERNELS_GROUPED_GEMM_SIMD_TARGETS_H_
 
@@ -12,16 +12,15 @@ namespace moe::gemm {
 
 // The targets with fused multiply-add that may be used on this CPU, best first, and last "EMU128":
 // no SIMD, where products run the plain loops of the specification. "AVX3" is AVX-512, "AVX3_BF16"
-// the same with dot products of bfloat16. All but "EMU128" have the same bits.
+// is AVX-512 with dot products of bfloat16. All but "EMU128" have the same bits.
 std::vector<std::string> SimdTargets();
 
 // Makes everything that dispatches at run time use `name`, one of SimdTargets(), from now on; ""
-// gives the best back. Process-wide, and not while products run.
+// restores the best. Process-wide; not while products run.
 void UseSimdTarget(absl::string_view name);
 
-// UseSimdTarget of what the environment variable MOE_SIMD names, if it is set: shows what an older
-// CPU would do. Programs call it when they start. Errors: InvalidArgument, with the names that this
-// CPU has.
+// UseSimdTarget of the environment variable MOE_SIMD, if it is set: emulates an older CPU. Programs
+// call it when they start. Errors: InvalidArgument, with the names that this CPU supports.
 absl::Status UseSimdTargetOfEnvironment();
 inline constexpr char kSimdVariable[] = "MOE_SIMD";
 

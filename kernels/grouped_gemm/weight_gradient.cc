@@ -21,7 +21,7 @@ namespace {
 
 constexpr char kName[] = "AddWeightGradients";
 
-// Sums that no core's share of a third-level cache keeps.
+// Sums larger than any core's share of a third-level cache.
 constexpr int64_t kStreamedBytes = int64_t{8} << 20;
 
 absl::Status Check(int64_t rows, int64_t elements, const GroupOffsets& segments,
@@ -45,8 +45,8 @@ absl::Status Check(int64_t rows, int64_t elements, const GroupOffsets& segments,
   return absl::OkStatus();
 }
 
-// How the first partial of a sum is written: past the cache if nothing adds to it before the sums
-// of all weights have passed by, which do not fit there.
+// How the first partial of a sum is written: bypassing the cache if nothing adds to it before the
+// sums of all weights, which do not fit there, have been written.
 SumWrite FirstWrite(const GradAccumulator& grad, size_t partials, int64_t bytes_of_all) {
   if (grad.NextWrite() == Write::kAdd) return SumWrite::kAdd;
   return partials == 1 && bytes_of_all >= kStreamedBytes ? SumWrite::kStreamed
@@ -54,7 +54,7 @@ SumWrite FirstWrite(const GradAccumulator& grad, size_t partials, int64_t bytes_
 }
 
 // The product for one weight, over its rows [segments.front(), segments.back()). Its own offsets
-// live in `workspace`.
+// are in `workspace`.
 template <typename T>
 absl::StatusOr<gemm::Problem<T, float>> ProblemOf(MatrixView<const T> dy, MatrixView<const T> x,
                                                   absl::Span<const int64_t> segments,
@@ -75,7 +75,7 @@ absl::StatusOr<gemm::Problem<T, float>> ProblemOf(MatrixView<const T> dy, Matrix
   cuts[count++] = 0;
   for (const int64_t row : segments.subspan(1)) {
     const int64_t step = row - segments.front();
-    if (step > cuts[count - 1]) cuts[count++] = step;  // none is empty
+    if (step > cuts[count - 1]) cuts[count++] = step;  // empty ones are skipped
   }
   problem.exact = {.sum = {grad.exact_sum().data(), dy.cols(), x.cols()},
                    .write = FirstWrite(grad, count - 1, bytes_of_all),
@@ -105,7 +105,7 @@ absl::Status RunOnCpu(MatrixView<const T> dy, MatrixView<const T> x,
   return gemm::Run<T, float>(problems.subspan(0, count), mark, workspace, stream);
 }
 
-// One product after the other; exact sums by way of a float32 partial.
+// Runs one product after the other; exact sums via a float32 partial.
 template <typename T>
 absl::Status RunOnCublas(MatrixView<const T> dy, MatrixView<const T> x,
                          absl::Span<const int64_t> segments,
@@ -142,7 +142,7 @@ gemm::GradientSum<int64_t> SumOf(const GradAccumulator& grad, int64_t first_segm
           grad.grid().limit(),     grad.tally()};
 }
 
-// One launch, of all weights: the device knows which have rows.
+// One launch for all weights: the device knows which have rows.
 template <typename T, typename TSum>
 absl::Status RunOnDevice(MatrixView<const T> dy, MatrixView<const T> x,
                          const GroupOffsets& segments, absl::Span<const GradAccumulator> grads,

@@ -1,4 +1,4 @@
-// Gradients of weights, added where gradients of a step add up.
+// Weight gradients, added to the gradient sums of a step.
 #ifndef MOE_KERNELS_GROUPED_GEMM_WEIGHT_GRADIENT_H_
 #define MOE_KERNELS_GROUPED_GEMM_WEIGHT_GRADIENT_H_
 
@@ -17,23 +17,26 @@
 
 namespace moe {
 
-// For every weight g of G: grads[g] += dy^T x over its rows, one partial of the numerics contract
-// (grad_accumulator.h) for each of its S segments that has rows; in float32 one for all of them.
-// A partial adds its terms in the order of grouped_gemm.h, from 0 or from what is there on.
+// For every weight g of G: grads[g] += dy^T x over its rows. Exact sums add one partial of the
+// numerics contract (grad_accumulator.h) for each of its S segments that has rows; float32 sums one
+// for all of them. A partial adds its terms in the order of grouped_gemm.h, starting from 0 or from
+// the old value.
 //
 //   dy        [N, O], x [N, K], T: float, BFloat16 or Float16
 //   segments  [G S + 1] ascending: rows [segments[g S + s], segments[g S + s + 1]) are segment s of
 //             weight g
 //   grads     [G], each of O * K elements, row behind row; all exact or none, no two of one sum
 //
-// Exact sums on the CPU take a tile of a product while it is in cache: 16 bytes of memory an
-// element and segment. On CUDA all weights are one launch, which keeps their sums in registers: 8
-// or 16 bytes an element; an empty sum of a weight without rows becomes zeros. Where `options` say
-// cuBLAS, each weight one group, it is a product after the other, exact sums by way of float32.
-// Memory of the stream's device, valid until the stream has passed, but for `grads` and offsets of
-// the host, read before the call returns. Scratch on the CPU as in grouped_gemm.h; on CUDA free for
-// later work in the stream when the call returns. Errors: kInvalidArgument if shapes disagree, for
-// cuBLAS without one, and for cuBLAS with offsets that the device knows alone; of the workspace.
+// Exact sums on the CPU are updated by a tile of a product while it is in cache: 16 bytes of memory
+// traffic an element and segment. On CUDA all weights are one launch, which keeps their sums in
+// registers: 8 or 16 bytes an element; an empty sum of a weight without rows becomes zeros. If
+// `options` select cuBLAS, each weight is one group, and its products run one after the other,
+// exact sums via float32.
+// Memory is the stream's device's and stays valid until the stream has passed, except for `grads`
+// and host offsets, which are read before the call returns. Scratch on the CPU as in
+// grouped_gemm.h; on CUDA later work in the stream may use it once the call returns. Errors:
+// kInvalidArgument if shapes disagree, for cuBLAS without a handle, and for cuBLAS with offsets
+// that only the device knows; those of the workspace.
 template <typename T>
 absl::Status AddWeightGradients(MatrixView<const T> dy, MatrixView<const T> x,
                                 const GroupOffsets& segments,

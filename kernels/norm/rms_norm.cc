@@ -56,7 +56,7 @@ void InputGradient(const Backward<T>& b, int64_t t) {
   });
 }
 
-// Of d_weight, at a time: their sums stay in cache over all rows.
+// Columns of d_weight at a time: few enough for their sums to stay in cache over all rows.
 constexpr int64_t kColumns = 64;
 
 // Columns [begin, end), at most kColumns, of
@@ -102,7 +102,7 @@ void Run(const Forward<T>& f, ThreadPool& threads) {
 
 template <typename T>
 void Run(const Backward<T>& b, ThreadPool& threads) {
-  // Threads share the weight's columns, so that every element sees its tokens in ascending order.
+  // Threads share the weight's columns, so that every element adds its tokens in ascending order.
   threads.For(b.groups.cols, HWY_NAMESPACE::kColumns, [&](int64_t begin, int64_t end) {
     MOE_SIMD(WeightColumns<T>)(b, begin, end);
   });
@@ -116,8 +116,8 @@ void Run(const Backward<T>& b, ThreadPool& threads) {
 namespace moe {
 namespace {
 
-// As many groups of the weight's length as the columns are; one where they are not a multiple,
-// which CheckShape of the weight then refuses.
+// Number of groups of the weight's length in the columns; 1 if they are not a multiple, which
+// CheckShape of the weight then refuses.
 rms_norm::Groups GroupsOf(int64_t cols, size_t weight) {
   const auto length = static_cast<int64_t>(weight);
   const bool several = length > 0 && cols % length == 0;

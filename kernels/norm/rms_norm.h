@@ -13,16 +13,17 @@ namespace moe {
 
 // y[t, h] = x[t, h] * rstd[t] * weight[h],  rstd[t] = 1 / sqrt(mean_h x[t, h]^2 + epsilon).
 //   x, y [T, H];  weight [H] float32;  rstd [T] float32, kept for backward.
-// x and y may also be [T, G * H], G groups side by side (heads of a query), each of which is
+// x and y may also be [T, G * H], with G adjacent groups (heads of a query), each of which is
 // normalised as a row: group g of row t is row t * G + g of the above, and has rstd[t * G + g].
 // The sum of squares is float32 in the fixed order of CombineWeightGradient's dot product.
 template <typename T>
 absl::Status RmsNorm(MatrixView<const T> x, absl::Span<const float> weight, float epsilon,
                      MatrixView<T> y, absl::Span<float> rstd, Stream& stream);
 
-// dx (+)= gradient by x; d_weight[h] (+)= sum_t dy[t, h] * x[t, h] * rstd[t], t ascending, float32.
+// dx (+)= gradient with respect to x; d_weight[h] (+)= sum_t dy[t, h] * x[t, h] * rstd[t], t
+// ascending, float32.
 //   dx [T, H] with kAdd adds to the residual stream's gradient (one rounding).
-// Groups as above: d_weight is over all of them, row by row.
+// Groups as above: d_weight sums over all of them, row by row.
 template <typename T>
 absl::Status RmsNormBackward(MatrixView<const T> x, absl::Span<const float> weight,
                              absl::Span<const float> rstd, MatrixView<const T> dy, MatrixView<T> dx,

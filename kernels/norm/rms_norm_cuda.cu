@@ -10,7 +10,8 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// Half a warp owns a row: each lane one of the 16 partial sums, then every 16th vector.
+// Half a warp owns a row: each lane holds one of the 16 partial sums, then handles every 16th
+// vector.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Forward<T> f) {
   const int64_t cols = f.groups.cols;
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) InputGradientKernel(B
   });
 }
 
-// A thread owns a column and takes the tokens in ascending order.
+// A thread owns a column and adds its tokens in ascending order.
 template <typename T>
 __global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(Backward<T> b) {
   const int64_t h = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -96,7 +97,7 @@ cudaError_t Run(const Forward<T>& forward, cudaStream_t stream) {
 template <typename T>
 cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
   if (backward.x.cols() == 0) return cudaSuccess;
-  // No rows still give zeros.
+  // Without rows the results are zeros.
   const cudaError_t error =
       Launch(&WeightGradientKernel<T>, ColumnShape(backward.groups.cols), stream, backward);
   if (error != cudaSuccess || backward.x.rows() == 0) return error;

@@ -1,5 +1,5 @@
-// What both paths of rms_norm.h take, in the memory of one device. Internal. Plain C++: .cu files
-// include it.
+// Arguments of both paths of rms_norm.h, in the memory of one device. Internal. Plain C++: .cu
+// files include it.
 #ifndef MOE_KERNELS_NORM_RMS_NORM_OP_H_
 #define MOE_KERNELS_NORM_RMS_NORM_OP_H_
 
@@ -11,7 +11,7 @@
 
 namespace moe::rms_norm {
 
-// Row i of [T * G, H] in a matrix [T, G * H], whose rows need not follow each other without gaps.
+// Maps row i of [T * G, H] to a matrix [T, G * H], whose rows may have gaps between them.
 struct Groups {
   int64_t count, cols;  // G, H
 
@@ -50,9 +50,9 @@ struct Backward {
   int64_t rows() const { return x.rows() * groups.count; }
 };
 
-// Enqueue on `stream` and return; the error of the launch alone. The bits of a CPU with fused
-// multiply-add: half a warp shares a row's sum in the order of FixedDot, and a thread owns a column
-// of d_weight.
+// Both enqueue on `stream` and return the launch error alone. The bits are those of a CPU with
+// fused multiply-add: half a warp shares a row's sum in the order of FixedDot, and a thread owns a
+// column of d_weight.
 template <typename T>
 cudaError_t Run(const Forward<T>& forward, cudaStream_t stream);
 template <typename T>

@@ -41,7 +41,7 @@ HWY_AFTER_NAMESPACE();
 namespace moe::permute {
 namespace {
 
-// Calls source(i), row i of what is gathered, for the rows that are not zero.
+// Calls source(i), row i of the gathered rows, for the rows that are not zero.
 template <typename T, typename Source>
 void GatherEach(const int32_t* source_row, const float* scale, MatrixView<T> out,
                 ThreadPool& threads, Source source) {
@@ -148,7 +148,7 @@ absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
   if (IsCuda(stream)) {
     return LaunchOn(kName, stream, [&](auto cuda) { return permute::Run(gather, cuda); });
   }
-  // The views travel into the task, since a span of them would not live.
+  // The task holds copies of the views, since the span may be gone when it runs.
   const absl::InlinedVector<MatrixView<const T>, 8> views(in.begin(), in.end());
   return stream.Enqueue([views, gather, &threads = stream.threads()] {
     permute::GatherOfMany<T> kept = gather;

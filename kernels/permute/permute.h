@@ -19,7 +19,7 @@ namespace moe {
 //   source_row  [N]     values in [0, T); -1 writes a zero row (capacity padding)
 //   out         [N, H]  must not overlap `in`
 //
-// All three live on stream.device() and must stay valid until the stream passes this point.
+// All three are memory of stream.device() and must stay valid until the stream passes this point.
 // Enqueues and returns; bitwise deterministic; reads N*H and writes N*H elements.
 //
 // Errors: kInvalidArgument if N or H disagree. Indices out of range are a bug in the caller:
@@ -29,19 +29,20 @@ template <typename T>
 absl::Status GatherRows(MatrixView<const T> in, absl::Span<const int32_t> source_row,
                         MatrixView<T> out, Stream& stream);
 
-// out[i, :] = scale[i] * in[source_row[i], :], the product taken in float32 and rounded to T once.
+// out[i, :] = scale[i] * in[source_row[i], :], the product computed in float32 and rounded to T
+// once.
 //   scale [N] float32. Rows with source_row -1 are zero.
-// What combine backward sends: the token's dy, scaled by the combine weight.
+// Used by combine's backward, which sends the token's dy, scaled by the combine weight.
 template <typename T>
 absl::Status GatherScaledRows(MatrixView<const T> in, absl::Span<const int32_t> source_row,
                               absl::Span<const float> scale, MatrixView<T> out, Stream& stream);
 
 // out[i, :] = in[source_view[i]][source_row[i], :], times scale[i] (as above) unless `scale` is
-// empty: rows read straight from the memory of several ranks.
+// empty: rows are read directly from the memory of several ranks.
 //   in           one view per rank, [*, H], of memory that the stream's device can read; the span
 //                itself is host memory on every device and is read before the call returns
-//   source_view  [N]  values in [0, in.size()); of no matter where source_row is -1
-// On CUDA a launch takes 64 views; each further 64 take one that walks the N rows again.
+//   source_view  [N]  values in [0, in.size()); ignored where source_row is -1
+// On CUDA a launch takes 64 views; each further 64 take another, which reads the N indices again.
 template <typename T>
 absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
                               absl::Span<const int32_t> source_view,

@@ -19,7 +19,7 @@ __device__ void WriteZeros(int64_t cols, int lane, T* to) {
   });
 }
 
-// The lanes of a warp copy a row to row i together, times scale[i] if there are scales.
+// The lanes of a warp copy a row to row i together, scaled by scale[i] if there are scales.
 template <typename T>
 __device__ void CopyRow(const T* from, const float* scale, int64_t i, int64_t cols, int lane,
                         T* to) {
@@ -54,14 +54,14 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) GatherKernel(Gather<T
   });
 }
 
-// Views [first, first + kViewsPerLaunch) of those of GatherOfMany, as many as there are.
+// Views [first, first + kViewsPerLaunch) of GatherOfMany's, as far as there are.
 template <typename T>
 struct ViewRange {
   MatrixView<const T> views[kViewsPerLaunch];
   int64_t first;
 };
 
-// A warp owns an output row, if its view is of `range`. Zero rows are the first launch's.
+// A warp owns an output row whose view is in `range`. The first launch also writes zero rows.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     GatherOfManyKernel(GatherOfMany<T> gather, ViewRange<T> range) {

@@ -1,5 +1,5 @@
-// What both paths of permute.h take, in the memory of one device. Internal. Plain C++: .cu
-// files include it. Functions are instantiated for float, BFloat16 and Float16.
+// Arguments of both paths of permute.h, in the memory of one device. Internal. Plain C++: .cu files
+// include it. Functions are instantiated for float, BFloat16 and Float16.
 #ifndef MOE_KERNELS_PERMUTE_PERMUTE_OP_H_
 #define MOE_KERNELS_PERMUTE_PERMUTE_OP_H_
 
@@ -20,8 +20,8 @@ struct Gather {
   MatrixView<T> out;             // [N, H]
 };
 
-// GatherRowsOfMany: out[i] = scale[i] * views[view[i]][row[i]]. The array of views is the host's
-// and read before Run returns.
+// GatherRowsOfMany: out[i] = scale[i] * views[view[i]][row[i]]. The array of views is in host
+// memory and read before Run returns.
 template <typename T>
 struct GatherOfMany {
   const MatrixView<const T>* views;  // one [*, H] per rank
@@ -32,17 +32,17 @@ struct GatherOfMany {
   MatrixView<T> out;             // [N, H]
 };
 
-// Views that travel with one launch: 2 of its 4 KiB of arguments.
+// Views that are passed to one launch: 2 of its 4 KiB of arguments.
 constexpr int kViewsPerLaunch = 64;
 
 // The specification, in plain loops.
 template <typename T>
 void Reference(const GatherOfMany<T>& gather);
 
-// The same bits: enqueue on `stream` and return; the error of the launches alone. Rows that begin
-// at multiples of 16 bytes are moved 16 bytes at a time, whatever their length; others element by
-// element. Of many views each kViewsPerLaunch take a launch of their own, which leaves the rows of
-// others alone: no memory and no copy for the table of views.
+// The same bits on CUDA: both enqueue on `stream` and return the launch error alone. Rows that
+// begin at multiples of 16 bytes are copied 16 bytes at a time, whatever their length; others
+// element by element. Each kViewsPerLaunch of many views get a launch of their own, which leaves
+// the rows of others unchanged: the table of views needs no device memory and no copy.
 template <typename T>
 cudaError_t Run(const Gather<T>& gather, cudaStream_t stream);
 template <typename T>

@@ -16,7 +16,7 @@
 namespace moe::router_loss {
 namespace {
 
-// f(block, its first token, the token after its last).
+// f(block, its first token, its end).
 template <typename Function>
 void ForBlocks(const TokenBlocks& blocks, ThreadPool& threads, Function f) {
   threads.For(blocks.blocks, 1, [&](int64_t first, int64_t last) {
@@ -32,7 +32,7 @@ void AddParts(const Fold& fold) {
   }
 }
 
-// p = scale * score for a token.
+// The factor of p = factor * score for a token.
 double ProbabilityScale(const float* score, int64_t experts, ScoreFunction function) {
   if (function == ScoreFunction::kSoftmax) return 1;
   const double sum = WideSum(experts, [&](int64_t e) { return static_cast<double>(score[e]); });
@@ -55,7 +55,7 @@ void SumBlock(const Balance& b, int64_t block, int64_t begin, int64_t end) {
   }
 }
 
-// The sums of the group's first block become those of the group, times its counts.
+// Adds up the group in the sums of its first block, and multiplies them by the counts.
 void FoldGroup(const Balance& b, int64_t group) {
   const int64_t experts = b.score.cols();
   const int64_t first = b.groups.first_block[group], last = b.groups.first_block[group + 1];
@@ -91,7 +91,7 @@ void AddGradient(const Balance& b, const double* by_prob, int64_t begin, int64_t
   }
 }
 
-// 0; NaN where a logit beyond the scores is not finite.
+// 0, or NaN if a logit without a score is not finite.
 double BeyondScores(const Entropy& entropy, int64_t t) {
   const float* const l = entropy.logits.row(t) + entropy.score.cols();
   return WideSum(entropy.logits.cols() - entropy.score.cols(),
@@ -101,7 +101,7 @@ double BeyondScores(const Entropy& entropy, int64_t t) {
 double SoftmaxEntropy(const Entropy& entropy, int64_t t) {
   const float* const p = entropy.score.row(t);
   const float* const l = entropy.logits.row(t);
-  // A logit of p = 0 matters where it is not finite: NaN.
+  // 0 * logit makes a logit that is not finite NaN, also where p = 0.
   const int64_t experts = entropy.score.cols();
   const double mean = WideSum(
       experts, [&](int64_t e) { return static_cast<double>(p[e]) * static_cast<double>(l[e]); });
@@ -113,7 +113,7 @@ double SigmoidEntropy(const Entropy& entropy, int64_t t) {
   const float* const l = entropy.logits.row(t);
   const int64_t experts = entropy.score.cols();
   const double sum = WideSum(experts, [&](int64_t e) { return static_cast<double>(score[e]); });
-  // The score is a float32: so may be its logarithm, at a third of the time.
+  // The score is a float32, so a float32 logarithm is accurate enough, at a third of the time.
   const double weighted = WideSum(experts, [&](int64_t e) {
     const auto none = static_cast<double>(0 * l[e]);  // NaN for a logit that is not finite
     return score[e] != 0
@@ -195,11 +195,11 @@ namespace {
 
 using router_loss::TokenBlocks;
 
-// Units, or blocks, whose numbers need no memory from the heap.
+// Units, or blocks, whose numbers fit without a heap allocation.
 constexpr size_t kMostInline = 64;
 using InlineDoubles = absl::InlinedVector<double, kMostInline>;
 
-// Units [offsets[u], offsets[u + 1]) of tokens, cut into blocks.
+// The blocks of units [offsets[u], offsets[u + 1]) of tokens, on the device.
 absl::StatusOr<TokenBlocks> BlocksOnDevice(absl::Span<const int64_t> offsets, Workspace& workspace,
                                            Stream& stream) {
   absl::InlinedVector<int64_t, kMostInline> begin, unit, first_block = {0};
@@ -230,7 +230,7 @@ absl::Status CheckGradient(absl::string_view function, const RouterScores& score
                     std::max(d_logits.cols(), scores.score.cols()));
 }
 
-// What entropy and z-loss read beside the scores.
+// Checks the inputs of entropy and z-loss beside the scores.
 absl::Status CheckLogits(absl::string_view function, const RouterScores& scores) {
   MOE_RETURN_IF_ERROR(CheckShape(function, "logits", scores.logits, scores.score.rows(),
                                  std::max(scores.logits.cols(), scores.score.cols())));
@@ -257,7 +257,7 @@ absl::Status CheckBalance(absl::string_view function, const RouterScores& scores
                      static_cast<int64_t>(groups.offsets.size()) - 1);
 }
 
-// [groups] coeff * E / (k * T_g^2) / groups of the micro-batch.
+// [groups] coeff * E / (k * T_g^2) / number of groups of the micro-batch.
 InlineDoubles GroupScales(int64_t experts, const LoadBalance& balance, const LossGroups& groups) {
   InlineDoubles scales;
   for (size_t b = 0; b + 1 < groups.micro_batch.size(); ++b) {
@@ -272,7 +272,7 @@ InlineDoubles GroupScales(int64_t experts, const LoadBalance& balance, const Los
   return scales;
 }
 
-// Entropy's arguments, with one value per block of `units` to be folded unit by unit.
+// Entropy's arguments, with one value per block of `units` and their sum unit by unit.
 absl::StatusOr<router_loss::Entropy> EntropyOf(const RouterScores& scores,
                                                absl::Span<const int64_t> units, double* sum,
                                                Workspace& workspace, Stream& stream) {

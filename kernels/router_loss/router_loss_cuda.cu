@@ -12,11 +12,11 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// A CUDA block takes a block of tokens, half a warp a token of it.
+// A CUDA block owns a block of tokens, half a warp a token of it.
 constexpr int kThreads = 256;
 static_assert(kThreads >= kBlockTokens);
 
-// The tokens of block blockIdx.x: f(t, lane of 16).
+// Calls f(t, lane of 16) for the tokens of block blockIdx.x.
 template <typename Function>
 __device__ void ForTokens(const TokenBlocks& blocks, Function f) {
   const int64_t end = blocks.begin[blockIdx.x + 1];
@@ -27,7 +27,8 @@ __device__ void ForTokens(const TokenBlocks& blocks, Function f) {
   }
 }
 
-// The first half warp of a CUDA block adds value[0] .. value[n - 1]; other threads get nothing.
+// The first half warp of a CUDA block adds value[0] .. value[n - 1]; the result is undefined in
+// other threads.
 __device__ double SumByFirstHalfWarp(const double* value, int64_t n) {
   if (threadIdx.x >= kPartials) return 0;
   return FixedSumOf<double>(n, static_cast<int>(threadIdx.x),
@@ -39,7 +40,7 @@ __device__ double SumOfScores(const float* score, int64_t experts, int lane) {
       experts, lane, [&](int64_t e, double sum) { return sum + static_cast<double>(score[e]); });
 }
 
-// p = scale * score for a token.
+// The factor of p = factor * score for a token.
 __device__ double ProbabilityScale(const Balance& b, int64_t t, int lane) {
   if (b.function == ScoreFunction::kSoftmax) return 1;
   const double sum = SumOfScores(b.score.row(t), b.score.cols(), lane);
@@ -75,8 +76,8 @@ __global__ void __launch_bounds__(kThreads) BlockSumsKernel(Balance b) {
   }
 }
 
-// A CUDA block owns a group, a thread its columns. The sums of the group's first block become those
-// of the group, times its counts.
+// A CUDA block owns a group, a thread its columns. Adds up the group in the sums of its first
+// block, and multiplies them by the counts.
 __global__ void __launch_bounds__(kThreads) GroupKernel(Balance b) {
   const int64_t group = blockIdx.x, experts = b.score.cols();
   const int64_t first = b.groups.first_block[group], last = b.groups.first_block[group + 1];
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) GroupKernel(Balance b) {
   if (threadIdx.x == 0) b.group_loss[group] = scale * loss;
 }
 
-// Half a warp adds up part after part.
+// Half a warp adds up the parts, one after the other.
 __global__ void __launch_bounds__(kPartials) FoldKernel(Fold fold) {
   double sum = threadIdx.x == 0 ? *fold.sum : 0.0;
   for (int64_t part = 0; part < fold.parts; ++part) {
@@ -129,7 +130,8 @@ __global__ void __launch_bounds__(kThreads) BalanceGradientKernel(Balance b) {
   });
 }
 
-// value[] of the CUDA block's tokens, in shared memory, to block_value, times a factor.
+// Adds up value[] of the CUDA block's tokens, in shared memory, and stores the sum times a factor
+// in block_value.
 __device__ void SumBlock(const Entropy& entropy, const double* value, double factor) {
   const TokenBlocks& blocks = entropy.blocks;
   __syncthreads();
@@ -141,7 +143,7 @@ __device__ void SumBlock(const Entropy& entropy, const double* value, double fac
 __device__ double SoftmaxEntropy(const Entropy& entropy, int64_t t, int lane) {
   const float* const p = entropy.score.row(t);
   const float* const l = entropy.logits.row(t);
-  // Logits beyond the scores, and those of p = 0, matter where they are not finite: NaN.
+  // Logits beyond the scores count with p = 0. 0 * logit makes a logit that is not finite NaN.
   const int64_t experts = entropy.score.cols();
   const double mean = FixedSumOf<double>(entropy.logits.cols(), lane, [&](int64_t e, double sum) {
     return sum + static_cast<double>(e < experts ? p[e] : 0) * static_cast<double>(l[e]);
@@ -163,7 +165,7 @@ __device__ double SigmoidEntropy(const Entropy& entropy, int64_t t, int lane) {
   return sum == 0 ? weighted : log(sum) - weighted / sum;
 }
 
-// Rare: one lane looks.
+// Rare, so one lane searches.
 __device__ void FindBadLogit(const Entropy& entropy, int64_t t) {
   const int64_t columns = entropy.logits.cols();
   for (int64_t c = 0; c < columns; ++c) {
@@ -210,7 +212,7 @@ __global__ void __launch_bounds__(kThreads) ZLossKernel(ZLoss z) {
   SumBlock(in, value, scale);
 }
 
-// A CUDA block per `blocks`.
+// One CUDA block for each of `blocks`.
 LaunchShape BlockShape(int64_t blocks) {
   return {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)};
 }

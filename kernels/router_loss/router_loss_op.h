@@ -1,4 +1,4 @@
-// What the two paths of router_loss.h are given: pointers into one device's memory. Internal. Plain
+// Arguments of both paths of router_loss.h, with pointers into one device's memory. Internal. Plain
 // C++: .cu files include it.
 #ifndef MOE_KERNELS_ROUTER_LOSS_ROUTER_LOSS_OP_H_
 #define MOE_KERNELS_ROUTER_LOSS_ROUTER_LOSS_OP_H_
@@ -14,10 +14,11 @@ namespace moe::router_loss {
 
 constexpr int64_t kBlockTokens = 256;
 
-// Minus an index: what the most of is the first, and is above 0.
+// An index i is stored as kFirstLogit - i: the maximum is the first index, and any is above 0.
 constexpr int64_t kFirstLogit = std::numeric_limits<int64_t>::max();
 
-// Tokens [0, T) in units (groups, micro-batches), these in blocks of at most kBlockTokens.
+// Tokens [0, T) in units (groups, micro-batches), which are cut into blocks of at most
+// kBlockTokens.
 struct TokenBlocks {
   int64_t units = 0;
   int64_t blocks = 0;
@@ -50,7 +51,7 @@ struct Balance {
   int32_t* block_counts;  // [blocks, E] of slots
   double* by_prob;        // [groups, E] G_i
   double* group_loss;     // [groups]
-  Fold fold;              // of group_loss
+  Fold fold;              // sum of group_loss
 };
 
 struct Entropy {
@@ -60,12 +61,12 @@ struct Entropy {
   ScoreFunction function;
   const float* log_sum_exp;
   double* block_value;  // [blocks] scratch
-  Fold fold;            // of block_value
+  Fold fold;            // sum of block_value
   int64_t* bad_logit;   // z-loss: nullptr
 };
 
 struct ZLoss {
-  Entropy input;               // its function decides where p comes from
+  Entropy input;               // its `function` determines how p is computed
   const double* scale;         // [micro-batches] coeff / T_b
   MatrixView<float> d_logits;  // or an empty view
 };
@@ -73,8 +74,8 @@ struct ZLoss {
 // Load balance: a block counts the slots of its experts in shared memory.
 constexpr int kMaxExperts = 1024;
 
-// Enqueue on `stream` and return; the error of a launch alone. All pointers are device memory. The
-// bits of the CPU, but for what an exponential or a logarithm decides.
+// All enqueue on `stream` and return the launch error alone. All pointers are device memory. The
+// bits are the CPU's, except where they depend on an exponential or a logarithm.
 cudaError_t Run(const Balance& balance, cudaStream_t stream);
 cudaError_t Run(const ZLoss& z, cudaStream_t stream);
 cudaError_t Run(const Entropy& entropy, cudaStream_t stream);

@@ -14,7 +14,8 @@ namespace moe {
 // y[t, :] = gate[t] * rows[t, :],  gate[t] = sigmoid(logit[t]).
 //   rows, y [T, H];  logit [T] float32;  gate [T] float32, kept for backward
 // The sigmoid is computed in float64 and rounded to float32, the product rounded to T once. CUDA's
-// exponential is not the CPU's to the last bit of float64, so that a gate may differ by one ulp.
+// float64 exponential differs from the CPU's in the last bits, so that a gate may differ by one
+// ulp.
 // Errors of all three: kInvalidArgument if shapes disagree.
 template <typename T>
 absl::Status RowGate(MatrixView<const T> rows, absl::Span<const float> logit,
@@ -23,13 +24,15 @@ absl::Status RowGate(MatrixView<const T> rows, absl::Span<const float> logit,
 // The arguments of RowGateBackward, for logit[t] = <weight, x[t, :]>.
 template <typename T>
 struct RowGateGradient {
-  MatrixView<const T> rows;      // [T, H] of forward
-  absl::Span<const float> gate;  // [T] of forward
+  MatrixView<const T> rows;      // [T, H], as in forward
+  absl::Span<const float> gate;  // [T], from forward
   MatrixView<const T> weight;    // [1, H]
   MatrixView<const T> dy;        // [T, H]
-  MatrixView<T> d_rows;          // [T, H] gradient by `rows`, overwritten; not dy
-  absl::Span<float> d_logit;     // [T], overwritten
-  MatrixView<T> dx;              // [T, H] gradient by x, added to
+  // [T, H] gradient with respect to `rows`, overwritten; does not overlap dy.
+  MatrixView<T> d_rows;
+  absl::Span<float> d_logit;  // [T], overwritten
+  // [T, H] gradient with respect to x, added to.
+  MatrixView<T> dx;
 };
 
 // d_rows = gate * dy;  d_logit = <dy, rows> * gate * (1 - gate);  dx += d_logit * weight.

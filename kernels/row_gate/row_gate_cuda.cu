@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Forward
   });
 }
 
-// Half a warp owns a row: each lane one of the 16 partial sums of WideDot, whose products are
-// exact, then every 16th vector.
+// Half a warp owns a row: each lane holds one of the 16 partial sums of WideDot, whose products are
+// exact, then handles every 16th vector.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(Backward<T> b) {
   const int64_t cols = b.dy.cols();
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(Backwa
   });
 }
 
-// A thread owns a column and takes the tokens in ascending order.
+// A thread owns a column and adds its tokens in ascending order.
 template <typename T>
 __global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(WeightGradient<T> g) {
   const int64_t h = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -79,19 +79,19 @@ __global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(WeightGra
 
 template <typename T>
 cudaError_t Run(const Forward<T>& forward, cudaStream_t stream) {
-  if (forward.rows.rows() == 0) return cudaSuccess;  // no columns still give gates
+  if (forward.rows.rows() == 0) return cudaSuccess;  // without columns the gates are still written
   return Launch(&ForwardKernel<T>, RowShape<kWarpLanes>(forward.rows.rows()), stream, forward);
 }
 
 template <typename T>
 cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
-  if (backward.dy.rows() == 0) return cudaSuccess;  // no columns still give gradients of 0
+  if (backward.dy.rows() == 0) return cudaSuccess;  // without columns the gradients are 0
   return Launch(&BackwardKernel<T>, RowShape<kPartials>(backward.dy.rows()), stream, backward);
 }
 
 template <typename T>
 cudaError_t Run(const WeightGradient<T>& gradient, cudaStream_t stream) {
-  if (gradient.x.cols() == 0) return cudaSuccess;  // no rows still give zeros
+  if (gradient.x.cols() == 0) return cudaSuccess;  // without rows the results are zeros
   return Launch(&WeightGradientKernel<T>, ColumnShape(gradient.x.cols()), stream, gradient);
 }
 

@@ -1,4 +1,4 @@
-// What both paths of row_gate.h take, in the memory of one device. Internal. Plain C++: .cu
+// Arguments of both paths of row_gate.h, in the memory of one device. Internal. Plain C++: .cu
 // files include it.
 #ifndef MOE_KERNELS_ROW_GATE_ROW_GATE_OP_H_
 #define MOE_KERNELS_ROW_GATE_ROW_GATE_OP_H_
@@ -41,8 +41,8 @@ struct WeightGradient {
   Write write;
 };
 
-// Enqueue on `stream` and return; the error of the launch alone. The same bits, given the gates:
-// dot products are folded as WideDot folds them, and a thread owns a column of d_weight.
+// All enqueue on `stream` and return the launch error alone. Given the gates, the bits are the
+// CPU's: dot products are folded as in WideDot, and a thread owns a column of d_weight.
 template <typename T>
 cudaError_t Run(const Forward<T>& forward, cudaStream_t stream);
 template <typename T>

@@ -13,9 +13,9 @@ namespace moe {
 namespace {
 
 constexpr char kGateBackward[] = "GateBackward";
-constexpr size_t kMostInlineSlots = 16;  // of a token: beyond, scratch comes from the heap
+constexpr size_t kMostInlineSlots = 16;  // slots of a token; above, scratch is on the heap
 
-// The gradient of SelectExperts' weights of one token.
+// The gradient of SelectExperts' weights for one token.
 void WeightsBackward(const GateRule& rule, const TokenWeightGradient& token) {
   if (rule.weights == GateWeights::kNormalised) {
     NormaliseBackward(token, SumOver::kSelected, rule.epsilon);

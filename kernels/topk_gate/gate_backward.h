@@ -1,4 +1,4 @@
-// From the gradient by the combine weights to the gradient by the logits.
+// The gradient with respect to the logits, from the gradient with respect to the combine weights.
 #ifndef MOE_KERNELS_TOPK_GATE_GATE_BACKWARD_H_
 #define MOE_KERNELS_TOPK_GATE_GATE_BACKWARD_H_
 
@@ -15,18 +15,18 @@
 
 namespace moe {
 
-// What backward of a gate reads. Token t has slots [slot_offset[t], slot_offset[t + 1]).
+// Inputs of a gate's backward. Token t has slots [slot_offset[t], slot_offset[t + 1]).
 struct GateGradient {
   MatrixView<const float> score;          // [T, E]
   absl::Span<const int64_t> slot_offset;  // [T + 1]
   absl::Span<const int32_t> expert;       // [slots], distinct within a token
   absl::Span<const uint8_t> dropped;      // [slots] 1 = over capacity
-  absl::Span<const float> d_weight;       // [slots] gradient by the combine weights
+  absl::Span<const float> d_weight;       // [slots] gradient with respect to the combine weights
   int32_t top_k = 1;                      // no token has more slots
 };
 
-// d_logits [T, E] is overwritten with the gradient of SelectExperts' weights, those of dropped
-// slots being constants (their d_weight is not read). The selection has no gradient.
+// d_logits [T, E] is overwritten with the gradient of SelectExperts' weights. Weights of dropped
+// slots are constants (their d_weight is not read). The selection has no gradient.
 //   d_score_j = scale * d_weight_j, kNormalised: scale * (d_weight_j - sum_m w_m d_weight_m) / S,
 //   S the sum of the scores + epsilon and w = score / S
 //   softmax  d_l_e = p_e (d_p_e - sum_i p_i d_p_i)        sigmoid  d_l_e = s_e (1 - s_e) d_s_e
@@ -37,7 +37,7 @@ struct GateGradient {
 absl::Status GateBackward(const GateRule& rule, const GateGradient& in, MatrixView<float> d_logits,
                           Stream& stream);
 
-// The same of tokens [begin, end), on the host, with weights of one's own: weigh_backward writes
+// The same for tokens [begin, end), on the host, with other weights: weigh_backward computes
 // d_score of one token.
 void GateBackwardRows(ScoreFunction function, const GateGradient& in, int64_t begin, int64_t end,
                       absl::FunctionRef<void(const TokenWeightGradient&)> weigh_backward,

@@ -7,14 +7,15 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// term of lane 0 + term of lane 1 + ... of lane k - 1; every lane gets it.
+// term of lane 0 + term of lane 1 + ... of lane k - 1, returned to every lane.
 __device__ double SumInChoiceOrder(double term, int k) {
   double sum = 0;
   for (int j = 0; j < k; ++j) sum += __shfl_sync(kAllLanes, term, j);
   return sum;
 }
 
-// The gradient by the score of this lane's slot, given its score and the gradient by its weight.
+// The gradient with respect to the score of this lane's slot, from its score and the gradient with
+// respect to its weight.
 __device__ double ScoreGradient(const GateRule& rule, double score, double d_weight, int k) {
   const auto scale = static_cast<double>(rule.scale);
   if (rule.weights == GateWeights::kScores) return d_weight * scale;
@@ -23,7 +24,8 @@ __device__ double ScoreGradient(const GateRule& rule, double score, double d_wei
   return (sum != 0 ? (d_weight - dot / sum) / sum : 0.0) * scale;
 }
 
-// The row as if no expert had been selected: a softmax's scores * factor, zeros of sigmoids.
+// Fills the row as if no expert had been selected: scores * factor of a softmax, zeros of a
+// sigmoid.
 __device__ void FillRow(const CudaGateGradient& g, int64_t t, int lane, double factor) {
   const float* const score = g.score.row(t);
   float* const d_logits = g.d_logits.row(t);
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) GateBackwardKernel(Cu
     const bool softmax = g.rule.score == ScoreFunction::kSoftmax;
     const double mean = softmax ? SumInChoiceOrder(s * d_score, k) : 0.0;
     FillRow(g, t, lane, -mean);
-    __syncwarp();  // selected experts are written twice
+    __syncwarp();  // the elements of selected experts are written again below
     if (!has_slot) return;
     g.d_logits(t, expert) =
         static_cast<float>(softmax ? s * (d_score - mean) : s * (1 - s) * d_score);

@@ -18,23 +18,23 @@ namespace moe {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Rows of expert scores as SIMD lanes: order-preserving keys, the search for the best of them, in
-// sorted lists, one in each lane, whose comparisons are many but wait for one another seldom; and
-// the sum of exponentials. A row is padded to whole blocks of kPartials experts, so that body and
-// tail are the same code.
+// Rows of expert scores in SIMD lanes: order-preserving keys; the search for the best of them, in
+// sorted lists, one in each lane, which takes many comparisons with few dependencies; and the sum
+// of exponentials. A row is padded to whole blocks of kPartials experts, so that body and tail are
+// the same code.
 
 // Ranks: doubles in [1, 2); 0 is below all of them.
 using RankTag = hn::CappedTag<double, kPartials / 2>;
 using RankLanes = hn::Vec<RankTag>;
 constexpr int64_t kRankLanes = static_cast<int64_t>(hn::MaxLanes(RankTag()));
 
-// A list in each lane, largest rank first.
+// A sorted list in each lane, largest rank first.
 constexpr int64_t kListRanks = 8;
 struct RankLists {
   RankLanes rank[kListRanks];
 };
 
-// The larger of two first, lane by lane.
+// Exchanges two vectors lane by lane so that the larger values come first.
 template <int kFirst, int kSecond>
 HWY_INLINE void PutInOrder(RankLists& lists) {
   RankLanes &first = lists.rank[kFirst], &second = lists.rank[kSecond];
@@ -43,7 +43,7 @@ HWY_INLINE void PutInOrder(RankLists& lists) {
   first = larger;
 }
 
-// From any order: a network of 19 comparisons, the fewest for eight.
+// Sorts lists in any order: a network of 19 comparisons, the fewest for eight.
 HWY_INLINE void Sort(RankLists& lists) {
   PutInOrder<0, 2>(lists), PutInOrder<1, 3>(lists), PutInOrder<4, 6>(lists);
   PutInOrder<5, 7>(lists), PutInOrder<0, 4>(lists), PutInOrder<1, 5>(lists);
@@ -54,9 +54,9 @@ HWY_INLINE void Sort(RankLists& lists) {
   PutInOrder<5, 6>(lists);
 }
 
-// The best of both lists of a lane.
+// The best ranks of both lists in each lane.
 HWY_INLINE RankLists Merge(const RankLists& a, const RankLists& b) {
-  // The larger of a falling and a rising list: the best of both, in a bitonic order.
+  // The maxima of a descending and an ascending list are the best of both, in bitonic order.
   RankLists best;
   MOE_UNROLL for (int64_t i = 0; i < kListRanks; ++i) {
     best.rank[i] = hn::Max(a.rank[i], b.rank[kListRanks - 1 - i]);
@@ -67,7 +67,7 @@ HWY_INLINE RankLists Merge(const RankLists& a, const RankLists& b) {
   return best;
 }
 
-// Of vectors [begin, begin + kListRanks) of a row of `vectors`, those that there are.
+// Sorted lists of vectors [begin, begin + kListRanks) of a row of `vectors`; missing ones are 0.
 HWY_INLINE RankLists ListsOf(const double* ranks, int64_t vectors, int64_t begin) {
   const RankTag d;
   RankLists lists;
@@ -79,7 +79,7 @@ HWY_INLINE RankLists ListsOf(const double* ranks, int64_t vectors, int64_t begin
   return lists;
 }
 
-// The best of row ranks [padded], as one list per lane.
+// The best ranks of a row [padded], as one list per lane.
 HWY_INLINE RankLists ListsOfRow(const double* ranks, int64_t padded) {
   const int64_t vectors = padded / kRankLanes;
   RankLists best = ListsOf(ranks, vectors, 0);
@@ -90,7 +90,7 @@ HWY_INLINE RankLists ListsOfRow(const double* ranks, int64_t padded) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// Lists of half as many lanes of two rows, a's first.
+// Merges the lists of neighbouring lanes: half as many lists of two rows, a's first.
 HWY_INLINE RankLists MergeNeighbours(const RankLists& a, const RankLists& b) {
   const RankTag d;
   RankLists even, odd;
@@ -102,7 +102,7 @@ HWY_INLINE RankLists MergeNeighbours(const RankLists& a, const RankLists& b) {
 }
 #endif
 
-// The best of `rows` <= kRankLanes rows of ranks [rows, padded], row r's in lane r.
+// The best ranks of `rows` <= kRankLanes rows [rows, padded], row r's in lane r.
 HWY_INLINE RankLists ListOfEachRow(const double* ranks, int64_t rows, int64_t padded) {
   RankLists lists[kRankLanes];
   for (int64_t r = 0; r < kRankLanes; ++r) {
@@ -119,7 +119,7 @@ HWY_INLINE RankLists ListOfEachRow(const double* ranks, int64_t rows, int64_t pa
 using KeyTag = hn::RebindToSigned<FloatTag>;
 using KeyLanes = hn::Vec<KeyTag>;
 
-// Order-preserving keys. No key of a number is below that of -infinity, 0x807fffff.
+// Order-preserving keys. The key of a number is at least that of -infinity, 0x807fffff.
 constexpr int32_t kPaddingKey = std::numeric_limits<int32_t>::min();
 constexpr int32_t kNanKey = kPaddingKey + 1;
 
@@ -152,14 +152,14 @@ HWY_INLINE void WriteKeys(const float* row, int64_t experts, int64_t padded, int
   std::fill(keys + experts, keys + padded, kPaddingKey);
 }
 
-// Ranks: a number for every expert of a row, larger for the better one and for the lower id among
-// equals, so that no two are equal and the next best is the largest below the last: nothing has to
-// be marked as taken, and no branch depends on where the best is. Doubles in [1, 2), because every
-// target has their maximum in one instruction: the upper 32 bits of the mantissa are the key, the
-// lower 20 the complement of the id.
+// Ranks: a number for every expert of a row, larger for a larger score and, among equals, for a
+// lower id. No two are equal, so that the next best is the largest below the previous one: no
+// expert has to be marked as taken, and no branch depends on which is the best. They are doubles in
+// [1, 2), because every target has a maximum of doubles in one instruction: the upper 32 bits of
+// the mantissa are the key, the lower 20 the complement of the id.
 constexpr uint64_t kIdMask = (uint64_t{1} << kExpertIdBits) - 1;
-// Rows whose experts are looked for at a time: a search waits for its own steps most of the time,
-// and lists are of as many rows as there are lanes.
+// Rows that are searched at a time: a search is bound by the latency of its own steps, and lists
+// hold as many rows as there are lanes.
 constexpr int64_t kRankRows = std::max<int64_t>(4, kRankLanes);
 
 // The largest of ranks [padded] below `bound`, in every lane.
@@ -174,7 +174,7 @@ HWY_INLINE RankLanes LargestBelow(const double* ranks, int64_t padded, RankLanes
   return hn::MaxOfLanes(d, hn::Max(even, odd));
 }
 
-// The ranks of kRankRows rows, and the scratch to make them.
+// The ranks of kRankRows rows, and the scratch to compute them.
 class Ranking {
  public:
   explicit Ranking(int64_t experts)
@@ -188,7 +188,7 @@ class Ranking {
     }
   }
 
-  // Ranks the experts of one row, as number r.
+  // Ranks the experts of row number r.
   HWY_INLINE void Add(int64_t r, const float* row) {
     WriteKeys(row, experts_, padded_, keys_.data());
     const RankTag d;
@@ -205,7 +205,7 @@ class Ranking {
 
   // expert [rows, K] = the ids of the K best of rows 0, 1 ..., best first.
   HWY_INLINE void TakeBest(MatrixView<int32_t> expert) const {
-    // Lists cost the same for every K.
+    // The cost of lists does not depend on K.
     if (kRankLanes > 1 && expert.cols() >= kFewestListed && expert.cols() <= kListRanks) {
       TakeLists(expert);
     } else {
@@ -244,8 +244,8 @@ class Ranking {
   }
 
   const int64_t experts_, padded_;
-  absl::InlinedVector<int32_t, kMostInlineExperts> keys_;  // of one row
-  // What ranks have in common over rows: the exponent and the ids.
+  absl::InlinedVector<int32_t, kMostInlineExperts> keys_;  // keys of one row
+  // The bits of ranks that are the same in every row: the exponent and the ids.
   absl::InlinedVector<uint64_t, kMostInlineExperts> ids_;
   absl::InlinedVector<double, kRankRows * kMostInlineExperts> ranks_;
 };
@@ -291,7 +291,7 @@ class Rows {
         row_(static_cast<size_t>(padded_)),
         ranking_(logits.cols()) {}
 
-  // Rows [begin, end), at most kRankRows.
+  // Processes rows [begin, end), at most kRankRows.
   HWY_INLINE void Run(int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       ranking_.Add(t - begin, logits_.row(t));
@@ -322,7 +322,8 @@ class Rows {
   const MatrixView<const float> logits_;
   const SelectExpertsOutput& out_;
   const int64_t padded_;
-  absl::InlinedVector<float, kMostInlineExperts> row_;  // of experts that do not fill whole vectors
+  // used if the experts do not fill whole vectors
+  absl::InlinedVector<float, kMostInlineExperts> row_;
   Ranking ranking_;
 };
 
@@ -343,9 +344,9 @@ void SelectRows(MatrixView<const float> value, MatrixView<int32_t> expert, int64
 }
 
 // n / d with e = exp(-|x|), d = 1 + e and n = e below 0, otherwise 1: nothing overflows, and small
-// scores keep their digits. The plain quotient q is off by up to 2.3 ulp: 1 ulp of e may be 2 of q,
-// and the rounding of d adds up to 1. What d lost is exactly e - (d - 1); it moves the quotient by
-// -q lost / d, in which 1 - q (below 0) or q is 1 / d.
+// scores keep their digits. The plain quotient q has an error of up to 2.3 ulp: 1 ulp of e may be 2
+// of q, and the rounding of d adds up to 1. That rounding error is exactly e - (d - 1); it changes
+// the quotient by -q error / d, where 1 - q (below 0) or q is 1 / d.
 HWY_INLINE FloatLanes AccurateSigmoid(FloatLanes x) {
   const auto zero = hn::Zero(FloatTag()), one = hn::Set(FloatTag(), 1.0f);
   const auto e = ExpLanes(hn::Neg(hn::Abs(x)));
@@ -376,7 +377,7 @@ void ScoreRows(MatrixView<const float> logits, MatrixView<float> score,
   }
 }
 
-// Choices are few: a wider vector would seldom be full.
+// There are few choices: a wider vector would seldom be full.
 using ChoiceTag = hn::CappedTag<float, 4>;
 constexpr int64_t kChoiceLanes = static_cast<int64_t>(hn::MaxLanes(ChoiceTag()));
 

@@ -1,5 +1,5 @@
-// How a gate of scores selects experts and weighs them. Data only, for every device; no Abseil,
-// since .cu files read it.
+// How a gate selects experts by their scores and weighs them. Data only, for every device; no
+// Abseil, because .cu files include it.
 #ifndef MOE_KERNELS_TOPK_GATE_GATE_RULE_H_
 #define MOE_KERNELS_TOPK_GATE_GATE_RULE_H_
 
@@ -7,15 +7,15 @@
 
 namespace moe {
 
-// The score of a logit: its share in the softmax of the row, or its sigmoid.
+// The score of a logit: its probability in the softmax of the row, or its sigmoid.
 enum class ScoreFunction : uint8_t { kSoftmax, kSigmoid };
 
 // The scores at the selected experts, or those divided by their sum.
 enum class GateWeights : bool { kScores, kNormalised };
 
-// With v = score + expert bias: without groups and expert bias the K largest logits are selected,
+// Let v = score + expert bias. Without groups and expert bias the K largest logits are selected,
 // else the K largest v among the experts of the group_top_k best groups (the others count as
-// -infinity). Groups are num_groups runs of E / num_groups experts; a group is worth the sum of its
+// -infinity). Groups are num_groups runs of E / num_groups experts, rated by the sum of their
 // group_sum largest v, in which a NaN counts as -infinity. Ties: the lowest expert id; between
 // groups the lowest group id. A NaN ranks below everything.
 //   weight[t, j] = scale * score[t, expert[t, j]], kNormalised: / (the sum of those K scores, in

@@ -20,10 +20,10 @@ namespace {
 
 constexpr char kSelectExperts[] = "SelectExperts";
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
-// Rows whose values are kept at a time: scratch that stays in the cache.
+// Rows whose values are stored at a time: scratch that stays in the cache.
 constexpr int64_t kValueRows = 16;
 
-// Masks one token's values outside its group_top_k best groups; nothing without groups.
+// Masks one token's values outside its group_top_k best groups; does nothing without groups.
 class GroupMask {
  public:
   GroupMask(const GateRule& rule, int64_t experts)
@@ -43,7 +43,7 @@ class GroupMask {
  private:
   float* Group(float* value, size_t g) const { return value + static_cast<int64_t>(g) * size_; }
 
-  // The sum of the group_sum largest values, largest first; a NaN is worth nothing.
+  // The sum of the group_sum largest values, largest first; a NaN counts as -infinity.
   float WorthOf(const float* group) {
     std::transform(group, group + size_, sorted_.begin(),
                    [](float v) { return std::isnan(v) ? kMasked : v; });
@@ -54,7 +54,7 @@ class GroupMask {
     return sum;
   }
 
-  // Groups worth more than g, or as much with a lower id.
+  // Number of groups with a larger sum than g's, or an equal one and a lower id.
   int32_t GroupsBefore(size_t g) const {
     int32_t before = 0;
     for (size_t other = 0; other < worth_.size(); ++other) {
@@ -68,7 +68,7 @@ class GroupMask {
   absl::InlinedVector<float, kMostInlineExperts> worth_, sorted_;
 };
 
-// Rows [begin, end) on the CPU.
+// Selection for rows [begin, end) on the CPU.
 class SelectRows {
  public:
   SelectRows(const GateRule& rule, const SelectExpertsInput& in, const SelectExpertsOutput& out,
@@ -78,7 +78,7 @@ class SelectRows {
   void Run() const {
     const bool by_score =
         in_.value.data() == nullptr && (!in_.expert_bias.empty() || rule_.num_groups > 0);
-    Score();  // a softmax: and selection by logits, with weights
+    Score();  // a softmax also selects by logits and gathers weights
     if (by_score) {
       SelectByScore();
     } else if (in_.value.data() != nullptr) {
@@ -122,7 +122,7 @@ class SelectRows {
     }
   }
 
-  // What no softmax selected has no weights yet.
+  // Gathers the scores of selected experts, where the softmax has not done it.
   void GatherScores() const {
     for (int64_t t = begin_; t < end_; ++t) {
       const float* const score = out_.score.row(t);
@@ -198,7 +198,7 @@ absl::Status LaunchSelect(const GateRule& rule, const SelectExpertsInput& in,
   return LaunchOn(kSelectExperts, stream, [&](auto cuda) { return topk_gate::Run(gate, cuda); });
 }
 
-// count [E] = how often each id stands in expert [T, K].
+// count [E] = number of occurrences of each id in expert [T, K].
 void CountSelected(MatrixView<const int32_t> expert, absl::Span<int64_t> count) {
   std::fill(count.begin(), count.end(), int64_t{0});
   int64_t* const counts = count.data();

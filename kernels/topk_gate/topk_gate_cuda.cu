@@ -15,25 +15,25 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// A block counts in shared memory and adds to `count` once: few blocks, many rows each.
+// A block counts in shared memory and adds to `count` once; few blocks process many rows each.
 constexpr int64_t kMaxBlocks = 2048;
-// Registers: a row of 32 logits and their keys a lane needs more than 80.
+// A row of 32 logits a lane and their keys takes more than 80 registers.
 template <int kPerLane>
 constexpr int kGateBlocks = kPerLane <= 16 ? kRowBlocks : 2;
 
-// A row of expert scores lies in registers of a warp: lane l keeps experts l, l + 32, l + 64 ...
+// A row of expert scores is in registers of a warp: lane l holds experts l, l + 32, l + 64 ...
 
-// f(i, e) for the experts e = lane + 32 i. Unrolled: arrays that f indexes by i are registers.
+// f(i, e) for the experts e = lane + 32 i. Unrolled, so that arrays indexed by i are registers.
 template <int kPerLane, typename Function>
 __device__ inline void ForExperts(int lane, Function f) {
   MOE_UNROLL
   for (int i = 0; i < kPerLane; ++i) f(i, lane + kWarpLanes * i);
 }
 
-// Keys of float32 values that their upper kValueBits decide: those above 11 of expert, the lower
-// expert the larger. All differ, so that one reduction finds the next, and what is below the last
-// is what is left. They have at most 30 bits: key - last is a negative number, large as unsigned,
-// for those below alone.
+// Keys of float32 values that differ only in their upper kValueBits. The lower 11 bits encode the
+// expert, where a lower id is larger. All keys differ, so that one reduction finds the next, and
+// the remaining keys are those below the last one. Keys have at most 30 bits: key - last is
+// negative, hence large as unsigned, exactly for keys below the last one.
 template <int kPerLane, int kValueBits>
 class PackedKeys {
  public:
@@ -44,7 +44,7 @@ class PackedKeys {
     });
   }
 
-  // The expert of the largest key that is left.
+  // The expert of the largest remaining key.
   __device__ int32_t Take() {
     uint32_t best = 0;
     ForExperts<kPerLane>(lane_, [&](int i, int) {
@@ -60,11 +60,12 @@ class PackedKeys {
   static_assert(kMaxExperts < 1 << kIdBits && kValueBits + kIdBits <= 30);
 
   const int lane_;
-  uint32_t last_ = 1u << (kValueBits + kIdBits);  // above every key
+  uint32_t last_ = 1u << (kValueBits + kIdBits);  // initially above every key
   uint32_t key_[kPerLane];
 };
 
-// Keys of float32 values. The value decides in one reduction, the lowest expert in a second.
+// Keys of float32 values. One reduction finds the largest value, a second the lowest expert with
+// it.
 template <int kPerLane>
 class WideKeys {
  public:
@@ -78,11 +79,11 @@ class WideKeys {
                          [&](int i, int e) { key_[i] = e < experts ? KeyOf(value[i]) : kNoKey; });
   }
 
-  // The expert of the largest key that is left.
+  // The expert of the largest remaining key.
   __device__ int32_t Take() { return TakeAmong(left_).expert; }
 
-  // The largest key of those whose bits of `left` are set, bit i for key i of this lane. Clears
-  // the bit of what it returns.
+  // The largest of the keys whose bits of `left` are set, bit i for key i of this lane. Clears the
+  // bit of the result.
   __device__ Best TakeAmong(uint32_t& left) const {
     uint32_t mine = kNoKey;
     int at = 0;
@@ -106,7 +107,7 @@ class WideKeys {
   uint32_t key_[kPerLane];
 };
 
-// Lane j gets the expert of choice j, j < k.
+// Lane j receives the expert of choice j, j < k.
 template <typename Keys>
 __device__ inline int32_t TakeTopK(Keys keys, int k, int lane) {
   int32_t mine = 0;
@@ -117,14 +118,14 @@ __device__ inline int32_t TakeTopK(Keys keys, int k, int lane) {
   return mine;
 }
 
-// What softmax divides by. The largest number of the row is -infinity if it has none.
+// The divisor of a softmax. The largest number of the row is -infinity if it has none.
 struct ExpSum {
   float max = 0;
   float sum = 0;
 };
 
-// y = exp(x - max), -infinity beyond the row. Partial sum j is lane j's; its next term is
-// alternately of lane j and of lane j + 16, which are experts j + 32 i and j + 16 + 32 i.
+// y = exp(x - max), -infinity beyond the row. Lane j computes partial sum j; its terms come
+// alternately from lane j and from lane j + 16, experts j + 32 i and j + 16 + 32 i.
 template <int kPerLane>
 __device__ ExpSum ExpAndSum(const float (&x)[kPerLane], int lane, float (&y)[kPerLane]) {
   float max = -INFINITY;
@@ -136,12 +137,11 @@ __device__ ExpSum ExpAndSum(const float (&x)[kPerLane], int lane, float (&y)[kPe
     const float other = __shfl_down_sync(kAllLanes, y[i], kPartials);
     partial = partial + y[i] + other;
   });
-  // The upper lanes fold what nobody reads.
+  // The upper lanes' results are not used.
   return {max, __shfl_sync(kAllLanes, FoldPartials(partial), 0)};
 }
 
-// As in gate_rows_cpu.cc: what the rounding of d lost is put back, and small scores keep their
-// digits.
+// As in gate_rows_cpu.cc: corrects for the rounding of d, and small scores keep their digits.
 __device__ inline float Sigmoid(float x) {
   const float e = expf(-fabsf(x));
   const float d = 1.0f + e;
@@ -151,7 +151,7 @@ __device__ inline float Sigmoid(float x) {
   return fmaf(-(q * lost), reciprocal, q);
 }
 
-// Lane g has the worth of group g: the sum of its group_sum largest values, largest first.
+// Lane g receives the sum of the group_sum largest values of group g, largest first.
 template <typename T, int kPerLane>
 __device__ float WorthOfGroup(const CudaGate<T>& g, int size, int lane,
                               const WideKeys<kPerLane>& keys) {
@@ -169,7 +169,7 @@ __device__ float WorthOfGroup(const CudaGate<T>& g, int size, int lane,
   return worth;
 }
 
-// Values outside the group_top_k best groups become -infinity.
+// Sets values outside the group_top_k best groups to -infinity.
 template <typename T, int kPerLane>
 __device__ void MaskGroups(const CudaGate<T>& g, int lane, WideKeys<kPerLane>& keys) {
   const auto experts = static_cast<int>(g.logits.cols());
@@ -192,12 +192,12 @@ __device__ float ScoreOf(const CudaGate<T>& g, float x, const ExpSum& sum) {
   return g.rule.score == ScoreFunction::kSoftmax ? expf(x - sum.max) / sum.sum : Sigmoid(x);
 }
 
-// The weight of the choice of lane j < k, which is `expert`.
+// The weight of `expert`, the choice of lane j < k.
 template <typename T>
 __device__ float WeightOf(const CudaGate<T>& g, const T* logits, const ExpSum& sum, int32_t expert,
                           int lane) {
   const auto k = static_cast<int>(g.expert.cols());
-  // Read again: which register of which lane has it depends on the choice.
+  // Reads the logit again: which register of which lane holds it depends on the choice.
   float weight = lane < k ? ScoreOf(g, static_cast<float>(logits[expert]), sum) : 0.0f;
   if (g.rule.weights == GateWeights::kNormalised) {
     float total = 0;
@@ -208,8 +208,8 @@ __device__ float WeightOf(const CudaGate<T>& g, const T* logits, const ExpSum& s
   return weight * g.rule.scale;
 }
 
-// Scores of the row, to memory if they are wanted; with kByLogits not, lane j gets choice j by
-// them.
+// Computes the scores of the row, and stores them if requested. Unless kByLogits, selects by score:
+// lane j receives choice j.
 template <bool kByLogits, typename T, int kPerLane>
 __device__ int32_t ScoreRow(const CudaGate<T>& g, int64_t t, int lane, const float (&x)[kPerLane],
                             const ExpSum& sum, float (&y)[kPerLane]) {
@@ -236,7 +236,7 @@ __device__ void GateRow(const CudaGate<T>& g, int64_t t, int lane, int32_t* coun
       lane, [&](int i, int e) { x[i] = e < experts ? static_cast<float>(logits[e]) : -INFINITY; });
   int32_t expert = 0;
   if constexpr (kByLogits) {
-    // Sign and exponent of a float32 that T widens to, and as much of its fraction as T has.
+    // Sign and exponent of the float32 that T widens to, and the bits of its fraction that T has.
     constexpr int kValueBits = 9 + (std::is_same_v<T, BFloat16> ? 7 : 10);
     using Keys =
         std::conditional_t<sizeof(T) == 2, PackedKeys<kPerLane, kValueBits>, WideKeys<kPerLane>>;
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(kRowThreads, kGateBlocks<kPerLane>) GateKernel
   }
 }
 
-// Where the counts begin, and the slots.
+// Zeroes the counts and the first slot offset.
 __global__ void __launch_bounds__(kRowThreads)
     ZeroKernel(int64_t* count, int64_t experts, int64_t* slot_offset) {
   const int64_t e = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
