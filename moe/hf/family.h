@@ -24,7 +24,7 @@ struct FamilyKeys {
   Key width;  // width of an expert
   Key experts;
   Key top_k = "num_experts_per_tok";
-  Key shared_experts;  // number of shared experts, which are one of so many widths
+  Key shared_experts;  // number of shared experts, fused into one of as many widths
   Key shared_width;    // width of the one shared expert
   Key groups, kept_groups;
   Key dense;  // number of first layers without experts

@@ -30,7 +30,7 @@ struct TensorMap {
 static_assert(sizeof(TensorMap) <= 128);
 
 // Position of the byte at `address` of a tile: the 16-byte chunks of rows of 32, 64 or 128 bytes
-// are exchanged according to the address bits above 128. PTX ISA, "Swizzling modes".
+// are exchanged according to the address bits from bit 7 on. PTX ISA, "Swizzling modes".
 inline uint32_t Swizzled(uint32_t address, uint32_t swizzle_bytes) {
   const uint32_t mask = swizzle_bytes == 0 ? 0 : swizzle_bytes / 16 - 1;
   return address ^ ((address >> 7 & mask) << 4);
