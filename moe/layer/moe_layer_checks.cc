@@ -73,7 +73,7 @@ absl::Status MoeLayer<T>::CheckBackward(MatrixView<const T> dy, const MoeLayerSa
         absl::StrCat("MoeLayer::Backward: the saved state ", what));
   }
   for (const Parameter* const parameter : parameters_) {
-    if (!parameter->spec().trainable || parameter->grad().size() == parameter->size()) continue;
+    if (!parameter->spec().trainable || parameter->has_sum()) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("MoeLayer::Backward: ", parameter->spec().name,
                      " has no sum of gradients, expected a GradientReducer before it"));

@@ -397,8 +397,11 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
   MOE_RETURN_IF_ERROR(HomeBackward(dy, saved, d_weight, dx, ready));
   std::optional<RouterGradients> gradients;
   if (config_.train_router) {
-    gradients = {.weight = router_weight_->grad()};
-    if (router_bias_ != nullptr) gradients->bias = router_bias_->grad();
+    gradients.emplace();
+    MOE_ASSIGN_OR_RETURN(gradients->weight, router_weight_->OpenGradient());
+    if (router_bias_ != nullptr) {
+      MOE_ASSIGN_OR_RETURN(gradients->bias, router_bias_->OpenGradient());
+    }
   }
   MOE_RETURN_IF_ERROR(Timed(context_, kGateBackward, compute, [&] {
     return router_->Backward({.d_weight = d_weight,

@@ -63,10 +63,11 @@ absl::Status SharedExpert<T>::GateBackward(MatrixView<const T> dy,
                                           .dx = dx},
                                          stream));
   if (!gate_->spec().trainable) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const GradAccumulator d_gate, gate_->OpenGradient());
   for (size_t b = 0; b + 1 < micro_batch_offsets.size(); ++b) {
     const int64_t begin = micro_batch_offsets[b], end = micro_batch_offsets[b + 1];
     if (begin == end) continue;
-    MOE_RETURN_IF_ERROR(gate_->grad().Add(
+    MOE_RETURN_IF_ERROR(d_gate.Add(
         [&](absl::Span<float> sum, Write write) {
           return RowGateWeightGradient<T>(RowRange(saved.experts.rows, begin, end),
                                           d_logit.subspan(begin, end - begin), sum, write, stream);

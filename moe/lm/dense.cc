@@ -36,7 +36,8 @@ template <typename T>
 absl::Status Norm<T>::Backward(const NormSaved<T>& saved, MatrixView<const T> dy, MatrixView<T> dx,
                                Write write_dx, GradientReady ready, const Context& context) const {
   if (dy.rows() > 0) {
-    MOE_RETURN_IF_ERROR(weight_->grad().Add(
+    MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, weight_->OpenGradient());
+    MOE_RETURN_IF_ERROR(sum.Add(
         [&](absl::Span<float> d_weight, Write write) {
           return RmsNormBackward<T>(saved.x, weight_->vector(), saved.rstd, dy, dx, write_dx,
                                     d_weight, write, *context.compute);

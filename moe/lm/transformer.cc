@@ -201,8 +201,9 @@ absl::Status Transformer<T>::Impl::Backward(absl::Span<const int32_t> tokens, co
   }
   context.mesh->SetPhase({.name = "embedding", .step = batch.step});
   if (!tokens.empty()) {
+    MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, embedding->OpenGradient());
     MOE_RETURN_IF_ERROR(TimedDense(context, "embedding backward", [&] {
-      return embedding->grad().Add(
+      return sum.Add(
           [&](absl::Span<float> out, Write write) {
             return EmbeddingBackward<T>(
                 tokens, d, MatrixView<float>(out.data(), config.vocab_size, config.hidden_size),

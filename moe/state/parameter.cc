@@ -118,6 +118,13 @@ absl::StatusOr<Buffer> Parameter::ReadReplica(Stream& stream) const {
   return copy;
 }
 
+absl::StatusOr<GradAccumulator> Parameter::OpenGradient() const {
+  if (has_sum()) return open_sum_();
+  return absl::FailedPreconditionError(
+      absl::StrCat("Parameter::OpenGradient: ", spec_.name,
+                   " has no sum of gradients, expected a step of a GradientReducer before"));
+}
+
 absl::Status Parameter::CheckWhole(const char* function) const {
   if (!packed_) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(

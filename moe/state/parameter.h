@@ -105,14 +105,22 @@ class Parameter {
   // Grows with every RefreshCompute, Adopt and Borrow: what is made of weights is of one version.
   int64_t version() const { return version_; }
 
-  // Where partial gradients go; set by the GradientReducer, which may make room for them only when
-  // the first one asks: `open` then calls set_grad.
-  const GradAccumulator& grad() const {
-    if (open_grad_) open_grad_();
-    return grad_;
+  // Whether partial gradients have somewhere to add up. A GradientReducer gives every trainable
+  // parameter a sum in its first step.
+  bool has_sum() const { return open_sum_ != nullptr; }
+  // Where the partial gradients of this round add up. Where sums travel in every round the first
+  // call of a bucket may take memory, and the compute stream then waits for the bucket that had
+  // this memory before. kFailedPrecondition without a sum; kResourceExhausted.
+  absl::StatusOr<GradAccumulator> OpenGradient() const;
+  // The bucket in which the sum travels, where it travels in every round; else -1. A bucket is held
+  // from its first OpenGradient until all of its gradients are complete, so whoever has gradients
+  // of many parameters completes those of one bucket before the next.
+  int round_bucket() const { return round_bucket_; }
+  // For the GradientReducer: what OpenGradient returns.
+  void set_sum(std::function<absl::StatusOr<GradAccumulator>()> open, int round_bucket = -1) {
+    open_sum_ = std::move(open);
+    round_bucket_ = round_bucket;
   }
-  void set_grad(const GradAccumulator& grad) { grad_ = grad; }
-  void set_open_grad(std::function<void()> open) { open_grad_ = std::move(open); }
 
   // Position in ParameterStore::parameters(); the same on all ranks of the parameter's group.
   int index() const { return index_; }
@@ -136,8 +144,8 @@ class Parameter {
   std::shared_ptr<const Buffer> owned_, owned_compute_;
   bool packed_ = false, shared_ = false;
   int64_t version_ = 0;
-  GradAccumulator grad_;
-  std::function<void()> open_grad_;
+  std::function<absl::StatusOr<GradAccumulator>()> open_sum_;  // none: has_sum() is false
+  int round_bucket_ = -1;
 };
 template <>
 MatrixView<const float> Parameter::view<float>() const;

@@ -57,6 +57,12 @@ absl::Span<Parameter* const> Of(const LinearRows& rows, const std::vector<Parame
   return absl::MakeConstSpan(all).subspan(rows.first, rows.last - rows.first);
 }
 
+// Whether the host knows that segments of `rows` rows have none.
+bool HasNoRows(const GroupOffsets& segments, int64_t rows) {
+  return rows == 0 ||
+         (segments.known_to_host() && segments.host().front() == segments.host().back());
+}
+
 }  // namespace
 
 GemmTree TreeOf(absl::Span<const CanonicalTensor> parts, TensorAxis reduced, int leaves) {
@@ -207,37 +213,61 @@ absl::Status Linear<T>::WeightGradient(const Context& context, const LinearRows&
   if (weights.empty() || !weights.front()->spec().trainable) return absl::OkStatus();
   const int64_t all[] = {0, dy.rows()};
   const GroupOffsets segments = rows.segments.size() > 0 ? rows.segments : GroupOffsets(all);
-  if (dy.rows() > 0) {
-    const WorkspaceScope scope(*context.host_workspace);
-    MOE_ASSIGN_OR_RETURN(const auto sums,
-                         context.host_workspace->Array<GradAccumulator>(std::ssize(weights)));
-    for (size_t i = 0; i < weights.size(); ++i) sums[i] = weights[i]->grad();
-    MOE_RETURN_IF_ERROR(AddWeightGradients<T>(dy, x, segments, sums, *context.workspace,
-                                              *context.compute, context.gemm));
+  // Buckets hold a module's last parameters first, but those of a slab first to last: biases, then
+  // weights, and of these one bucket after the other, so that two of them are open at most.
+  if (!biases_.empty()) {
+    MOE_RETURN_IF_ERROR(AddBiasGradients(context, Of(rows, biases_), segments, dy, ready));
   }
-  if (tied_) return absl::OkStatus();
-  for (Parameter* const weight : weights) MOE_RETURN_IF_ERROR(ready(*weight));
-  if (biases_.empty()) return absl::OkStatus();
-  const auto biases = Of(rows, biases_);
-  if (dy.rows() > 0) MOE_RETURN_IF_ERROR(AddBiasGradients(context, biases, segments, dy));
-  for (Parameter* const bias : biases) MOE_RETURN_IF_ERROR(ready(*bias));
+  const size_t each = (segments.size() - 1) / weights.size();
+  for (size_t first = 0, last; first < weights.size(); first = last) {
+    last = first + 1;
+    while (last < weights.size() &&
+           weights[last]->round_bucket() == weights[first]->round_bucket()) {
+      ++last;
+    }
+    const auto run = weights.subspan(first, last - first);
+    MOE_RETURN_IF_ERROR(
+        AddRun(context, run, segments.subspan(first * each, run.size() * each + 1), dy, x));
+    if (tied_) continue;
+    for (Parameter* const weight : run) MOE_RETURN_IF_ERROR(ready(*weight));
+  }
   return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Linear<T>::AddRun(const Context& context, absl::Span<Parameter* const> weights,
+                               const GroupOffsets& segments, MatrixView<const T> dy,
+                               MatrixView<const T> x) {
+  if (HasNoRows(segments, dy.rows())) return absl::OkStatus();
+  const WorkspaceScope scope(*context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto sums,
+                       context.host_workspace->Array<GradAccumulator>(std::ssize(weights)));
+  for (size_t i = 0; i < weights.size(); ++i) {
+    MOE_ASSIGN_OR_RETURN(sums[i], weights[i]->OpenGradient());
+  }
+  return AddWeightGradients<T>(dy, x, segments, sums, *context.workspace, *context.compute,
+                               context.gemm);
 }
 
 template <typename T>
 absl::Status Linear<T>::AddBiasGradients(const Context& context,
                                          absl::Span<Parameter* const> biases,
-                                         const GroupOffsets& segments, MatrixView<const T> dy) {
-  const int64_t each = (static_cast<int64_t>(segments.size()) - 1) / std::ssize(biases);
-  const int64_t step = context.numerics == Numerics::kFast ? each : 1;
-  for (int64_t s = 0; s < each * std::ssize(biases); s += step) {
-    const GroupOffsets rows = segments.subspan(s, step + 1);
-    if (rows.known_to_host() && rows.host().front() == rows.host().back()) continue;
-    MOE_RETURN_IF_ERROR(biases[s / each]->grad().Add(
-        [&](absl::Span<float> out, Write write) {
-          return BiasGradient<T>(dy, rows, out, write, *context.compute);
-        },
-        *context.workspace, *context.compute));
+                                         const GroupOffsets& segments, MatrixView<const T> dy,
+                                         GradientReady ready) {
+  const size_t each = (segments.size() - 1) / biases.size();
+  const size_t step = context.numerics == Numerics::kFast ? each : 1;
+  for (size_t i = 0; i < biases.size(); ++i) {
+    for (size_t s = i * each; s < (i + 1) * each; s += step) {
+      const GroupOffsets rows = segments.subspan(s, step + 1);
+      if (HasNoRows(rows, dy.rows())) continue;
+      MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, biases[i]->OpenGradient());
+      MOE_RETURN_IF_ERROR(sum.Add(
+          [&](absl::Span<float> out, Write write) {
+            return BiasGradient<T>(dy, rows, out, write, *context.compute);
+          },
+          *context.workspace, *context.compute));
+    }
+    MOE_RETURN_IF_ERROR(ready(*biases[i]));
   }
   return absl::OkStatus();
 }

@@ -64,10 +64,11 @@ class Linear {
   // dx = dy W.   dy [N, O], dx [N, K].
   absl::Status InputGradient(const Context& context, const LinearRows& rows, MatrixView<const T> dy,
                              MatrixView<T> dx) const;
-  // dW += dy^T x and db += the sum of dy's rows, a partial for each segment that has rows, then
-  // `ready` of each weight and bias; without rows `ready` alone. In fast numerics the segments of a
-  // weight are one partial. Frozen weights: nothing. Where cuBLAS multiplies, the host must know
-  // the segments.
+  // db += the sum of dy's rows and dW += dy^T x, a partial for each segment that has rows, then
+  // `ready` of each bias and weight; without rows `ready` alone. In fast numerics the segments of a
+  // weight are one partial. Where sums travel in every round, one product and its `ready` for each
+  // bucket in turn: two are open at most. Frozen weights: nothing. Where cuBLAS multiplies, the
+  // host must know the segments.
   absl::Status WeightGradient(const Context& context, const LinearRows& rows,
                               MatrixView<const T> dy, MatrixView<const T> x,
                               GradientReady ready) const;
@@ -88,8 +89,13 @@ class Linear {
                           MatrixView<TOut> y) const;
   absl::Status GroupedProduct(const Context& context, const LinearRows& rows, MatrixView<const T> x,
                               MatrixView<T> y) const;
+  // WeightGradient of weights whose sums are open at one time, and of biases.
+  static absl::Status AddRun(const Context& context, absl::Span<Parameter* const> weights,
+                             const GroupOffsets& segments, MatrixView<const T> dy,
+                             MatrixView<const T> x);
   static absl::Status AddBiasGradients(const Context& context, absl::Span<Parameter* const> biases,
-                                       const GroupOffsets& segments, MatrixView<const T> dy);
+                                       const GroupOffsets& segments, MatrixView<const T> dy,
+                                       GradientReady ready);
 
   std::vector<Parameter*> weights_, biases_;
   mutable std::vector<PackedWeights<T>> packed_;  // kept from call to call; empty without

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <new>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -129,52 +128,46 @@ absl::StatusOr<GradientReducer::RoundSums*> GradientReducer::AddRoundSums() {
   return rounds_.back().get();
 }
 
-void GradientReducer::SetAccumulators(size_t b, const Buffer& sum, int64_t first) {
-  for (Parameter* const parameter : buckets_[b].parameters) {
-    ParameterSums& sums = parameter_sums_[parameter->index()];
-    const auto size = static_cast<size_t>(parameter->size());
-    const auto begin = static_cast<size_t>(first + sums.first);
-    parameter->set_grad(
-        exact() ? GradAccumulator(sum.span<int64_t>().subspan(begin, size), grid_,
-                                  &tallies_.span<GridTally>()[parameter->index()], &sums.empty)
-                : GradAccumulator(sum.span<float>().subspan(begin, size), &sums.empty));
-  }
-}
-
-// The first partial of a round calls it. The next MarkReady reports what failed, but for memory,
-// which the partial needs now.
-void GradientReducer::Open(size_t b) {
+absl::Status GradientReducer::OpenRound(size_t b) {
   BucketSums& sums = sums_[b];
-  if (sums.round != nullptr) return;
+  if (sums.round != nullptr) return absl::OkStatus();
   if (free_.empty()) {
-    const absl::StatusOr<RoundSums*> added = AddRoundSums();
-    if (!added.ok()) throw std::bad_alloc();
-    free_.push_back(*added);
+    MOE_ASSIGN_OR_RETURN(RoundSums* const added, AddRoundSums());
+    free_.push_back(added);
   }
   sums.round = free_.front();
   free_.pop_front();
-  if (sums.round->travelled.state() != nullptr) {
-    opened_.Update(context_.compute->WaitFor(sums.round->travelled));
-  }
-  SetAccumulators(b, sums.round->sum, 0);
+  if (sums.round->travelled.state() == nullptr) return absl::OkStatus();
+  return context_.compute->WaitFor(sums.round->travelled);
+}
+
+absl::StatusOr<GradAccumulator> GradientReducer::Open(const Parameter& parameter) {
+  ParameterSums& sums = parameter_sums_[parameter.index()];
+  const auto b = static_cast<size_t>(sums.bucket);
+  if (in_parts(b)) MOE_RETURN_IF_ERROR(OpenRound(b));
+  const Buffer& memory = in_parts(b) ? sums_[b].round->sum : sum_;
+  const auto first = static_cast<size_t>(sums.first + (in_parts(b) ? 0 : sums_[b].first));
+  const auto size = static_cast<size_t>(parameter.size());
+  if (!exact()) return GradAccumulator(memory.span<float>().subspan(first, size), &sums.empty);
+  return GradAccumulator(memory.span<int64_t>().subspan(first, size), grid_,
+                         &tallies_.span<GridTally>()[parameter.index()], &sums.empty);
 }
 
 absl::Status GradientReducer::Begin(int loss_scale_log2, int unit_log2) {
   unit_log2 += loss_scale_log2;
-  const bool first = sums_.empty(), other_unit = unit_log2 != grid_.unit_log2;
   grid_.unit_log2 = unit_log2;
   loss_scale_log2_ = loss_scale_log2;
-  if (first) MOE_RETURN_IF_ERROR(Allocate());
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    BucketSums& sums = sums_[b];
+  if (sums_.empty()) {
+    MOE_RETURN_IF_ERROR(Allocate());
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      for (Parameter* const p : buckets_[b].parameters) {
+        p->set_sum([this, p] { return Open(*p); }, in_parts(b) ? static_cast<int>(b) : -1);
+      }
+    }
+  }
+  for (BucketSums& sums : sums_) {
     sums.ready = 0;
     sums.empty = true;
-    if (first) {
-      const std::function<void()> open =
-          in_parts(b) ? [this, b] { Open(b); } : std::function<void()>();
-      for (Parameter* const p : buckets_[b].parameters) p->set_open_grad(open);
-    }
-    if (!in_parts(b) && (first || other_unit)) SetAccumulators(b, sum_, sums.first);
   }
   for (ParameterSums& sums : parameter_sums_) sums.empty = true;
   next_ = 0;
@@ -204,7 +197,6 @@ absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
                                                       " was marked ready twice in one ",
                                                       travels_each_round() ? "round" : "step"));
   }
-  MOE_RETURN_IF_ERROR(opened_);
   if (sums.ready == parameters(b)) {
     MOE_RETURN_IF_ERROR(ClearEmpty(b));
     MOE_ASSIGN_OR_RETURN(sums.filled, context_.compute->Record());
@@ -218,7 +210,7 @@ absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
 // Zeros for the parameters of a full bucket that no partial has reached, neighbours at once.
 absl::Status GradientReducer::ClearEmpty(size_t b) {
   const ParameterBucket& bucket = buckets_[b];
-  if (in_parts(b)) Open(b);
+  if (in_parts(b)) MOE_RETURN_IF_ERROR(OpenRound(b));
   std::byte* const sums =
       in_parts(b) ? sums_[b].round->sum.data() : sum_.data() + sums_[b].first * element_bytes();
   const auto reached = [&](const Parameter* p) {
@@ -233,7 +225,7 @@ absl::Status GradientReducer::ClearEmpty(size_t b) {
     MOE_RETURN_IF_ERROR(
         context_.compute->Zero(sums + from * element_bytes(), (to - from) * element_bytes()));
   }
-  return opened_;
+  return absl::OkStatus();
 }
 
 absl::Status GradientReducer::Launch(size_t b) {

@@ -141,15 +141,15 @@ class GradientReducer {
   int64_t element_bytes() const { return SumBytesOfElement(context_.numerics); }
   absl::Status Allocate();
   absl::StatusOr<RoundSums*> AddRoundSums();
-  void Open(size_t b);
+  // What Parameter::OpenGradient returns; OpenRound finds the bucket's sums of this round memory.
+  absl::StatusOr<GradAccumulator> Open(const Parameter& parameter);
+  absl::Status OpenRound(size_t b);
   bool in_parts(size_t b) const { return buckets_[b].placement.sums == Holding::kPart; }
   template <typename T>
   absl::Span<T> SumsOf(size_t b) const {
     return sum_.span<T>().subspan(static_cast<size_t>(sums_[b].first),
                                   static_cast<size_t>(buckets_[b].summed().size()));
   }
-  // `sum` has the bucket's elements from its element `first` on.
-  void SetAccumulators(size_t b, const Buffer& sum, int64_t first);
   absl::Status ClearEmpty(size_t b);
   absl::Status Launch(size_t b);
   template <typename T>
@@ -175,7 +175,6 @@ class GradientReducer {
   Buffer tallies_;  // GridTally of this rank's partials in this step, by parameter index
   std::vector<std::unique_ptr<RoundSums>> rounds_;
   std::deque<RoundSums*> free_;  // the one that has travelled longest ago first
-  absl::Status opened_;          // the first failure of Open
   size_t next_ = 0;              // first bucket not yet launched
   GroupMap<Traffic> traffic_;
 };

@@ -155,14 +155,15 @@ absl::Status Trainer::AddGradient(const Parameter& parameter, absl::Span<const f
                                                    " values for ", parameter.spec().name,
                                                    ", expected ", parameter.size()));
   }
-  if (parameter.grad().size() != parameter.size()) {
+  if (!parameter.has_sum()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "Trainer::AddGradient: ", parameter.spec().name,
         " has no sum of gradients, expected one that is trained, from before the first "
         "step, and a round"));
   }
   Stream& stream = *context().compute;
-  return parameter.grad().Add(
+  MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, parameter.OpenGradient());
+  return sum.Add(
       [&](absl::Span<float> out, Write write) { return Scale(values, 1, out, write, stream); },
       *context().workspace, stream);
 }

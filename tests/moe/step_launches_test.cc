@@ -52,7 +52,8 @@ Outcome StepOf(const Case& c, DeviceKind kind, int experts) {
         for (size_t i = 0; i < partial.size(); ++i) {
           partial[i] = 1e-3f * static_cast<float>(i % 17 + p->index() + 5 * rank + step);
         }
-        MOE_RETURN_IF_ERROR(p->grad().Add(
+        MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, p->OpenGradient());
+        MOE_RETURN_IF_ERROR(sum.Add(
             [&](absl::Span<float> out, Write) {
               return context.compute->Upload(partial.data(), out.data(),
                                              static_cast<int64_t>(out.size() * sizeof(float)));

@@ -22,7 +22,8 @@ using testing::RunSessions;
 // Adds what `fill` writes to the parameter's gradient, and says that it is whole.
 absl::Status Contribute(Parameter& parameter, const std::function<void(absl::Span<float>)>& fill,
                         GradientReducer& reducer, const Context& context) {
-  MOE_RETURN_IF_ERROR(parameter.grad().Add(
+  MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, parameter.OpenGradient());
+  MOE_RETURN_IF_ERROR(sum.Add(
       [&](absl::Span<float> out, Write write) {
         const std::vector<float> before(out.begin(), out.end());
         fill(out);
@@ -157,7 +158,8 @@ TEST(GradientReducerTest, ParametersWithoutAPartialHaveNoGradient) {
         MOE_RETURN_IF_ERROR(reducer->Begin());
         for (const auto& p : store.parameters()) {
           for (int round = 0; adders(*p) > (odd ? 0 : 1) && round < 3; ++round) {
-            MOE_RETURN_IF_ERROR(p->grad().Add(
+            MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, p->OpenGradient());
+            MOE_RETURN_IF_ERROR(sum.Add(
                 [&](absl::Span<float> out, Write write) {
                   for (float& x : out) x = write == Write::kAdd ? x + 0.5f : 0.5f;
                   return absl::OkStatus();

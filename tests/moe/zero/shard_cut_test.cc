@@ -125,7 +125,8 @@ std::vector<float> SumInParts(int ranks, ZeroStage zero, Numerics numerics, int6
         // The first parameter is begun first and ends last, as tied embeddings do: its bucket is
         // open meanwhile.
         for (const auto& p : store.parameters()) {
-          MOE_RETURN_IF_ERROR(p->grad().Add(
+          MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, p->OpenGradient());
+          MOE_RETURN_IF_ERROR(sum.Add(
               [&](absl::Span<float> out, Write write) {
                 for (size_t i = 0; i < out.size(); ++i) {
                   const auto x = static_cast<float>(rank + 10 * round + static_cast<int>(i % 97));
