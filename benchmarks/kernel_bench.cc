@@ -25,7 +25,6 @@
 #include "kernels/base/storage_type.h"
 #include "kernels/base/tree_cut.h"
 #include "kernels/grouped_gemm/simd_targets.h"
-#include "moe/cli/base/choices.h"
 
 namespace moe::measure {
 namespace {
@@ -100,10 +99,9 @@ absl::Status Expected(const char* flag, absl::string_view is, absl::string_view 
 
 // Sets the options that depend on flags.
 absl::Status CompleteShape(const Options& options, KernelShape& shape) {
-  const auto* const type =
-      std::find_if(std::begin(cli::kComputeTypes), std::end(cli::kComputeTypes),
-                   [&](const auto& one) { return options.dtype == one.word; });
-  if (type == std::end(cli::kComputeTypes)) {
+  const auto* const type = std::find_if(std::begin(kStorageTypeWords), std::end(kStorageTypeWords),
+                                        [&](const auto& one) { return options.dtype == one.word; });
+  if (type == std::end(kStorageTypeWords)) {
     return Expected("--dtype", options.dtype, "f32, bf16 or f16");
   }
   shape.dtype = type->value;

@@ -11,6 +11,7 @@
 #include "comm/communicator.h"
 #include "comm/host_staging.h"
 #include "kernels/base/buffer.h"
+#include "kernels/base/choice.h"
 #include "kernels/base/stream.h"
 
 namespace moe {
@@ -21,6 +22,10 @@ enum class AllReduceAlgorithm : uint8_t {
   kDirect,   // peers' buffers are read in place; threads only
   kLibrary,  // the backend library's own (MPI_Allreduce); not on local threads
 };
+inline constexpr Choice<AllReduceAlgorithm> kAllReduceWords[] = {
+    {"ring", AllReduceAlgorithm::kRing},
+    {"direct", AllReduceAlgorithm::kDirect},
+    {"library", AllReduceAlgorithm::kLibrary}};
 
 struct RingOptions {
   // What is received to be added comes in chunks of this size: still in the cache when it is added,

@@ -70,11 +70,6 @@ absl::StatusOr<WorldPlan> PlanTorchrun(const WorldRequest& request, const Launch
 
 }  // namespace
 
-const char* NameOf(Backend backend) {
-  if (backend == Backend::kNccl) return "nccl";
-  return backend == Backend::kLocal ? "local" : "mpi";
-}
-
 bool HasBackend(Backend backend) {
   if (backend == Backend::kNccl) return HasNccl();
   return backend == Backend::kLocal || !LinkedMpi().empty();

@@ -10,6 +10,7 @@
 #include <absl/strings/string_view.h>
 
 #include "comm/bootstrap.h"
+#include "kernels/base/choice.h"
 #include "kernels/base/stream.h"
 
 namespace moe {
@@ -19,7 +20,11 @@ enum class Backend : uint8_t {
   kMpi,    // this process is one rank
   kNccl,   // each rank has a GPU: threads of this process, or under a launcher this process is one
 };
-const char* NameOf(Backend backend);  // "local", "mpi", "nccl"
+inline constexpr Choice<Backend> kBackendWords[] = {
+    {"local", Backend::kLocal}, {"mpi", Backend::kMpi}, {"nccl", Backend::kNccl}};
+inline const char* NameOf(Backend backend) {
+  return NameOf(backend, kBackendWords);
+}
 
 // Whether this build has the backend; "openmpi" or "mpich", "" without MPI.
 bool HasBackend(Backend backend);

@@ -13,6 +13,7 @@
 
 #include "comm/communicator.h"
 #include "dispatch/dispatch_plan.h"
+#include "kernels/base/choice.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
@@ -25,6 +26,10 @@ enum class DispatchAlgorithm : uint8_t {
   kDirect,        // rows are read straight from the peer's memory: no staging copy
   kHierarchical,  // two levels: between groups of node_size ranks, then inside the group
 };
+inline constexpr Choice<DispatchAlgorithm> kDispatchWords[] = {
+    {"staged", DispatchAlgorithm::kStaged},
+    {"direct", DispatchAlgorithm::kDirect},
+    {"hierarchical", DispatchAlgorithm::kHierarchical}};
 
 struct DispatcherOptions {
   DispatchAlgorithm algorithm = DispatchAlgorithm::kStaged;

@@ -8,6 +8,7 @@
 #include <absl/types/span.h>
 
 #include "gating/token_groups.h"
+#include "kernels/base/choice.h"
 #include "kernels/base/workspace.h"
 
 namespace moe {
@@ -16,6 +17,8 @@ namespace moe {
 //   kProbability  the C largest combine weights; equal ones: the lowest token. A NaN is the lowest.
 //   kPosition     the first C, slot-major: all first choices in token order, then all second ...
 enum class DropPolicy : uint8_t { kProbability, kPosition };
+inline constexpr Choice<DropPolicy> kDropPolicyWords[] = {{"probs", DropPolicy::kProbability},
+                                                          {"position", DropPolicy::kPosition}};
 
 // C = ceil(T_g * K * capacity_factor / E), exactly; at most T_g, since a token chooses an expert no
 // more than once. capacity_factor, finite and > 0, is the shortest decimal that reads back as the

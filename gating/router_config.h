@@ -10,6 +10,7 @@
 
 #include "gating/capacity.h"
 #include "gating/token_groups.h"
+#include "kernels/base/choice.h"
 #include "kernels/topk_gate/gate_rule.h"
 
 namespace moe {
@@ -17,6 +18,12 @@ namespace moe {
 // The unit of the load-balance loss: the token group; the sequence whatever the group is; or the
 // micro-batch's probabilities against the whole previous step's counts.
 enum class LoadBalancing : uint8_t { kNone, kAuxLoss, kSeqAuxLoss, kGlobalAuxLoss };
+inline constexpr Choice<LoadBalancing> kLoadBalancingWords[] = {
+    {"aux_loss", LoadBalancing::kAuxLoss},
+    {"seq_aux_loss", LoadBalancing::kSeqAuxLoss},
+    {"global_aux_loss", LoadBalancing::kGlobalAuxLoss},
+    {"sinkhorn", LoadBalancing::kNone},  // the gate balances
+    {"none", LoadBalancing::kNone}};
 
 // Parts of RouterConfig that only some gates read (GateDefinition::options).
 enum GateOption : uint32_t {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/base/choice.h"
+
 namespace moe {
 
 enum class Activation : uint8_t {
@@ -19,6 +21,10 @@ enum class Activation : uint8_t {
   // approximation: Hendrycks and Gimpel (2016), arXiv:1606.08415
   kGeGluTanh,
 };
+inline constexpr Choice<Activation> kActivationWords[] = {
+    {"swiglu", Activation::kSwiGlu},        {"geglu", Activation::kGeGlu},
+    {"geglu_tanh", Activation::kGeGluTanh}, {"relu", Activation::kRelu},
+    {"relu2", Activation::kRelu2},          {"clamped_swiglu", Activation::kClampedSwiGlu}};
 
 // An activation with its constants; made of an Activation, it has gpt-oss's.
 struct ActivationFunction {

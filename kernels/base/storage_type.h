@@ -2,6 +2,7 @@
 #ifndef MOE_KERNELS_BASE_STORAGE_TYPE_H_
 #define MOE_KERNELS_BASE_STORAGE_TYPE_H_
 
+#include "kernels/base/choice.h"
 #include "kernels/base/dtype.h"
 
 namespace moe {
@@ -14,6 +15,8 @@ constexpr bool Is16BitFloat(DType type) {
 constexpr bool IsStorageType(DType type) {
   return type == DType::kFloat32 || Is16BitFloat(type);
 }
+inline constexpr Choice<DType> kStorageTypeWords[] = {
+    {"f32", DType::kFloat32}, {"bf16", DType::kBFloat16}, {"f16", DType::kFloat16}};
 
 // f(T()) for the storage type T that `type` names.
 template <typename Function>

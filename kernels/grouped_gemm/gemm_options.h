@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/base/choice.h"
 #include "kernels/base/tree_cut.h"
 
 namespace moe {
@@ -16,6 +17,10 @@ enum class GroupedGemmKernel : uint8_t {
   kCublas,  // cuBLAS, one call a group
   kMma,     // this project's kernels: mma.sync or wgmma for 16-bit types, fmaf for float32
 };
+inline constexpr Choice<GroupedGemmKernel> kGroupedGemmWords[] = {
+    {"auto", GroupedGemmKernel::kAuto},
+    {"cublas", GroupedGemmKernel::kCublas},
+    {"mma", GroupedGemmKernel::kMma}};
 
 // Without cuBLAS the bits of a row depend on that row and its weight alone. With it they may also
 // depend on the number of rows, and the order of terms is the library's. On a CPU there is one

@@ -5,10 +5,14 @@
 
 #include <cstdint>
 
+#include "kernels/base/choice.h"
+
 namespace moe {
 
 // The score of a logit: its probability in the softmax of the row, or its sigmoid.
 enum class ScoreFunction : uint8_t { kSoftmax, kSigmoid };
+inline constexpr Choice<ScoreFunction> kScoreFunctionWords[] = {
+    {"softmax", ScoreFunction::kSoftmax}, {"sigmoid", ScoreFunction::kSigmoid}};
 
 // The scores at the selected experts, or those divided by their sum.
 enum class GateWeights : bool { kScores, kNormalised };

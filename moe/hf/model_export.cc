@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/activation/activation_kind.h"
 #include "moe/hf/family.h"
 #include "moe/hf/model_rule.h"
 
@@ -32,28 +33,6 @@ double Shortest(float value) {
   char text[64];
   *std::to_chars(text, text + sizeof(text) - 1, value).ptr = '\0';
   return std::strtod(text, nullptr);
-}
-
-const char* FlagWord(lm::QkNorm norm) {
-  return norm == lm::QkNorm::kNone ? "none" : norm == lm::QkNorm::kHead ? "head" : "heads";
-}
-
-const char* FlagWord(Activation activation) {
-  switch (activation) {
-    case Activation::kSwiGlu:
-      return "swiglu";
-    case Activation::kGeGlu:
-      return "geglu";
-    case Activation::kGeGluTanh:
-      return "geglu_tanh";
-    case Activation::kRelu:
-      return "relu";
-    case Activation::kRelu2:
-      return "relu2";
-    case Activation::kClampedSwiGlu:
-      break;
-  }
-  return "clamped_swiglu";
 }
 
 // The word of transformers' `hidden_act`; nullptr where it has none for this gated unit.
@@ -90,8 +69,8 @@ absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig
        rule.chooses_norm ? "mixtral, qwen2, qwen3, olmoe or topk" : "mixtral, qwen3 or topk"},
       {rule.dense_layers || config.moe_layer_freq == 1, "--moe-layer-freq",
        absl::StrCat(config.moe_layer_freq), "1"},
-      {HiddenAct(moe.activation.kind) != nullptr, "--activation", FlagWord(moe.activation.kind),
-       "swiglu, geglu or geglu_tanh"},
+      {HiddenAct(moe.activation.kind) != nullptr, "--activation",
+       NameOf(moe.activation.kind, kActivationWords), "swiglu, geglu or geglu_tanh"},
       {!moe.projection_biases, "--moe-projection-biases", "1", "0"},
       {rule.shared_expert || shared == 0, "--moe-shared-expert-intermediate-size",
        absl::StrCat(shared), "0"},
@@ -111,8 +90,8 @@ absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig
       {rule.chooses_norm || Normalises(router), "norm_topk_prob", "0", "1"},
       {router.norm_epsilon.value_or(0) == 0, "the router's norm_epsilon",
        absl::StrCat(router.norm_epsilon.value_or(0)), "0"},
-      {config.qk_norm == rule.qk_norm, "--qk-layernorm", FlagWord(config.qk_norm),
-       FlagWord(rule.qk_norm)},
+      {config.qk_norm == rule.qk_norm, "--qk-layernorm", NameOf(config.qk_norm, lm::kQkNormWords),
+       NameOf(rule.qk_norm, lm::kQkNormWords)},
       {bias || !config.qkv_bias, "--add-qkv-bias", "1", "0"},
       {rule.own_head_dim || config.head_dim() * config.num_attention_heads == config.hidden_size,
        "--kv-channels", absl::StrCat(config.head_dim()), "--hidden-size / --num-attention-heads"},

@@ -13,41 +13,29 @@
 #include "comm/communicator.h"
 #include "moe/checkpoint/manifest.h"
 #include "moe/lm/trainer.h"
+#include "moe/run/settings.h"
 
 namespace moe::lm {
 
-// Grows when steps get other bits (docs/architecture.md, numerics contract).
-inline constexpr int kNumericsVersion = 3;
-
-// What follows if a run goes on with another value.
-enum class SettingKind : uint8_t {
-  kLayout,     // nothing: the bits do not depend on it
-  kNumerics,   // other bits from the next step on
-  kModel,      // another model: the checkpoint does not fit
-  kOptimizer,  // another training, as asked for
-  kTrainer,
-  kData,
-};
-
 struct RunSetting {
   SettingKind kind;
-  const char* name;  // a flag, "--seq-length", or a field
-  std::string text;  // for people and files; real numbers in hexadecimal
-  // What it was in checkpoints that do not say it; empty: they do not fit.
-  std::string before;
+  const char* name;    // a flag, "--seq-length", or a field
+  std::string text;    // for people and files; real numbers in hexadecimal
+  std::string before;  // SettingRow's
 };
 
-// In the order in which a difference is to be named: what presets others comes before them.
+// The rows of `config` as texts, then the hash of the text, in the order in which differences are
+// reported.
 std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corpus);
 
 // kInvalidArgument, naming a flag (or field) and two ranks, unless every rank has the same text and
 // the same of every setting that changes results or what ranks exchange. Not compared: threads,
-// packed weights, the progress interval; records and traces, which CheckRecords compares.
-// Collective over `world`, as moe::CheckAgreement is (comm/agreement.h). `settings`: of SettingsOf.
+// packed weights; records and traces, which CheckRecords compares. Collective over `world`, as
+// moe::CheckAgreement is (comm/agreement.h). `settings` are those of SettingsOf.
 absl::Status CheckAgreement(const std::vector<RunSetting>& settings, Communicator& world);
 
 // The run that wrote a checkpoint: its settings of the kinds kNumerics, kModel and kTrainer; the
-// others are defaults. kDataLoss: one is missing, or is none of its values.
+// others are defaults. kDataLoss: one is missing or malformed.
 absl::StatusOr<TrainConfig> StoredConfig(const CheckpointSections& sections);
 
 // Whether the run that wrote a checkpoint read the bytes of a text; else token ids.

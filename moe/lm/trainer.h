@@ -39,6 +39,8 @@ struct TrainCheckpoints {
     kAuto,  // from the newest readable one in `folder`; from the beginning where it has none at all
     kPath,  // from `path`
   };
+  static constexpr Choice<Resume> kResumeWords[] = {
+      {"none", Resume::kNone}, {"auto", Resume::kAuto}, {"path", Resume::kPath}};
   Resume resume = Resume::kNone;
   std::string path = {};               // of a step folder
   bool allow_numerics_change = false;  // go on although the next steps have other bits

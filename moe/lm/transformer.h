@@ -13,6 +13,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "kernels/base/choice.h"
 #include "moe/layer/experts.h"
 #include "moe/layer/moe_layer.h"
 #include "moe/run/context.h"
@@ -26,6 +27,8 @@ enum class QkNorm : uint8_t {
   kHead,   // each head by itself, weights [D], as Qwen3
   kHeads,  // all heads of a token together, weights of their width, as OLMoE
 };
+inline constexpr Choice<QkNorm> kQkNormWords[] = {
+    {"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"heads", QkNorm::kHeads}};
 
 struct TransformerConfig {
   int64_t vocab_size = 256;

@@ -9,6 +9,7 @@
 
 #include "comm/mesh/mesh.h"
 #include "kernels/base/buffer.h"
+#include "kernels/base/choice.h"
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/nvtx_range.h"
 #include "kernels/base/status_macros.h"
@@ -22,6 +23,8 @@ namespace moe {
 // layout-invariant, the default: the same bits for any number of ranks, split, transport, overlap.
 // fast: float32 gradient sums, weight gradients merged over the rows of a call.
 enum class Numerics : uint8_t { kFast, kLayoutInvariant };
+inline constexpr Choice<Numerics> kNumericsWords[] = {
+    {"fast", Numerics::kFast}, {"layout-invariant", Numerics::kLayoutInvariant}};
 
 // Holds back later work in `later` until what is now in `earlier` has run. Nothing to do when they
 // are the same stream.

@@ -9,11 +9,16 @@
 
 #include "comm/mesh/mesh.h"
 #include "kernels/base/caught.h"
+#include "kernels/base/choice.h"
 #include "kernels/base/parallel.h"
 #include "kernels/grouped_gemm/gemm_cublas.h"
 #include "moe/run/context.h"
 
 namespace moe {
+
+// Words of SessionOptions::device.
+inline constexpr Choice<DeviceKind> kDeviceWords[] = {{"cpu", DeviceKind::kCpu},
+                                                      {"cuda", DeviceKind::kCuda}};
 
 struct SessionOptions {
   // Where layers compute: on a CUDA device, the one of `cuda_stream`, else of DeviceOfRank.

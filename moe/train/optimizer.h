@@ -9,6 +9,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "kernels/base/choice.h"
 #include "moe/run/context.h"
 #include "moe/state/parameter.h"
 #include "moe/train/gradient_reducer.h"
@@ -24,6 +25,10 @@ enum class LearningRateDecay : uint8_t {
   kLinear,    // a straight line
   kConstant,  // none: `peak` for good
 };
+inline constexpr Choice<LearningRateDecay> kDecayWords[] = {
+    {"cosine", LearningRateDecay::kCosine},
+    {"linear", LearningRateDecay::kLinear},
+    {"constant", LearningRateDecay::kConstant}};
 
 // Linear warm-up, peak step / W up to `peak` at step W = warmup_steps; then, from `peak` at step
 // W + 1, down to `minimum` at the step after `total_steps`, so that every step learns. The cosine:

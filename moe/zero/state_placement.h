@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/base/choice.h"
 #include "kernels/base/dtype.h"
 #include "moe/run/context.h"
 
@@ -17,6 +18,8 @@ enum class ZeroStage : uint8_t {
   kOptimizer,  // masters and moments: sums of gradients are scattered, weights gathered
   kGradients,  // ... and the sums, which travel after every round
 };
+inline constexpr Choice<ZeroStage> kZeroWords[] = {
+    {"0", ZeroStage::kNone}, {"1", ZeroStage::kOptimizer}, {"2", ZeroStage::kGradients}};
 
 enum class Holding : uint8_t {
   kWhole,  // every rank that holds the parameter keeps all of it

@@ -15,7 +15,7 @@
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/io/file.h"
-#include "moe/lm/run_settings.h"
+#include "moe/lm/train_settings.h"
 
 namespace moe::cli {
 namespace {
@@ -103,7 +103,7 @@ std::vector<AgreedValue> AgreedValuesOf(absl::string_view command, const Setting
     if (key != "version" && key != "commit") continue;
     values.push_back({.name = absl::StrCat(key, " of moe"), .text = value});
   }
-  values.push_back({.name = "version of the numerics", .text = absl::StrCat(lm::kNumericsVersion)});
+  values.push_back({.name = lm::kNumericsVersionName, .text = absl::StrCat(lm::kNumericsVersion)});
   values.push_back({.name = "command", .text = std::string(command)});
   for (const Setting& row : settings.table()) {
     if (!row.is(kPerRank)) values.push_back(ValueOf(row, settings.value(row.name)));

@@ -10,7 +10,8 @@
 
 #include "gating/gate.h"
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/choices.h"
+#include "moe/lm/train_settings.h"
+#include "moe/run/session.h"
 
 namespace moe::cli {
 
@@ -30,7 +31,7 @@ void AddRankSettings(Table& table, int ranks) {
 
 void AddDeviceSetting(Table& table) {
   table
-      .Add("--device NAME", {Kind::kWord, "cpu", WordsOf(kDevices)},
+      .Add("--device NAME", {Kind::kWord, "cpu", WordsOf(kDeviceWords)},
            "cuda needs a build with CUDA and a GPU")
       .Roles(kOfLayer | kInRow);
 }
@@ -109,17 +110,6 @@ void AddHelpSettings(Table& table) {
 
 namespace {
 
-constexpr Choice<ScoreFunction> kScoreFunctions[] = {{"softmax", ScoreFunction::kSoftmax},
-                                                     {"sigmoid", ScoreFunction::kSigmoid}};
-constexpr Choice<DropPolicy> kDropPolicies[] = {{"probs", DropPolicy::kProbability},
-                                                {"position", DropPolicy::kPosition}};
-constexpr Choice<LoadBalancing> kLoadBalancings[] = {
-    {"aux_loss", LoadBalancing::kAuxLoss},
-    {"seq_aux_loss", LoadBalancing::kSeqAuxLoss},
-    {"global_aux_loss", LoadBalancing::kGlobalAuxLoss},
-    {"sinkhorn", LoadBalancing::kNone},  // the gate balances
-    {"none", LoadBalancing::kNone}};
-
 absl::StatusOr<TokenGroup> TokenGroupOf(const Settings& settings) {
   if (settings.is("moe-token-group", "micro-batch")) return TokenGroup{TokenGroup::kMicroBatch};
   if (settings.is("moe-token-group", "sequence")) return TokenGroup{TokenGroup::kSequence};
@@ -136,46 +126,44 @@ bool HasExpertBias(const RouterConfig& router) {
          gate->make(router)->traits().expert_bias;
 }
 
-void AddGateOptions(RouterConfig& r, Table& t) {
-  t.Add("--moe-router-score-function NAME", {&r.score_function, kScoreFunctions},
+void AddGateOptions(const SettingRows& rows, Table& t) {
+  t.Add("--moe-router-score-function NAME", rows,
         "of the logits; what experts are selected on and weighed by (router topk)")
       .Roles(kGeneralGate | kOfGate);
-  t.Add("--moe-router-pre-softmax", &r.pre_softmax,
+  t.Add("--moe-router-pre-softmax", rows,
         "weights are p of the selected; without it, softmax over the selected logits (router topk)")
       .Roles(kGeneralGate | kOfGate);
-  t.Add("--moe-router-num-groups N", &r.num_groups,
+  t.Add("--moe-router-num-groups N", rows,
         "groups of experts, of which a token uses some; divides the experts; 0 = none (routers "
         "topk, deepseek-v2, deepseek-v3)")
       .Roles(kGeneralGate | kOfGate);
-  t.Add("--moe-router-group-topk N", &r.group_top_k, "groups a token uses")
+  t.Add("--moe-router-group-topk N", rows, "groups a token uses")
       .Field("group_top_k")
       .Roles(kGeneralGate | kOfGate);
-  t.Add("--moe-router-topk-scaling-factor X", &r.scaling_factor,
+  t.Add("--moe-router-topk-scaling-factor X", rows,
         "multiplies the combine weights (routers topk, deepseek-v2, deepseek-v3, longcat)")
       .Field("scaling_factor")
       .Roles(kGeneralGate | kOfGate);
-  t.Add("--moe-router-enable-expert-bias", &r.expert_bias,
+  t.Add("--moe-router-enable-expert-bias", rows,
         "selection adds a bias b without gradient: b_i += X sign(mean(c) - c_i) after every step "
         "(router topk; deepseek-v3 and longcat always have it)")
       .Field("expert_bias")
       .Roles(kGeneralGate | kOfGate);
-  t.Add("--moe-router-bias-update-rate X", &r.bias_update_rate, "X of the expert bias")
-      .Roles(kOfGate);
-  t.Add("--moe-input-jitter-eps X", &r.input_jitter,
+  t.Add("--moe-router-bias-update-rate X", rows, "X of the expert bias").Roles(kOfGate);
+  t.Add("--moe-input-jitter-eps X", rows,
         "in training the router sees x * U[1 - X, 1 + X] (router switch)")
       .Field("input_jitter")
       .Roles(kOfGate);
-  t.Add("--moe-router-random-second", &r.random_second_expert,
+  t.Add("--moe-router-random-second", rows,
         "in training keep the second choice with probability min(1, 2 w) (router gshard)")
       .Field("random_second_expert")
       .Roles(kOfGate);
-  t.Add("--moe-router-jitter-eps X", &r.router_jitter,
+  t.Add("--moe-router-jitter-eps X", rows,
         "logits within 2 X of the chosen one, in parts of the larger, share its softmax (router "
         "sparsemixer)")
       .Field("router_jitter")
       .Roles(kOfGate);
-  t.Add("--num-zero-experts N", &r.num_zero_experts,
-        "experts beside --num-experts that return the token itself")
+  t.Add("--num-zero-experts N", rows, "experts beside --num-experts that return the token itself")
       .Least(0, "0 (none) or more")
       .Roles(kOfGate);
 }
@@ -183,63 +171,62 @@ void AddGateOptions(RouterConfig& r, Table& t) {
 }  // namespace
 
 void AddShapeSettings(MoeLayerConfig& layer, Table& t) {
+  const SettingRows rows = lm::RowsOf(layer);
   t.Add("--hidden-size H", &layer.router.hidden_size, "width of the residual stream")
       .Roles(kOfLayer | kInLayerRow);
-  t.Add("--num-experts E", &layer.router.num_experts,
+  t.Add("--num-experts E", rows,
         "experts of a layer in total, never per rank; 1 with --topk 1 is the dense model")
       .Roles(kOfLayer | kAlwaysTold | kInLayerRow);
-  t.Add("--moe-ffn-hidden-size F", &layer.ffn_hidden_size, "width of one expert")
+  t.Add("--moe-ffn-hidden-size F", rows, "width of one expert")
       .Least(1)
       .Roles(kOfLayer | kInLayerRow);
-  t.Add("--moe-shared-expert-intermediate-size F", &layer.shared_expert_ffn_hidden_size,
+  t.Add("--moe-shared-expert-intermediate-size F", rows,
         "width of an expert that every token passes; 0 = none")
       .Least(0, "0 (none) or more")
       .Field("shared_expert_ffn_hidden_size")
       .Roles(kOfLayer);
-  t.Add("--moe-shared-expert-gate", &layer.gated_shared_expert,
+  t.Add("--moe-shared-expert-gate", rows,
         "scale the shared expert by sigmoid(w . x); preset by --router qwen2")
       .Roles(kOfLayer | kAlwaysTold);
-  t.Add("--activation NAME", {&layer.activation.kind, kActivations},
-        "of the experts; clamped_swiglu is gpt-oss's, and its preset")
+  t.Add("--activation NAME", rows, "of the experts; clamped_swiglu is gpt-oss's, and its preset")
       .Shorthand("swiglu", "swiglu")
       .Shorthand("squared-relu", "relu2")
       .Roles(kOfLayer | kAlwaysTold);
-  t.Add("--moe-projection-biases", &layer.projection_biases,
+  t.Add("--moe-projection-biases", rows,
         "both projections of an expert add a bias; preset by --router gpt-oss")
       .Shorthand("disable-bias-linear", "false")
       .Roles(kOfLayer | kAlwaysTold);
 }
 
 void AddRoutingSettings(MoeLayerConfig& layer, Table& t) {
-  RouterConfig& r = layer.router;
-  t.Add("--router NAME", {&r.gate, GateNames()},
+  const SettingRows rows = lm::RowsOf(layer);
+  t.Add("--router NAME", {&layer.router.gate, GateNames()},
         "gate; also presets topk (1 for switch and llama4, 2 for the others) and what belongs to "
         "the model; topk: Megatron's general gate; chosen for you when you give a flag only it has")
       .Field("gate")
       .Roles(kAlwaysTold | kOfGate | kInLayerRow);
-  t.Add("--moe-router-topk, --topk K", &r.top_k, "experts per token, at most E")
+  t.Add("--moe-router-topk, --topk K", rows, "experts per token, at most E")
       .Field("top_k")
       .Roles(kAlwaysTold | kInLayerRow);
-  AddGateOptions(r, t);
-  t.Add("--moe-expert-capacity-factor, --capacity-factor X|none", &r.capacity_factor,
+  AddGateOptions(rows, t);
+  t.Add("--moe-expert-capacity-factor, --capacity-factor X|none", rows,
         "an expert takes at most C = ceil(T K X / E) of the T tokens of a group, exactly (1.1 is "
         "11/10); none = dropless")
       .Roles(kAlwaysTold | kInLayerRow);
-  t.Add("--moe-token-drop-policy NAME", {&r.drop_policy, kDropPolicies},
+  t.Add("--moe-token-drop-policy NAME", rows,
         "over capacity, keep the largest weights (probs) or the first tokens (position)");
-  t.Add("--moe-pad-expert-input-to-capacity", &r.pad_to_capacity,
-        "give every expert exactly C rows")
+  t.Add("--moe-pad-expert-input-to-capacity", rows, "give every expert exactly C rows")
       .Field("pad_to_capacity")
       .Roles(kOfGate);
   t.Add("--moe-token-group sequence|micro-batch|N",
         {Kind::kInteger, "micro-batch", {"sequence", "micro-batch"}},
         "tokens over which capacity and balance are defined; N divides a micro-batch");
-  t.Add("--moe-router-load-balancing-type NAME", {&r.load_balancing, kLoadBalancings},
+  t.Add("--moe-router-load-balancing-type NAME", rows,
         "balance loss: per token group, per sequence, against the last step's global counts, or "
         "none; sinkhorn is --router sinkhorn");
-  t.Add("--moe-aux-loss-coeff X", &r.aux_loss_coeff,
+  t.Add("--moe-aux-loss-coeff X", rows,
         "of the balance loss X E / (K T^2) sum_i (sum_t p_ti) c_i, which is X at balance");
-  t.Add("--moe-z-loss-coeff X", &r.z_loss_coeff, "of X mean_t (logsumexp_i l_ti)^2");
+  t.Add("--moe-z-loss-coeff X", rows, "of X mean_t (logsumexp_i l_ti)^2");
 }
 
 absl::Status ApplyRouterPreset(Settings& settings) {

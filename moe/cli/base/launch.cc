@@ -15,13 +15,14 @@
 
 #include "comm/mpi/mpi_run.h"
 #include "comm/nccl/nccl_world.h"
+#include "comm/world_plan.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/machine_limits.h"
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/choices.h"
 #include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/io/file.h"
+#include "moe/run/session.h"
 
 namespace moe::cli {
 namespace {
@@ -71,8 +72,8 @@ WorldRequest RequestOf(const Settings& settings) {
   WorldRequest request;
   request.default_ranks = settings.integer("ranks");
   if (settings.given("ranks")) request.ranks = settings.integer("ranks");
-  if (!settings.is("backend", "auto")) request.backend = settings.choice("backend", kBackends);
-  request.device = settings.choice("device", kDevices);
+  if (!settings.is("backend", "auto")) request.backend = settings.choice("backend", kBackendWords);
+  request.device = settings.choice("device", kDeviceWords);
   return request;
 }
 

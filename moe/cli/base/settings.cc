@@ -14,6 +14,7 @@
 #include <absl/strings/strip.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "moe/io/bounded_json.h"
 
 namespace moe::cli {
@@ -126,6 +127,32 @@ Form OptionalForm(Kind kind, std::optional<T>* field, std::string without,
   return form;
 }
 
+struct FieldForm {
+  Form operator()(const EnumField& field) const {
+    const auto now = std::find_if(field.words.begin(), field.words.end(),
+                                  [&](const Choice<uint8_t>& c) { return c.value == *field.at; });
+    Form form(Kind::kWord, now->word);
+    for (const Choice<uint8_t>& choice : field.words) form.words.emplace_back(choice.word);
+    form.store = [field](const std::vector<std::string>& texts) {
+      for (const Choice<uint8_t>& choice : field.words) {
+        if (texts.front() == choice.word) *field.at = choice.value;
+      }
+    };
+    return form;
+  }
+  Form operator()(const GivenField& field) const { return Form(field.at); }
+  Form operator()(DType* field) const { return Form(field, kStorageTypeWords); }
+  template <typename T>
+  Form operator()(T* field) const {
+    if constexpr (std::is_constructible_v<Form, T*>) {
+      return Form(field);
+    } else {
+      MOE_CHECK(false);  // no flag takes such a value
+      return Form(Kind::kText);
+    }
+  }
+};
+
 const Setting* FindRow(absl::Span<const Setting> rows, absl::string_view name) {
   const std::string wanted = Dashed(name);
   for (const Setting& s : rows) {
@@ -190,6 +217,10 @@ Form::Form(absl::Duration* field) : Form(Kind::kReal, absl::StrCat(absl::ToDoubl
     Read(texts.front(), seconds);
     *field = absl::Seconds(seconds);
   };
+}
+
+Form FormOf(const Field& field) {
+  return std::visit(FieldForm(), field);
 }
 
 Setting& Setting::FlagOnly() {
@@ -266,6 +297,11 @@ Setting& Table::Add(absl::string_view flags, Form form, std::string help) {
   row.value_name = std::string(flags);
   rows_.push_back(std::move(row));
   return rows_.back();
+}
+
+Setting& Table::Add(absl::string_view flags, const SettingRows& rows, std::string help) {
+  const absl::string_view name = flags.substr(flags.find("--"));
+  return Add(flags, FormOf(rows[name.substr(0, name.find_first_of(" ,"))]), std::move(help));
 }
 
 Table Table::Unbound() const {

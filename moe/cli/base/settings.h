@@ -18,27 +18,16 @@
 #include <absl/time/time.h>
 #include <absl/types/span.h>
 
-namespace moe::cli {
+#include "kernels/base/choice.h"
+#include "moe/run/settings.h"
 
-// A word of a flag beside what it stands for; the first word of a value is its name.
-template <typename T>
-struct Choice {
-  const char* word;
-  T value;
-};
+namespace moe::cli {
 
 template <typename T, size_t N>
 std::vector<std::string> WordsOf(const Choice<T> (&choices)[N]) {
   std::vector<std::string> words;
   for (const Choice<T>& choice : choices) words.emplace_back(choice.word);
   return words;
-}
-template <typename T, size_t N>
-const char* NameOf(T value, const Choice<T> (&choices)[N]) {
-  for (const Choice<T>& choice : choices) {
-    if (choice.value == value) return choice.word;
-  }
-  return "";
 }
 template <typename T, size_t N>
 T ValueOf(absl::string_view word, const Choice<T> (&choices)[N]) {
@@ -90,6 +79,9 @@ struct Form {
   std::vector<std::string> words;
   std::function<void(const std::vector<std::string>&)> store;  // of texts of the kind
 };
+
+// The form of a row's field, whose type must be one that flags take.
+Form FormOf(const Field& field);
 
 // What a setting is to sweeps, to rows of results and to ranks, which compare its value unless one
 // of the last three is said.
@@ -156,6 +148,8 @@ class Table {
   void Group(std::string heading, uint32_t roles = 0);
   // `flags` as the help shows them: "--moe-router-topk, --topk K", "-q, --quiet".
   Setting& Add(absl::string_view flags, Form form, std::string help);
+  // Sets the field of the row that has the flag's name.
+  Setting& Add(absl::string_view flags, const SettingRows& rows, std::string help);
   void Add(const Setting& row) { rows_.push_back(row); }
   const std::vector<Setting>& rows() const& { return rows_; }
   std::vector<Setting> rows() && { return std::move(rows_); }

@@ -7,10 +7,11 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/training_state.h"
-#include "moe/cli/base/choices.h"
 #include "moe/cli/base/program.h"
+#include "moe/cli/base/settings.h"
 #include "moe/io/file.h"
 #include "moe/lm/run_settings.h"
 
@@ -109,7 +110,7 @@ void AddStoredRunSettings(Table& table) {
           "a checkpoint, the folder of a run, whose newest whole one is taken, or that of a public "
           "model as moe train --init-from takes it; needed")
       .Roles(kByContent);
-  table.Add("--dtype TYPE", {Kind::kWord, "", WordsOf(kComputeTypes)},
+  table.Add("--dtype TYPE", {Kind::kWord, "", WordsOf(kStorageTypeWords)},
             "of activations and compute weights; default: as trained, f32 for a public model");
 }
 
@@ -133,7 +134,8 @@ absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& 
     run->config.trainer.session.device = launch.device.kind;
     run->config.trainer.session.grouped_gemm = GroupedGemmKernel::kAuto;
   }
-  if (!settings.empty("dtype")) run->config.trainer.dtype = settings.choice("dtype", kComputeTypes);
+  if (!settings.empty("dtype"))
+    run->config.trainer.dtype = settings.choice("dtype", kStorageTypeWords);
   run->config.trainer.session.threads = ThreadsOf(settings, launch.world);
   return run;
 }

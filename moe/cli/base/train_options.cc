@@ -10,12 +10,13 @@
 #include <absl/strings/str_join.h>
 
 #include "gating/gate.h"
+#include "kernels/activation/activation_kind.h"
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/choices.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/program.h"
 #include "moe/hf/hf_model.h"
+#include "moe/run/session.h"
 
 namespace moe::cli {
 namespace {
@@ -132,7 +133,7 @@ absl::Status Complete(const Settings& settings, const World& world, TrainOptions
   train.schedule.total_steps =
       settings.empty("lr-decay-steps") ? train.steps : settings.integer("lr-decay-steps");
   train.trainer.bucket_bytes = static_cast<int64_t>(settings.real("bucket-size-mb") * 0x1p20);
-  train.trainer.session.device = settings.choice("device", kDevices);
+  train.trainer.session.device = settings.choice("device", kDeviceWords);
   train.trainer.session.threads = ThreadsOf(settings, world);
   options.ranks = world.ranks;
   train.record_routing = !options.record_routing.empty();
@@ -205,7 +206,7 @@ std::vector<std::pair<const char*, std::string>> TextsOf(const lm::TransformerCo
           {"num-query-groups", absl::StrCat(model.key_value_heads())},
           {"kv-channels", absl::StrCat(model.head_dim())},
           {"add-qkv-bias", on(model.qkv_bias)},
-          {"qk-layernorm", NameOf(model.qk_norm, kQkNorms)},
+          {"qk-layernorm", NameOf(model.qk_norm, lm::kQkNormWords)},
           {"tie-word-embeddings", on(model.tied_embeddings)},
           {"rotary-base", TextOf(model.rotary_base)},
           {"norm-epsilon", TextOf(model.norm_epsilon)},
@@ -217,7 +218,7 @@ std::vector<std::pair<const char*, std::string>> TextsOf(const lm::TransformerCo
           {"moe-ffn-hidden-size", absl::StrCat(moe.ffn_hidden_size)},
           {"moe-shared-expert-intermediate-size", absl::StrCat(moe.shared_expert_ffn_hidden_size)},
           {"moe-shared-expert-gate", on(moe.gated_shared_expert)},
-          {"activation", NameOf(moe.activation.kind, kActivations)}};
+          {"activation", NameOf(moe.activation.kind, kActivationWords)}};
 }
 
 // Settings of a public model that a flag may replace.

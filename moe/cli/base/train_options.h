@@ -17,9 +17,6 @@
 
 namespace moe::cli {
 
-inline constexpr Choice<lm::QkNorm> kQkNorms[] = {
-    {"none", lm::QkNorm::kNone}, {"head", lm::QkNorm::kHead}, {"heads", lm::QkNorm::kHeads}};
-
 struct TrainOptions {
   lm::TrainConfig train;
   DataFiles data;

@@ -1,8 +1,9 @@
 // The flags of `moe train` and its help.
+#include "moe/lm/train_settings.h"
+
 #include <cmath>
 #include <limits>
 
-#include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/trace_file.h"
@@ -13,14 +14,8 @@ namespace moe::cli {
 namespace {
 
 constexpr int64_t kMostBucketMib = int64_t{1} << 20;
-constexpr Choice<ZeroStage> kZeroStages[] = {
-    {"0", ZeroStage::kNone}, {"1", ZeroStage::kOptimizer}, {"2", ZeroStage::kGradients}};
-constexpr Choice<LearningRateDecay> kDecayStyles[] = {{"cosine", LearningRateDecay::kCosine},
-                                                      {"linear", LearningRateDecay::kLinear},
-                                                      {"constant", LearningRateDecay::kConstant}};
 
-void AddData(TrainOptions& options, Table& t) {
-  lm::TrainConfig& train = options.train;
+void AddData(TrainOptions& options, const SettingRows& rows, Table& t) {
   t.Group("Data and steps");
   AddDataSettings(options.data, t);
   t.Add("--init-from DIR", &options.init_from,
@@ -31,11 +26,11 @@ void AddData(TrainOptions& options, Table& t) {
         "folder for metrics.jsonl, made if it is not there; one that holds a run is refused; "
         "without it no file is written")
       .Roles(kOfOneRun | kPerRank);
-  t.Add("--steps, --train-iters N", &train.steps, "optimiser steps");
-  t.Add("--seq-length N", &train.sequence_length, "bytes or tokens a sequence predicts");
+  t.Add("--steps, --train-iters N", rows, "optimiser steps");
+  t.Add("--seq-length N", rows, "bytes or tokens a sequence predicts");
   // These four together: ResolveBatch.
-  t.Add("--micro-batch-size N", &train.micro_batch_size, "sequences of a micro-batch").Least(1);
-  t.Add("--micro-batches M", &train.trainer.micro_batches,
+  t.Add("--micro-batch-size N", rows, "sequences of a micro-batch").Least(1);
+  t.Add("--micro-batches M", rows,
         "micro-batches of a step, over all ranks; ranks need not divide it")
       .Least(1);
   t.Add("--train-batch-size, --global-batch-size N", Kind::kInteger,
@@ -43,59 +38,53 @@ void AddData(TrainOptions& options, Table& t) {
       .Least(1);
   t.Add("--gradient-accumulation-steps N", Kind::kInteger, "micro-batches of a rank: M = N x ranks")
       .Least(1);
-  t.Add("--eval-interval N", &train.evaluation.interval,
+  t.Add("--eval-interval N", rows,
         "steps between passes over held-out text; 0 = before and after training only")
       .Least(0)
       .Roles(kOfOneRun);
-  t.Add("--eval-sequences N", &train.evaluation.sequences, "most held-out sequences of a pass");
-  t.Add("--verify-replicas N", &train.verify_replicas,
+  t.Add("--eval-sequences N", rows, "most held-out sequences of a pass");
+  t.Add("--verify-replicas N", rows,
         "steps between comparisons of the weights that several ranks hold; 0 = at the end only")
       .Roles(kOfOneRun);
-  t.Add("--seed N", &train.trainer.seed, "of initial weights and the order of sequences")
-      .Roles(kOfLayer);
+  t.Add("--seed N", rows, "of initial weights and the order of sequences").Roles(kOfLayer);
 }
 
-void AddModel(lm::TrainConfig& train, Table& t) {
-  lm::TransformerConfig& model = train.model;
+void AddModel(lm::TransformerConfig& model, const SettingRows& rows, Table& t) {
   t.Group("Model");
-  t.Add("--vocab-size N", &model.vocab_size, "token ids; at least 256 with --data: bytes").Least(1);
-  t.Add("--num-layers N", &model.num_layers, "transformer layers");
-  t.Add("--num-attention-heads N", &model.num_attention_heads,
+  t.Add("--vocab-size N", rows, "token ids; at least 256 with --data: bytes").Least(1);
+  t.Add("--num-layers N", rows, "transformer layers");
+  t.Add("--num-attention-heads N", rows,
         "attention heads; 2 N divides H, or --kv-channels says their width");
-  t.Add("--num-query-groups, --num-key-value-heads N", &model.num_query_groups,
+  t.Add("--num-query-groups, --num-key-value-heads N", rows,
         "heads of keys and values, each for as many of queries; 0 = --num-attention-heads")
       .Least(0);
-  t.Add("--kv-channels, --head-dim N", &model.kv_channels,
-        "width of a head, even; 0 = H / --num-attention-heads")
+  t.Add("--kv-channels, --head-dim N", rows, "width of a head, even; 0 = H / --num-attention-heads")
       .Least(0);
-  t.Add("--add-qkv-bias", &model.qkv_bias, "biases of queries, keys and values");
-  t.Add("--qk-layernorm NAME", {&model.qk_norm, kQkNorms},
+  t.Add("--add-qkv-bias", rows, "biases of queries, keys and values");
+  t.Add("--qk-layernorm NAME", rows,
         "RMSNorm of queries and keys: head = each head by itself, heads = all heads of a token "
         "together")
       .Alone("head");
-  t.Add("--tie-word-embeddings", &model.tied_embeddings,
-        "the output layer's weights are the embedding's")
+  t.Add("--tie-word-embeddings", rows, "the output layer's weights are the embedding's")
       .Shorthand("untie-embeddings-and-output-weights", "false");
-  t.Add("--rotary-base, --rope-theta X", &model.rotary_base, "of the angles of positions");
-  t.Add("--norm-epsilon, --rms-norm-eps X", &model.norm_epsilon, "of every RMSNorm");
-  t.Add("--init-method-std X", &model.init_std,
+  t.Add("--rotary-base, --rope-theta X", rows, "of the angles of positions");
+  t.Add("--norm-epsilon, --rms-norm-eps X", rows, "of every RMSNorm");
+  t.Add("--init-method-std X", FormOf(rows["init_std"]),
         "standard deviation of initial weights; of output projections over sqrt(2 layers)")
       .Above(0);
-  t.Add("--max-position-embeddings N", &model.max_position_embeddings,
+  t.Add("--max-position-embeddings N", rows,
         "longest sequence of exports, where it is more than --seq-length")
       .Least(0)
       .Roles(kOfOneRun);
-  t.Add("--bos-token-id ID", &model.bos_token_id, "that begins a text, of exports")
-      .Roles(kOfOneRun);
+  t.Add("--bos-token-id ID", rows, "that begins a text, of exports").Roles(kOfOneRun);
   t.Add("--eos-token-id IDS", Kind::kText,
         "that end a text, between commas: of exports, and where moe generate stops")
       .Roles(kOfOneRun);
-  t.Add("--moe-layer-freq N", &model.moe_layer_freq,
-        "every N-th layer has experts; the others are dense");
-  t.Add("--dense-ffn-hidden-size N", &model.dense_ffn_hidden_size,
+  t.Add("--moe-layer-freq N", rows, "every N-th layer has experts; the others are dense");
+  t.Add("--dense-ffn-hidden-size N", FormOf(rows["dense_ffn_hidden_size"]),
         "width of dense layers; 0 = topk x F")
       .Least(0);
-  t.Add("--dtype TYPE", {&train.trainer.dtype, kComputeTypes},
+  t.Add("--dtype TYPE", rows,
         "of activations and compute weights; sums, optimiser and master weights are f32")
       .Shorthand("bf16", "bf16")
       .Shorthand("fp16", "f16")
@@ -109,26 +98,26 @@ void AddModel(lm::TrainConfig& train, Table& t) {
   AddRoutingSettings(model.moe, t);
 }
 
-void AddParallel(TrainOptions& options, Table& t) {
+void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
   lm::TrainConfig& train = options.train;
   t.Group("Ranks");
   AddLayoutSettings(train, t);
-  t.Add("--numerics NAME", {&train.trainer.session.numerics, kNumericsModes},
+  t.Add("--numerics NAME", rows,
         "layout-invariant: the same bits at any number of ranks, split and transport; fast: sums "
         "of gradients in float32, half as much for all-reduce to move");
   t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},
         "leaves of products that are balanced trees (docs/architecture.md); part of what fixes the "
         "bits; 1 = chains; above 1 on CPUs");
-  t.Add("--grid-unit-log2 N", &train.trainer.unit_log2,
+  t.Add("--grid-unit-log2 N", rows,
         "log2 of the unit of layout-invariant sums of gradients; part of what fixes the bits; "
         "default: from the gradients, -50 where that does")
       .Within(-kMostGridUnitLog2, -2, "-300 to -2");
-  t.Add("--moe-overlap-degree D", &train.model.moe.overlap_degree,
+  t.Add("--moe-overlap-degree D", rows,
         "chunks of local experts, so that exchange and computation overlap; 1 = no overlap")
       .Roles(kOfLayer);
-  t.Add("--all-reduce NAME", {&train.trainer.all_reduce, kAllReduces},
+  t.Add("--all-reduce NAME", rows,
         "of gradients; direct reads peers' memory (local only); library is MPI's or NCCL's own");
-  t.Add("--zero STAGE", {&train.trainer.zero, kZeroStages},
+  t.Add("--zero STAGE", rows,
         "state that ranks share out: 1 = optimiser's, 2 = and sums of gradients; same bits at any")
       .Shorthand("use-distributed-optimizer", "1");
   t.Add("--bucket-size-mb MiB", {Kind::kReal, absl::StrCat(train.trainer.bucket_bytes >> 20)},
@@ -141,40 +130,32 @@ void AddParallel(TrainOptions& options, Table& t) {
   AddTimeoutSetting(options.comm_timeout, t);
 }
 
-void AddOptimizer(lm::TrainConfig& train, Table& t) {
+void AddOptimizer(const SettingRows& rows, Table& t) {
   const double below_one = std::nextafter(1.0, 0.0);
   t.Group("Optimiser (AdamW)");
-  t.Add("--lr X", &train.schedule.peak, "peak learning rate");
-  t.Add("--min-lr X", &train.schedule.minimum, "learning rate that the decay goes down to");
-  t.Add("--lr-warmup-steps, --lr-warmup-iters N", &train.schedule.warmup_steps,
-        "steps up to lr, linearly")
-      .Least(0);
+  t.Add("--lr X", rows, "peak learning rate");
+  t.Add("--min-lr X", rows, "learning rate that the decay goes down to");
+  t.Add("--lr-warmup-steps, --lr-warmup-iters N", rows, "steps up to lr, linearly").Least(0);
   t.Add("--lr-decay-steps, --lr-decay-iters N", Kind::kInteger,
         "step after which the decay is at min-lr; default: --steps")
       .Least(1);
-  t.Add("--lr-decay-style NAME", {&train.schedule.decay, kDecayStyles},
-        "of the way from lr to min-lr; constant stays at lr");
-  t.Add("--weight-decay X", &train.trainer.optimizer.weight_decay, "decoupled; not for norms")
+  t.Add("--lr-decay-style NAME", rows, "of the way from lr to min-lr; constant stays at lr");
+  t.Add("--weight-decay X", rows, "decoupled; not for norms").Least(0);
+  t.Add("--clip-grad X", rows, "largest gradient norm, every expert counted once; 0 = off")
       .Least(0);
-  t.Add("--clip-grad X", &train.trainer.optimizer.clip_grad,
-        "largest gradient norm, every expert counted once; 0 = off")
-      .Least(0);
-  t.Add("--adam-beta1 X", &train.trainer.optimizer.beta1, "decay of the mean gradient")
+  t.Add("--adam-beta1 X", rows, "decay of the mean gradient").Within(0, below_one, "0 <= beta < 1");
+  t.Add("--adam-beta2 X", rows, "decay of the mean squared gradient")
       .Within(0, below_one, "0 <= beta < 1");
-  t.Add("--adam-beta2 X", &train.trainer.optimizer.beta2, "decay of the mean squared gradient")
-      .Within(0, below_one, "0 <= beta < 1");
-  t.Add("--adam-eps X", &train.trainer.optimizer.epsilon,
-        "added to the root of the mean squared gradient")
+  t.Add("--adam-eps X", rows, "added to the root of the mean squared gradient")
       .Within(std::numeric_limits<float>::min(), std::numeric_limits<float>::max(),
               "at least 1.2e-38: 0 / 0 of a gradient of 0 is NaN");
-  LossScaleOptions& scale = train.loss_scale;
-  t.Add("--loss-scale X", &scale.constant,
+  t.Add("--loss-scale X", rows,
         "with --dtype f16: constant factor of the loss, a power of two; 0 = dynamic, by what "
         "follows");
-  t.Add("--initial-loss-scale X", &scale.initial, "of the first step");
-  t.Add("--min-loss-scale X", &scale.minimum, "where gradients that still overflow end the run");
-  t.Add("--loss-scale-window N", &scale.window, "steps without overflow before the scale doubles");
-  t.Add("--hysteresis N", &scale.hysteresis,
+  t.Add("--initial-loss-scale X", rows, "of the first step");
+  t.Add("--min-loss-scale X", rows, "where gradients that still overflow end the run");
+  t.Add("--loss-scale-window N", rows, "steps without overflow before the scale doubles");
+  t.Add("--hysteresis N", rows,
         "overflows before the scale is halved; a step that overflows is skipped on every rank");
 }
 
@@ -192,27 +173,23 @@ void AddRecords(TrainOptions& options, Table& t) {
 
 constexpr Choice<bool> kOnOff[] = {{"on", true}, {"off", false}};
 
-void AddCheckpoints(TrainOptions& options, Table& t) {
-  lm::TrainCheckpoints& checkpoints = options.train.checkpoints;
+void AddCheckpoints(lm::TrainCheckpoints& checkpoints, const SettingRows& rows, Table& t) {
   t.Group("Checkpoints", kOfOneRun);
-  t.Add("--save DIR", &checkpoints.folder,
+  t.Add("--save DIR", rows,
         "folder for checkpoints, DIR/step-00000120 and so on: one that all ranks see, and that no "
         "other run has; SIGTERM, SIGHUP, SIGUSR1 or SIGINT then saves and ends the run, a second "
         "one at once")
       .Roles(kOneFolder);
-  t.Add("--save-interval N", &checkpoints.interval,
+  t.Add("--save-interval N", rows,
         "steps between checkpoints; 0 = at the end, and when asked to stop")
       .Least(0);
-  t.Add("--checkpoint-keep N", &checkpoints.keep, "newest checkpoints that stay").Least(1);
-  t.Add("--checkpoint-keep-every N", &checkpoints.keep_every,
-        "those of steps that N divides stay, too; 0 = none")
+  t.Add("--checkpoint-keep N", rows, "newest checkpoints that stay").Least(1);
+  t.Add("--checkpoint-keep-every N", rows, "those of steps that N divides stay, too; 0 = none")
       .Least(0);
   t.Add("--checkpoint-async WORD", {&checkpoints.asynchronous, kOnOff},
         "on: steps go on while a checkpoint is written")
       .Shorthand("async-save", "on");
-  t.Add("--checkpoint-failures N", &checkpoints.max_failures,
-        "writes that fail in a row until the run ends")
-      .Least(1);
+  t.Add("--checkpoint-failures N", rows, "writes that fail in a row until the run ends").Least(1);
   t.Add("--checkpoint-timeout SECONDS", &checkpoints.timeout,
         "a write, fsync or other call on --save that does not return for so long ends the run "
         "(exit 8); a line a minute says where it hangs")
@@ -222,7 +199,7 @@ void AddCheckpoints(TrainOptions& options, Table& t) {
         "auto: from the newest readable checkpoint in --save, or from the beginning if none is "
         "there, readable or not; the folder of a checkpoint: from it; at any number of ranks and "
         "any EP");
-  t.Add("--allow-numerics-change", &checkpoints.allow_numerics_change,
+  t.Add("--allow-numerics-change", rows,
         "resume although the steps to come have other bits, as with another --dtype");
 }
 
@@ -309,32 +286,34 @@ Exit codes: 0 ok, 2 usage or settings, 3 malformed input, 4 a write failed, 5 ou
 }  // namespace
 
 void AddLayoutSettings(lm::TrainConfig& train, Table& table) {
+  const SettingRows rows = lm::RowsOf(train);
   AddRankSettings(table);
   AddShareDeviceSetting(table);
   table
-      .Add("--expert-model-parallel-size, --ep N", &train.trainer.session.mesh.expert,
+      .Add("--expert-model-parallel-size, --ep N", rows,
            "EP: ranks that share one set of experts; divides R; data-parallel size = R / EP")
       .Roles(kOfLayer);
   AddThreadsSetting(table);
   table
-      .Add("--dispatch NAME", {&train.model.moe.dispatcher.algorithm, kDispatches},
+      .Add("--dispatch NAME", rows,
            "how tokens travel; direct reads peers' memory; hierarchical goes through one rank per "
            "node")
       .Roles(kOfLayer);
   table
-      .Add("--node-size N", &train.model.moe.dispatcher.node_size,
+      .Add("--node-size N", rows,
            "ranks that stand for one host with --dispatch hierarchical; divides EP; 0 = all of EP")
       .Least(0)
       .Roles(kOfLayer);
 }
 
 Table TrainSettings(TrainOptions& options) {
+  const SettingRows rows = lm::RowsOf(options.train);
   Table table;
-  AddData(options, table);
-  AddModel(options.train, table);
-  AddParallel(options, table);
-  AddOptimizer(options.train, table);
-  AddCheckpoints(options, table);
+  AddData(options, rows, table);
+  AddModel(options.train.model, rows, table);
+  AddParallel(options, rows, table);
+  AddOptimizer(rows, table);
+  AddCheckpoints(options.train.checkpoints, rows, table);
   AddRecords(options, table);
   AddOutput(options, table);
   return table;

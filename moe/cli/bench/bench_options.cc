@@ -10,8 +10,8 @@
 #include <absl/strings/strip.h>
 #include <fmt/format.h>
 
+#include "dispatch/dispatcher.h"
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/choices.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/exit_code.h"
@@ -254,7 +254,7 @@ absl::StatusOr<measure::RoutingSpec> RoutingOf(const Settings& settings, int ran
 }
 
 absl::Status SetDispatch(const Settings& settings, int ranks, DispatcherOptions& dispatcher) {
-  dispatcher = {.algorithm = settings.choice("dispatch", kDispatches),
+  dispatcher = {.algorithm = settings.choice("dispatch", kDispatchWords),
                 .node_size = settings.integer("node-size")};
   const int node = dispatcher.node_size;
   if (node < 0 || node > ranks) {

@@ -6,7 +6,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 
-#include "moe/cli/base/choices.h"
+#include "dispatch/dispatcher.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/trace_file.h"
@@ -34,7 +34,7 @@ void AddTraffic(Table& t) {
           "matrix:", "trace:"}},
         "of alltoallv and layer; see below");
   t.Add("--seed N", {Kind::kSeed, "0"}, "of drawn routings");
-  t.Add("--dispatch NAME", {Kind::kWord, "staged", WordsOf(kDispatches)},
+  t.Add("--dispatch NAME", {Kind::kWord, "staged", WordsOf(kDispatchWords)},
         "how all-to-alls travel: one exchange; peers' memory read in place; one rank per host");
   t.Add("--node-size N", {Kind::kInteger, "0"},
         "ranks that stand for one host; 0 = all, and hosts are the real ones")

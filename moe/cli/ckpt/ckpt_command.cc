@@ -15,10 +15,10 @@
 #include "kernels/base/machine_limits.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/retention.h"
 #include "moe/checkpoint/step_folders.h"
-#include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
@@ -90,7 +90,7 @@ Table CkptSettings() {
         "export: the family of models that is written")
       .FlagOnly();
   t.Add("--out DIR", Kind::kText, "export: an empty folder, or one that is not there").FlagOnly();
-  t.Add("--dtype TYPE", {Kind::kWord, "f32", WordsOf(kComputeTypes)},
+  t.Add("--dtype TYPE", {Kind::kWord, "f32", WordsOf(kStorageTypeWords)},
         "export: of the weights, rounded once from their float32 masters")
       .FlagOnly();
   AddFormSettings(t);
@@ -354,7 +354,7 @@ absl::Status Export(const Settings& settings, const std::string& path) {
   MOE_ASSIGN_OR_RETURN(CheckpointReader reader, OpenStep(step));
   const auto warnings = ckpt::Export(reader, {.format = settings.text("format"),
                                               .folder = settings.text("out"),
-                                              .type = settings.choice("dtype", kComputeTypes)});
+                                              .type = settings.choice("dtype", kStorageTypeWords)});
   MOE_RETURN_IF_ERROR(NamingTheOneBefore(warnings.status(), step));
   PrintWarnings("ckpt", *warnings);
   return absl::OkStatus();

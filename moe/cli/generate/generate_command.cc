@@ -9,10 +9,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "dispatch/dispatcher.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/agreed_ranks.h"
-#include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/launch.h"
@@ -99,7 +99,7 @@ Table GenerateSettings(GenerateOptions& options) {
   t.Group("Ranks");
   AddRankSettings(t, 1);
   AddThreadsSetting(t);
-  t.Add("--dispatch NAME", {&options.dispatcher.algorithm, kDispatches},
+  t.Add("--dispatch NAME", {&options.dispatcher.algorithm, kDispatchWords},
         "how tokens travel to the experts of other ranks");
   AddTimeoutSetting(options.comm_timeout, t);
   t.Group("Output and settings");

@@ -13,8 +13,8 @@
 #include <fmt/format.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "moe/cli/base/agreed_ranks.h"
-#include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/launch.h"
@@ -25,6 +25,7 @@
 #include "moe/cli/layer/model_layer.h"
 #include "moe/io/safetensors.h"
 #include "moe/lm/train_config.h"
+#include "moe/run/context.h"
 
 namespace moe::cli {
 namespace {
@@ -106,9 +107,9 @@ Table LayerSettings(LayerOptions& options) {
   t.Add("--expert-model-parallel-size, --ep N", Kind::kInteger,
         "EP: ranks that share one set of experts; divides R; default: R");
   AddThreadsSetting(t);
-  t.Add("--dtype NAME", {&options.run.dtype, kComputeTypes},
+  t.Add("--dtype NAME", {&options.run.dtype, kStorageTypeWords},
         "of activations and weights in the layer; files stay F32");
-  t.Add("--numerics NAME", {&options.run.numerics, kNumericsModes},
+  t.Add("--numerics NAME", {&options.run.numerics, kNumericsWords},
         "layout-invariant: the same bits for any number of ranks and split");
   AddTimeoutSetting(options.comm_timeout, t);
   t.Group("Output and settings");

@@ -7,10 +7,10 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "dispatch/dispatcher.h"
 #include "kernels/activation/activation_kind.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
-#include "moe/cli/base/choices.h"
 #include "moe/cli/measure/layer_on_rank.h"
 #include "moe/lm/step_totals.h"
 #include "moe/train/trainer.h"
@@ -237,7 +237,7 @@ Fields LayerFields(const LayerResult& result, const LayerRow& row) {
       {"capacity_factor", router.capacity_factor.value_or(kNone)},
       {"overlap_degree", int64_t{s.layer.overlap_degree}},
       {"seed", s.seed},
-      {"dispatch", cli::NameOf(s.layer.dispatcher.algorithm, cli::kDispatches)},
+      {"dispatch", moe::NameOf(s.layer.dispatcher.algorithm, kDispatchWords)},
       {"backend", result.backend},
       {"ranks", int64_t{result.ranks}},
       {"expert_parallel_size", int64_t{s.expert_parallel_size}},

@@ -9,7 +9,9 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
-#include "moe/cli/base/choices.h"
+#include "comm/world_plan.h"
+#include "dispatch/dispatcher.h"
+#include "moe/cli/base/settings.h"
 
 namespace moe::verify {
 namespace {
@@ -23,8 +25,7 @@ absl::Status SetInteger(const std::string& value, int most, int& field) {
 }
 
 template <typename Value, size_t N>
-absl::Status SetWord(const std::string& value, const cli::Choice<Value> (&choices)[N],
-                     Value& field) {
+absl::Status SetWord(const std::string& value, const Choice<Value> (&choices)[N], Value& field) {
   const std::vector<std::string> words = cli::WordsOf(choices);
   if (std::find(words.begin(), words.end(), value) == words.end()) {
     return absl::InvalidArgumentError(absl::StrCat("one of ", absl::StrJoin(words, ", ")));
@@ -136,8 +137,8 @@ std::vector<Axis> Axes() {
                }},
           {.name = "transport",
            .values = {"local"},
-           .words = cli::WordsOf(cli::kBackends),
-           .apply = [](Text v, Layout& l) { return SetWord(v, cli::kBackends, l.transport); },
+           .words = cli::WordsOf(kBackendWords),
+           .apply = [](Text v, Layout& l) { return SetWord(v, kBackendWords, l.transport); },
            .text = [](L l) { return std::string(moe::NameOf(l.transport)); },
            .cell =
                [](L l) {
@@ -145,12 +146,12 @@ std::vector<Axis> Axes() {
                }},
           {.name = "dispatch",
            .values = {"staged", "direct", "hierarchical"},
-           .words = cli::WordsOf(cli::kDispatches),
-           .apply = [](Text v, Layout& l) { return SetWord(v, cli::kDispatches, l.dispatch); },
-           .text = [](L l) { return std::string(cli::NameOf(l.dispatch, cli::kDispatches)); },
+           .words = cli::WordsOf(kDispatchWords),
+           .apply = [](Text v, Layout& l) { return SetWord(v, kDispatchWords, l.dispatch); },
+           .text = [](L l) { return std::string(NameOf(l.dispatch, kDispatchWords)); },
            .cell =
                [](L l) {
-                 return Cell(cli::NameOf(l.dispatch, cli::kDispatches));
+                 return Cell(NameOf(l.dispatch, kDispatchWords));
                }},
           {.name = "overlap",
            .values = {"1", "4"},

@@ -13,12 +13,12 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/agreed_ranks.h"
-#include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/measure/tables.h"
 #include "moe/cli/verify/verify_options.h"
+#include "moe/run/context.h"
 
 namespace moe::cli {
 namespace {
@@ -75,7 +75,7 @@ measure::Fields FieldsOf(const CaseReport& report, const TensorReport& t,
   for (const verify::Axis& axis : verify::Axes()) {
     fields.emplace_back(axis.name, axis.cell(report.what.layout));
   }
-  measure::Fields rest = {{"numerics", NameOf(report.what.numerics, kNumericsModes)},
+  measure::Fields rest = {{"numerics", NameOf(report.what.numerics, kNumericsWords)},
                           {"against", AgainstText(report.against)},
                           {"tensor", t.tensor},
                           {"measure", NameOf(t.measure)},
@@ -158,7 +158,7 @@ class VerifyWriter {
     const std::string& router = options_.problems[report.what.problem].layer.router.gate;
     const std::string layout = Describe(report.what.layout);
     const auto row = [&](const TensorReport& t, const std::string& verdict) {
-      return fmt::format(kTableRow, router, layout, NameOf(report.what.numerics, kNumericsModes),
+      return fmt::format(kTableRow, router, layout, NameOf(report.what.numerics, kNumericsWords),
                          AgainstText(report.against), t.tensor, t.max_ulp,
                          fmt::format("{:.2g}", t.max_relative_error),
                          fmt::format("{:.2g}", t.max_of_bound), FirstText(t), verdict);

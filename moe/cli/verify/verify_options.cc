@@ -11,11 +11,11 @@
 #include "comm/nccl/nccl_world.h"
 #include "gating/gate.h"
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/choices.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/launch.h"
 #include "moe/io/file.h"
+#include "moe/run/context.h"
 
 namespace moe::cli {
 namespace {
@@ -199,7 +199,7 @@ absl::Status CheckSize(const std::vector<verify::ProblemSpec>& problems) {
 
 std::vector<Numerics> NumericsOf(const Settings& settings) {
   if (settings.is("numerics", "both")) return {Numerics::kFast, Numerics::kLayoutInvariant};
-  return {settings.choice("numerics", kNumericsModes)};
+  return {settings.choice("numerics", kNumericsWords)};
 }
 
 // --capacity-factor is one more way to name the axis.

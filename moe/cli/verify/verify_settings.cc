@@ -1,7 +1,7 @@
 // The flags of `moe verify` and its help.
 #include <utility>
 
-#include "moe/cli/base/choices.h"
+#include "kernels/base/storage_type.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/verify/verify_options.h"
@@ -82,7 +82,7 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
         "local, mpi, nccl: transport=NAME of --layouts; auto: the launcher's, or local");
   t.Add("--numerics NAME", {Kind::kWord, "both", {"both", "fast", "layout-invariant"}},
         "of the product");
-  t.Add("--dtype TYPE", {&spec.dtype, kComputeTypes}, "of activations and compute weights");
+  t.Add("--dtype TYPE", {&spec.dtype, kStorageTypeWords}, "of activations and compute weights");
   t.Add("--micro-batches M", {Kind::kInteger, "9"}, "of the batch; one of them is empty").Least(1);
   t.Add("--micro-batch-tokens N", {Kind::kInteger, "7"},
         "tokens of the longest; their lengths differ unless padding or --moe-token-group N needs "

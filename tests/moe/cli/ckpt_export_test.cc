@@ -100,7 +100,6 @@ class CkptExportTest : public IoTest {
     WriteCheckpoint(SectionsOf(config), parts);
   }
   static CheckpointSections SectionsOf(const lm::TrainConfig& config) {
-    using lm::SettingKind;
     const auto settings = lm::SettingsOf(config, {});
     return {.numerics = lm::SettingsJson(settings, SettingKind::kNumerics),
             .model = lm::SettingsJson(settings, SettingKind::kModel),

@@ -1,6 +1,8 @@
 #include <filesystem>
+#include <set>
 #include <string>
 
+#include <absl/strings/strip.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +11,7 @@
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/base/train_options.h"
+#include "moe/lm/train_settings.h"
 #include "tests/moe/cli/settings_harness.h"
 
 namespace moe::cli {
@@ -206,6 +209,31 @@ TEST(HelpTest, NamesEveryFlagOnceWithItsDefault) {
     EXPECT_LE(end - begin, 100u) << help.substr(begin, end - begin);
     begin = end + 1;
   }
+}
+
+// Ranks and checkpoints compare rows, so a flag whose value all ranks have in common has one, or it
+// is listed here.
+TEST(SettingsTest, RowsWithTheNameOfAFlagHaveAFlagAndFlagsHaveRows) {
+  const Settings settings(TrainSettings());
+  lm::TrainConfig config;
+  std::set<std::string> rows;
+  for (const SettingRow& row : lm::RowsOf(config)) {
+    absl::string_view name = row.name;
+    if (!absl::ConsumePrefix(&name, "--")) continue;
+    EXPECT_NE(settings.Find(name), nullptr) << name;
+    EXPECT_TRUE(rows.emplace(name).second) << name;
+  }
+  Strings without;
+  for (const Setting& setting : settings.table()) {
+    const bool compared = !setting.flag_only && !setting.is(kPerRank | kByContent | kPlacement);
+    if (compared && rows.count(setting.name) == 0) without.push_back(setting.name);
+  }
+  EXPECT_THAT(without, ElementsAre("tokens-dtype",  // the hash of the text has it
+                                   "train-batch-size", "gradient-accumulation-steps",
+                                   // Their rows have the names of fields, which checkpoints hold.
+                                   "init-method-std", "dense-ffn-hidden-size",
+                                   "checkpoint-timeout",  // no result depends on it
+                                   "profile-step-start", "profile-step-end"));  // CheckRecords
 }
 
 TEST(SettingsTest, NamesAndAliasesAreUnique) {

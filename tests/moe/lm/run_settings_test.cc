@@ -1,9 +1,12 @@
 // The settings of a run against those of a checkpoint.
 #include "moe/lm/run_settings.h"
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <absl/strings/str_replace.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,6 +17,7 @@ namespace moe::lm {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A checkpoint that does not say it was written by a program that knew only the one choice.
 TEST(RunSettings, WhatAnOlderCheckpointLeavesOutIsWhatItWas) {
@@ -32,6 +36,80 @@ TEST(RunSettings, WhatAnOlderCheckpointLeavesOutIsWhatItWas) {
   config.model.num_query_groups = 2;
   EXPECT_THAT(Differences(SettingsOf(config, {}), SettingKind::kModel, older),
               ::testing::ElementsAre("--num-query-groups is 2, 4 in the checkpoint"));
+}
+
+// The program before these rows wrote the sections, with few defaults among the settings.
+TEST(RunSettings, AStoredCheckpointIsReadAndWrittenByteForByte) {
+  const CheckpointSections stored = {
+      .numerics =
+          R"({"version_of_the_numerics":"3","device":"0","dtype":"f16","numerics":"1",)"
+          R"("tensor_leaves":"2","grid_unit_log2":"-60","grouped_gemm":"0","seq_length":"16",)"
+          R"("micro_batch_size":"2","micro_batches":"3"})",
+      .model = R"({"router":"topk","vocab_size":"256","hidden_size":"32","num_layers":"2",)"
+               R"("num_attention_heads":"4","num_query_groups":"2","kv_channels":"16",)"
+               R"("add_qkv_bias":"1","qk_layernorm":"2","tie_word_embeddings":"1",)"
+               R"("rotary_base":"0x1.f4p+8","norm_epsilon":"0x1.a36e2ep-14",)"
+               R"("init_std":"0x1.eb851eb851eb8p-6","moe_layer_freq":"2",)"
+               R"("dense_ffn_hidden_size":"24","num_experts":"4","moe_ffn_hidden_size":"20",)"
+               R"("moe_shared_expert_intermediate_size":"8","moe_shared_expert_gate":"1",)"
+               R"("activation":"5","activation_alpha":"0x1.b3b646p+0",)"
+               R"("activation_limit":"0x1.cp+2","moe_projection_biases":"0"})",
+      .trainer = R"({"seed":"-1","max_position_embeddings":"99","bos_token_id":"1",)"
+                 R"("eos_token_id":"2,3","num_zero_experts":"0","moe_router_topk":"2",)"
+                 R"("moe_router_score_function":"1","moe_router_pre_softmax":"0",)"
+                 R"("moe_router_num_groups":"2","moe_router_group_topk":"1",)"
+                 R"("moe_router_topk_scaling_factor":"0x1.8p+0","norm_topk_prob":"-1",)"
+                 R"("norm_epsilon":"-0x1p+0","moe_router_enable_expert_bias":"1",)"
+                 R"("moe_router_bias_update_rate":"0x1.47ae14p-7","moe_input_jitter_eps":"0x0p+0",)"
+                 R"("moe_router_random_second":"0","moe_router_jitter_eps":"0x1.47ae14p-7",)"
+                 R"("moe_expert_capacity_factor":"0x1.4p+0","moe_token_drop_policy":"1",)"
+                 R"("moe_pad_expert_input_to_capacity":"0","moe_token_group":"-1",)"
+                 R"("moe_router_load_balancing_type":"3","moe_aux_loss_coeff":"0x1.99999ap-4",)"
+                 R"("moe_z_loss_coeff":"0x1.47ae14p-7"})"};
+  const auto config = StoredConfig(stored);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->trainer.dtype, DType::kFloat16);
+  EXPECT_EQ(config->model.qk_norm, QkNorm::kHeads);
+  EXPECT_EQ(config->model.eos_token_ids, std::vector<int32_t>({2, 3}));
+  EXPECT_EQ(config->trainer.seed, std::numeric_limits<uint64_t>::max());
+  const std::vector<RunSetting> settings = SettingsOf(*config, {});
+  EXPECT_EQ(SettingsJson(settings, SettingKind::kNumerics), stored.numerics);
+  EXPECT_EQ(SettingsJson(settings, SettingKind::kModel), stored.model);
+  EXPECT_EQ(SettingsJson(settings, SettingKind::kTrainer), stored.trainer);
+}
+
+// An older program stored neither key-value heads nor a width of heads.
+TEST(RunSettings, HeadsThatWereNotStoredFollowFromTheCheckpointsOwn) {
+  TrainConfig config;
+  config.model.hidden_size = 96;
+  config.model.num_attention_heads = 6;
+  const std::vector<RunSetting> settings = SettingsOf(config, {});
+  const auto older =
+      absl::StrReplaceAll(SettingsJson(settings, SettingKind::kModel),
+                          {{R"("num_query_groups":"6",)", ""}, {R"("kv_channels":"16",)", ""}});
+  ASSERT_THAT(older, Not(HasSubstr("kv_channels")));
+  const auto stored = StoredConfig({.numerics = SettingsJson(settings, SettingKind::kNumerics),
+                                    .model = older,
+                                    .trainer = SettingsJson(settings, SettingKind::kTrainer)});
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  EXPECT_EQ(stored->model.num_query_groups, 6);
+  EXPECT_EQ(stored->model.kv_channels, 16);
+}
+
+TEST(RunSettings, AValueThatAnEnumerationDoesNotHaveIsMalformed) {
+  const std::vector<RunSetting> settings = SettingsOf(TrainConfig(), {});
+  const auto stored = [&](const char* activation) {
+    return StoredConfig({.numerics = SettingsJson(settings, SettingKind::kNumerics),
+                         .model = absl::StrReplaceAll(SettingsJson(settings, SettingKind::kModel),
+                                                      {{R"("activation":"0")", activation}}),
+                         .trainer = SettingsJson(settings, SettingKind::kTrainer)});
+  };
+  EXPECT_EQ(stored(R"("activation":"5")")->model.moe.activation.kind, Activation::kGeGluTanh);
+  for (const char* const wrong : {"6", "-1", "261", "geglu_tanh", ""}) {
+    const auto status = stored(absl::StrCat(R"("activation":")", wrong, "\"").c_str()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << wrong;
+    EXPECT_EQ(status.message(), "the checkpoint does not say activation");
+  }
 }
 
 // A checkpoint of a program that had a setting more.
