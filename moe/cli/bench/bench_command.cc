@@ -328,10 +328,11 @@ absl::Status RunLayerBench(BenchCall& call, const Launch& launch) {
   if (launch.rank() == 0) {
     MOE_RETURN_IF_ERROR(CheckOutputs(call.settings, s.routing.value_or(measure::RoutingSpec{})));
   }
+  const int threads = s.trainer.session.threads;
   measure::LayerResult result;
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
-    if (call.options.pin) MOE_RETURN_IF_ERROR(PinRank(launch, *world, s.threads));
+    if (call.options.pin) MOE_RETURN_IF_ERROR(PinRank(launch, *world, threads));
     MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call.settings.text("trace"), *world));
     measure::MeasureOptions measure = call.options.measure;
     measure.trace = trace->recorder();
@@ -351,7 +352,8 @@ absl::Status RunLayerBench(BenchCall& call, const Launch& launch) {
       "thread{} a rank, {}\n",
       launch.world.ranks, Plural(launch.world.ranks), result.backend, s.tokens,
       s.layer.router.top_k, s.layer.router.num_experts, s.layer.router.hidden_size,
-      s.layer.ffn_hidden_size, moe::NameOf(s.dtype), s.threads, Plural(s.threads), RouterText(s));
+      s.layer.ffn_hidden_size, moe::NameOf(s.trainer.dtype), threads, Plural(threads),
+      RouterText(s));
   const measure::LayerFigures& f = result.figures;
   const std::string foot = fmt::format(
       "# {:.0f} tokens/s, drop {:.2f}%, maxvio {:.2f}, dead {}, peak {:.1f} MiB a rank\n",

@@ -45,8 +45,8 @@ absl::StatusOr<measure::LayerSpec> LayerSpecOf(const BenchCall& call) {
   measure::LayerSpec spec = call.options.layer;
   if (spec.layer.router.hidden_size < 1) return WrongValue(settings, "hidden-size", "at least 1");
   MOE_RETURN_IF_ERROR(CompleteLayer(settings, spec.layer));
-  MOE_ASSIGN_OR_RETURN(spec.dtype, ExpertType(settings));
-  spec.seed = settings.seed("seed");
+  MOE_ASSIGN_OR_RETURN(spec.trainer.dtype, ExpertType(settings));
+  spec.trainer.seed = settings.seed("seed");
   return spec;
 }
 
@@ -64,7 +64,7 @@ absl::Status UseTrace(const Settings& settings, const measure::Replay& replay,
   router.top_k = header.top_k;
   router.num_experts = header.num_experts;
   if (!settings.given("hidden-size")) router.hidden_size = header.hidden_size;
-  if (!settings.given("datatype")) spec.dtype = header.dtype;
+  if (!settings.given("datatype")) spec.trainer.dtype = header.dtype;
   return absl::OkStatus();
 }
 
@@ -107,11 +107,12 @@ absl::StatusOr<measure::LayerSpec> MakeLayerSpec(const BenchCall& call, const La
   if (spec.layer.pack_weights && launch.device.kind == DeviceKind::kCuda) {
     return WrongFlag("--pack-weights", "given", "none with --device cuda");
   }
-  MOE_ASSIGN_OR_RETURN(spec.expert_parallel_size, ExpertParallelSize(settings, ranks));
+  MOE_ASSIGN_OR_RETURN(const int ep, ExpertParallelSize(settings, ranks));
+  spec.trainer.session.mesh.expert = ep;
+  spec.trainer.session.device = launch.device.kind;
   if (spec.layer.router.num_experts == 0) spec.layer.router.num_experts = 8 * ranks;
   if (settings.given("routing")) MOE_RETURN_IF_ERROR(SetLayerRouting(settings, ranks, spec));
-  MOE_RETURN_IF_ERROR(SetDispatch(settings, spec.expert_parallel_size, spec.layer.dispatcher));
-  spec.device = launch.device.kind;
+  MOE_RETURN_IF_ERROR(SetDispatch(settings, ep, spec.layer.dispatcher));
   MOE_RETURN_IF_ERROR(CheckRouter(spec.layer.router, spec.tokens, settings));
   MOE_RETURN_IF_ERROR(CheckSizes(spec));
   return spec;

@@ -74,7 +74,7 @@ void AddLayerSettings(measure::LayerSpec& spec, Table& t) {
       .Roles(kInLayerRow);
   spec.layer.router.num_experts = 0;
   AddShapeSettings(spec.layer, t);
-  t.Add("--threads N", &spec.threads, "of each rank")
+  t.Add("--threads N", &spec.trainer.session.threads, "of each rank")
       .Most(kMostThreads)
       .Least(1)
       .Roles(kInRow | kPerRank);

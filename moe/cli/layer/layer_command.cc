@@ -107,9 +107,9 @@ Table LayerSettings(LayerOptions& options) {
   t.Add("--expert-model-parallel-size, --ep N", Kind::kInteger,
         "EP: ranks that share one set of experts; divides R; default: R");
   AddThreadsSetting(t);
-  t.Add("--dtype NAME", {&options.run.dtype, kStorageTypeWords},
+  t.Add("--dtype NAME", {&options.run.trainer.dtype, kStorageTypeWords},
         "of activations and weights in the layer; files stay F32");
-  t.Add("--numerics NAME", {&options.run.numerics, kNumericsWords},
+  t.Add("--numerics NAME", {&options.run.trainer.session.numerics, kNumericsWords},
         "layout-invariant: the same bits for any number of ranks and split");
   AddTimeoutSetting(options.comm_timeout, t);
   t.Group("Output and settings");
@@ -146,12 +146,12 @@ absl::StatusOr<LayerOptions> MakeLayerOptions(const Settings& settings, const Wo
   LayerOptions options;
   MOE_RETURN_IF_ERROR(Fill(settings, LayerSettings(options)));
   options.trace = settings.text("trace");
-  ModelLayerOptions& run = options.run;
+  SessionOptions& session = options.run.trainer.session;
   constexpr char kEp[] = "expert-model-parallel-size";
-  run.expert_parallel_size = settings.empty(kEp) ? world.ranks : settings.integer(kEp);
-  MOE_RETURN_IF_ERROR(lm::CheckExpertParallelSize(run.expert_parallel_size, world.ranks));
-  run.threads = ThreadsOf(settings, world);
-  if (run.threads < 1) return WrongValue(settings, "threads", "at least 1");
+  session.mesh.expert = settings.empty(kEp) ? world.ranks : settings.integer(kEp);
+  MOE_RETURN_IF_ERROR(lm::CheckExpertParallelSize(session.mesh.expert, world.ranks));
+  session.threads = ThreadsOf(settings, world);
+  if (session.threads < 1) return WrongValue(settings, "threads", "at least 1");
   return options;
 }
 
@@ -198,7 +198,7 @@ class LayerRun {
   // Refuses everything that can be refused before a rank starts.
   absl::Status Prepare() {
     MOE_ASSIGN_OR_RETURN(options_, MakeLayerOptions(settings_, launch_.world));
-    options_.run.device = launch_.device.kind;
+    options_.run.trainer.session.device = launch_.device.kind;
     auto config = hf::ReadHfConfig(options_.config);
     MOE_RETURN_IF_ERROR(InputError("--hf-config", config.status()));
     auto checkpoint = Checkpoint::Open(options_.weights);
@@ -308,8 +308,9 @@ class LayerRun {
         "{} layer {} | {} tokens | H {} F {} E {} K {} | {}, ep {} | {} | forward {:.1f} ms",
         std::string(weights_->config().model_type()), weights_->layer(), result.tokens,
         moe().router.hidden_size, moe().ffn_hidden_size, moe().router.num_experts,
-        moe().router.top_k, Counted(launch_.world.ranks, "rank"), options_.run.expert_parallel_size,
-        settings_.text("dtype"), result.forward_seconds * 1e3);
+        moe().router.top_k, Counted(launch_.world.ranks, "rank"),
+        options_.run.trainer.session.mesh.expert, settings_.text("dtype"),
+        result.forward_seconds * 1e3);
     if (options_.backward()) {
       text += fmt::format(" | backward {:.1f} ms", result.backward_seconds * 1e3);
     }

@@ -308,18 +308,12 @@ absl::StatusOr<ModelLayerResult> RunModelLayer(const hf::LayerWeights& weights,
                                                const ModelLayerOptions& options,
                                                std::unique_ptr<Communicator> world) {
   MOE_RETURN_IF_ERROR(CheckTraceOnAll(options.trace != nullptr, *world));
-  MOE_ASSIGN_OR_RETURN(
-      const auto trainer,
-      Trainer::Create({.session = {.device = options.device,
-                                   .mesh = {.expert = options.expert_parallel_size},
-                                   .threads = options.threads,
-                                   .numerics = options.numerics,
-                                   .trace_capacity = options.trace == nullptr ? 0 : kTraceEvents},
-                       .dtype = options.dtype,
-                       .micro_batches = BlocksOf(input.x.tensor->shape[0]),
-                       .unit_log2 = ExactGrid().unit_log2},
-                      std::move(world)));
-  return WithStorageType(options.dtype, [&]<typename T>(T) {
+  TrainerOptions all = options.trainer;
+  all.session.trace_capacity = options.trace == nullptr ? 0 : kTraceEvents;
+  all.micro_batches = BlocksOf(input.x.tensor->shape[0]);
+  all.unit_log2 = ExactGrid().unit_log2;
+  MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(all, std::move(world)));
+  return WithStorageType(all.dtype, [&]<typename T>(T) {
     RankOfLayer<T> rank(weights, input, *trainer);
     return trainer->session().OrEnd([&] { return rank.Run(options.trace); });
   });

@@ -11,11 +11,10 @@
 #include <absl/strings/string_view.h>
 
 #include "comm/communicator.h"
-#include "kernels/base/dtype.h"
 #include "moe/hf/hf_weights.h"
 #include "moe/io/safetensors.h"
-#include "moe/run/context.h"
 #include "moe/run/trace_export.h"
+#include "moe/train/trainer.h"
 
 namespace moe::cli {
 
@@ -31,12 +30,8 @@ absl::StatusOr<CheckpointTensor> FindTokens(const SafetensorsFile& file, absl::s
                                             std::optional<int64_t> tokens, int64_t hidden);
 
 struct ModelLayerOptions {
-  DeviceKind device = DeviceKind::kCpu;
-  int expert_parallel_size = 1;
-  DType dtype = DType::kFloat32;  // activations and weights; or kBFloat16, kFloat16
-  Numerics numerics = Numerics::kLayoutInvariant;
-  int threads = 1;             // per rank
-  TraceSink* trace = nullptr;  // receives rank 0's timeline; set on all ranks or on none
+  TrainerOptions trainer = {};  // RunModelLayer sets micro_batches, unit_log2 and trace_capacity
+  TraceSink* trace = nullptr;   // receives rank 0's timeline; set on all ranks or on none
 };
 
 // Results for all tokens in order, on rank 0; empty on other ranks.

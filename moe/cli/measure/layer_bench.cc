@@ -177,8 +177,8 @@ absl::Status CheckSpec(const LayerSpec& spec, int ranks) {
     return absl::InvalidArgumentError(absl::StrCat("MeasureLayer: ", what...));
   };
   const RouterConfig& router = spec.layer.router;
-  if (!IsStorageType(spec.dtype)) {
-    return bad("type ", moe::NameOf(spec.dtype), ", expected f32, bf16 or f16");
+  if (!IsStorageType(spec.trainer.dtype)) {
+    return bad("type ", moe::NameOf(spec.trainer.dtype), ", expected f32, bf16 or f16");
   }
   if (!spec.routing.has_value()) return absl::OkStatus();
   if (router.top_k < 1 || router.top_k > router.num_experts) {
@@ -189,7 +189,7 @@ absl::Status CheckSpec(const LayerSpec& spec, int ranks) {
   }
   if (spec.routing->kind != RoutingSpec::kTrace) return absl::OkStatus();
   const Replay* const replay = spec.routing->replay.get();
-  if (replay == nullptr || replay->ranks() != ranks || spec.expert_parallel_size != ranks ||
+  if (replay == nullptr || replay->ranks() != ranks || spec.trainer.session.mesh.expert != ranks ||
       replay->header().num_experts != router.num_experts) {
     return bad("the trace is not of ", ranks, " ranks that share ", router.num_experts, " experts");
   }
@@ -201,24 +201,18 @@ absl::Status CheckSpec(const LayerSpec& spec, int ranks) {
 absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOptions& options,
                                          std::unique_ptr<Communicator> world) {
   LayerSpec whole = spec;
-  if (whole.expert_parallel_size == 0) whole.expert_parallel_size = world->size();
+  SessionOptions& session = whole.trainer.session;
+  if (session.mesh.expert == 0) session.mesh.expert = world->size();
+  session.overlap_exchange = whole.layer.overlap_degree > 1;
   MOE_RETURN_IF_ERROR(CheckSpec(whole, world->size()));
-  MOE_ASSIGN_OR_RETURN(
-      const auto trainer,
-      Trainer::Create({.session = {.device = whole.device,
-                                   .mesh = {.expert = whole.expert_parallel_size},
-                                   .threads = whole.threads,
-                                   .numerics = whole.numerics,
-                                   .overlap_exchange = whole.layer.overlap_degree > 1},
-                       .dtype = whole.dtype,
-                       .seed = whole.seed},
-                      std::move(world)));
-  return WithStorageType(whole.dtype,
+  MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(whole.trainer, std::move(world)));
+  return WithStorageType(whole.trainer.dtype,
                          [&]<typename T>(T) { return MeasureAs<T>(whole, options, *trainer); });
 }
 
 Fields LayerFields(const LayerResult& result, const LayerRow& row) {
   const LayerSpec& s = result.spec;
+  const SessionOptions& session = s.trainer.session;
   const RouterConfig& router = s.layer.router;
   const LayerFigures& f = result.figures;
   Fields fields = {
@@ -226,7 +220,7 @@ Fields LayerFields(const LayerResult& result, const LayerRow& row) {
       {"op", "layer"},
       {"pass", row.pass},
       {"phase", row.phase},
-      {"dtype", moe::NameOf(s.dtype)},
+      {"dtype", moe::NameOf(s.trainer.dtype)},
       {"tokens", s.tokens},
       {"topk", int64_t{router.top_k}},
       {"experts", int64_t{router.num_experts}},
@@ -236,13 +230,13 @@ Fields LayerFields(const LayerResult& result, const LayerRow& row) {
       {"routing", Cell::TextIf(s.routing.has_value(), s.routing.value_or(RoutingSpec()).text)},
       {"capacity_factor", router.capacity_factor.value_or(kNone)},
       {"overlap_degree", int64_t{s.layer.overlap_degree}},
-      {"seed", s.seed},
+      {"seed", s.trainer.seed},
       {"dispatch", moe::NameOf(s.layer.dispatcher.algorithm, kDispatchWords)},
       {"backend", result.backend},
       {"ranks", int64_t{result.ranks}},
-      {"expert_parallel_size", int64_t{s.expert_parallel_size}},
-      {"device", s.device == DeviceKind::kCuda ? "cuda" : "cpu"},
-      {"threads", int64_t{s.threads}}};
+      {"expert_parallel_size", int64_t{session.mesh.expert}},
+      {"device", moe::NameOf(session.device, kDeviceWords)},
+      {"threads", int64_t{session.threads}}};
   AddTimes(row.time_us, f.iterations, fields);
   fields.insert(fields.end(), {{"share_pct", row.share_pct},
                                {"gflops_per_s", row.gflops_per_s},

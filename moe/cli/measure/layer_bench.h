@@ -18,13 +18,14 @@
 #include "moe/cli/measure/statistics.h"
 #include "moe/cli/measure/tables.h"
 #include "moe/layer/moe_layer.h"
-#include "moe/run/context.h"
+#include "moe/train/trainer.h"
 
 namespace moe::measure {
 
 struct LayerSpec {
-  DType dtype = DType::kFloat32;  // f32, bf16 or f16
-  int64_t tokens = 1024;          // T of each rank; ragged, zero_rank and trace give some fewer
+  // The seed also draws tokens and routing; mesh.expert 0: all ranks share one set of experts.
+  TrainerOptions trainer = {.session = {.mesh = {.expert = 0}}, .seed = 0};
+  int64_t tokens = 1024;  // T of each rank; ragged, zero_rank and trace give some fewer
   // Everything of the layer: router, widths, activation, dispatch, overlap degree. Its seed and
   // micro_batch_tokens are not read.
   MoeLayerConfig layer = {.router = {.num_experts = 8, .hidden_size = 512}, .ffn_hidden_size = 512};
@@ -32,11 +33,6 @@ struct LayerSpec {
   // by one that gives the tokens these experts; capacity and the rest of the router stay. All but
   // matrix; a trace fits the world's ranks, which share one set of experts.
   std::optional<RoutingSpec> routing;
-  int expert_parallel_size = 0;  // ranks that share one set of experts; 0: all
-  Numerics numerics = Numerics::kLayoutInvariant;
-  DeviceKind device = DeviceKind::kCpu;
-  int threads = 1;    // of each rank
-  uint64_t seed = 0;  // of tokens, weights and drawn routing
 };
 
 // A phase of a pass: gate, plan, dispatch, expert, combine; "all" is the pass by the clock on the

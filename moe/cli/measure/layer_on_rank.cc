@@ -148,11 +148,11 @@ TokenSlots SlotsOf(const LayerSpec& spec, const Communicator& world, int64_t cal
   }
   return DrawSlots(*spec.routing, {.rank = world.rank(),
                                    .ranks = world.size(),
-                                   .expert_parallel_size = spec.expert_parallel_size,
+                                   .expert_parallel_size = spec.trainer.session.mesh.expert,
                                    .tokens = spec.tokens,
                                    .top_k = spec.layer.router.top_k,
                                    .num_experts = spec.layer.router.num_experts,
-                                   .seed = spec.seed});
+                                   .seed = spec.trainer.seed});
 }
 
 void Add(const RouterStats& stats, RouterLoad& load) {
@@ -183,7 +183,7 @@ LayerOnRank<T>::LayerOnRank(const LayerSpec& spec, Trainer& trainer)
 template <typename T>
 absl::Status LayerOnRank<T>::Setup() {
   MoeLayerConfig config = spec_.layer;
-  config.router.seed = spec_.seed;
+  config.router.seed = spec_.trainer.seed;
   config.router.micro_batch_tokens = spec_.tokens;
   int64_t most = spec_.tokens;
   if (spec_.routing.has_value()) {
@@ -211,7 +211,7 @@ absl::StatusOr<Buffer> LayerOnRank<T>::RandomTokens(int64_t tokens, uint32_t whi
   std::vector<T> values(static_cast<size_t>(tokens * hidden()));
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] =
-        T(static_cast<float>(Normal({.seed = spec_.seed,
+        T(static_cast<float>(Normal({.seed = spec_.trainer.seed,
                                      .purpose = RandomPurpose::kData,
                                      .layer = which,
                                      .step = static_cast<uint64_t>(context_.mesh->world().rank()),

@@ -224,7 +224,7 @@ class SweepRun {
       return absl::OkStatus();
     }
     measure::LayerSpec spec = planned.layer;
-    spec.seed += static_cast<uint64_t>(repetition);
+    spec.trainer.seed += static_cast<uint64_t>(repetition);
     MOE_ASSIGN_OR_RETURN(const measure::LayerResult result,
                          measure::MeasureLayer(spec, planned.measure, std::move(world)));
     for (const measure::LayerRow& row : result.rows) {

@@ -183,21 +183,20 @@ absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
   const int ep = options.train.trainer.session.mesh.expert;
   MOE_RETURN_IF_ERROR(CheckLayer(settings, layer, ranks, ep));
   MOE_RETURN_IF_ERROR(InFlags(ValidateRouterConfig(layer.router), settings));
-  const DType dtype = options.train.trainer.dtype;
-  planned.layer = {.dtype = dtype,
+  planned.layer = {.trainer = {.session = {.device = planned.launch.device.kind,
+                                           .mesh = {.expert = ep},
+                                           .threads = static_cast<int>(planned.point.threads)},
+                               .dtype = options.train.trainer.dtype,
+                               .seed = options.train.trainer.seed},
                    .tokens = planned.layer.tokens,
-                   .layer = layer,
-                   .expert_parallel_size = ep,
-                   .device = planned.launch.device.kind,
-                   .threads = static_cast<int>(planned.point.threads),
-                   .seed = options.train.trainer.seed};
+                   .layer = layer};
   if (!settings.empty("routing")) {
     MOE_ASSIGN_OR_RETURN(planned.layer.routing, measure::ParseRouting(settings.text("routing")));
   }
   const lm::TransformerConfig model = ModelOf(layer);
   planned.layer_size = LayerSizeOf(model);
   planned.memory = {.model = model,
-                    .trainer = {.session = {.mesh = {.expert = ep}}, .dtype = dtype},
+                    .trainer = planned.layer.trainer,
                     .parameters_total = planned.layer_size.total,
                     .tokens = planned.layer.tokens,
                     .row_skew = RowSkew(settings, ep),

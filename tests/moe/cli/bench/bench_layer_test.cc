@@ -42,7 +42,7 @@ TEST(LayerBenchTest, MeasuresEveryPhaseOfBothPasses) {
   for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
     for (const int ranks : {1, 3}) {
       LayerSpec spec = SmallSpec();
-      spec.dtype = type;
+      spec.trainer.dtype = type;
       const auto of_rank = Measure(ranks, spec);
       const std::vector<LayerRow>& rows = of_rank[0].rows;
       ASSERT_EQ(rows.size(), 12u);
@@ -114,7 +114,7 @@ TEST(LayerBenchTest, EveryRoutingIsRightOnEveryRankCount) {
 
 TEST(LayerBenchTest, ExpertParallelGroupsAndOverlapAreMeasuredToo) {
   LayerSpec spec = SmallSpec();
-  spec.expert_parallel_size = 2;
+  spec.trainer.session.mesh.expert = 2;
   spec.layer.overlap_degree = 2;
   spec.routing = ParseRouting("hot_rank:1").value();
   const LayerResult result = Measure(4, spec)[0];
@@ -172,7 +172,7 @@ TEST(FirstResultsTest, KeepsTheFirstRecordAndOthersWhileThereIsRoom) {
 
 TEST(LayerBenchTest, RefusesWhatTheLayerDoesNotHave) {
   LayerSpec type = SmallSpec(), top_k = SmallSpec(), matrix = SmallSpec(), trace = SmallSpec();
-  type.dtype = DType::kInt64;
+  type.trainer.dtype = DType::kInt64;
   top_k.layer.router.top_k = 9;
   matrix.routing = ParseRouting("matrix:file").value();
   trace.routing = ParseRouting("trace:file").value();  // not read

@@ -70,14 +70,14 @@ std::vector<Layout> LayoutsHere(std::vector<Layout> all) {
 }
 
 ModelLayerResult RunCase(const LayerWeights& weights, const ModelLayerInput& input,
-                         const Layout& layout, const ModelLayerOptions& options = {}) {
+                         const Layout& layout, const TrainerOptions& options = {}) {
   ModelLayerResult on_first;
   std::mutex mu;
   testing::RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
-    ModelLayerOptions mine = options;
-    mine.device = testing::LayerDevice();
-    mine.expert_parallel_size = layout.expert_parallel;
+    ModelLayerOptions mine = {.trainer = options};
+    mine.trainer.session.device = testing::LayerDevice();
+    mine.trainer.session.mesh.expert = layout.expert_parallel;
     MOE_ASSIGN_OR_RETURN(ModelLayerResult result,
                          RunModelLayer(weights, input, mine, std::move(world)));
     const std::lock_guard<std::mutex> lock(mu);
@@ -206,7 +206,7 @@ TEST_P(GoldenTest, EveryExpertParallelSizeGivesTransformersResultsAndTheSameBits
 
 TEST_P(GoldenTest, FastNumericsStayWithinTheBound) {
   ExpectGolden(RunCase(*weights_, input_, {.ranks = 3, .expert_parallel = 3},
-                       {.numerics = Numerics::kFast, .threads = 2}));
+                       {.session = {.threads = 2, .numerics = Numerics::kFast}}));
 }
 
 // By parameter name: layouts differ in tensors.
@@ -272,7 +272,7 @@ TEST_P(GoldenTest, GradientsKeepTheirPrecisionAtAnyScale) {
       return FindTokens(*io, name, shape[0], shape[1]).value();
     };
     return RunCase(*weights_, {.x = tokens("x"), .dy = tokens("dy")}, layout,
-                   {.numerics = numerics});
+                   {.session = {.numerics = numerics}});
   };
   const auto expect = [&](const ModelLayerResult& got, const ModelLayerResult& want, int log2,
                           double bound) {
@@ -305,7 +305,7 @@ TEST_P(GoldenTest, BFloat16HasTheSameBitsAtEveryExpertParallelSize) {
   if (testing::LayerDevice() == DeviceKind::kCuda && GetParam() != CaseNames().front()) {
     GTEST_SKIP() << "verify_test has every gate in bfloat16 on the device";
   }
-  const ModelLayerOptions options = {.dtype = DType::kBFloat16};
+  const TrainerOptions options = {.dtype = DType::kBFloat16};
   const ModelLayerResult one = RunCase(*weights_, input_, {}, options);
   for (const Layout& layout : LayoutsHere({{3, 3}, {4, 2}})) {
     ExpectSameBits(RunCase(*weights_, input_, layout, options), one);
@@ -365,7 +365,8 @@ TEST_P(GoldenTest, ANaNInTheRouterIsNamedByLayerAndExpert) {
     ASSERT_TRUE(weights.ok()) << weights.status();
     testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) {
       const absl::Status status =
-          RunModelLayer(*weights, {.x = input_.x}, {.device = testing::LayerDevice()},
+          RunModelLayer(*weights, {.x = input_.x},
+                        {.trainer = {.session = {.device = testing::LayerDevice()}}},
                         std::move(world))
               .status();
       EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;

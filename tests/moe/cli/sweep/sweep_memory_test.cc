@@ -132,11 +132,10 @@ TEST(MemoryEstimate, OfALayerIsWithinAFactorOfTwoOfAMeasuredOne) {
        {LayerCase{1, "", 1, DType::kFloat32}, LayerCase{4, "uniform", 1, DType::kBFloat16},
         LayerCase{4, "hot_rank:0.9", 3.6, DType::kFloat32}}) {
     measure::LayerSpec spec = {
-        .dtype = c.dtype,
+        .trainer = OnRanks(c.ranks, c.dtype),
         .tokens = 1024,
         .layer = {.router = {.num_experts = 8, .top_k = 2, .hidden_size = 128},
-                  .ffn_hidden_size = 256},
-        .expert_parallel_size = c.ranks};
+                  .ffn_hidden_size = 256}};
     if (*c.routing != '\0') spec.routing = *measure::ParseRouting(c.routing);
     double measured = 0;
     testing::RunLocalRanks(c.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
