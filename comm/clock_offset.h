@@ -26,14 +26,16 @@ uint64_t HostId();
 std::string HostName();
 
 // `host` of every rank, [R]. Collective, blocks the host.
-absl::StatusOr<std::vector<uint64_t>> HostsOf(uint64_t host, Communicator& comm, Stream& stream);
+absl::StatusOr<std::vector<uint64_t>> HostsOf(uint64_t host, Communicator& comm, Stream& stream,
+                                              const Site& site = {});
 
 // Of this rank's clock `now_ns` against rank 0's. Ranks whose `host` is rank 0's share its clock:
 // offset 0. Every other one exchanges 16 pings with rank 0 and believes the fastest: its error is
 // at most half the round trip (Cristian, "Probabilistic clock synchronization", 1989,
 // doi:10.1007/BF01784024). Collective, blocks the host.
 absl::StatusOr<ClockOffset> EstimateClockOffset(uint64_t host, absl::FunctionRef<int64_t()> now_ns,
-                                                Communicator& comm, Stream& stream);
+                                                Communicator& comm, Stream& stream,
+                                                const Site& site = {});
 
 }  // namespace moe
 

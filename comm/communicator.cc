@@ -163,7 +163,6 @@ absl::Status Communicator::Check(CollectiveCall& call) const {
 static_assert(sizeof(CollectiveCall) + 2 * sizeof(Site) <= HostTask::kInPlaceBytes);
 
 absl::Status Communicator::Collect(CollectiveCall call, Stream& stream) {
-  call.site = SiteOr(call.site);
   MOE_RETURN_IF_ERROR(Check(call));
   if (call.kind == CollectiveKind::kAllToAll) call.kind = CollectiveKind::kAllToAllV;
   const int64_t width = SizeOf(call.type);
@@ -199,14 +198,14 @@ absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& st
     moving.push_back(op);
   }
   if (!moves(stream.device().kind)) return StagedSendRecv(std::move(moving), stream, site);
-  return DoSendRecv(std::move(moving), stream, SiteOr(site));
+  return DoSendRecv(std::move(moving), stream, site);
 }
 
 absl::Status Communicator::Fence(Stream& stream, const Site& site) {
-  if (moves(stream.device().kind)) return DoFence(stream, SiteOr(site));
+  if (moves(stream.device().kind)) return DoFence(stream, site);
   return staging_.Run({}, {}, stream,
                       [&](absl::Span<const std::byte>, absl::Span<std::byte>, Stream& host) {
-                        return DoFence(host, SiteOr(site));
+                        return DoFence(host, site);
                       });
 }
 
@@ -225,7 +224,7 @@ absl::Status Communicator::StagedSendRecv(SendRecvOps ops, Stream& stream, const
     buffers.push_back(std::move(buffer));
   }
   MOE_RETURN_IF_ERROR(stream.Synchronize());
-  MOE_RETURN_IF_ERROR(DoSendRecv(on_host, *MakeInlineStream(&stream.threads()), SiteOr(site)));
+  MOE_RETURN_IF_ERROR(DoSendRecv(on_host, *MakeInlineStream(&stream.threads()), site));
   for (size_t i = 0; i < ops.size(); ++i) {
     if (ops[i].recv == nullptr) continue;
     MOE_RETURN_IF_ERROR(stream.Upload(buffers[i].data(), ops[i].recv, ops[i].bytes));

@@ -285,10 +285,6 @@ class Communicator {
   // its peers had theirs. 0: NCCL does not tell. For the thread that runs the collectives.
   virtual int64_t lingered_ns() const { return 0; }
 
-  // The site of calls without one.
-  void SetPhase(const Site& phase) { phase_ = phase; }
-  const Site& phase() const { return phase_; }
-
  protected:
   Communicator() = default;
   // A call whose arguments fit; but for reductions it moves bytes: `type` is kUInt8.
@@ -312,9 +308,6 @@ class Communicator {
   absl::Status Check(CollectiveCall& call) const;
   absl::Status StagedSendRecv(SendRecvOps ops, Stream& stream, const Site& site);
 
-  const Site& SiteOr(const Site& site) const { return *site.name != 0 ? site : phase_; }
-
-  Site phase_;
   HostStaging staging_;
 };
 

@@ -46,9 +46,9 @@ absl::Status Run(const std::string& folder, std::optional<int64_t> number,
     std::vector<double> times_us;
     for (int pass = 0; pass < 11; ++pass) {
       const auto start = std::chrono::steady_clock::now();
-      MOE_RETURN_IF_ERROR(layer->Forward({x.data(), tokens, hidden},
-                                         {.mode = moe::Mode::kEvaluation},
-                                         {y.data(), tokens, hidden}, nullptr, nullptr));
+      MOE_RETURN_IF_ERROR(
+          layer->Forward({.context = context, .batch = {.mode = moe::Mode::kEvaluation}},
+                         {x.data(), tokens, hidden}, {y.data(), tokens, hidden}, nullptr, nullptr));
       MOE_RETURN_IF_ERROR(context.compute->Synchronize());
       const std::chrono::duration<double, std::micro> time =
           std::chrono::steady_clock::now() - start;

@@ -13,6 +13,7 @@
 #include "gating/token_choice_gate.h"
 #include "moe/layer/moe_layer.h"
 #include "moe/main.h"
+#include "moe/run/pass.h"
 #include "moe/run/session.h"
 #include "moe/run/trace_export.h"
 #include "moe/state/parameter.h"

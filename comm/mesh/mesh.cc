@@ -62,14 +62,6 @@ Communicator& Mesh::group(MeshGroup group, MeshLane lane) {
   return *communicator;
 }
 
-void Mesh::SetPhase(const Site& phase) {
-  for (const auto& lane : groups_) {
-    for (const auto& communicator : lane) {
-      if (communicator != nullptr) communicator->SetPhase(phase);
-    }
-  }
-}
-
 void Mesh::Abort(absl::Status reason) {
   // The others share its fate.
   Caught([&] {

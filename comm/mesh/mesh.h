@@ -40,8 +40,6 @@ class Mesh {
   // `group`; any other group is itself.
   MeshGroup Canonical(MeshGroup group) const;
 
-  // Sets the phase on every group.
-  void SetPhase(const Site& phase);
   // Aborts every group.
   void Abort(absl::Status reason);
 

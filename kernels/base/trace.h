@@ -63,12 +63,8 @@ class TraceRecorder {
       ++left_out_;
       return nullptr;
     }
-    TraceEvent& event = events_.emplace_back();
-    event.call = call_;
-    return &event;
+    return &events_.emplace_back();
   }
-  // The `call` of the events that follow.
-  void SetCall(int32_t call) { call_ = call; }
 
   absl::Span<const TraceEvent> events() const { return events_; }
   int64_t left_out() const { return left_out_; }
@@ -82,7 +78,6 @@ class TraceRecorder {
   std::vector<Lane> lanes_;
   std::vector<TraceEvent> events_;  // never grows past what the constructor reserved
   int64_t left_out_ = 0;
-  int32_t call_ = -1;
   bool on_ = false;
 };
 

@@ -46,7 +46,6 @@ absl::Status Checkpointer::Finish(int64_t step, Describe describe) {
 }
 
 absl::Status Checkpointer::Begin(int64_t step, Describe describe) {
-  context_.mesh->SetPhase({.name = "checkpoint", .step = step});
   MOE_ASSIGN_OR_RETURN(const auto parts, state_.PartsToWrite());
   writing_step_ = step;
   // What goes wrong on one rank, all learn in Publish.
@@ -56,7 +55,6 @@ absl::Status Checkpointer::Begin(int64_t step, Describe describe) {
 }
 
 absl::Status Checkpointer::Publish() {
-  context_.mesh->SetPhase({.name = "checkpoint", .step = writing_step_});
   const int64_t step = std::exchange(writing_step_, -1);
   const absl::Status published = writer_->Publish(context_.mesh->world(), *context_.host);
   if (published.ok()) {

@@ -31,15 +31,16 @@ absl::Span<uint8_t> MutableBytes(std::string& text) {
 // On rank 0 the texts of all ranks, of which rank r's has bytes[r]; on others nothing.
 absl::StatusOr<std::vector<std::string>> GatherTexts(std::string mine,
                                                      absl::Span<const int64_t> bytes,
-                                                     Communicator& world, Stream& stream) {
+                                                     const SharedWork& shared) {
+  Communicator& world = shared.world;
   std::vector<int64_t> send_counts(world.size()), recv_counts(world.size());
   send_counts[0] = static_cast<int64_t>(mine.size());
   if (world.rank() == 0) recv_counts.assign(bytes.begin(), bytes.end());
   std::string all;
   for (const int64_t count : recv_counts) all.resize(all.size() + count);
   MOE_RETURN_IF_ERROR(world.AllToAllV(absl::Span<const uint8_t>(MutableBytes(mine)), send_counts,
-                                      MutableBytes(all), recv_counts, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
+                                      MutableBytes(all), recv_counts, shared.stream, shared.site));
+  MOE_RETURN_IF_ERROR(shared.stream.Synchronize());
   std::vector<std::string> texts;
   size_t at = 0;
   for (const int64_t count : recv_counts) {
@@ -182,16 +183,12 @@ absl::Status CheckpointWriter::WriteLatestAndRetain(Publication& publication,
   return first;
 }
 
-absl::Status CheckpointWriter::Together(FileWork::Work work, Communicator& world, Stream& stream,
-                                        absl::Status& result) {
-  return RunOnRanks(WorkOptions(), std::move(work), Waited(), world, stream, result);
-}
-
 absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
   if (world.rank() != rank_ || world.size() != ranks_) {
     return absl::InvalidArgumentError("CheckpointWriter: another communicator than at Create");
   }
-  MOE_RETURN_IF_ERROR(AwaitAllRanks(work_.get(), Waited(), world, stream));
+  const SharedWork shared = SharedOver(world, stream);
+  MOE_RETURN_IF_ERROR(AwaitAllRanks(work_.get(), shared));
   absl::Status mine =
       started_ ? status() : absl::FailedPreconditionError("CheckpointWriter: nothing was started");
   started_ = false;
@@ -201,7 +198,8 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
   const int64_t head[kHead] = {static_cast<int64_t>(mine.code()),
                                static_cast<int64_t>(table.size()), step_};
   std::vector<int64_t> heads(static_cast<size_t>(kHead) * ranks_);
-  MOE_RETURN_IF_ERROR(world.AllGather(absl::MakeConstSpan(head), absl::MakeSpan(heads), stream));
+  MOE_RETURN_IF_ERROR(
+      world.AllGather(absl::MakeConstSpan(head), absl::MakeSpan(heads), stream, shared.site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   std::vector<int64_t> bytes;
   int speaker = 0;  // the first rank that failed, else the one that publishes
@@ -216,7 +214,7 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
         absl::InvalidArgumentError(absl::StrCat("step ", step_, ", rank 0 is at ", heads[kStep]));
   }
   if (said[kCode] == 0 && said[kStep] == heads[kStep]) {
-    MOE_ASSIGN_OR_RETURN(auto tables, GatherTexts(std::move(table), bytes, world, stream));
+    MOE_ASSIGN_OR_RETURN(auto tables, GatherTexts(std::move(table), bytes, shared));
     FileWork::Work publish;  // none: that of rank 0 is waited for
     if (rank_ == 0) {
       publish = [publication = publication_, tables = std::move(tables)](FileSystem& files) {
@@ -224,11 +222,11 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
         return PublishTables(*publication, tables);
       };
     }
-    MOE_RETURN_IF_ERROR(Together(std::move(publish), world, stream, mine));
+    MOE_RETURN_IF_ERROR(RunOnRanks(WorkOptions(), std::move(publish), shared, mine));
   } else if (!mine.ok() && ranks_ > 1) {
     mine = absl::Status(mine.code(), absl::StrCat("rank ", rank_, ": ", mine.message()));
   }
-  MOE_RETURN_IF_ERROR(BroadcastStatus(mine, speaker, world, stream));
+  MOE_RETURN_IF_ERROR(BroadcastStatus(mine, speaker, world, stream, shared.site));
   if (mine.ok()) return mine;
   // On all ranks, which may see folders of their own. None may start the next one in a folder that
   // is being removed.
@@ -237,7 +235,7 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
         return RemoveFolder(path, files);
       };
   absl::Status removed;  // what stays goes at the next start
-  MOE_RETURN_IF_ERROR(Together(remove, world, stream, removed));
+  MOE_RETURN_IF_ERROR(RunOnRanks(WorkOptions(), remove, shared, removed));
   // Values that are not finite are no matter of files.
   if (absl::IsOutOfRange(mine)) return absl::DataLossError(mine.message());
   return WithFileFault(std::move(mine), FileFault::kWrite);

@@ -22,6 +22,8 @@
 namespace moe {
 namespace {
 
+constexpr Site kOpening = {.name = "folder of --save"};
+
 // What a rank found out, as it lies in memory.
 struct Card {
   int64_t sees = 0;
@@ -34,7 +36,7 @@ absl::StatusOr<std::vector<Card>> GatherCards(bool sees, Communicator& world, St
   std::vector<Card> cards(world.size());
   MOE_RETURN_IF_ERROR(world.AllGather<uint8_t>(
       {reinterpret_cast<const uint8_t*>(&mine), sizeof(mine)},
-      {reinterpret_cast<uint8_t*>(cards.data()), cards.size() * sizeof(Card)}, stream));
+      {reinterpret_cast<uint8_t*>(cards.data()), cards.size() * sizeof(Card)}, stream, kOpening));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   return cards;
 }
@@ -95,11 +97,11 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(const RunFolderOption
 
 absl::Status RunFolder::Together(FileWork::Work work, Communicator& world, Stream& stream,
                                  absl::Status& result) const {
-  return RunOnRanks({.who = DescribePlace(rank_, "Open", {.name = "folder of --save"}),
+  return RunOnRanks({.who = DescribePlace(rank_, "Open", kOpening),
                      .deadline = options_.timeout,
                      .files = options_.files},
-                    std::move(work), absl::StrCat("'", options_.folder, "'"), world, stream,
-                    result);
+                    std::move(work),
+                    {absl::StrCat("'", options_.folder, "'"), world, stream, kOpening}, result);
 }
 
 absl::Status RunFolder::Take(Communicator& world, Stream& stream) {
@@ -121,13 +123,13 @@ absl::Status RunFolder::Take(Communicator& world, Stream& stream) {
   absl::Status mine;
   MOE_RETURN_IF_ERROR(Together(std::move(take), world, stream, mine));
   if (!absl::IsInvalidArgument(mine)) mine = CannotWrite(mine);
-  return AgreedStatus(mine, world, stream);
+  return AgreedStatus(mine, world, stream, kOpening);
 }
 
 absl::Status RunFolder::ShareRun(Communicator& world, Stream& stream) {
   run_.resize(16);
-  MOE_RETURN_IF_ERROR(
-      world.Broadcast<uint8_t>({reinterpret_cast<uint8_t*>(run_.data()), run_.size()}, 0, stream));
+  MOE_RETURN_IF_ERROR(world.Broadcast<uint8_t>(
+      {reinterpret_cast<uint8_t*>(run_.data()), run_.size()}, 0, stream, kOpening));
   return stream.Synchronize();
 }
 
@@ -162,7 +164,7 @@ absl::Status RunFolder::Prove(Communicator& world, Stream& stream) {
                                                    HostName(), " writes to '", options_.folder,
                                                    "', expected one folder that all ranks share"));
   }
-  return AgreedStatus(mine, world, stream);
+  return AgreedStatus(mine, world, stream, kOpening);
 }
 
 // A name that no host has looked for before, so that none remembers that it is not there.
@@ -173,7 +175,7 @@ std::string RunFolder::ProbePath(int rank) const {
 absl::Status RunFolder::CheckRoom(int64_t my_bytes, int64_t count, Communicator& world,
                                   Stream& stream) {
   int64_t bytes = my_bytes;
-  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&bytes, 1}, ReduceOp::kSum, stream));
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&bytes, 1}, ReduceOp::kSum, stream, kOpening));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   FileWork::Work look;
   if (rank_ == 0) {
@@ -190,7 +192,7 @@ absl::Status RunFolder::CheckRoom(int64_t my_bytes, int64_t count, Communicator&
   }
   absl::Status mine;
   MOE_RETURN_IF_ERROR(Together(std::move(look), world, stream, mine));
-  return AgreedStatus(CannotWrite(mine), world, stream);
+  return AgreedStatus(CannotWrite(mine), world, stream, kOpening);
 }
 
 int64_t CheckpointsToCome(int64_t there, int64_t saves, int64_t keep) {

@@ -13,8 +13,8 @@
 
 namespace moe {
 
-absl::Status AwaitAllRanks(FileWork* mine, const std::string& what, Communicator& world,
-                           Stream& stream) {
+absl::Status AwaitAllRanks(FileWork* mine, const SharedWork& shared) {
+  const auto& [what, world, stream, site] = shared;
   constexpr absl::Duration kBetweenVotes = absl::Milliseconds(200),
                            kBetweenLines = absl::Minutes(1);
   const absl::Time begin = absl::Now();
@@ -23,7 +23,7 @@ absl::Status AwaitAllRanks(FileWork* mine, const std::string& what, Communicator
     const bool busy = mine != nullptr && !mine->AwaitFor(kBetweenVotes);
     if (busy) MOE_RETURN_IF_ERROR(mine->Check());
     int64_t busy_ranks = busy ? 1 : 0;
-    MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&busy_ranks, 1}, ReduceOp::kSum, stream));
+    MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&busy_ranks, 1}, ReduceOp::kSum, stream, site));
     MOE_RETURN_IF_ERROR(stream.Synchronize());
     if (busy_ranks == 0) return absl::OkStatus();
     const absl::Time now = absl::Now();
@@ -36,8 +36,8 @@ absl::Status AwaitAllRanks(FileWork* mine, const std::string& what, Communicator
   }
 }
 
-absl::Status RunOnRanks(FileWork::Options options, FileWork::Work work, const std::string& what,
-                        Communicator& world, Stream& stream, absl::Status& result) {
+absl::Status RunOnRanks(FileWork::Options options, FileWork::Work work, const SharedWork& shared,
+                        absl::Status& result) {
   std::unique_ptr<FileWork> mine;
   result = absl::OkStatus();
   if (work) {
@@ -45,7 +45,7 @@ absl::Status RunOnRanks(FileWork::Options options, FileWork::Work work, const st
     result = started.status();
     if (started.ok()) mine = *std::move(started);
   }
-  MOE_RETURN_IF_ERROR(AwaitAllRanks(mine.get(), what, world, stream));
+  MOE_RETURN_IF_ERROR(AwaitAllRanks(mine.get(), shared));
   if (mine != nullptr) result = mine->status();
   return absl::OkStatus();
 }

@@ -126,15 +126,16 @@ absl::Status TrainingState::CopyToHost() {
   return context_.compute->Synchronize();
 }
 
-absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_taken) {
-  MOE_RETURN_IF_ERROR(CheckTensors(reader));
+absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_taken,
+                                    const Site& site) {
+  MOE_RETURN_IF_ERROR(CheckTensors(reader, site));
   Hashes hashes = {};  // of what this rank owns; the rest is checked box by box
   // What one rank alone finds, the others hear of before they wait for it.
-  MOE_RETURN_IF_ERROR(Agreed(ReadAll(reader, hashes)));
-  MOE_RETURN_IF_ERROR(SumOverRanks(hashes));
-  MOE_RETURN_IF_ERROR(Agreed(CheckHashes(reader, hashes)));
+  MOE_RETURN_IF_ERROR(Agreed(ReadAll(reader, hashes), site));
+  MOE_RETURN_IF_ERROR(SumOverRanks(hashes, site));
+  MOE_RETURN_IF_ERROR(Agreed(CheckHashes(reader, hashes), site));
   if (optimizer_ != nullptr) {
-    MOE_RETURN_IF_ERROR(optimizer_->PublishMasters());
+    MOE_RETURN_IF_ERROR(optimizer_->PublishMasters(site));
     optimizer_->set_steps_taken(steps_taken);
   }
   for (const auto& p : parameters_.parameters()) {
@@ -145,7 +146,7 @@ absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_take
 }
 
 // Whether the checkpoint is of this model: the same tensors over all ranks, in the same shapes.
-absl::Status TrainingState::CheckTensors(const CheckpointReader& reader) {
+absl::Status TrainingState::CheckTensors(const CheckpointReader& reader, const Site& site) {
   int64_t mine = 0, stored = 0;
   absl::Status fits;
   for (const auto& p : parameters_.parameters()) {
@@ -169,13 +170,13 @@ absl::Status TrainingState::CheckTensors(const CheckpointReader& reader) {
     if (tensor.type == SafetensorsType::kF32) ++stored;
   }
   MOE_RETURN_IF_ERROR(context_.mesh->group(MeshGroup::kExpertBlock)
-                          .AllReduce<int64_t>({&mine, 1}, ReduceOp::kSum, *context_.host));
+                          .AllReduce<int64_t>({&mine, 1}, ReduceOp::kSum, *context_.host, site));
   MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   if (fits.ok() && mine != stored) {
     fits = absl::InvalidArgumentError(absl::StrCat(
         reader.path(), ": ", stored, " tensors, expected the ", mine, " that this model has"));
   }
-  return Agreed(fits);
+  return Agreed(fits, site);
 }
 
 absl::Status TrainingState::ReadAll(CheckpointReader& reader, Hashes& hashes) {
@@ -223,16 +224,16 @@ absl::Status TrainingState::Read(CheckpointReader& reader, const Held& held, Has
   return absl::OkStatus();
 }
 
-absl::Status TrainingState::Agreed(const absl::Status& mine) {
-  return AgreedStatus(mine, context_.mesh->world(), *context_.host);
+absl::Status TrainingState::Agreed(const absl::Status& mine, const Site& site) {
+  return AgreedStatus(mine, context_.mesh->world(), *context_.host, site);
 }
 
-absl::Status TrainingState::SumOverRanks(Hashes& hashes) {
+absl::Status TrainingState::SumOverRanks(Hashes& hashes, const Site& site) {
   int64_t sums[std::tuple_size_v<Hashes>];
   std::transform(hashes.begin(), hashes.end(), sums,
                  [](uint64_t hash) { return static_cast<int64_t>(hash); });
-  MOE_RETURN_IF_ERROR(context_.mesh->world().AllReduce<int64_t>(absl::MakeSpan(sums),
-                                                                ReduceOp::kSum, *context_.host));
+  MOE_RETURN_IF_ERROR(context_.mesh->world().AllReduce<int64_t>(
+      absl::MakeSpan(sums), ReduceOp::kSum, *context_.host, site));
   MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   std::transform(std::begin(sums), std::end(sums), hashes.begin(),
                  [](int64_t sum) { return static_cast<uint64_t>(sum); });
@@ -240,14 +241,14 @@ absl::Status TrainingState::SumOverRanks(Hashes& hashes) {
 }
 
 // Each rank adds the units that it owns.
-absl::StatusOr<uint64_t> TrainingState::HashWeights() {
+absl::StatusOr<uint64_t> TrainingState::HashWeights(const Site& site) {
   MOE_RETURN_IF_ERROR(CollectParts({kMaster, kValue}));
   Hashes hashes = {};
   for (const StatePart& part : parts_) {
     hashes[PlaceOf(part.state)] +=
         HashUnits(*part.tensor, part.box, std::get<MatrixView<const float>>(part.data));
   }
-  MOE_RETURN_IF_ERROR(SumOverRanks(hashes));
+  MOE_RETURN_IF_ERROR(SumOverRanks(hashes, site));
   return hashes[PlaceOf(kMaster)] + hashes[PlaceOf(kValue)];
 }
 

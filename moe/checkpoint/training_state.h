@@ -44,14 +44,14 @@ class TrainingState {
 
   // Sum of HashUnits over the canonical tensors of all ranks, masters and what is not trained:
   // equal weights give an equal hash at any layout. Collective, blocks the host.
-  absl::StatusOr<uint64_t> HashWeights();
+  absl::StatusOr<uint64_t> HashWeights(const Site& site = {});
 
   // Reads all that this rank holds, and sets the steps taken. kInvalidArgument, naming the tensor:
   // the checkpoint has other tensors or shapes; kDataLoss: it is damaged, has values that are not
   // finite, or what all ranks read has another hash than what was written. After an error the state
   // is that of no run until a Restore, which overwrites all of it, succeeds. Collective, blocks the
   // host; the same status on every rank, but for errors of the communicator.
-  absl::Status Restore(CheckpointReader& reader, int64_t steps_taken);
+  absl::Status Restore(CheckpointReader& reader, int64_t steps_taken, const Site& site = {});
 
  private:
   struct Held;
@@ -64,12 +64,12 @@ class TrainingState {
   // Collects into parts_ what this rank owns of the states named.
   absl::Status CollectParts(absl::Span<const absl::string_view> states);
   absl::Status CopyToHost();
-  absl::Status CheckTensors(const CheckpointReader& reader);
+  absl::Status CheckTensors(const CheckpointReader& reader, const Site& site);
   absl::Status ReadAll(CheckpointReader& reader, Hashes& hashes);
   absl::Status Read(CheckpointReader& reader, const Held& held, Hashes& hashes);
-  absl::Status SumOverRanks(Hashes& hashes);
+  absl::Status SumOverRanks(Hashes& hashes, const Site& site);
   absl::Status CheckHashes(CheckpointReader& reader, const Hashes& hashes);
-  absl::Status Agreed(const absl::Status& mine);
+  absl::Status Agreed(const absl::Status& mine, const Site& site);
 
   ParameterStore& parameters_;
   Optimizer* const optimizer_ = nullptr;  // nullptr: weights alone

@@ -19,6 +19,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/manifest_format.h"
 #include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/shared_work.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/io/safetensors_stream.h"
 #include "moe/state/unit_grid.h"
@@ -232,13 +233,13 @@ std::string CheckpointWriter::TakeTable() {
 }
 
 FileWork::Options CheckpointWriter::WorkOptions() const {
-  return {.who = DescribePlace(rank_, "Save", {.name = "checkpoint", .step = step_}),
+  return {.who = DescribePlace(rank_, "Save", SiteOfSave()),
           .deadline = options_.timeout,
           .files = options_.files};
 }
 
-std::string CheckpointWriter::Waited() const {
-  return absl::StrCat("the checkpoint of step ", step_);
+SharedWork CheckpointWriter::SharedOver(Communicator& world, Stream& stream) const {
+  return {absl::StrCat("the checkpoint of step ", step_), world, stream, SiteOfSave()};
 }
 
 absl::Status CheckpointWriter::Start(const CheckpointState& state,

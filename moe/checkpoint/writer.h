@@ -26,6 +26,8 @@
 
 namespace moe {
 
+struct SharedWork;
+
 class RunLock;
 
 struct CheckpointOptions {
@@ -151,10 +153,9 @@ class CheckpointWriter {
   // The table of what was written, for good.
   std::string TakeTable();
   FileWork::Options WorkOptions() const;
-  std::string Waited() const;  // "the checkpoint of step 20"
-  // RunOnRanks (shared_work.h).
-  absl::Status Together(FileWork::Work work, Communicator& world, Stream& stream,
-                        absl::Status& result);
+  Site SiteOfSave() const { return {.name = "checkpoint", .step = step_}; }
+  // The ranks that wait for "the checkpoint of step 20".
+  SharedWork SharedOver(Communicator& world, Stream& stream) const;
 
   const CheckpointOptions options_;
   const int rank_;

@@ -44,7 +44,7 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
   MOE_ASSIGN_OR_RETURN(layer->dispatcher_,
                        Dispatcher<T>::Create(config.dispatcher, group, *context.memory));
   layer->dispatcher_->set_clock(context.clock);
-  layer->plans_on_device_ = layer->CanPlanOnDevice();
+  layer->plans_on_device_ = layer->CanPlanOnDevice(context);
 
   MOE_RETURN_IF_ERROR(layer->AddRouterParameters(prefix, store));
   ExpertsConfig experts = {.hidden_size = router.hidden_size,
@@ -79,17 +79,17 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
 }
 
 template <typename T>
-bool MoeLayer<T>::CanPlanOnDevice() const {
+bool MoeLayer<T>::CanPlanOnDevice(const Context& context) const {
   const RouterConfig& router = config_.router;
   const int ranks = placement_.ranks();
-  if (!OnCuda(context_) || placement_.LocalExperts(0) * ranks > kMaxSortedExperts ||
+  if (!OnCuda(context) || placement_.LocalExperts(0) * ranks > kMaxSortedExperts ||
       dispatcher_->algorithm() != DispatchAlgorithm::kStaged) {
     return false;
   }
-  if (ranks > 1) return context_.mesh->group(MeshGroup::kExpert).moves(DeviceKind::kCuda);
+  if (ranks > 1) return context.mesh->group(MeshGroup::kExpert).moves(DeviceKind::kCuda);
   return router.num_outputs() == router.num_experts &&
-         (context_.gemm.cublas == nullptr ||
-          (context_.gemm.kernel == GroupedGemmKernel::kAuto && router.num_experts > 1));
+         (context.gemm.cublas == nullptr ||
+          (context.gemm.kernel == GroupedGemmKernel::kAuto && router.num_experts > 1));
 }
 
 template <typename T>

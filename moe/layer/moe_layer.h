@@ -16,6 +16,7 @@
 #include "moe/layer/experts.h"
 #include "moe/layer/shared_expert.h"
 #include "moe/run/context.h"
+#include "moe/run/pass.h"
 #include "moe/run/saved_memory.h"
 #include "moe/state/parameter.h"
 
@@ -91,28 +92,28 @@ class MoeLayer {
                                                           ParameterStore& store,
                                                           const Context& context);
 
-  // x, y [T, H], memory of the context's device, null only without rows; what `batch` refers to is
-  // the host's. `saved` is needed for Backward and may be null in evaluation. y overlaps no memory
+  // x, y [T, H], memory of the context's device, null only without rows; what `pass.batch` refers to
+  // is the host's. `saved` is needed for Backward and may be null in evaluation. y overlaps no memory
   // of x, which Backward reads; without `saved` y may be x itself, unless the layer has identity
   // experts. kInvalidArgument otherwise. Messages of failed waits name the layer and
-  // step that the mesh's phase holds. kDataLoss, naming layer and expert: an expert bias or, with
+  // step of `pass.site`. kDataLoss, naming layer and expert: an expert bias or, with
   // `stats`, a router's logit that is not finite; of the logit on a CUDA device RouterStats::Wait
   // says so, since the host does not wait for it here.
   //
   // When Forward or Backward fails, nothing reads or writes their arguments any more: what is in
   // the streams has ended, for which the mesh is aborted unless the arguments were at fault.
-  absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+  absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                        MoeLayerSaved<T>* saved, RouterStats* stats);
 
   // dx [T, H] overwritten; it overlaps no memory of x, and may be dy itself where the layer has
   // neither a shared expert nor identity experts (else kInvalidArgument). Parameter gradients are
-  // added to their accumulators. d_router_loss: the gradient of the whole loss by the router's own,
+  // added to their accumulators. pass.d_loss: the gradient of the whole loss by the router's own,
   // RouterStats::loss() of the Forward: 1 where it is a term of the loss, 0 where it is none, times
-  // the loss scale, as dy.
+  // the loss scale, as dy. pass.batch is not read: that of the Forward counts.
   // kFailedPrecondition, saying which, unless `saved` is of a Forward of this layer, not used by
   // another Backward, what it took of the workspaces has not been given back, and trained
   // parameters have accumulators (GradientReducer::Begin).
-  absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
+  absl::Status Backward(const Pass& pass, MatrixView<const T> dy, MoeLayerSaved<T>& saved,
                         MatrixView<T> dx, GradientReady ready);
 
   // A state with memory of its own: Forwards and Backwards of several calls may come in any order,
@@ -147,49 +148,45 @@ class MoeLayer {
  private:
   MoeLayer(const MoeLayerConfig& config, const Context& context)
       : config_(config),
-        context_(context),
         placement_(config.router.num_experts, context.mesh->size(MeshGroup::kExpert)),
         saved_memory_(std::make_shared<SavedMemory::Pool>(*context.memory)) {}
 
-  // What the three parts of ExchangeAroundExperts count as.
+  // The plan that ExchangeAroundExperts follows, and what its three parts count as.
   struct ExchangeWork {
+    const DispatchPlan& plan;
     Work send, compute, receive;
   };
   // Chunk by chunk: send(call) on the exchange stream, compute(first, last) on local experts once
   // the chunk is here, receive(call) on the exchange stream. All sends are enqueued first.
   template <typename Send, typename Compute, typename Receive>
-  absl::Status ExchangeAroundExperts(const DispatchPlan& plan, ExchangeWork work, Send send,
+  absl::Status ExchangeAroundExperts(const Pass& pass, ExchangeWork work, Send send,
                                      Compute compute, Receive receive);
-  absl::Status ForwardRows(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+  absl::Status ForwardRows(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                            MoeLayerSaved<T>& saved, RouterStats* stats);
-  absl::Status BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
+  absl::Status BackwardRows(const Pass& pass, MatrixView<const T> dy, MoeLayerSaved<T>& saved,
                             MatrixView<T> dx, GradientReady ready);
   absl::Status CheckForward(MatrixView<const T> x, MatrixView<const T> y,
                             const MoeLayerSaved<T>* saved) const;
-  absl::Status CheckBackward(MatrixView<const T> dy, const MoeLayerSaved<T>& saved,
-                             MatrixView<const T> dx) const;
-  // `status` of a pass; after a failure the streams are empty.
-  absl::Status Settle(absl::Status status);
+  absl::Status CheckBackward(const Context& context, MatrixView<const T> dy,
+                             const MoeLayerSaved<T>& saved, MatrixView<const T> dx) const;
   absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);
   RouterInputs<T> router_inputs() const;
-  // `kept`: the context with the workspaces of the saved state.
-  absl::Status Route(const Batch& batch, const Context& kept, MoeLayerSaved<T>& saved,
-                     RouterStats* stats);
-  absl::Status CountSlots(const MoeLayerSaved<T>& saved);
+  // `kept`: the pass with the workspaces of the saved state.
+  absl::Status Route(const Pass& kept, MoeLayerSaved<T>& saved, RouterStats* stats);
+  absl::Status CountSlots(const Context& context, const MoeLayerSaved<T>& saved);
   // Where rows are sent in the device's memory. Of one rank the host would not learn the counts,
   // which it needs for identity experts and calls of cuBLAS.
-  bool CanPlanOnDevice() const;
+  bool CanPlanOnDevice(const Context& context) const;
   absl::StatusOr<DispatchPlan> MakePlan(const RouterSaved<T>& routed,
                                         absl::Span<const int64_t> micro_batch_offsets,
-                                        const Context& kept);
+                                        const Pass& kept);
   // Shared and identity experts: what of y needs no exchange. Overwrites y; kOverwrite is returned
   // if there is neither and y was left alone, else kAdd.
-  absl::StatusOr<Write> HomeForward(MatrixView<T> y, const Context& kept, MoeLayerSaved<T>& saved);
-  absl::Status HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
+  absl::StatusOr<Write> HomeForward(const Pass& kept, MatrixView<T> y, MoeLayerSaved<T>& saved);
+  absl::Status HomeBackward(const Pass& pass, MatrixView<const T> dy, MoeLayerSaved<T>& saved,
                             absl::Span<float> d_weight, MatrixView<T> dx, GradientReady ready);
 
   const MoeLayerConfig config_;
-  const Context context_;
   const ExpertPlacement placement_;
   const std::shared_ptr<SavedMemory::Pool> saved_memory_;  // shared with the states of MakeSaved
   std::unique_ptr<Router<T>> router_;

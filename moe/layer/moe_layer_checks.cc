@@ -55,9 +55,10 @@ absl::Status MoeLayer<T>::CheckForward(MatrixView<const T> x, MatrixView<const T
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::CheckBackward(MatrixView<const T> dy, const MoeLayerSaved<T>& saved,
+absl::Status MoeLayer<T>::CheckBackward(const Context& context, MatrixView<const T> dy,
+                                        const MoeLayerSaved<T>& saved,
                                         MatrixView<const T> dx) const {
-  const Context kept = saved.memory.In(context_);
+  const Context kept = saved.memory.In(context);
   const char* what = nullptr;
   if (saved.layer == nullptr) {
     what = "is of no Forward, expected that of the Forward of this round";
@@ -96,11 +97,11 @@ absl::Status MoeLayer<T>::CheckBackward(MatrixView<const T> dy, const MoeLayerSa
                                        : nullptr);
 }
 
-#define MOE_INSTANTIATE(T)                                                                       \
-  template absl::Status MoeLayer<T>::CheckForward(MatrixView<const T>, MatrixView<const T>,      \
-                                                  const MoeLayerSaved<T>*) const;                \
-  template absl::Status MoeLayer<T>::CheckBackward(MatrixView<const T>, const MoeLayerSaved<T>&, \
-                                                   MatrixView<const T>) const;
+#define MOE_INSTANTIATE(T)                                                                  \
+  template absl::Status MoeLayer<T>::CheckForward(MatrixView<const T>, MatrixView<const T>, \
+                                                  const MoeLayerSaved<T>*) const;           \
+  template absl::Status MoeLayer<T>::CheckBackward(                                         \
+      const Context&, MatrixView<const T>, const MoeLayerSaved<T>&, MatrixView<const T>) const;
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 

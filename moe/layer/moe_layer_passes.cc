@@ -25,13 +25,6 @@ absl::StatusOr<absl::Span<const int64_t>> MicroBatchOffsets(const Batch& batch, 
   return offsets;
 }
 
-// Names what the layer does next in the messages of failed waits; layer and step stay.
-void SetPhaseName(Mesh& mesh, const char* name) {
-  Site phase = mesh.group(MeshGroup::kExpert).phase();
-  phase.name = name;
-  mesh.SetPhase(phase);
-}
-
 // Gives back what the exchange stream works on, for that stream to take again in its own order.
 // Nothing where it shares the compute stream's workspace: that lends for the round.
 std::optional<WorkspaceScope> ExchangeScope(const Context& context) {
@@ -54,14 +47,15 @@ template <typename T>
 struct ReturnedRows {
   MatrixView<T> out, home;
 };
-// out: in `scratch`, if it is not home; home: in `kept`.
+// out: in the context's scratch, if it is not home; home: in `kept`.
 template <typename T>
 absl::StatusOr<ReturnedRows<T>> MakeReturnedRows(Dispatcher<T>& dispatcher,
                                                  const DispatchPlan& plan, int64_t hidden,
-                                                 Workspace& scratch, Workspace& kept) {
+                                                 const Pass& pass, Workspace& kept) {
   const bool in_place = dispatcher.ReturnsInPlace(plan);
-  MOE_ASSIGN_OR_RETURN(const auto out,
-                       dispatcher.ReturnBuffer(plan, hidden, in_place ? kept : scratch));
+  MOE_ASSIGN_OR_RETURN(const auto out, dispatcher.ReturnBuffer(
+                                           plan, hidden, in_place ? kept : *pass.context.workspace,
+                                           pass.site.Named("plan")));
   if (in_place) return ReturnedRows<T>{out, out};
   MOE_ASSIGN_OR_RETURN(const auto home, kept.Matrix<T>(plan.return_rows(), hidden));
   return ReturnedRows<T>{out, home};
@@ -85,26 +79,36 @@ constexpr Work kCombine = {.phase = Phase::kCombine, .name = "combine"};
 constexpr Work kCombineSum = {.phase = Phase::kCombine, .name = "combine sum"};
 constexpr Work kCombineBackward = {.phase = Phase::kCombine, .name = "combine backward"};
 
+// `status` of a pass; after a failure the streams are empty.
+absl::Status Settle(absl::Status status, const Context& context) {
+  if (status.ok()) return status;
+  // A peer may wait for what this rank will not send, and this rank's exchange for the peer.
+  if (!absl::IsInvalidArgument(status)) context.mesh->Abort(status);
+  context.exchange->Synchronize().IgnoreError();
+  context.compute->Synchronize().IgnoreError();
+  return status;
+}
+
 }  // namespace
 
 template <typename T>
-absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+absl::Status MoeLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                                   MoeLayerSaved<T>* saved, RouterStats* stats) {
   MOE_RETURN_IF_ERROR(CheckForward(x, y, saved));
   MoeLayerSaved<T> local;
   MoeLayerSaved<T>& state = saved == nullptr ? local : *saved;
   std::optional<Scratch> scratch;  // where the state does not lie there
-  if (saved == nullptr || !saved->memory.empty()) scratch.emplace(context_);
+  if (saved == nullptr || !saved->memory.empty()) scratch.emplace(pass.context);
   SavedMemory memory = std::move(state.memory);
   memory.Clear();
   state = {};
   state.memory = std::move(memory);
   const auto run = [&]() -> absl::Status {
-    MOE_RETURN_IF_ERROR(ForwardRows(x, batch, y, state, stats));
-    return CountSlots(state);
+    MOE_RETURN_IF_ERROR(ForwardRows(pass, x, y, state, stats));
+    return CountSlots(pass.context, state);
   };
-  MOE_RETURN_IF_ERROR(Settle(Caught(run)));
-  const Context kept = state.memory.In(context_);
+  MOE_RETURN_IF_ERROR(Settle(Caught(run), pass.context));
+  const Context kept = state.memory.In(pass.context);
   state.layer = this;
   state.stamp = kept.workspace->Stamp();
   state.host_stamp = kept.host_workspace->Stamp();
@@ -112,50 +116,42 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::Settle(absl::Status status) {
-  if (status.ok()) return status;
-  // A peer may wait for what this rank will not send, and this rank's exchange for the peer.
-  if (!absl::IsInvalidArgument(status)) context_.mesh->Abort(status);
-  context_.exchange->Synchronize().IgnoreError();
-  context_.compute->Synchronize().IgnoreError();
-  return status;
-}
-
-template <typename T>
-absl::Status MoeLayer<T>::ForwardRows(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                                       MoeLayerSaved<T>& s, RouterStats* stats) {
-  const Context kept = s.memory.In(context_);
-  Workspace& workspace = *kept.workspace;
-  Stream& compute = *context_.compute;
-  Stream& exchange = *context_.exchange;
-  const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context_);
+  const Context& context = pass.context;
+  const Context with_kept = s.memory.In(context);
+  const Pass kept = pass.In(with_kept);
+  Workspace& workspace = *with_kept.workspace;
+  Stream& compute = *context.compute;
+  Stream& exchange = *context.exchange;
+  const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context);
   s.x = x;
 
-  MOE_RETURN_IF_ERROR(Route(batch, kept, s, stats));
+  MOE_RETURN_IF_ERROR(Route(kept, s, stats));
   const DispatchPlan& plan = *s.plan;
   const bool weigh_input = s.router.routing.weight_on == WeightOn::kInput;
   const int64_t hidden = x.cols();
   MOE_ASSIGN_OR_RETURN(const auto rows, workspace.Matrix<T>(plan.expert_rows(), hidden));
   MOE_RETURN_IF_ERROR(experts_->Prepare(rows, workspace, s.experts));
-  MOE_ASSIGN_OR_RETURN(const auto rows_back, MakeReturnedRows(*dispatcher_, plan, hidden,
-                                                              *context_.workspace, workspace));
+  MOE_ASSIGN_OR_RETURN(const auto rows_back,
+                       MakeReturnedRows(*dispatcher_, plan, hidden, pass, workspace));
   const MatrixView<T> out = rows_back.out;
   s.home_rows = rows_back.home;
 
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
-      plan, {.send = kDispatch, .compute = kExperts, .receive = kCombine},
+      pass, {.plan = plan, .send = kDispatch, .compute = kExperts, .receive = kCombine},
       [&](const DispatchCall& call) {
         if (!weigh_input) return dispatcher_->Dispatch(call, x, rows);
         return dispatcher_->DispatchScaled(call, x, s.router.on_device.weight, rows);
       },
       [&](int first, int last) {
-        return experts_->Forward(first, last, plan.expert_offsets(), s.experts, out, context_);
+        return experts_->Forward(first, last, plan.expert_offsets(), s.experts, out, context);
       },
       [&](const DispatchCall& call) { return dispatcher_->Return(call, out, s.home_rows); }));
-  MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(y, kept, s));
+  MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(kept, y, s));
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
-  return Timed(context_, kCombineSum, compute, [&] {
+  return Timed(pass, kCombineSum, compute, [&] {
     return CombineRows<T>(s.home_rows, s.router.on_device.slot_offset, plan.home_row_of_slot(),
                           weigh_input ? absl::Span<const float>() : s.router.on_device.weight, y,
                           write, compute);
@@ -163,18 +159,17 @@ absl::Status MoeLayer<T>::ForwardRows(MatrixView<const T> x, const Batch& batch,
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLayerSaved<T>& saved,
-                                RouterStats* stats) {
-  Workspace& host = *kept.host_workspace;
-  Stream& compute = *context_.compute;
-  SetPhaseName(*context_.mesh, "plan");
+absl::Status MoeLayer<T>::Route(const Pass& kept, MoeLayerSaved<T>& saved, RouterStats* stats) {
+  const Context& context = kept.context;
+  Workspace& host = *context.host_workspace;
+  Stream& compute = *context.compute;
   const bool identities = config_.router.num_outputs() > config_.router.num_experts;
   const RoutingFor reader =
       plans_on_device_ && !identities ? RoutingFor::kDevice : RoutingFor::kHost;
   const RouterCall<T> call = {.tokens = saved.x,
                               .inputs = router_inputs(),
-                              .batch = batch,
-                              .workspace = *kept.workspace,
+                              .batch = kept.batch,
+                              .workspace = *context.workspace,
                               .host = host,
                               .stream = compute,
                               .reader = reader};
@@ -182,13 +177,13 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLaye
     MOE_RETURN_IF_ERROR(router_->Logits(call, saved.router));
     return router_->Decide(call, saved.router, stats);
   };
-  MOE_RETURN_IF_ERROR(Timed(context_, kGate, compute, gate));
+  MOE_RETURN_IF_ERROR(Timed(kept, kGate, compute, gate));
   if (expert_bias_ != nullptr) {
-    const int64_t layer = context_.mesh->world().phase().layer;
+    const int64_t layer = kept.site.layer;
     MOE_RETURN_IF_ERROR(CheckExpertBias(expert_bias_->master(), expert_bias_->spec().name,
                                         layer >= 0 ? layer : config_.router.layer));
   }
-  if (stats != nullptr && !OnCuda(context_)) MOE_RETURN_IF_ERROR(stats->Wait());
+  if (stats != nullptr && !OnCuda(context)) MOE_RETURN_IF_ERROR(stats->Wait());
   const Routing& routing = saved.router.routing;
   if (routing.num_routed_experts < routing.num_experts) {
     MOE_ASSIGN_OR_RETURN(const auto row, host.Array<int32_t>(routing.slots()));
@@ -197,22 +192,22 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLaye
         row[s] = routing.expert[s] < routing.num_routed_experts ? -1 : static_cast<int32_t>(t);
       }
     }
-    MOE_ASSIGN_OR_RETURN(saved.identity_row, OnDevice<int32_t>(row, kept));
+    MOE_ASSIGN_OR_RETURN(saved.identity_row, OnDevice<int32_t>(row, context));
   }
-  return Timed(context_, kPlan, compute, [&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, saved.x.rows(), host));
+  return Timed(kept, kPlan, compute, [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(kept.batch, saved.x.rows(), host));
     MOE_ASSIGN_OR_RETURN(saved.plan, MakePlan(saved.router, offsets, kept));
     return absl::OkStatus();
   });
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::CountSlots(const MoeLayerSaved<T>& saved) {
+absl::Status MoeLayer<T>::CountSlots(const Context& context, const MoeLayerSaved<T>& saved) {
   if (counted_slots_.empty()) return absl::OkStatus();
-  const WorkspaceScope scope(*context_.host_workspace);
+  const WorkspaceScope scope(*context.host_workspace);
   absl::Span<const int32_t> kept = saved.plan->kept_slots();
   if (plans_on_device_ && saved.plan->ranks() == 1) {
-    MOE_ASSIGN_OR_RETURN(kept, OnHost(kept, context_));
+    MOE_ASSIGN_OR_RETURN(kept, OnHost(kept, context));
   }
   // [B, E]
   const size_t experts = saved.router.routing.num_routed_experts;
@@ -223,59 +218,59 @@ absl::Status MoeLayer<T>::CountSlots(const MoeLayerSaved<T>& saved) {
 template <typename T>
 absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
                                                    absl::Span<const int64_t> offsets,
-                                                   const Context& kept) {
-  Workspace& host = *kept.host_workspace;
-  Workspace& workspace = *kept.workspace;
+                                                   const Pass& kept) {
+  const Context& context = kept.context;
+  Workspace& host = *context.host_workspace;
+  Workspace& workspace = *context.workspace;
   const DispatchPlanInputs inputs = {
       .routing = plans_on_device_ ? routed.on_device : routed.routing,
       .micro_batch_offsets = offsets,
       .placement = placement_,
       .options = {.overlap_degree = config_.overlap_degree,
                   .reads_peers = dispatcher_->algorithm() == DispatchAlgorithm::kDirect},
-      .comm = context_.mesh->group(MeshGroup::kExpert),
-      .site = context_.mesh->group(MeshGroup::kExpert).phase()};
+      .comm = context.mesh->group(MeshGroup::kExpert),
+      .site = kept.site.Named("plan")};
   if (plans_on_device_) {
-    return DispatchPlan::BuildOnDevice(inputs, host, workspace, *context_.compute);
+    return DispatchPlan::BuildOnDevice(inputs, host, workspace, *context.compute);
   }
-  MOE_ASSIGN_OR_RETURN(const DispatchPlan plan, DispatchPlan::Build(inputs, host, *context_.host));
-  return plan.OnDevice(workspace, *context_.compute);
+  MOE_ASSIGN_OR_RETURN(const DispatchPlan plan, DispatchPlan::Build(inputs, host, *context.host));
+  return plan.OnDevice(workspace, *context.compute);
 }
 
 template <typename T>
 template <typename Send, typename Compute, typename Receive>
-absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, ExchangeWork work,
-                                                Send send, Compute compute, Receive receive) {
-  Stream& exchange = *context_.exchange;
+absl::Status MoeLayer<T>::ExchangeAroundExperts(const Pass& pass, ExchangeWork work, Send send,
+                                                Compute compute, Receive receive) {
+  const DispatchPlan& plan = work.plan;
+  const Context& context = pass.context;
+  Stream& exchange = *context.exchange;
   const int chunks = plan.chunks();
   work.send.moved = work.receive.moved = &dispatcher_->bytes();
   absl::InlinedVector<Event, 16> arrived(chunks), computed(chunks);
-  const auto call = [&](int c) -> DispatchCall {
-    return {plan, c, *context_.exchange_workspace, exchange,
-            context_.mesh->group(MeshGroup::kExpert).phase()};
+  const auto call = [&](int c, const Work& part) -> DispatchCall {
+    return {plan, c, *context.exchange_workspace, exchange, pass.site.Named(part.name)};
   };
   const auto send_chunk = [&](int c) -> absl::Status {
     work.send.chunk = c;
-    SetPhaseName(*context_.mesh, work.send.name);
-    MOE_RETURN_IF_ERROR(Timed(context_, work.send, exchange, [&] { return send(call(c)); }));
+    MOE_RETURN_IF_ERROR(Timed(pass, work.send, exchange, [&] { return send(call(c, work.send)); }));
     MOE_ASSIGN_OR_RETURN(arrived[c], exchange.Record());
     return absl::OkStatus();
   };
   const auto compute_chunk = [&](int c) -> absl::Status {
-    MOE_RETURN_IF_ERROR(context_.compute->WaitFor(arrived[c]));
+    MOE_RETURN_IF_ERROR(context.compute->WaitFor(arrived[c]));
     const int first = plan.chunk_first_expert()[c], last = plan.chunk_first_expert()[c + 1];
     work.compute.chunk = c;
     MOE_RETURN_IF_ERROR(
-        Timed(context_, work.compute, *context_.compute, [&] { return compute(first, last); }));
-    MOE_ASSIGN_OR_RETURN(computed[c], context_.compute->Record());
+        Timed(pass, work.compute, *context.compute, [&] { return compute(first, last); }));
+    MOE_ASSIGN_OR_RETURN(computed[c], context.compute->Record());
     return absl::OkStatus();
   };
   const auto receive_chunk = [&](int c) -> absl::Status {
-    if (&exchange != context_.compute) MOE_RETURN_IF_ERROR(exchange.WaitFor(computed[c]));
+    if (&exchange != context.compute) MOE_RETURN_IF_ERROR(exchange.WaitFor(computed[c]));
     work.receive.chunk = c;
-    SetPhaseName(*context_.mesh, work.receive.name);
-    return Timed(context_, work.receive, exchange, [&] { return receive(call(c)); });
+    return Timed(pass, work.receive, exchange, [&] { return receive(call(c, work.receive)); });
   };
-  if (OnCuda(context_)) {
+  if (OnCuda(context)) {
     // An exchange through the host's memory holds the host: chunk c is being computed meanwhile.
     for (int c = 0; c < chunks; ++c) {
       MOE_RETURN_IF_ERROR(send_chunk(c));
@@ -293,13 +288,14 @@ absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, Exchan
 }
 
 template <typename T>
-absl::StatusOr<Write> MoeLayer<T>::HomeForward(MatrixView<T> y, const Context& kept,
+absl::StatusOr<Write> MoeLayer<T>::HomeForward(const Pass& kept, MatrixView<T> y,
                                                MoeLayerSaved<T>& saved) {
-  Stream& compute = *context_.compute;
+  Stream& compute = *kept.context.compute;
   Write write = Write::kOverwrite;
   if (shared_ != nullptr) {
-    MOE_RETURN_IF_ERROR(Timed(context_, kShared, compute,
-                              [&] { return shared_->Forward(saved.x, y, saved.shared, kept); }));
+    MOE_RETURN_IF_ERROR(Timed(kept, kShared, compute, [&] {
+      return shared_->Forward(saved.x, y, saved.shared, kept.context);
+    }));
     write = Write::kAdd;
   }
   if (saved.identity_row.empty()) return write;
@@ -310,11 +306,12 @@ absl::StatusOr<Write> MoeLayer<T>::HomeForward(MatrixView<T> y, const Context& k
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
-                                       absl::Span<float> d_weight, MatrixView<T> dx,
-                                       GradientReady ready) {
-  Workspace& workspace = *context_.workspace;
-  Stream& compute = *context_.compute;
+absl::Status MoeLayer<T>::HomeBackward(const Pass& pass, MatrixView<const T> dy,
+                                       MoeLayerSaved<T>& saved, absl::Span<float> d_weight,
+                                       MatrixView<T> dx, GradientReady ready) {
+  const Context& context = pass.context;
+  Workspace& workspace = *context.workspace;
+  Stream& compute = *context.compute;
   if (!saved.identity_row.empty()) {
     const auto slots = static_cast<int64_t>(saved.identity_row.size());
     MOE_ASSIGN_OR_RETURN(const auto by_identity, workspace.Array<float>(slots));
@@ -327,27 +324,29 @@ absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>&
   }
   if (shared_ == nullptr) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const auto offsets,
-                       MicroBatchOffsets(saved.router.batch, dy.rows(), *context_.host_workspace));
-  return Timed(context_, kSharedBackward, compute,
-               [&] { return shared_->Backward(dy, offsets, saved.shared, dx, ready, context_); });
+                       MicroBatchOffsets(saved.router.batch, dy.rows(), *context.host_workspace));
+  return Timed(pass, kSharedBackward, compute,
+               [&] { return shared_->Backward(dy, offsets, saved.shared, dx, ready, context); });
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
-                                   float d_router_loss, MatrixView<T> dx, GradientReady ready) {
-  MOE_RETURN_IF_ERROR(CheckBackward(dy, saved, dx));
+absl::Status MoeLayer<T>::Backward(const Pass& pass, MatrixView<const T> dy,
+                                   MoeLayerSaved<T>& saved, MatrixView<T> dx, GradientReady ready) {
+  MOE_RETURN_IF_ERROR(CheckBackward(pass.context, dy, saved, dx));
   saved.used = true;
-  const Scratch scratch(context_);
-  return Settle(Caught([&] { return BackwardRows(dy, saved, d_router_loss, dx, ready); }));
+  const Scratch scratch(pass.context);
+  return Settle(Caught([&] { return BackwardRows(pass, dy, saved, dx, ready); }), pass.context);
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
-                                       float d_router_loss, MatrixView<T> dx, GradientReady ready) {
-  Workspace& workspace = *context_.workspace;
-  Stream& compute = *context_.compute;
-  Stream& exchange = *context_.exchange;
-  const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context_);
+absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
+                                       MoeLayerSaved<T>& saved, MatrixView<T> dx,
+                                       GradientReady ready) {
+  const Context& context = pass.context;
+  Workspace& workspace = *context.workspace;
+  Stream& compute = *context.compute;
+  Stream& exchange = *context.exchange;
+  const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context);
   const DispatchPlan& plan = *saved.plan;
   const Routing& routing = saved.router.routing;
   const int64_t hidden = dy.cols();
@@ -357,14 +356,14 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
       workspace.Array<float>(static_cast<int64_t>(saved.router.on_device.weight.size())));
   MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(plan.expert_rows(), hidden));
   MOE_ASSIGN_OR_RETURN(const auto rows_back,
-                       MakeReturnedRows(*dispatcher_, plan, hidden, workspace, workspace));
+                       MakeReturnedRows(*dispatcher_, plan, hidden, pass, workspace));
   const MatrixView<T> d_rows = rows_back.out, home_dx = rows_back.home;
 
   // A weight on the output has its gradient from what came home in forward, one on the input from
   // what comes home now.
   const bool weigh_input = routing.weight_on == WeightOn::kInput;
   const auto weight_gradient = [&](MatrixView<const T> at_home, MatrixView<const T> returned) {
-    return Timed(context_, kWeightBackward, compute, [&] {
+    return Timed(pass, kWeightBackward, compute, [&] {
       return CombineWeightGradient<T>(at_home, returned, saved.router.on_device.slot_offset,
                                       plan.home_row_of_slot(), d_weight, compute);
     });
@@ -372,29 +371,33 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
   if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(dy, saved.home_rows));
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
-      plan, {.send = kCombineBackward, .compute = kExpertsBackward, .receive = kDispatchBackward},
+      pass,
+      {.plan = plan,
+       .send = kCombineBackward,
+       .compute = kExpertsBackward,
+       .receive = kDispatchBackward},
       [&](const DispatchCall& call) {
         if (weigh_input) return dispatcher_->Dispatch(call, dy, d_out);
         return dispatcher_->DispatchScaled(call, dy, saved.router.on_device.weight, d_out);
       },
       [&](int first, int last) {
         return experts_->InputGradient(first, last, plan.expert_offsets(), saved.experts, d_out,
-                                       d_rows, context_);
+                                       d_rows, context);
       },
       [&](const DispatchCall& call) { return dispatcher_->Return(call, d_rows, home_dx); }));
   // For all chunks at once, while the last rows travel home.
-  MOE_RETURN_IF_ERROR(Timed(context_, kExpertsWeightGradients, compute, [&] {
-    return experts_->WeightGradient(plan.segment_offsets(), saved.experts, d_out, ready, context_);
+  MOE_RETURN_IF_ERROR(Timed(pass, kExpertsWeightGradients, compute, [&] {
+    return experts_->WeightGradient(plan.segment_offsets(), saved.experts, d_out, ready, context);
   }));
 
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   if (weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(saved.x, home_dx));
-  MOE_RETURN_IF_ERROR(Timed(context_, kDispatchBackwardSum, compute, [&] {
+  MOE_RETURN_IF_ERROR(Timed(pass, kDispatchBackwardSum, compute, [&] {
     return CombineRows<T>(home_dx, saved.router.on_device.slot_offset, plan.home_row_of_slot(),
                           weigh_input ? saved.router.on_device.weight : absl::Span<const float>(),
                           dx, Write::kOverwrite, compute);
   }));
-  MOE_RETURN_IF_ERROR(HomeBackward(dy, saved, d_weight, dx, ready));
+  MOE_RETURN_IF_ERROR(HomeBackward(pass, dy, saved, d_weight, dx, ready));
   std::optional<RouterGradients> gradients;
   if (config_.train_router) {
     gradients.emplace();
@@ -403,14 +406,14 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
       MOE_ASSIGN_OR_RETURN(gradients->bias, router_bias_->OpenGradient());
     }
   }
-  MOE_RETURN_IF_ERROR(Timed(context_, kGateBackward, compute, [&] {
+  MOE_RETURN_IF_ERROR(Timed(pass, kGateBackward, compute, [&] {
     return router_->Backward({.d_weight = d_weight,
                               .weight = router_weight_->view<T>(),
-                              .loss_scale = d_router_loss,
+                              .loss_scale = pass.d_loss,
                               .d_tokens = dx,
                               .gradients = gradients,
                               .workspace = workspace,
-                              .host = *context_.host_workspace,
+                              .host = *context.host_workspace,
                               .stream = compute},
                              saved.router);
   }));
@@ -419,10 +422,10 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
   return ready(*router_weight_);
 }
 
-#define MOE_INSTANTIATE(T)                                                                     \
-  template absl::Status MoeLayer<T>::Forward(MatrixView<const T>, const Batch&, MatrixView<T>, \
-                                             MoeLayerSaved<T>*, RouterStats*);                 \
-  template absl::Status MoeLayer<T>::Backward(MatrixView<const T>, MoeLayerSaved<T>&, float,   \
+#define MOE_INSTANTIATE(T)                                                                         \
+  template absl::Status MoeLayer<T>::Forward(const Pass&, MatrixView<const T>, MatrixView<T>,      \
+                                             MoeLayerSaved<T>*, RouterStats*);                     \
+  template absl::Status MoeLayer<T>::Backward(const Pass&, MatrixView<const T>, MoeLayerSaved<T>&, \
                                               MatrixView<T>, GradientReady);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE

@@ -68,69 +68,70 @@ absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const TransformerCon
 }
 
 template <typename T>
-absl::Status AttentionBlock<T>::Rotate(const Batch& batch, RotaryDirection direction,
-                                       MatrixView<T> qk, const Context& context) const {
+absl::Status AttentionBlock<T>::Rotate(const Pass& pass, RotaryDirection direction,
+                                       MatrixView<T> qk) const {
   // q and k lie side by side and turn alike: together they are one tensor of more heads.
   return ApplyRotary<T>({.heads = config_.num_attention_heads + config_.key_value_heads(),
-                         .sequence_offsets = batch.sequence_offsets,
-                         .first_position = batch.first_position},
-                        config_.rotary_base, direction, qk, *context.workspace, *context.compute);
+                         .sequence_offsets = pass.batch.sequence_offsets,
+                         .first_position = pass.batch.first_position},
+                        config_.rotary_base, direction, qk, *pass.context.workspace,
+                        *pass.context.compute);
 }
 
 template <typename T>
-absl::Status AttentionBlock<T>::Project(MatrixView<const T> x, const Batch& batch,
-                                        AttentionBlockSaved<T>& saved,
-                                        const Context& context) const {
+absl::Status AttentionBlock<T>::Project(const Pass& pass, MatrixView<const T> x,
+                                        AttentionBlockSaved<T>& saved) const {
   const int64_t tokens = x.rows(), q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
-  Workspace& workspace = *context.workspace;
-  MOE_RETURN_IF_ERROR(norm_.Forward(x, saved.norm, context));
+  Workspace& workspace = *pass.context.workspace;
+  MOE_RETURN_IF_ERROR(norm_.Forward(pass, x, saved.norm));
   MOE_ASSIGN_OR_RETURN(saved.qkv, workspace.Matrix<T>(tokens, config_.qkv_cols()));
-  MOE_RETURN_IF_ERROR(qkv_proj_.Forward(context, {}, saved.norm.y, saved.qkv));
+  MOE_RETURN_IF_ERROR(qkv_proj_.Forward(pass.context, {}, saved.norm.y, saved.qkv));
   MatrixView<T> qk = ColumnRange(saved.qkv, 0, qk_cols);
   if (q_norm_.has_value()) {
     MOE_ASSIGN_OR_RETURN(qk, workspace.Matrix<T>(tokens, qk_cols));
-    MOE_RETURN_IF_ERROR(q_norm_->Forward(ColumnRange(saved.qkv, 0, q_cols),
-                                         ColumnRange(qk, 0, q_cols), saved.q_norm, context));
-    MOE_RETURN_IF_ERROR(k_norm_->Forward(ColumnRange(saved.qkv, q_cols, qk_cols),
-                                         ColumnRange(qk, q_cols, qk_cols), saved.k_norm, context));
+    MOE_RETURN_IF_ERROR(q_norm_->Forward(pass, ColumnRange(saved.qkv, 0, q_cols),
+                                         ColumnRange(qk, 0, q_cols), saved.q_norm));
+    MOE_RETURN_IF_ERROR(k_norm_->Forward(pass, ColumnRange(saved.qkv, q_cols, qk_cols),
+                                         ColumnRange(qk, q_cols, qk_cols), saved.k_norm));
   }
   saved.q = ColumnRange(qk, 0, q_cols);
   saved.k = ColumnRange(qk, q_cols, qk_cols);
   saved.v = ColumnRange(saved.qkv, qk_cols, config_.qkv_cols());
-  return Rotate(batch, RotaryDirection::kForward, qk, context);
+  return Rotate(pass, RotaryDirection::kForward, qk);
 }
 
 template <typename T>
-absl::Status AttentionBlock<T>::Output(MatrixView<const T> x, MatrixView<const T> attended,
-                                       MatrixView<T> y, const Context& context) const {
-  MOE_RETURN_IF_ERROR(o_proj_.Forward(context, {}, attended, y));
-  return AddRows<T>(x, y, y, *context.compute);
+absl::Status AttentionBlock<T>::Output(const Pass& pass, MatrixView<const T> x,
+                                       MatrixView<const T> attended, MatrixView<T> y) const {
+  MOE_RETURN_IF_ERROR(o_proj_.Forward(pass.context, {}, attended, y));
+  return AddRows<T>(x, y, y, *pass.context.compute);
 }
 
 template <typename T>
-absl::Status AttentionBlock<T>::Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
-                                        AttentionBlockSaved<T>& saved,
-                                        const Context& context) const {
+absl::Status AttentionBlock<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
+                                        AttentionBlockSaved<T>& saved) const {
   if (x.rows() == 0) return absl::OkStatus();
-  Workspace& workspace = *context.workspace;
-  MOE_RETURN_IF_ERROR(Project(x, batch, saved, context));
+  Workspace& workspace = *pass.context.workspace;
+  MOE_RETURN_IF_ERROR(Project(pass, x, saved));
   MOE_ASSIGN_OR_RETURN(saved.attended, workspace.Matrix<T>(x.rows(), config_.q_cols()));
   MOE_ASSIGN_OR_RETURN(saved.log_sum_exp,
                        workspace.Matrix<float>(x.rows(), config_.num_attention_heads));
   MOE_RETURN_IF_ERROR(CausalAttention<T>(
-      {.heads = config_.num_attention_heads, .sequence_offsets = batch.sequence_offsets}, saved.q,
-      saved.k, saved.v, saved.attended, saved.log_sum_exp, workspace, *context.compute));
-  return Output(x, saved.attended, y, context);
+      {.heads = config_.num_attention_heads, .sequence_offsets = pass.batch.sequence_offsets},
+      saved.q, saved.k, saved.v, saved.attended, saved.log_sum_exp, workspace,
+      *pass.context.compute));
+  return Output(pass, x, saved.attended, y);
 }
 
 template <typename T>
-absl::Status AttentionBlock<T>::ForwardCached(MatrixView<const T> x, const Batch& batch,
+absl::Status AttentionBlock<T>::ForwardCached(const Pass& pass, MatrixView<const T> x,
                                               MatrixView<T> keys, MatrixView<T> values,
-                                              MatrixView<T> y, const Context& context) const {
+                                              MatrixView<T> y) const {
   if (x.rows() == 0) return absl::OkStatus();
+  const Context& context = pass.context;
   AttentionBlockSaved<T> saved;
-  MOE_RETURN_IF_ERROR(Project(x, batch, saved, context));
-  const int64_t past = batch.first_position;
+  MOE_RETURN_IF_ERROR(Project(pass, x, saved));
+  const int64_t past = pass.batch.first_position;
   MOE_RETURN_IF_ERROR(context.compute->Enqueue([=] {
     for (int64_t t = 0; t < saved.k.rows(); ++t) {
       std::copy_n(saved.k.row(t), saved.k.cols(), keys.row(past + t));
@@ -142,29 +143,29 @@ absl::Status AttentionBlock<T>::ForwardCached(MatrixView<const T> x, const Batch
                        context.workspace->Matrix<T>(x.rows(), config_.q_cols()));
   MOE_RETURN_IF_ERROR(CausalAttentionOfLast<T>(config_.num_attention_heads, saved.q, keys, values,
                                                attended, *context.workspace, *context.compute));
-  return Output(x, attended, y, context);
+  return Output(pass, x, attended, y);
 }
 
 template <typename T>
-absl::Status AttentionBlock<T>::QkBackward(const Batch& batch, const AttentionBlockSaved<T>& saved,
+absl::Status AttentionBlock<T>::QkBackward(const Pass& pass, const AttentionBlockSaved<T>& saved,
                                            MatrixView<T> d_qk, MatrixView<T> d_qkv,
-                                           GradientReady ready, const Context& context) const {
-  MOE_RETURN_IF_ERROR(Rotate(batch, RotaryDirection::kBackward, d_qk, context));
+                                           GradientReady ready) const {
+  MOE_RETURN_IF_ERROR(Rotate(pass, RotaryDirection::kBackward, d_qk));
   if (!q_norm_.has_value()) return absl::OkStatus();  // d_qk is part of d_qkv
   const int64_t q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
-  MOE_RETURN_IF_ERROR(q_norm_->Backward(saved.q_norm, ColumnRange(d_qk, 0, q_cols),
-                                        ColumnRange(d_qkv, 0, q_cols), Write::kOverwrite, ready,
-                                        context));
-  return k_norm_->Backward(saved.k_norm, ColumnRange(d_qk, q_cols, qk_cols),
-                           ColumnRange(d_qkv, q_cols, qk_cols), Write::kOverwrite, ready, context);
+  MOE_RETURN_IF_ERROR(q_norm_->Backward(pass, saved.q_norm, ColumnRange(d_qk, 0, q_cols),
+                                        ColumnRange(d_qkv, 0, q_cols), Write::kOverwrite, ready));
+  return k_norm_->Backward(pass, saved.k_norm, ColumnRange(d_qk, q_cols, qk_cols),
+                           ColumnRange(d_qkv, q_cols, qk_cols), Write::kOverwrite, ready);
 }
 
 template <typename T>
-absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
+absl::Status AttentionBlock<T>::ProjectionsBackward(const Pass& pass,
                                                     const AttentionBlockSaved<T>& saved,
                                                     MatrixView<const T> d, MatrixView<T> d_normed,
-                                                    MatrixView<T> d_attended, GradientReady ready,
-                                                    const Context& context) const {
+                                                    MatrixView<T> d_attended,
+                                                    GradientReady ready) const {
+  const Context& context = pass.context;
   Workspace& workspace = *context.workspace;
   MOE_RETURN_IF_ERROR(o_proj_.WeightGradient(context, {}, d, saved.attended, ready));
 
@@ -176,28 +177,28 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
   }
   MOE_RETURN_IF_ERROR(o_proj_.InputGradient(context, {}, d, d_attended));
   MOE_RETURN_IF_ERROR(CausalAttentionBackward<T>(
-      {.heads = config_.num_attention_heads, .sequence_offsets = batch.sequence_offsets}, saved.q,
-      saved.k, saved.v, saved.attended, saved.log_sum_exp, d_attended, ColumnRange(d_qk, 0, q_cols),
-      ColumnRange(d_qk, q_cols, qk_cols), ColumnRange(d_qkv, qk_cols, config_.qkv_cols()),
-      workspace, *context.compute));
-  MOE_RETURN_IF_ERROR(QkBackward(batch, saved, d_qk, d_qkv, ready, context));
+      {.heads = config_.num_attention_heads, .sequence_offsets = pass.batch.sequence_offsets},
+      saved.q, saved.k, saved.v, saved.attended, saved.log_sum_exp, d_attended,
+      ColumnRange(d_qk, 0, q_cols), ColumnRange(d_qk, q_cols, qk_cols),
+      ColumnRange(d_qkv, qk_cols, config_.qkv_cols()), workspace, *context.compute));
+  MOE_RETURN_IF_ERROR(QkBackward(pass, saved, d_qk, d_qkv, ready));
   MOE_RETURN_IF_ERROR(qkv_proj_.WeightGradient(context, {}, d_qkv, saved.norm.y, ready));
   return qkv_proj_.InputGradient(context, {}, d_qkv, d_normed);
 }
 
 template <typename T>
-absl::Status AttentionBlock<T>::Backward(const Batch& batch, const AttentionBlockSaved<T>& saved,
-                                         MatrixView<T> d, GradientReady ready,
-                                         const Context& context) const {
+absl::Status AttentionBlock<T>::Backward(const Pass& pass, const AttentionBlockSaved<T>& saved,
+                                         MatrixView<T> d, GradientReady ready) const {
+  const Context& context = pass.context;
   const WorkspaceScope scope(*context.workspace);
   if (d.rows() == 0) {
     MOE_RETURN_IF_ERROR(o_proj_.WeightGradient(context, {}, d, {}, ready));
     if (q_norm_.has_value()) {
-      MOE_RETURN_IF_ERROR(q_norm_->Backward({}, d, d, Write::kOverwrite, ready, context));
-      MOE_RETURN_IF_ERROR(k_norm_->Backward({}, d, d, Write::kOverwrite, ready, context));
+      MOE_RETURN_IF_ERROR(q_norm_->Backward(pass, {}, d, d, Write::kOverwrite, ready));
+      MOE_RETURN_IF_ERROR(k_norm_->Backward(pass, {}, d, d, Write::kOverwrite, ready));
     }
     MOE_RETURN_IF_ERROR(qkv_proj_.WeightGradient(context, {}, d, {}, ready));
-    return norm_.Backward(saved.norm, d, d, Write::kAdd, ready, context);
+    return norm_.Backward(pass, saved.norm, d, d, Write::kAdd, ready);
   }
   // The gradient by the attention's output is spent before that by the norm's is written: one
   // memory.
@@ -206,8 +207,8 @@ absl::Status AttentionBlock<T>::Backward(const Batch& batch, const AttentionBloc
                        context.workspace->Array<T>(d.rows() * std::max(hidden, q_cols)));
   const MatrixView<T> d_normed(memory.data(), d.rows(), hidden);
   const MatrixView<T> d_attended(memory.data(), d.rows(), q_cols);
-  MOE_RETURN_IF_ERROR(ProjectionsBackward(batch, saved, d, d_normed, d_attended, ready, context));
-  return norm_.Backward(saved.norm, d_normed, d, Write::kAdd, ready, context);
+  MOE_RETURN_IF_ERROR(ProjectionsBackward(pass, saved, d, d_normed, d_attended, ready));
+  return norm_.Backward(pass, saved.norm, d_normed, d, Write::kAdd, ready);
 }
 
 template class AttentionBlock<float>;

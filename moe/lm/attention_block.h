@@ -38,37 +38,34 @@ class AttentionBlock {
                                                const std::string& prefix, ParameterStore& store);
 
   // x, y [T, H]; they must not overlap. `saved` lives in the context's workspace.
-  absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
-                       AttentionBlockSaved<T>& saved, const Context& context) const;
-  // Forward for the T tokens that follow the first batch.first_position of one sequence, whose keys
+  absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
+                       AttentionBlockSaved<T>& saved) const;
+  // Forward for the T tokens that follow the first pass.batch.first_position of one sequence, whose keys
   // and values are in the first rows of `keys` and `values`, [that + T, kv_heads D] each, of which
   // it writes the others. The bits of Forward of all of them. CPU.
-  absl::Status ForwardCached(MatrixView<const T> x, const Batch& batch, MatrixView<T> keys,
-                             MatrixView<T> values, MatrixView<T> y, const Context& context) const;
+  absl::Status ForwardCached(const Pass& pass, MatrixView<const T> x, MatrixView<T> keys,
+                             MatrixView<T> values, MatrixView<T> y) const;
 
   // d [T, H]: in, the gradient by y; out, the gradient by x.
-  absl::Status Backward(const Batch& batch, const AttentionBlockSaved<T>& saved, MatrixView<T> d,
-                        GradientReady ready, const Context& context) const;
+  absl::Status Backward(const Pass& pass, const AttentionBlockSaved<T>& saved, MatrixView<T> d,
+                        GradientReady ready) const;
 
  private:
   AttentionBlock(const TransformerConfig& config, const Norm<T>& norm, Linear<T> qkv_proj,
                  Linear<T> o_proj)
       : config_(config), norm_(norm), qkv_proj_(std::move(qkv_proj)), o_proj_(std::move(o_proj)) {}
   // Forward's two ends: from x to saved.q, saved.k and saved.v, and y from attended [T, heads D].
-  absl::Status Project(MatrixView<const T> x, const Batch& batch, AttentionBlockSaved<T>& saved,
-                       const Context& context) const;
-  absl::Status Output(MatrixView<const T> x, MatrixView<const T> attended, MatrixView<T> y,
-                      const Context& context) const;
-  absl::Status Rotate(const Batch& batch, RotaryDirection direction, MatrixView<T> qk,
-                      const Context& context) const;
+  absl::Status Project(const Pass& pass, MatrixView<const T> x,
+                       AttentionBlockSaved<T>& saved) const;
+  absl::Status Output(const Pass& pass, MatrixView<const T> x, MatrixView<const T> attended,
+                      MatrixView<T> y) const;
+  absl::Status Rotate(const Pass& pass, RotaryDirection direction, MatrixView<T> qk) const;
   // d_qk [T, (heads + kv_heads) D], the gradient by what is rotated, becomes that by d_qkv's q | k.
-  absl::Status QkBackward(const Batch& batch, const AttentionBlockSaved<T>& saved,
-                          MatrixView<T> d_qk, MatrixView<T> d_qkv, GradientReady ready,
-                          const Context& context) const;
-  absl::Status ProjectionsBackward(const Batch& batch, const AttentionBlockSaved<T>& saved,
+  absl::Status QkBackward(const Pass& pass, const AttentionBlockSaved<T>& saved, MatrixView<T> d_qk,
+                          MatrixView<T> d_qkv, GradientReady ready) const;
+  absl::Status ProjectionsBackward(const Pass& pass, const AttentionBlockSaved<T>& saved,
                                    MatrixView<const T> d, MatrixView<T> d_normed,
-                                   MatrixView<T> d_attended, GradientReady ready,
-                                   const Context& context) const;
+                                   MatrixView<T> d_attended, GradientReady ready) const;
 
   TransformerConfig config_;
   Norm<T> norm_;

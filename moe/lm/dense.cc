@@ -16,15 +16,15 @@ absl::StatusOr<Norm<T>> Norm<T>::Create(const std::string& name, int64_t hidden_
 }
 
 template <typename T>
-absl::Status Norm<T>::Forward(MatrixView<const T> x, NormSaved<T>& saved,
-                              const Context& context) const {
-  MOE_ASSIGN_OR_RETURN(const auto y, context.workspace->Matrix<T>(x.rows(), x.cols()));
-  return Forward(x, y, saved, context);
+absl::Status Norm<T>::Forward(const Pass& pass, MatrixView<const T> x, NormSaved<T>& saved) const {
+  MOE_ASSIGN_OR_RETURN(const auto y, pass.context.workspace->Matrix<T>(x.rows(), x.cols()));
+  return Forward(pass, x, y, saved);
 }
 
 template <typename T>
-absl::Status Norm<T>::Forward(MatrixView<const T> x, MatrixView<T> y, NormSaved<T>& saved,
-                              const Context& context) const {
+absl::Status Norm<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
+                              NormSaved<T>& saved) const {
+  const Context& context = pass.context;
   saved.x = x;
   saved.y = y;
   const int64_t groups = x.cols() / weight_->size();
@@ -33,8 +33,9 @@ absl::Status Norm<T>::Forward(MatrixView<const T> x, MatrixView<T> y, NormSaved<
 }
 
 template <typename T>
-absl::Status Norm<T>::Backward(const NormSaved<T>& saved, MatrixView<const T> dy, MatrixView<T> dx,
-                               Write write_dx, GradientReady ready, const Context& context) const {
+absl::Status Norm<T>::Backward(const Pass& pass, const NormSaved<T>& saved, MatrixView<const T> dy,
+                               MatrixView<T> dx, Write write_dx, GradientReady ready) const {
+  const Context& context = pass.context;
   if (dy.rows() > 0) {
     MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, weight_->OpenGradient());
     MOE_RETURN_IF_ERROR(sum.Add(

@@ -9,7 +9,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/tensor_view.h"
-#include "moe/run/context.h"
+#include "moe/run/pass.h"
 #include "moe/state/parameter.h"
 
 namespace moe::lm {
@@ -17,8 +17,8 @@ namespace moe::lm {
 // Runs `body` and counts its time in the compute stream as dense work; `name`, a literal, is what a
 // time line calls it.
 template <typename Body>
-absl::Status TimedDense(const Context& context, const char* name, Body body) {
-  return Timed(context, {.phase = Phase::kDense, .name = name}, *context.compute, body);
+absl::Status TimedDense(const Pass& pass, const char* name, Body body) {
+  return Timed(pass, {.phase = Phase::kDense, .name = name}, *pass.context.compute, body);
 }
 
 // What backward needs of one normalisation; views into the workspace.
@@ -38,14 +38,14 @@ class Norm {
                                      ParameterStore& store);
 
   // saved.y = RMSNorm(x); takes memory for saved.y and saved.rstd.
-  absl::Status Forward(MatrixView<const T> x, NormSaved<T>& saved, const Context& context) const;
+  absl::Status Forward(const Pass& pass, MatrixView<const T> x, NormSaved<T>& saved) const;
   // The same into y, which becomes saved.y.
-  absl::Status Forward(MatrixView<const T> x, MatrixView<T> y, NormSaved<T>& saved,
-                       const Context& context) const;
+  absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
+                       NormSaved<T>& saved) const;
   // dx (+)= gradient by x; the weight's partial is added and the weight marked ready. Without
   // tokens there is no partial.
-  absl::Status Backward(const NormSaved<T>& saved, MatrixView<const T> dy, MatrixView<T> dx,
-                        Write write_dx, GradientReady ready, const Context& context) const;
+  absl::Status Backward(const Pass& pass, const NormSaved<T>& saved, MatrixView<const T> dy,
+                        MatrixView<T> dx, Write write_dx, GradientReady ready) const;
 
  private:
   Norm(Parameter* weight, float epsilon) : weight_(weight), epsilon_(epsilon) {}

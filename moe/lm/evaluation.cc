@@ -31,7 +31,8 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const Mod
   report.seconds = SecondsSince(start_ns);
   report.tokens = report.sequences * config.sequence_length;
   MOE_RETURN_IF_ERROR(
-      context.mesh->world().AllReduce<double>({&report.seconds, 1}, ReduceOp::kMax, *context.host));
+      context.mesh->world().AllReduce<double>({&report.seconds, 1}, ReduceOp::kMax, *context.host,
+                                              {.name = "validation", .step = weights.step}));
   MOE_RETURN_IF_ERROR(context.host->Synchronize());
   return report;
 }
@@ -46,7 +47,6 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(const TrainConfig& con
   store.set_use(weights.use);
   MOE_ASSIGN_OR_RETURN(auto model,
                        Transformer<T>::Create(ModelConfig(config), store, core.context()));
-  core.context().mesh->SetPhase({.name = "weights"});
   const absl::Status status = weights.load(store, core.context());
   if (absl::IsDataLoss(status)) return WithFileFault(status, FileFault::kContent);
   MOE_RETURN_IF_ERROR(status);
@@ -93,7 +93,6 @@ absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, in
   const Context& context = core.context();
   const int64_t size = config.micro_batch_size;
   MOE_RETURN_IF_ERROR(core.BeginEvaluation((count + size - 1) / size));
-  context.mesh->SetPhase({.name = "validation", .step = step});
   totals.Clear();
   ForwardStats stats;
   std::vector<int64_t> sequences;
@@ -105,13 +104,15 @@ absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, in
       sequences.push_back(i);
     }
     batch.Load(text, sequences, first);
-    MOE_RETURN_IF_ERROR(model.Evaluate(batch.tokens(), batch.targets(),
-                                       batch.batch(step, Mode::kEvaluation), batch.row_loss(),
-                                       &stats));
+    Pass pass = core.PassOf(round, batch.batch(step, Mode::kEvaluation));
+    pass.site.step = step;
+    MOE_RETURN_IF_ERROR(
+        model.Evaluate(pass, {batch.tokens(), batch.targets(), batch.row_loss()}, &stats));
     totals.Add(batch.row_loss(), stats);
   }
   MOE_RETURN_IF_ERROR(core.EndStep());
-  MOE_RETURN_IF_ERROR(totals.Reduce(context.mesh->world(), *context.host));
+  MOE_RETURN_IF_ERROR(
+      totals.Reduce(context.mesh->world(), *context.host, {.name = "validation", .step = step}));
   if (totals.non_finite() > 0) {
     return absl::DataLossError(absl::StrCat("step ", step, ": validation loss is not finite"));
   }

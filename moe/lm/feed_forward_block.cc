@@ -37,53 +37,54 @@ absl::StatusOr<FeedForwardBlock<T>> FeedForwardBlock<T>::Create(const Transforme
 }
 
 template <typename T>
-absl::Status FeedForwardBlock<T>::DenseForward(MatrixView<const T> x, MatrixView<T> y,
-                                               FeedForwardBlockSaved<T>& saved,
-                                               const Context& context) const {
+absl::Status FeedForwardBlock<T>::DenseForward(const Pass& pass, MatrixView<const T> x,
+                                               MatrixView<T> y,
+                                               FeedForwardBlockSaved<T>& saved) const {
+  const Context& context = pass.context;
   if (x.rows() == 0) return absl::OkStatus();
   const std::array<int64_t, 2> offsets = {0, x.rows()};
-  MOE_RETURN_IF_ERROR(norm_.Forward(x, saved.norm, context));
+  MOE_RETURN_IF_ERROR(norm_.Forward(pass, x, saved.norm));
   MOE_RETURN_IF_ERROR(dense_->Prepare(saved.norm.y, *context.workspace, saved.dense));
   MOE_RETURN_IF_ERROR(dense_->Forward(0, 1, offsets, saved.dense, y, context));
   return AddRows<T>(x, y, y, *context.compute);
 }
 
 template <typename T>
-absl::Status FeedForwardBlock<T>::Forward(MatrixView<const T> x, const Batch& batch,
-                                          MatrixView<T> y, FeedForwardBlockSaved<T>& saved,
-                                          RouterStats* stats, const Context& context) const {
+absl::Status FeedForwardBlock<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
+                                          FeedForwardBlockSaved<T>& saved,
+                                          RouterStats* stats) const {
   if (dense_ != nullptr) {
-    return TimedDense(context, "dense FFN", [&] { return DenseForward(x, y, saved, context); });
+    return TimedDense(pass, "dense FFN", [&] { return DenseForward(pass, x, y, saved); });
   }
-  MOE_RETURN_IF_ERROR(
-      TimedDense(context, "norm", [&] { return norm_.Forward(x, saved.norm, context); }));
-  MOE_RETURN_IF_ERROR(moe_->Forward(saved.norm.y, batch, y, &saved.moe, stats));
-  return TimedDense(context, "residual", [&] { return AddRows<T>(x, y, y, *context.compute); });
+  MOE_RETURN_IF_ERROR(TimedDense(pass, "norm", [&] { return norm_.Forward(pass, x, saved.norm); }));
+  MOE_RETURN_IF_ERROR(moe_->Forward(pass, saved.norm.y, y, &saved.moe, stats));
+  return TimedDense(pass, "residual", [&] { return AddRows<T>(x, y, y, *pass.context.compute); });
 }
 
 template <typename T>
-absl::Status FeedForwardBlock<T>::DenseBackward(FeedForwardBlockSaved<T>& saved, MatrixView<T> d,
-                                                GradientReady ready, const Context& context) const {
+absl::Status FeedForwardBlock<T>::DenseBackward(const Pass& pass, FeedForwardBlockSaved<T>& saved,
+                                                MatrixView<T> d, GradientReady ready) const {
+  const Context& context = pass.context;
   MOE_ASSIGN_OR_RETURN(const auto d_normed, context.workspace->Matrix<T>(d.rows(), d.cols()));
   const std::array<int64_t, 2> offsets = {0, d.rows()};
   MOE_RETURN_IF_ERROR(dense_->InputGradient(0, 1, offsets, saved.dense, d, d_normed, context));
   MOE_RETURN_IF_ERROR(dense_->WeightGradient(offsets, saved.dense, d, ready, context));
-  return norm_.Backward(saved.norm, d_normed, d, Write::kAdd, ready, context);
+  return norm_.Backward(pass, saved.norm, d_normed, d, Write::kAdd, ready);
 }
 
 template <typename T>
-absl::Status FeedForwardBlock<T>::Backward(FeedForwardBlockSaved<T>& saved, float loss_scale,
-                                           MatrixView<T> d, GradientReady ready,
-                                           const Context& context) const {
+absl::Status FeedForwardBlock<T>::Backward(const Pass& pass, FeedForwardBlockSaved<T>& saved,
+                                           MatrixView<T> d, GradientReady ready) const {
+  const Context& context = pass.context;
   const WorkspaceScope scope(*context.workspace);
   if (dense_ != nullptr) {
-    return TimedDense(context, "dense FFN backward",
-                      [&] { return DenseBackward(saved, d, ready, context); });
+    return TimedDense(pass, "dense FFN backward",
+                      [&] { return DenseBackward(pass, saved, d, ready); });
   }
   MOE_ASSIGN_OR_RETURN(const auto d_normed, context.workspace->Matrix<T>(d.rows(), d.cols()));
-  MOE_RETURN_IF_ERROR(moe_->Backward(d, saved.moe, loss_scale, d_normed, ready));
-  return TimedDense(context, "norm backward", [&] {
-    return norm_.Backward(saved.norm, d_normed, d, Write::kAdd, ready, context);
+  MOE_RETURN_IF_ERROR(moe_->Backward(pass, d, saved.moe, d_normed, ready));
+  return TimedDense(pass, "norm backward", [&] {
+    return norm_.Backward(pass, saved.norm, d_normed, d, Write::kAdd, ready);
   });
 }
 

@@ -35,13 +35,12 @@ class FeedForwardBlock {
 
   // x, y [T, H]; they must not overlap. `saved` lives in the context's workspace. `stats` is
   // written by MoE layers, and may be null.
-  absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
-                       FeedForwardBlockSaved<T>& saved, RouterStats* stats,
-                       const Context& context) const;
+  absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
+                       FeedForwardBlockSaved<T>& saved, RouterStats* stats) const;
   // d [T, H]: in, the gradient by y; out, the gradient by x. loss_scale multiplies the gradient of
   // the router's own losses.
-  absl::Status Backward(FeedForwardBlockSaved<T>& saved, float loss_scale, MatrixView<T> d,
-                        GradientReady ready, const Context& context) const;
+  absl::Status Backward(const Pass& pass, FeedForwardBlockSaved<T>& saved, MatrixView<T> d,
+                        GradientReady ready) const;
 
   // Null in a dense layer.
   const MoeLayer<T>* moe() const { return moe_.get(); }
@@ -49,10 +48,10 @@ class FeedForwardBlock {
 
  private:
   explicit FeedForwardBlock(const Norm<T>& norm) : norm_(norm) {}
-  absl::Status DenseForward(MatrixView<const T> x, MatrixView<T> y, FeedForwardBlockSaved<T>& saved,
-                            const Context& context) const;
-  absl::Status DenseBackward(FeedForwardBlockSaved<T>& saved, MatrixView<T> d, GradientReady ready,
-                             const Context& context) const;
+  absl::Status DenseForward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
+                            FeedForwardBlockSaved<T>& saved) const;
+  absl::Status DenseBackward(const Pass& pass, FeedForwardBlockSaved<T>& saved, MatrixView<T> d,
+                             GradientReady ready) const;
 
   Norm<T> norm_;
   std::unique_ptr<MoeLayer<T>> moe_;   // either this

@@ -72,10 +72,11 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, int64_t step,
 }
 
 // Whether the token of rank 0 ends the text. Collective over the world where any does.
-absl::StatusOr<bool> Ends(int32_t token, absl::Span<const int32_t> end_tokens,
+absl::StatusOr<bool> Ends(int32_t token, absl::Span<const int32_t> end_tokens, int64_t position,
                           const Context& context) {
   if (end_tokens.empty()) return false;
-  MOE_RETURN_IF_ERROR(context.mesh->world().Broadcast<int32_t>({&token, 1}, 0, *context.host));
+  MOE_RETURN_IF_ERROR(context.mesh->world().Broadcast<int32_t>(
+      {&token, 1}, 0, *context.host, {.name = "end of text", .step = position}));
   MOE_RETURN_IF_ERROR(context.host->Synchronize());
   return std::find(end_tokens.begin(), end_tokens.end(), token) != end_tokens.end();
 }
@@ -98,7 +99,7 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, const Mod
   while (!left.empty()) {
     const auto part = left.subspan(0, kPromptRows);
     left.remove_prefix(part.size());
-    MOE_RETURN_IF_ERROR(model->Extend(first ? part : absl::Span<const int32_t>(), cache,
+    MOE_RETURN_IF_ERROR(model->Extend(context, first ? part : absl::Span<const int32_t>(), cache,
                                       left.empty() ? last : MatrixView<float>()));
   }
   for (int64_t n = 0; n < options.max_new_tokens; ++n) {
@@ -113,10 +114,11 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, const Mod
     }
     if (first && options.on_token) MOE_RETURN_IF_ERROR(options.on_token(token));
     if (n + 1 == options.max_new_tokens) break;
-    MOE_ASSIGN_OR_RETURN(const bool ends, Ends(token, options.end_tokens, context));
+    MOE_ASSIGN_OR_RETURN(const bool ends, Ends(token, options.end_tokens, prompt + n, context));
     if (ends) break;
-    MOE_RETURN_IF_ERROR(model->Extend(
-        first ? absl::MakeConstSpan(&token, 1) : absl::Span<const int32_t>(), cache, last));
+    MOE_RETURN_IF_ERROR(
+        model->Extend(context, first ? absl::MakeConstSpan(&token, 1) : absl::Span<const int32_t>(),
+                      cache, last));
   }
   report.seconds = SecondsSince(start_ns);
   return report;

@@ -39,45 +39,47 @@ absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const TransformerConfig& con
 }
 
 template <typename T>
-absl::StatusOr<MatrixView<float>> OutputHead<T>::Logits(MatrixView<const T> x, NormSaved<T>& saved,
-                                                        const Context& context) const {
-  MOE_RETURN_IF_ERROR(norm_.Forward(x, saved, context));
+absl::StatusOr<MatrixView<float>> OutputHead<T>::Logits(const Pass& pass, MatrixView<const T> x,
+                                                        NormSaved<T>& saved) const {
+  MOE_RETURN_IF_ERROR(norm_.Forward(pass, x, saved));
   MOE_ASSIGN_OR_RETURN(const auto logits,
-                       context.workspace->Matrix<float>(x.rows(), lm_head_.out_features()));
-  MOE_RETURN_IF_ERROR(lm_head_.Forward(context, {}, saved.y, logits));
+                       pass.context.workspace->Matrix<float>(x.rows(), lm_head_.out_features()));
+  MOE_RETURN_IF_ERROR(lm_head_.Forward(pass.context, {}, saved.y, logits));
   return logits;
 }
 
 template <typename T>
-absl::Status OutputHead<T>::Loss(MatrixView<const T> x, absl::Span<const int32_t> targets,
-                                 absl::Span<float> row_loss, const Context& context) const {
+absl::Status OutputHead<T>::Loss(const Pass& pass, MatrixView<const T> x,
+                                 const TokenBatch& batch) const {
   if (x.rows() == 0) return absl::OkStatus();
-  const WorkspaceScope scope(*context.workspace);
+  const WorkspaceScope scope(*pass.context.workspace);
   NormSaved<T> saved;
-  MOE_ASSIGN_OR_RETURN(const auto logits, Logits(x, saved, context));
-  return CrossEntropy<T>(logits, targets, /*scale=*/0, row_loss, {}, *context.compute);
+  MOE_ASSIGN_OR_RETURN(const auto logits, Logits(pass, x, saved));
+  return CrossEntropy<T>(logits, batch.targets, /*scale=*/0, batch.row_loss, {},
+                         *pass.context.compute);
 }
 
 template <typename T>
-absl::Status OutputHead<T>::LossAndGradient(MatrixView<const T> x,
-                                            absl::Span<const int32_t> targets, float scale,
-                                            absl::Span<float> row_loss, MatrixView<T> dx,
-                                            GradientReady ready, const Context& context) const {
+absl::Status OutputHead<T>::LossAndGradient(const Pass& pass, MatrixView<const T> x,
+                                            const TokenBatch& batch, MatrixView<T> dx,
+                                            GradientReady ready) const {
+  const Context& context = pass.context;
   Workspace& workspace = *context.workspace;
   const WorkspaceScope scope(workspace);
   NormSaved<T> saved;
   if (x.rows() == 0) {
     MOE_RETURN_IF_ERROR(lm_head_.WeightGradient(context, {}, {}, {}, ready));
-    return norm_.Backward(saved, dx, dx, Write::kOverwrite, ready, context);
+    return norm_.Backward(pass, saved, dx, dx, Write::kOverwrite, ready);
   }
-  MOE_ASSIGN_OR_RETURN(const auto logits, Logits(x, saved, context));
+  MOE_ASSIGN_OR_RETURN(const auto logits, Logits(pass, x, saved));
   MOE_ASSIGN_OR_RETURN(const auto d_logits, LogitGradientMemory<T>(logits, workspace));
+  const float scale = pass.d_loss / static_cast<float>(x.rows());
   MOE_RETURN_IF_ERROR(
-      CrossEntropy<T>(logits, targets, scale, row_loss, d_logits, *context.compute));
+      CrossEntropy<T>(logits, batch.targets, scale, batch.row_loss, d_logits, *context.compute));
   MOE_RETURN_IF_ERROR(lm_head_.WeightGradient(context, {}, d_logits, saved.y, ready));
   MOE_ASSIGN_OR_RETURN(const auto d_normed, workspace.Matrix<T>(x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(lm_head_.InputGradient(context, {}, d_logits, d_normed));
-  return norm_.Backward(saved, d_normed, dx, Write::kOverwrite, ready, context);
+  return norm_.Backward(pass, saved, d_normed, dx, Write::kOverwrite, ready);
 }
 
 template class OutputHead<float>;

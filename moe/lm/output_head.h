@@ -26,15 +26,13 @@ class OutputHead {
                                            ParameterStore& store);
 
   // [T, V] from x [T, H], in the context's workspace, as what `saved` then has.
-  absl::StatusOr<MatrixView<float>> Logits(MatrixView<const T> x, NormSaved<T>& saved,
-                                           const Context& context) const;
-  // x [T, H]; targets [T] in [0, V); row_loss [T] in nats.
-  absl::Status Loss(MatrixView<const T> x, absl::Span<const int32_t> targets,
-                    absl::Span<float> row_loss, const Context& context) const;
-  // Loss, and dx [T, H] overwritten with the gradient by x of scale * (sum of row_loss).
-  absl::Status LossAndGradient(MatrixView<const T> x, absl::Span<const int32_t> targets,
-                               float scale, absl::Span<float> row_loss, MatrixView<T> dx,
-                               GradientReady ready, const Context& context) const;
+  absl::StatusOr<MatrixView<float>> Logits(const Pass& pass, MatrixView<const T> x,
+                                           NormSaved<T>& saved) const;
+  // x [T, H]; `batch` in memory of the context's device, targets in [0, V).
+  absl::Status Loss(const Pass& pass, MatrixView<const T> x, const TokenBatch& batch) const;
+  // Loss, and dx [T, H] overwritten with the gradient by x of pass.d_loss * (mean of row_loss).
+  absl::Status LossAndGradient(const Pass& pass, MatrixView<const T> x, const TokenBatch& batch,
+                               MatrixView<T> dx, GradientReady ready) const;
 
  private:
   OutputHead(const Norm<T>& norm, Linear<T> lm_head) : norm_(norm), lm_head_(std::move(lm_head)) {}

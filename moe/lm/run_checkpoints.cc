@@ -23,6 +23,8 @@
 namespace moe::lm {
 namespace {
 
+constexpr Site kResuming = {.name = "resume"};
+
 using Json = nlohmann::ordered_json;
 
 // What the checkpoint says of the optimiser, the exact grid and the loss scale beside their
@@ -100,8 +102,8 @@ absl::StatusOr<int64_t> FindNewest(const std::string& folder, int64_t before, Co
       }
     }
   }
-  MOE_RETURN_IF_ERROR(AgreedStatus(status, world, stream));
-  MOE_RETURN_IF_ERROR(world.Broadcast<int64_t>({&step, 1}, 0, stream));
+  MOE_RETURN_IF_ERROR(AgreedStatus(status, world, stream, kResuming));
+  MOE_RETURN_IF_ERROR(world.Broadcast<int64_t>({&step, 1}, 0, stream, kResuming));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   return step;
 }
@@ -111,7 +113,7 @@ absl::Status CheckSameOnAll(const CheckpointReader& reader, Communicator& world,
   const CheckpointManifest& manifest = reader.manifest();
   const std::string text = absl::StrCat(manifest.created, " ", manifest.sections.hash);
   const int64_t values[] = {manifest.step, std::bit_cast<int64_t>(Xxh3(text.data(), text.size()))};
-  MOE_ASSIGN_OR_RETURN(const auto extremes, ExtremesOverRanks(values, world, stream));
+  MOE_ASSIGN_OR_RETURN(const auto extremes, ExtremesOverRanks(values, world, stream, kResuming));
   if (extremes[0].same() && extremes[1].same()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("ranks read different checkpoints, of steps ",
                                                  extremes[0].least, " to ", extremes[0].most,
@@ -161,9 +163,9 @@ absl::StatusOr<ResumedRun> ResumeFrom(const std::string& path, const TrainConfig
     MOE_ASSIGN_OR_RETURN(progress, ProgressOf(*reader));
     return absl::OkStatus();
   };
-  MOE_RETURN_IF_ERROR(AgreedStatus(check(), world, *context.host));
+  MOE_RETURN_IF_ERROR(AgreedStatus(check(), world, *context.host, kResuming));
   MOE_RETURN_IF_ERROR(CheckSameOnAll(*reader, world, *context.host));
-  MOE_RETURN_IF_ERROR(state.Restore(*reader, progress.steps_taken));
+  MOE_RETURN_IF_ERROR(state.Restore(*reader, progress.steps_taken, kResuming));
   if (scaler != nullptr && progress.scaler.has_value()) scaler->Restore(*progress.scaler);
   if (world.rank() == 0 && !allowed.empty()) {
     Log(LogLevel::kWarning,
@@ -272,7 +274,6 @@ absl::StatusOr<ResumedRun> Resume(const TrainConfig& config,
     }
     return ResumedRun();
   }
-  context.mesh->SetPhase({.name = "resume"});
   auto resumed = checkpoints.resume == TrainCheckpoints::Resume::kAuto
                      ? ResumeNewest(config, settings, state, scaler, context)
                      : ResumeFrom(checkpoints.path, config, settings, state, scaler, context);
@@ -290,7 +291,6 @@ absl::StatusOr<ResumedRun> Resume(const TrainConfig& config,
 absl::StatusOr<std::unique_ptr<RunFolder>> OpenFolder(const TrainCheckpoints& checkpoints,
                                                       const Context& context) {
   if (checkpoints.folder.empty()) return nullptr;
-  context.mesh->SetPhase({.name = "folder of --save"});
   auto folder = RunFolder::Open({.folder = checkpoints.folder, .timeout = checkpoints.timeout},
                                 context.mesh->world(), *context.host);
   return folder.ok() ? std::move(folder) : OfSave(folder.status());

@@ -41,8 +41,9 @@ void StepTotals::Add(absl::Span<const float> row_loss, const ForwardStats& stats
   }
 }
 
-absl::Status StepTotals::Reduce(Communicator& world, Stream& stream) {
-  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(fields_), ReduceOp::kSum, stream));
+absl::Status StepTotals::Reduce(Communicator& world, Stream& stream, const Site& site) {
+  MOE_RETURN_IF_ERROR(
+      world.AllReduce<int64_t>(absl::MakeSpan(fields_), ReduceOp::kSum, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   for (int layer = 0; layer < moe_layers_; ++layer) {
     const auto first = fields_.begin() + kFields + int64_t{layer} * outputs_;
@@ -75,8 +76,8 @@ absl::StatusOr<std::vector<RoutingTraceRecord>> RoutingRecorder::Gather(int64_t 
   std::vector<int64_t> all(first ? size * ranks : 0), send(ranks, 0), receive(ranks, 0);
   send[0] = size;
   if (first) std::fill(receive.begin(), receive.end(), size);
-  MOE_RETURN_IF_ERROR(
-      world.AllToAllV<int64_t>(counts_, send, absl::MakeSpan(all), receive, stream));
+  MOE_RETURN_IF_ERROR(world.AllToAllV<int64_t>(counts_, send, absl::MakeSpan(all), receive, stream,
+                                               {.name = "routing", .step = step}));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   std::vector<RoutingTraceRecord> records;
   for (int layer = 0; first && layer < moe_layers_; ++layer) {

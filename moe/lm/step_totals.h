@@ -40,7 +40,7 @@ class StepTotals {
   }
   CheckpointVotes votes() const { return {.stop = fields_[kStop], .writing = fields_[kWriting]}; }
   // Collective over `world`, blocks the host.
-  absl::Status Reduce(Communicator& world, Stream& stream);
+  absl::Status Reduce(Communicator& world, Stream& stream, const Site& site);
 
   int64_t tokens() const { return fields_[kTokens]; }
   int64_t slots() const { return fields_[kSlots]; }

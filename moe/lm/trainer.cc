@@ -139,12 +139,10 @@ absl::Status Trainer<T>::Step(int64_t step) {
   if (routing_ != nullptr) routing_->Clear();
   MOE_RETURN_IF_ERROR(core_.BeginStep(scaler_.has_value() ? scaler_->scale_log2() : 0));
   for (int64_t r = 0; r < core_.rounds(); ++r) {
-    if (trace_ != nullptr) trace_->SetCall(static_cast<int32_t>(r));
     MOE_ASSIGN_OR_RETURN(const Round round, core_.BeginRound());
-    MOE_RETURN_IF_ERROR(
-        Timed(context_, {.name = "micro-batch"}, *context_.compute, [&] { return Run(round); }));
+    MOE_RETURN_IF_ERROR(Timed(context_, core_.PassOf(round).site, {.name = "micro-batch"},
+                              *context_.compute, [&] { return Run(round); }));
   }
-  if (trace_ != nullptr) trace_->SetCall(-1);
   MOE_RETURN_IF_ERROR(Reduce(step));
   MOE_RETURN_IF_ERROR(Optimize(step));
   return model_->EndStep(totals_->expert_load());
@@ -160,8 +158,8 @@ absl::Status Trainer<T>::Run(const Round& round) {
   }
   batch_.Load(corpus_.train, sequences_, first);
   MOE_RETURN_IF_ERROR(model_->ForwardBackward(
-      batch_.tokens(), batch_.targets(), batch_.batch(step, Mode::kTraining),
-      static_cast<float>(core_.loss_scale()), batch_.row_loss(), &stats_,
+      core_.PassOf(round, batch_.batch(step, Mode::kTraining)),
+      {batch_.tokens(), batch_.targets(), batch_.row_loss()}, &stats_,
       [&](Parameter& parameter) { return core_.MarkReady(round, parameter); }));
   totals_->Add(batch_.row_loss(), stats_);
   if (routing_ != nullptr) routing_->AddTokens(batch_.size());
@@ -172,9 +170,9 @@ absl::Status Trainer<T>::Run(const Round& round) {
 template <typename T>
 absl::Status Trainer<T>::Reduce(int64_t step) {
   MOE_RETURN_IF_ERROR(core_.Reduce());
-  context_.mesh->SetPhase({.name = "step totals", .step = step});
-  MOE_RETURN_IF_ERROR(Timed(context_, {.name = "step totals"}, *context_.compute,
-                            [&] { return totals_->Reduce(world_, *context_.host); }));
+  const Site site = {.name = "step totals", .step = step};
+  MOE_RETURN_IF_ERROR(Timed(context_, site, {.name = "step totals"}, *context_.compute,
+                            [&] { return totals_->Reduce(world_, *context_.host, site); }));
   if (totals_->non_finite() > 0) {
     return absl::DataLossError(
         absl::StrCat("step ", step, ": loss is not finite (", totals_->non_finite(),
@@ -235,7 +233,7 @@ absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
 
 template <typename T>
 absl::Status Trainer<T>::CheckWeights(int64_t step) const {
-  const absl::Status found = optimizer_->CheckFinite();
+  const absl::Status found = optimizer_->CheckFinite({.name = "step metrics", .step = step});
   if (!absl::IsDataLoss(found)) return found;
   return absl::DataLossError(absl::StrCat("step ", step, ": ", found.message(),
                                           ", expected finite ones: lower --lr, or raise "
@@ -247,11 +245,12 @@ absl::Status Trainer<T>::CheckWeights(int64_t step) const {
 template <typename T>
 absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());  // the clock's last tasks
+  const Site site = {.name = "step metrics", .step = metrics.step};
   double most[2] = {seconds,
                     static_cast<double>(core_.state_bytes().allocated + DeviceBytes(context_))};
-  MOE_ASSIGN_OR_RETURN(
-      const ExchangeSeconds exchanges,
-      context_.clock->SplitExchanges(context_.mesh->group(MeshGroup::kExpert), *context_.host));
+  MOE_ASSIGN_OR_RETURN(const ExchangeSeconds exchanges,
+                       context_.clock->SplitExchanges(context_.mesh->group(MeshGroup::kExpert),
+                                                      *context_.host, site));
   double sum[kPhases + 4] = {};
   for (int p = 0; p < kPhases; ++p) sum[p] = context_.clock->seconds(static_cast<Phase>(p));
   sum[kPhases] = exchanges.copy;
@@ -260,9 +259,9 @@ absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
   sum[kPhases + 3] = static_cast<double>(optimizer_->non_finite());
   MOE_RETURN_IF_ERROR(context_.clock->Reset());
   MOE_RETURN_IF_ERROR(
-      world_.AllReduce<double>(absl::MakeSpan(most), ReduceOp::kMax, *context_.host));
+      world_.AllReduce<double>(absl::MakeSpan(most), ReduceOp::kMax, *context_.host, site));
   MOE_RETURN_IF_ERROR(
-      world_.AllReduce<double>(absl::MakeSpan(sum), ReduceOp::kSum, *context_.host));
+      world_.AllReduce<double>(absl::MakeSpan(sum), ReduceOp::kSum, *context_.host, site));
   MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   if (sum[kPhases + 3] > 0) return CheckWeights(metrics.step);
   metrics.step_seconds = most[0];
@@ -291,11 +290,10 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     if (trace_ != nullptr) {
       trace_->Switch(step >= config_.trace_first_step && step <= config_.trace_last_step);
     }
-    context_.mesh->SetPhase({.name = "step", .step = step});
     const ExchangeBytes before = model_->exchange_bytes();
     const double rate = LearningRate(), scale = scaler_.has_value() ? scaler_->scale() : 0;
-    MOE_RETURN_IF_ERROR(
-        Timed(context_, {.name = "step"}, *context_.compute, [&] { return Step(step); }));
+    MOE_RETURN_IF_ERROR(Timed(context_, {.name = "step", .step = step}, {.name = "step"},
+                              *context_.compute, [&] { return Step(step); }));
     if (trace_ != nullptr) trace_->Switch(false);
     const CheckpointVotes votes = totals_->votes();
     MOE_RETURN_IF_ERROR(VerifyReplicas(step));
@@ -350,9 +348,9 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     KeepGridLoss(step, report);
     if (world_.rank() == 0 && hooks.on_step) MOE_RETURN_IF_ERROR(hooks.on_step(metrics));
     if (trace_ != nullptr && step == std::min(config_.steps, config_.trace_last_step)) {
-      context_.mesh->SetPhase({.name = "time line", .step = step});
       MOE_ASSIGN_OR_RETURN(report.trace_left_out,
-                           ExportTrace(*trace_, hooks.trace, world_, *context_.host));
+                           ExportTrace(*trace_, hooks.trace, world_, *context_.host,
+                                       {.name = "time line", .step = step}));
     }
     report.stopped = votes.stop > 0 && step < config_.steps;
     if (checkpointer_ == nullptr) continue;
@@ -371,17 +369,17 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
 template <typename T>
 absl::Status Trainer<T>::VerifyReplicas(int64_t step) {
   if (config_.verify_replicas == 0 || step % config_.verify_replicas != 0) return absl::OkStatus();
-  context_.mesh->SetPhase({.name = "verify replicas", .step = step});
-  return CheckReplicas(core_.parameters(), context_);
+  return CheckReplicas(core_.parameters(), context_, {.name = "verify replicas", .step = step});
 }
 
 template <typename T>
 absl::Status Trainer<T>::Finish(TrainReport& report) {
-  context_.mesh->SetPhase({.name = "end report", .step = config_.steps});
+  const Site site = {.name = "end report", .step = config_.steps};
   Stream& stream = *context_.host;
-  MOE_RETURN_IF_ERROR(CheckReplicas(core_.parameters(), context_));
-  MOE_ASSIGN_OR_RETURN(report.weights_xxh3, state_->HashWeights());
-  MOE_ASSIGN_OR_RETURN(report.parameters_total, CountParameters(core_.parameters(), context_));
+  MOE_RETURN_IF_ERROR(CheckReplicas(core_.parameters(), context_, site));
+  MOE_ASSIGN_OR_RETURN(report.weights_xxh3, state_->HashWeights(site));
+  MOE_ASSIGN_OR_RETURN(report.parameters_total,
+                       CountParameters(core_.parameters(), context_, site));
   const MoeLayerConfig& moe = config_.model.moe;
   const int64_t up_rows = moe.ffn_hidden_size * (IsGated(moe.activation) ? 2 : 1);
   const int64_t expert_size = config_.model.hidden_size * (up_rows + moe.ffn_hidden_size) +
@@ -396,7 +394,8 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
     reduced = report.reduced_replicated.bytes_sent + report.reduced_experts.bytes_sent;
   }
   int64_t bytes[] = {exchanged_.self, exchanged_.same_node, exchanged_.cross_node, reduced};
-  MOE_RETURN_IF_ERROR(world_.AllReduce<int64_t>(absl::MakeSpan(bytes), ReduceOp::kSum, stream));
+  MOE_RETURN_IF_ERROR(
+      world_.AllReduce<int64_t>(absl::MakeSpan(bytes), ReduceOp::kSum, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   report.exchange_bytes.self = bytes[0];
   report.exchange_bytes.same_node = bytes[1];
@@ -404,7 +403,8 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
   report.all_reduce_bytes = bytes[3];
   const moe::Trainer::StateBytes state = core_.state_bytes();
   int64_t most[] = {state.allocated, state.formula};
-  MOE_RETURN_IF_ERROR(world_.AllReduce<int64_t>(absl::MakeSpan(most), ReduceOp::kMax, stream));
+  MOE_RETURN_IF_ERROR(
+      world_.AllReduce<int64_t>(absl::MakeSpan(most), ReduceOp::kMax, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   report.state_bytes = most[0];
   report.state_bytes_formula = most[1];

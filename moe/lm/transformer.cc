@@ -37,16 +37,10 @@ absl::Status CheckOffsets(const char* function, const char* name, absl::Span<con
                                                  "], expected to ascend from 0 to ", tokens));
 }
 
-// kInvalidArgument, named after `function`, unless targets and losses are as many as the tokens,
-// ids lie in [0, vocab_size) and the batch's offsets ascend from 0 to the number of tokens.
-absl::Status CheckTokenBatch(const char* function, absl::Span<const int32_t> tokens,
-                             absl::Span<const int32_t> targets, const Batch& batch,
-                             int64_t vocab_size, size_t losses) {
-  if (targets.size() != tokens.size() || losses != tokens.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(function, ": tokens [", tokens.size(),
-                                                   "], targets [", targets.size(), "], row_loss [",
-                                                   losses, "], expected equal lengths"));
-  }
+// kInvalidArgument, named after `function`, unless ids lie in [0, vocab_size) and the batch's
+// offsets ascend from 0 to the number of tokens.
+absl::Status CheckTokens(const char* function, absl::Span<const int32_t> tokens, const Batch& batch,
+                         int64_t vocab_size) {
   const auto count = static_cast<int64_t>(tokens.size());
   // Without tokens there may be no sequences; without micro-batches the call is one.
   if (count > 0 || !batch.sequence_offsets.empty()) {
@@ -56,8 +50,46 @@ absl::Status CheckTokenBatch(const char* function, absl::Span<const int32_t> tok
     MOE_RETURN_IF_ERROR(
         CheckOffsets(function, "micro_batch_offsets", batch.micro_batch_offsets, count));
   }
-  MOE_RETURN_IF_ERROR(CheckIds(function, "tokens", tokens, vocab_size));
-  return CheckIds(function, "targets", targets, vocab_size);
+  return CheckIds(function, "tokens", tokens, vocab_size);
+}
+
+// … and unless targets and losses are as many as the tokens.
+absl::Status CheckTokenBatch(const char* function, const TokenBatch& tokens, const Batch& batch,
+                             int64_t vocab_size) {
+  const size_t count = tokens.tokens.size(), losses = tokens.row_loss.size();
+  if (tokens.targets.size() != count || losses != count) {
+    return absl::InvalidArgumentError(absl::StrCat(function, ": tokens [", count, "], targets [",
+                                                   tokens.targets.size(), "], row_loss [", losses,
+                                                   "], expected equal lengths"));
+  }
+  MOE_RETURN_IF_ERROR(CheckTokens(function, tokens.tokens, batch, vocab_size));
+  return CheckIds(function, "targets", tokens.targets, vocab_size);
+}
+
+// The batch where the model computes: the caller's own memory on a CPU.
+absl::StatusOr<TokenBatch> PutOnDevice(const TokenBatch& batch, const Context& context) {
+  TokenBatch on_device = batch;
+  MOE_ASSIGN_OR_RETURN(on_device.tokens, OnDevice(batch.tokens, context));
+  MOE_ASSIGN_OR_RETURN(on_device.targets, OnDevice(batch.targets, context));
+  if (OnCuda(context)) {
+    MOE_ASSIGN_OR_RETURN(on_device.row_loss, context.workspace->Array<float>(
+                                                 static_cast<int64_t>(batch.row_loss.size())));
+  }
+  return on_device;
+}
+
+// Blocks the host: the one time that a round does so for its own sake. The routers' measures have
+// come, too.
+absl::Status TakeLosses(const TokenBatch& on_device, absl::Span<float> row_loss,
+                        ForwardStats* stats, const Context& context) {
+  if (!OnCuda(context)) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(
+      context.compute->CopyBytes(on_device.row_loss.data(), row_loss.data(),
+                                 static_cast<int64_t>(row_loss.size() * sizeof(float))));
+  MOE_RETURN_IF_ERROR(context.compute->Synchronize());
+  if (stats == nullptr) return absl::OkStatus();
+  for (RouterStats& layer : stats->router) MOE_RETURN_IF_ERROR(layer.Wait());
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -73,29 +105,21 @@ struct Transformer<T>::Impl {
     FeedForwardBlockSaved<T> feed_forward;
   };
 
-  // One round's tokens where the model computes: the caller's own memory on a CPU.
-  struct Tokens {
-    absl::Span<const int32_t> ids, targets;  // [T]
-    absl::Span<float> row_loss;              // [T]
+  struct LayerRows {
+    MatrixView<const T> x;
+    MatrixView<T> middle, y;  // behind attention, behind the feed-forward block
   };
 
-  absl::StatusOr<Tokens> PutOnDevice(absl::Span<const int32_t> tokens,
-                                     absl::Span<const int32_t> targets,
-                                     absl::Span<float> row_loss) const;
-  absl::Status TakeLosses(const Tokens& tokens, absl::Span<float> row_loss,
-                          ForwardStats* stats) const;
-  absl::Status AddLayer(ParameterStore& store);
-  absl::Status Embed(absl::Span<const int32_t> tokens, int64_t step, MatrixView<T> x) const;
-  absl::Status LayerForward(int layer, MatrixView<const T> x, const Batch& batch,
-                            MatrixView<T> middle, MatrixView<T> y, LayerSaved& saved,
+  absl::Status AddLayer(ParameterStore& store, const Context& context);
+  absl::Status Embed(const Pass& pass, absl::Span<const int32_t> tokens, MatrixView<T> x) const;
+  absl::Status LayerForward(const Pass& pass, int layer, const LayerRows& rows, LayerSaved& saved,
                             ForwardStats* stats) const;
-  absl::StatusOr<MatrixView<const T>> Forward(absl::Span<const int32_t> tokens, const Batch& batch,
+  absl::StatusOr<MatrixView<const T>> Forward(const Pass& pass, absl::Span<const int32_t> tokens,
                                               ForwardStats* stats);
-  absl::Status Backward(absl::Span<const int32_t> tokens, const Batch& batch, float loss_scale,
-                        MatrixView<T> d, GradientReady ready);
+  absl::Status Backward(const Pass& pass, absl::Span<const int32_t> tokens, MatrixView<T> d,
+                        GradientReady ready);
 
   TransformerConfig config;
-  Context context;
   Parameter* embedding = nullptr;
   std::vector<Layer> layers;
   std::optional<OutputHead<T>> head;
@@ -104,7 +128,7 @@ struct Transformer<T>::Impl {
 };
 
 template <typename T>
-absl::Status Transformer<T>::Impl::AddLayer(ParameterStore& store) {
+absl::Status Transformer<T>::Impl::AddLayer(ParameterStore& store, const Context& context) {
   const int index = static_cast<int>(layers.size());
   const std::string prefix = absl::StrCat("model.layers.", index, ".");
   MOE_ASSIGN_OR_RETURN(auto attention, AttentionBlock<T>::Create(config, prefix, store));
@@ -116,93 +140,59 @@ absl::Status Transformer<T>::Impl::AddLayer(ParameterStore& store) {
 }
 
 template <typename T>
-auto Transformer<T>::Impl::PutOnDevice(absl::Span<const int32_t> tokens,
-                                       absl::Span<const int32_t> targets,
-                                       absl::Span<float> row_loss) const -> absl::StatusOr<Tokens> {
-  Tokens on_device = {.row_loss = row_loss};
-  MOE_ASSIGN_OR_RETURN(on_device.ids, OnDevice(tokens, context));
-  MOE_ASSIGN_OR_RETURN(on_device.targets, OnDevice(targets, context));
-  if (OnCuda(context)) {
-    MOE_ASSIGN_OR_RETURN(on_device.row_loss,
-                         context.workspace->Array<float>(static_cast<int64_t>(row_loss.size())));
-  }
-  return on_device;
-}
-
-// Blocks the host: the one time that a round does so for its own sake. The routers' measures have
-// come, too.
-template <typename T>
-absl::Status Transformer<T>::Impl::TakeLosses(const Tokens& tokens, absl::Span<float> row_loss,
-                                              ForwardStats* stats) const {
-  if (!OnCuda(context)) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(
-      context.compute->CopyBytes(tokens.row_loss.data(), row_loss.data(),
-                                 static_cast<int64_t>(row_loss.size() * sizeof(float))));
-  MOE_RETURN_IF_ERROR(context.compute->Synchronize());
-  if (stats == nullptr) return absl::OkStatus();
-  for (RouterStats& layer : stats->router) MOE_RETURN_IF_ERROR(layer.Wait());
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status Transformer<T>::Impl::Embed(absl::Span<const int32_t> tokens, int64_t step,
+absl::Status Transformer<T>::Impl::Embed(const Pass& pass, absl::Span<const int32_t> tokens,
                                          MatrixView<T> x) const {
-  context.mesh->SetPhase({.name = "embedding", .step = step});
-  return TimedDense(context, "embedding", [&] {
-    return GatherRows<T>(embedding->view<T>(), tokens, x, *context.compute);
+  return TimedDense(pass, "embedding", [&] {
+    return GatherRows<T>(embedding->view<T>(), tokens, x, *pass.context.compute);
   });
 }
 
 template <typename T>
-absl::Status Transformer<T>::Impl::LayerForward(int layer, MatrixView<const T> x,
-                                                const Batch& batch, MatrixView<T> middle,
-                                                MatrixView<T> y, LayerSaved& layer_saved,
+absl::Status Transformer<T>::Impl::LayerForward(const Pass& pass, int layer, const LayerRows& rows,
+                                                LayerSaved& layer_saved,
                                                 ForwardStats* stats) const {
-  context.mesh->SetPhase({.name = "forward", .layer = layer, .step = batch.step});
+  const Pass in_layer = pass.InLayer(layer);
   const Layer& l = layers[layer];
-  MOE_RETURN_IF_ERROR(TimedDense(context, "attention", [&] {
-    return l.attention.Forward(x, batch, middle, layer_saved.attention, context);
+  MOE_RETURN_IF_ERROR(TimedDense(in_layer, "attention", [&] {
+    return l.attention.Forward(in_layer, rows.x, rows.middle, layer_saved.attention);
   }));
   const bool measures = stats != nullptr && l.feed_forward.moe() != nullptr;
-  return l.feed_forward.Forward(middle, batch, y, layer_saved.feed_forward,
-                                measures ? &stats->router[layer / config.moe_layer_freq] : nullptr,
-                                context);
+  return l.feed_forward.Forward(in_layer, rows.middle, rows.y, layer_saved.feed_forward,
+                                measures ? &stats->router[layer / config.moe_layer_freq] : nullptr);
 }
 
 // The residual stream after the last layer, with everything that backward needs kept.
 template <typename T>
-absl::StatusOr<MatrixView<const T>> Transformer<T>::Impl::Forward(absl::Span<const int32_t> tokens,
-                                                                  const Batch& batch,
+absl::StatusOr<MatrixView<const T>> Transformer<T>::Impl::Forward(const Pass& pass,
+                                                                  absl::Span<const int32_t> tokens,
                                                                   ForwardStats* stats) {
-  Workspace& workspace = *context.workspace;
+  Workspace& workspace = *pass.context.workspace;
   const auto count = static_cast<int64_t>(tokens.size());
   MOE_ASSIGN_OR_RETURN(MatrixView<T> x, workspace.Matrix<T>(count, config.hidden_size));
-  MOE_RETURN_IF_ERROR(Embed(tokens, batch.step, x));
+  MOE_RETURN_IF_ERROR(Embed(pass, tokens, x));
   for (int l = 0; l < config.num_layers; ++l) {
     MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<T>(count, config.hidden_size));
     MOE_ASSIGN_OR_RETURN(const auto y, workspace.Matrix<T>(count, config.hidden_size));
-    MOE_RETURN_IF_ERROR(LayerForward(l, x, batch, middle, y, saved[l], stats));
+    MOE_RETURN_IF_ERROR(LayerForward(pass, l, {x, middle, y}, saved[l], stats));
     x = y;
   }
   return MatrixView<const T>(x);
 }
 
 template <typename T>
-absl::Status Transformer<T>::Impl::Backward(absl::Span<const int32_t> tokens, const Batch& batch,
-                                            float loss_scale, MatrixView<T> d,
-                                            GradientReady ready) {
+absl::Status Transformer<T>::Impl::Backward(const Pass& pass, absl::Span<const int32_t> tokens,
+                                            MatrixView<T> d, GradientReady ready) {
+  const Context& context = pass.context;
   for (int l = config.num_layers - 1; l >= 0; --l) {
-    context.mesh->SetPhase({.name = "backward", .layer = l, .step = batch.step});
-    MOE_RETURN_IF_ERROR(
-        layers[l].feed_forward.Backward(saved[l].feed_forward, loss_scale, d, ready, context));
-    MOE_RETURN_IF_ERROR(TimedDense(context, "attention backward", [&] {
-      return layers[l].attention.Backward(batch, saved[l].attention, d, ready, context);
+    const Pass in_layer = pass.InLayer(l);
+    MOE_RETURN_IF_ERROR(layers[l].feed_forward.Backward(in_layer, saved[l].feed_forward, d, ready));
+    MOE_RETURN_IF_ERROR(TimedDense(in_layer, "attention backward", [&] {
+      return layers[l].attention.Backward(in_layer, saved[l].attention, d, ready);
     }));
   }
-  context.mesh->SetPhase({.name = "embedding", .step = batch.step});
   if (!tokens.empty()) {
     MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, embedding->OpenGradient());
-    MOE_RETURN_IF_ERROR(TimedDense(context, "embedding backward", [&] {
+    MOE_RETURN_IF_ERROR(TimedDense(pass, "embedding backward", [&] {
       return sum.Add(
           [&](absl::Span<float> out, Write write) {
             return EmbeddingBackward<T>(
@@ -233,14 +223,13 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> Transformer<T>::Create(
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   impl->config.moe.router.hidden_size = config.hidden_size;
-  impl->context = context;
   MOE_ASSIGN_OR_RETURN(impl->embedding, store.Add({.name = "model.embed_tokens.weight",
                                                    .rows = config.vocab_size,
                                                    .cols = config.hidden_size,
                                                    .init_std = config.init_std,
                                                    .partials = config.tied_embeddings ? 2 : 1}));
   impl->layers.reserve(config.num_layers);
-  for (int l = 0; l < config.num_layers; ++l) MOE_RETURN_IF_ERROR(impl->AddLayer(store));
+  for (int l = 0; l < config.num_layers; ++l) MOE_RETURN_IF_ERROR(impl->AddLayer(store, context));
   MOE_ASSIGN_OR_RETURN(
       impl->head,
       OutputHead<T>::Create(config, config.tied_embeddings ? impl->embedding : nullptr, store));
@@ -249,107 +238,99 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> Transformer<T>::Create(
 }
 
 template <typename T>
-absl::Status Transformer<T>::Evaluate(absl::Span<const int32_t> tokens,
-                                      absl::Span<const int32_t> targets, const Batch& batch,
-                                      absl::Span<float> row_loss, ForwardStats* stats) {
+absl::Status Transformer<T>::Evaluate(const Pass& pass, const TokenBatch& batch,
+                                      ForwardStats* stats) {
   Impl& m = *impl_;
-  MOE_RETURN_IF_ERROR(CheckTokenBatch("Transformer::Evaluate", tokens, targets, batch,
-                                      m.config.vocab_size, row_loss.size()));
+  const Context& context = pass.context;
+  MOE_RETURN_IF_ERROR(
+      CheckTokenBatch("Transformer::Evaluate", batch, pass.batch, m.config.vocab_size));
   if (stats != nullptr) stats->router.resize(m.mixtures.size());
-  Workspace& workspace = *m.context.workspace;
-  const WorkspaceScope scope(workspace), host_scope(*m.context.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const typename Impl::Tokens on_device,
-                       m.PutOnDevice(tokens, targets, row_loss));
-  const auto count = static_cast<int64_t>(tokens.size());
+  Workspace& workspace = *context.workspace;
+  const WorkspaceScope scope(workspace), host_scope(*context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const TokenBatch on_device, PutOnDevice(batch, context));
+  const auto count = static_cast<int64_t>(batch.tokens.size());
   MOE_ASSIGN_OR_RETURN(const auto x, workspace.Matrix<T>(count, m.config.hidden_size));
   MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<T>(count, m.config.hidden_size));
-  MOE_RETURN_IF_ERROR(m.Embed(on_device.ids, batch.step, x));
+  MOE_RETURN_IF_ERROR(m.Embed(pass, on_device.tokens, x));
   for (int l = 0; l < m.config.num_layers; ++l) {
     // Nothing is kept: a layer's scratch is given back, and its output replaces its input.
-    const WorkspaceScope layer_scope(workspace), host_layer_scope(*m.context.host_workspace);
+    const WorkspaceScope layer_scope(workspace), host_layer_scope(*context.host_workspace);
     typename Impl::LayerSaved layer_saved;
-    MOE_RETURN_IF_ERROR(m.LayerForward(l, x, batch, middle, x, layer_saved, stats));
+    MOE_RETURN_IF_ERROR(m.LayerForward(pass, l, {x, middle, x}, layer_saved, stats));
   }
-  m.context.mesh->SetPhase({.name = "loss", .step = batch.step});
-  MOE_RETURN_IF_ERROR(TimedDense(m.context, "loss", [&] {
-    return m.head->Loss(x, on_device.targets, on_device.row_loss, m.context);
-  }));
-  return m.TakeLosses(on_device, row_loss, stats);
+  MOE_RETURN_IF_ERROR(TimedDense(pass, "loss", [&] { return m.head->Loss(pass, x, on_device); }));
+  return TakeLosses(on_device, batch.row_loss, stats, context);
 }
 
 template <typename T>
-absl::Status Transformer<T>::Extend(absl::Span<const int32_t> tokens, KeyValueCache<T>& cache,
-                                    MatrixView<float> logits) {
+absl::Status Transformer<T>::Extend(const Context& context, absl::Span<const int32_t> tokens,
+                                    KeyValueCache<T>& cache, MatrixView<float> logits) {
   Impl& m = *impl_;
-  if (OnCuda(m.context)) return absl::UnimplementedError("Transformer::Extend: on a CUDA device");
+  if (OnCuda(context)) return absl::UnimplementedError("Transformer::Extend: on a CUDA device");
   const auto count = static_cast<int64_t>(tokens.size());
   const int64_t offsets[] = {0, count}, past = cache.size();
-  const Batch batch = {.sequence_offsets = offsets,
-                       .micro_batch_offsets = offsets,
-                       .first_global_token = past,
-                       .first_position = past,
-                       .mode = Mode::kEvaluation};
-  MOE_RETURN_IF_ERROR(CheckTokenBatch("Transformer::Extend", tokens, tokens, batch,
-                                      m.config.vocab_size, tokens.size()));
+  const Pass pass = {.context = context,
+                     .batch = {.sequence_offsets = offsets,
+                               .micro_batch_offsets = offsets,
+                               .first_global_token = past,
+                               .first_position = past,
+                               .mode = Mode::kEvaluation},
+                     .site = {.step = past}};
+  MOE_RETURN_IF_ERROR(CheckTokens("Transformer::Extend", tokens, pass.batch, m.config.vocab_size));
   if (past + count > cache.capacity() || logits.rows() > count) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Transformer::Extend: ", count, " tokens after ", past, " and logits of ", logits.rows(),
         ", expected room for ", cache.capacity(), " tokens, and logits of new ones"));
   }
-  Workspace& workspace = *m.context.workspace;
+  Workspace& workspace = *context.workspace;
   const WorkspaceScope scope(workspace);
   MOE_ASSIGN_OR_RETURN(const auto x, workspace.Matrix<T>(count, m.config.hidden_size));
   MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<T>(count, m.config.hidden_size));
-  MOE_RETURN_IF_ERROR(m.Embed(tokens, past, x));
+  MOE_RETURN_IF_ERROR(m.Embed(pass, tokens, x));
   for (int l = 0; l < m.config.num_layers; ++l) {
     const WorkspaceScope layer_scope(workspace);
-    m.context.mesh->SetPhase({.name = "forward", .layer = l, .step = past});
+    const Pass in_layer = pass.InLayer(l);
     const typename Impl::Layer& layer = m.layers[l];
-    MOE_RETURN_IF_ERROR(layer.attention.ForwardCached(
-        x, batch, cache.keys(l, past + count), cache.values(l, past + count), middle, m.context));
+    MOE_RETURN_IF_ERROR(layer.attention.ForwardCached(in_layer, x, cache.keys(l, past + count),
+                                                      cache.values(l, past + count), middle));
     FeedForwardBlockSaved<T> saved;
-    MOE_RETURN_IF_ERROR(layer.feed_forward.Forward(middle, batch, x, saved, nullptr, m.context));
+    MOE_RETURN_IF_ERROR(layer.feed_forward.Forward(in_layer, middle, x, saved, nullptr));
   }
   cache.Grow(count);
   if (logits.rows() > 0) {
     NormSaved<T> saved;
-    MOE_ASSIGN_OR_RETURN(const auto rows, m.head->Logits(RowRange(MatrixView<const T>(x),
-                                                                  count - logits.rows(), count),
-                                                         saved, m.context));
+    MOE_ASSIGN_OR_RETURN(
+        const auto rows,
+        m.head->Logits(pass, RowRange(MatrixView<const T>(x), count - logits.rows(), count),
+                       saved));
     for (int64_t r = 0; r < rows.rows(); ++r) std::copy_n(rows.row(r), rows.cols(), logits.row(r));
   }
-  return m.context.compute->Synchronize();
+  return context.compute->Synchronize();
 }
 
 template <typename T>
-absl::Status Transformer<T>::ForwardBackward(absl::Span<const int32_t> tokens,
-                                             absl::Span<const int32_t> targets, const Batch& batch,
-                                             float loss_scale, absl::Span<float> row_loss,
+absl::Status Transformer<T>::ForwardBackward(const Pass& pass, const TokenBatch& batch,
                                              ForwardStats* stats, GradientReady ready) {
   Impl& m = *impl_;
-  MOE_RETURN_IF_ERROR(CheckTokenBatch("Transformer::ForwardBackward", tokens, targets, batch,
-                                      m.config.vocab_size, row_loss.size()));
-  if (batch.micro_batch_offsets.size() > 2) {
+  const Context& context = pass.context;
+  MOE_RETURN_IF_ERROR(
+      CheckTokenBatch("Transformer::ForwardBackward", batch, pass.batch, m.config.vocab_size));
+  if (pass.batch.micro_batch_offsets.size() > 2) {
     return absl::InvalidArgumentError(
-        absl::StrCat("Transformer::ForwardBackward: ", batch.micro_batch_offsets.size() - 1,
+        absl::StrCat("Transformer::ForwardBackward: ", pass.batch.micro_batch_offsets.size() - 1,
                      " micro-batches, expected one per round"));
   }
   if (stats != nullptr) stats->router.resize(m.mixtures.size());
-  Workspace& workspace = *m.context.workspace;
-  const WorkspaceScope scope(workspace), host_scope(*m.context.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const typename Impl::Tokens on_device,
-                       m.PutOnDevice(tokens, targets, row_loss));
-  MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, m.Forward(on_device.ids, batch, stats));
+  Workspace& workspace = *context.workspace;
+  const WorkspaceScope scope(workspace), host_scope(*context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const TokenBatch on_device, PutOnDevice(batch, context));
+  MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, m.Forward(pass, on_device.tokens, stats));
   MOE_ASSIGN_OR_RETURN(const auto d, workspace.Matrix<T>(x.rows(), x.cols()));
-  const float scale = tokens.empty() ? 0 : loss_scale / static_cast<float>(tokens.size());
-  m.context.mesh->SetPhase({.name = "loss", .step = batch.step});
-  MOE_RETURN_IF_ERROR(TimedDense(m.context, "loss", [&] {
-    return m.head->LossAndGradient(x, on_device.targets, scale, on_device.row_loss, d, ready,
-                                   m.context);
-  }));
-  MOE_RETURN_IF_ERROR(m.Backward(on_device.ids, batch, loss_scale, d, ready));
-  MOE_RETURN_IF_ERROR(JoinStreams(*m.context.compute, *m.context.exchange));
-  return m.TakeLosses(on_device, row_loss, stats);
+  MOE_RETURN_IF_ERROR(TimedDense(
+      pass, "loss", [&] { return m.head->LossAndGradient(pass, x, on_device, d, ready); }));
+  MOE_RETURN_IF_ERROR(m.Backward(pass, on_device.tokens, d, ready));
+  MOE_RETURN_IF_ERROR(JoinStreams(*context.compute, *context.exchange));
+  return TakeLosses(on_device, batch.row_loss, stats, context);
 }
 
 template <typename T>

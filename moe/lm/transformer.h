@@ -17,6 +17,7 @@
 #include "moe/layer/experts.h"
 #include "moe/layer/moe_layer.h"
 #include "moe/run/context.h"
+#include "moe/run/pass.h"
 #include "moe/state/parameter.h"
 
 namespace moe::lm {
@@ -82,6 +83,12 @@ struct ForwardStats {
   std::vector<RouterStats> router;
 };
 
+// Tokens of a round and their losses in nats: arrays [T] of the host.
+struct TokenBatch {
+  absl::Span<const int32_t> tokens, targets;
+  absl::Span<float> row_loss;
+};
+
 template <typename T>
 class KeyValueCache;
 
@@ -100,25 +107,22 @@ class Transformer {
                                                              const Context& context);
   ~Transformer();
 
-  // Loss only. tokens, targets [T]; row_loss [T] in nats: memory of the host, on any device.
-  // Collective over the expert-parallel group.
-  absl::Status Evaluate(absl::Span<const int32_t> tokens, absl::Span<const int32_t> targets,
-                        const Batch& batch, absl::Span<float> row_loss, ForwardStats* stats);
+  // Loss only. Collective over the expert-parallel group.
+  absl::Status Evaluate(const Pass& pass, const TokenBatch& batch, ForwardStats* stats);
 
   // Forward of the tokens [T] that follow those of `cache`, which gets them, and the logits
   // [n, V] of the last n <= T of them: the bits of one Forward over the whole sequence where a
   // router decides about each token by itself. Other ranks, without a sequence, call with none.
   // kInvalidArgument, before anything moves: ids outside the vocabulary, no room in the cache;
   // kUnimplemented on a CUDA device. Collective over the expert-parallel group; blocks.
-  absl::Status Extend(absl::Span<const int32_t> tokens, KeyValueCache<T>& cache,
-                      MatrixView<float> logits);
+  absl::Status Extend(const Context& context, absl::Span<const int32_t> tokens,
+                      KeyValueCache<T>& cache, MatrixView<float> logits);
 
   // Forward and backward of one round (one micro-batch, or none: T = 0). Gradients are those of
-  // loss_scale * (mean of row_loss + the router's losses). `ready` is called for every parameter
+  // pass.d_loss * (mean of row_loss + the router's losses). `ready` is called for every parameter
   // exactly once, in the same order on all ranks, as its gradient of this round is complete.
-  absl::Status ForwardBackward(absl::Span<const int32_t> tokens, absl::Span<const int32_t> targets,
-                               const Batch& batch, float loss_scale, absl::Span<float> row_loss,
-                               ForwardStats* stats, GradientReady ready);
+  absl::Status ForwardBackward(const Pass& pass, const TokenBatch& batch, ForwardStats* stats,
+                               GradientReady ready);
 
   // The routers learn from the load of an optimiser step: MoeLayer::EndStep for every MoE layer.
   // expert_load [MoE layer][E], over all ranks.

@@ -86,15 +86,14 @@ absl::StatusOr<absl::Span<const T>> OnHost(absl::Span<const T> array, const Cont
 }
 
 // Runs `body`, which enqueues work on `stream`: its time in the stream counts as `work.phase`, and
-// it is a piece of the time line if one is recorded, with the layer and step of the mesh's phase.
+// it is a piece of the time line if one is recorded, with the layer, round and step of `site`.
 template <typename Body>
-absl::Status Timed(const Context& context, const Work& work, Stream& stream, Body body) {
+absl::Status Timed(const Context& context, const Site& site, const Work& work, Stream& stream,
+                   Body body) {
   const NvtxRange range(work.name);
   if (context.clock == nullptr) return body();
   PhaseClock& clock = *context.clock;
-  TraceEvent* const event = clock.recorder() == nullptr
-                                ? nullptr
-                                : clock.Open(work, context.mesh->world().phase(), stream);
+  TraceEvent* const event = clock.recorder() == nullptr ? nullptr : clock.Open(work, site, stream);
   const ExchangeBytes before =
       event != nullptr && work.moved != nullptr ? *work.moved : ExchangeBytes();
   MOE_RETURN_IF_ERROR(clock.Start(work.phase, event, stream));

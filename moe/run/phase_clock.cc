@@ -33,14 +33,15 @@ void PhaseClock::Add(Phase phase, int64_t nanoseconds) {
   }
 }
 
-TraceEvent* PhaseClock::Open(const Work& work, const Site& place, const Stream& stream) {
+TraceEvent* PhaseClock::Open(const Work& work, const Site& site, const Stream& stream) {
   TraceEvent* const event = recorder_->Open();
   if (event == nullptr) return nullptr;
   event->name = work.name;
   event->category = NameOf(work.phase);
   event->lane = recorder_->LaneOf(&stream);
-  event->step = place.step;
-  event->layer = place.layer;
+  event->step = site.step;
+  event->layer = site.layer;
+  event->call = site.round;
   event->chunk = work.chunk;
   event->bucket = work.bucket;
   event->bytes = work.bytes;
@@ -99,14 +100,15 @@ absl::Status PhaseClock::Stop(ExchangePart part, const Communicator& group, Stre
   });
 }
 
-absl::StatusOr<ExchangeSeconds> PhaseClock::SplitExchanges(Communicator& group, Stream& stream) {
+absl::StatusOr<ExchangeSeconds> PhaseClock::SplitExchanges(Communicator& group, Stream& stream,
+                                                           const Site& site) {
   MOE_RETURN_IF_ERROR(Collect());
   const int64_t met_ns = std::accumulate(meetings_ns_.begin(), meetings_ns_.end(), int64_t{0});
   // The shortest time of a meeting is the largest of these.
   std::transform(lingered_ns_.begin(), lingered_ns_.end(), meetings_ns_.begin(),
                  meetings_ns_.begin(), std::minus<>());
   MOE_RETURN_IF_ERROR(
-      group.AllReduce<int64_t>(absl::MakeSpan(meetings_ns_), ReduceOp::kMax, stream));
+      group.AllReduce<int64_t>(absl::MakeSpan(meetings_ns_), ReduceOp::kMax, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   const int64_t shortest_ns =
       -std::accumulate(meetings_ns_.begin(), meetings_ns_.end(), int64_t{0});

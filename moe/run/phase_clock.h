@@ -70,8 +70,8 @@ class PhaseClock final : public ExchangeClock {
   TraceRecorder* recorder() const { return recorder_; }
 
   // Opens `work` on the time line of recorder(), which must be there: nullptr when it takes no
-  // more. `place`: layer and step.
-  TraceEvent* Open(const Work& work, const Site& place, const Stream& stream);
+  // more.
+  TraceEvent* Open(const Work& work, const Site& site, const Stream& stream);
   // Enqueues the start and the end of a phase around whatever is enqueued between the two calls.
   // `event`: from Open, or nullptr. A CUDA stream must live as long as the clock is used.
   absl::Status Start(Phase phase, TraceEvent* event, Stream& stream);
@@ -94,7 +94,8 @@ class PhaseClock final : public ExchangeClock {
   // last waits for nobody: the shortest time is copy on all ranks, and what a rank was in the
   // meeting beyond it is its wait. Collects. Collective: one all-reduce of an int64 per meeting.
   // Blocks.
-  absl::StatusOr<ExchangeSeconds> SplitExchanges(Communicator& group, Stream& stream);
+  absl::StatusOr<ExchangeSeconds> SplitExchanges(Communicator& group, Stream& stream,
+                                                 const Site& site = {});
   // Collects, then begins anew.
   absl::Status Reset();
 

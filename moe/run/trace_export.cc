@@ -85,26 +85,27 @@ std::string TextOf(const TraceRecorder& recorder, int rank, int64_t shift_ns) {
 
 // Nanoseconds to add to rank 0's clock, so that the first event of all ranks is at 0.
 absl::StatusOr<int64_t> Origin(const TraceRecorder& recorder, int64_t offset_ns,
-                               Communicator& world, Stream& stream) {
+                               Communicator& world, Stream& stream, const Site& site) {
   int64_t latest = std::numeric_limits<int64_t>::min();  // of the negative times
   for (const TraceEvent& event : recorder.events()) {
     latest = std::max(latest, -(event.begin_ns + offset_ns));
   }
-  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&latest, 1}, ReduceOp::kMax, stream));
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&latest, 1}, ReduceOp::kMax, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   // No rank has an event: nothing to shift.
   return latest == std::numeric_limits<int64_t>::min() ? 0 : latest;
 }
 
 // The text of rank `from`, on rank 0.
-absl::StatusOr<std::string> Fetch(int from, std::string mine, Communicator& world, Stream& stream) {
+absl::StatusOr<std::string> Fetch(int from, std::string mine, Communicator& world, Stream& stream,
+                                  const Site& site) {
   if (from == 0) return mine;
   const bool sends = world.rank() == from;
   auto size = static_cast<int64_t>(mine.size());
   const auto transfer = [&](void* data, int64_t bytes) -> absl::Status {
     const SendRecvOp op = sends ? SendRecvOp{.peer = 0, .send = data, .bytes = bytes}
                                 : SendRecvOp{.peer = from, .recv = data, .bytes = bytes};
-    MOE_RETURN_IF_ERROR(world.SendRecv({&op, 1}, stream));
+    MOE_RETURN_IF_ERROR(world.SendRecv({&op, 1}, stream, site));
     return stream.Synchronize();
   };
   MOE_RETURN_IF_ERROR(transfer(&size, sizeof(size)));
@@ -150,19 +151,20 @@ absl::Status CheckTraceOnAll(bool traced, Communicator& world) {
 }
 
 absl::StatusOr<int64_t> ExportTrace(const TraceRecorder& recorder, TraceSink* sink,
-                                    Communicator& world, Stream& stream) {
+                                    Communicator& world, Stream& stream, const Site& site) {
   const int rank = world.rank();
   MOE_ASSIGN_OR_RETURN(const ClockOffset clock,
-                       EstimateClockOffset(HostId(), MonotonicNs, world, stream));
-  MOE_ASSIGN_OR_RETURN(const int64_t origin, Origin(recorder, clock.offset_ns, world, stream));
+                       EstimateClockOffset(HostId(), MonotonicNs, world, stream, site));
+  MOE_ASSIGN_OR_RETURN(const int64_t origin,
+                       Origin(recorder, clock.offset_ns, world, stream, site));
   const RankFacts mine = {.events = static_cast<int64_t>(recorder.events().size()),
                           .left_out = recorder.left_out(),
                           .offset_ns = clock.offset_ns,
                           .error_ns = clock.error_ns};
   static_assert(sizeof(RankFacts) == 4 * sizeof(int64_t));
   std::vector<RankFacts> facts(world.size());
-  MOE_RETURN_IF_ERROR(world.AllGather<int64_t>({&mine.events, 4},
-                                               {&facts.front().events, 4 * facts.size()}, stream));
+  MOE_RETURN_IF_ERROR(world.AllGather<int64_t>(
+      {&mine.events, 4}, {&facts.front().events, 4 * facts.size()}, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
 
   if (rank == 0) MOE_RETURN_IF_ERROR(sink->Append("{\"traceEvents\":[\n"));
@@ -170,7 +172,7 @@ absl::StatusOr<int64_t> ExportTrace(const TraceRecorder& recorder, TraceSink* si
     if (rank != 0 && rank != from) continue;
     std::string text;
     if (rank == from) text = TextOf(recorder, rank, clock.offset_ns + origin);
-    MOE_ASSIGN_OR_RETURN(text, Fetch(from, std::move(text), world, stream));
+    MOE_ASSIGN_OR_RETURN(text, Fetch(from, std::move(text), world, stream, site));
     if (rank == 0) MOE_RETURN_IF_ERROR(sink->Append(text));
   }
   if (rank == 0) {

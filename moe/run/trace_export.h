@@ -36,7 +36,7 @@ absl::Status CheckTraceOnAll(bool traced, Communicator& world);
 // call with the streams idle. `sink` is used on rank 0 alone. Errors: those of the sink (on rank 0;
 // the others then wait for it, so abort) and of the communicator.
 absl::StatusOr<int64_t> ExportTrace(const TraceRecorder& recorder, TraceSink* sink,
-                                    Communicator& world, Stream& stream);
+                                    Communicator& world, Stream& stream, const Site& site = {});
 
 }  // namespace moe
 

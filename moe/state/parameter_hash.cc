@@ -30,20 +30,20 @@ absl::StatusOr<int64_t> HashOf(const Parameter& parameter, const Context& contex
 
 // Names of the parameters of all ranks of an expert-parallel group, sorted.
 absl::StatusOr<std::vector<std::string>> AllNames(const ParameterStore& store,
-                                                  const Context& context) {
+                                                  const Context& context, const Site& site) {
   Communicator& group = context.mesh->group(MeshGroup::kExpertBlock);
   Stream& stream = *context.host;
   std::string mine;  // newline after each
   for (const auto& p : store.parameters()) mine += p->spec().name + "\n";
   auto length = static_cast<int64_t>(mine.size());
-  MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>({&length, 1}, ReduceOp::kMax, stream));
+  MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>({&length, 1}, ReduceOp::kMax, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   mine.resize(length, '\n');
   std::string all(mine.size() * group.size(), '\n');
   const auto bytes = [](std::string& s) {
     return absl::Span<uint8_t>(reinterpret_cast<uint8_t*>(s.data()), s.size());
   };
-  MOE_RETURN_IF_ERROR(group.AllGather<uint8_t>(bytes(mine), bytes(all), stream));
+  MOE_RETURN_IF_ERROR(group.AllGather<uint8_t>(bytes(mine), bytes(all), stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   std::vector<std::string> names = absl::StrSplit(all, '\n', absl::SkipEmpty());
   std::sort(names.begin(), names.end());
@@ -58,11 +58,11 @@ bool SpeaksFor(const Parameter& parameter, const Context& context) {
          context.mesh->index(MeshGroup::kExpertBlock) == 0;
 }
 
-absl::Status CheckReplicas(const ParameterStore& store, const Context& context) {
+absl::Status CheckReplicas(const ParameterStore& store, const Context& context, const Site& site) {
   Communicator& world = context.mesh->world();
   // The largest hash and the largest ~hash over the ranks that hold a parameter; the others have
   // the least int64 in both places.
-  MOE_ASSIGN_OR_RETURN(const std::vector<std::string> names, AllNames(store, context));
+  MOE_ASSIGN_OR_RETURN(const std::vector<std::string> names, AllNames(store, context, site));
   const auto size = static_cast<int64_t>(names.size());
   const int64_t absent = std::numeric_limits<int64_t>::min();
   std::vector<int64_t> mine(2 * size, absent);
@@ -73,14 +73,14 @@ absl::Status CheckReplicas(const ParameterStore& store, const Context& context) 
   }
   std::vector<int64_t> most = mine;
   MOE_RETURN_IF_ERROR(
-      world.AllReduce<int64_t>(absl::MakeSpan(most), ReduceOp::kMax, *context.host));
+      world.AllReduce<int64_t>(absl::MakeSpan(most), ReduceOp::kMax, *context.host, site));
   MOE_RETURN_IF_ERROR(context.host->Synchronize());
   for (int64_t i = 0; i < size; ++i) {
     if (most[i] == ~most[size + i]) continue;
     const int64_t rank = world.rank(), none = std::numeric_limits<int64_t>::max();
     const int64_t has[] = {mine[i] == most[i] ? rank : none,
                            mine[size + i] == most[size + i] ? rank : none};
-    MOE_ASSIGN_OR_RETURN(const auto ranks, ExtremesOverRanks(has, world, *context.host));
+    MOE_ASSIGN_OR_RETURN(const auto ranks, ExtremesOverRanks(has, world, *context.host, site));
     return absl::DataLossError(absl::StrCat("tensor '", names[i], "' differs between ranks ",
                                             std::min(ranks[0].least, ranks[1].least), " and ",
                                             std::max(ranks[0].least, ranks[1].least),
@@ -89,13 +89,14 @@ absl::Status CheckReplicas(const ParameterStore& store, const Context& context) 
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const Context& context) {
+absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const Context& context,
+                                        const Site& site) {
   int64_t count = 0;
   for (const auto& p : store.parameters()) {
     if (SpeaksFor(*p, context)) count += p->size();
   }
   MOE_RETURN_IF_ERROR(context.mesh->group(MeshGroup::kExpertBlock)
-                          .AllReduce<int64_t>({&count, 1}, ReduceOp::kSum, *context.host));
+                          .AllReduce<int64_t>({&count, 1}, ReduceOp::kSum, *context.host, site));
   MOE_RETURN_IF_ERROR(context.host->Synchronize());
   return count;
 }

@@ -17,10 +17,12 @@ bool SpeaksFor(const Parameter& parameter, const Context& context);
 // kDataLoss, naming a parameter and two ranks, unless all ranks that hold the same parameter hold
 // the same bits of it (Parameter::replica). Collective over the world, blocks the host; the same
 // status on every rank. Cost: a hash of them all, an all-reduce of 16 bytes a parameter.
-absl::Status CheckReplicas(const ParameterStore& store, const Context& context);
+absl::Status CheckReplicas(const ParameterStore& store, const Context& context,
+                           const Site& site = {});
 
 // Elements of all experts and of the replicated parameters once. Collective, blocks the host.
-absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const Context& context);
+absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const Context& context,
+                                        const Site& site = {});
 
 }  // namespace moe
 

@@ -77,20 +77,21 @@ Worst WorstOf(absl::Span<const GradientSquares> gradients, bool of_experts, cons
   return worst;
 }
 
-absl::Status SumOver(Communicator& group, absl::Span<int64_t> fields, const Context& context) {
+absl::Status SumOver(Communicator& group, absl::Span<int64_t> fields, const Context& context,
+                     const Site& site) {
   if (group.size() == 1 || fields.empty()) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>(fields, ReduceOp::kSum, *context.host));
+  MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>(fields, ReduceOp::kSum, *context.host, site));
   return context.host->Synchronize();
 }
 
 // The tensor of this rank's experts that the grid took most of.
 absl::StatusOr<Worst> WorstExperts(absl::Span<const GradientSquares> gradients, double unit,
-                                   const Context& context) {
+                                   const Context& context, const Site& site) {
   const int64_t size = TensorsOf(gradients, true) * kTensorFields;
   MOE_ASSIGN_OR_RETURN(const auto fields, context.host_workspace->Array<int64_t>(size));
   WriteFields(gradients, true, fields.data());
-  MOE_RETURN_IF_ERROR(
-      SumOver(context.mesh->group(MeshGroup::kExpertData, MeshLane::kGradients), fields, context));
+  MOE_RETURN_IF_ERROR(SumOver(context.mesh->group(MeshGroup::kExpertData, MeshLane::kGradients),
+                              fields, context, site));
   return WorstOf(gradients, true, fields.data(), unit);
 }
 
@@ -99,11 +100,11 @@ enum OfRank : uint8_t { kLargest, kLoss, kHash, kNameBytes, kRankFields };
 
 // The name that rank `root` knows.
 absl::StatusOr<std::string> NameFrom(int root, int64_t bytes, const Worst& mine,
-                                     const Context& context) {
+                                     const Context& context, const Site& site) {
   Communicator& world = context.mesh->world();
   std::string name = world.rank() == root ? *mine.name : std::string(bytes, '\0');
   const absl::Span<uint8_t> all(reinterpret_cast<uint8_t*>(name.data()), name.size());
-  MOE_RETURN_IF_ERROR(world.Broadcast<uint8_t>(all, root, *context.host));
+  MOE_RETURN_IF_ERROR(world.Broadcast<uint8_t>(all, root, *context.host, site));
   MOE_RETURN_IF_ERROR(context.host->Synchronize());
   return name;
 }
@@ -123,7 +124,7 @@ absl::StatusOr<double> GradientNorm::ClipFactor(double most) const {
 
 // After the sums of experts' tensors all else travels at once.
 absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gradients, double unit,
-                                           const Context& context) {
+                                           const Context& context, const Site& site) {
   Communicator& world = context.mesh->world();
   const WorkspaceScope scope(*context.host_workspace);
   const bool exact = unit > 0;
@@ -142,7 +143,7 @@ absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gra
   fields[kSquareSumSize] = tally.non_finite;
   Worst mine;
   if (exact) {
-    MOE_ASSIGN_OR_RETURN(mine, WorstExperts(gradients, unit, context));
+    MOE_ASSIGN_OR_RETURN(mine, WorstExperts(gradients, unit, context, site));
     int64_t* const own = &fields[kRanks + world.rank() * int64_t{kRankFields}];
     own[kLargest] = tally.largest;
     own[kLoss] = std::bit_cast<int64_t>(mine.loss);
@@ -150,7 +151,7 @@ absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gra
     own[kNameBytes] = mine.name == nullptr ? 0 : std::ssize(*mine.name);
     WriteFields(gradients, false, fields.data() + replicated);
   }
-  MOE_RETURN_IF_ERROR(SumOver(world, fields, context));
+  MOE_RETURN_IF_ERROR(SumOver(world, fields, context, site));
 
   GradientNorm norm = {.non_finite = fields[kSquareSumSize]};
   const bool finite = norm.non_finite == 0 && fields[kSquareSumDigits] == 0;
@@ -175,7 +176,7 @@ absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gra
     norm.grid_loss_tensor = *worst.name;
     return norm;
   }
-  MOE_ASSIGN_OR_RETURN(norm.grid_loss_tensor, NameFrom(root, name_bytes, mine, context));
+  MOE_ASSIGN_OR_RETURN(norm.grid_loss_tensor, NameFrom(root, name_bytes, mine, context, site));
   return norm;
 }
 

@@ -54,7 +54,7 @@ struct GradientSquares {
 // none. Collective over the world and over the lane of gradients, on which nothing else may be
 // under way; blocks the host.
 absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gradients, double unit,
-                                           const Context& context);
+                                           const Context& context, const Site& site);
 
 }  // namespace moe
 

@@ -185,7 +185,7 @@ absl::Status GradientReducer::BeginRound() {
   return absl::OkStatus();
 }
 
-absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
+absl::Status GradientReducer::MarkReady(const Parameter& parameter, const Site& site) {
   MOE_RETURN_IF_ERROR(CheckTrainable(parameter, parameter_sums_.size()));
   const auto b = static_cast<size_t>(parameter_sums_[parameter.index()].bucket);
   BucketSums& sums = sums_[b];
@@ -202,7 +202,7 @@ absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
     MOE_ASSIGN_OR_RETURN(sums.filled, context_.compute->Record());
   }
   for (; next_ < buckets_.size() && sums_[next_].ready == parameters(next_); ++next_) {
-    MOE_RETURN_IF_ERROR(Launch(next_));
+    MOE_RETURN_IF_ERROR(Launch(next_, site));
   }
   return absl::OkStatus();
 }
@@ -228,14 +228,13 @@ absl::Status GradientReducer::ClearEmpty(size_t b) {
   return absl::OkStatus();
 }
 
-absl::Status GradientReducer::Launch(size_t b) {
+absl::Status GradientReducer::Launch(size_t b, const Site& site) {
   const ParameterBucket& bucket = buckets_[b];
   Communicator& group = HoldersOf(bucket);
   if (group.size() == 1) return absl::OkStatus();
   in_flight_ = true;
   const bool of_experts = bucket.holders == MeshGroup::kExpertData;
   const char* const name = bucket.sharded() ? "reduce-scatter" : "all-reduce";
-  group.SetPhase({.name = name, .step = context_.mesh->world().phase().step});
   MOE_RETURN_IF_ERROR(stream_.WaitFor(sums_[b].filled));
   const int64_t all = bucket.elements() * element_bytes();
   const int64_t bytes = (bucket.sharded() ? 1 : 2) * all * (group.size() - 1) / group.size();
@@ -247,20 +246,21 @@ absl::Status GradientReducer::Launch(size_t b) {
                      .name = of_experts ? experts : name,
                      .bucket = static_cast<int32_t>(b),
                      .bytes = bytes};
-  return Timed(context_, work, stream_,
-               [&] { return exact() ? Travel<int64_t>(b) : Travel<float>(b); });
+  const Site at = site.Named(name);
+  return Timed(context_, at, work, stream_,
+               [&] { return exact() ? Travel<int64_t>(b, at) : Travel<float>(b, at); });
 }
 
 template <typename T>
-absl::Status GradientReducer::Travel(size_t b) {
+absl::Status GradientReducer::Travel(size_t b, const Site& site) {
   const ParameterBucket& bucket = buckets_[b];
   BucketSums& sums = sums_[b];
   AllReducer& reducer = *reducers_[bucket.holders];
   const absl::Span<T> kept = SumsOf<T>(b);
-  if (!bucket.sharded()) return reducer.Sum(kept, stream_);
-  if (!in_parts(b)) return reducer.ReduceScatter(kept, bucket.counts, stream_);
+  if (!bucket.sharded()) return reducer.Sum(kept, stream_, site);
+  if (!in_parts(b)) return reducer.ReduceScatter(kept, bucket.counts, stream_, site);
   const auto all = sums.round->sum.span<T>().first(static_cast<size_t>(bucket.elements()));
-  MOE_RETURN_IF_ERROR(reducer.ReduceScatter(all, bucket.counts, stream_));
+  MOE_RETURN_IF_ERROR(reducer.ReduceScatter(all, bucket.counts, stream_, site));
   const auto own = all.subspan(static_cast<size_t>(bucket.own.begin), kept.size());
   MOE_RETURN_IF_ERROR(std::exchange(sums.empty, false)
                           ? stream_.CopyBytes(own.data(), kept.data(),
@@ -288,7 +288,7 @@ absl::Status GradientReducer::Finish() {
 
 // Squares are made of gradients that are as many times larger as the grid is finer than by default,
 // so that they fit their sum as well whatever the grid's unit.
-absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale) const {
+absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale, const Site& site) const {
   MOE_RETURN_IF_ERROR(CheckAllLaunched());
   Stream& stream = *context_.compute;
   const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
@@ -311,9 +311,10 @@ absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale) const {
                             .tally = exact() ? tallies[p->index()] : GridTally()};
     }
   }
-  MOE_ASSIGN_OR_RETURN(GradientNorm norm,
-                       NormOverRanks(gradients.first(count),
-                                     exact() ? std::ldexp(larger, grid_.unit_log2) : 0, context_));
+  MOE_ASSIGN_OR_RETURN(
+      GradientNorm norm,
+      NormOverRanks(gradients.first(count), exact() ? std::ldexp(larger, grid_.unit_log2) : 0,
+                    context_, site));
   norm.value = std::ldexp(norm.value, -finer_log2);
   norm.largest = std::ldexp(norm.largest, -loss_scale_log2_);
   return norm;

@@ -65,8 +65,9 @@ class GradientReducer {
   bool travels_each_round() const { return options_.placement.sums == Holding::kPart; }
 
   // The gradient of `parameter` is complete once the compute stream passes this point. Once per
-  // parameter and step, in the last round; once in each round where buckets travel in each.
-  absl::Status MarkReady(const Parameter& parameter);
+  // parameter and step, in the last round; once in each round where buckets travel in each. `site`:
+  // of the exchanges that it starts, under names of their own.
+  absl::Status MarkReady(const Parameter& parameter, const Site& site = {});
 
   // Makes the compute stream wait for the last bucket.
   absl::Status Finish();
@@ -77,7 +78,7 @@ class GradientReducer {
   // the same bits at any layout in layout-invariant numerics; squares of a unit from 2^72 on, for
   // another unit of the grid than 2^-50 as much larger or smaller, are not finite. Collective over
   // the world; blocks the host; on CUDA one launch. kFailedPrecondition before Finish.
-  absl::StatusOr<GradientNorm> Norm(double scale) const;
+  absl::StatusOr<GradientNorm> Norm(double scale, const Site& site = {}) const;
 
   // The summed gradient times `scale` (1 / number of micro-batches / loss scale): a view into the
   // bucket, in memory of the compute stream's device. kFailedPrecondition where ZeRO has it in
@@ -151,9 +152,9 @@ class GradientReducer {
                                   static_cast<size_t>(buckets_[b].summed().size()));
   }
   absl::Status ClearEmpty(size_t b);
-  absl::Status Launch(size_t b);
+  absl::Status Launch(size_t b, const Site& site);
   template <typename T>
-  absl::Status Travel(size_t b);
+  absl::Status Travel(size_t b, const Site& site);
   absl::Status CheckAllLaunched() const;
   Communicator& HoldersOf(const ParameterBucket& bucket) const {
     return context_.mesh->group(bucket.holders, MeshLane::kGradients);

@@ -33,18 +33,19 @@ namespace {
 
 // kDataLoss, the same on every rank, if a rank has found values: with the first one's `name`.
 absl::Status NonFiniteOverRanks(int64_t found, std::string name, Communicator& world,
-                                Stream& stream) {
-  MOE_ASSIGN_OR_RETURN(const auto ranks,
-                       ExtremesOverRanks({found > 0 ? world.rank() : world.size()}, world, stream));
+                                Stream& stream, const Site& site) {
+  MOE_ASSIGN_OR_RETURN(
+      const auto ranks,
+      ExtremesOverRanks({found > 0 ? world.rank() : world.size()}, world, stream, site));
   const auto first = static_cast<int>(ranks[0].least);
   if (first == world.size()) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&found, 1}, ReduceOp::kSum, stream));
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&found, 1}, ReduceOp::kSum, stream, site));
   auto length = std::ssize(name);
-  MOE_RETURN_IF_ERROR(world.Broadcast<int64_t>({&length, 1}, first, stream));
+  MOE_RETURN_IF_ERROR(world.Broadcast<int64_t>({&length, 1}, first, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   name.resize(static_cast<size_t>(length));
   const absl::Span<uint8_t> letters(reinterpret_cast<uint8_t*>(name.data()), name.size());
-  MOE_RETURN_IF_ERROR(world.Broadcast<uint8_t>(letters, first, stream));
+  MOE_RETURN_IF_ERROR(world.Broadcast<uint8_t>(letters, first, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   return absl::DataLossError(absl::StrCat(found,
                                           " values of weights or their moments are not finite, "
@@ -65,9 +66,9 @@ absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOpti
   return optimizer;
 }
 
-absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options) {
+absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options, const Site& site) {
   Stream& stream = *context_.compute;
-  MOE_ASSIGN_OR_RETURN(const GradientNorm norm, reducer_.Norm(options.gradient_scale));
+  MOE_ASSIGN_OR_RETURN(const GradientNorm norm, reducer_.Norm(options.gradient_scale, site));
   non_finite_ = 0;
   if (!norm.finite() && options.non_finite == NonFiniteGradients::kSkip) return norm;
   const double most =
@@ -88,7 +89,7 @@ absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options) {
   for (size_t begin = 0, end = 1; end <= buckets.size(); ++end) {
     if (!buckets[end - 1].sharded() && end < buckets.size()) continue;
     MOE_RETURN_IF_ERROR(Move(adamw, options.gradient_scale, begin, end));
-    MOE_RETURN_IF_ERROR(Publish(begin, end));
+    MOE_RETURN_IF_ERROR(Publish(begin, end, site));
     begin = end;
   }
   MOE_RETURN_IF_ERROR(FinishPublishing());
@@ -118,7 +119,7 @@ absl::Status Optimizer::Move(const AdamWOptions& adamw, double gradient_scale, s
                *context_.compute);
 }
 
-absl::Status Optimizer::CheckFinite() const {
+absl::Status Optimizer::CheckFinite(const Site& site) const {
   int64_t found = 0;  // by this rank, in its own parts
   std::string name;   // the first tensor that has some
   for (const OptimizerState::Slice& slice : state_.slices()) {
@@ -132,15 +133,15 @@ absl::Status Optimizer::CheckFinite() const {
       found += here;
     }
   }
-  return NonFiniteOverRanks(found, name, context_.mesh->world(), *context_.host);
+  return NonFiniteOverRanks(found, name, context_.mesh->world(), *context_.host, site);
 }
 
-absl::Status Optimizer::PublishMasters() {
-  MOE_RETURN_IF_ERROR(Publish(0, reducer_.buckets().size()));
+absl::Status Optimizer::PublishMasters(const Site& site) {
+  MOE_RETURN_IF_ERROR(Publish(0, reducer_.buckets().size(), site));
   return FinishPublishing();
 }
 
-absl::Status Optimizer::Publish(size_t begin, size_t end) {
+absl::Status Optimizer::Publish(size_t begin, size_t end, const Site& site) {
   const auto& buckets = reducer_.buckets();
   const WorkspaceScope scope(*context_.host_workspace);
   MOE_ASSIGN_OR_RETURN(auto parts, context_.host_workspace->Array<MasterPart>(
@@ -155,7 +156,7 @@ absl::Status Optimizer::Publish(size_t begin, size_t end) {
   parts.remove_suffix(static_cast<size_t>(parts.end() - to));
   MOE_RETURN_IF_ERROR(store_.RefreshParts(parts, context_));
   for (size_t b = begin; b < end; ++b) {
-    if (buckets[b].sharded()) MOE_RETURN_IF_ERROR(gather_.Start(b, state_.block(b)));
+    if (buckets[b].sharded()) MOE_RETURN_IF_ERROR(gather_.Start(b, state_.block(b), site));
   }
   return absl::OkStatus();
 }

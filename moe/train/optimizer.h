@@ -85,13 +85,13 @@ class Optimizer {
   // One step from the reducer's sums. Collective over the world. Returns their norm, before
   // clipping; where it is not finite, the weights have stayed. On CUDA some launches, whatever the
   // number of parameters; with ZeRO some for each bucket.
-  absl::StatusOr<GradientNorm> Step(const StepOptions& options);
+  absl::StatusOr<GradientNorm> Step(const StepOptions& options, const Site& site = {});
   // Elements that this rank keeps whose weight or moments the last Step made, or left, not finite.
   int64_t non_finite() const { return non_finite_; }
   // kDataLoss unless all weights and moments are finite, with how many are not, a tensor and the
   // rank that has it. A pass over the state. Collective over the world, blocks the host; the same
   // status on every rank.
-  absl::Status CheckFinite() const;
+  absl::Status CheckFinite(const Site& site = {}) const;
 
   const OptimizerState& state() const { return state_; }
   // The steps that moved the weights, which Adam's bias correction counts.
@@ -99,7 +99,7 @@ class Optimizer {
   void set_steps_taken(int64_t steps) { step_ = steps; }
   // After masters were written: rounds them, and gathers what is in parts. Collective over the
   // groups of the buckets; enqueued on the compute stream.
-  absl::Status PublishMasters();
+  absl::Status PublishMasters(const Site& site = {});
 
   // Bytes that this rank has sent so far for weights that ranks share out; holders: canonical.
   int64_t bytes_gathered(MeshGroup holders) const { return gather_.bytes_sent(holders); }
@@ -114,7 +114,7 @@ class Optimizer {
         gather_(reducer.buckets(), context, reducer.stream()) {}
   // Each of buckets [begin, end).
   absl::Status Move(const AdamWOptions& adamw, double gradient_scale, size_t begin, size_t end);
-  absl::Status Publish(size_t begin, size_t end);
+  absl::Status Publish(size_t begin, size_t end, const Site& site);
   absl::Status FinishPublishing();
 
   const OptimizerOptions options_;

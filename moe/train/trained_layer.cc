@@ -48,12 +48,12 @@ absl::Status TrainedLayer<T>::TakeStats() {
 }
 
 template <typename T>
-absl::Status TrainedLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+absl::Status TrainedLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                                       MoeLayerSaved<T>* saved, bool counts) {
   constexpr size_t kMostCalls = 64;  // whose stats may be under way
   if (calls_.size() > kMostCalls) MOE_RETURN_IF_ERROR(TakeStats());
   Call call = {.counts = counts};
-  MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, saved, &call.stats));
+  MOE_RETURN_IF_ERROR(layer_->Forward(pass, x, y, saved, &call.stats));
   calls_.push_back(std::move(call));
   return absl::OkStatus();
 }
@@ -65,18 +65,18 @@ absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x,
   batch = InRound(round, x.rows(), batch);
   if (trainer_.evaluates()) {
     batch.mode = Mode::kEvaluation;
-    return Forward(x, batch, y, nullptr, false);
+    return Forward(trainer_.PassOf(round, batch), x, y, nullptr, false);
   }
-  return Forward(x, batch, y, &saved_, true);
+  return Forward(trainer_.PassOf(round, batch), x, y, &saved_, true);
 }
 
 template <typename T>
 absl::Status TrainedLayer<T>::Backward(const Round& round, MatrixView<const T> dy,
                                        MatrixView<T> dx) {
   MOE_RETURN_IF_ERROR(trainer_.CheckCurrent(round));
-  return layer_->Backward(
-      dy, saved_, static_cast<float>(trainer_.loss_scale()), dx,
-      [&](Parameter& parameter) { return trainer_.MarkReady(round, parameter); });
+  return layer_->Backward(trainer_.PassOf(round), dy, saved_, dx, [&](Parameter& parameter) {
+    return trainer_.MarkReady(round, parameter);
+  });
 }
 
 template <typename T>
@@ -100,15 +100,16 @@ absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
   for (int64_t at = 0; call.sequence_length > 0 && at <= call.rows; at += call.sequence_length) {
     sequences.push_back(at);
   }
-  const Batch batch = InRound(round, call.rows, {.sequence_offsets = sequences, .mode = call.mode});
+  const Pass pass = trainer_.PassOf(
+      round, InRound(round, call.rows, {.sequence_offsets = sequences, .mode = call.mode}));
   if (!call.backward) {
-    MOE_RETURN_IF_ERROR(Forward(x, batch, y, nullptr, false));
+    MOE_RETURN_IF_ERROR(Forward(pass, x, y, nullptr, false));
     return GraphBackward([](const void*, float, void*) {
       return absl::FailedPreconditionError(
           "TrainedLayer: Backward of a Forward that kept nothing, expected one in training");
     });
   }
-  MOE_RETURN_IF_ERROR(CheckRound(round, call.rows, batch));
+  MOE_RETURN_IF_ERROR(CheckRound(round, call.rows, pass.batch));
   // More than M terms could leave the exact sums.
   if (trainer_.evaluates() || forwards_ > round.index()) {
     return absl::FailedPreconditionError(
@@ -117,7 +118,7 @@ absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
                      ", expected ", trainer_.evaluates() ? "none" : "one in each"));
   }
   auto saved = std::make_shared<MoeLayerSaved<T>>(layer_->MakeSaved());  // copies share it
-  MOE_RETURN_IF_ERROR(Forward(x, batch, y, saved.get(), true));
+  MOE_RETURN_IF_ERROR(Forward(pass, x, y, saved.get(), true));
   ++forwards_;
   return GraphBackward([this, here = std::weak_ptr<const bool>(here_), rows = call.rows, saved](
                            const void* dy, float d_router_loss, void* dx) -> absl::Status {
@@ -126,8 +127,10 @@ absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
           "TrainedLayer: Backward when the trainer is gone, expected it before");
     }
     const bool last = forwards_ - backwards_ == 1;
+    Pass backward = trainer_.PassOf(trainer_.round());
+    backward.d_loss = d_router_loss;
     MOE_RETURN_IF_ERROR(layer_->Backward(
-        RowsAt(dy, rows), *saved, d_router_loss, RowsAt(dx, rows), [&](Parameter& parameter) {
+        backward, RowsAt(dy, rows), *saved, RowsAt(dx, rows), [&](Parameter& parameter) {
           return last ? trainer_.MarkReady(parameter) : absl::OkStatus();
         }));
     ++backwards_;

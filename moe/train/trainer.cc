@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& o
 }
 
 Trainer::~Trainer() {
-  if (pass_ == Pass::kNone) return;
+  if (running_ == Running::kNothing) return;
   session_->End(
       Caught([&] { return absl::AbortedError(absl::StrCat("step ", step_, " was given up")); }));
 }
@@ -102,25 +102,24 @@ absl::Status Trainer::BeginStep(int loss_scale_log2) {
   if (reducer_ == nullptr) MOE_RETURN_IF_ERROR(Freeze());
   // Masters that only their owners keep go before the sums are allocated: the peak is lower.
   if (placement_.optimizer == Holding::kPart) MOE_RETURN_IF_ERROR(optimizer().status());
-  pass_ = Pass::kStep;
+  running_ = Running::kStep;
   gradients_ = Gradients::kHere;
   clip_ = 1;
   norm_.reset();
   loss_scale_log2_ = loss_scale_log2;
-  context().mesh->SetPhase({.name = "step", .step = ++step_});
+  ++step_;
   return reducer_->Begin(loss_scale_log2, grid_unit_.state().log2);
 }
 
 absl::Status Trainer::BeginEvaluation(int64_t micro_batches) {
   MOE_RETURN_IF_ERROR(CheckEnded("BeginEvaluation"));
-  pass_ = Pass::kEvaluation;
+  running_ = Running::kEvaluation;
   dealt_ = micro_batches;
-  context().mesh->SetPhase({.name = "evaluation", .step = step_});
   return absl::OkStatus();
 }
 
 absl::StatusOr<Round> Trainer::BeginRound() {
-  if (pass_ == Pass::kNone) MOE_RETURN_IF_ERROR(BeginStep());
+  if (running_ == Running::kNothing) MOE_RETURN_IF_ERROR(BeginStep());
   if (rounds_begun_ == rounds()) {
     return absl::FailedPreconditionError(absl::StrCat("Trainer::BeginRound: step ", step_, " has ",
                                                       rounds(), " rounds, expected ",
@@ -149,6 +148,15 @@ void Trainer::EndRound() {
   scope_.reset();
 }
 
+Pass Trainer::PassOf(const Round& round, const Batch& batch) const {
+  return {.context = context(),
+          .batch = batch,
+          .site = {.name = evaluates() ? "evaluation" : "step",
+                   .round = static_cast<int32_t>(round.index()),
+                   .step = round.step()},
+          .d_loss = static_cast<float>(loss_scale())};
+}
+
 absl::Status Trainer::AddGradient(const Parameter& parameter, absl::Span<const float> values) {
   if (std::ssize(values) != parameter.size()) {
     return absl::InvalidArgumentError(absl::StrCat("Trainer::AddGradient: ", values.size(),
@@ -169,14 +177,14 @@ absl::Status Trainer::AddGradient(const Parameter& parameter, absl::Span<const f
 }
 
 absl::Status Trainer::CheckEnded(const char* function) const {
-  if (pass_ == Pass::kNone) return absl::OkStatus();
+  if (running_ == Running::kNothing) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "Trainer::", function, ": ", evaluates() ? "the evaluation after step " : "step ", step_,
       " has not ended, expected ", evaluates() ? "EndStep" : "Step", " before"));
 }
 
 absl::Status Trainer::CheckLastRound(const char* function) const {
-  if (pass_ != Pass::kNone && rounds_begun_ == rounds()) return absl::OkStatus();
+  if (running_ != Running::kNothing && rounds_begun_ == rounds()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("Trainer::", function, ": ", rounds_begun_,
                                                     " of ", rounds(),
                                                     " rounds have begun, expected all"));
@@ -208,11 +216,12 @@ absl::Status Trainer::MarkReady(const Round& round, const Parameter& parameter) 
 
 absl::Status Trainer::MarkReady(const Parameter& parameter) {
   if (!evaluates() && rounds_begun_ < rounds()) {
-    return reducer_->travels_each_round() ? reducer_->MarkReady(parameter) : absl::OkStatus();
+    return reducer_->travels_each_round() ? reducer_->MarkReady(parameter, PassOf(round_).site)
+                                          : absl::OkStatus();
   }
   MOE_RETURN_IF_ERROR(CheckInStep("MarkReady"));
   gradients_ = Gradients::kMarked;
-  return reducer_->MarkReady(parameter);
+  return reducer_->MarkReady(parameter, PassOf(round_).site);
 }
 
 absl::Status Trainer::MarkOwn() {
@@ -226,9 +235,8 @@ absl::Status Trainer::Reduce() {
   for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->CheckPasses());
   MOE_RETURN_IF_ERROR(MarkOwn());
   EndRound();
-  context().mesh->SetPhase({.name = "gradients", .step = step_});
-  MOE_RETURN_IF_ERROR(Timed(context(), {.name = "wait for gradients"}, *context().compute,
-                            [&] { return reducer_->Finish(); }));
+  MOE_RETURN_IF_ERROR(Timed(context(), {.step = step_}, {.name = "wait for gradients"},
+                            *context().compute, [&] { return reducer_->Finish(); }));
   MOE_RETURN_IF_ERROR(context().compute->Synchronize());
   for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->TakeStats());
   gradients_ = Gradients::kReduced;
@@ -237,7 +245,8 @@ absl::Status Trainer::Reduce() {
 
 absl::StatusOr<GradientNorm> Trainer::MeasureGradients() {
   MOE_RETURN_IF_ERROR(CheckReduced("MeasureGradients"));
-  MOE_ASSIGN_OR_RETURN(norm_, reducer_->Norm(gradient_scale()));
+  MOE_ASSIGN_OR_RETURN(norm_,
+                       reducer_->Norm(gradient_scale(), {.name = "gradients", .step = step_}));
   return *norm_;
 }
 
@@ -287,13 +296,13 @@ absl::StatusOr<GradientNorm> Trainer::Step(const StepOptions& options) {
   MOE_RETURN_IF_ERROR(CheckInStep("Step"));
   MOE_RETURN_IF_ERROR(Reduce());
   MOE_RETURN_IF_ERROR(optimizer().status());
-  context().mesh->SetPhase({.name = "optimiser", .step = step_});
+  const Site site = {.name = "optimiser", .step = step_};
   StepOptions scaled = options;
   scaled.gradient_scale *= gradient_scale();
   GradientNorm norm;
-  MOE_RETURN_IF_ERROR(Timed(context(), {.phase = Phase::kOptimizer, .name = "optimiser"},
+  MOE_RETURN_IF_ERROR(Timed(context(), site, {.phase = Phase::kOptimizer, .name = "optimiser"},
                             *context().compute, [&]() -> absl::Status {
-                              MOE_ASSIGN_OR_RETURN(norm, optimizer_->Step(scaled));
+                              MOE_ASSIGN_OR_RETURN(norm, optimizer_->Step(scaled, site));
                               norm_ = norm;
                               return absl::OkStatus();
                             }));
@@ -303,7 +312,7 @@ absl::StatusOr<GradientNorm> Trainer::Step(const StepOptions& options) {
 }
 
 absl::Status Trainer::CheckWeights() const {
-  const absl::Status found = optimizer_->CheckFinite();
+  const absl::Status found = optimizer_->CheckFinite({.name = "expert counts", .step = step_});
   if (!absl::IsDataLoss(found)) return found;
   return absl::DataLossError(absl::StrCat("Trainer: step ", step_, ": ", found.message(),
                                           ", expected finite ones: look at the learning rate and "
@@ -319,7 +328,7 @@ absl::Status Trainer::EndStep() {
     MOE_RETURN_IF_ERROR(EndLayers());
   }
   EndRound();
-  pass_ = Pass::kNone;
+  running_ = Running::kNothing;
   rounds_begun_ = 0;
   dealt_ = micro_batches_;
   return absl::OkStatus();
@@ -360,9 +369,8 @@ absl::Status Trainer::EndLayers() {
     at = std::copy(mine.begin(), mine.end(), at);
   }
   Stream& host = *context().host;
-  context().mesh->SetPhase({.name = "expert counts", .step = step_});
-  MOE_RETURN_IF_ERROR(
-      context().mesh->world().AllReduce<int64_t>(absl::MakeSpan(counts_), ReduceOp::kSum, host));
+  MOE_RETURN_IF_ERROR(context().mesh->world().AllReduce<int64_t>(
+      absl::MakeSpan(counts_), ReduceOp::kSum, host, {.name = "expert counts", .step = step_}));
   MOE_RETURN_IF_ERROR(host.Synchronize());
   auto from = counts_.begin();
   for (const auto& layer : layers_) {

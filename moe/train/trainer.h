@@ -14,6 +14,7 @@
 #include "comm/all_reduce.h"
 #include "moe/layer/moe_layer.h"
 #include "moe/run/micro_batches.h"
+#include "moe/run/pass.h"
 #include "moe/run/session.h"
 #include "moe/state/parameter.h"
 #include "moe/train/gradient_reducer.h"
@@ -138,7 +139,7 @@ class TrainedLayer final : public TrainedLayerBase {
   absl::Status CheckRound(const Round& round, int64_t rows, const Batch& batch) const;
   absl::Status TakeStats() override;
   // The layer's Forward; `counts`: Call's.
-  absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+  absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                        MoeLayerSaved<T>* saved, bool counts);
   MatrixView<const T> RowsAt(const void* data, int64_t rows) const {
     return {static_cast<const T*>(data), rows, layer_->config().router.hidden_size};
@@ -215,6 +216,8 @@ class Trainer {
   // Once in a round. Enqueued; kInvalidArgument for another size, kFailedPrecondition for a
   // parameter that has no sum: frozen, or added after the first step.
   absl::Status AddGradient(const Parameter& parameter, absl::Span<const float> values);
+  // What modules of one's own are given in a round.
+  Pass PassOf(const Round& round, const Batch& batch = {}) const;
   // The gradient of `parameter` is complete for this round.
   absl::Status MarkReady(const Round& round, const Parameter& parameter);
   // After the last round: the gradients are summed over all ranks when it returns. Part of Step.
@@ -273,7 +276,7 @@ class Trainer {
   const GridUnit::State& grid_unit() const { return grid_unit_.state(); }
   void RestoreGridUnit(const GridUnit::State& state) { grid_unit_.Restore(state); }
 
-  bool evaluates() const { return pass_ == Pass::kEvaluation; }
+  bool evaluates() const { return running_ == Running::kEvaluation; }
   // kFailedPrecondition unless `round` is the current one.
   absl::Status CheckCurrent(const Round& round) const;
 
@@ -310,7 +313,7 @@ class Trainer {
   GridUnit grid_unit_;
   std::optional<GradientNorm> norm_;  // of this step, once it is measured
   bool grid_loss_is_said_ = false;
-  enum class Pass : uint8_t { kNone, kStep, kEvaluation } pass_ = Pass::kNone;
+  enum class Running : uint8_t { kNothing, kStep, kEvaluation } running_ = Running::kNothing;
   enum class Gradients : uint8_t { kHere, kMarked, kReduced } gradients_ = Gradients::kHere;
   double clip_ = 1;  // of Gradient
   int loss_scale_log2_ = 0;

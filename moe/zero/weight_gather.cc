@@ -15,11 +15,10 @@ WeightGather::~WeightGather() {
   stream_.Synchronize().IgnoreError();
 }
 
-absl::Status WeightGather::Start(size_t b, const BucketBlock& block) {
+absl::Status WeightGather::Start(size_t b, const BucketBlock& block, const Site& site) {
   const ParameterBucket& bucket = buckets_[b];
   Communicator& group = context_.mesh->group(bucket.holders, MeshLane::kGradients);
   in_flight_ = true;
-  group.SetPhase({.name = "weights", .step = context_.mesh->world().phase().step});
   MOE_ASSIGN_OR_RETURN(const Event written, context_.compute->Record());
   MOE_RETURN_IF_ERROR(stream_.WaitFor(written));
   const auto mine = block.part_bytes.begin() + group.rank();
@@ -32,8 +31,9 @@ absl::Status WeightGather::Start(size_t b, const BucketBlock& block) {
                      .name = of_experts ? "gather experts" : "gather weights",
                      .bucket = static_cast<int32_t>(b),
                      .bytes = bytes};
-  return Timed(context_, work, stream_, [&] {
-    return group.AllGatherV<uint8_t>(own, block.bytes, block.part_bytes, stream_);
+  const Site at = site.Named("weights");
+  return Timed(context_, at, work, stream_, [&] {
+    return group.AllGatherV<uint8_t>(own, block.bytes, block.part_bytes, stream_, at);
   });
 }
 

@@ -27,8 +27,9 @@ class WeightGather {
   ~WeightGather();
 
   // Every rank that holds bucket b gets the part of `block` of each of the others, as the compute
-  // stream has left it by now. Enqueued; collective over the holders.
-  absl::Status Start(size_t b, const BucketBlock& block);
+  // stream has left it by now. Enqueued; collective over the holders, at `site` under a name of its
+  // own.
+  absl::Status Start(size_t b, const BucketBlock& block, const Site& site);
   // Makes the compute stream wait for what was started.
   absl::Status Finish();
 

@@ -54,9 +54,9 @@ absl::StatusOr<Waits> WaitsOfPasses(MoeLayerConfig config, Stats wanted,
     MoeLayerSaved<float> saved;
     RouterStats stats;
     const HostWaits before = cusim::WaitsOfThisThread();
-    MOE_RETURN_IF_ERROR(rank.layer->Forward(rank.x[0].view(), {.micro_batch_offsets = offsets},
-                                            rank.y[0].view(), &saved,
-                                            wanted == Stats::kWanted ? &stats : nullptr));
+    MOE_RETURN_IF_ERROR(rank.layer->Forward(
+        {.context = context, .batch = {.micro_batch_offsets = offsets}}, rank.x[0].view(),
+        rank.y[0].view(), &saved, wanted == Stats::kWanted ? &stats : nullptr));
     waits.forward = cusim::WaitsOfThisThread() - before;
     const HostWaits between = cusim::WaitsOfThisThread();
     MOE_RETURN_IF_ERROR(rank.Backward(0, saved));
@@ -143,8 +143,10 @@ absl::StatusOr<HostWaits> WaitsOfRound(std::unique_ptr<Communicator> world) {
   for (int round = 0; round < 2; ++round) {
     const HostWaits before = cusim::WaitsOfThisThread();
     MOE_RETURN_IF_ERROR(model->ForwardBackward(
-        tokens, tokens, {.sequence_offsets = offsets, .micro_batch_offsets = offsets}, 1,
-        absl::MakeSpan(row_loss), &stats, [](Parameter&) { return absl::OkStatus(); }));
+        {.context = context,
+         .batch = {.sequence_offsets = offsets, .micro_batch_offsets = offsets}},
+        {tokens, tokens, absl::MakeSpan(row_loss)}, &stats,
+        [](Parameter&) { return absl::OkStatus(); }));
     waits = cusim::WaitsOfThisThread() - before;
     for (const RouterStats& layer : stats.router) EXPECT_GT(layer.loss(), 0);
   }

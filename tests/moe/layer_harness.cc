@@ -130,8 +130,8 @@ absl::Status LayerRank::Create(const MoeLayerConfig& config, DeviceKind kind,
 }
 
 absl::Status LayerRank::Backward(int call, MoeLayerSaved<float>& saved, float d_router_loss) {
-  return layer->Backward(y[call].view(), saved, d_router_loss, dx[call].view(),
-                         [](Parameter&) { return absl::OkStatus(); });
+  return layer->Backward({.context = context(), .d_loss = d_router_loss}, y[call].view(), saved,
+                         dx[call].view(), [](Parameter&) { return absl::OkStatus(); });
 }
 
 absl::Status LayerRank::Read(int call, std::vector<std::vector<float>>& into) {

@@ -50,7 +50,7 @@ absl::StatusOr<StoredRun> Open(const std::string& path) {
   const auto load = [path = found.path](ParameterStore& parameters,
                                         const Context& context) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(CheckpointReader mine, CheckpointReader::Open(path));
-    return TrainingState(parameters, context).Restore(mine, 0);
+    return TrainingState(parameters, context).Restore(mine, 0, {.name = "weights"});
   };
   StoredRun run = {.path = std::move(found.path),
                    .weights = lm::ModelWeights{.step = reader->manifest().step, .load = load},

@@ -18,6 +18,8 @@
 namespace moe::cli {
 namespace {
 
+constexpr Site kGathering = {.name = "gather results"};
+
 // The most relative loss of a tensor's norm on the exact grid: that of float32's rounding.
 constexpr double kMostGridLoss = 0x1p-24;
 
@@ -44,7 +46,8 @@ absl::Status GatherRows(std::vector<V>& mine, absl::Span<const int64_t> rows_of,
     for (int r = 0; r < world.size(); ++r) receive[r] = rows_of[r] * width;
   }
   std::vector<V> all(std::accumulate(receive.begin(), receive.end(), int64_t{0}));
-  MOE_RETURN_IF_ERROR(world.AllToAllV<V>(mine, send, absl::MakeSpan(all), receive, *context.host));
+  MOE_RETURN_IF_ERROR(
+      world.AllToAllV<V>(mine, send, absl::MakeSpan(all), receive, *context.host, kGathering));
   MOE_RETURN_IF_ERROR(context.host->Synchronize());
   mine = std::move(all);
   return absl::OkStatus();
@@ -102,12 +105,13 @@ absl::StatusOr<ModelLayerResult> RankOfLayer<T>::Run(TraceSink* sink) {
   MOE_RETURN_IF_ERROR(GatherTokens());
   if (backward()) MOE_RETURN_IF_ERROR(GatherGradients());
   MOE_RETURN_IF_ERROR(trainer_.EndStep());
-  MOE_ASSIGN_OR_RETURN(const auto ns,
-                       ExtremesOverRanks({forward_ns_, backward_ns_}, world, *context_.host));
+  MOE_ASSIGN_OR_RETURN(const auto ns, ExtremesOverRanks({forward_ns_, backward_ns_}, world,
+                                                        *context_.host, kGathering));
   result_.forward_seconds = static_cast<double>(ns[0].most) * 1e-9;
   result_.backward_seconds = static_cast<double>(ns[1].most) * 1e-9;
   if (trace != nullptr) {
-    MOE_ASSIGN_OR_RETURN(result_.trace_left_out, ExportTrace(*trace, sink, world, *context_.host));
+    MOE_ASSIGN_OR_RETURN(result_.trace_left_out,
+                         ExportTrace(*trace, sink, world, *context_.host, kGathering));
   }
   result_.tokens = tokens_;
   return std::move(result_);
@@ -148,12 +152,9 @@ template <typename T>
 absl::Status RankOfLayer<T>::RunBlocks() {
   result_ = {};
   forward_ns_ = backward_ns_ = 0;
-  TraceRecorder* const trace = trainer_.session().trace();
   MOE_RETURN_IF_ERROR(backward() ? trainer_.BeginStep()
                                  : trainer_.BeginEvaluation(BlocksOf(tokens_)));
-  context_.mesh->SetPhase({});  // of no step
   for (int64_t r = 0; r < trainer_.rounds(); ++r) {
-    if (trace != nullptr) trace->SetCall(static_cast<int32_t>(r));
     MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
     MOE_RETURN_IF_ERROR(RunBlock(round));
   }
@@ -165,18 +166,20 @@ absl::Status RankOfLayer<T>::RunBlock(const Round& round) {
   const int64_t first = round.empty() ? 0 : round.micro_batch() * BlockTokens(tokens_);
   const int64_t count = round.empty() ? 0 : std::min(BlockTokens(tokens_), tokens_ - first);
   const int64_t bounds[] = {0, count};
-  const Batch batch = {.sequence_offsets = bounds,
-                       .micro_batch_offsets = bounds,
-                       .first_global_token = first,
-                       .mode = Mode::kEvaluation};
+  const Pass pass = {.context = context_,
+                     .batch = {.sequence_offsets = bounds,
+                               .micro_batch_offsets = bounds,
+                               .first_global_token = first,
+                               .mode = Mode::kEvaluation},
+                     .site = {.round = static_cast<int32_t>(round.index())}};
   Stream& compute = *context_.compute;
   MOE_ASSIGN_OR_RETURN(const auto x, Read(input_.x, first, count));
   MOE_ASSIGN_OR_RETURN(const auto y, context_.workspace->Matrix<T>(count, router().hidden_size));
   MoeLayerSaved<T> saved;
   RouterStats stats;
   int64_t start_ns = MonotonicNs();
-  MOE_RETURN_IF_ERROR(Timed(context_, {.name = "forward"}, compute,
-                            [&] { return layer_->Forward(x, batch, y, &saved, &stats); }));
+  MOE_RETURN_IF_ERROR(Timed(pass, {.name = "forward"}, compute,
+                            [&] { return layer_->Forward(pass, x, y, &saved, &stats); }));
   MOE_RETURN_IF_ERROR(compute.Synchronize());
   forward_ns_ += MonotonicNs() - start_ns;
   MOE_RETURN_IF_ERROR(stats.Wait());
@@ -187,8 +190,8 @@ absl::Status RankOfLayer<T>::RunBlock(const Round& round) {
   MOE_ASSIGN_OR_RETURN(const auto dy, Read(input_.dy, first, count));
   MOE_ASSIGN_OR_RETURN(const auto dx, context_.workspace->Matrix<T>(count, router().hidden_size));
   start_ns = MonotonicNs();
-  MOE_RETURN_IF_ERROR(Timed(context_, {.name = "backward"}, compute, [&] {
-    return layer_->Backward(dy, saved, /*d_router_loss=*/1.0f, dx, [&](Parameter& parameter) {
+  MOE_RETURN_IF_ERROR(Timed(pass, {.name = "backward"}, compute, [&] {
+    return layer_->Backward(pass, dy, saved, dx, [&](Parameter& parameter) {
       return trainer_.MarkReady(round, parameter);
     });
   }));
@@ -239,12 +242,11 @@ absl::Status RankOfLayer<T>::KeepRouting(const RouterSaved<T>& saved) {
 
 template <typename T>
 absl::Status RankOfLayer<T>::GatherTokens() {
-  context_.mesh->SetPhase({.name = "gather results"});
   Communicator& world = context_.mesh->world();
   const int64_t hidden = router().hidden_size, mine = std::ssize(result_.y) / hidden;
   std::vector<int64_t> rows_of(world.size());
   MOE_RETURN_IF_ERROR(
-      world.AllGather<int64_t>({&mine, 1}, absl::MakeSpan(rows_of), *context_.host));
+      world.AllGather<int64_t>({&mine, 1}, absl::MakeSpan(rows_of), *context_.host, kGathering));
   MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   MOE_RETURN_IF_ERROR(GatherRows(result_.y, rows_of, hidden, context_));
   MOE_RETURN_IF_ERROR(GatherRows(result_.expert_ids, rows_of, router().top_k, context_));

@@ -162,7 +162,7 @@ absl::Status CollectiveCase::SetupAllGather() {
   if (in_place()) input_ = Elements(recv_, comm_.rank() * block, block);
   call_ = [this, bytes = block * width()] {
     const auto sent = in_place() ? ResultBytes().subspan(comm_.rank() * bytes, bytes) : SendBytes();
-    return comm_.AllGather<uint8_t>(sent, ResultBytes(), stream_);
+    return comm_.AllGather<uint8_t>(sent, ResultBytes(), stream_, site());
   };
   return absl::OkStatus();
 }
@@ -190,7 +190,7 @@ absl::Status CollectiveCase::SetupPointToPoint() {
         me == spec_.source
             ? SendRecvOp{.peer = spec_.destination, .send = send_.data(), .bytes = bytes}
             : SendRecvOp{.peer = spec_.source, .recv = recv_.data(), .bytes = bytes};
-    return comm_.SendRecv({&op, 1}, stream_);
+    return comm_.SendRecv({&op, 1}, stream_, site());
   };
   return absl::OkStatus();
 }

@@ -99,6 +99,7 @@ class CollectiveCase {
   int64_t CopiedBytes() const;
   // Elements that one call moves between ranks, those of two hops counted twice.
   Traffic moved() const { return Moved(traffic_); }
+  Site site() const { return {.name = NameOf(spec_.op)}; }
 
  private:
   CollectiveCase(const CaseSpec& spec, Communicator& comm, Stream& stream)

@@ -72,7 +72,7 @@ absl::StatusOr<std::shared_ptr<PeerBuffer>> CollectiveCase::ShareSent(int64_t by
       !comm_.has_peer_memory(DeviceKind::kCpu)) {
     return nullptr;
   }
-  auto shared = comm_.AllocatePeerBuffer(bytes);
+  auto shared = comm_.AllocatePeerBuffer(bytes, CpuMemory(), site());
   if (absl::IsUnimplemented(shared.status())) return nullptr;
   return shared;
 }
@@ -82,13 +82,13 @@ absl::Status CollectiveCase::UseStaged() {
   const int me = comm_.rank();
   if (spec_.op == Op::kAllToAll) {
     call_ = [this] {
-      return comm_.AllToAll<uint8_t>(SendBytes(), ResultBytes(), stream_);
+      return comm_.AllToAll<uint8_t>(SendBytes(), ResultBytes(), stream_, site());
     };
   } else {
     call_ = [this, bytes = traffic_.Sent(me) * width(), sent = Times(traffic_.from(me), width()),
              received = Times(traffic_.to(me), width())] {
       return comm_.AllToAllV<uint8_t>(SendBytes().first(bytes), sent, ResultBytes(), received,
-                                      stream_);
+                                      stream_, site());
     };
   }
   if (in_place()) ReturnInto(send_.data());
@@ -126,14 +126,14 @@ absl::Status CollectiveCase::UseDirect(std::shared_ptr<PeerBuffer> shared) {
   // Ranks start at different peers, so that none is read by all at once.
   std::rotate(pieces.begin(), pieces.begin() + me, pieces.end());
   call_ = [this, shared, pieces]() -> absl::Status {
-    MOE_RETURN_IF_ERROR(comm_.Fence(stream_));
+    MOE_RETURN_IF_ERROR(comm_.Fence(stream_, site()));
     MOE_RETURN_IF_ERROR(stream_.Enqueue([this, &shared, &pieces] {
       for (const Piece& piece : pieces) {
         CopyBytes(recv_.data() + piece.to, shared->peer(piece.from) + piece.offset, piece.bytes);
       }
       return absl::OkStatus();
     }));
-    MOE_RETURN_IF_ERROR(comm_.Fence(stream_));
+    MOE_RETURN_IF_ERROR(comm_.Fence(stream_, site()));
     return stream_.Synchronize();
   };
   if (in_place()) ReturnInto(shared->local().data());
@@ -169,8 +169,9 @@ absl::Status CollectiveCase::UseHierarchicalAs() {
     const auto rows = [this](int s, int d) {
       return traffic_.at(s, d);
     };
-    MOE_ASSIGN_OR_RETURN(const auto received,
-                         exchange_->Out<U>(send, rows, {[](int, int64_t) {}, *workspace, stream_}));
+    MOE_ASSIGN_OR_RETURN(
+        const auto received,
+        exchange_->Out<U>(send, rows, {[](int, int64_t) {}, *workspace, stream_, site()}));
     MOE_RETURN_IF_ERROR(stream_.Synchronize());
     result_ = {reinterpret_cast<std::byte*>(received.data()),
                static_cast<size_t>(received.rows() * received.cols()) * sizeof(U)};

@@ -62,7 +62,7 @@ absl::Status CollectiveCase::SetupReduceScatter() {
     return comm_.ReduceScatter<T>(
         from.span<const T>().first(ranks * block),
         absl::MakeSpan(reinterpret_cast<T*>(result_.data()), static_cast<size_t>(block)),
-        ReduceOp::kSum, stream_);
+        ReduceOp::kSum, stream_, site());
   };
   return absl::OkStatus();
 }
@@ -99,7 +99,7 @@ absl::Status CollectiveCase::SetupAllReduce() {
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, int64_t>) {
     call_ = [this, reducer, count]() -> absl::Status {
       MOE_RETURN_IF_ERROR(StartFromSent());
-      return reducer->Sum(recv_.span<T>().first(count), stream_);
+      return reducer->Sum(recv_.span<T>().first(count), stream_, site());
     };
     return absl::OkStatus();
   }
@@ -110,7 +110,7 @@ absl::Status CollectiveCase::SetupAllReduce() {
   }
   call_ = [this, count]() -> absl::Status {
     MOE_RETURN_IF_ERROR(StartFromSent());
-    return comm_.AllReduce<T>(recv_.span<T>().first(count), ReduceOp::kSum, stream_);
+    return comm_.AllReduce<T>(recv_.span<T>().first(count), ReduceOp::kSum, stream_, site());
   };
   return absl::OkStatus();
 }

@@ -159,7 +159,7 @@ absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t
                                        2 * mine.size());
   const absl::Span<int64_t> received(reinterpret_cast<int64_t*>(all.data()), 2 * all.size());
   const auto stream = MakeInlineStream();
-  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>(send, received, *stream));
+  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>(send, received, *stream, timed.site()));
   MOE_RETURN_IF_ERROR(stream->Synchronize());
   return all;
 }
@@ -229,7 +229,6 @@ absl::StatusOr<WorldFacts> FindWorldFacts(Communicator& comm) {
 absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOptions& options,
                                            const WorldFacts& facts, Communicator& comm,
                                            Stream& stream) {
-  comm.SetPhase({.name = NameOf(spec.op)});
   MOE_ASSIGN_OR_RETURN(const auto timed, CollectiveCase::Create(spec, comm, stream));
   BenchRow row;
   timed->Describe(options.iterations, row);
@@ -266,7 +265,7 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
     batch = NextBatch(summary, calls.Elapsed(), options);
   }
   const auto host = MakeInlineStream();
-  MOE_RETURN_IF_ERROR(comm.AllReduce<int64_t>({&wrong, 1}, ReduceOp::kSum, *host));
+  MOE_RETURN_IF_ERROR(comm.AllReduce<int64_t>({&wrong, 1}, ReduceOp::kSum, *host, timed->site()));
   MOE_RETURN_IF_ERROR(host->Synchronize());
   row.wrong = options.check == Check::kYes ? wrong : -1;
   timed->Describe(summary.calls, row);

@@ -142,7 +142,6 @@ absl::StatusOr<LayerResult> MeasureOn(LayerOnRank<T>& layer, const LayerSpec& sp
        batch = NextBatch(all, world.size(), options)) {
     for (int64_t i = 0; i < batch; ++i) {
       const auto call = static_cast<int64_t>(mine.size());
-      if (options.trace != nullptr) options.trace->SetCall(static_cast<int32_t>(call));
       MOE_RETURN_IF_ERROR(layer.Call(call, times, wrong, nullptr));
       tokens += layer.tokens();
       mine.push_back(times);

@@ -247,7 +247,6 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
   // One micro-batch of every rank. Its gradients are not summed over ranks.
   MOE_RETURN_IF_ERROR(trainer_.BeginStep());
   MOE_RETURN_IF_ERROR(trainer_.BeginRound().status());
-  context_.mesh->SetPhase({});  // a call is no step
   const int64_t record = call % records();
   if (record != record_) gate_->Assign(SlotsOf(spec_, context_.mesh->world(), record));
   record_ = record;
@@ -255,15 +254,17 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
   MOE_RETURN_IF_ERROR(Fill(T(static_cast<float>(++calls_ % 127)), y_, *context_.compute));
   MOE_RETURN_IF_ERROR(Fill(T(static_cast<float>(calls_ % 127)), dx_, *context_.compute));
   const int64_t tokens = this->tokens();
-  const Batch batch = {.first_global_token = context_.mesh->world().rank() * spec_.tokens};
+  const Pass pass = {.context = context_,
+                     .batch = {.first_global_token = context_.mesh->world().rank() * spec_.tokens},
+                     .site = {.round = static_cast<int32_t>(call)}};  // a call is no step
   MoeLayerSaved<T> saved;
   RouterStats stats;
-  MOE_RETURN_IF_ERROR(Pass(0, times, [&] {
-    return layer_->Forward(View(x_, tokens), batch, View(y_, tokens), &saved,
+  MOE_RETURN_IF_ERROR(TimedPass(pass, 0, times, [&] {
+    return layer_->Forward(pass, View(x_, tokens), View(y_, tokens), &saved,
                            load == nullptr ? nullptr : &stats);
   }));
-  MOE_RETURN_IF_ERROR(Pass(1, times, [&] {
-    return layer_->Backward(View(dy_, tokens), saved, 1.0f, View(dx_, tokens),
+  MOE_RETURN_IF_ERROR(TimedPass(pass, 1, times, [&] {
+    return layer_->Backward(pass, View(dy_, tokens), saved, View(dx_, tokens),
                             [](Parameter&) { return absl::OkStatus(); });
   }));
   MOE_RETURN_IF_ERROR(stats.Wait());
@@ -291,18 +292,18 @@ absl::Status LayerOnRank<T>::CompareResults(int64_t record, std::array<int64_t, 
 
 template <typename T>
 template <typename Work>
-absl::Status LayerOnRank<T>::Pass(int pass, CallTimes& times, Work work) {
+absl::Status LayerOnRank<T>::TimedPass(const Pass& pass, int which, CallTimes& times, Work work) {
   MOE_RETURN_IF_ERROR(
       context_.compute->Synchronize());  // what the call prepared is not the layer's
   MOE_RETURN_IF_ERROR(context_.mesh->world().Barrier());
   MOE_RETURN_IF_ERROR(context_.clock->Reset());
   const int64_t start = MonotonicNs();
-  MOE_RETURN_IF_ERROR(Timed(context_, {.name = kPasses[pass]}, *context_.compute, work));
+  MOE_RETURN_IF_ERROR(Timed(pass, {.name = kPasses[which]}, *context_.compute, work));
   MOE_RETURN_IF_ERROR(context_.exchange->Synchronize());
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   const int64_t end = MonotonicNs();
   MOE_RETURN_IF_ERROR(context_.clock->Collect());
-  double* const part = times.data() + pass * kLayerParts;
+  double* const part = times.data() + which * kLayerParts;
   for (int p = 0; p < kLayerParts - 1; ++p) {
     part[p] = context_.clock->seconds(kLayerPhases[p]) * 1e6;
   }

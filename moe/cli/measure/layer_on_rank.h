@@ -131,7 +131,7 @@ class LayerOnRank {
 
  private:
   template <typename Work>
-  absl::Status Pass(int pass, CallTimes& times, Work work);
+  absl::Status TimedPass(const Pass& pass, int which, CallTimes& times, Work work);
   int64_t hidden() const { return spec_.layer.router.hidden_size; }
   MatrixView<T> View(const Buffer& values, int64_t tokens) const {
     return MatrixView<T>(values.template span<T>().data(), tokens, hidden());

@@ -109,7 +109,6 @@ class RankRun {
   absl::Status CountStep() {
     const bool merged = fault_ == Fault::kRankLocalBalance;
     MOE_RETURN_IF_ERROR(trainer_.BeginEvaluation(merged ? world_.size() : micro_batches()));
-    context_.mesh->SetPhase({});
     for (int64_t r = 0; r < trainer_.rounds(); ++r) {
       MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
       MOE_RETURN_IF_ERROR(Forward(Dealt(round.index()), 0, nullptr));
@@ -125,7 +124,6 @@ class RankRun {
         every_round ? RoundsOf(context_.mesh->size(MeshGroup::kData), micro_batches()) : 1;
     for (int64_t s = 0; s < steps; ++s) {
       MOE_RETURN_IF_ERROR(trainer_.BeginStep());
-      context_.mesh->SetPhase({});
       for (int64_t r = 0; r < trainer_.rounds(); ++r) {
         MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
         MOE_RETURN_IF_ERROR(Forward(Dealt(s + r), 1, &round));
@@ -158,18 +156,19 @@ class RankRun {
       if (s > first && s <= first + tokens) sequences.push_back(s - first);
     }
     const int64_t bounds[] = {0, tokens};
-    const Batch batch = {.sequence_offsets = sequences,
-                         .micro_batch_offsets = bounds,
-                         .first_global_token = first,
-                         .step = step};
+    const Pass pass = {.context = context_,
+                       .batch = {.sequence_offsets = sequences,
+                                 .micro_batch_offsets = bounds,
+                                 .first_global_token = first,
+                                 .step = step}};
     const auto view = [&](auto span) {
       return MatrixView(span.data(), tokens, hidden);
     };
     MoeLayerSaved<T> saved;
     RouterStats stats;
-    MOE_RETURN_IF_ERROR(layer_->Forward(view(x), batch, view(y), &saved, &stats));
+    MOE_RETURN_IF_ERROR(layer_->Forward(pass, view(x), view(y), &saved, &stats));
     if (round != nullptr) {
-      MOE_RETURN_IF_ERROR(layer_->Backward(view(dy), saved, 1.0f, view(dx), [&](Parameter& p) {
+      MOE_RETURN_IF_ERROR(layer_->Backward(pass, view(dy), saved, view(dx), [&](Parameter& p) {
         return trainer_.MarkReady(*round, p);
       }));
     }

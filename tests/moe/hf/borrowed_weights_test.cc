@@ -114,13 +114,14 @@ class BorrowedWeightsTest : public IoTest {
 
 // A frozen layer of this rank. The checkpoint is closed once it is loaded.
 struct Loaded {
+  const Context* context = nullptr;
   std::unique_ptr<ParameterStore> store;
   std::unique_ptr<MoeLayer<BFloat16>> layer;
 
   static absl::StatusOr<Loaded> Create(const absl::StatusOr<LayerWeights>& weights, LoadBy by,
                                        const Context& context, bool pack = false) {
     MOE_RETURN_IF_ERROR(weights.status());
-    Loaded loaded;
+    Loaded loaded = {.context = &context};
     MoeLayerConfig config = weights->config().moe;
     config.train_router = config.train_experts = false;
     config.pack_weights = pack;
@@ -136,8 +137,9 @@ struct Loaded {
     for (size_t i = 0; i < x.size(); ++i) {
       x[i] = BFloat16(std::cos(static_cast<float>(i * i)));
     }
-    MOE_RETURN_IF_ERROR(layer->Forward({x.data(), kTokens, kHidden}, {.mode = Mode::kEvaluation},
-                                       {out.data(), kTokens, kHidden}, saved, nullptr));
+    MOE_RETURN_IF_ERROR(layer->Forward({.context = *context, .batch = {.mode = Mode::kEvaluation}},
+                                       {x.data(), kTokens, kHidden}, {out.data(), kTokens, kHidden},
+                                       saved, nullptr));
     y.resize(out.size());
     for (size_t i = 0; i < y.size(); ++i) y[i] = static_cast<float>(out[i]);
     return absl::OkStatus();

@@ -59,14 +59,14 @@ GoldenRun ReadRun(const std::string& family) {
 
 // The losses of all tokens, should `target` follow each of them.
 template <typename T>
-std::vector<float> Losses(lm::Transformer<T>& model, const std::vector<int32_t>& tokens,
-                          int32_t target) {
+std::vector<float> Losses(lm::Transformer<T>& model, const Context& context,
+                          const std::vector<int32_t>& tokens, int32_t target) {
   const std::vector<int32_t> targets(tokens.size(), target);
   const int64_t offsets[] = {0, static_cast<int64_t>(tokens.size())};
   std::vector<float> losses(tokens.size());
-  const absl::Status status =
-      model.Evaluate(tokens, targets, {.sequence_offsets = offsets, .mode = Mode::kEvaluation},
-                     absl::MakeSpan(losses), nullptr);
+  const absl::Status status = model.Evaluate(
+      {.context = context, .batch = {.sequence_offsets = offsets, .mode = Mode::kEvaluation}},
+      {tokens, targets, absl::MakeSpan(losses)}, nullptr);
   EXPECT_TRUE(status.ok()) << status;
   return losses;
 }
@@ -83,7 +83,7 @@ TEST_P(HfModelGolden, HasTheLogitsOfTransformers) {
   const GoldenRun golden = ReadRun(GetParam());
   const int64_t vocab = hf.config().vocab_size;
   for (int64_t v = 0; v < vocab; ++v) {
-    const auto losses = Losses(*rank.model, golden.tokens, static_cast<int32_t>(v));
+    const auto losses = Losses(*rank.model, rank.context(), golden.tokens, static_cast<int32_t>(v));
     for (size_t t = 0; t < losses.size(); ++t) {
       double sum = 0;
       for (int64_t w = 0; w < vocab; ++w) sum += std::exp(double{golden.logits[t * vocab + w]});
@@ -104,7 +104,8 @@ TEST_P(HfModelGolden, AStoreForInferenceHasTheSameBitsInTwoBytesAnElement) {
   const auto model = lm::Transformer<BFloat16>::Create(hf.config(), store, context);
   ASSERT_TRUE(model.ok()) << model.status();
   ASSERT_TRUE(hf.Load(store, context).ok());
-  EXPECT_EQ(Losses(**model, golden.tokens, 3), Losses(*trained.model, golden.tokens, 3));
+  EXPECT_EQ(Losses(**model, context, golden.tokens, 3),
+            Losses(*trained.model, context, golden.tokens, 3));
   int64_t bytes = 0;
   for (const auto& p : store.parameters()) bytes += p->size() * (p->spec().rows == 1 ? 6 : 2);
   EXPECT_EQ(store.bytes(), bytes);
@@ -133,14 +134,14 @@ TEST(HfModel, RanksThatShareExpertsHaveTheBitsOfOne) {
   const GoldenRun golden = ReadRun("mixtral");
   ::moe::testing::OneRank<float> one(hf.config());
   ASSERT_TRUE(hf.Load(one.store, one.session->context()).ok());
-  const std::vector<float> expected = Losses(*one.model, golden.tokens, 3);
+  const std::vector<float> expected = Losses(*one.model, one.context(), golden.tokens, 3);
   const SessionOptions options = {.mesh = {.expert = 2}};
   ::moe::testing::RunSessions(2, options, [&](Session& session) -> absl::Status {
     ParameterStore store(DType::kFloat32, 3);
     MOE_ASSIGN_OR_RETURN(const auto model,
                          lm::Transformer<float>::Create(hf.config(), store, session.context()));
     MOE_RETURN_IF_ERROR(hf.Load(store, session.context()));
-    EXPECT_EQ(Losses(*model, golden.tokens, 3), expected);
+    EXPECT_EQ(Losses(*model, session.context(), golden.tokens, 3), expected);
     return absl::OkStatus();
   });
 }
@@ -321,7 +322,7 @@ TEST_F(HfModelFolder, ExpertsStayInTheMappedFilesWithTheBitsOfCopies) {
       const auto model =
           lm::Transformer<BFloat16>::Create(hf->config(), store, session->context()).value();
       ASSERT_TRUE(hf->Load(store, session->context(), by).ok());
-      losses[by == LoadBy::kBorrow] = Losses(*model, golden.tokens, 3);
+      losses[by == LoadBy::kBorrow] = Losses(*model, session->context(), golden.tokens, 3);
       bytes[by == LoadBy::kBorrow] = store.bytes();
       experts = store.borrowed_bytes();
       EXPECT_EQ(experts > 0, by == LoadBy::kBorrow);
@@ -360,7 +361,8 @@ TEST_F(HfModelFolder, AnOutputLayerThatDiffersFromTheEmbeddingIsNotTied) {
       ::moe::testing::OneRank<float> expected(golden.config());
       ASSERT_TRUE(golden.Load(expected.store, expected.session->context()).ok());
       const std::vector<int32_t> tokens = ReadRun(family).tokens;
-      EXPECT_EQ(Losses(*rank.model, tokens, 3), Losses(*expected.model, tokens, 3));
+      EXPECT_EQ(Losses(*rank.model, rank.context(), tokens, 3),
+                Losses(*expected.model, expected.context(), tokens, 3));
     }
   }
 }

@@ -44,7 +44,7 @@ struct Rank : testing::LayerRank {
     return absl::OkStatus();
   }
   absl::Status Forward(int call, MoeLayerSaved<float>* saved, RouterStats* stats = nullptr) {
-    return layer->Forward(x[call].view(), {}, y[call].view(), saved, stats);
+    return layer->Forward({.context = context()}, x[call].view(), y[call].view(), saved, stats);
   }
   // y and dx of all calls, then the gradients of all parameters.
   absl::StatusOr<std::vector<std::vector<float>>> Results() {

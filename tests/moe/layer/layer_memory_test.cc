@@ -61,11 +61,12 @@ struct Rank : testing::LayerRank {
   }
   absl::Status Forward(MatrixView<const float> from, MatrixView<float> to,
                        MoeLayerSaved<float>* saved) {
-    return layer->Forward(from, {}, to, saved, nullptr);
+    return layer->Forward({.context = context()}, from, to, saved, nullptr);
   }
   absl::Status Backward(MatrixView<const float> dy, MoeLayerSaved<float>& saved,
                         MatrixView<float> into) {
-    return layer->Backward(dy, saved, 1, into, [](Parameter&) { return absl::OkStatus(); });
+    return layer->Backward({.context = context()}, dy, saved, into,
+                           [](Parameter&) { return absl::OkStatus(); });
   }
   absl::StatusOr<std::vector<float>> Read(testing::DeviceRows& rows) {
     std::vector<float> read(values.size());

@@ -37,11 +37,11 @@ TYPED_TEST(ExtendTest, PiecesOfASequenceHaveTheBitsOfTheWhole) {
     std::vector<float> whole(kTokens);
     OneRank<TypeParam> reference(config);
     ASSERT_TRUE(reference.model
-                    ->Evaluate(tokens, targets,
-                               {.sequence_offsets = offsets,
-                                .micro_batch_offsets = offsets,
-                                .mode = Mode::kEvaluation},
-                               absl::MakeSpan(whole), nullptr)
+                    ->Evaluate({.context = reference.context(),
+                                .batch = {.sequence_offsets = offsets,
+                                          .micro_batch_offsets = offsets,
+                                          .mode = Mode::kEvaluation}},
+                               {tokens, targets, absl::MakeSpan(whole)}, nullptr)
                     .ok());
 
     config.moe.pack_weights = true;
@@ -56,8 +56,8 @@ TYPED_TEST(ExtendTest, PiecesOfASequenceHaveTheBitsOfTheWhole) {
       for (const int64_t count : pieces) {
         const MatrixView<float> rows(logits.data() + first * config.vocab_size, count,
                                      config.vocab_size);
-        const absl::Status status =
-            rank.model->Extend(absl::MakeConstSpan(tokens).subspan(first, count), cache, rows);
+        const absl::Status status = rank.model->Extend(
+            rank.context(), absl::MakeConstSpan(tokens).subspan(first, count), cache, rows);
         ASSERT_TRUE(status.ok()) << status;
         first += count;
       }
@@ -76,11 +76,12 @@ TEST(ExtendTest, RefusesWhatDoesNotFit) {
   auto cache = *KeyValueCache<float>::Create(SmallConfig(), 2);
   float row[11] = {};
   const MatrixView<float> logits(row, 1, 11);
-  EXPECT_TRUE(absl::IsInvalidArgument(rank.model->Extend({{1, 2, 3}}, cache, logits)));
-  EXPECT_TRUE(absl::IsInvalidArgument(rank.model->Extend({{11}}, cache, logits)));
-  EXPECT_TRUE(absl::IsInvalidArgument(rank.model->Extend({}, cache, logits)));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(rank.model->Extend(rank.context(), {{1, 2, 3}}, cache, logits)));
+  EXPECT_TRUE(absl::IsInvalidArgument(rank.model->Extend(rank.context(), {{11}}, cache, logits)));
+  EXPECT_TRUE(absl::IsInvalidArgument(rank.model->Extend(rank.context(), {}, cache, logits)));
   EXPECT_EQ(cache.size(), 0);
-  EXPECT_TRUE(rank.model->Extend({{1, 2}}, cache, logits).ok());
+  EXPECT_TRUE(rank.model->Extend(rank.context(), {{1, 2}}, cache, logits).ok());
 }
 
 // How often each id comes, of 5,000 places.

@@ -6,6 +6,8 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -416,6 +418,37 @@ TEST(TrainerTest, WeightsThatPartAreFoundAtTheNextComparison) {
     return absl::OkStatus();
   });
   EXPECT_EQ(seen, 3);  // of step 4, no more is told
+}
+
+TEST(TrainerTest, EveryCollectiveFromTheFirstStepOnNamesItsSite) {
+  TrainConfig config = SmallConfig();
+  config.steps = 2;
+  config.verify_replicas = 1;
+  config.record_routing = true;
+  config.trainer.session.mesh.expert = 2;
+  config.trainer.zero = ZeroStage::kGradients;
+  const Corpus corpus = MakeCorpus();
+  const auto probe = std::make_shared<::moe::testing::Death>();
+  std::mutex mu;
+  bool begun = false;
+  int64_t named = 0, unnamed = 0;
+  probe->comes = [&](const Site& at) {
+    const std::lock_guard<std::mutex> lock(mu);
+    begun = begun || at.step == 1;
+    if (begun) ++(*at.name != 0 && at.step >= 1 ? named : unnamed);
+    return false;
+  };
+  ::moe::testing::RunLocalRanks(4, [&](std::unique_ptr<Communicator> world) {
+    if (world->rank() == 3) {
+      world = std::make_unique<::moe::testing::DyingCommunicator>(std::move(world), probe);
+    }
+    const TrainHooks hooks = {.on_routing = [](const auto&) {
+      return absl::OkStatus();
+    }};
+    return Train(config, corpus, std::move(world), hooks).status();
+  });
+  EXPECT_GT(named, 50);
+  EXPECT_EQ(unnamed, 0);
 }
 
 TEST(TrainerTest, AUnitOfTheExactGridThatIsGivenStaysAndItsLossIsNamed) {

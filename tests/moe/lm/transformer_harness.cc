@@ -64,20 +64,22 @@ class RankRun {
     const int64_t tokens = round.empty() ? 0 : offsets_[b + 1] - first;
     const auto sequences = round.empty() ? std::vector<int64_t>{0} : work_.SequenceOffsets(b);
     const int64_t bounds[] = {0, tokens};
-    const Batch batch = {.sequence_offsets = sequences,
-                         .micro_batch_offsets = bounds,
-                         .first_global_token = first,
-                         .step = 1};
+    Pass pass = trainer_.PassOf(round, {.sequence_offsets = sequences,
+                                        .micro_batch_offsets = bounds,
+                                        .first_global_token = first,
+                                        .step = 1});
+    pass.d_loss = work_.loss_scale;
     std::vector<float> row_loss(tokens);
     lm::ForwardStats stats;
     std::vector<std::string> ready;
-    MOE_RETURN_IF_ERROR(model.ForwardBackward(absl::MakeSpan(work_.tokens).subspan(first, tokens),
-                                              absl::MakeSpan(work_.targets).subspan(first, tokens),
-                                              batch, work_.loss_scale, absl::MakeSpan(row_loss),
-                                              &stats, [&](Parameter& p) {
-                                                ready.push_back(p.spec().name);
-                                                return trainer_.MarkReady(round, p);
-                                              }));
+    MOE_RETURN_IF_ERROR(model.ForwardBackward(
+        pass,
+        {absl::MakeSpan(work_.tokens).subspan(first, tokens),
+         absl::MakeSpan(work_.targets).subspan(first, tokens), absl::MakeSpan(row_loss)},
+        &stats, [&](Parameter& p) {
+          ready.push_back(p.spec().name);
+          return trainer_.MarkReady(round, p);
+        }));
     MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
 
     const std::lock_guard<std::mutex> lock(mu_);

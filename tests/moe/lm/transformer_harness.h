@@ -63,6 +63,7 @@ class OneRank {
     EXPECT_TRUE(created.ok()) << created.status();
     model = *std::move(created);
   }
+  const Context& context() const { return session->context(); }
 
   std::unique_ptr<Session> session;
   ParameterStore store;

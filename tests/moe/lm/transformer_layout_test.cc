@@ -127,9 +127,10 @@ TEST(Transformer, LostPeerIsReportedWithLayerAndStep) {
         }
         std::vector<float> loss(work.tokens.size());
         const std::vector<int64_t> offsets = work.SequenceOffsets(0);
-        status =
-            model->Evaluate(work.tokens, work.targets, {.sequence_offsets = offsets, .step = 120},
-                            absl::MakeSpan(loss), nullptr);
+        status = model->Evaluate({.context = session->context(),
+                                  .batch = {.sequence_offsets = offsets},
+                                  .site = {.step = 120}},
+                                 {work.tokens, work.targets, absl::MakeSpan(loss)}, nullptr);
         called.Notify();
         return absl::OkStatus();
       },
@@ -147,14 +148,14 @@ TEST(Transformer, ExchangeBytesAndDenseTimeAreCounted) {
   std::vector<float> loss(work.tokens.size());
   const std::vector<int64_t> offsets = work.SequenceOffsets(0);
   ASSERT_TRUE(rank.model
-                  ->Evaluate(work.tokens, work.targets, {.sequence_offsets = offsets},
-                             absl::MakeSpan(loss), nullptr)
+                  ->Evaluate({.context = rank.context(), .batch = {.sequence_offsets = offsets}},
+                             {work.tokens, work.targets, absl::MakeSpan(loss)}, nullptr)
                   .ok());
   // Three layers; a rank alone gathers a token's row once per expert and gets it back so: 16 rows
   // each way, of 12 floats.
   EXPECT_EQ(rank.model->exchange_bytes().self, 3 * (16 + 16) * 12 * 4);
   EXPECT_EQ(rank.model->exchange_bytes().same_node + rank.model->exchange_bytes().cross_node, 0);
-  EXPECT_GT(rank.session->context().clock->seconds(Phase::kDense), 0);
+  EXPECT_GT(rank.context().clock->seconds(Phase::kDense), 0);
 }
 
 }  // namespace

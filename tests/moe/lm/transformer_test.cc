@@ -164,8 +164,9 @@ std::vector<float> Evaluate(OneRank<T>& rank, absl::Span<const int32_t> tokens,
                             const std::vector<int64_t>& sequence_offsets) {
   std::vector<float> loss(tokens.size(), -1.0f);
   const absl::Status status = rank.model->Evaluate(
-      tokens, targets, {.sequence_offsets = sequence_offsets, .mode = Mode::kEvaluation},
-      absl::MakeSpan(loss), nullptr);
+      {.context = rank.context(),
+       .batch = {.sequence_offsets = sequence_offsets, .mode = Mode::kEvaluation}},
+      {tokens, targets, absl::MakeSpan(loss)}, nullptr);
   EXPECT_TRUE(status.ok()) << status;
   return loss;
 }
@@ -202,11 +203,12 @@ TYPED_TEST(TransformerTyped, EvaluateGivesTheBitsOfTraining) {
   }
   std::vector<float> trained(work.tokens.size());
   const std::vector<int64_t> offsets = work.SequenceOffsets(0);
-  ASSERT_TRUE(rank.model
-                  ->ForwardBackward(work.tokens, work.targets, {.sequence_offsets = offsets}, 1.0f,
-                                    absl::MakeSpan(trained), nullptr,
-                                    [](Parameter&) { return absl::OkStatus(); })
-                  .ok());
+  ASSERT_TRUE(
+      rank.model
+          ->ForwardBackward({.context = rank.context(), .batch = {.sequence_offsets = offsets}},
+                            {work.tokens, work.targets, absl::MakeSpan(trained)}, nullptr,
+                            [](Parameter&) { return absl::OkStatus(); })
+          .ok());
   EXPECT_EQ(std::memcmp(evaluated.data(), trained.data(), trained.size() * sizeof(float)), 0);
 }
 
@@ -217,8 +219,9 @@ TEST(Transformer, BadBatchesAreRefusedBeforeAnyWork) {
   std::vector<float> loss(3);
   const auto evaluate = [&](absl::Span<const int32_t> in, absl::Span<const int32_t> out,
                             absl::Span<const int64_t> sequences, size_t losses) {
-    return rank.model->Evaluate(in, out, {.sequence_offsets = sequences},
-                                absl::MakeSpan(loss).subspan(0, losses), nullptr);
+    return rank.model->Evaluate(
+        {.context = rank.context(), .batch = {.sequence_offsets = sequences}},
+        {in, out, absl::MakeSpan(loss).subspan(0, losses)}, nullptr);
   };
   const auto refused = [](const absl::Status& status, const char* with) {
     EXPECT_THAT(status, StatusIs(kInvalidArgument, with));
@@ -231,10 +234,12 @@ TEST(Transformer, BadBatchesAreRefusedBeforeAnyWork) {
   refused(evaluate(tokens, tokens, gap, 3), "sequence_offsets [2], expected to ascend from 0 to 3");
   refused(evaluate(tokens, tokens, backwards, 3), "sequence_offsets [4]");
   refused(evaluate(tokens, tokens, {}, 3), "sequence_offsets [0]");
-  refused(rank.model->ForwardBackward(
-              tokens, tokens, {.sequence_offsets = good, .micro_batch_offsets = two}, 1.0f,
-              absl::MakeSpan(loss), nullptr, [](Parameter&) { return absl::OkStatus(); }),
-          "2 micro-batches, expected one per round");
+  refused(
+      rank.model->ForwardBackward({.context = rank.context(),
+                                   .batch = {.sequence_offsets = good, .micro_batch_offsets = two}},
+                                  {tokens, tokens, absl::MakeSpan(loss)}, nullptr,
+                                  [](Parameter&) { return absl::OkStatus(); }),
+      "2 micro-batches, expected one per round");
 }
 
 }  // namespace

@@ -82,10 +82,10 @@ class LayerOnRank {
     };
     MoeLayerSaved<T> saved;
     MOE_RETURN_IF_ERROR(reducer_->Begin());
-    MOE_RETURN_IF_ERROR(layer_->Forward(view(x), {}, view(y), &saved, nullptr));
-    MOE_RETURN_IF_ERROR(layer_->Backward(view(x), saved, 1.0f, view(dx), [&](Parameter& each) {
-      return reducer_->MarkReady(each);
-    }));
+    MOE_RETURN_IF_ERROR(layer_->Forward({.context = context}, view(x), view(y), &saved, nullptr));
+    MOE_RETURN_IF_ERROR(
+        layer_->Backward({.context = context}, view(x), saved, view(dx),
+                         [&](Parameter& each) { return reducer_->MarkReady(each); }));
     MOE_RETURN_IF_ERROR(reducer_->Finish());
     MOE_RETURN_IF_ERROR(optimizer_->Step({.learning_rate = learning_rate}).status());
     std::vector<float> both;

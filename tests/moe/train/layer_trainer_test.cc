@@ -424,7 +424,7 @@ TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneOrWithoutSumsIsRefused) {
                          MoeLayer<float>::Create(LayerConfig(), "1.", store, context));
     std::vector<float> x(kTokens * kHidden, 0.5f), y(x.size()), dx(x.size());
     const auto backward_of = [&](MoeLayer<float>& which, MoeLayerSaved<float>& saved) {
-      return which.Backward(View(x), saved, 1.0f, View(dx),
+      return which.Backward({.context = context}, View(x), saved, View(dx),
                             [](Parameter&) { return absl::OkStatus(); });
     };
     const auto backward = [&](MoeLayerSaved<float>& saved) {
@@ -433,7 +433,7 @@ TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneOrWithoutSumsIsRefused) {
     MoeLayerSaved<float> saved, released;
     {
       const WorkspaceScope scope(*context.workspace);
-      MOE_RETURN_IF_ERROR(layer->Forward(View(x), {}, View(y), &saved, nullptr));
+      MOE_RETURN_IF_ERROR(layer->Forward({.context = context}, View(x), View(y), &saved, nullptr));
       EXPECT_THAT(backward(saved),
                   StatusIs(kFailedPrecondition,
                            "0.gate.weight has no sum of gradients, expected a GradientReducer"));
@@ -446,10 +446,11 @@ TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneOrWithoutSumsIsRefused) {
     EXPECT_THAT(backward(saved), StatusIs(kFailedPrecondition, "is of no Forward"));
     {
       const WorkspaceScope scope(*context.workspace);
-      MOE_RETURN_IF_ERROR(layer->Forward(View(x), {}, View(y), &released, nullptr));
+      MOE_RETURN_IF_ERROR(
+          layer->Forward({.context = context}, View(x), View(y), &released, nullptr));
     }
     const WorkspaceScope scope(*context.workspace);
-    MOE_RETURN_IF_ERROR(layer->Forward(View(x), {}, View(y), &saved, nullptr));
+    MOE_RETURN_IF_ERROR(layer->Forward({.context = context}, View(x), View(y), &saved, nullptr));
     EXPECT_THAT(backward(released),
                 StatusIs(kFailedPrecondition, "lies in a workspace scope that has ended"));
     EXPECT_THAT(backward_of(*other, saved),

@@ -23,7 +23,7 @@ TEST(WeightGatherTest, GivenUpInFlightItWaitsForNobodyAndEndsItsPeers) {
     MOE_ASSIGN_OR_RETURN(const auto state, OptimizerState::Create(buckets, store, context));
     if (context.mesh->world().rank() == 0) {
       WeightGather gather(buckets, context, session.gradient_stream());
-      return gather.Start(0, state.block(0));
+      return gather.Start(0, state.block(0), {});
     }
     const absl::Status ended = context.mesh->world().Barrier();
     EXPECT_TRUE(absl::StrContains(ended.message(), "weights of a step were given up")) << ended;

@@ -67,14 +67,14 @@ absl::Status Graph(moe::Session& session) {
     y.emplace_back(x.back().size());
     saved.push_back(layers[call]->MakeSaved());
     moe::RouterStats stats;
-    MOE_RETURN_IF_ERROR(
-        layers[call]->Forward(View(x[call]), {}, View(y[call]), &saved[call], &stats));
+    MOE_RETURN_IF_ERROR(layers[call]->Forward({.context = context}, View(x[call]), View(y[call]),
+                                              &saved[call], &stats));
     EXPECT(stats.loss() > 0);
   }
   std::vector<float> dx(x[0].size());
   for (const int call : {1, 2, 0}) {
     bool frozen_is_ready = false;
-    MOE_RETURN_IF_ERROR(layers[call]->Backward(View(y[call]), saved[call], /*d_router_loss=*/1,
+    MOE_RETURN_IF_ERROR(layers[call]->Backward({.context = context}, View(y[call]), saved[call],
                                                View(dx), [&](moe::Parameter& p) {
                                                  frozen_is_ready |= !p.spec().trainable;
                                                  return absl::OkStatus();
@@ -118,8 +118,9 @@ absl::StatusOr<Inference> Run(const moe::hf::HfConfig& config, const std::string
                          moe::MoeLayer<BFloat16>::Create(config.moe, prefix, store, context));
     MOE_RETURN_IF_ERROR(weights.Load(store, *context.compute, *context.host, prefix, by));
     std::vector<BFloat16> x = Rows<BFloat16>(0);
-    MOE_RETURN_IF_ERROR(layer->Forward(View(x), {.mode = moe::Mode::kEvaluation},
-                                       View(result.y.emplace_back(x.size())), nullptr, nullptr));
+    MOE_RETURN_IF_ERROR(
+        layer->Forward({.context = context, .batch = {.mode = moe::Mode::kEvaluation}}, View(x),
+                       View(result.y.emplace_back(x.size())), nullptr, nullptr));
     stored.push_back({.layer = weights.layer(), .prefix = prefix});
   }
   for (const auto& p : store.parameters()) EXPECT(p->master().empty() || p->spec().rows == 1);
