@@ -156,7 +156,7 @@ class Trainer {
 };
 
 // What a forward pass leaves for its backward.
-struct Pass : ::torch::CustomClassHolder {
+struct KeptForward : ::torch::CustomClassHolder {
   TrainedLayerBase::GraphBackward backward;
 };
 
@@ -169,20 +169,20 @@ struct MoeFunction : autograd::Function<MoeFunction> {
     call.rows = x.size(0);
     call.cols = x.size(1);
     call.y = y.data_ptr();
-    const auto pass = c10::make_intrusive<Pass>();
-    pass->backward = layer->ForwardInGraph(call).value();
+    const auto kept = c10::make_intrusive<KeptForward>();
+    kept->backward = layer->ForwardInGraph(call).value();
     Check(layer->stats().Wait());
     ctx->save_for_backward({x});
-    ctx->saved_data["pass"] = c10::IValue::make_capsule(pass);
+    ctx->saved_data["forward"] = c10::IValue::make_capsule(kept);
     return {y, at::scalar_tensor(layer->stats().loss(), at::kFloat)};
   }
   static autograd::variable_list backward(autograd::AutogradContext* ctx,
                                           const autograd::variable_list& grads) {
     const Tensor x = ctx->get_saved_variables()[0];  // throws where x was changed in place
     const Tensor dx = at::empty_like(x);
-    const auto pass = ctx->saved_data["pass"].toCapsule();
-    Check(static_cast<Pass&>(*pass).backward(grads[0].contiguous().data_ptr(),
-                                             grads[1].item<float>(), dx.data_ptr()));
+    const auto kept = ctx->saved_data["forward"].toCapsule();
+    Check(static_cast<KeptForward&>(*kept).backward(grads[0].contiguous().data_ptr(),
+                                                    grads[1].item<float>(), dx.data_ptr()));
     return {dx, Tensor(), Tensor()};
   }
 };
