@@ -75,7 +75,7 @@ int64_t TrainingState::BytesToWrite() {
     if (held.own) bytes += held.box.size() * std::ssize(held.states) * int64_t{sizeof(float)};
   }
   if (context_.mesh->world().rank() != 0) return bytes;
-  for (const RouterShare& share : shares_) {
+  for (const ModuleState& share : shares_) {
     bytes += share.tensor.size() * int64_t{sizeof(double)};
   }
   return bytes;
@@ -84,7 +84,7 @@ int64_t TrainingState::BytesToWrite() {
 absl::StatusOr<absl::Span<const StatePart>> TrainingState::PartsToWrite() {
   MOE_RETURN_IF_ERROR(CollectParts(kStates));
   if (context_.mesh->world().rank() != 0) return parts_;
-  for (const RouterShare& share : shares_) {
+  for (const ModuleState& share : shares_) {
     if (share.values->empty()) continue;  // before the first step
     parts_.push_back(
         {.tensor = &share.tensor,
@@ -181,7 +181,7 @@ absl::Status TrainingState::CheckTensors(const CheckpointReader& reader, const S
 
 absl::Status TrainingState::ReadAll(CheckpointReader& reader, Hashes& hashes) {
   for (const Held& held : AllHeld()) MOE_RETURN_IF_ERROR(Read(reader, held, hashes));
-  for (const RouterShare& share : shares_) {
+  for (const ModuleState& share : shares_) {
     share.values->clear();
     if (reader.Find(share.tensor.name) == nullptr) continue;
     share.values->resize(static_cast<size_t>(share.tensor.cols));

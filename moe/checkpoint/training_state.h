@@ -12,8 +12,8 @@
 
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/writer.h"
-#include "moe/layer/moe_layer.h"
 #include "moe/run/context.h"
+#include "moe/state/module.h"
 #include "moe/state/parameter.h"
 #include "moe/train/optimizer.h"
 
@@ -25,7 +25,7 @@ namespace moe {
 // Borrows what it is made of.
 class TrainingState {
  public:
-  TrainingState(ParameterStore& parameters, Optimizer& optimizer, std::vector<RouterShare> shares,
+  TrainingState(ParameterStore& parameters, Optimizer& optimizer, std::vector<ModuleState> shares,
                 const Context& context)
       : parameters_(parameters),
         optimizer_(&optimizer),
@@ -73,7 +73,7 @@ class TrainingState {
 
   ParameterStore& parameters_;
   Optimizer* const optimizer_ = nullptr;  // nullptr: weights alone
-  const std::vector<RouterShare> shares_;
+  const std::vector<ModuleState> shares_;
   const Context context_;
   std::vector<StatePart> parts_;
   std::vector<float> host_;  // copies of a CUDA device's memory

@@ -134,7 +134,7 @@ MoeLayerSaved<T> MoeLayer<T>::MakeSaved() const {
 }
 
 template <typename T>
-RouterShare MoeLayer<T>::router_share() {
+ModuleState MoeLayer<T>::router_share() {
   return {.tensor = {.name = prefix_ + "gate.expert_share", .cols = config_.router.num_outputs()},
           .values = &expert_share_};
 }

@@ -18,6 +18,7 @@
 #include "moe/run/context.h"
 #include "moe/run/pass.h"
 #include "moe/run/saved_memory.h"
+#include "moe/state/module.h"
 #include "moe/state/parameter.h"
 
 namespace moe {
@@ -63,12 +64,6 @@ struct MoeLayerSaved {
   MatrixView<T> home_rows;  // [return_rows, H] expert outputs as they came home
   // [slots] the token, for slots of identity experts; -1 for others. Empty = no identity experts.
   absl::Span<const int32_t> identity_row;
-};
-
-// What the global balance loss compares the next step with: state that a run goes on from.
-struct RouterShare {
-  CanonicalTensor tensor;       // "….gate.expert_share", [1, E]
-  std::vector<double>* values;  // [E] of the last step; empty before the first
 };
 
 // y_t = sum over choices j of weight_tj * Expert_{e_tj}(x_t)  (+ SharedExpert(x_t)); gates that
@@ -127,8 +122,8 @@ class MoeLayer {
   // that kGlobalAuxLoss compares the next step with. Local; call once per optimiser step, never
   // after evaluation. kInvalidArgument if the size is wrong.
   absl::Status EndStep(absl::Span<const int64_t> expert_count);
-  // What EndStep keeps, to be saved and, between steps, restored.
-  RouterShare router_share();
+  // What EndStep keeps for the global balance loss of the next step: "….gate.expert_share", [1, E].
+  ModuleState router_share();
 
   // From now on every Forward adds to slots [E of the routed experts] how many slots went to each;
   // those that capacity dropped are left out. Borrowed; empty = no longer.

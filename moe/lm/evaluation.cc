@@ -22,12 +22,14 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const Mod
   const Context& context = core.context();
   MOE_ASSIGN_OR_RETURN(const auto model, MakeModel<T>(config, weights, core));
   SequenceBatch batch(config.sequence_length, config.micro_batch_size);
-  StepTotals totals(model->moe_layers(), config.model.moe.router.num_outputs());
+  StepTotals totals(model->moe_layers());
+  core.SumOverRanks(totals.fields());
+  MOE_RETURN_IF_ERROR(core.ResumeAfter(weights.step));  // messages name it
   EvaluationReport report = {.sequences =
                                  EvaluationSequences(config, text, config.evaluation.sequences)};
   const int64_t start_ns = MonotonicNs();
-  MOE_ASSIGN_OR_RETURN(report.loss, MeanLoss<T>(config, text, report.sequences, weights.step, core,
-                                                *model, batch, totals));
+  MOE_ASSIGN_OR_RETURN(report.loss,
+                       MeanLoss<T>(config, text, report.sequences, core, *model, batch, totals));
   report.seconds = SecondsSince(start_ns);
   report.tokens = report.sequences * config.sequence_length;
   MOE_RETURN_IF_ERROR(
@@ -88,9 +90,8 @@ int64_t EvaluationSequences(const TrainConfig& config, const Tokens& text, int64
 
 template <typename T>
 absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, int64_t count,
-                               int64_t step, moe::Trainer& core, Transformer<T>& model,
-                               SequenceBatch& batch, StepTotals& totals) {
-  const Context& context = core.context();
+                               moe::Trainer& core, Transformer<T>& model, SequenceBatch& batch,
+                               StepTotals& totals) {
   const int64_t size = config.micro_batch_size;
   MOE_RETURN_IF_ERROR(core.BeginEvaluation((count + size - 1) / size));
   totals.Clear();
@@ -104,17 +105,15 @@ absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, in
       sequences.push_back(i);
     }
     batch.Load(text, sequences, first);
-    Pass pass = core.PassOf(round, batch.batch(step, Mode::kEvaluation));
-    pass.site.step = step;
     MOE_RETURN_IF_ERROR(
-        model.Evaluate(pass, {batch.tokens(), batch.targets(), batch.row_loss()}, &stats));
+        model.Evaluate(core.PassOf(round, batch.batch(core.step(), Mode::kEvaluation)),
+                       {batch.tokens(), batch.targets(), batch.row_loss()}, &stats));
     totals.Add(batch.row_loss(), stats);
   }
   MOE_RETURN_IF_ERROR(core.EndStep());
-  MOE_RETURN_IF_ERROR(
-      totals.Reduce(context.mesh->world(), *context.host, {.name = "validation", .step = step}));
   if (totals.non_finite() > 0) {
-    return absl::DataLossError(absl::StrCat("step ", step, ": validation loss is not finite"));
+    return absl::DataLossError(
+        absl::StrCat("step ", core.step(), ": validation loss is not finite"));
   }
   return totals.MeanLoss();
 }
@@ -142,11 +141,11 @@ absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const Model
   });
 }
 
-#define MOE_INSTANTIATE(T)                                                                     \
-  template absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(                          \
-      const TrainConfig&, const ModelWeights&, moe::Trainer&);                                 \
-  template absl::StatusOr<float> MeanLoss(const TrainConfig&, const Tokens&, int64_t, int64_t, \
-                                          moe::Trainer&, Transformer<T>&, SequenceBatch&,      \
+#define MOE_INSTANTIATE(T)                                                                \
+  template absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(                     \
+      const TrainConfig&, const ModelWeights&, moe::Trainer&);                            \
+  template absl::StatusOr<float> MeanLoss(const TrainConfig&, const Tokens&, int64_t,     \
+                                          moe::Trainer&, Transformer<T>&, SequenceBatch&, \
                                           StepTotals&);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE

@@ -45,13 +45,13 @@ absl::StatusOr<std::vector<CanonicalTensor>> StoredTensors(const CheckpointManif
 // shortened, or left out where padding or token blocks need whole ones.
 int64_t EvaluationSequences(const TrainConfig& config, const Tokens& text, int64_t most);
 
-// Mean loss in nats per token of sequences [0, count) of `text`, summed into `totals`. `batch` has
-// room for a micro-batch of `config`; `step` is for messages. Collective over the world. kDataLoss:
-// it is not finite.
+// Mean loss in nats per token of sequences [0, count) of `text`, summed into `totals`, which the
+// trainer sums over ranks. `batch` has room for a micro-batch of `config`. Collective over the
+// world. kDataLoss: it is not finite.
 template <typename T>
 absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, int64_t count,
-                               int64_t step, moe::Trainer& core, Transformer<T>& model,
-                               SequenceBatch& batch, StepTotals& totals);
+                               moe::Trainer& core, Transformer<T>& model, SequenceBatch& batch,
+                               StepTotals& totals);
 
 struct EvaluationReport {
   float loss = 0;  // mean, nats per token

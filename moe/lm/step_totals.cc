@@ -29,27 +29,12 @@ void StepTotals::Add(absl::Span<const float> row_loss, const ForwardStats& stats
   if (row_loss.empty()) return;
   for (const float loss : row_loss) AddReal(kLoss, loss, kLimit);
   fields_[kTokens] += static_cast<int64_t>(row_loss.size());
-  for (size_t layer = 0; layer < stats.router.size(); ++layer) {
-    const RouterStats& router = stats.router[layer];
+  for (const RouterStats& router : stats.router) {
     AddReal(kAuxLoss, router.aux_loss, kSumLimit);
     AddReal(kEntropy, router.entropy_sum, kSumLimit);
     fields_[kDropped] += router.dropped_slots;
-    for (int32_t e = 0; e < outputs_; ++e) {
-      fields_[kSlots] += router.expert_count[e];
-      fields_[kFields + layer * outputs_ + e] += router.expert_count[e];
-    }
+    for (const int64_t slots : router.expert_count) fields_[kSlots] += slots;
   }
-}
-
-absl::Status StepTotals::Reduce(Communicator& world, Stream& stream, const Site& site) {
-  MOE_RETURN_IF_ERROR(
-      world.AllReduce<int64_t>(absl::MakeSpan(fields_), ReduceOp::kSum, stream, site));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  for (int layer = 0; layer < moe_layers_; ++layer) {
-    const auto first = fields_.begin() + kFields + int64_t{layer} * outputs_;
-    std::copy_n(first, outputs_, expert_load_[layer].begin());
-  }
-  return absl::OkStatus();
 }
 
 float StepTotals::MeanLoss() const {

@@ -1,9 +1,10 @@
-// What the ranks of a world tell each other about one step, in integers: the sums are exact, so
-// metrics have the same bits at any layout.
+// What a training loop measures of a step, in integers: their sums over ranks are exact, so metrics
+// have the same bits at any layout.
 #ifndef MOE_MOE_LM_STEP_TOTALS_H_
 #define MOE_MOE_LM_STEP_TOTALS_H_
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -19,28 +20,24 @@
 
 namespace moe::lm {
 
-// Sums over micro-batches, first of this rank, after Reduce of all ranks. Real values are rounded
-// to multiples of 2^-30 as they are added, losses row by row: whoever has a row may add it.
+// Sums over the micro-batches of this rank, and of all ranks once fields() are their sums. Real
+// values are rounded to multiples of 2^-30 as they are added, losses row by row: whoever has a row
+// may add it.
 class StepTotals {
  public:
-  // outputs: what a router can choose, identity experts included.
-  StepTotals(int moe_layers, int32_t outputs)
-      : moe_layers_(moe_layers),
-        outputs_(outputs),
-        fields_(kFields + static_cast<size_t>(moe_layers) * outputs, 0),
-        expert_load_(moe_layers, std::vector<int64_t>(outputs, 0)) {}
+  explicit StepTotals(int moe_layers) : moe_layers_(moe_layers) {}
 
-  void Clear() { std::fill(fields_.begin(), fields_.end(), 0); }
+  void Clear() { fields_ = {}; }
+  // To be summed over ranks (Trainer::SumOverRanks).
+  absl::Span<int64_t> fields() { return absl::MakeSpan(fields_); }
   // One micro-batch: the losses of its tokens, and what its routers did.
   void Add(absl::Span<const float> row_loss, const ForwardStats& stats);
-  // Of this rank; after Reduce, votes() are of all.
+  // This rank's vote; votes() are the sums.
   void Vote(const CheckpointVotes& votes) {
     fields_[kStop] = votes.stop;
     fields_[kWriting] = votes.writing;
   }
   CheckpointVotes votes() const { return {.stop = fields_[kStop], .writing = fields_[kWriting]}; }
-  // Collective over `world`, blocks the host.
-  absl::Status Reduce(Communicator& world, Stream& stream, const Site& site);
 
   int64_t tokens() const { return fields_[kTokens]; }
   int64_t slots() const { return fields_[kSlots]; }
@@ -53,8 +50,6 @@ class StepTotals {
   double MeanAuxLoss(int64_t micro_batches) const;
   // Entropy of a token's router probabilities, nats: mean over tokens and MoE layers.
   double MeanEntropy() const;
-  // [MoE layer][E] slots, identity experts last, as of the last Reduce.
-  const std::vector<std::vector<int64_t>>& expert_load() const { return expert_load_; }
 
  private:
   enum Field : size_t {
@@ -74,9 +69,7 @@ class StepTotals {
   void AddReal(Field field, double value, double limit);
 
   const int moe_layers_;
-  const int32_t outputs_;
-  std::vector<int64_t> fields_;  // then [MoE layer][E] counts
-  std::vector<std::vector<int64_t>> expert_load_;
+  std::array<int64_t, kFields> fields_ = {};
 };
 
 // What the routers of a rank decided in a step, for moe/io/routing_trace.h.

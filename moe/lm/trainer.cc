@@ -60,7 +60,7 @@ class Trainer {
   absl::Status Skipped(int64_t step);
   void KeepGridLoss(int64_t step, TrainReport& report) const;
   absl::Status CheckWeights(int64_t step) const;
-  absl::StatusOr<float> Validate(int64_t step);
+  absl::StatusOr<float> Validate();
   absl::Status Measure(double seconds, StepMetrics& metrics);
   LossScaler* scaler() { return scaler_.has_value() ? &*scaler_ : nullptr; }
   // Of the step to come: steps that were skipped do not count.
@@ -80,8 +80,8 @@ class Trainer {
   Sampler sampler_;
   std::vector<int64_t> sequences_;  // of the micro-batch that runs
   SequenceBatch batch_;
-  std::unique_ptr<Transformer<T>> model_;
-  std::unique_ptr<StepTotals> totals_;
+  Transformer<T>* model_ = nullptr;  // the trainer's
+  std::optional<StepTotals> totals_;
   std::unique_ptr<RoutingRecorder> routing_;  // nullptr: not recorded
   ForwardStats stats_;
   ExchangeBytes exchanged_;  // in steps; validation counts apart
@@ -99,11 +99,12 @@ class Trainer {
 template <typename T>
 absl::Status Trainer<T>::Build(const TrainHooks& hooks) {
   stop_ = hooks.stop;
-  MOE_ASSIGN_OR_RETURN(model_,
+  MOE_ASSIGN_OR_RETURN(auto model,
                        Transformer<T>::Create(ModelConfig(config_), core_.parameters(), context_));
+  MOE_ASSIGN_OR_RETURN(model_, core_.Add(std::move(model)));
   if (config_.trainer.dtype == DType::kFloat16) scaler_.emplace(config_.loss_scale);
-  totals_ =
-      std::make_unique<StepTotals>(model_->moe_layers(), config_.model.moe.router.num_outputs());
+  totals_.emplace(model_->moe_layers());
+  core_.SumOverRanks(totals_->fields());
   if (config_.record_routing) {
     routing_ = std::make_unique<RoutingRecorder>(model_->moe_layers(),
                                                  config_.model.moe.router.num_experts);
@@ -111,7 +112,7 @@ absl::Status Trainer<T>::Build(const TrainHooks& hooks) {
   }
   if (hooks.load_weights) MOE_RETURN_IF_ERROR(hooks.load_weights(core_.parameters(), context_));
   MOE_ASSIGN_OR_RETURN(optimizer_, core_.optimizer());  // with ZeRO it takes the masters
-  state_.emplace(core_.parameters(), *optimizer_, model_->router_shares(), context_);
+  state_.emplace(core_.parameters(), *optimizer_, core_.states(), context_);
   return absl::OkStatus();
 }
 
@@ -144,8 +145,7 @@ absl::Status Trainer<T>::Step(int64_t step) {
                               *context_.compute, [&] { return Run(round); }));
   }
   MOE_RETURN_IF_ERROR(Reduce(step));
-  MOE_RETURN_IF_ERROR(Optimize(step));
-  return model_->EndStep(totals_->expert_load());
+  return Optimize(step);
 }
 
 template <typename T>
@@ -166,13 +166,10 @@ absl::Status Trainer<T>::Run(const Round& round) {
   return absl::OkStatus();
 }
 
-// Waits for the gradients, and sums what the ranks know of the step.
+// The loss of all ranks is finite, or the weights do not move.
 template <typename T>
 absl::Status Trainer<T>::Reduce(int64_t step) {
   MOE_RETURN_IF_ERROR(core_.Reduce());
-  const Site site = {.name = "step totals", .step = step};
-  MOE_RETURN_IF_ERROR(Timed(context_, site, {.name = "step totals"}, *context_.compute,
-                            [&] { return totals_->Reduce(world_, *context_.host, site); }));
   if (totals_->non_finite() > 0) {
     return absl::DataLossError(
         absl::StrCat("step ", step, ": loss is not finite (", totals_->non_finite(),
@@ -225,10 +222,10 @@ void Trainer<T>::KeepGridLoss(int64_t step, TrainReport& report) const {
 }
 
 template <typename T>
-absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
+absl::StatusOr<float> Trainer<T>::Validate() {
   return MeanLoss<T>(config_, corpus_.held_out,
                      EvaluationSequences(config_, corpus_.held_out, config_.evaluation.sequences),
-                     step, core_, *model_, batch_, *totals_);
+                     core_, *model_, batch_, *totals_);
 }
 
 template <typename T>
@@ -279,7 +276,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
   context_.clock->KeepMeetings();
   MOE_ASSIGN_OR_RETURN(report.first_step, Restore());
   report.steps = report.first_step;
-  MOE_ASSIGN_OR_RETURN(report.validation_loss_before, Validate(report.first_step));
+  MOE_ASSIGN_OR_RETURN(report.validation_loss_before, Validate());
   report.validation_loss_after = report.validation_loss_before;
   report.expert_load.assign(model_->moe_layers(),
                             std::vector<int64_t>(config_.model.moe.router.num_outputs(), 0));
@@ -308,7 +305,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     metrics.grid_loss = gradient_norm_.grid_loss;
     metrics.aux_loss = totals_->MeanAuxLoss(config_.trainer.micro_batches);
     metrics.router_entropy = totals_->MeanEntropy();
-    metrics.expert_load = totals_->expert_load();
+    metrics.expert_load = model_->expert_load();
     const int32_t experts = config_.model.moe.router.num_experts;
     metrics.max_violation = MaxViolation(metrics.expert_load, experts);
     metrics.dead_experts = DeadExperts(metrics.expert_load, experts);
@@ -338,7 +335,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     const bool evaluate = step == config_.steps || (config_.evaluation.interval > 0 &&
                                                     step % config_.evaluation.interval == 0);
     if (evaluate) {
-      MOE_ASSIGN_OR_RETURN(metrics.validation_loss, Validate(step));
+      MOE_ASSIGN_OR_RETURN(metrics.validation_loss, Validate());
       metrics.has_validation = true;
       report.validation_loss_after = metrics.validation_loss;
       MOE_RETURN_IF_ERROR(context_.clock->Reset());

@@ -118,13 +118,16 @@ struct Transformer<T>::Impl {
                                               ForwardStats* stats);
   absl::Status Backward(const Pass& pass, absl::Span<const int32_t> tokens, MatrixView<T> d,
                         GradientReady ready);
+  void Count(const ForwardStats& stats);
 
   TransformerConfig config;
   Parameter* embedding = nullptr;
   std::vector<Layer> layers;
   std::optional<OutputHead<T>> head;
-  std::vector<MoeLayer<T>*> mixtures;  // of the layers that have one
-  std::vector<LayerSaved> saved;       // of the round that runs
+  std::vector<MoeLayer<T>*> mixtures;             // those of MoE layers
+  std::vector<int64_t> counts;                    // slots [MoE layer][E] of this step so far
+  std::vector<std::vector<int64_t>> expert_load;  // of the last step, over all ranks
+  std::vector<LayerSaved> saved;                  // of the round that runs
 };
 
 template <typename T>
@@ -206,6 +209,14 @@ absl::Status Transformer<T>::Impl::Backward(const Pass& pass, absl::Span<const i
 }
 
 template <typename T>
+void Transformer<T>::Impl::Count(const ForwardStats& stats) {
+  auto count = counts.begin();
+  for (const RouterStats& router : stats.router) {
+    for (const int64_t slots : router.expert_count) *count++ += slots;
+  }
+}
+
+template <typename T>
 Transformer<T>::Transformer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 template <typename T>
@@ -234,6 +245,9 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> Transformer<T>::Create(
       impl->head,
       OutputHead<T>::Create(config, config.tied_embeddings ? impl->embedding : nullptr, store));
   impl->saved.resize(config.num_layers);
+  const auto outputs = static_cast<size_t>(config.moe.router.num_outputs());
+  impl->expert_load.assign(impl->mixtures.size(), std::vector<int64_t>(outputs, 0));
+  impl->counts.assign(impl->mixtures.size() * outputs, 0);
   return std::unique_ptr<Transformer>(new Transformer(std::move(impl)));
 }
 
@@ -330,22 +344,44 @@ absl::Status Transformer<T>::ForwardBackward(const Pass& pass, const TokenBatch&
       pass, "loss", [&] { return m.head->LossAndGradient(pass, x, on_device, d, ready); }));
   MOE_RETURN_IF_ERROR(m.Backward(pass, on_device.tokens, d, ready));
   MOE_RETURN_IF_ERROR(JoinStreams(*context.compute, *context.exchange));
-  return TakeLosses(on_device, batch.row_loss, stats, context);
-}
-
-template <typename T>
-absl::Status Transformer<T>::EndStep(const std::vector<std::vector<int64_t>>& expert_load) {
-  for (size_t i = 0; i < impl_->mixtures.size(); ++i) {
-    MOE_RETURN_IF_ERROR(impl_->mixtures[i]->EndStep(expert_load[i]));
-  }
+  MOE_RETURN_IF_ERROR(TakeLosses(on_device, batch.row_loss, stats, context));
+  if (stats != nullptr) m.Count(*stats);
   return absl::OkStatus();
 }
 
 template <typename T>
-std::vector<RouterShare> Transformer<T>::router_shares() {
-  std::vector<RouterShare> shares;
-  for (MoeLayer<T>* const moe : impl_->mixtures) shares.push_back(moe->router_share());
-  return shares;
+std::vector<ModuleState> Transformer<T>::states() {
+  std::vector<ModuleState> states;
+  for (MoeLayer<T>* const moe : impl_->mixtures) states.push_back(moe->router_share());
+  return states;
+}
+
+template <typename T>
+int64_t Transformer<T>::count_size() const {
+  return std::ssize(impl_->counts);
+}
+
+template <typename T>
+absl::Status Transformer<T>::TakeCounts(absl::Span<int64_t> counts) {
+  std::copy(impl_->counts.begin(), impl_->counts.end(), counts.begin());
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Transformer<T>::EndStep(absl::Span<const int64_t> counts) {
+  for (size_t i = 0; i < impl_->mixtures.size(); ++i) {
+    std::vector<int64_t>& load = impl_->expert_load[i];
+    std::copy_n(counts.begin(), load.size(), load.begin());
+    counts.remove_prefix(load.size());
+    MOE_RETURN_IF_ERROR(impl_->mixtures[i]->EndStep(load));
+  }
+  std::fill(impl_->counts.begin(), impl_->counts.end(), 0);
+  return absl::OkStatus();
+}
+
+template <typename T>
+const std::vector<std::vector<int64_t>>& Transformer<T>::expert_load() const {
+  return impl_->expert_load;
 }
 
 template <typename T>

@@ -18,6 +18,7 @@
 #include "moe/layer/moe_layer.h"
 #include "moe/run/context.h"
 #include "moe/run/pass.h"
+#include "moe/state/module.h"
 #include "moe/state/parameter.h"
 
 namespace moe::lm {
@@ -99,13 +100,13 @@ class KeyValueCache;
 // "…self_attn.o_proj.weight", "…input_layernorm.weight", "…post_attention_layernorm.weight",
 // "…mlp.…", "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight".
 template <typename T>
-class Transformer {
+class Transformer final : public ModuleBase {
  public:
   // Collective.
   static absl::StatusOr<std::unique_ptr<Transformer>> Create(const TransformerConfig& config,
                                                              ParameterStore& store,
                                                              const Context& context);
-  ~Transformer();
+  ~Transformer() override;
 
   // Loss only. Collective over the expert-parallel group.
   absl::Status Evaluate(const Pass& pass, const TokenBatch& batch, ForwardStats* stats);
@@ -124,12 +125,15 @@ class Transformer {
   absl::Status ForwardBackward(const Pass& pass, const TokenBatch& batch, ForwardStats* stats,
                                GradientReady ready);
 
-  // The routers learn from the load of an optimiser step: MoeLayer::EndStep for every MoE layer.
-  // expert_load [MoE layer][E], over all ranks.
-  absl::Status EndStep(const std::vector<std::vector<int64_t>>& expert_load);
-
   // MoeLayer::router_share of every MoE layer.
-  std::vector<RouterShare> router_shares();
+  std::vector<ModuleState> states() override;
+  // Slots [MoE layer][E] that the routers of ForwardBackwards with `stats` chose; EndStep passes
+  // them to MoeLayer::EndStep.
+  int64_t count_size() const override;
+  absl::Status TakeCounts(absl::Span<int64_t> counts) override;
+  absl::Status EndStep(absl::Span<const int64_t> counts) override;
+  // [MoE layer][E]: the counts of the last EndStep, identity experts last.
+  const std::vector<std::vector<int64_t>>& expert_load() const;
 
   // MoeLayer::CountSlots for every MoE layer: slots [MoE layer][E], borrowed; empty = no longer.
   void CountSlots(absl::Span<int64_t> slots);

@@ -1,4 +1,5 @@
 // TrainedLayer of trainer.h: a layer in the rounds of its trainer.
+#include <algorithm>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -149,8 +150,15 @@ absl::Status TrainedLayer<T>::CheckPasses() const {
 }
 
 template <typename T>
-absl::Status TrainedLayer<T>::EndStep() {
-  MOE_RETURN_IF_ERROR(layer_->EndStep(counts_));
+absl::Status TrainedLayer<T>::TakeCounts(absl::Span<int64_t> counts) {
+  MOE_RETURN_IF_ERROR(TakeStats());
+  std::copy(counts_.begin(), counts_.end(), counts.begin());
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::EndStep(absl::Span<const int64_t> counts) {
+  MOE_RETURN_IF_ERROR(layer_->EndStep(counts));
   forwards_ = backwards_ = 0;
   std::fill(counts_.begin(), counts_.end(), int64_t{0});
   return absl::OkStatus();

@@ -44,15 +44,9 @@ Trainer::~Trainer() {
 template <typename T>
 absl::StatusOr<TrainedLayer<T>*> Trainer::AddMoeLayer(const std::string& prefix,
                                                       const MoeLayerConfig& config) {
-  if (reducer_ != nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("Trainer: layer ", prefix, " comes after the first step, expected before"));
-  }
+  MOE_RETURN_IF_ERROR(CheckNoStepYet(absl::StrCat("layer ", prefix)));
   MOE_ASSIGN_OR_RETURN(auto layer, MoeLayer<T>::Create(config, prefix, store_, context()));
-  auto trained = std::unique_ptr<TrainedLayer<T>>(new TrainedLayer<T>(*this, std::move(layer)));
-  TrainedLayer<T>* const borrowed = trained.get();
-  layers_.push_back(std::move(trained));
-  return borrowed;
+  return Add(std::unique_ptr<TrainedLayer<T>>(new TrainedLayer<T>(*this, std::move(layer))));
 }
 
 absl::StatusOr<TrainedLayerBase*> Trainer::AddMoeLayer(const std::string& prefix,
@@ -63,10 +57,7 @@ absl::StatusOr<TrainedLayerBase*> Trainer::AddMoeLayer(const std::string& prefix
 }
 
 absl::StatusOr<Parameter*> Trainer::AddParameter(const ParameterSpec& spec) {
-  if (reducer_ != nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "Trainer: parameter ", spec.name, " comes after the first step, expected before"));
-  }
+  MOE_RETURN_IF_ERROR(CheckNoStepYet(absl::StrCat("parameter ", spec.name)));
   MOE_ASSIGN_OR_RETURN(Parameter* const parameter, store_.Add(spec));
   if (spec.trainable) own_.push_back(parameter);
   return parameter;
@@ -91,9 +82,6 @@ absl::Status Trainer::Freeze() {
                                                 .max_terms = partials * micro_batches_,
                                                 .placement = placement_},
                                                store_, context(), session_->gradient_stream()));
-  size_t outputs = 0;
-  for (const auto& layer : layers_) outputs += layer->counts().size();
-  counts_.resize(outputs + 1);
   return absl::OkStatus();
 }
 
@@ -106,6 +94,7 @@ absl::Status Trainer::BeginStep(int loss_scale_log2) {
   gradients_ = Gradients::kHere;
   clip_ = 1;
   norm_.reset();
+  counts_are_sums_ = false;
   loss_scale_log2_ = loss_scale_log2;
   ++step_;
   return reducer_->Begin(loss_scale_log2, grid_unit_.state().log2);
@@ -232,14 +221,61 @@ absl::Status Trainer::MarkOwn() {
 absl::Status Trainer::Reduce() {
   MOE_RETURN_IF_ERROR(CheckInStep("Reduce"));
   if (gradients_ == Gradients::kReduced) return absl::OkStatus();
-  for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->CheckPasses());
+  for (const auto& module : modules_) MOE_RETURN_IF_ERROR(module->CheckPasses());
   MOE_RETURN_IF_ERROR(MarkOwn());
   EndRound();
   MOE_RETURN_IF_ERROR(Timed(context(), {.step = step_}, {.name = "wait for gradients"},
                             *context().compute, [&] { return reducer_->Finish(); }));
   MOE_RETURN_IF_ERROR(context().compute->Synchronize());
-  for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->TakeStats());
+  MOE_RETURN_IF_ERROR(TakeCounts());
   gradients_ = Gradients::kReduced;
+  // A loop reads its sums before weights move; other counts wait for those of the optimiser.
+  if (loop_counts_.empty()) return absl::OkStatus();
+  counts_are_sums_ = true;
+  return Timed(context(), {.name = "step totals", .step = step_}, {.name = "step totals"},
+               *context().compute,
+               [&] { return SumCounts(absl::MakeSpan(counts_), "step totals"); });
+}
+
+absl::Status Trainer::CheckNoStepYet(absl::string_view what) const {
+  if (reducer_ == nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("Trainer: ", what, " comes after the first step, expected before"));
+}
+
+std::vector<ModuleState> Trainer::states() {
+  std::vector<ModuleState> states;
+  for (const auto& module : modules_) {
+    for (const ModuleState& state : module->states()) states.push_back(state);
+  }
+  return states;
+}
+
+// Those of this rank.
+absl::Status Trainer::TakeCounts() {
+  int64_t size = std::ssize(loop_counts_) + 1;
+  for (const auto& module : modules_) size += module->count_size();
+  counts_.resize(size);
+  absl::Span<int64_t> counts = absl::MakeSpan(counts_);
+  for (const auto& module : modules_) {
+    const auto count = static_cast<size_t>(module->count_size());
+    MOE_RETURN_IF_ERROR(module->TakeCounts(counts.first(count)));
+    counts.remove_prefix(count);
+  }
+  std::copy(loop_counts_.begin(), loop_counts_.end(), counts.begin());
+  counts.back() = 0;
+  return absl::OkStatus();
+}
+
+// Sums of integers, so the same on every rank. counts: all, or the last ones.
+absl::Status Trainer::SumCounts(absl::Span<int64_t> counts, const char* name) {
+  Stream& host = *context().host;
+  MOE_RETURN_IF_ERROR(context().mesh->world().AllReduce<int64_t>(counts, ReduceOp::kSum, host,
+                                                                 {.name = name, .step = step_}));
+  MOE_RETURN_IF_ERROR(host.Synchronize());
+  std::copy_n(counts_.end() - 1 - std::ssize(loop_counts_), loop_counts_.size(),
+              loop_counts_.begin());
+  return absl::OkStatus();
   return absl::OkStatus();
 }
 
@@ -321,11 +357,13 @@ absl::Status Trainer::CheckWeights() const {
 
 absl::Status Trainer::EndStep() {
   MOE_RETURN_IF_ERROR(CheckLastRound("EndStep"));
-  for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->TakeStats());
+  if (!counts_are_sums_) MOE_RETURN_IF_ERROR(TakeCounts());
   if (!evaluates()) {
     if (gradients_ == Gradients::kMarked) MOE_RETURN_IF_ERROR(CheckReduced("EndStep"));
     if (gradients_ == Gradients::kReduced) MOE_RETURN_IF_ERROR(FollowGradients());
-    MOE_RETURN_IF_ERROR(EndLayers());
+    MOE_RETURN_IF_ERROR(EndModules());
+  } else if (!loop_counts_.empty()) {
+    MOE_RETURN_IF_ERROR(SumCounts(absl::MakeSpan(counts_), "validation"));
   }
   EndRound();
   running_ = Running::kNothing;
@@ -358,26 +396,17 @@ absl::Status Trainer::FollowGradients() {
   return absl::OkStatus();
 }
 
-// Counts of all ranks are integers, so the same everywhere.
-absl::Status Trainer::EndLayers() {
+absl::Status Trainer::EndModules() {
   const bool weights = std::exchange(counts_weights_, false);
-  if (layers_.empty() && !weights) return absl::OkStatus();
-  counts_.back() = weights ? optimizer_->non_finite() : 0;
-  auto at = counts_.begin();
-  for (const auto& layer : layers_) {
-    const auto mine = layer->counts();
-    at = std::copy(mine.begin(), mine.end(), at);
-  }
-  Stream& host = *context().host;
-  MOE_RETURN_IF_ERROR(context().mesh->world().AllReduce<int64_t>(
-      absl::MakeSpan(counts_), ReduceOp::kSum, host, {.name = "expert counts", .step = step_}));
-  MOE_RETURN_IF_ERROR(host.Synchronize());
-  auto from = counts_.begin();
-  for (const auto& layer : layers_) {
-    const auto all = layer->counts();
-    std::copy_n(from, all.size(), all.begin());
-    from += static_cast<std::ptrdiff_t>(all.size());
-    MOE_RETURN_IF_ERROR(layer->EndStep());
+  if (weights) counts_.back() = optimizer_->non_finite();
+  absl::Span<int64_t> counts = absl::MakeSpan(counts_);
+  if (std::exchange(counts_are_sums_, false)) counts = counts.last(1);
+  if (weights || counts.size() > 1) MOE_RETURN_IF_ERROR(SumCounts(counts, "expert counts"));
+  absl::Span<const int64_t> sums = counts_;
+  for (const auto& module : modules_) {
+    const auto count = static_cast<size_t>(module->count_size());
+    MOE_RETURN_IF_ERROR(module->EndStep(sums.first(count)));
+    sums.remove_prefix(count);
   }
   return counts_.back() > 0 ? CheckWeights() : absl::OkStatus();
 }

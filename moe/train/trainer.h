@@ -10,12 +10,15 @@
 #include <vector>
 
 #include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
 
 #include "comm/all_reduce.h"
+#include "kernels/base/status_macros.h"
 #include "moe/layer/moe_layer.h"
 #include "moe/run/micro_batches.h"
 #include "moe/run/pass.h"
 #include "moe/run/session.h"
+#include "moe/state/module.h"
 #include "moe/state/parameter.h"
 #include "moe/train/gradient_reducer.h"
 #include "moe/train/grid_unit.h"
@@ -60,7 +63,7 @@ class Round {
 // A layer of a trainer whatever its type, for bindings to other languages and frameworks: rows
 // [rows, H] of the trainer's type, dense, in memory of the session's device; in the trainer's
 // round().
-class TrainedLayerBase {
+class TrainedLayerBase : public ModuleBase {
  public:
   // A Forward in a host's graph, which keeps what its Backward needs.
   struct GraphForward {
@@ -76,7 +79,6 @@ class TrainedLayerBase {
   // when the trainer is gone.
   using GraphBackward = std::function<absl::Status(const void* dy, float d_router_loss, void* dx)>;
 
-  virtual ~TrainedLayerBase() = default;
   virtual absl::Span<Parameter* const> parameters() const = 0;
   // Statistics of the last Forward. On a CUDA device its Wait comes before its values.
   RouterStats& stats() { return calls_.back().stats; }
@@ -95,13 +97,6 @@ class TrainedLayerBase {
     bool counts = false;  // in this step's load, once it is taken
   };
   std::vector<Call> calls_ = std::vector<Call>(1);  // those to be taken; the last one stays
-
- private:
-  friend class Trainer;
-  virtual absl::Span<int64_t> counts() = 0;      // slots per output, of this step so far
-  virtual absl::Status TakeStats() = 0;          // of all calls: waits, and adds them to counts()
-  virtual absl::Status CheckPasses() const = 0;  // before Reduce
-  virtual absl::Status EndStep() = 0;            // counts() are of all ranks
 };
 
 // An MoE layer that a trainer owns.
@@ -124,6 +119,13 @@ class TrainedLayer final : public TrainedLayerBase {
   absl::Status BackwardRows(const void* dy, void* dx) override;
   absl::StatusOr<GraphBackward> ForwardInGraph(const GraphForward& call) override;
 
+  std::vector<ModuleState> states() override { return {layer_->router_share()}; }
+  // Slots of each of the router's outputs.
+  int64_t count_size() const override { return std::ssize(counts_); }
+  absl::Status TakeCounts(absl::Span<int64_t> counts) override;
+  absl::Status CheckPasses() const override;
+  absl::Status EndStep(absl::Span<const int64_t> counts) override;
+
   const MoeLayer<T>& layer() const { return *layer_; }
   MoeLayer<T>& layer() { return *layer_; }
 
@@ -133,11 +135,9 @@ class TrainedLayer final : public TrainedLayerBase {
       : trainer_(trainer),
         layer_(std::move(layer)),
         counts_(static_cast<size_t>(layer_->config().router.num_outputs()), 0) {}
-  absl::Span<int64_t> counts() override { return absl::MakeSpan(counts_); }
-  absl::Status CheckPasses() const override;
-  absl::Status EndStep() override;
   absl::Status CheckRound(const Round& round, int64_t rows, const Batch& batch) const;
-  absl::Status TakeStats() override;
+  // Waits for the statistics of all calls, and adds them to counts_.
+  absl::Status TakeStats();
   // The layer's Forward; `counts`: Call's.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                        MoeLayerSaved<T>* saved, bool counts);
@@ -151,7 +151,7 @@ class TrainedLayer final : public TrainedLayerBase {
   Trainer& trainer_;
   const std::unique_ptr<MoeLayer<T>> layer_;
   MoeLayerSaved<T> saved_;
-  std::vector<int64_t> counts_;
+  std::vector<int64_t> counts_;           // of this step so far
   int64_t rows_ = 0;                      // of the last ForwardRows
   int64_t forwards_ = 0, backwards_ = 0;  // of this step, in a graph
   // Nothing else shares it: a GraphBackward sees that the layer is gone.
@@ -193,6 +193,21 @@ class Trainer {
   // The same for a layer of the trainer's type.
   absl::StatusOr<TrainedLayerBase*> AddMoeLayer(const std::string& prefix,
                                                 const MoeLayerConfig& config);
+
+  // Before the first step, once its parameters are in parameters(). The module is the trainer's,
+  // which ends its steps; whoever adds it runs its passes.
+  template <typename M>
+  absl::StatusOr<M*> Add(std::unique_ptr<M> module) {
+    MOE_RETURN_IF_ERROR(CheckNoStepYet("a module"));
+    M* const borrowed = module.get();
+    modules_.push_back(std::move(module));
+    return borrowed;
+  }
+  // ModuleBase::states of all modules.
+  std::vector<ModuleState> states();
+  // Integers of the caller's loop, borrowed: Reduce, or EndStep where it was not called, overwrites
+  // them with their sums over all ranks.
+  void SumOverRanks(absl::Span<int64_t> counts) { loop_counts_ = counts; }
 
   int64_t micro_batches() const { return micro_batches_; }
   // Rounds of the step or evaluation that has begun; before the first, of a step.
@@ -290,7 +305,10 @@ class Trainer {
   absl::Status MarkOwn();
   absl::Status Freeze();
   void EndRound();
-  absl::Status EndLayers();
+  absl::Status CheckNoStepYet(absl::string_view what) const;
+  absl::Status TakeCounts();
+  absl::Status SumCounts(absl::Span<int64_t> counts, const char* name);
+  absl::Status EndModules();
   absl::Status FollowGradients();
   absl::Status CheckWeights() const;
   template <typename T>
@@ -305,11 +323,13 @@ class Trainer {
   ParameterStore store_;
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::vector<std::unique_ptr<TrainedLayerBase>> layers_;
+  std::vector<std::unique_ptr<ModuleBase>> modules_;
   std::vector<const Parameter*> own_;  // of AddParameter, trained
-  // Counts of all layers, then of elements that the optimiser left not finite.
+  absl::Span<int64_t> loop_counts_;
+  // Counts of modules and loop, then the elements that the optimiser left not finite.
   std::vector<int64_t> counts_;
-  bool counts_weights_ = false;  // of this step
+  bool counts_are_sums_ = false;  // of this step, but for the last one
+  bool counts_weights_ = false;   // of this step
   GridUnit grid_unit_;
   std::optional<GradientNorm> norm_;  // of this step, once it is measured
   bool grid_loss_is_said_ = false;

@@ -488,7 +488,7 @@ TEST(TrainerTest, RanksWithDifferentTextsAreRefusedOnAll) {
 }
 
 TEST(StepTotalsTest, CountsWhatItCannotAdd) {
-  StepTotals totals(0, 1);
+  StepTotals totals(0);
   const float rows[] = {1.5f, 0.25f};
   totals.Add(rows, {});
   EXPECT_EQ(totals.MeanLoss(), 0.875f);
