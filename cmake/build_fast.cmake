@@ -1,8 +1,9 @@
 # Settings that shorten a build. Included last, when all targets are known.
 #
-# Merged sources (MOE_MERGE_SOURCES): up to eight sources of a library are compiled as one, in a
-# third of the time. On in presets that build from scratch or most often (demo, cpu, asan, tsan).
-# Every source must still compile alone, which the other presets check.
+# Merged sources: up to eight sources of a library (MOE_MERGE_SOURCES) and up to four of a test program
+# (MOE_MERGE_TESTS) are compiled as one, in a third of the time. Both are on in presets that build from
+# scratch or most often (demo, cpu, asan, tsan), the second in all that scripts/test.sh builds. Every
+# source of a library must still compile alone, which the other presets check.
 #
 # Precompiled headers: most of the time of a small source goes into reading Abseil and the standard
 # library. Three sets (library, parts of programs, tests), compiled once each and used by every target
@@ -40,7 +41,7 @@ endif()
 # families of models), and SIMD sources, which include themselves, are never merged.
 set(apart "_(command|help|settings|options)\\.cc$|family_[a-z0-9_]+\\.cc$")
 
-function(moe_merge_sources target)
+function(moe_merge_sources target most)
   get_target_property(folder ${target} SOURCE_DIR)
   get_target_property(sources ${target} SOURCES)
   foreach(source ${sources})
@@ -56,7 +57,7 @@ function(moe_merge_sources target)
       set_source_files_properties(${path} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     endif()
   endforeach()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${most})
   # -Wsubobject-linkage warns about a type without linkage in an included file; here the included
   # files are the project's own sources. -Warray-bounds: GCC 12 folds destructors of
   # absl::InlinedVectors of two sizes and confuses them; presets that merge nothing keep this
@@ -78,7 +79,9 @@ function(moe_build_fast folder)
       continue()
     endif()
     if(MOE_MERGE_SOURCES AND type STREQUAL STATIC_LIBRARY AND target MATCHES "^moe_")
-      moe_merge_sources(${target})
+      moe_merge_sources(${target} 8)
+    elseif(MOE_MERGE_TESTS AND type STREQUAL EXECUTABLE AND moe_test_flags IN_LIST libraries)
+      moe_merge_sources(${target} 4)
     endif()
     if(NOT MOE_PRECOMPILED_HEADERS)
       continue()

@@ -16,6 +16,7 @@ set(MOE_SHARED ${BUILD_SHARED_LIBS}) # moe::moe is libmoe.so
 set(BUILD_SHARED_LIBS OFF) # its layers are archives in either case (cmake/install.cmake)
 option(MOE_WARNINGS_AS_ERRORS "Treat warnings as errors: for those who change moe" OFF)
 option(MOE_MERGE_SOURCES "Compile the sources of a library together, up to eight at a time" OFF)
+option(MOE_MERGE_TESTS "Compile the sources of a test program together, up to four at a time" ${MOE_MERGE_SOURCES})
 # A surrounding project chooses what it wants: nothing is enabled because a machine has it.
 set(moe_found_or_asked OFF)
 if(PROJECT_IS_TOP_LEVEL)
@@ -74,7 +75,7 @@ target_compile_options(moe_own_flags INTERFACE
   $<$<CONFIG:RelWithDebInfo>:-g1>  # file and line; SIMD sources compile in two thirds of the time
   -Wall -Wextra -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers
   # names of two merged sources may shadow each other
-  $<$<NOT:$<BOOL:${MOE_MERGE_SOURCES}>>:-Wshadow>
+  $<$<NOT:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>>:-Wshadow>
   $<IF:$<BOOL:${MOE_WARNINGS_AS_ERRORS}>,-Werror,-Wno-error>)
 target_link_libraries(moe_own_flags INTERFACE moe_flags)
 if(NOT CMAKE_CXX_FLAGS MATCHES "-O")

@@ -83,7 +83,7 @@ run_stage() {
   rm -f "$dir/junit.xml"
   start=$SECONDS
   echo "=== $stage: configure and build"
-  if ! cmake --preset "$stage" -DMOE_BUILD_TESTS=ON -DMOE_WARNINGS_AS_ERRORS=ON "$@" >"$dir/configure.log" 2>&1; then
+  if ! cmake --preset "$stage" -DMOE_BUILD_TESTS=ON -DMOE_WARNINGS_AS_ERRORS=ON -DMOE_MERGE_TESTS=ON "$@" >"$dir/configure.log" 2>&1; then
     fail_stage "$stage" configure "$dir/configure.log" $((SECONDS - start))
     return
   fi

@@ -23,7 +23,6 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using enum absl::StatusCode;
 
-constexpr absl::Duration kTimeout = absl::Seconds(20);
 
 TEST(ExpertPlacementTest, FirstRanksHoldOneMore) {
   const ExpertPlacement placement(8, 3);  // 0 1 2 | 3 4 5 | 6 7

@@ -12,11 +12,15 @@
 #include <utility>
 #include <vector>
 
+#include <absl/time/time.h>
+
 #include "gating/routing.h"
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/rng.h"
 
 namespace moe::testing {
+
+inline constexpr absl::Duration kTimeout = absl::Seconds(20);
 
 struct WorldCase {
   std::string name;

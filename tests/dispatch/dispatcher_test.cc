@@ -24,7 +24,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kTimeout = absl::Seconds(20);
 
 // An element that names where it comes from, so that a misplaced row is a wrong row.
 template <typename T>

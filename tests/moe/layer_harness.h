@@ -29,6 +29,7 @@ struct Layout {
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
 };
 std::ostream& operator<<(std::ostream& out, const Layout& layout);
+inline constexpr Layout kOverlapping = {.ranks = 3, .expert_parallel = 3, .overlap = 2};
 
 // `config` with what of `layout` is a layer's own.
 MoeLayerConfig LaidOut(MoeLayerConfig config, const Layout& layout);

@@ -29,10 +29,9 @@ namespace {
 
 using testing::Death;
 using testing::DyingCommunicator;
+using testing::kOverlapping;
 using testing::Layout;
 using testing::RunSteps;
-
-constexpr Layout kOverlapping = {.ranks = 3, .expert_parallel = 3, .overlap = 2};
 
 // Rank 1 dies at its at-th collective; false if it has fewer.
 bool RunWithDeath(const Layout& layout, int at) {

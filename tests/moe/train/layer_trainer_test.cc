@@ -22,6 +22,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing::kHidden;
 using testing::kMicroBatches;
+using testing::kOverlapping;
 using testing::kTokens;
 using testing::LayerConfig;
 using testing::Layout;
@@ -32,8 +33,6 @@ using testing::RunSteps;
 using testing::View;
 using enum absl::StatusCode;
 using testing::StatusIs;
-
-constexpr Layout kOverlapping = {.ranks = 3, .expert_parallel = 3, .overlap = 2};
 
 using Weights = std::map<std::string, std::vector<float>>;
 

@@ -16,7 +16,7 @@
 namespace moe::measure {
 namespace {
 
-constexpr MeasureOptions kShort = {.iterations = 3, .warmup = 0, .budget = absl::ZeroDuration()};
+constexpr MeasureOptions kWithoutWarmup = {.iterations = 3, .warmup = 0, .budget = absl::ZeroDuration()};
 
 LayerSpec SmallSpec() {
   return {
@@ -30,7 +30,7 @@ std::vector<LayerResult> Measure(int ranks, const LayerSpec& spec) {
   const absl::Status status = RunRanks({.plan = {.ranks = ranks}, .timeout = absl::Seconds(30)},
                                        [&](std::unique_ptr<Communicator> world) -> absl::Status {
                                          const int rank = world->rank();
-                                         auto mine = MeasureLayer(spec, kShort, std::move(world));
+                                         auto mine = MeasureLayer(spec, kWithoutWarmup, std::move(world));
                                          if (mine.ok()) results[rank] = *std::move(mine);
                                          return mine.status();
                                        });
@@ -179,7 +179,7 @@ TEST(LayerBenchTest, RefusesWhatTheLayerDoesNotHave) {
   for (const LayerSpec& spec : {type, top_k, matrix, trace}) {
     const absl::Status status =
         RunRanks({.plan = {.ranks = 1}}, [&](std::unique_ptr<Communicator> world) {
-          return MeasureLayer(spec, kShort, std::move(world)).status();
+          return MeasureLayer(spec, kWithoutWarmup, std::move(world)).status();
         });
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   }

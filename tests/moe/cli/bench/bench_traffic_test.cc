@@ -16,16 +16,13 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-RoutingSpec Routing(const std::string& text) {
-  return ParseRouting(text).value();
-}
-
 Traffic Make(const std::string& routing, int ranks, int64_t count, uint64_t seed = 1,
              int num_experts = 0) {
-  return MakeTraffic(Routing(routing), {.ranks = ranks,
-                                        .count = count,
-                                        .num_experts = num_experts > 0 ? num_experts : 8 * ranks,
-                                        .seed = seed});
+  return MakeTraffic(ParseRouting(routing).value(),
+                     {.ranks = ranks,
+                      .count = count,
+                      .num_experts = num_experts > 0 ? num_experts : 8 * ranks,
+                      .seed = seed});
 }
 
 // The number of a rank's tokens for a destination is binomial(T, share): within six standard
@@ -70,7 +67,7 @@ TEST(TrafficTest, DrawnRoutingsFollowTheirShares) {
     ExpectShares(t, c.shares, kTokensPerRank);
     EXPECT_NEAR(Imbalance(t.ReceivedByRank()), c.shares[0] * ranks, 0.1);
   }
-  const std::vector<double> stated = DestinationShares(Routing("zipf:1"), 4, 4);
+  const std::vector<double> stated = DestinationShares(ParseRouting("zipf:1").value(), 4, 4);
   for (int d = 0; d < 4; ++d) EXPECT_NEAR(stated[d], 12.0 / 25 / (d + 1), 1e-15);
 }
 
@@ -115,7 +112,7 @@ TEST(TrafficTest, ZeroRankSendsNothingAndReceives) {
 }
 
 TEST(TrafficTest, MatrixKeepsItsProportions) {
-  RoutingSpec routing = Routing("matrix:file");
+  RoutingSpec routing = ParseRouting("matrix:file").value();
   // Sent 3, 1; received 1, 3: the largest is 3.
   routing.weights = ParseTrafficMatrix("# two ranks\n0, 3\n\n1 0 # back\n", 2).value();
   const Traffic t = MakeTraffic(routing, {.ranks = 2, .count = 300});
@@ -125,7 +122,7 @@ TEST(TrafficTest, MatrixKeepsItsProportions) {
 }
 
 TEST(TrafficTest, MatrixOfHugeNumbersDoesNotOverflow) {
-  RoutingSpec routing = Routing("matrix:file");
+  RoutingSpec routing = ParseRouting("matrix:file").value();
   routing.weights = ParseTrafficMatrix("1e307 1e307\n1e307 1e307\n", 2).value();
   EXPECT_THAT(MakeTraffic(routing, {.ranks = 2, .count = 10}).from(0), ElementsAre(5, 5));
 }
