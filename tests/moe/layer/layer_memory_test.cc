@@ -18,7 +18,7 @@ using testing::RunLocalRanks;
 using testing::StatusIs;
 using enum absl::StatusCode;
 
-constexpr int64_t kRows = 6;
+constexpr int64_t kCallRows = 6;
 
 struct LayerKind {
   const char* name;
@@ -49,14 +49,14 @@ std::vector<LayerKind> LayerKinds() {
   return kinds;
 }
 
-// One rank, whose call 0 has kRows rows of values, and call 1 has memory for twice as many.
-struct Rank : testing::LayerRank {
+// One rank, whose call 0 has kCallRows rows of values, and call 1 has memory for twice as many.
+struct MemoryRank : testing::LayerRank {
   std::vector<float> values;
 
   absl::Status Create(const MoeLayerConfig& config, std::unique_ptr<Communicator> world) {
-    values = testing::RowValues(kRows, world->rank());
+    values = testing::RowValues(kCallRows, world->rank());
     MOE_RETURN_IF_ERROR(LayerRank::Create(config, testing::LayerDevice(), {}, std::move(world),
-                                          {kRows, 2 * kRows}));
+                                          {kCallRows, 2 * kCallRows}));
     return x[0].Write(values, context());
   }
   absl::Status Forward(MatrixView<const float> from, MatrixView<float> to,
@@ -75,11 +75,11 @@ struct Rank : testing::LayerRank {
   }
 };
 
-void ForEachKind(absl::FunctionRef<absl::Status(const LayerKind&, Rank&)> body) {
+void ForEachKind(absl::FunctionRef<absl::Status(const LayerKind&, MemoryRank&)> body) {
   for (const LayerKind& kind : LayerKinds()) {
     SCOPED_TRACE(kind.name);
     RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      Rank rank;
+      MemoryRank rank;
       MOE_RETURN_IF_ERROR(rank.Create(kind.config, std::move(world)));
       return body(kind, rank);
     });
@@ -87,7 +87,7 @@ void ForEachKind(absl::FunctionRef<absl::Status(const LayerKind&, Rank&)> body) 
 }
 
 TEST(LayerMemoryTest, EvaluationWorksInPlaceUnlessAnIdentityExpertReadsX) {
-  ForEachKind([](const LayerKind& kind, Rank& rank) -> absl::Status {
+  ForEachKind([](const LayerKind& kind, MemoryRank& rank) -> absl::Status {
     const MatrixView<float> x = rank.x[0].view();
     if (!kind.forward_in_place) {
       EXPECT_THAT(rank.Forward(x, x, nullptr),
@@ -106,7 +106,7 @@ TEST(LayerMemoryTest, EvaluationWorksInPlaceUnlessAnIdentityExpertReadsX) {
 }
 
 TEST(LayerMemoryTest, GradientInPlaceIsThatOfMemoryOfItsOwnOrRefused) {
-  ForEachKind([](const LayerKind& kind, Rank& rank) -> absl::Status {
+  ForEachKind([](const LayerKind& kind, MemoryRank& rank) -> absl::Status {
     const MatrixView<float> dy = rank.y[0].view();
     std::vector<float> of_its_own;
     for (const bool in_place : {false, true}) {
@@ -128,11 +128,11 @@ TEST(LayerMemoryTest, GradientInPlaceIsThatOfMemoryOfItsOwnOrRefused) {
 
 // Backward reads x, whatever the layer is.
 TEST(LayerMemoryTest, OverlapIsRefusedWhereBackwardMayFollow) {
-  ForEachKind([](const LayerKind&, Rank& rank) -> absl::Status {
+  ForEachKind([](const LayerKind&, MemoryRank& rank) -> absl::Status {
     const MatrixView<float> x = rank.x[0].view(), y = rank.y[0].view();
     const MatrixView<float> twice = rank.x[1].view();
-    const MatrixView<float> first = RowRange<float>(twice, 0, kRows);
-    const MatrixView<float> next = RowRange<float>(twice, 1, kRows + 1);
+    const MatrixView<float> first = RowRange<float>(twice, 0, kCallRows);
+    const MatrixView<float> next = RowRange<float>(twice, 1, kCallRows + 1);
     MoeLayerSaved<float> saved = rank.layer->MakeSaved();
     EXPECT_THAT(rank.Forward(x, x, &saved),
                 StatusIs(kInvalidArgument,
@@ -154,10 +154,10 @@ TEST(LayerMemoryTest, OverlapIsRefusedWhereBackwardMayFollow) {
 
 TEST(LayerMemoryTest, RowsWithoutMemoryAreRefusedAndNoRowsNeedNone) {
   RunLocalRanks(1, [](std::unique_ptr<Communicator> world) -> absl::Status {
-    Rank rank;
+    MemoryRank rank;
     MOE_RETURN_IF_ERROR(rank.Create(LayerKind{}.config, std::move(world)));
     const MatrixView<float> x = rank.x[0].view(), y = rank.y[0].view();
-    const MatrixView<float> null(nullptr, kRows, kHidden), none(nullptr, 0, kHidden);
+    const MatrixView<float> null(nullptr, kCallRows, kHidden), none(nullptr, 0, kHidden);
     MoeLayerSaved<float> saved = rank.layer->MakeSaved();
     EXPECT_THAT(rank.Forward(null, y, &saved),
                 StatusIs(kInvalidArgument, "x [6, 8] is null, expected its memory"));
