@@ -37,9 +37,10 @@ if(MOE_BUILD_TESTS)
     <gtest/gtest.h>)
 endif()
 
-# Sources that have the same names in every folder of their kind (commands, help, settings, options,
-# families of models), and SIMD sources, which include themselves, are never merged.
-set(apart "_(command|help|settings|options)\\.cc$|family_[a-z0-9_]+\\.cc$")
+# Never merged: sources that have the same names in every folder of their kind (commands, help,
+# settings, options, families of models), SIMD sources, which include themselves, and the operators
+# new and delete of tests, which a source that calls them must not see.
+set(apart "_(command|help|settings|options)\\.cc$|family_[a-z0-9_]+\\.cc$|/counting_new\\.cc$")
 
 function(moe_merge_sources target most)
   get_target_property(folder ${target} SOURCE_DIR)

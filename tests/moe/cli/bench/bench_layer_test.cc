@@ -16,7 +16,8 @@
 namespace moe::measure {
 namespace {
 
-constexpr MeasureOptions kWithoutWarmup = {.iterations = 3, .warmup = 0, .budget = absl::ZeroDuration()};
+constexpr MeasureOptions kWithoutWarmup = {
+    .iterations = 3, .warmup = 0, .budget = absl::ZeroDuration()};
 
 LayerSpec SmallSpec() {
   return {
@@ -30,7 +31,8 @@ std::vector<LayerResult> Measure(int ranks, const LayerSpec& spec) {
   const absl::Status status = RunRanks({.plan = {.ranks = ranks}, .timeout = absl::Seconds(30)},
                                        [&](std::unique_ptr<Communicator> world) -> absl::Status {
                                          const int rank = world->rank();
-                                         auto mine = MeasureLayer(spec, kWithoutWarmup, std::move(world));
+                                         auto mine =
+                                             MeasureLayer(spec, kWithoutWarmup, std::move(world));
                                          if (mine.ok()) results[rank] = *std::move(mine);
                                          return mine.status();
                                        });
@@ -151,11 +153,11 @@ TEST(FirstResultsTest, CountsWhatDiffersFromTheFirstResultsOfARecord) {
   first.Compare(0, y, dx, wrong);
   first.Compare(1, dx, y, wrong);
   first.Compare(0, y, dx, wrong);
-  EXPECT_THAT(wrong, testing::ElementsAre(0, 0));
+  EXPECT_THAT(wrong, ::testing::ElementsAre(0, 0));
   first.Compare(0, {1, -0.0f, 3}, {4.5f, NAN}, wrong);  // the sign of a zero counts, too
-  EXPECT_THAT(wrong, testing::ElementsAre(1, 2));
+  EXPECT_THAT(wrong, ::testing::ElementsAre(1, 2));
   first.Compare(1, dx, {1, 0, 4}, wrong);
-  EXPECT_THAT(wrong, testing::ElementsAre(1, 3));
+  EXPECT_THAT(wrong, ::testing::ElementsAre(1, 3));
 }
 
 TEST(FirstResultsTest, KeepsTheFirstRecordAndOthersWhileThereIsRoom) {
@@ -163,11 +165,11 @@ TEST(FirstResultsTest, KeepsTheFirstRecordAndOthersWhileThereIsRoom) {
   std::array<int64_t, 2> wrong = {};
   for (const int64_t record : {7, 8, 9}) first.Compare(record, {1}, {2}, wrong);  // 8 bytes each
   for (const int64_t record : {7, 8, 9}) first.Compare(record, {0}, {2}, wrong);
-  EXPECT_THAT(wrong, testing::ElementsAre(2, 0));
+  EXPECT_THAT(wrong, ::testing::ElementsAre(2, 0));
   FirstResults<float> none(0);
   none.Compare(3, {1}, {2}, wrong);
   none.Compare(3, {1}, {0}, wrong);
-  EXPECT_THAT(wrong, testing::ElementsAre(2, 1));
+  EXPECT_THAT(wrong, ::testing::ElementsAre(2, 1));
 }
 
 TEST(LayerBenchTest, RefusesWhatTheLayerDoesNotHave) {
