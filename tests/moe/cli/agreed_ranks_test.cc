@@ -103,7 +103,7 @@ TEST(AgreedRanksTest, RowsThatMayDifferAreThese) {
               UnorderedElementsAreArray(
                   {"color", "config", "grads", "help", "json-file", "log-interval", "max-memory",
                    "out", "output", "output-stderr", "print-config", "quiet", "ranks",
-                   "record-routing", "resume", "svg", "threads", "trace", "verbose"}));
+                   "record-routing", "resume", "threads", "trace", "verbose"}));
   EXPECT_THAT(by_content, UnorderedElementsAreArray({"checkpoint", "data", "grad-output",
                                                      "hf-config", "init-from", "input",
                                                      "prompt-file", "tokens", "weights"}));
