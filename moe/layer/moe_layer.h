@@ -87,8 +87,8 @@ class MoeLayer {
                                                           ParameterStore& store,
                                                           const Context& context);
 
-  // x, y [T, H], memory of the context's device, null only without rows; what `pass.batch` refers to
-  // is the host's. `saved` is needed for Backward and may be null in evaluation. y overlaps no memory
+  // x, y [T, H], memory of the context's device, null only without rows; `pass.batch` refers to the
+  // host's. `saved` is needed for Backward and may be null in evaluation. y overlaps no memory
   // of x, which Backward reads; without `saved` y may be x itself, unless the layer has identity
   // experts. kInvalidArgument otherwise. Messages of failed waits name the layer and
   // step of `pass.site`. kDataLoss, naming layer and expert: an expert bias or, with

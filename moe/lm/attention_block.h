@@ -40,9 +40,9 @@ class AttentionBlock {
   // x, y [T, H]; they must not overlap. `saved` lives in the context's workspace.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                        AttentionBlockSaved<T>& saved) const;
-  // Forward for the T tokens that follow the first pass.batch.first_position of one sequence, whose keys
-  // and values are in the first rows of `keys` and `values`, [that + T, kv_heads D] each, of which
-  // it writes the others. The bits of Forward of all of them. CPU.
+  // Forward for the T tokens that follow the first pass.batch.first_position of one sequence, whose
+  // keys and values are in the first rows of `keys` and `values`, [that + T, kv_heads D] each; it
+  // writes the others. The bits of Forward of all of them. CPU.
   absl::Status ForwardCached(const Pass& pass, MatrixView<const T> x, MatrixView<T> keys,
                              MatrixView<T> values, MatrixView<T> y) const;
 

@@ -24,7 +24,7 @@ class ModuleBase {
   virtual std::vector<ModuleState> states() { return {}; }
   // Integers of a step whose sums over all ranks EndStep is given: as many on every rank.
   virtual int64_t count_size() const = 0;
-  // Overwrites counts [count_size()] with those of this rank in the step so far, for which it waits.
+  // Overwrites counts [count_size()] with this rank's of the step so far, for which it waits.
   virtual absl::Status TakeCounts(absl::Span<int64_t> counts) = 0;
   // Before gradients are summed: kFailedPrecondition names a pass that is missing.
   virtual absl::Status CheckPasses() const { return absl::OkStatus(); }

@@ -23,7 +23,6 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using enum absl::StatusCode;
 
-
 TEST(ExpertPlacementTest, FirstRanksHoldOneMore) {
   const ExpertPlacement placement(8, 3);  // 0 1 2 | 3 4 5 | 6 7
   EXPECT_EQ(placement.FirstExpert(0), 0);

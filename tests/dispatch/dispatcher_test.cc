@@ -24,7 +24,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-
 // An element that names where it comes from, so that a misplaced row is a wrong row.
 template <typename T>
 T ValueOf(uint64_t seed, int rank, int64_t row, int64_t h) {

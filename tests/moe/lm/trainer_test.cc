@@ -15,7 +15,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "moe/lm/step_totals.h"
 #include "tests/comm/forwarding_communicator.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/lm/train_harness.h"
@@ -485,25 +484,6 @@ TEST(TrainerTest, RanksWithDifferentTextsAreRefusedOnAll) {
                 StatusIs(kInvalidArgument, ") were given a different text (--data)"));
     return absl::OkStatus();
   });
-}
-
-TEST(StepTotalsTest, CountsWhatItCannotAdd) {
-  StepTotals totals(0);
-  const float rows[] = {1.5f, 0.25f};
-  totals.Add(rows, {});
-  EXPECT_EQ(totals.MeanLoss(), 0.875f);
-  const float bad[] = {std::numeric_limits<float>::quiet_NaN()};
-  totals.Add(bad, {});
-  EXPECT_EQ(totals.non_finite(), 1);
-}
-
-TEST(LoadMeasuresTest, HandMadeCounts) {
-  EXPECT_DOUBLE_EQ(MaxViolation({{4, 4, 4, 4}, {8, 0, 4, 4}}, 4), 1.0);
-  EXPECT_EQ(DeadExperts({{4, 4, 4, 4}, {8, 0, 4, 0}}, 4), 2);
-  EXPECT_DOUBLE_EQ(MaxViolation({{0, 0}}, 2), 0.0);
-  // The last entry is an identity expert: neither overloaded nor dead.
-  EXPECT_DOUBLE_EQ(MaxViolation({{4, 4, 9}}, 2), 0.0);
-  EXPECT_EQ(DeadExperts({{4, 4, 0}}, 2), 0);
 }
 
 }  // namespace
