@@ -26,7 +26,7 @@ namespace {
 using testing::OnNcclRanks;
 using testing::TestDevice;
 
-constexpr uint32_t kSeeds = 3;
+constexpr uint32_t kRingSeeds = 3;
 
 // Nothing, fewer elements than ranks, odd, and blocks of several chunks, the last of one element.
 // Few: under ThreadSanitizer an addition of a chunk takes milliseconds.
@@ -73,7 +73,7 @@ TYPED_TEST(NcclRingTest, HasTheBitsOfTheRingOverThreadsOfTheHost) {
   for (const int ranks : {1, 2, 3, 5, 8}) {
     const auto want = SumsOnTheHost<TypeParam>(ranks);
     for (const int64_t chunk_bytes : {128, 0}) {
-      for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
+      for (uint32_t seed = 1; seed <= kRingSeeds; ++seed) {
         SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << chunk_bytes << ", " << seed);
         OnNcclRanks({.ranks = ranks, .seed = seed}, [&](Communicator& comm, const TestDevice& at) {
           RingAllReduce ring(comm, {.chunk_bytes = chunk_bytes});

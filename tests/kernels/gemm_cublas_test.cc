@@ -22,7 +22,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr Device kCuda = {DeviceKind::kCuda, 0};
+constexpr Device kCublasDevice = {DeviceKind::kCuda, 0};
 constexpr auto kAnyRows = RowBits::kMayDependOnCount;
 
 class GemmCublasTest : public ::testing::Test {
@@ -54,12 +54,12 @@ class GemmCublasTest : public ::testing::Test {
     return taken;
   }
 
-  TestDevice device_{kCuda};
+  TestDevice device_{kCublasDevice};
   Workspace workspace_{device_.memory()};
 };
 
 TEST_F(GemmCublasTest, AutoTakesItForOneGroupOfBFloat16) {
-  const auto cublas = MakeCublas(GroupedGemmKernel::kAuto, kAnyRows, kCuda).value();
+  const auto cublas = MakeCublas(GroupedGemmKernel::kAuto, kAnyRows, kCublasDevice).value();
   const GemmOptions options = {GroupedGemmKernel::kAuto, cublas.get()};
   EXPECT_THAT(Taken<BFloat16>(options), ::testing::ElementsAre(0, 1, 2));
   EXPECT_THAT(Taken<float>(options), ::testing::ElementsAre(0, 0, 0));
@@ -67,7 +67,7 @@ TEST_F(GemmCublasTest, AutoTakesItForOneGroupOfBFloat16) {
 }
 
 TEST_F(GemmCublasTest, OnDemandItTakesAllButEmptyGroups) {
-  const auto cublas = MakeCublas(GroupedGemmKernel::kCublas, kAnyRows, kCuda).value();
+  const auto cublas = MakeCublas(GroupedGemmKernel::kCublas, kAnyRows, kCublasDevice).value();
   const GemmOptions options = {GroupedGemmKernel::kCublas, cublas.get()};
   EXPECT_THAT(Taken<BFloat16>(options), ::testing::ElementsAre(3, 1, 2));
   EXPECT_THAT(Taken<float>(options), ::testing::ElementsAre(3, 1, 2));
@@ -76,13 +76,14 @@ TEST_F(GemmCublasTest, OnDemandItTakesAllButEmptyGroups) {
 }
 
 TEST_F(GemmCublasTest, IsMadeWhereItIsOfUseAlone) {
-  EXPECT_EQ(MakeCublas(GroupedGemmKernel::kMma, kAnyRows, kCuda).value(), nullptr);
-  EXPECT_EQ(MakeCublas(GroupedGemmKernel::kAuto, RowBits::kIndependent, kCuda).value(), nullptr);
+  EXPECT_EQ(MakeCublas(GroupedGemmKernel::kMma, kAnyRows, kCublasDevice).value(), nullptr);
+  EXPECT_EQ(MakeCublas(GroupedGemmKernel::kAuto, RowBits::kIndependent, kCublasDevice).value(),
+            nullptr);
   EXPECT_EQ(MakeCublas(GroupedGemmKernel::kAuto, kAnyRows, Device()).value(), nullptr);
 }
 
 TEST_F(GemmCublasTest, RefusesGroupsThatTheHostDoesNotKnow) {
-  const auto cublas = MakeCublas(GroupedGemmKernel::kCublas, kAnyRows, kCuda).value();
+  const auto cublas = MakeCublas(GroupedGemmKernel::kCublas, kAnyRows, kCublasDevice).value();
   const auto offsets = device_.Copy(std::vector<int64_t>{0, 2});
   const auto values = device_.Copy(std::vector<float>(8, 1.0f));
   const MatrixView<const float> rows = values.view(2, 2, 2);
@@ -96,7 +97,7 @@ TEST_F(GemmCublasTest, RefusalsSayWhy) {
   const auto demand = [](RowBits rows, Device device) {
     return MakeCublas(GroupedGemmKernel::kCublas, rows, device).status();
   };
-  ExpectRefused(demand(RowBits::kIndependent, kCuda),
+  ExpectRefused(demand(RowBits::kIndependent, kCublasDevice),
                 HasSubstr("the bits of a row depend on the number of rows"));
   EXPECT_EQ(demand(kAnyRows, Device()).code(), absl::StatusCode::kInvalidArgument);
   {
@@ -106,7 +107,7 @@ TEST_F(GemmCublasTest, RefusalsSayWhy) {
     EXPECT_THAT(Message(full), HasSubstr("workspace of cuBLAS"));
   }
   const cusim::ScopedMachine machine({.driver = cudaErrorInsufficientDriver});
-  EXPECT_EQ(demand(kAnyRows, kCuda).code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(demand(kAnyRows, kCublasDevice).code(), absl::StatusCode::kUnimplemented);
 }
 
 TEST_F(GemmCublasTest, NeedsAHandleOfTheStreamsDevice) {
