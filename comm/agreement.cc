@@ -19,14 +19,14 @@ namespace {
 
 constexpr size_t kBlockBytes = size_t{1} << 20;
 constexpr size_t kMostBlocks = size_t{64} << 10;  // 64 GiB
-constexpr size_t kRoundBlocks = 256;              // between barriers
+constexpr size_t kRoundBlocks = 256;              // blocks that a rank reads between two barriers
 constexpr size_t kMostShown = 40;                 // characters of a value in a message
 
-// What a rank tells first.
+// What every rank sends in the first collective.
 struct Card {
-  uint64_t hash = 0;       // of its list
-  int64_t list_bytes = 0;  // of its text
-  uint64_t identity = 0;   // of the files that it maps
+  uint64_t hash = 0;       // hash of the rank's list
+  int64_t list_bytes = 0;  // bytes of the list
+  uint64_t identity = 0;   // hash of the host and of the files that the rank maps
   char host[72] = {};      // names have 64 characters at most
 };
 static_assert(sizeof(Card) == 96 && std::has_unique_object_representations_v<Card>);
@@ -35,7 +35,7 @@ uint64_t HashOf(absl::string_view text) {
   return Xxh3(text.data(), text.size());
 }
 
-// Fields of a value in a list, a NUL behind each.
+// Fields of a value in a list, each followed by a NUL.
 enum Field : uint8_t { kName, kText, kShown, kDerived, kFields };
 
 void Append(const AgreedValue& value, std::string& list) {
@@ -46,7 +46,7 @@ void Append(const AgreedValue& value, std::string& list) {
   }
 }
 
-// Ranks with equal lists have as many bytes, cut alike, in every entry of `bytes`.
+// Ranks with equal lists have parts of equal sizes in every entry of `bytes`.
 std::string ListOf(absl::Span<const AgreedValue> values, absl::Span<const AgreedBytes> bytes) {
   std::string list;
   for (const AgreedValue& value : values) Append(value, list);
@@ -88,7 +88,8 @@ absl::Status Different(absl::string_view name, absl::string_view what,
                    ") were given a different ", what, ", expected the same on all", where));
 }
 
-// Of two lists: that of rank 0 and that of `rank`.
+// The error that names the first difference between `first`, the list of rank 0, and `other`, the
+// list of `rank`.
 absl::Status FirstDifference(const std::string& first, const std::string& other,
                              const std::vector<Card>& cards, size_t rank) {
   const std::vector<absl::string_view> a = absl::StrSplit(first, '\0');
@@ -116,7 +117,7 @@ absl::Status FirstDifference(const std::string& first, const std::string& other,
                    rank);
 }
 
-// Every rank gets the lists of rank 0 and of `rank`, which is the first that has another.
+// Every rank receives the list of rank 0 and that of `rank`, the first rank whose list differs.
 absl::Status NameDifference(std::string list, const std::vector<Card>& cards, size_t rank,
                             Communicator& world, Stream& stream) {
   const auto of = [&](size_t root) -> absl::StatusOr<std::string> {
@@ -132,7 +133,7 @@ absl::Status NameDifference(std::string list, const std::vector<Card>& cards, si
   return FirstDifference(first, other, cards, rank);
 }
 
-// At most kMostBlocks, evenly spread.
+// Blocks of the entry, at most kMostBlocks, evenly spread.
 std::vector<absl::Span<const uint8_t>> BlocksOf(const AgreedBytes& entry) {
   std::vector<absl::Span<const uint8_t>> all;
   for (const auto& part : entry.parts) {
@@ -156,11 +157,11 @@ std::vector<size_t> GroupOf(size_t rank, const std::vector<Card>& cards) {
   return group;
 }
 
-// Sums of the hashes of blocks do not depend on who has hashed which.
+// Sums of the hashes of blocks do not depend on which rank has hashed which block.
 absl::Status CheckBytes(const AgreedBytes& entry, const std::vector<Card>& cards,
                         Communicator& world, Stream& stream) {
   const std::vector<absl::Span<const uint8_t>> blocks = BlocksOf(entry);
-  // The ranks of the smallest group have most to read; all take as many rounds.
+  // The ranks of the smallest group read most; all ranks take as many rounds as they do.
   size_t smallest = cards.size();
   for (size_t r = 0; r < cards.size(); ++r) smallest = std::min(smallest, GroupOf(r, cards).size());
   const auto mine = static_cast<size_t>(world.rank());

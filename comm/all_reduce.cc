@@ -27,7 +27,7 @@ absl::Status AllReducer::ReduceScatter(absl::Span<T> inout, absl::Span<const int
   if (algorithm_ == AllReduceAlgorithm::kRing) {
     return ring_.ReduceScatter(inout, counts, stream, site);
   }
-  absl::Span<T> own;  // of counts that do not fit, which the communicator refuses
+  absl::Span<T> own;  // empty where counts do not fit, which the communicator refuses
   const auto rank = static_cast<size_t>(comm_.rank());
   if (rank < counts.size()) {
     const auto before = std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});

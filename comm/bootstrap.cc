@@ -14,20 +14,20 @@
 namespace moe {
 namespace {
 
-// A launcher's variables; nullptr: it has no such variable. A set exists when its rank or its size
-// is there, and is complete with all that is not optional.
+// Names of a launcher's variables; nullptr: it sets no such variable. A set exists when its rank or
+// its size is set, and is complete when all variables that are not optional are set.
 struct Launcher {
   LaunchSource source;
   const char* rank;
   const char* size = nullptr;
-  const char* local_rank = nullptr;  // optional, but beside a port
+  const char* local_rank = nullptr;  // optional, unless there is a port
   const char* local_size = nullptr;  // optional
   const char* address = nullptr;
   const char* port = nullptr;
-  // The set counts only where this variable is there, and begins so.
+  // The set counts only where this variable is set and its value begins with `begins`.
   const char* only_with = nullptr;
   absl::string_view begins = "";
-  // Only processes that the launcher itself started have it.
+  // A variable that only processes started by the launcher itself have.
   const char* own = nullptr;
 };
 
@@ -46,7 +46,7 @@ constexpr Launcher InsideStep(Launcher torchrun) {
   return torchrun;
 }
 
-// Two rows of a source are one launcher: the first whose `only_with` is there.
+// Two rows of one source describe one launcher: the first row counts whose `only_with` is set.
 constexpr Launcher kLaunchers[] = {
     {.source = LaunchSource::kOpenMpi,
      .rank = "OMPI_COMM_WORLD_RANK",
@@ -84,7 +84,7 @@ const char* Value(EnvLookup lookup, const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-// Whether the variables are a launch's, if they are there.
+// Whether the variables, if they are set, describe a launch.
 bool Counts(const Launcher& launcher, EnvLookup lookup) {
   if (launcher.only_with == nullptr) return true;
   const char* const value = Value(lookup, launcher.only_with);
@@ -105,7 +105,7 @@ bool Exists(const Launcher& launcher, EnvLookup lookup) {
   return Value(lookup, launcher.rank) != nullptr || Value(lookup, launcher.size) != nullptr;
 }
 
-// Of a set that exists: the warning that only a part of it is there; "" for a whole one.
+// The warning that a set which exists is incomplete; "" if it is complete.
 std::string Lack(const Launcher& launcher, EnvLookup lookup) {
   std::vector<absl::string_view> set, unset;
   for (const char* name :
@@ -125,7 +125,7 @@ absl::Status CheckRange(const LaunchInfo& info, const char* rank_name, const cha
                    info.size, ", expected a rank below the size; or ", HowToUnset(info.source)));
 }
 
-// A set that is complete.
+// Reads a set that is complete.
 absl::StatusOr<LaunchInfo> Read(const Launcher& launcher, EnvLookup lookup) {
   LaunchInfo info{.source = launcher.source, .size = launcher.size == nullptr ? 0 : 1};
   const auto read = [&](const char* name, int lowest, int* out) {
@@ -164,7 +164,7 @@ absl::StatusOr<std::optional<LaunchInfo>> ReadFlags(const LaunchFlags& flags) {
   return info;
 }
 
-// A shell inside a step, which is the only task of it.
+// Whether the process is a shell inside a Slurm step and the only task of that step.
 bool IsShellOfStep(const LaunchInfo& launch) {
   return IsOfSrun(launch.source) && launch.size == 1;
 }

@@ -27,13 +27,13 @@ enum class LaunchSource : uint8_t {
 struct LaunchInfo {
   LaunchSource source = LaunchSource::kNone;
   int rank = 0;
-  int size = 1;              // 0: only MPI knows (PMIX_RANK comes without one)
-  int local_rank = 0;        // on this host; 0 when the launcher does not say
-  int local_size = 0;        // ranks on this host; 0 when the launcher does not say
-  std::string address = {};  // of rank 0, where given
+  int size = 1;              // 0: known to MPI alone (PMIX_RANK comes without a size)
+  int local_rank = 0;        // on this host; 0 where the launcher does not set it
+  int local_size = 0;        // ranks on this host; 0 where the launcher does not set it
+  std::string address = {};  // address of rank 0, where given
   int port = 0;
-  // The launcher runs: variables of its own are there, which nobody exports by hand. So the other
-  // ranks were started, too, and it learns how this one ends.
+  // The launcher runs: variables of its own are set, which nobody exports by hand. So it has
+  // started the other ranks, too, and learns how this process ends.
   bool launcher_runs = false;
   std::vector<std::string> warnings = {};  // for users, once: variables that were left out
 };

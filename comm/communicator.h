@@ -64,12 +64,13 @@ using RankCounts = absl::InlinedVector<int64_t, 16>;
 struct CollectiveCall {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   DType type = DType::kUInt8;
-  ReduceOp op = ReduceOp::kSum;  // of a reduction
-  int root = 0;                  // of Broadcast
+  ReduceOp op = ReduceOp::kSum;  // reductions only
+  int root = 0;                  // Broadcast only
   absl::Span<const std::byte> send;
-  absl::Span<std::byte> recv;           // AllReduce, Broadcast: the memory that is sent, too
-  RankCounts send_counts, recv_counts;  // elements to and from each rank, of calls whose `send` or
-                                        // `recv` has a part for each; DoCollective gets bytes
+  absl::Span<std::byte> recv;  // AllReduce, Broadcast: also the memory that is sent
+  // Elements to and from each rank, for calls whose `send` or `recv` has a part for each rank;
+  // bytes in DoCollective.
+  RankCounts send_counts, recv_counts;
   Site site;
 
   bool scatters() const {
@@ -79,7 +80,8 @@ struct CollectiveCall {
     return kind == CollectiveKind::kAllGather || kind == CollectiveKind::kAllGatherV;
   }
   bool reduces() const { return kind == CollectiveKind::kAllReduce || scatters(); }
-  // Elements of what all ranks must have alike: the buffer, or one rank's part of it; 0: AllToAllV.
+  // Elements of what must be as large on all ranks: the buffer, or one rank's part of it; 0:
+  // AllToAllV.
   int64_t count() const;
 };
 
@@ -89,15 +91,15 @@ struct CollectiveCall {
 // agree. They are enqueued on `stream` and return at once; buffers belong to the operation until
 // the stream passes it. A CPU stream may run them before returning.
 //
-// Every backend serves the streams of the CPU, over memory of the host, and those of a CUDA device,
-// over that device's. One that moves memory of the host alone waits for a CUDA stream, copies what
-// is sent to the host, and back what was received: the call then blocks the host, and ranks that
-// enqueue collectives must do so in one order, as they must anyway.
+// Every backend accepts streams of the CPU, over memory of the host, and streams of a CUDA device,
+// over memory of that device. A backend that moves host memory only waits for a CUDA stream, copies
+// what is sent to the host, and what was received back to the device: the call then blocks the
+// host, and ranks that enqueue collectives must do so in one order, as they must anyway.
 //
-// Deadlines. timeout() bounds silence, not an operation: it is the longest that a wait may go
-// without progress. A peer that comes, a transfer or a part of one (16 MiB) that ends is progress,
-// so that a large exchange over a slow link takes as long as it takes. A process that stood still
-// (Ctrl-Z, a paused machine) starts its deadlines again. NCCL does not say how far it has come:
+// Deadlines. timeout() bounds silence, not an operation: it is the longest that a wait may last
+// without progress. A peer that arrives, a transfer or a part of one (16 MiB) that ends is
+// progress, so that a large exchange over a slow link takes as long as it takes. A process that
+// stood still (Ctrl-Z, a paused machine) starts its deadlines again. NCCL does not report progress:
 // there the deadline bounds an operation, from the moment its stream reached it.
 //
 // Thread use: one host thread and one stream at a time. For collectives that overlap each other,
@@ -120,9 +122,9 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual absl::string_view backend() const = 0;  // "local", "mpi", "nccl"
-  virtual absl::Duration timeout() const = 0;     // of every wait, without progress
-  // Where this rank's ends of NCCL's kernels run: the one device whose streams it takes beside the
-  // CPU's. nullopt: streams of any device.
+  virtual absl::Duration timeout() const = 0;     // bound of every wait, without progress
+  // NCCL: the device of this rank, the only one whose streams it accepts beside the CPU's. nullopt:
+  // streams of any device are accepted.
   virtual std::optional<Device> device() const { return std::nullopt; }
 
   // inout[i] on every rank becomes op over ranks of inout[i]. Wire cost per rank: 2*S*(R-1)/R bytes
@@ -244,7 +246,7 @@ class Communicator {
                    stream);
   }
 
-  // Any of these, for who knows the type at run time.
+  // Any of these collectives, for callers that learn the type at run time.
   absl::Status Collect(CollectiveCall call, Stream& stream);
 
   // A group of sends and receives that progress together; done when all are. Between two ranks,
@@ -277,12 +279,13 @@ class Communicator {
   virtual absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(
       int64_t bytes, MemoryResource& memory = CpuMemory(), const Site& site = {});
 
-  // Ends this rank's part: its pending and later calls return kAborted. Peers learn of it at once
-  // where the backend can tell them (local), else by their timeout. Callable from any thread.
+  // Ends this rank's part: its pending and later calls return kAborted. Peers are notified at once
+  // where the backend can do so (local), else they fail at their timeout. Callable from any thread.
   virtual void Abort(absl::Status reason) = 0;
 
-  // Nanoseconds that this rank has stood in collectives after it had all that it receives, until
-  // its peers had theirs. 0: NCCL does not tell. For the thread that runs the collectives.
+  // Nanoseconds that this rank has spent in collectives between its own last received byte and that
+  // of its peers. 0 with NCCL, which does not report it. To be called by the thread that runs the
+  // collectives.
   virtual int64_t lingered_ns() const { return 0; }
 
  protected:

@@ -19,9 +19,9 @@ namespace moe {
 
 struct RunOptions {
   WorldPlan plan = {};
-  absl::Duration timeout = absl::Seconds(60);  // of every wait (--comm-timeout)
-  // Of the waits until all ranks are there (MPI_Init, the NCCL id, the first roll call), if longer
-  // than `timeout`: ranks start one after another on a busy machine.
+  absl::Duration timeout = absl::Seconds(60);  // bound of every wait (--comm-timeout)
+  // Bound of the waits until all ranks are there (MPI_Init, the NCCL id, the first roll call), if
+  // longer than `timeout`: ranks start one after another on a busy machine.
   absl::Duration start_timeout = absl::Seconds(60);
   // Ranks that are processes: how the process ends when its rank fails. report(status), then
   // MPI_Abort(exit_code(status)), under torchrun _exit: after a failure there is no other way out
@@ -29,25 +29,27 @@ struct RunOptions {
   // has failed and another does not return.
   std::function<void(const absl::Status&)> report;
   std::function<int(const absl::Status&)> exit_code;
-  // Threads: after this the process has left, counted from the failure of one by its deadline, and
-  // from `timeout` after any other failure, when a healthy rank may be busy. Half of it is for
-  // those that have not returned, half for report.
+  // Threads: time until the process has left, counted from the failure of one rank by its deadline,
+  // and from `timeout` after any other failure, when a healthy rank may be busy. Half of it is for
+  // ranks that have not returned, half for report.
   absl::Duration grace = absl::Seconds(2);
-  // Meeting::kTcp: what all ranks know and nobody else (NcclStore::secret). Rank 0 listens at
+  // Meeting::kTcp: a secret of the ranks alone (NcclStore::secret). Rank 0 listens at
   // launch.address, port launch.port + 1.
   std::string secret = {};
 };
 
-// Of start-up: never shorter than that of a step.
+// Timeout of start-up: never shorter than that of a step.
 inline absl::Duration StartTimeout(const RunOptions& options) {
   return std::max(options.timeout, options.start_timeout);
 }
 
-// `status`, of work with `world`. A failure ends the world before its communicator is destroyed:
-// over NCCL that waits for the peers, who may be waiting for this rank.
+// Returns `status`, the result of work with `world`. A failure ends the world before its
+// communicator is destroyed: over NCCL the destructor waits for the peers, which may be waiting for
+// this rank.
 absl::Status OrAbort(Communicator& world, absl::Status status);
 
-// What a rank does. It owns its world; everything it made of it must be gone when it returns.
+// What a rank runs. It owns its world; everything that it made from the world must be destroyed
+// when it returns.
 using RankBody = absl::FunctionRef<absl::Status(std::unique_ptr<Communicator> world)>;
 
 // Runs `body` on every rank that this process has and returns when all are done: on plan.ranks

@@ -19,8 +19,9 @@ struct Extremes {
   bool same() const { return least == most; }
 };
 
-// Of values[i] over the ranks of `world`, for every i. Any int64; values live on the host.
-// Collective, blocks the host; one all-reduce of 16 bytes a value. Errors: those of AllReduce.
+// Extremes of values[i] over the ranks of `world`, for every i. Values may be any int64 and are in
+// memory of the host. Collective, blocks the host; one all-reduce of 16 bytes a value. Errors:
+// those of AllReduce.
 absl::StatusOr<std::vector<Extremes>> ExtremesOverRanks(absl::Span<const int64_t> values,
                                                         Communicator& world, Stream& stream,
                                                         const Site& site = {});

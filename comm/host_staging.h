@@ -1,4 +1,4 @@
-// Collectives over memory of a CUDA device through a backend that knows the host's alone.
+// Collectives over memory of a CUDA device through a backend that moves host memory only.
 #ifndef MOE_COMM_HOST_STAGING_H_
 #define MOE_COMM_HOST_STAGING_H_
 
@@ -16,7 +16,7 @@ namespace moe {
 // Buffers of the host that grow and are kept. One thread at a time.
 class HostStaging {
  public:
-  // Of host memory. In place: send and recv are the same bytes.
+  // A collective over host memory. In place: send and recv are the same bytes.
   using Collective = absl::FunctionRef<absl::Status(absl::Span<const std::byte> send,
                                                     absl::Span<std::byte> recv, Stream& stream)>;
 

@@ -72,7 +72,7 @@ class RingAllReduce {
 
  private:
   class Cut;
-  // The values and the scratch of a call, where additions run.
+  // Values and scratch of a call, in memory of the device where additions run.
   template <typename T>
   struct Lent {
     absl::Span<T> values, scratch;
@@ -82,7 +82,8 @@ class RingAllReduce {
   // Runs `circle(lent)`.
   template <typename T, typename Circle>
   absl::Status RunWhereItCan(absl::Span<T> inout, Stream& stream, const Site& site, Circle circle);
-  // A chunk in memory of the stream's device, from where the stream may have it.
+  // Scratch of one chunk in memory of the stream's device; `stream` waits until its last use has
+  // passed.
   template <typename T>
   absl::StatusOr<absl::Span<T>> Scratch(Stream& stream);
   template <typename T>
@@ -93,7 +94,7 @@ class RingAllReduce {
   Communicator& comm_;
   const RingOptions options_;
   HostStaging staging_;
-  Device device_;  // of the scratch
+  Device device_;  // device of the scratch
   Buffer scratch_;
   Event scratch_used_;
   const std::unique_ptr<Stream> waits_ = MakeInlineStream();  // the destructor takes no memory

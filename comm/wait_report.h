@@ -1,5 +1,5 @@
-// What a rank tells of its call: its peers before anything moves, and in the message of a wait that
-// failed; the same from every backend.
+// What a rank reports of its call: to its peers before anything moves, and in the message of a wait
+// that failed; the same from every backend.
 #ifndef MOE_COMM_WAIT_REPORT_H_
 #define MOE_COMM_WAIT_REPORT_H_
 
@@ -27,18 +27,18 @@ std::string DescribePlace(int world_rank, absl::string_view operation, const Sit
 absl::Status LateError(absl::string_view place, std::vector<int> missing, absl::Duration waited,
                        absl::Duration timeout, absl::Span<const std::string> hosts = {});
 
-// What a rank tells its peers of its call, as it lies in memory.
+// What a rank sends its peers about its call, as it is stored in memory.
 struct CallCard {
   char operation[16] = {};
   int32_t type = 0, op = 0, root = 0;
-  int32_t color = 0, key = 0;  // of Split: its own choice
+  int32_t color = 0, key = 0;  // Split only: the rank's own choice
   int32_t unused = 0;
   int64_t count = 0;
 };
 CallCard CardOf(const char* operation);
 CallCard CardOf(const CollectiveCall& call);
 
-// kInvalidArgument, with what both ranks (of the world) told, unless their calls are the same.
+// kInvalidArgument, with the calls of both ranks (world ranks), unless they are the same.
 absl::Status CheckSame(const CallCard& mine, int rank, const CallCard& other, int other_rank);
 
 // kInvalidArgument: "<operation>: rank 1 expects 8 bytes from rank 0, which sends 4". Ranks of the

@@ -34,25 +34,25 @@ absl::string_view LinkedMpi();
 struct WorldRequest {
   std::optional<Backend> backend = {};
   std::optional<int> ranks = {};
-  int default_ranks = 4;                 // that are threads
+  int default_ranks = 4;                 // ranks that are threads
   DeviceKind device = DeviceKind::kCpu;  // what ranks compute on
 };
 
 // Where the ranks of a world come together.
 enum class Meeting : uint8_t {
   kThreads,  // in this process
-  kMpi,      // processes: MPI is their backend, or tells them NCCL's id
-  kTcp,      // processes that torchrun started: rank 0 tells NCCL's id (comm/nccl/nccl_store.h)
+  kMpi,      // processes: MPI is their backend, or passes them NCCL's id
+  kTcp,      // processes that torchrun started: rank 0 passes NCCL's id (comm/nccl/nccl_store.h)
 };
 
 struct WorldPlan {
   Backend backend = Backend::kLocal;
   Meeting meeting = Meeting::kThreads;
-  int ranks = 1;  // 0: only MPI knows
+  int ranks = 1;  // 0: known to MPI alone
   LaunchInfo launch = {};
 
   bool processes() const { return meeting != Meeting::kThreads; }
-  // Of this process; 0 where ranks are its threads.
+  // Rank of this process; 0 where ranks are its threads.
   int rank() const { return processes() ? launch.rank : 0; }
 };
 
@@ -62,8 +62,8 @@ struct WorldPlan {
 //   kInvalidArgument: ranks < 1, ranks that differ from the launcher's, mpi under torchrun, nccl on
 //     CPUs
 //   kUnimplemented: the backend, or the MPI that ranks of nccl would meet over, is not in this
-//   build;
-//     a launch by RANK and WORLD_SIZE (torchrun) on CPUs: the message has the mpirun line to use
+//     build; a launch by RANK and WORLD_SIZE (torchrun) on CPUs: the message holds the mpirun line
+//     to use
 absl::StatusOr<WorldPlan> PlanWorld(const WorldRequest& request, const LaunchInfo& launch);
 
 }  // namespace moe

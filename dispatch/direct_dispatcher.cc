@@ -96,7 +96,7 @@ class DirectDispatcher final : public Dispatcher<T> {
     return chunk + 1 == plan.chunks() ? Fence(call) : absl::OkStatus();
   }
 
-  // Where the weights stand behind the tokens, the same on every rank.
+  // Byte offset of the weights, behind the tokens; the same on every rank.
   static int64_t WeightsBegin(const DispatchPlan& plan, int64_t hidden) {
     return (plan.max_tokens() * RowBytes<T>(hidden) + 63) / 64 * 64;
   }
@@ -137,7 +137,7 @@ class DirectDispatcher final : public Dispatcher<T> {
     });
   }
 
-  // In the order of home rows, all chunks; 0 for empty places.
+  // Writes the weights in the order of home rows, all chunks; 0 for empty places.
   absl::Status PublishWeights(const DispatchPlan& plan, absl::Span<const float> weight,
                               int64_t hidden, Stream& exchange) {
     auto* const to = reinterpret_cast<float*>(published_.local() + WeightsBegin(plan, hidden));
@@ -199,7 +199,7 @@ class DirectDispatcher final : public Dispatcher<T> {
   }
   static MatrixView<const float> Column(const float* data, int64_t rows) { return {data, rows, 1}; }
 
-  MemoryResource& memory_;       // of published_ and returned_
+  MemoryResource& memory_;       // holds published_ and returned_
   GrowingPeerBuffer published_;  // x or dy [max T, H], then weights [max return rows]
   GrowingPeerBuffer returned_;   // [max N, H]
   // Whether reads of published_ were enqueued after the last fence; the same on all ranks.

@@ -31,7 +31,7 @@ struct DispatchPlanInputs {
   const Routing& routing;
   // [B + 1] over its T tokens, empty ones allowed; an empty span is one micro-batch.
   absl::Span<const int64_t> micro_batch_offsets = {};
-  ExpertPlacement placement;  // of the routed experts
+  ExpertPlacement placement;  // routed experts alone
   DispatchPlanOptions options = {};
   Communicator& comm;
   Site site = {};
@@ -99,10 +99,10 @@ class DispatchPlan {
 
   int chunks() const { return chunks_; }                        // d
   int ranks() const { return ranks_; }                          // R
-  int rank() const { return rank_; }                            // of this plan's holder
+  int rank() const { return rank_; }                            // the rank whose plan this is
   bool reads_peers() const { return reads_peers_; }             // as in the options
   int64_t tokens() const { return tokens_; }                    // T
-  int64_t slots() const { return Size(home_row_of_slot_); }     // of the routing
+  int64_t slots() const { return Size(home_row_of_slot_); }     // slots of the routing
   int64_t send_rows() const { return send_begin_.back(); }      // S, all chunks
   int64_t recv_rows() const { return recv_begin_.back(); }      // received rows, all chunks
   int64_t expert_rows() const { return expert_begin_.back(); }  // N, all chunks
@@ -164,7 +164,7 @@ class DispatchPlan {
   absl::Span<const int32_t> expert_token(int chunk) const {
     return Part(expert_token_, expert_begin(chunk), expert_begin(chunk + 1));
   }
-  // To read peers: that rank, and the home row in which it comes back there.
+  // To read peers: the rank that each comes from, and the home row to which it returns there.
   absl::Span<const int32_t> expert_peer(int chunk) const {
     return Part(expert_peer_, expert_begin(chunk), expert_begin(chunk + 1));
   }
@@ -180,8 +180,8 @@ class DispatchPlan {
     return Part(home_source_, home_begin(chunk), home_begin(chunk + 1));
   }
 
-  // Expert rows of local expert `expert` that are `source`'s start here; SourceBegin(expert, R) is
-  // where the next expert's start.
+  // First expert row of local expert `expert` that comes from `source`; SourceBegin(expert, R) is
+  // the first expert row of the next expert.
   int64_t SourceBegin(int64_t expert, int source) const {
     return At(segment_offsets_.host(), expert * segments_ + source * (segments_ / ranks_));
   }
@@ -191,7 +191,7 @@ class DispatchPlan {
   }
 
   // Rows that `source` sends to `destination` in this chunk (known for every pair), and expert rows
-  // of `destination` that are `source`'s, which is also what returns from there.
+  // of `destination` that come from `source`; as many return from there.
   int64_t SendRows(int chunk, int source, int destination) const {
     return At(send_table_, PairAt(chunk, source, destination));
   }

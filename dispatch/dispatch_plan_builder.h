@@ -15,7 +15,7 @@
 
 namespace moe {
 
-// B: no offsets are one micro-batch.
+// B, the number of micro-batches; 1 without offsets.
 inline int64_t MicroBatches(absl::Span<const int64_t> micro_batch_offsets) {
   return std::max<int64_t>(1, static_cast<int64_t>(micro_batch_offsets.size()) - 1);
 }
@@ -28,7 +28,7 @@ class DispatchPlanBuilder {
   // of `routing` are; nullptr: all is the host's.
   DispatchPlanBuilder(const DispatchPlanInputs& inputs, Workspace& workspace, Workspace* device);
 
-  // Sizes, of the routing alone and of all.
+  // Check sizes: of the routing alone, and of all inputs.
   static absl::Status CheckRouting(const Routing& routing,
                                    absl::Span<const int64_t> micro_batch_offsets);
   absl::Status Check() const;
@@ -59,9 +59,9 @@ class DispatchPlanBuilder {
   // Send rows while slots are counted or placed, by the pair (chunk, destination).
   struct SendOrder {
     const int32_t* pair_of_expert;  // [E]; nullptr: a token is not sent once to each pair
-    int32_t* last_token;            // [d * R] the last that has a row there
-    int32_t* rows;                  // [d * R] so far
-    const int64_t* begin;           // [d * R] where they begin in `token`
+    int32_t* last_token;            // [d * R] last token that has a row there
+    int32_t* rows;                  // [d * R] rows so far
+    const int64_t* begin;           // [d * R] where the pair's rows begin in `token`
     int32_t* token;                 // nullptr: rows are only counted
 
     // Which of the pair's rows carries token t for expert e: the last one, or a new one.
@@ -76,12 +76,13 @@ class DispatchPlanBuilder {
   // Home rows while slots are placed.
   struct HomeOrder {
     int32_t* next;            // [E] the next row of each expert
-    const int32_t* exchange;  // [E] from there to its value
+    const int32_t* exchange;  // [E] distance from a row to its value
     int32_t *row_of_slot, *slot_of_row, *value;
   };
-  // What a rank tells all others, as int32: these; SendRows by (chunk, destination), with room for
-  // most chunks; kept slots by (micro-batch, expert), with room for kMicroBatchesAtOnce. So first
-  // messages have one length, also from ranks that disagree; more micro-batches come in a second.
+  // Message of a rank to all others, as int32: this header; SendRows by (chunk, destination), with
+  // room for most chunks; kept slots by (micro-batch, expert), with room for kMicroBatchesAtOnce.
+  // So first messages have one length, also from ranks that disagree; more micro-batches come in a
+  // second.
   enum Header : int { kTokens, kMicroBatches, kPaddedRows, kChunks, kHeaderSize };
   static constexpr int64_t kMicroBatchesAtOnce = 4;
 
@@ -113,18 +114,18 @@ class DispatchPlanBuilder {
     std::fill(array.begin(), array.end(), fill);
     return absl::OkStatus();
   }
-  // Of the host or of the device, to be written whole.
+  // An array of the host or of the device, to be written whole.
   absl::Status TakeRows(int64_t count, absl::Span<int32_t>& rows) {
     MOE_ASSIGN_OR_RETURN(rows, (device_ == nullptr ? workspace_ : *device_).Array<int32_t>(count));
     return absl::OkStatus();
   }
-  // send: where `stream` computes; gathered: of the host, which waits.
+  // send: where `stream` computes; gathered: in memory of the host, which waits.
   absl::Status Gather(absl::Span<const int32_t> send, absl::Span<const int32_t>& gathered,
                       Stream& stream);
   bool padded() const { return routing_.padded_rows > 0; }
   // A token travels once to each pair, and not once for each place of padding, or read by peers.
   bool sends_once() const { return plan_.ranks_ > 1 && !plan_.reads_peers_ && !padded(); }
-  // An experts' rank is told a value for each of its rows.
+  // Whether a value of each row is sent to the rank of the row's expert.
   bool exchanges() const { return sends_once() || (plan_.ranks_ > 1 && plan_.reads_peers_); }
   int64_t micro_batch_begin(int64_t b) const { return offsets_.empty() ? 0 : offsets_[b]; }
   int64_t micro_batch_end(int64_t b) const {
@@ -143,7 +144,8 @@ class DispatchPlanBuilder {
   static absl::Status BadSlotOffsets(const Routing& routing);
   absl::Status CheckPadding() const;
   absl::StatusOr<SendOrder> StartSendOrder(absl::Span<int32_t> rows);
-  void PlaceSlots(int64_t begin, int64_t end, HomeOrder home, SendOrder send) const;  // of tokens
+  // Places the slots of tokens [begin, end).
+  void PlaceSlots(int64_t begin, int64_t end, HomeOrder home, SendOrder send) const;
   absl::Status CheckAgreement() const;
   absl::Status OrderSegments();
   absl::Status SumPairs();
@@ -167,15 +169,15 @@ class DispatchPlanBuilder {
   const int64_t micro_batches_;  // B
 
   DispatchPlan plan_;
-  absl::Span<int32_t> message_;             // what this rank tells
+  absl::Span<int32_t> message_;             // message of this rank
   absl::Span<int32_t> send_counts_, kept_;  // its two tables
-  absl::Span<const int32_t> told_;          // the message where the steps' stream computes
+  absl::Span<const int32_t> told_;          // the message, where the steps' stream computes
   absl::Span<const int32_t> messages_;      // [R] first messages
-  absl::Span<const int32_t> more_kept_;     // [R, B - kMicroBatchesAtOnce, E] second ones
+  absl::Span<const int32_t> more_kept_;     // [R, B - kMicroBatchesAtOnce, E] second messages
   absl::Span<int64_t> rows_;                // [R * E] RowsOf
-  // Of each home row by (expert, token, choice): its token, or where tokens are sent once the place
-  // of that among the rows for the expert's pair. And of each expert row, by (source, expert), what
-  // its source has.
+  // Values of the home rows by (expert, token, choice): the token of a row, or, where tokens are
+  // sent once, the position of the token among the rows for the expert's pair. received_: values of
+  // the expert rows by (source, expert), from their sources.
   absl::Span<const int32_t> values_;
   absl::Span<int32_t> received_;
 };

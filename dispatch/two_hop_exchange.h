@@ -1,5 +1,5 @@
-// All-to-all of rows in two hops: between nodes, and inside a node. Of the hierarchical dispatcher;
-// `moe bench` measures it alone.
+// All-to-all of rows in two hops: between nodes, and inside a node. The hierarchical dispatcher
+// uses it; `moe bench` measures it alone.
 #ifndef MOE_DISPATCH_TWO_HOP_EXCHANGE_H_
 #define MOE_DISPATCH_TWO_HOP_EXCHANGE_H_
 
@@ -38,7 +38,7 @@ class TwoHopExchange {
   // Collective: splits `comm`. node_size divides its size.
   static absl::StatusOr<TwoHopExchange> Create(Communicator& comm, int node_size);
 
-  // Of both hops; nullptr, as at first: none.
+  // Clock of both hops; nullptr, the initial value: none.
   void set_clock(ExchangeClock* clock) { clock_ = clock; }
 
   int nodes() const { return nodes_; }
@@ -78,7 +78,7 @@ class TwoHopExchange {
   struct HopRows {
     RankCounts out, in;
   };
-  // All that a rank has for a node; all that a rail brought for a rank.
+  // RailRows: all rows that a rank has for a node. NodeRows: all that a rail brought for a rank.
   HopRows RailRows(RowCount rows) const;
   HopRows NodeRows(RowCount rows) const;
 

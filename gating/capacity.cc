@@ -39,8 +39,8 @@ Wide CeilOfQuotient(Wide a, Wide b) {
   return a / b + (a % b != 0 ? 1 : 0);
 }
 
-// Of tokens [begin, end). Slot-major: choice by choice, so that a second choice never displaces a
-// first one.
+// Drops slots of tokens [begin, end). Slot-major: choice by choice, so that a second choice never
+// displaces a first one.
 void DropByPosition(const CapacitySlots& slots, int64_t begin, int64_t end, int64_t capacity,
                     absl::Span<int64_t> taken, absl::Span<uint8_t> dropped) {
   std::fill(taken.begin(), taken.end(), int64_t{0});
@@ -58,7 +58,7 @@ void DropByPosition(const CapacitySlots& slots, int64_t begin, int64_t end, int6
   }
 }
 
-// Of slots [first, last). `start` [E + 1] and `by_expert` [last - first] are scratch.
+// Drops slots among [first, last). `start` [E + 1] and `by_expert` [last - first] are scratch.
 void DropByWeight(const CapacitySlots& slots, int64_t first, int64_t last, int64_t capacity,
                   absl::Span<int64_t> start, absl::Span<int64_t> by_expert,
                   absl::Span<uint8_t> dropped) {

@@ -57,10 +57,10 @@ double SquaredVariation(absl::Span<double> v) {
   return variance / scale;
 }
 
-// Of AddLosses, each [E].
+// Scratch of AddLosses, each [E].
 struct LossScratch {
-  absl::Span<double> importance, load;  // of a token group
-  absl::Span<double> dh, dl, ds;        // of a token
+  absl::Span<double> importance, load;  // per token group
+  absl::Span<double> dh, dl, ds;        // per token
 };
 
 // One token's row of logits and of the memo [h | z], by name.

@@ -19,7 +19,7 @@ namespace moe {
 namespace {
 
 constexpr int64_t kJitteredPerTask = 64;
-constexpr int64_t kTokensPerUpload = 256;  // of jitter
+constexpr int64_t kTokensPerUpload = 256;  // tokens whose jitter is uploaded at once
 
 template <typename T>
 absl::Status CheckMatrix(absl::string_view where, absl::string_view what, MatrixView<T> matrix,
@@ -45,8 +45,8 @@ absl::Status CheckMicroBatchLengths(const RouterConfig& config, const Batch& bat
   return absl::OkStatus();
 }
 
-// Before workspace memory that `stream` works on is given back: what takes it next on a CUDA device
-// is work of the same stream, later.
+// Called before workspace memory that `stream` works on is given back: on a CUDA device its next
+// user is work of the same stream, later.
 absl::Status EndScratch(Stream& stream) {
   return IsCuda(stream) ? absl::OkStatus() : stream.Synchronize();
 }

@@ -74,9 +74,9 @@ template <typename T>
 struct RouterSaved {
   MatrixView<const T> tokens;      // [T, H] as the router saw them (jitter applied)
   MatrixView<const float> jitter;  // [T, H] factors; empty = none
-  Routing routing;                 // of the host; its arrays may be empty for RoutingFor::kDevice
-  Routing on_device;               // where the stream computes
-  Batch batch;                     // its spans are copied into the workspace
+  Routing routing;    // in memory of the host; arrays may be empty for RoutingFor::kDevice
+  Routing on_device;  // in memory where the stream computes
+  Batch batch;        // its spans are copied into the workspace
   // Where the gate ran: the stream's device or the host.
   MatrixView<const float> logits;  // [T, logit_sets * E]
   GateSelection selection;

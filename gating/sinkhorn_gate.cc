@@ -15,7 +15,7 @@ namespace {
 constexpr double kTolerance = 1e-4;   // mean change of the column scales
 constexpr int kMostIterations = 100;  // columns that underflow would never settle
 
-// Of all token groups, so that each may be scaled on a thread of its own.
+// Scratch of all token groups, so that each may be scaled on a thread of its own.
 struct Scratch {
   MatrixView<double> cost;    // [T, E]
   MatrixView<double> column;  // [groups, E]

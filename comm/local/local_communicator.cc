@@ -24,7 +24,7 @@ using Posts = absl::Span<const LocalPost>;
 // streamed copies win from there on, even when the receiver then reads what came).
 constexpr int64_t kStreamedBytes = int64_t{16} << 20;
 
-// Of a reduction, between two signs of progress: kPartBytes of float64.
+// Elements that a reduction sums between two signs of progress: kPartBytes of float64.
 constexpr int64_t kPartElements = kPartBytes / 8;
 
 CopyHint HintFor(size_t bytes_per_rank, int ranks) {
@@ -40,7 +40,7 @@ int64_t PartBegin(int64_t count, int r, int ranks, DType type) {
   return std::min(count, lines * r / ranks * line);
 }
 
-// What one rank does in a collective when all have come.
+// What one rank does in a collective when all ranks have arrived.
 class Share {
  public:
   Share(LocalGroup& group, const LocalCaller& caller, const CollectiveCall& call)

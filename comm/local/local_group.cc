@@ -157,7 +157,7 @@ absl::Status LocalGroup::Late(const LocalCaller& caller, const std::vector<int>&
 absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const LocalCaller& caller,
                                    absl::FunctionRef<bool()> done, absl::FunctionRef<bool()> early,
                                    absl::FunctionRef<bool(int)> is_missing) {
-  std::optional<Patience> patience;  // of sleeping; most waits end before
+  std::optional<Patience> patience;  // bounds the time asleep; most waits end before
   Standing before;
   while (true) {
     const uint32_t seen = bell.count();
@@ -255,8 +255,8 @@ LocalGroup::Inside::Inside(LocalGroup& group, const LocalCaller& caller)
   if (group.fate_->dead()) status_ = group.fate_->StatusOf(group.world_rank(caller.rank));
 }
 
-// Who is inside only copies, so the wait ends soon; the order here (dead_, then inside) against
-// Inside's (inside, then dead_) leaves nobody unseen.
+// A rank that is inside only copies, so the wait ends soon; the order here (dead_, then inside)
+// against that of Inside (inside, then dead_) leaves no rank unseen.
 absl::Status LocalGroup::Shown(const LocalCaller& caller, absl::FunctionRef<absl::Status()> call) {
   absl::Status status = Caught(call);
   if (status.ok()) return status;
@@ -268,8 +268,8 @@ absl::Status LocalGroup::Shown(const LocalCaller& caller, absl::FunctionRef<absl
   return status;
 }
 
-// Until it is finished, no rank leaves the collective: posts stay as they are, and `owner`, asleep
-// or not, keeps what its work uses.
+// Until the work is finished, no rank leaves the collective: posts stay as they are, and `owner`,
+// asleep or not, keeps what its work uses.
 absl::Status LocalGroup::RunWork(int owner, uint64_t number) {
   uint64_t before = number - 1;
   if (!begun_[owner].count.compare_exchange_strong(before, number, std::memory_order_relaxed)) {
@@ -284,7 +284,7 @@ absl::Status LocalGroup::RunWork(int owner, uint64_t number) {
   return absl::OkStatus();
 }
 
-// First of ranks that came from this core.
+// Calls run(r) for every rank, first for those that arrived from this core.
 absl::Status LocalGroup::ForOthers(absl::FunctionRef<absl::Status(int)> run) const {
   const int core = sched_getcpu();
   for (const bool near : {true, false}) {

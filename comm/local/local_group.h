@@ -90,7 +90,7 @@ struct LocalSend {
 
 class LocalGroup {
  public:
-  // `members[i]` is the world rank of rank i; `cores`: that they have, all of them together.
+  // `members[i]` is the world rank of rank i; `cores`: the cores that all ranks share.
   LocalGroup(std::shared_ptr<LocalFate> fate, std::vector<int> members, absl::Duration timeout,
              int cores = Cores());
   ~LocalGroup();
@@ -115,13 +115,14 @@ class LocalGroup {
   // returns when everyone's has run, so that buffers may be reused. `work` failing ends the
   // world. Posts that disagree (see CheckSameCollective) fail before `work`.
   //
-  // Of ranks that outnumber the cores those that are awake do the work of those that sleep, each of
-  // which then wakes up once a collective: `work` may run on another rank's thread.
+  // Where ranks outnumber the cores, the ranks that are awake run the work of those that sleep,
+  // each of which then wakes up once a collective: `work` may run on another rank's thread.
   absl::Status Collective(const LocalCaller& caller, LocalPost post, LocalWork work);
 
   absl::Status SendRecv(const LocalCaller& caller, absl::Span<const SendRecvOp> ops);
 
-  // Host lane: shows `value` to all and hands `work` everyone's; then waits for all.
+  // Host lane: shows `value` to all ranks and passes the values of all to `work`; then waits for
+  // all.
   absl::Status HostExchange(const LocalCaller& caller, void* value,
                             absl::FunctionRef<void(absl::Span<void* const>)> work);
 
@@ -130,7 +131,7 @@ class LocalGroup {
 
   void WakeAll();
 
-  static int Cores();  // that this process may use, 1 at least
+  static int Cores();  // cores that this process may use, 1 at least
 
   // Rank `caller.rank` has done a part of what its peers wait for.
   void Progressed(const LocalCaller& caller) {
@@ -138,7 +139,7 @@ class LocalGroup {
   }
 
  private:
-  // A rank's, on a cache line of its own, so that a meeting costs one transfer per peer.
+  // Counter of one rank, on a cache line of its own, so that a meeting costs one transfer per peer.
   struct alignas(64) Counter {
     std::atomic<uint64_t> count{0};
   };
@@ -164,7 +165,8 @@ class LocalGroup {
     std::vector<char> blocked;      // per peer
   };
 
-  // Waits until every counter has come to `count`. Who finds that they have wakes `most` sleepers.
+  // Waits until every counter has come to `count`. A rank that finds them there wakes `most`
+  // sleepers.
   absl::Status AwaitAll(Lane lane, const LocalCaller& caller, const std::vector<Counter>& counters,
                         uint64_t count, int most);
   static bool HaveAll(const std::vector<Counter>& counters, uint64_t count);
@@ -194,7 +196,7 @@ class LocalGroup {
                     absl::Duration waited);
   absl::Status Fail(const LocalCaller& caller, absl::Status reason);
 
-  // While it lives a rank may touch its peers' buffers, if status() is OK.
+  // While an Inside lives, its rank may touch the buffers of its peers, if status() is OK.
   class Inside {
    public:
     Inside(LocalGroup& group, const LocalCaller& caller);
@@ -222,9 +224,9 @@ class LocalGroup {
   const bool may_spin_;  // ranks that outnumber the cores only keep their peers from running
   Meeting meetings_[2];  // by lane
   std::vector<LocalPost> posts_;   // entry r: written by rank r before a Meet, read after it
-  std::vector<Counter> begun_;     // collectives whose work of this rank was begun, by whichever
-  std::vector<Counter> finished_;  // and finished
-  std::vector<void*> host_posts_;  // as posts_, host lane
+  std::vector<Counter> begun_;     // [R] last collective with the rank's work begun, by any rank
+  std::vector<Counter> finished_;  // [R] last one in which it was finished
+  std::vector<void*> host_posts_;  // as posts_, on the host lane
   std::vector<Mailbox> mailboxes_;
   std::vector<RankState> ranks_;
 };
@@ -239,7 +241,7 @@ inline void InParts(LocalGroup& group, const LocalCaller& caller, int64_t n, int
   }
 }
 
-// Even a disk that swaps copies it well within a deadline of a second.
+// Bytes of a part. Even a disk that swaps copies them well within a deadline of a second.
 inline constexpr int64_t kPartBytes = int64_t{16} << 20;
 
 inline void CopyInParts(LocalGroup& group, const LocalCaller& caller, void* to, const void* from,

@@ -13,8 +13,7 @@
 
 namespace moe {
 
-// What exchanges for a group at the same time as another lane of it: each lane has communicators of
-// its own.
+// Lanes of a group may exchange at the same time: each has communicators of its own.
 enum class MeshLane : uint8_t {
   kForward,    // on the compute and exchange streams
   kGradients,  // on the gradients' stream
@@ -32,7 +31,7 @@ class Mesh {
   Communicator& group(MeshGroup group, MeshLane lane = MeshLane::kForward);
   Communicator& world() { return group(MeshGroup::kWorld); }
 
-  // Of this rank, for every group, also one without communicators.
+  // Index of this rank in its group, and ranks of the group; also for groups without communicators.
   int index(MeshGroup group) const { return positions_[group].index; }
   int size(MeshGroup group) const { return positions_[group].size; }
 

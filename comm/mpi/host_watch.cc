@@ -33,18 +33,20 @@
 namespace moe {
 namespace {
 
-// What ranks tell the watch, and it them.
+// Messages from ranks to the watch, and back.
 enum Word : int32_t { kRank, kOneHost, kMaySpeak, kYes, kNo, kEnds };
 struct Message {
   int32_t word = 0, rank = -1;
-  std::array<char, 240> text = {};  // kYes: who has not asked
+  std::array<char, 240> text = {};  // kYes: ranks that have not asked
 };
 
-constexpr size_t kNameBytes = 6;  // of an abstract address that the system chooses
+constexpr size_t kNameBytes = 6;  // bytes of an abstract address that the system chooses
 
-// Who asks first is answered after so long: by then all have asked whose deadline passes with its.
+// The first rank that asks is answered after this time: by then all ranks have asked whose deadline
+// passes at the same time.
 constexpr absl::Duration kAskingTime = absl::Milliseconds(250);
-constexpr absl::Duration kAnswerTime = absl::Seconds(1);  // of a process that only answers
+// Longest wait for a process that only answers.
+constexpr absl::Duration kAnswerTime = absl::Seconds(1);
 
 bool Send(int to, const Message& message) {
   return ::send(to, &message, sizeof message, MSG_NOSIGNAL) == sizeof message;
@@ -112,8 +114,8 @@ bool IsStopped(pid_t process) {
   return !stat.empty() && (stat.front() == "T" || stat.front() == "t");
 }
 
-// How a process that is going ends: its wait status is there before its files are closed. -1:
-// nobody knows any more.
+// Wait status of a process that is exiting: it can be read before the process's files are closed.
+// -1: it can no longer be read.
 int WaitStatusOf(pid_t process) {
   const std::vector<std::string> stat = StatOf(process);
   int status = -1;
@@ -128,8 +130,8 @@ class Watch {
     Add(listener);
   }
 
-  // Until the last rank is gone. Events come in the order in which they happened: of ranks that a
-  // launcher ends with the first, the first is the first.
+  // Runs until the last rank is gone. Events arrive in the order in which they happened: where a
+  // launcher ends all ranks after the first, the first arrives first.
   void Run() {
     do {
       epoll_event event = {};
@@ -224,7 +226,7 @@ class Watch {
     }
   }
 
-  // Of ranks that have not asked. One that is stopped keeps those waiting for whom others wait.
+  // Ranks that have not asked, as text. A stopped rank holds up the ranks for which others wait.
   std::string Silent() const {
     std::vector<std::string> silent;
     for (const auto& [socket, member] : members_) {
@@ -235,9 +237,9 @@ class Watch {
     return absl::StrJoin(silent, ", ");
   }
 
-  // Tells also of others that are going or gone: a library may have ended the first because of one
-  // of them, whose memory goes before its files are closed, and a launcher ends the rest at once.
-  // No launcher makes a rank leave with an exit code: who does comes first.
+  // Also reports other ranks that are exiting or gone: a library may have ended `gone` because of
+  // one of them, whose memory goes before its files are closed, and a launcher ends the rest at
+  // once. No launcher makes a rank leave with an exit code: a rank that does comes first.
   void Gone(const Member& gone) {
     std::vector<std::pair<Member const*, int>> going = {{&gone, WaitStatusOf(gone.process)}};
     if (LauncherEnded(going.front().second)) return;
@@ -257,8 +259,8 @@ class Watch {
     AwaitReader(STDERR_FILENO, kAnswerTime);
   }
 
-  // A rank that ended and left with an exit code of its own: the launcher ends those that are still
-  // leaving MPI.
+  // Whether the launcher ended the rank: another rank has left after its kEnds, with an exit code
+  // of its own, and the launcher ends those that are still leaving MPI.
   bool LauncherEnded(int status) const {
     return status > 0 && WIFSIGNALED(status) &&
            (WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGKILL) &&
@@ -279,15 +281,15 @@ class Watch {
   const Descriptor epoll_;
   const int listener_;
   std::map<int, Member> members_;  // by socket
-  std::vector<pid_t> ended_;       // processes of ranks that said so
-  std::vector<int> asking_;        // sockets of those that want to speak
-  SteadyTime answer_at_;           // while there are some
-  bool one_host_ = false;          // no rank is elsewhere
+  std::vector<pid_t> ended_;       // processes of ranks that have sent kEnds
+  std::vector<int> asking_;        // sockets of ranks that ask to report
+  SteadyTime answer_at_;           // time of the answer, while ranks ask
+  bool one_host_ = false;          // all ranks are on this host
   bool spoken_ = false;
 };
 
-// The life of the forked process: nothing of its parent's stays open but standard error, and
-// nothing that is sent to the job's processes reaches it.
+// Body of the forked process: of its parent's files only standard error stays open, and nothing
+// that is sent to the job's processes reaches it.
 [[noreturn]] void RunWatch(int listener, const RunOptions& options) {
   constexpr int kListener = STDERR_FILENO + 1;
   ::setsid();
@@ -314,7 +316,7 @@ HostWatch::HostWatch(const RunOptions& options) {
   const Descriptor listener = NewSocket();
   name_ = Listen(listener.number());
   if (name_.empty()) return;
-  Connect(name_, launch.rank);  // before the process: it ends when it has nobody
+  Connect(name_, launch.rank);  // before the fork: the watch ends when it has no rank
   if (::fork() == 0) RunWatch(listener.number(), options);
 }
 
@@ -349,7 +351,7 @@ absl::Status HostWatch::Join(Communicator& world) {
                                          [&](const Card& card) { return card.host == mine.host; });
   const std::string name(first->name.data(), first->name[1] == 0 ? 0 : kNameBytes);
   if (name != name_ && !name.empty() && peer_.is_open()) {
-    if (!name_.empty()) {  // every rank thought it were the first
+    if (!name_.empty()) {  // every rank took itself for the first
       Send(peer_.number(), {.word = kEnds});
       peer_ = NewSocket();
     }
@@ -358,7 +360,8 @@ absl::Status HostWatch::Join(Communicator& world) {
   const bool one_host =
       std::all_of(all.begin(), all.end(), [&](const Card& card) { return card.host == mine.host; });
   if (one_host) Send(peer_.number(), {.word = kOneHost});
-  // On a busy machine it may start late, and rank by rank: nobody goes on unwatched.
+  // On a busy machine the watch may start late, and rank by rank: each waits for it, at most
+  // kAnswerTime.
   (void)Answer();
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// Who speaks when processes of a job fail: a process beside the ranks of a host that outlives them.
+// A process beside the ranks of a host decides which of them reports when a job fails.
 #ifndef MOE_COMM_MPI_HOST_WATCH_H_
 #define MOE_COMM_MPI_HOST_WATCH_H_
 
@@ -13,20 +13,21 @@
 
 namespace moe {
 
-// A rank that is killed says nothing, and its launcher leaves the others no time to (Hydra) or a
-// second (Open MPI); ranks that miss a deadline all want to say so. The first rank of each host
-// therefore starts a process that every rank of the host is connected to: it reports the first that
-// goes without a word, or lets the first that asks report, and ends after the last of them.
+// A rank that is killed reports nothing, and its launcher leaves the others no time to (Hydra) or a
+// second (Open MPI); ranks that miss a deadline would all report it. The first rank of each host
+// therefore starts a process that every rank of the host is connected to: it reports the first rank
+// that ends without a message, or lets the first that asks report, and ends after the last of them.
 //
-// Of several hosts each reports one failure at most; a rank that is killed is reported where others
-// of its host outlive it, which tells it from ranks that the launcher ends because of another host.
-// Where a process cannot be started or reached, ranks go unwatched and all may speak.
+// With several hosts, each reports one failure at most; a rank that is killed is reported where
+// other ranks of its host outlive it, which distinguishes it from ranks that the launcher ends
+// because of another host. Where the process cannot be started or reached, ranks are not watched
+// and all may report.
 class HostWatch {
  public:
-  // Starts the process on the first rank of a host. Before MPI and, best, before other threads: it
-  // is a fork. options.report is what it says a death with, as kUnavailable.
+  // Starts the process on the first rank of a host. Constructed before MPI and, best, before other
+  // threads: it is a fork. The process reports a death by options.report, as kUnavailable.
   explicit HostWatch(const RunOptions& options);
-  // This rank has not gone without a word.
+  // Informs the process that this rank ends in order.
   ~HostWatch();
   HostWatch(const HostWatch&) = delete;
   HostWatch& operator=(const HostWatch&) = delete;
@@ -35,7 +36,7 @@ class HostWatch {
   absl::Status Join(Communicator& world);
 
   // Whether this rank may report its failure, and what to add: which ranks of its host do not fail.
-  // If not, another of the host has reported, and ends the job.
+  // nullopt: another rank of the host has reported, and ends the job.
   std::optional<std::string> MaySpeak();
 
  private:
@@ -44,7 +45,8 @@ class HostWatch {
 
   std::string name_;  // abstract address of the process that this rank started
   // The connection. Its number is below those of MPI's and the launcher's: a process that dies
-  // closes its files in order, and the watch must hear of it before those do who end the others.
+  // closes its files in order, and the watch must be informed before those that end the other
+  // ranks.
   Descriptor peer_;
 };
 

@@ -53,7 +53,7 @@ class MpiLane {
   int64_t lingered_ns() const { return lingered_ns_; }  // Communicator::lingered_ns
   // The world of this process, which its groups share: the first reason to end it wins.
   const std::shared_ptr<LocalFate>& fate() const { return fate_; }
-  // Ends it; what all calls return from now on.
+  // Ends the world; returns what all calls return from now on.
   absl::Status Kill(absl::Status reason);
 
   // Begin, then any number of Send and Receive (0 bytes are sent too), then Finish, which returns
@@ -77,8 +77,9 @@ class MpiLane {
   // Returns when every rank has called it.
   absl::Status Meet(const MpiCall& call);
 
-  // Shows `mine` [bytes] to all: all [R * bytes], in rank order. What is small arrives in memory of
-  // the lane's own: where it fails, `all` may be on a stack that is gone when a message comes.
+  // Shows `mine` [bytes] to all ranks: all [R * bytes], in rank order. Small parts arrive in memory
+  // of the lane's own: after a failure, `all` may be on a stack that is gone when a message
+  // arrives.
   absl::Status Gather(const MpiCall& call, const void* mine, void* all, int64_t bytes);
 
  private:
@@ -87,7 +88,7 @@ class MpiLane {
   // A piece of what one Send or Receive moves.
   struct Transfer {
     int peer;              // -1: an operation of the library
-    int64_t total, begin;  // of the whole; where the piece stands in it
+    int64_t total, begin;  // bytes of the whole transfer; where in it the piece begins
     int64_t bytes;
     bool receives;
   };
@@ -99,7 +100,7 @@ class MpiLane {
   void Started(int code, const Transfer& transfer, MPI_Request request);
   absl::Status Poll();
   absl::Status Test(size_t i, int* done);
-  // Tests those from `first` on; whether one of them has ended since they were last tested.
+  // Tests requests from `first` on; whether one of them has ended since they were last tested.
   absl::StatusOr<bool> AnyEnded(size_t first);
   absl::Status Disagree(const Transfer& transfer, absl::string_view sent) const;
   absl::Status Late(size_t first, absl::Duration waited) const;

@@ -19,7 +19,7 @@ namespace {
 
 constexpr char kName[] = "AllocatePeerBuffer";
 
-// All of a file, or nothing.
+// A mapping of a whole file, or of nothing.
 class Mapping {
  public:
   Mapping() = default;
@@ -64,10 +64,10 @@ class MpiPeerBuffer final : public PeerBuffer {
   const std::vector<Mapping> peers_;  // [R], none for this rank
 };
 
-// What a rank shows the others of its file. Device and inode tell it from that of another process,
-// where ids of processes mean something else.
+// What a rank passes to the others about its file. Device and inode distinguish it from the file of
+// another process, where process ids have another meaning.
 struct Offer {
-  int64_t bytes = 0;  // of the file
+  int64_t bytes = 0;  // bytes of the file
   int64_t process = 0, descriptor = -1;
   uint64_t device = 0, inode = 0;
   int64_t error = 0;  // an errno: there is no file

@@ -124,8 +124,8 @@ class Watchdog {
   std::thread thread_;  // last: starts after the state above exists
 };
 
-// What AskMpiSize started, until a rank runs in it. Not ended where none does: MPI_Finalize would
-// wait for processes that may have failed.
+// Session that AskMpiSize started, until a rank runs in it. It is not ended where no rank does:
+// MPI_Finalize would wait for processes that may have failed.
 MpiSession* asked_session = nullptr;
 
 absl::StatusOr<std::unique_ptr<MpiSession>> StartInTime(const RunOptions& options) {
@@ -136,12 +136,13 @@ absl::StatusOr<std::unique_ptr<MpiSession>> StartInTime(const RunOptions& option
   return MpiSession::Start();
 }
 
-// `status`, for a report: without payloads.
+// `status` with `text` appended, for a report: without payloads.
 absl::Status Appended(const absl::Status& status, absl::string_view text) {
   return absl::Status(status.code(), absl::StrCat(status.message(), "; ", text));
 }
 
-// Of one failure, one rank of a host reports; it ends the others, which are to do so if it fails.
+// Reports a failure on one rank of a host. That rank ends the others, which wait two seconds for it
+// and then end the job themselves.
 void ReportOnce(HostWatch& watch, const RunOptions& options, const absl::Status& status) {
   const std::optional<std::string> silent = watch.MaySpeak();
   if (!silent.has_value()) {
@@ -181,7 +182,7 @@ absl::Status RunMpiRank(const RunOptions& asked, RankBody body) {
       return body(std::move(world));
     });
   }
-  // Alone, MPI_Finalize waits for nobody: the caller may report and leave by itself.
+  // MPI_Finalize of a lone process waits for nobody: the caller may report and leave by itself.
   if (status.ok() || session->size() == 1) {
     const Watchdog watchdog("MPI_Finalize", options.timeout, options);
     session.reset();

@@ -15,8 +15,8 @@ namespace moe {
 
 struct MpiWorldOptions {
   int64_t comm = 0;                            // the program's communicator: MPI_Comm_c2f(comm)
-  absl::Duration timeout = absl::Seconds(60);  // of every wait
-  // Of the wait until all ranks of `comm` are there; unless given, `timeout`.
+  absl::Duration timeout = absl::Seconds(60);  // bound of every wait
+  // Bound of the wait until all ranks of `comm` are there; unless given, `timeout`.
   std::optional<absl::Duration> start_timeout = {};
 };
 

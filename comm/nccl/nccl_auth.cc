@@ -24,7 +24,7 @@ absl::StatusOr<StoreNonce> FreshNonce() {
 
 absl::StatusOr<StoreProof> Prove(const StoreSession& session, absl::string_view label,
                                  absl::string_view claim, absl::string_view said) {
-  // Of all parts the place alone varies in length.
+  // Under one label the place alone varies in length.
   const std::string all =
       absl::StrCat(label, BytesOf(session.greeting), claim, said, session.place);
   StoreProof proof;

@@ -19,8 +19,8 @@
 
 namespace moe {
 
-// A lane, with a stream and memory of its own for what lies in memory of the host. One thread at a
-// time.
+// A lane with a stream and device memory of its own, for operations over memory of the host. One
+// thread at a time.
 class NcclHostSide {
  public:
   // `work(send, recv, stream)`: a collective of device memory.
@@ -37,7 +37,7 @@ class NcclHostSide {
                                                  absl::Span<const int64_t> out,
                                                  absl::Span<const int64_t> in, const Site& site);
 
-  // Each part gets a place of its own in device memory, for `work` to send and receive.
+  // `work` sends and receives parts in device memory, each at a place of its own.
   absl::Status SendRecv(
       absl::Span<const SendRecvOp> ops,
       absl::FunctionRef<absl::Status(absl::Span<const SendRecvOp>, Stream&)> work);
@@ -50,7 +50,7 @@ class NcclHostSide {
   absl::Status Compare(const CallCard& mine, absl::Span<const std::byte> all) const;
 
   NcclLane& lane_;
-  Buffer send_, recv_;  // of the device
+  Buffer send_, recv_;  // memory of the device
   std::unique_ptr<Stream> stream_;
 };
 
@@ -84,11 +84,11 @@ class NcclGroup {
   absl::Status AllToAllV(const CollectiveCall& call, Stream& stream);
   absl::Status Exchange(const char* operation, absl::Span<const SendRecvOp> ops, Stream& stream,
                         const Site& site);
-  // Memory for `bytes` of work in `stream`, once its last use has passed, in whatever stream that
-  // was.
+  // Scratch for `bytes` of work in `stream`, which waits until the last use of the scratch has
+  // passed, in whichever stream that was.
   absl::StatusOr<std::byte*> Scratch(int64_t bytes, Stream& stream);
-  // By what `stream` was given so far. Whatever became of a call: peers are in it, so that an error
-  // of this rank's alone ends the world.
+  // Marks the scratch as used by what `stream` holds so far, whatever the call returned. Peers are
+  // in the call, so an error of this rank alone ends the world.
   absl::Status ScratchUsed(absl::Status status, Stream& stream);
 
   std::vector<Buffer> scratch_;  // the last one is in use; earlier ones were too small

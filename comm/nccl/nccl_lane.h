@@ -24,10 +24,10 @@ namespace moe {
 
 // What is under way, for the message of a wait that fails.
 struct NcclCall {
-  std::string operation;  // its own: what is under way outlives the call
+  std::string operation;  // owned: the operation outlives the call
   Site site;
   std::vector<int> peers = {};  // ranks waited for; empty: NCCL does not say, so all others
-  std::optional<absl::Duration> timeout = {};  // unless the rank's
+  std::optional<absl::Duration> timeout = {};  // in place of the rank's
 };
 
 // Used by one host thread at a time, apart from Look and Abort. Created non-blocking: NCCL's calls
@@ -51,9 +51,9 @@ class NcclLane {
   int own() const { return own_; }  // rank in this lane
   int size() const { return static_cast<int>(world_ranks_.size()); }
 
-  // Collective, with nothing under way. Ranks with equal color >= 0 form a lane; color -1 gets
-  // nullptr. `members`: its ranks, named in the world; this one is the lane's rank `own`.
-  // `most_blocks`: of a kernel; 0: NCCL's choice.
+  // Collective, with nothing under way. Ranks with equal color >= 0 form a lane; color -1 returns
+  // nullptr. `members`: world ranks of the lane; this one is the lane's rank `own`. `most_blocks`:
+  // bound of the blocks of a kernel; 0: NCCL's choice.
   absl::StatusOr<std::unique_ptr<NcclLane>> Split(const NcclCall& call, int color,
                                                   std::vector<int> members, int own,
                                                   int most_blocks);
@@ -62,8 +62,8 @@ class NcclLane {
   // it. From then on the lane's thread watches them, and an error is the stream's.
   absl::Status Launch(const NcclCall& call, Stream& stream, Start start);
 
-  // Of the watching thread. An error if something is late or NCCL reports one; sets *any while
-  // something is under way.
+  // Called by the watching thread. An error if something is late or NCCL reports one; sets *any
+  // while something is under way.
   absl::Status Look(bool* any);
   // Ends what is under way; the lane is of no use after it.
   void Abort();
@@ -77,7 +77,8 @@ class NcclLane {
 
   NcclLane(std::shared_ptr<NcclRank> rank, ncclComm_t comm, std::vector<int> world_ranks, int own);
 
-  // Waits until NCCL has let go of everything: whether it did in time. A world lives on without it.
+  // Waits until NCCL has released everything; returns whether it did so in time. If not, the
+  // world lives on without this lane.
   bool Finalize();
   absl::StatusOr<Operation> Begin(const NcclCall& call, cudaStream_t stream);
   absl::Status Post(const NcclCall& call, cudaStream_t stream, Start start);

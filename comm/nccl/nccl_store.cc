@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kShortestSecret = 16;
 constexpr size_t kLongestSecret = 256;
-constexpr absl::Duration kPatience = absl::Seconds(3);  // with a connection that says nothing
+constexpr absl::Duration kPatience = absl::Seconds(3);  // for a connection that sends nothing
 constexpr absl::Duration kShortestNap = absl::Milliseconds(5);
 constexpr absl::Duration kLongestNap = absl::Milliseconds(250);
 constexpr size_t kMostPeers = 256;  // a quarter of what a process may usually open
@@ -50,7 +50,7 @@ class IdServer {
     came_[0] = true;
   }
 
-  // Until all ranks have come, or the deadline.
+  // Serves until all ranks have come, or the deadline has passed.
   absl::Status Run();
 
  private:
@@ -59,7 +59,7 @@ class IdServer {
     StoreSession session;
     SteadyTime deadline;
     StoreClaim claim;
-    size_t received_bytes = 0;  // of the claim
+    size_t received_bytes = 0;  // received bytes of the claim
   };
 
   std::vector<int> Missing() const;
@@ -116,7 +116,8 @@ absl::Status IdServer::Accept() {
   const int error = errno;
   const bool full = !peer.socket.is_open() &&
                     (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM);
-  // A rank says who it is at once: who has been silent for longest is the least likely to be one.
+  // A rank sends its claim at once: the connection that has been silent for longest is the least
+  // likely to be a rank.
   if ((full || peers_.size() == kMostPeers) && !peers_.empty()) peers_.pop_front();
   if (full) absl::SleepFor(kShortestNap);  // unless it was ours there is nothing to free
   if (!peer.socket.is_open()) return absl::OkStatus();
@@ -200,7 +201,7 @@ absl::StatusOr<NcclAnnouncement> Ask(const NcclRankOptions& options, const NcclS
   MOE_ASSIGN_OR_RETURN(const StoreClaim claim, MakeClaim(session, options.rank, options.size));
   MOE_RETURN_IF_ERROR(Send(socket, BytesOf(claim)));
   StoreAnswer answer;
-  // Not asked again while this may yet be answered: who asks twice is refused.
+  // The claim is not sent again while it may yet be answered: a rank that claims twice is refused.
   MOE_RETURN_IF_ERROR(Receive(socket, RoomOf(answer), patience));
   if (IsProven(session, claim, answer)) return answer.said;
   return absl::UnauthenticatedError(
@@ -211,7 +212,7 @@ absl::StatusOr<NcclAnnouncement> Ask(const NcclRankOptions& options, const NcclS
 absl::StatusOr<NcclId> FetchId(const NcclRankOptions& options, const NcclStore& store,
                                const std::vector<SocketAddress>& addresses) {
   Patience patience(JoinTimeout(options));
-  absl::Status why;  // of the last try that the deadline did not cut short, if there is one
+  absl::Status why;  // error of the last try that the deadline did not cut short, if there is one
   for (absl::Duration nap = kShortestNap;; nap = std::min(2 * nap, kLongestNap)) {
     for (const SocketAddress& address : addresses) {
       const absl::StatusOr<NcclAnnouncement> said = Ask(options, store, address, patience);

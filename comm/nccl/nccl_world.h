@@ -23,12 +23,12 @@ using NcclId = std::array<char, 128>;
 // Whether this build has NCCL. The library itself is looked for when a rank is made.
 bool HasNccl();
 
-// Of the library: "2.28.9". kUnimplemented, with the remedy: this build has no NCCL, or the library
-// is missing or of a version that is not 2.27 to 2.30 (named).
+// Version of the library: "2.28.9". kUnimplemented, with the remedy: this build has no NCCL, or the
+// library is missing or of a version that is not 2.27 to 2.30 (named).
 absl::StatusOr<std::string> NcclVersion();
 
-// A new world's id, made on one rank. As NcclVersion; kUnimplemented, too, where there is no
-// driver.
+// A new world's id, made on one rank. Errors: as NcclVersion; kUnimplemented, too, where there is
+// no driver.
 absl::StatusOr<NcclId> MakeNcclId();
 
 struct NcclRankOptions {
@@ -36,8 +36,8 @@ struct NcclRankOptions {
   int rank = 0;
   int size = 1;
   int device = 0;                              // CUDA ordinal; no two ranks may have the same GPU
-  absl::Duration timeout = absl::Seconds(60);  // of every wait
-  // Of the wait for all to join, which takes NCCL seconds; unless given, `timeout`.
+  absl::Duration timeout = absl::Seconds(60);  // bound of every wait
+  // Bound of the wait for all ranks to join, which takes NCCL seconds; unless given, `timeout`.
   std::optional<absl::Duration> join_timeout = {};
   // Ranks that are threads of one process share one (comm/local/local_group.h): when one of them
   // fails, the waits of all end. nullptr: a world of this rank's own, whose peers time out.

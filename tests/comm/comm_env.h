@@ -31,7 +31,7 @@ class CommEnv {
   // Whether a receiver learns that a message of SendRecv has another size than it expects. NCCL
   // promises nothing; its fake here waits for ever.
   virtual bool compares_sizes() const { return true; }
-  // Whether a wait that progresses starts its deadline again. NCCL does not say how far it is.
+  // Whether a wait that progresses starts its deadline again. NCCL does not report progress.
   virtual bool sees_progress() const { return true; }
   // Runs body(world, stream) once per rank: threads for "local", this process for "mpi", where
   // ranks past `ranks` sit out. Returns when all ranks are done.
@@ -49,7 +49,7 @@ inline std::unique_ptr<Stream> MakeEnvStream(EnvStream kind) {
 // inline and with queued streams
 
 inline constexpr absl::Duration kPatience =
-    absl::Seconds(30);  // of tests in which nobody is missing
+    absl::Seconds(30);  // deadline of tests in which no rank is missing
 
 class CommTest : public ::testing::TestWithParam<std::tuple<int, EnvStream>> {
  protected:
@@ -65,7 +65,7 @@ class CommTest : public ::testing::TestWithParam<std::tuple<int, EnvStream>> {
   }
 };
 
-// That a call was enqueued, which returned `enqueued`, and that its stream has passed it.
+// Expects that a call, which returned `enqueued`, was enqueued, and that its stream has passed it.
 inline void ExpectDone(const absl::Status& enqueued, Stream& stream) {
   EXPECT_TRUE(enqueued.ok()) << enqueued;
   const absl::Status passed = stream.Synchronize();

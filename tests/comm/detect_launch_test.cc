@@ -72,7 +72,7 @@ TEST(DetectLaunchTest, ReadsWhatEachLauncherSets) {
       {{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}},
        {.source = LaunchSource::kPmi, .rank = 1, .size = 2, .local_rank = 1}},
       {{{"PMIX_RANK", "5"}}, {.source = LaunchSource::kPmix, .rank = 5, .size = 0}},  // MPI knows
-      // Of another launcher than srun the tasks are its daemons.
+      // Under another launcher than srun, the tasks are daemons of that launcher.
       {With(kStep, {{"PMIX_RANK", "5"}, {"PMIX_NAMESPACE", "prterun-host-9@1"}}),
        {.source = LaunchSource::kPmix, .rank = 5, .size = 0}},
       {With(kStep, kStepPmix),
@@ -96,7 +96,8 @@ TEST(DetectLaunchTest, TheFirstCompleteSetWins) {
   // mpirun inside a Slurm step: its daemons are the step's tasks, its ranks are not.
   EXPECT_EQ(Detect(With(kOpenMpi, slurm)).value().source, LaunchSource::kOpenMpi);
   EXPECT_EQ(Detect(With(kOpenMpi, kStepPmix)).value().source, LaunchSource::kOpenMpi);
-  // torchrun inside a step says so; variables that a script exported do not.
+  // torchrun inside a step sets TORCHELASTIC_RUN_ID; a script that exports its other variables does
+  // not.
   const Variables elastic = With(kTorchrun, {{"TORCHELASTIC_RUN_ID", "none"}});
   for (const Variables& step : {kStep, With(kStep, kStepPmix)}) {
     EXPECT_EQ(Detect(With(elastic, step)).value().source, LaunchSource::kTorchrun);
@@ -107,7 +108,7 @@ TEST(DetectLaunchTest, TheFirstCompleteSetWins) {
   const LaunchInfo info = Detect(kOpenMpi, {.rank = 1, .size = 2}).value();
   EXPECT_EQ(info.source, LaunchSource::kFlags);
   EXPECT_EQ(info.rank, 1);
-  // What agrees leaves the MPI launcher.
+  // Variables that agree with the MPI launcher's change nothing.
   const Variables same = With(kOpenMpi, {{"RANK", "3"},
                                          {"WORLD_SIZE", "8"},
                                          {"LOCAL_RANK", "1"},
@@ -116,7 +117,7 @@ TEST(DetectLaunchTest, TheFirstCompleteSetWins) {
   EXPECT_EQ(Detect(same).value().source, LaunchSource::kOpenMpi);
 }
 
-// What pods and shells of other programs have.
+// Variables that pods and shells of other programs have.
 TEST(DetectLaunchTest, APartialSetIsAWarningAndNoLaunch) {
   const std::pair<Variables, const char*> cases[] = {
       {{{"WORLD_SIZE", "4"}, {"RANK", "0"}, {"MASTER_ADDR", "job-0"}},

@@ -46,7 +46,7 @@ inline void ExpectInPlaceAndFromARoot(Communicator& comm, const TestDevice& devi
   const auto scattered = device.Copy<int32_t>({r, 10 * r, 100 * r});
   const auto mine = scattered.span().subspan(static_cast<size_t>(r), 1);
   EXPECT_OK(comm.ReduceScatter<int32_t>(scattered.span(), mine, ReduceOp::kSum, stream));
-  const std::vector<int64_t> counts = {0, 1, 2};  // of unequal parts
+  const std::vector<int64_t> counts = {0, 1, 2};  // unequal parts
   const auto ragged = device.Copy<int64_t>({r, 10 * r, 100 * r});
   const auto part = ragged.span().subspan(r == 2 ? 1 : 0, static_cast<size_t>(r));
   EXPECT_OK(comm.ReduceScatterV<int64_t>(ragged.span(), counts, part, ReduceOp::kSum, stream));

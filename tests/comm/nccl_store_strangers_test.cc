@@ -86,7 +86,7 @@ TEST_F(NcclStoreTest, GarbageDoesNotKeepRanksFromJoining) {
       if (!socket.ok()) continue;
       std::string garbage(random() % 4096, '\0');
       for (char& byte : garbage) byte = static_cast<char>(random());
-      // Of one that leaves at once rank 0 may hear nothing.
+      // Rank 0 may receive nothing from a stranger that leaves at once.
       if (Send(*socket, garbage).ok() && garbage.size() >= sizeof(StoreClaim)) HearAll(*socket);
       ++talked;
     }
@@ -155,14 +155,14 @@ TEST_F(NcclStoreTest, NothingButANonceComesBeforeAProof) {
   ASSERT_EQ(said.code, 0);
   heard += HearAll(silent);
   zero.join();
-  const std::string id(said.id.data(), 16);  // of the fake's, text
+  const std::string id(said.id.data(), 16);  // id of the fake NCCL, a text
   EXPECT_THAT(id, HasSubstr("NCCL id"));
   EXPECT_THAT(std::string(BytesOf(said)), HasSubstr(id));
   EXPECT_THAT(heard, AllOf(Not(HasSubstr(id)), Not(HasSubstr(store_.secret))));
 }
 
-// In rank 0's place: says `greeting` to the first who comes, and after its claim, which it returns,
-// `answer`.
+// Acts as rank 0: sends `greeting` to the first that connects and, after its claim, `answer`.
+// Returns the claim.
 StoreClaim BeRankZero(const Descriptor& listener, const StoreGreeting& greeting,
                       absl::string_view answer) {
   const Descriptor socket = NextOf(listener);
@@ -214,7 +214,8 @@ TEST_F(NcclStoreTest, WhoRepeatsAnAnswerIsNotTakenForRankZero) {
   }
 }
 
-// Of two addresses of one name rank 0 has one. Who listens at the other carries words to and fro.
+// Rank 0 listens at one of two addresses of one name. A relay at the other passes messages to and
+// fro.
 TEST_F(NcclStoreTest, WhoPassesOnWhatOthersSayLearnsNothing) {
   std::thread zero = Meeting(0, 2);
   NcclStore elsewhere = store_;

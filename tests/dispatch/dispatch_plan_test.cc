@@ -305,7 +305,7 @@ TEST(DispatchPlanTest, OneRankKeepsFourIntegersASlot) {
     Workspace workspace;
     const auto plan = Build(world, 1, comm, workspace, stream);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const int64_t tables = int64_t{16} << 10;  // of experts and chunks
+    const int64_t tables = int64_t{16} << 10;  // bytes of the tables of experts and chunks
     EXPECT_LE(workspace.used_bytes(), 4 * 4 * plan->slots() + tables);
   });
 }
@@ -371,7 +371,7 @@ TEST(DispatchPlanTest, RanksThatDisagreeAreRefusedOnAllOfThem) {
     refused(1, "padded_rows 9 on rank 1, expected 8 as on rank 0");
     mine.padded_rows = 0;
     refused(other ? 2 : 1, "overlap degree 2 on rank 1, expected 1 as on rank 0");
-    // As few as come at once, and more.
+    // Numbers of micro-batches that fit the first message, and larger ones.
     for (const auto& [few, many] : {std::pair(1, 2), std::pair(1, 9), std::pair(8, 9)}) {
       mine.routing[comm.rank()].micro_batch_offsets.assign(1 + (other ? many : few), 2);
       mine.routing[comm.rank()].micro_batch_offsets.front() = 0;

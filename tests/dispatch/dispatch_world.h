@@ -28,7 +28,7 @@ struct WorldCase {
   int32_t experts = 4;           // routed
   int32_t identity_experts = 0;  // ids above the routed ones
   int32_t top_k = 2;
-  std::vector<int64_t> tokens = {8};  // of rank r: tokens[r % size]
+  std::vector<int64_t> tokens = {8};  // rank r: tokens[r % size]
   int64_t micro_batches = 1;
   int overlap = 1;
   double drop = 0;           // share of slots dropped
@@ -75,7 +75,7 @@ struct World {
             .padded_rows = padded_rows};
   }
 
-  // The same with its arrays in `workspace`, memory of the stream's device.
+  // view(rank) with its arrays in `workspace`, memory of the stream's device.
   absl::StatusOr<Routing> OnDevice(int rank, Workspace& workspace, Stream& stream) const {
     Routing there = view(rank);
     MOE_ASSIGN_OR_RETURN(there.slot_offset, UploadArray(there.slot_offset, workspace, stream));
@@ -165,7 +165,7 @@ struct World {
     return rows;
   }
 
-  // Where those for `expert` begin in it.
+  // First row for `expert` in HomeRows(home).
   int64_t HomeBegin(int home, int32_t expert) const {
     int64_t rows = 0;
     for (int32_t e = 0; e < experts; ++e) {

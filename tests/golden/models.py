@@ -93,7 +93,7 @@ class Model:
         return options
 
 
-# Of every configuration that has them, though no case sets them.
+# Keys that are kept of every configuration that has them, though no case sets them.
 KEPT = ("hidden_act", "router_jitter_noise", "decoder_sparse_step", "mlp_only_layers", "mlp_layer_types",
         "first_k_dense_replace", "num_dense_layers", "interleave_moe_layer_step", "moe_layers", "expert_layer_period",
         "expert_layer_offset", "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "moe_norm_min",

@@ -39,7 +39,7 @@ struct Waits {
 
 enum class Stats : bool { kNotWanted, kWanted };
 
-// Of the second forward and backward: the first makes memory.
+// Waits of the second forward and backward: the first ones allocate memory.
 absl::StatusOr<Waits> WaitsOfPasses(MoeLayerConfig config, Stats wanted,
                                     std::unique_ptr<Communicator> world) {
   const std::array<int64_t, 1> rows = {kTokens};
@@ -62,7 +62,7 @@ absl::StatusOr<Waits> WaitsOfPasses(MoeLayerConfig config, Stats wanted,
     MOE_RETURN_IF_ERROR(rank.Backward(0, saved));
     waits.backward = cusim::WaitsOfThisThread() - between;
     if (wanted == Stats::kWanted) {
-      EXPECT_TRUE(std::isnan(stats.loss()));  // under way
+      EXPECT_TRUE(std::isnan(stats.loss()));  // not yet computed
       MOE_RETURN_IF_ERROR(stats.Wait());
       EXPECT_GT(stats.loss(), 0);
       EXPECT_EQ(std::accumulate(stats.expert_count.begin(), stats.expert_count.end(), int64_t{0}),
@@ -119,7 +119,7 @@ TEST(HostWaitsTest, OneRank) {
   }
 }
 
-// Of the second round of a model of two MoE layers on one rank.
+// Waits of the second round of a model of two MoE layers on one rank.
 absl::StatusOr<HostWaits> WaitsOfRound(std::unique_ptr<Communicator> world) {
   MOE_ASSIGN_OR_RETURN(const auto session,
                        Session::Create({.device = DeviceKind::kCuda}, std::move(world)));
@@ -153,7 +153,7 @@ absl::StatusOr<HostWaits> WaitsOfRound(std::unique_ptr<Communicator> world) {
   return waits;
 }
 
-// For its losses, which a copy brings.
+// One wait, for the losses, which a copy brings.
 TEST(HostWaitsTest, ARoundOfAModelOnOneRank) {
   testing::RunNcclRanks({.ranks = 1}, [](absl::StatusOr<std::unique_ptr<Communicator>> comm, int) {
     ASSERT_TRUE(comm.ok()) << comm.status();

@@ -31,7 +31,7 @@ struct Layout {
 std::ostream& operator<<(std::ostream& out, const Layout& layout);
 inline constexpr Layout kOverlapping = {.ranks = 3, .expert_parallel = 3, .overlap = 2};
 
-// `config` with what of `layout` is a layer's own.
+// `config` with those settings of `layout` that belong to a layer.
 MoeLayerConfig LaidOut(MoeLayerConfig config, const Layout& layout);
 
 // Where layers run: on CUDA devices, which ranks take in turn, if MOE_TEST_DEVICE is "cuda", else
@@ -46,7 +46,7 @@ void RunSessions(int ranks, const SessionOptions& options,
 void RunTrainers(const Layout& layout, const TrainerOptions& options,
                  absl::FunctionRef<absl::Status(Trainer&)> body);
 
-// By name, put together from all ranks.
+// Tensors by name, put together from all ranks.
 using Tensors = std::map<std::string, std::vector<float>>;
 
 // What `reducer` has summed of a parameter, on the host.
@@ -67,9 +67,9 @@ inline constexpr int64_t kTokens = 6, kHidden = 8, kMicroBatches = 5;
 
 MoeLayerConfig LayerConfig(int overlap = 1);
 
-// [rows, kHidden], others for every seed.
+// Values [rows, kHidden], different for every seed.
 std::vector<float> RowValues(int64_t rows, int64_t seed);
-// Rows of one micro-batch, whichever rank has it.
+// Rows of one micro-batch, whichever rank holds it.
 std::vector<float> Rows(const Round& round);
 
 inline MatrixView<float> View(std::vector<float>& rows) {
@@ -107,9 +107,9 @@ struct LayerRank {
   std::unique_ptr<ParameterStore> store;
   std::unique_ptr<MoeLayer<float>> layer;
   std::unique_ptr<GradientReducer> reducer;  // its step has begun
-  std::vector<DeviceRows> x, y, dx;          // of each call
+  std::vector<DeviceRows> x, y, dx;          // one entry per call
 
-  // What is enqueued still uses the rows.
+  // Enqueued work still uses the rows.
   ~LayerRank() {
     if (session != nullptr) context().compute->Synchronize().IgnoreError();
   }
@@ -118,7 +118,7 @@ struct LayerRank {
   // Experts are spread over `world`, and ranks take devices of `kind` in turn.
   absl::Status Create(const MoeLayerConfig& config, DeviceKind kind, SessionOptions options,
                       std::unique_ptr<Communicator> world, absl::Span<const int64_t> rows);
-  // Of dy = y.
+  // Backward of a call with dy = y.
   absl::Status Backward(int call, MoeLayerSaved<float>& saved, float d_router_loss = 1);
   // y and dx of a call.
   absl::Status Read(int call, std::vector<std::vector<float>>& into);
@@ -136,7 +136,7 @@ absl::Status RunRound(Trainer& trainer, TrainedLayer<float>& layer);
 
 absl::Status RunStep(Trainer& trainer, TrainedLayer<float>& layer);
 
-// Three, then look(trainer).
+// Three steps, then look(trainer).
 absl::Status RunSteps(const Layout& layout, std::unique_ptr<Communicator> world,
                       const std::function<void(const Trainer&)>& look,
                       DeviceKind kind = DeviceKind::kCpu);

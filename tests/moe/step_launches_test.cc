@@ -19,9 +19,9 @@ struct Case {
 };
 
 struct Outcome {
-  int64_t launches = 0;  // of all ranks, in Trainer::Step after Reduce
+  int64_t launches = 0;  // by all ranks, in Trainer::Step after Reduce
   double norm = 0;
-  std::vector<std::vector<std::byte>> weights;  // of rank 0, what layers read
+  std::vector<std::vector<std::byte>> weights;  // those of rank 0, as layers read them
 };
 
 // The second step of a slab of `experts` matrices, each with a vector beside it.
@@ -95,7 +95,8 @@ void ExpectLaunches(const Case& c, int64_t launches) {
   }
 }
 
-// Squares, AdamW and, of a 16-bit type, roundings; with ZeRO also of gathered vectors.
+// Launches of squares, AdamW and, with a 16-bit type, roundings; with ZeRO also of gathered
+// vectors.
 TEST(StepLaunchesTest, AreAsManyForAnyNumberOfParametersAndHaveTheBitsOfTheCpu) {
   ExpectLaunches<float>({}, 2);
   ExpectLaunches<BFloat16>({}, 3);

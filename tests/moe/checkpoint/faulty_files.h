@@ -27,7 +27,7 @@ namespace moe::testing {
 enum class Fault : uint8_t {
   kNone,
   kError,       // the call fails with `error` and does nothing
-  kShortWrite,  // a Write takes half, the next one is interrupted, then it goes on
+  kShortWrite,  // a Write takes half, the next one is interrupted, later ones succeed
   kDiskFull,    // a Write takes half; it and all that need room fail with ENOSPC from then on
   kStop,        // a Write takes half; from then on nothing happens any more
   kHang,        // the call does not return before Mend
@@ -213,8 +213,8 @@ class FaultyFiles : public FileSystem {
   struct Change {
     Kind kind;
     std::string path;   // before the change
-    std::string to;     // of a Rename
-    std::string saved;  // where the file is kept that it took away; empty: none
+    std::string to;     // new path of a Rename
+    std::string saved;  // link to the file that the change took away; empty: none
     bool flushed = false;
   };
   struct Written {
@@ -240,8 +240,8 @@ class FaultyFiles : public FileSystem {
     return absl::StartsWith(path, from + "/") ? to + path.substr(from.size()) : path;
   }
 
-  // Counts a call, of whoever holds mu_: what it is to fail with. `room`: whether it needs room on
-  // the disk.
+  // Counts a call, with mu_ held, and returns the error that it is to fail with. `room`: whether
+  // the call needs room on the disk.
   std::error_code Next(bool room) {
     ++calls_;
     if (fault_ == Fault::kHang && calls_ == at_call_) {

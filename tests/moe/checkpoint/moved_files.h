@@ -19,7 +19,7 @@ namespace moe::testing {
 // Thread-safe. Files that are open stay what they are, as with a mount that is detached.
 class MovedFiles final : public FileSystem {
  public:
-  // Of `folder`, which is `other` from call `at_call` on, counted from 1.
+  // `folder` is `other` from call `at_call` on, counted from 1.
   MovedFiles(std::string folder, std::string other, int64_t at_call)
       : folder_(std::move(folder)), other_(std::move(other)), at_call_(at_call) {}
   bool reached() const { return calls_ >= at_call_; }

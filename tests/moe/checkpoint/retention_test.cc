@@ -76,8 +76,8 @@ TEST_F(RetentionTest, TheOldestThatNothingKeepsGo) {
               ElementsAre(15));
   EXPECT_THAT(removed(steps, {.keep = 5, .run = "", .damaged_steps = {}}), ElementsAre());
   EXPECT_THAT(removed({}, {.keep = 1, .run = "", .damaged_steps = {}}), ElementsAre());
-  // What is known to be damaged, or seen to be, does not count, and stays while it is newer than
-  // what does.
+  // Checkpoints that are known or found to be damaged do not count, and stay while they are newer
+  // than those that count.
   EXPECT_THAT(removed(steps, {.keep = 2, .run = "", .damaged_steps = {20}}), ElementsAre(0, 10));
   fs::remove(Step(25) + "/shard-00000-of-00001.safetensors");
   EXPECT_THAT(removed(steps, {.keep = 2, .run = "", .damaged_steps = {}}), ElementsAre(0, 10));
@@ -137,7 +137,7 @@ TEST_F(RetentionTest, RetentionRemovesWhatIsTheRunsAlone) {
   SetLogCallback(nullptr);
 }
 
-// Before the first step where it is there by then, else when its step comes.
+// Refused before the first step where it is there by then, else when its step comes.
 TEST_F(RetentionTest, WhatIsNoCheckpointsUnderTheNameOfAStepStays) {
   ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 10).ok());
   const std::function<void()> puts[] = {
@@ -185,7 +185,7 @@ class NoMoreFiles {
   rlimit before_ = {};
 };
 
-// From the first look at the folder on.
+// Opens no further file from the first look at the folder `runs_out_at` on.
 class FilesThatRunOut final : public testing::FaultyFiles {
  public:
   std::error_code List(const std::string& path, std::vector<std::string>& names) override {
@@ -227,7 +227,7 @@ TEST_F(RetentionTest, WhatCannotBeReadIsNotTakenForDamaged) {
   EXPECT_EQ(NewestWholeStep(Folder()), 20);
 }
 
-// Once in a run, whatever the reason.
+// One warning in a run, whatever the reason.
 TEST_F(RetentionTest, WhatDoesNotCountIsNamed) {
   static std::vector<std::string>& warnings = *new std::vector<std::string>;
   warnings.clear();
@@ -278,7 +278,7 @@ TEST_F(RetentionTest, LeftoversGoAtTheNextStart) {
   EXPECT_THAT(Names(Folder()), ElementsAre());
 }
 
-// Of a run that was stopped while it removed, into whose folder others have put files.
+// Leftovers of a run that was stopped while it removed, into whose folder others have put files.
 TEST_F(RetentionTest, LeftoversThatHoldMoreStayWithAWarning) {
   static std::vector<std::string>& warnings = *new std::vector<std::string>;
   warnings.clear();
@@ -329,7 +329,7 @@ TEST_F(RetentionTest, LinksAreNotFollowed) {
   const auto memory = testing::PartsOf(0, 1, Cut::kRows, 3);
   const auto world = MakeLocalWorld({.ranks = 1});
   const auto stream = MakeInlineStream();
-  // One that comes while the run goes on, before shards are written and after.
+  // A link that appears while the run continues, before shards are written and after.
   const std::string unfinished = UnfinishedPath(Folder(), 3);
   fs::create_directory_symlink(Path("elsewhere"), unfinished);
   ASSERT_TRUE(writer->Start(testing::StateOf(3), memory.parts).ok());
@@ -352,12 +352,12 @@ TEST_F(RetentionTest, ARunDoesNotOverwriteANewerCheckpoint) {
       CheckpointWriter::Create(Options(10), 0, 1),
       StatusIs(kAlreadyExists, "step-00000020 is newer than step 10, where this run begins"));
   EXPECT_TRUE(CheckpointWriter::Create(Options(20), 0, 1).ok());
-  // Nor one that came while it ran.
+  // Nor does a run overwrite one that appeared while it ran.
   EXPECT_EQ(Save(Options(20), 2, Cut::kRows, 20).code(), kAlreadyExists);
   EXPECT_EQ(NewestWholeStep(Folder()), 20);
 }
 
-// Twice, and both damaged ones stay.
+// Two folders are set aside, and both stay.
 TEST_F(RetentionTest, ADamagedFolderIsSetAside) {
   ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 10).ok());
   for (const char* manifest : {"{}", "["}) {
@@ -372,7 +372,7 @@ TEST_F(RetentionTest, ADamagedFolderIsSetAside) {
   EXPECT_EQ(Read(Folder() + "/damaged-step-00000020.1/manifest.json"), "[");
 }
 
-// As one that a resume has passed over, and the run then came to again.
+// A step that a resume has passed over, and that the run then reached again.
 TEST_F(RetentionTest, ADamagedStepThatIsWrittenAnewCounts) {
   ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 10).ok());
   ASSERT_TRUE(Save(Options(10), 1, Cut::kRows, 20).ok());

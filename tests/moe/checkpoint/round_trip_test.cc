@@ -42,7 +42,7 @@ TEST_F(CheckpointTest, AnyLayoutWritesWhatAnyLayoutReads) {
   for (const int ranks : {1, 2, 3, 5}) {
     for (const Cut cut : {Cut::kRows, Cut::kColumns, Cut::kBlocks, Cut::kFirstRankAlone}) {
       CheckpointOptions options = Options(step++);
-      if (step % 2 == 0) options.max_box_bytes = 24;  // of 3 doubles, 6 floats
+      if (step % 2 == 0) options.max_box_bytes = 24;  // 3 doubles or 6 floats
       if (step % 2 == 0) options.max_shard_bytes = 100;
       ASSERT_TRUE(Save(options, ranks, cut, step).ok());
       auto reader = CheckpointReader::Open(Step(step)).value();
@@ -154,8 +154,8 @@ TEST_F(CheckpointTest, ARankThatFailsFailsAll) {
               HasSubstr("rank 0: hash: malformed JSON"));
 }
 
-// Rank 1's mount is lost and comes back: what rank 0 cannot read it does not publish, and for that
-// nothing older goes.
+// Rank 1's mount is lost and comes back: rank 0 does not publish what it cannot read, and removes
+// nothing older.
 TEST_F(CheckpointTest, WhatRankZeroCannotReadIsNotPublished) {
   fs::create_directories(Folder());
   fs::create_directories(Path("local"));
@@ -200,7 +200,7 @@ TEST_F(CheckpointTest, AFolderOfAnotherStepIsNoCheckpoint) {
   fs::rename(Step(10), Step(20));
   EXPECT_THAT(ErrorOfOpen(20), HasSubstr("step-00000020: the manifest says step 10"));
   EXPECT_EQ(CheckpointReader::Open(Step(20) + "/").status().code(), kDataLoss);
-  fs::rename(Step(20), Folder() + "/best");  // a name that says no step
+  fs::rename(Step(20), Folder() + "/best");  // a name without a step
   EXPECT_TRUE(CheckpointReader::Open(Folder() + "/best").ok());
 }
 
@@ -211,7 +211,7 @@ TEST_F(CheckpointTest, EveryBitThatFlipsInAShardIsFound) {
   const std::string path = Step(3) + "/shard-00000-of-00001.safetensors";
   std::string bytes = Read(path);
   int64_t found_at_open = 0;
-  // In place: a new file a flip would take most of the time.
+  // Written in place: a new file a flip would take most of the time.
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   for (size_t at = 0; at < bytes.size(); ++at) {
     const char flipped = static_cast<char>(bytes[at] ^ (1 << (at % 8)));
@@ -226,7 +226,8 @@ TEST_F(CheckpointTest, EveryBitThatFlipsInAShardIsFound) {
   EXPECT_EQ(NewestWholeStep(Folder()), 3);
 }
 
-// By a writer that hashes states, as training's does; what another has published is found.
+// A writer that hashes states, as training's does, does not publish them; where another one has,
+// they are found.
 TEST_F(CheckpointTest, ValuesThatAreNotFiniteAreNotPublishedOrAreFound) {
   const CanonicalTensor tensor = {.name = "weight", .rows = 1, .cols = 300};
   std::vector<float> values(300, 1.0f);
@@ -258,7 +259,7 @@ TEST_F(CheckpointTest, ADamagedBoxIsNamedWhereItIsRead) {
   ASSERT_TRUE(Save(Options(), 2, Cut::kRows, 3).ok());
   const std::string path = Step(3) + "/shard-00001-of-00002.safetensors";
   std::string bytes = Read(path);
-  bytes.back() = static_cast<char>(bytes.back() ^ 1);  // of 'weight' v
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);  // the last byte of 'weight' v
   Rewrite(path, bytes);
   auto reader = CheckpointReader::Open(Step(3)).value();
   std::vector<float> row(7);
@@ -306,7 +307,7 @@ TEST_F(CheckpointTest, ShardsOfAnotherPlaceAreFound) {
   Rewrite(second, first_bytes);
   EXPECT_THAT(ErrorOfOpen(4), HasSubstr("shard-00000-of-00002.safetensors: "));
   Rewrite(second, second_bytes);
-  // Sizes and headers are alike: the hashes of the boxes tell.
+  // Sizes and headers are alike: the hashes of the boxes differ.
   Rewrite(first, Read(Step(3) + "/shard-00000-of-00002.safetensors"));
   auto reader = CheckpointReader::Open(Step(4)).value();
   EXPECT_THAT(std::string(reader.Verify(2).message()),

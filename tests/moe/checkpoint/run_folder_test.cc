@@ -67,7 +67,7 @@ class RunFolderTest : public IoTest {
   std::string LockPath() const { return Folder() + "/lock"; }
   RunLock Lock() const { return RunLock(Folder(), kBeat, RealFileSystem()); }
   void Leave(const std::string& text) const { std::ofstream(LockPath()) << text; }
-  // Until it is held or refused.
+  // Tries until the lock is held or refused.
   absl::Status Take(RunLock& lock) const {
     for (;;) {
       const absl::StatusOr<bool> taken = lock.TryTake(RealFileSystem());
@@ -87,7 +87,8 @@ class RunFolderTest : public IoTest {
   inline static std::string warnings_;  // guarded by mu_
 };
 
-// Of a process of this host that has ended. reaped: and that its parent has waited for.
+// Holder of a lock: a process of this host that has ended. reaped: its parent has waited for it,
+// too.
 LockHolder Ended(bool reaped, pid_t& child) {
   LockHolder holder = ThisRun();
   child = ::fork();
@@ -160,7 +161,7 @@ TEST_F(RunFolderTest, OfManyThatStartTogetherOneHoldsTheFolder) {
   }
 }
 
-// Killed and started again on one host: at once, and said.
+// A run is killed and started again on one host: it takes the lock over at once, with a warning.
 TEST_F(RunFolderTest, AProcessOfThisHostThatHasEndedHoldsNothing) {
   for (const bool reaped : {true, false}) {
     pid_t child = 0;
@@ -176,7 +177,7 @@ TEST_F(RunFolderTest, AProcessOfThisHostThatHasEndedHoldsNothing) {
       EXPECT_EQ(::waitpid(child, nullptr, 0), child);
     }
   }
-  // A later process has the number.
+  // A later process has the same process id.
   LockHolder other = ThisRun();
   other.process_start -= 1;
   Leave(LockText(other));
@@ -184,7 +185,7 @@ TEST_F(RunFolderTest, AProcessOfThisHostThatHasEndedHoldsNothing) {
   EXPECT_TRUE(lock.TryTake(RealFileSystem()).value());
 }
 
-// On another host, in another container, or by a process that ended before it had written.
+// The holder is on another host or in another container, or ended before it had written.
 TEST_F(RunFolderTest, AHolderThatCannotBeSeenIsWatched) {
   std::vector<std::string> texts = {""};
   LockHolder holder = ThisRun();
@@ -276,7 +277,7 @@ TEST_F(RunFolderTest, RanksProveThatTheySeeOneFolder) {
   EXPECT_TRUE(fs::is_empty(Path("local")));
 }
 
-// Any call of any rank fails: all know, nothing is left, and the next start goes on.
+// Any call of any rank fails: all ranks report it, nothing is left, and the next start succeeds.
 TEST_F(RunFolderTest, AFolderThatCannotBeWrittenIsFoundAtTheStart) {
   for (const size_t rank : {0, 1}) {
     int64_t refused = 0;
@@ -306,7 +307,8 @@ TEST_F(RunFolderTest, AFolderThatCannotBeWrittenIsFoundAtTheStart) {
   }
 }
 
-// Before the first step, too: at the first, a middle and the last call, and of CheckpointWriter's.
+// Deadlines hold before the first step, too: at the first, a middle and the last call of a start,
+// those of CheckpointWriter included.
 TEST_F(RunFolderTest, ACallThatHangsEndsTheStartInTime) {
   const auto start = [&](FaultyFiles& files) {
     const auto world = MakeLocalWorld({.ranks = 1});
@@ -323,7 +325,7 @@ TEST_F(RunFolderTest, ACallThatHangsEndsTheStartInTime) {
   static auto& disks = *new std::vector<std::unique_ptr<FaultyFiles>>();
   FaultyFiles whole;
   ASSERT_TRUE(start(whole).ok());
-  const int64_t last = whole.calls() - 1;  // behind it the lock is given up
+  const int64_t last = whole.calls() - 1;  // the call after it releases the lock
   for (const int64_t call : {int64_t{1}, last / 2, last}) {
     SCOPED_TRACE(call);
     disks.push_back(std::make_unique<FaultyFiles>("", Fault::kHang, call));
@@ -342,8 +344,8 @@ TEST_F(RunFolderTest, AnotherRunIsRefusedOnAllRanks) {
               StatusIs(kInvalidArgument, "which still runs"));
 }
 
-// Both had judged that its holder had ended; the second takes it between the first one's lock and
-// its probe.
+// Both runs had judged that the lock's holder had ended; the second takes the lock between the
+// first one's lock and its probe.
 TEST_F(RunFolderTest, OfTwoThatTakeOverOneLockTheFirstIsRefused) {
   class LateTaker final : public FaultyFiles {
    public:

@@ -1,5 +1,5 @@
 // Save, publish and retention fail or stop at every system call: the newest readable checkpoint is
-// the old one or the new one, and the next start goes on from it.
+// the old one or the new one, and the next start resumes from it.
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -81,7 +81,7 @@ class CheckpointStopTest : public IoTest {
     fs::remove_all(Path("graveyard"));
     return Path("graveyard");
   }
-  // A run that goes on from the newest checkpoint leaves nothing of the one that stopped.
+  // A run that resumes from the newest checkpoint leaves nothing of the one that stopped.
   void GoOn(int64_t newest) {
     ASSERT_TRUE(Save(Options(disk_, newest), 1, Cut::kColumns, kNew + 10).ok());
     EXPECT_EQ(NewestWholeStep(Path("run")), kNew + 10);
@@ -110,7 +110,8 @@ TEST_F(CheckpointStopTest, AStopAtAnyCallLeavesTheOldOrTheNewOne) {
       files.PowerCut(loss);
       const int64_t newest = NewestWholeStep(Path("run"));
       ASSERT_THAT(newest, AnyOf(kOld, kNew));
-      // Once Publish said so, it is so; and it is so for every later stop.
+      // Once Publish has succeeded, the new checkpoint is the newest one; and it is so for every
+      // later stop.
       ASSERT_TRUE(newest == kNew || (!saved.ok() && published_from == 0));
       if (newest == kNew && published_from == 0) published_from = call;
       if (loss != Loss::kBytes) GoOn(newest);
@@ -175,8 +176,8 @@ TEST_F(CheckpointStopTest, AFullDiskCostsOneCheckpoint) {
   }
 }
 
-// A disk that hangs in any call: the run is told which within its deadline, and nothing but closing
-// follows that call when the disk comes back.
+// A disk that hangs in any call: the error names the call within the run's deadline, and nothing
+// but closing follows that call when the disk comes back.
 TEST_F(CheckpointStopTest, ACallThatHangsIsNamedWithinTheDeadline) {
   const auto world = MakeLocalWorld({.ranks = 1});
   const auto stream = MakeInlineStream();
@@ -217,8 +218,8 @@ TEST_F(CheckpointStopTest, ACallThatHangsIsNamedWithinTheDeadline) {
   }
 }
 
-// Of one of two ranks, while the third checkpoint is written, published and makes the first one go;
-// then the mount is back, and the run goes on.
+// The mount of one of two ranks is lost while the third checkpoint is written, published and makes
+// the first one go; then the mount is back, and the run continues.
 TEST_F(CheckpointStopTest, AMountThatIsLostAtAnyCallLosesNothing) {
   for (const int lost : {0, 1}) {
     int64_t failed = 0;
@@ -250,7 +251,7 @@ TEST_F(CheckpointStopTest, AMountThatIsLostAtAnyCallLosesNothing) {
       EXPECT_EQ(NewestWholeStep(Path("run")), kNew + 1);
       if (HasFailure()) return;
       if (!third[0].ok()) ++failed;
-      if (call > 4 && third[0].ok()) break;  // behind what the third one needs
+      if (call > 4 && third[0].ok()) break;  // after all calls of the third one
     }
     EXPECT_GT(failed, 5);
   }

@@ -36,7 +36,7 @@ TEST(SuggestTest, NearestIsNearOrNothing) {
   EXPECT_EQ(Nearest("num-expert", known), "num-experts");
   EXPECT_EQ(Nearest("top-k", known), "topk");
   EXPECT_EQ(Nearest("experts", known), "num-experts");  // a part of it
-  // Of two names at the same distance, the one that contains it.
+  // Where two names are at the same distance, the one that contains it.
   EXPECT_EQ(Nearest("ffn-hidden-size", {"hidden-size", "moe-ffn-hidden-size"}),
             "moe-ffn-hidden-size");
   EXPECT_EQ(Nearest("zzzzzz", known), "");
@@ -211,8 +211,8 @@ TEST(HelpTest, NamesEveryFlagOnceWithItsDefault) {
   }
 }
 
-// Ranks and checkpoints compare rows, so a flag whose value all ranks have in common has one, or it
-// is listed here.
+// Ranks and checkpoints compare rows: a flag whose value must be the same on all ranks has a row,
+// or is listed here.
 TEST(SettingsTest, RowsWithTheNameOfAFlagHaveAFlagAndFlagsHaveRows) {
   const Settings settings(TrainSettings());
   lm::TrainConfig config;

@@ -46,7 +46,8 @@ std::vector<Source> GptOssTensors(const std::string& prefix) {
       {prefix + "experts.down_proj", {2, 2, 2}},    {prefix + "experts.down_proj_bias", {2, 2}}};
 }
 
-// All that a rank with the second expert alone holds of it, but for names and shapes as in `like`.
+// All parameters of the layer that a rank with the second expert alone holds, as `like` but for
+// names and shapes.
 void AddLayer(const std::string& prefix, ParameterStore& store, ParameterSpec like = {}) {
   like.initializer = Initializer::kZeros;
   for (const auto& [name, rows, cols] : std::vector<std::tuple<std::string, int64_t, int64_t>>{
@@ -169,7 +170,7 @@ TEST_F(HfWeightsTest, LoadRefusesWhatIsNotTheWholeLayerNamingTheParameter) {
   expect_refused("", kInvalid, "'layer.gate.weight'");
   expect_refused("layer", kInvalid, "'layer.gate.weight'");
   expect_refused("other.", kNotFound, "other.");
-  add("layer.extra", 2, 1);  // that no tensor fills
+  add("layer.extra", 2, 1);  // no tensor fills it
   expect_refused("layer.", kInvalid, "'layer.extra'");
   add("small.gate.weight", 1, 2);
   expect_refused("small.", kInvalid, "'small.gate.weight'");
@@ -207,7 +208,7 @@ void ExpectCoversEveryElementOnce(const TensorLayout& layout) {
   for (const auto& [kind, count] : covered) EXPECT_THAT(count, Each(1)) << ParameterName(kind, 0);
 }
 
-// Of every rule of every layout of every model.
+// Covers every rule of every layout of every model.
 TEST(TensorRules, EveryElementOfEveryParameterComesFromOneTensor) {
   for (const Family& family : Families()) {
     SCOPED_TRACE(std::string(family.model_type));

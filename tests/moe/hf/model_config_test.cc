@@ -138,7 +138,7 @@ TEST(ModelConfig, KeysThatAreAbsentHaveTheDefaultsOfTransformers) {
   EXPECT_EQ(parsed("olmoe", R"({"num_key_value_heads": null})").key_value_heads(), 4);
   // As transformers 4 writes it.
   EXPECT_EQ(parsed("olmoe", R"({"rope_parameters": null, "rope_theta": 5e5})").rotary_base, 5e5f);
-  // Of both objects the older one counts, if it says anything.
+  // Where both objects are present, the older one counts, unless it is empty.
   const char kBoth[] = R"({"rope_scaling": {"type": "default"}, "rope_theta": 5e5,
       "rope_parameters": {"rope_theta": 7e5}})";
   EXPECT_EQ(parsed("olmoe", kBoth).rotary_base, 5e5f);

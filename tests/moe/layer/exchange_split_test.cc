@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-thread_local int64_t own_ns = 0;  // of a rank
+thread_local int64_t own_ns = 0;  // a clock of each rank
 int64_t OwnTime() {
   return own_ns;
 }
@@ -29,7 +29,7 @@ int64_t CommonTime() {
   return common_ns;
 }
 
-// Says that its rank lingered as long as a test wants.
+// Reports that its rank lingered as long as a test sets.
 class LingeringCommunicator final : public testing::ForwardingCommunicator {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
@@ -37,8 +37,8 @@ class LingeringCommunicator final : public testing::ForwardingCommunicator {
   int64_t ns = 17;
 };
 
-// Seconds that rank r is in its meetings, and of those the ones after its own part is done. The
-// shortest times to that: 1 of rank 1, 3 of rank 2.
+// Seconds that rank r spends in its two meetings, and how many of them follow the end of its own
+// part. The shortest times until that end: 1 of rank 1, 3 of rank 2.
 struct Met {
   int64_t seconds, lingered;
 };
@@ -122,7 +122,7 @@ absl::Status MoveWithALateRank(std::unique_ptr<Communicator> inner, DispatchAlgo
   WatchedCommunicator group(std::move(inner), [=] { in_exchange[rank] = true; });
   const auto stream = MakeInlineStream();
   Workspace workspace;
-  // Token t goes to expert t, which rank t has.
+  // Token t goes to expert t, which rank t holds.
   const int64_t slot_offset[] = {0, 1, 2, 3, 4};
   const int32_t expert[] = {0, 1, 2, 3};
   const float weight[] = {1, 1, 1, 1};

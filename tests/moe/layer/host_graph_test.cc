@@ -23,7 +23,7 @@ constexpr int kCalls = 3;
 constexpr std::array<int64_t, kCalls> kRows = {5, 0, 7};
 
 struct Rank : testing::LayerRank {
-  std::array<std::vector<float>, kCalls> values;  // of x
+  std::array<std::vector<float>, kCalls> values;  // values of x
 
   absl::Status Create(std::unique_ptr<Communicator> world, int threads = 1) {
     const int rank = world->rank();
@@ -117,7 +117,7 @@ TEST(SavedMemoryTest, LaterStepsAllocateNothing) {
   });
 }
 
-// As the nodes of a graph that outlives the model.
+// States outlive the model, as in the nodes of a graph.
 TEST(SavedMemoryTest, StatesMayGoOnAnyThreadAndAfterTheLayer) {
   std::vector<MoeLayerSaved<float>> left;
   RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
@@ -149,7 +149,8 @@ TEST(SavedMemoryTest, ForwardWithoutAStateLeavesNothingInTheWorkspace) {
   });
 }
 
-// A Forward on a CUDA device does not wait for it: the passes go on with what NaN makes of them.
+// A Forward on a CUDA device does not wait for the loss: the passes continue with what NaN makes of
+// them.
 TEST(RouterLossTest, WaitNamesTheLogitThatIsNotFinite) {
   RunLocalRanks(1, [](std::unique_ptr<Communicator> world) -> absl::Status {
     Rank rank;

@@ -31,7 +31,7 @@ using Resume = TrainCheckpoints::Resume;
 class ResumeTest : public ::testing::Test {
  protected:
   ResumeTest() {
-    // With all that a run goes on from: moments, a router's bias and shares.
+    // With everything that a run resumes from: moments, a router's bias and shares.
     config_.model.moe.router.gate = "topk";
     config_.model.moe.router.score_function = ScoreFunction::kSigmoid;
     config_.model.moe.router.expert_bias = true;
@@ -114,8 +114,8 @@ TEST_F(ResumeTest, TheLossScaleGoesOnToo) {
   ExpectSameEnd(TrainIn(Saving(6, Resume::kAuto), {.ranks = 3}), whole);
 }
 
-// The first gradients of such a z-loss lie off the default grid. A checkpoint of that step alone
-// says that no gradients have fitted yet.
+// The first gradients of such a z-loss are off the default grid. A checkpoint of that step alone
+// records that no gradients have fitted yet.
 TEST_F(ResumeTest, TheUnitOfTheExactGridGoesOnToo) {
   config_.model.moe.router.z_loss_coeff = 1e9f;
   const Trace whole = TrainIn(config_);
@@ -137,7 +137,7 @@ TEST_F(ResumeTest, TheUnitOfTheExactGridGoesOnToo) {
               ::moe::testing::StatusIs(absl::StatusCode::kInvalidArgument, "--grid-unit-log2"));
 }
 
-// They have no masters, and come from where they came from first: here the seed.
+// Frozen weights have no masters, and are made again as they were at first: here from the seed.
 TEST_F(ResumeTest, FrozenWeightsAreNoPartOfWhatIsSaved) {
   config_.trainer.dtype = DType::kBFloat16;
   config_.model.moe.train_experts = false;
@@ -162,7 +162,7 @@ TEST_F(ResumeTest, ASignalStopsAllRanksInOneStepWhichIsSaved) {
   }
   ASSERT_TRUE(stopped.status.ok()) << stopped.status;
   EXPECT_TRUE(stopped.report.stopped);
-  // Ranks that have begun step 3 when the signal comes say so in it, or in the next.
+  // Ranks that have begun step 3 when the signal comes report it in that step, or in the next.
   EXPECT_THAT(stopped.report.steps, ::testing::AnyOf(3, 4));
   EXPECT_EQ(stopped.report.saved_step, stopped.report.steps);
   const Trace resumed = TrainIn(Saving(6, Resume::kAuto), {.ranks = 3});
@@ -184,7 +184,7 @@ TEST_F(ResumeTest, OldCheckpointsGoAndADamagedOneIsPassedOver) {
   ExpectSameEnd(resumed, TrainIn(config_));
 }
 
-// What only those who read the data find out, and each rank in another part of them.
+// Damage that is found only by reading the data, by each rank in another part of them.
 TEST_F(ResumeTest, DamagedDataCostTheNewestCheckpointsAlone) {
   const Trace whole = TrainIn(config_);
   TrainConfig config = Saving(5);
@@ -199,8 +199,8 @@ TEST_F(ResumeTest, DamagedDataCostTheNewestCheckpointsAlone) {
     const auto flipped = static_cast<char>(shard.get() ^ 1);
     shard.seekp(-2, std::ios::end).put(flipped);
   };
-  damage(5, 0);  // of a router's shares
-  damage(4, 1);  // of moments
+  damage(5, 0);  // a router's shares
+  damage(4, 1);  // moments
   config = Saving(6, Resume::kPath);
   config.checkpoints.path = StepPath(5);
   EXPECT_EQ(FileFaultOf(TrainIn(config, {.ranks = 2}).status), FileFault::kContent);
@@ -231,7 +231,7 @@ TEST_F(ResumeTest, DamagedDataCostTheNewestCheckpointsAlone) {
                                          HasSubstr("step-00000004 cannot be read and is now "),
                                          HasSubstr("step-00000005 cannot be read and is now ")));
       EXPECT_THAT(warnings[0], HasSubstr("shard-00000-of-00002.safetensors: box '"));
-      // The run has come by their steps again.
+      // The run has passed their steps again.
       for (const int64_t step : {4, 5, 6}) {
         auto reader = CheckpointReader::Open(StepPath(step));
         EXPECT_TRUE(reader.ok() && reader->Verify(1).ok()) << step;
@@ -245,7 +245,7 @@ TEST_F(ResumeTest, DamagedDataCostTheNewestCheckpointsAlone) {
   SetLogCallback(nullptr);
 }
 
-// What cannot be read is no reason to begin anew unasked, and stays when one does.
+// Checkpoints that cannot be read are no reason to begin anew unasked, and stay when a run does.
 TEST_F(ResumeTest, UnreadableCheckpointsAreNamedAndStay) {
   TrainConfig config = Saving(4);
   config.checkpoints.interval = 2;
@@ -317,7 +317,7 @@ TEST_F(ResumeTest, ARunIsTheSameOverItsResumes) {
   ASSERT_TRUE(TrainIn(config, {.ranks = 3}).status.ok());
   EXPECT_EQ(run_of(2), first);
   fs::remove_all(folder_ + "_first");
-  // What a program wrote that named no runs is of one with what goes on from it.
+  // A checkpoint of a program that recorded no runs belongs to the run that resumes from it.
   CheckpointManifest manifest = ReadManifest(StepPath(2)).value();
   manifest.sections.written_by = "{}";
   std::ofstream(StepPath(2) + "/manifest.json") << SerializeManifest(manifest).value();
@@ -363,8 +363,8 @@ TEST_F(ResumeTest, RefusesWhatWouldNotGoOn) {
   EXPECT_EQ(status(other).code(), absl::StatusCode::kNotFound);
 }
 
-// Ranks with a folder of their own are found before a step, and by a mount that is lost later
-// nothing is: rank 1's folder is another one when step 4 is saved.
+// Ranks with a folder of their own are found before a step, and nothing is lost by a mount that is
+// lost later: rank 1's folder is another one when step 4 is saved.
 TEST_F(ResumeTest, RanksThatDoNotShareOneFolderLoseNothing) {
   const std::string mount = folder_ + "_mount", local = folder_ + "_local";
   const auto mount_to = [&](const std::string& target) {

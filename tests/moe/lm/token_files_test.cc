@@ -42,7 +42,7 @@ struct Index {
   }
 };
 
-// Of int32, in one document.
+// An index of int32 ids in one document.
 Index OneDocument(size_t ids) {
   Index index = {
       .type = 4, .lengths = {static_cast<int32_t>(ids)}, .pointers = {0}, .documents = {0, 1}};
@@ -85,7 +85,7 @@ TEST(TokenIndexTest, EveryFieldIsChecked) {
   refused("for 2 sequences", [](Index& i) { i.sequence_count = 2; });
   refused("expected more", [](Index& i) { i.sequence_count = kHuge; });
   refused("expected more", [](Index& i) { i.document_count = kHuge; });
-  // Their bytes, modulo 2^64, are those of the file.
+  // The bytes of so many entries, modulo 2^64, are those of the file.
   refused("expected more", [](Index& i) { i.document_count += uint64_t{1} << 61; });
   refused("sequence 1 has -1 ids", [](Index& i) { i.lengths[1] = -1; });
   refused("sequence 2 begins at byte 5, expected 4", [](Index& i) { i.pointers[2] = 5; });
@@ -192,13 +192,13 @@ TEST_F(TokenFilesTest, HalvesOfWiderIdsAreRefusedWithTheTypeThatReadsThem) {
   EXPECT_TRUE(Open(u16, TokenType::kU16).ok());
   EXPECT_TRUE(Open(u32, TokenType::kU32).ok());
   EXPECT_TRUE(Open(i64, TokenType::kI64).ok());
-  // Of a larger vocabulary upper halves are few, but not all 0.
+  // Upper halves of a larger vocabulary's ids have few values, but not all are 0.
   for (int64_t& id : ids) id += 65000;
   const std::string large = Write("large", Raw<uint32_t>({ids.begin(), ids.end()}));
   EXPECT_THAT(Open(large, TokenType::kU16, 128256),
               StatusIs(kInvalidArgument, "every second id is at most 1, which"));
   EXPECT_TRUE(Open(large, TokenType::kU32, 128256).ok());
-  // Zeros alone, and few ids: nothing is shown.
+  // Zeros alone, and few ids, prove nothing.
   EXPECT_TRUE(
       Open(Write("zeros", Raw<uint16_t>(std::vector<uint16_t>(400))), TokenType::kU16).ok());
   EXPECT_TRUE(Open(Write("few", Raw<uint32_t>({1, 2, 3})), TokenType::kU16).ok());

@@ -131,7 +131,7 @@ std::vector<Layout> LayoutsHere() {
 INSTANTIATE_TEST_SUITE_P(Layouts, TrainerLayoutTest, ::testing::ValuesIn(LayoutsHere()));
 
 // Random numbers are keyed by the global token, so neither jitter nor noise nor random second
-// choices know the layout.
+// choices depend on the layout.
 TEST(TrainerTest, EveryGateTrainsWithTheBitsOfOneRank) {
   for (const std::string& gate : ::moe::testing::GatesHere(GateNames())) {
     SCOPED_TRACE(gate);
@@ -210,7 +210,7 @@ TEST(TrainerTest, LossFallsOnRealStructure) {
   config.trainer.session.numerics = Numerics::kFast;
   const Trace trace = TrainIn(config, {.ranks = 2, .expert_parallel = 2});
   ASSERT_TRUE(trace.status.ok()) << trace.status;
-  EXPECT_NEAR(trace.loss.front(), std::log(256.0), 0.6);  // nothing known yet
+  EXPECT_NEAR(trace.loss.front(), std::log(256.0), 0.6);  // nothing is learnt yet
   EXPECT_LT(trace.loss.back(), 2.5);  // the text has 20 letters: ln 20 = 3.0 is chance among them
 }
 
@@ -292,7 +292,7 @@ TEST(ValidateTrainConfigTest, NamesTheFlagAndTheNearestChoice) {
   EXPECT_FALSE(ValidateTrainConfig(config, 1).ok());
 }
 
-// Of ranks that train at once, each with its own settings.
+// Statuses of ranks that train at once, each with its own settings.
 std::vector<absl::Status> StatusesOf(const std::vector<TrainConfig>& configs,
                                      const TrainHooks& hooks) {
   const Corpus corpus = MakeCorpus();
@@ -367,7 +367,7 @@ TEST(TrainerTest, RanksWithDifferentSettingsAreRefusedOnAllByFlagAndRanks) {
          [](TrainConfig& c) { c.checkpoints.resume = TrainCheckpoints::Resume::kAuto; });
   expect("--allow-numerics-change",
          [](TrainConfig& c) { c.checkpoints.allow_numerics_change = true; });
-  // Wrong on one rank alone: the others learn of it.
+  // Wrong on one rank alone: the others refuse it, too.
   expect("--micro-batch-size", [](TrainConfig& c) { c.micro_batch_size = 0; });
   expect("--expert-model-parallel-size", [](TrainConfig& c) { c.trainer.session.mesh.expert = 3; });
 }
@@ -416,7 +416,7 @@ TEST(TrainerTest, WeightsThatPartAreFoundAtTheNextComparison) {
                 StatusIs(kDataLoss, "differs between ranks 0 and 1"));
     return absl::OkStatus();
   });
-  EXPECT_EQ(seen, 3);  // of step 4, no more is told
+  EXPECT_EQ(seen, 3);  // step 4 is not reported
 }
 
 TEST(TrainerTest, EveryCollectiveFromTheFirstStepOnNamesItsSite) {

@@ -39,8 +39,8 @@ inline lm::TransformerConfig SmallConfig() {
   return config;
 }
 
-// What the public families have beside it: grouped queries, heads of a width of their own, biases,
-// norms of queries and keys, tied embeddings.
+// SmallConfig with what the public families add: grouped queries, heads of a width of their own,
+// biases, norms of queries and keys, tied embeddings.
 inline lm::TransformerConfig GroupedConfig(lm::QkNorm qk_norm) {
   lm::TransformerConfig config = SmallConfig();
   config.num_attention_heads = 4;
@@ -79,14 +79,14 @@ struct NamedTensor {
 struct ModelWork {
   lm::TransformerConfig config;
   std::vector<std::vector<int64_t>> micro_batches;  // sequence lengths of each
-  std::vector<int32_t> tokens, targets;             // of all micro-batches
+  std::vector<int32_t> tokens, targets;             // those of all micro-batches
   float loss_scale = 1.0f;
   // Masters are rounded to bfloat16, so that models of both types hold the same weights.
   bool bfloat16_weights = false;
 
   // Offsets of micro-batch b's tokens among all, [micro-batches + 1].
   std::vector<int64_t> TokenOffsets() const;
-  // Offsets of its sequences, from 0.
+  // Offsets of the sequences of `micro_batch`, from 0.
   std::vector<int64_t> SequenceOffsets(size_t micro_batch) const;
 };
 
@@ -96,7 +96,7 @@ ModelWork MakeModelWork(const lm::TransformerConfig& config,
 
 // Everything the model computes, put together from all ranks.
 struct ModelResult {
-  std::vector<float> row_loss;  // of all tokens
+  std::vector<float> row_loss;  // one per token
   std::map<std::string, NamedTensor> weights;
   Tensors gradients;                            // summed over micro-batches
   std::vector<std::vector<std::string>> ready;  // [rank] names, in order, every round

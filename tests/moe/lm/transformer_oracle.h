@@ -33,7 +33,7 @@ struct OracleLoss {
   double aux_loss = 0, z_loss = 0;
   double margin = 1e300;  // distance of the nearest routing decision to a tie
 
-  // What gradients are of.
+  // The loss that gradients are of.
   double total() const {
     return std::accumulate(rows.begin(), rows.end(), 0.0) / static_cast<double>(rows.size()) +
            aux_loss + z_loss;
@@ -262,7 +262,7 @@ class TransformerOracle {
       const RouterConfig& router = config_.moe.router;
       const verify::ReferenceConfig gate =
           verify::ReferenceConfigOf({.layer = config_.moe}).value();
-      // Of logits: the router's matrix is the identity.
+      // Routes the logits: the matrix of the reference's router is the identity.
       const auto tokens = static_cast<int64_t>(x.size()), experts = int64_t{router.num_experts};
       verify::LayerWeights<double> identity = {.router = {experts, experts}};
       for (int64_t e = 0; e < experts; ++e) identity.router(e, e) = 1;

@@ -62,7 +62,7 @@ class LayerOnRank {
     return absl::OkStatus();
   }
   ParameterStore& store() { return *store_; }
-  // Of the last step.
+  // Gradient of the last step.
   absl::StatusOr<std::vector<float>> Gradient(const Parameter& parameter) {
     std::vector<float> values(parameter.size());
     MOE_ASSIGN_OR_RETURN(const auto sum, reducer_->Gradient(parameter, 1, absl::MakeSpan(values),
@@ -155,8 +155,8 @@ TEST(ParameterStoreTest, LayersAndTheOptimiserFollowAdoptedMemory) {
   ExpectStepsFromAdoptedMemory<BFloat16>(false);
 }
 
-// Beside a layer that is trained whole: the same outputs and gradients, by the input too, and what
-// is frozen stays. In 16 bits it has no float32 but of vectors.
+// Compares with a layer that is trained whole: the same outputs and gradients, by the input too,
+// and frozen parameters stay. In 16 bits these have no float32 values but those of vectors.
 template <typename T>
 void ExpectFrozenPartsToStay(bool train_router, bool train_experts) {
   testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
@@ -259,7 +259,8 @@ TEST(ParameterStoreTest, ASharedMasterStaysAfterTheStoreAndIsNotPacked) {
   EXPECT_EQ(memory.get()[5], 7);
 }
 
-// What layers read of a slab lies one behind the other, and has the values of lone parameters.
+// Weights of a slab, as layers read them, are stored one behind the other, and have the values of
+// lone parameters.
 TEST(ParameterStoreTest, ParametersOfASlabLieOneBehindTheOtherUntilAdopted) {
   const ParameterSpec specs[] = {{.name = "a", .rows = 3, .cols = 5},
                                  {.name = "b", .rows = 3, .cols = 5}};
@@ -334,7 +335,8 @@ int64_t ThreadsOfThisProcess() {
   return std::distance(begin(tasks), end(tasks));
 }
 
-// Of weights that are worth several: oneTBB's are made where they are first asked for, and stay.
+// Weights that are worth several threads: oneTBB's are made where they are first asked for, and
+// stay.
 TEST(ParameterStoreTest, InitialValuesAreDrawnByTheRanksThreadsAlone) {
   const ParameterSpec spec = {.name = "w", .cols = (1 << 16) + 1};
   const int64_t before = ThreadsOfThisProcess();

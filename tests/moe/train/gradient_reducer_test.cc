@@ -19,7 +19,7 @@ namespace {
 using testing::GradientOf;
 using testing::RunSessions;
 
-// Adds what `fill` writes to the parameter's gradient, and says that it is whole.
+// Adds what `fill` writes to the parameter's gradient, and marks it ready.
 absl::Status Contribute(Parameter& parameter, const std::function<void(absl::Span<float>)>& fill,
                         GradientReducer& reducer, const Context& context) {
   MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, parameter.OpenGradient());
@@ -136,7 +136,8 @@ TEST(GradientReducerTest, LayoutInvariantSumsDoNotDependOnTheAlgorithmOrBuckets)
                              &buckets));
 }
 
-// What no partial reaches is 0, whatever the step before left there, beside what one reaches.
+// A gradient without partials is 0, whatever the step before left there, beside gradients that have
+// partials.
 TEST(GradientReducerTest, ParametersWithoutAPartialHaveNoGradient) {
   for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
     RunSessions(2, {.numerics = numerics}, [&](Session& session) -> absl::Status {
@@ -151,7 +152,7 @@ TEST(GradientReducerTest, ParametersWithoutAPartialHaveNoGradient) {
           const auto reducer,
           GradientReducer::Create({.max_terms = 6}, store, context, session.gradient_stream()));
       for (int step = 0; step < 8; ++step) {
-        // Of both ranks, of one, of none; in each step another parameter begins.
+        // Ranks with partials: both, one, none; in each step another parameter begins.
         const auto adders = [&](const Parameter& p) {
           return step == 7 ? 0 : 2 - (p.index() + step) / 2 % 3;
         };
@@ -211,7 +212,7 @@ TEST(GradientReducerTest, UntrainedStateHasNoGradientAndTheOptimizerLeavesIt) {
   });
 }
 
-// One NaN in an expert's gradient on one rank: every rank hears of it, and no weight moves.
+// One NaN in an expert's gradient on one rank: every rank reports it, and no weight moves.
 TEST(OptimizerTest, GradientsThatAreNotFiniteMoveNoWeightOnAnyRank) {
   for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
     const SessionOptions options = {.mesh = {.expert = 3}, .numerics = numerics};

@@ -108,10 +108,10 @@ TEST(LayerTrainerTest, ALayerHoldsTheRoundSumsOfTwoBucketsOfExpertsAtATime) {
 
 struct Norms {
   double measured = 0;
-  double summed = 0;  // by the test, of all gradients: one rank alone has them
+  double summed = 0;  // by the test, from all gradients; with one rank alone, which holds them all
 };
 
-// Of a layer and of a dense parameter of the host's own, whose mean gradient is 1.
+// Norms of a layer and of a dense parameter of the host's own, whose mean gradient is 1.
 Norms NormsOf(const Layout& layout, ZeroStage zero, bool train_experts) {
   Norms norms;
   MoeLayerConfig config = LayerConfig();
@@ -164,7 +164,7 @@ TEST(LayerTrainerTest, TheGradientNormHasTheSameBitsAtAnyLayoutAndZeroStage) {
   }
 }
 
-// 0 / 0 of experts without tokens, with an epsilon of 0: each is of some ranks alone.
+// 0 / 0 of experts without tokens, with an epsilon of 0: only some ranks hold each such expert.
 TEST(LayerTrainerTest, WeightsThatAStepMakesNotFiniteEndItOnEveryRank) {
   for (const ZeroStage zero : {ZeroStage::kNone, ZeroStage::kOptimizer, ZeroStage::kGradients}) {
     LayerSetup setup = {.layout = {.ranks = 4, .expert_parallel = 2},
@@ -378,7 +378,8 @@ bool Spoil(Trainer& trainer, absl::string_view ending, size_t at, float value) {
   return false;
 }
 
-// An expert that is never chosen, or always, without a word: of weights, biases and selections.
+// Weights, biases and selection biases that are not finite would make an expert chosen never, or
+// always, without an error.
 TEST(LayerTrainerTest, ARouterThatIsNotFiniteEndsTheStepOfEveryGateNamingTheExpert) {
   constexpr int kExpert = 4;
   for (const std::string& gate : GateNames()) {
@@ -409,8 +410,9 @@ TEST(LayerTrainerTest, ARouterThatIsNotFiniteEndsTheStepOfEveryGateNamingTheExpe
   }
 }
 
-// Of a layer without a trainer: what lies in a scope that has ended, was used, or is another
-// layer's, is no state. It cannot be copied, which would let a second Backward use it.
+// Backward of a layer without a trainer refuses saved state that is in a scope that has ended, was
+// used, or is another layer's. Saved state cannot be copied, which would let a second Backward use
+// it.
 static_assert(!std::is_copy_constructible_v<MoeLayerSaved<float>> &&
               !std::is_copy_assignable_v<MoeLayerSaved<float>>);
 TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneOrWithoutSumsIsRefused) {

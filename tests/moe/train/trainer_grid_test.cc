@@ -15,11 +15,12 @@ using ::testing::HasSubstr;
 using testing::kMicroBatches;
 using testing::Layout;
 
-// What steps of gradients 2^log2 times [1, 2) in one tensor and 2^(log2 - 16) in another come to.
+// Results of steps whose gradients are 2^log2 times [1, 2) in one tensor and 2^(log2 - 16) times
+// [1, 2) in another.
 struct GridSteps {
   std::vector<GradientNorm> norms;
   std::vector<int> units;                       // after each step
-  std::vector<std::vector<float>> small_means;  // of the other
+  std::vector<std::vector<float>> small_means;  // means of the other tensor
 };
 
 GridSteps StepOnGrid(const Layout& layout, int log2, ZeroStage zero = ZeroStage::kNone) {
@@ -64,7 +65,7 @@ GridSteps StepOnGrid(const Layout& layout, int log2, ZeroStage zero = ZeroStage:
   return result;
 }
 
-// Relative to the tensor's norm.
+// Error of the means, relative to the tensor's norm.
 double ErrorOf(const std::vector<float>& small_mean, int log2) {
   double error = 0, norm = 0;
   for (size_t i = 0; i < small_mean.size(); ++i) {
@@ -111,7 +112,7 @@ TEST(TrainerGridTest, AnExactGridTooCoarseForATensorNamesItAndBecomesFiner) {
   }
 }
 
-// An expert's, whose gradient several ranks add up, or one rank alone knows.
+// The tensor is an expert's, whose gradient several ranks add up, or one rank alone holds.
 TEST(TrainerGridTest, TheTensorThatTheGridTakesMostOfIsOneOnEveryRankAtAnyLayout) {
   const auto seen_by_ranks = [](const Layout& layout) {
     std::vector<GradientNorm> norms(static_cast<size_t>(layout.ranks));

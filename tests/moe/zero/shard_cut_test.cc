@@ -83,7 +83,7 @@ TEST(ShardCutTest, PartsTileTheBucketAndBeginWhereRowGroupsDo) {
   }
 }
 
-// Buckets of one row group: in each the part of one rank, which the debts pass on.
+// Buckets of one row group each, which one rank owns whole; the debts pass the ownership on.
 TEST(ShardCutTest, WhatOneBucketCannotShareTheNextOnesDo) {
   ParameterStore store(DType::kFloat32, 1);
   std::vector<Parameter*> all;
@@ -102,7 +102,7 @@ TEST(ShardCutTest, WhatOneBucketCannotShareTheNextOnesDo) {
   }
 }
 
-// Every rank's own parts after `rounds` rounds, in the order of ranks: bucket by bucket the sums.
+// Every rank's own parts after kRounds rounds, in the order of ranks: bucket by bucket the sums.
 std::vector<float> SumInParts(int ranks, ZeroStage zero, Numerics numerics, int64_t bucket_bytes) {
   std::vector<std::vector<float>> parts(ranks);  // by rank, in bucket order
   std::vector<std::vector<int64_t>> counts;
@@ -187,12 +187,12 @@ TEST(ShardCutTest, TheReducerSumsTheOwnPartAtEveryStage) {
   }
 }
 
-// Bytes an element of what N ranks share, as docs/zero.md has them, within 2 %.
+// Bytes an element of what N ranks share, as docs/zero.md lists them, within 2 %.
 TEST(ShardCutTest, ARankKeepsAsManyBytesAsTheFormulaSays) {
   struct Case {
     DType dtype;
     ZeroStage zero;
-    double bytes;  // of an element with 4 ranks
+    double bytes;  // bytes an element, with 4 ranks
   };
   for (const Case& c : {Case{DType::kFloat32, ZeroStage::kNone, 4 + 8 + 8},
                         Case{DType::kFloat32, ZeroStage::kOptimizer, 4 + 8 + 8 / 4.0},
@@ -229,8 +229,8 @@ TEST(ShardCutTest, ARankKeepsAsManyBytesAsTheFormulaSays) {
   }
 }
 
-// However buckets cut it: a product reads it by one address and one distance, and what was gathered
-// is what it was.
+// A slab stays, however buckets cut it: a product reads it by one address and one distance, and
+// gathered values are unchanged.
 template <typename T>
 void ExpectSlabToStay(DType dtype) {
   for (const int64_t bucket_bytes : {1, 250, 1 << 20}) {
@@ -275,7 +275,7 @@ TEST(ShardCutTest, ASlabInPartsStaysASlab) {
   ExpectSlabToStay<BFloat16>(DType::kBFloat16);
 }
 
-// What ranks have in parts nobody can write, read or lend a memory to whole.
+// Parameters that ranks hold in parts can be neither written nor read nor adopted whole.
 TEST(ShardCutTest, PackedParametersRefuseToBeWhole) {
   for (const DType compute : {DType::kFloat32, DType::kBFloat16}) {
     ParameterStore store(compute, 1);
@@ -288,7 +288,7 @@ TEST(ShardCutTest, PackedParametersRefuseToBeWhole) {
                 compute == DType::kFloat32 ? ElementsAre(4, 4, 4, 4) : ElementsAre(2, 4, 2, 2));
     EXPECT_GT(all[0]->version(), version);
     EXPECT_EQ(std::vector<float>(all[1]->vector().begin(), all[1]->vector().end()), vector);
-    // bfloat16: of 4 + 2 bytes an element 2 are left.
+    // bfloat16: 2 of 4 + 2 bytes an element are left.
     if (compute == DType::kBFloat16) {
       EXPECT_LT(static_cast<double>(store.bytes()), 0.35 * static_cast<double>(before));
     }
