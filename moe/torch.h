@@ -1,4 +1,4 @@
-// MoE layers in a model of LibTorch, compiled with the program's own. Tensors are of the trainer's
+// MoE layers in a LibTorch model, compiled together with the program. Tensors are on the trainer's
 // device: the CPU, or a CUDA device, where torch's current stream is SessionOptions::cuda_stream.
 #ifndef MOE_MOE_TORCH_H_
 #define MOE_MOE_TORCH_H_
@@ -15,7 +15,7 @@
 #include "moe/state/boxes.h"
 #include "moe/train/trainer.h"
 
-// Errors are exceptions, absl::BadStatusOrAccess, of which RunRanks and moe::Main make statuses.
+// Errors are exceptions, absl::BadStatusOrAccess, which RunRanks and moe::Main convert to statuses.
 namespace moe::torch {
 
 namespace autograd = ::torch::autograd;
@@ -38,8 +38,8 @@ inline void CheckTensor(const std::string& name, const Tensor& t, const at::Tens
                                             ", expected ", want.dtype(), " on ", want.device())));
 }
 
-// The steps of one rank: a moe::Trainer whose masters are float32 tensors, whatever the type that
-// its layers compute in (TrainerOptions::dtype). Every rank makes the same calls.
+// Runs the steps of one rank: a moe::Trainer whose masters are float32 tensors, whatever the type
+// in which its layers compute (TrainerOptions::dtype). Every rank makes the same calls.
 //
 //   rounds() times {BeginRound · forward · backward} · Reduce · the host's optimiser
 class Trainer {
@@ -51,9 +51,9 @@ class Trainer {
   moe::Trainer& operator*() { return *trainer_; }
   moe::Trainer* operator->() { return trainer_.get(); }
 
-  // Parameters of `module` that need a gradient and are no MoeFfn's join the steps, under their
-  // names in it: all ranks start from rank 0's values, gradients are exact sums too. Before the
-  // first step. Collective.
+  // Adds the parameters of `module` that need a gradient and are no MoeFfn's to the steps, under
+  // their names in the module: all ranks start from rank 0's values, and gradients are exact sums,
+  // too. To be called before the first step. Collective.
   void Adopt(nn::Module& module) {
     const Context& context = trainer_->context();
     for (const auto& item : module.named_parameters()) {
@@ -72,23 +72,23 @@ class Trainer {
     }
   }
 
-  // The next round; what is in .grad before a step's first is forgotten.
+  // Begins the next round; .grad content from before a step's first round is discarded.
   Round BeginRound() {
     const Round next = trainer_->BeginRound().value();
     TakeGradients(next.index() > 0);
     return next;
   }
-  // After the last round, ends the step: .grad of every trained parameter is the mean over the
-  // micro-batches of all ranks, clipped as by torch.nn.utils.clip_grad_norm_: the L2 norm of all
-  // experts of all ranks and all that was adopted is at most `max_norm`. Returns the norm from
-  // before (moe::Trainer::ClipGradNorm). Where that is not finite it is kDataLoss, and no parameter
-  // has a .grad. What the exact grid took of the gradients is in (*this)->gradient_norm().
+  // After the last round, ends the step: .grad of every trained parameter becomes the mean over the
+  // micro-batches of all ranks, clipped as by torch.nn.utils.clip_grad_norm_: the L2 norm over all
+  // experts of all ranks and all adopted parameters is at most `max_norm`. Returns the norm before
+  // clipping (moe::Trainer::ClipGradNorm). Where it is not finite, throws kDataLoss, and no
+  // parameter has a .grad. The grid loss of the gradients is in (*this)->gradient_norm().
   // Collective.
   double Reduce(double max_norm = std::numeric_limits<double>::infinity()) {
     TakeGradients(true);
     Check(trainer_->Reduce());
     const auto norm = trainer_->ClipGradNorm(max_norm);
-    Tensor mean;  // of a whole parameter
+    Tensor mean;  // mean gradient of a whole parameter
     for (Weight& w : weights_) {
       if (!norm.ok() || !w.parameter->spec().trainable) continue;
       if (w.own.storage_offset() == 0) {
@@ -101,8 +101,8 @@ class Trainer {
     Check(trainer_->EndStep());
     return norm.value();
   }
-  // In place of Reduce and an optimiser of the host's: moe::Trainer::Step, whose errors it throws,
-  // kDataLoss of gradients or new weights that are not finite among them.
+  // Replaces Reduce and an optimiser of the host: moe::Trainer::Step, whose errors it throws,
+  // including kDataLoss for gradients or new weights that are not finite.
   GradientNorm Step(const StepOptions& options) {
     TakeGradients(true);
     return trainer_->Step(options).value();
@@ -112,9 +112,9 @@ class Trainer {
   friend class MoeFfnImpl;
   struct Weight {
     Parameter* parameter;
-    Tensor tensor;       // the module's
-    Tensor own;          // its place in the parameter's master, [size]
-    bool dense = false;  // of the host's own module
+    Tensor tensor;       // tensor of the module
+    Tensor own;          // its range in the parameter's master, [size]
+    bool dense = false;  // whether it is from an adopted module
   };
   static absl::Span<float> Values(const Tensor& t) {
     return {t.data_ptr<float>(), static_cast<size_t>(t.numel())};
@@ -128,7 +128,7 @@ class Trainer {
         .target_device(options.device())
         .make_tensor();
   }
-  // Torch gives tensors other memory without a word: their values come back to the parameter's.
+  // Torch replaces the memory of tensors silently: their values are copied back to the parameter's.
   void Follow(Weight& w) {
     const at::NoGradGuard off;
     CheckTensor(w.parameter->spec().name, w.tensor, w.own.options());
@@ -136,11 +136,12 @@ class Trainer {
       w.own.copy_(w.tensor);
       w.tensor.set_data(w.own);
     }
-    if (w.own.storage_offset() + w.own.numel() < w.parameter->size()) return;  // parts are to come
+    // The parameter's other parts follow.
+    if (w.own.storage_offset() + w.own.numel() < w.parameter->size()) return;
     Check(trainer_->parameters().RefreshCompute(*w.parameter,
                                                 StreamOf(*w.parameter, trainer_->context())));
   }
-  // What backward of a round left in .grad is one term of the sum.
+  // Adds what the backward of a round left in .grad to the sum as one term.
   void TakeGradients(bool counts) {
     for (Weight& w : weights_) {
       const Tensor grad = std::exchange(w.tensor.mutable_grad(), Tensor());
@@ -155,7 +156,7 @@ class Trainer {
   const std::unique_ptr<moe::Trainer> trainer_;
 };
 
-// What a forward pass leaves for its backward.
+// What a forward pass saves for its backward.
 struct KeptForward : ::torch::CustomClassHolder {
   TrainedLayerBase::GraphBackward backward;
 };
@@ -187,13 +188,13 @@ struct MoeFunction : autograd::Function<MoeFunction> {
   }
 };
 
-// A layer that computes in the trainer's type. Its parameters are this rank's, float32, as
-// transformers names them below `prefix` ("gate.weight", "experts.0.gate_proj.weight"); what is not
-// trained is a buffer.
+// A layer that computes in the trainer's type. Its parameters are this rank's, float32, with the
+// names that transformers uses below `prefix` ("gate.weight", "experts.0.gate_proj.weight"); a
+// tensor that is not trained is a buffer.
 class MoeFfnImpl : public nn::Module {
  public:
-  // `prefix`: its place in the model ("blocks.0.moe."). Before the first step. Collective.
-  // kFailedPrecondition: frozen in 16 bits, of which there are no float32 values.
+  // `prefix`: the layer's place in the model ("blocks.0.moe."). To be called before the first step.
+  // Collective. kFailedPrecondition: frozen in 16 bits, where there are no float32 values.
   MoeFfnImpl(std::shared_ptr<Trainer> trainer, const MoeLayerConfig& config,
              const std::string& prefix)
       : trainer_(std::move(trainer)),
@@ -222,7 +223,7 @@ class MoeFfnImpl : public nn::Module {
                 OptionsOf(trainer.parameters().compute(), *trainer.context().compute));
     for (size_t i = first_; i < last_; ++i) trainer_->Follow(trainer_->weights_[i]);
     Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
-    // Weights have gradients where x has none; a frozen layer then needs no backward.
+    // Weights have gradients even if x has none; a frozen layer then needs no backward.
     if (!rows.requires_grad() && !parameters().empty()) rows = rows.detach().requires_grad_();
     const bool graph = rows.requires_grad() && at::GradMode::is_enabled();
     const auto out = MoeFunction::apply(
@@ -234,7 +235,7 @@ class MoeFfnImpl : public nn::Module {
   }
 
  private:
-  // One module for each part of the name: torch's names have no dots.
+  // Registers one module for each component of the name: torch's names contain no dots.
   static Tensor Register(nn::Module& at, const std::string& name, const Tensor& value,
                          bool trainable) {
     const size_t dot = name.find('.');
@@ -250,7 +251,7 @@ class MoeFfnImpl : public nn::Module {
 
   const std::shared_ptr<Trainer> trainer_;
   TrainedLayerBase* const layer_;
-  const size_t first_;  // of the trainer's weights
+  const size_t first_;  // index of the layer's first entry in the trainer's weights
   size_t last_ = 0;
 };
 

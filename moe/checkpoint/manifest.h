@@ -26,7 +26,7 @@ inline constexpr int64_t kMaxManifestBoxes = 10'000'000;
 inline constexpr int64_t kMaxManifestTensors = 1'000'000;
 inline constexpr int64_t kMaxManifestFiles = 1'000'000;
 
-// What the run says of itself, an object of JSON each, as text; carried, not understood.
+// Sections that describe the run, each a JSON object as text; carried without being interpreted.
 struct CheckpointSections {
   std::string numerics = "{}";
   std::string model = "{}";
@@ -37,13 +37,14 @@ struct CheckpointSections {
   std::string hash = "{}";
 };
 
-// The run that wrote them: the member `run` of `written_by`, a text that no other run has. Empty
-// where it is missing, as programs before it wrote it: they are then told apart from no one.
+// Identifier of the run that wrote the checkpoint: member `run` of section `written_by`, unique to
+// that run. Empty where the member is missing, as in checkpoints of older programs: their runs
+// cannot be distinguished.
 std::string RunOf(const CheckpointSections& sections);
 
 struct ManifestTensor {
   std::string name;
-  SafetensorsType type = SafetensorsType::kF32;  // or kF64; of all its states
+  SafetensorsType type = SafetensorsType::kF32;  // or kF64; type of all its states
   int64_t rows = 1, cols = 1;
   std::vector<std::string> states;  // ascending: "m", "master", "v"
 
@@ -51,17 +52,17 @@ struct ManifestTensor {
 };
 
 struct ManifestFile {
-  std::string name;  // beside the manifest
+  std::string name;  // name in the manifest's folder
   int64_t bytes = 0;
-  uint64_t header_xxh3 = 0;  // of all that stands before the data
+  uint64_t header_xxh3 = 0;  // hash of all bytes before the data
 };
 
 struct ManifestBox {
-  int32_t tensor = 0;  // of CheckpointManifest::tensors
-  int32_t state = 0;   // of that tensor's states
-  int32_t file = 0;    // of CheckpointManifest::files
+  int32_t tensor = 0;  // index into CheckpointManifest::tensors
+  int32_t state = 0;   // index into that tensor's states
+  int32_t file = 0;    // index into CheckpointManifest::files
   TensorBox box;
-  uint64_t xxh3 = 0;  // of its elements, row-major, little-endian
+  uint64_t xxh3 = 0;  // hash of its elements, row-major, little-endian
 };
 
 struct CheckpointManifest {
@@ -75,20 +76,20 @@ struct CheckpointManifest {
   int32_t TensorIndex(absl::string_view tensor) const;  // -1: there is none
 };
 
-// Brings files and boxes into the manifest's order; tensors and their states must be in it.
+// Sorts files and boxes into the manifest's order; tensors and their states must already be in it.
 void SortManifest(CheckpointManifest& manifest);
 
 // The document: deterministic, ends with the XXH3-128 of all bytes before `,"checksum"`.
-// kInvalidArgument, naming the field, for what ParseManifest would refuse, but for boxes that do
+// kInvalidArgument, naming the field, for whatever ParseManifest would refuse, except boxes that do
 // not tile their tensors.
 absl::StatusOr<std::string> SerializeManifest(const CheckpointManifest& manifest);
 
-// Reads an untrusted document and checks all but CheckTiling; `file` is the name in messages.
-// kDataLoss "<file>: what is, what was expected": a checksum that is not that of the bytes, another
-// version (named), anything beyond the limits above, keys that are missing, unknown, twice or in
-// another order than SerializeManifest has them, boxes outside their tensor, names of files that
-// leave the folder. kResourceExhausted without memory. Sections come back without white space.
-// Memory: at most 8 times the document's size, and 64 MiB.
+// Parses an untrusted document and checks everything except CheckTiling; `file` is the name in
+// messages. kDataLoss "<file>: what is, what was expected": a checksum that differs from that of
+// the bytes, another version (named), anything beyond the limits above, keys that are missing,
+// unknown, repeated or in another order than SerializeManifest writes, boxes outside their tensor,
+// names of files outside the folder. kResourceExhausted without memory. Sections are returned
+// without white space. Memory: at most 8 times the document's size, and 64 MiB.
 absl::StatusOr<CheckpointManifest> ParseManifest(absl::string_view file,
                                                  absl::string_view document);
 
@@ -96,7 +97,7 @@ absl::StatusOr<CheckpointManifest> ParseManifest(absl::string_view file,
 // tensor, state and boxes (rows and columns that none covers). O(n log n) for n boxes.
 absl::Status CheckTiling(absl::string_view file, const CheckpointManifest& manifest);
 
-// "<name>|<state>|<row>,<column>": a box in its file.
+// "<name>|<state>|<row>,<column>": name of a box in its file.
 std::string BoxName(absl::string_view tensor, absl::string_view state, const TensorBox& box);
 // "[0,32) x [0,128)"
 std::string BoxText(const TensorBox& box);
@@ -104,8 +105,8 @@ std::string BoxText(const TensorBox& box);
 uint64_t CheckpointHash(absl::Span<const uint8_t> bytes);  // XXH3-64
 std::string HashHex(uint64_t hash);                        // 16 digits
 
-// The section `hash` of a run that hashes its states: of each state of all tensors, the sum of
-// HashUnits (unit_grid.h). {"m":"0123456789abcdef",...}
+// Section `hash` of a run that hashes its states: for each state, the sum of HashUnits
+// (unit_grid.h) over all tensors. {"m":"0123456789abcdef",...}
 using StateHashes = std::map<std::string, uint64_t>;
 std::string StateHashesText(const StateHashes& hashes);
 // kDataLoss for a text that is not such an object.

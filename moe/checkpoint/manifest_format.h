@@ -1,4 +1,4 @@
-// How a manifest is spelled: what its reader and its writer share.
+// Format of a manifest: what its reader and its writer share.
 // Not installed: users of the package need no nlohmann-json.
 #ifndef MOE_MOE_CHECKPOINT_MANIFEST_FORMAT_H_
 #define MOE_MOE_CHECKPOINT_MANIFEST_FORMAT_H_
@@ -22,7 +22,7 @@
 namespace moe {
 
 inline constexpr char kManifestFormat[] = "moe-checkpoint";
-// Keys of the document, in the order in which they stand.
+// Keys of the document, in their order.
 inline constexpr std::array<const char*, 15> kManifestKeys = {
     "format", "version",    "step", "created", "numerics", "model", "optimizer", "trainer",
     "data",   "written_by", "hash", "tensors", "files",    "boxes", "checksum"};
@@ -30,7 +30,7 @@ inline constexpr std::array<std::string CheckpointSections::*, 7> kManifestSecti
     &CheckpointSections::numerics, &CheckpointSections::model, &CheckpointSections::optimizer,
     &CheckpointSections::trainer,  &CheckpointSections::data,  &CheckpointSections::written_by,
     &CheckpointSections::hash};
-inline constexpr size_t kFirstManifestSection = 4;  // of kManifestKeys
+inline constexpr size_t kFirstManifestSection = 4;  // index into kManifestKeys
 inline constexpr int64_t kMaxManifestSectionBytes = int64_t{1} << 20;
 
 // How the document ends: key, digits, end.
@@ -39,15 +39,15 @@ inline constexpr size_t kManifestChecksumDigits = 32;
 inline constexpr char kManifestChecksumEnd[] = "\"}\n";
 std::string ManifestChecksum(absl::string_view text);  // XXH3-128
 
-// What the boxes of a manifest ascend by.
+// Key by which the boxes of a manifest ascend.
 inline std::tuple<int32_t, int32_t, int64_t, int64_t> BoxOrder(const ManifestBox& box) {
   return {box.tensor, box.state, box.box.row_begin, box.box.col_begin};
 }
 
-// The tensors of a manifest out of parts that have some states of each.
+// Merges the tensors of several manifests, each with some states of a tensor.
 class ManifestTensors {
  public:
-  // false: a part before has it in another shape or type.
+  // Returns false where an earlier part has the tensor in another shape or type.
   bool Add(const ManifestTensor& tensor);
   std::vector<ManifestTensor> InOrder() const;
 
@@ -55,8 +55,8 @@ class ManifestTensors {
   std::map<std::string, ManifestTensor> by_name_;
 };
 
-// Writes a section, an object of JSON, from its events, without white space. Keys that stand twice
-// in an object are kDataLoss, as is anything that is no object or above kMaxManifestSectionBytes.
+// Writes a section, a JSON object, from its events, without white space. kDataLoss for a key that
+// occurs twice in an object, for anything but an object and above kMaxManifestSectionBytes.
 class ManifestSectionText : public JsonEvents {
  public:
   absl::Status BeginObject() override;
@@ -76,7 +76,7 @@ class ManifestSectionText : public JsonEvents {
   };
 
   void Begin(char begin, char end);
-  void Separate();  // before a key, or a value that has none
+  void Separate();  // writes the comma before a key, or before a value without a key
   absl::Status Fits() const;
 
   std::string text_;

@@ -1,4 +1,4 @@
-// ParseManifest: the events of its JSON become a manifest, or the reason why not.
+// ParseManifest: builds a manifest, or the reason for refusing it, from the events of its JSON.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -20,12 +20,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Keys of the objects in the document, in the order in which they stand.
+// Keys of the objects in the document, in their order.
 constexpr std::array<const char*, 3> kTensorKeys = {"dtype", "shape", "states"};
 constexpr std::array<const char*, 3> kFileKeys = {"name", "bytes", "header_xxh3"};
 constexpr std::array<const char*, 5> kBoxKeys = {"tensor", "state", "box", "file", "xxh3"};
 
-constexpr size_t kMaxStates = 8;  // of a tensor
+constexpr size_t kMaxStates = 8;  // states of one tensor
 constexpr size_t kMaxStateBytes = 64;
 constexpr size_t kMaxTensorNameBytes = 512;
 constexpr size_t kMaxFileNameBytes = 255;
@@ -63,7 +63,7 @@ absl::StatusOr<uint64_t> HashOf(const Json& value, absl::string_view what) {
   return Refused(what, ": '", Shown(text), "', expected 16 hexadecimal digits");
 }
 
-// A name beside the manifest, and none that a shell or a listing hides.
+// Whether a name stays in the manifest's folder and is not hidden from shells and listings.
 bool IsPlainName(absl::string_view name) {
   const auto plain = [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '-' ||
@@ -73,7 +73,7 @@ bool IsPlainName(absl::string_view name) {
          std::all_of(name.begin(), name.end(), plain);
 }
 
-// '|' and ',' have a meaning in BoxName.
+// '|' and ',' are separators in BoxName.
 bool IsTensorName(absl::string_view name) {
   return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
     return static_cast<unsigned char>(c) > ' ' && c != '|' && c != '\x7f';
@@ -86,7 +86,7 @@ bool IsState(absl::string_view state) {
   });
 }
 
-// The document, key by key in the one order that there is.
+// Parser of the document, key by key in the only valid order.
 class ManifestEvents : public JsonEvents {
  public:
   absl::Status BeginObject() override {
@@ -128,7 +128,7 @@ class ManifestEvents : public JsonEvents {
     kBox,
     kBounds
   };
-  // What opens in a place: the value of a key, or an element of a list.
+  // Where an object or list may open: as the value of a key, or as an element of a list.
   struct Opening {
     Place in;
     absl::string_view key;
@@ -181,12 +181,12 @@ class ManifestEvents : public JsonEvents {
 
   struct Open {
     Place place;
-    size_t next = 0;  // of its keys
+    size_t next = 0;  // number of its keys read so far
   };
   std::vector<Open> open_;
   ManifestSectionText section_;
-  bool section_done_ = false;     // of the document's last key
-  std::vector<int64_t> numbers_;  // of the shape or the bounds that are open
+  bool section_done_ = false;     // whether the section of the document's last key was read
+  std::vector<int64_t> numbers_;  // elements of the open shape or bounds
 };
 
 absl::Status ManifestEvents::Begin(bool object) {

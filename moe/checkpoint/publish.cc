@@ -28,7 +28,7 @@ absl::Span<uint8_t> MutableBytes(std::string& text) {
   return {reinterpret_cast<uint8_t*>(text.data()), text.size()};
 }
 
-// On rank 0 the texts of all ranks, of which rank r's has bytes[r]; on others nothing.
+// Texts of all ranks on rank 0, rank r's of bytes[r] bytes; nothing on other ranks.
 absl::StatusOr<std::vector<std::string>> GatherTexts(std::string mine,
                                                      absl::Span<const int64_t> bytes,
                                                      const SharedWork& shared) {
@@ -50,7 +50,7 @@ absl::StatusOr<std::vector<std::string>> GatherTexts(std::string mine,
   return texts;
 }
 
-// One manifest of the tables of all ranks.
+// Merges the tables of all ranks into one manifest.
 absl::StatusOr<CheckpointManifest> Merge(absl::Span<const std::string> tables, bool hash_states) {
   std::vector<CheckpointManifest> parts;
   ManifestTensors tensors;
@@ -92,8 +92,8 @@ absl::StatusOr<CheckpointManifest> Merge(absl::Span<const std::string> tables, b
   return merged;
 }
 
-// Of ranks that do not share one folder, or of a mount that was lost, nothing is published: rank 0
-// reads what the others have written as whoever resumes will.
+// Nothing is published where ranks do not share one folder or a mount was lost: rank 0 reads what
+// the others have written as a resuming run will.
 absl::Status CheckReadable(const std::string& unfinished) {
   const absl::Status opened = CheckpointReader::Open(unfinished).status();
   if (opened.ok()) return opened;
@@ -103,7 +103,7 @@ absl::Status CheckReadable(const std::string& unfinished) {
                                    opened.message()));
 }
 
-// `what` each of `lines` is, of those that are not in `warned` yet.
+// Warns that `lines` are `what`, without those already in `warned`.
 void WarnOnce(absl::string_view what, const std::vector<std::string>& lines,
               std::set<std::string>& warned) {
   std::vector<std::string> told;
@@ -150,7 +150,7 @@ absl::Status CheckpointWriter::PublishTables(Publication& publication,
   if (options.lock != nullptr) MOE_RETURN_IF_ERROR(options.lock->CheckHeld(files));
   MOE_RETURN_IF_ERROR(FreeName(options, manifest.step));
   MOE_RETURN_IF_ERROR(PublishStep(unfinished, options.folder, manifest.step, files));
-  std::erase(options.damaged_steps, manifest.step);  // it is whole now
+  std::erase(options.damaged_steps, manifest.step);  // its checkpoint is whole now
   const absl::Status rest = WriteLatestAndRetain(publication, manifest);
   if (!rest.ok()) {
     Log(LogLevel::kWarning, absl::StrCat("CheckpointWriter: ", StepFolderName(manifest.step),
@@ -159,7 +159,7 @@ absl::Status CheckpointWriter::PublishTables(Publication& publication,
   return absl::OkStatus();
 }
 
-// What a checkpoint that is on the disk can do without.
+// Steps after publication whose failure leaves the checkpoint valid.
 absl::Status CheckpointWriter::WriteLatestAndRetain(Publication& publication,
                                                     const CheckpointManifest& manifest) {
   const CheckpointOptions& options = publication.options;
@@ -168,7 +168,8 @@ absl::Status CheckpointWriter::WriteLatestAndRetain(Publication& publication,
   MOE_RETURN_IF_ERROR(WriteText(absl::StrCat(folder, "/", kLatestName),
                                 absl::StrCat(StepFolderName(manifest.step), "\n"), files));
   MOE_ASSIGN_OR_RETURN(std::vector<int64_t> steps, ListSteps(folder, files));
-  // Newer ones are damaged, or Create had refused: they neither count nor go.
+  // Newer checkpoints are damaged, or Create would have refused them: they neither count nor are
+  // removed.
   steps.erase(std::upper_bound(steps.begin(), steps.end(), manifest.step), steps.end());
   const RetentionPlan plan = PlanRetention(folder, steps,
                                            {.keep = options.keep,
@@ -178,7 +179,7 @@ absl::Status CheckpointWriter::WriteLatestAndRetain(Publication& publication,
                                            files);
   WarnOnce("not counted among the checkpoints that stay", plan.not_counted, publication.warned);
   WarnOnce("not removed, since not of this run", plan.left_alone, publication.warned);
-  absl::Status first;  // one that cannot go keeps no other
+  absl::Status first;  // a checkpoint that cannot be removed does not keep others
   for (const int64_t old : plan.removed) first.Update(RemoveStep(folder, old, files));
   return first;
 }
@@ -202,7 +203,8 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
       world.AllGather(absl::MakeConstSpan(head), absl::MakeSpan(heads), stream, shared.site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   std::vector<int64_t> bytes;
-  int speaker = 0;  // the first rank that failed, else the one that publishes
+  // Rank whose status is broadcast: the first that failed, else rank 0, which publishes.
+  int speaker = 0;
   for (int rank = ranks_ - 1; rank >= 0; --rank) {
     const int64_t* const of_rank = &heads[static_cast<size_t>(kHead) * rank];
     if (of_rank[kCode] != 0 || of_rank[kStep] != heads[kStep]) speaker = rank;
@@ -215,7 +217,7 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
   }
   if (said[kCode] == 0 && said[kStep] == heads[kStep]) {
     MOE_ASSIGN_OR_RETURN(auto tables, GatherTexts(std::move(table), bytes, shared));
-    FileWork::Work publish;  // none: that of rank 0 is waited for
+    FileWork::Work publish;  // empty on ranks that only wait for rank 0
     if (rank_ == 0) {
       publish = [publication = publication_, tables = std::move(tables)](FileSystem& files) {
         publication->options.files = &files;
@@ -228,15 +230,15 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
   }
   MOE_RETURN_IF_ERROR(BroadcastStatus(mine, speaker, world, stream, shared.site));
   if (mine.ok()) return mine;
-  // On all ranks, which may see folders of their own. None may start the next one in a folder that
-  // is being removed.
+  // Every rank removes the folder, since ranks may see folders of their own. None may start the
+  // next checkpoint in a folder that is being removed.
   const auto remove =
       [path = UnfinishedPath(options_.folder, step_, options_.run)](FileSystem& files) {
         return RemoveFolder(path, files);
       };
-  absl::Status removed;  // what stays goes at the next start
+  absl::Status removed;  // remains are removed at the next start
   MOE_RETURN_IF_ERROR(RunOnRanks(WorkOptions(), remove, shared, removed));
-  // Values that are not finite are no matter of files.
+  // Values that are not finite are no fault of files.
   if (absl::IsOutOfRange(mine)) return absl::DataLossError(mine.message());
   return WithFileFault(std::move(mine), FileFault::kWrite);
 }

@@ -30,7 +30,8 @@ std::string SaidBy(const std::string& path) {
   return absl::StrCat("CheckpointReader: ", ManifestPath(path));
 }
 
-// A shard's length, and that of its header with the 8 bytes before it, are as the manifest says.
+// Checks a shard's length and the hash of its header, including the 8 bytes before it, against the
+// manifest.
 absl::Status CheckShard(const std::string& path, const ManifestFile& file,
                         absl::Span<const uint8_t> bytes) {
   const auto size = static_cast<int64_t>(bytes.size());
@@ -38,7 +39,7 @@ absl::Status CheckShard(const std::string& path, const ManifestFile& file,
     return Damaged(path,
                    absl::StrCat(file.name, ": ", size, " bytes, the manifest says ", file.bytes));
   }
-  uint64_t header_bytes = 0;  // of the JSON
+  uint64_t header_bytes = 0;  // length of the JSON
   std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
   if (header_bytes > static_cast<uint64_t>(size) - sizeof(header_bytes)) {
     return Damaged(
@@ -60,7 +61,7 @@ void CopyPart(const uint8_t* stored, const TensorBox& from, const TensorBox& to,
   const int64_t stride = from.col_end - from.col_begin;
   for (int64_t row = std::max(from.row_begin, to.row_begin); row < row_end; ++row) {
     const int64_t at = (row - from.row_begin) * stride + col_begin - from.col_begin;
-    // The file aligns nothing.
+    // Data in the file are not aligned.
     std::memcpy(out.row(row - to.row_begin) + (col_begin - to.col_begin),
                 stored + at * static_cast<int64_t>(sizeof(T)),
                 static_cast<size_t>(col_end - col_begin) * sizeof(T));
@@ -72,7 +73,7 @@ void CopyPart(const uint8_t* stored, const TensorBox& from, const TensorBox& to,
 absl::StatusOr<absl::Span<const uint8_t>> CheckpointReader::BoxBytes(const ManifestBox& box) {
   const ManifestFile& file = manifest_.files[box.file];
   Shard& shard = shards_[box.file];
-  // No exception may leave std::call_once: it would go through the C library.
+  // No exception may leave std::call_once: it would unwind through the C library.
   std::call_once(shard.parse, [&] {
     shard.tensors = Caught([&] {
       return SafetensorsFile::Parse(absl::StrCat(path_, "/", file.name), shard.file.bytes());
@@ -129,7 +130,7 @@ absl::Status CheckpointReader::Read(absl::string_view tensor_name, absl::string_
   auto stored = std::lower_bound(
       manifest_.boxes.begin(), manifest_.boxes.end(), key,
       [](const ManifestBox& one, const auto& k) { return std::pair(one.tensor, one.state) < k; });
-  // They ascend by first row: behind the last row wanted, none is.
+  // Boxes ascend by first row: those after the last wanted row do not overlap it.
   for (; stored != manifest_.boxes.end() && std::pair(stored->tensor, stored->state) == key &&
          stored->box.row_begin < box.row_end;
        ++stored) {
@@ -219,7 +220,7 @@ absl::Status CheckpointReader::CheckFinite(size_t index) {
 absl::Status CheckpointReader::Verify(int threads) {
   const auto boxes = static_cast<int64_t>(manifest_.boxes.size());
   std::mutex mu;
-  int64_t first = boxes;      // that is damaged; guarded by mu
+  int64_t first = boxes;      // first damaged box; guarded by mu
   absl::Status first_status;  // guarded by mu
   ThreadPool(threads).For(boxes, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -248,7 +249,7 @@ absl::Status CheckpointReader::VerifyStates(absl::Span<const CanonicalTensor> te
   std::vector<Band> bands;
   for (const CanonicalTensor& tensor : tensors) {
     const ManifestTensor* const stored = Find(tensor.name);
-    // What is frozen is not stored; of another model no sum will be right.
+    // Frozen tensors are not stored; with another model no sum will be right.
     if (stored == nullptr || stored->rows != tensor.rows || stored->cols != tensor.cols) continue;
     const UnitGrid grid(tensor);
     for (const std::string& state : stored->states) {
@@ -275,7 +276,7 @@ absl::Status CheckpointReader::VerifyStates(absl::Span<const CanonicalTensor> te
     }
   });
   MOE_RETURN_IF_ERROR(status);
-  StateHashes expected = *said;  // 0 is the hash of nothing
+  StateHashes expected = *said;  // a state without elements has hash 0
   for (const auto& [state, hash] : read) expected.try_emplace(state, 0);
   for (const auto& [state, hash] : expected) {
     if (read[state] == hash) continue;

@@ -24,7 +24,7 @@ namespace {
 
 constexpr Site kOpening = {.name = "folder of --save"};
 
-// What a rank found out, as it lies in memory.
+// Findings of a rank, sent as they are in memory.
 struct Card {
   int64_t sees = 0;
   std::array<char, 64> host = {};
@@ -137,7 +137,7 @@ absl::Status RunFolder::Prove(Communicator& world, Stream& stream) {
   const auto sees = std::make_shared<bool>(true);
   FileWork::Work look;
   if (rank_ > 0) {
-    // Others wait for a rank that does not see the folder.
+    // The other ranks wait for a rank that does not see the folder.
     look = [sees, patience = std::min(options_.sight, world.timeout() / 4), first = ProbePath(0),
             mine = ProbePath(rank_), run = run_](FileSystem& files) {
       *sees = Sees(first, run, patience, files);
@@ -157,7 +157,7 @@ absl::Status RunFolder::Prove(Communicator& world, Stream& stream) {
     mine = CannotWrite(
         absl::Status(mine.code(), absl::StrCat(mine.message(), ", on host ", HostName())));
   }
-  // Of two that took over one lock at the same time, the first has lost it by now.
+  // If two runs took over one lock at the same time, the first has lost it by now.
   if (!held.ok()) mine = absl::InvalidArgumentError(held.message());
   if (const std::string blind = Blind(cards); rank_ == 0 && !blind.empty()) {
     mine = absl::InvalidArgumentError(absl::StrCat(blind, " cannot see what rank 0 on host ",
@@ -167,7 +167,7 @@ absl::Status RunFolder::Prove(Communicator& world, Stream& stream) {
   return AgreedStatus(mine, world, stream, kOpening);
 }
 
-// A name that no host has looked for before, so that none remembers that it is not there.
+// A name that no host has looked up before, so that none has cached its absence.
 std::string RunFolder::ProbePath(int rank) const {
   return absl::StrCat(options_.folder, "/", kProbePrefix, run_, "-", rank);
 }

@@ -20,33 +20,36 @@
 namespace moe {
 
 struct RunFolderOptions {
-  std::string folder;                       // of the step folders, as this rank spells it
-  absl::Duration beat = absl::Seconds(10);  // of the lock
-  // The longest until a host sees what another one has written.
+  std::string folder;                       // parent of the step folders, as this rank spells it
+  absl::Duration beat = absl::Seconds(10);  // interval between touches of the lock
+  // Longest time until a host sees what another host has written.
   absl::Duration sight = absl::Seconds(5);
-  absl::Duration timeout = absl::Minutes(10);  // of a call of `files` that does not return
-  FileSystem* files = &RealFileSystem();       // lives on while a call may hang in it
+  absl::Duration timeout = absl::Minutes(10);  // limit for one call of `files`
+  FileSystem* files = &RealFileSystem();       // must outlive every call that may hang in it
 };
 
-// One a rank; rank 0's has the lock. Files are touched in the background: kDeadlineExceeded, on the
-// rank whose call to the file system hangs, names it.
+// One per rank; rank 0's holds the lock. Files are accessed in the background: kDeadlineExceeded,
+// on the rank whose call to the file system hangs, names the call.
 class RunFolder {
  public:
-  // Makes the folder, takes its lock, and finds out that all ranks see one folder, by a file that
-  // rank 0 writes there, and can write to it. Waits for as long as a holder of the lock that may
-  // have ended is watched. Collective, blocks the host; `stream` is one of the CPU. The same status
-  // on all ranks: kInvalidArgument, another run has the folder, or ranks (named, with their hosts)
-  // do not see it; kUnavailable, kPermissionDenied with FileFault::kWrite: one cannot write there.
+  // Creates the folder, takes its lock, and checks that all ranks see one folder, by a file that
+  // rank 0 writes there, and can write to it. Waits while a holder of the lock that may have ended
+  // is watched. Collective, blocks the host; `stream` is a CPU stream. Returns the same status on
+  // all ranks: kInvalidArgument, another run holds the folder, or ranks (named, with their hosts)
+  // do not see it; kUnavailable, kPermissionDenied with FileFault::kWrite: a rank cannot write
+  // there.
   static absl::StatusOr<std::unique_ptr<RunFolder>> Open(const RunFolderOptions& options,
                                                          Communicator& world, Stream& stream);
 
-  // Whether there is room for `count` more checkpoints, of which this rank writes `my_bytes` each.
-  // Collective, blocks the host. kUnavailable with FileFault::kWrite, on all ranks: there is not.
+  // Checks that there is room for `count` more checkpoints, of which this rank writes `my_bytes`
+  // each. Collective, blocks the host. kUnavailable with FileFault::kWrite, on all ranks, if there
+  // is not.
   absl::Status CheckRoom(int64_t my_bytes, int64_t count, Communicator& world, Stream& stream);
 
-  // Of this run, the same on all ranks: 16 hexadecimal digits.
+  // Identifier of this run, the same on all ranks: 16 hexadecimal digits.
   const std::string& run() const { return run_; }
-  const std::shared_ptr<RunLock>& lock() const { return lock_; }  // of rank 0; nullptr on others
+  // Lock of rank 0; nullptr on other ranks.
+  const std::shared_ptr<RunLock>& lock() const { return lock_; }
 
  private:
   RunFolder(RunFolderOptions options, int rank) : options_(std::move(options)), rank_(rank) {}
@@ -65,8 +68,8 @@ class RunFolder {
   std::shared_ptr<RunLock> lock_;
 };
 
-// The most checkpoints that a run which saves `saves` more times needs room for at once, beside the
-// `there` that are in its folder: the one that is written is there before the oldest goes.
+// Largest number of checkpoints that a run with `saves` more saves needs room for at once, beside
+// the `there` in its folder: the new one is written before the oldest is removed.
 int64_t CheckpointsToCome(int64_t there, int64_t saves, int64_t keep);
 
 }  // namespace moe

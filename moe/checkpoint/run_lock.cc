@@ -27,7 +27,8 @@
 namespace moe {
 namespace {
 
-constexpr absl::Duration kGiveUpTime = absl::Seconds(1);  // for a disk to answer at the end
+// Time for a disk to answer when the lock is released.
+constexpr absl::Duration kGiveUpTime = absl::Seconds(1);
 
 using LockJson = nlohmann::ordered_json;
 
@@ -41,13 +42,13 @@ std::string PidNamespace() {
   return size < 0 ? "" : text.data();
 }
 
-// State and start of a process, from /proc/<pid>/stat; false: it cannot be read. The name of the
-// program, in parentheses, may have any character in it.
+// Reads state and start time of a process from /proc/<pid>/stat; false if that fails. The program's
+// name, in parentheses, may contain any character.
 bool LookUp(int64_t pid, char& state, int64_t& start) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   std::string line;
   if (!std::getline(file, line)) return false;
-  constexpr size_t kState = 0, kStart = 19;  // behind the name
+  constexpr size_t kState = 0, kStart = 19;  // fields after the name
   const size_t name_end = line.rfind(") ");
   if (name_end == line.npos) return false;
   const std::vector<std::string> fields = absl::StrSplit(line.substr(name_end + 2), ' ');
@@ -109,18 +110,18 @@ absl::StatusOr<LockHolder> ParseLock(const std::string& text) {
 struct RunLock::Beats {
   std::mutex mu;
   std::condition_variable ended;
-  // The lock, open, and those it was before it was made anew: a touch may be under way. Guarded by
-  // mu, as `end`.
+  // The open lock file, last, and those before it was recreated, which a touch may still use.
+  // Guarded by mu, as is `end`.
   std::vector<int> files;
   bool end = false;
 
-  // Until the end; `lock` is not held in a touch, which may hang.
+  // Touches the lock until `end`; `lock` is released during a touch, which may hang.
   absl::Status Touch(absl::Duration beat, FileSystem& all) {
     std::unique_lock lock(mu);
     while (!ended.wait_for(lock, absl::ToChronoNanoseconds(beat), [this] { return end; })) {
       const int file = files.back();
       lock.unlock();
-      (void)all.Touch(file);  // whether it is still this run's, CheckHeld finds out
+      (void)all.Touch(file);  // CheckHeld finds out whether the lock is still this run's
       lock.lock();
     }
     return absl::OkStatus();
@@ -153,7 +154,7 @@ RunLock::~RunLock() {
   FileWork::Run({.who = path_, .deadline = kGiveUpTime, .files = &files_}, give_up).IgnoreError();
 }
 
-// The file stays open, to be touched.
+// The file stays open for touches.
 std::error_code RunLock::Make(FileSystem& files) {
   int file = -1;
   if (const std::error_code error = CreateText(path_, LockText(me_), files, file)) return error;
@@ -187,13 +188,13 @@ auto RunLock::Judge(const LockHolder& holder) const -> Sign {
   if (::kill(static_cast<pid_t>(holder.pid), 0) != 0 && errno == ESRCH) return Sign::kEnded;
   char state = 0;
   int64_t start = 0;
-  if (!LookUp(holder.pid, state, start)) return Sign::kNone;  // of another user, maybe
-  // One that has ended, and that nobody has waited for yet, is still there.
+  if (!LookUp(holder.pid, state, start)) return Sign::kNone;  // perhaps a process of another user
+  // A process that has ended is still listed until its parent has waited for it.
   const bool ended = start != holder.process_start || state == 'Z' || state == 'X';
   return ended ? Sign::kEnded : Sign::kRuns;
 }
 
-// true: the name of the lock is free.
+// Returns true if the name of the lock is free.
 absl::StatusOr<bool> RunLock::JudgeHolder(FileSystem& files) {
   SmallFile now;
   if (const std::error_code error = files.ReadSmall(path_, now)) {
@@ -222,7 +223,7 @@ absl::StatusOr<bool> RunLock::JudgeHolder(FileSystem& files) {
     }
     if (absl::Now() - watched_since_ < stale) return false;
   }
-  // Another run may have judged the same and been faster.
+  // Another run may have come to the same conclusion first.
   SmallFile again;
   if (files.ReadSmall(path_, again) || again.text != now.text) return true;
   const std::error_code removed = files.Unlink(path_);

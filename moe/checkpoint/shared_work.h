@@ -12,22 +12,23 @@
 
 namespace moe {
 
-// Ranks that wait for each other's files.
+// Ranks that wait for each other's work on files.
 struct SharedWork {
-  std::string what;  // that is waited for
+  std::string what;  // what is waited for
   Communicator& world;
-  Stream& stream;  // of the CPU
+  Stream& stream;  // a CPU stream
   Site site;
 };
 
-// Returns once no rank has work that has not ended; nullptr: there is none here. However long the
-// slowest disk takes: a rank that waits tells the others that it is there. Every minute rank 0 logs
-// that `shared.what` is waited for. Collective, blocks the host. kDeadlineExceeded as
-// FileWork::Check, on the rank whose call hangs; else errors of the communicator.
+// Returns once no rank's work is unfinished; `mine` is nullptr on ranks without work. Waits as long
+// as the slowest disk takes: a waiting rank keeps signalling the others that it is alive. Every
+// minute rank 0 logs that `shared.what` is waited for. Collective, blocks the host.
+// kDeadlineExceeded as FileWork::Check, on the rank whose call hangs; otherwise errors of the
+// communicator.
 absl::Status AwaitAllRanks(FileWork* mine, const SharedWork& shared);
 
 // FileWork::Start on ranks whose `work` is not empty, then AwaitAllRanks. result = the status of
-// the work here; OK: there was none.
+// this rank's work; OK where it is empty.
 absl::Status RunOnRanks(FileWork::Options options, FileWork::Work work, const SharedWork& shared,
                         absl::Status& result);
 

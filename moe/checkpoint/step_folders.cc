@@ -17,11 +17,11 @@ namespace moe {
 namespace {
 
 constexpr char kStepPrefix[] = "step-";
-// Before the name of a step folder that is being written, or removed.
+// Prefixes of a step folder that is being written, and of one that is being removed.
 constexpr char kUnfinishedPrefix[] = ".tmp-";
 constexpr char kTrashPrefix[] = ".trash-";
-constexpr char kUnfinishedSuffix[] = ".tmp-";  // of a file, then process and count
-// Before the name of one that no reader took, and how many of a step may be kept.
+constexpr char kUnfinishedSuffix[] = ".tmp-";  // after a file's name; followed by process and count
+// Prefix of a step folder that no reader accepted, and the most of them to be kept for one step.
 constexpr char kAsidePrefix[] = "damaged-";
 constexpr int kMaxAside = 100;
 
@@ -48,7 +48,7 @@ bool ConsumeDigits(absl::string_view& text) {
   return digits > 0;
 }
 
-// "manifest.json" and names of shards, also under the temporary name of WholeFile.
+// Whether `name` is "manifest.json" or a shard, also under the temporary name of WholeFile.
 bool IsCheckpointFile(absl::string_view name) {
   if (!absl::ConsumePrefix(&name, kManifestName)) {
     if (!absl::ConsumePrefix(&name, "shard-") || !ConsumeDigits(name) ||
@@ -190,7 +190,7 @@ absl::StatusOr<std::vector<std::string>> RemoveLeftovers(const std::string& fold
   MOE_RETURN_IF_ERROR(StatusOf(files.List(folder, names), "list", folder));
   std::sort(names.begin(), names.end());
   for (const std::string& name : names) {
-    // `latest` under the temporary name of WholeFile.
+    // `latest` may be there under the temporary name of WholeFile.
     const bool leftover = absl::StartsWith(name, absl::StrCat(kUnfinishedPrefix, kStepPrefix)) ||
                           absl::StartsWith(name, absl::StrCat(kTrashPrefix, kStepPrefix)) ||
                           absl::StartsWith(name, absl::StrCat(kLatestName, kUnfinishedSuffix)) ||
@@ -220,7 +220,7 @@ absl::Status RemoveFolder(const std::string& path, FileSystem& files) {
   if (Absent(error)) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(StatusOf(error, "remove", path));
   for (const std::string& name : names) {
-    if (!IsCheckpointFile(name)) continue;  // it came meanwhile, and the folder stays
+    if (!IsCheckpointFile(name)) continue;  // a foreign file appeared meanwhile: the folder stays
     const std::string file = absl::StrCat(path, "/", name);
     error = files.Unlink(file);
     if (error && !Absent(error)) return StatusOf(error, "remove", file);

@@ -29,12 +29,12 @@ size_t PlaceOf(absl::string_view state) {
 
 }  // namespace
 
-// A box of a canonical tensor that this rank keeps, and its states, from its first element on, in
-// memory of the parameter's device.
+// A box of a canonical tensor that this rank keeps, and its states, each from the box's first
+// element on, in memory of the parameter's device.
 struct TrainingState::Held {
   const CanonicalTensor* tensor;
   TensorBox box;
-  bool own;  // this rank writes and hashes it
+  bool own;  // this rank writes and hashes the box
   std::vector<std::pair<const char*, float*>> states;
 };
 
@@ -59,7 +59,8 @@ auto TrainingState::AllHeld() -> std::vector<Held> {
     }
   }
   for (const auto& p : parameters_.parameters()) {
-    if (p->frozen() || IsSliced(*p)) continue;  // frozen: it stays what it was made or loaded as
+    // A frozen parameter keeps the values it was made or loaded with.
+    if (p->frozen() || IsSliced(*p)) continue;
     const bool own = context_.mesh->index(p->spec().holders) == 0;
     const char* const state = p->spec().trainable ? kMaster : kValue;
     for (const BoxInMemory& held : BoxesOf(*p)) {
@@ -129,8 +130,8 @@ absl::Status TrainingState::CopyToHost() {
 absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_taken,
                                     const Site& site) {
   MOE_RETURN_IF_ERROR(CheckTensors(reader, site));
-  Hashes hashes = {};  // of what this rank owns; the rest is checked box by box
-  // What one rank alone finds, the others hear of before they wait for it.
+  Hashes hashes = {};  // hashes of what this rank owns; the rest is checked box by box
+  // Other ranks receive an error that one rank finds before they wait for that rank.
   MOE_RETURN_IF_ERROR(Agreed(ReadAll(reader, hashes), site));
   MOE_RETURN_IF_ERROR(SumOverRanks(hashes, site));
   MOE_RETURN_IF_ERROR(Agreed(CheckHashes(reader, hashes), site));
@@ -145,7 +146,7 @@ absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_take
   return context_.compute->Synchronize();
 }
 
-// Whether the checkpoint is of this model: the same tensors over all ranks, in the same shapes.
+// Checks that the checkpoint is of this model: the same tensors over all ranks, in the same shapes.
 absl::Status TrainingState::CheckTensors(const CheckpointReader& reader, const Site& site) {
   int64_t mine = 0, stored = 0;
   absl::Status fits;
@@ -197,7 +198,7 @@ absl::Status TrainingState::Read(CheckpointReader& reader, const Held& held, Has
   const UnitGrid grid(tensor);
   for (const auto& [state, data] : held.states) {
     uint64_t& hash = hashes[PlaceOf(state)];
-    TensorBox box = held.box;  // the band of it that is read next
+    TensorBox box = held.box;  // the band that is read next
     for (; box.row_begin < held.box.row_end; box.row_begin = box.row_end) {
       box.row_end = std::min(held.box.row_end, grid.EndOfBand(box.row_begin));
       const int64_t size = box.size();
@@ -257,7 +258,7 @@ absl::Status TrainingState::CheckHashes(CheckpointReader& reader, const Hashes& 
     if (optimizer_ == nullptr && kStates[i] != kMaster && kStates[i] != kValue) continue;
     const std::string expected = reader.StateHash(kStates[i]), read = HashHex(hashes[i]);
     if (read == expected || (expected.empty() && hashes[i] == 0)) continue;
-    MOE_RETURN_IF_ERROR(reader.Verify(/*threads=*/1));  // it names the box
+    MOE_RETURN_IF_ERROR(reader.Verify(/*threads=*/1));  // Verify names the damaged box
     return absl::DataLossError(absl::StrCat(reader.path(), ": all '", kStates[i],
                                             "' read have hash ", read, ", the manifest says ",
                                             expected));

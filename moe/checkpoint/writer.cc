@@ -27,7 +27,7 @@
 namespace moe {
 namespace {
 
-// Of a shard: fewer than a safetensors file may have, so that its table stays small.
+// Boxes of one shard: fewer than a safetensors file may hold, so that its table stays small.
 constexpr int64_t kMaxShardBoxes = kMaxSafetensorsTensors / 2;
 
 int64_t ElementBytes(const StatePart& part) {
@@ -77,14 +77,15 @@ absl::StatusOr<std::vector<ManifestTensor>> TensorsOf(absl::Span<const StatePart
 }
 
 // "shard-00003-of-00008.safetensors", the first file of rank 3 of 8; then
-// "shard-00003-of-00008.1.safetensors" and so on. No rank needs to know how many others have.
+// "shard-00003-of-00008.1.safetensors" and so on. Names do not depend on the number of files of
+// other ranks.
 std::string ShardName(int rank, int ranks, int64_t number) {
   return absl::StrCat("shard-", absl::Dec(rank, absl::kZeroPad5), "-of-",
                       absl::Dec(ranks, absl::kZeroPad5),
                       number == 0 ? "" : absl::StrCat(".", number), ".safetensors");
 }
 
-// Rows of the box out of rows of the part, packed.
+// Copies the rows of the box from rows of the part, packed.
 template <typename T>
 void CopyBox(MatrixView<const T> part, const TensorBox& of_part, const TensorBox& box,
              std::byte* out) {
@@ -100,7 +101,7 @@ void CopyBox(MatrixView<const T> part, const TensorBox& of_part, const TensorBox
   }
 }
 
-// A pipe would hold whoever opens it to write, and what is no file is not ours to replace.
+// Opening a pipe for writing would block, and anything but a file is not ours to replace.
 absl::Status CheckLatest(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/", kLatestName);
   std::error_code ignored;
@@ -116,7 +117,7 @@ absl::Status CheckLatest(const std::string& folder) {
 }  // namespace
 
 struct CheckpointWriter::Job {
-  // Rows of a part in the copy, to be hashed.
+  // Rows of a part in the copy, which are hashed.
   struct Rows {
     CanonicalTensor tensor;
     std::string state;
@@ -133,9 +134,9 @@ struct CheckpointWriter::Job {
   const int rank, ranks;
   CheckpointManifest table = {};      // boxes in the order of the copy, file by file
   std::vector<int64_t> offsets = {};  // [boxes + 1] of their bytes in the copy
-  std::vector<Rows> hashed = {};      // of float32 parts, if states are hashed
-  Buffer copy = {};                   // of the parts, box by box
-  std::string text = {};              // of what was written: a manifest of this rank's boxes alone
+  std::vector<Rows> hashed = {};      // rows of float32 parts, if states are hashed
+  Buffer copy = {};                   // copy of the parts, box by box
+  std::string text = {};  // table of what was written: a manifest of this rank's boxes alone
 };
 
 CheckpointWriter::CheckpointWriter(const CheckpointOptions& options, int rank, int ranks)
@@ -273,7 +274,7 @@ absl::Status CheckpointWriter::Job::Copy(absl::Span<const StatePart> parts) {
   hashed.clear();
   text.clear();
   MOE_ASSIGN_OR_RETURN(table.tensors, TensorsOf(parts));
-  std::vector<const StatePart*> part_of;  // of each box
+  std::vector<const StatePart*> part_of;  // part of each box
   int64_t offset = 0, shard_begin = 0, shard_boxes = 0;
   const auto add = [&](const StatePart& part, int32_t tensor, int32_t state, const TensorBox& box) {
     const int64_t bytes = box.rows() * box.cols() * ElementBytes(part);
@@ -316,7 +317,7 @@ absl::Status CheckpointWriter::Job::Copy(absl::Span<const StatePart> parts) {
   }
   offsets.push_back(offset);
   if (offset > copy.bytes()) {
-    copy = Buffer();  // before the larger one is taken
+    copy = Buffer();  // freed before the larger one is allocated
     MOE_ASSIGN_OR_RETURN(copy, Buffer::Allocate(offset, CpuMemory(), "the copy of a checkpoint"));
   }
   options.threads->For(
@@ -333,7 +334,7 @@ absl::Status CheckpointWriter::Job::Copy(absl::Span<const StatePart> parts) {
   return absl::OkStatus();
 }
 
-// In the background, as WriteShard.
+// Runs in the background, as does WriteShard.
 absl::Status CheckpointWriter::Job::WriteShards(FileSystem& files) {
   MOE_RETURN_IF_ERROR(MakeFolders(Unfinished(), files));
   MOE_RETURN_IF_ERROR(CheckIsFolder(Unfinished(), files));

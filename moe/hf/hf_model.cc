@@ -17,12 +17,12 @@
 namespace moe::hf {
 namespace {
 
-constexpr char kEmbedding[] = "embed_tokens.weight";  // below the root
+constexpr char kEmbedding[] = "embed_tokens.weight";  // name below the root
 constexpr char kOutput[] = "lm_head.weight";
 
-constexpr int64_t kMostElements = int64_t{1} << 20;  // that are read at a time
+constexpr int64_t kMostElements = int64_t{1} << 20;  // elements that are read at a time
 
-// Of one shape [rows, cols], as numbers, whatever their types.
+// Whether two tensors of one shape [rows, cols] are equal as numbers, whatever their types.
 absl::StatusOr<bool> AreEqual(const CheckpointTensor& a, const CheckpointTensor& b) {
   const int64_t rows = a.tensor->shape[0], cols = a.tensor->shape[1];
   const int64_t most = std::max<int64_t>(1, kMostElements / cols);
@@ -101,7 +101,7 @@ void HfModel::WarnOfOthers(const std::set<std::string>& names) {
   constexpr size_t kNamed = 3;
   std::vector<std::string> others;
   for (const std::string& name : files_.Names()) {
-    // Older files have frequencies, which follow from the base, and a tied output layer.
+    // Older files hold frequencies, which follow from the base, and a tied output layer.
     const bool follows = absl::EndsWith(name, ".rotary_emb.inv_freq") ||
                          (config().tied_embeddings && name == kOutput);
     if (names.count(name) == 0 && !follows) others.push_back(Shown(name));
@@ -155,7 +155,7 @@ absl::StatusOr<bool> HfModel::Borrow(const ParameterStore& store, Parameter& par
     if (found == tensors_.end()) return false;
     const auto& [whole, tensor] = found->second;
     rows.push_back(RowsToBorrow(*whole.file, tensor, store.compute()));
-    // The model's passes keep states, for which a parameter lies in one piece.
+    // Passes of the model that save states need a parameter in one piece.
     const size_t last = rows.size() - 1;
     const bool apart = last > 0 && rows[last] && rows[last - 1] &&
                        rows[last]->values.begin() != rows[last - 1]->values.end();

@@ -16,7 +16,7 @@ struct RowsOfGroups {
   int64_t begin, end;
   GroupOffsets offsets;
 };
-// Of groups [first, last); of all `rows`, where a device knows the offsets alone.
+// Rows of groups [first, last); all `rows` where only the device has the offsets.
 absl::StatusOr<RowsOfGroups> RowsOf(const GroupOffsets& offsets, int first, int last, int64_t rows,
                                     Workspace& workspace) {
   if (!offsets.known_to_host()) return RowsOfGroups{0, rows, offsets};
@@ -44,7 +44,7 @@ ParameterSpec GateUpSpec(const ExpertsConfig& config, const std::string& prefix,
           .holders = holders,
           .init_std = config.init_std,
           .trainable = config.train,
-          .borrowable = !config.pack_weights,  // once frozen
+          .borrowable = !config.pack_weights,  // borrowable once frozen
           .parts = std::move(parts)};
 }
 

@@ -30,21 +30,21 @@ struct MoeLayerConfig {
   bool gated_shared_expert = false;           // scale the shared expert's output by sigmoid(w . x)
   ActivationFunction activation = Activation::kSwiGlu;
   bool projection_biases = false;  // routed experts' projections add a bias
-  // false: frozen (ParameterSpec::trainable), while the gradient by x stays what it is. Experts:
-  // the shared one too. Both false, with 16-bit types: the layer for inference.
+  // false: frozen (ParameterSpec::trainable); the gradient by x is unaffected. train_experts
+  // includes the shared expert. Both false, with 16-bit types: the layer for inference.
   bool train_router = true, train_experts = true;
   double init_std = 0.02;       // router, gate and up projections
   double down_init_std = 0.02;  // down projections
-  // For inference on the CPU: ExpertsConfig::pack_weights, of the shared expert too.
+  // For inference on the CPU: ExpertsConfig::pack_weights, also of the shared expert.
   bool pack_weights = false;
   DispatcherOptions dispatcher = {};
-  int overlap_degree = 1;  // d; above 1 needs Context::exchange to be a queue of its own
+  int overlap_degree = 1;  // d; above 1 requires Context::exchange to be a queue of its own
 };
 
 template <typename T>
 class MoeLayer;
 
-// State that Forward leaves for one Backward: views into the workspaces of the round, or, made by
+// State that Forward saves for one Backward: views into the workspaces of the round or, if made by
 // MoeLayer::MakeSaved, into memory of its own. Move-only.
 template <typename T>
 struct MoeLayerSaved {
@@ -52,29 +52,30 @@ struct MoeLayerSaved {
   MoeLayerSaved(MoeLayerSaved&&) = default;
   MoeLayerSaved& operator=(MoeLayerSaved&&) = default;
 
-  const MoeLayer<T>* layer = nullptr;  // whose Forward it is of; null before one
-  bool used = false;                   // by a Backward, which overwrites it
-  SavedMemory memory;                  // of MakeSaved; else empty
-  uint64_t stamp = 0, host_stamp = 0;  // of the workspaces, Workspace::Stamp
+  const MoeLayer<T>* layer = nullptr;  // layer whose Forward filled the state; null before one
+  bool used = false;                   // whether a Backward has used, and overwritten, the state
+  SavedMemory memory;                  // memory from MakeSaved; otherwise empty
+  uint64_t stamp = 0, host_stamp = 0;  // Workspace::Stamp of the two workspaces
   MatrixView<const T> x;
   RouterSaved<T> router;
   std::optional<DispatchPlan> plan;  // in workspace memory; empty before Forward
   ExpertsSaved<T> experts;
   SharedExpertSaved<T> shared;
-  MatrixView<T> home_rows;  // [return_rows, H] expert outputs as they came home
-  // [slots] the token, for slots of identity experts; -1 for others. Empty = no identity experts.
+  MatrixView<T> home_rows;  // [return_rows, H] expert outputs as received at home
+  // [slots] the token of each slot of an identity expert; -1 for other slots. Empty = no identity
+  // experts.
   absl::Span<const int32_t> identity_row;
 };
 
 // y_t = sum over choices j of weight_tj * Expert_{e_tj}(x_t)  (+ SharedExpert(x_t)); gates that
-// weigh the input: sum of Expert_{e_tj}(weight_tj * x_t). An identity expert returns x_t: it is
-// added at home, before the others, and nothing travels for it.
+// weigh the input: sum of Expert_{e_tj}(weight_tj * x_t). An identity expert returns x_t, which is
+// added at home, before the outputs of other experts, without an exchange.
 //
 // Collective over the expert-parallel group of the context's mesh: every rank calls Forward (and
 // Backward) for every round, with zero tokens if it has none. Forward leaves its state and scratch
 // in the context's workspace and host_workspace until the caller releases them; without a state, or
-// with one of MakeSaved, it leaves nothing there, and neither does Backward.
-// T is float, BFloat16 or Float16. Thread use: one thread of a rank at a time.
+// with one from MakeSaved, it leaves nothing there, and neither does Backward. T is float, BFloat16
+// or Float16. Thread use: one thread of a rank at a time.
 template <typename T>
 class MoeLayer {
  public:
@@ -87,57 +88,58 @@ class MoeLayer {
                                                           ParameterStore& store,
                                                           const Context& context);
 
-  // x, y [T, H], memory of the context's device, null only without rows; `pass.batch` refers to the
-  // host's. `saved` is needed for Backward and may be null in evaluation. y overlaps no memory
-  // of x, which Backward reads; without `saved` y may be x itself, unless the layer has identity
-  // experts. kInvalidArgument otherwise. Messages of failed waits name the layer and
-  // step of `pass.site`. kDataLoss, naming layer and expert: an expert bias or, with
-  // `stats`, a router's logit that is not finite; of the logit on a CUDA device RouterStats::Wait
-  // says so, since the host does not wait for it here.
+  // x, y [T, H], memory of the context's device, null only without rows; `pass.batch` refers to
+  // memory of the host. `saved` is needed for Backward and may be null in evaluation. y overlaps no
+  // memory of x, which Backward reads; without `saved` y may be x itself, unless the layer has
+  // identity experts. kInvalidArgument otherwise. Messages of failed waits name the layer and step
+  // of `pass.site`. kDataLoss, naming layer and expert: an expert bias or, with `stats`, a router's
+  // logit that is not finite; on a CUDA device RouterStats::Wait returns the error for the logit,
+  // since the host does not wait for it here.
   //
-  // When Forward or Backward fails, nothing reads or writes their arguments any more: what is in
-  // the streams has ended, for which the mesh is aborted unless the arguments were at fault.
+  // When Forward or Backward fails, nothing reads or writes their arguments any more: work in the
+  // streams has ended, for which the mesh is aborted unless the arguments were at fault.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                        MoeLayerSaved<T>* saved, RouterStats* stats);
 
-  // dx [T, H] overwritten; it overlaps no memory of x, and may be dy itself where the layer has
-  // neither a shared expert nor identity experts (else kInvalidArgument). Parameter gradients are
-  // added to their accumulators. pass.d_loss: the gradient of the whole loss by the router's own,
-  // RouterStats::loss() of the Forward: 1 where it is a term of the loss, 0 where it is none, times
-  // the loss scale, as dy. pass.batch is not read: that of the Forward counts.
-  // kFailedPrecondition, saying which, unless `saved` is of a Forward of this layer, not used by
-  // another Backward, what it took of the workspaces has not been given back, and trained
-  // parameters have accumulators (GradientReducer::Begin).
+  // dx [T, H] is overwritten; it overlaps no memory of x, and may be dy itself where the layer has
+  // neither a shared expert nor identity experts (otherwise kInvalidArgument). Parameter gradients
+  // are added to their accumulators. pass.d_loss: the gradient of the whole loss by the router's
+  // own, RouterStats::loss() of the Forward: 1 where it is a term of the loss, 0 where it is not,
+  // times the loss scale, as dy. pass.batch is not read: that of the Forward applies.
+  // kFailedPrecondition, with the reason, unless `saved` is from a Forward of this layer and not
+  // used by another Backward, its workspace memory has not been given back, and trained parameters
+  // have accumulators (GradientReducer::Begin).
   absl::Status Backward(const Pass& pass, MatrixView<const T> dy, MoeLayerSaved<T>& saved,
                         MatrixView<T> dx, GradientReady ready);
 
   // A state with memory of its own: Forwards and Backwards of several calls may come in any order,
-  // the same on every rank, and states may go in any order, on any thread, also after the
-  // layer. Their memory serves later states of this layer.
+  // the same on every rank, and states may be destroyed in any order, on any thread, also after the
+  // layer. Their memory is reused by later states of this layer.
   MoeLayerSaved<T> MakeSaved() const;
 
-  // What the router learns from the load of a whole optimiser step. expert_count [E]: slots over
-  // all ranks and micro-batches, the integer sums of RouterStats::expert_count, so the same on
-  // every rank. Moves the expert bias, b_i += gamma * sign(mean(c) - c_i), and keeps the shares
-  // that kGlobalAuxLoss compares the next step with. Local; call once per optimiser step, never
-  // after evaluation. kInvalidArgument if the size is wrong.
+  // Updates the router from the load of a whole optimiser step. expert_count [E]: slots over all
+  // ranks and micro-batches, the integer sums of RouterStats::expert_count, and therefore the same
+  // on every rank. Moves the expert bias, b_i += gamma * sign(mean(c) - c_i), and stores the shares
+  // that kGlobalAuxLoss compares the next step with. Local; to be called once per optimiser step,
+  // never after evaluation. kInvalidArgument if the size is wrong.
   absl::Status EndStep(absl::Span<const int64_t> expert_count);
-  // What EndStep keeps for the global balance loss of the next step: "….gate.expert_share", [1, E].
+  // State that EndStep stores for the global balance loss of the next step: "….gate.expert_share",
+  // [1, E].
   ModuleState router_share();
 
-  // From now on every Forward adds to slots [E of the routed experts] how many slots went to each;
-  // those that capacity dropped are left out. Borrowed; empty = no longer.
+  // From now on every Forward adds to slots [E of the routed experts] the number of slots of each,
+  // without those that capacity dropped. Borrowed; empty = stop counting.
   void CountSlots(absl::Span<int64_t> slots) { counted_slots_ = slots; }
 
   const MoeLayerConfig& config() const { return config_; }
-  // Those that Create added on this rank, in the store's order, trained or not.
+  // Parameters that Create added on this rank, in the store's order, trained or not.
   absl::Span<Parameter* const> parameters() const { return parameters_; }
   const ExpertPlacement& placement() const { return placement_; }
   // Bytes of the copies of weights that MoeLayerConfig::pack_weights keeps on this rank.
   int64_t packed_bytes() const {
     return experts_->packed_bytes() + (shared_ != nullptr ? shared_->packed_bytes() : 0);
   }
-  // What travelled so far, in bytes.
+  // Bytes exchanged so far.
   const ExchangeBytes& exchange_bytes() const { return dispatcher_->bytes(); }
 
  private:
@@ -146,7 +148,7 @@ class MoeLayer {
         placement_(config.router.num_experts, context.mesh->size(MeshGroup::kExpert)),
         saved_memory_(std::make_shared<SavedMemory::Pool>(*context.memory)) {}
 
-  // The plan that ExchangeAroundExperts follows, and what its three parts count as.
+  // The plan that ExchangeAroundExperts follows, and the Work of its three parts.
   struct ExchangeWork {
     const DispatchPlan& plan;
     Work send, compute, receive;
@@ -169,14 +171,14 @@ class MoeLayer {
   // `kept`: the pass with the workspaces of the saved state.
   absl::Status Route(const Pass& kept, MoeLayerSaved<T>& saved, RouterStats* stats);
   absl::Status CountSlots(const Context& context, const MoeLayerSaved<T>& saved);
-  // Where rows are sent in the device's memory. Of one rank the host would not learn the counts,
-  // which it needs for identity experts and calls of cuBLAS.
+  // Whether plans are made in the device's memory. With one rank the host would not receive the
+  // counts, which it needs for identity experts and calls of cuBLAS.
   bool CanPlanOnDevice(const Context& context) const;
   absl::StatusOr<DispatchPlan> MakePlan(const RouterSaved<T>& routed,
                                         absl::Span<const int64_t> micro_batch_offsets,
                                         const Pass& kept);
-  // Shared and identity experts: what of y needs no exchange. Overwrites y; kOverwrite is returned
-  // if there is neither and y was left alone, else kAdd.
+  // The share of y that needs no exchange: shared and identity experts. Overwrites y and returns
+  // kAdd; where the layer has neither, leaves y alone and returns kOverwrite.
   absl::StatusOr<Write> HomeForward(const Pass& kept, MatrixView<T> y, MoeLayerSaved<T>& saved);
   absl::Status HomeBackward(const Pass& pass, MatrixView<const T> dy, MoeLayerSaved<T>& saved,
                             absl::Span<float> d_weight, MatrixView<T> dx, GradientReady ready);
@@ -192,9 +194,9 @@ class MoeLayer {
   Parameter* router_weight_ = nullptr;
   Parameter* router_bias_ = nullptr;  // gates with a router bias
   Parameter* expert_bias_ = nullptr;  // gates with an expert bias
-  std::string prefix_;                // of the names of its parameters
+  std::string prefix_;                // prefix of the parameters' names
   std::vector<Parameter*> parameters_;
-  std::vector<double> expert_share_;  // [E] of the last step; empty before the first
+  std::vector<double> expert_share_;  // [E] shares of the last step; empty before the first
   absl::Span<int64_t> counted_slots_;
 };
 

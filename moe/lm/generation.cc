@@ -19,10 +19,10 @@
 namespace moe::lm {
 namespace {
 
-constexpr int64_t kPromptRows = 256;  // of a pass
+constexpr int64_t kPromptRows = 256;  // rows of one pass over the prompt
 
-// One set of experts over all ranks, weights in the order of reading, and a router that decides
-// about each token by itself.
+// Config with one set of experts over all ranks, packed weights, and a router that decides about
+// each token by itself.
 TrainConfig ForTokensOneByOne(TrainConfig config, int ranks) {
   config.trainer.session.mesh.expert = ranks;
   MoeLayerConfig& moe = config.model.moe;
@@ -71,7 +71,7 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, int64_t step,
   return settings;
 }
 
-// Whether the token of rank 0 ends the text. Collective over the world where any does.
+// Whether the token of rank 0 ends the text. Collective over the world where there are end tokens.
 absl::StatusOr<bool> Ends(int32_t token, absl::Span<const int32_t> end_tokens, int64_t position,
                           const Context& context) {
   if (end_tokens.empty()) return false;
@@ -144,7 +144,7 @@ absl::StatusOr<int32_t> SampleToken(absl::Span<const float> logits, const Sampli
     ids.resize(sampling.top_k);
   }
   const auto largest = static_cast<double>(logits[ids[0]]);
-  std::vector<double> sums;  // of probabilities up to each, unnormalised
+  std::vector<double> sums;  // unnormalised probabilities, summed up to each id
   double sum = 0;
   for (const int32_t id : ids) {
     sum += std::exp((static_cast<double>(logits[id]) - largest) / sampling.temperature);

@@ -1,4 +1,4 @@
-// Text that a model writes: one token after another.
+// Generates text with a model, one token after another.
 #ifndef MOE_MOE_LM_GENERATION_H_
 #define MOE_MOE_LM_GENERATION_H_
 
@@ -15,9 +15,9 @@
 
 namespace moe::lm {
 
-// How a token is chosen from logits l. temperature 0: the largest l, the lowest id where several
-// are. Else with probability proportional to e^(l / temperature), among the top_k largest (0: all)
-// and, of these, the fewest whose probabilities, the largest first, add up to top_p of theirs.
+// Rule that chooses a token from logits l. temperature 0: the largest l, of several the lowest id.
+// Otherwise with probability proportional to e^(l / temperature), among the top_k largest (0: all)
+// and, of these, the fewest whose probabilities, largest first, add up to top_p of their total.
 struct Sampling {
   double temperature = 0;
   int64_t top_k = 0;
@@ -33,23 +33,25 @@ absl::StatusOr<int32_t> SampleToken(absl::Span<const float> logits, const Sampli
 struct GenerationOptions {
   std::vector<int32_t> prompt;      // at least one token
   int64_t max_new_tokens = 0;       // at least one
-  std::vector<int32_t> end_tokens;  // one of them is the last token
+  std::vector<int32_t> end_tokens;  // generation ends with the first of them
   Sampling sampling;
-  std::function<absl::Status(int32_t token)> on_token;  // on rank 0, as each is there; may be empty
+  // Called on rank 0 with each new token; may be empty.
+  std::function<absl::Status(int32_t token)> on_token;
 };
 
 struct GenerationReport {
-  std::vector<int32_t> tokens;  // of rank 0; empty on others
-  double prompt_seconds = 0;    // until the first token: the prompt, and packing the weights
-  double seconds = 0;           // for the others
+  std::vector<int32_t> tokens;  // tokens on rank 0; empty on others
+  // Until the first token: processing of the prompt and packing of the weights.
+  double prompt_seconds = 0;
+  double seconds = 0;  // for the other tokens
 };
 
-// Goes on from a prompt under `weights` of a model that `config` says (StoredConfig, HfModel). All
-// ranks share one set of experts; rank 0 has the sequence and a cache of its keys and values, the
-// others have experts alone: the same tokens at any number of ranks. Router capacity is left out:
-// tokens come one by one. Collective over `world`; CPU. kInvalidArgument: options out of range, a
-// router whose experts choose among tokens, ranks that were asked for different things; other
-// errors as Evaluate.
+// Continues a prompt with `weights` of a model described by `config` (StoredConfig, HfModel). All
+// ranks share one set of experts; rank 0 holds the sequence and a cache of its keys and values, the
+// other ranks hold experts alone: the same tokens at any number of ranks. Router capacity is
+// ignored: tokens come one by one. Collective over `world`; CPU. kInvalidArgument: options out of
+// range, a router whose experts choose among tokens, ranks that were called with different
+// arguments; other errors as Evaluate.
 absl::StatusOr<GenerationReport> Generate(const TrainConfig& config, const ModelWeights& weights,
                                           const GenerationOptions& options,
                                           std::unique_ptr<Communicator> world);

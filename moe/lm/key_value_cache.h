@@ -13,8 +13,8 @@
 
 namespace moe::lm {
 
-// Of every layer, in the model's storage type, on the CPU: 2 layers kv_heads D capacity elements.
-// Move-only.
+// Keys and values of every layer, in the model's storage type, on the CPU: 2 layers kv_heads D
+// capacity elements. Move-only.
 template <typename T>
 class KeyValueCache {
  public:
@@ -33,7 +33,7 @@ class KeyValueCache {
   int64_t capacity() const { return capacity_; }
   int64_t size() const { return size_; }  // tokens
   void Grow(int64_t tokens) { size_ += tokens; }
-  // The first `rows` of a layer, [rows, kv_heads * D].
+  // The first `rows` keys or values of a layer, [rows, kv_heads * D].
   MatrixView<T> keys(int layer, int64_t rows) { return Part(2 * layer, rows); }
   MatrixView<T> values(int layer, int64_t rows) { return Part(2 * layer + 1, rows); }
 

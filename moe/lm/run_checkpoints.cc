@@ -27,8 +27,7 @@ constexpr Site kResuming = {.name = "resume"};
 
 using Json = nlohmann::ordered_json;
 
-// What the checkpoint says of the optimiser, the exact grid and the loss scale beside their
-// settings.
+// State of the optimiser, the exact grid and the loss scale in a checkpoint, beside their settings.
 struct Progress {
   int64_t steps_taken = 0;
   GridUnit::State grid_unit;
@@ -41,7 +40,7 @@ std::optional<int64_t> Integer(const Json& object, const char* key) {
   return member->get<int64_t>();
 }
 
-// Checkpoints that do not say it are of the default unit, which never changed.
+// Checkpoints without a stored unit use the default unit, which never changed.
 absl::StatusOr<GridUnit::State> GridUnitOf(const CheckpointReader& reader) {
   const Json numerics = Json::parse(reader.manifest().sections.numerics, nullptr, false);
   if (!numerics.contains("grid")) return GridUnit::State{.settled = true};
@@ -84,8 +83,8 @@ absl::Status NoneReadable(const std::string& folder, absl::string_view reasons) 
       "none, which begins anew and leaves them there: ", reasons));
 }
 
-// The step of the newest readable checkpoint below `before`, which rank 0 looks for; -1: there is
-// none. Collective, the same on every rank.
+// Step of the newest readable checkpoint below `before`, found by rank 0; -1: there is none.
+// Collective, the same on every rank.
 absl::StatusOr<int64_t> FindNewest(const std::string& folder, int64_t before, Communicator& world,
                                    Stream& stream) {
   int64_t step = -1;
@@ -120,7 +119,8 @@ absl::Status CheckSameOnAll(const CheckpointReader& reader, Communicator& world,
                                                  ", expected one on all"));
 }
 
-// Refuses what cannot go on; `allowed` gets the differences that a run may go on with.
+// Refuses settings with which the run cannot resume; `allowed` receives the differences that are
+// permitted.
 absl::Status CheckSettings(const CheckpointReader& reader, const TrainConfig& config,
                            const std::vector<RunSetting>& settings,
                            std::vector<std::string>& allowed) {
@@ -148,8 +148,8 @@ absl::Status CheckSettings(const CheckpointReader& reader, const TrainConfig& co
   return absl::OkStatus();
 }
 
-// Collective, the same status on every rank: kDataLoss or kNotFound for a checkpoint that is not
-// whole.
+// Resumes from one checkpoint. Collective, the same status on every rank: kDataLoss or kNotFound
+// for a checkpoint that is not whole.
 absl::StatusOr<ResumedRun> ResumeFrom(const std::string& path, const TrainConfig& config,
                                       const std::vector<RunSetting>& settings, TrainingState& state,
                                       LossScaler* scaler, const Context& context) {
@@ -177,8 +177,8 @@ absl::StatusOr<ResumedRun> ResumeFrom(const std::string& path, const TrainConfig
                     .damaged_steps = {}};
 }
 
-// From the newest checkpoint that is whole. What its data are, only those who read them find out:
-// where they are damaged, all ranks take the checkpoint before.
+// Resumes from the newest checkpoint that is whole. Damage of its data shows only when they are
+// read: then all ranks take the checkpoint before it.
 absl::StatusOr<ResumedRun> ResumeNewest(const TrainConfig& config,
                                         const std::vector<RunSetting>& settings,
                                         TrainingState& state, LossScaler* scaler,
@@ -186,10 +186,10 @@ absl::StatusOr<ResumedRun> ResumeNewest(const TrainConfig& config,
   Communicator& world = context.mesh->world();
   const std::string& folder = config.checkpoints.folder;
   std::vector<int64_t> damaged;
-  absl::Status damage;  // of the oldest of them
+  absl::Status damage;  // damage of the oldest checkpoint tried
   for (int64_t before = std::numeric_limits<int64_t>::max();; before = damaged.back()) {
     MOE_ASSIGN_OR_RETURN(const int64_t step, FindNewest(folder, before, world, *context.host));
-    // Weights that were read in part are no beginning.
+    // Weights that were read in part are no valid beginning.
     if (step < 0 && !damage.ok()) return NoneReadable(folder, damage.message());
     if (step < 0) return ResumedRun();
     const std::string path = absl::StrCat(folder, "/", StepFolderName(step));
@@ -206,7 +206,8 @@ absl::Status OfSave(const absl::Status& status) {
   return status.ok() ? status : Prefixed("--save", status);
 }
 
-// Room for the checkpoints that a run which begins after `step` keeps, and the one being written.
+// Checks room for the checkpoints that a run which begins after `step` keeps, and the one being
+// written.
 absl::Status CheckRoom(const TrainConfig& config, int64_t step, RunFolder& folder,
                        TrainingState& state, const Context& context) {
   const TrainCheckpoints& checkpoints = config.checkpoints;
@@ -219,7 +220,7 @@ absl::Status CheckRoom(const TrainConfig& config, int64_t step, RunFolder& folde
   return folder.CheckRoom(state.BytesToWrite(), to_come, context.mesh->world(), *context.host);
 }
 
-// Adds members to an object of JSON.
+// Returns a JSON object with members added.
 std::string With(const std::string& object, const Json& members) {
   Json all = Json::parse(object);
   all.update(members);

@@ -1,4 +1,5 @@
-// Saving and resuming of lm::Train: what a checkpoint says of the run, and what of it must agree.
+// Saving and resuming of lm::Train: how a checkpoint describes the run, and what must agree with
+// it.
 #ifndef MOE_MOE_LM_RUN_CHECKPOINTS_H_
 #define MOE_MOE_LM_RUN_CHECKPOINTS_H_
 
@@ -22,35 +23,35 @@
 
 namespace moe::lm {
 
-// What stands in the manifest beside the tensors. run: whose it is (RunOf). scaler: nullptr without
-// one.
+// Sections of the manifest, beside its tensors. run: identifier of the run that owns the checkpoint
+// (RunOf). scaler: nullptr without a loss scale.
 CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::string& run,
                             int64_t steps_taken, const LossScaler* scaler,
                             const moe::Trainer& core);
 
 struct ResumedRun {
-  int64_t step = 0;           // of the checkpoint; 0: there is none to go on from
-  GridUnit::State grid_unit;  // of the exact grid
-  // Whose checkpoints these are (RunOf), so that it may be empty; nullopt: the run begins.
+  int64_t step = 0;           // step of the checkpoint; 0: there is none to resume from
+  GridUnit::State grid_unit;  // state of the exact grid's unit
+  // Identifier of the run that wrote the checkpoint (RunOf, may be empty); nullopt: a new run.
   std::optional<std::string> run;
-  std::vector<int64_t> damaged_steps;  // newer ones whose data are damaged, newest first
+  std::vector<int64_t> damaged_steps;  // newer checkpoints whose data are damaged, newest first
 };
 
-// Puts the run where the checkpoint that `config` names was written. Warns of newer checkpoints
-// that are passed over, and of differing settings that are allowed. Collective over the world,
-// blocks the host. Errors: as of Train.
+// Restores the run from the checkpoint that `config` names. Warns of newer checkpoints that are
+// passed over, and of differing settings that are allowed. Collective over the world, blocks the
+// host. Errors: those of Train.
 absl::StatusOr<ResumedRun> Resume(const TrainConfig& config,
                                   const std::vector<RunSetting>& settings, TrainingState& state,
                                   LossScaler* scaler, const Context& context);
 
-// The folder that this run saves to, its own from now on; nullptr where nothing is saved.
-// Collective, blocks the host. Errors: as of Train.
+// The folder that this run saves to, owned by it from now on; nullptr where nothing is saved.
+// Collective, blocks the host. Errors: those of Train.
 absl::StatusOr<std::unique_ptr<RunFolder>> OpenFolder(const TrainCheckpoints& checkpoints,
                                                       const Context& context);
 
-// What saves a run that begins as `resumed` says to `folder`, which outlives it; nullptr where that
-// is nullptr. Refuses where there is no room for what is to come. Collective, blocks the host.
-// Errors: as of Train.
+// Checkpointer that saves a run which begins from `resumed` to `folder`, which must outlive it;
+// nullptr if `folder` is nullptr. Fails where there is no room for the checkpoints to come.
+// Collective, blocks the host. Errors: those of Train.
 absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(
     const TrainConfig& config, const ResumedRun& resumed, RunFolder* folder, const StopSignal* stop,
     TrainingState& state, const Context& context);

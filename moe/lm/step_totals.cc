@@ -10,15 +10,16 @@ namespace moe::lm {
 namespace {
 
 constexpr double kUnit = 0x1p-30;
-// Of a token: 2^42 units are 4096 nats, and two million such losses still fit an int64. Of a
-// micro-batch's sum over tokens: 2^52 units are 4 million nats, and 2048 such sums fit.
+// Limits of a token's loss and of a micro-batch's sum over tokens. 2^42 units are 4096 nats, and
+// two million such losses still fit an int64; 2^52 units are 4 million nats, and 2048 such sums
+// fit.
 constexpr double kLimit = 0x1p42, kSumLimit = 0x1p52;
 
 }  // namespace
 
 void StepTotals::AddReal(Field field, double value, double limit) {
   const double scaled = value / kUnit;
-  if (!(std::fabs(scaled) < limit)) {  // NaN, infinite, or absurd
+  if (!(std::fabs(scaled) < limit)) {  // NaN, infinite, or beyond the limit
     ++fields_[kNonFinite];
     return;
   }

@@ -1,5 +1,5 @@
-// What a training loop measures of a step, in integers: their sums over ranks are exact, so metrics
-// have the same bits at any layout.
+// Measurements of a training loop in a step, as integers: their sums over ranks are exact, so
+// metrics have the same bits at any layout.
 #ifndef MOE_MOE_LM_STEP_TOTALS_H_
 #define MOE_MOE_LM_STEP_TOTALS_H_
 
@@ -20,19 +20,19 @@
 
 namespace moe::lm {
 
-// Sums over the micro-batches of this rank, and of all ranks once fields() are their sums. Real
-// values are rounded to multiples of 2^-30 as they are added, losses row by row: whoever has a row
-// may add it.
+// Sums over the micro-batches of this rank; over all ranks once fields() are summed. Real values
+// are rounded to multiples of 2^-30 as they are added, losses row by row, so any rank may add a
+// row.
 class StepTotals {
  public:
   explicit StepTotals(int moe_layers) : moe_layers_(moe_layers) {}
 
   void Clear() { fields_ = {}; }
-  // To be summed over ranks (Trainer::SumOverRanks).
+  // Fields to be summed over ranks (Trainer::SumOverRanks).
   absl::Span<int64_t> fields() { return absl::MakeSpan(fields_); }
-  // One micro-batch: the losses of its tokens, and what its routers did.
+  // Adds one micro-batch: the losses of its tokens and the statistics of its routers.
   void Add(absl::Span<const float> row_loss, const ForwardStats& stats);
-  // This rank's vote; votes() are the sums.
+  // Sets this rank's votes; votes() returns their sums.
   void Vote(const CheckpointVotes& votes) {
     fields_[kStop] = votes.stop;
     fields_[kWriting] = votes.writing;
@@ -42,9 +42,9 @@ class StepTotals {
   int64_t tokens() const { return fields_[kTokens]; }
   int64_t slots() const { return fields_[kSlots]; }
   int64_t dropped() const { return fields_[kDropped]; }
-  // Losses and measures of the router that are not finite.
+  // Number of losses and router measures that are not finite.
   int64_t non_finite() const { return fields_[kNonFinite]; }
-  // Mean loss of a token, over micro-batches of equal length the mean of their means.
+  // Mean loss of a token; with micro-batches of equal length also the mean of their means.
   float MeanLoss() const;
   // Sum over MoE layers of the load-balance loss, mean over micro-batches.
   double MeanAuxLoss(int64_t micro_batches) const;
@@ -65,30 +65,30 @@ class StepTotals {
     kFields
   };
 
-  // limit: of |value| in units; what is beyond it counts as not finite.
+  // limit: largest |value| in units; larger values count as not finite.
   void AddReal(Field field, double value, double limit);
 
   const int moe_layers_;
   std::array<int64_t, kFields> fields_ = {};
 };
 
-// What the routers of a rank decided in a step, for moe/io/routing_trace.h.
+// Decisions of a rank's routers in a step, for moe/io/routing_trace.h.
 class RoutingRecorder {
  public:
-  // num_experts: those that are dispatched.
+  // num_experts: number of experts with dispatch, identity experts apart.
   RoutingRecorder(int moe_layers, int num_experts)
       : moe_layers_(moe_layers),
         num_experts_(num_experts),
         counts_(1 + static_cast<size_t>(moe_layers) * num_experts, 0) {}
 
-  // At the start of a step.
+  // To be called at the start of a step.
   void Clear() { std::fill(counts_.begin(), counts_.end(), 0); }
   void AddTokens(int64_t tokens) { counts_[0] += tokens; }
   // [MoE layer][E]; Transformer::CountSlots adds to it.
   absl::Span<int64_t> slots() { return absl::MakeSpan(counts_).subspan(1); }
 
-  // Of the step, on rank 0 a record for each MoE layer, elsewhere none. Collective over `world`,
-  // blocks the host: 8 (1 + layers E) bytes go to rank 0.
+  // Records of the step, one for each MoE layer, on rank 0; none on other ranks. Collective over
+  // `world`, blocks the host: each rank sends 8 (1 + layers E) bytes to rank 0.
   absl::StatusOr<std::vector<RoutingTraceRecord>> Gather(int64_t step, Communicator& world,
                                                          Stream& stream) const;
 
@@ -97,10 +97,10 @@ class RoutingRecorder {
   std::vector<int64_t> counts_;  // tokens, then slots
 };
 
-// Over the first `experts` entries of each layer's load (identity experts come after them):
-// (max c - mean c) / mean c of the worst layer; 0 without tokens.
+// (max c - mean c) / mean c of the worst layer, over the first `experts` entries of each layer's
+// load (identity experts come after them); 0 without tokens.
 double MaxViolation(const std::vector<std::vector<int64_t>>& expert_load, int32_t experts);
-// Experts that no token chose, over all layers.
+// Number of experts that no token chose, over all layers.
 int DeadExperts(const std::vector<std::vector<int64_t>>& expert_load, int32_t experts);
 
 }  // namespace moe::lm

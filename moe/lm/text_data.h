@@ -15,58 +15,58 @@
 
 namespace moe::lm {
 
-// Entries of folders that are not read, by the reason.
+// Entries of folders that are not read, counted by reason.
 struct SkippedFiles {
   int64_t hidden = 0;   // files and folders whose names begin with a dot
-  int64_t links = 0;    // symbolic
+  int64_t links = 0;    // symbolic links
   int64_t special = 0;  // devices, pipes, sockets
   int64_t utf16 = 0;
-  int64_t binary = 0;  // with NUL bytes, or of a format that is no text
+  int64_t binary = 0;  // files with NUL bytes, or in a format that is no text
   int64_t empty = 0;
 };
 // "3 files skipped: 2 hidden, 1 symbolic link".
 std::string TextOf(const SkippedFiles& skipped);
 
-// The tokens of a set of files, split into those to train on and those held out. Of text a token is
+// The tokens of a set of files, split into those to train on and those held out. A token of text is
 // a byte.
 struct Corpus {
   Tokens all;                      // in the order of the files
-  Tokens train, held_out;          // of it
-  std::vector<std::string> files;  // read, in order
+  Tokens train, held_out;          // parts of `all`
+  std::vector<std::string> files;  // files that were read, in order
   SkippedFiles skipped;
-  const char* unit = "byte";  // what a token is, for people; or "token"
+  const char* unit = "byte";  // name of a token's unit in messages; or "token"
   uint64_t xxh3 = 0;          // HashTokens
-  // What they lie in.
+  // Memory of the tokens.
   std::vector<uint8_t> text;
   std::vector<MappedFile> mapped;
 };
 
 // Every 20th block of 16,384 tokens of all files together is held out, whatever the layout: blocks
-// 1, 21, 41, ... from 0. The second is the first of them, so that a little more than a block is
-// enough.
+// 1, 21, 41, ..., counted from 0. The second block is the first held out, so that little more than
+// one block of tokens is enough.
 inline constexpr int64_t kHeldOutBlock = 16 << 10;
 inline constexpr int64_t kHeldOutEvery = 20;
 inline constexpr int64_t kFirstHeldOut = 1;
 
-// Reads files and, in name order (by bytes), folders (recursively). Inside folders is skipped what
-// SkippedFiles counts; a path named in `paths` may be hidden or a symbolic link.
+// Reads files and, in name order (by bytes), folders (recursively). Entries of folders that
+// SkippedFiles counts are skipped; a path named in `paths` may be hidden or a symbolic link.
 // kNotFound for a path that does not exist (named); kDataLoss for a named file that is no text
 // (data_kind.h); kInvalidArgument if a named file or the whole text is empty or a split is shorter
 // than one sequence of sequence_length + 1 bytes (names both lengths; 0: splits may be empty); the
 // system's own error if a file cannot be read.
 absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length);
 
-// The same of files of token ids (tokens.h), in the order given, mapped: every id is looked at
-// once. Errors: as OpenTokenFile; kInvalidArgument, naming file and place, for an id outside
-// [0, vocab_size), and for too few.
+// As ReadCorpus, for files of token ids (tokens.h), in the order given, mapped: every id is checked
+// once. Errors: those of OpenTokenFile; kInvalidArgument, naming file and place, for an id outside
+// [0, vocab_size), and for too few ids.
 struct TokenFilesOptions {
   std::vector<std::string> paths = {};
-  TokenType plain = TokenType::kU16;  // of files that do not say
+  TokenType plain = TokenType::kU16;  // type of ids in files without an index
   int64_t vocab_size = 0;
 };
 absl::StatusOr<Corpus> ReadTokenFiles(const TokenFilesOptions& options, int64_t sequence_length);
 
-// XXH3 of the bytes to train on and those held out.
+// XXH3 of the bytes of the training tokens and of the held-out tokens.
 uint64_t HashTokens(const Corpus& corpus);
 
 // Non-overlapping sequences: sequence i predicts tokens [i*S + 1, i*S + S] from
@@ -75,7 +75,8 @@ int64_t SequenceCount(const Tokens& all, int64_t sequence_length);
 void CopySequence(const Tokens& all, int64_t sequence, absl::Span<int32_t> tokens,
                   absl::Span<int32_t> targets);
 
-// The sequences of one micro-batch as a model takes them, at most `most`; used again and again.
+// The sequences of one micro-batch as a model takes them, at most `most`; reused for every
+// micro-batch.
 class SequenceBatch {
  public:
   SequenceBatch(int64_t sequence_length, int64_t most)
@@ -89,7 +90,7 @@ class SequenceBatch {
     }
   }
 
-  // These sequences of `all`, or none; the first is sequence `first_sequence` of all ranks'.
+  // Loads these sequences of `all`, or none; the first is sequence `first_sequence` over all ranks.
   void Load(const Tokens& all, absl::Span<const int64_t> sequences, int64_t first_sequence) {
     count_ = static_cast<int64_t>(sequences.size());
     first_token_ = first_sequence * length_;
@@ -105,7 +106,7 @@ class SequenceBatch {
   absl::Span<const int32_t> tokens() const { return Filled(absl::MakeConstSpan(tokens_)); }
   absl::Span<const int32_t> targets() const { return Filled(absl::MakeConstSpan(targets_)); }
   absl::Span<float> row_loss() { return Filled(absl::MakeSpan(row_loss_)); }
-  // One micro-batch; borrows.
+  // The sequences as one micro-batch; borrows memory of this object.
   Batch batch(int64_t step, Mode mode) const {
     const auto count = static_cast<size_t>(count_);
     return {.sequence_offsets = absl::MakeConstSpan(sequence_offsets_).first(count + 1),

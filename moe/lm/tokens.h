@@ -1,8 +1,8 @@
-// Token ids where they lie in memory, in the type that a file gives them, and files of them that
-// another program made: Megatron's pairs, and plain arrays.
+// Token ids in memory, in the type in which a file stores them, and files of ids that another
+// program made: Megatron's pairs, and plain arrays.
 //
 // A pair, as Megatron-LM's megatron/core/datasets/indexed_dataset.py writes it: PREFIX.bin holds
-// nothing but ids, PREFIX.idx says which. Little-endian, one behind the other:
+// ids alone, PREFIX.idx describes them. Its fields, little-endian, without gaps:
 //
 //   9 bytes    "MMIDIDX" and two zeros
 //   uint64     version, 1
@@ -11,11 +11,11 @@
 //   uint64     S, sequences
 //   uint64     D, documents, plus one
 //   int32 [S]  ids of each sequence
-//   int64 [S]  where each begins in PREFIX.bin, in bytes: they lie one behind the other
+//   int64 [S]  offset of each in PREFIX.bin, in bytes: sequences are contiguous
 //   int64 [D]  the first sequence of each document, ascending from 0, and S
 //
-// A plain array is nothing but ids, as numpy's tofile writes it. What shows that a file is none is
-// refused (data_kind.h).
+// A plain array holds ids alone, as numpy's tofile writes it. A file that shows signs of another
+// format is refused (data_kind.h).
 #ifndef MOE_MOE_LM_TOKENS_H_
 #define MOE_MOE_LM_TOKENS_H_
 
@@ -34,46 +34,46 @@ enum class TokenType : uint8_t { kU8, kI8, kU16, kI16, kU32, kI32, kI64 };
 
 int64_t SizeOf(TokenType type);  // bytes
 
-// One array of ids behind another, read as one. Little-endian, aligned to nothing; borrowed.
+// Several arrays of ids, concatenated. Little-endian, of any alignment; borrowed.
 class Tokens {
  public:
   struct Piece {
-    int64_t first = 0;  // place of its first id among all
+    int64_t first = 0;  // place of the piece's first id among all ids
     TokenType type = TokenType::kU8;
     absl::Span<const uint8_t> bytes;
   };
 
-  // A whole number of ids.
+  // Appends a whole number of ids.
   void Add(absl::Span<const uint8_t> bytes, TokenType type);
 
   int64_t size() const { return size_; }
   absl::Span<const Piece> pieces() const { return pieces_; }
-  // out = ids [first, first + out.size()), all of which are there and fit 32 bits.
+  // out = ids [first, first + out.size()), all of which must exist and fit 32 bits.
   void Copy(int64_t first, absl::Span<int32_t> out) const;
 
  private:
-  std::vector<Piece> pieces_;  // none is empty
+  std::vector<Piece> pieces_;  // no piece is empty
   int64_t size_ = 0;
 };
 
-// The place of the first id outside [0, vocab_size), and that id; -1: there is none.
+// Place and value of the first id outside [0, vocab_size); -1: there is none.
 struct StrayToken {
   int64_t place = -1;
   int64_t id = 0;
 };
 StrayToken FindStray(absl::Span<const uint8_t> bytes, TokenType type, int64_t vocab_size);
 
-// The type of ids in a PREFIX.bin of `bin_bytes`, as PREFIX.idx says it. kDataLoss "<path>: what
-// is, what was expected": anything but the above with ids of an integer type, or another length of
+// Type of the ids in a PREFIX.bin of `bin_bytes`, from PREFIX.idx. kDataLoss "<path>: what is, what
+// was expected": anything but the format above with ids of an integer type, or another length of
 // PREFIX.bin.
 absl::StatusOr<TokenType> ParseTokenIndex(const std::string& path, absl::Span<const uint8_t> index,
                                           int64_t bin_bytes);
 
-// PREFIX, where `path` is PREFIX, PREFIX.bin or PREFIX.idx and the two files are there; else empty.
+// PREFIX, if `path` is PREFIX, PREFIX.bin or PREFIX.idx and the two files exist; otherwise empty.
 std::string TokenPairOf(const std::string& path);
 
 struct TokenFile {
-  std::string path;  // of the ids
+  std::string path;  // path of the file of ids
   TokenType type = TokenType::kU16;
   MappedFile file;
 };

@@ -63,11 +63,12 @@ class Trainer {
   absl::StatusOr<float> Validate();
   absl::Status Measure(double seconds, StepMetrics& metrics);
   LossScaler* scaler() { return scaler_.has_value() ? &*scaler_ : nullptr; }
-  // Of the step to come: steps that were skipped do not count.
+  // Learning rate of the next step: skipped steps do not count.
   double LearningRate() const { return config_.schedule.At(optimizer_->steps_taken() + 1); }
-  // Compares copies of weights where --verify-replicas asks for it; the end has its own comparison.
+  // Compares copies of weights where --verify-replicas asks for it; the end of the run has its own
+  // comparison.
   absl::Status VerifyReplicas(int64_t step);
-  // Where the run begins, and what saves it.
+  // Returns the step after which the run begins, and prepares its saving.
   absl::StatusOr<int64_t> Restore();
   absl::Status Finish(TrainReport& report);
 
@@ -78,21 +79,21 @@ class Trainer {
   Communicator& world_;
   TraceRecorder* const trace_;  // nullptr: no time line
   Sampler sampler_;
-  std::vector<int64_t> sequences_;  // of the micro-batch that runs
+  std::vector<int64_t> sequences_;  // sequences of the current micro-batch
   SequenceBatch batch_;
-  Transformer<T>* model_ = nullptr;  // the trainer's
+  Transformer<T>* model_ = nullptr;  // owned by core_
   std::optional<StepTotals> totals_;
-  std::unique_ptr<RoutingRecorder> routing_;  // nullptr: not recorded
+  std::unique_ptr<RoutingRecorder> routing_;  // nullptr: routing is not recorded
   ForwardStats stats_;
-  ExchangeBytes exchanged_;  // in steps; validation counts apart
+  ExchangeBytes exchanged_;  // bytes of steps; validation counts apart
   GradientNorm gradient_norm_;
   std::optional<LossScaler> scaler_;  // for float16
   const std::vector<RunSetting>& settings_;
   Optimizer* optimizer_ = nullptr;
   std::optional<TrainingState> state_;
-  std::unique_ptr<RunFolder> folder_;           // nullptr: nothing is saved
-  std::string run_;                             // whose its checkpoints are (RunOf)
-  std::unique_ptr<Checkpointer> checkpointer_;  // likewise
+  std::unique_ptr<RunFolder> folder_;  // nullptr: nothing is saved
+  std::string run_;                    // identifier of the run that its checkpoints are of (RunOf)
+  std::unique_ptr<Checkpointer> checkpointer_;  // nullptr: nothing is saved
   const StopSignal* stop_ = nullptr;            // nullptr: the run takes all its steps
 };
 
@@ -111,7 +112,7 @@ absl::Status Trainer<T>::Build(const TrainHooks& hooks) {
     model_->CountSlots(routing_->slots());
   }
   if (hooks.load_weights) MOE_RETURN_IF_ERROR(hooks.load_weights(core_.parameters(), context_));
-  MOE_ASSIGN_OR_RETURN(optimizer_, core_.optimizer());  // with ZeRO it takes the masters
+  MOE_ASSIGN_OR_RETURN(optimizer_, core_.optimizer());  // with ZeRO it takes over the masters
   state_.emplace(core_.parameters(), *optimizer_, core_.states(), context_);
   return absl::OkStatus();
 }
@@ -166,7 +167,7 @@ absl::Status Trainer<T>::Run(const Round& round) {
   return absl::OkStatus();
 }
 
-// The loss of all ranks is finite, or the weights do not move.
+// Weights move only if the loss of all ranks is finite.
 template <typename T>
 absl::Status Trainer<T>::Reduce(int64_t step) {
   MOE_RETURN_IF_ERROR(core_.Reduce());
@@ -178,7 +179,7 @@ absl::Status Trainer<T>::Reduce(int64_t step) {
   return absl::OkStatus();
 }
 
-// Moves the weights, unless gradients have overflowed: all ranks see the same sums and do the same.
+// Moves the weights unless gradients have overflowed: all ranks see the same sums and decide alike.
 template <typename T>
 absl::Status Trainer<T>::Optimize(int64_t step) {
   MOE_ASSIGN_OR_RETURN(gradient_norm_, core_.Step({.learning_rate = LearningRate(),
@@ -189,11 +190,12 @@ absl::Status Trainer<T>::Optimize(int64_t step) {
   return absl::OkStatus();
 }
 
-// An error where neither another unit of the exact grid nor a loss scale can mend it.
+// Returns an error where neither another unit of the exact grid nor a loss scale can help.
 template <typename T>
 absl::Status Trainer<T>::Skipped(int64_t step) {
   const bool off_grid = gradient_norm_.off_grid();
-  if (off_grid && !config_.trainer.unit_log2.has_value()) return absl::OkStatus();  // it has grown
+  // The unit has grown.
+  if (off_grid && !config_.trainer.unit_log2.has_value()) return absl::OkStatus();
   const absl::Status skipped =
       scaler_.has_value() && !off_grid ? scaler_->StepSkipped() : absl::DataLossError("");
   if (skipped.ok()) return skipped;
@@ -238,10 +240,10 @@ absl::Status Trainer<T>::CheckWeights(int64_t step) const {
 }
 
 // Adds to `metrics` what differs between ranks: the slowest rank's time, mean phases, most memory.
-// The step's last integers, so that no checkpoint begins of weights that are not finite.
+// Fails where weights of any rank are not finite, so that no checkpoint of them begins.
 template <typename T>
 absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
-  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());  // the clock's last tasks
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());  // waits for the clock's last tasks
   const Site site = {.name = "step metrics", .step = metrics.step};
   double most[2] = {seconds,
                     static_cast<double>(core_.state_bytes().allocated + DeviceBytes(context_))};
@@ -281,7 +283,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
   report.expert_load.assign(model_->moe_layers(),
                             std::vector<int64_t>(config_.model.moe.router.num_outputs(), 0));
   MOE_RETURN_IF_ERROR(context_.clock->Reset());
-  StepMetrics metrics;  // its memory serves every step
+  StepMetrics metrics;  // its memory is reused by every step
   for (int64_t step = report.first_step + 1; step <= config_.steps && !report.stopped; ++step) {
     const int64_t start_ns = MonotonicNs();
     if (trace_ != nullptr) {
@@ -385,7 +387,7 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
       report.parameters_total -
       model_->moe_layers() * expert_size * (moe.router.num_experts - moe.router.top_k);
   int64_t reduced = 0;
-  if (report.steps > report.first_step) {  // else there are no sums
+  if (report.steps > report.first_step) {  // otherwise there are no sums
     report.reduced_replicated = core_.traffic(MeshGroup::kStage);
     report.reduced_experts = core_.traffic(MeshGroup::kExpertData);
     reduced = report.reduced_replicated.bytes_sent + report.reduced_experts.bytes_sent;
@@ -423,7 +425,7 @@ absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& cor
 
 absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
                                   std::unique_ptr<Communicator> world, const TrainHooks& hooks) {
-  // First: what follows fails on every rank or on none.
+  // First, so that what follows fails on every rank or on none.
   const std::vector<RunSetting> settings = SettingsOf(config, corpus);
   MOE_RETURN_IF_ERROR(CheckAgreement(settings, *world));
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));

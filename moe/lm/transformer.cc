@@ -37,7 +37,7 @@ absl::Status CheckOffsets(const char* function, const char* name, absl::Span<con
                                                  "], expected to ascend from 0 to ", tokens));
 }
 
-// kInvalidArgument, named after `function`, unless ids lie in [0, vocab_size) and the batch's
+// kInvalidArgument, prefixed with `function`, unless ids are in [0, vocab_size) and the batch's
 // offsets ascend from 0 to the number of tokens.
 absl::Status CheckTokens(const char* function, absl::Span<const int32_t> tokens, const Batch& batch,
                          int64_t vocab_size) {
@@ -53,7 +53,7 @@ absl::Status CheckTokens(const char* function, absl::Span<const int32_t> tokens,
   return CheckIds(function, "tokens", tokens, vocab_size);
 }
 
-// … and unless targets and losses are as many as the tokens.
+// CheckTokens, and kInvalidArgument unless there are as many targets and losses as tokens.
 absl::Status CheckTokenBatch(const char* function, const TokenBatch& tokens, const Batch& batch,
                              int64_t vocab_size) {
   const size_t count = tokens.tokens.size(), losses = tokens.row_loss.size();
@@ -66,7 +66,7 @@ absl::Status CheckTokenBatch(const char* function, const TokenBatch& tokens, con
   return CheckIds(function, "targets", tokens.targets, vocab_size);
 }
 
-// The batch where the model computes: the caller's own memory on a CPU.
+// The batch in memory of the compute device: the caller's own memory on a CPU.
 absl::StatusOr<TokenBatch> PutOnDevice(const TokenBatch& batch, const Context& context) {
   TokenBatch on_device = batch;
   MOE_ASSIGN_OR_RETURN(on_device.tokens, OnDevice(batch.tokens, context));
@@ -78,8 +78,8 @@ absl::StatusOr<TokenBatch> PutOnDevice(const TokenBatch& batch, const Context& c
   return on_device;
 }
 
-// Blocks the host: the one time that a round does so for its own sake. The routers' measures have
-// come, too.
+// Copies losses to the host, which it blocks: the only time in a round for the round's own sake.
+// The routers' statistics have then arrived, too.
 absl::Status TakeLosses(const TokenBatch& on_device, absl::Span<float> row_loss,
                         ForwardStats* stats, const Context& context) {
   if (!OnCuda(context)) return absl::OkStatus();
@@ -107,7 +107,7 @@ struct Transformer<T>::Impl {
 
   struct LayerRows {
     MatrixView<const T> x;
-    MatrixView<T> middle, y;  // behind attention, behind the feed-forward block
+    MatrixView<T> middle, y;  // after attention, after the feed-forward block
   };
 
   absl::Status AddLayer(ParameterStore& store, const Context& context);
@@ -124,10 +124,10 @@ struct Transformer<T>::Impl {
   Parameter* embedding = nullptr;
   std::vector<Layer> layers;
   std::optional<OutputHead<T>> head;
-  std::vector<MoeLayer<T>*> mixtures;             // those of MoE layers
+  std::vector<MoeLayer<T>*> mixtures;             // layers of the MoE layers
   std::vector<int64_t> counts;                    // slots [MoE layer][E] of this step so far
-  std::vector<std::vector<int64_t>> expert_load;  // of the last step, over all ranks
-  std::vector<LayerSaved> saved;                  // of the round that runs
+  std::vector<std::vector<int64_t>> expert_load;  // loads of the last step, over all ranks
+  std::vector<LayerSaved> saved;                  // saved state of the current round
 };
 
 template <typename T>
@@ -164,7 +164,7 @@ absl::Status Transformer<T>::Impl::LayerForward(const Pass& pass, int layer, con
                                 measures ? &stats->router[layer / config.moe_layer_freq] : nullptr);
 }
 
-// The residual stream after the last layer, with everything that backward needs kept.
+// The residual stream after the last layer, with everything saved that backward needs.
 template <typename T>
 absl::StatusOr<MatrixView<const T>> Transformer<T>::Impl::Forward(const Pass& pass,
                                                                   absl::Span<const int32_t> tokens,
@@ -267,7 +267,7 @@ absl::Status Transformer<T>::Evaluate(const Pass& pass, const TokenBatch& batch,
   MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<T>(count, m.config.hidden_size));
   MOE_RETURN_IF_ERROR(m.Embed(pass, on_device.tokens, x));
   for (int l = 0; l < m.config.num_layers; ++l) {
-    // Nothing is kept: a layer's scratch is given back, and its output replaces its input.
+    // Nothing is saved: a layer's scratch is given back, and its output replaces its input.
     const WorkspaceScope layer_scope(workspace), host_layer_scope(*context.host_workspace);
     typename Impl::LayerSaved layer_saved;
     MOE_RETURN_IF_ERROR(m.LayerForward(pass, l, {x, middle, x}, layer_saved, stats));

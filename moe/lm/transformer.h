@@ -23,7 +23,7 @@
 
 namespace moe::lm {
 
-// What of queries and keys is normalised, by RMSNorm, before they are rotated.
+// How RMSNorm normalises queries and keys before they are rotated.
 enum class QkNorm : uint8_t {
   kNone,
   kHead,   // each head by itself, weights [D], as Qwen3
@@ -41,7 +41,7 @@ struct TransformerConfig {
   int64_t kv_channels = 0;   // D, the width of a head; 0 = hidden_size / num_attention_heads
   bool qkv_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
-  bool tied_embeddings = false;  // the output layer's weights are the embedding's
+  bool tied_embeddings = false;  // the output layer shares the embedding's weights
   float rotary_base = 10000.0f;
   float norm_epsilon = 1e-5f;
   double init_std = 0.02;
@@ -50,8 +50,8 @@ struct TransformerConfig {
   int moe_layer_freq = 1;
   int64_t dense_ffn_hidden_size = 0;  // 0: top_k * the expert width
   MoeLayerConfig moe = {};            // router.hidden_size is filled in
-  // What no pass reads, for those who use the model: the longest sequence (0: that of training),
-  // and ids of tokens that begin and that end a text.
+  // Not read by any pass, but by users of the model: the longest sequence (0: that of training),
+  // and ids of the tokens that begin and that end a text.
   int64_t max_position_embeddings = 0;
   std::optional<int64_t> bos_token_id = {};
   std::vector<int32_t> eos_token_ids = {};
@@ -67,24 +67,24 @@ struct TransformerConfig {
                                      : moe.router.top_k * moe.ffn_hidden_size;
   }
   bool has_experts(int64_t layer) const { return layer % moe_layer_freq == moe_layer_freq - 1; }
-  // Columns of a token's queries, of its keys (or values), and of what stands side by side.
+  // Columns of a token's queries, of its keys (or values), and of these side by side.
   int64_t q_cols() const { return num_attention_heads * head_dim(); }
   int64_t kv_cols() const { return key_value_heads() * head_dim(); }
   int64_t qk_cols() const { return q_cols() + kv_cols(); }
   int64_t qkv_cols() const { return qk_cols() + kv_cols(); }
-  // Of output projections (o_proj, down_proj), as GPT-2 has it.
+  // Standard deviation of output projections (o_proj, down_proj), as in GPT-2.
   double out_init_std() const { return init_std / std::sqrt(2.0 * num_layers); }
 };
 
 // kInvalidArgument naming field, value and nearest valid choice.
 absl::Status ValidateTransformerConfig(const TransformerConfig& config);
 
-// Router measures of one forward pass, per MoE layer.
+// Router statistics of one forward pass, per MoE layer.
 struct ForwardStats {
   std::vector<RouterStats> router;
 };
 
-// Tokens of a round and their losses in nats: arrays [T] of the host.
+// Tokens of a round and their losses in nats: arrays [T] in memory of the host.
 struct TokenBatch {
   absl::Span<const int32_t> tokens, targets;
   absl::Span<float> row_loss;
@@ -108,27 +108,27 @@ class Transformer final : public ModuleBase {
                                                              const Context& context);
   ~Transformer() override;
 
-  // Loss only. Collective over the expert-parallel group.
+  // Computes the loss only. Collective over the expert-parallel group.
   absl::Status Evaluate(const Pass& pass, const TokenBatch& batch, ForwardStats* stats);
 
-  // Forward of the tokens [T] that follow those of `cache`, which gets them, and the logits
-  // [n, V] of the last n <= T of them: the bits of one Forward over the whole sequence where a
-  // router decides about each token by itself. Other ranks, without a sequence, call with none.
-  // kInvalidArgument, before anything moves: ids outside the vocabulary, no room in the cache;
+  // Forward of the tokens [T] that follow those of `cache`, to which they are added; logits [n, V]
+  // of the last n <= T of them: the bits of one Forward over the whole sequence where a router
+  // decides about each token by itself. Other ranks, without a sequence, call it without tokens.
+  // kInvalidArgument, before any communication: ids outside the vocabulary, no room in the cache;
   // kUnimplemented on a CUDA device. Collective over the expert-parallel group; blocks.
   absl::Status Extend(const Context& context, absl::Span<const int32_t> tokens,
                       KeyValueCache<T>& cache, MatrixView<float> logits);
 
   // Forward and backward of one round (one micro-batch, or none: T = 0). Gradients are those of
   // pass.d_loss * (mean of row_loss + the router's losses). `ready` is called for every parameter
-  // exactly once, in the same order on all ranks, as its gradient of this round is complete.
+  // exactly once, in the same order on all ranks, when its gradient of this round is complete.
   absl::Status ForwardBackward(const Pass& pass, const TokenBatch& batch, ForwardStats* stats,
                                GradientReady ready);
 
   // MoeLayer::router_share of every MoE layer.
   std::vector<ModuleState> states() override;
-  // Slots [MoE layer][E] that the routers of ForwardBackwards with `stats` chose; EndStep passes
-  // them to MoeLayer::EndStep.
+  // Slots [MoE layer][E] chosen by the routers in calls of ForwardBackward with `stats`; EndStep
+  // passes them to MoeLayer::EndStep.
   int64_t count_size() const override;
   absl::Status TakeCounts(absl::Span<int64_t> counts) override;
   absl::Status EndStep(absl::Span<const int64_t> counts) override;

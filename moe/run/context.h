@@ -26,56 +26,57 @@ enum class Numerics : uint8_t { kFast, kLayoutInvariant };
 inline constexpr Choice<Numerics> kNumericsWords[] = {
     {"fast", Numerics::kFast}, {"layout-invariant", Numerics::kLayoutInvariant}};
 
-// Holds back later work in `later` until what is now in `earlier` has run. Nothing to do when they
-// are the same stream.
+// Makes later work in `later` wait for the work that is now in `earlier`; no effect when they are
+// the same stream.
 inline absl::Status JoinStreams(Stream& later, Stream& earlier) {
   if (&later == &earlier) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const Event done, earlier.Record());
   return later.WaitFor(done);
 }
 
-// Borrowed by layers for their whole life. On the CPU `compute` runs inline; `exchange` is the same
-// stream when nothing is to overlap, else a queue.
+// Borrowed by layers for their lifetime. On the CPU `compute` runs inline; `exchange` is the same
+// stream unless exchanges overlap computation, then a queue.
 //
-// Where `compute` is of a CUDA device, parameters, rows and gradients are memory of that device,
-// and what the host works out for itself (routing, plans, totals) goes through `host` in
+// Where `compute` is a stream of a CUDA device, parameters, rows and gradients are memory of that
+// device, and what the host computes itself (routing, plans, totals) goes through `host` in
 // `host_workspace`. On the CPU these are `compute` and `workspace` themselves.
 struct Context {
   Mesh* mesh = nullptr;
   Stream* compute = nullptr;
-  Stream* exchange = nullptr;  // of the same device
-  Stream* host = nullptr;      // inline, of the CPU
+  Stream* exchange = nullptr;  // stream of the same device
+  Stream* host = nullptr;      // inline stream of the CPU
   Workspace* workspace = nullptr;
   // Scratch of `exchange`. On a CUDA device it is not `workspace`: both streams queue there, and
-  // what one still uses must not be handed to the other.
+  // memory that one still uses must not be given to the other.
   Workspace* exchange_workspace = nullptr;
   Workspace* host_workspace = nullptr;
-  MemoryResource* memory = nullptr;  // of compute's device: for what outlives a round
+  MemoryResource* memory = nullptr;  // memory of compute's device, for what outlives a round
   GemmOptions gemm = {};             // for products on `compute`
   PhaseClock* clock = nullptr;
   Numerics numerics = Numerics::kLayoutInvariant;
-  int tensor_leaves = 1;  // of products whose reduced index tensor ranks may share; 1: chains
+  // Leaves of products whose reduced index tensor ranks may share; 1: chains.
+  int tensor_leaves = 1;
 };
 
 inline bool OnCuda(const Context& context) {
   return IsCuda(*context.compute);
 }
 
-// The most that the workspaces of the compute stream's device have held.
+// Peak bytes of the workspaces of the compute stream's device.
 inline int64_t DeviceBytes(const Context& context) {
   const bool apart = context.exchange_workspace != context.workspace;
   return context.workspace->peak_bytes() + (apart ? context.exchange_workspace->peak_bytes() : 0);
 }
 
-// `array`, memory of the host, where context.compute computes: itself on a CPU, else a copy in
-// context.workspace, enqueued there.
+// `array`, memory of the host, in memory of context.compute's device: itself on a CPU, otherwise a
+// copy in context.workspace, enqueued on that stream.
 template <typename T>
 absl::StatusOr<absl::Span<const T>> OnDevice(absl::Span<const T> array, const Context& context) {
   if (!OnCuda(context)) return array;
   return UploadArray(array, *context.workspace, *context.compute);
 }
 
-// The same the other way, in context.host_workspace. Blocks the host.
+// The reverse, in context.host_workspace. Blocks the host.
 template <typename T>
 absl::StatusOr<absl::Span<const T>> OnHost(absl::Span<const T> array, const Context& context) {
   if (!OnCuda(context)) return array;
@@ -86,7 +87,7 @@ absl::StatusOr<absl::Span<const T>> OnHost(absl::Span<const T> array, const Cont
 }
 
 // Runs `body`, which enqueues work on `stream`: its time in the stream counts as `work.phase`, and
-// it is a piece of the time line if one is recorded, with the layer, round and step of `site`.
+// it is an event of the time line, if one is recorded, with the layer, round and step of `site`.
 template <typename Body>
 absl::Status Timed(const Context& context, const Site& site, const Work& work, Stream& stream,
                    Body body) {

@@ -1,4 +1,4 @@
-// Where a rank's time goes: seconds by phase and, with a recorder, a time line.
+// Measures a rank's time: seconds by phase and, with a recorder, a time line.
 #ifndef MOE_MOE_RUN_PHASE_CLOCK_H_
 #define MOE_MOE_RUN_PHASE_CLOCK_H_
 
@@ -29,31 +29,32 @@ enum class Phase : uint8_t {
   kDense,  // attention, norms, embedding, output layer, loss
   kAllReduce,
   kOptimizer,
-  kCount,  // of those whose seconds are told
-  kNone,   // work that is in no phase, or holds several: on the time line alone
+  kCount,  // number of phases with reported seconds
+  kNone,   // work in no phase, or in several: on the time line alone
   kMeeting,
   kCopy,  // the ExchangeParts inside kDispatch and kCombine
 };
 const char* NameOf(Phase phase);
 
-// A piece of work, for Timed (moe/run/context.h).
+// Describes work for Timed (moe/run/context.h).
 struct Work {
   Phase phase = Phase::kNone;
   const char* name = "";  // on the time line; a string literal
   int32_t chunk = -1;
   int32_t bucket = -1;
-  int64_t bytes = -1;                    // that leave this rank, where they are known before
-  const ExchangeBytes* moved = nullptr;  // or what counts them while the work is enqueued
+  int64_t bytes = -1;  // bytes that leave this rank, if known beforehand
+  // If not, the counter that is updated while the work is enqueued.
+  const ExchangeBytes* moved = nullptr;
 };
 
-// A rank's seconds in the phases dispatch and combine; the three add up to them.
+// A rank's seconds in the phases dispatch and combine, divided into three.
 struct ExchangeSeconds {
-  double copy = 0;    // bytes move, and all ranks are there
+  double copy = 0;    // bytes move, and all ranks are present
   double gather = 0;  // rows are put into another order, scaled, and summed at home
-  double wait = 0;    // for ranks that come later to an exchange, or have more to move in it
+  double wait = 0;    // for ranks that enter an exchange later, or have more to move in it
 };
 
-// Since a time of MonotonicNs.
+// Seconds since `start_ns`, a time of MonotonicNs.
 inline double SecondsSince(int64_t start_ns) {
   return static_cast<double>(MonotonicNs() - start_ns) * 1e-9;
 }
@@ -62,41 +63,40 @@ inline double SecondsSince(int64_t start_ns) {
 // wall time. Each phase is timed by one stream at a time.
 class PhaseClock final : public ExchangeClock {
  public:
-  // now() reads the time of work on the CPU, in nanoseconds.
+  // now() reads the time for work on the CPU, in nanoseconds.
   explicit PhaseClock(int64_t (*now)() = MonotonicNs) : now_(now) {}
 
-  // Also records what follows. nullptr: no longer. `recorder` must outlive the streams' work.
+  // Starts recording; nullptr stops it. `recorder` must outlive the streams' work.
   void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }
   TraceRecorder* recorder() const { return recorder_; }
 
-  // Opens `work` on the time line of recorder(), which must be there: nullptr when it takes no
-  // more.
+  // Opens `work` on the time line of recorder(), which must exist; nullptr when it is full.
   TraceEvent* Open(const Work& work, const Site& site, const Stream& stream);
-  // Enqueues the start and the end of a phase around whatever is enqueued between the two calls.
+  // Enqueue the start and the end of a phase around the work enqueued between the two calls.
   // `event`: from Open, or nullptr. A CUDA stream must live as long as the clock is used.
   absl::Status Start(Phase phase, TraceEvent* event, Stream& stream);
   absl::Status Stop(Phase phase, TraceEvent* event, Stream& stream);
 
-  // For dispatchers, inside the phases dispatch and combine. Nothing before KeepMeetings: from then
-  // on the time of every meeting is kept, until Reset.
+  // Called by dispatchers inside the phases dispatch and combine. No effect before KeepMeetings;
+  // from then on the time of every meeting is recorded, until Reset.
   absl::Status Start(ExchangePart part, const Communicator& group, Stream& exchange) override;
   absl::Status Stop(ExchangePart part, const Communicator& group, Stream& exchange) override;
   void KeepMeetings() { keeps_meetings_ = true; }
 
-  // Takes the times of CUDA streams, which it waits for, into the phases and the time line. Start
-  // does so when kMostIntervals have come together, for a program that never asks for them.
+  // Waits for CUDA streams and adds their times to the phases and the time line. Start calls it
+  // when kMostIntervals are pending, for a program that never reads times.
   static constexpr size_t kMostIntervals = 8192;
   absl::Status Collect();
   // Call with the CPU's streams idle, and after Collect.
   double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
-  // This rank's seconds since Reset, which comes next. The ranks of `group`, those that exchange,
-  // compare how long each took in every meeting until it had its rows, by its own clock. Who comes
-  // last waits for nobody: the shortest time is copy on all ranks, and what a rank was in the
-  // meeting beyond it is its wait. Collects. Collective: one all-reduce of an int64 per meeting.
-  // Blocks.
+  // Divides this rank's seconds since Reset; call Reset next. The ranks of `group`, those that
+  // exchange, compare the time that each spent in every meeting until it had its rows, by its own
+  // clock. The last rank to arrive does not wait: the shortest time is copy on all ranks, and the
+  // rest of a rank's time in the meeting is its wait. Collects. Collective: one all-reduce of an
+  // int64 per meeting. Blocks.
   absl::StatusOr<ExchangeSeconds> SplitExchanges(Communicator& group, Stream& stream,
                                                  const Site& site = {});
-  // Collects, then begins anew.
+  // Collects, then clears all times.
   absl::Status Reset();
 
  private:
@@ -120,8 +120,8 @@ class PhaseClock final : public ExchangeClock {
   int64_t (*const now_)();
   std::array<double, kTimed> seconds_ = {};
   std::array<int64_t, kTimed> started_ns_ = {};
-  // Of meetings since Reset, in their order: how long this rank was in them, and how long of that
-  // for peers to end.
+  // Nanoseconds of each meeting since Reset, in order: how long this rank was in it, and how much
+  // of that it waited for peers to end.
   std::vector<int64_t> meetings_ns_, lingered_ns_;
   bool keeps_meetings_ = false;
   std::deque<Interval>

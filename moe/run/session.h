@@ -21,20 +21,21 @@ inline constexpr Choice<DeviceKind> kDeviceWords[] = {{"cpu", DeviceKind::kCpu},
                                                       {"cuda", DeviceKind::kCuda}};
 
 struct SessionOptions {
-  // Where layers compute: on a CUDA device, the one of `cuda_stream`, else of DeviceOfRank.
+  // Kind of device on which layers compute. kCuda: the device of `cuda_stream` or, without one,
+  // that of DeviceOfRank.
   DeviceKind device = DeviceKind::kCpu;
-  // A cudaStream_t of the program's: the compute stream, in order with what the program puts there.
-  // The program keeps it until the session is gone. nullptr: one of the session's own.
+  // A cudaStream_t owned by the program: the compute stream, in order with the program's own work
+  // on it. It must outlive the session. nullptr: the session makes one.
   void* cuda_stream = nullptr;
   // Degrees of parallelism; kUnimplemented unless all but `expert` are 1.
   MeshShape mesh = {};
-  int threads = 1;  // of this rank
+  int threads = 1;  // CPU threads of this rank
   Numerics numerics = Numerics::kLayoutInvariant;
-  // Leaves of products that are trees (GemmTree): 1, 2, 4, 8 or 16; on a CUDA device 1.
+  // Leaves of products that are trees (GemmTree): 1, 2, 4, 8 or 16; 1 on a CUDA device.
   int tensor_leaves = 1;
-  GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // on a CUDA device
+  GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // for products on a CUDA device
   bool overlap_exchange = false;  // give the exchange a stream of its own (overlap degree > 1)
-  // Events of a time line to keep memory for; 0 = none is recorded.
+  // Number of events that the time line has memory for; 0 = no time line.
   int64_t trace_capacity = 0;
 };
 
@@ -42,12 +43,12 @@ struct SessionOptions {
 // "sm_90" ..., at most 8 letters): layout-invariant bits hold on one. Collective, blocks the host.
 absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Stream& stream);
 
-// The device that this rank of `world` computes on: its communicator's, or CUDA devices are dealt
-// out in turn. kUnimplemented, with the remedy, if there are none.
+// The device that this rank of `world` computes on: its communicator's, otherwise CUDA devices are
+// assigned in turn. kUnimplemented, with the remedy, if there are none.
 absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, const Communicator& world);
 
-// One per rank, used by one thread at a time, whichever. Everything built from its context must be
-// gone before it.
+// One per rank, used by one thread at a time, which may change. Everything built from its context
+// must be destroyed before it.
 class Session {
  public:
   // Collective over `world`, blocks the host. Errors: those of Mesh::Create, of DeviceOfRank or
@@ -60,17 +61,17 @@ class Session {
   // For a rank that gives up: aborts its groups, so that neither peers nor its own streams wait for
   // one another, and waits until the streams are empty.
   void End(const absl::Status& reason);
-  // What run() returns, a StatusOr. A failure, by an exception too, ends the rank (End), so that
-  // what its streams run on, of the caller's, may go.
+  // Returns what run() returns, a StatusOr. A failure, including an exception, ends the rank (End),
+  // so that memory of the caller's that its streams use may be freed.
   template <typename Run>
   auto OrEnd(const Run& run) -> decltype(run()) {
     auto result = Caught(run);
     if (!result.ok()) End(result.status());
     return result;
   }
-  // Where gradient buckets are summed: a queue, so that it overlaps backward.
+  // Stream on which gradient buckets are summed: a queue, so that it overlaps backward.
   Stream& gradient_stream() { return *gradients_; }
-  // The time line, switched off at first: lanes "compute", "exchange" (with overlap_exchange) and
+  // The time line, initially switched off: lanes "compute", "exchange" (with overlap_exchange) and
   // "gradients". nullptr without trace_capacity.
   TraceRecorder* trace() { return trace_.get(); }
 
@@ -87,7 +88,7 @@ class Session {
   Workspace workspace_, exchange_workspace_, host_workspace_;  // the last two for CUDA devices
   std::unique_ptr<Mesh> mesh_;
   Context context_;
-  std::unique_ptr<Cublas> cublas_;  // of compute_, if the products ask for it
+  std::unique_ptr<Cublas> cublas_;  // handle for compute_, if the products need it
   // Last: they stop first. host_ for CUDA devices, exchange_ where it overlaps.
   std::unique_ptr<Stream> host_, compute_, exchange_, gradients_;
 };

@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What rank 0 tells of every rank at the end.
+// What rank 0 reports about every rank at the end.
 struct RankFacts {
   int64_t events = 0;
   int64_t left_out = 0;
@@ -27,14 +27,15 @@ struct RankFacts {
   int64_t error_ns = 0;
 };
 
-// Perfetto finds a thread by its tid alone, takes the one whose tid is the pid for the main one,
-// and the numbers 0 for the idle process: so every lane has a number of its own, and none is 0.
+// Perfetto identifies a thread by its tid alone, treats the one whose tid is the pid as the main
+// thread, and reserves 0 for the idle process: so every lane has a number of its own, and none is
+// 0.
 int64_t PidOf(int rank) {
   constexpr int64_t kMostLanes = 100;  // a round number: rank 2 is 300
   return kMostLanes * (rank + 1);
 }
 
-// Names what viewers show on the left, and in which order.
+// Writes the names that viewers show on the left, and their order.
 void AppendMetadata(const TraceRecorder& recorder, int rank, std::string& text) {
   const int64_t pid = PidOf(rank);
   const auto add = [&](const char* name, int lane, const Json& args) {
@@ -50,7 +51,7 @@ void AppendMetadata(const TraceRecorder& recorder, int rank, std::string& text) 
   }
 }
 
-// Names are literals of this program: nothing in them needs an escape.
+// Names are literals of this program: they need no escapes.
 void AppendEvent(const TraceEvent& event, int rank, int64_t shift_ns, std::string& text) {
   const int64_t pid = PidOf(rank);
   const auto microseconds = [](int64_t ns) {
@@ -83,10 +84,10 @@ std::string TextOf(const TraceRecorder& recorder, int rank, int64_t shift_ns) {
   return text;
 }
 
-// Nanoseconds to add to rank 0's clock, so that the first event of all ranks is at 0.
+// Nanoseconds to add to rank 0's clock so that the first event of all ranks is at 0.
 absl::StatusOr<int64_t> Origin(const TraceRecorder& recorder, int64_t offset_ns,
                                Communicator& world, Stream& stream, const Site& site) {
-  int64_t latest = std::numeric_limits<int64_t>::min();  // of the negative times
+  int64_t latest = std::numeric_limits<int64_t>::min();  // largest negated time
   for (const TraceEvent& event : recorder.events()) {
     latest = std::max(latest, -(event.begin_ns + offset_ns));
   }
@@ -96,7 +97,7 @@ absl::StatusOr<int64_t> Origin(const TraceRecorder& recorder, int64_t offset_ns,
   return latest == std::numeric_limits<int64_t>::min() ? 0 : latest;
 }
 
-// The text of rank `from`, on rank 0.
+// Text of rank `from`, received on rank 0.
 absl::StatusOr<std::string> Fetch(int from, std::string mine, Communicator& world, Stream& stream,
                                   const Site& site) {
   if (from == 0) return mine;
@@ -114,8 +115,8 @@ absl::StatusOr<std::string> Fetch(int from, std::string mine, Communicator& worl
   return mine;
 }
 
-// The end of the document. The trace event format wants no comma after the last event: it is this
-// one, which names the first process again.
+// End of the document. The trace event format allows no comma after the last event: that is this
+// one, which repeats the name of the first process.
 std::string Tail(const std::vector<RankFacts>& ranks) {
   Json facts = Json::array();
   int64_t left_out = 0, error_ns = 0;

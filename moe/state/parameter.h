@@ -33,62 +33,64 @@ struct ParameterSpec {
   std::string name = {};  // "layers.0.mlp.experts.3.gate_up_proj.weight"
   int64_t rows = 1;
   int64_t cols = 1;
-  // The ranks that hold the same values, over which gradients are summed: kStage, or kData where
-  // tensor parallelism would cut it; kExpertData.
+  // Group of the ranks that hold the same values, over which gradients are summed: kStage, or kData
+  // where tensor parallelism would cut the parameter; kExpertData.
   MeshGroup holders = MeshGroup::kStage;
   Initializer initializer = Initializer::kNormal;
   double init_std = 0.02;
   bool weight_decay = true;
-  // Partial gradients of a micro-batch: two where an embedding is the output layer, too.
+  // Number of partial gradients per micro-batch: two where an embedding is also the output layer.
   int partials = 1;
-  // false: no gradient. Weights are then frozen: layers compute with them, the input's gradient
-  // passes through them, and of a matrix (rows > 1) in a store of a 16-bit type the compute copy is
-  // all there is: 2 bytes an element, where a trained one has 6.
+  // false: frozen, without a gradient. Layers compute with frozen weights and pass the input's
+  // gradient through them; a frozen matrix (rows > 1) in a store of a 16-bit type has only its
+  // compute copy: 2 bytes an element, where a trained one has 6.
   bool trainable = true;
-  // State of a layer that the host reads and writes, and that is not trained (a router's expert
-  // bias): memory of the host whatever the store's.
+  // State of a layer that the host reads and writes and that is not trained (a router's expert
+  // bias): always memory of the host.
   bool host_state = false;
-  // The layer reads it by rows that need not lie together: its values may be borrowed
+  // The layer reads the parameter by rows that need not be contiguous: its values may be borrowed
   // (ParameterStore::Borrow).
   bool borrowable = false;
-  // The canonical tensors it consists of, one behind the other in memory; empty: one of its own
-  // name and shape that tensor parallelism does not cut.
+  // The canonical tensors of the parameter, one behind the other in memory; empty: a single one of
+  // its name and shape, which tensor parallelism does not cut.
   std::vector<CanonicalTensor> parts = {};
 };
 
-// `spec` as one canonical tensor, of its own name and shape, that tensor parallelism cuts: its
-// holders become kData, where they were kStage.
+// `spec` with one canonical tensor, of its own name and shape, that tensor parallelism cuts:
+// holders kStage become kData.
 ParameterSpec CutAlong(TensorAxis axis, ParameterSpec spec, int64_t item = kCutItem);
 
-// Whole rows of a parameter, in memory that the store does not own and nobody writes.
+// Whole rows of a parameter, in memory that the store does not own and nothing writes.
 struct BorrowedRows {
-  absl::Span<const std::byte> values = {};  // of the store's compute type
-  std::shared_ptr<const void> owner = {};   // keeps them
+  absl::Span<const std::byte> values = {};  // rows in the store's compute type
+  std::shared_ptr<const void> owner = {};   // keeps the memory alive
 };
 
-// One tensor on this rank, in memory of the store's device, or of the host (ParameterSpec).
+// One tensor on this rank, in memory of the store's device or of the host
+// (ParameterSpec::host_state).
 class Parameter {
  public:
   const ParameterSpec& spec() const { return spec_; }
   int64_t size() const { return spec_.rows * spec_.cols; }
-  // One row or column: layers may read it in float32, whatever the store's type.
+  // A single row or column: layers may read it in float32, whatever the store's type.
   bool is_vector() const { return spec_.rows == 1 || spec_.cols == 1; }
   absl::Span<const CanonicalTensor> parts() const { return spec_.parts; }  // never empty
-  // What this rank holds of parts()[part]: all of it, as no group of ranks shares a tensor out.
+  // Box of parts()[part] that this rank holds: the whole tensor, since no group of ranks divides
+  // one.
   TensorBox box(size_t part) const { return spec_.parts[part].box(); }
 
   bool frozen() const { return !spec_.trainable && !spec_.host_state; }
-  // Empty for a frozen matrix of a 16-bit type, and where ZeRO has left it to the optimisers of
-  // several ranks (ParameterStore::Pack).
+  // Empty for a frozen matrix of a 16-bit type, and where ZeRO leaves the master to the optimisers
+  // of several ranks (ParameterStore::Pack).
   absl::Span<float> master() const { return master_; }
-  // A copy of the values, once `stream` has passed what is in it. Blocks the host.
-  // kFailedPrecondition after ParameterStore::Pack.
+  // A copy of the values, after the work that is in `stream`. Blocks the host. kFailedPrecondition
+  // after ParameterStore::Pack.
   absl::StatusOr<std::vector<float>> ReadMaster(Stream& stream) const;
-  // The values layers compute with, [rows, cols]: the master itself for float, a rounded copy for
+  // Values that layers compute with, [rows, cols]: the master itself for float, a rounded copy for
   // BFloat16 and Float16 (present when it is the store's compute type).
   template <typename T>
   MatrixView<const T> view() const;
-  // false where parts() were borrowed one by one: view<T>() may not be called then.
+  // false where parts() were borrowed one by one: view<T>() must not be called then.
   bool contiguous() const { return borrowed_.size() < 2; }
   // The rows of parts()[i].
   template <typename T>
@@ -97,23 +99,24 @@ class Parameter {
     MOE_CHECK(has_master());
     return master_;
   }
-  // What all ranks of the group have of it, in row-major order: the master, or the compute copy
-  // without one, in one piece or, where it is borrowed so, in several.
+  // Values that all ranks of the group hold, in row-major order: the master, or without one the
+  // compute copy; in one span or, if borrowed so, in several.
   std::vector<absl::Span<const std::byte>> replica() const;
-  // A copy of it on the host, once `stream` has passed what is in it. Blocks.
+  // A copy of replica() on the host, after the work that is in `stream`. Blocks.
   absl::StatusOr<Buffer> ReadReplica(Stream& stream) const;
-  // Grows with every RefreshCompute, Adopt and Borrow: what is made of weights is of one version.
+  // Version of the values, for anything derived from them; grows with every RefreshCompute, Adopt
+  // and Borrow.
   int64_t version() const { return version_; }
 
-  // Whether partial gradients have somewhere to add up. A GradientReducer gives every trainable
-  // parameter a sum in its first step.
+  // Whether partial gradients have a sum to be added to. A GradientReducer gives every trainable
+  // parameter one in its first step.
   bool has_sum() const { return open_sum_ != nullptr; }
-  // Where the partial gradients of this round add up. Where sums travel in every round the first
-  // call of a bucket may take memory, and the compute stream then waits for the bucket that had
-  // this memory before. kFailedPrecondition without a sum; kResourceExhausted.
+  // Accumulator of the partial gradients of this round. Where sums travel in every round, the first
+  // call for a bucket may allocate memory, and the compute stream then waits for the bucket that
+  // used this memory before. kFailedPrecondition without a sum; kResourceExhausted.
   absl::StatusOr<GradAccumulator> OpenGradient() const;
-  // The bucket in which the sum travels, where it travels in every round; else -1. A bucket is held
-  // from its first OpenGradient until all of its gradients are complete, so whoever has gradients
+  // Bucket in which the sum travels, if sums travel in every round; otherwise -1. A bucket is open
+  // from its first OpenGradient until all of its gradients are complete, so a module with gradients
   // of many parameters completes those of one bucket before the next.
   int round_bucket() const { return round_bucket_; }
   // For the GradientReducer: what OpenGradient returns.
@@ -124,7 +127,7 @@ class Parameter {
 
   // Position in ParameterStore::parameters(); the same on all ranks of the parameter's group.
   int index() const { return index_; }
-  // That of the first parameter of its slab; of one that was added alone, its own.
+  // Index of the first parameter of its slab; its own index if it was added alone.
   int slab() const { return slab_; }
 
  private:
@@ -135,133 +138,134 @@ class Parameter {
   absl::Status CheckMaster(const char* function) const;
   bool has_master() const { return static_cast<int64_t>(master_.size()) == size(); }
 
-  DType type_ = DType::kFloat32;  // of compute_
+  DType type_ = DType::kFloat32;  // type of compute_
   absl::Span<float> master_;
   absl::Span<std::byte> compute_;  // empty for float, and where the values are borrowed
   std::vector<BorrowedRows> borrowed_;
-  // Their memory, shared by the parameters of a slab; nullptr where it was adopted, borrowed or
-  // packed.
+  // Memory of the values, shared by the parameters of a slab; nullptr where it was adopted,
+  // borrowed or packed.
   std::shared_ptr<const Buffer> owned_, owned_compute_;
   bool packed_ = false, shared_ = false;
   int64_t version_ = 0;
-  std::function<absl::StatusOr<GradAccumulator>()> open_sum_;  // none: has_sum() is false
+  std::function<absl::StatusOr<GradAccumulator>()> open_sum_;  // empty: has_sum() is false
   int round_bucket_ = -1;
 };
 template <>
 MatrixView<const float> Parameter::view<float>() const;
 
-// Called when the gradient of a parameter, one that is trained, is complete for this round.
+// Called when the gradient of a trained parameter is complete for this round.
 using GradientReady = absl::FunctionRef<absl::Status(Parameter&)>;
 
-// What layers read of some parameters, in one block: parameter i from byte first_byte[i] on, in
-// elements of element_bytes[i], and at the end the block's size.
+// What layers read of some parameters, in one block: parameter i starts at byte first_byte[i] and
+// has elements of element_bytes[i]; the last first_byte is the block's size.
 struct PackedParameters {
   absl::Span<uint8_t> block;
   std::vector<int64_t> first_byte, element_bytes;
 };
 
-// Elements from `begin` on of a parameter's master, as they are now.
+// Current elements of a parameter's master, from `begin` on.
 struct MasterPart {
   Parameter* parameter;
   int64_t begin;
   absl::Span<const float> values;
 };
 
-// Of the device whose memory `parameter` is.
+// Stream of the device whose memory `parameter` is.
 inline Stream& StreamOf(const Parameter& parameter, const Context& context) {
   return parameter.spec().host_state ? *context.host : *context.compute;
 }
 
-// What the parameters of a store are for.
+// Use of the parameters of a store.
 enum class StoreUse : uint8_t {
   kTraining,
-  kReading,    // they start as zeros, since a file has their values: nothing is drawn
-  kInference,  // the same, and none of them is trainable
+  kReading,    // initialised to zeros, since a file holds their values: nothing is drawn
+  kInference,  // as kReading, and none of them is trainable
 };
 
-// Owns the parameters that live on this rank, in the order they were added (forward order).
+// Owns the parameters of this rank, in the order in which they were added (forward order).
 class ParameterStore {
  public:
   // compute: kFloat32, kBFloat16 or kFloat16. Initial values are a function of (seed, name,
-  // element) alone: they do not depend on the layout. Memory of the device that `context` computes
-  // on, initial values by its rank's threads; the session outlives the store.
+  // element) alone: they do not depend on the layout. Parameters are memory of the device that
+  // `context` computes on, and the threads of its rank compute the initial values; the session must
+  // outlive the store.
   ParameterStore(DType compute, uint64_t seed, const Context& context)
       : compute_(compute),
         seed_(seed),
         memory_(*context.memory),
         threads_(context.host->threads()) {}
-  // On the CPU, by the calling thread alone.
+  // A store on the CPU, used by the calling thread alone.
   ParameterStore(DType compute, uint64_t seed)
       : compute_(compute), seed_(seed), memory_(CpuMemory()), threads_(ThreadPool::Serial()) {}
 
-  // kInvalidArgument for a name already there, a negative size, trained host state, or parts that
-  // are not as large as the whole; kResourceExhausted. Initial values are there on return.
+  // kInvalidArgument for a name already in use, a negative size, trained host state, or parts whose
+  // sizes do not add up to the whole; kResourceExhausted. Initial values are complete on return.
   absl::StatusOr<Parameter*> Add(const ParameterSpec& spec);
-  // One Add after the other of specs that differ in names (and parts) alone, whose values lie one
-  // behind the other, in one slab [specs, rows, cols], until Adopt: what one product of a CUDA
-  // device reads of many experts. kInvalidArgument also for specs of several shapes or groups.
+  // Add for several specs that differ only in names (and parts). Until Adopt their values are
+  // contiguous, in one slab [specs, rows, cols], so that one product of a CUDA device can read many
+  // experts. kInvalidArgument also for specs of several shapes or groups.
   absl::StatusOr<std::vector<Parameter*>> AddSlab(absl::Span<const ParameterSpec> specs);
 
-  // Of the parameters that are added from now on.
+  // Sets the use of the parameters that are added from now on.
   void set_use(StoreUse use) { use_ = use; }
 
   DType compute() const { return compute_; }
   const MemoryResource& memory() const { return memory_; }
   absl::Span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
-  // nullptr where this rank holds none of that name, as of other ranks' experts.
+  // nullptr where this rank holds no parameter of that name, such as other ranks' experts.
   Parameter* Find(absl::string_view name) const;
   // Whether `parameter` is the last of its slab.
   bool EndsSlab(const Parameter& parameter) const;
 
-  // From now on the master is `values`, [rows * cols] in row-major order, memory of the host: what
-  // is in it counts, layers read it and the optimiser writes it. The caller keeps it until another
-  // Adopt of the parameter, or until the store is gone. Not between a Forward and its Backward.
-  // Memory that the master is already in costs one comparison and changes nothing: a host whose
-  // framework can move a tensor calls this before every Forward. The store's own is given back once
-  // all masters of a slab were adopted. Blocks.
-  // kInvalidArgument for another size; kUnimplemented where the master is memory of a CUDA device;
-  // kFailedPrecondition where there is none.
+  // Makes `values`, [rows * cols] in row-major order, memory of the host, the master from now on:
+  // its present content counts, layers read it and the optimiser writes it. The caller keeps it
+  // until another Adopt of the parameter, or until the store is destroyed. Not between a Forward
+  // and its Backward. Memory that is already the master's costs one comparison and changes nothing:
+  // a host whose framework can move a tensor calls this before every Forward. The store's own
+  // memory is freed once all masters of a slab were adopted. Blocks. kInvalidArgument for another
+  // size; kUnimplemented where the master is memory of a CUDA device; kFailedPrecondition where
+  // there is no master.
   absl::Status Adopt(Parameter& parameter, absl::Span<float> values);
-  // The other way: the master's memory for a tensor of the host's framework, on any device. It
-  // stays while somebody has what is returned, after the store, too, and from now on it is the
-  // master's for good, but for an Adopt. kFailedPrecondition where there is no master.
+  // The reverse: lends the master's memory to a tensor of the host's framework, on any device. The
+  // memory lives as long as a returned pointer, also after the store, and remains the master's from
+  // now on, unless Adopt replaces it. kFailedPrecondition where there is no master.
   absl::StatusOr<std::shared_ptr<float>> Share(Parameter& parameter) const;
 
-  // Whether Borrow can have the values of this parameter: it is `borrowable`, has no master, and is
+  // Whether Borrow accepts values for this parameter: it is `borrowable`, has no master, and is
   // memory of the host.
   bool CanBorrow(const Parameter& parameter) const;
-  // From now on the values are `rows`, in memory that their owner keeps and nobody writes, and the
-  // parameter's own memory is given back: one block of all, or one for each of its parts(). Not
+  // Makes `rows` the values from now on, in memory that their owner keeps and nothing writes, and
+  // frees the parameter's own memory: one block of all values, or one for each of its parts(). Not
   // between a Forward and its Backward. kInvalidArgument for other sizes or an odd address;
   // kFailedPrecondition unless CanBorrow.
   absl::Status Borrow(Parameter& parameter, std::vector<BorrowedRows> rows) const;
 
-  // Overwrites the values, in the master and, rounded, in the compute copy: all, or from `first` on
-  // in row-major order as many as there are. `values`: memory of the host, read before the call
-  // returns. `stream` as below. kInvalidArgument for another number, or one beyond the end;
-  // kFailedPrecondition where they are borrowed.
+  // Overwrites values in the master and, rounded, in the compute copy: all of them, or as many as
+  // given from `first` on, in row-major order. `values`: memory of the host, read before the call
+  // returns. `stream` as below. kInvalidArgument for another number of values, or a range beyond
+  // the end; kFailedPrecondition where the values are borrowed.
   absl::Status WriteMaster(Parameter& parameter, absl::Span<const float> values, Stream& stream,
                            std::optional<int64_t> first = {}) const;
 
-  // Rounds the master into the compute copy; after every change of the master. `stream`: StreamOf.
-  // Without a master: the copy has changed.
+  // Rounds the master into the compute copy; to be called after every change of the master.
+  // `stream`: StreamOf. Without a master it only records that the copy has changed.
   absl::Status RefreshCompute(Parameter& parameter, Stream& stream) const;
 
-  // For ranks that share out what each keeps of the masters (ZeRO). What layers read of trainable
-  // `parameters` moves into one block of the store's, so that ranks can gather it at once: masters
-  // in float, compute copies else, but masters of vectors (a row or a column), which layers read as
-  // they are. Other masters are given up: the caller has copied what it keeps of them, and rounds
-  // it by RefreshParts. From then on Adopt, WriteMaster and ReadMaster give kFailedPrecondition.
-  // Slabs stay slabs: their parameters come whole and in order. Blocks. kFailedPrecondition for a
-  // parameter whose master was adopted or shared; kResourceExhausted.
+  // For ranks that divide the masters among themselves (ZeRO). Moves what layers read of trainable
+  // `parameters` into one block of the store's, so that ranks can gather it at once: masters in
+  // float, otherwise compute copies, and for vectors (a row or a column) always masters, which
+  // layers read as they are. All other masters are freed: the caller has copied what it keeps of
+  // them, and rounds it by RefreshParts. From then on Adopt, WriteMaster and ReadMaster return
+  // kFailedPrecondition. Slabs must be passed whole and in order, and stay slabs. Blocks.
+  // kFailedPrecondition for a parameter whose master was adopted or shared; kResourceExhausted.
   absl::StatusOr<PackedParameters> Pack(absl::Span<Parameter* const> parameters, Stream& stream);
 
   // Rounds parts of masters into the compute copies: on a CUDA device in one launch, whatever their
-  // number. They may be empty where a compute copy has changed. Enqueued on context.compute.
+  // number. `parts` may be empty where a compute copy has changed. Enqueued on context.compute.
   absl::Status RefreshParts(absl::Span<const MasterPart> parts, const Context& context) const;
 
-  // Elements on this rank, the bytes of masters and compute copies that the store owns, and those
-  // of values that it borrows.
+  // Number of elements on this rank, bytes of the masters and compute copies that the store owns,
+  // and bytes of borrowed values.
   int64_t total_size() const;
   int64_t bytes() const;
   int64_t borrowed_bytes() const;
@@ -269,18 +273,18 @@ class ParameterStore {
  private:
   absl::StatusOr<std::unique_ptr<Parameter>> Make(const ParameterSpec& spec) const;
   absl::Status Allocate(absl::Span<const std::unique_ptr<Parameter>> slab) const;
-  bool OnDevice(const Parameter& parameter) const;  // a CUDA device
+  bool OnDevice(const Parameter& parameter) const;  // whether on a CUDA device
   absl::Status RefreshPart(const MasterPart& part, Stream& stream) const;
   template <typename T>
   absl::Status RoundParts(absl::Span<const MasterPart> parts, const Context& context) const;
-  absl::Status Fill(Parameter& parameter);  // with the initial values
+  absl::Status Fill(Parameter& parameter);  // writes the initial values
 
   const DType compute_;
   const uint64_t seed_;
   StoreUse use_ = StoreUse::kTraining;
   MemoryResource& memory_;
   ThreadPool& threads_;
-  std::unique_ptr<Stream> upload_;  // CUDA devices, once there is a parameter
+  std::unique_ptr<Stream> upload_;  // for CUDA devices, once there is a parameter
   std::vector<Buffer> packed_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
 };

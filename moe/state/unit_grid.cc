@@ -73,7 +73,7 @@ int64_t UnitGrid::CutNear(const TensorBox& box, int64_t element) const {
 uint64_t HashUnits(const CanonicalTensor& tensor, const TensorBox& box,
                    MatrixView<const float> rows) {
   const uint64_t name = Xxh3(tensor.name.data(), tensor.name.size());
-  std::vector<float> elements;  // of a unit that is narrower than the rows
+  std::vector<float> elements;  // copy of a unit that is narrower than the rows
   uint64_t sum = 0;
   UnitGrid(tensor).ForEachUnit(box, [&](int64_t number, const TensorBox& unit) {
     const float* data = rows.row(unit.row_begin - box.row_begin) + unit.col_begin - box.col_begin;

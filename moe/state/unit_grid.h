@@ -1,4 +1,4 @@
-// The units of a tensor: the least that ranks can hold, add or hash apart.
+// Units of a tensor: the smallest parts that ranks can hold, add or hash separately.
 #ifndef MOE_MOE_STATE_UNIT_GRID_H_
 #define MOE_MOE_STATE_UNIT_GRID_H_
 
@@ -12,20 +12,22 @@
 
 namespace moe {
 
-// A tensor is cut along its axis into kLeaves leaves (one without an axis), leaf s of n items being
-// items [n s / kLeaves, n (s + 1) / kLeaves); a leaf is cut, from its first row on, into groups of
-// max(1, 4096 / columns of the widest leaf) rows. A unit is a row group of a leaf. Units depend on
-// the tensor's shape alone, never on ranks, so what is made of them unit by unit has the same bits
-// at any layout. Row groups of leaves side by side are the same rows, between which ranks may cut.
+// A tensor is cut along its axis into kLeaves leaves (without an axis, into one), leaf s of n items
+// being items [n s / kLeaves, n (s + 1) / kLeaves); a leaf is cut, from its first row on, into
+// groups of max(1, 4096 / columns of the widest leaf) rows. A unit is a row group of a leaf. Units
+// depend on the tensor's shape alone, never on ranks, so results computed unit by unit have the
+// same bits at any layout. Row groups of leaves side by side are the same rows, between which ranks
+// may cut.
 class UnitGrid {
  public:
   static constexpr int kLeaves = 8;
-  static constexpr int64_t kElements = 4096;  // of a unit, at most, unless its row is longer
+  static constexpr int64_t kElements = 4096;  // most elements of a unit, unless one row is longer
 
   explicit UnitGrid(const CanonicalTensor& tensor);
 
-  // Calls visit(unit, its box) for the units of `box`, which HasWholeUnits. Units count up leaf by
-  // leaf, in a leaf row by row, from 0 at the tensor's first. A leaf may be empty.
+  // Calls visit(unit, its box) for the units of `box`, which must satisfy HasWholeUnits. Units are
+  // numbered leaf by leaf, within a leaf row by row, from 0 at the tensor's first. A leaf may be
+  // empty.
   template <typename Visit>
   void ForEachUnit(const TensorBox& box, Visit visit) const {
     MOE_CHECK(HasWholeUnits(box));
@@ -39,27 +41,28 @@ class UnitGrid {
       }
     }
   }
-  // Whether no unit is partly in `box`: it has whole row groups and the columns of whole leaves.
+  // Whether no unit is partly in `box`: it consists of whole row groups and the columns of whole
+  // leaves.
   bool HasWholeUnits(const TensorBox& box) const;
-  // The first row of the row group that `row` is in; rows() for row >= rows().
+  // First row of the row group that contains `row`; rows() for row >= rows().
   int64_t FirstRowOfGroup(int64_t row) const;
-  // A row to read up to from `row` on, the first of a row group or rows(): so few elements that a
-  // near cache has them while they are hashed, and at least a row group.
+  // End of the band of rows to read from `row` on, the first row of a row group or rows(): few
+  // enough elements that a near cache holds them while they are hashed, but at least one row group.
   int64_t EndOfBand(int64_t row) const;
-  // The cut nearest to `element`, where elements of `box` are counted row by row: the first of a
-  // row group, or their end. The first of two that are as near.
+  // The cut nearest to `element`, an element of `box` counted row by row: the first element of a
+  // row group, or the end. Of two equally near cuts the first.
   int64_t CutNear(const TensorBox& box, int64_t element) const;
 
  private:
-  const int64_t cols_;  // the tensor's
+  const int64_t cols_;  // columns of the tensor
   std::array<TensorBox, kLeaves> leaf_;
   int64_t group_rows_ = 1;
-  std::array<int64_t, kLeaves> first_;  // unit of each leaf
+  std::array<int64_t, kLeaves> first_;  // number of the first unit of each leaf
 };
 
 // Sum over units, modulo 2^64, of XXH3(the unit's float32 bytes, row by row; seed: XXH3 of the
-// name, plus the unit). A sum of sums is the whole's hash: whoever holds a unit adds it, in any
-// order. rows: those of `box`, which has whole units.
+// name, plus the unit). Sums over parts add up to the hash of the whole: each owner of a unit adds
+// it, in any order. rows: rows of `box`, which has whole units.
 uint64_t HashUnits(const CanonicalTensor& tensor, const TensorBox& box,
                    MatrixView<const float> rows);
 

@@ -29,7 +29,7 @@ ParameterSpec BiasOf(const ParameterSpec& weight) {
                         .initializer = Initializer::kZeros,
                         .weight_decay = false,
                         .trainable = weight.trainable};
-  for (const CanonicalTensor& part : weight.parts) {  // cut with the rows that it is added to
+  for (const CanonicalTensor& part : weight.parts) {  // cut like the rows that the bias is added to
     const bool cut = part.axis == TensorAxis::kRows;
     if (!cut && bias.holders == MeshGroup::kData) bias.holders = MeshGroup::kStage;
     bias.parts.push_back({.name = named(part.name),
@@ -40,8 +40,8 @@ ParameterSpec BiasOf(const ParameterSpec& weight) {
   return bias;
 }
 
-// Where the values of weights are now (ParameterStore::Adopt moves them): all of each, or the rows
-// of one of its parts().
+// Current values of weights (ParameterStore::Adopt moves them): all of each, or the rows of one of
+// its parts().
 template <typename T>
 absl::StatusOr<absl::Span<const MatrixView<const T>>> ValuesOf(absl::Span<Parameter* const> weights,
                                                                Workspace& workspace,
@@ -57,7 +57,7 @@ absl::Span<Parameter* const> Of(const LinearRows& rows, const std::vector<Parame
   return absl::MakeConstSpan(all).subspan(rows.first, rows.last - rows.first);
 }
 
-// Whether the host knows that segments of `rows` rows have none.
+// Whether segments of `rows` rows are known to the host to be empty.
 bool HasNoRows(const GroupOffsets& segments, int64_t rows) {
   return rows == 0 ||
          (segments.known_to_host() && segments.host().front() == segments.host().back());
@@ -110,7 +110,7 @@ absl::Status Linear<T>::MakeCopies() {
 
 template <typename T>
 absl::StatusOr<int64_t> Linear<T>::PackChanged(Stream& stream) const {
-  int64_t version = 0;  // of all weights: grows when one of theirs does
+  int64_t version = 0;  // sum over all weights: grows when the version of one does
   for (const Parameter* weight : weights_) version += weight->version();
   for (size_t l = 0; l < packed_.size(); ++l) {
     if (packed_[l].version() == version) continue;
@@ -180,7 +180,7 @@ absl::Status Linear<T>::GroupedProduct(const Context& context, const LinearRows&
   if (std::all_of(weights.begin(), weights.end(), [](auto* w) { return w->contiguous(); })) {
     return product(std::nullopt, y);
   }
-  // Columns of y are chains of their own, so products of parts have the bits of the whole one's.
+  // Columns of y are independent chains, so products of parts have the bits of the whole product.
   int64_t begin = 0;
   for (size_t i = 0; i < cut_as_.size(); ++i) {
     const int64_t end = begin + cut_as_[i].rows;
@@ -213,8 +213,8 @@ absl::Status Linear<T>::WeightGradient(const Context& context, const LinearRows&
   if (weights.empty() || !weights.front()->spec().trainable) return absl::OkStatus();
   const int64_t all[] = {0, dy.rows()};
   const GroupOffsets segments = rows.segments.size() > 0 ? rows.segments : GroupOffsets(all);
-  // Buckets hold a module's last parameters first, but those of a slab first to last: biases, then
-  // weights, and of these one bucket after the other, so that two of them are open at most.
+  // Buckets hold a module's last parameters first, but those of a slab first to last: biases come
+  // first, then weights, bucket by bucket, so that at most two buckets are open.
   if (!biases_.empty()) {
     MOE_RETURN_IF_ERROR(AddBiasGradients(context, Of(rows, biases_), segments, dy, ready));
   }

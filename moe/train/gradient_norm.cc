@@ -14,11 +14,11 @@
 namespace moe {
 namespace {
 
-// Digits, and behind them how many partials were rounded.
+// Digits of the sum of squares, followed by the number of partials that were rounded.
 constexpr int64_t kTensorFields = kSquareSumSize + 1;
 
-// The tensor that the grid took most of; of several the one whose name has the largest hash, at any
-// layout.
+// Tensor with the largest grid loss; of several equal ones that whose name has the largest hash, at
+// any layout.
 struct Worst {
   double loss = 0;
   int64_t hash = 0;
@@ -35,7 +35,7 @@ double ValueOf(const int64_t* squares) {
   return std::sqrt(SquareSumValue(digits));
 }
 
-// fields: of `name`, over all ranks that hold it.
+// fields: those of tensor `name`, summed over all ranks that hold it.
 void Take(const int64_t* fields, const std::string& name, double unit, Worst& worst) {
   const int64_t inexact = fields[kSquareSumSize];
   if (inexact == 0) return;
@@ -84,7 +84,7 @@ absl::Status SumOver(Communicator& group, absl::Span<int64_t> fields, const Cont
   return context.host->Synchronize();
 }
 
-// The tensor of this rank's experts that the grid took most of.
+// The tensor of this rank's experts with the largest grid loss.
 absl::StatusOr<Worst> WorstExperts(absl::Span<const GradientSquares> gradients, double unit,
                                    const Context& context, const Site& site) {
   const int64_t size = TensorsOf(gradients, true) * kTensorFields;
@@ -95,10 +95,10 @@ absl::StatusOr<Worst> WorstExperts(absl::Span<const GradientSquares> gradients, 
   return WorstOf(gradients, true, fields.data(), unit);
 }
 
-// What a rank says of itself, in a place of its own of the sums over all ranks.
+// Fields that each rank contributes to the sums over all ranks, at a place of its own.
 enum OfRank : uint8_t { kLargest, kLoss, kHash, kNameBytes, kRankFields };
 
-// The name that rank `root` knows.
+// Name of the worst tensor, sent by rank `root`.
 absl::StatusOr<std::string> NameFrom(int root, int64_t bytes, const Worst& mine,
                                      const Context& context, const Site& site) {
   Communicator& world = context.mesh->world();
@@ -122,13 +122,14 @@ absl::StatusOr<double> GradientNorm::ClipFactor(double most) const {
                                           "expected finite ones: the weights have stayed"));
 }
 
-// After the sums of experts' tensors all else travels at once.
+// The sums of experts' tensors travel first, then everything else at once.
 absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gradients, double unit,
                                            const Context& context, const Site& site) {
   Communicator& world = context.mesh->world();
   const WorkspaceScope scope(*context.host_workspace);
   const bool exact = unit > 0;
-  // Of all tensors and what is not finite; then of each rank; then of replicated tensors.
+  // Order of fields: sums over all tensors and the number of non-finite partials; each rank's
+  // fields; replicated tensors.
   constexpr int64_t kRanks = kSquareSumSize + 1;
   const int64_t replicated = kRanks + (exact ? world.size() * int64_t{kRankFields} : 0);
   const int64_t tensors = exact ? TensorsOf(gradients, false) : 0;
@@ -158,7 +159,8 @@ absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gra
   norm.value = finite ? ValueOf(fields.data()) : std::numeric_limits<double>::infinity();
   if (!exact) return norm;
   Worst worst = WorstOf(gradients, false, fields.data() + replicated, unit);
-  int root = -1;  // every rank knows the name
+  // Rank whose experts' tensor is the worst; -1: a replicated tensor, known to every rank.
+  int root = -1;
   int64_t name_bytes = 0, largest = 0;
   for (int r = 0; r < world.size(); ++r) {
     const int64_t* const theirs = &fields[kRanks + r * int64_t{kRankFields}];

@@ -24,8 +24,8 @@ absl::Status CheckTrainable(const Parameter& parameter, size_t known) {
                                                  " is not trained, so it has no gradient"));
 }
 
-// Adds the units of elements `piece.range`, whole row groups, of whose squares the norm is made.
-// `first`: where these elements begin in the sum.
+// Appends the units of elements `piece.range`, whole row groups, from whose squares the norm is
+// computed. `first`: position of these elements in the sum.
 void AppendUnits(const ParameterPiece& piece, int64_t first, std::vector<SquaresUnit>& units) {
   for (const BoxInMemory& held : BoxesOf(*piece.parameter, piece.range)) {
     const int64_t begin = first + held.first - piece.range.begin, cols = held.box.cols();
@@ -207,7 +207,8 @@ absl::Status GradientReducer::MarkReady(const Parameter& parameter, const Site& 
   return absl::OkStatus();
 }
 
-// Zeros for the parameters of a full bucket that no partial has reached, neighbours at once.
+// Writes zeros for the parameters of a full bucket that no partial has reached, one operation for a
+// run of neighbours.
 absl::Status GradientReducer::ClearEmpty(size_t b) {
   const ParameterBucket& bucket = buckets_[b];
   if (in_parts(b)) MOE_RETURN_IF_ERROR(OpenRound(b));
@@ -216,7 +217,7 @@ absl::Status GradientReducer::ClearEmpty(size_t b) {
   const auto reached = [&](const Parameter* p) {
     return !std::exchange(parameter_sums_[p->index()].empty, false);
   };
-  size_t begin = 0;  // of the run that ends at i
+  size_t begin = 0;  // first parameter of the run that ends at i
   for (size_t i = 0; i <= bucket.parameters.size(); ++i) {
     if (i < bucket.parameters.size() && !reached(bucket.parameters[i])) continue;
     const int64_t from = bucket.first[begin], to = bucket.first[i];
@@ -286,8 +287,8 @@ absl::Status GradientReducer::Finish() {
   return absl::OkStatus();
 }
 
-// Squares are made of gradients that are as many times larger as the grid is finer than by default,
-// so that they fit their sum as well whatever the grid's unit.
+// Squares are computed from gradients scaled up by as much as the grid is finer than the default,
+// so that they fit their sum equally well at any grid unit.
 absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale, const Site& site) const {
   MOE_RETURN_IF_ERROR(CheckAllLaunched());
   Stream& stream = *context_.compute;

@@ -37,58 +37,59 @@ struct GradientReducerOptions {
 // fast: float32 buckets. layout-invariant: int64 buckets on the exact grid, beside which each rank
 // keeps a GridTally of its own partials of every parameter.
 //
-// Of a sharded bucket a rank gets the sums of its own part alone (ParameterBucket::own). Where the
-// sums are in parts, partials of a round add up in a few buffers (RoundBuffersOf, unless backward
-// has more buckets open at a time), from which they go to the part's sum.
+// A rank receives only the sums of its own part of a sharded bucket (ParameterBucket::own). Where
+// the sums are in parts, partials of a round add up in a few buffers (RoundBuffersOf, unless
+// backward has more buckets open at a time), from which they are added to the part's sum.
 class GradientReducer {
  public:
-  // Buckets that still travel end first: what sums them uses memory of this object.
+  // Aborts the mesh if buckets still travel, and waits for them: they use memory of this object.
   ~GradientReducer();
 
-  // `stream`: the compute stream, or a queue of its device. Takes no memory for sums yet.
+  // `stream`: the compute stream, or a queue of its device. Allocates no memory for sums yet.
   static absl::StatusOr<std::unique_ptr<GradientReducer>> Create(
       const GradientReducerOptions& options, ParameterStore& store, const Context& context,
       Stream& stream);
 
-  // Empties all buckets: the first partial of a parameter overwrites. Before the first round of a
-  // step. The first call allocates the sums and gives every trainable parameter its accumulator;
-  // MarkReady and Gradient refuse the others (kInvalidArgument). loss_scale_log2: the gradients to
-  // come are 2^loss_scale_log2 times larger, and so is the unit of the exact grid, else
-  // 2^unit_log2.
+  // Empties all buckets: the first partial of a parameter overwrites. To be called before the first
+  // round of a step. The first call allocates the sums and gives every trainable parameter its
+  // accumulator; MarkReady and Gradient refuse all other parameters (kInvalidArgument).
+  // loss_scale_log2: the gradients that follow are 2^loss_scale_log2 times larger, and so is the
+  // unit of the exact grid, otherwise 2^unit_log2.
   absl::Status Begin(int loss_scale_log2 = 0, int unit_log2 = ExactGrid().unit_log2);
-  // Terms that one gradient on the exact grid has room for, over all ranks.
+  // Number of terms, over all ranks, that one gradient on the exact grid has room for.
   int64_t max_terms() const { return grid_.max_terms; }
 
-  // Before every other round. kFailedPrecondition unless the round before has been marked ready
-  // where buckets travel in each (travels_each_round).
+  // To be called before every other round. kFailedPrecondition unless the previous round has been
+  // marked ready, where buckets travel in each round (travels_each_round).
   absl::Status BeginRound();
   bool travels_each_round() const { return options_.placement.sums == Holding::kPart; }
 
-  // The gradient of `parameter` is complete once the compute stream passes this point. Once per
-  // parameter and step, in the last round; once in each round where buckets travel in each. `site`:
-  // of the exchanges that it starts, under names of their own.
+  // The gradient of `parameter` is complete once the compute stream passes this point. Called once
+  // per parameter and step, in the last round; once in each round where buckets travel in each.
+  // `site`: site of the exchanges that this call starts, under names of their own.
   absl::Status MarkReady(const Parameter& parameter, const Site& site = {});
 
   // Makes the compute stream wait for the last bucket.
   absl::Status Finish();
 
-  // After Finish: the norm of all summed gradients times `scale`, of trainable parameters of all
-  // ranks, every expert and every replica once, at any ZeRO stage. It is the root of an exact sum
-  // of the units' sums of squares (unit_grid.h), each from the rank that owns the unit, so
-  // the same bits at any layout in layout-invariant numerics; squares of a unit from 2^72 on, for
-  // another unit of the grid than 2^-50 as much larger or smaller, are not finite. Collective over
-  // the world; blocks the host; on CUDA one launch. kFailedPrecondition before Finish.
+  // After Finish: norm of all summed gradients times `scale`, over the trainable parameters of all
+  // ranks, every expert and every replica counted once, at any ZeRO stage. It is the root of an
+  // exact sum of the units' sums of squares (unit_grid.h), each from the rank that owns the unit,
+  // so it has the same bits at any layout in layout-invariant numerics. A unit's sum of squares of
+  // 2^72 or more is not finite; with another grid unit than 2^-50 this limit is as much larger or
+  // smaller. Collective over the world; blocks the host; one launch on CUDA. kFailedPrecondition
+  // before Finish.
   absl::StatusOr<GradientNorm> Norm(double scale, const Site& site = {}) const;
 
   // The summed gradient times `scale` (1 / number of micro-batches / loss scale): a view into the
-  // bucket, in memory of the compute stream's device. kFailedPrecondition where ZeRO has it in
-  // parts on several ranks.
+  // bucket, in memory of the compute stream's device. kFailedPrecondition where ZeRO divides the
+  // sum among several ranks.
   absl::StatusOr<ScaledSum> Sum(const Parameter& parameter, double scale) const;
-  // The sums of all buckets, and where in them element `element` of bucket `b` is, one of its
-  // summed().
+  // The sums of all buckets, and the position in them of element `element` of bucket `b`, which is
+  // one of the bucket's summed().
   ScaledSum Sums(double scale) const;
   int64_t At(size_t b, int64_t element) const;
-  // Sum as float32 in `scratch`, which has parameter.size() elements or more there.
+  // Sum as float32 in `scratch`, memory of the same device with parameter.size() elements or more.
   absl::StatusOr<absl::Span<const float>> Gradient(const Parameter& parameter, double scale,
                                                    absl::Span<float> scratch, Stream& stream) const;
 
@@ -98,7 +99,7 @@ class GradientReducer {
   // The stream on which buckets travel.
   Stream& stream() const { return stream_; }
 
-  // What this rank has done so far for the parameters that a group holds, if that is more than one
+  // Traffic of this rank so far for the parameters that a group holds; zero where the group is one
   // rank.
   struct Traffic {
     int64_t buckets = 0;     // summed over ranks
@@ -107,27 +108,27 @@ class GradientReducer {
   const Traffic& traffic(MeshGroup holders) const {
     return traffic_[context_.mesh->Canonical(holders)];
   }
-  // Bytes of the sums, those of rounds included.
+  // Bytes of the sums, including the buffers of rounds.
   int64_t bytes() const;
 
  private:
-  // A buffer in which partials of one round add up until they have travelled.
+  // Buffer in which partials of one round add up until they have travelled.
   struct RoundSums {
     Buffer sum;
     Event travelled;
   };
   struct BucketSums {
-    int ready = 0;      // parameters whose gradients are complete, in this round
-    int64_t first = 0;  // where the elements that are summed here begin in `sum_`
-    // Where sums are in parts: whether nothing has travelled in this step, and what holds the
-    // partials of this round.
+    int ready = 0;      // parameters whose gradients are complete in this round
+    int64_t first = 0;  // position in `sum_` of the elements that are summed here
+    // Where sums are in parts: whether nothing has travelled in this step, and the buffer of this
+    // round's partials.
     bool empty = true;
     RoundSums* round = nullptr;
     Event filled;
   };
   struct ParameterSums {
     int bucket = 0;
-    int64_t first = 0;  // element of the bucket
+    int64_t first = 0;  // first element in the bucket
     bool empty = true;  // no partial yet in this step; where sums are in parts, in this round
   };
 
@@ -142,7 +143,8 @@ class GradientReducer {
   int64_t element_bytes() const { return SumBytesOfElement(context_.numerics); }
   absl::Status Allocate();
   absl::StatusOr<RoundSums*> AddRoundSums();
-  // What Parameter::OpenGradient returns; OpenRound finds the bucket's sums of this round memory.
+  // Open: what Parameter::OpenGradient returns. OpenRound: finds memory for the bucket's sums of
+  // this round.
   absl::StatusOr<GradAccumulator> Open(const Parameter& parameter);
   absl::Status OpenRound(size_t b);
   bool in_parts(size_t b) const { return buckets_[b].placement.sums == Holding::kPart; }
@@ -164,19 +166,20 @@ class GradientReducer {
   ParameterStore& store_;
   const Context context_;
   Stream& stream_;
-  bool in_flight_ = false;  // buckets were launched that Finish has not joined
-  ExactGrid grid_;          // this step's
+  bool in_flight_ = false;  // whether buckets were launched that Finish has not joined
+  ExactGrid grid_;          // grid of this step
   int loss_scale_log2_ = 0;
   GroupMap<std::unique_ptr<AllReducer>> reducers_;  // by holders of buckets
   std::vector<ParameterSums> parameter_sums_;       // by parameter index
   std::vector<ParameterBucket> buckets_;            // in launch order
   std::vector<BucketSums> sums_;                    // by bucket; empty before the first step
-  Buffer sum_;                                      // float32 or int64, all buckets
-  Buffer units_;                                    // SquaresUnit, the own parts
+  Buffer sum_;                                      // float32 or int64 sums of all buckets
+  Buffer units_;                                    // SquaresUnit of the own parts
   Buffer tallies_;  // GridTally of this rank's partials in this step, by parameter index
   std::vector<std::unique_ptr<RoundSums>> rounds_;
-  std::deque<RoundSums*> free_;  // the one that has travelled longest ago first
-  size_t next_ = 0;              // first bucket not yet launched
+  // Buffers without a bucket, the one that travelled longest ago first.
+  std::deque<RoundSums*> free_;
+  size_t next_ = 0;  // first bucket not yet launched
   GroupMap<Traffic> traffic_;
 };
 

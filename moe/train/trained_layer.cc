@@ -10,7 +10,7 @@
 namespace moe {
 namespace {
 
-// Of a call in `round`.
+// `batch` as a call in `round` uses it.
 Batch InRound(const Round& round, int64_t rows, Batch batch) {
   if (batch.micro_batch_offsets.empty() && batch.first_global_token == 0 && !round.empty()) {
     batch.first_global_token = round.micro_batch() * rows;
@@ -51,7 +51,7 @@ absl::Status TrainedLayer<T>::TakeStats() {
 template <typename T>
 absl::Status TrainedLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                                       MoeLayerSaved<T>* saved, bool counts) {
-  constexpr size_t kMostCalls = 64;  // whose stats may be under way
+  constexpr size_t kMostCalls = 64;  // calls whose stats may be under way
   if (calls_.size() > kMostCalls) MOE_RETURN_IF_ERROR(TakeStats());
   Call call = {.counts = counts};
   MOE_RETURN_IF_ERROR(layer_->Forward(pass, x, y, saved, &call.stats));

@@ -29,15 +29,15 @@ namespace moe {
 struct TrainerOptions {
   SessionOptions session = {};
   DType dtype = DType::kFloat32;  // layers' storage type: the T of AddMoeLayer
-  uint64_t seed = 1234;           // of the initial weights
-  // M, of a step over all ranks: the same for every layout whose bits are to be equal. 0 = one for
-  // each rank.
+  uint64_t seed = 1234;           // seed of the initial weights
+  // M, the micro-batches of a step over all ranks: the same for every layout whose bits are to be
+  // equal. 0 = one for each rank.
   int64_t micro_batches = 0;
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
-  ZeroStage zero = ZeroStage::kNone;  // with it, gradients are in parts after Reduce
+  ZeroStage zero = ZeroStage::kNone;  // with a stage above 0, gradients are in parts after Reduce
   int64_t bucket_bytes = GradientReducerOptions().bucket_bytes;
-  // Of the exact grid, 2^unit_log2 for losses that are not scaled. Left out: that of the gradients,
-  // and until they are known the default (moe/train/grid_unit.h).
+  // Unit of the exact grid, 2^unit_log2 for losses that are not scaled. Left out: it follows the
+  // gradients, and is the default until they are known (moe/train/grid_unit.h).
   std::optional<int> unit_log2 = {};
   OptimizerOptions optimizer = {};
 };
@@ -45,69 +45,70 @@ struct TrainerOptions {
 class Trainer;
 
 // One round of a step: a micro-batch of this rank, or none, for which the rank joins the exchanges
-// with zero rows. What is taken of the workspaces in a round is given back when the next begins.
+// with zero rows. Workspace memory taken in a round is given back when the next round begins.
 class Round {
  public:
   bool empty() const { return micro_batch_ < 0; }
-  // Which of the global batch's M; -1: none.
+  // Index of the micro-batch among the global batch's M; -1: none.
   int64_t micro_batch() const { return micro_batch_; }
-  int64_t index() const { return index_; }  // of this rank's rounds, from 0
+  int64_t index() const { return index_; }  // index in the step or evaluation, from 0
   int64_t step() const { return step_; }    // from 1
 
  private:
   friend class Trainer;
   int64_t micro_batch_ = -1, index_ = 0, step_ = 0;
-  uint64_t number_ = 0;  // of all rounds of the trainer
+  uint64_t number_ = 0;  // number among all rounds of the trainer
 };
 
-// A layer of a trainer whatever its type, for bindings to other languages and frameworks: rows
-// [rows, H] of the trainer's type, dense, in memory of the session's device; in the trainer's
-// round().
+// A layer of a trainer without its type, for bindings to other languages and frameworks. Its rows
+// are [rows, H] of the trainer's type, dense, in memory of the session's device; calls run in the
+// trainer's round().
 class TrainedLayerBase : public ModuleBase {
  public:
-  // A Forward in a host's graph, which keeps what its Backward needs.
+  // A Forward in a host's graph, which saves what its Backward needs.
   struct GraphForward {
     const void* x = nullptr;
-    int64_t rows = 0, cols = 0;  // of x and y; other columns than H are refused
+    int64_t rows = 0, cols = 0;  // shape of x and y; other columns than H are refused
     void* y = nullptr;
-    int64_t sequence_length = 0;  // divides rows; 0: they are one sequence
+    int64_t sequence_length = 0;  // divides rows; 0: the rows are one sequence
     Mode mode = Mode::kTraining;
-    bool backward = true;  // false: in any round or none; nothing is kept or counted
+    bool backward = true;  // false: in any round or none; nothing is saved or counted
   };
-  // Its Backward, once. d_router_loss: the gradient by stats().loss(), as MoeLayer::Backward's.
-  // Copies share what was kept. kFailedPrecondition for a second one, where nothing was kept, and
-  // when the trainer is gone.
+  // The Backward of such a Forward, to be called once. d_router_loss: the gradient by
+  // stats().loss(), as in MoeLayer::Backward. Copies share the saved state. kFailedPrecondition for
+  // a second call, where nothing was saved, and when the trainer is gone.
   using GraphBackward = std::function<absl::Status(const void* dy, float d_router_loss, void* dx)>;
 
   virtual absl::Span<Parameter* const> parameters() const = 0;
-  // Statistics of the last Forward. On a CUDA device its Wait comes before its values.
+  // Statistics of the last Forward. On a CUDA device call its Wait before reading values.
   RouterStats& stats() { return calls_.back().stats; }
 
-  // As TrainedLayer's of these arguments; dy and dx have the last ForwardRows' rows. Null only
-  // without rows.
+  // Forward and Backward of TrainedLayer with these arguments; dy and dx have as many rows as the
+  // last ForwardRows. Pointers are null only without rows.
   virtual absl::Status ForwardRows(const void* x, int64_t rows, void* y) = 0;
   virtual absl::Status BackwardRows(const void* dy, void* dx) = 0;
-  // One in a round, and its Backward any time before Trainer::Reduce, which else names the layer
-  // (kFailedPrecondition). Collective, as the Backward.
+  // At most one in a round; its Backward may run any time before Trainer::Reduce, which otherwise
+  // names the layer (kFailedPrecondition). Forward and Backward are collective.
   virtual absl::StatusOr<GraphBackward> ForwardInGraph(const GraphForward& call) = 0;
 
  protected:
   struct Call {
     RouterStats stats;
-    bool counts = false;  // in this step's load, once it is taken
+    bool counts = false;  // whether the stats count in this step's load
   };
-  std::vector<Call> calls_ = std::vector<Call>(1);  // those to be taken; the last one stays
+  // Calls whose stats were not taken yet; the last one stays.
+  std::vector<Call> calls_ = std::vector<Call>(1);
 };
 
 // An MoE layer that a trainer owns.
 template <typename T>
 class TrainedLayer final : public TrainedLayerBase {
  public:
-  // y = layer(x), both [T, H] in memory of the session's device; zero rows in an empty round.
-  // A batch without micro_batch_offsets is one micro-batch of T tokens, whose first global token is
-  // micro_batch * T if left out. In an evaluation nothing is kept for Backward or counted.
-  // Collective. kFailedPrecondition for a round that has ended; errors of MoeLayer::Forward, also
-  // of y in the memory of x where a Backward may follow.
+  // y = layer(x), both [T, H] in memory of the session's device; zero rows in an empty round. A
+  // batch without micro_batch_offsets is one micro-batch of T tokens, whose first global token is
+  // micro_batch * T if left out. In an evaluation nothing is saved for Backward or counted.
+  // Collective. kFailedPrecondition for a round that has ended; errors of MoeLayer::Forward,
+  // including that for y in the memory of x where a Backward may follow.
   absl::Status Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
                        Batch batch = {});
   // dx [T, H] overwritten; gradients of weights are added. dy: gradients of the micro-batch's loss,
@@ -120,7 +121,7 @@ class TrainedLayer final : public TrainedLayerBase {
   absl::StatusOr<GraphBackward> ForwardInGraph(const GraphForward& call) override;
 
   std::vector<ModuleState> states() override { return {layer_->router_share()}; }
-  // Slots of each of the router's outputs.
+  // Number of the router's outputs, each of which has a count of slots.
   int64_t count_size() const override { return std::ssize(counts_); }
   absl::Status TakeCounts(absl::Span<int64_t> counts) override;
   absl::Status CheckPasses() const override;
@@ -138,7 +139,7 @@ class TrainedLayer final : public TrainedLayerBase {
   absl::Status CheckRound(const Round& round, int64_t rows, const Batch& batch) const;
   // Waits for the statistics of all calls, and adds them to counts_.
   absl::Status TakeStats();
-  // The layer's Forward; `counts`: Call's.
+  // Forward of the layer; `counts`: Call::counts.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                        MoeLayerSaved<T>* saved, bool counts);
   MatrixView<const T> RowsAt(const void* data, int64_t rows) const {
@@ -151,10 +152,10 @@ class TrainedLayer final : public TrainedLayerBase {
   Trainer& trainer_;
   const std::unique_ptr<MoeLayer<T>> layer_;
   MoeLayerSaved<T> saved_;
-  std::vector<int64_t> counts_;           // of this step so far
-  int64_t rows_ = 0;                      // of the last ForwardRows
-  int64_t forwards_ = 0, backwards_ = 0;  // of this step, in a graph
-  // Nothing else shares it: a GraphBackward sees that the layer is gone.
+  std::vector<int64_t> counts_;           // counts of this step so far
+  int64_t rows_ = 0;                      // rows of the last ForwardRows
+  int64_t forwards_ = 0, backwards_ = 0;  // passes of this step in a graph
+  // Not shared with anything else: a GraphBackward sees by it that the layer is gone.
   const std::shared_ptr<const bool> here_ = std::make_shared<bool>(true);
 };
 
@@ -163,9 +164,9 @@ class TrainedLayer final : public TrainedLayerBase {
 //   BeginStep (or the first BeginRound) · rounds() times {BeginRound · forward, backward} · Step
 //   BeginEvaluation                     · rounds() times {BeginRound · forward}           · EndStep
 //
-// Nothing is silent: gradients that are not finite, a round too few or too many, a layer without a
-// Backward are errors. After an error, or when it is destroyed inside a step, the groups are
-// aborted, so that no peer waits, and the streams are empty before anything they use goes.
+// Nothing fails silently: non-finite gradients, a round too few or too many and a layer without a
+// Backward are errors. After an error, or when the trainer is destroyed inside a step, the groups
+// are aborted, so that no peer waits, and the streams are empty before anything they use is freed.
 // One thread at a time.
 class Trainer {
  public:
@@ -178,15 +179,17 @@ class Trainer {
   const TrainerOptions& options() const { return options_; }
   Session& session() { return *session_; }
   const Context& context() const { return session_->context(); }
-  // For layers of one's own: a parameter whose gradient is what AddGradient got until a round ends.
-  // kFailedPrecondition once the first step has begun; errors of ParameterStore::Add.
+  // For layers of the caller's own: a parameter whose gradient is what AddGradient received before
+  // the round ends. kFailedPrecondition once the first step has begun; errors of
+  // ParameterStore::Add.
   absl::StatusOr<Parameter*> AddParameter(const ParameterSpec& spec);
-  // What is added here waits for MarkReady in the last round, too, and then travels while backward
-  // goes on.
+  // A parameter that is added here also requires MarkReady in the last round; its gradient then
+  // travels while backward still runs.
   ParameterStore& parameters() { return store_; }
   const ParameterStore& parameters() const { return store_; }
 
-  // Before the first step. The layer is the trainer's. Errors: those of MoeLayer::Create.
+  // To be called before the first step. The trainer owns the layer. Errors: those of
+  // MoeLayer::Create.
   template <typename T>
   absl::StatusOr<TrainedLayer<T>*> AddMoeLayer(const std::string& prefix,
                                                const MoeLayerConfig& config);
@@ -194,8 +197,8 @@ class Trainer {
   absl::StatusOr<TrainedLayerBase*> AddMoeLayer(const std::string& prefix,
                                                 const MoeLayerConfig& config);
 
-  // Before the first step, once its parameters are in parameters(). The module is the trainer's,
-  // which ends its steps; whoever adds it runs its passes.
+  // To be called before the first step, once the module's parameters are in parameters(). The
+  // trainer owns the module and ends its steps; the caller runs its passes.
   template <typename M>
   absl::StatusOr<M*> Add(std::unique_ptr<M> module) {
     MOE_RETURN_IF_ERROR(CheckNoStepYet("a module"));
@@ -205,89 +208,90 @@ class Trainer {
   }
   // ModuleBase::states of all modules.
   std::vector<ModuleState> states();
-  // Integers of the caller's loop, borrowed: Reduce, or EndStep where it was not called, overwrites
-  // them with their sums over all ranks.
+  // Integers of the caller's loop, borrowed: Reduce, or EndStep where Reduce was not called,
+  // overwrites them with their sums over all ranks.
   void SumOverRanks(absl::Span<int64_t> counts) { loop_counts_ = counts; }
 
   int64_t micro_batches() const { return micro_batches_; }
   // Rounds of the step or evaluation that has begun; before the first, of a step.
   int64_t rounds() const { return RoundsOf(context().mesh->size(MeshGroup::kData), dealt_); }
   double loss_scale() const;
-  // What makes the mean gradient of the reducer's sums: 1 / micro_batches / loss_scale.
+  // Factor from the reducer's sums to the mean gradient: 1 / micro_batches / loss_scale.
   double gradient_scale() const;
   // The sums of this step; valid after the first BeginStep.
   GradientReducer& reducer() { return *reducer_; }
 
-  // Losses, and so dy, of the step that begins are 2^loss_scale_log2 times larger. The first call
-  // fixes the parameters. kFailedPrecondition inside a step.
+  // Begins a step whose losses, and therefore dy, are 2^loss_scale_log2 times larger. The first
+  // call fixes the set of parameters. kFailedPrecondition inside a step.
   absl::Status BeginStep(int loss_scale_log2 = 0);
-  // Forward alone, of `micro_batches` over all ranks: no gradients, and no memory for any.
-  // kFailedPrecondition inside a step.
+  // Begins an evaluation, forward passes alone, of `micro_batches` over all ranks: no gradients,
+  // and no memory for any. kFailedPrecondition inside a step.
   absl::Status BeginEvaluation(int64_t micro_batches);
   // Begins a step if none has begun. kFailedPrecondition after the last round.
   absl::StatusOr<Round> BeginRound();
-  const Round& round() const { return round_; }  // that has begun last
-  // `values`, [parameter.size()] in memory of the session's device, are one term of the step's sum.
-  // Once in a round. Enqueued; kInvalidArgument for another size, kFailedPrecondition for a
-  // parameter that has no sum: frozen, or added after the first step.
+  const Round& round() const { return round_; }  // the round that began last
+  // Adds `values`, [parameter.size()] in memory of the session's device, to the step's sum as one
+  // term. Called once in a round. Enqueued; kInvalidArgument for another size, kFailedPrecondition
+  // for a parameter that has no sum: frozen, or added after the first step.
   absl::Status AddGradient(const Parameter& parameter, absl::Span<const float> values);
-  // What modules of one's own are given in a round.
+  // The pass to give to modules of the caller's own in a round.
   Pass PassOf(const Round& round, const Batch& batch = {}) const;
   // The gradient of `parameter` is complete for this round.
   absl::Status MarkReady(const Round& round, const Parameter& parameter);
-  // After the last round: the gradients are summed over all ranks when it returns. Part of Step.
-  // kDataLoss, on a CUDA device: RouterStats::Wait of a Forward; EndStep says so of an evaluation.
+  // After the last round: sums the gradients over all ranks, which are complete on return. Part of
+  // Step. kDataLoss, on a CUDA device: RouterStats::Wait of a Forward fails; for an evaluation
+  // EndStep returns that error.
   absl::Status Reduce();
-  // After Reduce: the norm of the mean gradient of all ranks' parameters. Step does it, too.
-  // Collective.
+  // After Reduce: norm of the mean gradient over the parameters of all ranks. Step measures it,
+  // too. Collective.
   absl::StatusOr<GradientNorm> MeasureGradients();
-  // For an optimiser of one's own, from Reduce to the next step. As torch.nn.utils.clip_grad_norm_:
-  // scales what Gradient gives where its L2 norm is more than `most`, and returns the norm from
-  // before. Collective. kDataLoss where it is not finite, kInvalidArgument unless most >= 0.
+  // For an optimiser of the caller's own, between Reduce and the next step. As
+  // torch.nn.utils.clip_grad_norm_: scales what Gradient returns where its L2 norm is more than
+  // `most`, and returns the norm before clipping. Collective. kDataLoss where it is not finite,
+  // kInvalidArgument unless most >= 0.
   absl::StatusOr<double> ClipGradNorm(double most);
-  // The mean gradient, as clipped. out: [parameter.size()] in memory of the session's device.
-  // Enqueued. Errors: those of GradientReducer::Gradient.
+  // The mean gradient, clipped by ClipGradNorm. out: [parameter.size()] in memory of the session's
+  // device. Enqueued. Errors: those of GradientReducer::Gradient.
   absl::Status Gradient(const Parameter& parameter, absl::Span<float> out) const;
-  // Ends a step: Reduce, AdamW from the mean gradient over the M micro-batches, and what routers
-  // learn from the counts of all ranks. options.gradient_scale multiplies the mean. Collective.
-  // kDataLoss for gradients that are not finite, unless options say kSkip. Where the exact grid
-  // alone could not hold them, its unit is larger in the next step.
-  // Also, on every rank, for weights or moments that are not finite when they have moved
-  // (Optimizer::CheckFinite): to train on is then of no use, nor to save.
+  // Ends a step: Reduce, AdamW from the mean gradient over the M micro-batches, and updates of the
+  // routers from the counts of all ranks. options.gradient_scale multiplies the mean. Collective.
+  // kDataLoss for gradients that are not finite, unless options choose kSkip; where the exact grid
+  // alone could not hold them, its unit is larger in the next step. kDataLoss, on every rank, also
+  // for weights or moments that are not finite after the update (Optimizer::CheckFinite): neither
+  // training nor saving them is then of use.
   absl::StatusOr<GradientNorm> Step(const StepOptions& options);
-  // Ends an evaluation, or a step whose weights something else moves, or nothing: after Reduce, or
-  // with gradients that no rank marked ready and that are forgotten. Part of Step. Collective. What
-  // the exact grid took of the gradients, if nothing has measured it in this step, is measured
-  // here; a warning (kernels/base/log.h) names the first loss above kNamedGridLoss, and a unit that
-  // changes.
+  // Ends an evaluation, or a step whose weights another optimiser moves, or none: after Reduce, or
+  // with gradients that no rank marked ready, which are discarded. Part of Step. Collective.
+  // Measures the grid loss of the gradients unless it was measured in this step; a warning
+  // (kernels/base/log.h) names the first loss above kNamedGridLoss, and a unit that changes.
   absl::Status EndStep();
 
-  // Bytes of parameters, sums and optimizer state of this rank: what is allocated, and the formula
+  // Bytes of parameters, sums and optimizer state of this rank: allocated, and by the formula
   // (StateBytesOf). After the first BeginStep, with an optimizer.
   struct StateBytes {
     int64_t allocated = 0, formula = 0;
   };
   StateBytes state_bytes() const;
-  // What this rank has sent so far for the parameters that a group holds: gradients, and with ZeRO
+  // Traffic of this rank so far for the parameters that a group holds: gradients and, with ZeRO,
   // weights. After the first BeginStep.
   GradientReducer::Traffic traffic(MeshGroup holders) const;
 
-  int64_t step() const { return step_; }  // that has begun last, from 1
+  int64_t step() const { return step_; }  // the step that began last, from 1
   // The state that steps move beside the parameters; the first call, or the first Step, allocates
   // it (zeros). The set of parameters is fixed from then on, and with ZeRO the masters are in
-  // parts: weights that are read from files come before. Collective.
+  // parts: weights must be read from files before that. Collective.
   absl::StatusOr<Optimizer*> optimizer();
   // The next step is step + 1: a run whose state has been restored resumes.
   // kFailedPrecondition inside a step.
   absl::Status ResumeAfter(int64_t step);
 
-  // After Reduce: what was summed counts no more, and EndStep does not look at it.
+  // After Reduce: discards the sums, which EndStep then does not measure.
   void ForgetGradients() { gradients_ = Gradients::kHere; }
-  // The norm of the step's gradients, once Step, MeasureGradients, ClipGradNorm or EndStep has made
-  // it, until the next step begins; else nullptr.
+  // The norm of the step's gradients, from the Step, MeasureGradients, ClipGradNorm or EndStep that
+  // measured it until the next step begins; otherwise nullptr.
   const GradientNorm* gradient_norm() const { return norm_.has_value() ? &*norm_ : nullptr; }
 
-  // The unit of the exact grid in the steps to come. A run resumes with it.
+  // The unit of the exact grid in the following steps. A resumed run restores it.
   const GridUnit::State& grid_unit() const { return grid_unit_.state(); }
   void RestoreGridUnit(const GridUnit::State& state) { grid_unit_.Restore(state); }
 
@@ -312,35 +316,38 @@ class Trainer {
   absl::Status FollowGradients();
   absl::Status CheckWeights() const;
   template <typename T>
-  friend class TrainedLayer;  // MarkReady of a Backward of no round
+  friend class TrainedLayer;  // for MarkReady of a Backward without a round
 
   const TrainerOptions options_;
-  // Before what it lends to: it is destroyed last, and emptied first (~Trainer).
+  // Declared before its borrowers: it is destroyed last, and its streams are emptied first
+  // (~Trainer).
   const std::unique_ptr<Session> session_;
   const int64_t micro_batches_;
   const StatePlacement placement_;
-  int64_t dealt_;  // micro-batches of the step or evaluation
+  int64_t dealt_;  // micro-batches of the current step or evaluation
   ParameterStore store_;
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<std::unique_ptr<ModuleBase>> modules_;
-  std::vector<const Parameter*> own_;  // of AddParameter, trained
+  std::vector<const Parameter*> own_;  // trainable parameters of AddParameter
   absl::Span<int64_t> loop_counts_;
-  // Counts of modules and loop, then the elements that the optimiser left not finite.
+  // Counts of modules and loop, followed by the number of elements that the optimiser left not
+  // finite.
   std::vector<int64_t> counts_;
-  bool counts_are_sums_ = false;  // of this step, but for the last one
-  bool counts_weights_ = false;   // of this step
+  // counts_ holds this step's sums over ranks, its last element apart.
+  bool counts_are_sums_ = false;
+  bool counts_weights_ = false;  // the last element of counts_ is counted in this step
   GridUnit grid_unit_;
-  std::optional<GradientNorm> norm_;  // of this step, once it is measured
+  std::optional<GradientNorm> norm_;  // norm of this step, once it is measured
   bool grid_loss_is_said_ = false;
   enum class Running : uint8_t { kNothing, kStep, kEvaluation } running_ = Running::kNothing;
   enum class Gradients : uint8_t { kHere, kMarked, kReduced } gradients_ = Gradients::kHere;
-  double clip_ = 1;  // of Gradient
+  double clip_ = 1;  // factor of Gradient
   int loss_scale_log2_ = 0;
   int64_t step_ = 0;
-  int64_t rounds_begun_ = 0;  // of this step or evaluation
+  int64_t rounds_begun_ = 0;  // rounds of this step or evaluation
   Round round_;
-  std::optional<WorkspaceScope> scope_, host_scope_;  // of the round
+  std::optional<WorkspaceScope> scope_, host_scope_;  // workspace memory of the round
 };
 
 }  // namespace moe

@@ -16,7 +16,7 @@
 
 namespace moe {
 
-// What layers read of a bucket, in one piece, and how many bytes of it the part of each rank has.
+// What layers read of a bucket, contiguous, and the number of bytes in the part of each rank.
 struct BucketBlock {
   absl::Span<uint8_t> bytes;
   std::vector<int64_t> part_bytes;
@@ -24,12 +24,13 @@ struct BucketBlock {
 
 class OptimizerState {
  public:
-  // What this rank keeps of a parameter: elements piece.range (without ZeRO all), in memory of its
-  // device. Of the ranks that keep the same it alone counts `own`, whole row groups.
+  // An optimizer's share of a parameter on this rank: elements piece.range (all without ZeRO), in
+  // memory of the parameter's device. Of the ranks with the same elements this one alone counts
+  // `own`, whole row groups.
   struct Slice {
     ParameterPiece piece;
     ElementRange own;               // elements of the parameter
-    absl::Span<float> kept_master;  // where the optimizer alone keeps masters; else empty
+    absl::Span<float> kept_master;  // masters that the optimizer alone keeps; otherwise empty
     absl::Span<float> mean, mean_square;
 
     absl::Span<float> master() const {
@@ -39,8 +40,8 @@ class OptimizerState {
     }
   };
 
-  // Moments are zero. Of sharded buckets masters are copied here, and what layers read moves into
-  // blocks (ParameterStore::Pack, with its errors). Blocks the host. kResourceExhausted.
+  // Moments start as zeros. For sharded buckets masters are copied here, and what layers read moves
+  // into blocks (ParameterStore::Pack, with its errors). Blocks the host. kResourceExhausted.
   static absl::StatusOr<OptimizerState> Create(absl::Span<const ParameterBucket> buckets,
                                                ParameterStore& store, const Context& context);
 
@@ -51,7 +52,7 @@ class OptimizerState {
   }
   // Empty unless the bucket is sharded.
   const BucketBlock& block(size_t bucket) const { return blocks_[bucket]; }
-  // Bytes of the moments, and of masters that the optimizer alone keeps.
+  // Bytes of the moments, and of the masters that the optimizer alone keeps.
   int64_t bytes() const;
 
  private:
@@ -59,9 +60,9 @@ class OptimizerState {
   absl::Status Pack(absl::Span<const size_t> pack, absl::Span<const ParameterBucket> buckets,
                     ParameterStore& store, Stream& stream);
 
-  std::vector<Buffer> values_;             // by bucket: means, their squares', masters
+  std::vector<Buffer> values_;             // by bucket: means, means of squares, masters
   std::vector<Slice> slices_;              // in bucket order
-  std::vector<size_t> first_slice_ = {0};  // of each bucket, and the end
+  std::vector<size_t> first_slice_ = {0};  // first slice of each bucket, and the end
   std::vector<BucketBlock> blocks_;
 };
 

@@ -9,7 +9,7 @@
 namespace moe {
 namespace {
 
-// The cut of `parameter` nearest to `element`, itself an element.
+// The cut of `parameter` nearest to `element`, as an element of the parameter.
 int64_t CutNear(const Parameter& parameter, int64_t element) {
   for (const BoxInMemory& held : BoxesOf(parameter)) {
     if (element >= held.range().end) continue;
@@ -25,7 +25,8 @@ std::vector<int64_t> ShardCut(absl::Span<Parameter* const> parameters, int ranks
   int64_t total = 0;
   for (const Parameter* p : parameters) total += p->size();
   std::vector<int64_t> counts;
-  int64_t begin = 0, first = 0;  // of the part; of the parameter that its end is in
+  // First elements of the part, and of the parameter in which it ends.
+  int64_t begin = 0, first = 0;
   auto at = parameters.begin();
   for (int64_t rank = 0; rank < ranks; ++rank) {
     const int64_t even = total / ranks * (rank + 1) + total % ranks * (rank + 1) / ranks;
@@ -93,7 +94,7 @@ std::vector<ParameterBucket> MakeBuckets(const ParameterStore& store, const Buck
 
 RoundBuffers RoundBuffersOf(absl::Span<const ParameterBucket> buckets) {
   RoundBuffers buffers;
-  GroupMap<int64_t> seen;  // buckets
+  GroupMap<int64_t> seen;  // buckets of each group so far
   for (const ParameterBucket& bucket : buckets) {
     if (bucket.placement.sums == Holding::kWhole) continue;
     if (++seen[bucket.holders] <= 2) ++buffers.count;
