@@ -60,7 +60,8 @@ const Command* Find(const std::string& name) {
   return nullptr;
 }
 
-// Without what sets a flag of other commands alone: it is no slip that this one has no such flag.
+// `environment` without variables of flags that only other commands have: it is no mistake that
+// this one does not have them.
 std::vector<std::string> WithoutOthers(std::vector<std::string> environment,
                                        const Command& command) {
   const auto of_another = [&](const std::string& entry) {
@@ -115,7 +116,7 @@ ExitCode Main(Invocation invocation) {
   }
 }
 
-// One line, of the first thread that comes here. Safe in a signal's handler.
+// Writes one line, that of the first thread that arrives, and ends. Safe in a signal handler.
 [[noreturn]] void LeaveWith(absl::string_view line, ExitCode code) {
   static std::atomic<bool> said = false;
   while (said.exchange(true)) ::pause();  // another thread is leaving
@@ -123,7 +124,7 @@ ExitCode Main(Invocation invocation) {
   ::_exit(static_cast<int>(code));
 }
 
-// Destructors and noexcept functions of libraries take memory, too, and nothing catches what those
+// Destructors and noexcept functions of libraries allocate, too, and nothing catches what they
 // throw.
 [[noreturn]] void LeaveWithoutMemory() {
   const absl::Status status =
@@ -139,7 +140,7 @@ void OpenStandardStreams() {
   }
 }
 
-// Of a mapped file that others shorten while it is read, or whose disk fails.
+// Signal handler for a mapped file that is shortened while it is read, or whose disk fails.
 void EndOnLostBytes(int) {
   LeaveWith(
       "moe: a file became shorter while it was read, or its disk failed (SIGBUS): replace files by "
@@ -152,7 +153,7 @@ void EndOnLostBytes(int) {
 int RunProgram(int argc, char** argv) {
   OpenStandardStreams();
   std::set_terminate(LeaveWithoutMemory);
-  // A write that fails says so itself: a file at its limit, a pipe that nobody reads.
+  // A write that fails returns its error: a file at its limit, a pipe that nobody reads.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGBUS, EndOnLostBytes);

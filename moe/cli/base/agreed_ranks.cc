@@ -44,7 +44,8 @@ AgreedValue ValueOf(const Setting& setting, const Value& value) {
   return agreed;
 }
 
-// A row of files that no rank compares would let results of two models or texts be mixed.
+// Checks that ranks compare every row of files: otherwise results of two models or texts could be
+// mixed.
 absl::Status CheckAllAreThere(const Settings& settings, const ReadInputs& inputs) {
   for (const Setting& row : settings.table()) {
     if (!row.is(kByContent) || settings.empty(row.name)) continue;

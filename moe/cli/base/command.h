@@ -13,23 +13,23 @@
 
 namespace moe::cli {
 
-// What a command is, once: --help, from which manual pages are made, and the completion of shells
-// follow from it.
+// Description of a command, from which --help, the manual pages (made from --help) and the
+// completion of shells follow.
 
-// What stands between the command's name and its flags.
+// Operands between the command's name and its flags.
 struct Operands {
   struct Word {
     std::string name, help;
   };
   std::string heading;      // in the help, above the words: "Operations"
-  std::vector<Word> words;  // of the first operand; empty: it is none of them
-  bool paths = false;       // any number of files and folders, behind the word if there are words
+  std::vector<Word> words;  // words that the first operand may be; empty: none
+  bool paths = false;       // any number of files and folders, after the word if there are words
 };
 
 // `head` and `tail` are paragraphs between empty lines, at most 100 columns wide. In a paragraph,
-// lines from the margin are prose, and lines that are indented stay as they are. Those of examples
-// start with "  moe " or "  mpirun ". The head begins with "usage: moe NAME ..."; the tail ends
-// with "Exit codes: 0 ..., 2 ...".
+// lines that begin at the margin are prose, and indented lines are printed as they are. Lines of
+// examples start with "  moe " or "  mpirun ". The head begins with "usage: moe NAME ..."; the tail
+// ends with "Exit codes: 0 ..., 2 ...".
 struct CommandHelp {
   std::string head;  // usage, what it does, examples
   Operands operands = Operands();
@@ -45,8 +45,8 @@ struct Invocation {
   std::vector<std::string> args;         // after the command's name
   std::vector<std::string> environment;  // "NAME=value"
   LaunchInfo launch;                     // who started this process; by hand if that is unclear
-  // Of all processes: says what all of them would say alike. Where variables name a rank and no
-  // launcher runs, nobody else may be there to say it.
+  // Whether this is the first of all processes, which reports what all of them would report. If
+  // variables name a rank but no launcher runs, there may be no other process to report it.
   bool first() const { return launch.rank == 0 || !launch.launcher_runs; }
 };
 
@@ -64,7 +64,7 @@ ExitCode ReportCommand(const Invocation& invocation);
 ExitCode CkptCommand(const Invocation& invocation);
 ExitCode CompletionCommand(const Invocation& invocation);
 
-// What --help of a command prints.
+// Text and rows of a command's --help.
 CommandHelp TrainHelp();
 CommandHelp BenchHelp();
 CommandHelp EvalHelp();
@@ -84,7 +84,7 @@ struct Command {
   CommandHelp (*help)();
 };
 
-// In the order of `moe --help`.
+// Commands in the order of `moe --help`.
 absl::Span<const Command> Commands();
 
 // What main does; returns its exit code.

@@ -1,4 +1,4 @@
-// Rows that stand in the tables of several commands, those of a layer among them.
+// Rows that are in the tables of several commands, those of a layer among them.
 #ifndef MOE_MOE_CLI_BASE_COMMON_SETTINGS_H_
 #define MOE_MOE_CLI_BASE_COMMON_SETTINGS_H_
 
@@ -19,19 +19,19 @@ namespace moe::cli {
 // --ranks, by default `ranks`, --backend and --device: what PlanLaunch reads.
 void AddRankSettings(Table& table, int ranks = 4);
 
-// --device alone, of commands that place their ranks themselves: what DeviceOf reads.
+// --device alone, for commands that place their ranks themselves; DeviceOf reads it.
 void AddDeviceSetting(Table& table);
 
 // --share-device: what CheckDevices reads.
 void AddShareDeviceSetting(Table& table);
 
-// Of a rank. More is a slip, and may be more than the system starts.
+// Most threads of a rank. A larger number is a mistake, and may be more than the system can start.
 inline constexpr int64_t kMostThreads = 4096;
 
-// --threads N|auto: of each rank.
+// --threads N|auto: threads of each rank.
 void AddThreadsSetting(Table& table);
 
-// Of settings that are times, a year: clocks count nanoseconds in 64 bits.
+// Limit of settings that are times, a year: clocks count nanoseconds in 64 bits.
 inline constexpr int64_t kMostSeconds = 31'536'000;
 
 // --comm-timeout, by default a minute.
@@ -41,7 +41,7 @@ void AddTimeoutSetting(absl::Duration& timeout, Table& table);
 // measure::TableFormOf reads.
 void AddFormSettings(Table& table);
 
-// The ids of a text setting, between commas; none where it is empty.
+// Ids of a text setting, separated by commas; none if it is empty.
 absl::StatusOr<std::vector<int32_t>> IdsOf(const Settings& settings, const char* name);
 
 // -q, --quiet.
@@ -50,7 +50,7 @@ void AddQuietSetting(const std::string& text, Table& table);
 // --config FILE.json: what LoadSettings reads. `text` is for the help.
 void AddConfigSetting(const std::string& text, Table& table);
 
-// --color WHEN: what LoadFlags and LoadSettings give to SetColor.
+// --color WHEN, which LoadFlags and LoadSettings pass to SetColor.
 void AddColorSetting(Table& table);
 
 // --color, --print-config and --help.
@@ -69,9 +69,9 @@ void AddRoutingSettings(MoeLayerConfig& layer, Table& table);
 // kInvalidArgument: --moe-router-load-balancing-type sinkhorn with another router.
 absl::Status ApplyRouterPreset(Settings& settings);
 
-// What the rows above leave, once they are filled: the token group, and what contradicts itself.
-// micro_batch_tokens, seed, dispatch and overlap are the command's. Values that the layer itself
-// refuses (ValidateRouterConfig) are not looked at.
+// Completes `layer` once the rows above are filled: sets the token group and reports
+// contradictions. micro_batch_tokens, seed, dispatch and overlap are set by the command. Values
+// that the layer itself refuses (ValidateRouterConfig) are not checked.
 absl::Status CompleteLayer(const Settings& settings, MoeLayerConfig& layer);
 
 // Sizes in elements that no machine holds, and whose products stay within 64 bits.

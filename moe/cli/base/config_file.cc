@@ -20,12 +20,12 @@
 namespace moe::cli {
 namespace {
 
-// Of a file that nobody vouches for: each leaf has its path, which has a key for each object.
+// Limits of a file from an untrusted source: each leaf has its path, with a key for each object.
 constexpr size_t kMaxBytes = size_t{1} << 20;
 constexpr size_t kMaxDepth = 32;
 constexpr size_t kMaxKeyBytes = 200;
 constexpr size_t kMaxLeaves = 10'000;
-// Of one message.
+// Most refused keys that one message names.
 constexpr size_t kMostRefused = 20;
 
 // Collects scalars as the parser meets them; returning false ends the parse.
@@ -170,8 +170,8 @@ absl::StatusOr<std::string> TextOf(const JsonLeaf& leaf, const Setting& setting)
                                                    : "a number or string"));
 }
 
-// The scalars of a document whose top is an object, in order. kInvalidArgument for malformed JSON,
-// keys that stand twice in one object, and more than any settings have: 1 MiB, keys of 200 bytes.
+// The scalars of a document whose top is an object, in order. kInvalidArgument: malformed JSON,
+// keys that occur twice in one object, and more than any settings need (the limits above).
 absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document) {
   if (document.size() > kMaxBytes) {
     return absl::InvalidArgumentError(
@@ -183,7 +183,7 @@ absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document) {
   return std::move(flattener.leaves);
 }
 
-// Sets what the file says, with Origin::kFile.
+// Sets the file's values, with Origin::kFile.
 absl::Status LoadConfigFile(const std::string& file, Settings& settings,
                             std::vector<std::string>& warnings) {
   const auto mapped = MappedFile::Open(file);

@@ -15,20 +15,20 @@
 namespace moe::cli {
 
 struct DataFiles {
-  std::vector<std::string> text, tokens;  // one of them
+  std::vector<std::string> text, tokens;  // one of them is given
   lm::TokenType plain = lm::TokenType::kU16;
 
   const char* flag() const { return tokens.empty() ? "--data" : "--tokens"; }
   const char* unit() const { return tokens.empty() ? "byte" : "token"; }
-  // What ranks compare of `corpus`, which was read from them.
+  // Adds what ranks compare of `corpus`, which was read from these files.
   void AddTo(const lm::Corpus& corpus, ReadInputs& inputs) const;
 };
 
 // --data, --tokens and --tokens-dtype.
 void AddDataSettings(DataFiles& files, Table& table);
 
-// Before any file is opened. kInvalidArgument: neither or both are given, or a vocabulary below the
-// 256 bytes of text.
+// Called before any file is opened. kInvalidArgument: neither or both are given, or a vocabulary
+// below the 256 bytes of text.
 absl::Status CheckDataFiles(const DataFiles& files, int64_t vocab_size);
 
 // Errors name the flag. Exit codes: kUsage for a path that is not there, too little, or an id

@@ -47,7 +47,7 @@ constexpr SameMeaning kSame[] = {
     {"fp16.min_loss_scale", "min-loss-scale"},
 };
 
-// What several settings follow from.
+// Keys from which several settings follow.
 constexpr const char* kSpecial[] = {
     "bf16.enabled",
     "fp16.enabled",
@@ -65,8 +65,8 @@ constexpr const char* kSpecial[] = {
     "scheduler.params.total_num_steps",
 };
 
-// What has no counterpart. A section is on by the value of its key `by`; a plain key, or a section
-// that is only there to be used, by its own. While off, or `neutral`, it says nothing.
+// Keys without a counterpart. A section is on by the value of its key `by`; a plain key, or a
+// section that is only there to be used, by its own. While off, or `neutral`, it has no effect.
 struct Elsewhere {
   const char* key;
   const char* by;
@@ -121,11 +121,11 @@ constexpr Elsewhere kElsewhere[] = {
     {"scheduler.params.last_batch_iteration", "", "-1", "a run starts at its first step"},
 };
 
-// Sections that change memory and speed alone: what they turn on is not done here, as a warning
-// says. Their rows above go before.
+// Sections that change memory and speed alone: a warning reports that what they turn on is not done
+// here. Their rows above take precedence.
 constexpr const char* kMemoryBlocks[] = {"activation_checkpointing", "zero_optimization"};
 
-// Whatever they say, what is trained and what is shown stay the same.
+// Keys of which no value changes what is trained or shown.
 constexpr const char* kNothing[] = {
     "aio",
     "compile",
@@ -197,7 +197,7 @@ class DeepSpeed {
     WarnOfMemory();
     CheckStage();
     ApplyTypes();
-    // A schedule's own peak goes before the optimiser's.
+    // A schedule's own peak takes precedence over the optimiser's rate.
     if (Has(kPeak)) leaf_.erase(kRate);
     for (const SameMeaning& s : kSame) {
       if (Has(s.key) && InUse(s.key)) Set(s.setting, leaf_[s.key].text, s.key);
@@ -331,7 +331,7 @@ class DeepSpeed {
     Set("initial-loss-scale", absl::StrFormat("%.17g", std::ldexp(1.0, power)), kPower);
   }
 
-  // DeepSpeed's Adam decouples weight decay too, unless told not to.
+  // DeepSpeed's Adam decouples weight decay too, unless adam_w_mode is false.
   void ApplyOptimizer() {
     const std::string type = Text("optimizer.type", "AdamW");
     if (type != "AdamW" && type != "Adam") Wrong("optimizer.type", type, "AdamW");
@@ -425,7 +425,7 @@ void TakeDeepSpeedKeys(const std::string& file, std::vector<JsonLeaf>& leaves, S
   DeepSpeed keys(file, settings, refused, warnings);
   std::vector<JsonLeaf> others;
   for (JsonLeaf& leaf : leaves) {
-    // Its name of before.
+    // The former name of bf16.
     if (IsIn(leaf.path, "bfloat16")) leaf.path.replace(0, sizeof("bfloat16") - 1, "bf16");
     if (!keys.Take(leaf)) others.push_back(leaf);
   }

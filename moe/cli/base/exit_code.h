@@ -19,10 +19,10 @@ enum class ExitCode : int {
   kTimeout = 8,     // a deadline passed
   kRendezvous = 9,  // the ranks could not find, or do not trust, each other
   kBackend = 10,    // this build or machine has no such backend
-  kStopped = 11,    // stopped on request; its checkpoint goes on
+  kStopped = 11,    // stopped on request; its checkpoint can be resumed
 };
 
-// What ends a command with ExitCode::kCheckFailed.
+// Error that ends a command with ExitCode::kCheckFailed.
 absl::Status CheckFailed(absl::string_view message);
 
 // Makes ExitCodeOf return `code` for `status`, whatever its kind.

@@ -46,7 +46,7 @@ std::string UnknownFlag(const std::string& flag, const Settings& settings) {
   absl::string_view name = flag;
   while (absl::ConsumePrefix(&name, "-")) {
   }
-  // Boost reads the names of its flags from streams, which keep a lack of memory to themselves.
+  // Boost reads the names of its flags from streams, which hide a lack of memory.
   for (const Setting& setting : settings.table()) {
     std::vector<std::string> spellings = Spellings(setting);
     for (const auto& [word, value] : setting.shorthands) spellings.push_back("--" + word);
@@ -94,7 +94,7 @@ absl::Status Store(const Option& option, Settings& settings) {
   MOE_CHECK(setting != nullptr);
   std::vector<std::string> texts = option.value;
   if (texts.empty()) texts = {"true"};
-  // Boost takes the next flag for the value.
+  // Boost takes the next flag as the value.
   for (const std::string& text : texts) {
     if (absl::StartsWith(text, "--") && settings.Find(text.substr(2)) != nullptr) {
       return MissingValue(absl::StrCat("--", option.string_key), settings);
@@ -135,7 +135,7 @@ std::vector<std::string> WordsFrom(size_t begin, const std::vector<Option>& opti
   return words;
 }
 
-// Sets what `options` say. Returns what is wrong with each.
+// Sets the values of `options`. Returns what is wrong with each option.
 std::vector<std::string> StoreAll(const std::vector<Option>& options, Settings& settings,
                                   std::vector<std::string>& warnings) {
   std::vector<std::string> refused;
@@ -145,7 +145,7 @@ std::vector<std::string> StoreAll(const std::vector<Option>& options, Settings& 
     absl::Status status;
     if (!option.unregistered) status = Store(option, settings);
     if (!option.unregistered && status.ok()) continue;
-    // Words behind what is not known or wrong are its own.
+    // Words behind an unknown or wrong flag belong to it.
     const std::vector<std::string> words = WordsFrom(i + 1, options);
     i += words.size();
     if (!status.ok()) {
@@ -217,7 +217,7 @@ absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings,
   } catch (const std::exception& e) {
     return absl::InvalidArgumentError(e.what());
   }
-  // Also of the error, wherever the flag stands.
+  // Applies to the error, too, wherever the flag is.
   if (settings.Find("color") != nullptr) SetColor(settings.text("color"));
   if (refused.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrJoin(refused, "; "));

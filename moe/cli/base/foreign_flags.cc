@@ -254,7 +254,7 @@ std::string WrongValueOf(const GivenFlag& given) {
                       ", expected ", expected, ": ", row.text);
 }
 
-// Sets what a renamed flag stands for, but what has a flag of its own.
+// Sets the flags that a renamed flag stands for, except those that are given themselves.
 void Rename(const GivenFlag& given, Settings& settings, std::vector<std::string>& refused,
             std::vector<std::string>& needless) {
   const ForeignFlag& row = *given.row;

@@ -1,5 +1,5 @@
-// Flags of other trainers, Megatron-LM's, DeepSpeed's and their launchers', that this program has
-// not as settings: what a line written for them means here.
+// Flags of other trainers (Megatron-LM, DeepSpeed and their launchers) that are no settings of this
+// program, and what they mean here.
 #ifndef MOE_MOE_CLI_BASE_FOREIGN_FLAGS_H_
 #define MOE_MOE_CLI_BASE_FOREIGN_FLAGS_H_
 
@@ -15,8 +15,8 @@
 namespace moe::cli {
 
 enum class ForeignUse : uint8_t {
-  kNeedless,  // its values say what is done anyway
-  kMemory,    // of memory and speed alone
+  kNeedless,  // its values name what is done anyway
+  kMemory,    // changes memory and speed alone
   kRenamed,   // sets other flags
   kRefused,
 };
@@ -25,36 +25,38 @@ enum class ForeignUse : uint8_t {
 struct ForeignFlag {
   const char* name;  // without its dashes, as its program spells it
   ForeignUse use;
-  // Values that are taken, between '|', numbers by value: "" of a flag that has none, "*" for any.
+  // Accepted values, separated by '|', numbers by value: "" for a flag without a value, "*" for
+  // any.
   const char* values;
-  // What is done here; of a renamed flag the flags that it sets, "--a, --b"; of a refused one what
-  // to do instead.
+  // What is done here; for a renamed flag the flags that it sets, "--a, --b"; for a refused one
+  // what to use instead.
   const char* text;
-  // Needless only beside this setting, else refused; empty: always.
+  // Setting beside which the flag is needless; without it the flag is refused. Empty: always
+  // needless.
   const char* beside = "";
 };
 
-// By use, then subject.
+// Rows by use, then subject.
 absl::Span<const ForeignFlag> ForeignFlags();
 
-// By name, '_' as '-'; nullptr if there is none.
+// Row by name, '_' as '-'; nullptr if there is none.
 const ForeignFlag* FindForeignFlag(absl::string_view name);
 
-// Begins the warning that lists what is of memory and speed alone.
+// Start of the warning that lists flags that change memory and speed alone.
 inline constexpr char kMemoryAlone[] = "not done here, as it changes memory and speed alone: ";
-// What stands in the place of writers of metrics.
+// Text for flags of writers of metrics: what replaces them.
 inline constexpr char kInMetrics[] = "--out DIR has the metrics of every step";
 
-// A flag as a command line has it, with the words behind it.
+// A flag as given on a command line, with the words that follow it.
 struct GivenFlag {
   std::string flag;  // "--split"
   const ForeignFlag* row = nullptr;
   std::vector<std::string> values;
 };
 
-// Takes flags of the table, once all flags of `settings` itself are set, which win over renamed
-// ones. `refused` gets what each should be instead that is not taken, `warnings` one line that
-// lists those that are needless and one for those of memory alone.
+// Takes flags of the table once all flags of `settings` itself are set, which take precedence over
+// renamed ones. Adds to `refused` what to use instead of each flag that is not accepted, and to
+// `warnings` one line that lists the needless flags and one for those of kMemory.
 void TakeForeignFlags(absl::Span<const GivenFlag> flags, Settings& settings,
                       std::vector<std::string>& refused, std::vector<std::string>& warnings);
 

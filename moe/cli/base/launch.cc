@@ -36,7 +36,7 @@ const char* Lookup(absl::Span<const std::string> environment, absl::string_view 
   return nullptr;
 }
 
-// Never a flag: everybody on a machine reads the flags of everybody's processes.
+// Never a flag: every user of a machine can read the flags of all processes.
 absl::StatusOr<std::string> SecretOf(absl::Span<const std::string> environment) {
   constexpr char kName[] = "MOE_NCCL_SECRET";
   std::string secret = VariableOf(environment, kName);
@@ -47,7 +47,7 @@ absl::StatusOr<std::string> SecretOf(absl::Span<const std::string> environment) 
                    "export the same on all of them, as openssl rand -hex 16 makes it"));
 }
 
-// The library names functions and fields; people know flags.
+// Messages of the library name functions and fields; users know flags.
 absl::Status InFlags(const absl::Status& status) {
   const std::string words =
       absl::StrReplaceAll(status.message(), {{"or backend local", "or --backend local"}});
@@ -107,8 +107,8 @@ absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
   return absl::Status(status.code(), absl::StrCat(status.message(), ", or --backend local"));
 }
 
-// The launcher's daemon, the parent of its ranks, has what all of them may use; it may have bound
-// each to a part.
+// The launcher's daemon, the parent of its ranks, may run on all CPUs that its ranks share; it may
+// have bound each rank to a part of them.
 void ShareCores(Launch& launch) {
   World& world = launch.world;
   world.cores = std::max(world.own_cores, WithinQuota(AllowedCpus(::getppid())));
@@ -141,7 +141,7 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
   if (launch.plan.meeting == Meeting::kTcp) {
     MOE_ASSIGN_OR_RETURN(launch.secret, SecretOf(environment));
   }
-  // PMIX_RANK may come without a size: the user says it, and the ranks check it once MPI runs.
+  // PMIX_RANK may come without a size: then --ranks gives it, and the ranks check it once MPI runs.
   int ranks = launch.plan.ranks > 0 ? launch.plan.ranks : request.ranks.value_or(0);
   if (ranks < 1) {
     MOE_ASSIGN_OR_RETURN(ranks, AskMpiSize({.report = ReportOfStart, .exit_code = CodeOf}));
@@ -187,7 +187,7 @@ absl::Status CheckWorldSize(const Launch& launch, const Communicator& world) {
 std::string LauncherText(const Launch& launch) {
   if (!launch.plan.processes()) return "";
   if (launch.plan.meeting == Meeting::kMpi) {
-    // Open MPI refuses more ranks than cores unless told.
+    // Open MPI refuses more ranks than cores without --oversubscribe.
     const bool crowded = LinkedMpi() == "openmpi" && launch.world.local_ranks > launch.world.cores;
     return absl::StrCat("mpirun -n ", launch.world.ranks, crowded ? " --oversubscribe " : " ");
   }
@@ -209,7 +209,7 @@ absl::Status CheckDevices(const Launch& launch, const Settings& settings) {
                      "--backend local beside it: NCCL takes one GPU for one thread");
   }
   if (share) return absl::OkStatus();
-  // Where the launcher does not tell how many are here, NCCL refuses a GPU to two ranks of a host.
+  // If the launcher does not report the ranks of this host, NCCL refuses a GPU to two of them.
   const bool told = !launch.plan.processes() || launch.plan.launch.local_size > 0;
   if (!told && launch.plan.backend == Backend::kNccl) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());

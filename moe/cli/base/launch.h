@@ -1,5 +1,5 @@
-// Who the ranks are, of flags and launch environment together; what starts processes, and the cores
-// that ranks keep to.
+// Ranks of a run, from flags and launch environment together; launchers of processes; the cores
+// that ranks are bound to.
 #ifndef MOE_MOE_CLI_BASE_LAUNCH_H_
 #define MOE_MOE_CLI_BASE_LAUNCH_H_
 
@@ -24,8 +24,9 @@ namespace moe::cli {
 struct World {
   int ranks = 1;
   int local_ranks = 1;  // on this machine
-  int cores = 1;        // of this machine, that its ranks may use together
-  int own_cores = 1;    // that this process may use: fewer where its launcher has bound it
+  int cores = 1;        // cores on this machine, shared by its ranks
+  // Cores that this process may use: fewer if its launcher has bound it.
+  int own_cores = 1;
   Backend backend = Backend::kLocal;
 };
 
@@ -33,22 +34,22 @@ struct Launch {
   WorldPlan plan;
   World world;
   Device device;       // what every rank computes on
-  std::string secret;  // MOE_NCCL_SECRET: of ranks that meet over TCP
+  std::string secret;  // MOE_NCCL_SECRET, for ranks that meet over TCP
   int rank() const { return plan.rank(); }
 };
 
-// --threads: where it is auto, the cores of this machine shared by its ranks, those that this
-// process may use.
+// Threads of --threads; auto: the cores of this machine divided by its ranks, at most those that
+// this process may use.
 int ThreadsOf(const Settings& settings, const World& world);
 
-// Who started this process, from `environment` ("NAME=value"). As DetectLaunch, but messages for
-// users, which name the flag that looks at none.
+// Launch of this process, from `environment` ("NAME=value"). As DetectLaunch, with messages for
+// users, which name --backend local: it reads no launch variables.
 absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment);
 
 // Whether a command has a CUDA path.
 enum class ComputesOn : uint8_t { kCpu, kAnyDevice };
 
-// From --device. kUnimplemented as below.
+// Device of --device. kUnimplemented as for PlanLaunch.
 absl::StatusOr<Device> DeviceOf(const Settings& settings,
                                 ComputesOn computes_on = ComputesOn::kAnyDevice);
 
@@ -60,21 +61,22 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
                                   absl::Span<const std::string> environment,
                                   ComputesOn computes_on = ComputesOn::kCpu);
 
-// kInvalidArgument: the backend has not the algorithm that --all-reduce names.
+// kInvalidArgument: the backend does not have the algorithm that --all-reduce names.
 absl::Status CheckAllReduce(const Settings& settings, Backend backend);
 
 // kInvalidArgument: --dispatch hierarchical on a GPU, where it would run staged.
 absl::Status CheckTwoHops(const Settings& settings, Device device);
 
-// kInvalidArgument: --ranks is not what the launcher started, which MPI alone may know.
+// kInvalidArgument: --ranks differs from the number that the launcher started, which MPI alone may
+// know.
 absl::Status CheckWorldSize(const Launch& launch, const Communicator& world);
 
 // What starts such a launch, before the program's name: "", "mpirun -n 4 ", with Open MPI on fewer
 // cores "mpirun -n 4 --oversubscribe ", "torchrun --no-python --nproc-per-node 4 ".
 std::string LauncherText(const Launch& launch);
 
-// Of commands that compute on every rank: kInvalidArgument for more ranks of this machine than it
-// has GPUs, without --share-device.
+// For commands that compute on every rank. kInvalidArgument: more ranks on this machine than it has
+// GPUs, without --share-device.
 absl::Status CheckDevices(const Launch& launch, const Settings& settings);
 
 // Programs in PATH, above all the launcher of the MPI that this build is linked with.
@@ -86,12 +88,12 @@ std::string VariableOf(absl::Span<const std::string> environment, absl::string_v
 // execvp looks. "" if there is none.
 std::string FindProgram(const std::string& name, absl::string_view path);
 
-// Where several MPIs are installed, `mpirun` may be another one's, under which every process is a
-// world of its own: first mpirun.<linked MPI> (Debian's names), then mpirun, then mpiexec. "" if
-// there is none.
+// Where several MPIs are installed, `mpirun` may belong to another one, under which every process
+// is a world of its own. So the first found of mpirun.<linked MPI> (Debian's names), mpirun,
+// mpiexec; "" if there is none.
 std::string FindMpiLauncher(absl::string_view path);
 
-// Keeps this thread, and those it starts, on `threads` of the CPUs that the process may use, from
+// Binds this thread, and those it starts, to `threads` of the CPUs that the process may use, from
 // the (rank * threads)-th on, round robin. On a busy machine the scheduler may put two ranks on one
 // core while another idles, which measures the scheduler. kInternal if the system refuses.
 absl::Status PinToCores(int rank, int threads);

@@ -24,7 +24,7 @@ absl::StatusOr<std::unique_ptr<LineFile>> LineFile::Create(const std::string& pa
                                                            std::vector<std::string> made) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) made.insert(made.begin(), path);
-  // Without O_NONBLOCK a pipe that nobody reads would hold us here.
+  // Without O_NONBLOCK this call would block on a pipe that nobody reads.
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
   if (file < 0) return FileError("write", path, errno, FileFault::kWrite);
   ::fcntl(file, F_SETFL, ::fcntl(file, F_GETFL) & ~O_NONBLOCK);
@@ -37,7 +37,7 @@ absl::Status LineFile::Lock() {
   struct stat facts = {};
   if (::fstat(file_, &facts) != 0) return FileError("look at", path_, errno, FileFault::kWrite);
   if (!S_ISREG(facts.st_mode)) return absl::OkStatus();
-  // A file system without locks has its runs told apart by who starts them.
+  // On a file system without locks, whoever starts runs must keep them apart.
   if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     made_.clear();  // the other's
     return absl::InvalidArgumentError(

@@ -13,17 +13,17 @@
 
 namespace moe::cli {
 
-// What is appended is in the file whole or not at all: each is one write, cut back if it fails
-// halfway. So a reader, or who looks after a crash, sees whole lines.
+// Appended lines are in the file whole or not at all: they are one write, cut back if it fails
+// halfway. So a reader, also after a crash, sees whole lines.
 class LineFile {
  public:
-  // Makes the file if needed; what an earlier run wrote stays until the first Append. `made`:
-  // folders that were made for it, innermost first. The file is locked while this lives:
-  // kInvalidArgument if another run has it. Else errors of FileError (moe/io/file.h), kWrite, also
-  // for a pipe that nobody reads.
+  // Creates the file if needed; content of an earlier run stays until the first Append. `made`:
+  // folders that were created for the file, innermost first. The file is locked while this object
+  // lives: kInvalidArgument if another run holds the lock. Other errors are those of FileError
+  // (moe/io/file.h), kWrite, also for a pipe that nobody reads.
   static absl::StatusOr<std::unique_ptr<LineFile>> Create(const std::string& path,
                                                           std::vector<std::string> made = {});
-  // When nothing was written, removes the file and the folders that were made for it.
+  // Removes the file and the folders that were created for it if nothing was written.
   ~LineFile();
   LineFile(const LineFile&) = delete;
   LineFile& operator=(const LineFile&) = delete;
@@ -31,7 +31,7 @@ class LineFile {
   // Whole lines, each with its end. Errors of FileError, kWrite; a file that was deleted is one.
   absl::Status Append(absl::string_view lines);
   const std::string& path() const { return path_; }
-  bool replaces() const { return replaces_; }  // there was something in it
+  bool replaces() const { return replaces_; }  // the file was not empty
 
  private:
   LineFile(std::string path, std::vector<std::string> made, int file)

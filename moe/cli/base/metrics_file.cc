@@ -27,7 +27,7 @@ double Milliseconds(const lm::StepMetrics& metrics, Phase phase) {
   return metrics.phase_seconds[static_cast<int>(phase)] * 1e3;
 }
 
-// Creates the folder and those above it; `made` gets the ones that were not there, innermost first.
+// Creates the folder and those above it; `made` lists the ones created, innermost first.
 absl::Status MakeFolder(const std::string& folder, std::vector<std::string>& made) {
   std::error_code error;
   const fs::file_status status = fs::status(folder, error);
@@ -46,7 +46,7 @@ absl::Status MakeFolder(const std::string& folder, std::vector<std::string>& mad
   return absl::OkStatus();
 }
 
-// Of a line of metrics, from 1.
+// Step of a line of metrics, counted from 1.
 std::optional<int64_t> StepOfLine(const Json& line) {
   const auto at = line.is_object() ? line.find("step") : line.end();
   if (at == line.end() || !at->is_number_unsigned()) return std::nullopt;
@@ -65,7 +65,7 @@ std::string HashText(uint64_t hash) {
 }
 
 std::string StartLine(const Facts& provenance, const World& world, const Settings& settings) {
-  Json line = Json::object();  // null that becomes one is broken if memory lacks
+  Json line = Json::object();  // converting a null breaks it if memory runs out
   line["schema"] = "moe.train/1";
   Json& facts = line["provenance"] = Json::object();
   for (const auto& [key, value] : provenance) facts[key] = value;
@@ -86,7 +86,7 @@ std::string StartLine(const Facts& provenance, const World& world, const Setting
 }
 
 std::string StepLine(const lm::StepMetrics& metrics) {
-  Json line = Json::object();  // null that becomes one is broken if memory lacks
+  Json line = Json::object();  // converting a null breaks it if memory runs out
   line["step"] = metrics.step;
   line["loss"] = metrics.loss;
   line["loss_hex"] = HexOf(metrics.loss);
@@ -118,7 +118,7 @@ std::string StepLine(const lm::StepMetrics& metrics) {
 }
 
 std::string FinalLine(const lm::TrainReport& report) {
-  Json line = Json::object();  // null that becomes one is broken if memory lacks
+  Json line = Json::object();  // converting a null breaks it if memory runs out
   line["steps"] = report.steps;
   line["first_step"] = report.first_step;
   line["saved_step"] = nullptr;
@@ -196,11 +196,11 @@ absl::StatusOr<MetricsFile::EarlierLines> MetricsFile::LinesBefore(int64_t step)
     if (line.empty()) continue;
     const Json object = Json::parse(line.begin(), line.end(), nullptr, false);
     if (const std::optional<int64_t> of = StepOfLine(object)) {
-      if (*of >= step) continue;  // the run comes by it again
+      if (*of >= step) continue;  // the run takes this step again
       doubled += steps.insert_or_assign(*of, line).second ? 0 : 1;
     } else if (object.is_object() && object.contains("schema")) {
       absl::StrAppend(&earlier.text, line, "\n");
-    } else if (!object.is_object() || !object.contains("weights_xxh3")) {  // the end of a run
+    } else if (!object.is_object() || !object.contains("weights_xxh3")) {  // the last line of a run
       if (unknown++ == 0) first_unknown = number;
     }
   }

@@ -50,24 +50,24 @@ std::string FinalLine(const lm::TrainReport& report);
 class MetricsFile {
  public:
   enum class Earlier : uint8_t { kRefused, kContinued };
-  // Makes the folder and the file if needed; when no line was written, the file and the folders
-  // that were made go. kInvalidArgument if `folder` is a file, another run writes to it, or an
-  // earlier one did and is not continued: nothing of that is lost. Errors of the system carry exit
-  // code 4.
+  // Creates the folder and the file if needed; if no line is written, the file and the folders that
+  // were created are removed. kInvalidArgument if `folder` is a file, another run writes to it, or
+  // it holds an earlier run that is not continued: nothing of that run is lost. Errors of the
+  // system carry exit code 4.
   static absl::StatusOr<std::unique_ptr<MetricsFile>> Create(const std::string& folder,
                                                              Earlier earlier = Earlier::kRefused);
   struct EarlierLines {
     std::string text;  // each line with its end; empty without an earlier run
-    // What is wrong with the file, in words and counts: lines that are none of a run and are not in
-    // `text`, steps that are missing, or stand twice, of which `text` has the later line. Empty:
-    // nothing.
+    // What is wrong with the file, in words and counts: lines that belong to no run, which `text`
+    // leaves out; missing steps; steps with two lines, of which `text` has the later. Empty:
+    // nothing is wrong.
     std::string damage;
   };
-  // Before the first Append of a run that is continued: its start and the steps before `step`,
-  // ascending. The first Append replaces them all.
+  // Lines that a continued run keeps, read before its first Append: the start and the steps before
+  // `step`, ascending. The first Append replaces all lines of the file.
   absl::StatusOr<EarlierLines> LinesBefore(int64_t step) const;
 
-  // Of the file in `folder`.
+  // Path of the file in `folder`.
   static std::string PathIn(const std::string& folder);
 
   // An error carries exit code 4 and names the file.

@@ -26,7 +26,8 @@ namespace {
 
 constexpr char kOwnJob[] = "moe/own-job";
 
-constexpr absl::Duration kMeetingTime = absl::Seconds(60);  // of ranks that only tell an error
+// deadline of ranks that meet only to report an error
+constexpr absl::Duration kMeetingTime = absl::Seconds(60);
 
 // Whether the first process of this launch on this host runs: a child of the same launcher with
 // `first` in its environment ("LOCAL_RANK=0").
@@ -42,10 +43,11 @@ bool FirstOfHostRuns(const std::string& first) {
   return false;
 }
 
-// Whether an error of before ranks meet is this process's to report. The first of all has; the
-// first of a host leaves the launcher time to end all for it, since on a busy machine it may start
-// late (Hydra leaves processes alone that have not started MPI); any other, too, has an error of
-// its own if the first of its host goes on.
+// Whether an error that occurs before ranks meet is this process's to report. The launch's first
+// process reports without this check. The first of a host leaves the launcher time to end the job,
+// since on a busy machine the launch's first may start late. It does not wait under PMI: Hydra does
+// not end processes that have not started MPI. Any other process has an error of its own if the
+// first of its host still runs.
 bool Speaks(const LaunchInfo& launch) {
   if (launch.local_rank == 0) {
     if (launch.source != LaunchSource::kPmi) absl::SleepFor(absl::Seconds(5));
@@ -128,7 +130,8 @@ ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
       WithExitCode(absl::Status(status.code(), absl::StrCat("rank ", launch.rank, " on host ",
                                                             HostName(), ": ", status.message())),
                    ExitCodeOf(status));
-  // The others wait for this rank, and some launchers leave them to: it comes, to end the job.
+  // The other ranks wait for this one, and some launchers do not end them: it meets them to end the
+  // job.
   if (HasBackend(Backend::kMpi) && launch.source != LaunchSource::kTorchrun) {
     const Launch world = {.plan = {.backend = Backend::kMpi,
                                    .meeting = Meeting::kMpi,
@@ -157,11 +160,13 @@ absl::Status RunWithRanks(
 }
 
 RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command) {
-  // Of errors that all ranks see at once one rank of a host reports under MPI, else all would.
+  // An error that all ranks see at once: under MPI one rank of a host reports it, otherwise every
+  // rank would.
   const bool first =
       launch.rank() == (launch.plan.meeting == Meeting::kMpi ? launch.plan.launch.local_rank : 0);
   auto report = [first, command = std::move(command)](const absl::Status& status) {
-    // Those of the first host, or the first rank, are enough: it ends the others, which wait.
+    // Reports of the first host, or of the first rank, suffice: they end the other ranks, which
+    // wait.
     const bool common = absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
     if (common && !first) absl::SleepFor(absl::Seconds(1));
     PrintError(command, status);
@@ -188,7 +193,7 @@ absl::Status WriteError(absl::string_view flag, const std::string& path,
   if (status.ok()) return status;
   const absl::Status named = Prefixed(flag, status);
   if (absl::IsResourceExhausted(status)) return named;
-  // A folder that is there and takes no files (/proc) also says that there is no such thing.
+  // A folder that exists and takes no files (/proc) also reports that nothing is there.
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code ignored;
   const bool absent = absl::IsNotFound(status) && !folder.empty() &&
@@ -207,7 +212,7 @@ absl::Status WriteFile(absl::string_view flag, const std::string& path, absl::st
 
 absl::Status CheckWritable(absl::string_view flag, const std::string& path) {
   if (!WrittenInPlace(path)) return WriteError(flag, path, WholeFile::Create(path).status());
-  // A pipe is not opened before there is something to write: who reads it would see it end.
+  // A pipe is not opened before there is something to write: its reader would see it end.
   if (::access(path.c_str(), W_OK) == 0) return absl::OkStatus();
   return Prefixed(flag, FileError("write", path, errno, FileFault::kWrite));
 }

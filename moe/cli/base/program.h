@@ -27,25 +27,25 @@ void PrintWarnings(absl::string_view command, absl::Span<const std::string> warn
 // Print, by the first process of a launch alone.
 absl::Status PrintOnce(const Invocation& invocation, const std::string& text);
 
-// PrintError, if `status` is one, and its exit code. Before ranks meet, an error is usually that of
-// all processes, or of all on one host. So the first process of the launch says it at once. Some
-// seconds later the first process of each host does, unless the launcher has ended it. Another
-// process says its error if the first of its host still runs after 2 s, where /proc tells. Where
-// the launcher does not say who is first on a host, every process says it, and at once where only
-// variables say that there is a launcher.
+// Prints `status` by PrintError if it is an error, and returns its exit code. Before ranks meet, an
+// error is usually that of all processes, or of all on one host. So the first process of the launch
+// reports it at once. The first process of each host reports it some seconds later (under PMI at
+// once), unless the launcher has ended it. Any other process reports its error if /proc shows that
+// the first of its host still runs after 2 s. If the launcher does not name the first process of a
+// host, every process reports, and at once if only variables indicate a launcher.
 ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
                     const absl::Status& status);
 
-// What commands with ranks begin with: the settings of `rows`, --help and --print-config, then who
-// the ranks are and whether their devices are there. `run` does the rest.
+// Begins every command with ranks: loads the settings of `rows`, handles --help and --print-config,
+// plans the ranks and checks that their devices exist. `run` does the rest.
 absl::Status RunWithRanks(
     const Invocation& invocation, const char* command, const Table& rows, CommandHelp (*help)(),
     ComputesOn computes_on,
     absl::FunctionRef<absl::Status(const Settings& settings, const Launch& launch)> run);
 
-// PrintWarnings by the first rank: those of its settings, and of launch variables that were left
-// out; then `run`. Where ranks are threads this process is a job of its own, whatever launched it:
-// EndCommand then prints its failure and waits for nobody.
+// The first rank prints warnings: those of its settings, and those of launch variables that were
+// ignored. Then `run`. If ranks are threads, this process is a job of its own, whatever launched
+// it: EndCommand then prints its failure and waits for no other process.
 absl::Status RunLaunch(absl::string_view command, const Settings& settings, const Launch& launch,
                        absl::Span<const std::string> warnings,
                        absl::FunctionRef<absl::Status()> run);
@@ -65,7 +65,7 @@ absl::Status WriteError(absl::string_view flag, const std::string& path,
 // `text` as a whole file. Errors as WriteError.
 absl::Status WriteFile(absl::string_view flag, const std::string& path, absl::string_view text);
 
-// Whether `path` can be written, before the work that fills it. Errors as WriteError; leaves no
+// Checks that `path` can be written, before the work that fills it. Errors as WriteError; leaves no
 // file.
 absl::Status CheckWritable(absl::string_view flag, const std::string& path);
 

@@ -36,8 +36,8 @@ std::string Features() {
   return features.empty() ? "none" : features;
 }
 
-// What `read` finds in a file; nothing in one that cannot be read. No memory is not an empty file:
-// std::bad_alloc leaves.
+// Result of `read` on a file; empty if the file cannot be read. Lack of memory is no empty file:
+// std::bad_alloc is passed on.
 template <typename Read>
 std::string FromFile(const std::string& path, const Read& read) {
   std::ifstream file(path);

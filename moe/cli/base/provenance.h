@@ -13,7 +13,7 @@
 
 namespace moe::cli {
 
-// Key and value, in the order in which they are shown. What cannot be told is "unknown".
+// Keys and values in the order in which they are shown. An unknown value is "unknown".
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 // version; commit: 12 digits, "+" behind them where a file that git tracks differed from it,
@@ -21,14 +21,14 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 // compiler; features: "openmpi, CUDA, NCCL", or "none".
 Facts BuildFacts();
 
-// BuildFacts, then host; cpu: its model; cores that this process may run on; simd: what products
-// run on, as kernels name it; gpu, with a CUDA `device` alone: its model; date: of the call, UTC,
-// "2026-11-24T19:37:23Z". Of the environment, nothing.
+// BuildFacts, then host; cpu: its model; cores that this process may run on; simd: the target that
+// products run on, as kernels name it; gpu, with a CUDA `device` alone: its model; date: of the
+// call, UTC, "2026-11-24T19:37:23Z". No environment variables.
 Facts Provenance(const Device& device = {});
 
 // The value behind "key: value" of a /proc file; empty if there is none.
 std::string ProcValue(const std::string& path, absl::string_view key);
-// Empty where there is none.
+// The first line of a file; empty if there is none.
 std::string FirstLine(const std::string& path);
 
 // Use of this machine's cores, by others too, which makes measured times longer and noisier.
@@ -38,14 +38,15 @@ struct MachineLoad {
   int cores = 0;       // hardware threads of the machine, of which `running` are
 };
 
-// Of the text of /proc/loadavg; nothing is known of other texts.
+// Load from the text of /proc/loadavg; MachineLoad() for a text of another form.
 MachineLoad ParseLoad(absl::string_view text, int cores);
 
-// The quietest of a few looks at /proc/loadavg within 15 ms: what runs all the time is in each.
+// The quietest of a few readings of /proc/loadavg within 15 ms: a thread that runs all the time is
+// in each.
 MachineLoad LookAtLoad();
 
-// "2 other threads run on 2 cores (load average 3.91)" where those that are not `own` leave less
-// than min(wanted, cores) cores; else empty.
+// "2 other threads run on 2 cores (load average 3.91)" if threads that are not `own` leave fewer
+// than min(wanted, cores) cores; otherwise empty.
 std::string BusyText(const MachineLoad& load, int own, int wanted);
 
 }  // namespace moe::cli

@@ -47,7 +47,8 @@ enum class Kind : uint8_t {
   kSwitch,  // true or false; the flag alone is true
 };
 
-// What a flag takes, its default, and the field it sets. A field holds the default until then.
+// Values that a flag takes, its default, and the field it sets. The field holds the default until
+// then.
 struct Form {
   // NOLINTBEGIN(google-explicit-constructor): rows name their fields, "&config.steps"
   Form(Kind form, std::string text = "", std::vector<std::string> all = {})
@@ -62,7 +63,7 @@ struct Form {
   Form(std::string* field, std::vector<std::string> all);  // one of all
   Form(std::vector<std::string>* field);
   Form(absl::Duration* field);          // seconds
-  Form(std::optional<double>* field);   // or "none", which it is by default
+  Form(std::optional<double>* field);   // a number, or "none", the default
   Form(std::optional<int>* field);      // none without the flag
   Form(std::optional<int64_t>* field);  // likewise
   template <typename T, size_t N>
@@ -77,27 +78,28 @@ struct Form {
   Kind kind = Kind::kText;
   std::string fallback;
   std::vector<std::string> words;
-  std::function<void(const std::vector<std::string>&)> store;  // of texts of the kind
+  // Sets the field from texts of the kind.
+  std::function<void(const std::vector<std::string>&)> store;
 };
 
 // The form of a row's field, whose type must be one that flags take.
 Form FormOf(const Field& field);
 
-// What a setting is to sweeps, to rows of results and to ranks, which compare its value unless one
-// of the last three is said.
+// Roles of a setting in sweeps, in rows of results and among ranks, which compare its value unless
+// it has one of the last three.
 enum Role : uint32_t {
-  kOfOneRun = 1 << 0,     // of a run's files and screen
-  kPlacement = 1 << 1,    // how it runs, without a say in what comes out
-  kOfLayer = 1 << 2,      // of a layer alone as of training
-  kNotTrained = 1 << 3,   // of a layer that is measured, not of training
-  kAlwaysTold = 1 << 4,   // also as a default, which a preset may change
+  kOfOneRun = 1 << 0,     // belongs to one run's files and screen
+  kPlacement = 1 << 1,    // how a run is executed, without effect on results
+  kOfLayer = 1 << 2,      // a layer alone has it, as training does
+  kNotTrained = 1 << 3,   // a measured layer has it, training does not
+  kAlwaysTold = 1 << 4,   // named even as a default, which a preset may change
   kGeneralGate = 1 << 5,  // only the general gate reads it
-  kOfGate = 1 << 6,       // says nothing where tokens are given their experts
+  kOfGate = 1 << 6,       // no effect where tokens are given their experts
   kInRow = 1 << 7,        // rows of `moe bench` have a key for it, or do not depend on it
-  kInLayerRow = 1 << 8,   // those of a layer have
-  kPerRank = 1 << 9,      // ranks may differ: of one rank's files, screen or threads
-  kByContent = 1 << 10,   // of files that are read: ranks compare those, whatever their paths
-  kOneFolder = 1 << 11,   // given on all ranks or on none, which find out that they see one folder
+  kInLayerRow = 1 << 8,   // rows of `moe bench layer` have a key for it
+  kPerRank = 1 << 9,      // ranks may differ: one rank's files, screen or threads
+  kByContent = 1 << 10,   // files that are read: ranks compare their contents, not their paths
+  kOneFolder = 1 << 11,   // given on all ranks or on none; the ranks check that they see one folder
 };
 
 // A row of the table.
@@ -110,29 +112,30 @@ struct Setting {
   std::string value_name;  // in the help: "N", "SECONDS"
   std::string fallback;    // default; empty = none
   std::string help;
-  std::vector<std::string> words = {};  // all values (kWord), those beside numbers, some (kText)
-  // Flags without a value that stand for one: --bf16 for --dtype bf16.
+  // All values (kWord), values beside numbers, or some of the values (kText).
+  std::vector<std::string> words = {};
+  // Flags without a value that stand for a value: --bf16 for --dtype bf16.
   std::vector<std::pair<std::string, std::string>> shorthands = {};
-  std::string alone;       // value of the flag where none stands behind it
+  std::string alone;       // value of the flag if none follows it
   bool flag_only = false;  // not from the environment or a file
-  int64_t most = 0;        // of a number; 0: all that its kind holds
-  // What Fill takes of a number, and how it says so.
+  int64_t most = 0;        // largest number; 0: the limit of its kind
+  // Range of a number that Fill accepts, and its text in the message.
   double least = std::numeric_limits<double>::lowest();
   double greatest = std::numeric_limits<double>::max();
   std::string expected;
-  bool by_letter = false;  // Fill names it by its letter
-  std::string field;       // its name in messages of the library, where it is another
+  bool by_letter = false;  // Fill's message names the setting by its letter
+  std::string field;       // its name in messages of the library, if that differs
   uint32_t roles = 0;
   std::function<void(const std::vector<std::string>&)> store;  // sets its field; may be empty
 
   bool is(uint32_t any_of) const { return (roles & any_of) != 0; }
 
-  // Of a new row, what few rows have.
+  // Setters of a new row's rarer properties.
   Setting& FlagOnly();
-  Setting& Shorthand(std::string flag, std::string value);  // said in the help, too
+  Setting& Shorthand(std::string flag, std::string value);  // also in the help
   Setting& Alone(std::string value);                        // likewise
   Setting& Most(int64_t number);
-  // kInvalidArgument of Fill: "--name is 0, expected at least 1", of reals "0 or more".
+  // Fill returns kInvalidArgument: "--name is 0, expected at least 1", for reals "0 or more".
   Setting& Least(double number, std::string text = "");
   Setting& Above(double number);  // "more than 0"
   Setting& Within(double first, double last, std::string text);
@@ -144,7 +147,7 @@ struct Setting {
 // Rows in the order of the help.
 class Table {
  public:
-  // The heading of the rows that follow, and what all of them are.
+  // Heading and roles of the rows that follow.
   void Group(std::string heading, uint32_t roles = 0);
   // `flags` as the help shows them: "--moe-router-topk, --topk K", "-q, --quiet".
   Setting& Add(absl::string_view flags, Form form, std::string help);
@@ -153,7 +156,7 @@ class Table {
   void Add(const Setting& row) { rows_.push_back(row); }
   const std::vector<Setting>& rows() const& { return rows_; }
   std::vector<Setting> rows() && { return std::move(rows_); }
-  // The same without their fields, which may then end.
+  // A copy whose rows set no fields, which may then end.
   Table Unbound() const;
 
  private:
@@ -173,11 +176,11 @@ struct Value {
 
 class Settings {
  public:
-  // Of the rows without their fields: Fill takes others.
+  // Copies the rows of `table` without their fields; Fill takes rows that have theirs.
   explicit Settings(const Table& table);
 
   const std::vector<Setting>& table() const { return table_; }
-  // By name or alias; '_' may stand for '-'. nullptr if there is none.
+  // Row by name or alias; '_' may stand for '-'. nullptr if there is none.
   const Setting* Find(absl::string_view name) const;
   std::vector<std::string> Names() const;  // with aliases and shorthands
 
@@ -187,7 +190,7 @@ class Settings {
   absl::Status Set(const Setting& setting, std::vector<std::string> texts, Origin origin,
                    std::string where);
 
-  // By name (not alias), which must be in the table.
+  // Value by name (not alias), which must be in the table.
   const Value& value(absl::string_view name) const;
   bool given(absl::string_view name) const { return value(name).origin > Origin::kPreset; }
   bool empty(absl::string_view name) const { return value(name).texts.empty(); }
@@ -208,29 +211,29 @@ class Settings {
   std::map<std::string, Value, std::less<>> values_;  // by name
 };
 
-// Sets the fields of `rows`, which `settings` has too, to its values. kInvalidArgument: a number
-// that its row does not take.
+// Sets the fields of `rows`, all of which are rows of `settings`, to its values. kInvalidArgument:
+// a number that its row does not accept.
 absl::Status Fill(const Settings& settings, const Table& rows);
 
 // kInvalidArgument "<flag> is <value>, expected <expected>".
 absl::Status WrongFlag(absl::string_view flag, absl::string_view value, absl::string_view expected);
-// The same of a setting by its name and value.
+// The same for a setting, by its name and value.
 absl::Status WrongValue(const Settings& settings, absl::string_view name,
                         absl::string_view expected);
 
-// How LoadFlags takes the setting, the long name first: "--output", "-o".
+// How LoadFlags accepts the setting, the long name first: "--output", "-o".
 std::vector<std::string> Spellings(const Setting& setting);
 
 struct Arguments {
   std::vector<std::string> flags;  // with their values
   std::vector<std::string> operands;
 };
-// For commands with operands, of which LoadFlags knows nothing.
+// For commands with operands, which LoadFlags does not handle.
 Arguments SplitOperands(absl::Span<const std::string> args, const Settings& settings);
 
-// Flags; of commands that train also those of other trainers (foreign_flags.h), about which
-// `warnings` gets lines. kInvalidArgument names all that are unknown or have a wrong value, each
-// with the nearest; a missing value alone.
+// Loads flags; for commands that train also those of other trainers (foreign_flags.h), which add
+// lines to `warnings`. kInvalidArgument names all that are unknown or have a wrong value, each with
+// the nearest; a missing value is reported alone.
 absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings,
                        std::vector<std::string>* warnings = nullptr);
 
@@ -246,8 +249,9 @@ const Setting* FindVariable(absl::Span<const Setting> rows, absl::string_view va
 // Every setting with its value and origin, one a line.
 std::string PrintSettings(const Settings& settings);
 
-// Flags that give the values that were given, quoted for a shell: " --topk 2 --data 'a b'"; those
-// that equal a default too, since a preset may say otherwise. Leaves out those that `skip` says.
+// Flags that set the values that were given, quoted for a shell: " --topk 2 --data 'a b'"; those
+// that equal a default too, since a preset may set another value. Settings for which `skip` is true
+// are left out.
 std::string FlagsOf(const Settings& settings, const std::function<bool(const Setting&)>& skip);
 
 // `text` as one word of a POSIX shell.

@@ -19,29 +19,33 @@
 
 namespace moe::cli {
 
-// `path`, if it is a step folder, else the newest whole one in it, or in its folder `checkpoints`;
-// what is newer and damaged is a warning. kNotFound: none; kDataLoss: all are damaged.
+// `path` if it is a step folder; otherwise the newest intact checkpoint in it, or in its folder
+// `checkpoints`. Newer ones that are damaged are warnings. kNotFound: none; kDataLoss: all are
+// damaged.
 absl::StatusOr<FoundCheckpoint> FindStored(const std::string& path);
 
-// The error of who reads `path`: of damaged data with the checkpoint before it, if one can be read.
-// (Results are of the checkpoint that a command began with: none goes on with another by itself.)
+// The error of reading `path`; if the data are damaged, with the checkpoint before it, if that can
+// be read. (Results belong to the checkpoint that a command began with: no command continues with
+// another by itself.)
 absl::Status NamingTheOneBefore(absl::Status error, const std::string& path);
 
 // --checkpoint and --dtype.
 void AddStoredRunSettings(Table& table);
 
 struct StoredRun {
-  std::string path;                                 // of the step folder, or of a public model
+  std::string path;                                 // the step folder, or a public model's folder
   std::shared_ptr<const hf::HfModel> public_model;  // which `weights` reads; nullptr: a checkpoint
   lm::ModelWeights weights;
-  bool of_text = false;  // trained on the bytes of a text, as its checkpoint says
-  // What it was trained with (lm::StoredConfig), or the public model and defaults; on the device
-  // and with the type asked for.
+  bool of_text = false;  // trained on the bytes of a text, by its checkpoint
+  // Configuration that it was trained with (lm::StoredConfig), or the public model and defaults; on
+  // the requested device and with the requested type.
   lm::TrainConfig config;
-  // Newer checkpoints that are damaged; another version of the numerics; HfModel::warnings.
+  // Warnings of newer checkpoints that are damaged, of another version of the numerics, and
+  // HfModel::warnings.
   std::vector<std::string> warnings;
 
-  // What ranks compare of it: of a checkpoint the manifest, which has hashes of all the rest.
+  // What ranks compare of the run: of a checkpoint the manifest, which has hashes of everything
+  // else.
   absl::StatusOr<ReadInputs> Inputs() const;
 };
 

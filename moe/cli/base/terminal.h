@@ -1,4 +1,4 @@
-// What the program's streams are, and how to write words and numbers on them.
+// Properties of the program's streams, and how words and numbers are written to them.
 #ifndef MOE_MOE_CLI_BASE_TERMINAL_H_
 #define MOE_MOE_CLI_BASE_TERMINAL_H_
 
@@ -19,10 +19,10 @@ struct Terminal {
   size_t columns = 80;
 };
 
-// Of standard error. color: as Painted.
+// Terminal of standard error. color: as for Painted.
 Terminal StderrTerminal();
 
-// --color, for all that this process prints from here on; "auto" until then.
+// Sets --color for all that this process prints from here on; "auto" until then.
 void SetColor(absl::string_view when);
 
 enum class Color : uint8_t { kRed = 31, kGreen = 32, kYellow = 33, kCyan = 36 };
@@ -34,14 +34,14 @@ std::string Painted(absl::string_view text, Color color, std::FILE* out);
 // a file has the bytes as they are.
 std::string TextFor(std::FILE* out, std::string text);
 
-// As fmt::print, but for what is not worth a run: what cannot be written is left out.
+// As fmt::print, for text that is not worth failing a run: what cannot be written is left out.
 template <typename... Args>
 void Say(std::FILE* out, fmt::format_string<Args...> format, Args&&... args) {
   std::fputs(fmt::format(format, std::forward<Args>(args)...).c_str(), out);
 }
 
-// The line that says how far a command is: refreshed in place on a terminal, else one of its own
-// for each text. Not thread-safe.
+// Line that shows the progress of a command: refreshed in place on a terminal, otherwise a line for
+// each text. Not thread-safe.
 class StatusLine {
  public:
   StatusLine(const Terminal& terminal, std::FILE* out) : terminal_(terminal), out_(out) {}

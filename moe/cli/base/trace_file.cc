@@ -46,7 +46,7 @@ absl::Status TraceFile::Commit() {
 
 absl::StatusOr<std::unique_ptr<RankTrace>> RankTrace::Create(const std::string& path,
                                                              Communicator& world) {
-  // The others wait in the split below.
+  // Otherwise ranks with a path would wait in the split below for those without.
   MOE_RETURN_IF_ERROR(CheckTraceOnAll(!path.empty(), world));
   auto trace = std::unique_ptr<RankTrace>(new RankTrace(path.empty() ? 0 : kTraceEvents));
   if (path.empty()) return trace;

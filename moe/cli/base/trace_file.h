@@ -18,14 +18,14 @@
 
 namespace moe::cli {
 
-// `what` is traced, for the help.
+// `what` is what is traced, for the help.
 void AddTraceSetting(const char* what, Table& table);
 
-// Before ranks start, on the one that speaks. Errors: those of CheckWritable.
+// Called before ranks start, by the process that reports. Errors: those of CheckWritable.
 absl::Status CheckTraceWritable(const Settings& settings);
 
-// The file appears when the trace is whole. Errors: those of WriteError, for --trace. `deadline` is
-// that of the ranks that wait meanwhile: who reads a pipe comes within half of it.
+// The file appears when the trace is complete. Errors: those of WriteError, for --trace. `deadline`
+// is that of the ranks that wait meanwhile: a pipe's reader must come within half of it.
 class TraceFile final : public TraceSink {
  public:
   TraceFile(std::string path, absl::Duration deadline)
@@ -44,12 +44,12 @@ class TraceFile final : public TraceSink {
 // is no recorder, and no memory for events.
 class RankTrace {
  public:
-  // Collective: takes a communicator of its own from `world`, which may then be given away.
+  // Collective: splits a communicator of its own off `world`, which may then be given away.
   // kInvalidArgument, on every rank, if some have a path and some have none.
   static absl::StatusOr<std::unique_ptr<RankTrace>> Create(const std::string& path,
                                                            Communicator& world);
   TraceRecorder* recorder() { return file_ == nullptr ? nullptr : &recorder_; }
-  // Collective: writes the file. Says on standard error, from rank 0, how much did not fit.
+  // Collective: writes the file. Rank 0 reports on standard error how much did not fit.
   absl::Status Write();
 
  private:
@@ -60,7 +60,7 @@ class RankTrace {
   std::unique_ptr<Communicator> world_;
 };
 
-// What to say on standard error when `left_out` events did not fit; empty if all did.
+// Warning that `left_out` events did not fit; empty if all did.
 std::string TraceWarning(int64_t left_out);
 
 }  // namespace moe::cli

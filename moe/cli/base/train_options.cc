@@ -117,7 +117,7 @@ absl::StatusOr<BatchSizes> ResolveBatch(const Settings& settings, int ranks) {
   return sizes;
 }
 
-// What does not follow from one row.
+// Sets and checks what does not follow from one row.
 absl::Status Complete(const Settings& settings, const World& world, TrainOptions& options) {
   lm::TrainConfig& train = options.train;
   MOE_RETURN_IF_ERROR(CompleteLayer(settings, train.model.moe));
@@ -193,7 +193,7 @@ std::vector<std::pair<const char*, std::string>> TextsOf(const lm::TransformerCo
   const auto on = [](bool value) {
     return std::string(value ? "true" : "false");
   };
-  // Gates that differ in whether they divide by the sum of the weights, which is no setting.
+  // These gates differ in whether they divide by the sum of the weights, which is no setting.
   const std::string& of_family = moe.router.gate;
   const char* const gate = of_family == "mixtral"                     ? "mixtral"
                            : moe.router.norm_topk_prob.value_or(true) ? "qwen3"
@@ -274,7 +274,7 @@ absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warning
                         absl::StrCat("--init-from ", folder));
   };
   for (auto& [name, text] : TextsOf(model->config())) {
-    // Without dense layers their width says nothing.
+    // Without dense layers their width has no effect.
     const bool no_dense = model->config().moe_layer_freq == 1;
     if (no_dense && name == absl::string_view("dense-ffn-hidden-size")) continue;
     if (settings.given(name) && !Same(*settings.Find(name), settings.text(name), text)) {

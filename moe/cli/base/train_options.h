@@ -29,7 +29,7 @@ struct TrainOptions {
   absl::Duration comm_timeout;
 };
 
-// Ranks, experts over ranks, threads and how tokens travel: of training and of evaluation.
+// Rows of ranks, experts over ranks, threads and how tokens travel, for training and evaluation.
 void AddLayoutSettings(lm::TrainConfig& train, Table& table);
 
 // The rows of `moe train`. Those that set fields set `options`.
@@ -42,7 +42,7 @@ absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
                                            absl::Span<const std::string> environment,
                                            std::vector<std::string>& warnings);
 
-// Finds everything that can be wrong without reading the text: kInvalidArgument with flag, value
+// Finds every error that can be found without reading the text: kInvalidArgument with flag, value
 // and nearest valid choice.
 absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const World& world);
 

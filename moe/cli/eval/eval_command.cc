@@ -69,7 +69,7 @@ constexpr Choice<lm::Tokens lm::Corpus::*> kSplits[] = {
 struct EvalOptions {
   DataFiles data;
   lm::Tokens lm::Corpus::*split = &lm::Corpus::all;
-  // Of the layout alone; the rest is the checkpoint's.
+  // Holds the layout alone; the rest is the checkpoint's.
   lm::TrainConfig layout;
   std::optional<int64_t> sequence_length, micro_batch_size, sequences;
   absl::Duration comm_timeout;
@@ -145,7 +145,7 @@ std::string TableText(const Evaluated& e) {
       e.bits(), e.corpus.unit, e.perplexity(), WithCommas(std::llround(e.rate())));
 }
 
-// As moe generate, which takes a prompt of 256 ids alone as bytes.
+// As in moe generate, which takes a prompt of 256 ids alone as bytes.
 absl::Status CheckBytes(const DataFiles& data, const StoredRun& run) {
   const int64_t ids = run.config.model.vocab_size;
   if (data.text.empty() || run.of_text || ids == 256) return absl::OkStatus();

@@ -51,7 +51,7 @@ struct BenchRow {
   std::string routing = "uniform";
   uint64_t seed = 0;
   DType dtype = DType::kFloat32;
-  // Per rank, its own part included; skewed: max over ranks of max(sent, received).
+  // Per rank, its own part included; skewed traffic: max over ranks of max(sent, received).
   int64_t size_bytes = 0;
   int64_t count = 0;  // elements, as nccl-tests counts: of one peer's block, allreduce: of all
   int64_t iterations = 0;
@@ -59,16 +59,17 @@ struct BenchRow {
   Statistics samples_us;  // per call, of the slowest rank
   int64_t wrong = -1;     // elements, over all ranks and checked calls; -1: not checked
   double imbalance_sent = 1, imbalance_received = 1;
-  int busiest_sender = -1, busiest_receiver = -1;  // of the most bytes; -1: all the same
+  // The ranks with the most bytes; -1: all have the same.
+  int busiest_sender = -1, busiest_receiver = -1;
   double wait_pct = kNone;
   int slow_rank = -1;  // TimingSummary::slow_rank
-  // Of one call, summed over ranks. -1: the backend's library decides.
+  // Bytes of one call, summed over ranks. -1: the backend's library decides how they travel.
   int64_t bytes_self = -1, bytes_same_host = -1, bytes_cross_host = -1;
-  // size_bytes over the time of the memcpy that bounds a call: MeasureCollective has it.
+  // size_bytes over the time of the memcpy that bounds a call (MeasureCollective).
   double memcpy_gbytes_per_s = kNone;
   int source = -1, destination = -1;  // p2p
   bool in_place = false;
-  // The call in nccl-tests' other form (Form::kOther): of --format nccl alone.
+  // The call in nccl-tests' other form (Form::kOther), measured for --format nccl alone.
   double other_time_us = kNone;
   int64_t other_wrong = -1;
 
@@ -78,10 +79,10 @@ struct BenchRow {
   const char* status() const { return wrong > 0 ? "wrong" : "ok"; }
 };
 
-// The JSON object, CSV line and Markdown row of a result. docs/bench.md says what the keys are.
+// The JSON object, CSV line and Markdown row of a result. docs/bench.md defines the keys.
 Fields BenchFields(const BenchRow& row);
 
-// The first nine columns have nccl-tests' widths; then, of the samples, min, max, p99 and cv, and
+// The first nine columns have nccl-tests' widths. Then come min, max, p99 and cv of the samples,
 // the imbalances, wait, slowest rank and share of memcpy (moe bench --help has the formulas).
 std::string BenchHead();
 std::string BenchLine(const BenchRow& row, double max_noise_pct);
@@ -90,11 +91,11 @@ std::string BenchLine(const BenchRow& row, double max_noise_pct);
 std::string NcclHead();
 std::string NcclLine(const BenchRow& row);
 
-// After the last row: what nccl-tests prints there and, of the largest row of `rows`, the algorithm
-// and bytes by distance.
+// Text after the last row: what nccl-tests prints there, and the algorithm and bytes by distance of
+// the largest row of `rows`.
 std::string BenchFoot(absl::Span<const BenchRow> rows);
-// nccl-tests' two lines of it alone. The average is over all halves that were measured, and not
-// over copies inside a rank (p2p) where there are others.
+// nccl-tests' two lines of BenchFoot alone. The average is over all halves that were measured,
+// without copies inside a rank (p2p) if there are other rows.
 std::string NcclFoot(absl::Span<const BenchRow> rows);
 
 struct HeatMap {
@@ -106,8 +107,8 @@ struct HeatMap {
   }
 };
 
-// A line per source, a column per destination; a block beside each number is the darker the nearer
-// it is to the largest one off the diagonal (that of memcpy is another matter).
+// A line per source, a column per destination. A block beside each number is the darker the nearer
+// the number is to the largest one off the diagonal (memcpy's is not comparable).
 std::string HeatText(const HeatMap& map);
 
 }  // namespace moe::measure

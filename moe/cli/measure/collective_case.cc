@@ -11,7 +11,7 @@
 namespace moe::measure {
 namespace {
 
-// A result that was never written is this, which no exact sum is and hardly a tag.
+// Value of a result that was never written: no exact sum has it, and hardly a tag.
 constexpr int kPoison = 0xa5;
 
 // Bits that name an element of a rank's send buffer (splitmix64's mixing of source and index).

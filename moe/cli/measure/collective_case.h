@@ -25,8 +25,8 @@
 
 namespace moe::measure {
 
-// Of nccl-tests' two halves of a row, the one that the collective has (allreduce: in place, all
-// others: out of place), or the other one. That is
+// nccl-tests has two halves of a row: the form that the collective has (allreduce: in place, all
+// others: out of place), and the other one. The other one is
 //   allgather, reducescatter   the same call, on one buffer
 //   allreduce                  a copy of what is sent, summed in place
 //   alltoall, alltoallv        the call, then a copy of its result over what was sent: exchanges
@@ -60,8 +60,8 @@ double MemoryOf(const CaseSpec& spec, int ranks);
 
 // Buffers are memory of the stream's device.
 //
-// What an element of a buffer is, so that a misplaced one is a wrong one: bits that name source and
-// index where data is moved, small integers (exact sums in every type) where it is reduced.
+// An element's value makes a misplaced element a wrong one: bits that name source and index where
+// data is moved, small integers (exact sums in every type) where it is reduced.
 class CollectiveCase {
  public:
   // Collective; fills the buffers. `comm` and `stream` must outlive the case.
@@ -77,11 +77,11 @@ class CollectiveCase {
   CollectiveCase(const CollectiveCase&) = delete;
   CollectiveCase& operator=(const CollectiveCase&) = delete;
 
-  // Collective. Turns to the traffic of `call`; nothing to do unless routing is a trace, or copies
-  // go both ways.
+  // Collective. Selects the traffic of `call`; does nothing unless routing is a trace, or copies go
+  // both ways.
   absl::Status TurnTo(int64_t call);
-  // Before every call: what is to be written becomes wrong everywhere; inputs that a call
-  // overwrites are made anew. Not collective.
+  // Called before every call: makes what is to be written wrong everywhere, and makes inputs that a
+  // call overwrites anew. Not collective.
   absl::Status Prepare();
   // Collective; done when it returns.
   absl::Status Call();
@@ -89,13 +89,13 @@ class CollectiveCase {
   absl::StatusOr<int64_t> CountWrong();
 
   // Fills in what is known without timing: algorithm, size, count, imbalances, bytes by distance.
-  // Of a trace: means over `calls` calls from the first record on.
+  // With a trace means over `calls` calls from the first record on.
   void Describe(int64_t calls, BenchRow& row) const;
-  // Of the memcpy that bounds a call on this rank, by the memory that no algorithm can spare:
+  // Bytes of the memcpy that bounds a call on this rank, by the memory that no algorithm can spare:
   //   alltoall, alltoallv, allgather   what the rank receives, its own part included
   //   allreduce                        its buffer (nothing, with one rank)
   //   reducescatter                    half of what it reads, its buffer, and writes, its block
-  // Of a trace the mean over the records.
+  // With a trace the mean over the records.
   int64_t CopiedBytes() const;
   // Elements that one call moves between ranks, those of two hops counted twice.
   Traffic moved() const { return Moved(traffic_); }
@@ -120,25 +120,25 @@ class CollectiveCase {
   absl::Status SetupReduceScatter();
   // Out of place, the sum starts from a copy of what is sent.
   absl::Status StartFromSent();
-  // How all-to-all travels.
+  // Set up how all-to-all travels.
   absl::Status UseStaged();
   absl::Status UseDirect(std::shared_ptr<PeerBuffer> shared);
-  // Memory for what is sent that peers can read, if the dispatch is direct; nullptr where it is
-  // not, or runs staged. Collective.
+  // Memory for what is sent that peers can read, if the dispatch is direct; nullptr if it is not,
+  // or runs staged. Collective.
   absl::StatusOr<std::shared_ptr<PeerBuffer>> ShareSent(int64_t bytes);
   absl::Status UseHierarchical();
   template <typename U>
   absl::Status UseHierarchicalAs();
-  // Of all-to-alls: every call then writes its result over `home`, where what is sent is.
+  // All-to-alls: every call then writes its result over `home`, the memory of what is sent.
   void ReturnInto(std::byte* home);
 
   absl::Status Allocate(int64_t send_elements, int64_t result_elements);
-  // What setting up has put into host_send(), to the device.
+  // Copies what setting up has put into host_send() to the device.
   absl::Status Upload();
   absl::Status Poison(absl::Span<std::byte> bytes);
   bool all_to_all() const { return spec_.op == Op::kAllToAll || spec_.op == Op::kAllToAllV; }
   bool in_place() const { return (spec_.op == Op::kAllReduce) == (spec_.form == Form::kOwn); }
-  // Where setting up writes what is sent.
+  // Buffer into which setting up writes what is sent.
   Buffer& host_send() { return IsCuda(stream_) ? host_send_ : send_; }
   void FillTagged(absl::Span<std::byte> to, int source, int64_t first) const;
   absl::Span<std::byte> Elements(const Buffer& buffer, int64_t first, int64_t count) const {
@@ -148,30 +148,30 @@ class CollectiveCase {
   absl::Span<uint8_t> ResultBytes() const { return recv_.span<uint8_t>(); }
   int64_t width() const { return SizeOf(spec_.dtype); }
   int64_t SpecElements() const { return spec_.size_bytes / width(); }
-  // Elements of a block when a rank's buffer is R of them.
+  // Elements of a block when a rank's buffer has R of them.
   int64_t BlockElements() const;
-  // Of collectives that move one such block between each two ranks.
+  // Describes collectives that move one such block between each two ranks.
   void DescribeEvenBlocks();
-  // Of copies of `count` elements of expected_ to result_, in CUDA streams of send_.
+  // Describes copies of `count` elements: of expected_ to result_, in CUDA streams of send_.
   void DescribeCopies(int64_t count);
 
   const CaseSpec spec_;
   Communicator& comm_;
   Stream& stream_;
-  Buffer send_, recv_;               // of the stream's device
-  Buffer want_;                      // of the host
+  Buffer send_, recv_;               // on the stream's device
+  Buffer want_;                      // on the host
   Buffer host_send_, poison_;        // in CUDA streams; poison_ is what recv_ is filled with
-  Buffer kept_;                      // there, of all-to-alls in place: what send_ is before a call
+  Buffer kept_;                      // in CUDA streams, all-to-alls in place: send_ before a call
   absl::Span<std::byte> result_;     // what a call writes
-  absl::Span<std::byte> expected_;   // on the host: what it is compared with
-  absl::Span<std::byte> input_;      // in place: what a call starts from, made anew before each
+  absl::Span<std::byte> expected_;   // on the host: what the result is compared with
+  absl::Span<std::byte> input_;      // in place: a call's input, made anew before each call
   absl::Span<std::byte> exchanged_;  // all-to-alls in place: what the exchange itself writes
   std::string algorithm_;
   int64_t size_elements_ = 0;  // per rank, as BenchRow::size_bytes
   int64_t count_ = 0;
   Traffic traffic_;
   bool traffic_known_ = true;
-  int64_t call_index_ = 0;                    // of a trace, or of copies
+  int64_t call_index_ = 0;                    // record of a trace, or number of a copy
   std::shared_ptr<TwoHopExchange> exchange_;  // hierarchical
   std::function<absl::Status()> call_;
 };

@@ -44,7 +44,7 @@ absl::Status CollectiveCase::SetupReduceScatter() {
   const int me = comm_.rank();
   const int64_t block = BlockElements();
   DescribeEvenBlocks();
-  // What is received has room for the copy that bounds a call.
+  // The receive buffer has room for the copy that bounds a call.
   const int64_t copied = std::max(block, (ranks + 1) * block / 2);
   MOE_RETURN_IF_ERROR(Allocate(ranks * block, in_place() ? ranks * block : copied));
   result_ = Elements(recv_, 0, in_place() ? ranks * block : block);

@@ -14,10 +14,10 @@ namespace moe::measure {
 
 namespace {
 
-constexpr double kMicroseconds = 1e-3;  // of a nanosecond
+constexpr double kMicroseconds = 1e-3;  // in a nanosecond
 
-// Of each rank's value in each call, [R][n]: the rank of the largest mean, -1 unless that is beyond
-// the noise of its difference from the next largest.
+// The rank with the largest mean of `values`, [R][n], one value for each rank and call; -1 unless
+// its difference from the next largest is beyond the noise.
 int LargestBeyondNoise(absl::Span<const double> values, int ranks) {
   const size_t calls = values.size() / static_cast<size_t>(ranks);
   const auto of = [&](int r) {
@@ -98,7 +98,7 @@ class StampLog {
       of_rank_[r].insert(of_rank_[r].end(), begin, begin + static_cast<int64_t>(calls));
     }
   }
-  // Of the ranks that take part, ascending; slow_rank is one of them, or -1.
+  // Summary of the ranks that take part, ascending; slow_rank is one of them, or -1.
   TimingSummary Summary(const std::vector<int>& ranks, ClocksShared clocks) const {
     std::vector<CallStamps> all;
     for (const int r : ranks) all.insert(all.end(), of_rank_[r].begin(), of_rank_[r].end());
@@ -106,7 +106,7 @@ class StampLog {
     if (summary.slow_rank >= 0) summary.slow_rank = ranks[summary.slow_rank];
     return summary;
   }
-  // From the first call to the last, by rank 0's clock.
+  // Time from the first call to the last, by rank 0's clock.
   absl::Duration Elapsed() const {
     return absl::Nanoseconds(of_rank_[0].back().leave_ns - of_rank_[0].front().enter_ns);
   }
@@ -175,7 +175,7 @@ std::vector<int> Members(const CaseSpec& spec, int ranks) {
   return all;
 }
 
-// The calls of this rank in a batch, [R][n], from number `first` on.
+// Records the calls of this rank in a batch, [R][n], from number `first` on.
 void Record(absl::Span<const CallStamps> stamps, const CollectiveCase& timed, const CaseSpec& spec,
             int64_t first, const Communicator& comm, TraceRecorder* trace) {
   if (trace == nullptr) return;

@@ -31,13 +31,13 @@ class FailIfParser {
   using Lookup = FailIf::Lookup;
   using Compare = bool (*)(double, double);
 
-  // What a column is compared with.
+  // Value that a column is compared with.
   struct Limit {
     double number = 0;
     bool times_base = false;
   };
 
-  // Nobody nests deeper by hand, and the stack has an end.
+  // Limits recursion: no bound written by hand nests deeper, and the stack is finite.
   static constexpr int kMaxDepth = 100;
 
   absl::string_view Rest() {

@@ -20,23 +20,23 @@ namespace moe::measure {
 //   term    = "(" or ")" | column op bound
 //   op      = "<" | "<=" | ">" | ">=" | "==" | "!="
 //   bound   = number | number "*" "base" | "base" [ ("*" | "/") number ]
-// `base` is the same column of what the row is compared with: "busbw < 0.9 * base".
+// `base` is the same column of the row that this row is compared with: "busbw < 0.9 * base".
 // A column or a base without a value (NaN) makes every comparison false: what was not measured
 // fails nothing.
 class FailIf {
  public:
-  // Whether rows are compared with others: without, `base` is refused.
+  // Whether rows are compared with others; if not, `base` is refused.
   enum class Base : uint8_t { kAbsent, kPresent };
 
-  // kInvalidArgument with the place and what was expected; a column must be one of `columns`.
+  // kInvalidArgument with the position and what was expected; a column must be one of `columns`.
   static absl::StatusOr<FailIf> Parse(absl::string_view text,
                                       const std::vector<std::string>& columns,
                                       Base base = Base::kAbsent);
 
-  // The value of a column that Parse accepted, of the row and of what it is compared with.
+  // The value of a column that Parse accepted, in the row or in the row it is compared with.
   using Lookup = absl::FunctionRef<std::optional<double>(absl::string_view column)>;
   bool Holds(Lookup lookup, Lookup base) const { return holds_(lookup, base); }
-  bool Holds(Lookup lookup) const { return Holds(lookup, lookup); }  // of Base::kAbsent
+  bool Holds(Lookup lookup) const { return Holds(lookup, lookup); }  // for Base::kAbsent
 
   const std::string& text() const { return text_; }
 

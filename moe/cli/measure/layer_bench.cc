@@ -124,7 +124,7 @@ absl::StatusOr<LayerResult> MeasureOn(LayerOnRank<T>& layer, const LayerSpec& sp
   CallTimes times = {};
   std::array<int64_t, 2> wrong = {};
   RouterLoad load;
-  // At least one: the results that others are compared with, and a workspace that has grown.
+  // At least one call: its results are what others are compared with, and the workspace has grown.
   const int64_t seen = std::min<int64_t>(layer.records(), options.iterations);
   for (int64_t call = 0; call < std::max<int64_t>(seen, options.warmup); ++call) {
     MOE_RETURN_IF_ERROR(layer.Call(call, times, wrong, call < seen ? &load : nullptr));

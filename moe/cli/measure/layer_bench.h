@@ -25,18 +25,19 @@ namespace moe::measure {
 struct LayerSpec {
   // The seed also draws tokens and routing; mesh.expert 0: all ranks share one set of experts.
   TrainerOptions trainer = {.session = {.mesh = {.expert = 0}}, .seed = 0};
-  int64_t tokens = 1024;  // T of each rank; ragged, zero_rank and trace give some fewer
+  int64_t tokens = 1024;  // T of each rank; with ragged, zero_rank and trace some have fewer
   // Everything of the layer: router, widths, activation, dispatch, overlap degree. Its seed and
   // micro_batch_tokens are not read.
   MoeLayerConfig layer = {.router = {.num_experts = 8, .hidden_size = 512}, .ffn_hidden_size = 512};
-  // Empty: the router decides by itself, on random tokens. Else its gate is replaced (AssignedGate)
-  // by one that gives the tokens these experts; capacity and the rest of the router stay. All but
-  // matrix; a trace fits the world's ranks, which share one set of experts.
+  // Empty: the router decides by itself, on random tokens. Otherwise its gate is replaced
+  // (AssignedGate) by one that gives the tokens these experts; capacity and the rest of the router
+  // stay. Every kind but matrix; a trace must fit the world's ranks, which share one set of
+  // experts.
   std::optional<RoutingSpec> routing;
 };
 
-// A phase of a pass: gate, plan, dispatch, expert, combine; "all" is the pass by the clock on the
-// wall, with what stands between the phases. Phases may overlap when the overlap degree is above 1.
+// A phase of a pass: gate, plan, dispatch, expert, combine; "all" is the wall-clock time of the
+// pass, with what is between the phases. Phases may overlap if the overlap degree is above 1.
 struct LayerRow {
   std::string pass;         // "forward", "backward"
   std::string phase;        // as above
@@ -47,7 +48,7 @@ struct LayerRow {
                       // differ from those of the first call with this routing, bit for bit
 };
 
-// What is true of a whole call, over all ranks.
+// Figures of a whole call, over all ranks.
 struct LayerFigures {
   int64_t iterations = 0;
   Statistics step_us;        // over calls: forward + backward, each of its slowest rank
@@ -55,8 +56,8 @@ struct LayerFigures {
   double drop_fraction = 0;  // slots that capacity dropped / slots that the gate chose
   double max_vio = 0;        // (largest - mean) / mean of the slots of routed experts, before drops
   int dead_experts = 0;      // without a slot
-  int64_t kept_rows = 0;     // of experts, in one call (mean over calls)
-  // The largest of the ranks: workspace at its peak, parameters (master, compute copy and packed
+  int64_t kept_rows = 0;     // rows of the experts in one call (mean over calls)
+  // The largest value of a rank: workspace at its peak, parameters (master, compute copy and packed
   // copy), their gradients, and x, y, dx, dy.
   int64_t peak_bytes = 0;
 };
@@ -69,11 +70,11 @@ struct LayerResult {
   std::vector<LayerRow> rows;  // both passes, phases and all
 };
 
-// Random tokens and weights; a pass starts at a barrier. Gradients are made, not reduced.
-// options.check is not looked at: results of a layer have no closed form, so calls are compared
-// with each other (moe verify compares with a reference). A trace is replayed record by record.
-// Load figures are those of the calls before the timed ones, which see every record that the first
-// options.iterations timed calls do. Collective; takes `world`; the same result on every rank.
+// Draws random tokens and weights; a pass starts at a barrier. Gradients are computed, not reduced.
+// options.check is not read: results of a layer have no closed form, so calls are compared with
+// each other (moe verify compares with a reference). A trace is replayed record by record. Load
+// figures are those of the calls before the timed ones, which cover every record that the first
+// options.iterations timed calls use. Collective; takes `world`; the same result on every rank.
 //
 // Floating-point operations of the expert phase for N kept rows: 6 N H F forward (three products; 4
 // without a gate projection), twice that backward.

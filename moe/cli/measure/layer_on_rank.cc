@@ -21,7 +21,7 @@ using Given = AssignedGate::Given;
 
 constexpr char kGateName[] = "bench-assigned";
 
-// What is alive, by the seed that stands for it.
+// Assignments that are alive, by the seed that stands for each.
 class Registry {
  public:
   uint64_t Add(std::shared_ptr<const Given> given) {
@@ -137,7 +137,8 @@ void AssignedGate::Choose(RouterConfig& config) const {
 
 namespace {
 
-// Results that calls are compared with, of one rank; those of a trace's later records are not kept.
+// Bytes of kept results of one rank, with which calls are compared; those of a trace's later
+// records are not kept.
 constexpr int64_t kMostKeptBytes = int64_t{256} << 20;
 
 // The slots of this rank in a call.

@@ -28,11 +28,11 @@ namespace moe::measure {
 template <typename T>
 class FirstResults {
  public:
-  // Keeps results of so many bytes; those of the first record however many they are.
+  // Keeps results of at most so many bytes; those of the first record whatever their size.
   explicit FirstResults(int64_t most_bytes) : most_bytes_(most_bytes) {}
 
   // Adds to `wrong` the elements of each result that differ from the record's first ones, bit for
-  // bit. Of a record that comes for the first time, or was not kept: none.
+  // bit; none if the record comes for the first time, or was not kept.
   void Compare(int64_t record, absl::Span<const T> y, absl::Span<const T> dx,
                std::array<int64_t, 2>& wrong) {
     const auto kept = first_.find(record);
@@ -61,13 +61,13 @@ class FirstResults {
   std::map<int64_t, std::array<std::vector<T>, 2>> first_;  // by record
 };
 
-// The slots of one rank's next call. The gate does the work of mixtral's (softmax, top-k, counts),
-// then puts the given experts in the place of the ones that it found: weights are their
-// probabilities, divided by their sum, and gradients flow accordingly.
-// What comes after a gate (capacity, drops, losses) is the router's as ever.
+// Gate that gives the tokens of one rank's next call the slots that it was passed. It does the work
+// of mixtral's gate (softmax, top-k, counts), then replaces the experts found by the given ones:
+// weights are their probabilities, divided by their sum, and gradients flow accordingly. What
+// follows a gate (capacity, drops, losses) is the router's as usual.
 //
-// Gates of RouterConfig are known by name to the whole process, ranks of threads included, so an
-// assignment is found through the seed of the configuration. Alive as long as layers use it.
+// Gates of RouterConfig are found by name in the whole process, by all ranks that are threads, so
+// an assignment is found through the seed of the configuration. Must live as long as layers use it.
 class AssignedGate {
  public:
   // most_slots: of a token, in any call.
@@ -78,7 +78,8 @@ class AssignedGate {
 
   // Makes `config` name this gate.
   void Choose(RouterConfig& config) const;
-  // Of calls from now on. Not while one runs, nor between its forward and its backward.
+  // Sets the slots of calls from now on. Not while a call runs, nor between its forward and its
+  // backward.
   void Assign(TokenSlots slots) { given_->slots = std::move(slots); }
   // Tokens that a batch must have.
   int64_t tokens() const { return given_->slots.tokens(); }
@@ -116,11 +117,11 @@ class LayerOnRank {
 
   absl::Status Setup();
 
-  // Calls that differ in what is routed where.
+  // Number of calls with different routing.
   int64_t records() const;
-  // Of the last call.
+  // Tokens of the last call.
   int64_t tokens() const;
-  // Workspace, parameters with their gradients, tokens and results.
+  // Bytes of the workspace, parameters with their gradients, tokens and results.
   int64_t bytes() const;
 
   // One forward and one backward, each from a barrier. `wrong` [pass] counts the elements that
@@ -136,7 +137,7 @@ class LayerOnRank {
   MatrixView<T> View(const Buffer& values, int64_t tokens) const {
     return MatrixView<T>(values.template span<T>().data(), tokens, hidden());
   }
-  // Normal values of one kind, on the context's device.
+  // Normal values on the context's device; `which` distinguishes x and dy.
   absl::StatusOr<Buffer> RandomTokens(int64_t tokens, uint32_t which) const;
   absl::Status CompareResults(int64_t record, std::array<int64_t, 2>& wrong);
 
@@ -144,10 +145,10 @@ class LayerOnRank {
   Trainer& trainer_;
   const Context& context_;
   std::unique_ptr<AssignedGate> gate_;  // with spec_.routing
-  int64_t record_ = 0;                  // whose slots it has
+  int64_t record_ = 0;                  // whose slots the gate has
   std::unique_ptr<MoeLayer<T>> layer_;
   Buffer x_, dy_, y_, dx_;           // on the context's device
-  std::vector<T> host_y_, host_dx_;  // results to compare, where that is no CPU
+  std::vector<T> host_y_, host_dx_;  // results to compare, if the device is no CPU
   int64_t calls_ = 0;
   FirstResults<T> first_;
 };

@@ -116,13 +116,13 @@ double StateBytes(const MemoryShape& shape, const Sizes& s) {
     return BytesOfElement(PlacementOf(trainer.zero), trainer.dtype, trainer.session.numerics,
                           ranks) -
            (shape.trained ? 0 : 8) +          // moments
-           (shape.saves ? 12.0 / ranks : 0);  // of masters and moments
+           (shape.saves ? 12.0 / ranks : 0);  // copies of masters and moments
   };
   return shared * of_element(shape.ranks) +
          experts * of_element(shape.ranks / trainer.session.mesh.expert);
 }
 
-// What the forward pass of an MoE layer takes of the workspace, all of it kept for backward.
+// Bytes of the workspace that the forward pass of an MoE layer takes, all kept for backward.
 double MoeForward(const MemoryShape& shape, const Sizes& s) {
   const double rows = s.expert_rows();
   const double slots = s.tokens * s.top_k;
@@ -130,7 +130,8 @@ double MoeForward(const MemoryShape& shape, const Sizes& s) {
   // logits, scores and the gradient of the losses; ids, weights and offsets; the plan's indices.
   const double routing = 4 * 3 * logits + 16 * slots + 24 * s.tokens;
   const double plan = 16 * (rows + slots);
-  // In and out of the experts. Between ranks also what is sent and received, both ways, and home.
+  // Elements into and out of the experts; between ranks also those sent and received, both ways,
+  // and home.
   double exchanged = 2 * rows * s.hidden;
   if (s.ep > 1) exchanged += (2 * s.sent_rows() + rows + slots) * s.hidden;
   const double experts = rows * (s.gated + 1) * s.ffn;

@@ -12,9 +12,9 @@
 
 namespace moe::sweep {
 
-// The least of what the kernel calls available and what the limits of this process's control groups
-// (version 1 or 2, and those above) leave: limit - usage + page cache that can go. 0 = unknown.
-// `root` stands before /proc and /sys.
+// Available memory: the least of what the kernel calls available and what the limits of this
+// process's control groups (version 1 or 2, and those above) leave, limit - usage + page cache that
+// can be dropped. 0 = unknown. `root` is put before /proc and /sys.
 int64_t AvailableMemoryBytes(const std::string& root = "");
 
 // The least limit of this process's control groups; 0 = none.
@@ -22,17 +22,18 @@ int64_t MemoryLimitBytes(const std::string& root = "");
 
 // What decides the memory of a rank.
 struct MemoryShape {
-  lm::TransformerConfig model;   // of a layer alone: num_layers 1
+  lm::TransformerConfig model;   // a layer alone: num_layers 1
   TrainerOptions trainer = {};   // its dtype, numerics, mesh and ZeRO stage
   int64_t parameters_total = 0;  // over all experts, replicas counted once
   int64_t tokens = 0;            // T: of a micro-batch, which a rank works on at a time
-  int ranks = 1;                 // of the world, with ZeRO and where it saves
-  bool saves = false;            // checkpoints: a copy of what the rank writes is kept
+  // Ranks of the world; they matter with ZeRO, and if it saves.
+  int ranks = 1;
+  bool saves = false;   // checkpoints: a copy of what the rank writes is kept
   double row_skew = 1;  // rows for experts of the rank with the most / mean over ranks, if known
   bool trained = true;  // false: no optimiser, embedding, attention or output layer (layer mode)
 };
 
-// Of a rank that trains, of `ranks`. parameters_total: of the model, over all experts.
+// Shape of a rank that trains, one of `ranks`. parameters_total: of the model, over all experts.
 MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_total, int ranks);
 
 // Bytes of one rank.
@@ -53,8 +54,8 @@ struct MemoryEstimate {
 // EP)). Buffers of the all-reduce and of the communicator are left out: a few MiB a rank.
 MemoryEstimate EstimateMemory(const MemoryShape& shape);
 
-// Why `ranks` of this machine cannot have so much each, with the estimate: more than `max_mib`, a
-// flag's value, or than `available_bytes`, where 0 is unknown. Empty: they can.
+// Why `ranks` of this machine cannot have so much each, with the estimate: more than `max_mib`, the
+// value of a flag, or than `available_bytes` (0: unknown). Empty: they can.
 std::string TooBig(const MemoryEstimate& estimate, int ranks, int64_t available_bytes,
                    std::optional<double> max_mib = std::nullopt);
 

@@ -1,4 +1,4 @@
-// How skewed the traffic of a benchmark is: what --routing says.
+// How skewed the traffic of a benchmark is: --routing.
 #ifndef MOE_MOE_CLI_MEASURE_ROUTING_SPEC_H_
 #define MOE_MOE_CLI_MEASURE_ROUTING_SPEC_H_
 
@@ -31,7 +31,7 @@ class Replay {
 
   const RoutingTraceHeader& header() const { return header_; }
   int ranks() const { return ranks_; }
-  // Calls take the records in turn, from the first again after the last.
+  // Calls use the records in turn, and begin again with the first after the last.
   int64_t records() const { return static_cast<int64_t>(records_.size()); }
   const Record& record(int64_t call) const { return records_[call % records()]; }
   absl::Span<const int64_t> slots_of(int64_t call, int rank) const {  // [E]
@@ -63,8 +63,8 @@ struct RoutingSpec {
   enum Kind : uint8_t {
     kUniform,    // every pair the same
     kZipf,       // expert e is chosen with probability proportional to 1 / (e + 1)^S
-    kHotExpert,  // expert 0 gets a share P, the other experts the rest evenly
-    kHotRank,    // rank 0 gets a share P, the other ranks the rest evenly
+    kHotExpert,  // expert 0 has a share P, the other experts the rest evenly
+    kHotRank,    // rank 0 has a share P, the other ranks the rest evenly
     kRagged,     // ranks have 0 .. all of the tokens, at random; destinations are even
     kZeroRank,   // the last rank has no tokens; destinations are even
     kMatrix,     // given shares
@@ -72,9 +72,9 @@ struct RoutingSpec {
   };
   Kind kind = kUniform;
   double parameter = 0;                  // S or P
-  std::string path;                      // of the matrix or trace
+  std::string path;                      // file of the matrix or trace
   std::vector<double> weights;           // [R][R] of the matrix, source by source
-  std::shared_ptr<const Replay> replay;  // of the trace; shared by the ranks of a process
+  std::shared_ptr<const Replay> replay;  // the trace; shared by the ranks of a process
   std::string text = "uniform";
 };
 
@@ -83,18 +83,18 @@ struct RoutingSpec {
 // kInvalidArgument for all else.
 absl::StatusOr<RoutingSpec> ParseRouting(absl::string_view text);
 
-// Calls that differ: the records of a trace, else one.
+// Number of different calls: the records of a trace, else 1.
 int64_t CallsOf(const RoutingSpec& routing);
 
-// R lines of R numbers >= 0: line s, column d is what rank s has for rank d, in any unit. Numbers
+// R lines of R numbers >= 0: line s, column d is what rank s sends to rank d, in any unit. Numbers
 // are separated by blanks or commas; '#' starts a comment. kInvalidArgument with line and reason.
 absl::StatusOr<std::vector<double>> ParseTrafficMatrix(absl::string_view text, int ranks);
 
-// What a random number of a routing is for: of traffic, or of slots.
+// What a random number of a routing is used for: traffic, or slots.
 enum class Draw : uint32_t { kDestination, kTrafficTokens, kPreference, kSlotTokens };
 RandomKey KeyOf(uint64_t seed, Draw draw, int rank, int64_t token);
 
-// Which experts the tokens of a rank are sent to, as --routing says.
+// Experts to which the tokens of a rank are sent, by --routing.
 
 // Slots of T tokens: token t has slots [slot_offset[t], slot_offset[t + 1]), whose experts differ.
 struct TokenSlots {
@@ -105,9 +105,9 @@ struct TokenSlots {
 };
 
 struct SlotOptions {
-  int rank = 0, ranks = 1;       // of the world
+  int rank = 0, ranks = 1;       // rank, and ranks of the world
   int expert_parallel_size = 1;  // ranks that share the experts, placed as ExpertPlacement does
-  int64_t tokens = 0;            // of a rank with all its tokens
+  int64_t tokens = 0;            // tokens of a rank that has all its tokens
   int top_k = 1;
   int num_experts = 1;
   uint64_t seed = 0;
@@ -127,7 +127,7 @@ std::vector<double> ExpertShares(const RoutingSpec& routing, int ranks, int num_
 // after all others.
 std::vector<float> DrawPreferences(const RoutingSpec& routing, const SlotOptions& options);
 
-// Tokens that the rank has: all, ragged: floor(u * (T + 1)) of them, u uniform; zero_rank: none on
+// Tokens that the rank has: all; ragged: floor(u * (T + 1)) of them, u uniform; zero_rank: none on
 // the last rank. Not for matrix and trace.
 int64_t TokensOfRank(const RoutingSpec& routing, const SlotOptions& options,
                      Draw draw = Draw::kSlotTokens);
@@ -137,9 +137,9 @@ int64_t TokensOfRank(const RoutingSpec& routing, const SlotOptions& options,
 // DrawPreferences. Not for matrix and trace.
 TokenSlots DrawSlots(const RoutingSpec& routing, const SlotOptions& options);
 
-// Slots in given numbers: expert after expert, each expert's go to the tokens that follow the last
-// one's, around and around. count [E], each at most `tokens`; tokens get the same number of slots
-// but for one.
+// Slots in given numbers: expert after expert, each expert's slots are dealt to the tokens that
+// follow the last one of the expert before, cyclically. count [E], each at most `tokens`; tokens
+// get the same number of slots but for one.
 TokenSlots DealSlots(absl::Span<const int64_t> count, int64_t tokens);
 
 // [E] slots of each expert.

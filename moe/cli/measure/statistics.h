@@ -12,10 +12,10 @@
 
 namespace moe::measure {
 
-// Of a figure that nobody knows.
+// Value of an unknown figure.
 inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-// Of no samples: all 0.
+// Without samples all are 0.
 struct Statistics {
   double mean = 0, min = 0, max = 0;
   double p50 = 0;     // median: of an even number, the mean of the middle two
@@ -28,25 +28,25 @@ struct MeanSd {
   double mean = kNone;
   double sd = kNone;  // sqrt(sum (x - mean)^2 / (n - 1)); unknown for fewer than two
 };
-// Of values of which none, or all, are unknown.
+// `values` are all known, or all unknown.
 MeanSd MeanSdOf(absl::Span<const double> values);
 
 struct Sample {
   double mean = kNone;
   double error = kNone;    // standard error of the mean; kNone: unknown
-  double degrees = kNone;  // of freedom, of `error`
+  double degrees = kNone;  // degrees of freedom of `error`
 };
 
 // n > 1 independent values: error = s / sqrt(n), s over n - 1. One value: its error is unknown.
 Sample SampleOf(absl::Span<const double> values);
 
-// One mean of calls, or of a sweep's repetitions, with their standard deviation. They share one
-// run's conditions, so that many of them say little about the next run: the spread of a single one
-// stands for the error of the mean, not that over the root of their number.
+// One mean of calls, or of a sweep's repetitions, with their standard deviation. They share the
+// conditions of one run, so that many of them tell little about the next run: the error of the mean
+// is the spread of a single one, not that over the root of their number.
 Sample SampleOf(double mean, double sd);
 
-// Of a series in time whose neighbours resemble each other: the error of the mean from the means of
-// ten stretches (batch means). Fewer than 20 values: unknown.
+// For a time series whose neighbours are correlated: the error of the mean from the means of ten
+// stretches (batch means). Fewer than 20 values: unknown.
 Sample SampleOfSeries(absl::Span<const double> values);
 
 // Half the width of the interval that holds b - a with probability 0.95 (Welch 1947), kNone where

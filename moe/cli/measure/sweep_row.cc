@@ -89,8 +89,8 @@ Figures TrainFigures::Finish(const lm::TrainReport& report) const {
 }
 
 Figures LayerFigures(const measure::LayerResult& result) {
-  // Mean over ranks, as of training: each phase's slowest rank is another, and their sum would be
-  // more than the step.
+  // Mean over ranks, as in training: the slowest rank differs by phase, and the sum of the slowest
+  // would be more than the step.
   const auto ms = [&](const char* phase) {
     double sum = 0;
     for (const measure::LayerRow& row : result.rows) {
@@ -121,7 +121,7 @@ using Json = nlohmann::json;
 
 constexpr char kSchema[] = "moe.sweep/1";
 
-// Nothing for what could not be found out, such as the data-parallel size where EP is wrong.
+// An empty cell for what could not be determined, such as the data-parallel size where EP is wrong.
 Cell CountOrNothing(int64_t value) {
   return value == 0 ? Cell() : Cell(value);
 }
@@ -134,7 +134,7 @@ Cell NumberCell(double value) {
   return Cell(value);
 }
 
-// `model`: what stands there in a row of nothing.
+// `model`: the cell of that key in an empty row.
 absl::StatusOr<Cell> CellOf(const Json& value, const std::string& key, const Cell& model) {
   if (value.is_null()) return Cell();
   const bool may_be_number = key == "cf" || !model.is_text();
@@ -263,7 +263,7 @@ std::string JsonLine(const SweepRow& row) {
 namespace {
 
 constexpr char kNone[] = "-";
-// Of an error in a table, which may come from a file.
+// Most bytes of an error in a table; the error may come from a file.
 constexpr int64_t kMostErrorBytes = 400;
 
 // "1.23M": three digits and a power of 1000.
@@ -315,7 +315,7 @@ std::string Drops(const SweepRow& row) {
 
 using Line = std::vector<std::string>;
 
-// The columns of the table that are always there, with what they have of a row.
+// The columns that the table always has, with the row's texts.
 std::vector<std::pair<const char*, std::string>> ColumnsOf(const SweepRow& row, bool on_front) {
   const double step_ms = row.number("step_ms");
   const double total = row.number("params_total");

@@ -22,7 +22,7 @@ using measure::kNone;
 using measure::MeanSd;
 using measure::MeanSdOf;
 
-// Of one repetition. kNone: the mode has no such figure.
+// Figures of one repetition. kNone: the mode has no such figure.
 struct Figures {
   double params_total = kNone, params_active = kNone;
   double tokens_per_s = kNone;  // over all ranks
@@ -30,11 +30,11 @@ struct Figures {
   double a2a_ms = kNone;        // dispatch + combine
   double all_reduce_ms = kNone;
   double expert_ms = kNone;
-  double drop_initial_pct = kNone, drop_final_pct = kNone;  // of slots
-  double max_violation = kNone;                             // of the worst layer
+  double drop_initial_pct = kNone, drop_final_pct = kNone;  // percent of slots
+  double max_violation = kNone;                             // maximum over the layers
   double dead_experts = kNone;                              // over all layers
   double validation_loss = kNone;                           // nats
-  double peak_bytes = kNone;                                // of the largest rank
+  double peak_bytes = kNone;                                // maximum over the ranks
 };
 
 // Means over repetitions; the peak is the largest.
@@ -61,7 +61,7 @@ class TrainFigures {
 };
 
 // The figures of a layer's calls: step and phases are medians of the slowest rank, forward and
-// backward added. Nothing is learned between the calls: drops are the same at the start and the
+// backward added. Nothing is trained between the calls, so drops are the same at the start and the
 // end.
 Figures LayerFigures(const measure::LayerResult& result);
 
@@ -70,19 +70,19 @@ struct Point {
   std::string measure;    // "layer", "train"
   std::string settings;   // flags of every setting that changes results: who the point is
   std::string backend;    // "local", "mpi"
-  std::string text_xxh3;  // of the text that is trained on; empty in layer mode
+  std::string text_xxh3;  // text that is trained on; empty in layer mode
   int64_t experts = 0, topk = 0;
   double capacity_factor = 0;  // 0: dropless
   int64_t ep = 0, ranks = 0;   // data-parallel size: ranks / ep
   int64_t overlap = 0, hidden = 0, ffn = 0, tokens_per_rank = 0;
   std::string dtype, router, routing, dispatch;
   int64_t threads = 0;
-  uint64_t seed = 0;  // of the first repetition
+  uint64_t seed = 0;  // seed of the first repetition
   int64_t repetitions = 0;
   std::vector<std::pair<std::string, std::string>> provenance;  // moe/cli/base/provenance.h
 };
 
-// A row as it stands in a file: cells by key.
+// A row as in a file: cells by key.
 class SweepRow {
  public:
   SweepRow() = default;
@@ -109,22 +109,23 @@ const std::vector<std::string>& SweepKeys();
 SweepRow MeasuredRow(const Point& point, const Summary& summary);
 SweepRow ErrorRow(const Point& point, absl::string_view error);
 
-// Rows with equal texts are of the same point: measure, settings, backend and text.
+// Identity of a row's point: measure, settings, backend and text. Rows of one point have equal
+// texts.
 std::string IdentityOf(const SweepRow& row);
 
 // The build that made the row: "moe 1.2.3, commit 0123456789ab, optimised, compiler 12.2.0". Rows
-// of before there were such keys: "an unknown build".
+// from before these keys: "an unknown build".
 std::string BuildOf(const SweepRow& row);
 
-// One line of a file, without its end. Keys that are not of SweepKeys() are passed over, absent
-// ones are null. kDataLoss "<reason>" for what is no row of this schema.
+// One line of a file, without its end. Keys that are not among SweepKeys() are ignored, absent ones
+// are null. kDataLoss "<reason>" for a line that is no row of this schema.
 absl::StatusOr<SweepRow> ParseSweepRow(absl::string_view line);
 // One object on one line, with its end.
 std::string JsonLine(const SweepRow& row);
 
-// For each row whether no other beats it by more than the noise (measure::ParetoFront).
-// Of training: lower validation loss and more tokens per second; of layers: fewer drops and more
-// tokens per second. Rows that failed are not compared.
+// For each row whether no other beats it by more than the noise (measure::ParetoFront). Rows of
+// training compare lower validation loss and more tokens per second; rows of layers fewer drops and
+// more tokens per second. Rows that failed are not compared.
 std::vector<bool> ParetoMarks(absl::Span<const SweepRow> rows);
 
 // Every row on a line, '*' after the speed of the Pareto points:

@@ -32,7 +32,8 @@ class Cell {
     if (!there) cell.value_ = {};
     return cell;
   }
-  // GCC 12's variant, copied with a text for which there is no memory, destroys what never was.
+  // GCC 12's variant, copied with a text for which memory is lacking, destroys what was never
+  // built.
   Cell(const Cell& other) : value_(Copy(other.value_)), is_text_(other.is_text_) {}
   Cell(Cell&& other) noexcept = default;
   Cell& operator=(Cell other) noexcept {
@@ -43,7 +44,7 @@ class Cell {
 
   using Value = std::variant<std::monostate, int64_t, uint64_t, double, std::string>;
   const Value& value() const { return value_; }
-  // Also where there is none.
+  // Also true of a cell without its text.
   bool is_text() const { return is_text_; }
   // NaN for nothing and for texts.
   double number() const;
@@ -91,12 +92,12 @@ class TableWriter {
 std::string WriteTable(TableForm form, const std::vector<std::string>& names,
                        absl::Span<const std::vector<Cell>> rows);
 
-// In the order of the forms; rows of one benchmark have the same keys.
+// Fields are in the order of the forms; rows of one benchmark have the same keys.
 struct Field {
   std::string key;
   Cell value;
-  // Of its column in the table of a report, with the unit, for numbers that the report does not
-  // know by name; nullptr: none.
+  // Heading of its column in the table of a report, with the unit, for numbers whose name the
+  // report does not list; nullptr: none.
   const char* heading = nullptr;
 };
 using Fields = std::vector<Field>;
@@ -110,22 +111,21 @@ const Cell* Find(const Fields& row, absl::string_view key);
 std::optional<double> NumberOf(const Fields& row, absl::string_view name);
 // The short name of a field, or its key.
 const char* NameOf(const Field& field);
-// Names that NumberOf knows in such a row.
+// Names that NumberOf accepts in such a row.
 std::vector<std::string> NumberNamesOf(const Fields& row);
 
-// What every benchmark of a layer's parts says of its calls: iters, time_us (the median),
+// Adds what every benchmark of a layer's parts reports of its calls: iters, time_us (the median),
 // time_us_min, time_us_max, time_us_p99, time_us_cv_pct.
 void AddTimes(const Statistics& time_us, int64_t iterations, Fields& row);
-// Ends a row: nwrong (-1: nothing was checked, null), status, error (`problem` where some are
-// wrong).
+// Ends a row: nwrong (-1: nothing was checked, null), status, error (`problem` if some are wrong).
 void AddVerdict(int64_t wrong, const char* problem, Fields& row);
 
-// Where a row comes from, of the facts of Provenance (moe/cli/base/provenance.h): version, commit,
-// host, cpu, gpu, date; null where they have none.
+// Adds the origin of a row, from the facts of Provenance (moe/cli/base/provenance.h): version,
+// commit, host, cpu, gpu, date; null if unknown.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 inline constexpr const char* kOriginKeys[] = {"version", "commit", "host", "cpu", "gpu", "date"};
 void AddOrigin(const Facts& facts, Fields& row);
-// One of them.
+// One field of the origin.
 Field OriginField(const char* key, const Facts& facts);
 
 // A column of the table that people read.
@@ -134,15 +134,15 @@ struct Column {
   const char* head;
   const char* unit;
   int width;         // negative: to the left
-  int decimals = 0;  // of numbers that are not whole
+  int decimals = 0;  // for numbers that are not whole
 };
 
-// Behind an i_cv%: '*' where it is above --max-noise, so that calls ended before they agreed.
+// Mark behind an i_cv%: '*' if it is above --max-noise, so that calls ended before they agreed.
 char NoiseMark(double cv_pct, double max_noise_pct);
 // What the mark means, if any of `cvs_pct` has it.
 std::string NoiseFoot(absl::Span<const double> cvs_pct, double max_noise_pct);
 
-// Two lines, names and units, then a line a row; what is unknown is left blank.
+// Two lines, names and units, then a line for each row; an unknown value is blank.
 std::string TableHead(absl::Span<const Column> columns);
 std::string TableLine(absl::Span<const Column> columns, const Fields& row, double max_noise_pct);
 

@@ -11,7 +11,7 @@
 
 namespace moe::measure {
 
-// at(s, d): elements that rank s has for rank d, its own part (s = d) included.
+// at(s, d): elements that rank s sends to rank d, its own part (s = d) included.
 class Traffic {
  public:
   Traffic() = default;
@@ -25,7 +25,7 @@ class Traffic {
   }
   std::vector<int64_t> to(int destination) const;  // [R] by source
 
-  // Adds `times` that of as many ranks.
+  // Adds `times` the traffic of as many ranks.
   void Add(const Traffic& other, int64_t times) {
     for (size_t i = 0; i < elements_.size(); ++i) elements_[i] += times * other.elements_[i];
   }

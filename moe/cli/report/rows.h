@@ -39,7 +39,7 @@ struct BenchRow {
   double wrong = kNone;
   double threads = kNone;                      // per rank
   double source = kNone, destination = kNone;  // ranks of a pair
-  double gflops = kNone;                       // of a layer's experts, per second
+  double gflops = kNone;                       // a layer's experts, per second
   std::vector<double> others;                  // values that no chart uses, in the order of columns
 
   double size() const;  // bytes; 0 without any

@@ -1,4 +1,4 @@
-// The line that says how far training is.
+// The line that shows the progress of training.
 #ifndef MOE_MOE_CLI_TRAIN_PROGRESS_H_
 #define MOE_MOE_CLI_TRAIN_PROGRESS_H_
 
@@ -13,7 +13,7 @@ namespace moe::cli {
 
 // "step   120/1000 | loss 3.4215 | lr 2.95e-04 | gnorm 0.873 | 41.2 ms | 198,312 tok/s | moe: a2a
 // 12.1 ms 29% expert 9.8 ms drop 0.42% maxvio 0.31 dead 0 aux 1.02e-02 | ar 3.2 ms 8% | 812 MiB |
-// eta 00:00:36", one line. Where that is longer than `columns`, as many of its fields as fit, the
+// eta 00:00:36", one line. If that is longer than `columns`, as many of its fields as fit; the
 // step, the eta, tok/s and the loss before the others.
 std::string ProgressText(const lm::StepMetrics& metrics, int64_t steps, double eta_seconds,
                          size_t columns = std::string::npos);
@@ -39,7 +39,7 @@ class Progress {
   const ProgressOptions options_;
   StatusLine line_;
   std::FILE* const out_;
-  double seconds_ = 0;  // of all steps so far
+  double seconds_ = 0;  // all steps so far
 };
 
 }  // namespace moe::cli

@@ -91,7 +91,7 @@ class TrainRun {
   TrainRun(const Invocation& invocation, const Settings& settings, const Launch& launch)
       : invocation_(invocation), settings_(settings), launch_(launch) {}
 
-  // The signal that ended the run where nothing was saved; 0: none.
+  // The signal that ended the run if nothing was saved; 0: none.
   int lost_to() const { return lost_to_; }
 
   absl::Status Run() {
@@ -119,13 +119,13 @@ class TrainRun {
     hooks.stop = &stop;
     const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
       const bool first = world->rank() == 0;
-      // Training takes the world; what comes after it has one of its own.
+      // Training takes the world; what follows has a communicator of its own.
       MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> after, world->Split(0, world->rank()));
       MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
                            lm::Train(options_.train, corpus_, std::move(world), hooks));
       if (mine.stopped) stopped_step_ = mine.steps;
       if (!first) return MeasurePeak(options_.train, mine, std::move(after)).status();
-      // The measurement may fail: the run is whole, and told, before it.
+      // The measurement may fail: the run is complete, and reported, before it.
       progress.End();
       MOE_RETURN_IF_ERROR(OrAbort(*after, End(mine)));
       const auto peak = MeasurePeak(options_.train, mine, std::move(after));
@@ -180,7 +180,7 @@ class TrainRun {
                                      {"--trace", options_.trace}});
   }
 
-  // On the CPU: what a GPU has left, its own allocations find out.
+  // Checks memory on the CPU alone: on a GPU the allocations fail by themselves.
   absl::Status CheckMemory() const {
     if (launch_.device.kind != DeviceKind::kCpu) return absl::OkStatus();
     const lm::TrainConfig& train = options_.train;
@@ -192,8 +192,9 @@ class TrainRun {
                            : absl::ResourceExhaustedError(absl::StrCat("the model ", too_big));
   }
 
-  // Everything that can be refused, before a rank starts. A file that is there keeps its content
-  // until there is something to write into it; one made here for nothing goes with its owner.
+  // Does everything that can be refused, before a rank starts. An existing file keeps its content
+  // until there is something to write into it; one created here and not written is removed with its
+  // owner.
   absl::Status Prepare() {
     MOE_ASSIGN_OR_RETURN(options_, MakeTrainOptions(settings_, launch_.world));
     MOE_RETURN_IF_ERROR(CheckMemory());
@@ -247,7 +248,8 @@ class TrainRun {
             .moe_layers = model.num_layers / model.moe_layer_freq};
   }
 
-  // What comes before it goes with the first step: a run that ends before leaves the file as is.
+  // The lines before it are written with the first step: a run that ends before leaves the file as
+  // it is.
   absl::Status AppendStep(const lm::StepMetrics& metrics) {
     if (metrics_ == nullptr) return absl::OkStatus();
     std::string before;
@@ -261,7 +263,7 @@ class TrainRun {
     return metrics_->Append(absl::StrCat(before, StepLine(metrics)));
   }
 
-  // The file and its header come with the first step: a run that ends before leaves none.
+  // The file and its header are written with the first step: a run that ends before leaves none.
   absl::Status AppendRouting(absl::Span<const RoutingTraceRecord> records) {
     std::string lines;
     if (routing_ == nullptr) {
@@ -272,7 +274,8 @@ class TrainRun {
     return routing_->Append(lines);
   }
 
-  // The last line of the metrics and the end report. As JSON the report comes with the measurement.
+  // Writes the last line of the metrics and the end report. As JSON the report is printed with the
+  // measurement.
   absl::Status End(const lm::TrainReport& report) {
     if (metrics_ != nullptr && appended_) MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
     if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
@@ -305,15 +308,16 @@ class TrainRun {
   lm::Corpus corpus_;
   std::optional<hf::HfModel> start_;  // --init-from
   std::unique_ptr<MetricsFile> metrics_;
-  std::string start_line_;                  // of the metrics
-  bool appended_ = false;                   // to the metrics
+  // The first line of the metrics.
+  std::string start_line_;
+  bool appended_ = false;                   // whether the metrics have a line of this run
   std::atomic<int64_t> stopped_step_ = -1;  // -1: the run took all its steps
   int lost_to_ = 0;
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<LineFile> routing_;
 };
 
-// `lost_to` gets the signal that ended a run which nothing keeps.
+// `lost_to` is set to the signal that ended a run of which nothing is kept.
 absl::Status Run(const Invocation& invocation, int& lost_to) {
   std::vector<std::string> warnings;
   MOE_ASSIGN_OR_RETURN(const Settings settings,
@@ -336,7 +340,8 @@ absl::Status Run(const Invocation& invocation, int& lost_to) {
 ExitCode TrainCommand(const Invocation& invocation) {
   int lost_to = 0;
   const ExitCode code = EndCommand(invocation, kCommand, Run(invocation, lost_to));
-  // Whoever waits sees what ended it, as of any program that keeps nothing.
+  // Whoever waits for this process sees the signal that ended it, as with any program that keeps
+  // nothing.
   if (lost_to != 0) std::raise(lost_to);
   return code;
 }

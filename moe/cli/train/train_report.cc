@@ -28,7 +28,7 @@ void Add(Text& text, fmt::format_string<Args...> format, Args&&... args) {
   fmt::format_to(std::back_inserter(text), format, std::forward<Args>(args)...);
 }
 
-// That this run took, at least one.
+// Steps that this run took, at least one.
 int64_t StepsOf(const lm::TrainReport& report) {
   return std::max<int64_t>(1, report.steps - report.first_step);
 }
@@ -37,7 +37,7 @@ double Bits(float nats) {
   return nats / std::numbers::ln2;
 }
 
-// Of at most 999,999 million: "1.23 M".
+// "999,999", "1.23 M", "1.23 G": with a unit from a million on.
 std::string CountText(int64_t count) {
   const auto value = static_cast<double>(count);
   if (value < 1e6) return WithCommas(count);
@@ -50,7 +50,7 @@ std::string RanksAre(const std::string& backend, int ranks) {
   return ranks == 1 ? "an MPI process" : "MPI processes";
 }
 
-// Where the ranks do not divide M, some wait for others in every step.
+// If the ranks do not divide M, some ranks wait for others in every step.
 void AddUnevenWork(Text& text, int64_t micro_batches, int64_t ranks) {
   const int64_t busy = micro_batches % ranks, least = micro_batches / ranks;
   if (busy == 0) return;
@@ -85,7 +85,7 @@ void AddPhases(Text& text, const lm::TrainReport& report) {
       "mean over ranks; the all-reduce overlaps backward, so shares may add up to over 100 %\n");
 }
 
-// The parts of the phases dispatch and combine.
+// Adds the parts of the phases dispatch and combine.
 void AddExchange(Text& text, const lm::TrainReport& report) {
   const ExchangeSeconds& parts = report.exchange_seconds;
   const double all = parts.copy + parts.gather + parts.wait;
@@ -143,7 +143,7 @@ void AddExpertLoad(Text& text, const TrainOptions& options, const lm::TrainRepor
   }
 }
 
-// What is as it should be is not said.
+// What is as it should be is left out.
 void AddGrid(Text& text, const lm::TrainReport& report) {
   if (report.grid_loss > kNamedGridLoss) {
     Add(text, "the exact grid took up to {:.1e} of {} in step {}, relative to its norm\n",
@@ -206,7 +206,7 @@ std::string ReportJson(const lm::TrainReport& report, const RunFacts& facts,
   Json object = Json::parse(FinalLine(report));
   Json& communication = object["communication"] = Json::array();
   for (const CommRate& rate : rates) {
-    Json each = Json::object();  // null that becomes one is broken if memory lacks
+    Json each = Json::object();  // converting a null breaks it if memory runs out
     each["name"] = rate.name;
     each["calls"] = rate.calls;
     each["size_bytes"] = rate.size_bytes;
@@ -254,11 +254,12 @@ double Rate(int64_t bytes, double seconds) {
   return seconds > 0 ? static_cast<double>(bytes) / seconds * 1e-9 : 0;
 }
 
-// Seconds of one call of `spec` on `comm`: the shortest, which other work on the cores lengthens
-// least.
+// Seconds of one call of `spec` on `comm`: the shortest call, which other work on the cores
+// lengthens least.
 absl::StatusOr<double> SecondsOf(const measure::CaseSpec& spec, Communicator& comm,
                                  Stream& stream) {
-  constexpr int64_t kMostBytes = int64_t{16} << 20;  // of all calls, but for the first three
+  // Bytes of all timed calls together; but at least three calls are timed.
+  constexpr int64_t kMostBytes = int64_t{16} << 20;
   const auto calls = static_cast<int>(std::clamp<int64_t>(kMostBytes / spec.size_bytes, 3, 10));
   const measure::MeasureOptions options = {.iterations = calls,
                                            .warmup = 1,
@@ -286,8 +287,8 @@ absl::StatusOr<CommRate> MeasureExchange(const lm::TrainConfig& config,
   const ExchangeBytes& bytes = report.exchange_bytes;
   const int64_t left = bytes.same_node + bytes.cross_node;
   const DispatcherOptions& dispatcher = config.model.moe.dispatcher;
-  // Hierarchical counts both of its hops.
-  // On a GPU it ran staged (Dispatcher::Create): two hops move memory of the host alone.
+  // The bytes of hierarchical dispatch count both of its hops. On a GPU it ran staged
+  // (Dispatcher::Create): two hops move memory of the host alone.
   const bool hierarchical = dispatcher.algorithm == DispatchAlgorithm::kHierarchical;
   const bool staged = hierarchical && config.trainer.session.device == DeviceKind::kCuda;
   const int hops = hierarchical && !staged ? 2 : 1;
@@ -342,7 +343,7 @@ absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
   const int rank = world->rank();
   MOE_ASSIGN_OR_RETURN(const auto expert_parallel, world->Split(rank / ep, rank));
   MOE_ASSIGN_OR_RETURN(const auto expert_data_parallel, world->Split(rank % ep, rank));
-  // Where training moved it: on the GPU over NCCL, else on the host.
+  // The device that training moved data on: the GPU over NCCL, else the host.
   MOE_ASSIGN_OR_RETURN(const auto stream,
                        measure::StreamOfCalls(world->device().value_or(Device())));
   std::vector<CommRate> rates;

@@ -1,5 +1,5 @@
-// What `moe train` says before and after training, and how fast its communication was beside what a
-// benchmark of the same sizes reaches.
+// Text that `moe train` prints before and after training, and how fast its communication was beside
+// what a benchmark of the same sizes reaches.
 #ifndef MOE_MOE_CLI_TRAIN_TRAIN_REPORT_H_
 #define MOE_MOE_CLI_TRAIN_TRAIN_REPORT_H_
 
@@ -23,21 +23,22 @@ struct RunFacts {
   std::vector<std::string> files;  // written
 };
 
-// A kind of communication over a whole run, of one rank.
+// One rank's communication of one kind over a whole run.
 struct CommRate {
   std::string name;
   int64_t calls = 0;
-  int64_t size_bytes = 0;    // of a call, its own part included; mean
-  int64_t moved_bytes = 0;   // that left the rank, all calls
-  double seconds = 0;        // in training's phases; mean over ranks
-  double bench_seconds = 0;  // of as many calls in a benchmark: shortest call times calls
+  int64_t size_bytes = 0;   // mean size of a call, its own part included
+  int64_t moved_bytes = 0;  // bytes that left the rank, all calls
+  double seconds = 0;       // in training's phases; mean over ranks
+  // Seconds of as many calls in a benchmark: shortest call times calls.
+  double bench_seconds = 0;
 };
 
 // Benchmarks an exchange of tokens (alltoallv, uniform, the run's dispatch) inside each
 // expert-parallel group, all groups at once, and all-reduces of the mean size of the buckets of
-// replicated and of expert parameters. Leaves out what has no second rank. Takes some tens of
-// milliseconds: at most 10 calls of each, fewer of large ones. Collective over `world`; blocks. The
-// result is rank 0's concern; every rank gets its own.
+// replicated and of expert parameters. Leaves out groups without a second rank. Takes some tens of
+// milliseconds: at most 10 calls of each, fewer of large ones. Collective over `world`; blocks.
+// Rank 0's result is the one that is reported; every rank returns its own.
 absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
                                                   const lm::TrainReport& report,
                                                   std::unique_ptr<Communicator> world);

@@ -16,7 +16,7 @@
 namespace moe::verify {
 namespace {
 
-// More threads or processes than this on one machine measure nothing.
+// More threads or processes than this on one machine tell nothing new.
 constexpr int kMostRanks = 64;
 
 absl::Status SetInteger(const std::string& value, int most, int& field) {
@@ -52,7 +52,7 @@ std::vector<std::string> NumbersTo(int most) {
   return numbers;
 }
 
-// A layout, and by axis which of its values it has: the first of equal ones.
+// A layout, and by axis the index of its value: the first of equal ones.
 struct Point {
   Layout layout;
   std::vector<size_t> at;

@@ -22,7 +22,7 @@ struct Layout {
   Backend transport = Backend::kLocal;
   DispatchAlgorithm dispatch = DispatchAlgorithm::kStaged;
   int overlap = 1;
-  // Part of the problem, not of the layout; here because the flag that names layouts names it, too.
+  // Belongs to the problem, not to the layout; it is here because --layouts sets it, too.
   std::optional<double> capacity;
 
   // Ranks that stand for one host in hierarchical dispatch: EP's largest divisor below it.
@@ -34,18 +34,18 @@ std::string Describe(const Layout& layout);
 // "none" or the number.
 std::string CapacityText(const std::optional<double>& capacity);
 
-// A row of the table: a field of a layout, and everything that is said about it.
+// A row of the table: a field of a layout, with its names, values and rules.
 struct Axis {
-  const char* name;                 // of --layouts and of a column in machine-readable forms
-  std::vector<std::string> values;  // that a run takes; at first the default
-  std::vector<std::string> words;   // all that there are; empty for numbers
+  const char* name;                 // name in --layouts and of a column in machine-readable forms
+  std::vector<std::string> values;  // values that a run takes; at first the default
+  std::vector<std::string> words;   // all possible values; empty for numbers
   // Sets the field. kInvalidArgument: what was expected of the value.
   absl::Status (*apply)(const std::string& value, Layout& layout);
   std::string (*text)(const Layout& layout);
   measure::Cell (*cell)(const Layout& layout);
   // Whether the field's value may follow those of the rows above; nullptr: it always may.
   bool (*valid)(const Layout& layout) = nullptr;
-  bool named = false;  // the values were asked for
+  bool named = false;  // whether the values were asked for
 };
 std::vector<Axis> Axes();
 // Row `name`, which must be there.

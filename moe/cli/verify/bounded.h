@@ -101,7 +101,7 @@ struct Storage {
   double underflow() const { return std::ldexp(1.0, least_log2 - 1); }  // and of those below them
 };
 
-// A sum whose order is the program's own business. For n terms t_i, each addition rounds a partial
+// A sum whose order is the program's own choice. For n terms t_i, each addition rounds a partial
 // sum that is at most sum |t_i|, in any order and with any grouping:
 //   error <= sum error(t_i) + n kUnit sum (|t_i| + error(t_i))
 class Sum {

@@ -32,10 +32,10 @@ struct LayerRunOptions {
   DeviceKind device = DeviceKind::kCpu;
 };
 
-// Forward and backward of every micro-batch, gradients summed by GradientReducer, as a trainer
-// does. Rank r of R takes micro-batches [M r / R, M (r + 1) / R), one a round; every rank runs
-// ceil(M / R) rounds. On CUDA it computes on device r modulo their number. Collective over `world`;
-// rank 0's result is whole, the others' empty.
+// Forward and backward of every micro-batch, with gradients summed by GradientReducer, as in a
+// trainer. Rank r of R takes micro-batches [M r / R, M (r + 1) / R), one a round; every rank runs
+// ceil(M / R) rounds. On CUDA rank r computes on device r modulo the number of devices. Collective
+// over `world`; rank 0's result is complete, the others' are empty.
 absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const LayerRunOptions& options,
                                      std::unique_ptr<Communicator> world);
 
@@ -51,7 +51,7 @@ enum class Measure : uint8_t {
 };
 const char* NameOf(Measure measure);  // "0 ulp", "2 x bound", "bound"
 
-// An element by what people know it as.
+// Position of an element, as messages name it.
 struct Place {
   int64_t token = -1;
   int64_t micro_batch = -1;
@@ -80,10 +80,10 @@ struct TensorReport {
   bool ok() const { return wrong == 0; }
 };
 
-// `got` against the reference.
+// Compares `got` with the reference.
 std::vector<TensorReport> CompareWithReference(const Problem& problem, const LayerResult& got);
 
-// `got` against a product: bits, or twice the reference's bound.
+// Compares `got` with a product's result: bits, or twice the reference's bound.
 std::vector<TensorReport> CompareResults(const Problem& problem, const LayerResult& got,
                                          const LayerResult& expected, Measure measure);
 

@@ -1,5 +1,5 @@
 // Faults that `moe verify --inject` plants, to show that it finds them. All of them wrap the
-// product from outside: a gate around a gate, a batch or a sum written again between two calls.
+// product from outside: a gate around a gate, a batch or a sum rewritten between two calls.
 #ifndef MOE_MOE_CLI_VERIFY_FAULTS_H_
 #define MOE_MOE_CLI_VERIFY_FAULTS_H_
 
@@ -18,7 +18,7 @@ enum class Fault : uint8_t {
   kGradientScaleByEp,  // expert gradients divided by EP
   kRankLocalBalance,   // balance loss over all tokens of a rank instead of the token group
   kShuffledFloatSum,   // gradients of rounds added in float32, in an order that ranks change
-  kUnstableTie,        // of two experts with equal scores the one with the higher id
+  kUnstableTie,        // takes the higher id of two experts with equal scores
   kStaleCount,         // the expert bias moves by the previous step's counts
   kBiasedWeights,      // combine weights from s + b instead of s
   kGroupMaskZero,      // masked experts count as 0 instead of -infinity
@@ -26,7 +26,7 @@ enum class Fault : uint8_t {
 
 struct FaultInfo {
   Fault fault;
-  const char* name;    // of --inject
+  const char* name;    // as in --inject
   const char* router;  // a gate in whose results it shows
 };
 absl::Span<const FaultInfo> Faults();
@@ -34,8 +34,8 @@ absl::Span<const FaultInfo> Faults();
 // kInvalidArgument if the fault cannot show in this layer: no expert bias, no groups, no ties.
 absl::Status CheckFault(const MoeLayerConfig& config, Fault fault);
 
-// The configuration with the gate wrapped, for faults that live in a gate (registers the wrapper on
-// the first call); others: as it is.
+// The configuration with the gate wrapped, for faults that are in a gate (registers the wrapper on
+// the first call); for other faults the configuration as it is.
 absl::StatusOr<MoeLayerConfig> WithFault(const MoeLayerConfig& config, Fault fault);
 
 }  // namespace moe::verify

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kNotHeld = std::numeric_limits<int64_t>::min();
 
-// What this rank knows of the results: every element's bits, or kNotHeld.
+// This rank's part of the results: every element's bits, or kNotHeld.
 class Held {
  public:
   explicit Held(const std::vector<TensorSpec>& tensors) : tensors_(tensors) {
@@ -105,7 +105,7 @@ class RankRun {
     return {first, std::min(first + 1, mine.end)};
   }
 
-  // The first step: counts alone.
+  // Runs the first step, which only counts.
   absl::Status CountStep() {
     const bool merged = fault_ == Fault::kRankLocalBalance;
     MOE_RETURN_IF_ERROR(trainer_.BeginEvaluation(merged ? world_.size() : micro_batches()));
@@ -117,7 +117,7 @@ class RankRun {
     return EndStep();
   }
 
-  // kShuffledFloatSum: every round is a step of the trainer's.
+  // Runs the second step. With kShuffledFloatSum every round is a step of the trainer's.
   absl::Status FullStep() {
     const bool every_round = fault_ == Fault::kShuffledFloatSum;
     const int64_t steps =
@@ -192,7 +192,7 @@ class RankRun {
     return absl::OkStatus();
   }
 
-  // Counts of all ranks: integers, so the same everywhere.
+  // Sums the counts of all ranks: integers, so the same everywhere.
   absl::Status EndStep() {
     MOE_RETURN_IF_ERROR(
         world_.AllReduce<int64_t>(absl::MakeSpan(count_), ReduceOp::kSum, *context_.host));
@@ -239,7 +239,7 @@ class RankRun {
     return absl::OkStatus();
   }
 
-  // The order of the rounds depends on how many ranks there are, never on which rank adds.
+  // The order of the rounds depends on the number of ranks, never on the rank that adds.
   void ShuffleAndAdd() {
     for (const auto& p : store_.parameters()) {
       if (!p->spec().trainable) continue;
@@ -271,7 +271,8 @@ class RankRun {
   Communicator& world_;
   Held held_;
   std::unique_ptr<MoeLayer<T>> layer_;
-  std::vector<int64_t> count_, last_count_;  // of this step, [outputs]
+  // Counts of this step and of the step before, [outputs].
+  std::vector<int64_t> count_, last_count_;
   // kShuffledFloatSum: gradients of every round by name.
   std::map<std::string, std::vector<std::vector<float>>> round_gradients_;
 };

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMostDraws = 200;
 
-// What DeepSeek-V3 and Megatron add to a sum of sigmoids.
+// Value that DeepSeek-V3 and Megatron add to a sum of sigmoids.
 constexpr double kSigmoidEpsilon = 1e-20;
 
 ReferenceGate TopK(const RouterConfig& router, bool normalised) {
@@ -190,7 +190,7 @@ void AddTensors(Problem& problem, const ReferenceConfig& config) {
   }
 }
 
-// One expert's row, or element, becomes another's: equal logits.
+// Copies one expert's row, or element, to another's: equal logits.
 void Tie(std::vector<float>& values, int64_t cols, int64_t from, int64_t to) {
   std::copy_n(values.begin() + from * cols, cols, values.begin() + to * cols);
 }
@@ -199,7 +199,7 @@ void Tie(std::vector<float>& values, int64_t cols, int64_t from, int64_t to) {
 struct Spread {
   double mean = 0;
   double deviation = 1;
-  bool float32 = false;  // whatever the storage type is
+  bool float32 = false;  // in float32 whatever the storage type is
 };
 
 Spread SpreadOf(const TensorSpec& spec, const ReferenceConfig& config) {
@@ -258,7 +258,7 @@ Grid<double> GridOf(const std::vector<float>& values, int64_t rows, int64_t cols
   return grid;
 }
 
-// Where the reference keeps a tensor. Weights: Grid<double>, gradients: Grid<Bounded>.
+// Location of a tensor in the reference. Weights: Grid<double>, gradients: Grid<Bounded>.
 template <typename Number>
 Grid<Number>* Find(const TensorSpec& spec, LayerWeights<Number>& weights) {
   if (spec.name == "gate.weight") return &weights.router;
@@ -294,7 +294,7 @@ std::vector<Bounded> ExpectedOf(const TensorSpec& spec, ReferenceResult& result,
   return Find(spec, result.gradients)->data;
 }
 
-// Both steps. Returns what is undecided, or "".
+// Runs both steps. Returns the decision that is not certain, or "".
 std::string RunReferenceSteps(const ReferenceConfig& config, Problem& problem) {
   LayerWeights<double> weights;
   weights.experts.resize(config.experts);

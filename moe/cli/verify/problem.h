@@ -24,7 +24,7 @@ struct ProblemSpec {
   uint64_t seed = 1;
 };
 
-// What one tensor of the results is, for naming an element of it.
+// Kind of one tensor of the results, by which messages name its elements.
 enum class TensorKind : uint8_t { kTokens, kParameter, kPerMicroBatch, kPerExpert };
 
 struct TensorSpec {
@@ -66,10 +66,10 @@ absl::StatusOr<Problem> MakeProblem(const ProblemSpec& spec);
 // single token (two for Sinkhorn, which makes all experts of a lone token equal).
 std::vector<int64_t> UnevenMicroBatches(int64_t count, int64_t most, const std::string& gate);
 
-// The same from a known data seed, without the reference.
+// The same problem from a known data seed, without the reference.
 absl::StatusOr<Problem> DrawProblem(const ProblemSpec& spec, uint64_t data_seed);
 
-// The reference's form of a layer: its gate by its mechanisms, as docs/routing.md defines them.
+// The reference's form of a layer, with its gate as mechanisms, as docs/routing.md defines them.
 absl::StatusOr<ReferenceConfig> ReferenceConfigOf(const ProblemSpec& spec);
 
 }  // namespace moe::verify

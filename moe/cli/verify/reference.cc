@@ -139,7 +139,7 @@ ExpertRun RunExpert(const ReferenceConfig& config, const ExpertWeights<double>& 
   return run;
 }
 
-// Adds to `gradients`; returns the gradient by x.
+// Adds the gradients of weights to `gradients`; returns the gradient by x.
 std::vector<Bounded> ExpertBackward(const ReferenceConfig& config,
                                     const ExpertWeights<double>& weights, int64_t ffn,
                                     const ExpertRun& run, const std::vector<Bounded>& d_out,

@@ -1,5 +1,5 @@
-// One mixture-of-experts layer in float64, in plain loops, forward and backward: what products are
-// measured against.
+// One mixture-of-experts layer in float64, in plain loops, forward and backward: products are
+// compared with it.
 //
 // Written from the definitions (docs/routing.md and the papers named in the gates' files). Shares
 // no code with gating/, kernels/ and moe/, but for what is input: random numbers and the words of a
@@ -35,7 +35,7 @@ struct Grid {
 
 enum class ReferenceSelection : uint8_t { kTopK, kNoisyTopK, kSinkhorn, kExpertChoice };
 
-// A gate by its mechanisms.
+// A gate, described by its mechanisms.
 struct ReferenceGate {
   ReferenceSelection selection = ReferenceSelection::kTopK;
   ScoreFunction score = ScoreFunction::kSoftmax;
@@ -44,7 +44,8 @@ struct ReferenceGate {
   bool expert_bias = false;
   int64_t groups = 0;
   int64_t group_top_k = 0;
-  int64_t group_sum = 1;  // of its largest values: what a group is worth
+  // The worth of a group is the sum of so many of its largest values.
+  int64_t group_sum = 1;
   // Weights: the selected scores, or those over their sum; times scale.
   bool normalised = false;
   double epsilon = 0;          // normalised: added to that sum
@@ -76,8 +77,8 @@ struct ReferenceConfig {
   double aux_coeff = 0;
   double z_coeff = 0;
   double bias_update_rate = 0;
-  uint64_t seed = 0;  // of random numbers
-  Storage storage;    // of activations
+  uint64_t seed = 0;  // seed of random numbers
+  Storage storage;    // type of activations
   int64_t outputs() const { return experts + zero_experts; }
   bool gated_activation() const {
     return activation != Activation::kRelu && activation != Activation::kRelu2;
@@ -109,7 +110,7 @@ struct ReferenceBatch {
   int64_t step = 0;
 };
 
-// What the layer knows from earlier steps.
+// State of the layer from earlier steps.
 struct ReferenceState {
   std::vector<double> expert_bias;   // [outputs]; empty without
   std::vector<double> expert_share;  // [outputs]; empty before the first step

@@ -13,12 +13,12 @@
 namespace moe::verify {
 namespace {
 
-// Compares as the definitions do, and notes where float32 might not.
+// Compares as the definitions do, and records comparisons that float32 might decide otherwise.
 class Decisions {
  public:
   explicit Decisions(std::string& undecided) : undecided_(undecided) {}
 
-  // a and b are compared somewhere: is their order certain?
+  // Called wherever a and b are compared: records whether their order is certain.
   void Check(const Bounded& a, const Bounded& b, const std::string& what) {
     const double gap = std::fabs(a.value - b.value);
     const double bound = a.error + b.error;
@@ -102,7 +102,7 @@ void MaskGroups(const ReferenceGate& gate, Decisions& decisions, const std::stri
     std::sort(mine.begin(), mine.end(),
               [](const Bounded& a, const Bounded& b) { return a.value > b.value; });
     Sum sum;
-    // The sum is a continuous function of the values: which of two near ones is in it is no matter.
+    // The sum is continuous in the values: which of two close values is in it makes no difference.
     for (int64_t i = 0; i < std::min(gate.group_sum, size); ++i) sum.Add(mine[i]);
     worth.push_back(sum.Total());
   }
@@ -171,8 +171,8 @@ void AddSinkhornValues(const std::vector<ReferenceToken>& tokens, TokenRange ran
                       static_cast<double>(outputs);
       column[e] = next;
     }
-    // Once the change is noise, the number of iterations is no matter: later ones change nothing
-    // that the bound of the values does not cover.
+    // Once the change is noise, the number of iterations makes no difference: later ones change
+    // nothing that the bound of the values does not cover.
     decisions.Check({change, change_error}, 1e-4, "Sinkhorn's last iteration");
     if (change <= 1e-4) break;
   }
@@ -230,7 +230,7 @@ void ChooseExperts(const ReferenceConfig& config, const ReferenceState& state,
       }
       if (gate.groups > 0) MaskGroups(gate, decisions, where, value[t]);
     }
-    // Noisy top-k's loss also tells the first expert left out from the next.
+    // Noisy top-k's loss also depends on which is the first expert left out.
     const bool noisy = gate.selection == ReferenceSelection::kNoisyTopK;
     std::vector<int32_t> best = decisions.Largest(value[t], config.top_k + (noisy ? 1 : 0), where);
     best.resize(static_cast<size_t>(config.top_k));
@@ -244,8 +244,8 @@ void ChooseExperts(const ReferenceConfig& config, const ReferenceState& state,
   }
 }
 
-// The least C that holds slots * factor / experts, the factor being the shortest decimal that reads
-// back as it. Exact for factors of up to 20 decimal places.
+// The least C >= tokens * slots_per_token * factor / experts, where the factor is the shortest
+// decimal that reads back as `factor`. Exact for factors of up to 20 decimal places.
 int64_t Capacity(int64_t tokens, int64_t slots_per_token, int64_t experts, double factor) {
   if (tokens == 0 || factor >= static_cast<double>(experts)) return tokens;
   std::string decimal;
@@ -305,7 +305,7 @@ void DropSecondAtRandom(const ReferenceConfig& config, const ReferenceBatch& bat
   Weigh(config.gate, token);
 }
 
-// Marks what is over capacity in one token group.
+// Marks slots over capacity in one token group.
 void DropOverCapacity(const ReferenceConfig& config, TokenRange range,
                       std::vector<ReferenceToken>& tokens, Decisions& decisions) {
   const int64_t capacity =

@@ -36,7 +36,7 @@ using TokenRange = std::pair<int64_t, int64_t>;
 std::vector<TokenRange> GroupsOf(const ReferenceBatch& batch, TokenRange micro_batch,
                                  int64_t token_group);
 
-// Logits, scores, slots and weights of all tokens. `seen` [tokens, H]: as the router sees them.
+// Logits, scores, slots and weights of all tokens. `seen` [tokens, H]: the router's input.
 std::vector<ReferenceToken> RouteReference(const ReferenceConfig& config,
                                            const LayerWeights<double>& weights,
                                            const ReferenceState& state, const ReferenceBatch& batch,
@@ -46,7 +46,7 @@ std::vector<ReferenceToken> RouteReference(const ReferenceConfig& config,
 void AddGateGradient(const ReferenceConfig& config, const ReferenceToken& token,
                      const std::vector<Bounded>& d_weight, Sum* d_logits);
 
-// aux and z of micro-batch [begin, end), and their gradient.
+// The losses aux and z of micro-batch [begin, end), and their gradient.
 struct ReferenceLoss {
   Bounded aux, z;
 };

@@ -18,8 +18,8 @@ absl::Status InCase(const Case& what, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(Describe(what.layout), ": ", status.message()));
 }
 
-// What is verified: the case's problem in its layout, on the ranks of `world`. Collective; rank 0's
-// result is whole.
+// Runs the case's problem in its layout, on the ranks of `world`. Collective; rank 0's result is
+// complete.
 absl::StatusOr<LayerResult> RunSubject(const VerifyPlan& plan, const Case& what,
                                        std::unique_ptr<Communicator> world) {
   return RunLayer(plan.problems[what.problem],
@@ -76,8 +76,8 @@ class Run {
 
   bool Reports() const { return world_ == nullptr || world_->rank() == 0; }
 
-  // The products that everything else is compared with. The barriers keep the wait of the other
-  // processes, which has a deadline, to that for one product.
+  // Computes the products that all else is compared with. The barriers limit the wait of the other
+  // processes, which has a deadline, to the time of one product.
   absl::Status OneRank() {
     std::set<Key> keys;
     for (const Case& what : plan_.cases) keys.emplace(what.problem, what.numerics);
@@ -104,7 +104,7 @@ class Run {
     return absl::StrCat(layout.ranks, " ranks, ", gpus, gpus == 1 ? " GPU" : " GPUs");
   }
 
-  // On the first processes; the others wait in the next Split.
+  // Runs on the first processes; the others wait in the next Split.
   absl::StatusOr<LayerResult> RunOnProcesses(const Case& what) {
     const bool runs = world_->rank() < what.layout.ranks;
     MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> ranks,

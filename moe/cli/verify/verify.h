@@ -1,4 +1,4 @@
-// Runs problems through layouts and compares what comes out.
+// Runs problems in layouts and compares their results.
 #ifndef MOE_MOE_CLI_VERIFY_VERIFY_H_
 #define MOE_MOE_CLI_VERIFY_VERIFY_H_
 
@@ -29,8 +29,8 @@ struct VerifyPlan {
   std::vector<Problem> problems;
   std::vector<Case> cases;
   Fault fault = Fault::kNone;
-  DeviceKind device = DeviceKind::kCpu;  // of all ranks
-  // How ranks that are threads run; its plan is each case's.
+  DeviceKind device = DeviceKind::kCpu;  // device of all ranks
+  // Options of ranks that are threads; the plan in them is replaced by each case's.
   RunOptions run = {};
 };
 
@@ -50,12 +50,12 @@ struct CaseReport {
   bool ok() const;
 };
 
-// First the one-rank product of every (problem, numerics) against the reference, then every case
-// against that product; on_report gets each as it is known. `world`: the processes that a launcher
-// started, with the transport of all cases, which run on its first ranks; nullptr: ranks are
-// threads of this process. Collective over `world`; its rank 0 makes the one-rank products and
-// alone reports. Errors are those of ranks (timeouts, lost peers), not wrong results. Threads over
-// NCCL that are more than the machine's GPUs are skipped.
+// Compares first the one-rank product of every (problem, numerics) with the reference, then every
+// case with that product. on_report is called with each result once it is known. `world`: the
+// processes that a launcher started, with the transport of all cases, which run on its first ranks;
+// nullptr: ranks are threads of this process. Collective over `world`; its rank 0 computes the
+// one-rank products and alone reports. Errors are those of ranks (timeouts, lost peers), not wrong
+// results. Threads over NCCL that are more than the machine's GPUs are skipped.
 absl::Status Verify(const VerifyPlan& plan, Communicator* world,
                     const std::function<void(const CaseReport&)>& on_report);
 

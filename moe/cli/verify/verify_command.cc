@@ -42,7 +42,7 @@ std::string FirstText(const TensorReport& t) {
                 : fmt::format("{}: {:.9g}, expected {:.9g}", Describe(t.first), t.got, t.expected);
 }
 
-// One tensor, or all of a case that holds, in one.
+// All tensors of a case that holds, in one report.
 TensorReport Merged(const std::vector<TensorReport>& tensors) {
   TensorReport all;
   all.tensor = fmt::format("all {}", tensors.size());
@@ -123,8 +123,8 @@ std::string GateText(const verify::Problem& problem) {
   return text;
 }
 
-// Writes reports as they come in one form: "table", "csv", "json", "jsonl" or "md". The table
-// leaves cases that were skipped to the summary, unless all is to be seen (-v).
+// Writes reports as they arrive in one form: "table", "csv", "json", "jsonl" or "md". The table
+// leaves skipped cases to the summary, unless -v asks for all.
 class VerifyWriter {
  public:
   VerifyWriter(const std::string& form, const VerifyOptions& options,
@@ -193,7 +193,7 @@ VerifyWriter::VerifyWriter(const std::string& form, const VerifyOptions& options
   }
 }
 
-// What became of a verification.
+// Result of a verification.
 struct VerifyTotals {
   int64_t layouts = 0, references = 0, failed = 0, skipped = 0;
   std::string skip_reason;
@@ -228,7 +228,7 @@ absl::Status PrintTo(std::FILE* file, const std::string& text) {
   return absl::OkStatus();
 }
 
-// On all processes of a launch, of which rank 0 prints; `world` as verify::Verify has it.
+// Called on all processes of a launch, of which rank 0 prints; `world` as for verify::Verify.
 absl::StatusOr<ExitCode> Verify(const VerifyOptions& options, Communicator* world) {
   const absl::Time start = absl::Now();
   verify::VerifyPlan plan = {.cases = options.cases,

@@ -126,7 +126,7 @@ absl::StatusOr<Settings> WithSample(const Settings& settings, const Sample& samp
   return result;
 }
 
-// A gate in whose results the fault shows.
+// Name of a gate in whose results the fault shows.
 absl::string_view RouterOf(verify::Fault fault) {
   for (const verify::FaultInfo& info : verify::Faults()) {
     if (info.fault == fault) return info.router;
@@ -134,7 +134,7 @@ absl::string_view RouterOf(verify::Fault fault) {
   return "";
 }
 
-// The gates to run: the one that was asked for, the one a fault shows in, or the samples.
+// The gates to run: the one that was asked for, one in which the fault shows, or the samples.
 absl::StatusOr<std::vector<Settings>> GatesOf(const Settings& settings, verify::Fault fault) {
   if (settings.value("router").origin != Origin::kDefault) return std::vector<Settings>{settings};
   std::vector<Settings> gates;
@@ -202,7 +202,7 @@ std::vector<Numerics> NumericsOf(const Settings& settings) {
   return {settings.choice("numerics", kNumericsWords)};
 }
 
-// --capacity-factor is one more way to name the axis.
+// Sets the axis from --capacity-factor, which is another name of it.
 absl::Status SetCapacityAxis(const Settings& settings, Axis& capacity) {
   if (!settings.given("moe-expert-capacity-factor")) return absl::OkStatus();
   if (capacity.named) {
@@ -213,7 +213,8 @@ absl::Status SetCapacityAxis(const Settings& settings, Axis& capacity) {
   return absl::OkStatus();
 }
 
-// --backend is one more way to name the axis. Processes of a launcher have one transport.
+// Sets the axis from --backend, which is another name of it. Processes of a launcher have one
+// transport.
 absl::Status SetTransportAxis(const Settings& settings, const Launch& launch, Axis& transport) {
   const std::string of_launch = moe::NameOf(launch.plan.backend);
   if (!settings.is("backend", "auto") && transport.named) {
@@ -236,7 +237,7 @@ absl::Status SetTransportAxis(const Settings& settings, const Launch& launch, Ax
   return Prefixed("transport nccl", NcclVersion().status());
 }
 
-// Processes run layouts of as many ranks and of fewer.
+// Limits the axis to the ranks of the processes: these run layouts of as many ranks and of fewer.
 absl::Status SetRanksAxis(const Launch& launch, Axis& ranks) {
   if (!launch.plan.processes()) return absl::OkStatus();
   const int most = launch.world.ranks;

@@ -37,15 +37,16 @@ struct VerifyOptions {
   absl::Duration comm_timeout;
 };
 
-// The rows of `moe verify`. Those that set fields set `options` and, of one gate, `spec`.
+// The rows of `moe verify`. Rows that set fields set those of `options` and, for one gate, `spec`.
 Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec);
 
-// Processes that a launcher started, or threads of this process, as many as layouts have.
+// The launch: processes that a launcher started, or threads of this process, as many as layouts
+// have.
 // Errors: those of PlanLaunch.
 absl::StatusOr<Launch> PlanVerifyLaunch(const Settings& settings,
                                         absl::Span<const std::string> environment);
 
-// A function of settings and launch alone: processes make the same problems from the same flags.
+// Depends on settings and launch alone: processes make the same problems from the same flags.
 // kInvalidArgument with flag, value and what was expected.
 absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings, const Launch& launch);
 
