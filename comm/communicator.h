@@ -25,8 +25,8 @@ namespace moe {
 enum class ReduceOp : uint8_t { kSum, kMax };
 
 // Memory that every rank of a group can read in place. The owner writes `local()`; peers read
-// through `peer(r)`, on the device that the memory is of. Who may touch it when is ordered by
-// Communicator::Fence.
+// through `peer(r)`, on the device that holds the memory. Communicator::Fence orders these
+// accesses.
 class PeerBuffer {
  public:
   virtual ~PeerBuffer() = default;
@@ -106,11 +106,11 @@ struct CollectiveCall {
 // Split() a second communicator.
 //
 // Errors. Bad arguments: kInvalidArgument at once, before anything is sent, the same on every
-// backend; the communicator stays usable. A lost peer, Abort() or a timeout: kAborted,
-// kUnavailable or kDeadlineExceeded, from this or a later call or from Stream::Synchronize();
-// the communicator is then dead and every later call returns the same status. Messages name the
-// rank, the site that the call was given, who was waited for and how long. Barrier and Split, which
-// belong to no step, are given none.
+// backend; the communicator stays usable. A lost peer, Abort() or a timeout: kAborted, kUnavailable
+// or kDeadlineExceeded, from this or a later call or from Stream::Synchronize(); the communicator
+// is then dead and every later call returns the same status. Messages name the rank, the site
+// passed to the call, the ranks that were waited for and how long. Barrier and Split belong to no
+// step and take no site.
 //
 // Backends override the Do* functions only; checks live here so that all backends agree.
 class Communicator {
@@ -263,8 +263,9 @@ class Communicator {
   absl::Status Fence(Stream& stream, const Site& site = {});
 
   // Collective, blocks the host. Ranks with equal `color` >= 0 form a group, ordered by (key,
-  // rank); color -1 gets nullptr. The new communicator shares nothing with this one but its fate:
-  // when one of them dies by Abort or timeout, so do the others of the same world on this rank.
+  // rank); color -1 returns nullptr. The new communicator shares nothing with this one but its
+  // fate: when one of them dies by Abort or timeout, so do the others of the same world on this
+  // rank.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
 
   // Whether collectives move memory of devices of this kind themselves, in their streams, and not

@@ -90,7 +90,7 @@ class DispatchPlan {
   // twice.
   // One rank: enqueues; the host does not wait and does not learn how many slots travel. So the
   // plan has one chunk with a row for every slot, of which those that no slot takes are last and
-  // empty: -1 as their token and slot. Without padding the device alone knows offsets and counts.
+  // empty: -1 as their token and slot. Without padding, offsets and counts are on the device only.
   // Errors: as Build, but for these; kInvalidArgument if E or d*R are above kMaxSortedExperts;
   // kUnimplemented with reads_peers.
   static absl::StatusOr<DispatchPlan> BuildOnDevice(const DispatchPlanInputs& inputs,

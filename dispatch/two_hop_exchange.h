@@ -22,7 +22,7 @@ namespace moe {
 //   Out   (m, l) -> rail -> (m', l) -> node -> (m', l')   messages carry all rows for node m'
 //   Back  (m', l') -> node -> (m', l) -> rail -> (m, l)
 // so a pair of nodes is crossed by s large messages each way instead of s * s small ones. Every
-// rank knows the number of rows between every pair, so no message says how long another one is.
+// rank knows the number of rows between every pair, so no message carries the length of another.
 class TwoHopExchange {
  public:
   // Rows that `source` has for `destination`.

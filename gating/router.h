@@ -51,8 +51,8 @@ struct RouterBackwardCall {
   Stream& stream;
 };
 
-// Who reads the routing of a call on a CUDA device: the host too, or the device alone, which saves
-// the copies.
+// The reader of the routing of a call on a CUDA device: the host too, or the device alone, which
+// saves the copies.
 enum class RoutingFor : uint8_t { kHost, kDevice };
 
 // A call's arguments; borrowed.
@@ -106,11 +106,11 @@ class Router {
   // not micro_batch_tokens long.
   absl::Status Logits(const RouterCall<T>& call, RouterSaved<T>& saved) const;
 
-  // After Logits, with the same call: who goes where. Fills in the rest of `saved`; `stats` may be
-  // null. The losses and their gradients do not depend on batch.mode (noisy top-k's do: there is no
-  // noise in evaluation). Ties: lowest expert id; between tokens the lowest token. Same bits for a
-  // token whatever else the call carries, apart from capacity and losses, which are defined per
-  // token group. kInvalidArgument for offsets that do not fit the token group.
+  // After Logits, with the same call: the experts of every token. Fills in the rest of `saved`;
+  // `stats` may be null. The losses and their gradients do not depend on batch.mode (noisy top-k's
+  // do: there is no noise in evaluation). Ties: lowest expert id; between tokens the lowest token.
+  // Same bits for a token whatever else the call carries, apart from capacity and losses, which are
+  // defined per token group. kInvalidArgument for offsets that do not fit the token group.
   absl::Status Decide(const RouterCall<T>& call, RouterSaved<T>& saved, RouterStats* stats) const;
 
   // Adds to d_tokens, float32 product, one rounding; adds one float32 partial per micro-batch that
@@ -130,7 +130,7 @@ class Router {
   // visit(range) for the tokens of every micro-batch that has some.
   template <typename Visit>
   static absl::Status ForEachMicroBatch(const Batch& batch, Visit visit);
-  // Applies jitter to saved.tokens. The host makes the factors; a CUDA device gets them uploaded.
+  // Applies jitter to saved.tokens. The host makes the factors; for a CUDA device it uploads them.
   absl::Status Jitter(const RouterCall<T>& call, RouterSaved<T>& saved) const;
   bool GateRunsOn(const Stream& stream) const { return gate_->RunsOn(stream.device().kind); }
   // Decide from saved.logits of the stream's device. On a CUDA device the host waits where it reads

@@ -243,8 +243,9 @@ absl::Status LocalGroup::Meet(Lane lane, const LocalCaller& caller, int most) {
   std::atomic<uint64_t>& mine = arrivals[caller.rank].count;
   const uint64_t round = mine.load(std::memory_order_relaxed) + 1;
   ranks_[caller.rank].core.store(sched_getcpu(), std::memory_order_relaxed);
-  // In the one order of all sequentially consistent operations, the last to store sees everybody,
-  // and sees who sleeps; whoever goes to sleep after that sees the store.
+  // In the one order of all sequentially consistent operations, the last rank to store sees the
+  // stores of all others and the ranks that sleep; a rank that goes to sleep after that sees the
+  // store.
   mine.store(round, std::memory_order_seq_cst);
   return AwaitAll(lane, caller, arrivals, round, most);
 }

@@ -55,7 +55,7 @@ class LocalFate {
   std::atomic<bool> dead_{false};
 };
 
-// Who waits, in what, for the message of a wait that fails.
+// The rank that waits, and its operation, for the message of a wait that fails.
 struct LocalCaller {
   int rank = 0;
   const char* operation = "";
@@ -108,7 +108,7 @@ class LocalGroup {
   enum Lane : uint8_t { kStreamLane, kHostLane };
 
   // Returns when every rank has called it on this lane, or with the reason the world died. The last
-  // to come wakes `most` of those who sleep.
+  // rank to arrive wakes `most` of the ranks that sleep.
   absl::Status Meet(Lane lane, const LocalCaller& caller, int most = INT_MAX);
 
   // One collective: shows `post` to all, runs `work` on everyone's posts when all are there, and
@@ -145,7 +145,7 @@ class LocalGroup {
   };
   struct Meeting {
     std::vector<Counter> arrivals;  // [R]; times the rank has met on the lane
-    Doorbell bell;                  // rung by the last to arrive, for those who sleep
+    Doorbell bell;                  // rung by the last rank to arrive, for ranks that sleep
   };
   struct alignas(64) Mailbox {
     std::atomic<LocalSend*> first{nullptr};  // oldest send that was not yet taken

@@ -72,9 +72,10 @@ Descriptor NewSocket() {
   return Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
 }
 
-// A process that dies closes its files in the order of their numbers. MPICH's launcher listens on
-// one that the process was born with, and ends the other ranks as soon as it closes: `socket` takes
-// its number, and it a later one, so that the watch hears first. Before MPI reads PMI_FD.
+// A process that dies closes its files in the order of their numbers. MPICH's launcher listens on a
+// file that the process was born with, and ends the other ranks as soon as it closes: `socket`
+// takes its number, and that file a later one, so that the watch is informed first. Called before
+// MPI reads PMI_FD.
 void CloseBeforeLaunchers(Descriptor& socket) {
   const char* const text = std::getenv("PMI_FD");
   int number = -1;

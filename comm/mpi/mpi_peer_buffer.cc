@@ -73,9 +73,9 @@ struct Offer {
   int64_t error = 0;  // an errno: there is no file
 };
 
-// Gives the file `bytes` of memory: 0, or an errno. A file that is only long has none, and whoever
-// touches a page that the system cannot give gets SIGBUS. More than the machine has is not tried:
-// the system would end processes to find it.
+// Allocates `bytes` for the file: 0, or an errno. A file that was only made longer has no memory,
+// and an access to a page that the system cannot provide raises SIGBUS. More than the machine's
+// memory is not tried: the system would end processes to find it.
 int Fill(const Descriptor& file, int64_t bytes) {
   const int64_t pages = ::sysconf(_SC_PHYS_PAGES), page_bytes = ::sysconf(_SC_PAGESIZE);
   if (bytes / page_bytes >= pages) return ENOMEM;

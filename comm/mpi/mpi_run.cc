@@ -81,7 +81,7 @@ MpiSession::~MpiSession() {
 
 // Ends every process of the job.
 [[noreturn]] void AbortJob(int exit_code) {
-  // Above all the line that says why; a launcher that reads nothing any more is not waited for.
+  // Above all the line with the reason; a launcher that reads nothing any more is not waited for.
   AwaitReader(STDERR_FILENO, absl::Seconds(1));
   MPI_Abort(MPI_COMM_WORLD, exit_code);
   _exit(exit_code);  // MPI_Abort does not return where a launcher watches

@@ -26,7 +26,7 @@ namespace moe {
 struct NcclCall {
   std::string operation;  // owned: the operation outlives the call
   Site site;
-  std::vector<int> peers = {};  // ranks waited for; empty: NCCL does not say, so all others
+  std::vector<int> peers = {};  // ranks waited for; empty: NCCL reports none, so all others
   std::optional<absl::Duration> timeout = {};  // in place of the rank's
 };
 

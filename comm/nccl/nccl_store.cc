@@ -37,7 +37,7 @@ absl::Status LateAt(const NcclRankOptions& options, const std::vector<int>& miss
   return absl::DeadlineExceededError(absl::StrCat(late.message(), ": ", detail));
 }
 
-// Rank 0's side. One thread serves all connections: nobody waits for another's silence.
+// Rank 0's side. One thread serves all connections: a silent one does not hold up the others.
 class IdServer {
  public:
   IdServer(const NcclRankOptions& options, const NcclStore& store, const NcclAnnouncement& said,

@@ -51,15 +51,16 @@ struct NcclRankOptions {
 // them.) AllToAllV and SendRecv are one group of sends and receives; 16-bit types are summed in
 // float32, in a scratch that grows. Collectives in CPU streams, over memory of the host, are copied
 // to the device and back through a stream of the communicator's own; they begin with a roll call,
-// in which all ranks compare their arguments. In a CUDA stream nobody compares, for it would cost a
-// host wait: ranks that disagree there meet the deadline, or worse (NCCL leaves it undefined).
+// in which all ranks compare their arguments. In a CUDA stream arguments are not compared, for it
+// would cost a host wait: ranks that disagree there meet the deadline, or worse (NCCL leaves it
+// undefined).
 //
 // A thread per rank watches operations under way. When one takes longer than `timeout` from the
 // moment its stream reached it, or NCCL reports an error, the world is dead: every communicator of
 // this rank is aborted, NCCL's kernels leave the streams, and Stream::Synchronize of every stream
 // that a collective went into, or that waited for one of its events, returns the error. What such a
-// collective had received is undefined. Messages name all other ranks where NCCL does not say for
-// which it waits.
+// collective had received is undefined. Messages name all other ranks where NCCL does not report
+// for which it waits.
 //
 // Destroying a communicator waits until its work has ended and its peers come to their own end of
 // it, at most `timeout`; a peer that is later costs this communicator alone.

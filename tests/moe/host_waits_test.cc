@@ -1,4 +1,4 @@
-// How often a pass of a layer on CUDA devices holds the host, and nobody may add to it: a host that
+// How often a pass of a layer on CUDA devices blocks the host. No change may add to it: a host that
 // waits leaves the device without work.
 #include <array>
 #include <cmath>

@@ -314,7 +314,7 @@ class TransformerOracle {
     const OracleBatch& batch_;
     const OracleNoise noise_;
     std::mt19937_64 random_;
-    std::string undecided_;  // margins say more
+    std::string undecided_;  // not read: margins are recorded instead
     OracleLoss loss_;
   };
 

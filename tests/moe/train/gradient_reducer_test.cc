@@ -51,7 +51,7 @@ absl::StatusOr<std::vector<Parameter*>> AddParameters(ParameterStore& store, int
   return parameters;
 }
 
-// A partial that every (rank, parameter, element) can be told from.
+// A partial that identifies its rank, parameter and element.
 float Partial(int rank, int parameter, int64_t i) {
   return static_cast<float>(0.37 * (rank + 1) + 1e-3 * parameter + 1e-5 * static_cast<double>(i));
 }
@@ -270,8 +270,8 @@ TEST(GradientReducerTest, TheNumberOfTermsIsRequiredWhereSumsAreExact) {
   });
 }
 
-// As many terms as were said, each the largest of the grid: their sum is about the largest that an
-// int64 holds. A larger term is counted on every rank, as infinities are, not wrapped.
+// As many terms as max_terms declares, each the largest of the grid: their sum is about the largest
+// that an int64 holds. A larger term is counted on every rank, as infinities are, not wrapped.
 TEST(GradientReducerTest, TheSumOfAllTermsStaysWithinTheGridAtItsEdge) {
   constexpr int kRanks = 3;
   const auto most = std::nextafter(static_cast<float>(INT64_MAX / kRanks), 0.0f) * 0x1p-50f;
