@@ -10,9 +10,10 @@
 
 namespace moe {
 
-// Runs `body` on every rank and returns main's exit code: 0, or 1 after one line on stderr that
-// says which rank failed and why. `ranks`: threads of this process where no launcher has started
-// several. Flags and deadlines of one's own: DetectLaunch, PlanWorld and RunRanks (comm/create.h).
+// Runs `body` on every rank and returns main's exit code: 0, or 1 after one line on stderr with the
+// rank that failed and the reason. `ranks`: threads of this process where no launcher has started
+// several. For flags and deadlines of the program's own: DetectLaunch, PlanWorld and RunRanks
+// (comm/create.h).
 inline int Main(RankBody body, int ranks = 4) {
   const auto report = [](const absl::Status& status) {
     std::fprintf(stderr, "%s\n", status.ToString().c_str());

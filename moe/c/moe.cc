@@ -59,7 +59,7 @@ void TakeOrOff(double given, Field& field) {
   if (given != 0) field = static_cast<Field>(given < 0 ? 0 : given);
 }
 
-// What C's opaque names stand for.
+// C++ objects behind the opaque types of C.
 Trainer& Of(moe_trainer* trainer) {
   return *reinterpret_cast<Trainer*>(trainer);
 }

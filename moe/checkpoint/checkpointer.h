@@ -18,14 +18,14 @@ namespace moe {
 
 struct CheckpointerOptions {
   CheckpointOptions writer = {};
-  bool asynchronous = true;  // false: no step goes on before its checkpoint is on the disk
+  bool asynchronous = true;  // false: every step waits until its checkpoint is on the disk
   int64_t interval = 0;      // steps between checkpoints; 0: only at the end, or when asked to stop
-  int max_failures = 3;      // that many in a row end the run
+  int max_failures = 3;      // number of failures in a row that end the run
   const StopSignal* stop = nullptr;
 };
 
-// What every rank tells the others in a step, added up over the ranks: with the step's other sums,
-// so that it costs no collective of its own.
+// Values that ranks exchange in a step, as sums over the ranks: they travel with the step's other
+// sums, so they cost no collective of their own.
 struct CheckpointVotes {
   int64_t stop = 0;     // ranks that were asked to stop
   int64_t writing = 0;  // ranks whose shards are still being written
@@ -42,10 +42,10 @@ class Checkpointer {
 
   CheckpointVotes Votes() const;
   // Publishes what all ranks have written, and begins to save `step` if it is due; when a rank was
-  // asked to stop, saves it before returning. `describe` gives what the manifest says of the run.
-  // A failed write costs its checkpoint and is logged; kUnavailable after max_failures in a row, or
-  // when the last one failed. kDeadlineExceeded, on the rank whose disk hangs, as
-  // CheckpointWriter::CheckProgress. Collective, else the same status on every rank.
+  // asked to stop, saves it before returning. `describe` returns the manifest's sections about the
+  // run. A failed write costs its checkpoint and is logged; kUnavailable after max_failures in a
+  // row, or when the last one failed. kDeadlineExceeded, on the rank whose disk hangs, as
+  // CheckpointWriter::CheckProgress. Collective, otherwise the same status on every rank.
   using Describe = absl::FunctionRef<CheckpointSections()>;
   absl::Status AfterStep(int64_t step, const CheckpointVotes& all, Describe describe);
   // Saves `step` unless it has been, and returns when it is on the disk. Collective.

@@ -25,7 +25,7 @@
 namespace moe {
 namespace {
 
-// All but the checksum, which stands behind.
+// The document up to the checksum, which follows.
 absl::StatusOr<std::string> TextBeforeChecksum(const CheckpointManifest& manifest) {
   MOE_ASSIGN_OR_RETURN(const std::string created, JsonString(manifest.created));
   std::string text =
@@ -70,8 +70,8 @@ absl::StatusOr<std::string> TextBeforeChecksum(const CheckpointManifest& manifes
   return text;
 }
 
-// A line sweeps over the rows of a tensor and knows the boxes that it crosses, those of one
-// state, ascending by first row, then first column.
+// A line that sweeps over the rows of a tensor and tracks the boxes that it crosses; boxes are
+// those of one state, ascending by first row, then first column.
 class Sweep {
  public:
   Sweep(const ManifestTensor& tensor, std::string name) : tensor_(tensor), name_(std::move(name)) {}

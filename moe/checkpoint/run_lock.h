@@ -15,7 +15,7 @@
 
 namespace moe {
 
-// In the folder: a line of JSON that says whose it is.
+// Name of the lock in the folder: a line of JSON that identifies its holder.
 inline constexpr char kLockName[] = "lock";
 
 // A process, as others find out whether it still runs.
@@ -51,9 +51,10 @@ class RunLock {
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
-  // true: it is held, and touched behind until this goes; a lock that was taken over is warned of.
-  // false: its holder may have ended and is watched: call again soon. kInvalidArgument: a run that
-  // goes on holds it (named). kUnavailable, kPermissionDenied: the system refuses.
+  // true: the lock is held, and touched in the background until this object is destroyed; taking
+  // over a lock logs a warning. false: its holder may have ended and is watched: call again soon.
+  // kInvalidArgument: a run that is still alive holds it (named). kUnavailable, kPermissionDenied:
+  // the system refuses.
   absl::StatusOr<bool> TryTake(FileSystem& files);
 
   // Before the folder changes: whether it is still this run's. A lock that is gone is made anew,

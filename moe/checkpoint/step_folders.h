@@ -56,9 +56,9 @@ absl::Status PublishStep(const std::string& unfinished, const std::string& folde
 absl::Status RemoveStep(const std::string& folder, int64_t step,
                         FileSystem& files = RealFileSystem());
 
-// Frees the name of a step folder that no reader takes: "damaged-step-00000120", or, where that is
-// there, "damaged-step-00000120.1" and so on, which it returns. No reader and no retention looks at
-// these: people may still get at what is in them.
+// Frees the name of a step folder that no reader accepts: renames it to "damaged-step-00000120" or,
+// if that exists, "damaged-step-00000120.1" and so on, and returns the new name. Readers and
+// retention ignore such folders: people may still recover data from them.
 absl::StatusOr<std::string> SetAside(const std::string& folder, int64_t step, FileSystem& files);
 
 // Removes what stopped runs left: folders that were being written or removed. A line for each that

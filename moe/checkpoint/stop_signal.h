@@ -5,9 +5,9 @@
 namespace moe {
 
 // While one lives, the first SIGTERM, SIGHUP (the terminal is gone), SIGUSR1 (Slurm:
-// --signal=USR1@120) or SIGINT of the process is remembered and the next ends it as without this
-// class. What the process was started to ignore (nohup), it goes on to. One at a time; its ranks
-// share it.
+// --signal=USR1@120) or SIGINT of the process is recorded, and the next ends the process as without
+// this class. Signals that the process ignored from its start (nohup) remain ignored. One at a
+// time; all ranks of the process share it.
 class StopSignal {
  public:
   StopSignal();

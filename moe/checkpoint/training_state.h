@@ -56,7 +56,7 @@ class TrainingState {
  private:
   struct Held;
   using Hashes = std::array<uint64_t, 4>;  // master, m, v, value
-  // What this rank keeps is what the optimiser says.
+  // Whether the optimiser determines the elements of `parameter` that this rank keeps.
   bool IsSliced(const Parameter& parameter) const {
     return optimizer_ != nullptr && parameter.spec().trainable;
   }

@@ -80,7 +80,7 @@ absl::Status CheckTotal(absl::string_view file, const MoeLayerConfig& moe) {
                   "at most 2^40 elements of them together");
 }
 
-// Errors of the router name its own fields; readers of the file know keys.
+// Errors of the router name its own fields; readers of the file see keys.
 absl::Status CheckRouter(absl::string_view file, const Family& family, const ConfigKeys& keys,
                          const MoeLayerConfig& moe) {
   const absl::Status status = ValidateRouterConfig(moe.router);

@@ -35,16 +35,17 @@ class HfModel {
   const ModelRule& rule() const { return *config_.rule; }
   const lm::TransformerConfig& config() const { return config_.model; }
   const ModelTraining& training() const { return config_.training; }
-  // What config.json says and the model does not follow, a line each.
+  // Fields of config.json that the model does not follow, a line each.
   const std::vector<std::string>& warnings() const { return warnings_; }
   // Each once, in the order of canonical names.
   std::vector<CheckpointTensor> tensors() const;
 
   // Overwrites the masters of all parameters of `store`, a Transformer of config() in any layout,
   // and refreshes their compute copies. Reads what this rank holds, a million elements at a time.
-  // kBorrow: experts of a store for inference stay in the mapped files; all else is copied, gate
-  // and up projections that lie apart there (Mixtral's, unless they are fused), too. Blocks.
-  // kInvalidArgument: the store has a parameter that is not the model's, or of other size.
+  // kBorrow: experts of a store for inference stay in the mapped files; everything else is copied,
+  // including gate and up projections that are not contiguous there (Mixtral's, unless they are
+  // fused). Blocks. kInvalidArgument: the store has a parameter that is not the model's, or of
+  // other size.
   absl::Status Load(ParameterStore& store, const Context& context, LoadBy by = LoadBy::kCopy) const;
 
  private:

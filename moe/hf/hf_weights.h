@@ -73,7 +73,7 @@ class LayerWeights {
   // and by the configuration. Names start with one of kRoots and belong to one of the family's
   // layouts (tensor_layout.h). Reads no data.
   //   kOutOfRange: by the configuration `layer` is not a layer with experts
-  //   kDataLoss: a tensor is missing, in two layouts or not as the configuration says, or an
+  //   kDataLoss: a tensor is missing, in two layouts or not as configured, or an
   //     error of a file
   // Messages: "<file>: tensor '<name>': what is, what was expected".
   static absl::StatusOr<LayerWeights> Find(const HfConfig& config, Checkpoint checkpoint,

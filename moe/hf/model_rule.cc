@@ -254,7 +254,7 @@ void ReadLayers(const ModelRule& rule, const std::vector<bool>& has_experts, Con
   }
 }
 
-// Errors of the model name its own fields; readers of the file know keys.
+// Errors of the model name its own fields; readers of the file see keys.
 absl::Status CheckModel(absl::string_view file, const lm::TransformerConfig& model) {
   constexpr int64_t kMostTensors = 1'000'000;
   if (LeastTensors(model) > kMostTensors) {

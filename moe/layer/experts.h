@@ -63,8 +63,8 @@ class Experts {
                        ExpertsSaved<T>& saved) const;
 
   // out rows of networks [first, last) from saved.rows; offsets [L + 1] over all rows. Writes the
-  // same rows of saved. Rows of other networks are untouched. Offsets that a device knows alone are
-  // for all networks in one call; rows after theirs may be overwritten.
+  // same rows of saved. Rows of other networks are untouched. Offsets that only the device has
+  // require one call for all networks; rows after theirs may be overwritten.
   absl::Status Forward(int first, int last, const GroupOffsets& offsets, ExpertsSaved<T>& saved,
                        MatrixView<T> out, const Context& context) const;
 
@@ -75,9 +75,9 @@ class Experts {
                              ExpertsSaved<T>& saved, MatrixView<const T> d_out,
                              MatrixView<T> d_rows, const Context& context) const;
   // After InputGradient of all networks: adds a gradient partial for each (network, segment) and
-  // reports each gradient as complete. segment_offsets [L * G + 1]. Frozen networks: nothing. In
-  // fast numerics the segments of a network are merged. Where cuBLAS makes the gradients, the host
-  // waits for offsets that the device knows alone.
+  // reports each gradient as complete. segment_offsets [L * G + 1]. Has no effect on frozen
+  // networks. In fast numerics the segments of a network are merged. Where cuBLAS computes the
+  // gradients, the host waits for offsets that only the device has.
   absl::Status WeightGradient(const GroupOffsets& segment_offsets, const ExpertsSaved<T>& saved,
                               MatrixView<const T> d_out, GradientReady ready,
                               const Context& context) const;

@@ -97,7 +97,7 @@ absl::Status MoeLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, Matri
   MOE_RETURN_IF_ERROR(CheckForward(x, y, saved));
   MoeLayerSaved<T> local;
   MoeLayerSaved<T>& state = saved == nullptr ? local : *saved;
-  std::optional<Scratch> scratch;  // where the state does not lie there
+  std::optional<Scratch> scratch;  // where the state is not in the context's workspaces
   if (saved == nullptr || !saved->memory.empty()) scratch.emplace(pass.context);
   SavedMemory memory = std::move(state.memory);
   memory.Clear();

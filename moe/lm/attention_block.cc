@@ -70,7 +70,7 @@ absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const TransformerCon
 template <typename T>
 absl::Status AttentionBlock<T>::Rotate(const Pass& pass, RotaryDirection direction,
                                        MatrixView<T> qk) const {
-  // q and k lie side by side and turn alike: together they are one tensor of more heads.
+  // q and k are side by side and rotate alike: together they are one tensor of more heads.
   return ApplyRotary<T>({.heads = config_.num_attention_heads + config_.key_value_heads(),
                          .sequence_offsets = pass.batch.sequence_offsets,
                          .first_position = pass.batch.first_position},

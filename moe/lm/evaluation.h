@@ -37,8 +37,8 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(const TrainConfig& con
 
 // The canonical tensors of the model that wrote a checkpoint, with the axes along which ranks cut
 // them. Takes address space for weights in 16 bits, and hardly any memory. kDataLoss: the manifest
-// says no model of moe train, or one of more layers and experts than it has tensors for. Errors of
-// Transformer::Create.
+// describes no model of moe train, or one of more layers and experts than it has tensors for.
+// Errors of Transformer::Create.
 absl::StatusOr<std::vector<CanonicalTensor>> StoredTensors(const CheckpointManifest& manifest);
 
 // Sequences of `text` that a pass takes: at most `most`. The last incomplete micro-batch is
@@ -59,11 +59,12 @@ struct EvaluationReport {
   double seconds = 0;  // without the model's loading; the slowest rank's
 };
 
-// The loss of at most config.evaluation.sequences sequences of a part of `corpus`, under `weights`
-// of a model that `config` says (StoredConfig, HfModel). No optimiser state is read, and no memory
-// taken for any. Collective over `world`; the same report, and the same bits at any layout, on
-// every rank. kInvalidArgument, on every rank, unless all have the same text, settings and step,
-// and unless there is a sequence; errors of MakeModel; kDataLoss when the loss is not finite.
+// The loss of at most config.evaluation.sequences sequences of a part of `corpus`, with `weights`
+// of a model described by `config` (StoredConfig, HfModel). No optimiser state is read, and no
+// memory allocated for any. Collective over `world`; the same report, and the same bits at any
+// layout, on every rank. kInvalidArgument, on every rank, unless all have the same text, settings
+// and step, and unless there is a sequence; errors of MakeModel; kDataLoss when the loss is not
+// finite.
 absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const ModelWeights& weights,
                                           const Corpus& corpus, Tokens Corpus::*part,
                                           std::unique_ptr<Communicator> world);

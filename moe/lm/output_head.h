@@ -15,9 +15,9 @@
 namespace moe::lm {
 
 // row_loss[t] = cross-entropy of RMSNorm(x_t) W^T against target t, logits and loss in float32.
-// Parameters: "model.norm.weight" [H], and "lm_head.weight" [V, H] unless it is tied. Zero tokens
-// only mark parameters ready; a tied one gets a partial gradient and is left to its owner. Scratch
-// is given back before each call returns.
+// Parameters: "model.norm.weight" [H], and "lm_head.weight" [V, H] unless it is tied. Without
+// tokens, parameters are only marked ready; a tied one receives a partial gradient, and its owner
+// marks it ready. Scratch is given back before each call returns.
 template <typename T>
 class OutputHead {
  public:

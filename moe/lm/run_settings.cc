@@ -28,7 +28,7 @@ std::string KeyOf(const char* name) {
   return absl::StrReplaceAll(absl::StripPrefix(name, "--"), {{"-", "_"}, {" ", "_"}});
 }
 
-// What a section says of a setting, `before` where it says nothing.
+// Text of a setting in a section; `before` where the section lacks it.
 std::string StoredText(const Json& section, const char* name, const std::string& before) {
   const auto member = section.find(KeyOf(name));
   return member != section.end() && member->is_string() ? member->get<std::string>() : before;

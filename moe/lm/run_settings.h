@@ -1,5 +1,5 @@
-// The settings of a training run by name: what ranks compare with each other, and a run with the
-// checkpoint that it goes on from.
+// The settings of a training run by name: compared between ranks, and between a run and the
+// checkpoint that it resumes from.
 #ifndef MOE_MOE_LM_RUN_SETTINGS_H_
 #define MOE_MOE_LM_RUN_SETTINGS_H_
 
@@ -40,8 +40,8 @@ absl::StatusOr<TrainConfig> StoredConfig(const CheckpointSections& sections);
 
 // Whether the run that wrote a checkpoint read the bytes of a text; else token ids.
 bool TrainedOnText(const CheckpointSections& sections);
-// kInvalidArgument, naming flags: a run that goes on reads the other of the two, and its vocabulary
-// is not 256, whose ids may be bytes.
+// kInvalidArgument, naming flags: a resuming run reads the other of the two, and its vocabulary is
+// not 256, whose ids may be bytes.
 absl::Status CheckSameTokens(const CheckpointSections& sections, const TrainConfig& config,
                              const std::vector<RunSetting>& settings);
 

@@ -9,7 +9,7 @@
 
 namespace moe::lm {
 
-// Grows when steps get other bits (docs/architecture.md, numerics contract).
+// Incremented when steps produce other bits (docs/architecture.md, numerics contract).
 inline constexpr int kNumericsVersion = 3;
 inline constexpr char kNumericsVersionName[] = "version of the numerics";
 

@@ -36,7 +36,7 @@ struct TrainCheckpoints {
   absl::Duration timeout = absl::Minutes(10);  // limit for one file call
   enum class Resume : uint8_t {
     kNone,  // from the beginning
-    kAuto,  // from the newest readable one in `folder`; if it is empty, from the beginning
+    kAuto,  // from the newest readable one in `folder`; from the beginning where it has none at all
     kPath,  // from `path`
   };
   static constexpr Choice<Resume> kResumeWords[] = {

@@ -11,9 +11,9 @@
 
 namespace moe {
 
-// The workspaces of one saved state in place of its context's. They come from a pool and go back to
-// it with what they have grown to. Move-only; an empty one stands for the context's own workspaces.
-// May be destroyed on any thread, and after the layer, the pool and the session.
+// The workspaces of one saved state, used in place of its context's. They come from a pool and
+// return to it with their grown size. Move-only; an empty object means the context's own
+// workspaces. May be destroyed on any thread, and after the layer, the pool and the session.
 class SavedMemory {
  public:
   class Pool;

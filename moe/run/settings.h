@@ -63,8 +63,8 @@ struct SettingRow {
   const char* name;  // a flag, "--seq-length", or a field
   SettingKind kind;
   Field field;
-  // The text that stands for a checkpoint without this row, which an older program wrote; empty:
-  // such a checkpoint does not fit.
+  // Text assumed for a checkpoint without this row, which an older program wrote; empty: such a
+  // checkpoint does not match.
   std::string before = {};
 };
 

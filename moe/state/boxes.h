@@ -21,7 +21,7 @@ inline ElementRange Common(ElementRange a, ElementRange b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }
 
-// A box of a canonical tensor that lies row by row, without gaps, in a parameter's memory.
+// A box of a canonical tensor that is stored row by row, without gaps, in a parameter's memory.
 struct BoxInMemory {
   const CanonicalTensor* tensor;
   TensorBox box;

@@ -64,11 +64,11 @@ class Linear {
   // dx = dy W.   dy [N, O], dx [N, K].
   absl::Status InputGradient(const Context& context, const LinearRows& rows, MatrixView<const T> dy,
                              MatrixView<T> dx) const;
-  // db += the sum of dy's rows and dW += dy^T x, a partial for each segment that has rows, then
-  // `ready` of each bias and weight; without rows `ready` alone. In fast numerics the segments of a
-  // weight are one partial. Where sums travel in every round, one product and its `ready` for each
-  // bucket in turn: two are open at most. Frozen weights: nothing. Where cuBLAS multiplies, the
-  // host must know the segments.
+  // db += the sum of dy's rows and dW += dy^T x, a partial for each segment that has rows, followed
+  // by `ready` of each bias and weight; without rows only `ready`. In fast numerics the segments of
+  // a weight are one partial. Where sums travel in every round, one product and its `ready` for
+  // each bucket in turn: at most two are open. Has no effect on frozen weights. Where cuBLAS
+  // multiplies, the host must have the segments.
   absl::Status WeightGradient(const Context& context, const LinearRows& rows,
                               MatrixView<const T> dy, MatrixView<const T> x,
                               GradientReady ready) const;

@@ -40,10 +40,10 @@ class GridUnit {
   void Restore(const State& state) { state_ = state; }
   bool stays() const { return stays_; }
 
-  // After a step: the unit of those to come. The first gradients that fit the grid decide: where it
-  // took more than kNamedGridLoss of a tensor the unit becomes as fine as kHeadroomLog2 lets it be,
-  // if that is finer; where they come near its limit, as coarse. Later it grows alone, when a
-  // partial lies off the grid.
+  // After a step: sets the unit of the following steps. The first gradients that fit the grid
+  // decide: where the grid loss of a tensor is above kNamedGridLoss, the unit becomes as fine as
+  // kHeadroomLog2 allows, if that is finer; where gradients come near the grid's limit, as coarse.
+  // Later a partial off the grid lets the unit grow, and the next gradients that fit decide again.
   void Follow(const GradientNorm& norm, int64_t max_terms);
 
  private:

@@ -20,9 +20,9 @@ struct LossScaleOptions {
 // rounds nothing), minimum <= initial, window and hysteresis at least 1.
 absl::Status ValidateLossScale(const LossScaleOptions& options);
 
-// The scale of the steps of one run. Every rank keeps its own and tells it the same, so that all
-// hold the same scale without exchange. Source: Micikevicius et al., "Mixed precision training"
-// (2018), arXiv:1710.03740; hysteresis as in Megatron's DynamicGradScaler.
+// The scale of the steps of one run. Every rank keeps its own and reports the same events to it, so
+// that all hold the same scale without an exchange. Source: Micikevicius et al., "Mixed precision
+// training" (2018), arXiv:1710.03740; hysteresis as in Megatron's DynamicGradScaler.
 class LossScaler {
  public:
   // options: valid.

@@ -55,7 +55,7 @@ struct OptimizerOptions {
 // What a step does with gradients that are not finite. Either way the weights stay.
 enum class NonFiniteGradients : uint8_t {
   kRefuse,  // kDataLoss: a run that continues would train on nothing
-  kSkip,    // for a dynamic loss scale: the norm says so
+  kSkip,    // for a dynamic loss scale: the returned norm is not finite
 };
 
 // Who ends a run whose weights a step has made not finite: they have moved by then.

@@ -14,15 +14,16 @@
 
 namespace moe {
 
-// Elements of each of `ranks` parts, in rank order, of parameters that lie one behind the other:
-// cut between the row groups of their tensors (unit_grid.h), part i where such a cut is nearest to
-// total * i / ranks. A part may be empty. `debts`, none or one for each part: how many elements the
-// parts up to it had less than their share in buckets before; they get them now, and what is left
-// over goes there. So a rank's share of all buckets is even to a row group, whatever their number.
+// Number of elements of each of `ranks` parts, in rank order, of contiguous parameters: cut between
+// the row groups of their tensors (unit_grid.h), part i where such a cut is nearest to total * i /
+// ranks. A part may be empty. `debts`, none or one for each part: by how many elements the parts up
+// to it fell short of their share in earlier buckets; they receive these now, and the remainder is
+// stored there. A rank's share of all buckets is therefore even to a row group, whatever their
+// number.
 std::vector<int64_t> ShardCut(absl::Span<Parameter* const> parameters, int ranks,
                               absl::Span<int64_t> debts = {});
 
-// Parameters whose gradients travel together, one behind the other.
+// Parameters whose gradients travel together, contiguous in the bucket.
 struct ParameterBucket {
   MeshGroup holders = MeshGroup::kWorld;  // canonical (Mesh::Canonical)
   std::vector<Parameter*> parameters;
@@ -50,11 +51,11 @@ struct ParameterPiece {
   ElementRange range, bucket;
 };
 
-// The pieces of a bucket's parameters that lie in `range`, in its order.
+// The pieces of a bucket's parameters in `range`, in the bucket's order.
 std::vector<ParameterPiece> PiecesOf(const ParameterBucket& bucket, ElementRange range);
 
 struct BucketOptions {
-  int64_t bucket_bytes = 0;  // a bucket closes when its sums have this much
+  int64_t bucket_bytes = 0;  // a bucket closes when its sums have at least this size
   int64_t element_bytes = 0;
   StatePlacement placement = {};
 };

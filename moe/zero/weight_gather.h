@@ -26,9 +26,9 @@ class WeightGather {
   // Gathers in flight end first.
   ~WeightGather();
 
-  // Every rank that holds bucket b gets the part of `block` of each of the others, as the compute
-  // stream has left it by now. Enqueued; collective over the holders, at `site` under a name of its
-  // own.
+  // Sends to every rank that holds bucket b the parts of `block` of the other ranks, as the compute
+  // stream has left them by now. Enqueued; collective over the holders, at `site` under a name of
+  // its own.
   absl::Status Start(size_t b, const BucketBlock& block, const Site& site);
   // Makes the compute stream wait for what was started.
   absl::Status Finish();
