@@ -63,10 +63,10 @@ void AddHelpSettings(Table& table);
 void AddShapeSettings(MoeLayerConfig& layer, Table& table);
 void AddRoutingSettings(MoeLayerConfig& layer, Table& table);
 
-// What --router implies, for settings that were not given: topk, and what belongs to the model that
-// the gate is named after (gpt-oss: clamped SwiGLU and biases; qwen2: a gate on its shared expert).
-// Without --router, flags that only Megatron's general gate reads choose it: --router topk.
-// kInvalidArgument: --moe-router-load-balancing-type sinkhorn with another router.
+// Sets what --router implies, for settings that were not given: topk, and the settings of the model
+// that the gate is named after (gpt-oss: clamped SwiGLU and biases; qwen2: a gate on its shared
+// expert). Without --router, a flag that only Megatron's general gate reads selects that gate:
+// --router topk. kInvalidArgument: --moe-router-load-balancing-type sinkhorn with another router.
 absl::Status ApplyRouterPreset(Settings& settings);
 
 // Completes `layer` once the rows above are filled: sets the token group and reports

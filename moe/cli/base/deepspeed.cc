@@ -28,7 +28,7 @@ constexpr char kPeak[] = "scheduler.params.warmup_max_lr";
 constexpr char kWarmup[] = "scheduler.params.warmup_num_steps";
 constexpr char kStage[] = "zero_optimization.stage";
 
-// Those of fp16 have no effect while fp16.enabled is false.
+// Keys of fp16 have no effect while fp16.enabled is false.
 constexpr SameMeaning kSame[] = {
     {"train_batch_size", "train-batch-size"},
     {"train_micro_batch_size_per_gpu", "micro-batch-size"},

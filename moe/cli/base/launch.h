@@ -20,7 +20,7 @@
 
 namespace moe::cli {
 
-// Where the ranks will run.
+// Ranks, cores and backend of a run.
 struct World {
   int ranks = 1;
   int local_ranks = 1;  // on this machine
@@ -53,7 +53,7 @@ enum class ComputesOn : uint8_t { kCpu, kAnyDevice };
 absl::StatusOr<Device> DeviceOf(const Settings& settings,
                                 ComputesOn computes_on = ComputesOn::kAnyDevice);
 
-// From --ranks, --backend, --device and `environment` ("NAME=value"). Starts nothing.
+// Plan from --ranks, --backend, --device and `environment` ("NAME=value"). Starts nothing.
 //   kInvalidArgument (exit 2): contradictions, by name
 //   kUnimplemented (exit 10): a backend or device that this build, this machine or the command does
 //     not have, with the remedy
@@ -71,8 +71,8 @@ absl::Status CheckTwoHops(const Settings& settings, Device device);
 // know.
 absl::Status CheckWorldSize(const Launch& launch, const Communicator& world);
 
-// What starts such a launch, before the program's name: "", "mpirun -n 4 ", with Open MPI on fewer
-// cores "mpirun -n 4 --oversubscribe ", "torchrun --no-python --nproc-per-node 4 ".
+// Command that starts such a launch, before the program's name: "", "mpirun -n 4 ", with Open MPI
+// on fewer cores "mpirun -n 4 --oversubscribe ", "torchrun --no-python --nproc-per-node 4 ".
 std::string LauncherText(const Launch& launch);
 
 // For commands that compute on every rank. kInvalidArgument: more ranks on this machine than it has
@@ -98,7 +98,7 @@ std::string FindMpiLauncher(absl::string_view path);
 // core while another idles, which measures the scheduler. kInternal if the system refuses.
 absl::Status PinToCores(int rank, int threads);
 
-// The same for a rank of `launch`: processes by their rank on this machine, threads by `world`'s.
+// PinToCores for a rank of `launch`: processes by their rank on this machine, threads by `world`'s.
 absl::Status PinRank(const Launch& launch, const Communicator& world, int threads);
 
 }  // namespace moe::cli

@@ -50,7 +50,7 @@ absl::Status LineFile::Lock() {
 LineFile::~LineFile() {
   ::close(file_);
   if (size_bytes_ > 0) return;
-  // What stays is an empty file, or a folder that others use.
+  // A path that cannot be removed is an empty file, or a folder that others use.
   for (const std::string& path : made_) (void)std::remove(path.c_str());
 }
 

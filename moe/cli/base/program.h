@@ -16,9 +16,9 @@
 
 namespace moe::cli {
 
-// To standard output, at once. Exit code kIo if it cannot be written.
+// Writes to standard output, at once. Exit code kIo if it cannot be written.
 absl::Status Print(const std::string& text);
-// To standard error, at once; what cannot be written is left out.
+// Writes to standard error, at once; text that cannot be written is left out.
 void PrintAside(const std::string& text);
 
 // "moe <command>: warning: <warning>", a line each on standard error.

@@ -1,5 +1,5 @@
-// What a result comes from, for files of results and `moe --version`: the build, the machine, and
-// whether others use it.
+// Origin of a result, for files of results and `moe --version`: the build, the machine, and whether
+// others use the machine.
 #ifndef MOE_MOE_CLI_BASE_PROVENANCE_H_
 #define MOE_MOE_CLI_BASE_PROVENANCE_H_
 

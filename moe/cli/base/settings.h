@@ -165,7 +165,7 @@ class Table {
   std::vector<Setting> rows_;
 };
 
-// Where a value came from, lowest precedence first.
+// Origin of a value, lowest precedence first.
 enum class Origin : uint8_t { kDefault, kPreset, kFile, kEnvironment, kFlag };
 
 struct Value {

@@ -1,4 +1,4 @@
-// From settings to what `moe train` runs.
+// Settings of `moe train`, and the options that it makes of them.
 #ifndef MOE_MOE_CLI_BASE_TRAIN_OPTIONS_H_
 #define MOE_MOE_CLI_BASE_TRAIN_OPTIONS_H_
 

@@ -145,7 +145,7 @@ std::string TableText(const Evaluated& e) {
       e.bits(), e.corpus.unit, e.perplexity(), WithCommas(std::llround(e.rate())));
 }
 
-// As in moe generate, which takes a prompt of 256 ids alone as bytes.
+// Bytes are the data of models that were trained on text, or have 256 ids, as in moe generate.
 absl::Status CheckBytes(const DataFiles& data, const StoredRun& run) {
   const int64_t ids = run.config.model.vocab_size;
   if (data.text.empty() || run.of_text || ids == 256) return absl::OkStatus();

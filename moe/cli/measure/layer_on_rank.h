@@ -102,7 +102,7 @@ inline constexpr const char* kPasses[] = {"forward", "backward"};
 // Microseconds of one call on one rank: [pass][part].
 using CallTimes = std::array<double, 2 * kLayerParts>;
 
-// What the router did with this rank's tokens, summed over calls.
+// The router's counts of this rank's tokens, summed over calls.
 struct RouterLoad {
   std::vector<int64_t> expert_count;  // [E]
   int64_t dropped = 0;

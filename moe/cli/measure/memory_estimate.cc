@@ -43,7 +43,7 @@ std::optional<int64_t> LimitOf(const ControlGroup& group) {
       absl::StrCat(group.folder, group.version_2 ? "/memory.max" : "/memory.limit_in_bytes"), "");
 }
 
-// What one control group leaves; kNoLimit where it has no limit or does not exist.
+// Memory that one control group leaves; kNoLimit if it has no limit or does not exist.
 int64_t LeftIn(const ControlGroup& group) {
   const auto limit = LimitOf(group);
   const auto usage = NumberIn(

@@ -20,7 +20,7 @@ int64_t AvailableMemoryBytes(const std::string& root = "");
 // The least limit of this process's control groups; 0 = none.
 int64_t MemoryLimitBytes(const std::string& root = "");
 
-// What decides the memory of a rank.
+// Values that determine the memory of a rank.
 struct MemoryShape {
   lm::TransformerConfig model;   // a layer alone: num_layers 1
   TrainerOptions trainer = {};   // its dtype, numerics, mesh and ZeRO stage

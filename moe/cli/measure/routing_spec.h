@@ -16,9 +16,9 @@
 
 namespace moe::measure {
 
-// n ranks stand for the R that were recorded: the R / n neighbours r R/n .. (r + 1) R/n - 1 are the
-// sources that rank r stands for. All n share one set of experts, placed as ExpertPlacement does,
-// whatever expert_parallel_size was.
+// A trace of R ranks as n ranks replay it: rank r has the tokens and slots of the R / n recorded
+// neighbours r R/n .. (r + 1) R/n - 1. All n share one set of experts, placed as ExpertPlacement
+// does, whatever expert_parallel_size was.
 class Replay {
  public:
   struct Record {
@@ -90,7 +90,7 @@ int64_t CallsOf(const RoutingSpec& routing);
 // are separated by blanks or commas; '#' starts a comment. kInvalidArgument with line and reason.
 absl::StatusOr<std::vector<double>> ParseTrafficMatrix(absl::string_view text, int ranks);
 
-// What a random number of a routing is used for: traffic, or slots.
+// Purpose of a random number of a routing: traffic, or slots.
 enum class Draw : uint32_t { kDestination, kTrafficTokens, kPreference, kSlotTokens };
 RandomKey KeyOf(uint64_t seed, Draw draw, int rank, int64_t token);
 

@@ -101,7 +101,7 @@ double StudentT975(double degrees) {
 
 namespace {
 
-// By how much `a` is better than `b` beyond the noise of their difference; below 0: worse.
+// Margin by which `a` is better than `b` beyond the noise of their difference; below 0: worse.
 double Advantage(const Sample& a, const Sample& b, Better better) {
   const auto known = [](const Sample& s) {
     return std::isnan(s.error) ? SampleOf(s.mean, 0) : s;

@@ -53,7 +53,7 @@ Summary Summarize(absl::Span<const Figures> repetitions);
 class TrainFigures {
  public:
   void Add(const lm::StepMetrics& metrics) { steps_.push_back(metrics); }
-  // After the last step.
+  // Called after the last step.
   Figures Finish(const lm::TrainReport& report) const;
 
  private:
@@ -65,7 +65,7 @@ class TrainFigures {
 // end.
 Figures LayerFigures(const measure::LayerResult& result);
 
-// Where and how a point is measured. Zero and empty: the mode has no such setting.
+// Settings and provenance of a measured point. Zero and empty: the mode has no such setting.
 struct Point {
   std::string measure;    // "layer", "train"
   std::string settings;   // flags of every setting that changes results: who the point is
@@ -88,7 +88,7 @@ class SweepRow {
   SweepRow() = default;
   explicit SweepRow(std::vector<measure::Cell> cells);
 
-  // In the order of SweepKeys().
+  // Cells in the order of SweepKeys().
   const std::vector<measure::Cell>& cells() const { return cells_; }
   const measure::Cell& at(absl::string_view key) const;
   double number(absl::string_view key) const { return at(key).number(); }
@@ -103,7 +103,7 @@ class SweepRow {
 // status: "ok", "error".
 measure::Fields SweepFields(const Point& point, const Summary& summary, const char* status,
                             measure::Cell error);
-// Their keys.
+// Keys of these fields.
 const std::vector<std::string>& SweepKeys();
 
 SweepRow MeasuredRow(const Point& point, const Summary& summary);

@@ -121,7 +121,7 @@ std::string WriteTable(TableForm form, const std::vector<std::string>& names,
 
 namespace {
 
-// Where a row has no key of its own for a name, the next line with that name is tried.
+// If a row has no key for the first line of a name, the next line with that name is tried.
 struct ShortName {
   const char* name;
   const char* key;

@@ -82,8 +82,8 @@ struct Distances {
 };
 Distances DistancesOf(const Traffic& traffic, int node_size);
 
-// What hierarchical dispatch moves for `traffic` (dispatch/two_hop_exchange.h): rank (m, l) ->
-// (m', l) -> (m', l'). Every element is counted once per hop. node_size divides R.
+// Traffic of hierarchical dispatch for `traffic` (dispatch/two_hop_exchange.h), along
+// rank (m, l) -> (m', l) -> (m', l'). Every element is counted once per hop. node_size divides R.
 Traffic TwoHopTraffic(const Traffic& traffic, int node_size);
 
 }  // namespace moe::measure

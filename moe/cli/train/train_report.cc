@@ -143,7 +143,7 @@ void AddExpertLoad(Text& text, const TrainOptions& options, const lm::TrainRepor
   }
 }
 
-// What is as it should be is left out.
+// Reports the grid's loss if it is above kNamedGridLoss, and its unit if it is not the default.
 void AddGrid(Text& text, const lm::TrainReport& report) {
   if (report.grid_loss > kNamedGridLoss) {
     Add(text, "the exact grid took up to {:.1e} of {} in step {}, relative to its norm\n",

@@ -15,10 +15,10 @@ inline constexpr double kUnit = 0x1p-24;
 // exp, log, sigmoid and erf of the product are within a few ulp; eight units allow for it.
 inline constexpr double kFunctionUnits = 8;
 
-// A program that computes the same formula in float32, in any order of its sums, gets a result
-// within `error` of `value` (the reference's own float64 rounding is 2^29 times smaller). This is
-// running error analysis (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3):
-// every operation passes on its operands' errors by its derivative, and adds kUnit |result|.
+// A bound for programs that compute the same formula in float32, in any order of its sums: their
+// result is within `error` of `value` (the reference's own float64 rounding is 2^29 times smaller).
+// This is running error analysis (Higham, "Accuracy and Stability of Numerical Algorithms", section
+// 3.3): every operation multiplies its operands' errors by its derivative, and adds kUnit |result|.
 struct Bounded {
   double value = 0;
   double error = 0;

@@ -244,8 +244,9 @@ void ChooseExperts(const ReferenceConfig& config, const ReferenceState& state,
   }
 }
 
-// The least C >= tokens * slots_per_token * factor / experts, where the factor is the shortest
-// decimal that reads back as `factor`. Exact for factors of up to 20 decimal places.
+// The least C >= tokens * slots_per_token * factor / experts, at least 1 and at most `tokens`,
+// where the factor is the shortest decimal that reads back as `factor`. Exact for factors of up to
+// 20 decimal places.
 int64_t Capacity(int64_t tokens, int64_t slots_per_token, int64_t experts, double factor) {
   if (tokens == 0 || factor >= static_cast<double>(experts)) return tokens;
   std::string decimal;

@@ -130,7 +130,7 @@ class VerifyWriter {
   VerifyWriter(const std::string& form, const VerifyOptions& options,
                const std::vector<verify::Problem>& problems, std::FILE* out);
 
-  // All return text to print, maybe none.
+  // All return text to print; it may be empty.
   std::string Head() const {
     if (rows_.has_value()) return rows_->Begin();
     std::string text;
