@@ -251,7 +251,7 @@ std::vector<ModuleState> Trainer::states() {
   return states;
 }
 
-// Those of this rank.
+// Fills counts_ with what this rank has counted in the step so far.
 absl::Status Trainer::TakeCounts() {
   int64_t size = std::ssize(loop_counts_) + 1;
   for (const auto& module : modules_) size += module->count_size();
@@ -267,7 +267,8 @@ absl::Status Trainer::TakeCounts() {
   return absl::OkStatus();
 }
 
-// Sums of integers, so the same on every rank. counts: all, or the last ones.
+// Replaces counts, all of counts_ or its last ones, by their sums over ranks: integers, so the same
+// on every rank.
 absl::Status Trainer::SumCounts(absl::Span<int64_t> counts, const char* name) {
   Stream& host = *context().host;
   MOE_RETURN_IF_ERROR(context().mesh->world().AllReduce<int64_t>(counts, ReduceOp::kSum, host,
@@ -275,7 +276,6 @@ absl::Status Trainer::SumCounts(absl::Span<int64_t> counts, const char* name) {
   MOE_RETURN_IF_ERROR(host.Synchronize());
   std::copy_n(counts_.end() - 1 - std::ssize(loop_counts_), loop_counts_.size(),
               loop_counts_.begin());
-  return absl::OkStatus();
   return absl::OkStatus();
 }
 
