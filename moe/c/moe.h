@@ -61,13 +61,13 @@ typedef enum moe_numerics { MOE_LAYOUT_INVARIANT = 0, MOE_FAST } moe_numerics;
 /* A field that is 0 has the value in brackets. */
 typedef struct moe_trainer_options {
   int expert_parallel_size; /* ranks that hold every expert once; divides the world's size [1] */
-  int threads;              /* of this rank [1] */
-  moe_dtype dtype;          /* of rows, and of weights as layers read them [float32] */
+  int threads;              /* threads of this rank [1] */
+  moe_dtype dtype;          /* type of rows, and of weights as layers read them [float32] */
   moe_numerics numerics;    /* [the same bits for any number of ranks] */
-  int64_t micro_batches;    /* of a step, over all ranks [one for each] */
-  uint64_t seed;            /* of initial weights */
+  int64_t micro_batches;    /* number in a step, over all ranks [one for each] */
+  uint64_t seed;            /* seed of initial weights */
   double clip_grad;         /* the largest gradient norm [1]; below 0: any */
-  double weight_decay;      /* of AdamW, of matrices [0.1]; below 0: none */
+  double weight_decay;      /* AdamW's, for matrices [0.1]; below 0: none */
   /* A cudaStream_t of the program's, none of CUDA's default ones: layers compute in it, on its
    * device, until moe_trainer_free. A world of moe_world_nccl is of that device [the CPU] */
   void* cuda_stream;
@@ -98,7 +98,7 @@ typedef struct moe_layer_config {
   int32_t top_k;                         /* experts of a token [2] */
   int64_t hidden_size, ffn_hidden_size;  /* H; F of one expert */
   int64_t shared_expert_ffn_hidden_size; /* [no shared expert] */
-  float aux_loss_coeff, z_loss_coeff;    /* of the router's loss */
+  float aux_loss_coeff, z_loss_coeff;    /* coefficients of the router's loss */
   double capacity_factor;                /* 1.1 is 11/10 [no token is dropped] */
   moe_frozen frozen; /* what has no gradient; in 16 bits its matrices have 2 bytes an element */
 } moe_layer_config;
@@ -128,7 +128,7 @@ moe_code moe_forward(moe_layer* layer, const void* x, int64_t tokens, void* y);
  * it may be dy. Gradients of weights are added. dy: of the micro-batch's loss, of which the
  * router's is a term. */
 moe_code moe_backward(moe_layer* layer, const void* dy, void* dx);
-/* Of the last forward call, for which it waits; NaN if that went wrong (moe_message). */
+/* The loss of the last forward call, for which it waits; NaN if that failed (moe_message). */
 double moe_router_loss(const moe_layer* layer);
 /* AdamW with the mean gradient of the micro-batches. gradient_norm: before clipping; may be null.
  * MOE_DATA_LOSS: gradients, or on a CUDA device a router's logit, that are not finite; no weight

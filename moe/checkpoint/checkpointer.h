@@ -52,7 +52,7 @@ class Checkpointer {
   absl::Status Finish(int64_t step, Describe describe);
 
   int64_t saved_step() const { return saved_step_; }  // the newest on the disk; -1: none
-  int64_t failures() const { return failures_; }      // of all
+  int64_t failures() const { return failures_; }      // saves that failed
 
  private:
   Checkpointer(const CheckpointerOptions& options, TrainingState& state, const Context& context)

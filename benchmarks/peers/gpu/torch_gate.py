@@ -8,7 +8,7 @@ import torch
 
 import peer
 
-SETS = 4  # of logits, used in turn: a single one would stay in the L2 cache
+SETS = 4  # sets of logits, used in turn: a single one would stay in the L2 cache
 
 
 def gate(logits, topk):
