@@ -4,14 +4,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
-#include <memory>
 #include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <absl/status/status.h>
-#include <absl/status/statusor.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
 #include <benchmark/benchmark.h>

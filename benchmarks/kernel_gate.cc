@@ -1,8 +1,6 @@
 // A gate alone: from logits to slots and weights, and backward.
 #include <algorithm>
-#include <functional>
 #include <memory>
-#include <utility>
 
 #include <absl/strings/str_cat.h>
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "comm/copy.h"
 #include "kernels/base/buffer.h"

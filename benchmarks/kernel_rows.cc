@@ -1,6 +1,5 @@
 // Permute and combine: rows of tokens to rows grouped by expert, and backward.
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>

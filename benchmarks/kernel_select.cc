@@ -2,7 +2,6 @@
 // a router's product leaves them, in 16 bits; and the sort of the slots by expert. Calls the
 // launchers directly, since the operations above them take float32 and write every score.
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <optional>
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <type_traits>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>

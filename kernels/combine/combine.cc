@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include <absl/strings/str_cat.h>
-
 #include "kernels/base/fixed_dot.h"
 #include "kernels/base/highway_targets.h"
 #include "kernels/base/parallel.h"

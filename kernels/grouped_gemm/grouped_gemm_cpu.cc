@@ -3,7 +3,6 @@
 #include <array>
 #include <tuple>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "kernels/base/highway_targets.h"

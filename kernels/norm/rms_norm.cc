@@ -1,6 +1,5 @@
 #include "kernels/norm/rms_norm.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/base/fixed_dot.h"
