@@ -1,7 +1,6 @@
 // kernels/bias: biases of grouped rows and their gradients, on every device.
 #include "kernels/bias/bias.h"
 
-#include <string>
 #include <vector>
 
 #include "kernels/bias/bias_op.h"

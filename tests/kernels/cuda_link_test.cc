@@ -1,6 +1,5 @@
 // The CUDA kernels as compiled by nvcc: a program that contains them starts without a driver, and
 // refuses devices. The operations' suites test their results on the simulator.
-#include <cstdint>
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,6 @@
 // Gradients of weights on every device of this build, and by cuBLAS if available: sums in float32,
 // and exact ones with a partial for each segment.
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <vector>
 

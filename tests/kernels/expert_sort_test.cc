@@ -6,7 +6,6 @@
 #include <limits>
 #include <memory>
 #include <numeric>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -45,17 +45,6 @@ template <typename T>
 class FixedDotTest : public ::testing::Test {};
 TYPED_TEST_SUITE(FixedDotTest, StorageTypes);
 
-TYPED_TEST(FixedDotTest, SumsSmallIntegersExactly) {
-  std::vector<TypeParam> a, b;
-  for (int i = 1; i <= 20; ++i) {
-    a.push_back(TypeParam(static_cast<float>(i)));
-    b.push_back(TypeParam(2.0f));
-  }
-  EXPECT_EQ(FixedDot(a.data(), b.data(), 20), 420.0f);
-  EXPECT_EQ(FixedSum(a.data(), 20), 210.0f);
-  EXPECT_EQ(FixedSum(a.data(), 17), 153.0f);
-}
-
 TYPED_TEST(FixedDotTest, HasTheBitsOfTheContractsOrderAtEveryLengthOnEverySimdTarget) {
   for (const std::string& target : gemm::SimdTargets()) {
     SCOPED_TRACE(target);

@@ -3,8 +3,6 @@
 #include "kernels/grouped_gemm/gemm_cublas.h"
 
 #include <cstdint>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>

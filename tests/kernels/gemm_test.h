@@ -3,10 +3,8 @@
 #define MOE_TESTS_KERNELS_GEMM_TEST_H_
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <random>

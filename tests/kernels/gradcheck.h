@@ -2,8 +2,6 @@
 #ifndef MOE_TESTS_KERNELS_GRADCHECK_H_
 #define MOE_TESTS_KERNELS_GRADCHECK_H_
 
-#include <cmath>
-#include <cstdint>
 #include <vector>
 
 #include <absl/functional/function_ref.h>

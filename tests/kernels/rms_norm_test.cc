@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <numeric>
-#include <string>
 
 #include "tests/kernels/device_memory.h"
 #include "tests/kernels/gradcheck.h"

@@ -374,34 +374,6 @@ TEST(TopKGateLauncherTest, CountsEverySlotOfManyRows) {
   EXPECT_EQ(count, (std::vector<int64_t>{3, 0}));
 }
 
-TEST(TopKGateLauncherTest, RefusesWhatItIsNotCompiledForAndWritesNothing) {
-  const auto run = [](int64_t experts, int64_t k, int32_t groups = 0, int32_t top = 0,
-                      int32_t sum = 1) {
-    const std::vector<float> logits(size_t(experts), 1.0f);
-    std::vector<int32_t> expert(size_t(k), -77);
-    std::vector<int64_t> count(size_t(experts), -77);
-    const auto count_before = count;
-    const cudaError_t error = topk_gate::Run(
-        CudaGate<float>{.logits = {logits.data(), 1, experts},
-                        .rule = {.num_groups = groups, .group_top_k = top, .group_sum = sum},
-                        .expert = {expert.data(), 1, k},
-                        .count = count.data()},
-        nullptr);
-    EXPECT_EQ(error == cudaSuccess, count != count_before);
-    return error;
-  };
-  EXPECT_EQ(run(1024, 16), cudaSuccess);
-  EXPECT_EQ(run(1025, 16), cudaErrorInvalidValue);
-  EXPECT_EQ(run(1024, 17), cudaErrorInvalidValue);
-  EXPECT_EQ(run(3, 4), cudaErrorInvalidValue);
-  EXPECT_EQ(run(0, 0), cudaErrorInvalidValue);
-  EXPECT_EQ(run(64, 2, 32, 1, 1), cudaSuccess);
-  EXPECT_EQ(run(66, 2, 33, 1, 1), cudaErrorInvalidValue);
-  EXPECT_EQ(run(64, 2, 5, 1, 1), cudaErrorInvalidValue);
-  EXPECT_EQ(run(64, 2, -1, 1, 1), cudaErrorInvalidValue);
-  EXPECT_EQ(run(64, 2, 4, 0, 1), cudaErrorInvalidValue);
-  EXPECT_EQ(run(64, 2, 4, 1, 0), cudaErrorInvalidValue);
-}
 #endif
 
 }  // namespace
