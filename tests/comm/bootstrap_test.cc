@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <absl/strings/cord.h>
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -85,6 +86,7 @@ TEST(PlanWorldTest, ImpossibleRankCountsAreRefused) {
   const absl::Status alone = PlanWorld({.backend = Backend::kMpi, .ranks = 2}, {}).status();
   EXPECT_EQ(alone.code(), HasBackend(Backend::kMpi) ? absl::StatusCode::kInvalidArgument
                                                     : absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(HasBackend(Backend::kMpi), absl::StrContains(alone.message(), "mpirun -n 2"));
 }
 
 TEST(PlanWorldTest, WhatTheBuildHasNotComesWithTheRemedy) {

@@ -46,10 +46,10 @@ class NcclProcessEnv final : public CommEnv, public ::testing::Environment {
                                      .join_timeout = absl::Seconds(60)},
                                     {.host = launch_.address,
                                      .port = launch_.port + runs_,
-                                     .secret = secret == nullptr ? "" : secret});
-    ASSERT_TRUE(comm.ok()) << comm.status();
+                                     .secret = secret == nullptr ? "" : secret})
+                          .value();
     const auto stream = MakeEnvStream(kind);
-    body(**comm, *stream);
+    body(*comm, *stream);
   }
 
  private:

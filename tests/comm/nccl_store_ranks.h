@@ -9,7 +9,6 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/time/clock.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "comm/nccl/nccl_address.h"

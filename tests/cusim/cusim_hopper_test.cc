@@ -2,7 +2,6 @@
 // and the same with one planted fault each.
 #include <cmath>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>

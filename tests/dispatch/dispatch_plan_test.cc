@@ -3,7 +3,6 @@
 #include "dispatch/dispatch_plan.h"
 
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -96,12 +95,9 @@ TEST(DispatchPlanTest, FollowsTheMapByHand) {
   const World world = HandMadeWorld();
   Env().Run(3, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
     Workspace workspace;
-    const auto built = Build(world, 1, comm, workspace, stream);
-    ASSERT_TRUE(built.ok()) << built.status();
-    const DispatchPlan& plan = *built;
-    const auto built_to_read = Build(world, 1, comm, workspace, stream, /*reads_peers=*/true);
-    ASSERT_TRUE(built_to_read.ok()) << built_to_read.status();
-    const DispatchPlan& reading = *built_to_read;
+    const DispatchPlan plan = Build(world, 1, comm, workspace, stream).value();
+    const DispatchPlan reading =
+        Build(world, 1, comm, workspace, stream, /*reads_peers=*/true).value();
     EXPECT_EQ(plan.chunks(), 1);
     EXPECT_EQ(plan.segments(), 3);  // 3 ranks, 1 micro-batch
     if (comm.rank() == 0) {
@@ -285,14 +281,13 @@ TEST(DispatchPlanTest, EqualsTheBruteForceWorld) {
         SCOPED_TRACE(where.str());
         for (const bool reads_peers : {false, true}) {
           Workspace workspace;
-          const auto plan = Build(world, c.overlap, comm, workspace, stream, reads_peers);
-          ASSERT_TRUE(plan.ok()) << plan.status();
-          EXPECT_EQ(plan->reads_peers(), reads_peers);
-          EXPECT_EQ(plan->chunks(), world.chunks);
-          EXPECT_EQ(plan->tokens(), world.routing[comm.rank()].tokens());
-          ExpectExpertSide(world, *plan);
-          ExpectHomeSide(world, *plan);
-          ExpectTables(world, *plan);
+          const auto plan = Build(world, c.overlap, comm, workspace, stream, reads_peers).value();
+          EXPECT_EQ(plan.reads_peers(), reads_peers);
+          EXPECT_EQ(plan.chunks(), world.chunks);
+          EXPECT_EQ(plan.tokens(), world.routing[comm.rank()].tokens());
+          ExpectExpertSide(world, plan);
+          ExpectHomeSide(world, plan);
+          ExpectTables(world, plan);
         }
       }
     });
@@ -303,10 +298,9 @@ TEST(DispatchPlanTest, OneRankKeepsFourIntegersASlot) {
   const World world = MakeWorld({.ranks = 1, .experts = 8, .top_k = 4, .tokens = {4096}});
   Env().Run(1, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
     Workspace workspace;
-    const auto plan = Build(world, 1, comm, workspace, stream);
-    ASSERT_TRUE(plan.ok()) << plan.status();
+    const auto plan = Build(world, 1, comm, workspace, stream).value();
     const int64_t tables = int64_t{16} << 10;  // bytes of the tables of experts and chunks
-    EXPECT_LE(workspace.used_bytes(), 4 * 4 * plan->slots() + tables);
+    EXPECT_LE(workspace.used_bytes(), 4 * 4 * plan.slots() + tables);
   });
 }
 

@@ -108,25 +108,24 @@ class Batch {
   // Fills the rows that go home with their own values. The stream orders the writes, as the layer
   // does by letting `exchange` wait for `compute`.
   void Return(Dispatcher<T>& dispatcher) {
-    const auto out = dispatcher.ReturnBuffer(plan_, hidden_, workspace_);
-    ASSERT_TRUE(out.ok()) << out.status();
-    ASSERT_EQ(out->rows(), plan_.expert_rows());
+    const auto out = dispatcher.ReturnBuffer(plan_, hidden_, workspace_).value();
+    ASSERT_EQ(out.rows(), plan_.expert_rows());
     const bool stays = plan_.ranks() == 1 && !plan_.reads_peers();
     ASSERT_EQ(dispatcher.ReturnsInPlace(plan_), stays);
-    if (stays) home_rows_ = *out;
+    if (stays) home_rows_ = out;
     for (int c = 0; c < plan_.chunks(); ++c) {
       ASSERT_TRUE(stream_
-                      .Enqueue([this, view = *out, c] {
+                      .Enqueue([this, out, c] {
                         for (int64_t n = plan_.expert_begin(c); n < plan_.expert_begin(c + 1);
                              ++n) {
                           for (int64_t h = 0; h < hidden_; ++h) {
-                            view(n, h) = ValueOf<T>(seed_ + 1, me_, n, h);
+                            out(n, h) = ValueOf<T>(seed_ + 1, me_, n, h);
                           }
                         }
                         return absl::OkStatus();
                       })
                       .ok());
-      const absl::Status status = dispatcher.Return(Call(c), *out, home_rows_);
+      const absl::Status status = dispatcher.Return(Call(c), out, home_rows_);
       ASSERT_TRUE(status.ok()) << status;
     }
   }
@@ -240,11 +239,10 @@ void ExpectRowsGoWhereTheWorldsSay(const std::vector<WorldCase>& cases, EnvStrea
   const std::vector<SolvedWorld> worlds(cases.begin(), cases.end());
   Env().Run(ranks, kTimeout, kind, [&](Communicator& comm, Stream& stream) {
     for (const DispatcherOptions& options : AllOptions(ranks)) {
-      const auto dispatcher = Dispatcher<T>::Create(options, comm);
-      ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
+      const auto dispatcher = Dispatcher<T>::Create(options, comm).value();
       for (size_t i = 0; i < cases.size(); ++i) {
         SCOPED_TRACE(Describe(cases[i], options, comm.rank()));
-        ExpectRowsGoWhereTheWorldSays<T>(worlds[i], cases[i], **dispatcher, comm, stream);
+        ExpectRowsGoWhereTheWorldSays<T>(worlds[i], cases[i], *dispatcher, comm, stream);
       }
     }
   });
@@ -269,9 +267,8 @@ void WithEachDispatcher(const WorldCase& c, EnvStream kind, const Body& body) {
     Env().Run(c.ranks, kTimeout, kind, [&](Communicator& comm, Stream& stream) {
       SCOPED_TRACE(Describe(c, options, comm.rank()));
       Workspace workspace;
-      const auto dispatcher = Dispatcher<T>::Create(options, comm);
-      ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
-      body(**dispatcher, comm, workspace, stream);
+      const auto dispatcher = Dispatcher<T>::Create(options, comm).value();
+      body(*dispatcher, comm, workspace, stream);
     });
   }
 }
@@ -434,9 +431,8 @@ TEST(DispatcherCreateTest, DirectWithoutPeerMemoryRunsStagedAndSaysSoOnce) {
   Env().Run(1, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream&) {
     ForwardingCommunicator plain(comm);  // everything but peer memory
     const auto dispatcher =
-        Dispatcher<float>::Create({.algorithm = DispatchAlgorithm::kDirect}, plain);
-    ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
-    EXPECT_EQ((*dispatcher)->algorithm(), DispatchAlgorithm::kStaged);
+        Dispatcher<float>::Create({.algorithm = DispatchAlgorithm::kDirect}, plain).value();
+    EXPECT_EQ(dispatcher->algorithm(), DispatchAlgorithm::kStaged);
     if (comm.rank() != 0) return;
     EXPECT_THAT(log, HasSubstr("running staged"));
     const std::string once = log;

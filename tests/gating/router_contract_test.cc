@@ -301,15 +301,15 @@ TEST(RouterContract, JitterHasTheSameBitsOnEveryDevice) {
                                              .hidden_size = kHidden,
                                              .input_jitter = kJitter,
                                              .seed = 7,
-                                             .layer = 2});
-  ASSERT_TRUE(router.ok()) << router.status();
+                                             .layer = 2})
+                          .value();
   testing::ExpectSameBitsOnEveryDevice([&](const testing::TestDevice& device) {
     const auto tokens = device.Random(kTokens * kHidden, 1);
     const auto weight = device.Random(3 * kHidden, 2);
     Workspace workspace(device.memory()), host;
     RouterSaved<float> saved;
     const absl::Status status =
-        Route<float>(**router,
+        Route<float>(*router,
                      {.tokens = tokens.view(kTokens, kHidden, kHidden),
                       .inputs = {.weight = weight.view(3, kHidden, kHidden)},
                       .batch = {.first_global_token = 1000, .step = 3},
