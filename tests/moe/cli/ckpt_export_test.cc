@@ -184,11 +184,10 @@ TEST_F(CkptExportTest, WhatNoPassReadsIsExportedAsItWasImported) {
     EXPECT_EQ(trainer.erase(key), 1) << key;
   }
   sections.trainer = trainer.dump();
-  const auto stored = lm::StoredConfig(sections);
-  ASSERT_TRUE(stored.ok()) << stored.status();
-  EXPECT_EQ(stored->model.max_position_embeddings, 0);
-  EXPECT_FALSE(stored->model.bos_token_id.has_value());
-  EXPECT_THAT(stored->model.eos_token_ids, ElementsAre());
+  const auto stored = lm::StoredConfig(sections).value();
+  EXPECT_EQ(stored.model.max_position_embeddings, 0);
+  EXPECT_FALSE(stored.model.bos_token_id.has_value());
+  EXPECT_THAT(stored.model.eos_token_ids, ElementsAre());
 }
 
 // The tensors of a folder, by name: shape, type and bytes.
@@ -209,14 +208,13 @@ TEST_F(CkptExportTest, WhatWasImportedIsExportedByteForByte) {
   for (const std::string& family : hf::ModelTypes()) {
     SCOPED_TRACE(family);
     const std::string folder = absl::StrCat(MOE_GOLDEN_MODELS, "/", family);
-    const auto hf = hf::HfModel::Open(folder);
-    ASSERT_TRUE(hf.ok()) << hf.status();
+    const auto hf = hf::HfModel::Open(folder).value();
     lm::TrainConfig config;
-    config.model = hf->config();
+    config.model = hf.config();
     const auto session = Session::Create({}, std::move(MakeLocalWorld({.ranks = 1}).front()));
     ParameterStore store(DType::kFloat32, 1);
     ASSERT_TRUE(lm::Transformer<float>::Create(config.model, store, (*session)->context()).ok());
-    ASSERT_TRUE(hf->Load(store, (*session)->context()).ok());
+    ASSERT_TRUE(hf.Load(store, (*session)->context()).ok());
     std::vector<StatePart> parts;
     for (const auto& parameter : store.parameters()) {
       const float* data = parameter->master().data();

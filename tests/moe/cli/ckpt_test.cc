@@ -215,21 +215,20 @@ TEST_F(CkptTest, DistancesAreInUlps) {
       save("negative", {one, -std::numeric_limits<float>::denorm_min(), nan, 5.0f}, 2);
   CheckpointReader wide = save("wide", {one, 0.0f, nan, 5.0f}, 1);
 
-  auto found = ckpt::Diff(a, b);
-  ASSERT_TRUE(found.ok()) << found.status();
-  ASSERT_EQ(found->size(), 1u);
-  EXPECT_EQ((*found)[0].elements, 4);
-  EXPECT_EQ((*found)[0].different, 2);
-  EXPECT_EQ((*found)[0].max_ulps, 2u);
-  EXPECT_EQ((*found)[0].max_abs, 2 * std::ldexp(1.0, -23));
-  found = ckpt::Diff(tiny, negative);
-  EXPECT_EQ((*found)[0].max_ulps, 2u);  // zero is between them
-  found = ckpt::Diff(a, a);
-  EXPECT_EQ((*found)[0].different, 0);
-  found = ckpt::Diff(a, wide);
-  ASSERT_EQ(found->size(), 2u);
-  EXPECT_EQ((*found)[0].only, "A");
-  EXPECT_EQ((*found)[1].only, "B");
+  auto found = ckpt::Diff(a, b).value();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].elements, 4);
+  EXPECT_EQ(found[0].different, 2);
+  EXPECT_EQ(found[0].max_ulps, 2u);
+  EXPECT_EQ(found[0].max_abs, 2 * std::ldexp(1.0, -23));
+  found = ckpt::Diff(tiny, negative).value();
+  EXPECT_EQ(found[0].max_ulps, 2u);  // zero is between them
+  found = ckpt::Diff(a, a).value();
+  EXPECT_EQ(found[0].different, 0);
+  found = ckpt::Diff(a, wide).value();
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].only, "A");
+  EXPECT_EQ(found[1].only, "B");
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include <set>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
@@ -25,7 +24,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::Load;
 using testing::LoadError;
 using testing::Strings;
@@ -92,11 +90,9 @@ TEST(ForeignFlagsTest, AMegatronLineTakesOneRoundOfEdits) {
   line.insert(line.end(), {"--tokens", "text_document", "--vocab-size", "512", "--resume", "auto",
                            "--eval-sequences", "80"});
   Strings warnings;
-  const auto settings = Load(line, {}, "", &warnings);
-  ASSERT_TRUE(settings.ok()) << settings.status();
-  const auto options = MakeTrainOptions(*settings, {.ranks = 4});
-  ASSERT_TRUE(options.ok()) << options.status();
-  const lm::TrainConfig& train = options->train;
+  const auto settings = Load(line, {}, "", &warnings).value();
+  const auto options = MakeTrainOptions(settings, {.ranks = 4}).value();
+  const lm::TrainConfig& train = options.train;
   EXPECT_EQ(train.trainer.zero, ZeroStage::kOptimizer);
   EXPECT_EQ(train.trainer.dtype, DType::kBFloat16);
   EXPECT_EQ(train.model.moe.ffn_hidden_size, 48);
@@ -129,13 +125,13 @@ TEST(ForeignFlagsTest, SomeAreNeedlessBesideASetting) {
 
 TEST(ForeignFlagsTest, RenamedOnesGiveWayToTheFlagItself) {
   const auto s = Load({"--moe-ffn-hidden-size", "24", "--ffn-hidden-size", "48", "--zero-stage",
-                       "1", "--expert-interval", "2"});
-  ASSERT_TRUE(s.ok()) << s.status();
-  EXPECT_EQ(s->integer("moe-ffn-hidden-size"), 24);
-  EXPECT_EQ(s->integer("dense-ffn-hidden-size"), 48);
-  EXPECT_EQ(s->value("dense-ffn-hidden-size").where, "--ffn-hidden-size");
-  EXPECT_EQ(s->text("zero"), "1");
-  EXPECT_EQ(s->integer("moe-layer-freq"), 2);
+                       "1", "--expert-interval", "2"})
+                     .value();
+  EXPECT_EQ(s.integer("moe-ffn-hidden-size"), 24);
+  EXPECT_EQ(s.integer("dense-ffn-hidden-size"), 48);
+  EXPECT_EQ(s.value("dense-ffn-hidden-size").where, "--ffn-hidden-size");
+  EXPECT_EQ(s.text("zero"), "1");
+  EXPECT_EQ(s.integer("moe-layer-freq"), 2);
   EXPECT_EQ(Load({"--deepspeed_config", "/no/such.json"}).status().code(),
             absl::StatusCode::kNotFound);
   EXPECT_EQ(Load({"--deepspeed", "/no/such.json"}).status().code(), absl::StatusCode::kNotFound);
@@ -143,12 +139,12 @@ TEST(ForeignFlagsTest, RenamedOnesGiveWayToTheFlagItself) {
 
 TEST(ForeignFlagsTest, ShorthandsSetWhatTheyMean) {
   const auto s = Load({"--router", "gpt-oss", "--swiglu", "--disable-bias-linear",
-                       "--use-distributed-optimizer", "--qk-layernorm", "--async-save"});
-  ASSERT_TRUE(s.ok()) << s.status();
-  EXPECT_EQ(s->text("activation"), "swiglu");
-  EXPECT_FALSE(s->on("moe-projection-biases"));
-  EXPECT_EQ(s->text("zero"), "1");
-  EXPECT_EQ(s->text("qk-layernorm"), "head") << "as Megatron has it, which takes no value";
+                       "--use-distributed-optimizer", "--qk-layernorm", "--async-save"})
+                     .value();
+  EXPECT_EQ(s.text("activation"), "swiglu");
+  EXPECT_FALSE(s.on("moe-projection-biases"));
+  EXPECT_EQ(s.text("zero"), "1");
+  EXPECT_EQ(s.text("qk-layernorm"), "head") << "as Megatron has it, which takes no value";
   EXPECT_EQ(Load({"--qk-layernorm", "heads"})->text("qk-layernorm"), "heads");
   EXPECT_EQ(Load({"--qk-layernorm", "--seed", "1"})->text("qk-layernorm"), "head");
 }

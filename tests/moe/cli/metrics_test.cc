@@ -190,10 +190,9 @@ TEST(HexTest, ReadsBackToTheSameBits) {
 }
 
 TEST(StartLineTest, HasTheBuildTheRanksAndAllSettings) {
-  const auto settings = testing::Load({"--data", "a", "--data", "b\xff", "--steps", "7"});
-  ASSERT_TRUE(settings.ok());
+  const auto settings = testing::Load({"--data", "a", "--data", "b\xff", "--steps", "7"}).value();
   const World world = {.ranks = 3, .backend = Backend::kMpi};
-  const Json line = Json::parse(StartLine({{"version", "1"}, {"host", "h"}}, world, *settings));
+  const Json line = Json::parse(StartLine({{"version", "1"}, {"host", "h"}}, world, settings));
   std::vector<std::string> keys;
   for (const auto& [key, value] : line.items()) keys.push_back(key);
   EXPECT_THAT(keys, ElementsAre("schema", "provenance", "ranks", "backend", "settings"));

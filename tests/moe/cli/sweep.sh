@@ -33,18 +33,11 @@ same "drops" "$(rows skew.jsonl '[(x["ep"], x["routing"], x["cf"], x["drop_end"]
 same "ep 2" "$(rows skew.jsonl '[x["drop_end"] for x in r[4:]]')" "[0.0, 0.0, 0.0, 75.0]"
 
 # Forms, which TablesTest reads back.
-while read -r form head; do
-  expect 0 "-o $form" "$moe" sweep "${layer[@]}" --num-experts 4,8 --ranks 1 -r 1 -q -o "$form" -oe csv
-  matches "$head"
-  (($(grep -cE 'moe.sweep/1.*\bok\b' stdout) == 2)) || fail "-o $form: $(cat stdout)"
-  matches '\*'
-  (($(wc -l <stderr) == 3)) || fail "-o $form -oe csv: $(cat stderr)"
-done <<'END'
-csv ^schema,measure,experts,topk,cf,
-json "schema": ?"moe.sweep/1", ?"measure": ?"layer", ?"experts": ?4, ?"topk": ?2, ?"cf"
-jsonl ^[{]"schema":"moe.sweep/1","measure":"layer","experts":4,"topk":2,"cf"
-md ^[|] schema [|] measure [|] experts [|] topk [|] cf [|]
-END
+expect 0 "-o csv -oe md" "$moe" sweep "${layer[@]}" --num-experts 4,8 --ranks 1 -r 1 -q -o csv -oe md
+matches "^schema,measure,experts,topk,cf,"
+(($(grep -c '^moe.sweep/1,.*\bok\b' stdout) == 2)) || fail "-o csv: $(cat stdout)"
+matches '^[|] schema [|] measure [|] experts [|] topk [|] cf [|]' stderr
+matches '^[{]"schema":"moe.sweep/1","measure":"layer","experts":4,"topk":1,"cf"' layer.jsonl
 
 # Impossible points are rows; the others are measured. A memory limit is one of the reasons.
 expect 1 "values that do not go together" "$moe" sweep "${layer[@]}" --num-experts 2,4 --topk 1,3 --ranks 1 -r 1 -J errors.jsonl

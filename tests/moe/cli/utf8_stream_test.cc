@@ -1,7 +1,6 @@
 #include "moe/cli/generate/utf8_stream.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 
 #include <fcntl.h>

@@ -73,8 +73,9 @@ TEST_P(BenchCollectivesTest, EveryOperationAndTypeIsRight) {
 }
 
 // Both forms of nccl-tests: correct results pass, and results that were not written are wrong.
-TEST_P(BenchCollectivesTest, TheOtherFormIsRightAndChecked) {
-  std::vector<CaseSpec> specs = {{.op = Op::kAllReduce},
+TEST_P(BenchCollectivesTest, BothFormsAreRightAndChecked) {
+  std::vector<CaseSpec> specs = {{.op = Op::kMemcpy},
+                                 {.op = Op::kAllReduce},
                                  {.op = Op::kAllReduce, .all_reduce = OwnAllReduce()},
                                  {.op = Op::kAllGather},
                                  {.op = Op::kReduceScatter},
@@ -90,17 +91,19 @@ TEST_P(BenchCollectivesTest, TheOtherFormIsRightAndChecked) {
   }
   OnEachRank([&](Communicator& comm, Stream& stream) {
     for (CaseSpec& spec : std::vector<CaseSpec>(specs)) {
-      spec.form = Form::kOther;
       spec.size_bytes = 400 * comm.size();
-      const auto timed = CollectiveCase::Create(spec, comm, stream).value();
-      for (int i = 0; i < 2; ++i) {
-        ASSERT_TRUE(timed->Prepare().ok());
-        if (comm.size() > 1 && spec.op != Op::kPointToPoint) {
-          EXPECT_GT(timed->CountWrong().value(), 0) << NameOf(spec.op);
+      for (const Form form : {Form::kOwn, Form::kOther}) {
+        spec.form = form;
+        const auto timed = CollectiveCase::Create(spec, comm, stream).value();
+        for (int i = 0; i < 2; ++i) {
+          ASSERT_TRUE(timed->Prepare().ok());
+          if (comm.size() > 1 && spec.op != Op::kPointToPoint) {
+            EXPECT_GT(timed->CountWrong().value(), 0) << NameOf(spec.op);
+          }
+          ASSERT_TRUE(comm.Barrier().ok());
+          ASSERT_TRUE(timed->Call().ok());
+          EXPECT_EQ(timed->CountWrong().value(), 0) << NameOf(spec.op);
         }
-        ASSERT_TRUE(comm.Barrier().ok());
-        ASSERT_TRUE(timed->Call().ok());
-        EXPECT_EQ(timed->CountWrong().value(), 0) << NameOf(spec.op);
       }
     }
   });

@@ -144,17 +144,10 @@ class GoldenTest : public ::testing::TestWithParam<std::string> {
   void SetUp() override {
     const fs::path folder = fs::path(MOE_GOLDEN_DATA) / GetParam();
     auto config = ReadHfConfig(folder / "config.json").value();
-    auto checkpoint = Checkpoint::Open(folder);
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    auto weights = LayerWeights::Find(config, *std::move(checkpoint), std::nullopt);
-    ASSERT_TRUE(weights.ok()) << weights.status();
-    weights_ = std::make_unique<LayerWeights>(*std::move(weights));
-    auto io = SafetensorsFile::Open(folder / "io.safetensors");
-    ASSERT_TRUE(io.ok()) << io.status();
-    io_ = std::make_unique<SafetensorsFile>(*std::move(io));
-    auto grads = SafetensorsFile::Open(folder / "grads.safetensors");
-    ASSERT_TRUE(grads.ok()) << grads.status();
-    grads_ = std::make_unique<SafetensorsFile>(*std::move(grads));
+    auto checkpoint = Checkpoint::Open(folder).value();
+    weights_ = LayerWeights::Find(config, std::move(checkpoint), std::nullopt).value();
+    io_ = SafetensorsFile::Open(folder / "io.safetensors").value();
+    grads_ = SafetensorsFile::Open(folder / "grads.safetensors").value();
     const auto x = FindTokens(*io_, "x", std::nullopt, moe().router.hidden_size).value();
     const auto dy = FindTokens(*io_, "dy", x.tensor->shape[0], moe().router.hidden_size).value();
     input_ = {.x = x, .dy = dy};
@@ -185,8 +178,8 @@ class GoldenTest : public ::testing::TestWithParam<std::string> {
     }
   }
 
-  std::unique_ptr<LayerWeights> weights_;
-  std::unique_ptr<SafetensorsFile> io_, grads_;
+  std::optional<LayerWeights> weights_;
+  std::optional<SafetensorsFile> io_, grads_;
   ModelLayerInput input_;
 };
 
@@ -236,13 +229,12 @@ TEST_P(GoldenTest, FusedExpertsGiveTheSameBits) {
   if (GetParam().back() != '1' || type == "gpt_oss" || type == "llama4_text") {
     GTEST_SKIP() << "published so, or not the first case of its model";
   }
-  auto checkpoint = Checkpoint::Open(file);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const auto fused = LayerWeights::Find(weights_->config(), *std::move(checkpoint), std::nullopt);
-  ASSERT_TRUE(fused.ok()) << fused.status();
-  EXPECT_EQ(fused->layer(), weights_->layer());
+  auto checkpoint = Checkpoint::Open(file).value();
+  const auto fused =
+      LayerWeights::Find(weights_->config(), std::move(checkpoint), std::nullopt).value();
+  EXPECT_EQ(fused.layer(), weights_->layer());
   const ModelLayerResult expected = RunCase(*weights_, input_, {});
-  const ModelLayerResult got = RunCase(*fused, input_, {.ranks = 2, .expert_parallel = 2});
+  const ModelLayerResult got = RunCase(fused, input_, {.ranks = 2, .expert_parallel = 2});
   ExpectSameBits("y", got.y, expected.y);
   ExpectSameBits("dx", got.dx, expected.dx);
   EXPECT_EQ(GradientsByParameter(got, moe()), GradientsByParameter(expected, moe()));
@@ -357,10 +349,9 @@ TEST_P(GoldenTest, ANaNInTheRouterIsNamedByLayerAndExpert) {
     if (!IsOfRouter(tensor.rule->parameter)) continue;
     SCOPED_TRACE(tensor.found.tensor->name);
     ASSERT_NO_FATAL_FAILURE(WriteDamaged(tensor.found.file->path(), tensor, experts, damaged));
-    auto checkpoint = Checkpoint::Open(damaged);
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    auto checkpoint = Checkpoint::Open(damaged).value();
     const auto weights =
-        LayerWeights::Find(weights_->config(), *std::move(checkpoint), weights_->layer());
+        LayerWeights::Find(weights_->config(), std::move(checkpoint), weights_->layer());
     if (absl::IsDataLoss(weights.status())) continue;  // for a checkpoint in several files
     ASSERT_TRUE(weights.ok()) << weights.status();
     testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) {

@@ -268,12 +268,5 @@ TEST(ChecksTest, BaseOfATrainingRun) {
   EXPECT_EQ(RowsThatFail("loss > 0", rows, present)->size(), 2u);  // B and the third
 }
 
-TEST(ChecksTest, BaseNeedsAComparison) {
-  const std::vector<report::Run> runs = {BenchRun({100}, 3)};
-  const auto failed = RowsThatFail("busbw < 0.9*base", CheckRows(runs, nullptr));
-  EXPECT_EQ(failed.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(failed.status().message()), HasSubstr("--compare A B"));
-}
-
 }  // namespace
 }  // namespace moe::report

@@ -1,6 +1,5 @@
 // A sweep's estimate of a point's memory, against its use.
 #include <algorithm>
-#include <filesystem>
 #include <string>
 
 #include <gtest/gtest.h>
