@@ -1,5 +1,4 @@
 // What a step launches on a simulated GPU does not grow with the number of parameters.
-#include <string>
 #include <vector>
 
 #include <absl/strings/str_cat.h>

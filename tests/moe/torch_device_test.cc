@@ -1,7 +1,6 @@
 // Layers in a LibTorch model whose tensors are memory of a simulated CUDA device.
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>

@@ -69,14 +69,13 @@ TEST_F(CheckpointTest, ReadsOneFile) {
 TEST_F(CheckpointTest, ReadsShards) {
   const std::string index = WriteSharded();
   for (const std::string& path : {index, root_.string(), root_.string() + "/"}) {
-    auto checkpoint = Checkpoint::Open(path);
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    EXPECT_THAT(checkpoint->Names(), ElementsAre("w.a", "w.b", "w.c"));
-    EXPECT_EQ(DataOf(*checkpoint, "w.c"), "1x");
-    EXPECT_EQ(DataOf(*checkpoint, "w.b"), "0y");
-    EXPECT_EQ(DataOf(*checkpoint, "w.a"), "0x");
+    auto checkpoint = Checkpoint::Open(path).value();
+    EXPECT_THAT(checkpoint.Names(), ElementsAre("w.a", "w.b", "w.c"));
+    EXPECT_EQ(DataOf(checkpoint, "w.c"), "1x");
+    EXPECT_EQ(DataOf(checkpoint, "w.b"), "0y");
+    EXPECT_EQ(DataOf(checkpoint, "w.a"), "0x");
     // What the map does not list is not in the checkpoint.
-    EXPECT_EQ(checkpoint->Find("unlisted").status().code(), kNotFound);
+    EXPECT_EQ(checkpoint.Find("unlisted").status().code(), kNotFound);
   }
 }
 
@@ -105,10 +104,9 @@ TEST_F(CheckpointTest, ShardsAreOpenedWhenNeeded) {
 
 TEST_F(CheckpointTest, PointersOutliveAMove) {
   WriteSharded();
-  auto checkpoint = Checkpoint::Open(root_.string());
-  ASSERT_TRUE(checkpoint.ok());
-  const auto found = checkpoint->Find("w.a").value();
-  const Checkpoint moved = *std::move(checkpoint);
+  auto checkpoint = Checkpoint::Open(root_.string()).value();
+  const auto found = checkpoint.Find("w.a").value();
+  const Checkpoint moved = std::move(checkpoint);
   EXPECT_THAT(found.file->Data(*found.tensor), ElementsAre('0', 'x'));
 }
 

@@ -132,10 +132,9 @@ TEST_F(LinearTest, GradientsAreOfTheirSegmentsAndReportedOnceTheyAreAdded) {
 TEST_F(LinearTest, ATiedWeightIsReportedByItsOwner) {
   Parameter* const embedding = *store_.Add({.name = "embedding", .rows = 2, .cols = 3});
   Write(*embedding, {1, 2, 3, 4, 5, 6});
-  const auto linear = Linear<float>::Tied(*embedding, {.rows = 2, .cols = 3}, false);
-  ASSERT_TRUE(linear.ok());
+  const auto linear = Linear<float>::Tied(*embedding, {.rows = 2, .cols = 3}, false).value();
   std::vector<float> dy = {1, 2}, x = {1, 10, 100};
-  EXPECT_THAT(AddGradients(*linear, {}, {dy.data(), 1, 2}, {x.data(), 1, 3}), ElementsAre());
+  EXPECT_THAT(AddGradients(linear, {}, {dy.data(), 1, 2}, {x.data(), 1, 3}), ElementsAre());
   EXPECT_THAT(sums_[0], ElementsAre(1, 10, 100, 2, 20, 200));
 }
 
