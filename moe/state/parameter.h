@@ -54,6 +54,9 @@ struct ParameterSpec {
   // The canonical tensors of the parameter, one behind the other in memory; empty: a single one of
   // its name and shape, which tensor parallelism does not cut.
   std::vector<CanonicalTensor> parts = {};
+  // Box of each of `parts` that this rank holds, row by row; empty: all of each. rows * cols is the
+  // size of all boxes.
+  std::vector<TensorBox> boxes = {};
 };
 
 // `spec` with one canonical tensor, of its own name and shape, that tensor parallelism cuts:
@@ -75,9 +78,8 @@ class Parameter {
   // A single row or column: layers may read it in float32, whatever the store's type.
   bool is_vector() const { return spec_.rows == 1 || spec_.cols == 1; }
   absl::Span<const CanonicalTensor> parts() const { return spec_.parts; }  // never empty
-  // Box of parts()[part] that this rank holds: the whole tensor, since no group of ranks divides
-  // one.
-  TensorBox box(size_t part) const { return spec_.parts[part].box(); }
+  // Box of parts()[part] that this rank holds.
+  TensorBox box(size_t part) const { return spec_.boxes[part]; }
 
   bool frozen() const { return !spec_.trainable && !spec_.host_state; }
   // Empty for a frozen matrix of a 16-bit type, and where ZeRO leaves the master to the optimisers
@@ -92,7 +94,7 @@ class Parameter {
   MatrixView<const T> view() const;
   // false where parts() were borrowed one by one: view<T>() must not be called then.
   bool contiguous() const { return borrowed_.size() < 2; }
-  // The rows of parts()[i].
+  // The rows of box(i), each as wide as the parameter.
   template <typename T>
   MatrixView<const T> part(size_t i) const;
   absl::Span<const float> vector() const {
@@ -185,10 +187,10 @@ enum class StoreUse : uint8_t {
 // Owns the parameters of this rank, in the order in which they were added (forward order).
 class ParameterStore {
  public:
-  // compute: kFloat32, kBFloat16 or kFloat16. Initial values are a function of (seed, name,
-  // element) alone: they do not depend on the layout. Parameters are memory of the device that
-  // `context` computes on, and the threads of its rank compute the initial values; the session must
-  // outlive the store.
+  // compute: kFloat32, kBFloat16 or kFloat16. Initial values are a function of (seed, name, element
+  // of the whole parameter, all of whose parts are whole) alone: they depend neither on the layout
+  // nor on the boxes that a rank holds. Parameters are memory of the device that `context` computes
+  // on, and the threads of its rank compute the initial values; the session must outlive the store.
   ParameterStore(DType compute, uint64_t seed, const Context& context)
       : compute_(compute),
         seed_(seed),
@@ -198,8 +200,9 @@ class ParameterStore {
   ParameterStore(DType compute, uint64_t seed)
       : compute_(compute), seed_(seed), memory_(CpuMemory()), threads_(ThreadPool::Serial()) {}
 
-  // kInvalidArgument for a name already in use, a negative size, trained host state, or parts whose
-  // sizes do not add up to the whole; kResourceExhausted. Initial values are complete on return.
+  // kInvalidArgument for a name already in use, a negative size, trained host state, boxes that are
+  // not one in each part, or whose sizes do not add up to rows * cols; kResourceExhausted. Initial
+  // values are complete on return.
   absl::StatusOr<Parameter*> Add(const ParameterSpec& spec);
   // Add for several specs that differ only in names (and parts). Until Adopt their values are
   // contiguous, in one slab [specs, rows, cols], so that one product of a CUDA device can read many

@@ -183,7 +183,7 @@ absl::Status Linear<T>::GroupedProduct(const Context& context, const LinearRows&
   // Columns of y are independent chains, so products of parts have the bits of the whole product.
   int64_t begin = 0;
   for (size_t i = 0; i < cut_as_.size(); ++i) {
-    const int64_t end = begin + cut_as_[i].rows;
+    const int64_t end = begin + weights.front()->box(i).rows();
     MOE_RETURN_IF_ERROR(product(i, ColumnRange(y, begin, end)));
     begin = end;
   }

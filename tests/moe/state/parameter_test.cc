@@ -330,6 +330,37 @@ TEST(ParameterStoreTest, ALayerKnowsItsParametersInTheStore) {
   });
 }
 
+// Boxes may begin at an odd element, although two elements share a draw.
+TEST(ParameterStoreTest, ABoxStartsWithTheValuesThatItHasInTheWhole) {
+  const ParameterSpec whole = {
+      .name = "w",
+      .rows = 6,
+      .cols = 5,
+      .parts = {{.name = "a", .rows = 4, .cols = 5}, {.name = "b", .rows = 2, .cols = 5}}};
+  ParameterStore store(DType::kFloat32, 1);
+  const MatrixView<const float> all = (*store.Add(whole))->view<float>();
+  const auto expect = [&](const std::vector<TensorBox>& boxes, const std::vector<int64_t>& rows,
+                          const std::vector<int64_t>& cols) {
+    ParameterSpec spec = whole;
+    spec.rows = std::ssize(rows);
+    spec.cols = std::ssize(cols);
+    spec.boxes = boxes;
+    ParameterStore of_rank(DType::kFloat32, 1);
+    const MatrixView<const float> held = (*of_rank.Add(spec))->view<float>();
+    for (size_t r = 0; r < rows.size(); ++r) {
+      for (size_t c = 0; c < cols.size(); ++c) EXPECT_EQ(held(r, c), all(rows[r], cols[c]));
+    }
+  };
+  expect({{2, 4, 0, 5}, {1, 2, 0, 5}}, {2, 3, 5}, {0, 1, 2, 3, 4});
+  expect({{0, 4, 3, 5}, {0, 2, 3, 5}}, {0, 1, 2, 3, 4, 5}, {3, 4});
+
+  ParameterSpec spec = whole;
+  spec.name = "v";
+  spec.boxes = {{0, 5, 0, 5}, {0, 1, 0, 5}};
+  EXPECT_THAT(store.Add(spec).status(),
+              StatusIs(kInvalidArgument, "v has 2 boxes, expected one within each of its 2 parts"));
+}
+
 int64_t ThreadsOfThisProcess() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
   return std::distance(begin(tasks), end(tasks));
