@@ -126,35 +126,48 @@ std::vector<CheckpointTensor> HfModel::tensors() const {
   return all;
 }
 
+const HfModel::Part* HfModel::Find(const CanonicalTensor& tensor) const {
+  const auto found = tensors_.find(tensor.name);
+  const bool fits = found != tensors_.end() && found->second.tensor.num_elements == tensor.size();
+  return fits ? &found->second : nullptr;
+}
+
 absl::Status HfModel::LoadBox(const BoxInMemory& held, Parameter& parameter,
                               const ParameterStore& store, Stream& stream) const {
   const CanonicalTensor& tensor = *held.tensor;
-  const auto found = tensors_.find(tensor.name);
-  if (found == tensors_.end() || found->second.tensor.num_elements != tensor.size()) {
+  const Part* const found = Find(tensor);
+  if (found == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("HfModel::Load: '", tensor.name, "' of ", tensor.size(),
                      " elements, expected one of the model in ", files_.path()));
   }
-  const auto& [whole, part] = found->second;
-  const int64_t rows = part.shape[0], cols = tensor.size() / rows;
-  const int64_t most = std::max<int64_t>(1, kMostElements / cols);
+  const TensorBox& box = held.box;
+  const int64_t cols = box.cols(), most = std::max<int64_t>(1, kMostElements / cols);
   std::vector<float> values;
-  for (int64_t row = 0; row < rows; row += most) {
-    const int64_t count = std::min(most, rows - row);
+  for (int64_t row = box.row_begin; row < box.row_end; row += most) {
+    const int64_t count = std::min(most, box.row_end - row);
     values.resize(count * cols);
-    MOE_RETURN_IF_ERROR(whole.file->ReadFloat32(RowsOf(part, row, count), absl::MakeSpan(values)));
-    MOE_RETURN_IF_ERROR(store.WriteMaster(parameter, values, stream, held.first + row * cols));
+    const int64_t each = cols == tensor.cols ? count : 1;  // rows without a gap in the file
+    for (int64_t r = 0; r < count; r += each) {
+      const int64_t first = (row + r) * tensor.cols + box.col_begin;
+      MOE_RETURN_IF_ERROR(
+          found->whole.file->ReadFloat32(PartOf(found->tensor, first, {each * cols}),
+                                         absl::MakeSpan(values).subspan(r * cols, each * cols)));
+    }
+    MOE_RETURN_IF_ERROR(
+        store.WriteMaster(parameter, values, stream, held.first + (row - box.row_begin) * cols));
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<bool> HfModel::Borrow(const ParameterStore& store, Parameter& parameter) const {
   std::vector<std::optional<BorrowedRows>> rows;
-  for (const CanonicalTensor& part : parameter.parts()) {
-    const auto found = tensors_.find(part.name);
-    if (found == tensors_.end()) return false;
-    const auto& [whole, tensor] = found->second;
-    rows.push_back(RowsToBorrow(*whole.file, tensor, store.compute()));
+  for (const auto& [tensor, box, first] : BoxesOf(parameter)) {
+    const Part* const found = Find(*tensor);
+    if (found == nullptr || box.cols() != tensor->cols) return false;
+    rows.push_back(RowsToBorrow(*found->whole.file,
+                                PartOf(found->tensor, box.row_begin * box.cols(), {box.size()}),
+                                store.compute()));
     // Passes of the model that save states need a parameter in one piece.
     const size_t last = rows.size() - 1;
     const bool apart = last > 0 && rows[last] && rows[last - 1] &&

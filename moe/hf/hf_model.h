@@ -60,9 +60,11 @@ class HfModel {
   absl::Status UntieDifferent();
   absl::Status FindTensors();
   void WarnOfOthers(const std::set<std::string>& names);
+  // nullptr unless the model has the tensor, of this size.
+  const Part* Find(const CanonicalTensor& tensor) const;
   // Whether `store` now borrows all of it.
   absl::StatusOr<bool> Borrow(const ParameterStore& store, Parameter& parameter) const;
-  // Writes the values of the tensor, all of it, into its box of `parameter`.
+  // Reads the box alone, and writes its values into `parameter`.
   absl::Status LoadBox(const BoxInMemory& held, Parameter& parameter, const ParameterStore& store,
                        Stream& stream) const;
 

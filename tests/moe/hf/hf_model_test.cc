@@ -156,6 +156,30 @@ TEST(HfModel, AModelOfAnotherShapeIsRefusedByName) {
                        "'model.embed_tokens.weight' of 656 elements, expected one of the model"));
 }
 
+TEST(HfModel, ARankLoadsItsBoxOfATensor) {
+  const HfModel hf = OpenGolden("mixtral");
+  ::moe::testing::OneRank<float> whole(hf.config());
+  ASSERT_TRUE(hf.Load(whole.store, whole.session->context()).ok());
+  const std::string name = "model.embed_tokens.weight";
+  const MatrixView<const float> all = whole.store.Find(name)->view<float>();
+  const int64_t rows = all.rows(), cols = all.cols();
+  for (const TensorBox& box :
+       {TensorBox{rows / 2, rows, 0, cols}, TensorBox{0, rows, cols / 2, cols}}) {
+    ParameterStore store(DType::kFloat32, 1);
+    const Parameter& held = **store.Add({.name = "embedding",
+                                         .rows = box.rows(),
+                                         .cols = box.cols(),
+                                         .parts = {{.name = name, .rows = rows, .cols = cols}},
+                                         .boxes = {box}});
+    ASSERT_TRUE(hf.Load(store, whole.session->context()).ok());
+    for (int64_t r = 0; r < box.rows(); ++r) {
+      for (int64_t c = 0; c < box.cols(); ++c) {
+        EXPECT_EQ(held.view<float>()(r, c), all(box.row_begin + r, box.col_begin + c));
+      }
+    }
+  }
+}
+
 class HfModelFolder : public IoTest {
  protected:
   std::string Copy(const std::string& family) const {
