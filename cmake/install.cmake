@@ -56,7 +56,7 @@ set(moe_public_headers
   moe/hf/hf_config.h moe/hf/hf_model.h moe/hf/hf_save.h moe/hf/hf_weights.h moe/hf/model_rule.h moe/hf/tensor_layout.h moe/hf/tensor_rule.h
   moe/io/checkpoint.h moe/io/file.h moe/io/file_system.h moe/io/file_work.h moe/io/model_files.h moe/io/routing_trace.h moe/io/safetensors.h
   moe/io/safetensors_stream.h
-  moe/lm/key_value_cache.h moe/lm/text_data.h moe/lm/tokens.h moe/lm/train_config.h moe/lm/trainer.h moe/lm/transformer.h
+  moe/lm/key_value_cache.h moe/lm/text_data.h moe/lm/tokens.h moe/lm/train_config.h moe/lm/training_loop.h moe/lm/transformer.h
   dispatch/dispatch_plan.h dispatch/dispatcher.h dispatch/placement.h
   gating/capacity.h gating/gate.h gating/router.h gating/router_check.h
   gating/router_config.h gating/router_stats.h gating/routing.h

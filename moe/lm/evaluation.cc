@@ -18,18 +18,18 @@ namespace {
 
 template <typename T>
 absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const ModelWeights& weights,
-                                            const Tokens& text, moe::Trainer& core) {
-  const Context& context = core.context();
-  MOE_ASSIGN_OR_RETURN(const auto model, MakeModel<T>(config, weights, core));
+                                            const Tokens& text, Trainer& trainer) {
+  const Context& context = trainer.context();
+  MOE_ASSIGN_OR_RETURN(const auto model, MakeModel<T>(config, weights, trainer));
   SequenceBatch batch(config.sequence_length, config.micro_batch_size);
   StepTotals totals(model->moe_layers());
-  core.SumOverRanks(totals.fields());
-  MOE_RETURN_IF_ERROR(core.ResumeAfter(weights.step));  // messages name it
+  trainer.SumOverRanks(totals.fields());
+  MOE_RETURN_IF_ERROR(trainer.ResumeAfter(weights.step));  // messages name it
   EvaluationReport report = {.sequences =
                                  EvaluationSequences(config, text, config.evaluation.sequences)};
   const int64_t start_ns = MonotonicNs();
   MOE_ASSIGN_OR_RETURN(report.loss,
-                       MeanLoss<T>(config, text, report.sequences, core, *model, batch, totals));
+                       MeanLoss<T>(config, text, report.sequences, trainer, *model, batch, totals));
   report.seconds = SecondsSince(start_ns);
   report.tokens = report.sequences * config.sequence_length;
   MOE_RETURN_IF_ERROR(
@@ -44,12 +44,12 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const Mod
 template <typename T>
 absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(const TrainConfig& config,
                                                           const ModelWeights& weights,
-                                                          moe::Trainer& core) {
-  ParameterStore& store = core.parameters();
+                                                          Trainer& trainer) {
+  ParameterStore& store = trainer.parameters();
   store.set_use(weights.use);
   MOE_ASSIGN_OR_RETURN(auto model,
-                       Transformer<T>::Create(ModelConfig(config), store, core.context()));
-  const absl::Status status = weights.load(store, core.context());
+                       Transformer<T>::Create(ModelConfig(config), store, trainer.context()));
+  const absl::Status status = weights.load(store, trainer.context());
   if (absl::IsDataLoss(status)) return WithFileFault(status, FileFault::kContent);
   MOE_RETURN_IF_ERROR(status);
   return model;
@@ -70,12 +70,12 @@ absl::StatusOr<std::vector<CanonicalTensor>> StoredTensors(const CheckpointManif
   config.trainer.session.grouped_gemm = GroupedGemmKernel::kAuto;
   config.trainer.session.threads = 1;
   config.trainer.micro_batches = config.micro_batch_size = 1;
-  MOE_ASSIGN_OR_RETURN(const auto core,
-                       CreateCore(config, std::move(MakeLocalWorld({.ranks = 1}).front())));
-  ParameterStore& store = core->parameters();
+  MOE_ASSIGN_OR_RETURN(const auto trainer,
+                       CreateTrainer(config, std::move(MakeLocalWorld({.ranks = 1}).front())));
+  ParameterStore& store = trainer->parameters();
   store.set_use(StoreUse::kInference);
-  MOE_ASSIGN_OR_RETURN(const auto model,
-                       Transformer<BFloat16>::Create(ModelConfig(config), store, core->context()));
+  MOE_ASSIGN_OR_RETURN(const auto model, Transformer<BFloat16>::Create(ModelConfig(config), store,
+                                                                       trainer->context()));
   std::vector<CanonicalTensor> tensors;
   for (const auto& parameter : store.parameters()) {
     tensors.insert(tensors.end(), parameter->parts().begin(), parameter->parts().end());
@@ -90,15 +90,15 @@ int64_t EvaluationSequences(const TrainConfig& config, const Tokens& text, int64
 
 template <typename T>
 absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, int64_t count,
-                               moe::Trainer& core, Transformer<T>& model, SequenceBatch& batch,
+                               Trainer& trainer, Transformer<T>& model, SequenceBatch& batch,
                                StepTotals& totals) {
   const int64_t size = config.micro_batch_size;
-  MOE_RETURN_IF_ERROR(core.BeginEvaluation((count + size - 1) / size));
+  MOE_RETURN_IF_ERROR(trainer.BeginEvaluation((count + size - 1) / size));
   totals.Clear();
   ForwardStats stats;
   std::vector<int64_t> sequences;
-  for (int64_t r = 0; r < core.rounds(); ++r) {
-    MOE_ASSIGN_OR_RETURN(const Round round, core.BeginRound());
+  for (int64_t r = 0; r < trainer.rounds(); ++r) {
+    MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
     const int64_t first = round.micro_batch() * size;
     sequences.clear();
     for (int64_t i = first; !round.empty() && i < std::min(count, first + size); ++i) {
@@ -106,14 +106,14 @@ absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, in
     }
     batch.Load(text, sequences, first);
     MOE_RETURN_IF_ERROR(
-        model.Evaluate(core.PassOf(round, batch.batch(core.step(), Mode::kEvaluation)),
+        model.Evaluate(trainer.PassOf(round, batch.batch(trainer.step(), Mode::kEvaluation)),
                        {batch.tokens(), batch.targets(), batch.row_loss()}, &stats));
     totals.Add(batch.row_loss(), stats);
   }
-  MOE_RETURN_IF_ERROR(core.EndStep());
+  MOE_RETURN_IF_ERROR(trainer.EndStep());
   if (totals.non_finite() > 0) {
     return absl::DataLossError(
-        absl::StrCat("step ", core.step(), ": validation loss is not finite"));
+        absl::StrCat("step ", trainer.step(), ": validation loss is not finite"));
   }
   return totals.MeanLoss();
 }
@@ -135,18 +135,17 @@ absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const Model
                      NeedsWholeMicroBatches(config) ? "micro-batch" : "sequence", " of ",
                      config.sequence_length, " and one more"));
   }
-  MOE_ASSIGN_OR_RETURN(const auto core, CreateCore(config, std::move(world)));
+  MOE_ASSIGN_OR_RETURN(const auto trainer, CreateTrainer(config, std::move(world)));
   return WithStorageType(config.trainer.dtype, [&]<typename T>(T) {
-    return core->session().OrEnd([&] { return EvaluateAs<T>(config, weights, text, *core); });
+    return trainer->session().OrEnd([&] { return EvaluateAs<T>(config, weights, text, *trainer); });
   });
 }
 
-#define MOE_INSTANTIATE(T)                                                                \
-  template absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(                     \
-      const TrainConfig&, const ModelWeights&, moe::Trainer&);                            \
-  template absl::StatusOr<float> MeanLoss(const TrainConfig&, const Tokens&, int64_t,     \
-                                          moe::Trainer&, Transformer<T>&, SequenceBatch&, \
-                                          StepTotals&);
+#define MOE_INSTANTIATE(T)                                                                      \
+  template absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(                           \
+      const TrainConfig&, const ModelWeights&, Trainer&);                                       \
+  template absl::StatusOr<float> MeanLoss(const TrainConfig&, const Tokens&, int64_t, Trainer&, \
+                                          Transformer<T>&, SequenceBatch&, StepTotals&);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 

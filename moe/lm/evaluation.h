@@ -11,7 +11,7 @@
 
 #include "moe/checkpoint/manifest.h"
 #include "moe/lm/step_totals.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 #include "moe/state/canonical_tensor.h"
 #include "moe/state/parameter.h"
 #include "moe/train/trainer.h"
@@ -33,7 +33,7 @@ struct ModelWeights {
 template <typename T>
 absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(const TrainConfig& config,
                                                           const ModelWeights& weights,
-                                                          moe::Trainer& core);
+                                                          Trainer& trainer);
 
 // The canonical tensors of the model that wrote a checkpoint, with the axes along which ranks cut
 // them. Takes address space for weights in 16 bits, and hardly any memory. kDataLoss: the manifest
@@ -50,7 +50,7 @@ int64_t EvaluationSequences(const TrainConfig& config, const Tokens& text, int64
 // world. kDataLoss: it is not finite.
 template <typename T>
 absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, int64_t count,
-                               moe::Trainer& core, Transformer<T>& model, SequenceBatch& batch,
+                               Trainer& trainer, Transformer<T>& model, SequenceBatch& batch,
                                StepTotals& totals);
 
 struct EvaluationReport {

@@ -83,11 +83,11 @@ absl::StatusOr<bool> Ends(int32_t token, absl::Span<const int32_t> end_tokens, i
 
 template <typename T>
 absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, const ModelWeights& weights,
-                                            const GenerationOptions& options, moe::Trainer& core) {
-  const Context& context = core.context();
+                                            const GenerationOptions& options, Trainer& trainer) {
+  const Context& context = trainer.context();
   const bool first = context.mesh->world().rank() == 0;
   const auto prompt = static_cast<int64_t>(options.prompt.size());
-  MOE_ASSIGN_OR_RETURN(const auto model, MakeModel<T>(config, weights, core));
+  MOE_ASSIGN_OR_RETURN(const auto model, MakeModel<T>(config, weights, trainer));
   MOE_ASSIGN_OR_RETURN(auto cache, KeyValueCache<T>::Create(
                                        config.model, first ? prompt + options.max_new_tokens : 0));
   std::vector<float> logits(first ? config.model.vocab_size : 0);
@@ -166,9 +166,10 @@ absl::StatusOr<GenerationReport> Generate(const TrainConfig& given, const ModelW
   MOE_RETURN_IF_ERROR(CheckAgreement(SettingsOf(config, weights.step, options), *world));
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckOptions(options, config.model));
-  MOE_ASSIGN_OR_RETURN(const auto core, CreateCore(config, std::move(world)));
+  MOE_ASSIGN_OR_RETURN(const auto trainer, CreateTrainer(config, std::move(world)));
   return WithStorageType(config.trainer.dtype, [&]<typename T>(T) {
-    return core->session().OrEnd([&] { return GenerateAs<T>(config, weights, options, *core); });
+    return trainer->session().OrEnd(
+        [&] { return GenerateAs<T>(config, weights, options, *trainer); });
   });
 }
 

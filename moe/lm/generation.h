@@ -11,7 +11,7 @@
 #include <absl/types/span.h>
 
 #include "moe/lm/evaluation.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 
 namespace moe::lm {
 

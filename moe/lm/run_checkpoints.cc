@@ -230,8 +230,7 @@ std::string With(const std::string& object, const Json& members) {
 }  // namespace
 
 CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::string& run,
-                            int64_t steps_taken, const LossScaler* scaler,
-                            const moe::Trainer& core) {
+                            int64_t steps_taken, const LossScaler* scaler, const Trainer& trainer) {
   Json progress = Json::object();
   progress["steps_taken"] = steps_taken;
   if (scaler != nullptr) {
@@ -242,18 +241,18 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::
                               {"skipped", state.skipped}};
   }
   std::string numerics = SettingsJson(settings, SettingKind::kNumerics);
-  if (core.context().numerics == Numerics::kLayoutInvariant) {
-    const GridUnit::State& grid = core.grid_unit();
+  if (trainer.context().numerics == Numerics::kLayoutInvariant) {
+    const GridUnit::State& grid = trainer.grid_unit();
     numerics =
         With(numerics, {{"grid", {{"unit_log2", grid.log2}, {"settled", int{grid.settled}}}}});
   }
-  Mesh& mesh = *core.context().mesh;
+  Mesh& mesh = *trainer.context().mesh;
   Json writer = Json::object();
   if (!run.empty()) writer["run"] = run;
   writer["ranks"] = mesh.world().size();
   writer["ep"] = mesh.size(MeshGroup::kExpert);
   writer["dp"] = mesh.size(MeshGroup::kExpertData);
-  writer["zero"] = static_cast<int>(core.options().zero);
+  writer["zero"] = static_cast<int>(trainer.options().zero);
   writer["simd"] = gemm::SimdTargets().front();
   return {.numerics = std::move(numerics),
           .model = SettingsJson(settings, SettingKind::kModel),

@@ -16,7 +16,7 @@
 #include "moe/checkpoint/run_folder.h"
 #include "moe/checkpoint/training_state.h"
 #include "moe/lm/run_settings.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 #include "moe/run/context.h"
 #include "moe/train/loss_scaler.h"
 #include "moe/train/trainer.h"
@@ -26,8 +26,7 @@ namespace moe::lm {
 // Sections of the manifest, beside its tensors. run: identifier of the run that owns the checkpoint
 // (RunOf). scaler: nullptr without a loss scale.
 CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::string& run,
-                            int64_t steps_taken, const LossScaler* scaler,
-                            const moe::Trainer& core);
+                            int64_t steps_taken, const LossScaler* scaler, const Trainer& trainer);
 
 struct ResumedRun {
   int64_t step = 0;           // step of the checkpoint; 0: there is none to resume from

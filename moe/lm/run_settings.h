@@ -12,7 +12,7 @@
 
 #include "comm/communicator.h"
 #include "moe/checkpoint/manifest.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 #include "moe/run/settings.h"
 
 namespace moe::lm {

@@ -27,12 +27,12 @@ TransformerConfig ModelConfig(const TrainConfig& config) {
   return model;
 }
 
-absl::StatusOr<std::unique_ptr<moe::Trainer>> CreateCore(const TrainConfig& config,
-                                                         std::unique_ptr<Communicator> world) {
+absl::StatusOr<std::unique_ptr<Trainer>> CreateTrainer(const TrainConfig& config,
+                                                       std::unique_ptr<Communicator> world) {
   TrainerOptions options = config.trainer;
   options.session.overlap_exchange = config.model.moe.overlap_degree > 1;
   if (config.trace_last_step > 0) options.session.trace_capacity = kTraceEvents;
-  return moe::Trainer::Create(options, std::move(world));
+  return Trainer::Create(options, std::move(world));
 }
 
 absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus) {

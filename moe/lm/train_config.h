@@ -9,7 +9,7 @@
 
 #include "comm/communicator.h"
 #include "kernels/base/stream.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 #include "moe/train/trainer.h"
 
 namespace moe::lm {
@@ -22,9 +22,9 @@ TransformerConfig ModelConfig(const TrainConfig& config);
 bool NeedsWholeMicroBatches(const TrainConfig& config);
 
 // What runs steps and evaluations of such a model, without the model. Collective over `world`.
-// Errors: as moe::Trainer::Create.
-absl::StatusOr<std::unique_ptr<moe::Trainer>> CreateCore(const TrainConfig& config,
-                                                         std::unique_ptr<Communicator> world);
+// Errors: as Trainer::Create.
+absl::StatusOr<std::unique_ptr<Trainer>> CreateTrainer(const TrainConfig& config,
+                                                       std::unique_ptr<Communicator> world);
 
 // kInvalidArgument unless sequences, micro-batches and steps have a number of tokens that fits.
 absl::Status CheckBatch(const TrainConfig& config);

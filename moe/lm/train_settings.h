@@ -4,7 +4,7 @@
 #define MOE_MOE_LM_TRAIN_SETTINGS_H_
 
 #include "moe/layer/moe_layer.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 #include "moe/run/settings.h"
 
 namespace moe::lm {

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/cuda_devices.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/layer_harness.h"
 #include "tests/moe/lm/train_harness.h"

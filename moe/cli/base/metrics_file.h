@@ -15,7 +15,7 @@
 #include "moe/cli/base/line_file.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/settings.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 
 namespace moe::cli {
 

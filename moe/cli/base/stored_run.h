@@ -15,7 +15,7 @@
 #include "moe/cli/base/settings.h"
 #include "moe/hf/hf_model.h"
 #include "moe/lm/evaluation.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 
 namespace moe::cli {
 

@@ -13,7 +13,7 @@
 #include "moe/cli/base/data_files.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 
 namespace moe::cli {
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 #include "moe/lm/transformer.h"
 #include "moe/train/trainer.h"
 

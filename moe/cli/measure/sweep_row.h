@@ -14,7 +14,7 @@
 #include "moe/cli/measure/layer_bench.h"
 #include "moe/cli/measure/statistics.h"
 #include "moe/cli/measure/tables.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 
 namespace moe::sweep {
 

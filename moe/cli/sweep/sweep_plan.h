@@ -20,7 +20,7 @@
 #include "moe/cli/measure/memory_estimate.h"
 #include "moe/cli/measure/sweep_row.h"
 #include "moe/cli/sweep/axis.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 
 namespace moe::cli {
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "moe/cli/base/terminal.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 
 namespace moe::cli {
 

@@ -12,7 +12,7 @@
 
 #include "comm/communicator.h"
 #include "moe/cli/base/train_options.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 
 namespace moe::cli {
 

@@ -11,7 +11,7 @@
 
 #include <gtest/gtest.h>
 
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/layer_harness.h"
 

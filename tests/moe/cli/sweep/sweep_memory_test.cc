@@ -8,7 +8,7 @@
 #include "moe/cli/measure/layer_bench.h"
 #include "moe/cli/measure/memory_estimate.h"
 #include "moe/cli/measure/routing_spec.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/io/io_test.h"
 

@@ -1,6 +1,6 @@
 // The training loop of one rank.
-#ifndef MOE_MOE_LM_TRAINER_H_
-#define MOE_MOE_LM_TRAINER_H_
+#ifndef MOE_MOE_LM_TRAINING_LOOP_H_
+#define MOE_MOE_LM_TRAINING_LOOP_H_
 
 #include <cstdint>
 #include <functional>
@@ -53,7 +53,7 @@ struct EvaluationOptions {
 
 struct TrainConfig {
   TransformerConfig model = {};
-  // CreateCore adds what follows from the rest: overlap_exchange, trace_capacity.
+  // CreateTrainer adds what follows from the rest: overlap_exchange, trace_capacity.
   TrainerOptions trainer = {.micro_batches = 8};
   LossScaleOptions loss_scale = {};  // where the trainer's dtype is kFloat16
   LearningRateSchedule schedule = {};
@@ -159,4 +159,4 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
 
 }  // namespace moe::lm
 
-#endif  // MOE_MOE_LM_TRAINER_H_
+#endif  // MOE_MOE_LM_TRAINING_LOOP_H_

@@ -1,5 +1,5 @@
 // Training: the loss falls, and the same bits come out of every layout.
-#include "moe/lm/trainer.h"
+#include "moe/lm/training_loop.h"
 
 #include <cmath>
 #include <cstring>
