@@ -42,8 +42,8 @@ include(CMakePackageConfigHelpers)
 # each alone.
 set(moe_public_headers
   moe/moe.h moe/main.h moe/torch.h moe/c/moe.h
-  moe/run/context.h moe/run/micro_batches.h moe/run/pass.h moe/run/phase_clock.h moe/run/saved_memory.h
-  moe/run/session.h moe/run/trace_export.h
+  moe/run/context.h moe/run/micro_batches.h moe/run/pass.h moe/run/phase_clock.h moe/run/session.h
+  moe/run/stash.h moe/run/trace_export.h
   moe/state/boxes.h moe/state/canonical_tensor.h moe/state/module.h moe/state/parameter.h
   moe/zero/optimizer_state.h moe/zero/shard_cut.h moe/zero/state_placement.h moe/zero/weight_gather.h
   moe/tensor/linear.h

@@ -47,21 +47,15 @@ int64_t Workspace::used_bytes() const {
   return total;
 }
 
-uint64_t Workspace::Stamp() {
-  stamps_.push_back({mark(), ++last_stamp_});
-  return last_stamp_;
-}
-
-bool Workspace::Holds(uint64_t stamp) const {
-  return std::any_of(stamps_.rbegin(), stamps_.rend(),
-                     [stamp](const Stamped& each) { return each.number == stamp; });
+void Workspace::FillUnused(std::byte value) {
+  if (memory_->device().kind != DeviceKind::kCpu) return;
+  for (size_t i = chunk_; i < chunks_.size(); ++i) {
+    const int64_t used = i == chunk_ ? used_ : 0;
+    std::fill_n(chunks_[i].data() + used, chunks_[i].bytes() - used, value);
+  }
 }
 
 void Workspace::Release(Mark mark) {
-  const auto below = [&](const Mark& top) {
-    return mark.chunk < top.chunk || (mark.chunk == top.chunk && mark.used < top.used);
-  };
-  while (!stamps_.empty() && below(stamps_.back().top)) stamps_.pop_back();
   chunk_ = mark.chunk;
   used_ = mark.used;
   // A device's streams may still have work on the chunks: they are kept, and later steps use them

@@ -2,6 +2,7 @@
 #ifndef MOE_KERNELS_BASE_WORKSPACE_H_
 #define MOE_KERNELS_BASE_WORKSPACE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -48,10 +49,8 @@ class Workspace {
   // one.
   void Release(Mark mark);
 
-  // Returns a number for the current use, and Holds(stamp) whether all of it is still in use.
-  // Distinguishes state that is stored here from memory of a released scope.
-  uint64_t Stamp();
-  bool Holds(uint64_t stamp) const;
+  // Sets every byte that is allocated and not in use to `value`; nothing in a device's memory.
+  void FillUnused(std::byte value);
 
   // Bytes in use now, the maximum so far, and the number of allocations so far (a test asserts that
   // it stays the same after the first step).
@@ -68,12 +67,6 @@ class Workspace {
   int64_t used_ = 0;  // bytes taken of chunks_[chunk_]
   int64_t peak_ = 0;
   int64_t allocations_ = 0;
-  struct Stamped {
-    Mark top;
-    uint64_t number = 0;
-  };
-  std::vector<Stamped> stamps_;  // stamps that still hold, in the order they were made
-  uint64_t last_stamp_ = 0;
 };
 
 // Marks on construction, releases on destruction.

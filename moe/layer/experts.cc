@@ -11,19 +11,21 @@
 namespace moe {
 namespace {
 
-// The rows [begin, end) of some groups, and their offsets counted from the first of them.
-struct RowsOfGroups {
+// The rows [begin, end) of some networks, and these networks with offsets counted from `begin`.
+struct RowsOfNetworks {
   int64_t begin, end;
-  GroupOffsets offsets;
+  LinearRows rows;
 };
-// Rows of groups [first, last); all `rows` where only the device has the offsets.
-absl::StatusOr<RowsOfGroups> RowsOf(const GroupOffsets& offsets, int first, int last, int64_t rows,
-                                    Workspace& workspace) {
-  if (!offsets.known_to_host()) return RowsOfGroups{0, rows, offsets};
-  const auto all = offsets.host();
+// Rows of `networks`, whose offsets are those of all; all `count` rows where only the device has
+// the offsets.
+absl::StatusOr<RowsOfNetworks> RowsOf(const LinearRows& networks, int64_t count,
+                                      Workspace& workspace) {
+  if (!networks.offsets.known_to_host()) return RowsOfNetworks{0, count, networks};
+  const auto all = networks.offsets.host();
+  const int first = networks.first, last = networks.last;
   MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> out, workspace.Array<int64_t>(last - first + 1));
   for (int g = first; g <= last; ++g) out[g - first] = all[g] - all[first];
-  return RowsOfGroups{all[first], all[last], out};
+  return RowsOfNetworks{all[first], all[last], {.first = first, .last = last, .offsets = out}};
 }
 
 ParameterSpec GateUpSpec(const ExpertsConfig& config, const std::string& prefix,
@@ -99,17 +101,15 @@ MatrixView<T> Experts<T>::UpColumns(MatrixView<T> gate_up) const {
 }
 
 template <typename T>
-absl::Status Experts<T>::Forward(int first, int last, const GroupOffsets& offsets,
-                                 ExpertsSaved<T>& saved, MatrixView<T> out,
-                                 const Context& context) const {
+absl::Status Experts<T>::Forward(const Context& context, const LinearRows& networks,
+                                 ExpertsSaved<T>& saved, MatrixView<T> out) const {
   const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
   MOE_ASSIGN_OR_RETURN(const auto mine,
-                       RowsOf(offsets, first, last, saved.rows.rows(), *context.host_workspace));
-  const auto& [begin, end, local] = mine;
+                       RowsOf(networks, saved.rows.rows(), *context.host_workspace));
+  const auto& [begin, end, rows] = mine;
   if (begin == end) return absl::OkStatus();
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   const auto hidden = RowRange(saved.hidden, begin, end);
-  const LinearRows rows = {.first = first, .last = last, .offsets = local};
   MOE_RETURN_IF_ERROR(gate_up_.Forward(context, rows, RowRange(saved.rows, begin, end), gate_up));
   MOE_RETURN_IF_ERROR(ActivationForward<T>(config_.activation,
                                            ColumnRange(gate_up, 0, config_.ffn_hidden_size),
@@ -118,15 +118,14 @@ absl::Status Experts<T>::Forward(int first, int last, const GroupOffsets& offset
 }
 
 template <typename T>
-absl::Status Experts<T>::InputGradient(int first, int last, const GroupOffsets& offsets,
+absl::Status Experts<T>::InputGradient(const Context& context, const LinearRows& networks,
                                        ExpertsSaved<T>& saved, MatrixView<const T> d_out,
-                                       MatrixView<T> d_rows, const Context& context) const {
+                                       MatrixView<T> d_rows) const {
   const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
   MOE_ASSIGN_OR_RETURN(const auto mine,
-                       RowsOf(offsets, first, last, saved.rows.rows(), *context.host_workspace));
-  const auto& [begin, end, local] = mine;
+                       RowsOf(networks, saved.rows.rows(), *context.host_workspace));
+  const auto& [begin, end, rows] = mine;
   if (begin == end) return absl::OkStatus();
-  const LinearRows rows = {.first = first, .last = last, .offsets = local};
   MOE_ASSIGN_OR_RETURN(const auto d_hidden,
                        context.workspace->Matrix<T>(end - begin, config_.ffn_hidden_size));
   MOE_RETURN_IF_ERROR(down_.InputGradient(context, rows, RowRange(d_out, begin, end), d_hidden));
@@ -139,9 +138,9 @@ absl::Status Experts<T>::InputGradient(int first, int last, const GroupOffsets& 
 }
 
 template <typename T>
-absl::Status Experts<T>::WeightGradient(const GroupOffsets& segment_offsets,
+absl::Status Experts<T>::WeightGradient(const Context& context, const GroupOffsets& segment_offsets,
                                         const ExpertsSaved<T>& saved, MatrixView<const T> d_out,
-                                        GradientReady ready, const Context& context) const {
+                                        GradientReady ready) const {
   if (!config_.train) return absl::OkStatus();
   const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
   LinearRows rows = {.first = 0, .last = local_experts(), .segments = segment_offsets};

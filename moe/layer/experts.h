@@ -32,7 +32,7 @@ struct ExpertsConfig {
   bool pack_weights = false;
 };
 
-// What backward needs of one call; views into the workspace.
+// What backward needs of one call; views into Prepare's workspace.
 template <typename T>
 struct ExpertsSaved {
   MatrixView<const T> rows;  // [N, H]
@@ -62,25 +62,25 @@ class Experts {
   absl::Status Prepare(MatrixView<const T> rows, Workspace& workspace,
                        ExpertsSaved<T>& saved) const;
 
-  // out rows of networks [first, last) from saved.rows; offsets [L + 1] over all rows. Writes the
-  // same rows of saved. Rows of other networks are untouched. Offsets that only the device has
-  // require one call for all networks; rows after theirs may be overwritten.
-  absl::Status Forward(int first, int last, const GroupOffsets& offsets, ExpertsSaved<T>& saved,
-                       MatrixView<T> out, const Context& context) const;
+  // out rows of networks [first, last) from saved.rows; offsets [L + 1] of all L over all rows. Writes the same rows of saved. Rows of other networks are untouched.
+  // Offsets that only the device has require one call for all networks; rows after theirs may be
+  // overwritten.
+  absl::Status Forward(const Context& context, const LinearRows& networks, ExpertsSaved<T>& saved,
+                       MatrixView<T> out) const;
 
-  // d_rows of networks [first, last) from d_out. Overwrites these rows of saved.gate_up with their
+  // d_rows of the same networks from d_out. Overwrites these rows of saved.gate_up with their
   // gradient, which WeightGradient reads: one Backward for each Forward, and nothing else may need
   // saved.gate_up between the two calls.
-  absl::Status InputGradient(int first, int last, const GroupOffsets& offsets,
+  absl::Status InputGradient(const Context& context, const LinearRows& networks,
                              ExpertsSaved<T>& saved, MatrixView<const T> d_out,
-                             MatrixView<T> d_rows, const Context& context) const;
+                             MatrixView<T> d_rows) const;
   // After InputGradient of all networks: adds a gradient partial for each (network, segment) and
   // reports each gradient as complete. segment_offsets [L * G + 1]. Has no effect on frozen
   // networks. In fast numerics the segments of a network are merged. Where cuBLAS computes the
   // gradients, the host waits for offsets that only the device has.
-  absl::Status WeightGradient(const GroupOffsets& segment_offsets, const ExpertsSaved<T>& saved,
-                              MatrixView<const T> d_out, GradientReady ready,
-                              const Context& context) const;
+  absl::Status WeightGradient(const Context& context, const GroupOffsets& segment_offsets,
+                              const ExpertsSaved<T>& saved, MatrixView<const T> d_out,
+                              GradientReady ready) const;
 
   int64_t packed_bytes() const { return gate_up_.packed_bytes() + down_.packed_bytes(); }
 

@@ -127,13 +127,6 @@ RouterInputs<T> MoeLayer<T>::router_inputs() const {
 }
 
 template <typename T>
-MoeLayerSaved<T> MoeLayer<T>::MakeSaved() const {
-  MoeLayerSaved<T> saved;
-  saved.memory = saved_memory_->Take();
-  return saved;
-}
-
-template <typename T>
 ModuleState MoeLayer<T>::router_share() {
   return {.tensor = {.name = prefix_ + "gate.expert_share", .cols = config_.router.num_outputs()},
           .values = &expert_share_};

@@ -17,7 +17,7 @@
 #include "moe/layer/shared_expert.h"
 #include "moe/run/context.h"
 #include "moe/run/pass.h"
-#include "moe/run/saved_memory.h"
+#include "moe/run/stash.h"
 #include "moe/state/module.h"
 #include "moe/state/parameter.h"
 
@@ -41,41 +41,15 @@ struct MoeLayerConfig {
   int overlap_degree = 1;  // d; above 1 requires Context::exchange to be a queue of its own
 };
 
-template <typename T>
-class MoeLayer;
-
-// State that Forward saves for one Backward: views into the workspaces of the round or, if made by
-// MoeLayer::MakeSaved, into memory of its own. Move-only.
-template <typename T>
-struct MoeLayerSaved {
-  MoeLayerSaved() = default;
-  MoeLayerSaved(MoeLayerSaved&&) = default;
-  MoeLayerSaved& operator=(MoeLayerSaved&&) = default;
-
-  const MoeLayer<T>* layer = nullptr;  // layer whose Forward filled the state; null before one
-  bool used = false;                   // whether a Backward has used, and overwritten, the state
-  SavedMemory memory;                  // memory from MakeSaved; otherwise empty
-  uint64_t stamp = 0, host_stamp = 0;  // Workspace::Stamp of the two workspaces
-  MatrixView<const T> x;
-  RouterSaved<T> router;
-  std::optional<DispatchPlan> plan;  // in workspace memory; empty before Forward
-  ExpertsSaved<T> experts;
-  SharedExpertSaved<T> shared;
-  MatrixView<T> home_rows;  // [return_rows, H] expert outputs as received at home
-  // [slots] the token of each slot of an identity expert; -1 for other slots. Empty = no identity
-  // experts.
-  absl::Span<const int32_t> identity_row;
-};
-
 // y_t = sum over choices j of weight_tj * Expert_{e_tj}(x_t)  (+ SharedExpert(x_t)); gates that
 // weigh the input: sum of Expert_{e_tj}(weight_tj * x_t). An identity expert returns x_t, which is
 // added at home, before the outputs of other experts, without an exchange.
 //
 // Collective over the expert-parallel group of the context's mesh: every rank calls Forward (and
-// Backward) for every round, with zero tokens if it has none. Forward leaves its state and scratch
-// in the context's workspace and host_workspace until the caller releases them; without a state, or
-// with one from MakeSaved, it leaves nothing there, and neither does Backward. T is float, BFloat16
-// or Float16. Thread use: one thread of a rank at a time.
+// Backward) for every round, with zero tokens if it has none. Forward leaves what Backward needs in
+// the pass's stash, and neither leaves anything in the context's workspaces. Passes in several
+// stashes may come in any order, the same on every rank. T is float, BFloat16 or Float16. Thread
+// use: one thread of a rank at a time.
 template <typename T>
 class MoeLayer {
  public:
@@ -89,33 +63,35 @@ class MoeLayer {
                                                           const Context& context);
 
   // x, y [T, H], memory of the context's device, null only without rows; `pass.batch` refers to
-  // memory of the host. `saved` is needed for Backward and may be null in evaluation. y overlaps no
-  // memory of x, which Backward reads; without `saved` y may be x itself, unless the layer has
-  // identity experts. kInvalidArgument otherwise. Messages of failed waits name the layer and step
-  // of `pass.site`. kDataLoss, naming layer and expert: an expert bias or, with `stats`, a router's
-  // logit that is not finite; on a CUDA device RouterStats::Wait returns the error for the logit,
-  // since the host does not wait for it here.
+  // memory of the host. pass.stash is needed for Backward, at most one Forward of this layer in
+  // each, and null in evaluation. y overlaps no memory of x, which Backward reads; without a stash
+  // y may be x itself, unless the layer has identity experts. kInvalidArgument otherwise.
+  // kFailedPrecondition with a stash for weights whose parts are borrowed apart. Messages of failed
+  // waits name the layer and step of `pass.site`. kDataLoss, naming layer and expert: an expert
+  // bias or, with `stats`, a router's logit that is not finite; on a CUDA device RouterStats::Wait
+  // returns the error for the logit, since the host does not wait for it here.
   //
   // When Forward or Backward fails, nothing reads or writes their arguments any more: work in the
   // streams has ended, for which the mesh is aborted unless the arguments were at fault.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                       MoeLayerSaved<T>* saved, RouterStats* stats);
+                       RouterStats* stats);
 
   // dx [T, H] is overwritten; it overlaps no memory of x, and may be dy itself where the layer has
   // neither a shared expert nor identity experts (otherwise kInvalidArgument). Parameter gradients
   // are added to their accumulators. pass.d_loss: the gradient of the whole loss by the router's
   // own, RouterStats::loss() of the Forward: 1 where it is a term of the loss, 0 where it is not,
   // times the loss scale, as dy. pass.batch is not read: that of the Forward applies.
-  // kFailedPrecondition, with the reason, unless `saved` is from a Forward of this layer and not
-  // used by another Backward, its workspace memory has not been given back, and trained parameters
-  // have accumulators (GradientReducer::Begin).
-  absl::Status Backward(const Pass& pass, MatrixView<const T> dy, MoeLayerSaved<T>& saved,
-                        MatrixView<T> dx, GradientReady ready);
+  // kFailedPrecondition, with the reason, unless pass.stash has a Forward of this layer and no
+  // Backward yet, and trained parameters have accumulators (GradientReducer::Begin).
+  absl::Status Backward(const Pass& pass, MatrixView<const T> dy, MatrixView<T> dx,
+                        GradientReady ready);
 
-  // A state with memory of its own: Forwards and Backwards of several calls may come in any order,
-  // the same on every rank, and states may be destroyed in any order, on any thread, also after the
-  // layer. Their memory is reused by later states of this layer.
-  MoeLayerSaved<T> MakeSaved() const;
+  // What the router decided in the Forward that `stash` has of this layer, in memory of the stash
+  // and of x; nullptr: it has none.
+  const RouterSaved<T>* routed(const Stash& stash) const {
+    const Saved* const saved = saved_.Find(stash);
+    return saved == nullptr ? nullptr : &saved->router;
+  }
 
   // Updates the router from the load of a whole optimiser step. expert_count [E]: slots over all
   // ranks and micro-batches, the integer sums of RouterStats::expert_count, and therefore the same
@@ -143,10 +119,30 @@ class MoeLayer {
   const ExchangeBytes& exchange_bytes() const { return dispatcher_->bytes(); }
 
  private:
+  // What Backward needs of one Forward, in memory that its pass keeps.
+  struct Saved {
+    // The last pass that ended: a Backward overwrites parts of what the Forward kept.
+    enum class Ended : uint8_t { kNone, kForward, kBackward } ended = Ended::kNone;
+    MatrixView<const T> x;
+    RouterSaved<T> router;
+    std::optional<DispatchPlan> plan;
+    ExpertsSaved<T> experts;
+    SharedExpertSaved<T> shared;
+    MatrixView<T> home_rows;  // [return_rows, H] expert outputs as received at home
+    // [slots] the token of each slot of an identity expert; -1 for other slots. Empty = no identity
+    // experts.
+    absl::Span<const int32_t> identity_row;
+  };
+  // Gradients by y, by the combine weights [slots] and by x.
+  struct HomeGradients {
+    MatrixView<const T> dy;
+    absl::Span<float> d_weight;
+    MatrixView<T> dx;
+  };
+
   MoeLayer(const MoeLayerConfig& config, const Context& context)
       : config_(config),
-        placement_(config.router.num_experts, context.mesh->size(MeshGroup::kExpert)),
-        saved_memory_(std::make_shared<SavedMemory::Pool>(*context.memory)) {}
+        placement_(config.router.num_experts, context.mesh->size(MeshGroup::kExpert)) {}
 
   // The plan that ExchangeAroundExperts follows, and the Work of its three parts.
   struct ExchangeWork {
@@ -158,34 +154,33 @@ class MoeLayer {
   template <typename Send, typename Compute, typename Receive>
   absl::Status ExchangeAroundExperts(const Pass& pass, ExchangeWork work, Send send,
                                      Compute compute, Receive receive);
-  absl::Status ForwardRows(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                           MoeLayerSaved<T>& saved, RouterStats* stats);
-  absl::Status BackwardRows(const Pass& pass, MatrixView<const T> dy, MoeLayerSaved<T>& saved,
+  absl::Status ForwardRows(const Pass& pass, MatrixView<const T> x, MatrixView<T> y, Saved& saved,
+                           RouterStats* stats);
+  absl::Status BackwardRows(const Pass& pass, MatrixView<const T> dy, Saved& saved,
                             MatrixView<T> dx, GradientReady ready);
-  absl::Status CheckForward(MatrixView<const T> x, MatrixView<const T> y,
-                            const MoeLayerSaved<T>* saved) const;
-  absl::Status CheckBackward(const Context& context, MatrixView<const T> dy,
-                             const MoeLayerSaved<T>& saved, MatrixView<const T> dx) const;
+  absl::Status CheckForward(const Pass& pass, MatrixView<const T> x, MatrixView<const T> y) const;
+  // What `pass` has of its Forward, for a Backward.
+  absl::StatusOr<Saved*> SavedOf(const Pass& pass) const;
+  absl::Status CheckBackward(MatrixView<const T> dy, const Saved& saved,
+                             MatrixView<const T> dx) const;
   absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);
   RouterInputs<T> router_inputs() const;
-  // `kept`: the pass with the workspaces of the saved state.
-  absl::Status Route(const Pass& kept, MoeLayerSaved<T>& saved, RouterStats* stats);
-  absl::Status CountSlots(const Context& context, const MoeLayerSaved<T>& saved);
+  absl::Status Route(const Pass& pass, Saved& saved, RouterStats* stats);
+  absl::Status CountSlots(const Context& context, const Saved& saved);
   // Whether plans are made in the device's memory. With one rank the host would not receive the
   // counts, which it needs for identity experts and calls of cuBLAS.
   bool CanPlanOnDevice(const Context& context) const;
   absl::StatusOr<DispatchPlan> MakePlan(const RouterSaved<T>& routed,
                                         absl::Span<const int64_t> micro_batch_offsets,
-                                        const Pass& kept);
+                                        const Pass& pass);
   // The share of y that needs no exchange: shared and identity experts. Overwrites y and returns
   // kAdd; where the layer has neither, leaves y alone and returns kOverwrite.
-  absl::StatusOr<Write> HomeForward(const Pass& kept, MatrixView<T> y, MoeLayerSaved<T>& saved);
-  absl::Status HomeBackward(const Pass& pass, MatrixView<const T> dy, MoeLayerSaved<T>& saved,
-                            absl::Span<float> d_weight, MatrixView<T> dx, GradientReady ready);
+  absl::StatusOr<Write> HomeForward(const Pass& pass, MatrixView<T> y, Saved& saved);
+  absl::Status HomeBackward(const Pass& pass, const HomeGradients& gradients, Saved& saved,
+                            GradientReady ready);
 
   const MoeLayerConfig config_;
   const ExpertPlacement placement_;
-  const std::shared_ptr<SavedMemory::Pool> saved_memory_;  // shared with the states of MakeSaved
   std::unique_ptr<Router<T>> router_;
   std::unique_ptr<Dispatcher<T>> dispatcher_;
   bool plans_on_device_ = false;
@@ -198,6 +193,7 @@ class MoeLayer {
   std::vector<Parameter*> parameters_;
   std::vector<double> expert_share_;  // [E] shares of the last step; empty before the first
   absl::Span<int64_t> counted_slots_;
+  PerStash<Saved> saved_;
 };
 
 }  // namespace moe

@@ -30,8 +30,8 @@ absl::Status CheckApart(const char* out_name, MatrixView<const T> out, const cha
 }  // namespace
 
 template <typename T>
-absl::Status MoeLayer<T>::CheckForward(MatrixView<const T> x, MatrixView<const T> y,
-                                       const MoeLayerSaved<T>* saved) const {
+absl::Status MoeLayer<T>::CheckForward(const Pass& pass, MatrixView<const T> x,
+                                       MatrixView<const T> y) const {
   const int64_t hidden = config_.router.hidden_size;
   if (x.rows() < 0 || x.cols() != hidden || y.rows() != x.rows() || y.cols() != hidden) {
     return absl::InvalidArgumentError(absl::StrCat("MoeLayer: x [", x.rows(), ", ", x.cols(),
@@ -42,37 +42,42 @@ absl::Status MoeLayer<T>::CheckForward(MatrixView<const T> x, MatrixView<const T
   MOE_RETURN_IF_ERROR(CheckMemory("y", y));
   const bool identities = config_.router.num_zero_experts > 0;
   MOE_RETURN_IF_ERROR(CheckApart("y", y, "x", x,
-                                 saved != nullptr ? "Backward"
-                                 : identities     ? "an identity expert"
-                                                  : nullptr));
+                                 pass.stash != nullptr ? "Backward"
+                                 : identities          ? "an identity expert"
+                                                       : nullptr));
   for (const Parameter* const parameter : parameters()) {
-    if (saved == nullptr || parameter->contiguous()) continue;
+    if (pass.stash == nullptr || parameter->contiguous()) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "MoeLayer: the parts of ", parameter->spec().name,
-        " lie apart in a file that they are borrowed from, expected Forward without a state"));
+        " lie apart in a file that they are borrowed from, expected Forward without a stash"));
   }
   return absl::OkStatus();
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::CheckBackward(const Context& context, MatrixView<const T> dy,
-                                        const MoeLayerSaved<T>& saved,
-                                        MatrixView<const T> dx) const {
-  const Context kept = saved.memory.In(context);
-  const char* what = nullptr;
-  if (saved.layer == nullptr) {
-    what = "is of no Forward, expected that of the Forward of this round";
-  } else if (saved.layer != this) {
-    what = "is of another layer's Forward, expected this layer's";
-  } else if (saved.used) {
-    what = "was used by another Backward, expected one Backward for each Forward";
-  } else if (!kept.workspace->Holds(saved.stamp) || !kept.host_workspace->Holds(saved.host_stamp)) {
-    what = "lies in a workspace scope that has ended, expected the scope to last until Backward";
-  }
-  if (what != nullptr) {
+absl::StatusOr<typename MoeLayer<T>::Saved*> MoeLayer<T>::SavedOf(const Pass& pass) const {
+  if (pass.stash == nullptr) {
     return absl::FailedPreconditionError(
-        absl::StrCat("MoeLayer::Backward: the saved state ", what));
+        "MoeLayer::Backward: a pass without a stash, as in an evaluation, expected that of the "
+        "Forward");
   }
+  Saved* const saved = saved_.Find(*pass.stash);
+  if (saved == nullptr || saved->ended == Saved::Ended::kNone) {
+    return absl::FailedPreconditionError(
+        "MoeLayer::Backward: the stash has no Forward of this layer since it was taken, expected "
+        "one");
+  }
+  if (saved->ended == Saved::Ended::kBackward) {
+    return absl::FailedPreconditionError(
+        "MoeLayer::Backward: the stash was used by another Backward, expected one Backward for "
+        "each Forward");
+  }
+  return saved;
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::CheckBackward(MatrixView<const T> dy, const Saved& saved,
+                                        MatrixView<const T> dx) const {
   for (const Parameter* const parameter : parameters_) {
     if (!parameter->spec().trainable || parameter->has_sum()) continue;
     return absl::FailedPreconditionError(
@@ -97,11 +102,12 @@ absl::Status MoeLayer<T>::CheckBackward(const Context& context, MatrixView<const
                                        : nullptr);
 }
 
-#define MOE_INSTANTIATE(T)                                                                  \
-  template absl::Status MoeLayer<T>::CheckForward(MatrixView<const T>, MatrixView<const T>, \
-                                                  const MoeLayerSaved<T>*) const;           \
-  template absl::Status MoeLayer<T>::CheckBackward(                                         \
-      const Context&, MatrixView<const T>, const MoeLayerSaved<T>&, MatrixView<const T>) const;
+#define MOE_INSTANTIATE(T)                                                                         \
+  template absl::Status MoeLayer<T>::CheckForward(const Pass&, MatrixView<const T>,                \
+                                                  MatrixView<const T>) const;                      \
+  template absl::StatusOr<typename MoeLayer<T>::Saved*> MoeLayer<T>::SavedOf(const Pass&) const;   \
+  template absl::Status MoeLayer<T>::CheckBackward(MatrixView<const T>, const MoeLayer<T>::Saved&, \
+                                                   MatrixView<const T>) const;
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 

@@ -47,17 +47,18 @@ template <typename T>
 struct ReturnedRows {
   MatrixView<T> out, home;
 };
-// out: in the context's scratch, if it is not home; home: in `kept`.
+// out: in the context's scratch, if it is not home; home: in `at_home`.
 template <typename T>
 absl::StatusOr<ReturnedRows<T>> MakeReturnedRows(Dispatcher<T>& dispatcher,
                                                  const DispatchPlan& plan, int64_t hidden,
-                                                 const Pass& pass, Workspace& kept) {
+                                                 const Pass& pass, Workspace& at_home) {
   const bool in_place = dispatcher.ReturnsInPlace(plan);
-  MOE_ASSIGN_OR_RETURN(const auto out, dispatcher.ReturnBuffer(
-                                           plan, hidden, in_place ? kept : *pass.context.workspace,
-                                           pass.site.Named("plan")));
+  MOE_ASSIGN_OR_RETURN(
+      const auto out,
+      dispatcher.ReturnBuffer(plan, hidden, in_place ? at_home : *pass.context.workspace,
+                              pass.site.Named("plan")));
   if (in_place) return ReturnedRows<T>{out, out};
-  MOE_ASSIGN_OR_RETURN(const auto home, kept.Matrix<T>(plan.return_rows(), hidden));
+  MOE_ASSIGN_OR_RETURN(const auto home, at_home.Matrix<T>(plan.return_rows(), hidden));
   return ReturnedRows<T>{out, home};
 }
 
@@ -79,6 +80,11 @@ constexpr Work kCombine = {.phase = Phase::kCombine, .name = "combine"};
 constexpr Work kCombineSum = {.phase = Phase::kCombine, .name = "combine sum"};
 constexpr Work kCombineBackward = {.phase = Phase::kCombine, .name = "combine backward"};
 
+// Local experts [first, last) of a plan.
+LinearRows Networks(const DispatchPlan& plan, int first, int last) {
+  return {.first = first, .last = last, .offsets = plan.expert_offsets()};
+}
+
 // `status` of a pass; after a failure the streams are empty.
 absl::Status Settle(absl::Status status, const Context& context) {
   if (status.ok()) return status;
@@ -93,48 +99,39 @@ absl::Status Settle(absl::Status status, const Context& context) {
 
 template <typename T>
 absl::Status MoeLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                                  MoeLayerSaved<T>* saved, RouterStats* stats) {
-  MOE_RETURN_IF_ERROR(CheckForward(x, y, saved));
-  MoeLayerSaved<T> local;
-  MoeLayerSaved<T>& state = saved == nullptr ? local : *saved;
-  std::optional<Scratch> scratch;  // where the state is not in the context's workspaces
-  if (saved == nullptr || !saved->memory.empty()) scratch.emplace(pass.context);
-  SavedMemory memory = std::move(state.memory);
-  memory.Clear();
-  state = {};
-  state.memory = std::move(memory);
+                                  RouterStats* stats) {
+  MOE_RETURN_IF_ERROR(CheckForward(pass, x, y));
+  const Scratch scratch(pass.context);
+  Saved local;
   const auto run = [&]() -> absl::Status {
-    MOE_RETURN_IF_ERROR(ForwardRows(pass, x, y, state, stats));
-    return CountSlots(pass.context, state);
+    Saved& saved = pass.stash == nullptr ? local : saved_.Begin(*pass.stash);
+    saved = {};
+    MOE_RETURN_IF_ERROR(ForwardRows(pass, x, y, saved, stats));
+    MOE_RETURN_IF_ERROR(CountSlots(pass.context, saved));
+    saved.ended = Saved::Ended::kForward;
+    return absl::OkStatus();
   };
-  MOE_RETURN_IF_ERROR(Settle(Caught(run), pass.context));
-  const Context kept = state.memory.In(pass.context);
-  state.layer = this;
-  state.stamp = kept.workspace->Stamp();
-  state.host_stamp = kept.host_workspace->Stamp();
-  return absl::OkStatus();
+  return Settle(Caught(run), pass.context);
 }
 
 template <typename T>
 absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                                      MoeLayerSaved<T>& s, RouterStats* stats) {
+                                      Saved& s, RouterStats* stats) {
   const Context& context = pass.context;
-  const Context with_kept = s.memory.In(context);
-  const Pass kept = pass.In(with_kept);
-  Workspace& workspace = *with_kept.workspace;
+  Workspace& kept = pass.kept();
   Stream& compute = *context.compute;
   Stream& exchange = *context.exchange;
   const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context);
   s.x = x;
 
-  MOE_RETURN_IF_ERROR(Route(kept, s, stats));
+  MOE_RETURN_IF_ERROR(Route(pass, s, stats));
   const DispatchPlan& plan = *s.plan;
   const bool weigh_input = s.router.routing.weight_on == WeightOn::kInput;
   const int64_t hidden = x.cols();
-  MOE_ASSIGN_OR_RETURN(const auto rows, workspace.Matrix<T>(plan.expert_rows(), hidden));
-  MOE_RETURN_IF_ERROR(experts_->Prepare(rows, workspace, s.experts));
+  MOE_ASSIGN_OR_RETURN(const auto rows, kept.Matrix<T>(plan.expert_rows(), hidden));
+  MOE_RETURN_IF_ERROR(experts_->Prepare(rows, kept, s.experts));
   MOE_ASSIGN_OR_RETURN(const auto rows_back,
-                       MakeReturnedRows(*dispatcher_, plan, hidden, pass, workspace));
+                       MakeReturnedRows(*dispatcher_, plan, hidden, pass, kept));
   const MatrixView<T> out = rows_back.out;
   s.home_rows = rows_back.home;
 
@@ -146,10 +143,10 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
         return dispatcher_->DispatchScaled(call, x, s.router.on_device.weight, rows);
       },
       [&](int first, int last) {
-        return experts_->Forward(first, last, plan.expert_offsets(), s.experts, out, context);
+        return experts_->Forward(context, Networks(plan, first, last), s.experts, out);
       },
       [&](const DispatchCall& call) { return dispatcher_->Return(call, out, s.home_rows); }));
-  MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(kept, y, s));
+  MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(pass, y, s));
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   return Timed(pass, kCombineSum, compute, [&] {
     return CombineRows<T>(s.home_rows, s.router.on_device.slot_offset, plan.home_row_of_slot(),
@@ -159,17 +156,17 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::Route(const Pass& kept, MoeLayerSaved<T>& saved, RouterStats* stats) {
-  const Context& context = kept.context;
-  Workspace& host = *context.host_workspace;
+absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved, RouterStats* stats) {
+  const Context& context = pass.context;
+  Workspace& host = pass.kept_host();
   Stream& compute = *context.compute;
   const bool identities = config_.router.num_outputs() > config_.router.num_experts;
   const RoutingFor reader =
       plans_on_device_ && !identities ? RoutingFor::kDevice : RoutingFor::kHost;
   const RouterCall<T> call = {.tokens = saved.x,
                               .inputs = router_inputs(),
-                              .batch = kept.batch,
-                              .workspace = *context.workspace,
+                              .batch = pass.batch,
+                              .workspace = pass.kept(),
                               .host = host,
                               .stream = compute,
                               .reader = reader};
@@ -177,9 +174,9 @@ absl::Status MoeLayer<T>::Route(const Pass& kept, MoeLayerSaved<T>& saved, Route
     MOE_RETURN_IF_ERROR(router_->Logits(call, saved.router));
     return router_->Decide(call, saved.router, stats);
   };
-  MOE_RETURN_IF_ERROR(Timed(kept, kGate, compute, gate));
+  MOE_RETURN_IF_ERROR(Timed(pass, kGate, compute, gate));
   if (expert_bias_ != nullptr) {
-    const int64_t layer = kept.site.layer;
+    const int64_t layer = pass.site.layer;
     MOE_RETURN_IF_ERROR(CheckExpertBias(expert_bias_->master(), expert_bias_->spec().name,
                                         layer >= 0 ? layer : config_.router.layer));
   }
@@ -192,17 +189,17 @@ absl::Status MoeLayer<T>::Route(const Pass& kept, MoeLayerSaved<T>& saved, Route
         row[s] = routing.expert[s] < routing.num_routed_experts ? -1 : static_cast<int32_t>(t);
       }
     }
-    MOE_ASSIGN_OR_RETURN(saved.identity_row, OnDevice<int32_t>(row, context));
+    MOE_ASSIGN_OR_RETURN(saved.identity_row, KeptOnDevice<int32_t>(row, pass));
   }
-  return Timed(kept, kPlan, compute, [&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(kept.batch, saved.x.rows(), host));
-    MOE_ASSIGN_OR_RETURN(saved.plan, MakePlan(saved.router, offsets, kept));
+  return Timed(pass, kPlan, compute, [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(pass.batch, saved.x.rows(), host));
+    MOE_ASSIGN_OR_RETURN(saved.plan, MakePlan(saved.router, offsets, pass));
     return absl::OkStatus();
   });
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::CountSlots(const Context& context, const MoeLayerSaved<T>& saved) {
+absl::Status MoeLayer<T>::CountSlots(const Context& context, const Saved& saved) {
   if (counted_slots_.empty()) return absl::OkStatus();
   const WorkspaceScope scope(*context.host_workspace);
   absl::Span<const int32_t> kept = saved.plan->kept_slots();
@@ -218,10 +215,10 @@ absl::Status MoeLayer<T>::CountSlots(const Context& context, const MoeLayerSaved
 template <typename T>
 absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
                                                    absl::Span<const int64_t> offsets,
-                                                   const Pass& kept) {
-  const Context& context = kept.context;
-  Workspace& host = *context.host_workspace;
-  Workspace& workspace = *context.workspace;
+                                                   const Pass& pass) {
+  const Context& context = pass.context;
+  Workspace& host = pass.kept_host();
+  Workspace& workspace = pass.kept();
   const DispatchPlanInputs inputs = {
       .routing = plans_on_device_ ? routed.on_device : routed.routing,
       .micro_batch_offsets = offsets,
@@ -229,7 +226,7 @@ absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
       .options = {.overlap_degree = config_.overlap_degree,
                   .reads_peers = dispatcher_->algorithm() == DispatchAlgorithm::kDirect},
       .comm = context.mesh->group(MeshGroup::kExpert),
-      .site = kept.site.Named("plan")};
+      .site = pass.site.Named("plan")};
   if (plans_on_device_) {
     return DispatchPlan::BuildOnDevice(inputs, host, workspace, *context.compute);
   }
@@ -288,14 +285,12 @@ absl::Status MoeLayer<T>::ExchangeAroundExperts(const Pass& pass, ExchangeWork w
 }
 
 template <typename T>
-absl::StatusOr<Write> MoeLayer<T>::HomeForward(const Pass& kept, MatrixView<T> y,
-                                               MoeLayerSaved<T>& saved) {
-  Stream& compute = *kept.context.compute;
+absl::StatusOr<Write> MoeLayer<T>::HomeForward(const Pass& pass, MatrixView<T> y, Saved& saved) {
+  Stream& compute = *pass.context.compute;
   Write write = Write::kOverwrite;
   if (shared_ != nullptr) {
-    MOE_RETURN_IF_ERROR(Timed(kept, kShared, compute, [&] {
-      return shared_->Forward(saved.x, y, saved.shared, kept.context);
-    }));
+    MOE_RETURN_IF_ERROR(Timed(pass, kShared, compute,
+                              [&] { return shared_->Forward(pass, saved.x, y, saved.shared); }));
     write = Write::kAdd;
   }
   if (saved.identity_row.empty()) return write;
@@ -306,10 +301,10 @@ absl::StatusOr<Write> MoeLayer<T>::HomeForward(const Pass& kept, MatrixView<T> y
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::HomeBackward(const Pass& pass, MatrixView<const T> dy,
-                                       MoeLayerSaved<T>& saved, absl::Span<float> d_weight,
-                                       MatrixView<T> dx, GradientReady ready) {
+absl::Status MoeLayer<T>::HomeBackward(const Pass& pass, const HomeGradients& gradients,
+                                       Saved& saved, GradientReady ready) {
   const Context& context = pass.context;
+  const auto& [dy, d_weight, dx] = gradients;
   Workspace& workspace = *context.workspace;
   Stream& compute = *context.compute;
   if (!saved.identity_row.empty()) {
@@ -325,23 +320,24 @@ absl::Status MoeLayer<T>::HomeBackward(const Pass& pass, MatrixView<const T> dy,
   if (shared_ == nullptr) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const auto offsets,
                        MicroBatchOffsets(saved.router.batch, dy.rows(), *context.host_workspace));
-  return Timed(pass, kSharedBackward, compute,
-               [&] { return shared_->Backward(dy, offsets, saved.shared, dx, ready, context); });
+  return Timed(pass, kSharedBackward, compute, [&] {
+    return shared_->Backward(context, {dy, dx}, offsets, saved.shared, ready);
+  });
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::Backward(const Pass& pass, MatrixView<const T> dy,
-                                   MoeLayerSaved<T>& saved, MatrixView<T> dx, GradientReady ready) {
-  MOE_RETURN_IF_ERROR(CheckBackward(pass.context, dy, saved, dx));
-  saved.used = true;
+absl::Status MoeLayer<T>::Backward(const Pass& pass, MatrixView<const T> dy, MatrixView<T> dx,
+                                   GradientReady ready) {
+  MOE_ASSIGN_OR_RETURN(Saved* const saved, SavedOf(pass));
+  MOE_RETURN_IF_ERROR(CheckBackward(dy, *saved, dx));
+  saved->ended = Saved::Ended::kBackward;
   const Scratch scratch(pass.context);
-  return Settle(Caught([&] { return BackwardRows(pass, dy, saved, dx, ready); }), pass.context);
+  return Settle(Caught([&] { return BackwardRows(pass, dy, *saved, dx, ready); }), pass.context);
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
-                                       MoeLayerSaved<T>& saved, MatrixView<T> dx,
-                                       GradientReady ready) {
+absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy, Saved& saved,
+                                       MatrixView<T> dx, GradientReady ready) {
   const Context& context = pass.context;
   Workspace& workspace = *context.workspace;
   Stream& compute = *context.compute;
@@ -381,13 +377,13 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
         return dispatcher_->DispatchScaled(call, dy, saved.router.on_device.weight, d_out);
       },
       [&](int first, int last) {
-        return experts_->InputGradient(first, last, plan.expert_offsets(), saved.experts, d_out,
-                                       d_rows, context);
+        return experts_->InputGradient(context, Networks(plan, first, last), saved.experts, d_out,
+                                       d_rows);
       },
       [&](const DispatchCall& call) { return dispatcher_->Return(call, d_rows, home_dx); }));
   // For all chunks at once, while the last rows travel home.
   MOE_RETURN_IF_ERROR(Timed(pass, kExpertsWeightGradients, compute, [&] {
-    return experts_->WeightGradient(plan.segment_offsets(), saved.experts, d_out, ready, context);
+    return experts_->WeightGradient(context, plan.segment_offsets(), saved.experts, d_out, ready);
   }));
 
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
@@ -397,7 +393,7 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
                           weigh_input ? saved.router.on_device.weight : absl::Span<const float>(),
                           dx, Write::kOverwrite, compute);
   }));
-  MOE_RETURN_IF_ERROR(HomeBackward(pass, dy, saved, d_weight, dx, ready));
+  MOE_RETURN_IF_ERROR(HomeBackward(pass, {dy, d_weight, dx}, saved, ready));
   std::optional<RouterGradients> gradients;
   if (config_.train_router) {
     gradients.emplace();
@@ -422,11 +418,11 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
   return ready(*router_weight_);
 }
 
-#define MOE_INSTANTIATE(T)                                                                         \
-  template absl::Status MoeLayer<T>::Forward(const Pass&, MatrixView<const T>, MatrixView<T>,      \
-                                             MoeLayerSaved<T>*, RouterStats*);                     \
-  template absl::Status MoeLayer<T>::Backward(const Pass&, MatrixView<const T>, MoeLayerSaved<T>&, \
-                                              MatrixView<T>, GradientReady);
+#define MOE_INSTANTIATE(T)                                                                     \
+  template absl::Status MoeLayer<T>::Forward(const Pass&, MatrixView<const T>, MatrixView<T>,  \
+                                             RouterStats*);                                    \
+  template absl::Status MoeLayer<T>::Backward(const Pass&, MatrixView<const T>, MatrixView<T>, \
+                                              GradientReady);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 

@@ -27,18 +27,20 @@ absl::StatusOr<std::unique_ptr<SharedExpert<T>>> SharedExpert<T>::Create(
 }
 
 template <typename T>
-absl::Status SharedExpert<T>::Forward(MatrixView<const T> x, MatrixView<T> y,
-                                      SharedExpertSaved<T>& saved, const Context& context) const {
+absl::Status SharedExpert<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
+                                      SharedExpertSaved<T>& saved) const {
+  const Context& context = pass.context;
   Workspace& workspace = *context.workspace;
   Stream& stream = *context.compute;
-  MOE_RETURN_IF_ERROR(experts_->Prepare(x, workspace, saved.experts));
+  MOE_RETURN_IF_ERROR(experts_->Prepare(x, pass.kept(), saved.experts));
   const std::array<int64_t, 2> offsets = {0, x.rows()};
-  if (gate_ == nullptr) return experts_->Forward(0, 1, offsets, saved.experts, y, context);
+  const LinearRows rows = {.offsets = offsets};
+  if (gate_ == nullptr) return experts_->Forward(context, rows, saved.experts, y);
 
-  MOE_ASSIGN_OR_RETURN(saved.out, workspace.Matrix<T>(x.rows(), x.cols()));
-  MOE_ASSIGN_OR_RETURN(saved.gate, workspace.Array<float>(x.rows()));
+  MOE_ASSIGN_OR_RETURN(saved.out, pass.kept().Matrix<T>(x.rows(), x.cols()));
+  MOE_ASSIGN_OR_RETURN(saved.gate, pass.kept().Array<float>(x.rows()));
   MOE_ASSIGN_OR_RETURN(const auto logit, workspace.Array<float>(x.rows()));
-  MOE_RETURN_IF_ERROR(experts_->Forward(0, 1, offsets, saved.experts, saved.out, context));
+  MOE_RETURN_IF_ERROR(experts_->Forward(context, rows, saved.experts, saved.out));
   MOE_RETURN_IF_ERROR(
       (Gemm<T, float>(x, gate_->view<T>(), MatrixView<float>(logit.data(), x.rows(), 1), workspace,
                       stream, context.gemm)));
@@ -47,20 +49,20 @@ absl::Status SharedExpert<T>::Forward(MatrixView<const T> x, MatrixView<T> y,
 
 // d_out = gate * dy; with d_l the gradient by the gate's logit: dx += d_l * w, d_w = sum_t d_l * x.
 template <typename T>
-absl::Status SharedExpert<T>::GateBackward(MatrixView<const T> dy,
+absl::Status SharedExpert<T>::GateBackward(const Context& context, Gradients gradients,
                                            absl::Span<const int64_t> micro_batch_offsets,
-                                           const SharedExpertSaved<T>& saved, MatrixView<T> d_out,
-                                           MatrixView<T> dx, const Context& context) const {
+                                           const SharedExpertSaved<T>& saved,
+                                           MatrixView<T> d_out) const {
   Workspace& workspace = *context.workspace;
   Stream& stream = *context.compute;
-  MOE_ASSIGN_OR_RETURN(const auto d_logit, workspace.Array<float>(dy.rows()));
+  MOE_ASSIGN_OR_RETURN(const auto d_logit, workspace.Array<float>(gradients.dy.rows()));
   MOE_RETURN_IF_ERROR(RowGateBackward<T>({.rows = saved.out,
                                           .gate = saved.gate,
                                           .weight = gate_->view<T>(),
-                                          .dy = dy,
+                                          .dy = gradients.dy,
                                           .d_rows = d_out,
                                           .d_logit = d_logit,
-                                          .dx = dx},
+                                          .dx = gradients.dx},
                                          stream));
   if (!gate_->spec().trainable) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const GradAccumulator d_gate, gate_->OpenGradient());
@@ -78,26 +80,26 @@ absl::Status SharedExpert<T>::GateBackward(MatrixView<const T> dy,
 }
 
 template <typename T>
-absl::Status SharedExpert<T>::Backward(MatrixView<const T> dy,
+absl::Status SharedExpert<T>::Backward(const Context& context, Gradients gradients,
                                        absl::Span<const int64_t> micro_batch_offsets,
-                                       SharedExpertSaved<T>& saved, MatrixView<T> dx,
-                                       GradientReady ready, const Context& context) const {
+                                       SharedExpertSaved<T>& saved, GradientReady ready) const {
   Workspace& workspace = *context.workspace;
+  const auto [dy, dx] = gradients;
   MatrixView<const T> d_expert = dy;
   if (dy.rows() > 0) {
     if (gate_ != nullptr) {
       MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(dy.rows(), dy.cols()));
-      MOE_RETURN_IF_ERROR(GateBackward(dy, micro_batch_offsets, saved, d_out, dx, context));
+      MOE_RETURN_IF_ERROR(GateBackward(context, gradients, micro_batch_offsets, saved, d_out));
       d_expert = d_out;
     }
     const std::array<int64_t, 2> offsets = {0, dy.rows()};
     MOE_ASSIGN_OR_RETURN(const auto d_rows, workspace.Matrix<T>(dy.rows(), dy.cols()));
     MOE_RETURN_IF_ERROR(
-        experts_->InputGradient(0, 1, offsets, saved.experts, d_expert, d_rows, context));
+        experts_->InputGradient(context, {.offsets = offsets}, saved.experts, d_expert, d_rows));
     MOE_RETURN_IF_ERROR(AddRows<T>(dx, d_rows, dx, *context.compute));
   }
   MOE_RETURN_IF_ERROR(
-      experts_->WeightGradient(micro_batch_offsets, saved.experts, d_expert, ready, context));
+      experts_->WeightGradient(context, micro_batch_offsets, saved.experts, d_expert, ready));
   return gate_ != nullptr && gate_->spec().trainable ? ready(*gate_) : absl::OkStatus();
 }
 

@@ -9,12 +9,12 @@
 #include <absl/types/span.h>
 
 #include "moe/layer/experts.h"
-#include "moe/run/context.h"
+#include "moe/run/pass.h"
 #include "moe/state/parameter.h"
 
 namespace moe {
 
-// What backward needs of one call; views into the workspace.
+// What backward needs of one call.
 template <typename T>
 struct SharedExpertSaved {
   ExpertsSaved<T> experts;
@@ -36,22 +36,28 @@ class SharedExpert {
                                                               ParameterStore& store);
 
   // y [T, H] is overwritten. The gate is computed in float32, the product rounded to T once.
-  absl::Status Forward(MatrixView<const T> x, MatrixView<T> y, SharedExpertSaved<T>& saved,
-                       const Context& context) const;
+  // `saved` is memory that the pass keeps.
+  absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
+                       SharedExpertSaved<T>& saved) const;
 
+  // By the output, and by the input.
+  struct Gradients {
+    MatrixView<const T> dy;
+    MatrixView<T> dx;
+  };
   // Adds to dx [T, H] and, for each micro-batch of micro_batch_offsets [B + 1] that has tokens, a
   // partial to each gradient, which it then reports as complete; without tokens it reports alone.
-  absl::Status Backward(MatrixView<const T> dy, absl::Span<const int64_t> micro_batch_offsets,
-                        SharedExpertSaved<T>& saved, MatrixView<T> dx, GradientReady ready,
-                        const Context& context) const;
+  absl::Status Backward(const Context& context, Gradients gradients,
+                        absl::Span<const int64_t> micro_batch_offsets, SharedExpertSaved<T>& saved,
+                        GradientReady ready) const;
 
   int64_t packed_bytes() const { return experts_->packed_bytes(); }
 
  private:
   SharedExpert() = default;
-  absl::Status GateBackward(MatrixView<const T> dy, absl::Span<const int64_t> micro_batch_offsets,
-                            const SharedExpertSaved<T>& saved, MatrixView<T> d_out,
-                            MatrixView<T> dx, const Context& context) const;
+  absl::Status GateBackward(const Context& context, Gradients gradients,
+                            absl::Span<const int64_t> micro_batch_offsets,
+                            const SharedExpertSaved<T>& saved, MatrixView<T> d_out) const;
 
   std::unique_ptr<Experts<T>> experts_;
   Parameter* gate_ = nullptr;  // null when not gated

@@ -82,13 +82,13 @@ template <typename T>
 absl::Status AttentionBlock<T>::Project(const Pass& pass, MatrixView<const T> x,
                                         AttentionBlockSaved<T>& saved) const {
   const int64_t tokens = x.rows(), q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
-  Workspace& workspace = *pass.context.workspace;
+  Workspace& kept = pass.kept();
   MOE_RETURN_IF_ERROR(norm_.Forward(pass, x, saved.norm));
-  MOE_ASSIGN_OR_RETURN(saved.qkv, workspace.Matrix<T>(tokens, config_.qkv_cols()));
+  MOE_ASSIGN_OR_RETURN(saved.qkv, kept.Matrix<T>(tokens, config_.qkv_cols()));
   MOE_RETURN_IF_ERROR(qkv_proj_.Forward(pass.context, {}, saved.norm.y, saved.qkv));
   MatrixView<T> qk = ColumnRange(saved.qkv, 0, qk_cols);
   if (q_norm_.has_value()) {
-    MOE_ASSIGN_OR_RETURN(qk, workspace.Matrix<T>(tokens, qk_cols));
+    MOE_ASSIGN_OR_RETURN(qk, kept.Matrix<T>(tokens, qk_cols));
     MOE_RETURN_IF_ERROR(q_norm_->Forward(pass, ColumnRange(saved.qkv, 0, q_cols),
                                          ColumnRange(qk, 0, q_cols), saved.q_norm));
     MOE_RETURN_IF_ERROR(k_norm_->Forward(pass, ColumnRange(saved.qkv, q_cols, qk_cols),
@@ -111,14 +111,13 @@ template <typename T>
 absl::Status AttentionBlock<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                                         AttentionBlockSaved<T>& saved) const {
   if (x.rows() == 0) return absl::OkStatus();
-  Workspace& workspace = *pass.context.workspace;
   MOE_RETURN_IF_ERROR(Project(pass, x, saved));
-  MOE_ASSIGN_OR_RETURN(saved.attended, workspace.Matrix<T>(x.rows(), config_.q_cols()));
+  MOE_ASSIGN_OR_RETURN(saved.attended, pass.kept().Matrix<T>(x.rows(), config_.q_cols()));
   MOE_ASSIGN_OR_RETURN(saved.log_sum_exp,
-                       workspace.Matrix<float>(x.rows(), config_.num_attention_heads));
+                       pass.kept().Matrix<float>(x.rows(), config_.num_attention_heads));
   MOE_RETURN_IF_ERROR(CausalAttention<T>(
       {.heads = config_.num_attention_heads, .sequence_offsets = pass.batch.sequence_offsets},
-      saved.q, saved.k, saved.v, saved.attended, saved.log_sum_exp, workspace,
+      saved.q, saved.k, saved.v, saved.attended, saved.log_sum_exp, *pass.context.workspace,
       *pass.context.compute));
   return Output(pass, x, saved.attended, y);
 }

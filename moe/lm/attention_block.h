@@ -16,7 +16,7 @@
 
 namespace moe::lm {
 
-// What backward needs of one call; views into the workspace.
+// What backward needs of one call.
 template <typename T>
 struct AttentionBlockSaved {
   NormSaved<T> norm;
@@ -37,7 +37,7 @@ class AttentionBlock {
   static absl::StatusOr<AttentionBlock> Create(const TransformerConfig& config,
                                                const std::string& prefix, ParameterStore& store);
 
-  // x, y [T, H]; they must not overlap. `saved` lives in the context's workspace.
+  // x, y [T, H]; they must not overlap. `saved` is memory that the pass keeps.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                        AttentionBlockSaved<T>& saved) const;
   // Forward for the T tokens that follow the first pass.batch.first_position of one sequence, whose

@@ -17,19 +17,18 @@ absl::StatusOr<Norm<T>> Norm<T>::Create(const std::string& name, int64_t hidden_
 
 template <typename T>
 absl::Status Norm<T>::Forward(const Pass& pass, MatrixView<const T> x, NormSaved<T>& saved) const {
-  MOE_ASSIGN_OR_RETURN(const auto y, pass.context.workspace->Matrix<T>(x.rows(), x.cols()));
+  MOE_ASSIGN_OR_RETURN(const auto y, pass.kept().Matrix<T>(x.rows(), x.cols()));
   return Forward(pass, x, y, saved);
 }
 
 template <typename T>
 absl::Status Norm<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                               NormSaved<T>& saved) const {
-  const Context& context = pass.context;
   saved.x = x;
   saved.y = y;
   const int64_t groups = x.cols() / weight_->size();
-  MOE_ASSIGN_OR_RETURN(saved.rstd, context.workspace->Array<float>(x.rows() * groups));
-  return RmsNorm<T>(x, weight_->vector(), epsilon_, y, saved.rstd, *context.compute);
+  MOE_ASSIGN_OR_RETURN(saved.rstd, pass.kept().Array<float>(x.rows() * groups));
+  return RmsNorm<T>(x, weight_->vector(), epsilon_, y, saved.rstd, *pass.context.compute);
 }
 
 template <typename T>

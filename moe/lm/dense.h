@@ -21,7 +21,7 @@ absl::Status TimedDense(const Pass& pass, const char* name, Body body) {
   return Timed(pass, {.phase = Phase::kDense, .name = name}, *pass.context.compute, body);
 }
 
-// What backward needs of one normalisation; views into the workspace.
+// What backward needs of one normalisation.
 template <typename T>
 struct NormSaved {
   MatrixView<const T> x;   // [T, G H]
@@ -37,7 +37,7 @@ class Norm {
   static absl::StatusOr<Norm> Create(const std::string& name, int64_t hidden_size, float epsilon,
                                      ParameterStore& store);
 
-  // saved.y = RMSNorm(x); takes memory for saved.y and saved.rstd.
+  // saved.y = RMSNorm(x); takes kept memory for saved.y and saved.rstd.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, NormSaved<T>& saved) const;
   // The same into y, which becomes saved.y.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,

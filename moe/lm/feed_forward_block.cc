@@ -44,8 +44,8 @@ absl::Status FeedForwardBlock<T>::DenseForward(const Pass& pass, MatrixView<cons
   if (x.rows() == 0) return absl::OkStatus();
   const std::array<int64_t, 2> offsets = {0, x.rows()};
   MOE_RETURN_IF_ERROR(norm_.Forward(pass, x, saved.norm));
-  MOE_RETURN_IF_ERROR(dense_->Prepare(saved.norm.y, *context.workspace, saved.dense));
-  MOE_RETURN_IF_ERROR(dense_->Forward(0, 1, offsets, saved.dense, y, context));
+  MOE_RETURN_IF_ERROR(dense_->Prepare(saved.norm.y, pass.kept(), saved.dense));
+  MOE_RETURN_IF_ERROR(dense_->Forward(context, {.offsets = offsets}, saved.dense, y));
   return AddRows<T>(x, y, y, *context.compute);
 }
 
@@ -57,7 +57,7 @@ absl::Status FeedForwardBlock<T>::Forward(const Pass& pass, MatrixView<const T> 
     return TimedDense(pass, "dense FFN", [&] { return DenseForward(pass, x, y, saved); });
   }
   MOE_RETURN_IF_ERROR(TimedDense(pass, "norm", [&] { return norm_.Forward(pass, x, saved.norm); }));
-  MOE_RETURN_IF_ERROR(moe_->Forward(pass, saved.norm.y, y, &saved.moe, stats));
+  MOE_RETURN_IF_ERROR(moe_->Forward(pass, saved.norm.y, y, stats));
   return TimedDense(pass, "residual", [&] { return AddRows<T>(x, y, y, *pass.context.compute); });
 }
 
@@ -67,8 +67,9 @@ absl::Status FeedForwardBlock<T>::DenseBackward(const Pass& pass, FeedForwardBlo
   const Context& context = pass.context;
   MOE_ASSIGN_OR_RETURN(const auto d_normed, context.workspace->Matrix<T>(d.rows(), d.cols()));
   const std::array<int64_t, 2> offsets = {0, d.rows()};
-  MOE_RETURN_IF_ERROR(dense_->InputGradient(0, 1, offsets, saved.dense, d, d_normed, context));
-  MOE_RETURN_IF_ERROR(dense_->WeightGradient(offsets, saved.dense, d, ready, context));
+  MOE_RETURN_IF_ERROR(
+      dense_->InputGradient(context, {.offsets = offsets}, saved.dense, d, d_normed));
+  MOE_RETURN_IF_ERROR(dense_->WeightGradient(context, offsets, saved.dense, d, ready));
   return norm_.Backward(pass, saved.norm, d_normed, d, Write::kAdd, ready);
 }
 
@@ -82,7 +83,7 @@ absl::Status FeedForwardBlock<T>::Backward(const Pass& pass, FeedForwardBlockSav
                       [&] { return DenseBackward(pass, saved, d, ready); });
   }
   MOE_ASSIGN_OR_RETURN(const auto d_normed, context.workspace->Matrix<T>(d.rows(), d.cols()));
-  MOE_RETURN_IF_ERROR(moe_->Backward(pass, d, saved.moe, d_normed, ready));
+  MOE_RETURN_IF_ERROR(moe_->Backward(pass, d, d_normed, ready));
   return TimedDense(pass, "norm backward", [&] {
     return norm_.Backward(pass, saved.norm, d_normed, d, Write::kAdd, ready);
   });

@@ -14,11 +14,10 @@
 
 namespace moe::lm {
 
-// What backward needs of one call; views into the workspace.
+// What backward needs of one call, beside what an MoE layer has of it.
 template <typename T>
 struct FeedForwardBlockSaved {
   NormSaved<T> norm;
-  MoeLayerSaved<T> moe;   // MoE layers
   ExpertsSaved<T> dense;  // dense layers
 };
 
@@ -33,7 +32,7 @@ class FeedForwardBlock {
                                                  const std::string& prefix, ParameterStore& store,
                                                  const Context& context);
 
-  // x, y [T, H]; they must not overlap. `saved` lives in the context's workspace. `stats` is
+  // x, y [T, H]; they must not overlap. `saved` is memory that the pass keeps. `stats` is
   // written by MoE layers, and may be null.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                        FeedForwardBlockSaved<T>& saved, RouterStats* stats) const;

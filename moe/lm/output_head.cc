@@ -41,7 +41,7 @@ absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const TransformerConfig& con
 template <typename T>
 absl::StatusOr<MatrixView<float>> OutputHead<T>::Logits(const Pass& pass, MatrixView<const T> x,
                                                         NormSaved<T>& saved) const {
-  MOE_RETURN_IF_ERROR(norm_.Forward(pass, x, saved));
+  MOE_RETURN_IF_ERROR(norm_.Forward(pass.WithoutStash(), x, saved));
   MOE_ASSIGN_OR_RETURN(const auto logits,
                        pass.context.workspace->Matrix<float>(x.rows(), lm_head_.out_features()));
   MOE_RETURN_IF_ERROR(lm_head_.Forward(pass.context, {}, saved.y, logits));

@@ -25,7 +25,7 @@ class OutputHead {
   static absl::StatusOr<OutputHead> Create(const TransformerConfig& config, Parameter* tied,
                                            ParameterStore& store);
 
-  // [T, V] from x [T, H], in the context's workspace, as what `saved` then has.
+  // [T, V] from x [T, H], in the context's workspace, as what `saved` then has: scratch, not kept.
   absl::StatusOr<MatrixView<float>> Logits(const Pass& pass, MatrixView<const T> x,
                                            NormSaved<T>& saved) const;
   // x [T, H]; `batch` in memory of the context's device, targets in [0, V).

@@ -127,7 +127,7 @@ struct Transformer<T>::Impl {
   std::vector<MoeLayer<T>*> mixtures;             // layers of the MoE layers
   std::vector<int64_t> counts;                    // slots [MoE layer][E] of this step so far
   std::vector<std::vector<int64_t>> expert_load;  // loads of the last step, over all ranks
-  std::vector<LayerSaved> saved;                  // saved state of the current round
+  PerStash<std::vector<LayerSaved>> saved;        // [layer]
 };
 
 template <typename T>
@@ -169,14 +169,16 @@ template <typename T>
 absl::StatusOr<MatrixView<const T>> Transformer<T>::Impl::Forward(const Pass& pass,
                                                                   absl::Span<const int32_t> tokens,
                                                                   ForwardStats* stats) {
-  Workspace& workspace = *pass.context.workspace;
+  Workspace& kept = pass.kept();
   const auto count = static_cast<int64_t>(tokens.size());
-  MOE_ASSIGN_OR_RETURN(MatrixView<T> x, workspace.Matrix<T>(count, config.hidden_size));
+  std::vector<LayerSaved>& layers_saved = saved.Begin(*pass.stash);
+  layers_saved.resize(layers.size());
+  MOE_ASSIGN_OR_RETURN(MatrixView<T> x, kept.Matrix<T>(count, config.hidden_size));
   MOE_RETURN_IF_ERROR(Embed(pass, tokens, x));
   for (int l = 0; l < config.num_layers; ++l) {
-    MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<T>(count, config.hidden_size));
-    MOE_ASSIGN_OR_RETURN(const auto y, workspace.Matrix<T>(count, config.hidden_size));
-    MOE_RETURN_IF_ERROR(LayerForward(pass, l, {x, middle, y}, saved[l], stats));
+    MOE_ASSIGN_OR_RETURN(const auto middle, kept.Matrix<T>(count, config.hidden_size));
+    MOE_ASSIGN_OR_RETURN(const auto y, kept.Matrix<T>(count, config.hidden_size));
+    MOE_RETURN_IF_ERROR(LayerForward(pass, l, {x, middle, y}, layers_saved[l], stats));
     x = y;
   }
   return MatrixView<const T>(x);
@@ -186,11 +188,13 @@ template <typename T>
 absl::Status Transformer<T>::Impl::Backward(const Pass& pass, absl::Span<const int32_t> tokens,
                                             MatrixView<T> d, GradientReady ready) {
   const Context& context = pass.context;
+  std::vector<LayerSaved>& layers_saved = *saved.Find(*pass.stash);
   for (int l = config.num_layers - 1; l >= 0; --l) {
     const Pass in_layer = pass.InLayer(l);
-    MOE_RETURN_IF_ERROR(layers[l].feed_forward.Backward(in_layer, saved[l].feed_forward, d, ready));
+    LayerSaved& of_layer = layers_saved[l];
+    MOE_RETURN_IF_ERROR(layers[l].feed_forward.Backward(in_layer, of_layer.feed_forward, d, ready));
     MOE_RETURN_IF_ERROR(TimedDense(in_layer, "attention backward", [&] {
-      return layers[l].attention.Backward(in_layer, saved[l].attention, d, ready);
+      return layers[l].attention.Backward(in_layer, of_layer.attention, d, ready);
     }));
   }
   if (!tokens.empty()) {
@@ -244,7 +248,6 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> Transformer<T>::Create(
   MOE_ASSIGN_OR_RETURN(
       impl->head,
       OutputHead<T>::Create(config, config.tied_embeddings ? impl->embedding : nullptr, store));
-  impl->saved.resize(config.num_layers);
   const auto outputs = static_cast<size_t>(config.moe.router.num_outputs());
   impl->expert_load.assign(impl->mixtures.size(), std::vector<int64_t>(outputs, 0));
   impl->counts.assign(impl->mixtures.size() * outputs, 0);
@@ -270,7 +273,7 @@ absl::Status Transformer<T>::Evaluate(const Pass& pass, const TokenBatch& batch,
     // Nothing is saved: a layer's scratch is given back, and its output replaces its input.
     const WorkspaceScope layer_scope(workspace), host_layer_scope(*context.host_workspace);
     typename Impl::LayerSaved layer_saved;
-    MOE_RETURN_IF_ERROR(m.LayerForward(pass, l, {x, middle, x}, layer_saved, stats));
+    MOE_RETURN_IF_ERROR(m.LayerForward(pass.WithoutStash(), l, {x, middle, x}, layer_saved, stats));
   }
   MOE_RETURN_IF_ERROR(TimedDense(pass, "loss", [&] { return m.head->Loss(pass, x, on_device); }));
   return TakeLosses(on_device, batch.row_loss, stats, context);
@@ -333,6 +336,10 @@ absl::Status Transformer<T>::ForwardBackward(const Pass& pass, const TokenBatch&
     return absl::InvalidArgumentError(
         absl::StrCat("Transformer::ForwardBackward: ", pass.batch.micro_batch_offsets.size() - 1,
                      " micro-batches, expected one per round"));
+  }
+  if (pass.stash == nullptr) {
+    return absl::InvalidArgumentError(
+        "Transformer::ForwardBackward: a pass without a stash, expected one");
   }
   if (stats != nullptr) stats->router.resize(m.mixtures.size());
   Workspace& workspace = *context.workspace;

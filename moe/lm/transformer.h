@@ -119,7 +119,7 @@ class Transformer final : public ModuleBase {
   absl::Status Extend(const Context& context, absl::Span<const int32_t> tokens,
                       KeyValueCache<T>& cache, MatrixView<float> logits);
 
-  // Forward and backward of one round (one micro-batch, or none: T = 0). Gradients are those of
+  // Forward and backward of one round (one micro-batch, or none: T = 0) in pass.stash. Gradients are those of
   // pass.d_loss * (mean of row_loss + the router's losses). `ready` is called for every parameter
   // exactly once, in the same order on all ranks, when its gradient of this round is complete.
   absl::Status ForwardBackward(const Pass& pass, const TokenBatch& batch, ForwardStats* stats,

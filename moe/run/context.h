@@ -62,12 +62,6 @@ inline bool OnCuda(const Context& context) {
   return IsCuda(*context.compute);
 }
 
-// Peak bytes of the workspaces of the compute stream's device.
-inline int64_t DeviceBytes(const Context& context) {
-  const bool apart = context.exchange_workspace != context.workspace;
-  return context.workspace->peak_bytes() + (apart ? context.exchange_workspace->peak_bytes() : 0);
-}
-
 // `array`, memory of the host, in memory of context.compute's device: itself on a CPU, otherwise a
 // copy in context.workspace, enqueued on that stream.
 template <typename T>

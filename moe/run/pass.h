@@ -5,12 +5,15 @@
 #include <cstdint>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "comm/site.h"
 #include "gating/routing.h"
 #include "kernels/base/stream.h"
 #include "moe/run/context.h"
 #include "moe/run/phase_clock.h"
+#include "moe/run/stash.h"
 
 namespace moe {
 
@@ -19,20 +22,33 @@ namespace moe {
 struct Pass {
   const Context& context;
   Batch batch = {};
+  Stash* stash = nullptr;  // of the micro-batch; nullptr: nothing is kept for a backward
   Site site = {};
   // The gradient of the whole loss by one of its terms, that of a router or of a token: the loss
   // scale, or 0 where a router's own loss is no term.
   float d_loss = 1;
 
+  // Memory for what a backward reads: the stash's or, without one, the context's scratch.
+  Workspace& kept() const { return stash != nullptr ? stash->device() : *context.workspace; }
+  Workspace& kept_host() const {
+    return stash != nullptr ? stash->host() : *context.host_workspace;
+  }
   // The same pass in layer `layer` of a model.
   Pass InLayer(int32_t layer) const {
     Pass pass = *this;
     pass.site.layer = layer;
     return pass;
   }
-  // The same pass with other workspaces.
-  Pass In(const Context& other) const { return {other, batch, site, d_loss}; }
+  // The same pass, of which nothing is kept.
+  Pass WithoutStash() const { return {context, batch, nullptr, site, d_loss}; }
 };
+
+// OnDevice, where `pass` keeps what a backward reads.
+template <typename T>
+absl::StatusOr<absl::Span<const T>> KeptOnDevice(absl::Span<const T> array, const Pass& pass) {
+  if (!OnCuda(pass.context)) return array;
+  return UploadArray(array, pass.kept(), *pass.context.compute);
+}
 
 // Timed at the site of `pass`.
 template <typename Body>

@@ -106,6 +106,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
       .numerics = options.numerics,
       .tensor_leaves = options.tensor_leaves,
   };
+  session->stashes_ = StashPool::Create(session->context_);
   if (invariant) {
     MOE_ASSIGN_OR_RETURN(const std::string architecture, CudaArchitecture(device));
     for (const std::string& target : {gemm::SimdTargets().front(), architecture}) {
@@ -128,6 +129,12 @@ absl::Status Session::MakeStreams(const SessionOptions& options, Device device) 
   }
   MOE_ASSIGN_OR_RETURN(gradients_, MakeStream(device));
   return absl::OkStatus();
+}
+
+int64_t Session::peak_bytes() const {
+  const bool apart = context_.exchange_workspace != context_.workspace;
+  return workspace_.peak_bytes() + (apart ? exchange_workspace_.peak_bytes() : 0) +
+         stashes_->peak_bytes();
 }
 
 void Session::End(const absl::Status& reason) {

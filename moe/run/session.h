@@ -13,6 +13,7 @@
 #include "kernels/base/parallel.h"
 #include "kernels/grouped_gemm/gemm_cublas.h"
 #include "moe/run/context.h"
+#include "moe/run/stash.h"
 
 namespace moe {
 
@@ -58,6 +59,10 @@ class Session {
                                                          std::unique_ptr<Communicator> world);
 
   const Context& context() const { return context_; }
+  // Stashes for passes on the context.
+  StashPool& stashes() { return *stashes_; }
+  // Peak bytes of workspaces and stashes on the compute stream's device.
+  int64_t peak_bytes() const;
   // For a rank that gives up: aborts its groups, so that neither peers nor its own streams wait for
   // one another, and waits until the streams are empty.
   void End(const absl::Status& reason);
@@ -88,6 +93,7 @@ class Session {
   Workspace workspace_, exchange_workspace_, host_workspace_;  // the last two for CUDA devices
   std::unique_ptr<Mesh> mesh_;
   Context context_;
+  std::shared_ptr<StashPool> stashes_;
   std::unique_ptr<Cublas> cublas_;  // handle for compute_, if the products need it
   // Last: they stop first. host_ for CUDA devices, exchange_ where it overlaps.
   std::unique_ptr<Stream> host_, compute_, exchange_, gradients_;

@@ -50,11 +50,11 @@ absl::Status TrainedLayer<T>::TakeStats() {
 
 template <typename T>
 absl::Status TrainedLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                                      MoeLayerSaved<T>* saved, bool counts) {
+                                      bool counts) {
   constexpr size_t kMostCalls = 64;  // calls whose stats may be under way
   if (calls_.size() > kMostCalls) MOE_RETURN_IF_ERROR(TakeStats());
   Call call = {.counts = counts};
-  MOE_RETURN_IF_ERROR(layer_->Forward(pass, x, y, saved, &call.stats));
+  MOE_RETURN_IF_ERROR(layer_->Forward(pass, x, y, &call.stats));
   calls_.push_back(std::move(call));
   return absl::OkStatus();
 }
@@ -64,18 +64,15 @@ absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x,
                                       Batch batch) {
   MOE_RETURN_IF_ERROR(CheckRound(round, x.rows(), batch));
   batch = InRound(round, x.rows(), batch);
-  if (trainer_.evaluates()) {
-    batch.mode = Mode::kEvaluation;
-    return Forward(trainer_.PassOf(round, batch), x, y, nullptr, false);
-  }
-  return Forward(trainer_.PassOf(round, batch), x, y, &saved_, true);
+  if (trainer_.evaluates()) batch.mode = Mode::kEvaluation;
+  return Forward(trainer_.PassOf(round, batch), x, y, /*counts=*/!trainer_.evaluates());
 }
 
 template <typename T>
 absl::Status TrainedLayer<T>::Backward(const Round& round, MatrixView<const T> dy,
                                        MatrixView<T> dx) {
   MOE_RETURN_IF_ERROR(trainer_.CheckCurrent(round));
-  return layer_->Backward(trainer_.PassOf(round), dy, saved_, dx, [&](Parameter& parameter) {
+  return layer_->Backward(trainer_.PassOf(round), dy, dx, [&](Parameter& parameter) {
     return trainer_.MarkReady(round, parameter);
   });
 }
@@ -101,10 +98,10 @@ absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
   for (int64_t at = 0; call.sequence_length > 0 && at <= call.rows; at += call.sequence_length) {
     sequences.push_back(at);
   }
-  const Pass pass = trainer_.PassOf(
+  Pass pass = trainer_.PassOf(
       round, InRound(round, call.rows, {.sequence_offsets = sequences, .mode = call.mode}));
   if (!call.backward) {
-    MOE_RETURN_IF_ERROR(Forward(pass, x, y, nullptr, false));
+    MOE_RETURN_IF_ERROR(Forward(pass.WithoutStash(), x, y, /*counts=*/false));
     return GraphBackward([](const void*, float, void*) {
       return absl::FailedPreconditionError(
           "TrainedLayer: Backward of a Forward that kept nothing, expected one in training");
@@ -118,24 +115,32 @@ absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
                      round.index(), trainer_.evaluates() ? " of an evaluation" : " of a step",
                      ", expected ", trainer_.evaluates() ? "none" : "one in each"));
   }
-  auto saved = std::make_shared<MoeLayerSaved<T>>(layer_->MakeSaved());  // copies share it
-  MOE_RETURN_IF_ERROR(Forward(pass, x, y, saved.get(), true));
+  auto stash =  // copies share it
+      std::make_shared<StashHandle>(trainer_.session().stashes().Take());
+  pass.stash = stash->get();
+  MOE_RETURN_IF_ERROR(Forward(pass, x, y, /*counts=*/true));
   ++forwards_;
-  return GraphBackward([this, here = std::weak_ptr<const bool>(here_), rows = call.rows, saved](
+  return GraphBackward([this, here = std::weak_ptr<const bool>(here_), rows = call.rows, stash](
                            const void* dy, float d_router_loss, void* dx) -> absl::Status {
     if (here.expired()) {
       return absl::FailedPreconditionError(
           "TrainedLayer: Backward when the trainer is gone, expected it before");
     }
+    if (*stash == nullptr) {
+      return absl::FailedPreconditionError(
+          "TrainedLayer: the stash was used by another Backward, expected one Backward for each "
+          "Forward");
+    }
     const bool last = forwards_ - backwards_ == 1;
     Pass backward = trainer_.PassOf(trainer_.round());
+    backward.stash = stash->get();
     backward.d_loss = d_router_loss;
-    MOE_RETURN_IF_ERROR(layer_->Backward(
-        backward, RowsAt(dy, rows), *saved, RowsAt(dx, rows), [&](Parameter& parameter) {
+    MOE_RETURN_IF_ERROR(
+        layer_->Backward(backward, RowsAt(dy, rows), RowsAt(dx, rows), [&](Parameter& parameter) {
           return last ? trainer_.MarkReady(parameter) : absl::OkStatus();
         }));
     ++backwards_;
-    saved->memory = {};
+    stash->reset();
     return absl::OkStatus();
   });
 }

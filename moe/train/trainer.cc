@@ -121,6 +121,7 @@ absl::StatusOr<Round> Trainer::BeginRound() {
   EndRound();
   scope_.emplace(*context().workspace);
   host_scope_.emplace(*context().host_workspace);
+  if (!evaluates()) stash_ = session_->stashes().Take();
   const Mesh& mesh = *context().mesh;
   const MicroBatchRange mine =
       MicroBatchesOf(mesh.index(MeshGroup::kData), mesh.size(MeshGroup::kData), dealt_);
@@ -133,6 +134,7 @@ absl::StatusOr<Round> Trainer::BeginRound() {
 }
 
 void Trainer::EndRound() {
+  stash_.reset();
   host_scope_.reset();
   scope_.reset();
 }
@@ -140,6 +142,7 @@ void Trainer::EndRound() {
 Pass Trainer::PassOf(const Round& round, const Batch& batch) const {
   return {.context = context(),
           .batch = batch,
+          .stash = stash_.get(),
           .site = {.name = evaluates() ? "evaluation" : "step",
                    .round = static_cast<int32_t>(round.index()),
                    .step = round.step()},

@@ -75,7 +75,7 @@ class TrainedLayerBase : public ModuleBase {
     bool backward = true;  // false: in any round or none; nothing is saved or counted
   };
   // The Backward of such a Forward, to be called once. d_router_loss: the gradient by
-  // stats().loss(), as in MoeLayer::Backward. Copies share the saved state. kFailedPrecondition for
+  // stats().loss(), as in MoeLayer::Backward. Copies share the stash. kFailedPrecondition for
   // a second call, where nothing was saved, and when the trainer is gone.
   using GraphBackward = std::function<absl::Status(const void* dy, float d_router_loss, void* dx)>;
 
@@ -140,8 +140,7 @@ class TrainedLayer final : public TrainedLayerBase {
   // Waits for the statistics of all calls, and adds them to counts_.
   absl::Status TakeStats();
   // Forward of the layer; `counts`: Call::counts.
-  absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                       MoeLayerSaved<T>* saved, bool counts);
+  absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y, bool counts);
   MatrixView<const T> RowsAt(const void* data, int64_t rows) const {
     return {static_cast<const T*>(data), rows, layer_->config().router.hidden_size};
   }
@@ -151,7 +150,6 @@ class TrainedLayer final : public TrainedLayerBase {
 
   Trainer& trainer_;
   const std::unique_ptr<MoeLayer<T>> layer_;
-  MoeLayerSaved<T> saved_;
   std::vector<int64_t> counts_;           // counts of this step so far
   int64_t rows_ = 0;                      // rows of the last ForwardRows
   int64_t forwards_ = 0, backwards_ = 0;  // passes of this step in a graph
@@ -234,7 +232,7 @@ class Trainer {
   // term. Called once in a round. Enqueued; kInvalidArgument for another size, kFailedPrecondition
   // for a parameter that has no sum: frozen, or added after the first step.
   absl::Status AddGradient(const Parameter& parameter, absl::Span<const float> values);
-  // The pass to give to modules of the caller's own in a round.
+  // The pass to give to modules of the caller's own in a round; in a step with the round's stash.
   Pass PassOf(const Round& round, const Batch& batch = {}) const;
   // The gradient of `parameter` is complete for this round.
   absl::Status MarkReady(const Round& round, const Parameter& parameter);
@@ -347,7 +345,8 @@ class Trainer {
   int64_t step_ = 0;
   int64_t rounds_begun_ = 0;  // rounds of this step or evaluation
   Round round_;
-  std::optional<WorkspaceScope> scope_, host_scope_;  // workspace memory of the round
+  std::optional<WorkspaceScope> scope_, host_scope_;  // what the caller takes in the round
+  StashHandle stash_;                                 // of the round of a step
 };
 
 }  // namespace moe

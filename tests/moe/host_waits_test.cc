@@ -50,16 +50,15 @@ absl::StatusOr<Waits> WaitsOfPasses(MoeLayerConfig config, Stats wanted,
   const std::array<int64_t, 3> offsets = {0, kTokens / 2, kTokens};
   Waits waits;
   for (int pass = 0; pass < 2; ++pass) {
-    const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
-    MoeLayerSaved<float> saved;
+    const StashHandle stash = rank.Take();
     RouterStats stats;
     const HostWaits before = cusim::WaitsOfThisThread();
     MOE_RETURN_IF_ERROR(rank.layer->Forward(
-        {.context = context, .batch = {.micro_batch_offsets = offsets}}, rank.x[0].view(),
-        rank.y[0].view(), &saved, wanted == Stats::kWanted ? &stats : nullptr));
+        {.context = context, .batch = {.micro_batch_offsets = offsets}, .stash = stash.get()},
+        rank.x[0].view(), rank.y[0].view(), wanted == Stats::kWanted ? &stats : nullptr));
     waits.forward = cusim::WaitsOfThisThread() - before;
     const HostWaits between = cusim::WaitsOfThisThread();
-    MOE_RETURN_IF_ERROR(rank.Backward(0, saved));
+    MOE_RETURN_IF_ERROR(rank.Backward(0, stash.get()));
     waits.backward = cusim::WaitsOfThisThread() - between;
     if (wanted == Stats::kWanted) {
       EXPECT_TRUE(std::isnan(stats.loss()));  // not yet computed
@@ -140,10 +139,12 @@ absl::StatusOr<HostWaits> WaitsOfRound(std::unique_ptr<Communicator> world) {
   lm::ForwardStats stats;
   HostWaits waits;
   for (int round = 0; round < 2; ++round) {
+    const StashHandle stash = session->stashes().Take();
     const HostWaits before = cusim::WaitsOfThisThread();
     MOE_RETURN_IF_ERROR(model->ForwardBackward(
         {.context = context,
-         .batch = {.sequence_offsets = offsets, .micro_batch_offsets = offsets}},
+         .batch = {.sequence_offsets = offsets, .micro_batch_offsets = offsets},
+         .stash = stash.get()},
         {tokens, tokens, absl::MakeSpan(row_loss)}, &stats,
         [](Parameter&) { return absl::OkStatus(); }));
     waits = cusim::WaitsOfThisThread() - before;

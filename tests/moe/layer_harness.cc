@@ -129,9 +129,10 @@ absl::Status LayerRank::Create(const MoeLayerConfig& config, DeviceKind kind,
   return reducer->Begin();
 }
 
-absl::Status LayerRank::Backward(int call, MoeLayerSaved<float>& saved, float d_router_loss) {
-  return layer->Backward({.context = context(), .d_loss = d_router_loss}, y[call].view(), saved,
-                         dx[call].view(), [](Parameter&) { return absl::OkStatus(); });
+absl::Status LayerRank::Backward(int call, Stash* stash, float d_router_loss) {
+  return layer->Backward({.context = context(), .stash = stash, .d_loss = d_router_loss},
+                         y[call].view(), dx[call].view(),
+                         [](Parameter&) { return absl::OkStatus(); });
 }
 
 absl::Status LayerRank::Read(int call, std::vector<std::vector<float>>& into) {

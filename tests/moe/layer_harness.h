@@ -118,8 +118,9 @@ struct LayerRank {
   // Experts are spread over `world`, and ranks take devices of `kind` in turn.
   absl::Status Create(const MoeLayerConfig& config, DeviceKind kind, SessionOptions options,
                       std::unique_ptr<Communicator> world, absl::Span<const int64_t> rows);
+  StashHandle Take() const { return session->stashes().Take(); }
   // Backward of a call with dy = y.
-  absl::Status Backward(int call, MoeLayerSaved<float>& saved, float d_router_loss = 1);
+  absl::Status Backward(int call, Stash* stash, float d_router_loss = 1);
   // y and dx of a call.
   absl::Status Read(int call, std::vector<std::vector<float>>& into);
   // Ends the reducer's step: sums of all gradients.

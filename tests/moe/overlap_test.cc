@@ -77,9 +77,9 @@ absl::Duration TimeForward(int overlap, double us_per_kib) {
       const WorkspaceScope scope(*session->context().workspace);
       MOE_RETURN_IF_ERROR(session->context().mesh->world().Barrier());
       const absl::Time start = absl::Now();
-      MOE_RETURN_IF_ERROR(layer->Forward(
-          {.context = session->context(), .batch = {.sequence_offsets = bounds}},
-          {x.data(), kTokens, kHidden}, {y.data(), kTokens, kHidden}, nullptr, nullptr));
+      MOE_RETURN_IF_ERROR(
+          layer->Forward({.context = session->context(), .batch = {.sequence_offsets = bounds}},
+                         {x.data(), kTokens, kHidden}, {y.data(), kTokens, kHidden}, nullptr));
       if (rank == 0) best = std::min(best, absl::Now() - start);
     }
     return absl::OkStatus();

@@ -166,34 +166,34 @@ absl::Status RankOfLayer<T>::RunBlock(const Round& round) {
   const int64_t first = round.empty() ? 0 : round.micro_batch() * BlockTokens(tokens_);
   const int64_t count = round.empty() ? 0 : std::min(BlockTokens(tokens_), tokens_ - first);
   const int64_t bounds[] = {0, count};
+  const StashHandle stash = trainer_.session().stashes().Take();
   const Pass pass = {.context = context_,
                      .batch = {.sequence_offsets = bounds,
                                .micro_batch_offsets = bounds,
                                .first_global_token = first,
                                .mode = Mode::kEvaluation},
+                     .stash = stash.get(),
                      .site = {.round = static_cast<int32_t>(round.index())}};
   Stream& compute = *context_.compute;
   MOE_ASSIGN_OR_RETURN(const auto x, Read(input_.x, first, count));
   MOE_ASSIGN_OR_RETURN(const auto y, context_.workspace->Matrix<T>(count, router().hidden_size));
-  MoeLayerSaved<T> saved;
   RouterStats stats;
   int64_t start_ns = MonotonicNs();
   MOE_RETURN_IF_ERROR(Timed(pass, {.name = "forward"}, compute,
-                            [&] { return layer_->Forward(pass, x, y, &saved, &stats); }));
+                            [&] { return layer_->Forward(pass, x, y, &stats); }));
   MOE_RETURN_IF_ERROR(compute.Synchronize());
   forward_ns_ += MonotonicNs() - start_ns;
   MOE_RETURN_IF_ERROR(stats.Wait());
   MOE_RETURN_IF_ERROR(Keep(y, result_.y));
-  MOE_RETURN_IF_ERROR(KeepRouting(saved.router));
+  MOE_RETURN_IF_ERROR(KeepRouting(*layer_->routed(*stash)));
   if (!backward()) return absl::OkStatus();
 
   MOE_ASSIGN_OR_RETURN(const auto dy, Read(input_.dy, first, count));
   MOE_ASSIGN_OR_RETURN(const auto dx, context_.workspace->Matrix<T>(count, router().hidden_size));
   start_ns = MonotonicNs();
   MOE_RETURN_IF_ERROR(Timed(pass, {.name = "backward"}, compute, [&] {
-    return layer_->Backward(pass, dy, saved, dx, [&](Parameter& parameter) {
-      return trainer_.MarkReady(round, parameter);
-    });
+    return layer_->Backward(
+        pass, dy, dx, [&](Parameter& parameter) { return trainer_.MarkReady(round, parameter); });
   }));
   MOE_RETURN_IF_ERROR(compute.Synchronize());
   backward_ns_ += MonotonicNs() - start_ns;

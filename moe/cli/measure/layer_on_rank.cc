@@ -238,7 +238,7 @@ template <typename T>
 int64_t LayerOnRank<T>::bytes() const {
   const int64_t of_element = 4 + (std::is_same_v<T, float> ? 0 : int64_t{sizeof(T)}) +
                              (context_.numerics == Numerics::kLayoutInvariant ? 8 : 4);
-  return DeviceBytes(context_) + trainer_.parameters().total_size() * of_element +
+  return trainer_.session().peak_bytes() + trainer_.parameters().total_size() * of_element +
          layer_->packed_bytes() + 4 * x_.bytes();
 }
 
@@ -255,17 +255,18 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
   MOE_RETURN_IF_ERROR(Fill(T(static_cast<float>(++calls_ % 127)), y_, *context_.compute));
   MOE_RETURN_IF_ERROR(Fill(T(static_cast<float>(calls_ % 127)), dx_, *context_.compute));
   const int64_t tokens = this->tokens();
+  const StashHandle stash = trainer_.session().stashes().Take();
   const Pass pass = {.context = context_,
                      .batch = {.first_global_token = context_.mesh->world().rank() * spec_.tokens},
+                     .stash = stash.get(),
                      .site = {.round = static_cast<int32_t>(call)}};  // a call is no step
-  MoeLayerSaved<T> saved;
   RouterStats stats;
   MOE_RETURN_IF_ERROR(TimedPass(pass, 0, times, [&] {
-    return layer_->Forward(pass, View(x_, tokens), View(y_, tokens), &saved,
+    return layer_->Forward(pass, View(x_, tokens), View(y_, tokens),
                            load == nullptr ? nullptr : &stats);
   }));
   MOE_RETURN_IF_ERROR(TimedPass(pass, 1, times, [&] {
-    return layer_->Backward(pass, View(dy_, tokens), saved, View(dx_, tokens),
+    return layer_->Backward(pass, View(dy_, tokens), View(dx_, tokens),
                             [](Parameter&) { return absl::OkStatus(); });
   }));
   MOE_RETURN_IF_ERROR(stats.Wait());

@@ -156,21 +156,21 @@ class RankRun {
       if (s > first && s <= first + tokens) sequences.push_back(s - first);
     }
     const int64_t bounds[] = {0, tokens};
+    const StashHandle stash = trainer_.session().stashes().Take();
     const Pass pass = {.context = context_,
                        .batch = {.sequence_offsets = sequences,
                                  .micro_batch_offsets = bounds,
                                  .first_global_token = first,
-                                 .step = step}};
+                                 .step = step},
+                       .stash = stash.get()};
     const auto view = [&](auto span) {
       return MatrixView(span.data(), tokens, hidden);
     };
-    MoeLayerSaved<T> saved;
     RouterStats stats;
-    MOE_RETURN_IF_ERROR(layer_->Forward(pass, view(x), view(y), &saved, &stats));
+    MOE_RETURN_IF_ERROR(layer_->Forward(pass, view(x), view(y), &stats));
     if (round != nullptr) {
-      MOE_RETURN_IF_ERROR(layer_->Backward(pass, view(dy), saved, view(dx), [&](Parameter& p) {
-        return trainer_.MarkReady(*round, p);
-      }));
+      MOE_RETURN_IF_ERROR(layer_->Backward(
+          pass, view(dy), view(dx), [&](Parameter& p) { return trainer_.MarkReady(*round, p); }));
     }
     MOE_RETURN_IF_ERROR(context_.exchange->Synchronize());
     MOE_RETURN_IF_ERROR(context_.compute->Synchronize());

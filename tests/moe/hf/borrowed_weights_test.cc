@@ -132,14 +132,14 @@ struct Loaded {
     return loaded;
   }
 
-  absl::Status Forward(std::vector<float>& y, MoeLayerSaved<BFloat16>* saved = nullptr) {
+  absl::Status Forward(std::vector<float>& y, Stash* stash = nullptr) {
     std::vector<BFloat16> x(kTokens * kHidden), out(x.size());
     for (size_t i = 0; i < x.size(); ++i) {
       x[i] = BFloat16(std::cos(static_cast<float>(i * i)));
     }
-    MOE_RETURN_IF_ERROR(layer->Forward({.context = *context, .batch = {.mode = Mode::kEvaluation}},
-                                       {x.data(), kTokens, kHidden}, {out.data(), kTokens, kHidden},
-                                       saved, nullptr));
+    MOE_RETURN_IF_ERROR(
+        layer->Forward({.context = *context, .batch = {.mode = Mode::kEvaluation}, .stash = stash},
+                       {x.data(), kTokens, kHidden}, {out.data(), kTokens, kHidden}, nullptr));
     y.resize(out.size());
     for (size_t i = 0; i < y.size(); ++i) y[i] = static_cast<float>(out[i]);
     return absl::OkStatus();
@@ -252,9 +252,9 @@ TEST_F(BorrowedWeightsTest, AreNotWrittenAndServeBackwardWhereTheyLieTogether) {
     RunSessions(1, {}, [&](Session& session) -> absl::Status {
       const Context& context = session.context();
       MOE_ASSIGN_OR_RETURN(auto borrowed, Loaded::Create(Find(), LoadBy::kBorrow, context));
-      auto saved = borrowed.layer->MakeSaved();
+      const StashHandle stash = session.stashes().Take();
       std::vector<float> y;
-      const absl::Status status = borrowed.Forward(y, &saved);
+      const absl::Status status = borrowed.Forward(y, stash.get());
       if (absl::string_view(model.type) == "mixtral") {
         EXPECT_THAT(status,
                     StatusIs(kFailedPrecondition, "mlp.experts.0.gate_up_proj.weight lie apart"));

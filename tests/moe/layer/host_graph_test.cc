@@ -1,6 +1,7 @@
 // A layer in the graph of a host: passes in any order, on any thread; the router's loss as a value.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <thread>
@@ -43,8 +44,9 @@ struct Rank : testing::LayerRank {
     }
     return absl::OkStatus();
   }
-  absl::Status Forward(int call, MoeLayerSaved<float>* saved, RouterStats* stats = nullptr) {
-    return layer->Forward({.context = context()}, x[call].view(), y[call].view(), saved, stats);
+  absl::Status Forward(int call, Stash* stash, RouterStats* stats = nullptr) {
+    return layer->Forward({.context = context(), .stash = stash}, x[call].view(), y[call].view(),
+                          stats);
   }
   // y and dx of all calls, then the gradients of all parameters.
   absl::StatusOr<std::vector<std::vector<float>>> Results() {
@@ -55,36 +57,34 @@ struct Rank : testing::LayerRank {
   }
 };
 
-TEST(SavedMemoryTest, PassesInAnyOrderHaveTheBitsOfOneAfterTheOther) {
+TEST(StashTest, PassesInAnyOrderHaveTheBitsOfOneAfterTheOther) {
   for (const int ranks : {1, 2}) {
     RunLocalRanks(ranks, [](std::unique_ptr<Communicator> world) -> absl::Status {
       MOE_ASSIGN_OR_RETURN(auto other, world->Split(0, world->rank()));
       Rank in_turn, mixed;
       MOE_RETURN_IF_ERROR(in_turn.Create(std::move(world)));
       for (int c = 0; c < kCalls; ++c) {
-        const WorkspaceScope scope(*in_turn.context().workspace);
-        const WorkspaceScope host_scope(*in_turn.context().host_workspace);
-        MoeLayerSaved<float> saved;
-        MOE_RETURN_IF_ERROR(in_turn.Forward(c, &saved));
-        MOE_RETURN_IF_ERROR(in_turn.Backward(c, saved));
+        const StashHandle stash = in_turn.Take();
+        MOE_RETURN_IF_ERROR(in_turn.Forward(c, stash.get()));
+        MOE_RETURN_IF_ERROR(in_turn.Backward(c, stash.get()));
       }
       MOE_RETURN_IF_ERROR(mixed.Create(std::move(other), 2));
       const auto expect_empty_workspaces = [&] {
         EXPECT_EQ(mixed.context().workspace->used_bytes(), 0);
         EXPECT_EQ(mixed.context().host_workspace->used_bytes(), 0);
       };
-      std::vector<MoeLayerSaved<float>> saved(kCalls);
+      std::vector<StashHandle> stashes(kCalls);
       for (int c = 0; c < kCalls; ++c) {
-        saved[c] = mixed.layer->MakeSaved();
-        MOE_RETURN_IF_ERROR(mixed.Forward(c, &saved[c]));
+        stashes[c] = mixed.Take();
+        MOE_RETURN_IF_ERROR(mixed.Forward(c, stashes[c].get()));
         expect_empty_workspaces();
       }
       for (const int c : {1, 0, 2}) {
         absl::Status status;
-        std::thread([&] { status = mixed.Backward(c, saved[c]); }).join();
+        std::thread([&] { status = mixed.Backward(c, stashes[c].get()); }).join();
         MOE_RETURN_IF_ERROR(status);
         expect_empty_workspaces();
-        saved[c] = {};
+        stashes[c].reset();
       }
       MOE_ASSIGN_OR_RETURN(const auto expected, in_turn.Results());
       MOE_ASSIGN_OR_RETURN(const auto results, mixed.Results());
@@ -94,7 +94,7 @@ TEST(SavedMemoryTest, PassesInAnyOrderHaveTheBitsOfOneAfterTheOther) {
   }
 }
 
-TEST(SavedMemoryTest, LaterStepsAllocateNothing) {
+TEST(StashTest, LaterStepsAllocateNothing) {
   if (testing::LayerDevice() == DeviceKind::kCuda) GTEST_SKIP() << "CUDA allocates as it likes";
   RunLocalRanks(1, [](std::unique_ptr<Communicator> world) -> absl::Status {
     Rank rank;
@@ -102,14 +102,14 @@ TEST(SavedMemoryTest, LaterStepsAllocateNothing) {
     int64_t before = 0;
     for (int step = 0; step < 4; ++step) {
       if (step == 2) before = Allocations();
-      std::array<MoeLayerSaved<float>, kCalls> saved;
+      std::array<StashHandle, kCalls> stashes;
       for (const int c : {0, 1, 2}) {
-        saved[c] = rank.layer->MakeSaved();
-        MOE_RETURN_IF_ERROR(rank.Forward(c, &saved[c]));
+        stashes[c] = rank.Take();
+        MOE_RETURN_IF_ERROR(rank.Forward(c, stashes[c].get()));
       }
       for (const int c : {2, 0, 1}) {
-        MOE_RETURN_IF_ERROR(rank.Backward(c, saved[c]));
-        saved[c] = {};
+        MOE_RETURN_IF_ERROR(rank.Backward(c, stashes[c].get()));
+        stashes[c].reset();
       }
     }
     EXPECT_EQ(Allocations(), before);
@@ -117,19 +117,19 @@ TEST(SavedMemoryTest, LaterStepsAllocateNothing) {
   });
 }
 
-// States outlive the model, as in the nodes of a graph.
-TEST(SavedMemoryTest, StatesMayGoOnAnyThreadAndAfterTheLayer) {
-  std::vector<MoeLayerSaved<float>> left;
+// Stashes outlive the model, as in the nodes of a graph.
+TEST(StashTest, StashesMayGoOnAnyThreadAndAfterTheLayer) {
+  std::vector<StashHandle> left;
   RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     Rank rank;
     MOE_RETURN_IF_ERROR(rank.Create(std::move(world)));
     for (int i = 0; i < 20; ++i) {
-      MoeLayerSaved<float> saved = rank.layer->MakeSaved();
-      MOE_RETURN_IF_ERROR(rank.Forward(0, &saved));
-      std::thread other([gone = std::move(saved)] {});
-      MoeLayerSaved<float> meanwhile = rank.layer->MakeSaved();
-      MOE_RETURN_IF_ERROR(rank.Forward(2, &meanwhile));
-      MOE_RETURN_IF_ERROR(rank.Backward(2, meanwhile));
+      StashHandle stash = rank.Take();
+      MOE_RETURN_IF_ERROR(rank.Forward(0, stash.get()));
+      std::thread other([gone = std::move(stash)] {});
+      StashHandle meanwhile = rank.Take();
+      MOE_RETURN_IF_ERROR(rank.Forward(2, meanwhile.get()));
+      MOE_RETURN_IF_ERROR(rank.Backward(2, meanwhile.get()));
       other.join();
       left.push_back(std::move(meanwhile));
     }
@@ -137,8 +137,25 @@ TEST(SavedMemoryTest, StatesMayGoOnAnyThreadAndAfterTheLayer) {
   });
 }
 
-// Forward without a state, as inference has it: the host opens no scope.
-TEST(SavedMemoryTest, ForwardWithoutAStateLeavesNothingInTheWorkspace) {
+#ifndef NDEBUG
+// Memory that a stash has grown to is NaN for its next holder, so that no test reads stale values
+// unseen.
+TEST(StashTest, DebugBuildsFillWhatIsTakenAgainWithNan) {
+  RunLocalRanks(1, [](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
+    for (int take = 0; take < 2; ++take) {
+      const StashHandle stash = session->stashes().Take();
+      MOE_ASSIGN_OR_RETURN(const auto values, stash->device().Array<float>(100));
+      if (take == 1) EXPECT_TRUE(std::isnan(values[0]) && std::isnan(values[99]));
+      std::fill(values.begin(), values.end(), 1.0f);
+    }
+    return absl::OkStatus();
+  });
+}
+#endif
+
+// Forward without a stash, as in inference: the host opens no scope.
+TEST(StashTest, ForwardWithoutAStashLeavesNothingInTheWorkspace) {
   RunLocalRanks(1, [](std::unique_ptr<Communicator> world) -> absl::Status {
     Rank rank;
     MOE_RETURN_IF_ERROR(rank.Create(std::move(world)));
@@ -159,11 +176,11 @@ TEST(RouterLossTest, WaitNamesTheLogitThatIsNotFinite) {
     x[3 * kHidden] = std::numeric_limits<float>::quiet_NaN();
     MOE_RETURN_IF_ERROR(rank.x[0].Write(x, rank.context()));
     const bool cuda = testing::LayerDevice() == DeviceKind::kCuda;
-    MoeLayerSaved<float> saved = rank.layer->MakeSaved();
+    const StashHandle stash = rank.Take();
     RouterStats stats;
-    const absl::Status forward = rank.Forward(0, &saved, &stats);
+    const absl::Status forward = rank.Forward(0, stash.get(), &stats);
     EXPECT_EQ(forward, cuda ? absl::OkStatus() : stats.Wait());
-    if (cuda) MOE_RETURN_IF_ERROR(rank.Backward(0, saved));
+    if (cuda) MOE_RETURN_IF_ERROR(rank.Backward(0, stash.get()));
     for (int i = 0; i < 2; ++i) {  // whoever asks
       EXPECT_EQ(stats.Wait(),
                 absl::DataLossError("layer 0: the router's logit of token 3 for expert 0 is not "
@@ -187,11 +204,11 @@ TEST(RouterLossTest, BackwardGivesItsGradientTimesWhatArrivesAtIt) {
       MOE_RETURN_IF_ERROR(stats.Wait());
       return stats.loss();
     };
-    MoeLayerSaved<float> saved = rank.layer->MakeSaved();
+    const StashHandle stash = rank.Take();
     MOE_RETURN_IF_ERROR(rank.x[0].Write(x, rank.context()));
-    MOE_RETURN_IF_ERROR(rank.Forward(0, &saved));
+    MOE_RETURN_IF_ERROR(rank.Forward(0, stash.get()));
     MOE_RETURN_IF_ERROR(rank.y[0].Write(std::vector<float>(x.size()), rank.context()));  // dy
-    MOE_RETURN_IF_ERROR(rank.Backward(0, saved, 3));
+    MOE_RETURN_IF_ERROR(rank.Backward(0, stash.get(), 3));
     std::vector<float> dx(x.size());
     MOE_RETURN_IF_ERROR(rank.dx[0].Read(dx, rank.context()));
     EXPECT_GT(*std::max_element(dx.begin(), dx.end()), 1e-4);

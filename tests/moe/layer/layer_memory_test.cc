@@ -59,13 +59,11 @@ struct MemoryRank : testing::LayerRank {
                                           {kCallRows, 2 * kCallRows}));
     return x[0].Write(values, context());
   }
-  absl::Status Forward(MatrixView<const float> from, MatrixView<float> to,
-                       MoeLayerSaved<float>* saved) {
-    return layer->Forward({.context = context()}, from, to, saved, nullptr);
+  absl::Status Forward(MatrixView<const float> from, MatrixView<float> to, Stash* stash) {
+    return layer->Forward({.context = context(), .stash = stash}, from, to, nullptr);
   }
-  absl::Status Backward(MatrixView<const float> dy, MoeLayerSaved<float>& saved,
-                        MatrixView<float> into) {
-    return layer->Backward({.context = context()}, dy, saved, into,
+  absl::Status Backward(MatrixView<const float> dy, Stash* stash, MatrixView<float> into) {
+    return layer->Backward({.context = context(), .stash = stash}, dy, into,
                            [](Parameter&) { return absl::OkStatus(); });
   }
   absl::StatusOr<std::vector<float>> Read(testing::DeviceRows& rows) {
@@ -110,9 +108,10 @@ TEST(LayerMemoryTest, GradientInPlaceIsThatOfMemoryOfItsOwnOrRefused) {
     const MatrixView<float> dy = rank.y[0].view();
     std::vector<float> of_its_own;
     for (const bool in_place : {false, true}) {
-      MoeLayerSaved<float> saved = rank.layer->MakeSaved();
-      MOE_RETURN_IF_ERROR(rank.Forward(rank.x[0].view(), dy, &saved));
-      const absl::Status status = rank.Backward(dy, saved, in_place ? dy : rank.dx[0].view());
+      const StashHandle taken = rank.Take();
+      Stash* const stash = taken.get();
+      MOE_RETURN_IF_ERROR(rank.Forward(rank.x[0].view(), dy, stash));
+      const absl::Status status = rank.Backward(dy, stash, in_place ? dy : rank.dx[0].view());
       if (in_place && !kind.backward_in_place) {
         EXPECT_THAT(status, StatusIs(kInvalidArgument, "dx is in the memory of dy"));
         continue;
@@ -133,22 +132,22 @@ TEST(LayerMemoryTest, OverlapIsRefusedWhereBackwardMayFollow) {
     const MatrixView<float> twice = rank.x[1].view();
     const MatrixView<float> first = RowRange<float>(twice, 0, kCallRows);
     const MatrixView<float> next = RowRange<float>(twice, 1, kCallRows + 1);
-    MoeLayerSaved<float> saved = rank.layer->MakeSaved();
-    EXPECT_THAT(rank.Forward(x, x, &saved),
+    const StashHandle taken = rank.Take();
+    Stash* const stash = taken.get();
+    EXPECT_THAT(rank.Forward(x, x, stash),
                 StatusIs(kInvalidArgument,
                          "y is in the memory of x, expected memory of its own, since Backward "
                          "reads x"));
-    for (MoeLayerSaved<float>* const state :
-         {&saved, static_cast<MoeLayerSaved<float>*>(nullptr)}) {
-      EXPECT_THAT(rank.Forward(first, next, state),
+    for (Stash* const of_call : {stash, static_cast<Stash*>(nullptr)}) {
+      EXPECT_THAT(rank.Forward(first, next, of_call),
                   StatusIs(kInvalidArgument, "y is partly in the memory of x"));
     }
-    MOE_RETURN_IF_ERROR(rank.Forward(x, y, &saved));  // what was refused has left no trace
-    EXPECT_THAT(rank.Backward(y, saved, x),
+    MOE_RETURN_IF_ERROR(rank.Forward(x, y, stash));  // what was refused has left no trace
+    EXPECT_THAT(rank.Backward(y, stash, x),
                 StatusIs(kInvalidArgument, "dx is in the memory of x, expected memory of its own"));
-    EXPECT_THAT(rank.Backward(next, saved, first),
+    EXPECT_THAT(rank.Backward(next, stash, first),
                 StatusIs(kInvalidArgument, "dx is partly in the memory of dy"));
-    return rank.Backward(y, saved, rank.dx[0].view());
+    return rank.Backward(y, stash, rank.dx[0].view());
   });
 }
 
@@ -158,18 +157,19 @@ TEST(LayerMemoryTest, RowsWithoutMemoryAreRefusedAndNoRowsNeedNone) {
     MOE_RETURN_IF_ERROR(rank.Create(LayerKind{}.config, std::move(world)));
     const MatrixView<float> x = rank.x[0].view(), y = rank.y[0].view();
     const MatrixView<float> null(nullptr, kCallRows, kHidden), none(nullptr, 0, kHidden);
-    MoeLayerSaved<float> saved = rank.layer->MakeSaved();
-    EXPECT_THAT(rank.Forward(null, y, &saved),
+    const StashHandle taken = rank.Take();
+    Stash* const stash = taken.get();
+    EXPECT_THAT(rank.Forward(null, y, stash),
                 StatusIs(kInvalidArgument, "x [6, 8] is null, expected its memory"));
     EXPECT_THAT(rank.Forward(x, null, nullptr), StatusIs(kInvalidArgument, "y [6, 8] is null"));
     const MatrixView<float> negative(x.data(), -1, kHidden);
     EXPECT_THAT(rank.Forward(negative, negative, nullptr), StatusIs(kInvalidArgument, "x [-1, 8]"));
-    MOE_RETURN_IF_ERROR(rank.Forward(x, y, &saved));
-    EXPECT_THAT(rank.Backward(null, saved, x), StatusIs(kInvalidArgument, "dy [6, 8] is null"));
-    EXPECT_THAT(rank.Backward(y, saved, null), StatusIs(kInvalidArgument, "dx [6, 8] is null"));
-    MOE_RETURN_IF_ERROR(rank.Backward(y, saved, rank.dx[0].view()));
-    MOE_RETURN_IF_ERROR(rank.Forward(none, none, &saved));
-    MOE_RETURN_IF_ERROR(rank.Backward(none, saved, none));
+    MOE_RETURN_IF_ERROR(rank.Forward(x, y, stash));
+    EXPECT_THAT(rank.Backward(null, stash, x), StatusIs(kInvalidArgument, "dy [6, 8] is null"));
+    EXPECT_THAT(rank.Backward(y, stash, null), StatusIs(kInvalidArgument, "dx [6, 8] is null"));
+    MOE_RETURN_IF_ERROR(rank.Backward(y, stash, rank.dx[0].view()));
+    MOE_RETURN_IF_ERROR(rank.Forward(none, none, stash));
+    MOE_RETURN_IF_ERROR(rank.Backward(none, stash, none));
     return rank.context().compute->Synchronize();
   });
 }

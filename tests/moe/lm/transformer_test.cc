@@ -203,12 +203,14 @@ TYPED_TEST(TransformerTyped, EvaluateGivesTheBitsOfTraining) {
   }
   std::vector<float> trained(work.tokens.size());
   const std::vector<int64_t> offsets = work.SequenceOffsets(0);
-  ASSERT_TRUE(
-      rank.model
-          ->ForwardBackward({.context = rank.context(), .batch = {.sequence_offsets = offsets}},
-                            {work.tokens, work.targets, absl::MakeSpan(trained)}, nullptr,
-                            [](Parameter&) { return absl::OkStatus(); })
-          .ok());
+  const StashHandle stash = rank.session->stashes().Take();
+  ASSERT_TRUE(rank.model
+                  ->ForwardBackward({.context = rank.context(),
+                                     .batch = {.sequence_offsets = offsets},
+                                     .stash = stash.get()},
+                                    {work.tokens, work.targets, absl::MakeSpan(trained)}, nullptr,
+                                    [](Parameter&) { return absl::OkStatus(); })
+                  .ok());
   EXPECT_EQ(std::memcmp(evaluated.data(), trained.data(), trained.size() * sizeof(float)), 0);
 }
 

@@ -74,18 +74,17 @@ class LayerOnRank {
   // y and dx of a step, one behind the other.
   absl::StatusOr<std::vector<float>> Step(double learning_rate) {
     const Context& context = session_->context();
-    const WorkspaceScope scope(*context.workspace);
     std::vector<T> x(kTokens * kHidden), y(x.size()), dx(x.size());
     for (size_t i = 0; i < x.size(); ++i) x[i] = T(std::sin(static_cast<float>(i * i)));
     const auto view = [](std::vector<T>& rows) {
       return MatrixView<T>(rows.data(), kTokens, kHidden);
     };
-    MoeLayerSaved<T> saved;
+    const StashHandle stash = session_->stashes().Take();
+    const Pass pass = {.context = context, .stash = stash.get()};
     MOE_RETURN_IF_ERROR(reducer_->Begin());
-    MOE_RETURN_IF_ERROR(layer_->Forward({.context = context}, view(x), view(y), &saved, nullptr));
-    MOE_RETURN_IF_ERROR(
-        layer_->Backward({.context = context}, view(x), saved, view(dx),
-                         [&](Parameter& each) { return reducer_->MarkReady(each); }));
+    MOE_RETURN_IF_ERROR(layer_->Forward(pass, view(x), view(y), nullptr));
+    MOE_RETURN_IF_ERROR(layer_->Backward(
+        pass, view(x), view(dx), [&](Parameter& each) { return reducer_->MarkReady(each); }));
     MOE_RETURN_IF_ERROR(reducer_->Finish());
     MOE_RETURN_IF_ERROR(optimizer_->Step({.learning_rate = learning_rate}).status());
     std::vector<float> both;

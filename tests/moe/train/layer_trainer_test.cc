@@ -195,7 +195,7 @@ TEST(LayerTrainerTest, MisuseIsRefusedAndSaysWhatWasExpected) {
     EXPECT_THAT(trainer.BeginStep(), StatusIs(kFailedPrecondition, "has not ended"));
     std::vector<float> x = Rows(round), y(x.size()), dx(x.size());
     EXPECT_THAT(layer.Backward(round, View(y), View(dx)),
-                StatusIs(kFailedPrecondition, "is of no Forward"));
+                StatusIs(kFailedPrecondition, "has no Forward of this layer"));
     const auto in_memory_of_x = StatusIs(kInvalidArgument, "y is in the memory of x");
     EXPECT_THAT(layer.Forward(round, View(x), View(x)), in_memory_of_x);
     EXPECT_THAT(layer.ForwardRows(x.data(), kTokens, x.data()), in_memory_of_x);
@@ -341,7 +341,7 @@ TEST(LayerTrainerTest, AStepWithoutAnOptimiserEndsOnceItsGradientsAreSums) {
     std::vector<float> x = Rows(seen), y(x.size()), dx(x.size());
     MOE_RETURN_IF_ERROR(layer.Forward(seen, View(x), View(y)));
     EXPECT_THAT(layer.Backward(seen, View(y), View(dx)),
-                StatusIs(kFailedPrecondition, "is of no Forward"));
+                StatusIs(kFailedPrecondition, "without a stash, as in an evaluation"));
     EXPECT_THAT(trainer.MarkReady(seen, *trainer.parameters().parameters().front()),
                 StatusIs(kFailedPrecondition, "an evaluation has no gradients"));
     EXPECT_THAT(trainer.Step({}), StatusIs(kFailedPrecondition, "expected EndStep"));
@@ -410,12 +410,9 @@ TEST(LayerTrainerTest, ARouterThatIsNotFiniteEndsTheStepOfEveryGateNamingTheExpe
   }
 }
 
-// Backward of a layer without a trainer refuses saved state that is in a scope that has ended, was
-// used, or is another layer's. Saved state cannot be copied, which would let a second Backward use
-// it.
-static_assert(!std::is_copy_constructible_v<MoeLayerSaved<float>> &&
-              !std::is_copy_assignable_v<MoeLayerSaved<float>>);
-TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneOrWithoutSumsIsRefused) {
+// Backward of a layer without a trainer refuses a stash that has no Forward of the layer, was used or
+// was given back, and memory of no stash.
+TEST(MoeLayerTest, BackwardOfAStashThatHasNoForwardOrWithoutSumsIsRefused) {
   testing::RunSessions(1, {}, [&](Session& session) -> absl::Status {
     const Context& context = session.context();
     ParameterStore store(DType::kFloat32, 1);
@@ -424,40 +421,34 @@ TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneOrWithoutSumsIsRefused) {
     MOE_ASSIGN_OR_RETURN(const auto other,
                          MoeLayer<float>::Create(LayerConfig(), "1.", store, context));
     std::vector<float> x(kTokens * kHidden, 0.5f), y(x.size()), dx(x.size());
-    const auto backward_of = [&](MoeLayer<float>& which, MoeLayerSaved<float>& saved) {
-      return which.Backward({.context = context}, View(x), saved, View(dx),
+    const auto forward = [&](Stash* stash) {
+      return layer->Forward({.context = context, .stash = stash}, View(x), View(y), nullptr);
+    };
+    const auto backward = [&](MoeLayer<float>& which, Stash* stash) {
+      return which.Backward({.context = context, .stash = stash}, View(x), View(dx),
                             [](Parameter&) { return absl::OkStatus(); });
     };
-    const auto backward = [&](MoeLayerSaved<float>& saved) {
-      return backward_of(*layer, saved);
-    };
-    MoeLayerSaved<float> saved, released;
-    {
-      const WorkspaceScope scope(*context.workspace);
-      MOE_RETURN_IF_ERROR(layer->Forward({.context = context}, View(x), View(y), &saved, nullptr));
-      EXPECT_THAT(backward(saved),
-                  StatusIs(kFailedPrecondition,
-                           "0.gate.weight has no sum of gradients, expected a GradientReducer"));
-    }
+    StashHandle stash = session.stashes().Take();
+    MOE_RETURN_IF_ERROR(forward(stash.get()));
+    EXPECT_THAT(backward(*layer, stash.get()),
+                StatusIs(kFailedPrecondition,
+                         "0.gate.weight has no sum of gradients, expected a GradientReducer"));
     MOE_ASSIGN_OR_RETURN(
         const auto reducer,
         GradientReducer::Create({.max_terms = 1}, store, context, session.gradient_stream()));
     MOE_RETURN_IF_ERROR(reducer->Begin());
-    saved = {};
-    EXPECT_THAT(backward(saved), StatusIs(kFailedPrecondition, "is of no Forward"));
-    {
-      const WorkspaceScope scope(*context.workspace);
-      MOE_RETURN_IF_ERROR(
-          layer->Forward({.context = context}, View(x), View(y), &released, nullptr));
-    }
-    const WorkspaceScope scope(*context.workspace);
-    MOE_RETURN_IF_ERROR(layer->Forward({.context = context}, View(x), View(y), &saved, nullptr));
-    EXPECT_THAT(backward(released),
-                StatusIs(kFailedPrecondition, "lies in a workspace scope that has ended"));
-    EXPECT_THAT(backward_of(*other, saved),
-                StatusIs(kFailedPrecondition, "is of another layer's Forward"));
-    MOE_RETURN_IF_ERROR(backward(saved));
-    EXPECT_THAT(backward(saved), StatusIs(kFailedPrecondition, "was used by another Backward"));
+    EXPECT_THAT(backward(*layer, nullptr), StatusIs(kFailedPrecondition, "without a stash"));
+    const auto no_forward = StatusIs(kFailedPrecondition, "has no Forward of this layer");
+    EXPECT_THAT(backward(*other, stash.get()), no_forward);
+    const Stash* const before = stash.get();
+    stash.reset();
+    stash = session.stashes().Take();
+    EXPECT_EQ(stash.get(), before);
+    EXPECT_THAT(backward(*layer, stash.get()), no_forward);
+    MOE_RETURN_IF_ERROR(forward(stash.get()));
+    MOE_RETURN_IF_ERROR(backward(*layer, stash.get()));
+    EXPECT_THAT(backward(*layer, stash.get()),
+                StatusIs(kFailedPrecondition, "was used by another Backward"));
     return absl::OkStatus();
   });
 }

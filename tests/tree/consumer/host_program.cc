@@ -60,22 +60,22 @@ absl::Status Graph(moe::Session& session) {
                                                     store, context, session.gradient_stream()));
   MOE_RETURN_IF_ERROR(reducer->Begin());
   std::vector<moe::MoeLayer<float>*> layers = {a.get(), a.get(), b.get()};
-  std::vector<moe::MoeLayerSaved<float>> saved;
+  std::vector<moe::StashHandle> stashes;
   std::vector<std::vector<float>> x, y;
   for (int call = 0; call < 3; ++call) {
     x.push_back(Rows<float>(call));
     y.emplace_back(x.back().size());
-    saved.push_back(layers[call]->MakeSaved());
+    stashes.push_back(session.stashes().Take());
     moe::RouterStats stats;
-    MOE_RETURN_IF_ERROR(layers[call]->Forward({.context = context}, View(x[call]), View(y[call]),
-                                              &saved[call], &stats));
+    MOE_RETURN_IF_ERROR(layers[call]->Forward({.context = context, .stash = stashes[call].get()},
+                                              View(x[call]), View(y[call]), &stats));
     EXPECT(stats.loss() > 0);
   }
   std::vector<float> dx(x[0].size());
   for (const int call : {1, 2, 0}) {
     bool frozen_is_ready = false;
-    MOE_RETURN_IF_ERROR(layers[call]->Backward({.context = context}, View(y[call]), saved[call],
-                                               View(dx), [&](moe::Parameter& p) {
+    MOE_RETURN_IF_ERROR(layers[call]->Backward({.context = context, .stash = stashes[call].get()},
+                                               View(y[call]), View(dx), [&](moe::Parameter& p) {
                                                  frozen_is_ready |= !p.spec().trainable;
                                                  return absl::OkStatus();
                                                }));
@@ -120,7 +120,7 @@ absl::StatusOr<Inference> Run(const moe::hf::HfConfig& config, const std::string
     std::vector<BFloat16> x = Rows<BFloat16>(0);
     MOE_RETURN_IF_ERROR(
         layer->Forward({.context = context, .batch = {.mode = moe::Mode::kEvaluation}}, View(x),
-                       View(result.y.emplace_back(x.size())), nullptr, nullptr));
+                       View(result.y.emplace_back(x.size())), nullptr));
     stored.push_back({.layer = weights.layer(), .prefix = prefix});
   }
   for (const auto& p : store.parameters()) EXPECT(p->master().empty() || p->spec().rows == 1);
