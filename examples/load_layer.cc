@@ -48,7 +48,7 @@ absl::Status Run(const std::string& folder, std::optional<int64_t> number,
       const auto start = std::chrono::steady_clock::now();
       MOE_RETURN_IF_ERROR(
           layer->Forward({.context = context, .batch = {.mode = moe::Mode::kEvaluation}},
-                         {x.data(), tokens, hidden}, {y.data(), tokens, hidden}, nullptr));
+                         {x.data(), tokens, hidden}, {y.data(), tokens, hidden}));
       MOE_RETURN_IF_ERROR(context.compute->Synchronize());
       const std::chrono::duration<double, std::micro> time =
           std::chrono::steady_clock::now() - start;

@@ -51,7 +51,7 @@ struct MoeLayerConfig {
 // stashes may come in any order, the same on every rank. T is float, BFloat16 or Float16. Thread
 // use: one thread of a rank at a time.
 template <typename T>
-class MoeLayer {
+class MoeLayer final : public Module<T> {
  public:
   // Adds the layer's parameters to `store`: "<prefix>gate.weight" (gates with a router bias also
   // "<prefix>gate.bias", with an expert bias "<prefix>gate.e_score_correction_bias", not trained),
@@ -68,13 +68,12 @@ class MoeLayer {
   // y may be x itself, unless the layer has identity experts. kInvalidArgument otherwise.
   // kFailedPrecondition with a stash for weights whose parts are borrowed apart. Messages of failed
   // waits name the layer and step of `pass.site`. kDataLoss, naming layer and expert: an expert
-  // bias or, with `stats`, a router's logit that is not finite; on a CUDA device RouterStats::Wait
+  // bias or, with router_stats, a router's logit that is not finite; on a CUDA device RouterStats::Wait
   // returns the error for the logit, since the host does not wait for it here.
   //
   // When Forward or Backward fails, nothing reads or writes their arguments any more: work in the
   // streams has ended, for which the mesh is aborted unless the arguments were at fault.
-  absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                       RouterStats* stats);
+  absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y) override;
 
   // dx [T, H] is overwritten; it overlaps no memory of x, and may be dy itself where the layer has
   // neither a shared expert nor identity experts (otherwise kInvalidArgument). Parameter gradients
@@ -84,7 +83,7 @@ class MoeLayer {
   // kFailedPrecondition, with the reason, unless pass.stash has a Forward of this layer and no
   // Backward yet, and trained parameters have accumulators (GradientReducer::Begin).
   absl::Status Backward(const Pass& pass, MatrixView<const T> dy, MatrixView<T> dx,
-                        GradientReady ready);
+                        GradientReady ready) override;
 
   // What the router decided in the Forward that `stash` has of this layer, in memory of the stash
   // and of x; nullptr: it has none.
@@ -109,7 +108,7 @@ class MoeLayer {
 
   const MoeLayerConfig& config() const { return config_; }
   // Parameters that Create added on this rank, in the store's order, trained or not.
-  absl::Span<Parameter* const> parameters() const { return parameters_; }
+  absl::Span<Parameter* const> parameters() const override { return parameters_; }
   const ExpertPlacement& placement() const { return placement_; }
   // Bytes of the copies of weights that MoeLayerConfig::pack_weights keeps on this rank.
   int64_t packed_bytes() const {
@@ -154,8 +153,7 @@ class MoeLayer {
   template <typename Send, typename Compute, typename Receive>
   absl::Status ExchangeAroundExperts(const Pass& pass, ExchangeWork work, Send send,
                                      Compute compute, Receive receive);
-  absl::Status ForwardRows(const Pass& pass, MatrixView<const T> x, MatrixView<T> y, Saved& saved,
-                           RouterStats* stats);
+  absl::Status ForwardRows(const Pass& pass, MatrixView<const T> x, MatrixView<T> y, Saved& saved);
   absl::Status BackwardRows(const Pass& pass, MatrixView<const T> dy, Saved& saved,
                             MatrixView<T> dx, GradientReady ready);
   absl::Status CheckForward(const Pass& pass, MatrixView<const T> x, MatrixView<const T> y) const;
@@ -165,7 +163,7 @@ class MoeLayer {
                              MatrixView<const T> dx) const;
   absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);
   RouterInputs<T> router_inputs() const;
-  absl::Status Route(const Pass& pass, Saved& saved, RouterStats* stats);
+  absl::Status Route(const Pass& pass, Saved& saved);
   absl::Status CountSlots(const Context& context, const Saved& saved);
   // Whether plans are made in the device's memory. With one rank the host would not receive the
   // counts, which it needs for identity experts and calls of cuBLAS.

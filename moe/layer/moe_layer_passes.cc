@@ -98,15 +98,14 @@ absl::Status Settle(absl::Status status, const Context& context) {
 }  // namespace
 
 template <typename T>
-absl::Status MoeLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                                  RouterStats* stats) {
+absl::Status MoeLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y) {
   MOE_RETURN_IF_ERROR(CheckForward(pass, x, y));
   const Scratch scratch(pass.context);
   Saved local;
   const auto run = [&]() -> absl::Status {
     Saved& saved = pass.stash == nullptr ? local : saved_.Begin(*pass.stash);
     saved = {};
-    MOE_RETURN_IF_ERROR(ForwardRows(pass, x, y, saved, stats));
+    MOE_RETURN_IF_ERROR(ForwardRows(pass, x, y, saved));
     MOE_RETURN_IF_ERROR(CountSlots(pass.context, saved));
     saved.ended = Saved::Ended::kForward;
     return absl::OkStatus();
@@ -116,7 +115,7 @@ absl::Status MoeLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, Matri
 
 template <typename T>
 absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                                      Saved& s, RouterStats* stats) {
+                                      Saved& s) {
   const Context& context = pass.context;
   Workspace& kept = pass.kept();
   Stream& compute = *context.compute;
@@ -124,7 +123,7 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
   const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context);
   s.x = x;
 
-  MOE_RETURN_IF_ERROR(Route(pass, s, stats));
+  MOE_RETURN_IF_ERROR(Route(pass, s));
   const DispatchPlan& plan = *s.plan;
   const bool weigh_input = s.router.routing.weight_on == WeightOn::kInput;
   const int64_t hidden = x.cols();
@@ -156,7 +155,8 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved, RouterStats* stats) {
+absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
+  RouterStats* const stats = pass.router_stats.empty() ? nullptr : &pass.router_stats.front();
   const Context& context = pass.context;
   Workspace& host = pass.kept_host();
   Stream& compute = *context.compute;
@@ -419,8 +419,7 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
 }
 
 #define MOE_INSTANTIATE(T)                                                                     \
-  template absl::Status MoeLayer<T>::Forward(const Pass&, MatrixView<const T>, MatrixView<T>,  \
-                                             RouterStats*);                                    \
+  template absl::Status MoeLayer<T>::Forward(const Pass&, MatrixView<const T>, MatrixView<T>); \
   template absl::Status MoeLayer<T>::Backward(const Pass&, MatrixView<const T>, MatrixView<T>, \
                                               GradientReady);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)

@@ -95,7 +95,7 @@ absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, in
   const int64_t size = config.micro_batch_size;
   MOE_RETURN_IF_ERROR(trainer.BeginEvaluation((count + size - 1) / size));
   totals.Clear();
-  ForwardStats stats;
+  std::vector<RouterStats> stats(model.moe_layers());
   std::vector<int64_t> sequences;
   for (int64_t r = 0; r < trainer.rounds(); ++r) {
     MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
@@ -105,9 +105,9 @@ absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, in
       sequences.push_back(i);
     }
     batch.Load(text, sequences, first);
-    MOE_RETURN_IF_ERROR(
-        model.Evaluate(trainer.PassOf(round, batch.batch(trainer.step(), Mode::kEvaluation)),
-                       {batch.tokens(), batch.targets(), batch.row_loss()}, &stats));
+    Pass pass = trainer.PassOf(round, batch.batch(trainer.step(), Mode::kEvaluation));
+    pass.router_stats = absl::MakeSpan(stats);
+    MOE_RETURN_IF_ERROR(model.Evaluate(pass, {batch.tokens(), batch.targets(), batch.row_loss()}));
     totals.Add(batch.row_loss(), stats);
   }
   MOE_RETURN_IF_ERROR(trainer.EndStep());

@@ -51,13 +51,12 @@ absl::Status FeedForwardBlock<T>::DenseForward(const Pass& pass, MatrixView<cons
 
 template <typename T>
 absl::Status FeedForwardBlock<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                                          FeedForwardBlockSaved<T>& saved,
-                                          RouterStats* stats) const {
+                                          FeedForwardBlockSaved<T>& saved) const {
   if (dense_ != nullptr) {
     return TimedDense(pass, "dense FFN", [&] { return DenseForward(pass, x, y, saved); });
   }
   MOE_RETURN_IF_ERROR(TimedDense(pass, "norm", [&] { return norm_.Forward(pass, x, saved.norm); }));
-  MOE_RETURN_IF_ERROR(moe_->Forward(pass, saved.norm.y, y, stats));
+  MOE_RETURN_IF_ERROR(moe_->Forward(pass, saved.norm.y, y));
   return TimedDense(pass, "residual", [&] { return AddRows<T>(x, y, y, *pass.context.compute); });
 }
 

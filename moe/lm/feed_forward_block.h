@@ -32,10 +32,9 @@ class FeedForwardBlock {
                                                  const std::string& prefix, ParameterStore& store,
                                                  const Context& context);
 
-  // x, y [T, H]; they must not overlap. `saved` is memory that the pass keeps. `stats` is
-  // written by MoE layers, and may be null.
+  // x, y [T, H]; they must not overlap. `saved` is memory that the pass keeps.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                       FeedForwardBlockSaved<T>& saved, RouterStats* stats) const;
+                       FeedForwardBlockSaved<T>& saved) const;
   // d [T, H]: in, the gradient by y; out, the gradient by x. loss_scale multiplies the gradient of
   // the router's own losses.
   absl::Status Backward(const Pass& pass, FeedForwardBlockSaved<T>& saved, MatrixView<T> d,

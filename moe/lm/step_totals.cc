@@ -26,11 +26,11 @@ void StepTotals::AddReal(Field field, double value, double limit) {
   fields_[field] += std::llrint(scaled);
 }
 
-void StepTotals::Add(absl::Span<const float> row_loss, const ForwardStats& stats) {
+void StepTotals::Add(absl::Span<const float> row_loss, absl::Span<const RouterStats> routers) {
   if (row_loss.empty()) return;
   for (const float loss : row_loss) AddReal(kLoss, loss, kLimit);
   fields_[kTokens] += static_cast<int64_t>(row_loss.size());
-  for (const RouterStats& router : stats.router) {
+  for (const RouterStats& router : routers) {
     AddReal(kAuxLoss, router.aux_loss, kSumLimit);
     AddReal(kEntropy, router.entropy_sum, kSumLimit);
     fields_[kDropped] += router.dropped_slots;

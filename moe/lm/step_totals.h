@@ -31,7 +31,7 @@ class StepTotals {
   // Fields to be summed over ranks (Trainer::SumOverRanks).
   absl::Span<int64_t> fields() { return absl::MakeSpan(fields_); }
   // Adds one micro-batch: the losses of its tokens and the statistics of its routers.
-  void Add(absl::Span<const float> row_loss, const ForwardStats& stats);
+  void Add(absl::Span<const float> row_loss, absl::Span<const RouterStats> routers);
   // Sets this rank's votes; votes() returns their sums.
   void Vote(const CheckpointVotes& votes) {
     fields_[kStop] = votes.stop;

@@ -101,8 +101,8 @@ class TrainingLoop {
   std::optional<LossScaler> scaler_;  // for float16
   std::optional<StepTotals> totals_;
   std::unique_ptr<RoutingRecorder> routing_;  // nullptr: routing is not recorded
-  ForwardStats stats_;
-  ExchangeBytes exchanged_;  // bytes of steps; validation counts apart
+  std::vector<RouterStats> stats_;            // [MoE layer] of the current micro-batch
+  ExchangeBytes exchanged_;                   // bytes of steps; validation counts apart
   GradientNorm gradient_norm_;
   StepMetrics metrics_;  // those of the last step; every step reuses their memory
   TrainReport report_;
@@ -119,6 +119,7 @@ absl::Status TrainingLoop<T>::Build() {
   MOE_ASSIGN_OR_RETURN(model_, trainer_.Add(std::move(model)));
   if (config_.trainer.dtype == DType::kFloat16) scaler_.emplace(config_.loss_scale);
   totals_.emplace(model_->moe_layers());
+  stats_.resize(model_->moe_layers());
   trainer_.SumOverRanks(totals_->fields());
   if (config_.record_routing) {
     routing_ = std::make_unique<RoutingRecorder>(model_->moe_layers(),
@@ -233,9 +234,10 @@ absl::Status TrainingLoop<T>::RunRound(const Round& round) {
     sequences_.push_back(sampler_.At(step - 1, first + i));
   }
   batch_.Load(corpus_.train, sequences_, first);
+  Pass pass = trainer_.PassOf(round, batch_.batch(step, Mode::kTraining));
+  pass.router_stats = absl::MakeSpan(stats_);
   MOE_RETURN_IF_ERROR(model_->ForwardBackward(
-      trainer_.PassOf(round, batch_.batch(step, Mode::kTraining)),
-      {batch_.tokens(), batch_.targets(), batch_.row_loss()}, &stats_,
+      pass, {batch_.tokens(), batch_.targets(), batch_.row_loss()},
       [&](Parameter& parameter) { return trainer_.MarkReady(round, parameter); }));
   totals_->Add(batch_.row_loss(), stats_);
   if (routing_ != nullptr) routing_->AddTokens(batch_.size());
@@ -310,8 +312,8 @@ template <typename T>
 absl::Status TrainingLoop<T>::Measure(double seconds) {
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());  // waits for the clock's last tasks
   const Site site = {.name = "step metrics", .step = metrics_.step};
-  double most[2] = {seconds,
-                    static_cast<double>(trainer_.state_bytes().allocated + trainer_.session().peak_bytes())};
+  double most[2] = {seconds, static_cast<double>(trainer_.state_bytes().allocated +
+                                                 trainer_.session().peak_bytes())};
   MOE_ASSIGN_OR_RETURN(const ExchangeSeconds exchanges,
                        context_.clock->SplitExchanges(context_.mesh->group(MeshGroup::kExpert),
                                                       *context_.host, site));

@@ -80,15 +80,14 @@ absl::StatusOr<TokenBatch> PutOnDevice(const TokenBatch& batch, const Context& c
 
 // Copies losses to the host, which it blocks: the only time in a round for the round's own sake.
 // The routers' statistics have then arrived, too.
-absl::Status TakeLosses(const TokenBatch& on_device, absl::Span<float> row_loss,
-                        ForwardStats* stats, const Context& context) {
+absl::Status TakeLosses(const TokenBatch& on_device, absl::Span<float> row_loss, const Pass& pass) {
+  const Context& context = pass.context;
   if (!OnCuda(context)) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(
       context.compute->CopyBytes(on_device.row_loss.data(), row_loss.data(),
                                  static_cast<int64_t>(row_loss.size() * sizeof(float))));
   MOE_RETURN_IF_ERROR(context.compute->Synchronize());
-  if (stats == nullptr) return absl::OkStatus();
-  for (RouterStats& layer : stats->router) MOE_RETURN_IF_ERROR(layer.Wait());
+  for (RouterStats& layer : pass.router_stats) MOE_RETURN_IF_ERROR(layer.Wait());
   return absl::OkStatus();
 }
 
@@ -112,13 +111,12 @@ struct Transformer<T>::Impl {
 
   absl::Status AddLayer(ParameterStore& store, const Context& context);
   absl::Status Embed(const Pass& pass, absl::Span<const int32_t> tokens, MatrixView<T> x) const;
-  absl::Status LayerForward(const Pass& pass, int layer, const LayerRows& rows, LayerSaved& saved,
-                            ForwardStats* stats) const;
-  absl::StatusOr<MatrixView<const T>> Forward(const Pass& pass, absl::Span<const int32_t> tokens,
-                                              ForwardStats* stats);
+  absl::Status LayerForward(const Pass& pass, int layer, const LayerRows& rows,
+                            LayerSaved& saved) const;
+  absl::StatusOr<MatrixView<const T>> Forward(const Pass& pass, absl::Span<const int32_t> tokens);
   absl::Status Backward(const Pass& pass, absl::Span<const int32_t> tokens, MatrixView<T> d,
                         GradientReady ready);
-  void Count(const ForwardStats& stats);
+  void Count(absl::Span<const RouterStats> of_layers);
 
   TransformerConfig config;
   Parameter* embedding = nullptr;
@@ -152,23 +150,22 @@ absl::Status Transformer<T>::Impl::Embed(const Pass& pass, absl::Span<const int3
 
 template <typename T>
 absl::Status Transformer<T>::Impl::LayerForward(const Pass& pass, int layer, const LayerRows& rows,
-                                                LayerSaved& layer_saved,
-                                                ForwardStats* stats) const {
-  const Pass in_layer = pass.InLayer(layer);
+                                                LayerSaved& layer_saved) const {
+  Pass in_layer = pass.InLayer(layer);
   const Layer& l = layers[layer];
   MOE_RETURN_IF_ERROR(TimedDense(in_layer, "attention", [&] {
     return l.attention.Forward(in_layer, rows.x, rows.middle, layer_saved.attention);
   }));
-  const bool measures = stats != nullptr && l.feed_forward.moe() != nullptr;
-  return l.feed_forward.Forward(in_layer, rows.middle, rows.y, layer_saved.feed_forward,
-                                measures ? &stats->router[layer / config.moe_layer_freq] : nullptr);
+  if (!pass.router_stats.empty() && l.feed_forward.moe() != nullptr) {
+    in_layer.router_stats = pass.router_stats.subspan(layer / config.moe_layer_freq, 1);
+  }
+  return l.feed_forward.Forward(in_layer, rows.middle, rows.y, layer_saved.feed_forward);
 }
 
 // The residual stream after the last layer, with everything saved that backward needs.
 template <typename T>
-absl::StatusOr<MatrixView<const T>> Transformer<T>::Impl::Forward(const Pass& pass,
-                                                                  absl::Span<const int32_t> tokens,
-                                                                  ForwardStats* stats) {
+absl::StatusOr<MatrixView<const T>> Transformer<T>::Impl::Forward(
+    const Pass& pass, absl::Span<const int32_t> tokens) {
   Workspace& kept = pass.kept();
   const auto count = static_cast<int64_t>(tokens.size());
   std::vector<LayerSaved>& layers_saved = saved.Begin(*pass.stash);
@@ -178,7 +175,7 @@ absl::StatusOr<MatrixView<const T>> Transformer<T>::Impl::Forward(const Pass& pa
   for (int l = 0; l < config.num_layers; ++l) {
     MOE_ASSIGN_OR_RETURN(const auto middle, kept.Matrix<T>(count, config.hidden_size));
     MOE_ASSIGN_OR_RETURN(const auto y, kept.Matrix<T>(count, config.hidden_size));
-    MOE_RETURN_IF_ERROR(LayerForward(pass, l, {x, middle, y}, layers_saved[l], stats));
+    MOE_RETURN_IF_ERROR(LayerForward(pass, l, {x, middle, y}, layers_saved[l]));
     x = y;
   }
   return MatrixView<const T>(x);
@@ -213,9 +210,9 @@ absl::Status Transformer<T>::Impl::Backward(const Pass& pass, absl::Span<const i
 }
 
 template <typename T>
-void Transformer<T>::Impl::Count(const ForwardStats& stats) {
+void Transformer<T>::Impl::Count(absl::Span<const RouterStats> of_layers) {
   auto count = counts.begin();
-  for (const RouterStats& router : stats.router) {
+  for (const RouterStats& router : of_layers) {
     for (const int64_t slots : router.expert_count) *count++ += slots;
   }
 }
@@ -255,13 +252,11 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> Transformer<T>::Create(
 }
 
 template <typename T>
-absl::Status Transformer<T>::Evaluate(const Pass& pass, const TokenBatch& batch,
-                                      ForwardStats* stats) {
+absl::Status Transformer<T>::Evaluate(const Pass& pass, const TokenBatch& batch) {
   Impl& m = *impl_;
   const Context& context = pass.context;
   MOE_RETURN_IF_ERROR(
       CheckTokenBatch("Transformer::Evaluate", batch, pass.batch, m.config.vocab_size));
-  if (stats != nullptr) stats->router.resize(m.mixtures.size());
   Workspace& workspace = *context.workspace;
   const WorkspaceScope scope(workspace), host_scope(*context.host_workspace);
   MOE_ASSIGN_OR_RETURN(const TokenBatch on_device, PutOnDevice(batch, context));
@@ -273,10 +268,10 @@ absl::Status Transformer<T>::Evaluate(const Pass& pass, const TokenBatch& batch,
     // Nothing is saved: a layer's scratch is given back, and its output replaces its input.
     const WorkspaceScope layer_scope(workspace), host_layer_scope(*context.host_workspace);
     typename Impl::LayerSaved layer_saved;
-    MOE_RETURN_IF_ERROR(m.LayerForward(pass.WithoutStash(), l, {x, middle, x}, layer_saved, stats));
+    MOE_RETURN_IF_ERROR(m.LayerForward(pass.WithoutStash(), l, {x, middle, x}, layer_saved));
   }
   MOE_RETURN_IF_ERROR(TimedDense(pass, "loss", [&] { return m.head->Loss(pass, x, on_device); }));
-  return TakeLosses(on_device, batch.row_loss, stats, context);
+  return TakeLosses(on_device, batch.row_loss, pass);
 }
 
 template <typename T>
@@ -311,7 +306,7 @@ absl::Status Transformer<T>::Extend(const Context& context, absl::Span<const int
     MOE_RETURN_IF_ERROR(layer.attention.ForwardCached(in_layer, x, cache.keys(l, past + count),
                                                       cache.values(l, past + count), middle));
     FeedForwardBlockSaved<T> saved;
-    MOE_RETURN_IF_ERROR(layer.feed_forward.Forward(in_layer, middle, x, saved, nullptr));
+    MOE_RETURN_IF_ERROR(layer.feed_forward.Forward(in_layer, middle, x, saved));
   }
   cache.Grow(count);
   if (logits.rows() > 0) {
@@ -327,7 +322,7 @@ absl::Status Transformer<T>::Extend(const Context& context, absl::Span<const int
 
 template <typename T>
 absl::Status Transformer<T>::ForwardBackward(const Pass& pass, const TokenBatch& batch,
-                                             ForwardStats* stats, GradientReady ready) {
+                                             GradientReady ready) {
   Impl& m = *impl_;
   const Context& context = pass.context;
   MOE_RETURN_IF_ERROR(
@@ -341,18 +336,17 @@ absl::Status Transformer<T>::ForwardBackward(const Pass& pass, const TokenBatch&
     return absl::InvalidArgumentError(
         "Transformer::ForwardBackward: a pass without a stash, expected one");
   }
-  if (stats != nullptr) stats->router.resize(m.mixtures.size());
   Workspace& workspace = *context.workspace;
   const WorkspaceScope scope(workspace), host_scope(*context.host_workspace);
   MOE_ASSIGN_OR_RETURN(const TokenBatch on_device, PutOnDevice(batch, context));
-  MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, m.Forward(pass, on_device.tokens, stats));
+  MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, m.Forward(pass, on_device.tokens));
   MOE_ASSIGN_OR_RETURN(const auto d, workspace.Matrix<T>(x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(TimedDense(
       pass, "loss", [&] { return m.head->LossAndGradient(pass, x, on_device, d, ready); }));
   MOE_RETURN_IF_ERROR(m.Backward(pass, on_device.tokens, d, ready));
   MOE_RETURN_IF_ERROR(JoinStreams(*context.compute, *context.exchange));
-  MOE_RETURN_IF_ERROR(TakeLosses(on_device, batch.row_loss, stats, context));
-  if (stats != nullptr) m.Count(*stats);
+  MOE_RETURN_IF_ERROR(TakeLosses(on_device, batch.row_loss, pass));
+  m.Count(pass.router_stats);
   return absl::OkStatus();
 }
 

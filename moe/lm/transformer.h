@@ -79,11 +79,6 @@ struct TransformerConfig {
 // kInvalidArgument naming field, value and nearest valid choice.
 absl::Status ValidateTransformerConfig(const TransformerConfig& config);
 
-// Router statistics of one forward pass, per MoE layer.
-struct ForwardStats {
-  std::vector<RouterStats> router;
-};
-
 // Tokens of a round and their losses in nats: arrays [T] in memory of the host.
 struct TokenBatch {
   absl::Span<const int32_t> tokens, targets;
@@ -100,7 +95,7 @@ class KeyValueCache;
 // "…self_attn.o_proj.weight", "…input_layernorm.weight", "…post_attention_layernorm.weight",
 // "…mlp.…", "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight".
 template <typename T>
-class Transformer final : public ModuleBase {
+class Transformer final : public TrainedModule {
  public:
   // Collective.
   static absl::StatusOr<std::unique_ptr<Transformer>> Create(const TransformerConfig& config,
@@ -108,8 +103,9 @@ class Transformer final : public ModuleBase {
                                                              const Context& context);
   ~Transformer() override;
 
+  // pass.router_stats, of both: of moe_layers(), or empty.
   // Computes the loss only. Collective over the expert-parallel group.
-  absl::Status Evaluate(const Pass& pass, const TokenBatch& batch, ForwardStats* stats);
+  absl::Status Evaluate(const Pass& pass, const TokenBatch& batch);
 
   // Forward of the tokens [T] that follow those of `cache`, to which they are added; logits [n, V]
   // of the last n <= T of them: the bits of one Forward over the whole sequence where a router
@@ -122,12 +118,11 @@ class Transformer final : public ModuleBase {
   // Forward and backward of one round (one micro-batch, or none: T = 0) in pass.stash. Gradients are those of
   // pass.d_loss * (mean of row_loss + the router's losses). `ready` is called for every parameter
   // exactly once, in the same order on all ranks, when its gradient of this round is complete.
-  absl::Status ForwardBackward(const Pass& pass, const TokenBatch& batch, ForwardStats* stats,
-                               GradientReady ready);
+  absl::Status ForwardBackward(const Pass& pass, const TokenBatch& batch, GradientReady ready);
 
   // MoeLayer::router_share of every MoE layer.
   std::vector<ModuleState> states() override;
-  // Slots [MoE layer][E] chosen by the routers in calls of ForwardBackward with `stats`; EndStep
+  // Slots [MoE layer][E] chosen by the routers in calls of ForwardBackward with router_stats; EndStep
   // passes them to MoeLayer::EndStep.
   int64_t count_size() const override;
   absl::Status TakeCounts(absl::Span<int64_t> counts) override;

@@ -9,6 +9,7 @@
 #include <absl/types/span.h>
 
 #include "comm/site.h"
+#include "gating/router_stats.h"
 #include "gating/routing.h"
 #include "kernels/base/stream.h"
 #include "moe/run/context.h"
@@ -24,6 +25,9 @@ struct Pass {
   Batch batch = {};
   Stash* stash = nullptr;  // of the micro-batch; nullptr: nothing is kept for a backward
   Site site = {};
+  // Overwritten by the routers below, one for each MoE layer in forward order; empty: not wanted.
+  // On a CUDA device they arrive later (RouterStats::Wait).
+  absl::Span<RouterStats> router_stats = {};
   // The gradient of the whole loss by one of its terms, that of a router or of a token: the loss
   // scale, or 0 where a router's own loss is no term.
   float d_loss = 1;
@@ -40,7 +44,7 @@ struct Pass {
     return pass;
   }
   // The same pass, of which nothing is kept.
-  Pass WithoutStash() const { return {context, batch, nullptr, site, d_loss}; }
+  Pass WithoutStash() const { return {context, batch, nullptr, site, router_stats, d_loss}; }
 };
 
 // OnDevice, where `pass` keeps what a backward reads.

@@ -1,4 +1,4 @@
-// A module of a model: what a trainer needs of it, whatever its type.
+// A module of a model: its passes, and what a trainer needs of it.
 #ifndef MOE_MOE_STATE_MODULE_H_
 #define MOE_MOE_STATE_MODULE_H_
 
@@ -8,7 +8,10 @@
 #include <absl/status/status.h>
 #include <absl/types/span.h>
 
+#include "kernels/base/tensor_view.h"
+#include "moe/run/pass.h"
 #include "moe/state/canonical_tensor.h"
+#include "moe/state/parameter.h"
 
 namespace moe {
 
@@ -18,9 +21,25 @@ struct ModuleState {
   std::vector<double>* values;  // [rows * cols] of the last step; empty before the first
 };
 
-class ModuleBase {
+// y = f(x): a layer, or a part of a model, x and y [rows, H] of the module's width. What Backward
+// needs is kept in the pass's stash, which holds at most one Forward of a module.
+template <typename T>
+class Module {
  public:
-  virtual ~ModuleBase() = default;
+  virtual ~Module() = default;
+  // In forward order.
+  virtual absl::Span<Parameter* const> parameters() const = 0;
+  virtual absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y) = 0;
+  // dx is overwritten. `ready` is called once for every trained parameter, in the same order on all
+  // ranks, when its gradient of this pass is complete.
+  virtual absl::Status Backward(const Pass& pass, MatrixView<const T> dy, MatrixView<T> dx,
+                                GradientReady ready) = 0;
+};
+
+// What a trainer needs of a module whose steps it ends, whatever its type.
+class TrainedModule {
+ public:
+  virtual ~TrainedModule() = default;
   virtual std::vector<ModuleState> states() { return {}; }
   // Integers of a step whose sums over all ranks EndStep is given: as many on every rank.
   virtual int64_t count_size() const = 0;

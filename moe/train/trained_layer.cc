@@ -49,12 +49,13 @@ absl::Status TrainedLayer<T>::TakeStats() {
 }
 
 template <typename T>
-absl::Status TrainedLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
+absl::Status TrainedLayer<T>::Forward(Pass pass, MatrixView<const T> x, MatrixView<T> y,
                                       bool counts) {
   constexpr size_t kMostCalls = 64;  // calls whose stats may be under way
   if (calls_.size() > kMostCalls) MOE_RETURN_IF_ERROR(TakeStats());
   Call call = {.counts = counts};
-  MOE_RETURN_IF_ERROR(layer_->Forward(pass, x, y, &call.stats));
+  pass.router_stats = {&call.stats, 1};
+  MOE_RETURN_IF_ERROR(layer_->Forward(pass, x, y));
   calls_.push_back(std::move(call));
   return absl::OkStatus();
 }

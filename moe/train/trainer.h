@@ -63,7 +63,7 @@ class Round {
 // A layer of a trainer without its type, for bindings to other languages and frameworks. Its rows
 // are [rows, H] of the trainer's type, dense, in memory of the session's device; calls run in the
 // trainer's round().
-class TrainedLayerBase : public ModuleBase {
+class TrainedLayerBase : public TrainedModule {
  public:
   // A Forward in a host's graph, which saves what its Backward needs.
   struct GraphForward {
@@ -140,7 +140,7 @@ class TrainedLayer final : public TrainedLayerBase {
   // Waits for the statistics of all calls, and adds them to counts_.
   absl::Status TakeStats();
   // Forward of the layer; `counts`: Call::counts.
-  absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y, bool counts);
+  absl::Status Forward(Pass pass, MatrixView<const T> x, MatrixView<T> y, bool counts);
   MatrixView<const T> RowsAt(const void* data, int64_t rows) const {
     return {static_cast<const T*>(data), rows, layer_->config().router.hidden_size};
   }
@@ -204,7 +204,7 @@ class Trainer {
     modules_.push_back(std::move(module));
     return borrowed;
   }
-  // ModuleBase::states of all modules.
+  // TrainedModule::states of all modules.
   std::vector<ModuleState> states();
   // Integers of the caller's loop, borrowed: Reduce, or EndStep where Reduce was not called,
   // overwrites them with their sums over all ranks.
@@ -326,7 +326,7 @@ class Trainer {
   ParameterStore store_;
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::vector<std::unique_ptr<ModuleBase>> modules_;
+  std::vector<std::unique_ptr<TrainedModule>> modules_;
   std::vector<const Parameter*> own_;  // trainable parameters of AddParameter
   absl::Span<int64_t> loop_counts_;
   // Counts of modules and loop, followed by the number of elements that the optimiser left not

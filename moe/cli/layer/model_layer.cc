@@ -166,6 +166,7 @@ absl::Status RankOfLayer<T>::RunBlock(const Round& round) {
   const int64_t first = round.empty() ? 0 : round.micro_batch() * BlockTokens(tokens_);
   const int64_t count = round.empty() ? 0 : std::min(BlockTokens(tokens_), tokens_ - first);
   const int64_t bounds[] = {0, count};
+  RouterStats stats;
   const StashHandle stash = trainer_.session().stashes().Take();
   const Pass pass = {.context = context_,
                      .batch = {.sequence_offsets = bounds,
@@ -173,14 +174,14 @@ absl::Status RankOfLayer<T>::RunBlock(const Round& round) {
                                .first_global_token = first,
                                .mode = Mode::kEvaluation},
                      .stash = stash.get(),
-                     .site = {.round = static_cast<int32_t>(round.index())}};
+                     .site = {.round = static_cast<int32_t>(round.index())},
+                     .router_stats = {&stats, 1}};
   Stream& compute = *context_.compute;
   MOE_ASSIGN_OR_RETURN(const auto x, Read(input_.x, first, count));
   MOE_ASSIGN_OR_RETURN(const auto y, context_.workspace->Matrix<T>(count, router().hidden_size));
-  RouterStats stats;
   int64_t start_ns = MonotonicNs();
-  MOE_RETURN_IF_ERROR(Timed(pass, {.name = "forward"}, compute,
-                            [&] { return layer_->Forward(pass, x, y, &stats); }));
+  MOE_RETURN_IF_ERROR(
+      Timed(pass, {.name = "forward"}, compute, [&] { return layer_->Forward(pass, x, y); }));
   MOE_RETURN_IF_ERROR(compute.Synchronize());
   forward_ns_ += MonotonicNs() - start_ns;
   MOE_RETURN_IF_ERROR(stats.Wait());

@@ -255,16 +255,15 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
   MOE_RETURN_IF_ERROR(Fill(T(static_cast<float>(++calls_ % 127)), y_, *context_.compute));
   MOE_RETURN_IF_ERROR(Fill(T(static_cast<float>(calls_ % 127)), dx_, *context_.compute));
   const int64_t tokens = this->tokens();
+  RouterStats stats;
   const StashHandle stash = trainer_.session().stashes().Take();
   const Pass pass = {.context = context_,
                      .batch = {.first_global_token = context_.mesh->world().rank() * spec_.tokens},
                      .stash = stash.get(),
-                     .site = {.round = static_cast<int32_t>(call)}};  // a call is no step
-  RouterStats stats;
-  MOE_RETURN_IF_ERROR(TimedPass(pass, 0, times, [&] {
-    return layer_->Forward(pass, View(x_, tokens), View(y_, tokens),
-                           load == nullptr ? nullptr : &stats);
-  }));
+                     .site = {.round = static_cast<int32_t>(call)},  // a call is no step
+                     .router_stats = {&stats, load == nullptr ? 0u : 1u}};
+  MOE_RETURN_IF_ERROR(TimedPass(
+      pass, 0, times, [&] { return layer_->Forward(pass, View(x_, tokens), View(y_, tokens)); }));
   MOE_RETURN_IF_ERROR(TimedPass(pass, 1, times, [&] {
     return layer_->Backward(pass, View(dy_, tokens), View(dx_, tokens),
                             [](Parameter&) { return absl::OkStatus(); });

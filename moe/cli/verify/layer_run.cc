@@ -156,18 +156,19 @@ class RankRun {
       if (s > first && s <= first + tokens) sequences.push_back(s - first);
     }
     const int64_t bounds[] = {0, tokens};
+    RouterStats stats;
     const StashHandle stash = trainer_.session().stashes().Take();
     const Pass pass = {.context = context_,
                        .batch = {.sequence_offsets = sequences,
                                  .micro_batch_offsets = bounds,
                                  .first_global_token = first,
                                  .step = step},
-                       .stash = stash.get()};
+                       .stash = stash.get(),
+                       .router_stats = {&stats, 1}};
     const auto view = [&](auto span) {
       return MatrixView(span.data(), tokens, hidden);
     };
-    RouterStats stats;
-    MOE_RETURN_IF_ERROR(layer_->Forward(pass, view(x), view(y), &stats));
+    MOE_RETURN_IF_ERROR(layer_->Forward(pass, view(x), view(y)));
     if (round != nullptr) {
       MOE_RETURN_IF_ERROR(layer_->Backward(
           pass, view(dy), view(dx), [&](Parameter& p) { return trainer_.MarkReady(*round, p); }));

@@ -139,7 +139,7 @@ struct Loaded {
     }
     MOE_RETURN_IF_ERROR(
         layer->Forward({.context = *context, .batch = {.mode = Mode::kEvaluation}, .stash = stash},
-                       {x.data(), kTokens, kHidden}, {out.data(), kTokens, kHidden}, nullptr));
+                       {x.data(), kTokens, kHidden}, {out.data(), kTokens, kHidden}));
     y.resize(out.size());
     for (size_t i = 0; i < y.size(); ++i) y[i] = static_cast<float>(out[i]);
     return absl::OkStatus();

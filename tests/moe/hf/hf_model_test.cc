@@ -66,7 +66,7 @@ std::vector<float> Losses(lm::Transformer<T>& model, const Context& context,
   std::vector<float> losses(tokens.size());
   const absl::Status status = model.Evaluate(
       {.context = context, .batch = {.sequence_offsets = offsets, .mode = Mode::kEvaluation}},
-      {tokens, targets, absl::MakeSpan(losses)}, nullptr);
+      {tokens, targets, absl::MakeSpan(losses)});
   EXPECT_TRUE(status.ok()) << status;
   return losses;
 }

@@ -45,8 +45,9 @@ struct Rank : testing::LayerRank {
     return absl::OkStatus();
   }
   absl::Status Forward(int call, Stash* stash, RouterStats* stats = nullptr) {
-    return layer->Forward({.context = context(), .stash = stash}, x[call].view(), y[call].view(),
-                          stats);
+    return layer->Forward(
+        {.context = context(), .stash = stash, .router_stats = {stats, stats == nullptr ? 0u : 1u}},
+        x[call].view(), y[call].view());
   }
   // y and dx of all calls, then the gradients of all parameters.
   absl::StatusOr<std::vector<std::vector<float>>> Results() {

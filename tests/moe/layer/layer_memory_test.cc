@@ -60,7 +60,7 @@ struct MemoryRank : testing::LayerRank {
     return x[0].Write(values, context());
   }
   absl::Status Forward(MatrixView<const float> from, MatrixView<float> to, Stash* stash) {
-    return layer->Forward({.context = context(), .stash = stash}, from, to, nullptr);
+    return layer->Forward({.context = context(), .stash = stash}, from, to);
   }
   absl::Status Backward(MatrixView<const float> dy, Stash* stash, MatrixView<float> into) {
     return layer->Backward({.context = context(), .stash = stash}, dy, into,

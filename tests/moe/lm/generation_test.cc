@@ -41,7 +41,7 @@ TYPED_TEST(ExtendTest, PiecesOfASequenceHaveTheBitsOfTheWhole) {
                                 .batch = {.sequence_offsets = offsets,
                                           .micro_batch_offsets = offsets,
                                           .mode = Mode::kEvaluation}},
-                               {tokens, targets, absl::MakeSpan(whole)}, nullptr)
+                               {tokens, targets, absl::MakeSpan(whole)})
                     .ok());
 
     config.moe.pack_weights = true;

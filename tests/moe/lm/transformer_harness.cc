@@ -70,13 +70,14 @@ class RankRun {
                                         .step = 1});
     pass.d_loss = work_.loss_scale;
     std::vector<float> row_loss(tokens);
-    lm::ForwardStats stats;
+    std::vector<RouterStats> stats(model.moe_layers());
+    pass.router_stats = absl::MakeSpan(stats);
     std::vector<std::string> ready;
     MOE_RETURN_IF_ERROR(model.ForwardBackward(
         pass,
         {absl::MakeSpan(work_.tokens).subspan(first, tokens),
          absl::MakeSpan(work_.targets).subspan(first, tokens), absl::MakeSpan(row_loss)},
-        &stats, [&](Parameter& p) {
+        [&](Parameter& p) {
           ready.push_back(p.spec().name);
           return trainer_.MarkReady(round, p);
         }));
@@ -87,8 +88,7 @@ class RankRun {
     std::copy(row_loss.begin(), row_loss.end(), result_.row_loss.begin() + first);
     std::vector<std::string>& order = result_.ready[rank];
     order.insert(order.end(), ready.begin(), ready.end());
-    EXPECT_EQ(stats.router.size(), static_cast<size_t>(model.moe_layers()));
-    for (const RouterStats& layer : stats.router) {
+    for (const RouterStats& layer : stats) {
       result_.aux_loss += layer.aux_loss;
       result_.z_loss += layer.z_loss;
     }

@@ -130,7 +130,7 @@ TEST(Transformer, LostPeerIsReportedWithLayerAndStep) {
         status = model->Evaluate({.context = session->context(),
                                   .batch = {.sequence_offsets = offsets},
                                   .site = {.step = 120}},
-                                 {work.tokens, work.targets, absl::MakeSpan(loss)}, nullptr);
+                                 {work.tokens, work.targets, absl::MakeSpan(loss)});
         called.Notify();
         return absl::OkStatus();
       },
@@ -149,7 +149,7 @@ TEST(Transformer, ExchangeBytesAndDenseTimeAreCounted) {
   const std::vector<int64_t> offsets = work.SequenceOffsets(0);
   ASSERT_TRUE(rank.model
                   ->Evaluate({.context = rank.context(), .batch = {.sequence_offsets = offsets}},
-                             {work.tokens, work.targets, absl::MakeSpan(loss)}, nullptr)
+                             {work.tokens, work.targets, absl::MakeSpan(loss)})
                   .ok());
   // Three layers; a rank alone gathers a token's row once per expert and gets it back so: 16 rows
   // each way, of 12 floats.

@@ -166,7 +166,7 @@ std::vector<float> Evaluate(OneRank<T>& rank, absl::Span<const int32_t> tokens,
   const absl::Status status = rank.model->Evaluate(
       {.context = rank.context(),
        .batch = {.sequence_offsets = sequence_offsets, .mode = Mode::kEvaluation}},
-      {tokens, targets, absl::MakeSpan(loss)}, nullptr);
+      {tokens, targets, absl::MakeSpan(loss)});
   EXPECT_TRUE(status.ok()) << status;
   return loss;
 }
@@ -208,7 +208,7 @@ TYPED_TEST(TransformerTyped, EvaluateGivesTheBitsOfTraining) {
                   ->ForwardBackward({.context = rank.context(),
                                      .batch = {.sequence_offsets = offsets},
                                      .stash = stash.get()},
-                                    {work.tokens, work.targets, absl::MakeSpan(trained)}, nullptr,
+                                    {work.tokens, work.targets, absl::MakeSpan(trained)},
                                     [](Parameter&) { return absl::OkStatus(); })
                   .ok());
   EXPECT_EQ(std::memcmp(evaluated.data(), trained.data(), trained.size() * sizeof(float)), 0);
@@ -223,7 +223,7 @@ TEST(Transformer, BadBatchesAreRefusedBeforeAnyWork) {
                             absl::Span<const int64_t> sequences, size_t losses) {
     return rank.model->Evaluate(
         {.context = rank.context(), .batch = {.sequence_offsets = sequences}},
-        {in, out, absl::MakeSpan(loss).subspan(0, losses)}, nullptr);
+        {in, out, absl::MakeSpan(loss).subspan(0, losses)});
   };
   const auto refused = [](const absl::Status& status, const char* with) {
     EXPECT_THAT(status, StatusIs(kInvalidArgument, with));
@@ -236,12 +236,11 @@ TEST(Transformer, BadBatchesAreRefusedBeforeAnyWork) {
   refused(evaluate(tokens, tokens, gap, 3), "sequence_offsets [2], expected to ascend from 0 to 3");
   refused(evaluate(tokens, tokens, backwards, 3), "sequence_offsets [4]");
   refused(evaluate(tokens, tokens, {}, 3), "sequence_offsets [0]");
-  refused(
-      rank.model->ForwardBackward({.context = rank.context(),
-                                   .batch = {.sequence_offsets = good, .micro_batch_offsets = two}},
-                                  {tokens, tokens, absl::MakeSpan(loss)}, nullptr,
-                                  [](Parameter&) { return absl::OkStatus(); }),
-      "2 micro-batches, expected one per round");
+  refused(rank.model->ForwardBackward(
+              {.context = rank.context(),
+               .batch = {.sequence_offsets = good, .micro_batch_offsets = two}},
+              {tokens, tokens, absl::MakeSpan(loss)}, [](Parameter&) { return absl::OkStatus(); }),
+          "2 micro-batches, expected one per round");
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ class LayerOnRank {
     const StashHandle stash = session_->stashes().Take();
     const Pass pass = {.context = context, .stash = stash.get()};
     MOE_RETURN_IF_ERROR(reducer_->Begin());
-    MOE_RETURN_IF_ERROR(layer_->Forward(pass, view(x), view(y), nullptr));
+    MOE_RETURN_IF_ERROR(layer_->Forward(pass, view(x), view(y)));
     MOE_RETURN_IF_ERROR(layer_->Backward(
         pass, view(x), view(dx), [&](Parameter& each) { return reducer_->MarkReady(each); }));
     MOE_RETURN_IF_ERROR(reducer_->Finish());

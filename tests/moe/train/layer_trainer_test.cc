@@ -422,7 +422,7 @@ TEST(MoeLayerTest, BackwardOfAStashThatHasNoForwardOrWithoutSumsIsRefused) {
                          MoeLayer<float>::Create(LayerConfig(), "1.", store, context));
     std::vector<float> x(kTokens * kHidden, 0.5f), y(x.size()), dx(x.size());
     const auto forward = [&](Stash* stash) {
-      return layer->Forward({.context = context, .stash = stash}, View(x), View(y), nullptr);
+      return layer->Forward({.context = context, .stash = stash}, View(x), View(y));
     };
     const auto backward = [&](MoeLayer<float>& which, Stash* stash) {
       return which.Backward({.context = context, .stash = stash}, View(x), View(dx),

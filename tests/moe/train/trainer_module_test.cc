@@ -21,7 +21,7 @@ using testing::StatusIs;
 constexpr int kRanks = 3;
 
 // Counts 1 and 10 times the rank's number from 1.
-struct CountingModule : ModuleBase {
+struct CountingModule : TrainedModule {
   explicit CountingModule(int rank) : of_rank(rank + 1) {}
   int64_t count_size() const override { return 2; }
   absl::Status TakeCounts(absl::Span<int64_t> counts) override {

@@ -67,8 +67,9 @@ absl::Status Graph(moe::Session& session) {
     y.emplace_back(x.back().size());
     stashes.push_back(session.stashes().Take());
     moe::RouterStats stats;
-    MOE_RETURN_IF_ERROR(layers[call]->Forward({.context = context, .stash = stashes[call].get()},
-                                              View(x[call]), View(y[call]), &stats));
+    MOE_RETURN_IF_ERROR(layers[call]->Forward(
+        {.context = context, .stash = stashes[call].get(), .router_stats = {&stats, 1}},
+        View(x[call]), View(y[call])));
     EXPECT(stats.loss() > 0);
   }
   std::vector<float> dx(x[0].size());
@@ -120,7 +121,7 @@ absl::StatusOr<Inference> Run(const moe::hf::HfConfig& config, const std::string
     std::vector<BFloat16> x = Rows<BFloat16>(0);
     MOE_RETURN_IF_ERROR(
         layer->Forward({.context = context, .batch = {.mode = moe::Mode::kEvaluation}}, View(x),
-                       View(result.y.emplace_back(x.size())), nullptr));
+                       View(result.y.emplace_back(x.size()))));
     stored.push_back({.layer = weights.layer(), .prefix = prefix});
   }
   for (const auto& p : store.parameters()) EXPECT(p->master().empty() || p->spec().rows == 1);
