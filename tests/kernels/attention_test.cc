@@ -286,6 +286,7 @@ TYPED_TEST(CausalAttentionTypesTest, HasTheSameBitsForAnyLayoutAndSchedule) {
 
 // Alone and between others: with other tiles and slots.
 TYPED_TEST(CausalAttentionTypesTest, ASequenceHasTheSameBitsInAnyBatch) {
+  if (kSanitized) GTEST_SKIP() << "a matter of bits";
   using T = TypeParam;
   const Offsets offsets = {0, 37, 38, 38, 108, 111};
   ForEachDevice([&](const TestDevice& device) {
@@ -306,6 +307,7 @@ TYPED_TEST(CausalAttentionTypesTest, ASequenceHasTheSameBitsInAnyBatch) {
 
 // No NaN of later tokens or of another sequence changes a result.
 TYPED_TEST(CausalAttentionTypesTest, LaterTokensAndOtherSequencesDoNotChangeABit) {
+  if (kSanitized) GTEST_SKIP() << "a matter of bits";
   using T = TypeParam;
   constexpr int64_t kEnd = 80, kRows = 100, kCols = 2 * 16;
   ForEachDevice([](const TestDevice& device) {

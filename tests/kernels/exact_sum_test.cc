@@ -153,6 +153,7 @@ TEST(ExactAccumulateTest, OverwritesWhatIsThereInCacheOrPastIt) {
 TEST(ExactAccumulateTest, MaxTermsAtTheLimitDoNotOverflow) {
   ForEachDevice([](const TestDevice& device) {
     for (const int64_t terms : {1, 2, 3, 5, 64, 500}) {
+      if (kSanitized && terms > 5) continue;  // repeat the same launches
       const ExactGrid grid = {.unit_log2 = -50, .max_terms = terms};
       // The largest float whose q is within the limit: 2^63 itself is above INT64_MAX.
       auto edge = static_cast<float>(std::ldexp(static_cast<double>(grid.limit()), -50));
