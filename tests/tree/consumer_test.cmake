@@ -63,9 +63,10 @@ cmake_path(GET pc PARENT_PATH pc_dir)
 cmake_path(GET pc_dir PARENT_PATH lib_dir)
 set(ENV{PKG_CONFIG_PATH} ${pc_dir})
 set(run_here ${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${lib_dir})
-foreach(program first_layer own_optimizer custom_gate load_layer host_program)
-  run(sh -c "c++ -std=c++20 -Wall -Wextra -Werror ${project}/${program}.cc -o ${project}/${program} $(pkg-config --cflags --libs --static moe)")
-endforeach()
+file(WRITE ${project}/pkg_config.sh "exec c++ -std=c++20 -Wall -Wextra -Werror ${project}/$1.cc -o ${project}/$1 \
+  $(pkg-config --cflags --libs --static moe)\n")
+run(sh -c "printf '%s\n' first_layer own_optimizer custom_gate load_layer host_program |
+  xargs -P $(nproc) -n 1 sh ${project}/pkg_config.sh")
 run(sh -c "cc -std=c11 -c ${project}/first_layer.c -o ${project}/first_layer_c.o $(pkg-config --cflags moe)")
 run(sh -c "c++ ${project}/first_layer_c.o -o ${project}/first_layer_c $(pkg-config --libs --static moe)")
 run_prints("${learns}" ${run_here} ${project}/first_layer_c)
@@ -75,15 +76,15 @@ run(${run_here} ${project}/host_program ${SOURCE}/tests/golden/models/qwen3_moe 
 run_prints("gradient agrees with differences" ${run_here} ${project}/custom_gate)
 file(RENAME ${SCRATCH}/moved ${SCRATCH}/prefix)
 
-# Every installed header compiles alone, against the installed tree, under the warnings of a strict
-# project: pkg-config and add_subdirectory do not make them system headers.
+# Every installed header compiles alone, and twice, against the installed tree, under the warnings of a
+# strict project: pkg-config and add_subdirectory do not make them system headers.
 set(strict "-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror")
 file(GLOB_RECURSE headers RELATIVE ${SCRATCH}/prefix/include/moe-1 ${SCRATCH}/prefix/include/*.h)
 list(REMOVE_ITEM headers moe/torch.h) # needs LibTorch
 set(sources "")
 foreach(header ${headers})
   string(MAKE_C_IDENTIFIER ${header} name)
-  file(WRITE ${project}/headers/${name}.cc "#include <${header}>\n")
+  file(WRITE ${project}/headers/${name}.cc "#include <${header}>\n#include <${header}>\n")
   list(APPEND sources headers/${name}.cc)
 endforeach()
 list(JOIN sources " " sources)
