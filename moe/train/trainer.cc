@@ -125,11 +125,9 @@ absl::StatusOr<Round> Trainer::BeginRound() {
   const Mesh& mesh = *context().mesh;
   const MicroBatchRange mine =
       MicroBatchesOf(mesh.index(MeshGroup::kData), mesh.size(MeshGroup::kData), dealt_);
-  round_.index_ = rounds_begun_++;
-  round_.step_ = step_;
-  ++round_.number_;
-  const int64_t micro_batch = mine.begin + round_.index_;
-  round_.micro_batch_ = micro_batch < mine.end ? micro_batch : -1;
+  const int64_t micro_batch = mine.begin + rounds_begun_;
+  round_ =
+      Round(micro_batch < mine.end ? micro_batch : -1, rounds_begun_++, step_, round_.number() + 1);
   return round_;
 }
 
@@ -195,9 +193,9 @@ absl::Status Trainer::CheckReduced(const char* function) const {
 }
 
 absl::Status Trainer::CheckCurrent(const Round& round) const {
-  if (scope_.has_value() && round.number_ == round_.number_) return absl::OkStatus();
+  if (scope_.has_value() && round.number() == round_.number()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("Trainer: round ", round.index_, " of step ", round.step_,
+      absl::StrCat("Trainer: round ", round.index(), " of step ", round.step(),
                    " has ended, expected the round that BeginRound returned last"));
 }
 

@@ -15,8 +15,11 @@
 #include "comm/all_reduce.h"
 #include "kernels/base/status_macros.h"
 #include "moe/layer/moe_layer.h"
+#include "moe/pipeline/runner.h"
+#include "moe/pipeline/schedule.h"
 #include "moe/run/micro_batches.h"
 #include "moe/run/pass.h"
+#include "moe/run/round.h"
 #include "moe/run/session.h"
 #include "moe/state/module.h"
 #include "moe/state/parameter.h"
@@ -43,22 +46,6 @@ struct TrainerOptions {
 };
 
 class Trainer;
-
-// One round of a step: a micro-batch of this rank, or none, for which the rank joins the exchanges
-// with zero rows. Workspace memory taken in a round is given back when the next round begins.
-class Round {
- public:
-  bool empty() const { return micro_batch_ < 0; }
-  // Index of the micro-batch among the global batch's M; -1: none.
-  int64_t micro_batch() const { return micro_batch_; }
-  int64_t index() const { return index_; }  // index in the step or evaluation, from 0
-  int64_t step() const { return step_; }    // from 1
-
- private:
-  friend class Trainer;
-  int64_t micro_batch_ = -1, index_ = 0, step_ = 0;
-  uint64_t number_ = 0;  // number among all rounds of the trainer
-};
 
 // A layer of a trainer without its type, for bindings to other languages and frameworks. Its rows
 // are [rows, H] of the trainer's type, dense, in memory of the session's device; calls run in the
@@ -228,6 +215,13 @@ class Trainer {
   // Begins a step if none has begun. kFailedPrecondition after the last round.
   absl::StatusOr<Round> BeginRound();
   const Round& round() const { return round_; }  // the round that began last
+  // Runs all rounds of the step, or of the evaluation that has begun, with passes of `module`,
+  // which reads tokens and writes losses. Collective. Errors: those of module and host.
+  template <typename T>
+  absl::Status RunRounds(Module<T>& module, RoundHost& host) {
+    OneStage(rounds(), !evaluates(), ops_);
+    return RunOperations(ops_, module, host, *this);
+  }
   // Adds `values`, [parameter.size()] in memory of the session's device, to the step's sum as one
   // term. Called once in a round. Enqueued; kInvalidArgument for another size, kFailedPrecondition
   // for a parameter that has no sum: frozen, or added after the first step.
@@ -345,6 +339,7 @@ class Trainer {
   int64_t step_ = 0;
   int64_t rounds_begun_ = 0;  // rounds of this step or evaluation
   Round round_;
+  std::vector<PipelineOp> ops_;                       // operations of RunRounds
   std::optional<WorkspaceScope> scope_, host_scope_;  // what the caller takes in the round
   StashHandle stash_;                                 // of the round of a step
 };
