@@ -42,12 +42,13 @@ include(CMakePackageConfigHelpers)
 # each alone.
 set(moe_public_headers
   moe/moe.h moe/main.h moe/torch.h moe/c/moe.h
-  moe/run/context.h moe/run/micro_batches.h moe/run/pass.h moe/run/phase_clock.h moe/run/session.h
+  moe/run/context.h moe/run/micro_batches.h moe/run/pass.h moe/run/phase_clock.h moe/run/round.h moe/run/session.h
   moe/run/stash.h moe/run/trace_export.h
   moe/state/boxes.h moe/state/canonical_tensor.h moe/state/module.h moe/state/parameter.h
   moe/zero/optimizer_state.h moe/zero/shard_cut.h moe/zero/state_placement.h moe/zero/weight_gather.h
   moe/tensor/linear.h
   moe/layer/experts.h moe/layer/moe_layer.h moe/layer/shared_expert.h
+  moe/pipeline/runner.h moe/pipeline/schedule.h
   moe/train/gradient_norm.h moe/train/gradient_reducer.h moe/train/grid_unit.h
   moe/train/loss_scaler.h moe/train/optimizer.h moe/train/trainer.h
   moe/checkpoint/checkpointer.h moe/checkpoint/manifest.h moe/checkpoint/reader.h
@@ -56,7 +57,8 @@ set(moe_public_headers
   moe/hf/hf_config.h moe/hf/hf_model.h moe/hf/hf_save.h moe/hf/hf_weights.h moe/hf/model_rule.h moe/hf/tensor_layout.h moe/hf/tensor_rule.h
   moe/io/checkpoint.h moe/io/file.h moe/io/file_system.h moe/io/file_work.h moe/io/model_files.h moe/io/routing_trace.h moe/io/safetensors.h
   moe/io/safetensors_stream.h
-  moe/lm/key_value_cache.h moe/lm/text_data.h moe/lm/tokens.h moe/lm/train_config.h moe/lm/training_loop.h moe/lm/transformer.h
+  moe/lm/attention_block.h moe/lm/dense.h moe/lm/feed_forward_block.h moe/lm/key_value_cache.h moe/lm/layer.h moe/lm/output_head.h
+  moe/lm/stage.h moe/lm/text_data.h moe/lm/tokens.h moe/lm/train_config.h moe/lm/training_loop.h moe/lm/transformer_config.h
   dispatch/dispatch_plan.h dispatch/dispatcher.h dispatch/placement.h
   gating/capacity.h gating/gate.h gating/router.h gating/router_check.h
   gating/router_config.h gating/router_stats.h gating/routing.h
@@ -77,7 +79,7 @@ set(moe_public_headers
   kernels/exact_sum/square_sum.h kernels/exact_sum/sum_view.h
   kernels/grouped_gemm/gemm_cublas.h kernels/grouped_gemm/gemm_options.h
   kernels/grouped_gemm/gemm_problem.h kernels/grouped_gemm/packed_weights.h
-  kernels/activation/activation.h kernels/activation/activation_kind.h
+  kernels/activation/activation.h kernels/activation/activation_kind.h kernels/attention/attention.h
   kernels/topk_gate/gate_row.h kernels/topk_gate/gate_rule.h)
 # Installed below moe-1/, which is the include path: "moe/moe.h" works for the user as it does here,
 # and no folder named kernels/ or comm/ is added to the user's own path.

@@ -1,4 +1,4 @@
-// A whole public model in a folder: its configuration, and its weights for a moe::lm::Transformer.
+// A whole public model in a folder: its configuration, and its weights for a moe::lm::Stage.
 #ifndef MOE_MOE_HF_HF_MODEL_H_
 #define MOE_MOE_HF_HF_MODEL_H_
 
@@ -40,7 +40,7 @@ class HfModel {
   // Each once, in the order of canonical names.
   std::vector<CheckpointTensor> tensors() const;
 
-  // Overwrites the masters of all parameters of `store`, a Transformer of config() in any layout,
+  // Overwrites the masters of all parameters of `store`, a Stage of config() in any layout,
   // and refreshes their compute copies. Reads what this rank holds, a million elements at a time.
   // kBorrow: experts of a store for inference stay in the mapped files; everything else is copied,
   // including gate and up projections that are not contiguous there (Mixtral's, unless they are

@@ -1,4 +1,4 @@
-// Whole public models as moe::lm::Transformer: config.json and names of tensors, in both
+// Whole public models as moe::lm::Stage: config.json and names of tensors, in both
 // directions. The rules of MoE layers are the families' (family.h).
 #ifndef MOE_MOE_HF_MODEL_RULE_H_
 #define MOE_MOE_HF_MODEL_RULE_H_
@@ -13,7 +13,7 @@
 #include <absl/strings/string_view.h>
 
 #include "moe/hf/tensor_layout.h"
-#include "moe/lm/transformer.h"
+#include "moe/lm/transformer_config.h"
 
 namespace moe::hf {
 

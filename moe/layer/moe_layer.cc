@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
   }
   auto layer = std::unique_ptr<MoeLayer>(new MoeLayer(config, context));
   layer->prefix_ = prefix;
-  const size_t first = store.parameters().size();
+  const size_t before = store.parameters().size();
   Communicator& group = context.mesh->group(MeshGroup::kExpert);
   const RouterConfig& router = config.router;
   MOE_ASSIGN_OR_RETURN(layer->router_, Router<T>::Create(router));
@@ -72,9 +72,7 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
         SharedExpert<T>::Create(experts, config.gated_shared_expert ? Gated::kYes : Gated::kNo,
                                 prefix, store));
   }
-  for (const auto& parameter : store.parameters().subspan(first)) {
-    layer->parameters_.push_back(parameter.get());
-  }
+  layer->parameters_ = store.AddedSince(before);
   return layer;
 }
 

@@ -88,7 +88,7 @@ class MoeLayer final : public Module<T> {
   // What the router decided in the Forward that `stash` has of this layer, in memory of the stash
   // and of x; nullptr: it has none.
   const RouterSaved<T>* routed(const Stash& stash) const {
-    const Saved* const saved = saved_.Find(stash);
+    const Saved* const saved = saved_.Find(&stash);
     return saved == nullptr ? nullptr : &saved->router;
   }
 

@@ -61,7 +61,7 @@ absl::StatusOr<typename MoeLayer<T>::Saved*> MoeLayer<T>::SavedOf(const Pass& pa
         "MoeLayer::Backward: a pass without a stash, as in an evaluation, expected that of the "
         "Forward");
   }
-  Saved* const saved = saved_.Find(*pass.stash);
+  Saved* const saved = saved_.Find(pass.stash);
   if (saved == nullptr || saved->ended == Saved::Ended::kNone) {
     return absl::FailedPreconditionError(
         "MoeLayer::Backward: the stash has no Forward of this layer since it was taken, expected "

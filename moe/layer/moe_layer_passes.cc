@@ -101,9 +101,8 @@ template <typename T>
 absl::Status MoeLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y) {
   MOE_RETURN_IF_ERROR(CheckForward(pass, x, y));
   const Scratch scratch(pass.context);
-  Saved local;
   const auto run = [&]() -> absl::Status {
-    Saved& saved = pass.stash == nullptr ? local : saved_.Begin(*pass.stash);
+    Saved& saved = saved_.Begin(pass.stash);
     saved = {};
     MOE_RETURN_IF_ERROR(ForwardRows(pass, x, y, saved));
     MOE_RETURN_IF_ERROR(CountSlots(pass.context, saved));

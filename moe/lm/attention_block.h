@@ -11,7 +11,7 @@
 #include "gating/routing.h"
 #include "kernels/attention/attention.h"
 #include "moe/lm/dense.h"
-#include "moe/lm/transformer.h"
+#include "moe/lm/transformer_config.h"
 #include "moe/tensor/linear.h"
 
 namespace moe::lm {

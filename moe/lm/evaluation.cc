@@ -16,6 +16,46 @@
 namespace moe::lm {
 namespace {
 
+// The rounds of an evaluation: sequences [0, count) of a text.
+template <typename T>
+class EvaluationRounds final : public RoundHost {
+ public:
+  EvaluationRounds(const Tokens& text, int64_t count, Stage<T>& model, SequenceBatch& batch,
+                   StepTotals& totals)
+      : text_(text),
+        count_(count),
+        model_(model),
+        batch_(batch),
+        totals_(totals),
+        stats_(model.moe_layers()) {}
+
+  absl::Status BeginRound(const Round& round, Pass& pass) override {
+    const int64_t first = round.micro_batch() * batch_.most();
+    sequences_.clear();
+    for (int64_t i = first; !round.empty() && i < std::min(count_, first + batch_.most()); ++i) {
+      sequences_.push_back(i);
+    }
+    batch_.Load(text_, sequences_, first);
+    pass.batch = batch_.batch(round.step(), Mode::kEvaluation);
+    pass.router_stats = absl::MakeSpan(stats_);
+    return model_.Load(pass, {batch_.tokens(), batch_.targets(), batch_.row_loss()});
+  }
+  absl::Status EndRound(const Pass& pass) override {
+    MOE_RETURN_IF_ERROR(model_.TakeLosses(pass));
+    totals_.Add(batch_.row_loss(), stats_);
+    return absl::OkStatus();
+  }
+
+ private:
+  const Tokens& text_;
+  const int64_t count_;
+  Stage<T>& model_;
+  SequenceBatch& batch_;
+  StepTotals& totals_;
+  std::vector<RouterStats> stats_;  // [MoE layer] of the current micro-batch
+  std::vector<int64_t> sequences_;
+};
+
 template <typename T>
 absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const ModelWeights& weights,
                                             const Tokens& text, Trainer& trainer) {
@@ -42,13 +82,11 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const Mod
 }  // namespace
 
 template <typename T>
-absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(const TrainConfig& config,
-                                                          const ModelWeights& weights,
-                                                          Trainer& trainer) {
+absl::StatusOr<std::unique_ptr<Stage<T>>> MakeModel(const TrainConfig& config,
+                                                    const ModelWeights& weights, Trainer& trainer) {
   ParameterStore& store = trainer.parameters();
   store.set_use(weights.use);
-  MOE_ASSIGN_OR_RETURN(auto model,
-                       Transformer<T>::Create(ModelConfig(config), store, trainer.context()));
+  MOE_ASSIGN_OR_RETURN(auto model, Stage<T>::Create(ModelConfig(config), store, trainer.context()));
   const absl::Status status = weights.load(store, trainer.context());
   if (absl::IsDataLoss(status)) return WithFileFault(status, FileFault::kContent);
   MOE_RETURN_IF_ERROR(status);
@@ -74,8 +112,8 @@ absl::StatusOr<std::vector<CanonicalTensor>> StoredTensors(const CheckpointManif
                        CreateTrainer(config, std::move(MakeLocalWorld({.ranks = 1}).front())));
   ParameterStore& store = trainer->parameters();
   store.set_use(StoreUse::kInference);
-  MOE_ASSIGN_OR_RETURN(const auto model, Transformer<BFloat16>::Create(ModelConfig(config), store,
-                                                                       trainer->context()));
+  MOE_ASSIGN_OR_RETURN(const auto model,
+                       Stage<BFloat16>::Create(ModelConfig(config), store, trainer->context()));
   std::vector<CanonicalTensor> tensors;
   for (const auto& parameter : store.parameters()) {
     tensors.insert(tensors.end(), parameter->parts().begin(), parameter->parts().end());
@@ -90,26 +128,13 @@ int64_t EvaluationSequences(const TrainConfig& config, const Tokens& text, int64
 
 template <typename T>
 absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, int64_t count,
-                               Trainer& trainer, Transformer<T>& model, SequenceBatch& batch,
+                               Trainer& trainer, Stage<T>& model, SequenceBatch& batch,
                                StepTotals& totals) {
   const int64_t size = config.micro_batch_size;
   MOE_RETURN_IF_ERROR(trainer.BeginEvaluation((count + size - 1) / size));
   totals.Clear();
-  std::vector<RouterStats> stats(model.moe_layers());
-  std::vector<int64_t> sequences;
-  for (int64_t r = 0; r < trainer.rounds(); ++r) {
-    MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
-    const int64_t first = round.micro_batch() * size;
-    sequences.clear();
-    for (int64_t i = first; !round.empty() && i < std::min(count, first + size); ++i) {
-      sequences.push_back(i);
-    }
-    batch.Load(text, sequences, first);
-    Pass pass = trainer.PassOf(round, batch.batch(trainer.step(), Mode::kEvaluation));
-    pass.router_stats = absl::MakeSpan(stats);
-    MOE_RETURN_IF_ERROR(model.Evaluate(pass, {batch.tokens(), batch.targets(), batch.row_loss()}));
-    totals.Add(batch.row_loss(), stats);
-  }
+  EvaluationRounds<T> rounds(text, count, model, batch, totals);
+  MOE_RETURN_IF_ERROR(trainer.RunRounds(model, rounds));
   MOE_RETURN_IF_ERROR(trainer.EndStep());
   if (totals.non_finite() > 0) {
     return absl::DataLossError(
@@ -142,10 +167,10 @@ absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const Model
 }
 
 #define MOE_INSTANTIATE(T)                                                                      \
-  template absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(                           \
-      const TrainConfig&, const ModelWeights&, Trainer&);                                       \
+  template absl::StatusOr<std::unique_ptr<Stage<T>>> MakeModel(const TrainConfig&,              \
+                                                               const ModelWeights&, Trainer&);  \
   template absl::StatusOr<float> MeanLoss(const TrainConfig&, const Tokens&, int64_t, Trainer&, \
-                                          Transformer<T>&, SequenceBatch&, StepTotals&);
+                                          Stage<T>&, SequenceBatch&, StepTotals&);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 

@@ -10,6 +10,7 @@
 #include <absl/status/statusor.h>
 
 #include "moe/checkpoint/manifest.h"
+#include "moe/lm/stage.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/training_loop.h"
 #include "moe/state/canonical_tensor.h"
@@ -28,17 +29,16 @@ struct ModelWeights {
 };
 
 // A model of the trainer's with these weights; only its forward passes are for use. Errors: as
-// Transformer::Create and `load`, with a FileFault for what is damaged. Collective, blocks the
+// Stage::Create and `load`, with a FileFault for what is damaged. Collective, blocks the
 // host.
 template <typename T>
-absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(const TrainConfig& config,
-                                                          const ModelWeights& weights,
-                                                          Trainer& trainer);
+absl::StatusOr<std::unique_ptr<Stage<T>>> MakeModel(const TrainConfig& config,
+                                                    const ModelWeights& weights, Trainer& trainer);
 
 // The canonical tensors of the model that wrote a checkpoint, with the axes along which ranks cut
 // them. Takes address space for weights in 16 bits, and hardly any memory. kDataLoss: the manifest
 // describes no model of moe train, or one of more layers and experts than it has tensors for.
-// Errors of Transformer::Create.
+// Errors of Stage::Create.
 absl::StatusOr<std::vector<CanonicalTensor>> StoredTensors(const CheckpointManifest& manifest);
 
 // Sequences of `text` that a pass takes: at most `most`. The last incomplete micro-batch is
@@ -50,7 +50,7 @@ int64_t EvaluationSequences(const TrainConfig& config, const Tokens& text, int64
 // world. kDataLoss: it is not finite.
 template <typename T>
 absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, int64_t count,
-                               Trainer& trainer, Transformer<T>& model, SequenceBatch& batch,
+                               Trainer& trainer, Stage<T>& model, SequenceBatch& batch,
                                StepTotals& totals);
 
 struct EvaluationReport {

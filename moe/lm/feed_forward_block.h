@@ -10,7 +10,7 @@
 #include "gating/routing.h"
 #include "moe/layer/experts.h"
 #include "moe/lm/dense.h"
-#include "moe/lm/transformer.h"
+#include "moe/lm/transformer_config.h"
 
 namespace moe::lm {
 

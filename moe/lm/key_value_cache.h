@@ -9,7 +9,7 @@
 #include "kernels/base/buffer.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/tensor_view.h"
-#include "moe/lm/transformer.h"
+#include "moe/lm/transformer_config.h"
 
 namespace moe::lm {
 

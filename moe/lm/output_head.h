@@ -9,10 +9,16 @@
 #include <absl/types/span.h>
 
 #include "moe/lm/dense.h"
-#include "moe/lm/transformer.h"
+#include "moe/lm/transformer_config.h"
 #include "moe/tensor/linear.h"
 
 namespace moe::lm {
+
+// Tokens of a round and their losses in nats: arrays [T].
+struct TokenBatch {
+  absl::Span<const int32_t> tokens, targets;
+  absl::Span<float> row_loss;
+};
 
 // row_loss[t] = cross-entropy of RMSNorm(x_t) W^T against target t, logits and loss in float32.
 // Parameters: "model.norm.weight" [H], and "lm_head.weight" [V, H] unless it is tied. Without

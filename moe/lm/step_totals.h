@@ -13,10 +13,10 @@
 #include <absl/types/span.h>
 
 #include "comm/communicator.h"
+#include "gating/router_stats.h"
 #include "kernels/base/stream.h"
 #include "moe/checkpoint/checkpointer.h"
 #include "moe/io/routing_trace.h"
-#include "moe/lm/transformer.h"
 
 namespace moe::lm {
 
@@ -84,7 +84,7 @@ class RoutingRecorder {
   // To be called at the start of a step.
   void Clear() { std::fill(counts_.begin(), counts_.end(), 0); }
   void AddTokens(int64_t tokens) { counts_[0] += tokens; }
-  // [MoE layer][E]; Transformer::CountSlots adds to it.
+  // [MoE layer][E]; Stage::CountSlots adds to it.
   absl::Span<int64_t> slots() { return absl::MakeSpan(counts_).subspan(1); }
 
   // Records of the step, one for each MoE layer, on rank 0; none on other ranks. Collective over

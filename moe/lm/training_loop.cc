@@ -14,6 +14,7 @@
 #include "moe/lm/evaluation.h"
 #include "moe/lm/run_checkpoints.h"
 #include "moe/lm/run_settings.h"
+#include "moe/lm/stage.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/train_config.h"
 #include "moe/state/parameter_hash.h"
@@ -32,7 +33,7 @@ void AddDifference(const ExchangeBytes& before, const ExchangeBytes& after, Exch
 
 // The training loop of one rank, for a model of storage type T. Build, then Run, once.
 template <typename T>
-class TrainingLoop {
+class TrainingLoop final : RoundHost {
  public:
   TrainingLoop(const TrainConfig& config, const Corpus& corpus,
                const std::vector<RunSetting>& settings, const TrainHooks& hooks, Trainer& trainer)
@@ -61,7 +62,8 @@ class TrainingLoop {
   absl::Status Step(int64_t step);
   // The step itself: its passes and the update of the weights.
   absl::Status Learn(int64_t step);
-  absl::Status RunRound(const Round& round);
+  absl::Status BeginRound(const Round& round, Pass& pass) override;
+  absl::Status EndRound(const Pass& pass) override;
   absl::Status Optimize(int64_t step);
   absl::Status Skipped(int64_t step);
   absl::Status VerifyReplicas(int64_t step);
@@ -70,7 +72,6 @@ class TrainingLoop {
   absl::Status Measure(double seconds);
   absl::Status CheckWeights() const;
   void AddToReport();
-  void KeepGridLoss();
   absl::Status HandOverRouting(int64_t step);
   absl::Status HandOverTrace(int64_t step);
   // Measures report_.validation_loss_after.
@@ -96,7 +97,7 @@ class TrainingLoop {
   Sampler sampler_;
   std::vector<int64_t> sequences_;  // sequences of the current micro-batch
   SequenceBatch batch_;
-  Transformer<T>* model_ = nullptr;   // owned by trainer_
+  Stage<T>* model_ = nullptr;         // owned by trainer_
   Optimizer* optimizer_ = nullptr;    // owned by trainer_
   std::optional<LossScaler> scaler_;  // for float16
   std::optional<StepTotals> totals_;
@@ -114,8 +115,8 @@ class TrainingLoop {
 
 template <typename T>
 absl::Status TrainingLoop<T>::Build() {
-  MOE_ASSIGN_OR_RETURN(
-      auto model, Transformer<T>::Create(ModelConfig(config_), trainer_.parameters(), context_));
+  MOE_ASSIGN_OR_RETURN(auto model,
+                       Stage<T>::Create(ModelConfig(config_), trainer_.parameters(), context_));
   MOE_ASSIGN_OR_RETURN(model_, trainer_.Add(std::move(model)));
   if (config_.trainer.dtype == DType::kFloat16) scaler_.emplace(config_.loss_scale);
   totals_.emplace(model_->moe_layers());
@@ -210,11 +211,7 @@ absl::Status TrainingLoop<T>::Learn(int64_t step) {
   }
   if (routing_ != nullptr) routing_->Clear();
   MOE_RETURN_IF_ERROR(trainer_.BeginStep(scaler_.has_value() ? scaler_->scale_log2() : 0));
-  for (int64_t r = 0; r < trainer_.rounds(); ++r) {
-    MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
-    MOE_RETURN_IF_ERROR(Timed(context_, trainer_.PassOf(round).site, {.name = "micro-batch"},
-                              *context_.compute, [&] { return RunRound(round); }));
-  }
+  MOE_RETURN_IF_ERROR(trainer_.RunRounds(*model_, *this));
   MOE_RETURN_IF_ERROR(trainer_.Reduce());
   // Weights move only if the loss of all ranks is finite.
   if (totals_->non_finite() > 0) {
@@ -226,19 +223,21 @@ absl::Status TrainingLoop<T>::Learn(int64_t step) {
 }
 
 template <typename T>
-absl::Status TrainingLoop<T>::RunRound(const Round& round) {
-  const int64_t step = round.step();
+absl::Status TrainingLoop<T>::BeginRound(const Round& round, Pass& pass) {
   const int64_t first = round.empty() ? 0 : round.micro_batch() * config_.micro_batch_size;
   sequences_.clear();
   for (int64_t i = 0; !round.empty() && i < config_.micro_batch_size; ++i) {
-    sequences_.push_back(sampler_.At(step - 1, first + i));
+    sequences_.push_back(sampler_.At(round.step() - 1, first + i));
   }
   batch_.Load(corpus_.train, sequences_, first);
-  Pass pass = trainer_.PassOf(round, batch_.batch(step, Mode::kTraining));
+  pass.batch = batch_.batch(round.step(), Mode::kTraining);
   pass.router_stats = absl::MakeSpan(stats_);
-  MOE_RETURN_IF_ERROR(model_->ForwardBackward(
-      pass, {batch_.tokens(), batch_.targets(), batch_.row_loss()},
-      [&](Parameter& parameter) { return trainer_.MarkReady(round, parameter); }));
+  return model_->Load(pass, {batch_.tokens(), batch_.targets(), batch_.row_loss()});
+}
+
+template <typename T>
+absl::Status TrainingLoop<T>::EndRound(const Pass& pass) {
+  MOE_RETURN_IF_ERROR(model_->TakeLosses(pass));
   totals_->Add(batch_.row_loss(), stats_);
   if (routing_ != nullptr) routing_->AddTokens(batch_.size());
   return absl::OkStatus();
@@ -366,11 +365,6 @@ void TrainingLoop<T>::AddToReport() {
       report_.expert_load[layer][e] += metrics_.expert_load[layer][e];
     }
   }
-  KeepGridLoss();
-}
-
-template <typename T>
-void TrainingLoop<T>::KeepGridLoss() {
   if (config_.trainer.session.numerics == Numerics::kFast) return;
   report_.grid_unit_log2 = trainer_.grid_unit().log2;
   if (gradient_norm_.grid_loss <= report_.grid_loss) return;

@@ -15,7 +15,7 @@
 #include "moe/checkpoint/stop_signal.h"
 #include "moe/io/routing_trace.h"
 #include "moe/lm/text_data.h"
-#include "moe/lm/transformer.h"
+#include "moe/lm/transformer_config.h"
 #include "moe/run/context.h"
 #include "moe/run/trace_export.h"
 #include "moe/train/gradient_reducer.h"

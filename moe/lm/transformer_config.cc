@@ -1,3 +1,5 @@
+#include "moe/lm/transformer_config.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -5,7 +7,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/lm/transformer.h"
 
 namespace moe::lm {
 namespace {

@@ -18,16 +18,16 @@ namespace moe {
 class RoundHost {
  public:
   virtual ~RoundHost() = default;
-  // Before the first operation: hands the module its tokens, and completes `pass`, which the
-  // round's operations are given (batch, router_stats). What it then refers to lives until EndRound.
+  // Before the first operation: hands the module its tokens, and completes `pass` (batch,
+  // router_stats), which the operations are given. What it refers to lives until EndRound.
   virtual absl::Status BeginRound(const Round& round, Pass& pass) = 0;
   // After the last operation, for whose exchanges the compute stream then waits.
   virtual absl::Status EndRound(const Pass& pass) = 0;
 };
 
-// Runs `ops`, in which the operations of a round are neighbours. Rows in and out of `module` are
-// empty: it reads tokens and writes losses. `rounds`, a Trainer, begins each round and is told of
-// complete gradients. Collective over the groups of the module.
+// Runs `ops`, in which the operations of a round are neighbours. `module` reads tokens and writes
+// losses itself: its rows are empty. `rounds`, a Trainer, begins each round, and complete gradients
+// are reported to it. Collective over the groups of the module.
 template <typename T, typename Rounds>
 absl::Status RunOperations(absl::Span<const PipelineOp> ops, Module<T>& module, RoundHost& host,
                            Rounds& rounds) {

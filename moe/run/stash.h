@@ -69,21 +69,21 @@ template <typename S>
 class PerStash {
  public:
   // The state for what a forward keeps in `stash`: that of its last use, for the caller to
-  // overwrite.
-  S& Begin(const Stash& stash) {
+  // overwrite. nullptr: the one state of forwards that keep nothing.
+  S& Begin(const Stash* stash) {
     Entry* entry = EntryOf(stash);
     if (entry == nullptr) {
       entries_.push_back(std::make_unique<Entry>());
       entry = entries_.back().get();
-      entry->stash = &stash;
+      entry->stash = stash;
     }
-    entry->generation = stash.generation();
+    entry->generation = GenerationOf(stash);
     return entry->state;
   }
   // The state that was begun in `stash` since it was taken; nullptr: none was.
-  S* Find(const Stash& stash) const {
+  S* Find(const Stash* stash) const {
     Entry* const entry = EntryOf(stash);
-    return entry != nullptr && entry->generation == stash.generation() ? &entry->state : nullptr;
+    return entry != nullptr && entry->generation == GenerationOf(stash) ? &entry->state : nullptr;
   }
 
  private:
@@ -92,9 +92,12 @@ class PerStash {
     uint64_t generation = 0;
     S state;
   };
-  Entry* EntryOf(const Stash& stash) const {
+  static uint64_t GenerationOf(const Stash* stash) {
+    return stash == nullptr ? 0 : stash->generation();
+  }
+  Entry* EntryOf(const Stash* stash) const {
     for (const auto& entry : entries_) {
-      if (entry->stash == &stash) return entry.get();
+      if (entry->stash == stash) return entry.get();
     }
     return nullptr;
   }

@@ -215,6 +215,8 @@ class ParameterStore {
   DType compute() const { return compute_; }
   const MemoryResource& memory() const { return memory_; }
   absl::Span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
+  // The parameters after the first `count`: what a module has added.
+  std::vector<Parameter*> AddedSince(size_t count) const;
   // nullptr where this rank holds no parameter of that name, such as other ranks' experts.
   Parameter* Find(absl::string_view name) const;
   // Whether `parameter` is the last of its slab.

@@ -161,6 +161,12 @@ absl::Status ParameterStore::Fill(Parameter& parameter) {
   return stream.Synchronize();
 }
 
+std::vector<Parameter*> ParameterStore::AddedSince(size_t count) const {
+  std::vector<Parameter*> added;
+  for (size_t i = count; i < parameters_.size(); ++i) added.push_back(parameters_[i].get());
+  return added;
+}
+
 Parameter* ParameterStore::Find(absl::string_view name) const {
   const auto found = std::find_if(parameters_.begin(), parameters_.end(),
                                   [&](const auto& each) { return each->spec().name == name; });

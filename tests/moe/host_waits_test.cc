@@ -11,12 +11,13 @@
 #include <gtest/gtest.h>
 
 #include "moe/layer/moe_layer.h"
-#include "moe/lm/transformer.h"
+#include "moe/lm/stage.h"
 #include "moe/run/session.h"
 #include "moe/train/gradient_reducer.h"
 #include "tests/comm/nccl_ranks.h"
 #include "tests/cusim/fake_streams.h"
 #include "tests/moe/layer_harness.h"
+#include "tests/moe/lm/transformer_harness.h"
 
 namespace cusim {
 
@@ -128,7 +129,7 @@ absl::StatusOr<HostWaits> WaitsOfRound(std::unique_ptr<Communicator> world) {
                                         .num_layers = 2,
                                         .num_attention_heads = 2,
                                         .moe = Config()};
-  MOE_ASSIGN_OR_RETURN(const auto model, lm::Transformer<float>::Create(config, store, context));
+  MOE_ASSIGN_OR_RETURN(const auto model, lm::Stage<float>::Create(config, store, context));
   MOE_ASSIGN_OR_RETURN(
       const auto reducer,
       GradientReducer::Create({.max_terms = 64}, store, context, session->gradient_stream()));
@@ -141,12 +142,13 @@ absl::StatusOr<HostWaits> WaitsOfRound(std::unique_ptr<Communicator> world) {
   for (int round = 0; round < 2; ++round) {
     const StashHandle stash = session->stashes().Take();
     const HostWaits before = cusim::WaitsOfThisThread();
-    MOE_RETURN_IF_ERROR(model->ForwardBackward(
-        {.context = context,
-         .batch = {.sequence_offsets = offsets, .micro_batch_offsets = offsets},
-         .stash = stash.get(),
-         .router_stats = absl::MakeSpan(stats)},
-        {tokens, tokens, absl::MakeSpan(row_loss)}, [](Parameter&) { return absl::OkStatus(); }));
+    MOE_RETURN_IF_ERROR(
+        testing::RunPasses(*model,
+                           {.context = context,
+                            .batch = {.sequence_offsets = offsets, .micro_batch_offsets = offsets},
+                            .stash = stash.get(),
+                            .router_stats = absl::MakeSpan(stats)},
+                           {tokens, tokens, absl::MakeSpan(row_loss)}));
     waits = cusim::WaitsOfThisThread() - before;
     for (const RouterStats& layer : stats) EXPECT_GT(layer.loss(), 0);
   }

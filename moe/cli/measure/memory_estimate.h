@@ -7,7 +7,7 @@
 #include <string>
 
 #include "moe/lm/training_loop.h"
-#include "moe/lm/transformer.h"
+#include "moe/lm/transformer_config.h"
 #include "moe/train/trainer.h"
 
 namespace moe::sweep {

@@ -26,6 +26,7 @@
 #include "moe/io/checkpoint.h"
 #include "moe/io/safetensors.h"
 #include "moe/lm/run_settings.h"
+#include "moe/lm/stage.h"
 #include "moe/run/session.h"
 #include "tests/moe/checkpoint/faulty_files.h"
 #include "tests/moe/io/io_test.h"
@@ -213,7 +214,7 @@ TEST_F(CkptExportTest, WhatWasImportedIsExportedByteForByte) {
     config.model = hf.config();
     const auto session = Session::Create({}, std::move(MakeLocalWorld({.ranks = 1}).front()));
     ParameterStore store(DType::kFloat32, 1);
-    ASSERT_TRUE(lm::Transformer<float>::Create(config.model, store, (*session)->context()).ok());
+    ASSERT_TRUE(lm::Stage<float>::Create(config.model, store, (*session)->context()).ok());
     ASSERT_TRUE(hf.Load(store, (*session)->context()).ok());
     std::vector<StatePart> parts;
     for (const auto& parameter : store.parameters()) {

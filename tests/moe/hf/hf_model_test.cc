@@ -59,12 +59,13 @@ GoldenRun ReadRun(const std::string& family) {
 
 // The losses of all tokens, should `target` follow each of them.
 template <typename T>
-std::vector<float> Losses(lm::Transformer<T>& model, const Context& context,
+std::vector<float> Losses(lm::Stage<T>& model, const Context& context,
                           const std::vector<int32_t>& tokens, int32_t target) {
   const std::vector<int32_t> targets(tokens.size(), target);
   const int64_t offsets[] = {0, static_cast<int64_t>(tokens.size())};
   std::vector<float> losses(tokens.size());
-  const absl::Status status = model.Evaluate(
+  const absl::Status status = ::moe::testing::RunPasses(
+      model,
       {.context = context, .batch = {.sequence_offsets = offsets, .mode = Mode::kEvaluation}},
       {tokens, targets, absl::MakeSpan(losses)});
   EXPECT_TRUE(status.ok()) << status;
@@ -101,7 +102,7 @@ TEST_P(HfModelGolden, AStoreForInferenceHasTheSameBitsInTwoBytesAnElement) {
   ParameterStore store(DType::kBFloat16, 3);
   store.set_use(StoreUse::kInference);
   const Context& context = trained.session->context();
-  const auto model = lm::Transformer<BFloat16>::Create(hf.config(), store, context);
+  const auto model = lm::Stage<BFloat16>::Create(hf.config(), store, context);
   ASSERT_TRUE(model.ok()) << model.status();
   ASSERT_TRUE(hf.Load(store, context).ok());
   EXPECT_EQ(Losses(**model, context, golden.tokens, 3),
@@ -139,7 +140,7 @@ TEST(HfModel, RanksThatShareExpertsHaveTheBitsOfOne) {
   ::moe::testing::RunSessions(2, options, [&](Session& session) -> absl::Status {
     ParameterStore store(DType::kFloat32, 3);
     MOE_ASSIGN_OR_RETURN(const auto model,
-                         lm::Transformer<float>::Create(hf.config(), store, session.context()));
+                         lm::Stage<float>::Create(hf.config(), store, session.context()));
     MOE_RETURN_IF_ERROR(hf.Load(store, session.context()));
     EXPECT_EQ(Losses(*model, session.context(), golden.tokens, 3), expected);
     return absl::OkStatus();
@@ -344,7 +345,7 @@ TEST_F(HfModelFolder, ExpertsStayInTheMappedFilesWithTheBitsOfCopies) {
       ParameterStore store(DType::kBFloat16, 3, session->context());
       store.set_use(StoreUse::kInference);
       const auto model =
-          lm::Transformer<BFloat16>::Create(hf->config(), store, session->context()).value();
+          lm::Stage<BFloat16>::Create(hf->config(), store, session->context()).value();
       ASSERT_TRUE(hf->Load(store, session->context(), by).ok());
       losses[by == LoadBy::kBorrow] = Losses(*model, session->context(), golden.tokens, 3);
       bytes[by == LoadBy::kBorrow] = store.bytes();

@@ -36,12 +36,12 @@ TYPED_TEST(ExtendTest, PiecesOfASequenceHaveTheBitsOfTheWhole) {
     const int64_t offsets[] = {0, kTokens};
     std::vector<float> whole(kTokens);
     OneRank<TypeParam> reference(config);
-    ASSERT_TRUE(reference.model
-                    ->Evaluate({.context = reference.context(),
-                                .batch = {.sequence_offsets = offsets,
-                                          .micro_batch_offsets = offsets,
-                                          .mode = Mode::kEvaluation}},
-                               {tokens, targets, absl::MakeSpan(whole)})
+    ASSERT_TRUE(::moe::testing::RunPasses(*reference.model,
+                                          {.context = reference.context(),
+                                           .batch = {.sequence_offsets = offsets,
+                                                     .micro_batch_offsets = offsets,
+                                                     .mode = Mode::kEvaluation}},
+                                          {tokens, targets, absl::MakeSpan(whole)})
                     .ok());
 
     config.moe.pack_weights = true;

@@ -1,3 +1,5 @@
+#include "moe/lm/transformer_config.h"
+
 #include <cmath>
 #include <functional>
 
@@ -7,7 +9,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "moe/lm/transformer.h"
 #include "tests/moe/lm/transformer_harness.h"
 #include "tests/moe/status_is.h"
 
@@ -150,7 +151,7 @@ TEST(Transformer, BadConfigurationsAreRefusedWithTheNearestValidChoice) {
 TEST(Transformer, StoreOfTheOtherTypeIsRefused) {
   const OneRank<float> rank(SmallConfig());
   ParameterStore store(DType::kBFloat16, 1);
-  const auto created = Transformer<float>::Create(SmallConfig(), store, rank.session->context());
+  const auto created = Stage<float>::Create(SmallConfig(), store, rank.session->context());
   EXPECT_EQ(created.status().code(), kInvalidArgument);
 }
 

@@ -35,8 +35,7 @@ class RankRun {
 
   absl::Status Run() {
     ParameterStore& store = trainer_.parameters();
-    MOE_ASSIGN_OR_RETURN(const auto model,
-                         lm::Transformer<T>::Create(work_.config, store, context_));
+    MOE_ASSIGN_OR_RETURN(const auto model, lm::Stage<T>::Create(work_.config, store, context_));
     for (const auto& p : store.parameters()) {
       PrepareWeights(work_, *p);
       MOE_RETURN_IF_ERROR(store.RefreshCompute(*p, *context_.compute));
@@ -57,7 +56,7 @@ class RankRun {
 
  private:
   // Forward and backward of one micro-batch, or of none.
-  absl::Status RunRound(lm::Transformer<T>& model) {
+  absl::Status RunRound(lm::Stage<T>& model) {
     MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
     const auto b = static_cast<size_t>(round.micro_batch());
     const int64_t first = round.empty() ? 0 : offsets_[b];
@@ -73,14 +72,14 @@ class RankRun {
     std::vector<RouterStats> stats(model.moe_layers());
     pass.router_stats = absl::MakeSpan(stats);
     std::vector<std::string> ready;
-    MOE_RETURN_IF_ERROR(model.ForwardBackward(
-        pass,
-        {absl::MakeSpan(work_.tokens).subspan(first, tokens),
-         absl::MakeSpan(work_.targets).subspan(first, tokens), absl::MakeSpan(row_loss)},
-        [&](Parameter& p) {
-          ready.push_back(p.spec().name);
-          return trainer_.MarkReady(round, p);
-        }));
+    MOE_RETURN_IF_ERROR(
+        RunPasses(model, pass,
+                  {absl::MakeSpan(work_.tokens).subspan(first, tokens),
+                   absl::MakeSpan(work_.targets).subspan(first, tokens), absl::MakeSpan(row_loss)},
+                  [&](Parameter& p) {
+                    ready.push_back(p.spec().name);
+                    return trainer_.MarkReady(round, p);
+                  }));
     MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
 
     const std::lock_guard<std::mutex> lock(mu_);

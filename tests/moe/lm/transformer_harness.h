@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/local/local_world.h"
-#include "moe/lm/transformer.h"
+#include "moe/lm/stage.h"
 #include "moe/run/session.h"
 #include "tests/moe/layer_harness.h"
 
@@ -59,7 +59,7 @@ class OneRank {
   explicit OneRank(const lm::TransformerConfig& config, uint64_t seed = 3)
       : store(DTypeOf<T>::value, seed) {
     session = *Session::Create({}, std::move(MakeLocalWorld({.ranks = 1}).front()));
-    auto created = lm::Transformer<T>::Create(config, store, session->context());
+    auto created = lm::Stage<T>::Create(config, store, session->context());
     EXPECT_TRUE(created.ok()) << created.status();
     model = *std::move(created);
   }
@@ -67,8 +67,19 @@ class OneRank {
 
   std::unique_ptr<Session> session;
   ParameterStore store;
-  std::unique_ptr<lm::Transformer<T>> model;
+  std::unique_ptr<lm::Stage<T>> model;
 };
+
+// A micro-batch through `model`: forward and, with a stash, backward. Losses are in batch.row_loss.
+template <typename T>
+absl::Status RunPasses(
+    lm::Stage<T>& model, const Pass& pass, const lm::TokenBatch& batch,
+    GradientReady ready = [](Parameter&) { return absl::OkStatus(); }) {
+  MOE_RETURN_IF_ERROR(model.Load(pass, batch));
+  MOE_RETURN_IF_ERROR(model.Forward(pass, {}, {}));
+  if (pass.stash != nullptr) MOE_RETURN_IF_ERROR(model.Backward(pass, {}, {}, ready));
+  return model.TakeLosses(pass);
+}
 
 struct NamedTensor {
   int64_t rows = 0, cols = 0;

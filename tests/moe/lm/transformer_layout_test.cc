@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/lm/transformer.h"
+#include "moe/lm/stage.h"
 #include "moe/run/session.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/lm/transformer_harness.h"
@@ -119,7 +119,7 @@ TEST(Transformer, LostPeerIsReportedWithLayerAndStep) {
                              Session::Create({.mesh = {.expert = 2}}, std::move(world)));
         ParameterStore store(DType::kFloat32, 3);
         MOE_ASSIGN_OR_RETURN(const auto model,
-                             Transformer<float>::Create(work.config, store, session->context()));
+                             Stage<float>::Create(work.config, store, session->context()));
         if (!present) {
           // Stays alive, but never calls.
           called.WaitForNotificationWithTimeout(absl::Seconds(10));
@@ -127,10 +127,11 @@ TEST(Transformer, LostPeerIsReportedWithLayerAndStep) {
         }
         std::vector<float> loss(work.tokens.size());
         const std::vector<int64_t> offsets = work.SequenceOffsets(0);
-        status = model->Evaluate({.context = session->context(),
-                                  .batch = {.sequence_offsets = offsets},
-                                  .site = {.step = 120}},
-                                 {work.tokens, work.targets, absl::MakeSpan(loss)});
+        status = ::moe::testing::RunPasses(*model,
+                                           {.context = session->context(),
+                                            .batch = {.sequence_offsets = offsets},
+                                            .site = {.step = 120}},
+                                           {work.tokens, work.targets, absl::MakeSpan(loss)});
         called.Notify();
         return absl::OkStatus();
       },
@@ -147,9 +148,9 @@ TEST(Transformer, ExchangeBytesAndDenseTimeAreCounted) {
   const ModelWork work = MakeModelWork(config, {{5, 3}});
   std::vector<float> loss(work.tokens.size());
   const std::vector<int64_t> offsets = work.SequenceOffsets(0);
-  ASSERT_TRUE(rank.model
-                  ->Evaluate({.context = rank.context(), .batch = {.sequence_offsets = offsets}},
-                             {work.tokens, work.targets, absl::MakeSpan(loss)})
+  ASSERT_TRUE(::moe::testing::RunPasses(
+                  *rank.model, {.context = rank.context(), .batch = {.sequence_offsets = offsets}},
+                  {work.tokens, work.targets, absl::MakeSpan(loss)})
                   .ok());
   // Three layers; a rank alone gathers a token's row once per expert and gets it back so: 16 rows
   // each way, of 12 floats.

@@ -17,7 +17,7 @@
 
 #include "moe/cli/verify/problem.h"
 #include "moe/cli/verify/reference_parts.h"
-#include "moe/lm/transformer.h"
+#include "moe/lm/transformer_config.h"
 #include "tests/moe/lm/transformer_harness.h"
 
 namespace moe::testing {

@@ -1,5 +1,3 @@
-#include "moe/lm/transformer.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -8,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/rng.h"
+#include "moe/lm/stage.h"
 #include "tests/moe/lm/transformer_harness.h"
 #include "tests/moe/lm/transformer_oracle.h"
 #include "tests/moe/status_is.h"
@@ -22,6 +21,7 @@ using ::moe::testing::ModelWork;
 using ::moe::testing::OneRank;
 using ::moe::testing::OracleLoss;
 using ::moe::testing::RunModel;
+using ::moe::testing::RunPasses;
 using ::moe::testing::SmallConfig;
 using ::moe::testing::TransformerOracle;
 using enum absl::StatusCode;
@@ -163,10 +163,11 @@ std::vector<float> Evaluate(OneRank<T>& rank, absl::Span<const int32_t> tokens,
                             absl::Span<const int32_t> targets,
                             const std::vector<int64_t>& sequence_offsets) {
   std::vector<float> loss(tokens.size(), -1.0f);
-  const absl::Status status = rank.model->Evaluate(
-      {.context = rank.context(),
-       .batch = {.sequence_offsets = sequence_offsets, .mode = Mode::kEvaluation}},
-      {tokens, targets, absl::MakeSpan(loss)});
+  const absl::Status status =
+      RunPasses(*rank.model,
+                {.context = rank.context(),
+                 .batch = {.sequence_offsets = sequence_offsets, .mode = Mode::kEvaluation}},
+                {tokens, targets, absl::MakeSpan(loss)});
   EXPECT_TRUE(status.ok()) << status;
   return loss;
 }
@@ -204,13 +205,12 @@ TYPED_TEST(TransformerTyped, EvaluateGivesTheBitsOfTraining) {
   std::vector<float> trained(work.tokens.size());
   const std::vector<int64_t> offsets = work.SequenceOffsets(0);
   const StashHandle stash = rank.session->stashes().Take();
-  ASSERT_TRUE(rank.model
-                  ->ForwardBackward({.context = rank.context(),
-                                     .batch = {.sequence_offsets = offsets},
-                                     .stash = stash.get()},
-                                    {work.tokens, work.targets, absl::MakeSpan(trained)},
-                                    [](Parameter&) { return absl::OkStatus(); })
-                  .ok());
+  ASSERT_TRUE(
+      RunPasses(
+          *rank.model,
+          {.context = rank.context(), .batch = {.sequence_offsets = offsets}, .stash = stash.get()},
+          {work.tokens, work.targets, absl::MakeSpan(trained)})
+          .ok());
   EXPECT_EQ(std::memcmp(evaluated.data(), trained.data(), trained.size() * sizeof(float)), 0);
 }
 
@@ -221,9 +221,9 @@ TEST(Transformer, BadBatchesAreRefusedBeforeAnyWork) {
   std::vector<float> loss(3);
   const auto evaluate = [&](absl::Span<const int32_t> in, absl::Span<const int32_t> out,
                             absl::Span<const int64_t> sequences, size_t losses) {
-    return rank.model->Evaluate(
-        {.context = rank.context(), .batch = {.sequence_offsets = sequences}},
-        {in, out, absl::MakeSpan(loss).subspan(0, losses)});
+    return RunPasses(*rank.model,
+                     {.context = rank.context(), .batch = {.sequence_offsets = sequences}},
+                     {in, out, absl::MakeSpan(loss).subspan(0, losses)});
   };
   const auto refused = [](const absl::Status& status, const char* with) {
     EXPECT_THAT(status, StatusIs(kInvalidArgument, with));
@@ -236,11 +236,29 @@ TEST(Transformer, BadBatchesAreRefusedBeforeAnyWork) {
   refused(evaluate(tokens, tokens, gap, 3), "sequence_offsets [2], expected to ascend from 0 to 3");
   refused(evaluate(tokens, tokens, backwards, 3), "sequence_offsets [4]");
   refused(evaluate(tokens, tokens, {}, 3), "sequence_offsets [0]");
-  refused(rank.model->ForwardBackward(
-              {.context = rank.context(),
-               .batch = {.sequence_offsets = good, .micro_batch_offsets = two}},
-              {tokens, tokens, absl::MakeSpan(loss)}, [](Parameter&) { return absl::OkStatus(); }),
+  const StashHandle stash = rank.session->stashes().Take();
+  refused(RunPasses(*rank.model,
+                    {.context = rank.context(),
+                     .batch = {.sequence_offsets = good, .micro_batch_offsets = two},
+                     .stash = stash.get()},
+                    {tokens, tokens, absl::MakeSpan(loss)}),
           "2 micro-batches, expected one per round");
+}
+
+TEST(Transformer, PassesAreRefusedInAnotherOrder) {
+  OneRank<float> rank(SmallConfig());
+  const StashHandle stash = rank.session->stashes().Take();
+  const Pass evaluation = {.context = rank.context()};
+  const Pass pass = {.context = rank.context(), .stash = stash.get()};
+  const auto backward = [&](const Pass& with) {
+    return rank.model->Backward(with, {}, {}, [](Parameter&) { return absl::OkStatus(); });
+  };
+  EXPECT_THAT(rank.model->Forward(pass, {}, {}), StatusIs(kFailedPrecondition, "before Load"));
+  EXPECT_THAT(backward(pass), StatusIs(kFailedPrecondition, "without a Forward"));
+  ASSERT_TRUE(RunPasses(*rank.model, evaluation, {}).ok());
+  EXPECT_THAT(backward(evaluation), StatusIs(kFailedPrecondition, "without a Forward"));
+  EXPECT_THAT(RunPasses(*rank.model, pass, {}), StatusIs(kFailedPrecondition, "gradient"));
+  EXPECT_THAT(backward(pass), StatusIs(kFailedPrecondition, "without a Forward"));
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ class RunnerTest : public ::testing::Test {
     RunnerTest& test;
     absl::StatusOr<Round> BeginRound() {
       if (test.trains_) test.stash_ = test.session_->stashes().Take();
-      return Round(test.next_, test.next_++, 1, 0);
+      const int64_t index = test.next_++;
+      return Round(index, index, 1, 0);
     }
     Pass PassOf(const Round& round) const {
       return {.context = test.session_->context(),

@@ -1,0 +1,66 @@
+#include "moe/lm/layer.h"
+
+#include <string>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/base/workspace.h"
+
+namespace moe::lm {
+
+template <typename T>
+absl::StatusOr<std::unique_ptr<Layer<T>>> Layer<T>::Create(const TransformerConfig& config,
+                                                           int index, ParameterStore& store,
+                                                           const Context& context) {
+  const std::string prefix = absl::StrCat("model.layers.", index, ".");
+  const size_t before = store.parameters().size();
+  MOE_ASSIGN_OR_RETURN(auto attention, AttentionBlock<T>::Create(config, prefix, store));
+  MOE_ASSIGN_OR_RETURN(auto feed_forward,
+                       FeedForwardBlock<T>::Create(config, index, prefix, store, context));
+  auto layer = std::unique_ptr<Layer>(new Layer(std::move(attention), std::move(feed_forward)));
+  layer->parameters_ = store.AddedSince(before);
+  return layer;
+}
+
+template <typename T>
+absl::Status Layer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y) {
+  const WorkspaceScope scope(*pass.context.workspace), host_scope(*pass.context.host_workspace);
+  Saved& saved = saved_.Begin(pass.stash);
+  MOE_ASSIGN_OR_RETURN(const auto middle, pass.kept().Matrix<T>(x.rows(), x.cols()));
+  MOE_RETURN_IF_ERROR(TimedDense(
+      pass, "attention", [&] { return attention_.Forward(pass, x, middle, saved.attention); }));
+  return feed_forward_.Forward(pass, middle, y, saved.feed_forward);
+}
+
+template <typename T>
+absl::Status Layer<T>::Extend(const Pass& pass, MatrixView<const T> x, KeyValueCache<T>& cache,
+                              MatrixView<T> y) {
+  const WorkspaceScope scope(*pass.context.workspace);
+  const int64_t tokens = cache.size() + x.rows();
+  const int layer = pass.site.layer;
+  MOE_ASSIGN_OR_RETURN(const auto middle, pass.context.workspace->Matrix<T>(x.rows(), x.cols()));
+  Saved& saved = saved_.Begin(pass.stash);
+  MOE_RETURN_IF_ERROR(attention_.ForwardCached(pass, x, cache.keys(layer, tokens),
+                                               cache.values(layer, tokens), middle));
+  return feed_forward_.Forward(pass, middle, y, saved.feed_forward);
+}
+
+template <typename T>
+absl::Status Layer<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, MatrixView<T> dx,
+                                GradientReady ready) {
+  Saved* const saved = pass.stash == nullptr ? nullptr : saved_.Find(pass.stash);
+  if (saved == nullptr) {
+    return absl::FailedPreconditionError(
+        "Transformer: Backward of a layer with a stash that has no Forward, expected one");
+  }
+  MOE_RETURN_IF_ERROR(feed_forward_.Backward(pass, saved->feed_forward, dx, ready));
+  return TimedDense(pass, "attention backward",
+                    [&] { return attention_.Backward(pass, saved->attention, dx, ready); });
+}
+
+template class Layer<float>;
+template class Layer<BFloat16>;
+template class Layer<Float16>;
+
+}  // namespace moe::lm

@@ -1,0 +1,298 @@
+#include "moe/lm/stage.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/base/workspace.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/permute/permute.h"
+#include "moe/lm/dense.h"
+
+namespace moe::lm {
+namespace {
+
+absl::Status CheckIds(const char* name, absl::Span<const int32_t> ids, int64_t vocab_size) {
+  for (size_t t = 0; t < ids.size(); ++t) {
+    if (ids[t] < 0 || ids[t] >= vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat("Transformer: ", name, "[", t, "] is ", ids[t],
+                                                     ", expected 0 to ", vocab_size - 1));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOffsets(const char* name, absl::Span<const int64_t> offsets, int64_t tokens) {
+  bool good = !offsets.empty() && offsets.front() == 0 && offsets.back() == tokens;
+  for (size_t i = 1; good && i < offsets.size(); ++i) good = offsets[i - 1] <= offsets[i];
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("Transformer: ", name, " [", offsets.size(),
+                                                 "], expected to ascend from 0 to ", tokens));
+}
+
+// kInvalidArgument unless ids are in [0, vocab_size) and the batch's
+// offsets ascend from 0 to the number of tokens.
+absl::Status CheckTokens(absl::Span<const int32_t> tokens, const Batch& batch, int64_t vocab_size) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  // Without tokens there may be no sequences; without micro-batches the call is one.
+  if (count > 0 || !batch.sequence_offsets.empty()) {
+    MOE_RETURN_IF_ERROR(CheckOffsets("sequence_offsets", batch.sequence_offsets, count));
+  }
+  if (!batch.micro_batch_offsets.empty()) {
+    MOE_RETURN_IF_ERROR(CheckOffsets("micro_batch_offsets", batch.micro_batch_offsets, count));
+  }
+  return CheckIds("tokens", tokens, vocab_size);
+}
+
+// The batch in memory of the compute device, which `pass` keeps: the caller's own on a CPU.
+absl::StatusOr<TokenBatch> PutOnDevice(const TokenBatch& batch, const Pass& pass) {
+  TokenBatch on_device = batch;
+  MOE_ASSIGN_OR_RETURN(on_device.tokens, KeptOnDevice(batch.tokens, pass));
+  MOE_ASSIGN_OR_RETURN(on_device.targets, KeptOnDevice(batch.targets, pass));
+  if (OnCuda(pass.context)) {
+    MOE_ASSIGN_OR_RETURN(on_device.row_loss,
+                         pass.kept().Array<float>(static_cast<int64_t>(batch.row_loss.size())));
+  }
+  return on_device;
+}
+
+}  // namespace
+
+template <typename T>
+absl::StatusOr<std::unique_ptr<Stage<T>>> Stage<T>::Create(const TransformerConfig& config,
+                                                           ParameterStore& store,
+                                                           const Context& context) {
+  MOE_RETURN_IF_ERROR(ValidateTransformerConfig(config));
+  if (store.compute() != DTypeOf<T>::value) {
+    return absl::InvalidArgumentError(absl::StrCat("Transformer: the store computes in ",
+                                                   NameOf(store.compute()), ", expected ",
+                                                   NameOf(DTypeOf<T>::value)));
+  }
+  auto stage = std::unique_ptr<Stage>(new Stage(config));
+  const size_t before = store.parameters().size();
+  stage->config_.moe.router.hidden_size = config.hidden_size;
+  MOE_ASSIGN_OR_RETURN(stage->embedding_, store.Add({.name = "model.embed_tokens.weight",
+                                                     .rows = config.vocab_size,
+                                                     .cols = config.hidden_size,
+                                                     .init_std = config.init_std,
+                                                     .partials = config.tied_embeddings ? 2 : 1}));
+  for (int l = 0; l < config.num_layers; ++l) {
+    MOE_ASSIGN_OR_RETURN(auto layer, Layer<T>::Create(stage->config_, l, store, context));
+    if (layer->moe() != nullptr) stage->mixtures_.push_back(layer.get());
+    stage->layers_.push_back(std::move(layer));
+  }
+  Parameter* const tied = config.tied_embeddings ? stage->embedding_ : nullptr;
+  MOE_ASSIGN_OR_RETURN(stage->head_, OutputHead<T>::Create(config, tied, store));
+  stage->parameters_ = store.AddedSince(before);
+  const size_t mixtures = stage->mixtures_.size();
+  const auto outputs = static_cast<size_t>(config.moe.router.num_outputs());
+  stage->expert_load_.assign(mixtures, std::vector<int64_t>(outputs, 0));
+  stage->counts_.assign(mixtures * outputs, 0);
+  return stage;
+}
+
+template <typename T>
+absl::Status Stage<T>::Load(const Pass& pass, const TokenBatch& batch) {
+  const size_t count = batch.tokens.size(), losses = batch.row_loss.size();
+  if (batch.targets.size() != count || losses != count) {
+    return absl::InvalidArgumentError(absl::StrCat("Transformer: tokens [", count, "], targets [",
+                                                   batch.targets.size(), "], row_loss [", losses,
+                                                   "], expected equal lengths"));
+  }
+  MOE_RETURN_IF_ERROR(CheckTokens(batch.tokens, pass.batch, config_.vocab_size));
+  MOE_RETURN_IF_ERROR(CheckIds("targets", batch.targets, config_.vocab_size));
+  if (pass.stash != nullptr && pass.batch.micro_batch_offsets.size() > 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Transformer: ", pass.batch.micro_batch_offsets.size() - 1,
+                     " micro-batches, expected one per round"));
+  }
+  RoundState& round = rounds_.Begin(pass.stash);
+  round = {.batch = batch};
+  MOE_ASSIGN_OR_RETURN(round.on_device, PutOnDevice(batch, pass));
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<MatrixView<T>> Stage<T>::LayersForward(const Pass& pass,
+                                                      absl::Span<const int32_t> tokens,
+                                                      KeyValueCache<T>* cache) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  MOE_ASSIGN_OR_RETURN(MatrixView<T> x, pass.kept().Matrix<T>(count, config_.hidden_size));
+  MOE_RETURN_IF_ERROR(TimedDense(pass, "embedding", [&] {
+    return GatherRows<T>(embedding_->view<T>(), tokens, x, *pass.context.compute);
+  }));
+  absl::Span<RouterStats> stats = pass.router_stats;  // of the MoE layers to come
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    Pass in_layer = pass.InLayer(static_cast<int32_t>(l));
+    in_layer.router_stats = {};
+    if (layers_[l]->moe() != nullptr && !stats.empty()) {
+      in_layer.router_stats = stats.first(1);
+      stats.remove_prefix(1);
+    }
+    MatrixView<T> y = x;  // where nothing is kept, a layer's output replaces its input
+    if (pass.stash != nullptr) {
+      MOE_ASSIGN_OR_RETURN(y, pass.kept().Matrix<T>(count, config_.hidden_size));
+    }
+    MOE_RETURN_IF_ERROR(cache == nullptr ? layers_[l]->Forward(in_layer, x, y)
+                                         : layers_[l]->Extend(in_layer, x, *cache, y));
+    x = y;
+  }
+  return x;
+}
+
+template <typename T>
+absl::Status Stage<T>::Forward(const Pass& pass, MatrixView<const T> /*x*/, MatrixView<T> /*y*/) {
+  RoundState* const round = rounds_.Find(pass.stash);
+  if (round == nullptr) {
+    return absl::FailedPreconditionError("Transformer: Forward before Load, expected it after");
+  }
+  const WorkspaceScope scope(*pass.context.workspace), host_scope(*pass.context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(round->rows, LayersForward(pass, round->on_device.tokens, nullptr));
+  round->forward = true;
+  if (pass.stash != nullptr) return absl::OkStatus();
+  return TimedDense(pass, "loss", [&] { return head_->Loss(pass, round->rows, round->on_device); });
+}
+
+template <typename T>
+absl::Status Stage<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, MatrixView<T> /*dx*/,
+                                GradientReady ready) {
+  RoundState* const round = rounds_.Find(pass.stash);
+  if (pass.stash == nullptr || round == nullptr || !std::exchange(round->forward, false)) {
+    return absl::FailedPreconditionError(
+        "Transformer: Backward without a Forward that kept its rows, expected one before");
+  }
+  Workspace& workspace = *pass.context.workspace;
+  const WorkspaceScope scope(workspace), host_scope(*pass.context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto d, workspace.Matrix<T>(round->rows.rows(), round->rows.cols()));
+  MOE_RETURN_IF_ERROR(TimedDense(pass, "loss", [&] {
+    return head_->LossAndGradient(pass, round->rows, round->on_device, d, ready);
+  }));
+  for (size_t l = layers_.size(); l-- > 0;) {
+    MOE_RETURN_IF_ERROR(layers_[l]->Backward(pass.InLayer(static_cast<int32_t>(l)), d, d, ready));
+  }
+  return EmbeddingBackward(pass, round->on_device.tokens, d, ready);
+}
+
+template <typename T>
+absl::Status Stage<T>::EmbeddingBackward(const Pass& pass, absl::Span<const int32_t> tokens,
+                                         MatrixView<const T> d, GradientReady ready) {
+  if (tokens.empty()) return ready(*embedding_);
+  Stream& compute = *pass.context.compute;
+  MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, embedding_->OpenGradient());
+  MOE_RETURN_IF_ERROR(TimedDense(pass, "embedding backward", [&] {
+    return sum.Add(
+        [&](absl::Span<float> out, Write write) {
+          return ::moe::EmbeddingBackward<T>(
+              tokens, d, MatrixView<float>(out.data(), config_.vocab_size, config_.hidden_size),
+              write, compute);
+        },
+        *pass.context.workspace, compute);
+  }));
+  return ready(*embedding_);
+}
+
+template <typename T>
+absl::Status Stage<T>::TakeLosses(const Pass& pass) {
+  if (OnCuda(pass.context)) {
+    // The only time in a round that the host waits for the round's own sake: the routers'
+    // statistics have then arrived, too.
+    const RoundState& round = *rounds_.Find(pass.stash);
+    Stream& compute = *pass.context.compute;
+    MOE_RETURN_IF_ERROR(
+        compute.CopyBytes(round.on_device.row_loss.data(), round.batch.row_loss.data(),
+                          static_cast<int64_t>(round.batch.row_loss.size() * sizeof(float))));
+    MOE_RETURN_IF_ERROR(compute.Synchronize());
+    for (RouterStats& router : pass.router_stats) MOE_RETURN_IF_ERROR(router.Wait());
+  }
+  if (pass.stash == nullptr) return absl::OkStatus();
+  auto count = counts_.begin();
+  for (const RouterStats& router : pass.router_stats) {
+    for (const int64_t slots : router.expert_count) *count++ += slots;
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Stage<T>::Extend(const Context& context, absl::Span<const int32_t> tokens,
+                              KeyValueCache<T>& cache, MatrixView<float> logits) {
+  if (OnCuda(context)) return absl::UnimplementedError("Transformer: on a CUDA device");
+  const auto count = static_cast<int64_t>(tokens.size());
+  const int64_t offsets[] = {0, count}, past = cache.size();
+  const Pass pass = {.context = context,
+                     .batch = {.sequence_offsets = offsets,
+                               .micro_batch_offsets = offsets,
+                               .first_global_token = past,
+                               .first_position = past,
+                               .mode = Mode::kEvaluation},
+                     .site = {.step = past}};
+  MOE_RETURN_IF_ERROR(CheckTokens(tokens, pass.batch, config_.vocab_size));
+  if (past + count > cache.capacity() || logits.rows() > count) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Transformer: ", count, " tokens after ", past, " and logits of ", logits.rows(),
+        ", expected room for ", cache.capacity(), " tokens, and logits of new ones"));
+  }
+  const WorkspaceScope scope(*context.workspace);
+  MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, LayersForward(pass, tokens, &cache));
+  cache.Grow(count);
+  if (logits.rows() > 0) {
+    NormSaved<T> saved;
+    MOE_ASSIGN_OR_RETURN(const auto rows,
+                         head_->Logits(pass, RowRange(x, count - logits.rows(), count), saved));
+    for (int64_t r = 0; r < rows.rows(); ++r) std::copy_n(rows.row(r), rows.cols(), logits.row(r));
+  }
+  return context.compute->Synchronize();
+}
+
+template <typename T>
+std::vector<ModuleState> Stage<T>::states() {
+  std::vector<ModuleState> states;
+  for (Layer<T>* const layer : mixtures_) states.push_back(layer->moe()->router_share());
+  return states;
+}
+
+template <typename T>
+absl::Status Stage<T>::TakeCounts(absl::Span<int64_t> counts) {
+  std::copy(counts_.begin(), counts_.end(), counts.begin());
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Stage<T>::EndStep(absl::Span<const int64_t> counts) {
+  for (size_t m = 0; m < mixtures_.size(); ++m) {
+    std::vector<int64_t>& load = expert_load_[m];
+    std::copy_n(counts.begin(), load.size(), load.begin());
+    counts.remove_prefix(load.size());
+    MOE_RETURN_IF_ERROR(mixtures_[m]->moe()->EndStep(load));
+  }
+  std::fill(counts_.begin(), counts_.end(), 0);
+  return absl::OkStatus();
+}
+
+template <typename T>
+void Stage<T>::CountSlots(absl::Span<int64_t> slots) {
+  const size_t experts = config_.moe.router.num_experts;
+  for (Layer<T>* const layer : mixtures_) {
+    layer->moe()->CountSlots(slots.subspan(0, experts));
+    if (!slots.empty()) slots.remove_prefix(experts);
+  }
+}
+
+template <typename T>
+ExchangeBytes Stage<T>::exchange_bytes() const {
+  ExchangeBytes total;
+  for (Layer<T>* const layer : mixtures_) {
+    const ExchangeBytes& bytes = layer->moe()->exchange_bytes();
+    total.self += bytes.self;
+    total.same_node += bytes.same_node;
+    total.cross_node += bytes.cross_node;
+  }
+  return total;
+}
+
+template class Stage<float>;
+template class Stage<BFloat16>;
+template class Stage<Float16>;
+
+}  // namespace moe::lm
