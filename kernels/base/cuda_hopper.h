@@ -99,7 +99,7 @@ __device__ inline void FenceAsyncProxy(MOE_SITE) {
 }
 
 // Called by one thread. Begins the copy of a box of the tensor, from element (x, y, z) on, to
-// shared memory, at a multiple of 128 bytes (of 8 swizzled rows where a product reads it).
+// shared memory, at a multiple of kTileRowBytes (of 8 rows where a product reads it).
 // `barrier` counts its bytes, including those outside the tensor, which become zeros. `map` is a
 // parameter of the kernel.
 __device__ inline void CopyTile(const TensorMap& map, int x, int y, int z, void* shared,
@@ -141,18 +141,12 @@ __device__ inline void TakeRegisters(MOE_SITE) {
 // The index of an operand that is contiguous in shared memory: K, or the row (M or N).
 enum class Major { kDepth, kRow };
 
-// Layout of an operand of 16-bit elements in shared memory. Rows of the swizzle's width (`span`
-// bytes; 16 without a swizzle) form blocks of eight, 8 * span bytes each.
-//   kDepth  a block: 8 rows of span / 2 elements of K. The next rows follow at `stride_bytes`.
-//           Without a swizzle the next 8 of K follow at `leading_bytes`.
-//   kRow    a block: 8 of K, each with span / 2 neighbouring rows. Swizzled: the next 8 of K follow
-//           at `stride_bytes`, the next rows at `leading_bytes`. Without a swizzle the reverse.
-// Swizzled tiles begin at a multiple of 8 * span bytes; in K a kDepth operand may begin inside one.
-struct OperandPlace {
-  Swizzle swizzle;
-  uint32_t leading_bytes, stride_bytes;
-};
-__device__ inline uint64_t OperandAt(const void* shared, OperandPlace place MOE_AND_SITE) {
+// Describes an operand of 16-bit elements in tiles that CopyTile has made, of blocks of eight rows:
+//   kDepth  a block: 8 rows, each with 64 of K. The next rows follow.
+//   kRow    a block: 8 of K, each with 64 neighbouring rows. The next 8 of K follow; the next rows
+//           are `next_rows_bytes` away.
+// Tiles begin at a multiple of a block; in K a kDepth operand may begin inside one.
+__device__ inline uint64_t OperandAt(const void* shared, uint32_t next_rows_bytes MOE_AND_SITE) {
 #if defined(__CUDACC__)
   const uint32_t address = SharedAddress(shared);
 #else
@@ -161,8 +155,9 @@ __device__ inline uint64_t OperandAt(const void* shared, OperandPlace place MOE_
   const auto field = [](uint32_t bytes, int bit) {
     return uint64_t{(bytes & 0x3ffff) >> 4} << bit;
   };
-  return field(address, 0) | field(place.leading_bytes, 16) | field(place.stride_bytes, 32) |
-         static_cast<uint64_t>(place.swizzle) << 62;
+  constexpr uint64_t kSwizzleOf128Bytes = 1;
+  return field(address, 0) | field(next_rows_bytes, 16) | field(8 * kTileRowBytes, 32) |
+         kSwizzleOf128Bytes << 62;
 }
 
 // Keeps the compiler from moving other accesses to the sums across this point: it sees products
@@ -240,13 +235,12 @@ __device__ __forceinline__ void WaitForProducts(float (&sums)[kSums] MOE_AND_SIT
 #define MOE_SUM_REGISTERS_128                                                                  \
   MOE_SUM_REGISTERS_96, MOE_SUM_REGISTERS(96), MOE_SUM_REGISTERS(104), MOE_SUM_REGISTERS(112), \
       MOE_SUM_REGISTERS(120)
-#define MOE_WGMMA_OF(type, n, sums, a_at, b_at, add_at, a_major, b_major, ...)                \
+#define MOE_WGMMA_OF(type, n, sums, a_at, b_at, add_at, a_major, ...)                         \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add_at                                 \
                ", 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" sums \
-               "}, " a_at ", " b_at ", add, 1, 1, " a_major ", " b_major ";\n}"               \
+               "}, " a_at ", " b_at ", add, 1, 1, " a_major ", 0;\n}"                         \
                : __VA_ARGS__                                                                  \
-               : "l"(a), "l"(b), "r"(add), "n"(kMajorA == Major::kRow),                       \
-                 "n"(kMajorB == Major::kRow))
+               : "l"(a), "l"(b), "r"(add), "n"(kMajorA == Major::kRow))
 #define MOE_WGMMA(...)                         \
   if constexpr (std::is_same_v<T, BFloat16>) { \
     MOE_WGMMA_OF("bf16", __VA_ARGS__);         \
@@ -256,33 +250,33 @@ __device__ __forceinline__ void WaitForProducts(float (&sums)[kSums] MOE_AND_SIT
 #endif
 
 // Called by the four warps of a warpgroup: d (64 x kColumns, float32) = a (64 x 16) * b (16 x
-// kColumns), or += if `add_to`; T: BFloat16 or Float16. d[4j + 2h + c] is row 16 (warp % 4) + lane
-// / 4 + 8h and column 8j + 2 (lane % 4) + c. Until WaitForProducts nothing may touch d or write the
-// operands. Products are exact; the hardware determines in which order the 17 terms are added and
-// how sums are rounded.
-template <typename T, int kColumns, Major kMajorA, Major kMajorB>
+// kColumns), or += if `add_to`; T: BFloat16 or Float16; b is kDepth. d[4j + 2h + c] is row
+// 16 (warp % 4) + lane / 4 + 8h and column 8j + 2 (lane % 4) + c. Until WaitForProducts nothing may
+// touch d or write the operands. Products are exact; the hardware determines in which order the 17
+// terms are added and how sums are rounded.
+template <typename T, int kColumns, Major kMajorA>
 __device__ __forceinline__ void AddProduct(float (&d)[kColumns / 2], uint64_t a, uint64_t b,
                                            bool add_to MOE_AND_SITE) {
 #if defined(__CUDACC__)
   const int add = add_to ? 1 : 0;
   if constexpr (kColumns == 16) {
-    MOE_WGMMA("16", MOE_SUMS_8, "%8", "%9", "%10", "%11", "%12", MOE_SUM_REGISTERS_8);
+    MOE_WGMMA("16", MOE_SUMS_8, "%8", "%9", "%10", "%11", MOE_SUM_REGISTERS_8);
   } else if constexpr (kColumns == 32) {
-    MOE_WGMMA("32", MOE_SUMS_16, "%16", "%17", "%18", "%19", "%20", MOE_SUM_REGISTERS_16);
+    MOE_WGMMA("32", MOE_SUMS_16, "%16", "%17", "%18", "%19", MOE_SUM_REGISTERS_16);
   } else if constexpr (kColumns == 64) {
-    MOE_WGMMA("64", MOE_SUMS_32, "%32", "%33", "%34", "%35", "%36", MOE_SUM_REGISTERS_32);
+    MOE_WGMMA("64", MOE_SUMS_32, "%32", "%33", "%34", "%35", MOE_SUM_REGISTERS_32);
   } else if constexpr (kColumns == 128) {
-    MOE_WGMMA("128", MOE_SUMS_64, "%64", "%65", "%66", "%67", "%68", MOE_SUM_REGISTERS_64);
+    MOE_WGMMA("128", MOE_SUMS_64, "%64", "%65", "%66", "%67", MOE_SUM_REGISTERS_64);
   } else if constexpr (kColumns == 192) {
-    MOE_WGMMA("192", MOE_SUMS_96, "%96", "%97", "%98", "%99", "%100", MOE_SUM_REGISTERS_96);
+    MOE_WGMMA("192", MOE_SUMS_96, "%96", "%97", "%98", "%99", MOE_SUM_REGISTERS_96);
   } else if constexpr (kColumns == 256) {
-    MOE_WGMMA("256", MOE_SUMS_128, "%128", "%129", "%130", "%131", "%132", MOE_SUM_REGISTERS_128);
+    MOE_WGMMA("256", MOE_SUMS_128, "%128", "%129", "%130", "%131", MOE_SUM_REGISTERS_128);
   } else {
     static_assert(kColumns == 16, "columns of a product");
   }
 #else
   cusim::Products::OfThread().Issue(
-      d, {a, kMajorA == Major::kRow, kProductRows}, {b, kMajorB == Major::kRow, kColumns}, add_to,
+      d, {a, kMajorA == Major::kRow, kProductRows}, {b, false, kColumns}, add_to,
       [](uint16_t bits) { return static_cast<float>(__builtin_bit_cast(T, bits)); }, site);
 #endif
 }

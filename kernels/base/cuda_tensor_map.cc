@@ -7,20 +7,6 @@
 namespace moe::cuda {
 namespace {
 
-CUtensorMapSwizzle DriversName(Swizzle swizzle) {
-  switch (swizzle) {
-    case Swizzle::kNone:
-      break;
-    case Swizzle::k32:
-      return CU_TENSOR_MAP_SWIZZLE_32B;
-    case Swizzle::k64:
-      return CU_TENSOR_MAP_SWIZZLE_64B;
-    case Swizzle::k128:
-      return CU_TENSOR_MAP_SWIZZLE_128B;
-  }
-  return CU_TENSOR_MAP_SWIZZLE_NONE;
-}
-
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
 // Looked up at run time: programs do not link the driver, so that they start without one.
@@ -54,7 +40,7 @@ cudaError_t EncodeTensorMap(const TensorShape& shape, TensorMap& map) {
   const cuuint32_t step[3] = {1, 1, 1};
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(shape.data), size, stride,
-             shape.box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, DriversName(shape.swizzle),
+             shape.box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }

@@ -13,17 +13,16 @@ namespace moe::cuda {
 // Passed to kernels as `const __grid_constant__`, by itself or in a struct.
 using TensorMap = CUtensorMap;
 
-// How 16-byte chunks of a tile's rows are permuted in shared memory, so that eight rows of a column
-// fall into different banks: by the width of a row. The values are those of wgmma.
-enum class Swizzle : uint8_t { kNone = 0, k128 = 1, k64 = 2, k32 = 3 };
+// A row of a tile in shared memory. The 16-byte chunks of eight rows are permuted (swizzled), so
+// that those of a column fall into different banks.
+constexpr int kTileRowBytes = 128;
 
 // A tensor of 16-bit elements, dimension 0 contiguous. Sizes in elements, strides in bytes.
 struct TensorShape {
   const void* data = nullptr;    // a multiple of 16
   int64_t size[3] = {};          // at least 1
   int64_t stride_bytes[2] = {};  // between elements of dimensions 1 and of 2: multiples of 16
-  uint32_t box[3] = {};  // size of a tile, at most 256 each; a tile row fills the swizzle's width
-  Swizzle swizzle = Swizzle::k128;
+  uint32_t box[3] = {};          // size of a tile, at most 256 each; dimension 0: kTileRowBytes
 };
 
 // The runtime's error where there is no driver; cudaErrorNotSupported where the driver does not

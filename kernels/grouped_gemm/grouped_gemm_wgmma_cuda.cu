@@ -34,12 +34,11 @@ MOE_HOST_DEVICE constexpr int BoxRows(int box) {
   return box == 0 ? 16 : 64;
 }
 
-// Rows of 64 elements, 128 bytes, swizzled: eight of them are a block.
 constexpr int kRowBytes = kTileDepth * 2;
+static_assert(kRowBytes == kTileRowBytes);
 constexpr int kHalfBytes = kProductRows * kRowBytes;
 constexpr int kWeightBytes = kConsumers * kHalfBytes;
 constexpr int kStageBytes = kWeightBytes + kMostRows * kRowBytes;
-constexpr OperandPlace kPlace = {Swizzle::k128, kHalfBytes, 8 * kRowBytes};
 
 template <typename T>
 struct Arguments {
@@ -184,9 +183,9 @@ __device__ __forceinline__ void Multiply(const Arguments<T>& arguments, const Ri
     FenceSums(sums);
     MOE_UNROLL
     for (int k = 0; k < kTileDepth; k += kProductDepth) {
-      AddProduct<T, kWidth, kWeightMajor, Major::kDepth>(
-          sums, OperandAt(tiles + half * kHalfBytes + k * kWeightStep, kPlace),
-          OperandAt(tiles + kWeightBytes + k * 2, kPlace), true);
+      AddProduct<T, kWidth, kWeightMajor>(
+          sums, OperandAt(tiles + half * kHalfBytes + k * kWeightStep, kHalfBytes),
+          OperandAt(tiles + kWeightBytes + k * 2, kHalfBytes), true);
     }
     CommitProducts();
     WaitForProducts<1>(sums);  // those of the previous stage

@@ -76,11 +76,8 @@ void FenceAsyncProxy(Site site) {
   CurrentBlock().shared.ForUnseen(
       [&](uint32_t address, const unsigned char* memory, unsigned char* seen, size_t bytes) {
         const auto chunk = chunks.find(address);
-        if (chunk != chunks.end()) {
-          if (chunk->second.products > 0) {
-            Fault("write to operands in flight", "found by a fence", site);
-          }
-          chunk->second.swizzle_bytes = AsyncProxy::kNoCopy;
+        if (chunk != chunks.end() && chunk->second.products > 0) {
+          Fault("write to operands in flight", "found by a fence", site);
         }
         std::memcpy(seen, memory, bytes);
       });
@@ -158,9 +155,7 @@ void FinishCopy(void* barrier, const BulkCopy& copy, Site site) {
   TransactionBarrier& b = Find(barrier, site);
   SharedMemory& shared = CurrentBlock().shared;
   for (uint32_t at = copy.to; at < copy.to + copy.bytes(); at += kChunkBytes) {
-    AsyncProxy::Chunk& chunk = CurrentBlock().async.chunks[at];
-    --chunk.copies;
-    chunk.swizzle_bytes = copy.map.swizzle_bytes;
+    --CurrentBlock().async.chunks[at].copies;
     std::memcpy(shared.SeenAt(at, kChunkBytes), shared.At(at, kChunkBytes), kChunkBytes);
   }
   TsanRelease(&b.phase_order[b.phase % 2]);
@@ -168,7 +163,7 @@ void FinishCopy(void* barrier, const BulkCopy& copy, Site site) {
   CompletePhase(b, SharedAddress(barrier, site), site);
 }
 
-void BeginRead(uint32_t address, uint32_t swizzle_bytes, Site site) {
+void BeginRead(uint32_t address, Site site) {
   const TsanIgnore ignore;
   SharedChunk(address, site);
   AsyncProxy::Chunk& chunk = CurrentBlock().async.chunks[address];
@@ -177,12 +172,6 @@ void BeginRead(uint32_t address, uint32_t swizzle_bytes, Site site) {
   }
   if (Unseen(address, kChunkBytes)) {
     Fault("missing fence.proxy.async", "between a write to an operand and its product", site);
-  }
-  if (chunk.swizzle_bytes != AsyncProxy::kNoCopy && chunk.swizzle_bytes != swizzle_bytes) {
-    Fault("swizzle mismatch",
-          "an operand that was copied with " + std::to_string(chunk.swizzle_bytes) +
-              " bytes of swizzle is read with " + std::to_string(swizzle_bytes),
-          site);
   }
   ++chunk.products;
   ++CurrentBlock().async.reads;

@@ -23,17 +23,15 @@ struct TensorMap {
   uint64_t size[3];    // elements
   uint64_t stride[3];  // bytes
   uint32_t box[3];     // elements
-  uint32_t swizzle_bytes;
 
   static constexpr uint64_t kMagic = 0x70616d726f736e65;
 };
 static_assert(sizeof(TensorMap) <= 128);
 
-// Position of the byte at `address` of a tile: the 16-byte chunks of rows of 32, 64 or 128 bytes
-// are exchanged according to the address bits from bit 7 on. PTX ISA, "Swizzling modes".
-inline uint32_t Swizzled(uint32_t address, uint32_t swizzle_bytes) {
-  const uint32_t mask = swizzle_bytes == 0 ? 0 : swizzle_bytes / 16 - 1;
-  return address ^ ((address >> 7 & mask) << 4);
+// Position of the byte at `address` of a tile with rows of 128 bytes, whose 16-byte chunks are
+// exchanged according to the address bits from bit 7 on. PTX ISA, "Swizzling modes".
+inline uint32_t Swizzled(uint32_t address) {
+  return address ^ ((address >> 7 & 7) << 4);
 }
 
 // cp.async.bulk.tensor.3d: the box that begins at `from`, to the shared address `to`.
@@ -55,12 +53,9 @@ struct TransactionBarrier {
 };
 
 struct AsyncProxy {
-  static constexpr uint32_t kNoCopy = 1;  // differs from every swizzle
-
   struct Chunk {
-    uint32_t products = 0;             // in flight that read it
-    uint32_t copies = 0;               // in flight that write it
-    uint32_t swizzle_bytes = kNoCopy;  // swizzle of the last copy that wrote it
+    uint32_t products = 0;  // in flight that read it
+    uint32_t copies = 0;    // in flight that write it
   };
   std::map<uint32_t, TransactionBarrier> barriers;
   std::unordered_map<uint32_t, Chunk> chunks;  // by address
@@ -88,7 +83,7 @@ bool AwaitBarrier(void* barrier, uint32_t parity, Site site, BulkCopy& copy);
 void FinishCopy(void* barrier, const BulkCopy& copy, Site site);
 
 // A product of the calling thread's warp reads 16 bytes, until FinishRead.
-void BeginRead(uint32_t address, uint32_t swizzle_bytes, Site site);
+void BeginRead(uint32_t address, Site site);
 void FinishRead(uint32_t address, Site site);
 // Counts a product of the warp: all four warps of a warpgroup must reach the same number.
 void CountProduct(Site site);

@@ -27,7 +27,6 @@ enum class Plant : uint8_t {
   kEarlyRelease,
   kMissingFence,
   kMissingSumsFence,
-  kSwizzleMismatch,
   kSumsReadEarly,
   kSumsWrittenEarly,
   kNoRelease,
@@ -116,12 +115,10 @@ struct Product {
       const auto parity = static_cast<uint32_t>(i / kStages % 2);
       if (plant != Plant::kNoWait) full[s].Wait(parity ^ (plant == Plant::kWrongParity ? 1 : 0));
       if (plant != Plant::kMissingSumsFence) FenceSums(sums);
-      const OperandPlace place = {plant == Plant::kSwizzleMismatch ? Swizzle::k64 : Swizzle::k128,
-                                  0, 1024};
       const unsigned char* const stage = tiles + s * kStageBytes;
       for (int k = 0; k < kStageDepth; k += kProductDepth) {
-        AddProduct<BFloat16, kColumns, Major::kDepth, Major::kDepth>(
-            sums, OperandAt(stage + k * 2, place), OperandAt(stage + kBytesA + k * 2, place), true);
+        AddProduct<BFloat16, kColumns, Major::kDepth>(sums, OperandAt(stage + k * 2, 0),
+                                                      OperandAt(stage + kBytesA + k * 2, 0), true);
       }
       CommitProducts();
       if (plant == Plant::kEarlyRelease && releases) empty[s].Arrive();
@@ -182,7 +179,6 @@ TEST_F(CusimFaultDeathTest, PlantedInAPipelineOfTiles) {
       {Plant::kNoRelease, "deadlock.*parity 0 of the barrier of.*misses 4 arrivals and 0 bytes"},
       {Plant::kMissingFence, "missing fence.proxy.async: between the initialisation"},
       {Plant::kMissingSumsFence, "missing wgmma.fence"},
-      {Plant::kSwizzleMismatch, "swizzle mismatch: .* copied with 128 .* read with 64"},
       {Plant::kSumsWrittenEarly, "sums written in flight"},
   };
   for (const auto& [plant, fault] : cases) {
@@ -209,15 +205,14 @@ void MultiplyOnes(bool fence, bool write_again, int warps, float* out) {
   MOE_DYNAMIC_SHARED(tiles);
   auto* const elements = reinterpret_cast<BFloat16*>(tiles);
   const unsigned t = threadIdx.x;
-  for (unsigned i = t; i < (kRows + kColumns) * 16; i += blockDim.x) elements[i] = BFloat16(1.0f);
+  for (unsigned i = t; i < (kBytesA + kBytesB) / 2; i += blockDim.x) elements[i] = BFloat16(1.0f);
   if (fence) FenceAsyncProxy();
   __syncthreads();
   if (t / kWarpLanes >= static_cast<unsigned>(warps)) return;
   float sums[kColumns / 2] = {};
   FenceSums(sums);
-  const OperandPlace place = {Swizzle::kNone, 128, 256};
-  AddProduct<BFloat16, kColumns, Major::kDepth, Major::kDepth>(
-      sums, OperandAt(tiles, place), OperandAt(tiles + kRows * 32, place), false);
+  AddProduct<BFloat16, kColumns, Major::kDepth>(sums, OperandAt(tiles, 0),
+                                                OperandAt(tiles + kBytesA, 0), false);
   CommitProducts();
   if (write_again) {
     __syncthreads();
@@ -233,7 +228,7 @@ TEST_F(CusimFaultDeathTest, OperandsThatThreadsWrite) {
     const auto kernel = [&] {
       MultiplyOnes(fence, write_again, warps, out.data());
     };
-    RunGrid({1, kWarpgroupThreads, (kRows + kColumns) * 32, kernel}, {});
+    RunGrid({1, kWarpgroupThreads, kStageBytes, kernel}, {});
   };
   run(true, false, 4);
   EXPECT_EQ(out, std::vector<float>(kWarpgroupThreads, 16));
@@ -279,7 +274,7 @@ TEST(CusimHopperTest, DriverRefusesTensorsThatItsCopyEngineCannotRead) {
   EXPECT_EQ(encode([](Shape& s) { s.stride_bytes[0] = 120; }), cudaErrorInvalidValue);
   EXPECT_EQ(encode([](Shape& s) { s.box[1] = 257; }), cudaErrorInvalidValue);
   EXPECT_EQ(encode([](Shape& s) { s.size[0] = 0; }), cudaErrorInvalidValue);
-  EXPECT_EQ(encode([](Shape& s) { s.swizzle = Swizzle::k64; }), cudaErrorInvalidValue);
+  EXPECT_EQ(encode([](Shape& s) { s.box[0] = 32; }), cudaErrorInvalidValue);
 }
 
 }  // namespace

@@ -75,7 +75,7 @@ bool IsMultiple(uint64_t n, uint64_t of) {
 
 // The driver's cuTensorMapEncodeTiled. Refuses what the driver refuses, and also what no kernel
 // here needs: element types of other than 16 bits, other than three dimensions, element strides,
-// boxes narrower than their swizzle.
+// rows of a box that are not the 128 bytes of the one swizzle.
 CUresult CUDAAPI EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
                              void* data, const cuuint64_t* size, const cuuint64_t* stride,
                              const cuuint32_t* box, const cuuint32_t* step,
@@ -84,6 +84,7 @@ CUresult CUDAAPI EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint3
   constexpr uint64_t kMostElements = uint64_t{1} << 32, kMostStride = uint64_t{1} << 40;
   constexpr uint32_t kMostBox = 256;
   if (rank != 3 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
+      swizzle != CU_TENSOR_MAP_SWIZZLE_128B || box[0] * 2 != 128 ||
       fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
       (type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16)) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -96,23 +97,7 @@ CUresult CUDAAPI EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint3
                            .data = static_cast<const uint16_t*>(data),
                            .size = {},
                            .stride = {2, stride[0], stride[1]},
-                           .box = {},
-                           .swizzle_bytes = 0};
-  switch (swizzle) {
-    case CU_TENSOR_MAP_SWIZZLE_NONE:
-      break;
-    case CU_TENSOR_MAP_SWIZZLE_32B:
-      made.swizzle_bytes = 32;
-      break;
-    case CU_TENSOR_MAP_SWIZZLE_64B:
-      made.swizzle_bytes = 64;
-      break;
-    case CU_TENSOR_MAP_SWIZZLE_128B:
-      made.swizzle_bytes = 128;
-      break;
-    default:
-      return CUDA_ERROR_INVALID_VALUE;
-  }
+                           .box = {}};
   for (int i = 0; i < 3; ++i) {
     if (size[i] == 0 || size[i] > kMostElements || box[i] == 0 || box[i] > kMostBox ||
         step[i] != 1) {
@@ -123,10 +108,6 @@ CUresult CUDAAPI EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint3
     }
     made.size[i] = size[i];
     made.box[i] = box[i];
-  }
-  const uint32_t row_bytes = box[0] * 2;
-  if (!IsMultiple(row_bytes, 16) || (made.swizzle_bytes != 0 && row_bytes != made.swizzle_bytes)) {
-    return CUDA_ERROR_INVALID_VALUE;
   }
   *map = {};
   std::memcpy(map, &made, sizeof(made));

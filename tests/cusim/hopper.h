@@ -29,7 +29,7 @@ inline void WaitAtBarrier(void* barrier, uint32_t parity, Site site) {
     for (uint32_t z = 0; z < map.box[2]; ++z) {
       for (uint32_t y = 0; y < map.box[1]; ++y) {
         for (uint32_t x = 0; x < map.box[0]; ++x, to += 2) {
-          const uint32_t address = Swizzled(to, map.swizzle_bytes);
+          const uint32_t address = Swizzled(to);
           const uint32_t in_chunk = address % kChunkBytes;
           uint16_t value = 0;
           if (inside(0, x) && inside(1, y) && inside(2, z)) {
@@ -49,39 +49,29 @@ inline void WaitAtBarrier(void* barrier, uint32_t parity, Site site) {
 
 // An operand of wgmma in shared memory: `rows` (M or N) x 16 (K) elements of 16 bits. PTX ISA,
 // "Matrix descriptor format" and "Strides"; a descriptor's fields, in units of 16 bytes:
-//   bits 0-13 start   16-29 leading offset   32-45 stride offset   49-51 base   62-63 swizzle
-// K-major: 8 rows of `span` bytes (16 without a swizzle) are contiguous, the next 8 rows follow at
-// the stride offset; without a swizzle the next 8 of K at the leading offset. MN-major: 8 of K,
-// each with span / 2 adjacent rows, are contiguous. With a swizzle the next 8 of K follow at the
-// stride offset, the next rows at the leading offset; without one the reverse.
+//   bits 0-13 start   16-29 leading offset   32-45 stride offset   49-51 base
+//   62-63 swizzle: 1, of 128 bytes, alone
+// K-major: 8 rows of 128 bytes are contiguous, the next 8 rows follow at the stride offset.
+// MN-major: 8 of K, each with 64 adjacent rows, are contiguous; the next 8 of K follow at the
+// stride offset, the next rows at the leading offset.
 struct Operand {
+  static constexpr uint32_t kRowBytes = 128;
+
   uint64_t descriptor;
   bool mn_major;
   int rows;
 
-  uint32_t swizzle_bytes() const {
-    constexpr uint32_t kBytes[4] = {0, 128, 64, 32};
-    return kBytes[descriptor >> 62];
-  }
   uint32_t Field(int bit) const {
     return static_cast<uint32_t>(descriptor >> bit & 0x3fff) * kChunkBytes;
   }
   // The chunk of element (row, k). A chunk has 8 elements of K, or 8 rows.
   uint32_t ChunkOf(int row, int k) const {
     const auto r = static_cast<uint32_t>(row), depth = static_cast<uint32_t>(k);
-    const uint32_t span = swizzle_bytes() == 0 ? kChunkBytes : swizzle_bytes();
     const uint32_t leading = Field(16), stride = Field(32);
-    uint32_t at = 0;
-    if (!mn_major) {
-      at = r / 8 * stride + r % 8 * span;
-      at += swizzle_bytes() == 0 ? depth / 8 * leading : depth / 8 * kChunkBytes;
-    } else {
-      const uint32_t across = span / 2;
-      at = depth % 8 * span + r % across / 8 * kChunkBytes;
-      at += swizzle_bytes() == 0 ? r / across * stride + depth / 8 * leading
-                                 : r / across * leading + depth / 8 * stride;
-    }
-    return Swizzled(Field(0) + at, swizzle_bytes());
+    const uint32_t at = mn_major ? r / 64 * leading + depth / 8 * stride + depth % 8 * kRowBytes +
+                                       r % 64 / 8 * kChunkBytes
+                                 : r / 8 * stride + r % 8 * kRowBytes + depth / 8 * kChunkBytes;
+    return Swizzled(Field(0) + at);
   }
   template <typename Visit>
   void ForChunks(Visit visit) const {
@@ -89,10 +79,10 @@ struct Operand {
       for (int k = 0; k < 16; k += mn_major ? 1 : 8) visit(ChunkOf(row, k));
     }
   }
-  // Without a base offset the pattern of a swizzle begins at a multiple of 8 spans.
+  // Without a base offset the pattern of the swizzle begins at a multiple of 8 rows.
   void CheckStart(Site site) const {
-    const uint32_t mask = swizzle_bytes() == 0 ? 0 : swizzle_bytes() * 8 - 128;
-    if ((Field(0) & mask) != 0 || (descriptor >> 49 & 7) != 0) {
+    constexpr uint32_t kMask = 8 * kRowBytes - kRowBytes;
+    if ((Field(0) & kMask) != 0 || (descriptor >> 49 & 7) != 0 || descriptor >> 62 != 1) {
       KernelFault("misaligned operand", "a swizzled tile must begin at a multiple of 8 rows", site);
     }
   }
@@ -118,7 +108,7 @@ class Products {
   // 16 (warp % 4) + lane / 4 + 8h and column 8j + 2 (lane % 4) + c.
   void Issue(float* d, const Operand& a, const Operand& b, bool accumulate, Value value,
              Site site) {
-    const uint64_t mode = (accumulate ? 1u : 0u) | (a.mn_major ? 2u : 0u) | (b.mn_major ? 4u : 0u);
+    const uint64_t mode = (accumulate ? 1u : 0u) | (a.mn_major ? 2u : 0u);
     const LaneValue mine = {a.descriptor, b.descriptor, mode, static_cast<uint64_t>(b.rows)};
     for (const LaneValue& other : MeetInWarp({"wgmma", 0xffffffffu, false, site}, mine)) {
       if (other != mine) KernelFault("divergent warp operation", "operands of wgmma differ", site);
@@ -127,7 +117,7 @@ class Products {
       CountProduct(site);
       for (const Operand& operand : {a, b}) {
         operand.CheckStart(site);
-        operand.ForChunks([&](uint32_t chunk) { BeginRead(chunk, operand.swizzle_bytes(), site); });
+        operand.ForChunks([&](uint32_t chunk) { BeginRead(chunk, site); });
       }
     }
     auto [sums, is_new] = sums_.try_emplace(d);

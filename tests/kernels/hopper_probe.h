@@ -1,4 +1,4 @@
-// Products of one tile in every layout that wgmma accepts, checked on the device.
+// Products of one tile in every layout and width that kernels use, checked on the device.
 #ifndef MOE_TESTS_KERNELS_HOPPER_PROBE_H_
 #define MOE_TESTS_KERNELS_HOPPER_PROBE_H_
 
@@ -14,19 +14,17 @@ struct HopperProbe {
   static constexpr int kRows = 64, kDepth = 64, kMaxColumns = 256;
 
   bool float16 = false;  // else bfloat16
-  // Device memory, a matrix for each depth d, one after the other: row by row, or, for operands
-  // whose rows are contiguous, step by step of the depth.
+  // Device memory, a matrix for each depth d, one after the other: row by row, or, if its rows are
+  // contiguous, step by step of the depth.
   const void* a = nullptr;  // [kDepth, kRows, kDepth]
   const void* b = nullptr;  // [kDepth, columns, kDepth]
-  bool a_rows_contiguous = false, b_rows_contiguous = false;
-  cuda::Swizzle swizzle = cuda::Swizzle::k128;
+  bool a_rows_contiguous = false;
   int columns = kMaxColumns;  // 16, 32, 64, 128, 192 or 256
   int blocks = 1, step = 1;
   int* wrong = nullptr;  // device memory; the number of wrong elements is added
 };
 
-// Enqueues the products; returns the error of the maps or of the launch. Rows of an operand that
-// are contiguous must fill the swizzle's width.
+// Enqueues the products; returns the error of the maps or of the launch.
 cudaError_t RunHopperProbe(const HopperProbe& probe, cudaStream_t stream);
 
 }  // namespace moe::testing
