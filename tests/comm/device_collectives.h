@@ -106,6 +106,16 @@ inline void ExpectReducersSum(AllReduceAlgorithm other, Communicator& comm,
   }
 }
 
+// All of these, one after the other.
+inline void ExpectDeviceCollectives(AllReduceAlgorithm other, Communicator& comm,
+                                    const TestDevice& device) {
+  ExpectCollectivesFollowEachOther(comm, device);
+  ExpectInPlaceAndFromARoot(comm, device);
+  ExpectAllToAllVOfUnequalParts(comm, device);
+  ExpectSendRecvInOrderAndToItself(comm, device);
+  ExpectReducersSum(other, comm, device);
+}
+
 }  // namespace moe::testing
 
 #endif  // MOE_TESTS_COMM_DEVICE_COLLECTIVES_H_

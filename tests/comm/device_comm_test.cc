@@ -36,28 +36,13 @@ class DeviceCommTest : public ::testing::Test {
       return body(*world, device);
     });
   }
-  static void Expect(const std::function<void(Communicator&, const TestDevice&)>& body) {
-    OnRanks([&](Communicator& comm, const TestDevice& device) {
-      body(comm, device);
-      return absl::OkStatus();
-    });
-  }
 };
 
-TEST_F(DeviceCommTest, CollectivesFollowEachOther) {
-  Expect(testing::ExpectCollectivesFollowEachOther);
-}
-TEST_F(DeviceCommTest, InPlaceAndFromARoot) {
-  Expect(testing::ExpectInPlaceAndFromARoot);
-}
-TEST_F(DeviceCommTest, AllToAllVOfUnequalParts) {
-  Expect(testing::ExpectAllToAllVOfUnequalParts);
-}
-TEST_F(DeviceCommTest, SendRecvMatchesInOrderAndReachesItself) {
-  Expect(testing::ExpectSendRecvInOrderAndToItself);
-}
-TEST_F(DeviceCommTest, TheRingSumsToo) {
-  Expect(std::bind_front(testing::ExpectReducersSum, AllReduceAlgorithm::kDirect));
+TEST_F(DeviceCommTest, CollectivesAreThoseOfEveryBackend) {
+  OnRanks([](Communicator& comm, const TestDevice& device) {
+    testing::ExpectDeviceCollectives(AllReduceAlgorithm::kDirect, comm, device);
+    return absl::OkStatus();
+  });
 }
 
 // Every rank writes its part and reads all, twice: what is written over was read before.

@@ -29,20 +29,8 @@ void OnSeeds(const std::function<void(Communicator&, const TestDevice&)>& body) 
   }
 }
 
-TEST(NcclDeviceTest, CollectivesFollowEachOtherWithoutTheHost) {
-  OnSeeds(testing::ExpectCollectivesFollowEachOther);
-}
-TEST(NcclDeviceTest, InPlaceAndFromARoot) {
-  OnSeeds(testing::ExpectInPlaceAndFromARoot);
-}
-TEST(NcclDeviceTest, AllToAllVOfUnequalParts) {
-  OnSeeds(testing::ExpectAllToAllVOfUnequalParts);
-}
-TEST(NcclDeviceTest, SendRecvMatchesInOrderAndReachesItself) {
-  OnSeeds(testing::ExpectSendRecvInOrderAndToItself);
-}
-TEST(NcclDeviceTest, TheRingSumsToo) {
-  OnSeeds(std::bind_front(testing::ExpectReducersSum, AllReduceAlgorithm::kLibrary));
+TEST(NcclDeviceTest, CollectivesAreThoseOfEveryBackend) {
+  OnSeeds(std::bind_front(testing::ExpectDeviceCollectives, AllReduceAlgorithm::kLibrary));
 }
 
 // bf16 is summed in one scratch, which the next sum, in another stream, may not have before the
