@@ -129,10 +129,11 @@ CheckpointState StateOf(int64_t step, const std::string& run) {
   return state;
 }
 
-absl::Status SaveRows(CheckpointWriter& writer, Communicator& world, int64_t step) {
+absl::Status SaveRows(CheckpointWriter& writer, Communicator& world, int64_t step,
+                      const std::string& run) {
   EXPECT_TRUE(world.Barrier().ok());
   const PartMemory memory = PartsOf(world.rank(), world.size(), Cut::kRows, step);
-  EXPECT_TRUE(writer.Start(StateOf(step), memory.parts).ok());
+  EXPECT_TRUE(writer.Start(StateOf(step, run), memory.parts).ok());
   const auto stream = MakeInlineStream();
   return writer.Publish(world, *stream);
 }

@@ -37,7 +37,8 @@ absl::Status Save(const CheckpointOptions& options, int ranks, Cut cut, int64_t 
                   const std::string& run = "");
 
 // Start and Publish of this rank's rows by a writer that is there, once all ranks have come.
-absl::Status SaveRows(CheckpointWriter& writer, Communicator& world, int64_t step);
+absl::Status SaveRows(CheckpointWriter& writer, Communicator& world, int64_t step,
+                      const std::string& run = "");
 
 // Reads every state of every tensor, in boxes of `rows` x `cols`: kInternal names an element that
 // is not the one that was saved.

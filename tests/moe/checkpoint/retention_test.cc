@@ -159,9 +159,7 @@ TEST_F(RetentionTest, WhatIsNoCheckpointsUnderTheNameOfAStepStays) {
     fs::rename(Step(20), Path("apart"));
     auto writer = CheckpointWriter::Create(Options(10), 0, 1).value();
     fs::rename(Path("apart"), Step(20));
-    const auto memory = testing::PartsOf(0, 1, Cut::kRows, 20);
-    ASSERT_TRUE(writer->Start(testing::StateOf(20), memory.parts).ok());
-    EXPECT_THAT(writer->Publish(*MakeLocalWorld({.ranks = 1})[0], *MakeInlineStream()),
+    EXPECT_THAT(testing::SaveRows(*writer, *MakeLocalWorld({.ranks = 1})[0], 20),
                 StatusIs(kFailedPrecondition, Step(20) + names[i]));
     EXPECT_THAT(Names(Folder()), ElementsAre("latest", "step-00000010", "step-00000020"));
     fs::rename(Step(20), Path("apart"));
@@ -243,9 +241,7 @@ TEST_F(RetentionTest, WhatDoesNotCountIsNamed) {
   auto writer = CheckpointWriter::Create(options, 0, 1).value();
   const auto world = MakeLocalWorld({.ranks = 1});
   for (int64_t step = 4; step <= 5; ++step) {
-    const auto memory = testing::PartsOf(0, 1, Cut::kRows, step);
-    ASSERT_TRUE(writer->Start(testing::StateOf(step, "ours"), memory.parts).ok());
-    ASSERT_TRUE(writer->Publish(*world[0], *MakeInlineStream()).ok());
+    ASSERT_TRUE(testing::SaveRows(*writer, *world[0], step, "ours").ok());
   }
   SetLogCallback(nullptr);
   EXPECT_THAT(
@@ -382,9 +378,7 @@ TEST_F(RetentionTest, ADamagedStepThatIsWrittenAnewCounts) {
   auto writer = CheckpointWriter::Create(options, 0, 1).value();
   const auto world = MakeLocalWorld({.ranks = 1});
   for (const int64_t step : {20, 30}) {
-    const auto memory = testing::PartsOf(0, 1, Cut::kRows, step);
-    ASSERT_TRUE(writer->Start(testing::StateOf(step), memory.parts).ok());
-    ASSERT_TRUE(writer->Publish(*world[0], *MakeInlineStream()).ok());
+    ASSERT_TRUE(testing::SaveRows(*writer, *world[0], step).ok());
     EXPECT_EQ(NewestWholeStep(Folder()), step);
   }
   EXPECT_THAT(ListSteps(Folder()).value(), ElementsAre(20, 30));

@@ -4,7 +4,6 @@
 #include <fstream>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -112,9 +112,8 @@ TEST_F(RunFolderTest, ALockSaysWhoseItIs) {
   EXPECT_EQ(me.host, HostName());
   EXPECT_EQ(me.run.size(), 16u);
   EXPECT_NE(ThisRun().run, me.run);
-  const auto read = ParseLock(LockText(me));
-  ASSERT_TRUE(read.ok());
-  EXPECT_EQ(LockText(*read), LockText(me));
+  const auto read = ParseLock(LockText(me)).value();
+  EXPECT_EQ(LockText(read), LockText(me));
   for (const char* text : {"", "{", "[]", "7", R"({"run":"a","host":"b","pid":"1"})"}) {
     EXPECT_EQ(ParseLock(text).status().code(), kDataLoss) << text;
   }

@@ -157,13 +157,7 @@ TEST_F(CheckpointStopTest, AFullDiskCostsOneCheckpoint) {
     fs::copy(Path("before"), Path("run"), fs::copy_options::recursive);
     auto writer = CheckpointWriter::Create(Options(files), 0, 1).value();
     const auto world = MakeLocalWorld({.ranks = 1});
-    const auto stream = MakeInlineStream();
-    const auto save = [&](int64_t step) {
-      const auto memory = testing::PartsOf(0, 1, Cut::kRows, step);
-      EXPECT_TRUE(writer->Start(testing::StateOf(step), memory.parts).ok());
-      return writer->Publish(*world[0], *stream);
-    };
-    const absl::Status full = save(kNew);
+    const absl::Status full = testing::SaveRows(*writer, *world[0], kNew);
     if (!files.reached()) break;
     ASSERT_THAT(NewestWholeStep(Path("run")), AnyOf(kOld, kNew));
     if (!full.ok()) {
@@ -171,7 +165,7 @@ TEST_F(CheckpointStopTest, AFullDiskCostsOneCheckpoint) {
       EXPECT_FALSE(fs::exists(UnfinishedPath(Path("run"), kNew)));
     }
     files.Mend();
-    ASSERT_TRUE(save(kNew + 1).ok());
+    ASSERT_TRUE(testing::SaveRows(*writer, *world[0], kNew + 1).ok());
     ASSERT_EQ(NewestWholeStep(Path("run")), kNew + 1);
   }
 }
