@@ -234,14 +234,13 @@ TEST_F(BorrowedWeightsTest, AreSavedAsTheyWereRead) {
                         session.context(), {.folder = copy, .type = DType::kBFloat16});
     });
     const auto from = SafetensorsFile::Open(Path("model.safetensors"));
-    const auto to = SafetensorsFile::Open(copy + "/model.safetensors");
-    ASSERT_TRUE(to.ok()) << to.status();
-    ASSERT_EQ(to->tensors().size(), from->tensors().size());
+    const auto to = SafetensorsFile::Open(copy + "/model.safetensors").value();
+    ASSERT_EQ(to.tensors().size(), from->tensors().size());
     for (const SafetensorsTensor& tensor : from->tensors()) {
-      const SafetensorsTensor* const saved = to->Find(tensor.name);
+      const SafetensorsTensor* const saved = to.Find(tensor.name);
       ASSERT_NE(saved, nullptr) << tensor.name;
       EXPECT_EQ(saved->shape, tensor.shape) << tensor.name;
-      EXPECT_EQ(to->Data(*saved), from->Data(tensor)) << tensor.name;
+      EXPECT_EQ(to.Data(*saved), from->Data(tensor)) << tensor.name;
     }
   }
 }

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <fstream>
 #include <list>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -102,10 +101,9 @@ TEST_P(HfModelGolden, AStoreForInferenceHasTheSameBitsInTwoBytesAnElement) {
   ParameterStore store(DType::kBFloat16, 3);
   store.set_use(StoreUse::kInference);
   const Context& context = trained.session->context();
-  const auto model = lm::Stage<BFloat16>::Create(hf.config(), store, context);
-  ASSERT_TRUE(model.ok()) << model.status();
+  const auto model = lm::Stage<BFloat16>::Create(hf.config(), store, context).value();
   ASSERT_TRUE(hf.Load(store, context).ok());
-  EXPECT_EQ(Losses(**model, context, golden.tokens, 3),
+  EXPECT_EQ(Losses(*model, context, golden.tokens, 3),
             Losses(*trained.model, context, golden.tokens, 3));
   int64_t bytes = 0;
   for (const auto& p : store.parameters()) bytes += p->size() * (p->spec().rows == 1 ? 6 : 2);
@@ -125,9 +123,8 @@ TEST_P(HfModelGolden, ConfigurationsAreWrittenAsTheyAreRead) {
       EXPECT_EQ(value, original[key]) << key;
     }
   }
-  const auto again = ParseModelConfig("config.json", json);
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(ModelConfigJson(*again->rule, again->model, 64, "float32"), json);
+  const auto again = ParseModelConfig("config.json", json).value();
+  EXPECT_EQ(ModelConfigJson(*again.rule, again.model, 64, "float32"), json);
 }
 
 TEST(HfModel, RanksThatShareExpertsHaveTheBitsOfOne) {
@@ -247,11 +244,10 @@ TEST_F(HfModelFolder, TensorsThatTheConfigurationDoesNotHaveAreOneWarning) {
   const std::string folder = Copy("qwen3_moe");
   EXPECT_THAT(HfModel::Open(folder)->warnings(), ::testing::IsEmpty());
   Write("qwen3_moe/config.json", Changed("qwen3_moe", R"({"num_hidden_layers": 1})"));
-  const auto model = HfModel::Open(folder);
-  ASSERT_TRUE(model.ok()) << model.status();
-  ASSERT_EQ(model->warnings().size(), 1);
+  const auto model = HfModel::Open(folder).value();
+  ASSERT_EQ(model.warnings().size(), 1);
   // Two norms, two of heads, four projections, a router and four experts of three.
-  EXPECT_THAT(model->warnings()[0],
+  EXPECT_THAT(model.warnings()[0],
               ::testing::AllOf(
                   HasSubstr("model.safetensors: 21 tensor(s) not read, which qwen3_moe's "
                             "configuration does not have: model.layers.1.input_layernorm.weight, "),
@@ -266,19 +262,18 @@ TEST_F(HfModelFolder, FusedExpertsAndBareNamesAreTheSameModel) {
     const std::string folder = Copy(family);
     fs::copy_file(folder + "/fused.safetensors", folder + "/model.safetensors",
                   fs::copy_options::overwrite_existing);
-    const auto fused = HfModel::Open(folder);
-    ASSERT_TRUE(fused.ok()) << fused.status();
-    EXPECT_THAT(fused->warnings(), ::testing::IsEmpty());
+    const auto fused = HfModel::Open(folder).value();
+    EXPECT_THAT(fused.warnings(), ::testing::IsEmpty());
     const HfModel golden = OpenGolden(family);
-    ::moe::testing::OneRank<float> got(fused->config()), expected(golden.config());
-    ASSERT_TRUE(fused->Load(got.store, got.session->context()).ok());
+    ::moe::testing::OneRank<float> got(fused.config()), expected(golden.config());
+    ASSERT_TRUE(fused.Load(got.store, got.session->context()).ok());
     ASSERT_TRUE(golden.Load(expected.store, expected.session->context()).ok());
     for (const auto& parameter : expected.store.parameters()) {
       const std::string& name = parameter->spec().name;
       EXPECT_EQ(got.store.Find(name)->master(), parameter->master()) << name;
     }
     const size_t tensors = Checkpoint::Open(folder)->Names().size();
-    EXPECT_EQ(fused->tensors().size(), tensors);
+    EXPECT_EQ(fused.tensors().size(), tensors);
     Write(family + "/config.json", Changed(family, R"({"tie_word_embeddings": false})"));
     if (family == "qwen3_moe") ExpectRefused(folder, "tensor 'lm_head.weight': is missing");
   }
@@ -335,8 +330,7 @@ TEST_F(HfModelFolder, ExpertsStayInTheMappedFilesWithTheBitsOfCopies) {
     }
     ASSERT_TRUE(WriteSafetensors(Path("model.safetensors"), tensors).ok());
     Write("config.json", Changed(family, "{}"));
-    const auto hf = HfModel::Open(root_.string());
-    ASSERT_TRUE(hf.ok()) << hf.status();
+    const auto hf = HfModel::Open(root_.string()).value();
     const GoldenRun golden = ReadRun(family);
     std::vector<float> losses[2];
     int64_t bytes[2] = {}, experts = 0;
@@ -345,8 +339,8 @@ TEST_F(HfModelFolder, ExpertsStayInTheMappedFilesWithTheBitsOfCopies) {
       ParameterStore store(DType::kBFloat16, 3, session->context());
       store.set_use(StoreUse::kInference);
       const auto model =
-          lm::Stage<BFloat16>::Create(hf->config(), store, session->context()).value();
-      ASSERT_TRUE(hf->Load(store, session->context(), by).ok());
+          lm::Stage<BFloat16>::Create(hf.config(), store, session->context()).value();
+      ASSERT_TRUE(hf.Load(store, session->context(), by).ok());
       losses[by == LoadBy::kBorrow] = Losses(*model, session->context(), golden.tokens, 3);
       bytes[by == LoadBy::kBorrow] = store.bytes();
       experts = store.borrowed_bytes();
@@ -369,17 +363,16 @@ TEST_F(HfModelFolder, AnOutputLayerThatDiffersFromTheEmbeddingIsNotTied) {
     for (const bool differs : {false, true}) {
       const std::vector<float> output = WriteWithOutput(family, differs);
       Write("config.json", Changed(family, R"({"tie_word_embeddings": true})"));
-      const auto hf = HfModel::Open(root_.string());
-      ASSERT_TRUE(hf.ok()) << hf.status();
-      EXPECT_EQ(hf->config().tied_embeddings, !differs);
-      ASSERT_EQ(hf->warnings().size(), differs ? 1 : 0);
-      ::moe::testing::OneRank<float> rank(hf->config());
-      ASSERT_TRUE(hf->Load(rank.store, rank.session->context()).ok());
+      const auto hf = HfModel::Open(root_.string()).value();
+      EXPECT_EQ(hf.config().tied_embeddings, !differs);
+      ASSERT_EQ(hf.warnings().size(), differs ? 1 : 0);
+      ::moe::testing::OneRank<float> rank(hf.config());
+      ASSERT_TRUE(hf.Load(rank.store, rank.session->context()).ok());
       const Parameter* const own = rank.store.Find("lm_head.weight");
       ASSERT_EQ(own != nullptr, differs);
       if (!differs) continue;
       EXPECT_THAT(
-          hf->warnings()[0],
+          hf.warnings()[0],
           HasSubstr("model.safetensors: lm_head.weight is another than model.embed_tokens"));
       EXPECT_EQ(own->ReadMaster(*rank.session->context().compute).value(), output);
       if (golden.config().tied_embeddings) continue;

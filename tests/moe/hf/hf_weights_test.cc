@@ -9,8 +9,6 @@
 #include <vector>
 
 #include <absl/strings/match.h>
-#include <absl/strings/str_cat.h>
-#include <absl/strings/str_join.h>
 #include <gmock/gmock.h>
 
 #include "kernels/base/status_macros.h"
@@ -222,14 +220,12 @@ TEST_F(HfWeightsTest, LayerIsTheFirstWithExpertsOrTheOneAskedFor) {
   // Beyond num_hidden_layers: no layer of this model.
   for (const Source& s : GptOssTensors("language_model.model.layers.4.mlp.")) tensors.push_back(s);
   const std::string path = WriteTensors(tensors);
-  const auto first = Find(kGptOssConfig, path);
-  ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ(first->layer(), 1);
-  EXPECT_THAT(first->available_layers(), ElementsAre(1, 3));
-  const auto third = Find(kGptOssConfig, path, 3);
-  ASSERT_TRUE(third.ok()) << third.status();
-  EXPECT_EQ(third->layer(), 3);
-  EXPECT_EQ(third->tensors()[0].found.tensor->name,
+  const auto first = Find(kGptOssConfig, path).value();
+  EXPECT_EQ(first.layer(), 1);
+  EXPECT_THAT(first.available_layers(), ElementsAre(1, 3));
+  const auto third = Find(kGptOssConfig, path, 3).value();
+  EXPECT_EQ(third.layer(), 3);
+  EXPECT_EQ(third.tensors()[0].found.tensor->name,
             "language_model.model.layers.3.mlp.router.weight");
   EXPECT_TRUE(absl::IsOutOfRange(Find(kGptOssConfig, path, 4).status()));
   EXPECT_TRUE(absl::IsOutOfRange(Find(kGptOssConfig, path, -1).status()));

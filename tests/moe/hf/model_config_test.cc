@@ -76,11 +76,9 @@ TEST(ModelConfig, WhatNoPassReadsIsKept) {
           family, R"({"max_position_embeddings": 4096, "bos_token_id": 3, "eos_token_id": 0})");
       Json json = Json::parse(document);
       json["eos_token_id"] = Json::parse(eos);
-      const auto config = ParseModelConfig("config.json", json.dump());
-      ASSERT_TRUE(config.ok()) << config.status();
-      const Json written =
-          Json::parse(ModelConfigJson(*config->rule, config->model, 64, "float32"));
-      const Json generation = Json::parse(GenerationConfigJson(config->model));
+      const auto config = ParseModelConfig("config.json", json.dump()).value();
+      const Json written = Json::parse(ModelConfigJson(*config.rule, config.model, 64, "float32"));
+      const Json generation = Json::parse(GenerationConfigJson(config.model));
       EXPECT_EQ(written["max_position_embeddings"], 4096);
       for (const Json& tokens : {written, generation}) {
         EXPECT_EQ(tokens["bos_token_id"], 3);
@@ -107,13 +105,14 @@ TEST(ModelConfig, WhatNoPassReadsHasTheDefaultsOfTransformers) {
                   {"qwen2_moe", 32768, {}, {}},
                   {"qwen3_moe", 32768, {}, {}}};
   for (const auto& [family, positions, bos, eos] : defaults) {
-    const auto config = ParseModelConfig(
-        "config.json", Changed(family, R"({"max_position_embeddings": null, "bos_token_id": null,
-                                           "eos_token_id": null})"));
-    ASSERT_TRUE(config.ok()) << config.status();
-    EXPECT_EQ(config->model.max_position_embeddings, positions);
-    EXPECT_EQ(config->model.bos_token_id, bos);
-    EXPECT_EQ(config->model.eos_token_ids, eos);
+    const auto config =
+        ParseModelConfig("config.json",
+                         Changed(family, R"({"max_position_embeddings": null, "bos_token_id": null,
+                                           "eos_token_id": null})"))
+            .value();
+    EXPECT_EQ(config.model.max_position_embeddings, positions);
+    EXPECT_EQ(config.model.bos_token_id, bos);
+    EXPECT_EQ(config.model.eos_token_ids, eos);
   }
 }
 

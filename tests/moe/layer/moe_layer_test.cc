@@ -1,5 +1,4 @@
 // The whole layer in every layout: one rank against a float64 loop, the others against one rank.
-#include <algorithm>
 #include <functional>
 #include <initializer_list>
 #include <memory>

@@ -1,7 +1,6 @@
 // Direct dispatch between simulated GPUs of one process, through a whole layer and its gradients.
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>

@@ -66,13 +66,12 @@ TEST(RunSettings, AStoredCheckpointIsReadAndWrittenByteForByte) {
                  R"("moe_pad_expert_input_to_capacity":"0","moe_token_group":"-1",)"
                  R"("moe_router_load_balancing_type":"3","moe_aux_loss_coeff":"0x1.99999ap-4",)"
                  R"("moe_z_loss_coeff":"0x1.47ae14p-7"})"};
-  const auto config = StoredConfig(stored);
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->trainer.dtype, DType::kFloat16);
-  EXPECT_EQ(config->model.qk_norm, QkNorm::kHeads);
-  EXPECT_EQ(config->model.eos_token_ids, std::vector<int32_t>({2, 3}));
-  EXPECT_EQ(config->trainer.seed, std::numeric_limits<uint64_t>::max());
-  const std::vector<RunSetting> settings = SettingsOf(*config, {});
+  const auto config = StoredConfig(stored).value();
+  EXPECT_EQ(config.trainer.dtype, DType::kFloat16);
+  EXPECT_EQ(config.model.qk_norm, QkNorm::kHeads);
+  EXPECT_EQ(config.model.eos_token_ids, std::vector<int32_t>({2, 3}));
+  EXPECT_EQ(config.trainer.seed, std::numeric_limits<uint64_t>::max());
+  const std::vector<RunSetting> settings = SettingsOf(config, {});
   EXPECT_EQ(SettingsJson(settings, SettingKind::kNumerics), stored.numerics);
   EXPECT_EQ(SettingsJson(settings, SettingKind::kModel), stored.model);
   EXPECT_EQ(SettingsJson(settings, SettingKind::kTrainer), stored.trainer);
@@ -90,10 +89,10 @@ TEST(RunSettings, HeadsThatWereNotStoredFollowFromTheCheckpointsOwn) {
   ASSERT_THAT(older, Not(HasSubstr("kv_channels")));
   const auto stored = StoredConfig({.numerics = SettingsJson(settings, SettingKind::kNumerics),
                                     .model = older,
-                                    .trainer = SettingsJson(settings, SettingKind::kTrainer)});
-  ASSERT_TRUE(stored.ok()) << stored.status();
-  EXPECT_EQ(stored->model.num_query_groups, 6);
-  EXPECT_EQ(stored->model.kv_channels, 16);
+                                    .trainer = SettingsJson(settings, SettingKind::kTrainer)})
+                          .value();
+  EXPECT_EQ(stored.model.num_query_groups, 6);
+  EXPECT_EQ(stored.model.kv_channels, 16);
 }
 
 TEST(RunSettings, AValueThatAnEnumerationDoesNotHaveIsMalformed) {
@@ -123,9 +122,8 @@ TEST(RunSettings, AKeyThatNoSettingHasIsIgnored) {
   for (std::string* const section : {&sections.numerics, &sections.model, &sections.trainer}) {
     section->insert(1, R"("cuda_graph":"1",)");
   }
-  const auto stored = StoredConfig(sections);
-  ASSERT_TRUE(stored.ok()) << stored.status();
-  EXPECT_EQ(stored->model.hidden_size, 96);
+  const auto stored = StoredConfig(sections).value();
+  EXPECT_EQ(stored.model.hidden_size, 96);
   EXPECT_THAT(Differences(settings, SettingKind::kModel, sections.model), ::testing::IsEmpty());
 }
 

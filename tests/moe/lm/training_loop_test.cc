@@ -2,7 +2,6 @@
 #include "moe/lm/training_loop.h"
 
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <iterator>
 #include <limits>

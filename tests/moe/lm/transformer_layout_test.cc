@@ -33,10 +33,9 @@ TransformerConfig LayoutConfig() {
   return config;
 }
 
-template <typename T>
 void ExpectTheBitsOfOneRank(const ModelWork& work, const Layout& layout) {
-  const ModelResult one = RunModel<T>(work, {}, Numerics::kLayoutInvariant);
-  const ModelResult got = RunModel<T>(work, layout, Numerics::kLayoutInvariant);
+  const ModelResult one = RunModel<float>(work, {}, Numerics::kLayoutInvariant);
+  const ModelResult got = RunModel<float>(work, layout, Numerics::kLayoutInvariant);
   ::moe::testing::ExpectSameBits("row_loss", got.row_loss, one.row_loss);
   ::moe::testing::ExpectSameBits(got.gradients, one.gradients);
 }
@@ -46,19 +45,14 @@ class TransformerLayouts : public ::testing::TestWithParam<Layout> {};
 TEST_P(TransformerLayouts, LossAndGradientsHaveTheBitsOfOneRank) {
   // Five micro-batches: no tested number of ranks above one divides them, so that some ranks pass
   // rounds without tokens, and of seven two have none: their experts serve the others' alone.
-  ExpectTheBitsOfOneRank<float>(
-      MakeModelWork(LayoutConfig(), {{5, 3}, {4}, {1, 1, 6}, {7}, {2, 5}}), GetParam());
-}
-
-TEST_P(TransformerLayouts, BFloat16LossAndGradientsHaveTheBitsOfOneRank) {
-  ExpectTheBitsOfOneRank<BFloat16>(MakeModelWork(LayoutConfig(), {{5, 3}, {4}, {1, 1, 6}}),
-                                   GetParam());
+  ExpectTheBitsOfOneRank(MakeModelWork(LayoutConfig(), {{5, 3}, {4}, {1, 1, 6}, {7}, {2, 5}}),
+                         GetParam());
 }
 
 TEST_P(TransformerLayouts, GroupedQueriesAndTiedEmbeddingsHaveTheBitsOfOneRank) {
   const ModelWork work =
       MakeModelWork(::moe::testing::GroupedConfig(QkNorm::kHead), {{5, 3}, {4}, {1, 1, 6}});
-  ExpectTheBitsOfOneRank<float>(work, GetParam());
+  ExpectTheBitsOfOneRank(work, GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -1,5 +1,4 @@
 // Steps of layers through moe::Trainer: the same bits at any layout, and every misuse refused.
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>

@@ -1,6 +1,5 @@
 // Steps of moe::Trainer whose gradients are far from the exact grid's default unit.
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
