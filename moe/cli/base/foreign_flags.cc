@@ -17,209 +17,146 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
-constexpr ForeignUse kNeedless = ForeignUse::kNeedless;
-constexpr ForeignUse kMemory = ForeignUse::kMemory;
-constexpr ForeignUse kRenamed = ForeignUse::kRenamed;
-constexpr ForeignUse kRefused = ForeignUse::kRefused;
+using enum ForeignUse;
 
 constexpr char kAny[] = "*";
-constexpr char kRotary[] = "positions are rotary";
-constexpr char kNoDropout[] = "there is no dropout";
-constexpr char kKernels[] = "kernels are chosen here, none changes results";
 constexpr char kFloat32[] = "sums are in float32 or exact, by --numerics";
-constexpr char kOverlaps[] = "gradients travel during backward";
 constexpr char kOnlyExperts[] = "only experts are split over ranks, by --ep";
-constexpr char kOfTensors[] = "of tensor parallelism, whose size is 1";
-constexpr char kReports[] = "the end report and --out have it";
-constexpr char kMapped[] = "token files are mapped";
-constexpr char kNoCollector[] = "there is no garbage collector";
-constexpr char kIds[] =
-    "--tokens PREFIX --vocab-size N takes Megatron's .bin and .idx; there is no tokenizer";
-constexpr char kWeightsAlone[] =
-    "--init-from DIR starts from weights alone, of a public model or an export";
-constexpr char kWhole[] = "activations are kept whole";
-constexpr char kInMemory[] = "state stays in memory of the device that computes";
-constexpr char kOfLauncher[] = "of the launcher: mpirun -n N moe train ..., or --ranks N threads";
-constexpr char kTextFlags[] = "--data PATH or --tokens FILE; every 20th block is held out";
-constexpr char kSteps[] = "a schedule is in steps: --steps, --lr-warmup-steps, --lr-decay-steps";
-constexpr char kOneStream[] = "texts are one stream, whose documents are not told apart";
 constexpr char kOwnFormat[] =
     "checkpoints have one format, docs/checkpoint.md; moe ckpt export writes "
     "Hugging Face's";
-constexpr char kNoGraphs[] = "kernels are launched one by one";
-constexpr char kNoFloat8[] = "--dtype f32, bf16 and f16 are what there is";
 
-constexpr ForeignFlag kFlags[] = {
+// Flags that mean the same, each with the values that it takes: "recompute-method *".
+struct Meaning {
+  ForeignUse use;
+  const char* flags;
+  const char* text;
+  const char* beside = "";
+};
+constexpr Meaning kMeanings[] = {
     // The model.
-    {"normalization", kNeedless, "RMSNorm", "every norm is RMSNorm"},
-    {"position-embedding-type", kNeedless, "rope", kRotary},
-    {"no-position-embedding", kNeedless, "", kRotary},
-    {"use-rotary-position-embeddings", kNeedless, "", kRotary},
-    {"rotary-percent", kNeedless, "1", "all of a head is rotated"},
-    {"softmax-type", kNeedless, "vanilla", "attention's softmax has no sink"},
-    {"group-query-attention", kNeedless, "", "--num-query-groups N says it", "num-query-groups"},
-    {"attention-dropout", kNeedless, "0", kNoDropout},
-    {"hidden-dropout", kNeedless, "0", kNoDropout},
-    {"make-vocab-size-divisible-by", kNeedless, "1",
-     "--vocab-size is what there is: give it padded"},
-    {"calculate-per-token-loss", kNeedless, "", "the loss is the mean over tokens"},
+    {kNeedless, "normalization RMSNorm", "every norm is RMSNorm"},
+    {kNeedless,
+     "position-embedding-type rope, no-position-embedding, use-rotary-position-embeddings",
+     "positions are rotary"},
+    {kNeedless, "rotary-percent 1", "all of a head is rotated"},
+    {kNeedless, "softmax-type vanilla", "attention's softmax has no sink"},
+    {kNeedless, "group-query-attention", "--num-query-groups N says it", "num-query-groups"},
+    {kNeedless, "attention-dropout 0, hidden-dropout 0", "there is no dropout"},
+    {kNeedless, "make-vocab-size-divisible-by 1", "--vocab-size is what there is: give it padded"},
+    {kNeedless, "calculate-per-token-loss", "the loss is the mean over tokens"},
     // Kernels.
-    {"use-mcore-models", kNeedless, "", kKernels},
-    {"transformer-impl", kNeedless, kAny, kKernels},
-    {"attention-backend", kNeedless, kAny, kKernels},
-    {"use-flash-attn", kNeedless, "", kKernels},
-    {"moe-grouped-gemm", kNeedless, "", kKernels},
-    {"moe-permute-fusion", kNeedless, "", kKernels},
-    {"moe-router-fusion", kNeedless, "", kKernels},
-    {"cross-entropy-loss-fusion", kNeedless, "", kKernels},
-    {"cross-entropy-fusion-impl", kNeedless, kAny, kKernels},
-    {"no-masked-softmax-fusion", kNeedless, "", kKernels},
-    {"no-bias-swiglu-fusion", kNeedless, "", kKernels},
-    {"no-bias-gelu-fusion", kNeedless, "", kKernels},
-    {"no-bias-dropout-fusion", kNeedless, "", kKernels},
-    {"no-rope-fusion", kNeedless, "", kKernels},
-    {"no-gradient-accumulation-fusion", kNeedless, "", kKernels},
-    {"use-tutel", kNeedless, "", kKernels},
-    {"moe-router-dtype", kNeedless, "fp32", "the router computes in float32"},
-    {"attention-softmax-in-fp32", kNeedless, "", "softmax is in float32"},
-    {"no-query-key-layer-scaling", kNeedless, "", "softmax is in float32"},
-    {"accumulate-allreduce-grads-in-fp32", kNeedless, "", kFloat32},
+    {kNeedless,
+     "use-mcore-models, transformer-impl *, attention-backend *, use-flash-attn, moe-grouped-gemm, "
+     "moe-permute-fusion, moe-router-fusion, cross-entropy-loss-fusion, "
+     "cross-entropy-fusion-impl *, no-masked-softmax-fusion, no-bias-swiglu-fusion, "
+     "no-bias-gelu-fusion, no-bias-dropout-fusion, no-rope-fusion, "
+     "no-gradient-accumulation-fusion, use-tutel",
+     "kernels are chosen here, none changes results"},
+    {kNeedless, "moe-router-dtype fp32", "the router computes in float32"},
+    {kNeedless, "attention-softmax-in-fp32, no-query-key-layer-scaling", "softmax is in float32"},
+    {kNeedless, "accumulate-allreduce-grads-in-fp32", kFloat32},
     // Ranks.
-    {"moe-token-dispatcher-type", kNeedless, "alltoall|alltoall_seq",
+    {kNeedless, "moe-token-dispatcher-type alltoall|alltoall_seq",
      "rows travel all-to-all, by --dispatch"},
-    {"distributed-backend", kNeedless, "nccl|gloo", "--backend, or the launcher, says it"},
-    {"local-rank", kNeedless, kAny, "the launcher's variables say it"},
-    {"tensor-model-parallel-size", kNeedless, "1", kOnlyExperts},
-    {"tp", kNeedless, "1", kOnlyExperts},
-    {"expert-tensor-parallel-size", kNeedless, "1", kOnlyExperts},
-    {"pipeline-model-parallel-size", kNeedless, "1", kOnlyExperts},
-    {"pp", kNeedless, "1", kOnlyExperts},
-    {"context-parallel-size", kNeedless, "1", kOnlyExperts},
-    {"cp", kNeedless, "1", kOnlyExperts},
-    {"sequence-parallel", kNeedless, "", kOfTensors},
-    {"tp-comm-overlap", kNeedless, "", kOfTensors},
-    {"overlap-grad-reduce", kNeedless, "", kOverlaps},
-    {"overlap-param-gather", kNeedless, "", "with --zero weights are gathered while others move"},
-    {"create-moe-param-group", kNeedless, "", "gradients of experts have a group of their own"},
+    {kNeedless, "distributed-backend nccl|gloo", "--backend, or the launcher, says it"},
+    {kNeedless, "local-rank *", "the launcher's variables say it"},
+    {kNeedless,
+     "tensor-model-parallel-size 1, tp 1, expert-tensor-parallel-size 1, "
+     "pipeline-model-parallel-size 1, pp 1, context-parallel-size 1, cp 1",
+     kOnlyExperts},
+    {kNeedless, "sequence-parallel, tp-comm-overlap", "of tensor parallelism, whose size is 1"},
+    {kNeedless, "overlap-grad-reduce", "gradients travel during backward"},
+    {kNeedless, "overlap-param-gather", "with --zero weights are gathered while others move"},
+    {kNeedless, "create-moe-param-group", "gradients of experts have a group of their own"},
     // Optimiser, data, records.
-    {"optimizer", kNeedless, "adam", "the optimiser is AdamW"},
-    {"lr-warmup-init", kNeedless, "0", "the warm-up begins at 0"},
-    {"weight-decay-incr-style", kNeedless, "constant", "weight decay is constant"},
-    {"split", kNeedless, "95,5,0", "every 20th block is held out, the others are trained on"},
-    {"mlp-type", kNeedless, "standard", "a layer has no residual expert"},
-    {"tokenizer-type", kNeedless, kAny, kIds, "tokens"},
-    {"tokenizer-model", kNeedless, kAny, kIds, "tokens"},
-    {"vocab-file", kNeedless, kAny, kIds, "tokens"},
-    {"merge-file", kNeedless, kAny, kIds, "tokens"},
-    {"num-workers", kNeedless, kAny, kMapped},
-    {"data-cache-path", kNeedless, kAny, kMapped},
-    {"no-mmap-bin-files", kNeedless, "", kMapped},
-    {"no-create-attention-mask-in-dataloader", kNeedless, "", "attention is causal without a mask"},
-    {"finetune", kNeedless, "", kWeightsAlone, "init-from"},
-    {"no-load-optim", kNeedless, "", kWeightsAlone, "init-from"},
-    {"no-load-rng", kNeedless, "", kWeightsAlone, "init-from"},
-    {"auto-detect-ckpt-format", kNeedless, "", kOwnFormat},
-    {"exit-signal-handler", kNeedless, "", "with --save SIGTERM saves and ends the run"},
-    {"moe-per-layer-logging", kNeedless, "", kReports},
-    {"log-throughput", kNeedless, "", kReports},
-    {"timing-log-level", kNeedless, kAny, kReports},
-    {"manual-gc", kNeedless, "", kNoCollector},
-    {"manual-gc-interval", kNeedless, kAny, kNoCollector},
+    {kNeedless, "optimizer adam", "the optimiser is AdamW"},
+    {kNeedless, "lr-warmup-init 0", "the warm-up begins at 0"},
+    {kNeedless, "weight-decay-incr-style constant", "weight decay is constant"},
+    {kNeedless, "split 95,5,0", "every 20th block is held out, the others are trained on"},
+    {kNeedless, "mlp-type standard", "a layer has no residual expert"},
+    {kNeedless, "tokenizer-type *, tokenizer-model *, vocab-file *, merge-file *",
+     "--tokens PREFIX --vocab-size N takes Megatron's .bin and .idx; there is no tokenizer",
+     "tokens"},
+    {kNeedless, "num-workers *, data-cache-path *, no-mmap-bin-files", "token files are mapped"},
+    {kNeedless, "no-create-attention-mask-in-dataloader", "attention is causal without a mask"},
+    {kNeedless, "finetune, no-load-optim, no-load-rng",
+     "--init-from DIR starts from weights alone, of a public model or an export", "init-from"},
+    {kNeedless, "auto-detect-ckpt-format", kOwnFormat},
+    {kNeedless, "exit-signal-handler", "with --save SIGTERM saves and ends the run"},
+    {kNeedless, "moe-per-layer-logging, log-throughput, timing-log-level *",
+     "the end report and --out have it"},
+    {kNeedless, "manual-gc, manual-gc-interval *", "there is no garbage collector"},
 
-    {"recompute-activations", kMemory, "", kWhole},
-    {"recompute-granularity", kMemory, kAny, kWhole},
-    {"recompute-method", kMemory, kAny, kWhole},
-    {"recompute-num-layers", kMemory, kAny, kWhole},
-    {"recompute-modules", kMemory, kAny, kWhole},
-    {"moe-layer-recompute", kMemory, "", kWhole},
-    {"deepspeed-activation-checkpointing", kMemory, "", kWhole},
-    {"moe-shared-expert-overlap", kMemory, "",
-     "--moe-overlap-degree D overlaps exchange and experts"},
-    {"optimizer-cpu-offload", kMemory, "", kInMemory},
-    {"optimizer-offload-fraction", kMemory, kAny, kInMemory},
-    {"empty-unused-memory-level", kMemory, kAny, "memory is taken once"},
+    {kMemory,
+     "recompute-activations, recompute-granularity *, recompute-method *, recompute-num-layers *, "
+     "recompute-modules *, moe-layer-recompute, deepspeed-activation-checkpointing",
+     "activations are kept whole"},
+    {kMemory, "moe-shared-expert-overlap", "--moe-overlap-degree D overlaps exchange and experts"},
+    {kMemory, "optimizer-cpu-offload, optimizer-offload-fraction *",
+     "state stays in memory of the device that computes"},
+    {kMemory, "empty-unused-memory-level *", "memory is taken once"},
 
-    {"ffn-hidden-size", kRenamed, "N", "--moe-ffn-hidden-size, --dense-ffn-hidden-size"},
-    {"padded-vocab-size", kRenamed, "N", "--vocab-size"},
-    {"deepspeed", kRenamed, "", "--config"},
-    {"deepspeed_config", kRenamed, "FILE", "--config"},
-    {"zero-stage", kRenamed, "STAGE", "--zero"},
-    {"moe-expert-parallel-size", kRenamed, "N", "--expert-model-parallel-size"},
-    {"moe-loss-coeff", kRenamed, "X", "--moe-aux-loss-coeff"},
-    {"moe-train-capacity-factor", kRenamed, "X", "--moe-expert-capacity-factor"},
-    {"expert-interval", kRenamed, "N", "--moe-layer-freq"},
+    {kRenamed, "ffn-hidden-size N", "--moe-ffn-hidden-size, --dense-ffn-hidden-size"},
+    {kRenamed, "padded-vocab-size N", "--vocab-size"},
+    {kRenamed, "deepspeed, deepspeed_config FILE", "--config"},
+    {kRenamed, "zero-stage STAGE", "--zero"},
+    {kRenamed, "moe-expert-parallel-size N", "--expert-model-parallel-size"},
+    {kRenamed, "moe-loss-coeff X", "--moe-aux-loss-coeff"},
+    {kRenamed, "moe-train-capacity-factor X", "--moe-expert-capacity-factor"},
+    {kRenamed, "expert-interval N", "--moe-layer-freq"},
 
     // The model.
-    {"rotary-interleaved", kRefused, "", "pairs of rotary positions are d and d + D / 2"},
-    {"use-rope-scaling", kRefused, "", "--rotary-base X is what there is"},
-    {"window-size", kRefused, kAny, "attention is causal, of the whole sequence"},
-    {"apply-layernorm-1p", kRefused, "", "weights of a norm begin at 1"},
-    {"multi-latent-attention", kRefused, "",
-     "attention has queries, keys and values of a head each"},
-    {"mtp-num-layers", kRefused, kAny, "one token is predicted"},
-    {"moe-use-upcycling", kRefused, "", "a dense model is not made into one of experts"},
-    {"moe-router-force-load-balancing", kRefused, "", "moe sweep --routing uniform measures that"},
-    {"moe-eval-capacity-factor", kRefused, kAny, "evaluation has the capacity of training"},
-    {"moe-min-capacity", kRefused, kAny, "capacity is ceil(T K X / E), docs/routing.md"},
-    {"disable-moe-token-dropping", kRefused, "", "--moe-expert-capacity-factor none drops nothing"},
-    {"noisy-gate-policy", kRefused, kAny,
+    {kRefused, "rotary-interleaved", "pairs of rotary positions are d and d + D / 2"},
+    {kRefused, "use-rope-scaling", "--rotary-base X is what there is"},
+    {kRefused, "window-size *", "attention is causal, of the whole sequence"},
+    {kRefused, "apply-layernorm-1p", "weights of a norm begin at 1"},
+    {kRefused, "multi-latent-attention", "attention has queries, keys and values of a head each"},
+    {kRefused, "mtp-num-layers *", "one token is predicted"},
+    {kRefused, "moe-use-upcycling", "a dense model is not made into one of experts"},
+    {kRefused, "moe-router-force-load-balancing", "moe sweep --routing uniform measures that"},
+    {kRefused, "moe-eval-capacity-factor *", "evaluation has the capacity of training"},
+    {kRefused, "moe-min-capacity *", "capacity is ceil(T K X / E), docs/routing.md"},
+    {kRefused, "disable-moe-token-dropping", "--moe-expert-capacity-factor none drops nothing"},
+    {kRefused, "noisy-gate-policy *",
      "--router noisy-topk, or switch with --moe-input-jitter-eps X"},
-    {"fp8-format", kRefused, kAny, kNoFloat8},
-    {"fp8-recipe", kRefused, kAny, kNoFloat8},
-    {"fp8-param-gather", kRefused, "", kNoFloat8},
-    {"grad-reduce-in-bf16", kRefused, "", kFloat32},
+    {kRefused, "fp8-format *, fp8-recipe *, fp8-param-gather",
+     "--dtype f32, bf16 and f16 are what there is"},
+    {kRefused, "grad-reduce-in-bf16", kFloat32},
     // Ranks.
-    {"num-layers-per-virtual-pipeline-stage", kRefused, kAny, kOnlyExperts},
-    {"enable-expert-tensor-parallelism", kRefused, "", kOnlyExperts},
-    {"data-parallel-size", kRefused, kAny, "it is the number of ranks over --ep"},
-    {"dp", kRefused, kAny, "it is the number of ranks over --ep"},
-    {"moe-enable-deepep", kRefused, "", "--dispatch says how rows travel"},
-    {"overlap-moe-expert-parallel-comm", kRefused, "",
+    {kRefused, "num-layers-per-virtual-pipeline-stage *, enable-expert-tensor-parallelism",
+     kOnlyExperts},
+    {kRefused, "data-parallel-size *, dp *", "it is the number of ranks over --ep"},
+    {kRefused, "moe-enable-deepep", "--dispatch says how rows travel"},
+    {kRefused, "overlap-moe-expert-parallel-comm",
      "--moe-overlap-degree D overlaps exchange and experts"},
-    {"enable-cuda-graph", kRefused, "", kNoGraphs},
-    {"external-cuda-graph", kRefused, "", kNoGraphs},
-    {"ddp-bucket-size", kRefused, kAny, "--bucket-size-mb MiB"},
-    {"distributed-timeout-minutes", kRefused, kAny, "--comm-timeout SECONDS"},
-    {"nproc-per-node", kRefused, kAny, kOfLauncher},
-    {"nnodes", kRefused, kAny, kOfLauncher},
-    {"node-rank", kRefused, kAny, kOfLauncher},
-    {"master-addr", kRefused, kAny, kOfLauncher},
-    {"master-port", kRefused, kAny, kOfLauncher},
+    {kRefused, "enable-cuda-graph, external-cuda-graph", "kernels are launched one by one"},
+    {kRefused, "ddp-bucket-size *", "--bucket-size-mb MiB"},
+    {kRefused, "distributed-timeout-minutes *", "--comm-timeout SECONDS"},
+    {kRefused, "nproc-per-node *, nnodes *, node-rank *, master-addr *, master-port *",
+     "of the launcher: mpirun -n N moe train ..., or --ranks N threads"},
     // Steps and data.
-    {"train-samples", kRefused, kAny, kSteps},
-    {"lr-warmup-samples", kRefused, kAny, kSteps},
-    {"lr-decay-samples", kRefused, kAny, kSteps},
-    {"lr-warmup-fraction", kRefused, kAny, kSteps},
-    {"rampup-batch-size", kRefused, kAny, "--global-batch-size is of every step"},
-    {"eval-iters", kRefused, kAny, "--eval-sequences N = iterations x --global-batch-size"},
-    {"mock-data", kRefused, "", "--data PATH, of any text"},
-    {"train-data-path", kRefused, kAny, kTextFlags},
-    {"valid-data-path", kRefused, kAny, kTextFlags},
-    {"test-data-path", kRefused, kAny, kTextFlags},
-    {"reset-position-ids", kRefused, "", kOneStream},
-    {"reset-attention-mask", kRefused, "", kOneStream},
-    {"eod-mask-loss", kRefused, "", kOneStream},
+    {kRefused, "train-samples *, lr-warmup-samples *, lr-decay-samples *, lr-warmup-fraction *",
+     "a schedule is in steps: --steps, --lr-warmup-steps, --lr-decay-steps"},
+    {kRefused, "rampup-batch-size *", "--global-batch-size is of every step"},
+    {kRefused, "eval-iters *", "--eval-sequences N = iterations x --global-batch-size"},
+    {kRefused, "mock-data", "--data PATH, of any text"},
+    {kRefused, "train-data-path *, valid-data-path *, test-data-path *",
+     "--data PATH or --tokens FILE; every 20th block is held out"},
+    {kRefused, "reset-position-ids, reset-attention-mask, eod-mask-loss",
+     "texts are one stream, whose documents are not told apart"},
     // Checkpoints and records.
-    {"load", kRefused, kAny,
+    {kRefused, "load *",
      "--resume auto goes on from the newest checkpoint in --save; --init-from DIR starts from "
      "weights"},
-    {"ckpt-format", kRefused, kAny, kOwnFormat},
-    {"no-save-optim", kRefused, "", kOwnFormat},
-    {"no-save-rng", kRefused, "", kOwnFormat},
-    {"use-checkpoint-args", kRefused, "",
-     "give the flags of that run, which its end report prints"},
-    {"exit-interval", kRefused, kAny, "--steps N; --save keeps a run that is asked to stop"},
-    {"exit-duration-in-mins", kRefused, kAny,
+    {kRefused, "ckpt-format *, no-save-optim, no-save-rng", kOwnFormat},
+    {kRefused, "use-checkpoint-args", "give the flags of that run, which its end report prints"},
+    {kRefused, "exit-interval *", "--steps N; --save keeps a run that is asked to stop"},
+    {kRefused, "exit-duration-in-mins *",
      "with --save SIGTERM saves and ends the run: timeout 3600 moe train"},
-    {"tensorboard-dir", kRefused, kAny, kInMetrics},
-    {"wandb-project", kRefused, kAny, kInMetrics},
-    {"wandb-exp-name", kRefused, kAny, kInMetrics},
-    {"wandb-save-dir", kRefused, kAny, kInMetrics},
+    {kRefused, "tensorboard-dir *, wandb-project *, wandb-exp-name *, wandb-save-dir *",
+     kInMetrics},
 };
-
-std::string Dashed(absl::string_view name) {
-  return absl::StrReplaceAll(name, {{"_", "-"}});
-}
 
 bool Equal(absl::string_view given, absl::string_view value) {
   double a = 0, b = 0;
@@ -245,8 +182,8 @@ std::string Written(const GivenFlag& given) {
 std::string WrongValueOf(const GivenFlag& given) {
   const ForeignFlag& row = *given.row;
   const std::string text = absl::StrJoin(given.values, " ");
-  const std::string expected = *row.values == 0 ? "no value"
-                               : row.values == absl::string_view(kAny)
+  const std::string expected = row.values.empty() ? "no value"
+                               : row.values == kAny
                                    ? "a value"
                                    : absl::StrReplaceAll(row.values, {{"|", " or "}});
   return absl::StrCat(given.flag,
@@ -258,7 +195,7 @@ std::string WrongValueOf(const GivenFlag& given) {
 void Rename(const GivenFlag& given, Settings& settings, std::vector<std::string>& refused,
             std::vector<std::string>& needless) {
   const ForeignFlag& row = *given.row;
-  if (given.values.empty() && *row.values == 0) return needless.push_back(given.flag);
+  if (given.values.empty() && row.values.empty()) return needless.push_back(given.flag);
   if (given.values.size() != 1) {
     refused.push_back(
         absl::StrCat(given.flag, " ", row.values, " sets ", row.text, ", expected one value"));
@@ -286,12 +223,23 @@ void Warn(const char* what, const std::vector<std::string>& flags,
 }  // namespace
 
 absl::Span<const ForeignFlag> ForeignFlags() {
-  return kFlags;
+  static const std::vector<ForeignFlag> rows = [] {
+    std::vector<ForeignFlag> all;
+    for (const auto& [use, flags, text, beside] : kMeanings) {
+      for (const absl::string_view flag : absl::StrSplit(flags, ", ")) {
+        const std::pair<std::string, std::string> parts =
+            absl::StrSplit(flag, absl::MaxSplits(' ', 1));
+        all.push_back({parts.first, use, parts.second, text, beside});
+      }
+    }
+    return all;
+  }();
+  return rows;
 }
 
 const ForeignFlag* FindForeignFlag(absl::string_view name) {
   const std::string wanted = Dashed(name);
-  for (const ForeignFlag& row : kFlags) {
+  for (const ForeignFlag& row : ForeignFlags()) {
     if (Dashed(row.name) == wanted) return &row;
   }
   return nullptr;

@@ -23,11 +23,11 @@ enum class ForeignUse : uint8_t {
 
 // A row of the table, which docs/coming_from.md shows.
 struct ForeignFlag {
-  const char* name;  // without its dashes, as its program spells it
+  std::string name;  // without its dashes, as its program spells it
   ForeignUse use;
   // Accepted values, separated by '|', numbers by value: "" for a flag without a value, "*" for
   // any.
-  const char* values;
+  std::string values;
   // What is done here; for a renamed flag the flags that it sets, "--a, --b"; for a refused one
   // what to use instead.
   const char* text;

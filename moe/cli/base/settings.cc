@@ -20,10 +20,6 @@
 namespace moe::cli {
 namespace {
 
-std::string Dashed(absl::string_view name) {
-  return absl::StrReplaceAll(name, {{"_", "-"}});
-}
-
 constexpr double kLargestFloat = std::numeric_limits<float>::max();
 
 bool HasForm(const Setting& setting, const std::string& text) {
@@ -182,6 +178,10 @@ std::string NearestVariable(absl::string_view variable, absl::Span<const Setting
 }
 
 }  // namespace
+
+std::string Dashed(absl::string_view name) {
+  return absl::StrReplaceAll(name, {{"_", "-"}});
+}
 
 Form::Form(int* field) : Form(NumberForm(Kind::kInteger, field)) {}
 Form::Form(int64_t* field) : Form(NumberForm(Kind::kInteger, field)) {}

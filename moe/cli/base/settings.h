@@ -37,6 +37,9 @@ T ValueOf(absl::string_view word, const Choice<T> (&choices)[N]) {
   return choices[0].value;
 }
 
+// The name with '-' for '_'.
+std::string Dashed(absl::string_view name);
+
 enum class Kind : uint8_t {
   kInteger,  // fits 32 bits
   kSeed,     // 0 .. 2^64 - 1
