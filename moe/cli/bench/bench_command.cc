@@ -50,19 +50,16 @@ class BenchOutput {
 
   absl::Status Add(const measure::Fields& row, const std::string& text) {
     rows_.push_back(Whole(row));
-    const std::vector<measure::Cell> cells = measure::CellsOf(rows_.back());
-    if (err_.has_value()) PrintAside(err_->Row(cells));
-    return Print(out_.has_value() ? out_->Row(cells) : text);
+    if (err_.has_value()) PrintAside(err_->Row(rows_.back()));
+    return Print(out_.has_value() ? out_->Row(rows_.back()) : text);
   }
 
   absl::Status End(const std::string& text) {
     if (err_.has_value()) PrintAside(err_->End());
     MOE_RETURN_IF_ERROR(Print(out_.has_value() ? out_->End() : text));
     if (call_.options.json_path.empty()) return absl::OkStatus();
-    std::vector<std::vector<measure::Cell>> cells;
-    for (const measure::Fields& row : rows_) cells.push_back(measure::CellsOf(row));
     return WriteFile("-J", call_.options.json_path,
-                     measure::WriteTable(measure::TableForm::kJson, keys_, cells));
+                     measure::WriteTable(measure::TableForm::kJson, keys_, rows_));
   }
 
   // Exit code 1 if --fail-if holds for a row; `where` ends the message: "at size 4096".

@@ -123,9 +123,7 @@ absl::Status PrintRows(const Settings& settings, absl::Span<const measure::Colum
     std::vector<std::string> names;
     for (const measure::Column& column : columns) names.emplace_back(column.key);
     if (const auto table_form = measure::TableFormOf(form)) {
-      std::vector<std::vector<measure::Cell>> cells;
-      for (const Fields& row : rows) cells.push_back(measure::CellsOf(row));
-      return measure::WriteTable(*table_form, names, cells);
+      return measure::WriteTable(*table_form, names, rows);
     }
     std::string table = measure::TableHead(columns);
     for (Fields row : rows) {

@@ -245,10 +245,14 @@ const char* NameOf(Verdict verdict) {
 
 std::string Text(const std::vector<Finding>& findings, const std::string& form, std::FILE* out) {
   if (const auto machine_form = measure::TableFormOf(form)) {
-    std::vector<std::vector<measure::Cell>> rows;
-    for (const Finding& f : findings)
-      rows.push_back({NameOf(f.verdict), f.subject, f.what, f.remedy});
-    return measure::WriteTable(*machine_form, {"verdict", "subject", "finding", "remedy"}, rows);
+    std::vector<measure::Fields> rows;
+    for (const Finding& f : findings) {
+      rows.push_back({{"verdict", NameOf(f.verdict)},
+                      {"subject", f.subject},
+                      {"finding", f.what},
+                      {"remedy", f.remedy}});
+    }
+    return measure::WriteTable(*machine_form, measure::KeysOf(rows.front()), rows);
   }
   std::string text;
   for (const Finding& f : findings) {

@@ -134,32 +134,28 @@ Cell NumberCell(double value) {
   return Cell(value);
 }
 
-// `model`: the cell of that key in an empty row.
-absl::StatusOr<Cell> CellOf(const Json& value, const std::string& key, const Cell& model) {
+// `model`: the field in an empty row.
+absl::StatusOr<Cell> CellOf(const Json& value, const measure::Field& model) {
   if (value.is_null()) return Cell();
-  const bool may_be_number = key == "cf" || !model.is_text();
+  const bool is_factor = model.key == "cf";
+  const bool may_be_number = is_factor || !model.value.is_text();
   if (may_be_number && value.is_number_unsigned()) {
     const auto number = value.get<uint64_t>();
     return number >> 63 != 0 ? Cell(number) : Cell(static_cast<int64_t>(number));
   }
   if (may_be_number && value.is_number()) return Cell(value.get<double>());
-  const bool none = key == "cf" && value == "none";
+  const bool none = is_factor && value == "none";
   if (value.is_string() && (!may_be_number || none)) return Cell(value.get<std::string>());
-  return absl::DataLossError(absl::StrCat(key, " is ", Shown(value.dump(-1, ' ', true), 40),
+  return absl::DataLossError(absl::StrCat(model.key, " is ", Shown(value.dump(-1, ' ', true), 40),
                                           ", expected a ", may_be_number ? "number" : "string"));
 }
 
 }  // namespace
 
-SweepRow::SweepRow(std::vector<Cell> cells) : cells_(std::move(cells)) {
-  MOE_CHECK(cells_.size() == SweepKeys().size());
-}
-
 const Cell& SweepRow::at(absl::string_view key) const {
-  const std::vector<std::string>& keys = SweepKeys();
-  const auto at = std::find(keys.begin(), keys.end(), key);
-  MOE_CHECK(at != keys.end());
-  return cells_[at - keys.begin()];
+  const Cell* const cell = measure::Find(fields, key);
+  MOE_CHECK(cell != nullptr);
+  return *cell;
 }
 
 measure::Fields SweepFields(const Point& p, const Summary& summary, const char* status,
@@ -213,17 +209,12 @@ measure::Fields SweepFields(const Point& p, const Summary& summary, const char* 
   return row;
 }
 
-const std::vector<std::string>& SweepKeys() {
-  static const std::vector<std::string> keys = measure::KeysOf(SweepFields({}, {}, "ok", {}));
-  return keys;
-}
-
 SweepRow MeasuredRow(const Point& point, const Summary& summary) {
-  return SweepRow(measure::CellsOf(SweepFields(point, summary, "ok", {})));
+  return {SweepFields(point, summary, "ok", {})};
 }
 
 SweepRow ErrorRow(const Point& point, absl::string_view error) {
-  return SweepRow(measure::CellsOf(SweepFields(point, {}, "error", std::string(error))));
+  return {SweepFields(point, {}, "error", std::string(error))};
 }
 
 std::string IdentityOf(const SweepRow& row) {
@@ -243,13 +234,11 @@ absl::StatusOr<SweepRow> ParseSweepRow(absl::string_view line) {
     return absl::DataLossError(absl::StrCat("no row of a sweep, expected an object with schema \"",
                                             kSchema, "\", as moe sweep -J writes"));
   }
-  std::vector<Cell> cells;
   static const measure::Fields model = SweepFields({}, {}, "ok", Cell::TextIf(false, ""));
-  for (const auto& [key, cell_of_model, heading] : model) {
-    MOE_ASSIGN_OR_RETURN(Cell cell, CellOf(object.value(key, Json()), key, cell_of_model));
-    cells.push_back(std::move(cell));
+  SweepRow row = {model};
+  for (measure::Field& field : row.fields) {
+    MOE_ASSIGN_OR_RETURN(field.value, CellOf(object.value(field.key, Json()), field));
   }
-  SweepRow row(std::move(cells));
   const std::string status = row.text("status");
   if (status == "ok" || status == "error") return row;
   return absl::DataLossError(
@@ -257,7 +246,8 @@ absl::StatusOr<SweepRow> ParseSweepRow(absl::string_view line) {
 }
 
 std::string JsonLine(const SweepRow& row) {
-  return measure::TableWriter(measure::TableForm::kJsonLines, SweepKeys()).Row(row.cells());
+  return measure::TableWriter(measure::TableForm::kJsonLines, measure::KeysOf(row.fields))
+      .Row(row.fields);
 }
 
 namespace {

@@ -82,29 +82,22 @@ struct Point {
   std::vector<std::pair<std::string, std::string>> provenance;  // moe/cli/base/provenance.h
 };
 
-// A row as in a file: cells by key.
-class SweepRow {
- public:
-  SweepRow() = default;
-  explicit SweepRow(std::vector<measure::Cell> cells);
+// A row as in a file.
+struct SweepRow {
+  measure::Fields fields;  // those of SweepFields
 
-  // Cells in the order of SweepKeys().
-  const std::vector<measure::Cell>& cells() const { return cells_; }
-  const measure::Cell& at(absl::string_view key) const;
   double number(absl::string_view key) const { return at(key).number(); }
   std::string text(absl::string_view key) const { return at(key).text(); }
   bool failed() const { return text("status") != "ok"; }
 
  private:
-  std::vector<measure::Cell> cells_;
+  const measure::Cell& at(absl::string_view key) const;
 };
 
 // The JSON object, CSV line and Markdown row of a point. cf: a number or "none"; drops in percent;
 // status: "ok", "error".
 measure::Fields SweepFields(const Point& point, const Summary& summary, const char* status,
                             measure::Cell error);
-// Keys of these fields.
-const std::vector<std::string>& SweepKeys();
 
 SweepRow MeasuredRow(const Point& point, const Summary& summary);
 SweepRow ErrorRow(const Point& point, absl::string_view error);
@@ -117,8 +110,7 @@ std::string IdentityOf(const SweepRow& row);
 // from before these keys: "an unknown build".
 std::string BuildOf(const SweepRow& row);
 
-// One line of a file, without its end. Keys that are not among SweepKeys() are ignored, absent ones
-// are null. kDataLoss "<reason>" for a line that is no row of this schema.
+// One line of a file, without its end. Keys that no field has are ignored, absent ones are null. kDataLoss "<reason>" for a line that is no row of this schema.
 absl::StatusOr<SweepRow> ParseSweepRow(absl::string_view line);
 // One object on one line, with its end.
 std::string JsonLine(const SweepRow& row);

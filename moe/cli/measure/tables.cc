@@ -32,27 +32,27 @@ Json JsonOf(const Cell& cell) {
       cell.value());
 }
 
-std::string JsonRow(const std::vector<std::string>& names, absl::Span<const Cell> cells) {
+std::string JsonRow(const Fields& row) {
   Json object = Json::object();
-  for (size_t i = 0; i < names.size(); ++i) object[names[i]] = JsonOf(cells[i]);
+  for (const Field& field : row) object[field.key] = JsonOf(field.value);
   // Texts may come from a system: bytes that are not UTF-8 are replaced, not thrown at.
   return object.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string CsvLine(absl::Span<const Cell> cells) {
-  const auto quoted = [](std::string* out, const Cell& cell) {
-    const std::string text = Printable(cell.text());
+std::string CsvLine(const std::vector<std::string>& texts) {
+  const auto quoted = [](std::string* out, const std::string& raw) {
+    const std::string text = Printable(raw);
     const bool plain = text.find_first_of(",\"\r\n") == std::string::npos;
     *out += plain ? text : absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
   };
-  return absl::StrCat(absl::StrJoin(cells, ",", quoted), "\n");
+  return absl::StrCat(absl::StrJoin(texts, ",", quoted), "\n");
 }
 
-std::string MarkdownLine(absl::Span<const Cell> cells) {
-  const auto escaped = [](std::string* out, const Cell& cell) {
-    *out += absl::StrReplaceAll(Printable(cell.text()), {{"|", "\\|"}, {"\n", " "}});
+std::string MarkdownLine(const std::vector<std::string>& texts) {
+  const auto escaped = [](std::string* out, const std::string& raw) {
+    *out += absl::StrReplaceAll(Printable(raw), {{"|", "\\|"}, {"\n", " "}});
   };
-  return absl::StrCat("| ", absl::StrJoin(cells, " | ", escaped), " |\n");
+  return absl::StrCat("| ", absl::StrJoin(texts, " | ", escaped), " |\n");
 }
 
 }  // namespace
@@ -88,21 +88,22 @@ std::optional<TableForm> TableFormOf(absl::string_view name) {
 }
 
 std::string TableWriter::Begin() const {
-  const std::vector<Cell> names(names_.begin(), names_.end());
-  if (form_ == TableForm::kCsv) return CsvLine(names);
+  if (form_ == TableForm::kCsv) return CsvLine(keys_);
   if (form_ == TableForm::kJson) return "[";
   if (form_ == TableForm::kJsonLines) return "";
   std::string rule = "|";
-  for (size_t i = 0; i < names_.size(); ++i) rule += "---|";
-  return absl::StrCat(MarkdownLine(names), rule, "\n");
+  for (size_t i = 0; i < keys_.size(); ++i) rule += "---|";
+  return absl::StrCat(MarkdownLine(keys_), rule, "\n");
 }
 
-std::string TableWriter::Row(absl::Span<const Cell> cells) {
-  MOE_CHECK(cells.size() == names_.size());
+std::string TableWriter::Row(const Fields& row) {
+  MOE_CHECK(row.size() == keys_.size());
   const bool first = std::exchange(first_, false);
-  if (form_ == TableForm::kCsv) return CsvLine(cells);
-  if (form_ == TableForm::kMarkdown) return MarkdownLine(cells);
-  const std::string object = JsonRow(names_, cells);
+  std::vector<std::string> texts;
+  for (const Field& field : row) texts.push_back(field.value.text());
+  if (form_ == TableForm::kCsv) return CsvLine(texts);
+  if (form_ == TableForm::kMarkdown) return MarkdownLine(texts);
+  const std::string object = JsonRow(row);
   if (form_ == TableForm::kJsonLines) return object + "\n";
   return absl::StrCat(first ? "\n" : ",\n", object);
 }
@@ -111,11 +112,11 @@ std::string TableWriter::End() const {
   return form_ == TableForm::kJson ? "\n]\n" : "";
 }
 
-std::string WriteTable(TableForm form, const std::vector<std::string>& names,
-                       absl::Span<const std::vector<Cell>> rows) {
-  TableWriter writer(form, names);
+std::string WriteTable(TableForm form, const std::vector<std::string>& keys,
+                       absl::Span<const Fields> rows) {
+  TableWriter writer(form, keys);
   std::string text = writer.Begin();
-  for (const std::vector<Cell>& row : rows) text += writer.Row(row);
+  for (const Fields& row : rows) text += writer.Row(row);
   return text + writer.End();
 }
 
@@ -175,12 +176,6 @@ std::vector<std::string> KeysOf(const Fields& row) {
   std::vector<std::string> keys;
   for (const Field& field : row) keys.push_back(field.key);
   return keys;
-}
-
-std::vector<Cell> CellsOf(const Fields& row) {
-  std::vector<Cell> cells;
-  for (const Field& field : row) cells.push_back(field.value);
-  return cells;
 }
 
 const Cell* Find(const Fields& row, absl::string_view key) {

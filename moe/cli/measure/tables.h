@@ -65,33 +65,6 @@ enum class TableForm : uint8_t { kCsv, kJson, kJsonLines, kMarkdown };
 // "csv", "json", "jsonl", "md".
 std::optional<TableForm> TableFormOf(absl::string_view name);
 
-// Writes a table piece by piece: Begin() + Row() for each + End() is the document, so that rows can
-// be shown as they are measured.
-//   csv    a line of names, then RFC 4180 lines (ended by '\n')
-//   json   one array with an object per row
-//   jsonl  an object per line
-//   md     GitHub's tables, '|' escaped
-// Control characters of texts are Printable (kernels/base/printable.h), in JSON as JSON has them.
-class TableWriter {
- public:
-  TableWriter(TableForm form, std::vector<std::string> names)
-      : form_(form), names_(std::move(names)) {}
-
-  std::string Begin() const;
-  // One cell per name.
-  std::string Row(absl::Span<const Cell> cells);
-  std::string End() const;
-
- private:
-  const TableForm form_;
-  const std::vector<std::string> names_;
-  bool first_ = true;
-};
-
-// The whole document.
-std::string WriteTable(TableForm form, const std::vector<std::string>& names,
-                       absl::Span<const std::vector<Cell>> rows);
-
 // Fields are in the order of the forms; rows of one benchmark have the same keys.
 struct Field {
   std::string key;
@@ -103,7 +76,34 @@ struct Field {
 using Fields = std::vector<Field>;
 
 std::vector<std::string> KeysOf(const Fields& row);
-std::vector<Cell> CellsOf(const Fields& row);
+
+// Writes a table piece by piece: Begin() + Row() for each + End() is the document, so that rows can
+// be shown as they are measured.
+//   csv    a line of keys, then RFC 4180 lines (ended by '\n')
+//   json   one array with an object per row
+//   jsonl  an object per line
+//   md     GitHub's tables, '|' escaped
+// Control characters of texts are Printable (kernels/base/printable.h), in JSON as JSON has them.
+class TableWriter {
+ public:
+  TableWriter(TableForm form, std::vector<std::string> keys)
+      : form_(form), keys_(std::move(keys)) {}
+
+  std::string Begin() const;
+  // A field per key, in their order.
+  std::string Row(const Fields& row);
+  std::string End() const;
+
+ private:
+  const TableForm form_;
+  const std::vector<std::string> keys_;
+  bool first_ = true;
+};
+
+// The whole document.
+std::string WriteTable(TableForm form, const std::vector<std::string>& keys,
+                       absl::Span<const Fields> rows);
+
 // nullptr if there is no such key.
 const Cell* Find(const Fields& row, absl::string_view key);
 // A number by key or short name (time, p50, p99, cv, algbw, busbw, wrong, wait, memcpy ...), of

@@ -21,23 +21,21 @@ namespace {
 
 // -o and -oe have one column more than the file: whether a point is on the front is only known at
 // the end.
-std::string FormText(measure::TableForm form, const std::vector<sweep::SweepRow>& rows) {
-  std::vector<std::string> keys = sweep::SweepKeys();
-  keys.insert(std::find(keys.begin(), keys.end(), "status"), "pareto");
-  const auto at = std::find(keys.begin(), keys.end(), "pareto") - keys.begin();
-  const std::vector<bool> marks = sweep::ParetoMarks(rows);
-  std::vector<std::vector<measure::Cell>> cells;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    std::vector<measure::Cell> row = rows[i].cells();
-    row.insert(row.begin() + at, marks[i] ? measure::Cell("*") : measure::Cell());
-    cells.push_back(std::move(row));
-  }
-  return measure::WriteTable(form, keys, cells);
+measure::Fields Marked(measure::Fields row, bool on_front) {
+  const auto status =
+      std::find_if(row.begin(), row.end(), [](const auto& field) { return field.key == "status"; });
+  row.insert(status, {"pareto", on_front ? measure::Cell("*") : measure::Cell()});
+  return row;
 }
 
 std::string TextIn(const std::string& form, const std::vector<sweep::SweepRow>& rows) {
   const auto table_form = measure::TableFormOf(form);
-  return table_form.has_value() ? FormText(*table_form, rows) : sweep::SweepTable(rows);
+  if (!table_form.has_value()) return sweep::SweepTable(rows);
+  const std::vector<bool> marks = sweep::ParetoMarks(rows);
+  std::vector<measure::Fields> marked;
+  for (size_t i = 0; i < rows.size(); ++i) marked.push_back(Marked(rows[i].fields, marks[i]));
+  const auto keys = measure::KeysOf(Marked(sweep::SweepFields({}, {}, "ok", {}), false));
+  return measure::WriteTable(*table_form, keys, marked);
 }
 
 // "[ 7/36] E=16 k=2 cf=1.25 eta 00:12:40": point 7 of 36 runs. Without an eta: "eta --:--:--". If

@@ -146,7 +146,7 @@ class VerifyWriter {
     const std::string& router = options_.problems[report.what.problem].layer.router.gate;
     std::string text;
     for (const TensorReport& t : TensorsOf(report)) {
-      text += rows_->Row(measure::CellsOf(FieldsOf(report, t, router)));
+      text += rows_->Row(FieldsOf(report, t, router));
     }
     return text;
   }

@@ -67,9 +67,12 @@ std::vector<std::vector<std::string>> ReadCsv(const std::string& text) {
 }
 
 const std::vector<std::string> kNames = {"text", "whole", "real", "nothing"};
-const std::vector<std::vector<Cell>> kRows = {
-    {"a,\"b\"\nc|d", std::numeric_limits<int64_t>::min(), 0.1, Cell()},
-    {"", ~uint64_t{0}, 1e300, std::nan("")}};
+Fields RowOf(const char* text, Cell whole, double real, Cell nothing) {
+  return {{"text", text}, {"whole", whole}, {"real", real}, {"nothing", nothing}};
+}
+const std::vector<Fields> kRows = {
+    RowOf("a,\"b\"\nc|d", std::numeric_limits<int64_t>::min(), 0.1, Cell()),
+    RowOf("", ~uint64_t{0}, 1e300, std::nan(""))};
 
 TEST(TablesTest, CsvReadsBack) {
   const auto rows = ReadCsv(WriteTable(TableForm::kCsv, kNames, kRows));
@@ -99,7 +102,7 @@ TEST(TablesTest, JsonAndJsonLinesReadBack) {
 }
 
 TEST(TablesTest, JsonSurvivesBytesThatAreNotUtf8) {
-  const std::vector<std::vector<Cell>> rows = {{"\xff", int64_t{1}, 1.0, Cell()}};
+  const std::vector<Fields> rows = {RowOf("\xff", int64_t{1}, 1.0, Cell())};
   EXPECT_TRUE(nlohmann::json::accept(WriteTable(TableForm::kJson, kNames, rows)));
 }
 
@@ -112,9 +115,9 @@ TEST(TablesTest, MarkdownHasOneLinePerRowAndEscapesBars) {
 
 TEST(BenchRowTest, CellsMatchTheKeysAndTheirFigures) {
   const BenchRow row = SampleRow();
-  const std::vector<std::vector<Cell>> rows = {CellsOf(BenchFields(row))};
+  const Fields fields = BenchFields(row);
   const auto object =
-      nlohmann::json::parse(WriteTable(TableForm::kJsonLines, KeysOf(BenchFields(row)), rows));
+      nlohmann::json::parse(WriteTable(TableForm::kJsonLines, KeysOf(fields), {fields}));
   EXPECT_EQ(object["schema"], "moe.bench/1");
   EXPECT_EQ(object["op"], "alltoallv");
   EXPECT_EQ(object["seed"].get<uint64_t>(), ~uint64_t{0});
