@@ -96,12 +96,9 @@ absl::Status Expected(const char* flag, absl::string_view is, absl::string_view 
 
 // Sets the options that depend on flags.
 absl::Status CompleteShape(const Options& options, KernelShape& shape) {
-  const auto* const type = std::find_if(std::begin(kStorageTypeWords), std::end(kStorageTypeWords),
-                                        [&](const auto& one) { return options.dtype == one.word; });
-  if (type == std::end(kStorageTypeWords)) {
-    return Expected("--dtype", options.dtype, "f32, bf16 or f16");
-  }
-  shape.dtype = type->value;
+  const std::optional<DType> dtype = ValueOf(options.dtype, kStorageTypeWords);
+  if (!dtype.has_value()) return Expected("--dtype", options.dtype, "f32, bf16 or f16");
+  shape.dtype = *dtype;
   MOE_ASSIGN_OR_RETURN(shape.routing, ParseRouting(options.routing));
   using Kind = RoutingSpec::Kind;
   if (const Kind kind = shape.routing.kind;

@@ -4,6 +4,8 @@
 #define MOE_KERNELS_BASE_CHOICE_H_
 
 #include <cstddef>
+#include <iterator>
+#include <optional>
 
 namespace moe {
 
@@ -21,6 +23,16 @@ constexpr const char* NameOf(T value, const Choice<T> (&choices)[N]) {
     if (choice.value == value) return choice.word;
   }
   return "";
+}
+
+// The value of a word, a string or view, in an array or vector of choices; nullopt for other words.
+template <typename Word, typename Choices>
+constexpr auto ValueOf(const Word& word, const Choices& choices)
+    -> std::optional<decltype(std::begin(choices)->value)> {
+  for (const auto& choice : choices) {
+    if (word == choice.word) return choice.value;
+  }
+  return std::nullopt;
 }
 
 }  // namespace moe

@@ -130,9 +130,7 @@ struct FieldForm {
     Form form(Kind::kWord, now->word);
     for (const Choice<uint8_t>& choice : field.words) form.words.emplace_back(choice.word);
     form.store = [field](const std::vector<std::string>& texts) {
-      for (const Choice<uint8_t>& choice : field.words) {
-        if (texts.front() == choice.word) *field.at = choice.value;
-      }
+      *field.at = ValueOf(texts.front(), field.words).value_or(*field.at);
     };
     return form;
   }

@@ -29,13 +29,6 @@ std::vector<std::string> WordsOf(const Choice<T> (&choices)[N]) {
   for (const Choice<T>& choice : choices) words.emplace_back(choice.word);
   return words;
 }
-template <typename T, size_t N>
-T ValueOf(absl::string_view word, const Choice<T> (&choices)[N]) {
-  for (const Choice<T>& choice : choices) {
-    if (choice.word == word) return choice.value;
-  }
-  return choices[0].value;
-}
 
 // The name with '-' for '_'.
 std::string Dashed(absl::string_view name);
@@ -73,7 +66,7 @@ struct Form {
   Form(T* field, const Choice<T> (&choices)[N])
       : kind(Kind::kWord), fallback(NameOf(*field, choices)), words(WordsOf(choices)) {
     store = [field, &choices](const std::vector<std::string>& texts) {
-      *field = ValueOf(texts.front(), choices);
+      *field = ValueOf(texts.front(), choices).value_or(*field);
     };
   }
   // NOLINTEND(google-explicit-constructor)
@@ -206,7 +199,7 @@ class Settings {
   bool on(absl::string_view name) const { return is(name, "true"); }
   template <typename T, size_t N>
   T choice(absl::string_view name, const Choice<T> (&choices)[N]) const {
-    return ValueOf(text(name), choices);
+    return ValueOf(text(name), choices).value_or(choices[0].value);
   }
 
  private:

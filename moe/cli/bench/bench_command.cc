@@ -370,7 +370,7 @@ absl::Status CheckExchange(const Launch& launch, const Settings& settings) {
 }
 
 absl::Status RunCall(BenchCall& call, const Launch& launch) {
-  const bool collective = measure::OpOf(call.operation).has_value();
+  const bool collective = ValueOf(call.operation, measure::kOpWords).has_value();
   const int ranks = launch.world.ranks;
   const int threads = collective ? 1 : call.settings.integer("threads");
   if (launch.rank() == 0) {

@@ -201,7 +201,7 @@ absl::StatusOr<CollectiveOptions> MakeCollectiveOptions(const BenchCall& call,
                                                         const Launch& launch) {
   const Settings& settings = call.settings;
   CollectiveOptions options;
-  options.spec.op = *measure::OpOf(call.operation);
+  options.spec.op = *ValueOf(call.operation, measure::kOpWords);
   options.spec.dtype = settings.choice("datatype", kDataTypes);
   MOE_RETURN_IF_ERROR(SetTraffic(settings, launch.world.ranks, options.spec));
   MOE_ASSIGN_OR_RETURN(options.sizes, SizesOf(settings));

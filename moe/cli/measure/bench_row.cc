@@ -13,9 +13,6 @@ namespace moe::measure {
 
 namespace {
 
-constexpr const char* kOpNames[] = {"alltoall",      "alltoallv", "allreduce", "allgather",
-                                    "reducescatter", "p2p",       "memcpy"};
-
 // Changes when a key changes its meaning or goes; new keys at the end of the list leave it.
 constexpr char kSchema[] = "moe.bench/1";
 
@@ -25,17 +22,6 @@ Cell CountOrNull(int64_t value) {
 }
 
 }  // namespace
-
-const char* NameOf(Op op) {
-  return kOpNames[static_cast<size_t>(op)];
-}
-
-std::optional<Op> OpOf(absl::string_view name) {
-  for (size_t i = 0; i < std::size(kOpNames); ++i) {
-    if (name == kOpNames[i]) return static_cast<Op>(i);
-  }
-  return std::nullopt;
-}
 
 double AlgorithmBandwidth(int64_t size_bytes, double time_us) {
   if (std::isnan(time_us)) return time_us;

@@ -3,13 +3,13 @@
 #define MOE_MOE_CLI_MEASURE_BENCH_ROW_H_
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
+#include "kernels/base/choice.h"
 #include "kernels/base/dtype.h"
 #include "moe/cli/measure/statistics.h"
 #include "moe/cli/measure/tables.h"
@@ -25,8 +25,16 @@ enum class Op : uint8_t {
   kPointToPoint,
   kMemcpy,
 };
-const char* NameOf(Op op);  // "alltoall" ...
-std::optional<Op> OpOf(absl::string_view name);
+inline constexpr Choice<Op> kOpWords[] = {{"alltoall", Op::kAllToAll},
+                                          {"alltoallv", Op::kAllToAllV},
+                                          {"allreduce", Op::kAllReduce},
+                                          {"allgather", Op::kAllGather},
+                                          {"reducescatter", Op::kReduceScatter},
+                                          {"p2p", Op::kPointToPoint},
+                                          {"memcpy", Op::kMemcpy}};
+inline const char* NameOf(Op op) {
+  return NameOf(op, kOpWords);
+}
 
 // Bytes per second that the caller sees: size_bytes / time. GB = 1e9 bytes; 0 in no time; NaN in
 // unknown time.

@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/choice.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 
@@ -81,10 +82,11 @@ std::string Cell::text() const {
 }
 
 std::optional<TableForm> TableFormOf(absl::string_view name) {
-  constexpr absl::string_view kNames[] = {"csv", "json", "jsonl", "md"};
-  const auto* const at = std::find(std::begin(kNames), std::end(kNames), name);
-  if (at == std::end(kNames)) return std::nullopt;
-  return static_cast<TableForm>(at - std::begin(kNames));
+  static constexpr Choice<TableForm> kForms[] = {{"csv", TableForm::kCsv},
+                                                 {"json", TableForm::kJson},
+                                                 {"jsonl", TableForm::kJsonLines},
+                                                 {"md", TableForm::kMarkdown}};
+  return ValueOf(name, kForms);
 }
 
 std::string TableWriter::Begin() const {

@@ -19,27 +19,53 @@ namespace {
 // More threads or processes than this on one machine tell nothing new.
 constexpr int kMostRanks = 64;
 
-absl::Status SetInteger(const std::string& value, int most, int& field) {
-  if (absl::SimpleAtoi(value, &field) && field >= 1 && field <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("a whole number from 1 to ", most));
+// An axis of whole numbers, "overlap 4".
+Axis NumberAxis(const char* name, std::vector<std::string> values, int most, int Layout::*field) {
+  return {.name = name,
+          .values = std::move(values),
+          .apply =
+              [=](const std::string& value, Layout& layout) {
+                int& number = layout.*field;
+                const bool fits = absl::SimpleAtoi(value, &number) && number >= 1 && number <= most;
+                if (fits) return absl::OkStatus();
+                return absl::InvalidArgumentError(absl::StrCat("a whole number from 1 to ", most));
+              },
+          .text = [=](const Layout& layout) { return absl::StrCat(name, " ", layout.*field); },
+          .cell =
+              [=](const Layout& layout) {
+                return measure::Cell(int64_t{layout.*field});
+              }};
 }
 
 template <typename Value, size_t N>
-absl::Status SetWord(const std::string& value, const Choice<Value> (&choices)[N], Value& field) {
-  const std::vector<std::string> words = cli::WordsOf(choices);
-  if (std::find(words.begin(), words.end(), value) == words.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("one of ", absl::StrJoin(words, ", ")));
-  }
-  field = cli::ValueOf(value, choices);
-  return absl::OkStatus();
+Axis WordAxis(const char* name, std::vector<std::string> values, const Choice<Value> (&choices)[N],
+              Value Layout::*field) {
+  const auto word = [&choices, field](const Layout& l) {
+    return NameOf(l.*field, choices);
+  };
+  return {.name = name,
+          .values = std::move(values),
+          .words = cli::WordsOf(choices),
+          .apply =
+              [&choices, field](const std::string& value, Layout& layout) {
+                const std::optional<Value> known = ValueOf(value, choices);
+                if (!known.has_value()) {
+                  return absl::InvalidArgumentError(
+                      absl::StrCat("one of ", absl::StrJoin(cli::WordsOf(choices), ", ")));
+                }
+                layout.*field = *known;
+                return absl::OkStatus();
+              },
+          .text = word,
+          .cell = word};
 }
 
-absl::Status SetCapacity(const std::string& value, std::optional<double>& field) {
+absl::Status SetCapacity(const std::string& value, Layout& layout) {
   double number = 0;
   if (value == "none") {
-    field = std::nullopt;
+    layout.capacity = std::nullopt;
   } else if (absl::SimpleAtod(value, &number) && std::isfinite(number) && number > 0) {
-    field = number;
+    layout.capacity = number;
   } else {
     return absl::InvalidArgumentError("none or a number above 0");
   }
@@ -114,61 +140,34 @@ std::string CapacityText(const std::optional<double>& capacity) {
   return capacity.has_value() ? absl::StrCat(*capacity) : "none";
 }
 
-std::vector<Axis> Axes() {
-  using L = const Layout&;
-  using Text = const std::string&;
-  using measure::Cell;
-  return {{.name = "ranks",
-           .values = {"1", "2", "3", "4", "8"},
-           .apply = [](Text v, Layout& l) { return SetInteger(v, kMostRanks, l.ranks); },
-           .text = [](L l) { return absl::StrCat(l.ranks, l.ranks == 1 ? " rank" : " ranks"); },
-           .cell =
-               [](L l) {
-                 return Cell(int64_t{l.ranks});
-               }},
-          {.name = "ep",
-           .values = NumbersTo(kMostRanks),
-           .apply = [](Text v, Layout& l) { return SetInteger(v, kMostRanks, l.expert_parallel); },
-           .text = [](L l) { return absl::StrCat("ep ", l.expert_parallel); },
-           .cell = [](L l) { return Cell(int64_t{l.expert_parallel}); },
-           .valid =
-               [](L l) {
-                 return l.ranks % l.expert_parallel == 0;
-               }},
-          {.name = "transport",
-           .values = {"local"},
-           .words = cli::WordsOf(kBackendWords),
-           .apply = [](Text v, Layout& l) { return SetWord(v, kBackendWords, l.transport); },
-           .text = [](L l) { return std::string(moe::NameOf(l.transport)); },
-           .cell =
-               [](L l) {
-                 return Cell(moe::NameOf(l.transport));
-               }},
-          {.name = "dispatch",
-           .values = {"staged", "direct", "hierarchical"},
-           .words = cli::WordsOf(kDispatchWords),
-           .apply = [](Text v, Layout& l) { return SetWord(v, kDispatchWords, l.dispatch); },
-           .text = [](L l) { return std::string(NameOf(l.dispatch, kDispatchWords)); },
-           .cell =
-               [](L l) {
-                 return Cell(NameOf(l.dispatch, kDispatchWords));
-               }},
-          {.name = "overlap",
-           .values = {"1", "4"},
-           .apply = [](Text v, Layout& l) { return SetInteger(v, 1024, l.overlap); },
-           .text = [](L l) { return absl::StrCat("overlap ", l.overlap); },
-           .cell =
-               [](L l) {
-                 return Cell(int64_t{l.overlap});
-               }},
-          {.name = "capacity",
-           .values = {"none", "1"},
-           .apply = [](Text v, Layout& l) { return SetCapacity(v, l.capacity); },
-           .text = [](L l) { return absl::StrCat("cf ", CapacityText(l.capacity)); },
-           .cell =
-               [](L l) {
-                 return l.capacity.has_value() ? Cell(*l.capacity) : Cell();
-               }}};
+const std::vector<Axis>& Axes() {
+  static const std::vector<Axis> axes = [] {
+    Axis ranks = NumberAxis("ranks", {"1", "2", "3", "4", "8"}, kMostRanks, &Layout::ranks);
+    ranks.text = [](const Layout& l) {
+      return absl::StrCat(l.ranks, l.ranks == 1 ? " rank" : " ranks");
+    };
+    Axis ep = NumberAxis("ep", NumbersTo(kMostRanks), kMostRanks, &Layout::expert_parallel);
+    ep.valid = [](const Layout& l) {
+      return l.ranks % l.expert_parallel == 0;
+    };
+    const Axis capacity = {
+        .name = "capacity",
+        .values = {"none", "1"},
+        .apply = SetCapacity,
+        .text = [](const Layout& l) { return absl::StrCat("cf ", CapacityText(l.capacity)); },
+        .cell =
+            [](const Layout& l) {
+              return l.capacity.has_value() ? measure::Cell(*l.capacity) : measure::Cell();
+            }};
+    return std::vector<Axis>{ranks,
+                             ep,
+                             WordAxis("transport", {"local"}, kBackendWords, &Layout::transport),
+                             WordAxis("dispatch", {"staged", "direct", "hierarchical"},
+                                      kDispatchWords, &Layout::dispatch),
+                             NumberAxis("overlap", {"1", "4"}, 1024, &Layout::overlap),
+                             capacity};
+  }();
+  return axes;
 }
 
 Axis& Find(std::vector<Axis>& axes, absl::string_view name) {

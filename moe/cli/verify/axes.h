@@ -2,6 +2,7 @@
 #ifndef MOE_MOE_CLI_VERIFY_AXES_H_
 #define MOE_MOE_CLI_VERIFY_AXES_H_
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,14 +41,14 @@ struct Axis {
   std::vector<std::string> values;  // values that a run takes; at first the default
   std::vector<std::string> words;   // all possible values; empty for numbers
   // Sets the field. kInvalidArgument: what was expected of the value.
-  absl::Status (*apply)(const std::string& value, Layout& layout);
-  std::string (*text)(const Layout& layout);
-  measure::Cell (*cell)(const Layout& layout);
+  std::function<absl::Status(const std::string& value, Layout& layout)> apply;
+  std::function<std::string(const Layout& layout)> text;
+  std::function<measure::Cell(const Layout& layout)> cell;
   // Whether the field's value may follow those of the rows above; nullptr: it always may.
   bool (*valid)(const Layout& layout) = nullptr;
   bool named = false;  // whether the values were asked for
 };
-std::vector<Axis> Axes();
+const std::vector<Axis>& Axes();
 // Row `name`, which must be there.
 Axis& Find(std::vector<Axis>& axes, absl::string_view name);
 
