@@ -20,6 +20,25 @@ namespace moe::cli {
 
 namespace fs = std::filesystem;
 
+absl::Status AppendWhole(int file, const std::string& path, absl::string_view text,
+                         int64_t& size_bytes) {
+  (void)::lseek(file, size_bytes, SEEK_SET);  // a pipe has no place to go to
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = ::write(file, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const int error = n < 0 ? errno : EIO;
+      const bool whole = done == 0 || ::ftruncate(file, size_bytes) == 0;
+      return FileError(whole ? "write" : "write, or cut back to whole lines,", path, error,
+                       FileFault::kWrite);
+    }
+    done += static_cast<size_t>(n);
+  }
+  size_bytes += static_cast<int64_t>(text.size());
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<LineFile>> LineFile::Create(const std::string& path,
                                                            std::vector<std::string> made) {
   std::error_code ignored;
@@ -65,23 +84,7 @@ absl::Status LineFile::Append(absl::string_view lines) {
   if (size_bytes_ == 0 && S_ISREG(facts.st_mode) && ::ftruncate(file_, 0) != 0) {
     return FileError("write", path_, errno, FileFault::kWrite);
   }
-  size_t done = 0;
-  while (done < lines.size()) {
-    const ssize_t n = ::write(file_, lines.data() + done, lines.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      const int error = n < 0 ? errno : EIO;
-      const bool cut = done == 0 || (::ftruncate(file_, size_bytes_) == 0 &&
-                                     ::lseek(file_, size_bytes_, SEEK_SET) == size_bytes_);
-      if (!cut) {
-        return FileError("write, or cut back to whole lines,", path_, error, FileFault::kWrite);
-      }
-      return FileError("write", path_, error, FileFault::kWrite);
-    }
-    done += static_cast<size_t>(n);
-  }
-  size_bytes_ += static_cast<int64_t>(lines.size());
-  return absl::OkStatus();
+  return AppendWhole(file_, path_, lines, size_bytes_);
 }
 
 }  // namespace moe::cli

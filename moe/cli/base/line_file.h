@@ -1,4 +1,4 @@
-// A file of lines that grows while a command runs.
+// Files of lines that grow while a command runs.
 #ifndef MOE_MOE_CLI_BASE_LINE_FILE_H_
 #define MOE_MOE_CLI_BASE_LINE_FILE_H_
 
@@ -12,6 +12,12 @@
 #include <absl/strings/string_view.h>
 
 namespace moe::cli {
+
+// Appends `text` behind the first `size_bytes` of an open file, which then count it, too; what a
+// write that fails halfway leaves is cut off. A device or pipe has no length to cut. Errors of
+// FileError (moe/io/file.h), kWrite.
+absl::Status AppendWhole(int file, const std::string& path, absl::string_view text,
+                         int64_t& size_bytes);
 
 // Appended lines are in the file whole or not at all: they are one write, cut back if it fails
 // halfway. So a reader, also after a crash, sees whole lines.

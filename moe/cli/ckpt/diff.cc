@@ -1,5 +1,3 @@
-#include "moe/cli/ckpt/diff.h"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -8,7 +6,7 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/ckpt/pieces.h"
+#include "moe/cli/ckpt/ckpt.h"
 
 namespace moe::ckpt {
 namespace {
@@ -53,6 +51,22 @@ absl::Status CompareState(const ManifestTensor& tensor, CheckpointReader& a, Che
 }
 
 }  // namespace
+
+std::vector<TensorBox> PiecesOf(const ManifestTensor& tensor) {
+  constexpr int64_t kMostElements = int64_t{1} << 20;
+  const int64_t cols = std::min(tensor.cols, kMostElements);
+  const int64_t rows = kMostElements / cols;  // 1 if rows are cut
+  std::vector<TensorBox> pieces;
+  for (int64_t row = 0; row < tensor.rows; row += rows) {
+    for (int64_t col = 0; col < tensor.cols; col += cols) {
+      pieces.push_back({.row_begin = row,
+                        .row_end = std::min(row + rows, tensor.rows),
+                        .col_begin = col,
+                        .col_end = std::min(col + cols, tensor.cols)});
+    }
+  }
+  return pieces;
+}
 
 absl::StatusOr<std::vector<StateDifference>> Diff(CheckpointReader& a, CheckpointReader& b) {
   struct Sides {

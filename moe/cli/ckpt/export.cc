@@ -1,5 +1,3 @@
-#include "moe/cli/ckpt/export.h"
-
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -10,7 +8,7 @@
 
 #include "kernels/base/finite.h"
 #include "kernels/base/status_macros.h"
-#include "moe/cli/ckpt/pieces.h"
+#include "moe/cli/ckpt/ckpt.h"
 #include "moe/hf/model_rule.h"
 #include "moe/lm/run_settings.h"
 

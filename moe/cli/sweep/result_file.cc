@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/line_file.h"
 #include "moe/io/file.h"
 
 namespace moe::sweep {
@@ -95,10 +96,10 @@ absl::Status ResultFile::ReadLines() {
         absl::StrCat(path_, ": ", size_bytes_, " bytes, expected at most ", kMostBytes));
   }
   MOE_ASSIGN_OR_RETURN(const std::string text, ReadAll(file_.number(), size_bytes_, path_));
-  const int64_t ends = std::count(text.begin(), text.end(), '\n');
-  if (ends > kMostRows) {
+  const int64_t lines = std::count(text.begin(), text.end(), '\n');
+  if (lines > kMostRows) {
     return absl::DataLossError(
-        absl::StrCat(path_, ": ", ends, " lines, expected at most ", kMostRows));
+        absl::StrCat(path_, ": ", lines, " lines, expected at most ", kMostRows));
   }
   size_t begin = 0;
   for (int64_t number = 1; begin < text.size(); ++number) {
@@ -121,32 +122,12 @@ absl::Status ResultFile::ReadLines() {
   if (::ftruncate(file_.number(), size_bytes_) != 0)
     return FileError("cut", path_, errno, FileFault::kWrite);
   // An editor may have removed the last end of line.
-  return size_bytes_ > 0 && text[begin - 1] != '\n' ? Write("\n") : absl::OkStatus();
+  const bool ends = size_bytes_ == 0 || text[begin - 1] == '\n';
+  return cli::AppendWhole(file_.number(), path_, ends ? "" : "\n", size_bytes_);
 }
 
 absl::Status ResultFile::Append(const SweepRow& row) {
-  return Write(JsonLine(row));
-}
-
-absl::Status ResultFile::Write(const std::string& text) {
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t n = regular_
-                          ? ::pwrite(file_.number(), text.data() + done, text.size() - done,
-                                     static_cast<off_t>(size_bytes_ + static_cast<int64_t>(done)))
-                          : ::write(file_.number(), text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      const int error = n < 0 ? errno : EIO;
-      if (regular_ && done > 0 && ::ftruncate(file_.number(), size_bytes_) != 0) {
-        return FileError("write, or cut back to whole lines,", path_, error, FileFault::kWrite);
-      }
-      return FileError("write", path_, error, FileFault::kWrite);
-    }
-    done += static_cast<size_t>(n);
-  }
-  size_bytes_ += static_cast<int64_t>(text.size());
-  return absl::OkStatus();
+  return cli::AppendWhole(file_.number(), path_, JsonLine(row), size_bytes_);
 }
 
 }  // namespace moe::sweep

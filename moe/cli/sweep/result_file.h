@@ -41,7 +41,6 @@ class ResultFile {
   ResultFile() = default;
   static absl::StatusOr<ResultFile> Open(const std::string& path, int flags);
   absl::Status ReadLines();
-  absl::Status Write(const std::string& text);
 
   std::string path_;
   Descriptor file_;

@@ -21,7 +21,7 @@
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/writer.h"
 #include "moe/cli/base/command.h"
-#include "moe/cli/ckpt/export.h"
+#include "moe/cli/ckpt/ckpt.h"
 #include "moe/hf/hf_model.h"
 #include "moe/io/checkpoint.h"
 #include "moe/io/safetensors.h"
