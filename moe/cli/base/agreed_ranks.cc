@@ -12,6 +12,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/xxh3.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/io/file.h"
@@ -125,7 +126,7 @@ absl::Status RunAgreedRanks(const AgreedRun& run, RankBody body) {
     values = AgreedValuesOf(absl::StrCat(run.command, blank, run.operation), run.settings);
     values.insert(values.end(), inputs.values.begin(), inputs.values.end());
   }
-  return RunRanks(RankOptions(run.launch, run.timeout, run.command),
+  return RunRanks(RankOptions(run.launch, CommTimeout(run.settings), run.command),
                   [&](std::unique_ptr<Communicator> world) -> absl::Status {
                     MOE_RETURN_IF_ERROR(CheckWorldSize(run.launch, *world));
                     if (compares) {

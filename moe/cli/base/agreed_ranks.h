@@ -10,7 +10,6 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
-#include <absl/time/time.h>
 #include <absl/types/span.h>
 
 #include "comm/agreement.h"
@@ -47,9 +46,8 @@ std::vector<AgreedValue> AgreedValuesOf(absl::string_view command, const Setting
 struct AgreedRun {
   const Launch& launch;
   const Settings& settings;
-  const char* command;          // name in messages: "bench"
-  std::string operation = {};   // operation of a command that has several: "alltoall"
-  absl::Duration timeout = {};  // --comm-timeout
+  const char* command;         // name in messages: "bench"
+  std::string operation = {};  // operation of a command that has several: "alltoall"
   // Called before ranks that are processes meet: returns an entry for each row of kByContent that
   // is given. Empty: the command reads no files.
   std::function<absl::StatusOr<ReadInputs>()> inputs = {};

@@ -51,15 +51,18 @@ void AddThreadsSetting(Table& table) {
       .Roles(kOfLayer | kPerRank);
 }
 
-void AddTimeoutSetting(absl::Duration& timeout, Table& table) {
-  timeout = absl::Minutes(1);
+void AddTimeoutSetting(Table& table) {
   table
-      .Add("--comm-timeout SECONDS", &timeout,
+      .Add("--comm-timeout SECONDS", {Kind::kReal, "60"},
            "a rank that waits longer than this without progress gives up (exit 8); at start "
            "60 s at least")
       .Most(kMostSeconds)
       .Above(0)
       .Roles(kPlacement | kInRow);
+}
+
+absl::Duration CommTimeout(const Settings& settings) {
+  return absl::Seconds(settings.real("comm-timeout"));
 }
 
 void AddFormSettings(Table& table) {

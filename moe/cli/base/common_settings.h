@@ -35,7 +35,8 @@ void AddThreadsSetting(Table& table);
 inline constexpr int64_t kMostSeconds = 31'536'000;
 
 // --comm-timeout, by default a minute.
-void AddTimeoutSetting(absl::Duration& timeout, Table& table);
+void AddTimeoutSetting(Table& table);
+absl::Duration CommTimeout(const Settings& settings);
 
 // --output (-o) and --output-stderr (-oe): the form of the command's rows, "table" or what
 // measure::TableFormOf reads.

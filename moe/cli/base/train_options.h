@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <absl/status/statusor.h>
-#include <absl/time/time.h>
 #include <absl/types/span.h>
 
 #include "moe/cli/base/data_files.h"
@@ -26,7 +25,6 @@ struct TrainOptions {
   std::string record_routing;  // empty: routing is not recorded
   int64_t log_interval = 10;   // steps between progress lines
   int ranks = 1;
-  absl::Duration comm_timeout;
 };
 
 // Rows of ranks, experts over ranks, threads and how tokens travel, for training and evaluation.

@@ -127,7 +127,7 @@ void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
   t.Add("--grouped-gemm NAME", {Kind::kWord, "auto", {"auto", "cublas", "mma", "wgmma"}},
         "with --device cuda: cublas, mma (this project's), or auto: dense 16-bit by cublas if "
         "--numerics is fast, the rest by mma");
-  AddTimeoutSetting(options.comm_timeout, t);
+  AddTimeoutSetting(t);
 }
 
 void AddOptimizer(const SettingRows& rows, Table& t) {

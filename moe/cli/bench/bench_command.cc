@@ -116,7 +116,6 @@ AgreedRun AgreedRunOf(const BenchCall& call, const Launch& launch, const std::st
           .settings = call.settings,
           .command = kCommand,
           .operation = call.operation,
-          .timeout = call.options.comm_timeout,
           .inputs = [routing]() -> absl::StatusOr<ReadInputs> {
             ReadInputs inputs;
             if (!routing.empty()) MOE_RETURN_IF_ERROR(inputs.AddFile("file", "routing", routing));

@@ -10,7 +10,6 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
-#include <absl/time/time.h>
 #include <absl/types/span.h>
 
 #include "dispatch/dispatcher.h"
@@ -53,7 +52,6 @@ struct BenchOptions {
   measure::MeasureOptions measure;
   measure::LayerSpec layer;  // as set by flags
   bool pin = false;
-  absl::Duration comm_timeout;
   std::string json_path;
 };
 

@@ -97,7 +97,7 @@ void AddRunSettings(BenchOptions& options, Table& t) {
   AddRankSettings(t);
   AddShareDeviceSetting(t);
   t.Add("--pin", &options.pin, "a core for each thread of a rank, round robin");
-  AddTimeoutSetting(options.comm_timeout, t);
+  AddTimeoutSetting(t);
 }
 
 void AddOutputSettings(BenchOptions& options, Table& t) {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <absl/time/time.h>
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -72,7 +71,6 @@ struct EvalOptions {
   // Holds the layout alone; the rest is the checkpoint's.
   lm::TrainConfig layout;
   std::optional<int64_t> sequence_length, micro_batch_size, sequences;
-  absl::Duration comm_timeout;
 };
 
 Table EvalSettings(EvalOptions& options) {
@@ -91,7 +89,7 @@ Table EvalSettings(EvalOptions& options) {
   t.Add("--eval-sequences N", &options.sequences, "most sequences; default: all").Least(1);
   t.Group("Ranks");
   AddLayoutSettings(options.layout, t);
-  AddTimeoutSetting(options.comm_timeout, t);
+  AddTimeoutSetting(t);
   t.Group("Output and settings");
   t.Add("-o, --output FORM", {Kind::kWord, "table", {"table", "json"}},
         "lines, or one JSON object on a line")
@@ -184,13 +182,10 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
     options.data.AddTo(corpus, read);
     return read;
   };
-  return NamingTheOneBefore(RunAgreedRanks({.launch = launch,
-                                            .settings = settings,
-                                            .command = kCommand,
-                                            .timeout = options.comm_timeout,
-                                            .inputs = inputs},
-                                           body),
-                            run.path);
+  return NamingTheOneBefore(
+      RunAgreedRanks(
+          {.launch = launch, .settings = settings, .command = kCommand, .inputs = inputs}, body),
+      run.path);
 }
 
 }  // namespace

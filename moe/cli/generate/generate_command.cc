@@ -4,7 +4,6 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
-#include <absl/time/time.h>
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -76,7 +75,6 @@ struct GenerateOptions {
   lm::GenerationOptions generation = {.max_new_tokens = 128};
   bool ignore_eos = false;
   DispatcherOptions dispatcher;
-  absl::Duration comm_timeout;
 };
 
 Table GenerateSettings(GenerateOptions& options) {
@@ -101,7 +99,7 @@ Table GenerateSettings(GenerateOptions& options) {
   AddThreadsSetting(t);
   t.Add("--dispatch NAME", {&options.dispatcher.algorithm, kDispatchWords},
         "how tokens travel to the experts of other ranks");
-  AddTimeoutSetting(options.comm_timeout, t);
+  AddTimeoutSetting(t);
   t.Group("Output and settings");
   t.Add("-o, --output FORM", {Kind::kWord, "text", {"text", "json"}},
         "text as it comes, or one JSON object on a line")
@@ -190,13 +188,11 @@ class GenerateRun {
     const auto inputs = [this] {
       return Inputs();
     };
-    return NamingTheOneBefore(RunAgreedRanks({.launch = launch_,
-                                              .settings = settings_,
-                                              .command = kCommand,
-                                              .timeout = options_.comm_timeout,
-                                              .inputs = inputs},
-                                             body),
-                              run_.path);
+    return NamingTheOneBefore(
+        RunAgreedRanks(
+            {.launch = launch_, .settings = settings_, .command = kCommand, .inputs = inputs},
+            body),
+        run_.path);
   }
 
  private:

@@ -9,7 +9,6 @@
 
 #include <absl/status/statusor.h>
 #include <absl/strings/str_cat.h>
-#include <absl/time/time.h>
 #include <fmt/format.h>
 
 #include "kernels/base/status_macros.h"
@@ -38,7 +37,6 @@ struct LayerOptions {
   std::string trace;               // empty: no timeline
   std::optional<int64_t> layer;
   ModelLayerOptions run;
-  absl::Duration comm_timeout;
 
   bool backward() const { return !grads.empty(); }
 };
@@ -111,7 +109,7 @@ Table LayerSettings(LayerOptions& options) {
         "of activations and weights in the layer; files stay F32");
   t.Add("--numerics NAME", {&options.run.trainer.session.numerics, kNumericsWords},
         "layout-invariant: the same bits for any number of ranks and split");
-  AddTimeoutSetting(options.comm_timeout, t);
+  AddTimeoutSetting(t);
   t.Group("Output and settings");
   AddQuietSetting("only errors and the result", t);
   AddConfigSetting("settings by name", t);
@@ -179,12 +177,8 @@ class LayerRun {
     const auto inputs = [this] {
       return Inputs();
     };
-    MOE_RETURN_IF_ERROR(RunAgreedRanks({.launch = launch_,
-                                        .settings = settings_,
-                                        .command = kCommand,
-                                        .timeout = options_.comm_timeout,
-                                        .inputs = inputs},
-                                       body));
+    MOE_RETURN_IF_ERROR(RunAgreedRanks(
+        {.launch = launch_, .settings = settings_, .command = kCommand, .inputs = inputs}, body));
     if (!speaks()) return absl::OkStatus();
     if (const std::string warning = TraceWarning(result.trace_left_out); !warning.empty()) {
       PrintWarnings(kCommand, {warning});
@@ -209,7 +203,7 @@ class LayerRun {
     weights_ = std::make_unique<hf::LayerWeights>(*std::move(weights));
     MOE_RETURN_IF_ERROR(OpenTokens(*config));
     if (!options_.trace.empty()) {
-      trace_ = std::make_unique<TraceFile>(options_.trace, options_.comm_timeout);
+      trace_ = std::make_unique<TraceFile>(options_.trace, CommTimeout(settings_));
       options_.run.trace = trace_.get();
     }
     if (!speaks()) return absl::OkStatus();

@@ -15,6 +15,7 @@
 #include "kernels/base/stream.h"
 #include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/command.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/data_files.h"
 #include "moe/cli/base/program.h"
@@ -53,12 +54,9 @@ class SweepRun {
         data_.AddTo(text_, read);
         return read;
       };
-      MOE_RETURN_IF_ERROR(RunAgreedRanks({.launch = plan_.launch(),
-                                          .settings = settings_,
-                                          .command = kCommand,
-                                          .timeout = comm_timeout(),
-                                          .inputs = inputs},
-                                         body));
+      MOE_RETURN_IF_ERROR(RunAgreedRanks(
+          {.launch = plan_.launch(), .settings = settings_, .command = kCommand, .inputs = inputs},
+          body));
     }
     return speaks() ? Verdict() : absl::OkStatus();
   }
@@ -200,7 +198,8 @@ class SweepRun {
       if (first) figures = mine;
       return absl::OkStatus();
     };
-    MOE_RETURN_IF_ERROR(RunRanks(RankOptions(planned.launch, comm_timeout(), kCommand), body));
+    MOE_RETURN_IF_ERROR(
+        RunRanks(RankOptions(planned.launch, CommTimeout(settings_), kCommand), body));
     return figures;
   }
 
@@ -266,7 +265,6 @@ class SweepRun {
   }
 
   bool speaks() const { return plan_.launch().rank() == 0; }
-  absl::Duration comm_timeout() const { return absl::Seconds(settings_.real("comm-timeout")); }
 
   const Invocation& invocation_;
   const Settings& settings_;

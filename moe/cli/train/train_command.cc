@@ -19,6 +19,7 @@
 #include "moe/checkpoint/stop_signal.h"
 #include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/command.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/line_file.h"
 #include "moe/cli/base/metrics_file.h"
@@ -140,12 +141,8 @@ class TrainRun {
     const auto inputs = [this] {
       return Inputs();
     };
-    MOE_RETURN_IF_ERROR(RunAgreedRanks({.launch = launch_,
-                                        .settings = settings_,
-                                        .command = kCommand,
-                                        .timeout = options_.comm_timeout,
-                                        .inputs = inputs},
-                                       body));
+    MOE_RETURN_IF_ERROR(RunAgreedRanks(
+        {.launch = launch_, .settings = settings_, .command = kCommand, .inputs = inputs}, body));
     if (stopped_step_ < 0) return absl::OkStatus();
     if (!options_.train.checkpoints.folder.empty()) {
       return WithExitCode(
@@ -207,7 +204,7 @@ class TrainRun {
     if (speaks()) MOE_RETURN_IF_ERROR(CheckPaths());
     if (!options_.trace.empty()) {
       if (speaks()) MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
-      trace_ = std::make_unique<TraceFile>(options_.trace, options_.comm_timeout);
+      trace_ = std::make_unique<TraceFile>(options_.trace, CommTimeout(settings_));
     }
     if (speaks() && !options_.record_routing.empty()) {
       const lm::TrainConfig& train = options_.train;

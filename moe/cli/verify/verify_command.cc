@@ -14,6 +14,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/command.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/measure/tables.h"
@@ -228,13 +229,13 @@ absl::Status PrintTo(std::FILE* file, const std::string& text) {
   return absl::OkStatus();
 }
 
-// Called on all processes of a launch, of which rank 0 prints; `world` as for verify::Verify.
-absl::StatusOr<ExitCode> Verify(const VerifyOptions& options, Communicator* world) {
+// Called on all processes of a launch, of which rank 0 prints; `run` is for ranks that are threads,
+// `world` as for verify::Verify.
+absl::StatusOr<ExitCode> Verify(const VerifyOptions& options, const RunOptions& run,
+                                Communicator* world) {
   const absl::Time start = absl::Now();
-  verify::VerifyPlan plan = {.cases = options.cases,
-                             .fault = options.fault,
-                             .device = options.device,
-                             .run = RankOptions({}, options.comm_timeout, kCommand)};
+  verify::VerifyPlan plan = {
+      .cases = options.cases, .fault = options.fault, .device = options.device, .run = run};
   for (const verify::ProblemSpec& spec : options.problems) {
     absl::StatusOr<verify::Problem> problem = verify::MakeProblem(spec);
     if (absl::IsFailedPrecondition(problem.status())) {
@@ -286,15 +287,13 @@ absl::Status Run(const Invocation& invocation, ExitCode& code) {
   MOE_ASSIGN_OR_RETURN(const Launch launch, PlanVerifyLaunch(settings, invocation.environment));
   MOE_ASSIGN_OR_RETURN(const VerifyOptions options, MakeVerifyOptions(settings, launch));
   const auto verify = [&](Communicator* world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(code, Verify(options, world));
+    MOE_ASSIGN_OR_RETURN(code,
+                         Verify(options, RankOptions({}, CommTimeout(settings), kCommand), world));
     return absl::OkStatus();
   };
   return RunLaunch(kCommand, settings, launch, warnings, [&]() -> absl::Status {
     if (!launch.plan.processes()) return verify(nullptr);
-    return RunAgreedRanks({.launch = launch,
-                           .settings = settings,
-                           .command = kCommand,
-                           .timeout = options.comm_timeout},
+    return RunAgreedRanks({.launch = launch, .settings = settings, .command = kCommand},
                           [&](std::unique_ptr<Communicator> world) -> absl::Status {
                             return OrAbort(*world, verify(world.get()));
                           });

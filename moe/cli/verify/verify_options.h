@@ -8,7 +8,6 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
-#include <absl/time/time.h>
 #include <absl/types/span.h>
 
 #include "moe/cli/base/command.h"
@@ -34,7 +33,6 @@ struct VerifyOptions {
   std::string output, output_stderr;  // "table", "csv", "json", "jsonl", "md"; the second may be ""
   bool verbose = false;
   bool quiet = false;
-  absl::Duration comm_timeout;
 };
 
 // The rows of `moe verify`. Rows that set fields set those of `options` and, for one gate, `spec`.

@@ -101,7 +101,7 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
   AddFormSettings(t);
   t.Add("-q, --quiet", &options.quiet, "failures and the summary alone");
   t.Add("-v, --verbose", &options.verbose, "a row for every tensor and every skipped layout");
-  AddTimeoutSetting(options.comm_timeout, t);
+  AddTimeoutSetting(t);
   AddHelpSettings(t);
   return t;
 }

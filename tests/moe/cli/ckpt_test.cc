@@ -1,4 +1,6 @@
 // moe ckpt, on checkpoints made by the writer.
+#include "moe/cli/ckpt/ckpt.h"
+
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -16,7 +18,6 @@
 #include "moe/checkpoint/retention.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/cli/base/command.h"
-#include "moe/cli/ckpt/ckpt.h"
 #include "tests/moe/checkpoint/checkpoint_harness.h"
 #include "tests/moe/checkpoint/faulty_files.h"
 #include "tests/moe/io/io_test.h"
