@@ -5,8 +5,6 @@
 #include <limits>
 #include <memory>
 
-#include <absl/strings/str_cat.h>
-#include <absl/strings/string_view.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>

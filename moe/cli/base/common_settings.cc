@@ -1,6 +1,5 @@
 #include "moe/cli/base/common_settings.h"
 
-#include <absl/status/statusor.h>
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>

@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/file.h"

@@ -15,7 +15,6 @@
 
 #include "comm/mpi/mpi_run.h"
 #include "comm/nccl/nccl_world.h"
-#include "comm/world_plan.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/machine_limits.h"
 #include "kernels/base/status_macros.h"
@@ -75,6 +74,10 @@ WorldRequest RequestOf(const Settings& settings) {
   if (!settings.is("backend", "auto")) request.backend = settings.choice("backend", kBackendWords);
   request.device = settings.choice("device", kDeviceWords);
   return request;
+}
+
+bool Runs(const std::string& path) {
+  return ::access(path.c_str(), X_OK) == 0 && !std::filesystem::is_directory(path);
 }
 
 }  // namespace
@@ -218,14 +221,6 @@ absl::Status CheckDevices(const Launch& launch, const Settings& settings) {
       absl::StrCat("--ranks: ", launch.world.local_ranks, " on this machine, expected at most its ",
                    Counted(count, "GPU"), exclusive ? "" : ", or --share-device"));
 }
-
-namespace {
-
-bool Runs(const std::string& path) {
-  return ::access(path.c_str(), X_OK) == 0 && !std::filesystem::is_directory(path);
-}
-
-}  // namespace
 
 std::string VariableOf(absl::Span<const std::string> environment, absl::string_view name) {
   const char* const value = Lookup(environment, name);

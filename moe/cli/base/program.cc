@@ -68,6 +68,26 @@ bool WrittenInPlace(const std::string& path) {
   return std::filesystem::exists(there) && !is_regular_file(there) && !is_directory(there);
 }
 
+// "moe <command>: <message>", without a command "moe: <message>": one line on standard error,
+// whatever a library put into the message.
+void PrintError(absl::string_view command, const absl::Status& status) {
+  const std::string who = absl::StrCat("moe", command.empty() ? "" : " ", command, ":");
+  PrintAside(absl::StrCat(Painted(who, Color::kRed, stderr), " ",
+                          Printable(absl::StrReplaceAll(status.message(), {{"\n", " "}})), "\n"));
+}
+
+namespace fs = std::filesystem;
+
+bool SameFile(const std::string& a, const std::string& b) {
+  if (a.empty() || b.empty()) return false;
+  std::error_code neither_exists, ignored;
+  if (WrittenInPlace(a)) return false;  // nothing is overwritten
+  if (fs::equivalent(a, b, neither_exists)) return true;
+  if (!neither_exists) return false;
+  const fs::path of_a = fs::weakly_canonical(fs::absolute(a, ignored), ignored);
+  return !of_a.empty() && of_a == fs::weakly_canonical(fs::absolute(b, ignored), ignored);
+}
+
 }  // namespace
 
 absl::Status Print(const std::string& text) {
@@ -81,18 +101,6 @@ void PrintAside(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);
 }
-
-namespace {
-
-// "moe <command>: <message>", without a command "moe: <message>": one line on standard error,
-// whatever a library put into the message.
-void PrintError(absl::string_view command, const absl::Status& status) {
-  const std::string who = absl::StrCat("moe", command.empty() ? "" : " ", command, ":");
-  PrintAside(absl::StrCat(Painted(who, Color::kRed, stderr), " ",
-                          Printable(absl::StrReplaceAll(status.message(), {{"\n", " "}})), "\n"));
-}
-
-}  // namespace
 
 void PrintWarnings(absl::string_view command, absl::Span<const std::string> warnings) {
   for (const std::string& warning : warnings) {
@@ -216,22 +224,6 @@ absl::Status CheckWritable(absl::string_view flag, const std::string& path) {
   if (::access(path.c_str(), W_OK) == 0) return absl::OkStatus();
   return Prefixed(flag, FileError("write", path, errno, FileFault::kWrite));
 }
-
-namespace {
-
-namespace fs = std::filesystem;
-
-bool SameFile(const std::string& a, const std::string& b) {
-  if (a.empty() || b.empty()) return false;
-  std::error_code neither_exists, ignored;
-  if (WrittenInPlace(a)) return false;  // nothing is overwritten
-  if (fs::equivalent(a, b, neither_exists)) return true;
-  if (!neither_exists) return false;
-  const fs::path of_a = fs::weakly_canonical(fs::absolute(a, ignored), ignored);
-  return !of_a.empty() && of_a == fs::weakly_canonical(fs::absolute(b, ignored), ignored);
-}
-
-}  // namespace
 
 absl::Status CheckOutputPaths(absl::Span<const FlagPath> inputs,
                               absl::Span<const FlagPath> outputs) {

@@ -11,7 +11,6 @@
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/training_state.h"
 #include "moe/cli/base/program.h"
-#include "moe/cli/base/settings.h"
 #include "moe/io/file.h"
 #include "moe/lm/run_settings.h"
 

@@ -2,7 +2,6 @@
 #ifndef MOE_MOE_CLI_BASE_STORED_RUN_H_
 #define MOE_MOE_CLI_BASE_STORED_RUN_H_
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>

@@ -10,7 +10,6 @@
 #include <absl/strings/strip.h>
 #include <fmt/format.h>
 
-#include "dispatch/dispatcher.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
@@ -129,6 +128,29 @@ void UseTrace(const Settings& settings, CollectiveOptions& options) {
                    SizeOf(options.spec.dtype)};
 }
 
+absl::Status ReadMatrix(absl::string_view text, int ranks, measure::RoutingSpec& routing) {
+  auto weights = measure::ParseTrafficMatrix(text, ranks);
+  if (!weights.ok()) {
+    return WithExitCode(absl::InvalidArgumentError(absl::StrCat("--routing: '", routing.path,
+                                                                "': ", weights.status().message())),
+                        ExitCode::kBadInput);
+  }
+  routing.weights = *std::move(weights);
+  return absl::OkStatus();
+}
+
+absl::Status ReadTrace(absl::string_view text, int ranks, measure::RoutingSpec& routing) {
+  const auto trace = ParseRoutingTrace(routing.path, text);
+  MOE_RETURN_IF_ERROR(InputError("--routing", trace.status()));
+  auto replay = measure::Replay::Create(*trace, ranks);
+  if (!replay.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--routing is ", routing.text, ": ", replay.status().message()));
+  }
+  routing.replay = std::make_shared<const measure::Replay>(*std::move(replay));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
@@ -210,33 +232,6 @@ absl::StatusOr<CollectiveOptions> MakeCollectiveOptions(const BenchCall& call,
   options.format = settings.is("format", "nccl") ? BenchFormat::kNccl : BenchFormat::kTable;
   return options;
 }
-
-namespace {
-
-absl::Status ReadMatrix(absl::string_view text, int ranks, measure::RoutingSpec& routing) {
-  auto weights = measure::ParseTrafficMatrix(text, ranks);
-  if (!weights.ok()) {
-    return WithExitCode(absl::InvalidArgumentError(absl::StrCat("--routing: '", routing.path,
-                                                                "': ", weights.status().message())),
-                        ExitCode::kBadInput);
-  }
-  routing.weights = *std::move(weights);
-  return absl::OkStatus();
-}
-
-absl::Status ReadTrace(absl::string_view text, int ranks, measure::RoutingSpec& routing) {
-  const auto trace = ParseRoutingTrace(routing.path, text);
-  MOE_RETURN_IF_ERROR(InputError("--routing", trace.status()));
-  auto replay = measure::Replay::Create(*trace, ranks);
-  if (!replay.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--routing is ", routing.text, ": ", replay.status().message()));
-  }
-  routing.replay = std::make_shared<const measure::Replay>(*std::move(replay));
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 absl::StatusOr<measure::RoutingSpec> RoutingOf(const Settings& settings, int ranks) {
   auto parsed = measure::ParseRouting(settings.text("routing"));

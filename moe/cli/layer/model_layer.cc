@@ -13,7 +13,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "moe/hf/tensor_pieces.h"
-#include "moe/train/trainer.h"
 
 namespace moe::cli {
 namespace {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <iterator>
 
 #include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
@@ -20,69 +19,6 @@ Cell CountOrNull(int64_t value) {
   if (value < 0) return {};
   return value;
 }
-
-}  // namespace
-
-double AlgorithmBandwidth(int64_t size_bytes, double time_us) {
-  if (std::isnan(time_us)) return time_us;
-  return time_us > 0 ? static_cast<double>(size_bytes) / time_us * 1e-3 : 0;
-}
-
-double BusFactor(Op op, int ranks) {
-  const double n = ranks;
-  switch (op) {
-    case Op::kAllReduce:
-      return 2 * (n - 1) / n;
-    case Op::kPointToPoint:
-    case Op::kMemcpy:
-      return 1;
-    default:
-      return (n - 1) / n;
-  }
-}
-
-Fields BenchFields(const BenchRow& row) {
-  const Statistics& t = row.samples_us;
-  return {{"schema", kSchema},
-          {"op", NameOf(row.op)},
-          {"algorithm", row.algorithm},
-          {"backend", row.backend},
-          {"transport", row.transport},
-          {"ranks", int64_t{row.ranks}},
-          {"hosts", int64_t{row.hosts}},
-          {"routing", row.routing},
-          {"seed", row.seed},
-          {"dtype", moe::NameOf(row.dtype)},
-          {"size_bytes", row.size_bytes},
-          {"count", row.count},
-          {"iters", row.iterations},
-          {"time_us", row.time_us},
-          {"time_us_min", t.min},
-          {"time_us_max", t.max},
-          {"time_us_p50", t.p50},
-          {"time_us_p99", t.p99},
-          {"time_us_cv_pct", t.cv_pct},
-          {"algbw_gbytes_per_s", row.algbw()},
-          {"busbw_gbytes_per_s", row.busbw()},
-          {"nwrong", CountOrNull(row.wrong)},
-          {"imb_tx", row.imbalance_sent},
-          {"imb_rx", row.imbalance_received},
-          {"wait_pct", row.wait_pct, "wait (%)"},
-          {"slow_rank", CountOrNull(row.slow_rank)},
-          {"bytes_self", CountOrNull(row.bytes_self)},
-          {"bytes_same_host", CountOrNull(row.bytes_same_host)},
-          {"bytes_cross_host", CountOrNull(row.bytes_cross_host)},
-          {"memcpy_gbytes_per_s", row.memcpy_gbytes_per_s},
-          {"memcpy_pct", row.memcpy_pct()},
-          {"source", CountOrNull(row.source)},
-          {"destination", CountOrNull(row.destination)},
-          {"status", row.status()},
-          {"error", Cell::TextIf(row.wrong > 0, "wrong elements")},
-          {"busiest_tx", CountOrNull(row.busiest_sender)},
-          {"busiest_rx", CountOrNull(row.busiest_receiver)}};
-}
-
-namespace {
 
 constexpr char kNotMeasured[] = "N/A";
 
@@ -153,7 +89,89 @@ std::string HalfHead(const char* time, const char* algbw, const char* busbw, con
   return absl::StrFormat("  %7s  %6s  %6s  %6s", time, algbw, busbw, wrong);
 }
 
+// The largest off the diagonal; with one rank, its own.
+double Largest(const HeatMap& map) {
+  double largest = 0;
+  for (int s = 0; s < map.ranks; ++s) {
+    for (int d = 0; d < map.ranks; ++d) {
+      if ((s != d || map.ranks == 1) && std::isfinite(map.at(s, d))) {
+        largest = std::max(largest, map.at(s, d));
+      }
+    }
+  }
+  return largest;
+}
+
+// 0 .. 1.
+double Share(double value, double largest) {
+  if (!std::isfinite(value) || largest <= 0) return 0;
+  return std::clamp(value / largest, 0.0, 1.0);
+}
+
+std::string NumberText(double value) {
+  return std::isfinite(value) ? absl::StrFormat("%.2f", value) : "-";
+}
+
 }  // namespace
+
+double AlgorithmBandwidth(int64_t size_bytes, double time_us) {
+  if (std::isnan(time_us)) return time_us;
+  return time_us > 0 ? static_cast<double>(size_bytes) / time_us * 1e-3 : 0;
+}
+
+double BusFactor(Op op, int ranks) {
+  const double n = ranks;
+  switch (op) {
+    case Op::kAllReduce:
+      return 2 * (n - 1) / n;
+    case Op::kPointToPoint:
+    case Op::kMemcpy:
+      return 1;
+    default:
+      return (n - 1) / n;
+  }
+}
+
+Fields BenchFields(const BenchRow& row) {
+  const Statistics& t = row.samples_us;
+  return {{"schema", kSchema},
+          {"op", NameOf(row.op)},
+          {"algorithm", row.algorithm},
+          {"backend", row.backend},
+          {"transport", row.transport},
+          {"ranks", int64_t{row.ranks}},
+          {"hosts", int64_t{row.hosts}},
+          {"routing", row.routing},
+          {"seed", row.seed},
+          {"dtype", moe::NameOf(row.dtype)},
+          {"size_bytes", row.size_bytes},
+          {"count", row.count},
+          {"iters", row.iterations},
+          {"time_us", row.time_us},
+          {"time_us_min", t.min},
+          {"time_us_max", t.max},
+          {"time_us_p50", t.p50},
+          {"time_us_p99", t.p99},
+          {"time_us_cv_pct", t.cv_pct},
+          {"algbw_gbytes_per_s", row.algbw()},
+          {"busbw_gbytes_per_s", row.busbw()},
+          {"nwrong", CountOrNull(row.wrong)},
+          {"imb_tx", row.imbalance_sent},
+          {"imb_rx", row.imbalance_received},
+          {"wait_pct", row.wait_pct, "wait (%)"},
+          {"slow_rank", CountOrNull(row.slow_rank)},
+          {"bytes_self", CountOrNull(row.bytes_self)},
+          {"bytes_same_host", CountOrNull(row.bytes_same_host)},
+          {"bytes_cross_host", CountOrNull(row.bytes_cross_host)},
+          {"memcpy_gbytes_per_s", row.memcpy_gbytes_per_s},
+          {"memcpy_pct", row.memcpy_pct()},
+          {"source", CountOrNull(row.source)},
+          {"destination", CountOrNull(row.destination)},
+          {"status", row.status()},
+          {"error", Cell::TextIf(row.wrong > 0, "wrong elements")},
+          {"busiest_tx", CountOrNull(row.busiest_sender)},
+          {"busiest_rx", CountOrNull(row.busiest_receiver)}};
+}
 
 std::string BenchHead() {
   return absl::StrCat(
@@ -235,33 +253,6 @@ std::string BenchFoot(absl::Span<const BenchRow> rows) {
   }
   return text;
 }
-
-namespace {
-
-// The largest off the diagonal; with one rank, its own.
-double Largest(const HeatMap& map) {
-  double largest = 0;
-  for (int s = 0; s < map.ranks; ++s) {
-    for (int d = 0; d < map.ranks; ++d) {
-      if ((s != d || map.ranks == 1) && std::isfinite(map.at(s, d))) {
-        largest = std::max(largest, map.at(s, d));
-      }
-    }
-  }
-  return largest;
-}
-
-// 0 .. 1.
-double Share(double value, double largest) {
-  if (!std::isfinite(value) || largest <= 0) return 0;
-  return std::clamp(value / largest, 0.0, 1.0);
-}
-
-std::string NumberText(double value) {
-  return std::isfinite(value) ? absl::StrFormat("%.2f", value) : "-";
-}
-
-}  // namespace
 
 std::string HeatText(const HeatMap& map) {
   constexpr std::array<const char*, 5> kBlocks = {" ", "\u2591", "\u2592", "\u2593", "\u2588"};

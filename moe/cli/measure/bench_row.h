@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
 #include "kernels/base/choice.h"

@@ -37,52 +37,6 @@ int LargestBeyondNoise(absl::Span<const double> values, int ranks) {
   return sample.mean > StudentT975(sample.degrees) * sample.error ? largest : -1;
 }
 
-}  // namespace
-
-TimingSummary Summarise(absl::Span<const CallStamps> stamps, int ranks, ClocksShared clocks) {
-  MOE_CHECK(ranks > 0 && stamps.size() % static_cast<size_t>(ranks) == 0);
-  const auto calls = static_cast<int64_t>(stamps.size()) / ranks;
-  TimingSummary summary{.calls = calls};
-  if (calls == 0) return summary;
-  const auto at = [&](int r, int64_t i) -> const CallStamps& {
-    return stamps[r * calls + i];
-  };
-  const bool shared = clocks == ClocksShared::kYes;
-  std::vector<int64_t> time(ranks, 0);       // sum over calls of t[r]
-  std::vector<double> blame(stamps.size());  // [R][n]: a[r] + b[r] from the first entry, or t[r]
-  std::vector<double> samples;
-  int64_t waited = 0;
-  for (int64_t i = 0; i < calls; ++i) {
-    int64_t first = at(0, i).enter_ns;
-    int64_t last = first;
-    int64_t longest = 0;
-    for (int r = 0; r < ranks; ++r) {
-      first = std::min(first, at(r, i).enter_ns);
-      last = std::max(last, at(r, i).enter_ns);
-      longest = std::max(longest, at(r, i).leave_ns - at(r, i).enter_ns);
-    }
-    for (int r = 0; r < ranks; ++r) {
-      const CallStamps& call = at(r, i);
-      time[r] += call.leave_ns - call.enter_ns;
-      const int64_t late = (call.enter_ns - first) + (call.leave_ns - first);
-      blame[r * calls + i] = static_cast<double>(shared ? late : call.leave_ns - call.enter_ns);
-      waited += std::min(last, call.leave_ns) - call.enter_ns;
-    }
-    samples.push_back(static_cast<double>(longest) * kMicroseconds);
-  }
-  int64_t total = 0;
-  for (const int64_t t : time) total += t;
-  summary.slow_rank = LargestBeyondNoise(blame, ranks);
-  summary.time_us = static_cast<double>(*std::max_element(time.begin(), time.end())) /
-                    static_cast<double>(calls) * kMicroseconds;
-  summary.samples_us = Describe(samples);
-  summary.wait_pct = total > 0 ? 100 * static_cast<double>(waited) / static_cast<double>(total) : 0;
-  if (!shared) summary.wait_pct = kNone;
-  return summary;
-}
-
-namespace {
-
 // A batch is gathered in one piece; this many stamps are 16 MB a rank.
 constexpr int64_t kLargestBatch = 1'000'000;
 
@@ -209,6 +163,48 @@ void SetTimes(const TimingSummary& summary, BenchRow& row) {
 }
 
 }  // namespace
+
+TimingSummary Summarise(absl::Span<const CallStamps> stamps, int ranks, ClocksShared clocks) {
+  MOE_CHECK(ranks > 0 && stamps.size() % static_cast<size_t>(ranks) == 0);
+  const auto calls = static_cast<int64_t>(stamps.size()) / ranks;
+  TimingSummary summary{.calls = calls};
+  if (calls == 0) return summary;
+  const auto at = [&](int r, int64_t i) -> const CallStamps& {
+    return stamps[r * calls + i];
+  };
+  const bool shared = clocks == ClocksShared::kYes;
+  std::vector<int64_t> time(ranks, 0);       // sum over calls of t[r]
+  std::vector<double> blame(stamps.size());  // [R][n]: a[r] + b[r] from the first entry, or t[r]
+  std::vector<double> samples;
+  int64_t waited = 0;
+  for (int64_t i = 0; i < calls; ++i) {
+    int64_t first = at(0, i).enter_ns;
+    int64_t last = first;
+    int64_t longest = 0;
+    for (int r = 0; r < ranks; ++r) {
+      first = std::min(first, at(r, i).enter_ns);
+      last = std::max(last, at(r, i).enter_ns);
+      longest = std::max(longest, at(r, i).leave_ns - at(r, i).enter_ns);
+    }
+    for (int r = 0; r < ranks; ++r) {
+      const CallStamps& call = at(r, i);
+      time[r] += call.leave_ns - call.enter_ns;
+      const int64_t late = (call.enter_ns - first) + (call.leave_ns - first);
+      blame[r * calls + i] = static_cast<double>(shared ? late : call.leave_ns - call.enter_ns);
+      waited += std::min(last, call.leave_ns) - call.enter_ns;
+    }
+    samples.push_back(static_cast<double>(longest) * kMicroseconds);
+  }
+  int64_t total = 0;
+  for (const int64_t t : time) total += t;
+  summary.slow_rank = LargestBeyondNoise(blame, ranks);
+  summary.time_us = static_cast<double>(*std::max_element(time.begin(), time.end())) /
+                    static_cast<double>(calls) * kMicroseconds;
+  summary.samples_us = Describe(samples);
+  summary.wait_pct = total > 0 ? 100 * static_cast<double>(waited) / static_cast<double>(total) : 0;
+  if (!shared) summary.wait_pct = kNone;
+  return summary;
+}
 
 absl::StatusOr<std::unique_ptr<Stream>> StreamOfCalls(Device device) {
   if (device.kind == DeviceKind::kCpu) return MakeInlineStream();

@@ -13,7 +13,6 @@
 #include "kernels/base/storage_type.h"
 #include "moe/cli/measure/layer_on_rank.h"
 #include "moe/lm/step_totals.h"
-#include "moe/train/trainer.h"
 
 namespace moe::measure {
 

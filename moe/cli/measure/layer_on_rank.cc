@@ -118,25 +118,6 @@ void Register() {
   MOE_CHECK(status.ok());
 }
 
-}  // namespace
-
-AssignedGate::AssignedGate(TokenSlots slots, int32_t most_slots)
-    : given_(std::make_shared<Given>(Given{std::move(slots), most_slots})) {
-  Register();
-  id_ = TheRegistry().Add(given_);
-}
-
-AssignedGate::~AssignedGate() {
-  TheRegistry().Remove(id_);
-}
-
-void AssignedGate::Choose(RouterConfig& config) const {
-  config.gate = kGateName;
-  config.seed = id_;
-}
-
-namespace {
-
 // Bytes of kept results of one rank, with which calls are compared; those of a trace's later
 // records are not kept.
 constexpr int64_t kMostKeptBytes = int64_t{256} << 20;
@@ -176,6 +157,21 @@ absl::Status Fill(T value, const Buffer& buffer, Stream& stream) {
 }
 
 }  // namespace
+
+AssignedGate::AssignedGate(TokenSlots slots, int32_t most_slots)
+    : given_(std::make_shared<Given>(Given{std::move(slots), most_slots})) {
+  Register();
+  id_ = TheRegistry().Add(given_);
+}
+
+AssignedGate::~AssignedGate() {
+  TheRegistry().Remove(id_);
+}
+
+void AssignedGate::Choose(RouterConfig& config) const {
+  config.gate = kGateName;
+  config.seed = id_;
+}
 
 template <typename T>
 LayerOnRank<T>::LayerOnRank(const LayerSpec& spec, Trainer& trainer)

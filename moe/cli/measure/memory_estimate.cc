@@ -6,7 +6,6 @@
 #include <limits>
 #include <vector>
 
-#include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
@@ -55,29 +54,6 @@ int64_t LeftIn(const ControlGroup& group) {
                             .value_or(0);
   return std::max<int64_t>(0, *limit - *usage + std::min(cache, *usage));
 }
-
-}  // namespace
-
-int64_t AvailableMemoryBytes(const std::string& root) {
-  int64_t left = kNoLimit;
-  if (const auto kib = NumberIn(absl::StrCat(root, "/proc/meminfo"), "MemAvailable:")) {
-    left = *kib * 1024;
-  }
-  for (const ControlGroup& group : ControlGroupsOf("memory", root)) {
-    left = std::min(left, LeftIn(group));
-  }
-  return left == kNoLimit ? 0 : left;
-}
-
-int64_t MemoryLimitBytes(const std::string& root) {
-  int64_t least = kNoLimit;
-  for (const ControlGroup& group : ControlGroupsOf("memory", root)) {
-    least = std::min(least, LimitOf(group).value_or(kNoLimit));
-  }
-  return least == kNoLimit ? 0 : least;
-}
-
-namespace {
 
 // Sizes as doubles: products of what a user asks for may not fit 64 bits.
 struct Sizes {
@@ -190,6 +166,25 @@ std::string Mib(double bytes) {
 }
 
 }  // namespace
+
+int64_t AvailableMemoryBytes(const std::string& root) {
+  int64_t left = kNoLimit;
+  if (const auto kib = NumberIn(absl::StrCat(root, "/proc/meminfo"), "MemAvailable:")) {
+    left = *kib * 1024;
+  }
+  for (const ControlGroup& group : ControlGroupsOf("memory", root)) {
+    left = std::min(left, LeftIn(group));
+  }
+  return left == kNoLimit ? 0 : left;
+}
+
+int64_t MemoryLimitBytes(const std::string& root) {
+  int64_t least = kNoLimit;
+  for (const ControlGroup& group : ControlGroupsOf("memory", root)) {
+    least = std::min(least, LimitOf(group).value_or(kNoLimit));
+  }
+  return least == kNoLimit ? 0 : least;
+}
 
 MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_total, int ranks) {
   return {.model = config.model,

@@ -81,6 +81,25 @@ absl::StatusOr<double> Parameter(absl::string_view text, absl::string_view value
   return absl::InvalidArgumentError(absl::StrCat("routing is '", text, "', expected ", expected));
 }
 
+// `hot` experts share P, the others the rest.
+std::vector<double> HotShares(int hot, int experts, double hot_share) {
+  std::vector<double> shares(experts, (1 - hot_share) / std::max(1, experts - hot));
+  std::fill_n(shares.begin(), hot, hot == experts ? 1.0 / hot : hot_share / hot);
+  return shares;
+}
+
+bool IsDrawn(const RoutingSpec& routing) {
+  return routing.kind == RoutingSpec::kZipf || routing.kind == RoutingSpec::kHotExpert ||
+         routing.kind == RoutingSpec::kHotRank;
+}
+
+TokenSlots EmptySlots(int64_t tokens, int64_t each) {
+  TokenSlots slots;
+  for (int64_t t = 1; t <= tokens; ++t) slots.slot_offset.push_back(t * each);
+  slots.expert.resize(tokens * each);
+  return slots;
+}
+
 }  // namespace
 
 absl::StatusOr<RoutingSpec> ParseRouting(absl::string_view text) {
@@ -173,29 +192,6 @@ RandomKey KeyOf(uint64_t seed, Draw draw, int rank, int64_t token) {
           .step = static_cast<uint64_t>(rank),
           .item = static_cast<uint64_t>(token)};
 }
-
-namespace {
-
-// `hot` experts share P, the others the rest.
-std::vector<double> HotShares(int hot, int experts, double hot_share) {
-  std::vector<double> shares(experts, (1 - hot_share) / std::max(1, experts - hot));
-  std::fill_n(shares.begin(), hot, hot == experts ? 1.0 / hot : hot_share / hot);
-  return shares;
-}
-
-bool IsDrawn(const RoutingSpec& routing) {
-  return routing.kind == RoutingSpec::kZipf || routing.kind == RoutingSpec::kHotExpert ||
-         routing.kind == RoutingSpec::kHotRank;
-}
-
-TokenSlots EmptySlots(int64_t tokens, int64_t each) {
-  TokenSlots slots;
-  for (int64_t t = 1; t <= tokens; ++t) slots.slot_offset.push_back(t * each);
-  slots.expert.resize(tokens * each);
-  return slots;
-}
-
-}  // namespace
 
 std::vector<double> ExpertShares(const RoutingSpec& routing, int ranks, int num_experts) {
   MOE_CHECK(routing.kind != RoutingSpec::kMatrix && routing.kind != RoutingSpec::kTrace);

@@ -22,6 +22,15 @@ double Squares(absl::Span<const double> values, double mean) {
   return squares;
 }
 
+// Margin by which `a` is better than `b` beyond the noise of their difference; below 0: worse.
+double Advantage(const Sample& a, const Sample& b, Better better) {
+  const auto known = [](const Sample& s) {
+    return std::isnan(s.error) ? SampleOf(s.mean, 0) : s;
+  };
+  const double by = better == Better::kLower ? b.mean - a.mean : a.mean - b.mean;
+  return std::copysign(std::max(0.0, std::abs(by) - NoiseOfDifference(known(a), known(b))), by);
+}
+
 }  // namespace
 
 Statistics Describe(absl::Span<const double> samples) {
@@ -98,19 +107,6 @@ double StudentT975(double degrees) {
   const auto below = static_cast<size_t>(at);
   return kTable[below] + (at - static_cast<double>(below)) * (kTable[below + 1] - kTable[below]);
 }
-
-namespace {
-
-// Margin by which `a` is better than `b` beyond the noise of their difference; below 0: worse.
-double Advantage(const Sample& a, const Sample& b, Better better) {
-  const auto known = [](const Sample& s) {
-    return std::isnan(s.error) ? SampleOf(s.mean, 0) : s;
-  };
-  const double by = better == Better::kLower ? b.mean - a.mean : a.mean - b.mean;
-  return std::copysign(std::max(0.0, std::abs(by) - NoiseOfDifference(known(a), known(b))), by);
-}
-
-}  // namespace
 
 std::vector<int> ParetoFront(absl::Span<const std::pair<Sample, Sample>> points, Better x,
                              Better y) {

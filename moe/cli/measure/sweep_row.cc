@@ -30,92 +30,6 @@ double Mean(absl::Span<const lm::StepMetrics> steps, Value value) {
   return sum / static_cast<double>(steps.size());
 }
 
-}  // namespace
-
-Summary Summarize(absl::Span<const Figures> repetitions) {
-  const auto over = [&](double Figures::*figure) {
-    std::vector<double> values;
-    for (const Figures& f : repetitions) values.push_back(f.*figure);
-    return MeanSdOf(values);
-  };
-  Summary summary;
-  for (double Figures::*figure :
-       {&Figures::params_total, &Figures::params_active, &Figures::tokens_per_s, &Figures::step_ms,
-        &Figures::a2a_ms, &Figures::all_reduce_ms, &Figures::expert_ms, &Figures::drop_initial_pct,
-        &Figures::drop_final_pct, &Figures::max_violation, &Figures::dead_experts,
-        &Figures::validation_loss}) {
-    summary.mean.*figure = over(figure).mean;
-  }
-  for (const Figures& f : repetitions) {
-    summary.mean.peak_bytes = std::fmax(summary.mean.peak_bytes, f.peak_bytes);  // NaN: the other
-  }
-  summary.tokens_per_s_sd = over(&Figures::tokens_per_s).sd;
-  summary.validation_loss_sd = over(&Figures::validation_loss).sd;
-  return summary;
-}
-
-Figures TrainFigures::Finish(const lm::TrainReport& report) const {
-  Figures figures = {.params_total = static_cast<double>(report.parameters_total),
-                     .params_active = static_cast<double>(report.parameters_active),
-                     .validation_loss = report.validation_loss_after};
-  if (steps_.empty()) return figures;
-  const auto all = absl::MakeConstSpan(steps_);
-  const auto steady = all.size() > 1 ? all.subspan(1) : all;
-  double tokens = 0, seconds = 0;
-  for (const lm::StepMetrics& step : steady) {
-    tokens += step.tokens_per_second * step.step_seconds;
-    seconds += step.step_seconds;
-  }
-  figures.tokens_per_s = tokens / seconds;
-  figures.step_ms = seconds / static_cast<double>(steady.size()) * 1e3;
-  figures.a2a_ms = Mean(steady, [](const lm::StepMetrics& m) {
-    return PhaseMs(m, Phase::kDispatch) + PhaseMs(m, Phase::kCombine);
-  });
-  figures.all_reduce_ms =
-      Mean(steady, [](const lm::StepMetrics& m) { return PhaseMs(m, Phase::kAllReduce); });
-  figures.expert_ms =
-      Mean(steady, [](const lm::StepMetrics& m) { return PhaseMs(m, Phase::kExpert); });
-  const auto last = all.last(std::max<size_t>(1, all.size() / 10));
-  figures.drop_initial_pct = 100 * all.front().drop_fraction;
-  figures.drop_final_pct =
-      100 * Mean(last, [](const lm::StepMetrics& m) { return m.drop_fraction; });
-  figures.max_violation = Mean(last, [](const lm::StepMetrics& m) { return m.max_violation; });
-  figures.dead_experts =
-      Mean(last, [](const lm::StepMetrics& m) { return static_cast<double>(m.dead_experts); });
-  for (const lm::StepMetrics& step : steps_) {
-    figures.peak_bytes = std::fmax(figures.peak_bytes, static_cast<double>(step.peak_bytes));
-  }
-  return figures;
-}
-
-Figures LayerFigures(const measure::LayerResult& result) {
-  // Mean over ranks, as in training: the slowest rank differs by phase, and the sum of the slowest
-  // would be more than the step.
-  const auto ms = [&](const char* phase) {
-    double sum = 0;
-    for (const measure::LayerRow& row : result.rows) {
-      if (row.phase != phase) continue;
-      for (const measure::LayerRow& whole : result.rows) {
-        if (whole.phase != "all" || whole.pass != row.pass) continue;
-        sum += row.share_pct / 100 * whole.time_us.p50 * 1e-3;
-      }
-    }
-    return sum;
-  };
-  const measure::LayerFigures& measured = result.figures;
-  return {.tokens_per_s = measured.tokens_per_s,
-          .step_ms = measured.step_us.p50 * 1e-3,
-          .a2a_ms = ms("dispatch") + ms("combine"),
-          .expert_ms = ms("expert"),
-          .drop_initial_pct = 100 * measured.drop_fraction,
-          .drop_final_pct = 100 * measured.drop_fraction,
-          .max_violation = measured.max_vio,
-          .dead_experts = static_cast<double>(measured.dead_experts),
-          .peak_bytes = static_cast<double>(measured.peak_bytes)};
-}
-
-namespace {
-
 using measure::Cell;
 using Json = nlohmann::json;
 
@@ -149,108 +63,6 @@ absl::StatusOr<Cell> CellOf(const Json& value, const measure::Field& model) {
   return absl::DataLossError(absl::StrCat(model.key, " is ", Shown(value.dump(-1, ' ', true), 40),
                                           ", expected a ", may_be_number ? "number" : "string"));
 }
-
-}  // namespace
-
-const Cell& SweepRow::at(absl::string_view key) const {
-  const Cell* const cell = measure::Find(fields, key);
-  MOE_CHECK(cell != nullptr);
-  return *cell;
-}
-
-measure::Fields SweepFields(const Point& p, const Summary& summary, const char* status,
-                            measure::Cell error) {
-  const Figures& f = summary.mean;
-  const bool divides = p.ep > 0 && p.ranks % p.ep == 0;
-  measure::Fields row = {{"schema", kSchema},
-                         {"measure", p.measure},
-                         {"experts", p.experts},
-                         {"topk", p.topk},
-                         {"cf", p.capacity_factor > 0 ? Cell(p.capacity_factor) : Cell("none")},
-                         {"ep", CountOrNothing(p.ep)},
-                         {"dp", CountOrNothing(divides ? p.ranks / p.ep : 0)},
-                         {"ranks", p.ranks},
-                         {"overlap", p.overlap},
-                         {"hidden", p.hidden},
-                         {"ffn", p.ffn},
-                         {"tok_per_rank", CountOrNothing(p.tokens_per_rank)},
-                         {"dtype", p.dtype},
-                         {"router", p.router},
-                         {"routing", Cell::TextIf(!p.routing.empty(), p.routing)},
-                         {"dispatch", p.dispatch},
-                         {"backend", p.backend},
-                         {"threads", p.threads},
-                         {"seed", p.seed},
-                         {"repetitions", p.repetitions},
-                         {"params_total", NumberCell(f.params_total)},
-                         {"params_active", NumberCell(f.params_active)},
-                         {"tok_s", f.tokens_per_s},
-                         {"tok_s_sd", summary.tokens_per_s_sd},
-                         {"step_ms", f.step_ms},
-                         {"a2a_ms", f.a2a_ms},
-                         {"ar_ms", f.all_reduce_ms},
-                         {"expert_ms", f.expert_ms},
-                         {"drop_init", f.drop_initial_pct},
-                         {"drop_end", f.drop_final_pct},
-                         {"max_vio", f.max_violation, "MaxVio"},
-                         {"dead", NumberCell(f.dead_experts)},
-                         {"val_loss", f.validation_loss},
-                         {"val_loss_sd", summary.validation_loss_sd},
-                         {"peak_mib", f.peak_bytes / 0x1p20},
-                         {"status", status},
-                         {"error", std::move(error)},
-                         {"settings", p.settings},
-                         {"text_xxh3", Cell::TextIf(!p.text_xxh3.empty(), p.text_xxh3)}};
-  for (const char* key : measure::kOriginKeys) {
-    if (absl::string_view(key) == "host")
-      row.push_back(measure::OriginField("build", p.provenance));
-    row.push_back(measure::OriginField(key, p.provenance));
-  }
-  return row;
-}
-
-SweepRow MeasuredRow(const Point& point, const Summary& summary) {
-  return {SweepFields(point, summary, "ok", {})};
-}
-
-SweepRow ErrorRow(const Point& point, absl::string_view error) {
-  return {SweepFields(point, {}, "error", std::string(error))};
-}
-
-std::string IdentityOf(const SweepRow& row) {
-  return absl::StrCat(row.text("measure"), " ", row.text("settings"), " ", row.text("backend"), " ",
-                      row.text("text_xxh3"));
-}
-
-std::string BuildOf(const SweepRow& row) {
-  if (row.text("version").empty()) return "an unknown build";
-  return absl::StrCat("moe ", row.text("version"), ", commit ", row.text("commit"), ", ",
-                      row.text("build"));
-}
-
-absl::StatusOr<SweepRow> ParseSweepRow(absl::string_view line) {
-  MOE_ASSIGN_OR_RETURN(const Json object, ParseBoundedJson("row", line));
-  if (!object.is_object() || object.value("schema", Json()) != kSchema) {
-    return absl::DataLossError(absl::StrCat("no row of a sweep, expected an object with schema \"",
-                                            kSchema, "\", as moe sweep -J writes"));
-  }
-  static const measure::Fields model = SweepFields({}, {}, "ok", Cell::TextIf(false, ""));
-  SweepRow row = {model};
-  for (measure::Field& field : row.fields) {
-    MOE_ASSIGN_OR_RETURN(field.value, CellOf(object.value(field.key, Json()), field));
-  }
-  const std::string status = row.text("status");
-  if (status == "ok" || status == "error") return row;
-  return absl::DataLossError(
-      absl::StrCat("status is '", Shown(status, 40), "', expected ok or error"));
-}
-
-std::string JsonLine(const SweepRow& row) {
-  return measure::TableWriter(measure::TableForm::kJsonLines, measure::KeysOf(row.fields))
-      .Row(row.fields);
-}
-
-namespace {
 
 constexpr char kNone[] = "-";
 // Most bytes of an error in a table; the error may come from a file.
@@ -357,6 +169,186 @@ std::string Layout(const std::vector<Line>& lines) {
 }
 
 }  // namespace
+
+Summary Summarize(absl::Span<const Figures> repetitions) {
+  const auto over = [&](double Figures::*figure) {
+    std::vector<double> values;
+    for (const Figures& f : repetitions) values.push_back(f.*figure);
+    return MeanSdOf(values);
+  };
+  Summary summary;
+  for (double Figures::*figure :
+       {&Figures::params_total, &Figures::params_active, &Figures::tokens_per_s, &Figures::step_ms,
+        &Figures::a2a_ms, &Figures::all_reduce_ms, &Figures::expert_ms, &Figures::drop_initial_pct,
+        &Figures::drop_final_pct, &Figures::max_violation, &Figures::dead_experts,
+        &Figures::validation_loss}) {
+    summary.mean.*figure = over(figure).mean;
+  }
+  for (const Figures& f : repetitions) {
+    summary.mean.peak_bytes = std::fmax(summary.mean.peak_bytes, f.peak_bytes);  // NaN: the other
+  }
+  summary.tokens_per_s_sd = over(&Figures::tokens_per_s).sd;
+  summary.validation_loss_sd = over(&Figures::validation_loss).sd;
+  return summary;
+}
+
+Figures TrainFigures::Finish(const lm::TrainReport& report) const {
+  Figures figures = {.params_total = static_cast<double>(report.parameters_total),
+                     .params_active = static_cast<double>(report.parameters_active),
+                     .validation_loss = report.validation_loss_after};
+  if (steps_.empty()) return figures;
+  const auto all = absl::MakeConstSpan(steps_);
+  const auto steady = all.size() > 1 ? all.subspan(1) : all;
+  double tokens = 0, seconds = 0;
+  for (const lm::StepMetrics& step : steady) {
+    tokens += step.tokens_per_second * step.step_seconds;
+    seconds += step.step_seconds;
+  }
+  figures.tokens_per_s = tokens / seconds;
+  figures.step_ms = seconds / static_cast<double>(steady.size()) * 1e3;
+  figures.a2a_ms = Mean(steady, [](const lm::StepMetrics& m) {
+    return PhaseMs(m, Phase::kDispatch) + PhaseMs(m, Phase::kCombine);
+  });
+  figures.all_reduce_ms =
+      Mean(steady, [](const lm::StepMetrics& m) { return PhaseMs(m, Phase::kAllReduce); });
+  figures.expert_ms =
+      Mean(steady, [](const lm::StepMetrics& m) { return PhaseMs(m, Phase::kExpert); });
+  const auto last = all.last(std::max<size_t>(1, all.size() / 10));
+  figures.drop_initial_pct = 100 * all.front().drop_fraction;
+  figures.drop_final_pct =
+      100 * Mean(last, [](const lm::StepMetrics& m) { return m.drop_fraction; });
+  figures.max_violation = Mean(last, [](const lm::StepMetrics& m) { return m.max_violation; });
+  figures.dead_experts =
+      Mean(last, [](const lm::StepMetrics& m) { return static_cast<double>(m.dead_experts); });
+  for (const lm::StepMetrics& step : steps_) {
+    figures.peak_bytes = std::fmax(figures.peak_bytes, static_cast<double>(step.peak_bytes));
+  }
+  return figures;
+}
+
+Figures LayerFigures(const measure::LayerResult& result) {
+  // Mean over ranks, as in training: the slowest rank differs by phase, and the sum of the slowest
+  // would be more than the step.
+  const auto ms = [&](const char* phase) {
+    double sum = 0;
+    for (const measure::LayerRow& row : result.rows) {
+      if (row.phase != phase) continue;
+      for (const measure::LayerRow& whole : result.rows) {
+        if (whole.phase != "all" || whole.pass != row.pass) continue;
+        sum += row.share_pct / 100 * whole.time_us.p50 * 1e-3;
+      }
+    }
+    return sum;
+  };
+  const measure::LayerFigures& measured = result.figures;
+  return {.tokens_per_s = measured.tokens_per_s,
+          .step_ms = measured.step_us.p50 * 1e-3,
+          .a2a_ms = ms("dispatch") + ms("combine"),
+          .expert_ms = ms("expert"),
+          .drop_initial_pct = 100 * measured.drop_fraction,
+          .drop_final_pct = 100 * measured.drop_fraction,
+          .max_violation = measured.max_vio,
+          .dead_experts = static_cast<double>(measured.dead_experts),
+          .peak_bytes = static_cast<double>(measured.peak_bytes)};
+}
+
+const Cell& SweepRow::at(absl::string_view key) const {
+  const Cell* const cell = measure::Find(fields, key);
+  MOE_CHECK(cell != nullptr);
+  return *cell;
+}
+
+measure::Fields SweepFields(const Point& p, const Summary& summary, const char* status,
+                            measure::Cell error) {
+  const Figures& f = summary.mean;
+  const bool divides = p.ep > 0 && p.ranks % p.ep == 0;
+  measure::Fields row = {{"schema", kSchema},
+                         {"measure", p.measure},
+                         {"experts", p.experts},
+                         {"topk", p.topk},
+                         {"cf", p.capacity_factor > 0 ? Cell(p.capacity_factor) : Cell("none")},
+                         {"ep", CountOrNothing(p.ep)},
+                         {"dp", CountOrNothing(divides ? p.ranks / p.ep : 0)},
+                         {"ranks", p.ranks},
+                         {"overlap", p.overlap},
+                         {"hidden", p.hidden},
+                         {"ffn", p.ffn},
+                         {"tok_per_rank", CountOrNothing(p.tokens_per_rank)},
+                         {"dtype", p.dtype},
+                         {"router", p.router},
+                         {"routing", Cell::TextIf(!p.routing.empty(), p.routing)},
+                         {"dispatch", p.dispatch},
+                         {"backend", p.backend},
+                         {"threads", p.threads},
+                         {"seed", p.seed},
+                         {"repetitions", p.repetitions},
+                         {"params_total", NumberCell(f.params_total)},
+                         {"params_active", NumberCell(f.params_active)},
+                         {"tok_s", f.tokens_per_s},
+                         {"tok_s_sd", summary.tokens_per_s_sd},
+                         {"step_ms", f.step_ms},
+                         {"a2a_ms", f.a2a_ms},
+                         {"ar_ms", f.all_reduce_ms},
+                         {"expert_ms", f.expert_ms},
+                         {"drop_init", f.drop_initial_pct},
+                         {"drop_end", f.drop_final_pct},
+                         {"max_vio", f.max_violation, "MaxVio"},
+                         {"dead", NumberCell(f.dead_experts)},
+                         {"val_loss", f.validation_loss},
+                         {"val_loss_sd", summary.validation_loss_sd},
+                         {"peak_mib", f.peak_bytes / 0x1p20},
+                         {"status", status},
+                         {"error", std::move(error)},
+                         {"settings", p.settings},
+                         {"text_xxh3", Cell::TextIf(!p.text_xxh3.empty(), p.text_xxh3)}};
+  for (const char* key : measure::kOriginKeys) {
+    if (absl::string_view(key) == "host")
+      row.push_back(measure::OriginField("build", p.provenance));
+    row.push_back(measure::OriginField(key, p.provenance));
+  }
+  return row;
+}
+
+SweepRow MeasuredRow(const Point& point, const Summary& summary) {
+  return {SweepFields(point, summary, "ok", {})};
+}
+
+SweepRow ErrorRow(const Point& point, absl::string_view error) {
+  return {SweepFields(point, {}, "error", std::string(error))};
+}
+
+std::string IdentityOf(const SweepRow& row) {
+  return absl::StrCat(row.text("measure"), " ", row.text("settings"), " ", row.text("backend"), " ",
+                      row.text("text_xxh3"));
+}
+
+std::string BuildOf(const SweepRow& row) {
+  if (row.text("version").empty()) return "an unknown build";
+  return absl::StrCat("moe ", row.text("version"), ", commit ", row.text("commit"), ", ",
+                      row.text("build"));
+}
+
+absl::StatusOr<SweepRow> ParseSweepRow(absl::string_view line) {
+  MOE_ASSIGN_OR_RETURN(const Json object, ParseBoundedJson("row", line));
+  if (!object.is_object() || object.value("schema", Json()) != kSchema) {
+    return absl::DataLossError(absl::StrCat("no row of a sweep, expected an object with schema \"",
+                                            kSchema, "\", as moe sweep -J writes"));
+  }
+  static const measure::Fields model = SweepFields({}, {}, "ok", Cell::TextIf(false, ""));
+  SweepRow row = {model};
+  for (measure::Field& field : row.fields) {
+    MOE_ASSIGN_OR_RETURN(field.value, CellOf(object.value(field.key, Json()), field));
+  }
+  const std::string status = row.text("status");
+  if (status == "ok" || status == "error") return row;
+  return absl::DataLossError(
+      absl::StrCat("status is '", Shown(status, 40), "', expected ok or error"));
+}
+
+std::string JsonLine(const SweepRow& row) {
+  return measure::TableWriter(measure::TableForm::kJsonLines, measure::KeysOf(row.fields))
+      .Row(row.fields);
+}
 
 std::vector<bool> ParetoMarks(absl::Span<const SweepRow> rows) {
   std::vector<bool> marks(rows.size(), false);

@@ -56,6 +56,54 @@ std::string MarkdownLine(const std::vector<std::string>& texts) {
   return absl::StrCat("| ", absl::StrJoin(texts, " | ", escaped), " |\n");
 }
 
+// If a row has no key for the first line of a name, the next line with that name is tried.
+struct ShortName {
+  const char* name;
+  const char* key;
+};
+constexpr ShortName kShortNames[] = {
+    {"size", "size_bytes"},
+    {"time", "time_us"},
+    {"i_min", "time_us_min"},
+    {"i_max", "time_us_max"},
+    {"i_p50", "time_us_p50"},
+    {"p50", "time_us_p50"},
+    {"p50", "time_us"},  // is the median where there is no mean
+    {"i_p99", "time_us_p99"},
+    {"p99", "time_us_p99"},
+    {"i_cv", "time_us_cv_pct"},
+    {"cv", "time_us_cv_pct"},
+    {"algbw", "algbw_gbytes_per_s"},
+    {"busbw", "busbw_gbytes_per_s"},
+    {"wrong", "nwrong"},
+    {"wait", "wait_pct"},
+    {"slow", "slow_rank"},
+    {"memcpy", "memcpy_pct"},
+};
+
+constexpr absl::string_view kNoiseKey = "time_us_cv_pct";
+
+std::string Padded(absl::string_view text, int width) {
+  return width < 0 ? absl::StrFormat("%-*s", -width, text) : absl::StrFormat("%*s", width, text);
+}
+
+std::string TextOf(const Cell& cell, int decimals) {
+  const double* const real = std::get_if<double>(&cell.value());
+  if (real != nullptr) return absl::StrFormat("%.*f", decimals, *real);
+  // A row is a line.
+  return absl::StrReplaceAll(Printable(cell.text()), {{"\n", " "}, {"\t", " "}});
+}
+
+// Ends without blanks: lines are compared and pasted.
+std::string Line(absl::string_view start, absl::Span<const Column> columns, auto text_of) {
+  std::string line(start);
+  for (const Column& column : columns) {
+    absl::StrAppend(&line, " ", Padded(text_of(column), column.width));
+  }
+  line.resize(line.find_last_not_of(' ') + 1);
+  return line + "\n";
+}
+
 }  // namespace
 
 Cell::Cell(double value) {
@@ -121,58 +169,6 @@ std::string WriteTable(TableForm form, const std::vector<std::string>& keys,
   for (const Fields& row : rows) text += writer.Row(row);
   return text + writer.End();
 }
-
-namespace {
-
-// If a row has no key for the first line of a name, the next line with that name is tried.
-struct ShortName {
-  const char* name;
-  const char* key;
-};
-constexpr ShortName kShortNames[] = {
-    {"size", "size_bytes"},
-    {"time", "time_us"},
-    {"i_min", "time_us_min"},
-    {"i_max", "time_us_max"},
-    {"i_p50", "time_us_p50"},
-    {"p50", "time_us_p50"},
-    {"p50", "time_us"},  // is the median where there is no mean
-    {"i_p99", "time_us_p99"},
-    {"p99", "time_us_p99"},
-    {"i_cv", "time_us_cv_pct"},
-    {"cv", "time_us_cv_pct"},
-    {"algbw", "algbw_gbytes_per_s"},
-    {"busbw", "busbw_gbytes_per_s"},
-    {"wrong", "nwrong"},
-    {"wait", "wait_pct"},
-    {"slow", "slow_rank"},
-    {"memcpy", "memcpy_pct"},
-};
-
-constexpr absl::string_view kNoiseKey = "time_us_cv_pct";
-
-std::string Padded(absl::string_view text, int width) {
-  return width < 0 ? absl::StrFormat("%-*s", -width, text) : absl::StrFormat("%*s", width, text);
-}
-
-std::string TextOf(const Cell& cell, int decimals) {
-  const double* const real = std::get_if<double>(&cell.value());
-  if (real != nullptr) return absl::StrFormat("%.*f", decimals, *real);
-  // A row is a line.
-  return absl::StrReplaceAll(Printable(cell.text()), {{"\n", " "}, {"\t", " "}});
-}
-
-// Ends without blanks: lines are compared and pasted.
-std::string Line(absl::string_view start, absl::Span<const Column> columns, auto text_of) {
-  std::string line(start);
-  for (const Column& column : columns) {
-    absl::StrAppend(&line, " ", Padded(text_of(column), column.width));
-  }
-  line.resize(line.find_last_not_of(' ') + 1);
-  return line + "\n";
-}
-
-}  // namespace
 
 std::vector<std::string> KeysOf(const Fields& row) {
   std::vector<std::string> keys;

@@ -88,30 +88,6 @@ HeatMap MapOf(const PairRows& pairs, size_t index, const std::string& name) {
   return map;
 }
 
-}  // namespace
-
-std::string PairMaps(absl::Span<const Run> runs) {
-  std::vector<PairRows> all = PairsOf(runs);
-  const std::vector<std::string> names = PointLabels(KeysOf(all));
-  std::string html;
-  for (size_t i = 0; i < std::min(all.size(), kMaxMaps); ++i) {
-    HeatMap map = MapOf(all[i], i, all.size() > 1 ? names[i] : "");
-    if (all.size() > kMaxMaps) {
-      map.text.LeaveOut(all.size() - kMaxMaps, all.size(), "maps", kInTable);
-    }
-    if (all[i].cut) {
-      absl::StrAppend(&map.text.note, " Ranks from ", kMaxRanks,
-                      " on are left out; the table has them.");
-    }
-    const bool any = std::any_of(map.values.begin(), map.values.end(),
-                                 [](double value) { return std::isfinite(value); });
-    if (any) html += Render(map);
-  }
-  return html;
-}
-
-namespace {
-
 constexpr char kWhole[] = "all";
 
 struct Pass {
@@ -142,6 +118,26 @@ std::vector<Pass> PassesOf(absl::Span<const Run> runs, ChartText& text) {
 }
 
 }  // namespace
+
+std::string PairMaps(absl::Span<const Run> runs) {
+  std::vector<PairRows> all = PairsOf(runs);
+  const std::vector<std::string> names = PointLabels(KeysOf(all));
+  std::string html;
+  for (size_t i = 0; i < std::min(all.size(), kMaxMaps); ++i) {
+    HeatMap map = MapOf(all[i], i, all.size() > 1 ? names[i] : "");
+    if (all.size() > kMaxMaps) {
+      map.text.LeaveOut(all.size() - kMaxMaps, all.size(), "maps", kInTable);
+    }
+    if (all[i].cut) {
+      absl::StrAppend(&map.text.note, " Ranks from ", kMaxRanks,
+                      " on are left out; the table has them.");
+    }
+    const bool any = std::any_of(map.values.begin(), map.values.end(),
+                                 [](double value) { return std::isfinite(value); });
+    if (any) html += Render(map);
+  }
+  return html;
+}
 
 std::string LayerPhases(absl::Span<const Run> runs) {
   StackedBarChart chart = {

@@ -199,58 +199,6 @@ Difference DifferenceOf(const std::string& what, const Measured& a, const Measur
   return d;
 }
 
-}  // namespace
-
-std::vector<Repetitions<BenchRow>> BenchRepetitions(const Run& a, const Run& b) {
-  return RepetitionsOf(a.bench, b.bench, BenchKey, PointLabels);
-}
-
-std::vector<Repetitions<SweepRow>> SweepRepetitions(const Run& a, const Run& b) {
-  return RepetitionsOf(a.sweep, b.sweep, PointKey, PointLabels);
-}
-
-const char* NameOf(Verdict verdict) {
-  constexpr const char* kNames[] = {"better", "worse", "within noise", "noise unknown", "equal"};
-  return kNames[static_cast<int>(verdict)];
-}
-
-absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
-  if (a.kind != b.kind) {
-    return absl::InvalidArgumentError(absl::StrCat("'", a.path, "' is of moe ", NameOf(a.kind),
-                                                   " and '", b.path, "' of moe ", NameOf(b.kind),
-                                                   ", expected two of one command"));
-  }
-  Comparison comparison = {.a = a.name, .b = b.name, .kind = a.kind};
-  MeasuredGroups in_a = GroupsOf(a);
-  const MeasuredGroups in_b = GroupsOf(b);
-  std::map<Key, const std::vector<Measured>*> of_b;
-  for (const auto& [what, measured] : in_b) of_b[what] = &measured;
-  comparison.only_in_a = static_cast<int>(
-      std::erase_if(in_a, [&](const auto& group) { return !of_b.contains(group.first); }));
-  comparison.only_in_b = static_cast<int>(in_b.size() - in_a.size());
-  std::vector<Key> common;
-  for (const auto& [what, measured] : in_a) common.push_back(what);
-  const Labels labels = a.kind == RunKind::kTrain ? DistinctLabels(common) : PointLabels(common);
-  for (size_t i = 0; i < in_a.size(); ++i) {
-    for (const Measured& ma : in_a[i].second) {
-      for (const Measured& mb : *of_b[common[i]]) {
-        if (absl::string_view(ma.metric.key) != mb.metric.key) continue;
-        comparison.differences.push_back(DifferenceOf(labels[i], ma, mb));
-      }
-    }
-  }
-  if (comparison.differences.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("no row of '", a.path, "' has a counterpart in '", b.path, "'"));
-  }
-  comparison.same_weights = a.totals.has_value() && b.totals.has_value() &&
-                            !a.totals->weights_hash.empty() &&
-                            a.totals->weights_hash == b.totals->weights_hash;
-  return comparison;
-}
-
-namespace {
-
 bool IsBeyondNoise(Verdict verdict) {
   return verdict == Verdict::kBetter || verdict == Verdict::kWorse;
 }
@@ -333,6 +281,54 @@ std::string Summary(const Comparison& comparison) {
 }
 
 }  // namespace
+
+std::vector<Repetitions<BenchRow>> BenchRepetitions(const Run& a, const Run& b) {
+  return RepetitionsOf(a.bench, b.bench, BenchKey, PointLabels);
+}
+
+std::vector<Repetitions<SweepRow>> SweepRepetitions(const Run& a, const Run& b) {
+  return RepetitionsOf(a.sweep, b.sweep, PointKey, PointLabels);
+}
+
+const char* NameOf(Verdict verdict) {
+  constexpr const char* kNames[] = {"better", "worse", "within noise", "noise unknown", "equal"};
+  return kNames[static_cast<int>(verdict)];
+}
+
+absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
+  if (a.kind != b.kind) {
+    return absl::InvalidArgumentError(absl::StrCat("'", a.path, "' is of moe ", NameOf(a.kind),
+                                                   " and '", b.path, "' of moe ", NameOf(b.kind),
+                                                   ", expected two of one command"));
+  }
+  Comparison comparison = {.a = a.name, .b = b.name, .kind = a.kind};
+  MeasuredGroups in_a = GroupsOf(a);
+  const MeasuredGroups in_b = GroupsOf(b);
+  std::map<Key, const std::vector<Measured>*> of_b;
+  for (const auto& [what, measured] : in_b) of_b[what] = &measured;
+  comparison.only_in_a = static_cast<int>(
+      std::erase_if(in_a, [&](const auto& group) { return !of_b.contains(group.first); }));
+  comparison.only_in_b = static_cast<int>(in_b.size() - in_a.size());
+  std::vector<Key> common;
+  for (const auto& [what, measured] : in_a) common.push_back(what);
+  const Labels labels = a.kind == RunKind::kTrain ? DistinctLabels(common) : PointLabels(common);
+  for (size_t i = 0; i < in_a.size(); ++i) {
+    for (const Measured& ma : in_a[i].second) {
+      for (const Measured& mb : *of_b[common[i]]) {
+        if (absl::string_view(ma.metric.key) != mb.metric.key) continue;
+        comparison.differences.push_back(DifferenceOf(labels[i], ma, mb));
+      }
+    }
+  }
+  if (comparison.differences.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no row of '", a.path, "' has a counterpart in '", b.path, "'"));
+  }
+  comparison.same_weights = a.totals.has_value() && b.totals.has_value() &&
+                            !a.totals->weights_hash.empty() &&
+                            a.totals->weights_hash == b.totals->weights_hash;
+  return comparison;
+}
 
 Section CompareSection(const Comparison& comparison) {
   Section section = {.id = "compare", .heading = "Comparison"};

@@ -26,23 +26,6 @@ void AppendDistinct(const std::vector<Key>& entries, const std::vector<std::stri
   }
 }
 
-}  // namespace
-
-std::vector<std::string> DistinctLabels(const std::vector<Key>& parts) {
-  std::vector<std::string> labels(parts.size());
-  std::vector<std::string*> all;
-  for (std::string& label : labels) all.push_back(&label);
-  AppendDistinct(parts, all);
-  for (size_t e = 0; e < parts.size(); ++e) {
-    const auto first = std::find_if(parts[e].begin(), parts[e].end(),
-                                    [](const std::string& text) { return !text.empty(); });
-    if (labels[e].empty() && first != parts[e].end()) labels[e] = *first;
-  }
-  return labels;
-}
-
-namespace {
-
 constexpr char kCapacityFlag[] = "moe-expert-capacity-factor";
 
 std::string Named(const char* name, double value) {
@@ -110,6 +93,19 @@ std::vector<Key> AlignedFlags(const std::vector<std::string>& settings) {
 }
 
 }  // namespace
+
+std::vector<std::string> DistinctLabels(const std::vector<Key>& parts) {
+  std::vector<std::string> labels(parts.size());
+  std::vector<std::string*> all;
+  for (std::string& label : labels) all.push_back(&label);
+  AppendDistinct(parts, all);
+  for (size_t e = 0; e < parts.size(); ++e) {
+    const auto first = std::find_if(parts[e].begin(), parts[e].end(),
+                                    [](const std::string& text) { return !text.empty(); });
+    if (labels[e].empty() && first != parts[e].end()) labels[e] = *first;
+  }
+  return labels;
+}
 
 Key PointKey(const SweepRow& r) {
   // The number of ranks is ep times dp, and is left out if both are known.

@@ -29,6 +29,41 @@ std::string CellElement(const TableCell& cell) {
   return absl::StrCat("<td", attributes, ">", Escape(cell.text), "</td>");
 }
 
+std::string InputLine(const Run& run) {
+  const bool trained = run.kind == RunKind::kTrain;
+  const size_t rows = run.bench.size() + run.sweep.size() + run.steps.size();
+  std::string size = Plural(static_cast<double>(rows), trained ? "step" : "row");
+  if (trained && !run.totals.has_value()) size += ", did not end";
+  std::string origin;
+  for (const Origin& o : run.origin) {
+    absl::StrAppend(&origin, origin.empty() ? "" : " · ", o.key, " ", o.first,
+                    o.first == o.last ? "" : " to " + o.last);
+  }
+  if (!origin.empty()) origin = absl::StrCat("<br><small>", Escape(origin), "</small>");
+  return absl::StrCat(
+      "<li><b>", Escape(run.name), "</b> moe ", NameOf(run.kind), ", ", size,
+      run.name == run.path ? "" : absl::StrCat(" <code>", Escape(run.path), "</code>"), origin,
+      "</li>\n");
+}
+
+// The Content-Security-Policy's name of a script: base64 of its SHA-256, which CMake provides in
+// hexadecimal.
+std::string PolicyHash(const PageResource& script) {
+  return absl::StrCat("'sha256-", absl::Base64Escape(absl::HexStringToBytes(script.sha256)), "'");
+}
+
+std::string Head(absl::string_view title) {
+  return absl::StrCat(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
+      "'unsafe-inline'; script-src ",
+      PolicyHash(kChartLibrary), " ", PolicyHash(kScript),
+      "; base-uri 'none'; form-action 'none'\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<meta name=\"color-scheme\" content=\"light dark\">\n<title>",
+      Escape(title), "</title>\n<style>\n", kStyle.text, "</style>\n</head>\n");
+}
+
 }  // namespace
 
 TableCell TableCell::Number(double value, int digits) {
@@ -82,45 +117,6 @@ std::string Render(const Table& table) {
   }
   return html + "</tbody></table></div></figure>\n";
 }
-
-namespace {
-
-std::string InputLine(const Run& run) {
-  const bool trained = run.kind == RunKind::kTrain;
-  const size_t rows = run.bench.size() + run.sweep.size() + run.steps.size();
-  std::string size = Plural(static_cast<double>(rows), trained ? "step" : "row");
-  if (trained && !run.totals.has_value()) size += ", did not end";
-  std::string origin;
-  for (const Origin& o : run.origin) {
-    absl::StrAppend(&origin, origin.empty() ? "" : " · ", o.key, " ", o.first,
-                    o.first == o.last ? "" : " to " + o.last);
-  }
-  if (!origin.empty()) origin = absl::StrCat("<br><small>", Escape(origin), "</small>");
-  return absl::StrCat(
-      "<li><b>", Escape(run.name), "</b> moe ", NameOf(run.kind), ", ", size,
-      run.name == run.path ? "" : absl::StrCat(" <code>", Escape(run.path), "</code>"), origin,
-      "</li>\n");
-}
-
-// The Content-Security-Policy's name of a script: base64 of its SHA-256, which CMake provides in
-// hexadecimal.
-std::string PolicyHash(const PageResource& script) {
-  return absl::StrCat("'sha256-", absl::Base64Escape(absl::HexStringToBytes(script.sha256)), "'");
-}
-
-std::string Head(absl::string_view title) {
-  return absl::StrCat(
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
-      "'unsafe-inline'; script-src ",
-      PolicyHash(kChartLibrary), " ", PolicyHash(kScript),
-      "; base-uri 'none'; form-action 'none'\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<meta name=\"color-scheme\" content=\"light dark\">\n<title>",
-      Escape(title), "</title>\n<style>\n", kStyle.text, "</style>\n</head>\n");
-}
-
-}  // namespace
 
 std::string Page(absl::string_view title, absl::Span<const Run> runs,
                  absl::Span<const Section> sections) {

@@ -171,84 +171,6 @@ void AddTraffic(Text& text, const lm::TrainReport& report, ZeroStage zero) {
       BytesText(static_cast<double>(report.state_bytes_formula)), static_cast<int>(zero));
 }
 
-}  // namespace
-
-std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
-                      const std::string& backend) {
-  const lm::TrainConfig& train = options.train;
-  const SessionOptions& session = train.trainer.session;
-  const MoeLayerConfig& moe = train.model.moe;
-  const ModelSize size = SizeOf(train.model);
-  Text text;
-  Add(text, "text   {}, {}: {} to train on, {} held out; {}\n",
-      Counted(static_cast<int64_t>(corpus.files.size()), "file"),
-      Counted(corpus.train.size() + corpus.held_out.size(), corpus.unit),
-      WithCommas(corpus.train.size()), WithCommas(corpus.held_out.size()), TextOf(corpus.skipped));
-  Add(text, "model  {} parameters, {} used per token; {}, H {}, {} of F {}, top-{} {}\n",
-      CountText(size.total), CountText(size.active), Counted(train.model.num_layers, "layer"),
-      train.model.hidden_size, Counted(moe.router.num_experts, "expert"), moe.ffn_hidden_size,
-      moe.router.top_k, moe.router.gate);
-  Add(text, "mesh   {} ({}) = EP {} x DP {}; threads per rank {}; {}, {}\n",
-      Counted(options.ranks, "rank"), RanksAre(backend, options.ranks), session.mesh.expert,
-      options.ranks / session.mesh.expert, session.threads, NameOf(train.trainer.dtype),
-      session.numerics == Numerics::kFast ? "fast numerics" : "layout-invariant numerics");
-  Add(text, "step   {} x {} x {} = {}\n", Counted(train.trainer.micro_batches, "micro-batch"),
-      Counted(train.micro_batch_size, "sequence"), Counted(train.sequence_length, corpus.unit),
-      Counted(train.trainer.micro_batches * train.micro_batch_size * train.sequence_length,
-              "token"));
-  AddUnevenWork(text, train.trainer.micro_batches, options.ranks);
-  return fmt::to_string(text);
-}
-
-std::string ReportJson(const lm::TrainReport& report, const RunFacts& facts,
-                       const std::vector<CommRate>& rates) {
-  using Json = nlohmann::ordered_json;
-  Json object = Json::parse(FinalLine(report));
-  Json& communication = object["communication"] = Json::array();
-  for (const CommRate& rate : rates) {
-    Json each = Json::object();  // converting a null breaks it if memory runs out
-    each["name"] = rate.name;
-    each["calls"] = rate.calls;
-    each["size_bytes"] = rate.size_bytes;
-    each["moved_bytes"] = rate.moved_bytes;
-    each["seconds"] = rate.seconds;
-    each["bench_seconds"] = rate.bench_seconds;
-    communication.push_back(std::move(each));
-  }
-  object["files"] = facts.files;
-  object["command"] = facts.command;
-  return object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
-std::string ReportText(const TrainOptions& options, const lm::TrainReport& report,
-                       const RunFacts& facts) {
-  const TrainerOptions& trainer = options.train.trainer;
-  const int ep = trainer.session.mesh.expert;
-  Text text;
-  std::string what = Counted(report.steps - report.first_step, "step");
-  if (report.first_step > 0) what += fmt::format(" after step {}", report.first_step);
-  if (report.stopped) what += ", stopped on request,";
-  Add(text, "trained {} in {} on {} ({}) = EP {} x DP {}\n\n", what, ClockText(report.seconds),
-      Counted(options.ranks, "rank"), RanksAre(facts.backend, options.ranks), ep,
-      options.ranks / ep);
-  AddLoss(text, report, options.data.unit());
-  AddPhases(text, report);
-  if (ep > 1) AddExchange(text, report);
-  AddExpertLoad(text, options, report);
-  AddGrid(text, report);
-  AddTraffic(text, report, trainer.zero);
-  Add(text, "\nparameters    {} in all, {} used per token\n", WithCommas(report.parameters_total),
-      WithCommas(report.parameters_active));
-  Add(text, "files         {}\n",
-      facts.files.empty() ? "none (--out DIR writes metrics.jsonl)"
-                          : Printable(absl::StrJoin(facts.files, ", ")));
-  Add(text, "weights_xxh3  {}\n", HashText(report.weights_xxh3));
-  Add(text, "reproduce     {}\n", facts.command);
-  return fmt::to_string(text);
-}
-
-namespace {
-
 // 1e9 bytes per second; 0 in no time.
 double Rate(int64_t bytes, double seconds) {
   return seconds > 0 ? static_cast<double>(bytes) / seconds * 1e-9 : 0;
@@ -335,6 +257,80 @@ absl::Status MeasureReduction(const TrainerOptions& trainer,
 }
 
 }  // namespace
+
+std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
+                      const std::string& backend) {
+  const lm::TrainConfig& train = options.train;
+  const SessionOptions& session = train.trainer.session;
+  const MoeLayerConfig& moe = train.model.moe;
+  const ModelSize size = SizeOf(train.model);
+  Text text;
+  Add(text, "text   {}, {}: {} to train on, {} held out; {}\n",
+      Counted(static_cast<int64_t>(corpus.files.size()), "file"),
+      Counted(corpus.train.size() + corpus.held_out.size(), corpus.unit),
+      WithCommas(corpus.train.size()), WithCommas(corpus.held_out.size()), TextOf(corpus.skipped));
+  Add(text, "model  {} parameters, {} used per token; {}, H {}, {} of F {}, top-{} {}\n",
+      CountText(size.total), CountText(size.active), Counted(train.model.num_layers, "layer"),
+      train.model.hidden_size, Counted(moe.router.num_experts, "expert"), moe.ffn_hidden_size,
+      moe.router.top_k, moe.router.gate);
+  Add(text, "mesh   {} ({}) = EP {} x DP {}; threads per rank {}; {}, {}\n",
+      Counted(options.ranks, "rank"), RanksAre(backend, options.ranks), session.mesh.expert,
+      options.ranks / session.mesh.expert, session.threads, NameOf(train.trainer.dtype),
+      session.numerics == Numerics::kFast ? "fast numerics" : "layout-invariant numerics");
+  Add(text, "step   {} x {} x {} = {}\n", Counted(train.trainer.micro_batches, "micro-batch"),
+      Counted(train.micro_batch_size, "sequence"), Counted(train.sequence_length, corpus.unit),
+      Counted(train.trainer.micro_batches * train.micro_batch_size * train.sequence_length,
+              "token"));
+  AddUnevenWork(text, train.trainer.micro_batches, options.ranks);
+  return fmt::to_string(text);
+}
+
+std::string ReportJson(const lm::TrainReport& report, const RunFacts& facts,
+                       const std::vector<CommRate>& rates) {
+  using Json = nlohmann::ordered_json;
+  Json object = Json::parse(FinalLine(report));
+  Json& communication = object["communication"] = Json::array();
+  for (const CommRate& rate : rates) {
+    Json each = Json::object();  // converting a null breaks it if memory runs out
+    each["name"] = rate.name;
+    each["calls"] = rate.calls;
+    each["size_bytes"] = rate.size_bytes;
+    each["moved_bytes"] = rate.moved_bytes;
+    each["seconds"] = rate.seconds;
+    each["bench_seconds"] = rate.bench_seconds;
+    communication.push_back(std::move(each));
+  }
+  object["files"] = facts.files;
+  object["command"] = facts.command;
+  return object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string ReportText(const TrainOptions& options, const lm::TrainReport& report,
+                       const RunFacts& facts) {
+  const TrainerOptions& trainer = options.train.trainer;
+  const int ep = trainer.session.mesh.expert;
+  Text text;
+  std::string what = Counted(report.steps - report.first_step, "step");
+  if (report.first_step > 0) what += fmt::format(" after step {}", report.first_step);
+  if (report.stopped) what += ", stopped on request,";
+  Add(text, "trained {} in {} on {} ({}) = EP {} x DP {}\n\n", what, ClockText(report.seconds),
+      Counted(options.ranks, "rank"), RanksAre(facts.backend, options.ranks), ep,
+      options.ranks / ep);
+  AddLoss(text, report, options.data.unit());
+  AddPhases(text, report);
+  if (ep > 1) AddExchange(text, report);
+  AddExpertLoad(text, options, report);
+  AddGrid(text, report);
+  AddTraffic(text, report, trainer.zero);
+  Add(text, "\nparameters    {} in all, {} used per token\n", WithCommas(report.parameters_total),
+      WithCommas(report.parameters_active));
+  Add(text, "files         {}\n",
+      facts.files.empty() ? "none (--out DIR writes metrics.jsonl)"
+                          : Printable(absl::StrJoin(facts.files, ", ")));
+  Add(text, "weights_xxh3  {}\n", HashText(report.weights_xxh3));
+  Add(text, "reproduce     {}\n", facts.command);
+  return fmt::to_string(text);
+}
 
 absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
                                                   const lm::TrainReport& report,

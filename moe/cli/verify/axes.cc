@@ -10,7 +10,6 @@
 #include <absl/strings/str_join.h>
 
 #include "comm/world_plan.h"
-#include "dispatch/dispatcher.h"
 #include "moe/cli/base/settings.h"
 
 namespace moe::verify {

@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include <absl/status/statusor.h>
-
 #include "comm/create.h"
 #include "moe/cli/verify/axes.h"
 #include "moe/cli/verify/compare.h"

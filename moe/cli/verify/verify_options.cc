@@ -13,7 +13,6 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
-#include "moe/cli/base/launch.h"
 #include "moe/io/file.h"
 #include "moe/run/context.h"
 

@@ -2,11 +2,9 @@
 #ifndef MOE_MOE_CLI_VERIFY_VERIFY_OPTIONS_H_
 #define MOE_MOE_CLI_VERIFY_VERIFY_OPTIONS_H_
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
-#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
