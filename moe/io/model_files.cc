@@ -50,10 +50,30 @@ absl::Status WriteShard(const std::string& path, absl::Span<const SafetensorsEnt
   return Wrote(stream->Commit());
 }
 
-// Records every path once its file exists.
-absl::Status WriteAll(const std::string& folder, absl::Span<const SafetensorsEntry> tensors,
-                      int64_t max_shard_bytes, Append append, std::vector<ModelText> texts,
-                      std::vector<std::string>& paths) {
+// Files of a model, removed again unless all of them are there.
+class NewFiles {
+ public:
+  ~NewFiles() {
+    std::error_code ignored;
+    for (const std::string& path : paths_) std::filesystem::remove(path, ignored);
+  }
+  void Add(std::string path) { paths_.push_back(std::move(path)); }
+  void Keep() { paths_.clear(); }
+
+ private:
+  std::vector<std::string> paths_;
+};
+
+}  // namespace
+
+SafetensorsType SafetensorsTypeOf(DType type) {
+  if (type == DType::kBFloat16) return SafetensorsType::kBF16;
+  return type == DType::kFloat16 ? SafetensorsType::kF16 : SafetensorsType::kF32;
+}
+
+absl::Status WriteModelFiles(const std::string& folder, absl::Span<const SafetensorsEntry> tensors,
+                             int64_t max_shard_bytes, Append append, std::vector<ModelText> texts) {
+  NewFiles files;
   const std::vector<size_t> ends = ShardEnds(tensors, max_shard_bytes);
   nlohmann::ordered_json map = nlohmann::ordered_json::object();
   int64_t bytes = 0;
@@ -68,7 +88,7 @@ absl::Status WriteAll(const std::string& folder, absl::Span<const SafetensorsEnt
     }
     const std::string path = absl::StrCat(folder, "/", name);
     MOE_RETURN_IF_ERROR(WriteShard(path, tensors, first, ends[shard], append));
-    paths.push_back(path);
+    files.Add(path);
     first = ends[shard];
   }
   if (ends.size() > 1) {
@@ -79,28 +99,10 @@ absl::Status WriteAll(const std::string& folder, absl::Span<const SafetensorsEnt
   for (const ModelText& each : texts) {
     const std::string path = absl::StrCat(folder, "/", each.name);
     MOE_RETURN_IF_ERROR(Wrote(WriteText(path, each.text)));
-    paths.push_back(path);
+    files.Add(path);
   }
+  files.Keep();
   return absl::OkStatus();
-}
-
-}  // namespace
-
-SafetensorsType SafetensorsTypeOf(DType type) {
-  if (type == DType::kBFloat16) return SafetensorsType::kBF16;
-  return type == DType::kFloat16 ? SafetensorsType::kF16 : SafetensorsType::kF32;
-}
-
-absl::Status WriteModelFiles(const std::string& folder, absl::Span<const SafetensorsEntry> tensors,
-                             int64_t max_shard_bytes, Append append, std::vector<ModelText> texts) {
-  std::vector<std::string> paths;
-  const absl::Status status =
-      WriteAll(folder, tensors, max_shard_bytes, append, std::move(texts), paths);
-  std::error_code ignored;
-  for (size_t i = 0; !status.ok() && i < paths.size(); ++i) {
-    std::filesystem::remove(paths[i], ignored);
-  }
-  return status;
 }
 
 absl::Status AppendRounded(absl::string_view name, absl::Span<const float> values, DType type,

@@ -152,19 +152,24 @@ ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
   return ExitCodeOf(status);
 }
 
-absl::Status RunWithRanks(
-    const Invocation& invocation, const char* command, const Table& rows, CommandHelp (*help)(),
+ExitCode RunWithRanks(
+    const Invocation& invocation, const char* command, const CommandHelp& help,
     ComputesOn computes_on,
     absl::FunctionRef<absl::Status(const Settings& settings, const Launch& launch)> run) {
-  std::vector<std::string> warnings;
-  Settings settings(rows);
-  MOE_RETURN_IF_ERROR(LoadSettings(invocation.args, invocation.environment, settings, warnings));
-  if (settings.on("help")) return PrintOnce(invocation, HelpText(help()));
-  if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
-  MOE_ASSIGN_OR_RETURN(const Launch launch,
-                       PlanLaunch(settings, invocation.environment, computes_on));
-  if (computes_on == ComputesOn::kAnyDevice) MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
-  return RunLaunch(command, settings, launch, warnings, [&] { return run(settings, launch); });
+  const auto whole = [&]() -> absl::Status {
+    std::vector<std::string> warnings;
+    Table rows;
+    for (const Setting& row : help.settings) rows.Add(row);
+    Settings settings(rows);
+    MOE_RETURN_IF_ERROR(LoadSettings(invocation.args, invocation.environment, settings, warnings));
+    if (settings.on("help")) return PrintOnce(invocation, HelpText(help));
+    if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
+    MOE_ASSIGN_OR_RETURN(const Launch launch,
+                         PlanLaunch(settings, invocation.environment, computes_on));
+    if (computes_on == ComputesOn::kAnyDevice) MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
+    return RunLaunch(command, settings, launch, warnings, [&] { return run(settings, launch); });
+  };
+  return EndCommand(invocation, command, whole());
 }
 
 RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command) {

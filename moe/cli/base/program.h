@@ -36,10 +36,10 @@ absl::Status PrintOnce(const Invocation& invocation, const std::string& text);
 ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
                     const absl::Status& status);
 
-// Begins every command with ranks: loads the settings of `rows`, handles --help and --print-config,
-// plans the ranks and checks that their devices exist. `run` does the rest.
-absl::Status RunWithRanks(
-    const Invocation& invocation, const char* command, const Table& rows, CommandHelp (*help)(),
+// A whole command with ranks: loads the settings of `help`, handles --help and --print-config, plans
+// the ranks and checks that their devices exist. `run` does the rest; EndCommand ends it.
+ExitCode RunWithRanks(
+    const Invocation& invocation, const char* command, const CommandHelp& help,
     ComputesOn computes_on,
     absl::FunctionRef<absl::Status(const Settings& settings, const Launch& launch)> run);
 

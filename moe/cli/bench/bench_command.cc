@@ -274,12 +274,11 @@ class BenchRun {
   std::vector<measure::BenchRow> rows_;  // on the rank that prints
 };
 
-// Prints and judges the rows. `names`: the columns that identify a row.
+// Prints and judges the rows of a layer.
 absl::Status Show(const BenchCall& call, const std::string& about,
-                  absl::Span<const measure::Column> columns,
-                  const std::vector<measure::Fields>& rows, const std::string& foot,
-                  const std::vector<std::string>& names) {
+                  const std::vector<measure::Fields>& rows, const std::string& foot) {
   const double max_noise_pct = call.options.measure.max_noise_pct;
+  const auto columns = measure::LayerColumns();
   BenchOutput output(call, rows.front());
   MOE_RETURN_IF_ERROR(
       output.Begin(absl::StrCat(about, TimeText(call, "median"), measure::TableHead(columns))));
@@ -290,11 +289,8 @@ absl::Status Show(const BenchCall& call, const std::string& about,
   }
   MOE_RETURN_IF_ERROR(output.End(measure::NoiseFoot(cvs_pct, max_noise_pct) + foot));
   const auto which = [&](size_t i) {
-    std::string text;
-    for (const std::string& name : names) {
-      absl::StrAppend(&text, measure::Find(rows[i], name)->text(), " ");
-    }
-    return text;
+    return absl::StrCat(measure::Find(rows[i], "pass")->text(), " ",
+                        measure::Find(rows[i], "phase")->text(), " ");
   };
   for (size_t i = 0; i < rows.size(); ++i) {
     const measure::Cell& wrong = *measure::Find(rows[i], "nwrong");
@@ -355,7 +351,7 @@ absl::Status RunLayerBench(BenchCall& call, const Launch& launch) {
       "# {:.0f} tokens/s, drop {:.2f}%, maxvio {:.2f}, dead {}, peak {:.1f} MiB a rank\n",
       f.tokens_per_s, 100 * f.drop_fraction, f.max_vio, f.dead_experts,
       static_cast<double>(f.peak_bytes) / (1 << 20));
-  return Show(call, about, measure::LayerColumns(), rows, foot, {"pass", "phase"});
+  return Show(call, about, rows, foot);
 }
 
 // Other backends move host memory alone: times would include copies to and from it.

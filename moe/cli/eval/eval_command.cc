@@ -196,10 +196,7 @@ CommandHelp EvalHelp() {
 }
 
 ExitCode EvalCommand(const Invocation& invocation) {
-  EvalOptions defaults;
-  return EndCommand(invocation, kCommand,
-                    RunWithRanks(invocation, kCommand, EvalSettings(defaults), EvalHelp,
-                                 ComputesOn::kAnyDevice, RunEval));
+  return RunWithRanks(invocation, kCommand, EvalHelp(), ComputesOn::kAnyDevice, RunEval);
 }
 
 }  // namespace moe::cli

@@ -272,13 +272,10 @@ CommandHelp GenerateHelp() {
 }
 
 ExitCode GenerateCommand(const Invocation& invocation) {
-  GenerateOptions defaults;
-  return EndCommand(
-      invocation, kCommand,
-      RunWithRanks(invocation, kCommand, GenerateSettings(defaults), GenerateHelp, ComputesOn::kCpu,
-                   [](const Settings& settings, const Launch& launch) {
-                     return GenerateRun(settings, launch).Run();
-                   }));
+  return RunWithRanks(invocation, kCommand, GenerateHelp(), ComputesOn::kCpu,
+                      [](const Settings& settings, const Launch& launch) {
+                        return GenerateRun(settings, launch).Run();
+                      });
 }
 
 }  // namespace moe::cli

@@ -329,13 +329,10 @@ class LayerRun {
 }  // namespace
 
 ExitCode LayerCommand(const Invocation& invocation) {
-  LayerOptions defaults;
-  return EndCommand(
-      invocation, kCommand,
-      RunWithRanks(invocation, kCommand, LayerSettings(defaults), LayerHelp, ComputesOn::kAnyDevice,
-                   [](const Settings& settings, const Launch& launch) {
-                     return LayerRun(settings, launch).Run();
-                   }));
+  return RunWithRanks(invocation, kCommand, LayerHelp(), ComputesOn::kAnyDevice,
+                      [](const Settings& settings, const Launch& launch) {
+                        return LayerRun(settings, launch).Run();
+                      });
 }
 
 CommandHelp LayerHelp() {

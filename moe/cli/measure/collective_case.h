@@ -100,6 +100,8 @@ class CollectiveCase {
   // Elements that one call moves between ranks, those of two hops counted twice.
   Traffic moved() const { return Moved(traffic_); }
   Site site() const { return {.name = NameOf(spec_.op)}; }
+  const CaseSpec& spec() const { return spec_; }
+  Communicator& comm() const { return comm_; }
 
  private:
   CollectiveCase(const CaseSpec& spec, Communicator& comm, Stream& stream)

@@ -93,9 +93,9 @@ absl::Status WarmUp(CollectiveCase& what, int calls) {
 // stamp, Call, stamp, check. The barrier keeps the check of one rank out of the time of another.
 // Collective; the same result on every rank.
 absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t first,
-                                                  int64_t calls, Check check, int64_t& wrong,
-                                                  Communicator& comm) {
+                                                  int64_t calls, Check check, int64_t& wrong) {
   static_assert(sizeof(CallStamps) == 2 * sizeof(int64_t));
+  Communicator& comm = timed.comm();
   std::vector<CallStamps> mine(calls);
   for (CallStamps& call : mine) {
     MOE_RETURN_IF_ERROR(timed.TurnTo(first++));
@@ -130,20 +130,21 @@ std::vector<int> Members(const CaseSpec& spec, int ranks) {
 }
 
 // Records the calls of this rank in a batch, [R][n], from number `first` on.
-void Record(absl::Span<const CallStamps> stamps, const CollectiveCase& timed, const CaseSpec& spec,
-            int64_t first, const Communicator& comm, TraceRecorder* trace) {
+void Record(absl::Span<const CallStamps> stamps, const CollectiveCase& timed, int64_t first,
+            TraceRecorder* trace) {
   if (trace == nullptr) return;
   BenchRow row;
   timed.Describe(1, row);
   const Traffic traffic = timed.moved();
-  const int rank = comm.rank();
-  const bool known = row.bytes_self >= 0 && traffic.ranks() == comm.size() &&
-                     spec.routing.kind != RoutingSpec::kTrace;  // each call has its own
-  const size_t calls = stamps.size() / comm.size();
+  const int rank = timed.comm().rank();
+  const int ranks = timed.comm().size();
+  const bool known = row.bytes_self >= 0 && traffic.ranks() == ranks &&
+                     timed.spec().routing.kind != RoutingSpec::kTrace;  // each call has its own
+  const size_t calls = stamps.size() / ranks;
   for (size_t i = 0; i < calls; ++i) {
     TraceEvent* const event = trace->Open();
     if (event == nullptr) continue;
-    event->name = NameOf(spec.op);
+    event->name = NameOf(timed.spec().op);
     event->category = "collective";
     event->begin_ns = stamps[rank * calls + i].enter_ns;
     event->end_ns = stamps[rank * calls + i].leave_ns;
@@ -247,15 +248,15 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
   int64_t batch = options.iterations;
   while (batch > 0) {
     MOE_ASSIGN_OR_RETURN(const auto stamps,
-                         TimeCalls(*timed, summary.calls, batch, options.check, wrong, comm));
-    Record(stamps, *timed, spec, summary.calls, comm, options.trace);
+                         TimeCalls(*timed, summary.calls, batch, options.check, wrong));
+    Record(stamps, *timed, summary.calls, options.trace);
     calls.Append(stamps);
     summary = calls.Summary(members, facts.clocks);
     if (copy != nullptr) {
-      MOE_ASSIGN_OR_RETURN(const auto copied,
-                           TimeCalls(*copy, 0, std::min<int64_t>(batch, options.iterations),
-                                     options.check, wrong, comm));
-      Record(copied, *copy, {.op = Op::kMemcpy}, 0, comm, options.trace);
+      MOE_ASSIGN_OR_RETURN(
+          const auto copied,
+          TimeCalls(*copy, 0, std::min<int64_t>(batch, options.iterations), options.check, wrong));
+      Record(copied, *copy, 0, options.trace);
       copies.Append(copied);
     }
     batch = NextBatch(summary, calls.Elapsed(), options);

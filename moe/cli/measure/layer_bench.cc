@@ -45,13 +45,11 @@ double Sum(const std::vector<CallTimes>& all, int part) {
   return sum;
 }
 
-// Sums and maxima over the world.
-template <typename T>
-absl::Status AddFigures(const LayerSpec& spec, const LayerOnRank<T>& layer, RouterLoad load,
-                        Communicator& world, Stream& stream, LayerFigures& figures) {
-  const int64_t experts = spec.layer.router.num_experts;
-  load.expert_count.resize(spec.layer.router.num_outputs(), 0);
-  int64_t peak = layer.bytes();
+// Sums and maxima over the world, without times; `peak` is of this rank.
+absl::StatusOr<LayerFigures> FiguresOf(const RouterConfig& router, RouterLoad load, int64_t peak,
+                                       Communicator& world, Stream& stream) {
+  const int64_t experts = router.num_experts;
+  load.expert_count.resize(router.num_outputs(), 0);
   MOE_RETURN_IF_ERROR(
       world.AllReduce<int64_t>(absl::MakeSpan(load.expert_count), ReduceOp::kSum, stream));
   MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&load.dropped, 1}, ReduceOp::kSum, stream));
@@ -62,13 +60,14 @@ absl::Status AddFigures(const LayerSpec& spec, const LayerOnRank<T>& layer, Rout
                            int64_t{0});
   };
   const int64_t slots = sum(static_cast<int64_t>(load.expert_count.size()));
+  LayerFigures figures;
   figures.drop_fraction =
       slots == 0 ? 0 : static_cast<double>(load.dropped) / static_cast<double>(slots);
   figures.max_vio = lm::MaxViolation({load.expert_count}, static_cast<int32_t>(experts));
   figures.dead_experts = lm::DeadExperts({load.expert_count}, static_cast<int32_t>(experts));
   figures.kept_rows = (sum(experts) - load.dropped) / std::max<int64_t>(1, load.calls);
   figures.peak_bytes = peak;
-  return absl::OkStatus();
+  return figures;
 }
 
 std::vector<LayerRow> Rows(const LayerSpec& spec, const LayerFigures& figures,
@@ -152,7 +151,8 @@ absl::StatusOr<LayerResult> MeasureOn(LayerOnRank<T>& layer, const LayerSpec& sp
   MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&tokens, 1}, ReduceOp::kSum, *context.host));
   LayerResult result{.spec = spec, .backend = std::string(world.backend()), .ranks = world.size()};
   LayerFigures& figures = result.figures;
-  MOE_RETURN_IF_ERROR(AddFigures(spec, layer, std::move(load), world, *context.host, figures));
+  MOE_ASSIGN_OR_RETURN(
+      figures, FiguresOf(spec.layer.router, std::move(load), layer.bytes(), world, *context.host));
   const std::vector<double> steps = Steps(all, world.size());
   figures.iterations = static_cast<int64_t>(steps.size());
   figures.step_us = Describe(steps);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include <absl/functional/function_ref.h>
 #include <absl/strings/str_cat.h>
 
 namespace moe::verify {
@@ -38,8 +39,8 @@ Place PlaceOf(const Problem& problem, const TensorSpec& spec, int64_t i) {
 }
 
 // One element against one value and its bound.
-void Count(float got, const Bounded& expected, const Problem& problem, const TensorSpec& spec,
-           int64_t i, TensorReport& report) {
+void Count(float got, const Bounded& expected, absl::FunctionRef<Place()> place,
+           TensorReport& report) {
   ++report.elements;
   const double error = std::fabs(static_cast<double>(got) - expected.value);
   const auto rounded = static_cast<float>(expected.value);
@@ -48,7 +49,7 @@ void Count(float got, const Bounded& expected, const Problem& problem, const Ten
   const bool wrong = report.measure == Measure::kBits ? differs : !(error <= expected.error);
   const bool first = wrong ? report.wrong == 0 : differs && report.differing == 0;
   if (first) {
-    report.first = PlaceOf(problem, spec, i);
+    report.first = place();
     report.got = got;
     report.expected = expected.value;
     report.allowed = expected.error;
@@ -78,7 +79,10 @@ std::vector<TensorReport> Compare(const Problem& problem, const LayerResult& got
       report = reports.end() - 1;
     }
     for (int64_t i = 0; i < spec.size(); ++i) {
-      Count(got.tensors[n][i], expected(n, i), problem, spec, i, *report);
+      const auto place = [&] {
+        return PlaceOf(problem, spec, i);
+      };
+      Count(got.tensors[n][i], expected(n, i), place, *report);
     }
   }
   return reports;

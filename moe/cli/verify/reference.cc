@@ -103,24 +103,32 @@ std::vector<Bounded> Project(const Grid<double>& weight, const Grid<double>& bia
   return y;
 }
 
+// The gradients of a projection.
+struct Projected {
+  Grid<Sum>& weight;
+  Grid<Sum>& bias;
+};
+
 // W^T dy, stored; dW += dy x^T, db += dy.
 std::vector<Bounded> ProjectBackward(const Grid<double>& weight, const std::vector<Bounded>& x,
                                      const std::vector<Bounded>& dy, const Storage& storage,
-                                     Grid<Sum>& d_weight, Grid<Sum>& d_bias) {
+                                     Projected d) {
   std::vector<Bounded> dx;
   for (int64_t c = 0; c < weight.cols; ++c) {
     Sum sum;
     for (int64_t r = 0; r < weight.rows; ++r) {
       sum.Add(Bounded(weight(r, c)) * dy[r]);
-      d_weight(r, c).Add(dy[r] * x[c]);
+      d.weight(r, c).Add(dy[r] * x[c]);
     }
     dx.push_back(Stored(sum.Total(), storage));
   }
-  for (size_t r = 0; r < d_bias.data.size(); ++r) d_bias.data[r].Add(dy[r]);
+  for (size_t r = 0; r < d.bias.data.size(); ++r) d.bias.data[r].Add(dy[r]);
   return dx;
 }
 
 struct ExpertRun {
+  const ExpertWeights<double>& weights;
+  int64_t ffn;
   std::vector<Bounded> x, pre, hidden, out;
 };
 
@@ -128,8 +136,7 @@ struct ExpertRun {
 ExpertRun RunExpert(const ReferenceConfig& config, const ExpertWeights<double>& weights,
                     int64_t ffn, std::vector<Bounded> x) {
   const Storage& storage = config.storage;
-  ExpertRun run;
-  run.x = std::move(x);
+  ExpertRun run = {.weights = weights, .ffn = ffn, .x = std::move(x)};
   run.pre = Project(weights.gate_up, weights.gate_up_bias, run.x, storage);
   for (int64_t f = 0; f < ffn; ++f) {
     const Bounded up = config.gated_activation() ? run.pre[ffn + f] : Bounded();
@@ -140,13 +147,13 @@ ExpertRun RunExpert(const ReferenceConfig& config, const ExpertWeights<double>& 
 }
 
 // Adds the gradients of weights to `gradients`; returns the gradient by x.
-std::vector<Bounded> ExpertBackward(const ReferenceConfig& config,
-                                    const ExpertWeights<double>& weights, int64_t ffn,
-                                    const ExpertRun& run, const std::vector<Bounded>& d_out,
+std::vector<Bounded> ExpertBackward(const ReferenceConfig& config, const ExpertRun& run,
+                                    const std::vector<Bounded>& d_out,
                                     ExpertWeights<Sum>& gradients) {
   const Storage& storage = config.storage;
-  const std::vector<Bounded> d_hidden = ProjectBackward(weights.down, run.hidden, d_out, storage,
-                                                        gradients.down, gradients.down_bias);
+  const int64_t ffn = run.ffn;
+  const std::vector<Bounded> d_hidden = ProjectBackward(
+      run.weights.down, run.hidden, d_out, storage, {gradients.down, gradients.down_bias});
   std::vector<Bounded> d_pre(run.pre.size());
   for (int64_t f = 0; f < ffn; ++f) {
     const Bounded up = config.gated_activation() ? run.pre[ffn + f] : Bounded();
@@ -154,25 +161,18 @@ std::vector<Bounded> ExpertBackward(const ReferenceConfig& config,
     d_pre[f] = Stored(d_hidden[f] * at.by_gate, storage);
     if (config.gated_activation()) d_pre[ffn + f] = Stored(d_hidden[f] * at.by_up, storage);
   }
-  return ProjectBackward(weights.gate_up, run.x, d_pre, storage, gradients.gate_up,
-                         gradients.gate_up_bias);
+  return ProjectBackward(run.weights.gate_up, run.x, d_pre, storage,
+                         {gradients.gate_up, gradients.gate_up_bias});
 }
 
 class LayerRun {
  public:
-  LayerRun(const ReferenceConfig& config, const LayerWeights<double>& weights,
-           const ReferenceState& state, const ReferenceBatch& batch)
-      : config_(config),
-        weights_(weights),
-        state_(state),
-        batch_(batch),
-        storage_(config.storage),
-        y_(batch.x.rows, config.hidden),
-        dx_(batch.x.rows, config.hidden) {}
+  explicit LayerRun(const ReferenceInput& in)
+      : in_(in), y_(batch_.x.rows, config_.hidden), dx_(batch_.x.rows, config_.hidden) {}
 
   ReferenceResult Run() {
     Jitter();
-    tokens_ = RouteReference(config_, weights_, state_, batch_, seen_, result_.undecided);
+    tokens_ = RouteReference(in_, seen_, result_.undecided);
     d_logits_ = Grid<Sum>(seen_.rows, weights_.router.rows);
     LayerWeights<double> shape = weights_;
     ForEachGrid(gradients_, shape,
@@ -183,8 +183,7 @@ class LayerRun {
     result_.choices.resize(tokens_.size());
     for (size_t b = 0; b + 1 < batch_.micro_batch_offsets.size(); ++b) {
       const TokenRange range = {batch_.micro_batch_offsets[b], batch_.micro_batch_offsets[b + 1]};
-      const ReferenceLoss loss =
-          AddLossGradients(config_, state_, batch_, range, tokens_, d_logits_);
+      const ReferenceLoss loss = AddLossGradients(in_, range, tokens_, d_logits_);
       result_.aux_loss.push_back(loss.aux);
       result_.z_loss.push_back(loss.z);
       result_.dropped.push_back(0);
@@ -248,11 +247,10 @@ class LayerRun {
       for (const Bounded& v : row) out.push_back(Stored(w * v, storage_));
       return out;
     };
-    const ExpertWeights<double>& weights = weights_.experts[slot.expert];
-    const ExpertRun run = RunExpert(config_, weights, config_.ffn, on_input ? scaled(x) : x);
+    const ExpertRun run =
+        RunExpert(config_, weights_.experts[slot.expert], config_.ffn, on_input ? scaled(x) : x);
     const std::vector<Bounded> d_row =
-        ExpertBackward(config_, weights, config_.ffn, run, on_input ? dy : scaled(dy),
-                       gradients_.experts[slot.expert]);
+        ExpertBackward(config_, run, on_input ? dy : scaled(dy), gradients_.experts[slot.expert]);
     d_weight = on_input ? Dot(x, d_row) : Dot(dy, run.out);
     for (int64_t h = 0; h < config_.hidden; ++h) {
       y_(t, h).Add(on_input ? run.out[h] : w * run.out[h]);
@@ -275,8 +273,7 @@ class LayerRun {
         gradients_.shared_gate(0, h).Add(d_logit * x[h]);
       }
     }
-    const std::vector<Bounded> d_row =
-        ExpertBackward(config_, weights_.shared, config_.shared_ffn, run, d_out, gradients_.shared);
+    const std::vector<Bounded> d_row = ExpertBackward(config_, run, d_out, gradients_.shared);
     for (int64_t h = 0; h < config_.hidden; ++h) {
       y_(t, h).Add(config_.shared_gated ? Stored(gate * run.out[h], storage_) : run.out[h]);
       dx_(t, h).Add(d_row[h]);
@@ -326,11 +323,11 @@ class LayerRun {
     });
   }
 
-  const ReferenceConfig& config_;
-  const LayerWeights<double>& weights_;
-  const ReferenceState& state_;
-  const ReferenceBatch& batch_;
-  const Storage storage_;
+  const ReferenceInput in_;
+  const ReferenceConfig& config_ = in_.config;
+  const LayerWeights<double>& weights_ = in_.weights;
+  const ReferenceBatch& batch_ = in_.batch;
+  const Storage storage_ = in_.config.storage;
   Grid<double> seen_, factor_;  // the router's tokens; their jitter, empty without
   std::vector<ReferenceToken> tokens_;
   Grid<Sum> y_, dx_, d_logits_;
@@ -342,7 +339,7 @@ class LayerRun {
 
 ReferenceResult RunReference(const ReferenceConfig& config, const LayerWeights<double>& weights,
                              const ReferenceState& state, const ReferenceBatch& batch) {
-  return LayerRun(config, weights, state, batch).Run();
+  return LayerRun({config, weights, state, batch}).Run();
 }
 
 void EndReferenceStep(const ReferenceConfig& config, const std::vector<int64_t>& expert_count,

@@ -375,10 +375,9 @@ std::vector<TokenRange> GroupsOf(const ReferenceBatch& batch, TokenRange micro_b
   return groups;
 }
 
-std::vector<ReferenceToken> RouteReference(const ReferenceConfig& config,
-                                           const LayerWeights<double>& weights,
-                                           const ReferenceState& state, const ReferenceBatch& batch,
-                                           const Grid<double>& seen, std::string& undecided) {
+std::vector<ReferenceToken> RouteReference(const ReferenceInput& in, const Grid<double>& seen,
+                                           std::string& undecided) {
+  const auto& [config, weights, state, batch] = in;
   Decisions decisions(undecided);
   std::vector<ReferenceToken> tokens(seen.rows);
   for (int64_t t = 0; t < seen.rows; ++t) {

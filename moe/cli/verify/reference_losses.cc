@@ -177,9 +177,9 @@ Bounded NoisyLoss(const ReferenceConfig& config, const Unit& unit,
 
 }  // namespace
 
-ReferenceLoss AddLossGradients(const ReferenceConfig& config, const ReferenceState& state,
-                               const ReferenceBatch& batch, TokenRange micro_batch,
+ReferenceLoss AddLossGradients(const ReferenceInput& in, TokenRange micro_batch,
                                const std::vector<ReferenceToken>& tokens, Grid<Sum>& d_logits) {
+  const ReferenceConfig& config = in.config;
   ReferenceLoss loss;
   if (micro_batch.first == micro_batch.second) return loss;
   const bool noisy = config.gate.selection == ReferenceSelection::kNoisyTopK;
@@ -188,12 +188,12 @@ ReferenceLoss AddLossGradients(const ReferenceConfig& config, const ReferenceSta
     int64_t group = config.token_group;
     if (!noisy && config.balance == LoadBalancing::kSeqAuxLoss) group = -1;
     if (!noisy && config.balance == LoadBalancing::kGlobalAuxLoss) group = 0;
-    const std::vector<TokenRange> groups = GroupsOf(batch, micro_batch, group);
+    const std::vector<TokenRange> groups = GroupsOf(in.batch, micro_batch, group);
     Sum aux;
     for (const TokenRange& g : groups) {
       const Unit unit = {g, config.aux_coeff / static_cast<double>(groups.size())};
       aux.Add(noisy ? NoisyLoss(config, unit, tokens, d_logits)
-                    : BalanceLoss(config, state, unit, tokens, d_logits));
+                    : BalanceLoss(config, in.state, unit, tokens, d_logits));
     }
     loss.aux = aux.Total();
   }

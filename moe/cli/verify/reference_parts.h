@@ -12,6 +12,14 @@
 
 namespace moe::verify {
 
+// What RunReference is passed.
+struct ReferenceInput {
+  const ReferenceConfig& config;
+  const LayerWeights<double>& weights;
+  const ReferenceState& state;
+  const ReferenceBatch& batch;
+};
+
 // One (token, expert) choice.
 struct ReferenceSlot {
   int32_t expert = 0;
@@ -37,10 +45,8 @@ std::vector<TokenRange> GroupsOf(const ReferenceBatch& batch, TokenRange micro_b
                                  int64_t token_group);
 
 // Logits, scores, slots and weights of all tokens. `seen` [tokens, H]: the router's input.
-std::vector<ReferenceToken> RouteReference(const ReferenceConfig& config,
-                                           const LayerWeights<double>& weights,
-                                           const ReferenceState& state, const ReferenceBatch& batch,
-                                           const Grid<double>& seen, std::string& undecided);
+std::vector<ReferenceToken> RouteReference(const ReferenceInput& in, const Grid<double>& seen,
+                                           std::string& undecided);
 
 // d_logits row of one token += the gradient through its combine weights. d_weight: by slot.
 void AddGateGradient(const ReferenceConfig& config, const ReferenceToken& token,
@@ -50,8 +56,7 @@ void AddGateGradient(const ReferenceConfig& config, const ReferenceToken& token,
 struct ReferenceLoss {
   Bounded aux, z;
 };
-ReferenceLoss AddLossGradients(const ReferenceConfig& config, const ReferenceState& state,
-                               const ReferenceBatch& batch, TokenRange micro_batch,
+ReferenceLoss AddLossGradients(const ReferenceInput& in, TokenRange micro_batch,
                                const std::vector<ReferenceToken>& tokens, Grid<Sum>& d_logits);
 
 }  // namespace moe::verify

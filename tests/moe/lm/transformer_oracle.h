@@ -278,11 +278,13 @@ class TransformerOracle {
       }
       const verify::ReferenceBatch batch = {.micro_batch_offsets = {0, tokens},
                                             .sequence_offsets = batch_.sequence_offsets};
+      const verify::ReferenceState no_state;
+      const verify::ReferenceInput in = {gate, identity, no_state, batch};
       const std::vector<verify::ReferenceToken> routing =
-          verify::RouteReference(gate, identity, {}, batch, logits, undecided_);
+          verify::RouteReference(in, logits, undecided_);
       verify::Grid<verify::Sum> d_logits(tokens, experts);
       const verify::ReferenceLoss losses =
-          verify::AddLossGradients(gate, {}, batch, {0, tokens}, routing, d_logits);
+          verify::AddLossGradients(in, {0, tokens}, routing, d_logits);
       loss_.aux_loss += losses.aux.value;
       loss_.z_loss += losses.z.value;
       std::vector<Matrix> of_expert;
