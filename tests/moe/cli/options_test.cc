@@ -22,6 +22,13 @@ using testing::Load;
 using testing::LoadError;
 using testing::Strings;
 
+TEST(ChoiceTest, AWordHasItsValueAndOthersHaveNone) {
+  constexpr Choice<int> kWords[] = {{"one", 1}, {"uno", 1}, {"two", 2}};
+  EXPECT_EQ(ValueOf(std::string("uno"), kWords), 1);
+  EXPECT_EQ(ValueOf(absl::string_view("two"), kWords), 2);
+  EXPECT_EQ(ValueOf(std::string("three"), kWords), std::nullopt);
+}
+
 TEST(SuggestTest, DistanceCountsEdits) {
   EXPECT_EQ(EditDistance("", "abc"), 3);
   EXPECT_EQ(EditDistance("abc", "abc"), 0);
