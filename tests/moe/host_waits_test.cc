@@ -55,8 +55,11 @@ absl::StatusOr<Waits> WaitsOfPasses(MoeLayerConfig config, Stats wanted,
     RouterStats stats;
     const HostWaits before = cusim::WaitsOfThisThread();
     MOE_RETURN_IF_ERROR(rank.layer->Forward(
-        {.context = context, .batch = {.micro_batch_offsets = offsets}, .stash = stash.get()},
-        rank.x[0].view(), rank.y[0].view(), wanted == Stats::kWanted ? &stats : nullptr));
+        {.context = context,
+         .batch = {.micro_batch_offsets = offsets},
+         .stash = stash.get(),
+         .router_stats = absl::MakeSpan(&stats, wanted == Stats::kWanted ? 1 : 0)},
+        rank.x[0].view(), rank.y[0].view()));
     waits.forward = cusim::WaitsOfThisThread() - before;
     const HostWaits between = cusim::WaitsOfThisThread();
     MOE_RETURN_IF_ERROR(rank.Backward(0, stash.get()));
