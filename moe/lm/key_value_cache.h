@@ -24,7 +24,7 @@ class KeyValueCache {
     cache.width_ = config.key_value_heads() * config.head_dim();
     cache.capacity_ = capacity;
     MOE_ASSIGN_OR_RETURN(cache.memory_,
-                         Buffer::Allocate(2 * config.num_layers * capacity * cache.width_ *
+                         Buffer::Allocate(int64_t{2} * config.num_layers * capacity * cache.width_ *
                                               static_cast<int64_t>(sizeof(T)),
                                           CpuMemory(), "KeyValueCache"));
     return cache;

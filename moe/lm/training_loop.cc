@@ -260,7 +260,7 @@ absl::Status TrainingLoop<T>::Skipped(int64_t step) {
   const bool off_grid = gradient_norm_.off_grid();
   // The unit has grown.
   if (off_grid && !config_.trainer.unit_log2.has_value()) return absl::OkStatus();
-  const absl::Status skipped =
+  absl::Status skipped =
       scaler_.has_value() && !off_grid ? scaler_->StepSkipped() : absl::DataLossError("");
   if (skipped.ok()) return skipped;
   std::string why = skipped.message().empty() ? "" : absl::StrCat(" and ", skipped.message());
@@ -341,7 +341,7 @@ absl::Status TrainingLoop<T>::Measure(double seconds) {
 template <typename T>
 absl::Status TrainingLoop<T>::CheckWeights() const {
   const int64_t step = metrics_.step;
-  const absl::Status found = optimizer_->CheckFinite({.name = "step metrics", .step = step});
+  absl::Status found = optimizer_->CheckFinite({.name = "step metrics", .step = step});
   if (!absl::IsDataLoss(found)) return found;
   return absl::DataLossError(absl::StrCat("step ", step, ": ", found.message(),
                                           ", expected finite ones: lower --lr, or raise "
