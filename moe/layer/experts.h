@@ -62,9 +62,9 @@ class Experts {
   absl::Status Prepare(MatrixView<const T> rows, Workspace& workspace,
                        ExpertsSaved<T>& saved) const;
 
-  // out rows of networks [first, last) from saved.rows; offsets [L + 1] of all L over all rows. Writes the same rows of saved. Rows of other networks are untouched.
-  // Offsets that only the device has require one call for all networks; rows after theirs may be
-  // overwritten.
+  // out rows of networks [first, last) from saved.rows; offsets [L + 1] of all L over all rows.
+  // Writes the same rows of saved. Rows of other networks are untouched. Offsets that only the
+  // device has require one call for all networks; rows after theirs may be overwritten.
   absl::Status Forward(const Context& context, const LinearRows& networks, ExpertsSaved<T>& saved,
                        MatrixView<T> out) const;
 

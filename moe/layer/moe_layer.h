@@ -68,8 +68,8 @@ class MoeLayer final : public Module<T> {
   // y may be x itself, unless the layer has identity experts. kInvalidArgument otherwise.
   // kFailedPrecondition with a stash for weights whose parts are borrowed apart. Messages of failed
   // waits name the layer and step of `pass.site`. kDataLoss, naming layer and expert: an expert
-  // bias or, with router_stats, a router's logit that is not finite; on a CUDA device RouterStats::Wait
-  // returns the error for the logit, since the host does not wait for it here.
+  // bias or, with router_stats, a router's logit that is not finite; on a CUDA device
+  // RouterStats::Wait returns the error for the logit, since the host does not wait for it here.
   //
   // When Forward or Backward fails, nothing reads or writes their arguments any more: work in the
   // streams has ended, for which the mesh is aborted unless the arguments were at fault.

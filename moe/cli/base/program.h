@@ -36,8 +36,8 @@ absl::Status PrintOnce(const Invocation& invocation, const std::string& text);
 ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
                     const absl::Status& status);
 
-// A whole command with ranks: loads the settings of `help`, handles --help and --print-config, plans
-// the ranks and checks that their devices exist. `run` does the rest; EndCommand ends it.
+// A whole command with ranks: loads the settings of `help`, handles --help and --print-config,
+// plans the ranks and checks that their devices exist. `run` does the rest; EndCommand ends it.
 ExitCode RunWithRanks(
     const Invocation& invocation, const char* command, const CommandHelp& help,
     ComputesOn computes_on,

@@ -110,7 +110,8 @@ std::string IdentityOf(const SweepRow& row);
 // from before these keys: "an unknown build".
 std::string BuildOf(const SweepRow& row);
 
-// One line of a file, without its end. Keys that no field has are ignored, absent ones are null. kDataLoss "<reason>" for a line that is no row of this schema.
+// One line of a file, without its end. Keys that no field has are ignored, absent ones are null.
+// kDataLoss "<reason>" for a line that is no row of this schema.
 absl::StatusOr<SweepRow> ParseSweepRow(absl::string_view line);
 // One object on one line, with its end.
 std::string JsonLine(const SweepRow& row);

@@ -363,6 +363,56 @@ TEST_F(ResumeTest, RefusesWhatWouldNotGoOn) {
   EXPECT_EQ(status(other).code(), absl::StatusCode::kNotFound);
 }
 
+// Ranks with a folder of their own are found before a step, and nothing is lost by a mount that is
+// lost later: rank 1's folder is another one when step 4 is saved.
+TEST_F(ResumeTest, RanksThatDoNotShareOneFolderLoseNothing) {
+  const std::string mount = folder_ + "_mount", local = folder_ + "_local";
+  const auto mount_to = [&](const std::string& target) {
+    fs::remove(mount);
+    fs::create_directory_symlink(target, mount);
+  };
+  for (const std::string& each : {folder_, local}) fs::create_directories(each);
+  TrainConfig config = Saving(6);
+  config.checkpoints.interval = 2;
+  config.checkpoints.keep = 1;
+  config.checkpoints.asynchronous = false;
+  const auto train = [&](const std::function<void(int64_t)>& after) {
+    std::vector<absl::Status> statuses(2);
+    const Corpus corpus = MakeCorpus();
+    ::moe::testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) {
+      const int rank = world->rank();
+      TrainConfig mine = config;
+      if (rank == 1) mine.checkpoints.folder = mount;
+      TrainHooks hooks;
+      hooks.on_step = [&](const StepMetrics& metrics) {
+        after(metrics.step);
+        return absl::OkStatus();
+      };
+      statuses[rank] = Train(mine, corpus, std::move(world), hooks).status();
+      return absl::OkStatus();
+    });
+    EXPECT_EQ(statuses[1], statuses[0]);
+    return statuses[0];
+  };
+  mount_to(local);
+  const absl::Status refused = train([](int64_t step) { ADD_FAILURE() << "step " << step; });
+  EXPECT_THAT(refused.message(), HasSubstr("--save: rank 1 on host "));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FileFaultOf(refused), FileFault::kNone);
+
+  mount_to(folder_);
+  EXPECT_TRUE(train([&](int64_t step) {
+                if (step == 3) mount_to(local);
+                if (step != 5) return;
+                EXPECT_TRUE(fs::exists(StepPath(2)));
+                EXPECT_FALSE(fs::exists(StepPath(4)));
+                mount_to(folder_);
+              }).ok());
+  EXPECT_EQ(TrainIn(Saving(6, Resume::kAuto)).report.first_step, 6);
+  EXPECT_TRUE(fs::is_empty(local));
+  for (const std::string& each : {mount, local}) fs::remove_all(each);
+}
+
 TEST_F(ResumeTest, RanksThatReadDifferentCheckpointsAreRefused) {
   TrainConfig config = Saving(4);
   config.checkpoints.interval = 2;

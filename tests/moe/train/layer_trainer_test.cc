@@ -409,8 +409,8 @@ TEST(LayerTrainerTest, ARouterThatIsNotFiniteEndsTheStepOfEveryGateNamingTheExpe
   }
 }
 
-// Backward of a layer without a trainer refuses a stash that has no Forward of the layer, was used or
-// was given back, and memory of no stash.
+// Backward of a layer without a trainer refuses a stash that has no Forward of the layer, was used
+// or was given back, and a pass without one.
 TEST(MoeLayerTest, BackwardOfAStashThatHasNoForwardOrWithoutSumsIsRefused) {
   testing::RunSessions(1, {}, [&](Session& session) -> absl::Status {
     const Context& context = session.context();
