@@ -17,6 +17,7 @@
 #include "moe/run/session.h"
 #include "moe/run/trace_export.h"
 #include "moe/state/parameter.h"
+#include "moe/state/weight_lease.h"
 #include "moe/train/gradient_reducer.h"
 #include "moe/train/optimizer.h"
 #include "moe/train/trainer.h"

@@ -11,6 +11,7 @@
 #include "kernels/combine/combine.h"
 #include "kernels/elementwise/elementwise.h"
 #include "moe/layer/moe_layer.h"
+#include "moe/state/weight_lease.h"
 
 namespace moe {
 namespace {
@@ -104,6 +105,7 @@ absl::Status MoeLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, Matri
   const auto run = [&]() -> absl::Status {
     Saved& saved = saved_.Begin(pass.stash);
     saved = {};
+    MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
     MOE_RETURN_IF_ERROR(ForwardRows(pass, x, y, saved));
     MOE_RETURN_IF_ERROR(CountSlots(pass.context, saved));
     saved.ended = Saved::Ended::kForward;
@@ -331,7 +333,11 @@ absl::Status MoeLayer<T>::Backward(const Pass& pass, MatrixView<const T> dy, Mat
   MOE_RETURN_IF_ERROR(CheckBackward(dy, *saved, dx));
   saved->ended = Saved::Ended::kBackward;
   const Scratch scratch(pass.context);
-  return Settle(Caught([&] { return BackwardRows(pass, dy, *saved, dx, ready); }), pass.context);
+  const auto run = [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
+    return BackwardRows(pass, dy, *saved, dx, ready);
+  };
+  return Settle(Caught(run), pass.context);
 }
 
 template <typename T>

@@ -6,6 +6,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/workspace.h"
+#include "moe/state/weight_lease.h"
 
 namespace moe::lm {
 
@@ -26,6 +27,7 @@ absl::StatusOr<std::unique_ptr<Layer<T>>> Layer<T>::Create(const TransformerConf
 template <typename T>
 absl::Status Layer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y) {
   const WorkspaceScope scope(*pass.context.workspace), host_scope(*pass.context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
   Saved& saved = saved_.Begin(pass.stash);
   MOE_ASSIGN_OR_RETURN(const auto middle, pass.kept().Matrix<T>(x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(TimedDense(
@@ -37,6 +39,7 @@ template <typename T>
 absl::Status Layer<T>::Extend(const Pass& pass, MatrixView<const T> x, KeyValueCache<T>& cache,
                               MatrixView<T> y) {
   const WorkspaceScope scope(*pass.context.workspace);
+  MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
   const int64_t tokens = cache.size() + x.rows();
   const int layer = pass.site.layer;
   MOE_ASSIGN_OR_RETURN(const auto middle, pass.context.workspace->Matrix<T>(x.rows(), x.cols()));
@@ -54,6 +57,7 @@ absl::Status Layer<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, Ma
     return absl::FailedPreconditionError(
         "Transformer: Backward of a layer with a stash that has no Forward, expected one");
   }
+  MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
   MOE_RETURN_IF_ERROR(feed_forward_.Backward(pass, saved->feed_forward, dx, ready));
   return TimedDense(pass, "attention backward",
                     [&] { return attention_.Backward(pass, saved->attention, dx, ready); });

@@ -5,6 +5,7 @@
 
 #include "kernels/base/workspace.h"
 #include "kernels/cross_entropy/cross_entropy.h"
+#include "moe/state/weight_lease.h"
 
 namespace moe::lm {
 namespace {
@@ -24,6 +25,7 @@ absl::StatusOr<MatrixView<T>> LogitGradientMemory(MatrixView<float> logits, Work
 template <typename T>
 absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const TransformerConfig& config,
                                                     Parameter* tied, ParameterStore& store) {
+  const size_t before = store.parameters().size();
   MOE_ASSIGN_OR_RETURN(const Norm<T> norm, Norm<T>::Create("model.norm.weight", config.hidden_size,
                                                            config.norm_epsilon, store));
   const ParameterSpec weight = CutAlong(TensorAxis::kRows, {.name = "lm_head.weight",
@@ -35,12 +37,15 @@ absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const TransformerConfig& con
                        tied != nullptr
                            ? Linear<T>::Tied(*tied, weight.parts.front(), pack)
                            : Linear<T>::Create({.weights = {weight}, .pack = pack}, store));
-  return OutputHead(norm, std::move(lm_head));
+  std::vector<Parameter*> parameters = store.AddedSince(before);
+  if (tied != nullptr) parameters.push_back(tied);
+  return OutputHead(norm, std::move(lm_head), std::move(parameters));
 }
 
 template <typename T>
 absl::StatusOr<MatrixView<float>> OutputHead<T>::Logits(const Pass& pass, MatrixView<const T> x,
                                                         NormSaved<T>& saved) const {
+  MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
   MOE_RETURN_IF_ERROR(norm_.Forward(pass.WithoutStash(), x, saved));
   MOE_ASSIGN_OR_RETURN(const auto logits,
                        pass.context.workspace->Matrix<float>(x.rows(), lm_head_.out_features()));
@@ -66,6 +71,7 @@ absl::Status OutputHead<T>::LossAndGradient(const Pass& pass, MatrixView<const T
   const Context& context = pass.context;
   Workspace& workspace = *context.workspace;
   const WorkspaceScope scope(workspace);
+  MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
   NormSaved<T> saved;
   if (x.rows() == 0) {
     MOE_RETURN_IF_ERROR(lm_head_.WeightGradient(context, {}, {}, {}, ready));

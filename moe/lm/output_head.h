@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
@@ -41,10 +42,12 @@ class OutputHead {
                                MatrixView<T> dx, GradientReady ready) const;
 
  private:
-  OutputHead(const Norm<T>& norm, Linear<T> lm_head) : norm_(norm), lm_head_(std::move(lm_head)) {}
+  OutputHead(const Norm<T>& norm, Linear<T> lm_head, std::vector<Parameter*> parameters)
+      : norm_(norm), lm_head_(std::move(lm_head)), parameters_(std::move(parameters)) {}
 
   Norm<T> norm_;
   Linear<T> lm_head_;
+  std::vector<Parameter*> parameters_;  // parameters of both, with an embedding that is tied
 };
 
 }  // namespace moe::lm

@@ -10,6 +10,7 @@
 #include "kernels/embedding/embedding.h"
 #include "kernels/permute/permute.h"
 #include "moe/lm/dense.h"
+#include "moe/state/weight_lease.h"
 
 namespace moe::lm {
 namespace {
@@ -120,7 +121,8 @@ absl::StatusOr<MatrixView<T>> Stage<T>::LayersForward(const Pass& pass,
                                                       KeyValueCache<T>* cache) {
   const auto count = static_cast<int64_t>(tokens.size());
   MOE_ASSIGN_OR_RETURN(MatrixView<T> x, pass.kept().Matrix<T>(count, config_.hidden_size));
-  MOE_RETURN_IF_ERROR(TimedDense(pass, "embedding", [&] {
+  MOE_RETURN_IF_ERROR(TimedDense(pass, "embedding", [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, {&embedding_, 1}));
     return GatherRows<T>(embedding_->view<T>(), tokens, x, *pass.context.compute);
   }));
   absl::Span<RouterStats> stats = pass.router_stats;  // of the MoE layers to come

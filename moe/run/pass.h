@@ -18,6 +18,8 @@
 
 namespace moe {
 
+class WeightSource;  // moe/state/weight_lease.h
+
 // Built by whoever runs rounds, handed down from module to module. It never outlives the call: what
 // is enqueued copies what it needs.
 struct Pass {
@@ -28,6 +30,8 @@ struct Pass {
   // Overwritten by the routers below, one for each MoE layer in forward order; empty: not wanted.
   // On a CUDA device they arrive later (RouterStats::Wait).
   absl::Span<RouterStats> router_stats = {};
+  // Where modules lease the values of their parameters; nullptr: all values are resident.
+  WeightSource* weights = nullptr;
   // The gradient of the whole loss by one of its terms, that of a router or of a token: the loss
   // scale, or 0 where a router's own loss is no term.
   float d_loss = 1;
@@ -44,7 +48,9 @@ struct Pass {
     return pass;
   }
   // The same pass, of which nothing is kept.
-  Pass WithoutStash() const { return {context, batch, nullptr, site, router_stats, d_loss}; }
+  Pass WithoutStash() const {
+    return {context, batch, nullptr, site, router_stats, weights, d_loss};
+  }
 };
 
 // OnDevice, where `pass` keeps what a backward reads.

@@ -8,6 +8,13 @@
 #include "kernels/elementwise/elementwise.h"
 
 namespace moe {
+namespace {
+
+absl::Span<const std::byte> BytesOf(absl::Span<const float> values) {
+  return {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(float)};
+}
+
+}  // namespace
 
 ParameterSpec CutAlong(TensorAxis axis, ParameterSpec spec, int64_t item) {
   spec.parts = {
@@ -16,19 +23,20 @@ ParameterSpec CutAlong(TensorAxis axis, ParameterSpec spec, int64_t item) {
   return spec;
 }
 
-template <>
-MatrixView<const float> Parameter::view<float>() const {
-  return {master().data(), spec_.rows, spec_.cols};
+absl::Span<const std::byte> Parameter::values() const {
+  if (elsewhere_.has_value()) return *elsewhere_;
+  if (type_ == DType::kFloat32) return BytesOf(master_);
+  return borrowed_.empty() ? compute_ : borrowed_.front().values;
 }
 
 template <typename T>
 MatrixView<const T> Parameter::view() const {
-  MOE_CHECK(contiguous());
-  const std::byte* const values =
-      borrowed_.empty() ? compute_.data() : borrowed_.front().values.data();
-  MOE_CHECK(values != nullptr || size() == 0);  // the store computes in float
-  return {reinterpret_cast<const T*>(values), spec_.rows, spec_.cols};
+  MOE_CHECK(contiguous() && type_ == DTypeOf<T>::value);
+  const std::byte* const first = values().data();
+  MOE_CHECK(first != nullptr || size() == 0);  // else they are hidden: a lease is missing
+  return {reinterpret_cast<const T*>(first), spec_.rows, spec_.cols};
 }
+template MatrixView<const float> Parameter::view<float>() const;
 template MatrixView<const BFloat16> Parameter::view<BFloat16>() const;
 template MatrixView<const Float16> Parameter::view<Float16>() const;
 
@@ -36,6 +44,7 @@ template <typename T>
 MatrixView<const T> Parameter::part(size_t i) const {
   const TensorBox part = box(i);
   if (!contiguous()) {
+    MOE_CHECK(!elsewhere_.has_value());
     return {reinterpret_cast<const T*>(borrowed_[i].values.data()), part.rows(), part.cols()};
   }
   int64_t begin = 0;
@@ -47,10 +56,7 @@ template MatrixView<const BFloat16> Parameter::part<BFloat16>(size_t) const;
 template MatrixView<const Float16> Parameter::part<Float16>(size_t) const;
 
 std::vector<absl::Span<const std::byte>> Parameter::replica() const {
-  if (has_master()) {
-    return {absl::MakeSpan(reinterpret_cast<const std::byte*>(master_.data()),
-                           master_.size() * sizeof(float))};
-  }
+  if (has_master()) return {BytesOf(master_)};
   if (borrowed_.empty()) return {compute_};
   std::vector<absl::Span<const std::byte>> pieces;
   for (const BorrowedRows& rows : borrowed_) pieces.push_back(rows.values);

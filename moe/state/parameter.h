@@ -88,8 +88,9 @@ class Parameter {
   // A copy of the values, after the work that is in `stream`. Blocks the host. kFailedPrecondition
   // after ParameterStore::Pack.
   absl::StatusOr<std::vector<float>> ReadMaster(Stream& stream) const;
-  // Values that layers compute with, [rows, cols]: the master itself for float, a rounded copy for
-  // BFloat16 and Float16 (present when it is the store's compute type).
+  // Values that layers compute with, [rows, cols], of the store's compute type: the master itself
+  // for float, a rounded copy for BFloat16 and Float16. A module reads view, part and vector under
+  // a WeightLease (weight_lease.h).
   template <typename T>
   MatrixView<const T> view() const;
   // false where parts() were borrowed one by one: view<T>() must not be called then.
@@ -98,7 +99,7 @@ class Parameter {
   template <typename T>
   MatrixView<const T> part(size_t i) const;
   absl::Span<const float> vector() const {
-    MOE_CHECK(has_master());
+    MOE_CHECK(has_master() && !elsewhere_.has_value());
     return master_;
   }
   // Values that all ranks of the group hold, in row-major order: the master, or without one the
@@ -139,11 +140,14 @@ class Parameter {
   absl::Status CheckWhole(const char* function) const;
   absl::Status CheckMaster(const char* function) const;
   bool has_master() const { return static_cast<int64_t>(master_.size()) == size(); }
+  absl::Span<const std::byte> values() const;  // what view returns
 
   DType type_ = DType::kFloat32;  // type of compute_
   absl::Span<float> master_;
   absl::Span<std::byte> compute_;  // empty for float, and where the values are borrowed
   std::vector<BorrowedRows> borrowed_;
+  // What layers read instead of the store's values (ParameterStore::SetValues).
+  std::optional<absl::Span<const std::byte>> elsewhere_;
   // Memory of the values, shared by the parameters of a slab; nullptr where it was adopted,
   // borrowed or packed.
   std::shared_ptr<const Buffer> owned_, owned_compute_;
@@ -152,8 +156,6 @@ class Parameter {
   std::function<absl::StatusOr<GradAccumulator>()> open_sum_;  // empty: has_sum() is false
   int round_bucket_ = -1;
 };
-template <>
-MatrixView<const float> Parameter::view<float>() const;
 
 // Called when the gradient of a trained parameter is complete for this round.
 using GradientReady = absl::FunctionRef<absl::Status(Parameter&)>;
@@ -251,6 +253,12 @@ class ParameterStore {
   // the end; kFailedPrecondition where the values are borrowed.
   absl::Status WriteMaster(Parameter& parameter, absl::Span<const float> values, Stream& stream,
                            std::optional<int64_t> first = {}) const;
+
+  // For a WeightSource (weight_lease.h): layers read `values` from now on, a copy of the
+  // parameter's in elements of compute(), in memory of its device. Empty: the values are hidden,
+  // and a module that reads them ends the program. nullopt: those of the store again. Vectors that
+  // layers read in float32, and values that are borrowed in parts, can only be hidden.
+  void SetValues(Parameter& parameter, std::optional<absl::Span<const std::byte>> values) const;
 
   // Rounds the master into the compute copy; to be called after every change of the master.
   // `stream`: StreamOf. Without a master it only records that the copy has changed.

@@ -298,6 +298,13 @@ absl::Status ParameterStore::WriteMaster(Parameter& parameter, absl::Span<const 
   return RefreshPart({&parameter, begin, master}, stream);
 }
 
+void ParameterStore::SetValues(Parameter& parameter,
+                               std::optional<absl::Span<const std::byte>> values) const {
+  MOE_CHECK(!values.has_value() || values->empty() ||
+            std::ssize(*values) == parameter.size() * SizeOf(compute_));
+  parameter.elsewhere_ = values;
+}
+
 absl::Status ParameterStore::RefreshCompute(Parameter& parameter, Stream& stream) const {
   if (parameter.has_master()) return RefreshPart({&parameter, 0, parameter.master()}, stream);
   ++parameter.version_;

@@ -144,6 +144,7 @@ Pass Trainer::PassOf(const Round& round, const Batch& batch) const {
           .site = {.name = evaluates() ? "evaluation" : "step",
                    .round = static_cast<int32_t>(round.index()),
                    .step = round.step()},
+          .weights = weights_,
           .d_loss = static_cast<float>(loss_scale())};
 }
 

@@ -228,6 +228,9 @@ class Trainer {
   absl::Status AddGradient(const Parameter& parameter, absl::Span<const float> values);
   // The pass to give to modules of the caller's own in a round; in a step with the round's stash.
   Pass PassOf(const Round& round, const Batch& batch = {}) const;
+  // Passes of the following rounds lease weights from `source`, which the caller keeps; nullptr, as
+  // at first: all weights are resident.
+  void set_weights(WeightSource* source) { weights_ = source; }
   // The gradient of `parameter` is complete for this round.
   absl::Status MarkReady(const Round& round, const Parameter& parameter);
   // After the last round: sums the gradients over all ranks, which are complete on return. Part of
@@ -337,6 +340,7 @@ class Trainer {
   double clip_ = 1;  // factor of Gradient
   int loss_scale_log2_ = 0;
   int64_t step_ = 0;
+  WeightSource* weights_ = nullptr;
   int64_t rounds_begun_ = 0;  // rounds of this step or evaluation
   Round round_;
   std::vector<PipelineOp> ops_;                       // operations of RunRounds

@@ -9,6 +9,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "tests/comm/local_ranks.h"
+#include "tests/moe/hidden_weights.h"
 
 namespace moe::testing {
 std::ostream& operator<<(std::ostream& out, const Layout& layout) {
@@ -48,6 +49,8 @@ void RunTrainers(const Layout& layout, const TrainerOptions& options,
     mine.session.overlap_exchange = layout.overlap > 1;
     mine.all_reduce = layout.all_reduce;
     MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(mine, std::move(world)));
+    HiddenWeights weights(trainer->parameters());
+    trainer->set_weights(&weights);
     return body(*trainer);
   });
 }
@@ -192,6 +195,8 @@ absl::Status RunSteps(const Layout& layout, std::unique_ptr<Communicator> world,
                       const std::function<void(const Trainer&)>& look, DeviceKind kind) {
   MOE_ASSIGN_OR_RETURN(const auto trainer,
                        Trainer::Create(Options(layout, kind), std::move(world)));
+  HiddenWeights weights(trainer->parameters());
+  trainer->set_weights(&weights);
   MOE_ASSIGN_OR_RETURN(auto* const layer,
                        trainer->AddMoeLayer<float>("mlp.", LayerConfig(layout.overlap)));
   for (int step = 1; step <= 3; ++step) MOE_RETURN_IF_ERROR(RunStep(*trainer, *layer));
