@@ -147,7 +147,9 @@ TEST(StashTest, DebugBuildsFillWhatIsTakenAgainWithNan) {
     for (int take = 0; take < 2; ++take) {
       const StashHandle stash = session->stashes().Take();
       MOE_ASSIGN_OR_RETURN(const auto values, stash->device().Array<float>(100));
-      if (take == 1) EXPECT_TRUE(std::isnan(values[0]) && std::isnan(values[99]));
+      if (take == 1) {
+        EXPECT_TRUE(std::isnan(values[0]) && std::isnan(values[99]));
+      }
       std::fill(values.begin(), values.end(), 1.0f);
     }
     return absl::OkStatus();

@@ -20,9 +20,10 @@ TEST(WeightLeaseTest, ValuesAreReadWhileALeaseHasThem) {
   const std::vector<float> values(weight->master().begin(), weight->master().end());
   testing::HiddenWeights source(store);
   const Pass pass = {.context = session->context(), .weights = &source};
+  const std::vector<Parameter*> both = {weight, norm};
   {
-    const auto outer = WeightLease::Take(pass, {weight});
-    { const auto inner = WeightLease::Take(pass, {weight, norm}); }
+    const auto outer = WeightLease::Take(pass, {&weight, 1});
+    { const auto inner = WeightLease::Take(pass, both); }
     EXPECT_EQ(weight->view<float>()(1, 2), values[5]);
     EXPECT_DEATH(norm->vector(), "invariant broken");
   }
