@@ -46,6 +46,7 @@ set(moe_public_headers
   moe/run/stash.h moe/run/trace_export.h
   moe/state/boxes.h moe/state/canonical_tensor.h moe/state/module.h moe/state/parameter.h
   moe/state/weight_lease.h
+  moe/recompute/recompute.h
   moe/zero/optimizer_state.h moe/zero/shard_cut.h moe/zero/state_placement.h moe/zero/weight_gather.h
   moe/tensor/linear.h
   moe/layer/experts.h moe/layer/moe_layer.h moe/layer/shared_expert.h

@@ -164,7 +164,7 @@ class MoeLayer final : public Module<T> {
   absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);
   RouterInputs<T> router_inputs() const;
   absl::Status Route(const Pass& pass, Saved& saved);
-  absl::Status CountSlots(const Context& context, const Saved& saved);
+  absl::Status CountSlots(const Pass& pass, const Saved& saved);
   // Whether plans are made in the device's memory. With one rank the host would not receive the
   // counts, which it needs for identity experts and calls of cuBLAS.
   bool CanPlanOnDevice(const Context& context) const;

@@ -107,7 +107,7 @@ absl::Status MoeLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, Matri
     saved = {};
     MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
     MOE_RETURN_IF_ERROR(ForwardRows(pass, x, y, saved));
-    MOE_RETURN_IF_ERROR(CountSlots(pass.context, saved));
+    MOE_RETURN_IF_ERROR(CountSlots(pass, saved));
     saved.ended = Saved::Ended::kForward;
     return absl::OkStatus();
   };
@@ -200,8 +200,9 @@ absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::CountSlots(const Context& context, const Saved& saved) {
-  if (counted_slots_.empty()) return absl::OkStatus();
+absl::Status MoeLayer<T>::CountSlots(const Pass& pass, const Saved& saved) {
+  if (counted_slots_.empty() || !pass.counts) return absl::OkStatus();
+  const Context& context = pass.context;
   const WorkspaceScope scope(*context.host_workspace);
   absl::Span<const int32_t> kept = saved.plan->kept_slots();
   if (plans_on_device_ && saved.plan->ranks() == 1) {

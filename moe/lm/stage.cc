@@ -82,6 +82,9 @@ absl::StatusOr<std::unique_ptr<Stage<T>>> Stage<T>::Create(const TransformerConf
   for (int l = 0; l < config.num_layers; ++l) {
     MOE_ASSIGN_OR_RETURN(auto layer, Layer<T>::Create(stage->config_, l, store, context));
     if (layer->moe() != nullptr) stage->mixtures_.push_back(layer.get());
+    if (config.recompute == Recompute::kLayer) {
+      stage->recomputed_.push_back(std::make_unique<Recomputed<T>>(*layer));
+    }
     stage->layers_.push_back(std::move(layer));
   }
   Parameter* const tied = config.tied_embeddings ? stage->embedding_ : nullptr;
@@ -137,7 +140,7 @@ absl::StatusOr<MatrixView<T>> Stage<T>::LayersForward(const Pass& pass,
     if (pass.stash != nullptr) {
       MOE_ASSIGN_OR_RETURN(y, pass.kept().Matrix<T>(count, config_.hidden_size));
     }
-    MOE_RETURN_IF_ERROR(cache == nullptr ? layers_[l]->Forward(in_layer, x, y)
+    MOE_RETURN_IF_ERROR(cache == nullptr ? ModuleOf(l).Forward(in_layer, x, y)
                                          : layers_[l]->Extend(in_layer, x, *cache, y));
     x = y;
   }
@@ -172,7 +175,7 @@ absl::Status Stage<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, Ma
     return head_->LossAndGradient(pass, round->rows, round->on_device, d, ready);
   }));
   for (size_t l = layers_.size(); l-- > 0;) {
-    MOE_RETURN_IF_ERROR(layers_[l]->Backward(pass.InLayer(static_cast<int32_t>(l)), d, d, ready));
+    MOE_RETURN_IF_ERROR(ModuleOf(l).Backward(pass.InLayer(static_cast<int32_t>(l)), d, d, ready));
   }
   return EmbeddingBackward(pass, round->on_device.tokens, d, ready);
 }

@@ -90,6 +90,9 @@ class Stage final : public Module<T>, public TrainedModule {
   // The residual stream after the last layer. With a cache the tokens follow its own.
   absl::StatusOr<MatrixView<T>> LayersForward(const Pass& pass, absl::Span<const int32_t> tokens,
                                               KeyValueCache<T>* cache);
+  Module<T>& ModuleOf(size_t layer) {
+    return recomputed_.empty() ? *layers_[layer] : *recomputed_[layer];
+  }
   absl::Status EmbeddingBackward(const Pass& pass, absl::Span<const int32_t> tokens,
                                  MatrixView<const T> d, GradientReady ready);
 
@@ -97,6 +100,7 @@ class Stage final : public Module<T>, public TrainedModule {
   std::vector<Parameter*> parameters_;
   Parameter* embedding_ = nullptr;
   std::vector<std::unique_ptr<Layer<T>>> layers_;
+  std::vector<std::unique_ptr<Module<T>>> recomputed_;  // layers with Recompute::kLayer; or none
   std::optional<OutputHead<T>> head_;
   std::vector<Layer<T>*> mixtures_;                // layers with experts
   std::vector<int64_t> counts_;                    // slots [MoE layer][E] of this step so far

@@ -12,6 +12,7 @@
 
 #include "kernels/base/choice.h"
 #include "moe/layer/moe_layer.h"
+#include "moe/recompute/recompute.h"
 
 namespace moe::lm {
 
@@ -42,6 +43,8 @@ struct TransformerConfig {
   int moe_layer_freq = 1;
   int64_t dense_ffn_hidden_size = 0;  // 0: top_k * the expert width
   MoeLayerConfig moe = {};            // router.hidden_size is filled in
+  // What is computed again just before its backward, for memory; the same bits.
+  Recompute recompute = Recompute::kNone;
   // Not read by any pass, but by users of the model: the longest sequence (0: that of training),
   // and ids of the tokens that begin and that end a text.
   int64_t max_position_embeddings = 0;

@@ -20,6 +20,8 @@
 
 namespace moe {
 
+class StashPool;  // moe/run/stash.h
+
 // layout-invariant, the default: the same bits for any number of ranks, split, transport, overlap.
 // fast: float32 gradient sums, weight gradients merged over the rows of a call.
 enum class Numerics : uint8_t { kFast, kLayoutInvariant };
@@ -51,6 +53,7 @@ struct Context {
   Workspace* exchange_workspace = nullptr;
   Workspace* host_workspace = nullptr;
   MemoryResource* memory = nullptr;  // memory of compute's device, for what outlives a round
+  StashPool* stashes = nullptr;      // memory of micro-batches in flight
   GemmOptions gemm = {};             // for products on `compute`
   PhaseClock* clock = nullptr;
   Numerics numerics = Numerics::kLayoutInvariant;

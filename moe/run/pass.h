@@ -32,6 +32,8 @@ struct Pass {
   absl::Span<RouterStats> router_stats = {};
   // Where modules lease the values of their parameters; nullptr: all values are resident.
   WeightSource* weights = nullptr;
+  // false: this forward is computed again, and what it routes was counted before.
+  bool counts = true;
   // The gradient of the whole loss by one of its terms, that of a router or of a token: the loss
   // scale, or 0 where a router's own loss is no term.
   float d_loss = 1;
@@ -49,7 +51,7 @@ struct Pass {
   }
   // The same pass, of which nothing is kept.
   Pass WithoutStash() const {
-    return {context, batch, nullptr, site, router_stats, weights, d_loss};
+    return {context, batch, nullptr, site, router_stats, weights, counts, d_loss};
   }
 };
 

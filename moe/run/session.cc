@@ -107,6 +107,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
       .tensor_leaves = options.tensor_leaves,
   };
   session->stashes_ = StashPool::Create(session->context_);
+  session->context_.stashes = session->stashes_.get();
   if (invariant) {
     MOE_ASSIGN_OR_RETURN(const std::string architecture, CudaArchitecture(device));
     for (const std::string& target : {gemm::SimdTargets().front(), architecture}) {

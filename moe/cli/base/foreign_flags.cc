@@ -91,7 +91,7 @@ constexpr Meaning kMeanings[] = {
     {kMemory,
      "recompute-activations, recompute-granularity *, recompute-method *, recompute-num-layers *, "
      "recompute-modules *, moe-layer-recompute, deepspeed-activation-checkpointing",
-     "activations are kept whole"},
+     "--recompute layer keeps a layer's input alone"},
     {kMemory, "moe-shared-expert-overlap", "--moe-overlap-degree D overlaps exchange and experts"},
     {kMemory, "optimizer-cpu-offload, optimizer-offload-fraction *",
      "state stays in memory of the device that computes"},

@@ -120,6 +120,9 @@ void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
   t.Add("--zero STAGE", rows,
         "state that ranks share out: 1 = optimiser's, 2 = and sums of gradients; same bits at any")
       .Shorthand("use-distributed-optimizer", "1");
+  t.Add("--recompute WHAT", rows,
+        "computed again before its backward: layer = each layer, which keeps its input alone; the "
+        "same bits, for less memory and a forward more");
   t.Add("--bucket-size-mb MiB", {Kind::kReal, absl::StrCat(train.trainer.bucket_bytes >> 20)},
         "of gradients that travel together")
       .Most(kMostBucketMib)

@@ -151,10 +151,16 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   if (!shape.trained) return MoeForward(shape, s) + MoeBackward(s);
   const lm::TransformerConfig& model = shape.model;
   const int moe_layers = model.num_layers / model.moe_layer_freq;
-  const double kept = model.num_layers * BlockForward(model, s) +
-                      moe_layers * MoeForward(shape, s) +
-                      (model.num_layers - moe_layers) * DenseForward(shape, s);
-  const double residual = 2 * s.element * s.tokens * s.hidden;
+  const double row = s.element * s.tokens * s.hidden;
+  double kept = model.num_layers * BlockForward(model, s) + moe_layers * MoeForward(shape, s) +
+                (model.num_layers - moe_layers) * DenseForward(shape, s);
+  if (model.recompute == Recompute::kLayer) {
+    // Inputs of all layers, and all of the layer that keeps most.
+    const double most = std::max(moe_layers > 0 ? MoeForward(shape, s) : 0,
+                                 moe_layers < model.num_layers ? DenseForward(shape, s) : 0);
+    kept = std::min(kept, model.num_layers * row + BlockForward(model, s) + most + row);
+  }
+  const double residual = 2 * row;
   const double attention =
       s.element * s.tokens * (ProjectedColumns(model) + std::max(s.hidden, QueryColumns(model)));
   const double logits = 4 * s.tokens * static_cast<double>(model.vocab_size);

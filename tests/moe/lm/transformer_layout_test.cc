@@ -68,6 +68,61 @@ INSTANTIATE_TEST_SUITE_P(
                              .dispatch = DispatchAlgorithm::kDirect,
                              .overlap = 2}));
 
+TEST(Transformer, RecomputedLayersHaveTheBitsOfKeptOnes) {
+  ModelWork work = MakeModelWork(LayoutConfig(), {{5, 3}, {4}, {1, 1, 6}});
+  const ModelResult kept = RunModel<float>(work, {}, Numerics::kLayoutInvariant);
+  work.config.recompute = Recompute::kLayer;
+  for (const Layout& layout :
+       {Layout{}, Layout{.ranks = 2, .expert_parallel = 2, .overlap = 2, .threads = 2}}) {
+    const ModelResult got = RunModel<float>(work, layout, Numerics::kLayoutInvariant);
+    ::moe::testing::ExpectSameBits("row_loss", got.row_loss, kept.row_loss);
+    ::moe::testing::ExpectSameBits(got.gradients, kept.gradients);
+    if (layout.ranks == 1) {
+      EXPECT_EQ(got.ready, kept.ready);
+    }
+    EXPECT_NEAR(got.aux_loss, kept.aux_loss, 1e-12);  // summed as ranks arrive
+  }
+}
+
+// Peak bytes of a rank's stashes, and the slots that the routers of a micro-batch chose.
+struct OneRound {
+  int64_t stash_bytes = 0;
+  std::vector<int64_t> slots;
+};
+OneRound RunOneRound(Recompute recompute) {
+  TransformerConfig config = LayoutConfig();
+  config.num_layers = 8;
+  config.moe_layer_freq = 1;
+  config.recompute = recompute;
+  ::moe::testing::OneRank<float> rank(config);
+  const ModelWork work = MakeModelWork(config, {{50, 14}});
+  std::vector<std::vector<float>> gradients;
+  for (const auto& p : rank.store.parameters()) {
+    p->set_sum(
+        [sum = GradAccumulator(absl::MakeSpan(gradients.emplace_back(p->size())))] { return sum; });
+  }
+  OneRound round = {.slots = std::vector<int64_t>(8 * config.moe.router.num_experts)};
+  rank.model->CountSlots(absl::MakeSpan(round.slots));
+  std::vector<float> loss(work.tokens.size());
+  const std::vector<int64_t> offsets = work.SequenceOffsets(0);
+  const StashHandle stash = rank.session->stashes().Take();
+  const absl::Status status = ::moe::testing::RunPasses(
+      *rank.model,
+      {.context = rank.context(), .batch = {.sequence_offsets = offsets}, .stash = stash.get()},
+      {work.tokens, work.targets, absl::MakeSpan(loss)});
+  EXPECT_TRUE(status.ok()) << status;
+  round.stash_bytes = rank.session->stashes().peak_bytes();
+  return round;
+}
+
+// The state of one layer and the inputs of eight, in place of the state of eight.
+TEST(Transformer, RecomputedLayersTakeLessMemoryAndAreCountedOnce) {
+  const OneRound kept = RunOneRound(Recompute::kNone);
+  const OneRound recomputed = RunOneRound(Recompute::kLayer);
+  EXPECT_LT(recomputed.stash_bytes, kept.stash_bytes / 2);
+  EXPECT_EQ(recomputed.slots, kept.slots);
+}
+
 // Names of parameters that every rank has.
 std::vector<std::string> Replicated(std::vector<std::string> names) {
   names.erase(std::remove_if(names.begin(), names.end(),
