@@ -36,6 +36,7 @@ struct MemoryCase {
   double capacity_factor = 0;
   int overlap = 1;
   DispatchAlgorithm dispatch = DispatchAlgorithm::kStaged;
+  Recompute recompute = Recompute::kNone;
 };
 
 lm::TrainConfig ConfigOf(const MemoryCase& c) {
@@ -51,6 +52,7 @@ lm::TrainConfig ConfigOf(const MemoryCase& c) {
                       .shared_expert_ffn_hidden_size = c.shared,
                       .dispatcher = {.algorithm = c.dispatch},
                       .overlap_degree = c.overlap};
+  config.model.recompute = c.recompute;
   if (c.capacity_factor > 0) config.model.moe.router.capacity_factor = c.capacity_factor;
   config.trainer.dtype = c.dtype;
   config.trainer.session.numerics = c.numerics;
@@ -109,6 +111,11 @@ INSTANTIATE_TEST_SUITE_P(
                       MemoryCase{.name = "WideModel", .hidden = 256, .ffn = 128, .experts = 4},
                       MemoryCase{.name = "WideExperts", .hidden = 64, .ffn = 512},
                       MemoryCase{.name = "Deep", .hidden = 64, .ffn = 128, .layers = 8},
+                      MemoryCase{.name = "Recompute",
+                                 .hidden = 64,
+                                 .ffn = 128,
+                                 .layers = 8,
+                                 .recompute = Recompute::kLayer},
                       MemoryCase{.name = "Bfloat16", .dtype = DType::kBFloat16},
                       MemoryCase{.name = "LayoutInvariant", .numerics = Numerics::kLayoutInvariant},
                       MemoryCase{.name = "DenseLayersToo", .layers = 4, .moe_layer_freq = 2},
