@@ -6,7 +6,8 @@
 #
 # Layouts: ranks 1 2 3 4 5 6 8 x every expert-parallel size that divides them x transport (local,
 # mpi) x dispatch (staged, direct, hierarchical) x overlap degree (1, 4) x threads per rank (1, 2);
-# staged without overlap x ZeRO (1, 2); and runs that are saved after two steps at one layout and resumed at another, in 45 pairs.
+# staged without overlap x ZeRO (1, 2); staged with overlap x recomputed layers; and runs that are
+# saved after two steps at one layout and resumed at another, in 45 pairs.
 # --quick varies each axis by itself around one layout. Uses build/release; MPI runs are left out if
 # the build has no MPI. The last line is "N layouts equal, N differ or fail".
 set -uo pipefail
@@ -118,6 +119,14 @@ zero() { # ZeRO stage, ranks, ep, transport
   trained && compare
 }
 
+recomputed() { # arguments of at
+  rm -rf "$work/run"
+  at "$@"
+  name+=" recompute layer"
+  flags+=(--recompute layer)
+  trained && compare
+}
+
 resumed() { # ranks and ep of the first two steps, then of the others; ZeRO stages of both
   rm -rf "$work/run" "$work/ckpt"
   at "$1" "$2" local staged 1 1
@@ -138,6 +147,7 @@ if [[ $quick ]]; then
   layout 2 2 local staged 1 2
   zero 1 8 4 local
   zero 2 3 1 local
+  recomputed 4 2 local staged 4 1
   resumed 1 1 8 4
   resumed 8 8 3 1 2 1
   [[ ${#transports[@]} == 1 ]] || { layout 4 2 mpi staged 1 1; layout 4 2 mpi direct 1 1; }
@@ -147,6 +157,7 @@ else
       ((ranks % ep == 0)) || continue
       for transport in "${transports[@]}"; do
         for stage in 1 2; do zero $stage $ranks $ep "$transport"; done
+        recomputed $ranks $ep "$transport" staged 4 1
         for dispatch in staged direct hierarchical; do
           for overlap in 1 4; do
             for threads in 1 2; do

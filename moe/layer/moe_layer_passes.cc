@@ -306,7 +306,8 @@ template <typename T>
 absl::Status MoeLayer<T>::HomeBackward(const Pass& pass, const HomeGradients& gradients,
                                        Saved& saved, GradientReady ready) {
   const Context& context = pass.context;
-  const auto& [dy, d_weight, dx] = gradients;
+  const MatrixView<const T> dy = gradients.dy;
+  const MatrixView<T> dx = gradients.dx;
   Workspace& workspace = *context.workspace;
   Stream& compute = *context.compute;
   if (!saved.identity_row.empty()) {
@@ -315,7 +316,7 @@ absl::Status MoeLayer<T>::HomeBackward(const Pass& pass, const HomeGradients& gr
     MOE_RETURN_IF_ERROR(CombineWeightGradient<T>(dy, saved.x, saved.router.on_device.slot_offset,
                                                  saved.identity_row, by_identity, compute));
     // One of the two is 0: a slot travels or is added at home.
-    MOE_RETURN_IF_ERROR(Scale(by_identity, 1, d_weight, Write::kAdd, compute));
+    MOE_RETURN_IF_ERROR(Scale(by_identity, 1, gradients.d_weight, Write::kAdd, compute));
     MOE_RETURN_IF_ERROR(CombineRows<T>(dy, saved.router.on_device.slot_offset, saved.identity_row,
                                        saved.router.on_device.weight, dx, Write::kAdd, compute));
   }

@@ -82,9 +82,10 @@ absl::StatusOr<std::vector<StateDifference>> Diff(CheckpointReader& a, Checkpoin
   }
   std::vector<StateDifference> differences;
   for (const auto& [name, sides] : states) {
-    const auto add = [&](const ManifestTensor& tensor, const char* only) -> StateDifference& {
-      differences.push_back({.tensor = name.first,
-                             .state = name.second,
+    const auto add = [&, &of = name](const ManifestTensor& tensor,
+                                     const char* only) -> StateDifference& {
+      differences.push_back({.tensor = of.first,
+                             .state = of.second,
                              .elements = tensor.rows * tensor.cols,
                              .only = only});
       return differences.back();

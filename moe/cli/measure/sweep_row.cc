@@ -87,7 +87,7 @@ std::string Fixed(double value, int decimals) {
 
 std::string Count(double value) {
   if (!std::isfinite(value)) return kNone;
-  return absl::StrFormat(value == std::floor(value) ? "%.0f" : "%.1f", value);
+  return absl::StrFormat("%.*f", value == std::floor(value) ? 0 : 1, value);
 }
 
 // "3.1 (12)": milliseconds and the share of the step.

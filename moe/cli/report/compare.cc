@@ -134,8 +134,8 @@ MeasuredGroups SweepGroups(const Run& run) {
   MeasuredGroups groups;
   for (const auto& [what, group] : Grouped(run.sweep, PointKey)) {
     std::vector<Measured> m;
-    const auto add = [&](const Metric& metric, double SweepRow::*value) {
-      Add<SweepRow>(group, metric, value, nullptr, m);
+    const auto add = [&, &rows = group](const Metric& metric, double SweepRow::*value) {
+      Add<SweepRow>(rows, metric, value, nullptr, m);
     };
     add({"tok_s", "tokens/s", Better::kHigher}, &SweepRow::tokens_per_s);
     // A single row is the mean of repetitions and contains their standard deviation.

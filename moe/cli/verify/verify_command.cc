@@ -74,7 +74,7 @@ measure::Fields FieldsOf(const CaseReport& report, const TensorReport& t,
   const char* const verdict = !report.skipped.empty() ? "skipped" : t.ok() ? "ok" : "FAILED";
   measure::Fields fields = {{"router", router}};
   for (const verify::Axis& axis : verify::Axes()) {
-    fields.emplace_back(axis.name, axis.cell(report.what.layout));
+    fields.push_back({axis.name, axis.cell(report.what.layout)});
   }
   measure::Fields rest = {{"numerics", NameOf(report.what.numerics, kNumericsWords)},
                           {"against", AgainstText(report.against)},
