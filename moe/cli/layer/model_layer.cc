@@ -166,13 +166,18 @@ absl::Status RankOfLayer<T>::RunBlock(const Round& round) {
   const int64_t count = round.empty() ? 0 : std::min(BlockTokens(tokens_), tokens_ - first);
   const int64_t bounds[] = {0, count};
   RouterStats stats;
-  const StashHandle stash = trainer_.session().stashes().Take();
+  Stash* stash = trainer_.PassOf(round).stash;
+  StashHandle of_evaluation;  // for what the router decides
+  if (stash == nullptr) {
+    of_evaluation = trainer_.session().stashes().Take();
+    stash = of_evaluation.get();
+  }
   const Pass pass = {.context = context_,
                      .batch = {.sequence_offsets = bounds,
                                .micro_batch_offsets = bounds,
                                .first_global_token = first,
                                .mode = Mode::kEvaluation},
-                     .stash = stash.get(),
+                     .stash = stash,
                      .site = {.round = static_cast<int32_t>(round.index())},
                      .router_stats = {&stats, 1}};
   Stream& compute = *context_.compute;

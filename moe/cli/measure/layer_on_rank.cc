@@ -243,7 +243,7 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
                                   RouterLoad* load) {
   // One micro-batch of every rank. Its gradients are not summed over ranks.
   MOE_RETURN_IF_ERROR(trainer_.BeginStep());
-  MOE_RETURN_IF_ERROR(trainer_.BeginRound().status());
+  MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
   const int64_t record = call % records();
   if (record != record_) gate_->Assign(SlotsOf(spec_, context_.mesh->world(), record));
   record_ = record;
@@ -252,10 +252,9 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
   MOE_RETURN_IF_ERROR(Fill(T(static_cast<float>(calls_ % 127)), dx_, *context_.compute));
   const int64_t tokens = this->tokens();
   RouterStats stats;
-  const StashHandle stash = trainer_.session().stashes().Take();
   const Pass pass = {.context = context_,
                      .batch = {.first_global_token = context_.mesh->world().rank() * spec_.tokens},
-                     .stash = stash.get(),
+                     .stash = trainer_.PassOf(round).stash,
                      .site = {.round = static_cast<int32_t>(call)},  // a call is no step
                      .router_stats = {&stats, load == nullptr ? 0u : 1u}};
   MOE_RETURN_IF_ERROR(TimedPass(

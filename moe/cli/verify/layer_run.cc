@@ -157,13 +157,12 @@ class RankRun {
     }
     const int64_t bounds[] = {0, tokens};
     RouterStats stats;
-    const StashHandle stash = trainer_.session().stashes().Take();
     const Pass pass = {.context = context_,
                        .batch = {.sequence_offsets = sequences,
                                  .micro_batch_offsets = bounds,
                                  .first_global_token = first,
                                  .step = step},
-                       .stash = stash.get(),
+                       .stash = round == nullptr ? nullptr : trainer_.PassOf(*round).stash,
                        .router_stats = {&stats, 1}};
     const auto view = [&](auto span) {
       return MatrixView(span.data(), tokens, hidden);
