@@ -48,6 +48,7 @@ set(moe_public_headers
   moe/state/weight_lease.h
   moe/recompute/recompute.h
   moe/zero/optimizer_state.h moe/zero/shard_cut.h moe/zero/state_placement.h moe/zero/weight_gather.h
+  moe/zero/weight_source.h
   moe/tensor/linear.h
   moe/layer/experts.h moe/layer/moe_layer.h moe/layer/shared_expert.h
   moe/pipeline/runner.h moe/pipeline/schedule.h

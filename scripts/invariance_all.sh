@@ -6,8 +6,9 @@
 #
 # Layouts: ranks 1 2 3 4 5 6 8 x every expert-parallel size that divides them x transport (local,
 # mpi) x dispatch (staged, direct, hierarchical) x overlap degree (1, 4) x threads per rank (1, 2);
-# staged without overlap x ZeRO (1, 2); staged with overlap x recomputed layers; and runs that are
-# saved after two steps at one layout and resumed at another, in 45 pairs.
+# staged without overlap x ZeRO (1, 2, 3); staged with overlap x
+# recomputed layers x ZeRO (0, 3); and runs that are
+# saved after two steps at one layout and resumed at another, in 52 pairs.
 # --quick varies each axis by itself around one layout. Uses build/release; MPI runs are left out if
 # the build has no MPI. The last line is "N layouts equal, N differ or fail".
 set -uo pipefail
@@ -119,11 +120,11 @@ zero() { # ZeRO stage, ranks, ep, transport
   trained && compare
 }
 
-recomputed() { # arguments of at
+recomputed() { # ZeRO stage, arguments of at
   rm -rf "$work/run"
-  at "$@"
-  name+=" recompute layer"
-  flags+=(--recompute layer)
+  at "${@:2}"
+  name+=" recompute layer zero $1"
+  flags+=(--recompute layer --zero "$1" --bucket-size-mb 0.05)
   trained && compare
 }
 
@@ -147,17 +148,22 @@ if [[ $quick ]]; then
   layout 2 2 local staged 1 2
   zero 1 8 4 local
   zero 2 3 1 local
-  recomputed 4 2 local staged 4 1
+  zero 3 8 4 local
+  zero 3 3 1 local
+  recomputed 0 4 2 local staged 4 1
+  recomputed 3 4 2 local staged 4 1
   resumed 1 1 8 4
   resumed 8 8 3 1 2 1
+  resumed 4 2 3 1 3 0
+  resumed 3 1 8 4 0 3
   [[ ${#transports[@]} == 1 ]] || { layout 4 2 mpi staged 1 1; layout 4 2 mpi direct 1 1; }
 else
   for ranks in 1 2 3 4 5 6 8; do
     for ((ep = 1; ep <= ranks; ++ep)); do
       ((ranks % ep == 0)) || continue
       for transport in "${transports[@]}"; do
-        for stage in 1 2; do zero $stage $ranks $ep "$transport"; done
-        recomputed $ranks $ep "$transport" staged 4 1
+        for stage in 1 2 3; do zero $stage $ranks $ep "$transport"; done
+        for stage in 0 3; do recomputed $stage $ranks $ep "$transport" staged 4 1; done
         for dispatch in staged direct hierarchical; do
           for overlap in 1 4; do
             for threads in 1 2; do
@@ -172,8 +178,8 @@ else
   for from in "${at_ep[@]}"; do
     for to in "${at_ep[@]}"; do resumed $from $to; done # each holds two numbers
   done
-  for from in 0 1 2; do
-    for to in 0 1 2; do resumed 8 4 3 1 $from $to; done
+  for from in 0 1 2 3; do
+    for to in 0 1 2 3; do resumed 8 4 3 1 $from $to; done
   done
 fi
 echo "$equal layouts equal, $bad differ or fail"

@@ -8,15 +8,16 @@
 namespace moe {
 namespace {
 
-// The groups that communicate beside the world, in the order of their Splits, which is the same on
-// all ranks. Each is split even where it has one rank, since a backend's own collectives serve it.
+// The groups that communicate beside the world, in each lane in the order of their Splits, which is
+// the same on all ranks. Each is split even where it has one rank, since a backend's own
+// collectives serve it.
 constexpr struct {
   MeshGroup group;
   MeshLane lane;
 } kSplits[] = {
-    {MeshGroup::kExpert, MeshLane::kForward},
-    {MeshGroup::kData, MeshLane::kGradients},
-    {MeshGroup::kExpertData, MeshLane::kGradients},
+    {MeshGroup::kExpert, MeshLane::kForward},       {MeshGroup::kData, MeshLane::kGradients},
+    {MeshGroup::kExpertData, MeshLane::kGradients}, {MeshGroup::kData, MeshLane::kWeights},
+    {MeshGroup::kExpertData, MeshLane::kWeights},
 };
 
 constexpr MeshGroup kFamilies[][3] = {
@@ -30,17 +31,26 @@ absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(std::unique_ptr<Communicator>
                                                    const MeshShape& shape) {
   const int rank = world->rank(), ranks = world->size();
   MOE_RETURN_IF_ERROR(CheckMeshShape(shape, ranks));
-  std::unique_ptr<Mesh> mesh(new Mesh);
+  std::unique_ptr<Mesh> mesh(new Mesh(shape));
   for (int g = 0; g < static_cast<int>(MeshGroup::kCount); ++g) {
     const auto group = static_cast<MeshGroup>(g);
     mesh->positions_[group] = PositionIn(shape, group, ranks, rank);
   }
-  for (const auto& [group, lane] : kSplits) {
-    auto& split = mesh->groups_[static_cast<size_t>(lane)][mesh->Canonical(group)];
-    MOE_ASSIGN_OR_RETURN(split, world->Split(RanksOf(shape, group, ranks, rank).front(), rank));
-  }
   mesh->groups_[static_cast<size_t>(MeshLane::kForward)][MeshGroup::kWorld] = std::move(world);
+  MOE_RETURN_IF_ERROR(mesh->Open(MeshLane::kForward));
+  MOE_RETURN_IF_ERROR(mesh->Open(MeshLane::kGradients));
   return mesh;
+}
+
+absl::Status Mesh::Open(MeshLane lane) {
+  const int rank = world().rank(), ranks = world().size();
+  for (const auto& row : kSplits) {
+    auto& split = groups_[static_cast<size_t>(lane)][Canonical(row.group)];
+    if (row.lane != lane || split != nullptr) continue;
+    const int first = RanksOf(shape_, row.group, ranks, rank).front();
+    MOE_ASSIGN_OR_RETURN(split, world().Split(first, rank));
+  }
+  return absl::OkStatus();
 }
 
 // Groups of a family contain each other, so that those of one size have the same ranks.

@@ -17,6 +17,7 @@ namespace moe {
 enum class MeshLane : uint8_t {
   kForward,    // on the compute and exchange streams
   kGradients,  // on the gradients' stream
+  kWeights,    // on the stream of gathered weights; opened where weights are in parts
   kCount
 };
 
@@ -26,8 +27,13 @@ class Mesh {
   static absl::StatusOr<std::unique_ptr<Mesh>> Create(std::unique_ptr<Communicator> world,
                                                       const MeshShape& shape);
 
+  // Makes the communicators of a lane that Create leaves out; a lane that is open costs a
+  // comparison. Collective over the world.
+  absl::Status Open(MeshLane lane);
+
   // Groups of the same ranks share communicators. Today's pairs, others are a bug of the caller's:
-  // kWorld and kExpert forward, kStage (and so kData) and kExpertData for gradients.
+  // kWorld and kExpert forward, kStage (and so kData) and kExpertData for gradients and, once it is
+  // open, for weights.
   Communicator& group(MeshGroup group, MeshLane lane = MeshLane::kForward);
   Communicator& world() { return group(MeshGroup::kWorld); }
 
@@ -43,8 +49,9 @@ class Mesh {
   void Abort(absl::Status reason);
 
  private:
-  Mesh() = default;
+  explicit Mesh(const MeshShape& shape) : shape_(shape) {}
 
+  const MeshShape shape_;
   GroupMap<MeshPosition> positions_;
   GroupMap<std::unique_ptr<Communicator>> groups_[static_cast<size_t>(MeshLane::kCount)];
 };

@@ -56,8 +56,9 @@ absl::StatusOr<MatrixView<float>> OutputHead<T>::Logits(const Pass& pass, Matrix
 template <typename T>
 absl::Status OutputHead<T>::Loss(const Pass& pass, MatrixView<const T> x,
                                  const TokenBatch& batch) const {
-  if (x.rows() == 0) return absl::OkStatus();
   const WorkspaceScope scope(*pass.context.workspace);
+  MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
+  if (x.rows() == 0) return absl::OkStatus();
   NormSaved<T> saved;
   MOE_ASSIGN_OR_RETURN(const auto logits, Logits(pass, x, saved));
   return CrossEntropy<T>(logits, batch.targets, /*scale=*/0, batch.row_loss, {},

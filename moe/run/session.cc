@@ -132,6 +132,15 @@ absl::Status Session::MakeStreams(const SessionOptions& options, Device device) 
   return absl::OkStatus();
 }
 
+absl::StatusOr<Stream*> Session::WeightStream() {
+  if (weights_ == nullptr) {
+    MOE_RETURN_IF_ERROR(mesh_->Open(MeshLane::kWeights));
+    MOE_ASSIGN_OR_RETURN(weights_, MakeStream(context_.memory->device()));
+    if (trace_ != nullptr) trace_->AddLane("weights", weights_.get());
+  }
+  return weights_.get();
+}
+
 int64_t Session::peak_bytes() const {
   const bool apart = context_.exchange_workspace != context_.workspace;
   return workspace_.peak_bytes() + (apart ? exchange_workspace_.peak_bytes() : 0) +
@@ -140,7 +149,7 @@ int64_t Session::peak_bytes() const {
 
 void Session::End(const absl::Status& reason) {
   mesh_->Abort(reason);
-  for (Stream* stream : {compute_.get(), exchange_.get(), gradients_.get()}) {
+  for (Stream* stream : {compute_.get(), exchange_.get(), gradients_.get(), weights_.get()}) {
     if (stream != nullptr) stream->Synchronize().IgnoreError();
   }
 }

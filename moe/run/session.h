@@ -76,8 +76,11 @@ class Session {
   }
   // Stream on which gradient buckets are summed: a queue, so that it overlaps backward.
   Stream& gradient_stream() { return *gradients_; }
-  // The time line, initially switched off: lanes "compute", "exchange" (with overlap_exchange) and
-  // "gradients". nullptr without trace_capacity.
+  // Stream on which weights in parts are gathered: a queue, so that it overlaps both passes, with
+  // communicators of its own (MeshLane::kWeights). The first call makes both; it is collective.
+  absl::StatusOr<Stream*> WeightStream();
+  // The time line, initially switched off: lanes "compute", "exchange" (with overlap_exchange),
+  // "gradients" and, with WeightStream, "weights". nullptr without trace_capacity.
   TraceRecorder* trace() { return trace_.get(); }
 
  private:
@@ -95,8 +98,9 @@ class Session {
   Context context_;
   std::shared_ptr<StashPool> stashes_;
   std::unique_ptr<Cublas> cublas_;  // handle for compute_, if the products need it
-  // Last: they stop first. host_ for CUDA devices, exchange_ where it overlaps.
-  std::unique_ptr<Stream> host_, compute_, exchange_, gradients_;
+  // Last: they stop first. host_ for CUDA devices, exchange_ where it overlaps, weights_ where it
+  // was asked for.
+  std::unique_ptr<Stream> host_, compute_, exchange_, gradients_, weights_;
 };
 
 }  // namespace moe

@@ -24,7 +24,9 @@ ParameterSpec CutAlong(TensorAxis axis, ParameterSpec spec, int64_t item) {
 }
 
 absl::Span<const std::byte> Parameter::values() const {
-  if (elsewhere_.has_value()) return *elsewhere_;
+  // Elsewhere a vector is float32, whatever the type.
+  const bool is_here = type_ != DType::kFloat32 && is_vector() && !compute_.empty();
+  if (elsewhere_.has_value() && (elsewhere_->empty() || !is_here)) return *elsewhere_;
   if (type_ == DType::kFloat32) return BytesOf(master_);
   return borrowed_.empty() ? compute_ : borrowed_.front().values;
 }
@@ -39,6 +41,15 @@ MatrixView<const T> Parameter::view() const {
 template MatrixView<const float> Parameter::view<float>() const;
 template MatrixView<const BFloat16> Parameter::view<BFloat16>() const;
 template MatrixView<const Float16> Parameter::view<Float16>() const;
+
+absl::Span<const float> Parameter::vector() const {
+  if (!elsewhere_.has_value()) {
+    MOE_CHECK(has_master());
+    return master_;
+  }
+  MOE_CHECK(!elsewhere_->empty() && is_vector());  // else it is hidden: a lease is missing
+  return {reinterpret_cast<const float*>(elsewhere_->data()), static_cast<size_t>(size())};
+}
 
 template <typename T>
 MatrixView<const T> Parameter::part(size_t i) const {
@@ -56,6 +67,7 @@ template MatrixView<const BFloat16> Parameter::part<BFloat16>(size_t) const;
 template MatrixView<const Float16> Parameter::part<Float16>(size_t) const;
 
 std::vector<absl::Span<const std::byte>> Parameter::replica() const {
+  if (in_parts_) return {};
   if (has_master()) return {BytesOf(master_)};
   if (borrowed_.empty()) return {compute_};
   std::vector<absl::Span<const std::byte>> pieces;

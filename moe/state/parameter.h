@@ -98,12 +98,9 @@ class Parameter {
   // The rows of box(i), each as wide as the parameter.
   template <typename T>
   MatrixView<const T> part(size_t i) const;
-  absl::Span<const float> vector() const {
-    MOE_CHECK(has_master() && !elsewhere_.has_value());
-    return master_;
-  }
+  absl::Span<const float> vector() const;
   // Values that all ranks of the group hold, in row-major order: the master, or without one the
-  // compute copy; in one span or, if borrowed so, in several.
+  // compute copy; in one span or, if borrowed so, in several. Empty where the values are in parts.
   std::vector<absl::Span<const std::byte>> replica() const;
   // A copy of replica() on the host, after the work that is in `stream`. Blocks.
   absl::StatusOr<Buffer> ReadReplica(Stream& stream) const;
@@ -151,7 +148,7 @@ class Parameter {
   // Memory of the values, shared by the parameters of a slab; nullptr where it was adopted,
   // borrowed or packed.
   std::shared_ptr<const Buffer> owned_, owned_compute_;
-  bool packed_ = false, shared_ = false;
+  bool packed_ = false, in_parts_ = false, shared_ = false;
   int64_t version_ = 0;
   std::function<absl::StatusOr<GradAccumulator>()> open_sum_;  // empty: has_sum() is false
   int round_bucket_ = -1;
@@ -160,18 +157,22 @@ class Parameter {
 // Called when the gradient of a trained parameter is complete for this round.
 using GradientReady = absl::FunctionRef<absl::Status(Parameter&)>;
 
-// What layers read of some parameters, in one block: parameter i starts at byte first_byte[i] and
-// has elements of element_bytes[i]; the last first_byte is the block's size.
+// What layers read of some parameters, in one block: parameter i starts at byte first_byte[i], a
+// multiple of kPackedLine where a slab starts, and has elements of element_bytes[i]; the last
+// first_byte is the block's size.
+inline constexpr int64_t kPackedLine = 64;
 struct PackedParameters {
   absl::Span<uint8_t> block;
   std::vector<int64_t> first_byte, element_bytes;
 };
 
-// Current elements of a parameter's master, from `begin` on.
+// Current elements of a parameter's master, from `begin` on, and their rounded copy where it is not
+// in the parameter.
 struct MasterPart {
   Parameter* parameter;
   int64_t begin;
   absl::Span<const float> values;
+  absl::Span<std::byte> copy = {};
 };
 
 // Stream of the device whose memory `parameter` is.
@@ -256,8 +257,9 @@ class ParameterStore {
 
   // For a WeightSource (weight_lease.h): layers read `values` from now on, a copy of the
   // parameter's in elements of compute(), in memory of its device. Empty: the values are hidden,
-  // and a module that reads them ends the program. nullopt: those of the store again. Vectors that
-  // layers read in float32, and values that are borrowed in parts, can only be hidden.
+  // and a module that reads them ends the program. nullopt: those of the store again. Values of a
+  // vector are float32; what layers read of it in 16 bits stays in the store, for RefreshCompute of
+  // the source. Values that are borrowed in parts can only be hidden.
   void SetValues(Parameter& parameter, std::optional<absl::Span<const std::byte>> values) const;
 
   // Rounds the master into the compute copy; to be called after every change of the master.
@@ -273,6 +275,10 @@ class ParameterStore {
   // kFailedPrecondition for a parameter whose master was adopted or shared; kResourceExhausted.
   absl::StatusOr<PackedParameters> Pack(absl::Span<Parameter* const> parameters, Stream& stream);
 
+  // After Pack: frees its block, of which the caller has copied the part that it keeps. All values
+  // of the same `parameters` are hidden until SetValues. Not while a layer reads them.
+  void KeepInParts(absl::Span<Parameter* const> parameters);
+
   // Rounds parts of masters into the compute copies: on a CUDA device in one launch, whatever their
   // number. `parts` may be empty where a compute copy has changed. Enqueued on context.compute.
   absl::Status RefreshParts(absl::Span<const MasterPart> parts, const Context& context) const;
@@ -287,6 +293,7 @@ class ParameterStore {
   absl::StatusOr<std::unique_ptr<Parameter>> Make(const ParameterSpec& spec) const;
   absl::Status Allocate(absl::Span<const std::unique_ptr<Parameter>> slab) const;
   bool OnDevice(const Parameter& parameter) const;  // whether on a CUDA device
+  std::byte* CopyOf(const MasterPart& part) const;
   absl::Status RefreshPart(const MasterPart& part, Stream& stream) const;
   template <typename T>
   absl::Status RoundParts(absl::Span<const MasterPart> parts, const Context& context) const;

@@ -300,8 +300,9 @@ absl::Status ParameterStore::WriteMaster(Parameter& parameter, absl::Span<const 
 
 void ParameterStore::SetValues(Parameter& parameter,
                                std::optional<absl::Span<const std::byte>> values) const {
+  const DType type = parameter.is_vector() ? DType::kFloat32 : compute_;
   MOE_CHECK(!values.has_value() || values->empty() ||
-            std::ssize(*values) == parameter.size() * SizeOf(compute_));
+            std::ssize(*values) == parameter.size() * SizeOf(type));
   parameter.elsewhere_ = values;
 }
 
@@ -311,11 +312,15 @@ absl::Status ParameterStore::RefreshCompute(Parameter& parameter, Stream& stream
   return absl::OkStatus();
 }
 
+std::byte* ParameterStore::CopyOf(const MasterPart& part) const {
+  if (!part.copy.empty()) return part.copy.data();
+  return part.parameter->compute_.data() + part.begin * SizeOf(compute_);
+}
+
 absl::Status ParameterStore::RefreshPart(const MasterPart& part, Stream& stream) const {
   ++part.parameter->version_;
   if (compute_ == DType::kFloat32) return absl::OkStatus();
-  std::byte* const out = part.parameter->compute_.data() + part.begin * SizeOf(compute_);
-  return Round(part.values, compute_, out, stream);
+  return Round(part.values, compute_, CopyOf(part), stream);
 }
 
 absl::Status ParameterStore::RefreshParts(absl::Span<const MasterPart> parts,
@@ -342,7 +347,7 @@ absl::Status ParameterStore::RoundParts(absl::Span<const MasterPart> parts,
   for (size_t i = 0; i < parts.size(); ++i) {
     const MasterPart& part = parts[i];
     slices[i] = {first, std::ssize(part.values), part.values.data(),
-                 reinterpret_cast<T*>(part.parameter->compute_.data()) + part.begin};
+                 reinterpret_cast<T*>(CopyOf(part))};
     first += (slices[i].size + kAligned - 1) / kAligned * kAligned;
   }
   return CastSlices<T>(slices, *context.workspace, *context.compute);
@@ -350,7 +355,6 @@ absl::Status ParameterStore::RoundParts(absl::Span<const MasterPart> parts,
 
 absl::StatusOr<PackedParameters> ParameterStore::Pack(absl::Span<Parameter* const> parameters,
                                                       Stream& stream) {
-  constexpr int64_t kLine = 64;  // bytes
   PackedParameters packed;
   int64_t bytes = 0;
   int slab = -1;
@@ -362,7 +366,9 @@ absl::StatusOr<PackedParameters> ParameterStore::Pack(absl::Span<Parameter* cons
     }
     const bool as_float = compute_ == DType::kFloat32 || p->is_vector();
     packed.element_bytes.push_back(SizeOf(as_float ? DType::kFloat32 : compute_));
-    if (std::exchange(slab, p->slab()) != p->slab()) bytes = (bytes + kLine - 1) / kLine * kLine;
+    if (std::exchange(slab, p->slab()) != p->slab()) {
+      bytes = (bytes + kPackedLine - 1) / kPackedLine * kPackedLine;
+    }
     packed.first_byte.push_back(bytes);
     bytes += p->size() * packed.element_bytes.back();
   }
@@ -394,6 +400,16 @@ absl::StatusOr<PackedParameters> ParameterStore::Pack(absl::Span<Parameter* cons
   }
   packed_.push_back(std::move(block));
   return packed;
+}
+
+void ParameterStore::KeepInParts(absl::Span<Parameter* const> parameters) {
+  for (Parameter* const p : parameters) {
+    p->master_ = {};
+    if (p->owned_compute_ == nullptr) p->compute_ = {};
+    p->in_parts_ = true;
+    p->elsewhere_.emplace();
+  }
+  packed_.pop_back();
 }
 
 int64_t ParameterStore::bytes() const {

@@ -9,7 +9,6 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/base/stream.h"
 #include "moe/run/pass.h"
 #include "moe/state/parameter.h"
 
@@ -21,9 +20,9 @@ namespace moe {
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
-  // The values of `parameters` are readable by what is enqueued on `stream` from now on, until
-  // Release of as many. Several leases may have the same parameter.
-  virtual absl::Status Acquire(absl::Span<Parameter* const> parameters, Stream& stream) = 0;
+  // The values of `parameters` are readable by what is enqueued on the pass's compute stream from
+  // now on, until Release of as many. Several leases may have the same parameter.
+  virtual absl::Status Acquire(const Pass& pass, absl::Span<Parameter* const> parameters) = 0;
   // All that reads them has been enqueued.
   virtual void Release(absl::Span<Parameter* const> parameters) = 0;
 };
@@ -33,11 +32,12 @@ class WeightSource {
 class WeightLease {
  public:
   // Acquires `parameters`, which the caller keeps, for the compute stream. Without pass.weights all
-  // values are resident, and the call costs a comparison. Errors of WeightSource::Acquire.
+  // values are resident, and the call costs a comparison. Collective where the values are in parts
+  // (weight_source.h). Errors of WeightSource::Acquire.
   static absl::StatusOr<WeightLease> Take(const Pass& pass,
                                           absl::Span<Parameter* const> parameters) {
     if (pass.weights != nullptr) {
-      MOE_RETURN_IF_ERROR(pass.weights->Acquire(parameters, *pass.context.compute));
+      MOE_RETURN_IF_ERROR(pass.weights->Acquire(pass, parameters));
     }
     return WeightLease(pass.weights, parameters);
   }

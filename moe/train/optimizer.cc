@@ -58,11 +58,16 @@ absl::Status NonFiniteOverRanks(int64_t found, std::string name, Communicator& w
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOptions& options,
                                                              ParameterStore& store,
                                                              GradientReducer& reducer,
-                                                             const Context& context) {
+                                                             const Context& context,
+                                                             Stream* weight_stream) {
   auto optimizer = std::unique_ptr<Optimizer>(new Optimizer(options, store, reducer, context));
   MOE_ASSIGN_OR_RETURN(optimizer->count_, Buffer::Allocate(sizeof(int64_t), *context.memory));
   MOE_ASSIGN_OR_RETURN(optimizer->state_,
                        OptimizerState::Create(reducer.buckets(), store, context));
+  if (weight_stream != nullptr) {
+    optimizer->weights_ = std::make_unique<GatheredWeights>(reducer.buckets(), optimizer->state_,
+                                                            store, context, *weight_stream);
+  }
   return optimizer;
 }
 
@@ -75,6 +80,7 @@ absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options, const S
       options_.clip_grad > 0 ? options_.clip_grad : std::numeric_limits<double>::infinity();
   MOE_ASSIGN_OR_RETURN(const double clip, norm.ClipFactor(most));
 
+  if (weights_ != nullptr) MOE_RETURN_IF_ERROR(weights_->Forget());
   ++step_;
   AdamWOptions adamw = {.learning_rate = static_cast<float>(options.learning_rate),
                         .beta1 = options_.beta1,
@@ -137,6 +143,7 @@ absl::Status Optimizer::CheckFinite(const Site& site) const {
 }
 
 absl::Status Optimizer::PublishMasters(const Site& site) {
+  if (weights_ != nullptr) MOE_RETURN_IF_ERROR(weights_->Forget());
   MOE_RETURN_IF_ERROR(Publish(0, reducer_.buckets().size(), site));
   return FinishPublishing();
 }
@@ -150,13 +157,18 @@ absl::Status Optimizer::Publish(size_t begin, size_t end, const Site& site) {
   for (size_t b = begin; b < end; ++b) {
     for (const OptimizerState::Slice& slice : state_.slices(b, b + 1)) {
       if (buckets[b].sharded() && slice.kept_master.empty()) continue;  // layers read the master
-      *to++ = {slice.piece.parameter, slice.piece.range.begin, slice.master()};
+      const absl::Span<std::byte> copy(reinterpret_cast<std::byte*>(slice.weights.data()),
+                                       slice.weights.size());
+      *to++ = {slice.piece.parameter, slice.piece.range.begin, slice.master(), copy};
     }
   }
   parts.remove_suffix(static_cast<size_t>(parts.end() - to));
   MOE_RETURN_IF_ERROR(store_.RefreshParts(parts, context_));
   for (size_t b = begin; b < end; ++b) {
-    if (buckets[b].sharded()) MOE_RETURN_IF_ERROR(gather_.Start(b, state_.block(b), site));
+    if (!buckets[b].gathers_at_once()) continue;
+    const BucketBlock& block = state_.block(b);
+    MOE_RETURN_IF_ERROR(gather_.Start(
+        {.bucket = b, .own = block.own, .all = block.bytes, .part_bytes = block.part_bytes}, site));
   }
   return absl::OkStatus();
 }
@@ -166,13 +178,13 @@ absl::Status Optimizer::FinishPublishing() {
   MOE_RETURN_IF_ERROR(gather_.Finish());
   int64_t count = 0;
   for (const ParameterBucket& bucket : reducer_.buckets()) {
-    if (bucket.sharded()) count += std::ssize(bucket.parameters);
+    if (bucket.gathers_at_once()) count += std::ssize(bucket.parameters);
   }
   const WorkspaceScope scope(*context_.host_workspace);
   MOE_ASSIGN_OR_RETURN(const auto parts, context_.host_workspace->Array<MasterPart>(count));
   auto to = parts.begin();
   for (const ParameterBucket& bucket : reducer_.buckets()) {
-    if (!bucket.sharded()) continue;
+    if (!bucket.gathers_at_once()) continue;
     for (Parameter* const parameter : bucket.parameters)
       *to++ = {parameter, 0, parameter->master()};
   }

@@ -15,6 +15,7 @@
 #include "moe/train/gradient_reducer.h"
 #include "moe/zero/optimizer_state.h"
 #include "moe/zero/weight_gather.h"
+#include "moe/zero/weight_source.h"
 
 namespace moe {
 
@@ -77,10 +78,12 @@ struct StepOptions {
 class Optimizer {
  public:
   // `reducer` is the store's. Moments are zero. Packs what ZeRO shares out (ParameterStore::Pack).
+  // `weight_stream`, Session::WeightStream, is required where it shares out weights.
   static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const OptimizerOptions& options,
                                                            ParameterStore& store,
                                                            GradientReducer& reducer,
-                                                           const Context& context);
+                                                           const Context& context,
+                                                           Stream* weight_stream = nullptr);
 
   // One step from the reducer's sums. Collective over the world. Returns their norm, before
   // clipping; where it is not finite, the weights have stayed. On CUDA some launches, whatever the
@@ -97,12 +100,16 @@ class Optimizer {
   // The steps that moved the weights, which Adam's bias correction counts.
   int64_t steps_taken() const { return step_; }
   void set_steps_taken(int64_t steps) { step_ = steps; }
-  // After masters were written: rounds them, and gathers what is in parts. Collective over the
-  // groups of the buckets; enqueued on the compute stream.
+  // Where modules lease weights that are in parts; nullptr: all of them are resident.
+  GatheredWeights* weights() { return weights_.get(); }
+  // After masters were written: rounds them, and gathers what is in parts but for weights that
+  // modules lease. Collective over the groups of the buckets; enqueued on the compute stream.
   absl::Status PublishMasters(const Site& site = {});
 
   // Bytes that this rank has sent so far for weights that ranks share out; holders: canonical.
-  int64_t bytes_gathered(MeshGroup holders) const { return gather_.bytes_sent(holders); }
+  int64_t bytes_gathered(MeshGroup holders) const {
+    return gather_.bytes_sent(holders) + (weights_ ? weights_->bytes_sent(holders) : 0);
+  }
 
  private:
   Optimizer(const OptimizerOptions& options, ParameterStore& store, GradientReducer& reducer,
@@ -111,7 +118,7 @@ class Optimizer {
         store_(store),
         reducer_(reducer),
         context_(context),
-        gather_(reducer.buckets(), context, reducer.stream()) {}
+        gather_(reducer.buckets(), context, MeshLane::kGradients, reducer.stream()) {}
   // Each of buckets [begin, end).
   absl::Status Move(const AdamWOptions& adamw, double gradient_scale, size_t begin, size_t end);
   absl::Status Publish(size_t begin, size_t end, const Site& site);
@@ -126,6 +133,7 @@ class Optimizer {
   int64_t non_finite_ = 0;
   int64_t step_ = 0;
   WeightGather gather_;  // last: what is in flight ends before its memory goes
+  std::unique_ptr<GatheredWeights> weights_;
 };
 
 }  // namespace moe

@@ -304,16 +304,27 @@ absl::Status Trainer::Gradient(const Parameter& parameter, absl::Span<float> out
 absl::StatusOr<Optimizer*> Trainer::optimizer() {
   if (optimizer_ == nullptr) {
     if (reducer_ == nullptr) MOE_RETURN_IF_ERROR(Freeze());
-    MOE_ASSIGN_OR_RETURN(optimizer_,
-                         Optimizer::Create(options_.optimizer, store_, *reducer_, context()));
+    Stream* weight_stream = nullptr;
+    if (placement_.weights == Holding::kPart) {
+      MOE_ASSIGN_OR_RETURN(weight_stream, session_->WeightStream());
+    }
+    MOE_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(options_.optimizer, store_, *reducer_,
+                                                       context(), weight_stream));
+    if (weight_stream != nullptr) weights_ = optimizer_->weights();
   }
   return optimizer_.get();
 }
 
 Trainer::StateBytes Trainer::state_bytes() const {
-  return {.allocated = store_.bytes() + reducer_->bytes() + optimizer_->state().bytes(),
-          .formula = static_cast<int64_t>(StateBytesOf(reducer_->buckets(), store_.compute(),
-                                                       context().numerics, *context().mesh))};
+  StateBytes bytes = {
+      .allocated = store_.bytes() + reducer_->bytes() + optimizer_->state().bytes(),
+      .formula = static_cast<int64_t>(StateBytesOf(reducer_->buckets(), store_.compute(),
+                                                   context().numerics, *context().mesh))};
+  if (const GatheredWeights* const weights = optimizer_->weights(); weights != nullptr) {
+    bytes.allocated += weights->bytes();
+    bytes.formula += weights->formula_bytes();
+  }
+  return bytes;
 }
 
 GradientReducer::Traffic Trainer::traffic(MeshGroup holders) const {

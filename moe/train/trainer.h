@@ -229,7 +229,7 @@ class Trainer {
   // The pass to give to modules of the caller's own in a round; in a step with the round's stash.
   Pass PassOf(const Round& round, const Batch& batch = {}) const;
   // Passes of the following rounds lease weights from `source`, which the caller keeps; nullptr, as
-  // at first: all weights are resident.
+  // at first: all weights are resident. Not for ZeRO-3, where the trainer's own source has them.
   void set_weights(WeightSource* source) { weights_ = source; }
   // The gradient of `parameter` is complete for this round.
   absl::Status MarkReady(const Round& round, const Parameter& parameter);

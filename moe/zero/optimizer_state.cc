@@ -19,7 +19,7 @@ absl::StatusOr<OptimizerState> OptimizerState::Create(absl::Span<const Parameter
     std::vector<size_t>& pack = packs[buckets[b].holders];
     pack.push_back(b);
     if (!store.EndsSlab(*buckets[b].parameters.back())) continue;
-    MOE_RETURN_IF_ERROR(state.Pack(pack, buckets, store, *context.compute));
+    MOE_RETURN_IF_ERROR(state.Pack(pack, buckets, store, context));
     pack.clear();
   }
   return state;
@@ -59,13 +59,13 @@ absl::Status OptimizerState::Keep(const ParameterBucket& bucket, DType compute,
 // Moves what layers read of the buckets `pack` into one block.
 absl::Status OptimizerState::Pack(absl::Span<const size_t> pack,
                                   absl::Span<const ParameterBucket> buckets, ParameterStore& store,
-                                  Stream& stream) {
+                                  const Context& context) {
   std::vector<Parameter*> parameters;
   for (const size_t b : pack) {
     const auto& more = buckets[b].parameters;
     parameters.insert(parameters.end(), more.begin(), more.end());
   }
-  MOE_ASSIGN_OR_RETURN(const PackedParameters packed, store.Pack(parameters, stream));
+  MOE_ASSIGN_OR_RETURN(const PackedParameters packed, store.Pack(parameters, *context.compute));
   size_t at = 0;  // the bucket's first parameter in `packed`
   for (const size_t b : pack) {
     const ParameterBucket& bucket = buckets[b];
@@ -76,15 +76,57 @@ absl::Status OptimizerState::Pack(absl::Span<const size_t> pack,
       const auto i = static_cast<size_t>(after - bucket.first.begin()) - 1;
       return packed.first_byte[at + i] + (element - bucket.first[i]) * packed.element_bytes[at + i];
     };
-    const auto begin_byte = static_cast<size_t>(packed.first_byte[at]);
-    const auto end_byte = static_cast<size_t>(packed.first_byte[end]);
-    blocks_[b].bytes = packed.block.subspan(begin_byte, end_byte - begin_byte);
+    BucketBlock& block = blocks_[b];
+    block.first_byte.assign(&packed.first_byte[at], &packed.first_byte[end] + 1);
+    block.element_bytes.assign(&packed.element_bytes[at], packed.element_bytes.data() + end);
+    const auto bytes_from = [&](int64_t begin, int64_t bytes) {
+      return packed.block.subspan(static_cast<size_t>(begin), static_cast<size_t>(bytes));
+    };
+    block.bytes = bytes_from(byte_of(0), byte_of(bucket.elements()) - byte_of(0));
     int64_t element = 0;
     for (const int64_t count : bucket.counts) {
-      blocks_[b].part_bytes.push_back(byte_of(element + count) - byte_of(element));
+      block.part_bytes.push_back(byte_of(element + count) - byte_of(element));
       element += count;
     }
+    block.own =
+        bytes_from(byte_of(bucket.own.begin), byte_of(bucket.own.end) - byte_of(bucket.own.begin));
+    if (bucket.placement.weights == Holding::kPart) {
+      MOE_RETURN_IF_ERROR(KeepOwn(b, bucket, context));
+    }
     at = end;
+  }
+  if (!pack.empty() && buckets[pack.front()].placement.weights == Holding::kPart) {
+    store.KeepInParts(parameters);
+  }
+  return absl::OkStatus();
+}
+
+// Copies the own part of a block, which then goes.
+absl::Status OptimizerState::KeepOwn(size_t b, const ParameterBucket& bucket,
+                                     const Context& context) {
+  BucketBlock& block = blocks_[b];
+  const uint8_t* const first = block.bytes.data();
+  const auto begin = static_cast<int64_t>(block.own.data() - first);       // in the bucket
+  const int64_t shift = (block.first_byte.front() + begin) % kPackedLine;  // elements stay aligned
+  const auto bytes = std::ssize(block.own);
+  MOE_ASSIGN_OR_RETURN(Buffer kept,
+                       Buffer::Allocate(shift + bytes, *context.memory, "weights of this rank"));
+  const auto own = kept.span<uint8_t>().subspan(static_cast<size_t>(shift));
+  MOE_RETURN_IF_ERROR(context.compute->CopyBytes(block.own.data(), own.data(), bytes));
+  MOE_RETURN_IF_ERROR(context.compute->Synchronize());
+  block.own = own;
+  block.bytes = {};
+  weights_.push_back(std::move(kept));
+  for (size_t s = first_slice_[b]; s < first_slice_[b + 1]; ++s) {
+    Slice& slice = slices_[s];
+    const auto i = static_cast<size_t>(
+        std::find(bucket.parameters.begin(), bucket.parameters.end(), slice.piece.parameter) -
+        bucket.parameters.begin());
+    const ElementRange range = slice.piece.range;
+    const int64_t at = block.first_byte[i] - block.first_byte.front() +
+                       range.begin * block.element_bytes[i] - begin;
+    slice.weights = own.subspan(static_cast<size_t>(at),
+                                static_cast<size_t>(range.size() * block.element_bytes[i]));
   }
   return absl::OkStatus();
 }
@@ -92,6 +134,7 @@ absl::Status OptimizerState::Pack(absl::Span<const size_t> pack,
 int64_t OptimizerState::bytes() const {
   int64_t total = 0;
   for (const Buffer& values : values_) total += values.bytes();
+  for (const Buffer& part : weights_) total += part.bytes();
   return total;
 }
 

@@ -35,6 +35,8 @@ struct ParameterBucket {
   int64_t elements() const { return first.back(); }
   // Whether ranks scatter the sums and gather the weights, since each moves its own part alone.
   bool sharded() const { return placement.optimizer == Holding::kPart; }
+  // Whether they gather them as soon as they have moved, and not when a module leases them.
+  bool gathers_at_once() const { return sharded() && placement.weights == Holding::kWhole; }
   // The elements whose sums, and whose moments and masters, this rank keeps.
   ElementRange summed() const { return Held(placement.sums); }
   ElementRange kept() const { return Held(placement.optimizer); }

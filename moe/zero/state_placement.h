@@ -17,9 +17,12 @@ enum class ZeroStage : uint8_t {
   kNone,       // every rank keeps all of it
   kOptimizer,  // masters and moments: sums of gradients are scattered, weights gathered
   kGradients,  // ... and the sums, which travel after every round
+  kWeights,    // ... and what layers read, which is gathered for each module (weight_source.h)
 };
-inline constexpr Choice<ZeroStage> kZeroWords[] = {
-    {"0", ZeroStage::kNone}, {"1", ZeroStage::kOptimizer}, {"2", ZeroStage::kGradients}};
+inline constexpr Choice<ZeroStage> kZeroWords[] = {{"0", ZeroStage::kNone},
+                                                   {"1", ZeroStage::kOptimizer},
+                                                   {"2", ZeroStage::kGradients},
+                                                   {"3", ZeroStage::kWeights}};
 
 enum class Holding : uint8_t {
   kWhole,  // every rank that holds the parameter keeps all of it
@@ -27,6 +30,7 @@ enum class Holding : uint8_t {
 };
 
 struct StatePlacement {
+  Holding weights = Holding::kWhole;    // what layers read; in parts only where all else is
   Holding sums = Holding::kWhole;       // sums of gradients
   Holding optimizer = Holding::kWhole;  // moments and masters
 };
@@ -41,7 +45,7 @@ inline int64_t SumBytesOfElement(Numerics numerics) {
 
 // Bytes that each of `ranks` ranks keeps, in the mean, of an element of parameters that they all
 // hold: what layers read, the sum of its gradients, its moments, its master where that is not what
-// layers read. docs/zero.md
+// layers read. Buffers of rounds and of gathered weights come on top. docs/zero.md
 double BytesOfElement(const StatePlacement& placement, DType compute, Numerics numerics, int ranks);
 
 }  // namespace moe

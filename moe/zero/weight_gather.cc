@@ -1,7 +1,5 @@
 #include "moe/zero/weight_gather.h"
 
-#include <numeric>
-
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "moe/run/phase_clock.h"
@@ -15,25 +13,23 @@ WeightGather::~WeightGather() {
   stream_.Synchronize().IgnoreError();
 }
 
-absl::Status WeightGather::Start(size_t b, const BucketBlock& block, const Site& site) {
-  const ParameterBucket& bucket = buckets_[b];
-  Communicator& group = context_.mesh->group(bucket.holders, MeshLane::kGradients);
+absl::Status WeightGather::Start(const Call& call, const Site& site) {
+  const ParameterBucket& bucket = buckets_[call.bucket];
+  Communicator& group = context_.mesh->group(bucket.holders, lane_);
   in_flight_ = true;
   MOE_ASSIGN_OR_RETURN(const Event written, context_.compute->Record());
   MOE_RETURN_IF_ERROR(stream_.WaitFor(written));
-  const auto mine = block.part_bytes.begin() + group.rank();
-  const auto own = block.bytes.subspan(std::accumulate(block.part_bytes.begin(), mine, size_t{0}),
-                                       static_cast<size_t>(*mine));
-  const int64_t bytes = *mine * (group.size() - 1);
+  const int64_t bytes = std::ssize(call.own) * (group.size() - 1);
   bytes_sent_[bucket.holders] += bytes;
   const bool of_experts = bucket.holders == MeshGroup::kExpertData;
-  const Work work = {.phase = Phase::kAllReduce,
+  // Scatters and gathers of gradients' stream are one phase; a phase has one stream at a time.
+  const Work work = {.phase = lane_ == MeshLane::kGradients ? Phase::kAllReduce : Phase::kNone,
                      .name = of_experts ? "gather experts" : "gather weights",
-                     .bucket = static_cast<int32_t>(b),
+                     .bucket = static_cast<int32_t>(call.bucket),
                      .bytes = bytes};
   const Site at = site.Named("weights");
   return Timed(context_, at, work, stream_, [&] {
-    return group.AllGatherV<uint8_t>(own, block.bytes, block.part_bytes, stream_, at);
+    return group.AllGatherV<uint8_t>(call.own, call.all, call.part_bytes, stream_, at);
   });
 }
 

@@ -170,9 +170,15 @@ TEST(MeshTest, CommunicatorsHaveTheRanksOfTheirGroups) {
       ASSERT_TRUE(made.ok()) << made.status();
       Mesh& mesh = **made;
       const int rank = mesh.world().rank();
+      ASSERT_TRUE(mesh.Open(MeshLane::kWeights).ok());
+      Communicator* const weights = &mesh.group(MeshGroup::kData, MeshLane::kWeights);
+      ASSERT_TRUE(mesh.Open(MeshLane::kWeights).ok());  // once is enough
+      EXPECT_EQ(&mesh.group(MeshGroup::kData, MeshLane::kWeights), weights);
       for (const auto& [group, lane] : {std::pair(MeshGroup::kExpert, MeshLane::kForward),
                                         std::pair(MeshGroup::kData, MeshLane::kGradients),
-                                        std::pair(MeshGroup::kExpertData, MeshLane::kGradients)}) {
+                                        std::pair(MeshGroup::kExpertData, MeshLane::kGradients),
+                                        std::pair(MeshGroup::kData, MeshLane::kWeights),
+                                        std::pair(MeshGroup::kExpertData, MeshLane::kWeights)}) {
         Communicator& communicator = mesh.group(group, lane);
         EXPECT_EQ(Members(communicator, rank, stream), RanksOf(shape, group, ranks, rank));
         EXPECT_EQ(communicator.rank(), mesh.index(group));

@@ -15,7 +15,7 @@ class HiddenWeights final : public WeightSource {
  public:
   explicit HiddenWeights(const ParameterStore& store) : store_(store) { HideOthers(); }
 
-  absl::Status Acquire(absl::Span<Parameter* const> parameters, Stream& /*stream*/) override {
+  absl::Status Acquire(const Pass& /*pass*/, absl::Span<Parameter* const> parameters) override {
     for (const Parameter* p : parameters) ++leases_[p];
     HideOthers();
     return absl::OkStatus();

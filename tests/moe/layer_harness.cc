@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include <gtest/gtest.h>
@@ -49,6 +50,7 @@ void RunTrainers(const Layout& layout, const TrainerOptions& options,
     mine.session.overlap_exchange = layout.overlap > 1;
     mine.all_reduce = layout.all_reduce;
     MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(mine, std::move(world)));
+    if (options.zero == ZeroStage::kWeights) return body(*trainer);  // it hides them itself
     HiddenWeights weights(trainer->parameters());
     trainer->set_weights(&weights);
     return body(*trainer);
@@ -163,7 +165,8 @@ TrainerOptions Options(const Layout& layout, DeviceKind device) {
   return {.session = {.device = device,
                       .mesh = {.expert = layout.expert_parallel},
                       .overlap_exchange = layout.overlap > 1},
-          .micro_batches = kMicroBatches};
+          .micro_batches = kMicroBatches,
+          .zero = layout.zero};
 }
 
 absl::Status RunRound(Trainer& trainer, TrainedLayer<float>& layer) {
@@ -195,8 +198,10 @@ absl::Status RunSteps(const Layout& layout, std::unique_ptr<Communicator> world,
                       const std::function<void(const Trainer&)>& look, DeviceKind kind) {
   MOE_ASSIGN_OR_RETURN(const auto trainer,
                        Trainer::Create(Options(layout, kind), std::move(world)));
-  HiddenWeights weights(trainer->parameters());
-  trainer->set_weights(&weights);
+  std::optional<HiddenWeights> weights;  // ZeRO-3 hides them itself
+  if (layout.zero != ZeroStage::kWeights) {
+    trainer->set_weights(&weights.emplace(trainer->parameters()));
+  }
   MOE_ASSIGN_OR_RETURN(auto* const layer,
                        trainer->AddMoeLayer<float>("mlp.", LayerConfig(layout.overlap)));
   for (int step = 1; step <= 3; ++step) MOE_RETURN_IF_ERROR(RunStep(*trainer, *layer));

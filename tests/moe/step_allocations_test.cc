@@ -51,6 +51,7 @@ class StepAllocationsTest : public ::testing::TestWithParam<Case> {};
 TEST_P(StepAllocationsTest, NoneAfterTheFirstStep) {
   TrainConfig config = SmallConfig();
   config.trainer.session.numerics = GetParam().numerics;
+  config.trainer.zero = GetParam().layout.zero;
   if (GetParam().layout.dispatch == kDirect) {
     // Peer memory grows with the most rows that a rank has had: here always as many.
     config.model.moe.router.capacity_factor = 1.0;
@@ -70,6 +71,8 @@ constexpr Case kCases[] = {
     {Numerics::kLayoutInvariant, {.ranks = 4, .expert_parallel = 2, .all_reduce = kSumInPlace}},
     {Numerics::kLayoutInvariant, {.ranks = 4, .expert_parallel = 2, .dispatch = kDirect}},
     {Numerics::kLayoutInvariant, {.ranks = 2, .expert_parallel = 2, .overlap = 2}},
+    {Numerics::kLayoutInvariant,
+     {.ranks = 4, .expert_parallel = 2, .overlap = 2, .zero = ZeroStage::kWeights}},
 };
 INSTANTIATE_TEST_SUITE_P(Layouts, StepAllocationsTest, ::testing::ValuesIn(kCases));
 

@@ -195,7 +195,6 @@ class DeepSpeed {
   void Apply() {
     RefuseOthers();
     WarnOfMemory();
-    CheckStage();
     ApplyTypes();
     // A schedule's own peak takes precedence over the optimiser's rate.
     if (Has(kPeak)) leaf_.erase(kRate);
@@ -258,15 +257,6 @@ class DeepSpeed {
         settings_.Set(*found, {WholeText(std::move(text), *found)}, Origin::kFile, where);
     if (status.ok()) return;
     refused_.emplace_back(absl::StripPrefix(status.message(), absl::StrCat(file_, ": ")));
-  }
-
-  // Stage 3 is refused by what it would do, for as long as --zero does not take it.
-  void CheckStage() {
-    const Setting* const zero = settings_.Find("zero");
-    if (Text(kStage, "") != "3" || zero == nullptr) return;
-    if (std::count(zero->words.begin(), zero->words.end(), "3") != 0) return;
-    Wrong(kStage, "3", "0, 1 or 2: weights are not in parts, and results are those of any stage");
-    leaf_.erase(kStage);
   }
 
   // Each section and key once.

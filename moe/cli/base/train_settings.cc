@@ -118,7 +118,8 @@ void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
   t.Add("--all-reduce NAME", rows,
         "of gradients; direct reads peers' memory (local only); library is MPI's or NCCL's own");
   t.Add("--zero STAGE", rows,
-        "state that ranks share out: 1 = optimiser's, 2 = and sums of gradients; same bits at any")
+        "state that ranks share out: 1 = optimiser's, 2 = and sums of gradients, 3 = and weights; "
+        "same bits at any")
       .Shorthand("use-distributed-optimizer", "1");
   t.Add("--recompute WHAT", rows,
         "computed again before its backward: layer = each layer, which keeps its input alone; the "

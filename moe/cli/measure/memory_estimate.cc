@@ -94,8 +94,17 @@ double StateBytes(const MemoryShape& shape, const Sizes& s) {
            (shape.trained ? 0 : 8) +          // moments
            (shape.saves ? 12.0 / ranks : 0);  // copies of masters and moments
   };
-  return shared * of_element(shape.ranks) +
-         experts * of_element(shape.ranks / trainer.session.mesh.expert);
+  const int replicas = shape.ranks / trainer.session.mesh.expert;
+  double bytes = shared * of_element(shape.ranks) + experts * of_element(replicas);
+  if (PlacementOf(trainer.zero).weights == Holding::kPart && shape.ranks > 1) {
+    // Two blocks of the largest module: the embedding or output layer, or a layer.
+    const double table = static_cast<double>(shape.model.vocab_size) * s.hidden;
+    const double tables = shape.model.tied_embeddings ? table : 2 * table;
+    const double layer = (shared - tables) / shape.model.num_layers +
+                         (replicas > 1 ? experts / std::max(1.0, layers) : 0);
+    bytes += 2 * s.element * std::max(table, layer);
+  }
+  return bytes;
 }
 
 // Bytes of the workspace that the forward pass of an MoE layer takes, all kept for backward.

@@ -40,8 +40,9 @@ MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_to
 struct MemoryEstimate {
   // Per parameter of the rank: master weight and gradient (float32; layout-invariant: int64 sums),
   // AdamW's two moments when trained, a compute copy where that is not float32; with ZeRO this
-  // rank's part (BytesOfElement), without the buffers of rounds. Where it saves also 12 bytes
-  // for each parameter that this rank writes, which is one of those that hold it.
+  // rank's part (BytesOfElement), without the buffers of rounds, and two blocks of gathered weights
+  // where these are in parts. Where it saves also 12 bytes for each parameter that this rank
+  // writes, which is one of those that hold it.
   double state_bytes = 0;
   // What forward keeps for backward over all layers, and the scratch of the widest backward step;
   // times 3/2, the middle of what the growing workspace holds: all of it to twice that.

@@ -102,7 +102,6 @@ TEST(DeepSpeedTest, PublishedShapes) {
     const char* document;
     std::vector<const char*> refused;
   };
-  const char* const kZero = "zero_optimization.stage is 3, expected 0, 1 or 2: weights are not in";
   const char* const kWarmup = "scheduler.params.warmup_type is missing, expected \"linear\"";
   const Shape shapes[] = {
       // From a library's own tutorial.
@@ -168,7 +167,7 @@ TEST(DeepSpeedTest, PublishedShapes) {
            "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},
              "stage3_max_live_parameters": 1e9}, "tensorboard": {"enabled": true},
            "sparse_attention": {"mode": "fixed", "block": 16}, "gradient_acculation_steps": 1})",
-       {kZero, "'tensorboard.enabled' is not supported; remove it: --out DIR",
+       {"'tensorboard.enabled' is not supported; remove it: --out DIR",
         "'sparse_attention.mode' is not supported; remove it",
         "unknown key 'gradient_acculation_steps'; did you mean 'gradient_accumulation_steps'?"}},
       {R"({"optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4, "freeze_step": 400}},
@@ -228,6 +227,22 @@ TEST(DeepSpeedTest, ATrainersTemplateIsTaken) {
                             "zero_optimization.allgather_bucket_size, "
                             "activation_checkpointing.partition_activations"),
                   HasSubstr("warmup_type is missing: linear here, logarithmic in DeepSpeed")));
+}
+
+TEST(DeepSpeedTest, StageThreeIsTakenAndItsKeysOfMemoryAreNamed) {
+  testing::Strings warnings;
+  const auto s = Load({}, {}, R"({"zero_optimization": {"stage": 3,
+      "stage3_prefetch_bucket_size": 5e7, "stage3_param_persistence_threshold": "auto",
+      "stage3_gather_16bit_weights_on_model_save": true}})",
+                      &warnings)
+                     .value();
+  EXPECT_EQ(s.text("zero"), "3");
+  EXPECT_THAT(warnings,
+              ::testing::ElementsAre(HasSubstr(
+                  "memory and speed alone: zero_optimization.stage3_prefetch_bucket_size, "
+                  "zero_optimization.stage3_gather_16bit_weights_on_model_save")));
+  EXPECT_THAT(Load({}, {}, R"({"zero_optimization": {"stage": 4}})").status().message(),
+              HasSubstr("zero_optimization.stage"));
 }
 
 TEST(DeepSpeedTest, AWarmupOfAnotherShapeIsRefusedWhereItDiffers) {

@@ -67,6 +67,15 @@ TEST(LayerTrainerTest, ARankThatDiesAtAnyCollectiveEndsAllRanks) {
   EXPECT_GT(deaths, 50);
 }
 
+// Gathers of weights in parts among them.
+TEST(LayerTrainerTest, ARankThatDiesAtAnyCollectiveOfWeightsInPartsEndsAllRanks) {
+  Layout layout = kOverlapping;
+  layout.zero = ZeroStage::kWeights;
+  int deaths = 0;
+  while (RunWithDeath(layout, deaths + 1)) ++deaths;
+  EXPECT_GT(deaths, 70);
+}
+
 // The phases in which a rank meets others in the second step, in the order in which they come.
 std::vector<std::string> PhasesOfAStep(const Layout& layout) {
   std::vector<std::string> phases;
@@ -82,6 +91,7 @@ std::vector<std::string> PhasesOfAStep(const Layout& layout) {
 
 // Ranks that are processes. The test starts itself under a launcher, once for each phase.
 constexpr char kLauncher[] = "MOE_TEST_MPIEXEC", kDeath[] = "MOE_TEST_DEATH";
+constexpr char kGathers[] = "weights";  // the phase that ZeRO-3 adds
 constexpr absl::Duration kDeadline = absl::Seconds(20);
 
 // One of the processes: rank 1 dies in the second step, in the phase that kDeath names, by SIGKILL
@@ -104,7 +114,9 @@ TEST(LayerTrainerProcessTest, DISABLED_Rank) {
     if (world->rank() == 1) {
       world = std::make_unique<DyingCommunicator>(std::move(world), death);
     }
-    return RunSteps(kOverlapping, std::move(world), [](const Trainer&) {});
+    Layout layout = kOverlapping;
+    if (phase == kGathers) layout.zero = ZeroStage::kWeights;
+    return RunSteps(layout, std::move(world), [](const Trainer&) {});
   });
 }
 
@@ -135,8 +147,9 @@ TEST(LayerTrainerProcessTest, ARankThatDiesInAnyPhaseEndsTheJobWithOneLine) {
   if (launcher == nullptr) GTEST_SKIP() << "no " << kLauncher;
   std::array<char, 4096> self = {};
   ASSERT_GT(readlink("/proc/self/exe", self.data(), self.size() - 1), 0);
-  const std::vector<std::string> phases = PhasesOfAStep(kOverlapping);
+  std::vector<std::string> phases = PhasesOfAStep(kOverlapping);
   EXPECT_GE(phases.size(), 6);
+  phases.push_back(kGathers);
   // Two jobs at once: most of the time launchers wait.
   for (size_t i = 0; i < phases.size(); i += 2) {
     std::vector<std::FILE*> jobs;

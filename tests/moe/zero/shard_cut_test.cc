@@ -199,7 +199,9 @@ TEST(ShardCutTest, ARankKeepsAsManyBytesAsTheFormulaSays) {
                         Case{DType::kFloat32, ZeroStage::kGradients, 4 + (8 + 8) / 4.0},
                         Case{DType::kBFloat16, ZeroStage::kNone, 2 + 8 + 12},
                         Case{DType::kBFloat16, ZeroStage::kOptimizer, 2 + 8 + 12 / 4.0},
-                        Case{DType::kBFloat16, ZeroStage::kGradients, 2 + (8 + 12) / 4.0}}) {
+                        Case{DType::kBFloat16, ZeroStage::kGradients, 2 + (8 + 12) / 4.0},
+                        Case{DType::kFloat32, ZeroStage::kWeights, (4 + 8 + 8) / 4.0},
+                        Case{DType::kBFloat16, ZeroStage::kWeights, (2 + 8 + 12) / 4.0}}) {
     SCOPED_TRACE(absl::StrCat(NameOf(c.dtype), " ", static_cast<int>(c.zero)));
     const TrainerOptions options = {.dtype = c.dtype, .zero = c.zero, .bucket_bytes = 1 << 21};
     testing::RunTrainers({.ranks = 4}, options, [&](Trainer& trainer) -> absl::Status {
@@ -215,12 +217,15 @@ TEST(ShardCutTest, ARankKeepsAsManyBytesAsTheFormulaSays) {
         MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
         const auto all = trainer.parameters().parameters();
         for (auto p = all.rbegin(); p != all.rend(); ++p) {
+          Parameter* const leased = p->get();
+          MOE_RETURN_IF_ERROR(WeightLease::Take(trainer.PassOf(round), {&leased, 1}).status());
           MOE_RETURN_IF_ERROR(trainer.MarkReady(round, **p));
         }
       }
       MOE_RETURN_IF_ERROR(trainer.Step({.learning_rate = 1e-3}).status());
       double expected = c.bytes * kParameters * kRows * kCols;
-      if (c.zero == ZeroStage::kGradients) expected += 2 * 8 * kRows * kCols;  // two buckets
+      if (c.zero >= ZeroStage::kGradients) expected += 2 * 8 * kRows * kCols;  // two buckets
+      if (c.zero == ZeroStage::kWeights) expected += 2 * SizeOf(c.dtype) * kRows * kCols;
       const Trainer::StateBytes bytes = trainer.state_bytes();
       EXPECT_NEAR(static_cast<double>(bytes.allocated) / expected, 1, 0.02);
       EXPECT_NEAR(static_cast<double>(bytes.formula) / expected, 1, 0.02);

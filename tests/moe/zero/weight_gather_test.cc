@@ -22,8 +22,10 @@ TEST(WeightGatherTest, GivenUpInFlightItWaitsForNobodyAndEndsItsPeers) {
         *context.mesh);
     MOE_ASSIGN_OR_RETURN(const auto state, OptimizerState::Create(buckets, store, context));
     if (context.mesh->world().rank() == 0) {
-      WeightGather gather(buckets, context, session.gradient_stream());
-      return gather.Start(0, state.block(0), {});
+      WeightGather gather(buckets, context, MeshLane::kGradients, session.gradient_stream());
+      const BucketBlock& block = state.block(0);
+      return gather.Start({.own = block.own, .all = block.bytes, .part_bytes = block.part_bytes},
+                          {});
     }
     const absl::Status ended = context.mesh->world().Barrier();
     EXPECT_TRUE(absl::StrContains(ended.message(), "weights of a step were given up")) << ended;

@@ -194,6 +194,19 @@ TEST(MemoryEstimate, ParametersAreThoseOfTheRank) {
       EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
           .state_bytes,
       (2 + 20.0 / 16) * 1000 + (2 + 20.0 / 4) * 3 * 2 * 210);
+  // Weights in parts: two blocks of a layer, of which the experts are the most.
+  zero.zero = ZeroStage::kWeights;
+  model.vocab_size = 20;  // two tables of 200 parameters
+  EXPECT_EQ(
+      EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
+          .state_bytes,
+      22.0 / 16 * 1000 + 22.0 / 4 * 3 * 2 * 210 + 2 * 2 * (200 + 2 * 210));
+  model.vocab_size = 80;  // an embedding of 800 parameters, which is also the output layer
+  model.tied_embeddings = true;
+  EXPECT_EQ(
+      EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
+          .state_bytes,
+      22.0 / 16 * 1000 + 22.0 / 4 * 3 * 2 * 210 + 2 * 2 * 800);
   // All ranks together have one more copy of masters and moments.
   const auto saving = [&](bool saves) {
     return EstimateMemory({.model = model,
