@@ -97,6 +97,11 @@ absl::StatusOr<GradAccumulator> Parameter::OpenGradient() const {
 }
 
 absl::Status Parameter::CheckWhole(const char* function) const {
+  if (deferred_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(function, ": ", spec_.name,
+                     " has no values yet and will be in parts (ZeRO-3), expected a whole master"));
+  }
   if (!packed_) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       function, ": ", spec_.name, " is in parts on several ranks (ZeRO), expected a whole master"));

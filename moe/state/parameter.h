@@ -149,6 +149,7 @@ class Parameter {
   // borrowed or packed.
   std::shared_ptr<const Buffer> owned_, owned_compute_;
   bool packed_ = false, in_parts_ = false, shared_ = false;
+  bool deferred_ = false;  // no memory so far
   int64_t version_ = 0;
   std::function<absl::StatusOr<GradAccumulator>()> open_sum_;  // empty: has_sum() is false
   int round_bucket_ = -1;
@@ -214,6 +215,13 @@ class ParameterStore {
 
   // Sets the use of the parameters that are added from now on.
   void set_use(StoreUse use) { use_ = use; }
+  // For ranks that keep parts of weights (ZeRO-3), so that none has the whole model at a time:
+  // trainable parameters that are added from now on have neither memory nor values until Provide or
+  // WriteMaster. Until then Adopt, Share and ReadMaster return kFailedPrecondition.
+  void set_deferred() { defers_ = true; }
+  // Allocates those of `parameters`, with the rest of their slabs, that have no memory so far, and
+  // writes their initial values. kResourceExhausted.
+  absl::Status Provide(absl::Span<Parameter* const> parameters) const;
 
   DType compute() const { return compute_; }
   const MemoryResource& memory() const { return memory_; }
@@ -297,14 +305,15 @@ class ParameterStore {
   absl::Status RefreshPart(const MasterPart& part, Stream& stream) const;
   template <typename T>
   absl::Status RoundParts(absl::Span<const MasterPart> parts, const Context& context) const;
-  absl::Status Fill(Parameter& parameter);  // writes the initial values
+  absl::Status Fill(Parameter& parameter) const;  // writes the initial values
 
   const DType compute_;
   const uint64_t seed_;
   StoreUse use_ = StoreUse::kTraining;
+  bool defers_ = false;
   MemoryResource& memory_;
   ThreadPool& threads_;
-  std::unique_ptr<Stream> upload_;  // for CUDA devices, once there is a parameter
+  mutable std::unique_ptr<Stream> upload_;  // for CUDA devices, once there is a parameter
   std::vector<Buffer> packed_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
 };

@@ -85,14 +85,30 @@ absl::StatusOr<std::vector<Parameter*>> ParameterStore::AddSlab(
     slab.back()->slab_ = static_cast<int>(parameters_.size());
     slab.back()->index_ = static_cast<int>(parameters_.size() + slab.size()) - 1;
   }
-  MOE_RETURN_IF_ERROR(Allocate(slab));
+  const bool later = defers_ && !slab.empty() && slab.front()->spec_.trainable;
+  if (!later) MOE_RETURN_IF_ERROR(Allocate(slab));
   std::vector<Parameter*> added;
   for (auto& parameter : slab) {
-    MOE_RETURN_IF_ERROR(Fill(*parameter));
+    parameter->deferred_ = later;
+    if (!later) MOE_RETURN_IF_ERROR(Fill(*parameter));
     added.push_back(parameter.get());
   }
   std::move(slab.begin(), slab.end(), std::back_inserter(parameters_));
   return added;
+}
+
+absl::Status ParameterStore::Provide(absl::Span<Parameter* const> parameters) const {
+  for (const Parameter* const parameter : parameters) {
+    if (!parameter->deferred_) continue;
+    const auto first = static_cast<size_t>(parameter->slab());
+    size_t end = first + 1;
+    while (end < parameters_.size() && parameters_[end]->slab() == parameter->slab()) ++end;
+    const auto slab = absl::MakeConstSpan(parameters_).subspan(first, end - first);
+    MOE_RETURN_IF_ERROR(Allocate(slab));
+    for (const auto& each : slab) each->deferred_ = false;
+    for (const auto& each : slab) MOE_RETURN_IF_ERROR(Fill(*each));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Parameter>> ParameterStore::Make(const ParameterSpec& spec) const {
@@ -137,7 +153,7 @@ absl::StatusOr<std::unique_ptr<Parameter>> ParameterStore::Make(const ParameterS
 }
 
 // In the master itself where the host can write it, else by way of memory of the host.
-absl::Status ParameterStore::Fill(Parameter& parameter) {
+absl::Status ParameterStore::Fill(Parameter& parameter) const {
   const ParameterSpec& spec = parameter.spec_;
   const bool on_device = OnDevice(parameter);
   const auto inline_stream = MakeInlineStream(&threads_);
@@ -279,6 +295,8 @@ absl::Status ParameterStore::WriteMaster(Parameter& parameter, absl::Span<const 
         "ParameterStore::WriteMaster: ", count, " values", from, " for ", parameter.spec().name,
         ", expected ", parameter.spec().rows, " * ", parameter.spec().cols));
   }
+  Parameter* const written = &parameter;
+  MOE_RETURN_IF_ERROR(Provide({&written, 1}));
   MOE_RETURN_IF_ERROR(parameter.CheckWhole("WriteMaster"));
   if (!parameter.borrowed_.empty()) {
     return absl::FailedPreconditionError(

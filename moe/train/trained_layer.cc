@@ -92,6 +92,7 @@ absl::Status TrainedLayer<T>::BackwardRows(const void* dy, void* dx) {
 template <typename T>
 absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
     const GraphForward& call) {
+  MOE_RETURN_IF_ERROR(trainer_.HaveWeights());
   const Round& round = trainer_.round();
   const MatrixView<const T> x(static_cast<const T*>(call.x), call.rows, call.cols);
   const MatrixView<T> y(static_cast<T*>(call.y), call.rows, call.cols);

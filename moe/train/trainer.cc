@@ -23,7 +23,9 @@ Trainer::Trainer(const TrainerOptions& options, std::unique_ptr<Session> session
       placement_(PlacementOf(options.zero)),
       dealt_(micro_batches_),
       store_(options.dtype, options.seed, session_->context()),
-      grid_unit_(options.unit_log2) {}
+      grid_unit_(options.unit_log2) {
+  if (placement_.weights == Holding::kPart) store_.set_deferred();
+}
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& options,
                                                          std::unique_ptr<Communicator> world) {
@@ -102,9 +104,15 @@ absl::Status Trainer::BeginStep(int loss_scale_log2) {
 
 absl::Status Trainer::BeginEvaluation(int64_t micro_batches) {
   MOE_RETURN_IF_ERROR(CheckEnded("BeginEvaluation"));
+  MOE_RETURN_IF_ERROR(HaveWeights());
   running_ = Running::kEvaluation;
   dealt_ = micro_batches;
   return absl::OkStatus();
+}
+
+// Those in parts are made with the state of their optimiser.
+absl::Status Trainer::HaveWeights() {
+  return placement_.weights == Holding::kPart ? optimizer().status() : absl::OkStatus();
 }
 
 absl::StatusOr<Round> Trainer::BeginRound() {

@@ -303,6 +303,7 @@ class Trainer {
   absl::Status MarkReady(const Parameter& parameter);
   absl::Status MarkOwn();
   absl::Status Freeze();
+  absl::Status HaveWeights();
   void EndRound();
   absl::Status CheckNoStepYet(absl::string_view what) const;
   absl::Status TakeCounts();
@@ -311,7 +312,7 @@ class Trainer {
   absl::Status FollowGradients();
   absl::Status CheckWeights() const;
   template <typename T>
-  friend class TrainedLayer;  // for MarkReady of a Backward without a round
+  friend class TrainedLayer;  // for passes without a round
 
   const TrainerOptions options_;
   // Declared before its borrowers: it is destroyed last, and its streams are emptied first

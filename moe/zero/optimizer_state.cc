@@ -14,6 +14,7 @@ absl::StatusOr<OptimizerState> OptimizerState::Create(absl::Span<const Parameter
   state.blocks_.resize(buckets.size());
   GroupMap<std::vector<size_t>> packs;  // buckets that have slabs in common
   for (size_t b = 0; b < buckets.size(); ++b) {
+    MOE_RETURN_IF_ERROR(store.Provide(buckets[b].parameters));
     MOE_RETURN_IF_ERROR(state.Keep(buckets[b], store.compute(), context));
     if (!buckets[b].sharded()) continue;
     std::vector<size_t>& pack = packs[buckets[b].holders];

@@ -99,7 +99,7 @@ TEST_F(DeviceTrainTest, EveryLayoutHasTheBitsOfOneRank) {
 TEST_F(DeviceTrainTest, ZeroHasTheBitsOfRanksThatKeepAll) {
   const std::string folder = ::testing::TempDir() + "device_zero";
   for (const auto& [dtype, zero] : {std::pair(DType::kFloat32, ZeroStage::kOptimizer),
-                                    std::pair(DType::kBFloat16, ZeroStage::kGradients)}) {
+                                    std::pair(DType::kBFloat16, ZeroStage::kWeights)}) {
     SCOPED_TRACE(NameOf(dtype));
     TrainConfig config = Config(dtype);
     config.trainer.bucket_bytes = 8000;

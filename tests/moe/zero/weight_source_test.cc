@@ -2,6 +2,7 @@
 // zero_test.
 #include "moe/zero/weight_source.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -67,6 +68,7 @@ void ExpectLeasesToRead(DType dtype, int ranks, int64_t bucket_bytes) {
       if (zero == ZeroStage::kOptimizer) {
         for (const auto& p : store.parameters()) store.SetValues(*p, std::nullopt);
       }
+      MOE_RETURN_IF_ERROR(store.Provide(all));
       const std::vector<T> before = ValuesOf<T>(all);
       MOE_RETURN_IF_ERROR(trainer.optimizer().status());
       const Pass pass = trainer.PassOf(trainer.round());
@@ -180,6 +182,46 @@ TEST(GatheredWeightsTest, LeasesNestAndOverlap) {
         MOE_ASSIGN_OR_RETURN(const WeightLease three, WeightLease::Take(pass, modules[2]));
         EXPECT_EQ(sent(), 4);
         EXPECT_EQ(modules[2][0]->view<float>().rows(), kRows);
+        return absl::OkStatus();
+      });
+}
+
+// The first round of an evaluation before any step makes them, a bucket at a time.
+TEST(GatheredWeightsTest, NoRankHasTheWholeModelBeforeItsPart) {
+  testing::RunTrainers(
+      {.ranks = 2}, InParts(DType::kBFloat16, 1), [](Trainer& trainer) -> absl::Status {
+        ParameterStore& store = trainer.parameters();
+        MOE_ASSIGN_OR_RETURN(Parameter* const p,
+                             store.Add({.name = "p", .rows = kRows, .cols = kCols}));
+        ParameterStore whole(DType::kBFloat16, trainer.options().seed);
+        MOE_ASSIGN_OR_RETURN(const Parameter* const same,
+                             whole.Add({.name = "p", .rows = kRows, .cols = kCols}));
+        EXPECT_EQ(store.bytes(), 0);
+        EXPECT_EQ(p->ReadMaster(*trainer.context().compute).status().code(),
+                  absl::StatusCode::kFailedPrecondition);
+        MOE_RETURN_IF_ERROR(trainer.BeginEvaluation(2));
+        MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
+        EXPECT_EQ(store.bytes(), 0);
+        MOE_ASSIGN_OR_RETURN(const WeightLease lease,
+                             WeightLease::Take(trainer.PassOf(round), {&p, 1}));
+        const auto got = p->view<BFloat16>(), expected = same->view<BFloat16>();
+        EXPECT_TRUE(std::equal(got.data(), got.data() + p->size(), expected.data()));
+        return trainer.EndStep();
+      });
+}
+
+// What is read from a file before the first step is what the ranks have parts of.
+TEST(GatheredWeightsTest, ValuesMayBeWrittenBeforeTheFirstStep) {
+  testing::RunTrainers(
+      {.ranks = 2}, InParts(DType::kFloat32, 1), [](Trainer& trainer) -> absl::Status {
+        ParameterStore& store = trainer.parameters();
+        MOE_ASSIGN_OR_RETURN(Parameter* const p, store.Add({.name = "p", .rows = 2, .cols = 3}));
+        const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+        MOE_RETURN_IF_ERROR(store.WriteMaster(*p, values, *trainer.context().compute));
+        MOE_RETURN_IF_ERROR(trainer.optimizer().status());
+        MOE_ASSIGN_OR_RETURN(const WeightLease lease,
+                             WeightLease::Take(trainer.PassOf(trainer.round()), {&p, 1}));
+        EXPECT_EQ(ValuesOf<float>({p}), values);
         return absl::OkStatus();
       });
 }
