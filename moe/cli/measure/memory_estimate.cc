@@ -80,6 +80,24 @@ struct Sizes {
   const double tokens, hidden, ffn, experts, top_k, ep, element, gated, skew;
 };
 
+// Buffers in which partials of a round add up where sums are in parts, as RoundBuffersOf says; a
+// bucket closes, in the mean, half a matrix after its size.
+double RoundBytes(const MemoryShape& shape, const Sizes& s, double shared, double experts) {
+  const TrainerOptions& trainer = shape.trainer;
+  if (PlacementOf(trainer.zero).sums == Holding::kWhole) return 0;
+  const auto sum_bytes = static_cast<double>(SumBytesOfElement(trainer.session.numerics));
+  const double bucket = static_cast<double>(trainer.bucket_bytes) / sum_bytes;
+  double buffers = 0, elements = 0;
+  const auto add = [&](double group, int ranks) {
+    if (ranks < 2 || group == 0) return;
+    buffers += group > bucket ? 2 : 1;
+    elements = std::max(elements, std::min(group, bucket + s.gated * s.hidden * s.ffn / 2));
+  };
+  add(shared, shape.ranks);
+  add(experts, shape.ranks / trainer.session.mesh.expert);
+  return buffers * elements * sum_bytes;
+}
+
 double StateBytes(const MemoryShape& shape, const Sizes& s) {
   const MoeLayerConfig& moe = shape.model.moe;
   const double biases = moe.projection_biases ? s.gated * s.ffn + s.hidden : 0;
@@ -95,7 +113,8 @@ double StateBytes(const MemoryShape& shape, const Sizes& s) {
            (shape.saves ? 12.0 / ranks : 0);  // copies of masters and moments
   };
   const int replicas = shape.ranks / trainer.session.mesh.expert;
-  double bytes = shared * of_element(shape.ranks) + experts * of_element(replicas);
+  double bytes = shared * of_element(shape.ranks) + experts * of_element(replicas) +
+                 RoundBytes(shape, s, shared, experts);
   if (PlacementOf(trainer.zero).weights == Holding::kPart && shape.ranks > 1) {
     // Two blocks of the largest module: the embedding or output layer, or a layer.
     const double table = static_cast<double>(shape.model.vocab_size) * s.hidden;

@@ -40,8 +40,8 @@ MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_to
 struct MemoryEstimate {
   // Per parameter of the rank: master weight and gradient (float32; layout-invariant: int64 sums),
   // AdamW's two moments when trained, a compute copy where that is not float32; with ZeRO this
-  // rank's part (BytesOfElement), without the buffers of rounds, and two blocks of gathered weights
-  // where these are in parts. Where it saves also 12 bytes for each parameter that this rank
+  // rank's part (BytesOfElement), the buffers of rounds where sums are in parts, and two blocks of
+  // gathered weights where these are. Where it saves also 12 bytes for each parameter that this rank
   // writes, which is one of those that hold it.
   double state_bytes = 0;
   // What forward keeps for backward over all layers, and the scratch of the widest backward step;

@@ -1,9 +1,12 @@
 // A sweep's estimate of a point's memory, against its use.
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 
+#include "kernels/base/status_macros.h"
 #include "moe/cli/base/train_options.h"
 #include "moe/cli/measure/layer_bench.h"
 #include "moe/cli/measure/memory_estimate.h"
@@ -126,6 +129,35 @@ INSTANTIATE_TEST_SUITE_P(
                       MemoryCase{.name = "UnevenExperts", .experts = 5, .ranks = 3, .ep = 3}),
     [](const auto& test) { return std::string(test.param.name); });
 
+// What a run has allocated of parameters, sums and state at each ZeRO stage.
+TEST(MemoryEstimate, OfStateIsWithinFivePercentOfARun) {
+  const lm::Corpus corpus = MakeCorpus();
+  for (const ZeroStage zero :
+       {ZeroStage::kNone, ZeroStage::kOptimizer, ZeroStage::kGradients, ZeroStage::kWeights}) {
+    SCOPED_TRACE(static_cast<int>(zero));
+    lm::TrainConfig config = ConfigOf({.name = "",
+                                       .ranks = 4,
+                                       .micro_batch = 1,
+                                       .length = 32,
+                                       .dtype = DType::kBFloat16,
+                                       .numerics = Numerics::kLayoutInvariant});
+    config.trainer.zero = zero;
+    config.trainer.bucket_bytes = 1 << 20;
+    config.steps = 2;
+    int64_t allocated = 0;
+    testing::RunLocalRanks(4, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const bool first = world->rank() == 0;
+      MOE_ASSIGN_OR_RETURN(const lm::TrainReport report,
+                           lm::Train(config, corpus, std::move(world), {}));
+      if (first) allocated = report.state_bytes;
+      return absl::OkStatus();
+    });
+    const double estimate =
+        EstimateMemory(ShapeOfTraining(config, cli::SizeOf(config.model).total, 4)).state_bytes;
+    EXPECT_NEAR(estimate / static_cast<double>(allocated), 1, 0.05) << allocated;
+  }
+}
+
 // A layer alone, with even routing, and with nine tenths of the rows on one rank of four.
 TEST(MemoryEstimate, OfALayerIsWithinAFactorOfTwoOfAMeasuredOne) {
   struct LayerCase {
@@ -187,26 +219,35 @@ TEST(MemoryEstimate, ParametersAreThoseOfTheRank) {
   EXPECT_EQ(state(4, Numerics::kLayoutInvariant, DType::kFloat32, true), 20.0 * 2260);
   EXPECT_EQ(state(4, Numerics::kFast, DType::kBFloat16, true), 18.0 * 2260);
   EXPECT_EQ(state(4, Numerics::kFast, DType::kFloat32, false), 8.0 * 2260);
-  // ZeRO over 16 ranks, of which 4 have the same experts.
+  // ZeRO over 16 ranks, of which 4 have the same experts. A bucket of each group, whose sums of a
+  // round have buffers as large as the larger one.
+  const double rounds = 2 * 8 * 3 * 2 * 210;
   TrainerOptions zero = OnRanks(4, DType::kBFloat16);
   zero.zero = ZeroStage::kGradients;
   EXPECT_EQ(
       EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
           .state_bytes,
-      (2 + 20.0 / 16) * 1000 + (2 + 20.0 / 4) * 3 * 2 * 210);
+      (2 + 20.0 / 16) * 1000 + (2 + 20.0 / 4) * 3 * 2 * 210 + rounds);
+  // Buckets of 400 elements, and half a matrix more: two of each group.
+  zero.bucket_bytes = 3200;
+  EXPECT_EQ(
+      EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
+          .state_bytes,
+      (2 + 20.0 / 16) * 1000 + (2 + 20.0 / 4) * 3 * 2 * 210 + 4 * 8 * (400 + 2 * 70 / 2));
+  zero.bucket_bytes = TrainerOptions().bucket_bytes;
   // Weights in parts: two blocks of a layer, of which the experts are the most.
   zero.zero = ZeroStage::kWeights;
   model.vocab_size = 20;  // two tables of 200 parameters
   EXPECT_EQ(
       EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
           .state_bytes,
-      22.0 / 16 * 1000 + 22.0 / 4 * 3 * 2 * 210 + 2 * 2 * (200 + 2 * 210));
+      22.0 / 16 * 1000 + 22.0 / 4 * 3 * 2 * 210 + 2 * 2 * (200 + 2 * 210) + rounds);
   model.vocab_size = 80;  // an embedding of 800 parameters, which is also the output layer
   model.tied_embeddings = true;
   EXPECT_EQ(
       EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
           .state_bytes,
-      22.0 / 16 * 1000 + 22.0 / 4 * 3 * 2 * 210 + 2 * 2 * 800);
+      22.0 / 16 * 1000 + 22.0 / 4 * 3 * 2 * 210 + 2 * 2 * 800 + rounds);
   // All ranks together have one more copy of masters and moments.
   const auto saving = [&](bool saves) {
     return EstimateMemory({.model = model,
