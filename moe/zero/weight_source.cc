@@ -43,7 +43,7 @@ absl::Status GatheredWeights::Acquire(const Pass& pass, absl::Span<Parameter* co
   // A lease inside another one.
   const bool here = std::all_of(bundle.tensors.begin(), bundle.tensors.end(), is_leased);
   if (!here) {
-    Follow(&bundle, pass.site);
+    Follow(bundle, pass);
     if (bundle.block < 0) {
       MOE_RETURN_IF_ERROR(Gather(bundle, FreeBlock(/*must=*/true), pass.site));
     }
@@ -79,7 +79,8 @@ absl::Status GatheredWeights::Forget() {
     }
     if (block.bundle != nullptr) std::exchange(block.bundle, nullptr)->block = -1;
   }
-  Follow(nullptr, {});
+  last_rounds_ = std::exchange(rounds_, 0);
+  before_ = now_ = nullptr;
   for (Bundle& bundle : bundles_) {
     bundle.rounded = false;
     for (const Tensor& tensor : bundle.tensors) {
@@ -161,28 +162,41 @@ void GatheredWeights::AddRun(size_t b, size_t first, size_t last, Bundle& bundle
   bundle.runs.push_back(std::move(run));
 }
 
-GatheredWeights::Bundle*& GatheredWeights::NextOf(Bundle& bundle, const Bundle* before) {
-  for (auto& [earlier, next] : bundle.next) {
-    if (earlier == before) return next;
+GatheredWeights::Next& GatheredWeights::NextOfNow() {
+  for (Next& next : now_->next) {
+    if (next.before == before_ && next.training == training_) return next;
   }
-  return bundle.next.emplace_back(before, nullptr).second;
+  return now_->next.emplace_back(Next{.before = before_, .training = training_});
 }
 
-// Notes that `bundle` is leased at `site`; nullptr: that a round has ended. A bundle that is leased
-// twice in a row, as where a layer is computed again, counts once.
-void GatheredWeights::Follow(Bundle* bundle, const Site& site) {
-  const bool same_round = bundle != nullptr && site.step == site_.step && site.round == site_.round;
-  if (bundle != nullptr) bundle->layer = site.layer;
-  if (same_round && bundle == now_) return;
-  if (now_ != nullptr) NextOf(*now_, before_) = same_round ? bundle : nullptr;
+// Notes that `bundle` is leased. One that is leased twice in a row, as where a layer is computed
+// again, counts once.
+void GatheredWeights::Follow(Bundle& bundle, const Pass& pass) {
+  const Site& site = pass.site;
+  const bool training = pass.batch.mode == Mode::kTraining;
+  const bool same_step = now_ != nullptr && site.step == site_.step && training == training_;
+  const bool same_round = same_step && site.round == site_.round;
+  bundle.layer = site.layer;
+  if (same_round && &bundle == now_) return;
+  if (same_step) {
+    Next& next = NextOfNow();
+    next.bundle = &bundle;
+    next.next_round = !same_round;
+  } else if (training) {
+    rounds_ = 0;
+  }
+  if (training && !same_round) ++rounds_;
   before_ = same_round ? now_ : nullptr;
-  now_ = bundle;
+  now_ = &bundle;
   site_ = site;
+  training_ = training;
 }
 
 absl::Status GatheredWeights::GatherNext(const Site& site) {
-  Bundle* const next = NextOf(*now_, before_);
+  const Next& known = NextOfNow();
+  Bundle* const next = known.bundle;
   if (next == nullptr || next->block >= 0) return absl::OkStatus();
+  if (known.next_round && (!training_ || rounds_ >= last_rounds_)) return absl::OkStatus();
   const int block = FreeBlock(/*must=*/false);
   if (block < 0) return absl::OkStatus();
   Site at = site;

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <utility>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -26,9 +25,9 @@ namespace moe {
 // meanwhile. A block keeps its values after Release until the memory is needed. Parameters that no
 // ranks share out cost a comparison.
 //
-// The next module is the one that came next when the same two were leased in a row before, in the
-// same round of a step: the order forward and back. Nothing is gathered ahead past the end of a
-// round.
+// The next module is the one that came next when the same two were leased in a row before: the
+// order forward, back and into the next round. Past the end of a round it is gathered ahead where
+// the step before had more rounds, and not in evaluations.
 //
 // All ranks that hold a parameter lease the same modules in the same order, whatever tokens they
 // have. Gathers run on a stream and in a lane of their own, so that they cross neither the
@@ -70,6 +69,14 @@ class GatheredWeights final : public WeightSource {
     int64_t first_byte, bytes;  // in the block
     std::vector<int64_t> part_bytes;
   };
+  struct Bundle;
+  // What was leased after a bundle, and after `before` and it, when this happened last.
+  struct Next {
+    const Bundle* before;
+    bool training;
+    Bundle* bundle = nullptr;
+    bool next_round = false;
+  };
   // What a module leases at once.
   struct Bundle {
     std::vector<Parameter*> parameters;
@@ -80,8 +87,7 @@ class GatheredWeights final : public WeightSource {
     int block = -1;         // that has its values, or will have
     bool gathered = false;  // once at least
     bool rounded = false;   // vectors have been rounded since Forget
-    // By the bundle that was leased before this one: the bundle that came after; nullptr: none.
-    std::vector<std::pair<const Bundle*, Bundle*>> next;
+    std::vector<Next> next;
   };
   struct Block {
     Buffer memory;
@@ -101,8 +107,8 @@ class GatheredWeights final : public WeightSource {
   Bundle& BundleOf(absl::Span<Parameter* const> parameters);
   Bundle MakeBundle(absl::Span<Parameter* const> parameters) const;
   void AddRun(size_t bucket, size_t first, size_t last, Bundle& bundle) const;
-  Bundle*& NextOf(Bundle& bundle, const Bundle* before);
-  void Follow(Bundle* bundle, const Site& site);
+  Next& NextOfNow();
+  void Follow(Bundle& bundle, const Pass& pass);
   absl::Status GatherNext(const Site& site);
   int FreeBlock(bool must);
   absl::Status Gather(Bundle& bundle, int block, const Site& site);
@@ -122,10 +128,12 @@ class GatheredWeights final : public WeightSource {
   std::deque<Block> blocks_;
   int64_t gathered_bundles_ = 0, largest_bytes_ = 0, largest_elements_ = 0;
   int64_t uses_ = 0;
-  // The two bundles that were leased last in the round of site_.
+  // The two bundles that were leased last, where they were in one round, that of site_.
   Bundle *before_ = nullptr, *now_ = nullptr;
   Site site_;
-  WeightGather gather_;  // last: what is in flight ends before its memory goes
+  bool training_ = false;                 // whether site_ is not in an evaluation
+  int64_t rounds_ = 0, last_rounds_ = 0;  // rounds of this step so far, and of the step before
+  WeightGather gather_;                   // last: what is in flight ends before its memory goes
 };
 
 }  // namespace moe

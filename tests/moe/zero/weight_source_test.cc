@@ -123,7 +123,8 @@ absl::StatusOr<std::vector<int64_t>> Lease(Trainer& trainer, const Round& round,
                                            const std::vector<size_t>& order) {
   std::vector<int64_t> sent;
   for (const size_t m : order) {
-    const Pass pass = trainer.PassOf(round);
+    const Pass whole = trainer.PassOf(round);
+    const Pass pass = m == 1 ? whole.WithoutStash() : whole;  // as where it is computed again
     MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, modules[m]));
     EXPECT_EQ(modules[m][0]->view<float>().rows(), kRows);
     sent.push_back(trainer.traffic(MeshGroup::kStage).bytes_sent / kHalf);
@@ -149,6 +150,39 @@ TEST(GatheredWeightsTest, TheNextModuleIsGatheredWhileOneComputes) {
         EXPECT_EQ(sent, (std::vector<int64_t>{2, 3, 3, 3, 4, 4, 4}));
         return EndStep(trainer);
       });
+}
+
+// The first of three modules is read forward alone, as an embedding is. It is gathered at the end of
+// the first of two rounds, and not at the end of the step.
+TEST(GatheredWeightsTest, TheFirstModuleOfTheNextRoundIsGatheredInTheOneBefore) {
+  TrainerOptions options = InParts(DType::kFloat32, 1);
+  options.micro_batches = 4;
+  testing::RunTrainers({.ranks = 2}, options, [](Trainer& trainer) -> absl::Status {
+    std::vector<Group> modules;
+    MOE_RETURN_IF_ERROR(AddModules(trainer, modules));
+    const std::vector<size_t> order = {0, 1, 2, 2, 1};
+    const auto sent = [&] {
+      return trainer.traffic(MeshGroup::kStage).bytes_sent;
+    };
+    for (const int step : {1, 2}) {
+      for (const int r : {0, 1}) {
+        MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
+        const int64_t before = sent();
+        MOE_ASSIGN_OR_RETURN(std::vector<int64_t> gathered, Lease(trainer, round, modules, order));
+        for (int64_t& each : gathered) each -= before / kHalf;
+        if (step == 2) {
+          EXPECT_EQ(gathered, r == 0 ? (std::vector<int64_t>{2, 3, 3, 3, 4})
+                                     : (std::vector<int64_t>{0, 1, 1, 1, 1}));
+        }
+        if (r == 1) break;
+        for (const auto& p : trainer.parameters().parameters()) {
+          MOE_RETURN_IF_ERROR(trainer.MarkReady(round, *p));
+        }
+      }
+      MOE_RETURN_IF_ERROR(EndStep(trainer));
+    }
+    return absl::OkStatus();
+  });
 }
 
 TEST(GatheredWeightsTest, LeasesNestAndOverlap) {
