@@ -47,7 +47,7 @@ set(moe_public_headers
   moe/state/boxes.h moe/state/canonical_tensor.h moe/state/module.h moe/state/parameter.h
   moe/state/weight_lease.h
   moe/recompute/recompute.h
-  moe/zero/optimizer_state.h moe/zero/shard_cut.h moe/zero/state_placement.h moe/zero/weight_gather.h
+  moe/zero/offload.h moe/zero/optimizer_state.h moe/zero/shard_cut.h moe/zero/state_placement.h moe/zero/weight_gather.h
   moe/zero/weight_source.h
   moe/tensor/linear.h
   moe/layer/experts.h moe/layer/moe_layer.h moe/layer/shared_expert.h
@@ -59,14 +59,14 @@ set(moe_public_headers
   moe/checkpoint/writer.h
   moe/hf/hf_config.h moe/hf/hf_model.h moe/hf/hf_save.h moe/hf/hf_weights.h moe/hf/model_rule.h moe/hf/tensor_layout.h moe/hf/tensor_rule.h
   moe/io/checkpoint.h moe/io/file.h moe/io/file_system.h moe/io/file_work.h moe/io/model_files.h moe/io/routing_trace.h moe/io/safetensors.h
-  moe/io/safetensors_stream.h
+  moe/io/safetensors_stream.h moe/io/scratch_file.h
   moe/lm/attention_block.h moe/lm/dense.h moe/lm/feed_forward_block.h moe/lm/key_value_cache.h moe/lm/layer.h moe/lm/output_head.h
   moe/lm/stage.h moe/lm/text_data.h moe/lm/tokens.h moe/lm/train_config.h moe/lm/training_loop.h moe/lm/transformer_config.h
   dispatch/dispatch_plan.h dispatch/dispatcher.h dispatch/placement.h
   gating/capacity.h gating/gate.h gating/router.h gating/router_check.h
   gating/router_config.h gating/router_stats.h gating/routing.h
   gating/token_choice_gate.h gating/token_groups.h
-  comm/all_reduce.h comm/bootstrap.h comm/communicator.h comm/create.h comm/host_staging.h
+  comm/all_reduce.h comm/bootstrap.h comm/communicator.h comm/create.h comm/descriptor.h comm/host_staging.h
   comm/local/local_world.h comm/mesh/group_map.h comm/mesh/mesh.h comm/mesh/mesh_shape.h
   comm/mpi/mpi_world.h comm/nccl/nccl_store.h
   comm/nccl/nccl_world.h comm/patience.h comm/ring_all_reduce.h comm/site.h comm/world_plan.h

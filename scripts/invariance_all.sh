@@ -128,6 +128,15 @@ recomputed() { # ZeRO stage, arguments of at
   trained && compare
 }
 
+offloaded() { # ZeRO stage, ranks, ep, transport
+  rm -rf "$work/run"
+  mkdir -p "$work/scratch"
+  at "$2" "$3" "$4" staged 1 1
+  name+=" zero $1 offload file"
+  flags+=(--zero "$1" --bucket-size-mb 0.05 --offload "optimizer:file=$work/scratch")
+  trained && compare
+}
+
 resumed() { # ranks and ep of the first two steps, then of the others; ZeRO stages of both
   rm -rf "$work/run" "$work/ckpt"
   at "$1" "$2" local staged 1 1
@@ -152,6 +161,9 @@ if [[ $quick ]]; then
   zero 3 3 1 local
   recomputed 0 4 2 local staged 4 1
   recomputed 3 4 2 local staged 4 1
+  offloaded 0 3 1 local
+  offloaded 1 8 4 local
+  offloaded 3 4 2 local
   resumed 1 1 8 4
   resumed 8 8 3 1 2 1
   resumed 4 2 3 1 3 0
@@ -164,6 +176,7 @@ else
       for transport in "${transports[@]}"; do
         for stage in 1 2 3; do zero $stage $ranks $ep "$transport"; done
         for stage in 0 3; do recomputed $stage $ranks $ep "$transport" staged 4 1; done
+        for stage in 0 1 2 3; do offloaded $stage $ranks $ep "$transport"; done
         for dispatch in staged direct hierarchical; do
           for overlap in 1 4; do
             for threads in 1 2; do

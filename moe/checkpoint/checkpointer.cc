@@ -49,7 +49,9 @@ absl::Status Checkpointer::Begin(int64_t step, Describe describe) {
   MOE_ASSIGN_OR_RETURN(const auto parts, state_.PartsToWrite());
   writing_step_ = step;
   // What goes wrong on one rank, all learn in Publish.
-  const absl::Status begun = writer_->Start({.step = step, .sections = describe()}, parts);
+  const absl::Status begun =
+      writer_->Start({.step = step, .sections = describe()}, parts,
+                     [this](VisitParts visit) { return state_.ReadParts(visit); });
   if (absl::IsFailedPrecondition(begun)) return begun;
   return options_.asynchronous ? absl::OkStatus() : Publish();
 }

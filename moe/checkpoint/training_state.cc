@@ -30,7 +30,7 @@ size_t PlaceOf(absl::string_view state) {
 }  // namespace
 
 // A box of a canonical tensor that this rank keeps, and its states, each from the box's first
-// element on, in memory of the parameter's device.
+// element on, in memory of the parameter's device; nullptr while it is in a file alone.
 struct TrainingState::Held {
   const CanonicalTensor* tensor;
   TensorBox box;
@@ -38,10 +38,9 @@ struct TrainingState::Held {
   std::vector<std::pair<const char*, float*>> states;
 };
 
-auto TrainingState::AllHeld() -> std::vector<Held> {
+auto TrainingState::HeldOf(absl::Span<const OptimizerState::Slice> slices) const
+    -> std::vector<Held> {
   std::vector<Held> all;
-  absl::Span<const OptimizerState::Slice> slices;
-  if (optimizer_ != nullptr) slices = optimizer_->state().slices();
   for (const OptimizerState::Slice& slice : slices) {
     const ElementRange range = slice.piece.range, own = slice.own;
     for (const auto& [part, is_own] :
@@ -49,15 +48,23 @@ auto TrainingState::AllHeld() -> std::vector<Held> {
           std::pair(ElementRange{own.end, range.end}, false)}) {
       for (const BoxInMemory& held : BoxesOf(*slice.piece.parameter, part)) {
         const int64_t at = held.first - range.begin;
+        const auto from = [at](float* values) {
+          return values == nullptr ? nullptr : values + at;
+        };
         all.push_back({held.tensor,
                        held.box,
                        is_own,
-                       {{kMaster, slice.master().data() + at},
-                        {kMean, slice.mean.data() + at},
-                        {kMeanSquare, slice.mean_square.data() + at}}});
+                       {{kMaster, from(slice.master())},
+                        {kMean, from(slice.mean.data())},
+                        {kMeanSquare, from(slice.mean_square.data())}}});
       }
     }
   }
+  return all;
+}
+
+auto TrainingState::HeldByStore() const -> std::vector<Held> {
+  std::vector<Held> all;
   for (const auto& p : parameters_.parameters()) {
     // A frozen parameter keeps the values it was made or loaded with.
     if (p->frozen() || IsSliced(*p)) continue;
@@ -70,11 +77,27 @@ auto TrainingState::AllHeld() -> std::vector<Held> {
   return all;
 }
 
+absl::Status TrainingState::ForEachHeld(std::optional<StateUse> use, VisitHeld visit) {
+  if (optimizer_ != nullptr) {
+    OptimizerState& state = optimizer_->state();
+    const auto visit_slices = [&](absl::Span<const OptimizerState::Slice> slices) {
+      return visit(HeldOf(slices));
+    };
+    MOE_RETURN_IF_ERROR(use.has_value() ? state.ForEach(*use, visit_slices)
+                                        : visit_slices(state.slices()));
+  }
+  return visit(HeldByStore());
+}
+
 int64_t TrainingState::BytesToWrite() {
   int64_t bytes = 0;
-  for (const Held& held : AllHeld()) {
-    if (held.own) bytes += held.box.size() * std::ssize(held.states) * int64_t{sizeof(float)};
-  }
+  const absl::Status counted = ForEachHeld(std::nullopt, [&](absl::Span<const Held> all) {
+    for (const Held& held : all) {
+      if (held.own) bytes += held.box.size() * std::ssize(held.states) * int64_t{sizeof(float)};
+    }
+    return absl::OkStatus();
+  });
+  MOE_CHECK(counted.ok());
   if (context_.mesh->world().rank() != 0) return bytes;
   for (const ModuleState& share : shares_) {
     bytes += share.tensor.size() * int64_t{sizeof(double)};
@@ -84,7 +107,20 @@ int64_t TrainingState::BytesToWrite() {
 
 absl::StatusOr<absl::Span<const StatePart>> TrainingState::PartsToWrite() {
   MOE_RETURN_IF_ERROR(CollectParts(kStates));
-  if (context_.mesh->world().rank() != 0) return parts_;
+  AddShares();
+  return parts_;
+}
+
+absl::Status TrainingState::ReadParts(VisitParts visit) {
+  if (AllInMemory()) return visit(parts_);
+  MOE_RETURN_IF_ERROR(VisitPages(kStates, visit));
+  parts_.clear();
+  AddShares();
+  return visit(parts_);
+}
+
+void TrainingState::AddShares() {
+  if (context_.mesh->world().rank() != 0) return;
   for (const ModuleState& share : shares_) {
     if (share.values->empty()) continue;  // before the first step
     parts_.push_back(
@@ -93,12 +129,11 @@ absl::StatusOr<absl::Span<const StatePart>> TrainingState::PartsToWrite() {
          .box = {0, 1, 0, share.tensor.cols},
          .data = MatrixView<const double>(share.values->data(), 1, share.tensor.cols)});
   }
-  return parts_;
 }
 
-absl::Status TrainingState::CollectParts(absl::Span<const absl::string_view> states) {
-  parts_.clear();
-  for (const Held& held : AllHeld()) {
+void TrainingState::AddParts(absl::Span<const Held> all,
+                             absl::Span<const absl::string_view> states) {
+  for (const Held& held : all) {
     if (!held.own) continue;
     for (const auto& [state, data] : held.states) {
       if (std::find(states.begin(), states.end(), state) == states.end()) continue;
@@ -108,7 +143,31 @@ absl::Status TrainingState::CollectParts(absl::Span<const absl::string_view> sta
                         .data = MatrixView<const float>(data, held.box.rows(), held.box.cols())});
     }
   }
+}
+
+absl::Status TrainingState::CollectParts(absl::Span<const absl::string_view> states) {
+  parts_.clear();
+  MOE_RETURN_IF_ERROR(ForEachHeld(std::nullopt, [&](absl::Span<const Held> all) {
+    AddParts(all, states);
+    return absl::OkStatus();
+  }));
   return OnCuda(context_) ? CopyToHost() : context_.compute->Synchronize();
+}
+
+bool TrainingState::AllInMemory() const {
+  return std::none_of(parts_.begin(), parts_.end(), [](const StatePart& part) {
+    const auto* const data = std::get_if<MatrixView<const float>>(&part.data);
+    return data != nullptr && data->data() == nullptr && part.box.size() > 0;
+  });
+}
+
+absl::Status TrainingState::VisitPages(absl::Span<const absl::string_view> states,
+                                       VisitParts visit) {
+  return ForEachHeld(StateUse::kRead, [&](absl::Span<const Held> all) {
+    parts_.clear();
+    AddParts(all, states);
+    return visit(parts_);
+  });
 }
 
 absl::Status TrainingState::CopyToHost() {
@@ -181,7 +240,10 @@ absl::Status TrainingState::CheckTensors(const CheckpointReader& reader, const S
 }
 
 absl::Status TrainingState::ReadAll(CheckpointReader& reader, Hashes& hashes) {
-  for (const Held& held : AllHeld()) MOE_RETURN_IF_ERROR(Read(reader, held, hashes));
+  MOE_RETURN_IF_ERROR(ForEachHeld(StateUse::kOverwrite, [&](absl::Span<const Held> all) {
+    for (const Held& held : all) MOE_RETURN_IF_ERROR(Read(reader, held, hashes));
+    return absl::OkStatus();
+  }));
   for (const ModuleState& share : shares_) {
     share.values->clear();
     if (reader.Find(share.tensor.name) == nullptr) continue;
@@ -245,10 +307,14 @@ absl::Status TrainingState::SumOverRanks(Hashes& hashes, const Site& site) {
 absl::StatusOr<uint64_t> TrainingState::HashWeights(const Site& site) {
   MOE_RETURN_IF_ERROR(CollectParts({kMaster, kValue}));
   Hashes hashes = {};
-  for (const StatePart& part : parts_) {
-    hashes[PlaceOf(part.state)] +=
-        HashUnits(*part.tensor, part.box, std::get<MatrixView<const float>>(part.data));
-  }
+  const auto add = [&](absl::Span<const StatePart> parts) {
+    for (const StatePart& part : parts) {
+      hashes[PlaceOf(part.state)] +=
+          HashUnits(*part.tensor, part.box, std::get<MatrixView<const float>>(part.data));
+    }
+    return absl::OkStatus();
+  };
+  MOE_RETURN_IF_ERROR(AllInMemory() ? add(parts_) : VisitPages({kMaster, kValue}, add));
   MOE_RETURN_IF_ERROR(SumOverRanks(hashes, site));
   return hashes[PlaceOf(kMaster)] + hashes[PlaceOf(kValue)];
 }

@@ -4,8 +4,10 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
@@ -36,8 +38,13 @@ class TrainingState {
       : parameters_(parameters), context_(context) {}
 
   // What this rank writes: over all ranks each element once, by its owner (OptimizerState::Slice).
-  // Valid until the state moves. On a CUDA device a copy in host memory. Blocks the host.
+  // Valid until the state moves. On a CUDA device a copy in host memory. Parts whose values are in
+  // a file have none (their data is null): ReadParts has them. Blocks the host.
   absl::StatusOr<absl::Span<const StatePart>> PartsToWrite();
+  // Visits the parts that PartsToWrite returned last, in its order, with their values, which are
+  // valid until `visit` returns: all at once, or in a file a page at a time. Errors of
+  // OptimizerState::ForEach and of `visit`.
+  absl::Status ReadParts(VisitParts visit);
 
   // Bytes of all parts that this rank writes once steps have been taken.
   int64_t BytesToWrite();
@@ -60,9 +67,19 @@ class TrainingState {
   bool IsSliced(const Parameter& parameter) const {
     return optimizer_ != nullptr && parameter.spec().trainable;
   }
-  std::vector<Held> AllHeld();
+  using VisitHeld = absl::FunctionRef<absl::Status(absl::Span<const Held>)>;
+  // Visits all boxes: those of the optimiser as it visits its slices, and then the others. Without
+  // a use at once, and without what is in a file alone.
+  absl::Status ForEachHeld(std::optional<StateUse> use, VisitHeld visit);
+  std::vector<Held> HeldOf(absl::Span<const OptimizerState::Slice> slices) const;
+  std::vector<Held> HeldByStore() const;
   // Collects into parts_ what this rank owns of the states named.
   absl::Status CollectParts(absl::Span<const absl::string_view> states);
+  void AddParts(absl::Span<const Held> held, absl::Span<const absl::string_view> states);
+  void AddShares();
+  bool AllInMemory() const;  // the values of parts_
+  // Visits what CollectParts(states) would collect, with values, page by page; uses parts_.
+  absl::Status VisitPages(absl::Span<const absl::string_view> states, VisitParts visit);
   absl::Status CopyToHost();
   absl::Status CheckTensors(const CheckpointReader& reader, const Site& site);
   absl::Status ReadAll(CheckpointReader& reader, Hashes& hashes);

@@ -85,6 +85,24 @@ std::string ShardName(int rank, int ranks, int64_t number) {
                       number == 0 ? "" : absl::StrCat(".", number), ".safetensors");
 }
 
+// The boxes that a part is written in.
+std::vector<TensorBox> BoxesOfPart(const StatePart& part, int64_t max_box_bytes) {
+  std::vector<TensorBox> boxes;
+  const auto [row_begin, row_end, col_begin, col_end] = part.box;
+  const int64_t max_elements = max_box_bytes / ElementBytes(part);
+  const int64_t cols = std::min(col_end - col_begin, max_elements);
+  const int64_t rows = max_elements / cols;
+  for (int64_t row = row_begin; row < row_end; row += rows) {
+    for (int64_t col = col_begin; col < col_end; col += cols) {
+      boxes.push_back({.row_begin = row,
+                       .row_end = std::min(row + rows, row_end),
+                       .col_begin = col,
+                       .col_end = std::min(col + cols, col_end)});
+    }
+  }
+  return boxes;
+}
+
 // Copies the rows of the box from rows of the part, packed.
 template <typename T>
 void CopyBox(MatrixView<const T> part, const TensorBox& of_part, const TensorBox& box,
@@ -125,7 +143,10 @@ struct CheckpointWriter::Job {
     int64_t offset = 0;  // bytes
   };
 
-  absl::Status Copy(absl::Span<const StatePart> parts);
+  // Lays out the boxes of the parts, and makes room for the copy.
+  absl::Status LayOut(absl::Span<const StatePart> parts);
+  // Copies the boxes from `box` on that are of `parts`.
+  void CopyParts(absl::Span<const StatePart> parts, size_t& box);
   absl::Status WriteShards(FileSystem& files);
   absl::Status WriteShard(int32_t number, FileSystem& files);
   std::string Unfinished() const { return UnfinishedPath(options.folder, table.step, options.run); }
@@ -244,7 +265,7 @@ SharedWork CheckpointWriter::SharedOver(Communicator& world, Stream& stream) con
 }
 
 absl::Status CheckpointWriter::Start(const CheckpointState& state,
-                                     absl::Span<const StatePart> mine) {
+                                     absl::Span<const StatePart> shapes, ReadParts read) {
   if (phase() != WriterPhase::kIdle) {
     return absl::FailedPreconditionError(
         "CheckpointWriter: the checkpoint before this one is not published yet");
@@ -260,7 +281,13 @@ absl::Status CheckpointWriter::Start(const CheckpointState& state,
         .tensors = {},
         .files = {},
         .boxes = {}};
-    MOE_RETURN_IF_ERROR(job_->Copy(mine));
+    MOE_RETURN_IF_ERROR(job_->LayOut(shapes));
+    size_t box = 0;  // the first that is not copied
+    MOE_RETURN_IF_ERROR(read([&](absl::Span<const StatePart> parts) {
+      job_->CopyParts(parts, box);
+      return absl::OkStatus();
+    }));
+    MOE_CHECK(box == job_->table.boxes.size());
     MOE_ASSIGN_OR_RETURN(work_, FileWork::Start(WorkOptions(), [job = job_](FileSystem& files) {
                            return job->WriteShards(files);
                          }));
@@ -269,15 +296,13 @@ absl::Status CheckpointWriter::Start(const CheckpointState& state,
   return begun_;
 }
 
-absl::Status CheckpointWriter::Job::Copy(absl::Span<const StatePart> parts) {
+absl::Status CheckpointWriter::Job::LayOut(absl::Span<const StatePart> parts) {
   offsets.clear();
   hashed.clear();
   text.clear();
   MOE_ASSIGN_OR_RETURN(table.tensors, TensorsOf(parts));
-  std::vector<const StatePart*> part_of;  // part of each box
   int64_t offset = 0, shard_begin = 0, shard_boxes = 0;
-  const auto add = [&](const StatePart& part, int32_t tensor, int32_t state, const TensorBox& box) {
-    const int64_t bytes = box.rows() * box.cols() * ElementBytes(part);
+  const auto add = [&](int32_t tensor, int32_t state, const TensorBox& box, int64_t bytes) {
     if (table.files.empty() || offset + bytes - shard_begin > options.max_shard_bytes ||
         shard_boxes == kMaxShardBoxes) {
       table.files.push_back(
@@ -290,7 +315,6 @@ absl::Status CheckpointWriter::Job::Copy(absl::Span<const StatePart> parts) {
                            .file = static_cast<int32_t>(table.files.size()) - 1,
                            .box = box});
     offsets.push_back(offset);
-    part_of.push_back(&part);
     offset += bytes;
     ++shard_boxes;
   };
@@ -301,37 +325,36 @@ absl::Status CheckpointWriter::Job::Copy(absl::Span<const StatePart> parts) {
     }
     const int32_t tensor = table.TensorIndex(part.tensor->name);
     const int32_t state = table.tensors[tensor].StateIndex(part.state);
-    const auto [row_begin, row_end, col_begin, col_end] = part.box;
-    const int64_t max_elements = options.max_box_bytes / ElementBytes(part);
-    const int64_t cols = std::min(col_end - col_begin, max_elements);
-    const int64_t rows = max_elements / cols;
-    for (int64_t row = row_begin; row < row_end; row += rows) {
-      for (int64_t col = col_begin; col < col_end; col += cols) {
-        add(part, tensor, state,
-            {.row_begin = row,
-             .row_end = std::min(row + rows, row_end),
-             .col_begin = col,
-             .col_end = std::min(col + cols, col_end)});
-      }
+    for (const TensorBox& box : BoxesOfPart(part, options.max_box_bytes)) {
+      add(tensor, state, box, box.size() * ElementBytes(part));
     }
   }
   offsets.push_back(offset);
-  if (offset > copy.bytes()) {
-    copy = Buffer();  // freed before the larger one is allocated
-    MOE_ASSIGN_OR_RETURN(copy, Buffer::Allocate(offset, CpuMemory(), "the copy of a checkpoint"));
-  }
-  options.threads->For(
-      static_cast<int64_t>(table.boxes.size()), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const StatePart& part = *part_of[i];
-          std::visit(
-              [&](const auto& data) {
-                CopyBox(data, part.box, table.boxes[i].box, copy.data() + offsets[i]);
-              },
-              part.data);
-        }
-      });
+  if (offset <= copy.bytes()) return absl::OkStatus();
+  copy = Buffer();  // freed before the larger one is allocated
+  MOE_ASSIGN_OR_RETURN(
+      copy, Buffer::Allocate(offset, options.copy_memory ? *options.copy_memory : CpuMemory(),
+                             "the copy of a checkpoint"));
   return absl::OkStatus();
+}
+
+void CheckpointWriter::Job::CopyParts(absl::Span<const StatePart> parts, size_t& box) {
+  std::vector<const StatePart*> part_of;  // part of each box from `box` on
+  for (const StatePart& part : parts) {
+    part_of.resize(part_of.size() + BoxesOfPart(part, options.max_box_bytes).size(), &part);
+  }
+  MOE_CHECK(box + part_of.size() <= table.boxes.size());
+  options.threads->For(std::ssize(part_of), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const StatePart& part = *part_of[i];
+      std::visit(
+          [&](const auto& data) {
+            CopyBox(data, part.box, table.boxes[box + i].box, copy.data() + offsets[box + i]);
+          },
+          part.data);
+    }
+  });
+  box += part_of.size();
 }
 
 // Runs in the background, as does WriteShard.

@@ -10,12 +10,14 @@
 #include <variant>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 #include <absl/types/span.h>
 
 #include "comm/communicator.h"
+#include "kernels/base/buffer.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
@@ -52,8 +54,10 @@ struct CheckpointOptions {
   int64_t max_box_bytes = int64_t{64} << 20;
   int64_t max_shard_bytes = int64_t{4} << 30;   // bytes of data in a shard
   ThreadPool* threads = &ThreadPool::Serial();  // threads that copy
-  absl::Duration timeout = absl::Minutes(10);   // limit for one call of `files`
-  FileSystem* files = &RealFileSystem();        // must outlive every call that may hang in it
+  // Memory of the copy of what this rank writes; nullptr: CpuMemory().
+  std::shared_ptr<MemoryResource> copy_memory = {};
+  absl::Duration timeout = absl::Minutes(10);  // limit for one call of `files`
+  FileSystem* files = &RealFileSystem();       // must outlive every call that may hang in it
 };
 
 struct CheckpointState {
@@ -67,10 +71,13 @@ struct StatePart {
   const CanonicalTensor* tensor = nullptr;
   const char* state = "";  // "master", "m", "v", "value", "share"
   TensorBox box = {};
-  // [rows of the box, columns of the box] in host memory. float: F32; double: F64. All states of a
-  // tensor have one type.
+  // [rows of the box, columns of the box] in host memory; null where only the shape is named.
+  // float: F32; double: F64. All states of a tensor have one type.
   std::variant<MatrixView<const float>, MatrixView<const double>> data = {};
 };
+
+// Receives some parts, whose values are valid until it returns.
+using VisitParts = absl::FunctionRef<absl::Status(absl::Span<const StatePart> parts)>;
 
 enum class WriterPhase : uint8_t {
   kIdle,     // nothing to publish
@@ -103,7 +110,14 @@ class CheckpointWriter {
   // kIdle. With these errors the phase becomes kFailed: kInvalidArgument, a part that does not fit
   // its tensor; kResourceExhausted, no memory, no thread. Later errors are in status(). Cost: a
   // copy of the parts.
-  absl::Status Start(const CheckpointState& state, absl::Span<const StatePart> mine);
+  absl::Status Start(const CheckpointState& state, absl::Span<const StatePart> mine) {
+    return Start(state, mine, [mine](VisitParts visit) { return visit(mine); });
+  }
+  // The same for parts that are not in memory all at once: `shapes` names all, and `read` visits
+  // them in that order with their values. Its errors become the phase kFailed, too.
+  using ReadParts = absl::FunctionRef<absl::Status(VisitParts visit)>;
+  absl::Status Start(const CheckpointState& state, absl::Span<const StatePart> shapes,
+                     ReadParts read);
 
   WriterPhase phase() const;
   // Status of the write since the last Start: OK while it runs. kUnavailable, kPermissionDenied:

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -19,6 +20,7 @@
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/io/file.h"
+#include "moe/io/scratch_file.h"
 
 namespace moe::lm {
 namespace {
@@ -301,6 +303,12 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(
     TrainingState& state, const Context& context) {
   if (folder == nullptr) return nullptr;
   const TrainCheckpoints& checkpoints = config.checkpoints;
+  const Offload& offload = config.trainer.offload;
+  std::shared_ptr<MemoryResource> copy_memory;  // where state does not fit, neither does its copy
+  if (offload.optimizer == OffloadTo::kFile) {
+    copy_memory = ScratchMemory(offload.file.folder,
+                                absl::StrCat("moe-checkpoint-rank-", context.mesh->world().rank()));
+  }
   auto checkpointer = Checkpointer::Create({.writer = {.folder = checkpoints.folder,
                                                        .keep = checkpoints.keep,
                                                        .keep_every = checkpoints.keep_every,
@@ -310,6 +318,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(
                                                        .lock = folder->lock(),
                                                        .hash_states = true,
                                                        .threads = &context.compute->threads(),
+                                                       .copy_memory = copy_memory,
                                                        .timeout = checkpoints.timeout},
                                             .asynchronous = checkpoints.asynchronous,
                                             .interval = checkpoints.interval,

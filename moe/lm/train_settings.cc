@@ -126,6 +126,7 @@ Rows RunRows(TrainConfig& config) {
       {"--verify-replicas", kLayout, &config.verify_replicas},
       {"--all-reduce", kLayout, EnumField(&trainer.all_reduce, kAllReduceWords)},
       {"--zero", kLayout, EnumField(&trainer.zero, kZeroWords)},
+      {"--offload", kLayout, EnumField(&trainer.offload.optimizer, kOffloadWords), kOff},
       {"--bucket-size-mb", kLayout, &trainer.bucket_bytes},
   };
 }

@@ -59,14 +59,14 @@ absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOpti
                                                              ParameterStore& store,
                                                              GradientReducer& reducer,
                                                              const Context& context,
-                                                             Stream* weight_stream) {
+                                                             const StateResources& resources) {
   auto optimizer = std::unique_ptr<Optimizer>(new Optimizer(options, store, reducer, context));
   MOE_ASSIGN_OR_RETURN(optimizer->count_, Buffer::Allocate(sizeof(int64_t), *context.memory));
   MOE_ASSIGN_OR_RETURN(optimizer->state_,
-                       OptimizerState::Create(reducer.buckets(), store, context));
-  if (weight_stream != nullptr) {
-    optimizer->weights_ = std::make_unique<GatheredWeights>(reducer.buckets(), optimizer->state_,
-                                                            store, context, *weight_stream);
+                       OptimizerState::Create(reducer.buckets(), store, context, resources.file));
+  if (resources.weight_stream != nullptr) {
+    optimizer->weights_ = std::make_unique<GatheredWeights>(
+        reducer.buckets(), optimizer->state_, store, context, *resources.weight_stream);
   }
   return optimizer;
 }
@@ -94,8 +94,11 @@ absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options, const S
   const auto& buckets = reducer_.buckets();
   for (size_t begin = 0, end = 1; end <= buckets.size(); ++end) {
     if (!buckets[end - 1].sharded() && end < buckets.size()) continue;
-    MOE_RETURN_IF_ERROR(Move(adamw, options.gradient_scale, begin, end));
-    MOE_RETURN_IF_ERROR(Publish(begin, end, site));
+    MOE_RETURN_IF_ERROR(state_.ForEach(begin, end, StateUse::kUpdate, [&](Slices slices) {
+      MOE_RETURN_IF_ERROR(Move(adamw, options.gradient_scale, slices));
+      return Round(slices);
+    }));
+    MOE_RETURN_IF_ERROR(Gather(begin, end, site));
     begin = end;
   }
   MOE_RETURN_IF_ERROR(FinishPublishing());
@@ -104,66 +107,72 @@ absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options, const S
   return norm;
 }
 
-absl::Status Optimizer::Move(const AdamWOptions& adamw, double gradient_scale, size_t begin,
-                             size_t end) {
+absl::Status Optimizer::Move(const AdamWOptions& adamw, double gradient_scale, Slices slices) {
   const WorkspaceScope scope(*context_.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto slices, context_.host_workspace->Array<AdamWSlice>(
-                                              std::ssize(state_.slices(begin, end))));
-  auto to = slices.begin();
-  for (size_t b = begin; b < end; ++b) {
-    for (const OptimizerState::Slice& slice : state_.slices(b, b + 1)) {
-      *to++ = {.first = reducer_.At(b, slice.piece.bucket.begin),
-               .size = slice.piece.range.size(),
-               .weight = slice.master().data(),
-               .m = slice.mean.data(),
-               .v = slice.mean_square.data(),
-               .weight_decay =
-                   slice.piece.parameter->spec().weight_decay ? options_.weight_decay : 0.0f};
-    }
+  MOE_ASSIGN_OR_RETURN(const auto moved,
+                       context_.host_workspace->Array<AdamWSlice>(std::ssize(slices)));
+  auto to = moved.begin();
+  for (const OptimizerState::Slice& slice : slices) {
+    *to++ = {
+        .first = reducer_.At(slice.bucket, slice.piece.bucket.begin),
+        .size = slice.piece.range.size(),
+        .weight = slice.master(),
+        .m = slice.mean.data(),
+        .v = slice.mean_square.data(),
+        .weight_decay = slice.piece.parameter->spec().weight_decay ? options_.weight_decay : 0.0f};
   }
-  return AdamW(adamw, reducer_.Sums(gradient_scale), slices, *context_.workspace,
-               *context_.compute);
+  return AdamW(adamw, reducer_.Sums(gradient_scale), moved, *context_.workspace, *context_.compute);
 }
 
-absl::Status Optimizer::CheckFinite(const Site& site) const {
+absl::Status Optimizer::CheckFinite(const Site& site) {
   int64_t found = 0;  // by this rank, in its own parts
   std::string name;   // the first tensor that has some
-  for (const OptimizerState::Slice& slice : state_.slices()) {
-    const auto at = static_cast<size_t>(slice.own.begin - slice.piece.range.begin);
-    const auto size = static_cast<size_t>(slice.own.size());
-    for (const auto values : {slice.master(), slice.mean, slice.mean_square}) {
-      const WorkspaceScope scope(*context_.host_workspace);
-      MOE_ASSIGN_OR_RETURN(const auto host, OnHost<float>(values.subspan(at, size), context_));
-      const int64_t here = CountNonFinite(host.data(), std::ssize(host));
-      if (found == 0 && here > 0) name = slice.piece.parameter->spec().name;
-      found += here;
+  MOE_RETURN_IF_ERROR(state_.ForEach(StateUse::kRead, [&](Slices slices) -> absl::Status {
+    for (const OptimizerState::Slice& slice : slices) {
+      const int64_t at = slice.own.begin - slice.piece.range.begin;
+      const auto size = static_cast<size_t>(slice.own.size());
+      for (const float* const values :
+           {slice.master(), slice.mean.data(), slice.mean_square.data()}) {
+        const WorkspaceScope scope(*context_.host_workspace);
+        MOE_ASSIGN_OR_RETURN(const auto host,
+                             OnHost<float>(absl::MakeConstSpan(values + at, size), context_));
+        const int64_t here = CountNonFinite(host.data(), std::ssize(host));
+        if (found == 0 && here > 0) name = slice.piece.parameter->spec().name;
+        found += here;
+      }
     }
-  }
+    return absl::OkStatus();
+  }));
   return NonFiniteOverRanks(found, name, context_.mesh->world(), *context_.host, site);
 }
 
 absl::Status Optimizer::PublishMasters(const Site& site) {
   if (weights_ != nullptr) MOE_RETURN_IF_ERROR(weights_->Forget());
-  MOE_RETURN_IF_ERROR(Publish(0, reducer_.buckets().size(), site));
+  MOE_RETURN_IF_ERROR(
+      state_.ForEach(StateUse::kRead, [&](Slices slices) { return Round(slices); }));
+  MOE_RETURN_IF_ERROR(Gather(0, reducer_.buckets().size(), site));
   return FinishPublishing();
 }
 
-absl::Status Optimizer::Publish(size_t begin, size_t end, const Site& site) {
-  const auto& buckets = reducer_.buckets();
+absl::Status Optimizer::Round(Slices slices) {
   const WorkspaceScope scope(*context_.host_workspace);
-  MOE_ASSIGN_OR_RETURN(auto parts, context_.host_workspace->Array<MasterPart>(
-                                       std::ssize(state_.slices(begin, end))));
+  MOE_ASSIGN_OR_RETURN(auto parts, context_.host_workspace->Array<MasterPart>(std::ssize(slices)));
   auto to = parts.begin();
-  for (size_t b = begin; b < end; ++b) {
-    for (const OptimizerState::Slice& slice : state_.slices(b, b + 1)) {
-      if (buckets[b].sharded() && slice.kept_master.empty()) continue;  // layers read the master
-      const absl::Span<std::byte> copy(reinterpret_cast<std::byte*>(slice.weights.data()),
-                                       slice.weights.size());
-      *to++ = {slice.piece.parameter, slice.piece.range.begin, slice.master(), copy};
-    }
+  for (const OptimizerState::Slice& slice : slices) {
+    // Layers read a sharded bucket's master once it is gathered.
+    if (reducer_.buckets()[slice.bucket].sharded() && !slice.keeps_master) continue;
+    const ElementRange range = slice.piece.range;
+    const absl::Span<std::byte> copy(reinterpret_cast<std::byte*>(slice.weights.data()),
+                                     slice.weights.size());
+    *to++ = {slice.piece.parameter, range.begin,
+             absl::MakeConstSpan(slice.master(), static_cast<size_t>(range.size())), copy};
   }
   parts.remove_suffix(static_cast<size_t>(parts.end() - to));
-  MOE_RETURN_IF_ERROR(store_.RefreshParts(parts, context_));
+  return store_.RefreshParts(parts, context_);
+}
+
+absl::Status Optimizer::Gather(size_t begin, size_t end, const Site& site) {
+  const auto& buckets = reducer_.buckets();
   for (size_t b = begin; b < end; ++b) {
     if (!buckets[b].gathers_at_once()) continue;
     const BucketBlock& block = state_.block(b);

@@ -72,18 +72,24 @@ struct StepOptions {
   NonFiniteWeights weights = NonFiniteWeights::kRefuse;
 };
 
+// What state needs beside memory, by its placement.
+struct StateResources {
+  Stream* weight_stream = nullptr;  // Session::WeightStream, where weights are in parts
+  StateFileOptions file = {};       // where optimiser state is in a file
+};
+
 // Replicas take the same step from the same sums, so their weights stay equal without exchange.
 // Where ZeRO has the reducer's buckets in parts, a rank moves the elements of its own part, and the
 // ranks gather what layers read of all.
 class Optimizer {
  public:
   // `reducer` is the store's. Moments are zero. Packs what ZeRO shares out (ParameterStore::Pack).
-  // `weight_stream`, Session::WeightStream, is required where it shares out weights.
+  // Errors of OptimizerState::Create.
   static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const OptimizerOptions& options,
                                                            ParameterStore& store,
                                                            GradientReducer& reducer,
                                                            const Context& context,
-                                                           Stream* weight_stream = nullptr);
+                                                           const StateResources& resources = {});
 
   // One step from the reducer's sums. Collective over the world. Returns their norm, before
   // clipping; where it is not finite, the weights have stayed. On CUDA some launches, whatever the
@@ -94,9 +100,10 @@ class Optimizer {
   // kDataLoss unless all weights and moments are finite, with how many are not, a tensor and the
   // rank that has it. A pass over the state. Collective over the world, blocks the host; the same
   // status on every rank.
-  absl::Status CheckFinite(const Site& site = {}) const;
+  absl::Status CheckFinite(const Site& site = {});
 
   const OptimizerState& state() const { return state_; }
+  OptimizerState& state() { return state_; }
   // The steps that moved the weights, which Adam's bias correction counts.
   int64_t steps_taken() const { return step_; }
   void set_steps_taken(int64_t steps) { step_ = steps; }
@@ -119,9 +126,12 @@ class Optimizer {
         reducer_(reducer),
         context_(context),
         gather_(reducer.buckets(), context, MeshLane::kGradients, reducer.stream()) {}
-  // Each of buckets [begin, end).
-  absl::Status Move(const AdamWOptions& adamw, double gradient_scale, size_t begin, size_t end);
-  absl::Status Publish(size_t begin, size_t end, const Site& site);
+  using Slices = absl::Span<const OptimizerState::Slice>;
+  absl::Status Move(const AdamWOptions& adamw, double gradient_scale, Slices slices);
+  // Rounds their masters where layers read a copy.
+  absl::Status Round(Slices slices);
+  // Starts to gather what ranks share out of buckets [begin, end).
+  absl::Status Gather(size_t begin, size_t end, const Site& site);
   absl::Status FinishPublishing();
 
   const OptimizerOptions options_;

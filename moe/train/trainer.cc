@@ -20,7 +20,7 @@ Trainer::Trainer(const TrainerOptions& options, std::unique_ptr<Session> session
       session_(std::move(session)),
       micro_batches_(options.micro_batches > 0 ? options.micro_batches
                                                : session_->context().mesh->world().size()),
-      placement_(PlacementOf(options.zero)),
+      placement_(PlacementOf(options.zero, options.offload.optimizer)),
       dealt_(micro_batches_),
       store_(options.dtype, options.seed, session_->context()),
       grid_unit_(options.unit_log2) {
@@ -32,6 +32,14 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& o
   if (options.micro_batches < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("Trainer: micro_batches is ", options.micro_batches, ", expected >= 0"));
+  }
+  if (options.offload.optimizer != OffloadTo::kNone &&
+      options.session.device == DeviceKind::kCuda) {
+    return absl::UnimplementedError(
+        "Trainer: optimiser state is not offloaded from CUDA devices, expected Offload of kNone");
+  }
+  if (options.offload.optimizer == OffloadTo::kHost && world->rank() == 0) {
+    Log(LogLevel::kInfo, "optimiser state is in memory of the host already: offload has no effect");
   }
   MOE_ASSIGN_OR_RETURN(auto session, Session::Create(options.session, std::move(world)));
   return std::unique_ptr<Trainer>(new Trainer(options, std::move(session)));
@@ -91,7 +99,9 @@ absl::Status Trainer::BeginStep(int loss_scale_log2) {
   MOE_RETURN_IF_ERROR(CheckEnded("BeginStep"));
   if (reducer_ == nullptr) MOE_RETURN_IF_ERROR(Freeze());
   // Masters that only their owners keep go before the sums are allocated: the peak is lower.
-  if (placement_.optimizer == Holding::kPart) MOE_RETURN_IF_ERROR(optimizer().status());
+  if (placement_.optimizer == Holding::kPart || placement_.tier == StateTier::kFile) {
+    MOE_RETURN_IF_ERROR(optimizer().status());
+  }
   running_ = Running::kStep;
   gradients_ = Gradients::kHere;
   clip_ = 1;
@@ -316,18 +326,21 @@ absl::StatusOr<Optimizer*> Trainer::optimizer() {
     if (placement_.weights == Holding::kPart) {
       MOE_ASSIGN_OR_RETURN(weight_stream, session_->WeightStream());
     }
-    MOE_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(options_.optimizer, store_, *reducer_,
-                                                       context(), weight_stream));
+    MOE_ASSIGN_OR_RETURN(optimizer_,
+                         Optimizer::Create(options_.optimizer, store_, *reducer_, context(),
+                                           {weight_stream, options_.offload.file}));
     if (weight_stream != nullptr) weights_ = optimizer_->weights();
   }
   return optimizer_.get();
 }
 
 Trainer::StateBytes Trainer::state_bytes() const {
+  const OptimizerState& state = optimizer_->state();
   StateBytes bytes = {
-      .allocated = store_.bytes() + reducer_->bytes() + optimizer_->state().bytes(),
+      .allocated = store_.bytes() + reducer_->bytes() + state.bytes(),
       .formula = static_cast<int64_t>(StateBytesOf(reducer_->buckets(), store_.compute(),
-                                                   context().numerics, *context().mesh))};
+                                                   context().numerics, *context().mesh)) +
+                 2 * state.page_bytes()};
   if (const GatheredWeights* const weights = optimizer_->weights(); weights != nullptr) {
     bytes.allocated += weights->bytes();
     bytes.formula += weights->formula_bytes();

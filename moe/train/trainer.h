@@ -38,6 +38,7 @@ struct TrainerOptions {
   int64_t micro_batches = 0;
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
   ZeroStage zero = ZeroStage::kNone;  // with a stage above 0, gradients are in parts after Reduce
+  Offload offload = {};
   int64_t bucket_bytes = GradientReducerOptions().bucket_bytes;
   // Unit of the exact grid, 2^unit_log2 for losses that are not scaled. Left out: it follows the
   // gradients, and is the default until they are known (moe/train/grid_unit.h).
@@ -156,7 +157,7 @@ class TrainedLayer final : public TrainedLayerBase {
 class Trainer {
  public:
   // Collective over `world`, blocks the host. Errors: those of Session::Create; kInvalidArgument
-  // for micro_batches < 0.
+  // for micro_batches < 0, kUnimplemented for an offload from a CUDA device.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(const TrainerOptions& options,
                                                          std::unique_ptr<Communicator> world);
   ~Trainer();
@@ -261,8 +262,9 @@ class Trainer {
   // (kernels/base/log.h) names the first loss above kNamedGridLoss, and a unit that changes.
   absl::Status EndStep();
 
-  // Bytes of parameters, sums and optimizer state of this rank: allocated, and by the formula
-  // (StateBytesOf). After the first BeginStep, with an optimizer.
+  // Bytes of memory for parameters, sums and optimizer state of this rank: allocated, and by the
+  // formula (StateBytesOf, and two pages of state in a file). After the first BeginStep, with an
+  // optimizer.
   struct StateBytes {
     int64_t allocated = 0, formula = 0;
   };

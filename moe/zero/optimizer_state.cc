@@ -7,16 +7,37 @@
 
 namespace moe {
 
+namespace {
+
+// Whether the optimizer alone keeps masters of the bucket, in place of the store.
+bool KeepsMasters(const ParameterBucket& bucket, DType compute) {
+  const bool in_file = bucket.placement.tier == StateTier::kFile;
+  return (bucket.sharded() || in_file) && compute != DType::kFloat32;
+}
+
+}  // namespace
+
 absl::StatusOr<OptimizerState> OptimizerState::Create(absl::Span<const ParameterBucket> buckets,
-                                                      ParameterStore& store,
-                                                      const Context& context) {
+                                                      ParameterStore& store, const Context& context,
+                                                      const StateFileOptions& file) {
   OptimizerState state;
+  state.stream_ = context.compute;
   state.blocks_.resize(buckets.size());
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    state.AddPages(b, buckets[b], store.compute(), file.page_bytes);
+  }
+  // All buckets have one tier.
+  if (!buckets.empty() && buckets[0].placement.tier == StateTier::kFile && !state.pages_.empty()) {
+    std::vector<int64_t> bytes;
+    for (const Page& page : state.pages_) bytes.push_back(page.bytes());
+    state.page_bytes_ = *std::max_element(bytes.begin(), bytes.end());
+    MOE_ASSIGN_OR_RETURN(state.file_, StateFile::Create(file, context.mesh->world().rank(), bytes));
+  }
   GroupMap<std::vector<size_t>> packs;  // buckets that have slabs in common
   for (size_t b = 0; b < buckets.size(); ++b) {
     MOE_RETURN_IF_ERROR(store.Provide(buckets[b].parameters));
-    MOE_RETURN_IF_ERROR(state.Keep(buckets[b], store.compute(), context));
-    if (!buckets[b].sharded()) continue;
+    MOE_RETURN_IF_ERROR(state.Keep(b, context));
+    if (!buckets[b].sharded() && !KeepsMasters(buckets[b], store.compute())) continue;
     std::vector<size_t>& pack = packs[buckets[b].holders];
     pack.push_back(b);
     if (!store.EndsSlab(*buckets[b].parameters.back())) continue;
@@ -26,35 +47,105 @@ absl::StatusOr<OptimizerState> OptimizerState::Create(absl::Span<const Parameter
   return state;
 }
 
-absl::Status OptimizerState::Keep(const ParameterBucket& bucket, DType compute,
-                                  const Context& context) {
-  Stream& stream = *context.compute;
-  const ElementRange kept = bucket.kept();
-  const bool keeps_masters = bucket.sharded() && compute != DType::kFloat32;
-  MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate((keeps_masters ? 3 : 2) * kept.size() *
-                                                           static_cast<int64_t>(sizeof(float)),
-                                                       *context.memory, "optimiser state"));
-  const auto values = buffer.span<float>();
-  const auto all = static_cast<size_t>(kept.size());
-  for (const ParameterPiece& piece : PiecesOf(bucket, kept)) {
-    const auto at = static_cast<size_t>(piece.bucket.begin - kept.begin);
-    const auto size = static_cast<size_t>(piece.range.size());
-    const int64_t first = piece.bucket.begin - piece.range.begin;  // the parameter's in the bucket
-    Slice& slice = slices_.emplace_back();
-    slice.piece = piece;
-    slice.own = {std::clamp(bucket.own.begin - first, piece.range.begin, piece.range.end),
-                 std::clamp(bucket.own.end - first, piece.range.begin, piece.range.end)};
+void OptimizerState::AddPages(size_t b, const ParameterBucket& bucket, DType compute,
+                              int64_t page_bytes) {
+  const bool in_file = bucket.placement.tier == StateTier::kFile;
+  const bool keeps_masters = KeepsMasters(bucket, compute);
+  const auto ranges = in_file ? PagesOf(bucket, OptimizerBytesOfElement(compute), page_bytes)
+                              : std::vector<ElementRange>{bucket.kept()};
+  for (const ElementRange range : ranges) {
+    Page page = {range, slices_.size(), slices_.size(), keeps_masters};
+    for (const ParameterPiece& piece : PiecesOf(bucket, range)) {
+      const int64_t first =
+          piece.bucket.begin - piece.range.begin;  // the parameter's in the bucket
+      Slice& slice = slices_.emplace_back();
+      slice.piece = piece;
+      slice.bucket = b;
+      slice.own = {std::clamp(bucket.own.begin - first, piece.range.begin, piece.range.end),
+                   std::clamp(bucket.own.end - first, piece.range.begin, piece.range.end)};
+      slice.keeps_master = keeps_masters && !piece.parameter->is_vector();
+      ++page.end_slice;
+    }
+    pages_.push_back(page);
+  }
+  first_page_.push_back(pages_.size());
+}
+
+// Gives the pages of a bucket their first values. Those of a file are zeros without that.
+absl::Status OptimizerState::Keep(size_t b, const Context& context) {
+  for (size_t p = first_page_[b]; p < first_page_[b + 1]; ++p) {
+    const Page& page = pages_[p];
+    if (file_ == nullptr) {
+      MOE_ASSIGN_OR_RETURN(Buffer buffer,
+                           Buffer::Allocate(page.bytes(), *context.memory, "optimiser state"));
+      Place(page, buffer.span<float>());
+      values_.push_back(std::move(buffer));
+      MOE_RETURN_IF_ERROR(CopyMasters(page, *context.compute));
+    } else if (page.keeps_masters) {
+      MOE_ASSIGN_OR_RETURN(const auto bytes, file_->Acquire(p, StateUse::kOverwrite));
+      std::fill(bytes.begin(), bytes.end(), std::byte{0});
+      Place(page,
+            absl::MakeSpan(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)));
+      MOE_RETURN_IF_ERROR(CopyMasters(page, *context.compute));
+      Hide(page);
+      file_->Release();
+    }
+  }
+  return absl::OkStatus();
+}
+
+void OptimizerState::Place(const Page& page, absl::Span<float> values) {
+  const auto all = static_cast<size_t>(page.range.size());
+  for (size_t i = page.begin_slice; i < page.end_slice; ++i) {
+    Slice& slice = slices_[i];
+    const auto at = static_cast<size_t>(slice.piece.bucket.begin - page.range.begin);
+    const auto size = static_cast<size_t>(slice.piece.range.size());
     slice.mean = values.subspan(at, size);
     slice.mean_square = values.subspan(all + at, size);
-    if (!keeps_masters || piece.parameter->is_vector()) continue;
-    const absl::Span<const float> master = slice.master();
-    slice.kept_master = values.subspan(2 * all + at, size);
-    MOE_RETURN_IF_ERROR(stream.CopyBytes(master.data(), slice.kept_master.data(),
-                                         std::ssize(master) * int64_t{sizeof(float)}));
+    if (slice.keeps_master) slice.kept_master = values.subspan(2 * all + at, size);
   }
-  values_.push_back(std::move(buffer));
-  first_slice_.push_back(slices_.size());
+}
+
+void OptimizerState::Hide(const Page& page) {
+  for (size_t i = page.begin_slice; i < page.end_slice; ++i) {
+    slices_[i].kept_master = slices_[i].mean = slices_[i].mean_square = {};
+  }
+}
+
+// From the store, which still has them.
+absl::Status OptimizerState::CopyMasters(const Page& page, Stream& stream) {
+  for (size_t i = page.begin_slice; i < page.end_slice; ++i) {
+    const Slice& slice = slices_[i];
+    if (!slice.keeps_master) continue;
+    MOE_RETURN_IF_ERROR(stream.CopyBytes(
+        slice.piece.parameter->master().data() + slice.piece.range.begin, slice.kept_master.data(),
+        slice.piece.range.size() * static_cast<int64_t>(sizeof(float))));
+  }
   return stream.Synchronize();
+}
+
+absl::Status OptimizerState::ForEach(size_t begin_bucket, size_t end_bucket, StateUse use,
+                                     Visit visit) {
+  const size_t begin = first_page_[begin_bucket], end = first_page_[end_bucket];
+  if (begin == end) return absl::OkStatus();
+  const auto slices = [this](const Page& first, const Page& last) {
+    return absl::MakeConstSpan(slices_).subspan(first.begin_slice,
+                                                last.end_slice - first.begin_slice);
+  };
+  if (file_ == nullptr) return visit(slices(pages_[begin], pages_[end - 1]));
+  for (size_t p = begin; p < end; ++p) {
+    const Page& page = pages_[p];
+    MOE_ASSIGN_OR_RETURN(const auto bytes, file_->Acquire(p, use));
+    Place(page,
+          absl::MakeSpan(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)));
+    const absl::Status visited = visit(slices(page, page));
+    const absl::Status passed = stream_->Synchronize();
+    Hide(page);
+    file_->Release();
+    MOE_RETURN_IF_ERROR(visited);
+    MOE_RETURN_IF_ERROR(passed);
+  }
+  return absl::OkStatus();
 }
 
 // Moves what layers read of the buckets `pack` into one block.
@@ -118,8 +209,8 @@ absl::Status OptimizerState::KeepOwn(size_t b, const ParameterBucket& bucket,
   block.own = own;
   block.bytes = {};
   weights_.push_back(std::move(kept));
-  for (size_t s = first_slice_[b]; s < first_slice_[b + 1]; ++s) {
-    Slice& slice = slices_[s];
+  for (Slice& slice : slices_) {
+    if (slice.bucket != b) continue;
     const auto i = static_cast<size_t>(
         std::find(bucket.parameters.begin(), bucket.parameters.end(), slice.piece.parameter) -
         bucket.parameters.begin());
@@ -133,7 +224,7 @@ absl::Status OptimizerState::KeepOwn(size_t b, const ParameterBucket& bucket,
 }
 
 int64_t OptimizerState::bytes() const {
-  int64_t total = 0;
+  int64_t total = file_ == nullptr ? 0 : file_->bytes();
   for (const Buffer& values : values_) total += values.bytes();
   for (const Buffer& part : weights_) total += part.bytes();
   return total;

@@ -40,6 +40,13 @@ std::vector<int64_t> ShardCut(absl::Span<Parameter* const> parameters, int ranks
   return counts;
 }
 
+int64_t CutNear(const ParameterBucket& bucket, int64_t element) {
+  if (element >= bucket.elements()) return bucket.elements();
+  const auto after = std::upper_bound(bucket.first.begin(), bucket.first.end(), element);
+  const auto i = static_cast<size_t>(after - bucket.first.begin()) - 1;
+  return bucket.first[i] + CutNear(*bucket.parameters[i], element - bucket.first[i]);
+}
+
 std::vector<ParameterPiece> PiecesOf(const ParameterBucket& bucket, ElementRange range) {
   std::vector<ParameterPiece> pieces;
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
@@ -87,7 +94,8 @@ std::vector<ParameterBucket> MakeBuckets(const ParameterStore& store, const Buck
     const auto mine = bucket.counts.begin() + mesh.index(bucket.holders);
     bucket.own.begin = std::accumulate(bucket.counts.begin(), mine, int64_t{0});
     bucket.own.end = bucket.own.begin + *mine;
-    if (ranks > 1) bucket.placement = options.placement;
+    bucket.placement = options.placement;
+    if (ranks == 1) bucket.placement = {.tier = options.placement.tier};
   }
   return closed;
 }

@@ -56,6 +56,9 @@ struct ParameterPiece {
 // The pieces of a bucket's parameters in `range`, in the bucket's order.
 std::vector<ParameterPiece> PiecesOf(const ParameterBucket& bucket, ElementRange range);
 
+// The cut of the bucket between row groups, or its end, that is nearest to `element`.
+int64_t CutNear(const ParameterBucket& bucket, int64_t element);
+
 struct BucketOptions {
   int64_t bucket_bytes = 0;  // a bucket closes when its sums have at least this size
   int64_t element_bytes = 0;
@@ -75,8 +78,8 @@ struct RoundBuffers {
 };
 RoundBuffers RoundBuffersOf(absl::Span<const ParameterBucket> buckets);
 
-// Bytes of parameters, sums and optimizer state that a rank of `mesh` keeps, by BytesOfElement and
-// RoundBuffersOf.
+// Bytes of memory for parameters, sums and optimizer state that a rank of `mesh` keeps, by
+// BytesOfElement and RoundBuffersOf, without the buffers of state in a file.
 double StateBytesOf(absl::Span<const ParameterBucket> buckets, DType compute, Numerics numerics,
                     const Mesh& mesh);
 

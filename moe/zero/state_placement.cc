@@ -2,13 +2,14 @@
 
 namespace moe {
 
-StatePlacement PlacementOf(ZeroStage zero) {
+StatePlacement PlacementOf(ZeroStage zero, OffloadTo optimizer) {
   const auto part_from = [zero](ZeroStage first) {
     return zero >= first ? Holding::kPart : Holding::kWhole;
   };
   return {.weights = part_from(ZeroStage::kWeights),
           .sums = part_from(ZeroStage::kGradients),
-          .optimizer = part_from(ZeroStage::kOptimizer)};
+          .optimizer = part_from(ZeroStage::kOptimizer),
+          .tier = optimizer == OffloadTo::kFile ? StateTier::kFile : StateTier::kDevice};
 }
 
 double BytesOfElement(const StatePlacement& placement, DType compute, Numerics numerics,
@@ -16,7 +17,8 @@ double BytesOfElement(const StatePlacement& placement, DType compute, Numerics n
   const auto kept = [ranks](double bytes, Holding holding) {
     return holding == Holding::kPart ? bytes / ranks : bytes;
   };
-  const double optimizer = compute == DType::kFloat32 ? 8 : 12;
+  const bool in_file = placement.tier == StateTier::kFile;
+  const double optimizer = in_file ? 0 : static_cast<double>(OptimizerBytesOfElement(compute));
   return kept(static_cast<double>(SizeOf(compute)), placement.weights) +
          kept(static_cast<double>(SumBytesOfElement(numerics)), placement.sums) +
          kept(optimizer, placement.optimizer);

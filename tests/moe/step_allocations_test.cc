@@ -95,5 +95,18 @@ TEST(StepAllocationsOfGatesTest, NoneAfterTheFirstStep) {
   }
 }
 
+// With state in a file, which a thread of its own reads and writes.
+TEST(StepAllocationsOfOffloadTest, NoneAfterTheFirstStep) {
+  for (const ZeroStage zero : {ZeroStage::kNone, ZeroStage::kOptimizer}) {
+    TrainConfig config = SmallConfig();
+    config.trainer.dtype = DType::kBFloat16;
+    config.trainer.zero = zero;
+    config.trainer.bucket_bytes = 20'000;
+    config.trainer.offload = {.optimizer = OffloadTo::kFile,
+                              .file = {.folder = ::testing::TempDir(), .page_bytes = 8192}};
+    EXPECT_EQ(AllocationsOfLaterSteps(config, {.ranks = 2}), 0) << static_cast<int>(zero);
+  }
+}
+
 }  // namespace
 }  // namespace moe::lm

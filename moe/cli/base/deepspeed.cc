@@ -27,6 +27,8 @@ constexpr char kRate[] = "optimizer.params.lr";
 constexpr char kPeak[] = "scheduler.params.warmup_max_lr";
 constexpr char kWarmup[] = "scheduler.params.warmup_num_steps";
 constexpr char kStage[] = "zero_optimization.stage";
+constexpr char kOffloadDevice[] = "zero_optimization.offload_optimizer.device";
+constexpr char kOffloadPath[] = "zero_optimization.offload_optimizer.nvme_path";
 
 // Keys of fp16 have no effect while fp16.enabled is false.
 constexpr SameMeaning kSame[] = {
@@ -63,6 +65,8 @@ constexpr const char* kSpecial[] = {
     "scheduler.params.warmup_min_ratio",
     "scheduler.params.cos_min_ratio",
     "scheduler.params.total_num_steps",
+    kOffloadDevice,
+    kOffloadPath,
 };
 
 // Keys without a counterpart. A section is on by the value of its key `by`; a plain key, or a
@@ -142,6 +146,7 @@ constexpr const char* kNothing[] = {
     "wall_clock_breakdown",
     "zero_allow_untested_optimizer",
     "zero_force_ds_cpu_optimizer",
+    "zero_optimization.offload_optimizer",  // all but the device and its path
 };
 
 // "zero_optimization.stage" is in "zero_optimization".
@@ -194,6 +199,7 @@ class DeepSpeed {
 
   void Apply() {
     RefuseOthers();
+    ApplyOffload();
     WarnOfMemory();
     ApplyTypes();
     // A schedule's own peak takes precedence over the optimiser's rate.
@@ -257,6 +263,24 @@ class DeepSpeed {
         settings_.Set(*found, {WholeText(std::move(text), *found)}, Origin::kFile, where);
     if (status.ok()) return;
     refused_.emplace_back(absl::StripPrefix(status.message(), absl::StrCat(file_, ": ")));
+  }
+
+  // Where state is not offloaded, its device is a key of memory like others.
+  void ApplyOffload() {
+    const std::string device = Text(kOffloadDevice, "none");
+    if (device == "none") return;
+    if (device != "cpu" && device != "nvme") {
+      return Wrong(kOffloadDevice, device, "none, cpu or nvme");
+    }
+    if (settings_.Find("offload") == nullptr || settings_.is("device", "cuda")) {
+      others_.push_back(leaf_[kOffloadDevice]);
+    } else if (device == "cpu") {
+      Set("offload", "optimizer", kOffloadDevice);
+    } else if (Has(kOffloadPath)) {
+      Set("offload", absl::StrCat("optimizer:file=", leaf_[kOffloadPath].text), kOffloadPath);
+    } else {
+      Wrong(kOffloadPath, "missing", "a folder");
+    }
   }
 
   // Each section and key once.

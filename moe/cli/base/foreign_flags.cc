@@ -94,7 +94,7 @@ constexpr Meaning kMeanings[] = {
      "--recompute layer keeps a layer's input alone"},
     {kMemory, "moe-shared-expert-overlap", "--moe-overlap-degree D overlaps exchange and experts"},
     {kMemory, "optimizer-cpu-offload, optimizer-offload-fraction *",
-     "state stays in memory of the device that computes"},
+     "--offload optimizer and optimizer:file=DIR move all of it"},
     {kMemory, "empty-unused-memory-level *", "memory is taken once"},
 
     {kRenamed, "ffn-hidden-size N", "--moe-ffn-hidden-size, --dense-ffn-hidden-size"},

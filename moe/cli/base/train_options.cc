@@ -8,6 +8,7 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
+#include <absl/strings/strip.h>
 
 #include "gating/gate.h"
 #include "kernels/activation/activation_kind.h"
@@ -52,6 +53,25 @@ absl::Status CompleteCheckpoints(const Settings& settings, lm::TrainCheckpoints&
   }
   if (checkpoints.interval == 0) return absl::OkStatus();
   return WrongValue(settings, "save-interval", "--save DIR with it");
+}
+
+// "none", "optimizer" or "optimizer:file=DIR".
+absl::StatusOr<Offload> OffloadOf(const Settings& settings) {
+  const std::string& text = settings.text("offload");
+  Offload offload;
+  absl::string_view folder = text;
+  if (absl::ConsumePrefix(&folder, "optimizer:file=") && !folder.empty()) {
+    offload.optimizer = OffloadTo::kFile;
+    offload.file.folder = std::string(folder);
+  } else if (text == "optimizer") {
+    offload.optimizer = OffloadTo::kHost;
+  } else if (text != "none") {
+    return WrongFlag("--offload", text, "none, optimizer or optimizer:file=DIR");
+  }
+  if (offload.optimizer != OffloadTo::kNone && settings.is("device", "cuda")) {
+    return WrongFlag("--offload", text, "none: state is not offloaded from GPUs yet");
+  }
+  return offload;
 }
 
 absl::StatusOr<int> TensorLeavesOf(const Settings& settings) {
@@ -126,6 +146,7 @@ absl::Status Complete(const Settings& settings, const World& world, TrainOptions
   MOE_ASSIGN_OR_RETURN(train.model.eos_token_ids, IdsOf(settings, "eos-token-id"));
   MOE_ASSIGN_OR_RETURN(train.trainer.session.grouped_gemm, GroupedGemmOf(settings));
   MOE_ASSIGN_OR_RETURN(train.trainer.session.tensor_leaves, TensorLeavesOf(settings));
+  MOE_ASSIGN_OR_RETURN(train.trainer.offload, OffloadOf(settings));
   MOE_ASSIGN_OR_RETURN(const BatchSizes batch, ResolveBatch(settings, world.ranks));
   train.micro_batch_size = batch.micro_batch_size;
   train.trainer.micro_batches = batch.micro_batches;

@@ -121,6 +121,12 @@ void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
         "state that ranks share out: 1 = optimiser's, 2 = and sums of gradients, 3 = and weights; "
         "same bits at any")
       .Shorthand("use-distributed-optimizer", "1");
+  t.Add(
+       "--offload WHAT", {Kind::kText, "none"},
+       "out of the memory of the device that computes: optimizer = optimiser state, to the host's; "
+       "optimizer:file=DIR = to a scratch file of each rank in DIR, an existing folder; the same "
+       "bits at any (docs/parallelism.md); with --device cpu")
+      .Roles(kPerRank);  // a rank's own DIR; the ranks compare the rest (lm::Train)
   t.Add("--recompute WHAT", rows,
         "computed again before its backward: layer = each layer, which keeps its input alone; the "
         "same bits, for less memory and a forward more");

@@ -98,6 +98,24 @@ double RoundBytes(const MemoryShape& shape, const Sizes& s, double shared, doubl
   return buffers * elements * sum_bytes;
 }
 
+// Two pages of optimiser state in a file: what a rank keeps of a bucket, but at most page_bytes.
+double PageBytes(const MemoryShape& shape, const Sizes& s, double shared, double experts) {
+  const TrainerOptions& trainer = shape.trainer;
+  const StatePlacement placement = PlacementOf(trainer.zero, trainer.offload.optimizer);
+  if (placement.tier != StateTier::kFile) return 0;
+  const auto sum_bytes = static_cast<double>(SumBytesOfElement(trainer.session.numerics));
+  const double bucket =
+      static_cast<double>(trainer.bucket_bytes) / sum_bytes + s.gated * s.hidden * s.ffn / 2;
+  const auto kept = [&](double group, int ranks) {
+    return std::min(group, bucket) / (placement.optimizer == Holding::kPart ? ranks : 1);
+  };
+  const double elements =
+      std::max(kept(shared, shape.ranks), kept(experts, shape.ranks / trainer.session.mesh.expert));
+  const auto element_bytes = static_cast<double>(OptimizerBytesOfElement(trainer.dtype));
+  return 2 *
+         std::min(static_cast<double>(trainer.offload.file.page_bytes), element_bytes * elements);
+}
+
 double StateBytes(const MemoryShape& shape, const Sizes& s) {
   const MoeLayerConfig& moe = shape.model.moe;
   const double biases = moe.projection_biases ? s.gated * s.ffn + s.hidden : 0;
@@ -106,16 +124,18 @@ double StateBytes(const MemoryShape& shape, const Sizes& s) {
   const double shared = static_cast<double>(shape.parameters_total) - layers * s.experts * expert;
   const double experts = layers * std::min(s.experts, s.local_experts()) * expert;
   const TrainerOptions& trainer = shape.trainer;
+  const StatePlacement placement = PlacementOf(trainer.zero, trainer.offload.optimizer);
+  const bool in_file = placement.tier == StateTier::kFile;
   const auto of_element = [&](int ranks) {
-    return BytesOfElement(PlacementOf(trainer.zero), trainer.dtype, trainer.session.numerics,
-                          ranks) -
-           (shape.trained ? 0 : 8) +          // moments
-           (shape.saves ? 12.0 / ranks : 0);  // copies of masters and moments
+    const double copy = shape.saves && !in_file ? 12.0 / ranks : 0;  // of masters and moments
+    return BytesOfElement(placement, trainer.dtype, trainer.session.numerics, ranks) -
+           (shape.trained ? 0 : 8) +  // moments
+           copy;
   };
   const int replicas = shape.ranks / trainer.session.mesh.expert;
   double bytes = shared * of_element(shape.ranks) + experts * of_element(replicas) +
-                 RoundBytes(shape, s, shared, experts);
-  if (PlacementOf(trainer.zero).weights == Holding::kPart && shape.ranks > 1) {
+                 RoundBytes(shape, s, shared, experts) + PageBytes(shape, s, shared, experts);
+  if (placement.weights == Holding::kPart && shape.ranks > 1) {
     // Two blocks of the largest module: the embedding or output layer, or a layer.
     const double table = static_cast<double>(shape.model.vocab_size) * s.hidden;
     const double tables = shape.model.tied_embeddings ? table : 2 * table;

@@ -41,8 +41,9 @@ struct MemoryEstimate {
   // Per parameter of the rank: master weight and gradient (float32; layout-invariant: int64 sums),
   // AdamW's two moments when trained, a compute copy where that is not float32; with ZeRO this
   // rank's part (BytesOfElement), the buffers of rounds where sums are in parts, and two blocks of
-  // gathered weights where these are. Where it saves also 12 bytes for each parameter that this rank
-  // writes, which is one of those that hold it.
+  // gathered weights where these are; two pages of optimiser state in a file. Where it saves also
+  // 12 bytes for each parameter that this rank writes, which is one of those that hold it, unless
+  // state is in a file.
   double state_bytes = 0;
   // What forward keeps for backward over all layers, and the scratch of the widest backward step;
   // times 3/2, the middle of what the growing workspace holds: all of it to twice that.

@@ -102,7 +102,7 @@ TEST(AgreedRanksTest, RowsThatMayDifferAreThese) {
   EXPECT_THAT(per_rank,
               UnorderedElementsAreArray(
                   {"color", "config", "grads", "help", "json-file", "log-interval", "max-memory",
-                   "out", "output", "output-stderr", "print-config", "quiet", "ranks",
+                   "offload", "out", "output", "output-stderr", "print-config", "quiet", "ranks",
                    "record-routing", "resume", "threads", "trace", "verbose"}));
   EXPECT_THAT(by_content, UnorderedElementsAreArray({"checkpoint", "data", "grad-output",
                                                      "hf-config", "init-from", "input",

@@ -217,13 +217,13 @@ TEST(DeepSpeedTest, ATrainersTemplateIsTaken) {
                       &warnings)
                      .value();
   EXPECT_EQ(s.text("zero"), "2");
+  EXPECT_EQ(s.text("offload"), "optimizer");
   EXPECT_EQ(s.integer("train-batch-size"), 16);
   EXPECT_EQ(s.integer("log-interval"), 2000);
   EXPECT_EQ(s.integer("lr-warmup-steps"), 3);
   EXPECT_THAT(warnings,
               ::testing::ElementsAre(
-                  HasSubstr("memory and speed alone: zero_optimization.offload_optimizer, "
-                            "zero_optimization.allgather_partitions, "
+                  HasSubstr("memory and speed alone: zero_optimization.allgather_partitions, "
                             "zero_optimization.allgather_bucket_size, "
                             "activation_checkpointing.partition_activations"),
                   HasSubstr("warmup_type is missing: linear here, logarithmic in DeepSpeed")));
@@ -243,6 +243,24 @@ TEST(DeepSpeedTest, StageThreeIsTakenAndItsKeysOfMemoryAreNamed) {
                   "zero_optimization.stage3_gather_16bit_weights_on_model_save")));
   EXPECT_THAT(Load({}, {}, R"({"zero_optimization": {"stage": 4}})").status().message(),
               HasSubstr("zero_optimization.stage"));
+}
+
+TEST(DeepSpeedTest, StateIsOffloadedWhereItSaysSo) {
+  const auto with = [](const std::string& section) {
+    return R"({"zero_optimization": {"stage": 1, "offload_optimizer": {)" + section + "}}}";
+  };
+  const std::string nvme = R"("device": "nvme", "nvme_path": "/disk", "buffer_count": 5)";
+  testing::Strings warnings;
+  EXPECT_EQ(Load({}, {}, with(nvme), &warnings).value().text("offload"), "optimizer:file=/disk");
+  EXPECT_EQ(Load({}, {}, with(R"("device": "none")")).value().text("offload"), "none");
+  EXPECT_EQ(warnings, testing::Strings{});
+  // A GPU keeps its state, as it did.
+  EXPECT_EQ(Load({"--device", "cuda"}, {}, with(nvme), &warnings).value().text("offload"), "none");
+  EXPECT_THAT(warnings, ::testing::ElementsAre(HasSubstr("zero_optimization.offload_optimizer")));
+  EXPECT_THAT(Load({}, {}, with(R"("device": "nvme")")).status().message(),
+              HasSubstr("zero_optimization.offload_optimizer.nvme_path is missing, expected a"));
+  EXPECT_THAT(Load({}, {}, with(R"("device": "disk")")).status().message(),
+              HasSubstr("offload_optimizer.device is disk, expected none, cpu or nvme"));
 }
 
 TEST(DeepSpeedTest, AWarmupOfAnotherShapeIsRefusedWhereItDiffers) {

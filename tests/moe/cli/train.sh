@@ -146,6 +146,24 @@ expect 4 "full disk"
 (($(wc -l <stderr) == 1)) || fail "full disk: $(wc -l <stderr) lines on stderr"
 says "metrics.jsonl" stderr
 whole_lines full/metrics.jsonl
+# Optimiser state in files: the bits of memory, nothing left behind, and room or an error at once.
+mkdir scratch
+offload=(--steps 2 --dtype bf16 --zero 1 --bucket-size-mb 0.5)
+expect 0 "state in memory" "$moe" train "${model[@]}" "${offload[@]}" --offload optimizer
+says "optimiser state is in memory of the host already" stderr
+hash=$(grep ^weights_xxh3 stdout)
+expect 0 "state in files" "$moe" train "${model[@]}" "${offload[@]}" --offload optimizer:file=scratch
+says "$hash"
+[[ -z $(ls scratch) ]] || fail "scratch files are left: $(ls scratch)"
+refused 2 "there is no folder 'no-scratch'" train "${model[@]}" --quiet --offload optimizer:file=no-scratch
+(
+  ulimit -f 8
+  timeout 300 "$moe" train "${model[@]}" "${offload[@]}" --quiet --offload optimizer:file=scratch >stdout 2>stderr
+)
+rc=$?
+expect 4 "a full disk for state"
+(($(wc -l <stderr) == 1)) || fail "a full disk for state: $(wc -l <stderr) lines on stderr"
+matches "cannot reserve [0-9]+ bytes for 'scratch/moe-optimizer-rank-[0-9]-" stderr
 # A pipe as output: its reader receives one complete trace.
 mkfifo pipe
 timeout 100 cat pipe >piped &

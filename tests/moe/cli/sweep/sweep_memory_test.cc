@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
 #include "kernels/base/status_macros.h"
@@ -132,9 +133,13 @@ INSTANTIATE_TEST_SUITE_P(
 // What a run has allocated of parameters, sums and state at each ZeRO stage.
 TEST(MemoryEstimate, OfStateIsWithinFivePercentOfARun) {
   const lm::Corpus corpus = MakeCorpus();
-  for (const ZeroStage zero :
-       {ZeroStage::kNone, ZeroStage::kOptimizer, ZeroStage::kGradients, ZeroStage::kWeights}) {
-    SCOPED_TRACE(static_cast<int>(zero));
+  for (const auto& [zero, offload] : {std::pair(ZeroStage::kNone, OffloadTo::kNone),
+                                      std::pair(ZeroStage::kOptimizer, OffloadTo::kNone),
+                                      std::pair(ZeroStage::kGradients, OffloadTo::kNone),
+                                      std::pair(ZeroStage::kWeights, OffloadTo::kNone),
+                                      std::pair(ZeroStage::kNone, OffloadTo::kFile),
+                                      std::pair(ZeroStage::kOptimizer, OffloadTo::kFile)}) {
+    SCOPED_TRACE(absl::StrCat(static_cast<int>(zero), ", ", static_cast<int>(offload)));
     lm::TrainConfig config = ConfigOf({.name = "",
                                        .ranks = 4,
                                        .micro_batch = 1,
@@ -142,6 +147,7 @@ TEST(MemoryEstimate, OfStateIsWithinFivePercentOfARun) {
                                        .dtype = DType::kBFloat16,
                                        .numerics = Numerics::kLayoutInvariant});
     config.trainer.zero = zero;
+    config.trainer.offload = {.optimizer = offload, .file = {.folder = ::testing::TempDir()}};
     config.trainer.bucket_bytes = 1 << 20;
     config.steps = 2;
     int64_t allocated = 0;
