@@ -82,10 +82,11 @@ inline constexpr int64_t kMostPanelWords = 512;  // the most of all shapes
 template <typename T, typename TOut>
 constexpr bool HasHalfWords(const Problem<T, TOut>& problem) {
   if (!problem.is_tree()) return problem.depth() % kStepsPerWord<T> != 0;
-  for (int s = 1; s <= problem.tree.cut.leaves; ++s) {
-    if (problem.tree.cut.Begin(s) % kStepsPerWord<T> != 0) return true;
+  const TreeCut& cut = problem.tree.cut;
+  for (int s = 0; s <= cut.leaves; ++s) {
+    if (cut.Begin(s) % kStepsPerWord<T> != 0) return true;
   }
-  return false;
+  return cut.extent % kStepsPerWord<T> != 0;  // where later parts begin
 }
 
 // Whether the rows of a are copied: unless their words are in memory as the tile reads them.
@@ -142,10 +143,9 @@ constexpr int64_t WordsBefore(int64_t begin, int64_t segment) {
 template <typename T, typename TOut>
 constexpr int LeavesPerPanel(const Problem<T, TOut>& problem) {
   const TreeCut& cut = problem.tree.cut;
-  const int64_t items = (cut.extent + cut.item - 1) / cut.item;
   int leaves = cut.leaves;
   for (; leaves > 1; leaves /= 2) {
-    const int64_t steps = (items * leaves + cut.leaves - 1) / cut.leaves * cut.item;
+    const int64_t steps = cut.MostValues(leaves);
     // each may end with half a word
     const int64_t chains = cut.item % kStepsPerWord<T> == 0 ? 1 : leaves;
     const int64_t words = WordsBefore<T>(problem.tree.first_times * steps, chains) +

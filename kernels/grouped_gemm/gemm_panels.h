@@ -214,7 +214,7 @@ class Panels {
     return FirstLeaf(segment) < tree_.cut.leaves ? segment : 0;
   }
   bool IsLast(int64_t segment) const {
-    if (subtree_ > 0) return Begin(segment + 1) == tree_.cut.extent;
+    if (subtree_ > 0) return Begin(segment + 1) == leaf_[tree_.cut.leaves];
     return segments_.empty() || segment + 2 == std::ssize(segments_);
   }
 
@@ -225,7 +225,7 @@ class Panels {
   int64_t depth_;
   absl::Span<const int64_t> segments_;
   bool adds_;                                     // to the contents of c
-  std::array<int64_t, kMaxTreeLeaves + 1> leaf_;  // first value of each leaf, then the extent
+  std::array<int64_t, kMaxTreeLeaves + 1> leaf_;  // first value of each leaf, then their end
 };
 
 }  // namespace moe::gemm

@@ -46,11 +46,11 @@ struct Problem {
   Layout a_layout = Layout::kPlain;
   Layout b_layout = Layout::kPlain;
   Write write = Write::kOverwrite;
-  GemmTree tree = {};    // more than one leaf: CPU, a plain, kOverwrite
+  GemmTree tree = {};    // if it is one: CPU, a plain, kOverwrite
   ExactSink exact = {};  // CPU, TOut = float, kOverwrite; only the shape of c is used then
 
   int64_t depth() const { return a_layout == Layout::kPlain ? a.cols() : a.rows(); }
-  bool is_tree() const { return tree.cut.leaves > 1; }
+  bool is_tree() const { return tree.cut.IsTree(); }
 };
 
 // instantiate(T, TOut) for all combinations.

@@ -115,7 +115,7 @@ absl::Status Enqueue(absl::string_view function, absl::string_view in, absl::str
   }
   MOE_RETURN_IF_ERROR(gemm::CheckTree(function, tree, a.cols()));
   if (!IsCuda(stream)) return RunOnCpu(products, workspace, stream);
-  if (tree.cut.leaves > 1) {
+  if (tree.cut.IsTree()) {
     return absl::UnimplementedError(
         absl::StrCat(function, ": a tree of ", tree.cut.leaves,
                      " leaves on a CUDA device, expected one chain (--tensor-leaves 1)"));
@@ -142,12 +142,13 @@ absl::Status Enqueue(absl::string_view function, absl::string_view in, absl::str
 }  // namespace
 
 absl::Status gemm::CheckTree(absl::string_view function, const GemmTree& tree, int64_t depth) {
-  const auto& [leaves, extent, item] = tree.cut;
+  const int leaves = tree.cut.leaves;
+  const int64_t extent = tree.cut.extent, item = tree.cut.item;
   if (!IsTreeLeaves(leaves)) {
     return absl::InvalidArgumentError(
         absl::StrCat(function, ": a tree of ", leaves, " leaves, expected 1, 2, 4, 8 or 16"));
   }
-  if (leaves == 1) return absl::OkStatus();
+  if (!tree.cut.IsTree()) return absl::OkStatus();
   if (tree.parts >= 1 && tree.parts <= GemmTree::kMaxParts && item >= 1 && extent >= 0 &&
       tree.first_times >= 1 && tree.Begin(tree.parts) == depth) {
     return absl::OkStatus();

@@ -21,7 +21,7 @@ int64_t StripCount(int64_t cols, int64_t strip_cols) {
 template <typename T>
 absl::Status CheckPairs(absl::string_view function, const GemmTree& tree) {
   const TreeCut& cut = tree.cut;
-  if (cut.leaves == 1) return absl::OkStatus();
+  if (!cut.IsTree()) return absl::OkStatus();
   const int64_t depth = tree.Begin(tree.parts);
   for (int part = 0; part < tree.parts; ++part) {
     for (int s = 0; s < cut.leaves; ++s) {
