@@ -49,7 +49,7 @@ set(moe_public_headers
   moe/recompute/recompute.h
   moe/zero/offload.h moe/zero/optimizer_state.h moe/zero/shard_cut.h moe/zero/state_placement.h moe/zero/weight_gather.h
   moe/zero/weight_source.h
-  moe/tensor/linear.h
+  moe/tensor/linear.h moe/tensor/tensor_share.h
   moe/layer/experts.h moe/layer/moe_layer.h moe/layer/shared_expert.h
   moe/pipeline/runner.h moe/pipeline/schedule.h
   moe/train/gradient_norm.h moe/train/gradient_reducer.h moe/train/grid_unit.h
@@ -69,7 +69,7 @@ set(moe_public_headers
   comm/all_reduce.h comm/bootstrap.h comm/communicator.h comm/create.h comm/descriptor.h comm/host_staging.h
   comm/local/local_world.h comm/mesh/group_map.h comm/mesh/mesh.h comm/mesh/mesh_shape.h
   comm/mpi/mpi_world.h comm/nccl/nccl_store.h
-  comm/nccl/nccl_world.h comm/patience.h comm/ring_all_reduce.h comm/site.h comm/world_plan.h
+  comm/nccl/nccl_world.h comm/patience.h comm/ring_all_reduce.h comm/row_gather.h comm/site.h comm/world_plan.h
   kernels/base/buffer.h kernels/base/caught.h kernels/base/choice.h kernels/base/cuda_devices.h
   kernels/base/device_arrays.h
   kernels/base/dtype.h kernels/base/group_offsets.h kernels/base/host_task.h kernels/base/log.h kernels/base/nvtx_range.h

@@ -7,8 +7,9 @@
 # Layouts: ranks 1 2 3 4 5 6 8 x every expert-parallel size that divides them x transport (local,
 # mpi) x dispatch (staged, direct, hierarchical) x overlap degree (1, 4) x threads per rank (1, 2);
 # staged without overlap x ZeRO (1, 2, 3); staged with overlap x
-# recomputed layers x ZeRO (0, 3); and runs that are
-# saved after two steps at one layout and resumed at another, in 52 pairs.
+# recomputed layers x ZeRO (0, 3); runs that are saved after two
+# steps at one layout and resumed at another, in 52 pairs; and, of
+# another model, every number of tensor-parallel ranks.
 # --quick varies each axis by itself around one layout. Uses build/release; MPI runs are left out if
 # the build has no MPI. The last line is "N layouts equal, N differ or fail".
 set -uo pipefail
@@ -55,6 +56,7 @@ series() {
 }
 
 equal=0 bad=0
+oracle=oracle # what runs of the model are compared with
 
 # at <ranks> <ep> <transport> <dispatch> <overlap> <threads>: sets name, launch and flags of a
 # layout.
@@ -89,19 +91,19 @@ trained() {
 
 compare() {
   series "$work/run/metrics.jsonl" >"$work/series"
-  if [[ ! -f $work/oracle ]]; then
-    cp "$work/series" "$work/oracle"
-    if ! grep -q weights_xxh3 "$work/oracle" || ! grep -q loss_hex "$work/oracle"; then
+  if [[ ! -f $work/$oracle ]]; then
+    cp "$work/series" "$work/$oracle"
+    if ! grep -q weights_xxh3 "$work/$oracle" || ! grep -q loss_hex "$work/$oracle"; then
       echo "invariance: metrics.jsonl of one rank has no loss_hex or no weights_xxh3" >&2
       exit 1
     fi
   fi
-  if cmp -s "$work/oracle" "$work/series"; then
+  if cmp -s "$work/$oracle" "$work/series"; then
     echo "equal  $name"
     equal=$((equal + 1))
   else
     echo "DIFFER $name"
-    diff "$work/oracle" "$work/series" | head -n 4
+    diff "$work/$oracle" "$work/series" | head -n 4
     bad=$((bad + 1))
   fi
 }
@@ -118,6 +120,16 @@ zero() { # ZeRO stage, ranks, ep, transport
   name+=" zero $1"
   flags+=(--zero "$1" --bucket-size-mb 0.05)
   trained && compare
+}
+
+tensor() { # TP, ranks, ep, transport, ZeRO stage: of a model with trees, and heads for 8 ranks
+  local oracle=tensor_oracle
+  rm -rf "$work/run"
+  at "$2" "$3" "$4" staged 1 1
+  name+=" tp $1 zero ${5-0}"
+  flags+=(--tp "$1" --zero "${5-0}")
+  trained --tensor-leaves 8 --num-attention-heads 8 --moe-shared-expert-intermediate-size 128 &&
+    compare
 }
 
 recomputed() { # ZeRO stage, arguments of at
@@ -164,12 +176,25 @@ if [[ $quick ]]; then
   offloaded 0 3 1 local
   offloaded 1 8 4 local
   offloaded 3 4 2 local
+  tensor 1 1 1 local
+  for tp in 2 3 4 8; do tensor $tp $tp $tp local; done
+  tensor 2 8 4 local 1
+  tensor 2 8 4 local 3
   resumed 1 1 8 4
   resumed 8 8 3 1 2 1
   resumed 4 2 3 1 3 0
   resumed 3 1 8 4 0 3
   [[ ${#transports[@]} == 1 ]] || { layout 4 2 mpi staged 1 1; layout 4 2 mpi direct 1 1; }
 else
+  tensor 1 1 1 local
+  for transport in "${transports[@]}"; do
+    for tp in 2 3 4 5 6 7 8; do tensor $tp $tp $tp "$transport"; done
+    for stage in 1 2 3; do tensor 2 4 2 "$transport" $stage; done
+    tensor 2 8 4 "$transport"
+    tensor 2 6 6 "$transport"
+    tensor 3 6 3 "$transport"
+    tensor 4 8 4 "$transport"
+  done
   for ranks in 1 2 3 4 5 6 8; do
     for ((ep = 1; ep <= ranks; ++ep)); do
       ((ranks % ep == 0)) || continue

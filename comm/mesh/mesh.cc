@@ -10,14 +10,15 @@ namespace {
 
 // The groups that communicate beside the world, in each lane in the order of their Splits, which is
 // the same on all ranks. Each is split even where it has one rank, since a backend's own
-// collectives serve it.
+// collectives serve it; but kTensor, whose users then exchange nothing.
 constexpr struct {
   MeshGroup group;
   MeshLane lane;
 } kSplits[] = {
-    {MeshGroup::kExpert, MeshLane::kForward},       {MeshGroup::kData, MeshLane::kGradients},
-    {MeshGroup::kExpertData, MeshLane::kGradients}, {MeshGroup::kData, MeshLane::kWeights},
-    {MeshGroup::kExpertData, MeshLane::kWeights},
+    {MeshGroup::kExpert, MeshLane::kForward},       {MeshGroup::kTensor, MeshLane::kForward},
+    {MeshGroup::kStage, MeshLane::kGradients},      {MeshGroup::kData, MeshLane::kGradients},
+    {MeshGroup::kExpertData, MeshLane::kGradients}, {MeshGroup::kStage, MeshLane::kWeights},
+    {MeshGroup::kData, MeshLane::kWeights},         {MeshGroup::kExpertData, MeshLane::kWeights},
 };
 
 constexpr MeshGroup kFamilies[][3] = {
@@ -47,6 +48,7 @@ absl::Status Mesh::Open(MeshLane lane) {
   for (const auto& row : kSplits) {
     auto& split = groups_[static_cast<size_t>(lane)][Canonical(row.group)];
     if (row.lane != lane || split != nullptr) continue;
+    if (row.group == MeshGroup::kTensor && shape_.tensor == 1) continue;
     const int first = RanksOf(shape_, row.group, ranks, rank).front();
     MOE_ASSIGN_OR_RETURN(split, world().Split(first, rank));
   }

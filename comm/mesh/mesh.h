@@ -32,8 +32,8 @@ class Mesh {
   absl::Status Open(MeshLane lane);
 
   // Groups of the same ranks share communicators. Today's pairs, others are a bug of the caller's:
-  // kWorld and kExpert forward, kStage (and so kData) and kExpertData for gradients and, once it is
-  // open, for weights.
+  // kWorld, kExpert and, of several ranks, kTensor forward; kStage, kData and kExpertData for
+  // gradients and, once it is open, for weights.
   Communicator& group(MeshGroup group, MeshLane lane = MeshLane::kForward);
   Communicator& world() { return group(MeshGroup::kWorld); }
 

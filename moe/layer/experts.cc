@@ -25,7 +25,8 @@ absl::StatusOr<RowsOfNetworks> RowsOf(const LinearRows& networks, int64_t count,
   const int first = networks.first, last = networks.last;
   MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> out, workspace.Array<int64_t>(last - first + 1));
   for (int g = first; g <= last; ++g) out[g - first] = all[g] - all[first];
-  return RowsOfNetworks{all[first], all[last], {.first = first, .last = last, .offsets = out}};
+  return RowsOfNetworks{
+      all[first], all[last], {.first = first, .last = last, .offsets = out, .site = networks.site}};
 }
 
 ParameterSpec GateUpSpec(const ExpertsConfig& config, const std::string& prefix,
@@ -71,7 +72,10 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
                                                    ", ffn_hidden_size ", config.ffn_hidden_size,
                                                    ", expected both >= 1"));
   }
-  LinearSpec gate_up = {.biases = config.biases, .pack = config.pack_weights}, down = gate_up;
+  LinearSpec gate_up = {.biases = config.biases,
+                        .pack = config.pack_weights,
+                        .share = config.share},
+             down = gate_up;
   for (const std::string& prefix : prefixes) {
     gate_up.weights.push_back(GateUpSpec(config, prefix, holders));
     down.weights.push_back(DownSpec(config, prefix, holders));
@@ -85,19 +89,18 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
 template <typename T>
 absl::Status Experts<T>::Prepare(MatrixView<const T> rows, Workspace& workspace,
                                  ExpertsSaved<T>& saved) const {
-  const int64_t width = config_.ffn_hidden_size;
   saved.rows = rows;
   MOE_ASSIGN_OR_RETURN(
       saved.gate_up,
-      workspace.Matrix<T>(rows.rows(), IsGated(config_.activation) ? 2 * width : width));
-  MOE_ASSIGN_OR_RETURN(saved.hidden, workspace.Matrix<T>(rows.rows(), width));
+      workspace.Matrix<T>(rows.rows(), IsGated(config_.activation) ? 2 * width_ : width_));
+  MOE_ASSIGN_OR_RETURN(saved.hidden, workspace.Matrix<T>(rows.rows(), width_));
   return absl::OkStatus();
 }
 
 template <typename T>
 MatrixView<T> Experts<T>::UpColumns(MatrixView<T> gate_up) const {
   if (!IsGated(config_.activation)) return {};
-  return ColumnRange(gate_up, config_.ffn_hidden_size, 2 * config_.ffn_hidden_size);
+  return ColumnRange(gate_up, width_, 2 * width_);
 }
 
 template <typename T>
@@ -111,8 +114,7 @@ absl::Status Experts<T>::Forward(const Context& context, const LinearRows& netwo
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   const auto hidden = RowRange(saved.hidden, begin, end);
   MOE_RETURN_IF_ERROR(gate_up_.Forward(context, rows, RowRange(saved.rows, begin, end), gate_up));
-  MOE_RETURN_IF_ERROR(ActivationForward<T>(config_.activation,
-                                           ColumnRange(gate_up, 0, config_.ffn_hidden_size),
+  MOE_RETURN_IF_ERROR(ActivationForward<T>(config_.activation, ColumnRange(gate_up, 0, width_),
                                            UpColumns(gate_up), hidden, *context.compute));
   return down_.Forward(context, rows, hidden, RowRange(out, begin, end));
 }
@@ -126,11 +128,10 @@ absl::Status Experts<T>::InputGradient(const Context& context, const LinearRows&
                        RowsOf(networks, saved.rows.rows(), *context.host_workspace));
   const auto& [begin, end, rows] = mine;
   if (begin == end) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(const auto d_hidden,
-                       context.workspace->Matrix<T>(end - begin, config_.ffn_hidden_size));
+  MOE_ASSIGN_OR_RETURN(const auto d_hidden, context.workspace->Matrix<T>(end - begin, width_));
   MOE_RETURN_IF_ERROR(down_.InputGradient(context, rows, RowRange(d_out, begin, end), d_hidden));
   const auto gate_up = RowRange(saved.gate_up, begin, end);
-  const auto gate = ColumnRange(gate_up, 0, config_.ffn_hidden_size);
+  const auto gate = ColumnRange(gate_up, 0, width_);
   const auto up = UpColumns(gate_up);
   MOE_RETURN_IF_ERROR(
       ActivationBackward<T>(config_.activation, gate, up, d_hidden, gate, up, *context.compute));

@@ -15,6 +15,7 @@
 #include "moe/run/context.h"
 #include "moe/state/parameter.h"
 #include "moe/tensor/linear.h"
+#include "moe/tensor/tensor_share.h"
 
 namespace moe {
 
@@ -30,14 +31,16 @@ struct ExpertsConfig {
   // again after each change: the same bits, faster the fewer rows a network has, for twice the
   // memory. CPU.
   bool pack_weights = false;
+  TensorShare share = {};  // ranks that share the network, of a single one
 };
 
 // What backward needs of one call; views into Prepare's workspace.
 template <typename T>
 struct ExpertsSaved {
   MatrixView<const T> rows;  // [N, H]
-  MatrixView<T> gate_up;     // [N, 2F], or [N, F] when not gated; its gradient after InputGradient
-  MatrixView<T> hidden;      // [N, F]
+  // [N, 2F], or [N, F] when not gated; its gradient after InputGradient. F: this rank's share.
+  MatrixView<T> gate_up;
+  MatrixView<T> hidden;  // [N, F]
 };
 
 // L networks: out = act(x W_gate^T + b_gate, x W_up^T + b_up) W_down^T + b_down, for rows sorted by
@@ -86,12 +89,16 @@ class Experts {
 
  private:
   Experts(const ExpertsConfig& config, Linear<T> gate_up, Linear<T> down)
-      : config_(config), gate_up_(std::move(gate_up)), down_(std::move(down)) {}
+      : config_(config), gate_up_(std::move(gate_up)), down_(std::move(down)) {
+    if (gate_up_.weights().empty()) return;  // no network is here
+    width_ = gate_up_.out_features() / (IsGated(config.activation) ? 2 : 1);
+  }
 
   MatrixView<T> UpColumns(MatrixView<T> gate_up) const;  // empty when not gated
 
   const ExpertsConfig config_;
   Linear<T> gate_up_, down_;
+  int64_t width_ = 0;  // F, or this rank's share of it
 };
 
 }  // namespace moe

@@ -36,6 +36,12 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
         "ParameterStore(type, seed, context)");
   }
   auto layer = std::unique_ptr<MoeLayer>(new MoeLayer(config, context));
+  // Each rank would have places of its own, and a segment empty ones in its midst.
+  if (layer->share_.cut() && config.router.pad_to_capacity) {
+    return absl::UnimplementedError(
+        absl::StrCat("--tp is ", layer->share_.ranks,
+                     " with --moe-pad-expert-input-to-capacity, expected one of the two"));
+  }
   layer->prefix_ = prefix;
   const size_t before = store.parameters().size();
   Communicator& group = context.mesh->group(MeshGroup::kExpert);
@@ -66,6 +72,7 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
   if (config.shared_expert_ffn_hidden_size > 0) {
     experts.ffn_hidden_size = config.shared_expert_ffn_hidden_size;
     experts.biases = false;
+    experts.share = ShareOf(context);
     using Gated = typename SharedExpert<T>::Gated;
     MOE_ASSIGN_OR_RETURN(
         layer->shared_,

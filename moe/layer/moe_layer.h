@@ -20,6 +20,7 @@
 #include "moe/run/stash.h"
 #include "moe/state/module.h"
 #include "moe/state/parameter.h"
+#include "moe/tensor/tensor_share.h"
 
 namespace moe {
 
@@ -44,6 +45,9 @@ struct MoeLayerConfig {
 // y_t = sum over choices j of weight_tj * Expert_{e_tj}(x_t)  (+ SharedExpert(x_t)); gates that
 // weigh the input: sum of Expert_{e_tj}(weight_tj * x_t). An identity expert returns x_t, which is
 // added at home, before the outputs of other experts, without an exchange.
+//
+// Ranks of a tensor group all have all rows and route all of them alike; each dispatches its own
+// rows (TensorShare::RowsOf), and they gather what comes home.
 //
 // Collective over the expert-parallel group of the context's mesh: every rank calls Forward (and
 // Backward) for every round, with zero tokens if it has none. Forward leaves what Backward needs in
@@ -124,6 +128,9 @@ class MoeLayer final : public Module<T> {
     enum class Ended : uint8_t { kNone, kForward, kBackward } ended = Ended::kNone;
     MatrixView<const T> x;
     RouterSaved<T> router;
+    // Rows [begin, end) of x that this rank dispatches, and their slots on the device.
+    int64_t begin = 0, end = 0;
+    Routing own;
     std::optional<DispatchPlan> plan;
     ExpertsSaved<T> experts;
     SharedExpertSaved<T> shared;
@@ -141,7 +148,8 @@ class MoeLayer final : public Module<T> {
 
   MoeLayer(const MoeLayerConfig& config, const Context& context)
       : config_(config),
-        placement_(config.router.num_experts, context.mesh->size(MeshGroup::kExpert)) {}
+        placement_(config.router.num_experts, context.mesh->size(MeshGroup::kExpert)),
+        share_(ShareOf(context)) {}
 
   // The plan that ExchangeAroundExperts follows, and the Work of its three parts.
   struct ExchangeWork {
@@ -168,7 +176,14 @@ class MoeLayer final : public Module<T> {
   // Whether plans are made in the device's memory. With one rank the host would not receive the
   // counts, which it needs for identity experts and calls of cuBLAS.
   bool CanPlanOnDevice(const Context& context) const;
-  absl::StatusOr<DispatchPlan> MakePlan(const RouterSaved<T>& routed,
+  // Fills in saved.own.
+  absl::Status TakeOwnRows(const Pass& pass, Saved& saved) const;
+  // Every rank of the tensor group receives the rows, or the values by slot, that are others' own.
+  absl::Status GatherOwnRows(const Pass& pass, MatrixView<T> rows) const;
+  absl::Status GatherOwnSlots(const Pass& pass, const Routing& all, absl::Span<float> values) const;
+  // The plan's segments; one for each tensor group and micro-batch.
+  absl::StatusOr<GroupOffsets> SegmentsOf(const DispatchPlan& plan, Workspace& host) const;
+  absl::StatusOr<DispatchPlan> MakePlan(const Routing& routing,
                                         absl::Span<const int64_t> micro_batch_offsets,
                                         const Pass& pass);
   // The share of y that needs no exchange: shared and identity experts. Overwrites y and returns
@@ -179,6 +194,7 @@ class MoeLayer final : public Module<T> {
 
   const MoeLayerConfig config_;
   const ExpertPlacement placement_;
+  const TensorShare share_;
   std::unique_ptr<Router<T>> router_;
   std::unique_ptr<Dispatcher<T>> dispatcher_;
   bool plans_on_device_ = false;

@@ -40,6 +40,11 @@ absl::Status MoeLayer<T>::CheckForward(const Pass& pass, MatrixView<const T> x,
   }
   MOE_RETURN_IF_ERROR(CheckMemory("x", x));
   MOE_RETURN_IF_ERROR(CheckMemory("y", y));
+  if (share_.cut() && pass.batch.micro_batch_offsets.size() > 2) {
+    return absl::UnimplementedError(absl::StrCat(
+        "MoeLayer: ", pass.batch.micro_batch_offsets.size() - 1, " micro-batches in a call of ",
+        share_.ranks, " tensor-parallel ranks, expected one"));
+  }
   const bool identities = config_.router.num_zero_experts > 0;
   MOE_RETURN_IF_ERROR(CheckApart("y", y, "x", x,
                                  pass.stash != nullptr ? "Backward"

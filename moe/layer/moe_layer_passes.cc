@@ -139,8 +139,9 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       pass, {.plan = plan, .send = kDispatch, .compute = kExperts, .receive = kCombine},
       [&](const DispatchCall& call) {
-        if (!weigh_input) return dispatcher_->Dispatch(call, x, rows);
-        return dispatcher_->DispatchScaled(call, x, s.router.on_device.weight, rows);
+        const MatrixView<const T> own = RowRange(x, s.begin, s.end);
+        if (!weigh_input) return dispatcher_->Dispatch(call, own, rows);
+        return dispatcher_->DispatchScaled(call, own, s.own.weight, rows);
       },
       [&](int first, int last) {
         return experts_->Forward(context, Networks(plan, first, last), s.experts, out);
@@ -148,11 +149,12 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
       [&](const DispatchCall& call) { return dispatcher_->Return(call, out, s.home_rows); }));
   MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(pass, y, s));
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
-  return Timed(pass, kCombineSum, compute, [&] {
-    return CombineRows<T>(s.home_rows, s.router.on_device.slot_offset, plan.home_row_of_slot(),
-                          weigh_input ? absl::Span<const float>() : s.router.on_device.weight, y,
-                          write, compute);
-  });
+  MOE_RETURN_IF_ERROR(Timed(pass, kCombineSum, compute, [&] {
+    return CombineRows<T>(s.home_rows, s.own.slot_offset, plan.home_row_of_slot(),
+                          weigh_input ? absl::Span<const float>() : s.own.weight,
+                          RowRange(y, s.begin, s.end), write, compute);
+  }));
+  return GatherOwnRows(pass, y);
 }
 
 template <typename T>
@@ -193,8 +195,12 @@ absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
     MOE_ASSIGN_OR_RETURN(saved.identity_row, KeptOnDevice<int32_t>(row, pass));
   }
   return Timed(pass, kPlan, compute, [&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(pass.batch, saved.x.rows(), host));
-    MOE_ASSIGN_OR_RETURN(saved.plan, MakePlan(saved.router, offsets, pass));
+    MOE_RETURN_IF_ERROR(TakeOwnRows(pass, saved));
+    const Batch one = {};
+    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(share_.cut() ? one : pass.batch,
+                                                               saved.end - saved.begin, host));
+    const Routing& planned = plans_on_device_ || share_.cut() ? saved.own : saved.router.routing;
+    MOE_ASSIGN_OR_RETURN(saved.plan, MakePlan(planned, offsets, pass));
     return absl::OkStatus();
   });
 }
@@ -215,14 +221,14 @@ absl::Status MoeLayer<T>::CountSlots(const Pass& pass, const Saved& saved) {
 }
 
 template <typename T>
-absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
+absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const Routing& routing,
                                                    absl::Span<const int64_t> offsets,
                                                    const Pass& pass) {
   const Context& context = pass.context;
   Workspace& host = pass.kept_host();
   Workspace& workspace = pass.kept();
   const DispatchPlanInputs inputs = {
-      .routing = plans_on_device_ ? routed.on_device : routed.routing,
+      .routing = routing,
       .micro_batch_offsets = offsets,
       .placement = placement_,
       .options = {.overlap_degree = config_.overlap_degree,
@@ -324,7 +330,7 @@ absl::Status MoeLayer<T>::HomeBackward(const Pass& pass, const HomeGradients& gr
   MOE_ASSIGN_OR_RETURN(const auto offsets,
                        MicroBatchOffsets(saved.router.batch, dy.rows(), *context.host_workspace));
   return Timed(pass, kSharedBackward, compute, [&] {
-    return shared_->Backward(context, {dy, dx}, offsets, saved.shared, ready);
+    return shared_->Backward(pass, {dy, dx}, offsets, saved.shared, ready);
   });
 }
 
@@ -357,6 +363,8 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
   MOE_ASSIGN_OR_RETURN(
       const auto d_weight,
       workspace.Array<float>(static_cast<int64_t>(saved.router.on_device.weight.size())));
+  const auto own_d_weight = d_weight.subspan(
+      saved.own.weight.data() - saved.router.on_device.weight.data(), saved.own.weight.size());
   MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(plan.expert_rows(), hidden));
   MOE_ASSIGN_OR_RETURN(const auto rows_back,
                        MakeReturnedRows(*dispatcher_, plan, hidden, pass, workspace));
@@ -365,14 +373,15 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
   // A weight on the output has its gradient from what came home in forward, one on the input from
   // what comes home now.
   const bool weigh_input = routing.weight_on == WeightOn::kInput;
+  const MatrixView<const T> own_dy = RowRange(dy, saved.begin, saved.end);
   const auto weight_gradient = [&](MatrixView<const T> at_home, MatrixView<const T> returned) {
     return Timed(pass, kWeightBackward, compute, [&] {
-      return CombineWeightGradient<T>(at_home, returned, saved.router.on_device.slot_offset,
-                                      plan.home_row_of_slot(), d_weight, compute);
+      return CombineWeightGradient<T>(at_home, returned, saved.own.slot_offset,
+                                      plan.home_row_of_slot(), own_d_weight, compute);
     });
   };
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
-  if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(dy, saved.home_rows));
+  if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(own_dy, saved.home_rows));
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       pass,
       {.plan = plan,
@@ -380,26 +389,31 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
        .compute = kExpertsBackward,
        .receive = kDispatchBackward},
       [&](const DispatchCall& call) {
-        if (weigh_input) return dispatcher_->Dispatch(call, dy, d_out);
-        return dispatcher_->DispatchScaled(call, dy, saved.router.on_device.weight, d_out);
+        if (weigh_input) return dispatcher_->Dispatch(call, own_dy, d_out);
+        return dispatcher_->DispatchScaled(call, own_dy, saved.own.weight, d_out);
       },
       [&](int first, int last) {
         return experts_->InputGradient(context, Networks(plan, first, last), saved.experts, d_out,
                                        d_rows);
       },
       [&](const DispatchCall& call) { return dispatcher_->Return(call, d_rows, home_dx); }));
+  MOE_ASSIGN_OR_RETURN(const GroupOffsets segments, SegmentsOf(plan, *context.host_workspace));
   // For all chunks at once, while the last rows travel home.
   MOE_RETURN_IF_ERROR(Timed(pass, kExpertsWeightGradients, compute, [&] {
-    return experts_->WeightGradient(context, plan.segment_offsets(), saved.experts, d_out, ready);
+    return experts_->WeightGradient(context, segments, saved.experts, d_out, ready);
   }));
 
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
-  if (weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(saved.x, home_dx));
+  if (weigh_input) {
+    MOE_RETURN_IF_ERROR(weight_gradient(RowRange(saved.x, saved.begin, saved.end), home_dx));
+  }
   MOE_RETURN_IF_ERROR(Timed(pass, kDispatchBackwardSum, compute, [&] {
-    return CombineRows<T>(home_dx, saved.router.on_device.slot_offset, plan.home_row_of_slot(),
-                          weigh_input ? saved.router.on_device.weight : absl::Span<const float>(),
-                          dx, Write::kOverwrite, compute);
+    return CombineRows<T>(home_dx, saved.own.slot_offset, plan.home_row_of_slot(),
+                          weigh_input ? saved.own.weight : absl::Span<const float>(),
+                          RowRange(dx, saved.begin, saved.end), Write::kOverwrite, compute);
   }));
+  MOE_RETURN_IF_ERROR(GatherOwnRows(pass, dx));
+  MOE_RETURN_IF_ERROR(GatherOwnSlots(pass, saved.router.on_device, d_weight));
   MOE_RETURN_IF_ERROR(HomeBackward(pass, {dy, d_weight, dx}, saved, ready));
   std::optional<RouterGradients> gradients;
   if (config_.train_router) {

@@ -34,7 +34,7 @@ absl::Status SharedExpert<T>::Forward(const Pass& pass, MatrixView<const T> x, M
   Stream& stream = *context.compute;
   MOE_RETURN_IF_ERROR(experts_->Prepare(x, pass.kept(), saved.experts));
   const std::array<int64_t, 2> offsets = {0, x.rows()};
-  const LinearRows rows = {.offsets = offsets};
+  const LinearRows rows = {.offsets = offsets, .site = pass.site};
   if (gate_ == nullptr) return experts_->Forward(context, rows, saved.experts, y);
 
   MOE_ASSIGN_OR_RETURN(saved.out, pass.kept().Matrix<T>(x.rows(), x.cols()));
@@ -80,9 +80,10 @@ absl::Status SharedExpert<T>::GateBackward(const Context& context, Gradients gra
 }
 
 template <typename T>
-absl::Status SharedExpert<T>::Backward(const Context& context, Gradients gradients,
+absl::Status SharedExpert<T>::Backward(const Pass& pass, Gradients gradients,
                                        absl::Span<const int64_t> micro_batch_offsets,
                                        SharedExpertSaved<T>& saved, GradientReady ready) const {
+  const Context& context = pass.context;
   Workspace& workspace = *context.workspace;
   const auto [dy, dx] = gradients;
   MatrixView<const T> d_expert = dy;
@@ -94,8 +95,8 @@ absl::Status SharedExpert<T>::Backward(const Context& context, Gradients gradien
     }
     const std::array<int64_t, 2> offsets = {0, dy.rows()};
     MOE_ASSIGN_OR_RETURN(const auto d_rows, workspace.Matrix<T>(dy.rows(), dy.cols()));
-    MOE_RETURN_IF_ERROR(
-        experts_->InputGradient(context, {.offsets = offsets}, saved.experts, d_expert, d_rows));
+    MOE_RETURN_IF_ERROR(experts_->InputGradient(context, {.offsets = offsets, .site = pass.site},
+                                                saved.experts, d_expert, d_rows));
     MOE_RETURN_IF_ERROR(AddRows<T>(dx, d_rows, dx, *context.compute));
   }
   MOE_RETURN_IF_ERROR(

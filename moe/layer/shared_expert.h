@@ -47,7 +47,7 @@ class SharedExpert {
   };
   // Adds to dx [T, H] and, for each micro-batch of micro_batch_offsets [B + 1] that has tokens, a
   // partial to each gradient, which it then reports as complete; without tokens it reports alone.
-  absl::Status Backward(const Context& context, Gradients gradients,
+  absl::Status Backward(const Pass& pass, Gradients gradients,
                         absl::Span<const int64_t> micro_batch_offsets, SharedExpertSaved<T>& saved,
                         GradientReady ready) const;
 

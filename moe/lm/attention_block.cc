@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <absl/strings/str_cat.h>
+
 #include "kernels/base/workspace.h"
 #include "kernels/elementwise/elementwise.h"
 
@@ -14,7 +16,18 @@ int64_t WidthOfSharedHeads(const TransformerConfig& config) {
   return config.num_attention_heads / config.key_value_heads() * config.head_dim();
 }
 
-LinearSpec QkvSpec(const TransformerConfig& config, const std::string& prefix) {
+// The model whose heads are those that a rank holds.
+TransformerConfig OfHeads(TransformerConfig config, const TensorShare& share) {
+  const int groups = config.key_value_heads(), each = config.num_attention_heads / groups;
+  const TreeNode mine = share.ItemsOf(groups);
+  config.kv_channels = config.head_dim();
+  config.num_query_groups = mine.last - mine.first;
+  config.num_attention_heads = config.num_query_groups * each;
+  return config;
+}
+
+LinearSpec QkvSpec(const TransformerConfig& config, const std::string& prefix,
+                   const TensorShare& share) {
   ParameterSpec weight = {.name = prefix + "qkv_proj.weight",
                           .rows = config.qkv_cols(),
                           .cols = config.hidden_size,
@@ -30,17 +43,22 @@ LinearSpec QkvSpec(const TransformerConfig& config, const std::string& prefix) {
   add_part("q_proj.weight", config.q_cols(), WidthOfSharedHeads(config));
   add_part("k_proj.weight", config.kv_cols(), config.head_dim());
   add_part("v_proj.weight", config.kv_cols(), config.head_dim());
-  return {.weights = {weight}, .biases = config.qkv_bias, .pack = config.moe.pack_weights};
+  return {.weights = {weight},
+          .biases = config.qkv_bias,
+          .pack = config.moe.pack_weights,
+          .share = share};
 }
 
-LinearSpec OutSpec(const TransformerConfig& config, const std::string& prefix) {
+LinearSpec OutSpec(const TransformerConfig& config, const std::string& prefix,
+                   const TensorShare& share) {
   return {.weights = {CutAlong(TensorAxis::kColumns,
                                {.name = prefix + "o_proj.weight",
                                 .rows = config.hidden_size,
                                 .cols = config.q_cols(),
                                 .init_std = config.out_init_std()},
                                WidthOfSharedHeads(config))},
-          .pack = config.moe.pack_weights};
+          .pack = config.moe.pack_weights,
+          .share = share};
 }
 
 }  // namespace
@@ -48,16 +66,23 @@ LinearSpec OutSpec(const TransformerConfig& config, const std::string& prefix) {
 template <typename T>
 absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const TransformerConfig& config,
                                                             const std::string& prefix,
+                                                            const TensorShare& share,
                                                             ParameterStore& store) {
+  // The weight of a norm of heads would have a partial gradient for each rank's heads.
+  if (share.cut() && config.qk_norm != QkNorm::kNone) {
+    return absl::UnimplementedError(absl::StrCat(
+        "--tp is ", share.ranks, " with --qk-layernorm, expected 1: a norm of all heads"));
+  }
   const auto norm = [&](const char* name, int64_t cols) {
     return Norm<T>::Create(prefix + name, cols, config.norm_epsilon, store);
   };
   MOE_ASSIGN_OR_RETURN(const Norm<T> input, norm("input_layernorm.weight", config.hidden_size));
   MOE_ASSIGN_OR_RETURN(Linear<T> qkv,
-                       Linear<T>::Create(QkvSpec(config, prefix + "self_attn."), store));
+                       Linear<T>::Create(QkvSpec(config, prefix + "self_attn.", share), store));
   MOE_ASSIGN_OR_RETURN(Linear<T> out,
-                       Linear<T>::Create(OutSpec(config, prefix + "self_attn."), store));
-  AttentionBlock block(config, input, std::move(qkv), std::move(out));
+                       Linear<T>::Create(OutSpec(config, prefix + "self_attn.", share), store));
+  AttentionBlock block(share.cut() ? OfHeads(config, share) : config, input, std::move(qkv),
+                       std::move(out));
   if (config.qk_norm == QkNorm::kNone) return block;
   const bool per_head = config.qk_norm == QkNorm::kHead;
   MOE_ASSIGN_OR_RETURN(block.q_norm_, norm("self_attn.q_norm.weight",
@@ -103,7 +128,7 @@ absl::Status AttentionBlock<T>::Project(const Pass& pass, MatrixView<const T> x,
 template <typename T>
 absl::Status AttentionBlock<T>::Output(const Pass& pass, MatrixView<const T> x,
                                        MatrixView<const T> attended, MatrixView<T> y) const {
-  MOE_RETURN_IF_ERROR(o_proj_.Forward(pass.context, {}, attended, y));
+  MOE_RETURN_IF_ERROR(o_proj_.Forward(pass.context, {.site = pass.site}, attended, y));
   return AddRows<T>(x, y, y, *pass.context.compute);
 }
 
@@ -182,7 +207,7 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Pass& pass,
       ColumnRange(d_qkv, qk_cols, config_.qkv_cols()), workspace, *context.compute));
   MOE_RETURN_IF_ERROR(QkBackward(pass, saved, d_qk, d_qkv, ready));
   MOE_RETURN_IF_ERROR(qkv_proj_.WeightGradient(context, {}, d_qkv, saved.norm.y, ready));
-  return qkv_proj_.InputGradient(context, {}, d_qkv, d_normed);
+  return qkv_proj_.InputGradient(context, {.site = pass.site}, d_qkv, d_normed);
 }
 
 template <typename T>

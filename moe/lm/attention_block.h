@@ -30,12 +30,14 @@ struct AttentionBlockSaved {
 // Parameters: "<prefix>input_layernorm.weight" [H], "<prefix>self_attn.qkv_proj.weight"
 // [qkv_cols, H] and, with qkv_bias, its ".bias"; with QkNorm
 // "<prefix>self_attn.q_norm.weight" and "k_norm.weight"; "<prefix>self_attn.o_proj.weight"
-// [H, heads D]. All work goes to the compute stream; zero tokens only mark parameters ready.
+// [H, heads D]. Ranks that share the layer compute all rows of their own heads, and heads, q_cols
+// and so on are those of this rank, here and in what is kept. All work goes to the compute stream; zero tokens only mark parameters ready.
 template <typename T>
 class AttentionBlock {
  public:
   static absl::StatusOr<AttentionBlock> Create(const TransformerConfig& config,
-                                               const std::string& prefix, ParameterStore& store);
+                                               const std::string& prefix, const TensorShare& share,
+                                               ParameterStore& store);
 
   // x, y [T, H]; they must not overlap. `saved` is memory that the pass keeps.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
@@ -67,7 +69,7 @@ class AttentionBlock {
                                    MatrixView<const T> d, MatrixView<T> d_normed,
                                    MatrixView<T> d_attended, GradientReady ready) const;
 
-  TransformerConfig config_;
+  TransformerConfig config_;  // with the heads of this rank
   Norm<T> norm_;
   std::optional<Norm<T>> q_norm_, k_norm_;
   Linear<T> qkv_proj_, o_proj_;

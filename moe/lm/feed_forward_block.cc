@@ -31,7 +31,8 @@ absl::StatusOr<FeedForwardBlock<T>> FeedForwardBlock<T>::Create(const Transforme
                                                          .activation = config.moe.activation,
                                                          .init_std = config.init_std,
                                                          .down_init_std = config.out_init_std(),
-                                                         .pack_weights = config.moe.pack_weights},
+                                                         .pack_weights = config.moe.pack_weights,
+                                                         .share = ShareOf(context)},
                                                         {name}, MeshGroup::kData, store));
   return block;
 }
@@ -45,7 +46,8 @@ absl::Status FeedForwardBlock<T>::DenseForward(const Pass& pass, MatrixView<cons
   const std::array<int64_t, 2> offsets = {0, x.rows()};
   MOE_RETURN_IF_ERROR(norm_.Forward(pass, x, saved.norm));
   MOE_RETURN_IF_ERROR(dense_->Prepare(saved.norm.y, pass.kept(), saved.dense));
-  MOE_RETURN_IF_ERROR(dense_->Forward(context, {.offsets = offsets}, saved.dense, y));
+  MOE_RETURN_IF_ERROR(
+      dense_->Forward(context, {.offsets = offsets, .site = pass.site}, saved.dense, y));
   return AddRows<T>(x, y, y, *context.compute);
 }
 
@@ -66,8 +68,8 @@ absl::Status FeedForwardBlock<T>::DenseBackward(const Pass& pass, FeedForwardBlo
   const Context& context = pass.context;
   MOE_ASSIGN_OR_RETURN(const auto d_normed, context.workspace->Matrix<T>(d.rows(), d.cols()));
   const std::array<int64_t, 2> offsets = {0, d.rows()};
-  MOE_RETURN_IF_ERROR(
-      dense_->InputGradient(context, {.offsets = offsets}, saved.dense, d, d_normed));
+  MOE_RETURN_IF_ERROR(dense_->InputGradient(context, {.offsets = offsets, .site = pass.site},
+                                            saved.dense, d, d_normed));
   MOE_RETURN_IF_ERROR(dense_->WeightGradient(context, offsets, saved.dense, d, ready));
   return norm_.Backward(pass, saved.norm, d_normed, d, Write::kAdd, ready);
 }

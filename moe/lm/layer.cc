@@ -16,7 +16,8 @@ absl::StatusOr<std::unique_ptr<Layer<T>>> Layer<T>::Create(const TransformerConf
                                                            const Context& context) {
   const std::string prefix = absl::StrCat("model.layers.", index, ".");
   const size_t before = store.parameters().size();
-  MOE_ASSIGN_OR_RETURN(auto attention, AttentionBlock<T>::Create(config, prefix, store));
+  MOE_ASSIGN_OR_RETURN(auto attention,
+                       AttentionBlock<T>::Create(config, prefix, ShareOf(context), store));
   MOE_ASSIGN_OR_RETURN(auto feed_forward,
                        FeedForwardBlock<T>::Create(config, index, prefix, store, context));
   auto layer = std::unique_ptr<Layer>(new Layer(std::move(attention), std::move(feed_forward)));

@@ -3,6 +3,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "comm/column_exchange.h"
 #include "kernels/base/workspace.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "moe/state/weight_lease.h"
@@ -24,7 +25,8 @@ absl::StatusOr<MatrixView<T>> LogitGradientMemory(MatrixView<float> logits, Work
 
 template <typename T>
 absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const TransformerConfig& config,
-                                                    Parameter* tied, ParameterStore& store) {
+                                                    Parameter* tied, const TensorShare& share,
+                                                    ParameterStore& store) {
   const size_t before = store.parameters().size();
   MOE_ASSIGN_OR_RETURN(const Norm<T> norm, Norm<T>::Create("model.norm.weight", config.hidden_size,
                                                            config.norm_epsilon, store));
@@ -33,13 +35,54 @@ absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const TransformerConfig& con
                                                             .cols = config.hidden_size,
                                                             .init_std = config.init_std});
   const bool pack = config.moe.pack_weights;
-  MOE_ASSIGN_OR_RETURN(Linear<T> lm_head,
-                       tied != nullptr
-                           ? Linear<T>::Tied(*tied, weight.parts.front(), pack)
-                           : Linear<T>::Create({.weights = {weight}, .pack = pack}, store));
+  MOE_ASSIGN_OR_RETURN(
+      Linear<T> lm_head,
+      tied != nullptr
+          ? Linear<T>::Tied(*tied, weight.parts.front(), pack)
+          : Linear<T>::Create({.weights = {weight}, .pack = pack, .share = share}, store));
   std::vector<Parameter*> parameters = store.AddedSince(before);
   if (tied != nullptr) parameters.push_back(tied);
-  return OutputHead(norm, std::move(lm_head), std::move(parameters));
+  std::vector<int64_t> vocabulary = {0};
+  const TreeCut tokens = {share.leaves, config.vocab_size, kCutItem};
+  for (int r = 0; r < share.ranks; ++r) {
+    vocabulary.push_back(tokens.Begin(LeavesOf(r, share.ranks, share.leaves).last));
+  }
+  return OutputHead(norm, std::move(lm_head), tied != nullptr ? TensorShare() : share,
+                    std::move(vocabulary), std::move(parameters));
+}
+
+template <typename T>
+absl::Status OutputHead<T>::RowLosses(const Pass& pass, MatrixView<float> logits, float scale,
+                                      const TokenBatch& batch, MatrixView<T> d_logits) const {
+  const Context& context = pass.context;
+  Stream& stream = *context.compute;
+  if (!share_.cut()) {
+    return CrossEntropy<T>(logits, batch.targets, scale, batch.row_loss, d_logits, stream);
+  }
+  Workspace& workspace = *context.workspace;
+  Communicator& group = context.mesh->group(MeshGroup::kTensor);
+  const RankCounts rows = share_.RowsOf(logits.rows());
+  const int64_t first = rows[share_.index], own = rows[share_.index + 1] - first;
+  const auto mine = [&](auto span) {
+    return span.subspan(first, own);
+  };
+  const bool backward = d_logits.rows() > 0;
+  const WorkspaceScope scope(workspace);
+  MOE_ASSIGN_OR_RETURN(const auto whole, workspace.Matrix<float>(own, vocabulary_.back()));
+  MOE_RETURN_IF_ERROR(ColumnsToRows<float>({rows, vocabulary_, logits, whole}, group, workspace,
+                                           stream, pass.site.Named("logits")));
+  MatrixView<T> d_whole;
+  if (backward) {
+    MOE_ASSIGN_OR_RETURN(d_whole, LogitGradientMemory<T>(whole, workspace));
+  }
+  MOE_RETURN_IF_ERROR(
+      CrossEntropy<T>(whole, mine(batch.targets), scale, mine(batch.row_loss), d_whole, stream));
+  if (backward) {
+    MOE_RETURN_IF_ERROR(RowsToColumns<T>({rows, vocabulary_, d_logits, d_whole}, group, workspace,
+                                         stream, pass.site.Named("gradient of the logits")));
+  }
+  const MatrixView<float> losses(batch.row_loss.data(), logits.rows(), 1);
+  return AllGatherRows(losses, rows, group, stream, pass.site.Named("losses"));
 }
 
 template <typename T>
@@ -61,8 +104,7 @@ absl::Status OutputHead<T>::Loss(const Pass& pass, MatrixView<const T> x,
   if (x.rows() == 0) return absl::OkStatus();
   NormSaved<T> saved;
   MOE_ASSIGN_OR_RETURN(const auto logits, Logits(pass, x, saved));
-  return CrossEntropy<T>(logits, batch.targets, /*scale=*/0, batch.row_loss, {},
-                         *pass.context.compute);
+  return RowLosses(pass, logits, /*scale=*/0, batch, {});
 }
 
 template <typename T>
@@ -81,11 +123,10 @@ absl::Status OutputHead<T>::LossAndGradient(const Pass& pass, MatrixView<const T
   MOE_ASSIGN_OR_RETURN(const auto logits, Logits(pass, x, saved));
   MOE_ASSIGN_OR_RETURN(const auto d_logits, LogitGradientMemory<T>(logits, workspace));
   const float scale = pass.d_loss / static_cast<float>(x.rows());
-  MOE_RETURN_IF_ERROR(
-      CrossEntropy<T>(logits, batch.targets, scale, batch.row_loss, d_logits, *context.compute));
+  MOE_RETURN_IF_ERROR(RowLosses(pass, logits, scale, batch, d_logits));
   MOE_RETURN_IF_ERROR(lm_head_.WeightGradient(context, {}, d_logits, saved.y, ready));
   MOE_ASSIGN_OR_RETURN(const auto d_normed, workspace.Matrix<T>(x.rows(), x.cols()));
-  MOE_RETURN_IF_ERROR(lm_head_.InputGradient(context, {}, d_logits, d_normed));
+  MOE_RETURN_IF_ERROR(lm_head_.InputGradient(context, {.site = pass.site}, d_logits, d_normed));
   return norm_.Backward(pass, saved, d_normed, dx, Write::kOverwrite, ready);
 }
 

@@ -29,10 +29,12 @@ template <typename T>
 class OutputHead {
  public:
   // tied: the embedding [V, H] whose weights this layer has, too; nullptr: weights of its own.
+  // share: ranks that share an output layer of its own; a tied one is whole on each.
   static absl::StatusOr<OutputHead> Create(const TransformerConfig& config, Parameter* tied,
-                                           ParameterStore& store);
+                                           const TensorShare& share, ParameterStore& store);
 
-  // [T, V] from x [T, H], in the context's workspace, as what `saved` then has: scratch, not kept.
+  // [T, V] from x [T, H], of V this rank's share, in the context's workspace, as what `saved` then
+  // has: scratch, not kept.
   absl::StatusOr<MatrixView<float>> Logits(const Pass& pass, MatrixView<const T> x,
                                            NormSaved<T>& saved) const;
   // x [T, H]; `batch` in memory of the context's device, targets in [0, V).
@@ -42,11 +44,23 @@ class OutputHead {
                                MatrixView<T> dx, GradientReady ready) const;
 
  private:
-  OutputHead(const Norm<T>& norm, Linear<T> lm_head, std::vector<Parameter*> parameters)
-      : norm_(norm), lm_head_(std::move(lm_head)), parameters_(std::move(parameters)) {}
+  OutputHead(const Norm<T>& norm, Linear<T> lm_head, const TensorShare& share,
+             std::vector<int64_t> vocabulary, std::vector<Parameter*> parameters)
+      : norm_(norm),
+        lm_head_(std::move(lm_head)),
+        share_(share),
+        vocabulary_(std::move(vocabulary)),
+        parameters_(std::move(parameters)) {}
+  // Writes batch.row_loss and, unless it is empty, d_logits, which may be the logits' memory, each
+  // as large as the logits. Each rank takes the losses of its own rows, of which it is sent all
+  // logits, and sends the gradients back: the bits of one rank.
+  absl::Status RowLosses(const Pass& pass, MatrixView<float> logits, float scale,
+                         const TokenBatch& batch, MatrixView<T> d_logits) const;
 
   Norm<T> norm_;
   Linear<T> lm_head_;
+  TensorShare share_;
+  std::vector<int64_t> vocabulary_;     // [R + 1] tokens of which each rank has the logits
   std::vector<Parameter*> parameters_;  // parameters of both, with an embedding that is tied
 };
 

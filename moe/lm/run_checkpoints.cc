@@ -252,6 +252,7 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::
   Json writer = Json::object();
   if (!run.empty()) writer["run"] = run;
   writer["ranks"] = mesh.world().size();
+  if (mesh.size(MeshGroup::kTensor) > 1) writer["tp"] = mesh.size(MeshGroup::kTensor);
   writer["ep"] = mesh.size(MeshGroup::kExpert);
   writer["dp"] = mesh.size(MeshGroup::kExpertData);
   writer["zero"] = static_cast<int>(trainer.options().zero);

@@ -88,7 +88,7 @@ absl::StatusOr<std::unique_ptr<Stage<T>>> Stage<T>::Create(const TransformerConf
     stage->layers_.push_back(std::move(layer));
   }
   Parameter* const tied = config.tied_embeddings ? stage->embedding_ : nullptr;
-  MOE_ASSIGN_OR_RETURN(stage->head_, OutputHead<T>::Create(config, tied, store));
+  MOE_ASSIGN_OR_RETURN(stage->head_, OutputHead<T>::Create(config, tied, ShareOf(context), store));
   stage->parameters_ = store.AddedSince(before);
   const size_t mixtures = stage->mixtures_.size();
   const auto outputs = static_cast<size_t>(config.moe.router.num_outputs());
@@ -211,7 +211,9 @@ absl::Status Stage<T>::TakeLosses(const Pass& pass) {
     MOE_RETURN_IF_ERROR(compute.Synchronize());
     for (RouterStats& router : pass.router_stats) MOE_RETURN_IF_ERROR(router.Wait());
   }
-  if (pass.stash == nullptr) return absl::OkStatus();
+  // Ranks of a tensor group route the same rows.
+  const bool repeats = pass.context.mesh->index(MeshGroup::kTensor) > 0;
+  if (pass.stash == nullptr || repeats) return absl::OkStatus();
   auto count = counts_.begin();
   for (const RouterStats& router : pass.router_stats) {
     for (const int64_t slots : router.expert_count) *count++ += slots;

@@ -11,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "moe/lm/evaluation.h"
+#include "moe/tensor/tensor_share.h"
 
 namespace moe::lm {
 
@@ -109,6 +110,32 @@ absl::Status AtLeast(int64_t least, const char* flag, int64_t value) {
       absl::StrCat(flag, " is ", value, ", expected at least ", least));
 }
 
+// That each rank of a tensor group has some of what they share.
+absl::Status CheckShares(const TrainConfig& config) {
+  const SessionOptions& session = config.trainer.session;
+  const TransformerConfig& model = config.model;
+  const int64_t shared = model.moe.shared_expert_ffn_hidden_size;
+  const struct {
+    const char* name;
+    int64_t extent, item;  // no extent: there is none
+  } cuts[] = {
+      {"heads of keys", model.key_value_heads(), 1},
+      {"columns of dense layers", model.moe_layer_freq > 1 ? model.dense_width() : 0, kCutItem},
+      {"columns of the shared expert", shared, kCutItem},
+      {"tokens of --vocab-size", model.tied_embeddings ? 0 : model.vocab_size, kCutItem}};
+  for (const auto& cut : cuts) {
+    if (cut.extent == 0) continue;
+    const TreeCut whole = {session.tensor_leaves, cut.extent, cut.item};
+    const int most = MostRanks(whole, session.mesh.tensor);
+    if (most == session.mesh.tensor) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tp is ", session.mesh.tensor, " and --tensor-leaves ", whole.leaves, " of ",
+                     cut.extent, " ", cut.name, cut.item > 1 ? absl::StrCat(" by ", cut.item) : "",
+                     ", expected some for each rank: --tp ", most));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckBatch(const TrainConfig& config) {
@@ -138,6 +165,8 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
   MOE_RETURN_IF_ERROR(AtLeast(0, "--verify-replicas", config.verify_replicas));
   const int ep = config.trainer.session.mesh.expert;
   MOE_RETURN_IF_ERROR(CheckExpertParallelSize(ep, ranks));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--tp", config.trainer.session.mesh.tensor));
+  MOE_RETURN_IF_ERROR(CheckMesh(config.trainer.session, ranks));
   const DispatcherOptions& dispatcher = config.model.moe.dispatcher;
   if (dispatcher.algorithm == DispatchAlgorithm::kHierarchical && dispatcher.node_size != 0 &&
       (dispatcher.node_size < 0 || ep % dispatcher.node_size != 0)) {
@@ -157,7 +186,8 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
         absl::StrCat("--dtype is ", NameOf(config.trainer.dtype), ", expected f32, bf16 or f16"));
   }
   MOE_RETURN_IF_ERROR(ValidateLossScale(config.loss_scale));
-  return ValidateTransformerConfig(ModelConfig(config));
+  MOE_RETURN_IF_ERROR(ValidateTransformerConfig(ModelConfig(config)));
+  return CheckShares(config);
 }
 
 }  // namespace moe::lm

@@ -108,6 +108,7 @@ Rows RunRows(TrainConfig& config) {
   SessionOptions& session = trainer.session;
   return {
       {"--expert-model-parallel-size", kLayout, &session.mesh.expert},
+      {"--tensor-model-parallel-size", kLayout, &session.mesh.tensor, "1"},
       {"--recompute", kLayout, EnumField(&config.model.recompute, kRecomputeWords), kOff},
       {kNumericsVersionName, kNumerics, &kNumericsVersion},
       {"--device", kNumerics, EnumField(&session.device, kDeviceWords)},

@@ -238,8 +238,10 @@ absl::Status TrainingLoop<T>::BeginRound(const Round& round, Pass& pass) {
 template <typename T>
 absl::Status TrainingLoop<T>::EndRound(const Pass& pass) {
   MOE_RETURN_IF_ERROR(model_->TakeLosses(pass));
-  totals_->Add(batch_.row_loss(), stats_);
-  if (routing_ != nullptr) routing_->AddTokens(batch_.size());
+  const TensorShare share = ShareOf(context_);  // whose ranks have the same losses
+  if (share.index == 0) totals_->Add(batch_.row_loss(), stats_);
+  const RankCounts rows = share.RowsOf(batch_.size());
+  if (routing_ != nullptr) routing_->AddTokens(rows[share.index + 1] - rows[share.index]);
   return absl::OkStatus();
 }
 
@@ -442,6 +444,11 @@ absl::Status TrainingLoop<T>::SumBytes(const Site& site) {
   int64_t reduced = 0;
   if (report_.steps > report_.first_step) {  // otherwise there are no sums
     report_.reduced_replicated = trainer_.traffic(MeshGroup::kStage);
+    if (context_.mesh->size(MeshGroup::kTensor) > 1) {
+      const GradientReducer::Traffic cut = trainer_.traffic(MeshGroup::kData);
+      report_.reduced_replicated.buckets += cut.buckets;
+      report_.reduced_replicated.bytes_sent += cut.bytes_sent;
+    }
     report_.reduced_experts = trainer_.traffic(MeshGroup::kExpertData);
     reduced = report_.reduced_replicated.bytes_sent + report_.reduced_experts.bytes_sent;
   }

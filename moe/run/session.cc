@@ -35,6 +35,39 @@ absl::StatusOr<std::string> CudaArchitecture(Device device) {
 
 }  // namespace
 
+absl::Status CheckMesh(const SessionOptions& options, int ranks) {
+  const MeshShape& mesh = options.mesh;
+  if (mesh != MeshShape{.tensor = mesh.tensor, .expert = mesh.expert}) {
+    return absl::UnimplementedError(absl::StrCat("Session: a mesh of ", ToString(mesh),
+                                                 ", expected tensor and expert parallelism alone"));
+  }
+  if (mesh.tensor > 1 && mesh.expert % mesh.tensor != 0) {
+    std::string fits;
+    for (int d = 1; d <= mesh.expert; ++d) {
+      if (mesh.expert % d == 0) absl::StrAppend(&fits, d == 1 ? "" : ", ", d);
+    }
+    int more = mesh.tensor;  // the fewest expert-parallel ranks for which it would do
+    while (more < ranks && (more < mesh.expert || ranks % more != 0)) more += mesh.tensor;
+    if (ranks % more == 0) absl::StrAppend(&fits, "; or --ep ", more);
+    return absl::InvalidArgumentError(absl::StrCat("--tp is ", mesh.tensor,
+                                                   ", expected a divisor of --ep ", mesh.expert,
+                                                   ": ", fits));
+  }
+  MOE_RETURN_IF_ERROR(CheckMeshShape(mesh, ranks));
+  if (mesh.tensor == 1) return absl::OkStatus();
+  if (options.device == DeviceKind::kCuda) {
+    return absl::UnimplementedError(
+        absl::StrCat("--tp is ", mesh.tensor,
+                     " on a CUDA device, expected 1: its products have no trees yet"));
+  }
+  const int most = std::min(options.tensor_leaves, kMostTreeRanks);
+  if (mesh.tensor <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--tp is ", mesh.tensor, " with --tensor-leaves ", options.tensor_leaves,
+      ", expected at most ", mesh.tensor <= kMostTreeRanks ? "as many ranks as leaves: " : "8: ",
+      mesh.tensor <= kMostTreeRanks ? "--tensor-leaves 8" : "--tp 8"));
+}
+
 absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Stream& stream) {
   MOE_ASSIGN_OR_RETURN(const auto packed, ExtremesOverRanks({Pack(target)}, world, stream));
   if (packed[0].same()) return absl::OkStatus();
@@ -72,10 +105,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
                                                  " on a CUDA device, expected 1: its products "
                                                  "have no trees yet"));
   }
-  if (options.mesh != MeshShape{.expert = options.mesh.expert}) {
-    return absl::UnimplementedError(absl::StrCat("Session: a mesh of ", ToString(options.mesh),
-                                                 ", expected expert parallelism alone"));
-  }
+  MOE_RETURN_IF_ERROR(CheckMesh(options, world->size()));
   MOE_ASSIGN_OR_RETURN(const Device device, options.cuda_stream != nullptr
                                                 ? DeviceOfCudaStream(options.cuda_stream)
                                                 : DeviceOfRank(options.device, *world));

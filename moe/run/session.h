@@ -28,7 +28,7 @@ struct SessionOptions {
   // A cudaStream_t owned by the program: the compute stream, in order with the program's own work
   // on it. It must outlive the session. nullptr: the session makes one.
   void* cuda_stream = nullptr;
-  // Degrees of parallelism; kUnimplemented unless all but `expert` are 1.
+  // Degrees of parallelism; kUnimplemented unless all but `tensor`, on the CPU, and `expert` are 1.
   MeshShape mesh = {};
   int threads = 1;  // CPU threads of this rank
   Numerics numerics = Numerics::kLayoutInvariant;
@@ -39,6 +39,10 @@ struct SessionOptions {
   // Number of events that the time line has memory for; 0 = no time line.
   int64_t trace_capacity = 0;
 };
+
+// Whether `ranks` ranks can have the mesh of `options`, with its leaves and on its device; names
+// values that fit. kInvalidArgument; kUnimplemented for axes that are not there yet.
+absl::Status CheckMesh(const SessionOptions& options, int ranks);
 
 // kFailedPrecondition unless every rank of `world` names the same target of its kind ("AVX3",
 // "sm_90" ..., at most 8 letters): layout-invariant bits hold on one. Collective, blocks the host.
@@ -54,7 +58,8 @@ class Session {
  public:
   // Collective over `world`, blocks the host. Errors: those of Mesh::Create, of DeviceOfRank or
   // DeviceOfCudaStream, and of MakeCublas; in layout-invariant numerics those of
-  // CheckOneTarget; kUnimplemented for several tensor_leaves on a CUDA device.
+  // CheckOneTarget; kUnimplemented for several tensor_leaves on a CUDA device; kInvalidArgument for
+  // more tensor ranks than leaves, or than 8.
   static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionOptions& options,
                                                          std::unique_ptr<Communicator> world);
 

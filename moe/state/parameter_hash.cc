@@ -28,13 +28,22 @@ absl::StatusOr<int64_t> HashOf(const Parameter& parameter, const Context& contex
   return hash(copy.span<std::byte>());
 }
 
+// Name of a parameter among all ranks: with the tensor index where they hold parts of it.
+std::string NameAmongRanks(const Parameter& parameter, const Context& context) {
+  const bool cut =
+      parameter.spec().holders == MeshGroup::kData && context.mesh->size(MeshGroup::kTensor) > 1;
+  return absl::StrCat(
+      parameter.spec().name,
+      cut ? absl::StrCat(" of tensor index ", context.mesh->index(MeshGroup::kTensor)) : "");
+}
+
 // Names of the parameters of all ranks of an expert-parallel group, sorted.
 absl::StatusOr<std::vector<std::string>> AllNames(const ParameterStore& store,
                                                   const Context& context, const Site& site) {
   Communicator& group = context.mesh->group(MeshGroup::kExpertBlock);
   Stream& stream = *context.host;
   std::string mine;  // newline after each
-  for (const auto& p : store.parameters()) mine += p->spec().name + "\n";
+  for (const auto& p : store.parameters()) mine += NameAmongRanks(*p, context) + "\n";
   auto length = static_cast<int64_t>(mine.size());
   MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>({&length, 1}, ReduceOp::kMax, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
@@ -67,7 +76,8 @@ absl::Status CheckReplicas(const ParameterStore& store, const Context& context, 
   const int64_t absent = std::numeric_limits<int64_t>::min();
   std::vector<int64_t> mine(2 * size, absent);
   for (const auto& p : store.parameters()) {
-    const int64_t at = std::lower_bound(names.begin(), names.end(), p->spec().name) - names.begin();
+    const int64_t at =
+        std::lower_bound(names.begin(), names.end(), NameAmongRanks(*p, context)) - names.begin();
     MOE_ASSIGN_OR_RETURN(mine[at], HashOf(*p, context));
     mine[size + at] = ~mine[at];
   }
@@ -93,7 +103,8 @@ absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const Conte
                                         const Site& site) {
   int64_t count = 0;
   for (const auto& p : store.parameters()) {
-    if (SpeaksFor(*p, context)) count += p->size();
+    if (!SpeaksFor(*p, context)) continue;
+    for (const CanonicalTensor& tensor : p->parts()) count += tensor.size();
   }
   MOE_RETURN_IF_ERROR(context.mesh->group(MeshGroup::kExpertBlock)
                           .AllReduce<int64_t>({&count, 1}, ReduceOp::kSum, *context.host, site));

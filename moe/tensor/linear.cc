@@ -10,6 +10,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/strip.h>
 
+#include "comm/tree_reduce_scatter.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/bias/bias.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
@@ -77,12 +78,16 @@ GemmTree TreeOf(absl::Span<const CanonicalTensor> parts, TensorAxis reduced, int
 template <typename T>
 absl::StatusOr<Linear<T>> Linear<T>::Create(const LinearSpec& spec, ParameterStore& store) {
   Linear linear;
-  MOE_ASSIGN_OR_RETURN(linear.weights_, store.AddSlab(spec.weights));
-  if (spec.biases) {
-    std::vector<ParameterSpec> biases;
-    for (const ParameterSpec& weight : spec.weights) biases.push_back(BiasOf(weight));
-    MOE_ASSIGN_OR_RETURN(linear.biases_, store.AddSlab(biases));
+  linear.share_ = spec.share;
+  MOE_CHECK(!spec.share.cut() || spec.weights.size() == 1);
+  std::vector<ParameterSpec> weights, biases;
+  for (const ParameterSpec& whole : spec.weights) {
+    MOE_ASSIGN_OR_RETURN(weights.emplace_back(), HeldPart(whole, spec.share));
+    if (!spec.biases) continue;
+    MOE_ASSIGN_OR_RETURN(biases.emplace_back(), HeldPart(BiasOf(whole), spec.share));
   }
+  MOE_ASSIGN_OR_RETURN(linear.weights_, store.AddSlab(weights));
+  MOE_ASSIGN_OR_RETURN(linear.biases_, store.AddSlab(biases));
   if (!linear.weights_.empty()) linear.cut_as_ = linear.weights_.front()->spec().parts;
   if (spec.pack) MOE_RETURN_IF_ERROR(linear.MakeCopies());
   return linear;
@@ -132,12 +137,16 @@ absl::Status Linear<T>::Forward(const Context& context, const LinearRows& rows,
                                 MatrixView<const T> x, MatrixView<TOut> y) const {
   const WorkspaceScope scope(*context.host_workspace);
   const int64_t all[] = {0, x.rows()};
-  const bool grouped = rows.offsets.size() > 0;
+  const bool grouped = rows.offsets.size() > 0, shared = SharesSum(TensorAxis::kColumns);
   if constexpr (std::is_same_v<T, TOut>) {
-    if (grouped) MOE_RETURN_IF_ERROR(GroupedProduct(context, rows, x, y));
+    if (shared) {
+      MOE_RETURN_IF_ERROR(SumOverRanks(context, TensorAxis::kColumns, rows.site, x, y));
+    } else if (grouped) {
+      MOE_RETURN_IF_ERROR(GroupedProduct(context, rows, x, y));
+    }
   }
-  MOE_CHECK((!grouped || std::is_same_v<T, TOut>));
-  if (!grouped) MOE_RETURN_IF_ERROR(OneProduct(context, rows.first, x, y));
+  MOE_CHECK(((!grouped && !shared) || std::is_same_v<T, TOut>));
+  if (!grouped && !shared) MOE_RETURN_IF_ERROR(OneProduct(context, rows.first, x, y));
   if (biases_.empty()) return absl::OkStatus();
   Workspace& host = *context.host_workspace;
   const auto mine = Of(rows, biases_);
@@ -159,6 +168,38 @@ absl::Status Linear<T>::OneProduct(const Context& context, int weight, MatrixVie
   }
   MOE_ASSIGN_OR_RETURN(const int64_t version, PackChanged(stream));
   return Gemm<T, TOut>(x, packed_[weight], version, y, workspace, stream, tree);
+}
+
+template <typename T>
+absl::Status Linear<T>::SumOverRanks(const Context& context, TensorAxis reduced, const Site& site,
+                                     MatrixView<const T> x, MatrixView<T> y) const {
+  if (x.rows() == 0) return absl::OkStatus();
+  Workspace& workspace = *context.workspace;
+  Stream& stream = *context.compute;
+  const WorkspaceScope scope(workspace);
+  const GemmTree whole = TreeOf(cut_as_, reduced, share_.leaves);
+  const TreeNode held = LeavesOf(share_.index, share_.ranks, share_.leaves);
+  const TreeNodes nodes = NodesOf(whole.cut, share_.index, share_.ranks);
+  const auto count = static_cast<int64_t>(nodes.size()), cols = y.cols();
+  MOE_ASSIGN_OR_RETURN(const auto sums, workspace.Matrix<float>(x.rows(), count * cols));
+  const MatrixView<const T> weight = weights_.front()->template view<T>();
+  for (int64_t j = 0; j < count; ++j) {
+    const GemmTree tree = {whole.cut.PartOf(held, nodes[j]), whole.parts, whole.first_times};
+    const MatrixView<float> node = ColumnRange(sums, j * cols, (j + 1) * cols);
+    MOE_RETURN_IF_ERROR(
+        reduced == TensorAxis::kColumns
+            ? (Gemm<T, float>(x, weight, node, workspace, stream, context.gemm, tree))
+            : (GemmInputGradient<T, float>(x, weight, node, workspace, stream, context.gemm,
+                                           tree)));
+  }
+  const RankCounts rows = share_.RowsOf(x.rows());
+  Communicator& group = context.mesh->group(MeshGroup::kTensor);
+  MOE_RETURN_IF_ERROR(TreeReduceScatter<T>({.cut = whole.cut,
+                                            .row_offsets = rows,
+                                            .nodes = sums,
+                                            .out = RowsOfRank(y, rows, share_.index)},
+                                           group, workspace, stream, site.Named("tensor sum")));
+  return AllGatherRows(y, rows, group, stream, site.Named("tensor rows"));
 }
 
 template <typename T>
@@ -193,6 +234,9 @@ absl::Status Linear<T>::GroupedProduct(const Context& context, const LinearRows&
 template <typename T>
 absl::Status Linear<T>::InputGradient(const Context& context, const LinearRows& rows,
                                       MatrixView<const T> dy, MatrixView<T> dx) const {
+  if (SharesSum(TensorAxis::kRows)) {
+    return SumOverRanks(context, TensorAxis::kRows, rows.site, dy, dx);
+  }
   const GemmTree tree = TreeOf(cut_as_, TensorAxis::kRows, context.tensor_leaves);
   if (rows.offsets.size() == 0) {
     return GemmInputGradient<T>(dy, weights_[rows.first]->template view<T>(), dx,

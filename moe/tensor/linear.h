@@ -15,6 +15,7 @@
 #include "kernels/grouped_gemm/packed_weights.h"
 #include "moe/run/context.h"
 #include "moe/state/parameter.h"
+#include "moe/tensor/tensor_share.h"
 
 namespace moe {
 
@@ -29,6 +30,9 @@ struct LinearSpec {
   // Forward reads packed copies of the weights (packed_weights.h), packed again after each change:
   // the same bits, faster the fewer rows a weight has, for as much memory again. CPU.
   bool pack = false;
+  // Ranks that share the weights along the axis of their parts; of a single weight. The specs above
+  // are those of whole weights.
+  TensorShare share = {};
 };
 
 // Which rows of a product's operands belong to which weights; rows count from the first row that
@@ -39,13 +43,20 @@ struct LinearRows {
   // For weight gradients: S segments of each weight, [(last - first) S + 1]; empty: all rows are
   // the one segment of one weight.
   GroupOffsets segments = {};
+  Site site = {};  // site of the exchanges where ranks share the weights
 };
 
 // L weights W [O, K] of one shape, each with its bias b [O] or none: their parameters, packed
 // copies, and the order in which their products add. It decides where partial gradients add up and
 // when a gradient is complete. Operands are memory of the compute stream's device, on which all
 // work is enqueued; scratch comes from the context's workspaces and is given back. Move-only; one
-// host thread at a time. Errors of the products (grouped_gemm.h, weight_gradient.h).
+// host thread at a time.
+//
+// Ranks that share the weights (LinearSpec::share) all have all rows. A product whose reduced index
+// is shared is collective over the tensor group: each rank adds up the rows of its share and then
+// sends them to all, 4 N O n + sizeof(T) N O bytes less what stays, n nodes a rank
+// (tree_reduce_scatter.h). Any other product is of this rank's outputs alone, without an exchange.
+// The bits are those of one rank. Errors of the products (grouped_gemm.h, weight_gradient.h).
 template <typename T>
 class Linear {
  public:
@@ -87,6 +98,13 @@ class Linear {
   template <typename TOut>
   absl::Status OneProduct(const Context& context, int weight, MatrixView<const T> x,
                           MatrixView<TOut> y) const;
+  // y = x W^T, or x W with `reduced` kRows, whose reduced index ranks share: all rows of the sum.
+  absl::Status SumOverRanks(const Context& context, TensorAxis reduced, const Site& site,
+                            MatrixView<const T> x, MatrixView<T> y) const;
+  // Whether ranks share the index that a product reduces.
+  bool SharesSum(TensorAxis reduced) const {
+    return share_.cut() && !cut_as_.empty() && cut_as_.front().axis == reduced;
+  }
   absl::Status GroupedProduct(const Context& context, const LinearRows& rows, MatrixView<const T> x,
                               MatrixView<T> y) const;
   // WeightGradient of weights whose sums are open at one time, and of biases.
@@ -100,6 +118,7 @@ class Linear {
   std::vector<Parameter*> weights_, biases_;
   mutable std::vector<PackedWeights<T>> packed_;  // kept from call to call; empty without
   std::vector<CanonicalTensor> cut_as_;           // how tensor parallelism would cut each weight
+  TensorShare share_;
   bool tied_ = false;
 };
 

@@ -207,15 +207,16 @@ absl::Status GradientReducer::MarkReady(const Parameter& parameter, const Site& 
   return absl::OkStatus();
 }
 
-// Writes zeros for the parameters of a full bucket that no partial has reached, one operation for a
+// Writes zeros for the parameters of a full bucket that no partial of this rank's has reached, one operation for a
 // run of neighbours.
 absl::Status GradientReducer::ClearEmpty(size_t b) {
   const ParameterBucket& bucket = buckets_[b];
   if (in_parts(b)) MOE_RETURN_IF_ERROR(OpenRound(b));
   std::byte* const sums =
       in_parts(b) ? sums_[b].round->sum.data() : sum_.data() + sums_[b].first * element_bytes();
+  const bool repeats = this->repeats(bucket);
   const auto reached = [&](const Parameter* p) {
-    return !std::exchange(parameter_sums_[p->index()].empty, false);
+    return !std::exchange(parameter_sums_[p->index()].empty, false) && !repeats;
   };
   size_t begin = 0;  // first parameter of the run that ends at i
   for (size_t i = 0; i <= bucket.parameters.size(); ++i) {
@@ -306,10 +307,11 @@ absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale, const Site& sit
                                                  std::ssize(parameter_sums_)));
   size_t count = 0;
   for (const ParameterBucket& bucket : buckets_) {
+    const bool counts = exact() && !repeats(bucket);
     for (const Parameter* const p : bucket.parameters) {
       gradients[count++] = {.parameter = p,
                             .sum = &sums[p->index() * kSquareSumSize],
-                            .tally = exact() ? tallies[p->index()] : GridTally()};
+                            .tally = counts ? tallies[p->index()] : GridTally()};
     }
   }
   MOE_ASSIGN_OR_RETURN(

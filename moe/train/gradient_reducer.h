@@ -37,6 +37,9 @@ struct GradientReducerOptions {
 // fast: float32 buckets. layout-invariant: int64 buckets on the exact grid, beside which each rank
 // keeps a GridTally of its own partials of every parameter.
 //
+// Ranks of a tensor group add up the same partials of what all of them hold whole (kStage): those
+// of the first count, the others' become zeros.
+//
 // A rank receives only the sums of its own part of a sharded bucket (ParameterBucket::own). Where
 // the sums are in parts, partials of a round add up in a few buffers (RoundBuffersOf, unless
 // backward has more buckets open at a time), from which they are added to the part's sum.
@@ -147,6 +150,11 @@ class GradientReducer {
   // this round.
   absl::StatusOr<GradAccumulator> Open(const Parameter& parameter);
   absl::Status OpenRound(size_t b);
+  // Whether another rank of the tensor group has the same partials, which are the ones that count.
+  bool repeats(const ParameterBucket& bucket) const {
+    return context_.mesh->index(MeshGroup::kTensor) > 0 &&
+           bucket.holders == context_.mesh->Canonical(MeshGroup::kStage);
+  }
   bool in_parts(size_t b) const { return buckets_[b].placement.sums == Holding::kPart; }
   template <typename T>
   absl::Span<T> SumsOf(size_t b) const {

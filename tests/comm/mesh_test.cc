@@ -159,13 +159,15 @@ std::vector<int> Members(Communicator& group, int world_rank, Stream& stream) {
 }
 
 TEST(MeshTest, CommunicatorsHaveTheRanksOfTheirGroups) {
-  for (const auto& [ranks, shape] : std::vector<std::pair<int, MeshShape>>{
+  for (const auto& each : std::vector<std::pair<int, MeshShape>>{
            {1, {}},
            {3, {}},
            {3, {.expert = 3}},
            {6, {.expert = 2}},
            {8, {.tensor = 2, .expert = 4}},
            {8, {.tensor = 2, .pipeline = 2, .expert_tensor = 2}}}) {
+    const int ranks = each.first;
+    const MeshShape shape = each.second;
     OnMesh(ranks, shape, [&](absl::StatusOr<std::unique_ptr<Mesh>> made, Stream& stream) {
       ASSERT_TRUE(made.ok()) << made.status();
       Mesh& mesh = **made;
@@ -175,10 +177,14 @@ TEST(MeshTest, CommunicatorsHaveTheRanksOfTheirGroups) {
       ASSERT_TRUE(mesh.Open(MeshLane::kWeights).ok());  // once is enough
       EXPECT_EQ(&mesh.group(MeshGroup::kData, MeshLane::kWeights), weights);
       for (const auto& [group, lane] : {std::pair(MeshGroup::kExpert, MeshLane::kForward),
+                                        std::pair(MeshGroup::kTensor, MeshLane::kForward),
+                                        std::pair(MeshGroup::kStage, MeshLane::kGradients),
                                         std::pair(MeshGroup::kData, MeshLane::kGradients),
                                         std::pair(MeshGroup::kExpertData, MeshLane::kGradients),
+                                        std::pair(MeshGroup::kStage, MeshLane::kWeights),
                                         std::pair(MeshGroup::kData, MeshLane::kWeights),
                                         std::pair(MeshGroup::kExpertData, MeshLane::kWeights)}) {
+        if (group == MeshGroup::kTensor && shape.tensor == 1) continue;  // it has none
         Communicator& communicator = mesh.group(group, lane);
         EXPECT_EQ(Members(communicator, rank, stream), RanksOf(shape, group, ranks, rank));
         EXPECT_EQ(communicator.rank(), mesh.index(group));

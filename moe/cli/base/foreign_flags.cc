@@ -62,10 +62,11 @@ constexpr Meaning kMeanings[] = {
     {kNeedless, "distributed-backend nccl|gloo", "--backend, or the launcher, says it"},
     {kNeedless, "local-rank *", "the launcher's variables say it"},
     {kNeedless,
-     "tensor-model-parallel-size 1, tp 1, expert-tensor-parallel-size 1, "
+     "expert-tensor-parallel-size 1, "
      "pipeline-model-parallel-size 1, pp 1, context-parallel-size 1, cp 1",
      kOnlyExperts},
-    {kNeedless, "sequence-parallel, tp-comm-overlap", "of tensor parallelism, whose size is 1"},
+    {kNeedless, "sequence-parallel, tp-comm-overlap",
+     "ranks of --tp keep all rows between layers, and wait for their sums"},
     {kNeedless, "overlap-grad-reduce", "gradients travel during backward"},
     {kNeedless, "overlap-param-gather", "with --zero weights are gathered while others move"},
     {kNeedless, "create-moe-param-group", "gradients of experts have a group of their own"},

@@ -105,6 +105,9 @@ void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
   t.Add("--numerics NAME", rows,
         "layout-invariant: the same bits at any number of ranks, split and transport; fast: sums "
         "of gradients in float32, half as much for all-reduce to move");
+  t.Add("--tensor-model-parallel-size, --tp N", rows,
+        "TP: ranks that share matrices of attention, dense and shared networks and output layer; "
+        "at most --tensor-leaves; divides EP; the same bits; on CPUs");
   t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},
         "leaves of products that are balanced trees (docs/architecture.md); part of what fixes the "
         "bits; 1 = chains; above 1 on CPUs");

@@ -64,6 +64,7 @@ struct Sizes {
         experts(shape.model.moe.router.num_experts),
         top_k(shape.model.moe.router.top_k),
         ep(shape.trainer.session.mesh.expert),
+        tp(shape.trainer.session.mesh.tensor),
         element(static_cast<double>(SizeOf(shape.trainer.dtype))),
         gated(IsGated(shape.model.moe.activation) ? 2 : 1),
         skew(shape.row_skew) {}
@@ -71,14 +72,27 @@ struct Sizes {
   double local_experts() const { return std::ceil(experts / ep); }
   // Rows of the rank with the most.
   double expert_rows() const {
-    const double most = tokens * ep * std::min(top_k, local_experts());
-    return std::min(most, tokens * top_k * std::max(skew, ep * local_experts() / experts));
+    const double most = own_tokens() * ep * std::min(top_k, local_experts());
+    return std::min(most, own_tokens() * top_k * std::max(skew, ep * local_experts() / experts));
   }
+  // Tokens that a rank dispatches: ranks of a tensor group share them.
+  double own_tokens() const { return tokens / tp; }
   // Rows that a rank sends: a token goes once to each rank that holds some of its K experts.
-  double sent_rows() const { return tokens * ep * (1 - std::pow(1 - 1 / ep, top_k)); }
+  double sent_rows() const { return own_tokens() * ep * (1 - std::pow(1 - 1 / ep, top_k)); }
 
-  const double tokens, hidden, ffn, experts, top_k, ep, element, gated, skew;
+  const double tokens, hidden, ffn, experts, top_k, ep, tp, element, gated, skew;
 };
+
+// Elements of the matrices that ranks of a tensor group share.
+double CutParameters(const MemoryShape& shape, const Sizes& s) {
+  const lm::TransformerConfig& model = shape.model;
+  const double q = static_cast<double>(model.q_cols()), kv = static_cast<double>(model.kv_cols());
+  const int mixtures = model.num_layers / model.moe_layer_freq;
+  const double widths = mixtures * static_cast<double>(model.moe.shared_expert_ffn_hidden_size) +
+                        (model.num_layers - mixtures) * static_cast<double>(model.dense_width());
+  const double output = model.tied_embeddings ? 0 : static_cast<double>(model.vocab_size);
+  return s.hidden * (model.num_layers * 2 * (q + kv) + (s.gated + 1) * widths + output);
+}
 
 // Buffers in which partials of a round add up where sums are in parts, as RoundBuffersOf says; a
 // bucket closes, in the mean, half a matrix after its size.
@@ -133,13 +147,16 @@ double StateBytes(const MemoryShape& shape, const Sizes& s) {
            copy;
   };
   const int replicas = shape.ranks / trainer.session.mesh.expert;
-  double bytes = shared * of_element(shape.ranks) + experts * of_element(replicas) +
-                 RoundBytes(shape, s, shared, experts) + PageBytes(shape, s, shared, experts);
+  const int tp = trainer.session.mesh.tensor;
+  const double cut = tp > 1 ? CutParameters(shape, s) : 0, held = shared - cut + cut / tp;
+  double bytes = (shared - cut) * of_element(shape.ranks) +
+                 cut / tp * of_element(shape.ranks / tp) + experts * of_element(replicas) +
+                 RoundBytes(shape, s, held, experts) + PageBytes(shape, s, held, experts);
   if (placement.weights == Holding::kPart && shape.ranks > 1) {
     // Two blocks of the largest module: the embedding or output layer, or a layer.
     const double table = static_cast<double>(shape.model.vocab_size) * s.hidden;
     const double tables = shape.model.tied_embeddings ? table : 2 * table;
-    const double layer = (shared - tables) / shape.model.num_layers +
+    const double layer = (shared - tables) / shape.model.num_layers / tp +
                          (replicas > 1 ? experts / std::max(1.0, layers) : 0);
     bytes += 2 * s.element * std::max(table, layer);
   }
@@ -149,17 +166,17 @@ double StateBytes(const MemoryShape& shape, const Sizes& s) {
 // Bytes of the workspace that the forward pass of an MoE layer takes, all kept for backward.
 double MoeForward(const MemoryShape& shape, const Sizes& s) {
   const double rows = s.expert_rows();
-  const double slots = s.tokens * s.top_k;
+  const double slots = s.own_tokens() * s.top_k;
   const double logits = s.tokens * shape.model.moe.router.num_outputs();
   // logits, scores and the gradient of the losses; ids, weights and offsets; the plan's indices.
-  const double routing = 4 * 3 * logits + 16 * slots + 24 * s.tokens;
+  const double routing = 4 * 3 * logits + 16 * s.tokens * s.top_k + 24 * s.tokens;
   const double plan = 16 * (rows + slots);
   // Elements into and out of the experts; between ranks also those sent and received, both ways,
   // and home.
   double exchanged = 2 * rows * s.hidden;
   if (s.ep > 1) exchanged += (2 * s.sent_rows() + rows + slots) * s.hidden;
   const double experts = rows * (s.gated + 1) * s.ffn;
-  const double width = static_cast<double>(shape.model.moe.shared_expert_ffn_hidden_size);
+  const double width = static_cast<double>(shape.model.moe.shared_expert_ffn_hidden_size) / s.tp;
   const double shared = width > 0 ? s.tokens * ((s.gated + 1) * width + s.hidden) : 0;
   return routing + plan + s.element * (exchanged + experts + shared);
 }
@@ -167,7 +184,7 @@ double MoeForward(const MemoryShape& shape, const Sizes& s) {
 double MoeBackward(const Sizes& s) {
   const double rows = s.expert_rows();
   double elements = 2 * rows * s.hidden + rows * s.ffn;
-  if (s.ep > 1) elements += (2 * s.sent_rows() + rows + s.tokens * s.top_k) * s.hidden;
+  if (s.ep > 1) elements += (2 * s.sent_rows() + rows + s.own_tokens() * s.top_k) * s.hidden;
   return s.element * (elements + s.tokens * s.hidden);
 }
 
@@ -186,13 +203,14 @@ double QueryColumns(const lm::TransformerConfig& model) {
 // Attention keeps norm, q, k, v and output; the feed-forward network its norm; the residual stream
 // is kept twice a layer.
 double BlockForward(const lm::TransformerConfig& model, const Sizes& s) {
-  const double columns = 4 * s.hidden + ProjectedColumns(model) + QueryColumns(model);
-  return s.element * s.tokens * columns + 4 * s.tokens * (model.num_attention_heads + 2);
+  const double heads = (ProjectedColumns(model) + QueryColumns(model)) / s.tp;
+  return s.element * s.tokens * (4 * s.hidden + heads) +
+         4 * s.tokens * (model.num_attention_heads / s.tp + 2);
 }
 
 double DenseForward(const MemoryShape& shape, const Sizes& s) {
   const auto width = static_cast<double>(shape.model.dense_width());
-  return s.element * s.tokens * (s.gated + 1) * width;
+  return s.element * s.tokens * (s.gated + 1) * width / s.tp;
 }
 
 double Workspace(const MemoryShape& shape, const Sizes& s) {
@@ -210,9 +228,14 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   }
   const double residual = 2 * row;
   const double attention =
-      s.element * s.tokens * (ProjectedColumns(model) + std::max(s.hidden, QueryColumns(model)));
-  const double logits = 4 * s.tokens * static_cast<double>(model.vocab_size);
-  return kept + residual + std::max({MoeBackward(s), attention, logits});
+      s.element * s.tokens *
+      (ProjectedColumns(model) / s.tp + std::max(s.hidden, QueryColumns(model) / s.tp));
+  // Of all logits of its rows a rank of several has a copy, and what it received.
+  const double outputs = static_cast<double>(model.vocab_size) / (model.tied_embeddings ? 1 : s.tp);
+  const double logits = 4 * s.tokens * outputs * (s.tp > 1 && !model.tied_embeddings ? 3 : 1);
+  // Sums of shared products before they are sent, and those that come.
+  const double sums = s.tp > 1 ? 4 * s.tokens * s.hidden * 2 : 0;
+  return kept + residual + sums + std::max({MoeBackward(s), attention, logits});
 }
 
 std::string Mib(double bytes) {

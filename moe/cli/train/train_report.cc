@@ -51,6 +51,13 @@ std::string RanksAre(const std::string& backend, int ranks) {
 }
 
 // If the ranks do not divide M, some ranks wait for others in every step.
+// How layers without experts divide the ranks, if they do, and how experts do.
+std::string MeshText(const MeshShape& mesh, int ranks) {
+  const std::string experts = fmt::format("EP {} x DP {}", mesh.expert, ranks / mesh.expert);
+  if (mesh.tensor == 1) return experts;
+  return fmt::format("TP {} x DP {}, experts {}", mesh.tensor, ranks / mesh.tensor, experts);
+}
+
 void AddUnevenWork(Text& text, int64_t micro_batches, int64_t ranks) {
   const int64_t busy = micro_batches % ranks, least = micro_batches / ranks;
   if (busy == 0) return;
@@ -193,7 +200,7 @@ absl::StatusOr<double> SecondsOf(const measure::CaseSpec& spec, Communicator& co
   return row.samples_us.min * 1e-6;
 }
 
-// Calls of the exchange on one rank: four movements of every chunk, MoE layer and micro-batch.
+// Calls of the exchange on one of `ranks` that have micro-batches of their own: four movements of every chunk, MoE layer and micro-batch.
 int64_t Exchanges(const lm::TrainConfig& config, int64_t steps, int ranks) {
   const lm::TransformerConfig& model = config.model;
   const int ep = config.trainer.session.mesh.expert;
@@ -214,11 +221,12 @@ absl::StatusOr<CommRate> MeasureExchange(const lm::TrainConfig& config,
   const bool hierarchical = dispatcher.algorithm == DispatchAlgorithm::kHierarchical;
   const bool staged = hierarchical && config.trainer.session.device == DeviceKind::kCuda;
   const int hops = hierarchical && !staged ? 2 : 1;
-  CommRate rate = {.name = "dispatch + combine",
-                   .calls = Exchanges(config, report.steps, world.size()),
-                   .moved_bytes = left / world.size(),
-                   .seconds = report.phase_seconds[static_cast<int>(Phase::kDispatch)] +
-                              report.phase_seconds[static_cast<int>(Phase::kCombine)]};
+  CommRate rate = {
+      .name = "dispatch + combine",
+      .calls = Exchanges(config, report.steps, world.size() / config.trainer.session.mesh.tensor),
+      .moved_bytes = left / world.size(),
+      .seconds = report.phase_seconds[static_cast<int>(Phase::kDispatch)] +
+                 report.phase_seconds[static_cast<int>(Phase::kCombine)]};
   const int64_t all = (bytes.self + left) / hops;
   rate.size_bytes = all / world.size() / std::max<int64_t>(1, rate.calls);
   MOE_ASSIGN_OR_RETURN(
@@ -273,15 +281,15 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
       CountText(size.total), CountText(size.active), Counted(train.model.num_layers, "layer"),
       train.model.hidden_size, Counted(moe.router.num_experts, "expert"), moe.ffn_hidden_size,
       moe.router.top_k, moe.router.gate);
-  Add(text, "mesh   {} ({}) = EP {} x DP {}; threads per rank {}; {}, {}\n",
-      Counted(options.ranks, "rank"), RanksAre(backend, options.ranks), session.mesh.expert,
-      options.ranks / session.mesh.expert, session.threads, NameOf(train.trainer.dtype),
+  Add(text, "mesh   {} ({}) = {}; threads per rank {}; {}, {}\n", Counted(options.ranks, "rank"),
+      RanksAre(backend, options.ranks), MeshText(session.mesh, options.ranks), session.threads,
+      NameOf(train.trainer.dtype),
       session.numerics == Numerics::kFast ? "fast numerics" : "layout-invariant numerics");
   Add(text, "step   {} x {} x {} = {}\n", Counted(train.trainer.micro_batches, "micro-batch"),
       Counted(train.micro_batch_size, "sequence"), Counted(train.sequence_length, corpus.unit),
       Counted(train.trainer.micro_batches * train.micro_batch_size * train.sequence_length,
               "token"));
-  AddUnevenWork(text, train.trainer.micro_batches, options.ranks);
+  AddUnevenWork(text, train.trainer.micro_batches, options.ranks / session.mesh.tensor);
   return fmt::to_string(text);
 }
 
@@ -313,9 +321,9 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
   std::string what = Counted(report.steps - report.first_step, "step");
   if (report.first_step > 0) what += fmt::format(" after step {}", report.first_step);
   if (report.stopped) what += ", stopped on request,";
-  Add(text, "trained {} in {} on {} ({}) = EP {} x DP {}\n\n", what, ClockText(report.seconds),
-      Counted(options.ranks, "rank"), RanksAre(facts.backend, options.ranks), ep,
-      options.ranks / ep);
+  Add(text, "trained {} in {} on {} ({}) = {}\n\n", what, ClockText(report.seconds),
+      Counted(options.ranks, "rank"), RanksAre(facts.backend, options.ranks),
+      MeshText(trainer.session.mesh, options.ranks));
   AddLoss(text, report, options.data.unit());
   AddPhases(text, report);
   if (ep > 1) AddExchange(text, report);
@@ -348,7 +356,10 @@ absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
                          MeasureExchange(config, report, *world, *expert_parallel, *stream));
     rates.push_back(std::move(rate));
   }
-  if (config.trainer.zero != ZeroStage::kNone) return rates;  // gradients are not all-reduced
+  // Otherwise gradients are not all-reduced, or over several groups.
+  if (config.trainer.zero != ZeroStage::kNone || config.trainer.session.mesh.tensor > 1) {
+    return rates;
+  }
   MOE_RETURN_IF_ERROR(world->Barrier());
   CommRate gradients = {.name = "gradient all-reduce",
                         .seconds = report.phase_seconds[static_cast<int>(Phase::kAllReduce)]};

@@ -51,13 +51,23 @@ TEST(SessionTest, ZeroThreadsAndUnevenGroupsAreRefused) {
   });
 }
 
-TEST(SessionTest, OtherParallelismThanOfExpertsIsRefusedByName) {
-  testing::RunLocalRanks(2, [](std::unique_ptr<Communicator> world) {
-    const auto session = Session::Create({.mesh = {.tensor = 2, .expert = 2}}, std::move(world));
-    EXPECT_EQ(session.status().code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(session.status().message(), ::testing::HasSubstr("a mesh of tensor 2, expert 2"));
-    return absl::OkStatus();
-  });
+TEST(SessionTest, MeshesThatDoNotFitAreRefusedWithOneThatDoes) {
+  const auto refused = [](const SessionOptions& options, absl::StatusCode code, const char* why) {
+    EXPECT_THAT(CheckMesh(options, 4), StatusIs(code, why));
+  };
+  constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
+  refused({.mesh = {.expert_tensor = 2, .expert = 2}}, kUnimplemented,
+          "a mesh of expert-tensor 2, expert 2");
+  refused({.device = DeviceKind::kCuda, .mesh = {.tensor = 2, .expert = 2}, .tensor_leaves = 1},
+          kUnimplemented, "--tp is 2 on a CUDA device, expected 1");
+  refused({.mesh = {.tensor = 2, .expert = 2}}, kInvalidArgument, "--tensor-leaves 8");
+  refused({.mesh = {.tensor = 4, .expert = 2}, .tensor_leaves = 8}, kInvalidArgument,
+          "a divisor of --ep 2: 1, 2; or --ep 4");
+  refused({.mesh = {.tensor = 3, .expert = 4}, .tensor_leaves = 8}, kInvalidArgument,
+          "a divisor of --ep 4: 1, 2, 4");
+  refused({.mesh = {.tensor = 3, .expert = 3}, .tensor_leaves = 8}, kInvalidArgument,
+          "expected a divisor of 4 ranks");
+  EXPECT_TRUE(CheckMesh({.mesh = {.tensor = 4, .expert = 4}, .tensor_leaves = 4}, 4).ok());
 }
 
 TEST(SessionTest, LeavesThatNoTreeHasAreRefused) {

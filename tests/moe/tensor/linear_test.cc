@@ -1,8 +1,12 @@
 // Linear: products of grouped rows by hand, the order of their terms, who reports gradients.
 #include "moe/tensor/linear.h"
 
+#include <cmath>
+#include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +17,9 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/run/session.h"
+#include "moe/state/boxes.h"
 #include "tests/comm/local_ranks.h"
+#include "tests/moe/layer_harness.h"
 
 namespace moe {
 namespace {
@@ -136,6 +142,135 @@ TEST_F(LinearTest, ATiedWeightIsReportedByItsOwner) {
   std::vector<float> dy = {1, 2}, x = {1, 10, 100};
   EXPECT_THAT(AddGradients(linear, {}, {dy.data(), 1, 2}, {x.data(), 1, 3}), ElementsAre());
   EXPECT_THAT(sums_[0], ElementsAre(1, 10, 100, 2, 20, 200));
+}
+
+// What every rank has of the products of a layer of queries, keys and values and of one that adds
+// over heads, with biases: rows of all, gradients of its own parts.
+template <typename T>
+struct SharedProducts {
+  std::vector<T> out, d_x;
+  std::map<std::string, std::vector<float>> gradients;  // of whole canonical tensors
+};
+
+template <typename T>
+void RunShared(int ranks, int leaves, SharedProducts<T>& products) {
+  constexpr int64_t kRows = 11, kHidden = 9, kHeads = 8, kWidth = 3, kTimes = 2;
+  constexpr int64_t kQueries = kHeads * kTimes * kWidth, kKeys = kHeads * kWidth;
+  const auto part = [](const char* name, int64_t rows, int64_t item) -> CanonicalTensor {
+    return {.name = name, .rows = rows, .cols = kHidden, .axis = TensorAxis::kRows, .item = item};
+  };
+  const ParameterSpec qkv = {
+      .name = "qkv.weight",
+      .rows = kQueries + 2 * kKeys,
+      .cols = kHidden,
+      .holders = MeshGroup::kData,
+      .init_std = 1,
+      .parts = {part("q.weight", kQueries, kTimes * kWidth), part("k.weight", kKeys, kWidth),
+                part("v.weight", kKeys, kWidth)}};
+  const ParameterSpec sum = CutAlong(
+      TensorAxis::kColumns, {.name = "o.weight", .rows = kHidden, .cols = kQueries, .init_std = 1},
+      kTimes * kWidth);
+  std::mutex mu;
+  const SessionOptions options = {.mesh = {.tensor = ranks, .expert = ranks},
+                                  .tensor_leaves = leaves};
+  testing::RunSessions(ranks, options, [&](Session& session) -> absl::Status {
+    const Context& context = session.context();
+    const TensorShare share = ShareOf(context);
+    ParameterStore store(DTypeOf<T>::value, 5);
+    MOE_ASSIGN_OR_RETURN(auto up, Linear<T>::Create({{qkv}, true, false, share}, store));
+    MOE_ASSIGN_OR_RETURN(auto down, Linear<T>::Create({{sum}, true, false, share}, store));
+    std::deque<std::vector<float>> sums;
+    for (const auto& p : store.parameters()) {
+      if (p->is_vector()) {  // biases start at 0: each its number in the whole tensor
+        std::vector<float> values;
+        for (size_t i = 0; i < p->parts().size(); ++i) {
+          for (int64_t c = p->box(i).col_begin; c < p->box(i).col_end; ++c) {
+            values.push_back(0.25f * static_cast<float>(c % 7));
+          }
+        }
+        MOE_RETURN_IF_ERROR(store.WriteMaster(*p, values, *context.host));
+      }
+      std::vector<float>& gradient = sums.emplace_back(p->size());
+      p->set_sum([&gradient] { return GradAccumulator(absl::MakeSpan(gradient)); });
+    }
+    const auto matrix = [&](std::vector<T>& memory, int64_t cols) {
+      memory.resize(static_cast<size_t>(kRows * cols));
+      for (size_t i = 0; i < memory.size(); ++i) {
+        memory[i] = T(std::sin(static_cast<float>(i + 1)));
+      }
+      return MatrixView<T>(memory.data(), kRows, cols);
+    };
+    std::vector<T> x, d_out, qkv_out, out, d_attended, d_x;
+    const int64_t qkv_cols = up.out_features(), queries = qkv_cols * kTimes / (kTimes + 2);
+    const auto x_view = matrix(x, kHidden), d_out_view = matrix(d_out, kHidden);
+    const auto qkv_view = matrix(qkv_out, qkv_cols), out_view = matrix(out, kHidden);
+    const auto d_attended_view = matrix(d_attended, queries), d_x_view = matrix(d_x, kHidden);
+    const auto ready = [](Parameter&) {
+      return absl::OkStatus();
+    };
+    MOE_RETURN_IF_ERROR(up.template Forward<T>(context, {}, x_view, qkv_view));
+    const MatrixView<const T> attended = ColumnRange(qkv_view, 0, queries);
+    MOE_RETURN_IF_ERROR(down.template Forward<T>(context, {}, attended, out_view));
+    MOE_RETURN_IF_ERROR(down.WeightGradient(context, {}, d_out_view, attended, ready));
+    MOE_RETURN_IF_ERROR(down.InputGradient(context, {}, d_out_view, d_attended_view));
+    MOE_RETURN_IF_ERROR(up.WeightGradient(context, {}, qkv_view, x_view, ready));
+    MOE_RETURN_IF_ERROR(up.InputGradient(context, {}, qkv_view, d_x_view));
+    MOE_RETURN_IF_ERROR(context.compute->Synchronize());
+
+    const std::lock_guard<std::mutex> lock(mu);
+    if (products.out.empty()) {
+      products.out = out;
+      products.d_x = d_x;
+    }
+    EXPECT_EQ(std::memcmp(products.out.data(), out.data(), out.size() * sizeof(T)), 0);
+    EXPECT_EQ(std::memcmp(products.d_x.data(), d_x.data(), d_x.size() * sizeof(T)), 0);
+    for (const auto& p : store.parameters()) {
+      for (const BoxInMemory& held : BoxesOf(*p)) {
+        auto& whole = products.gradients[held.tensor->name];
+        whole.resize(static_cast<size_t>(held.tensor->size()), -1);
+        const float* from = sums[static_cast<size_t>(p->index())].data() + held.first;
+        for (int64_t r = held.box.row_begin; r < held.box.row_end; ++r) {
+          float* const row = whole.data() + r * held.tensor->cols + held.box.col_begin;
+          std::copy_n(from, held.box.cols(), row);
+          from += held.box.cols();
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+template <typename T>
+class SharedLinearTest : public ::testing::Test {};
+using SharedTypes = ::testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(SharedLinearTest, SharedTypes);
+
+TYPED_TEST(SharedLinearTest, RanksThatShareWeightsHaveTheBitsOfOne) {
+  for (const int leaves : {8, 16}) {
+    SharedProducts<TypeParam> one;
+    RunShared(1, leaves, one);
+    for (const int ranks : {2, 3, 5, 8}) {
+      SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << leaves << " leaves");
+      SharedProducts<TypeParam> got;
+      RunShared(ranks, leaves, got);
+      const size_t bytes = one.out.size() * sizeof(TypeParam);
+      EXPECT_EQ(std::memcmp(got.out.data(), one.out.data(), bytes), 0);
+      EXPECT_EQ(std::memcmp(got.d_x.data(), one.d_x.data(), bytes), 0);
+      EXPECT_EQ(got.gradients, one.gradients);
+    }
+  }
+}
+
+TEST(TensorShareTest, PartsWithTooFewItemsAreRefusedWithTheMostRanks) {
+  const ParameterSpec down =
+      CutAlong(TensorAxis::kColumns, {.name = "down.weight", .rows = 2, .cols = 48});
+  EXPECT_TRUE(HeldPart(down, {.index = 1, .ranks = 3, .leaves = 8}).ok());
+  EXPECT_EQ(HeldPart(down, {.index = 0, .ranks = 4, .leaves = 8}).status().message(),
+            "--tp is 4: down.weight has 3 items of 16 columns in 8 leaves, expected some for each "
+            "rank: --tp 3");
+  // A whole parameter, and one that nobody shares.
+  EXPECT_TRUE(HeldPart({.name = "norm.weight", .cols = 3}, {0, 4, 8})->boxes.empty());
+  EXPECT_TRUE(HeldPart(down, {})->boxes.empty());
 }
 
 }  // namespace

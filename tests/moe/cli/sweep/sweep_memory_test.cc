@@ -41,6 +41,7 @@ struct MemoryCase {
   int overlap = 1;
   DispatchAlgorithm dispatch = DispatchAlgorithm::kStaged;
   Recompute recompute = Recompute::kNone;
+  int tp = 1;
 };
 
 lm::TrainConfig ConfigOf(const MemoryCase& c) {
@@ -66,7 +67,8 @@ lm::TrainConfig ConfigOf(const MemoryCase& c) {
   config.steps = 1;
   config.evaluation.sequences = 1;
   config.schedule = {.peak = 1e-3, .total_steps = 1};
-  config.trainer.session.mesh.expert = c.ep;
+  config.trainer.session.mesh = {.tensor = c.tp, .expert = c.ep};
+  if (c.tp > 1) config.trainer.session.tensor_leaves = 8;
   return config;
 }
 
@@ -127,6 +129,7 @@ INSTANTIATE_TEST_SUITE_P(
                       MemoryCase{.name = "Capacity", .capacity_factor = 1},
                       MemoryCase{.name = "Overlap", .overlap = 2},
                       MemoryCase{.name = "Direct", .dispatch = DispatchAlgorithm::kDirect},
+                      MemoryCase{.name = "Tensor", .ranks = 4, .ep = 4, .shared = 512, .tp = 2},
                       MemoryCase{.name = "UnevenExperts", .experts = 5, .ranks = 3, .ep = 3}),
     [](const auto& test) { return std::string(test.param.name); });
 

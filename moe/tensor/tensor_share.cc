@@ -1,0 +1,83 @@
+#include "moe/tensor/tensor_share.h"
+
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+namespace moe {
+namespace {
+
+// Values of the index that is cut.
+int64_t Extent(const CanonicalTensor& part) {
+  return part.axis == TensorAxis::kRows ? part.rows : part.cols;
+}
+
+TensorBox BoxOf(const CanonicalTensor& part, const TensorShare& share) {
+  TensorBox box = part.box();
+  const TreeCut cut = {share.leaves, Extent(part), part.item};
+  const TreeNode held = LeavesOf(share.index, share.ranks, share.leaves);
+  const int64_t begin = cut.Begin(held.first), end = cut.Begin(held.last);
+  if (part.axis == TensorAxis::kRows) {
+    box.row_begin = begin;
+    box.row_end = end;
+  } else if (part.axis == TensorAxis::kColumns) {
+    box.col_begin = begin;
+    box.col_end = end;
+  }
+  return box;
+}
+
+}  // namespace
+
+TreeNode TensorShare::ItemsOf(int items) const {
+  const TreeCut cut = {leaves, items, 1};
+  const TreeNode held = LeavesOf(index, ranks, leaves);
+  return {static_cast<int>(cut.Begin(held.first)), static_cast<int>(cut.Begin(held.last))};
+}
+
+int MostRanks(const TreeCut& cut, int ranks) {
+  const auto each_has_some = [&](int count) {
+    for (int r = 0; r < count; ++r) {
+      const TreeNode held = LeavesOf(r, count, cut.leaves);
+      if (cut.Begin(held.first) == cut.Begin(held.last)) return false;
+    }
+    return true;
+  };
+  while (ranks > 1 && !each_has_some(ranks)) --ranks;
+  return ranks;
+}
+
+TensorShare ShareOf(const Context& context) {
+  return {.index = context.mesh->index(MeshGroup::kTensor),
+          .ranks = context.mesh->size(MeshGroup::kTensor),
+          .leaves = context.tensor_leaves};
+}
+
+absl::StatusOr<ParameterSpec> HeldPart(ParameterSpec spec, const TensorShare& share) {
+  if (!share.cut() || spec.parts.empty() || spec.parts.front().axis == TensorAxis::kNone) {
+    return spec;
+  }
+  spec.rows = 0;
+  for (const CanonicalTensor& part : spec.parts) {
+    const int fits = MostRanks({share.leaves, Extent(part), part.item}, share.ranks);
+    if (fits < share.ranks) {
+      const int64_t items = (Extent(part) + part.item - 1) / part.item;
+      return absl::InvalidArgumentError(
+          absl::StrCat("--tp is ", share.ranks, ": ", part.name, " has ", items, " items of ",
+                       part.item, " ", part.axis == TensorAxis::kRows ? "rows" : "columns", " in ",
+                       share.leaves, " leaves, expected some for each rank: --tp ", fits));
+    }
+    spec.boxes.push_back(BoxOf(part, share));
+    spec.rows += spec.boxes.back().rows();
+    spec.cols = spec.boxes.back().cols();
+  }
+  // Of one row, as biases are: parts side by side.
+  if (spec.parts.size() > 1 && spec.parts.front().axis == TensorAxis::kColumns) {
+    spec.rows = 1;
+    spec.cols = 0;
+    for (const TensorBox& box : spec.boxes) spec.cols += box.size();
+  }
+  return spec;
+}
+
+}  // namespace moe

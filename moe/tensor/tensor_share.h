@@ -1,0 +1,39 @@
+// What a rank holds of matrices that the ranks of a tensor group share.
+#ifndef MOE_MOE_TENSOR_TENSOR_SHARE_H_
+#define MOE_MOE_TENSOR_TENSOR_SHARE_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "comm/row_gather.h"
+#include "kernels/base/tree_cut.h"
+#include "moe/run/context.h"
+#include "moe/state/parameter.h"
+
+namespace moe {
+
+// This rank among those of its tensor group (MeshGroup::kTensor). All of them have all rows of a
+// micro-batch; of a cut matrix each holds the leaves that LeavesOf deals it.
+struct TensorShare {
+  int index = 0, ranks = 1;
+  int leaves = 1;  // of trees (Context::tensor_leaves)
+
+  bool cut() const { return ranks > 1; }
+  // Of `items` that stay together, those that this rank holds: [first, last).
+  TreeNode ItemsOf(int items) const;
+  // [R + 1] the rows of N that each rank adds up, or that are its own where work on rows is shared.
+  RankCounts RowsOf(int64_t rows) const { return EvenRows(ranks, rows); }
+};
+TensorShare ShareOf(const Context& context);
+
+// The most ranks, up to `ranks`, for each of which an index has items.
+int MostRanks(const TreeCut& cut, int ranks);
+
+// `spec` of a whole parameter, as this rank holds it: with a box of each of its parts that are cut.
+// kInvalidArgument if a part has too few items for the ranks; names the most ranks that it has
+// items for.
+absl::StatusOr<ParameterSpec> HeldPart(ParameterSpec spec, const TensorShare& share);
+
+}  // namespace moe
+
+#endif  // MOE_MOE_TENSOR_TENSOR_SHARE_H_

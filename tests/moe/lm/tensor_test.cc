@@ -1,0 +1,162 @@
+// Runs whose ranks share matrices (TP), against one rank that has all of them.
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "tests/moe/lm/train_harness.h"
+#include "tests/sanitizers.h"
+
+namespace moe::lm::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::moe::testing::kSanitized;
+using ::moe::testing::kThreadSanitized;
+using ::moe::testing::Layout;
+
+// A dense layer and a mixture with a shared expert; eight heads, of which pairs share one of keys;
+// items that no number of ranks divides; micro-batches that not every rank has.
+TrainConfig TensorConfig() {
+  TrainConfig config = SmallConfig();
+  config.model.hidden_size = 24;
+  config.model.num_attention_heads = 16;
+  config.model.num_query_groups = 8;
+  config.model.kv_channels = 4;
+  config.model.qkv_bias = true;
+  config.model.moe_layer_freq = 2;
+  config.model.dense_ffn_hidden_size = 140;  // nine items, the last of 12
+  config.model.moe.router.num_experts = 9;
+  config.model.moe.router.z_loss_coeff = 0.01f;
+  config.model.moe.router.capacity_factor = 1.5f;  // over all rows of a micro-batch
+  config.model.moe.shared_expert_ffn_hidden_size = 128;
+  config.model.moe.gated_shared_expert = true;
+  config.trainer.session.tensor_leaves = 8;
+  config.trainer.bucket_bytes = 30'000;
+  config.micro_batch_size = 1;
+  config.trainer.micro_batches = 3;
+  config.steps = 3;
+  config.evaluation.interval = 0;
+  config.evaluation.sequences = 2;
+  config.verify_replicas = 3;
+  return config;
+}
+
+Layout TensorLayout(int tensor, int expert, int ranks) {
+  return {.ranks = ranks, .expert_parallel = expert, .tensor = tensor};
+}
+std::string TensorName(const Layout& layout) {
+  return absl::StrCat("TP ", layout.tensor, ", EP ", layout.expert_parallel, ", ", layout.ranks,
+                      " ranks");
+}
+
+std::vector<Layout> TensorLayouts() {
+  if (kSanitized) return {TensorLayout(2, 2, 4), TensorLayout(3, 3, 3)};
+  return {TensorLayout(2, 2, 2), TensorLayout(2, 2, 4), TensorLayout(2, 4, 4),
+          TensorLayout(3, 3, 3), TensorLayout(4, 4, 8), TensorLayout(8, 8, 8)};
+}
+
+TEST(TensorTest, LossesAndWeightsHaveTheBitsOfOneRank) {
+  const TrainConfig config = TensorConfig();
+  const Trace expected = TrainIn(config);
+  ASSERT_TRUE(expected.status.ok()) << expected.status;
+  for (const Layout& layout : TensorLayouts()) {
+    SCOPED_TRACE(TensorName(layout));
+    const Trace got = TrainIn(config, layout);
+    ExpectSameTrace(got, expected);
+    EXPECT_EQ(got.report.parameters_total, expected.report.parameters_total);
+  }
+}
+
+// What differs: types, leaves, an output layer that is whole on each rank, layers computed again,
+// parts of the state, chunks of the exchange, and weights on the experts' input.
+TEST(TensorTest, OtherModelsAndSettingsHaveTheBitsOfOneRank) {
+  TrainConfig half = TensorConfig();
+  half.trainer.dtype = DType::kBFloat16;
+  half.trainer.session.tensor_leaves = 16;
+  half.trainer.zero = ZeroStage::kWeights;
+  half.model.moe.overlap_degree = 2;
+  TrainConfig tied = TensorConfig();
+  tied.trainer.session.tensor_leaves = 4;
+  tied.model.tied_embeddings = true;
+  tied.model.recompute = Recompute::kLayer;
+  tied.trainer.zero = ZeroStage::kOptimizer;
+  tied.model.moe.router.gate = "llama4";
+  tied.model.moe.router.top_k = 1;
+  tied.model.moe.router.capacity_factor = std::nullopt;
+  tied.model.moe.dispatcher.algorithm = DispatchAlgorithm::kDirect;
+  for (const TrainConfig& config : {half, tied}) {
+    TrainConfig plain = config;
+    plain.trainer.zero = ZeroStage::kNone;
+    plain.model.moe.overlap_degree = 1;
+    plain.model.recompute = Recompute::kNone;
+    plain.model.moe.dispatcher.algorithm = DispatchAlgorithm::kStaged;
+    const Trace expected = TrainIn(plain);
+    ASSERT_TRUE(expected.status.ok()) << expected.status;
+    for (const Layout& layout : {TensorLayout(2, 4, 4), TensorLayout(3, 3, 3)}) {
+      if (kThreadSanitized && layout.tensor == 3) continue;
+      SCOPED_TRACE(TensorName(layout));
+      Layout with = layout;
+      with.dispatch = config.model.moe.dispatcher.algorithm;
+      with.overlap = config.model.moe.overlap_degree;
+      ExpectSameTrace(TrainIn(config, with), expected);
+    }
+  }
+}
+
+TEST(TensorTest, ACheckpointGoesOnAtAnyNumberOfRanksThatShare) {
+  const std::string folder = ::testing::TempDir() + "tensor_resume";
+  const TrainConfig config = TensorConfig();
+  const Trace whole = TrainIn(config);
+  ASSERT_TRUE(whole.status.ok()) << whole.status;
+  const std::vector<Layout> layouts = {TensorLayout(1, 1, 1), TensorLayout(2, 2, 4),
+                                       TensorLayout(3, 3, 3)};
+  for (const Layout& saved : layouts) {
+    fs::remove_all(folder);
+    TrainConfig saving = config;
+    saving.steps = 2;
+    saving.checkpoints.folder = folder;
+    const Trace first = TrainIn(saving, saved);
+    ASSERT_TRUE(first.status.ok()) << first.status;
+    for (const Layout& resumed : layouts) {
+      if (resumed.tensor == saved.tensor) continue;
+      SCOPED_TRACE(absl::StrCat(TensorName(saved), " to ", TensorName(resumed)));
+      TrainConfig going_on = config;
+      going_on.trainer.zero = ZeroStage::kOptimizer;
+      going_on.checkpoints.resume = TrainCheckpoints::Resume::kPath;
+      going_on.checkpoints.path = folder + "/step-00000002";
+      const Trace second = TrainIn(going_on, resumed);
+      ASSERT_TRUE(second.status.ok()) << second.status;
+      EXPECT_EQ(second.loss, std::vector(whole.loss.begin() + 2, whole.loss.end()));
+      EXPECT_EQ(second.weights, whole.weights);
+    }
+  }
+  fs::remove_all(folder);
+}
+
+TEST(TensorTest, WhatDoesNotFitIsRefusedWithWhatWould) {
+  const auto refused = [](const TrainConfig& config, const Layout& layout) {
+    const absl::Status status = TrainIn(config, layout).status;
+    return absl::StrCat(status.message());
+  };
+  TrainConfig config = TensorConfig();
+  config.trainer.session.tensor_leaves = 1;
+  EXPECT_TRUE(absl::StrContains(refused(config, TensorLayout(2, 2, 2)), "--tensor-leaves 8"));
+  config.trainer.session.tensor_leaves = 8;
+  EXPECT_TRUE(absl::StrContains(refused(config, TensorLayout(2, 1, 2)),
+                                "a divisor of --ep 1: 1; or --ep 2"));
+  config.model.num_query_groups = 2;
+  EXPECT_TRUE(absl::StrContains(refused(config, TensorLayout(4, 4, 4)),
+                                "2 heads of keys, expected some for each rank: --tp 2"))
+      << refused(config, TensorLayout(4, 4, 4));
+  config.model.num_query_groups = 8;
+  config.model.qk_norm = QkNorm::kHead;
+  EXPECT_TRUE(absl::StrContains(refused(config, TensorLayout(2, 2, 2)), "--qk-layernorm"));
+}
+
+}  // namespace
+}  // namespace moe::lm::testing
