@@ -30,6 +30,14 @@ constexpr char kStage[] = "zero_optimization.stage";
 constexpr char kOffloadDevice[] = "zero_optimization.offload_optimizer.device";
 constexpr char kOffloadPath[] = "zero_optimization.offload_optimizer.nvme_path";
 
+// Keys by which a model's activations are computed again.
+constexpr const char* kRecompute[] = {
+    "activation_checkpointing.partition_activations",
+    "activation_checkpointing.cpu_checkpointing",
+    "activation_checkpointing.contiguous_memory_optimization",
+    "activation_checkpointing.number_checkpoints",
+};
+
 // Keys of fp16 have no effect while fp16.enabled is false.
 constexpr SameMeaning kSame[] = {
     {"train_batch_size", "train-batch-size"},
@@ -131,6 +139,7 @@ constexpr const char* kMemoryBlocks[] = {"activation_checkpointing", "zero_optim
 
 // Keys of which no value changes what is trained or shown.
 constexpr const char* kNothing[] = {
+    "activation_checkpointing",  // all but kRecompute
     "aio",
     "compile",
     "dataloader_drop_last",
@@ -200,6 +209,7 @@ class DeepSpeed {
   void Apply() {
     RefuseOthers();
     ApplyOffload();
+    ApplyRecompute();
     WarnOfMemory();
     ApplyTypes();
     // A schedule's own peak takes precedence over the optimiser's rate.
@@ -280,6 +290,14 @@ class DeepSpeed {
       Set("offload", absl::StrCat("optimizer:file=", leaf_[kOffloadPath].text), kOffloadPath);
     } else {
       Wrong(kOffloadPath, "missing", "a folder");
+    }
+  }
+
+  void ApplyRecompute() {
+    for (const char* key : kRecompute) {
+      if (!Has(key) || IsOff(leaf_[key], "0")) continue;
+      if (settings_.Find("recompute") != nullptr) return Set("recompute", "layer", key);
+      others_.push_back(leaf_[key]);
     }
   }
 
@@ -431,6 +449,7 @@ std::vector<std::string> DeepSpeedKeys() {
   std::vector<std::string> keys;
   for (const SameMeaning& s : kSame) keys.emplace_back(s.key);
   keys.insert(keys.end(), std::begin(kSpecial), std::end(kSpecial));
+  keys.insert(keys.end(), std::begin(kRecompute), std::end(kRecompute));
   return keys;
 }
 

@@ -218,14 +218,14 @@ TEST(DeepSpeedTest, ATrainersTemplateIsTaken) {
                      .value();
   EXPECT_EQ(s.text("zero"), "2");
   EXPECT_EQ(s.text("offload"), "optimizer");
+  EXPECT_EQ(s.text("recompute"), "layer");
   EXPECT_EQ(s.integer("train-batch-size"), 16);
   EXPECT_EQ(s.integer("log-interval"), 2000);
   EXPECT_EQ(s.integer("lr-warmup-steps"), 3);
   EXPECT_THAT(warnings,
               ::testing::ElementsAre(
                   HasSubstr("memory and speed alone: zero_optimization.allgather_partitions, "
-                            "zero_optimization.allgather_bucket_size, "
-                            "activation_checkpointing.partition_activations"),
+                            "zero_optimization.allgather_bucket_size"),
                   HasSubstr("warmup_type is missing: linear here, logarithmic in DeepSpeed")));
 }
 
@@ -243,6 +243,20 @@ TEST(DeepSpeedTest, StageThreeIsTakenAndItsKeysOfMemoryAreNamed) {
                   "zero_optimization.stage3_gather_16bit_weights_on_model_save")));
   EXPECT_THAT(Load({}, {}, R"({"zero_optimization": {"stage": 4}})").status().message(),
               HasSubstr("zero_optimization.stage"));
+}
+
+TEST(DeepSpeedTest, ActivationsAreComputedAgainWhereItSaysSo) {
+  const auto recompute = [](const std::string& section) {
+    testing::Strings warnings;
+    const auto s =
+        Load({}, {}, R"({"activation_checkpointing": {)" + section + "}}", &warnings).value();
+    EXPECT_EQ(warnings, testing::Strings{}) << section;
+    return s.text("recompute");
+  };
+  EXPECT_EQ(recompute(R"("cpu_checkpointing": true, "profile": true)"), "layer");
+  EXPECT_EQ(recompute(R"("number_checkpoints": 4)"), "layer");
+  EXPECT_EQ(recompute(R"("partition_activations": false, "number_checkpoints": null)"), "none");
+  EXPECT_EQ(recompute(R"("synchronize_checkpoint_boundary": true)"), "none");
 }
 
 TEST(DeepSpeedTest, StateIsOffloadedWhereItSaysSo) {
