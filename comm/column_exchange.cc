@@ -92,12 +92,41 @@ absl::Status RowsToColumns(const ColumnCut<T>& cut, Communicator& comm, Workspac
                            stream, site);
 }
 
+template <typename T>
+absl::Status AllGatherColumns(MatrixView<const T> columns, absl::Span<const int64_t> col,
+                              MatrixView<T> whole, Communicator& comm, Workspace& workspace,
+                              Stream& stream, const Site& site) {
+  const int ranks = comm.size(), rank = comm.rank();
+  const int64_t rows = whole.rows();
+  MOE_RETURN_IF_ERROR(CheckCpu("AllGatherColumns", stream));
+  MOE_RETURN_IF_ERROR(CheckGroups("AllGatherColumns", "ranks", col, ranks, whole.cols()));
+  const int64_t own = col[rank + 1] - col[rank];
+  MOE_RETURN_IF_ERROR(CheckShape("AllGatherColumns", "columns", columns, rows, own));
+  MOE_ASSIGN_OR_RETURN(const auto blocks, workspace.Matrix<T>(rows, whole.cols()));
+  MOE_ASSIGN_OR_RETURN(const auto kept_col, workspace.Array<int64_t>(std::ssize(col)));
+  std::copy(col.begin(), col.end(), kept_col.begin());
+  const MatrixView<T> mine(blocks.data() + rows * col[rank], rows, own);
+  RankCounts counts;
+  for (int r = 0; r < ranks; ++r) counts.push_back(rows * (col[r + 1] - col[r]));
+  MOE_RETURN_IF_ERROR(stream.Enqueue([columns, mine] {
+    for (int64_t t = 0; t < mine.rows(); ++t) std::copy_n(columns.row(t), mine.cols(), mine.row(t));
+    return absl::OkStatus();
+  }));
+  MOE_RETURN_IF_ERROR(comm.AllGatherV<T>(AllOf(mine), AllOf(blocks), counts, stream, site));
+  return stream.Enqueue([whole, kept_col, blocks] {
+    ForEachBlock(whole, kept_col, blocks.data(),
+                 [](T* row, const T* block, int64_t cols) { std::copy_n(block, cols, row); });
+    return absl::OkStatus();
+  });
+}
+
 #define MOE_INSTANTIATE(T)                                                                     \
   template absl::Status ColumnsToRows(const ColumnCut<T>&, Communicator&, Workspace&, Stream&, \
                                       const Site&);                                            \
   template absl::Status RowsToColumns(const ColumnCut<T>&, Communicator&, Workspace&, Stream&, \
                                       const Site&);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+MOE_INSTANTIATE_FOR_STORAGE(AllGatherColumns)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

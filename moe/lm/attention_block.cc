@@ -1,10 +1,12 @@
 #include "moe/lm/attention_block.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
+#include "comm/column_exchange.h"
 #include "kernels/base/workspace.h"
 #include "kernels/elementwise/elementwise.h"
 
@@ -64,14 +66,28 @@ LinearSpec OutSpec(const TransformerConfig& config, const std::string& prefix,
 }  // namespace
 
 template <typename T>
+AttentionBlock<T>::AttentionBlock(const TransformerConfig& config, const TensorShare& share,
+                                  const Norm<T>& norm, Linear<T> qkv_proj, Linear<T> o_proj)
+    : share_(share),
+      config_(share.cut() ? OfHeads(config, share) : config),
+      key_heads_({0}),
+      norm_(norm),
+      qkv_proj_(std::move(qkv_proj)),
+      o_proj_(std::move(o_proj)) {
+  for (int r = 0; r < share.ranks; ++r) {
+    const TensorShare of_rank = {r, share.ranks, share.leaves};
+    key_heads_.push_back(of_rank.ItemsOf(config.key_value_heads()).last);
+  }
+}
+
+template <typename T>
 absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const TransformerConfig& config,
                                                             const std::string& prefix,
                                                             const TensorShare& share,
                                                             ParameterStore& store) {
-  // The weight of a norm of heads would have a partial gradient for each rank's heads.
-  if (share.cut() && config.qk_norm != QkNorm::kNone) {
+  if (share.cut() && config.qk_norm == QkNorm::kHeads) {
     return absl::UnimplementedError(absl::StrCat(
-        "--tp is ", share.ranks, " with --qk-layernorm, expected 1: a norm of all heads"));
+        "--tp is ", share.ranks, " with --qk-layernorm heads, expected 1: a norm of all heads"));
   }
   const auto norm = [&](const char* name, int64_t cols) {
     return Norm<T>::Create(prefix + name, cols, config.norm_epsilon, store);
@@ -81,8 +97,7 @@ absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const TransformerCon
                        Linear<T>::Create(QkvSpec(config, prefix + "self_attn.", share), store));
   MOE_ASSIGN_OR_RETURN(Linear<T> out,
                        Linear<T>::Create(OutSpec(config, prefix + "self_attn.", share), store));
-  AttentionBlock block(share.cut() ? OfHeads(config, share) : config, input, std::move(qkv),
-                       std::move(out));
+  AttentionBlock block(config, share, input, std::move(qkv), std::move(out));
   if (config.qk_norm == QkNorm::kNone) return block;
   const bool per_head = config.qk_norm == QkNorm::kHead;
   MOE_ASSIGN_OR_RETURN(block.q_norm_, norm("self_attn.q_norm.weight",
@@ -171,16 +186,52 @@ absl::Status AttentionBlock<T>::ForwardCached(const Pass& pass, MatrixView<const
 }
 
 template <typename T>
+absl::Status AttentionBlock<T>::HeadNormBackward(const Pass& pass, const Norm<T>& norm,
+                                                 const NormSaved<T>& saved, MatrixView<const T> dy,
+                                                 MatrixView<T> dx, GradientReady ready) const {
+  if (!share_.cut()) return norm.Backward(pass, saved, dy, dx, Write::kOverwrite, ready);
+  Workspace& workspace = *pass.context.workspace;
+  Stream& stream = *pass.context.compute;
+  Communicator& group = pass.context.mesh->group(MeshGroup::kTensor);
+  const WorkspaceScope scope(workspace);
+  const int64_t rows = dx.rows(), width = config_.head_dim();
+  const int64_t own = dx.cols() / width, each = own / config_.key_value_heads();
+  RankCounts heads = key_heads_, cols = key_heads_;
+  for (size_t r = 0; r < heads.size(); ++r) cols[r] = (heads[r] *= each) * width;
+  const auto gather = [&](auto mine, const RankCounts& cut, auto& whole) -> absl::Status {
+    using Element = std::remove_const_t<std::remove_pointer_t<decltype(mine.data())>>;
+    MOE_ASSIGN_OR_RETURN(const auto to, workspace.Matrix<Element>(rows, cut.back()));
+    whole = to;
+    return AllGatherColumns<Element>(mine, cut, to, group, workspace, stream,
+                                     pass.site.Named("norms of heads"));
+  };
+  NormSaved<T> whole;
+  MatrixView<const T> whole_dy;
+  MatrixView<float> whole_rstd;
+  MOE_RETURN_IF_ERROR(gather(saved.x, cols, whole.x));
+  MOE_RETURN_IF_ERROR(gather(dy, cols, whole_dy));
+  MOE_RETURN_IF_ERROR(gather(MatrixView<float>(saved.rstd.data(), rows, own), heads, whole_rstd));
+  whole.rstd = {whole_rstd.data(), static_cast<size_t>(rows * heads.back())};
+  MOE_ASSIGN_OR_RETURN(const auto whole_dx, workspace.Matrix<T>(rows, cols.back()));
+  MOE_RETURN_IF_ERROR(norm.Backward(pass, whole, whole_dy, whole_dx, Write::kOverwrite, ready));
+  const int64_t first = cols[static_cast<size_t>(share_.index)];
+  return stream.Enqueue([=] {
+    for (int64_t t = 0; t < rows; ++t) std::copy_n(whole_dx.row(t) + first, dx.cols(), dx.row(t));
+    return absl::OkStatus();
+  });
+}
+
+template <typename T>
 absl::Status AttentionBlock<T>::QkBackward(const Pass& pass, const AttentionBlockSaved<T>& saved,
                                            MatrixView<T> d_qk, MatrixView<T> d_qkv,
                                            GradientReady ready) const {
   MOE_RETURN_IF_ERROR(Rotate(pass, RotaryDirection::kBackward, d_qk));
   if (!q_norm_.has_value()) return absl::OkStatus();  // d_qk is part of d_qkv
   const int64_t q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
-  MOE_RETURN_IF_ERROR(q_norm_->Backward(pass, saved.q_norm, ColumnRange(d_qk, 0, q_cols),
-                                        ColumnRange(d_qkv, 0, q_cols), Write::kOverwrite, ready));
-  return k_norm_->Backward(pass, saved.k_norm, ColumnRange(d_qk, q_cols, qk_cols),
-                           ColumnRange(d_qkv, q_cols, qk_cols), Write::kOverwrite, ready);
+  MOE_RETURN_IF_ERROR(HeadNormBackward(pass, *q_norm_, saved.q_norm, ColumnRange(d_qk, 0, q_cols),
+                                       ColumnRange(d_qkv, 0, q_cols), ready));
+  return HeadNormBackward(pass, *k_norm_, saved.k_norm, ColumnRange(d_qk, q_cols, qk_cols),
+                          ColumnRange(d_qkv, q_cols, qk_cols), ready);
 }
 
 template <typename T>

@@ -53,9 +53,8 @@ class AttentionBlock {
                         GradientReady ready) const;
 
  private:
-  AttentionBlock(const TransformerConfig& config, const Norm<T>& norm, Linear<T> qkv_proj,
-                 Linear<T> o_proj)
-      : config_(config), norm_(norm), qkv_proj_(std::move(qkv_proj)), o_proj_(std::move(o_proj)) {}
+  AttentionBlock(const TransformerConfig& config, const TensorShare& share, const Norm<T>& norm,
+                 Linear<T> qkv_proj, Linear<T> o_proj);
   // Forward's two ends: from x to saved.q, saved.k and saved.v, and y from attended [T, heads D].
   absl::Status Project(const Pass& pass, MatrixView<const T> x,
                        AttentionBlockSaved<T>& saved) const;
@@ -65,11 +64,18 @@ class AttentionBlock {
   // d_qk [T, (heads + kv_heads) D], the gradient by what is rotated, becomes that by d_qkv's q | k.
   absl::Status QkBackward(const Pass& pass, const AttentionBlockSaved<T>& saved, MatrixView<T> d_qk,
                           MatrixView<T> d_qkv, GradientReady ready) const;
+  // Backward of a norm of each head. Its weight has one partial over all heads, so that ranks that
+  // share them gather rows and gradients of all.
+  absl::Status HeadNormBackward(const Pass& pass, const Norm<T>& norm, const NormSaved<T>& saved,
+                                MatrixView<const T> dy, MatrixView<T> dx,
+                                GradientReady ready) const;
   absl::Status ProjectionsBackward(const Pass& pass, const AttentionBlockSaved<T>& saved,
                                    MatrixView<const T> d, MatrixView<T> d_normed,
                                    MatrixView<T> d_attended, GradientReady ready) const;
 
+  TensorShare share_;
   TransformerConfig config_;  // with the heads of this rank
+  RankCounts key_heads_;      // [R + 1] heads of keys that each rank has
   Norm<T> norm_;
   std::optional<Norm<T>> q_norm_, k_norm_;
   Linear<T> qkv_proj_, o_proj_;

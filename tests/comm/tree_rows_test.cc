@@ -165,6 +165,14 @@ void CheckColumns(const std::vector<int64_t>& row, const std::vector<int64_t>& c
   for (size_t i = 0; i < back.size(); ++i) {
     ASSERT_EQ(static_cast<float>(back[i]), static_cast<float>(columns[i])) << i;
   }
+  std::vector<T> whole(static_cast<size_t>(row.back() * col.back()));
+  testing::ExpectDone(
+      AllGatherColumns<T>(view(columns, row.back(), own_cols), col,
+                          view(whole, row.back(), col.back()), comm, workspace, stream),
+      stream);
+  for (int64_t i = 0; i < std::ssize(whole); ++i) {
+    ASSERT_EQ(static_cast<float>(whole[i]), static_cast<float>(at(i / col.back(), i % col.back())));
+  }
 }
 
 TEST_P(TreeRowsTest, ColumnsBecomeRowsAndColumnsAgain) {

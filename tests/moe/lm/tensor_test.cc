@@ -80,6 +80,7 @@ TEST(TensorTest, OtherModelsAndSettingsHaveTheBitsOfOneRank) {
   half.trainer.session.tensor_leaves = 16;
   half.trainer.zero = ZeroStage::kWeights;
   half.model.moe.overlap_degree = 2;
+  half.model.qk_norm = QkNorm::kHead;
   TrainConfig tied = TensorConfig();
   tied.trainer.session.tensor_leaves = 4;
   tied.model.tied_embeddings = true;
@@ -154,8 +155,8 @@ TEST(TensorTest, WhatDoesNotFitIsRefusedWithWhatWould) {
                                 "2 heads of keys, expected some for each rank: --tp 2"))
       << refused(config, TensorLayout(4, 4, 4));
   config.model.num_query_groups = 8;
-  config.model.qk_norm = QkNorm::kHead;
-  EXPECT_TRUE(absl::StrContains(refused(config, TensorLayout(2, 2, 2)), "--qk-layernorm"));
+  config.model.qk_norm = QkNorm::kHeads;
+  EXPECT_TRUE(absl::StrContains(refused(config, TensorLayout(2, 2, 2)), "--qk-layernorm heads"));
 }
 
 }  // namespace
