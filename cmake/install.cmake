@@ -42,7 +42,7 @@ include(CMakePackageConfigHelpers)
 # each alone.
 set(moe_public_headers
   moe/moe.h moe/main.h moe/torch.h moe/c/moe.h
-  moe/run/context.h moe/run/micro_batches.h moe/run/pass.h moe/run/phase_clock.h moe/run/round.h moe/run/session.h
+  moe/run/context.h moe/run/deferred_gradients.h moe/run/micro_batches.h moe/run/pass.h moe/run/phase_clock.h moe/run/round.h moe/run/session.h
   moe/run/stash.h moe/run/trace_export.h
   moe/state/boxes.h moe/state/canonical_tensor.h moe/state/module.h moe/state/parameter.h
   moe/state/weight_lease.h
@@ -51,7 +51,7 @@ set(moe_public_headers
   moe/zero/weight_source.h
   moe/tensor/linear.h moe/tensor/tensor_share.h
   moe/layer/experts.h moe/layer/moe_layer.h moe/layer/shared_expert.h
-  moe/pipeline/runner.h moe/pipeline/schedule.h
+  moe/pipeline/links.h moe/pipeline/runner.h moe/pipeline/schedule.h
   moe/train/gradient_norm.h moe/train/gradient_reducer.h moe/train/grid_unit.h
   moe/train/loss_scaler.h moe/train/optimizer.h moe/train/trainer.h
   moe/checkpoint/checkpointer.h moe/checkpoint/manifest.h moe/checkpoint/reader.h
@@ -60,8 +60,8 @@ set(moe_public_headers
   moe/hf/hf_config.h moe/hf/hf_model.h moe/hf/hf_save.h moe/hf/hf_weights.h moe/hf/model_rule.h moe/hf/tensor_layout.h moe/hf/tensor_rule.h
   moe/io/checkpoint.h moe/io/file.h moe/io/file_system.h moe/io/file_work.h moe/io/model_files.h moe/io/routing_trace.h moe/io/safetensors.h
   moe/io/safetensors_stream.h moe/io/scratch_file.h
-  moe/lm/attention_block.h moe/lm/dense.h moe/lm/feed_forward_block.h moe/lm/key_value_cache.h moe/lm/layer.h moe/lm/output_head.h
-  moe/lm/stage.h moe/lm/text_data.h moe/lm/tokens.h moe/lm/train_config.h moe/lm/training_loop.h moe/lm/transformer_config.h
+  moe/lm/attention_block.h moe/lm/dense.h moe/lm/feed_forward_block.h moe/lm/key_value_cache.h moe/lm/layer.h moe/lm/model.h
+  moe/lm/output_head.h moe/lm/stage.h moe/lm/text_data.h moe/lm/tokens.h moe/lm/train_config.h moe/lm/training_loop.h moe/lm/transformer_config.h
   dispatch/dispatch_plan.h dispatch/dispatcher.h dispatch/placement.h
   gating/capacity.h gating/gate.h gating/router.h gating/router_check.h
   gating/router_config.h gating/router_stats.h gating/routing.h

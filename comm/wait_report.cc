@@ -24,7 +24,9 @@ std::string DescribeSite(const Site& site) {
   const auto add = [&text](absl::string_view name, int64_t value) {
     if (value >= 0) absl::StrAppend(&text, text.empty() ? "" : ", ", name, " ", value);
   };
+  add("stage", site.stage);
   add("layer", site.layer);
+  add("micro-batch", site.micro_batch);
   add("step", site.step);
   return text;
 }

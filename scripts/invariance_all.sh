@@ -6,10 +6,10 @@
 #
 # Layouts: ranks 1 2 3 4 5 6 8 x every expert-parallel size that divides them x transport (local,
 # mpi) x dispatch (staged, direct, hierarchical) x overlap degree (1, 4) x threads per rank (1, 2);
-# staged without overlap x ZeRO (1, 2, 3); staged with overlap x
-# recomputed layers x ZeRO (0, 3); runs that are saved after two
-# steps at one layout and resumed at another, in 52 pairs; and, of
-# another model, every number of tensor-parallel ranks.
+# staged without overlap x ZeRO (1, 2, 3); staged with overlap x recomputed layers x ZeRO (0, 3);
+# pipelines of 2, 3 and 4 stages x schedule x expert-parallel size x ZeRO (0, 2, 3) x recomputed
+# layers; runs that are saved after two steps at one layout and resumed at another, in 61 pairs; and,
+# of another model, every number of tensor-parallel ranks, some in stages.
 # --quick varies each axis by itself around one layout. Uses build/release; MPI runs are left out if
 # the build has no MPI. The last line is "N layouts equal, N differ or fail".
 set -uo pipefail
@@ -44,7 +44,7 @@ mkdir "$work/text"
 cp -r README.md CONTRIBUTING.md LICENSE docs "$work/text"
 # Small, but with uneven experts per rank and, at most rank counts, ranks without a micro-batch.
 model=(--data "$work/text"
-  --numerics layout-invariant --num-experts 6 --topk 2 --num-layers 2 --hidden-size 48
+  --numerics layout-invariant --num-experts 6 --topk 2 --num-layers 4 --moe-layer-freq 2 --hidden-size 48
   --moe-ffn-hidden-size 40 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2
   --micro-batches 7 --steps 4 --lr 0.003 --moe-aux-loss-coeff 0.01 --capacity-factor 1.25 --seed 7)
 
@@ -122,12 +122,12 @@ zero() { # ZeRO stage, ranks, ep, transport
   trained && compare
 }
 
-tensor() { # TP, ranks, ep, transport, ZeRO stage: of a model with trees, and heads for 8 ranks
+tensor() { # TP, ranks, ep, transport, ZeRO stage, PP: of a model with trees, and heads for 8 ranks
   local oracle=tensor_oracle
   rm -rf "$work/run"
   at "$2" "$3" "$4" staged 1 1
-  name+=" tp $1 zero ${5-0}"
-  flags+=(--tp "$1" --zero "${5-0}")
+  name+=" tp $1 zero ${5-0} pp ${6-1}"
+  flags+=(--tp "$1" --zero "${5-0}" --pp "${6-1}" --bucket-size-mb 0.05)
   trained --tensor-leaves 8 --num-attention-heads 8 --moe-shared-expert-intermediate-size 128 &&
     compare
 }
@@ -149,13 +149,22 @@ offloaded() { # ZeRO stage, ranks, ep, transport
   trained && compare
 }
 
-resumed() { # ranks and ep of the first two steps, then of the others; ZeRO stages of both
+pipeline() { # stages, chunks, schedule, ZeRO stage, what is recomputed, ranks, ep, transport
+  rm -rf "$work/run"
+  at "$6" "$7" "$8" staged 1 1
+  name+=" pp $1 vp $2 $3 zero $4 recompute $5"
+  flags+=(--pp "$1" --vp "$2" --pipeline-schedule "$3" --zero "$4" --bucket-size-mb 0.05
+    --recompute "$5")
+  trained && compare
+}
+
+resumed() { # ranks and ep of the first two steps, then of the others; ZeRO and pp of both
   rm -rf "$work/run" "$work/ckpt"
   at "$1" "$2" local staged 1 1
-  trained --steps 2 --lr-decay-steps 4 --save "$work/ckpt" --zero "${5-0}" || return
+  trained --steps 2 --lr-decay-steps 4 --save "$work/ckpt" --zero "${5-0}" --pp "${7-1}" || return
   at "$3" "$4" local staged 1 1
-  name="ranks $1 ep $2 zero ${5-0}, resumed by $name zero ${6-0}"
-  trained --save "$work/ckpt" --resume auto --zero "${6-0}" && compare
+  name="ranks $1 ep $2 zero ${5-0} pp ${7-1}, resumed by $name zero ${6-0} pp ${8-1}"
+  trained --save "$work/ckpt" --resume auto --zero "${6-0}" --pp "${8-1}" && compare
 }
 
 layout 1 1 local staged 1 1 # the oracle
@@ -180,6 +189,10 @@ if [[ $quick ]]; then
   for tp in 2 3 4 8; do tensor $tp $tp $tp local; done
   tensor 2 8 4 local 1
   tensor 2 8 4 local 3
+  tensor 2 8 2 local 2 2
+  pipeline 2 1 1f1b 2 layer 4 2 local
+  pipeline 2 2 interleaved 0 none 8 2 local
+  pipeline 4 1 gpipe 0 none 4 1 local
   resumed 1 1 8 4
   resumed 8 8 3 1 2 1
   resumed 4 2 3 1 3 0
@@ -212,12 +225,32 @@ else
       done
     done
   done
+  for ranks in 2 3 4 6 8; do
+    for pp in 2 3 4; do
+      ((ranks % pp == 0)) || continue
+      for ((ep = 1; ep <= ranks / pp; ++ep)); do
+        ((ranks / pp % ep == 0)) || continue
+        for stage in 0 2 3; do
+          for what in none layer; do
+            for schedule in gpipe 1f1b zb-h1; do
+              pipeline $pp 1 $schedule $stage $what $ranks $ep local
+            done
+            ((pp > 2)) || pipeline $pp 2 interleaved $stage $what $ranks $ep local
+          done
+        done
+        [[ ${#transports[@]} == 1 ]] || pipeline $pp 1 1f1b 2 layer $ranks $ep mpi
+      done
+    done
+  done
   at_ep=("1 1" "3 3" "4 2" "5 5" "8 4" "6 1")
   for from in "${at_ep[@]}"; do
     for to in "${at_ep[@]}"; do resumed $from $to; done # each holds two numbers
   done
   for from in 0 1 2 3; do
     for to in 0 1 2 3; do resumed 8 4 3 1 $from $to; done
+  done
+  for from in 1 2 4; do
+    for to in 1 2 4; do resumed 8 2 4 1 0 2 $from $to; done
   done
 fi
 echo "$equal layouts equal, $bad differ or fail"

@@ -151,7 +151,7 @@ absl::Status LocalGroup::Fail(const LocalCaller& caller, absl::Status reason) {
 absl::Status LocalGroup::Late(const LocalCaller& caller, const std::vector<int>& missing,
                               absl::Duration waited) {
   const std::string place = DescribePlace(world_rank(caller.rank), caller.operation, caller.site);
-  return Fail(caller, LateError(place, missing, waited, timeout_));
+  return Fail(caller, LateError(place, missing, waited, timeout_ + caller.site.grace));
 }
 
 absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const LocalCaller& caller,
@@ -177,7 +177,7 @@ absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const Local
     }
     if (OfferCore(look)) continue;
     if (!patience.has_value()) {
-      patience.emplace(timeout_);
+      patience.emplace(timeout_ + caller.site.grace);
       before = Look(caller, is_missing);
     }
     if (bell.Sleep(seen, patience->NextLook(), early) || done()) continue;

@@ -9,16 +9,22 @@ namespace moe {
 namespace {
 
 // The groups that communicate beside the world, in each lane in the order of their Splits, which is
-// the same on all ranks. Each is split even where it has one rank, since a backend's own
-// collectives serve it; but kTensor, whose users then exchange nothing.
+// the same on all ranks. Those `of_one` are split even where they have one rank, since a backend's
+// own collectives serve it.
 constexpr struct {
   MeshGroup group;
   MeshLane lane;
+  bool of_one = true;
 } kSplits[] = {
-    {MeshGroup::kExpert, MeshLane::kForward},       {MeshGroup::kTensor, MeshLane::kForward},
-    {MeshGroup::kStage, MeshLane::kGradients},      {MeshGroup::kData, MeshLane::kGradients},
-    {MeshGroup::kExpertData, MeshLane::kGradients}, {MeshGroup::kStage, MeshLane::kWeights},
-    {MeshGroup::kData, MeshLane::kWeights},         {MeshGroup::kExpertData, MeshLane::kWeights},
+    {MeshGroup::kExpert, MeshLane::kForward},
+    {MeshGroup::kTensor, MeshLane::kForward, false},
+    {MeshGroup::kPipeline, MeshLane::kForward, false},
+    {MeshGroup::kStage, MeshLane::kGradients},
+    {MeshGroup::kData, MeshLane::kGradients},
+    {MeshGroup::kExpertData, MeshLane::kGradients},
+    {MeshGroup::kStage, MeshLane::kWeights},
+    {MeshGroup::kData, MeshLane::kWeights},
+    {MeshGroup::kExpertData, MeshLane::kWeights},
 };
 
 constexpr MeshGroup kFamilies[][3] = {
@@ -47,8 +53,7 @@ absl::Status Mesh::Open(MeshLane lane) {
   const int rank = world().rank(), ranks = world().size();
   for (const auto& row : kSplits) {
     auto& split = groups_[static_cast<size_t>(lane)][Canonical(row.group)];
-    if (row.lane != lane || split != nullptr) continue;
-    if (row.group == MeshGroup::kTensor && shape_.tensor == 1) continue;
+    if (row.lane != lane || split != nullptr || (!row.of_one && size(row.group) == 1)) continue;
     const int first = RanksOf(shape_, row.group, ranks, rank).front();
     MOE_ASSIGN_OR_RETURN(split, world().Split(first, rank));
   }
@@ -72,6 +77,11 @@ Communicator& Mesh::group(MeshGroup group, MeshLane lane) {
   Communicator* const communicator = groups_[static_cast<size_t>(lane)][Canonical(group)].get();
   MOE_CHECK(communicator != nullptr);
   return *communicator;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Mesh::NewGroup(MeshGroup group) {
+  const int rank = world().rank();
+  return world().Split(RanksOf(shape_, group, world().size(), rank).front(), rank);
 }
 
 void Mesh::Abort(absl::Status reason) {

@@ -32,10 +32,13 @@ class Mesh {
   absl::Status Open(MeshLane lane);
 
   // Groups of the same ranks share communicators. Today's pairs, others are a bug of the caller's:
-  // kWorld, kExpert and, of several ranks, kTensor forward; kStage, kData and kExpertData for
-  // gradients and, once it is open, for weights.
+  // kWorld, kExpert and, of several ranks, kTensor and kPipeline forward; kStage, kData and
+  // kExpertData for gradients and, once it is open, for weights.
   Communicator& group(MeshGroup group, MeshLane lane = MeshLane::kForward);
   Communicator& world() { return group(MeshGroup::kWorld); }
+  // A communicator of the group's ranks for a use of the caller's own. Collective over the world,
+  // blocks the host.
+  absl::StatusOr<std::unique_ptr<Communicator>> NewGroup(MeshGroup group);
 
   // Index of this rank in its group, and ranks of the group; also for groups without communicators.
   int index(MeshGroup group) const { return positions_[group].index; }

@@ -115,7 +115,7 @@ absl::Status MpiLane::Finish() {
 // Polls one request at a time, which moves the others too: the cost of a poll does not grow with
 // their number. All are tested once in a while, for progress.
 absl::Status MpiLane::Poll() {
-  Patience patience(timeout_);
+  Patience patience(timeout_ + call_.site.grace);
   absl::Duration tested_all_at;
   int polls = 0;
   bool progressed = false;
@@ -201,7 +201,7 @@ absl::Status MpiLane::Late(size_t first, absl::Duration waited) const {
     missing.erase(missing.begin() + rank_);
   }
   const std::string place = DescribePlace(world_ranks_[rank_], call_.operation, call_.site);
-  return LateError(place, missing, waited, timeout_,
+  return LateError(place, missing, waited, timeout_ + call_.site.grace,
                    host_names_ == nullptr ? absl::Span<const std::string>() : *host_names_);
 }
 

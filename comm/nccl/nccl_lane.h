@@ -87,7 +87,7 @@ class NcclLane {
   absl::Status Late(const NcclCall& call, absl::Duration waited) const;
   std::string Place(const NcclCall& call) const;
   absl::Duration TimeoutOf(const NcclCall& call) const {
-    return call.timeout.value_or(rank_->timeout());
+    return call.timeout.value_or(rank_->timeout()) + call.site.grace;
   }
   absl::Status Drop(bool* any);
 

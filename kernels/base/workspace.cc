@@ -1,6 +1,7 @@
 #include "kernels/base/workspace.h"
 
 #include <algorithm>
+#include <functional>
 
 #include <absl/strings/str_cat.h>
 
@@ -45,6 +46,16 @@ int64_t Workspace::used_bytes() const {
   int64_t total = used_;
   for (size_t i = 0; i < chunk_; ++i) total += chunks_[i].bytes();
   return total;
+}
+
+bool Workspace::Contains(const void* data) const {
+  const auto* const at = static_cast<const std::byte*>(data);
+  for (size_t i = 0; i < chunks_.size() && i <= chunk_; ++i) {
+    const std::byte* const begin = chunks_[i].data();
+    const int64_t taken = i == chunk_ ? used_ : chunks_[i].bytes();
+    if (std::less_equal<>()(begin, at) && std::less<>()(at, begin + taken)) return true;
+  }
+  return false;
 }
 
 void Workspace::FillUnused(std::byte value) {

@@ -49,6 +49,9 @@ class Workspace {
   // one.
   void Release(Mark mark);
 
+  // Whether `data` lies in memory that was taken and not given back.
+  bool Contains(const void* data) const;
+
   // Sets every byte that is allocated and not in use to `value`; nothing in a device's memory.
   void FillUnused(std::byte value);
 

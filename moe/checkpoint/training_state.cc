@@ -98,7 +98,7 @@ int64_t TrainingState::BytesToWrite() {
     return absl::OkStatus();
   });
   MOE_CHECK(counted.ok());
-  if (context_.mesh->world().rank() != 0) return bytes;
+  if (context_.mesh->index(MeshGroup::kStage) != 0) return bytes;
   for (const ModuleState& share : shares_) {
     bytes += share.tensor.size() * int64_t{sizeof(double)};
   }
@@ -120,7 +120,7 @@ absl::Status TrainingState::ReadParts(VisitParts visit) {
 }
 
 void TrainingState::AddShares() {
-  if (context_.mesh->world().rank() != 0) return;
+  if (context_.mesh->index(MeshGroup::kStage) != 0) return;
   for (const ModuleState& share : shares_) {
     if (share.values->empty()) continue;  // before the first step
     parts_.push_back(
@@ -229,9 +229,7 @@ absl::Status TrainingState::CheckTensors(const CheckpointReader& reader, const S
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (tensor.type == SafetensorsType::kF32) ++stored;
   }
-  MOE_RETURN_IF_ERROR(context_.mesh->group(MeshGroup::kExpertBlock)
-                          .AllReduce<int64_t>({&mine, 1}, ReduceOp::kSum, *context_.host, site));
-  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
+  MOE_RETURN_IF_ERROR(SumOverModel({&mine, 1}, context_, site));
   if (fits.ok() && mine != stored) {
     fits = absl::InvalidArgumentError(absl::StrCat(
         reader.path(), ": ", stored, " tensors, expected the ", mine, " that this model has"));

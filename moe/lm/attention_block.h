@@ -31,7 +31,8 @@ struct AttentionBlockSaved {
 // [qkv_cols, H] and, with qkv_bias, its ".bias"; with QkNorm
 // "<prefix>self_attn.q_norm.weight" and "k_norm.weight"; "<prefix>self_attn.o_proj.weight"
 // [H, heads D]. Ranks that share the layer compute all rows of their own heads, and heads, q_cols
-// and so on are those of this rank, here and in what is kept. All work goes to the compute stream; zero tokens only mark parameters ready.
+// and so on are those of this rank, here and in what is kept. All work goes to the compute stream;
+// zero tokens only mark parameters ready.
 template <typename T>
 class AttentionBlock {
  public:

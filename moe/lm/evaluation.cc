@@ -1,6 +1,7 @@
 #include "moe/lm/evaluation.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -20,39 +21,47 @@ namespace {
 template <typename T>
 class EvaluationRounds final : public RoundHost {
  public:
-  EvaluationRounds(const Tokens& text, int64_t count, Stage<T>& model, SequenceBatch& batch,
+  EvaluationRounds(const TrainConfig& config, const Tokens& text, int64_t count, Model<T>& model,
                    StepTotals& totals)
       : text_(text),
+        length_(config.sequence_length),
         count_(count),
         model_(model),
-        batch_(batch),
+        batch_(config.sequence_length, config.micro_batch_size),
         totals_(totals),
         stats_(model.moe_layers()) {}
 
-  absl::Status BeginRound(const Round& round, Pass& pass) override {
+  int64_t RowsOf(const Round& round) const override { return Sequences(round) * length_; }
+  absl::Status BeginRound(const Round& round, int chunk, Pass& pass) override {
     const int64_t first = round.micro_batch() * batch_.most();
-    sequences_.clear();
-    for (int64_t i = first; !round.empty() && i < std::min(count_, first + batch_.most()); ++i) {
-      sequences_.push_back(i);
-    }
+    sequences_.resize(static_cast<size_t>(Sequences(round)));
+    std::iota(sequences_.begin(), sequences_.end(), first);
     batch_.Load(text_, sequences_, first);
     pass.batch = batch_.batch(round.step(), Mode::kEvaluation);
-    pass.router_stats = absl::MakeSpan(stats_);
-    return model_.Load(pass, {batch_.tokens(), batch_.targets(), batch_.row_loss()});
+    pass.router_stats = model_.OfChunk(chunk, stats_);
+    return model_.chunk(chunk).Load(pass, {batch_.tokens(), batch_.targets(), batch_.row_loss()});
   }
-  absl::Status EndRound(const Pass& pass) override {
-    MOE_RETURN_IF_ERROR(model_.TakeLosses(pass));
-    totals_.Add(batch_.row_loss(), stats_);
+  absl::Status EndRound(const Round& round, int chunk, const Pass& pass) override {
+    Stage<T>& model = model_.chunk(chunk);
+    MOE_RETURN_IF_ERROR(model.TakeLosses(pass));
+    if (round.empty()) return absl::OkStatus();
+    if (model.has_losses()) totals_.AddLosses(batch_.row_loss());
+    totals_.AddRouters(pass.router_stats);
     return absl::OkStatus();
   }
 
  private:
+  int64_t Sequences(const Round& round) const {
+    return round.empty() ? 0
+                         : std::min(batch_.most(), count_ - round.micro_batch() * batch_.most());
+  }
+
   const Tokens& text_;
-  const int64_t count_;
-  Stage<T>& model_;
-  SequenceBatch& batch_;
+  const int64_t length_, count_;
+  Model<T>& model_;
+  SequenceBatch batch_;
   StepTotals& totals_;
-  std::vector<RouterStats> stats_;  // [MoE layer] of the current micro-batch
+  std::vector<RouterStats> stats_;  // [MoE layer of the model] of the current micro-batch
   std::vector<int64_t> sequences_;
 };
 
@@ -61,7 +70,6 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const Mod
                                             const Tokens& text, Trainer& trainer) {
   const Context& context = trainer.context();
   MOE_ASSIGN_OR_RETURN(const auto model, MakeModel<T>(config, weights, trainer));
-  SequenceBatch batch(config.sequence_length, config.micro_batch_size);
   StepTotals totals(model->moe_layers());
   trainer.SumOverRanks(totals.fields());
   MOE_RETURN_IF_ERROR(trainer.ResumeAfter(weights.step));  // messages name it
@@ -69,7 +77,7 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const Mod
                                  EvaluationSequences(config, text, config.evaluation.sequences)};
   const int64_t start_ns = MonotonicNs();
   MOE_ASSIGN_OR_RETURN(report.loss,
-                       MeanLoss<T>(config, text, report.sequences, trainer, *model, batch, totals));
+                       MeanLoss<T>(config, text, report.sequences, trainer, *model, totals));
   report.seconds = SecondsSince(start_ns);
   report.tokens = report.sequences * config.sequence_length;
   MOE_RETURN_IF_ERROR(
@@ -82,11 +90,12 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const Mod
 }  // namespace
 
 template <typename T>
-absl::StatusOr<std::unique_ptr<Stage<T>>> MakeModel(const TrainConfig& config,
+absl::StatusOr<std::unique_ptr<Model<T>>> MakeModel(const TrainConfig& config,
                                                     const ModelWeights& weights, Trainer& trainer) {
   ParameterStore& store = trainer.parameters();
   store.set_use(weights.use);
-  MOE_ASSIGN_OR_RETURN(auto model, Stage<T>::Create(ModelConfig(config), store, trainer.context()));
+  MOE_ASSIGN_OR_RETURN(auto model, Model<T>::Create(ModelConfig(config), trainer.pipeline().shape(),
+                                                    store, trainer.context()));
   const absl::Status status = weights.load(store, trainer.context());
   if (absl::IsDataLoss(status)) return WithFileFault(status, FileFault::kContent);
   MOE_RETURN_IF_ERROR(status);
@@ -107,6 +116,7 @@ absl::StatusOr<std::vector<CanonicalTensor>> StoredTensors(const CheckpointManif
   config.trainer.dtype = DType::kBFloat16;
   config.trainer.session.grouped_gemm = GroupedGemmKernel::kAuto;
   config.trainer.session.threads = 1;
+  config.trainer.session.mesh = {};
   config.trainer.micro_batches = config.micro_batch_size = 1;
   MOE_ASSIGN_OR_RETURN(const auto trainer,
                        CreateTrainer(config, std::move(MakeLocalWorld({.ranks = 1}).front())));
@@ -128,13 +138,12 @@ int64_t EvaluationSequences(const TrainConfig& config, const Tokens& text, int64
 
 template <typename T>
 absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, int64_t count,
-                               Trainer& trainer, Stage<T>& model, SequenceBatch& batch,
-                               StepTotals& totals) {
+                               Trainer& trainer, Model<T>& model, StepTotals& totals) {
   const int64_t size = config.micro_batch_size;
   MOE_RETURN_IF_ERROR(trainer.BeginEvaluation((count + size - 1) / size));
   totals.Clear();
-  EvaluationRounds<T> rounds(text, count, model, batch, totals);
-  MOE_RETURN_IF_ERROR(trainer.RunRounds(model, rounds));
+  EvaluationRounds<T> rounds(config, text, count, model, totals);
+  MOE_RETURN_IF_ERROR(trainer.RunRounds(model.pipeline(), rounds));
   MOE_RETURN_IF_ERROR(trainer.EndStep());
   if (totals.non_finite() > 0) {
     return absl::DataLossError(
@@ -167,10 +176,10 @@ absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const Model
 }
 
 #define MOE_INSTANTIATE(T)                                                                      \
-  template absl::StatusOr<std::unique_ptr<Stage<T>>> MakeModel(const TrainConfig&,              \
+  template absl::StatusOr<std::unique_ptr<Model<T>>> MakeModel(const TrainConfig&,              \
                                                                const ModelWeights&, Trainer&);  \
   template absl::StatusOr<float> MeanLoss(const TrainConfig&, const Tokens&, int64_t, Trainer&, \
-                                          Stage<T>&, SequenceBatch&, StepTotals&);
+                                          Model<T>&, StepTotals&);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 

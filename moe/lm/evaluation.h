@@ -10,7 +10,7 @@
 #include <absl/status/statusor.h>
 
 #include "moe/checkpoint/manifest.h"
-#include "moe/lm/stage.h"
+#include "moe/lm/model.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/training_loop.h"
 #include "moe/state/canonical_tensor.h"
@@ -29,10 +29,10 @@ struct ModelWeights {
 };
 
 // A model of the trainer's with these weights; only its forward passes are for use. Errors: as
-// Stage::Create and `load`, with a FileFault for what is damaged. Collective, blocks the
+// Model::Create and `load`, with a FileFault for what is damaged. Collective, blocks the
 // host.
 template <typename T>
-absl::StatusOr<std::unique_ptr<Stage<T>>> MakeModel(const TrainConfig& config,
+absl::StatusOr<std::unique_ptr<Model<T>>> MakeModel(const TrainConfig& config,
                                                     const ModelWeights& weights, Trainer& trainer);
 
 // The canonical tensors of the model that wrote a checkpoint, with the axes along which ranks cut
@@ -46,12 +46,10 @@ absl::StatusOr<std::vector<CanonicalTensor>> StoredTensors(const CheckpointManif
 int64_t EvaluationSequences(const TrainConfig& config, const Tokens& text, int64_t most);
 
 // Mean loss in nats per token of sequences [0, count) of `text`, summed into `totals`, which the
-// trainer sums over ranks. `batch` has room for a micro-batch of `config`. Collective over the
-// world. kDataLoss: it is not finite.
+// trainer sums over ranks. Collective over the world. kDataLoss: it is not finite.
 template <typename T>
 absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, int64_t count,
-                               Trainer& trainer, Stage<T>& model, SequenceBatch& batch,
-                               StepTotals& totals);
+                               Trainer& trainer, Model<T>& model, StepTotals& totals);
 
 struct EvaluationReport {
   float loss = 0;  // mean, nats per token

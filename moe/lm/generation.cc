@@ -24,7 +24,9 @@ constexpr int64_t kPromptRows = 256;  // rows of one pass over the prompt
 // Config with one set of experts over all ranks, packed weights, and a router that decides about
 // each token by itself.
 TrainConfig ForTokensOneByOne(TrainConfig config, int ranks) {
-  config.trainer.session.mesh.expert = ranks;
+  config.trainer.session.mesh = {.expert = ranks};
+  config.trainer.pipeline_schedule = ScheduleKind::k1F1B;
+  config.trainer.pipeline_chunks = 1;
   MoeLayerConfig& moe = config.model.moe;
   moe.pack_weights = true;
   moe.overlap_degree = 1;
@@ -99,8 +101,8 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, const Mod
   while (!left.empty()) {
     const auto part = left.subspan(0, kPromptRows);
     left.remove_prefix(part.size());
-    MOE_RETURN_IF_ERROR(model->Extend(context, first ? part : absl::Span<const int32_t>(), cache,
-                                      left.empty() ? last : MatrixView<float>()));
+    MOE_RETURN_IF_ERROR(model->chunk(0).Extend(context, first ? part : absl::Span<const int32_t>(),
+                                               cache, left.empty() ? last : MatrixView<float>()));
   }
   for (int64_t n = 0; n < options.max_new_tokens; ++n) {
     int32_t token = 0;
@@ -116,9 +118,9 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, const Mod
     if (n + 1 == options.max_new_tokens) break;
     MOE_ASSIGN_OR_RETURN(const bool ends, Ends(token, options.end_tokens, prompt + n, context));
     if (ends) break;
-    MOE_RETURN_IF_ERROR(
-        model->Extend(context, first ? absl::MakeConstSpan(&token, 1) : absl::Span<const int32_t>(),
-                      cache, last));
+    MOE_RETURN_IF_ERROR(model->chunk(0).Extend(
+        context, first ? absl::MakeConstSpan(&token, 1) : absl::Span<const int32_t>(), cache,
+        last));
   }
   report.seconds = SecondsSince(start_ns);
   return report;

@@ -111,7 +111,9 @@ template <typename T>
 absl::Status OutputHead<T>::LossAndGradient(const Pass& pass, MatrixView<const T> x,
                                             const TokenBatch& batch, MatrixView<T> dx,
                                             GradientReady ready) const {
-  const Context& context = pass.context;
+  // The gradient by logits is as large as they are: nothing of it is kept for later.
+  Context context = pass.context;
+  context.later = nullptr;
   Workspace& workspace = *context.workspace;
   const WorkspaceScope scope(workspace);
   MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));

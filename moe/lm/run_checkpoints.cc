@@ -255,6 +255,7 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::
   if (mesh.size(MeshGroup::kTensor) > 1) writer["tp"] = mesh.size(MeshGroup::kTensor);
   writer["ep"] = mesh.size(MeshGroup::kExpert);
   writer["dp"] = mesh.size(MeshGroup::kExpertData);
+  writer["pp"] = mesh.size(MeshGroup::kPipeline);
   writer["zero"] = static_cast<int>(trainer.options().zero);
   writer["simd"] = gemm::SimdTargets().front();
   return {.numerics = std::move(numerics),

@@ -63,7 +63,7 @@ absl::StatusOr<TokenBatch> PutOnDevice(const TokenBatch& batch, const Pass& pass
 
 template <typename T>
 absl::StatusOr<std::unique_ptr<Stage<T>>> Stage<T>::Create(const TransformerConfig& config,
-                                                           ParameterStore& store,
+                                                           LayerRange layers, ParameterStore& store,
                                                            const Context& context) {
   MOE_RETURN_IF_ERROR(ValidateTransformerConfig(config));
   if (store.compute() != DTypeOf<T>::value) {
@@ -71,29 +71,33 @@ absl::StatusOr<std::unique_ptr<Stage<T>>> Stage<T>::Create(const TransformerConf
                                                    NameOf(store.compute()), ", expected ",
                                                    NameOf(DTypeOf<T>::value)));
   }
-  auto stage = std::unique_ptr<Stage>(new Stage(config));
+  auto stage = std::unique_ptr<Stage>(new Stage(config, layers));
   const size_t before = store.parameters().size();
   stage->config_.moe.router.hidden_size = config.hidden_size;
-  MOE_ASSIGN_OR_RETURN(stage->embedding_, store.Add({.name = "model.embed_tokens.weight",
-                                                     .rows = config.vocab_size,
-                                                     .cols = config.hidden_size,
-                                                     .init_std = config.init_std,
-                                                     .partials = config.tied_embeddings ? 2 : 1}));
-  for (int l = 0; l < config.num_layers; ++l) {
+  if (layers.first == 0) {
+    MOE_ASSIGN_OR_RETURN(stage->embedding_,
+                         store.Add({.name = "model.embed_tokens.weight",
+                                    .rows = config.vocab_size,
+                                    .cols = config.hidden_size,
+                                    .init_std = config.init_std,
+                                    .partials = config.tied_embeddings ? 2 : 1}));
+  }
+  for (int l = layers.first; l < layers.last; ++l) {
     MOE_ASSIGN_OR_RETURN(auto layer, Layer<T>::Create(stage->config_, l, store, context));
-    if (layer->moe() != nullptr) stage->mixtures_.push_back(layer.get());
+    if (layer->moe() != nullptr) stage->mixtures_.push_back(layer->moe());
     if (config.recompute == Recompute::kLayer) {
       stage->recomputed_.push_back(std::make_unique<Recomputed<T>>(*layer));
     }
     stage->layers_.push_back(std::move(layer));
   }
-  Parameter* const tied = config.tied_embeddings ? stage->embedding_ : nullptr;
-  MOE_ASSIGN_OR_RETURN(stage->head_, OutputHead<T>::Create(config, tied, ShareOf(context), store));
+  if (layers.last == config.num_layers) {
+    Parameter* const tied = config.tied_embeddings ? stage->embedding_ : nullptr;
+    MOE_ASSIGN_OR_RETURN(stage->head_,
+                         OutputHead<T>::Create(config, tied, ShareOf(context), store));
+  }
   stage->parameters_ = store.AddedSince(before);
-  const size_t mixtures = stage->mixtures_.size();
   const auto outputs = static_cast<size_t>(config.moe.router.num_outputs());
-  stage->expert_load_.assign(mixtures, std::vector<int64_t>(outputs, 0));
-  stage->counts_.assign(mixtures * outputs, 0);
+  stage->counts_.assign(stage->mixtures_.size() * outputs, 0);
   return stage;
 }
 
@@ -121,47 +125,61 @@ absl::Status Stage<T>::Load(const Pass& pass, const TokenBatch& batch) {
 template <typename T>
 absl::StatusOr<MatrixView<T>> Stage<T>::LayersForward(const Pass& pass,
                                                       absl::Span<const int32_t> tokens,
+                                                      MatrixView<const T> x, MatrixView<T> y,
                                                       KeyValueCache<T>* cache) {
-  const auto count = static_cast<int64_t>(tokens.size());
-  MOE_ASSIGN_OR_RETURN(MatrixView<T> x, pass.kept().Matrix<T>(count, config_.hidden_size));
-  MOE_RETURN_IF_ERROR(TimedDense(pass, "embedding", [&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, {&embedding_, 1}));
-    return GatherRows<T>(embedding_->view<T>(), tokens, x, *pass.context.compute);
-  }));
+  const int64_t count = embedding_ != nullptr ? std::ssize(tokens) : x.rows();
+  const auto rows = [&] {
+    return pass.kept().Matrix<T>(count, config_.hidden_size);
+  };
+  MatrixView<T> out = y;
+  if (head_.has_value()) {
+    MOE_ASSIGN_OR_RETURN(out, rows());
+  }
+  if (embedding_ != nullptr) {
+    MatrixView<T> embedded = out;  // where nothing is kept, a layer's output replaces its input
+    if (pass.stash != nullptr) {
+      MOE_ASSIGN_OR_RETURN(embedded, rows());
+    }
+    MOE_RETURN_IF_ERROR(TimedDense(pass, "embedding", [&]() -> absl::Status {
+      MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, {&embedding_, 1}));
+      return GatherRows<T>(embedding_->view<T>(), tokens, embedded, *pass.context.compute);
+    }));
+    x = embedded;
+  }
   absl::Span<RouterStats> stats = pass.router_stats;  // of the MoE layers to come
   for (size_t l = 0; l < layers_.size(); ++l) {
-    Pass in_layer = pass.InLayer(static_cast<int32_t>(l));
+    Pass in_layer = pass.InLayer(range_.first + static_cast<int32_t>(l));
     in_layer.router_stats = {};
     if (layers_[l]->moe() != nullptr && !stats.empty()) {
       in_layer.router_stats = stats.first(1);
       stats.remove_prefix(1);
     }
-    MatrixView<T> y = x;  // where nothing is kept, a layer's output replaces its input
-    if (pass.stash != nullptr) {
-      MOE_ASSIGN_OR_RETURN(y, pass.kept().Matrix<T>(count, config_.hidden_size));
+    MatrixView<T> to = out;
+    if (pass.stash != nullptr && l + 1 < layers_.size()) {
+      MOE_ASSIGN_OR_RETURN(to, rows());
     }
-    MOE_RETURN_IF_ERROR(cache == nullptr ? ModuleOf(l).Forward(in_layer, x, y)
-                                         : layers_[l]->Extend(in_layer, x, *cache, y));
-    x = y;
+    MOE_RETURN_IF_ERROR(cache == nullptr ? ModuleOf(l).Forward(in_layer, x, to)
+                                         : layers_[l]->Extend(in_layer, x, *cache, to));
+    x = to;
   }
-  return x;
+  return out;
 }
 
 template <typename T>
-absl::Status Stage<T>::Forward(const Pass& pass, MatrixView<const T> /*x*/, MatrixView<T> /*y*/) {
+absl::Status Stage<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y) {
   RoundState* const round = rounds_.Find(pass.stash);
   if (round == nullptr) {
     return absl::FailedPreconditionError("Transformer: Forward before Load, expected it after");
   }
   const WorkspaceScope scope(*pass.context.workspace), host_scope(*pass.context.host_workspace);
-  MOE_ASSIGN_OR_RETURN(round->rows, LayersForward(pass, round->on_device.tokens, nullptr));
+  MOE_ASSIGN_OR_RETURN(round->rows, LayersForward(pass, round->on_device.tokens, x, y, nullptr));
   round->forward = true;
-  if (pass.stash != nullptr) return absl::OkStatus();
+  if (pass.stash != nullptr || !head_.has_value()) return absl::OkStatus();
   return TimedDense(pass, "loss", [&] { return head_->Loss(pass, round->rows, round->on_device); });
 }
 
 template <typename T>
-absl::Status Stage<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, MatrixView<T> /*dx*/,
+absl::Status Stage<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, MatrixView<T> dx,
                                 GradientReady ready) {
   RoundState* const round = rounds_.Find(pass.stash);
   if (pass.stash == nullptr || round == nullptr || !std::exchange(round->forward, false)) {
@@ -170,14 +188,21 @@ absl::Status Stage<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, Ma
   }
   Workspace& workspace = *pass.context.workspace;
   const WorkspaceScope scope(workspace), host_scope(*pass.context.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto d, workspace.Matrix<T>(round->rows.rows(), round->rows.cols()));
-  MOE_RETURN_IF_ERROR(TimedDense(pass, "loss", [&] {
-    return head_->LossAndGradient(pass, round->rows, round->on_device, d, ready);
-  }));
-  for (size_t l = layers_.size(); l-- > 0;) {
-    MOE_RETURN_IF_ERROR(ModuleOf(l).Backward(pass.InLayer(static_cast<int32_t>(l)), d, d, ready));
+  MatrixView<T> d = dx;
+  if (d.cols() == 0) {
+    MOE_ASSIGN_OR_RETURN(d, workspace.Matrix<T>(round->rows.rows(), round->rows.cols()));
   }
-  return EmbeddingBackward(pass, round->on_device.tokens, d, ready);
+  if (head_.has_value()) {
+    MOE_RETURN_IF_ERROR(TimedDense(pass, "loss", [&] {
+      return head_->LossAndGradient(pass, round->rows, round->on_device, d, ready);
+    }));
+  }
+  for (size_t l = layers_.size(); l-- > 0;) {
+    const Pass in_layer = pass.InLayer(range_.first + static_cast<int32_t>(l));
+    MOE_RETURN_IF_ERROR(ModuleOf(l).Backward(in_layer, d, d, ready));
+  }
+  return embedding_ == nullptr ? absl::OkStatus()
+                               : EmbeddingBackward(pass, round->on_device.tokens, d, ready);
 }
 
 template <typename T>
@@ -205,9 +230,11 @@ absl::Status Stage<T>::TakeLosses(const Pass& pass) {
     // statistics have then arrived, too.
     const RoundState& round = *rounds_.Find(pass.stash);
     Stream& compute = *pass.context.compute;
-    MOE_RETURN_IF_ERROR(
-        compute.CopyBytes(round.on_device.row_loss.data(), round.batch.row_loss.data(),
-                          static_cast<int64_t>(round.batch.row_loss.size() * sizeof(float))));
+    if (head_.has_value()) {
+      MOE_RETURN_IF_ERROR(
+          compute.CopyBytes(round.on_device.row_loss.data(), round.batch.row_loss.data(),
+                            static_cast<int64_t>(round.batch.row_loss.size() * sizeof(float))));
+    }
     MOE_RETURN_IF_ERROR(compute.Synchronize());
     for (RouterStats& router : pass.router_stats) MOE_RETURN_IF_ERROR(router.Wait());
   }
@@ -241,7 +268,7 @@ absl::Status Stage<T>::Extend(const Context& context, absl::Span<const int32_t> 
         ", expected room for ", cache.capacity(), " tokens, and logits of new ones"));
   }
   const WorkspaceScope scope(*context.workspace);
-  MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, LayersForward(pass, tokens, &cache));
+  MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, LayersForward(pass, tokens, {}, {}, &cache));
   cache.Grow(count);
   if (logits.rows() > 0) {
     NormSaved<T> saved;
@@ -250,52 +277,6 @@ absl::Status Stage<T>::Extend(const Context& context, absl::Span<const int32_t> 
     for (int64_t r = 0; r < rows.rows(); ++r) std::copy_n(rows.row(r), rows.cols(), logits.row(r));
   }
   return context.compute->Synchronize();
-}
-
-template <typename T>
-std::vector<ModuleState> Stage<T>::states() {
-  std::vector<ModuleState> states;
-  for (Layer<T>* const layer : mixtures_) states.push_back(layer->moe()->router_share());
-  return states;
-}
-
-template <typename T>
-absl::Status Stage<T>::TakeCounts(absl::Span<int64_t> counts) {
-  std::copy(counts_.begin(), counts_.end(), counts.begin());
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status Stage<T>::EndStep(absl::Span<const int64_t> counts) {
-  for (size_t m = 0; m < mixtures_.size(); ++m) {
-    std::vector<int64_t>& load = expert_load_[m];
-    std::copy_n(counts.begin(), load.size(), load.begin());
-    counts.remove_prefix(load.size());
-    MOE_RETURN_IF_ERROR(mixtures_[m]->moe()->EndStep(load));
-  }
-  std::fill(counts_.begin(), counts_.end(), 0);
-  return absl::OkStatus();
-}
-
-template <typename T>
-void Stage<T>::CountSlots(absl::Span<int64_t> slots) {
-  const size_t experts = config_.moe.router.num_experts;
-  for (Layer<T>* const layer : mixtures_) {
-    layer->moe()->CountSlots(slots.subspan(0, experts));
-    if (!slots.empty()) slots.remove_prefix(experts);
-  }
-}
-
-template <typename T>
-ExchangeBytes Stage<T>::exchange_bytes() const {
-  ExchangeBytes total;
-  for (Layer<T>* const layer : mixtures_) {
-    const ExchangeBytes& bytes = layer->moe()->exchange_bytes();
-    total.self += bytes.self;
-    total.same_node += bytes.same_node;
-    total.cross_node += bytes.cross_node;
-  }
-  return total;
 }
 
 template class Stage<float>;

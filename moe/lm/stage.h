@@ -1,7 +1,8 @@
-// The reference model: a decoder-only transformer with mixture-of-experts layers.
+// A chain of layers of the reference model.
 #ifndef MOE_MOE_LM_STAGE_H_
 #define MOE_MOE_LM_STAGE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -22,7 +23,13 @@
 
 namespace moe::lm {
 
-// The part of the reference model that a rank holds, so far all of it: embedding, layers, head.
+// Layers [first, last).
+struct LayerRange {
+  int first = 0, last = 0;
+};
+
+// Consecutive layers of the reference model; those from the first on have the embedding before
+// them, and those to the last one the output layer behind them.
 //
 // Pre-norm blocks: x += Attention(RMSNorm(x)); x += FeedForward(RMSNorm(x)); then RMSNorm and an
 // output layer. Residual stream in T (float, BFloat16 or Float16); logits and loss in
@@ -33,22 +40,31 @@ namespace moe::lm {
 //
 // A micro-batch (T tokens, or none): Load · Forward · with a stash Backward · TakeLosses.
 template <typename T>
-class Stage final : public Module<T>, public TrainedModule {
+class Stage final : public Module<T> {
  public:
-  // Collective.
+  // Collective over the stage. Without a range: all layers.
+  static absl::StatusOr<std::unique_ptr<Stage>> Create(const TransformerConfig& config,
+                                                       LayerRange layers, ParameterStore& store,
+                                                       const Context& context);
   static absl::StatusOr<std::unique_ptr<Stage>> Create(const TransformerConfig& config,
                                                        ParameterStore& store,
-                                                       const Context& context);
+                                                       const Context& context) {
+    return Create(config, {0, config.num_layers}, store, context);
+  }
 
   absl::Span<Parameter* const> parameters() const override { return parameters_; }
   // The tokens of the micro-batch whose passes are given `pass`, and room for its losses: memory of
   // the host, borrowed until TakeLosses. kInvalidArgument for a batch that does not fit the model.
   absl::Status Load(const Pass& pass, const TokenBatch& batch);
-  // Reads the tokens that were loaded; x and y are empty. Without a stash it computes the losses,
-  // with one it keeps the rows after the last layer. Collective over the expert-parallel group.
+  // The residual stream [T, H] before and after the layers. With the embedding it reads the tokens
+  // that were loaded, and x is not used; with the output layer y is not used: without a stash it
+  // computes the losses, with one it keeps the rows after the last layer. x stays until Backward.
+  // Collective over the expert-parallel group.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y) override;
-  // Computes the losses, and adds the gradients of pass.d_loss * (mean of row_loss + the routers'
-  // losses); dy and dx are empty. kFailedPrecondition without a Forward that kept its rows.
+  // Adds the gradients of pass.d_loss * (mean of row_loss + the routers' losses). With the output
+  // layer it computes the losses, and dy is not used; otherwise dx is the memory of dy. Without
+  // rows of its own, dx empty, the gradient of the first rows is scratch. kFailedPrecondition
+  // without a Forward that kept its rows.
   absl::Status Backward(const Pass& pass, MatrixView<const T> dy, MatrixView<T> dx,
                         GradientReady ready) override;
   // Ends the micro-batch: its losses are in row_loss, and pass.router_stats have arrived. With a
@@ -63,21 +79,12 @@ class Stage final : public Module<T>, public TrainedModule {
   absl::Status Extend(const Context& context, absl::Span<const int32_t> tokens,
                       KeyValueCache<T>& cache, MatrixView<float> logits);
 
-  // MoeLayer::router_share of every MoE layer.
-  std::vector<ModuleState> states() override;
-  // Slots [MoE layer][E] chosen by the routers; EndStep passes them to MoeLayer::EndStep.
-  int64_t count_size() const override { return std::ssize(counts_); }
-  absl::Status TakeCounts(absl::Span<int64_t> counts) override;
-  absl::Status EndStep(absl::Span<const int64_t> counts) override;
-  // [MoE layer][E]: the counts of the last EndStep, identity experts last.
-  const std::vector<std::vector<int64_t>>& expert_load() const { return expert_load_; }
-
-  // MoeLayer::CountSlots for every MoE layer: slots [MoE layer][E], borrowed; empty = no longer.
-  void CountSlots(absl::Span<int64_t> slots);
-
+  // The MoE layers, and the slots [MoE layer][E] that their routers chose since ForgetCounts.
+  absl::Span<MoeLayer<T>* const> mixtures() const { return mixtures_; }
   int moe_layers() const { return static_cast<int>(mixtures_.size()); }
-  // Sum over the MoE layers.
-  ExchangeBytes exchange_bytes() const;
+  bool has_losses() const { return head_.has_value(); }
+  const std::vector<int64_t>& counts() const { return counts_; }
+  void ForgetCounts() { std::fill(counts_.begin(), counts_.end(), 0); }
 
  private:
   struct RoundState {
@@ -86,9 +93,12 @@ class Stage final : public Module<T>, public TrainedModule {
     bool forward = false;      // whether a Forward has ended and no Backward has begun
   };
 
-  explicit Stage(const TransformerConfig& config) : config_(config) {}
-  // The residual stream after the last layer. With a cache the tokens follow its own.
+  Stage(const TransformerConfig& config, LayerRange range) : config_(config), range_(range) {}
+  // The residual stream after the last layer: in y or, with the output layer, in memory of the
+  // pass. With the embedding it begins with those of `tokens`, otherwise with x. With a cache the
+  // rows follow its own.
   absl::StatusOr<MatrixView<T>> LayersForward(const Pass& pass, absl::Span<const int32_t> tokens,
+                                              MatrixView<const T> x, MatrixView<T> y,
                                               KeyValueCache<T>* cache);
   Module<T>& ModuleOf(size_t layer) {
     return recomputed_.empty() ? *layers_[layer] : *recomputed_[layer];
@@ -97,14 +107,14 @@ class Stage final : public Module<T>, public TrainedModule {
                                  MatrixView<const T> d, GradientReady ready);
 
   TransformerConfig config_;
+  const LayerRange range_;
   std::vector<Parameter*> parameters_;
-  Parameter* embedding_ = nullptr;
+  Parameter* embedding_ = nullptr;  // nullptr: layers come before
   std::vector<std::unique_ptr<Layer<T>>> layers_;
   std::vector<std::unique_ptr<Module<T>>> recomputed_;  // layers with Recompute::kLayer; or none
-  std::optional<OutputHead<T>> head_;
-  std::vector<Layer<T>*> mixtures_;                // layers with experts
-  std::vector<int64_t> counts_;                    // slots [MoE layer][E] of this step so far
-  std::vector<std::vector<int64_t>> expert_load_;  // loads of the last step, over all ranks
+  std::optional<OutputHead<T>> head_;                   // nullopt: layers follow
+  std::vector<MoeLayer<T>*> mixtures_;
+  std::vector<int64_t> counts_;  // slots [MoE layer][E] of this step so far
   PerStash<RoundState> rounds_;
 };
 

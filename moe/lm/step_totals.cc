@@ -26,10 +26,12 @@ void StepTotals::AddReal(Field field, double value, double limit) {
   fields_[field] += std::llrint(scaled);
 }
 
-void StepTotals::Add(absl::Span<const float> row_loss, absl::Span<const RouterStats> routers) {
-  if (row_loss.empty()) return;
+void StepTotals::AddLosses(absl::Span<const float> row_loss) {
   for (const float loss : row_loss) AddReal(kLoss, loss, kLimit);
   fields_[kTokens] += static_cast<int64_t>(row_loss.size());
+}
+
+void StepTotals::AddRouters(absl::Span<const RouterStats> routers) {
   for (const RouterStats& router : routers) {
     AddReal(kAuxLoss, router.aux_loss, kSumLimit);
     AddReal(kEntropy, router.entropy_sum, kSumLimit);
@@ -53,10 +55,10 @@ double StepTotals::MeanEntropy() const {
   return rows == 0 ? 0 : static_cast<double>(fields_[kEntropy]) * kUnit / static_cast<double>(rows);
 }
 
-absl::StatusOr<std::vector<RoutingTraceRecord>> RoutingRecorder::Gather(int64_t step,
-                                                                        Communicator& world,
-                                                                        Stream& stream) const {
-  const int ranks = world.size();
+absl::StatusOr<std::vector<RoutingTraceRecord>> RoutingRecorder::Gather(
+    int64_t step, absl::Span<const int> stage_of, Mesh& mesh, Stream& stream) const {
+  Communicator& world = mesh.world();
+  const int ranks = world.size(), of_stage = mesh.size(MeshGroup::kStage);
   const bool first = world.rank() == 0;
   const auto size = static_cast<int64_t>(counts_.size());
   std::vector<int64_t> all(first ? size * ranks : 0), send(ranks, 0), receive(ranks, 0);
@@ -70,7 +72,7 @@ absl::StatusOr<std::vector<RoutingTraceRecord>> RoutingRecorder::Gather(int64_t 
     RoutingTraceRecord& record = records.emplace_back();
     record.step = step;
     record.layer = layer;
-    for (int r = 0; r < ranks; ++r) {
+    for (int r = stage_of[layer] * of_stage; r < (stage_of[layer] + 1) * of_stage; ++r) {
       const auto of_rank = all.begin() + size * r;
       const auto slots = of_rank + 1 + int64_t{layer} * num_experts_;
       record.tokens.push_back(*of_rank);

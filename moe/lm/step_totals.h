@@ -12,7 +12,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
-#include "comm/communicator.h"
+#include "comm/mesh/mesh.h"
 #include "gating/router_stats.h"
 #include "kernels/base/stream.h"
 #include "moe/checkpoint/checkpointer.h"
@@ -30,8 +30,10 @@ class StepTotals {
   void Clear() { fields_ = {}; }
   // Fields to be summed over ranks (Trainer::SumOverRanks).
   absl::Span<int64_t> fields() { return absl::MakeSpan(fields_); }
-  // Adds one micro-batch: the losses of its tokens and the statistics of its routers.
-  void Add(absl::Span<const float> row_loss, absl::Span<const RouterStats> routers);
+  // Add a micro-batch of at least one token: the losses of its tokens, where the output layer is,
+  // and the statistics of routers, of each where it is.
+  void AddLosses(absl::Span<const float> row_loss);
+  void AddRouters(absl::Span<const RouterStats> routers);
   // Sets this rank's votes; votes() returns their sums.
   void Vote(const CheckpointVotes& votes) {
     fields_[kStop] = votes.stop;
@@ -87,9 +89,11 @@ class RoutingRecorder {
   // [MoE layer][E]; Stage::CountSlots adds to it.
   absl::Span<int64_t> slots() { return absl::MakeSpan(counts_).subspan(1); }
 
-  // Records of the step, one for each MoE layer, on rank 0; none on other ranks. Collective over
-  // `world`, blocks the host: each rank sends 8 (1 + layers E) bytes to rank 0.
-  absl::StatusOr<std::vector<RoutingTraceRecord>> Gather(int64_t step, Communicator& world,
+  // Records of the step, one for each MoE layer, on rank 0; none on other ranks. `stage_of`: the
+  // pipeline stage of each MoE layer, whose ranks a record names, from 0. Collective over the
+  // world, blocks the host: each rank sends 8 (1 + layers E) bytes to rank 0.
+  absl::StatusOr<std::vector<RoutingTraceRecord>> Gather(int64_t step,
+                                                         absl::Span<const int> stage_of, Mesh& mesh,
                                                          Stream& stream) const;
 
  private:

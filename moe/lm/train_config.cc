@@ -92,14 +92,22 @@ absl::Status CheckRecords(const TrainConfig& config, const TrainHooks& hooks, Co
   return absl::OkStatus();
 }
 
-absl::Status CheckExpertParallelSize(int size, int ranks) {
+namespace {
+
+absl::Status CheckDivides(const char* flag, int size, int ranks, const char* what) {
   std::string divisors;
   for (int d = 1; d <= ranks; ++d) {
     if (d == size && ranks % d == 0) return absl::OkStatus();
     if (ranks % d == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", d);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--ep is ", size, ", expected a divisor of the ", ranks, " ranks: ", divisors));
+  return absl::InvalidArgumentError(absl::StrCat(flag, " is ", size, ", expected a divisor of the ",
+                                                 ranks, " ", what, ": ", divisors));
+}
+
+}  // namespace
+
+absl::Status CheckExpertParallelSize(int size, int ranks) {
+  return CheckDivides("--ep", size, ranks, "ranks");
 }
 
 namespace {
@@ -136,6 +144,29 @@ absl::Status CheckShares(const TrainConfig& config) {
   return absl::OkStatus();
 }
 
+// Stages, their chunks, and a layer for each.
+absl::Status CheckPipelineSettings(const TrainConfig& config, int ranks) {
+  const int stages = config.trainer.session.mesh.pipeline;
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--pp", stages));
+  MOE_RETURN_IF_ERROR(CheckDivides("--pp", stages, ranks, "ranks"));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--vp", config.trainer.pipeline_chunks));
+  const PipelineShape shape = PipelineOf(config.trainer);
+  if (stages == 1 && shape.chunks > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--vp is ", shape.chunks, " with --pp 1, expected 1, or more stages"));
+  }
+  MOE_RETURN_IF_ERROR(CheckPipeline(shape));
+  if (shape.parts() > 1 && config.model.num_layers < shape.parts()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--num-layers is ", config.model.num_layers, " with --pp ", stages, " and --vp ",
+        shape.chunks, ", expected at least ", shape.parts(), ", a layer for each part"));
+  }
+  if (!config.model.tied_embeddings || stages == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--tie-word-embeddings with --pp ", stages,
+                   ", expected --pp 1: the first and the last stage would share the weights"));
+}
+
 }  // namespace
 
 absl::Status CheckBatch(const TrainConfig& config) {
@@ -164,7 +195,10 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
   MOE_RETURN_IF_ERROR(AtLeast(1, "--ep", config.trainer.session.mesh.expert));
   MOE_RETURN_IF_ERROR(AtLeast(0, "--verify-replicas", config.verify_replicas));
   const int ep = config.trainer.session.mesh.expert;
-  MOE_RETURN_IF_ERROR(CheckExpertParallelSize(ep, ranks));
+  MOE_RETURN_IF_ERROR(CheckPipelineSettings(config, ranks));
+  const int stages = config.trainer.session.mesh.pipeline;
+  MOE_RETURN_IF_ERROR(
+      CheckDivides("--ep", ep, ranks / stages, stages == 1 ? "ranks" : "ranks of a stage"));
   MOE_RETURN_IF_ERROR(AtLeast(1, "--tp", config.trainer.session.mesh.tensor));
   MOE_RETURN_IF_ERROR(CheckMesh(config.trainer.session, ranks));
   const DispatcherOptions& dispatcher = config.model.moe.dispatcher;

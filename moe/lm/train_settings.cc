@@ -14,7 +14,7 @@ using Rows = std::vector<SettingRow>;
 using enum SettingKind;
 
 // Values that older programs, which had no such setting, computed with.
-constexpr char kOff[] = "0", kLeftOut[] = "-1";
+constexpr char kOff[] = "0", kOne[] = "1", kLeftOut[] = "-1";
 
 void AddRows(Rows more, Rows& rows) {
   rows.insert(rows.end(), std::make_move_iterator(more.begin()),
@@ -108,7 +108,10 @@ Rows RunRows(TrainConfig& config) {
   SessionOptions& session = trainer.session;
   return {
       {"--expert-model-parallel-size", kLayout, &session.mesh.expert},
-      {"--tensor-model-parallel-size", kLayout, &session.mesh.tensor, "1"},
+      {"--tensor-model-parallel-size", kLayout, &session.mesh.tensor, kOne},
+      {"--pipeline-model-parallel-size", kLayout, &session.mesh.pipeline, kOne},
+      {"--num-virtual-stages-per-pipeline-rank", kLayout, &trainer.pipeline_chunks, kOne},
+      {"--pipeline-schedule", kLayout, EnumField(&trainer.pipeline_schedule, kScheduleWords), kOne},
       {"--recompute", kLayout, EnumField(&config.model.recompute, kRecomputeWords), kOff},
       {kNumericsVersionName, kNumerics, &kNumericsVersion},
       {"--device", kNumerics, EnumField(&session.device, kDeviceWords)},

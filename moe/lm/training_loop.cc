@@ -12,11 +12,12 @@
 #include "moe/checkpoint/run_folder.h"
 #include "moe/checkpoint/training_state.h"
 #include "moe/lm/evaluation.h"
+#include "moe/lm/model.h"
 #include "moe/lm/run_checkpoints.h"
 #include "moe/lm/run_settings.h"
-#include "moe/lm/stage.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/train_config.h"
+#include "moe/lm/training_rounds.h"
 #include "moe/state/parameter_hash.h"
 #include "moe/train/trainer.h"
 
@@ -33,7 +34,7 @@ void AddDifference(const ExchangeBytes& before, const ExchangeBytes& after, Exch
 
 // The training loop of one rank, for a model of storage type T. Build, then Run, once.
 template <typename T>
-class TrainingLoop final : RoundHost {
+class TrainingLoop {
  public:
   TrainingLoop(const TrainConfig& config, const Corpus& corpus,
                const std::vector<RunSetting>& settings, const TrainHooks& hooks, Trainer& trainer)
@@ -44,12 +45,7 @@ class TrainingLoop final : RoundHost {
         trainer_(trainer),
         context_(trainer.context()),
         world_(context_.mesh->world()),
-        trace_(trainer.session().trace()),
-        sampler_(SequenceCount(corpus.train, config.sequence_length),
-                 config.trainer.micro_batches * config.micro_batch_size, config.trainer.seed),
-        batch_(config.sequence_length, config.micro_batch_size) {
-    sequences_.reserve(config.micro_batch_size);
-  }
+        trace_(trainer.session().trace()) {}
 
   absl::Status Build();
   absl::StatusOr<TrainReport> Run();
@@ -62,8 +58,6 @@ class TrainingLoop final : RoundHost {
   absl::Status Step(int64_t step);
   // The step itself: its passes and the update of the weights.
   absl::Status Learn(int64_t step);
-  absl::Status BeginRound(const Round& round, Pass& pass) override;
-  absl::Status EndRound(const Pass& pass) override;
   absl::Status Optimize(int64_t step);
   absl::Status Skipped(int64_t step);
   absl::Status VerifyReplicas(int64_t step);
@@ -93,17 +87,14 @@ class TrainingLoop final : RoundHost {
   Trainer& trainer_;
   const Context& context_;
   Communicator& world_;
-  TraceRecorder* const trace_;  // nullptr: no time line
-  Sampler sampler_;
-  std::vector<int64_t> sequences_;  // sequences of the current micro-batch
-  SequenceBatch batch_;
-  Stage<T>* model_ = nullptr;         // owned by trainer_
+  TraceRecorder* const trace_;        // nullptr: no time line
+  Model<T>* model_ = nullptr;         // owned by trainer_
   Optimizer* optimizer_ = nullptr;    // owned by trainer_
   std::optional<LossScaler> scaler_;  // for float16
   std::optional<StepTotals> totals_;
   std::unique_ptr<RoutingRecorder> routing_;  // nullptr: routing is not recorded
-  std::vector<RouterStats> stats_;            // [MoE layer] of the current micro-batch
-  ExchangeBytes exchanged_;                   // bytes of steps; validation counts apart
+  std::optional<TrainingRounds<T>> rounds_;
+  ExchangeBytes exchanged_;  // bytes of steps; validation counts apart
   GradientNorm gradient_norm_;
   StepMetrics metrics_;  // those of the last step; every step reuses their memory
   TrainReport report_;
@@ -116,17 +107,18 @@ class TrainingLoop final : RoundHost {
 template <typename T>
 absl::Status TrainingLoop<T>::Build() {
   MOE_ASSIGN_OR_RETURN(auto model,
-                       Stage<T>::Create(ModelConfig(config_), trainer_.parameters(), context_));
+                       Model<T>::Create(ModelConfig(config_), trainer_.pipeline().shape(),
+                                        trainer_.parameters(), context_));
   MOE_ASSIGN_OR_RETURN(model_, trainer_.Add(std::move(model)));
   if (config_.trainer.dtype == DType::kFloat16) scaler_.emplace(config_.loss_scale);
   totals_.emplace(model_->moe_layers());
-  stats_.resize(model_->moe_layers());
   trainer_.SumOverRanks(totals_->fields());
   if (config_.record_routing) {
     routing_ = std::make_unique<RoutingRecorder>(model_->moe_layers(),
                                                  config_.model.moe.router.num_experts);
     model_->CountSlots(routing_->slots());
   }
+  rounds_.emplace(config_, corpus_.train, *model_, *totals_, routing_.get());
   if (hooks_.load_weights) {
     MOE_RETURN_IF_ERROR(hooks_.load_weights(trainer_.parameters(), context_));
   }
@@ -176,6 +168,7 @@ absl::Status TrainingLoop<T>::Step(int64_t step) {
   const bool traced = step >= config_.trace_first_step && step <= config_.trace_last_step;
   if (trace_ != nullptr) trace_->Switch(traced);
   const ExchangeBytes before = model_->exchange_bytes();
+  const int64_t between_stages = trainer_.pipeline().bytes_sent();
   metrics_.step = step;
   metrics_.learning_rate = LearningRate();
   metrics_.loss_scale = scaler_.has_value() ? scaler_->scale() : 0;
@@ -185,6 +178,7 @@ absl::Status TrainingLoop<T>::Step(int64_t step) {
   const CheckpointVotes votes = totals_->votes();  // an evaluation clears the totals
   MOE_RETURN_IF_ERROR(VerifyReplicas(step));
   AddDifference(before, model_->exchange_bytes(), exchanged_);
+  report_.pipeline_bytes += trainer_.pipeline().bytes_sent() - between_stages;
   MOE_RETURN_IF_ERROR(Collect(start_ns));
   AddToReport();
   MOE_RETURN_IF_ERROR(HandOverRouting(step));
@@ -211,7 +205,7 @@ absl::Status TrainingLoop<T>::Learn(int64_t step) {
   }
   if (routing_ != nullptr) routing_->Clear();
   MOE_RETURN_IF_ERROR(trainer_.BeginStep(scaler_.has_value() ? scaler_->scale_log2() : 0));
-  MOE_RETURN_IF_ERROR(trainer_.RunRounds(*model_, *this));
+  MOE_RETURN_IF_ERROR(trainer_.RunRounds(model_->pipeline(), *rounds_));
   MOE_RETURN_IF_ERROR(trainer_.Reduce());
   // Weights move only if the loss of all ranks is finite.
   if (totals_->non_finite() > 0) {
@@ -220,29 +214,6 @@ absl::Status TrainingLoop<T>::Learn(int64_t step) {
                      " values), expected a finite one: lower --lr or raise --lr-warmup-steps"));
   }
   return Optimize(step);
-}
-
-template <typename T>
-absl::Status TrainingLoop<T>::BeginRound(const Round& round, Pass& pass) {
-  const int64_t first = round.empty() ? 0 : round.micro_batch() * config_.micro_batch_size;
-  sequences_.clear();
-  for (int64_t i = 0; !round.empty() && i < config_.micro_batch_size; ++i) {
-    sequences_.push_back(sampler_.At(round.step() - 1, first + i));
-  }
-  batch_.Load(corpus_.train, sequences_, first);
-  pass.batch = batch_.batch(round.step(), Mode::kTraining);
-  pass.router_stats = absl::MakeSpan(stats_);
-  return model_->Load(pass, {batch_.tokens(), batch_.targets(), batch_.row_loss()});
-}
-
-template <typename T>
-absl::Status TrainingLoop<T>::EndRound(const Pass& pass) {
-  MOE_RETURN_IF_ERROR(model_->TakeLosses(pass));
-  const TensorShare share = ShareOf(context_);  // whose ranks have the same losses
-  if (share.index == 0) totals_->Add(batch_.row_loss(), stats_);
-  const RankCounts rows = share.RowsOf(batch_.size());
-  if (routing_ != nullptr) routing_->AddTokens(rows[share.index + 1] - rows[share.index]);
-  return absl::OkStatus();
 }
 
 // Moves the weights unless gradients have overflowed: all ranks see the same sums and decide alike.
@@ -378,7 +349,8 @@ void TrainingLoop<T>::AddToReport() {
 template <typename T>
 absl::Status TrainingLoop<T>::HandOverRouting(int64_t step) {
   if (routing_ == nullptr) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(const auto records, routing_->Gather(step, world_, *context_.host));
+  MOE_ASSIGN_OR_RETURN(const auto records,
+                       routing_->Gather(step, model_->stage_of(), *context_.mesh, *context_.host));
   return world_.rank() == 0 ? hooks_.on_routing(records) : absl::OkStatus();
 }
 
@@ -399,7 +371,7 @@ absl::Status TrainingLoop<T>::Evaluate() {
       EvaluationSequences(config_, corpus_.held_out, config_.evaluation.sequences);
   MOE_ASSIGN_OR_RETURN(
       report_.validation_loss_after,
-      MeanLoss<T>(config_, corpus_.held_out, sequences, trainer_, *model_, batch_, *totals_));
+      MeanLoss<T>(config_, corpus_.held_out, sequences, trainer_, *model_, *totals_));
   return context_.clock->Reset();
 }
 
@@ -452,7 +424,8 @@ absl::Status TrainingLoop<T>::SumBytes(const Site& site) {
     report_.reduced_experts = trainer_.traffic(MeshGroup::kExpertData);
     reduced = report_.reduced_replicated.bytes_sent + report_.reduced_experts.bytes_sent;
   }
-  int64_t bytes[] = {exchanged_.self, exchanged_.same_node, exchanged_.cross_node, reduced};
+  int64_t bytes[] = {exchanged_.self, exchanged_.same_node, exchanged_.cross_node, reduced,
+                     report_.pipeline_bytes};
   MOE_RETURN_IF_ERROR(
       world_.AllReduce<int64_t>(absl::MakeSpan(bytes), ReduceOp::kSum, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
@@ -460,6 +433,7 @@ absl::Status TrainingLoop<T>::SumBytes(const Site& site) {
   report_.exchange_bytes.same_node = bytes[1];
   report_.exchange_bytes.cross_node = bytes[2];
   report_.all_reduce_bytes = bytes[3];
+  report_.pipeline_bytes = bytes[4];
   const Trainer::StateBytes state = trainer_.state_bytes();
   int64_t most[] = {state.allocated, state.formula};
   MOE_RETURN_IF_ERROR(

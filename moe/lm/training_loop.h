@@ -121,6 +121,7 @@ struct TrainReport {
   int64_t parameters_active = 0;  // used by one token
   ExchangeBytes exchange_bytes;   // bytes of steps, without validation; sum over ranks
   int64_t all_reduce_bytes = 0;   // sum over ranks; with ZeRO bytes of scatters and gathers
+  int64_t pipeline_bytes = 0;     // sum over ranks: rows and their gradients between stages
   // Bytes of parameters, gradients' sums and optimiser on the rank with most: measured, and by the
   // formula.
   int64_t state_bytes = 0, state_bytes_formula = 0;

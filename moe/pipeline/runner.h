@@ -2,53 +2,338 @@
 #ifndef MOE_MOE_PIPELINE_RUNNER_H_
 #define MOE_MOE_PIPELINE_RUNNER_H_
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/workspace.h"
+#include "moe/pipeline/links.h"
 #include "moe/pipeline/schedule.h"
+#include "moe/run/deferred_gradients.h"
 #include "moe/run/pass.h"
 #include "moe/run/round.h"
 #include "moe/state/module.h"
 
 namespace moe {
 
+template <typename T>
+absl::Span<const std::byte> BytesOf(MatrixView<const T> rows) {
+  return {reinterpret_cast<const std::byte*>(rows.data()),
+          static_cast<size_t>(rows.rows() * rows.cols()) * sizeof(T)};
+}
+template <typename T>
+absl::Span<std::byte> BytesOf(MatrixView<T> rows) {
+  return {reinterpret_cast<std::byte*>(rows.data()),
+          static_cast<size_t>(rows.rows() * rows.cols()) * sizeof(T)};
+}
+
 // What the loop around a model does in every round: tokens before its passes, losses after them.
+// The chunks of a rank are called one by one; with one stage and one chunk, the whole model.
 class RoundHost {
  public:
   virtual ~RoundHost() = default;
-  // Before the first operation: hands the module its tokens, and completes `pass` (batch,
+  // Rows of the round's micro-batch in the model.
+  virtual int64_t RowsOf(const Round& round) const = 0;
+  // Before the forward of a chunk: hands the module its tokens, and completes `pass` (batch,
   // router_stats), which the operations are given. What it refers to lives until EndRound.
-  virtual absl::Status BeginRound(const Round& round, Pass& pass) = 0;
-  // After the last operation, for whose exchanges the compute stream then waits.
-  virtual absl::Status EndRound(const Pass& pass) = 0;
+  virtual absl::Status BeginRound(const Round& round, int chunk, Pass& pass) = 0;
+  // After the chunk's last operation, for whose exchanges the compute stream then waits.
+  virtual absl::Status EndRound(const Round& round, int chunk, const Pass& pass) = 0;
 };
 
-// Runs `ops`, in which the operations of a round are neighbours. `module` reads tokens and writes
-// losses itself: its rows are empty. `rounds`, a Trainer, begins each round, and complete gradients
-// are reported to it. Collective over the groups of the module.
-template <typename T, typename Rounds>
-absl::Status RunOperations(absl::Span<const PipelineOp> ops, Module<T>& module, RoundHost& host,
-                           Rounds& rounds) {
-  for (auto op = ops.begin(); op != ops.end();) {
-    MOE_ASSIGN_OR_RETURN(const Round round, rounds.BeginRound());
-    Pass pass = rounds.PassOf(round);
-    const auto run = [&]() -> absl::Status {
-      MOE_RETURN_IF_ERROR(host.BeginRound(round, pass));
-      const auto ready = [&](Parameter& parameter) {
-        return rounds.MarkReady(round, parameter);
-      };
-      do {
-        MOE_RETURN_IF_ERROR(op->kind == OpKind::kForward ? module.Forward(pass, {}, {})
-                                                         : module.Backward(pass, {}, {}, ready));
-      } while (++op != ops.end() && op->round == op[-1].round);
-      // A stash is given back only once the compute stream waits for all that works on it.
-      MOE_RETURN_IF_ERROR(JoinStreams(*pass.context.compute, *pass.context.exchange));
-      return host.EndRound(pass);
-    };
-    MOE_RETURN_IF_ERROR(Timed(pass, {.name = "micro-batch"}, *pass.context.compute, run));
+// The part of a model that a rank runs. The first part of the whole chain reads tokens itself: its
+// x and dx are of no use to anybody. The last one computes losses: its y and dy are empty.
+template <typename T>
+struct PipelineModel {
+  std::vector<Module<T>*> chunks;
+  int64_t hidden_size = 0;  // columns of the rows between modules
+};
+
+// Keeps the micro-batches in flight of one rank, and what its neighbours send. Steps like the first
+// one allocate nothing.
+class PipelineRunner {
+ public:
+  // Collective over the world of `context` where there are several stages; blocks the host. Errors
+  // of CheckPipeline.
+  static absl::StatusOr<std::unique_ptr<PipelineRunner>> Create(const PipelineShape& shape,
+                                                                const Context& context);
+
+  // Runs MakeSchedule's operations for all rounds of `rounds`, a Trainer, which says what the
+  // rounds are and learns when a gradient is complete. Collective over the groups of the modules
+  // and the pipeline.
+  template <typename T, typename Rounds>
+  absl::Status Run(const PipelineModel<T>& model, RoundHost& host, Rounds& rounds);
+
+  const PipelineShape& shape() const { return shape_; }
+  // Where an operation of the round belongs.
+  Site SiteOf(const Round& round, const char* name) const;
+  // How much later than this rank, beyond a deadline, another stage may come to what all of them
+  // do: passes of all parts may lie between.
+  absl::Duration grace() const;
+  // Sent to neighbouring stages by this rank so far.
+  int64_t bytes_sent() const { return links_ == nullptr ? 0 : links_->bytes_sent(); }
+
+ private:
+  // A micro-batch between its forward through a chunk and its backward.
+  struct Flight {
+    StashHandle stash, rows;  // nullptr in an evaluation; with the chunk's first part
+    std::optional<Pass> pass;
+    DeferredGradients later;  // of a backward whose weight gradients are operations of their own
+    Context context;          // with them
+
+    void Clear() {
+      pass.reset();
+      stash.reset();
+      rows.reset();
+    }
+  };
+  // Keeps the time of the longest operation, without the wait for its rows.
+  class OpTimer {
+   public:
+    explicit OpTimer(int64_t& longest_ns) : longest_ns_(longest_ns) {}
+    ~OpTimer() { longest_ns_ = std::max(longest_ns_, MonotonicNs() - begun_ns_); }
+
+   private:
+    int64_t& longest_ns_;
+    const int64_t begun_ns_ = MonotonicNs();
+  };
+  // Rows that a neighbour was asked for.
+  struct Expected {
+    size_t op = 0;  // that needs them
+    StashHandle owner;
+    void* data = nullptr;
+    int64_t rows = 0;
+    Event here;
+  };
+
+  PipelineRunner(const PipelineShape& shape, const Context& context)
+      : shape_(shape),
+        stage_(context.mesh->index(MeshGroup::kPipeline)),
+        context_(context),
+        boundary_(StashPool::Create(context)) {}
+
+  int PartOf(const PipelineOp& op) const { return shape_.PartOf(stage_, op.chunk); }
+  bool is_first(const PipelineOp& op) const { return PartOf(op) == 0; }
+  bool is_last(const PipelineOp& op) const { return PartOf(op) + 1 == shape_.parts(); }
+  bool Receives(const PipelineOp& op) const {
+    return (op.kind == OpKind::kForward && !is_first(op)) ||
+           (op.kind == OpKind::kBackward && !is_last(op));
   }
+  bool Sends(const PipelineOp& op) const {
+    return (op.kind == OpKind::kForward && !is_last(op)) ||
+           (op.kind == OpKind::kBackward && !is_first(op));
+  }
+  bool defers() const { return shape_.schedule == ScheduleKind::kZeroBubbleH1; }
+  static const char* NameOf(OpKind kind);
+  static RowsWay WayOf(const PipelineOp& op) {
+    return op.kind == OpKind::kForward ? RowsWay::kActivations : RowsWay::kGradients;
+  }
+  // Those of a chunk are rounds one behind the other.
+  Flight& FlightOf(const PipelineOp& op) {
+    return flights_[static_cast<size_t>(op.chunk * most_in_flight_ + op.round % most_in_flight_)];
+  }
+  // Overwrites ops_, and forgets what an earlier run left.
+  void Begin(int64_t rounds, bool backward);
+  // Asks for the rows of the next operation from `op` on that comes this way.
+  template <typename T, typename Rounds>
+  absl::Status Expect(size_t op, RowsWay way, const PipelineModel<T>& model, const RoundHost& host,
+                      const Rounds& rounds);
+  // The rows for operation `op`, which have arrived; asks for the next.
+  template <typename T, typename Rounds>
+  absl::StatusOr<Expected> Take(size_t op, const PipelineModel<T>& model, const RoundHost& host,
+                                const Rounds& rounds);
+  template <typename T, typename Rounds>
+  absl::Status RunOp(size_t op, const PipelineModel<T>& model, RoundHost& host, Rounds& rounds);
+  template <typename T, typename Rounds>
+  absl::Status Forward(size_t op, const PipelineModel<T>& model, RoundHost& host, Rounds& rounds);
+  template <typename T, typename Rounds>
+  absl::Status Backward(size_t op, const PipelineModel<T>& model, RoundHost& host, Rounds& rounds);
+  template <typename T, typename Rounds>
+  absl::Status WeightGradients(size_t op, const PipelineModel<T>& model, Rounds& rounds);
+  absl::Status Send(const PipelineOp& op, absl::Span<const std::byte> rows, StashHandle owner,
+                    const Round& round);
+
+  const PipelineShape shape_;
+  const int stage_;
+  const Context context_;
+  bool backward_ = false;
+  std::vector<PipelineOp> ops_;
+  // Memory of rows between stages: a message's, or a micro-batch's first rows until its backward.
+  std::shared_ptr<StashPool> boundary_;
+  int64_t most_in_flight_ = 1;
+  std::vector<Flight> flights_;  // [chunk][most_in_flight_]
+  Expected expected_[kRowsWays];
+  Event sent_[2];                         // in an evaluation, the last two messages
+  int64_t longest_op_ns_ = 0;             // the longest operation that this rank has run
+  bool measured_backward_ = false;        // whether a backward was among them
+  std::unique_ptr<PipelineLinks> links_;  // nullptr: one stage. Last: it stops first
+};
+
+template <typename T, typename Rounds>
+absl::Status PipelineRunner::Run(const PipelineModel<T>& model, RoundHost& host, Rounds& rounds) {
+  Begin(rounds.rounds(), !rounds.evaluates());
+  for (const RowsWay way : {RowsWay::kActivations, RowsWay::kGradients}) {
+    if (links_ != nullptr) MOE_RETURN_IF_ERROR(Expect(0, way, model, host, rounds));
+  }
+  for (size_t i = 0; i < ops_.size();) {
+    const PipelineOp& first = ops_[i];
+    // Without neighbours both passes of a round are one piece of work.
+    const auto run = [&]() -> absl::Status {
+      do {
+        MOE_RETURN_IF_ERROR(RunOp(i, model, host, rounds));
+        ++i;
+      } while (links_ == nullptr && i < ops_.size() && ops_[i].round == first.round);
+      return absl::OkStatus();
+    };
+    const char* const name = links_ == nullptr ? "micro-batch" : NameOf(first.kind);
+    const Site site = SiteOf(rounds.RoundAt(first.round), name);
+    MOE_RETURN_IF_ERROR(Timed(context_, site, {.name = name}, *context_.compute, run));
+  }
+  return links_ == nullptr ? absl::OkStatus() : links_->Join();
+}
+
+template <typename T, typename Rounds>
+absl::Status PipelineRunner::Expect(size_t op, RowsWay way, const PipelineModel<T>& model,
+                                    const RoundHost& host, const Rounds& rounds) {
+  while (op < ops_.size() && (WayOf(ops_[op]) != way || !Receives(ops_[op]))) ++op;
+  Expected& expected = expected_[static_cast<size_t>(way)];
+  expected.op = op;
+  if (op == ops_.size()) return absl::OkStatus();
+  const Round round = rounds.RoundAt(ops_[op].round);
+  expected.rows = host.RowsOf(round);
+  expected.owner = boundary_->Take();
+  MOE_ASSIGN_OR_RETURN(const auto rows, expected.owner->device().template Matrix<T>(
+                                            expected.rows, model.hidden_size));
+  expected.data = rows.data();
+  MOE_ASSIGN_OR_RETURN(expected.here,
+                       links_->Receive(way, BytesOf(rows), SiteOf(round, "pipeline receive")));
+  return absl::OkStatus();
+}
+
+template <typename T, typename Rounds>
+absl::StatusOr<PipelineRunner::Expected> PipelineRunner::Take(size_t op,
+                                                              const PipelineModel<T>& model,
+                                                              const RoundHost& host,
+                                                              const Rounds& rounds) {
+  const RowsWay way = WayOf(ops_[op]);
+  MOE_CHECK(expected_[static_cast<size_t>(way)].op == op);
+  Expected taken = std::move(expected_[static_cast<size_t>(way)]);
+  MOE_RETURN_IF_ERROR(Expect(op + 1, way, model, host, rounds));
+  const Site site = SiteOf(rounds.RoundAt(ops_[op].round), "pipeline receive");
+  MOE_RETURN_IF_ERROR(Timed(context_, site, {.phase = Phase::kPipeline, .name = "pipeline receive"},
+                            *context_.compute,
+                            [&] { return context_.compute->WaitFor(taken.here); }));
+  return taken;
+}
+
+template <typename T, typename Rounds>
+absl::Status PipelineRunner::RunOp(size_t op, const PipelineModel<T>& model, RoundHost& host,
+                                   Rounds& rounds) {
+  switch (ops_[op].kind) {
+    case OpKind::kForward:
+      return Forward(op, model, host, rounds);
+    case OpKind::kBackward:
+      return Backward(op, model, host, rounds);
+    case OpKind::kWeightGradient:
+      break;
+  }
+  return WeightGradients(op, model, rounds);
+}
+
+template <typename T, typename Rounds>
+absl::Status PipelineRunner::Forward(size_t op, const PipelineModel<T>& model, RoundHost& host,
+                                     Rounds& rounds) {
+  const PipelineOp& at = ops_[op];
+  const Round round = rounds.RoundAt(at.round);
+  Flight& flight = FlightOf(at);
+  // Without a stash, tokens too are scratch.
+  const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
+  MatrixView<const T> x;
+  if (Receives(at)) {
+    MOE_ASSIGN_OR_RETURN(Expected taken, Take(op, model, host, rounds));
+    x = {static_cast<const T*>(taken.data), taken.rows, model.hidden_size};
+    flight.rows = std::move(taken.owner);
+  }
+  const OpTimer timer(longest_op_ns_);
+  if (backward_) flight.stash = context_.stashes->Take();
+  flight.pass.emplace(rounds.PassOf(round));
+  Pass& pass = *flight.pass;
+  pass.stash = flight.stash.get();
+  MOE_RETURN_IF_ERROR(host.BeginRound(round, at.chunk, pass));
+  StashHandle owner;
+  MatrixView<T> y;
+  if (Sends(at)) {
+    owner = boundary_->Take();
+    MOE_ASSIGN_OR_RETURN(y,
+                         owner->device().template Matrix<T>(host.RowsOf(round), model.hidden_size));
+  }
+  MOE_RETURN_IF_ERROR(model.chunks[at.chunk]->Forward(pass, x, y));
+  MOE_RETURN_IF_ERROR(JoinStreams(*context_.compute, *context_.exchange));
+  if (Sends(at)) MOE_RETURN_IF_ERROR(Send(at, BytesOf(y), std::move(owner), round));
+  if (backward_) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(host.EndRound(round, at.chunk, pass));
+  flight.Clear();
+  return absl::OkStatus();
+}
+
+template <typename T, typename Rounds>
+absl::Status PipelineRunner::Backward(size_t op, const PipelineModel<T>& model, RoundHost& host,
+                                      Rounds& rounds) {
+  const PipelineOp& at = ops_[op];
+  const Round round = rounds.RoundAt(at.round);
+  Flight& flight = FlightOf(at);
+  if (defers()) flight.later.Begin(context_, *flight.stash);
+  const Pass pass = defers() ? flight.pass->On(flight.context) : *flight.pass;
+  StashHandle owner;
+  // dx replaces dy; the last part has no dy, and the first one nobody who reads its dx.
+  MatrixView<T> dy, dx;
+  if (Receives(at)) {
+    MOE_ASSIGN_OR_RETURN(Expected taken, Take(op, model, host, rounds));
+    dy = dx = {static_cast<T*>(taken.data), taken.rows, model.hidden_size};
+    owner = std::move(taken.owner);
+  } else if (Sends(at)) {
+    owner = boundary_->Take();
+    MOE_ASSIGN_OR_RETURN(dx,
+                         owner->device().template Matrix<T>(host.RowsOf(round), model.hidden_size));
+  }
+  const OpTimer timer(longest_op_ns_);
+  if (!defers()) MOE_RETURN_IF_ERROR(rounds.BeginBackward(round, at.chunk));
+  const auto ready = [&](Parameter& parameter) {
+    return defers() ? absl::OkStatus() : rounds.MarkComplete(round, parameter);
+  };
+  MOE_RETURN_IF_ERROR(model.chunks[at.chunk]->Backward(pass, dy, dx, ready));
+  // A stash is given back only once the compute stream waits for all that works on it.
+  MOE_RETURN_IF_ERROR(JoinStreams(*context_.compute, *context_.exchange));
+  if (Sends(at)) MOE_RETURN_IF_ERROR(Send(at, BytesOf(dx), std::move(owner), round));
+  measured_backward_ = true;
+  MOE_RETURN_IF_ERROR(host.EndRound(round, at.chunk, pass));
+  if (!defers()) flight.Clear();
+  return absl::OkStatus();
+}
+
+template <typename T, typename Rounds>
+absl::Status PipelineRunner::WeightGradients(size_t op, const PipelineModel<T>& model,
+                                             Rounds& rounds) {
+  const PipelineOp& at = ops_[op];
+  const Round round = rounds.RoundAt(at.round);
+  Flight& flight = FlightOf(at);
+  MOE_RETURN_IF_ERROR(rounds.BeginBackward(round, at.chunk));
+  MOE_RETURN_IF_ERROR(flight.later.Run());
+  // Backward goes through them last to first.
+  const auto parameters = model.chunks[at.chunk]->parameters();
+  for (auto p = parameters.rbegin(); p != parameters.rend(); ++p) {
+    if ((*p)->spec().trainable) MOE_RETURN_IF_ERROR(rounds.MarkComplete(round, **p));
+  }
+  flight.Clear();
   return absl::OkStatus();
 }
 

@@ -20,7 +20,8 @@
 
 namespace moe {
 
-class StashPool;  // moe/run/stash.h
+class DeferredGradients;  // moe/run/deferred_gradients.h
+class StashPool;          // moe/run/stash.h
 
 // layout-invariant, the default: the same bits for any number of ranks, split, transport, overlap.
 // fast: float32 gradient sums, weight gradients merged over the rows of a call.
@@ -54,7 +55,9 @@ struct Context {
   Workspace* host_workspace = nullptr;
   MemoryResource* memory = nullptr;  // memory of compute's device, for what outlives a round
   StashPool* stashes = nullptr;      // memory of micro-batches in flight
-  GemmOptions gemm = {};             // for products on `compute`
+  // Where weight gradients of a backward are left for later; nullptr: they are computed in it.
+  DeferredGradients* later = nullptr;
+  GemmOptions gemm = {};  // for products on `compute`
   PhaseClock* clock = nullptr;
   Numerics numerics = Numerics::kLayoutInvariant;
   // Leaves of products whose reduced index tensor ranks may share; 1: chains.

@@ -49,6 +49,10 @@ struct Pass {
     pass.site.layer = layer;
     return pass;
   }
+  // The same pass on another context.
+  Pass On(const Context& other) const {
+    return {other, batch, stash, site, router_stats, weights, counts, d_loss};
+  }
   // The same pass, of which nothing is kept.
   Pass WithoutStash() const {
     return {context, batch, nullptr, site, router_stats, weights, counts, d_loss};

@@ -10,8 +10,9 @@
 namespace moe {
 
 const char* NameOf(Phase phase) {
-  constexpr const char* kNames[] = {"gate",  "plan",       "dispatch",  "expert", "combine",
-                                    "dense", "all-reduce", "optimiser", "?",      "none"};
+  constexpr const char* kNames[] = {"gate",     "plan",  "dispatch",   "expert",
+                                    "combine",  "dense", "all-reduce", "optimiser",
+                                    "pipeline", "?",     "none"};
   return phase <= Phase::kNone ? kNames[static_cast<size_t>(phase)] : "?";
 }
 

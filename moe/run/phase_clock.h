@@ -29,8 +29,9 @@ enum class Phase : uint8_t {
   kDense,  // attention, norms, embedding, output layer, loss
   kAllReduce,
   kOptimizer,
-  kCount,  // number of phases with reported seconds
-  kNone,   // work in no phase, or in several: on the time line alone
+  kPipeline,  // waits for rows of other stages
+  kCount,     // number of phases with reported seconds
+  kNone,      // work in no phase, or in several: on the time line alone
   kMeeting,
   kCopy,  // the ExchangeParts inside kDispatch and kCombine
 };

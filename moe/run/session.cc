@@ -37,28 +37,27 @@ absl::StatusOr<std::string> CudaArchitecture(Device device) {
 
 absl::Status CheckMesh(const SessionOptions& options, int ranks) {
   const MeshShape& mesh = options.mesh;
-  if (mesh != MeshShape{.tensor = mesh.tensor, .expert = mesh.expert}) {
+  if (mesh.expert_tensor != 1) {
     return absl::UnimplementedError(absl::StrCat("Session: a mesh of ", ToString(mesh),
-                                                 ", expected tensor and expert parallelism alone"));
+                                                 ", expected no expert-tensor parallelism"));
   }
   if (mesh.tensor > 1 && mesh.expert % mesh.tensor != 0) {
     std::string fits;
     for (int d = 1; d <= mesh.expert; ++d) {
       if (mesh.expert % d == 0) absl::StrAppend(&fits, d == 1 ? "" : ", ", d);
     }
+    const int of_stage = ranks / std::max(1, mesh.pipeline);
     int more = mesh.tensor;  // the fewest expert-parallel ranks for which it would do
-    while (more < ranks && (more < mesh.expert || ranks % more != 0)) more += mesh.tensor;
-    if (ranks % more == 0) absl::StrAppend(&fits, "; or --ep ", more);
-    return absl::InvalidArgumentError(absl::StrCat("--tp is ", mesh.tensor,
-                                                   ", expected a divisor of --ep ", mesh.expert,
-                                                   ": ", fits));
+    while (more < of_stage && (more < mesh.expert || of_stage % more != 0)) more += mesh.tensor;
+    if (of_stage % more == 0) absl::StrAppend(&fits, "; or --ep ", more);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--tp is ", mesh.tensor, ", expected a divisor of --ep ", mesh.expert, ": ", fits));
   }
   MOE_RETURN_IF_ERROR(CheckMeshShape(mesh, ranks));
   if (mesh.tensor == 1) return absl::OkStatus();
   if (options.device == DeviceKind::kCuda) {
-    return absl::UnimplementedError(
-        absl::StrCat("--tp is ", mesh.tensor,
-                     " on a CUDA device, expected 1: its products have no trees yet"));
+    return absl::UnimplementedError(absl::StrCat(
+        "--tp is ", mesh.tensor, " on a CUDA device, expected 1: its products have no trees yet"));
   }
   const int most = std::min(options.tensor_leaves, kMostTreeRanks);
   if (mesh.tensor <= most) return absl::OkStatus();

@@ -129,11 +129,13 @@ class Parameter {
   int index() const { return index_; }
   // Index of the first parameter of its slab; its own index if it was added alone.
   int slab() const { return slab_; }
+  // Chunk of a pipeline stage whose backward completes the gradient (ParameterStore::set_chunk).
+  int chunk() const { return chunk_; }
 
  private:
   friend class ParameterStore;
   ParameterSpec spec_;
-  int index_ = 0, slab_ = 0;
+  int index_ = 0, slab_ = 0, chunk_ = 0;
   absl::Status CheckWhole(const char* function) const;
   absl::Status CheckMaster(const char* function) const;
   bool has_master() const { return static_cast<int64_t>(master_.size()) == size(); }
@@ -222,6 +224,8 @@ class ParameterStore {
   // Allocates those of `parameters`, with the rest of their slabs, that have no memory so far, and
   // writes their initial values. kResourceExhausted.
   absl::Status Provide(absl::Span<Parameter* const> parameters) const;
+  // Sets the chunk of the parameters that are added from now on, 0 at first: it never falls.
+  void set_chunk(int chunk) { chunk_ = chunk; }
 
   DType compute() const { return compute_; }
   const MemoryResource& memory() const { return memory_; }
@@ -311,6 +315,7 @@ class ParameterStore {
   const uint64_t seed_;
   StoreUse use_ = StoreUse::kTraining;
   bool defers_ = false;
+  int chunk_ = 0;
   MemoryResource& memory_;
   ThreadPool& threads_;
   mutable std::unique_ptr<Stream> upload_;  // for CUDA devices, once there is a parameter

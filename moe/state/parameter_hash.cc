@@ -37,13 +37,9 @@ std::string NameAmongRanks(const Parameter& parameter, const Context& context) {
       cut ? absl::StrCat(" of tensor index ", context.mesh->index(MeshGroup::kTensor)) : "");
 }
 
-// Names of the parameters of all ranks of an expert-parallel group, sorted.
-absl::StatusOr<std::vector<std::string>> AllNames(const ParameterStore& store,
-                                                  const Context& context, const Site& site) {
-  Communicator& group = context.mesh->group(MeshGroup::kExpertBlock);
-  Stream& stream = *context.host;
-  std::string mine;  // newline after each
-  for (const auto& p : store.parameters()) mine += NameAmongRanks(*p, context) + "\n";
+// `mine` of all ranks of a group, one behind the other, with newlines between them.
+absl::StatusOr<std::string> Gathered(std::string mine, Communicator& group, Stream& stream,
+                                     const Site& site) {
   auto length = static_cast<int64_t>(mine.size());
   MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>({&length, 1}, ReduceOp::kMax, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
@@ -54,6 +50,21 @@ absl::StatusOr<std::vector<std::string>> AllNames(const ParameterStore& store,
   };
   MOE_RETURN_IF_ERROR(group.AllGather<uint8_t>(bytes(mine), bytes(all), stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
+  return all;
+}
+
+// Names of the parameters of a whole model, sorted: of a block of experts, and of all stages.
+absl::StatusOr<std::vector<std::string>> AllNames(const ParameterStore& store,
+                                                  const Context& context, const Site& site) {
+  Mesh& mesh = *context.mesh;
+  std::string all;  // newline after each
+  for (const auto& p : store.parameters()) all += NameAmongRanks(*p, context) + "\n";
+  MOE_ASSIGN_OR_RETURN(
+      all, Gathered(std::move(all), mesh.group(MeshGroup::kExpertBlock), *context.host, site));
+  if (mesh.size(MeshGroup::kPipeline) > 1) {
+    MOE_ASSIGN_OR_RETURN(
+        all, Gathered(std::move(all), mesh.group(MeshGroup::kPipeline), *context.host, site));
+  }
   std::vector<std::string> names = absl::StrSplit(all, '\n', absl::SkipEmpty());
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
@@ -99,6 +110,17 @@ absl::Status CheckReplicas(const ParameterStore& store, const Context& context, 
   return absl::OkStatus();
 }
 
+absl::Status SumOverModel(absl::Span<int64_t> counts, const Context& context, const Site& site) {
+  Mesh& mesh = *context.mesh;
+  for (const MeshGroup group : {MeshGroup::kExpertBlock, MeshGroup::kPipeline}) {
+    if (group == MeshGroup::kPipeline && mesh.size(group) == 1) continue;
+    MOE_RETURN_IF_ERROR(
+        mesh.group(group).AllReduce<int64_t>(counts, ReduceOp::kSum, *context.host, site));
+    MOE_RETURN_IF_ERROR(context.host->Synchronize());
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const Context& context,
                                         const Site& site) {
   int64_t count = 0;
@@ -106,9 +128,7 @@ absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const Conte
     if (!SpeaksFor(*p, context)) continue;
     for (const CanonicalTensor& tensor : p->parts()) count += tensor.size();
   }
-  MOE_RETURN_IF_ERROR(context.mesh->group(MeshGroup::kExpertBlock)
-                          .AllReduce<int64_t>({&count, 1}, ReduceOp::kSum, *context.host, site));
-  MOE_RETURN_IF_ERROR(context.host->Synchronize());
+  MOE_RETURN_IF_ERROR(SumOverModel({&count, 1}, context, site));
   return count;
 }
 

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "moe/run/context.h"
 #include "moe/state/parameter.h"
@@ -19,6 +21,10 @@ bool SpeaksFor(const Parameter& parameter, const Context& context);
 // status on every rank. Cost: a hash of them all, an all-reduce of 16 bytes a parameter.
 absl::Status CheckReplicas(const ParameterStore& store, const Context& context,
                            const Site& site = {});
+
+// Replaces `counts` by their sums over the ranks that together hold a model once: a block of
+// experts of every stage. Collective, blocks the host.
+absl::Status SumOverModel(absl::Span<int64_t> counts, const Context& context, const Site& site);
 
 // Elements of all experts and of the replicated parameters once. Collective, blocks the host.
 absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const Context& context,

@@ -126,6 +126,7 @@ absl::StatusOr<std::unique_ptr<Parameter>> ParameterStore::Make(const ParameterS
   }
   auto parameter = std::make_unique<Parameter>();
   parameter->spec_ = spec;
+  parameter->chunk_ = chunk_;
   if (use_ != StoreUse::kTraining) parameter->spec_.initializer = Initializer::kZeros;
   if (use_ == StoreUse::kInference) parameter->spec_.trainable = false;
   parameter->type_ = compute_;

@@ -16,6 +16,7 @@
 #include "kernels/grouped_gemm/gemm_problem.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
+#include "moe/run/deferred_gradients.h"
 
 namespace moe {
 namespace {
@@ -255,6 +256,7 @@ absl::Status Linear<T>::WeightGradient(const Context& context, const LinearRows&
                                        GradientReady ready) const {
   const auto weights = Of(rows, weights_);
   if (weights.empty() || !weights.front()->spec().trainable) return absl::OkStatus();
+  if (context.later != nullptr) return Defer(context, rows, dy, x);
   const int64_t all[] = {0, dy.rows()};
   const GroupOffsets segments = rows.segments.size() > 0 ? rows.segments : GroupOffsets(all);
   // Buckets hold a module's last parameters first, but those of a slab first to last: biases come
@@ -275,6 +277,22 @@ absl::Status Linear<T>::WeightGradient(const Context& context, const LinearRows&
     if (tied_) continue;
     for (Parameter* const weight : run) MOE_RETURN_IF_ERROR(ready(*weight));
   }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Linear<T>::Defer(const Context& context, LinearRows rows, MatrixView<const T> dy,
+                              MatrixView<const T> x) const {
+  DeferredGradients& later = *context.later;
+  MOE_ASSIGN_OR_RETURN(dy, later.Keep(dy));
+  MOE_ASSIGN_OR_RETURN(x, later.Keep(x));
+  MOE_ASSIGN_OR_RETURN(rows.segments, later.Keep(rows.segments));
+  rows.offsets = {};
+  Context now = context;
+  now.later = nullptr;
+  later.Add([this, now, rows, dy, x] {
+    return WeightGradient(now, rows, dy, x, [](Parameter&) { return absl::OkStatus(); });
+  });
   return absl::OkStatus();
 }
 

@@ -79,7 +79,8 @@ class Linear {
   // by `ready` of each bias and weight; without rows only `ready`. In fast numerics the segments of
   // a weight are one partial. Where sums travel in every round, one product and its `ready` for
   // each bucket in turn: at most two are open. Has no effect on frozen weights. Where cuBLAS
-  // multiplies, the host must have the segments.
+  // multiplies, the host must have the segments. Where the context leaves weight gradients for
+  // later (Context::later), all of this is done then, but for `ready`, which nobody calls.
   absl::Status WeightGradient(const Context& context, const LinearRows& rows,
                               MatrixView<const T> dy, MatrixView<const T> x,
                               GradientReady ready) const;
@@ -107,6 +108,8 @@ class Linear {
   }
   absl::Status GroupedProduct(const Context& context, const LinearRows& rows, MatrixView<const T> x,
                               MatrixView<T> y) const;
+  absl::Status Defer(const Context& context, LinearRows rows, MatrixView<const T> dy,
+                     MatrixView<const T> x) const;
   // WeightGradient of weights whose sums are open at one time, and of biases.
   static absl::Status AddRun(const Context& context, absl::Span<Parameter* const> weights,
                              const GroupOffsets& segments, MatrixView<const T> dy,

@@ -84,15 +84,17 @@ absl::Status SumOver(Communicator& group, absl::Span<int64_t> fields, const Cont
   return context.host->Synchronize();
 }
 
-// The tensor of this rank's experts with the largest grid loss.
-absl::StatusOr<Worst> WorstExperts(absl::Span<const GradientSquares> gradients, double unit,
-                                   const Context& context, const Site& site) {
-  const int64_t size = TensorsOf(gradients, true) * kTensorFields;
+// The tensor with the largest grid loss of those that `holders` hold, which are this rank's experts
+// or its stage's other tensors.
+absl::StatusOr<Worst> WorstAmong(MeshGroup holders, absl::Span<const GradientSquares> gradients,
+                                 double unit, const Context& context, const Site& site) {
+  const bool of_experts = holders == MeshGroup::kExpertData;
+  const int64_t size = TensorsOf(gradients, of_experts) * kTensorFields;
   MOE_ASSIGN_OR_RETURN(const auto fields, context.host_workspace->Array<int64_t>(size));
-  WriteFields(gradients, true, fields.data());
-  MOE_RETURN_IF_ERROR(SumOver(context.mesh->group(MeshGroup::kExpertData, MeshLane::kGradients),
-                              fields, context, site));
-  return WorstOf(gradients, true, fields.data(), unit);
+  WriteFields(gradients, of_experts, fields.data());
+  MOE_RETURN_IF_ERROR(
+      SumOver(context.mesh->group(holders, MeshLane::kGradients), fields, context, site));
+  return WorstOf(gradients, of_experts, fields.data(), unit);
 }
 
 // Fields that each rank contributes to the sums over all ranks, at a place of its own.
@@ -122,7 +124,8 @@ absl::StatusOr<double> GradientNorm::ClipFactor(double most) const {
                                           "expected finite ones: the weights have stayed"));
 }
 
-// The sums of experts' tensors travel first, then everything else at once.
+// The sums of experts' tensors travel first, then everything else at once; where each stage of a
+// pipeline has other tensors, theirs travel like those of experts.
 absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gradients, double unit,
                                            const Context& context, const Site& site) {
   Communicator& world = context.mesh->world();
@@ -132,7 +135,8 @@ absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gra
   // fields; replicated tensors.
   constexpr int64_t kRanks = kSquareSumSize + 1;
   const int64_t replicated = kRanks + (exact ? world.size() * int64_t{kRankFields} : 0);
-  const int64_t tensors = exact ? TensorsOf(gradients, false) : 0;
+  const bool one_stage = context.mesh->size(MeshGroup::kPipeline) == 1;
+  const int64_t tensors = exact && one_stage ? TensorsOf(gradients, false) : 0;
   MOE_ASSIGN_OR_RETURN(const auto fields, context.host_workspace->Array<int64_t>(
                                               replicated + tensors * kTensorFields));
   std::fill_n(fields.begin(), replicated, int64_t{0});
@@ -144,13 +148,18 @@ absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gra
   fields[kSquareSumSize] = tally.non_finite;
   Worst mine;
   if (exact) {
-    MOE_ASSIGN_OR_RETURN(mine, WorstExperts(gradients, unit, context, site));
+    MOE_ASSIGN_OR_RETURN(mine, WorstAmong(MeshGroup::kExpertData, gradients, unit, context, site));
+    if (!one_stage) {
+      MOE_ASSIGN_OR_RETURN(const Worst of_stage,
+                           WorstAmong(MeshGroup::kStage, gradients, unit, context, site));
+      if (of_stage.IsWorseThan(mine)) mine = of_stage;
+    }
     int64_t* const own = &fields[kRanks + world.rank() * int64_t{kRankFields}];
     own[kLargest] = tally.largest;
     own[kLoss] = std::bit_cast<int64_t>(mine.loss);
     own[kHash] = mine.hash;
     own[kNameBytes] = mine.name == nullptr ? 0 : std::ssize(*mine.name);
-    WriteFields(gradients, false, fields.data() + replicated);
+    if (one_stage) WriteFields(gradients, false, fields.data() + replicated);
   }
   MOE_RETURN_IF_ERROR(SumOver(world, fields, context, site));
 
@@ -158,8 +167,9 @@ absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gra
   const bool finite = norm.non_finite == 0 && fields[kSquareSumDigits] == 0;
   norm.value = finite ? ValueOf(fields.data()) : std::numeric_limits<double>::infinity();
   if (!exact) return norm;
-  Worst worst = WorstOf(gradients, false, fields.data() + replicated, unit);
-  // Rank whose experts' tensor is the worst; -1: a replicated tensor, known to every rank.
+  Worst worst;
+  if (one_stage) worst = WorstOf(gradients, false, fields.data() + replicated, unit);
+  // Rank whose own tensor is the worst; -1: a replicated tensor, known to every rank.
   int root = -1;
   int64_t name_bytes = 0, largest = 0;
   for (int r = 0; r < world.size(); ++r) {

@@ -69,8 +69,13 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
                                    .placement = options.placement},
                                   *context.mesh);
   reducer->parameter_sums_.resize(store.parameters().size());
+  const auto all = store.parameters();
+  reducer->chunks_.resize(all.empty() ? 1 : static_cast<size_t>(all.back()->chunk()) + 1);
   for (size_t b = 0; b < reducer->buckets_.size(); ++b) {
     const ParameterBucket& bucket = reducer->buckets_[b];
+    Chunk& chunk = reducer->chunks_[static_cast<size_t>(bucket.chunk())];
+    if (chunk.end == 0) chunk.begin = b;
+    chunk.end = b + 1;
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       reducer->parameter_sums_[bucket.parameters[i]->index()] = {static_cast<int>(b),
                                                                  bucket.first[i]};
@@ -170,17 +175,17 @@ absl::Status GradientReducer::Begin(int loss_scale_log2, int unit_log2) {
     sums.empty = true;
   }
   for (ParameterSums& sums : parameter_sums_) sums.empty = true;
-  next_ = 0;
+  for (Chunk& chunk : chunks_) chunk.next = chunk.begin;
   return context_.compute->Zero(tallies_.data(), tallies_.bytes());
 }
 
-absl::Status GradientReducer::BeginRound() {
+absl::Status GradientReducer::BeginRound(int chunk) {
   if (!travels_each_round()) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(CheckAllLaunched());
-  next_ = 0;
-  for (BucketSums& sums : sums_) sums.ready = 0;
-  for (ParameterSums& sums : parameter_sums_) {
-    if (in_parts(static_cast<size_t>(sums.bucket))) sums.empty = true;
+  Chunk& of_round = chunks_[static_cast<size_t>(chunk)];
+  MOE_RETURN_IF_ERROR(CheckLaunched(of_round));
+  of_round.next = of_round.begin;
+  for (size_t b = of_round.begin; b < of_round.end; ++b) {
+    sums_[b].ready = 0;
   }
   return absl::OkStatus();
 }
@@ -201,14 +206,16 @@ absl::Status GradientReducer::MarkReady(const Parameter& parameter, const Site& 
     MOE_RETURN_IF_ERROR(ClearEmpty(b));
     MOE_ASSIGN_OR_RETURN(sums.filled, context_.compute->Record());
   }
-  for (; next_ < buckets_.size() && sums_[next_].ready == parameters(next_); ++next_) {
-    MOE_RETURN_IF_ERROR(Launch(next_, site));
+  Chunk& chunk = chunks_[static_cast<size_t>(buckets_[b].chunk())];
+  for (; chunk.next < chunk.end && sums_[chunk.next].ready == parameters(chunk.next);
+       ++chunk.next) {
+    MOE_RETURN_IF_ERROR(Launch(chunk.next, site));
   }
   return absl::OkStatus();
 }
 
-// Writes zeros for the parameters of a full bucket that no partial of this rank's has reached, one operation for a
-// run of neighbours.
+// Writes zeros for the parameters of a full bucket that no partial of this rank's has reached, one
+// operation for a run of neighbours.
 absl::Status GradientReducer::ClearEmpty(size_t b) {
   const ParameterBucket& bucket = buckets_[b];
   if (in_parts(b)) MOE_RETURN_IF_ERROR(OpenRound(b));
@@ -268,17 +275,24 @@ absl::Status GradientReducer::Travel(size_t b, const Site& site) {
                           ? stream_.CopyBytes(own.data(), kept.data(),
                                               static_cast<int64_t>(kept.size() * sizeof(T)))
                           : AddPartial<T>(own, kept, stream_));
+  // What comes next is of another round, which backward may have begun already.
+  for (const Parameter* const p : bucket.parameters) parameter_sums_[p->index()].empty = true;
   RoundSums* const round = std::exchange(sums.round, nullptr);
   MOE_ASSIGN_OR_RETURN(round->travelled, stream_.Record());
   free_.push_back(round);
   return absl::OkStatus();
 }
 
-absl::Status GradientReducer::CheckAllLaunched() const {
-  if (next_ == buckets_.size()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", buckets_.size() - next_,
-                                                    " of ", buckets_.size(),
+absl::Status GradientReducer::CheckLaunched(const Chunk& chunk) const {
+  if (chunk.next == chunk.end) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", chunk.end - chunk.next,
+                                                    " of ", chunk.end - chunk.begin,
                                                     " buckets still miss gradients"));
+}
+
+absl::Status GradientReducer::CheckAllLaunched() const {
+  for (const Chunk& chunk : chunks_) MOE_RETURN_IF_ERROR(CheckLaunched(chunk));
+  return absl::OkStatus();
 }
 
 absl::Status GradientReducer::Finish() {

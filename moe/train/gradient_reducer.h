@@ -62,9 +62,10 @@ class GradientReducer {
   // Number of terms, over all ranks, that one gradient on the exact grid has room for.
   int64_t max_terms() const { return grid_.max_terms; }
 
-  // To be called before every other round. kFailedPrecondition unless the previous round has been
-  // marked ready, where buckets travel in each round (travels_each_round).
-  absl::Status BeginRound();
+  // To be called before every other round of a chunk (Parameter::chunk). kFailedPrecondition unless
+  // the chunk's previous round has been marked ready, where buckets travel in each round
+  // (travels_each_round).
+  absl::Status BeginRound(int chunk = 0);
   bool travels_each_round() const { return options_.placement.sums == Holding::kPart; }
 
   // The gradient of `parameter` is complete once the compute stream passes this point. Called once
@@ -129,6 +130,10 @@ class GradientReducer {
     RoundSums* round = nullptr;
     Event filled;
   };
+  // Buckets of a chunk, which travel in their order: [begin, end), the first not yet launched.
+  struct Chunk {
+    size_t begin = 0, end = 0, next = 0;
+  };
   struct ParameterSums {
     int bucket = 0;
     int64_t first = 0;  // first element in the bucket
@@ -165,6 +170,7 @@ class GradientReducer {
   absl::Status Launch(size_t b, const Site& site);
   template <typename T>
   absl::Status Travel(size_t b, const Site& site);
+  absl::Status CheckLaunched(const Chunk& chunk) const;
   absl::Status CheckAllLaunched() const;
   Communicator& HoldersOf(const ParameterBucket& bucket) const {
     return context_.mesh->group(bucket.holders, MeshLane::kGradients);
@@ -187,7 +193,7 @@ class GradientReducer {
   std::vector<std::unique_ptr<RoundSums>> rounds_;
   // Buffers without a bucket, the one that travelled longest ago first.
   std::deque<RoundSums*> free_;
-  size_t next_ = 0;  // first bucket not yet launched
+  std::vector<Chunk> chunks_;  // by Parameter::chunk
   GroupMap<Traffic> traffic_;
 };
 

@@ -15,6 +15,16 @@
 
 namespace moe {
 
+PipelineShape PipelineOf(const TrainerOptions& options) {
+  PipelineShape shape = {.schedule = options.pipeline_schedule,
+                         .stages = options.session.mesh.pipeline,
+                         .chunks = options.pipeline_chunks};
+  if (shape.chunks > 1 && shape.schedule == ScheduleKind::k1F1B) {
+    shape.schedule = ScheduleKind::kInterleaved;
+  }
+  return shape;
+}
+
 Trainer::Trainer(const TrainerOptions& options, std::unique_ptr<Session> session)
     : options_(options),
       session_(std::move(session)),
@@ -42,7 +52,10 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& o
     Log(LogLevel::kInfo, "optimiser state is in memory of the host already: offload has no effect");
   }
   MOE_ASSIGN_OR_RETURN(auto session, Session::Create(options.session, std::move(world)));
-  return std::unique_ptr<Trainer>(new Trainer(options, std::move(session)));
+  std::unique_ptr<Trainer> trainer(new Trainer(options, std::move(session)));
+  MOE_ASSIGN_OR_RETURN(trainer->runner_,
+                       PipelineRunner::Create(PipelineOf(options), trainer->context()));
+  return trainer;
 }
 
 Trainer::~Trainer() {
@@ -134,19 +147,49 @@ absl::StatusOr<Round> Trainer::BeginRound() {
   }
   if (!evaluates() && rounds_begun_ > 0) {
     MOE_RETURN_IF_ERROR(MarkOwn());
-    MOE_RETURN_IF_ERROR(reducer_->BeginRound());
+    for (int chunk = 0; chunk < runner_->shape().chunks; ++chunk) {
+      MOE_RETURN_IF_ERROR(reducer_->BeginRound(chunk));
+    }
   }
   EndRound();
   scope_.emplace(*context().workspace);
   host_scope_.emplace(*context().host_workspace);
   if (!evaluates()) stash_ = session_->stashes().Take();
+  const Round round = RoundAt(rounds_begun_++);
+  round_ = Round(round.micro_batch(), round.index(), step_, round_.number() + 1);
+  return round_;
+}
+
+Round Trainer::RoundAt(int64_t index) const {
   const Mesh& mesh = *context().mesh;
   const MicroBatchRange mine =
       MicroBatchesOf(mesh.index(MeshGroup::kData), mesh.size(MeshGroup::kData), dealt_);
-  const int64_t micro_batch = mine.begin + rounds_begun_;
-  round_ =
-      Round(micro_batch < mine.end ? micro_batch : -1, rounds_begun_++, step_, round_.number() + 1);
-  return round_;
+  const int64_t micro_batch = mine.begin + index;
+  return Round(micro_batch < mine.end ? micro_batch : -1, index, step_, 0);
+}
+
+// The runner begins all rounds, in the order of its own.
+absl::Status Trainer::BeginRounds() {
+  if (running_ == Running::kNothing) MOE_RETURN_IF_ERROR(BeginStep());
+  if (rounds_begun_ > 0) {
+    return absl::FailedPreconditionError(absl::StrCat("Trainer::RunRounds: ", rounds_begun_, " of ",
+                                                      rounds(),
+                                                      " rounds have begun, expected none"));
+  }
+  rounds_begun_ = rounds();
+  round_ = Round(-1, rounds_begun_ - 1, step_, round_.number() + 1);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::BeginBackward(const Round& round, int chunk) {
+  return round.index() == 0 ? absl::OkStatus() : reducer_->BeginRound(chunk);
+}
+
+absl::Status Trainer::MarkComplete(const Round& round, const Parameter& parameter) {
+  const bool last = round.index() + 1 == rounds();
+  if (!last && !reducer_->travels_each_round()) return absl::OkStatus();
+  if (last) gradients_ = Gradients::kMarked;
+  return reducer_->MarkReady(parameter, PassOf(round).site);
 }
 
 void Trainer::EndRound() {
@@ -159,9 +202,7 @@ Pass Trainer::PassOf(const Round& round, const Batch& batch) const {
   return {.context = context(),
           .batch = batch,
           .stash = stash_.get(),
-          .site = {.name = evaluates() ? "evaluation" : "step",
-                   .round = static_cast<int32_t>(round.index()),
-                   .step = round.step()},
+          .site = runner_->SiteOf(round, evaluates() ? "evaluation" : "step"),
           .weights = weights_,
           .d_loss = static_cast<float>(loss_scale())};
 }
@@ -291,8 +332,8 @@ absl::Status Trainer::TakeCounts() {
 // on every rank.
 absl::Status Trainer::SumCounts(absl::Span<int64_t> counts, const char* name) {
   Stream& host = *context().host;
-  MOE_RETURN_IF_ERROR(context().mesh->world().AllReduce<int64_t>(counts, ReduceOp::kSum, host,
-                                                                 {.name = name, .step = step_}));
+  MOE_RETURN_IF_ERROR(context().mesh->world().AllReduce<int64_t>(
+      counts, ReduceOp::kSum, host, {.name = name, .step = step_, .grace = runner_->grace()}));
   MOE_RETURN_IF_ERROR(host.Synchronize());
   std::copy_n(counts_.end() - 1 - std::ssize(loop_counts_), loop_counts_.size(),
               loop_counts_.begin());

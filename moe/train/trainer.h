@@ -37,6 +37,9 @@ struct TrainerOptions {
   // equal. 0 = one for each rank.
   int64_t micro_batches = 0;
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
+  // Order of a pipeline's passes (RunRounds), and chunks of each of its stages.
+  ScheduleKind pipeline_schedule = ScheduleKind::k1F1B;
+  int pipeline_chunks = 1;
   ZeroStage zero = ZeroStage::kNone;  // with a stage above 0, gradients are in parts after Reduce
   Offload offload = {};
   int64_t bucket_bytes = GradientReducerOptions().bucket_bytes;
@@ -45,6 +48,9 @@ struct TrainerOptions {
   std::optional<int> unit_log2 = {};
   OptimizerOptions optimizer = {};
 };
+
+// The pipeline of these options: 1F1B over several chunks is interleaved.
+PipelineShape PipelineOf(const TrainerOptions& options);
 
 class Trainer;
 
@@ -200,7 +206,9 @@ class Trainer {
 
   int64_t micro_batches() const { return micro_batches_; }
   // Rounds of the step or evaluation that has begun; before the first, of a step.
-  int64_t rounds() const { return RoundsOf(context().mesh->size(MeshGroup::kData), dealt_); }
+  int64_t rounds() const {
+    return PaddedRounds(runner_->shape(), RoundsOf(context().mesh->size(MeshGroup::kData), dealt_));
+  }
   double loss_scale() const;
   // Factor from the reducer's sums to the mean gradient: 1 / micro_batches / loss_scale.
   double gradient_scale() const;
@@ -216,13 +224,18 @@ class Trainer {
   // Begins a step if none has begun. kFailedPrecondition after the last round.
   absl::StatusOr<Round> BeginRound();
   const Round& round() const { return round_; }  // the round that began last
-  // Runs all rounds of the step, or of the evaluation that has begun, with passes of `module`,
-  // which reads tokens and writes losses. Collective. Errors: those of module and host.
+  // Runs all rounds of the step, or of the evaluation that has begun, with passes of `model`, in
+  // the order of the schedule. Collective. Errors: those of modules and host.
   template <typename T>
-  absl::Status RunRounds(Module<T>& module, RoundHost& host) {
-    OneStage(rounds(), !evaluates(), ops_);
-    return RunOperations(ops_, module, host, *this);
+  absl::Status RunRounds(const PipelineModel<T>& model, RoundHost& host) {
+    MOE_RETURN_IF_ERROR(BeginRounds());
+    return runner_->Run(model, host, *this);
   }
+  const PipelineRunner& pipeline() const { return *runner_; }
+  // For the runner: round `index` of the step or evaluation; before a backward in it; MarkReady.
+  Round RoundAt(int64_t index) const;
+  absl::Status BeginBackward(const Round& round, int chunk);
+  absl::Status MarkComplete(const Round& round, const Parameter& parameter);
   // Adds `values`, [parameter.size()] in memory of the session's device, to the step's sum as one
   // term. Called once in a round. Enqueued; kInvalidArgument for another size, kFailedPrecondition
   // for a parameter that has no sum: frozen, or added after the first step.
@@ -304,6 +317,7 @@ class Trainer {
   absl::Status CheckReduced(const char* function) const;
   absl::Status MarkReady(const Parameter& parameter);
   absl::Status MarkOwn();
+  absl::Status BeginRounds();
   absl::Status Freeze();
   absl::Status HaveWeights();
   void EndRound();
@@ -346,9 +360,9 @@ class Trainer {
   WeightSource* weights_ = nullptr;
   int64_t rounds_begun_ = 0;  // rounds of this step or evaluation
   Round round_;
-  std::vector<PipelineOp> ops_;                       // operations of RunRounds
   std::optional<WorkspaceScope> scope_, host_scope_;  // what the caller takes in the round
   StashHandle stash_;                                 // of the round of a step
+  std::unique_ptr<PipelineRunner> runner_;
 };
 
 }  // namespace moe

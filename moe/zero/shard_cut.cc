@@ -72,6 +72,7 @@ std::vector<ParameterBucket> MakeBuckets(const ParameterStore& store, const Buck
       if (!(*p)->spec().trainable) continue;
       const MeshGroup holders = mesh.Canonical((*p)->spec().holders);
       ParameterBucket& bucket = open[holders];
+      if (!bucket.parameters.empty() && bucket.chunk() != (*p)->chunk()) close(bucket);
       bucket.holders = holders;
       bucket.parameters.push_back(p->get());
       bucket.first.push_back(bucket.elements() + (*p)->size());

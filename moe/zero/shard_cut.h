@@ -33,6 +33,7 @@ struct ParameterBucket {
   StatePlacement placement;          // all is whole where one rank holds the bucket
 
   int64_t elements() const { return first.back(); }
+  int chunk() const { return parameters.front()->chunk(); }
   // Whether ranks scatter the sums and gather the weights, since each moves its own part alone.
   bool sharded() const { return placement.optimizer == Holding::kPart; }
   // Whether they gather them as soon as they have moved, and not when a module leases them.
@@ -65,8 +66,8 @@ struct BucketOptions {
   StatePlacement placement = {};
 };
 
-// The trainable parameters, those of other holders apart, last first (the order in which backward
-// ends with them), but those of a slab first to last: a bucket is where its first slab is.
+// The trainable parameters, those of other holders or chunks apart, last first (the order in which
+// backward ends with them), but those of a slab first to last: a bucket is where its first slab is.
 std::vector<ParameterBucket> MakeBuckets(const ParameterStore& store, const BucketOptions& options,
                                          const Mesh& mesh);
 

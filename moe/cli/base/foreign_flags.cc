@@ -21,7 +21,7 @@ using enum ForeignUse;
 
 constexpr char kAny[] = "*";
 constexpr char kFloat32[] = "sums are in float32 or exact, by --numerics";
-constexpr char kOnlyExperts[] = "only experts are split over ranks, by --ep";
+constexpr char kNoExpertTensors[] = "matrices and layers are split over ranks, by --tp and --pp";
 constexpr char kOwnFormat[] =
     "checkpoints have one format, docs/checkpoint.md; moe ckpt export writes "
     "Hugging Face's";
@@ -61,10 +61,7 @@ constexpr Meaning kMeanings[] = {
      "rows travel all-to-all, by --dispatch"},
     {kNeedless, "distributed-backend nccl|gloo", "--backend, or the launcher, says it"},
     {kNeedless, "local-rank *", "the launcher's variables say it"},
-    {kNeedless,
-     "expert-tensor-parallel-size 1, "
-     "pipeline-model-parallel-size 1, pp 1, context-parallel-size 1, cp 1",
-     kOnlyExperts},
+    {kNeedless, "expert-tensor-parallel-size 1, context-parallel-size 1, cp 1", kNoExpertTensors},
     {kNeedless, "sequence-parallel, tp-comm-overlap",
      "ranks of --tp keep all rows between layers, and wait for their sums"},
     {kNeedless, "overlap-grad-reduce", "gradients travel during backward"},
@@ -125,8 +122,9 @@ constexpr Meaning kMeanings[] = {
      "--dtype f32, bf16 and f16 are what there is"},
     {kRefused, "grad-reduce-in-bf16", kFloat32},
     // Ranks.
-    {kRefused, "num-layers-per-virtual-pipeline-stage *, enable-expert-tensor-parallelism",
-     kOnlyExperts},
+    {kRefused, "num-layers-per-virtual-pipeline-stage *",
+     "--vp chunks of a stage have num-layers / (PP VP) layers each"},
+    {kRefused, "enable-expert-tensor-parallelism", kNoExpertTensors},
     {kRefused, "data-parallel-size *, dp *", "it is the number of ranks over --ep"},
     {kRefused, "moe-enable-deepep", "--dispatch says how rows travel"},
     {kRefused, "overlap-moe-expert-parallel-comm",

@@ -304,8 +304,15 @@ void AddLayoutSettings(lm::TrainConfig& train, Table& table) {
   AddShareDeviceSetting(table);
   table
       .Add("--expert-model-parallel-size, --ep N", rows,
-           "EP: ranks that share one set of experts; divides R; data-parallel size = R / EP")
+           "EP: ranks that share one set of experts; divides R / PP; data-parallel size = R / PP")
       .Roles(kOfLayer);
+  table.Add("--pipeline-model-parallel-size, --pp N", rows,
+            "PP: stages, groups of ranks with a part of the layers each; divides R");
+  table.Add("--num-virtual-stages-per-pipeline-rank, --vp N", rows,
+            "chunks of layers of each stage: less idle time, more rows between stages");
+  table.Add("--pipeline-schedule NAME", rows,
+            "order of a stage's passes: gpipe, 1f1b, zb-h1 (weight gradients fill its waits), or "
+            "interleaved with --vp 2 or more; the same bits");
   AddThreadsSetting(table);
   table
       .Add("--dispatch NAME", rows,

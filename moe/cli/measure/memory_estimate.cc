@@ -83,7 +83,23 @@ struct Sizes {
   const double tokens, hidden, ffn, experts, top_k, ep, tp, element, gated, skew;
 };
 
-// Elements of the matrices that ranks of a tensor group share.
+// The part of a pipeline that its rank with the most holds: all of it with one stage.
+struct StageShare {
+  explicit StageShare(const MemoryShape& shape) {
+    const PipelineShape pipeline = PipelineOf(shape.trainer);
+    stages = pipeline.stages;
+    chunks = pipeline.chunks;
+    layers = (shape.model.num_layers + pipeline.parts() - 1) / pipeline.parts();
+    const int ranks = std::max(1, shape.ranks / stages);
+    in_flight = MostInFlight(pipeline, 0,
+                             PaddedRounds(pipeline, RoundsOf(ranks, shape.trainer.micro_batches)));
+  }
+  int stages = 1, chunks = 1;
+  int layers = 0;         // of a chunk
+  int64_t in_flight = 1;  // micro-batches, each in a chunk
+};
+
+// Elements of the matrices that ranks of a tensor group share, of the whole model.
 double CutParameters(const MemoryShape& shape, const Sizes& s) {
   const lm::TransformerConfig& model = shape.model;
   const double q = static_cast<double>(model.q_cols()), kv = static_cast<double>(model.kv_cols());
@@ -95,8 +111,9 @@ double CutParameters(const MemoryShape& shape, const Sizes& s) {
 }
 
 // Buffers in which partials of a round add up where sums are in parts, as RoundBuffersOf says; a
-// bucket closes, in the mean, half a matrix after its size.
-double RoundBytes(const MemoryShape& shape, const Sizes& s, double shared, double experts) {
+// bucket closes, in the mean, half a matrix after its size. ranks: of a stage.
+double RoundBytes(const MemoryShape& shape, const Sizes& s, double shared, double experts,
+                  int ranks) {
   const TrainerOptions& trainer = shape.trainer;
   if (PlacementOf(trainer.zero).sums == Holding::kWhole) return 0;
   const auto sum_bytes = static_cast<double>(SumBytesOfElement(trainer.session.numerics));
@@ -107,13 +124,14 @@ double RoundBytes(const MemoryShape& shape, const Sizes& s, double shared, doubl
     buffers += group > bucket ? 2 : 1;
     elements = std::max(elements, std::min(group, bucket + s.gated * s.hidden * s.ffn / 2));
   };
-  add(shared, shape.ranks);
-  add(experts, shape.ranks / trainer.session.mesh.expert);
+  add(shared, ranks);
+  add(experts, ranks / trainer.session.mesh.expert);
   return buffers * elements * sum_bytes;
 }
 
 // Two pages of optimiser state in a file: what a rank keeps of a bucket, but at most page_bytes.
-double PageBytes(const MemoryShape& shape, const Sizes& s, double shared, double experts) {
+double PageBytes(const MemoryShape& shape, const Sizes& s, double shared, double experts,
+                 int of_stage) {
   const TrainerOptions& trainer = shape.trainer;
   const StatePlacement placement = PlacementOf(trainer.zero, trainer.offload.optimizer);
   if (placement.tier != StateTier::kFile) return 0;
@@ -124,7 +142,7 @@ double PageBytes(const MemoryShape& shape, const Sizes& s, double shared, double
     return std::min(group, bucket) / (placement.optimizer == Holding::kPart ? ranks : 1);
   };
   const double elements =
-      std::max(kept(shared, shape.ranks), kept(experts, shape.ranks / trainer.session.mesh.expert));
+      std::max(kept(shared, of_stage), kept(experts, of_stage / trainer.session.mesh.expert));
   const auto element_bytes = static_cast<double>(OptimizerBytesOfElement(trainer.dtype));
   return 2 *
          std::min(static_cast<double>(trainer.offload.file.page_bytes), element_bytes * elements);
@@ -134,8 +152,16 @@ double StateBytes(const MemoryShape& shape, const Sizes& s) {
   const MoeLayerConfig& moe = shape.model.moe;
   const double biases = moe.projection_biases ? s.gated * s.ffn + s.hidden : 0;
   const double expert = (s.gated + 1) * s.hidden * s.ffn + biases;
-  const double layers = shape.model.num_layers / shape.model.moe_layer_freq;
-  const double shared = static_cast<double>(shape.parameters_total) - layers * s.experts * expert;
+  const StageShare stage(shape);
+  const double all = shape.model.num_layers / shape.model.moe_layer_freq;
+  const double layers = std::min<double>(
+      all, std::ceil(1.0 * stage.layers / shape.model.moe_layer_freq) * stage.chunks);
+  double shared = static_cast<double>(shape.parameters_total) - all * s.experts * expert;
+  if (stage.stages > 1) {
+    // Embedding and output layer are at the two ends.
+    const double end = static_cast<double>(shape.model.vocab_size * shape.model.hidden_size);
+    shared = end + (shared - 2 * end) * stage.layers * stage.chunks / shape.model.num_layers;
+  }
   const double experts = layers * std::min(s.experts, s.local_experts()) * expert;
   const TrainerOptions& trainer = shape.trainer;
   const StatePlacement placement = PlacementOf(trainer.zero, trainer.offload.optimizer);
@@ -146,17 +172,19 @@ double StateBytes(const MemoryShape& shape, const Sizes& s) {
            (shape.trained ? 0 : 8) +  // moments
            copy;
   };
-  const int replicas = shape.ranks / trainer.session.mesh.expert;
+  const int ranks = shape.ranks / stage.stages, replicas = ranks / trainer.session.mesh.expert;
   const int tp = trainer.session.mesh.tensor;
-  const double cut = tp > 1 ? CutParameters(shape, s) : 0, held = shared - cut + cut / tp;
-  double bytes = (shared - cut) * of_element(shape.ranks) +
-                 cut / tp * of_element(shape.ranks / tp) + experts * of_element(replicas) +
-                 RoundBytes(shape, s, held, experts) + PageBytes(shape, s, held, experts);
-  if (placement.weights == Holding::kPart && shape.ranks > 1) {
+  const double of_stage = static_cast<double>(stage.layers * stage.chunks) / shape.model.num_layers;
+  const double cut = tp > 1 ? CutParameters(shape, s) * of_stage : 0;
+  const double held = shared - cut + cut / tp;
+  double bytes = (shared - cut) * of_element(ranks) + cut / tp * of_element(ranks / tp) +
+                 experts * of_element(replicas) + RoundBytes(shape, s, held, experts, ranks) +
+                 PageBytes(shape, s, held, experts, ranks);
+  if (placement.weights == Holding::kPart && ranks > 1) {
     // Two blocks of the largest module: the embedding or output layer, or a layer.
     const double table = static_cast<double>(shape.model.vocab_size) * s.hidden;
-    const double tables = shape.model.tied_embeddings ? table : 2 * table;
-    const double layer = (shared - tables) / shape.model.num_layers / tp +
+    const double tables = shape.model.tied_embeddings || stage.stages > 1 ? table : 2 * table;
+    const double layer = (shared - tables) / (stage.layers * stage.chunks) / tp +
                          (replicas > 1 ? experts / std::max(1.0, layers) : 0);
     bytes += 2 * s.element * std::max(table, layer);
   }
@@ -216,17 +244,29 @@ double DenseForward(const MemoryShape& shape, const Sizes& s) {
 double Workspace(const MemoryShape& shape, const Sizes& s) {
   if (!shape.trained) return MoeForward(shape, s) + MoeBackward(s);
   const lm::TransformerConfig& model = shape.model;
-  const int moe_layers = model.num_layers / model.moe_layer_freq;
+  const StageShare stage(shape);
+  const int layers = stage.layers;
+  const int over = stage.stages > 1 ? model.moe_layer_freq - 1 : 0;  // a part may begin with one
+  const int moe_layers = (layers + over) / model.moe_layer_freq;
   const double row = s.element * s.tokens * s.hidden;
-  double kept = model.num_layers * BlockForward(model, s) + moe_layers * MoeForward(shape, s) +
-                (model.num_layers - moe_layers) * DenseForward(shape, s);
+  const auto in_flight = static_cast<double>(stage.in_flight);
+  double kept = in_flight * (layers * BlockForward(model, s) + moe_layers * MoeForward(shape, s) +
+                             (layers - moe_layers) * DenseForward(shape, s));
+  if (PipelineOf(shape.trainer).schedule == ScheduleKind::kZeroBubbleH1) {
+    // What weight gradients read of a backward's scratch.
+    kept += in_flight * s.element *
+            (layers * s.tokens * (s.hidden + ProjectedColumns(model)) +
+             moe_layers * s.expert_rows() * s.hidden);
+  }
   if (model.recompute == Recompute::kLayer) {
     // Inputs of all layers, and all of the layer that keeps most.
     const double most = std::max(moe_layers > 0 ? MoeForward(shape, s) : 0,
-                                 moe_layers < model.num_layers ? DenseForward(shape, s) : 0);
-    kept = std::min(kept, model.num_layers * row + BlockForward(model, s) + most + row);
+                                 moe_layers < layers ? DenseForward(shape, s) : 0);
+    kept = std::min(kept, in_flight * layers * row + BlockForward(model, s) + most + row);
   }
-  const double residual = 2 * row;
+  double residual = 2 * row;
+  // Rows between stages: each micro-batch's first ones, and messages on their way.
+  if (stage.stages > 1) residual += (in_flight + 4) * row;
   const double attention =
       s.element * s.tokens *
       (ProjectedColumns(model) / s.tp + std::max(s.hidden, QueryColumns(model) / s.tp));

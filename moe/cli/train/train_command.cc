@@ -236,7 +236,7 @@ class TrainRun {
 
   RoutingTraceHeader RoutingHeader() const {
     const lm::TransformerConfig& model = options_.train.model;
-    return {.ranks = options_.ranks,
+    return {.ranks = options_.ranks / options_.train.trainer.session.mesh.pipeline,
             .expert_parallel_size = options_.train.trainer.session.mesh.expert,
             .num_experts = model.moe.router.num_experts,
             .top_k = model.moe.router.top_k,

@@ -51,18 +51,28 @@ std::string RanksAre(const std::string& backend, int ranks) {
 }
 
 // If the ranks do not divide M, some ranks wait for others in every step.
-// How layers without experts divide the ranks, if they do, and how experts do.
-std::string MeshText(const MeshShape& mesh, int ranks) {
-  const std::string experts = fmt::format("EP {} x DP {}", mesh.expert, ranks / mesh.expert);
-  if (mesh.tensor == 1) return experts;
-  return fmt::format("TP {} x DP {}, experts {}", mesh.tensor, ranks / mesh.tensor, experts);
-}
-
 void AddUnevenWork(Text& text, int64_t micro_batches, int64_t ranks) {
   const int64_t busy = micro_batches % ranks, least = micro_batches / ranks;
   if (busy == 0) return;
   Add(text, "uneven {} of {} ranks: {} a step, the others {}; --micro-batches {} takes no longer\n",
       busy, ranks, Counted(least + 1, "micro-batch"), least, (least + 1) * ranks);
+}
+
+// How experts divide the ranks of a stage, before that how layers without experts do, if they do
+// otherwise, and the stages: "TP 2 x DP 4, experts EP 4 x DP 2; PP 2, 1f1b".
+std::string DegreesText(const TrainerOptions& trainer, int ranks) {
+  const MeshShape& mesh = trainer.session.mesh;
+  const int of_stage = ranks / mesh.pipeline;
+  std::string text = fmt::format("EP {} x DP {}", mesh.expert, of_stage / mesh.expert);
+  if (mesh.tensor > 1) {
+    text = fmt::format("TP {} x DP {}, experts {}", mesh.tensor, of_stage / mesh.tensor, text);
+  }
+  if (mesh.pipeline == 1) return text;
+  const PipelineShape shape = PipelineOf(trainer);
+  text += fmt::format("{} PP {}, {}", mesh.tensor > 1 ? ";" : " x", shape.stages,
+                      NameOf(shape.schedule, kScheduleWords));
+  if (shape.chunks > 1) text += fmt::format(" of {} chunks", shape.chunks);
+  return text;
 }
 
 void AddLoss(Text& text, const lm::TrainReport& report, const char* unit) {
@@ -85,6 +95,8 @@ void AddPhases(Text& text, const lm::TrainReport& report) {
     sum += seconds;
   };
   for (int p = 0; p < static_cast<int>(Phase::kCount); ++p) {
+    // Without a pipeline nobody waits for one.
+    if (static_cast<Phase>(p) == Phase::kPipeline && report.phase_seconds[p] == 0) continue;
     row(NameOf(static_cast<Phase>(p)), report.phase_seconds[p]);
   }
   if (sum < report.seconds) row("other, waiting", report.seconds - sum);
@@ -173,6 +185,7 @@ void AddTraffic(Text& text, const lm::TrainReport& report, ZeroStage zero) {
   row("experts: to another node", report.exchange_bytes.cross_node);
   row(zero == ZeroStage::kNone ? "gradients: all-reduce" : "gradients: scatter, weights: gather",
       report.all_reduce_bytes);
+  if (report.pipeline_bytes > 0) row("rows: between stages", report.pipeline_bytes);
   Add(text, "state of a rank {}, by the formula {} (--zero {})\n",
       BytesText(static_cast<double>(report.state_bytes)),
       BytesText(static_cast<double>(report.state_bytes_formula)), static_cast<int>(zero));
@@ -200,14 +213,15 @@ absl::StatusOr<double> SecondsOf(const measure::CaseSpec& spec, Communicator& co
   return row.samples_us.min * 1e-6;
 }
 
-// Calls of the exchange on one of `ranks` that have micro-batches of their own: four movements of every chunk, MoE layer and micro-batch.
+// Calls of the exchange on one of `ranks` that have micro-batches of their own, or parts of them:
+// four movements of every chunk, MoE layer and micro-batch.
 int64_t Exchanges(const lm::TrainConfig& config, int64_t steps, int ranks) {
   const lm::TransformerConfig& model = config.model;
-  const int ep = config.trainer.session.mesh.expert;
+  const int ep = config.trainer.session.mesh.expert, stages = config.trainer.session.mesh.pipeline;
   const int64_t most_experts = (model.moe.router.num_experts + ep - 1) / ep;
   const int64_t chunks = std::min<int64_t>(model.moe.overlap_degree, most_experts);
-  const int64_t rounds = (config.trainer.micro_batches + ranks - 1) / ranks;
-  return 4 * steps * rounds * (model.num_layers / model.moe_layer_freq) * chunks;
+  const int64_t rounds = RoundsOf(ranks / stages, config.trainer.micro_batches);
+  return 4 * steps * rounds * (model.num_layers / model.moe_layer_freq) / stages * chunks;
 }
 
 absl::StatusOr<CommRate> MeasureExchange(const lm::TrainConfig& config,
@@ -282,14 +296,15 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
       train.model.hidden_size, Counted(moe.router.num_experts, "expert"), moe.ffn_hidden_size,
       moe.router.top_k, moe.router.gate);
   Add(text, "mesh   {} ({}) = {}; threads per rank {}; {}, {}\n", Counted(options.ranks, "rank"),
-      RanksAre(backend, options.ranks), MeshText(session.mesh, options.ranks), session.threads,
+      RanksAre(backend, options.ranks), DegreesText(train.trainer, options.ranks), session.threads,
       NameOf(train.trainer.dtype),
       session.numerics == Numerics::kFast ? "fast numerics" : "layout-invariant numerics");
   Add(text, "step   {} x {} x {} = {}\n", Counted(train.trainer.micro_batches, "micro-batch"),
       Counted(train.micro_batch_size, "sequence"), Counted(train.sequence_length, corpus.unit),
       Counted(train.trainer.micro_batches * train.micro_batch_size * train.sequence_length,
               "token"));
-  AddUnevenWork(text, train.trainer.micro_batches, options.ranks / session.mesh.tensor);
+  AddUnevenWork(text, train.trainer.micro_batches,
+                options.ranks / session.mesh.pipeline / session.mesh.tensor);
   return fmt::to_string(text);
 }
 
@@ -323,7 +338,7 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
   if (report.stopped) what += ", stopped on request,";
   Add(text, "trained {} in {} on {} ({}) = {}\n\n", what, ClockText(report.seconds),
       Counted(options.ranks, "rank"), RanksAre(facts.backend, options.ranks),
-      MeshText(trainer.session.mesh, options.ranks));
+      DegreesText(trainer, options.ranks));
   AddLoss(text, report, options.data.unit());
   AddPhases(text, report);
   if (ep > 1) AddExchange(text, report);
@@ -343,15 +358,19 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
 absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
                                                   const lm::TrainReport& report,
                                                   std::unique_ptr<Communicator> world) {
-  const int ep = config.trainer.session.mesh.expert;
+  const MeshShape& mesh = config.trainer.session.mesh;
   const int rank = world->rank();
-  MOE_ASSIGN_OR_RETURN(const auto expert_parallel, world->Split(rank / ep, rank));
-  MOE_ASSIGN_OR_RETURN(const auto expert_data_parallel, world->Split(rank % ep, rank));
+  const auto split = [&](MeshGroup group) {
+    return world->Split(RanksOf(mesh, group, world->size(), rank).front(), rank);
+  };
+  MOE_ASSIGN_OR_RETURN(const auto expert_parallel, split(MeshGroup::kExpert));
+  MOE_ASSIGN_OR_RETURN(const auto expert_data_parallel, split(MeshGroup::kExpertData));
+  MOE_ASSIGN_OR_RETURN(const auto stage, split(MeshGroup::kStage));
   // The device that training moved data on: the GPU over NCCL, else the host.
   MOE_ASSIGN_OR_RETURN(const auto stream,
                        measure::StreamOfCalls(world->device().value_or(Device())));
   std::vector<CommRate> rates;
-  if (ep > 1) {
+  if (mesh.expert > 1) {
     MOE_ASSIGN_OR_RETURN(CommRate rate,
                          MeasureExchange(config, report, *world, *expert_parallel, *stream));
     rates.push_back(std::move(rate));
@@ -364,7 +383,7 @@ absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
   CommRate gradients = {.name = "gradient all-reduce",
                         .seconds = report.phase_seconds[static_cast<int>(Phase::kAllReduce)]};
   MOE_RETURN_IF_ERROR(
-      MeasureReduction(config.trainer, report.reduced_replicated, *world, *stream, gradients));
+      MeasureReduction(config.trainer, report.reduced_replicated, *stage, *stream, gradients));
   MOE_RETURN_IF_ERROR(MeasureReduction(config.trainer, report.reduced_experts,
                                        *expert_data_parallel, *stream, gradients));
   if (gradients.calls > 0) rates.push_back(std::move(gradients));

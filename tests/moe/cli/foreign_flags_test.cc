@@ -31,7 +31,7 @@ using testing::Strings;
 // The flags of the Mixtral example in Megatron-Core's manual of MoE, for a small model.
 Strings MixtralLine() {
   const char* const kLine =
-      "--disable-bias-linear --seq-length 64 --max-position-embeddings 128 --num-layers 2 "
+      "--disable-bias-linear --seq-length 64 --max-position-embeddings 128 --num-layers 4 "
       "--hidden-size 32 --ffn-hidden-size 48 --num-attention-heads 4 --init-method-std 0.01 "
       "--attention-dropout 0.0 --hidden-dropout 0.0 --normalization RMSNorm "
       "--position-embedding-type rope --swiglu --untie-embeddings-and-output-weights "
@@ -64,18 +64,13 @@ Strings Without(Strings line, const std::set<std::string>& flags) {
 }
 
 TEST(ForeignFlagsTest, AMegatronLineTakesOneRoundOfEdits) {
-  const std::set<std::string> to_edit = {"--tokenizer-type",
-                                         "--tokenizer-model",
-                                         "--split",
-                                         "--pipeline-model-parallel-size",
-                                         "--num-layers-per-virtual-pipeline-stage",
-                                         "--eval-iters",
-                                         "--load",
-                                         "--tensorboard-dir",
-                                         "--no-load-optim",
-                                         "--no-load-rng",
-                                         "--wandb-project",
-                                         "--wandb-exp-name"};
+  const std::set<std::string> to_edit = {
+      "--tokenizer-type",  "--tokenizer-model",
+      "--split",           "--num-layers-per-virtual-pipeline-stage",
+      "--eval-iters",      "--load",
+      "--tensorboard-dir", "--no-load-optim",
+      "--no-load-rng",     "--wandb-project",
+      "--wandb-exp-name"};
   const std::string message = LoadError(MixtralLine());
   for (const std::string& flag : to_edit) {
     const bool named = absl::StrContains(message, absl::StrCat("'", flag, "'")) ||
@@ -91,8 +86,9 @@ TEST(ForeignFlagsTest, AMegatronLineTakesOneRoundOfEdits) {
                            "--eval-sequences", "80"});
   Strings warnings;
   const auto settings = Load(line, {}, "", &warnings).value();
-  const auto options = MakeTrainOptions(settings, {.ranks = 4}).value();
+  const auto options = MakeTrainOptions(settings, {.ranks = 16}).value();
   const lm::TrainConfig& train = options.train;
+  EXPECT_EQ(train.trainer.session.mesh, (MeshShape{.pipeline = 4, .expert = 4}));
   EXPECT_EQ(train.trainer.zero, ZeroStage::kOptimizer);
   EXPECT_EQ(train.trainer.dtype, DType::kBFloat16);
   EXPECT_EQ(train.model.moe.ffn_hidden_size, 48);

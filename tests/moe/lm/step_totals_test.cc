@@ -10,10 +10,10 @@ namespace {
 TEST(StepTotalsTest, CountsWhatItCannotAdd) {
   StepTotals totals(0);
   const float rows[] = {1.5f, 0.25f};
-  totals.Add(rows, {});
+  totals.AddLosses(rows);
   EXPECT_EQ(totals.MeanLoss(), 0.875f);
   const float bad[] = {std::numeric_limits<float>::quiet_NaN()};
-  totals.Add(bad, {});
+  totals.AddLosses(bad);
   EXPECT_EQ(totals.non_finite(), 1);
 }
 

@@ -102,7 +102,11 @@ OneRound RunOneRound(Recompute recompute) {
         [sum = GradAccumulator(absl::MakeSpan(gradients.emplace_back(p->size())))] { return sum; });
   }
   OneRound round = {.slots = std::vector<int64_t>(8 * config.moe.router.num_experts)};
-  rank.model->CountSlots(absl::MakeSpan(round.slots));
+  absl::Span<int64_t> of_layers = absl::MakeSpan(round.slots);
+  for (MoeLayer<float>* const layer : rank.model->mixtures()) {
+    layer->CountSlots(of_layers.first(config.moe.router.num_experts));
+    of_layers.remove_prefix(config.moe.router.num_experts);
+  }
   std::vector<float> loss(work.tokens.size());
   const std::vector<int64_t> offsets = work.SequenceOffsets(0);
   const StashHandle stash = rank.session->stashes().Take();
@@ -203,8 +207,10 @@ TEST(Transformer, ExchangeBytesAndDenseTimeAreCounted) {
                   .ok());
   // Three layers; a rank alone gathers a token's row once per expert and gets it back so: 16 rows
   // each way, of 12 floats.
-  EXPECT_EQ(rank.model->exchange_bytes().self, 3 * (16 + 16) * 12 * 4);
-  EXPECT_EQ(rank.model->exchange_bytes().same_node + rank.model->exchange_bytes().cross_node, 0);
+  for (const MoeLayer<float>* const layer : rank.model->mixtures()) {
+    EXPECT_EQ(layer->exchange_bytes().self, (16 + 16) * 12 * 4);
+    EXPECT_EQ(layer->exchange_bytes().same_node + layer->exchange_bytes().cross_node, 0);
+  }
   EXPECT_GT(rank.context().clock->seconds(Phase::kDense), 0);
 }
 

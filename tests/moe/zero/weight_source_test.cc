@@ -152,8 +152,8 @@ TEST(GatheredWeightsTest, TheNextModuleIsGatheredWhileOneComputes) {
       });
 }
 
-// The first of three modules is read forward alone, as an embedding is. It is gathered at the end of
-// the first of two rounds, and not at the end of the step.
+// The first of three modules is read forward alone, as an embedding is. It is gathered at the end
+// of the first of two rounds, and not at the end of the step.
 TEST(GatheredWeightsTest, TheFirstModuleOfTheNextRoundIsGatheredInTheOneBefore) {
   TrainerOptions options = InParts(DType::kFloat32, 1);
   options.micro_batches = 4;

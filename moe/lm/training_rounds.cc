@@ -1,0 +1,50 @@
+#include "moe/lm/training_rounds.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
+#include "moe/tensor/tensor_share.h"
+
+namespace moe::lm {
+
+template <typename T>
+absl::Status TrainingRounds<T>::BeginRound(const Round& round, int chunk, Pass& pass) {
+  std::unique_ptr<MicroBatch>& micro_batch = micro_batches_.Begin(pass.stash);
+  if (micro_batch == nullptr) {
+    micro_batch.reset(new MicroBatch{{config_.sequence_length, config_.micro_batch_size},
+                                     std::vector<RouterStats>(model_.moe_layers())});
+  }
+  SequenceBatch& batch = micro_batch->batch;
+  const int64_t first = round.empty() ? 0 : round.micro_batch() * config_.micro_batch_size;
+  sequences_.clear();
+  for (int64_t i = 0; !round.empty() && i < config_.micro_batch_size; ++i) {
+    sequences_.push_back(sampler_.At(round.step() - 1, first + i));
+  }
+  batch.Load(text_, sequences_, first);
+  pass.batch = batch.batch(round.step(), Mode::kTraining);
+  pass.router_stats = model_.OfChunk(chunk, micro_batch->stats);
+  return model_.chunk(chunk).Load(pass, {batch.tokens(), batch.targets(), batch.row_loss()});
+}
+
+template <typename T>
+absl::Status TrainingRounds<T>::EndRound(const Round& round, int chunk, const Pass& pass) {
+  Stage<T>& model = model_.chunk(chunk);
+  MOE_RETURN_IF_ERROR(model.TakeLosses(pass));
+  if (round.empty()) return absl::OkStatus();
+  SequenceBatch& batch = (*micro_batches_.Find(pass.stash))->batch;
+  const TensorShare share = ShareOf(pass.context);  // whose ranks have the same losses
+  if (share.index == 0) {
+    if (model.has_losses()) totals_.AddLosses(batch.row_loss());
+    totals_.AddRouters(pass.router_stats);
+  }
+  const RankCounts rows = share.RowsOf(batch.size());
+  if (routing_ != nullptr && chunk == 0) {
+    routing_->AddTokens(rows[share.index + 1] - rows[share.index]);
+  }
+  return absl::OkStatus();
+}
+
+template class TrainingRounds<float>;
+template class TrainingRounds<BFloat16>;
+template class TrainingRounds<Float16>;
+
+}  // namespace moe::lm

@@ -1,0 +1,74 @@
+#include "moe/pipeline/runner.h"
+
+#include <utility>
+
+namespace moe {
+
+absl::StatusOr<std::unique_ptr<PipelineRunner>> PipelineRunner::Create(const PipelineShape& shape,
+                                                                       const Context& context) {
+  MOE_RETURN_IF_ERROR(CheckPipeline(shape));
+  std::unique_ptr<PipelineRunner> runner(new PipelineRunner(shape, context));
+  if (shape.stages > 1) {
+    MOE_ASSIGN_OR_RETURN(runner->links_, PipelineLinks::Create(runner->context_));
+  }
+  return runner;
+}
+
+// The rows of a micro-batch go through all parts forward and, for two to three times as long,
+// backward. Before an operation was measured, each may take as long as a deadline.
+absl::Duration PipelineRunner::grace() const {
+  if (links_ == nullptr) return absl::ZeroDuration();
+  if (longest_op_ns_ == 0) return shape_.parts() * links_->timeout();
+  return (measured_backward_ ? 2 : 4) * shape_.parts() * absl::Nanoseconds(longest_op_ns_);
+}
+
+Site PipelineRunner::SiteOf(const Round& round, const char* name) const {
+  return {.name = name,
+          .round = static_cast<int32_t>(round.index()),
+          .step = round.step(),
+          .stage = links_ == nullptr ? -1 : stage_,
+          .micro_batch = links_ == nullptr ? -1 : round.micro_batch(),
+          .grace = grace()};
+}
+
+const char* PipelineRunner::NameOf(OpKind kind) {
+  switch (kind) {
+    case OpKind::kForward:
+      return "forward";
+    case OpKind::kBackward:
+      return "backward";
+    case OpKind::kWeightGradient:
+      break;
+  }
+  return "weight gradients";
+}
+
+void PipelineRunner::Begin(int64_t rounds, bool backward) {
+  backward_ = backward;
+  MakeSchedule(shape_, stage_, rounds, backward, ops_);
+  most_in_flight_ = std::max<int64_t>(1, MostInFlight(shape_, stage_, rounds));
+  const auto flights = static_cast<size_t>(shape_.chunks * most_in_flight_);
+  if (flights_.size() != flights) flights_ = std::vector<Flight>(flights);
+  for (Flight& flight : flights_) {
+    flight.Clear();
+    flight.context = context_;
+    flight.context.later = &flight.later;
+  }
+  for (Event& sent : sent_) sent = {};
+}
+
+// Backwards hold back a stage that is ahead of the next one. In an evaluation nothing else does.
+absl::Status PipelineRunner::Send(const PipelineOp& op, absl::Span<const std::byte> rows,
+                                  StashHandle owner, const Round& round) {
+  const Site site = SiteOf(round, "pipeline send");
+  if (!backward_ && sent_[0].state() != nullptr) {
+    MOE_RETURN_IF_ERROR(Timed(context_, site, {.phase = Phase::kPipeline, .name = "pipeline send"},
+                              *context_.compute,
+                              [&] { return context_.compute->WaitFor(sent_[0]); }));
+  }
+  sent_[0] = std::move(sent_[1]);
+  MOE_ASSIGN_OR_RETURN(sent_[1], links_->Send(WayOf(op), rows, std::move(owner), site));
+  return absl::OkStatus();
+}
+
+}  // namespace moe

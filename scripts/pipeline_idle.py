@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""What each stage of a pipeline did in a step, from the trace of a run:
+
+    moe train --data FILE --ranks 4 --pp 4 --trace trace.json
+    scripts/pipeline_idle.py trace.json [--step N] [--width COLUMNS]
+
+A line a rank: the micro-batches whose forward (0 1 2 ...) or backward (a b c ...) it ran, dots for
+waits, and the share of waits in the time from the first pass of any rank to the last. Without
+--step: the last step of the trace."""
+import argparse
+import json
+import string
+import sys
+
+PASSES = {"forward": string.digits + string.ascii_uppercase, "backward": string.ascii_lowercase}
+
+
+def passes(trace):
+    """(step, rank, name, call, begin, end) of the passes, without the waits for their rows."""
+    waits, found = {}, []
+    for event in trace["traceEvents"]:
+        if event["ph"] != "X":
+            continue
+        begin, rank = event["ts"], event["pid"] // 100 - 1
+        end = begin + event["dur"]
+        if event["name"] == "pipeline receive":
+            waits.setdefault(rank, []).append((begin, end))
+        elif event["name"] in PASSES:
+            args = event["args"]
+            found.append([args["step"], rank, event["name"], args["call"], begin, end])
+    for one in found:  # a receive is the first event of its pass
+        for begin, end in waits.get(one[1], []):
+            if one[4] <= begin and end <= one[5]:
+                one[4] = end
+    return found
+
+
+def draw(found, width):
+    first, last = min(one[4] for one in found), max(one[5] for one in found)
+    per_column = max((last - first) / width, 1e-9)
+    for rank in sorted({one[1] for one in found}):
+        line, busy = ["."] * width, 0.0
+        for _, owner, name, call, begin, end in sorted(found, key=lambda one: one[4]):
+            if owner != rank:
+                continue
+            busy += end - begin
+            letters = PASSES[name]
+            left = min(int((begin - first) / per_column), width - 1)
+            right = max(left + 1, round((end - first) / per_column))
+            line[left:right] = [letters[call % len(letters)]] * (min(right, width) - left)
+        yield f"rank {rank:<3} {''.join(line)}  idle {100 * (1 - busy / (last - first)):5.1f} %"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace")
+    parser.add_argument("--step", type=int)
+    parser.add_argument("--width", type=int, default=80)
+    options = parser.parse_args()
+    try:
+        with open(options.trace) as file:
+            found = passes(json.load(file))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"{options.trace}: no trace of moe train: {error}")
+    step = options.step or max((one[0] for one in found), default=0)
+    found = [one for one in found if one[0] == step]
+    if not found:
+        sys.exit(f"{options.trace}: no passes of a pipeline in step {step}")
+    print("\n".join(draw(found, max(options.width, 10))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+// Runs whose layers are in stages of a pipeline, against one rank that has all of them.
+#include <filesystem>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/moe/lm/train_harness.h"
+#include "tests/sanitizers.h"
+
+namespace moe::lm::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::moe::testing::kThreadSanitized;
+using ::moe::testing::Layout;
+
+// What the pipeline's own axes meet.
+struct Case {
+  int ranks = 2, pp = 2, vp = 1, ep = 1;
+  ScheduleKind schedule = ScheduleKind::k1F1B;
+  ZeroStage zero = ZeroStage::kNone;
+  Recompute recompute = Recompute::kNone;
+  int overlap = 1;
+};
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.ranks << " ranks, PP " << c.pp << ", VP " << c.vp << ", EP " << c.ep << ", "
+             << NameOf(c.schedule, kScheduleWords) << ", zero " << static_cast<int>(c.zero) << ", "
+             << NameOf(c.recompute, kRecomputeWords) << ", overlap " << c.overlap;
+}
+
+// Mixtures in every second layer, so that parts have none, one or two; a bias that steps move;
+// several buckets; and rounds without a micro-batch.
+TrainConfig PipelineConfig() {
+  TrainConfig config = SmallConfig();
+  config.model.num_layers = 6;
+  config.model.moe_layer_freq = 2;
+  RouterConfig& router = config.model.moe.router;
+  router.gate = "topk";
+  router.num_experts = 4;
+  router.load_balancing = LoadBalancing::kGlobalAuxLoss;
+  router.expert_bias = true;
+  router.score_function = ScoreFunction::kSigmoid;
+  router.bias_update_rate = 1e-3f;
+  config.trainer.micro_batches = 5;
+  config.trainer.bucket_bytes = 6'000;
+  config.steps = 3;
+  config.evaluation.interval = 2;
+  config.verify_replicas = 2;
+  return config;
+}
+
+TrainConfig With(TrainConfig config, const Case& c) {
+  config.trainer.session.mesh.pipeline = c.pp;
+  config.trainer.pipeline_chunks = c.vp;
+  config.trainer.pipeline_schedule = c.schedule;
+  config.trainer.zero = c.zero;
+  config.model.recompute = c.recompute;
+  return config;
+}
+
+Trace TrainIn(const TrainConfig& config, const Case& c, int tensor = 1) {
+  Layout layout = {.ranks = c.ranks, .expert_parallel = c.ep, .overlap = c.overlap};
+  layout.tensor = tensor;
+  return testing::TrainIn(With(config, c), layout);
+}
+
+constexpr auto kGPipe = ScheduleKind::kGPipe, k1F1B = ScheduleKind::k1F1B,
+               kInterleaved = ScheduleKind::kInterleaved, kZeroBubble = ScheduleKind::kZeroBubbleH1;
+constexpr auto kZero0 = ZeroStage::kNone, kZero1 = ZeroStage::kOptimizer,
+               kZero2 = ZeroStage::kGradients, kZero3 = ZeroStage::kWeights;
+constexpr auto kLayer = Recompute::kLayer;
+
+// Every pair of values that fits meets once; under ThreadSanitizer the largest ones.
+std::vector<Case> Cases() {
+  const Case large = {8, 2, 3, 2, kInterleaved, kZero2, kLayer, 2};
+  if (kThreadSanitized) return {large, {4, 2, 1, 2, kZeroBubble, kZero2}};
+  return {
+      {2, 2, 1, 1, kGPipe, kZero0, kLayer, 1},
+      {4, 4, 1, 1, k1F1B, kZero1},
+      {3, 3, 1, 1, k1F1B, kZero2, kLayer, 1},
+      {4, 2, 1, 2, kGPipe, kZero2, Recompute::kNone, 2},
+      {6, 3, 2, 2, kInterleaved, kZero1},
+      {2, 2, 2, 1, kInterleaved, kZero0},
+      {8, 2, 1, 4, k1F1B, kZero0, kLayer, 2},
+      {4, 4, 1, 1, kZeroBubble, kZero0},
+      {4, 2, 1, 2, kZeroBubble, kZero2, Recompute::kNone, 2},
+      {6, 3, 1, 1, kZeroBubble, kZero1, kLayer},
+      {4, 2, 2, 1, kInterleaved, kZero3, kLayer},
+      {8, 2, 1, 2, kZeroBubble, kZero3},
+      large,
+  };
+}
+
+TEST(PipelineTest, StagesHaveTheBitsOfOneRank) {
+  const TrainConfig config = PipelineConfig();
+  const Trace expected = testing::TrainIn(config);
+  ASSERT_TRUE(expected.status.ok()) << expected.status;
+  for (const Case& c : Cases()) {
+    SCOPED_TRACE(::testing::Message() << c);
+    const Trace got = TrainIn(config, c);
+    ExpectSameTrace(got, expected);
+    EXPECT_EQ(got.report.parameters_total, expected.report.parameters_total);
+    EXPECT_EQ(got.report.parameters_active, expected.report.parameters_active);
+    EXPECT_EQ(got.report.grid_loss_tensor, expected.report.grid_loss_tensor);
+    // Rows and gradients of every micro-batch, across each edge between two parts.
+    const int64_t rows = config.steps * config.trainer.micro_batches * config.micro_batch_size *
+                         config.sequence_length;
+    EXPECT_EQ(got.report.pipeline_bytes,
+              rows * config.model.hidden_size * 4 * 2 * (c.pp * c.vp - 1));
+  }
+}
+
+// Tensor groups within stages, whose ranks each send all rows.
+TEST(PipelineTest, TensorRanksInStagesHaveTheBitsOfOneRank) {
+  TrainConfig config = PipelineConfig();
+  config.model.dense_ffn_hidden_size = 48;
+  config.trainer.session.tensor_leaves = 2;
+  config.steps = 2;
+  const Trace expected = testing::TrainIn(config);
+  ASSERT_TRUE(expected.status.ok()) << expected.status;
+  for (const Case& c : {Case{4, 2, 1, 2, k1F1B, kZero2}, Case{8, 2, 3, 2, kInterleaved, kZero3},
+                        Case{8, 2, 1, 4, kZeroBubble, kZero1}}) {
+    SCOPED_TRACE(::testing::Message() << c);
+    ExpectSameTrace(TrainIn(config, c, /*tensor=*/2), expected);
+    if (kThreadSanitized) return;
+  }
+}
+
+TEST(PipelineTest, SixteenBitsAndFastNumerics) {
+  TrainConfig config = PipelineConfig();
+  config.steps = 2;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    config.trainer.dtype = dtype;
+    const Trace expected = testing::TrainIn(config);
+    ASSERT_TRUE(expected.status.ok()) << expected.status;
+    ExpectSameTrace(TrainIn(config, {4, 2, 1, 2}), expected);
+    if (kThreadSanitized) return;
+  }
+  config.trainer.dtype = DType::kFloat32;
+  config.trainer.session.numerics = Numerics::kFast;
+  // One rank for each part: the same sums, in the same order.
+  ExpectSameTrace(TrainIn(config, {2, 2}), testing::TrainIn(config));
+}
+
+// A checkpoint has no stages: any layout goes on from any.
+TEST(PipelineTest, ACheckpointGoesOnAtAnyStages) {
+  if (kThreadSanitized) GTEST_SKIP() << "threads as in the other tests";
+  const TrainConfig config = PipelineConfig();
+  const Trace whole = testing::TrainIn(config);
+  const std::string folder = ::testing::TempDir() + "pipeline_resume";
+  const Case cases[] = {{1, 1}, {4, 2, 1, 2, k1F1B, kZero2}, {3, 3, 2, 1, kInterleaved}};
+  for (const Case& saved : cases) {
+    fs::remove_all(folder);
+    TrainConfig saving = config;
+    saving.steps = 2;
+    saving.checkpoints.folder = folder;
+    const Trace first = TrainIn(saving, saved);
+    ASSERT_TRUE(first.status.ok()) << first.status;
+    for (const Case& resumed : cases) {
+      SCOPED_TRACE(::testing::Message() << saved << " to " << resumed);
+      TrainConfig going_on = config;
+      going_on.checkpoints.resume = TrainCheckpoints::Resume::kPath;
+      going_on.checkpoints.path = folder + "/step-00000002";
+      const Trace second = TrainIn(going_on, resumed);
+      ASSERT_TRUE(second.status.ok()) << second.status;
+      EXPECT_EQ(second.loss, std::vector(whole.loss.begin() + 2, whole.loss.end()));
+      EXPECT_EQ(second.weights, whole.weights);
+    }
+  }
+}
+
+// Message of the run, which must fail before its first step.
+std::string Refused(const TrainConfig& config, const Case& c) {
+  const Trace got = TrainIn(config, c);
+  EXPECT_EQ(got.status.code(), absl::StatusCode::kInvalidArgument) << got.status;
+  return std::string(got.status.message());
+}
+
+TEST(PipelineTest, ShapesThatDoNotFitNameOneThatDoes) {
+  using ::testing::HasSubstr;
+  TrainConfig config = PipelineConfig();
+  EXPECT_THAT(Refused(config, {4, 3}),
+              HasSubstr("--pp is 3, expected a divisor of the 4 ranks: 1"));
+  EXPECT_THAT(Refused(config, {4, 2, 1, 4}),
+              HasSubstr("--ep is 4, expected a divisor of the 2 ranks of a stage: 1, 2"));
+  EXPECT_THAT(Refused(config, {2, 2, 4}), HasSubstr("--num-layers is 6 with --pp 2 and --vp 4, "
+                                                    "expected at least 8"));
+  EXPECT_THAT(Refused(config, {2, 2, 2, 1, kGPipe}), HasSubstr("2 chunks a stage"));
+  config.model.tied_embeddings = true;
+  EXPECT_THAT(Refused(config, {2, 2}), HasSubstr("--tie-word-embeddings with --pp 2"));
+}
+
+}  // namespace
+}  // namespace moe::lm::testing
