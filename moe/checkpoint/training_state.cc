@@ -238,10 +238,11 @@ absl::Status TrainingState::CheckTensors(const CheckpointReader& reader, const S
 }
 
 absl::Status TrainingState::ReadAll(CheckpointReader& reader, Hashes& hashes) {
-  MOE_RETURN_IF_ERROR(ForEachHeld(StateUse::kOverwrite, [&](absl::Span<const Held> all) {
+  const auto read = [&](absl::Span<const Held> all) -> absl::Status {
     for (const Held& held : all) MOE_RETURN_IF_ERROR(Read(reader, held, hashes));
     return absl::OkStatus();
-  }));
+  };
+  MOE_RETURN_IF_ERROR(ForEachHeld(StateUse::kOverwrite, read));
   for (const ModuleState& share : shares_) {
     share.values->clear();
     if (reader.Find(share.tensor.name) == nullptr) continue;

@@ -92,12 +92,13 @@ absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options, const S
   MOE_RETURN_IF_ERROR(stream.Zero(count_.data(), count_.bytes()));
   // What ranks share out travels as soon as it has moved; all else moves at once.
   const auto& buckets = reducer_.buckets();
+  const auto move = [&](Slices slices) -> absl::Status {
+    MOE_RETURN_IF_ERROR(Move(adamw, options.gradient_scale, slices));
+    return Round(slices);
+  };
   for (size_t begin = 0, end = 1; end <= buckets.size(); ++end) {
     if (!buckets[end - 1].sharded() && end < buckets.size()) continue;
-    MOE_RETURN_IF_ERROR(state_.ForEach(begin, end, StateUse::kUpdate, [&](Slices slices) {
-      MOE_RETURN_IF_ERROR(Move(adamw, options.gradient_scale, slices));
-      return Round(slices);
-    }));
+    MOE_RETURN_IF_ERROR(state_.ForEach(begin, end, StateUse::kUpdate, move));
     MOE_RETURN_IF_ERROR(Gather(begin, end, site));
     begin = end;
   }

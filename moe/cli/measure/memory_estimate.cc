@@ -119,8 +119,8 @@ double RoundBytes(const MemoryShape& shape, const Sizes& s, double shared, doubl
   const auto sum_bytes = static_cast<double>(SumBytesOfElement(trainer.session.numerics));
   const double bucket = static_cast<double>(trainer.bucket_bytes) / sum_bytes;
   double buffers = 0, elements = 0;
-  const auto add = [&](double group, int ranks) {
-    if (ranks < 2 || group == 0) return;
+  const auto add = [&](double group, int holders) {
+    if (holders < 2 || group == 0) return;
     buffers += group > bucket ? 2 : 1;
     elements = std::max(elements, std::min(group, bucket + s.gated * s.hidden * s.ffn / 2));
   };

@@ -122,7 +122,9 @@ class Part final : public Module<float> {
     Work(pass);
     const auto round = static_cast<float>(pass.site.round);
     const float before = round + static_cast<float>(part_ * (part_ + 1) / 2);
-    if (part_ > 0) EXPECT_THAT(Values(x), ::testing::Each(before));
+    if (part_ > 0) {
+      EXPECT_THAT(Values(x), ::testing::Each(before));
+    }
     if (pass.stash != nullptr) x_.Begin(pass.stash) = x;
     Fill(y, before + static_cast<float>(part_ + 1));
     return absl::OkStatus();
@@ -131,7 +133,9 @@ class Part final : public Module<float> {
                         GradientReady /*ready*/) override {
     Work(pass);
     const float after = std::ldexp(1.0f + static_cast<float>(pass.site.round), parts_ - 1 - part_);
-    if (part_ + 1 < parts_) EXPECT_THAT(Values(dy), ::testing::Each(after));
+    if (part_ + 1 < parts_) {
+      EXPECT_THAT(Values(dy), ::testing::Each(after));
+    }
     // The rows of the forward are still there.
     if (part_ > 0) {
       EXPECT_THAT(Values(*x_.Find(pass.stash)),

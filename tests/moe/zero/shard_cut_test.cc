@@ -225,7 +225,9 @@ TEST(ShardCutTest, ARankKeepsAsManyBytesAsTheFormulaSays) {
       MOE_RETURN_IF_ERROR(trainer.Step({.learning_rate = 1e-3}).status());
       double expected = c.bytes * kParameters * kRows * kCols;
       if (c.zero >= ZeroStage::kGradients) expected += 2 * 8 * kRows * kCols;  // two buckets
-      if (c.zero == ZeroStage::kWeights) expected += 2 * SizeOf(c.dtype) * kRows * kCols;
+      if (c.zero == ZeroStage::kWeights) {
+        expected += 2.0 * static_cast<double>(SizeOf(c.dtype)) * kRows * kCols;
+      }
       const Trainer::StateBytes bytes = trainer.state_bytes();
       EXPECT_NEAR(static_cast<double>(bytes.allocated) / expected, 1, 0.02);
       EXPECT_NEAR(static_cast<double>(bytes.formula) / expected, 1, 0.02);
