@@ -283,6 +283,7 @@ absl::Status Linear<T>::WeightGradient(const Context& context, const LinearRows&
 template <typename T>
 absl::Status Linear<T>::Defer(const Context& context, LinearRows rows, MatrixView<const T> dy,
                               MatrixView<const T> x) const {
+  if (dy.rows() == 0) return absl::OkStatus();  // x is then nothing that a forward wrote
   DeferredGradients& later = *context.later;
   MOE_ASSIGN_OR_RETURN(dy, later.Keep(dy));
   MOE_ASSIGN_OR_RETURN(x, later.Keep(x));
