@@ -4,15 +4,16 @@
     moe train --data FILE --ranks 4 --pp 4 --trace trace.json
     scripts/pipeline_idle.py trace.json [--step N] [--width COLUMNS]
 
-A line a rank: the micro-batches whose forward (0 1 2 ...) or backward (a b c ...) it ran, dots for
-waits, and the share of waits in the time from the first pass of any rank to the last. Without
---step: the last step of the trace."""
+A line a rank: the micro-batches whose forward (0 1 2 ...), backward (a b c ...) or, apart from it,
+weight gradients (A B C ...) it ran, dots for waits, and the share of waits in the time from the
+first pass of any rank to the last. Without --step: the last step of the trace."""
 import argparse
 import json
 import string
 import sys
 
-PASSES = {"forward": string.digits + string.ascii_uppercase, "backward": string.ascii_lowercase}
+PASSES = {"forward": string.digits, "backward": string.ascii_lowercase,
+          "weight gradients": string.ascii_uppercase}
 
 
 def passes(trace):
