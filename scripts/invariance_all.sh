@@ -128,8 +128,8 @@ tensor() { # TP, ranks, ep, transport, ZeRO stage, PP: of a model with trees, an
   at "$2" "$3" "$4" staged 1 1
   name+=" tp $1 zero ${5-0} pp ${6-1}"
   flags+=(--tp "$1" --zero "${5-0}" --pp "${6-1}" --bucket-size-mb 0.05)
-  trained --tensor-leaves 8 --num-attention-heads 8 --moe-shared-expert-intermediate-size 128 &&
-    compare
+  trained --tensor-leaves 8 --num-attention-heads 8 --moe-shared-expert-intermediate-size 128 \
+    --dense-ffn-hidden-size 128 && compare
 }
 
 recomputed() { # ZeRO stage, arguments of at
