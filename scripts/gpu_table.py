@@ -17,8 +17,8 @@ def kernels(document):
 
 
 def read(folder):
-    """Rows of `moe bench layer`, kernels, lines of peers, and steps as (name, exit code, seconds,
-    last line)."""
+    """Rows of `moe bench layer`, kernels, lines of peers, and steps as (name, exit code, seconds, SM
+    clock in MHz after it, last line)."""
     layers, ours, peers, steps = [], [], [], []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -36,8 +36,8 @@ def read(folder):
             except ValueError:
                 pass  # truncated by the time-out
     for line in (folder / "steps.tsv").read_text().splitlines():
-        name, code, seconds, last = line.split("\t", 3)
-        steps.append((name, int(code), int(seconds), last))
+        name, code, seconds, clock, last = line.split("\t", 4)
+        steps.append((name, int(code), int(seconds), clock, last))
     return layers, ours, peers, steps
 
 
@@ -174,25 +174,25 @@ def gemm_rows(table, ours, peers):
 
 
 def layer_rows(table, layers, peers):
+    """Layers, by how gradients are summed."""
     names = (("T", "tokens"), ("E", "experts"), ("H", "hidden"), ("F", "ffn"), ("k", "topk"))
-    row = pick(layers, phase="all", status="ok", **{"pass": "forward"})
+    timed = [row for row in layers
+             if (row["phase"], row["status"], row["pass"]) == ("all", "ok", "forward")]
     for suffix, key in ((" forward", "time_us"), (" forward + backward", "step_us")):
         others = [p for p in peers if p["op"] == "layer" and p["status"] == "ok"
                   and p["peer"].endswith(suffix)]
-        if row is None:
+        for peer in others if not timed else ():
+            table.alone("layer" + suffix, peer["peer"][:-len(suffix)], peer["time_us"], "us")
+        for row in timed:
+            table.add(f"layer{suffix} {shape_of(row, names)}, {row['numerics']}", row[key], "us")
             for peer in others:
-                table.alone("layer" + suffix, peer["peer"][:-len(suffix)], peer["time_us"], "us")
-            continue
-        what = f"layer{suffix} {shape_of(row, names)}"
-        table.add(what, row[key], "us")
-        for peer in others:
-            table.add("", row[key], "us", peer["peer"][:-len(suffix)], peer["time_us"])
+                table.add("", row[key], "us", peer["peer"][:-len(suffix)], peer["time_us"])
 
 
 def main():
     folder = pathlib.Path(sys.argv[1])
     layers, ours, peers, steps = read(folder)
-    for name, code, seconds, last in steps:
+    for name, code, _, _, last in steps:
         if name == "device" and code == 0:
             print(last)
     table = Table()
@@ -202,7 +202,10 @@ def main():
     layer_rows(table, layers, peers)
     table.print()
     failed = [step for step in steps if step[1] != 0]
-    for name, code, seconds, last in failed:
+    clocks = [int(step[3]) for step in steps if step[3].isdigit()]
+    if clocks:
+        print(f"SM clock just after the steps: {min(clocks)} to {max(clocks)} MHz")
+    for name, code, seconds, _, last in failed:
         print(f"FAILED  {name}: exit code {code} after {seconds} s: {last}")
     print(f"{len(steps) - len(failed)} of {len(steps)} steps ran, {table.met} of {table.goals} "
           f"goals met, {sum(step[2] for step in steps)} s; JSON and logs: {folder}")

@@ -256,6 +256,7 @@ EXPECTED = [
     ["400 TFLOP/s", "torch._grouped_mm", "500 TFLOP/s", "80%"],
     ["grouped GEMM input_grad", "400 TFLOP/s", "cuBLAS, one product", "1600 TFLOP/s", "25%"],
     ["layer forward", "-", "triton", "12.3 ms"],
+    ["SM clock just after the steps: 1980 to 1980 MHz"],
     ["FAILED", "layer: exit code 10 after 2 s: moe: no GPU"],
 ]
 
@@ -270,7 +271,7 @@ class GpuTableTest(ScriptTest):
         (self.folder / "permute.json").write_text("[{")  # cut off
         lines = [json.dumps(line) for line in PEERS]
         (self.folder / "torch.jsonl").write_text("\n".join(lines + ['{"peer": ']))
-        (self.folder / "steps.tsv").write_text("device\t0\t1\tan H200\nlayer\t10\t2\tmoe: no GPU\n")
+        (self.folder / "steps.tsv").write_text("device\t0\t1\t1980\tan H200\nlayer\t10\t2\t\tmoe: no GPU\n")
         result = self.call("scripts/gpu_table.py", self.folder)
         *got, (last,) = [[cell.strip() for cell in line.split("  ") if cell.strip()]
                          for line in result.stdout.splitlines()]

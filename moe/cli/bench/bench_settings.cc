@@ -85,6 +85,9 @@ void AddLayerSettings(measure::LayerSpec& spec, Table& t) {
         "chunks of a rank's experts, so that exchange and experts overlap")
       .Least(1)
       .Roles(kInLayerRow);
+  t.Add("--numerics NAME", {&spec.trainer.session.numerics, kNumericsWords},
+        "of gradients: layout-invariant, exact sums; fast, float32 sums")
+      .Roles(kInLayerRow);
   t.Add("--pack-weights", &spec.layer.pack_weights,
         "forward reads packed copies of the weights, as programs that do not train may: faster the "
         "fewer tokens an expert has; --device cpu");

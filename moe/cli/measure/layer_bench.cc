@@ -228,6 +228,7 @@ Fields LayerFields(const LayerResult& result, const LayerRow& row) {
       {"routing", Cell::TextIf(s.routing.has_value(), s.routing.value_or(RoutingSpec()).text)},
       {"capacity_factor", router.capacity_factor.value_or(kNone)},
       {"overlap_degree", int64_t{s.layer.overlap_degree}},
+      {"numerics", moe::NameOf(s.trainer.session.numerics, kNumericsWords)},
       {"seed", s.trainer.seed},
       {"dispatch", moe::NameOf(s.layer.dispatcher.algorithm, kDispatchWords)},
       {"backend", result.backend},

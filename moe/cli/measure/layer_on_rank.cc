@@ -146,16 +146,6 @@ void Add(const RouterStats& stats, RouterLoad& load) {
   ++load.calls;
 }
 
-template <typename T>
-absl::Status Fill(T value, const Buffer& buffer, Stream& stream) {
-  const absl::Span<T> values = buffer.span<T>();
-  if (stream.device().kind == DeviceKind::kCpu) {
-    std::fill(values.begin(), values.end(), value);
-    return absl::OkStatus();
-  }
-  return stream.Upload(std::vector<T>(values.size(), value).data(), values.data(), buffer.bytes());
-}
-
 }  // namespace
 
 AssignedGate::AssignedGate(TokenSlots slots, int32_t most_slots)
@@ -206,14 +196,17 @@ absl::Status LayerOnRank<T>::Setup() {
 template <typename T>
 absl::StatusOr<Buffer> LayerOnRank<T>::RandomTokens(int64_t tokens, uint32_t which) const {
   std::vector<T> values(static_cast<size_t>(tokens * hidden()));
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] =
-        T(static_cast<float>(Normal({.seed = spec_.trainer.seed,
-                                     .purpose = RandomPurpose::kData,
-                                     .layer = which,
-                                     .step = static_cast<uint64_t>(context_.mesh->world().rank()),
-                                     .item = i})));
-  }
+  constexpr int64_t kGrain = 1 << 14;
+  context_.compute->threads().For(tokens * hidden(), kGrain, [&](int64_t begin, int64_t end) {
+    RandomKey key = {.seed = spec_.trainer.seed,
+                     .purpose = RandomPurpose::kData,
+                     .layer = which,
+                     .step = static_cast<uint64_t>(context_.mesh->world().rank())};
+    for (int64_t i = begin; i < end; ++i) {
+      key.item = static_cast<uint64_t>(i);
+      values[static_cast<size_t>(i)] = T(static_cast<float>(Normal(key)));
+    }
+  });
   const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
   MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes, *context_.memory, "tokens"));
   MOE_RETURN_IF_ERROR(context_.compute->Upload(values.data(), buffer.data(), bytes));
@@ -247,9 +240,10 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
   const int64_t record = call % records();
   if (record != record_) gate_->Assign(SlotsOf(spec_, context_.mesh->world(), record));
   record_ = record;
-  // Another number in every call, so that an element which no call writes differs too.
-  MOE_RETURN_IF_ERROR(Fill(T(static_cast<float>(++calls_ % 127)), y_, *context_.compute));
-  MOE_RETURN_IF_ERROR(Fill(T(static_cast<float>(calls_ % 127)), dx_, *context_.compute));
+  // Other numbers than before the last call, so that an element which no call writes differs too.
+  const Buffer& before = ++calls_ % 2 == 0 ? x_ : dy_;
+  MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(before.data(), y_.data(), y_.bytes()));
+  MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(before.data(), dx_.data(), dx_.bytes()));
   const int64_t tokens = this->tokens();
   RouterStats stats;
   const Pass pass = {.context = context_,
