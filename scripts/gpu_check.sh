@@ -250,13 +250,13 @@ run_all_tests() {
     echo "gpu_check: no compute-sanitizer here: left out"
   fi
   step verify 40 ours "$moe" verify --device cuda -q --layouts 'ranks=1,2,3'
-  step verify_bf16 40 ours "$moe" verify --device cuda -q --dtype bf16 --router mixtral --num-experts 16 \
-    --hidden-size 256 --moe-ffn-hidden-size 128 --micro-batch-tokens 64 --layouts 'ranks=1,2,4'
+  step verify_bf16 40 ours "$moe" verify --device cuda -q --dtype bf16 --router mixtral --num-experts 8 \
+    --hidden-size 128 --moe-ffn-hidden-size 64 --micro-batch-tokens 32 --layouts 'ranks=1,2,4'
   if [[ -x $bin/$nccl_contract ]]; then # several ranks of NCCL on the one GPU: for correctness
     step nccl_contract 60 ours "$here/nccl_one_gpu.sh" -n 3 "$bin/$nccl_contract" --gtest_brief=1 \
       --gtest_filter="$exchanges"
     step nccl_verify 60 ours "$here/nccl_one_gpu.sh" -n 3 "$moe" verify --device cuda --backend nccl -q \
-      --router mixtral --layouts 'ranks=2,3'
+      --router mixtral --numerics layout-invariant --micro-batches 3 --layouts 'ranks=3 capacity=none'
   fi
 }
 

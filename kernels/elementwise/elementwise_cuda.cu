@@ -24,7 +24,18 @@ __device__ Elements<To, kWidth> Result(const Cast<From, To>& /*op*/, const From*
                                        const To* /*out*/) {
   const auto from = LoadElements<kWidth>(in);
   Elements<To, kWidth> to;
-  for (int j = 0; j < kWidth; ++j) to.at[j] = To(static_cast<float>(from.at[j]));
+  for (int j = 0; j < kWidth; ++j) {
+    const auto value = static_cast<float>(from.at[j]);
+    to.at[j] = To(value);
+    if constexpr (std::is_same_v<To, Float16>) {
+      // of all NaNs a GPU's conversion makes one
+      const auto bits = __builtin_bit_cast(uint32_t, value);
+      if (value != value) {
+        to.at[j].bits =
+            static_cast<uint16_t>((bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x3ffu));
+      }
+    }
+  }
   return to;
 }
 

@@ -140,28 +140,44 @@ __device__ void Produce(const Arguments<T>& arguments, const Ring& ring) {
   }
 }
 
-// Stores a warpgroup's 64 columns of `tile`, two neighbouring elements at a time.
+// Stores a warp's 16 columns of `tile`, 8 rows at a time; a lane 4 neighbouring elements, so that
+// whole sectors of 32 bytes are written. kWhole: all columns are there, rows aligned to 4 elements.
+template <bool kWhole, typename T, int kWidth>
+__device__ __forceinline__ void StoreRows(const float (&sums)[kWidth / 2], const Tiles& tile,
+                                          int first_col, MatrixView<T> out) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  const bool odd = lane % 2 != 0;
+  const int64_t col = first_col + lane % 2 * 8 + lane % 4 / 2 * 4;
+  const int rows = tile.rows - lane / 4;  // left for this lane
+  T* to = out.data() + (tile.row + lane / 4) * out.stride() + col;
+  MOE_UNROLL
+  for (int i = 0; i < kWidth / 8; ++i) {
+    // Before: column g and rows 2t, 2t + 1 of 8 x 8 elements; after: row g and columns 2t, 2t + 1,
+    // of which neighbouring lanes exchange one pair.
+    const uint32_t left = Transposed(RoundedPair<T>(sums[4 * i], sums[4 * i + 1]));
+    const uint32_t right = Transposed(RoundedPair<T>(sums[4 * i + 2], sums[4 * i + 3]));
+    const uint32_t other = __shfl_xor_sync(kAllLanes, odd ? left : right, 1);
+    const Elements<uint32_t, 2> words = {{odd ? other : left, odd ? right : other}};
+    const auto elements = __builtin_bit_cast(Elements<T, 4>, words);
+    if (8 * i < rows) {
+      if constexpr (kWhole) {
+        Store(elements, to);
+      } else {
+        for (int j = 0; j < 4; ++j) {
+          if (col + j < out.cols()) to[j] = elements.at[j];
+        }
+      }
+    }
+    to += 8 * out.stride();
+  }
+}
 template <typename T, int kWidth>
 __device__ __forceinline__ void StoreSums(const float (&sums)[kWidth / 2], const Tiles& tile,
                                           int first_col, MatrixView<T> out) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
-  const bool pairs = RowsAlignedTo(out, 2 * sizeof(T));
-  MOE_UNROLL
-  for (int i = 0; i < kWidth / 4; ++i) {
-    // Before: column g and rows 2t, 2t + 1 of 8 x 8 elements; after: row g and columns 2t, 2t + 1.
-    const uint32_t pair = Transposed(static_cast<uint32_t>(T(sums[2 * i]).bits) |
-                                     static_cast<uint32_t>(T(sums[2 * i + 1]).bits) << 16);
-    const int row = i / 2 * 8 + lane / 4;
-    const int64_t col = first_col + i % 2 * 8 + lane % 4 * 2;
-    if (row >= tile.rows || col >= out.cols()) continue;
-    T* const to = &out(tile.row + row, col);
-    const auto elements = __builtin_bit_cast(Elements<T, 2>, pair);
-    if (pairs && col + 1 < out.cols()) {
-      Store(elements, to);
-    } else {
-      to[0] = elements.at[0];
-      if (col + 1 < out.cols()) to[1] = elements.at[1];
-    }
+  if (RowsAlignedTo(out, 4 * sizeof(T)) && first_col + 16 <= out.cols()) {
+    StoreRows<true, T, kWidth>(sums, tile, first_col, out);
+  } else {
+    StoreRows<false, T, kWidth>(sums, tile, first_col, out);
   }
 }
 

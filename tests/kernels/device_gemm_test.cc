@@ -237,6 +237,33 @@ TYPED_TEST(DeviceGemmTest, BitsDependOnTheRowAndItsGroupAlone) {
   }
 }
 
+// Each height of a tile is another instruction on a Hopper GPU.
+TYPED_TEST(DeviceGemmTest, ARowHasTheSameBitsInATileOfAnyHeight) {
+  using T = TypeParam;
+  constexpr int64_t kMost = 256, kCols = 72;
+  const int64_t depth = kSimulatedCuda ? 72 : 4096;
+  const auto x = Mixed<T>(kMost, depth, kAligned.in, 1);
+  const auto weight = Mixed<T>(kCols, depth, kAligned.weight, 2);
+  const Matrix<T> zeros(kMost, kCols, kAligned.out);
+  for (const Path& path : this->paths_) {
+    if (path.cublas != nullptr) continue;
+    SCOPED_TRACE(path.name());
+    const auto& device = path.device;
+    Workspace workspace(device->memory());
+    const auto x_there = device->Copy(x), w = device->Copy(weight);
+    const auto product = [&](int64_t rows) {
+      const auto y = device->Copy(zeros);
+      EXPECT_OK(Gemm<T>(RowRange(MatrixView<const T>(x_there.view()), 0, rows), w.view(),
+                        RowRange(y.view(), 0, rows), workspace, device->stream()));
+      return device->Read(y);
+    };
+    const Matrix<T> whole = product(kMost);
+    for (const int64_t rows : {1, 16, 17, 33, 65, 129, 193}) {
+      EXPECT_TRUE(SameBits(product(rows).Rows(0, rows), whole.Rows(0, rows))) << rows;
+    }
+  }
+}
+
 // What kernels cannot detect is refused.
 TYPED_TEST(DeviceGemmTest, WeightsAtUnequalDistancesAreRefusedOnADevice) {
   using T = TypeParam;
