@@ -93,10 +93,15 @@ class GemmKernels final : public KernelGroup {
     MOE_ASSIGN_OR_RETURN(y_, Array<T>::Allocate(N * F, device_, "y"));
     MOE_ASSIGN_OR_RETURN(dx_, Array<T>::Allocate(N * H, device_, "dx"));
     MOE_ASSIGN_OR_RETURN(dw_, Array<float>::Allocate(E * F * H, device_, "weight gradients"));
+    MOE_ASSIGN_OR_RETURN(exact_dw_,
+                         Array<int64_t>::Allocate(E * F * H, device_, "exact gradients"));
+    MOE_ASSIGN_OR_RETURN(tally_, Array<GridTally>::Allocate(1, device_, "tally"));
     empty_ = std::make_unique<bool[]>(E);
     for (int64_t e = 0; e < E; ++e) {
       weight_.emplace_back(w_.data() + e * F * H, F, H);
       grads_.emplace_back(dw_.span().subspan(e * F * H, F * H), &empty_[e]);
+      exact_grads_.emplace_back(exact_dw_.span().subspan(e * F * H, F * H), ExactGrid(),
+                                tally_.data(), &empty_[e]);
       if (!device_.is_cpu()) continue;
       MOE_ASSIGN_OR_RETURN(auto packed, PackedWeights<T>::Create(F, H));
       packed_.push_back(std::move(packed));
@@ -119,6 +124,7 @@ class GemmKernels final : public KernelGroup {
     AddProduct("forward", &GemmKernels::Forward, sizeof(T));
     AddProduct("input_grad", &GemmKernels::InputGradient, sizeof(T));
     AddProduct("weight_grad", &GemmKernels::WeightGradient, sizeof(float));
+    AddProduct("weight_grad_exact", &GemmKernels::ExactWeightGradient, sizeof(int64_t));
     return absl::OkStatus();
   }
   // `weight_bytes`: size of an element of the weights, or of their gradient.
@@ -200,11 +206,13 @@ class GemmKernels final : public KernelGroup {
                                        Rows<T>(dx_, shape_.hidden), workspace_, device_.stream(),
                                        {}, OutTree());
   }
-  absl::Status WeightGradient() {
+  absl::Status WeightGradient() { return WeightGradients(grads_); }
+  absl::Status ExactWeightGradient() { return WeightGradients(exact_grads_); }
+  absl::Status WeightGradients(absl::Span<const GradAccumulator> grads) {
     const WorkspaceScope scratch(workspace_);
-    std::fill_n(empty_.get(), grads_.size(), true);
+    std::fill_n(empty_.get(), grads.size(), true);
     return AddWeightGradients<T>(Rows<const T>(dy_, shape_.ffn), Rows<const T>(x_, shape_.hidden),
-                                 offsets_, grads_, workspace_, device_.stream());
+                                 offsets_, grads, workspace_, device_.stream());
   }
 
   template <typename U>
@@ -223,10 +231,12 @@ class GemmKernels final : public KernelGroup {
   std::vector<int64_t> offsets_;  // [E + 1]
   Array<T> x_, dy_, w_, y_, dx_;
   Array<float> dw_;
+  Array<int64_t> exact_dw_;
+  Array<GridTally> tally_;
   std::vector<MatrixView<const T>> weight_;
   std::vector<PackedWeights<T>> packed_;  // on a CPU
   std::unique_ptr<bool[]> empty_;         // whose gradients overwrite the old values
-  std::vector<GradAccumulator> grads_;
+  std::vector<GradAccumulator> grads_, exact_grads_;
   std::unique_ptr<DenseProduct<T>> dense_;  // on a GPU that has cuBLAS
 };
 

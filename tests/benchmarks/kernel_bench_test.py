@@ -15,7 +15,7 @@ import table_lines
 
 SIZES = ["--tokens", "24", "--num-experts", "4", "--hidden-size", "33", "--moe-ffn-hidden-size", "34"]
 ROWS = {"permute": {"gather", "sum"}, "combine": {"combine", "scale", "weight_grad"}}
-PRODUCTS = {"forward", "input_grad", "weight_grad"}
+PRODUCTS = {"forward", "input_grad", "weight_grad", "weight_grad_exact"}
 SELECTION = {"select", "plan"}
 
 
