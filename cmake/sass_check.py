@@ -11,13 +11,14 @@ its loops are found. The exit code is 1
 A row of RULES names a kernel, without template arguments or with the beginning of them, and bounds one counter
 of one loop in each of its instances, for each GPU: of the loop that has the most of the counter `loop`, without
 the loops inside it. A rule of a kernel that is not there fails. --table prints instead the counters of every
-loop without loops inside or with matrix products.
+loop without loops inside or with products.
 
   slots    instructions                      local  accesses of local memory
   load16   16-byte loads of global memory    async  16-byte copies from global to shared memory
   load     narrower ones                     flight loads under way before one is waited for, at most
   store16  16-byte stores to global memory   mma    matrix products of a tensor core
   store    narrower ones                     call   calls, such as of the slow path of a division
+  fma      float32 multiply-adds
 """
 
 import argparse
@@ -32,7 +33,7 @@ import sys
 sys.dont_write_bytecode = True
 from ptxas_table import readable  # noqa: E402: after the line that keeps the source folder clean
 
-COUNTERS = ("slots", "load16", "load", "store16", "store", "local", "async", "flight", "mma", "call")
+COUNTERS = ("slots", "load16", "load", "store16", "store", "local", "async", "flight", "mma", "call", "fma")
 FIELDS = ("kernel", "loop", "counter", "at_least", "at_most", "why")
 GPU = re.compile(r"\s*code for (\w+)")
 FUNCTION = re.compile(r"\s*Function : (\w+)")
@@ -142,6 +143,8 @@ def counters(code):
             count["mma"] += 1
         elif x.op == "CALL":
             count["call"] += 1
+        elif x.op == "FFMA":
+            count["fma"] += 1
     count["flight"] = flight([x for x in code if x.op != "NOP"])
     return count
 
@@ -202,7 +205,7 @@ def table(found):
     yield "  ".join(f"{name:>7}" for name in COUNTERS) + "  gpu      kernel"
     for (kernel, gpu), rows in sorted(found.items()):
         for innermost, count in rows:
-            if innermost or count["mma"]:
+            if innermost or count["mma"] or count["fma"]:
                 yield "  ".join(f"{count[name] or '':>7}" for name in COUNTERS) + f"  {gpu:<7}  {kernel}"
 
 

@@ -176,6 +176,14 @@ class SassCheckTest(ScriptTest):
         self.rules("mma\tslots\t\t2")
         self.assert_fails("slots 3")
 
+    def test_multiply_adds_of_a_loop_do_not_count_those_inside(self):
+        fma = "FFMA R4, R8, R12, R4"
+        self.kernel(fma, fma, fma, "@P0 BRA @2", "@P1 BRA @0", "EXIT")
+        self.rules("fma\tfma\t2\t2", "fma\tslots\t\t3")
+        self.assert_passes()
+        self.rules("fma\tfma\t3\t")
+        self.assert_fails("fma 2 in the loop with the most fma")
+
     def test_a_kernel_without_loops_has_none_of_anything(self):
         self.kernel("HMMA.16816.F32 R4, R8, R12, R4", "EXIT")
         self.rules("mma\tmma\t1\t")
