@@ -155,10 +155,11 @@ cudaError_t LaunchGroups(const CudaWeightGradients<T, TSum>& gradients, Function
 // One block a tile; refuses products with more tiles than a grid has blocks.
 template <typename Groups>
 cudaError_t LaunchTiles(void (*kernel)(Groups), const Groups& groups, int tile_rows, int tile_cols,
-                        int threads, cudaStream_t stream) {
+                        int threads, cudaStream_t stream, size_t shared_bytes = 0) {
   const int64_t tiles = groups.TileCount(tile_rows, tile_cols);
   if (tiles > std::numeric_limits<int32_t>::max()) return cudaErrorInvalidConfiguration;
-  return cuda::Launch(kernel, {dim3(static_cast<unsigned>(tiles)), dim3(threads)}, stream, groups);
+  return cuda::Launch(kernel, {dim3(static_cast<unsigned>(tiles)), dim3(threads), shared_bytes},
+                      stream, groups);
 }
 
 }  // namespace moe::gemm

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "kernels/base/cuda_kernel.h"
+#include "kernels/base/cuda_tensor.h"
 #include "kernels/base/cuda_vector.h"
 #include "kernels/exact_sum/exact_term_cuda.h"
 #include "kernels/grouped_gemm/gemm_tiles_cuda.h"
@@ -13,117 +14,411 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// A block owns 64 x 64 elements of the output, a thread 4 x 4 neighbours.
-constexpr int kTile = 64, kTileDepth = 16, kOwned = 4;
-constexpr int kThreadsAcross = kTile / kOwned;
-constexpr int kThreads = kThreadsAcross * kThreadsAcross, kBlocks = 2;
+// A warp owns 32 x 64 elements of the output, a thread 8 x 8 of them. For a step of depth a warp
+// issues 64 fmaf and reads 4 x 16 bytes a lane from shared memory. A Hopper multiprocessor issues
+// four warps' fmaf a clock, and reads 128 bytes: 4 x 4 x 2 clocks for four warps, since two lanes
+// share an address, of the 64 that their fmaf take. With 4 x 4 elements a thread it would read in
+// all 16 of 16 clocks.
+constexpr int kOwned = 8, kRowLanes = 4, kColLanes = 8;
+constexpr int kWarpRows = kOwned * kRowLanes, kWarpCols = kOwned * kColLanes;
+constexpr int kTileDepth = 16, kStages = 2;
+constexpr int kChunk = 4;  // elements of a copy, and steps of depth that are read at once
 static_assert(kChainWords % kTileDepth == 0);
 
-// A tile of either operand in shared memory. Four extra elements a row spread the writes of a
-// transposed tile over banks, and keep rows aligned.
-struct alignas(kVectorBytes) SharedTile {
-  float at[kTileDepth][kTile + 4];
+using Vector = Elements<float, kChunk>;
+
+// A block owns kTileRows x kTileCols elements. It computes kChainsAtOnce chains of theirs at once,
+// each by its own warps: chains do not depend on each other, and their sums are in ascending order.
+template <int kTileRows, int kTileCols, int kChainsAtOnce>
+struct Shape {
+  static constexpr int kRows = kTileRows, kCols = kTileCols, kChains = kChainsAtOnce;
+  static constexpr int kChainThreads = kRows * kCols / (kOwned * kOwned);
+  static constexpr int kThreads = kChains * kChainThreads;
+  static constexpr int kBlocks = 256 / kThreads;  // of a multiprocessor: two warps a quarter
+  // Every thread has the sums of some rows of those that it owns in a chain.
+  static constexpr int kSumRows = kOwned / kChains;
 };
 
-// Loads the tile that begins at (outer, depth); zeros beyond the matrix. Neighbouring threads read
-// neighbouring elements.
-template <bool kDepthAlongRows>
-__device__ void Fetch(MatrixView<const float> m, int64_t outer, int64_t depth, SharedTile& tile) {
-  for (int i = static_cast<int>(threadIdx.x); i < kTile * kTileDepth; i += kThreads) {
-    const int o = kDepthAlongRows ? i / kTileDepth : i % kTile;
-    const int d = kDepthAlongRows ? i % kTileDepth : i / kTile;
-    const int64_t row = kDepthAlongRows ? outer + o : depth + d;
-    const int64_t column = kDepthAlongRows ? depth + d : outer + o;
-    tile.at[d][o] = row < m.rows() && column < m.cols() ? m(row, column) : 0.0f;
-  }
-}
-
-// f(row, column, i, j) for this thread's elements [i][j] that are within c.
-template <typename Product, typename Function>
-__device__ void ForOwned(const Product& tile, Function f) {
-  const int64_t first_row = tile.row + threadIdx.x / kThreadsAcross * kOwned;
-  const int64_t first_col = tile.col + threadIdx.x % kThreadsAcross * kOwned;
-  for (int i = 0; i < kOwned; ++i) {
-    for (int j = 0; j < kOwned; ++j) {
-      const int64_t row = first_row + i, col = first_col + j;
-      if (row < tile.c.rows() && col < tile.c.cols()) f(row, col, i, j);
-    }
-  }
-}
-
-// Computes the terms of a * b for the tile that begins at (row, col): added to `sums` if `added`,
-// else replacing them.
+// An input gradient has many outputs, and where it is a router's one chain: the second block of a
+// multiprocessor multiplies while the first one begins or ends. The others may have few outputs: a
+// router's weight gradient of 128 x 4096 is 128 tiles of 64 x 64, each for a whole multiprocessor.
 template <typename Groups>
-__device__ void AddProducts(MatrixView<const float> a, MatrixView<const float> b, int64_t row,
-                            int64_t col, SharedTile (&shared)[2], bool added,
-                            float (&sums)[kOwned][kOwned]) {
-  constexpr bool kPlainA = Groups::kALayout == Layout::kPlain;
-  constexpr bool kPlainB = Groups::kBLayout == Layout::kPlain;
-  auto& [a_tile, b_tile] = shared;
-  float chains[kOwned][kOwned] = {};
-  const int64_t depth = kPlainA ? a.cols() : a.rows();
-  for (int64_t done = 0; done < depth; done += kTileDepth) {
-    Fetch<kPlainA>(a, row, done, a_tile);
-    Fetch<!kPlainB>(b, col, done, b_tile);
-    __syncthreads();
-    // No terms beyond the depth: fmaf(0, 0, -0) would be +0.
-    const int terms = static_cast<int>(depth - done < kTileDepth ? depth - done : kTileDepth);
-    for (int d = 0; d < terms; ++d) {
-      const auto left = Load<kOwned>(&a_tile.at[d][threadIdx.x / kThreadsAcross * kOwned]);
-      const auto right = Load<kOwned>(&b_tile.at[d][threadIdx.x % kThreadsAcross * kOwned]);
+using ShapeOf =
+    std::conditional_t<Groups::kALayout == Layout::kPlain && Groups::kBLayout == Layout::kPlain,
+                       Shape<64, 128, 1>, Shape<64, 64, 4>>;
+
+// An operand's tiles: kOuter rows or columns of the output, whose depth runs along the operand's
+// rows (kDepthAlongRows) or down its columns. In shared memory they have the operand's layout.
+// Copied by kCopiers threads, read by warps of which kLanes lanes own different elements.
+template <bool kDepthAlongRows, int kOuter, int kCopiers, int kLanes>
+class Operand {
+ public:
+  static constexpr int kTileChunks = kOuter * kTileDepth / kChunk;
+
+  // Begins with the tile at step `depth`.
+  __device__ Operand(MatrixView<const float> m, int64_t outer, int64_t depth, int copier)
+      : row_(copier / kRowChunks), chunk_(copier % kRowChunks), row_step_(kRowStep * m.stride()) {
+    const int64_t row = (kDepthAlongRows ? outer : depth) + row_;
+    const int64_t column = (kDepthAlongRows ? depth : outer) + chunk_ * kChunk;
+    from_ = m.data() + row * m.stride() + column;
+    aligned_ = RowsAlignedTo(m, kVectorBytes);
+    const int64_t beyond = kDepthAlongRows ? m.rows() - row : m.cols() - column;
+    constexpr int kMost = kDepthAlongRows ? kOwnChunks * kRowStep : kChunk;
+    left_ = beyond < 0 ? 0 : static_cast<int>(Min(beyond, int64_t{kMost}));
+  }
+
+  // Begins to fetch the next tile, of which the chain has the first `steps` steps, if any. What is
+  // beyond the matrix or the chain keeps its value.
+  __device__ void Fetch(int steps, Vector* tile, AsyncCopies& copies) {
+    Vector* const to = tile + row_ * kRowChunks + (chunk_ ^ (kDepthAlongRows ? Mix(row_) : 0));
+    const bool whole = aligned_ && steps >= kTileDepth && (kDepthAlongRows || left_ % kChunk == 0);
+    if (whole) {
+      MOE_UNROLL
+      for (int i = 0; i < kOwnChunks; ++i) {
+        if (kDepthAlongRows ? i * kRowStep >= left_ : left_ == 0) continue;
+        copies.Copy(reinterpret_cast<Chunk*>(to + i * kRowStep * kRowChunks), from_ + i * row_step_,
+                    kVectorBytes);
+      }
+    } else if (steps > 0) {
+      FetchPart(steps, to, copies);
+    }
+    Skip(kTileDepth);
+  }
+  // Goes on to another chain.
+  __device__ void Skip(int steps) {
+    from_ += kDepthAlongRows ? int64_t{steps} : steps / kRowStep * row_step_;
+  }
+
+  // Element i of a lane, among kOuter.
+  __device__ static int Outer(int first, int lane, int i) {
+    return kDepthAlongRows ? first + i * kLanes + lane
+                           : first + (i / kChunk * kLanes + lane) * kChunk + i % kChunk;
+  }
+
+  // Reads kChunk steps of depth of a lane's elements.
+  __device__ static void Read(const Vector* tile, int first, int lane, int step,
+                              float (&to)[kChunk][kOwned]) {
+    if constexpr (kDepthAlongRows) {
+      const Vector* const row = tile + (first + lane) * kRowChunks;
+      MOE_UNROLL
       for (int i = 0; i < kOwned; ++i) {
-        for (int j = 0; j < kOwned; ++j) {
-          chains[i][j] = fmaf(left.at[i], right.at[j], chains[i][j]);
+        // what depends on the lane is the same for all tiles
+        const int chunk = (step / kChunk ^ Mix(i * kLanes)) ^ Mix(lane);
+        const Vector read = Load<kChunk>(row[i * kLanes * kRowChunks + chunk].at);
+        MOE_UNROLL
+        for (int s = 0; s < kChunk; ++s) to[s][i] = read.at[s];
+      }
+    } else {
+      const Vector* const from = tile + step * kRowChunks + first / kChunk + lane;
+      MOE_UNROLL
+      for (int s = 0; s < kChunk; ++s) {
+        MOE_UNROLL
+        for (int i = 0; i < kOwned; i += kChunk) {
+          const Vector read = Load<kChunk>(from[s * kRowChunks + i / kChunk * kLanes].at);
+          MOE_UNROLL
+          for (int j = 0; j < kChunk; ++j) to[s][i + j] = read.at[j];
         }
       }
     }
-    __syncthreads();
-    if ((done + kTileDepth) % kChainWords != 0 && done + kTileDepth < depth) continue;
-    for (int i = 0; i < kOwned; ++i) {
-      for (int j = 0; j < kOwned; ++j) {
-        sums[i][j] = added ? sums[i][j] + chains[i][j] : chains[i][j];
-        chains[i][j] = 0;
+  }
+
+ private:
+  static constexpr int kRowChunks = (kDepthAlongRows ? kTileDepth : kOuter) / kChunk;
+  static constexpr int kOwnChunks = kTileChunks / kCopiers;
+  static constexpr int kRowStep = kCopiers / kRowChunks;  // between chunks of a thread
+  // Chunk c of a row is stored as c ^ Mix(row) if the depth runs along rows: the same chunk of
+  // neighbouring rows is in different banks.
+  __device__ static constexpr int Mix(int row) { return row / 2 % 4; }
+  static_assert(!kDepthAlongRows || (kRowChunks == 4 && Mix(kRowStep) == 0));
+  static_assert(kDepthAlongRows || kOwnChunks * kRowStep == kTileDepth);
+
+  __device__ void FetchPart(int steps, Vector* to, AsyncCopies& copies) const {
+    MOE_NO_UNROLL
+    for (int i = 0; i < kOwnChunks; ++i) {
+      const bool there = kDepthAlongRows ? i * kRowStep < left_ : row_ + i * kRowStep < steps;
+      const int elements = Min(kDepthAlongRows ? steps - chunk_ * kChunk : left_, kChunk);
+      if (!there || elements <= 0) continue;
+      Vector& vector = to[i * kRowStep * kRowChunks];
+      const float* const from = from_ + i * row_step_;
+      if (aligned_) {
+        copies.Copy(reinterpret_cast<Chunk*>(&vector), from, elements * int{sizeof(float)});
+        continue;
+      }
+      Vector single = {};
+      MOE_UNROLL
+      for (int j = 0; j < kChunk; ++j) {
+        if (j < elements) single.at[j] = from[j];
+      }
+      StoreShared(single, vector.at);
+    }
+  }
+
+  int row_, chunk_;  // in the tile, of the first chunk that this thread copies
+  const float* from_;
+  int64_t row_step_;
+  bool aligned_;
+  int left_;  // rows from there on if the depth runs along rows, else columns: at most a chunk's
+};
+
+// One thread's part of the products of a block's tile.
+template <typename Groups>
+class Products {
+ public:
+  using Tiles = ShapeOf<Groups>;
+  static constexpr int kChains = Tiles::kChains, kSumRows = Tiles::kSumRows;
+  static constexpr bool kVectors = Groups::kBLayout == Layout::kPlain;
+  using A =
+      Operand<Groups::kALayout == Layout::kPlain, Tiles::kRows, Tiles::kChainThreads, kRowLanes>;
+  using B = Operand<Groups::kBLayout == Layout::kTransposed, Tiles::kCols, Tiles::kChainThreads,
+                    kColLanes>;
+  // Sums of rows chain() * kSumRows ... of a thread's elements.
+  template <typename T>
+  using Sums = T[kSumRows][kOwned];
+
+  struct Shared {
+    Vector a[kStages][kChains][A::kTileChunks], b[kStages][kChains][B::kTileChunks];
+    // Chains on their way to the threads that add them up; of one chain, nothing.
+    Vector chains[2][kOwned * kOwned / kChunk][kChains > 1 ? Tiles::kChainThreads : 1];
+  };
+
+  __device__ Products(Shared& shared, int64_t row, int64_t col)
+      : shared_(shared), row_(row), col_(col) {}
+
+  // Calls f(row, column, i, j) for the kChunk neighbouring columns from each of the sums [i][j] on
+  // if kVectors, else for each sum; some are beyond c.
+  template <typename Function>
+  __device__ void ForSums(Function f) const {
+    MOE_UNROLL
+    for (int i = 0; i < kSumRows; ++i) {
+      const int64_t row = row_ + A::Outer(FirstRow(), RowLane(), chain() * kSumRows + i);
+      MOE_UNROLL
+      for (int j = 0; j < kOwned; j += kVectors ? kChunk : 1) {
+        f(row, col_ + B::Outer(FirstCol(), ColLane(), j), i, j);
       }
     }
-    added = true;
   }
-}
+
+  // Computes the terms of a * b: added to `sums` if `added`, else replacing them. May be called
+  // again if kChains > 1: no thread reads a tile after the barriers of AddChains.
+  __device__ void Add(MatrixView<const float> a, MatrixView<const float> b, bool added,
+                      Sums<float>& sums) {
+    int64_t left = Groups::kALayout == Layout::kPlain ? a.cols() : a.rows();
+    if (left <= 0) return;
+    const int64_t start = int64_t{chain()} * kChainWords;
+    A a_operand(a, row_, start, thread());
+    B b_operand(b, col_, start, thread());
+    const bool idle = row_ + FirstRow() >= Rows(a) || col_ + FirstCol() >= Cols(b);
+    AsyncCopies copies;
+    const auto fetch = [&](int steps, int stage) {
+      a_operand.Fetch(steps, shared_.a[stage][chain()], copies);
+      b_operand.Fetch(steps, shared_.b[stage][chain()], copies);
+      copies.Commit();
+    };
+    float chains[kOwned][kOwned] = {};
+    int stage = 0;
+    int steps = ChainSteps(left - start);  // of this thread's chain
+    fetch(steps, stage);
+    // `left`: from the first of the chains under way on, which has the most steps of them.
+    for (; left > 0; left -= kChains * kChainWords) {
+      const int next_steps = ChainSteps(left - kChains * kChainWords - start);
+      const int most = ChainSteps(left);
+      for (int step = 0; step < most; step += kTileDepth) {
+        copies.Wait<0>();
+        __syncthreads();  // the tile has arrived, and no thread reads the one before
+        const bool ends = step + kTileDepth >= most;
+        if (ends) {
+          a_operand.Skip((kChains - 1) * kChainWords);
+          b_operand.Skip((kChains - 1) * kChainWords);
+        }
+        fetch(ends ? next_steps : steps - step - kTileDepth, 1 - stage);
+        if (!idle) Multiply(stage, steps - step, chains);
+        stage = 1 - stage;
+      }
+      AddChains(left, chains, added, sums);
+      added = true;
+      steps = next_steps;
+    }
+  }
+
+ private:
+  // Which of the chains under way is this thread's, and its number among the chain's threads.
+  __device__ static int chain() { return static_cast<int>(threadIdx.x) / Tiles::kChainThreads; }
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % Tiles::kChainThreads; }
+  // The steps of a chain, of `left` from its first on.
+  __device__ static int ChainSteps(int64_t left) {
+    return left < 0 ? 0 : static_cast<int>(Min(left, kChainWords));
+  }
+  // The warp's elements in the tile.
+  __device__ static int FirstRow() {
+    return thread() / kWarpLanes / (Tiles::kCols / kWarpCols) * kWarpRows;
+  }
+  __device__ static int FirstCol() {
+    return thread() / kWarpLanes % (Tiles::kCols / kWarpCols) * kWarpCols;
+  }
+  // Lanes i and i ^ 1 share rows, i and i ^ 2 columns: two quarters of a warp that share each
+  // address in one of these ways are read at once.
+  __device__ static int RowLane() {
+    const int lane = static_cast<int>(threadIdx.x);
+    return lane / 2 % 2 + lane / 8 % 2 * 2;
+  }
+  __device__ static int ColLane() {
+    const int lane = static_cast<int>(threadIdx.x);
+    return lane % 2 + lane / 4 % 2 * 2 + lane / 16 % 2 * 4;
+  }
+  __device__ static int64_t Rows(MatrixView<const float> a) {
+    return Groups::kALayout == Layout::kPlain ? a.rows() : a.cols();
+  }
+  __device__ static int64_t Cols(MatrixView<const float> b) {
+    return Groups::kBLayout == Layout::kPlain ? b.cols() : b.rows();
+  }
+
+  // Adds the first `terms` steps of a tile to the chain; beyond the depth there are no terms, since
+  // fmaf(0, 0, -0) would be +0.
+  __device__ void Multiply(int stage, int terms, float (&chains)[kOwned][kOwned]) const {
+    if (terms >= kTileDepth) {
+      MOE_UNROLL
+      for (int step = 0; step < kTileDepth; step += kChunk) Steps(stage, step, kChunk, chains);
+      return;
+    }
+    MOE_NO_UNROLL
+    for (int step = 0; step < terms; step += kChunk) {
+      Steps(stage, step, terms - step, chains);
+    }
+  }
+
+  __device__ void Steps(int stage, int step, int terms, float (&chains)[kOwned][kOwned]) const {
+    float left[kChunk][kOwned], right[kChunk][kOwned];
+    A::Read(shared_.a[stage][chain()], FirstRow(), RowLane(), step, left);
+    B::Read(shared_.b[stage][chain()], FirstCol(), ColLane(), step, right);
+    MOE_UNROLL
+    for (int i = 0; i < kOwned; ++i) {
+      MOE_UNROLL
+      for (int s = 0; s < kChunk; ++s) {
+        if (s >= terms) break;
+        MOE_UNROLL
+        for (int j = 0; j < kOwned; ++j) {
+          chains[i][j] = fmaf(left[s][i], right[s][j], chains[i][j]);
+        }
+      }
+    }
+  }
+
+  // Adds the chains under way to the sums, those of the `left` steps of depth, and clears them.
+  __device__ void AddChains(int64_t left, float (&chains)[kOwned][kOwned], bool added,
+                            Sums<float>& sums) {
+    if constexpr (kChains == 1) {
+      MOE_UNROLL
+      for (int i = 0; i < kOwned; ++i) {
+        MOE_UNROLL
+        for (int j = 0; j < kOwned; ++j) {
+          sums[i][j] = added ? sums[i][j] + chains[i][j] : chains[i][j];
+        }
+      }
+    } else {
+      constexpr int kRowVectors = kOwned / kChunk;
+      MOE_NO_UNROLL
+      for (int c = 0; c < kChains && c * kChainWords < left; ++c) {
+        auto& shared = shared_.chains[c % 2];
+        if (c == chain()) {
+          MOE_UNROLL
+          for (int v = 0; v < kOwned * kRowVectors; ++v) {
+            Vector part;
+            for (int j = 0; j < kChunk; ++j) {
+              part.at[j] = chains[v / kRowVectors][v % kRowVectors * kChunk + j];
+            }
+            StoreShared(part, shared[v][thread()].at);
+          }
+        }
+        __syncthreads();  // the other of the two buffers has been read, too
+        MOE_UNROLL
+        for (int v = 0; v < kSumRows * kRowVectors; ++v) {
+          const Vector part =
+              Load<kChunk>(shared[chain() * kSumRows * kRowVectors + v][thread()].at);
+          MOE_UNROLL
+          for (int j = 0; j < kChunk; ++j) {
+            float& sum = sums[v / kRowVectors][v % kRowVectors * kChunk + j];
+            sum = added ? sum + part.at[j] : part.at[j];
+          }
+        }
+        added = true;
+      }
+    }
+    MOE_UNROLL
+    for (int i = 0; i < kOwned; ++i) {
+      MOE_UNROLL
+      for (int j = 0; j < kOwned; ++j) chains[i][j] = 0;
+    }
+  }
+
+  Shared& shared_;
+  int64_t row_, col_;
+};
 
 template <typename Groups>
-__global__ void __launch_bounds__(kThreads, kBlocks) FmaKernel(const Groups groups) {
+__global__ void __launch_bounds__(ShapeOf<Groups>::kThreads, ShapeOf<Groups>::kBlocks)
+    FmaKernel(const Groups groups) {
   using TOut = typename Groups::TOut;
-  MOE_SHARED_ARRAY(SharedTile, shared, 2);
+  using Block = Products<Groups>;
+  using Tiles = typename Block::Tiles;
+  constexpr int kTogether = Block::kVectors ? kChunk : 1;
+  MOE_DYNAMIC_SHARED(memory);
   Tile<float, TOut> tile;
-  const auto found = groups.Find(kTile, kTile, tile);
+  const auto found = groups.Find(Tiles::kRows, Tiles::kCols, tile);
   if (!found) return;
-  TOut sums[kOwned][kOwned] = {};
+  Block block(*reinterpret_cast<typename Block::Shared*>(memory), tile.row, tile.col);
+  const MatrixView<TOut> c = tile.c;
+  const bool vectors = RowsAlignedTo(c, kVectorBytes);
+  // f(address, [i][j], number of neighbours) for sums that are within c.
+  const auto for_sums = [&](auto f) {
+    block.ForSums([&](int64_t row, int64_t col, int i, int j) {
+      if (row >= c.rows()) return;
+      TOut* const at = c.data() + row * c.stride() + col;
+      if (vectors && col + kTogether <= c.cols()) return f(at, i, j, Width<kTogether>());
+      MOE_UNROLL
+      for (int n = 0; n < kTogether; ++n) {
+        if (col + n < c.cols()) f(at + n, i, j + n, Width<1>());
+      }
+    });
+  };
+  typename Block::template Sums<TOut> sums = {};
   if (tile.write == Write::kAdd) {
-    ForOwned(tile, [&](int64_t row, int64_t col, int i, int j) { sums[i][j] = tile.c(row, col); });
+    for_sums([&](const TOut* from, int i, int j, auto width) {
+      const auto old = LoadElements<width.value>(from);
+      for (int n = 0; n < width.value; ++n) sums[i][j + n] = old.at[n];
+    });
   }
   if constexpr (std::is_same_v<TOut, float>) {
-    AddProducts<Groups>(tile.a, tile.b, tile.row, tile.col, shared, tile.write == Write::kAdd,
-                        sums);
+    block.Add(tile.a, tile.b, tile.write == Write::kAdd, sums);
   } else {
     groups.Of(*found).ForEach([&](int64_t begin, int64_t end) {
-      float partial[kOwned][kOwned] = {};
-      AddProducts<Groups>(RowRange(tile.a, begin, end), RowRange(tile.b, begin, end), tile.row,
-                          tile.col, shared, /*added=*/false, partial);
+      typename Block::template Sums<float> partial = {};
+      block.Add(RowRange(tile.a, begin, end), RowRange(tile.b, begin, end), /*added=*/false,
+                partial);
       // of one segment: kept only after its products, to save registers
       exact_sum::ThreadTally tally;
-      ForOwned(tile, [&](int64_t, int64_t, int i, int j) {
-        sums[i][j] += exact_sum::ExactTerm(partial[i][j], found->inverse_unit, found->limit, tally);
+      for_sums([&](const TOut*, int i, int j, auto width) {
+        for (int n = 0; n < width.value; ++n) {
+          sums[i][j + n] +=
+              exact_sum::ExactTerm(partial[i][j + n], found->inverse_unit, found->limit, tally);
+        }
       });
       exact_sum::AddTally(tally, found->tally);
     });
   }
-  ForOwned(tile, [&](int64_t row, int64_t col, int i, int j) { tile.c(row, col) = sums[i][j]; });
+  for_sums([&](TOut* to, int i, int j, auto width) {
+    Elements<TOut, width.value> values;
+    for (int n = 0; n < width.value; ++n) values.at[n] = sums[i][j + n];
+    StoreElements(values, to);
+  });
 }
 
 template <typename Problem>
 cudaError_t Run(const Problem& problem, cudaStream_t stream) {
   return LaunchGroups(problem, [&](const auto& groups) {
     using Groups = std::decay_t<decltype(groups)>;
-    return LaunchTiles<Groups>(&FmaKernel<Groups>, groups, kTile, kTile, kThreads, stream);
+    using Tiles = ShapeOf<Groups>;
+    return LaunchTiles<Groups>(&FmaKernel<Groups>, groups, Tiles::kRows, Tiles::kCols,
+                               Tiles::kThreads, stream, sizeof(typename Products<Groups>::Shared));
   });
 }
 

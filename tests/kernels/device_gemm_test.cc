@@ -157,6 +157,7 @@ TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnySchedule) {
   if (kSanitized) return;                  // tails and tiles as above
   this->CheckGroups({0, 1, 17, 0, 40}, 136, 200);
   this->CheckGroups({16, 100, 150}, 72, 72);
+  this->CheckGroups({150}, 301, 141);  // more than one chain of float32 and tile, not aligned
 }
 
 // Groups that end inside a tile, with empty ones between them and at either end.

@@ -183,6 +183,14 @@ TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnyShape) {
   }
 }
 
+// Chains of float32 are 128 steps, four under way: segments that end in one of the first four, with
+// them, after them, and chains of two segments.
+TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnyDepth) {
+  if (kSanitized) return;  // tails and schedules as above
+  this->CheckWeightGradients({{128, 129}, {256, 0}, {512, 384}, {513, 1}}, 70, 68);
+  this->CheckWeightGradients({{700, 1159}}, 3, 65);
+}
+
 TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnyLayout) {
   for (const auto& [in, out] : kLayoutPairs) {
     if (kSanitized) break;
