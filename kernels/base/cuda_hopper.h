@@ -235,12 +235,13 @@ __device__ __forceinline__ void WaitForProducts(float (&sums)[kSums] MOE_AND_SIT
 #define MOE_SUM_REGISTERS_128                                                                  \
   MOE_SUM_REGISTERS_96, MOE_SUM_REGISTERS(96), MOE_SUM_REGISTERS(104), MOE_SUM_REGISTERS(112), \
       MOE_SUM_REGISTERS(120)
-#define MOE_WGMMA_OF(type, n, sums, a_at, b_at, add_at, a_major, ...)                         \
+#define MOE_WGMMA_OF(type, n, sums, a_at, b_at, add_at, a_major, b_major, ...)                \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add_at                                 \
                ", 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" sums \
-               "}, " a_at ", " b_at ", add, 1, 1, " a_major ", 0;\n}"                         \
+               "}, " a_at ", " b_at ", add, 1, 1, " a_major ", " b_major ";\n}"               \
                : __VA_ARGS__                                                                  \
-               : "l"(a), "l"(b), "r"(add), "n"(kMajorA == Major::kRow))
+               : "l"(a), "l"(b), "r"(add), "n"(kMajorA == Major::kRow),                       \
+                 "n"(kMajorB == Major::kRow))
 #define MOE_WGMMA(...)                         \
   if constexpr (std::is_same_v<T, BFloat16>) { \
     MOE_WGMMA_OF("bf16", __VA_ARGS__);         \
@@ -250,33 +251,33 @@ __device__ __forceinline__ void WaitForProducts(float (&sums)[kSums] MOE_AND_SIT
 #endif
 
 // Called by the four warps of a warpgroup: d (64 x kColumns, float32) = a (64 x 16) * b (16 x
-// kColumns), or += if `add_to`; T: BFloat16 or Float16; b is kDepth. d[4j + 2h + c] is row
+// kColumns), or += if `add_to`; T: BFloat16 or Float16. d[4j + 2h + c] is row
 // 16 (warp % 4) + lane / 4 + 8h and column 8j + 2 (lane % 4) + c. Until WaitForProducts nothing may
 // touch d or write the operands. Products are exact; the hardware determines in which order the 17
 // terms are added and how sums are rounded.
-template <typename T, int kColumns, Major kMajorA>
+template <typename T, int kColumns, Major kMajorA, Major kMajorB = Major::kDepth>
 __device__ __forceinline__ void AddProduct(float (&d)[kColumns / 2], uint64_t a, uint64_t b,
                                            bool add_to MOE_AND_SITE) {
 #if defined(__CUDACC__)
   const int add = add_to ? 1 : 0;
   if constexpr (kColumns == 16) {
-    MOE_WGMMA("16", MOE_SUMS_8, "%8", "%9", "%10", "%11", MOE_SUM_REGISTERS_8);
+    MOE_WGMMA("16", MOE_SUMS_8, "%8", "%9", "%10", "%11", "%12", MOE_SUM_REGISTERS_8);
   } else if constexpr (kColumns == 32) {
-    MOE_WGMMA("32", MOE_SUMS_16, "%16", "%17", "%18", "%19", MOE_SUM_REGISTERS_16);
+    MOE_WGMMA("32", MOE_SUMS_16, "%16", "%17", "%18", "%19", "%20", MOE_SUM_REGISTERS_16);
   } else if constexpr (kColumns == 64) {
-    MOE_WGMMA("64", MOE_SUMS_32, "%32", "%33", "%34", "%35", MOE_SUM_REGISTERS_32);
+    MOE_WGMMA("64", MOE_SUMS_32, "%32", "%33", "%34", "%35", "%36", MOE_SUM_REGISTERS_32);
   } else if constexpr (kColumns == 128) {
-    MOE_WGMMA("128", MOE_SUMS_64, "%64", "%65", "%66", "%67", MOE_SUM_REGISTERS_64);
+    MOE_WGMMA("128", MOE_SUMS_64, "%64", "%65", "%66", "%67", "%68", MOE_SUM_REGISTERS_64);
   } else if constexpr (kColumns == 192) {
-    MOE_WGMMA("192", MOE_SUMS_96, "%96", "%97", "%98", "%99", MOE_SUM_REGISTERS_96);
+    MOE_WGMMA("192", MOE_SUMS_96, "%96", "%97", "%98", "%99", "%100", MOE_SUM_REGISTERS_96);
   } else if constexpr (kColumns == 256) {
-    MOE_WGMMA("256", MOE_SUMS_128, "%128", "%129", "%130", "%131", MOE_SUM_REGISTERS_128);
+    MOE_WGMMA("256", MOE_SUMS_128, "%128", "%129", "%130", "%131", "%132", MOE_SUM_REGISTERS_128);
   } else {
     static_assert(kColumns == 16, "columns of a product");
   }
 #else
   cusim::Products::OfThread().Issue(
-      d, {a, kMajorA == Major::kRow, kProductRows}, {b, false, kColumns}, add_to,
+      d, {a, kMajorA == Major::kRow, kProductRows}, {b, kMajorB == Major::kRow, kColumns}, add_to,
       [](uint16_t bits) { return static_cast<float>(__builtin_bit_cast(T, bits)); }, site);
 #endif
 }

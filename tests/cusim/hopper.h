@@ -108,7 +108,7 @@ class Products {
   // 16 (warp % 4) + lane / 4 + 8h and column 8j + 2 (lane % 4) + c.
   void Issue(float* d, const Operand& a, const Operand& b, bool accumulate, Value value,
              Site site) {
-    const uint64_t mode = (accumulate ? 1u : 0u) | (a.mn_major ? 2u : 0u);
+    const uint64_t mode = (accumulate ? 1u : 0u) | (a.mn_major ? 2u : 0u) | (b.mn_major ? 4u : 0u);
     const LaneValue mine = {a.descriptor, b.descriptor, mode, static_cast<uint64_t>(b.rows)};
     for (const LaneValue& other : MeetInWarp({"wgmma", 0xffffffffu, false, site}, mine)) {
       if (other != mine) KernelFault("divergent warp operation", "operands of wgmma differ", site);

@@ -12,11 +12,16 @@ constexpr int kRows = HopperProbe::kRows, kDepth = HopperProbe::kDepth;
 static_assert(kRows == kDepth && kDepth * 2 == kTileRowBytes);
 constexpr int kTileBytesA = kRows * kTileRowBytes;
 
-// The map of matrices [down, 64] of all depths; a box is one of them.
-cudaError_t Encode(const void* data, int down, TensorMap& map) {
+// Bytes of b's tiles: whole ones of 64 columns if columns are contiguous.
+template <int kColumns, Major kMajorB>
+constexpr int kTileBytesB =
+    (kMajorB == Major::kDepth ? kColumns : (kColumns + 63) / 64 * kDepth) * kTileRowBytes;
+
+// The map of matrices [down, across] of all depths; a box is 64 columns of one of them.
+cudaError_t Encode(const void* data, int down, int across, TensorMap& map) {
   return EncodeTensorMap({.data = data,
-                          .size = {kDepth, down, kDepth},
-                          .stride_bytes = {kTileRowBytes, int64_t{kTileRowBytes} * down},
+                          .size = {across, down, kDepth},
+                          .stride_bytes = {int64_t{2} * across, int64_t{2} * across * down},
                           .box = {kDepth, static_cast<uint32_t>(down), 1}},
                          map);
 }
@@ -29,11 +34,12 @@ struct Parameters {
 
 // A block computes one product: one thread of the first warpgroup copies, the second warpgroup
 // multiplies.
-template <typename T, int kColumns, Major kMajorA>
+template <typename T, int kColumns, Major kMajorA, Major kMajorB>
 __global__ void __launch_bounds__(2 * kWarpgroupThreads, 1)
     ProbeKernel(const __grid_constant__ Parameters parameters) {
   MOE_DYNAMIC_SHARED(tiles);
   MOE_SHARED_ARRAY(TransactionBarrier, arrived, 1);
+  constexpr int kBytesB = kTileBytesB<kColumns, kMajorB>;
   const auto& [a_map, b_map, step, wrong] = parameters;
   const int one = (static_cast<int>(blockIdx.x) * step + 21) % kDepth;
   if (threadIdx.x == 0) {
@@ -44,9 +50,12 @@ __global__ void __launch_bounds__(2 * kWarpgroupThreads, 1)
   if (threadIdx.x < kWarpgroupThreads) {
     GiveRegistersBack<40>();
     if (threadIdx.x != 0) return;
-    arrived[0].ArriveExpecting(kTileBytesA + kColumns * kTileRowBytes);
+    arrived[0].ArriveExpecting(kTileBytesA + kBytesB);
     CopyTile(a_map, 0, 0, one, tiles, arrived[0]);
-    CopyTile(b_map, 0, 0, one, tiles + kTileBytesA, arrived[0]);
+    const int box_bytes = kMajorB == Major::kDepth ? kBytesB : kDepth * kTileRowBytes;
+    for (int i = 0; i * box_bytes < kBytesB; ++i) {
+      CopyTile(b_map, i * kDepth, 0, one, tiles + kTileBytesA + i * box_bytes, arrived[0]);
+    }
     return;
   }
   TakeRegisters<232>();
@@ -56,9 +65,10 @@ __global__ void __launch_bounds__(2 * kWarpgroupThreads, 1)
   MOE_UNROLL
   for (int depth = 0; depth < kDepth; depth += kProductDepth) {
     const int a_at = kMajorA == Major::kDepth ? depth * 2 : depth * kTileRowBytes;
-    AddProduct<T, kColumns, kMajorA>(sums, OperandAt(tiles + a_at, kTileBytesA),
-                                     OperandAt(tiles + kTileBytesA + depth * 2, kTileBytesA),
-                                     depth > 0);
+    const int b_at = kMajorB == Major::kDepth ? depth * 2 : depth * kTileRowBytes;
+    AddProduct<T, kColumns, kMajorA, kMajorB>(
+        sums, OperandAt(tiles + a_at, kTileBytesA),
+        OperandAt(tiles + kTileBytesA + b_at, kDepth * kTileRowBytes), depth > 0);
   }
   CommitProducts();
   WaitForProducts<0>(sums);
@@ -74,18 +84,32 @@ __global__ void __launch_bounds__(2 * kWarpgroupThreads, 1)
   if (count > 0) atomicAdd(wrong, count);
 }
 
+template <typename T, int kColumns, Major kMajorA, Major kMajorB>
+cudaError_t RunProduct(const HopperProbe& probe, cudaStream_t stream) {
+  Parameters parameters = {.a_map = {}, .b_map = {}, .step = probe.step, .wrong = probe.wrong};
+  cudaError_t error = Encode(probe.a, kRows, kDepth, parameters.a_map);
+  if (error == cudaSuccess) {
+    error = kMajorB == Major::kDepth ? Encode(probe.b, kColumns, kDepth, parameters.b_map)
+                                     : Encode(probe.b, kDepth, kColumns, parameters.b_map);
+  }
+  if (error != cudaSuccess) return error;
+  return Launch(&ProbeKernel<T, kColumns, kMajorA, kMajorB>,
+                {dim3(static_cast<unsigned>(probe.blocks)), dim3(2 * kWarpgroupThreads),
+                 kTileBytesA + kTileBytesB<kColumns, kMajorB>},
+                stream, parameters);
+}
+
 template <typename T, int kColumns>
 cudaError_t RunMajors(const HopperProbe& probe, cudaStream_t stream) {
-  Parameters parameters = {.a_map = {}, .b_map = {}, .step = probe.step, .wrong = probe.wrong};
-  cudaError_t error = Encode(probe.a, kRows, parameters.a_map);
-  if (error == cudaSuccess) error = Encode(probe.b, kColumns, parameters.b_map);
-  if (error != cudaSuccess) return error;
-  const auto kernel = probe.a_rows_contiguous ? &ProbeKernel<T, kColumns, Major::kRow>
-                                              : &ProbeKernel<T, kColumns, Major::kDepth>;
-  return Launch(kernel,
-                {dim3(static_cast<unsigned>(probe.blocks)), dim3(2 * kWarpgroupThreads),
-                 kTileBytesA + kColumns * kTileRowBytes},
-                stream, parameters);
+  constexpr auto kDepthMajor = Major::kDepth, kRowMajor = Major::kRow;
+  if (probe.a_rows_contiguous) {
+    return probe.b_columns_contiguous
+               ? RunProduct<T, kColumns, kRowMajor, kRowMajor>(probe, stream)
+               : RunProduct<T, kColumns, kRowMajor, kDepthMajor>(probe, stream);
+  }
+  return probe.b_columns_contiguous
+             ? RunProduct<T, kColumns, kDepthMajor, kRowMajor>(probe, stream)
+             : RunProduct<T, kColumns, kDepthMajor, kDepthMajor>(probe, stream);
 }
 
 template <typename T>

@@ -14,11 +14,11 @@ struct HopperProbe {
   static constexpr int kRows = 64, kDepth = 64, kMaxColumns = 256;
 
   bool float16 = false;  // else bfloat16
-  // Device memory, a matrix for each depth d, one after the other: row by row, or, if its rows are
-  // contiguous, step by step of the depth.
+  // Device memory, a matrix for each depth d, one after the other: row by row, or, if the rows of a
+  // or the columns of b are contiguous, step by step of the depth.
   const void* a = nullptr;  // [kDepth, kRows, kDepth]
   const void* b = nullptr;  // [kDepth, columns, kDepth]
-  bool a_rows_contiguous = false;
+  bool a_rows_contiguous = false, b_columns_contiguous = false;
   int columns = kMaxColumns;  // 16, 32, 64, 128, 192 or 256
   int blocks = 1, step = 1;
   int* wrong = nullptr;  // device memory; the number of wrong elements is added

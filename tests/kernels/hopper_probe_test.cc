@@ -36,13 +36,16 @@ void ProductsOfOneTileAreExact(const TestDevice& device) {
                                device.Copy(OneHot<T>(HopperProbe::kRows, true))};
   for (const int columns : {16, 32, 64, 128, 192, 256}) {
     if (kSanitized && columns > 32) continue;
-    const DeviceArray<T> b = device.Copy(OneHot<T>(columns, false));
-    for (const bool a_rows : {false, true}) {
+    const DeviceArray<T> b[2] = {device.Copy(OneHot<T>(columns, false)),
+                                 device.Copy(OneHot<T>(columns, true))};
+    for (const int layout : {0, 1, 2, 3}) {
+      const bool a_rows = layout % 2 != 0, b_columns = layout / 2 != 0;
       const DeviceArray<int> wrong = device.Copy(std::vector<int>{0});
       const HopperProbe probe = {.float16 = std::is_same_v<T, Float16>,
                                  .a = a[a_rows ? 1 : 0].span().data(),
-                                 .b = b.span().data(),
+                                 .b = b[b_columns ? 1 : 0].span().data(),
                                  .a_rows_contiguous = a_rows,
+                                 .b_columns_contiguous = b_columns,
                                  .columns = columns,
                                  .blocks = kSimulatedCuda ? 2 : HopperProbe::kDepth,
                                  .step = kSimulatedCuda ? 25 : 1,
@@ -51,7 +54,8 @@ void ProductsOfOneTileAreExact(const TestDevice& device) {
         return CudaStatus(RunHopperProbe(probe, static_cast<cudaStream_t>(stream)), "the probe");
       }));
       EXPECT_EQ(device.Read(wrong), std::vector<int>{0})
-          << "columns " << columns << ", rows of a contiguous: " << a_rows;
+          << columns << " columns, contiguous: rows of a " << a_rows << ", columns of b "
+          << b_columns;
     }
   }
 }
