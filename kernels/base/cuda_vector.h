@@ -62,6 +62,21 @@ __device__ inline void Store(const Elements<T, kWidth>& values, T* p) {
   *reinterpret_cast<Vector*>(p) = values;
 }
 
+// *p, or 0 if there is no such element. Without a branch, after which the compiler could move what
+// it loads to other registers.
+__device__ inline float LoadIf(bool there, const float* p) {
+#if defined(__CUDACC__)
+  float value = 0;
+  asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %1, 0;\n@there ld.global.f32 %0, [%2];\n}"
+               : "+f"(value)
+               : "r"(there ? 1 : 0), "l"(__cvta_generic_to_global(p))
+               : "memory");
+  return value;
+#else
+  return there ? *p : 0.0f;
+#endif
+}
+
 // kWidth neighbouring elements, in accesses of at most 16 bytes.
 template <int kWidth, typename T>
 __device__ inline Elements<T, kWidth> LoadElements(const T* p) {

@@ -97,11 +97,17 @@ cudaError_t RunMma(const CudaWeightGradients<T, TSum>& gradients, cudaStream_t s
 // may differ from RunMma's. T: BFloat16 or Float16.
 template <typename T>
 cudaError_t RunWgmma(const CudaGroupedGemm<T>& gemm, cudaStream_t stream);
+template <typename T, typename TSum>
+cudaError_t RunWgmma(const CudaWeightGradients<T, TSum>& gradients, cudaStream_t stream);
 // Whether the current device is a Hopper GPU and its copy engine can read the operands: there are
 // terms, rows and weights begin at multiples of 16 bytes, and each weight begins at least one row
 // after the previous one. Does not depend on the number of rows.
 template <typename T>
 bool TakesWgmma(const CudaGroupedGemm<T>& gemm);
+// Likewise: there are rows of dy and x, which begin at multiples of 16 bytes. Does not depend on
+// the segments.
+template <typename T, typename TSum>
+bool TakesWgmma(const CudaWeightGradients<T, TSum>& gradients);
 
 }  // namespace moe::gemm
 

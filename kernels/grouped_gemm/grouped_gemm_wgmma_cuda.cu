@@ -6,6 +6,7 @@
 #include "kernels/base/cuda_tensor.h"
 #include "kernels/base/cuda_tensor_map.h"
 #include "kernels/base/cuda_vector.h"
+#include "kernels/grouped_gemm/gemm_ring_cuda.h"
 #include "kernels/grouped_gemm/gemm_tiles_cuda.h"
 #include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 
@@ -17,10 +18,7 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 // A tile is 128 columns of the output by up to 256 rows of one group. The product's M is the
 // weights' columns, 64 for each of two warpgroups; its N is the group's rows, rounded up to one of
 // kWidthCount widths, so that few rows cost few products. 128 sums a thread.
-constexpr int kTileCols = 128, kTileDepth = 64, kStages = 4;
-constexpr int kConsumers = kTileCols / kProductRows;
-constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
-constexpr int kConsumerWarps = kConsumers * kWarpgroupThreads / kWarpLanes;
+constexpr int kTileCols = kRingRows, kStages = 4;
 constexpr int kWidthCount = 6;
 constexpr int kMostRows = 256;
 MOE_HOST_DEVICE constexpr int WidthAt(int i) {
@@ -34,11 +32,8 @@ MOE_HOST_DEVICE constexpr int BoxRows(int box) {
   return box == 0 ? 16 : 64;
 }
 
-constexpr int kRowBytes = kTileDepth * 2;
-static_assert(kRowBytes == kTileRowBytes);
-constexpr int kHalfBytes = kProductRows * kRowBytes;
-constexpr int kWeightBytes = kConsumers * kHalfBytes;
-constexpr int kStageBytes = kWeightBytes + kMostRows * kRowBytes;
+constexpr int kWeightBytes = kConsumers * kBoxBytes;
+constexpr int kStageBytes = kWeightBytes + kMostRows * kTileRowBytes;
 
 template <typename T>
 struct Arguments {
@@ -93,31 +88,14 @@ class Tiles {
   unsigned next_;  // relative to the first tile of `group`
 };
 
-// Position of a role in the ring of stages.
-struct Stage {
-  int index = 0;
-  uint32_t parity = 0;
-  __device__ void Advance() {
-    if (++index < kStages) return;
-    index = 0;
-    parity ^= 1;
-  }
-};
-
-struct Ring {
-  unsigned char* tiles;
-  TransactionBarrier* full;   // bytes have arrived
-  TransactionBarrier* empty;  // products have ended
-};
-
 // One thread copies the stages of all tiles as they become free.
 template <typename T, Major kWeightMajor>
 __device__ void Produce(const Arguments<T>& arguments, const Ring& ring) {
-  Stage stage;
+  Stage<kStages> stage;
   for (Tiles tile(arguments.groups, arguments.group_count, arguments.out.cols()); tile.Next();) {
     const int width = WidthAt(tile.width), box = width < BoxRows(1) ? 0 : 1;
-    const auto bytes = static_cast<uint32_t>(kWeightBytes + width * kRowBytes);
-    for (int depth = 0; depth < arguments.depth; depth += kTileDepth) {
+    const auto bytes = static_cast<uint32_t>(kWeightBytes + width * kTileRowBytes);
+    for (int depth = 0; depth < arguments.depth; depth += kRingDepth) {
       ring.empty[stage.index].Wait(stage.parity ^ 1);
       TransactionBarrier& full = ring.full[stage.index];
       unsigned char* const to = ring.tiles + stage.index * kStageBytes;
@@ -126,14 +104,14 @@ __device__ void Produce(const Arguments<T>& arguments, const Ring& ring) {
       for (int half = 0; half < kConsumers; ++half) {
         const int col = tile.col + half * kProductRows;
         if constexpr (kWeightMajor == Major::kDepth) {
-          CopyTile(arguments.weight, depth, col, tile.group, to + half * kHalfBytes, full);
+          CopyTile(arguments.weight, depth, col, tile.group, to + half * kBoxBytes, full);
         } else {
-          CopyTile(arguments.weight, col, depth, tile.group, to + half * kHalfBytes, full);
+          CopyTile(arguments.weight, col, depth, tile.group, to + half * kBoxBytes, full);
         }
       }
       for (int row = 0; row < width; row += BoxRows(box)) {
         CopyTile(arguments.rows[box], depth, static_cast<int>(tile.row) + row, 0,
-                 to + kWeightBytes + row * kRowBytes, full);
+                 to + kWeightBytes + row * kTileRowBytes, full);
       }
       stage.Advance();
     }
@@ -185,23 +163,23 @@ __device__ __forceinline__ void StoreSums(const float (&sums)[kWidth / 2], const
 // because sums of pending products cannot pass through a call.
 template <typename T, int kWidth, Major kWeightMajor>
 __device__ __forceinline__ void Multiply(const Arguments<T>& arguments, const Ring& ring,
-                                         const Tiles& tile, Stage& stage) {
+                                         const Tiles& tile, Stage<kStages>& stage) {
   const int half = static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1;
   const bool releases = threadIdx.x % kWarpLanes == 0;
-  constexpr int kWeightStep = kWeightMajor == Major::kDepth ? 2 : kRowBytes;
+  constexpr int kWeightStep = kWeightMajor == Major::kDepth ? 2 : kTileRowBytes;
   // else registers for all widths would stay allocated from tile to tile
   float sums[kWidth / 2] = {};
   int before = 0;
   MOE_NO_UNROLL
-  for (int depth = 0; depth < arguments.depth; depth += kTileDepth) {
+  for (int depth = 0; depth < arguments.depth; depth += kRingDepth) {
     ring.full[stage.index].Wait(stage.parity);
     const unsigned char* const tiles = ring.tiles + stage.index * kStageBytes;
     FenceSums(sums);
     MOE_UNROLL
-    for (int k = 0; k < kTileDepth; k += kProductDepth) {
+    for (int k = 0; k < kRingDepth; k += kProductDepth) {
       AddProduct<T, kWidth, kWeightMajor>(
-          sums, OperandAt(tiles + half * kHalfBytes + k * kWeightStep, kHalfBytes),
-          OperandAt(tiles + kWeightBytes + k * 2, kHalfBytes), true);
+          sums, OperandAt(tiles + half * kBoxBytes + k * kWeightStep, kBoxBytes),
+          OperandAt(tiles + kWeightBytes + k * 2, kBoxBytes), true);
     }
     CommitProducts();
     WaitForProducts<1>(sums);  // those of the previous stage
@@ -217,7 +195,7 @@ __device__ __forceinline__ void Multiply(const Arguments<T>& arguments, const Ri
 
 template <typename T, Major kWeightMajor, int kIndex = 0>
 __device__ __forceinline__ void MultiplyInWidth(const Arguments<T>& arguments, const Ring& ring,
-                                                const Tiles& tile, Stage& stage) {
+                                                const Tiles& tile, Stage<kStages>& stage) {
   if constexpr (kIndex + 1 < kWidthCount) {
     if (tile.width != kIndex) {
       MultiplyInWidth<T, kWeightMajor, kIndex + 1>(arguments, ring, tile, stage);
@@ -230,37 +208,27 @@ __device__ __forceinline__ void MultiplyInWidth(const Arguments<T>& arguments, c
 // As many blocks as multiprocessors; each processes its tiles in turn. The first of its three
 // warpgroups copies, the others multiply.
 template <typename T, Major kWeightMajor>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kRingThreads, 1)
     WgmmaKernel(const __grid_constant__ Arguments<T> arguments) {
   MOE_DYNAMIC_SHARED(tiles);
   MOE_SHARED_ARRAY(TransactionBarrier, full, kStages);
   MOE_SHARED_ARRAY(TransactionBarrier, empty, kStages);
+  const Ring ring = {tiles, full, empty};
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages; ++s) {
-      full[s].Init(1);
-      empty[s].Init(kConsumerWarps);
-    }
+    InitRing<kStages>(ring);
     FenceAsyncProxy();
   }
   __syncthreads();
-  const Ring ring = {tiles, full, empty};
   if (threadIdx.x < kWarpgroupThreads) {
-    GiveRegistersBack<40>();
+    GiveRegistersBack<kCopyRegisters>();
     if (threadIdx.x == 0) Produce<T, kWeightMajor>(arguments, ring);
   } else {
-    TakeRegisters<232>();
-    Stage stage;
+    TakeRegisters<kProductRegisters>();
+    Stage<kStages> stage;
     for (Tiles tile(arguments.groups, arguments.group_count, arguments.out.cols()); tile.Next();) {
       MultiplyInWidth<T, kWeightMajor>(arguments, ring, tile, stage);
     }
   }
-}
-
-// An attribute of the current device; 0 without a device, which the launch reports.
-int Attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
 }
 
 template <typename T>
@@ -270,33 +238,27 @@ cudaError_t EncodeMaps(const CudaGroupedGemm<T>& gemm, Arguments<T>& arguments) 
       {.data = first.data(),
        .size = {first.cols(), first.rows(), count},
        .stride_bytes = {first.stride() * 2, (count > 1 ? distance : first.stride()) * 2},
-       .box = {kTileDepth, kProductRows, 1}},
+       .box = {kRingDepth, kProductRows, 1}},
       arguments.weight);
   const auto& in = gemm.in;
   for (int i = 0; i < kBoxCount && error == cudaSuccess; ++i) {
     error = EncodeTensorMap({.data = in.data(),
                              .size = {in.cols(), in.rows(), 1},
                              .stride_bytes = {in.stride() * 2, in.stride() * 2},
-                             .box = {kTileDepth, static_cast<uint32_t>(BoxRows(i)), 1}},
+                             .box = {kRingDepth, static_cast<uint32_t>(BoxRows(i)), 1}},
                             arguments.rows[i]);
   }
   return error;
 }
-static_assert(kTileDepth == kProductRows, "weights of both layouts are copied in the same box");
 
 }  // namespace
 
 template <typename T>
 bool TakesWgmma(const CudaGroupedGemm<T>& gemm) {
-  constexpr int64_t kElements = 16 / sizeof(T);
-  const auto aligned = [](MatrixView<const T> m) {
-    return reinterpret_cast<uintptr_t>(m.data()) % 16 == 0 && m.stride() % kElements == 0;
-  };
   const auto& [first, count, distance] = gemm.weight;
-  const bool is_tensor = count <= 1 || (distance % kElements == 0 && distance >= first.stride());
-  return aligned(gemm.in) && aligned(first) && is_tensor && gemm.in.cols() > 0 &&
-         Attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
-         Attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+  const bool is_tensor = count <= 1 || (distance % 8 == 0 && distance >= first.stride());
+  return TakesBulkCopies(gemm.in) && TakesBulkCopies(first) && is_tensor && gemm.in.cols() > 0 &&
+         IsHopper();
 }
 
 template <typename T>
@@ -316,8 +278,8 @@ cudaError_t RunWgmma(const CudaGroupedGemm<T>& gemm, cudaStream_t stream) {
                             .depth = static_cast<int>(gemm.in.cols())};
   const cudaError_t error = EncodeMaps(gemm, arguments);
   if (error != cudaSuccess) return error;
-  const auto blocks = static_cast<unsigned>(Attribute(cudaDevAttrMultiProcessorCount));
-  const LaunchShape shape = {dim3(blocks), dim3(kThreads), size_t{kStages} * kStageBytes};
+  const auto blocks = static_cast<unsigned>(DeviceAttribute(cudaDevAttrMultiProcessorCount));
+  const LaunchShape shape = {dim3(blocks), dim3(kRingThreads), size_t{kStages} * kStageBytes};
   if (gemm.weight_layout == Layout::kPlain) {
     return Launch(&WgmmaKernel<T, Major::kRow>, shape, stream, arguments);
   }

@@ -164,6 +164,7 @@ absl::Status RunOnDevice(MatrixView<const T> dy, MatrixView<const T> x,
     if constexpr (std::is_same_v<T, float>) {
       return gemm::RunFma(gradients, cuda);
     } else {
+      if (gemm::TakesWgmma(gradients)) return gemm::RunWgmma(gradients, cuda);
       return gemm::RunMma(gradients, cuda);
     }
   });

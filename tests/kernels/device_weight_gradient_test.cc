@@ -2,15 +2,20 @@
 // and exact ones with a partial for each segment.
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "kernels/exact_sum/exact_sum.h"
+#include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
 #include "tests/kernels/device_memory.h"
 #include "tests/kernels/gemm_test.h"
+#if defined(MOE_TEST_SCHEDULES)
+#include "tests/cusim/fake_streams.h"
+#endif
 
 namespace moe::testing {
 namespace {
@@ -142,6 +147,31 @@ class DeviceWeightGradientTest : public ::testing::Test {
     EXPECT_EQ(device.Read(tally).front(), want_tally);
   }
 
+  // The sum of float32 or exact partials of `segments`, which are of one weight. Exact ones add to
+  // `tally`.
+  template <typename TSum>
+  std::vector<TSum> SumOf(const Path& path, const Matrix<T>& dy, const Matrix<T>& x,
+                          const std::vector<int64_t>& segments, GridTally& tally) {
+    const TestDevice& device = *path.device;
+    Workspace workspace(device.memory());
+    const auto dy_there = device.Copy(dy), x_there = device.Copy(x);
+    const auto sum = device.Copy(std::vector<TSum>(static_cast<size_t>(dy.cols() * x.cols())));
+    const auto tally_there = device.Copy(std::vector<GridTally>{tally});
+    bool empty = true;
+    const GradAccumulator grad = [&] {
+      if constexpr (std::is_same_v<TSum, float>) {
+        return GradAccumulator(sum.span(), &empty);
+      } else {
+        constexpr ExactGrid kGrid = {.unit_log2 = -40, .max_terms = 4};
+        return GradAccumulator(sum.span(), kGrid, tally_there.span().data(), &empty);
+      }
+    }();
+    EXPECT_OK(AddWeightGradients<T>(dy_there.view(), x_there.view(), segments, {grad}, workspace,
+                                    device.stream(), path.options));
+    tally = device.Read(tally_there).front();
+    return device.Read(sum);
+  }
+
   static constexpr size_t kMostWeights = 4;
   std::vector<Path> paths_ = Paths();
 };
@@ -176,6 +206,9 @@ TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnySchedule) {
 TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnyShape) {
   this->CheckWeightGradients({{8, 3}, {0, 5}}, 131, 136);  // several tiles in both directions
   this->CheckWeightGradients({{0, 0}, {0, 0}}, 9, 8);
+  // As Hopper GPUs multiply them: tiles in both directions, and weights without rows.
+  this->CheckWeightGradients({{8, 3}, {0, 5}}, 136, 264);
+  this->CheckWeightGradients({{0, 0}, {0, 0}, {0, 2}}, 16, 8);
   // No terms: a sum stays unchanged.
   for (const int64_t depth : {0, 1, 7, 8, 16, 31, 32, 33, 64, 65, 96, 100, 300}) {
     if (kSanitized && depth != 33) continue;
@@ -201,6 +234,94 @@ TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnyLayout) {
   const MatrixLayout padded = {0, 3, 0};
   this->CheckWeightGradients({{40}, {8}}, 21, 13, {padded, padded, padded});
 }
+
+// Segments of lengths around the depths that kernels copy and multiply at once, alone and between
+// rows of NaN. Those are beside the weight's rows for sums in float32, segments of it for exact
+// ones, to which their partials add nothing.
+TYPED_TEST(DeviceWeightGradientTest, BitsDependOnTheSegmentAlone) {
+  using T = TypeParam;
+  constexpr int64_t kOut = 24, kIn = 40, kBefore = 5, kAfter = 70;
+  for (const int64_t rows : {1, 8, 15, 16, 17, 33, 48, 63, 64, 65, 129}) {
+    if (kSanitized && rows != 33) continue;
+    const auto dy = Mixed<T>(rows, kOut, kLayouts[0], 1), x = Mixed<T>(rows, kIn, kLayouts[0], 2);
+    Matrix<T> all_dy(kBefore + rows + kAfter, kOut, kLayouts[0], kNaN);
+    Matrix<T> all_x(kBefore + rows + kAfter, kIn, kLayouts[0], kNaN);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(dy.view().row(r), kOut, all_dy.view().row(kBefore + r));
+      std::copy_n(x.view().row(r), kIn, all_x.view().row(kBefore + r));
+    }
+    for (const Path& path : this->paths_) {
+      if (path.cublas != nullptr) continue;
+      SCOPED_TRACE(path.name() << ", " << rows << " rows");
+      GridTally alone, together;
+      EXPECT_EQ(
+          this->template SumOf<float>(path, all_dy, all_x, {kBefore, kBefore + rows}, together),
+          this->template SumOf<float>(path, dy, x, {0, rows}, alone));
+      EXPECT_EQ(this->template SumOf<int64_t>(path, all_dy, all_x,
+                                              {0, kBefore, kBefore + rows, all_x.rows()}, together),
+                this->template SumOf<int64_t>(path, dy, x, {0, rows}, alone));
+      EXPECT_EQ(together.non_finite, 2 * kOut * kIn);
+      EXPECT_EQ(together.inexact, alone.inexact);
+      EXPECT_EQ(alone.non_finite, 0);
+    }
+  }
+}
+
+#if defined(MOE_TEST_SCHEDULES)
+// Uses mma.sync for what a Hopper GPU multiplies by wgmma.
+TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationOnGpusBeforeHopper) {
+  const cusim::ScopedMachine machine({.major = 8});
+  ForSchedules([this] {
+    this->CheckWeightGradients({{0, 40, 0, 100}, {0, 0, 0, 0}, {1, 0, 65, 64}}, 16, 24);
+  });
+}
+
+template <typename T>
+class WgmmaGradientTest : public ::testing::Test {};
+TYPED_TEST_SUITE(WgmmaGradientTest, HalfTypes);
+
+// The choice does not depend on segments, on which a weight's bits would then depend.
+TYPED_TEST(WgmmaGradientTest, IsChosenByDeviceAndAlignment) {
+  using T = TypeParam;
+  alignas(16) T memory[16] = {};
+  const auto takes = [](MatrixView<const T> dy, MatrixView<const T> x) {
+    const bool takes_float = gemm::TakesWgmma<T, float>({.dy = dy, .x = x});
+    EXPECT_EQ((gemm::TakesWgmma<T, int64_t>({.dy = dy, .x = x})), takes_float);
+    return takes_float;
+  };
+  const MatrixView<const T> aligned(memory, 3, 7, 8);
+  EXPECT_TRUE(takes(aligned, aligned));
+  EXPECT_TRUE(takes({memory + 8, 3, 1, 16}, aligned));
+  EXPECT_FALSE(takes({memory, 0, 7, 8}, {memory, 0, 7, 8}));
+  for (const MatrixView<const T>& odd :
+       {MatrixView<const T>(memory + 1, 3, 7, 8), MatrixView<const T>(memory, 3, 7, 9)}) {
+    EXPECT_FALSE(takes(odd, aligned));
+    EXPECT_FALSE(takes(aligned, odd));
+  }
+  const cusim::ScopedMachine machine({.major = 8});
+  EXPECT_FALSE(takes(aligned, aligned));
+}
+
+// Its copies have 32-bit coordinates, and tiles of a weight 32-bit numbers.
+TYPED_TEST(WgmmaGradientTest, RefusesTwoToThe31RowsColumnsOrTiles) {
+  using T = TypeParam;
+  const auto run = [](int64_t rows, int64_t out, int64_t in) {
+    alignas(16) static T memory[1];
+    return gemm::RunWgmma<T, float>({.dy = {memory, rows, out, out},
+                                     .x = {memory, rows, in, in},
+                                     .segments = nullptr,
+                                     .each = 1,
+                                     .sums = nullptr,
+                                     .count = 1},
+                                    nullptr);
+  };
+  constexpr int64_t kMany = int64_t{1} << 31;
+  EXPECT_EQ(run(kMany, 8, 8), cudaErrorInvalidValue);
+  EXPECT_EQ(run(8, kMany, 8), cudaErrorInvalidValue);
+  EXPECT_EQ(run(8, 8, kMany), cudaErrorInvalidValue);
+  EXPECT_EQ(run(8, kMany / 2, kMany / 2), cudaErrorInvalidConfiguration);
+}
+#endif
 
 }  // namespace
 }  // namespace moe::testing

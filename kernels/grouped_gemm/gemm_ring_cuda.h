@@ -1,0 +1,78 @@
+// What the kernels of grouped products for Hopper GPUs share: a block's warpgroups, and the ring of
+// stages in shared memory through which one thread passes tiles to those that multiply.
+#ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_RING_CUDA_H_
+#define MOE_KERNELS_GROUPED_GEMM_GEMM_RING_CUDA_H_
+
+#include <cstdint>
+
+#include "kernels/base/cuda_hopper.h"
+#include "kernels/base/cuda_kernel.h"
+#include "kernels/base/cuda_tensor_map.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe::gemm {
+
+// The first of a block's three warpgroups copies; each of the others multiplies 64 of the 128 rows
+// of an operand by all columns of the other.
+constexpr int kConsumers = 2;
+constexpr int kRingRows = kConsumers * cuda::kProductRows;
+constexpr int kRingThreads = (1 + kConsumers) * cuda::kWarpgroupThreads;
+constexpr int kConsumerWarps = kConsumers * cuda::kWarpgroupThreads / cuda::kWarpLanes;
+// Registers of a thread that copies and of one that multiplies.
+constexpr int kCopyRegisters = 40, kProductRegisters = 232;
+
+// A stage is made of boxes of 64 x 64 elements, whichever of their dimensions is the depth.
+constexpr int kRingDepth = 64;  // of a stage
+constexpr int kBoxSize = 64;
+constexpr int kBoxBytes = kBoxSize * cuda::kTileRowBytes;
+static_assert(kBoxSize * 2 == cuda::kTileRowBytes && kBoxSize == kRingDepth &&
+              kBoxSize == cuda::kProductRows);
+
+// Position of a role in the ring.
+template <int kStages>
+struct Stage {
+  int index = 0;
+  uint32_t parity = 0;
+  __device__ void Advance() {
+    if (++index < kStages) return;
+    index = 0;
+    parity ^= 1;
+  }
+};
+
+struct Ring {
+  unsigned char* tiles;
+  cuda::TransactionBarrier* full;   // bytes have arrived
+  cuda::TransactionBarrier* empty;  // products have ended
+};
+
+// Called by one thread, before FenceAsyncProxy() and a barrier of the block.
+template <int kStages>
+__device__ void InitRing(const Ring& ring) {
+  for (int s = 0; s < kStages; ++s) {
+    ring.full[s].Init(1);
+    ring.empty[s].Init(kConsumerWarps);
+  }
+}
+
+// An attribute of the current device; 0 without a device, which the launch reports.
+inline int DeviceAttribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
+}
+inline bool IsHopper() {
+  return DeviceAttribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+         DeviceAttribute(cudaDevAttrComputeCapabilityMinor) == 0;
+}
+
+// Whether every row begins at a multiple of 16 bytes, as bulk copies need. T has 16 bits.
+template <typename T>
+bool TakesBulkCopies(MatrixView<const T> m) {
+  static_assert(sizeof(T) == 2);
+  return reinterpret_cast<uintptr_t>(m.data()) % 16 == 0 && m.stride() % 8 == 0;
+}
+
+}  // namespace moe::gemm
+
+#endif  // MOE_KERNELS_GROUPED_GEMM_GEMM_RING_CUDA_H_
