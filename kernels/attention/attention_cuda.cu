@@ -390,7 +390,7 @@ template <typename T, typename Arguments>
 cudaError_t RunAny(const Arguments& arguments, cudaStream_t stream) {
   const int64_t depth = arguments.q.cols() / arguments.heads;
   if constexpr (!std::is_same_v<T, float>) {
-    if (depth <= kMostMmaDepth) return RunMma(arguments, stream);
+    if (depth <= kMostMmaDepth && FitsMma(arguments)) return RunMma(arguments, stream);
   } else if (depth <= kTile) {
     return RunColumns<T, kTile>(arguments, stream);
   }

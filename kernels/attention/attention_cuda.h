@@ -66,11 +66,21 @@ cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>
 cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream);
 
-// The tensor-core paths that Run() calls. q has rows.
+// The tensor-core paths that Run() calls where FitsMma() holds. q has rows.
 template <typename T>
 cudaError_t RunMma(const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>
 cudaError_t RunMma(const CudaBackward<T>& backward, cudaStream_t stream);  // row_dot is filled
+
+// Whether a block of the current device may have the shared memory that RunMma() takes. Forward
+// takes at most 99 KiB, which all have. Backward takes more for heads above 64: devices of compute
+// capability 8.6, 8.9 and 12 have no room for it.
+template <typename T>
+bool FitsMma(const CudaForward<T>&) {
+  return true;
+}
+template <typename T>
+bool FitsMma(const CudaBackward<T>& backward);
 
 // The arguments of ApplyRotary, in device memory.
 template <typename T>

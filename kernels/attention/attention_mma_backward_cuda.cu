@@ -47,7 +47,10 @@ struct Stages {
   __device__ Chunk* Second(int stage) const { return First(stage) + Block::kColChunks; }
 };
 template <typename Block>
-constexpr int kSharedChunks = 2 * Block::kRowChunks + 4 * Block::kColChunks;
+constexpr size_t kSharedBytes = (2 * Block::kRowChunks + 4 * Block::kColChunks) *
+                                sizeof(Chunk);  // dynamic
+// RowTerms of two tiles of queries, before dynamic memory at a multiple of 1,024.
+constexpr size_t kTermsBytes = 1024;
 
 // A block owns Block::kRows queries of a head; keys in ascending order.
 template <typename T, int kDepth>
@@ -131,6 +134,7 @@ __global__ void __launch_bounds__(KeyBlock<T, kDepth>::kThreads, kDepth == 128 ?
   constexpr int kColumns = kKeyColumns<kDepth>;
   MOE_DYNAMIC_SHARED(shared);
   MOE_SHARED_ARRAY(RowTerms, terms, 2 * Block::kCols);
+  static_assert(sizeof(RowTerms) * 2 * Block::kCols <= kTermsBytes);
   auto* const k_rows = reinterpret_cast<Chunk*>(shared);
   Chunk* const v_rows = k_rows + Block::kRowChunks;
   const Stages<Block> stages = {v_rows + Block::kRowChunks};
@@ -218,19 +222,31 @@ template <typename T, int kDepth>
 cudaError_t RunDepth(const CudaBackward<T>& backward, cudaStream_t stream) {
   using Queries = QueryBlock<T, kDepth>;
   using Keys = KeyBlock<T, kDepth>;
-  const cudaError_t error =
-      Launch(&MmaQueryGradientKernel<T, kDepth>,
-             {Grid<Queries::kRows>(backward, backward.group, kDepth), dim3(Queries::kThreads),
-              kSharedChunks<Queries> * sizeof(Chunk)},
-             stream, backward);
+  const cudaError_t error = Launch(&MmaQueryGradientKernel<T, kDepth>,
+                                   {Grid<Queries::kRows>(backward, backward.group, kDepth),
+                                    dim3(Queries::kThreads), kSharedBytes<Queries>},
+                                   stream, backward);
   if (error != cudaSuccess) return error;
   return Launch(&MmaKeyGradientKernel<T, kDepth>,
                 {Grid<Keys::kRows>(backward, 1, kKeyColumns<kDepth>), dim3(Keys::kThreads),
-                 kSharedChunks<Keys> * sizeof(Chunk)},
+                 kSharedBytes<Keys>},
                 stream, backward);
 }
 
+template <typename T, int kDepth>
+constexpr size_t kMostSharedBytes = std::max(kSharedBytes<QueryBlock<T, kDepth>>,
+                                             kTermsBytes + kSharedBytes<KeyBlock<T, kDepth>>);
+
 }  // namespace
+
+template <typename T>
+bool FitsMma(const CudaBackward<T>& backward) {
+  const int64_t depth = backward.q.cols() / backward.heads;
+  const size_t needed = depth <= 64    ? kMostSharedBytes<T, 64>
+                        : depth <= 128 ? kMostSharedBytes<T, 128>
+                                       : kMostSharedBytes<T, kMostMmaDepth>;
+  return needed <= static_cast<size_t>(DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+}
 
 template <typename T>
 cudaError_t RunMma(const CudaBackward<T>& backward, cudaStream_t stream) {
@@ -240,6 +256,8 @@ cudaError_t RunMma(const CudaBackward<T>& backward, cudaStream_t stream) {
   return RunDepth<T, kMostMmaDepth>(backward, stream);
 }
 
+template bool FitsMma(const CudaBackward<BFloat16>&);
+template bool FitsMma(const CudaBackward<Float16>&);
 template cudaError_t RunMma(const CudaBackward<BFloat16>&, cudaStream_t);
 template cudaError_t RunMma(const CudaBackward<Float16>&, cudaStream_t);
 

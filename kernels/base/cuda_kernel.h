@@ -39,6 +39,13 @@ __device__ inline Index LastStartedBy(int64_t at, Index count, Start start) {
   return low;
 }
 
+// An attribute of the current device; 0 without a device, which the launch reports.
+inline int DeviceAttribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
+}
+
 struct LaunchShape {
   dim3 grid, block;
   size_t shared_bytes = 0;  // dynamic

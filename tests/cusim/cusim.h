@@ -34,6 +34,9 @@ struct Options {
   uint32_t seed = 1;
   // Blocks that run interleaved; when one ends, another starts.
   int resident_blocks = 2;
+  // That a block may have, static and dynamic together: of compute capability 9.0. Launches on a
+  // stream take the machine's (fake_streams.h).
+  size_t most_shared_bytes = 227 << 10;
 };
 
 // One kernel launch: `body` calls the kernel, once in every thread.

@@ -124,6 +124,18 @@ TEST_F(CusimFaultDeathTest, MisalignedVectorAccess) {
   EXPECT_DEATH(RunGrid({1, 1, 0, copies}, {}), Named("misaligned vector access: cp.async", kLine));
 }
 
+// Dynamic memory begins at a multiple of 1,024.
+TEST_F(CusimFaultDeathTest, StaticAndDynamicSharedMemoryTogetherBeyondTheDevices) {
+  const auto kernel = [] {
+    MOE_SHARED_ARRAY(float, tile, 4);
+    tile[0] = 0;
+  };
+  const Options small = {.most_shared_bytes = 99 << 10};
+  RunGrid({1, 1, 98 << 10, kernel}, small);
+  EXPECT_DEATH(RunGrid({1, 1, (98 << 10) + 16, kernel}, small),
+               "too much shared memory: 101392 bytes, static and dynamic, of 101376");
+}
+
 TEST_F(CusimFaultDeathTest, KernelLaunchedFromAKernel) {
   const auto inner = [] {
   };

@@ -174,6 +174,7 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* properties, int de
   std::strcpy(properties->name, "simulated GPU");
   properties->totalGlobalMem = TheMachine().memory_bytes;
   properties->major = TheMachine().major;
+  properties->minor = TheMachine().minor;
   properties->multiProcessorCount = kMultiprocessors;
   return cudaSuccess;
 }
@@ -185,7 +186,10 @@ cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribut
       *value = TheMachine().major;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
-      *value = 0;
+      *value = TheMachine().minor;
+      return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = static_cast<int>(cusim::MostSharedBytes(TheMachine()));
       return cudaSuccess;
     case cudaDevAttrMultiProcessorCount:
       *value = kMultiprocessors;

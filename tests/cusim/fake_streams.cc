@@ -37,6 +37,11 @@ uint32_t FirstSeed() {
 const Machine& TheMachine() {
   return machine;
 }
+// CUDA Programming Guide, "Compute Capabilities", table of technical specifications.
+size_t MostSharedBytes(const Machine& of) {
+  if (of.major == 12 || (of.major == 8 && (of.minor == 6 || of.minor == 9))) return 99 << 10;
+  return of.major == 8 ? 163 << 10 : 227 << 10;
+}
 Machine Set(const Machine& now) {
   return std::exchange(machine, now);
 }
@@ -310,8 +315,9 @@ cudaError_t LaunchGrid(Grid grid, cudaStream_t stream) {
       b.z > kMostThreadsZ || count(b) > kMostThreads) {
     return cudaErrorInvalidConfiguration;
   }
-  constexpr size_t kMostOfHopper = 227 << 10;
-  if (grid.dynamic_shared_bytes > kMostOfHopper) return cudaErrorInvalidValue;
+  Options options = LaunchOptions();
+  options.most_shared_bytes = MostSharedBytes(machine);
+  if (grid.dynamic_shared_bytes > options.most_shared_bytes) return cudaErrorInvalidValue;
   if (machine.driver != cudaSuccess) return machine.driver;
   if (machine.kernel_image != cudaSuccess) return machine.kernel_image;
   Streams& streams = Streams::Get();
@@ -322,7 +328,7 @@ cudaError_t LaunchGrid(Grid grid, cudaStream_t stream) {
   }
   ++launches;
   streams.Enqueue("kernel launch", stream,
-                  [grid = std::move(grid), options = LaunchOptions()] { RunGrid(grid, options); });
+                  [grid = std::move(grid), options] { RunGrid(grid, options); });
   return cudaSuccess;
 }
 

@@ -38,13 +38,15 @@ struct Machine {
   cudaError_t driver = cudaSuccess;        // result of every call if there is no driver
   cudaError_t kernel_image = cudaSuccess;  // result of a launch: no code for this architecture
   cudaError_t work = cudaSuccess;          // result of waiting: a kernel that failed
-  int major = 9;                           // compute capability 9.0
+  int major = 9, minor = 0;                // compute capability
   int devices = 2;                         // at the program's start: CUSIM_DEVICES, if set
   size_t memory_bytes = size_t{4} << 30;   // per device
   // Pairs (reader, owner of the memory) that cannot be peers; all others can.
   std::vector<std::pair<int, int>> no_peers = {};
 };
 const Machine& TheMachine();
+// Shared memory that a block may have, static and dynamic together, by compute capability.
+size_t MostSharedBytes(const Machine& machine);
 size_t LiveEvents();
 // Limits the number of events that exist at a time; creating one more is an error.
 void LimitEvents(size_t most);

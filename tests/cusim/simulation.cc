@@ -167,6 +167,7 @@ void Simulation::Run(const Grid& grid, const Options& options) {
   }
   const TsanIgnore ignore;
   grid_ = &grid;
+  most_shared_bytes_ = options.most_shared_bytes;
   random_.seed(options.seed);
   schedule_hash_ = 0xcbf29ce484222325u;
   std::vector<uint64_t> pending(Count(grid.grid));
@@ -254,11 +255,19 @@ void* SharedMemory::Get(const void* site, size_t bytes) {
   ASAN_POISON_MEMORY_REGION(memory, kRedZoneBytes);
   ASAN_POISON_MEMORY_REGION(memory + kRedZoneBytes + bytes, kRedZoneBytes);
   // Dynamic shared memory is declared with the alignment that swizzled tiles need.
-  const size_t alignment = site == nullptr ? 1024 : kChunkBytes;
+  const size_t alignment = site == nullptr ? kDynamicAlignment : kChunkBytes;
   const auto address = static_cast<uint32_t>(RoundUp(next_address_, alignment));
   next_address_ = address + static_cast<uint32_t>(bytes);
   arrays_.push_back({site, bytes, memory, address});
   return memory + kRedZoneBytes;
+}
+
+size_t SharedMemory::bytes() const {
+  size_t of_static = 0, of_dynamic = 0;
+  for (const Array& array : arrays_) {
+    (array.site == nullptr ? of_dynamic : of_static) += RoundUp(array.bytes, kChunkBytes);
+  }
+  return of_dynamic == 0 ? of_static : RoundUp(of_static, kDynamicAlignment) + of_dynamic;
 }
 
 const SharedMemory::Array* SharedMemory::Find(uint32_t address, size_t bytes) const {

@@ -37,6 +37,8 @@ class SharedMemory {
 
   // The array of the declaration `site`: allocated the first time, the same one afterwards.
   void* Get(const void* site, size_t bytes);
+  // Bytes of all arrays. Dynamic memory follows the others, at a multiple of its alignment.
+  size_t bytes() const;
   // The array with a damaged red zone, or -1.
   int FindOverrun() const;
 
@@ -59,7 +61,7 @@ class SharedMemory {
     }
   }
 
-  static constexpr size_t kAlignment = 128;
+  static constexpr size_t kAlignment = 128, kDynamicAlignment = 1024;
 
  private:
   static constexpr size_t kRedZoneBytes = 256;
@@ -132,6 +134,8 @@ class Simulation {
   void Run(const Grid& grid, const Options& options);
   uint64_t schedule_hash() const { return schedule_hash_; }
 
+  size_t most_shared_bytes() const { return most_shared_bytes_; }
+
   Thread& current() { return *current_; }
   void SwitchToHost() { Fiber::SwitchToHost(); }
   void MakeReady(Thread& thread);
@@ -150,6 +154,7 @@ class Simulation {
   uint32_t Random(size_t n);
 
   const Grid* grid_ = nullptr;
+  size_t most_shared_bytes_ = 0;
   uint64_t schedule_hash_ = 0;
   std::mt19937 random_;
   std::vector<std::unique_ptr<Block>> blocks_;

@@ -165,7 +165,16 @@ void MaybePreempt() {
 }
 
 void* StaticShared(const void* site, size_t bytes) {
-  return Current().block->shared.Get(site, bytes);
+  SharedMemory& shared = Current().block->shared;
+  void* const array = shared.Get(site, bytes);
+  const size_t most = TheSimulation().most_shared_bytes();
+  if (shared.bytes() > most) {
+    TheSimulation().Fail(
+        "too much shared memory",
+        std::to_string(shared.bytes()) + " bytes, static and dynamic, of " + std::to_string(most),
+        Current());
+  }
+  return array;
 }
 
 void* DynamicShared() {

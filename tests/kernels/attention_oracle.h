@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/base/dtype.h"
+
 namespace moe::testing {
 
 // AttentionOracle allows 2 (D + n + 20) roundings of its bounds. On CUDA sums are also rescaled, by
@@ -27,6 +29,13 @@ struct StorageRounding {
   double relative = 0, absolute = 0;  // absolute: near 0
   double Of(double x) const { return relative * std::abs(x) + absolute; }
 };
+
+template <typename T>
+constexpr StorageRounding kStorageRounding = {};
+template <>
+constexpr StorageRounding kStorageRounding<BFloat16> = {.relative = 0x1p-8, .absolute = 0x1p-126};
+template <>
+constexpr StorageRounding kStorageRounding<Float16> = {.relative = 0x1p-11, .absolute = 0x1p-25};
 
 // float64 attention in plain loops. It also computes a bound for every value x: the sum of the
 // absolute values of the terms of x, where a probability counts 1 + |score| times. Every factor of
