@@ -32,6 +32,15 @@ __device__ inline void CheckAligned([[maybe_unused]] const T* p,
 #endif
 }
 
+// `p` must be an address of global memory: a GPU writes elsewhere otherwise.
+__device__ inline void CheckGlobal([[maybe_unused]] const void* p) {
+#if !defined(__CUDACC__)
+  if (const char* const memory = cusim::OtherThanGlobal(p); memory != nullptr) {
+    cusim::KernelFault("store beside global memory", memory, {__FILE__, __LINE__});
+  }
+#endif
+}
+
 template <int kWidth, typename T>
 __device__ inline Elements<T, kWidth> Load(const T* p) {
   CheckAligned<kWidth>(p, "Load");
@@ -43,6 +52,7 @@ __device__ inline Elements<T, kWidth> Load(const T* p) {
 template <int kWidth, typename T>
 __device__ inline void Store(const Elements<T, kWidth>& values, T* p) {
   CheckAligned<kWidth>(p, "Store");
+  CheckGlobal(p);
   using Vector = Elements<T, kWidth>;
 #if defined(__CUDACC__)
   if constexpr (sizeof(Vector) == sizeof(uint4)) {

@@ -17,6 +17,8 @@ Block& CurrentBlock() {
   TheSimulation().Fail(fault, detail, Current());
 }
 
+constexpr int kRegisterFile = 64 << 10;  // of a multiprocessor
+
 // Whether the async proxy sees bytes other than other accesses do.
 bool Unseen(uint32_t address, size_t bytes) {
   SharedMemory& shared = CurrentBlock().shared;
@@ -54,6 +56,24 @@ void CompletePhase(TransactionBarrier& barrier, uint32_t address, Site site) {
     barrier.pending = barrier.arrivals;
   }
   Wake(address);  // or there are copies that a waiting thread must make
+}
+
+// Per thread, of a kernel with __launch_bounds__(threads, 1) and setmaxnreg. 0: unknown, because
+// ptxas gives blocks of up to 256 threads the largest number in any setmaxnreg.
+int RegistersAtLaunch(const Block& block) {
+  const auto threads = static_cast<int>(block.threads.size());
+  return threads <= 256 ? 0 : kRegisterFile / threads / 8 * 8;
+}
+
+// "" or the fault; `unset`: registers of a thread before its first setmaxnreg.
+std::string TooManyRegisters(const Block& block, int unset) {
+  const int at_launch = RegistersAtLaunch(block);
+  const int most =
+      at_launch == 0 ? kRegisterFile : at_launch * static_cast<int>(block.warps.size()) * 32;
+  int sum = 0;
+  for (const Warp& warp : block.warps) sum += (warp.registers != 0 ? warp.registers : unset) * 32;
+  if (sum <= most) return "";
+  return std::to_string(sum) + " registers in one block of " + std::to_string(most);
 }
 
 }  // namespace
@@ -194,20 +214,22 @@ void CountProduct(Site site) {
 }
 
 void SetRegisters(int registers, bool more, Site site) {
-  constexpr int kOfMultiprocessor = 64 << 10, kFewest = 24, kMost = 256;
+  constexpr int kFewest = 24, kMost = 256;
   if (registers < kFewest || registers > kMost || registers % 8 != 0) {
     Fault("wrong number of registers", std::to_string(registers), site);
   }
+  const int at_launch = RegistersAtLaunch(CurrentBlock());
   int& mine = CurrentBlock().warps[Current().warp].registers;
-  if (mine != 0 && mine != registers && (mine < registers) != more) {
-    Fault("wrong number of registers", "setmaxnreg goes the other way", site);
+  const int before = mine != 0 ? mine : at_launch;
+  if (before != 0 && before != registers && (before < registers) != more) {
+    Fault("wrong number of registers",
+          (more ? "setmaxnreg.inc from " : "setmaxnreg.dec from ") + std::to_string(before) +
+              " to " + std::to_string(registers),
+          site);
   }
   mine = registers;
-  int sum = 0;
-  for (const Warp& warp : CurrentBlock().warps) sum += warp.registers * 32;
-  if (sum > kOfMultiprocessor) {
-    Fault("wrong number of registers", std::to_string(sum) + " in one block", site);
-  }
+  const std::string fault = TooManyRegisters(CurrentBlock(), 0);
+  if (!fault.empty()) Fault("wrong number of registers", fault, site);
 }
 
 std::shared_ptr<void>& ThreadSlot() {
@@ -234,7 +256,8 @@ std::string UnfinishedWork(const Block& block) {
       return "divergent warpgroup: its warps made different numbers of products";
     }
   }
-  return "";
+  // Whoever takes registers waits until they are free.
+  return TooManyRegisters(block, RegistersAtLaunch(block));
 }
 
 }  // namespace cusim

@@ -124,6 +124,21 @@ TEST_F(CusimFaultDeathTest, MisalignedVectorAccess) {
   EXPECT_DEATH(RunGrid({1, 1, 0, copies}, {}), Named("misaligned vector access: cp.async", kLine));
 }
 
+// The instruction of Store is one to global memory.
+TEST_F(CusimFaultDeathTest, StoreToSharedMemoryOrToALocalVariable) {
+  const auto shared = [] {
+    MOE_SHARED_ARRAY(uint4, tile, 1);
+    moe::cuda::StoreShared<4>({}, &tile[0].x);
+    moe::cuda::Store<4>({}, &tile[0].x);
+  };
+  const auto local = [] {
+    alignas(16) unsigned values[4] = {};
+    moe::cuda::Store<4>({}, values);
+  };
+  EXPECT_DEATH(RunGrid({1, 1, 0, shared}, {}), "store beside global memory: .*shared");
+  EXPECT_DEATH(RunGrid({1, 1, 0, local}, {}), "store beside global memory: .*local");
+}
+
 // Dynamic memory begins at a multiple of 1,024.
 TEST_F(CusimFaultDeathTest, StaticAndDynamicSharedMemoryTogetherBeyondTheDevices) {
   const auto kernel = [] {

@@ -245,6 +245,26 @@ TEST_F(CusimFaultDeathTest, MoreRegistersThanThereAre) {
   EXPECT_DEATH(RunGrid({1, 4 * kWarpgroupThreads, 0, kernel}, {}), "wrong number of registers");
 }
 
+// 384 threads are launched with 168 registers each.
+TEST_F(CusimFaultDeathTest, RegistersInTheWrongDirection) {
+  const auto run = [](auto kernel) {
+    RunGrid({1, 3 * kWarpgroupThreads, 0, kernel}, {});
+  };
+  run([] { GiveRegistersBack<168>(); });
+  run([] { TakeRegisters<168>(); });
+  EXPECT_DEATH(run([] { GiveRegistersBack<176>(); }), "setmaxnreg.dec from 168 to 176");
+  EXPECT_DEATH(run([] { TakeRegisters<160>(); }), "setmaxnreg.inc from 168 to 160");
+}
+
+// On a GPU the third warpgroup's registers never become free.
+TEST_F(CusimFaultDeathTest, RegistersThatNobodyGivesBack) {
+  const auto kernel = [] {
+    if (threadIdx.x >= kWarpgroupThreads) TakeRegisters<232>();
+  };
+  EXPECT_DEATH(RunGrid({1, 3 * kWarpgroupThreads, 0, kernel}, {}),
+               "80896 registers in one block of 64512");
+}
+
 TEST_F(CusimFaultDeathTest, BarrierOfOneArrivalTooMany) {
   const auto run = [](int arrivals) {
     const auto kernel = [&] {

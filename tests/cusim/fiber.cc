@@ -115,6 +115,11 @@ Fiber::~Fiber() {
   munmap(stack_ - page, page + kStackBytes);
 }
 
+bool Fiber::Holds(const void* memory) const {
+  const auto at = reinterpret_cast<uintptr_t>(memory), begin = reinterpret_cast<uintptr_t>(stack_);
+  return at >= begin && at - begin < kStackBytes;
+}
+
 void Fiber::Enter() {
   __sanitizer_finish_switch_fiber(nullptr, &host.stack_bottom, &host.stack_bytes);
   running->body_();

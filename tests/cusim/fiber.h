@@ -24,6 +24,9 @@ class Fiber {
   // Called inside a fiber: returns to the Resume() that runs it.
   static void SwitchToHost();
 
+  // Whether the memory is of its stack.
+  bool Holds(const void* memory) const;
+
   static constexpr size_t kStackBytes = 128 << 10;
 
  private:

@@ -49,6 +49,10 @@ void MaybePreempt();
 void* StaticShared(const void* site, size_t bytes);
 void* DynamicShared();
 
+// Names the memory if it is shared by the running block or a local variable of the running thread;
+// otherwise nullptr.
+const char* OtherThanGlobal(const void* memory);
+
 // Reports a fault of the kernel that was found outside the engine (a misaligned vector access).
 [[noreturn]] void KernelFault(const char* fault, const char* detail, Site site);
 

@@ -181,6 +181,12 @@ void* DynamicShared() {
   return Current().block->shared.Get(nullptr, Current().block->grid->dynamic_shared_bytes);
 }
 
+const char* OtherThanGlobal(const void* memory) {
+  const Thread& thread = Current();
+  if (thread.block->shared.AddressOf(memory) >= 0) return "to shared memory";
+  return thread.fiber->Holds(memory) ? "to a local variable" : nullptr;
+}
+
 void KernelFault(const char* fault, const char* detail, Site site) {
   Current().site = site;
   TheSimulation().Fail(fault, detail, Current());
