@@ -128,7 +128,7 @@ __device__ inline void LoadMatricesTransposed(const Chunk* row, uint32_t (&out)[
 __device__ inline uint32_t Transposed(uint32_t pair) {
 #if defined(__CUDACC__)
   uint32_t out;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
   return out;
 #else
   return cusim::TransposedMatrix(pair);
@@ -145,12 +145,12 @@ __device__ inline uint32_t Transposed(uint32_t pair) {
 template <typename T>
 __device__ inline void MultiplyAdd(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if defined(__CUDACC__)
-#define MOE_MMA(type)                                                   \
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type            \
-      ".f32 "                                                           \
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                  \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+#define MOE_MMA(type)                                                            \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type            \
+               ".f32 "                                                           \
+               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                  \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
   if constexpr (std::is_same_v<T, BFloat16>) {
     MOE_MMA("bf16");
   } else {
