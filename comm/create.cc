@@ -272,6 +272,7 @@ absl::Status RunRanks(const RunOptions& options, RankBody body) {
         absl::StrCat("RunRanks: ", plan.ranks, " ranks, expected >= 1"));
   }
   const bool nccl = plan.backend == Backend::kNccl;
+  if (nccl) PrepareForNccl();
   if (!plan.processes()) {
     return nccl ? RunNcclThreads(options, body) : RunLocalThreads(options, body);
   }

@@ -58,7 +58,8 @@ using RankBody = absl::FunctionRef<absl::Status(std::unique_ptr<Communicator> wo
 //
 // NCCL: each rank's communicator is of one GPU (Communicator::device): of threads the one with the
 // rank's number, of processes that of their place among those of their host, in turn if there are
-// more of them than GPUs.
+// more of them than GPUs. A program whose first CUDA call is before this calls PrepareForNccl()
+// (nccl_world.h) before that.
 //
 // Threads: when one fails, the others' waits end; the result is the status of the rank that failed
 // first, not the echoes of the others. One that does not return then (a thread that hangs cannot be

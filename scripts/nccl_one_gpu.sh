@@ -22,8 +22,8 @@ export NCCL_SOCKET_IFNAME="=lo" NCCL_SOCKET_FAMILY=AF_INET NCCL_NET=Socket NCCL_
 export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0 NCCL_MNNVL_ENABLE=0 NCCL_NVLS_ENABLE=0
 export NCCL_GIN_ENABLE=0 NCCL_RAS_ENABLE=0
 # Kernels of several ranks wait for each other on one GPU: few and small blocks, so that all are
-# resident; code that is loaded while a kernel waits would wait for that kernel.
-export NCCL_PROTO=Simple NCCL_MAX_CTAS=2 NCCL_BUFFSIZE=1048576 CUDA_MODULE_LOADING=EAGER
+# resident. (Programs load their code at the start: PrepareForNccl in comm/nccl/nccl_world.h.)
+export NCCL_PROTO=Simple NCCL_MAX_CTAS=2 NCCL_BUFFSIZE=1048576
 
 free_port() { # two consecutive ports: ranks meet at the second
   local port

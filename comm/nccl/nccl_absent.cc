@@ -17,6 +17,7 @@ absl::Status NoNccl() {
 bool HasNccl() {
   return false;
 }
+void PrepareForNccl() {}
 absl::StatusOr<std::string> NcclVersion() {
   return NoNccl();
 }

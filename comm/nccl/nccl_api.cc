@@ -1,8 +1,11 @@
 #include "comm/nccl/nccl_api.h"
 
+#include <cstdlib>
+
 #include <absl/strings/str_cat.h>
 #include <dlfcn.h>
 
+#include "comm/nccl/nccl_world.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -60,8 +63,24 @@ absl::StatusOr<NcclApi> OpenNccl(const char* file) {
   return api;
 }
 
+void PrepareForNccl() {
+  constexpr const char* kVariables[][2] = {
+      // Loading a kernel takes locks that the GPUs of a process share: a thread that waits for its
+      // own NCCL kernel holds up the thread that would launch the peer's.
+      {"CUDA_MODULE_LOADING", "EAGER"},
+      // Work of different communicators is ordered as the host enqueues it.
+      {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},
+      // Host threads that enqueue at the same time are no error; their work has no order.
+      {"NCCL_LAUNCH_RACE_FATAL", "0"},
+  };
+  for (const auto& [name, value] : kVariables) (void)::setenv(name, value, 0);
+}
+
 const absl::StatusOr<NcclApi>& NcclLibrary() {
-  static const auto* const library = new absl::StatusOr<NcclApi>(Load());
+  static const auto* const library = [] {
+    PrepareForNccl();
+    return new absl::StatusOr<NcclApi>(Load());
+  }();
   return *library;
 }
 

@@ -39,7 +39,8 @@ struct NcclApi {
 // such library, it is of a version that NcclVersionOf refuses, or lacks one of them.
 absl::StatusOr<NcclApi> OpenNccl(const char* file);
 
-// libnccl.so.2, opened by the first call. A build with simulated devices has a NCCL of its own.
+// libnccl.so.2, opened by the first call, after PrepareForNccl(). A build with simulated devices
+// has a NCCL of its own.
 const absl::StatusOr<NcclApi>& NcclLibrary();
 
 // "2.28.9". kUnimplemented, naming the version found, unless it is 2.27 to 2.30: a later one may

@@ -23,6 +23,11 @@ using NcclId = std::array<char, 128>;
 // Whether this build has NCCL. The library itself is looked for when a rank is made.
 bool HasNccl();
 
+// Sets what the CUDA driver and NCCL read from the environment when they start, except variables
+// that are set (docs/nccl.md lists them). Called before the first CUDA call, while no other thread
+// reads the environment. Nothing in a build without NCCL.
+void PrepareForNccl();
+
 // Version of the library: "2.28.9". kUnimplemented, with the remedy: this build has no NCCL, or the
 // library is missing or of a version that is not 2.27 to 2.30 (named).
 absl::StatusOr<std::string> NcclVersion();

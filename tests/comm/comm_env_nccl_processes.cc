@@ -22,6 +22,7 @@ class NcclProcessEnv final : public CommEnv, public ::testing::Environment {
     ASSERT_EQ(launch->source, LaunchSource::kTorchrun)
         << "started by hand, not as one of several ranks";
     launch_ = *launch;
+    PrepareForNccl();
     const auto gpus = CudaDeviceCount();
     if (!gpus.ok()) GTEST_SKIP() << "no GPU: " << gpus.status().message();
     if (const auto nccl = NcclVersion(); !nccl.ok()) GTEST_SKIP() << "no NCCL: " << nccl.status();

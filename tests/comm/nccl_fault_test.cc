@@ -1,6 +1,7 @@
 // What becomes of the other ranks when one of a NCCL world fails: each within the deadline, with a
 // message that says who waited, in what, for whom and how long.
 #include <atomic>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/nccl/nccl_api.h"
+#include "comm/nccl/nccl_world.h"
 #include "tests/comm/nccl_ranks.h"
 #include "tests/cusim/fake_streams.h"
 
@@ -76,6 +78,21 @@ TEST(NcclLibraryTest, VersionsFrom2_27To2_30AreTaken) {
       EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
       EXPECT_THAT(Text(status), AllOf(HasSubstr(text), HasSubstr("expected 2.27 to 2.30")));
     }
+  }
+}
+
+TEST(NcclLibraryTest, WhatItReadsFromTheEnvironmentIsSetUnlessItIsThere) {
+  const std::pair<const char*, const char*> variables[] = {{"CUDA_MODULE_LOADING", "EAGER"},
+                                                           {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},
+                                                           {"NCCL_LAUNCH_RACE_FATAL", "0"}};
+  for (const auto& [name, value] : variables) {
+    ::unsetenv(name);
+    PrepareForNccl();
+    EXPECT_STREQ(std::getenv(name), value);
+    ::setenv(name, "of the user", 1);
+    PrepareForNccl();
+    EXPECT_STREQ(std::getenv(name), "of the user");
+    ::setenv(name, value, 1);
   }
 }
 

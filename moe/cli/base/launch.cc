@@ -125,18 +125,30 @@ void ShareCores(Launch& launch) {
 // Memory between ranks of one process grows with their square: 2000 take 24 GB.
 constexpr int kMostLocalRanks = 512;
 
-absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
-                                  absl::Span<const std::string> environment,
-                                  ComputesOn computes_on) {
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOf(settings, computes_on));
-  Launch launch{.device = device};
-  const WorldRequest request = RequestOf(settings);
+namespace {
+
+absl::StatusOr<WorldPlan> PlanOf(const WorldRequest& request,
+                                 absl::Span<const std::string> environment) {
   LaunchInfo info;
   if (request.backend != Backend::kLocal) {
     MOE_ASSIGN_OR_RETURN(info, LaunchOf(environment));
   }
   absl::StatusOr<WorldPlan> plan = PlanWorld(request, info);
-  if (!plan.ok()) return InFlags(plan.status());
+  return plan.ok() ? plan : InFlags(plan.status());
+}
+
+}  // namespace
+
+absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
+                                  absl::Span<const std::string> environment,
+                                  ComputesOn computes_on) {
+  const WorldRequest request = RequestOf(settings);
+  absl::StatusOr<WorldPlan> plan = PlanOf(request, environment);
+  // DeviceOf makes the first CUDA call.
+  if (plan.ok() && plan->backend == Backend::kNccl) PrepareForNccl();
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOf(settings, computes_on));
+  if (!plan.ok()) return plan.status();
+  Launch launch{.device = device};
   launch.plan = *std::move(plan);
   if (launch.plan.backend == Backend::kNccl) {
     MOE_RETURN_IF_ERROR(Prefixed("--backend is nccl", NcclVersion().status()));
