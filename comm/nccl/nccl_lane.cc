@@ -1,10 +1,13 @@
 #include "comm/nccl/nccl_lane.h"
 
+#include <algorithm>
 #include <chrono>
+#include <exception>
 #include <thread>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "comm/wait_report.h"
 #include "kernels/base/log.h"
@@ -35,7 +38,14 @@ ncclConfig_t NonBlocking(int most_blocks) {
 
 NcclLane::NcclLane(std::shared_ptr<NcclRank> rank, ncclComm_t comm, std::vector<int> world_ranks,
                    int own)
-    : rank_(std::move(rank)), world_ranks_(std::move(world_ranks)), own_(own), comm_(comm) {
+    : rank_(std::move(rank)),
+      world_ranks_(std::move(world_ranks)),
+      own_(own),
+      handle_(std::make_shared<NcclHandle>(
+          rank_->api(), rank_->device(), comm,
+          absl::StrCat(Place({.operation = "ncclCommAbort"}), " of the communicator of ranks ",
+                       absl::StrJoin(world_ranks_, ", ")))),
+      mu_(handle_->mu) {
   rank_->Add(this);
 }
 
@@ -44,10 +54,10 @@ NcclLane::NcclLane(std::shared_ptr<NcclRank> rank, ncclComm_t comm, std::vector<
 NcclLane::~NcclLane() {
   const bool ended = Finalize();
   rank_->Remove(this);
-  if (!ended) {
-    Abort();
+  if (ended && handle_->comm != nullptr) {
+    (void)rank_->api().ncclCommDestroy(handle_->comm);
   } else {
-    (void)rank_->api().ncclCommDestroy(comm_);
+    Abort();
   }
   for (const Operation& operation : operations_) {
     idle_.push_back(operation.begin);
@@ -62,10 +72,10 @@ bool NcclLane::Finalize() {
     ncclResult_t state = ncclSuccess;
     {
       const std::lock_guard<std::mutex> lock(mu_);
-      if (comm_ == nullptr) return false;
-      ncclResult_t result = first ? rank_->api().ncclCommFinalize(comm_) : ncclSuccess;
+      if (handle_->comm == nullptr) return false;
+      ncclResult_t result = first ? rank_->api().ncclCommFinalize(handle_->comm) : ncclSuccess;
       if (result == ncclSuccess || result == ncclInProgress) {
-        result = rank_->api().ncclCommGetAsyncError(comm_, &state);
+        result = rank_->api().ncclCommGetAsyncError(handle_->comm, &state);
       }
       if (result != ncclSuccess) state = result;
     }
@@ -94,14 +104,14 @@ absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Join(std::shared_ptr<NcclRan
   ncclResult_t result = ncclSuccess;
   {
     const std::lock_guard<std::mutex> lock(lane->mu_);
-    result =
-        lane->rank_->api().ncclCommInitRankConfig(&lane->made_, lane->size(), id, own, &config);
-    lane->comm_ = lane->made_;
+    result = lane->rank_->api().ncclCommInitRankConfig(&lane->handle_->made, lane->size(), id, own,
+                                                       &config);
+    lane->handle_->comm = lane->handle_->made;
   }
   MOE_RETURN_IF_ERROR(lane->Fail(call, result));
   MOE_RETURN_IF_ERROR(lane->WaitUntilPosted(call));
   const std::lock_guard<std::mutex> lock(lane->mu_);
-  lane->made_ = nullptr;
+  lane->handle_->made = nullptr;
   return lane;
 }
 
@@ -112,9 +122,9 @@ absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Split(const NcclCall& call, 
   ncclResult_t result = ncclSuccess;
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    if (comm_ == nullptr) return rank_->status();
-    result = rank_->api().ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, own, &made_,
-                                        &config);
+    if (handle_->comm == nullptr) return rank_->status();
+    result = rank_->api().ncclCommSplit(handle_->comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, own,
+                                        &handle_->made, &config);
   }
   MOE_RETURN_IF_ERROR(Fail(call, result));
   MOE_RETURN_IF_ERROR(WaitUntilPosted(call));
@@ -122,7 +132,7 @@ absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Split(const NcclCall& call, 
   ncclComm_t made = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    made = std::exchange(made_, nullptr);
+    made = std::exchange(handle_->made, nullptr);
   }
   std::unique_ptr<NcclLane> lane(new NcclLane(rank_, made, std::move(members), own));
   MOE_RETURN_IF_ERROR(lane->WaitUntilPosted(call));
@@ -159,8 +169,8 @@ absl::Status NcclLane::Post(const NcclCall& call, cudaStream_t stream, Start sta
   ncclResult_t result = ncclSuccess;
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    if (comm_ == nullptr) return rank_->status();
-    result = start(comm_, stream);
+    if (handle_->comm == nullptr) return rank_->status();
+    result = start(handle_->comm, stream);
   }
   MOE_RETURN_IF_ERROR(Fail(call, result));
   return result == ncclInProgress ? WaitUntilPosted(call) : absl::OkStatus();
@@ -194,16 +204,18 @@ absl::Status NcclLane::WaitUntilPosted(const NcclCall& call) {
   Patience patience(TimeoutOf(call));
   const auto first_nap = std::chrono::steady_clock::now() + kNap;
   while (true) {
-    if (rank_->dead()) {
+    ncclResult_t state = ncclSuccess;
+    bool over = rank_->dead();
+    if (!over) {
+      const std::lock_guard<std::mutex> lock(mu_);
+      over = handle_->comm == nullptr;
+      const ncclResult_t asked =
+          over ? ncclSuccess : rank_->api().ncclCommGetAsyncError(handle_->comm, &state);
+      if (asked != ncclSuccess) state = asked;
+    }
+    if (over) {
       Abort();  // joins NCCL's own thread: nothing goes into the stream after this
       return rank_->status();
-    }
-    ncclResult_t state = ncclSuccess;
-    {
-      const std::lock_guard<std::mutex> lock(mu_);
-      if (comm_ == nullptr) return rank_->status();
-      const ncclResult_t asked = rank_->api().ncclCommGetAsyncError(comm_, &state);
-      if (asked != ncclSuccess) state = asked;
     }
     if (state != ncclInProgress) return Fail(call, state);
     if (patience.IsOver(false)) {
@@ -240,12 +252,12 @@ absl::Status NcclLane::Late(const NcclCall& call, absl::Duration waited) const {
 
 absl::Status NcclLane::Look(bool* any) {
   const std::lock_guard<std::mutex> lock(mu_);
-  if (comm_ == nullptr) return absl::OkStatus();
+  if (handle_->comm == nullptr) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(Drop(any));
   if (operations_.empty()) return absl::OkStatus();
   Operation& oldest = operations_.front();
   ncclResult_t state = ncclSuccess;
-  const ncclResult_t asked = rank_->api().ncclCommGetAsyncError(comm_, &state);
+  const ncclResult_t asked = rank_->api().ncclCommGetAsyncError(handle_->comm, &state);
   const bool is_over = oldest.patience.has_value() && oldest.patience->IsOver(false);
   const absl::Duration waited =
       oldest.patience.has_value() ? oldest.patience->waited() : absl::ZeroDuration();
@@ -283,11 +295,45 @@ absl::Status NcclLane::Drop(bool* any) {
 }
 
 void NcclLane::Abort() {
-  const std::lock_guard<std::mutex> lock(mu_);
-  if (comm_ == nullptr) return;
-  (void)rank_->api().ncclCommAbort(comm_);  // joins the thread that makes made_
-  if (made_ != nullptr && made_ != comm_) (void)rank_->api().ncclCommAbort(made_);
-  made_ = comm_ = nullptr;
+  handle_->BeginAbort();
+  handle_->AwaitAbort(rank_->timeout());
+}
+
+void NcclHandle::BeginAbort() {
+  std::unique_lock<std::mutex> lock(mu);
+  if (comm == nullptr) return;
+  begun_ = std::chrono::steady_clock::now();
+  ended_ = false;
+  const ncclComm_t aborted = std::exchange(comm, nullptr);
+  lock.unlock();
+  try {
+    std::thread([self = shared_from_this(), aborted] { self->Abort(aborted); }).detach();
+  } catch (const std::exception&) {  // no memory, or no more threads
+    Abort(aborted);
+  }
+}
+
+void NcclHandle::Abort(ncclComm_t aborted) {
+  (void)cudaSetDevice(device_);
+  (void)api_.ncclCommAbort(aborted);  // joins the thread that writes `made`
+  std::unique_lock<std::mutex> lock(mu);
+  const ncclComm_t second = std::exchange(made, nullptr);
+  lock.unlock();
+  if (second != nullptr && second != aborted) (void)api_.ncclCommAbort(second);
+  lock.lock();
+  ended_ = true;
+  changed_.notify_all();
+}
+
+void NcclHandle::AwaitAbort(absl::Duration timeout) {
+  std::unique_lock<std::mutex> lock(mu);
+  const auto end = begun_ + absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24)));
+  if (changed_.wait_until(lock, end, [this] { return ended_ || left_; })) return;
+  left_ = true;
+  lock.unlock();
+  changed_.notify_all();
+  Log(LogLevel::kWarning, absl::StrCat(name_, ": it did not return within ",
+                                       absl::FormatDuration(timeout), " and is left behind"));
 }
 
 }  // namespace moe

@@ -2,6 +2,8 @@
 #ifndef MOE_COMM_NCCL_NCCL_LANE_H_
 #define MOE_COMM_NCCL_NCCL_LANE_H_
 
+#include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -30,9 +32,41 @@ struct NcclCall {
   std::optional<absl::Duration> timeout = {};  // in place of the rank's
 };
 
-// Used by one host thread at a time, apart from Look and Abort. Created non-blocking: NCCL's calls
-// return at once, and their work goes into the stream when the lane has heard that they have ended.
-// A lock keeps every other thread out of NCCL meanwhile, the one that aborts above all.
+// NCCL's communicator, which ends in an abort on a thread of its own if it must. That thread owns
+// the handle, too, because ncclCommAbort may hang, and the lane does not wait for that.
+class NcclHandle : public std::enable_shared_from_this<NcclHandle> {
+ public:
+  // `name`: for the log.
+  NcclHandle(const NcclApi& of_library, int of_device, ncclComm_t made_by_split, std::string name)
+      : comm(made_by_split), api_(of_library), device_(of_device), name_(std::move(name)) {}
+
+  // Begins to end what is under way, unless that has begun or nothing has joined.
+  void BeginAbort();
+  // Waits for the end of an abort that has begun, at most `timeout` from its begin. What takes
+  // longer is left behind, with a line in the log.
+  void AwaitAbort(absl::Duration timeout);
+
+  std::mutex mu;    // whoever holds it may be inside NCCL
+  ncclComm_t comm;  // guarded by mu; nullptr: an abort has begun
+  // Where NCCL puts a communicator that it makes, if need be long after the call, and when it
+  // fails, too: until `comm` has been aborted. guarded by mu but for NCCL's own write.
+  ncclComm_t made = nullptr;
+
+ private:
+  void Abort(ncclComm_t aborted);
+
+  const NcclApi& api_;
+  const int device_;
+  const std::string name_;
+  std::condition_variable changed_;
+  std::chrono::steady_clock::time_point begun_;  // guarded by mu
+  bool ended_ = true;                            // guarded by mu; no abort is under way
+  bool left_ = false;                            // guarded by mu; nobody waits for the end any more
+};
+
+// Used by one host thread at a time, apart from Look and handle(). Created non-blocking: NCCL's
+// calls return at once, and their work goes into the stream when the lane has heard that they have
+// ended. A lock keeps every other thread out of NCCL meanwhile, the one that aborts above all.
 class NcclLane {
  public:
   using Start = absl::FunctionRef<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
@@ -65,8 +99,8 @@ class NcclLane {
   // Called by the watching thread. An error if something is late or NCCL reports one; sets *any
   // while something is under way.
   absl::Status Look(bool* any);
-  // Ends what is under way; the lane is of no use after it.
-  void Abort();
+  // After its abort the lane is of no use.
+  const std::shared_ptr<NcclHandle>& handle() const { return handle_; }
 
  private:
   struct Operation {
@@ -90,15 +124,13 @@ class NcclLane {
     return call.timeout.value_or(rank_->timeout()) + call.site.grace;
   }
   absl::Status Drop(bool* any);
+  void Abort();
 
   const std::shared_ptr<NcclRank> rank_;
   const std::vector<int> world_ranks_;
   const int own_;
-  std::mutex mu_;    // whoever holds it may be inside NCCL
-  ncclComm_t comm_;  // guarded by mu_; nullptr: aborted
-  // Where NCCL puts a communicator that it makes, if need be long after the call, and when it
-  // fails, too: until `comm_` has been aborted. guarded by mu_ but for NCCL's own write.
-  ncclComm_t made_ = nullptr;
+  const std::shared_ptr<NcclHandle> handle_;
+  std::mutex& mu_;                    // the handle's
   std::deque<Operation> operations_;  // guarded by mu_; oldest first
   std::vector<cudaEvent_t> idle_;     // guarded by mu_; events to use again
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <utility>
 
 #include "comm/nccl/nccl_lane.h"
@@ -78,8 +77,8 @@ void NcclRank::Wake() {
   changed_.notify_all();
 }
 
-// Whether anything is under way. Called with mu_ held.
-bool NcclRank::LookAtLanes() {
+// Whether anything is under way. `lock` is of mu_, held but for the waits for aborts.
+bool NcclRank::LookAtLanes(std::unique_lock<std::mutex>& lock) {
   bool any = false;
   for (NcclLane* const lane : lanes_) {
     if (dead()) break;
@@ -89,18 +88,15 @@ bool NcclRank::LookAtLanes() {
   if (!dead()) return any;
   // All at once: ncclCommAbort waits for the streams that its work is in, where another lane's work
   // may be stuck before it.
-  std::vector<std::thread> aborts;
-  for (NcclLane* const lane : lanes_) {
-    try {
-      aborts.emplace_back([this, lane] {
-        (void)cudaSetDevice(device_);
-        lane->Abort();
-      });
-    } catch (const std::exception&) {  // no memory, or no more threads: one after another
-      lane->Abort();
-    }
-  }
-  for (std::thread& abort : aborts) abort.join();
+  for (NcclLane* const lane : lanes_) lane->handle()->BeginAbort();
+  std::vector<std::shared_ptr<NcclHandle>> aborts;  // lanes may end meanwhile
+  Caught([&] {
+    for (NcclLane* const lane : lanes_) aborts.push_back(lane->handle());
+    return absl::OkStatus();
+  }).IgnoreError();
+  lock.unlock();
+  for (const auto& abort : aborts) abort->AwaitAbort(timeout_);
+  lock.lock();
   return false;
 }
 
@@ -114,7 +110,7 @@ void NcclRank::Watch() {
     killed_ = false;
     // In this order: who enqueues behind the look finds busy_ unset, and wakes this thread.
     busy_.store(false);
-    if (LookAtLanes()) {
+    if (LookAtLanes(lock)) {
       busy_.store(true);
       changed_.wait_for(lock, tick, [this] { return stopping_ || killed_; });
     } else {

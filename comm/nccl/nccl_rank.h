@@ -24,7 +24,8 @@ class NcclLane;
 // Nothing of CUDA or NCCL wakes a host thread that waits for a stream in which a peer is missing.
 // So host threads wait as CUDA has them wait, and one thread per rank looks after all of its lanes:
 // when an operation is late or NCCL reports an error, it ends the world and aborts every lane, upon
-// which NCCL's kernels leave the streams and the waits return.
+// which NCCL's kernels leave the streams and the waits return. An abort that does not return within
+// another timeout is left behind.
 class NcclRank {
  public:
   // `fate`: ranks that are threads of one process share one, so that one's failure ends all waits.
@@ -53,7 +54,7 @@ class NcclRank {
 
  private:
   void Watch();
-  bool LookAtLanes();
+  bool LookAtLanes(std::unique_lock<std::mutex>& lock);
 
   const NcclApi& api_;
   const int device_;

@@ -14,6 +14,7 @@
 
 #include "comm/nccl/nccl_api.h"
 #include "comm/nccl/nccl_world.h"
+#include "kernels/base/log.h"
 #include "tests/comm/nccl_ranks.h"
 #include "tests/cusim/fake_streams.h"
 
@@ -360,6 +361,31 @@ TEST(NcclFaultTest, ACallWithoutItsEventsEndsTheWorldAndKeepsNone) {
   };
   OnNcclRanks({.ranks = 2, .timeout = kTimeout}, body);
   EXPECT_EQ(cusim::LiveEvents(), before);
+}
+
+// The rank goes on without it: its calls, its end, and a line that names rank and lane.
+TEST(NcclFaultTest, AnAbortThatHangsIsLeftBehind) {
+  static auto& lines = *new std::string;
+  static std::mutex mu;
+  SetLogCallback([](LogLevel, absl::string_view line) {
+    const std::lock_guard<std::mutex> lock(mu);
+    absl::StrAppend(&lines, line, "\n");
+  });
+  {
+    const cusim::ScopedNccl nccl({.abort_hangs = 0});
+    const absl::Time start = absl::Now();
+    OnNcclRanks({.ranks = 2, .timeout = kTimeout, .fates = Fates::kOwn},
+                [](Communicator& comm, const TestDevice& device) {
+                  if (comm.rank() == 1) return;
+                  ExpectLate(InTime([&] { return kCalls[0](comm, device); }), 0, "in AllReduce");
+                  comm.Abort(absl::DataLossError("weights are damaged"));  // does not wait
+                });
+    EXPECT_LT(absl::Now() - start, 2 * kTimeout + kSlack);
+  }
+  SetLogCallback(nullptr);
+  const std::lock_guard<std::mutex> lock(mu);
+  EXPECT_THAT(lines, ContainsRegex("rank 0 on host .* in ncclCommAbort of the communicator of "
+                                   "ranks 0, 1: .* left behind"));
 }
 
 // After a world has died its devices serve another.

@@ -1,6 +1,7 @@
 #include "tests/cusim/fake_nccl.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -221,8 +222,15 @@ bool SplitEnded(ncclComm_t comm, int64_t sequence, ncclComm_t* made) {
 namespace cusim {
 
 NcclFaults Set(const NcclFaults& now) {
-  const Lock lock(NcclGlobals::Get().mu);
-  return std::exchange(NcclGlobals::Get().faults, now);
+  NcclGlobals& globals = NcclGlobals::Get();
+  std::unique_lock<std::mutex> lock(globals.mu);
+  const NcclFaults before = std::exchange(globals.faults, now);
+  while (now.abort_hangs < 0 && globals.hanging_aborts > 0) {  // until they have returned
+    lock.unlock();
+    std::this_thread::yield();
+    lock.lock();
+  }
+  return before;
 }
 
 void RaiseInNccl(int rank, ncclResult_t error) {
@@ -368,10 +376,20 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     Streams::Get().RunSome();
     {
       const Lock lock(NcclGlobals::Get().mu);
-      if (comm->kernels_ended == comm->kernels_made) return ncclSuccess;
+      if (comm->kernels_ended == comm->kernels_made) break;
     }
     std::this_thread::yield();
   }
+  NcclGlobals& globals = NcclGlobals::Get();
+  std::unique_lock<std::mutex> lock(globals.mu);
+  ++globals.hanging_aborts;
+  while (globals.faults.abort_hangs == comm->root_rank) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+  }
+  --globals.hanging_aborts;
+  return ncclSuccess;
 }
 
 ncclResult_t ncclGroupStart() {

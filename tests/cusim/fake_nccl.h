@@ -31,7 +31,8 @@ struct NcclFaults {
   // process.
   bool mismatch_hangs = false;
   int dies_in_group =
-      -1;  // this rank's next group of sends and receives moves half of them, no more
+      -1;                // this rank's next group of sends and receives moves half of them, no more
+  int abort_hangs = -1;  // this rank's aborts do not return until the fault is removed
 };
 NcclFaults Set(const NcclFaults& now);
 using ScopedNccl = Scoped<NcclFaults>;

@@ -86,6 +86,7 @@ struct NcclGlobals {
   std::vector<ncclComm*> communicators;                      // all that ever existed
   int64_t next_id = 1;
   int64_t calls_from_other_devices = 0;
+  int hanging_aborts = 0;
 
   static NcclGlobals& Get();
 };
