@@ -46,7 +46,8 @@ def measured(folder):
             elif (match := USED.search(line)) and key:
                 found[key] = dict(zip(FIELDS, (int(match[1]), int(match[2] or 0)) + frame))
     names = readable({name for name, _ in found})
-    return {(names[name], gpu): row for (name, gpu), row in found.items()}
+    # CUB's kernels change with the toolkit.
+    return {(names[name], gpu): row for (name, gpu), row in found.items() if not names[name].startswith("cub::")}
 
 
 def kept(table):

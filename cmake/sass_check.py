@@ -158,6 +158,8 @@ def measured(cuobjdump, binaries):
     names = readable({name for name, _ in found})
     result = {}
     for (name, gpu), code in found.items():
+        if names[name].startswith("cub::"):  # the toolkit's
+            continue
         blocks = blocks_of(code)
         nested = list(loops(blocks, set(range(len(blocks)))))
         rows = result[names[name], gpu] = []

@@ -1,5 +1,5 @@
-// Prefix sums of integers over a warp and over a block. Not by CUB's BlockScan: its counterpart for
-// the simulator would be longer.
+// Prefix sums of integers over a warp and over a block. CUB's BlockScan does not run on the
+// simulator (docs/cuda.md, "CUB and Thrust").
 #ifndef MOE_KERNELS_BASE_CUDA_BLOCK_SCAN_H_
 #define MOE_KERNELS_BASE_CUDA_BLOCK_SCAN_H_
 

@@ -44,13 +44,22 @@ absl::Status CheckIds(absl::Span<const int32_t> ids, int64_t vocabulary) {
 
 template <typename T>
 absl::Status EmbeddingBackward(absl::Span<const int32_t> ids, MatrixView<const T> dx,
-                               MatrixView<float> d_table, Write write, Stream& stream) {
+                               MatrixView<float> d_table, Write write, Workspace& workspace,
+                               Stream& stream) {
   MOE_RETURN_IF_ERROR(
       CheckShape("EmbeddingBackward", "dx", dx, static_cast<int64_t>(ids.size()), d_table.cols()));
   MOE_RETURN_IF_ERROR(
       CheckShape("EmbeddingBackward", "d_table", d_table, d_table.rows(), d_table.cols()));
-  if (!IsCuda(stream)) MOE_RETURN_IF_ERROR(CheckIds(ids, d_table.rows()));
-  return RunOp("EmbeddingBackward", embedding::Backward<T>{ids.data(), dx, d_table, write}, stream);
+  embedding::Backward<T> backward = {ids.data(), dx, d_table, write};
+  if (!IsCuda(stream)) {
+    MOE_RETURN_IF_ERROR(CheckIds(ids, d_table.rows()));
+    return RunOp("EmbeddingBackward", backward, stream);
+  }
+  const WorkspaceScope scope(workspace);  // later work of the stream may use the memory again
+  MOE_ASSIGN_OR_RETURN(const auto scratch,
+                       workspace.Array<int32_t>(embedding::ScratchElements(dx.rows())));
+  backward.scratch = scratch.data();
+  return RunOp("EmbeddingBackward", backward, stream);
 }
 
 MOE_INSTANTIATE_FOR_STORAGE(EmbeddingBackward)

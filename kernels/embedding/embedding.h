@@ -10,6 +10,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
+#include "kernels/base/workspace.h"
 
 namespace moe {
 
@@ -18,10 +19,12 @@ namespace moe {
 //   whose id does not occur.
 // (The forward pass is GatherRows of the table by ids.)
 // Errors: kInvalidArgument if shapes disagree or an id is out of range. On CUDA ids are device
-// memory, and tokens whose id is out of range are left out instead.
+// memory, and tokens whose id is out of range are left out instead; 25 bytes a token of `workspace`
+// are used meanwhile.
 template <typename T>
 absl::Status EmbeddingBackward(absl::Span<const int32_t> ids, MatrixView<const T> dx,
-                               MatrixView<float> d_table, Write write, Stream& stream);
+                               MatrixView<float> d_table, Write write, Workspace& workspace,
+                               Stream& stream);
 
 }  // namespace moe
 

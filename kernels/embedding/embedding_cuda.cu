@@ -1,3 +1,7 @@
+#include <bit>
+#include <limits>
+
+#include "kernels/base/cuda_cub.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
 #include "kernels/embedding/embedding_op.h"
@@ -8,52 +12,52 @@ namespace {
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
 constexpr int kWarps = kRowThreads / kWarpLanes;
-constexpr int kBlockRows = 32;  // rows of the table; the more, the fewer times the ids are read
-constexpr int kWarpIds = 256;   // ids that a warp searches at a time
+constexpr int kBlockColumns = 512;  // 4 vectors of 4 a lane; long runs of one id get more warps
 
-// A token whose id is one of the block's rows.
-struct Match {
-  int16_t row;    // within the block
-  int16_t token;  // within the ids that the warp searches
+// Arrays of T elements: ids and their tokens, in the tokens' order, and sorted by id.
+struct Tokens {
+  uint32_t *id, *sorted_id;
+  int32_t *token, *sorted_token;
 };
 
-__device__ int Warp() {
-  return static_cast<int>(threadIdx.x) / kWarpLanes;
-}
-__device__ int WarpLane() {
-  return static_cast<int>(threadIdx.x) % kWarpLanes;
-}
-
-// The warp lists, in ascending order, those of `count` ids that are in rows [first_row, first_row +
-// kBlockRows); returns their number.
-__device__ int FindMatches(const int32_t* ids, int64_t count, int64_t first_row, Match* matches) {
-  int found = 0;
-  for (int i = 0; i < kWarpIds; i += kWarpLanes) {
-    const int token = i + WarpLane();
-    const int64_t row = token < count ? ids[token] - first_row : -1;
-    const bool mine = row >= 0 && row < kBlockRows;
-    const uint32_t lanes = __ballot_sync(0xffffffffu, mine);
-    const int before = __popc(lanes & ((1u << WarpLane()) - 1));
-    if (mine) matches[found + before] = {static_cast<int16_t>(row), static_cast<int16_t>(token)};
-    found += __popc(lanes);
+// A thread owns a token. Ids that the table does not have become the one behind its last.
+__global__ void __launch_bounds__(kRowThreads)
+    ListTokensKernel(const int32_t* ids, int count, int64_t table_rows, Tokens to) {
+  const int step = static_cast<int>(gridDim.x) * kRowThreads;
+  for (int t = static_cast<int>(blockIdx.x) * kRowThreads + static_cast<int>(threadIdx.x);
+       t < count; t += step) {
+    const bool valid = ids[t] >= 0 && ids[t] < table_rows;
+    to.id[t] = static_cast<uint32_t>(valid ? ids[t] : table_rows);
+    to.token[t] = t;
   }
-  return found;
 }
 
-// Adds to row `row` of the block the rows of dx that `matches` lists. A lane keeps the sums of its
-// columns over up to 32 matches in ascending order.
+// A warp owns a sorted token, and does nothing unless it is the first of its id: then it adds the
+// rows of all of them, in ascending order, 32 at a time, to kBlockColumns columns of the table's
+// row. A lane owns some of the columns.
 template <typename T>
-__device__ void AddMatches(const Match* matches, int count, int row, MatrixView<const T> dx,
-                           float* to, int64_t vector_columns) {
-  for (int i = 0; i < count; i += kWarpLanes) {
-    const bool mine = i + WarpLane() < count && matches[i + WarpLane()].row == row;
-    const uint32_t lanes = __ballot_sync(0xffffffffu, mine);
-    if (lanes == 0) continue;
-    ForColumns<float>(dx.cols(), vector_columns, WarpLane(), kWarpLanes, [&](int64_t c, auto w) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+    AddRunsKernel(Backward<T> b, Tokens tokens) {
+  const int count = static_cast<int>(b.dx.rows());
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  const int first = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  if (first >= count) return;
+  const uint32_t id = tokens.sorted_id[first];
+  if (id >= b.d_table.rows() || (first > 0 && tokens.sorted_id[first - 1] == id)) return;
+  const int64_t column = int64_t{blockIdx.y} * kBlockColumns;
+  const int64_t columns = Min<int64_t>(kBlockColumns, b.d_table.cols() - column);
+  const T* const dx = b.dx.data() + column;
+  float* const to = b.d_table.row(id) + column;
+  const int64_t vector_columns =
+      VectorColumns<float>(columns, dx, dx + b.dx.stride(), to, to + b.d_table.stride());
+  for (int from = first; from < count; from += kWarpLanes) {
+    const bool mine = from + lane < count && tokens.sorted_id[from + lane] == id;
+    const int rows = __popc(__ballot_sync(kAllLanes, mine));
+    if (rows == 0) return;
+    ForColumns<float>(columns, vector_columns, lane, kWarpLanes, [&](int64_t c, auto w) {
       auto sums = Load<w.value>(to + c);
-      for (uint32_t left = lanes; left != 0; left &= left - 1) {
-        const int next = __ffs(static_cast<int>(left)) - 1;
-        const auto values = Load<w.value>(dx.row(matches[i + next].token) + c);
+      for (int i = 0; i < rows; ++i) {
+        const auto values = Load<w.value>(dx + tokens.sorted_token[from + i] * b.dx.stride() + c);
         for (int n = 0; n < w.value; ++n) sums.at[n] += static_cast<float>(values.at[n]);
       }
       Store(sums, to + c);
@@ -61,53 +65,45 @@ __device__ void AddMatches(const Match* matches, int count, int row, MatrixView<
   }
 }
 
-// A block owns kBlockRows rows of the table, a warp every kWarps-th of them, and a lane some of
-// their columns, which no other thread touches.
-template <typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(Backward<T> b) {
-  MOE_SHARED_ARRAY(Match, matches, kWarps * kWarpIds);
-  MOE_SHARED_ARRAY(int, found, kWarps);
-  const int64_t first_row = int64_t{blockIdx.x} * kBlockRows;
-  const int rows = static_cast<int>(Min<int64_t>(kBlockRows, b.d_table.rows() - first_row));
-  const int64_t cols = b.d_table.cols(), tokens = b.dx.rows();
-  const T* const dx = b.dx.data();
-  float* const d_table = b.d_table.data();
-  const int64_t vector_columns =
-      VectorColumns<float>(cols, dx, dx + b.dx.stride(), d_table, d_table + b.d_table.stride());
-  if (b.write == Write::kOverwrite) {
-    for (int row = Warp(); row < rows; row += kWarps) {
-      float* const to = b.d_table.row(first_row + row);
-      ForColumns<float>(cols, vector_columns, WarpLane(), kWarpLanes,
-                        [&](int64_t c, auto w) { Store(Elements<float, w.value>{}, to + c); });
-    }
+// Zeroes the table, between whose rows other memory may lie.
+cudaError_t Zero(MatrixView<float> table, cudaStream_t stream) {
+  const auto row_bytes = static_cast<size_t>(table.cols()) * sizeof(float);
+  const auto rows = static_cast<size_t>(table.rows());
+  if (table.stride() == table.cols()) {
+    return cudaMemsetAsync(table.data(), 0, rows * row_bytes, stream);
   }
-  for (int64_t token = 0; token < tokens; token += kWarps * kWarpIds) {
-    const int64_t begin = token + Warp() * kWarpIds;
-    const int count =
-        FindMatches(b.ids + begin, tokens - begin, first_row, matches + Warp() * kWarpIds);
-    if (WarpLane() == 0) found[Warp()] = count;
-    __syncthreads();
-    for (int row = Warp(); row < rows; row += kWarps) {
-      for (int part = 0; part < kWarps; ++part) {
-        if (found[part] == 0) continue;
-        const int64_t from = token + part * kWarpIds;
-        AddMatches(matches + part * kWarpIds, found[part], row, RowRange(b.dx, from, tokens),
-                   b.d_table.row(first_row + row), vector_columns);
-      }
-    }
-    __syncthreads();  // the lists have been read
-  }
+  return cudaMemset2DAsync(table.data(), static_cast<size_t>(table.stride()) * sizeof(float), 0,
+                           row_bytes, rows, stream);
 }
 
 }  // namespace
 
 template <typename T>
-cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
-  const int64_t rows = backward.d_table.rows();
-  // without tokens the results are zeros
-  if (rows == 0 || backward.d_table.cols() == 0) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>((rows + kBlockRows - 1) / kBlockRows);
-  return Launch(&BackwardKernel<T>, {dim3(blocks), dim3(kRowThreads)}, stream, backward);
+cudaError_t Run(const Backward<T>& b, cudaStream_t stream) {
+  const int64_t rows = b.d_table.rows(), cols = b.d_table.cols();
+  if (rows == 0 || cols == 0) return cudaSuccess;
+  if (b.write == Write::kOverwrite) {
+    if (const cudaError_t error = Zero(b.d_table, stream); error != cudaSuccess) return error;
+  }
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (b.dx.rows() == 0) return cudaSuccess;
+  if (b.dx.rows() > kMost || rows >= kMost) return cudaErrorInvalidValue;
+  const int count = static_cast<int>(b.dx.rows());
+  int32_t* const scratch = b.scratch;
+  auto* const ids = reinterpret_cast<uint32_t*>(scratch);
+  const Tokens tokens = {ids, ids + count, scratch + 2 * int64_t{count},
+                         scratch + 3 * int64_t{count}};
+  cudaError_t error =
+      Launch(&ListTokensKernel, {dim3(GridBlocks(count, kRowThreads)), dim3(kRowThreads)}, stream,
+             b.ids, count, rows, tokens);
+  if (error != cudaSuccess) return error;
+  const auto bits = static_cast<int>(std::bit_width(static_cast<uint64_t>(rows)));
+  error = SortPairs(tokens.id, tokens.token, count, bits, tokens.sorted_id, tokens.sorted_token,
+                    scratch + 4 * int64_t{count}, stream);
+  if (error != cudaSuccess) return error;
+  const dim3 grid(static_cast<unsigned>((int64_t{count} + kWarps - 1) / kWarps),
+                  static_cast<unsigned>((cols + kBlockColumns - 1) / kBlockColumns));
+  return Launch(&AddRunsKernel<T>, {grid, dim3(kRowThreads)}, stream, b, tokens);
 }
 
 MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Backward, cudaStream_t)

@@ -1,8 +1,8 @@
 #include <limits>
 
 #include "kernels/base/cuda_block_scan.h"
+#include "kernels/base/cuda_cub.h"
 #include "kernels/base/cuda_kernel.h"
-#include "kernels/base/cuda_vector.h"
 #include "kernels/expert_sort/expert_sort_cuda.h"
 
 namespace moe::expert_sort {
@@ -28,10 +28,15 @@ LaunchShape ThreadShape(int64_t n) {
   return {dim3(GridBlocks(n, kThreads)), dim3(kThreads)};
 }
 
-// The table of counts, later of their sums over the preceding chunks: [E, columns], the last column
-// the total of the expert.
-__device__ inline int64_t Columns() {
-  return int64_t{gridDim.x} + 1;
+// The table of counts: for each expert, in the order of their rows, a column a chunk; 0 at the end.
+// Later, of all that precedes: the slots of earlier experts, and the expert's own in earlier
+// chunks.
+__device__ inline int64_t Cell(int expert, int64_t column) {
+  return int64_t{expert} * gridDim.x + column;
+}
+
+__device__ inline int32_t ExpertAt(const CudaExpertSort& s, int i) {
+  return s.order == nullptr ? i : s.order[i];
 }
 
 // The expert of a kept slot, else -1.
@@ -85,34 +90,11 @@ __global__ void __launch_bounds__(kThreads) CountKernel(CudaExpertSort s) {
     if (expert >= 0) atomicAdd(&count[expert], 1);
   }
   __syncthreads();
-  for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) {
-    s.scratch[e * Columns() + blockIdx.x] = count[e];
+  for (int i = static_cast<int>(threadIdx.x); i < s.num_experts; i += kThreads) {
+    s.scratch[Cell(i, blockIdx.x)] = count[ExpertAt(s, i)];
   }
+  if (blockIdx.x == 0 && threadIdx.x == 0) s.scratch[Cell(s.num_experts, 0)] = 0;
   ForThreads(s.most_rows, [&](int64_t row) { s.slot_of_row[row] = -1; });
-}
-
-// A warp owns an expert: counts become the sums over the preceding chunks, followed by the total. A
-// lane has the loads of several columns in flight at once.
-__global__ void __launch_bounds__(kRowThreads)
-    SumKernel(int32_t* table, int64_t experts, int64_t columns) {
-  constexpr int kLoads = 8;
-  ForRows<kWarpLanes>(experts, [&](int64_t e, int lane) {
-    int32_t* const row = table + e * columns;
-    int32_t before = 0;
-    for (int64_t first = lane; first - lane < columns; first += kLoads * kWarpLanes) {
-      int32_t mine[kLoads];
-      for (int i = 0; i < kLoads; ++i) {
-        const int64_t column = first + i * kWarpLanes;
-        mine[i] = column < columns - 1 ? row[column] : 0;
-      }
-      for (int i = 0; i < kLoads; ++i) {
-        const int64_t column = first + i * kWarpLanes;
-        const int32_t sum = WarpPrefixSum(mine[i]);
-        if (column < columns) row[column] = before + sum - mine[i];
-        before += __shfl_sync(kAllLanes, sum, kWarpLanes - 1);
-      }
-    }
-  });
 }
 
 // A lane's slots: slot i is 32 i after the first.
@@ -149,35 +131,30 @@ __device__ inline LaneSlots RankInWarp(const CudaExpertSort& s, int64_t first, i
 // outputs.
 __device__ inline void PlaceExperts(const CudaExpertSort& s, const Chunk& chunk, int32_t* start,
                                     int32_t* place) {
-  const auto sum_before = [&](int32_t e, int64_t column) {
-    return s.scratch[e * Columns() + column];
-  };
   const int64_t padded = s.micro_batches * s.padded_rows;  // places of one expert
-  const auto expert_at = [&](int i) {
-    return s.order == nullptr ? i : s.order[i];
-  };
-  ForPrefixSums<kThreads>(
-      s.num_experts, [&](int i) { return sum_before(expert_at(i), Columns() - 1); },
-      [&](int i, int32_t rows_before, int32_t rows) {
-        const int32_t e = expert_at(i);
-        const int64_t begin = padded > 0 ? i * padded : rows_before;
-        const int32_t earlier = sum_before(e, chunk.first_column);  // in earlier micro-batches
-        start[e] = static_cast<int32_t>(begin + chunk.micro_batch * s.padded_rows);
-        place[e] = sum_before(e, blockIdx.x) - (padded > 0 ? earlier : 0);
-        if (blockIdx.x == 0) {
-          s.expert_begin[i] = begin;
-          if (i == s.num_experts - 1) {
-            const int64_t end = begin + (padded > 0 ? padded : rows);
-            s.expert_begin[i + 1] = end;
-            s.segment_begin[int64_t{i + 1} * s.micro_batches] = end;
-          }
-        }
-        if (static_cast<int32_t>(blockIdx.x) != chunk.first_column) return;
-        s.segment_begin[int64_t{i} * s.micro_batches + chunk.micro_batch] =
-            padded > 0 ? begin + chunk.micro_batch * s.padded_rows : begin + earlier;
-        s.count[int64_t{chunk.micro_batch} * s.num_experts + e] =
-            sum_before(e, chunk.end_column) - earlier;
-      });
+  for (int i = static_cast<int>(threadIdx.x); i < s.num_experts; i += kThreads) {
+    const auto sum_before = [&](int64_t column) {
+      return s.scratch[Cell(i, column)];
+    };
+    const int32_t e = ExpertAt(s, i), rows_before = sum_before(0);
+    const int64_t begin = padded > 0 ? i * padded : rows_before;
+    const int32_t earlier = sum_before(chunk.first_column);  // and in earlier micro-batches
+    start[e] = static_cast<int32_t>(begin + chunk.micro_batch * s.padded_rows);
+    place[e] = sum_before(blockIdx.x) - (padded > 0 ? earlier : rows_before);
+    if (blockIdx.x == 0) {
+      s.expert_begin[i] = begin;
+      if (i == s.num_experts - 1) {
+        const int64_t end = padded > 0 ? begin + padded : sum_before(gridDim.x);
+        s.expert_begin[i + 1] = end;
+        s.segment_begin[int64_t{i + 1} * s.micro_batches] = end;
+      }
+    }
+    if (static_cast<int32_t>(blockIdx.x) != chunk.first_column) continue;
+    s.segment_begin[int64_t{i} * s.micro_batches + chunk.micro_batch] =
+        padded > 0 ? begin + chunk.micro_batch * s.padded_rows : earlier;
+    s.count[int64_t{chunk.micro_batch} * s.num_experts + e] =
+        sum_before(chunk.end_column) - earlier;
+  }
 }
 
 // A block assigns rows to the slots of its chunk.
@@ -283,6 +260,7 @@ bool IsValid(const CudaExpertSort& s) {
   constexpr int64_t kMaxRows = std::numeric_limits<int32_t>::max();
   if (s.slots < 0 || s.slots > kMaxRows) return false;
   if (s.num_experts < 1 || s.num_experts > kMaxExperts || s.micro_batches < 1) return false;
+  if (TableElements(s) > kMaxRows) return false;
   return s.padded_rows >= 0 &&
          s.padded_rows <= kMaxRows / (int64_t{s.num_experts} * s.micro_batches);
 }
@@ -295,8 +273,8 @@ cudaError_t Run(const CudaExpertSort& sort, cudaStream_t stream) {
   const LaunchShape chunks = {dim3(static_cast<unsigned>(MaxChunks(sort))), dim3(kThreads)};
   const cudaError_t counted = Launch(&CountKernel, chunks, stream, sort);
   if (counted != cudaSuccess) return counted;
-  const cudaError_t summed = Launch(&SumKernel, RowShape<kWarpLanes>(sort.num_experts), stream,
-                                    sort.scratch, int64_t{sort.num_experts}, MaxChunks(sort) + 1);
+  const auto table = static_cast<int>(TableElements(sort));
+  const cudaError_t summed = ExclusiveSum(sort.scratch, table, sort.scratch + table, stream);
   if (summed != cudaSuccess) return summed;
   return Launch(&PlaceKernel, chunks, stream, sort);
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/base/cub_scratch.h"
 #include "kernels/base/cuda_types.h"
 #include "kernels/expert_sort/expert_run.h"
 
@@ -45,16 +46,23 @@ struct CudaExpertSort {
 inline int64_t MaxChunks(const CudaExpertSort& sort) {
   return sort.slots / kChunkSlots + sort.micro_batches;
 }
+// The counts of each expert's chunks, and 0.
+inline int64_t TableElements(const CudaExpertSort& sort) {
+  return sort.num_experts * MaxChunks(sort) + 1;
+}
+// The table, then what its sums need.
 inline int64_t ScratchElements(const CudaExpertSort& sort) {
-  return sort.num_experts * (MaxChunks(sort) + 1);
+  const int64_t table = TableElements(sort);
+  return table + ScanScratchBytes(table) / static_cast<int64_t>(sizeof(int32_t));
 }
 
-// Enqueues three kernels on `stream` (count by chunk, sum the counts, place the slots) and returns.
+// Enqueues on `stream` (count by chunk, sum the counts, place the slots) and returns.
 // Stable and deterministic: results do not depend on the order of atomics. An expert with more than
 // padded_rows kept slots in a micro-batch, which a DispatchPlan refuses, is visible in `count`; the
 // slots beyond get no row (-1), and nothing is written out of bounds.
 // Errors: cudaErrorInvalidValue, before anything is enqueued, if S is negative or E not in 1 ..
-// kMaxExperts, B < 1, padded_rows < 0, or there are 2^31 slots or padded rows; else the launch's.
+// kMaxExperts, B < 1, padded_rows < 0, or there are 2^31 slots, padded rows or elements of the
+// table; else the launch's.
 cudaError_t Run(const CudaExpertSort& sort, cudaStream_t stream);
 
 // The token of every sorted row, and the row's own number: the indices of gathers into and out of

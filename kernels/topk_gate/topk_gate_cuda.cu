@@ -281,12 +281,10 @@ __global__ void __launch_bounds__(kRowThreads, kGateBlocks<kPerLane>) GateKernel
   }
 }
 
-// Zeroes the counts and the first slot offset.
-__global__ void __launch_bounds__(kRowThreads)
-    ZeroKernel(int64_t* count, int64_t experts, int64_t* slot_offset) {
-  const int64_t e = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
-  if (e < experts && count != nullptr) count[e] = 0;
-  if (e == 0 && slot_offset != nullptr) slot_offset[0] = 0;
+// Zeroes `count` elements, unless there is no array.
+cudaError_t Zero(int64_t* array, int64_t count, cudaStream_t stream) {
+  if (array == nullptr) return cudaSuccess;
+  return cudaMemsetAsync(array, 0, static_cast<size_t>(count) * sizeof(*array), stream);
 }
 
 template <bool kByLogits, int kPerLane, typename T>
@@ -321,13 +319,9 @@ bool IsValid(const CudaGate<T>& gate) {
 template <typename T>
 cudaError_t Run(const CudaGate<T>& gate, cudaStream_t stream) {
   if (!IsValid(gate)) return cudaErrorInvalidValue;
-  if (gate.count != nullptr || gate.slot_offset != nullptr) {
-    const int64_t experts = gate.logits.cols();
-    const cudaError_t error =
-        Launch(&ZeroKernel, {dim3(GridBlocks(experts, kRowThreads)), dim3(kRowThreads)}, stream,
-               gate.count, experts, gate.slot_offset);
-    if (error != cudaSuccess) return error;
-  }
+  cudaError_t error = Zero(gate.count, gate.logits.cols(), stream);
+  if (error == cudaSuccess) error = Zero(gate.slot_offset, 1, stream);
+  if (error != cudaSuccess) return error;
   if (gate.logits.rows() == 0) return cudaSuccess;
   const bool by_logits = gate.expert_bias == nullptr && gate.rule.num_groups == 0;
   return by_logits ? LaunchFor<true>(gate, stream) : LaunchFor<false>(gate, stream);

@@ -216,7 +216,7 @@ absl::Status Stage<T>::EmbeddingBackward(const Pass& pass, absl::Span<const int3
         [&](absl::Span<float> out, Write write) {
           return ::moe::EmbeddingBackward<T>(
               tokens, d, MatrixView<float>(out.data(), config_.vocab_size, config_.hidden_size),
-              write, compute);
+              write, *pass.context.workspace, compute);
         },
         *pass.context.workspace, compute);
   }));

@@ -351,6 +351,14 @@ cudaError_t CUDARTAPI cudaMemsetAsync(void* data, int value, size_t bytes, cudaS
   });
   return cudaSuccess;
 }
+cudaError_t CUDARTAPI cudaMemset2DAsync(void* data, size_t pitch, int value, size_t width,
+                                        size_t height, cudaStream_t stream) {
+  if (width > pitch) return Return(cudaErrorInvalidValue);
+  for (size_t row = 0; row < height; ++row) {
+    cudaMemsetAsync(static_cast<char*>(data) + row * pitch, value, width, stream);
+  }
+  return cudaSuccess;
+}
 cudaError_t CUDARTAPI cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                                       cudaStream_t stream) {
   const int device = DeviceOfStream(__func__, stream);

@@ -14,6 +14,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "tests/cusim/cub.h"
 #include "tests/cusim/cusim.h"
 #include "tests/cusim/fake_memory.h"
 #include "tests/cusim/fake_streams.h"
@@ -356,6 +357,32 @@ TEST_F(FakeCudartMemory, PeersAreThoseOfTheMachine) {
   access.flags = cudaMemAccessFlagsProtRead;
   EXPECT_EQ(cudaMemPoolSetAccess(pool_, &access, 1), cudaErrorNotSupported);
   Free();
+}
+
+TEST(FakeCub, SortsAndSumsWithScratchOfTheSizeThatItAsksFor) {
+  const std::vector<uint32_t> keys = {2, 0xf0000000, 2, 1};
+  const std::vector<int> values = {10, 11, 12, 13};
+  std::vector<uint32_t> sorted_keys(4);
+  std::vector<int> sorted(4), sums = {3, 0, 4, 1};
+  std::vector<unsigned char> scratch;
+  const auto in_scratch = [&](auto call) {
+    size_t bytes = 0;
+    EXPECT_EQ(call(nullptr, bytes), cudaSuccess);
+    scratch.assign(bytes, 0);
+    EXPECT_EQ(call(scratch.data(), bytes), cudaSuccess);
+    EXPECT_EQ(scratch, std::vector<unsigned char>(bytes, 0xff));
+    EXPECT_EQ(call(scratch.data(), --bytes), cudaErrorInvalidValue);
+  };
+  in_scratch([&](void* at, size_t& bytes) {
+    return cub::DeviceRadixSort::SortPairs(at, bytes, keys.data(), sorted_keys.data(),
+                                           values.data(), sorted.data(), 4, 0, 2, nullptr);
+  });
+  EXPECT_EQ(sorted, (std::vector<int>{11, 13, 10, 12}));  // by the two lowest bits, stable
+  EXPECT_EQ(sorted_keys, (std::vector<uint32_t>{0xf0000000, 1, 2, 2}));
+  in_scratch([&](void* at, size_t& bytes) {
+    return cub::DeviceScan::ExclusiveSum(at, bytes, sums.data(), sums.data(), 4, nullptr);
+  });
+  EXPECT_EQ(sums, (std::vector<int>{0, 3, 3, 7}));
 }
 
 TEST_F(FakeCudart, AStreamTakesKernelsOfItsOwnDeviceAlone) {

@@ -25,7 +25,9 @@ Matrix<float> Gradient(const TestDevice& device, const std::vector<int32_t>& ids
   const auto token = device.Copy(ids);
   const auto rows = device.Copy(dx);
   const auto table = device.Copy(old);
-  EXPECT_OK(EmbeddingBackward<T>(token.span(), rows.view(), table.view(), write, device.stream()));
+  Workspace workspace(device.memory());
+  EXPECT_OK(EmbeddingBackward<T>(token.span(), rows.view(), table.view(), write, workspace,
+                                 device.stream()));
   return device.Read(table);
 }
 
@@ -69,10 +71,11 @@ TYPED_TEST(EmbeddingBackwardTest, HasTheBitsOfAscendingTokensForAnyShapeAndLayou
   ForEachDevice([&](const TestDevice& device) {
     for (const auto& [in, out] : kLayoutPairs) {
       check(device, 40, 5, 37, in, out);
-      check(device, 300, 67, 16, in, out);  // three blocks of rows, two warps' ids
+      check(device, 300, 67, 16, in, out);
     }
     for (const int64_t cols : {1, 17, 64, 200}) check(device, 150, 11, cols, {}, {});
-    check(device, 2500, 33, 4, kLayouts[0], kLayouts[0]);  // more ids than a block holds
+    check(device, 100, 5, 1100, kLayouts[0], kLayouts[0]);  // three blocks of columns
+    check(device, 2500, 33, 4, kLayouts[0], kLayouts[0]);   // runs of many ids
   });
 }
 
@@ -99,7 +102,8 @@ TEST(EmbeddingArgumentsTest, RefusesIdsOutOfRangeAndOtherShapesBeforeWriting) {
   const auto table = device.Copy(Matrix<float>(3, 4, 5.0f));
   const auto call = [&](const std::vector<int32_t>& ids, int64_t cols) {
     const auto dx = device.Copy(Matrix<float>(2, cols));
-    return EmbeddingBackward<float>(ids, dx.view(), table.view(), Write::kOverwrite,
+    Workspace workspace;
+    return EmbeddingBackward<float>(ids, dx.view(), table.view(), Write::kOverwrite, workspace,
                                     device.stream());
   };
   ExpectRefused(call({0, 3}, 4), "EmbeddingBackward: ids[1] is 3, expected 0 to 2");

@@ -1,0 +1,74 @@
+// CUB's device-wide operations that kernels/base/cuda_cub.h calls, for the simulator. One simulated
+// thread does all of the work when the stream comes to it. As in CUB, a call without scratch only
+// returns its size, and the scratch is overwritten.
+#ifndef MOE_TESTS_CUSIM_CUB_H_
+#define MOE_TESTS_CUSIM_CUB_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tests/cusim/cusim.h"
+
+namespace cusim {
+
+inline cudaError_t DeviceWide(void* scratch, size_t& bytes, size_t needed,
+                              std::function<void()> work, cudaStream_t stream) {
+  if (scratch == nullptr) {
+    bytes = needed;
+    return cudaSuccess;
+  }
+  if (bytes < needed) return cudaErrorInvalidValue;
+  return LaunchOne(
+      [=, work = std::move(work)] {
+        std::memset(scratch, 0xff, needed);
+        work();
+      },
+      stream);
+}
+
+}  // namespace cusim
+
+namespace cub {
+
+struct DeviceScan {
+  template <typename T>
+  static cudaError_t ExclusiveSum(void* scratch, size_t& bytes, const T* in, T* out, int n,
+                                  cudaStream_t stream) {
+    const size_t tiles = static_cast<size_t>(n) / 512 + 1;
+    return cusim::DeviceWide(
+        scratch, bytes, (tiles + 32) * 8 + 255, [=] { std::exclusive_scan(in, in + n, out, T(0)); },
+        stream);
+  }
+};
+
+struct DeviceRadixSort {
+  // Compares bits [first_bit, end_bit) of keys.
+  template <typename Key, typename Value>
+  static cudaError_t SortPairs(void* scratch, size_t& bytes, const Key* keys, Key* sorted_keys,
+                               const Value* values, Value* sorted_values, int n, int first_bit,
+                               int end_bit, cudaStream_t stream) {
+    const size_t size = static_cast<size_t>(n), counters = (size / 1024 + 5) * 1024;
+    const auto sort = [=] {
+      std::vector<std::pair<Key, Value>> pairs(size);
+      for (size_t i = 0; i < size; ++i) pairs[i] = {keys[i], values[i]};
+      const uint64_t mask = (uint64_t{1} << end_bit) - (uint64_t{1} << first_bit);
+      std::stable_sort(pairs.begin(), pairs.end(), [mask](const auto& a, const auto& b) {
+        return (a.first & mask) < (b.first & mask);
+      });
+      for (size_t i = 0; i < size; ++i) std::tie(sorted_keys[i], sorted_values[i]) = pairs[i];
+    };
+    return cusim::DeviceWide(
+        scratch, bytes, size * (sizeof(Key) + sizeof(Value)) + counters + 5 * 255, sort, stream);
+  }
+};
+
+}  // namespace cub
+
+#endif  // MOE_TESTS_CUSIM_CUB_H_
