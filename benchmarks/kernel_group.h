@@ -99,12 +99,12 @@ MadeKernels MakeSelectKernels(const KernelShape& shape, KernelDevice& device);
 bool SelectsByLogits(const RouterConfig& router);  // have select and plan on a GPU
 
 // permute: tokens [T, H] to rows [N, H] grouped by expert, and the sum of a token's rows.
-//   gather       (T' + N) H b + 4 N
+//   gather       (T' + N) H b + 4 (N + S) + 8 (T + 1)
 //   sum          (N + T) H b + 4 S + 8 (T + 1)
 // combine: rows to tokens, weighted, in choice order; weight * dy as rows, and the gradient of the
 // weights.
 //   combine      (N + T) H b + 8 S + 8 (T + 1)
-//   scale        (T' + N) H b + 8 N
+//   scale        (T' + N) H b + 4 N + 8 S + 8 (T + 1)
 //   weight_grad  (N + T') H b + 8 S + 8 (T + 1)
 MadeKernels MakePermuteKernels(const KernelShape& shape, KernelDevice& device);
 MadeKernels MakeCombineKernels(const KernelShape& shape, KernelDevice& device);

@@ -29,18 +29,17 @@ class RowKernels final : public KernelGroup {
     MOE_ASSIGN_OR_RETURN(out_,
                          Array<T>::Allocate(std::max(shape_.tokens, N_) * H, device_, "results"));
     MOE_ASSIGN_OR_RETURN(weight_, UniformValues<float>(N_, shape_.seed, 2, device_, "weights"));
-    MOE_ASSIGN_OR_RETURN(scale_, UniformValues<float>(N_, shape_.seed, 3, device_, "scales"));
     MOE_ASSIGN_OR_RETURN(d_weight_, Array<float>::Allocate(N_, device_, "gradients"));
-    return copy_.Reserve(Bytes(N_ + shape_.tokens, 8, shape_.tokens + 1));
+    return copy_.Reserve(Bytes(N_ + shape_.tokens, 12, shape_.tokens + 1));
   }
 
   void AddPermute() {
-    Add("gather", &RowKernels::Gather, Bytes(used_tokens_ + N_, 4, 0));
+    Add("gather", &RowKernels::Gather, Bytes(used_tokens_ + N_, 8, shape_.tokens + 1));
     Add("sum", &RowKernels::SumUp, Bytes(N_ + shape_.tokens, 4, shape_.tokens + 1));
   }
   void AddCombine() {
     Add("combine", &RowKernels::Combine, Bytes(N_ + shape_.tokens, 8, shape_.tokens + 1));
-    Add("scale", &RowKernels::Scale, Bytes(used_tokens_ + N_, 8, 0));
+    Add("scale", &RowKernels::Scale, Bytes(used_tokens_ + N_, 12, shape_.tokens + 1));
     Add("weight_grad", &RowKernels::WeightGradient, Bytes(N_ + used_tokens_, 8, shape_.tokens + 1));
   }
 
@@ -81,12 +80,14 @@ class RowKernels final : public KernelGroup {
   MatrixView<const T> Tokens() const { return View<const T>(tokens_, shape_.tokens); }
   MatrixView<const T> Rows() const { return View<const T>(rows_, N_); }
 
-  absl::Status Gather() {
-    return GatherRows<T>(Tokens(), token_of_row_.span(), View<T>(out_, N_), device_.stream());
-  }
-  absl::Status Scale() {
-    return GatherScaledRows<T>(Tokens(), token_of_row_.span(), scale_.span(), View<T>(out_, N_),
-                               device_.stream());
+  absl::Status Gather() { return GatherWith({}); }
+  absl::Status Scale() { return GatherWith(weight_.span()); }
+  absl::Status GatherWith(absl::Span<const float> weight) {
+    return GatherTokens<T>(Tokens(),
+                           {.slot_offset = slot_offset_.span(),
+                            .row_of_slot = row_of_slot_.span(),
+                            .token_of_row = token_of_row_.span()},
+                           weight, View<T>(out_, N_), device_.stream());
   }
   absl::Status SumUp() { return CombineWith({}); }
   absl::Status Combine() { return CombineWith(weight_.span()); }
@@ -106,7 +107,7 @@ class RowKernels final : public KernelGroup {
   Array<int64_t> slot_offset_;
   Array<int32_t> token_of_row_, row_of_slot_;
   Array<T> tokens_, rows_, out_;
-  Array<float> weight_, scale_, d_weight_;
+  Array<float> weight_, d_weight_;
 };
 
 template <typename Add>

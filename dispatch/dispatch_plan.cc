@@ -58,6 +58,7 @@ absl::StatusOr<DispatchPlan> DispatchPlan::OnDevice(Workspace& workspace, Stream
         &plan.expert_home_row_, &plan.return_order_, &plan.return_place_}) {
     MOE_ASSIGN_OR_RETURN(*rows, UploadArray(*rows, workspace, stream));
   }
+  MOE_ASSIGN_OR_RETURN(plan.slot_offset_, UploadArray(plan.slot_offset_, workspace, stream));
   return plan;
 }
 

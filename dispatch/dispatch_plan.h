@@ -57,7 +57,7 @@ struct DispatchPlanInputs {
 // docs/dispatch.md draws them. Slots of identity experts (ids >= num_routed_experts) and dropped
 // slots have no row anywhere. A plan has the arrays that its dispatchers read; others are empty.
 //
-// Immutable. Its arrays live in the workspace given to Build: host memory. A plan of OnDevice or
+// Immutable. Its arrays but slot_offset live in the workspace given to Build: host memory. A plan of OnDevice or
 // BuildOnDevice has those marked (device) in memory of a stream's device, for kernels alone to
 // read. Copies are views of the same arrays.
 // Layout after Lepikhin et al., "GShard" (2020), arXiv:2006.16668, without its capacity limit;
@@ -123,6 +123,9 @@ class DispatchPlan {
   // of the device for BuildOnDevice of one rank.
   absl::Span<const int32_t> kept_slots() const { return kept_slots_; }
 
+  // (device) [T + 1] slots of each token: the routing's own, borrowed from it unless copied to a
+  // device; for one rank.
+  absl::Span<const int64_t> slot_offset() const { return slot_offset_; }
   // (device) [slots] row of home_rows where the slot's expert row comes back; -1 = dropped or
   // identity.
   absl::Span<const int32_t> home_row_of_slot() const { return home_row_of_slot_; }
@@ -233,6 +236,7 @@ class DispatchPlan {
   int64_t max_tokens_ = 0, max_return_rows_ = 0, max_expert_rows_ = 0;
   absl::Span<const int32_t> chunk_first_expert_;
   absl::Span<const int64_t> send_begin_, recv_begin_, home_begin_, expert_begin_;  // [d + 1]
+  absl::Span<const int64_t> slot_offset_;
   GroupOffsets expert_offsets_, segment_offsets_;
   absl::Span<const int64_t> peer_home_row_;
   absl::Span<const int32_t> home_row_of_slot_, home_slot_, home_peer_, home_source_;

@@ -119,6 +119,7 @@ absl::StatusOr<DispatchPlan> DispatchPlan::OneRankOnDevice(const DispatchPlanInp
                        offsets(sorted.expert_begin, plan.segments_ * routing.padded_rows));
   MOE_ASSIGN_OR_RETURN(plan.segment_offsets_, offsets(sorted.segment_begin, routing.padded_rows));
   plan.kept_slots_ = sorted.count;
+  plan.slot_offset_ = routing.slot_offset;
   plan.home_row_of_slot_ = sorted.row_of_slot;
   plan.home_slot_ = sorted.slot_of_row;
   plan.expert_token_ = sorted.token_of_row;

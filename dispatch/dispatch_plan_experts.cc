@@ -337,6 +337,7 @@ absl::Status DispatchPlanBuilder::OrderRowsOfOneRank() {
   std::iota(own_row.begin(), own_row.end(), 0);
   if (!plan_.reads_peers_) {
     plan_.return_order_ = own_row;
+    plan_.slot_offset_ = routing_.slot_offset;
     return absl::OkStatus();
   }
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), 0, own_rank));

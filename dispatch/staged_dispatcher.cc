@@ -58,13 +58,13 @@ class StagedDispatcher : public Dispatcher<T> {
     const auto rows = this->ExpertRowsOf(call, expert_rows);
     if (GathersOnce(plan)) {
       CountReturned(plan, chunk, x.cols());
-      if (!weight.has_value()) {
-        return GatherRows<T>(x, plan.expert_token(chunk), rows, call.exchange);
-      }
-      CountWeights(plan, chunk);
-      MOE_ASSIGN_OR_RETURN(const MatrixView<const float> scale,  // its home rows are expert rows
-                           WeightsInHomeOrder(call, *weight));
-      return GatherScaledRows<T>(x, plan.expert_token(chunk), AllOf(scale), rows, call.exchange);
+      if (weight.has_value()) CountWeights(plan, chunk);
+      const TokenRows tokens = {.slot_offset = plan.slot_offset(),
+                                .row_of_slot = plan.home_row_of_slot(),  // expert rows, too
+                                .token_of_row = plan.expert_token(chunk),
+                                .first_row = plan.expert_begin(chunk)};
+      return GatherTokens<T>(x, tokens, weight.value_or(absl::Span<const float>()), rows,
+                             call.exchange);
     }
     MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(call, x));
     MOE_ASSIGN_OR_RETURN(const auto source, ExpertSource(call));

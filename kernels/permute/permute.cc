@@ -41,24 +41,33 @@ HWY_AFTER_NAMESPACE();
 namespace moe::permute {
 namespace {
 
+// Rows a range, about 64 KiB: long enough to hide the hand-off, short enough to balance.
+int64_t Grain(size_t row_bytes) {
+  return std::max<int64_t>(1, (int64_t{64} << 10) / static_cast<int64_t>(row_bytes));
+}
+
+// scale: one factor, or nullptr.
+template <typename T>
+void CopyRow(const T* from, const float* scale, T* to, int64_t n) {
+  if (scale == nullptr) {
+    std::memcpy(to, from, n * sizeof(T));
+  } else {
+    MOE_SIMD(ScaleRow<T>)(from, *scale, to, n);
+  }
+}
+
 // Calls source(i), row i of the gathered rows, for the rows that are not zero.
 template <typename T, typename Source>
 void GatherEach(const int32_t* source_row, const float* scale, MatrixView<T> out,
                 ThreadPool& threads, Source source) {
   const int64_t hidden = out.cols();
   if (hidden == 0) return;
-  // About 64 KiB a range: long enough to hide the hand-off, short enough to balance.
-  const auto row_bytes = static_cast<size_t>(hidden) * sizeof(T);
-  const int64_t grain = std::max<int64_t>(1, (int64_t{64} << 10) / static_cast<int64_t>(row_bytes));
-  threads.For(out.rows(), grain, [&](int64_t begin, int64_t end) {
+  threads.For(out.rows(), Grain(hidden * sizeof(T)), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      T* const to = out.row(i);
       if (source_row[i] < 0) {
-        std::fill_n(to, hidden, T(0.0f));
-      } else if (scale == nullptr) {
-        std::memcpy(to, source(i), row_bytes);
+        std::fill_n(out.row(i), hidden, T(0.0f));
       } else {
-        MOE_SIMD(ScaleRow<T>)(source(i), scale[i], to, hidden);
+        CopyRow(source(i), scale == nullptr ? nullptr : scale + i, out.row(i), hidden);
       }
     }
   });
@@ -70,6 +79,29 @@ template <typename T>
 void Run(const Gather<T>& gather, ThreadPool& threads) {
   GatherEach(gather.source_row, gather.scale, gather.out, threads,
              [&](int64_t i) { return gather.in.row(gather.source_row[i]); });
+}
+
+template <typename T>
+void Run(const TokenGather<T>& gather, ThreadPool& threads) {
+  const int64_t hidden = gather.out.cols(), tokens = gather.in.rows(), rows = gather.out.rows();
+  if (hidden == 0) return;
+  const int64_t grain = Grain(hidden * sizeof(T));
+  const int64_t slots_each = std::max<int64_t>(1, rows / std::max<int64_t>(1, tokens));
+  threads.For(tokens, std::max<int64_t>(1, grain / slots_each), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t s = gather.slot_offset[t]; s < gather.slot_offset[t + 1]; ++s) {
+        const int64_t row = gather.RowOf(s);
+        if (!gather.Has(row)) continue;
+        CopyRow(gather.in.row(t), gather.weight == nullptr ? nullptr : gather.weight + s,
+                gather.out.row(row), hidden);
+      }
+    }
+  });
+  threads.For(rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (gather.token_of_row[i] < 0) std::fill_n(gather.out.row(i), hidden, T(0.0f));
+    }
+  });
 }
 
 template <typename T>
@@ -128,6 +160,30 @@ absl::Status GatherScaledRows(MatrixView<const T> in, absl::Span<const int32_t> 
 }
 
 template <typename T>
+absl::Status GatherTokens(MatrixView<const T> in, const TokenRows& rows,
+                          absl::Span<const float> weight, MatrixView<T> out, Stream& stream) {
+  constexpr char kName[] = "GatherTokens";
+  MOE_RETURN_IF_ERROR(CheckGather(kName, in, rows.token_of_row, out));
+  if (in.rows() > 0 || !rows.slot_offset.empty()) {  // without tokens they may be empty
+    MOE_RETURN_IF_ERROR(CheckLength(kName, "slot_offset", rows.slot_offset.size(), in.rows() + 1));
+  }
+  const auto slots = static_cast<int64_t>(rows.row_of_slot.size());
+  if (!IsCuda(stream) && !rows.slot_offset.empty()) {
+    MOE_RETURN_IF_ERROR(CheckLength(kName, "row_of_slot", slots, rows.slot_offset.back()));
+  }
+  if (!weight.empty()) MOE_RETURN_IF_ERROR(CheckLength(kName, "weight", weight.size(), slots));
+  return RunOp(kName,
+               permute::TokenGather<T>{.in = in,
+                                       .slot_offset = rows.slot_offset.data(),
+                                       .row_of_slot = rows.row_of_slot.data(),
+                                       .token_of_row = rows.token_of_row.data(),
+                                       .first_row = rows.first_row,
+                                       .weight = weight.empty() ? nullptr : weight.data(),
+                                       .out = out},
+               stream);
+}
+
+template <typename T>
 absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
                               absl::Span<const int32_t> source_view,
                               absl::Span<const int32_t> source_row, absl::Span<const float> scale,
@@ -161,6 +217,7 @@ absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
 MOE_INSTANTIATE_FOR_STORAGE(permute::Reference)
 MOE_INSTANTIATE_FOR_STORAGE(GatherRows)
 MOE_INSTANTIATE_FOR_STORAGE(GatherScaledRows)
+MOE_INSTANTIATE_FOR_STORAGE(GatherTokens)
 MOE_INSTANTIATE_FOR_STORAGE(GatherRowsOfMany)
 
 }  // namespace moe

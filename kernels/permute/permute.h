@@ -1,4 +1,4 @@
-// Row gather used by dispatch (token order -> send order -> expert order).
+// Row gathers of dispatch (token order -> send order -> expert order).
 #ifndef MOE_KERNELS_PERMUTE_PERMUTE_H_
 #define MOE_KERNELS_PERMUTE_PERMUTE_H_
 
@@ -32,10 +32,29 @@ absl::Status GatherRows(MatrixView<const T> in, absl::Span<const int32_t> source
 // out[i, :] = scale[i] * in[source_row[i], :], the product computed in float32 and rounded to T
 // once.
 //   scale [N] float32. Rows with source_row -1 are zero.
-// Used by combine's backward, which sends the token's dy, scaled by the combine weight.
+// Used by combine's backward between ranks, which sends the token's dy, scaled by the combine
+// weight.
 template <typename T>
 absl::Status GatherScaledRows(MatrixView<const T> in, absl::Span<const int32_t> source_row,
                               absl::Span<const float> scale, MatrixView<T> out, Stream& stream);
+
+// Slots [slots] of T tokens and the rows [N] that they go to, in both directions.
+struct TokenRows {
+  absl::Span<const int64_t> slot_offset;   // [T + 1] as in combine.h
+  absl::Span<const int32_t> row_of_slot;   // [slots] first_row + row; other values: none of these
+  absl::Span<const int32_t> token_of_row;  // [N] -1 = no slot has this row
+  int64_t first_row = 0;                   // where `out` is a range of more rows
+};
+
+// out[row_of_slot[s] - first_row, :] = in[t, :] for the slots s of each token t, times weight[s]
+// (float32, as above) unless `weight` is empty. Rows without a slot are zero; no two slots share
+// one.
+//   in  [T, H], out [N, H]  as above
+// The bits of GatherRows by token_of_row, but reads T*H elements instead of N*H.
+// Errors: as above. On CUDA the number of slots, which is in slot_offset, is not checked.
+template <typename T>
+absl::Status GatherTokens(MatrixView<const T> in, const TokenRows& rows,
+                          absl::Span<const float> weight, MatrixView<T> out, Stream& stream);
 
 // out[i, :] = in[source_view[i]][source_row[i], :], times scale[i] (as above) unless `scale` is
 // empty: rows are read directly from the memory of several ranks.

@@ -33,10 +33,15 @@ __device__ void CopyRow(const T* from, const float* scale, int64_t i, int64_t co
   }
   const auto read_scaled = [&, factor = scale[i]](int64_t c, auto w) {
     auto values = read(c, w);
-    for (T& value : values.at) value = T(factor * static_cast<float>(value));
+    for (T& value : values.at) value = RoundTo<T>(factor * ToFloat(value));
     return values;
   };
   ForColumns<T, kReadAhead>(cols, vector_columns, lane, kWarpLanes, read_scaled, StoreTo(to));
+}
+
+// Warps of TokenGatherKernel that own output rows.
+__host__ __device__ inline int64_t WarpsForZeros(int64_t rows) {
+  return (rows + kWarpLanes - 1) / kWarpLanes;
 }
 
 // A warp owns an output row: one source index a row, coalesced 16-byte loads and stores along it.
@@ -51,6 +56,43 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) GatherKernel(Gather<T
       return;
     }
     CopyRow(gather.in.row(row), gather.scale, i, cols, lane, to);
+  });
+}
+
+// A warp owns a token: it reads each vector once and stores it in the rows of the token's slots.
+// Beyond the tokens, a warp owns 32 output rows, of which it zeroes those without a token.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) TokenGatherKernel(TokenGather<T> g) {
+  const int64_t cols = g.out.cols(), tokens = g.in.rows(), rows = g.out.rows();
+  const bool aligned = RowsAlignedTo(g.in, kVectorBytes) && RowsAlignedTo(g.out, kVectorBytes);
+  const int64_t vector_columns = aligned ? cols - cols % kVectorWidth<T> : 0;
+  ForRows<kWarpLanes>(tokens + WarpsForZeros(rows), [&](int64_t item, int lane) {
+    if (item >= tokens) {
+      const int64_t first = (item - tokens) * kWarpLanes, mine = first + lane;
+      uint32_t empty = __ballot_sync(kAllLanes, mine < rows && g.token_of_row[mine] < 0);
+      for (; empty != 0; empty &= empty - 1) {
+        WriteZeros(cols, lane, g.out.row(first + __ffs(static_cast<int>(empty)) - 1));
+      }
+      return;
+    }
+    const T* const from = g.in.row(item);
+    const int64_t begin = g.slot_offset[item], end = g.slot_offset[item + 1];
+    const auto read = [&](int64_t c, auto w) {
+      return Load<w.value>(from + c);
+    };
+    const auto write = [&](int64_t c, auto, const auto& values) {
+      MOE_NO_UNROLL
+      for (int64_t s = begin; s < end; ++s) {
+        const int64_t row = g.RowOf(s);
+        if (!g.Has(row)) continue;
+        auto scaled = values;
+        if (g.weight != nullptr) {
+          for (T& value : scaled.at) value = RoundTo<T>(g.weight[s] * ToFloat(value));
+        }
+        Store(scaled, g.out.row(row) + c);
+      }
+    };
+    ForColumns<T, kReadAhead>(cols, vector_columns, lane, kWarpLanes, read, write);
   });
 }
 
@@ -88,6 +130,13 @@ cudaError_t Run(const Gather<T>& gather, cudaStream_t stream) {
 }
 
 template <typename T>
+cudaError_t Run(const TokenGather<T>& gather, cudaStream_t stream) {
+  if (gather.out.rows() == 0 || gather.out.cols() == 0) return cudaSuccess;
+  const int64_t warps = gather.in.rows() + WarpsForZeros(gather.out.rows());
+  return Launch(&TokenGatherKernel<T>, RowShape<kWarpLanes>(warps), stream, gather);
+}
+
+template <typename T>
 cudaError_t Run(const GatherOfMany<T>& gather, cudaStream_t stream) {
   if (gather.out.rows() == 0 || gather.out.cols() == 0) return cudaSuccess;
   const LaunchShape shape = RowShape<kWarpLanes>(gather.out.rows());
@@ -102,6 +151,7 @@ cudaError_t Run(const GatherOfMany<T>& gather, cudaStream_t stream) {
 }
 
 MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Gather, cudaStream_t)
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, TokenGather, cudaStream_t)
 MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, GatherOfMany, cudaStream_t)
 
 }  // namespace moe::permute

@@ -20,6 +20,22 @@ struct Gather {
   MatrixView<T> out;             // [N, H]
 };
 
+// GatherTokens: out[row_of_slot[s] - first_row] = weight[s] * in[t] for the slots s of token t.
+template <typename T>
+struct TokenGather {
+  MatrixView<const T> in;       // [T, H]
+  const int64_t* slot_offset;   // [T + 1]
+  const int32_t* row_of_slot;   // [slots]
+  const int32_t* token_of_row;  // [N], -1 = a zero row
+  int64_t first_row = 0;
+  const float* weight = nullptr;  // [slots], or nullptr: rows are copied
+  MatrixView<T> out;              // [N, H]
+
+  // The row of slot s, or one that `out` does not have.
+  MOE_HOST_DEVICE int64_t RowOf(int64_t s) const { return row_of_slot[s] - first_row; }
+  MOE_HOST_DEVICE bool Has(int64_t row) const { return row >= 0 && row < out.rows(); }
+};
+
 // GatherRowsOfMany: out[i] = scale[i] * views[view[i]][row[i]]. The array of views is in host
 // memory and read before Run returns.
 template <typename T>
@@ -39,12 +55,14 @@ constexpr int kViewsPerLaunch = 64;
 template <typename T>
 void Reference(const GatherOfMany<T>& gather);
 
-// The same bits on CUDA: both enqueue on `stream` and return the launch error alone. Rows that
+// The same bits on CUDA: all enqueue on `stream` and return the launch error alone. Rows that
 // begin at multiples of 16 bytes are copied 16 bytes at a time, whatever their length; others
 // element by element. Each kViewsPerLaunch of many views get a launch of their own, which leaves
 // the rows of others unchanged: the table of views needs no device memory and no copy.
 template <typename T>
 cudaError_t Run(const Gather<T>& gather, cudaStream_t stream);
+template <typename T>
+cudaError_t Run(const TokenGather<T>& gather, cudaStream_t stream);
 template <typename T>
 cudaError_t Run(const GatherOfMany<T>& gather, cudaStream_t stream);
 

@@ -102,6 +102,76 @@ TYPED_TEST(PermuteTest, EqualsThePlainLoopsForAnyShapeAndLayout) {
   });
 }
 
+// Tokens with 0 to 4 slots, in random order on the even rows; odd rows have none, nor has every
+// third slot a row.
+struct Tokens {
+  Tokens(int64_t tokens, int64_t rows) : token(rows, -1), weight_of_row(rows, 0.0f) {
+    int64_t next = 0;
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t k = 0; k < t % 5; ++k) {
+        const bool has_row = row.size() % 3 != 2 && 2 * next < rows;
+        row.push_back(has_row ? static_cast<int32_t>((next * 34) % (rows / 2 * 2)) : -1);
+        next += has_row ? 1 : 0;
+      }
+      offset.push_back(static_cast<int64_t>(row.size()));
+    }
+    weight = RandomFloats(static_cast<int64_t>(row.size()), 5);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t s = offset[t]; s < offset[t + 1]; ++s) {
+        if (row[s] < 0) continue;
+        token[row[s]] = static_cast<int32_t>(t);
+        weight_of_row[row[s]] = weight[s];
+      }
+    }
+  }
+  std::vector<int64_t> offset = {0};
+  std::vector<int32_t> row, token;
+  std::vector<float> weight, weight_of_row;
+};
+
+// All rows, and a range of them.
+TYPED_TEST(PermuteTest, GathersTokensAsRowsOfTheirSlots) {
+  using T = TypeParam;
+  constexpr int64_t kTokens = 41, kRows = 70;  // 70 / 2 and 34 / 2 have no common divisor
+  const Tokens tokens(kTokens, kRows);
+  const std::vector<int32_t> first_view(kRows, 0);
+  ForEachDevice([&](const TestDevice& device) {
+    const auto offset = device.Copy(tokens.offset);
+    const auto row = device.Copy(tokens.row), token = device.Copy(tokens.token);
+    const auto weight = device.Copy(tokens.weight);
+    for (const auto& [hidden, layouts] :
+         {std::pair(1, 0), std::pair(24, 0), std::pair(64, 1), std::pair(65, 2), std::pair(277, 3),
+          std::pair(1040, 0)}) {
+      const auto x = Matrix<T>::Random(kTokens, hidden, kLayoutPairs[layouts].in, 1);
+      const std::vector<MatrixView<const T>> host = {x.view()};
+      const auto from = device.Copy(x);
+      for (const auto& [begin, end] : {std::pair(0, 70), std::pair(13, 50)}) {
+        for (const bool scaled : {false, true}) {
+          const Matrix<T> untouched(kRows, hidden, kLayoutPairs[layouts].out, -1.0f);
+          Matrix<T> want = untouched;
+          permute::Reference(permute::GatherOfMany<T>{
+              .views = host.data(),
+              .view_count = 1,
+              .source_view = first_view.data(),
+              .source_row = tokens.token.data() + begin,
+              .scale = scaled ? tokens.weight_of_row.data() + begin : nullptr,
+              .out = want.view(begin, end)});
+          const auto got = device.Copy(untouched);
+          ASSERT_OK(GatherTokens<T>(from.view(),
+                                    {.slot_offset = offset.span(),
+                                     .row_of_slot = row.span(),
+                                     .token_of_row = token.span().subspan(begin, end - begin),
+                                     .first_row = begin},
+                                    weight.span().first(scaled ? tokens.weight.size() : 0),
+                                    RowRange(got.view(), begin, end), device.stream()));
+          EXPECT_TRUE(SameBits(device.Read(got), want))
+              << "H=" << hidden << " from row " << begin << " scaled=" << scaled;
+        }
+      }
+    }
+  });
+}
+
 // One, two and three launches; a row's only column identifies its view, and zero rows have views
 // out of range.
 TYPED_TEST(PermuteTest, GathersFromAnyNumberOfViews) {
@@ -141,6 +211,11 @@ TYPED_TEST(PermuteTest, AcceptsNoRowsAndNoColumns) {
     EXPECT_OK(GatherRows<T>(none, {}, none, stream));
     EXPECT_OK(GatherRows<T>({nullptr, 1, 0}, row.span(), {nullptr, 2, 0}, stream));
     EXPECT_OK(GatherRowsOfMany<T>(views, {}, {}, {}, none, stream));
+    EXPECT_OK(GatherTokens<T>(none, {}, {}, none, stream));
+    const auto empty = device.Copy<int32_t>({-1, -1});
+    const auto zeros = device.Copy(Matrix<T>(2, 4, -1.0f));
+    EXPECT_OK(GatherTokens<T>(none, {.token_of_row = empty.span()}, {}, zeros.view(), stream));
+    EXPECT_EQ(device.Read(zeros).values(), std::vector<double>(8, 0.0));
     EXPECT_OK(stream.Synchronize());
   });
 }
@@ -160,6 +235,14 @@ TYPED_TEST(PermuteTest, RefusesShapesThatDisagreeAndLeavesTheOutputAlone) {
   EXPECT_EQ(GatherRowsOfMany<T>({}, row, row, {}, {out.data(), 3, 4}, *stream).code(), code);
   const std::vector<MatrixView<const T>> one = {from};
   EXPECT_EQ(GatherRowsOfMany<T>(one, two, row, {}, {out.data(), 3, 4}, *stream).code(), code);
+  const std::vector<int64_t> offset = {0, 1, 2, 3};
+  const auto gather = [&](const TokenRows& rows, absl::Span<const float> weight) {
+    return GatherTokens<T>(from, rows, weight, {out.data(), 3, 4}, *stream).code();
+  };
+  EXPECT_EQ(gather({offset, row, two}, scale), code);
+  EXPECT_EQ(gather({offset, two, row}, {}), code);
+  EXPECT_EQ(gather({{offset.data(), 3}, row, row}, scale), code);
+  EXPECT_EQ(gather({offset, row, row}, {scale.data(), 2}), code);
   ExpectRefused(GatherRows<T>(from, two, {out.data(), 3, 4}, *stream),
                 "GatherRows: source_row is [2], expected [3]");
   EXPECT_EQ(out, std::vector<T>(12, T(5.0f)));
