@@ -59,24 +59,93 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) CombineKernel(Combine
   });
 }
 
-// Half a warp owns a token and processes its slots one after the other; each lane holds one of the
-// 16 partial sums of WideDot. Products of two float32 are exact in float64.
+// A lane holds 2 neighbouring partial sums of WideDot for each of several slots, which share what it
+// reads of dy and converts. So 8 lanes read a row.
+constexpr int kPair = 2, kPairLanes = kPartials / kPair;
+constexpr int kSlotsOfLane = 4;
+// Pairs of each row that are read before the first is added.
+template <typename T>
+constexpr int kPairsAhead = 8 / static_cast<int>(sizeof(T));
+
+template <typename T>
+struct SlotDots {
+  const T* dy;
+  const T* row[kSlotsOfLane] = {};  // nullptr: no slot, or a dropped one
+  double sum[kSlotsOfLane][kPair] = {};
+
+  // Adds the products of columns c, c + 16 ... c + 16 (kAhead - 1) and kWidth - 1 columns behind
+  // each to the sums from kFirst on. Products of two float32 are exact in float64, so that a fused
+  // multiply-add has the bits of two operations.
+  template <int kAhead, int kWidth, int kFirst = 0>
+  __device__ void Add(int64_t c) {
+    Elements<T, kWidth> d[kAhead], values[kSlotsOfLane][kAhead];
+    MOE_UNROLL
+    for (int a = 0; a < kAhead; ++a) d[a] = Load<kWidth>(dy + c + a * kPartials);
+    MOE_UNROLL
+    for (int j = 0; j < kSlotsOfLane; ++j) {
+      if (row[j] == nullptr) continue;
+      MOE_UNROLL
+      for (int a = 0; a < kAhead; ++a) values[j][a] = Load<kWidth>(row[j] + c + a * kPartials);
+    }
+    MOE_UNROLL
+    for (int a = 0; a < kAhead; ++a) {
+      MOE_UNROLL
+      for (int i = 0; i < kWidth; ++i) {
+        const double factor = ToFloat(d[a].at[i]);
+        MOE_UNROLL
+        for (int j = 0; j < kSlotsOfLane; ++j) {
+          if (row[j] == nullptr) continue;
+          double& partial = sum[j][kFirst + i];
+          partial = fma(factor, static_cast<double>(ToFloat(values[j][a].at[i])), partial);
+        }
+      }
+    }
+  }
+
+  // The dot product of slot j; all lanes of half a warp call it.
+  __device__ double Fold(int j) const {
+    double partial[kPair] = {sum[j][0], sum[j][1]};
+    for (int width = kPairLanes / 2; width >= 1; width /= 2) {
+      for (double& p : partial) p += __shfl_xor_sync(HalfWarpMask(), p, width);
+    }
+    return partial[0] + partial[1];
+  }
+};
+
+// Half a warp owns a token, 8 of its slots at a time: its lower lanes the even, its upper ones the
+// odd.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     WeightGradientKernel(WeightGradient<T> g) {
+  constexpr int kHalves = kPartials / kPairLanes, kBytes = kPair * static_cast<int>(sizeof(T));
+  constexpr int kStep = kPartials * kPairsAhead<T>;
+  const int64_t cols = g.dy.cols();
+  const bool aligned = RowsAlignedTo(g.dy, kBytes) && RowsAlignedTo(g.rows, kBytes);
+  const int64_t pair_columns = aligned ? cols - cols % kStep : 0;
   ForRows<kPartials>(g.dy.rows(), [&](int64_t token, int lane) {
-    const T* const dy = g.dy.row(token);
-    for (int64_t s = g.slot_offset[token]; s < g.slot_offset[token + 1]; ++s) {
-      const int32_t row = g.row_of_slot[s];
-      double dot = 0;
-      if (row >= 0) {
-        const T* const values = g.rows.row(row);
-        dot = FixedSumOf<double>(g.dy.cols(), lane, [&](int64_t h, double sum) {
-          return sum + static_cast<double>(static_cast<float>(dy[h])) *
-                           static_cast<double>(static_cast<float>(values[h]));
-        });
+    const int64_t end = g.slot_offset[token + 1];
+    for (int64_t s = g.slot_offset[token]; s < end; s += kHalves * kSlotsOfLane) {
+      SlotDots<T> dots = {.dy = g.dy.row(token)};
+      const int64_t mine = s + lane / kPairLanes;
+      MOE_UNROLL
+      for (int j = 0; j < kSlotsOfLane; ++j) {
+        const int64_t slot = mine + kHalves * j;
+        const int32_t row = slot < end ? g.row_of_slot[slot] : -1;
+        if (row >= 0) dots.row[j] = g.rows.row(row);
       }
-      if (lane == 0) g.d_weight[s] = static_cast<float>(dot);
+      int64_t c = lane % kPairLanes * kPair;
+      for (; c < pair_columns; c += kStep) dots.template Add<kPairsAhead<T>, kPair>(c);
+      MOE_NO_UNROLL
+      for (; c < cols; c += kPartials) {
+        dots.template Add<1, 1>(c);
+        if (c + 1 < cols) dots.template Add<1, 1, 1>(c + 1);
+      }
+      MOE_UNROLL
+      for (int j = 0; j < kSlotsOfLane; ++j) {
+        const double dot = dots.Fold(j);
+        const int64_t slot = mine + kHalves * j;
+        if (lane % kPairLanes == 0 && slot < end) g.d_weight[slot] = static_cast<float>(dot);
+      }
     }
   });
 }

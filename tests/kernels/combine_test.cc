@@ -17,8 +17,8 @@ namespace {
 struct Slots {
   Slots(int64_t tokens, int64_t rows) {
     for (int64_t t = 0; t < tokens; ++t) {
-      for (int64_t k = 0; k < t % 5; ++k) {
-        const auto random = Random4({.seed = 9, .item = static_cast<uint64_t>(t * 5 + k)});
+      for (int64_t k = 0; k < t % 11; ++k) {
+        const auto random = Random4({.seed = 9, .item = static_cast<uint64_t>(t * 11 + k)});
         row.push_back(static_cast<int32_t>(random[0] % (rows + 1)) - 1);
       }
       offset.push_back(static_cast<int64_t>(row.size()));
