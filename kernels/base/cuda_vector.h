@@ -48,6 +48,28 @@ __device__ inline Elements<T, kWidth> Load(const T* p) {
   return *reinterpret_cast<const Elements<T, kWidth>*>(p);
 }
 
+// Load<kWidth>(p) from global memory, or zeros if p is nullptr. nvcc takes the elements of a load in a
+// branch apart where the branch ends, and waits for them there; 16 bytes of this one stay under way.
+template <int kWidth, typename T>
+__device__ inline Elements<T, kWidth> LoadOrZeros(const T* p) {
+  using Vector = Elements<T, kWidth>;
+#if defined(__CUDACC__)
+  const auto from = __cvta_generic_to_global(p);
+  const int exists = p != nullptr;
+  if constexpr (sizeof(Vector) == sizeof(uint4)) {
+    uint4 v;
+    asm volatile(
+        "{ .reg .pred exists; setp.ne.b32 exists, %5, 0;\n"
+        "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+        "@exists ld.global.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+        : "l"(from), "r"(exists));
+    return __builtin_bit_cast(Vector, v);
+  }
+#endif
+  return p == nullptr ? Vector() : Load<kWidth>(p);
+}
+
 // Stores to global memory. nvcc splits the copy of a structure, even of CUDA's own vectors, into
 // elements where it chooses; PTX of 16 or 8 bytes stays one access.
 template <int kWidth, typename T>

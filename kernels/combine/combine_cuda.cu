@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) CombineKernel(Combine
         for (int i = 0; i < kWidth; ++i) sum[i] = static_cast<float>(old.at[i]);
       }
       for (int64_t first = begin; first < end; first += kSlotsAhead) {
-        Elements<T, kWidth> values[kSlotsAhead] = {};
+        Elements<T, kWidth> values[kSlotsAhead];
         float weight[kSlotsAhead];
         bool is_kept[kSlotsAhead];
         MOE_UNROLL
@@ -39,16 +39,14 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) CombineKernel(Combine
           const int64_t s = first + j;
           const int32_t row = s < end ? c.row_of_slot[s] : -1;
           is_kept[j] = row >= 0;
-          if (!is_kept[j]) continue;
-          weight[j] = c.weight == nullptr ? 0.0f : c.weight[s];
-          values[j] = Load<kWidth>(c.rows.row(row) + column);
+          values[j] = LoadOrZeros<kWidth>(is_kept[j] ? c.rows.row(row) + column : nullptr);
+          weight[j] = is_kept[j] && c.weight != nullptr ? c.weight[s] : 1.0f;
         }
         MOE_UNROLL
         for (int j = 0; j < kSlotsAhead; ++j) {
           if (!is_kept[j]) continue;
           for (int i = 0; i < kWidth; ++i) {
-            const auto value = static_cast<float>(values[j].at[i]);
-            sum[i] = c.weight == nullptr ? sum[i] + value : fmaf(weight[j], value, sum[i]);
+            sum[i] = fmaf(weight[j], ToFloat(values[j].at[i]), sum[i]);  // times 1: a sum
           }
         }
       }
