@@ -17,10 +17,10 @@ __device__ inline uint32_t HalfWarpMask() {
 }
 
 // Folds the partial sums of the lanes pairwise (8 + 8, 4 + 4, 2 + 2, 1 + 1); every lane gets the
-// sum. Addition commutes, so that both lanes of a pair hold the same bits.
+// sum. Addition commutes, so that both lanes of a pair hold the same bits. mask: of the lanes that
+// call this; a constant saves nvcc's check that they are together.
 template <typename Sum>
-__device__ inline Sum FoldPartials(Sum partial) {
-  const uint32_t mask = HalfWarpMask();
+__device__ inline Sum FoldPartials(Sum partial, uint32_t mask = HalfWarpMask()) {
   for (int width = kPartials / 2; width >= 1; width /= 2) {
     partial += __shfl_xor_sync(mask, partial, width);
   }

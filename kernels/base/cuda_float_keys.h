@@ -14,9 +14,9 @@ constexpr uint32_t kNanKey = 1;
 constexpr uint32_t kLowestKey = 0x007fffffu;  // the key of -infinity
 
 __device__ inline uint32_t KeyOf(float x) {
-  if (x != x) return kNanKey;
-  const auto bits = __builtin_bit_cast(uint32_t, x + 0.0f);  // -0 + 0 = +0
-  return bits ^ (bits >> 31 != 0 ? 0xffffffffu : 0x80000000u);
+  constexpr auto kNanBits = static_cast<int32_t>(~kNanKey);  // those of a negative NaN
+  const int32_t bits = x != x ? kNanBits : __builtin_bit_cast(int32_t, x + 0.0f);  // -0 + 0 = +0
+  return static_cast<uint32_t>(bits ^ (bits >> 31 | INT32_MIN));
 }
 
 // The float of a key; -infinity for the keys of NaN and of no value.

@@ -15,11 +15,13 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// A block counts in shared memory and adds to `count` once; few blocks process many rows each.
-constexpr int64_t kMaxBlocks = 2048;
-// A row of 32 logits a lane and their keys takes more than 80 registers.
+// A block counts in shared memory and adds to `count` once. So there are only as many blocks as run
+// at once, of as many threads and registers as a multiprocessor has: up to 40, 64, 80 or 128 a
+// thread, for a row of 4, 8, 16 or 32 logits a lane and their keys.
 template <int kPerLane>
-constexpr int kGateBlocks = kPerLane <= 16 ? kRowBlocks : 2;
+constexpr int kGateThreads = kPerLane <= 8 ? 512 : 256;
+template <int kPerLane>
+constexpr int kGateBlocks = kPerLane == 4 || kPerLane == 16 ? 3 : 2;
 
 // A row of expert scores is in registers of a warp: lane l holds experts l, l + 32, l + 64 ...
 
@@ -44,15 +46,17 @@ class PackedKeys {
     });
   }
 
-  // The expert of the largest remaining key.
-  __device__ int32_t Take() {
+  // The largest remaining key.
+  __device__ uint32_t Take() {
     uint32_t best = 0;
     ForExperts<kPerLane>(lane_, [&](int i, int) {
       const uint32_t below = key_[i] - last_;
       best = best < below ? below : best;
     });
-    last_ += __reduce_max_sync(kAllLanes, best);
-    return kMaxExperts - static_cast<int32_t>(last_ & ((1u << kIdBits) - 1));
+    return last_ += __reduce_max_sync(kAllLanes, best);
+  }
+  __device__ static int32_t ExpertOf(uint32_t key) {
+    return kMaxExperts - static_cast<int32_t>(key & ((1u << kIdBits) - 1));
   }
 
  private:
@@ -81,6 +85,7 @@ class WideKeys {
 
   // The expert of the largest remaining key.
   __device__ int32_t Take() { return TakeAmong(left_).expert; }
+  __device__ static int32_t ExpertOf(int32_t expert) { return expert; }
 
   // The largest of the keys whose bits of `left` are set, bit i for key i of this lane. Clears the
   // bit of the result.
@@ -110,12 +115,12 @@ class WideKeys {
 // Lane j receives the expert of choice j, j < k.
 template <typename Keys>
 __device__ inline int32_t TakeTopK(Keys keys, int k, int lane) {
-  int32_t mine = 0;
+  decltype(keys.Take()) mine = 0;
   for (int j = 0; j < k; ++j) {
-    const int32_t expert = keys.Take();
-    if (lane == j) mine = expert;
+    const auto next = keys.Take();
+    if (lane == j) mine = next;
   }
-  return mine;
+  return Keys::ExpertOf(mine);
 }
 
 // The divisor of a softmax. The largest number of the row is -infinity if it has none.
@@ -138,7 +143,7 @@ __device__ ExpSum ExpAndSum(const float (&x)[kPerLane], int lane, float (&y)[kPe
     partial = partial + y[i] + other;
   });
   // The upper lanes' results are not used.
-  return {max, __shfl_sync(kAllLanes, FoldPartials(partial), 0)};
+  return {max, __shfl_sync(kAllLanes, FoldPartials(partial, kAllLanes), 0)};
 }
 
 // As in gate_rows_cpu.cc: corrects for the rounding of d, and small scores keep their digits.
@@ -264,17 +269,18 @@ __device__ void GateRow(const CudaGate<T>& g, int64_t t, int lane, int32_t* coun
 }
 
 template <bool kByLogits, int kPerLane, typename T>
-__global__ void __launch_bounds__(kRowThreads, kGateBlocks<kPerLane>) GateKernel(CudaGate<T> g) {
+__global__ void __launch_bounds__(kGateThreads<kPerLane>, kGateBlocks<kPerLane>)
+    GateKernel(CudaGate<T> g) {
   MOE_SHARED_ARRAY(int32_t, count, kMaxExperts);
   const auto experts = static_cast<unsigned>(g.logits.cols());
-  for (unsigned e = threadIdx.x; e < experts; e += kRowThreads) count[e] = 0;
+  for (unsigned e = threadIdx.x; e < experts; e += blockDim.x) count[e] = 0;
   __syncthreads();
   ForRows<kWarpLanes>(g.logits.rows(), [&](int64_t t, int lane) {
     GateRow<kByLogits, kPerLane>(g, t, lane, count);
   });
   if (g.count == nullptr) return;
   __syncthreads();
-  for (unsigned e = threadIdx.x; e < experts; e += kRowThreads) {
+  for (unsigned e = threadIdx.x; e < experts; e += blockDim.x) {
     if (count[e] == 0) continue;
     ::cuda::atomic_ref<int64_t, ::cuda::thread_scope_device>(g.count[e])
         .fetch_add(count[e], ::cuda::memory_order_relaxed);
@@ -289,9 +295,10 @@ cudaError_t Zero(int64_t* array, int64_t count, cudaStream_t stream) {
 
 template <bool kByLogits, int kPerLane, typename T>
 cudaError_t LaunchGate(const CudaGate<T>& gate, cudaStream_t stream) {
-  LaunchShape shape = RowShape<kWarpLanes>(gate.logits.rows());
-  shape.grid.x = static_cast<unsigned>(std::min<int64_t>(shape.grid.x, kMaxBlocks));
-  return Launch(&GateKernel<kByLogits, kPerLane, T>, shape, stream, gate);
+  constexpr int kThreads = kGateThreads<kPerLane>, kRows = kThreads / kWarpLanes;
+  const unsigned most = kGateBlocks<kPerLane> * Attribute(cudaDevAttrMultiProcessorCount);
+  const unsigned blocks = std::min(GridBlocks(gate.logits.rows(), kRows), most);
+  return Launch(&GateKernel<kByLogits, kPerLane, T>, {dim3(blocks), dim3(kThreads)}, stream, gate);
 }
 
 template <bool kByLogits, typename T>
