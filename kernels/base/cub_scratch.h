@@ -7,9 +7,9 @@
 namespace moe {
 
 // Bytes for ExclusiveSum of n values: a state of 8 bytes for each tile of at least 512 and for 32
-// more, with twice that for alignment and other tiles. CUB refuses a scratch that is too small.
+// more, twice, and as much for alignment. CUB refuses a scratch that is too small.
 inline int64_t ScanScratchBytes(int64_t n) {
-  return (n / 512 + 64) * 16;
+  return (n / 512 + 128) * 16;
 }
 
 // Bytes for SortPairs of n pairs: a copy of them, and 256 counters of 4 bytes for each tile of at
