@@ -417,8 +417,11 @@ cudaError_t Run(const Problem& problem, cudaStream_t stream) {
   return LaunchGroups(problem, [&](const auto& groups) {
     using Groups = std::decay_t<decltype(groups)>;
     using Tiles = ShapeOf<Groups>;
+    constexpr size_t kSharedBytes = sizeof(typename Products<Groups>::Shared);
+    static_assert(kSharedBytes <= 99 << 10,
+                  "the most that a block of any GPU since sm_80 may have");
     return LaunchTiles<Groups>(&FmaKernel<Groups>, groups, Tiles::kRows, Tiles::kCols,
-                               Tiles::kThreads, stream, sizeof(typename Products<Groups>::Shared));
+                               Tiles::kThreads, stream, kSharedBytes);
   });
 }
 
