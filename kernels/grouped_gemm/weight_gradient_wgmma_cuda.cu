@@ -18,7 +18,7 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 
 // A tile is 128 rows of a weight (columns of dy) by kCols of its columns (those of x), 64 rows for
 // each of two warpgroups. Wide tiles read less: 128 sums a thread. Narrow ones leave room for the
-// integers of all segments: 64 sums and 128 registers of totals.
+// integers of several segments: 64 sums and 128 registers of totals.
 constexpr int kWide = 256, kNarrow = 128;
 constexpr int kRingBytes = 192 << 10;
 template <int kCols>
@@ -217,10 +217,24 @@ class Multiplier {
     }
   }
 
+  // Sums of what is beyond c become zeros, which no exact sum or tally notices.
+  __device__ __forceinline__ void ClearBeyond(MatrixView<int64_t> c, int row, int col,
+                                              float (&sums)[kCols / 2]) const {
+    const int rows = static_cast<int>(c.rows()) - row - OwnRow();
+    const int cols = static_cast<int>(c.cols()) - col - OwnCol();
+    MOE_UNROLL
+    for (int i = 0; i < kCols / 2; ++i) {
+      const bool inside = i / 2 % 2 * 8 < rows && i / 4 * 8 + i % 2 < cols;
+      sums[i] = inside ? sums[i] : 0.0f;
+    }
+  }
+
   // f(address of an element of c, i, whether the element after it is in c, too) for the pairs of
-  // neighbouring elements of the tile whose sums i and i + 1 this thread owns.
-  template <typename TSum, typename Function>
-  __device__ __forceinline__ void ForPairs(MatrixView<TSum> c, int row, int col, Function f) const {
+  // neighbouring elements of the tile whose sums first + i and first + i + 1 < first + kSums this
+  // thread owns. Both are constants, multiples of 4.
+  template <int kSums, typename TSum, typename Function>
+  __device__ __forceinline__ void ForPairs(MatrixView<TSum> c, int row, int col, int first,
+                                           Function f) const {
     const int first_row = row + OwnRow(), first_col = col + OwnCol();
     const int cols = static_cast<int>(c.cols()) - first_col;
     MOE_UNROLL
@@ -228,8 +242,9 @@ class Multiplier {
       if (first_row + half * 8 >= c.rows()) continue;
       TSum* const at = c.row(first_row + half * 8) + first_col;
       MOE_UNROLL
-      for (int j = 0; j < kCols / 8; ++j) {
-        if (j * 8 < cols) f(at + j * 8, 4 * j + 2 * half, j * 8 + 1 < cols);
+      for (int i = 0; i < kSums; i += 4) {
+        const int j = (first + i) / 4;
+        if (j * 8 < cols) f(at + j * 8, i + 2 * half, j * 8 + 1 < cols);
       }
     }
   }
@@ -256,20 +271,32 @@ class Multiplier {
   typename Of::Stage stage_;
 };
 
-template <typename T, typename TSum, int kCols>
+// The old values of kSums elements of a tile that this thread owns, from its sum `first` on.
+template <int kSums, typename T, int kCols>
+__device__ __forceinline__ void LoadTotals(const Multiplier<T, kCols>& multiplier,
+                                           const GradientTiles<int64_t, kCols>& tile, int first,
+                                           int64_t (&totals)[kSums]) {
+  const auto load = [&](const int64_t* at, int i, bool second) {
+    totals[i] = at[0];
+    if (second) totals[i + 1] = at[1];
+  };
+  multiplier.template ForPairs<kSums>(tile.Sums(), tile.row, tile.col, first, load);
+}
+template <int kSums, typename T, typename TSum, int kCols>
 __device__ __forceinline__ void StoreSums(const Multiplier<T, kCols>& multiplier,
-                                          const GradientTiles<TSum, kCols>& tile,
-                                          const TSum (&sums)[kCols / 2]) {
+                                          const GradientTiles<TSum, kCols>& tile, int first,
+                                          const TSum (&sums)[kSums]) {
   const MatrixView<TSum> c = tile.Sums();
   const bool pairs = RowsAlignedTo(c, 2 * sizeof(TSum));
-  multiplier.ForPairs(c, tile.row, tile.col, [&](TSum* at, int i, bool second) {
+  const auto store = [&](TSum* at, int i, bool second) {
     if (pairs && second) {
       Store(Elements<TSum, 2>{{sums[i], sums[i + 1]}}, at);
       return;
     }
     at[0] = sums[i];
     if (second) at[1] = sums[i + 1];
-  });
+  };
+  multiplier.template ForPairs<kSums>(c, tile.row, tile.col, first, store);
 }
 
 template <Write kWrite, typename T, int kCols>
@@ -279,7 +306,7 @@ __device__ __forceinline__ void SumRows(Multiplier<T, kCols>& multiplier,
   if constexpr (kWrite == Write::kAdd) multiplier.Load(tile.Sums(), tile.row, tile.col, sums);
   auto segment = tile.Segments();
   multiplier.AddSegment(segment.Next() ? segment.rows : 0, sums);
-  StoreSums(multiplier, tile, sums);
+  StoreSums(multiplier, tile, 0, sums);
 }
 // Float32 sums of all rows. Old values and zeros have paths of their own: ptxas keeps products from
 // overlapping if their sums may begin as either.
@@ -294,29 +321,45 @@ __device__ __forceinline__ void SumTile(Multiplier<T, kCols>& multiplier,
 }
 
 // Integers of all segments stay in registers.
-template <typename T, int kCols>
-__device__ __forceinline__ void SumTile(Multiplier<T, kCols>& multiplier,
-                                        const GradientTiles<int64_t, kCols>& tile) {
-  int64_t totals[kCols / 2] = {};
-  if (tile.grad->write == Write::kAdd) {
-    multiplier.ForPairs(tile.Sums(), tile.row, tile.col, [&](int64_t* at, int i, bool second) {
-      totals[i] = at[0];
-      if (second) totals[i + 1] = at[1];
-    });
-  }
+template <typename T>
+__device__ __forceinline__ void SumTile(Multiplier<T, kNarrow>& multiplier,
+                                        const GradientTiles<int64_t, kNarrow>& tile) {
+  const GradientSum<int64_t>& grad = *tile.grad;
+  int64_t totals[kNarrow / 2] = {};
+  if (grad.write == Write::kAdd) LoadTotals(multiplier, tile, 0, totals);
   for (auto segment = tile.Segments(); segment.Next();) {
-    float sums[kCols / 2] = {};
+    float sums[kNarrow / 2] = {};
     multiplier.AddSegment(segment.rows, sums);
-    const double inverse_unit = tile.grad->inverse_unit;
-    const int64_t limit = tile.grad->limit;
+    multiplier.ClearBeyond(tile.Sums(), tile.row, tile.col, sums);
     exact_sum::ThreadTally tally;
-    multiplier.ForPairs(tile.Sums(), tile.row, tile.col, [&](int64_t*, int i, bool second) {
-      totals[i] += exact_sum::ExactTerm(sums[i], inverse_unit, limit, tally);
-      if (second) totals[i + 1] += exact_sum::ExactTerm(sums[i + 1], inverse_unit, limit, tally);
-    });
-    exact_sum::AddTally(tally, tile.grad->tally);
+    exact_sum::AddExactTerms(sums, grad.inverse_unit, grad.limit, totals, tally);
+    exact_sum::AddTally(tally, grad.tally);
   }
-  StoreSums(multiplier, tile, totals);
+  StoreSums(multiplier, tile, 0, totals);
+}
+
+// Exact sums of one segment: few integers at a time pass through registers.
+template <typename T>
+__device__ __forceinline__ void SumTile(Multiplier<T, kWide>& multiplier,
+                                        const GradientTiles<int64_t, kWide>& tile) {
+  constexpr int kSums = 16;
+  const GradientSum<int64_t>& grad = *tile.grad;
+  float sums[kWide / 2] = {};
+  auto segment = tile.Segments();
+  multiplier.AddSegment(segment.Next() ? segment.rows : 0, sums);
+  multiplier.ClearBeyond(tile.Sums(), tile.row, tile.col, sums);
+  exact_sum::ThreadTally tally;
+  MOE_UNROLL
+  for (int first = 0; first < kWide / 2; first += kSums) {
+    float partials[kSums];
+    MOE_UNROLL
+    for (int i = 0; i < kSums; ++i) partials[i] = sums[first + i];
+    int64_t totals[kSums] = {};
+    if (grad.write == Write::kAdd) LoadTotals(multiplier, tile, first, totals);
+    exact_sum::AddExactTerms(partials, grad.inverse_unit, grad.limit, totals, tally);
+    StoreSums(multiplier, tile, first, totals);
+  }
+  exact_sum::AddTally(tally, grad.tally);
 }
 
 // As many blocks as multiprocessors; each computes its tiles in turn.
@@ -394,8 +437,11 @@ cudaError_t RunWgmma(const CudaWeightGradients<T, TSum>& gradients, cudaStream_t
   cudaError_t error = Encode(dy, arguments.dy);
   if (error == cudaSuccess) error = Encode(x, arguments.x);
   if (error != cudaSuccess) return error;
-  constexpr int kCols = std::is_same_v<TSum, float> ? kWide : kNarrow;
-  return LaunchKernel<T, TSum, kCols>(arguments, stream);
+  if constexpr (std::is_same_v<TSum, int64_t>) {
+    // An element has the same bits in both.
+    if (each > 1 || x.cols() <= kNarrow) return LaunchKernel<T, TSum, kNarrow>(arguments, stream);
+  }
+  return LaunchKernel<T, TSum, kWide>(arguments, stream);
 }
 
 #define MOE_INSTANTIATE(T)                                                           \
