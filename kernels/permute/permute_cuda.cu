@@ -59,30 +59,35 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) GatherKernel(Gather<T
   });
 }
 
-// A warp owns a token: it reads each vector once and stores it in the rows of the token's slots.
-// Beyond the tokens, a warp owns 32 output rows, of which it zeroes those without a token.
+// A warp owns a token: it reads each vector once and stores it in the rows of the token's slots, of
+// which it owns every `sharers`-th where warps share a token. Beyond the tokens, a warp owns 32
+// output rows, of which it zeroes those without a token.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) TokenGatherKernel(TokenGather<T> g) {
-  const int64_t cols = g.out.cols(), tokens = g.in.rows(), rows = g.out.rows();
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+    TokenGatherKernel(TokenGather<T> g, uint32_t sharers) {
+  const int64_t cols = g.out.cols(), owners = g.in.rows() * sharers, rows = g.out.rows();
   const bool aligned = RowsAlignedTo(g.in, kVectorBytes) && RowsAlignedTo(g.out, kVectorBytes);
   const int64_t vector_columns = aligned ? cols - cols % kVectorWidth<T> : 0;
-  ForRows<kWarpLanes>(tokens + WarpsForZeros(rows), [&](int64_t item, int lane) {
-    if (item >= tokens) {
-      const int64_t first = (item - tokens) * kWarpLanes, mine = first + lane;
+  ForRows<kWarpLanes>(owners + WarpsForZeros(rows), [&](int64_t item, int lane) {
+    if (item >= owners) {
+      const int64_t first = (item - owners) * kWarpLanes, mine = first + lane;
       uint32_t empty = __ballot_sync(kAllLanes, mine < rows && g.token_of_row[mine] < 0);
       for (; empty != 0; empty &= empty - 1) {
         WriteZeros(cols, lane, g.out.row(first + __ffs(static_cast<int>(empty)) - 1));
       }
       return;
     }
-    const T* const from = g.in.row(item);
-    const int64_t begin = g.slot_offset[item], end = g.slot_offset[item + 1];
+    const auto owner = static_cast<uint32_t>(item);  // at most 2^31: 64 bits divide slowly
+    const uint32_t token = owner / sharers;
+    const T* const from = g.in.row(token);
+    const int64_t begin = g.slot_offset[token] + owner % sharers, end = g.slot_offset[token + 1];
+    if (begin >= end) return;
     const auto read = [&](int64_t c, auto w) {
       return Load<w.value>(from + c);
     };
     const auto write = [&](int64_t c, auto, const auto& values) {
       MOE_NO_UNROLL
-      for (int64_t s = begin; s < end; ++s) {
+      for (int64_t s = begin; s < end; s += sharers) {
         const int64_t row = g.RowOf(s);
         if (!g.Has(row)) continue;
         auto scaled = values;
@@ -132,8 +137,13 @@ cudaError_t Run(const Gather<T>& gather, cudaStream_t stream) {
 template <typename T>
 cudaError_t Run(const TokenGather<T>& gather, cudaStream_t stream) {
   if (gather.out.rows() == 0 || gather.out.cols() == 0) return cudaSuccess;
-  const int64_t warps = gather.in.rows() + WarpsForZeros(gather.out.rows());
-  return Launch(&TokenGatherKernel<T>, RowShape<kWarpLanes>(warps), stream, gather);
+  // Few tokens are too few warps, and are in a cache.
+  constexpr int64_t kEnoughWarps = 4096, kMostSharers = 8;
+  const int64_t tokens = std::max<int64_t>(1, gather.in.rows());
+  const int64_t sharers = std::clamp<int64_t>(kEnoughWarps / tokens, 1, kMostSharers);
+  const int64_t warps = gather.in.rows() * sharers + WarpsForZeros(gather.out.rows());
+  return Launch(&TokenGatherKernel<T>, RowShape<kWarpLanes>(warps), stream, gather,
+                static_cast<uint32_t>(sharers));
 }
 
 template <typename T>

@@ -102,8 +102,8 @@ TYPED_TEST(PermuteTest, EqualsThePlainLoopsForAnyShapeAndLayout) {
   });
 }
 
-// Tokens with 0 to 4 slots, in random order on the even rows; odd rows have none, nor has every
-// third slot a row.
+// Tokens with 0 to 4 slots, out of order on the even rows; odd rows have none, nor has every third
+// slot a row. 17 must not divide the number of even rows.
 struct Tokens {
   Tokens(int64_t tokens, int64_t rows) : token(rows, -1), weight_of_row(rows, 0.0f) {
     int64_t next = 0;
@@ -129,46 +129,54 @@ struct Tokens {
   std::vector<float> weight, weight_of_row;
 };
 
-// All rows, and a range of them.
+// Rows [begin, end) of all that the tokens have, copied and scaled.
+template <typename T>
+void ExpectTokensInTheirRows(const TestDevice& device, const Tokens& tokens, int64_t hidden,
+                             const LayoutPair& layouts, int64_t begin, int64_t end) {
+  const auto count = static_cast<int64_t>(tokens.offset.size()) - 1;
+  const auto rows = static_cast<int64_t>(tokens.token.size());
+  const auto x = Matrix<T>::Random(count, hidden, layouts.in, 1);
+  const std::vector<MatrixView<const T>> host = {x.view()};
+  const std::vector<int32_t> first_view(rows, 0);
+  const auto from = device.Copy(x);
+  const auto offset = device.Copy(tokens.offset);
+  const auto row = device.Copy(tokens.row), token = device.Copy(tokens.token);
+  const auto weight = device.Copy(tokens.weight);
+  for (const bool scaled : {false, true}) {
+    const Matrix<T> untouched(rows, hidden, layouts.out, -1.0f);
+    Matrix<T> want = untouched;
+    permute::Reference(
+        permute::GatherOfMany<T>{.views = host.data(),
+                                 .view_count = 1,
+                                 .source_view = first_view.data(),
+                                 .source_row = tokens.token.data() + begin,
+                                 .scale = scaled ? tokens.weight_of_row.data() + begin : nullptr,
+                                 .out = want.view(begin, end)});
+    const auto got = device.Copy(untouched);
+    ASSERT_OK(GatherTokens<T>(from.view(),
+                              {.slot_offset = offset.span(),
+                               .row_of_slot = row.span(),
+                               .token_of_row = token.span().subspan(begin, end - begin),
+                               .first_row = begin},
+                              weight.span().first(scaled ? tokens.weight.size() : 0),
+                              RowRange(got.view(), begin, end), device.stream()));
+    EXPECT_TRUE(SameBits(device.Read(got), want))
+        << "T=" << count << " H=" << hidden << " from row " << begin << " scaled=" << scaled;
+  }
+}
+
+// All rows, and a range of them; few tokens and many.
 TYPED_TEST(PermuteTest, GathersTokensAsRowsOfTheirSlots) {
   using T = TypeParam;
-  constexpr int64_t kTokens = 41, kRows = 70;  // 70 / 2 and 34 / 2 have no common divisor
-  const Tokens tokens(kTokens, kRows);
-  const std::vector<int32_t> first_view(kRows, 0);
+  const Tokens few(41, 70), many(4099, 1070);  // 17 divides neither 35 nor 535
   ForEachDevice([&](const TestDevice& device) {
-    const auto offset = device.Copy(tokens.offset);
-    const auto row = device.Copy(tokens.row), token = device.Copy(tokens.token);
-    const auto weight = device.Copy(tokens.weight);
     for (const auto& [hidden, layouts] :
          {std::pair(1, 0), std::pair(24, 0), std::pair(64, 1), std::pair(65, 2), std::pair(277, 3),
           std::pair(1040, 0)}) {
-      const auto x = Matrix<T>::Random(kTokens, hidden, kLayoutPairs[layouts].in, 1);
-      const std::vector<MatrixView<const T>> host = {x.view()};
-      const auto from = device.Copy(x);
-      for (const auto& [begin, end] : {std::pair(0, 70), std::pair(13, 50)}) {
-        for (const bool scaled : {false, true}) {
-          const Matrix<T> untouched(kRows, hidden, kLayoutPairs[layouts].out, -1.0f);
-          Matrix<T> want = untouched;
-          permute::Reference(permute::GatherOfMany<T>{
-              .views = host.data(),
-              .view_count = 1,
-              .source_view = first_view.data(),
-              .source_row = tokens.token.data() + begin,
-              .scale = scaled ? tokens.weight_of_row.data() + begin : nullptr,
-              .out = want.view(begin, end)});
-          const auto got = device.Copy(untouched);
-          ASSERT_OK(GatherTokens<T>(from.view(),
-                                    {.slot_offset = offset.span(),
-                                     .row_of_slot = row.span(),
-                                     .token_of_row = token.span().subspan(begin, end - begin),
-                                     .first_row = begin},
-                                    weight.span().first(scaled ? tokens.weight.size() : 0),
-                                    RowRange(got.view(), begin, end), device.stream()));
-          EXPECT_TRUE(SameBits(device.Read(got), want))
-              << "H=" << hidden << " from row " << begin << " scaled=" << scaled;
-        }
-      }
+      ExpectTokensInTheirRows<T>(device, few, hidden, kLayoutPairs[layouts], 0, 70);
+      ExpectTokensInTheirRows<T>(device, few, hidden, kLayoutPairs[layouts], 13, 50);
     }
+    ExpectTokensInTheirRows<T>(device, many, 17, kLayoutPairs[0], 0, 1070);
   });
 }
 
