@@ -44,9 +44,9 @@ class KernelBenchTest(unittest.TestCase):
             self.assertEqual(kernels.keys(), PRODUCTS | {"pack", "packed_forward"})
 
     def test_bytes_and_operations_by_hand(self):
-        # 24 tokens of 33 floats, 48 rows: both ways a token's rows, 4 bytes a slot, and the offsets.
+        # 24 tokens of 33 floats, 48 rows: both ways a token's rows, 4 bytes a slot (and row), and the offsets.
         kernels = self.measure("permute")
-        self.assertEqual(kernels["gather"]["work"], (24 + 48) * 33 * 4 + 4 * 48)
+        self.assertEqual(kernels["gather"]["work"], (24 + 48) * 33 * 4 + 8 * 48 + 8 * 25)
         self.assertEqual(kernels["sum"]["work"], (24 + 48) * 33 * 4 + 4 * 48 + 8 * 25)
         self.assertEqual(self.measure("gemm")["forward"]["work"], 2 * 48 * 33 * 34)
         self.assertEqual(self.measure("gate")["forward"]["work"],
