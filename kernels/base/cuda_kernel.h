@@ -81,13 +81,6 @@ cudaError_t Launch(void (*kernel)(Parameters...), const LaunchShape& shape, cuda
 #endif
 }
 
-// An attribute of the current device; 0 without a device, which the launch reports.
-inline int Attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
-}
-
 // Blocks of a grid-stride loop over `items`, `per_block` at a time. The bound makes a thread's work
 // outweigh the cost of starting its block; it is far above what any GPU runs at once.
 inline unsigned GridBlocks(int64_t items, int64_t per_block) {

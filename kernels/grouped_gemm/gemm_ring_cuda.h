@@ -55,15 +55,9 @@ __device__ void InitRing(const Ring& ring) {
   }
 }
 
-// An attribute of the current device; 0 without a device, which the launch reports.
-inline int DeviceAttribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
-}
 inline bool IsHopper() {
-  return DeviceAttribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
-         DeviceAttribute(cudaDevAttrComputeCapabilityMinor) == 0;
+  return cuda::DeviceAttribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+         cuda::DeviceAttribute(cudaDevAttrComputeCapabilityMinor) == 0;
 }
 
 // Whether every row begins at a multiple of 16 bytes, as bulk copies need. T has 16 bits.

@@ -40,6 +40,8 @@ struct CudaGroupedGemm {
   MatrixSlab<const T> weight;
   Layout weight_layout = Layout::kTransposed;
   MatrixView<TOut> out;  // [N, cols]
+  // RunWgmma: device memory that it writes: how many tiles blocks have taken after their first.
+  unsigned* taken = nullptr;
 };
 
 // Destination of one weight's gradient. TSum: float, or int64_t, the integers of an exact grid

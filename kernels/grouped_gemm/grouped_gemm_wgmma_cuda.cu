@@ -1,6 +1,8 @@
 #include <cstdint>
 #include <limits>
 
+#include <cuda/atomic>
+
 #include "kernels/base/cuda_hopper.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_tensor.h"
@@ -43,34 +45,35 @@ struct Arguments {
   GroupRows groups;
   int group_count;
   int depth;
+  unsigned* taken;
 };
 
-// The tiles of one block, one after the other; the groups' rows are read on the way. Neighbouring
-// blocks share weights.
+// The tiles of all groups, by number; the groups' rows are read on the way. Neighbours share
+// weights.
 class Tiles {
  public:
   __device__ Tiles(const GroupRows& groups, int group_count, int64_t cols)
       : groups_(groups),
         group_count_(group_count),
-        col_tiles_(static_cast<unsigned>(TilesOf(cols, kTileCols))),
-        next_(blockIdx.x) {}
+        col_tiles_(static_cast<unsigned>(TilesOf(cols, kTileCols))) {}
 
-  // False after the last tile. In 32 bits, because a 64-bit division is a function call.
-  __device__ bool Next() {
+  // Goes on to tile `index`; numbers ascend. False beyond the last tile. In 32 bits, because a
+  // 64-bit division is a function call.
+  __device__ bool Seek(unsigned index) {
     for (; group < group_count_; ++group) {
       const int64_t begin = groups_.Begin(group), end = groups_.Begin(group + 1);
       const auto row_tiles =
           end > begin ? static_cast<unsigned>(TilesOf(end - begin, kMostRows)) : 0;
-      if (next_ < row_tiles * col_tiles_) {
-        row = begin + int64_t{next_ % row_tiles} * kMostRows;
+      const unsigned in_group = index - first_;
+      if (in_group < row_tiles * col_tiles_) {
+        row = begin + int64_t{in_group % row_tiles} * kMostRows;
         rows = static_cast<int>(Min<int64_t>(end - row, kMostRows));
-        col = static_cast<int>(next_ / row_tiles) * kTileCols;
+        col = static_cast<int>(in_group / row_tiles) * kTileCols;
         width = 0;
         while (WidthAt(width) < rows) ++width;
-        next_ += gridDim.x;
         return true;
       }
-      next_ -= row_tiles * col_tiles_;
+      first_ += row_tiles * col_tiles_;
     }
     return false;
   }
@@ -85,20 +88,32 @@ class Tiles {
   const GroupRows& groups_;
   const int group_count_;
   const unsigned col_tiles_;
-  unsigned next_;  // relative to the first tile of `group`
+  unsigned first_ = 0;  // number of the first tile of `group`
 };
 
-// One thread copies the stages of all tiles as they become free.
+// A block takes the next tile as it becomes free. Tiles take unequal time; with a fixed share blocks
+// would drift apart by several groups, whose operands no longer fit the cache together.
+__device__ inline unsigned TakeTile(unsigned* taken) {
+  return gridDim.x + ::cuda::atomic_ref<unsigned, ::cuda::thread_scope_device>(*taken).fetch_add(
+                         1, ::cuda::memory_order_relaxed);
+}
+
+// One thread takes tiles and copies their stages, each as it becomes free. `tile_of` [kStages] says
+// whose stage it is; a stage without bytes follows the last tile.
 template <typename T, Major kWeightMajor>
-__device__ void Produce(const Arguments<T>& arguments, const Ring& ring) {
+__device__ void Produce(const Arguments<T>& arguments, const Ring& ring, unsigned* tile_of) {
   Stage<kStages> stage;
-  for (Tiles tile(arguments.groups, arguments.group_count, arguments.out.cols()); tile.Next();) {
+  unsigned index = blockIdx.x;
+  Tiles tile(arguments.groups, arguments.group_count, arguments.out.cols());
+  while (tile.Seek(index)) {
+    const unsigned next = TakeTile(arguments.taken);
     const int width = WidthAt(tile.width), box = width < BoxRows(1) ? 0 : 1;
     const auto bytes = static_cast<uint32_t>(kWeightBytes + width * kTileRowBytes);
     for (int depth = 0; depth < arguments.depth; depth += kRingDepth) {
       ring.empty[stage.index].Wait(stage.parity ^ 1);
       TransactionBarrier& full = ring.full[stage.index];
       unsigned char* const to = ring.tiles + stage.index * kStageBytes;
+      tile_of[stage.index] = index;
       full.ArriveExpecting(bytes);
       MOE_UNROLL
       for (int half = 0; half < kConsumers; ++half) {
@@ -115,7 +130,11 @@ __device__ void Produce(const Arguments<T>& arguments, const Ring& ring) {
       }
       stage.Advance();
     }
+    index = next;
   }
+  ring.empty[stage.index].Wait(stage.parity ^ 1);
+  tile_of[stage.index] = index;
+  ring.full[stage.index].Arrive();
 }
 
 // Stores a warp's 16 columns of `tile`, 8 rows at a time; a lane 4 neighbouring elements, so that
@@ -205,14 +224,15 @@ __device__ __forceinline__ void MultiplyInWidth(const Arguments<T>& arguments, c
   Multiply<T, WidthAt(kIndex), kWeightMajor>(arguments, ring, tile, stage);
 }
 
-// As many blocks as multiprocessors; each processes its tiles in turn. The first of its three
-// warpgroups copies, the others multiply.
+// As many blocks as multiprocessors. The first of a block's three warpgroups copies, the others
+// multiply.
 template <typename T, Major kWeightMajor>
 __global__ void __launch_bounds__(kRingThreads, 1)
     WgmmaKernel(const __grid_constant__ Arguments<T> arguments) {
   MOE_DYNAMIC_SHARED(tiles);
   MOE_SHARED_ARRAY(TransactionBarrier, full, kStages);
   MOE_SHARED_ARRAY(TransactionBarrier, empty, kStages);
+  MOE_SHARED_ARRAY(unsigned, tile_of, kStages);
   const Ring ring = {tiles, full, empty};
   if (threadIdx.x == 0) {
     InitRing<kStages>(ring);
@@ -221,11 +241,14 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
     GiveRegistersBack<kCopyRegisters>();
-    if (threadIdx.x == 0) Produce<T, kWeightMajor>(arguments, ring);
+    if (threadIdx.x == 0) Produce<T, kWeightMajor>(arguments, ring, tile_of);
   } else {
     TakeRegisters<kProductRegisters>();
     Stage<kStages> stage;
-    for (Tiles tile(arguments.groups, arguments.group_count, arguments.out.cols()); tile.Next();) {
+    Tiles tile(arguments.groups, arguments.group_count, arguments.out.cols());
+    while (true) {
+      ring.full[stage.index].Wait(stage.parity);
+      if (!tile.Seek(tile_of[stage.index])) break;
       MultiplyInWidth<T, kWeightMajor>(arguments, ring, tile, stage);
     }
   }
@@ -275,8 +298,10 @@ cudaError_t RunWgmma(const CudaGroupedGemm<T>& gemm, cudaStream_t stream) {
                             .out = out,
                             .groups = {gemm.offsets, out.rows()},
                             .group_count = static_cast<int>(gemm.weight.count),
-                            .depth = static_cast<int>(gemm.in.cols())};
-  const cudaError_t error = EncodeMaps(gemm, arguments);
+                            .depth = static_cast<int>(gemm.in.cols()),
+                            .taken = gemm.taken};
+  cudaError_t error = EncodeMaps(gemm, arguments);
+  if (error == cudaSuccess) error = cudaMemsetAsync(gemm.taken, 0, sizeof *gemm.taken, stream);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>(DeviceAttribute(cudaDevAttrMultiProcessorCount));
   const LaunchShape shape = {dim3(blocks), dim3(kRingThreads), size_t{kStages} * kStageBytes};

@@ -296,7 +296,7 @@ cudaError_t Zero(int64_t* array, int64_t count, cudaStream_t stream) {
 template <bool kByLogits, int kPerLane, typename T>
 cudaError_t LaunchGate(const CudaGate<T>& gate, cudaStream_t stream) {
   constexpr int kThreads = kGateThreads<kPerLane>, kRows = kThreads / kWarpLanes;
-  const unsigned most = kGateBlocks<kPerLane> * Attribute(cudaDevAttrMultiProcessorCount);
+  const unsigned most = kGateBlocks<kPerLane> * DeviceAttribute(cudaDevAttrMultiProcessorCount);
   const unsigned blocks = std::min(GridBlocks(gate.logits.rows(), kRows), most);
   return Launch(&GateKernel<kByLogits, kPerLane, T>, {dim3(blocks), dim3(kThreads)}, stream, gate);
 }

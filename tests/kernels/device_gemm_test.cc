@@ -355,8 +355,9 @@ TYPED_TEST(DeviceGemmTest, WrongOffsetsStayInBounds) {
                               {5, 1000, -5, -7},
                               {9, 5, 2, 0},
                               {-1, 7, 59, 1ll << 62}}) {
+    unsigned taken = 7;
     const gemm::CudaGroupedGemm<T> product = {
-        in.view(), offsets.data(), {first, 3, 64}, Layout::kPlain, out.view()};
+        in.view(), offsets.data(), {first, 3, 64}, Layout::kPlain, out.view(), &taken};
     if constexpr (std::is_same_v<T, float>) {
       EXPECT_EQ(gemm::RunFma(product, nullptr), cudaSuccess);
     } else {
