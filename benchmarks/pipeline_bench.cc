@@ -18,6 +18,7 @@
 #include "moe/pipeline/runner.h"
 #include "moe/run/deferred_gradients.h"
 #include "moe/run/session.h"
+#include "tests/moe/pipeline/stage_rounds.h"
 
 namespace moe {
 namespace {
@@ -48,22 +49,6 @@ class Sleeper final : public Module<float> {
   const absl::Duration pass_;
 };
 
-struct Rounds {
-  const Context& context;
-  int64_t count;
-  int64_t rounds() const { return count; }
-  bool evaluates() const { return false; }
-  Round RoundAt(int64_t index) const { return Round(index, index, 1, 0); }
-  Pass PassOf(const Round&) const { return {.context = context}; }
-  absl::Status BeginBackward(const Round&, int) { return absl::OkStatus(); }
-  absl::Status MarkComplete(const Round&, const Parameter&) { return absl::OkStatus(); }
-};
-struct Loop final : RoundHost {
-  int64_t RowsOf(const Round&) const override { return 1; }
-  absl::Status BeginRound(const Round&, int, Pass&) override { return absl::OkStatus(); }
-  absl::Status EndRound(const Round&, int, const Pass&) override { return absl::OkStatus(); }
-};
-
 // Seconds of the slowest stage, a run each.
 std::vector<double> Seconds(const PipelineShape& shape, int64_t rounds, absl::Duration forward,
                             int repetitions) {
@@ -76,8 +61,8 @@ std::vector<double> Seconds(const PipelineShape& shape, int64_t rounds, absl::Du
     std::vector<Sleeper> parts(static_cast<size_t>(shape.chunks), Sleeper(forward / shape.chunks));
     PipelineModel<float> model = {.hidden_size = 1};
     for (Sleeper& part : parts) model.chunks.push_back(&part);
-    Loop loop;
-    Rounds of_stage = {session->context(), rounds};
+    testing::StageLoop loop;
+    testing::StageRounds of_stage = {session->context(), rounds};
     for (double& each : seconds) {
       MOE_RETURN_IF_ERROR(ranks.Barrier());
       const absl::Time begin = absl::Now();

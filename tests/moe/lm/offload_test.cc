@@ -27,23 +27,11 @@ using ::moe::testing::StatusIs;
 
 // Several pages a bucket, and several buckets of each group.
 TrainConfig ConfigOfPages(DType dtype) {
-  TrainConfig config = SmallConfig();
-  config.model.hidden_size = 32;
+  TrainConfig config = ZeroConfig(dtype);
   config.model.moe.ffn_hidden_size = 96;
-  config.model.moe.router.gate = "topk";
-  config.model.moe.router.num_experts = 4;
-  config.model.moe.router.expert_bias = true;
-  config.model.moe.router.score_function = ScoreFunction::kSigmoid;
-  config.model.moe.router.bias_update_rate = 1e-3f;
-  config.model.moe.projection_biases = true;
-  config.trainer.dtype = dtype;
-  config.micro_batch_size = 1;
-  config.trainer.micro_batches = 5;
   config.trainer.bucket_bytes = 100'000;
   config.steps = 6;
-  config.evaluation.interval = 3;
-  config.evaluation.sequences = 1;
-  config.verify_replicas = 3;
+  config.evaluation.interval = config.verify_replicas = 3;
   return config;
 }
 
@@ -99,33 +87,16 @@ TEST(OffloadRunTest, SkipsTheStepsThatOverflow) {
 // A checkpoint does not name where state was: any run resumes from any.
 TEST(OffloadRunTest, ACheckpointResumesWithAndWithoutAFile) {
   if (kThreadSanitized) GTEST_SKIP() << "passes and pages as in the other tests";
-  const std::string folder = ::testing::TempDir() + "offload_resume";
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    SCOPED_TRACE(NameOf(dtype));
     TrainConfig config = ConfigOfPages(dtype);
     config.steps = 4;
-    const Trace whole = TrainIn(config);
-    ASSERT_TRUE(whole.status.ok()) << whole.status;
-    for (const bool saved_in_file : {false, true}) {
-      SCOPED_TRACE(absl::StrCat(NameOf(dtype), saved_in_file ? " saved in file" : " saved"));
-      fs::remove_all(folder);
-      TrainConfig saving = saved_in_file ? InFile(config) : config;
-      saving.steps = 2;
-      saving.checkpoints.folder = folder;
-      const Trace first = TrainIn(saving, {.ranks = 2});
-      ASSERT_TRUE(first.status.ok()) << first.status;
-      for (const bool in_file : {false, true}) {
-        TrainConfig resuming = in_file ? InFile(config) : config;
-        resuming.trainer.zero = in_file ? ZeroStage::kOptimizer : ZeroStage::kNone;
-        resuming.checkpoints.resume = TrainCheckpoints::Resume::kPath;
-        resuming.checkpoints.path = folder + "/step-00000002";
-        const Trace second = TrainIn(resuming, {.ranks = 3});
-        ASSERT_TRUE(second.status.ok()) << second.status;
-        EXPECT_EQ(second.loss, std::vector(whole.loss.begin() + 2, whole.loss.end()));
-        EXPECT_EQ(second.weights, whole.weights);
-      }
-    }
+    TrainConfig in_parts = config;
+    in_parts.trainer.zero = ZeroStage::kOptimizer;
+    ExpectResumes({{"memory", config, {.ranks = 2}}, {"file", InFile(config), {.ranks = 2}}},
+                  {{"memory", config, {.ranks = 3}}, {"file", InFile(in_parts), {.ranks = 3}}},
+                  TrainIn(config));
   }
-  fs::remove_all(folder);
 }
 
 void ShortenScratchFiles() {

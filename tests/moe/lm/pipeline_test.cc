@@ -1,10 +1,8 @@
 // Runs whose layers are in stages of a pipeline, against one rank that has all of them.
-#include <filesystem>
 #include <ostream>
 #include <string>
 #include <vector>
 
-#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +12,6 @@
 namespace moe::lm::testing {
 namespace {
 
-namespace fs = std::filesystem;
 using ::moe::testing::kSanitized;
 using ::moe::testing::kThreadSanitized;
 using ::moe::testing::Layout;
@@ -39,13 +36,9 @@ TrainConfig PipelineConfig() {
   TrainConfig config = SmallConfig();
   config.model.num_layers = 6;
   config.model.moe_layer_freq = 2;
-  RouterConfig& router = config.model.moe.router;
-  router.gate = "topk";
-  router.num_experts = 4;
-  router.load_balancing = LoadBalancing::kGlobalAuxLoss;
-  router.expert_bias = true;
-  router.score_function = ScoreFunction::kSigmoid;
-  router.bias_update_rate = 1e-3f;
+  config.model.moe.router.num_experts = 4;
+  config.model.moe.router.load_balancing = LoadBalancing::kGlobalAuxLoss;
+  LearnBias(config.model.moe.router);
   config.trainer.micro_batches = 5;
   config.trainer.bucket_bytes = 6'000;
   config.steps = 3;
@@ -63,10 +56,12 @@ TrainConfig With(TrainConfig config, const Case& c) {
   return config;
 }
 
+Layout LayoutOf(const Case& c, int tensor = 1) {
+  return {.ranks = c.ranks, .expert_parallel = c.ep, .overlap = c.overlap, .tensor = tensor};
+}
+
 Trace TrainIn(const TrainConfig& config, const Case& c, int tensor = 1) {
-  Layout layout = {.ranks = c.ranks, .expert_parallel = c.ep, .overlap = c.overlap};
-  layout.tensor = tensor;
-  return testing::TrainIn(With(config, c), layout);
+  return testing::TrainIn(With(config, c), LayoutOf(c, tensor));
 }
 
 constexpr auto kGPipe = ScheduleKind::kGPipe, k1F1B = ScheduleKind::k1F1B,
@@ -151,27 +146,12 @@ TEST(PipelineTest, SixteenBitsAndFastNumerics) {
 TEST(PipelineTest, ACheckpointGoesOnAtAnyStages) {
   if (kSanitized) GTEST_SKIP() << "passes as in the other tests";
   const TrainConfig config = PipelineConfig();
-  const Trace whole = testing::TrainIn(config);
-  const std::string folder = ::testing::TempDir() + "pipeline_resume";
-  const Case cases[] = {{1, 1}, {4, 2, 1, 2, k1F1B, kZero2}, {3, 3, 2, 1, kInterleaved}};
-  for (const Case& saved : cases) {
-    fs::remove_all(folder);
-    TrainConfig saving = config;
-    saving.steps = 2;
-    saving.checkpoints.folder = folder;
-    const Trace first = TrainIn(saving, saved);
-    ASSERT_TRUE(first.status.ok()) << first.status;
-    for (const Case& resumed : cases) {
-      SCOPED_TRACE(::testing::Message() << saved << " to " << resumed);
-      TrainConfig going_on = config;
-      going_on.checkpoints.resume = TrainCheckpoints::Resume::kPath;
-      going_on.checkpoints.path = folder + "/step-00000002";
-      const Trace second = TrainIn(going_on, resumed);
-      ASSERT_TRUE(second.status.ok()) << second.status;
-      EXPECT_EQ(second.loss, std::vector(whole.loss.begin() + 2, whole.loss.end()));
-      EXPECT_EQ(second.weights, whole.weights);
-    }
+  std::vector<LaidOutRun> runs;
+  for (const Case& c :
+       {Case{1, 1}, Case{4, 2, 1, 2, k1F1B, kZero2}, Case{3, 3, 2, 1, kInterleaved}}) {
+    runs.push_back({::testing::PrintToString(c), With(config, c), LayoutOf(c)});
   }
+  ExpectResumes(runs, runs, testing::TrainIn(config));
 }
 
 // Message of the run, which must fail before its first step.

@@ -32,10 +32,7 @@ class ResumeTest : public ::testing::Test {
  protected:
   ResumeTest() {
     // With everything that a run resumes from: moments, a router's bias and shares.
-    config_.model.moe.router.gate = "topk";
-    config_.model.moe.router.score_function = ScoreFunction::kSigmoid;
-    config_.model.moe.router.expert_bias = true;
-    config_.model.moe.router.bias_update_rate = 1e-3f;
+    LearnBias(config_.model.moe.router);
     config_.model.moe.router.load_balancing = LoadBalancing::kGlobalAuxLoss;
     config_.model.moe.shared_expert_ffn_hidden_size = 8;
     config_.steps = 6;
@@ -67,22 +64,6 @@ class ResumeTest : public ::testing::Test {
                               ::testing::UnitTest::GetInstance()->current_test_info()->name();
   TrainConfig config_ = SmallConfig();
 };
-
-// What `resumed` did after its checkpoint, and what `whole` did from there on.
-void ExpectSameEnd(const Trace& resumed, const Trace& whole) {
-  ASSERT_TRUE(resumed.status.ok()) << resumed.status;
-  const auto first = static_cast<size_t>(resumed.report.first_step);
-  const auto from = [&](const auto& steps) {
-    return std::vector(steps.begin() + first, steps.end());
-  };
-  EXPECT_EQ(resumed.loss, from(whole.loss));
-  EXPECT_EQ(resumed.grad_norm, from(whole.grad_norm));
-  EXPECT_EQ(resumed.learning_rate, from(whole.learning_rate));
-  EXPECT_EQ(resumed.loss_scale, from(whole.loss_scale));
-  EXPECT_EQ(resumed.aux_loss, from(whole.aux_loss));
-  EXPECT_EQ(resumed.load, from(whole.load));
-  EXPECT_EQ(resumed.weights, whole.weights);
-}
 
 TEST_F(ResumeTest, AtAnyLayoutARunGoesOnAsIfItHadNotStopped) {
   const Trace whole = TrainIn(config_);

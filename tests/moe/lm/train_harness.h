@@ -3,6 +3,7 @@
 #define MOE_TESTS_MOE_LM_TRAIN_HARNESS_H_
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -47,6 +48,33 @@ inline TrainConfig SmallConfig() {
   config.schedule = {.peak = 1e-2, .minimum = 1e-3, .warmup_steps = 2, .total_steps = 10};
   config.evaluation.interval = 5;
   config.evaluation.sequences = 7;  // an incomplete last micro-batch
+  return config;
+}
+
+// Scores of experts with a bias that steps move.
+inline void LearnBias(RouterConfig& router) {
+  router.gate = "topk";
+  router.expert_bias = true;
+  router.score_function = ScoreFunction::kSigmoid;
+  router.bias_update_rate = 1e-3f;
+}
+
+// For state in parts: several buckets of each group, cut inside matrices; a router's bias, biases
+// of experts, and ranks without a micro-batch in the last round.
+inline TrainConfig ZeroConfig(DType dtype) {
+  TrainConfig config = SmallConfig();
+  config.model.hidden_size = 32;
+  config.model.moe.ffn_hidden_size = 48;
+  config.model.moe.router.num_experts = 4;
+  config.model.moe.projection_biases = true;
+  LearnBias(config.model.moe.router);
+  config.trainer.dtype = dtype;
+  config.micro_batch_size = 1;
+  config.trainer.micro_batches = 5;
+  config.trainer.bucket_bytes = 30'000;
+  config.evaluation.interval = 0;
+  config.evaluation.sequences = 1;
+  config.verify_replicas = 5;
   return config;
 }
 
@@ -107,18 +135,55 @@ inline Trace TrainIn(const TrainConfig& given, const ::moe::testing::Layout& lay
   return trace;
 }
 
+// What `resumed` did after its checkpoint, if any, and what `whole` did from there on.
+inline void ExpectSameEnd(const Trace& resumed, const Trace& whole) {
+  ASSERT_TRUE(resumed.status.ok()) << resumed.status;
+  const auto from = [&](const auto& steps) {
+    return std::vector(steps.begin() + resumed.report.first_step, steps.end());
+  };
+  EXPECT_EQ(resumed.loss, from(whole.loss));  // float ==: no NaN, no -0 among losses
+  EXPECT_EQ(resumed.grad_norm, from(whole.grad_norm));
+  EXPECT_EQ(resumed.learning_rate, from(whole.learning_rate));
+  EXPECT_EQ(resumed.loss_scale, from(whole.loss_scale));
+  EXPECT_EQ(resumed.aux_loss, from(whole.aux_loss));
+  EXPECT_EQ(resumed.router_entropy, from(whole.router_entropy));
+  EXPECT_EQ(resumed.load, from(whole.load));
+  EXPECT_EQ(resumed.weights, whole.weights);
+}
+
 inline void ExpectSameTrace(const Trace& got, const Trace& expected) {
-  ASSERT_TRUE(got.status.ok()) << got.status;
-  EXPECT_EQ(got.loss, expected.loss);  // float ==: no NaN, no -0 among losses
+  ExpectSameEnd(got, expected);
   EXPECT_EQ(got.validation_loss, expected.validation_loss);
-  EXPECT_EQ(got.grad_norm, expected.grad_norm);
-  EXPECT_EQ(got.loss_scale, expected.loss_scale);
   EXPECT_EQ(got.skipped, expected.skipped);
-  EXPECT_EQ(got.learning_rate, expected.learning_rate);
-  EXPECT_EQ(got.aux_loss, expected.aux_loss);
-  EXPECT_EQ(got.router_entropy, expected.router_entropy);
-  EXPECT_EQ(got.load, expected.load);
-  EXPECT_EQ(got.weights, expected.weights);
+}
+
+struct LaidOutRun {
+  std::string name;
+  TrainConfig config;
+  ::moe::testing::Layout layout;
+};
+
+// Each of `saved` saves after two steps, from which each of `resumed` goes on as `whole` did.
+inline void ExpectResumes(const std::vector<LaidOutRun>& saved,
+                          const std::vector<LaidOutRun>& resumed, const Trace& whole) {
+  const std::string folder = ::testing::TempDir() + "saved_by_" +
+                             ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  for (LaidOutRun first : saved) {
+    std::filesystem::remove_all(folder);
+    first.config.steps = 2;
+    first.config.checkpoints.folder = folder;
+    const absl::Status status = TrainIn(first.config, first.layout).status;
+    ASSERT_TRUE(status.ok()) << first.name << ": " << status;
+    for (LaidOutRun second : resumed) {
+      SCOPED_TRACE(first.name + " to " + second.name);
+      second.config.checkpoints.resume = TrainCheckpoints::Resume::kPath;
+      second.config.checkpoints.path = folder + "/step-00000002";
+      const Trace end = TrainIn(second.config, second.layout);
+      ExpectSameEnd(end, whole);
+      EXPECT_EQ(end.report.first_step, 2);
+    }
+  }
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace moe::lm::testing

@@ -18,25 +18,20 @@
 #include "moe/run/session.h"
 #include "moe/state/parameter.h"
 #include "tests/comm/local_ranks.h"
+#include "tests/moe/pipeline/stage_rounds.h"
 
 namespace moe {
 namespace {
 
+using ::moe::testing::StageLoop;
+using ::moe::testing::StageRounds;
 using ::testing::ElementsAre;
 
 class RunnerTest : public ::testing::Test {
  protected:
   // Takes the places of trainer, module and loop; each appends to calls_.
-  struct Rounds {
+  struct Rounds : StageRounds {
     RunnerTest& test;
-    int64_t count = 0;
-    int64_t rounds() const { return count; }
-    bool evaluates() const { return !test.trains_; }
-    Round RoundAt(int64_t index) const { return Round(index, index, 1, 0); }
-    Pass PassOf(const Round& round) const {
-      return {.context = test.session_->context(),
-              .site = {.round = static_cast<int32_t>(round.index())}};
-    }
     absl::Status BeginBackward(const Round& round, int /*chunk*/) {
       return test.Say("backward", round.index());
     }
@@ -60,9 +55,8 @@ class RunnerTest : public ::testing::Test {
     }
     RunnerTest& test;
   };
-  struct Loop final : RoundHost {
+  struct Loop final : StageLoop {
     explicit Loop(RunnerTest& of) : test(of) {}
-    int64_t RowsOf(const Round& /*round*/) const override { return 1; }
     absl::Status BeginRound(const Round& round, int /*chunk*/, Pass& pass) override {
       pass.batch.step = 7;
       return test.Say("begin", round.index());
@@ -78,7 +72,7 @@ class RunnerTest : public ::testing::Test {
     return calls_.back() == fails_ ? absl::AbortedError(fails_) : absl::OkStatus();
   }
   absl::Status Run(int64_t rounds) {
-    Rounds trainer = {*this, rounds};
+    Rounds trainer = {{session_->context(), rounds, trains_}, *this};
     Layer layer(*this);
     Loop loop(*this);
     MOE_ASSIGN_OR_RETURN(const auto runner, PipelineRunner::Create({}, session_->context()));
@@ -160,24 +154,8 @@ class Part final : public Module<float> {
   PerStash<MatrixView<const float>> x_;
 };
 
-// Rounds of one stage, with every fourth one empty.
-struct StageRounds {
-  const Context& context;
-  int64_t count;
-  bool trains;
-  int64_t rounds() const { return count; }
-  bool evaluates() const { return !trains; }
+struct EveryFourthRoundEmpty : StageRounds {
   Round RoundAt(int64_t index) const { return Round(index % 4 == 3 ? -1 : index, index, 1, 0); }
-  Pass PassOf(const Round& round) const {
-    return {.context = context, .site = {.round = static_cast<int32_t>(round.index())}};
-  }
-  absl::Status BeginBackward(const Round&, int) { return absl::OkStatus(); }
-  absl::Status MarkComplete(const Round&, const Parameter&) { return absl::OkStatus(); }
-};
-struct StageLoop final : RoundHost {
-  int64_t RowsOf(const Round& round) const override { return round.empty() ? 0 : 3; }
-  absl::Status BeginRound(const Round&, int, Pass&) override { return absl::OkStatus(); }
-  absl::Status EndRound(const Round&, int, const Pass&) override { return absl::OkStatus(); }
 };
 
 TEST(PipelineRunnerTest, RowsGoThroughAllParts) {
@@ -202,7 +180,7 @@ TEST(PipelineRunnerTest, RowsGoThroughAllParts) {
           }
           StageLoop loop;
           for (const bool trains : {false, true, true}) {
-            StageRounds rounds = {context, PaddedRounds(shape, 7), trains};
+            EveryFourthRoundEmpty rounds = {{context, PaddedRounds(shape, 7), trains}};
             MOE_RETURN_IF_ERROR(runner->Run(model, loop, rounds));
           }
           return absl::OkStatus();
