@@ -42,15 +42,38 @@ absl::StatusOr<ColumnCounts> CountsOf(const char* function, const ColumnCut<T>& 
   return counts;
 }
 
-// The columns of rank r in `rows`, and as a block of their own, after those of the ranks before.
-template <typename T, typename Move>
-void ForEachBlock(MatrixView<T> rows, absl::Span<const int64_t> col, T* blocks, Move move) {
-  for (size_t r = 0; r + 1 < col.size(); ++r) {
-    const int64_t cols = col[r + 1] - col[r];
-    for (int64_t t = 0; t < rows.rows(); ++t, blocks += cols) {
-      move(rows.row(t) + col[r], blocks, cols);
+// `rows`, and memory for the columns of each rank as a block of its own, one behind the other.
+template <typename T>
+struct ColumnBlocks {
+  MatrixView<T> rows, blocks;
+  absl::Span<int64_t> col;
+};
+
+template <typename T>
+absl::StatusOr<ColumnBlocks<T>> BlocksOf(MatrixView<T> rows, absl::Span<const int64_t> col,
+                                         Workspace& workspace) {
+  ColumnBlocks<T> of = {.rows = rows};
+  MOE_ASSIGN_OR_RETURN(of.blocks, workspace.Matrix<T>(rows.rows(), rows.cols()));
+  MOE_ASSIGN_OR_RETURN(of.col, workspace.Array<int64_t>(std::ssize(col)));
+  std::copy(col.begin(), col.end(), of.col.begin());
+  return of;
+}
+
+// Enqueues the copy of all blocks from the rows, or of the rows from all blocks.
+enum class BlockWay : bool { kFromRows, kToRows };
+template <typename T>
+absl::Status CopyBlocks(const ColumnBlocks<T>& of, BlockWay way, Stream& stream) {
+  return stream.Enqueue([of, to_rows = way == BlockWay::kToRows] {
+    T* block = of.blocks.data();
+    for (size_t r = 0; r + 1 < of.col.size(); ++r) {
+      const int64_t cols = of.col[r + 1] - of.col[r];
+      for (int64_t t = 0; t < of.rows.rows(); ++t, block += cols) {
+        T* const row = of.rows.row(t) + of.col[r];
+        std::copy_n(to_rows ? block : row, cols, to_rows ? row : block);
+      }
     }
-  }
+    return absl::OkStatus();
+  });
 }
 
 template <typename T>
@@ -64,31 +87,19 @@ template <typename T>
 absl::Status ColumnsToRows(const ColumnCut<T>& cut, Communicator& comm, Workspace& workspace,
                            Stream& stream, const Site& site) {
   MOE_ASSIGN_OR_RETURN(const ColumnCounts counts, CountsOf("ColumnsToRows", cut, comm, stream));
-  MOE_ASSIGN_OR_RETURN(const auto blocks, workspace.Matrix<T>(cut.rows.rows(), cut.rows.cols()));
-  MOE_ASSIGN_OR_RETURN(const auto col, workspace.Array<int64_t>(std::ssize(cut.col)));
-  std::copy(cut.col.begin(), cut.col.end(), col.begin());
-  MOE_RETURN_IF_ERROR(comm.AllToAllV<T>(AllOf(cut.columns), counts.of_columns, AllOf(blocks),
+  MOE_ASSIGN_OR_RETURN(const auto of, BlocksOf(cut.rows, cut.col, workspace));
+  MOE_RETURN_IF_ERROR(comm.AllToAllV<T>(AllOf(cut.columns), counts.of_columns, AllOf(of.blocks),
                                         counts.of_rows, stream, site));
-  return stream.Enqueue([rows = cut.rows, col, blocks] {
-    ForEachBlock(rows, col, blocks.data(),
-                 [](T* row, const T* block, int64_t cols) { std::copy_n(block, cols, row); });
-    return absl::OkStatus();
-  });
+  return CopyBlocks(of, BlockWay::kToRows, stream);
 }
 
 template <typename T>
 absl::Status RowsToColumns(const ColumnCut<T>& cut, Communicator& comm, Workspace& workspace,
                            Stream& stream, const Site& site) {
   MOE_ASSIGN_OR_RETURN(const ColumnCounts counts, CountsOf("RowsToColumns", cut, comm, stream));
-  MOE_ASSIGN_OR_RETURN(const auto blocks, workspace.Matrix<T>(cut.rows.rows(), cut.rows.cols()));
-  MOE_ASSIGN_OR_RETURN(const auto col, workspace.Array<int64_t>(std::ssize(cut.col)));
-  std::copy(cut.col.begin(), cut.col.end(), col.begin());
-  MOE_RETURN_IF_ERROR(stream.Enqueue([rows = cut.rows, col, blocks] {
-    ForEachBlock(rows, col, blocks.data(),
-                 [](const T* row, T* block, int64_t cols) { std::copy_n(row, cols, block); });
-    return absl::OkStatus();
-  }));
-  return comm.AllToAllV<T>(AllOf(blocks), counts.of_rows, AllOf(cut.columns), counts.of_columns,
+  MOE_ASSIGN_OR_RETURN(const auto of, BlocksOf(cut.rows, cut.col, workspace));
+  MOE_RETURN_IF_ERROR(CopyBlocks(of, BlockWay::kFromRows, stream));
+  return comm.AllToAllV<T>(AllOf(of.blocks), counts.of_rows, AllOf(cut.columns), counts.of_columns,
                            stream, site);
 }
 
@@ -102,22 +113,16 @@ absl::Status AllGatherColumns(MatrixView<const T> columns, absl::Span<const int6
   MOE_RETURN_IF_ERROR(CheckGroups("AllGatherColumns", "ranks", col, ranks, whole.cols()));
   const int64_t own = col[rank + 1] - col[rank];
   MOE_RETURN_IF_ERROR(CheckShape("AllGatherColumns", "columns", columns, rows, own));
-  MOE_ASSIGN_OR_RETURN(const auto blocks, workspace.Matrix<T>(rows, whole.cols()));
-  MOE_ASSIGN_OR_RETURN(const auto kept_col, workspace.Array<int64_t>(std::ssize(col)));
-  std::copy(col.begin(), col.end(), kept_col.begin());
-  const MatrixView<T> mine(blocks.data() + rows * col[rank], rows, own);
+  MOE_ASSIGN_OR_RETURN(const auto of, BlocksOf(whole, col, workspace));
+  const MatrixView<T> mine(of.blocks.data() + rows * col[rank], rows, own);
   RankCounts counts;
   for (int r = 0; r < ranks; ++r) counts.push_back(rows * (col[r + 1] - col[r]));
   MOE_RETURN_IF_ERROR(stream.Enqueue([columns, mine] {
     for (int64_t t = 0; t < mine.rows(); ++t) std::copy_n(columns.row(t), mine.cols(), mine.row(t));
     return absl::OkStatus();
   }));
-  MOE_RETURN_IF_ERROR(comm.AllGatherV<T>(AllOf(mine), AllOf(blocks), counts, stream, site));
-  return stream.Enqueue([whole, kept_col, blocks] {
-    ForEachBlock(whole, kept_col, blocks.data(),
-                 [](T* row, const T* block, int64_t cols) { std::copy_n(block, cols, row); });
-    return absl::OkStatus();
-  });
+  MOE_RETURN_IF_ERROR(comm.AllGatherV<T>(AllOf(mine), AllOf(of.blocks), counts, stream, site));
+  return CopyBlocks(of, BlockWay::kToRows, stream);
 }
 
 #define MOE_INSTANTIATE(T)                                                                     \

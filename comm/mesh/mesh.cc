@@ -34,6 +34,12 @@ constexpr MeshGroup kFamilies[][3] = {
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<Communicator>> SplitGroup(Communicator& world,
+                                                         const MeshShape& shape, MeshGroup group) {
+  const int rank = world.rank();
+  return world.Split(RanksOf(shape, group, world.size(), rank).front(), rank);
+}
+
 absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(std::unique_ptr<Communicator> world,
                                                    const MeshShape& shape) {
   const int rank = world->rank(), ranks = world->size();
@@ -50,12 +56,10 @@ absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(std::unique_ptr<Communicator>
 }
 
 absl::Status Mesh::Open(MeshLane lane) {
-  const int rank = world().rank(), ranks = world().size();
   for (const auto& row : kSplits) {
     auto& split = groups_[static_cast<size_t>(lane)][Canonical(row.group)];
     if (row.lane != lane || split != nullptr || (!row.of_one && size(row.group) == 1)) continue;
-    const int first = RanksOf(shape_, row.group, ranks, rank).front();
-    MOE_ASSIGN_OR_RETURN(split, world().Split(first, rank));
+    MOE_ASSIGN_OR_RETURN(split, NewGroup(row.group));
   }
   return absl::OkStatus();
 }
@@ -77,11 +81,6 @@ Communicator& Mesh::group(MeshGroup group, MeshLane lane) {
   Communicator* const communicator = groups_[static_cast<size_t>(lane)][Canonical(group)].get();
   MOE_CHECK(communicator != nullptr);
   return *communicator;
-}
-
-absl::StatusOr<std::unique_ptr<Communicator>> Mesh::NewGroup(MeshGroup group) {
-  const int rank = world().rank();
-  return world().Split(RanksOf(shape_, group, world().size(), rank).front(), rank);
 }
 
 void Mesh::Abort(absl::Status reason) {

@@ -21,6 +21,11 @@ enum class MeshLane : uint8_t {
   kCount
 };
 
+// A communicator of this rank's group in a mesh of `world`. Collective over the world, blocks the
+// host.
+absl::StatusOr<std::unique_ptr<Communicator>> SplitGroup(Communicator& world,
+                                                         const MeshShape& shape, MeshGroup group);
+
 class Mesh {
  public:
   // Collective over `world`. kInvalidArgument unless its ranks can have the shape (CheckMeshShape).
@@ -36,9 +41,10 @@ class Mesh {
   // kExpertData for gradients and, once it is open, for weights.
   Communicator& group(MeshGroup group, MeshLane lane = MeshLane::kForward);
   Communicator& world() { return group(MeshGroup::kWorld); }
-  // A communicator of the group's ranks for a use of the caller's own. Collective over the world,
-  // blocks the host.
-  absl::StatusOr<std::unique_ptr<Communicator>> NewGroup(MeshGroup group);
+  // SplitGroup, for a use of the caller's own.
+  absl::StatusOr<std::unique_ptr<Communicator>> NewGroup(MeshGroup group) {
+    return SplitGroup(world(), shape_, group);
+  }
 
   // Index of this rank in its group, and ranks of the group; also for groups without communicators.
   int index(MeshGroup group) const { return positions_[group].index; }

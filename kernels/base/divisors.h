@@ -1,6 +1,10 @@
-// Divisors of a number next to a number that does not divide it.
+// Divisors of a number, for messages about one that does not divide it.
 #ifndef MOE_KERNELS_BASE_DIVISORS_H_
 #define MOE_KERNELS_BASE_DIVISORS_H_
+
+#include <string>
+
+#include <absl/strings/str_cat.h>
 
 namespace moe {
 
@@ -17,6 +21,15 @@ inline NextDivisors DivisorsNextTo(int number, int whole) {
     if (divisor > number) next.above = divisor;
   }
   return next;
+}
+
+// All divisors of `whole`, "1, 2, 4". O(whole).
+inline std::string DivisorsOf(int whole) {
+  std::string divisors;
+  for (int divisor = 1; divisor <= whole; ++divisor) {
+    if (whole % divisor == 0) absl::StrAppend(&divisors, divisor == 1 ? "" : ", ", divisor);
+  }
+  return divisors;
 }
 
 }  // namespace moe

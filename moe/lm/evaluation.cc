@@ -1,7 +1,6 @@
 #include "moe/lm/evaluation.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -12,58 +11,11 @@
 #include "kernels/base/storage_type.h"
 #include "moe/io/file.h"
 #include "moe/lm/run_settings.h"
+#include "moe/lm/text_rounds.h"
 #include "moe/lm/train_config.h"
 
 namespace moe::lm {
 namespace {
-
-// The rounds of an evaluation: sequences [0, count) of a text.
-template <typename T>
-class EvaluationRounds final : public RoundHost {
- public:
-  EvaluationRounds(const TrainConfig& config, const Tokens& text, int64_t count, Model<T>& model,
-                   StepTotals& totals)
-      : text_(text),
-        length_(config.sequence_length),
-        count_(count),
-        model_(model),
-        batch_(config.sequence_length, config.micro_batch_size),
-        totals_(totals),
-        stats_(model.moe_layers()) {}
-
-  int64_t RowsOf(const Round& round) const override { return Sequences(round) * length_; }
-  absl::Status BeginRound(const Round& round, int chunk, Pass& pass) override {
-    const int64_t first = round.micro_batch() * batch_.most();
-    sequences_.resize(static_cast<size_t>(Sequences(round)));
-    std::iota(sequences_.begin(), sequences_.end(), first);
-    batch_.Load(text_, sequences_, first);
-    pass.batch = batch_.batch(round.step(), Mode::kEvaluation);
-    pass.router_stats = model_.OfChunk(chunk, stats_);
-    return model_.chunk(chunk).Load(pass, {batch_.tokens(), batch_.targets(), batch_.row_loss()});
-  }
-  absl::Status EndRound(const Round& round, int chunk, const Pass& pass) override {
-    Stage<T>& model = model_.chunk(chunk);
-    MOE_RETURN_IF_ERROR(model.TakeLosses(pass));
-    if (round.empty()) return absl::OkStatus();
-    if (model.has_losses()) totals_.AddLosses(batch_.row_loss());
-    totals_.AddRouters(pass.router_stats);
-    return absl::OkStatus();
-  }
-
- private:
-  int64_t Sequences(const Round& round) const {
-    return round.empty() ? 0
-                         : std::min(batch_.most(), count_ - round.micro_batch() * batch_.most());
-  }
-
-  const Tokens& text_;
-  const int64_t length_, count_;
-  Model<T>& model_;
-  SequenceBatch batch_;
-  StepTotals& totals_;
-  std::vector<RouterStats> stats_;  // [MoE layer of the model] of the current micro-batch
-  std::vector<int64_t> sequences_;
-};
 
 template <typename T>
 absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const ModelWeights& weights,
@@ -142,7 +94,7 @@ absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, in
   const int64_t size = config.micro_batch_size;
   MOE_RETURN_IF_ERROR(trainer.BeginEvaluation((count + size - 1) / size));
   totals.Clear();
-  EvaluationRounds<T> rounds(config, text, count, model, totals);
+  TextRounds<T> rounds(config, text, count, model, totals);
   MOE_RETURN_IF_ERROR(trainer.RunRounds(model.pipeline(), rounds));
   MOE_RETURN_IF_ERROR(trainer.EndStep());
   if (totals.non_finite() > 0) {

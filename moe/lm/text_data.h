@@ -102,8 +102,6 @@ class SequenceBatch {
     micro_batch_offsets_[1] = size();
   }
 
-  // Sequences that there is room for.
-  int64_t most() const { return std::ssize(sequence_offsets_) - 1; }
   int64_t size() const { return count_ * length_; }  // tokens
   absl::Span<const int32_t> tokens() const { return Filled(absl::MakeConstSpan(tokens_)); }
   absl::Span<const int32_t> targets() const { return Filled(absl::MakeConstSpan(targets_)); }

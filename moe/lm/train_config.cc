@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "comm/extremes.h"
+#include "kernels/base/divisors.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "moe/lm/evaluation.h"
@@ -95,13 +96,9 @@ absl::Status CheckRecords(const TrainConfig& config, const TrainHooks& hooks, Co
 namespace {
 
 absl::Status CheckDivides(const char* flag, int size, int ranks, const char* what) {
-  std::string divisors;
-  for (int d = 1; d <= ranks; ++d) {
-    if (d == size && ranks % d == 0) return absl::OkStatus();
-    if (ranks % d == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", d);
-  }
+  if (size >= 1 && ranks % size == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(flag, " is ", size, ", expected a divisor of the ",
-                                                 ranks, " ", what, ": ", divisors));
+                                                 ranks, " ", what, ": ", DivisorsOf(ranks)));
 }
 
 }  // namespace

@@ -16,8 +16,8 @@
 #include "moe/lm/run_checkpoints.h"
 #include "moe/lm/run_settings.h"
 #include "moe/lm/step_totals.h"
+#include "moe/lm/text_rounds.h"
 #include "moe/lm/train_config.h"
-#include "moe/lm/training_rounds.h"
 #include "moe/state/parameter_hash.h"
 #include "moe/train/trainer.h"
 
@@ -93,7 +93,7 @@ class TrainingLoop {
   std::optional<LossScaler> scaler_;  // for float16
   std::optional<StepTotals> totals_;
   std::unique_ptr<RoutingRecorder> routing_;  // nullptr: routing is not recorded
-  std::optional<TrainingRounds<T>> rounds_;
+  std::optional<TextRounds<T>> rounds_;
   ExchangeBytes exchanged_;  // bytes of steps; validation counts apart
   GradientNorm gradient_norm_;
   StepMetrics metrics_;  // those of the last step; every step reuses their memory

@@ -56,31 +56,32 @@ PipelineLinks::~PipelineLinks() {
   }
 }
 
+absl::StatusOr<Event> PipelineLinks::Move(std::vector<End>& ends, RowsWay way, SendRecvOp op,
+                                          StashHandle owner, const Site& site) {
+  in_flight_ = true;
+  End& end = ends[static_cast<size_t>(way)];
+  op.peer = end.peer;
+  MOE_RETURN_IF_ERROR(JoinStreams(*end.stream, *context_.compute));
+  MOE_RETURN_IF_ERROR(end.group->SendRecv({&op, 1}, *end.stream, site));
+  if (owner != nullptr) {
+    MOE_RETURN_IF_ERROR(end.stream->Enqueue([owner = std::move(owner)]() mutable {
+      owner.reset();
+      return absl::OkStatus();
+    }));
+  }
+  return end.stream->Record();
+}
+
 absl::StatusOr<Event> PipelineLinks::Receive(RowsWay way, absl::Span<std::byte> rows,
                                              const Site& site) {
-  in_flight_ = true;
-  End& end = At(receives_, way);
-  MOE_RETURN_IF_ERROR(JoinStreams(*end.stream, *context_.compute));
-  const SendRecvOp op = {
-      .peer = end.peer, .recv = rows.data(), .bytes = static_cast<int64_t>(rows.size())};
-  MOE_RETURN_IF_ERROR(end.group->SendRecv({&op, 1}, *end.stream, site));
-  return end.stream->Record();
+  return Move(receives_, way, {.recv = rows.data(), .bytes = std::ssize(rows)}, nullptr, site);
 }
 
 absl::StatusOr<Event> PipelineLinks::Send(RowsWay way, absl::Span<const std::byte> rows,
                                           StashHandle owner, const Site& site) {
-  in_flight_ = true;
-  End& end = At(sends_, way);
-  MOE_RETURN_IF_ERROR(JoinStreams(*end.stream, *context_.compute));
-  const SendRecvOp op = {
-      .peer = end.peer, .send = rows.data(), .bytes = static_cast<int64_t>(rows.size())};
-  MOE_RETURN_IF_ERROR(end.group->SendRecv({&op, 1}, *end.stream, site));
-  bytes_sent_ += op.bytes;
-  MOE_RETURN_IF_ERROR(end.stream->Enqueue([owner = std::move(owner)]() mutable {
-    owner.reset();
-    return absl::OkStatus();
-  }));
-  return end.stream->Record();
+  bytes_sent_ += std::ssize(rows);
+  return Move(sends_, way, {.send = rows.data(), .bytes = std::ssize(rows)}, std::move(owner),
+              site);
 }
 
 absl::Status PipelineLinks::Join() {

@@ -9,6 +9,7 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/time/time.h>
 #include <absl/types/span.h>
 
 #include "comm/communicator.h"
@@ -53,7 +54,8 @@ class PipelineLinks {
     std::unique_ptr<Stream> stream;
   };
   explicit PipelineLinks(const Context& context) : context_(context) {}
-  End& At(std::vector<End>& ends, RowsWay way) { return ends[static_cast<size_t>(way)]; }
+  absl::StatusOr<Event> Move(std::vector<End>& ends, RowsWay way, SendRecvOp op, StashHandle owner,
+                             const Site& site);
 
   const Context context_;
   bool in_flight_ = false;  // whether something was enqueued that Join has not waited for

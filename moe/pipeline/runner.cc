@@ -58,8 +58,8 @@ void PipelineRunner::Begin(int64_t rounds, bool backward) {
 }
 
 // Backwards hold back a stage that is ahead of the next one. In an evaluation nothing else does.
-absl::Status PipelineRunner::Send(const PipelineOp& op, absl::Span<const std::byte> rows,
-                                  StashHandle owner, const Round& round) {
+absl::Status PipelineRunner::Send(const PipelineOp& op, Message message, const Round& round) {
+  if (!Sends(op)) return absl::OkStatus();
   const Site site = SiteOf(round, "pipeline send");
   if (!backward_ && sent_[0].state() != nullptr) {
     MOE_RETURN_IF_ERROR(Timed(context_, site, {.phase = Phase::kPipeline, .name = "pipeline send"},
@@ -67,7 +67,8 @@ absl::Status PipelineRunner::Send(const PipelineOp& op, absl::Span<const std::by
                               [&] { return context_.compute->WaitFor(sent_[0]); }));
   }
   sent_[0] = std::move(sent_[1]);
-  MOE_ASSIGN_OR_RETURN(sent_[1], links_->Send(WayOf(op), rows, std::move(owner), site));
+  MOE_ASSIGN_OR_RETURN(sent_[1],
+                       links_->Send(WayOf(op), message.bytes, std::move(message.owner), site));
   return absl::OkStatus();
 }
 

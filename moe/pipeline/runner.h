@@ -25,17 +25,6 @@
 
 namespace moe {
 
-template <typename T>
-absl::Span<const std::byte> BytesOf(MatrixView<const T> rows) {
-  return {reinterpret_cast<const std::byte*>(rows.data()),
-          static_cast<size_t>(rows.rows() * rows.cols()) * sizeof(T)};
-}
-template <typename T>
-absl::Span<std::byte> BytesOf(MatrixView<T> rows) {
-  return {reinterpret_cast<std::byte*>(rows.data()),
-          static_cast<size_t>(rows.rows() * rows.cols()) * sizeof(T)};
-}
-
 // What the loop around a model does in every round: tokens before its passes, losses after them.
 // The chunks of a rank are called one by one; with one stage and one chunk, the whole model.
 class RoundHost {
@@ -83,9 +72,22 @@ class PipelineRunner {
   int64_t bytes_sent() const { return links_ == nullptr ? 0 : links_->bytes_sent(); }
 
  private:
+  // Rows [N, hidden_size] between stages, and the stash that they are memory of.
+  struct Message {
+    StashHandle owner;  // nullptr: there is none
+    absl::Span<std::byte> bytes;
+
+    template <typename T>
+    MatrixView<T> RowsOf(const PipelineModel<T>& model) const {
+      if (owner == nullptr) return {};
+      const auto row_bytes = model.hidden_size * int64_t{sizeof(T)};
+      return {reinterpret_cast<T*>(bytes.data()), std::ssize(bytes) / row_bytes, model.hidden_size};
+    }
+  };
   // A micro-batch between its forward through a chunk and its backward.
   struct Flight {
-    StashHandle stash, rows;  // nullptr in an evaluation; with the chunk's first part
+    StashHandle stash;  // nullptr in an evaluation
+    Message rows;       // that the forward began with
     std::optional<Pass> pass;
     DeferredGradients later;  // of a backward whose weight gradients are operations of their own
     Context context;          // with them
@@ -93,7 +95,7 @@ class PipelineRunner {
     void Clear() {
       pass.reset();
       stash.reset();
-      rows.reset();
+      rows = {};
     }
   };
   // Keeps the time of the longest operation, without the wait for its rows.
@@ -109,9 +111,7 @@ class PipelineRunner {
   // Rows that a neighbour was asked for.
   struct Expected {
     size_t op = 0;  // that needs them
-    StashHandle owner;
-    void* data = nullptr;
-    int64_t rows = 0;
+    Message message;
     Event here;
   };
 
@@ -147,10 +147,10 @@ class PipelineRunner {
   template <typename T, typename Rounds>
   absl::Status Expect(size_t op, RowsWay way, const PipelineModel<T>& model, const RoundHost& host,
                       const Rounds& rounds);
-  // The rows for operation `op`, which have arrived; asks for the next.
+  // The rows that operation `op` receives, if any, which have arrived; asks for the next.
   template <typename T, typename Rounds>
-  absl::StatusOr<Expected> Take(size_t op, const PipelineModel<T>& model, const RoundHost& host,
-                                const Rounds& rounds);
+  absl::StatusOr<Message> Take(size_t op, const PipelineModel<T>& model, const RoundHost& host,
+                               const Rounds& rounds);
   template <typename T, typename Rounds>
   absl::Status RunOp(size_t op, const PipelineModel<T>& model, RoundHost& host, Rounds& rounds);
   template <typename T, typename Rounds>
@@ -159,8 +159,16 @@ class PipelineRunner {
   absl::Status Backward(size_t op, const PipelineModel<T>& model, RoundHost& host, Rounds& rounds);
   template <typename T, typename Rounds>
   absl::Status WeightGradients(size_t op, const PipelineModel<T>& model, Rounds& rounds);
-  absl::Status Send(const PipelineOp& op, absl::Span<const std::byte> rows, StashHandle owner,
-                    const Round& round);
+  // Memory for the rows of a micro-batch.
+  template <typename T>
+  absl::StatusOr<Message> NewMessage(const PipelineModel<T>& model, int64_t rows) {
+    Message message = {boundary_->Take(), {}};
+    MOE_ASSIGN_OR_RETURN(message.bytes, message.owner->device().template Array<std::byte>(
+                                            rows * model.hidden_size * int64_t{sizeof(T)}));
+    return message;
+  }
+  // Where `op` sends rows.
+  absl::Status Send(const PipelineOp& op, Message message, const Round& round);
 
   const PipelineShape shape_;
   const int stage_;
@@ -209,21 +217,18 @@ absl::Status PipelineRunner::Expect(size_t op, RowsWay way, const PipelineModel<
   expected.op = op;
   if (op == ops_.size()) return absl::OkStatus();
   const Round round = rounds.RoundAt(ops_[op].round);
-  expected.rows = host.RowsOf(round);
-  expected.owner = boundary_->Take();
-  MOE_ASSIGN_OR_RETURN(const auto rows, expected.owner->device().template Matrix<T>(
-                                            expected.rows, model.hidden_size));
-  expected.data = rows.data();
-  MOE_ASSIGN_OR_RETURN(expected.here,
-                       links_->Receive(way, BytesOf(rows), SiteOf(round, "pipeline receive")));
+  MOE_ASSIGN_OR_RETURN(expected.message, NewMessage(model, host.RowsOf(round)));
+  MOE_ASSIGN_OR_RETURN(expected.here, links_->Receive(way, expected.message.bytes,
+                                                      SiteOf(round, "pipeline receive")));
   return absl::OkStatus();
 }
 
 template <typename T, typename Rounds>
-absl::StatusOr<PipelineRunner::Expected> PipelineRunner::Take(size_t op,
-                                                              const PipelineModel<T>& model,
-                                                              const RoundHost& host,
-                                                              const Rounds& rounds) {
+absl::StatusOr<PipelineRunner::Message> PipelineRunner::Take(size_t op,
+                                                             const PipelineModel<T>& model,
+                                                             const RoundHost& host,
+                                                             const Rounds& rounds) {
+  if (!Receives(ops_[op])) return Message();
   const RowsWay way = WayOf(ops_[op]);
   MOE_CHECK(expected_[static_cast<size_t>(way)].op == op);
   Expected taken = std::move(expected_[static_cast<size_t>(way)]);
@@ -232,7 +237,7 @@ absl::StatusOr<PipelineRunner::Expected> PipelineRunner::Take(size_t op,
   MOE_RETURN_IF_ERROR(Timed(context_, site, {.phase = Phase::kPipeline, .name = "pipeline receive"},
                             *context_.compute,
                             [&] { return context_.compute->WaitFor(taken.here); }));
-  return taken;
+  return std::move(taken.message);
 }
 
 template <typename T, typename Rounds>
@@ -257,28 +262,21 @@ absl::Status PipelineRunner::Forward(size_t op, const PipelineModel<T>& model, R
   Flight& flight = FlightOf(at);
   // Without a stash, tokens too are scratch.
   const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
-  MatrixView<const T> x;
-  if (Receives(at)) {
-    MOE_ASSIGN_OR_RETURN(Expected taken, Take(op, model, host, rounds));
-    x = {static_cast<const T*>(taken.data), taken.rows, model.hidden_size};
-    flight.rows = std::move(taken.owner);
-  }
+  MOE_ASSIGN_OR_RETURN(flight.rows, Take(op, model, host, rounds));
   const OpTimer timer(longest_op_ns_);
   if (backward_) flight.stash = context_.stashes->Take();
   flight.pass.emplace(rounds.PassOf(round));
   Pass& pass = *flight.pass;
   pass.stash = flight.stash.get();
   MOE_RETURN_IF_ERROR(host.BeginRound(round, at.chunk, pass));
-  StashHandle owner;
-  MatrixView<T> y;
+  Message y;
   if (Sends(at)) {
-    owner = boundary_->Take();
-    MOE_ASSIGN_OR_RETURN(y,
-                         owner->device().template Matrix<T>(host.RowsOf(round), model.hidden_size));
+    MOE_ASSIGN_OR_RETURN(y, NewMessage(model, host.RowsOf(round)));
   }
-  MOE_RETURN_IF_ERROR(model.chunks[at.chunk]->Forward(pass, x, y));
+  MOE_RETURN_IF_ERROR(
+      model.chunks[at.chunk]->Forward(pass, flight.rows.RowsOf(model), y.RowsOf(model)));
   MOE_RETURN_IF_ERROR(JoinStreams(*context_.compute, *context_.exchange));
-  if (Sends(at)) MOE_RETURN_IF_ERROR(Send(at, BytesOf(y), std::move(owner), round));
+  MOE_RETURN_IF_ERROR(Send(at, std::move(y), round));
   if (backward_) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(host.EndRound(round, at.chunk, pass));
   flight.Clear();
@@ -293,27 +291,21 @@ absl::Status PipelineRunner::Backward(size_t op, const PipelineModel<T>& model, 
   Flight& flight = FlightOf(at);
   if (defers()) flight.later.Begin(context_, *flight.stash);
   const Pass pass = defers() ? flight.pass->On(flight.context) : *flight.pass;
-  StashHandle owner;
   // dx replaces dy; the last part has no dy, and the first one nobody who reads its dx.
-  MatrixView<T> dy, dx;
-  if (Receives(at)) {
-    MOE_ASSIGN_OR_RETURN(Expected taken, Take(op, model, host, rounds));
-    dy = dx = {static_cast<T*>(taken.data), taken.rows, model.hidden_size};
-    owner = std::move(taken.owner);
-  } else if (Sends(at)) {
-    owner = boundary_->Take();
-    MOE_ASSIGN_OR_RETURN(dx,
-                         owner->device().template Matrix<T>(host.RowsOf(round), model.hidden_size));
+  MOE_ASSIGN_OR_RETURN(Message dx, Take(op, model, host, rounds));
+  const MatrixView<T> dy = dx.RowsOf(model);
+  if (Sends(at) && !Receives(at)) {
+    MOE_ASSIGN_OR_RETURN(dx, NewMessage(model, host.RowsOf(round)));
   }
   const OpTimer timer(longest_op_ns_);
   if (!defers()) MOE_RETURN_IF_ERROR(rounds.BeginBackward(round, at.chunk));
   const auto ready = [&](Parameter& parameter) {
     return defers() ? absl::OkStatus() : rounds.MarkComplete(round, parameter);
   };
-  MOE_RETURN_IF_ERROR(model.chunks[at.chunk]->Backward(pass, dy, dx, ready));
+  MOE_RETURN_IF_ERROR(model.chunks[at.chunk]->Backward(pass, dy, dx.RowsOf(model), ready));
   // A stash is given back only once the compute stream waits for all that works on it.
   MOE_RETURN_IF_ERROR(JoinStreams(*context_.compute, *context_.exchange));
-  if (Sends(at)) MOE_RETURN_IF_ERROR(Send(at, BytesOf(dx), std::move(owner), round));
+  MOE_RETURN_IF_ERROR(Send(at, std::move(dx), round));
   measured_backward_ = true;
   MOE_RETURN_IF_ERROR(host.EndRound(round, at.chunk, pass));
   if (!defers()) flight.Clear();

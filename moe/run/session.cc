@@ -8,6 +8,7 @@
 
 #include "comm/extremes.h"
 #include "kernels/base/cuda_devices.h"
+#include "kernels/base/divisors.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 
@@ -42,10 +43,7 @@ absl::Status CheckMesh(const SessionOptions& options, int ranks) {
                                                  ", expected no expert-tensor parallelism"));
   }
   if (mesh.tensor > 1 && mesh.expert % mesh.tensor != 0) {
-    std::string fits;
-    for (int d = 1; d <= mesh.expert; ++d) {
-      if (mesh.expert % d == 0) absl::StrAppend(&fits, d == 1 ? "" : ", ", d);
-    }
+    std::string fits = DivisorsOf(mesh.expert);
     const int of_stage = ranks / std::max(1, mesh.pipeline);
     int more = mesh.tensor;  // the fewest expert-parallel ranks for which it would do
     while (more < of_stage && (more < mesh.expert || of_stage % more != 0)) more += mesh.tensor;

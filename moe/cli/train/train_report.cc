@@ -359,13 +359,10 @@ absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
                                                   const lm::TrainReport& report,
                                                   std::unique_ptr<Communicator> world) {
   const MeshShape& mesh = config.trainer.session.mesh;
-  const int rank = world->rank();
-  const auto split = [&](MeshGroup group) {
-    return world->Split(RanksOf(mesh, group, world->size(), rank).front(), rank);
-  };
-  MOE_ASSIGN_OR_RETURN(const auto expert_parallel, split(MeshGroup::kExpert));
-  MOE_ASSIGN_OR_RETURN(const auto expert_data_parallel, split(MeshGroup::kExpertData));
-  MOE_ASSIGN_OR_RETURN(const auto stage, split(MeshGroup::kStage));
+  MOE_ASSIGN_OR_RETURN(const auto expert_parallel, SplitGroup(*world, mesh, MeshGroup::kExpert));
+  MOE_ASSIGN_OR_RETURN(const auto expert_data_parallel,
+                       SplitGroup(*world, mesh, MeshGroup::kExpertData));
+  MOE_ASSIGN_OR_RETURN(const auto stage, SplitGroup(*world, mesh, MeshGroup::kStage));
   // The device that training moved data on: the GPU over NCCL, else the host.
   MOE_ASSIGN_OR_RETURN(const auto stream,
                        measure::StreamOfCalls(world->device().value_or(Device())));

@@ -1,4 +1,4 @@
-#include "moe/lm/training_rounds.h"
+#include "moe/lm/text_rounds.h"
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
@@ -7,7 +7,7 @@
 namespace moe::lm {
 
 template <typename T>
-absl::Status TrainingRounds<T>::BeginRound(const Round& round, int chunk, Pass& pass) {
+absl::Status TextRounds<T>::BeginRound(const Round& round, int chunk, Pass& pass) {
   std::unique_ptr<MicroBatch>& micro_batch = micro_batches_.Begin(pass.stash);
   if (micro_batch == nullptr) {
     micro_batch.reset(new MicroBatch{{config_.sequence_length, config_.micro_batch_size},
@@ -16,17 +16,17 @@ absl::Status TrainingRounds<T>::BeginRound(const Round& round, int chunk, Pass& 
   SequenceBatch& batch = micro_batch->batch;
   const int64_t first = round.empty() ? 0 : round.micro_batch() * config_.micro_batch_size;
   sequences_.clear();
-  for (int64_t i = 0; !round.empty() && i < config_.micro_batch_size; ++i) {
-    sequences_.push_back(sampler_.At(round.step() - 1, first + i));
+  for (int64_t i = 0; i < Sequences(round); ++i) {
+    sequences_.push_back(sampler_ ? sampler_->At(round.step() - 1, first + i) : first + i);
   }
   batch.Load(text_, sequences_, first);
-  pass.batch = batch.batch(round.step(), Mode::kTraining);
+  pass.batch = batch.batch(round.step(), sampler_ ? Mode::kTraining : Mode::kEvaluation);
   pass.router_stats = model_.OfChunk(chunk, micro_batch->stats);
   return model_.chunk(chunk).Load(pass, {batch.tokens(), batch.targets(), batch.row_loss()});
 }
 
 template <typename T>
-absl::Status TrainingRounds<T>::EndRound(const Round& round, int chunk, const Pass& pass) {
+absl::Status TextRounds<T>::EndRound(const Round& round, int chunk, const Pass& pass) {
   Stage<T>& model = model_.chunk(chunk);
   MOE_RETURN_IF_ERROR(model.TakeLosses(pass));
   if (round.empty()) return absl::OkStatus();
@@ -43,8 +43,8 @@ absl::Status TrainingRounds<T>::EndRound(const Round& round, int chunk, const Pa
   return absl::OkStatus();
 }
 
-template class TrainingRounds<float>;
-template class TrainingRounds<BFloat16>;
-template class TrainingRounds<Float16>;
+template class TextRounds<float>;
+template class TextRounds<BFloat16>;
+template class TextRounds<Float16>;
 
 }  // namespace moe::lm
