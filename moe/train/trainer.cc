@@ -177,7 +177,6 @@ absl::Status Trainer::BeginRounds() {
                                                       " rounds have begun, expected none"));
   }
   rounds_begun_ = rounds();
-  round_ = Round(-1, rounds_begun_ - 1, step_, round_.number() + 1);
   return absl::OkStatus();
 }
 
@@ -265,13 +264,8 @@ absl::Status Trainer::MarkReady(const Round& round, const Parameter& parameter) 
 }
 
 absl::Status Trainer::MarkReady(const Parameter& parameter) {
-  if (!evaluates() && rounds_begun_ < rounds()) {
-    return reducer_->travels_each_round() ? reducer_->MarkReady(parameter, PassOf(round_).site)
-                                          : absl::OkStatus();
-  }
-  MOE_RETURN_IF_ERROR(CheckInStep("MarkReady"));
-  gradients_ = Gradients::kMarked;
-  return reducer_->MarkReady(parameter, PassOf(round_).site);
+  if (evaluates()) return CheckInStep("MarkReady");
+  return MarkComplete(RoundAt(rounds_begun_ - 1), parameter);
 }
 
 absl::Status Trainer::MarkOwn() {

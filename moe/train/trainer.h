@@ -232,7 +232,8 @@ class Trainer {
     return runner_->Run(model, host, *this);
   }
   const PipelineRunner& pipeline() const { return *runner_; }
-  // For the runner: round `index` of the step or evaluation; before a backward in it; MarkReady.
+  // For the runner, whose rounds need not be the current one: round `index` of the step or
+  // evaluation; before a backward in it; MarkReady.
   Round RoundAt(int64_t index) const;
   absl::Status BeginBackward(const Round& round, int chunk);
   absl::Status MarkComplete(const Round& round, const Parameter& parameter);
