@@ -30,6 +30,7 @@ absl::Status Layer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixVi
   const WorkspaceScope scope(*pass.context.workspace), host_scope(*pass.context.host_workspace);
   MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
   Saved& saved = saved_.Begin(pass.stash);
+  saved = {};  // without rows not all of it is written again
   MOE_ASSIGN_OR_RETURN(const auto middle, pass.kept().Matrix<T>(x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(TimedDense(
       pass, "attention", [&] { return attention_.Forward(pass, x, middle, saved.attention); }));

@@ -256,12 +256,9 @@ absl::Status Linear<T>::WeightGradient(const Context& context, const LinearRows&
                                        GradientReady ready) const {
   const auto weights = Of(rows, weights_);
   if (weights.empty() || !weights.front()->spec().trainable) return absl::OkStatus();
+  if (context.later != nullptr) return Defer(context, rows, dy, x);
   const int64_t all[] = {0, dy.rows()};
   const GroupOffsets segments = rows.segments.size() > 0 ? rows.segments : GroupOffsets(all);
-  if (context.later != nullptr) {
-    // Of an empty micro-batch dy and x may be those of an earlier one, in memory of others.
-    return HasNoRows(segments, dy.rows()) ? absl::OkStatus() : Defer(context, rows, dy, x);
-  }
   // Buckets hold a module's last parameters first, but those of a slab first to last: biases come
   // first, then weights, bucket by bucket, so that at most two buckets are open.
   if (!biases_.empty()) {

@@ -64,7 +64,15 @@ class OneRank {
     model = *std::move(created);
   }
   const Context& context() const { return session->context(); }
+  // Memory for the gradients of all parameters.
+  void AddSums() {
+    for (const auto& p : store.parameters()) {
+      p->set_sum(
+          [sum = GradAccumulator(absl::MakeSpan(sums.emplace_back(p->size())))] { return sum; });
+    }
+  }
 
+  std::vector<std::vector<float>> sums;
   std::unique_ptr<Session> session;
   ParameterStore store;
   std::unique_ptr<lm::Stage<T>> model;

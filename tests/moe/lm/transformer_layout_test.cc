@@ -7,6 +7,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/lm/stage.h"
+#include "moe/run/deferred_gradients.h"
 #include "moe/run/session.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/lm/transformer_harness.h"
@@ -96,11 +97,7 @@ OneRound RunOneRound(Recompute recompute) {
   config.recompute = recompute;
   ::moe::testing::OneRank<float> rank(config);
   const ModelWork work = MakeModelWork(config, {{50, 14}});
-  std::vector<std::vector<float>> gradients;
-  for (const auto& p : rank.store.parameters()) {
-    p->set_sum(
-        [sum = GradAccumulator(absl::MakeSpan(gradients.emplace_back(p->size())))] { return sum; });
-  }
+  rank.AddSums();
   OneRound round = {.slots = std::vector<int64_t>(8 * config.moe.router.num_experts)};
   absl::Span<int64_t> of_layers = absl::MakeSpan(round.slots);
   for (MoeLayer<float>* const layer : rank.model->mixtures()) {
@@ -125,6 +122,40 @@ TEST(Transformer, RecomputedLayersTakeLessMemoryAndAreCountedOnce) {
   const OneRound recomputed = RunOneRound(Recompute::kLayer);
   EXPECT_LT(recomputed.stash_bytes, kept.stash_bytes / 2);
   EXPECT_EQ(recomputed.slots, kept.slots);
+}
+
+// Bytes of a stash after both passes of `work`, then of a micro-batch without tokens, which it is
+// taken for again; weight gradients are left for later.
+int64_t StashBytesOfNoTokens(const ModelWork& work) {
+  ::moe::testing::OneRank<float> rank(work.config);
+  rank.AddSums();
+  int64_t bytes = 0;
+  for (const bool tokens : {true, false}) {
+    if (tokens && work.tokens.empty()) continue;
+    DeferredGradients later;
+    Context context = rank.context();
+    context.later = &later;
+    const StashHandle stash = context.stashes->Take();
+    later.Begin(context, *stash);
+    std::vector<float> loss(tokens ? work.tokens.size() : 0);
+    const std::vector<int64_t> offsets = tokens ? work.SequenceOffsets(0) : std::vector<int64_t>{0};
+    const Pass pass = {
+        .context = context, .batch = {.sequence_offsets = offsets}, .stash = stash.get()};
+    const absl::Status status = ::moe::testing::RunPasses(
+        *rank.model, pass,
+        tokens ? TokenBatch{work.tokens, work.targets, absl::MakeSpan(loss)} : TokenBatch{});
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(later.Run().ok());
+    bytes = stash->device().used_bytes();
+  }
+  return bytes;
+}
+
+// What the micro-batch before it left is memory of others.
+TEST(Transformer, AMicroBatchWithoutTokensKeepsNothingOfTheOneBeforeIt) {
+  const ModelWork none = {.config = LayoutConfig()};
+  EXPECT_EQ(StashBytesOfNoTokens(MakeModelWork(LayoutConfig(), {{5, 3}})),
+            StashBytesOfNoTokens(none));
 }
 
 // Names of parameters that every rank has.

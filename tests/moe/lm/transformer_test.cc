@@ -197,11 +197,7 @@ TYPED_TEST(TransformerTyped, EvaluateGivesTheBitsOfTraining) {
   OneRank<TypeParam> rank(SmallConfig());
   const std::vector<float> evaluated =
       Evaluate(rank, work.tokens, work.targets, work.SequenceOffsets(0));
-  std::vector<std::vector<float>> gradients;
-  for (const auto& p : rank.store.parameters()) {
-    p->set_sum(
-        [sum = GradAccumulator(absl::MakeSpan(gradients.emplace_back(p->size())))] { return sum; });
-  }
+  rank.AddSums();
   std::vector<float> trained(work.tokens.size());
   const std::vector<int64_t> offsets = work.SequenceOffsets(0);
   const StashHandle stash = rank.session->stashes().Take();
