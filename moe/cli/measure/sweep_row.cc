@@ -35,7 +35,7 @@ using Json = nlohmann::json;
 
 constexpr char kSchema[] = "moe.sweep/1";
 
-// An empty cell for what could not be determined, such as the data-parallel size where EP is wrong.
+// An empty cell for what could not be determined.
 Cell CountOrNothing(int64_t value) {
   return value == 0 ? Cell() : Cell(value);
 }
@@ -261,14 +261,18 @@ const Cell& SweepRow::at(absl::string_view key) const {
 measure::Fields SweepFields(const Point& p, const Summary& summary, const char* status,
                             measure::Cell error) {
   const Figures& f = summary.mean;
-  const bool divides = p.ep > 0 && p.ranks % p.ep == 0;
+  // Ranks that hold every expert once; tensor ranks are some of EP.
+  const int64_t holders = p.ep * p.pp;
+  const bool divides = holders > 0 && p.ranks % holders == 0;
   measure::Fields row = {{"schema", kSchema},
                          {"measure", p.measure},
                          {"experts", p.experts},
                          {"topk", p.topk},
                          {"cf", p.capacity_factor > 0 ? Cell(p.capacity_factor) : Cell("none")},
                          {"ep", CountOrNothing(p.ep)},
-                         {"dp", CountOrNothing(divides ? p.ranks / p.ep : 0)},
+                         {"dp", CountOrNothing(divides ? p.ranks / holders : 0)},
+                         {"tp", CountOrNothing(p.tp), "tp"},
+                         {"pp", CountOrNothing(p.pp), "pp"},
                          {"ranks", p.ranks},
                          {"overlap", p.overlap},
                          {"hidden", p.hidden},
@@ -373,8 +377,8 @@ std::vector<bool> ParetoMarks(absl::Span<const SweepRow> rows) {
 std::string SweepTable(absl::Span<const SweepRow> rows) {
   if (rows.empty()) return "";
   std::vector<const char*> varied;
-  for (const char* key :
-       {"ranks", "overlap", "hidden", "ffn", "dtype", "router", "routing", "dispatch"}) {
+  for (const char* key : {"ranks", "pp", "tp", "overlap", "hidden", "ffn", "dtype", "router",
+                          "routing", "dispatch"}) {
     std::set<std::string> values;
     for (const SweepRow& row : rows) values.insert(row.text(key));
     if (values.size() > 1) varied.push_back(key);

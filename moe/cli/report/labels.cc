@@ -108,8 +108,8 @@ std::vector<std::string> DistinctLabels(const std::vector<Key>& parts) {
 }
 
 Key PointKey(const SweepRow& r) {
-  // The number of ranks is ep times dp, and is left out if both are known.
-  const bool meshed = std::isfinite(r.ep) && std::isfinite(r.dp);
+  // Without stages the number of ranks is ep times dp, and is left out.
+  const bool meshed = r.ep * r.dp == r.ranks;
   return {Named("E ", r.experts),
           Named("K ", r.top_k),
           std::isinf(r.capacity_factor) ? "dropless" : Named("cf ", r.capacity_factor),

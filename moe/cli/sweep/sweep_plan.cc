@@ -141,6 +141,8 @@ void FillPoint(const Settings& settings, sweep::Point& point) {
                               ? 0
                               : settings.real("moe-expert-capacity-factor");
   point.ep = settings.integer("expert-model-parallel-size");
+  point.tp = settings.integer("tensor-model-parallel-size");
+  point.pp = settings.integer("pipeline-model-parallel-size");
   point.ranks = settings.integer("ranks");
   point.overlap = settings.integer("moe-overlap-degree");
   point.hidden = settings.integer("hidden-size");

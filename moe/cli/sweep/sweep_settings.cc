@@ -34,12 +34,13 @@ Axes: flags whose value ends with ",..." take a comma list of values and ranges.
   256-1024+256      256, 512, 768, 1024
   4-64*2            4, 8, 16, 32, 64
   none,1-2+0.25     none, 1, 1.25, 1.5, 1.75, 2
-Points come in the order of the nested loops, outermost first: router, ranks, ep, dispatch,
+Points come in the order of the nested loops, outermost first: router, ranks, pp, tp, ep, dispatch,
 moe-overlap-degree, hidden-size, moe-ffn-hidden-size, dtype, tokens-per-rank or micro-batch-size,
 routing, num-experts, topk, capacity-factor. Bad values are refused before anything runs; values
 that do not go together (topk above num-experts) make an error row, unless no point is possible.
 
 Columns; means over the repetitions
+  dp         copies of every expert: ranks / pp / ep
   tok/rank   tokens of a step / ranks
   params     over all experts / used by one token
   tok/s      tokens of all ranks / time; +- standard deviation over repetitions (n - 1). training:
@@ -131,6 +132,8 @@ absl::Span<const SweepAxis> SweepAxes() {
   static const SweepAxis axes[] = {
       {"router", "router", {.kind = AxisKind::kText}},
       {"ranks", "R", {}},
+      {"pipeline-model-parallel-size", "pp", {}},
+      {"tensor-model-parallel-size", "tp", {}},
       {"expert-model-parallel-size", "ep", {}},
       {"dispatch", "dispatch", {.kind = AxisKind::kText}},
       {"moe-overlap-degree", "d", {}},

@@ -74,6 +74,13 @@ expect 0 "the report of a sweep" "$moe" report whole.jsonl layer.jsonl --out pag
 for chart in "Capacity factor against dropped slots" "Capacity factor against loss" "Speed against loss"; do
   grep -qF "$chart" page.html || fail "the report has no chart '$chart'"
 done
+# Stages and ranks that share matrices: other times, the same loss.
+expect 0 "stages and tensor ranks" "$moe" sweep "${train[@]}" --ranks 4 --pp 1,2 --tp 1,2 --ep 2 --tensor-leaves 2 -J mesh.jsonl
+same "stages and tensor ranks" "$(rows mesh.jsonl '[(x["pp"], x["tp"], x["ep"], x["dp"]) for x in r]')" \
+  "[(1, 1, 2, 2), (1, 2, 2, 2), (2, 1, 2, 1), (2, 2, 2, 1)]"
+same "their losses" "$(rows mesh.jsonl 'len({x["val_loss"] for x in r})')" 1
+matches '^ *pp [|] tp [|] experts [|] topk [|]'
+matches '^\[4/4\] pp=2 tp=2 E=4 k=' stderr
 # Token ids as a text; --tokens is also a synonym of --tokens-per-rank for a layer.
 LC_ALL=C sed -z 's/./&\x01/g' "$text" >ids
 expect 0 "a sweep on ids" "$moe" sweep --measure train "${model[@]:2}" --tokens ids --vocab-size 512 --steps 1 --ranks 1 -q -o jsonl

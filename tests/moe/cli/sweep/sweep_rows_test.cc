@@ -27,6 +27,8 @@ Point PointAt(int64_t experts, double capacity_factor) {
           .topk = 2,
           .capacity_factor = capacity_factor,
           .ep = 2,
+          .tp = 1,
+          .pp = 1,
           .ranks = 4,
           .overlap = 1,
           .hidden = 32,
@@ -180,6 +182,23 @@ TEST(SweepRow, ReadsBackAsItWasWritten) {
     EXPECT_EQ(back.number("peak_mib"), 3);
     EXPECT_FALSE(back.failed());
   }
+}
+
+// Of 8 ranks. EP ranks of a stage hold every expert once, and tensor ranks are among them.
+TEST(SweepRow, DataParallelSizeIsThatOfAStagesExperts) {
+  const auto dp = [](int64_t pp, int64_t tp, int64_t ep) {
+    Point point = PointAt(8, 0);
+    point.ranks = 8;
+    point.pp = pp;
+    point.tp = tp;
+    point.ep = ep;
+    return ErrorRow(point, "").text("dp");
+  };
+  EXPECT_EQ(dp(1, 1, 2), "4");
+  EXPECT_EQ(dp(2, 1, 2), "2");
+  EXPECT_EQ(dp(2, 2, 4), "1");
+  EXPECT_EQ(dp(2, 1, 8), "");
+  EXPECT_EQ(dp(3, 1, 1), "");
 }
 
 TEST(SweepRow, ErrorsHaveAReasonAndNoFigures) {
