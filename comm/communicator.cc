@@ -168,6 +168,10 @@ absl::Status Communicator::Collect(CollectiveCall call, Stream& stream) {
   const int64_t width = SizeOf(call.type);
   for (int64_t& count : call.send_counts) count *= width;
   for (int64_t& count : call.recv_counts) count *= width;
+  if (!call.send_counts.empty()) {
+    bytes_sent_ += std::accumulate(call.send_counts.begin(), call.send_counts.end(),
+                                   -call.send_counts[static_cast<size_t>(rank())]);
+  }
   if (!call.reduces()) call.type = DType::kUInt8;
   if (moves(stream.device().kind)) return DoCollective(std::move(call), stream);
   return staging_.Run(

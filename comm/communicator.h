@@ -284,6 +284,9 @@ class Communicator {
   // where the backend can do so (local), else they fail at their timeout. Callable from any thread.
   virtual void Abort(absl::Status reason) = 0;
 
+  // Bytes for other ranks, of calls that have a part for each rank, so far.
+  int64_t bytes_sent() const { return bytes_sent_; }
+
   // Nanoseconds that this rank has spent in collectives between its own last received byte and that
   // of its peers. 0 with NCCL, which does not report it. To be called by the thread that runs the
   // collectives.
@@ -313,6 +316,7 @@ class Communicator {
   absl::Status StagedSendRecv(SendRecvOps ops, Stream& stream, const Site& site);
 
   HostStaging staging_;
+  int64_t bytes_sent_ = 0;
 };
 
 }  // namespace moe

@@ -33,9 +33,10 @@ absl::Status MoeLayer<T>::TakeOwnRows(const Pass& pass, Saved& saved) const {
 template <typename T>
 absl::Status MoeLayer<T>::GatherOwnRows(const Pass& pass, MatrixView<T> rows) const {
   if (!share_.cut() || rows.rows() == 0) return absl::OkStatus();
-  return AllGatherRows(rows, share_.RowsOf(rows.rows()),
-                       pass.context.mesh->group(MeshGroup::kTensor), *pass.context.compute,
-                       pass.site.Named("tensor rows"));
+  return TensorExchange(
+      pass.context, pass.site.Named("tensor rows"), [&](Communicator& group, const Site& at) {
+        return AllGatherRows(rows, share_.RowsOf(rows.rows()), group, *pass.context.compute, at);
+      });
 }
 
 template <typename T>
@@ -44,9 +45,11 @@ absl::Status MoeLayer<T>::GatherOwnSlots(const Pass& pass, const Routing& all,
   if (!share_.cut() || all.slot_offset.empty()) return absl::OkStatus();
   RankCounts slots = share_.RowsOf(all.tokens());
   for (int64_t& row : slots) row = all.slot_offset[row];
-  return AllGatherRows(MatrixView<float>(values.data(), std::ssize(values), 1), slots,
-                       pass.context.mesh->group(MeshGroup::kTensor), *pass.context.compute,
-                       pass.site.Named("combine weights"));
+  const MatrixView<float> column(values.data(), std::ssize(values), 1);
+  return TensorExchange(pass.context, pass.site.Named("combine weights"),
+                        [&](Communicator& group, const Site& at) {
+                          return AllGatherRows(column, slots, group, *pass.context.compute, at);
+                        });
 }
 
 template <typename T>

@@ -192,7 +192,6 @@ absl::Status AttentionBlock<T>::HeadNormBackward(const Pass& pass, const Norm<T>
   if (!share_.cut()) return norm.Backward(pass, saved, dy, dx, Write::kOverwrite, ready);
   Workspace& workspace = *pass.context.workspace;
   Stream& stream = *pass.context.compute;
-  Communicator& group = pass.context.mesh->group(MeshGroup::kTensor);
   const WorkspaceScope scope(workspace);
   const int64_t rows = dx.rows(), width = config_.head_dim();
   const int64_t own = dx.cols() / width, each = own / config_.key_value_heads();
@@ -202,8 +201,10 @@ absl::Status AttentionBlock<T>::HeadNormBackward(const Pass& pass, const Norm<T>
     using Element = std::remove_const_t<std::remove_pointer_t<decltype(mine.data())>>;
     MOE_ASSIGN_OR_RETURN(const auto to, workspace.Matrix<Element>(rows, cut.back()));
     whole = to;
-    return AllGatherColumns<Element>(mine, cut, to, group, workspace, stream,
-                                     pass.site.Named("norms of heads"));
+    return TensorExchange(
+        pass.context, pass.site.Named("norms of heads"), [&](Communicator& group, const Site& at) {
+          return AllGatherColumns<Element>(mine, cut, to, group, workspace, stream, at);
+        });
   };
   NormSaved<T> whole;
   MatrixView<const T> whole_dy;

@@ -60,7 +60,6 @@ absl::Status OutputHead<T>::RowLosses(const Pass& pass, MatrixView<float> logits
     return CrossEntropy<T>(logits, batch.targets, scale, batch.row_loss, d_logits, stream);
   }
   Workspace& workspace = *context.workspace;
-  Communicator& group = context.mesh->group(MeshGroup::kTensor);
   const RankCounts rows = share_.RowsOf(logits.rows());
   const int64_t first = rows[share_.index], own = rows[share_.index + 1] - first;
   const auto mine = [&](auto span) {
@@ -69,8 +68,11 @@ absl::Status OutputHead<T>::RowLosses(const Pass& pass, MatrixView<float> logits
   const bool backward = d_logits.rows() > 0;
   const WorkspaceScope scope(workspace);
   MOE_ASSIGN_OR_RETURN(const auto whole, workspace.Matrix<float>(own, vocabulary_.back()));
-  MOE_RETURN_IF_ERROR(ColumnsToRows<float>({rows, vocabulary_, logits, whole}, group, workspace,
-                                           stream, pass.site.Named("logits")));
+  MOE_RETURN_IF_ERROR(
+      TensorExchange(context, pass.site.Named("logits"), [&](Communicator& group, const Site& at) {
+        return ColumnsToRows<float>({rows, vocabulary_, logits, whole}, group, workspace, stream,
+                                    at);
+      }));
   MatrixView<T> d_whole;
   if (backward) {
     MOE_ASSIGN_OR_RETURN(d_whole, LogitGradientMemory<T>(whole, workspace));
@@ -78,11 +80,18 @@ absl::Status OutputHead<T>::RowLosses(const Pass& pass, MatrixView<float> logits
   MOE_RETURN_IF_ERROR(
       CrossEntropy<T>(whole, mine(batch.targets), scale, mine(batch.row_loss), d_whole, stream));
   if (backward) {
-    MOE_RETURN_IF_ERROR(RowsToColumns<T>({rows, vocabulary_, d_logits, d_whole}, group, workspace,
-                                         stream, pass.site.Named("gradient of the logits")));
+    MOE_RETURN_IF_ERROR(TensorExchange(context, pass.site.Named("gradient of the logits"),
+                                       [&](Communicator& group, const Site& at) {
+                                         return RowsToColumns<T>(
+                                             {rows, vocabulary_, d_logits, d_whole}, group,
+                                             workspace, stream, at);
+                                       }));
   }
   const MatrixView<float> losses(batch.row_loss.data(), logits.rows(), 1);
-  return AllGatherRows(losses, rows, group, stream, pass.site.Named("losses"));
+  return TensorExchange(context, pass.site.Named("losses"),
+                        [&](Communicator& group, const Site& at) {
+                          return AllGatherRows(losses, rows, group, stream, at);
+                        });
 }
 
 template <typename T>

@@ -75,6 +75,11 @@ class TrainingLoop {
   absl::Status Finish();
   absl::Status SumBytes(const Site& site);
   int64_t ActiveParameters() const;
+  // Sent to other ranks of the tensor group by this rank so far.
+  int64_t TensorBytes() const {
+    Mesh& mesh = *context_.mesh;
+    return mesh.size(MeshGroup::kTensor) == 1 ? 0 : mesh.group(MeshGroup::kTensor).bytes_sent();
+  }
 
   LossScaler* scaler() { return scaler_.has_value() ? &*scaler_ : nullptr; }
   // Learning rate of the next step: skipped steps do not count.
@@ -169,6 +174,7 @@ absl::Status TrainingLoop<T>::Step(int64_t step) {
   if (trace_ != nullptr) trace_->Switch(traced);
   const ExchangeBytes before = model_->exchange_bytes();
   const int64_t between_stages = trainer_.pipeline().bytes_sent();
+  const int64_t of_tensors = TensorBytes();
   metrics_.step = step;
   metrics_.learning_rate = LearningRate();
   metrics_.loss_scale = scaler_.has_value() ? scaler_->scale() : 0;
@@ -179,6 +185,7 @@ absl::Status TrainingLoop<T>::Step(int64_t step) {
   MOE_RETURN_IF_ERROR(VerifyReplicas(step));
   AddDifference(before, model_->exchange_bytes(), exchanged_);
   report_.pipeline_bytes += trainer_.pipeline().bytes_sent() - between_stages;
+  report_.tensor_bytes += TensorBytes() - of_tensors;
   MOE_RETURN_IF_ERROR(Collect(start_ns));
   AddToReport();
   MOE_RETURN_IF_ERROR(HandOverRouting(step));
@@ -424,8 +431,8 @@ absl::Status TrainingLoop<T>::SumBytes(const Site& site) {
     report_.reduced_experts = trainer_.traffic(MeshGroup::kExpertData);
     reduced = report_.reduced_replicated.bytes_sent + report_.reduced_experts.bytes_sent;
   }
-  int64_t bytes[] = {exchanged_.self, exchanged_.same_node, exchanged_.cross_node, reduced,
-                     report_.pipeline_bytes};
+  int64_t bytes[] = {exchanged_.self, exchanged_.same_node,   exchanged_.cross_node,
+                     reduced,         report_.pipeline_bytes, report_.tensor_bytes};
   MOE_RETURN_IF_ERROR(
       world_.AllReduce<int64_t>(absl::MakeSpan(bytes), ReduceOp::kSum, stream, site));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
@@ -434,6 +441,7 @@ absl::Status TrainingLoop<T>::SumBytes(const Site& site) {
   report_.exchange_bytes.cross_node = bytes[2];
   report_.all_reduce_bytes = bytes[3];
   report_.pipeline_bytes = bytes[4];
+  report_.tensor_bytes = bytes[5];
   const Trainer::StateBytes state = trainer_.state_bytes();
   int64_t most[] = {state.allocated, state.formula};
   MOE_RETURN_IF_ERROR(

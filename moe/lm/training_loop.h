@@ -122,6 +122,7 @@ struct TrainReport {
   ExchangeBytes exchange_bytes;   // bytes of steps, without validation; sum over ranks
   int64_t all_reduce_bytes = 0;   // sum over ranks; with ZeRO bytes of scatters and gathers
   int64_t pipeline_bytes = 0;     // sum over ranks: rows and their gradients between stages
+  int64_t tensor_bytes = 0;       // sum over ranks: sums, rows and logits between tensor ranks
   // Bytes of parameters, gradients' sums and optimiser on the rank with most: measured, and by the
   // formula.
   int64_t state_bytes = 0, state_bytes_formula = 0;

@@ -97,6 +97,7 @@ absl::Status Timed(const Context& context, const Site& site, const Work& work, S
   TraceEvent* const event = clock.recorder() == nullptr ? nullptr : clock.Open(work, site, stream);
   const ExchangeBytes before =
       event != nullptr && work.moved != nullptr ? *work.moved : ExchangeBytes();
+  const int64_t sent = work.group == nullptr ? 0 : work.group->bytes_sent();
   MOE_RETURN_IF_ERROR(clock.Start(work.phase, event, stream));
   MOE_RETURN_IF_ERROR(body());
   if (event != nullptr && work.moved != nullptr) {
@@ -104,6 +105,7 @@ absl::Status Timed(const Context& context, const Site& site, const Work& work, S
     event->bytes =
         work.moved->same_node + work.moved->cross_node - before.same_node - before.cross_node;
   }
+  if (event != nullptr && work.group != nullptr) event->bytes = work.group->bytes_sent() - sent;
   return clock.Stop(work.phase, event, stream);
 }
 

@@ -46,6 +46,7 @@ struct Work {
   int64_t bytes = -1;  // bytes that leave this rank, if known beforehand
   // If not, the counter that is updated while the work is enqueued.
   const ExchangeBytes* moved = nullptr;
+  const Communicator* group = nullptr;  // or the group whose bytes_sent grow meanwhile
 };
 
 // A rank's seconds in the phases dispatch and combine, divided into three.

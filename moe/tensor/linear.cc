@@ -194,13 +194,18 @@ absl::Status Linear<T>::SumOverRanks(const Context& context, TensorAxis reduced,
                                            tree)));
   }
   const RankCounts rows = share_.RowsOf(x.rows());
-  Communicator& group = context.mesh->group(MeshGroup::kTensor);
-  MOE_RETURN_IF_ERROR(TreeReduceScatter<T>({.cut = whole.cut,
-                                            .row_offsets = rows,
-                                            .nodes = sums,
-                                            .out = RowsOfRank(y, rows, share_.index)},
-                                           group, workspace, stream, site.Named("tensor sum")));
-  return AllGatherRows(y, rows, group, stream, site.Named("tensor rows"));
+  const TreeScatter<T> scatter = {.cut = whole.cut,
+                                  .row_offsets = rows,
+                                  .nodes = sums,
+                                  .out = RowsOfRank(y, rows, share_.index)};
+  MOE_RETURN_IF_ERROR(
+      TensorExchange(context, site.Named("tensor sum"), [&](Communicator& group, const Site& at) {
+        return TreeReduceScatter<T>(scatter, group, workspace, stream, at);
+      }));
+  return TensorExchange(context, site.Named("tensor rows"),
+                        [&](Communicator& group, const Site& at) {
+                          return AllGatherRows(y, rows, group, stream, at);
+                        });
 }
 
 template <typename T>

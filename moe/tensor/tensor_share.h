@@ -26,6 +26,15 @@ struct TensorShare {
 };
 TensorShare ShareOf(const Context& context);
 
+// Runs exchange(group, site) among the ranks of the tensor group: an event of the time line, with
+// the name of the site and the bytes that leave this rank.
+template <typename Exchange>
+absl::Status TensorExchange(const Context& context, const Site& site, Exchange exchange) {
+  Communicator& group = context.mesh->group(MeshGroup::kTensor);
+  return Timed(context, site, {.name = site.name, .group = &group}, *context.compute,
+               [&] { return exchange(group, site); });
+}
+
 // The most ranks, up to `ranks`, for each of which an index has items.
 int MostRanks(const TreeCut& cut, int ranks);
 

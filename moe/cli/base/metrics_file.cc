@@ -155,6 +155,7 @@ std::string FinalLine(const lm::TrainReport& report) {
   exchanged["cross_node"] = report.exchange_bytes.cross_node;
   line["all_reduce_bytes"] = report.all_reduce_bytes;
   line["pipeline_bytes"] = report.pipeline_bytes;
+  line["tensor_bytes"] = report.tensor_bytes;
   line["state_bytes"] = report.state_bytes;
   line["state_bytes_formula"] = report.state_bytes_formula;
   line["parameters_total"] = report.parameters_total;

@@ -186,6 +186,7 @@ void AddTraffic(Text& text, const lm::TrainReport& report, ZeroStage zero) {
   row(zero == ZeroStage::kNone ? "gradients: all-reduce" : "gradients: scatter, weights: gather",
       report.all_reduce_bytes);
   if (report.pipeline_bytes > 0) row("rows: between stages", report.pipeline_bytes);
+  if (report.tensor_bytes > 0) row("sums, rows: of tensor ranks", report.tensor_bytes);
   Add(text, "state of a rank {}, by the formula {} (--zero {})\n",
       BytesText(static_cast<double>(report.state_bytes)),
       BytesText(static_cast<double>(report.state_bytes_formula)), static_cast<int>(zero));

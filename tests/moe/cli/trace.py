@@ -218,6 +218,17 @@ def main():
             beside += sum(overlap(a, b) > 0 for a in lane for b in experts)
         check(beside > 0, "overlap: no exchange beside experts in four steps")
 
+        # Ranks that share matrices: every byte that they exchange is in an event.
+        _, _, rows, trace = train(work, text, 2, "--tp", 2, "--tensor-leaves", 2,
+                                  "--moe-shared-expert-intermediate-size", 32, name="tensor")
+        names = ("tensor sum", "tensor rows", "combine weights", "logits",
+                 "gradient of the logits", "losses")
+        lanes = load(trace, 2, two, "tensor").values()
+        sent = {name: sum(e["args"]["bytes"] for lane in lanes for e in lane if e["name"] == name)
+                for name in names}
+        check(min(sent.values()) > 0 and sum(sent.values()) == rows[-1]["tensor_bytes"],
+              f"tensor: {sent}, expected {rows[-1]['tensor_bytes']} in all")
+
         # Only some steps of a run; the trace exists when the last of them has ended.
         _, _, _, trace = train(work, text, 2, "--profile-step-start", 2, "--profile-step-end", 3,
                                name="window", steps=4)

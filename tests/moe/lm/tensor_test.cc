@@ -70,6 +70,21 @@ TEST(TensorTest, LossesAndWeightsHaveTheBitsOfOneRank) {
   }
 }
 
+// By docs/parallelism.md, of two ranks: a node each of every sum, T even.
+TEST(TensorTest, TensorRanksSendAsManyBytesAsTheFormulaSays) {
+  TrainConfig config = TensorConfig();
+  config.steps = 2;
+  const Trace got = TrainIn(config, TensorLayout(2, 2, 4));
+  ASSERT_TRUE(got.status.ok()) << got.status;
+  const int64_t t = config.sequence_length, h = config.model.hidden_size, b = sizeof(float);
+  const int64_t sums = (4 * config.model.num_layers + 1) * (4 + b) * t * h / 2;
+  const int64_t experts = b * t * h + b * config.model.moe.router.top_k * t / 2;
+  const int64_t output = (4 + b) * t * config.model.vocab_size / 4 + b * t / 2;
+  EXPECT_EQ(got.report.tensor_bytes,
+            2 * config.steps * config.trainer.micro_batches * (sums + experts + output));
+  EXPECT_EQ(TrainIn(config, {.ranks = 2}).report.tensor_bytes, 0);
+}
+
 // What differs: types, leaves, an output layer that is whole on each rank, layers computed again,
 // parts of the state, chunks of the exchange, and weights on the experts' input.
 TEST(TensorTest, OtherModelsAndSettingsHaveTheBitsOfOneRank) {
