@@ -1,4 +1,6 @@
 // Runs whose layers are in stages of a pipeline, against one rank that has all of them.
+#include <algorithm>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -6,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "moe/lm/text_rounds.h"
 #include "tests/moe/lm/train_harness.h"
 #include "tests/sanitizers.h"
 
@@ -140,6 +143,73 @@ TEST(PipelineTest, SixteenBitsAndFastNumerics) {
   config.trainer.session.numerics = Numerics::kFast;
   // One rank for each part: the same sums, in the same order.
   ExpectSameTrace(TrainIn(config, {2, 2}), testing::TrainIn(config));
+}
+
+// Peak bytes of each stage's stashes in a step of `rounds` micro-batches.
+std::vector<int64_t> StashBytes(TrainConfig config, const Case& c, int64_t rounds) {
+  static const Corpus& corpus = *new Corpus(MakeCorpus());
+  config.trainer.micro_batches = rounds;
+  config = LaidOut(With(config, c), LayoutOf(c));
+  std::vector<int64_t> bytes(static_cast<size_t>(c.pp));
+  ::moe::testing::RunLocalRanks(c.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto owner, CreateTrainer(config, std::move(world)));
+    Trainer& trainer = *owner;
+    MOE_ASSIGN_OR_RETURN(auto created,
+                         Model<float>::Create(ModelConfig(config), trainer.pipeline().shape(),
+                                              trainer.parameters(), trainer.context()));
+    MOE_ASSIGN_OR_RETURN(Model<float>* const model, trainer.Add(std::move(created)));
+    StepTotals totals(model->moe_layers());
+    TextRounds<float> host(config, corpus.train, *model, totals, nullptr);
+    MOE_RETURN_IF_ERROR(trainer.RunRounds(model->pipeline(), host));
+    MOE_RETURN_IF_ERROR(trainer.Step({}).status());
+    const int stage = trainer.context().mesh->index(MeshGroup::kPipeline);
+    bytes[static_cast<size_t>(stage)] = trainer.session().stashes().peak_bytes();
+    return absl::OkStatus();
+  });
+  return bytes;
+}
+
+// The table of docs/parallelism.md, of three stages: micro-batches in a chunk that stage s keeps.
+int64_t KeptBy(ScheduleKind schedule, int s, int64_t rounds) {
+  switch (schedule) {
+    case kGPipe:
+      return rounds;
+    case k1F1B:
+      return std::min<int64_t>(3 - s, rounds);
+    case kZeroBubble:
+      return std::min<int64_t>(3, rounds);
+    case kInterleaved:  // of two chunks
+      return std::min<int64_t>(2 * (3 - s - 1) + 3 + 1, 2 * rounds);
+  }
+  return 0;
+}
+
+// In bytes of a micro-batch in a chunk, with the copies of zb-h1. Chunks are alike, but for the
+// rows of embedding and output layer, which one of two has.
+TEST(PipelineTest, AStageKeepsAsManyMicroBatchesAsItsScheduleSays) {
+  if (kSanitized) GTEST_SKIP() << "passes as in the other tests";
+  TrainConfig config = PipelineConfig();
+  config.model.moe_layer_freq = 1;
+  config.sequence_length = 128;  // rows of experts take more than a router's scratch
+  config.micro_batch_size = 4;
+  for (const ScheduleKind schedule : {kGPipe, k1F1B, kZeroBubble, kInterleaved}) {
+    const int chunks = schedule == kInterleaved ? 2 : 1;
+    TrainConfig of_chunk = config;
+    of_chunk.model.num_layers /= chunks;
+    const std::vector<int64_t> one =
+        StashBytes(of_chunk, {3, 3, 1, 1, chunks == 1 ? schedule : k1F1B}, 1);
+    for (const int64_t rounds : {2, 3, 6}) {
+      if (chunks > 1 && rounds % 3 != 0) continue;
+      const Case c = {3, 3, chunks, 1, schedule};
+      const std::vector<int64_t> got = StashBytes(config, c, rounds);
+      for (int s = 0; s < 3; ++s) {
+        SCOPED_TRACE(::testing::Message() << c << ", stage " << s << ", rounds " << rounds);
+        const int64_t kept = KeptBy(schedule, s, rounds);
+        EXPECT_LE(got[s], kept * one[s]);
+        EXPECT_GE(got[s], kept * one[chunks == 1 ? s : 1]);
+      }
+    }
+  }
 }
 
 // A checkpoint has no stages: any layout goes on from any.
