@@ -57,9 +57,9 @@ struct DispatchPlanInputs {
 // docs/dispatch.md draws them. Slots of identity experts (ids >= num_routed_experts) and dropped
 // slots have no row anywhere. A plan has the arrays that its dispatchers read; others are empty.
 //
-// Immutable. Its arrays but slot_offset live in the workspace given to Build: host memory. A plan of OnDevice or
-// BuildOnDevice has those marked (device) in memory of a stream's device, for kernels alone to
-// read. Copies are views of the same arrays.
+// Immutable. Its arrays but slot_offset live in the workspace given to Build: host memory. A plan
+// of OnDevice or BuildOnDevice has those marked (device) in memory of a stream's device, for
+// kernels alone to read. Copies are views of the same arrays.
 // Layout after Lepikhin et al., "GShard" (2020), arXiv:2006.16668, without its capacity limit;
 // the dropless form follows Gale et al., "MegaBlocks" (2022), arXiv:2211.15841.
 class DispatchPlan {

@@ -143,7 +143,7 @@ if [[ ! -e $out/steps.tsv && -n $(ls -A "$out") ]]; then
   echo "gpu_check: $out is not empty and not of an earlier run" >&2
   exit 2
 fi
-rm -f "$out"/*.{json,jsonl,log,tsv}
+rm -f "$out"/*.{json,jsonl,log,tsv} "$out"/{text,table.txt}
 # Where our programs alone look for libraries: those of a bundle, and those of PyTorch.
 GPU_CHECK_LIBRARIES=${is_bundle:+$here/lib:}$(python3 -c '
 import glob, importlib.util
@@ -182,6 +182,18 @@ sanitize() { # tool, filter of cases, options
   return "$rc"
 }
 
+# Trains in several layouts, on these scripts as text: the weights end with the same bits.
+train_layouts() {
+  local layout hash first=''
+  cat "$here"/gpu_* "$here/nccl_one_gpu.sh" >"$out/text" || return 1
+  for layout in '--ranks 1' '--ranks 2 --ep 2' '--ranks 4 --ep 2 --zero 2' '--ranks 4 --ep 4 --dispatch staged'; do
+    hash=$(ours "$moe" train --device cuda --share-device --data "$out/text" --dtype bf16 --steps 20 \
+      --eval-sequences 1 $layout | sed -n 's/^weights_xxh3 *//p') || return 1
+    echo "$layout: weights_xxh3 $hash"
+    [[ $hash && $hash == "${first:=$hash}" ]] || return 1
+  done
+}
+
 kernels() { # name of the result, operation, flags
   ours "$kernel_bench" "$2" --device cuda --threads "$(nproc)" --benchmark_repetitions=30 --benchmark_min_time=0 \
     --benchmark_out="$out/$1.json" "${@:3}"
@@ -193,8 +205,8 @@ sm_clock() { timeout 5 nvidia-smi --format=csv,noheader,nounits --query-gpu=cloc
 
 # step <name> <seconds> <command...>: output in $out/<name>.log and a line in steps.tsv: name, exit
 # code, seconds, the SM clock in MHz just after it, the last line of the output.
-export -f build_all ours probe run_tests sanitize kernels peer
-export is_bundle dir jobs GPU_CHECK_LIBRARIES sanitizer tests bin kernel_bench out peers
+export -f build_all ours probe run_tests sanitize train_layouts kernels peer
+export here moe is_bundle dir jobs GPU_CHECK_LIBRARIES sanitizer tests bin kernel_bench out peers
 step() {
   local name=$1 budget=$2 left=$((seconds - SECONDS)) start=$SECONDS rc=124 last="no time was left"
   ((left < budget)) && budget=$left
@@ -252,6 +264,7 @@ run_all_tests() {
   step verify 40 ours "$moe" verify --device cuda -q --layouts 'ranks=1,2,3'
   step verify_bf16 40 ours "$moe" verify --device cuda -q --dtype bf16 --router mixtral --num-experts 8 \
     --hidden-size 128 --moe-ffn-hidden-size 64 --micro-batch-tokens 32 --layouts 'ranks=1,2,4'
+  step train_layouts 60 train_layouts
   if [[ -x $bin/$nccl_contract ]]; then # several ranks of NCCL on the one GPU: for correctness
     step nccl_contract 60 ours "$here/nccl_one_gpu.sh" -n 3 "$bin/$nccl_contract" --gtest_brief=1 \
       --gtest_filter="$exchanges"

@@ -57,26 +57,26 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) CombineKernel(Combine
   });
 }
 
-// A lane holds 2 neighbouring partial sums of WideDot for each of several slots, which share what it
-// reads of dy and converts. So 8 lanes read a row.
-constexpr int kPair = 2, kPairLanes = kPartials / kPair;
-constexpr int kSlotsOfLane = 4;
-// Pairs of each row that are read before the first is added.
+// A lane holds 4 neighbouring partial sums of WideDot for each of two slots, which share what it
+// reads of dy and converts. So 4 lanes read a row, in 16 bits 8 bytes each.
+constexpr int kOwned = 4, kRowLanes = kPartials / kOwned;
+constexpr int kSlotsOfLane = 2;
+// Reads of each row before the first is added.
 template <typename T>
-constexpr int kPairsAhead = 8 / static_cast<int>(sizeof(T));
+constexpr int kReadsAhead = 8 / static_cast<int>(sizeof(T));
 
 template <typename T>
 struct SlotDots {
   const T* dy;
   const T* row[kSlotsOfLane] = {};  // nullptr: no slot, or a dropped one
-  double sum[kSlotsOfLane][kPair] = {};
+  double sum[kSlotsOfLane][kOwned] = {};
 
   // Adds the products of columns c, c + 16 ... c + 16 (kAhead - 1) and kWidth - 1 columns behind
   // each to the sums from kFirst on. Products of two float32 are exact in float64, so that a fused
   // multiply-add has the bits of two operations.
   template <int kAhead, int kWidth, int kFirst = 0>
   __device__ void Add(int64_t c) {
-    Elements<T, kWidth> d[kAhead], values[kSlotsOfLane][kAhead];
+    Elements<T, kWidth> d[kAhead], values[kSlotsOfLane][kAhead] = {};
     MOE_UNROLL
     for (int a = 0; a < kAhead; ++a) d[a] = Load<kWidth>(dy + c + a * kPartials);
     MOE_UNROLL
@@ -102,47 +102,53 @@ struct SlotDots {
 
   // The dot product of slot j; all lanes of half a warp call it.
   __device__ double Fold(int j) const {
-    double partial[kPair] = {sum[j][0], sum[j][1]};
-    for (int width = kPairLanes / 2; width >= 1; width /= 2) {
-      for (double& p : partial) p += __shfl_xor_sync(HalfWarpMask(), p, width);
+    double partial[kOwned];
+    MOE_UNROLL
+    for (int i = 0; i < kOwned; ++i) {
+      partial[i] = sum[j][i];
+      for (int width = kRowLanes / 2; width >= 1; width /= 2) {
+        partial[i] += __shfl_xor_sync(HalfWarpMask(), partial[i], width);
+      }
     }
-    return partial[0] + partial[1];
+    return (partial[0] + partial[2]) + (partial[1] + partial[3]);
   }
 };
 
-// Half a warp owns a token, 8 of its slots at a time: its lower lanes the even, its upper ones the
-// odd.
+// Half a warp owns a token, 8 of its slots at a time: its first four lanes every fourth of them, and
+// so on.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     WeightGradientKernel(WeightGradient<T> g) {
-  constexpr int kHalves = kPartials / kPairLanes, kBytes = kPair * static_cast<int>(sizeof(T));
-  constexpr int kStep = kPartials * kPairsAhead<T>;
+  constexpr int kParts = kPartials / kRowLanes, kBytes = kOwned * static_cast<int>(sizeof(T));
+  constexpr int kStep = kPartials * kReadsAhead<T>;
   const int64_t cols = g.dy.cols();
   const bool aligned = RowsAlignedTo(g.dy, kBytes) && RowsAlignedTo(g.rows, kBytes);
-  const int64_t pair_columns = aligned ? cols - cols % kStep : 0;
+  const int64_t whole_columns = aligned ? cols - cols % kStep : 0;
   ForRows<kPartials>(g.dy.rows(), [&](int64_t token, int lane) {
     const int64_t end = g.slot_offset[token + 1];
-    for (int64_t s = g.slot_offset[token]; s < end; s += kHalves * kSlotsOfLane) {
+    for (int64_t s = g.slot_offset[token]; s < end; s += kParts * kSlotsOfLane) {
       SlotDots<T> dots = {.dy = g.dy.row(token)};
-      const int64_t mine = s + lane / kPairLanes;
+      const int64_t mine = s + lane / kRowLanes;
       MOE_UNROLL
       for (int j = 0; j < kSlotsOfLane; ++j) {
-        const int64_t slot = mine + kHalves * j;
+        const int64_t slot = mine + kParts * j;
         const int32_t row = slot < end ? g.row_of_slot[slot] : -1;
         if (row >= 0) dots.row[j] = g.rows.row(row);
       }
-      int64_t c = lane % kPairLanes * kPair;
-      for (; c < pair_columns; c += kStep) dots.template Add<kPairsAhead<T>, kPair>(c);
+      int64_t c = lane % kRowLanes * kOwned;
+      for (; c < whole_columns; c += kStep) dots.template Add<kReadsAhead<T>, kOwned>(c);
       MOE_NO_UNROLL
       for (; c < cols; c += kPartials) {
         dots.template Add<1, 1>(c);
         if (c + 1 < cols) dots.template Add<1, 1, 1>(c + 1);
+        if (c + 2 < cols) dots.template Add<1, 1, 2>(c + 2);
+        if (c + 3 < cols) dots.template Add<1, 1, 3>(c + 3);
       }
       MOE_UNROLL
       for (int j = 0; j < kSlotsOfLane; ++j) {
         const double dot = dots.Fold(j);
-        const int64_t slot = mine + kHalves * j;
-        if (lane % kPairLanes == 0 && slot < end) g.d_weight[slot] = static_cast<float>(dot);
+        const int64_t slot = mine + kParts * j;
+        if (lane % kRowLanes == 0 && slot < end) g.d_weight[slot] = static_cast<float>(dot);
       }
     }
   });

@@ -15,7 +15,7 @@ namespace moe::expert_sort {
 
 constexpr int kMaxExperts = 1024;
 // Slots of one block. A chunk belongs to one micro-batch.
-constexpr int64_t kChunkSlots = 2048;
+constexpr int64_t kChunkSlots = 1024;
 
 // SortByExpert (expert_sort.h). A slot is kept if its expert is in 0 .. E - 1 (others are identity
 // experts) and it is not dropped.

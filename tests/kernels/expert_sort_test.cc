@@ -273,7 +273,7 @@ TEST_F(ExpertSortTest, ExpertRowsByHandReadNoRowThatIsNotTheirSources) {
 TEST_F(ExpertSortTest, HasTheOrderOfThePlainLoopsForAnySizeAndSchedule) {
   ForSchedules([&] {
     // One choice a token: sizes around a warp, a warp's share and a chunk.
-    for (const int64_t slots : {int64_t{1}, int64_t{257}, kChunkSlots, kChunkSlots + 1}) {
+    for (const int64_t slots : {int64_t{1}, int64_t{129}, kChunkSlots, kChunkSlots + 1}) {
       const Slots s = RandomSlots({slots}, 5, 1, 1);
       ExpectEqual(Sort(s), SortInPlainLoops(s));
     }
