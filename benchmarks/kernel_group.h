@@ -110,7 +110,8 @@ MadeKernels MakePermuteKernels(const KernelShape& shape, KernelDevice& device);
 MadeKernels MakeCombineKernels(const KernelShape& shape, KernelDevice& device);
 
 // The grouped products of N rows: forward x W^T, input_grad dy W, weight_grad dy^T x in float32 and
-// weight_grad_exact in exact sums, of 2 N H F operations each; on a CPU also pack, and packed_forward, whose weights are packed already.
+// weight_grad_exact in exact sums, of 2 N H F operations each; on a CPU also pack, and
+// packed_forward, whose weights are packed already.
 MadeKernels MakeGemmKernels(const KernelShape& shape, KernelDevice& device);
 
 }  // namespace moe::measure

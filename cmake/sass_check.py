@@ -10,7 +10,7 @@ its loops are found. The exit code is 1
   - if a kernel does not meet one of RULES.
 A row of RULES names a kernel, without template arguments or with the beginning of them, and bounds one counter
 of one loop in each of its instances, for each GPU: of the loop that has the most of the counter `loop`, without
-the loops inside it. A rule of a kernel that is not there fails. --table prints instead the counters of every
+the loops inside it, or if that is "kernel" of all its code. A rule of a kernel that is not there fails. --table prints instead the counters of every
 loop without loops inside or with products.
 
   slots    instructions                      local  accesses of local memory
@@ -150,7 +150,7 @@ def counters(code):
 
 
 def measured(cuobjdump, binaries):
-    """{(kernel, gpu): [(innermost, counters) of its loops]}"""
+    """{(kernel, gpu): ([(innermost, counters) of its loops], counters of all its code)}"""
     found = {}
     for binary in binaries:
         for gpu, name, code in disassembled(cuobjdump, binary):
@@ -162,7 +162,8 @@ def measured(cuobjdump, binaries):
             continue
         blocks = blocks_of(code)
         nested = list(loops(blocks, set(range(len(blocks)))))
-        rows = result[names[name], gpu] = []
+        rows = []
+        result[names[name], gpu] = rows, counters(code)
         for body, innermost in nested:
             own = body.difference(*(other for other, _ in nested if other < body))
             rows.append((innermost, counters([x for n in sorted(own) for x in blocks[n][0]])))
@@ -181,7 +182,7 @@ def is_of(rule, kernel):
 
 
 def everywhere(found, wanted):
-    for (kernel, gpu), rows in sorted(found.items()):
+    for (kernel, gpu), (rows, _) in sorted(found.items()):
         bounded = {rule["counter"] for rule in wanted if is_of(rule, kernel)}
         for innermost, count in rows:
             if innermost and count["load16"] and count["store"] and "store" not in bounded:
@@ -191,21 +192,25 @@ def everywhere(found, wanted):
 
 
 def failures(rule, found):
-    instances = {key: rows for key, rows in sorted(found.items()) if is_of(rule, key[0])}
+    instances = {key: kernel for key, kernel in sorted(found.items()) if is_of(rule, key[0])}
     if not instances:
         yield f"{rule['kernel']}: not there"
-    for (name, gpu), rows in instances.items():
-        hot = max((count for _, count in rows), key=lambda count: count[rule["loop"]], default=None)
+    for (name, gpu), (rows, whole) in instances.items():
+        if rule["loop"] == "kernel":
+            hot, where = whole, "the kernel"
+        else:
+            hot = max((count for _, count in rows), key=lambda count: count[rule["loop"]], default=None)
+            where = f"the loop with the most {rule['loop']}"
         got = hot[rule["counter"]] if hot else 0
         low, high = int(rule["at_least"] or 0), int(rule["at_most"] or sys.maxsize)
         if not low <= got <= high:
-            yield (f"{name} on {gpu}: {rule['counter']} {got} in the loop with the most {rule['loop']}, expected "
+            yield (f"{name} on {gpu}: {rule['counter']} {got} in {where}, expected "
                    f"{rule['at_least']}..{rule['at_most']}: {rule['why']}")
 
 
 def table(found):
     yield "  ".join(f"{name:>7}" for name in COUNTERS) + "  gpu      kernel"
-    for (kernel, gpu), rows in sorted(found.items()):
+    for (kernel, gpu), (rows, _) in sorted(found.items()):
         for innermost, count in rows:
             if innermost or count["mma"] or count["fma"]:
                 yield "  ".join(f"{count[name] or '':>7}" for name in COUNTERS) + f"  {gpu:<7}  {kernel}"

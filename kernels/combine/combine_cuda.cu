@@ -114,8 +114,7 @@ struct SlotDots {
   }
 };
 
-// Half a warp owns a token, 8 of its slots at a time: its first four lanes every fourth of them, and
-// so on.
+// Half a warp owns a token, 8 of its slots at a time; four lanes every fourth of them.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     WeightGradientKernel(WeightGradient<T> g) {

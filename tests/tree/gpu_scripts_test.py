@@ -184,6 +184,13 @@ class SassCheckTest(ScriptTest):
         self.rules("fma\tfma\t3\t")
         self.assert_fails("fma 2 in the loop with the most fma")
 
+    def test_a_rule_of_the_kernel_bounds_code_outside_of_loops(self):
+        self.kernel("HMMA.16816.F32 R4, R8, R12, R4", "@P0 BRA @0", STORE, STORE, "EXIT")
+        self.rules("kernel\tslots\t\t5", "mma\tstore16\t\t0")
+        self.assert_passes()
+        self.rules("kernel\tstore16\t\t1")
+        self.assert_fails("store16 2 in the kernel, expected ..1: why")
+
     def test_a_kernel_without_loops_has_none_of_anything(self):
         self.kernel("HMMA.16816.F32 R4, R8, R12, R4", "EXIT")
         self.rules("mma\tmma\t1\t")
