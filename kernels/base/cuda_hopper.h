@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <cuda/atomic>
+
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_tensor.h"
 #include "kernels/base/cuda_tensor_map.h"
@@ -52,6 +54,22 @@ class TransactionBarrier {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(SharedAddress(this)) : "memory");
 #else
     cusim::ArriveAtBarrier(this, 0, site);
+#endif
+  }
+
+  // Arrives at this barrier, or at the one in the same place of another block of the cluster.
+  __device__ void ArriveIn(unsigned block MOE_AND_SITE) {
+#if defined(__CUDACC__)
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+        "}" ::"r"(SharedAddress(this)),
+        "r"(block)
+        : "memory");
+#else
+    cusim::ArriveAtBarrierIn(block, this, site);
 #endif
   }
 
@@ -115,6 +133,73 @@ __device__ inline void CopyTile(const TensorMap& map, int x, int y, int z, void*
                     .from = {x, y, z},
                     .to = cusim::SharedAddress(shared, site)},
                    &barrier, site);
+#endif
+}
+
+// The block's position in its cluster, whose blocks run at the same time and reach each other's
+// shared memory. Without a cluster 0.
+__device__ inline unsigned ClusterRank() {
+#if defined(__CUDACC__)
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+#else
+  return cusim::ClusterRank();
+#endif
+}
+
+// Waits for all threads of the cluster, or of a block without one. Precedes the first signal to a barrier of another block,
+// and the end of a block that others signal.
+__device__ inline void ClusterBarrier(MOE_SITE) {
+#if defined(__CUDACC__)
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#else
+  cusim::ClusterBarrier(site);
+#endif
+}
+
+// Waits until `value`, which another block of the cluster raises, is above `last`.
+__device__ inline unsigned AwaitAbove(unsigned last, unsigned& value) {
+  const ::cuda::atomic_ref<unsigned, ::cuda::thread_scope_device> now(value);
+  for (;;) {
+    const unsigned read = now.load(::cuda::memory_order_relaxed);
+    if (read > last) return read;
+#if !defined(__CUDACC__)
+    cusim::MaybePreempt();
+#endif
+  }
+}
+
+// In place of FenceAsyncProxy() where other blocks of the cluster signal the barriers.
+__device__ inline void FenceBarriersOfCluster(MOE_SITE) {
+#if defined(__CUDACC__)
+  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+#else
+  cusim::FenceAsyncProxy(site);
+#endif
+}
+
+// CopyTile to the same place of all `blocks` blocks of the cluster, in each of which the barrier in
+// the same place counts all bytes.
+__device__ inline void CopyTileToCluster(const TensorMap& map, int x, int y, int z, void* shared,
+                                         TransactionBarrier& barrier,
+                                         unsigned blocks MOE_AND_SITE) {
+  if (blocks == 1) {
+    CopyTile(map, x, y, z, shared, barrier);
+    return;
+  }
+  const auto mask = static_cast<uint16_t>((1u << blocks) - 1);
+#if defined(__CUDACC__)
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(SharedAddress(shared)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(SharedAddress(&barrier)), "h"(mask)
+      : "memory");
+#else
+  cusim::IssueCopy({.map = *reinterpret_cast<const cusim::TensorMap*>(&map),
+                    .from = {x, y, z},
+                    .to = cusim::SharedAddress(shared, site)},
+                   &barrier, site, mask);
 #endif
 }
 

@@ -49,7 +49,34 @@ inline int DeviceAttribute(cudaDeviceAttr attribute) {
 struct LaunchShape {
   dim3 grid, block;
   size_t shared_bytes = 0;  // dynamic
+  // Neighbouring blocks that run at the same time, on one GPC of a Hopper GPU; divides grid.x.
+  unsigned cluster_blocks = 1;
 };
+
+#if defined(__CUDACC__)
+// Calls use(config) for a launch of `kernel` in this shape.
+template <typename Kernel, typename Use>
+cudaError_t WithConfig(Kernel* kernel, const LaunchShape& shape, cudaStream_t stream, Use use) {
+  constexpr size_t kGivenUnasked = 48 << 10;
+  if (shape.shared_bytes > kGivenUnasked) {
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
+    if (error != cudaSuccess) return error;
+  }
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = shape.cluster_blocks;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = shape.cluster_blocks > 1 ? 1 : 0;
+  return use(config);
+}
+#endif
 
 // Enqueues kernel(arguments...) on `stream`; returns the launch error alone. The only place that
 // launches: <<<>>> appears nowhere else. A shape without blocks or threads is the caller's error:
@@ -58,26 +85,32 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
                    const Arguments&... arguments) {
 #if defined(__CUDACC__)
-  constexpr size_t kGivenUnasked = 48 << 10;
-  if (shape.shared_bytes > kGivenUnasked) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
-    if (error != cudaSuccess) return error;
-  }
   // <<<>>> has no result, and the last error of this thread may come from another call.
-  cudaLaunchConfig_t config = {};
-  config.gridDim = shape.grid;
-  config.blockDim = shape.block;
-  config.dynamicSmemBytes = shape.shared_bytes;
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
+  return WithConfig(kernel, shape, stream, [&](const cudaLaunchConfig_t& config) {
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+  });
 #else
   // As on a GPU, a launch takes copies of the arguments, and the kernel runs when its turn comes.
-  return cusim::LaunchGrid({shape.grid, shape.block, shape.shared_bytes,
-                            [kernel, copies = std::tuple<Parameters...>(arguments...)] {
-                              std::apply(kernel, copies);
-                            }},
-                           stream);
+  return cusim::LaunchGrid(
+      {shape.grid, shape.block, shape.shared_bytes,
+       [kernel, copies = std::tuple<Parameters...>(arguments...)] { std::apply(kernel, copies); },
+       shape.cluster_blocks},
+      stream);
+#endif
+}
+
+// Clusters of the shape that the current device runs at once; 0 if it has none.
+template <typename Kernel>
+int ActiveClusters([[maybe_unused]] Kernel* kernel, const LaunchShape& shape) {
+#if defined(__CUDACC__)
+  int clusters = 0;
+  const cudaError_t error =
+      WithConfig(kernel, shape, nullptr, [&](const cudaLaunchConfig_t& config) {
+        return cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+      });
+  return error == cudaSuccess ? clusters : 0;
+#else
+  return DeviceAttribute(cudaDevAttrMultiProcessorCount) / static_cast<int>(shape.cluster_blocks);
 #endif
 }
 

@@ -46,12 +46,13 @@ struct Ring {
   cuda::TransactionBarrier* empty;  // products have ended
 };
 
-// Called by one thread, before FenceAsyncProxy() and a barrier of the block.
+// Called by one thread, before a fence and a barrier of the block, or of the cluster whose blocks
+// copy to each other's stages.
 template <int kStages>
-__device__ void InitRing(const Ring& ring) {
+__device__ void InitRing(const Ring& ring, unsigned cluster_blocks = 1) {
   for (int s = 0; s < kStages; ++s) {
     ring.full[s].Init(1);
-    ring.empty[s].Init(kConsumerWarps);
+    ring.empty[s].Init(kConsumerWarps * cluster_blocks);
   }
 }
 

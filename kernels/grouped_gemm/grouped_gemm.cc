@@ -135,7 +135,7 @@ absl::Status Enqueue(absl::string_view function, absl::string_view in, absl::str
   MOE_ASSIGN_OR_RETURN(const auto slab, SlabOf(function, weight));
   MOE_ASSIGN_OR_RETURN(const int64_t* const device_offsets,
                        OffsetsOnDevice(offsets, workspace, stream));
-  MOE_ASSIGN_OR_RETURN(const auto taken, workspace.Array<unsigned>(1));
+  MOE_ASSIGN_OR_RETURN(const auto taken, workspace.Array<unsigned>(gemm::kTakenWords));
   return LaunchKernel<T>(
       function,
       gemm::CudaGroupedGemm<T, TOut>{a, device_offsets, slab, weight_layout, c, taken.data()},

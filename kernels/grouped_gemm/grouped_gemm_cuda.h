@@ -40,9 +40,14 @@ struct CudaGroupedGemm {
   MatrixSlab<const T> weight;
   Layout weight_layout = Layout::kTransposed;
   MatrixView<TOut> out;  // [N, cols]
-  // RunWgmma: device memory that it writes: how many tiles blocks have taken after their first.
+  // RunWgmma: device memory [kTakenWords] that it writes: how many tiles clusters have taken after
+  // their first, then the numbers that a cluster's blocks pass on.
   unsigned* taken = nullptr;
 };
+
+// A block is at most 6 tiles ahead of the other one of its cluster: the stages of a ring are 4.
+constexpr int kPassedTiles = 8, kMostClusters = 128;
+constexpr int64_t kTakenWords = 1 + kPassedTiles * kMostClusters;
 
 // Destination of one weight's gradient. TSum: float, or int64_t, the integers of an exact grid
 // (exact_sum.h).

@@ -46,16 +46,20 @@ struct Arguments {
   int group_count;
   int depth;
   unsigned* taken;
+  unsigned cluster_blocks;
 };
 
-// The tiles of all groups, by number; the groups' rows are read on the way. Neighbours share
-// weights.
+// The tiles of all groups, by number; the groups' rows are read on the way. The blocks of a cluster
+// share a number and have neighbouring columns of the same rows, some beyond the last; neighbouring
+// clusters share weights.
 class Tiles {
  public:
-  __device__ Tiles(const GroupRows& groups, int group_count, int64_t cols)
-      : groups_(groups),
-        group_count_(group_count),
-        col_tiles_(static_cast<unsigned>(TilesOf(cols, kTileCols))) {}
+  template <typename T>
+  __device__ explicit Tiles(const Arguments<T>& arguments)
+      : groups_(arguments.groups),
+        group_count_(arguments.group_count),
+        cols_(kTileCols * static_cast<int>(arguments.cluster_blocks)),
+        col_tiles_(static_cast<unsigned>(TilesOf(arguments.out.cols(), cols_))) {}
 
   // Goes on to tile `index`; numbers ascend. False beyond the last tile. In 32 bits, because a
   // 64-bit division is a function call.
@@ -68,7 +72,8 @@ class Tiles {
       if (in_group < row_tiles * col_tiles_) {
         row = begin + int64_t{in_group % row_tiles} * kMostRows;
         rows = static_cast<int>(Min<int64_t>(end - row, kMostRows));
-        col = static_cast<int>(in_group / row_tiles) * kTileCols;
+        col = static_cast<int>(in_group / row_tiles) * cols_ +
+              static_cast<int>(ClusterRank()) * kTileCols;
         width = 0;
         while (WidthAt(width) < rows) ++width;
         return true;
@@ -87,33 +92,67 @@ class Tiles {
  private:
   const GroupRows& groups_;
   const int group_count_;
+  const int cols_;  // of a cluster's tile
   const unsigned col_tiles_;
   unsigned first_ = 0;  // number of the first tile of `group`
 };
 
-// A block takes the next tile as it becomes free. Tiles take unequal time; with a fixed share blocks
-// would drift apart by several groups, whose operands no longer fit the cache together.
-__device__ inline unsigned TakeTile(unsigned* taken) {
-  return gridDim.x + ::cuda::atomic_ref<unsigned, ::cuda::thread_scope_device>(*taken).fetch_add(
-                         1, ::cuda::memory_order_relaxed);
-}
+// A cluster takes the next tile as it becomes free. Tiles take unequal time; with a fixed share
+// clusters would drift apart by several groups, whose operands no longer fit the cache together.
+// The first block of a cluster takes tiles, and passes their numbers on through device memory.
+class TakenTiles {
+ public:
+  template <typename T>
+  __device__ explicit TakenTiles(const Arguments<T>& arguments)
+      : taken_(arguments.taken),
+        blocks_(arguments.cluster_blocks),
+        index_(blockIdx.x / blocks_),
+        passed_(arguments.taken + 1 + index_ * kPassedTiles) {}
 
-// One thread takes tiles and copies their stages, each as it becomes free. `tile_of` [kStages] says
+  __device__ unsigned index() const { return index_; }
+  // Before the copies of a tile: the first block takes the next one.
+  __device__ void Take() {
+    if (ClusterRank() != 0) return;
+    next_ = gridDim.x / blocks_ + Atomic(*taken_).fetch_add(1, ::cuda::memory_order_relaxed);
+    if (blocks_ > 1) Atomic(passed_[slot_]).store(next_, ::cuda::memory_order_relaxed);
+  }
+  // After them.
+  __device__ void Advance() {
+    index_ = ClusterRank() == 0 ? next_ : AwaitAbove(index_, passed_[slot_]);
+    slot_ = (slot_ + 1) % kPassedTiles;
+  }
+
+ private:
+  using Atomic = ::cuda::atomic_ref<unsigned, ::cuda::thread_scope_device>;
+
+  unsigned* const taken_;
+  const unsigned blocks_;
+  unsigned index_;
+  unsigned* const passed_;  // [kPassedTiles], in turn; numbers ascend, from 0
+  unsigned next_ = 0;
+  int slot_ = 0;
+};
+
+// One thread copies the stages of its tiles as they become free in all blocks of the cluster: the
+// block's weights, and for all blocks every so many-th box of the rows. `tile_of` [kStages] says
 // whose stage it is; a stage without bytes follows the last tile.
 template <typename T, Major kWeightMajor>
 __device__ void Produce(const Arguments<T>& arguments, const Ring& ring, unsigned* tile_of) {
+  const unsigned blocks = arguments.cluster_blocks;
   Stage<kStages> stage;
-  unsigned index = blockIdx.x;
-  Tiles tile(arguments.groups, arguments.group_count, arguments.out.cols());
-  while (tile.Seek(index)) {
-    const unsigned next = TakeTile(arguments.taken);
+  TakenTiles taken(arguments);
+  Tiles tile(arguments);
+  while (tile.Seek(taken.index())) {
+    taken.Take();
     const int width = WidthAt(tile.width), box = width < BoxRows(1) ? 0 : 1;
+    const int first_row = static_cast<int>(ClusterRank()) * BoxRows(box);
+    const int row_step = static_cast<int>(blocks) * BoxRows(box);
     const auto bytes = static_cast<uint32_t>(kWeightBytes + width * kTileRowBytes);
     for (int depth = 0; depth < arguments.depth; depth += kRingDepth) {
       ring.empty[stage.index].Wait(stage.parity ^ 1);
       TransactionBarrier& full = ring.full[stage.index];
       unsigned char* const to = ring.tiles + stage.index * kStageBytes;
-      tile_of[stage.index] = index;
+      tile_of[stage.index] = taken.index();
       full.ArriveExpecting(bytes);
       MOE_UNROLL
       for (int half = 0; half < kConsumers; ++half) {
@@ -124,16 +163,16 @@ __device__ void Produce(const Arguments<T>& arguments, const Ring& ring, unsigne
           CopyTile(arguments.weight, col, depth, tile.group, to + half * kBoxBytes, full);
         }
       }
-      for (int row = 0; row < width; row += BoxRows(box)) {
-        CopyTile(arguments.rows[box], depth, static_cast<int>(tile.row) + row, 0,
-                 to + kWeightBytes + row * kTileRowBytes, full);
+      for (int row = first_row; row < width; row += row_step) {
+        CopyTileToCluster(arguments.rows[box], depth, static_cast<int>(tile.row) + row, 0,
+                          to + kWeightBytes + row * kTileRowBytes, full, blocks);
       }
       stage.Advance();
     }
-    index = next;
+    taken.Advance();
   }
   ring.empty[stage.index].Wait(stage.parity ^ 1);
-  tile_of[stage.index] = index;
+  tile_of[stage.index] = taken.index();
   ring.full[stage.index].Arrive();
 }
 
@@ -184,7 +223,9 @@ template <typename T, int kWidth, Major kWeightMajor>
 __device__ __forceinline__ void Multiply(const Arguments<T>& arguments, const Ring& ring,
                                          const Tiles& tile, Stage<kStages>& stage) {
   const int half = static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1;
-  const bool releases = threadIdx.x % kWarpLanes == 0;
+  // One lane of a warp for each block that copies to this one.
+  const unsigned lane = threadIdx.x % kWarpLanes;
+  const bool releases = lane < arguments.cluster_blocks;
   constexpr int kWeightStep = kWeightMajor == Major::kDepth ? 2 : kTileRowBytes;
   // else registers for all widths would stay allocated from tile to tile
   float sums[kWidth / 2] = {};
@@ -202,12 +243,12 @@ __device__ __forceinline__ void Multiply(const Arguments<T>& arguments, const Ri
     }
     CommitProducts();
     WaitForProducts<1>(sums);  // those of the previous stage
-    if (depth > 0 && releases) ring.empty[before].Arrive();
+    if (depth > 0 && releases) ring.empty[before].ArriveIn(lane);
     before = stage.index;
     stage.Advance();
   }
   WaitForProducts<0>(sums);
-  if (releases) ring.empty[before].Arrive();
+  if (releases) ring.empty[before].ArriveIn(lane);
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes % 4;
   StoreSums<T, kWidth>(sums, tile, tile.col + half * kProductRows + warp * 16, arguments.out);
 }
@@ -224,8 +265,8 @@ __device__ __forceinline__ void MultiplyInWidth(const Arguments<T>& arguments, c
   Multiply<T, WidthAt(kIndex), kWeightMajor>(arguments, ring, tile, stage);
 }
 
-// As many blocks as multiprocessors. The first of a block's three warpgroups copies, the others
-// multiply.
+// As many blocks as multiprocessors, by themselves or in clusters. The first of a block's three
+// warpgroups copies, the others multiply.
 template <typename T, Major kWeightMajor>
 __global__ void __launch_bounds__(kRingThreads, 1)
     WgmmaKernel(const __grid_constant__ Arguments<T> arguments) {
@@ -235,23 +276,24 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   MOE_SHARED_ARRAY(unsigned, tile_of, kStages);
   const Ring ring = {tiles, full, empty};
   if (threadIdx.x == 0) {
-    InitRing<kStages>(ring);
-    FenceAsyncProxy();
+    InitRing<kStages>(ring, arguments.cluster_blocks);
+    FenceBarriersOfCluster();
   }
-  __syncthreads();
+  ClusterBarrier();
   if (threadIdx.x < kWarpgroupThreads) {
     GiveRegistersBack<kCopyRegisters>();
     if (threadIdx.x == 0) Produce<T, kWeightMajor>(arguments, ring, tile_of);
   } else {
     TakeRegisters<kProductRegisters>();
     Stage<kStages> stage;
-    Tiles tile(arguments.groups, arguments.group_count, arguments.out.cols());
+    Tiles tile(arguments);
     while (true) {
       ring.full[stage.index].Wait(stage.parity);
       if (!tile.Seek(tile_of[stage.index])) break;
       MultiplyInWidth<T, kWeightMajor>(arguments, ring, tile, stage);
     }
   }
+  ClusterBarrier();  // the other block may still release stages of this one
 }
 
 template <typename T>
@@ -272,6 +314,39 @@ cudaError_t EncodeMaps(const CudaGroupedGemm<T>& gemm, Arguments<T>& arguments) 
                             arguments.rows[i]);
   }
   return error;
+}
+
+// In clusters of two blocks, which read rows once for both, where a tile beyond the last column
+// costs little and nearly all multiprocessors run clusters. All run at once: a cluster
+// that waited for another one would have no tile left but its first.
+template <typename T, Major kWeightMajor>
+cudaError_t LaunchInPairs(Arguments<T> arguments, cudaStream_t stream) {
+  constexpr auto kKernel = &WgmmaKernel<T, kWeightMajor>;
+  constexpr int kLeastOddTiles = 9, kMostIdle = 8;
+  const int multiprocessors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
+  LaunchShape shape = {dim3(static_cast<unsigned>(multiprocessors)), dim3(kRingThreads),
+                       size_t{kStages} * kStageBytes};
+  const int64_t col_tiles = TilesOf(arguments.out.cols(), kTileCols);
+  if (col_tiles % 2 == 0 || col_tiles >= kLeastOddTiles) {
+    LaunchShape pairs = shape;
+    pairs.cluster_blocks = 2;
+    pairs.grid.x = shape.grid.x / 2 * 2;
+    thread_local int of_device = -1, blocks = 0;
+    int device = 0;
+    if (cudaGetDevice(&device) == cudaSuccess && device != of_device) {
+      blocks = 2 * ActiveClusters(kKernel, pairs);
+      of_device = device;
+    }
+    if (blocks > 0 && blocks >= multiprocessors - kMostIdle && blocks / 2 <= kMostClusters) {
+      pairs.grid.x = static_cast<unsigned>(blocks);
+      shape = pairs;
+    }
+  }
+  arguments.cluster_blocks = shape.cluster_blocks;
+  const size_t words = shape.cluster_blocks == 1 ? 1 : kTakenWords;
+  const cudaError_t error = cudaMemsetAsync(arguments.taken, 0, words * sizeof(unsigned), stream);
+  if (error != cudaSuccess) return error;
+  return Launch(kKernel, shape, stream, arguments);
 }
 
 }  // namespace
@@ -299,16 +374,12 @@ cudaError_t RunWgmma(const CudaGroupedGemm<T>& gemm, cudaStream_t stream) {
                             .groups = {gemm.offsets, out.rows()},
                             .group_count = static_cast<int>(gemm.weight.count),
                             .depth = static_cast<int>(gemm.in.cols()),
-                            .taken = gemm.taken};
-  cudaError_t error = EncodeMaps(gemm, arguments);
-  if (error == cudaSuccess) error = cudaMemsetAsync(gemm.taken, 0, sizeof *gemm.taken, stream);
+                            .taken = gemm.taken,
+                            .cluster_blocks = 1};
+  const cudaError_t error = EncodeMaps(gemm, arguments);
   if (error != cudaSuccess) return error;
-  const auto blocks = static_cast<unsigned>(DeviceAttribute(cudaDevAttrMultiProcessorCount));
-  const LaunchShape shape = {dim3(blocks), dim3(kRingThreads), size_t{kStages} * kStageBytes};
-  if (gemm.weight_layout == Layout::kPlain) {
-    return Launch(&WgmmaKernel<T, Major::kRow>, shape, stream, arguments);
-  }
-  return Launch(&WgmmaKernel<T, Major::kDepth>, shape, stream, arguments);
+  if (gemm.weight_layout == Layout::kPlain) return LaunchInPairs<T, Major::kRow>(arguments, stream);
+  return LaunchInPairs<T, Major::kDepth>(arguments, stream);
 }
 
 #define MOE_INSTANTIATE(T)                             \

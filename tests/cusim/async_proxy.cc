@@ -19,23 +19,44 @@ Block& CurrentBlock() {
 
 constexpr int kRegisterFile = 64 << 10;  // of a multiprocessor
 
+// A block of this cluster, whose shared memory the caller accesses.
+Block& BlockOfCluster(unsigned rank, Site site) {
+  const auto& blocks = CurrentBlock().cluster->blocks;
+  if (rank >= blocks.size()) {
+    Fault("wrong block of a cluster", std::to_string(rank) + " of " + std::to_string(blocks.size()),
+          site);
+  }
+  Block& block = *blocks[rank];
+  if (&block == &CurrentBlock()) return block;
+  if (block.alive == 0) {
+    Fault("block that has ended", "another one of its cluster still signals it", site);
+  }
+  block.signalled_after = block.cluster->barriers_passed;
+  if (block.signalled_after == 0) {
+    Fault("missing cluster barrier", "before the first signal to another block", site);
+  }
+  return block;
+}
+
 // Whether the async proxy sees bytes other than other accesses do.
-bool Unseen(uint32_t address, size_t bytes) {
-  SharedMemory& shared = CurrentBlock().shared;
+bool Unseen(Block& block, uint32_t address, size_t bytes) {
+  SharedMemory& shared = block.shared;
   return std::memcmp(shared.At(address, bytes), shared.SeenAt(address, bytes), bytes) != 0;
 }
 
-TransactionBarrier& Find(const void* barrier, Site site) {
-  const uint32_t address = SharedAddress(barrier, site);
-  const auto found = CurrentBlock().async.barriers.find(address);
-  if (found == CurrentBlock().async.barriers.end()) {
+TransactionBarrier& Find(Block& block, uint32_t address, Site site) {
+  const auto found = block.async.barriers.find(address);
+  if (found == block.async.barriers.end()) {
     Fault("transaction barrier", "used before it was initialised", site);
   }
   return found->second;
 }
+TransactionBarrier& Find(const void* barrier, Site site) {
+  return Find(CurrentBlock(), SharedAddress(barrier, site), site);
+}
 
-void Wake(uint32_t barrier) {
-  for (Thread& thread : CurrentBlock().threads) {
+void Wake(Block& block, uint32_t barrier) {
+  for (Thread& thread : block.threads) {
     if (thread.state == State::kAtTransactionBarrier && thread.barrier == barrier) {
       TheSimulation().MakeReady(thread);
     }
@@ -43,7 +64,7 @@ void Wake(uint32_t barrier) {
 }
 
 // Ends the phase if nothing is pending.
-void CompletePhase(TransactionBarrier& barrier, uint32_t address, Site site) {
+void CompletePhase(Block& block, TransactionBarrier& barrier, uint32_t address, Site site) {
   if (barrier.pending > 0) return;
   if (barrier.bytes < 0 || (barrier.bytes == 0 && !barrier.copies.empty())) {
     Fault("too few transaction bytes",
@@ -55,7 +76,43 @@ void CompletePhase(TransactionBarrier& barrier, uint32_t address, Site site) {
     ++barrier.phase;
     barrier.pending = barrier.arrivals;
   }
-  Wake(address);  // or there are copies that a waiting thread must make
+  Wake(block, address);  // or there are copies that a waiting thread must make
+}
+
+void Arrive(Block& block, uint32_t address, uint32_t expected_bytes, Site site) {
+  TransactionBarrier& b = Find(block, address, site);
+  if (b.pending == 0) {
+    Fault("transaction barrier",
+          "more arrivals than the " + std::to_string(b.arrivals) + " of a phase", site);
+  }
+  TsanRelease(&b.phase_order[b.phase % 2]);
+  b.bytes += expected_bytes;
+  --b.pending;
+  CompletePhase(block, b, address, site);
+  MaybePreempt();
+}
+
+// Begins a copy to one block.
+void IssueCopyTo(Block& block, const BulkCopy& copy, uint32_t barrier, Site site) {
+  TransactionBarrier& b = Find(block, barrier, site);
+  if (Unseen(block, barrier, sizeof(uint64_t))) {
+    Fault("missing fence.proxy.async",
+          "between the initialisation of a barrier and a bulk copy that completes on it", site);
+  }
+  for (uint32_t at = copy.to; at < copy.to + copy.bytes(); at += kChunkBytes) {
+    if (block.shared.At(at, kChunkBytes) == nullptr) {
+      Fault("not shared memory", "a bulk copy leaves its array", site);
+    }
+    AsyncProxy::Chunk& chunk = block.async.chunks[at];
+    if (chunk.products > 0) {
+      Fault("write to operands in flight", "a bulk copy begins before their product has ended",
+            site);
+    }
+    ++chunk.copies;
+  }
+  b.copies.push_back(copy);
+  TsanRelease(&b.issue_order);
+  if (b.pending == 0) Wake(block, barrier);
 }
 
 // Per thread, of a kernel with __launch_bounds__(threads, 1) and setmaxnreg. 0: unknown, because
@@ -110,42 +167,26 @@ void InitBarrier(void* barrier, uint32_t arrivals, Site site) {
 }
 
 void ArriveAtBarrier(void* barrier, uint32_t expected_bytes, Site site) {
-  TransactionBarrier& b = Find(barrier, site);
-  if (b.pending == 0) {
-    Fault("transaction barrier",
-          "more arrivals than the " + std::to_string(b.arrivals) + " of a phase", site);
-  }
-  TsanRelease(&b.phase_order[b.phase % 2]);
-  b.bytes += expected_bytes;
-  --b.pending;
-  CompletePhase(b, SharedAddress(barrier, site), site);
-  MaybePreempt();
+  Arrive(CurrentBlock(), SharedAddress(barrier, site), expected_bytes, site);
 }
 
-void IssueCopy(const BulkCopy& copy, void* barrier, Site site) {
+void ArriveAtBarrierIn(unsigned block, void* barrier, Site site) {
+  Arrive(BlockOfCluster(block, site), SharedAddress(barrier, site), 0, site);
+}
+
+void IssueCopy(const BulkCopy& copy, void* barrier, Site site, uint32_t cluster_mask) {
   const TsanIgnore ignore;
-  TransactionBarrier& b = Find(barrier, site);
   const uint32_t address = SharedAddress(barrier, site);
-  if (Unseen(address, sizeof(uint64_t))) {
-    Fault("missing fence.proxy.async",
-          "between the initialisation of a barrier and a bulk copy that completes on it", site);
-  }
   if (copy.map.magic != TensorMap::kMagic) Fault("tensor map", "of other bytes", site);
   if (copy.to % 128 != 0) {
     Fault("misaligned bulk copy", "to shared memory, expected a multiple of 128", site);
   }
-  for (uint32_t at = copy.to; at < copy.to + copy.bytes(); at += kChunkBytes) {
-    SharedChunk(at, site);
-    AsyncProxy::Chunk& chunk = CurrentBlock().async.chunks[at];
-    if (chunk.products > 0) {
-      Fault("write to operands in flight", "a bulk copy begins before their product has ended",
-            site);
+  if (cluster_mask == 0) IssueCopyTo(CurrentBlock(), copy, address, site);
+  for (unsigned rank = 0; cluster_mask >> rank != 0; ++rank) {
+    if ((cluster_mask >> rank & 1) != 0) {
+      IssueCopyTo(BlockOfCluster(rank, site), copy, address, site);
     }
-    ++chunk.copies;
   }
-  b.copies.push_back(copy);
-  TsanRelease(&b.issue_order);
-  if (b.pending == 0) Wake(address);
 }
 
 bool AwaitBarrier(void* barrier, uint32_t parity, Site site, BulkCopy& copy) {
@@ -180,7 +221,7 @@ void FinishCopy(void* barrier, const BulkCopy& copy, Site site) {
   }
   TsanRelease(&b.phase_order[b.phase % 2]);
   b.bytes -= copy.bytes();
-  CompletePhase(b, SharedAddress(barrier, site), site);
+  CompletePhase(CurrentBlock(), b, SharedAddress(barrier, site), site);
 }
 
 void BeginRead(uint32_t address, Site site) {
@@ -190,7 +231,7 @@ void BeginRead(uint32_t address, Site site) {
   if (chunk.copies > 0) {
     Fault("operand that is not there yet", "its bulk copy was not waited for", site);
   }
-  if (Unseen(address, kChunkBytes)) {
+  if (Unseen(CurrentBlock(), address, kChunkBytes)) {
     Fault("missing fence.proxy.async", "between a write to an operand and its product", site);
   }
   ++chunk.products;
@@ -199,11 +240,15 @@ void BeginRead(uint32_t address, Site site) {
 
 void FinishRead(uint32_t address, Site site) {
   const TsanIgnore ignore;
-  if (Unseen(address, kChunkBytes)) {
+  if (Unseen(CurrentBlock(), address, kChunkBytes)) {
     Fault("write to operands in flight", "found when their product ended", site);
   }
   --CurrentBlock().async.chunks[address].products;
   --CurrentBlock().async.reads;
+}
+
+bool IsLastLane() {
+  return ++CurrentBlock().warps[Current().warp].lanes_done % 32 == 0;
 }
 
 void CountProduct(Site site) {

@@ -70,12 +70,21 @@ unsigned char* SharedChunk(uint32_t address, Site site);
 // fence.proxy.async: makes earlier writes visible to bulk copies and products.
 void FenceAsyncProxy(Site site);
 
-// mbarrier.init, .arrive with .expect_tx.
+// The block's position in its cluster, the number of blocks there, and a barrier of all of their
+// threads that have not ended. What any of them did before happens before what any does after.
+unsigned ClusterRank();
+unsigned ClusterBlocks();
+void ClusterBarrier(Site site);
+
+// mbarrier.init, .arrive with .expect_tx, and .arrive in another block of the cluster, at the
+// address that `barrier` has in this one.
 void InitBarrier(void* barrier, uint32_t arrivals, Site site);
 void ArriveAtBarrier(void* barrier, uint32_t expected_bytes, Site site);
+void ArriveAtBarrierIn(unsigned block, void* barrier, Site site);
 
-// Begins a copy that completes on `barrier`.
-void IssueCopy(const BulkCopy& copy, void* barrier, Site site);
+// Begins a copy that completes on `barrier`; or one to each block of the cluster whose bit is set,
+// where both have the addresses that they have in this one.
+void IssueCopy(const BulkCopy& copy, void* barrier, Site site, uint32_t cluster_mask = 0);
 
 // Waits for the phase of this parity. True if it needs `copy` first: the caller makes the copy and
 // calls FinishCopy. Copies happen when a thread can wait no longer, never before.
@@ -85,6 +94,8 @@ void FinishCopy(void* barrier, const BulkCopy& copy, Site site);
 // A product of the calling thread's warp reads 16 bytes, until FinishRead.
 void BeginRead(uint32_t address, Site site);
 void FinishRead(uint32_t address, Site site);
+// Called by all lanes of a warp, one after the other: whether the others have called it, too.
+bool IsLastLane();
 // Counts a product of the warp: all four warps of a warpgroup must reach the same number.
 void CountProduct(Site site);
 

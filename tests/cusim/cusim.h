@@ -32,7 +32,7 @@ class Scoped {
 
 struct Options {
   uint32_t seed = 1;
-  // Blocks that run interleaved; when one ends, another starts.
+  // Blocks that run interleaved, at least one cluster; when one ends, another starts.
   int resident_blocks = 2;
   // That a block may have, static and dynamic together: of compute capability 9.0. Launches on a
   // stream take the machine's (fake_streams.h).
@@ -44,6 +44,7 @@ struct Grid {
   dim3 grid, block;
   size_t dynamic_shared_bytes = 0;
   std::function<void()> body;
+  unsigned cluster_blocks = 1;  // neighbours in x that run together; divides grid.x
 };
 
 // Runs the grid to its end. A fault of the kernel is printed with its name, block, thread, file and

@@ -31,6 +31,11 @@ enum class Plant : uint8_t {
   kSumsWrittenEarly,
   kNoRelease,
   kNoWait,
+  kReleaseHere,
+  kReleaseInOneOfTwo,
+  kNoFirstBarrier,
+  kNoLastBarrier,
+  kCopyToOne,
 };
 
 constexpr int kRows = 64, kColumns = 16, kStages = 2, kStageDepth = 64;
@@ -81,34 +86,52 @@ struct Product {
     return sums;
   }
 
+  // Each block of a cluster has the whole product; the first one copies a and the last one b for
+  // all of them.
   void Kernel(Plant plant, float* out) const {
+    const unsigned blocks = cusim::ClusterBlocks(), rank = ClusterRank();
     MOE_DYNAMIC_SHARED(tiles);
     MOE_SHARED_ARRAY(TransactionBarrier, full, kStages);
     MOE_SHARED_ARRAY(TransactionBarrier, empty, kStages);
     if (threadIdx.x == 0) {
       for (int s = 0; s < kStages; ++s) {
         full[s].Init(1);
-        empty[s].Init(4);
+        empty[s].Init(4 * blocks);
       }
-      if (plant != Plant::kMissingFence) FenceAsyncProxy();
+      if (plant != Plant::kMissingFence) FenceBarriersOfCluster();
     }
-    __syncthreads();
+    if (plant == Plant::kNoFirstBarrier) {
+      __syncthreads();
+    } else {
+      ClusterBarrier();
+    }
     const int steps = (depth + kStageDepth - 1) / kStageDepth;
     if (threadIdx.x < kWarpgroupThreads) {
-      if (threadIdx.x != 0) return;
-      for (int i = 0; i < steps; ++i) {
+      for (int i = 0; i < steps && threadIdx.x == 0; ++i) {
         const int s = i % kStages;
         empty[s].Wait(static_cast<uint32_t>(i / kStages % 2) ^ 1);
         const int wrong_by = plant == Plant::kTooFewBytes    ? -kBytesB
                              : plant == Plant::kTooManyBytes ? 16
                                                              : 0;
         full[s].ArriveExpecting(static_cast<uint32_t>(kStageBytes + wrong_by));
-        CopyTile(a_map, i * kStageDepth, 0, 0, tiles + s * kStageBytes, full[s]);
-        CopyTile(b_map, i * kStageDepth, 0, 0, tiles + s * kStageBytes + kBytesA, full[s]);
+        const unsigned copied = plant == Plant::kCopyToOne ? 1 : blocks;
+        if (rank == 0) {
+          CopyTileToCluster(a_map, i * kStageDepth, 0, 0, tiles + s * kStageBytes, full[s], copied);
+        }
+        if (rank == blocks - 1) {
+          CopyTileToCluster(b_map, i * kStageDepth, 0, 0, tiles + s * kStageBytes + kBytesA,
+                            full[s], copied);
+        }
       }
+      if (plant != Plant::kNoLastBarrier) ClusterBarrier();
       return;
     }
-    const bool releases = threadIdx.x % kWarpLanes == 0 && plant != Plant::kNoRelease;
+    const unsigned lane = threadIdx.x % kWarpLanes;
+    const auto release = [&](TransactionBarrier& stage) {
+      if (lane >= blocks || plant == Plant::kNoRelease) return;
+      if (plant == Plant::kReleaseInOneOfTwo && lane > 0) return;
+      stage.ArriveIn(plant == Plant::kReleaseHere ? rank : lane);
+    };
     float sums[kColumns / 2] = {};
     for (int i = 0; i < steps; ++i) {
       const int s = i % kStages;
@@ -121,26 +144,31 @@ struct Product {
                                                       OperandAt(stage + kBytesA + k * 2, 0), true);
       }
       CommitProducts();
-      if (plant == Plant::kEarlyRelease && releases) empty[s].Arrive();
+      if (plant == Plant::kEarlyRelease) release(empty[s]);
       if (plant == Plant::kSumsReadEarly && threadIdx.x == kWarpgroupThreads) out[0] = sums[0];
       if (plant == Plant::kSumsWrittenEarly) sums[0] = 0;
       WaitForProducts<0>(sums);
-      if (plant != Plant::kEarlyRelease && releases) empty[s].Arrive();
+      if (plant != Plant::kEarlyRelease) release(empty[s]);
       if (plant == Plant::kSumsReadEarly) return;
     }
     const int t = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
     for (int i = 0; i < kColumns / 2; ++i) {
       const int row = t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8;
-      out[row * kColumns + i / 4 * 8 + t % 4 * 2 + i % 2] = sums[i];
+      out[blockIdx.x * kRows * kColumns + row * kColumns + i / 4 * 8 + t % 4 * 2 + i % 2] = sums[i];
     }
+    if (plant != Plant::kNoLastBarrier) ClusterBarrier();
   }
 
-  std::vector<float> Run(Plant plant, uint32_t seed) const {
-    std::vector<float> out(kRows * kColumns);
+  // Of all blocks, one after the other.
+  std::vector<float> Run(Plant plant, uint32_t seed, unsigned clusters = 1,
+                         unsigned cluster_blocks = 1) const {
+    const unsigned blocks = clusters * cluster_blocks;
+    std::vector<float> out(size_t{blocks} * kRows * kColumns);
     const auto kernel = [&] {
       Kernel(plant, out.data());
     };
-    RunGrid({1, 2 * kWarpgroupThreads, kStages * kStageBytes, kernel}, {.seed = seed});
+    RunGrid({blocks, 2 * kWarpgroupThreads, kStages * kStageBytes, kernel, cluster_blocks},
+            {.seed = seed, .resident_blocks = 4});
     return out;
   }
 
@@ -153,6 +181,18 @@ TEST(CusimHopperTest, PipelineOfTilesHasTheSumsOfAPlainLoopUnderEverySchedule) {
   Product product(kRows, 5 * kStageDepth);
   for (uint32_t seed = 1; seed <= 3; ++seed) {
     EXPECT_EQ(product.Run(Plant::kNone, seed), product.Expected());
+  }
+}
+
+TEST(CusimHopperTest, BlocksOfAClusterCopyForEachOther) {
+  Product product(kRows, 5 * kStageDepth);
+  const auto expected = product.Expected();
+  for (uint32_t seed = 1; seed <= 8; ++seed) {
+    const auto out = product.Run(Plant::kNone, seed, 3, 2);
+    for (size_t block = 0; block < 6; ++block) {
+      const auto* const first = out.data() + block * expected.size();
+      EXPECT_EQ(std::vector<float>(first, first + expected.size()), expected);
+    }
   }
 }
 
@@ -193,6 +233,24 @@ TEST_F(CusimFaultDeathTest, StageReleasedBeforeItsProductsHaveEnded) {
     for (uint32_t seed = 1; seed <= 8; ++seed) product.Run(Plant::kEarlyRelease, seed);
   };
   EXPECT_DEATH(some_seeds(), "write to operands in flight|data race");
+}
+
+// So do what a stage's next copy meets in the other block, and which block ends first.
+TEST_F(CusimFaultDeathTest, PlantedInACluster) {
+  const Product product(kRows, 8 * kStageDepth);
+  const auto some_seeds = [&](Plant plant) {
+    for (uint32_t seed = 1; seed <= 16; ++seed) product.Run(plant, seed, 1, 2);
+  };
+  EXPECT_DEATH(some_seeds(Plant::kEarlyRelease), "write to operands in flight|data race");
+  EXPECT_DEATH(some_seeds(Plant::kReleaseHere),
+               "write to operands in flight|too few transaction bytes|operand that is not there");
+  EXPECT_DEATH(some_seeds(Plant::kReleaseInOneOfTwo), "deadlock.*misses 8 arrivals and 0 bytes");
+  EXPECT_DEATH(some_seeds(Plant::kCopyToOne), "deadlock");
+  EXPECT_DEATH(some_seeds(Plant::kNoLastBarrier),
+               "block that has ended.*cusim_hopper_test.cc|missing cluster barrier: between");
+  EXPECT_DEATH(product.Run(Plant::kNoFirstBarrier, 1, 1, 2),
+               "missing cluster barrier: before|before it was initialised");
+  EXPECT_DEATH(product.Run(Plant::kNoRelease, 1, 1, 2), "deadlock.*misses 8 arrivals and 0 bytes");
 }
 
 TEST(CusimHopperTest, SumsAreNaNBeforeTheyAreWaitedFor) {

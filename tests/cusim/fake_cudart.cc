@@ -19,7 +19,7 @@ namespace {
 using cusim::Streams;
 using cusim::TheMachine;
 
-constexpr int kMultiprocessors = 2;
+constexpr int kMultiprocessors = 4;
 
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;

@@ -312,7 +312,7 @@ cudaError_t LaunchGrid(Grid grid, cudaStream_t stream) {
   constexpr unsigned kMostX = 0x7fffffff, kMostYZ = 65535, kMostThreads = 1024, kMostThreadsZ = 64;
   const dim3 g = grid.grid, b = grid.block;
   if (count(g) == 0 || count(b) == 0 || g.x > kMostX || g.y > kMostYZ || g.z > kMostYZ ||
-      b.z > kMostThreadsZ || count(b) > kMostThreads) {
+      b.z > kMostThreadsZ || count(b) > kMostThreads || g.x % grid.cluster_blocks != 0) {
     return cudaErrorInvalidConfiguration;
   }
   Options options = LaunchOptions();

@@ -145,14 +145,15 @@ class Products {
         ended.push_back(product);
       }
     }
-    // No lane continues before all operands were read.
-    MeetInWarp({"wgmma.wait_group", 0xffffffffu, true, site}, {});
-    if (Lane() != 0) return;
-    for (const Product& product : ended) {
-      for (const Operand& operand : {product.a, product.b}) {
-        operand.ForChunks([&](uint32_t chunk) { FinishRead(chunk, product.site); });
+    if (IsLastLane()) {
+      for (const Product& product : ended) {
+        for (const Operand& operand : {product.a, product.b}) {
+          operand.ForChunks([&](uint32_t chunk) { FinishRead(chunk, product.site); });
+        }
       }
     }
+    // No lane continues before all operands were read.
+    MeetInWarp({"wgmma.wait_group", 0xffffffffu, true, site}, {});
   }
 
  private:

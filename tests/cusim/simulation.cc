@@ -93,9 +93,19 @@ bool Simulation::RollsPreemption() {
   return Random(kPreemptOneIn) == 0;
 }
 
-void Simulation::Start(uint64_t block_number) {
-  auto owner = std::make_unique<Block>();
-  Block& block = *owner;
+void Simulation::StartCluster(uint64_t cluster_number) {
+  auto cluster = std::make_unique<Cluster>();
+  for (unsigned rank = 0; rank < grid_->cluster_blocks; ++rank) {
+    cluster->blocks.push_back(std::make_unique<Block>());
+    Block& block = *cluster->blocks.back();
+    block.cluster = cluster.get();
+    block.rank = rank;
+    Start(block, cluster_number * grid_->cluster_blocks + rank);
+  }
+  clusters_.push_back(std::move(cluster));
+}
+
+void Simulation::Start(Block& block, uint64_t block_number) {
   block.grid = grid_;
   block.index = Coordinates(block_number, grid_->grid);
   const auto threads = static_cast<int>(Count(block.grid->block));
@@ -124,10 +134,9 @@ void Simulation::Start(uint64_t block_number) {
     ready_.push_back(&thread);
   }
   alive_ += threads;
-  blocks_.push_back(std::move(owner));
 }
 
-void Simulation::Finish(Block& block) {
+void Simulation::Check(Block& block) {
   const int overrun = block.shared.FindOverrun();
   if (overrun >= 0) {
     Fail("out-of-bounds write to shared memory",
@@ -135,11 +144,11 @@ void Simulation::Finish(Block& block) {
          block.threads.front());
   }
   const std::string unfinished = UnfinishedWork(block);
+  if (block.signalled_after == block.ended_after) {
+    Fail("missing cluster barrier", "between the last signal of another block and the end",
+         block.threads.front());
+  }
   if (!unfinished.empty()) Fail("unfinished work", unfinished, block.threads.front());
-  const auto is_it = [&](const auto& b) {
-    return b.get() == &block;
-  };
-  blocks_.erase(std::find_if(blocks_.begin(), blocks_.end(), is_it));
 }
 
 // Runs one thread, picked at random, until it waits, yields or ends.
@@ -155,9 +164,14 @@ void Simulation::Step() {
   idle_fibers_.push_back(thread.fiber);
   --alive_;
   Block& block = *thread.block;
+  Cluster& cluster = *block.cluster;
   --block.alive;
   ReleaseBarrierIfComplete(block);
-  if (block.alive == 0) Finish(block);
+  if (block.alive == 0) block.ended_after = cluster.barriers_passed;
+  ReleaseBarrierIfComplete(cluster);
+  if (cluster.alive() > 0) return;
+  for (const auto& ended : cluster.blocks) Check(*ended);
+  std::erase_if(clusters_, [&](const auto& c) { return c.get() == &cluster; });
 }
 
 void Simulation::Run(const Grid& grid, const Options& options) {
@@ -170,16 +184,19 @@ void Simulation::Run(const Grid& grid, const Options& options) {
   most_shared_bytes_ = options.most_shared_bytes;
   random_.seed(options.seed);
   schedule_hash_ = 0xcbf29ce484222325u;
-  std::vector<uint64_t> pending(Count(grid.grid));
+  std::vector<uint64_t> pending(Count(grid.grid) / grid.cluster_blocks);
   std::iota(pending.begin(), pending.end(), 0);
   TsanRelease(&start_order_);
   for (;;) {
-    while (!pending.empty() && static_cast<int>(blocks_.size()) < options.resident_blocks) {
+    const auto room = [&] {
+      return static_cast<int>(clusters_.size() * grid.cluster_blocks) < options.resident_blocks;
+    };
+    while (!pending.empty() && room()) {
       std::swap(pending[Random(pending.size())], pending.back());
-      Start(pending.back());
+      StartCluster(pending.back());
       pending.pop_back();
     }
-    if (blocks_.empty()) break;
+    if (clusters_.empty()) break;
     if (ready_.empty()) FailStuck();
     Step();
   }
@@ -200,18 +217,34 @@ void Simulation::Fail(const char* fault, const std::string& detail, const Thread
   std::abort();
 }
 
-// Every living thread waits: reports what the first few wait for.
+// Every living thread waits: reports what the first few wait for, last those that wait for their
+// cluster, as threads without work do.
 void Simulation::FailStuck() {
   constexpr int kShown = 8;
   int shown = 0;
   std::fprintf(stderr, "cusim: deadlock: %llu threads wait for each other\n",
                static_cast<unsigned long long>(alive_));
-  for (const auto& block : blocks_) {
-    for (const Thread& thread : block->threads) {
-      if (thread.state == State::kDone || ++shown > kShown) continue;
-      Blame(thread, thread.state == State::kAtBarrier              ? "  waits in __syncthreads"
-                    : thread.state == State::kAtTransactionBarrier ? "  " + WaitsFor(thread)
-                                                                   : "  waits in a warp operation");
+  const auto waits = [](const Thread& thread) -> std::string {
+    switch (thread.state) {
+      case State::kAtBarrier:
+        return "  waits in __syncthreads";
+      case State::kAtClusterBarrier:
+        return "  waits in a barrier of its cluster";
+      case State::kAtTransactionBarrier:
+        return "  " + WaitsFor(thread);
+      default:
+        return "  waits in a warp operation";
+    }
+  };
+  for (const bool at_end : {false, true}) {
+    for (const auto& cluster : clusters_) {
+      for (const auto& block : cluster->blocks) {
+        for (const Thread& thread : block->threads) {
+          if (thread.state == State::kDone) continue;
+          if ((thread.state == State::kAtClusterBarrier) != at_end) continue;
+          if (++shown <= kShown) Blame(thread, waits(thread));
+        }
+      }
     }
   }
   std::abort();

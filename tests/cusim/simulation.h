@@ -80,8 +80,16 @@ class SharedMemory {
 };
 
 struct Block;
+struct Cluster;
 
-enum class State : uint8_t { kReady, kAtBarrier, kAtTransactionBarrier, kInWarp, kDone };
+enum class State : uint8_t {
+  kReady,
+  kAtBarrier,
+  kAtClusterBarrier,
+  kAtTransactionBarrier,
+  kInWarp,
+  kDone
+};
 
 // One CUDA thread.
 struct Thread {
@@ -111,12 +119,17 @@ struct Warp {
   uint32_t lanes = 0;  // lanes with a thread of the block
   uint32_t exited = 0;
   uint64_t products = 0;         // number of warpgroup products
+  uint32_t lanes_done = 0;       // calls of IsLastLane
   int registers = 0;             // per thread, from the last setmaxnreg
   std::deque<Meeting> meetings;  // open, or not yet read by all; others are reused
 };
 
 struct Block {
   const Grid* grid = nullptr;
+  Cluster* cluster = nullptr;
+  unsigned rank = 0;  // in the cluster
+  // Barriers that the cluster had passed at the last signal of another block, and at the end.
+  int signalled_after = -1, ended_after = 0;
   uint3 index = {};
   std::vector<Thread> threads;
   std::vector<Warp> warps;
@@ -127,6 +140,19 @@ struct Block {
   char barrier_order[2] = {};
   SharedMemory shared;
   AsyncProxy async;
+};
+
+// Blocks that run at the same time. One that has ended is kept until all have.
+struct Cluster {
+  std::vector<std::unique_ptr<Block>> blocks;
+  int at_barrier = 0, barriers_passed = 0;
+  char barrier_order[2] = {};  // as in a block
+
+  int alive() const {
+    int threads = 0;
+    for (const auto& block : blocks) threads += block->alive;
+    return threads;
+  }
 };
 
 class Simulation {
@@ -146,8 +172,9 @@ class Simulation {
  private:
   static void ThreadBody();
   void Exit(Thread& thread);
-  void Start(uint64_t block_number);
-  void Finish(Block& block);
+  void StartCluster(uint64_t cluster_number);
+  void Start(Block& block, uint64_t block_number);
+  void Check(Block& block);  // that has ended
   void Step();
   void Blame(const Thread& thread, const std::string& fault);
   [[noreturn]] void FailStuck();
@@ -157,7 +184,7 @@ class Simulation {
   size_t most_shared_bytes_ = 0;
   uint64_t schedule_hash_ = 0;
   std::mt19937 random_;
-  std::vector<std::unique_ptr<Block>> blocks_;
+  std::vector<std::unique_ptr<Cluster>> clusters_;
   std::vector<Thread*> ready_;
   std::vector<std::unique_ptr<Fiber>> fibers_;  // all there are
   std::vector<Fiber*> idle_fibers_;
@@ -166,8 +193,9 @@ class Simulation {
   char start_order_ = 0, end_order_ = 0;
 };
 
-// Releases the block's threads once all that are alive wait at its barrier.
+// Releases the threads of the block, or of the cluster, once all that are alive wait at its barrier.
 void ReleaseBarrierIfComplete(Block& block);
+void ReleaseBarrierIfComplete(Cluster& cluster);
 
 // Description of what a thread at a transaction barrier waits for.
 std::string WaitsFor(const Thread& thread);

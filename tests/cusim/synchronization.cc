@@ -123,6 +123,37 @@ void ReleaseBarrierIfComplete(Block& block) {
   }
 }
 
+void ReleaseBarrierIfComplete(Cluster& cluster) {
+  if (cluster.at_barrier == 0 || cluster.at_barrier != cluster.alive()) return;
+  cluster.at_barrier = 0;
+  ++cluster.barriers_passed;
+  for (const auto& block : cluster.blocks) {
+    for (Thread& thread : block->threads) {
+      if (thread.state == State::kAtClusterBarrier) TheSimulation().MakeReady(thread);
+    }
+  }
+}
+
+unsigned ClusterRank() {
+  return Current().block->rank;
+}
+unsigned ClusterBlocks() {
+  return static_cast<unsigned>(Current().block->cluster->blocks.size());
+}
+
+void ClusterBarrier(Site site) {
+  Thread& thread = Current();
+  Cluster& cluster = *thread.block->cluster;
+  char* const order = &cluster.barrier_order[cluster.barriers_passed % 2];
+  thread.site = site;
+  thread.state = State::kAtClusterBarrier;
+  ++cluster.at_barrier;
+  TsanRelease(order);
+  ReleaseBarrierIfComplete(cluster);
+  TheSimulation().SwitchToHost();
+  TsanAcquire(order);
+}
+
 void Barrier(Site site) {
   Thread& thread = Current();
   Block& block = *thread.block;

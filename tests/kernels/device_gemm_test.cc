@@ -157,7 +157,9 @@ TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnySchedule) {
   if (kSanitized) return;                  // tails and tiles as above
   this->CheckGroups({0, 1, 17, 0, 40}, 136, 200);
   this->CheckGroups({16, 100, 150}, 72, 72);
-  this->CheckGroups({150}, 301, 141);  // more than one chain of float32 and tile, not aligned
+  this->CheckGroups({150}, 301, 141);      // more than one chain of float32 and tile, not aligned
+  this->CheckGroups({17, 300}, 16, 1032);  // pairs of tiles, the last one of one tile
+  this->CheckGroups({17, 300}, 1032, 16);
 }
 
 // Groups that end inside a tile, with empty ones between them and at either end.
@@ -265,6 +267,43 @@ TYPED_TEST(DeviceGemmTest, ARowHasTheSameBitsInATileOfAnyHeight) {
   }
 }
 
+// Blocks that share rows of a tile compute neighbouring columns on a Hopper GPU; rows of each height
+// of a tile, in both directions.
+TYPED_TEST(DeviceGemmTest, AColumnHasTheSameBitsBesideAnyOthers) {
+  using T = TypeParam;
+  constexpr int64_t kMost = 200, kFew = 72;
+  const int64_t depth = kSimulatedCuda ? 328 : 4096;
+  const std::vector<int64_t> rows = {16, 0, 17, 60, 100, 150, 250, 257};
+  const auto check = [&](const Groups<T>& groups, auto function, bool transposed) {
+    const auto x = Mixed<T>(groups.total(), depth, kAligned.in, 1);
+    for (const Path& path : this->paths_) {
+      if (path.device->is_cpu() || path.cublas != nullptr) continue;
+      SCOPED_TRACE(path.name());
+      const auto& device = path.device;
+      Workspace workspace(device->memory());
+      const auto x_there = device->Copy(x);
+      const auto weights = WeightsOn(*device, groups);
+      const auto product = [&](int64_t cols) {
+        auto views = weights.views;
+        for (auto& w : views) {
+          w = transposed ? RowRange(w, 0, cols)
+                         : MatrixView<const T>(w.data(), w.rows(), cols, w.stride());
+        }
+        const auto y = device->Copy(Matrix<T>(x.rows(), cols, kAligned.out));
+        EXPECT_OK(function(x_there.view(), groups.offsets, views, y.view(), workspace,
+                           device->stream(), path.options, {}));
+        return device->Read(y);
+      };
+      const Matrix<T> most = product(kMost), few = product(kFew);
+      for (int64_t r = 0; r < x.rows(); ++r) {
+        for (int64_t c = 0; c < kFew; ++c) ASSERT_EQ(most(r, c), few(r, c)) << r << ", " << c;
+      }
+    }
+  };
+  check(Groups<T>(rows, kMost, depth, kAligned.weight), GroupedGemm<T>, true);
+  check(Groups<T>(rows, depth, kMost, kAligned.weight), GroupedGemmInputGradient<T>, false);
+}
+
 // What kernels cannot detect is refused.
 TYPED_TEST(DeviceGemmTest, WeightsAtUnequalDistancesAreRefusedOnADevice) {
   using T = TypeParam;
@@ -355,9 +394,9 @@ TYPED_TEST(DeviceGemmTest, WrongOffsetsStayInBounds) {
                               {5, 1000, -5, -7},
                               {9, 5, 2, 0},
                               {-1, 7, 59, 1ll << 62}}) {
-    unsigned taken = 7;
-    const gemm::CudaGroupedGemm<T> product = {
-        in.view(), offsets.data(), {first, 3, 64}, Layout::kPlain, out.view(), &taken};
+    unsigned taken[gemm::kTakenWords] = {7, 7};
+    const gemm::CudaGroupedGemm<T> product = {in.view(),      offsets.data(), {first, 3, 64},
+                                              Layout::kPlain, out.view(),     taken};
     if constexpr (std::is_same_v<T, float>) {
       EXPECT_EQ(gemm::RunFma(product, nullptr), cudaSuccess);
     } else {
