@@ -267,8 +267,8 @@ TYPED_TEST(DeviceGemmTest, ARowHasTheSameBitsInATileOfAnyHeight) {
   }
 }
 
-// Blocks that share rows of a tile compute neighbouring columns on a Hopper GPU; rows of each height
-// of a tile, in both directions.
+// On a Hopper GPU blocks that share rows of a tile compute neighbouring columns. Tiles of each
+// height, in both directions.
 TYPED_TEST(DeviceGemmTest, AColumnHasTheSameBitsBesideAnyOthers) {
   using T = TypeParam;
   constexpr int64_t kMost = 200, kFew = 72;
