@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -79,10 +80,24 @@ MpiSession::~MpiSession() {
   if (owns_ && initialized != 0 && finalized == 0) MPI_Finalize();
 }
 
+// Time for MPI_Abort: a launcher that answers ends the job sooner.
+constexpr unsigned kAbortSeconds = 2;
+
+volatile std::sig_atomic_t aborted_with = 1;  // exit code
+
 // Ends every process of the job.
 [[noreturn]] void AbortJob(int exit_code) {
   // Above all the line with the reason; a launcher that reads nothing any more is not waited for.
   AwaitReader(STDERR_FILENO, absl::Seconds(1));
+  // On a host that has lost the others MPI_Abort waits for the launcher without an end. A signal
+  // needs neither memory nor a thread.
+  aborted_with = exit_code;
+  sigset_t alarms;
+  sigemptyset(&alarms);
+  sigaddset(&alarms, SIGALRM);
+  pthread_sigmask(SIG_UNBLOCK, &alarms, nullptr);
+  std::signal(SIGALRM, [](int) { _exit(aborted_with); });
+  alarm(kAbortSeconds);
   MPI_Abort(MPI_COMM_WORLD, exit_code);
   _exit(exit_code);  // MPI_Abort does not return where a launcher watches
 }

@@ -1,6 +1,7 @@
 // Runs RunRanks as a program would, for tests of exit codes under mpiexec.
 //   run_ranks_mpi_main ok        every rank sums the ranks and checks the sum
 //   run_ranks_mpi_main fail      the last rank fails with kDataLoss while the others wait: exit 6
+//   run_ranks_mpi_main cut       as fail, and no launcher answers MPI_Abort: exit 6 all the same
 //   run_ranks_mpi_main late      the last rank never starts MPI: the others' own deadline for that
 //   run_ranks_mpi_main missing   the last rank stays away: exit 8 after the deadline
 //   run_ranks_mpi_main verdict   all is well; rank 0 leaves with 5, the last is in MPI_Finalize
@@ -18,7 +19,7 @@
 namespace moe {
 namespace {
 
-bool leaves_late = false;
+bool leaves_late = false, is_cut_off = false;
 
 int ExitCode(const absl::Status& status) {
   if (status.ok()) return 0;
@@ -31,7 +32,7 @@ void Report(const absl::Status& status) {
 
 absl::Status Body(const std::string& mode, std::unique_ptr<Communicator> world) {
   const bool last = world->rank() == world->size() - 1;
-  if (mode == "fail" && last) return absl::DataLossError("loss is NaN");
+  if ((mode == "fail" || mode == "cut") && last) return absl::DataLossError("loss is NaN");
   if (mode == "missing" && last) sleep(60);
   const auto stream = MakeInlineStream();
   int64_t sum = world->rank() + 1;
@@ -50,6 +51,7 @@ int Main(const std::string& mode) {
   }
   if (mode == "late" && launch->rank == launch->size - 1) sleep(5);
   leaves_late = mode == "verdict" && launch->rank == launch->size - 1;
+  is_cut_off = mode == "cut";
   const bool late = mode == "late";
   const RunOptions options = {.plan = *plan,
                               .timeout = absl::Seconds(mode == "missing" ? 1
@@ -68,6 +70,10 @@ int Main(const std::string& mode) {
 }  // namespace moe
 
 // In place of the library's.
+extern "C" int MPI_Abort(MPI_Comm comm, int code) {
+  while (moe::is_cut_off) pause();
+  return PMPI_Abort(comm, code);
+}
 extern "C" int MPI_Finalize() {
   const int result = PMPI_Finalize();
   if (moe::leaves_late) sleep(5);
