@@ -36,6 +36,18 @@ change() {
   (($(cmp -l before "$1" | wc -l) == 1)) || fail "change $*: $(cmp -l before "$1" | wc -l) bytes"
 }
 
+# Another build of the program: one whose text of the commit is another.
+commit_of() { "$1" --version | sed -n 's/^commit *//p'; }
+commit=$(commit_of "$moe")
+LC_ALL=C sed "s/${commit:0:8}/01234567/g" "$moe" >another
+chmod +x another
+changed=$(commit_of ./another)
+if [[ $changed != "$commit" ]]; then # a compiler may have cut the text into constants
+  expect 2 "another build" "$mpiexec" -n 1 "$moe" bench memcpy : -n 1 ./another bench memcpy
+  says "given a different commit of moe: $commit and $changed, expected the same on all" stderr
+  (($(grep -c '^moe[ :]' stderr) == 1)) || fail "$what: $(cat stderr)"
+fi
+
 # Settings, of which agreed_ranks_test changes every one, and the operation.
 layer=(bench layer --tokens 8 --hidden-size 16 --moe-ffn-hidden-size 16 -n 2 -T 0)
 differ "--router: mixtral and gpt-oss" "${layer[@]}" : "${layer[@]}" --router gpt-oss
