@@ -9,7 +9,7 @@
 #include <absl/strings/str_split.h>
 #include <absl/strings/string_view.h>
 
-#include "comm/clock_offset.h"
+#include "comm/hosts.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/xxh3.h"
 

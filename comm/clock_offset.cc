@@ -1,14 +1,9 @@
 #include "comm/clock_offset.h"
 
-#include <array>
-#include <fstream>
-#include <functional>
 #include <limits>
-#include <string>
 #include <vector>
 
-#include <unistd.h>
-
+#include "comm/hosts.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -54,32 +49,6 @@ absl::StatusOr<ClockOffset> Ask(absl::FunctionRef<int64_t()> now_ns, Communicato
 }
 
 }  // namespace
-
-uint64_t HostId() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  if (!std::getline(file, id)) {
-    std::array<char, 256> name = {};
-    if (gethostname(name.data(), name.size() - 1) != 0) return 0;
-    id = name.data();
-  }
-  return std::hash<std::string>{}(id);
-}
-
-std::string HostName() {
-  std::array<char, 256> name = {'?'};
-  (void)gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
-
-absl::StatusOr<std::vector<uint64_t>> HostsOf(uint64_t host, Communicator& comm, Stream& stream,
-                                              const Site& site) {
-  const auto mine = static_cast<int64_t>(host);
-  std::vector<int64_t> all(comm.size());
-  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>({&mine, 1}, absl::MakeSpan(all), stream, site));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  return std::vector<uint64_t>(all.begin(), all.end());
-}
 
 absl::StatusOr<ClockOffset> EstimateClockOffset(uint64_t host, absl::FunctionRef<int64_t()> now_ns,
                                                 Communicator& comm, Stream& stream,

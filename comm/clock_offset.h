@@ -3,8 +3,6 @@
 #define MOE_COMM_CLOCK_OFFSET_H_
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
@@ -18,16 +16,6 @@ struct ClockOffset {
   int64_t offset_ns = 0;  // own clock + offset = rank 0's clock
   int64_t error_ns = 0;   // bound of the error; 0 on rank 0's host
 };
-
-// The host that this process runs on: its boot id, or, where that cannot be read, its name, hashed;
-// 0 without either. Hosts with equal ids count as one that shares CLOCK_MONOTONIC.
-uint64_t HostId();
-// Name of this host for messages; "?" where the system does not report one.
-std::string HostName();
-
-// `host` of every rank, [R]. Collective, blocks the host.
-absl::StatusOr<std::vector<uint64_t>> HostsOf(uint64_t host, Communicator& comm, Stream& stream,
-                                              const Site& site = {});
 
 // Estimates the offset of this rank's clock `now_ns` against rank 0's. Ranks whose `host` is rank
 // 0's share its clock: offset 0. Every other rank exchanges 16 pings with rank 0 and uses the

@@ -14,7 +14,7 @@
 #include <absl/strings/str_join.h>
 #include <unistd.h>
 
-#include "comm/clock_offset.h"
+#include "comm/hosts.h"
 #include "comm/local/local_group.h"
 #include "comm/mpi/mpi_run.h"
 #include "comm/nccl/nccl_store.h"

@@ -5,7 +5,7 @@
 
 #include <absl/strings/str_join.h>
 
-#include "comm/clock_offset.h"
+#include "comm/hosts.h"
 
 namespace moe {
 namespace {

@@ -43,8 +43,8 @@ class GrowingPeerBuffer {
 template <typename T>
 class DirectDispatcher final : public Dispatcher<T> {
  public:
-  DirectDispatcher(const DispatcherOptions& options, Communicator& comm, MemoryResource& memory)
-      : Dispatcher<T>(options, comm, memory.device().kind), memory_(memory) {}
+  DirectDispatcher(Nodes nodes, Communicator& comm, MemoryResource& memory)
+      : Dispatcher<T>(std::move(nodes), comm, memory.device().kind), memory_(memory) {}
 
   DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kDirect; }
 
@@ -210,16 +210,16 @@ class DirectDispatcher final : public Dispatcher<T> {
 }  // namespace
 
 template <typename T>
-std::unique_ptr<Dispatcher<T>> MakeDirectDispatcher(const DispatcherOptions& options,
-                                                    Communicator& comm, MemoryResource& memory) {
-  return std::make_unique<DirectDispatcher<T>>(options, comm, memory);
+std::unique_ptr<Dispatcher<T>> MakeDirectDispatcher(Nodes nodes, Communicator& comm,
+                                                    MemoryResource& memory) {
+  return std::make_unique<DirectDispatcher<T>>(std::move(nodes), comm, memory);
 }
 
-template std::unique_ptr<Dispatcher<float>> MakeDirectDispatcher(const DispatcherOptions&,
-                                                                 Communicator&, MemoryResource&);
-template std::unique_ptr<Dispatcher<BFloat16>> MakeDirectDispatcher(const DispatcherOptions&,
-                                                                    Communicator&, MemoryResource&);
-template std::unique_ptr<Dispatcher<Float16>> MakeDirectDispatcher(const DispatcherOptions&,
-                                                                   Communicator&, MemoryResource&);
+template std::unique_ptr<Dispatcher<float>> MakeDirectDispatcher(Nodes, Communicator&,
+                                                                 MemoryResource&);
+template std::unique_ptr<Dispatcher<BFloat16>> MakeDirectDispatcher(Nodes, Communicator&,
+                                                                    MemoryResource&);
+template std::unique_ptr<Dispatcher<Float16>> MakeDirectDispatcher(Nodes, Communicator&,
+                                                                   MemoryResource&);
 
 }  // namespace moe

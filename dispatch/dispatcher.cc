@@ -1,22 +1,16 @@
 #include "dispatch/dispatcher.h"
 
+#include <utility>
+
 #include <absl/strings/str_cat.h>
 
 #include "dispatch/exchange_rows.h"
-#include "kernels/base/divisors.h"
 #include "kernels/base/log.h"
 #include "kernels/base/run_op.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
 namespace {
-
-// The divisors of `size` next to `wanted`: "2 or 4", or one of them.
-std::string NearestDivisors(int wanted, int size) {
-  const auto [below, above] = DivisorsNextTo(wanted, size);
-  if (below == 0) return absl::StrCat(above);
-  return above == 0 ? absl::StrCat(below) : absl::StrCat(below, " or ", above);
-}
 
 // kUnimplemented, with the reason, unless the ranks can read each other's memory of this kind: they
 // try; collective.
@@ -36,13 +30,19 @@ void Explain(const Communicator& comm, const std::string& message) {
 
 template <typename T>
 absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
-    const DispatcherOptions& options, Communicator& comm, MemoryResource& memory) {
+    const DispatcherOptions& options, Communicator& comm, MemoryResource& memory, uint64_t host) {
   const int node_size = options.node_size;
   const bool hierarchical = options.algorithm == DispatchAlgorithm::kHierarchical;
   if (node_size < 0 || (hierarchical && node_size != 0 && comm.size() % node_size != 0)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Dispatcher: node size ", node_size, " for ", comm.size(),
-        " ranks, expected a divisor of them: ", NearestDivisors(node_size, comm.size())));
+        " ranks, expected a divisor of them: ", NearestNodeSizes(node_size, comm.size())));
+  }
+  const auto stream = MakeInlineStream();
+  MOE_ASSIGN_OR_RETURN(const auto hosts, HostsOf(host, comm, *stream));
+  auto nodes = NodesOf(node_size, hosts);
+  if (!nodes.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("Dispatcher: ", nodes.status().message()));
   }
   const DeviceKind kind = memory.device().kind;
   const bool in_two_hops = hierarchical && kind == DeviceKind::kCpu;
@@ -51,12 +51,12 @@ absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
   }
   if (options.algorithm == DispatchAlgorithm::kDirect) {
     const absl::Status shared = TryPeerMemory(comm, memory);
-    if (shared.ok()) return MakeDirectDispatcher<T>(options, comm, memory);
+    if (shared.ok()) return MakeDirectDispatcher<T>(*std::move(nodes), comm, memory);
     if (!absl::IsUnimplemented(shared)) return shared;
     Explain(comm, absl::StrCat("direct dispatch without peer memory, running staged: ",
                                shared.message()));
   }
-  return MakeStagedDispatcher<T>(options, comm, kind, in_two_hops);
+  return MakeStagedDispatcher<T>(*std::move(nodes), comm, kind, in_two_hops);
 }
 
 template <typename T>

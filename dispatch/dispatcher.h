@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -12,6 +13,7 @@
 #include <absl/types/span.h>
 
 #include "comm/communicator.h"
+#include "comm/hosts.h"
 #include "dispatch/dispatch_plan.h"
 #include "kernels/base/choice.h"
 #include "kernels/base/dtype.h"
@@ -33,8 +35,8 @@ inline constexpr Choice<DispatchAlgorithm> kDispatchWords[] = {
 
 struct DispatcherOptions {
   DispatchAlgorithm algorithm = DispatchAlgorithm::kStaged;
-  // Ranks per node: rank r is on node r / node_size; 0 = the whole group is one node. Hierarchical
-  // travels by it (it must divide the group's size), all algorithms count bytes by it.
+  // Ranks per node: rank r is on node r / node_size; 0: nodes are the hosts of the ranks (NodesOf).
+  // Hierarchical travels by it (it must divide the group's size), all algorithms count bytes by it.
   int node_size = 0;
 };
 
@@ -106,12 +108,15 @@ class Dispatcher {
   // Collective; for streams and rows of the device that `memory` is of. kDirect without peer memory
   // (CUDA: ranks of one process have it where every device can read the others'), and kHierarchical
   // on CUDA, become kStaged and say so once in the log, with the reason.
-  // kInvalidArgument if node_size does not divide comm.size(). `comm` must outlive the dispatcher;
+  // `host`: HostId of this rank's host.
+  // kInvalidArgument if node_size does not divide comm.size(), or a node would have ranks of two
+  // hosts (all ranks of `comm` alike). `comm` must outlive the dispatcher;
   // while kDirect grows its peer memory (first calls, larger batches) the dispatcher waits for the
   // exchange stream it used last, and nothing else of `comm` may be under way.
   static absl::StatusOr<std::unique_ptr<Dispatcher>> Create(const DispatcherOptions& options,
                                                             Communicator& comm,
-                                                            MemoryResource& memory = CpuMemory());
+                                                            MemoryResource& memory = CpuMemory(),
+                                                            uint64_t host = HostId());
   virtual DispatchAlgorithm algorithm() const = 0;
   const ExchangeBytes& bytes() const { return bytes_; }
   // nullptr, as at first: none. `clock` must outlive what is enqueued.
@@ -147,10 +152,8 @@ class Dispatcher {
                       MatrixView<T> home_rows);
 
  protected:
-  Dispatcher(const DispatcherOptions& options, Communicator& comm, DeviceKind kind)
-      : comm_(comm),
-        node_size_(options.node_size == 0 ? comm.size() : options.node_size),
-        kind_(kind) {}
+  Dispatcher(Nodes nodes, Communicator& comm, DeviceKind kind)
+      : comm_(comm), nodes_(std::move(nodes)), kind_(kind) {}
 
   // Arguments have been checked. weight: DispatchScaled's.
   virtual absl::Status Out(const DispatchCall& call, MatrixView<const T> x,
@@ -171,7 +174,7 @@ class Dispatcher {
   }
 
   void CountBytes(int peer, int64_t bytes) {
-    const bool same_node = peer / node_size_ == comm_.rank() / node_size_;
+    const bool same_node = nodes_.of_rank[peer] == nodes_.of_rank[comm_.rank()];
     (peer == comm_.rank() ? bytes_.self
      : same_node          ? bytes_.same_node
                           : bytes_.cross_node) += bytes;
@@ -186,7 +189,7 @@ class Dispatcher {
   absl::Status CheckChunk(absl::string_view function, const DispatchCall& call) const;
   absl::Status CheckDevice(absl::string_view function, const Stream& exchange) const;
 
-  const int node_size_;
+  const Nodes nodes_;
   const DeviceKind kind_;
   ExchangeBytes bytes_;
   ExchangeClock* clock_ = nullptr;

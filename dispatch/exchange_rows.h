@@ -62,11 +62,12 @@ absl::Status ExchangeRows(const RowExchange& exchange, MatrixView<const U> send,
 // Options are checked by Dispatcher::Create. in_two_hops: the hierarchical one, over memory of the
 // host; collective: splits `comm`.
 template <typename T>
-absl::StatusOr<std::unique_ptr<Dispatcher<T>>> MakeStagedDispatcher(
-    const DispatcherOptions& options, Communicator& comm, DeviceKind kind, bool in_two_hops);
+absl::StatusOr<std::unique_ptr<Dispatcher<T>>> MakeStagedDispatcher(Nodes nodes, Communicator& comm,
+                                                                    DeviceKind kind,
+                                                                    bool in_two_hops);
 template <typename T>
-std::unique_ptr<Dispatcher<T>> MakeDirectDispatcher(const DispatcherOptions& options,
-                                                    Communicator& comm, MemoryResource& memory);
+std::unique_ptr<Dispatcher<T>> MakeDirectDispatcher(Nodes nodes, Communicator& comm,
+                                                    MemoryResource& memory);
 
 }  // namespace moe
 

@@ -37,8 +37,8 @@ absl::StatusOr<MatrixView<float>> WeightsInExpertOrder(const DispatchCall& call,
 template <typename T>
 class StagedDispatcher : public Dispatcher<T> {
  public:
-  StagedDispatcher(const DispatcherOptions& options, Communicator& comm, DeviceKind kind)
-      : Dispatcher<T>(options, comm, kind) {}
+  StagedDispatcher(Nodes nodes, Communicator& comm, DeviceKind kind)
+      : Dispatcher<T>(std::move(nodes), comm, kind) {}
 
   DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kStaged; }
 
@@ -174,9 +174,9 @@ class StagedDispatcher : public Dispatcher<T> {
 template <typename T>
 class HierarchicalDispatcher final : public StagedDispatcher<T> {
  public:
-  HierarchicalDispatcher(const DispatcherOptions& options, Communicator& comm,
-                         TwoHopExchange two_hops)
-      : StagedDispatcher<T>(options, comm, DeviceKind::kCpu), two_hops_(std::move(two_hops)) {}
+  HierarchicalDispatcher(Nodes nodes, Communicator& comm, TwoHopExchange two_hops)
+      : StagedDispatcher<T>(std::move(nodes), comm, DeviceKind::kCpu),
+        two_hops_(std::move(two_hops)) {}
 
   DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kHierarchical; }
   void set_clock(ExchangeClock* clock) override { two_hops_.set_clock(clock); }
@@ -273,20 +273,24 @@ class HierarchicalDispatcher final : public StagedDispatcher<T> {
 }  // namespace
 
 template <typename T>
-absl::StatusOr<std::unique_ptr<Dispatcher<T>>> MakeStagedDispatcher(
-    const DispatcherOptions& options, Communicator& comm, DeviceKind kind, bool in_two_hops) {
-  if (!in_two_hops) return std::make_unique<StagedDispatcher<T>>(options, comm, kind);
-  MOE_ASSIGN_OR_RETURN(
-      TwoHopExchange two_hops,
-      TwoHopExchange::Create(comm, options.node_size == 0 ? comm.size() : options.node_size));
-  return std::make_unique<HierarchicalDispatcher<T>>(options, comm, std::move(two_hops));
+absl::StatusOr<std::unique_ptr<Dispatcher<T>>> MakeStagedDispatcher(Nodes nodes, Communicator& comm,
+                                                                    DeviceKind kind,
+                                                                    bool in_two_hops) {
+  if (!in_two_hops) return std::make_unique<StagedDispatcher<T>>(std::move(nodes), comm, kind);
+  MOE_ASSIGN_OR_RETURN(TwoHopExchange two_hops, TwoHopExchange::Create(comm, nodes.size));
+  return std::make_unique<HierarchicalDispatcher<T>>(std::move(nodes), comm, std::move(two_hops));
 }
 
-template absl::StatusOr<std::unique_ptr<Dispatcher<float>>> MakeStagedDispatcher(
-    const DispatcherOptions&, Communicator&, DeviceKind, bool);
-template absl::StatusOr<std::unique_ptr<Dispatcher<BFloat16>>> MakeStagedDispatcher(
-    const DispatcherOptions&, Communicator&, DeviceKind, bool);
-template absl::StatusOr<std::unique_ptr<Dispatcher<Float16>>> MakeStagedDispatcher(
-    const DispatcherOptions&, Communicator&, DeviceKind, bool);
+template absl::StatusOr<std::unique_ptr<Dispatcher<float>>> MakeStagedDispatcher(Nodes,
+                                                                                 Communicator&,
+                                                                                 DeviceKind, bool);
+template absl::StatusOr<std::unique_ptr<Dispatcher<BFloat16>>> MakeStagedDispatcher(Nodes,
+                                                                                    Communicator&,
+                                                                                    DeviceKind,
+                                                                                    bool);
+template absl::StatusOr<std::unique_ptr<Dispatcher<Float16>>> MakeStagedDispatcher(Nodes,
+                                                                                   Communicator&,
+                                                                                   DeviceKind,
+                                                                                   bool);
 
 }  // namespace moe

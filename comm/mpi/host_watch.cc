@@ -26,7 +26,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "comm/clock_offset.h"
+#include "comm/hosts.h"
 #include "comm/patience.h"
 #include "kernels/base/status_macros.h"
 

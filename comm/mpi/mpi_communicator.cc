@@ -9,7 +9,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "comm/clock_offset.h"
+#include "comm/hosts.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/mpi/mpi_lane.h"
 #include "comm/mpi/mpi_world.h"

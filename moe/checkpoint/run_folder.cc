@@ -12,7 +12,7 @@
 #include <absl/time/clock.h>
 
 #include "comm/agreed_status.h"
-#include "comm/clock_offset.h"
+#include "comm/hosts.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/shared_work.h"

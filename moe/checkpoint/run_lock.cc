@@ -19,7 +19,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "comm/clock_offset.h"
+#include "comm/hosts.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/step_folders.h"

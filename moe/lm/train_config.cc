@@ -201,9 +201,9 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
   const DispatcherOptions& dispatcher = config.model.moe.dispatcher;
   if (dispatcher.algorithm == DispatchAlgorithm::kHierarchical && dispatcher.node_size != 0 &&
       (dispatcher.node_size < 0 || ep % dispatcher.node_size != 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("--node-size is ", dispatcher.node_size,
-                                                   ", expected 0 (one node) or a divisor of --ep ",
-                                                   ep));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--node-size is ", dispatcher.node_size,
+                     ", expected 0 (nodes are hosts) or a divisor of --ep ", ep));
   }
   MOE_RETURN_IF_ERROR(AtLeast(1, "--moe-overlap-degree", config.model.moe.overlap_degree));
   if (!(config.schedule.peak > 0) || config.schedule.minimum < 0 ||

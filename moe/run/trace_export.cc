@@ -12,6 +12,7 @@
 
 #include "comm/clock_offset.h"
 #include "comm/extremes.h"
+#include "comm/hosts.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {

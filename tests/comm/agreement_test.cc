@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/clock_offset.h"
+#include "comm/hosts.h"
 #include "tests/comm/local_ranks.h"
 
 namespace moe {

@@ -321,11 +321,13 @@ TYPED_TEST(DispatcherTest, CountsBytesByWhereTheyGo) {
   const WorldCase c = {.name = "bytes", .ranks = 4, .experts = 8, .top_k = 8, .tokens = {10}};
   const SolvedWorld world(c);
   const int64_t row = 8 * sizeof(T), tokens = 10 * row, slots = 20 * row, weights = 20 * 4;
-  const auto run = [&](DispatchAlgorithm algorithm, auto expect) {
+  const auto run_on = [&](int node_size, DispatchAlgorithm algorithm, auto expect) {
     Env().Run(4, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
       Workspace workspace;
-      auto dispatcher =
-          Dispatcher<T>::Create({.algorithm = algorithm, .node_size = 2}, comm).value();
+      const uint64_t host = node_size == 0 ? 7 + comm.rank() / 2 : 7;
+      auto dispatcher = Dispatcher<T>::Create({.algorithm = algorithm, .node_size = node_size},
+                                              comm, CpuMemory(), host)
+                            .value();
       if (dispatcher->algorithm() != algorithm) return;  // no peer memory here
       Batch<T> batch(world, c, *dispatcher, 8, 1, comm, workspace, stream);
       ExchangeBytes before;
@@ -339,6 +341,10 @@ TYPED_TEST(DispatcherTest, CountsBytesByWhereTheyGo) {
       expect(*dispatcher, batch, step);
       ASSERT_TRUE(stream.Synchronize().ok());
     });
+  };
+  const auto run = [&](DispatchAlgorithm algorithm, auto expect) {
+    run_on(2, algorithm, expect);  // of one host, every two ranks as a node
+    run_on(0, algorithm, expect);  // two ranks on each of two hosts
   };
   run(DispatchAlgorithm::kStaged, [&](auto& dispatcher, auto& batch, auto step) {
     batch.Dispatch(dispatcher);  // a token travels once to each rank, not once per expert
@@ -365,6 +371,29 @@ TYPED_TEST(DispatcherTest, CountsBytesByWhereTheyGo) {
     batch.Return(dispatcher);
     step("return", 4 * slots, 2 * slots, 2 * slots);
   });
+}
+
+// Three ranks are on the first host and one on the second: nodes of two hops are lone ranks.
+TYPED_TEST(DispatcherTest, CountsBytesByHostsOfDifferentSize) {
+  using T = TypeParam;
+  if (Env().max_ranks() < 4) GTEST_SKIP() << "needs 4 ranks";
+  const WorldCase c = {.name = "bytes", .ranks = 4, .experts = 8, .top_k = 8, .tokens = {10}};
+  const SolvedWorld world(c);
+  const int64_t tokens = 10 * 8 * sizeof(T);
+  for (const auto algorithm : {DispatchAlgorithm::kStaged, DispatchAlgorithm::kHierarchical}) {
+    Env().Run(4, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+      Workspace workspace;
+      auto dispatcher =
+          Dispatcher<T>::Create({.algorithm = algorithm}, comm, CpuMemory(), comm.rank() / 3)
+              .value();
+      Batch<T> batch(world, c, *dispatcher, 8, 1, comm, workspace, stream);
+      batch.Dispatch(*dispatcher);
+      ASSERT_TRUE(stream.Synchronize().ok());
+      const ExchangeBytes& bytes = dispatcher->bytes();
+      EXPECT_EQ(bytes.same_node, comm.rank() < 3 ? 2 * tokens : 0);
+      EXPECT_EQ(bytes.cross_node, comm.rank() < 3 ? tokens : 3 * tokens);
+    });
+  }
 }
 
 TYPED_TEST(DispatcherTest, RefusesBadArgumentsBeforeAnythingIsSent) {
@@ -418,6 +447,18 @@ TEST(DispatcherCreateTest, RefusesANodeSizeThatDoesNotDivideTheGroup) {
       EXPECT_EQ(create(3).message(),
                 "Dispatcher: node size 3 for 4 ranks, expected a divisor of them: 2 or 4");
     }
+  });
+}
+
+TEST(DispatcherCreateTest, RefusesNodesWithRanksOfTwoHosts) {
+  if (Env().max_ranks() < 4) GTEST_SKIP() << "needs 4 ranks";
+  Env().Run(4, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream&) {
+    const auto created =
+        Dispatcher<float>::Create({.node_size = 4}, comm, CpuMemory(), comm.rank() / 2);
+    EXPECT_EQ(created.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(created.status().message(),
+              "Dispatcher: nodes of 4 ranks: ranks 1 and 2 of a group of 4 are on different hosts, "
+              "expected nodes of 2");
   });
 }
 

@@ -13,7 +13,7 @@
 #include <absl/time/clock.h>
 #include <unistd.h>
 
-#include "comm/clock_offset.h"
+#include "comm/hosts.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/config_file.h"

@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "comm/clock_offset.h"
+#include "comm/hosts.h"
 #include "comm/world_plan.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/machine_limits.h"

@@ -321,7 +321,8 @@ void AddLayoutSettings(lm::TrainConfig& train, Table& table) {
       .Roles(kOfLayer);
   table
       .Add("--node-size N", rows,
-           "ranks that stand for one host with --dispatch hierarchical; divides EP; 0 = all of EP")
+           "consecutive ranks of an EP group that stand for one host; divides EP with --dispatch "
+           "hierarchical; 0 = hosts are the real ones")
       .Least(0)
       .Roles(kOfLayer);
 }

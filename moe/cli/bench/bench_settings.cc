@@ -37,7 +37,7 @@ void AddTraffic(Table& t) {
   t.Add("--dispatch NAME", {Kind::kWord, "staged", WordsOf(kDispatchWords)},
         "how all-to-alls travel: one exchange; peers' memory read in place; one rank per host");
   t.Add("--node-size N", {Kind::kInteger, "0"},
-        "ranks that stand for one host; 0 = all, and hosts are the real ones")
+        "ranks that stand for one host; 0 = hosts are the real ones")
       .roles = 0;
   t.Add("--all-reduce NAME", {Kind::kWord, "auto", {"auto", "ring", "direct", "library"}},
         "library: MPI's or NCCL's; direct: peers' memory (local only); auto: the ring for its "

@@ -27,12 +27,16 @@ uint64_t Tag(int source, int64_t index) {
 
 absl::StatusOr<std::unique_ptr<CollectiveCase>> CollectiveCase::Create(const CaseSpec& spec,
                                                                        Communicator& comm,
-                                                                       Stream& stream) {
+                                                                       Stream& stream,
+                                                                       uint64_t host) {
   if (spec.dtype == DType::kUInt8) {
     return absl::InvalidArgumentError(
         "CollectiveCase: type u8, expected f32, f64, bf16, f16, i32 or i64");
   }
   std::unique_ptr<CollectiveCase> made(new CollectiveCase(spec, comm, stream));
+  const auto inline_stream = MakeInlineStream();
+  MOE_ASSIGN_OR_RETURN(const auto hosts, HostsOf(host, comm, *inline_stream));
+  MOE_ASSIGN_OR_RETURN(made->nodes_, NodesOf(spec.node_size, hosts));
   MOE_RETURN_IF_ERROR(made->Setup());
   MOE_RETURN_IF_ERROR(made->Upload());
   return made;
@@ -278,7 +282,7 @@ int64_t CollectiveCase::CopiedBytes() const {
 
 Traffic CollectiveCase::Moved(const Traffic& traffic) const {
   const bool two_hops = all_to_all() && spec_.dispatch == DispatchAlgorithm::kHierarchical;
-  return two_hops ? TwoHopTraffic(traffic, node_size()) : traffic;
+  return two_hops ? TwoHopTraffic(traffic, nodes_.size) : traffic;
 }
 
 void CollectiveCase::Describe(int64_t calls, BenchRow& row) const {
@@ -296,13 +300,13 @@ void CollectiveCase::Describe(int64_t calls, BenchRow& row) const {
   row.imbalance_received = Imbalance(traffic_.ReceivedByRank());
   row.busiest_sender = Busiest(traffic_.SentByRank());
   row.busiest_receiver = Busiest(traffic_.ReceivedByRank());
-  Distances moved = DistancesOf(Moved(traffic_), node_size());
+  Distances moved = DistancesOf(Moved(traffic_), nodes_.of_rank);
   if (const int64_t records = CallsOf(spec_.routing); records > 1) {
     Traffic of_all(comm_.size());
     double largest = 0, sent = 0, received = 0, self = 0, same_node = 0, cross_node = 0;
     for (int64_t record = 0; record < std::min(records, calls); ++record) {
       const Traffic traffic = AllToAllTraffic(record);
-      const Distances of_record = DistancesOf(Moved(traffic), node_size());
+      const Distances of_record = DistancesOf(Moved(traffic), nodes_.of_rank);
       const int64_t replays = (calls - record + records - 1) / records;
       of_all.Add(traffic, replays);
       const double share = static_cast<double>(replays) / static_cast<double>(calls);

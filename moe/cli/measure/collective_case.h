@@ -14,6 +14,7 @@
 
 #include "comm/all_reduce.h"
 #include "comm/communicator.h"
+#include "comm/hosts.h"
 #include "dispatch/dispatcher.h"
 #include "dispatch/two_hop_exchange.h"
 #include "kernels/base/buffer.h"
@@ -43,7 +44,7 @@ struct CaseSpec {
   int num_experts = 0;  // 0: 8 per rank
   uint64_t seed = 0;
   DispatchAlgorithm dispatch = DispatchAlgorithm::kStaged;
-  int node_size = 0;  // ranks of a host; 0: all. Hierarchical travels by it: it divides R
+  int node_size = 0;  // NodesOf; hierarchical travels by it: it divides R
   // allreduce. The ring sums f32 and i64; the others all types.
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
   bool copies_both_ways = false;  // memcpy: CollectiveCase::CopyIn
@@ -65,10 +66,12 @@ double MemoryOf(const CaseSpec& spec, int ranks);
 class CollectiveCase {
  public:
   // Collective; fills the buffers. `comm` and `stream` must outlive the case.
+  // `host`: HostId of this rank's host.
   //   kInvalidArgument   a type, node size or algorithm that the collective does not have; in a
   //                      CUDA stream hierarchical, which moves memory of the host
   static absl::StatusOr<std::unique_ptr<CollectiveCase>> Create(const CaseSpec& spec,
-                                                                Communicator& comm, Stream& stream);
+                                                                Communicator& comm, Stream& stream,
+                                                                uint64_t host = HostId());
   // The memcpy of CopiedBytes that bounds a call of `what` on this rank. On the CPU it copies
   // between buffers of `what`, which outlives it and is prepared anew before its next call; a
   // trace, whose calls differ in size, and a GPU have buffers of their own for it. Every other copy
@@ -110,7 +113,6 @@ class CollectiveCase {
   absl::Status Setup();
   Traffic AllToAllTraffic(int64_t call) const;
   Traffic Moved(const Traffic& traffic) const;
-  int node_size() const { return spec_.node_size > 0 ? spec_.node_size : comm_.size(); }
   absl::Status SetupAllToAll();
   absl::Status SetupAllGather();
   absl::Status SetupPointToPoint();
@@ -158,6 +160,7 @@ class CollectiveCase {
   void DescribeCopies(int64_t count);
 
   const CaseSpec spec_;
+  Nodes nodes_;  // copies have none
   Communicator& comm_;
   Stream& stream_;
   Buffer send_, recv_;               // on the stream's device

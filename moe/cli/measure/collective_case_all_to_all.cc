@@ -48,7 +48,7 @@ absl::Status CollectiveCase::SetupAllToAll() {
   std::iota(sources.begin(), sources.end(), 0);
   if (spec_.dispatch == DispatchAlgorithm::kHierarchical) {
     // Rows come by (local rank, node) of their source.
-    const int node_size = spec_.node_size > 0 ? spec_.node_size : ranks;
+    const int node_size = nodes_.size;
     std::stable_sort(sources.begin(), sources.end(),
                      [&](int a, int b) { return a % node_size < b % node_size; });
   }
@@ -149,7 +149,7 @@ template <typename U>
 absl::Status CollectiveCase::UseHierarchicalAs() {
   algorithm_ = "hierarchical";
   const int ranks = comm_.size();
-  const int node_size = spec_.node_size > 0 ? spec_.node_size : ranks;
+  const int node_size = nodes_.size;
   if (ranks % node_size != 0) {
     return absl::InvalidArgumentError(absl::StrCat("CollectiveCase: node size ", node_size,
                                                    ", expected a divisor of the ", ranks,

@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "comm/clock_offset.h"
+#include "comm/hosts.h"
 #include "comm/world_plan.h"
 #include "kernels/base/status_macros.h"
 

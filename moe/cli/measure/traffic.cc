@@ -166,13 +166,13 @@ int Busiest(absl::Span<const int64_t> per_rank) {
   return static_cast<int>(std::find(per_rank.begin(), per_rank.end(), *most) - per_rank.begin());
 }
 
-Distances DistancesOf(const Traffic& traffic, int node_size) {
+Distances DistancesOf(const Traffic& traffic, absl::Span<const uint64_t> nodes) {
   Distances distances;
   for (int s = 0; s < traffic.ranks(); ++s) {
     for (int d = 0; d < traffic.ranks(); ++d) {
-      int64_t& where = s == d                           ? distances.self
-                       : s / node_size == d / node_size ? distances.same_node
-                                                        : distances.cross_node;
+      int64_t& where = s == d                 ? distances.self
+                       : nodes[s] == nodes[d] ? distances.same_node
+                                              : distances.cross_node;
       where += traffic.at(s, d);
     }
   }

@@ -75,12 +75,11 @@ double Imbalance(absl::Span<const int64_t> per_rank);
 // The lowest rank that has the most; -1 when all have the same.
 int Busiest(absl::Span<const int64_t> per_rank);
 
-// Elements by how far they travel, summed over ranks; ranks r and s are of one group when
-// r / node_size == s / node_size.
+// Elements by how far they travel, summed over ranks.  nodes [R]: the same for ranks of one node.
 struct Distances {
   int64_t self = 0, same_node = 0, cross_node = 0;
 };
-Distances DistancesOf(const Traffic& traffic, int node_size);
+Distances DistancesOf(const Traffic& traffic, absl::Span<const uint64_t> nodes);
 
 // Traffic of hierarchical dispatch for `traffic` (dispatch/two_hop_exchange.h), along
 // rank (m, l) -> (m', l) -> (m', l'). Every element is counted once per hop. node_size divides R.

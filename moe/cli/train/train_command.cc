@@ -13,6 +13,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/strip.h>
 
+#include "comm/hosts.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/step_folders.h"
@@ -29,6 +30,7 @@
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/base/train_options.h"
 #include "moe/cli/measure/memory_estimate.h"
+#include "moe/cli/train/placement.h"
 #include "moe/cli/train/progress.h"
 #include "moe/cli/train/train_report.h"
 #include "moe/hf/hf_model.h"
@@ -120,6 +122,7 @@ class TrainRun {
     hooks.stop = &stop;
     const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
       const bool first = world->rank() == 0;
+      if (launch_.plan.processes()) MOE_RETURN_IF_ERROR(PrintPlacement(*world));
       // Training takes the world; what follows has a communicator of its own.
       MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> after, world->Split(0, world->rank()));
       MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
@@ -232,6 +235,15 @@ class TrainRun {
       for (const std::string& file : corpus_.files) Say(stderr, "read   {}\n", Printable(file));
     }
     Say(stderr, "{}", StartText(options_, corpus_, backend()));
+  }
+
+  // Collective.
+  absl::Status PrintPlacement(Communicator& world) const {
+    const auto stream = MakeInlineStream();
+    MOE_ASSIGN_OR_RETURN(const auto hosts, HostsOf(HostId(), world, *stream));
+    MOE_ASSIGN_OR_RETURN(const std::string text, PlacementText(options_.train, hosts));
+    if (!settings_.on("quiet") && speaks()) Say(stderr, "{}", text);
+    return absl::OkStatus();
   }
 
   RoutingTraceHeader RoutingHeader() const {

@@ -22,7 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "comm/clock_offset.h"
+#include "comm/hosts.h"
 #include "comm/local/local_world.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/clock_offset.h"
+#include "comm/hosts.h"
 #include "moe/run/phase_clock.h"
 #include "moe/run/trace_export.h"
 #include "tests/comm/local_ranks.h"

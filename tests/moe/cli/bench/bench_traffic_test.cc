@@ -162,15 +162,17 @@ TEST(TrafficTest, SeedsRepeatAndDiffer) {
   EXPECT_NE(flat(Make("zipf:1", 4, 5000, 9)), flat(Make("zipf:1", 4, 5000, 10)));
 }
 
+constexpr uint64_t kAlone[] = {0, 1, 2, 3, 4, 5}, kPairs[] = {0, 0, 1, 1, 2, 2}, kOne[6] = {};
+
 TEST(DistancesTest, FourRanksOnTwoHostsByHand) {
   // 1 element between every pair: 4 stay, 4 go to the other rank of the host, 8 cross.
   const Traffic t = Make("uniform", 4, 4);
-  const Distances direct = DistancesOf(t, 2);
+  const Distances direct = DistancesOf(t, kPairs);
   EXPECT_EQ(direct.self, 4);
   EXPECT_EQ(direct.same_node, 4);
   EXPECT_EQ(direct.cross_node, 8);
   // First hop, inside the rail: half stay, half cross. Second, inside the host: half stay.
-  const Distances hops = DistancesOf(TwoHopTraffic(t, 2), 2);
+  const Distances hops = DistancesOf(TwoHopTraffic(t, 2), kPairs);
   EXPECT_EQ(hops.self, 8 + 8);
   EXPECT_EQ(hops.cross_node, 8);
   EXPECT_EQ(hops.same_node, 8);
@@ -178,12 +180,12 @@ TEST(DistancesTest, FourRanksOnTwoHostsByHand) {
 
 TEST(DistancesTest, OneHostAndLoneHosts) {
   const Traffic t = Make("zipf:1", 6, 1000);
-  EXPECT_EQ(DistancesOf(t, 6).cross_node, 0);
-  EXPECT_EQ(DistancesOf(t, 1).same_node, 0);
-  const Distances direct = DistancesOf(t, 2);
+  EXPECT_EQ(DistancesOf(t, kOne).cross_node, 0);
+  EXPECT_EQ(DistancesOf(t, kAlone).same_node, 0);
+  const Distances direct = DistancesOf(t, kPairs);
   EXPECT_EQ(direct.self + direct.same_node + direct.cross_node, 6000);
   // Hierarchical crosses between hosts exactly what has to cross.
-  EXPECT_EQ(DistancesOf(TwoHopTraffic(t, 2), 2).cross_node, direct.cross_node);
+  EXPECT_EQ(DistancesOf(TwoHopTraffic(t, 2), kPairs).cross_node, direct.cross_node);
 }
 
 TEST(RoutingSpecTest, RefusesWhatItDoesNotKnow) {

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Ranks on two hosts, which are namespaces of this one: bash several_hosts.sh <moe> <mpiexec>
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+mpiexec=$2
+# Ranks of two process namespaces cannot read each other's memory as ranks of one host do.
+export OMPI_MCA_btl=self,tcp OMPI_MCA_hwloc_base_binding_policy=none
+
+# A host has processes, names and boot id of its own.
+apart=(unshare --pid --uts --mount --mount-proc --fork)
+if ! "${apart[@]}" mount --bind "$moe" "$moe" 2>"$work/stderr"; then
+  echo "SKIPPED: namespaces are not allowed here: $(cat "$work/stderr")"
+  exit 77
+fi
+hosts=()
+end_hosts() {
+  kill -9 "${hosts[@]}" 2>/dev/null
+  rm -rf "$work"
+}
+trap end_hosts EXIT
+for name in a b; do
+  cat /proc/sys/kernel/random/uuid >"$work/boot_id_$name"
+  "${apart[@]}" sh -c "hostname host-$name && mount --bind '$work/boot_id_$name' /proc/sys/kernel/random/boot_id &&
+    touch '$work/up_$name' && exec sleep 300" >/dev/null 2>&1 </dev/null &
+  await 10 test -e "$work/up_$name"
+  hosts+=("$(pgrep -P $!)")
+done
+# on_hosts <ranks' hosts, as "0 0 1 1"> <arguments of moe...>
+cat >"$work/enter" <<'ENTER'
+#!/usr/bin/env bash
+read -ra host <<<"$1"
+exec nsenter --target "${host[OMPI_COMM_WORLD_RANK]}" --pid --uts --mount "${@:2}"
+ENTER
+chmod +x "$work/enter"
+on_hosts() {
+  local host processes=()
+  for host in $1; do processes+=("${hosts[host]}"); done
+  run "$mpiexec" -n "${#processes[@]}" "$work/enter" "${processes[*]}" "$moe" "${@:2}"
+  what="hosts $1: ${*:2}"
+}
+
+train=(train "${model[@]}" --steps 2)
+expect 0 "one host" "$mpiexec" -n 4 "$moe" "${train[@]}" --ep 4 --quiet --out "$work/one"
+matches "^experts: to another node +0 B"
+on_hosts "0 0 1 1" "${train[@]}" --ep 4 --out "$work/two"
+expect 0 "two hosts"
+matches "^experts: to a rank of the node +[1-9]"
+matches "^experts: to another node +[1-9]"
+says "hosts  2; all expert-parallel groups cross hosts" "$work/stderr"
+same_bits "$work/one" "$work/two"
+
+on_hosts "0 0 1 1" "${train[@]}" --ep 4 --quiet --dispatch hierarchical --out "$work/hops"
+expect 0 "two hops"
+matches "^experts: to another node +[1-9]"
+same_bits "$work/one" "$work/hops"
+on_hosts "0 1 0 1" "${train[@]}" --ep 2 --dispatch hierarchical --out "$work/mixed"
+expect 0 "hosts in turn"
+says "hosts  2; all expert-parallel groups cross hosts" "$work/stderr"
+
+on_hosts "0 0 0 1" "${train[@]}" --ep 2 --node-size 2
+expect 2 "a node of two hosts"
+says "--node-size: nodes of 2 ranks: ranks 0 and 1 of a group of 2 are on different hosts, expected nodes of 1" \
+  "$work/stderr"
+
+on_hosts "0 0 1 1" bench alltoall -b 4K -e 4K -T 0 -n 2
+expect 0 "bench"
+says "# Bytes by distance    : self 4096, same host 4096, cross host 8192 (all ranks, one call of size 4096; 2 hosts)"
+finish
