@@ -6,9 +6,9 @@
 #
 # Layouts: ranks 1 2 3 4 5 6 8 x every expert-parallel size that divides them x transport (local,
 # mpi) x dispatch (staged, direct, hierarchical) x overlap degree (1, 4) x threads per rank (1, 2);
-# staged without overlap x ZeRO (1, 2, 3); staged with overlap x recomputed layers x ZeRO (0, 3);
-# pipelines of 2, 3 and 4 stages x schedule x expert-parallel size x ZeRO (0, 2, 3) x recomputed
-# layers; runs that are saved after two steps at one layout and resumed at another, in 61 pairs; and,
+# staged without overlap x ZeRO (1, 2, 3); staged with overlap x what is recomputed x ZeRO (0, 3);
+# pipelines of 2, 3 and 4 stages x schedule x expert-parallel size x ZeRO (0, 2, 3) x what is
+# recomputed; runs that are saved after two steps at one layout and resumed at another, in 61 pairs; and,
 # of another model, every number of tensor-parallel ranks, some in stages.
 # --quick varies each axis by itself around one layout. Uses build/release; MPI runs are left out if
 # the build has no MPI. The last line is "N layouts equal, N differ or fail".
@@ -132,11 +132,11 @@ tensor() { # TP, ranks, ep, transport, ZeRO stage, PP: of a model with trees, an
     --dense-ffn-hidden-size 128 && compare
 }
 
-recomputed() { # ZeRO stage, arguments of at
+recomputed() { # what is recomputed, ZeRO stage, arguments of at
   rm -rf "$work/run"
-  at "${@:2}"
-  name+=" recompute layer zero $1"
-  flags+=(--recompute layer --zero "$1" --bucket-size-mb 0.05)
+  at "${@:3}"
+  name+=" recompute $1 zero $2"
+  flags+=(--recompute "$1" --zero "$2" --bucket-size-mb 0.05)
   trained && compare
 }
 
@@ -180,8 +180,9 @@ if [[ $quick ]]; then
   zero 2 3 1 local
   zero 3 8 4 local
   zero 3 3 1 local
-  recomputed 0 4 2 local staged 4 1
-  recomputed 3 4 2 local staged 4 1
+  recomputed layer 0 4 2 local staged 4 1
+  recomputed layer 3 4 2 local staged 4 1
+  recomputed activations 3 4 2 local staged 4 1
   offloaded 0 3 1 local
   offloaded 1 8 4 local
   offloaded 3 4 2 local
@@ -193,6 +194,7 @@ if [[ $quick ]]; then
   pipeline 2 1 1f1b 2 layer 4 2 local
   pipeline 2 2 interleaved 0 none 8 2 local
   pipeline 4 1 gpipe 0 none 4 1 local
+  pipeline 2 1 zb-h1 0 activations 4 2 local
   resumed 1 1 8 4
   resumed 8 8 3 1 2 1
   resumed 4 2 3 1 3 0
@@ -213,7 +215,9 @@ else
       ((ranks % ep == 0)) || continue
       for transport in "${transports[@]}"; do
         for stage in 1 2 3; do zero $stage $ranks $ep "$transport"; done
-        for stage in 0 3; do recomputed $stage $ranks $ep "$transport" staged 4 1; done
+        for what in activations layer; do
+          for stage in 0 3; do recomputed $what $stage $ranks $ep "$transport" staged 4 1; done
+        done
         for stage in 0 1 2 3; do offloaded $stage $ranks $ep "$transport"; done
         for dispatch in staged direct hierarchical; do
           for overlap in 1 4; do
@@ -231,7 +235,7 @@ else
       for ((ep = 1; ep <= ranks / pp; ++ep)); do
         ((ranks / pp % ep == 0)) || continue
         for stage in 0 2 3; do
-          for what in none layer; do
+          for what in none activations layer; do
             for schedule in gpipe 1f1b zb-h1; do
               pipeline $pp 1 $schedule $stage $what $ranks $ep local
             done

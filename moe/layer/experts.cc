@@ -93,7 +93,16 @@ absl::Status Experts<T>::Prepare(MatrixView<const T> rows, Workspace& workspace,
   MOE_ASSIGN_OR_RETURN(
       saved.gate_up,
       workspace.Matrix<T>(rows.rows(), IsGated(config_.activation) ? 2 * width_ : width_));
+  saved.hidden = {};
+  if (!config_.keep_hidden) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(saved.hidden, workspace.Matrix<T>(rows.rows(), width_));
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Experts<T>::PrepareBackward(Workspace& workspace, ExpertsSaved<T>& saved) const {
+  if (!MakesHiddenAgain()) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(saved.hidden, workspace.Matrix<T>(saved.gate_up.rows(), width_));
   return absl::OkStatus();
 }
 
@@ -101,6 +110,13 @@ template <typename T>
 MatrixView<T> Experts<T>::UpColumns(MatrixView<T> gate_up) const {
   if (!IsGated(config_.activation)) return {};
   return ColumnRange(gate_up, width_, 2 * width_);
+}
+
+template <typename T>
+absl::Status Experts<T>::Activate(MatrixView<T> gate_up, MatrixView<T> hidden,
+                                  Stream& stream) const {
+  return ActivationForward<T>(config_.activation, ColumnRange(gate_up, 0, width_),
+                              UpColumns(gate_up), hidden, stream);
 }
 
 template <typename T>
@@ -112,10 +128,14 @@ absl::Status Experts<T>::Forward(const Context& context, const LinearRows& netwo
   const auto& [begin, end, rows] = mine;
   if (begin == end) return absl::OkStatus();
   const auto gate_up = RowRange(saved.gate_up, begin, end);
-  const auto hidden = RowRange(saved.hidden, begin, end);
+  MatrixView<T> hidden;
+  if (config_.keep_hidden) {
+    hidden = RowRange(saved.hidden, begin, end);
+  } else {
+    MOE_ASSIGN_OR_RETURN(hidden, context.workspace->Matrix<T>(end - begin, width_));
+  }
   MOE_RETURN_IF_ERROR(gate_up_.Forward(context, rows, RowRange(saved.rows, begin, end), gate_up));
-  MOE_RETURN_IF_ERROR(ActivationForward<T>(config_.activation, ColumnRange(gate_up, 0, width_),
-                                           UpColumns(gate_up), hidden, *context.compute));
+  MOE_RETURN_IF_ERROR(Activate(gate_up, hidden, *context.compute));
   return down_.Forward(context, rows, hidden, RowRange(out, begin, end));
 }
 
@@ -133,6 +153,9 @@ absl::Status Experts<T>::InputGradient(const Context& context, const LinearRows&
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   const auto gate = ColumnRange(gate_up, 0, width_);
   const auto up = UpColumns(gate_up);
+  if (MakesHiddenAgain()) {
+    MOE_RETURN_IF_ERROR(Activate(gate_up, RowRange(saved.hidden, begin, end), *context.compute));
+  }
   MOE_RETURN_IF_ERROR(
       ActivationBackward<T>(config_.activation, gate, up, d_hidden, gate, up, *context.compute));
   return gate_up_.InputGradient(context, rows, gate_up, RowRange(d_rows, begin, end));

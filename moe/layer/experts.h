@@ -31,16 +31,17 @@ struct ExpertsConfig {
   // again after each change: the same bits, faster the fewer rows a network has, for twice the
   // memory. CPU.
   bool pack_weights = false;
-  TensorShare share = {};  // ranks that share the network, of a single one
+  bool keep_hidden = true;  // false: ExpertsSaved::hidden is made again in backward
+  TensorShare share = {};   // ranks that share the network, of a single one
 };
 
-// What backward needs of one call; views into Prepare's workspace.
+// What backward needs of one call; views into the workspace of Prepare, or of PrepareBackward.
 template <typename T>
 struct ExpertsSaved {
   MatrixView<const T> rows;  // [N, H]
   // [N, 2F], or [N, F] when not gated; its gradient after InputGradient. F: this rank's share.
   MatrixView<T> gate_up;
-  MatrixView<T> hidden;  // [N, F]
+  MatrixView<T> hidden;  // [N, F], the activation of gate_up
 };
 
 // L networks: out = act(x W_gate^T + b_gate, x W_up^T + b_up) W_down^T + b_down, for rows sorted by
@@ -71,6 +72,9 @@ class Experts {
   absl::Status Forward(const Context& context, const LinearRows& networks, ExpertsSaved<T>& saved,
                        MatrixView<T> out) const;
 
+  // Takes the memory of what Forward did not keep, before InputGradient, which writes it, for
+  // WeightGradient, which reads it.
+  absl::Status PrepareBackward(Workspace& workspace, ExpertsSaved<T>& saved) const;
   // d_rows of the same networks from d_out. Overwrites these rows of saved.gate_up with their
   // gradient, which WeightGradient reads: one Backward for each Forward, and nothing else may need
   // saved.gate_up between the two calls.
@@ -95,6 +99,9 @@ class Experts {
   }
 
   MatrixView<T> UpColumns(MatrixView<T> gate_up) const;  // empty when not gated
+  absl::Status Activate(MatrixView<T> gate_up, MatrixView<T> hidden, Stream& stream) const;
+  // Whether a backward reads `hidden` that no forward kept.
+  bool MakesHiddenAgain() const { return !config_.keep_hidden && config_.train; }
 
   const ExpertsConfig config_;
   Linear<T> gate_up_, down_;

@@ -60,7 +60,8 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
                            .train = config.train_experts,
                            .init_std = config.init_std,
                            .down_init_std = config.down_init_std,
-                           .pack_weights = config.pack_weights};
+                           .pack_weights = config.pack_weights,
+                           .keep_hidden = config.keep_hidden};
   std::vector<std::string> prefixes;
   const ExpertPlacement& placement = layer->placement_;
   for (int32_t e = placement.FirstExpert(group.rank()); e < placement.FirstExpert(group.rank() + 1);

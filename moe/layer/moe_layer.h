@@ -38,6 +38,7 @@ struct MoeLayerConfig {
   double down_init_std = 0.02;  // down projections
   // For inference on the CPU: ExpertsConfig::pack_weights, also of the shared expert.
   bool pack_weights = false;
+  bool keep_hidden = true;  // ExpertsConfig::keep_hidden, also of the shared expert
   DispatcherOptions dispatcher = {};
   int overlap_degree = 1;  // d; above 1 requires Context::exchange to be a queue of its own
 };
@@ -88,6 +89,10 @@ class MoeLayer final : public Module<T> {
   // Backward yet, and trained parameters have accumulators (GradientReducer::Begin).
   absl::Status Backward(const Pass& pass, MatrixView<const T> dy, MatrixView<T> dx,
                         GradientReady ready) override;
+
+  // For a caller that did not keep the x of a Forward, before its Backward: `x` has the same values
+  // in other memory, which stays until then. Errors of Backward; kInvalidArgument for other shapes.
+  absl::Status MoveInput(const Pass& pass, MatrixView<const T> x);
 
   // What the router decided in the Forward that `stash` has of this layer, in memory of the stash
   // and of x; nullptr: it has none.

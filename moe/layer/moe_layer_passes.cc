@@ -335,6 +335,21 @@ absl::Status MoeLayer<T>::HomeBackward(const Pass& pass, const HomeGradients& gr
 }
 
 template <typename T>
+absl::Status MoeLayer<T>::MoveInput(const Pass& pass, MatrixView<const T> x) {
+  MOE_ASSIGN_OR_RETURN(Saved* const saved, SavedOf(pass));
+  if (x.rows() != saved->x.rows() || x.cols() != saved->x.cols()) {
+    return absl::InvalidArgumentError(absl::StrCat("MoeLayer::MoveInput: x is [", x.rows(), ", ",
+                                                   x.cols(), "], expected [", saved->x.rows(), ", ",
+                                                   saved->x.cols(), "] as in the Forward"));
+  }
+  const bool jittered = saved->router.jitter.data() != nullptr;  // then the router has a copy
+  saved->x = x;
+  if (!jittered) saved->router.tokens = x;
+  saved->shared.experts.rows = x;
+  return absl::OkStatus();
+}
+
+template <typename T>
 absl::Status MoeLayer<T>::Backward(const Pass& pass, MatrixView<const T> dy, MatrixView<T> dx,
                                    GradientReady ready) {
   MOE_ASSIGN_OR_RETURN(Saved* const saved, SavedOf(pass));
@@ -368,6 +383,7 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
   MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(plan.expert_rows(), hidden));
   MOE_ASSIGN_OR_RETURN(const auto rows_back,
                        MakeReturnedRows(*dispatcher_, plan, hidden, pass, workspace));
+  MOE_RETURN_IF_ERROR(experts_->PrepareBackward(workspace, saved.experts));
   const MatrixView<T> d_rows = rows_back.out, home_dx = rows_back.home;
 
   // A weight on the output has its gradient from what came home in forward, one on the input from
@@ -441,6 +457,7 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
 
 #define MOE_INSTANTIATE(T)                                                                     \
   template absl::Status MoeLayer<T>::Forward(const Pass&, MatrixView<const T>, MatrixView<T>); \
+  template absl::Status MoeLayer<T>::MoveInput(const Pass&, MatrixView<const T>);              \
   template absl::Status MoeLayer<T>::Backward(const Pass&, MatrixView<const T>, MatrixView<T>, \
                                               GradientReady);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)

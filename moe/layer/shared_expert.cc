@@ -93,6 +93,7 @@ absl::Status SharedExpert<T>::Backward(const Pass& pass, Gradients gradients,
       MOE_RETURN_IF_ERROR(GateBackward(context, gradients, micro_batch_offsets, saved, d_out));
       d_expert = d_out;
     }
+    MOE_RETURN_IF_ERROR(experts_->PrepareBackward(workspace, saved.experts));
     const std::array<int64_t, 2> offsets = {0, dy.rows()};
     MOE_ASSIGN_OR_RETURN(const auto d_rows, workspace.Matrix<T>(dy.rows(), dy.cols()));
     MOE_RETURN_IF_ERROR(experts_->InputGradient(context, {.offsets = offsets, .site = pass.site},

@@ -121,14 +121,20 @@ absl::Status AttentionBlock<T>::Rotate(const Pass& pass, RotaryDirection directi
 template <typename T>
 absl::Status AttentionBlock<T>::Project(const Pass& pass, MatrixView<const T> x,
                                         AttentionBlockSaved<T>& saved) const {
-  const int64_t tokens = x.rows(), q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
-  Workspace& kept = pass.kept();
-  MOE_RETURN_IF_ERROR(norm_.Forward(pass, x, saved.norm));
-  MOE_ASSIGN_OR_RETURN(saved.qkv, kept.Matrix<T>(tokens, config_.qkv_cols()));
+  const Pass activations = ActivationsPass(pass, config_.recompute);
+  MOE_RETURN_IF_ERROR(norm_.Forward(activations, x, saved.norm));
+  MOE_ASSIGN_OR_RETURN(saved.qkv, pass.kept().Matrix<T>(x.rows(), config_.qkv_cols()));
   MOE_RETURN_IF_ERROR(qkv_proj_.Forward(pass.context, {}, saved.norm.y, saved.qkv));
+  saved.v = ColumnRange(saved.qkv, config_.qk_cols(), config_.qkv_cols());
+  return NormHeads(activations, saved);
+}
+
+template <typename T>
+absl::Status AttentionBlock<T>::NormHeads(const Pass& pass, AttentionBlockSaved<T>& saved) const {
+  const int64_t q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
   MatrixView<T> qk = ColumnRange(saved.qkv, 0, qk_cols);
   if (q_norm_.has_value()) {
-    MOE_ASSIGN_OR_RETURN(qk, kept.Matrix<T>(tokens, qk_cols));
+    MOE_ASSIGN_OR_RETURN(qk, pass.kept().Matrix<T>(saved.qkv.rows(), qk_cols));
     MOE_RETURN_IF_ERROR(q_norm_->Forward(pass, ColumnRange(saved.qkv, 0, q_cols),
                                          ColumnRange(qk, 0, q_cols), saved.q_norm));
     MOE_RETURN_IF_ERROR(k_norm_->Forward(pass, ColumnRange(saved.qkv, q_cols, qk_cols),
@@ -136,8 +142,16 @@ absl::Status AttentionBlock<T>::Project(const Pass& pass, MatrixView<const T> x,
   }
   saved.q = ColumnRange(qk, 0, q_cols);
   saved.k = ColumnRange(qk, q_cols, qk_cols);
-  saved.v = ColumnRange(saved.qkv, qk_cols, config_.qkv_cols());
   return Rotate(pass, RotaryDirection::kForward, qk);
+}
+
+template <typename T>
+absl::Status AttentionBlock<T>::ActivationsAgain(const Pass& pass,
+                                                 AttentionBlockSaved<T>& saved) const {
+  return MakeAgain(pass, config_.recompute, [&](const Pass& again) -> absl::Status {
+    MOE_RETURN_IF_ERROR(norm_.Forward(again, saved.norm.x, saved.norm));
+    return q_norm_.has_value() ? NormHeads(again, saved) : absl::OkStatus();
+  });
 }
 
 template <typename T>
@@ -151,6 +165,7 @@ template <typename T>
 absl::Status AttentionBlock<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                                         AttentionBlockSaved<T>& saved) const {
   if (x.rows() == 0) return absl::OkStatus();
+  const WorkspaceScope scope(*pass.context.workspace);
   MOE_RETURN_IF_ERROR(Project(pass, x, saved));
   MOE_ASSIGN_OR_RETURN(saved.attended, pass.kept().Matrix<T>(x.rows(), config_.q_cols()));
   MOE_ASSIGN_OR_RETURN(saved.log_sum_exp,
@@ -263,7 +278,7 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Pass& pass,
 }
 
 template <typename T>
-absl::Status AttentionBlock<T>::Backward(const Pass& pass, const AttentionBlockSaved<T>& saved,
+absl::Status AttentionBlock<T>::Backward(const Pass& pass, AttentionBlockSaved<T>& saved,
                                          MatrixView<T> d, GradientReady ready) const {
   const Context& context = pass.context;
   const WorkspaceScope scope(*context.workspace);
@@ -276,6 +291,7 @@ absl::Status AttentionBlock<T>::Backward(const Pass& pass, const AttentionBlockS
     MOE_RETURN_IF_ERROR(qkv_proj_.WeightGradient(context, {}, d, {}, ready));
     return norm_.Backward(pass, saved.norm, d, d, Write::kAdd, ready);
   }
+  MOE_RETURN_IF_ERROR(ActivationsAgain(pass, saved));
   // The gradient by the attention's output is spent before that by the norm's is written: one
   // memory.
   const int64_t hidden = config_.hidden_size, q_cols = config_.q_cols();

@@ -49,8 +49,8 @@ class AttentionBlock {
   absl::Status ForwardCached(const Pass& pass, MatrixView<const T> x, MatrixView<T> keys,
                              MatrixView<T> values, MatrixView<T> y) const;
 
-  // d [T, H]: in, the gradient by y; out, the gradient by x.
-  absl::Status Backward(const Pass& pass, const AttentionBlockSaved<T>& saved, MatrixView<T> d,
+  // d [T, H]: in, the gradient by y; out, the gradient by x. x is as it was in Forward.
+  absl::Status Backward(const Pass& pass, AttentionBlockSaved<T>& saved, MatrixView<T> d,
                         GradientReady ready) const;
 
  private:
@@ -61,6 +61,10 @@ class AttentionBlock {
                        AttentionBlockSaved<T>& saved) const;
   absl::Status Output(const Pass& pass, MatrixView<const T> x, MatrixView<const T> attended,
                       MatrixView<T> y) const;
+  // q and k that attention reads, from saved.qkv: itself without QkNorm.
+  absl::Status NormHeads(const Pass& pass, AttentionBlockSaved<T>& saved) const;
+  // Activations that Forward did not keep, for Backward.
+  absl::Status ActivationsAgain(const Pass& pass, AttentionBlockSaved<T>& saved) const;
   absl::Status Rotate(const Pass& pass, RotaryDirection direction, MatrixView<T> qk) const;
   // d_qk [T, (heads + kv_heads) D], the gradient by what is rotated, becomes that by d_qkv's q | k.
   absl::Status QkBackward(const Pass& pass, const AttentionBlockSaved<T>& saved, MatrixView<T> d_qk,

@@ -16,24 +16,27 @@ absl::StatusOr<FeedForwardBlock<T>> FeedForwardBlock<T>::Create(const Transforme
   MOE_ASSIGN_OR_RETURN(const Norm<T> norm,
                        Norm<T>::Create(prefix + "post_attention_layernorm.weight",
                                        config.hidden_size, config.norm_epsilon, store));
-  FeedForwardBlock block(norm);
+  FeedForwardBlock block(norm, config.recompute);
   const std::string name = prefix + "mlp.";
   if (config.has_experts(layer)) {
     MoeLayerConfig moe = config.moe;
     moe.router.layer = static_cast<uint32_t>(layer);
     moe.init_std = config.init_std;
     moe.down_init_std = config.out_init_std();
+    moe.keep_hidden = KeepsActivations(config.recompute);
     MOE_ASSIGN_OR_RETURN(block.moe_, MoeLayer<T>::Create(moe, name, store, context));
     return block;
   }
-  MOE_ASSIGN_OR_RETURN(block.dense_, Experts<T>::Create({.hidden_size = config.hidden_size,
-                                                         .ffn_hidden_size = config.dense_width(),
-                                                         .activation = config.moe.activation,
-                                                         .init_std = config.init_std,
-                                                         .down_init_std = config.out_init_std(),
-                                                         .pack_weights = config.moe.pack_weights,
-                                                         .share = ShareOf(context)},
-                                                        {name}, MeshGroup::kData, store));
+  MOE_ASSIGN_OR_RETURN(block.dense_,
+                       Experts<T>::Create({.hidden_size = config.hidden_size,
+                                           .ffn_hidden_size = config.dense_width(),
+                                           .activation = config.moe.activation,
+                                           .init_std = config.init_std,
+                                           .down_init_std = config.out_init_std(),
+                                           .pack_weights = config.moe.pack_weights,
+                                           .keep_hidden = KeepsActivations(config.recompute),
+                                           .share = ShareOf(context)},
+                                          {name}, MeshGroup::kData, store));
   return block;
 }
 
@@ -44,7 +47,7 @@ absl::Status FeedForwardBlock<T>::DenseForward(const Pass& pass, MatrixView<cons
   const Context& context = pass.context;
   if (x.rows() == 0) return absl::OkStatus();
   const std::array<int64_t, 2> offsets = {0, x.rows()};
-  MOE_RETURN_IF_ERROR(norm_.Forward(pass, x, saved.norm));
+  MOE_RETURN_IF_ERROR(norm_.Forward(ActivationsPass(pass, recompute_), x, saved.norm));
   MOE_RETURN_IF_ERROR(dense_->Prepare(saved.norm.y, pass.kept(), saved.dense));
   MOE_RETURN_IF_ERROR(
       dense_->Forward(context, {.offsets = offsets, .site = pass.site}, saved.dense, y));
@@ -57,7 +60,9 @@ absl::Status FeedForwardBlock<T>::Forward(const Pass& pass, MatrixView<const T> 
   if (dense_ != nullptr) {
     return TimedDense(pass, "dense FFN", [&] { return DenseForward(pass, x, y, saved); });
   }
-  MOE_RETURN_IF_ERROR(TimedDense(pass, "norm", [&] { return norm_.Forward(pass, x, saved.norm); }));
+  MOE_RETURN_IF_ERROR(TimedDense(pass, "norm", [&] {
+    return norm_.Forward(ActivationsPass(pass, recompute_), x, saved.norm);
+  }));
   MOE_RETURN_IF_ERROR(moe_->Forward(pass, saved.norm.y, y));
   return TimedDense(pass, "residual", [&] { return AddRows<T>(x, y, y, *pass.context.compute); });
 }
@@ -66,6 +71,12 @@ template <typename T>
 absl::Status FeedForwardBlock<T>::DenseBackward(const Pass& pass, FeedForwardBlockSaved<T>& saved,
                                                 MatrixView<T> d, GradientReady ready) const {
   const Context& context = pass.context;
+  const auto make = [&](const Pass& again) -> absl::Status {
+    MOE_RETURN_IF_ERROR(norm_.Forward(again, saved.norm.x, saved.norm));
+    saved.dense.rows = saved.norm.y;
+    return dense_->PrepareBackward(*context.workspace, saved.dense);
+  };
+  if (d.rows() > 0) MOE_RETURN_IF_ERROR(MakeAgain(pass, recompute_, make));
   MOE_ASSIGN_OR_RETURN(const auto d_normed, context.workspace->Matrix<T>(d.rows(), d.cols()));
   const std::array<int64_t, 2> offsets = {0, d.rows()};
   MOE_RETURN_IF_ERROR(dense_->InputGradient(context, {.offsets = offsets, .site = pass.site},
@@ -83,6 +94,12 @@ absl::Status FeedForwardBlock<T>::Backward(const Pass& pass, FeedForwardBlockSav
     return TimedDense(pass, "dense FFN backward",
                       [&] { return DenseBackward(pass, saved, d, ready); });
   }
+  const auto make = [&](const Pass& again) -> absl::Status {
+    MOE_RETURN_IF_ERROR(TimedDense(pass, "norm again",
+                                   [&] { return norm_.Forward(again, saved.norm.x, saved.norm); }));
+    return moe_->MoveInput(pass, saved.norm.y);
+  };
+  MOE_RETURN_IF_ERROR(MakeAgain(pass, recompute_, make));
   MOE_ASSIGN_OR_RETURN(const auto d_normed, context.workspace->Matrix<T>(d.rows(), d.cols()));
   MOE_RETURN_IF_ERROR(moe_->Backward(pass, d, d_normed, ready));
   return TimedDense(pass, "norm backward", [&] {

@@ -35,8 +35,8 @@ class FeedForwardBlock {
   // x, y [T, H]; they must not overlap. `saved` is memory that the pass keeps.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                        FeedForwardBlockSaved<T>& saved) const;
-  // d [T, H]: in, the gradient by y; out, the gradient by x. loss_scale multiplies the gradient of
-  // the router's own losses.
+  // d [T, H]: in, the gradient by y; out, the gradient by x. x is as it was in Forward. loss_scale
+  // multiplies the gradient of the router's own losses.
   absl::Status Backward(const Pass& pass, FeedForwardBlockSaved<T>& saved, MatrixView<T> d,
                         GradientReady ready) const;
 
@@ -45,13 +45,14 @@ class FeedForwardBlock {
   MoeLayer<T>* moe() { return moe_.get(); }
 
  private:
-  explicit FeedForwardBlock(const Norm<T>& norm) : norm_(norm) {}
+  FeedForwardBlock(const Norm<T>& norm, Recompute recompute) : norm_(norm), recompute_(recompute) {}
   absl::Status DenseForward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                             FeedForwardBlockSaved<T>& saved) const;
   absl::Status DenseBackward(const Pass& pass, FeedForwardBlockSaved<T>& saved, MatrixView<T> d,
                              GradientReady ready) const;
 
   Norm<T> norm_;
+  Recompute recompute_;
   std::unique_ptr<MoeLayer<T>> moe_;   // either this
   std::unique_ptr<Experts<T>> dense_;  // or this
 };

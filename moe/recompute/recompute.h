@@ -1,4 +1,4 @@
-// Less memory for a second forward: a layer's state is made again just before its backward.
+// Less memory for more work: what a backward reads is made again just before it.
 #ifndef MOE_MOE_RECOMPUTE_RECOMPUTE_H_
 #define MOE_MOE_RECOMPUTE_RECOMPUTE_H_
 
@@ -16,10 +16,29 @@
 
 namespace moe {
 
-// What a model keeps of its layers from forward to backward: all that they need, or their inputs.
-enum class Recompute : uint8_t { kNone, kLayer };
+// What a model keeps of its layers from forward to backward: all that they need; that without its
+// activations, the outputs of norms and of activation functions; or their inputs.
+enum class Recompute : uint8_t { kNone, kActivations, kLayer };
 inline constexpr Choice<Recompute> kRecomputeWords[] = {{"none", Recompute::kNone},
+                                                        {"activations", Recompute::kActivations},
                                                         {"layer", Recompute::kLayer}};
+
+constexpr bool KeepsActivations(Recompute recompute) {
+  return recompute != Recompute::kActivations;
+}
+
+// The pass for work of a forward that makes activations: their memory is scratch if they are not
+// kept.
+inline Pass ActivationsPass(const Pass& pass, Recompute recompute) {
+  return KeepsActivations(recompute) ? pass : pass.WithoutStash();
+}
+
+// Before a backward that reads activations: calls make(pass), the same work once more on what the
+// forward kept, if they were not kept. Their memory is scratch of the backward.
+template <typename Make>
+absl::Status MakeAgain(const Pass& pass, Recompute recompute, Make make) {
+  return KeepsActivations(recompute) ? absl::OkStatus() : make(pass.WithoutStash());
+}
 
 // A module that keeps its input alone. Its Forward runs `module` without a stash. Its Backward runs
 // it again into a stash of context.stashes, and then backward: the same bits, for a forward more

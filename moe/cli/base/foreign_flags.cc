@@ -89,7 +89,7 @@ constexpr Meaning kMeanings[] = {
     {kMemory,
      "recompute-activations, recompute-granularity *, recompute-method *, recompute-num-layers *, "
      "recompute-modules *, moe-layer-recompute, deepspeed-activation-checkpointing",
-     "--recompute layer keeps a layer's input alone"},
+     "--recompute activations or layer"},
     {kMemory, "moe-shared-expert-overlap", "--moe-overlap-degree D overlaps exchange and experts"},
     {kMemory, "optimizer-cpu-offload, optimizer-offload-fraction *",
      "--offload optimizer and optimizer:file=DIR move all of it"},

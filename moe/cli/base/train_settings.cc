@@ -131,8 +131,9 @@ void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
        "bits at any (docs/parallelism.md); with --device cpu")
       .Roles(kPerRank);  // a rank's own DIR; the ranks compare the rest (lm::Train)
   t.Add("--recompute WHAT", rows,
-        "computed again before its backward: layer = each layer, which keeps its input alone; the "
-        "same bits, for less memory and a forward more");
+        "computed again before its backward: activations = outputs of norms and activation "
+        "functions, for little work; layer = each layer, which keeps its input alone, for a "
+        "forward more; the same bits, for less memory");
   t.Add("--bucket-size-mb MiB", {Kind::kReal, absl::StrCat(train.trainer.bucket_bytes >> 20)},
         "of gradients that travel together")
       .Most(kMostBucketMib)

@@ -241,6 +241,17 @@ double DenseForward(const MemoryShape& shape, const Sizes& s) {
   return s.element * s.tokens * (s.gated + 1) * width / s.tp;
 }
 
+// Elements of a layer that Recompute::kActivations makes again: outputs of norms, and of activation
+// functions.
+double ActivationsOf(const MemoryShape& shape, const Sizes& s, bool mixture) {
+  const lm::TransformerConfig& model = shape.model;
+  const bool normed = model.qk_norm != lm::QkNorm::kNone;
+  const double heads = normed ? static_cast<double>(model.qk_cols()) / s.tp : 0;
+  const auto width =
+      static_cast<double>(mixture ? model.moe.shared_expert_ffn_hidden_size : model.dense_width());
+  return s.tokens * (2 * s.hidden + heads + width / s.tp) + (mixture ? s.expert_rows() * s.ffn : 0);
+}
+
 double Workspace(const MemoryShape& shape, const Sizes& s) {
   if (!shape.trained) return MoeForward(shape, s) + MoeBackward(s);
   const lm::TransformerConfig& model = shape.model;
@@ -250,13 +261,23 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   const int moe_layers = (layers + over) / model.moe_layer_freq;
   const double row = s.element * s.tokens * s.hidden;
   const auto in_flight = static_cast<double>(stage.in_flight);
+  const bool zero_bubble = PipelineOf(shape.trainer).schedule == ScheduleKind::kZeroBubbleH1;
   double kept = in_flight * (layers * BlockForward(model, s) + moe_layers * MoeForward(shape, s) +
                              (layers - moe_layers) * DenseForward(shape, s));
-  if (PipelineOf(shape.trainer).schedule == ScheduleKind::kZeroBubbleH1) {
+  if (zero_bubble) {
     // What weight gradients read of a backward's scratch.
     kept += in_flight * s.element *
             (layers * s.tokens * (s.hidden + ProjectedColumns(model)) +
              moe_layers * s.expert_rows() * s.hidden);
+  }
+  double again = 0;
+  if (model.recompute == Recompute::kActivations) {
+    const double mixture = ActivationsOf(shape, s, true), dense = ActivationsOf(shape, s, false);
+    again = s.element * std::max(moe_layers > 0 ? mixture : 0, moe_layers < layers ? dense : 0);
+    // Weight gradients that wait have copies.
+    if (!zero_bubble) {
+      kept -= in_flight * s.element * (moe_layers * mixture + (layers - moe_layers) * dense);
+    }
   }
   if (model.recompute == Recompute::kLayer) {
     // Inputs of all layers, and all of the layer that keeps most.
@@ -275,7 +296,7 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   const double logits = 4 * s.tokens * outputs * (s.tp > 1 && !model.tied_embeddings ? 3 : 1);
   // Sums of shared products before they are sent, and those that come.
   const double sums = s.tp > 1 ? 4 * s.tokens * s.hidden * 2 : 0;
-  return kept + residual + sums + std::max({MoeBackward(s), attention, logits});
+  return kept + again + residual + sums + std::max({MoeBackward(s), attention, logits});
 }
 
 std::string Mib(double bytes) {

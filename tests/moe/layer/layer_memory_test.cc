@@ -1,5 +1,6 @@
 // Memory of x, y, dy and dx: what may be in the memory of what, and what is refused.
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -149,6 +150,45 @@ TEST(LayerMemoryTest, OverlapIsRefusedWhereBackwardMayFollow) {
                 StatusIs(kInvalidArgument, "dx is partly in the memory of dy"));
     return rank.Backward(y, stash, rank.dx[0].view());
   });
+}
+
+// All gradients of one rank. moved_by: x is in other memory in backward, with this added to its
+// first value.
+std::vector<std::vector<float>> GradientsOf(const MoeLayerConfig& config,
+                                            std::optional<float> moved_by) {
+  std::vector<std::vector<float>> gradients;
+  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MemoryRank rank;
+    MOE_RETURN_IF_ERROR(rank.Create(config, std::move(world)));
+    const StashHandle stash = rank.Take();
+    const MatrixView<float> y = rank.y[0].view();
+    MOE_RETURN_IF_ERROR(rank.Forward(rank.x[0].view(), y, stash.get()));
+    if (moved_by.has_value()) {
+      std::vector<float> other = rank.values;
+      other.resize(2 * other.size());
+      other[0] += *moved_by;
+      MOE_RETURN_IF_ERROR(rank.x[1].Write(other, rank.context()));
+      MOE_RETURN_IF_ERROR(rank.x[0].Write(std::vector<float>(rank.values.size()), rank.context()));
+      const Pass pass = {.context = rank.context(), .stash = stash.get()};
+      EXPECT_THAT(rank.layer->MoveInput(pass, rank.x[1].view()),
+                  StatusIs(kInvalidArgument, "x is [12, 8], expected [6, 8]"));
+      MOE_RETURN_IF_ERROR(
+          rank.layer->MoveInput(pass, RowRange<float>(rank.x[1].view(), 0, kCallRows)));
+    }
+    MOE_RETURN_IF_ERROR(rank.Backward(y, stash.get(), rank.dx[0].view()));
+    MOE_ASSIGN_OR_RETURN(gradients.emplace_back(), rank.Read(rank.dx[0]));
+    return rank.ReadGradients(gradients);
+  });
+  return gradients;
+}
+
+TEST(LayerMemoryTest, BackwardReadsTheXThatWasMoved) {
+  for (const LayerKind& kind : LayerKinds()) {
+    SCOPED_TRACE(kind.name);
+    const auto expected = GradientsOf(kind.config, std::nullopt);
+    EXPECT_EQ(GradientsOf(kind.config, 0), expected);
+    EXPECT_NE(GradientsOf(kind.config, 1), expected);
+  }
 }
 
 TEST(LayerMemoryTest, RowsWithoutMemoryAreRefusedAndNoRowsNeedNone) {

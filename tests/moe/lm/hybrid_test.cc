@@ -22,7 +22,7 @@ using ::moe::testing::kThreadSanitized;
 using ::moe::testing::Layout;
 
 enum Axis : size_t { kTp, kEp, kReplicas, kPp, kSchedule, kZero, kRecompute, kOffload, kAxes };
-constexpr std::array<int, kAxes> kLast = {2, 2, 2, 2, 4, 4, 2, 2};  // how many values each has
+constexpr std::array<int, kAxes> kLast = {2, 2, 2, 2, 4, 4, 3, 2};  // how many values each has
 
 // A value of each axis.
 using Hybrid = std::array<int, kAxes>;

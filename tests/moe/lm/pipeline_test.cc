@@ -71,7 +71,7 @@ constexpr auto kGPipe = ScheduleKind::kGPipe, k1F1B = ScheduleKind::k1F1B,
                kInterleaved = ScheduleKind::kInterleaved, kZeroBubble = ScheduleKind::kZeroBubbleH1;
 constexpr auto kZero0 = ZeroStage::kNone, kZero1 = ZeroStage::kOptimizer,
                kZero2 = ZeroStage::kGradients, kZero3 = ZeroStage::kWeights;
-constexpr auto kLayer = Recompute::kLayer;
+constexpr auto kLayer = Recompute::kLayer, kActivations = Recompute::kActivations;
 
 // Every pair of values that fits meets once; under sanitizers the largest ones, beside hybrid_test.
 std::vector<Case> Cases() {
@@ -79,17 +79,17 @@ std::vector<Case> Cases() {
   if (kSanitized) return {large, {4, 2, 1, 2, kZeroBubble, kZero2}};
   return {
       {2, 2, 1, 1, kGPipe, kZero0, kLayer, 1},
-      {4, 4, 1, 1, k1F1B, kZero1},
+      {4, 4, 1, 1, k1F1B, kZero1, kActivations},
       {3, 3, 1, 1, k1F1B, kZero2, kLayer, 1},
       {4, 2, 1, 2, kGPipe, kZero2, Recompute::kNone, 2},
-      {6, 3, 2, 2, kInterleaved, kZero1},
+      {6, 3, 2, 2, kInterleaved, kZero1, kActivations},
       {2, 2, 2, 1, kInterleaved, kZero0},
       {8, 2, 1, 4, k1F1B, kZero0, kLayer, 2},
       {4, 4, 1, 1, kZeroBubble, kZero0},
       {4, 2, 1, 2, kZeroBubble, kZero2, Recompute::kNone, 2},
       {6, 3, 1, 1, kZeroBubble, kZero1, kLayer},
       {4, 2, 2, 1, kInterleaved, kZero3, kLayer},
-      {8, 2, 1, 2, kZeroBubble, kZero3},
+      {8, 2, 1, 2, kZeroBubble, kZero3, kActivations},
       large,
   };
 }

@@ -69,10 +69,19 @@ INSTANTIATE_TEST_SUITE_P(
                              .dispatch = DispatchAlgorithm::kDirect,
                              .overlap = 2}));
 
-TEST(Transformer, RecomputedLayersHaveTheBitsOfKeptOnes) {
-  ModelWork work = MakeModelWork(LayoutConfig(), {{5, 3}, {4}, {1, 1, 6}});
+// A gated shared expert, and a router that sees jittered tokens.
+TransformerConfig JitteredConfig() {
+  TransformerConfig config = LayoutConfig();
+  config.moe.router.gate = "switch";
+  config.moe.router.input_jitter = 0.2f;
+  config.moe.router.top_k = 1;
+  config.moe.gated_shared_expert = true;
+  return config;
+}
+
+void ExpectTheBitsOfKeptState(ModelWork work, Recompute recompute) {
   const ModelResult kept = RunModel<float>(work, {}, Numerics::kLayoutInvariant);
-  work.config.recompute = Recompute::kLayer;
+  work.config.recompute = recompute;
   for (const Layout& layout :
        {Layout{}, Layout{.ranks = 2, .expert_parallel = 2, .overlap = 2, .threads = 2}}) {
     const ModelResult got = RunModel<float>(work, layout, Numerics::kLayoutInvariant);
@@ -85,13 +94,26 @@ TEST(Transformer, RecomputedLayersHaveTheBitsOfKeptOnes) {
   }
 }
 
-// Peak bytes of a rank's stashes, and the slots that the routers of a micro-batch chose.
+TEST(Transformer, RecomputedStateHasTheBitsOfKeptOne) {
+  for (const Recompute recompute : {Recompute::kActivations, Recompute::kLayer}) {
+    for (const TransformerConfig& config :
+         {LayoutConfig(), JitteredConfig(), ::moe::testing::GroupedConfig(QkNorm::kHead)}) {
+      SCOPED_TRACE(::testing::Message()
+                   << NameOf(recompute, kRecomputeWords) << ", gate " << config.moe.router.gate);
+      ExpectTheBitsOfKeptState(MakeModelWork(config, {{5, 3}, {4}, {1, 1, 6}}), recompute);
+    }
+  }
+}
+
+// Peak bytes of a rank's stashes, those that a micro-batch keeps, and the slots that the routers of
+// two chose.
 struct OneRound {
-  int64_t stash_bytes = 0;
+  int64_t stash_bytes = 0, kept_bytes = 0;
   std::vector<int64_t> slots;
 };
-OneRound RunOneRound(Recompute recompute) {
+OneRound RunOneRound(Recompute recompute, QkNorm qk_norm = QkNorm::kNone) {
   TransformerConfig config = LayoutConfig();
+  config.qk_norm = qk_norm;
   config.num_layers = 8;
   config.moe_layer_freq = 1;
   config.recompute = recompute;
@@ -106,12 +128,15 @@ OneRound RunOneRound(Recompute recompute) {
   }
   std::vector<float> loss(work.tokens.size());
   const std::vector<int64_t> offsets = work.SequenceOffsets(0);
-  const StashHandle stash = rank.session->stashes().Take();
-  const absl::Status status = ::moe::testing::RunPasses(
-      *rank.model,
-      {.context = rank.context(), .batch = {.sequence_offsets = offsets}, .stash = stash.get()},
-      {work.tokens, work.targets, absl::MakeSpan(loss)});
-  EXPECT_TRUE(status.ok()) << status;
+  for (int i = 0; i < 2; ++i) {  // the second one finds memory in one piece
+    const StashHandle stash = rank.session->stashes().Take();
+    const absl::Status status = ::moe::testing::RunPasses(
+        *rank.model,
+        {.context = rank.context(), .batch = {.sequence_offsets = offsets}, .stash = stash.get()},
+        {work.tokens, work.targets, absl::MakeSpan(loss)});
+    EXPECT_TRUE(status.ok()) << status;
+    round.kept_bytes = stash->device().used_bytes();
+  }
   round.stash_bytes = rank.session->stashes().peak_bytes();
   return round;
 }
@@ -122,6 +147,20 @@ TEST(Transformer, RecomputedLayersTakeLessMemoryAndAreCountedOnce) {
   const OneRound recomputed = RunOneRound(Recompute::kLayer);
   EXPECT_LT(recomputed.stash_bytes, kept.stash_bytes / 2);
   EXPECT_EQ(recomputed.slots, kept.slots);
+}
+
+// 64 tokens of width 12, float32: two norms, and their statistics; 128 rows of hidden width 7; the
+// shared expert's of 4; what norms make of q and k, three heads of width 4 each.
+TEST(Transformer, RecomputedActivationsTakeTheBytesOfTheFormulaLess) {
+  const OneRound kept = RunOneRound(Recompute::kNone);
+  const OneRound recomputed = RunOneRound(Recompute::kActivations);
+  const int64_t layer = 4 * (2 * 64 * (12 + 1) + 128 * 7 + 64 * 4);
+  EXPECT_EQ(kept.kept_bytes - recomputed.kept_bytes, 8 * layer);
+  EXPECT_EQ(recomputed.slots, kept.slots);
+  const int64_t heads = 4 * 64 * (2 * 12 + 2 * 3);
+  EXPECT_EQ(RunOneRound(Recompute::kNone, QkNorm::kHead).kept_bytes -
+                RunOneRound(Recompute::kActivations, QkNorm::kHead).kept_bytes,
+            8 * (layer + heads));
 }
 
 // Bytes of a stash after both passes of `work`, then of a micro-batch without tokens, which it is
