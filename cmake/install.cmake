@@ -66,7 +66,7 @@ set(moe_public_headers
   gating/capacity.h gating/gate.h gating/router.h gating/router_check.h
   gating/router_config.h gating/router_stats.h gating/routing.h
   gating/token_choice_gate.h gating/token_groups.h
-  comm/all_reduce.h comm/bootstrap.h comm/communicator.h comm/create.h comm/descriptor.h comm/host_staging.h
+  comm/all_reduce.h comm/bootstrap.h comm/communicator.h comm/create.h comm/descriptor.h comm/host_staging.h comm/hosts.h
   comm/local/local_world.h comm/mesh/group_map.h comm/mesh/mesh.h comm/mesh/mesh_shape.h
   comm/mpi/mpi_world.h comm/nccl/nccl_store.h
   comm/nccl/nccl_world.h comm/patience.h comm/ring_all_reduce.h comm/row_gather.h comm/site.h comm/world_plan.h

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -26,7 +27,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "comm/hosts.h"
 #include "comm/patience.h"
 #include "kernels/base/status_macros.h"
 
@@ -34,9 +34,10 @@ namespace moe {
 namespace {
 
 // Messages from ranks to the watch, and back.
-enum Word : int32_t { kRank, kOneHost, kMaySpeak, kYes, kNo, kEnds };
+enum Word : int32_t { kRank, kHost, kMaySpeak, kMaySpeakInTurn, kYes, kNo, kEnds };
 struct Message {
-  int32_t word = 0, rank = -1;
+  int32_t word = 0;
+  int32_t rank = -1;                // kHost: number of this host among those of the job; -1: alone
   std::array<char, 240> text = {};  // kYes: ranks that have not asked
 };
 
@@ -45,6 +46,9 @@ constexpr size_t kNameBytes = 6;  // bytes of an abstract address that the syste
 // The first rank that asks is answered after this time: by then all ranks have asked whose deadline
 // passes at the same time.
 constexpr absl::Duration kAskingTime = absl::Milliseconds(250);
+// Time between the hosts' answers, in which a launcher ends a job, and the longest until the last.
+constexpr absl::Duration kTurn = absl::Milliseconds(500);
+constexpr absl::Duration kLastTurn = absl::Seconds(3);
 // Longest wait for a process that only answers.
 constexpr absl::Duration kAnswerTime = absl::Seconds(1);
 
@@ -200,11 +204,15 @@ class Watch {
         member.rank = message.rank;
         Send(socket, {.word = kYes});
         break;
-      case kOneHost:
-        one_host_ = true;
+      case kHost:
+        one_host_ = message.rank < 0;
+        turn_ = std::min(kLastTurn, kTurn * (message.rank + 1));
         break;
       case kMaySpeak:
-        if (asking_.empty()) answer_at_ = SteadyIn(kAskingTime);
+        turn_ = absl::ZeroDuration();
+        [[fallthrough]];
+      case kMaySpeakInTurn:
+        if (asking_.empty() || message.word == kMaySpeak) answer_at_ = SteadyIn(kAskingTime);
         asking_.push_back(socket);
         member.asks = true;
         break;
@@ -218,6 +226,11 @@ class Watch {
   }
 
   void AnswerAll() {
+    const absl::Duration turn = std::exchange(turn_, absl::ZeroDuration());
+    if (turn > absl::ZeroDuration() && Silent().empty()) {
+      answer_at_ = SteadyIn(turn);
+      return;
+    }
     std::sort(asking_.begin(), asking_.end(),
               [&](int a, int b) { return members_[a].rank < members_[b].rank; });
     for (const int socket : std::exchange(asking_, {})) {
@@ -243,7 +256,7 @@ class Watch {
   // once. No launcher makes a rank leave with an exit code: a rank that does comes first.
   void Gone(const Member& gone) {
     std::vector<std::pair<Member const*, int>> going = {{&gone, WaitStatusOf(gone.process)}};
-    if (LauncherEnded(going.front().second)) return;
+    if (gone.asks || LauncherEnded(going.front().second)) return;
     for (const auto& [socket, member] : members_) {
       const int status = WaitStatusOf(member.process);
       if (status != 0 && !member.ends) going.emplace_back(&member, status);
@@ -286,6 +299,7 @@ class Watch {
   std::vector<int> asking_;        // sockets of ranks that ask to report
   SteadyTime answer_at_;           // time of the answer, while ranks ask
   bool one_host_ = false;          // all ranks are on this host
+  absl::Duration turn_;            // what other hosts have before this one, unless it is awaited
   bool spoken_ = false;
 };
 
@@ -332,13 +346,13 @@ void HostWatch::Connect(const std::string& name, int rank) {
     Send(peer_.number(), {.word = kRank, .rank = rank});
 }
 
-absl::Status HostWatch::Join(Communicator& world) {
+absl::Status HostWatch::Join(Communicator& world, uint64_t host) {
   struct Card {
     int64_t host = 0;
     std::array<char, 8> name = {};
   };
   static_assert(sizeof(Card) == 2 * sizeof(int64_t));
-  Card mine = {.host = static_cast<int64_t>(HostId())};
+  Card mine = {.host = static_cast<int64_t>(host)};
   std::copy(name_.begin(), name_.end(), mine.name.begin());
   std::vector<Card> all(world.size());
   const auto bytes = [](Card* cards, size_t count) {
@@ -358,26 +372,31 @@ absl::Status HostWatch::Join(Communicator& world) {
     }
     Connect(name, world.rank());
   }
+  std::set<int64_t> before;  // hosts of ranks before this host's
+  for (const Card* card = all.data(); card != first; ++card) before.insert(card->host);
   const bool one_host =
       std::all_of(all.begin(), all.end(), [&](const Card& card) { return card.host == mine.host; });
-  if (one_host) Send(peer_.number(), {.word = kOneHost});
+  Send(peer_.number(),
+       {.word = kHost, .rank = one_host ? -1 : static_cast<int32_t>(before.size())});
   // On a busy machine the watch may start late, and rank by rank: each waits for it, at most
   // kAnswerTime.
-  (void)Answer();
+  (void)Answer(kAnswerTime);
   return absl::OkStatus();
 }
 
-std::optional<std::string> HostWatch::Answer() {
+std::optional<std::string> HostWatch::Answer(absl::Duration longest) {
   pollfd state = {.fd = peer_.number(), .events = POLLIN, .revents = 0};
   Message answer;
-  if (::poll(&state, 1, static_cast<int>(absl::ToInt64Milliseconds(kAnswerTime))) < 1) return "";
+  if (::poll(&state, 1, static_cast<int>(absl::ToInt64Milliseconds(longest))) < 1) return "";
   if (::recv(peer_.number(), &answer, sizeof answer, MSG_DONTWAIT) != sizeof answer) return "";
   if (answer.word == kNo) return std::nullopt;
   return std::string(answer.text.data(), strnlen(answer.text.data(), answer.text.size()));
 }
 
-std::optional<std::string> HostWatch::MaySpeak() {
-  return Send(peer_.number(), {.word = kMaySpeak}) ? Answer() : "";
+std::optional<std::string> HostWatch::MaySpeak(const absl::Status& status) {
+  const bool late = absl::IsDeadlineExceeded(status);
+  if (!Send(peer_.number(), {.word = late ? kMaySpeakInTurn : kMaySpeak})) return "";
+  return Answer(late ? kAnswerTime + kLastTurn : kAnswerTime);
 }
 
 }  // namespace moe

@@ -2,14 +2,17 @@
 #ifndef MOE_COMM_MPI_HOST_WATCH_H_
 #define MOE_COMM_MPI_HOST_WATCH_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
 #include <absl/status/status.h>
+#include <absl/time/time.h>
 
 #include "comm/communicator.h"
 #include "comm/create.h"
 #include "comm/descriptor.h"
+#include "comm/hosts.h"
 
 namespace moe {
 
@@ -18,7 +21,9 @@ namespace moe {
 // therefore starts a process that every rank of the host is connected to: it reports the first rank
 // that ends without a message, or lets the first that asks report, and ends after the last of them.
 //
-// With several hosts, each reports one failure at most; a rank that is killed is reported where
+// With several hosts, each reports one failure at most. When a deadline passes on several, a host
+// with ranks that others wait for reports at once and the others in turn, so that the launcher has
+// ended the job before theirs, if it still reaches them. A rank that is killed is reported where
 // other ranks of its host outlive it, which distinguishes it from ranks that the launcher ends
 // because of another host. Where the process cannot be started or reached, ranks are not watched
 // and all may report.
@@ -32,16 +37,17 @@ class HostWatch {
   HostWatch(const HostWatch&) = delete;
   HostWatch& operator=(const HostWatch&) = delete;
 
-  // Connects this rank. Collective over the world, blocks.
-  absl::Status Join(Communicator& world);
+  // Connects this rank, whose host is `host`. Collective over the world, blocks.
+  absl::Status Join(Communicator& world, uint64_t host = HostId());
 
-  // Whether this rank may report its failure, and what to add: which ranks of its host do not fail.
-  // nullopt: another rank of the host has reported, and ends the job.
-  std::optional<std::string> MaySpeak();
+  // Whether this rank may report its failure `status`, and what to add: which ranks of its host do
+  // not fail. nullopt: another rank of the host has reported, and ends the job. Blocks for up to
+  // four seconds, with several hosts and kDeadlineExceeded; else for one.
+  std::optional<std::string> MaySpeak(const absl::Status& status);
 
  private:
   void Connect(const std::string& name, int rank);
-  std::optional<std::string> Answer();  // "" where none comes
+  std::optional<std::string> Answer(absl::Duration longest);  // "" where none comes
 
   std::string name_;  // abstract address of the process that this rank started
   // The connection. Its number is below those of MPI's and the launcher's: a process that dies

@@ -159,7 +159,9 @@ absl::Status Appended(const absl::Status& status, absl::string_view text) {
 // Reports a failure on one rank of a host. That rank ends the others, which wait two seconds for it
 // and then end the job themselves.
 void ReportOnce(HostWatch& watch, const RunOptions& options, const absl::Status& status) {
-  const std::optional<std::string> silent = watch.MaySpeak();
+  // A launcher that ends the job because of another host's report is obeyed at once.
+  std::signal(SIGTERM, SIG_DFL);
+  const std::optional<std::string> silent = watch.MaySpeak(status);
   if (!silent.has_value()) {
     std::this_thread::sleep_for(std::chrono::seconds(2));
     return;

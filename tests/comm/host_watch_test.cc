@@ -138,5 +138,43 @@ TEST_F(HostWatchTest, NamesEveryRankThatIsGoneWhenItComesToLook) {
   EXPECT_EQ(Said(), "");  // one line for one failure
 }
 
+// Rank 0 is on a host, ranks 1 and 2 are on another. The deadlines of 0 and 1 pass, as they wait
+// for 2: the host of 2 reports first, and could have ended the job before the other reports.
+TEST(HostWatchTurnsTest, TheHostOfTheRankThatIsWaitedForReportsFirst) {
+  struct Turns : Shared {
+    std::array<std::atomic<int64_t>, kRanks> answered_ns;
+  };
+  void* const memory =
+      mmap(nullptr, sizeof(Turns), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  auto* const shared = new (memory) Turns();
+  std::array<pid_t, kRanks> processes = {};
+  for (int rank = 0; rank < kRanks; ++rank) {
+    processes[rank] = fork();
+    if (processes[rank] != 0) continue;
+    RunOptions options;
+    options.plan.launch = {.rank = rank, .size = kRanks, .local_rank = rank / 2};
+    options.report = [](const absl::Status&) {
+    };
+    HostWatch watch(options);
+    SharedWorld world(std::move(MakeLocalWorld({.ranks = 1}).front()), rank, *shared);
+    if (watch.Join(world, rank == 0 ? 5 : 9).ok()) ++shared->joined;
+    while (shared->joined < kRanks) absl::SleepFor(absl::Milliseconds(1));
+    if (rank < 2 && watch.MaySpeak(absl::DeadlineExceededError("late")).has_value()) {
+      shared->answered_ns[rank] = absl::GetCurrentTimeNanos();
+    }
+    for (;;) pause();
+  }
+  while (shared->answered_ns[0] == 0 || shared->answered_ns[1] == 0) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_GT(shared->answered_ns[0] - shared->answered_ns[1], 250'000'000);
+  for (const pid_t process : processes) {
+    kill(process, SIGKILL);
+    waitpid(process, nullptr, 0);
+  }
+  munmap(memory, sizeof(Turns));
+}
+
 }  // namespace
 }  // namespace moe
