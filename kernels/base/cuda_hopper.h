@@ -148,8 +148,8 @@ __device__ inline unsigned ClusterRank() {
 #endif
 }
 
-// Waits for all threads of the cluster, or of a block without one. Precedes the first signal to a barrier of another block,
-// and the end of a block that others signal.
+// Waits for all threads of the cluster, or of a block without one. Precedes the first signal to a
+// barrier of another block, and the end of a block that others signal.
 __device__ inline void ClusterBarrier(MOE_SITE) {
 #if defined(__CUDACC__)
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");

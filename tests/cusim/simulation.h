@@ -193,7 +193,7 @@ class Simulation {
   char start_order_ = 0, end_order_ = 0;
 };
 
-// Releases the threads of the block, or of the cluster, once all that are alive wait at its barrier.
+// Releases the threads of the block or cluster once all that are alive wait at its barrier.
 void ReleaseBarrierIfComplete(Block& block);
 void ReleaseBarrierIfComplete(Cluster& cluster);
 
