@@ -49,8 +49,8 @@ __device__ inline Elements<T, kWidth> Load(const T* p) {
 }
 
 // Load<kWidth>(p) from global memory, or zeros if p is nullptr. nvcc takes the elements of a load
-// in a branch apart where the branch ends, and waits for them there; 16 bytes of this one stay under
-// way.
+// in a branch apart where the branch ends, and waits for them there; 16 bytes of this one stay
+// under way.
 template <int kWidth, typename T>
 __device__ inline Elements<T, kWidth> LoadOrZeros(const T* p) {
   using Vector = Elements<T, kWidth>;

@@ -59,6 +59,7 @@ absl::StatusOr<std::unique_ptr<CollectiveCase>> CollectiveCase::CopyIn(Collectiv
   const bool turns = what.all_to_all() && CallsOf(what.spec_.routing) > 1;
   if (IsCuda(what.stream_) || turns) return Create(spec, what.comm_, what.stream_);
   std::unique_ptr<CollectiveCase> copy(new CollectiveCase(spec, what.comm_, what.stream_));
+  copy->nodes_ = what.nodes_;
   const Buffer& from = what.spec_.op == Op::kReduceScatter ? what.send_ : what.want_;
   copy->expected_ = copy->Elements(from, 0, copy->SpecElements());
   copy->result_ = copy->Elements(what.recv_, 0, copy->SpecElements());
