@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "comm/copy.h"
@@ -33,10 +34,16 @@ absl::StatusOr<std::unique_ptr<CollectiveCase>> CollectiveCase::Create(const Cas
     return absl::InvalidArgumentError(
         "CollectiveCase: type u8, expected f32, f64, bf16, f16, i32 or i64");
   }
-  std::unique_ptr<CollectiveCase> made(new CollectiveCase(spec, comm, stream));
   const auto inline_stream = MakeInlineStream();
   MOE_ASSIGN_OR_RETURN(const auto hosts, HostsOf(host, comm, *inline_stream));
-  MOE_ASSIGN_OR_RETURN(made->nodes_, NodesOf(spec.node_size, hosts));
+  MOE_ASSIGN_OR_RETURN(Nodes nodes, NodesOf(spec.node_size, hosts));
+  return Make(spec, comm, stream, std::move(nodes));
+}
+
+absl::StatusOr<std::unique_ptr<CollectiveCase>> CollectiveCase::Make(const CaseSpec& spec,
+                                                                     Communicator& comm,
+                                                                     Stream& stream, Nodes nodes) {
+  std::unique_ptr<CollectiveCase> made(new CollectiveCase(spec, comm, stream, std::move(nodes)));
   MOE_RETURN_IF_ERROR(made->Setup());
   MOE_RETURN_IF_ERROR(made->Upload());
   return made;
@@ -57,9 +64,9 @@ absl::StatusOr<std::unique_ptr<CollectiveCase>> CollectiveCase::CopyIn(Collectiv
                          .size_bytes = what.CopiedBytes(),
                          .copies_both_ways = true};
   const bool turns = what.all_to_all() && CallsOf(what.spec_.routing) > 1;
-  if (IsCuda(what.stream_) || turns) return Create(spec, what.comm_, what.stream_);
-  std::unique_ptr<CollectiveCase> copy(new CollectiveCase(spec, what.comm_, what.stream_));
-  copy->nodes_ = what.nodes_;
+  if (IsCuda(what.stream_) || turns) return Make(spec, what.comm_, what.stream_, what.nodes_);
+  std::unique_ptr<CollectiveCase> copy(
+      new CollectiveCase(spec, what.comm_, what.stream_, what.nodes_));
   const Buffer& from = what.spec_.op == Op::kReduceScatter ? what.send_ : what.want_;
   copy->expected_ = copy->Elements(from, 0, copy->SpecElements());
   copy->result_ = copy->Elements(what.recv_, 0, copy->SpecElements());

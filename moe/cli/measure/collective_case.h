@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -107,8 +108,11 @@ class CollectiveCase {
   Communicator& comm() const { return comm_; }
 
  private:
-  CollectiveCase(const CaseSpec& spec, Communicator& comm, Stream& stream)
-      : spec_(spec), comm_(comm), stream_(stream) {}
+  CollectiveCase(const CaseSpec& spec, Communicator& comm, Stream& stream, Nodes nodes)
+      : spec_(spec), nodes_(std::move(nodes)), comm_(comm), stream_(stream) {}
+  static absl::StatusOr<std::unique_ptr<CollectiveCase>> Make(const CaseSpec& spec,
+                                                              Communicator& comm, Stream& stream,
+                                                              Nodes nodes);
 
   absl::Status Setup();
   Traffic AllToAllTraffic(int64_t call) const;
@@ -160,7 +164,7 @@ class CollectiveCase {
   void DescribeCopies(int64_t count);
 
   const CaseSpec spec_;
-  Nodes nodes_;  // copies have none
+  const Nodes nodes_;
   Communicator& comm_;
   Stream& stream_;
   Buffer send_, recv_;               // on the stream's device
