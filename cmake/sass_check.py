@@ -10,8 +10,8 @@ its loops are found. The exit code is 1
   - if a kernel does not meet one of RULES.
 A row of RULES names a kernel, without template arguments or with the beginning of them, and bounds one counter
 of one loop in each of its instances, for each GPU: of the loop that has the most of the counter `loop`, without
-the loops inside it, or if that is "kernel" of all its code. A rule of a kernel that is not there fails. --table prints instead the counters of every
-loop without loops inside or with products.
+the loops inside it, or if that is "kernel" of all its code. A rule of a kernel that is not there fails. --table
+prints instead the counters of every loop without loops inside or with products.
 
   slots    instructions                      local  accesses of local memory
   load16   16-byte loads of global memory    async  16-byte copies from global to shared memory

@@ -61,6 +61,17 @@ inline bool IsHopper() {
          cuda::DeviceAttribute(cudaDevAttrComputeCapabilityMinor) == 0;
 }
 
+// The map of a matrix, copied in boxes of `box_cols` by `box_rows` elements. T has 16 bits.
+template <typename T>
+cudaError_t EncodeMatrix(MatrixView<const T> m, uint32_t box_cols, uint32_t box_rows,
+                         cuda::TensorMap& map) {
+  return cuda::EncodeTensorMap({.data = m.data(),
+                                .size = {m.cols(), m.rows(), 1},
+                                .stride_bytes = {m.stride() * 2, m.stride() * 2},
+                                .box = {box_cols, box_rows, 1}},
+                               map);
+}
+
 // Whether every row begins at a multiple of 16 bytes, as bulk copies need. T has 16 bits.
 template <typename T>
 bool TakesBulkCopies(MatrixView<const T> m) {

@@ -305,20 +305,15 @@ cudaError_t EncodeMaps(const CudaGroupedGemm<T>& gemm, Arguments<T>& arguments) 
        .stride_bytes = {first.stride() * 2, (count > 1 ? distance : first.stride()) * 2},
        .box = {kRingDepth, kProductRows, 1}},
       arguments.weight);
-  const auto& in = gemm.in;
   for (int i = 0; i < kBoxCount && error == cudaSuccess; ++i) {
-    error = EncodeTensorMap({.data = in.data(),
-                             .size = {in.cols(), in.rows(), 1},
-                             .stride_bytes = {in.stride() * 2, in.stride() * 2},
-                             .box = {kRingDepth, static_cast<uint32_t>(BoxRows(i)), 1}},
-                            arguments.rows[i]);
+    error = EncodeMatrix(gemm.in, kRingDepth, static_cast<uint32_t>(BoxRows(i)), arguments.rows[i]);
   }
   return error;
 }
 
 // In clusters of two blocks, which read rows once for both, where a tile beyond the last column
-// costs little and nearly all multiprocessors run clusters. All run at once: a cluster
-// that waited for another one would have no tile left but its first.
+// costs little and nearly all multiprocessors run clusters. All run at once: a cluster that waited
+// for another one would have no tile left but its first.
 template <typename T, Major kWeightMajor>
 cudaError_t LaunchInPairs(Arguments<T> arguments, cudaStream_t stream) {
   constexpr auto kKernel = &WgmmaKernel<T, kWeightMajor>;

@@ -390,15 +390,6 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   }
 }
 
-template <typename T>
-cudaError_t Encode(MatrixView<const T> m, TensorMap& map) {
-  return EncodeTensorMap({.data = m.data(),
-                          .size = {m.cols(), m.rows(), 1},
-                          .stride_bytes = {m.stride() * 2, m.stride() * 2},
-                          .box = {kBoxSize, kRingDepth, 1}},
-                         map);
-}
-
 template <typename T, typename TSum, int kCols>
 cudaError_t LaunchKernel(const Arguments<TSum>& arguments, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(DeviceAttribute(cudaDevAttrMultiProcessorCount));
@@ -434,8 +425,8 @@ cudaError_t RunWgmma(const CudaWeightGradients<T, TSum>& gradients, cudaStream_t
                                .count = static_cast<int>(count),
                                .out = static_cast<int>(dy.cols()),
                                .in = static_cast<int>(x.cols())};
-  cudaError_t error = Encode(dy, arguments.dy);
-  if (error == cudaSuccess) error = Encode(x, arguments.x);
+  cudaError_t error = EncodeMatrix(dy, kBoxSize, kRingDepth, arguments.dy);
+  if (error == cudaSuccess) error = EncodeMatrix(x, kBoxSize, kRingDepth, arguments.x);
   if (error != cudaSuccess) return error;
   if constexpr (std::is_same_v<TSum, int64_t>) {
     // An element has the same bits in both.
