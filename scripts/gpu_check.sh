@@ -291,7 +291,12 @@ measure_all() {
 [[ $is_bundle || $build ]] || step build 300 build_all
 step device 20 nvidia-smi --format=csv,noheader \
   --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,temperature.gpu
-[[ $only == bench ]] || run_all_tests
+if [[ $only != bench ]]; then
+  run_all_tests
+elif ! grep -q '^device.0' "$out/steps.tsv"; then
+  echo "gpu_check: no GPU was found: $(tail -n 1 "$out/device.log")"
+  exit 10
+fi
 [[ $only == tests ]] || measure_all
 
 echo

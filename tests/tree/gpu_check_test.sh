@@ -28,6 +28,12 @@ mv "$scratch/bundle" "$scratch/moved"
 cat "$scratch/log"
 [[ $rc == 10 ]] || fail "exit code $rc, expected 10"
 [[ $(tail -n 1 "$scratch/log") == *"no GPU was found"* ]] || fail "the last line says nothing of the GPU"
+rc=0
+"$scratch/moved/gpu_check.sh" --only bench --out "$scratch/out" >"$scratch/log" || rc=$?
+[[ $rc == 10 && $(tail -n 1 "$scratch/log") == *"no GPU was found"* ]] || fail "--only bench: exit code $rc"
+rc=0
+"$scratch/moved/gpu_check.sh" --only half 2>/dev/null || rc=$?
+[[ $rc == 2 ]] || fail "--only half: exit code $rc, expected 2"
 "$scratch/moved/gpu_check.sh" --out "$scratch/full" 2>/dev/null && fail "another's folder was taken"
 "$scratch/moved/gpu_check.sh" --bundle x 2>/dev/null && fail "a bundle made a bundle"
 rm -rf "$scratch"
