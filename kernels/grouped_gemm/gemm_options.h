@@ -22,13 +22,22 @@ inline constexpr Choice<GroupedGemmKernel> kGroupedGemmWords[] = {
     {"cublas", GroupedGemmKernel::kCublas},
     {"mma", GroupedGemmKernel::kMma}};
 
+// --bf16-order: the order in which products of bfloat16 add their terms on a CPU. grouped_gemm.h has
+// both, and one of them belongs to the numerics of a run.
+enum class BFloat16Order : uint8_t {
+  kDot,   // in pairs, like AVX-512's dot product
+  kTile,  // in blocks of 32, like AMX's tiles
+};
+inline constexpr Choice<BFloat16Order> kBFloat16OrderWords[] = {{"dot", BFloat16Order::kDot},
+                                                                {"tile", BFloat16Order::kTile}};
+
 // Without cuBLAS the bits of a row depend on that row and its weight alone. With it they may also
-// depend on the number of rows, and the order of terms is the library's. On a CPU there is one
-// kernel, and these options are ignored.
+// depend on the number of rows, and the order of terms is the library's.
 struct GemmOptions {
-  GroupedGemmKernel kernel = GroupedGemmKernel::kAuto;
+  GroupedGemmKernel kernel = GroupedGemmKernel::kAuto;  // on CUDA
   // handle for the stream that is passed with the options; kCublas needs it
   Cublas* cublas = nullptr;
+  BFloat16Order bfloat16_order = BFloat16Order::kDot;  // on a CPU
 };
 
 // The order in which a product adds its terms. One leaf, the default: one sum of chains over all

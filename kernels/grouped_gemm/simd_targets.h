@@ -8,12 +8,18 @@
 #include <absl/status/status.h>
 #include <absl/strings/string_view.h>
 
+#include "kernels/grouped_gemm/gemm_options.h"
+
 namespace moe::gemm {
 
 // The targets with fused multiply-add that may be used on this CPU, best first, and last "EMU128":
 // no SIMD, where products run the plain loops of the specification. "AVX3" is AVX-512, "AVX3_BF16"
 // is AVX-512 with dot products of bfloat16. All but "EMU128" have the same bits.
 std::vector<std::string> SimdTargets();
+
+// The order of bfloat16 products that is fastest on this CPU: tiles where it has and permits AMX (and
+// MOE_SIMD does not forbid them).
+BFloat16Order FastestBFloat16Order();
 
 // Makes everything that dispatches at run time use `name`, one of SimdTargets(), from now on; ""
 // restores the best. Process-wide; not while products run.
