@@ -24,8 +24,10 @@ int main() {
   for (std::string line; std::getline(std::cin, line);) {
     const auto begin = Clock::now();
     const std::clock_t cpu_begin = std::clock();
-    const auto run = line == "bf16" ? moe::gemm::RunBFloat16Peak : moe::gemm::RunFma;
-    const double operations = run(4'000'000);
+    constexpr int64_t kSteps = 4'000'000;
+    const double operations =
+        line == "bf16" ? moe::gemm::RunBFloat16Peak(moe::gemm::FastestBFloat16Order(), kSteps)
+                       : moe::gemm::RunFma(kSteps);
     const double cpu = static_cast<double>(std::clock() - cpu_begin) / CLOCKS_PER_SEC;
     const std::chrono::duration<double> wall = Clock::now() - begin;
     std::printf("{\"gflops_per_s\":%.2f,\"gflops_per_cpu_s\":%.2f}\n",

@@ -27,7 +27,7 @@ namespace moe::measure {
 namespace {
 
 struct Options {
-  std::string operation, dtype = "f32", routing = "uniform", device = "cpu";
+  std::string operation, dtype = "f32", routing = "uniform", device = "cpu", order = "auto";
   KernelShape shape;
   int threads = 1;
   bool cpu_clock = false;
@@ -49,19 +49,20 @@ boost::program_options::options_description Flags(Options& options) {
   KernelShape& shape = options.shape;
   po::options_description flags(
       "usage: kernel_bench gate|permute|combine|gemm [flags] [--benchmark_...]");
-  flags.add_options()("operation", value(options.operation), "gate, permute, combine or gemm")  //
-      ("tokens", value(shape.tokens), "T")                                                      //
-      ("num-experts", value(shape.router.num_experts), "E")                                     //
-      ("topk", value(shape.router.top_k), "slots of a token (K)")                               //
-      ("hidden-size", value(shape.hidden), "H")                                                 //
-      ("moe-ffn-hidden-size", value(shape.ffn), "F")                                            //
-      ("dtype,d", value(options.dtype), "f32, bf16 or f16")                                     //
-      ("router", value(shape.router.gate), "gate: by its name, with its defaults")              //
-      ("routing", value(options.routing), "uniform, zipf:S or hot_expert:P")                    //
-      ("leaves", value(shape.leaves), "gemm: of trees, 1, 2, 4, 8 or 16, beside one chain")     //
-      ("seed", value(shape.seed), "of everything that is drawn")                                //
-      ("device", value(options.device), "cpu, or cuda: the first one")                          //
-      ("threads", value(options.threads), "of the CPU")                                         //
+  flags.add_options()("operation", value(options.operation), "gate, permute, combine or gemm")   //
+      ("tokens", value(shape.tokens), "T")                                                       //
+      ("num-experts", value(shape.router.num_experts), "E")                                      //
+      ("topk", value(shape.router.top_k), "slots of a token (K)")                                //
+      ("hidden-size", value(shape.hidden), "H")                                                  //
+      ("moe-ffn-hidden-size", value(shape.ffn), "F")                                             //
+      ("dtype,d", value(options.dtype), "f32, bf16 or f16")                                      //
+      ("router", value(shape.router.gate), "gate: by its name, with its defaults")               //
+      ("routing", value(options.routing), "uniform, zipf:S or hot_expert:P")                     //
+      ("leaves", value(shape.leaves), "gemm: of trees, 1, 2, 4, 8 or 16, beside one chain")      //
+      ("bf16-order", value(options.order), "gemm: auto, dot or tile; auto is the fastest here")  //
+      ("seed", value(shape.seed), "of everything that is drawn")                                 //
+      ("device", value(options.device), "cpu, or cuda: the first one")                           //
+      ("threads", value(options.threads), "of the CPU")                                          //
       ("cpu-clock", po::bool_switch(&options.cpu_clock),
        "time by the CPU clock of the process: for one thread on a shared machine");
   return flags;
@@ -116,6 +117,10 @@ absl::Status CompleteShape(const Options& options, KernelShape& shape) {
   if (!IsTreeLeaves(shape.leaves)) {
     return Expected("--leaves", absl::StrCat(shape.leaves), "1, 2, 4, 8 or 16");
   }
+  const auto order = options.order == "auto" ? std::optional(gemm::FastestBFloat16Order())
+                                             : ValueOf(options.order, kBFloat16OrderWords);
+  if (!order.has_value()) return Expected("--bf16-order", options.order, "auto, dot or tile");
+  shape.order = *order;
   if (options.device != "cpu" && options.device != "cuda") {
     return Expected("--device", options.device, "cpu or cuda");
   }

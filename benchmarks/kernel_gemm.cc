@@ -103,7 +103,7 @@ class GemmKernels final : public KernelGroup {
       exact_grads_.emplace_back(exact_dw_.span().subspan(e * F * H, F * H), ExactGrid(),
                                 tally_.data(), &empty_[e]);
       if (!device_.is_cpu()) continue;
-      MOE_ASSIGN_OR_RETURN(auto packed, PackedWeights<T>::Create(F, H));
+      MOE_ASSIGN_OR_RETURN(auto packed, PackedWeights<T>::Create(F, H, shape_.order, InTree()));
       packed_.push_back(std::move(packed));
     }
     operations_ = 2.0 * static_cast<double>(N) * static_cast<double>(H) * static_cast<double>(F);
@@ -135,7 +135,10 @@ class GemmKernels final : public KernelGroup {
                              .work = operations_,
                              .measure = std::bind_front(&GemmKernels::Peak, this)});
     if (device_.is_cpu()) kernel.limits.push_back(ReadLimit(weight_bytes));
-    if (shape_.leaves > 1) {
+    // Tiles are packed for one tree.
+    const bool packed_for_tree =
+        run == &GemmKernels::PackedForward && shape_.order == BFloat16Order::kTile;
+    if (shape_.leaves > 1 && !packed_for_tree) {
       const auto chain = [this, run]() -> absl::StatusOr<double> {
         leaves_ = 1;
         const auto ns = device_.Time(std::bind_front(run, this));
@@ -148,11 +151,14 @@ class GemmKernels final : public KernelGroup {
     kernels_.push_back(std::move(kernel));
   }
 
-  // On a CPU the rate of multiply-adds, or for bfloat16 of dot products, of all threads in
+  // On a CPU the rate of multiply-adds, or for bfloat16 of dot products or tiles, of all threads in
   // registers; on a GPU that of a dense product by cuBLAS, or 0 if it is missing.
   absl::StatusOr<double> Peak() {
     if (!device_.is_cpu()) return dense_ == nullptr ? 0 : dense_->Measure();
-    const auto run = std::is_same_v<T, BFloat16> ? gemm::RunBFloat16Peak : gemm::RunFma;
+    const auto run = [order = shape_.order](int64_t steps) {
+      return std::is_same_v<T, BFloat16> ? gemm::RunBFloat16Peak(order, steps)
+                                         : gemm::RunFma(steps);
+    };
     ThreadPool& pool = device_.threads();
     std::vector<double> operations(pool.threads());
     MOE_ASSIGN_OR_RETURN(const double ns, device_.Time([&] {
@@ -198,13 +204,14 @@ class GemmKernels final : public KernelGroup {
   absl::Status Forward() {
     const WorkspaceScope scratch(workspace_);
     return GroupedGemm<T>(Rows<const T>(x_, shape_.hidden), offsets_, weight_,
-                          Rows<T>(y_, shape_.ffn), workspace_, device_.stream(), {}, InTree());
+                          Rows<T>(y_, shape_.ffn), workspace_, device_.stream(), Options(),
+                          InTree());
   }
   absl::Status InputGradient() {
     const WorkspaceScope scratch(workspace_);
     return GroupedGemmInputGradient<T>(Rows<const T>(dy_, shape_.ffn), offsets_, weight_,
                                        Rows<T>(dx_, shape_.hidden), workspace_, device_.stream(),
-                                       {}, OutTree());
+                                       Options(), OutTree());
   }
   absl::Status WeightGradient() { return WeightGradients(grads_); }
   absl::Status ExactWeightGradient() { return WeightGradients(exact_grads_); }
@@ -212,13 +219,14 @@ class GemmKernels final : public KernelGroup {
     const WorkspaceScope scratch(workspace_);
     std::fill_n(empty_.get(), grads.size(), true);
     return AddWeightGradients<T>(Rows<const T>(dy_, shape_.ffn), Rows<const T>(x_, shape_.hidden),
-                                 offsets_, grads, workspace_, device_.stream());
+                                 offsets_, grads, workspace_, device_.stream(), Options());
   }
 
   template <typename U>
   MatrixView<U> Rows(const Array<T>& array, int64_t cols) const {
     return MatrixView<U>(array.data(), offsets_.back(), cols);
   }
+  GemmOptions Options() const { return {.bfloat16_order = shape_.order}; }
   // Trees of a down projection, and of a fused gate and up projection.
   GemmTree InTree() const { return {{leaves_, shape_.hidden, 16}}; }
   GemmTree OutTree() const { return {{leaves_, shape_.ffn / 2, 16}, 2}; }

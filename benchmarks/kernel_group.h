@@ -15,6 +15,7 @@
 #include "benchmarks/kernel_device.h"
 #include "gating/router_config.h"
 #include "kernels/base/dtype.h"
+#include "kernels/grouped_gemm/gemm_options.h"
 #include "moe/cli/measure/routing_spec.h"
 
 namespace moe::measure {
@@ -28,6 +29,7 @@ struct KernelShape {
   RouterConfig router = {.num_experts = 8};  // E and K; gate: everything except capacity and losses
   RoutingSpec routing;                       // uniform, zipf or hot_expert
   int leaves = 1;                            // leaves of products: see GemmTree
+  BFloat16Order order = BFloat16Order::kDot;  // of products of bf16
   uint64_t seed = 0;
 
   SlotOptions slots() const {

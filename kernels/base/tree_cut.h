@@ -45,10 +45,22 @@ struct TreeCut {
     const int of = all_leaves == 0 ? leaves : all_leaves;
     return (Items(all_leaves == 0 ? extent : all_extent) * count + of - 1) / of * item;
   }
+  bool operator==(const TreeCut&) const = default;
   // Whether sums are nodes of a tree, which one leaf of several is, too.
   constexpr bool IsTree() const { return leaves > 1 || all_leaves > 1; }
   constexpr bool IsEmpty(const TreeNode& node) const {
     return Begin(node.first) == Begin(node.last);
+  }
+  // How many nodes of more than `over` and up to `most` leaves have two children that are not
+  // empty, and end with leaf s.
+  constexpr int Folds(int s, int over, int most) const {
+    int folds = 0;
+    for (int size = 2; size <= most; size *= 2) {
+      const int begin = s / size * size, middle = begin + size / 2;
+      if (Begin(s + 1) < Begin(begin + size)) break;
+      folds += size > over && s >= middle && Begin(begin) < Begin(middle) ? 1 : 0;
+    }
+    return folds;
   }
   // The leaves of `node`, of which an index has leaves [here.first, here.last) alone.
   constexpr TreeCut PartOf(const TreeNode& here, const TreeNode& node) const {

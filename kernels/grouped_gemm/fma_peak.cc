@@ -2,6 +2,7 @@
 
 #include "kernels/base/highway_targets.h"
 #include "kernels/grouped_gemm/gemm_dot_avx512.h"
+#include "kernels/grouped_gemm/gemm_tile_amx.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/grouped_gemm/fma_peak.cc"
 #include <hwy/foreach_target.h>
@@ -59,7 +60,11 @@ double RunFma(int64_t steps) {
   return MOE_SIMD(MultiplyAdds)(steps);
 }
 
-double RunBFloat16Peak(int64_t steps) {
+double RunBFloat16Peak(BFloat16Order order, int64_t steps) {
+  constexpr int64_t kMultiplyAdds = 12;  // in the time of one tile product
+  if (order == BFloat16Order::kTile) {
+    return UsesAmx() ? RunTiles(steps / kMultiplyAdds) : RunFma(steps);
+  }
 #if MOE_GEMM_DOT_AVX512
   if (DotsBFloat16()) return RunDots(steps);
 #endif

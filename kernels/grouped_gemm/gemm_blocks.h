@@ -10,6 +10,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
+#include "kernels/grouped_gemm/gemm_tile_order.h"
 
 namespace moe::gemm {
 
@@ -121,7 +122,15 @@ constexpr bool IsDeep(const Problem<T, TOut>& problem) {
 }
 
 template <typename T, typename TOut>
-constexpr const Shape& ShapeFor(const Problem<T, TOut>& problem) {
+Shape ShapeFor(const Problem<T, TOut>& problem) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (problem.is_tile_order()) {
+      return {.panel_cols = kStripSide,
+              .panel_depth = kMostSteps * kTerms / 2,
+              .block_rows = BlockRows(problem),
+              .col_step = kStripSide};
+    }
+  }
   if (problem.b_layout == Layout::kTransposed) return kTransposedB;
   if (problem.b_layout == Layout::kStrips) return kStripsOfB;
   if (IsWide(problem)) return kWideB;
@@ -141,7 +150,7 @@ constexpr int64_t WordsBefore(int64_t begin, int64_t segment) {
 
 // Leaves of the largest subtrees that fit a panel, 1 if none does.
 template <typename T, typename TOut>
-constexpr int LeavesPerPanel(const Problem<T, TOut>& problem) {
+int LeavesPerPanel(const Problem<T, TOut>& problem) {
   const TreeCut& cut = problem.tree.cut;
   int leaves = cut.leaves;
   for (; leaves > 1; leaves /= 2) {
@@ -157,7 +166,7 @@ constexpr int LeavesPerPanel(const Problem<T, TOut>& problem) {
 
 // Sums of a panel that a slot stores: those that are added to, and pending nodes of a tree.
 template <typename T, typename TOut>
-constexpr int64_t NodesOf(const Problem<T, TOut>& problem) {
+int64_t NodesOf(const Problem<T, TOut>& problem) {
   if (!problem.is_tree()) return 1;
   const auto subtrees = static_cast<uint32_t>(problem.tree.cut.leaves / LeavesPerPanel(problem));
   return std::bit_width(subtrees);
@@ -165,7 +174,7 @@ constexpr int64_t NodesOf(const Problem<T, TOut>& problem) {
 
 // Words that a slot stores of each packed row of a, a multiple of 16.
 template <typename T, typename TOut>
-constexpr int64_t KeptWords(const Problem<T, TOut>& problem) {
+int64_t KeptWords(const Problem<T, TOut>& problem) {
   if (!PacksRows(problem)) return 0;
   const int64_t words = ShapeFor(problem).panel_depth;
   if (problem.a_layout == Layout::kPlain || !IsDeep(problem)) return words;
@@ -224,10 +233,13 @@ struct Slot {
         sums(panel + ShapeFor(problem).panel_cols * ShapeFor(problem).panel_depth),
         node(ShapeFor(problem).panel_cols * ShapeFor(problem).block_rows),
         a(sums + node * NodesOf(problem)) {}
-  // Size in floats.
+  // Size in floats, also for RunBlock in the order of tiles.
   template <typename T, typename TOut>
-  static constexpr int64_t Size(const Problem<T, TOut>& problem) {
-    const Shape& shape = ShapeFor(problem);
+  static int64_t Size(const Problem<T, TOut>& problem) {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (problem.is_tile_order()) return TileSlot::Size(problem, kMaxBlockCols);
+    }
+    const Shape shape = ShapeFor(problem);
     return shape.panel_cols * (shape.panel_depth + shape.block_rows * NodesOf(problem)) +
            KeptWords(problem) * shape.block_rows;
   }
@@ -245,9 +257,10 @@ int64_t StripCols();
 template <typename T>
 void PackStrip(MatrixView<const T> from, T* to);
 
-// Computes one block of one problem with the best instructions of this CPU.
+// Computes one block of one problem with the best instructions of this CPU. `memory`: Slot::Size
+// floats.
 template <typename T, typename TOut>
-void RunBlock(const Problem<T, TOut>& problem, const Block& block, const Slot& slot);
+void RunBlock(const Problem<T, TOut>& problem, const Block& block, float* memory);
 
 }  // namespace moe::gemm
 

@@ -53,6 +53,7 @@ struct GemmTree {
   int parts = 1;
   int64_t first_times = 1;
 
+  bool operator==(const GemmTree&) const = default;
   constexpr int64_t Times(int part) const { return part == 0 ? first_times : 1; }
   // First value of a part; the number of values for part = parts.
   constexpr int64_t Begin(int part) const {

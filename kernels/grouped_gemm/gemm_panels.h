@@ -89,7 +89,7 @@ class Panels {
       const int64_t leaf = word, end = word + LeafWords(s);
       for (int part = 0; part < tree_.parts; ++part) {
         const Steps steps = {PartBegin(s, part), PartSteps(s, part)};
-        const int folds = leaf_[s] < leaf_[s + 1] ? Folds(s, 1, subtree_) : 0;
+        const int folds = leaf_[s] < leaf_[s + 1] ? tree_.cut.Folds(s, 1, subtree_) : 0;
         AddPieces(panel, steps, word, leaf, end, folds, pieces);
         word += WordsOf<T>(steps.count);
       }
@@ -171,19 +171,7 @@ class Panels {
     if (!ends) return;
     int last = FirstLeaf(panel.segment + 1) - 1;
     while (leaf_[last] == leaf_[last + 1]) --last;
-    panel.folds = Folds(last, subtree_, tree_.cut.leaves);
-  }
-
-  // How many nodes of more than `over` and up to `most` leaves have two children that are not
-  // empty, and end with leaf s.
-  int Folds(int s, int over, int most) const {
-    int folds = 0;
-    for (int size = 2; size <= most; size *= 2) {
-      const int first = s / size * size, middle = first + size / 2;
-      if (leaf_[s + 1] < leaf_[first + size]) break;
-      folds += size > over && s >= middle && leaf_[first] < leaf_[middle] ? 1 : 0;
-    }
-    return folds;
+    panel.folds = tree_.cut.Folds(last, subtree_, tree_.cut.leaves);
   }
 
   // Segments are those of an exact sum, one of all steps, or a tree's subtrees.

@@ -4,6 +4,7 @@
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_PROBLEM_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #include <absl/types/span.h>
 
@@ -40,17 +41,20 @@ template <typename T, typename TOut>
 struct Problem {
   MatrixView<const T> a;  // [rows, depth], transposed [depth, rows]
   // [depth, cols], transposed [cols, depth]; strips of W columns [ceil(cols / W) * depth, W],
-  // the depth of BFloat16 filled up to an even number.
+  // the depth of BFloat16 filled up to an even number, or strips of tiles (gemm_tile_order.h).
   MatrixView<const T> b;
   MatrixView<TOut> c;  // [rows, cols]
   Layout a_layout = Layout::kPlain;
   Layout b_layout = Layout::kPlain;
   Write write = Write::kOverwrite;
-  GemmTree tree = {};    // if it is one: CPU, a plain, kOverwrite
+  BFloat16Order order = BFloat16Order::kDot;  // if T is BFloat16
+  GemmTree tree = {};                         // if it is one: CPU, a plain, kOverwrite
   ExactSink exact = {};  // CPU, TOut = float, kOverwrite; only the shape of c is used then
 
   int64_t depth() const { return a_layout == Layout::kPlain ? a.cols() : a.rows(); }
   bool is_tree() const { return tree.cut.IsTree(); }
+  static constexpr bool kIsBFloat16 = std::is_same_v<T, BFloat16>;
+  bool is_tile_order() const { return kIsBFloat16 && order == BFloat16Order::kTile; }
 };
 
 // instantiate(T, TOut) for all combinations.

@@ -38,9 +38,16 @@ class ChainSum {
  public:
   explicit ChainSum(std::optional<float> old = std::nullopt) : sum_(old) {}
 
-  void Add(T x, T y) { chain_ = MultiplyAdd(x, y, chain_); }
-  void EndWord() {
-    if (++words_ == kChainWords) EndChain();
+  // a(k), b(k): the factors of term k.
+  template <class A, class B>
+  void AddRun(int64_t terms, const A& a, const B& b) {
+    for (int64_t word = 0; word < terms; word += kStepsPerWord<T>) {
+      for (int64_t k = word + kStepsPerWord<T> - 1; k >= word; --k) {
+        const bool filled_up = k == terms;
+        chain_ = MultiplyAdd(filled_up ? T(0.0f) : a(k), filled_up ? T(0.0f) : b(k), chain_);
+      }
+      if (++words_ == kChainWords) EndChain();
+    }
   }
   // No value without terms and old value.
   std::optional<float> Result() {
@@ -60,6 +67,29 @@ class ChainSum {
   int64_t words_ = 0;
 };
 
+// The same in the order of tiles: blocks of kTerms terms, added up from 0 on. In a block even terms
+// are a chain from 0 on, odd ones another.
+class TileSum {
+ public:
+  explicit TileSum(std::optional<float> old = std::nullopt) : sum_(old) {}
+
+  template <class A, class B>
+  void AddRun(int64_t terms, const A& a, const B& b) {
+    const BFloat16 zero(0.0f);
+    for (int64_t begin = 0; begin < terms; begin += kTerms) {
+      float chain[2] = {};
+      for (int64_t k = begin; k < begin + kTerms; ++k) {
+        chain[k % 2] = MultiplyAdd(k < terms ? a(k) : zero, k < terms ? b(k) : zero, chain[k % 2]);
+      }
+      sum_ = Add<BFloat16>(sum_.value_or(0.0f), Add<BFloat16>(chain[0], chain[1]));
+    }
+  }
+  std::optional<float> Result() const { return sum_; }
+
+ private:
+  std::optional<float> sum_;
+};
+
 // The node over leaves [first, last), given `leaf(s)`; no value if all are empty.
 template <typename T, class Leaf>
 std::optional<float> Node(const Leaf& leaf, int first, int last) {
@@ -71,10 +101,23 @@ std::optional<float> Node(const Leaf& leaf, int first, int last) {
   return Add<T>(*left, *right);
 }
 
-}  // namespace
+// Element (k, j) of packed weights in the order of tiles.
+template <typename TOut>
+BFloat16 TileStripElement(const Problem<BFloat16, TOut>& problem, int64_t k, int64_t j) {
+  const int64_t steps = TreeSteps(problem.tree, problem.depth());
+  BFloat16 element;
+  DepthBlocks(problem).ForEach([&](const DepthBlock& depth) {
+    for (const TermRun& run : depth.terms()) {
+      if (k < run.k || k >= run.k + run.terms) continue;
+      const int64_t step = j / kStripSide * steps + run.step + (k - run.k) / kTerms;
+      element = problem.b.row(step)[j % kStripSide * kTerms + (k - run.k) % kTerms];
+    }
+  });
+  return element;
+}
 
-template <typename T, typename TOut>
-void Reference(const Problem<T, TOut>& problem) {
+template <class Sum, typename T, typename TOut>
+void ReferenceOf(const Problem<T, TOut>& problem) {
   // By name: Clang before 16 captures no structured bindings.
   const MatrixView<const T> a = problem.a, b = problem.b;
   const MatrixView<TOut> c = problem.c;
@@ -83,26 +126,26 @@ void Reference(const Problem<T, TOut>& problem) {
   const auto b_at = [&](int64_t k, int64_t j) {
     if (b_layout == Layout::kPlain) return b(k, j);
     if (b_layout == Layout::kTransposed) return b(j, k);
-    constexpr int64_t kPair = kStepsPerWord<T>;
-    const int64_t word = j / b.cols() * WordsOf<T>(problem.depth()) + k / kPair;
-    return b.data()[(word * b.cols() + j % b.cols()) * kPair + k % kPair];
+    if constexpr (std::is_same_v<Sum, TileSum>) {
+      return TileStripElement(problem, k, j);
+    } else {
+      constexpr int64_t kPair = kStepsPerWord<T>;
+      const int64_t word = j / b.cols() * WordsOf<T>(problem.depth()) + k / kPair;
+      return b.data()[(word * b.cols() + j % b.cols()) * kPair + k % kPair];
+    }
   };
   const auto a_at = [&](int64_t i, int64_t k) {
     return a_layout == Layout::kPlain ? a(i, k) : a(k, i);
   };
-  const auto add = [&](int64_t i, int64_t j, int64_t begin, int64_t end, ChainSum<T>& sum) {
-    for (int64_t word = begin; word < end; word += kStepsPerWord<T>) {
-      for (int64_t k = word + kStepsPerWord<T> - 1; k >= word; --k) {
-        const bool filled_up = k == end;
-        sum.Add(filled_up ? T(0.0f) : a_at(i, k), filled_up ? T(0.0f) : b_at(k, j));
-      }
-      sum.EndWord();
-    }
+  const auto add = [&](int64_t i, int64_t j, int64_t begin, int64_t end, Sum& sum) {
+    sum.AddRun(
+        end - begin, [&](int64_t k) { return a_at(i, begin + k); },
+        [&](int64_t k) { return b_at(begin + k, j); });
   };
   const auto root = [&](int64_t i, int64_t j) {
     const auto leaf = [&](int s) {
       const int64_t begin = tree.cut.Begin(s), end = tree.cut.Begin(s + 1);
-      ChainSum<T> sum;
+      Sum sum;
       for (int part = 0; part < tree.parts; ++part) {
         const int64_t first = tree.Begin(part), times = tree.Times(part);
         add(i, j, first + times * begin, first + times * end, sum);
@@ -112,8 +155,8 @@ void Reference(const Problem<T, TOut>& problem) {
     return Node<T>(leaf, 0, tree.cut.leaves);
   };
   const auto all = [&](int64_t i, int64_t j) {
-    ChainSum<T> sum(problem.write == Write::kAdd ? std::optional(static_cast<float>(c(i, j)))
-                                                 : std::nullopt);
+    Sum sum(problem.write == Write::kAdd ? std::optional(static_cast<float>(c(i, j)))
+                                         : std::nullopt);
     add(i, j, 0, problem.depth(), sum);
     return sum.Result();
   };
@@ -122,6 +165,16 @@ void Reference(const Problem<T, TOut>& problem) {
       c(i, j) = static_cast<TOut>((problem.is_tree() ? root(i, j) : all(i, j)).value_or(0.0f));
     }
   }
+}
+
+}  // namespace
+
+template <typename T, typename TOut>
+void Reference(const Problem<T, TOut>& problem) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (problem.is_tile_order()) return ReferenceOf<TileSum>(problem);
+  }
+  ReferenceOf<ChainSum<T>>(problem);
 }
 
 #define MOE_INSTANTIATE(T, TOut) template void Reference(const Problem<T, TOut>&);

@@ -58,8 +58,7 @@ void RunTask(Task<T, TOut>& task, ThreadPool& threads) {
             std::upper_bound(task.blocks_before.begin(), task.blocks_before.end(), i);
         const size_t p = static_cast<size_t>(after - task.blocks_before.begin()) - 1;
         const Problem<T, TOut>& problem = task.problems[p];
-        RunBlock(problem, GridOf(problem, task.block_cols).At(i - task.blocks_before[p]),
-                 Slot(memory, problem));
+        RunBlock(problem, GridOf(problem, task.block_cols).At(i - task.blocks_before[p]), memory);
       }
     }
   });

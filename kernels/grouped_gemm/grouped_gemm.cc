@@ -27,6 +27,7 @@ struct GroupProducts {
   absl::Span<const MatrixView<const T>> weight;
   Layout weight_layout;
   MatrixView<TOut> c;
+  BFloat16Order order;
   GemmTree tree;
 
   // The problem of group g. Offsets must be known to the host.
@@ -36,6 +37,7 @@ struct GroupProducts {
             .b = weight[g],
             .c = RowRange(c, begin, end),
             .b_layout = weight_layout,
+            .order = order,
             .tree = tree};
   }
 };
@@ -104,7 +106,7 @@ template <typename T, typename TOut>
 absl::Status Enqueue(absl::string_view function, absl::string_view in, absl::string_view out,
                      const GroupProducts<T, TOut>& products, Workspace& workspace, Stream& stream,
                      const GemmOptions& options) {
-  const auto& [a, offsets, weight, weight_layout, c, tree] = products;
+  const auto& [a, offsets, weight, weight_layout, c, order, tree] = products;
   const bool forward = weight_layout == Layout::kTransposed;
   MOE_RETURN_IF_ERROR(CheckShape(function, in, a, c.rows(), a.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, out, c, a.rows(), c.cols()));
@@ -168,7 +170,8 @@ template <typename T>
 absl::Status GroupedGemm(MatrixView<const T> x, const GroupOffsets& offsets,
                          absl::Span<const MatrixView<const T>> weight, MatrixView<T> y,
                          Workspace& workspace, Stream& stream, GemmOptions options, GemmTree tree) {
-  return Enqueue<T, T>("GroupedGemm", "x", "y", {x, offsets, weight, Layout::kTransposed, y, tree},
+  return Enqueue<T, T>("GroupedGemm", "x", "y",
+                       {x, offsets, weight, Layout::kTransposed, y, options.bfloat16_order, tree},
                        workspace, stream, options);
 }
 
@@ -178,16 +181,18 @@ absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, const GroupOffsets
                                       MatrixView<T> dx, Workspace& workspace, Stream& stream,
                                       GemmOptions options, GemmTree tree) {
   return Enqueue<T, T>("GroupedGemmInputGradient", "dy", "dx",
-                       {dy, offsets, weight, Layout::kPlain, dx, tree}, workspace, stream, options);
+                       {dy, offsets, weight, Layout::kPlain, dx, options.bfloat16_order, tree},
+                       workspace, stream, options);
 }
 
 template <typename T, typename TOut>
 absl::Status Gemm(MatrixView<const T> x, MatrixView<const T> weight, MatrixView<TOut> y,
                   Workspace& workspace, Stream& stream, GemmOptions options, GemmTree tree) {
   const int64_t offsets[] = {0, x.rows()};
-  return Enqueue<T, TOut>("Gemm", "x", "y",
-                          {x, offsets, {&weight, 1}, Layout::kTransposed, y, tree}, workspace,
-                          stream, options);
+  return Enqueue<T, TOut>(
+      "Gemm", "x", "y",
+      {x, offsets, {&weight, 1}, Layout::kTransposed, y, options.bfloat16_order, tree}, workspace,
+      stream, options);
 }
 
 template <typename T, typename TOut>
@@ -195,9 +200,10 @@ absl::Status GemmInputGradient(MatrixView<const T> dy, MatrixView<const T> weigh
                                MatrixView<TOut> dx, Workspace& workspace, Stream& stream,
                                GemmOptions options, GemmTree tree) {
   const int64_t offsets[] = {0, dy.rows()};
-  return Enqueue<T, TOut>("GemmInputGradient", "dy", "dx",
-                          {dy, offsets, {&weight, 1}, Layout::kPlain, dx, tree}, workspace, stream,
-                          options);
+  return Enqueue<T, TOut>(
+      "GemmInputGradient", "dy", "dx",
+      {dy, offsets, {&weight, 1}, Layout::kPlain, dx, options.bfloat16_order, tree}, workspace,
+      stream, options);
 }
 
 MOE_INSTANTIATE_FOR_STORAGE(GroupedGemmInputGradient)

@@ -407,8 +407,10 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot&) {
     part.b = cut(part.b, block.col_begin, cols, 0, depth);
   }
   if (problem.b_layout == Layout::kStrips) {  // blocks are whole strips
-    const int64_t begin = block.col_begin / kTileCols * StripSteps<T>(depth);
-    part.b = cut(part.b, begin, part.b.rows() - begin, 0, kTileCols);
+    const int64_t begin = problem.is_tile_order()
+                              ? block.col_begin / kStripSide * TreeSteps(problem.tree, depth)
+                              : block.col_begin / kTileCols * StripSteps<T>(depth);
+    part.b = cut(part.b, begin, part.b.rows() - begin, 0, part.b.cols());
   }
   if constexpr (std::is_same_v<TOut, float>) {
     if (problem.exact.used()) return RunExact(part, block);
@@ -424,8 +426,13 @@ int64_t TileCols() {
 }
 
 template <class AnyProblem>
-void RunAny(const AnyProblem& problem, const Block& block, const Slot& slot) {
-  Run(problem, block, slot);
+void RunAny(const AnyProblem& problem, const Block& block, float* memory) {
+#if HWY_NATIVE_FMA
+  if constexpr (AnyProblem::kIsBFloat16) {
+    if (problem.is_tile_order()) return RunTileBlock(problem, block, memory);
+  }
+#endif
+  Run(problem, block, Slot(memory, problem));
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -447,12 +454,12 @@ void PackStrip(MatrixView<const T> from, T* to) {
 MOE_INSTANTIATE_FOR_STORAGE(PackStrip)
 
 template <typename T, typename TOut>
-void RunBlock(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) {
+void RunBlock(const Problem<T, TOut>& problem, const Block& block, float* memory) {
   using ThisProblem = Problem<T, TOut>;
-  MOE_SIMD(RunAny<ThisProblem>)(problem, block, slot);
+  MOE_SIMD(RunAny<ThisProblem>)(problem, block, memory);
 }
 #define MOE_INSTANTIATE(T, TOut) \
-  template void RunBlock(const Problem<T, TOut>&, const Block&, const Slot&);
+  template void RunBlock(const Problem<T, TOut>&, const Block&, float*);
 MOE_FOR_PRODUCTS(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 

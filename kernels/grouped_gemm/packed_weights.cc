@@ -1,6 +1,7 @@
 #include "kernels/grouped_gemm/packed_weights.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include <absl/strings/str_cat.h>
 
@@ -19,9 +20,9 @@ int64_t StripCount(int64_t cols, int64_t strip_cols) {
 
 // Strips hold the pairs of the whole depth.
 template <typename T>
-absl::Status CheckPairs(absl::string_view function, const GemmTree& tree) {
+absl::Status CheckPairs(absl::string_view function, const GemmTree& tree, BFloat16Order order) {
   const TreeCut& cut = tree.cut;
-  if (!cut.IsTree()) return absl::OkStatus();
+  if (!cut.IsTree() || order == BFloat16Order::kTile) return absl::OkStatus();
   const int64_t depth = tree.Begin(tree.parts);
   for (int part = 0; part < tree.parts; ++part) {
     for (int s = 0; s < cut.leaves; ++s) {
@@ -44,10 +45,14 @@ absl::Status Forward(absl::string_view function, MatrixView<const T> x,
   MOE_RETURN_IF_ERROR(CheckShape(function, "y", y, x.rows(), y.cols()));
   MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), x.rows()));
   for (const PackedWeights<T>& w : weight) {
-    MOE_RETURN_IF_ERROR(w.Check(function, y.cols(), x.cols(), version));
+    MOE_RETURN_IF_ERROR(w.Check(function, y.cols(), x.cols(), version, tree));
+    if (w.order() == weight.front().order()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": weights packed for two orders of bfloat16"));
   }
+  const BFloat16Order order = weight.empty() ? BFloat16Order::kDot : weight.front().order();
   MOE_RETURN_IF_ERROR(gemm::CheckTree(function, tree, x.cols()));
-  MOE_RETURN_IF_ERROR(CheckPairs<T>(function, tree));
+  MOE_RETURN_IF_ERROR(CheckPairs<T>(function, tree, order));
   const Workspace::Mark mark = workspace.mark();
   const auto groups = static_cast<int64_t>(weight.size());
   MOE_ASSIGN_OR_RETURN(const auto problems, (workspace.Array<gemm::Problem<T, TOut>>(groups)));
@@ -56,6 +61,7 @@ absl::Status Forward(absl::string_view function, MatrixView<const T> x,
                    .b = weight[g].strips(),
                    .c = RowRange(y, offsets[g], offsets[g + 1]),
                    .b_layout = gemm::Layout::kStrips,
+                   .order = order,
                    .tree = tree};
   }
   return gemm::Run<T, TOut>(problems, mark, workspace, stream);
@@ -64,8 +70,9 @@ absl::Status Forward(absl::string_view function, MatrixView<const T> x,
 }  // namespace
 
 template <typename T>
-absl::StatusOr<PackedWeights<T>> PackedWeights<T>::Create(int64_t out_features,
-                                                          int64_t in_features) {
+absl::StatusOr<PackedWeights<T>> PackedWeights<T>::Create(int64_t out_features, int64_t in_features,
+                                                          BFloat16Order order,
+                                                          const GemmTree& tree) {
   if (out_features < 0 || in_features < 0) {
     return absl::InvalidArgumentError(absl::StrCat("PackedWeights: [", out_features, ", ",
                                                    in_features, "], expected no negative size"));
@@ -73,12 +80,22 @@ absl::StatusOr<PackedWeights<T>> PackedWeights<T>::Create(int64_t out_features,
   PackedWeights packed;
   packed.out_features_ = out_features;
   packed.in_features_ = in_features;
-  packed.strip_cols_ = gemm::StripCols();
-  const int64_t elements = StripCount(out_features, packed.strip_cols_) * packed.strip_cols_ *
-                           gemm::StripSteps<T>(in_features);
+  if (std::is_same_v<T, BFloat16> && order == BFloat16Order::kTile) {
+    MOE_RETURN_IF_ERROR(gemm::CheckTree("PackedWeights", tree, in_features));
+    packed.order_ = order;
+    packed.tree_ = tree;
+  }
+  packed.strip_cols_ = packed.is_tiles() ? gemm::kStripSide : gemm::StripCols();
+  const int64_t elements = StripCount(out_features, packed.strip_cols_) * packed.strip_elements();
   MOE_ASSIGN_OR_RETURN(packed.strips_, Buffer::Allocate(elements * static_cast<int64_t>(sizeof(T)),
                                                         CpuMemory(), "PackedWeights"));
   return packed;
+}
+
+template <typename T>
+int64_t PackedWeights<T>::strip_elements() const {
+  return strip_cols_ * (is_tiles() ? gemm::TreeSteps(tree_, in_features_) * gemm::kTerms
+                                   : gemm::StripSteps<T>(in_features_));
 }
 
 template <typename T>
@@ -90,16 +107,23 @@ absl::Status PackedWeights<T>::Pack(MatrixView<const T> weight, int64_t version,
     return absl::InvalidArgumentError(
         absl::StrCat(kFunction, ": version ", version, ", expected one of 0 or more"));
   }
-  if (strip_cols_ != gemm::StripCols()) {
+  if (!is_tiles() && strip_cols_ != gemm::StripCols()) {
     return absl::InvalidArgumentError(
         absl::StrCat(kFunction, ": created for other SIMD instructions"));
   }
-  MOE_RETURN_IF_ERROR(stream.Enqueue(
-      [weight, to = strips_.span<T>().data(), cols = strip_cols_, &threads = stream.threads()] {
+  MOE_RETURN_IF_ERROR(
+      stream.Enqueue([this, weight, to = strips_.span<T>().data(), &threads = stream.threads()] {
+        const int64_t cols = strip_cols_, elements = strip_elements();
         threads.For(StripCount(weight.rows(), cols), 1, [&](int64_t begin, int64_t end) {
           for (int64_t s = begin; s < end; ++s) {
-            gemm::PackStrip(RowRange(weight, s * cols, std::min((s + 1) * cols, weight.rows())),
-                            to + s * cols * gemm::StripSteps<T>(weight.cols()));
+            const auto rows = RowRange(weight, s * cols, std::min((s + 1) * cols, weight.rows()));
+            if constexpr (std::is_same_v<T, BFloat16>) {
+              if (is_tiles()) {
+                gemm::PackTileStrip(rows, tree_, to + s * elements);
+                continue;
+              }
+            }
+            gemm::PackStrip(rows, to + s * elements);
           }
         });
         return absl::OkStatus();
@@ -110,7 +134,8 @@ absl::Status PackedWeights<T>::Pack(MatrixView<const T> weight, int64_t version,
 
 template <typename T>
 absl::Status PackedWeights<T>::Check(absl::string_view function, int64_t out_features,
-                                     int64_t in_features, int64_t version) const {
+                                     int64_t in_features, int64_t version,
+                                     const GemmTree& tree) const {
   if (out_features_ != out_features || in_features_ != in_features) {
     return absl::InvalidArgumentError(
         absl::StrCat(function, ": a packed weight is [", out_features_, ", ", in_features_,
@@ -121,6 +146,13 @@ absl::Status PackedWeights<T>::Check(absl::string_view function, int64_t out_fea
         absl::StrCat(function, ": a weight is packed at version ", version_, ", expected ", version,
                      version_ == kNeverPacked ? " (call Pack first)" : ""));
   }
+  if (is_tiles()) {
+    if (tree == tree_) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": a weight is packed for a tree of ", tree_.cut.leaves,
+                     " leaves over ", tree_.cut.extent, ", expected that of the product, ",
+                     tree.cut.leaves, " over ", tree.cut.extent));
+  }
   if (strip_cols_ == gemm::StripCols()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(function, ": a weight is packed for other SIMD instructions"));
@@ -128,9 +160,9 @@ absl::Status PackedWeights<T>::Check(absl::string_view function, int64_t out_fea
 
 template <typename T>
 MatrixView<const T> PackedWeights<T>::strips() const {
-  const auto data = strips_.span<const T>();
-  return {data.data(), StripCount(out_features_, strip_cols_) * gemm::StripSteps<T>(in_features_),
-          strip_cols_};
+  const int64_t row = is_tiles() ? gemm::kStripSide * gemm::kTerms : strip_cols_;
+  return {strips_.span<const T>().data(),
+          row == 0 ? 0 : StripCount(out_features_, strip_cols_) * strip_elements() / row, row};
 }
 
 template <typename T>

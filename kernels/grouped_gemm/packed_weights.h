@@ -35,6 +35,9 @@ namespace moe {
 //
 //           strip 0 of bfloat16:   p=0 [ a b | d e | g h .. ]   p=1 [ c . | f . | i . .. ]
 //
+// In the order of tiles a strip is 32 rows of the weight, as gemm_tile_order.h describes, on any CPU.
+// Each leaf of a tree begins a tile there, so that products need the tree that was given to Create.
+//
 // A layer keeps one for each expert and projection, and calls Pack after each change of its weights
 // with the number of that change. Move-only. Used by one host thread at a time.
 template <typename T>
@@ -50,12 +53,17 @@ class PackedWeights {
     out_features_ = std::exchange(other.out_features_, 0);
     in_features_ = std::exchange(other.in_features_, 0);
     strip_cols_ = std::exchange(other.strip_cols_, 0);
+    order_ = other.order_;
+    tree_ = other.tree_;
     version_ = std::exchange(other.version_, kNeverPacked);
     return *this;
   }
-  // Memory for a weight [out_features, in_features], not packed yet. kInvalidArgument on negative
-  // sizes, kResourceExhausted.
-  static absl::StatusOr<PackedWeights> Create(int64_t out_features, int64_t in_features);
+  // Memory for a weight [out_features, in_features], not packed yet. `order` and `tree`: those of
+  // its products; the tree only counts in the order of tiles. kInvalidArgument on negative sizes,
+  // kResourceExhausted.
+  static absl::StatusOr<PackedWeights> Create(int64_t out_features, int64_t in_features,
+                                              BFloat16Order order = BFloat16Order::kDot,
+                                              const GemmTree& tree = {});
 
   // Enqueues the copy of `weight` [O, K], host memory that must stay valid and unchanged, as must
   // this object, until `stream` has passed. Threaded over strips, one pass: reads and writes O * K
@@ -68,19 +76,25 @@ class PackedWeights {
   int64_t out_features() const { return out_features_; }
   int64_t in_features() const { return in_features_; }
   int64_t bytes() const { return strips_.bytes(); }
+  BFloat16Order order() const { return order_; }
 
   // kInvalidArgument, in the name of `function`, unless this is a weight [O, K] that was packed at
-  // `version` for the instructions that products use now.
+  // `version` for the instructions that products use now, or for tiles and `tree`.
   absl::Status Check(absl::string_view function, int64_t out_features, int64_t in_features,
-                     int64_t version) const;
-  // The strips, one after the other: [ceil(O / W) * K, W], K padded.
+                     int64_t version, const GemmTree& tree) const;
+  // The strips, one after the other: [ceil(O / W) * K, W], K padded; of tiles, a row for each step.
   MatrixView<const T> strips() const;
 
  private:
+  bool is_tiles() const { return order_ == BFloat16Order::kTile; }
+  int64_t strip_elements() const;
+
   Buffer strips_;
   int64_t out_features_ = 0;
   int64_t in_features_ = 0;
   int64_t strip_cols_ = 0;
+  BFloat16Order order_ = BFloat16Order::kDot;  // kTile only if T is BFloat16
+  GemmTree tree_;                              // of tiles
   int64_t version_ = kNeverPacked;
 };
 
@@ -89,7 +103,8 @@ class PackedWeights {
 // speed. `version` is the version at which all weights must be packed. They stay valid, and are not
 // packed again, until the stream has passed.
 // Errors as there; kInvalidArgument also if a weight has another version or shape, or was packed
-// for other SIMD instructions, or a leaf of BFloat16 begins within a pair; kUnimplemented on CUDA.
+// for other SIMD instructions, tiles were packed for another tree, or a leaf of BFloat16 begins
+// within a pair; kUnimplemented on CUDA.
 template <typename T>
 absl::Status GroupedGemm(MatrixView<const T> x, absl::Span<const int64_t> offsets,
                          absl::Span<const PackedWeights<T>> weight, int64_t version,

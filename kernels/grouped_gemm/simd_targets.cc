@@ -10,17 +10,24 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/gemm_dot_avx512.h"
+#include "kernels/grouped_gemm/gemm_tile_amx.h"
 
 namespace moe::gemm {
 namespace {
 
 constexpr int64_t kFused[] = {HWY_AVX3, HWY_AVX2, HWY_NEON};
+constexpr char kWithTiles[] = "AVX3_AMX";
 constexpr char kWithDot[] = "AVX3_BF16";
+
+bool IsAvx512() {
+  return (hwy::SupportedTargets() & HWY_AVX3) != 0;
+}
 
 }  // namespace
 
 std::vector<std::string> SimdTargets() {
   std::vector<std::string> names;
+  if (UsesAmx() && IsAvx512()) names.emplace_back(kWithTiles);
   if (DotsBFloat16()) names.emplace_back(kWithDot);
   for (const int64_t target : kFused) {
     if (hwy::SupportedTargets() & target) names.emplace_back(hwy::TargetName(target));
@@ -30,8 +37,9 @@ std::vector<std::string> SimdTargets() {
 }
 
 void UseSimdTarget(absl::string_view name) {
-  UseBFloat16Dot(name == kWithDot || name.empty());
-  if (name == kWithDot) name = hwy::TargetName(HWY_AVX3);
+  UseAmx(name == kWithTiles || name.empty());
+  UseBFloat16Dot(name == kWithTiles || name == kWithDot || name.empty());
+  if (name == kWithTiles || name == kWithDot) name = hwy::TargetName(HWY_AVX3);
   int64_t chosen = 0;  // no restriction
   for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON, HWY_EMU128}) {
     if (name == hwy::TargetName(target)) chosen = target;
@@ -39,6 +47,10 @@ void UseSimdTarget(absl::string_view name) {
   MOE_CHECK(chosen != 0 || name.empty());
   hwy::SetSupportedTargetsForTest(chosen);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+BFloat16Order FastestBFloat16Order() {
+  return UsesAmx() && IsAvx512() ? BFloat16Order::kTile : BFloat16Order::kDot;
 }
 
 absl::Status UseSimdTargetOfEnvironment() {

@@ -59,11 +59,12 @@ template <typename T>
 absl::StatusOr<gemm::Problem<T, float>> ProblemOf(MatrixView<const T> dy, MatrixView<const T> x,
                                                   absl::Span<const int64_t> segments,
                                                   const GradAccumulator& grad, int64_t bytes_of_all,
-                                                  Workspace& workspace) {
+                                                  BFloat16Order order, Workspace& workspace) {
   gemm::Problem<T, float> problem = {.a = RowRange(dy, segments.front(), segments.back()),
                                      .b = RowRange(x, segments.front(), segments.back()),
                                      .c = {nullptr, dy.cols(), x.cols()},
-                                     .a_layout = gemm::Layout::kTransposed};
+                                     .a_layout = gemm::Layout::kTransposed,
+                                     .order = order};
   if (!grad.exact()) {
     problem.c = {grad.float_sum().data(), dy.cols(), x.cols()};
     problem.write = grad.NextWrite();
@@ -89,7 +90,7 @@ absl::StatusOr<gemm::Problem<T, float>> ProblemOf(MatrixView<const T> dy, Matrix
 template <typename T>
 absl::Status RunOnCpu(MatrixView<const T> dy, MatrixView<const T> x,
                       absl::Span<const int64_t> segments, absl::Span<const GradAccumulator> grads,
-                      Workspace& workspace, Stream& stream) {
+                      BFloat16Order order, Workspace& workspace, Stream& stream) {
   const Workspace::Mark mark = workspace.mark();
   MOE_ASSIGN_OR_RETURN(
       const auto problems,
@@ -100,7 +101,8 @@ absl::Status RunOnCpu(MatrixView<const T> dy, MatrixView<const T> x,
   for (size_t g = 0; g < grads.size(); ++g) {
     const auto mine = segments.subspan(g * each, each + 1);
     if (mine.front() == mine.back()) continue;
-    MOE_ASSIGN_OR_RETURN(problems[count++], ProblemOf(dy, x, mine, grads[g], bytes, workspace));
+    MOE_ASSIGN_OR_RETURN(problems[count++],
+                         ProblemOf(dy, x, mine, grads[g], bytes, order, workspace));
   }
   return gemm::Run<T, float>(problems.subspan(0, count), mark, workspace, stream);
 }
@@ -179,7 +181,9 @@ absl::Status AddWeightGradients(MatrixView<const T> dy, MatrixView<const T> x,
                                 Stream& stream, GemmOptions options) {
   MOE_RETURN_IF_ERROR(CheckShape(kName, "x", x, dy.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(Check(dy.rows(), dy.cols() * x.cols(), segments, grads));
-  if (!IsCuda(stream)) return RunOnCpu(dy, x, segments.host(), grads, workspace, stream);
+  if (!IsCuda(stream)) {
+    return RunOnCpu(dy, x, segments.host(), grads, options.bfloat16_order, workspace, stream);
+  }
   MOE_ASSIGN_OR_RETURN(const bool takes_cublas, TakesCublas<T>(kName, options, 1, dy.rows()));
   if (takes_cublas) {
     if (!segments.known_to_host()) {

@@ -77,9 +77,21 @@ struct Groups {
   }
 };
 
+// In place of BFloat16: its products in the order of tiles.
+struct BFloat16Tiles {};
+template <typename Kind>
+struct Storage {
+  using Type = Kind;
+};
+template <>
+struct Storage<BFloat16Tiles> {
+  using Type = BFloat16;
+};
+
 // The specification, written out: std::fma in ascending order in chains of 128 terms, for BFloat16
 // of 256 with the second of each pair first, an odd last one paired with zero; the chains' sums
-// added in order.
+// added in order. In tiles blocks of 32 terms, filled up with zeros, are added in order from 0 on,
+// even and odd terms each a chain.
 template <typename T>
 class Chains {
  public:
@@ -90,6 +102,15 @@ class Chains {
   template <class A, class B>
   void Add(int64_t depth, const A& a, const B& b) {
     for (int64_t k = 0; k < depth; ++k) {
+      if constexpr (std::is_same_v<T, BFloat16Tiles>) {
+        float chains[2] = {};
+        for (int64_t i = 0; i < 32; ++i, ++k) {
+          chains[i % 2] = std::fma(k < depth ? a(k) : 0.0f, k < depth ? b(k) : 0.0f, chains[i % 2]);
+        }
+        --k;
+        sum_ += chains[0] + chains[1];
+        continue;
+      }
       if constexpr (std::is_same_v<T, BFloat16>) {
         chain_ =
             k + 1 < depth ? std::fma(a(k + 1), b(k + 1), chain_) : std::fma(0.0f, 0.0f, chain_);
@@ -180,7 +201,7 @@ struct Trees {
 };
 
 // Products, element by element.
-template <typename T, typename TOut>
+template <typename Kind, typename TOut, typename T = typename Storage<Kind>::Type>
 Matrix<TOut> Expected(const Matrix<T>& x, const Groups<T>& groups, bool transposed, int64_t pad,
                       const GemmTree& tree = {}) {
   const int64_t cols = transposed ? groups.weight[0].rows() : groups.weight[0].cols();
@@ -195,9 +216,10 @@ Matrix<TOut> Expected(const Matrix<T>& x, const Groups<T>& groups, bool transpos
         const auto at_b = [&](int64_t k) {
           return static_cast<float>(transposed ? w.at(c, k) : w.at(k, c));
         };
-        y.at(n, c) = TOut(tree.cut.leaves == 1
-                              ? SumOfChains<T>(x.cols(), std::nullopt, at_a, at_b)
-                              : TreeNodeOf<T>(tree, 0, tree.cut.leaves, at_a, at_b).value_or(0.0f));
+        y.at(n, c) =
+            TOut(tree.cut.leaves == 1
+                     ? SumOfChains<Kind>(x.cols(), std::nullopt, at_a, at_b)
+                     : TreeNodeOf<Kind>(tree, 0, tree.cut.leaves, at_a, at_b).value_or(0.0f));
       }
     }
   }
@@ -233,7 +255,7 @@ inline std::vector<Path> Paths() {
 // 2^-8 of itself, one in float16, of 11, of 2^-11, below the normal numbers of 2^-25.
 template <typename T, typename TOut>
 void ExpectInBound(const gemm::Problem<T, TOut>& problem, const Matrix<TOut>& got) {
-  const auto& [a, b, old, a_layout, b_layout, write, tree, exact] = problem;
+  const auto& [a, b, old, a_layout, b_layout, write, order, tree, exact] = problem;
   for (int64_t i = 0; i < got.rows(); ++i) {
     for (int64_t j = 0; j < got.cols(); ++j) {
       double sum = write == Write::kAdd ? double{static_cast<float>(old(i, j))} : 0.0;

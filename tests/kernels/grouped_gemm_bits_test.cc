@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/grouped_gemm/gemm_tile_amx.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/packed_weights.h"
 #include "kernels/grouped_gemm/simd_targets.h"
@@ -21,6 +22,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// Among SIMD targets: the best one, with the tile unit in software.
+constexpr char kChecked[] = "tiles in software";
+class CheckedTiles {
+ public:
+  explicit CheckedTiles(bool use) { gemm::UseCheckedTiles(use); }
+  ~CheckedTiles() { gemm::UseCheckedTiles(false); }
+};
+
 // Under AddressSanitizer one size of every kind: less than a tile, several and a tail.
 std::vector<int64_t> Sizes() {
   if (kThreadSanitized) return {65};
@@ -28,12 +37,12 @@ std::vector<int64_t> Sizes() {
   return {1, 2, 3, 5, 7, 17, 63, 64, 65, 100};
 }
 
-template <typename T>
+template <typename Kind, typename T = typename Storage<Kind>::Type>
 void AddExpectedWeightGradient(const Matrix<T>& dy, const Matrix<T>& x, Matrix<float>& dw,
                                int64_t begin, int64_t end) {
   for (int64_t o = 0; o < dw.rows(); ++o) {
     for (int64_t k = 0; k < dw.cols(); ++k) {
-      dw.at(o, k) = SumOfChains<T>(
+      dw.at(o, k) = SumOfChains<Kind>(
           end - begin, dw.at(o, k),
           [&](int64_t n) { return static_cast<float>(dy.at(begin + n, o)); },
           [&](int64_t n) { return static_cast<float>(x.at(begin + n, k)); });
@@ -68,14 +77,20 @@ struct ExactSums {
   GridTally tally = {.non_finite = 5, .inexact = 7};
 };
 
-template <typename T>
+template <typename Kind>
 class GroupedGemmBits : public ::testing::Test {
  protected:
+  using T = typename Storage<Kind>::Type;
+  static constexpr bool kTiles = std::is_same_v<Kind, BFloat16Tiles>;
+  static constexpr GemmOptions kOptions = {.bfloat16_order =
+                                               kTiles ? BFloat16Order::kTile : BFloat16Order::kDot};
+
   // From now on each run uses one target, with 2 threads, and the next run the next target.
   void UseOneMachineByTurns() { by_turns_ = true; }
 
   // Runs `op(stream)` on each SIMD target with pools of 1, 2 and 3 threads, slow ones with 2;
-  // `check` follows each. Under sanitizers not on EMU128, which runs the plain loops.
+  // `check` follows each. Under sanitizers not on EMU128, which runs the plain loops. Products in
+  // tiles also run on the tile unit in software.
   template <class Op, class Check>
   void ForEachMachine(const Op& op, const Check& check) {
     ++runs_;
@@ -83,9 +98,10 @@ class GroupedGemmBits : public ::testing::Test {
       if (by_turns_ && target != targets_[runs_ % targets_.size()]) continue;
       if (kThreadSanitized && target != targets_.front()) continue;
       if (kSanitized && target == "EMU128") continue;
-      const SimdTarget use(target);
+      const SimdTarget use(target == kChecked ? "" : target);
+      const CheckedTiles checked(target == kChecked);
       for (ThreadPool* const pool : pools_) {
-        const bool slow = kSanitized || target == "EMU128";
+        const bool slow = kSanitized || target == "EMU128" || target == kChecked;
         if ((slow || by_turns_) && pool->threads() != 2) continue;  // and alike
         SCOPED_TRACE(::testing::Message() << target << ", " << pool->threads() << " threads");
         const auto stream = MakeInlineStream(pool);
@@ -101,27 +117,28 @@ class GroupedGemmBits : public ::testing::Test {
     SCOPED_TRACE(::testing::Message() << "O " << out << ", K " << in << ", " << trees.leaves
                                       << " leaves, items of " << trees.item << ", " << trees.parts
                                       << " parts, the first " << trees.first_times << " times");
-    const bool packable = trees.leaves == 1 || !std::is_same_v<T, BFloat16> || trees.WholePairs(in);
+    const bool packable =
+        trees.leaves == 1 || !std::is_same_v<Kind, BFloat16> || trees.WholePairs(in);
     const Groups<T> groups(rows, out, in);
     const auto x = Mixed<T>(groups.total(), in, pad, 1);
     const auto dy = Mixed<T>(groups.total(), out, pad, 2);
-    const Matrix<T> want_y = Expected<T, T>(x, groups, true, pad, trees.Of(in));
-    const Matrix<T> want_dx = Expected<T, T>(dy, groups, false, pad, trees.Of(out));
+    const Matrix<T> want_y = Expected<Kind, T>(x, groups, true, pad, trees.Of(in));
+    const Matrix<T> want_dx = Expected<Kind, T>(dy, groups, false, pad, trees.Of(out));
     Matrix<T> y, dx, from_packed;
     ForEachMachine(
         [&](Stream& stream) {
           y = Unwritten<T>(groups.total(), out, pad);
           from_packed = y;
-          MOE_ASSIGN_OR_RETURN(const auto packed, Packed(groups, stream));
+          MOE_ASSIGN_OR_RETURN(const auto packed, Packed(groups, trees.Of(in), stream));
           const absl::Status status =
               GroupedGemm<T>(x.view(), groups.offsets, packed, 7, from_packed.view(), workspace_,
                              stream, trees.Of(in));
           EXPECT_EQ(status.ok(), packable) << status;
           dx = Unwritten<T>(groups.total(), in, pad);
           MOE_RETURN_IF_ERROR(GroupedGemm<T>(x.view(), groups.offsets, groups.views(), y.view(),
-                                             workspace_, stream, {}, trees.Of(in)));
+                                             workspace_, stream, kOptions, trees.Of(in)));
           return GroupedGemmInputGradient<T>(dy.view(), groups.offsets, groups.views(), dx.view(),
-                                             workspace_, stream, {}, trees.Of(out));
+                                             workspace_, stream, kOptions, trees.Of(out));
         },
         [&] {
           EXPECT_TRUE(SameBits(y, want_y));
@@ -131,10 +148,13 @@ class GroupedGemmBits : public ::testing::Test {
   }
 
   static absl::StatusOr<std::vector<PackedWeights<T>>> Packed(const Groups<T>& groups,
+                                                              const GemmTree& tree,
                                                               Stream& stream) {
     std::vector<PackedWeights<T>> packed;
     for (const Matrix<T>& w : groups.weight) {
-      MOE_ASSIGN_OR_RETURN(PackedWeights<T> one, PackedWeights<T>::Create(w.rows(), w.cols()));
+      MOE_ASSIGN_OR_RETURN(
+          PackedWeights<T> one,
+          PackedWeights<T>::Create(w.rows(), w.cols(), kOptions.bfloat16_order, tree));
       MOE_RETURN_IF_ERROR(one.Pack(w.view(), 7, stream));
       packed.push_back(std::move(one));
     }
@@ -149,8 +169,8 @@ class GroupedGemmBits : public ::testing::Test {
     Matrix<float> want_sum = old, want(out, in, Padded(0)), sum, dw;
     ExactSums exact(out * in);
     bool empty = true;
-    AddExpectedWeightGradient(dy, x, want_sum, 0, rows);
-    AddExpectedWeightGradient(dy, x, want, 0, rows);
+    AddExpectedWeightGradient<Kind>(dy, x, want_sum, 0, rows);
+    AddExpectedWeightGradient<Kind>(dy, x, want, 0, rows);
     const ExactSums want_exact = ExactSums(out * in).Plus(want);
     ForEachMachine(
         [&](Stream& stream) {
@@ -162,7 +182,7 @@ class GroupedGemmBits : public ::testing::Test {
                {GradAccumulator(absl::MakeSpan(sum.memory())),
                 GradAccumulator(absl::MakeSpan(dw.memory()), &empty), exact.Accumulator()}) {
             MOE_RETURN_IF_ERROR(
-                AddWeightGradient<T>(dy.view(), x.view(), grad, workspace_, stream));
+                AddWeightGradient<T>(dy.view(), x.view(), grad, workspace_, stream, kOptions));
           }
           return absl::OkStatus();
         },
@@ -174,15 +194,20 @@ class GroupedGemmBits : public ::testing::Test {
         });
   }
 
+  GroupedGemmBits() {
+    if (kTiles) targets_.emplace_back(kChecked);
+  }
+
   Workspace workspace_;
   ThreadPool one_{1}, two_{2}, three_{3};
   const std::vector<ThreadPool*> pools_ = {&one_, &two_, &three_};
-  const std::vector<std::string> targets_ = gemm::SimdTargets();
+  std::vector<std::string> targets_ = gemm::SimdTargets();
   bool by_turns_ = false;
   size_t runs_ = 0;
 };
 
-TYPED_TEST_SUITE(GroupedGemmBits, StorageTypes);
+using ProductKinds = ::testing::Types<float, BFloat16, Float16, BFloat16Tiles>;
+TYPED_TEST_SUITE(GroupedGemmBits, ProductKinds);
 
 TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationForOddShapesAndEmptyGroups) {
   const std::vector<int64_t> rows = {0, 1, 2, 0, 3, 5, 7, 17, 63, 64, 65, 100, 0};
@@ -199,7 +224,7 @@ TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationForOddShapesAndEmptyGrou
 // Weights with several segments, empty ones and empty weights among them, rows before the first and
 // after the last.
 TYPED_TEST(GroupedGemmBits, WeightGradientsAddOnePartialPerSegment) {
-  using T = TypeParam;
+  using T = typename TestFixture::T;
   const std::vector<int64_t> segments = {2,   2,   131, 400, 400,
                                          400, 400, 401, 409, 450};  // [3 x 3 + 1]
   constexpr int64_t kOut = 70, kIn = 300, kGroups = 3, kEach = 3;
@@ -209,12 +234,13 @@ TYPED_TEST(GroupedGemmBits, WeightGradientsAddOnePartialPerSegment) {
   std::vector<Matrix<float>> want_float(kGroups), got_float;
   for (size_t s = 0; s + 1 < segments.size(); ++s) {
     Matrix<float> partial(kOut, kIn, Padded(0));
-    AddExpectedWeightGradient(dy, x, partial, segments[s], segments[s + 1]);
+    AddExpectedWeightGradient<TypeParam>(dy, x, partial, segments[s], segments[s + 1]);
     if (segments[s] < segments[s + 1]) want[s / kEach] = want[s / kEach].Plus(partial);
   }
   for (int64_t g = 0; g < kGroups; ++g) {
     want_float[g] = Mixed<float>(kOut, kIn, 0, 7);
-    AddExpectedWeightGradient(dy, x, want_float[g], segments[g * kEach], segments[(g + 1) * kEach]);
+    AddExpectedWeightGradient<TypeParam>(dy, x, want_float[g], segments[g * kEach],
+                                         segments[(g + 1) * kEach]);
   }
   this->ForEachMachine(
       [&](Stream& stream) {
@@ -225,9 +251,10 @@ TYPED_TEST(GroupedGemmBits, WeightGradientsAddOnePartialPerSegment) {
           exact.push_back(got[g].Accumulator());
           sums.emplace_back(absl::MakeSpan(got_float[g].view().data(), kOut * kIn));
         }
-        MOE_RETURN_IF_ERROR(
-            AddWeightGradients<T>(dy.view(), x.view(), segments, exact, this->workspace_, stream));
-        return AddWeightGradients<T>(dy.view(), x.view(), segments, sums, this->workspace_, stream);
+        MOE_RETURN_IF_ERROR(AddWeightGradients<T>(dy.view(), x.view(), segments, exact,
+                                                  this->workspace_, stream, this->kOptions));
+        return AddWeightGradients<T>(dy.view(), x.view(), segments, sums, this->workspace_, stream,
+                                     this->kOptions);
       },
       [&] {
         for (int64_t g = 0; g < kGroups; ++g) {
@@ -241,7 +268,7 @@ TYPED_TEST(GroupedGemmBits, WeightGradientsAddOnePartialPerSegment) {
 // the cache, at unaligned positions among them. The second weight is not empty, the third has no
 // rows.
 TYPED_TEST(GroupedGemmBits, WeightGradientsOverwriteEmptySums) {
-  using T = TypeParam;
+  using T = typename TestFixture::T;
   const auto check = [&](const std::vector<int64_t>& segments, int64_t out, int64_t in) {
     SCOPED_TRACE(::testing::Message() << "O " << out << ", K " << in);
     const auto dy = Mixed<T>(segments.back(), out, 0, 1);
@@ -255,9 +282,10 @@ TYPED_TEST(GroupedGemmBits, WeightGradientsOverwriteEmptySums) {
         exact.push_back(sums[g].Accumulator(&empty[g]));
         plain.emplace_back(absl::MakeSpan(floats[g]), &float_empty[g]);
       }
-      MOE_RETURN_IF_ERROR(
-          AddWeightGradients<T>(dy.view(), x.view(), segments, exact, this->workspace_, stream));
-      return AddWeightGradients<T>(dy.view(), x.view(), segments, plain, this->workspace_, stream);
+      MOE_RETURN_IF_ERROR(AddWeightGradients<T>(dy.view(), x.view(), segments, exact,
+                                                this->workspace_, stream, this->kOptions));
+      return AddWeightGradients<T>(dy.view(), x.view(), segments, plain, this->workspace_, stream,
+                                   this->kOptions);
     };
     const std::vector<ExactSums> old(3, ExactSums(out * in));
     const std::vector<std::vector<float>> old_float(3, std::vector<float>(out * in, 0.25f));
@@ -288,14 +316,14 @@ TYPED_TEST(GroupedGemmBits, WeightGradientsOverwriteEmptySums) {
 }
 
 TYPED_TEST(GroupedGemmBits, AddWeightGradientsRefusesShapesThatDisagree) {
-  using T = TypeParam;
+  using T = typename TestFixture::T;
   const Matrix<T> dy(3, 4, Padded(0)), x(3, 5, Padded(0)), short_x(2, 5, Padded(0));
   ExactSums sums(20), few(19);
   const auto stream = MakeInlineStream();
   const auto add = [&](const Matrix<T>& b, std::vector<int64_t> segments, ExactSums& to) {
     const GradAccumulator grad = to.Accumulator();
     return AddWeightGradients<T>(dy.view(), b.view(), segments, {&grad, 1}, this->workspace_,
-                                 *stream);
+                                 *stream, this->kOptions);
   };
   const std::vector<int64_t> all = {0, 3};
   EXPECT_OK(add(x, all, sums));
@@ -363,34 +391,42 @@ TYPED_TEST(GroupedGemmBits, WeightGradientHasTheBitsOfTheSpecification) {
 }
 
 TYPED_TEST(GroupedGemmBits, DenseProductsKeepFloat32OutputsUnrounded) {
-  using T = TypeParam;
+  using T = typename TestFixture::T;
   const Groups<T> group({67}, 33, 129);
   const auto x = Mixed<T>(67, 129, 1, 6);
   const auto dy = Mixed<T>(67, 33, 1, 7);
   const GemmTree in_tree = {{8, 129, 16}}, out_tree = {{4, 11, 2}, 3};
-  const Matrix<float> want_y = Expected<T, float>(x, group, true, 2);
-  const Matrix<float> want_dx = Expected<T, float>(dy, group, false, 2);
-  const Matrix<float> want_tree_y = Expected<T, float>(x, group, true, 2, in_tree);
-  const Matrix<float> want_tree_dx = Expected<T, float>(dy, group, false, 2, out_tree);
+  const Matrix<float> want_y = Expected<TypeParam, float>(x, group, true, 2);
+  const Matrix<float> want_dx = Expected<TypeParam, float>(dy, group, false, 2);
+  const Matrix<float> want_tree_y = Expected<TypeParam, float>(x, group, true, 2, in_tree);
+  const Matrix<float> want_tree_dx = Expected<TypeParam, float>(dy, group, false, 2, out_tree);
   Matrix<float> y, dx, from_packed, tree_y, tree_dx;
   this->ForEachMachine(
       [&](Stream& stream) {
         y = Unwritten<float>(67, 33, 2);
         from_packed = y;
         dx = Unwritten<float>(67, 129, 2);
-        MOE_ASSIGN_OR_RETURN(const auto packed, this->Packed(group, stream));
+        Workspace& workspace = this->workspace_;
+        const MatrixView<const T> weight = group.weight[0].view();
+        MOE_ASSIGN_OR_RETURN(const auto packed, this->Packed(group, {}, stream));
         MOE_RETURN_IF_ERROR(
-            (Gemm<T, float>(x.view(), packed[0], 7, from_packed.view(), this->workspace_, stream)));
+            (Gemm<T, float>(x.view(), packed[0], 7, from_packed.view(), workspace, stream)));
         MOE_RETURN_IF_ERROR(
-            (Gemm<T, float>(x.view(), group.weight[0].view(), y.view(), this->workspace_, stream)));
+            (Gemm<T, float>(x.view(), weight, y.view(), workspace, stream, this->kOptions)));
         tree_y = y, tree_dx = dx;
-        MOE_RETURN_IF_ERROR((Gemm<T, float>(x.view(), packed[0], 7, tree_y.view(), this->workspace_,
-                                            stream, in_tree)));
+        MOE_ASSIGN_OR_RETURN(const auto leaves, this->Packed(group, in_tree, stream));
         MOE_RETURN_IF_ERROR(
-            (GemmInputGradient<T, float>(dy.view(), group.weight[0].view(), tree_dx.view(),
-                                         this->workspace_, stream, {}, out_tree)));
-        return GemmInputGradient<T, float>(dy.view(), group.weight[0].view(), dx.view(),
-                                           this->workspace_, stream);
+            (Gemm<T, float>(x.view(), leaves[0], 7, tree_y.view(), workspace, stream, in_tree)));
+        if (this->kTiles) {
+          EXPECT_THAT(Message((Gemm<T, float>(x.view(), packed[0], 7, tree_y.view(), workspace,
+                                              stream, in_tree))),
+                      HasSubstr("a weight is packed for a tree of 1 leaves over 0, expected that "
+                                "of the product, 8 over 129"));
+        }
+        MOE_RETURN_IF_ERROR((GemmInputGradient<T, float>(
+            dy.view(), weight, tree_dx.view(), workspace, stream, this->kOptions, out_tree)));
+        return GemmInputGradient<T, float>(dy.view(), weight, dx.view(), workspace, stream,
+                                           this->kOptions);
       },
       [&] {
         EXPECT_TRUE(SameBits(tree_y, want_tree_y));
@@ -402,15 +438,17 @@ TYPED_TEST(GroupedGemmBits, DenseProductsKeepFloat32OutputsUnrounded) {
 }
 
 TYPED_TEST(GroupedGemmBits, NothingToReduceWritesZeros) {
-  using T = TypeParam;
+  using T = typename TestFixture::T;
   const Matrix<T> x(5, 0), w(70, 0);
   Matrix<T> y, from_packed;
   this->ForEachMachine(
       [&](Stream& stream) {
         y = Unwritten<T>(5, 70);
-        MOE_RETURN_IF_ERROR((Gemm<T, T>(x.view(), w.view(), y.view(), this->workspace_, stream)));
+        MOE_RETURN_IF_ERROR(
+            (Gemm<T, T>(x.view(), w.view(), y.view(), this->workspace_, stream, this->kOptions)));
         from_packed = Unwritten<T>(5, 70);
-        MOE_ASSIGN_OR_RETURN(auto packed, PackedWeights<T>::Create(70, 0));
+        MOE_ASSIGN_OR_RETURN(auto packed,
+                             PackedWeights<T>::Create(70, 0, this->kOptions.bfloat16_order));
         MOE_RETURN_IF_ERROR(packed.Pack(w.view(), 0, stream));
         return Gemm<T, T>(x.view(), packed, 0, from_packed.view(), this->workspace_, stream);
       },
@@ -423,7 +461,7 @@ TYPED_TEST(GroupedGemmBits, NothingToReduceWritesZeros) {
 }
 
 TYPED_TEST(GroupedGemmBits, KeepsSubnormalsInfinitiesAndNaNsWhereTheyBelong) {
-  using T = TypeParam;
+  using T = typename TestFixture::T;
   constexpr bool kHalf = std::is_same_v<T, Float16>;
   const float huge = kHalf ? 0x1.8p15f : 0x1.8p127f;
   Matrix<T> x(4, 2), w(3, 2), y(4, 3, kNaN);
@@ -440,7 +478,7 @@ TYPED_TEST(GroupedGemmBits, KeepsSubnormalsInfinitiesAndNaNsWhereTheyBelong) {
   }
   this->ForEachMachine(
       [&](Stream& stream) {
-        return Gemm<T, T>(x.view(), w.view(), y.view(), this->workspace_, stream);
+        return Gemm<T, T>(x.view(), w.view(), y.view(), this->workspace_, stream, this->kOptions);
       },
       [&] {
         EXPECT_EQ(y(0, 0), double{small} * tiny);
@@ -461,11 +499,14 @@ TEST(GroupedGemmSubnormals, OfBFloat16AreZeros) {
   const auto stream = MakeInlineStream();
   for (const std::string& target : gemm::SimdTargets()) {
     const SimdTarget use(target);
-    for (size_t n = 0; n < dy.size(); ++n) {
-      float dw = kSubnormal;
-      ASSERT_OK(AddWeightGradient<BFloat16>({&dy[n], 1, 1}, {&x[n], 1, 1},
-                                            GradAccumulator({&dw, 1}), workspace, *stream));
-      EXPECT_EQ(dw, 0.0f) << target << ' ' << n;
+    for (const auto& [word, order] : kBFloat16OrderWords) {
+      for (size_t n = 0; n < dy.size(); ++n) {
+        float dw = kSubnormal;
+        ASSERT_OK(AddWeightGradient<BFloat16>({&dy[n], 1, 1}, {&x[n], 1, 1},
+                                              GradAccumulator({&dw, 1}), workspace, *stream,
+                                              {.bfloat16_order = order}));
+        EXPECT_EQ(dw, 0.0f) << target << ' ' << word << ' ' << n;
+      }
     }
   }
   volatile float half = 0.5f, least = 0x1p-126f;
