@@ -173,7 +173,11 @@ class CheckedTiles {
   }
   bool IsWithin(const char* row, int64_t bytes) const {
     const int64_t tile = product_.steps * kTileElements * int64_t{sizeof(BFloat16)};
-    return IsSums(row, bytes) || Contains(product_.left, product_.left_tiles * tile, row, bytes) ||
+    const int64_t left = (product_.left_tiles - 1) * product_.left_tile +
+                         (kTileSide - 1) * product_.left_row +
+                         (product_.steps - 1) * product_.left_step + kTerms;
+    return IsSums(row, bytes) ||
+           Contains(product_.left, left * int64_t{sizeof(BFloat16)}, row, bytes) ||
            Contains(product_.right, product_.right_tiles * tile, row, bytes);
   }
 
@@ -202,17 +206,18 @@ MOE_AMX_TARGET void Multiply(const StripProduct& product, Unit& unit, Prefetcher
   }
   const BFloat16* left = product.left;
   const BFloat16* right = product.right;
+  const int64_t left_row = product.left_row * int64_t{sizeof(BFloat16)};
   for (int64_t s = 0; s < product.steps; ++s) {
     ahead.Burst();
     unit.template Load<6>(right, kTileRow);
-    unit.template Load<4>(left, kTileRow);
+    unit.template Load<4>(left, left_row);
     if constexpr (kRight == 2) unit.template Load<7>(right + kTileElements, kTileRow);
-    if constexpr (kLeft == 2) unit.template Load<5>(left + kTileElements, kTileRow);
+    if constexpr (kLeft == 2) unit.template Load<5>(left + product.left_tile, left_row);
     unit.template Dot<0, 4, 6>();
     if constexpr (kRight == 2) unit.template Dot<1, 4, 7>();
     if constexpr (kLeft == 2) unit.template Dot<2, 5, 6>();
     if constexpr (kLeft == 2 && kRight == 2) unit.template Dot<3, 5, 7>();
-    left += kLeft * kTileElements;
+    left += product.left_step;
     right += kRight * kTileElements;
   }
   unit.template Store<0>(sums, kRow);

@@ -38,9 +38,12 @@ constexpr int64_t TilesOf(int64_t side) {
 // [i * kStripSide + j].
 inline constexpr int64_t kStripSums = kStripSide * kStripSide;
 
-// sums (+)= left * right over `steps` steps. Sums beyond the strips' tiles are not touched.
+// sums (+)= left * right over `steps` steps. Sums beyond the strips' tiles are not touched. Row i of
+// tile h of step s of the left operand is at left + s * left_step + h * left_tile + i * left_row:
+// packed, or in place.
 struct StripProduct {
   const BFloat16* left;
+  int64_t left_row, left_tile, left_step;
   const BFloat16* right;
   int64_t left_tiles, right_tiles;
   int64_t steps;
@@ -73,12 +76,13 @@ struct DepthBlock {
   int64_t segment = 0;
 };
 
-// The most steps of a depth block, except for trees: a strip of 256 KiB. Longer blocks need fewer
-// loads and stores of sums than they cost in cache misses.
-inline constexpr int64_t kMostSteps = 128;
-// Packed rows of a block, half of a second-level cache.
-inline constexpr int64_t kKeptBytes = int64_t{1} << 20;
+// The most steps of a depth block, except for trees: a strip of 64 KiB. With 2,816 terms at a time
+// input gradients take twice as long.
+inline constexpr int64_t kMostSteps = 32;
+// Packed rows of a block and packed strips of b, each a quarter of a second-level cache.
+inline constexpr int64_t kKeptBytes = int64_t{512} << 10;
 inline constexpr int64_t kMostKeptRows = 512;
+inline constexpr int64_t kPanels = 8;
 
 // Whether b is the left operand: rows of weights are then copied as they are, and the fewer rows of
 // a are transposed. Sums come out transposed, too.
@@ -185,7 +189,7 @@ struct TileSlot {
     kept = reinterpret_cast<BFloat16*>(memory);
     memory += BlockRows(problem) * depth.steps() * kTerms / 2;
     panel = reinterpret_cast<BFloat16*>(memory);
-    memory += kStripSide * depth.steps() * kTerms / 2;
+    memory += kPanels * kStripSide * depth.steps() * kTerms / 2;
     transposed = memory;
     pending = transposed + kStripSums;
     sums = pending + kMaxWaiting * kStripSums;
@@ -197,12 +201,12 @@ struct TileSlot {
     const int64_t rows = BlockRows(problem);
     const int64_t strips =
         depth.cuts_sums() ? rows * ((cols + kStripSide - 1) / kStripSide) / kStripSide : 1;
-    return (rows + kStripSide) * depth.steps() * kTerms / 2 +
+    return (rows + kPanels * kStripSide) * depth.steps() * kTerms / 2 +
            (1 + kMaxWaiting + strips) * kStripSums;
   }
 
   BFloat16* kept;     // strips of the block's rows of a
-  BFloat16* panel;    // a strip of b
+  BFloat16* panel;    // kPanels strips of b
   float* transposed;  // sums that come out transposed
   float* pending;     // sums of leaves
   float* sums;        // of each strip of the block, or of one

@@ -1,7 +1,5 @@
 // One block of a product in the order of tiles: pack strips, multiply them, round. The strips are
 // multiplied by AMX tiles where the CPU has them, else by fused multiply-adds, with the same bits.
-#include <cstring>
-
 #include "kernels/base/highway_targets.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/exact_sum/exact_sum_cpu.h"
@@ -19,6 +17,8 @@
 #if HWY_NATIVE_FMA
 #include "kernels/exact_sum/exact_sum-inl.h"
 #include "kernels/grouped_gemm/gemm_pack-inl.h"
+#include "kernels/grouped_gemm/gemm_tile_fma-inl.h"
+#include "kernels/grouped_gemm/gemm_tile_pack-inl.h"
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -28,210 +28,6 @@ namespace HWY_NAMESPACE {
 #if HWY_NATIVE_FMA
 
 using namespace moe::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace): this target's lanes
-
-constexpr int64_t kWords = kTerms / 2;  // of a row of a tile; a word is a pair of terms
-
-// Transposes 16 rows of 16 words, `from_stride` and `to_stride` elements of T apart.
-template <class T>
-HWY_INLINE void TransposeTile(const T* from, int64_t from_stride, float* to, int64_t to_stride) {
-  constexpr int64_t kWord = kStepsPerWord<T>;
-  for (int64_t i = 0; i < kTileSide; i += kTranspose) {
-    for (int64_t k = 0; k < kTileSide; k += kTranspose) {
-      TransposeSquare(from + i * from_stride + k * kWord, from_stride, to + k * to_stride + i,
-                      to_stride);
-    }
-  }
-}
-
-// to[w * 16 + j] = the pair of terms 2 w and 2 w + 1 of column j; terms are rows, `stride` apart.
-HWY_INLINE void InterleaveTile(const BFloat16* from, int64_t stride, float* to) {
-  const FloatTag d;
-  for (int64_t w = 0; w < kWords; ++w) {
-    for (int64_t j = 0; j < kTileSide; j += kLanes) {
-      hn::StoreU(LoadWordRow(d, from + 2 * w * stride + j, stride, 2), d, to + w * kTileSide + j);
-    }
-  }
-}
-
-// Copies `rows` rows of `cols` elements to the first of a whole tile of rows of `full`, zeros beyond.
-inline void CopyPadded(const BFloat16* from, int64_t stride, int64_t rows, int64_t cols,
-                       int64_t full, BFloat16* to) {
-  std::fill_n(to, kTileElements, BFloat16());
-  for (int64_t i = 0; i < rows; ++i) std::copy_n(from + i * stride, cols, to + i * full);
-}
-
-// An operand in memory: terms are contiguous in its rows, or they are rows.
-struct Operand {
-  MatrixView<const BFloat16> m;
-  bool terms_are_rows;
-
-  const BFloat16* At(int64_t side, int64_t term) const {
-    return terms_are_rows ? m.row(term) + side : m.row(side) + term;
-  }
-};
-
-// Packs rows (columns) [side, side + count) of an operand, a whole step of one tile of it.
-template <bool kIsLeft>
-HWY_INLINE void PackTile(const Operand& from, int64_t side, int64_t count, int64_t term,
-                         int64_t terms, BFloat16* to) {
-  HWY_ALIGN BFloat16 padded[kTileElements];
-  const BFloat16* data = from.At(side, term);
-  int64_t stride = from.m.stride();
-  float* const words = reinterpret_cast<float*>(to);
-  if (count < kTileSide || terms < kTerms) {
-    const bool rows = from.terms_are_rows;
-    CopyPadded(data, stride, rows ? terms : count, rows ? count : terms, rows ? kTileSide : kTerms,
-               padded);
-    data = padded;
-    stride = rows ? kTileSide : kTerms;
-  }
-  if (from.terms_are_rows && kIsLeft) {
-    HWY_ALIGN float interleaved[kTileElements / 2];
-    InterleaveTile(data, stride, interleaved);
-    TransposeTile(interleaved, kTileSide, words, kWords);
-  } else if (from.terms_are_rows) {
-    InterleaveTile(data, stride, words);
-  } else if (kIsLeft) {
-    for (int64_t i = 0; i < kTileSide; ++i) {
-      std::memcpy(to + i * kTerms, data + i * stride, kTerms * sizeof(BFloat16));
-    }
-  } else {
-    TransposeTile(data, stride, words, kTileSide);
-  }
-}
-
-// Packs one strip, rows (columns) [side, side + count) of an operand.
-template <bool kIsLeft>
-void PackStripOf(const Operand& from, absl::Span<const TermRun> runs, int64_t side, int64_t count,
-                 BFloat16* to) {
-  constexpr int64_t kSteps = 4;  // of all tiles at a time, so that whole lines are used
-  const int64_t tiles = TilesOf(count);
-  for (const TermRun& run : runs) {
-    BFloat16* const begin = to + run.step * tiles * kTileElements;
-    const int64_t steps = StepsOf(run.terms);
-    for (int64_t first = 0; first < steps; first += kSteps) {
-      for (int64_t h = 0; h < tiles; ++h) {
-        for (int64_t s = first; s < std::min(steps, first + kSteps); ++s) {
-          PackTile<kIsLeft>(from, side + h * kTileSide, std::min(kTileSide, count - h * kTileSide),
-                            run.k + s * kTerms, std::min(kTerms, run.terms - s * kTerms),
-                            begin + (s * tiles + h) * kTileElements);
-        }
-      }
-    }
-  }
-}
-
-void PackStripAs(bool is_left, const Operand& from, absl::Span<const TermRun> runs, int64_t side,
-                 int64_t count, BFloat16* to) {
-  if (is_left) {
-    PackStripOf<true>(from, runs, side, count, to);
-  } else {
-    PackStripOf<false>(from, runs, side, count, to);
-  }
-}
-
-// Rows of left tiles and vectors of columns whose sums are in registers at a time, even and odd
-// ones: 24 of 32 registers, or 12 of 16.
-constexpr int kFmaVectors = 2;
-constexpr int kFmaRows = HWY_TARGET == HWY_AVX2 ? 3 : 6;
-
-// sums[i] += even chain + odd chain of one step, rows [0, kRows). left: 32 terms of a row as
-// float32, kTerms apart; right: term t of 32 columns at t * kStripSide.
-template <int kRows>
-HWY_INLINE void AddStep(const float* HWY_RESTRICT left, const float* HWY_RESTRICT right,
-                        float* HWY_RESTRICT sums) {
-  const FloatTag d;
-  FloatLanes even[kRows][kFmaVectors], odd[kRows][kFmaVectors];
-  MOE_UNROLL
-  for (int i = 0; i < kRows; ++i) {
-    MOE_UNROLL
-    for (int j = 0; j < kFmaVectors; ++j) even[i][j] = odd[i][j] = hn::Zero(d);
-  }
-  for (int64_t t = 0; t < kTerms; t += 2, right += 2 * kStripSide) {
-    FloatLanes column[kFmaVectors];
-    MOE_UNROLL
-    for (int j = 0; j < kFmaVectors; ++j) column[j] = hn::Load(d, right + j * kLanes);
-    MOE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      const FloatLanes x = hn::Set(d, left[i * kTerms + t]);
-      MOE_UNROLL
-      for (int j = 0; j < kFmaVectors; ++j) even[i][j] = hn::MulAdd(x, column[j], even[i][j]);
-    }
-    MOE_UNROLL
-    for (int j = 0; j < kFmaVectors; ++j) column[j] = hn::Load(d, right + kStripSide + j * kLanes);
-    MOE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      const FloatLanes x = hn::Set(d, left[i * kTerms + t + 1]);
-      MOE_UNROLL
-      for (int j = 0; j < kFmaVectors; ++j) odd[i][j] = hn::MulAdd(x, column[j], odd[i][j]);
-    }
-  }
-  MOE_UNROLL
-  for (int i = 0; i < kRows; ++i) {
-    MOE_UNROLL
-    for (int j = 0; j < kFmaVectors; ++j) {
-      float* const sum = sums + i * kStripSide + j * kLanes;
-      hn::Store(hn::Add(hn::Load(d, sum), hn::Add(even[i][j], odd[i][j])), d, sum);
-    }
-  }
-}
-
-// All of `rows` rows and the columns of `tiles` right tiles, which are whole vectors.
-void AddSteps(int64_t rows, int64_t tiles, const float* left, const float* right, float* sums) {
-  const EvenCut cut(rows, kFmaRows);  // 16 and 32 rows in parts of kFmaRows, or one less
-  for (int64_t j = 0; j < tiles * kTileSide; j += kFmaVectors * kLanes) {
-    for (int64_t part = 0; part < cut.parts; ++part) {
-      const int64_t i = cut.Begin(part);
-      const float* const from = left + i * kTerms;
-      float* const to = sums + i * kStripSide + j;
-      if (cut.Begin(part + 1) - i == kFmaRows) {
-        AddStep<kFmaRows>(from, right + j, to);
-      } else {
-        AddStep<kFmaRows - 1>(from, right + j, to);
-      }
-    }
-  }
-}
-
-// The portable kernel. Requires FlushSubnormals.
-void MultiplyOnFma(const StripProduct& product, Prefetcher& ahead) {
-  const FloatTag d;
-  const hn::RebindToUnsigned<FloatTag> bits;
-  // Of one step, as float32; columns of tiles that are not there are zeros.
-  HWY_ALIGN float left[kStripSide * kTerms], right[kTerms * kStripSide] = {};
-  float* const sums = product.sums;
-  const int64_t rows = product.left_tiles * kTileSide;
-  if (!product.continues) std::fill_n(sums, rows * kStripSide, 0.0f);
-  const auto lower = [&](const BFloat16* words) HWY_ATTR {
-    return hn::BitCast(
-        d, hn::ShiftLeft<16>(hn::LoadU(bits, reinterpret_cast<const uint32_t*>(words))));
-  };
-  const auto upper = [&](const BFloat16* words) HWY_ATTR {
-    return hn::BitCast(d, hn::And(hn::LoadU(bits, reinterpret_cast<const uint32_t*>(words)),
-                                  hn::Set(bits, 0xffff0000u)));
-  };
-  const BFloat16* from_left = product.left;
-  const BFloat16* from_right = product.right;
-  for (int64_t s = 0; s < product.steps; ++s) {
-    ahead.Burst();
-    for (int64_t i = 0; i < rows * kTerms; i += kLanes) {
-      hn::Store(LoadLanes(from_left + i), d, left + i);
-    }
-    for (int64_t h = 0; h < product.right_tiles; ++h) {
-      for (int64_t w = 0; w < kWords; ++w) {
-        for (int64_t j = 0; j < kTileSide; j += kLanes) {
-          const BFloat16* const words = from_right + h * kTileElements + w * kTerms + 2 * j;
-          float* const to = right + 2 * w * kStripSide + h * kTileSide + j;
-          hn::Store(lower(words), d, to);
-          hn::Store(upper(words), d, to + kStripSide);
-        }
-      }
-    }
-    AddSteps(rows, product.right_tiles, left, right, sums);
-    from_left += product.left_tiles * kTileElements;
-    from_right += product.right_tiles * kTileElements;
-  }
-}
 
 void MultiplyStrips(const StripProduct& product, Prefetcher& ahead) {
   if (UsesCheckedTiles()) return MultiplyOnCheckedTiles(product, ahead);
@@ -247,12 +43,22 @@ inline void FoldSums(const float* pending, float* sums) {
   }
 }
 
+// Outputs larger than any core's share of a third-level cache.
+constexpr int64_t kStreamedFloats = int64_t{2} << 20;
+
 // The block's sums of `rows` rows and `cols` columns, converted to or from elements of c.
 template <class TOut>
-class TileSums32 {
+class TileOutput {
  public:
-  TileSums32(const Problem<BFloat16, TOut>& problem, const TileSlot& slot)
-      : problem_(problem), transposes_(IsLeft(problem)), scratch_(slot.transposed) {}
+  TileOutput(const Problem<BFloat16, TOut>& problem, const TileSlot& slot)
+      : problem_(problem),
+        transposes_(IsLeft(problem)),
+        streams_(std::is_same_v<TOut, float> && problem.write == Write::kOverwrite &&
+                 !problem.exact.used() && problem.c.rows() * problem.c.cols() >= kStreamedFloats),
+        scratch_(slot.transposed) {}
+  ~TileOutput() {
+    if (streams_) hwy::FlushStream();
+  }
 
   // Old values, if the product adds to c.
   void Load(int64_t row, int64_t rows, int64_t col, int64_t cols, float* sums) const {
@@ -280,6 +86,13 @@ class TileSums32 {
         Accumulate(sums, exact.inverse_unit, exact.limit,
                    segment == 0 ? exact.write : SumWrite::kAdd, exact.sum.row(row + i) + col, cols,
                    tally);
+      } else if (streams_ && CanStream(row + i, col, cols)) {
+        if constexpr (std::is_same_v<TOut, float>) {
+          float* const to = problem_.c.row(row + i) + col;
+          for (int64_t j = 0; j < kStripSide; j += kLanes) {
+            hn::Stream(hn::Load(FloatTag(), sums + j), FloatTag(), to + j);
+          }
+        }
       } else {
         Convert(sums, cols, problem_.c.row(row + i) + col);
       }
@@ -287,65 +100,136 @@ class TileSums32 {
   }
 
  private:
+  bool CanStream(int64_t row, int64_t col, int64_t cols) const {
+    return cols == kStripSide && reinterpret_cast<uintptr_t>(problem_.c.row(row) + col) % 64 == 0;
+  }
+
   const Problem<BFloat16, TOut>& problem_;
   bool transposes_;
+  bool streams_;  // past the cache
   float* scratch_;
 };
 
-// Prefetches rows (columns) [side, side + count) of an operand over `steps` steps of products.
-inline Prefetcher PrefetchStrip(const Operand& from, const DepthBlock& depth, int64_t side,
-                                int64_t count, int64_t steps) {
-  constexpr int64_t kBytes = sizeof(BFloat16);
-  const TermRun& run = depth.run[0];  // of a tree the first
-  const int64_t stride = from.m.stride() * kBytes;
-  if (depth.runs == 0 || count <= 0) return {};
-  return from.terms_are_rows ? Prefetcher(from.At(side, run.k), run.terms, count * kBytes, stride,
-                                          steps * Prefetcher::kSteps)
-                             : Prefetcher(from.At(side, run.k), count, run.terms * kBytes, stride,
-                                          steps * Prefetcher::kSteps);
-}
+// The panels of b that a block multiplies, packed a few at a time where terms are rows, so that
+// neighbouring columns of a row are read together.
+template <class TOut>
+class PanelsOfB {
+ public:
+  PanelsOfB(const Problem<BFloat16, TOut>& problem, const Block& block, const DepthBlock& depth,
+            const TileSlot& slot)
+      : problem_(problem),
+        block_(block),
+        depth_(depth),
+        memory_(slot.panel),
+        // one tile product for each tile: copies would take longer
+        reads_in_place_(problem.b_layout == Layout::kTransposed && depth.runs == 1 &&
+                        depth.run[0].terms % kTerms == 0 &&
+                        block.row_end - block.row_begin <= kStripSide) {}
+
+  // Prefetches what comes after the last Set, while panels are multiplied.
+  Prefetcher ahead;
+
+  // Sets the operand of `product` that has `cols` columns from `col` on.
+  void Set(int64_t col, int64_t cols, StripProduct& product) {
+    const MatrixView<const BFloat16>& b = problem_.b;
+    const int64_t strip = depth_.steps * kTerms * kStripSide;
+    const int64_t next = col + kStripSide, next_cols = std::min(kStripSide, block_.col_end - next);
+    if (problem_.b_layout == Layout::kStrips) {
+      if (next_cols > 0) Prefetch(b.data() + next / kStripSide * strip, 1, strip, strip, 1);
+      // A strip of packed weights always has two tiles.
+      return SetLeft(b.data() + col / kStripSide * strip, 2, product);
+    }
+    if (reads_in_place_ && cols == kStripSide) {
+      product.left = b.row(col) + depth_.run[0].k;
+      product.left_tiles = 2;
+      product.left_row = b.stride();
+      product.left_tile = kTileSide * b.stride();
+      product.left_step = kTerms;
+      return;
+    }
+    if (problem_.b_layout == Layout::kTransposed) {
+      PrefetchNext(next, next_cols, 1);
+      PackStripOf<true>({b, false}, depth_.terms(), col, cols, memory_);
+      return SetLeft(memory_, TilesOf(cols), product);
+    }
+    if (col >= packed_end_) {
+      packed_begin_ = col;
+      packed_end_ = std::min(block_.col_end, col + kPanels * kStripSide);
+      PackRightStrips({b, true}, depth_.terms(), col, packed_end_ - col, strip, memory_);
+      PrefetchNext(packed_end_, std::min(kPanels * kStripSide, block_.col_end - packed_end_),
+                   (packed_end_ - col + kStripSide - 1) / kStripSide);
+    }
+    product.right = memory_ + (col - packed_begin_) / kStripSide * strip;
+    product.right_tiles = TilesOf(cols);
+  }
+
+ private:
+  // Columns [col, col + cols) in memory, of a tree's depth the first run, while `panels` panels are
+  // multiplied.
+  void PrefetchNext(int64_t col, int64_t cols, int64_t panels) {
+    if (cols <= 0 || depth_.runs == 0) return;
+    const MatrixView<const BFloat16>& b = problem_.b;
+    const TermRun& run = depth_.run[0];
+    if (problem_.b_layout == Layout::kPlain) {
+      return Prefetch(b.row(run.k) + col, run.terms, cols, b.stride(), panels);
+    }
+    Prefetch(b.row(col) + run.k, cols, run.terms, b.stride(), panels);
+  }
+  void Prefetch(const BFloat16* data, int64_t rows, int64_t cols, int64_t stride, int64_t panels) {
+    constexpr int64_t kBytes = sizeof(BFloat16);
+    const int64_t strips = (block_.row_end - block_.row_begin + kStripSide - 1) / kStripSide;
+    ahead = {data, rows, cols * kBytes, stride * kBytes,
+             panels * strips * depth_.steps * Prefetcher::kSteps};
+  }
+  static void SetLeft(const BFloat16* packed, int64_t tiles, StripProduct& product) {
+    product.left = packed;
+    product.left_tiles = tiles;
+    product.left_row = kTerms;
+    product.left_tile = kTileElements;
+    product.left_step = tiles * kTileElements;
+  }
+
+  const Problem<BFloat16, TOut>& problem_;
+  const Block& block_;
+  const DepthBlock& depth_;
+  BFloat16* memory_;
+  bool reads_in_place_;
+  int64_t packed_begin_ = 0, packed_end_ = 0;
+};
 
 template <class TOut>
 void RunDepth(const Problem<BFloat16, TOut>& problem, const Block& block, const DepthBlock& depth,
               const TileSlot& slot, bool cuts_sums, TallyLanes& tally) {
-  const bool b_is_left = IsLeft(problem), in_place = problem.b_layout == Layout::kStrips;
+  const bool b_is_left = IsLeft(problem);
   const Operand a = {problem.a, problem.a_layout == Layout::kTransposed};
-  const Operand b = {problem.b, problem.b_layout == Layout::kPlain};
-  const TileSums32<TOut> output(problem, slot);
+  const TileOutput<TOut> output(problem, slot);
   const int64_t rows = block.row_end - block.row_begin, strip = depth.steps * kTerms;
   for (int64_t i = 0; i < rows; i += kStripSide) {
     PackStripAs(!b_is_left, a, depth.terms(), block.row_begin + i, std::min(kStripSide, rows - i),
                 slot.kept + i * strip);
   }
-  const int64_t row_strips = (rows + kStripSide - 1) / kStripSide;
+  PanelsOfB<TOut> panels(problem, block, depth, slot);
   float* sums = slot.sums;
   for (int64_t col = block.col_begin; col < block.col_end; col += kStripSide) {
     const int64_t cols = std::min(kStripSide, block.col_end - col);
-    const int64_t next = col + kStripSide;
-    const BFloat16* panel = slot.panel;
-    Prefetcher ahead;
-    if (in_place) {
-      panel = problem.b.data() + col * strip;
-      if (next < block.col_end) {
-        ahead = Prefetcher(panel + kStripSide * strip, 1, kStripSide * strip * 2, 0,
-                           row_strips * depth.steps * Prefetcher::kSteps);
-      }
-    } else {
-      PackStripAs(b_is_left, b, depth.terms(), col, cols, slot.panel);
-      ahead = PrefetchStrip(b, depth, next, std::min(kStripSide, block.col_end - next),
-                            row_strips * depth.steps);
-    }
+    StripProduct panel;
+    panels.Set(col, cols, panel);
     for (int64_t i = 0; i < rows; i += kStripSide) {
       const int64_t row = block.row_begin + i, count = std::min(kStripSide, rows - i);
-      const BFloat16* kept = slot.kept + i * strip;
-      StripProduct product = {.left = b_is_left ? panel : kept,
-                              .right = b_is_left ? kept : panel,
-                              .left_tiles = TilesOf(b_is_left ? cols : count),
-                              .right_tiles = TilesOf(b_is_left ? count : cols),
-                              .sums = sums,
-                              .continues = !depth.first};
-      // A strip of packed weights always has two tiles.
-      if (in_place) product.left_tiles = 2;
+      StripProduct product = panel;
+      const BFloat16* const kept = slot.kept + i * strip;
+      if (b_is_left) {
+        product.right = kept;
+        product.right_tiles = TilesOf(count);
+      } else {
+        product.left = kept;
+        product.left_tiles = TilesOf(count);
+        product.left_row = kTerms;
+        product.left_tile = kTileElements;
+        product.left_step = product.left_tiles * kTileElements;
+      }
+      product.sums = sums;
+      product.continues = !depth.first;
       if (depth.first && problem.write == Write::kAdd) {
         output.Load(row, count, col, cols, sums);
         product.continues = true;
@@ -353,9 +237,9 @@ void RunDepth(const Problem<BFloat16, TOut>& problem, const Block& block, const 
       int waiting = 0;
       for (const SumSteps& sum : depth.sums()) {
         product.steps = sum.steps;
-        MultiplyStrips(product, ahead);
-        product.left += product.left_tiles * sum.steps * kTileElements;
-        product.right += product.right_tiles * sum.steps * kTileElements;
+        MultiplyStrips(product, panels.ahead);
+        product.left += sum.steps * product.left_step;
+        product.right += sum.steps * product.right_tiles * kTileElements;
         for (int fold = 0; fold < sum.folds; ++fold) {
           FoldSums(slot.pending + --waiting * kStripSums, sums);
         }
