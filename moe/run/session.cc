@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
 #include "comm/extremes.h"
@@ -25,6 +26,22 @@ std::string Unpack(int64_t packed) {
   char letters[sizeof(packed) + 1] = {};
   std::memcpy(letters, &packed, sizeof(packed));
   return letters;
+}
+
+// The target that stands for all that have the same bits as `target`: AVX2 for what x86 CPUs have
+// beyond it (grouped_gemm.h: products have the same bits on every path).
+absl::string_view SameBits(absl::string_view target) {
+  return absl::StartsWith(target, "AVX3") ? "AVX2" : target;
+}
+
+std::string TargetText(int64_t packed) {
+  const std::string target = Unpack(packed);
+  return target == "AVX2" ? "AVX2 or above" : target;
+}
+
+// "dot", or "auto" for none.
+const char* OrderText(int64_t order) {
+  return order < 0 ? "auto" : NameOf(static_cast<BFloat16Order>(order), kBFloat16OrderWords);
 }
 
 // "sm_90"; empty on the CPU.
@@ -66,12 +83,27 @@ absl::Status CheckMesh(const SessionOptions& options, int ranks) {
 }
 
 absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Stream& stream) {
-  MOE_ASSIGN_OR_RETURN(const auto packed, ExtremesOverRanks({Pack(target)}, world, stream));
+  MOE_ASSIGN_OR_RETURN(const auto packed,
+                       ExtremesOverRanks({Pack(SameBits(target))}, world, stream));
   if (packed[0].same()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("layout-invariant numerics: ranks compute with ", Unpack(packed[0].most),
-                   " and ", Unpack(packed[0].least),
+      absl::StrCat("layout-invariant numerics: ranks compute with ", TargetText(packed[0].most),
+                   " and ", TargetText(packed[0].least),
                    ", expected one target: use machines of one kind, or --numerics fast"));
+}
+
+absl::StatusOr<BFloat16Order> AgreedBFloat16Order(std::optional<BFloat16Order> given,
+                                                  BFloat16Order fastest, Communicator& world,
+                                                  Stream& stream) {
+  const int64_t mine = given.has_value() ? static_cast<int64_t>(*given) : -1;
+  MOE_ASSIGN_OR_RETURN(const auto orders,
+                       ExtremesOverRanks({mine, static_cast<int64_t>(fastest)}, world, stream));
+  if (!orders[0].same()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks were given --bf16-order ", OrderText(orders[0].least), " and ",
+                     OrderText(orders[0].most), ", expected the same on all"));
+  }
+  return given.value_or(static_cast<BFloat16Order>(orders[1].least));
 }
 
 absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, const Communicator& world) {
@@ -101,6 +133,11 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
     return absl::UnimplementedError(absl::StrCat("Session: --tensor-leaves ", options.tensor_leaves,
                                                  " on a CUDA device, expected 1: its products "
                                                  "have no trees yet"));
+  }
+  if (cuda && options.bfloat16_order.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Session: --bf16-order ", NameOf(*options.bfloat16_order, kBFloat16OrderWords),
+                     " on a CUDA device, expected auto: it is an order of products on a CPU"));
   }
   MOE_RETURN_IF_ERROR(CheckMesh(options, world->size()));
   MOE_ASSIGN_OR_RETURN(const Device device, options.cuda_stream != nullptr
@@ -135,6 +172,11 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
   };
   session->stashes_ = StashPool::Create(session->context_);
   session->context_.stashes = session->stashes_.get();
+  MOE_ASSIGN_OR_RETURN(
+      session->context_.gemm.bfloat16_order,
+      AgreedBFloat16Order(options.bfloat16_order,
+                          cuda ? BFloat16Order::kDot : gemm::FastestBFloat16Order(),
+                          session->mesh_->world(), *session->context_.host));
   if (invariant) {
     MOE_ASSIGN_OR_RETURN(const std::string architecture, CudaArchitecture(device));
     for (const std::string& target : {gemm::SimdTargets().front(), architecture}) {

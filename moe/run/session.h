@@ -3,6 +3,7 @@
 #define MOE_MOE_RUN_SESSION_H_
 
 #include <memory>
+#include <optional>
 
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
@@ -12,6 +13,7 @@
 #include "kernels/base/choice.h"
 #include "kernels/base/parallel.h"
 #include "kernels/grouped_gemm/gemm_cublas.h"
+#include "kernels/grouped_gemm/gemm_options.h"
 #include "moe/run/context.h"
 #include "moe/run/stash.h"
 
@@ -35,6 +37,9 @@ struct SessionOptions {
   Numerics numerics = Numerics::kLayoutInvariant;
   // Leaves of products that are trees (GemmTree): 1, 2, 4, 8 or 16; 1 on a CUDA device.
   int tensor_leaves = 1;
+  // Order in which products of bfloat16 add their terms on a CPU; left out: that of
+  // AgreedBFloat16Order. Left out on a CUDA device.
+  std::optional<BFloat16Order> bfloat16_order = {};
   GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // for products on a CUDA device
   bool overlap_exchange = false;  // give the exchange a stream of its own (overlap degree > 1)
   // Number of events that the time line has memory for; 0 = no time line.
@@ -45,9 +50,19 @@ struct SessionOptions {
 // values that fit. kInvalidArgument; kUnimplemented for axes that are not there yet.
 absl::Status CheckMesh(const SessionOptions& options, int ranks);
 
-// kFailedPrecondition unless every rank of `world` names the same target of its kind ("AVX3",
-// "sm_90" ..., at most 8 letters): layout-invariant bits hold on one. Collective, blocks the host.
+// kFailedPrecondition unless every rank of `world` names targets with the same bits, which
+// layout-invariant numerics need: of a GPU its architecture ("sm_90"), of a CPU one of
+// gemm::SimdTargets(). AVX2, AVX-512 and AMX have the same bits, whatever a rank lacks of them.
+// At most 8 letters are compared. Collective, blocks the host.
 absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Stream& stream);
+
+// The order of bfloat16 products on all ranks of `world`: `given`, where the program chose one;
+// otherwise kTile if that is the fastest of every rank, and kDot if it is not. `fastest`: of this
+// rank's CPU. Collective, blocks the host. kInvalidArgument, on every rank, unless all were given
+// the same.
+absl::StatusOr<BFloat16Order> AgreedBFloat16Order(std::optional<BFloat16Order> given,
+                                                  BFloat16Order fastest, Communicator& world,
+                                                  Stream& stream);
 
 // The device that this rank of `world` computes on: its communicator's, otherwise CUDA devices are
 // assigned in turn. kUnimplemented, with the remedy, if there are none.
@@ -58,9 +73,10 @@ absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, const Communicator& world);
 class Session {
  public:
   // Collective over `world`, blocks the host. Errors: those of Mesh::Create, of DeviceOfRank or
-  // DeviceOfCudaStream, and of MakeCublas; in layout-invariant numerics those of
-  // CheckOneTarget; kUnimplemented for several tensor_leaves on a CUDA device; kInvalidArgument for
-  // more tensor ranks than leaves, or than 8.
+  // DeviceOfCudaStream, of AgreedBFloat16Order, and of MakeCublas; in layout-invariant numerics
+  // those of CheckOneTarget; kUnimplemented for several tensor_leaves on a CUDA device;
+  // kInvalidArgument for an order of bfloat16 on one, and for more tensor ranks than leaves, or
+  // than 8.
   static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionOptions& options,
                                                          std::unique_ptr<Communicator> world);
 

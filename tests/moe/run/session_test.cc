@@ -1,8 +1,10 @@
 // Session: what ranks must agree on before they run together.
 #include "moe/run/session.h"
 
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
@@ -21,20 +23,97 @@ namespace {
 using enum absl::StatusCode;
 using testing::StatusIs;
 
-TEST(SessionTest, RanksOfOneSimdTargetAgree) {
-  testing::RunLocalRanks(3, [](std::unique_ptr<Communicator> world) {
-    return CheckOneTarget("AVX3", *world, *MakeInlineStream());
-  });
+// CheckOneTarget of ranks with these targets, on every rank.
+std::vector<absl::Status> CheckTargets(const std::vector<const char*>& targets) {
+  std::vector<absl::Status> statuses(targets.size());
+  testing::RunLocalRanks(
+      static_cast<int>(targets.size()), [&](std::unique_ptr<Communicator> world) {
+        const int rank = world->rank();
+        statuses[rank] = CheckOneTarget(targets[rank], *world, *MakeInlineStream());
+        return absl::OkStatus();
+      });
+  return statuses;
 }
 
-TEST(SessionTest, AMixOfSimdTargetsIsRefusedOnEveryRankByName) {
-  testing::RunLocalRanks(3, [](std::unique_ptr<Communicator> world) {
-    const auto stream = MakeInlineStream();
-    const absl::Status status =
-        CheckOneTarget(world->rank() == 1 ? "AVX2" : "AVX3", *world, *stream);
-    EXPECT_EQ(status.code(), kFailedPrecondition);
-    EXPECT_THAT(std::string(status.message()),
-                ::testing::AllOf(::testing::HasSubstr("AVX2"), ::testing::HasSubstr("AVX3")));
+TEST(SessionTest, RanksOfOneTargetAgree) {
+  for (const char* const target : {"AVX3_AMX", "AVX2", "NEON", "EMU128", "sm_90"}) {
+    for (const absl::Status& status : CheckTargets({target, target, target})) {
+      EXPECT_TRUE(status.ok()) << target << ": " << status;
+    }
+  }
+}
+
+TEST(SessionTest, RanksMayLackWhatOtherRanksHaveBeyondAVX2) {
+  for (const absl::Status& status : CheckTargets({"AVX3", "AVX3_AMX", "AVX2", "AVX3_BF16"})) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(SessionTest, AMixOfTargetsWithOtherBitsIsRefusedOnEveryRankByName) {
+  const std::pair<const char*, const char*> mixes[] = {
+      {"AVX2", "EMU128"}, {"AVX2", "NEON"}, {"sm_80", "sm_90"}};
+  for (const auto& [one, other] : mixes) {
+    for (const absl::Status& status : CheckTargets({one, other, one})) {
+      EXPECT_THAT(status, StatusIs(kFailedPrecondition, one));
+      EXPECT_THAT(status, StatusIs(kFailedPrecondition, other));
+    }
+  }
+}
+
+struct OrderOfRank {
+  std::optional<BFloat16Order> given;
+  BFloat16Order fastest;
+};
+
+// AgreedBFloat16Order of such ranks, on every rank.
+std::vector<absl::StatusOr<BFloat16Order>> AgreedOrders(const std::vector<OrderOfRank>& ranks) {
+  std::vector<absl::StatusOr<BFloat16Order>> agreed(ranks.size());
+  testing::RunLocalRanks(static_cast<int>(ranks.size()), [&](std::unique_ptr<Communicator> world) {
+    const int rank = world->rank();
+    agreed[rank] =
+        AgreedBFloat16Order(ranks[rank].given, ranks[rank].fastest, *world, *MakeInlineStream());
+    return absl::OkStatus();
+  });
+  return agreed;
+}
+
+TEST(SessionTest, ProductsOfBFloat16AreInTilesWhereTheseAreTheFastestOfEveryRank) {
+  using enum BFloat16Order;
+  const OrderOfRank tile = {std::nullopt, kTile}, dot = {std::nullopt, kDot};
+  for (const auto& order : AgreedOrders({tile, tile, tile})) EXPECT_EQ(order.value(), kTile);
+  for (const auto& order : AgreedOrders({tile, tile, dot})) EXPECT_EQ(order.value(), kDot);
+  for (const auto& order : AgreedOrders({dot, dot})) EXPECT_EQ(order.value(), kDot);
+}
+
+TEST(SessionTest, AGivenOrderOfBFloat16IsTakenWhateverIsFast) {
+  for (const auto given : {BFloat16Order::kDot, BFloat16Order::kTile}) {
+    for (const auto& order :
+         AgreedOrders({{given, BFloat16Order::kTile}, {given, BFloat16Order::kDot}})) {
+      EXPECT_EQ(order.value(), given);
+    }
+    testing::RunSessions(2, {.bfloat16_order = given}, [&](Session& session) {
+      EXPECT_EQ(session.context().gemm.bfloat16_order, given);
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(SessionTest, RanksThatWereGivenDifferentOrdersAreRefusedByName) {
+  using enum BFloat16Order;
+  for (const auto& order : AgreedOrders({{kTile, kDot}, {std::nullopt, kDot}})) {
+    EXPECT_THAT(order.status(), StatusIs(kInvalidArgument, "--bf16-order auto and tile"));
+  }
+  for (const auto& order : AgreedOrders({{kTile, kDot}, {kDot, kDot}, {kTile, kTile}})) {
+    EXPECT_THAT(order.status(), StatusIs(kInvalidArgument, "--bf16-order dot and tile"));
+  }
+}
+
+TEST(SessionTest, ACudaDeviceHasNoOrderOfBFloat16) {
+  testing::RunLocalRanks(1, [](std::unique_ptr<Communicator> world) {
+    EXPECT_THAT(
+        Session::Create({.device = DeviceKind::kCuda, .bfloat16_order = BFloat16Order::kTile},
+                        std::move(world)),
+        StatusIs(kInvalidArgument, "--bf16-order tile on a CUDA device, expected auto"));
     return absl::OkStatus();
   });
 }
