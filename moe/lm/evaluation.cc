@@ -32,6 +32,7 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const Mod
                        MeanLoss<T>(config, text, report.sequences, trainer, *model, totals));
   report.seconds = SecondsSince(start_ns);
   report.tokens = report.sequences * config.sequence_length;
+  report.bfloat16_order = trainer.bfloat16_order();
   MOE_RETURN_IF_ERROR(
       context.mesh->world().AllReduce<double>({&report.seconds, 1}, ReduceOp::kMax, *context.host,
                                               {.name = "validation", .step = weights.step}));

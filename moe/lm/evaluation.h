@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -54,7 +55,8 @@ absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, in
 struct EvaluationReport {
   float loss = 0;  // mean, nats per token
   int64_t sequences = 0, tokens = 0;
-  double seconds = 0;  // without the model's loading; the slowest rank's
+  double seconds = 0;                           // without the model's loading; the slowest rank's
+  std::optional<BFloat16Order> bfloat16_order;  // as TrainReport's
 };
 
 // The loss of at most config.evaluation.sequences sequences of a part of `corpus`, with `weights`

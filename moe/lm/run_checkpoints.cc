@@ -54,6 +54,22 @@ absl::StatusOr<GridUnit::State> GridUnitOf(const CheckpointReader& reader) {
   return GridUnit::State{.log2 = static_cast<int>(*log2), .settled = *settled != 0};
 }
 
+// The order in the checkpoint that `checkpoints` names; none also where it cannot be read, which
+// Resume reports.
+std::optional<BFloat16Order> StoredOrder(const TrainCheckpoints& checkpoints) {
+  std::string path = checkpoints.path;
+  if (checkpoints.resume == TrainCheckpoints::Resume::kAuto) {
+    const auto found = FindCheckpoint(checkpoints.folder);
+    if (!found.ok()) return std::nullopt;
+    path = found->path;
+  }
+  if (path.empty()) return std::nullopt;
+  const auto reader = CheckpointReader::Open(path);
+  if (!reader.ok()) return std::nullopt;
+  const auto stored = StoredConfig(reader->manifest().sections);
+  return stored.ok() ? stored->trainer.session.bfloat16_order : std::nullopt;
+}
+
 absl::StatusOr<Progress> ProgressOf(const CheckpointReader& reader) {
   const CheckpointSections& sections = reader.manifest().sections;
   const Json trainer = Json::parse(sections.trainer, nullptr, false);
@@ -265,6 +281,21 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::
           .data = SettingsJson(settings, SettingKind::kData),
           .written_by = writer.dump(),
           .hash = "{}"};
+}
+
+absl::StatusOr<std::optional<BFloat16Order>> BFloat16OrderOf(const TrainConfig& config,
+                                                             Communicator& world) {
+  std::optional<BFloat16Order> order = config.trainer.session.bfloat16_order;
+  if (order.has_value() || !HasBFloat16Order(config.trainer)) return order;
+  const auto stream = MakeInlineStream();
+  if (config.checkpoints.resume != TrainCheckpoints::Resume::kNone) {
+    if (world.rank() == 0) order = StoredOrder(config.checkpoints);
+    int64_t stored = order.has_value() ? static_cast<int64_t>(*order) : -1;
+    MOE_RETURN_IF_ERROR(world.Broadcast<int64_t>({&stored, 1}, 0, *stream, kResuming));
+    MOE_RETURN_IF_ERROR(stream->Synchronize());
+    if (stored >= 0) return static_cast<BFloat16Order>(stored);
+  }
+  return AgreedBFloat16Order(std::nullopt, gemm::FastestBFloat16Order(), world, *stream);
 }
 
 absl::StatusOr<ResumedRun> Resume(const TrainConfig& config,

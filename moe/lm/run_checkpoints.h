@@ -28,6 +28,14 @@ namespace moe::lm {
 CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::string& run,
                             int64_t steps_taken, const LossScaler* scaler, const Trainer& trainer);
 
+// The order of bfloat16 products of a run: the one that `config` chooses; otherwise that of the
+// checkpoint from which the run resumes; otherwise that of AgreedBFloat16Order. None where the run
+// has no such products. Where the data of that checkpoint turn out to be damaged, and the one
+// before it has another order, Resume refuses the difference. Collective over `world`, blocks the
+// host; the same on every rank. Errors: those of the communicator.
+absl::StatusOr<std::optional<BFloat16Order>> BFloat16OrderOf(const TrainConfig& config,
+                                                             Communicator& world);
+
 struct ResumedRun {
   int64_t step = 0;           // step of the checkpoint; 0: there is none to resume from
   GridUnit::State grid_unit;  // state of the exact grid's unit

@@ -198,6 +198,7 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
       CheckDivides("--ep", ep, ranks / stages, stages == 1 ? "ranks" : "ranks of a stage"));
   MOE_RETURN_IF_ERROR(AtLeast(1, "--tp", config.trainer.session.mesh.tensor));
   MOE_RETURN_IF_ERROR(CheckMesh(config.trainer.session, ranks));
+  MOE_RETURN_IF_ERROR(CheckBFloat16Order(config.trainer));
   const DispatcherOptions& dispatcher = config.model.moe.dispatcher;
   if (dispatcher.algorithm == DispatchAlgorithm::kHierarchical && dispatcher.node_size != 0 &&
       (dispatcher.node_size < 0 || ep % dispatcher.node_size != 0)) {

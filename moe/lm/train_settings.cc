@@ -106,6 +106,8 @@ Rows UseRows(TransformerConfig& model) {
 Rows RunRows(TrainConfig& config) {
   TrainerOptions& trainer = config.trainer;
   SessionOptions& session = trainer.session;
+  const char* const older_order =
+      HasBFloat16Order(trainer) ? NameOf(BFloat16Order::kDot, kBFloat16OrderWords) : kLeftOut;
   return {
       {"--expert-model-parallel-size", kLayout, &session.mesh.expert},
       {"--tensor-model-parallel-size", kLayout, &session.mesh.tensor, kOne},
@@ -118,6 +120,7 @@ Rows RunRows(TrainConfig& config) {
       {"--dtype", kNumerics, &trainer.dtype},
       {"--numerics", kNumerics, EnumField(&session.numerics, kNumericsWords)},
       {"--tensor-leaves", kNumerics, &session.tensor_leaves},
+      {"--bf16-order", kNumerics, &session.bfloat16_order, older_order},
       {"--grid-unit-log2", kNumerics, &trainer.unit_log2, kLeftOut},
       {"--grouped-gemm", kNumerics, EnumField(&session.grouped_gemm, kGroupedGemmWords)},
       {"--seq-length", kNumerics, &config.sequence_length},

@@ -15,7 +15,8 @@ inline constexpr char kNumericsVersionName[] = "version of the numerics";
 
 // Every setting of `config`, which outlives the rows, except what neither results nor exchanges
 // between ranks depend on (threads, packed weights), and records and traces (CheckRecords). The
-// `before` of attention's heads follows from `config` as it is at the call.
+// `before` of attention's heads and of the order of bfloat16 follows from `config` as it is at the
+// call.
 SettingRows RowsOf(TrainConfig& config);
 
 // The rows of one MoE layer alone.

@@ -403,6 +403,7 @@ absl::Status TrainingLoop<T>::Finish() {
   MOE_ASSIGN_OR_RETURN(report_.parameters_total,
                        CountParameters(trainer_.parameters(), context_, site));
   report_.parameters_active = ActiveParameters();
+  report_.bfloat16_order = trainer_.bfloat16_order();
   return SumBytes(site);
 }
 
@@ -465,12 +466,14 @@ absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& cor
 
 }  // namespace
 
-absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
+absl::StatusOr<TrainReport> Train(const TrainConfig& given, const Corpus& corpus,
                                   std::unique_ptr<Communicator> world, const TrainHooks& hooks) {
   // First, so that what follows fails on every rank or on none.
+  MOE_RETURN_IF_ERROR(CheckAgreement(SettingsOf(given, corpus), *world));
+  MOE_RETURN_IF_ERROR(ValidateTrainConfig(given, world->size()));
+  TrainConfig config = given;
+  MOE_ASSIGN_OR_RETURN(config.trainer.session.bfloat16_order, BFloat16OrderOf(given, *world));
   const std::vector<RunSetting> settings = SettingsOf(config, corpus);
-  MOE_RETURN_IF_ERROR(CheckAgreement(settings, *world));
-  MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckTextLength(config, corpus));
   MOE_RETURN_IF_ERROR(CheckTraceSteps(config));
   MOE_ASSIGN_OR_RETURN(const auto trainer, CreateTrainer(config, std::move(world)));

@@ -116,6 +116,8 @@ struct TrainReport {
   std::string grid_loss_tensor;
   int64_t grid_loss_step = 0;
   std::optional<int> grid_unit_log2;  // unit of the exact grid after the last step; none in fast
+  // Order of bfloat16 products; none where the run has none on a CPU.
+  std::optional<BFloat16Order> bfloat16_order;
   uint64_t weights_xxh3 = 0;
   int64_t parameters_total = 0;   // over all experts, replicas counted once
   int64_t parameters_active = 0;  // used by one token
@@ -151,11 +153,11 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks);
 // Collective over `world`; returns the same report on every rank. kInvalidArgument, on every rank,
 // unless: all ranks have the same text and settings (CheckAgreement), the same choice to record and
 // trace, and rank 0 has the hooks for it; a checkpoint to resume from is of this model and, without
-// allow_numerics_change, of these numerics; all ranks see one folder to save to, which no other run
-// holds. kNotFound: there is no such checkpoint. kDataLoss: the loss or the gradients are not
-// finite, or copies of a weight differ (the same status on all ranks). Errors with a FileFault
-// (moe/io/file.h): checkpoints that are damaged or cannot be written. Otherwise errors of the
-// communicator.
+// allow_numerics_change, of these numerics (an order of bfloat16 products that `config` leaves out
+// is the checkpoint's); all ranks see one folder to save to, which no other run holds. kNotFound:
+// there is no such checkpoint. kDataLoss: the loss or the gradients are not finite, or copies of a
+// weight differ (the same status on all ranks). Errors with a FileFault (moe/io/file.h):
+// checkpoints that are damaged or cannot be written. Otherwise errors of the communicator.
 absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
                                   std::unique_ptr<Communicator> world, const TrainHooks& hooks);
 

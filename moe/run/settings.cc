@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <iterator>
 #include <type_traits>
 
 #include <absl/strings/numbers.h>
@@ -32,6 +31,9 @@ std::string ValueText(const std::string& value) {
 std::string ValueText(const DType& value) {
   return NameOf(value);
 }
+std::string ValueText(const BFloat16Order& value) {
+  return NameOf(value, kBFloat16OrderWords);
+}
 std::string ValueText(const std::vector<int32_t>& value) {
   return absl::StrJoin(value, ",");
 }
@@ -58,13 +60,17 @@ bool ParseValue(const std::string& text, std::string& value) {
   value = text;
   return true;
 }
+template <typename E, size_t N>
+bool ParseWord(const std::string& text, const Choice<E> (&words)[N], E& value) {
+  const std::optional<E> found = ValueOf(text, words);
+  if (found.has_value()) value = *found;
+  return found.has_value();
+}
 bool ParseValue(const std::string& text, DType& value) {
-  const auto* const found =
-      std::find_if(std::begin(kStorageTypeWords), std::end(kStorageTypeWords),
-                   [&](const Choice<DType>& choice) { return text == choice.word; });
-  if (found == std::end(kStorageTypeWords)) return false;
-  value = found->value;
-  return true;
+  return ParseWord(text, kStorageTypeWords, value);
+}
+bool ParseValue(const std::string& text, BFloat16Order& value) {
+  return ParseWord(text, kBFloat16OrderWords, value);
 }
 bool ParseValue(const std::string& text, std::vector<int32_t>& value) {
   value.clear();

@@ -15,6 +15,7 @@
 
 #include "kernels/base/choice.h"
 #include "kernels/base/dtype.h"
+#include "kernels/grouped_gemm/gemm_options.h"
 
 namespace moe {
 
@@ -47,14 +48,15 @@ struct GivenField {
 };
 
 // The place of a value. A const int is the program's own: reading accepts any number and keeps it.
-using Field = std::variant<bool*, int*, const int*, int64_t*, uint64_t*, float*, double*,
-                           std::string*, DType*, std::vector<int32_t>*, std::optional<bool>*,
-                           std::optional<int>*, std::optional<int64_t>*, std::optional<float>*,
-                           std::optional<double>*, EnumField, GivenField>;
+using Field =
+    std::variant<bool*, int*, const int*, int64_t*, uint64_t*, float*, double*, std::string*,
+                 DType*, std::vector<int32_t>*, std::optional<bool>*, std::optional<int>*,
+                 std::optional<int64_t>*, std::optional<float>*, std::optional<double>*,
+                 std::optional<BFloat16Order>*, EnumField, GivenField>;
 
 // The text in files and comparisons: whole numbers in decimal (unsigned ones as signed),
-// enumerations as their number, a DType as its name, real numbers in hexadecimal, an optional value
-// that is left out as -1.
+// enumerations as their number, a DType and a BFloat16Order as its name, real numbers in
+// hexadecimal, an optional value that is left out as -1.
 std::string FieldText(const Field& field);
 // Sets the field to the value of such a text; false if it is none, and the field is then undefined.
 bool SetField(const Field& field, const std::string& text);

@@ -15,16 +15,6 @@
 
 namespace moe {
 
-PipelineShape PipelineOf(const TrainerOptions& options) {
-  PipelineShape shape = {.schedule = options.pipeline_schedule,
-                         .stages = options.session.mesh.pipeline,
-                         .chunks = options.pipeline_chunks};
-  if (shape.chunks > 1 && shape.schedule == ScheduleKind::k1F1B) {
-    shape.schedule = ScheduleKind::kInterleaved;
-  }
-  return shape;
-}
-
 Trainer::Trainer(const TrainerOptions& options, std::unique_ptr<Session> session)
     : options_(options),
       session_(std::move(session)),
@@ -37,12 +27,18 @@ Trainer::Trainer(const TrainerOptions& options, std::unique_ptr<Session> session
   if (placement_.weights == Holding::kPart) store_.set_deferred();
 }
 
+std::optional<BFloat16Order> Trainer::bfloat16_order() const {
+  if (!HasBFloat16Order(options_)) return std::nullopt;
+  return context().gemm.bfloat16_order;
+}
+
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& options,
                                                          std::unique_ptr<Communicator> world) {
   if (options.micro_batches < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("Trainer: micro_batches is ", options.micro_batches, ", expected >= 0"));
   }
+  MOE_RETURN_IF_ERROR(CheckBFloat16Order(options));
   if (options.offload.optimizer != OffloadTo::kNone &&
       options.session.device == DeviceKind::kCuda) {
     return absl::UnimplementedError(

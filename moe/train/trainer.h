@@ -52,6 +52,12 @@ struct TrainerOptions {
 // The pipeline of these options: 1F1B over several chunks is interleaved.
 PipelineShape PipelineOf(const TrainerOptions& options);
 
+// Whether products of bfloat16 run on a CPU, where they have an order.
+bool HasBFloat16Order(const TrainerOptions& options);
+
+// kInvalidArgument, naming flags, for an order of products that the trainer does not have.
+absl::Status CheckBFloat16Order(const TrainerOptions& options);
+
 class Trainer;
 
 // A layer of a trainer without its type, for bindings to other languages and frameworks. Its rows
@@ -162,13 +168,16 @@ class TrainedLayer final : public TrainedLayerBase {
 // One thread at a time.
 class Trainer {
  public:
-  // Collective over `world`, blocks the host. Errors: those of Session::Create; kInvalidArgument
-  // for micro_batches < 0, kUnimplemented for an offload from a CUDA device.
+  // Collective over `world`, blocks the host. Errors: those of Session::Create and of
+  // CheckBFloat16Order; kInvalidArgument for micro_batches < 0, kUnimplemented for an offload from
+  // a CUDA device.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(const TrainerOptions& options,
                                                          std::unique_ptr<Communicator> world);
   ~Trainer();
 
   const TrainerOptions& options() const { return options_; }
+  // The order of products of bfloat16; none unless HasBFloat16Order.
+  std::optional<BFloat16Order> bfloat16_order() const;
   Session& session() { return *session_; }
   const Context& context() const { return session_->context(); }
   // For layers of the caller's own: a parameter whose gradient is what AddGradient received before

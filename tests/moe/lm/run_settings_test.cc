@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,8 @@ TEST(RunSettings, AStoredCheckpointIsReadAndWrittenByteForByte) {
   const CheckpointSections stored = {
       .numerics =
           R"({"version_of_the_numerics":"3","device":"0","dtype":"f16","numerics":"1",)"
-          R"("tensor_leaves":"2","grid_unit_log2":"-60","grouped_gemm":"0","seq_length":"16",)"
+          R"("tensor_leaves":"2","bf16_order":"-1","grid_unit_log2":"-60","grouped_gemm":"0",)"
+          R"("seq_length":"16",)"
           R"("micro_batch_size":"2","micro_batches":"3"})",
       .model = R"({"router":"topk","vocab_size":"256","hidden_size":"32","num_layers":"2",)"
                R"("num_attention_heads":"4","num_query_groups":"2","kv_channels":"16",)"
@@ -93,6 +95,68 @@ TEST(RunSettings, HeadsThatWereNotStoredFollowFromTheCheckpointsOwn) {
                           .value();
   EXPECT_EQ(stored.model.num_query_groups, 6);
   EXPECT_EQ(stored.model.kv_channels, 16);
+}
+
+// The numerics of a run of this type and order, as a checkpoint has them, and as one of a program
+// that knew no orders has them.
+struct StoredNumerics {
+  CheckpointSections now, older;
+};
+StoredNumerics NumericsOf(DType dtype, std::optional<BFloat16Order> order) {
+  TrainConfig config;
+  config.trainer.dtype = dtype;
+  config.trainer.session.bfloat16_order = order;
+  const std::vector<RunSetting> settings = SettingsOf(config, {});
+  const CheckpointSections now = {.numerics = SettingsJson(settings, SettingKind::kNumerics),
+                                  .model = SettingsJson(settings, SettingKind::kModel),
+                                  .trainer = SettingsJson(settings, SettingKind::kTrainer)};
+  StoredNumerics stored = {now, now};
+  for (const char* const text : {"dot", "tile", "-1"}) {
+    stored.older.numerics = absl::StrReplaceAll(
+        stored.older.numerics, {{absl::StrCat(R"("bf16_order":")", text, "\","), ""}});
+  }
+  return stored;
+}
+
+std::optional<BFloat16Order> OrderIn(const CheckpointSections& sections) {
+  return StoredConfig(sections).value().trainer.session.bfloat16_order;
+}
+
+TEST(RunSettings, AnOrderOfBFloat16IsStoredByNameAndDotWhereItWasNotStored) {
+  const StoredNumerics tile = NumericsOf(DType::kBFloat16, BFloat16Order::kTile);
+  EXPECT_THAT(tile.now.numerics, HasSubstr(R"("bf16_order":"tile")"));
+  EXPECT_EQ(OrderIn(tile.now), BFloat16Order::kTile);
+  EXPECT_THAT(tile.older.numerics, Not(HasSubstr("bf16_order")));
+  EXPECT_EQ(OrderIn(tile.older), BFloat16Order::kDot);
+  for (const DType other : {DType::kFloat32, DType::kFloat16}) {
+    const StoredNumerics none = NumericsOf(other, std::nullopt);
+    EXPECT_EQ(OrderIn(none.now), std::nullopt);
+    EXPECT_EQ(OrderIn(none.older), std::nullopt);
+  }
+  CheckpointSections wrong = tile.now;
+  wrong.numerics = absl::StrReplaceAll(wrong.numerics, {{R"("tile")", R"("tale")"}});
+  EXPECT_EQ(StoredConfig(wrong).status().message(), "the checkpoint does not say bf16_order");
+}
+
+TEST(RunSettings, AnotherOrderOfBFloat16IsAnotherIdentity) {
+  const auto differences = [](std::optional<BFloat16Order> order, const CheckpointSections& stored,
+                              DType dtype) {
+    TrainConfig config;
+    config.trainer.dtype = dtype;
+    config.trainer.session.bfloat16_order = order;
+    return Differences(SettingsOf(config, {}), SettingKind::kNumerics, stored.numerics);
+  };
+  constexpr DType kType = DType::kBFloat16;
+  const StoredNumerics dot = NumericsOf(kType, BFloat16Order::kDot);
+  for (const CheckpointSections& stored : {dot.now, dot.older}) {
+    EXPECT_THAT(differences(BFloat16Order::kDot, stored, kType), ::testing::IsEmpty());
+    EXPECT_THAT(differences(BFloat16Order::kTile, stored, kType),
+                ::testing::ElementsAre("--bf16-order is tile, dot in the checkpoint"));
+  }
+  const StoredNumerics none = NumericsOf(DType::kFloat32, std::nullopt);
+  for (const CheckpointSections& stored : {none.now, none.older}) {
+    EXPECT_THAT(differences(std::nullopt, stored, DType::kFloat32), ::testing::IsEmpty());
+  }
 }
 
 TEST(RunSettings, AValueThatAnEnumerationDoesNotHaveIsMalformed) {

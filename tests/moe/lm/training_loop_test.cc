@@ -344,6 +344,8 @@ TEST(TrainerTest, RanksWithDifferentSettingsAreRefusedOnAllByFlagAndRanks) {
   expect("--dtype", [](TrainConfig& c) { c.trainer.dtype = DType::kBFloat16; });
   expect("--numerics", [](TrainConfig& c) { c.trainer.session.numerics = Numerics::kFast; });
   expect("--tensor-leaves", [](TrainConfig& c) { c.trainer.session.tensor_leaves = 2; });
+  expect("--bf16-order",
+         [](TrainConfig& c) { c.trainer.session.bfloat16_order = BFloat16Order::kTile; });
   expect("--grid-unit-log2", [](TrainConfig& c) { c.trainer.unit_log2 = -60; });
   expect("--router", [](TrainConfig& c) { c.model.moe.router.gate = "qwen3"; });
   expect("--moe-router-topk", [](TrainConfig& c) { c.model.moe.router.top_k = 1; });
