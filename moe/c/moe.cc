@@ -114,6 +114,12 @@ absl::Status CreateTrainer(const moe_trainer_options& given, std::unique_ptr<Com
     options.session.device = DeviceKind::kCuda;
   }
   if (given.numerics == MOE_FAST) options.session.numerics = Numerics::kFast;
+  if (given.bf16_order < MOE_BF16_AUTO || given.bf16_order > MOE_BF16_TILE) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "moe_trainer_create: bf16_order ", given.bf16_order, ", expected a moe_bf16_order"));
+  }
+  if (given.bf16_order == MOE_BF16_DOT) options.session.bfloat16_order = BFloat16Order::kDot;
+  if (given.bf16_order == MOE_BF16_TILE) options.session.bfloat16_order = BFloat16Order::kTile;
   if (given.grid_unit_log2 != 0) options.unit_log2 = given.grid_unit_log2;
   TakeOrOff(given.clip_grad, options.optimizer.clip_grad);
   TakeOrOff(given.weight_decay, options.optimizer.weight_decay);
@@ -285,6 +291,12 @@ double moe_grid_loss(const moe_trainer* trainer, const char** tensor) {
 
 int moe_grid_unit_log2(const moe_trainer* trainer) {
   return moe::Of(trainer).grid_unit().log2;
+}
+
+moe_bf16_order moe_trainer_bf16_order(const moe_trainer* trainer) {
+  const auto order = moe::Of(trainer).bfloat16_order();
+  if (!order.has_value()) return MOE_BF16_AUTO;
+  return *order == moe::BFloat16Order::kTile ? MOE_BF16_TILE : MOE_BF16_DOT;
 }
 
 int64_t moe_parameter_count(const moe_trainer* trainer) {

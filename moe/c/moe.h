@@ -57,6 +57,9 @@ void moe_world_free(moe_world* world); /* may be null */
  * moe_refresh return when their work is in the stream; all else is memory of the host. */
 typedef enum moe_dtype { MOE_FLOAT32 = 0, MOE_BFLOAT16, MOE_FLOAT16 } moe_dtype;
 typedef enum moe_numerics { MOE_LAYOUT_INVARIANT = 0, MOE_FAST } moe_numerics;
+/* The order in which products of bfloat16 add their terms on a CPU (docs/bf16.md). Auto is tile
+ * where every rank has AMX, else dot. */
+typedef enum moe_bf16_order { MOE_BF16_AUTO = 0, MOE_BF16_DOT, MOE_BF16_TILE } moe_bf16_order;
 
 /* A field that is 0 has the value in brackets. */
 typedef struct moe_trainer_options {
@@ -74,6 +77,9 @@ typedef struct moe_trainer_options {
   /* log2 of the unit of the exact grid on which gradients add up: what moe_grid_unit_log2 said
    * where a run goes on [from the gradients] */
   int grid_unit_log2;
+  /* The same on all ranks: what moe_trainer_bf16_order said where a run goes on [auto]. Of
+   * MOE_BFLOAT16 on a CPU alone */
+  moe_bf16_order bf16_order;
 } moe_trainer_options;
 
 typedef struct moe_trainer moe_trainer;
@@ -152,6 +158,8 @@ moe_code moe_end_step(moe_trainer* trainer);
 double moe_grid_loss(const moe_trainer* trainer, const char** tensor);
 /* In the steps to come. */
 int moe_grid_unit_log2(const moe_trainer* trainer);
+/* MOE_BF16_AUTO where the trainer has no products of bfloat16 on a CPU. */
+moe_bf16_order moe_trainer_bf16_order(const moe_trainer* trainer);
 
 /* ---- Weights that this rank holds, of all layers. The set is fixed from the first step on. */
 typedef struct moe_parameter {

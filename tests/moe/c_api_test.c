@@ -139,7 +139,14 @@ static void SaysWhatItRefuses(void) {
   options.dtype = MOE_FLOAT16 + 1;
   CHECK_REFUSED(moe_trainer_create(&options, NULL, &trainer), MOE_INVALID_ARGUMENT, "dtype 3");
   options.dtype = MOE_FLOAT32;
+  options.bf16_order = MOE_BF16_TILE + 1;
+  CHECK_REFUSED(moe_trainer_create(&options, NULL, &trainer), MOE_INVALID_ARGUMENT, "bf16_order 3");
+  options.bf16_order = MOE_BF16_TILE;
+  CHECK_REFUSED(moe_trainer_create(&options, NULL, &trainer), MOE_INVALID_ARGUMENT,
+                "--bf16-order is tile with --dtype f32, expected auto");
+  options.bf16_order = MOE_BF16_AUTO;
   CHECK_OK(moe_trainer_create(&options, NULL, &trainer));
+  CHECK(moe_trainer_bf16_order(trainer) == MOE_BF16_AUTO);
   moe_layer_config config = kLayer;
   config.top_k = 5;
   CHECK_REFUSED(moe_layer_create(trainer, "", &config, &layer), MOE_INVALID_ARGUMENT, "top_k");
@@ -223,6 +230,19 @@ static void RunsALoadedLayerIn16Bits(const char* folder) {
   const double expected = 6 * 0.5 * 2 * 2 / (1 + exp(-2));
   CHECK(fabs(result - expected) < 0.02 * expected);
   moe_trainer_free(trainer);
+}
+
+/* The order that was chosen, or the one that ranks agree on, which a run that goes on gives. */
+static void TellsTheOrderOfBFloat16(void) {
+  for (moe_bf16_order given = MOE_BF16_AUTO; given <= MOE_BF16_TILE; ++given) {
+    moe_trainer* trainer = NULL;
+    const moe_trainer_options options = {.dtype = MOE_BFLOAT16, .bf16_order = given};
+    CHECK_OK(moe_trainer_create(&options, NULL, &trainer));
+    const moe_bf16_order order = moe_trainer_bf16_order(trainer);
+    CHECK(given == MOE_BF16_AUTO ? order == MOE_BF16_DOT || order == MOE_BF16_TILE
+                                 : order == given);
+    moe_trainer_free(trainer);
+  }
 }
 
 /* What layers read of a master that the program has changed. */
@@ -361,6 +381,7 @@ int main(int argc, char** argv) {
     TellsOfWeightsThatAreNotFinite();
     SaysWhatItRefuses();
     RunsALoadedLayerIn16Bits(argv[1]);
+    TellsTheOrderOfBFloat16();
     ReadsWhatIsRefreshed();
     return 0;
   }
