@@ -9,7 +9,9 @@
 #include <absl/strings/str_join.h>
 #include <fmt/format.h>
 
+#include "kernels/base/choice.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
@@ -80,6 +82,40 @@ Finding Simd(const MachineFacts& f) {
     finding.remedy = "use a processor with AVX2, AVX-512 or NEON; expect a tenth of the speed";
   }
   return finding;
+}
+
+// Products of bfloat16: on AMX tiles, or why not.
+Finding BFloat16Products(const MachineFacts& f) {
+  const std::string automatic =
+      absl::StrCat("--bf16-order auto is ", NameOf(f.fastest_order, kBFloat16OrderWords));
+  if (f.uses_amx) {
+    return {.subject = "bf16", .what = absl::StrCat("products on AMX tiles; ", automatic)};
+  }
+  switch (f.amx) {
+    case gemm::AmxState::kReady:
+      return {.verdict = Verdict::kSlow,
+              .subject = "bf16",
+              .what = absl::StrCat("products without AMX tiles, which ", gemm::kSimdVariable,
+                                   " forbids; ", automatic),
+              .remedy = absl::StrCat("unset ", gemm::kSimdVariable)};
+    case gemm::AmxState::kRefused:
+      return {.verdict = Verdict::kSlow,
+              .subject = "bf16",
+              .what = absl::StrCat(
+                  "products without AMX tiles: the processor has them, and the kernel or the "
+                  "container refuses the permission to use them; ",
+                  automatic),
+              .remedy =
+                  "use Linux 5.16 or newer, and a container whose seccomp profile allows "
+                  "arch_prctl(ARCH_REQ_XCOMP_PERM)"};
+    case gemm::AmxState::kNoCpu:
+      break;
+  }
+  return {.verdict = Verdict::kNote,
+          .subject = "bf16",
+          .what = absl::StrCat(
+              "products without AMX tiles, which this processor or its operating system lacks; ",
+              automatic)};
 }
 
 // Cores that may run at once.
@@ -299,8 +335,14 @@ absl::Status Run(const Invocation& invocation) {
 }  // namespace
 
 std::vector<Finding> Diagnose(const MachineFacts& f, int ranks) {
-  std::vector<Finding> findings = {
-      Build(f), CoresForRanks(f, ranks), Load(f, ranks), Simd(f), Caches(f), Memory(f), Mpi(f)};
+  std::vector<Finding> findings = {Build(f),
+                                   CoresForRanks(f, ranks),
+                                   Load(f, ranks),
+                                   Simd(f),
+                                   BFloat16Products(f),
+                                   Caches(f),
+                                   Memory(f),
+                                   Mpi(f)};
   if (!f.linked_mpi.empty()) {
     if (Cores(f) < ranks) findings.push_back(MpiOversubscribed(f, ranks));
     findings.push_back(SharedMemory(f));

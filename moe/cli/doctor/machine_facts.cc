@@ -38,6 +38,9 @@ int64_t KibibytesOf(absl::string_view key) {
 void GatherProcessor(MachineFacts& facts) {
   facts.cpu_model = ProcValue("/proc/cpuinfo", "model name");
   facts.simd_targets = gemm::SimdTargets();
+  facts.amx = gemm::AmxOfThisCpu();
+  facts.uses_amx = gemm::UsesAmx();
+  facts.fastest_order = gemm::FastestBFloat16Order();
   facts.cpu_quota = CpuQuota();
   hwloc_topology_t topology = nullptr;
   if (hwloc_topology_init(&topology) != 0) return;

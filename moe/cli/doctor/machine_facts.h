@@ -10,6 +10,8 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/cuda_devices.h"
+#include "kernels/grouped_gemm/gemm_options.h"
+#include "kernels/grouped_gemm/gemm_tile_amx.h"
 #include "moe/cli/base/provenance.h"
 
 namespace moe::cli {
@@ -29,6 +31,9 @@ struct MachineFacts {
   int64_t l2_bytes = 0;                   // per core
   int64_t l3_bytes = 0;                   // size of the largest shared cache
   std::vector<std::string> simd_targets;  // best first, as kernels name them
+  gemm::AmxState amx = gemm::AmxState::kNoCpu;
+  bool uses_amx = false;                              // products of bfloat16 run on AMX tiles
+  BFloat16Order fastest_order = BFloat16Order::kDot;  // of products of bfloat16
 
   // Memory
   int64_t memory_bytes = 0;

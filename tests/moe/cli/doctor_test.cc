@@ -76,6 +76,31 @@ TEST(Doctor, EveryProblemHasARemedy) {
   EXPECT_EQ(problems, 9);
 }
 
+TEST(Doctor, SaysWhetherProductsOfBFloat16RunOnTilesOrWhyNot) {
+  MachineFacts facts = Healthy();
+  Finding finding = FindingOf(facts, "bf16");
+  EXPECT_EQ(finding.verdict, Verdict::kNote);
+  EXPECT_EQ(finding.what,
+            "products without AMX tiles, which this processor or its operating system lacks; "
+            "--bf16-order auto is dot");
+  facts.amx = gemm::AmxState::kRefused;
+  finding = FindingOf(facts, "bf16");
+  EXPECT_EQ(finding.verdict, Verdict::kSlow);
+  EXPECT_THAT(finding.what, HasSubstr("the kernel or the container refuses the permission"));
+  EXPECT_THAT(finding.remedy, HasSubstr("ARCH_REQ_XCOMP_PERM"));
+  facts.amx = gemm::AmxState::kReady;
+  finding = FindingOf(facts, "bf16");
+  EXPECT_EQ(finding.verdict, Verdict::kSlow);
+  EXPECT_EQ(finding.what,
+            "products without AMX tiles, which MOE_SIMD forbids; --bf16-order auto is dot");
+  EXPECT_EQ(finding.remedy, "unset MOE_SIMD");
+  facts.uses_amx = true;
+  facts.fastest_order = BFloat16Order::kTile;
+  finding = FindingOf(facts, "bf16");
+  EXPECT_EQ(finding.verdict, Verdict::kOk);
+  EXPECT_EQ(finding.what, "products on AMX tiles; --bf16-order auto is tile");
+}
+
 TEST(Doctor, SaysWhenOthersLeaveTooFewCores) {
   MachineFacts facts = Healthy();
   facts.load = ParseLoad("3.91 2.38 1.71 4/116 24695", 16);
