@@ -50,6 +50,15 @@ void AddThreadsSetting(Table& table) {
       .Roles(kOfLayer | kPerRank);
 }
 
+void AddBFloat16OrderSetting(std::optional<BFloat16Order>& order, Table& table) {
+  table
+      .Add("--bf16-order NAME", &order,
+           "order in which products of bf16 add their terms on CPUs, part of what fixes the bits: "
+           "dot = in pairs, tile = in blocks of 32, which is fast with AMX; auto: tile where every "
+           "rank has AMX, else dot")
+      .Roles(kOfLayer | kInLayerRow);
+}
+
 void AddTimeoutSetting(Table& table) {
   table
       .Add("--comm-timeout SECONDS", {Kind::kReal, "60"},

@@ -3,6 +3,7 @@
 #define MOE_MOE_CLI_BASE_COMMON_SETTINGS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
+#include "kernels/grouped_gemm/gemm_options.h"
 #include "moe/cli/base/settings.h"
 #include "moe/layer/moe_layer.h"
 
@@ -29,6 +31,9 @@ inline constexpr int64_t kMostThreads = 4096;
 
 // --threads N|auto: threads of each rank.
 void AddThreadsSetting(Table& table);
+
+// --bf16-order auto|dot|tile, which sets `order`.
+void AddBFloat16OrderSetting(std::optional<BFloat16Order>& order, Table& table);
 
 // Limit of settings that are times, a year: clocks count nanoseconds in 64 bits.
 inline constexpr int64_t kMostSeconds = 31'536'000;

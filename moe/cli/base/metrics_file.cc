@@ -149,6 +149,10 @@ std::string FinalLine(const lm::TrainReport& report) {
   line["grid_loss_step"] = report.grid_loss_step;
   line["grid_unit_log2"] = nullptr;
   if (report.grid_unit_log2.has_value()) line["grid_unit_log2"] = *report.grid_unit_log2;
+  line["bf16_order"] = nullptr;
+  if (report.bfloat16_order.has_value()) {
+    line["bf16_order"] = NameOf(*report.bfloat16_order, kBFloat16OrderWords);
+  }
   Json& exchanged = line["exchange_bytes"] = Json::object();
   exchanged["self"] = report.exchange_bytes.self;
   exchanged["same_node"] = report.exchange_bytes.same_node;

@@ -41,9 +41,10 @@ std::string StepLine(const lm::StepMetrics& metrics);
 //   val_loss_before_hex, val_loss, val_loss_hex, weights_xxh3, phase_seconds {phase},
 //   exchange_seconds {copy, gather, wait}, expert_load [MoE layer][E], dropped_slots, total_slots,
 //   skipped_steps, grid_loss (the largest of a step), grid_loss_tensor (null: not above 1e-6),
-//   grid_loss_step, grid_unit_log2 (after the last step; null in fast numerics), exchange_bytes
-//   {self, same_node, cross_node}, all_reduce_bytes, pipeline_bytes, tensor_bytes,
-//   state_bytes, state_bytes_formula, parameters_total, parameters_active
+//   grid_loss_step, grid_unit_log2 (after the last step; null in fast numerics), bf16_order ("dot",
+//   "tile"; null without products of bf16 on CPUs), exchange_bytes {self, same_node, cross_node},
+//   all_reduce_bytes, pipeline_bytes, tensor_bytes, state_bytes, state_bytes_formula,
+//   parameters_total, parameters_active
 std::string FinalLine(const lm::TrainReport& report);
 
 // A line is in the file whole or not at all (moe/cli/base/line_file.h).

@@ -58,10 +58,11 @@ struct Form {
   Form(std::string* field);
   Form(std::string* field, std::vector<std::string> all);  // one of all
   Form(std::vector<std::string>* field);
-  Form(absl::Duration* field);          // seconds
-  Form(std::optional<double>* field);   // a number, or "none", the default
-  Form(std::optional<int>* field);      // none without the flag
-  Form(std::optional<int64_t>* field);  // likewise
+  Form(absl::Duration* field);                // seconds
+  Form(std::optional<double>* field);         // a number, or "none", the default
+  Form(std::optional<int>* field);            // none without the flag
+  Form(std::optional<int64_t>* field);        // likewise
+  Form(std::optional<BFloat16Order>* field);  // a word, or "auto", the default
   template <typename T, size_t N>
   Form(T* field, const Choice<T> (&choices)[N])
       : kind(Kind::kWord), fallback(NameOf(*field, choices)), words(WordsOf(choices)) {

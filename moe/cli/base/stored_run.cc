@@ -111,6 +111,11 @@ void AddStoredRunSettings(Table& table) {
       .Roles(kByContent);
   table.Add("--dtype TYPE", {Kind::kWord, "", WordsOf(kStorageTypeWords)},
             "of activations and compute weights; default: as trained, f32 for a public model");
+  std::vector<std::string> orders = WordsOf(kBFloat16OrderWords);
+  orders.insert(orders.begin(), "auto");
+  table.Add("--bf16-order NAME", {Kind::kWord, "", std::move(orders)},
+            "order in which products of bf16 add their terms on CPUs, as of moe train; default: as "
+            "trained in bf16, else auto");
 }
 
 absl::StatusOr<ReadInputs> StoredRun::Inputs() const {
@@ -135,6 +140,12 @@ absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& 
   }
   if (!settings.empty("dtype"))
     run->config.trainer.dtype = settings.choice("dtype", kStorageTypeWords);
+  std::optional<BFloat16Order>& order = run->config.trainer.session.bfloat16_order;
+  if (!HasBFloat16Order(run->config.trainer)) order.reset();
+  if (!settings.empty("bf16-order")) {
+    order = ValueOf(settings.text("bf16-order"), kBFloat16OrderWords);
+  }
+  MOE_RETURN_IF_ERROR(CheckBFloat16Order(run->config.trainer));
   run->config.trainer.session.threads = ThreadsOf(settings, launch.world);
   return run;
 }

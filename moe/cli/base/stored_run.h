@@ -28,7 +28,7 @@ absl::StatusOr<FoundCheckpoint> FindStored(const std::string& path);
 // another by itself.)
 absl::Status NamingTheOneBefore(absl::Status error, const std::string& path);
 
-// --checkpoint and --dtype.
+// --checkpoint, --dtype and --bf16-order.
 void AddStoredRunSettings(Table& table);
 
 struct StoredRun {
@@ -37,7 +37,7 @@ struct StoredRun {
   lm::ModelWeights weights;
   bool of_text = false;  // trained on the bytes of a text, by its checkpoint
   // Configuration that it was trained with (lm::StoredConfig), or the public model and defaults; on
-  // the requested device and with the requested type.
+  // the requested device, with the requested type and order of bfloat16.
   lm::TrainConfig config;
   // Warnings of newer checkpoints that are damaged, of another version of the numerics, and
   // HfModel::warnings.

@@ -111,6 +111,7 @@ void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
   t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},
         "leaves of products that are balanced trees (docs/architecture.md); part of what fixes the "
         "bits; 1 = chains; above 1 on CPUs");
+  AddBFloat16OrderSetting(train.trainer.session.bfloat16_order, t);
   t.Add("--grid-unit-log2 N", rows,
         "log2 of the unit of layout-invariant sums of gradients; part of what fixes the bits; "
         "default: from the gradients, -50 where that does")
@@ -212,7 +213,7 @@ void AddCheckpoints(lm::TrainCheckpoints& checkpoints, const SettingRows& rows, 
   t.Add("--resume WHERE", {Kind::kText, "none"},
         "auto: from the newest readable checkpoint in --save, or from the beginning if none is "
         "there, readable or not; the folder of a checkpoint: from it; at any number of ranks and "
-        "any EP");
+        "any EP; --bf16-order auto is then the checkpoint's");
   t.Add("--allow-numerics-change", rows,
         "resume although the steps to come have other bits, as with another --dtype");
 }

@@ -112,6 +112,7 @@ absl::StatusOr<measure::LayerSpec> MakeLayerSpec(const BenchCall& call, const La
   spec.trainer.session.device = launch.device.kind;
   if (spec.layer.router.num_experts == 0) spec.layer.router.num_experts = 8 * ranks;
   if (settings.given("routing")) MOE_RETURN_IF_ERROR(SetLayerRouting(settings, ranks, spec));
+  MOE_RETURN_IF_ERROR(CheckBFloat16Order(spec.trainer));
   MOE_RETURN_IF_ERROR(SetDispatch(settings, ep, spec.layer.dispatcher));
   MOE_RETURN_IF_ERROR(CheckRouter(spec.layer.router, spec.tokens, settings));
   MOE_RETURN_IF_ERROR(CheckSizes(spec));

@@ -88,6 +88,7 @@ void AddLayerSettings(measure::LayerSpec& spec, Table& t) {
   t.Add("--numerics NAME", {&spec.trainer.session.numerics, kNumericsWords},
         "of gradients: layout-invariant, exact sums; fast, float32 sums")
       .Roles(kInLayerRow);
+  AddBFloat16OrderSetting(spec.trainer.session.bfloat16_order, t);
   t.Add("--pack-weights", &spec.layer.pack_weights,
         "forward reads packed copies of the weights, as programs that do not train may: faster the "
         "fewer tokens an expert has; --device cpu");

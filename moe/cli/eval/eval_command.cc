@@ -52,7 +52,8 @@ The text is cut into sequences of --seq-length, each predicted from its own begi
 over is not looked at. --split held-out --eval-sequences 256 are what moe train validates on.
 
 -o json: one object, checkpoint, step, split, sequences, tokens, loss, loss_hex, bits_per_byte (or
-bits_per_token), perplexity, seconds, tokens_per_s.
+bits_per_token), perplexity, bf16_order ("dot", "tile"; null without products of bf16 on CPUs),
+seconds, tokens_per_s.
 
 Settings: flags, then the environment (MOE_NAME: capitals, _ for -, without a leading moe-), then
 --config, then defaults.
@@ -125,6 +126,10 @@ std::string JsonText(const Evaluated& e) {
   line["loss_hex"] = HexOf(e.report.loss);
   line[absl::StrCat("bits_per_", e.corpus.unit)] = e.bits();
   line["perplexity"] = e.perplexity();
+  line["bf16_order"] = nullptr;
+  if (e.report.bfloat16_order.has_value()) {
+    line["bf16_order"] = NameOf(*e.report.bfloat16_order, kBFloat16OrderWords);
+  }
   line["seconds"] = e.report.seconds;
   line["tokens_per_s"] = e.rate();
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";

@@ -109,6 +109,7 @@ Table LayerSettings(LayerOptions& options) {
         "of activations and weights in the layer; files stay F32");
   t.Add("--numerics NAME", {&options.run.trainer.session.numerics, kNumericsWords},
         "layout-invariant: the same bits for any number of ranks and split");
+  AddBFloat16OrderSetting(options.run.trainer.session.bfloat16_order, t);
   AddTimeoutSetting(t);
   t.Group("Output and settings");
   AddQuietSetting("only errors and the result", t);
@@ -193,6 +194,7 @@ class LayerRun {
   absl::Status Prepare() {
     MOE_ASSIGN_OR_RETURN(options_, MakeLayerOptions(settings_, launch_.world));
     options_.run.trainer.session.device = launch_.device.kind;
+    MOE_RETURN_IF_ERROR(CheckBFloat16Order(options_.run.trainer));
     auto config = hf::ReadHfConfig(options_.config);
     MOE_RETURN_IF_ERROR(InputError("--hf-config", config.status()));
     auto checkpoint = Checkpoint::Open(options_.weights);

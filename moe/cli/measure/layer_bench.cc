@@ -204,8 +204,10 @@ absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOpt
   session.overlap_exchange = whole.layer.overlap_degree > 1;
   MOE_RETURN_IF_ERROR(CheckSpec(whole, world->size()));
   MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(whole.trainer, std::move(world)));
-  return WithStorageType(whole.trainer.dtype,
-                         [&]<typename T>(T) { return MeasureAs<T>(whole, options, *trainer); });
+  auto result = WithStorageType(
+      whole.trainer.dtype, [&]<typename T>(T) { return MeasureAs<T>(whole, options, *trainer); });
+  if (result.ok()) result->bfloat16_order = trainer->bfloat16_order();
+  return result;
 }
 
 Fields LayerFields(const LayerResult& result, const LayerRow& row) {
@@ -229,6 +231,9 @@ Fields LayerFields(const LayerResult& result, const LayerRow& row) {
       {"capacity_factor", router.capacity_factor.value_or(kNone)},
       {"overlap_degree", int64_t{s.layer.overlap_degree}},
       {"numerics", moe::NameOf(s.trainer.session.numerics, kNumericsWords)},
+      {"bf16_order", Cell::TextIf(result.bfloat16_order.has_value(),
+                                  moe::NameOf(result.bfloat16_order.value_or(BFloat16Order()),
+                                              kBFloat16OrderWords))},
       {"seed", s.trainer.seed},
       {"dispatch", moe::NameOf(s.layer.dispatcher.algorithm, kDispatchWords)},
       {"backend", result.backend},

@@ -66,6 +66,7 @@ struct LayerResult {
   LayerSpec spec;
   std::string backend;
   int ranks = 1;
+  std::optional<BFloat16Order> bfloat16_order;  // none where no product of bfloat16 is on a CPU
   LayerFigures figures;
   std::vector<LayerRow> rows;  // both passes, phases and all
 };

@@ -185,13 +185,16 @@ absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
   const int ep = options.train.trainer.session.mesh.expert;
   MOE_RETURN_IF_ERROR(CheckLayer(settings, layer, ranks, ep));
   MOE_RETURN_IF_ERROR(InFlags(ValidateRouterConfig(layer.router), settings));
-  planned.layer = {.trainer = {.session = {.device = planned.launch.device.kind,
-                                           .mesh = {.expert = ep},
-                                           .threads = static_cast<int>(planned.point.threads)},
-                               .dtype = options.train.trainer.dtype,
-                               .seed = options.train.trainer.seed},
-                   .tokens = planned.layer.tokens,
-                   .layer = layer};
+  planned.layer = {
+      .trainer = {.session = {.device = planned.launch.device.kind,
+                              .mesh = {.expert = ep},
+                              .threads = static_cast<int>(planned.point.threads),
+                              .bfloat16_order = options.train.trainer.session.bfloat16_order},
+                  .dtype = options.train.trainer.dtype,
+                  .seed = options.train.trainer.seed},
+      .tokens = planned.layer.tokens,
+      .layer = layer};
+  MOE_RETURN_IF_ERROR(CheckBFloat16Order(planned.layer.trainer));
   if (!settings.empty("routing")) {
     MOE_ASSIGN_OR_RETURN(planned.layer.routing, measure::ParseRouting(settings.text("routing")));
   }

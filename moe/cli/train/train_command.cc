@@ -64,12 +64,15 @@ std::string FreePath(const std::string& path) {
   return free;
 }
 
-// The command line that gives the same run, from the beginning, in folders of its own.
-std::string CommandOf(const Invocation& invocation, Settings settings, const Launch& launch) {
-  const auto replace = [&](const char* name, std::string path) {
+// The command line that gives the same run, from the beginning, in folders of its own, also on CPUs
+// for which it would choose another order of bfloat16.
+std::string CommandOf(const Invocation& invocation, Settings settings, const Launch& launch,
+                      const std::optional<BFloat16Order>& order) {
+  const auto replace = [&](const char* name, std::string text) {
     const Setting& setting = *settings.Find(name);
-    MOE_CHECK(settings.Set(setting, {std::move(path)}, Origin::kFlag, "").ok());
+    MOE_CHECK(settings.Set(setting, {std::move(text)}, Origin::kFlag, "").ok());
   };
+  if (order.has_value()) replace("bf16-order", NameOf(*order, kBFloat16OrderWords));
   const std::string out = settings.text("out"), free_out = FreePath(out);
   if (!out.empty()) replace("out", free_out);
   const std::string save = settings.text("save");
@@ -294,8 +297,9 @@ class TrainRun {
   }
 
   RunFacts FactsOf(const lm::TrainReport& report) const {
-    RunFacts facts = {
-        .backend = backend(), .command = CommandOf(invocation_, settings_, launch_), .files = {}};
+    RunFacts facts = {.backend = backend(),
+                      .command = CommandOf(invocation_, settings_, launch_, report.bfloat16_order),
+                      .files = {}};
     if (metrics_ != nullptr) facts.files.push_back(metrics_->path());
     if (!options_.record_routing.empty()) facts.files.push_back(options_.record_routing);
     if (!options_.trace.empty()) facts.files.push_back(options_.trace);

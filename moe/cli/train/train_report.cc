@@ -348,6 +348,9 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
   AddTraffic(text, report, trainer.zero);
   Add(text, "\nparameters    {} in all, {} used per token\n", WithCommas(report.parameters_total),
       WithCommas(report.parameters_active));
+  if (report.bfloat16_order.has_value()) {
+    Add(text, "bf16 order    {}\n", NameOf(*report.bfloat16_order, kBFloat16OrderWords));
+  }
   Add(text, "files         {}\n",
       facts.files.empty() ? "none (--out DIR writes metrics.jsonl)"
                           : Printable(absl::StrJoin(facts.files, ", ")));

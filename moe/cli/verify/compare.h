@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <absl/status/statusor.h>
 
 #include "comm/communicator.h"
+#include "kernels/grouped_gemm/gemm_options.h"
 #include "moe/cli/verify/axes.h"
 #include "moe/cli/verify/faults.h"
 #include "moe/cli/verify/problem.h"
@@ -30,6 +32,7 @@ struct LayerRunOptions {
   Numerics numerics = Numerics::kLayoutInvariant;
   Fault fault = Fault::kNone;
   DeviceKind device = DeviceKind::kCpu;
+  std::optional<BFloat16Order> bfloat16_order;
 };
 
 // Forward and backward of every micro-batch, with gradients summed by GradientReducer, as in a

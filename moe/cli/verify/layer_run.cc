@@ -294,6 +294,7 @@ absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const LayerRunOptio
                        Trainer::Create({.session = {.device = options.device,
                                                     .mesh = {.expert = layout.expert_parallel},
                                                     .numerics = options.numerics,
+                                                    .bfloat16_order = options.bfloat16_order,
                                                     .overlap_exchange = layout.overlap > 1},
                                         .dtype = problem.spec.dtype,
                                         .micro_batches = micro_batches,

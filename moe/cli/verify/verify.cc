@@ -9,6 +9,8 @@
 
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/grouped_gemm/simd_targets.h"
+#include "moe/run/session.h"
 
 namespace moe::verify {
 namespace {
@@ -26,7 +28,8 @@ absl::StatusOr<LayerResult> RunSubject(const VerifyPlan& plan, const Case& what,
                   {.layout = what.layout,
                    .numerics = what.numerics,
                    .fault = plan.fault,
-                   .device = plan.device},
+                   .device = plan.device,
+                   .bfloat16_order = plan.bfloat16_order},
                   std::move(world));
 }
 
@@ -140,7 +143,17 @@ bool CaseReport::ok() const {
 
 absl::Status Verify(const VerifyPlan& plan, Communicator* world,
                     const std::function<void(const CaseReport&)>& on_report) {
-  return Run(plan, world, on_report).All();
+  const bool has_order = plan.device == DeviceKind::kCpu && !plan.problems.empty() &&
+                         plan.problems.front().spec.dtype == DType::kBFloat16;
+  if (world == nullptr || !has_order || plan.bfloat16_order.has_value()) {
+    return Run(plan, world, on_report).All();
+  }
+  // Cases have fewer ranks than the launch, which alone might choose otherwise.
+  VerifyPlan agreed = plan;
+  MOE_ASSIGN_OR_RETURN(
+      agreed.bfloat16_order,
+      AgreedBFloat16Order(std::nullopt, gemm::FastestBFloat16Order(), *world, *MakeInlineStream()));
+  return Run(agreed, world, on_report).All();
 }
 
 }  // namespace moe::verify

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/create.h"
+#include "kernels/grouped_gemm/gemm_options.h"
 #include "moe/cli/verify/axes.h"
 #include "moe/cli/verify/compare.h"
 #include "moe/cli/verify/faults.h"
@@ -24,10 +26,13 @@ struct Case {
 };
 
 struct VerifyPlan {
-  std::vector<Problem> problems;
+  std::vector<Problem> problems;  // of one type
   std::vector<Case> cases;
   Fault fault = Fault::kNone;
   DeviceKind device = DeviceKind::kCpu;  // device of all ranks
+  // Order of bfloat16 products, the same in all cases; left out: that of AgreedBFloat16Order for
+  // the processes of the launch.
+  std::optional<BFloat16Order> bfloat16_order;
   // Options of ranks that are threads; the plan in them is replaced by each case's.
   RunOptions run = {};
 };

@@ -234,8 +234,11 @@ absl::Status PrintTo(std::FILE* file, const std::string& text) {
 absl::StatusOr<ExitCode> Verify(const VerifyOptions& options, const RunOptions& run,
                                 Communicator* world) {
   const absl::Time start = absl::Now();
-  verify::VerifyPlan plan = {
-      .cases = options.cases, .fault = options.fault, .device = options.device, .run = run};
+  verify::VerifyPlan plan = {.cases = options.cases,
+                             .fault = options.fault,
+                             .device = options.device,
+                             .bfloat16_order = options.bfloat16_order,
+                             .run = run};
   for (const verify::ProblemSpec& spec : options.problems) {
     absl::StatusOr<verify::Problem> problem = verify::MakeProblem(spec);
     if (absl::IsFailedPrecondition(problem.status())) {

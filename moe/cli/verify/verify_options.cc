@@ -15,6 +15,7 @@
 #include "moe/cli/base/config_file.h"
 #include "moe/io/file.h"
 #include "moe/run/context.h"
+#include "moe/train/trainer.h"
 
 namespace moe::cli {
 namespace {
@@ -331,6 +332,11 @@ absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings, const 
   MOE_ASSIGN_OR_RETURN(const std::vector<Settings> gates, GatesOf(settings, options.fault));
   for (const Settings& gate : gates) {
     MOE_RETURN_IF_ERROR(AddGate(gate, Find(axes, "capacity"), layouts, options));
+  }
+  for (const verify::ProblemSpec& spec : options.problems) {
+    MOE_RETURN_IF_ERROR(CheckBFloat16Order(
+        {.session = {.device = options.device, .bfloat16_order = options.bfloat16_order},
+         .dtype = spec.dtype}));
   }
   MOE_RETURN_IF_ERROR(CheckSize(options.problems));
   return options;

@@ -2,6 +2,7 @@
 #ifndef MOE_MOE_CLI_VERIFY_VERIFY_OPTIONS_H_
 #define MOE_MOE_CLI_VERIFY_VERIFY_OPTIONS_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct VerifyOptions {
   std::vector<verify::Case> cases;
   verify::Fault fault = verify::Fault::kNone;
   DeviceKind device = DeviceKind::kCpu;
+  std::optional<BFloat16Order> bfloat16_order;  // SessionOptions::bfloat16_order
   std::string output, output_stderr;  // "table", "csv", "json", "jsonl", "md"; the second may be ""
   bool verbose = false;
   bool quiet = false;

@@ -83,6 +83,7 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
   t.Add("--numerics NAME", {Kind::kWord, "both", {"both", "fast", "layout-invariant"}},
         "of the product");
   t.Add("--dtype TYPE", {&spec.dtype, kStorageTypeWords}, "of activations and compute weights");
+  AddBFloat16OrderSetting(options.bfloat16_order, t);
   t.Add("--micro-batches M", {Kind::kInteger, "9"}, "of the batch; one of them is empty").Least(1);
   t.Add("--micro-batch-tokens N", {Kind::kInteger, "7"},
         "tokens of the longest; their lengths differ unless padding or --moe-token-group N needs "

@@ -25,6 +25,22 @@ expect 0 "eval with another length" "$moe" eval "${held_out[@]}" --seq-length 16
 says "held-out: 16 sequences of 16 bytes"
 expect 0 "eval as bf16" "$moe" eval --checkpoint "$work/run" --data "$text" --dtype bf16
 says "40,000 bytes, all: 1,249 sequences of 32 bytes"
+refused 2 "--bf16-order is tile with --dtype f32" eval "${held_out[@]}" --bf16-order tile
+
+# A run in bf16 is evaluated in the order of its products, unless another is asked for.
+for order in dot tile; do
+  expect 0 "training in $order" "$moe" train "${model[@]}" --ranks 2 --steps 2 --quiet --dtype bf16 --bf16-order $order \
+    --save "$work/$order/checkpoints" --out "$work/$order"
+  for flags in "" "--bf16-order auto" "--bf16-order dot" "--bf16-order tile" "--dtype f32"; do
+    # shellcheck disable=SC2086 # several words
+    expect 0 "eval of $order $flags" "$moe" eval --checkpoint "$work/$order" "${held_out[@]:2}" $flags -o json
+    cp "$work/stdout" "$work/eval-$order${flags// /}"
+  done
+  says "\"bf16_order\":\"$order\"" "$work/eval-$order"
+  says '"bf16_order":"tile"' "$work/eval-$order--bf16-ordertile"
+  says '"bf16_order":null' "$work/eval-$order--dtypef32"
+  [[ $(value "$work/eval-$order" loss_hex) == "$(value "$work/$order/metrics.jsonl" val_loss_hex)" ]] || fail "eval of $order: other bits"
+done
 
 # A run on token ids refuses a text, also when it resumes.
 LC_ALL=C sed -z 's/./&\x01/g' "$text" >"$work/ids"

@@ -31,6 +31,8 @@ matches "^mixtral layer 0 \| 11 tokens \| H 13 F 7 E 5 K 2 \| 4 ranks, ep 4 \| f
 grep -qF "layer 0, the only one with experts" stderr || fail "no layer named: $(cat stderr)"
 layer mixtral-1 --dtype bf16
 expect 0 "bf16"
+layer mixtral-1 --dtype bf16 --bf16-order tile
+expect 0 "bf16 in tiles"
 layer mixtral-1 --dtype f16
 expect 0 "f16"
 layer mixtral-1 --numerics fast --layer 0

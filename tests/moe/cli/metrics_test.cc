@@ -266,6 +266,9 @@ TEST(FinalLineTest, HasTheHashAndBothLosses) {
   EXPECT_EQ(line["steps"], 3);
   EXPECT_EQ(line["state_bytes"], 7);
   EXPECT_EQ(line["state_bytes_formula"], 6);
+  EXPECT_EQ(line["bf16_order"], nullptr);
+  report.bfloat16_order = BFloat16Order::kTile;
+  EXPECT_EQ(Json::parse(FinalLine(report))["bf16_order"], "tile");
 }
 
 // refusals_test and cli_train have impossible folders, earlier runs and full disks.

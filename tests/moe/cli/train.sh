@@ -146,6 +146,17 @@ expect 4 "full disk"
 (($(wc -l <stderr) == 1)) || fail "full disk: $(wc -l <stderr) lines on stderr"
 says "metrics.jsonl" stderr
 whole_lines full/metrics.jsonl
+# Products of bf16 have an order, which the end says and the reproducing command gives.
+expect 0 "products in tiles" "$moe" train "${model[@]}" --steps 2 --dtype bf16 --bf16-order tile --quiet --out tile --save tile/ckpt
+says "bf16 order    tile"
+says '"bf16_order":"tile"' tile/metrics.jsonl
+expect 0 "an order by itself" "$moe" train "${model[@]}" --steps 2 --dtype bf16 --quiet
+order=$(sed -n 's/^bf16 order *//p' stdout)
+[[ $order == dot || $order == tile ]] || fail "an order by itself: '$order'"
+says "--bf16-order $order"
+refused 2 "--bf16-order is dot, tile in the checkpoint" train "${model[@]}" --steps 3 --dtype bf16 --bf16-order dot --quiet --save tile/ckpt --resume auto
+expect 0 "a resumed order" "$moe" train "${model[@]}" --steps 3 --dtype bf16 --quiet --save tile/ckpt --resume auto
+says "bf16 order    tile"
 # Optimiser state in files: the bits of memory, nothing left behind, and room or an error at once.
 mkdir scratch
 offload=(--steps 2 --dtype bf16 --zero 1 --bucket-size-mb 0.5)

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 
 #include <absl/strings/str_cat.h>
@@ -52,6 +53,24 @@ TEST(TrainOptionsTest, GeneralRoutingFlagsChooseTheGeneralGate) {
   EXPECT_TRUE(Make({"--router", "deepseek-v3", "--moe-router-enable-expert-bias"}).ok());
   EXPECT_EQ(Make({"--moe-router-load-balancing-type", "sinkhorn"})->train.model.moe.router.gate,
             "sinkhorn");
+}
+
+TEST(TrainOptionsTest, AnOrderOfBFloat16IsAWordOrLeftOpen) {
+  const auto order_of = [](const Strings& args) {
+    return Make(args)->train.trainer.session.bfloat16_order;
+  };
+  EXPECT_EQ(order_of({"--bf16"}), std::nullopt);
+  EXPECT_EQ(order_of({"--bf16", "--bf16-order", "auto"}), std::nullopt);
+  EXPECT_EQ(order_of({"--bf16", "--bf16-order", "dot"}), BFloat16Order::kDot);
+  EXPECT_EQ(order_of({"--bf16", "--bf16-order", "tile"}), BFloat16Order::kTile);
+  EXPECT_EQ(order_of({"--bf16-order", "auto"}), std::nullopt);
+  EXPECT_EQ(Load({}, {"MOE_BF16_ORDER=dot"}, R"({"bf16_order": "tile"})")->text("bf16-order"),
+            "dot");
+  EXPECT_EQ(Load({}, {}, R"({"bf16_order": "tile"})")->text("bf16-order"), "tile");
+  const absl::Status cuda = Make({"--bf16", "--device", "cuda", "--bf16-order", "dot"}).status();
+  EXPECT_EQ(testing::ErrorOf(cuda),
+            "--bf16-order is dot with --device cuda, expected auto: it is an order of products of "
+            "bf16 on a CPU");
 }
 
 TEST(TrainOptionsTest, WhatThreadsRefuseProcessesTake) {

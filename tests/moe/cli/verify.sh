@@ -63,6 +63,8 @@ head -n 1 "$work/stderr" | grep -q "^| router | ranks " || fail "-oe md: no head
 # Other shapes.
 expect 0 "bf16, seven experts" "$moe" verify --dtype bf16 --router deepseek-v3 --num-experts 7 --topk 3 --hidden-size 33 \
   --layouts 'ranks=1,3,5 transport=local' -q
+expect 0 "bf16 in tiles" "$moe" verify --dtype bf16 --bf16-order tile --router mixtral --hidden-size 70 \
+  --layouts 'ranks=1,3 transport=local' -q
 expect 0 "f16" "$moe" verify --dtype f16 --router deepseek-v3 --num-experts 7 --topk 3 --hidden-size 33 \
   --layouts 'ranks=1,3 transport=local' -q
 expect 0 "padding" "$moe" verify --moe-pad-expert-input-to-capacity --capacity-factor 1.25 --router mixtral \

@@ -2,6 +2,8 @@
 #include <array>
 #include <cmath>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "moe/cli/measure/layer_bench.h"
 #include "moe/cli/measure/layer_on_rank.h"
 #include "moe/cli/measure/routing_spec.h"
+#include "moe/cli/measure/tables.h"
 
 namespace moe::measure {
 namespace {
@@ -79,6 +82,22 @@ TEST(LayerBenchTest, FiguresOfAWholeCall) {
   // At least x, y, dx, dy; parameters and gradients of 3 experts on rank 0: 3 H F each, and the
   // router's E H.
   EXPECT_GE(f.peak_bytes, 4 * (4 * 21 * 16) + 8 * (3 * 3 * 16 * 8 + 5 * 16));
+}
+
+TEST(LayerBenchTest, RowsSayTheOrderOfBFloat16ThatWasTaken) {
+  const auto order_of = [](const LayerSpec& spec) {
+    const LayerResult result = Measure(2, spec)[1];
+    const Fields fields = LayerFields(result, result.rows[0]);
+    return std::pair(result.bfloat16_order, Find(fields, "bf16_order")->text());
+  };
+  LayerSpec spec = SmallSpec();
+  EXPECT_EQ(order_of(spec), std::pair(std::optional<BFloat16Order>(), std::string()));
+  spec.trainer.dtype = DType::kBFloat16;
+  EXPECT_TRUE(order_of(spec).first.has_value());
+  for (const auto& choice : kBFloat16OrderWords) {
+    spec.trainer.session.bfloat16_order = choice.value;
+    EXPECT_EQ(order_of(spec), std::pair(std::optional(choice.value), std::string(choice.word)));
+  }
 }
 
 TEST(LayerBenchTest, OneHotExpertDropsWhatIsOverCapacity) {
