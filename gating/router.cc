@@ -192,7 +192,8 @@ absl::Status Router<T>::Logits(const RouterCall<T>& call, RouterSaved<T>& saved)
                        workspace.Matrix<float>(tokens, weight_rows()));
   MOE_RETURN_IF_ERROR(ForEachMicroBatch(saved.batch, [&](TokenRange range) {
     return Gemm<T, float>(RowRange(saved.tokens, range.begin, range.end), call.inputs.weight,
-                          RowRange(logits, range.begin, range.end), workspace, call.stream);
+                          RowRange(logits, range.begin, range.end), workspace, call.stream,
+                          {.bfloat16_order = call.bfloat16_order});
   }));
   if (traits_.router_bias) {
     const int64_t all[] = {0, tokens};

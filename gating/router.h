@@ -17,6 +17,7 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/base/workspace.h"
+#include "kernels/grouped_gemm/gemm_options.h"
 #include "kernels/exact_sum/grad_accumulator.h"
 
 namespace moe {
@@ -66,6 +67,7 @@ struct RouterCall {
   Workspace& host;       // memory of the host: on a CPU `workspace` will do
   Stream& stream;
   RoutingFor reader = RoutingFor::kHost;
+  BFloat16Order bfloat16_order = BFloat16Order::kDot;  // of the logits' product
 };
 
 // What backward needs; views into the workspaces of the call (`tokens`: the caller's memory, unless

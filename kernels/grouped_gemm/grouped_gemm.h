@@ -24,24 +24,30 @@ namespace moe {
 // Order of summation: an output element adds its terms in ascending order of the reduced index, in
 // chains of 128 (256 for BFloat16). A chain starts from 0 with one fused multiply-add a term; the
 // sums of chains are added in order, in float32, and rounded to the output type once at the end. So
-// rounding errors grow with the square root of 128 + K / 128 and not of K. BFloat16 terms are added
-// in pairs, the second first, an odd last one paired with zeros, and on x86 subnormal factors and
-// sums count as zeros: the semantics of AVX-512's dot product, which does twice as many operations
-// as a multiply-add. An element therefore has the same bits for any number of rows, tiles or
-// threads, on any SIMD width, with or without that instruction, in body or tail; the reference is a
-// loop over std::fma. (Which NaN an element becomes is not part of this.)
+// rounding errors grow with the square root of 128 + K / 128 and not of K. BFloat16 has two orders
+// (GemmOptions::bfloat16_order), one for each instruction that does more than a multiply-add:
+//   dot   AVX-512's dot product: terms are added in pairs, the second first, an odd last one paired
+//         with zeros
+//   tile  AMX's tiles: no chains of 256; terms are added in blocks of 32, the last one filled up
+//         with zeros. In a block the even terms are a chain from 0 on and the odd ones another.
+//         Their sum is added to the sum of the blocks before, which starts from 0 or the old value.
+// On x86 subnormal factors and sums of both count as zeros. An element therefore has the same bits
+// for any number of rows, tiles or threads, on any SIMD width, with or without these instructions,
+// in body or tail; the reference is a loop over std::fma. (Which NaN an element becomes is not part
+// of this.)
 //
 // Trees: ranks that share the reduced index of a product each hold some of its terms. For their sum
 // to have the bits of one rank, forward products and input gradients take a GemmTree: each leaf is
-// a sum as above, with BFloat16 pairs from the first value of the leaf in each part on; a node is
-// the float32 sum of its left and its right child, or the one that is not empty; the root is
-// rounded to the output type once. In BFloat16 products subnormal numbers count as zeros in sums of
+// a sum as above, with pairs or blocks of BFloat16 from the first value of the leaf in each part
+// on; a node is the float32 sum of its left and its right child, or the one that is not empty; the
+// root is rounded to the output type once. In BFloat16 products subnormal numbers count as zeros in sums of
 // nodes, too, on x86.
 //
 // CPU: runs on stream.threads(), packed and vectorised where the CPU has fused multiply-add (AVX2,
-// AVX-512 or NEON, and dot products, chosen at run time); elsewhere as that loop, far slower. Cost:
-// each weight is read and packed once for every 512 rows (forward) or 252 rows (gradients) of its
-// group; an input gradient of up to 6 rows reads float32 weights in place. packed_weights.h has
+// AVX-512 or NEON, and dot products or tiles, chosen at run time); elsewhere as that loop, far
+// slower. Cost: each weight is read and packed once for every 512 rows (forward) or 252 rows
+// (gradients) of its group, in tiles for every 256; an input gradient of up to 6 rows reads float32
+// weights in place, a forward product in tiles those of up to 32 rows. packed_weights.h has
 // forward products whose weights stay packed from call to call: at few rows twice as fast.
 //
 // CUDA: float32 by the same chains, with the CPU's bits; 16-bit types on tensor cores, 16 terms at
@@ -53,7 +59,8 @@ namespace moe {
 // All views are memory of stream.device() and stay valid until the stream passes this point,
 // including device offsets; host offsets [L + 1] and the weight views themselves are read before
 // the call returns.
-// `workspace` provides packing buffers, up to 1.5 MiB a thread, for trees 2.5 MiB. On an inline
+// `workspace` provides packing buffers, up to 1.5 MiB a thread, for trees and tiles 2.5 MiB, more
+// for a tree over so many terms that 32 rows in tiles take more than 512 KiB. On an inline
 // stream they are released when the call returns. On a queued CPU stream they stay in use until the
 // caller, once the stream has passed, releases a mark from before the call. On CUDA it is device
 // memory and holds the offsets of several groups that only the host knows, likewise until the

@@ -172,7 +172,8 @@ absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
                               .workspace = pass.kept(),
                               .host = host,
                               .stream = compute,
-                              .reader = reader};
+                              .reader = reader,
+                              .bfloat16_order = context.gemm.bfloat16_order};
   const auto gate = [&]() -> absl::Status {
     MOE_RETURN_IF_ERROR(router_->Logits(call, saved.router));
     return router_->Decide(call, saved.router, stats);

@@ -90,7 +90,7 @@ absl::StatusOr<Linear<T>> Linear<T>::Create(const LinearSpec& spec, ParameterSto
   MOE_ASSIGN_OR_RETURN(linear.weights_, store.AddSlab(weights));
   MOE_ASSIGN_OR_RETURN(linear.biases_, store.AddSlab(biases));
   if (!linear.weights_.empty()) linear.cut_as_ = linear.weights_.front()->spec().parts;
-  if (spec.pack) MOE_RETURN_IF_ERROR(linear.MakeCopies());
+  if (spec.pack) linear.packed_.resize(linear.weights_.size());
   return linear;
 }
 
@@ -101,26 +101,24 @@ absl::StatusOr<Linear<T>> Linear<T>::Tied(Parameter& weight, const CanonicalTens
   linear.weights_ = {&weight};
   linear.cut_as_ = {cut_as};
   linear.tied_ = true;
-  if (pack) MOE_RETURN_IF_ERROR(linear.MakeCopies());
+  if (pack) linear.packed_.resize(1);
   return linear;
 }
 
 template <typename T>
-absl::Status Linear<T>::MakeCopies() {
-  for (const Parameter* weight : weights_) {
-    MOE_ASSIGN_OR_RETURN(packed_.emplace_back(),
-                         PackedWeights<T>::Create(weight->spec().rows, weight->spec().cols));
-  }
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::StatusOr<int64_t> Linear<T>::PackChanged(Stream& stream) const {
+absl::StatusOr<int64_t> Linear<T>::PackChanged(const Context& context) const {
   int64_t version = 0;  // sum over all weights: grows when the version of one does
   for (const Parameter* weight : weights_) version += weight->version();
+  const GemmTree tree = TreeOf(cut_as_, TensorAxis::kColumns, context.tensor_leaves);
   for (size_t l = 0; l < packed_.size(); ++l) {
-    if (packed_[l].version() == version) continue;
-    MOE_RETURN_IF_ERROR(packed_[l].Pack(weights_[l]->template view<T>(), version, stream));
+    PackedWeights<T>& packed = packed_[l];
+    if (packed.version() == version) continue;
+    const MatrixView<const T> weight = weights_[l]->template view<T>();
+    if (packed.version() == PackedWeights<T>::kNeverPacked) {
+      MOE_ASSIGN_OR_RETURN(packed, PackedWeights<T>::Create(weight.rows(), weight.cols(),
+                                                            context.gemm.bfloat16_order, tree));
+    }
+    MOE_RETURN_IF_ERROR(packed.Pack(weight, version, *context.compute));
   }
   return version;
 }
@@ -167,7 +165,7 @@ absl::Status Linear<T>::OneProduct(const Context& context, int weight, MatrixVie
     return Gemm<T, TOut>(x, weights_[weight]->template view<T>(), y, workspace, stream,
                          context.gemm, tree);
   }
-  MOE_ASSIGN_OR_RETURN(const int64_t version, PackChanged(stream));
+  MOE_ASSIGN_OR_RETURN(const int64_t version, PackChanged(context));
   return Gemm<T, TOut>(x, packed_[weight], version, y, workspace, stream, tree);
 }
 
@@ -215,7 +213,7 @@ absl::Status Linear<T>::GroupedProduct(const Context& context, const LinearRows&
   Stream& stream = *context.compute;
   const GemmTree tree = TreeOf(cut_as_, TensorAxis::kColumns, context.tensor_leaves);
   if (!packed_.empty()) {
-    MOE_ASSIGN_OR_RETURN(const int64_t version, PackChanged(stream));
+    MOE_ASSIGN_OR_RETURN(const int64_t version, PackChanged(context));
     const auto mine = absl::MakeConstSpan(packed_).subspan(rows.first, rows.last - rows.first);
     return GroupedGemm<T>(x, rows.offsets.host(), mine, version, y, workspace, stream, tree);
   }

@@ -61,7 +61,7 @@ template <typename T>
 class Linear {
  public:
   // Adds the parameters to `store`: weights, then biases, which have their weights' names with
-  // "bias" for "weight". Errors of ParameterStore::AddSlab and PackedWeights::Create.
+  // "bias" for "weight". Errors of ParameterStore::AddSlab.
   static absl::StatusOr<Linear> Create(const LinearSpec& spec, ParameterStore& store);
   // A product by a weight that another module owns (an output layer tied to the embedding). Tensor
   // parallelism would cut it as `cut_as`, whatever axis the owner has. WeightGradient then adds a
@@ -88,13 +88,13 @@ class Linear {
   int64_t out_features() const { return weights_.front()->spec().rows; }
   absl::Span<Parameter* const> weights() const { return weights_; }
   absl::Span<Parameter* const> biases() const { return biases_; }  // empty without
-  int64_t packed_bytes() const;
+  int64_t packed_bytes() const;  // 0 before the first forward
 
  private:
   Linear() = default;
-  absl::Status MakeCopies();
-  // Packs the copies again if one of the weights has changed. The version that they then have.
-  absl::StatusOr<int64_t> PackChanged(Stream& stream) const;
+  // Makes the copies, or packs them again if one of the weights has changed. The version that they
+  // then have. Errors of PackedWeights.
+  absl::StatusOr<int64_t> PackChanged(const Context& context) const;
   // Forward without biases: all rows by one weight, or each weight's rows by it.
   template <typename TOut>
   absl::Status OneProduct(const Context& context, int weight, MatrixView<const T> x,
@@ -119,7 +119,7 @@ class Linear {
                                        GradientReady ready);
 
   std::vector<Parameter*> weights_, biases_;
-  mutable std::vector<PackedWeights<T>> packed_;  // kept from call to call; empty without
+  mutable std::vector<PackedWeights<T>> packed_;  // kept from call to call; none without
   std::vector<CanonicalTensor> cut_as_;           // how tensor parallelism would cut each weight
   TensorShare share_;
   bool tied_ = false;
