@@ -96,9 +96,7 @@ run_stage() {
 
   start=$SECONDS
   echo "=== $stage: test"
-  # One more than cores: tests wait for deadlines, disks and each other half of their time. Those that
-  # mind count as two (PROCESSORS), or run alone.
-  unrandomised ctest --preset "$stage" -j $((jobs + 1)) --output-junit "$PWD/$dir/junit.xml" \
+  unrandomised ctest --preset "$stage" -j "$jobs" --output-junit "$PWD/$dir/junit.xml" \
     >"$dir/test.log" 2>&1
   local rc=$? tests bad skipped good
   tests=$(count_of tests "$dir/junit.xml") bad=$(count_of failures "$dir/junit.xml")

@@ -22,8 +22,8 @@ inline constexpr Choice<GroupedGemmKernel> kGroupedGemmWords[] = {
     {"cublas", GroupedGemmKernel::kCublas},
     {"mma", GroupedGemmKernel::kMma}};
 
-// --bf16-order: the order in which products of bfloat16 add their terms on a CPU. grouped_gemm.h has
-// both, and one of them belongs to the numerics of a run.
+// --bf16-order: the order in which products of bfloat16 add their terms on a CPU. grouped_gemm.h
+// has both, and one of them belongs to the numerics of a run.
 enum class BFloat16Order : uint8_t {
   kDot,   // in pairs, like AVX-512's dot product
   kTile,  // in blocks of 32, like AMX's tiles

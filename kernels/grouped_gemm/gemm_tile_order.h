@@ -38,9 +38,9 @@ constexpr int64_t TilesOf(int64_t side) {
 // [i * kStripSide + j].
 inline constexpr int64_t kStripSums = kStripSide * kStripSide;
 
-// sums (+)= left * right over `steps` steps. Sums beyond the strips' tiles are not touched. Row i of
-// tile h of step s of the left operand is at left + s * left_step + h * left_tile + i * left_row:
-// packed, or in place.
+// sums (+)= left * right over `steps` steps. Sums beyond the strips' tiles are not touched. Row i
+// of tile h of step s of the left operand is at left + s * left_step + h * left_tile + i *
+// left_row: packed, or in place.
 struct StripProduct {
   const BFloat16* left;
   int64_t left_row, left_tile, left_step;

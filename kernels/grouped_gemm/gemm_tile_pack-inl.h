@@ -42,7 +42,7 @@ HWY_INLINE void InterleaveTile(const BFloat16* from, int64_t stride, float* to) 
   }
 }
 
-// Copies `rows` rows of `cols` elements to the first of a whole tile of rows of `full`, zeros beyond.
+// Copies `rows` rows of `cols` elements into a whole tile of rows of `full`, zeros beyond.
 inline void CopyPadded(const BFloat16* from, int64_t stride, int64_t rows, int64_t cols,
                        int64_t full, BFloat16* to) {
   std::fill_n(to, kTileElements, BFloat16());
@@ -126,7 +126,7 @@ void PackStripOf(const Operand& from, absl::Span<const TermRun> runs, int64_t si
   }
 }
 
-// Packs right strips of an operand whose terms are rows: each row's columns of all strips at a time.
+// Packs right strips of an operand whose terms are rows: a row of all strips at a time.
 void PackRightStrips(const Operand& from, absl::Span<const TermRun> runs, int64_t col, int64_t cols,
                      int64_t strip, BFloat16* to) {
   for (const TermRun& run : runs) {

@@ -40,8 +40,8 @@ namespace moe {
 // to have the bits of one rank, forward products and input gradients take a GemmTree: each leaf is
 // a sum as above, with pairs or blocks of BFloat16 from the first value of the leaf in each part
 // on; a node is the float32 sum of its left and its right child, or the one that is not empty; the
-// root is rounded to the output type once. In BFloat16 products subnormal numbers count as zeros in sums of
-// nodes, too, on x86.
+// root is rounded to the output type once. In BFloat16 products subnormal numbers count as zeros in
+// sums of nodes, too, on x86.
 //
 // CPU: runs on stream.threads(), packed and vectorised where the CPU has fused multiply-add (AVX2,
 // AVX-512 or NEON, and dot products or tiles, chosen at run time); elsewhere as that loop, far

@@ -35,8 +35,8 @@ namespace moe {
 //
 //           strip 0 of bfloat16:   p=0 [ a b | d e | g h .. ]   p=1 [ c . | f . | i . .. ]
 //
-// In the order of tiles a strip is 32 rows of the weight, as gemm_tile_order.h describes, on any CPU.
-// Each leaf of a tree begins a tile there, so that products need the tree that was given to Create.
+// In the order of tiles a strip is 32 rows of the weight, as gemm_tile_order.h describes, on any
+// CPU. Each leaf of a tree begins a tile there: products need the tree that was given to Create.
 //
 // A layer keeps one for each expert and projection, and calls Pack after each change of its weights
 // with the number of that change. Move-only. Used by one host thread at a time.

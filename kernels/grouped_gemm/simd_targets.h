@@ -14,11 +14,12 @@ namespace moe::gemm {
 
 // The targets with fused multiply-add that may be used on this CPU, best first, and last "EMU128":
 // no SIMD, where products run the plain loops of the specification. "AVX3" is AVX-512, "AVX3_BF16"
-// is AVX-512 with dot products of bfloat16, "AVX3_AMX" has tiles beside them. All but "EMU128" have the same bits.
+// is AVX-512 with dot products of bfloat16, "AVX3_AMX" has tiles beside them. All but "EMU128" have
+// the same bits.
 std::vector<std::string> SimdTargets();
 
-// The order of bfloat16 products that is fastest on this CPU: tiles where it has and permits AMX (and
-// MOE_SIMD does not forbid them).
+// The order of bfloat16 products that is fastest on this CPU: tiles where it has AMX, and neither
+// the kernel nor MOE_SIMD forbids it.
 BFloat16Order FastestBFloat16Order();
 
 // Makes everything that dispatches at run time use `name`, one of SimdTargets(), from now on; ""

@@ -315,27 +315,6 @@ TYPED_TEST(GroupedGemmBits, WeightGradientsOverwriteEmptySums) {
   check({0, 5, 8, 8}, 512, 704);
 }
 
-TYPED_TEST(GroupedGemmBits, AddWeightGradientsRefusesShapesThatDisagree) {
-  using T = typename TestFixture::T;
-  const Matrix<T> dy(3, 4, Padded(0)), x(3, 5, Padded(0)), short_x(2, 5, Padded(0));
-  ExactSums sums(20), few(19);
-  const auto stream = MakeInlineStream();
-  const auto add = [&](const Matrix<T>& b, std::vector<int64_t> segments, ExactSums& to) {
-    const GradAccumulator grad = to.Accumulator();
-    return AddWeightGradients<T>(dy.view(), b.view(), segments, {&grad, 1}, this->workspace_,
-                                 *stream, this->kOptions);
-  };
-  const std::vector<int64_t> all = {0, 3};
-  EXPECT_OK(add(x, all, sums));
-  EXPECT_THAT(Message(add(short_x, all, sums)),
-              HasSubstr("x is [2, 5] with stride 5, expected [3, 5]"));
-  EXPECT_THAT(Message(add(x, all, few)), HasSubstr("grad is [19], expected [20]"));
-  for (const std::vector<int64_t>& bad :
-       {std::vector<int64_t>{}, {0}, {0, 4}, {-1, 3}, {0, 2, 1}}) {
-    EXPECT_THAT(Message(add(x, bad, sums)), HasSubstr("segment offsets for 1 weights"));
-  }
-}
-
 TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationAcrossBlocks) {
   this->CheckGroups({520, 0, 3}, 130, 17, 1);  // more rows than a block, several panels
   this->CheckGroups({7, 13}, 70, 1100, 3);     // deeper than a depth block, both ways

@@ -16,6 +16,7 @@
 
 #include "kernels/grouped_gemm/packed_weights.h"
 #include "kernels/grouped_gemm/simd_targets.h"
+#include "kernels/grouped_gemm/weight_gradient.h"
 #include "tests/kernels/gemm_test.h"
 
 namespace moe::testing {
@@ -188,6 +189,22 @@ TEST_F(GemmErrors, NameTheArgumentAndTheExpectedShape) {
   EXPECT_EQ(workspace_.allocations(), 0);
 }
 
+TEST_F(GemmErrors, NameWhatIsWrongWithWeightGradients) {
+  std::vector<float> sum(6), few(5);
+  const auto add = [&](int64_t rows, const std::vector<int64_t>& segments, std::vector<float>& to) {
+    const GradAccumulator grad(absl::MakeSpan(to));
+    return AddWeightGradients<float>({x_.data(), 3, 2}, {w_.data(), rows, 3}, segments, {&grad, 1},
+                                     workspace_, *stream_);
+  };
+  EXPECT_OK(add(3, {0, 3}, sum));
+  Expect(add(2, {0, 3}, sum), "x is [2, 3] with stride 3, expected [3, 3]");
+  Expect(add(3, {0, 3}, few), "grad is [5], expected [6]");
+  for (const std::vector<int64_t>& bad :
+       {std::vector<int64_t>{}, {0}, {0, 4}, {-1, 3}, {0, 2, 1}}) {
+    Expect(add(3, bad, sum), "segment offsets for 1 weights");
+  }
+}
+
 TEST_F(GemmErrors, TreesThatDoNotFitTheProduct) {
   const auto tree = [&](const GemmTree& of) {
     return Gemm<float>({x_.data(), 4, 6}, {w_.data(), 2, 6}, MatrixView<float>{y_.data(), 4, 2},
@@ -253,6 +270,31 @@ TEST_F(GemmErrors, NameWhatIsWrongWithPackedWeights) {
   Expect(GroupedGemm<float>({x_.data(), 2, 3}, {0, 1, 2}, {&w, 1}, 4, {y_.data(), 2, 5}, workspace_,
                             *stream_),
          "3 offsets for 1 weights");
+}
+
+TEST_F(GemmErrors, WeightsPackedForTwoOrdersOrAnotherTreeAreRefused) {
+  const std::vector<BFloat16> x(64, BFloat16(1.0f));
+  std::vector<BFloat16> y(64);
+  const GemmTree tree = {{4, 8, 2}};
+  std::vector<PackedWeights<BFloat16>> w;
+  for (const auto& [word, order] : kBFloat16OrderWords) {
+    w.push_back(PackedWeights<BFloat16>::Create(5, 8, order, tree).value());
+    ASSERT_OK(w.back().Pack({x.data(), 5, 8}, 0, *stream_));
+  }
+  Expect(GroupedGemm<BFloat16>({x.data(), 2, 8}, {0, 1, 2}, w, 0, {y.data(), 2, 5}, workspace_,
+                               *stream_, tree),
+         "GroupedGemm: weights packed for two orders of bfloat16");
+  const auto product = [&](const GemmTree& of) {
+    return Gemm<BFloat16>({x.data(), 2, 8}, w[1], 0, MatrixView<BFloat16>(y.data(), 2, 5),
+                          workspace_, *stream_, of);
+  };
+  EXPECT_OK(product(tree));
+  EXPECT_EQ(static_cast<float>(y[9]), 8.0f);
+  Expect(product({{2, 8, 2}}),
+         "Gemm: a weight is packed for a tree of 4 leaves over 8, expected that of the product, 2 "
+         "over 8");
+  Expect(PackedWeights<BFloat16>::Create(5, 8, BFloat16Order::kTile, {{4, 9, 2}}).status(),
+         "PackedWeights: a tree over 1 parts of 9");
 }
 
 TEST_F(GemmErrors, AnotherWidthOfPackedStripsIsRefused) {
