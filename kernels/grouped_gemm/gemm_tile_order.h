@@ -72,6 +72,7 @@ struct DepthBlock {
   std::array<SumSteps, kMaxTreeLeaves> sum;
   size_t count = 0;
   int64_t steps = 0;
+  int64_t steps_before = 0;        // of its sum
   bool first = true, last = true;  // of its sum
   int64_t segment = 0;
 };
@@ -79,8 +80,9 @@ struct DepthBlock {
 // The most steps of a depth block, except for trees: a strip of 64 KiB. With 2,816 terms at a time
 // input gradients take twice as long.
 inline constexpr int64_t kMostSteps = 32;
-// Packed rows of a block and packed strips of b, each a quarter of a second-level cache.
-inline constexpr int64_t kKeptBytes = int64_t{512} << 10;
+// Packed rows of a block, half of a second-level cache: b is read once for as many. Then packed
+// strips of b, a quarter.
+inline constexpr int64_t kKeptBytes = int64_t{1} << 20;
 inline constexpr int64_t kMostKeptRows = 512;
 inline constexpr int64_t kPanels = 8;
 
@@ -110,17 +112,14 @@ class DepthBlocks {
       : tree_(problem.tree),
         is_tree_(problem.is_tree()),
         segments_(problem.exact.segments),
-        depth_(problem.depth()),
-        // packed weights are read in place
-        most_steps_(problem.b_layout == Layout::kStrips ? std::max<int64_t>(1, StepsOf(depth_))
-                                                        : kMostSteps) {}
+        depth_(problem.depth()) {}
 
   // Upper bound of the steps of a block.
   int64_t steps() const {
-    return is_tree_ ? TreeSteps(tree_, depth_) : std::min(most_steps_, StepsOf(depth_));
+    return is_tree_ ? TreeSteps(tree_, depth_) : std::min(kMostSteps, StepsOf(depth_));
   }
   // Whether sums are stored between blocks.
-  bool cuts_sums() const { return !is_tree_ && StepsOf(depth_) > most_steps_; }
+  bool cuts_sums() const { return !is_tree_ && StepsOf(depth_) > kMostSteps; }
 
   // Calls run(block) for each in ascending order.
   template <class Run>
@@ -131,7 +130,7 @@ class DepthBlocks {
       const int64_t begin = segments_.empty() ? 0 : segments_[static_cast<size_t>(s)];
       const int64_t end = segments_.empty() ? depth_ : segments_[static_cast<size_t>(s) + 1];
       const int64_t steps = StepsOf(end - begin);
-      const int64_t blocks = std::max<int64_t>(1, (steps + most_steps_ - 1) / most_steps_);
+      const int64_t blocks = std::max<int64_t>(1, (steps + kMostSteps - 1) / kMostSteps);
       for (int64_t i = 0; i < blocks; ++i) {
         const int64_t from = steps * i / blocks, to = steps * (i + 1) / blocks;
         DepthBlock block;
@@ -139,6 +138,7 @@ class DepthBlocks {
                                    std::min(end - begin, to * kTerms) - from * kTerms, 0};
         block.sum[block.count++] = {to - from, 0};
         block.steps = to - from;
+        block.steps_before = from;
         block.first = i == 0;
         block.last = i + 1 == blocks;
         block.segment = s;
@@ -170,7 +170,6 @@ class DepthBlocks {
   bool is_tree_;
   absl::Span<const int64_t> segments_;
   int64_t depth_;
-  int64_t most_steps_;
 };
 
 // Rows of a block: as many as are packed within kKeptBytes.

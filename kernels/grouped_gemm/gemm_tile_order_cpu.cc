@@ -135,9 +135,13 @@ class PanelsOfB {
     const int64_t strip = depth_.steps * kTerms * kStripSide;
     const int64_t next = col + kStripSide, next_cols = std::min(kStripSide, block_.col_end - next);
     if (problem_.b_layout == Layout::kStrips) {
-      if (next_cols > 0) Prefetch(b.data() + next / kStripSide * strip, 1, strip, strip, 1);
+      const int64_t whole = TreeSteps(problem_.tree, problem_.depth()) * kTerms;
+      const auto at = [&](int64_t column) {
+        return b.data() + (column * whole) + depth_.steps_before * kTerms * kStripSide;
+      };
+      if (next_cols > 0) Prefetch(at(next), 1, strip, strip, 1);
       // A strip of packed weights always has two tiles.
-      return SetLeft(b.data() + col / kStripSide * strip, 2, product);
+      return SetLeft(at(col), 2, product);
     }
     if (reads_in_place_ && cols == kStripSide) {
       product.left = b.row(col) + depth_.run[0].k;

@@ -46,7 +46,7 @@ namespace moe {
 // CPU: runs on stream.threads(), packed and vectorised where the CPU has fused multiply-add (AVX2,
 // AVX-512 or NEON, and dot products or tiles, chosen at run time); elsewhere as that loop, far
 // slower. Cost: each weight is read and packed once for every 512 rows (forward) or 252 rows
-// (gradients) of its group, in tiles for every 256; an input gradient of up to 6 rows reads float32
+// (gradients) of its group, in tiles for every 512; an input gradient of up to 6 rows reads float32
 // weights in place, a forward product in tiles those of up to 32 rows. packed_weights.h has
 // forward products whose weights stay packed from call to call: at few rows twice as fast.
 //
@@ -59,8 +59,8 @@ namespace moe {
 // All views are memory of stream.device() and stay valid until the stream passes this point,
 // including device offsets; host offsets [L + 1] and the weight views themselves are read before
 // the call returns.
-// `workspace` provides packing buffers, up to 1.5 MiB a thread, for trees and tiles 2.5 MiB, more
-// for a tree over so many terms that 32 rows in tiles take more than 512 KiB. On an inline
+// `workspace` provides packing buffers, up to 1.5 MiB a thread, for trees 2.5 MiB, for
+// tiles 3.5 MiB, more for a tree over so many terms that 32 rows in tiles take more than 1 MiB. On an inline
 // stream they are released when the call returns. On a queued CPU stream they stay in use until the
 // caller, once the stream has passed, releases a mark from before the call. On CUDA it is device
 // memory and holds the offsets of several groups that only the host knows, likewise until the
