@@ -59,12 +59,12 @@ namespace moe {
 // All views are memory of stream.device() and stay valid until the stream passes this point,
 // including device offsets; host offsets [L + 1] and the weight views themselves are read before
 // the call returns.
-// `workspace` provides packing buffers, up to 1.5 MiB a thread, for trees 2.5 MiB, for
-// tiles 3.5 MiB, more for a tree over so many terms that 32 rows in tiles take more than 1 MiB. On an inline
-// stream they are released when the call returns. On a queued CPU stream they stay in use until the
-// caller, once the stream has passed, releases a mark from before the call. On CUDA it is device
-// memory and holds the offsets of several groups that only the host knows, likewise until the
-// caller releases such a mark.
+// `workspace` provides packing buffers, up to 1.5 MiB a thread, for trees 2.5 MiB, for tiles
+// 3.5 MiB, more for a tree over so many terms that 32 rows in tiles take more than 1 MiB. On an
+// inline stream they are released when the call returns. On a queued CPU stream they stay in use
+// until the caller, once the stream has passed, releases a mark from before the call. On CUDA it is
+// device memory and holds the offsets of several groups that only the host knows, likewise until
+// the caller releases such a mark.
 // Errors: kInvalidArgument if shapes disagree, offsets do not ascend, a tree does not match the
 // reduced index or, on CUDA, weights are not a slab or cuBLAS is selected for groups that the host
 // does not know; kResourceExhausted; kUnimplemented on CUDA for trees, and in a build without CUDA.
