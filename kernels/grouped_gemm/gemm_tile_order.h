@@ -80,11 +80,12 @@ struct DepthBlock {
 // The most steps of a depth block, except for trees: a strip of 64 KiB. With 2,816 terms at a time
 // input gradients take twice as long.
 inline constexpr int64_t kMostSteps = 32;
-// Packed rows of a block, half of a second-level cache: b is read once for as many. Then packed
-// strips of b, a quarter.
+// Packed rows of a block, half of a second-level cache: b is read once for as many. Strips of b
+// that are packed at a time, a quarter.
 inline constexpr int64_t kKeptBytes = int64_t{1} << 20;
 inline constexpr int64_t kMostKeptRows = 512;
-inline constexpr int64_t kPanels = 8;
+inline constexpr int64_t kPanelBytes = int64_t{512} << 10;
+inline constexpr int64_t kMostPanels = 8;
 
 // Whether b is the left operand: rows of weights are then copied as they are, and the fewer rows of
 // a are transposed. Sums come out transposed, too.
@@ -172,12 +173,23 @@ class DepthBlocks {
   int64_t depth_;
 };
 
+// Bytes of a packed row or column, at most.
+template <typename TOut>
+int64_t SideBytes(const Problem<BFloat16, TOut>& problem) {
+  return std::max<int64_t>(1, DepthBlocks(problem).steps()) * kTerms * int64_t{sizeof(BFloat16)};
+}
 // Rows of a block: as many as are packed within kKeptBytes.
 template <typename TOut>
 int64_t BlockRows(const Problem<BFloat16, TOut>& problem) {
-  const int64_t row_bytes =
-      std::max<int64_t>(1, DepthBlocks(problem).steps()) * kTerms * int64_t{sizeof(BFloat16)};
-  return std::clamp(kKeptBytes / row_bytes / kStripSide * kStripSide, kStripSide, kMostKeptRows);
+  const int64_t rows = kKeptBytes / SideBytes(problem) / kStripSide * kStripSide;
+  return std::clamp(rows, kStripSide, kMostKeptRows);
+}
+// Strips of b that are packed at a time: several where terms are rows, whose neighbouring columns
+// are then read together.
+template <typename TOut>
+int64_t PanelsAtOnce(const Problem<BFloat16, TOut>& problem) {
+  if (problem.b_layout != Layout::kPlain) return 1;
+  return std::clamp<int64_t>(kPanelBytes / (kStripSide * SideBytes(problem)), 1, kMostPanels);
 }
 
 // Scratch of one thread. Each array is a multiple of 64 bytes long.
@@ -188,7 +200,7 @@ struct TileSlot {
     kept = reinterpret_cast<BFloat16*>(memory);
     memory += BlockRows(problem) * depth.steps() * kTerms / 2;
     panel = reinterpret_cast<BFloat16*>(memory);
-    memory += kPanels * kStripSide * depth.steps() * kTerms / 2;
+    memory += PanelsAtOnce(problem) * kStripSide * depth.steps() * kTerms / 2;
     transposed = memory;
     pending = transposed + kStripSums;
     sums = pending + kMaxWaiting * kStripSums;
@@ -200,12 +212,12 @@ struct TileSlot {
     const int64_t rows = BlockRows(problem);
     const int64_t strips =
         depth.cuts_sums() ? rows * ((cols + kStripSide - 1) / kStripSide) / kStripSide : 1;
-    return (rows + kPanels * kStripSide) * depth.steps() * kTerms / 2 +
+    return (rows + PanelsAtOnce(problem) * kStripSide) * depth.steps() * kTerms / 2 +
            (1 + kMaxWaiting + strips) * kStripSums;
   }
 
   BFloat16* kept;     // strips of the block's rows of a
-  BFloat16* panel;    // kPanels strips of b
+  BFloat16* panel;    // PanelsAtOnce strips of b
   float* transposed;  // sums that come out transposed
   float* pending;     // sums of leaves
   float* sums;        // of each strip of the block, or of one

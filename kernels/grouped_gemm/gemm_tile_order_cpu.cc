@@ -110,8 +110,7 @@ class TileOutput {
   float* scratch_;
 };
 
-// The panels of b that a block multiplies, packed a few at a time where terms are rows, so that
-// neighbouring columns of a row are read together.
+// The panels of b that a block multiplies, packed or in place.
 template <class TOut>
 class PanelsOfB {
  public:
@@ -121,6 +120,7 @@ class PanelsOfB {
         block_(block),
         depth_(depth),
         memory_(slot.panel),
+        most_cols_(PanelsAtOnce(problem) * kStripSide),
         // one tile product for each tile: copies would take longer
         reads_in_place_(problem.b_layout == Layout::kTransposed && depth.runs == 1 &&
                         depth.run[0].terms % kTerms == 0 &&
@@ -158,9 +158,9 @@ class PanelsOfB {
     }
     if (col >= packed_end_) {
       packed_begin_ = col;
-      packed_end_ = std::min(block_.col_end, col + kPanels * kStripSide);
+      packed_end_ = std::min(block_.col_end, col + most_cols_);
       PackRightStrips({b, true}, depth_.terms(), col, packed_end_ - col, strip, memory_);
-      PrefetchNext(packed_end_, std::min(kPanels * kStripSide, block_.col_end - packed_end_),
+      PrefetchNext(packed_end_, std::min(most_cols_, block_.col_end - packed_end_),
                    (packed_end_ - col + kStripSide - 1) / kStripSide);
     }
     product.right = memory_ + (col - packed_begin_) / kStripSide * strip;
@@ -197,6 +197,7 @@ class PanelsOfB {
   const Block& block_;
   const DepthBlock& depth_;
   BFloat16* memory_;
+  int64_t most_cols_;  // packed at a time
   bool reads_in_place_;
   int64_t packed_begin_ = 0, packed_end_ = 0;
 };
