@@ -103,8 +103,8 @@ class GemmKernels final : public KernelGroup {
       exact_grads_.emplace_back(exact_dw_.span().subspan(e * F * H, F * H), ExactGrid(),
                                 tally_.data(), &empty_[e]);
       if (!device_.is_cpu()) continue;
-      MOE_ASSIGN_OR_RETURN(auto packed, PackedWeights<T>::Create(F, H, shape_.order, InTree()));
-      packed_.push_back(std::move(packed));
+      MOE_RETURN_IF_ERROR(AddPacked(InTree(), packed_));
+      if (shape_.leaves > 1) MOE_RETURN_IF_ERROR(AddPacked({}, packed_for_chain_));
     }
     operations_ = 2.0 * static_cast<double>(N) * static_cast<double>(H) * static_cast<double>(F);
     if (!device_.is_cpu()) {
@@ -116,7 +116,6 @@ class GemmKernels final : public KernelGroup {
  private:
   absl::Status AddKernels() {
     if (device_.is_cpu()) {
-      MOE_RETURN_IF_ERROR(Pack());
       kernels_.push_back(
           {"pack", std::bind_front(&GemmKernels::Pack, this), {ReadLimit(2 * sizeof(T))}});
       AddProduct("packed_forward", &GemmKernels::PackedForward, sizeof(T));
@@ -135,10 +134,7 @@ class GemmKernels final : public KernelGroup {
                              .work = operations_,
                              .measure = std::bind_front(&GemmKernels::Peak, this)});
     if (device_.is_cpu()) kernel.limits.push_back(ReadLimit(weight_bytes));
-    // Tiles are packed for one tree.
-    const bool packed_for_tree =
-        run == &GemmKernels::PackedForward && shape_.order == BFloat16Order::kTile;
-    if (shape_.leaves > 1 && !packed_for_tree) {
+    if (shape_.leaves > 1) {
       const auto chain = [this, run]() -> absl::StatusOr<double> {
         leaves_ = 1;
         const auto ns = device_.Time(std::bind_front(run, this));
@@ -191,6 +187,12 @@ class GemmKernels final : public KernelGroup {
     return static_cast<double>(floats) * sizeof(float) / ns;
   }
 
+  // Tiles are packed for one tree.
+  absl::Status AddPacked(const GemmTree& tree, std::vector<PackedWeights<T>>& packed) {
+    MOE_ASSIGN_OR_RETURN(packed.emplace_back(),
+                         PackedWeights<T>::Create(shape_.ffn, shape_.hidden, shape_.order, tree));
+    return packed.back().Pack(weight_[packed.size() - 1], 0, device_.stream());
+  }
   absl::Status Pack() {
     for (size_t e = 0; e < packed_.size(); ++e) {
       MOE_RETURN_IF_ERROR(packed_[e].Pack(weight_[e], 0, device_.stream()));
@@ -198,7 +200,8 @@ class GemmKernels final : public KernelGroup {
     return absl::OkStatus();
   }
   absl::Status PackedForward() {
-    return GroupedGemm<T>(Rows<const T>(x_, shape_.hidden), offsets_, packed_, 0,
+    const auto& packed = leaves_ == shape_.leaves ? packed_ : packed_for_chain_;
+    return GroupedGemm<T>(Rows<const T>(x_, shape_.hidden), offsets_, packed, 0,
                           Rows<T>(y_, shape_.ffn), workspace_, device_.stream(), InTree());
   }
   absl::Status Forward() {
@@ -242,8 +245,8 @@ class GemmKernels final : public KernelGroup {
   Array<int64_t> exact_dw_;
   Array<GridTally> tally_;
   std::vector<MatrixView<const T>> weight_;
-  std::vector<PackedWeights<T>> packed_;  // on a CPU
-  std::unique_ptr<bool[]> empty_;         // whose gradients overwrite the old values
+  std::vector<PackedWeights<T>> packed_, packed_for_chain_;  // on a CPU
+  std::unique_ptr<bool[]> empty_;  // whose gradients overwrite the old values
   std::vector<GradAccumulator> grads_, exact_grads_;
   std::unique_ptr<DenseProduct<T>> dense_;  // on a GPU that has cuBLAS
 };

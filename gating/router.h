@@ -17,8 +17,8 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/base/workspace.h"
-#include "kernels/grouped_gemm/gemm_options.h"
 #include "kernels/exact_sum/grad_accumulator.h"
+#include "kernels/grouped_gemm/gemm_options.h"
 
 namespace moe {
 

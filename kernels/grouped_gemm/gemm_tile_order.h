@@ -182,14 +182,18 @@ int64_t SideBytes(const Problem<BFloat16, TOut>& problem) {
 template <typename TOut>
 int64_t BlockRows(const Problem<BFloat16, TOut>& problem) {
   const int64_t rows = kKeptBytes / SideBytes(problem) / kStripSide * kStripSide;
-  return std::clamp(rows, kStripSide, kMostKeptRows);
+  const int64_t strips = (problem.c.rows() + kStripSide - 1) / kStripSide;
+  const int64_t most = std::clamp(strips * kStripSide, kStripSide, kMostKeptRows);
+  return std::clamp(rows, kStripSide, most);
 }
 // Strips of b that are packed at a time: several where terms are rows, whose neighbouring columns
 // are then read together.
 template <typename TOut>
 int64_t PanelsAtOnce(const Problem<BFloat16, TOut>& problem) {
   if (problem.b_layout != Layout::kPlain) return 1;
-  return std::clamp<int64_t>(kPanelBytes / (kStripSide * SideBytes(problem)), 1, kMostPanels);
+  const int64_t strips = (problem.c.cols() + kStripSide - 1) / kStripSide;
+  const int64_t most = std::clamp<int64_t>(strips, 1, kMostPanels);
+  return std::clamp<int64_t>(kPanelBytes / (kStripSide * SideBytes(problem)), 1, most);
 }
 
 // Scratch of one thread. Each array is a multiple of 64 bytes long.
@@ -210,6 +214,7 @@ struct TileSlot {
   static int64_t Size(const Problem<BFloat16, TOut>& problem, int64_t cols) {
     const DepthBlocks depth(problem);
     const int64_t rows = BlockRows(problem);
+    cols = std::min(cols, problem.c.cols());
     const int64_t strips =
         depth.cuts_sums() ? rows * ((cols + kStripSide - 1) / kStripSide) / kStripSide : 1;
     return (rows + PanelsAtOnce(problem) * kStripSide) * depth.steps() * kTerms / 2 +

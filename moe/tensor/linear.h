@@ -88,7 +88,7 @@ class Linear {
   int64_t out_features() const { return weights_.front()->spec().rows; }
   absl::Span<Parameter* const> weights() const { return weights_; }
   absl::Span<Parameter* const> biases() const { return biases_; }  // empty without
-  int64_t packed_bytes() const;  // 0 before the first forward
+  int64_t packed_bytes() const;                                    // 0 before the first forward
 
  private:
   Linear() = default;
