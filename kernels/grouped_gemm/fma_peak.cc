@@ -61,9 +61,9 @@ double RunFma(int64_t steps) {
 }
 
 double RunBFloat16Peak(BFloat16Order order, int64_t steps) {
-  constexpr int64_t kMultiplyAdds = 12;  // in the time of one tile product
+  constexpr int64_t kFmaSteps = 12;  // take about as long as one of RunTiles
   if (order == BFloat16Order::kTile) {
-    return UsesAmx() ? RunTiles(steps / kMultiplyAdds) : RunFma(steps);
+    return UsesAmx() ? RunTiles(steps / kFmaSteps) : RunFma(steps);
   }
 #if MOE_GEMM_DOT_AVX512
   if (DotsBFloat16()) return RunDots(steps);

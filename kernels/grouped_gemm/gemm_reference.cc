@@ -69,9 +69,9 @@ class ChainSum {
 
 // The same in the order of tiles: blocks of kTerms terms, added up from 0 on. In a block even terms
 // are a chain from 0 on, odd ones another.
-class TileSum {
+class BlockSum {
  public:
-  explicit TileSum(std::optional<float> old = std::nullopt) : sum_(old) {}
+  explicit BlockSum(std::optional<float> old = std::nullopt) : sum_(old) {}
 
   template <class A, class B>
   void AddRun(int64_t terms, const A& a, const B& b) {
@@ -127,7 +127,7 @@ void ReferenceOf(const Problem<T, TOut>& problem) {
   const auto b_at = [&](int64_t k, int64_t j) {
     if (b_layout == Layout::kPlain) return b(k, j);
     if (b_layout == Layout::kTransposed) return b(j, k);
-    if constexpr (std::is_same_v<Sum, TileSum>) {
+    if constexpr (std::is_same_v<Sum, BlockSum>) {
       return TileStripElement(problem, k, j);
     } else {
       constexpr int64_t kPair = kStepsPerWord<T>;
@@ -173,7 +173,7 @@ void ReferenceOf(const Problem<T, TOut>& problem) {
 template <typename T, typename TOut>
 void Reference(const Problem<T, TOut>& problem) {
   if constexpr (std::is_same_v<T, BFloat16>) {
-    if (problem.is_tile_order()) return ReferenceOf<TileSum>(problem);
+    if (problem.is_tile_order()) return ReferenceOf<BlockSum>(problem);
   }
   ReferenceOf<ChainSum<T>>(problem);
 }

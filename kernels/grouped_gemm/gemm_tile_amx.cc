@@ -55,6 +55,8 @@ bool CpuHasTiles() {
   if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kSavesState) == 0) return false;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
   if ((d & (kBFloat16 | kTile)) != (kBFloat16 | kTile)) return false;
+  // A guest may lack what every processor with tiles has.
+  if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl")) return false;
   unsigned low = 0, high = 0;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   constexpr unsigned kTileState = 3u << 17;
@@ -94,21 +96,23 @@ class AmxTiles {
 
 #endif  // MOE_AMX
 
-// The same unit in software, one element after the other.
+constexpr TileConfig kConfig = WholeTiles();
+// What this thread's sessions have configured in software; nullptr: nothing.
+thread_local const TileConfig* checked_config = nullptr;
+
+// The same unit in software, one element after the other. Requires a session.
 class CheckedTiles {
  public:
   explicit CheckedTiles(const StripProduct& product) : product_(product) {
-    Configure(WholeTiles());
+    MOE_CHECK(checked_config != nullptr);
+    config_ = *checked_config;
+    MOE_CHECK(config_.palette == 1 && config_.start_row == 0);
+    for (int t = 0; t < kTiles; ++t) {
+      MOE_CHECK(config_.rows[t] <= 16 && config_.row_bytes[t] <= 64 &&
+                config_.row_bytes[t] % 4 == 0);
+    }
   }
 
-  void Configure(const TileConfig& config) {
-    MOE_CHECK(config.palette == 1 && config.start_row == 0);
-    for (int t = 0; t < kTiles; ++t) {
-      MOE_CHECK(config.rows[t] <= 16 && config.row_bytes[t] <= 64 && config.row_bytes[t] % 4 == 0);
-      tile_[t] = {};
-    }
-    config_ = config;
-  }
   template <int kTile>
   void Zero() {
     Used(kTile);
@@ -163,7 +167,7 @@ class CheckedTiles {
   static float Lower(uint32_t word) { return std::bit_cast<float>(word << 16); }
   static float Upper(uint32_t word) { return std::bit_cast<float>(word & 0xffff0000u); }
 
-  void Used(int tile) const { MOE_CHECK(config_.palette == 1 && config_.rows[tile] > 0); }
+  void Used(int tile) const { MOE_CHECK(config_.rows[tile] > 0); }
   static bool Contains(const void* begin, int64_t bytes, const char* row, int64_t row_bytes) {
     const auto offset = row - static_cast<const char*>(begin);
     return offset >= 0 && offset + row_bytes <= bytes;
@@ -182,7 +186,7 @@ class CheckedTiles {
   }
 
   const StripProduct& product_;
-  TileConfig config_ = {.palette = 0};
+  TileConfig config_;
   Rows tile_[kTiles];
 };
 
@@ -275,11 +279,12 @@ void MultiplyOnCheckedTiles(const StripProduct& product, Prefetcher& ahead) {
 #if MOE_AMX
 
 MOE_AMX_TARGET TileSession::TileSession() : configured_(UsesAmx()) {
-  static constexpr TileConfig kConfig = WholeTiles();
+  checked_config = &kConfig;
   if (configured_) __asm__ volatile("ldtilecfg %0" ::"m"(kConfig));
 }
 
 MOE_AMX_TARGET TileSession::~TileSession() {
+  checked_config = nullptr;
   if (configured_) __asm__ volatile("tilerelease");
 }
 
@@ -304,8 +309,12 @@ MOE_AMX_TARGET double RunTiles(int64_t steps) {
 
 #else
 
-TileSession::TileSession() : configured_(false) {}
-TileSession::~TileSession() = default;
+TileSession::TileSession() : configured_(false) {
+  checked_config = &kConfig;
+}
+TileSession::~TileSession() {
+  checked_config = nullptr;
+}
 
 void MultiplyOnAmx(const StripProduct& product, Prefetcher& ahead) {
   MultiplyOnCheckedTiles(product, ahead);

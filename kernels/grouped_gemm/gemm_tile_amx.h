@@ -15,7 +15,8 @@ enum class AmxState : uint8_t {
   kRefused,  // the kernel or the container permits no tiles
 };
 
-// Whether this process may use AMX tiles of bfloat16. The first call asks the kernel.
+// Whether this process may use AMX tiles of bfloat16. The first call asks the kernel; once it has
+// permitted them, it refuses alternate signal stacks that are too small for their state.
 AmxState AmxOfThisCpu();
 // Whether products use them, which they do where they can unless UseAmx forbids it
 // (simd_targets.h).
@@ -27,7 +28,7 @@ void UseAmx(bool use);
 bool UsesCheckedTiles();
 void UseCheckedTiles(bool use);
 
-// This thread's tile unit is configured while an object lives. Does nothing without UsesAmx().
+// This thread's tile unit, or the one in software, is configured while an object lives.
 class TileSession {
  public:
   TileSession();
@@ -39,7 +40,7 @@ class TileSession {
   bool configured_;
 };
 
-// Requires a TileSession, and UsesAmx().
+// Both require a TileSession, the first UsesAmx(), too.
 void MultiplyOnAmx(const StripProduct& product, Prefetcher& ahead);
 void MultiplyOnCheckedTiles(const StripProduct& product, Prefetcher& ahead);
 

@@ -38,7 +38,7 @@ constexpr int64_t TilesOf(int64_t side) {
 // [i * kStripSide + j].
 inline constexpr int64_t kStripSums = kStripSide * kStripSide;
 
-// sums (+)= left * right over `steps` steps. Sums beyond the strips' tiles are not touched. Row i
+// sums (+)= left * right over `steps` steps. Sums beyond the strips' tiles are unspecified. Row i
 // of tile h of step s of the left operand is at left + s * left_step + h * left_tile + i *
 // left_row: packed, or in place.
 struct StripProduct {

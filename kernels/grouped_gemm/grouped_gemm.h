@@ -29,10 +29,10 @@ namespace moe {
 //   dot   AVX-512's dot product: terms are added in pairs, the second first, an odd last one paired
 //         with zeros
 //   tile  AMX's tiles: no chains of 256; terms are added in blocks of 32, the last one filled up
-//         with zeros. In a block the even terms are a chain from 0 on and the odd ones another.
-//         Their sum is added to the sum of the blocks before, which starts from 0 or the old value.
+//         with zeros. In a block the even terms are a chain from 0 on and the odd ones another. Their
+//         sum is added to that of the blocks before, from 0 or the old value on: 16 + K / 32 steps.
 // On x86 subnormal factors and sums of both count as zeros. An element therefore has the same bits
-// for any number of rows, tiles or threads, on any SIMD width, with or without these instructions,
+// for any number of rows or threads, on any SIMD width, with or without any of these instructions,
 // in body or tail; the reference is a loop over std::fma. (Which NaN an element becomes is not part
 // of this.)
 //
@@ -46,9 +46,10 @@ namespace moe {
 // CPU: runs on stream.threads(), packed and vectorised where the CPU has fused multiply-add (AVX2,
 // AVX-512 or NEON, and dot products or tiles, chosen at run time); elsewhere as that loop, far
 // slower. Cost: each weight is read and packed once for every 512 rows (forward) or 252 rows
-// (gradients) of its group, in tiles for every 512; an input gradient of up to 6 rows reads float32
-// weights in place, a forward product in tiles those of up to 32 rows. packed_weights.h has
-// forward products whose weights stay packed from call to call: at few rows twice as fast.
+// (gradients) of its group, in tiles for 512, of deep trees for fewer; an input gradient of up to 6
+// rows reads float32 weights in place, and so does a forward product in tiles of up to 32 rows and
+// whole blocks, without a tree. packed_weights.h has forward products whose weights stay packed
+// from call to call: at few rows twice as fast.
 //
 // CUDA: float32 by the same chains, with the CPU's bits; 16-bit types on tensor cores, 16 terms at
 // a time in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a

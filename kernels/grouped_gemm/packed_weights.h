@@ -99,7 +99,7 @@ class PackedWeights {
 };
 
 // GroupedGemm and Gemm (grouped_gemm.h) with packed weights: the same bits. CPU only. Weights are
-// read in place, once for every 252 rows of their group; with up to 6 rows a product runs at memory
+// read in place, once for every 252 rows of their group (in tiles 512); with up to 6 rows a product runs at memory
 // speed. `version` is the version at which all weights must be packed. They stay valid, and are not
 // packed again, until the stream has passed.
 // Errors as there; kInvalidArgument also if a weight has another version or shape, or was packed

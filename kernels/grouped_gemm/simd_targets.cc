@@ -19,15 +19,11 @@ constexpr int64_t kFused[] = {HWY_AVX3, HWY_AVX2, HWY_NEON};
 constexpr char kWithTiles[] = "AVX3_AMX";
 constexpr char kWithDot[] = "AVX3_BF16";
 
-bool IsAvx512() {
-  return (hwy::SupportedTargets() & HWY_AVX3) != 0;
-}
-
 }  // namespace
 
 std::vector<std::string> SimdTargets() {
   std::vector<std::string> names;
-  if (UsesAmx() && IsAvx512()) names.emplace_back(kWithTiles);
+  if (UsesAmx()) names.emplace_back(kWithTiles);
   if (DotsBFloat16()) names.emplace_back(kWithDot);
   for (const int64_t target : kFused) {
     if (hwy::SupportedTargets() & target) names.emplace_back(hwy::TargetName(target));
@@ -50,7 +46,7 @@ void UseSimdTarget(absl::string_view name) {
 }
 
 BFloat16Order FastestBFloat16Order() {
-  return UsesAmx() && IsAvx512() ? BFloat16Order::kTile : BFloat16Order::kDot;
+  return UsesAmx() ? BFloat16Order::kTile : BFloat16Order::kDot;
 }
 
 absl::Status UseSimdTargetOfEnvironment() {

@@ -119,7 +119,8 @@ class MoeLayer final : public Module<T> {
   // Parameters that Create added on this rank, in the store's order, trained or not.
   absl::Span<Parameter* const> parameters() const override { return parameters_; }
   const ExpertPlacement& placement() const { return placement_; }
-  // Bytes of the copies of weights that MoeLayerConfig::pack_weights keeps on this rank.
+  // Bytes of the copies of weights that MoeLayerConfig::pack_weights keeps on this rank from the
+  // first forward on.
   int64_t packed_bytes() const {
     return experts_->packed_bytes() + (shared_ != nullptr ? shared_->packed_bytes() : 0);
   }

@@ -24,10 +24,10 @@ using ::testing::HasSubstr;
 
 // Among SIMD targets: the best one, with the tile unit in software.
 constexpr char kChecked[] = "tiles in software";
-class CheckedTiles {
+class UseOfCheckedTiles {
  public:
-  explicit CheckedTiles(bool use) { gemm::UseCheckedTiles(use); }
-  ~CheckedTiles() { gemm::UseCheckedTiles(false); }
+  explicit UseOfCheckedTiles(bool use) { gemm::UseCheckedTiles(use); }
+  ~UseOfCheckedTiles() { gemm::UseCheckedTiles(false); }
 };
 
 // Under AddressSanitizer one size of every kind: less than a tile, several and a tail.
@@ -99,7 +99,7 @@ class GroupedGemmBits : public ::testing::Test {
       if (kThreadSanitized && target != targets_.front()) continue;
       if (kSanitized && target == "EMU128") continue;
       const SimdTarget use(target == kChecked ? "" : target);
-      const CheckedTiles checked(target == kChecked);
+      const UseOfCheckedTiles checked(target == kChecked);
       for (ThreadPool* const pool : pools_) {
         const bool slow = kSanitized || target == "EMU128" || target == kChecked;
         if ((slow || by_turns_) && pool->threads() != 2) continue;  // and alike
@@ -319,7 +319,8 @@ TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationAcrossBlocks) {
   this->CheckGroups({520, 0, 3}, 130, 17, 1);  // more rows than a block, several panels
   this->CheckGroups({7, 13}, 70, 1100, 3);     // deeper than a depth block, both ways
   this->CheckGroups({7, 13}, 1100, 70, 0);
-  this->CheckGroups(std::vector<int64_t>(300, 1), 9, 11, 0);  // many groups
+  if (this->kTiles) this->CheckGroups({70, 33}, 1100, 1040, 1);  // strips of rows of cut sums
+  this->CheckGroups(std::vector<int64_t>(300, 1), 9, 11, 0);     // many groups
   this->CheckGroups({511, 1}, 70, 600, 0);
 }
 

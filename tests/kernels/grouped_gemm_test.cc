@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <absl/algorithm/container.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -152,6 +153,32 @@ class FakeCudaStream final : public Stream {
  private:
   absl::Status DoEnqueue(const TaskOffer&) override { return absl::OkStatus(); }
 };
+
+// So large that whole lines of float32 sums bypass the cache, and not where memory is unaligned.
+TEST(WeightGradients, InTilesHaveTheBitsOfAddingToZerosWhereverTheyAreWritten) {
+  constexpr int64_t kRows = 3, kOut = 1450, kIn = 1472, kSize = kOut * kIn;
+  const auto dy = Mixed<BFloat16>(kRows, kOut, 0, 1), x = Mixed<BFloat16>(kRows, kIn, 0, 2);
+  Workspace workspace;
+  const auto stream = MakeInlineStream();
+  const auto memory = workspace.Array<float>(kSize + 16).value();
+  const auto add = [&](absl::Span<float> sum, bool empty) {
+    ASSERT_OK(AddWeightGradient<BFloat16>(dy.view(), x.view(), GradAccumulator(sum, &empty),
+                                          workspace, *stream,
+                                          {.bfloat16_order = BFloat16Order::kTile}));
+  };
+  std::vector<float> want(kSize);
+  add(absl::MakeSpan(want), false);
+  for (const std::string& target : gemm::SimdTargets()) {
+    if (target == "EMU128") continue;  // the loops of the specification
+    const SimdTarget use(target);
+    for (const size_t offset : {0, 1, 8}) {
+      const absl::Span<float> sum = memory.subspan(offset, kSize);
+      std::fill(memory.begin(), memory.end(), NAN);
+      add(sum, true);
+      EXPECT_TRUE(absl::c_equal(sum, want)) << target << ' ' << offset;
+    }
+  }
+}
 
 class GemmErrors : public ::testing::Test {
  protected:

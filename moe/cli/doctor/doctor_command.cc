@@ -106,7 +106,7 @@ Finding BFloat16Products(const MachineFacts& f) {
                   "container refuses the permission to use them; ",
                   automatic),
               .remedy =
-                  "use Linux 5.16 or newer, and a container whose seccomp profile allows "
+                  "use a container whose seccomp profile allows "
                   "arch_prctl(ARCH_REQ_XCOMP_PERM)"};
     case gemm::AmxState::kNoCpu:
       break;
@@ -114,7 +114,8 @@ Finding BFloat16Products(const MachineFacts& f) {
   return {.verdict = Verdict::kNote,
           .subject = "bf16",
           .what = absl::StrCat(
-              "products without AMX tiles, which this processor or its operating system lacks; ",
+              "products without AMX tiles, which this processor or its operating system (Linux "
+              "before 5.16) lacks; ",
               automatic)};
 }
 
