@@ -80,9 +80,11 @@ TEST(Doctor, SaysWhetherProductsOfBFloat16RunOnTilesOrWhyNot) {
   MachineFacts facts = Healthy();
   Finding finding = FindingOf(facts, "bf16");
   EXPECT_EQ(finding.verdict, Verdict::kNote);
-  EXPECT_EQ(finding.what,
-            "products without AMX tiles, which this processor or its operating system lacks; "
-            "--bf16-order auto is dot");
+  EXPECT_EQ(
+      finding.what,
+      "products without AMX tiles, which this processor or its operating system (Linux before "
+      "5.16) lacks; "
+      "--bf16-order auto is dot");
   facts.amx = gemm::AmxState::kRefused;
   finding = FindingOf(facts, "bf16");
   EXPECT_EQ(finding.verdict, Verdict::kSlow);
