@@ -29,7 +29,7 @@ namespace moe {
 //   dot   AVX-512's dot product: terms are added in pairs, the second first, an odd last one paired
 //         with zeros
 //   tile  AMX's tiles: no chains of 256; terms are added in blocks of 32, the last one filled up
-//         with zeros. In a block the even terms are a chain from 0 on and the odd ones another. Their
+//         with zeros. In a block the even terms are a chain from 0 on, the odd ones another. Their
 //         sum is added to that of the blocks before, from 0 or the old value on: 16 + K / 32 steps.
 // On x86 subnormal factors and sums of both count as zeros. An element therefore has the same bits
 // for any number of rows or threads, on any SIMD width, with or without any of these instructions,

@@ -99,9 +99,9 @@ class PackedWeights {
 };
 
 // GroupedGemm and Gemm (grouped_gemm.h) with packed weights: the same bits. CPU only. Weights are
-// read in place, once for every 252 rows of their group (in tiles 512); with up to 6 rows a product runs at memory
-// speed. `version` is the version at which all weights must be packed. They stay valid, and are not
-// packed again, until the stream has passed.
+// read in place, once for every 252 rows of their group, in tiles 512; with few rows a product runs
+// at memory speed. `version` is the version at which all weights must be packed. They stay valid,
+// and are not packed again, until the stream has passed.
 // Errors as there; kInvalidArgument also if a weight has another version or shape, or was packed
 // for other SIMD instructions, tiles were packed for another tree, or a leaf of BFloat16 begins
 // within a pair; kUnimplemented on CUDA.
