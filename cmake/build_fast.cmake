@@ -6,8 +6,8 @@
 # source of a library must still compile alone, which the other presets check.
 #
 # Precompiled headers: most of the time of a small source goes into reading Abseil and the standard
-# library. Three sets (library, parts of programs, tests; a fourth for libraries that are not optimised),
-# compiled once each and used by every target that is compiled with the same flags.
+# library. Three sets (library, parts of programs, tests), compiled once each and used by every target
+# that is compiled with the same flags.
 #
 # Sources include what they use nevertheless: MOE_PRECOMPILED_HEADERS=OFF builds without the sets.
 option(MOE_PRECOMPILED_HEADERS "Read Abseil and the standard library once per build" ON)
@@ -20,15 +20,8 @@ set(standard_headers <algorithm> <array> <atomic> <cmath> <condition_variable> <
 set(libraries absl::function_ref absl::inlined_vector absl::status absl::statusor
   absl::strings absl::span absl::time Threads::Threads)
 add_library(moe_precompiled_library OBJECT EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
-target_link_libraries(moe_precompiled_library PRIVATE ${libraries} moe_compute_flags)
+target_link_libraries(moe_precompiled_library PRIVATE ${libraries} moe_private_flags)
 target_precompile_headers(moe_precompiled_library PRIVATE ${standard_headers})
-set(moe_precompiled_private moe_precompiled_library)
-if(MOE_SANITIZE MATCHES "undefined") # not all libraries are optimised
-  set(moe_precompiled_private moe_precompiled_unoptimised)
-  add_library(moe_precompiled_unoptimised OBJECT EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
-  target_link_libraries(moe_precompiled_unoptimised PRIVATE ${libraries} moe_private_flags)
-  target_precompile_headers(moe_precompiled_unoptimised PRIVATE ${standard_headers})
-endif()
 if(MOE_BUILD_PROGRAMS)
   find_package(nlohmann_json REQUIRED)
   add_library(moe_precompiled_program OBJECT EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
@@ -95,10 +88,8 @@ function(moe_build_fast folder)
       continue()
     elseif(type STREQUAL STATIC_LIBRARY AND moe_program_flags IN_LIST libraries)
       target_precompile_headers(${target} REUSE_FROM moe_precompiled_program)
-    elseif(type MATCHES "^(STATIC_LIBRARY|OBJECT_LIBRARY)$" AND libraries MATCHES moe_compute_flags)
-      target_precompile_headers(${target} REUSE_FROM moe_precompiled_library)
     elseif(type MATCHES "^(STATIC_LIBRARY|OBJECT_LIBRARY)$")
-      target_precompile_headers(${target} REUSE_FROM ${moe_precompiled_private})
+      target_precompile_headers(${target} REUSE_FROM moe_precompiled_library)
     elseif(type STREQUAL EXECUTABLE AND moe_test_flags IN_LIST libraries)
       target_precompile_headers(${target} REUSE_FROM moe_precompiled_test)
     endif()

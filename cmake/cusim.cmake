@@ -24,7 +24,7 @@ add_library(cusim STATIC EXCLUDE_FROM_ALL ${cusim_engine} ${cusim_dir}/fake_cubl
   ${cusim_dir}/fake_cudart.cc ${cusim_dir}/fake_memory.cc ${cusim_dir}/fake_streams.cc)
 target_include_directories(cusim PUBLIC ${PROJECT_SOURCE_DIR}/tests)
 target_include_directories(cusim SYSTEM PUBLIC ${MOE_CUDA_INCLUDE_DIR} ${MOE_CCCL_INCLUDE_DIR})
-target_link_libraries(cusim PUBLIC moe_own_flags PRIVATE moe_compute_flags)
+target_link_libraries(cusim PUBLIC moe_own_flags PRIVATE moe_private_flags)
 if(MOE_SANITIZE MATCHES "thread")
   set_source_files_properties(${cusim_engine} TARGET_DIRECTORY cusim PROPERTIES
     COMPILE_OPTIONS -fno-sanitize=thread COMPILE_DEFINITIONS CUSIM_TSAN SKIP_PRECOMPILE_HEADERS TRUE)

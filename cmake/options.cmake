@@ -92,10 +92,6 @@ endif()
 # For the libraries.
 add_library(moe_private_flags INTERFACE)
 target_link_libraries(moe_private_flags INTERFACE moe_own_flags)
-# For those that compute: kernels, references, the simulator of devices. Under AddressSanitizer these alone
-# are optimised.
-add_library(moe_compute_flags INTERFACE)
-target_link_libraries(moe_compute_flags INTERFACE moe_own_flags)
 # For the programs: nearly all of their run time is spent in the libraries, and this saves a third
 # of their compile time.
 add_library(moe_program_flags INTERFACE)
@@ -109,12 +105,11 @@ if(MOE_SANITIZE MATCHES "undefined")
   # AddressSanitizer reports a null pointer when it is read; the check before each call only costs
   # time. Test programs are not checked for undefined behaviour, only the code that they test.
   set(checks -fsanitize=${MOE_SANITIZE} -fno-sanitize-recover=undefined -fno-sanitize=null,vptr)
-  target_compile_options(moe_compute_flags INTERFACE ${checks} -O1)
-  target_compile_options(moe_private_flags INTERFACE ${checks} -O0)
+  target_compile_options(moe_private_flags INTERFACE ${checks} -O1)
   target_compile_options(moe_program_flags INTERFACE ${checks} -O0)
   target_compile_options(moe_test_flags INTERFACE -fsanitize=address -O0)
 elseif(MOE_SANITIZE)
-  foreach(flags moe_compute_flags moe_private_flags moe_program_flags moe_test_flags)
+  foreach(flags moe_private_flags moe_program_flags moe_test_flags)
     target_compile_options(${flags} INTERFACE -fsanitize=${MOE_SANITIZE} -O1)
   endforeach()
 endif()
