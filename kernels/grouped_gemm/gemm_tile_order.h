@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <type_traits>
 
@@ -33,6 +34,9 @@ constexpr int64_t StepsOf(int64_t terms) {
 constexpr int64_t TilesOf(int64_t side) {
   return side > kTileSide ? 2 : 1;
 }
+constexpr int64_t StripsOf(int64_t side) {
+  return (side + kStripSide - 1) / kStripSide;
+}
 
 // Sums of one strip by another, 4 KiB: row i of the left one, column j of the right one at
 // [i * kStripSide + j].
@@ -42,6 +46,14 @@ inline constexpr int64_t kStripSums = kStripSide * kStripSide;
 // of tile h of step s of the left operand is at left + s * left_step + h * left_tile + i *
 // left_row: packed, or in place.
 struct StripProduct {
+  void SetPackedLeft(const BFloat16* packed, int64_t tiles) {
+    left = packed;
+    left_tiles = tiles;
+    left_row = kTerms;
+    left_tile = kTileElements;
+    left_step = tiles * kTileElements;
+  }
+
   const BFloat16* left;
   int64_t left_row, left_tile, left_step;
   const BFloat16* right;
@@ -182,8 +194,8 @@ int64_t SideBytes(const Problem<BFloat16, TOut>& problem) {
 template <typename TOut>
 int64_t BlockRows(const Problem<BFloat16, TOut>& problem) {
   const int64_t rows = kKeptBytes / SideBytes(problem) / kStripSide * kStripSide;
-  const int64_t strips = (problem.c.rows() + kStripSide - 1) / kStripSide;
-  const int64_t most = std::clamp(strips * kStripSide, kStripSide, kMostKeptRows);
+  const int64_t all = StripsOf(problem.c.rows()) * kStripSide;
+  const int64_t most = std::clamp(all, kStripSide, kMostKeptRows);
   return std::clamp(rows, kStripSide, most);
 }
 // Strips of b that are packed at a time: several where terms are rows, whose neighbouring columns
@@ -191,8 +203,7 @@ int64_t BlockRows(const Problem<BFloat16, TOut>& problem) {
 template <typename TOut>
 int64_t PanelsAtOnce(const Problem<BFloat16, TOut>& problem) {
   if (problem.b_layout != Layout::kPlain) return 1;
-  const int64_t strips = (problem.c.cols() + kStripSide - 1) / kStripSide;
-  const int64_t most = std::clamp<int64_t>(strips, 1, kMostPanels);
+  const int64_t most = std::clamp<int64_t>(StripsOf(problem.c.cols()), 1, kMostPanels);
   return std::clamp<int64_t>(kPanelBytes / (kStripSide * SideBytes(problem)), 1, most);
 }
 
@@ -215,8 +226,7 @@ struct TileSlot {
     const DepthBlocks depth(problem);
     const int64_t rows = BlockRows(problem);
     cols = std::min(cols, problem.c.cols());
-    const int64_t strips =
-        depth.cuts_sums() ? rows * ((cols + kStripSide - 1) / kStripSide) / kStripSide : 1;
+    const int64_t strips = depth.cuts_sums() ? StripsOf(rows) * StripsOf(cols) : 1;
     return (rows + PanelsAtOnce(problem) * kStripSide) * depth.steps() * kTerms / 2 +
            (1 + kMaxWaiting + strips) * kStripSums;
   }
@@ -227,6 +237,26 @@ struct TileSlot {
   float* pending;     // sums of leaves
   float* sums;        // of each strip of the block, or of one
 };
+
+// Packs the rows of `from` [1 to 16 tiles, depth], whose terms are contiguous, as a left strip: row
+// by row, as memory prefetches.
+inline void PackLeftStrip(MatrixView<const BFloat16> from, absl::Span<const TermRun> runs,
+                          int64_t tiles, BFloat16* to) {
+  for (const TermRun& run : runs) {
+    for (int64_t i = 0; i < tiles * kTileSide; ++i) {
+      const BFloat16* const row = from.row(std::min(i, from.rows() - 1)) + run.k;
+      BFloat16* line = to + run.step * tiles * kTileElements + i * kTerms;
+      for (int64_t t = 0; t < run.terms; t += kTerms, line += tiles * kTileElements) {
+        const int64_t terms = i < from.rows() ? std::min(kTerms, run.terms - t) : 0;
+        if (terms == kTerms) {
+          std::memcpy(line, row + t, kTerms * sizeof(BFloat16));
+        } else {
+          std::fill(std::copy_n(row + t, terms, line), line + kTerms, BFloat16());
+        }
+      }
+    }
+  }
+}
 
 // A strip of packed weights, rows of `from` [rows <= kStripSide, depth], as the left operand of two
 // tiles of a product with that tree. `to`: kStripSide * TreeSteps * kTerms elements.

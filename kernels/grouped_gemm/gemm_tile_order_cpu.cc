@@ -29,10 +29,10 @@ namespace HWY_NAMESPACE {
 
 using namespace moe::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace): this target's lanes
 
-void MultiplyStrips(const StripProduct& product, Prefetcher& ahead) {
-  if (UsesCheckedTiles()) return MultiplyOnCheckedTiles(product, ahead);
-  if (UsesAmx()) return MultiplyOnAmx(product, ahead);
-  MultiplyOnFma(product, ahead);
+using MultiplyStrips = void (*)(const StripProduct&, Prefetcher&);
+MultiplyStrips BestMultiply() {
+  if (UsesCheckedTiles()) return MultiplyOnCheckedTiles;
+  return UsesAmx() ? MultiplyOnAmx : MultiplyOnFma;
 }
 
 // sums = pending + sums.
@@ -141,7 +141,7 @@ class PanelsOfB {
       };
       if (next_cols > 0) Prefetch(at(next), 1, strip, strip, 1);
       // A strip of packed weights always has two tiles.
-      return SetLeft(at(col), 2, product);
+      return product.SetPackedLeft(at(col), 2);
     }
     if (reads_in_place_ && cols == kStripSide) {
       product.left = b.row(col) + depth_.run[0].k;
@@ -153,15 +153,15 @@ class PanelsOfB {
     }
     if (problem_.b_layout == Layout::kTransposed) {
       PrefetchNext(next, next_cols, 1);
-      PackStripOf<true>({b, false}, depth_.terms(), col, cols, memory_);
-      return SetLeft(memory_, TilesOf(cols), product);
+      PackLeftStrip(RowRange(b, col, col + cols), depth_.terms(), TilesOf(cols), memory_);
+      return product.SetPackedLeft(memory_, TilesOf(cols));
     }
     if (col >= packed_end_) {
       packed_begin_ = col;
       packed_end_ = std::min(block_.col_end, col + most_cols_);
       PackRightStrips({b, true}, depth_.terms(), col, packed_end_ - col, strip, memory_);
       PrefetchNext(packed_end_, std::min(most_cols_, block_.col_end - packed_end_),
-                   (packed_end_ - col + kStripSide - 1) / kStripSide);
+                   StripsOf(packed_end_ - col));
     }
     product.right = memory_ + (col - packed_begin_) / kStripSide * strip;
     product.right_tiles = TilesOf(cols);
@@ -181,16 +181,9 @@ class PanelsOfB {
   }
   void Prefetch(const BFloat16* data, int64_t rows, int64_t cols, int64_t stride, int64_t panels) {
     constexpr int64_t kBytes = sizeof(BFloat16);
-    const int64_t strips = (block_.row_end - block_.row_begin + kStripSide - 1) / kStripSide;
+    const int64_t strips = StripsOf(block_.row_end - block_.row_begin);
     ahead = {data, rows, cols * kBytes, stride * kBytes,
              panels * strips * depth_.steps * Prefetcher::kSteps};
-  }
-  static void SetLeft(const BFloat16* packed, int64_t tiles, StripProduct& product) {
-    product.left = packed;
-    product.left_tiles = tiles;
-    product.left_row = kTerms;
-    product.left_tile = kTileElements;
-    product.left_step = tiles * kTileElements;
   }
 
   const Problem<BFloat16, TOut>& problem_;
@@ -204,7 +197,8 @@ class PanelsOfB {
 
 template <class TOut>
 void RunDepth(const Problem<BFloat16, TOut>& problem, const Block& block, const DepthBlock& depth,
-              const TileSlot& slot, bool cuts_sums, TallyLanes& tally) {
+              const TileSlot& slot, MultiplyStrips multiply, TallyLanes& tally) {
+  const bool cuts_sums = DepthBlocks(problem).cuts_sums();
   const bool b_is_left = IsLeft(problem);
   const Operand a = {problem.a, problem.a_layout == Layout::kTransposed};
   const TileOutput<TOut> output(problem, slot);
@@ -227,11 +221,7 @@ void RunDepth(const Problem<BFloat16, TOut>& problem, const Block& block, const 
         product.right = kept;
         product.right_tiles = TilesOf(count);
       } else {
-        product.left = kept;
-        product.left_tiles = TilesOf(count);
-        product.left_row = kTerms;
-        product.left_tile = kTileElements;
-        product.left_step = product.left_tiles * kTileElements;
+        product.SetPackedLeft(kept, TilesOf(count));
       }
       product.sums = sums;
       product.continues = !depth.first;
@@ -242,7 +232,7 @@ void RunDepth(const Problem<BFloat16, TOut>& problem, const Block& block, const 
       int waiting = 0;
       for (const SumSteps& sum : depth.sums()) {
         product.steps = sum.steps;
-        MultiplyStrips(product, panels.ahead);
+        multiply(product, panels.ahead);
         product.left += sum.steps * product.left_step;
         product.right += sum.steps * product.right_tiles * kTileElements;
         for (int fold = 0; fold < sum.folds; ++fold) {
@@ -264,11 +254,10 @@ void RunInTiles(const Problem<BFloat16, TOut>& problem, const Block& block, floa
   const FlushSubnormals flush(true);
   const TileSession session;
   const TileSlot slot(memory, problem);
-  const DepthBlocks depths(problem);
+  const MultiplyStrips multiply = BestMultiply();
   TallyLanes tally(problem.exact.inverse_unit, problem.exact.limit);
-  depths.ForEach([&](const DepthBlock& depth) {
-    RunDepth(problem, block, depth, slot, depths.cuts_sums(), tally);
-  });
+  DepthBlocks(problem).ForEach(
+      [&](const DepthBlock& depth) { RunDepth(problem, block, depth, slot, multiply, tally); });
   if (!problem.exact.used()) return;
   if (problem.exact.write == SumWrite::kStreamed) hwy::FlushStream();
   AddAtomically(tally.Sum(problem.exact.inverse_unit), *problem.exact.tally);
@@ -294,20 +283,8 @@ namespace moe::gemm {
 
 void PackTileStrip(MatrixView<const BFloat16> from, const GemmTree& tree, BFloat16* to) {
   const Problem<BFloat16, BFloat16> whole = {.a = from, .tree = tree};
-  int64_t step = 0;
   DepthBlocks(whole).ForEach([&](const DepthBlock& depth) {
-    for (const TermRun& run : depth.terms()) {
-      for (int64_t i = 0; i < kStripSide; ++i) {
-        for (int64_t t = 0; t < StepsOf(run.terms) * kTerms; t += kTerms) {
-          BFloat16* const row =
-              to + (step + run.step + t / kTerms) * 2 * kTileElements + i * kTerms;
-          const int64_t terms = i < from.rows() ? std::min(kTerms, run.terms - t) : 0;
-          std::fill(std::copy_n(from.data() + i * from.stride() + run.k + t, terms, row),
-                    row + kTerms, BFloat16());
-        }
-      }
-    }
-    step += depth.steps;
+    PackLeftStrip(from, depth.terms(), 2, to + depth.steps_before * 2 * kTileElements);
   });
 }
 

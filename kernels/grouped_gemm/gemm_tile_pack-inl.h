@@ -6,8 +6,6 @@
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_TILE_PACK_INL_H_
 #endif
 
-#include <cstring>
-
 #include "kernels/base/simd-inl.h"
 #include "kernels/grouped_gemm/gemm_pack-inl.h"
 #include "kernels/grouped_gemm/gemm_tile_order.h"
@@ -59,7 +57,8 @@ struct Operand {
   }
 };
 
-// Packs rows (columns) [side, side + count) of an operand, a whole step of one tile of it.
+// Packs rows (columns) [side, side + count) of an operand, a whole step of one tile of it. Left
+// operands whose terms are contiguous are PackLeftStrip's.
 template <bool kIsLeft>
 HWY_INLINE void PackTile(const Operand& from, int64_t side, int64_t count, int64_t term,
                          int64_t terms, BFloat16* to) {
@@ -74,16 +73,12 @@ HWY_INLINE void PackTile(const Operand& from, int64_t side, int64_t count, int64
     data = padded;
     stride = rows ? kTileSide : kTerms;
   }
-  if (from.terms_are_rows && kIsLeft) {
+  if (kIsLeft) {
     HWY_ALIGN float interleaved[kTileElements / 2];
     InterleaveTile(data, stride, interleaved);
     TransposeTile(interleaved, kTileSide, words, kWords);
   } else if (from.terms_are_rows) {
     InterleaveTile(data, stride, words);
-  } else if (kIsLeft) {
-    for (int64_t i = 0; i < kTileSide; ++i) {
-      std::memcpy(to + i * kTerms, data + i * stride, kTerms * sizeof(BFloat16));
-    }
   } else {
     TransposeTile(data, stride, words, kTileSide);
   }
@@ -98,22 +93,6 @@ void PackStripOf(const Operand& from, absl::Span<const TermRun> runs, int64_t si
   for (const TermRun& run : runs) {
     BFloat16* const begin = to + run.step * tiles * kTileElements;
     const int64_t steps = StepsOf(run.terms);
-    if (kIsLeft && !from.terms_are_rows) {
-      // Row by row, as memory prefetches.
-      for (int64_t i = 0; i < tiles * kTileSide; ++i) {
-        const BFloat16* const row = from.At(side + std::min(i, count - 1), run.k);
-        BFloat16* line = begin + i * kTerms;
-        for (int64_t t = 0; t < run.terms; t += kTerms, line += tiles * kTileElements) {
-          const int64_t terms = i < count ? std::min(kTerms, run.terms - t) : 0;
-          if (HWY_LIKELY(terms == kTerms)) {
-            std::memcpy(line, row + t, kTerms * sizeof(BFloat16));
-          } else {
-            std::fill(std::copy_n(row + t, terms, line), line + kTerms, BFloat16());
-          }
-        }
-      }
-      continue;
-    }
     for (int64_t first = 0; first < steps; first += kSteps) {
       for (int64_t h = 0; h < tiles; ++h) {
         for (int64_t s = first; s < std::min(steps, first + kSteps); ++s) {
@@ -147,11 +126,9 @@ void PackRightStrips(const Operand& from, absl::Span<const TermRun> runs, int64_
 
 void PackStripAs(bool is_left, const Operand& from, absl::Span<const TermRun> runs, int64_t side,
                  int64_t count, BFloat16* to) {
-  if (is_left) {
-    PackStripOf<true>(from, runs, side, count, to);
-  } else {
-    PackStripOf<false>(from, runs, side, count, to);
-  }
+  if (!is_left) return PackStripOf<false>(from, runs, side, count, to);
+  if (from.terms_are_rows) return PackStripOf<true>(from, runs, side, count, to);
+  PackLeftStrip(RowRange(from.m, side, side + count), runs, TilesOf(count), to);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -190,8 +190,7 @@ Form::Form(std::optional<double>* field)
     : Form(OptionalForm(Kind::kReal, field, "none", {"none"})) {}
 Form::Form(std::optional<int>* field) : Form(OptionalForm(Kind::kInteger, field, "", {})) {}
 Form::Form(std::optional<int64_t>* field) : Form(OptionalForm(Kind::kInteger, field, "", {})) {}
-Form::Form(std::optional<BFloat16Order>* field) : Form(Kind::kWord, "auto", {"auto"}) {
-  for (const std::string& word : WordsOf(kBFloat16OrderWords)) words.push_back(word);
+Form::Form(std::optional<BFloat16Order>* field) : Form(Kind::kWord, "auto", BFloat16OrderWords()) {
   store = [field](const std::vector<std::string>& texts) {
     *field = ValueOf(texts.front(), kBFloat16OrderWords);
   };

@@ -43,6 +43,13 @@ enum class Kind : uint8_t {
   kSwitch,  // true or false; the flag alone is true
 };
 
+// "auto" and the orders.
+inline std::vector<std::string> BFloat16OrderWords() {
+  std::vector<std::string> words = WordsOf(kBFloat16OrderWords);
+  words.insert(words.begin(), "auto");
+  return words;
+}
+
 // Values that a flag takes, its default, and the field it sets. The field holds the default until
 // then.
 struct Form {

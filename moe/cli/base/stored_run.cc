@@ -111,9 +111,7 @@ void AddStoredRunSettings(Table& table) {
       .Roles(kByContent);
   table.Add("--dtype TYPE", {Kind::kWord, "", WordsOf(kStorageTypeWords)},
             "of activations and compute weights; default: as trained, f32 for a public model");
-  std::vector<std::string> orders = WordsOf(kBFloat16OrderWords);
-  orders.insert(orders.begin(), "auto");
-  table.Add("--bf16-order NAME", {Kind::kWord, "", std::move(orders)},
+  table.Add("--bf16-order NAME", {Kind::kWord, "", BFloat16OrderWords()},
             "order in which products of bf16 add their terms on CPUs, as of moe train; default: as "
             "trained in bf16, else auto");
 }

@@ -11,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/run/session.h"
+#include "moe/train/trainer.h"
 
 namespace moe::verify {
 namespace {
@@ -143,8 +144,9 @@ bool CaseReport::ok() const {
 
 absl::Status Verify(const VerifyPlan& plan, Communicator* world,
                     const std::function<void(const CaseReport&)>& on_report) {
-  const bool has_order = plan.device == DeviceKind::kCpu && !plan.problems.empty() &&
-                         plan.problems.front().spec.dtype == DType::kBFloat16;
+  const bool has_order =
+      !plan.problems.empty() && HasBFloat16Order({.session = {.device = plan.device},
+                                                  .dtype = plan.problems.front().spec.dtype});
   if (world == nullptr || !has_order || plan.bfloat16_order.has_value()) {
     return Run(plan, world, on_report).All();
   }

@@ -18,32 +18,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::moe::testing::StatusIs;
-using Resume = TrainCheckpoints::Resume;
 
-class BFloat16OrderTest : public ::testing::Test {
+class BFloat16OrderTest : public SavedRunTest {
  protected:
-  BFloat16OrderTest() {
-    config_.trainer.dtype = DType::kBFloat16;
-    config_.steps = 6;
-    config_.evaluation.interval = 0;
-    fs::remove_all(folder_);
-  }
-  ~BFloat16OrderTest() override { fs::remove_all(folder_); }
-
-  TrainConfig Saving(int64_t steps, Resume resume = Resume::kNone) const {
-    TrainConfig config = config_;
-    config.steps = steps;
-    config.checkpoints.folder = folder_;
-    config.checkpoints.resume = resume;
-    return config;
-  }
-  std::string StepPath(int64_t step) const {
-    return folder_ + "/step-0000000" + std::to_string(step);
-  }
-
-  const std::string folder_ = ::testing::TempDir() + "bfloat16_order_" +
-                              ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  TrainConfig config_ = SmallConfig();
+  BFloat16OrderTest() { config_.trainer.dtype = DType::kBFloat16; }
 };
 
 // Whatever is fastest on this CPU.

@@ -26,29 +26,17 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-using Resume = TrainCheckpoints::Resume;
 
-class ResumeTest : public ::testing::Test {
+class ResumeTest : public SavedRunTest {
  protected:
   ResumeTest() {
     // With everything that a run resumes from: moments, a router's bias and shares.
     LearnBias(config_.model.moe.router);
     config_.model.moe.router.load_balancing = LoadBalancing::kGlobalAuxLoss;
     config_.model.moe.shared_expert_ffn_hidden_size = 8;
-    config_.steps = 6;
-    config_.evaluation.interval = 0;
     config_.schedule.total_steps = 6;
-    fs::remove_all(folder_);
   }
-  ~ResumeTest() override { fs::remove_all(folder_); }
 
-  TrainConfig Saving(int64_t steps, Resume resume = Resume::kNone) const {
-    TrainConfig config = config_;
-    config.steps = steps;
-    config.checkpoints.folder = folder_;
-    config.checkpoints.resume = resume;
-    return config;
-  }
   // The run that holds the folder.
   std::string Run() const {
     std::ifstream lock(folder_ + "/" + kLockName);
@@ -56,13 +44,6 @@ class ResumeTest : public ::testing::Test {
     std::getline(lock, line);
     return ParseLock(line).value().run;
   }
-  std::string StepPath(int64_t step) const {
-    return folder_ + "/step-0000000" + std::to_string(step);
-  }
-
-  const std::string folder_ = ::testing::TempDir() + "resume_" +
-                              ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  TrainConfig config_ = SmallConfig();
 };
 
 TEST_F(ResumeTest, AtAnyLayoutARunGoesOnAsIfItHadNotStopped) {

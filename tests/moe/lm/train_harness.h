@@ -186,6 +186,34 @@ inline void ExpectResumes(const std::vector<LaidOutRun>& saved,
   std::filesystem::remove_all(folder);
 }
 
+// Runs of config_ that save to a folder of the test's own and resume from it.
+class SavedRunTest : public ::testing::Test {
+ protected:
+  using Resume = TrainCheckpoints::Resume;
+
+  SavedRunTest() {
+    config_.steps = 6;
+    config_.evaluation.interval = 0;
+    std::filesystem::remove_all(folder_);
+  }
+  ~SavedRunTest() override { std::filesystem::remove_all(folder_); }
+
+  TrainConfig Saving(int64_t steps, Resume resume = Resume::kNone) const {
+    TrainConfig config = config_;
+    config.steps = steps;
+    config.checkpoints.folder = folder_;
+    config.checkpoints.resume = resume;
+    return config;
+  }
+  std::string StepPath(int64_t step) const {
+    return folder_ + "/step-0000000" + std::to_string(step);
+  }
+
+  const std::string folder_ = ::testing::TempDir() + "saved_run_" +
+                              ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  TrainConfig config_ = SmallConfig();
+};
+
 }  // namespace moe::lm::testing
 
 #endif  // MOE_TESTS_MOE_LM_TRAIN_HARNESS_H_
