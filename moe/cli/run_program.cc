@@ -194,6 +194,8 @@ absl::Span<const Command> Commands() {
       {"report", "draws what the others measured: one HTML file with charts", ReportCommand,
        ReportHelp},
       {"ckpt", "lists, checks, compares, removes and exports checkpoints", CkptCommand, CkptHelp},
+      {"launch", "starts a command on several hosts, and again after a loss", LaunchCommand,
+       LaunchHelp},
       {"doctor", "tells what this build and machine have, and what will be slow", DoctorCommand,
        DoctorHelp},
       {"completion", "completes commands, flags and their values in a shell", CompletionCommand,

@@ -64,4 +64,26 @@ says "--node-size: nodes of 2 ranks: ranks 0 and 1 of a group of 2 are on differ
 on_hosts "0 0 1 1" bench alltoall -b 4K -e 4K -T 0 -n 2
 expect 0 "bench"
 says "# Bytes by distance    : self 4096, same host 4096, cross host 8192 (all ranks, one call of size 4096; 2 hosts)"
+
+# A host is lost, and the job goes on with the other: mpirun starts its daemons by this shell.
+cat >"$work/rsh" <<'RSH'
+#!/usr/bin/env bash
+exec nsenter --target "$(cat "$(dirname "$0")/$1")" --pid --uts --mount sh -c "${*:2}"
+RSH
+chmod +x "$work/rsh"
+echo "${hosts[0]}" >"$work/host-a"
+echo "${hosts[1]}" >"$work/host-b"
+printf 'host-a slots=2\nhost-b:2\n' >"$work/hosts"
+long=(train "${model[@]}" --quiet --steps 150)
+expect 0 "undisturbed" "$moe" "${long[@]}" --ranks 4 --out "$work/whole"
+{
+  await 60 test -e "$work/saved/latest"
+  kill -9 "${hosts[1]}"
+} &
+expect 0 "a lost host" "$moe" launch --hosts "$work/hosts" --nodes 1:2 --rsh "$work/rsh" --restart-delay 0.1 -- \
+  moe "${long[@]}" --out "$work/lost" --save "$work/saved" --save-interval 5
+says "no answer from host-b" "$work/stderr"
+says "restart 1 of 20" "$work/stderr"
+says "--host host-a:2 -n 2" "$work/stderr"
+same_weights "$work/whole" "$work/lost"
 finish

@@ -1,0 +1,54 @@
+// Runs jobs: passes signals on, and ends launchers that do not end.
+#ifndef MOE_MOE_CLI_LAUNCH_SUPERVISOR_H_
+#define MOE_MOE_CLI_LAUNCH_SUPERVISOR_H_
+
+#include <csignal>
+#include <optional>
+#include <string>
+
+#include <absl/time/time.h>
+#include <absl/types/span.h>
+
+#include "moe/cli/launch/engine.h"
+#include "moe/cli/launch/process.h"
+
+namespace moe::launch {
+
+// While it lives, signals of this process wait until a function of this class takes them. One at a
+// time, before any thread starts.
+class Supervisor {
+ public:
+  Supervisor();
+  ~Supervisor();
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+
+  struct Ending {
+    int code = 0;        // of the launcher, as shells have it
+    bool ended = false;  // the launcher went on without ranks, and was ended; code 8
+  };
+  // Runs `line` to its end. The first SIGTERM, SIGINT, SIGHUP or SIGUSR1 becomes the engine's stop
+  // signal, by which the ranks save and end with 11; the second kills the job. SIGUSR2 is passed
+  // on. A launcher whose ranks on this host have all gone, and that runs on for `patience`, is
+  // ended: Open MPI's waits for a host that is cut off until TCP gives up.
+  Ending Run(absl::Span<const std::string> line, const EngineTraits& engine,
+             absl::Duration patience);
+
+  // Returns when it is over, or at once if the job shall stop.
+  void Pause(absl::Duration pause);
+
+  // Whether a signal has asked for the end.
+  bool stopping() const { return stopping_; }
+
+ private:
+  // The next signal, or 0 after `wait`.
+  int Next(absl::Duration wait) const;
+  void Handle(int signal, const Process& process, const EngineTraits& engine);
+
+  sigset_t signals_, before_;
+  bool stopping_ = false;
+};
+
+}  // namespace moe::launch
+
+#endif  // MOE_MOE_CLI_LAUNCH_SUPERVISOR_H_

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Jobs that are started again after a loss: bash launch.sh <moe> [<mpiexec>]
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+train=(moe train "${model[@]}" --quiet)
+
+expect 0 "undisturbed" "$moe" train "${model[@]}" --quiet --ranks 2 --steps 200 --out "$work/whole"
+
+# kill_one <save>: kills the last rank, or its threads, with this --save once there is a checkpoint.
+kill_one() {
+  local process last
+  await 60 test -e "$1/latest"
+  for process in $(pgrep -f -- "train .*--save $1 .*--resume auto"); do
+    [[ $(cat "/proc/$process/comm") != moe ]] || last=$process # not the launcher, nor a watch
+  done
+  kill -9 "$last"
+}
+
+expect 0 "a program" "$moe" launch --engine local -- sh -c 'echo "$0"' word
+says word
+expect 7 "a program that fails" "$moe" launch --engine local -- sh -c 'exit 7'
+says "nothing to go on from" "$work/stderr"
+expect 127 "no such program" "$moe" launch --engine local -- "$work/none"
+
+# A killed process of threads.
+kill_one "$work/a" &
+expect 0 "killed threads" "$moe" launch --engine local --restart-delay 0.1 -- "${train[@]}" --ranks 2 --steps 200 \
+  --out "$work/threads" --save "$work/a" --save-interval 5
+wait $!
+says "exit code 137: a rank, a host or the launcher was lost; restart 1 of 20" "$work/stderr"
+same_weights "$work/whole" "$work/threads"
+
+# Storage that always fails: no checkpoint.
+expect 4 "no progress" bash -c 'ulimit -f 8 && exec "$@"' - "$moe" launch --engine local --restart-delay 0 -- \
+  "${train[@]}" --ranks 1 --steps 60 --save "$work/full" --save-interval 5 --checkpoint-failures 1
+says "restart 2 of 20" "$work/stderr"
+says "exit code 4: two restarts in a row left no newer checkpoint" "$work/stderr"
+
+if [[ -z ${2:-} ]]; then finish; fi
+
+# A killed rank of two processes, and a request to stop.
+kill_one "$work/b" &
+expect 0 "a killed rank" "$moe" launch --ranks-per-node 2 --restart-delay 0.1 -- "${train[@]}" --steps 200 \
+  --out "$work/ranks" --save "$work/b" --save-interval 5
+wait $!
+says "restart 1 of 20" "$work/stderr"
+same_weights "$work/whole" "$work/ranks"
+"$moe" launch --ranks-per-node 2 -- "${train[@]}" --steps 100000 --save "$work/c" --save-interval 5 \
+  >/dev/null 2>"$work/stderr" &
+await 60 test -e "$work/c/latest"
+kill -TERM $!
+wait $!
+rc=$?
+what="a stop"
+((rc == 11)) || fail "$what: exit code $rc, expected 11: $(cat "$work/stderr")"
+await 10 gone "--save $work/c" || fail "$what: processes are left"
+
+# A launcher that outlives its ranks, as mpirun does when a host is cut off.
+mkdir "$work/bin"
+for name in mpirun.openmpi mpirun.mpich; do
+  cat >"$work/bin/$name" <<'SCRIPT'
+#!/bin/sh
+trap '' TERM
+OMPI_COMM_WORLD_RANK=0 PMI_RANK=0 sleep 2
+exec sleep 600
+SCRIPT
+  chmod +x "$work/bin/$name"
+done
+PATH=$work/bin:$PATH expect 8 "a launcher that waits" "$moe" launch --ranks-per-node 1 --launcher-timeout 1 -- sh
+says "went on for 1s after the ranks of this host, and was ended" "$work/stderr"
+((seconds <= 20)) || fail "$what: took $seconds s"
+finish

@@ -1,0 +1,184 @@
+// Hosts, lines of launchers and restarts of moe launch.
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_join.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "moe/cli/launch/engine.h"
+#include "moe/cli/launch/hosts.h"
+#include "moe/cli/launch/process.h"
+#include "moe/cli/launch/restarts.h"
+
+namespace moe::launch {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(Hosts, ReadsTheFormsOfBothMpis) {
+  const auto hosts = ParseHosts(
+      "# two racks\nnode1 slots=8 max_slots=16\n\n  node2:4  # by Hydra\nnode3\r\nfe80-x slots=1");
+  ASSERT_TRUE(hosts.ok()) << hosts.status();
+  EXPECT_THAT(*hosts,
+              ElementsAre(Host{"node1", 8}, Host{"node2", 4}, Host{"node3", 0}, Host{"fe80-x", 1}));
+}
+
+TEST(Hosts, NamesTheLineThatIsWrong) {
+  const struct {
+    const char* text;
+    const char* message;
+  } cases[] = {{"a\na:2", "line 2: 'a' is there already"},
+               {"a\n\nb slots=0", "line 3: slots are '0'"},
+               {"a:", "line 1: slots are ''"},
+               {"a:99999999999", "line 1: slots are '99999999999'"},
+               {"a slot=2", "line 1: 'slot=2'"},
+               {"-oProxyCommand=x", "line 1: '-oProxyCommand=x'"},
+               {":4", "line 1: ':4'"},
+               {"# nobody\n", "no host"}};
+  for (const auto& c : cases) {
+    const auto hosts = ParseHosts(c.text);
+    ASSERT_FALSE(hosts.ok()) << c.text;
+    EXPECT_EQ(hosts.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(hosts.status().message()), HasSubstr(c.message));
+  }
+}
+
+TEST(Hosts, AnswerWhereTheProbeDoes) {
+  // The "host" is a word of the shell's script: false fails, sleep outlasts the limit.
+  const std::vector<Host> hosts = {
+      {"exit 0;", 1}, {"exit 3;", 1}, {"sleep 9;", 1}, {"localhost", 1}};
+  std::vector<std::string> silent;
+  const std::vector<std::string> probe = {"sh", "-c"};
+  EXPECT_THAT(HostsThatAnswer(hosts, probe, 1, silent), ElementsAre(hosts[0], hosts[3]));
+  EXPECT_THAT(silent, ElementsAre("exit 3;", "sleep 9;"));
+}
+
+std::string LineOf(const Job& job) {
+  return absl::StrJoin(CommandLine(job), " ");
+}
+
+TEST(Engine, ComposesTheLineOfEachLauncher) {
+  Job job{.program = "/usr/bin/mpirun", .ranks_per_node = 2, .command = {"moe", "train"}};
+  EXPECT_EQ(LineOf(job), "/usr/bin/mpirun --host localhost:2 -n 2 --bind-to none moe train");
+  job.hosts = {{"a", 8}, {"b", 4}};
+  job.remote_shell = "/opt/rsh";
+  job.variables = {"MOE_SEED"};
+  EXPECT_EQ(LineOf(job),
+            "/usr/bin/mpirun --host a:8,b:4 -n 12 --bind-to none --mca plm_rsh_agent /opt/rsh "
+            "-x MOE_SEED moe train");
+  job.engine = Engine::kHydra;
+  job.program = "mpiexec";
+  EXPECT_EQ(LineOf(job),
+            "mpiexec -hosts a:8,b:4 -n 12 -launcher ssh -launcher-exec /opt/rsh moe train");
+  job.engine = Engine::kSrun;
+  job.program = "srun";
+  job.pmi = "pmix";
+  EXPECT_EQ(LineOf(job),
+            "srun --nodes=2 --nodelist=a,b --ntasks-per-node=8 --ntasks=12 --mpi=pmix moe train");
+  job.hosts.clear();
+  EXPECT_EQ(LineOf(job), "srun --ntasks-per-node=2 --mpi=pmix moe train");
+  job.ranks_per_node = 0;
+  EXPECT_EQ(LineOf(job), "srun --mpi=pmix moe train");
+  job.engine = Engine::kTorchrun;
+  job.program = "torchrun";
+  job.ranks_per_node = 8;
+  EXPECT_EQ(LineOf(job), "torchrun --standalone --no-python --nproc-per-node=8 moe train");
+  job.engine = Engine::kLocal;
+  EXPECT_EQ(LineOf(job), "moe train");
+}
+
+TEST(Engine, IsThatOfTheLinkedMpi) {
+  EXPECT_EQ(*EngineFor("auto", {.linked_mpi = "openmpi"}), Engine::kMpirun);
+  EXPECT_EQ(*EngineFor("auto", {.linked_mpi = "mpich"}), Engine::kHydra);
+  EXPECT_EQ(*EngineFor("auto", {.linked_mpi = "mpich", .in_allocation = true}), Engine::kSrun);
+  EXPECT_EQ(*EngineFor("auto", {.linked_mpi = "", .in_allocation = true}), Engine::kLocal);
+  EXPECT_EQ(*EngineFor("auto", {.linked_mpi = "", .has_nccl = true}), Engine::kTorchrun);
+  EXPECT_EQ(*EngineFor("local", {.linked_mpi = "mpich"}), Engine::kLocal);
+  const auto other = EngineFor("hydra", {.linked_mpi = "openmpi"});
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("--engine mpirun"));
+  for (const char* word : {"mpirun", "hydra", "srun"}) {
+    EXPECT_EQ(EngineFor(word, {.linked_mpi = ""}).status().code(),
+              absl::StatusCode::kUnimplemented);
+  }
+}
+
+TEST(Restarts, FollowTheExitCode) {
+  for (const int code : {0, 1, 2, 3, 6, 9, 10, 11, 126, 127}) {
+    EXPECT_FALSE(Restarts({}, -1).After({.code = code}).again) << code;
+  }
+  for (const int code : {4, 5, 7, 8, 134, 137, 143, 205, 255}) {
+    EXPECT_TRUE(Restarts({}, -1).After({.code = code}).again) << code;
+  }
+  EXPECT_TRUE(Restarts({.after_stop = true}, -1).After({.code = 11}).again);
+  EXPECT_FALSE(Restarts({.most = 0}, -1).After({.code = 7}).again);
+  // Ranks that left a checkpoint had found each other.
+  EXPECT_TRUE(Restarts({}, 10).After({.code = 9, .newest = 20}).again);
+}
+
+TEST(Restarts, EndAfterTwoWithoutANewerCheckpoint) {
+  Restarts restarts({}, 100);
+  EXPECT_TRUE(restarts.After({.code = 7, .newest = 100}).again);  // the first start: no restart
+  EXPECT_TRUE(restarts.After({.code = 7, .newest = 100}).again);
+  EXPECT_TRUE(restarts.After({.code = 7, .newest = 120}).again);
+  EXPECT_TRUE(restarts.After({.code = 7, .newest = 120}).again);
+  EXPECT_FALSE(restarts.After({.code = 7, .newest = 120}).again);
+}
+
+TEST(Restarts, LackOfMemoryIsWorthOne) {
+  Restarts restarts({}, -1);
+  EXPECT_TRUE(restarts.After({.code = 5, .newest = 1}).again);
+  EXPECT_TRUE(restarts.After({.code = 7, .newest = 2}).again);
+  EXPECT_FALSE(restarts.After({.code = 5, .newest = 3}).again);
+}
+
+TEST(Restarts, PauseGrowsWithTheCountAndHoursOfProgressLowerIt) {
+  Restarts restarts({.most = 12, .first_pause = absl::Seconds(1)}, -1);
+  int64_t newest = 0;
+  for (const int seconds : {1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300}) {
+    EXPECT_EQ(restarts.After({.code = 7, .newest = ++newest}).pause, absl::Seconds(seconds));
+  }
+  EXPECT_EQ(restarts.count(), 11);
+  const auto later = restarts.After({.code = 7, .ran = absl::Minutes(630), .newest = ++newest});
+  EXPECT_EQ(later.pause, absl::Seconds(2));
+  EXPECT_EQ(restarts.count(), 2);
+  // Hours that left nothing take nothing.
+  restarts.After({.code = 7, .ran = absl::Hours(10), .newest = newest});
+  EXPECT_EQ(restarts.count(), 3);
+}
+
+TEST(Process, EndsAsShellsHaveIt) {
+  const struct {
+    std::vector<std::string> argv;
+    int code;
+  } cases[] = {{{"sh", "-c", "exit 3"}, 3},
+               {{"sh", "-c", "kill -9 $$"}, 137},
+               {{"/there/is/no/such/program"}, 127}};
+  for (const auto& c : cases) {
+    auto process = Process::Start(c.argv, Process::Output::kNone);
+    EXPECT_EQ(process.WaitUntil(absl::Now() + absl::Seconds(60)), c.code);
+    EXPECT_FALSE(process.started());
+  }
+}
+
+TEST(Process, CountsDescendantsByTheirVariable) {
+  auto process = Process::Start(
+      std::vector<std::string>{"sh", "-c",
+                               "A_RANK=0 sleep 60 & (A_RANK=1 sleep 60) & A_RAN=2 sleep 60"},
+      Process::Output::kNone);
+  int count = 0;
+  for (int i = 0; i < 3000 && count < 2; ++i) {
+    count = CountDescendants(process.id(), "A_RANK");
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_EQ(count, 2);
+  EXPECT_EQ(CountDescendants(process.id(), "RANK"), 0);
+  process.KillGroup();
+  EXPECT_EQ(process.WaitUntil(absl::Now() + absl::Seconds(60)), 137);
+}
+
+}  // namespace
+}  // namespace moe::launch
