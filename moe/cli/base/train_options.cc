@@ -318,6 +318,14 @@ absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warning
 
 }  // namespace
 
+int MostExpertRanks(int ranks_of_stage, int tensor, int experts) {
+  int most = tensor;
+  for (int size = tensor; size <= std::min(ranks_of_stage, experts); size += tensor) {
+    if (ranks_of_stage % size == 0) most = size;
+  }
+  return most;
+}
+
 Table TrainSettings() {
   TrainOptions defaults;
   return TrainSettings(defaults).Unbound();

@@ -306,7 +306,9 @@ void AddLayoutSettings(lm::TrainConfig& train, Table& table) {
   AddShareDeviceSetting(table);
   table
       .Add("--expert-model-parallel-size, --ep N", rows,
-           "EP: ranks that share one set of experts; divides R / PP; data-parallel size = R / PP")
+           "EP: ranks that share one set of experts; divides R / PP; data-parallel size = R / PP; "
+           "auto: the most that fit, at most the number of experts")
+      .Words({"auto"})
       .Roles(kOfLayer);
   table.Add("--pipeline-model-parallel-size, --pp N", rows,
             "PP: stages, groups of ranks with a part of the layers each; divides R");

@@ -162,6 +162,11 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
   MOE_ASSIGN_OR_RETURN(StoredRun run, OpenStoredRun(settings, launch));
   lm::TrainConfig& config = run.config;
   config.trainer.session.mesh = options.layout.trainer.session.mesh;
+  if (settings.is("expert-model-parallel-size", "auto")) {
+    MeshShape& mesh = config.trainer.session.mesh;
+    mesh.expert = MostExpertRanks(launch.world.ranks / std::max(1, mesh.pipeline), mesh.tensor,
+                                  config.model.moe.router.num_experts);
+  }
   config.model.moe.dispatcher = options.layout.model.moe.dispatcher;
   config.sequence_length = options.sequence_length.value_or(config.sequence_length);
   config.micro_batch_size = options.micro_batch_size.value_or(config.micro_batch_size);

@@ -26,7 +26,7 @@ inline constexpr Choice<Engine> kEngineWords[] = {{"mpirun", Engine::kMpirun},
 // What holds for an engine whatever the job.
 struct EngineTraits {
   const char* rank_variable;  // in the environment of every rank; nullptr: ranks are threads
-  // What the launcher passes on to all ranks without a limit of its own, so that they save.
+  // What the launcher passes on to all ranks without a limit to their time.
   int stop_signal;
   bool reaches_hosts;  // from the host where it is started
 };

@@ -114,16 +114,16 @@ void Process::KillGroup() const {
   if (started()) ::kill(-id_, SIGKILL);
 }
 
-int CountDescendants(pid_t ancestor, absl::string_view variable) {
+std::vector<pid_t> FirstWith(absl::string_view variable, pid_t ancestor) {
   const std::multimap<pid_t, pid_t> children = ReadProcesses();
-  std::vector<pid_t> found = {ancestor};
-  for (size_t i = 0; i < found.size(); ++i) {
-    const auto [first, last] = children.equal_range(found[i]);
-    for (auto child = first; child != last; ++child) found.push_back(child->second);
+  std::vector<pid_t> without = {ancestor}, found;
+  for (size_t i = 0; i < without.size(); ++i) {
+    const auto [first, last] = children.equal_range(without[i]);
+    for (auto child = first; child != last; ++child) {
+      (HasVariable(child->second, variable) ? found : without).push_back(child->second);
+    }
   }
-  return static_cast<int>(std::count_if(found.begin() + 1, found.end(), [&](pid_t process) {
-    return HasVariable(process, variable);
-  }));
+  return found;
 }
 
 }  // namespace moe::launch

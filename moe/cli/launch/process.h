@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/string_view.h>
 #include <absl/time/clock.h>
@@ -47,10 +48,10 @@ class Process {
   pid_t id_ = 0;
 };
 
-// How many processes, started by `ancestor` directly or not, have the variable in their
-// environment: for the variable of a launcher, the ranks on this host. As /proc shows it, without
-// those of other users and zombies.
-int CountDescendants(pid_t ancestor, absl::string_view variable);
+// Processes, started by `ancestor` directly or not, that have the variable in their environment and
+// whose parent has not: for the variable of a launcher, the ranks on this host. As /proc shows it,
+// without those of other users and zombies.
+std::vector<pid_t> FirstWith(absl::string_view variable, pid_t ancestor);
 
 }  // namespace moe::launch
 

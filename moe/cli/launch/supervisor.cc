@@ -1,6 +1,7 @@
 #include "moe/cli/launch/supervisor.h"
 
 #include <algorithm>
+#include <vector>
 
 #include <absl/time/clock.h>
 
@@ -34,10 +35,15 @@ int Supervisor::Next(absl::Duration wait) const {
 
 void Supervisor::Handle(int signal, const Process& process, const EngineTraits& engine) {
   if (signal == 0 || signal == SIGCHLD) return;
-  if (signal == SIGUSR2) return process.Signal(SIGUSR2);
-  if (stopping_) return process.KillGroup();
-  stopping_ = true;
-  process.Signal(engine.stop_signal);
+  if (signal != SIGUSR2) {
+    if (stopping_) return process.KillGroup();
+    stopping_ = true;
+    signal = SIGUSR1;
+  }
+  std::vector<pid_t> ranks;
+  if (engine.rank_variable != nullptr) ranks = FirstWith(engine.rank_variable, process.id());
+  if (ranks.empty()) return process.Signal(signal == SIGUSR2 ? SIGUSR2 : engine.stop_signal);
+  for (const pid_t rank : ranks) ::kill(rank, signal);
 }
 
 Supervisor::Ending Supervisor::Run(absl::Span<const std::string> line, const EngineTraits& engine,
@@ -52,7 +58,7 @@ Supervisor::Ending Supervisor::Run(absl::Span<const std::string> line, const Eng
     if (absl::Now() - looked < kLook) continue;
     looked = absl::Now();
     if (engine.rank_variable == nullptr) continue;
-    if (CountDescendants(launcher.id(), engine.rank_variable) > 0) {
+    if (!FirstWith(engine.rank_variable, launcher.id()).empty()) {
       had_ranks = true;
       last_rank = looked;
     }

@@ -156,7 +156,10 @@ const Table& PointSettings() {
     Table rows;
     for (Setting s : TrainSettings().rows()) {
       // The default for a layer differs: all ranks share the experts.
-      if (s.name == "expert-model-parallel-size") absl::StrAppend(&s.help, "; of a layer R");
+      if (s.name == "expert-model-parallel-size") {
+        s.help = "EP: ranks that share one set of experts; divides R / PP; default of a layer R";
+        s.words.clear();  // an axis has numbers
+      }
       rows.Add(s);
     }
     measure::LayerSpec layer;

@@ -333,13 +333,20 @@ class TrainRun {
 // `lost_to` is set to the signal that ended a run of which nothing is kept.
 absl::Status Run(const Invocation& invocation, int& lost_to) {
   std::vector<std::string> warnings;
-  MOE_ASSIGN_OR_RETURN(const Settings settings,
+  MOE_ASSIGN_OR_RETURN(Settings settings,
                        LoadTrainSettings(invocation.args, invocation.environment, warnings));
   if (settings.on("help")) return PrintOnce(invocation, HelpText(TrainHelp()));
   if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
   MOE_ASSIGN_OR_RETURN(const Launch launch,
                        PlanLaunch(settings, invocation.environment, ComputesOn::kAnyDevice));
   MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
+  if (const Setting& ep = *settings.Find("ep"); settings.is(ep.name, "auto")) {
+    const int stages = std::max(1, settings.integer("pipeline-model-parallel-size"));
+    const int tensor = std::max(1, settings.integer("tensor-model-parallel-size"));
+    const int most =
+        MostExpertRanks(launch.world.ranks / stages, tensor, settings.integer("num-experts"));
+    MOE_RETURN_IF_ERROR(settings.Set(ep, {absl::StrCat(most)}, Origin::kFlag, "--ep"));
+  }
   return RunLaunch(kCommand, settings, launch, warnings, [&] {
     TrainRun run(invocation, settings, launch);
     absl::Status status = run.Run();

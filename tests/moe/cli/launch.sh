@@ -7,12 +7,7 @@ expect 0 "undisturbed" "$moe" train "${model[@]}" --quiet --ranks 2 --steps 200 
 
 # kill_one <save>: kills the last rank, or its threads, with this --save once there is a checkpoint.
 kill_one() {
-  local process last
-  await 60 test -e "$1/latest"
-  for process in $(pgrep -f -- "train .*--save $1 .*--resume auto"); do
-    [[ $(cat "/proc/$process/comm") != moe ]] || last=$process # not the launcher, nor a watch
-  done
-  kill -9 "$last"
+  await 60 test -e "$1/latest" && kill -9 "$(ranks_of "train .*--save $1 .*--resume auto" | tail -n 1)"
 }
 
 expect 0 "a program" "$moe" launch --engine local -- sh -c 'echo "$0"' word

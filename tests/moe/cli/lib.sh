@@ -68,6 +68,15 @@ await() {
 # gone <text>: no process has it in its command line.
 gone() { ! pgrep -f -- "$1"; }
 
+# ranks_of <extended regular expression>: ids of the processes moe with it in their command line, not
+# of launchers nor watches.
+ranks_of() {
+  local id
+  for id in $(pgrep -f -- "$1"); do
+    [[ $(cat "/proc/$id/comm" 2>/dev/null) != moe ]] || echo "$id"
+  done
+}
+
 # needs_device <none|simulated|any>, the kind of devices of the build: ends the test unless the last
 # run, which requested a device, found one.
 needs_device() {

@@ -32,7 +32,8 @@ compgen -G "$work/ckpt/step-*/manifest.json" >/dev/null || fail "killed: no chec
 "${ranks[@]}" >"$work/stdout" 2>"$work/stderr" &
 pid=$!
 started "a run that is stopped" $(($(wc -l <"$work/b/metrics.jsonl") + 10))
-kill -USR1 $pid
+# A rank itself: after passing on a SIGUSR1, Hydra's exit code is 0 at times.
+kill -USR1 "$(ranks_of "--save $work/ckpt" | head -n 1)"
 wait $pid
 rc=$?
 expect 11 "stopped by SIGUSR1"

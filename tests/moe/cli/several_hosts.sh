@@ -81,7 +81,7 @@ expect 0 "undisturbed" "$moe" "${long[@]}" --ranks 4 --out "$work/whole"
   kill -9 "${hosts[1]}"
 } &
 expect 0 "a lost host" "$moe" launch --hosts "$work/hosts" --nodes 1:2 --rsh "$work/rsh" --restart-delay 0.1 -- \
-  moe "${long[@]}" --out "$work/lost" --save "$work/saved" --save-interval 5
+  moe "${long[@]}" --ep auto --out "$work/lost" --save "$work/saved" --save-interval 5
 says "no answer from host-b" "$work/stderr"
 says "restart 1 of 20" "$work/stderr"
 says "--host host-a:2 -n 2" "$work/stderr"

@@ -164,18 +164,18 @@ TEST(Process, EndsAsShellsHaveIt) {
   }
 }
 
-TEST(Process, CountsDescendantsByTheirVariable) {
+TEST(Process, FindsRanksByTheirVariable) {
   auto process = Process::Start(
-      std::vector<std::string>{"sh", "-c",
-                               "A_RANK=0 sleep 60 & (A_RANK=1 sleep 60) & A_RAN=2 sleep 60"},
+      std::vector<std::string>{
+          "sh", "-c", "A_RANK=0 sleep 60 & (A_RANK=1 sh -c 'sleep 60 & wait') & A_RAN=2 sleep 60"},
       Process::Output::kNone);
-  int count = 0;
-  for (int i = 0; i < 3000 && count < 2; ++i) {
-    count = CountDescendants(process.id(), "A_RANK");
+  std::vector<pid_t> ranks;
+  for (int i = 0; i < 3000 && ranks.size() < 2; ++i) {
+    ranks = FirstWith("A_RANK", process.id());
     absl::SleepFor(absl::Milliseconds(10));
   }
-  EXPECT_EQ(count, 2);
-  EXPECT_EQ(CountDescendants(process.id(), "RANK"), 0);
+  EXPECT_EQ(ranks.size(), 2u);  // not the child of the second
+  EXPECT_THAT(FirstWith("RANK", process.id()), ElementsAre());
   process.KillGroup();
   EXPECT_EQ(process.WaitUntil(absl::Now() + absl::Seconds(60)), 137);
 }
