@@ -10,7 +10,7 @@ if(MOE_ENABLE_CUDA STREQUAL "SIMULATED")
     message(FATAL_ERROR "MOE_ENABLE_CUDA=SIMULATED: ${MOE_CUSIM_MISSING}")
   endif()
   set(MOE_CUDA_SIMULATED TRUE)
-  set(MOE_CUDA_RUNTIME $<BUILD_INTERFACE:cusim>) # not in a package
+  set(MOE_CUDA_RUNTIME $<BUILD_INTERFACE:cusim_runtime>) # not in a package
   message(STATUS "moe: CUDA devices are simulated on the CPU: for tests, thousands of times slower")
   return()
 endif()

@@ -25,6 +25,11 @@ add_library(cusim STATIC EXCLUDE_FROM_ALL ${cusim_engine} ${cusim_dir}/fake_cubl
 target_include_directories(cusim PUBLIC ${PROJECT_SOURCE_DIR}/tests)
 target_include_directories(cusim SYSTEM PUBLIC ${MOE_CUDA_INCLUDE_DIR} ${MOE_CCCL_INCLUDE_DIR})
 target_link_libraries(cusim PUBLIC moe_own_flags PRIVATE moe_private_flags)
+# What sources that call CUDA's runtime link. They are compiled as for CUDA's own runtime, to the flag,
+# so that ccache has the objects of a build with nvcc.
+add_library(cusim_runtime INTERFACE)
+target_include_directories(cusim_runtime SYSTEM INTERFACE ${MOE_CUDA_INCLUDE_DIR})
+target_link_libraries(cusim_runtime INTERFACE $<LINK_ONLY:cusim>)
 if(MOE_SANITIZE MATCHES "thread")
   set_source_files_properties(${cusim_engine} TARGET_DIRECTORY cusim PROPERTIES
     COMPILE_OPTIONS -fno-sanitize=thread COMPILE_DEFINITIONS CUSIM_TSAN SKIP_PRECOMPILE_HEADERS TRUE)

@@ -41,6 +41,8 @@ function(moe_add_fake_nccl)
   add_library(cusim_nccl STATIC EXCLUDE_FROM_ALL ${dir}/fake_nccl.cc ${dir}/fake_nccl_world.cc)
   target_include_directories(cusim_nccl SYSTEM PUBLIC ${MOE_NCCL_INCLUDE_DIR})
   target_link_libraries(cusim_nccl PUBLIC cusim PRIVATE moe_private_flags)
+  add_library(cusim_nccl_runtime INTERFACE) # as cusim_runtime
+  target_link_libraries(cusim_nccl_runtime INTERFACE $<LINK_ONLY:cusim_nccl>)
 endfunction()
 if(MOE_CUDA_SIMULATED)
   moe_add_fake_nccl()
