@@ -107,6 +107,21 @@ absl::StatusOr<LockHolder> ParseLock(const std::string& text) {
   return holder;
 }
 
+Sign SignOf(const LockHolder& holder) {
+  const std::string here = PidNamespace();
+  if (holder.host_id != static_cast<int64_t>(HostId()) || holder.pid_namespace != here ||
+      here.empty() || holder.pid <= 0 || holder.pid > std::numeric_limits<pid_t>::max()) {
+    return Sign::kNone;
+  }
+  if (::kill(static_cast<pid_t>(holder.pid), 0) != 0 && errno == ESRCH) return Sign::kEnded;
+  char state = 0;
+  int64_t start = 0;
+  if (!LookUp(holder.pid, state, start)) return Sign::kNone;  // perhaps a process of another user
+  // A process that has ended is still listed until its parent has waited for it.
+  const bool ended = start != holder.process_start || state == 'Z' || state == 'X';
+  return ended ? Sign::kEnded : Sign::kRuns;
+}
+
 struct RunLock::Beats {
   std::mutex mu;
   std::condition_variable ended;
@@ -179,21 +194,6 @@ absl::StatusOr<bool> RunLock::TryTake(FileSystem& files) {
   return true;
 }
 
-auto RunLock::Judge(const LockHolder& holder) const -> Sign {
-  if (holder.host_id != me_.host_id || holder.pid_namespace != me_.pid_namespace ||
-      me_.pid_namespace.empty() || holder.pid <= 0 ||
-      holder.pid > std::numeric_limits<pid_t>::max()) {
-    return Sign::kNone;
-  }
-  if (::kill(static_cast<pid_t>(holder.pid), 0) != 0 && errno == ESRCH) return Sign::kEnded;
-  char state = 0;
-  int64_t start = 0;
-  if (!LookUp(holder.pid, state, start)) return Sign::kNone;  // perhaps a process of another user
-  // A process that has ended is still listed until its parent has waited for it.
-  const bool ended = start != holder.process_start || state == 'Z' || state == 'X';
-  return ended ? Sign::kEnded : Sign::kRuns;
-}
-
 // Returns true if the name of the lock is free.
 absl::StatusOr<bool> RunLock::JudgeHolder(FileSystem& files) {
   SmallFile now;
@@ -203,7 +203,7 @@ absl::StatusOr<bool> RunLock::JudgeHolder(FileSystem& files) {
   }
   const absl::StatusOr<LockHolder> holder = ParseLock(now.text);
   const std::string who = holder.ok() ? Named(*holder) : "a process that it does not name";
-  const Sign sign = holder.ok() ? Judge(*holder) : Sign::kNone;
+  const Sign sign = holder.ok() ? SignOf(*holder) : Sign::kNone;
   const bool first = absl::Now() < watched_since_;
   const bool touched = !first && (now.text != seen_.text || now.modified_ns != seen_.modified_ns);
   if (sign == Sign::kRuns || touched) {

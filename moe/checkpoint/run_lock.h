@@ -33,6 +33,10 @@ LockHolder ThisRun();
 std::string LockText(const LockHolder& holder);
 // kDataLoss: it is no text of LockText.
 absl::StatusOr<LockHolder> ParseLock(const std::string& text);
+// Whether the process runs, as far as this host can tell; kNone: it is of another host, container
+// or user, or /proc does not say.
+enum class Sign : uint8_t { kNone, kRuns, kEnded };
+Sign SignOf(const LockHolder& holder);
 
 // Held by one process, in a file made with O_EXCL, since many network file systems have no other
 // locks. A holder of this boot and this pid namespace is known to have ended when its process is
@@ -65,8 +69,6 @@ class RunLock {
   const std::string& run() const { return me_.run; }
 
  private:
-  enum class Sign : uint8_t { kNone, kRuns, kEnded };  // kNone: of neither
-  Sign Judge(const LockHolder& holder) const;
   absl::StatusOr<bool> JudgeHolder(FileSystem& files);
   std::error_code Make(FileSystem& files);
 

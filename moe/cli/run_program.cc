@@ -196,6 +196,8 @@ absl::Span<const Command> Commands() {
       {"ckpt", "lists, checks, compares, removes and exports checkpoints", CkptCommand, CkptHelp},
       {"launch", "starts a command on several hosts, and again after a loss", LaunchCommand,
        LaunchHelp},
+      {"status", "tells where runs of moe train are: step, speed, what ended them", StatusCommand,
+       StatusHelp},
       {"doctor", "tells what this build and machine have, and what will be slow", DoctorCommand,
        DoctorHelp},
       {"completion", "completes commands, flags and their values in a shell", CompletionCommand,

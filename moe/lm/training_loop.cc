@@ -146,6 +146,7 @@ template <typename T>
 absl::Status TrainingLoop<T>::Begin() {
   context_.clock->KeepMeetings();
   MOE_RETURN_IF_ERROR(Restore());
+  if (hooks_.on_begin) hooks_.on_begin(report_.first_step, context_);
   MOE_RETURN_IF_ERROR(Evaluate());
   report_.validation_loss_before = report_.validation_loss_after;
   report_.expert_load.assign(model_->moe_layers(),

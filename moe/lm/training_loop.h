@@ -140,6 +140,9 @@ struct TrainHooks {
   std::function<absl::Status(absl::Span<const RoutingTraceRecord>)> on_routing = {};
   // Called on every rank once its model exists: overwrites initial weights.
   std::function<absl::Status(ParameterStore& parameters, const Context& context)> load_weights = {};
+  // Called on every rank once the folder to save to is held and the checkpoint is read, before the
+  // first validation: steps follow `first_step`.
+  std::function<void(int64_t first_step, const Context& context)> on_begin = {};
   TraceSink* trace = nullptr;  // receives the time line once the last of its steps has ended
   // Set on every rank: after a stop signal the run ends and, with checkpoints, saves first.
   const StopSignal* stop = nullptr;

@@ -126,14 +126,20 @@ absl::Status RunAgreedRanks(const AgreedRun& run, RankBody body) {
     values = AgreedValuesOf(absl::StrCat(run.command, blank, run.operation), run.settings);
     values.insert(values.end(), inputs.values.begin(), inputs.values.end());
   }
-  return RunRanks(RankOptions(run.launch, CommTimeout(run.settings), run.command),
-                  [&](std::unique_ptr<Communicator> world) -> absl::Status {
-                    MOE_RETURN_IF_ERROR(CheckWorldSize(run.launch, *world));
-                    if (compares) {
-                      MOE_RETURN_IF_ERROR(CheckAgreement(values, inputs.bytes, *world));
-                    }
-                    return body(std::move(world));
-                  });
+  RunOptions options = RankOptions(run.launch, CommTimeout(run.settings), run.command);
+  if (run.on_failure) {
+    options.report = [&run, report = std::move(options.report)](const absl::Status& status) {
+      run.on_failure(status);
+      report(status);
+    };
+  }
+  return RunRanks(options, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_RETURN_IF_ERROR(CheckWorldSize(run.launch, *world));
+    if (compares) {
+      MOE_RETURN_IF_ERROR(CheckAgreement(values, inputs.bytes, *world));
+    }
+    return body(std::move(world));
+  });
 }
 
 }  // namespace moe::cli

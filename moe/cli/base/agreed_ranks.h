@@ -51,6 +51,8 @@ struct AgreedRun {
   // Called before ranks that are processes meet: returns an entry for each row of kByContent that
   // is given. Empty: the command reads no files.
   std::function<absl::StatusOr<ReadInputs>()> inputs = {};
+  // Called by a rank that fails and does not return (RunOptions::report), before it reports.
+  std::function<void(const absl::Status&)> on_failure = {};
 };
 
 // RunRanks, whose `body` begins once the world has as many ranks as --ranks names and ranks that

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -26,6 +27,7 @@
 #include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
+#include "moe/cli/base/run_status.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/base/train_options.h"
@@ -102,6 +104,13 @@ class TrainRun {
 
   absl::Status Run() {
     MOE_RETURN_IF_ERROR(Prepare());
+    absl::Status status = Train();
+    if (status_ != nullptr) status_->End(status);
+    return status;
+  }
+
+ private:
+  absl::Status Train() {
     PrintStart();
     Progress progress({.steps = options_.train.steps,
                        .log_interval = settings_.on("verbose") ? 1 : options_.log_interval,
@@ -111,6 +120,7 @@ class TrainRun {
     lm::TrainHooks hooks = {.on_step = {}, .trace = trace_.get()};
     hooks.on_step = [&](const lm::StepMetrics& metrics) {
       progress.Show(metrics);
+      if (status_ != nullptr) status_->Show(metrics);
       return AppendStep(metrics);
     };
     hooks.on_routing = [&](absl::Span<const RoutingTraceRecord> records) {
@@ -119,6 +129,11 @@ class TrainRun {
     if (start_.has_value()) {
       hooks.load_weights = [&](ParameterStore& parameters, const Context& context) {
         return start_->Load(parameters, context);
+      };
+    }
+    if (status_ != nullptr) {
+      hooks.on_begin = [&](int64_t first_step, const Context& context) {
+        status_->Begin(first_step, hosts_, context.mesh->world().rank());
       };
     }
     const StopSignal stop;
@@ -147,8 +162,15 @@ class TrainRun {
     const auto inputs = [this] {
       return Inputs();
     };
-    MOE_RETURN_IF_ERROR(RunAgreedRanks(
-        {.launch = launch_, .settings = settings_, .command = kCommand, .inputs = inputs}, body));
+    const auto on_failure = [this](const absl::Status& status) {
+      if (status_ != nullptr) status_->End(status);
+    };
+    MOE_RETURN_IF_ERROR(RunAgreedRanks({.launch = launch_,
+                                        .settings = settings_,
+                                        .command = kCommand,
+                                        .inputs = inputs,
+                                        .on_failure = on_failure},
+                                       body));
     if (stopped_step_ < 0) return absl::OkStatus();
     if (!options_.train.checkpoints.folder.empty()) {
       return WithExitCode(
@@ -164,7 +186,6 @@ class TrainRun {
         ExitCode::kStopped);
   }
 
- private:
   absl::StatusOr<ReadInputs> Inputs() const {
     ReadInputs inputs;
     options_.data.AddTo(corpus_, inputs);
@@ -229,7 +250,32 @@ class TrainRun {
                                                                 : MetricsFile::Earlier::kRefused));
       start_line_ = StartLine(Provenance(launch_.device), launch_.world, settings_);
     }
+    const std::string& save = options_.train.checkpoints.folder;
+    if (!options_.out.empty() || !save.empty()) {
+      status_ = std::make_unique<StatusFile>(StatusAtStart(),
+                                             std::vector<std::string>{options_.out, save});
+    }
     return absl::OkStatus();
+  }
+
+  RunStatus StatusAtStart() const {
+    RunStatus status;
+    status.steps = options_.train.steps;
+    status.process = ThisRun();
+    status.user = UserName();
+    status.ranks = options_.ranks;
+    status.backend = backend();
+    const std::string& save = options_.train.checkpoints.folder;
+    if (!save.empty()) status.save = std::filesystem::absolute(save).string();
+    status.command = absl::StrCat(LauncherText(launch_), ShellQuote(invocation_.program), " train");
+    for (const std::string& word : invocation_.args) {
+      absl::StrAppend(&status.command, " ", ShellQuote(word));
+    }
+    for (const auto& [key, value] : BuildFacts()) {
+      if (key == "version") status.version = value;
+      if (key == "commit") status.commit = value;
+    }
+    return status;
   }
 
   void PrintStart() const {
@@ -241,9 +287,10 @@ class TrainRun {
   }
 
   // Collective.
-  absl::Status PrintPlacement(Communicator& world) const {
+  absl::Status PrintPlacement(Communicator& world) {
     const auto stream = MakeInlineStream();
     MOE_ASSIGN_OR_RETURN(const auto hosts, HostsOf(HostId(), world, *stream));
+    hosts_ = static_cast<int>(std::set<uint64_t>(hosts.begin(), hosts.end()).size());
     MOE_ASSIGN_OR_RETURN(const std::string text, PlacementText(options_.train, hosts));
     if (!settings_.on("quiet") && speaks()) Say(stderr, "{}", text);
     return absl::OkStatus();
@@ -328,6 +375,8 @@ class TrainRun {
   int lost_to_ = 0;
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<LineFile> routing_;
+  std::unique_ptr<StatusFile> status_;  // nullptr: neither --out nor --save
+  int hosts_ = 1;
 };
 
 // `lost_to` is set to the signal that ended a run of which nothing is kept.

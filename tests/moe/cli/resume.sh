@@ -23,9 +23,12 @@ pid=$!
 started "a run that is killed" 60
 expect 2 "a second run in its folder" "${train[@]}" --ranks 2 --save "$work/ckpt" --resume auto
 matches "^moe train: --save: '$work/ckpt/lock' is held by process [0-9]+ on host .* still runs" "$work/stderr"
+expect 0 "status of a run that goes on" "$moe" status "$work/ckpt" "$work/b" -o csv
 kill -KILL $pid
 wait $pid 2>/dev/null
 await 10 gone "--save $work/ckpt" # processes that outlive their launcher
+expect 7 "status of a killed run" "$moe" status "$work/b"
+matches "^$work/b: lost, step [0-9]+/$steps$"
 compgen -G "$work/ckpt/step-*/manifest.json" >/dev/null || fail "killed: no checkpoint in $(ls "$work/ckpt")"
 
 # Asked to stop: exit code 11, and a checkpoint of the step.
@@ -43,12 +46,17 @@ says "stopped on request; the same command with --resume auto goes on" "$work/st
 step=$(sed -n 's/.*\/step-0*\([0-9]*\)$/\1/p' <<<"$(grep '^files' "$work/stdout")")
 matches "^trained [0-9]+ steps after step [0-9]+, stopped on request, in "
 [[ $(cat "$work/ckpt/latest") == "step-$(printf %08d "$step")" ]] || fail "stopped: step $step, latest $(cat "$work/ckpt/latest")"
+expect 11 "status of a stopped run" "$moe" status "$work/b" -o jsonl
+says '"state":"stopped","exit_code":11,'
 
 # At another layout to the end: all lines are those of the uninterrupted run.
 expect 0 "resumed on three ranks" "${resumable[@]}" --ranks 3
 [[ $(bits "$work/a/metrics.jsonl" | grep -v val_loss_before) == \
   $(bits "$work/b/metrics.jsonl" | grep -v val_loss_before) ]] || fail "resumed: other bits"
 (($(value "$work/b/metrics.jsonl" first_step) == step)) || fail "resumed after another step than $step"
+expect 0 "status of a complete run" "$moe" status "$work/ckpt"
+says "$work/ckpt: complete, step $steps/$steps"
+matches "checkpoint  of step $steps, [0-9:]+ ago, in $work/ckpt$"
 (($(find "$work/ckpt" -name 'step-*' | wc -l) == 3)) || fail "kept: $(ls "$work/ckpt")"
 
 # Obstacles to every save are reported before the first step.
