@@ -1,6 +1,7 @@
 // moe doctor: what this build and machine have, and what will be slow on them.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -12,22 +13,30 @@
 #include "kernels/base/choice.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/simd_targets.h"
+#include "moe/checkpoint/run_folder.h"
+#include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/doctor/machine_facts.h"
+#include "moe/cli/doctor/world_check.h"
 #include "moe/cli/measure/tables.h"
 
 namespace moe::cli {
 namespace {
 
 constexpr char kHead[] =
-    R"(usage: moe doctor [--ranks R] [-o FORM]
+    R"(usage: moe doctor [--ranks R] [--seconds S [--save DIR]] [--strict] [-o FORM]
 
 What this build and this machine have, and what will be slow or fail with R ranks here, each with a
 remedy. Starts nothing but mpirun --version.
+
+With --seconds it also starts the ranks, as moe train does, and measures each of them and each pair
+for about S seconds: under a launcher on all its hosts, which must have the same version and commit.
+It names the ranks and links that are slow.
 
   ok    as it should be
   note  worth knowing
@@ -36,17 +45,36 @@ remedy. Starts nothing but mpirun --version.
 
   moe doctor
   moe doctor --ranks 8 -o json
+  mpirun -n 16 moe doctor --seconds 5 --save /shared/run --strict
 )";
 
 constexpr char kTail[] = R"(
-Exit codes: 0 no finding is bad, 1 one is, 2 usage.
+Measured, with what a rank or link must be worse than to be slow:
+  core speed  multiply-adds of a fixed loop, one thread a rank, all at once; median / 1.5
+  memcpy      copies of 16 MiB, likewise; median / 1.5
+  latency     median time of 8 bytes from rank to rank, all others waiting; 2 medians
+  links       likewise of 1 MiB; median / 2
+  rank cores  cores that the rank's process may use; the same for all
+Pairs inside of a host and pairs between hosts have medians of their own. Beyond some tens of ranks
+it takes longer than S: R (R - 1) pairs of at least 10 transfers of each size.
+
+Exit codes: 0 no finding is bad, 1 one is, or with --strict slow, 2 usage, or ranks that differ in
+version or commit or do not see one --save, 7 to 10 as of moe train.
 )";
 
 Table DoctorSettings() {
   Table t;
   t.Group("Flags");
-  t.Add("--ranks R", {Kind::kInteger, "4"},
-        "ranks to judge for; default under a launcher: those that it started here");
+  AddRankSettings(t);
+  t.Add("--seconds S", {Kind::kReal, "0"},
+        "also start the ranks and measure them; 0: start nothing")
+      .Most(kMostSeconds);
+  t.Add("--save DIR", Kind::kText,
+        "with --seconds: also check that all ranks see this folder and can write there")
+      .Roles(kOneFolder);
+  t.Add("--strict", Kind::kSwitch, "exit code 1 also for what is slow");
+  AddTimeoutSetting(t);
+  AddQuietSetting("no warnings", t);
   AddFormSettings(t);
   AddHelpSettings(t);
   return t;
@@ -315,22 +343,66 @@ absl::StatusOr<int> RanksHere(const Settings& settings, const Invocation& invoca
   return launch.size > 0 ? launch.size : ranks;
 }
 
-absl::Status Run(const Invocation& invocation) {
-  Settings settings(DoctorSettings());
-  MOE_RETURN_IF_ERROR(LoadFlags(invocation.args, settings));
-  if (settings.on("help")) return Print(HelpText(DoctorHelp()));
-  if (settings.on("print-config")) return Print(PrintSettings(settings));
-  MOE_ASSIGN_OR_RETURN(const int ranks, RanksHere(settings, invocation));
-  const auto findings = Diagnose(GatherMachineFacts(invocation.environment), ranks);
+absl::Status Report(const Settings& settings, const std::vector<Finding>& findings) {
   MOE_RETURN_IF_ERROR(Print(Text(findings, settings.text("output"), stdout)));
   if (!settings.empty("output-stderr")) {
     Say(stderr, "{}", Text(findings, settings.text("output-stderr"), stderr));
   }
-  const auto bad = std::count_if(findings.begin(), findings.end(), [](const Finding& finding) {
-    return finding.verdict == Verdict::kBad;
+  const auto count = [&](Verdict verdict) {
+    return std::count_if(findings.begin(), findings.end(),
+                         [&](const Finding& finding) { return finding.verdict == verdict; });
+  };
+  const auto refused = [](int64_t found, const char* what) {
+    return CheckFailed(
+        absl::StrCat(Counted(found, "finding"), found == 1 ? " is " : " are ", what));
+  };
+  if (const auto bad = count(Verdict::kBad); bad > 0) return refused(bad, "bad");
+  const auto slow = count(Verdict::kSlow);
+  return settings.on("strict") && slow > 0 ? refused(slow, "slow") : absl::OkStatus();
+}
+
+// Measures the ranks; the first has the findings, after those of its machine.
+absl::Status Measure(const Settings& settings, const Launch& launch,
+                     std::vector<Finding>& findings) {
+  const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    if (const std::string& folder = settings.text("save"); !folder.empty()) {
+      const auto stream = MakeInlineStream();
+      const auto held = RunFolder::Open({.folder = folder}, *world, *stream);
+      MOE_RETURN_IF_ERROR(InputError("--save", held.status()));
+    }
+    MOE_ASSIGN_OR_RETURN(const WorldCheck check,
+                         MeasureWorld(absl::Seconds(settings.real("seconds")), *world));
+    if (world->rank() != 0) return absl::OkStatus();
+    for (Finding& finding : DiagnoseWorld(check)) findings.push_back(std::move(finding));
+    return absl::OkStatus();
+  };
+  return RunAgreedRanks({.launch = launch, .settings = settings, .command = "doctor"}, body);
+}
+
+absl::Status Run(const Invocation& invocation) {
+  Settings settings(DoctorSettings());
+  MOE_RETURN_IF_ERROR(LoadFlags(invocation.args, settings));
+  if (settings.on("help")) return PrintOnce(invocation, HelpText(DoctorHelp()));
+  if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
+  const double seconds = settings.real("seconds");
+  if (seconds < 0) return WrongFlag("--seconds", absl::StrCat(seconds), "0 or more");
+  if (seconds == 0 && !settings.empty("save")) {
+    return WrongFlag("--save", settings.text("save"), "--seconds beside it");
+  }
+  MOE_ASSIGN_OR_RETURN(const int ranks, RanksHere(settings, invocation));
+  const auto diagnose = [&] {
+    return Diagnose(GatherMachineFacts(invocation.environment), ranks);
+  };
+  if (seconds == 0) {  // one process does the work
+    return invocation.first() ? Report(settings, diagnose()) : absl::OkStatus();
+  }
+  MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(settings, invocation.environment));
+  return RunLaunch("doctor", settings, launch, {}, [&]() -> absl::Status {
+    std::vector<Finding> findings;
+    if (launch.rank() == 0) findings = diagnose();
+    MOE_RETURN_IF_ERROR(Measure(settings, launch, findings));
+    return launch.rank() == 0 ? Report(settings, findings) : absl::OkStatus();
   });
-  if (bad == 0) return absl::OkStatus();
-  return CheckFailed(absl::StrCat(Counted(bad, "finding"), bad == 1 ? " is" : " are", " bad"));
 }
 
 }  // namespace
@@ -382,7 +454,6 @@ CommandHelp DoctorHelp() {
 }
 
 ExitCode DoctorCommand(const Invocation& invocation) {
-  if (!invocation.first()) return ExitCode::kOk;
   return EndCommand(invocation, "doctor", Run(invocation));
 }
 

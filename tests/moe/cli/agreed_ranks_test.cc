@@ -85,7 +85,8 @@ TEST(AgreedRanksTest, RanksCompareEveryRowOfEveryCommandUnlessItIsPerRank) {
       EXPECT_EQ(differing, expected) << command;
     }
   }
-  EXPECT_THAT(names, ElementsAre("bench", "eval", "generate", "layer", "sweep", "train", "verify"));
+  EXPECT_THAT(names, ElementsAre("bench", "doctor", "eval", "generate", "layer", "sweep", "train",
+                                 "verify"));
 }
 
 // A new row must state why ranks may differ in it: files, screen or threads of one rank, memory of

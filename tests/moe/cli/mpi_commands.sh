@@ -89,13 +89,17 @@ once "^mixtral layer"
 on_three 0 report trained rows.json --out page.html
 once "^wrote page.html"
 "$moe" doctor --ranks 3 -o jsonl >alone
-on_three "$?" doctor -o jsonl
+verdict=$?
+on_three $verdict doctor -o jsonl
 once '"subject":"build"'
 once '"subject":"launcher"'
 diff <(grep -E '"(build|SIMD|memory)"' alone | cut -d , -f 1-2) \
   <(grep -E '"(build|SIMD|memory)"' stdout | cut -d , -f 1-2) >difference ||
   fail "doctor: $(cat difference)"
 if grep -q '"MPI ranks"' stdout; then once '3 processes on'; fi
+on_three $verdict doctor --seconds 0.3 --save shared -o jsonl
+once '"subject":"core speed"'
+grep -q '"subject":"links"' stdout || fail "doctor --seconds: no links"
 
 refused "--ranks is 2, the launcher .* started 3" bench alltoall --ranks 2
 # A setting in the environment of one host alone.
