@@ -10,6 +10,7 @@
 #include <absl/strings/str_join.h>
 
 #include "comm/reduce.h"
+#include "comm/watch/rank_watch.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -90,6 +91,35 @@ absl::StatusOr<RankCounts> EqualCounts(const CollectiveCall& call, absl::Span<co
       call.recv.size() / width, ", expected ", ranks, " times as many in ", whole_name));
 }
 
+// FNV-1a over the numbers; 0 for none.
+uint64_t HashOf(absl::Span<const int64_t> send, absl::Span<const int64_t> recv) {
+  if (send.empty() && recv.empty()) return 0;
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const absl::Span<const int64_t> counts : {send, recv}) {
+    for (const int64_t count : counts) {
+      hash = (hash ^ static_cast<uint64_t>(count)) * 0x100000001b3;
+    }
+  }
+  return hash;
+}
+
+FlightCall FlightOf(const CollectiveCall& call) {
+  return {.operation = NameOf(call.kind),
+          .site = call.site,
+          .bytes_in = static_cast<int64_t>(call.send.size()),
+          .bytes_out = static_cast<int64_t>(call.recv.size()),
+          .type = call.type,
+          .counts_hash = HashOf(call.send_counts, call.recv_counts)};
+}
+
+FlightCall FlightOf(absl::Span<const SendRecvOp> ops, const Site& site) {
+  FlightCall call = {.operation = "SendRecv", .site = site};
+  for (const SendRecvOp& op : ops) {
+    (op.send != nullptr ? call.bytes_in : call.bytes_out) += op.bytes;
+  }
+  return call;
+}
+
 }  // namespace
 
 const char* NameOf(CollectiveKind kind) {
@@ -162,8 +192,58 @@ absl::Status Communicator::Check(CollectiveCall& call) const {
 // What a task of a stream takes with it lies in the task.
 static_assert(sizeof(CollectiveCall) + 2 * sizeof(Site) <= HostTask::kInPlaceBytes);
 
+template <typename Enqueue>
+absl::Status Communicator::Watched(const FlightCall& call, Stream* stream, int64_t& sequence,
+                                   Enqueue enqueue) {
+  if (watch_ == nullptr) return enqueue();
+  const uint64_t ticket = watch_->Enter(group_number_, sequence++, call);
+  const auto set = [&](FlightState state) -> absl::Status {
+    if (stream != nullptr && IsCuda(*stream)) return absl::OkStatus();
+    const auto task = [watch = watch_, ticket, state] {
+      watch->recorder().Set(ticket, state);
+      return absl::OkStatus();
+    };
+    return stream == nullptr ? task() : stream->Enqueue(task);
+  };
+  MOE_RETURN_IF_ERROR(set(FlightState::kStarted));
+  absl::Status enqueued = enqueue();
+  if (enqueued.ok()) return set(FlightState::kCompleted);
+  watch_->recorder().Set(ticket, FlightState::kFailed);
+  return enqueued;
+}
+
+void Communicator::Attach(std::shared_ptr<RankWatch> watch, std::string group) {
+  watch_ = std::move(watch);
+  group_ = std::move(group);
+  FlightGroup added = {.name = group_, .members = {}};
+  for (int r = 0; r < size(); ++r) added.members.push_back(world_rank(r));
+  group_number_ = watch_->recorder().AddGroup(std::move(added));
+}
+
+void Communicator::MarkWatched(const Site& site) const {
+  watch_->Mark(site);
+}
+
+absl::Status Communicator::Barrier() {
+  return Watched({.operation = "Barrier"}, nullptr, collectives_, [&] { return DoBarrier(); });
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Split(int color, int key) {
+  std::unique_ptr<Communicator> part;
+  MOE_RETURN_IF_ERROR(Watched({.operation = "Split"}, nullptr, collectives_, [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(part, DoSplit(color, key));
+    return absl::OkStatus();
+  }));
+  const int64_t split = splits_++;
+  if (watch_ != nullptr && part != nullptr) {
+    part->Attach(watch_, absl::StrCat(group_, "/", split, ".", color));
+  }
+  return part;
+}
+
 absl::Status Communicator::Collect(CollectiveCall call, Stream& stream) {
   MOE_RETURN_IF_ERROR(Check(call));
+  const FlightCall flight = watch_ == nullptr ? FlightCall() : FlightOf(call);
   if (call.kind == CollectiveKind::kAllToAll) call.kind = CollectiveKind::kAllToAllV;
   const int64_t width = SizeOf(call.type);
   for (int64_t& count : call.send_counts) count *= width;
@@ -173,13 +253,16 @@ absl::Status Communicator::Collect(CollectiveCall call, Stream& stream) {
                                    -call.send_counts[static_cast<size_t>(rank())]);
   }
   if (!call.reduces()) call.type = DType::kUInt8;
-  if (moves(stream.device().kind)) return DoCollective(std::move(call), stream);
+  const auto run = [&](Stream& own) {
+    return Watched(flight, &own, collectives_, [&] { return DoCollective(std::move(call), own); });
+  };
+  if (moves(stream.device().kind)) return run(stream);
   return staging_.Run(
       call.send, call.recv, stream,
       [&](absl::Span<const std::byte> send, absl::Span<std::byte> recv, Stream& host) {
         call.send = send;
         call.recv = recv;
-        return DoCollective(std::move(call), host);
+        return run(host);
       });
 }
 
@@ -201,16 +284,24 @@ absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& st
     }
     moving.push_back(op);
   }
-  if (!moves(stream.device().kind)) return StagedSendRecv(std::move(moving), stream, site);
-  return DoSendRecv(std::move(moving), stream, site);
+  const FlightCall flight = watch_ == nullptr ? FlightCall() : FlightOf(moving, site);
+  if (moves(stream.device().kind)) {
+    return Watched(flight, &stream, transfers_,
+                   [&] { return DoSendRecv(std::move(moving), stream, site); });
+  }
+  return Watched(flight, nullptr, transfers_,
+                 [&] { return StagedSendRecv(std::move(moving), stream, site); });
 }
 
 absl::Status Communicator::Fence(Stream& stream, const Site& site) {
-  if (moves(stream.device().kind)) return DoFence(stream, site);
-  return staging_.Run({}, {}, stream,
-                      [&](absl::Span<const std::byte>, absl::Span<std::byte>, Stream& host) {
-                        return DoFence(host, site);
-                      });
+  const auto run = [&](Stream& own) {
+    return Watched({.operation = "Fence", .site = site}, &own, collectives_,
+                   [&] { return DoFence(own, site); });
+  };
+  if (moves(stream.device().kind)) return run(stream);
+  return staging_.Run(
+      {}, {}, stream,
+      [&](absl::Span<const std::byte>, absl::Span<std::byte>, Stream& host) { return run(host); });
 }
 
 // Sends and receives lie anywhere in the device's memory: each has a host buffer of its own.

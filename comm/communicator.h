@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include <absl/container/inlined_vector.h>
 #include <absl/status/status.h>
@@ -21,6 +22,9 @@
 #include "kernels/base/stream.h"
 
 namespace moe {
+
+class RankWatch;    // comm/watch/rank_watch.h
+struct FlightCall;  // comm/watch/flight_recorder.h
 
 enum class ReduceOp : uint8_t { kSum, kMax };
 
@@ -112,7 +116,8 @@ struct CollectiveCall {
 // passed to the call, the ranks that were waited for and how long. Barrier and Split belong to no
 // step and take no site.
 //
-// Backends override the Do* functions only; checks live here so that all backends agree.
+// Backends override the Do* functions only; checks live here so that all backends agree. All calls
+// but AllocatePeerBuffer pass the RankWatch of the rank, if it has one.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -256,7 +261,7 @@ class Communicator {
   absl::Status SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream, const Site& site = {});
 
   // Blocks the host until every rank has called it.
-  virtual absl::Status Barrier() = 0;
+  absl::Status Barrier();
 
   // Stream-ordered barrier: work after it in `stream` sees everything that any rank put into its
   // peer buffers before its own Fence. Publishing and releasing peer memory are Fences.
@@ -266,7 +271,18 @@ class Communicator {
   // rank); color -1 returns nullptr. The new communicator shares nothing with this one but its
   // fate: when one of them dies by Abort or timeout, so do the others of the same world on this
   // rank.
-  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key);
+
+  // Rank r of this group, as a rank of the world.
+  virtual int world_rank(int r) const { return r; }
+
+  // From now on collectives of this rank, and of groups split off later, pass `watch`. The group's
+  // name in the flight recorder must be the same on all ranks. Before other threads use it.
+  void Attach(std::shared_ptr<RankWatch> watch, std::string group);
+  // The rank comes to a place outside communication. With a watch: RankWatch::Mark.
+  void Mark(const Site& site) const {
+    if (watch_ != nullptr) MarkWatched(site);
+  }
 
   // Whether collectives move memory of devices of this kind themselves, in their streams, and not
   // by way of the host. All move the host's.
@@ -298,6 +314,8 @@ class Communicator {
   virtual absl::Status DoCollective(CollectiveCall call, Stream& stream) = 0;
   virtual absl::Status DoSendRecv(SendRecvOps ops, Stream& stream, const Site& site) = 0;
   virtual absl::Status DoFence(Stream& stream, const Site& site) = 0;
+  virtual absl::Status DoBarrier() = 0;
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> DoSplit(int color, int key) = 0;
 
  private:
   template <typename T>
@@ -315,8 +333,20 @@ class Communicator {
   absl::Status Check(CollectiveCall& call) const;
   absl::Status StagedSendRecv(SendRecvOps ops, Stream& stream, const Site& site);
 
+  // enqueue(), which hands `call` to `stream`, or with nullptr completes it, with its entry in the
+  // flight recorder. Calls in a CUDA stream remain "entered" there.
+  template <typename Enqueue>
+  absl::Status Watched(const FlightCall& call, Stream* stream, int64_t& sequence, Enqueue enqueue);
+  void MarkWatched(const Site& site) const;
+
   HostStaging staging_;
   int64_t bytes_sent_ = 0;
+  std::shared_ptr<RankWatch>
+      watch_;             // nullptr: none. Shared with the rank's other groups and tasks
+  std::string group_;     // name in the flight recorder
+  int group_number_ = 0;  // there
+  // Calls so far. Not every rank takes part in a SendRecv: these have numbers of their own.
+  int64_t collectives_ = 0, transfers_ = 0, splits_ = 0;
 };
 
 }  // namespace moe

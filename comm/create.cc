@@ -258,6 +258,19 @@ absl::Status RunNcclRankOverTcp(const RunOptions& options, RankBody body) {
   _exit(options.exit_code ? options.exit_code(status) : 1);
 }
 
+// `body`, whose rank `watch` sees, and its dump where that fails.
+absl::Status RunWatched(ProcessWatch& watch, std::unique_ptr<Communicator> world, RankBody body) {
+  world->Attach(watch.Of(world->rank(), world->size()), "world");
+  try {
+    absl::Status status = body(std::move(world));
+    if (!status.ok()) watch.Dump(status.message());
+    return status;
+  } catch (...) {
+    watch.Dump(StatusOfException().message());
+    throw;
+  }
+}
+
 }  // namespace
 
 absl::Status OrAbort(Communicator& world, absl::Status status) {
@@ -265,7 +278,11 @@ absl::Status OrAbort(Communicator& world, absl::Status status) {
   return status;
 }
 
-absl::Status RunRanks(const RunOptions& options, RankBody body) {
+absl::Status RunRanks(const RunOptions& options, RankBody given) {
+  const auto watched = [&](std::unique_ptr<Communicator> world) {
+    return RunWatched(*options.watch, std::move(world), given);
+  };
+  const RankBody body = options.watch == nullptr ? given : RankBody(watched);
   const WorldPlan& plan = options.plan;
   if (!plan.processes() && plan.ranks < 1) {
     return absl::InvalidArgumentError(

@@ -13,6 +13,7 @@
 
 #include "comm/communicator.h"
 #include "comm/local/local_world.h"
+#include "comm/watch/process_watch.h"
 #include "comm/world_plan.h"
 
 namespace moe {
@@ -36,6 +37,8 @@ struct RunOptions {
   // Meeting::kTcp: a secret of the ranks alone (NcclStore::secret). Rank 0 listens at
   // launch.address, port launch.port + 1.
   std::string secret = {};
+  // The ranks pass it (Communicator::Attach), and are dumped as their work fails. nullptr: none.
+  ProcessWatch* watch = nullptr;
 };
 
 // Timeout of start-up: never shorter than that of a step.

@@ -147,8 +147,7 @@ class LocalCommunicator final : public Communicator {
   absl::string_view backend() const override { return "local"; }
   absl::Duration timeout() const override { return group_->timeout(); }
   int64_t lingered_ns() const override { return group_->lingered_ns(rank_); }
-  absl::Status Barrier() override { return group_->Meet(LocalGroup::kHostLane, Caller("Barrier")); }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  int world_rank(int r) const override { return group_->world_rank(r); }
   bool has_peer_memory(DeviceKind /*kind*/) const override { return true; }
   absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes,
                                                                  MemoryResource& memory,
@@ -165,6 +164,10 @@ class LocalCommunicator final : public Communicator {
   absl::Status DoCollective(CollectiveCall call, Stream& stream) override;
   absl::Status DoSendRecv(SendRecvOps ops, Stream& stream, const Site& site) override;
   absl::Status DoFence(Stream& stream, const Site& site) override;
+  absl::Status DoBarrier() override {
+    return group_->Meet(LocalGroup::kHostLane, Caller("Barrier"));
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> DoSplit(int color, int key) override;
 
  private:
   LocalCaller Caller(const char* operation, const Site& site = {}) const {
@@ -208,7 +211,7 @@ absl::Status LocalCommunicator::DoFence(Stream& stream, const Site& site) {
   });
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> LocalCommunicator::Split(int color, int key) {
+absl::StatusOr<std::unique_ptr<Communicator>> LocalCommunicator::DoSplit(int color, int key) {
   struct Slot {
     CallCard card;
     std::shared_ptr<LocalGroup> group;

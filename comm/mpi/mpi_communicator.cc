@@ -29,8 +29,7 @@ class MpiCommunicator final : public Communicator {
   absl::string_view backend() const override { return "mpi"; }
   absl::Duration timeout() const override { return group_->stream.timeout(); }
   int64_t lingered_ns() const override { return group_->stream.lingered_ns(); }
-  absl::Status Barrier() override { return group_->host.Meet({"Barrier", kMeet, {}}); }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  int world_rank(int r) const override { return group_->host.world_ranks()[r]; }
   bool has_peer_memory(DeviceKind kind) const override {
     return kind == DeviceKind::kCpu && group_->one_host();
   }
@@ -46,6 +45,8 @@ class MpiCommunicator final : public Communicator {
   absl::Status DoCollective(CollectiveCall call, Stream& stream) override;
   absl::Status DoSendRecv(SendRecvOps ops, Stream& stream, const Site& site) override;
   absl::Status DoFence(Stream& stream, const Site& site) override;
+  absl::Status DoBarrier() override { return group_->host.Meet({"Barrier", kMeet, {}}); }
+  absl::StatusOr<std::unique_ptr<Communicator>> DoSplit(int color, int key) override;
 
  private:
   const std::shared_ptr<MpiGroup> group_;
@@ -95,7 +96,7 @@ absl::Status MakeSilent(MPI_Comm comm) {
   return FromMpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, int key) {
+absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::DoSplit(int color, int key) {
   MOE_ASSIGN_OR_RETURN(const CallCard mine, SplitCard(color, key));
   std::vector<CallCard> all(size());
   MpiLane& host = group_->host;

@@ -31,10 +31,7 @@ class NcclCommunicator final : public Communicator {
     return Device{DeviceKind::kCuda, shared().device()};
   }
   bool moves(DeviceKind) const override { return true; }
-  absl::Status Barrier() override {
-    return group_->memory_of_host.RollCall(CardOf("Barrier"), {}, {}, {}).status();
-  }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  int world_rank(int r) const override { return group_->host->world_ranks()[r]; }
   void Abort(absl::Status reason) override {
     (void)shared().Kill(absl::AbortedError(
         absl::StrCat("rank ", shared().world_rank(), " aborted: ", reason.ToString())));
@@ -44,6 +41,10 @@ class NcclCommunicator final : public Communicator {
   absl::Status DoCollective(CollectiveCall call, Stream& stream) override;
   absl::Status DoSendRecv(SendRecvOps ops, Stream& stream, const Site& site) override;
   absl::Status DoFence(Stream& stream, const Site& site) override;
+  absl::Status DoBarrier() override {
+    return group_->memory_of_host.RollCall(CardOf("Barrier"), {}, {}, {}).status();
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> DoSplit(int color, int key) override;
 
  private:
   NcclRank& shared() const { return group_->streams->rank(); }
@@ -87,7 +88,7 @@ absl::Status NcclCommunicator::DoFence(Stream& stream, const Site& site) {
   });
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color, int key) {
+absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::DoSplit(int color, int key) {
   MOE_ASSIGN_OR_RETURN(const CallCard mine, SplitCard(color, key));
   // NCCL has no deadline of its own here that names anybody: it starts when all are known to be
   // there.

@@ -86,12 +86,14 @@ absl::StatusOr<absl::Span<const T>> OnHost(absl::Span<const T> array, const Cont
   return copy;
 }
 
-// Runs `body`, which enqueues work on `stream`: its time in the stream counts as `work.phase`, and
+// Runs `body`, which enqueues work on `stream`. The rank comes to `site` under the name of the work
+// (Communicator::Mark); its time in the stream counts as `work.phase`, and
 // it is an event of the time line, if one is recorded, with the layer, round and step of `site`.
 template <typename Body>
 absl::Status Timed(const Context& context, const Site& site, const Work& work, Stream& stream,
                    Body body) {
   const NvtxRange range(work.name);
+  if (context.mesh != nullptr) context.mesh->world().Mark(site.Named(work.name));
   if (context.clock == nullptr) return body();
   PhaseClock& clock = *context.clock;
   TraceEvent* const event = clock.recorder() == nullptr ? nullptr : clock.Open(work, site, stream);

@@ -34,17 +34,7 @@ class ForwardingCommunicator : public Communicator {
   int64_t lingered_ns() const override { return inner_->lingered_ns(); }
   std::optional<Device> device() const override { return inner_->device(); }
   bool moves(DeviceKind kind) const override { return inner_->moves(kind); }
-  absl::Status Barrier() override {
-    MOE_RETURN_IF_ERROR(BeforeMeeting());
-    return inner_->Barrier();
-  }
   void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
-    MOE_RETURN_IF_ERROR(BeforeMeeting());
-    MOE_ASSIGN_OR_RETURN(auto part, inner_->Split(color, key));
-    if (part == nullptr) return part;
-    return Wrap(std::move(part));
-  }
 
  protected:
   // The twist. Before a collective in `stream`, of which this rank sends `bytes` to others.
@@ -68,6 +58,16 @@ class ForwardingCommunicator : public Communicator {
   absl::Status DoFence(Stream& stream, const Site& site) override {
     MOE_RETURN_IF_ERROR(Before(0, stream, site));
     return inner_->Fence(stream, site);
+  }
+  absl::Status DoBarrier() override {
+    MOE_RETURN_IF_ERROR(BeforeMeeting());
+    return inner_->Barrier();
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> DoSplit(int color, int key) override {
+    MOE_RETURN_IF_ERROR(BeforeMeeting());
+    MOE_ASSIGN_OR_RETURN(auto part, inner_->Split(color, key));
+    if (part == nullptr) return part;
+    return Wrap(std::move(part));
   }
 
  private:

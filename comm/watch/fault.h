@@ -1,0 +1,43 @@
+// Faults that tests inject into a run.
+#ifndef MOE_COMM_WATCH_FAULT_H_
+#define MOE_COMM_WATCH_FAULT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/site.h"
+#include "kernels/base/choice.h"
+
+namespace moe {
+
+enum class FaultKind : uint8_t { kThrow, kExit, kKill, kSegv, kHang, kSlow };
+inline constexpr Choice<FaultKind> kFaultKindWords[] = {
+    {"throw", FaultKind::kThrow},  // an exception in the rank's thread
+    {"exit", FaultKind::kExit},    // _exit(kFaultExitCode) of the process
+    {"kill", FaultKind::kKill},    // SIGKILL of the process
+    {"segv", FaultKind::kSegv},    // SIGSEGV of the process
+    {"hang", FaultKind::kHang},    // the rank's thread sleeps for ever
+    {"slow", FaultKind::kSlow},    // a pause at every pass, kSlowPause
+};
+
+inline constexpr int kFaultExitCode = 70;  // none of a program's own
+inline constexpr absl::Duration kSlowPause = absl::Milliseconds(100);
+
+struct Fault {
+  std::vector<int> ranks;  // of the world; empty: no fault
+  int64_t step = -1;       // it comes in this step or a later one; -1: also outside of steps
+  std::string phase;       // name of a Site
+  FaultKind kind = FaultKind::kThrow;
+
+  bool ComesTo(int rank) const;  // at some time
+  bool ComesAt(const Site& site) const { return site.step >= step && phase == site.name; }
+};
+
+// Does what `kind` says to rank `rank` of the world, at `site`, after a warning that names the
+// place; kSlow gives none, and alone returns. kThrow: std::runtime_error.
+void Inject(FaultKind kind, int rank, const Site& site);
+
+}  // namespace moe
+
+#endif  // MOE_COMM_WATCH_FAULT_H_

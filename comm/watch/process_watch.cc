@@ -1,0 +1,174 @@
+#include "comm/watch/process_watch.h"
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <absl/time/time.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "comm/hosts.h"
+#include "kernels/base/caught.h"
+#include "kernels/base/trace.h"
+
+namespace moe {
+namespace {
+
+// Posted by the handler of SIGUSR2 and by Dump, never destroyed: both may come late.
+sem_t* Wake() {
+  static sem_t* const wake = [] {
+    static sem_t semaphore;
+    sem_init(&semaphore, 0, 0);
+    return &semaphore;
+  }();
+  return wake;
+}
+
+void HandleDumpSignal(int) {
+  const int saved = errno;
+  sem_post(Wake());
+  errno = saved;
+}
+
+struct sigaction before_dumps;
+
+// As a JSON string. Text that is not ASCII, of a host's name or a path, becomes question marks.
+std::string Quoted(absl::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c < ' ' || c == 0x7f ? '?' : c;
+  }
+  return quoted + '"';
+}
+
+}  // namespace
+
+struct ProcessWatch::State {
+  explicit State(const ProcessWatchOptions& given) : options(given) {}
+
+  std::string TextOf(const RankWatch& watch, absl::string_view why) const;
+  void WriteAll(absl::string_view why);
+  void Serve();
+
+  const ProcessWatchOptions options;
+  std::mutex mu;
+  std::condition_variable changed;
+  std::map<int, std::shared_ptr<RankWatch>> ranks;  // guarded by mu
+  std::string reason;                               // guarded by mu; of the first failure
+  bool failed = false, written = false;             // guarded by mu
+  bool stop = false, ended = false;                 // guarded by mu
+};
+
+std::string ProcessWatch::State::TextOf(const RankWatch& watch, absl::string_view why) const {
+  const FlightRecorder& recorder = watch.recorder();
+  const std::string place = recorder.LastPlace();
+  return absl::StrCat("{\"flight\":1,\"rank\":", watch.rank(), ",\"ranks\":", watch.ranks(),
+                      ",\"host\":", Quoted(HostName()), ",\"pid\":", getpid(),
+                      ",\"reason\":", Quoted(why), ",\"recorded\":", recorder.recorded(),
+                      place.empty() ? "" : ",", place, ",\"monotonic_ns\":", MonotonicNs(),
+                      ",\"unix_ns\":", absl::GetCurrentTimeNanos(), "}\n", recorder.Lines());
+}
+
+void ProcessWatch::State::WriteAll(absl::string_view why) {
+  std::map<int, std::shared_ptr<RankWatch>> all;
+  {
+    const std::lock_guard<std::mutex> lock(mu);
+    all = ranks;
+  }
+  for (const auto& [rank, watch] : all) {
+    const std::string path = absl::StrCat(options.folder, "/flight.rank", rank, ".jsonl");
+    const std::string unfinished = path + ".tmp";
+    const std::string text = TextOf(*watch, why);
+    std::FILE* const file = std::fopen(unfinished.c_str(), "wbe");
+    if (file == nullptr) continue;
+    const bool whole = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    if (std::fclose(file) == 0 && whole) {
+      std::rename(unfinished.c_str(), path.c_str());
+    } else {
+      std::remove(unfinished.c_str());
+    }
+  }
+}
+
+void ProcessWatch::State::Serve() {
+  while (true) {
+    while (sem_wait(Wake()) != 0) {
+    }
+    std::string why;
+    {
+      const std::lock_guard<std::mutex> lock(mu);
+      if (stop) break;
+      why = failed ? reason : "SIGUSR2";
+    }
+    Caught([&] {
+      WriteAll(why);
+      return absl::OkStatus();
+    }).IgnoreError();
+    const std::lock_guard<std::mutex> lock(mu);
+    if (failed) written = true;
+    changed.notify_all();
+  }
+  const std::lock_guard<std::mutex> lock(mu);
+  ended = true;
+  changed.notify_all();
+}
+
+ProcessWatch::ProcessWatch(const ProcessWatchOptions& options)
+    : state_(std::make_shared<State>(options)) {
+  if (options.folder.empty()) return;
+  Wake();  // exists before the handler does
+  std::thread([state = state_] { state->Serve(); }).detach();
+  struct sigaction action = {};
+  action.sa_handler = HandleDumpSignal;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGUSR2, &action, &before_dumps);
+}
+
+ProcessWatch::~ProcessWatch() {
+  if (state_->options.folder.empty()) return;
+  if (state_->options.at_end) Dump("end");
+  sigaction(SIGUSR2, &before_dumps, nullptr);
+  std::unique_lock<std::mutex> lock(state_->mu);
+  state_->stop = true;
+  sem_post(Wake());
+  state_->changed.wait_for(lock, absl::ToChronoNanoseconds(kLongestDump),
+                           [this] { return state_->ended; });
+}
+
+std::shared_ptr<RankWatch> ProcessWatch::Of(int rank, int ranks) {
+  const std::lock_guard<std::mutex> lock(state_->mu);
+  std::shared_ptr<RankWatch>& watch = state_->ranks[rank];
+  if (watch == nullptr) watch = std::make_shared<RankWatch>(rank, ranks, state_->options.fault);
+  return watch;
+}
+
+void ProcessWatch::Dump(absl::string_view reason) noexcept {
+  if (state_->options.folder.empty()) return;
+  std::unique_lock<std::mutex> lock(state_->mu);
+  if (!state_->failed) {
+    state_->failed = true;
+    Caught([&] {
+      state_->reason = std::string(reason);
+      return absl::OkStatus();
+    }).IgnoreError();
+    sem_post(Wake());
+  }
+  state_->changed.wait_for(lock, absl::ToChronoNanoseconds(kLongestDump),
+                           [this] { return state_->written; });
+}
+
+}  // namespace moe

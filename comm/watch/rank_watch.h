@@ -1,0 +1,48 @@
+// What all work of a rank passes: its flight recorder, and the fault of a test.
+#ifndef MOE_COMM_WATCH_RANK_WATCH_H_
+#define MOE_COMM_WATCH_RANK_WATCH_H_
+
+#include <cstdint>
+
+#include "comm/watch/fault.h"
+#include "comm/watch/flight_recorder.h"
+
+namespace moe {
+
+// One per rank of the world; its communicators share it (Communicator::Attach). Any thread.
+class RankWatch {
+ public:
+  RankWatch(int rank, int ranks, const Fault& fault)
+      : rank_(rank), ranks_(ranks), armed_(fault.ComesTo(rank)), fault_(fault) {}
+
+  int rank() const { return rank_; }    // of the world
+  int ranks() const { return ranks_; }  // of the world
+  FlightRecorder& recorder() { return recorder_; }
+  const FlightRecorder& recorder() const { return recorder_; }
+
+  // The rank comes to `site`. Without a fault for this rank: a few stores and one comparison.
+  // Otherwise it may throw, sleep, or end the process (Inject).
+  void Mark(const Site& site) {
+    recorder_.Mark(site);
+    Meet(site);
+  }
+  // The rank calls a collective; the fault comes before the recorder has it. FlightRecorder::Enter.
+  uint64_t Enter(int group, int64_t sequence, const FlightCall& call) {
+    Meet(call.site);
+    return recorder_.Enter(group, sequence, call);
+  }
+
+ private:
+  void Meet(const Site& site) const {
+    if (armed_ && fault_.ComesAt(site)) Inject(fault_.kind, rank_, site);
+  }
+
+  const int rank_, ranks_;
+  const bool armed_;
+  const Fault fault_;
+  FlightRecorder recorder_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_COMM_WATCH_RANK_WATCH_H_
