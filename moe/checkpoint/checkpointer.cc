@@ -46,6 +46,7 @@ absl::Status Checkpointer::Finish(int64_t step, Describe describe) {
 }
 
 absl::Status Checkpointer::Begin(int64_t step, Describe describe) {
+  context_.mesh->world().Mark({.name = "ckpt-write", .step = step});
   MOE_ASSIGN_OR_RETURN(const auto parts, state_.PartsToWrite());
   writing_step_ = step;
   // What goes wrong on one rank, all learn in Publish.
@@ -58,6 +59,7 @@ absl::Status Checkpointer::Begin(int64_t step, Describe describe) {
 
 absl::Status Checkpointer::Publish() {
   const int64_t step = std::exchange(writing_step_, -1);
+  context_.mesh->world().Mark({.name = "ckpt-commit", .step = step});
   const absl::Status published = writer_->Publish(context_.mesh->world(), *context_.host);
   if (published.ok()) {
     saved_step_ = step;

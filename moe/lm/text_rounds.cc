@@ -8,6 +8,7 @@ namespace moe::lm {
 
 template <typename T>
 absl::Status TextRounds<T>::BeginRound(const Round& round, int chunk, Pass& pass) {
+  pass.context.mesh->world().Mark({.name = "data", .step = round.step()});
   std::unique_ptr<MicroBatch>& micro_batch = micro_batches_.Begin(pass.stash);
   if (micro_batch == nullptr) {
     micro_batch.reset(new MicroBatch{{config_.sequence_length, config_.micro_batch_size},

@@ -133,6 +133,7 @@ absl::Status RunAgreedRanks(const AgreedRun& run, RankBody body) {
       report(status);
     };
   }
+  options.watch = run.watch;
   return RunRanks(options, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     MOE_RETURN_IF_ERROR(CheckWorldSize(run.launch, *world));
     if (compares) {

@@ -53,6 +53,7 @@ struct AgreedRun {
   std::function<absl::StatusOr<ReadInputs>()> inputs = {};
   // Called by a rank that fails and does not return (RunOptions::report), before it reports.
   std::function<void(const absl::Status&)> on_failure = {};
+  ProcessWatch* watch = nullptr;  // RunOptions::watch
 };
 
 // RunRanks, whose `body` begins once the world has as many ranks as --ranks names and ranks that

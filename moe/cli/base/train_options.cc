@@ -15,6 +15,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
+#include "moe/cli/base/fault_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/hf/hf_model.h"
 #include "moe/run/session.h"
@@ -350,6 +351,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const Wo
   MOE_RETURN_IF_ERROR(InFlags(lm::ValidateTrainConfig(options.train, world.ranks), settings));
   MOE_RETURN_IF_ERROR(CheckSizes(options.train));
   MOE_RETURN_IF_ERROR(CheckTraceSteps(settings, options.train));
+  MOE_ASSIGN_OR_RETURN(options.fault, FaultOf(settings, world.ranks));
   MOE_RETURN_IF_ERROR(CheckDataFiles(options.data, options.train.model.vocab_size));
   return options;
 }

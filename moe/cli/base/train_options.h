@@ -9,6 +9,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "comm/watch/fault.h"
 #include "moe/cli/base/data_files.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
@@ -23,6 +24,8 @@ struct TrainOptions {
   std::string out;             // empty: no files
   std::string trace;           // empty: no time line
   std::string record_routing;  // empty: routing is not recorded
+  std::string flight_dir;      // empty: dumps of the flight recorder go to the folder of --save
+  Fault fault;                 // without ranks: none
   int64_t log_interval = 10;   // steps between progress lines
   int ranks = 1;
 };

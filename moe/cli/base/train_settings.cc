@@ -6,6 +6,7 @@
 
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/fault_settings.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/base/train_options.h"
 #include "moe/train/grid_unit.h"
@@ -186,6 +187,15 @@ void AddRecords(TrainOptions& options, Table& t) {
       .Roles(kPerRank);  // given on all or none: lm::Train
 }
 
+void AddFailures(TrainOptions& options, Table& t) {
+  t.Group("Failures", kOfOneRun | kPerRank);
+  t.Add("--flight-dir DIR", &options.flight_dir,
+        "folder for flight.rank<R>.jsonl, the last 2048 collectives of each rank, written at the "
+        "end, on a failure and on SIGUSR2; without it on the last two, to --save "
+        "(docs/reliability.md)");
+  AddFaultSettings(t);
+}
+
 constexpr Choice<bool> kOnOff[] = {{"on", true}, {"off", false}};
 
 void AddCheckpoints(lm::TrainCheckpoints& checkpoints, const SettingRows& rows, Table& t) {
@@ -340,6 +350,7 @@ Table TrainSettings(TrainOptions& options) {
   AddOptimizer(rows, table);
   AddCheckpoints(options.train.checkpoints, rows, table);
   AddRecords(options, table);
+  AddFailures(options, table);
   AddOutput(options, table);
   return table;
 }

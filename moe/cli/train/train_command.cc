@@ -140,11 +140,13 @@ class TrainRun {
     hooks.stop = &stop;
     const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
       const bool first = world->rank() == 0;
+      world->Mark({.name = "start"});
       if (launch_.plan.processes()) MOE_RETURN_IF_ERROR(PrintPlacement(*world));
       // Training takes the world; what follows has a communicator of its own.
       MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> after, world->Split(0, world->rank()));
       MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
                            lm::Train(options_.train, corpus_, std::move(world), hooks));
+      after->Mark({.name = "finalize", .step = mine.steps});
       if (mine.stopped) stopped_step_ = mine.steps;
       if (!first) return MeasurePeak(options_.train, mine, std::move(after)).status();
       // The measurement may fail: the run is complete, and reported, before it.
@@ -165,11 +167,13 @@ class TrainRun {
     const auto on_failure = [this](const absl::Status& status) {
       if (status_ != nullptr) status_->End(status);
     };
+    ProcessWatch watch(WatchOptions());
     MOE_RETURN_IF_ERROR(RunAgreedRanks({.launch = launch_,
                                         .settings = settings_,
                                         .command = kCommand,
                                         .inputs = inputs,
-                                        .on_failure = on_failure},
+                                        .on_failure = on_failure,
+                                        .watch = &watch},
                                        body));
     if (stopped_step_ < 0) return absl::OkStatus();
     if (!options_.train.checkpoints.folder.empty()) {
@@ -204,6 +208,24 @@ class TrainRun {
                                      {"--trace", options_.trace}});
   }
 
+  // Every process makes it: it may be a folder of a host.
+  absl::Status MakeFlightFolder() const {
+    const std::string& folder = options_.flight_dir;
+    if (folder.empty()) return absl::OkStatus();
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (!error) return absl::OkStatus();
+    return WriteError(
+        "--flight-dir", folder,
+        absl::ErrnoToStatus(error.value(), absl::StrCat("cannot make '", folder, "'")));
+  }
+  ProcessWatchOptions WatchOptions() const {
+    const bool given = !options_.flight_dir.empty();
+    return {.fault = options_.fault,
+            .folder = given ? options_.flight_dir : options_.train.checkpoints.folder,
+            .at_end = given};
+  }
+
   // Checks memory on the CPU alone: on a GPU the allocations fail by themselves.
   absl::Status CheckMemory() const {
     if (launch_.device.kind != DeviceKind::kCpu) return absl::OkStatus();
@@ -229,6 +251,7 @@ class TrainRun {
       start_ = *std::move(model);
     }
     if (speaks()) MOE_RETURN_IF_ERROR(CheckPaths());
+    MOE_RETURN_IF_ERROR(MakeFlightFolder());
     if (!options_.trace.empty()) {
       if (speaks()) MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
       trace_ = std::make_unique<TraceFile>(options_.trace, CommTimeout(settings_));

@@ -102,7 +102,9 @@ TEST(AgreedRanksTest, RowsThatMayDifferAreThese) {
   }
   EXPECT_THAT(per_rank,
               UnorderedElementsAreArray(
-                  {"color", "config", "grads", "help", "json-file", "log-interval", "max-memory",
+                  {"color", "config", "fault", "fault-injector-delay-start-iteration",
+                   "fault-injector-fault-types", "fault-injector-ranks", "fault-injector-seed",
+                   "flight-dir", "grads", "help", "json-file", "log-interval", "max-memory",
                    "offload", "out", "output", "output-stderr", "print-config", "quiet", "ranks",
                    "record-routing", "resume", "threads", "trace", "verbose"}));
   EXPECT_THAT(by_content, UnorderedElementsAreArray({"checkpoint", "data", "grad-output",

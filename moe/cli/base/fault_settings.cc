@@ -1,0 +1,170 @@
+#include "moe/cli/base/fault_settings.h"
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr FaultPhase kPhases[] = {
+    {"start", false},
+    {"data", true},
+    {"embedding", true},
+    {"attention", true},
+    {"gate", true},
+    {"plan", true},
+    {"dispatch", true},
+    {"experts", true},
+    {"combine", true},
+    {"loss", true},
+    {"combine backward", true},
+    {"experts backward", true},
+    {"dispatch backward", true},
+    {"gate backward", true},
+    {"attention backward", true},
+    {"embedding backward", true},
+    {"all-reduce", false},  // with --zero 2 or 3, and with one replica, there is none
+    {"step totals", true},
+    {"optimiser", true},
+    {"step metrics", true},
+    {"ckpt-write", false},
+    {"ckpt-commit", false},
+    {"end report", false},
+    {"finalize", false},
+};
+
+// Faults of Megatron's injector that have a kind here, in lower case.
+constexpr Choice<FaultKind> kMegatronWords[] = {{"workload_exc", FaultKind::kThrow},
+                                                {"segfault", FaultKind::kSegv},
+                                                {"sigkill", FaultKind::kKill}};
+
+std::string PhaseList() {
+  return absl::StrJoin(kPhases, ", ",
+                       [](std::string* out, const FaultPhase& phase) { out->append(phase.name); });
+}
+std::string KindList() {
+  return absl::StrJoin(kFaultKindWords, ", ",
+                       [](std::string* out, const auto& kind) { out->append(kind.word); });
+}
+
+absl::StatusOr<FaultKind> KindOf(absl::string_view where, absl::string_view word) {
+  const std::string lower = absl::AsciiStrToLower(word);
+  if (const auto kind = ValueOf(lower, kFaultKindWords)) return *kind;
+  if (const auto kind = ValueOf(lower, kMegatronWords)) return *kind;
+  return WrongFlag(where, absl::StrCat("'", word, "'"), absl::StrCat("one of ", KindList()));
+}
+
+absl::StatusOr<int> RankOf(absl::string_view where, absl::string_view text, int ranks) {
+  int rank = 0;
+  if (absl::SimpleAtoi(text, &rank) && rank >= 0 && rank < ranks) return rank;
+  return WrongFlag(where, absl::StrCat("'", text, "'"), absl::StrCat("a rank, 0 to ", ranks - 1));
+}
+
+// "rank=1,step=5,phase=dispatch,kind=hang".
+absl::StatusOr<Fault> FaultOfText(const std::string& where, absl::string_view text, int ranks) {
+  Fault fault;
+  bool kind_given = false;
+  for (const absl::string_view item : absl::StrSplit(text, ',')) {
+    const std::pair<absl::string_view, absl::string_view> both =
+        absl::StrSplit(item, absl::MaxSplits('=', 1));
+    const auto& [key, value] = both;
+    const std::string at = absl::StrCat(where, ": ", key);
+    if (key == "rank") {
+      MOE_ASSIGN_OR_RETURN(const int rank, RankOf(at, value, ranks));
+      fault.ranks.push_back(rank);
+    } else if (key == "step") {
+      if (!absl::SimpleAtoi(value, &fault.step) || fault.step < 1) {
+        return WrongFlag(at, absl::StrCat("'", value, "'"), "a step, from 1");
+      }
+    } else if (key == "phase") {
+      const bool known = std::any_of(std::begin(kPhases), std::end(kPhases),
+                                     [&](const FaultPhase& p) { return value == p.name; });
+      if (!known) {
+        return WrongFlag(at, absl::StrCat("'", value, "'"), absl::StrCat("one of ", PhaseList()));
+      }
+      fault.phase = std::string(value);
+    } else if (key == "kind") {
+      MOE_ASSIGN_OR_RETURN(fault.kind, KindOf(at, value));
+      kind_given = true;
+    } else {
+      return WrongFlag(where, absl::StrCat("'", text, "'"), "rank=R,step=N,phase=NAME,kind=NAME");
+    }
+  }
+  if (!fault.ranks.empty() && !fault.phase.empty() && kind_given) return fault;
+  return WrongFlag(where, absl::StrCat("'", text, "'"),
+                   absl::StrCat("rank=R,phase=NAME,kind=NAME and, if wanted, step=N; phases: ",
+                                PhaseList(), "; kinds: ", KindList()));
+}
+
+// In the step after --fault-injector-delay-start-iteration; the seed draws what and where.
+absl::StatusOr<Fault> FaultOfMegatron(const Settings& settings, int ranks) {
+  Fault fault;
+  const std::string& list = settings.text("fault-injector-ranks");
+  for (const absl::string_view text : absl::StrSplit(list, ',')) {
+    MOE_ASSIGN_OR_RETURN(const int rank, RankOf("--fault-injector-ranks", text, ranks));
+    fault.ranks.push_back(rank);
+  }
+  std::vector<FaultKind> kinds;
+  const std::string& types = settings.text("fault-injector-fault-types");
+  for (const absl::string_view word : absl::StrSplit(types, ',')) {
+    MOE_ASSIGN_OR_RETURN(const FaultKind kind, KindOf("--fault-injector-fault-types", word));
+    kinds.push_back(kind);
+  }
+  std::vector<const char*> phases;
+  for (const FaultPhase& phase : kPhases) {
+    if (phase.in_steps) phases.push_back(phase.name);
+  }
+  std::mt19937_64 draw(settings.seed("fault-injector-seed"));
+  fault.kind = kinds[draw() % kinds.size()];
+  fault.phase = phases[draw() % phases.size()];
+  fault.step = settings.integer("fault-injector-delay-start-iteration") + 1;
+  return fault;
+}
+
+}  // namespace
+
+absl::Span<const FaultPhase> FaultPhases() {
+  return kPhases;
+}
+
+void AddFaultSettings(Table& t) {
+  t.Add("--fault SPEC", Kind::kText,
+        absl::StrCat("for tests, rank=R,step=N,phase=NAME,kind=NAME: rank R, as it first comes "
+                     "to the phase in step N or later, does what the kind says: ",
+                     KindList(), " (docs/reliability.md)"));
+  t.Add("--fault-injector-ranks LIST", Kind::kText,
+        "for tests, Megatron's: ranks of a fault, between commas");
+  t.Add("--fault-injector-fault-types LIST", {Kind::kText, "throw"},
+        "kinds of which the seed draws one");
+  t.Add("--fault-injector-delay-start-iteration N", {Kind::kInteger, "0"},
+        "the fault comes in the step after step N");
+  t.Add("--fault-injector-seed N", {Kind::kSeed, "0"}, "draws the kind, and the phase of the step");
+}
+
+absl::StatusOr<Fault> FaultOf(const Settings& settings, int ranks) {
+  const bool given = !settings.empty("fault"), megatron = !settings.empty("fault-injector-ranks");
+  if (given && megatron) {
+    return WrongValue(settings, "fault", "none beside --fault-injector-ranks");
+  }
+  if (given) return FaultOfText(settings.value("fault").where, settings.text("fault"), ranks);
+  for (const char* const name : {"fault-injector-fault-types", "fault-injector-seed",
+                                 "fault-injector-delay-start-iteration"}) {
+    if (settings.given(name) && !megatron) {
+      return WrongValue(settings, name, "--fault-injector-ranks beside it");
+    }
+  }
+  return megatron ? FaultOfMegatron(settings, ranks) : Fault();
+}
+
+}  // namespace moe::cli
