@@ -198,6 +198,7 @@ absl::Span<const Command> Commands() {
        LaunchHelp},
       {"status", "tells where runs of moe train are: step, speed, what ended them", StatusCommand,
        StatusHelp},
+      {"debug", "compares what the ranks of a failed run did last", DebugCommand, DebugHelp},
       {"doctor", "tells what this build and machine have, and what will be slow", DoctorCommand,
        DoctorHelp},
       {"completion", "completes commands, flags and their values in a shell", CompletionCommand,

@@ -63,6 +63,7 @@ ExitCode LaunchCommand(const Invocation& invocation);
 ExitCode StatusCommand(const Invocation& invocation);
 ExitCode DoctorCommand(const Invocation& invocation);
 ExitCode ReportCommand(const Invocation& invocation);
+ExitCode DebugCommand(const Invocation& invocation);
 ExitCode CkptCommand(const Invocation& invocation);
 ExitCode CompletionCommand(const Invocation& invocation);
 
@@ -78,6 +79,7 @@ CommandHelp LaunchHelp();
 CommandHelp StatusHelp();
 CommandHelp DoctorHelp();
 CommandHelp ReportHelp();
+CommandHelp DebugHelp();
 CommandHelp CkptHelp();
 CommandHelp CompletionHelp();
 

@@ -1,0 +1,123 @@
+// moe debug flight: reading dumps and naming the rank that is missing.
+#include "moe/cli/debug/flight.h"
+
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace moe::flight {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string Head(int rank, const std::string& at = "") {
+  return absl::StrCat("{\"flight\":1,\"rank\":", rank,
+                      ",\"ranks\":3,\"host\":\"h\",\"reason\":\"\",", at,
+                      "\"monotonic_ns\":100,\"unix_ns\":1100}\n",
+                      "{\"group\":\"world\",\"members\":[0,1,2]}\n"
+                      "{\"group\":\"world/0.1\",\"members\":[1,2]}\n");
+}
+
+std::string CallOf(const std::string& group, int sequence, const std::string& state, int at_ns,
+                   const std::string& operation = "AllReduce", int bytes = 8) {
+  return absl::StrCat("{\"group\":\"", group, "\",\"sequence\":", sequence, ",\"operation\":\"",
+                      operation, "\",\"site\":\"loss\",\"step\":5,\"bytes_in\":", bytes,
+                      ",\"bytes_out\":", bytes, ",\"type\":\"f32\",\"state\":\"", state,
+                      "\",\"entered_ns\":", at_ns, ",\"started_ns\":", at_ns, "}\n");
+}
+
+std::vector<Dump> Parsed(const std::vector<std::string>& texts) {
+  std::vector<Dump> dumps;
+  for (const std::string& text : texts) {
+    auto dump = ParseDump("a", text);
+    EXPECT_TRUE(dump.ok()) << dump.status();
+    if (dump.ok()) dumps.push_back(*std::move(dump));
+  }
+  return dumps;
+}
+
+TEST(FlightTest, RanksThatAgree) {
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < 3; ++rank) {
+    texts.push_back(Head(rank) + CallOf("world", 0, "completed", rank == 2 ? 9 : 5));
+  }
+  const Analysis analysis = Analyse(Parsed(texts));
+  EXPECT_EQ(analysis.difference.kind, Difference::Kind::kNone);
+  EXPECT_EQ(analysis.straggler.rank, 2);
+  EXPECT_EQ(analysis.straggler.last, 1);
+  EXPECT_EQ(analysis.straggler.calls, 1);
+  EXPECT_DOUBLE_EQ(analysis.straggler.seconds, 4e-9);
+}
+
+// Rank 0 waits in the world for ranks 1 and 2, and rank 2 in a group for rank 1: that is the one.
+TEST(FlightTest, TheRankThatAllWaitFor) {
+  const Analysis analysis = Analyse(Parsed(
+      {Head(0) + CallOf("world", 0, "completed", 1) + CallOf("world", 1, "failed", 20),
+       Head(1, "\"at\":\"experts\",\"layer\":3,\"step\":5,") + CallOf("world", 0, "completed", 1),
+       Head(2) + CallOf("world", 0, "completed", 1) + CallOf("world/0.1", 0, "started", 30)}));
+  const Difference& difference = analysis.difference;
+  EXPECT_EQ(difference.kind, Difference::Kind::kMissing);
+  EXPECT_EQ(TextOf(difference.call), "AllReduce 1 of world (loss, step 5)");
+  EXPECT_EQ(difference.call.entered_ns, 1020);
+  EXPECT_THAT(difference.ranks, ElementsAre(1));
+  EXPECT_THAT(difference.where, ElementsAre("rank 1 was last in experts, layer 3, step 5"));
+}
+
+TEST(FlightTest, ARankWithAnotherCall) {
+  const Analysis analysis =
+      Analyse(Parsed({Head(0) + CallOf("world", 0, "failed", 1),
+                      Head(1) + CallOf("world", 0, "failed", 2, "Broadcast"),
+                      Head(2) + CallOf("world", 0, "failed", 3, "AllReduce", 16)}));
+  EXPECT_EQ(analysis.difference.kind, Difference::Kind::kOtherCall);
+  EXPECT_THAT(analysis.difference.where,
+              ElementsAre("rank 1 has Broadcast 0 of world (loss, step 5)",
+                          "rank 2 has AllReduce 0 of world (loss, step 5)"));
+}
+
+// Of a rank without a dump nothing is known but what the others wait for.
+TEST(FlightTest, ARankWithoutADump) {
+  const Analysis analysis = Analyse(
+      Parsed({Head(0) + CallOf("world", 0, "completed", 1) + CallOf("world", 1, "failed", 5),
+              Head(1) + CallOf("world", 0, "completed", 1) + CallOf("world", 1, "failed", 6)}));
+  EXPECT_THAT(analysis.without_dump, ElementsAre(2));
+  EXPECT_EQ(analysis.difference.call.sequence, 1);
+  EXPECT_THAT(analysis.difference.where, ElementsAre("rank 2 has no dump"));
+}
+
+// A dump that was made later than the others has calls that these lack, and one that is full has
+// lost its first calls.
+TEST(FlightTest, DumpsOfOtherTimes) {
+  const Analysis analysis = Analyse(
+      Parsed({Head(0) + CallOf("world", 0, "completed", 1) + CallOf("world", 1, "completed", 5) +
+                  CallOf("world", 2, "completed", 7),
+              Head(1) + CallOf("world", 1, "completed", 5) + CallOf("world", 2, "completed", 7),
+              Head(2) + CallOf("world", 0, "completed", 1) + CallOf("world", 1, "completed", 5)}));
+  EXPECT_EQ(analysis.difference.kind, Difference::Kind::kNone);
+}
+
+TEST(FlightTest, MalformedDumps) {
+  const std::string good = Head(0) + CallOf("world", 0, "completed", 1);
+  ASSERT_TRUE(ParseDump("a", good).ok());
+  const std::string bad[] = {"",
+                             "{}\n",
+                             "[1]\n",
+                             "{\"flight\":2,\"rank\":0,\"ranks\":1}\n",
+                             "{\"flight\":1,\"rank\":3,\"ranks\":3}\n",
+                             Head(0) + CallOf("other", 0, "completed", 1),
+                             Head(0) + "{\"group\":\"world\",\"members\":[3]}\n",
+                             Head(0) + "{\"group\":\"world\",\"sequence\":-1}\n",
+                             Head(0) + "{\"group\":7,\"sequence\":1,\"operation\":\"A\"}\n",
+                             good.substr(0, good.size() - 9)};
+  for (const std::string& text : bad) {
+    const absl::Status status = ParseDump("a.jsonl", text).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("a.jsonl"));
+  }
+}
+
+}  // namespace
+}  // namespace moe::flight
