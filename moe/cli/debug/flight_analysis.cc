@@ -22,7 +22,8 @@ struct Meeting {
 
 struct Group {
   std::vector<int> members;
-  std::map<int64_t, Meeting> meetings;  // by sequence
+  std::map<int64_t, Meeting> meetings;   // by sequence
+  std::map<int64_t, Meeting> transfers;  // likewise, of SendRecv, whose numbers are a rank's own
 };
 
 using Groups = std::map<std::string, Group>;
@@ -33,7 +34,9 @@ Groups GroupsOf(const std::vector<Dump>& dumps) {
   for (const Dump& dump : dumps) {
     for (const auto& [name, members] : dump.groups) groups[name].members = members;
     for (const Call& call : dump.calls) {
-      if (!call.is_transfer()) groups[call.group].meetings[call.sequence].calls[dump.rank] = &call;
+      Group& group = groups[call.group];
+      auto& of_kind = call.is_transfer() ? group.transfers : group.meetings;
+      of_kind[call.sequence].calls[dump.rank] = &call;
     }
   }
   for (const Dump& dump : dumps) {
@@ -142,30 +145,44 @@ Difference FirstDifference(const Groups& groups, const std::vector<Dump>& dumps)
   return first;
 }
 
+// Whether all members have it, in one place: transfers of other places may share a number.
+bool IsOfAll(const Meeting& meeting, const Group& group) {
+  const Call& first = *meeting.calls.begin()->second;
+  return meeting.calls.size() == group.members.size() && meeting.calls.size() > 1 &&
+         std::all_of(meeting.calls.begin(), meeting.calls.end(), [&](const auto& each) {
+           const Call& call = *each.second;
+           return call.site == first.site && call.layer == first.layer && call.step == first.step;
+         });
+}
+
+// Adds to the rank that came last.
+void AddLast(const Meeting& meeting, std::map<int, Straggler>& of_rank) {
+  int last = -1;
+  int64_t latest = 0, before = 0;
+  for (const auto& [rank, call] : meeting.calls) {
+    const int64_t came = call->started_ns != 0 ? call->started_ns : call->entered_ns;
+    before = std::max(before, std::min(came, latest));
+    if (came <= latest) continue;
+    before = latest;
+    latest = came;
+    last = rank;
+  }
+  Straggler& straggler = of_rank[last];
+  straggler.rank = last;
+  ++straggler.last;
+  straggler.seconds += static_cast<double>(latest - before) * 1e-9;
+}
+
 Straggler StragglerOf(const Groups& groups) {
   std::map<int, Straggler> of_rank;
   int64_t calls = 0;
   for (const auto& [name, group] : groups) {
-    if (group.members.size() < 2) continue;
-    for (const auto& [sequence, meeting] : group.meetings) {
-      if (meeting.calls.size() != group.members.size()) continue;
-      ++calls;
-      int last = -1;
-      int64_t latest = 0, before = 0;
-      for (const auto& [rank, call] : meeting.calls) {
-        const int64_t came = call->started_ns != 0 ? call->started_ns : call->entered_ns;
-        if (came > latest) {
-          before = latest;
-          latest = came;
-          last = rank;
-        } else {
-          before = std::max(before, came);
-        }
+    for (const auto* const of_kind : {&group.meetings, &group.transfers}) {
+      for (const auto& [sequence, meeting] : *of_kind) {
+        if (!IsOfAll(meeting, group)) continue;
+        ++calls;
+        AddLast(meeting, of_rank);
       }
-      Straggler& straggler = of_rank[last];
-      straggler.rank = last;
-      ++straggler.last;
-      straggler.seconds += static_cast<double>(latest - before) * 1e-9;
     }
   }
   Straggler worst;

@@ -99,6 +99,19 @@ TEST(FlightTest, DumpsOfOtherTimes) {
   EXPECT_EQ(analysis.difference.kind, Difference::Kind::kNone);
 }
 
+// The steps of a ring are transfers, and a rank that is late shows in them alone.
+TEST(FlightTest, ARankThatIsLateInTransfers) {
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < 3; ++rank) {
+    texts.push_back(Head(rank) + CallOf("world", 0, "completed", rank == 0 ? 6 : 5) +
+                    CallOf("world", 0, "completed", rank == 1 ? 90 : 10, "SendRecv"));
+  }
+  const Analysis analysis = Analyse(Parsed(texts));
+  EXPECT_EQ(analysis.straggler.rank, 1);
+  EXPECT_EQ(analysis.straggler.calls, 2);
+  EXPECT_DOUBLE_EQ(analysis.straggler.seconds, 80e-9);
+}
+
 TEST(FlightTest, MalformedDumps) {
   const std::string good = Head(0) + CallOf("world", 0, "completed", 1);
   ASSERT_TRUE(ParseDump("a", good).ok());
