@@ -185,6 +185,10 @@ void AddRecords(TrainOptions& options, Table& t) {
         "slots of each rank for each expert, step by step, as moe bench --routing trace:FILE "
         "replays them")
       .Roles(kPerRank);  // given on all or none: lm::Train
+  t.Add("--dry-run", Kind::kSwitch,
+        "print the memory that a rank will use, and stop; exit code 5 if there is too little here")
+      .FlagOnly()
+      .Roles(kOfOneRun | kPerRank);
 }
 
 void AddFailures(TrainOptions& options, Table& t) {

@@ -353,10 +353,13 @@ std::string TooBig(const MemoryEstimate& estimate, int ranks, int64_t available_
 
 MemoryEstimate EstimateMemory(const MemoryShape& shape) {
   const Sizes s(shape);
-  double workspace = 1.5 * Workspace(shape, s);
+  const double activations = Workspace(shape, s);
+  double workspace = 1.5 * activations;
   // Tokens, their gradient, their outputs, and those of the first call: six times [T, H].
   if (!shape.trained) workspace += 6 * s.element * s.tokens * s.hidden;
-  return {.state_bytes = StateBytes(shape, s), .workspace_bytes = workspace};
+  return {.state_bytes = StateBytes(shape, s),
+          .activation_bytes = activations,
+          .workspace_bytes = workspace};
 }
 
 }  // namespace moe::sweep

@@ -45,9 +45,13 @@ struct MemoryEstimate {
   // 12 bytes for each parameter that this rank writes, which is one of those that hold it, unless
   // state is in a file.
   double state_bytes = 0;
-  // What forward keeps for backward over all layers, and the scratch of the widest backward step;
-  // times 3/2, the middle of what the growing workspace holds: all of it to twice that.
+  // What forward keeps for backward over all layers, and the scratch of the widest backward step.
+  double activation_bytes = 0;
+  // The workspace that holds them: 3/2 of it, the middle of what a growing workspace allocates, all
+  // of it to twice that.
   double workspace_bytes = 0;
+  // What a run reports as its peak (StepMetrics::peak_bytes).
+  double used_bytes() const { return state_bytes + activation_bytes; }
   double total_bytes() const { return state_bytes + workspace_bytes; }
 };
 

@@ -102,6 +102,17 @@ class TrainRun {
   // The signal that ended the run if nothing was saved; 0: none.
   int lost_to() const { return lost_to_; }
 
+  // Prints the memory of a rank, in MiB or as an object; starts no rank and writes no file. Errors
+  // are those with which Run refuses the settings, or the memory.
+  absl::Status DryRun() {
+    MOE_ASSIGN_OR_RETURN(options_, MakeTrainOptions(settings_, launch_.world));
+    if (!speaks()) return absl::OkStatus();
+    const sweep::MemoryEstimate estimate = Estimate();
+    MOE_RETURN_IF_ERROR(Print(AsJson() ? MemoryJson(estimate, launch_.world.local_ranks)
+                                       : MemoryText(estimate, launch_.world.local_ranks)));
+    return CheckMemory();
+  }
+
   absl::Status Run() {
     MOE_RETURN_IF_ERROR(Prepare());
     absl::Status status = Train();
@@ -226,14 +237,17 @@ class TrainRun {
             .at_end = given};
   }
 
+  sweep::MemoryEstimate Estimate() const {
+    const lm::TrainConfig& train = options_.train;
+    return sweep::EstimateMemory(
+        sweep::ShapeOfTraining(train, SizeOf(train.model).total, launch_.world.ranks));
+  }
+
   // Checks memory on the CPU alone: on a GPU the allocations fail by themselves.
   absl::Status CheckMemory() const {
     if (launch_.device.kind != DeviceKind::kCpu) return absl::OkStatus();
-    const lm::TrainConfig& train = options_.train;
-    const auto shape =
-        sweep::ShapeOfTraining(train, SizeOf(train.model).total, launch_.world.ranks);
-    const std::string too_big = sweep::TooBig(
-        sweep::EstimateMemory(shape), launch_.world.local_ranks, sweep::AvailableMemoryBytes());
+    const std::string too_big =
+        sweep::TooBig(Estimate(), launch_.world.local_ranks, sweep::AvailableMemoryBytes());
     return too_big.empty() ? absl::OkStatus()
                            : absl::ResourceExhaustedError(absl::StrCat("the model ", too_big));
   }
@@ -421,6 +435,7 @@ absl::Status Run(const Invocation& invocation, int& lost_to) {
   }
   return RunLaunch(kCommand, settings, launch, warnings, [&] {
     TrainRun run(invocation, settings, launch);
+    if (settings.on("dry-run")) return run.DryRun();
     absl::Status status = run.Run();
     lost_to = run.lost_to();
     return status;

@@ -309,6 +309,36 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
   return fmt::to_string(text);
 }
 
+std::string MemoryText(const sweep::MemoryEstimate& estimate, int local_ranks) {
+  const auto mib = [](double bytes) {
+    return fmt::format("{:.1f} MiB", bytes / 0x1p20);
+  };
+  std::string text = fmt::format(
+      "memory  {} a rank: {} of parameters, gradients and optimiser, {} of activations\n",
+      mib(estimate.used_bytes()), mib(estimate.state_bytes), mib(estimate.activation_bytes));
+  const int64_t available = sweep::AvailableMemoryBytes();
+  absl::StrAppend(&text, "here    ", Counted(local_ranks, "rank"), ": ",
+                  mib(estimate.used_bytes() * local_ranks), ", with room to grow ",
+                  mib(estimate.total_bytes() * local_ranks), ", of ",
+                  available > 0 ? mib(static_cast<double>(available)) : "an unknown number of MiB",
+                  " that are available\n");
+  return text;
+}
+
+std::string MemoryJson(const sweep::MemoryEstimate& estimate, int local_ranks) {
+  auto object = nlohmann::ordered_json::object();
+  object["rank_bytes"] = std::llround(estimate.used_bytes());
+  object["state_bytes"] = std::llround(estimate.state_bytes);
+  object["activation_bytes"] = std::llround(estimate.activation_bytes);
+  object["workspace_bytes"] = std::llround(estimate.workspace_bytes);
+  object["local_ranks"] = local_ranks;
+  object["available_bytes"] = nullptr;
+  if (const int64_t available = sweep::AvailableMemoryBytes(); available > 0) {
+    object["available_bytes"] = available;
+  }
+  return object.dump() + "\n";
+}
+
 std::string ReportJson(const lm::TrainReport& report, const RunFacts& facts,
                        const std::vector<CommRate>& rates) {
   using Json = nlohmann::ordered_json;

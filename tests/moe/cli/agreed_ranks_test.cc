@@ -100,13 +100,32 @@ TEST(AgreedRanksTest, RowsThatMayDifferAreThese) {
       if (row.is(kOneFolder)) folders.insert(row.name);
     }
   }
-  EXPECT_THAT(per_rank,
-              UnorderedElementsAreArray(
-                  {"color", "config", "fault", "fault-injector-delay-start-iteration",
-                   "fault-injector-fault-types", "fault-injector-ranks", "fault-injector-seed",
-                   "flight-dir", "grads", "help", "json-file", "log-interval", "max-memory",
-                   "offload", "out", "output", "output-stderr", "print-config", "quiet", "ranks",
-                   "record-routing", "resume", "threads", "trace", "verbose"}));
+  EXPECT_THAT(per_rank, UnorderedElementsAreArray({"color",
+                                                   "config",
+                                                   "dry-run",
+                                                   "fault",
+                                                   "fault-injector-delay-start-iteration",
+                                                   "fault-injector-fault-types",
+                                                   "fault-injector-ranks",
+                                                   "fault-injector-seed",
+                                                   "flight-dir",
+                                                   "grads",
+                                                   "help",
+                                                   "json-file",
+                                                   "log-interval",
+                                                   "max-memory",
+                                                   "offload",
+                                                   "out",
+                                                   "output",
+                                                   "output-stderr",
+                                                   "print-config",
+                                                   "quiet",
+                                                   "ranks",
+                                                   "record-routing",
+                                                   "resume",
+                                                   "threads",
+                                                   "trace",
+                                                   "verbose"}));
   EXPECT_THAT(by_content, UnorderedElementsAreArray({"checkpoint", "data", "grad-output",
                                                      "hf-config", "init-from", "input",
                                                      "prompt-file", "tokens", "weights"}));

@@ -217,6 +217,11 @@ expect 4 "full standard output" bash -c '"$0" train --help >/dev/full' "$moe"
 # More than any machine has is refused before a text is read, with the estimate.
 expect 5 "a model above any memory" "$moe" train "${model[@]}" --hidden-size 8192 --num-experts 256 --moe-ffn-hidden-size 8192 --quiet
 matches "moe train: the model needs about [0-9]+ MiB for [0-9]+ ranks of this machine \([0-9]+ MiB of parameters, gradients and optimiser, [0-9]+ MiB of activations each\), expected at most the [0-9]+ MiB that are available$" stderr
+expect 5 "a dry run of it" "$moe" train "${model[@]}" --hidden-size 8192 --num-experts 256 --moe-ffn-hidden-size 8192 --dry-run
+matches "^memory  [0-9.]+ MiB a rank: "
+expect 0 "a dry run" "$moe" train "${model[@]}" --dry-run --out dry --save dry/ckpt -o json
+matches '^[{]"rank_bytes":[0-9]+,"state_bytes":'
+[[ ! -e dry && ! -s stderr ]] || fail "a dry run: made $(ls dry), wrote $(cat stderr)"
 
 expect 0 "identity experts" "$moe" train "${model[@]}" --router longcat --num-zero-experts 2 --steps 2 --quiet \
   --moe-router-load-balancing-type global_aux_loss
