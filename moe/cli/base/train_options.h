@@ -30,8 +30,8 @@ struct TrainOptions {
   int ranks = 1;
 };
 
-// EP of --ep auto: the largest multiple of `tensor` that divides the ranks of a stage and is at most
-// `experts`; `tensor` if there is none.
+// EP of --ep auto: the largest multiple of `tensor` that divides the ranks of a stage and is at
+// most `experts`; `tensor` if there is none.
 int MostExpertRanks(int ranks_of_stage, int tensor, int experts);
 
 // Rows of ranks, experts over ranks, threads and how tokens travel, for training and evaluation.
