@@ -160,7 +160,8 @@ absl::StatusOr<Fault> FaultOf(const Settings& settings, int ranks) {
   if (given) return FaultOfText(settings.value("fault").where, settings.text("fault"), ranks);
   for (const char* const name : {"fault-injector-fault-types", "fault-injector-seed",
                                  "fault-injector-delay-start-iteration"}) {
-    if (settings.given(name) && !megatron) {
+    // The settings of a run's first line, as --config, give the defaults.
+    if (settings.text(name) != settings.Find(name)->fallback && !megatron) {
       return WrongValue(settings, name, "--fault-injector-ranks beside it");
     }
   }

@@ -78,6 +78,8 @@ TEST(FaultSettingsTest, MegatronsFlagsDrawByTheirSeed) {
 TEST(FaultSettingsTest, FlagsThatDoNotGoTogether) {
   EXPECT_THAT(ErrorOf(Make({"--fault-injector-seed", "3"}).status()),
               HasSubstr("--fault-injector-ranks beside it"));
+  // The default, as the settings of a run's first line have it.
+  EXPECT_TRUE(Make({"--fault-injector-seed", "0"}).ok());
   EXPECT_THAT(
       ErrorOf(
           Make({"--fault-injector-ranks", "1", "--fault", "rank=0,phase=data,kind=kill"}).status()),
