@@ -4,6 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include <absl/algorithm/container.h>
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
@@ -339,6 +340,8 @@ absl::Status Fill(const Settings& settings, const Table& rows) {
       const std::string flag = row.by_letter ? std::string{'-', row.letter} : "--" + row.name;
       return WrongFlag(flag, texts.front(), row.expected);
     }
+    // A word beside whole numbers leaves the field to the command.
+    if (row.kind == Kind::kInteger && absl::c_linear_search(row.words, texts.front())) continue;
     if (row.store != nullptr) row.store(texts);
   }
   return absl::OkStatus();

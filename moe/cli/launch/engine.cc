@@ -18,8 +18,9 @@ std::string HostList(const Job& job) {
 }
 
 std::string RankCount(const Job& job) {
-  const int ranks = std::accumulate(job.hosts.begin(), job.hosts.end(), 0,
-                                    [](int sum, const Host& host) { return sum + host.slots; });
+  const int64_t ranks =
+      std::accumulate(job.hosts.begin(), job.hosts.end(), int64_t{0},
+                      [](int64_t sum, const Host& host) { return sum + host.slots; });
   return absl::StrCat(job.hosts.empty() ? job.ranks_per_node : ranks);
 }
 
@@ -49,16 +50,7 @@ Words Hydra(const Job& job) {
 
 Words Srun(const Job& job) {
   Words words;
-  if (!job.hosts.empty()) {
-    words = {absl::StrCat("--nodes=", job.hosts.size()),
-             absl::StrCat("--nodelist=",
-                          absl::StrJoin(job.hosts, ",", [](std::string* out, const Host& host) {
-                            absl::StrAppend(out, host.name);
-                          }))};
-  }
-  const int each = job.hosts.empty() ? job.ranks_per_node : job.hosts.front().slots;
-  if (each > 0) words.push_back(absl::StrCat("--ntasks-per-node=", each));
-  if (!job.hosts.empty()) words.push_back(absl::StrCat("--ntasks=", RankCount(job)));
+  if (job.ranks_per_node > 0) words = {absl::StrCat("--ntasks-per-node=", job.ranks_per_node)};
   words.push_back(absl::StrCat("--mpi=", job.pmi));
   return words;
 }
@@ -75,7 +67,7 @@ const EngineTraits& TraitsOf(Engine engine) {
   static constexpr EngineTraits kTraits[] = {
       {.rank_variable = "OMPI_COMM_WORLD_RANK", .stop_signal = SIGUSR1, .reaches_hosts = true},
       {.rank_variable = "PMI_RANK", .stop_signal = SIGUSR1, .reaches_hosts = true},
-      {.rank_variable = "SLURM_PROCID", .stop_signal = SIGUSR1, .reaches_hosts = true},
+      {.rank_variable = nullptr, .stop_signal = SIGUSR1, .reaches_hosts = false},
       {.rank_variable = "LOCAL_RANK", .stop_signal = SIGTERM, .reaches_hosts = false},
       {.rank_variable = nullptr, .stop_signal = SIGUSR1, .reaches_hosts = false}};
   return kTraits[static_cast<size_t>(engine)];

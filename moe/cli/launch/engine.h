@@ -25,7 +25,9 @@ inline constexpr Choice<Engine> kEngineWords[] = {{"mpirun", Engine::kMpirun},
 
 // What holds for an engine whatever the job.
 struct EngineTraits {
-  const char* rank_variable;  // in the environment of every rank; nullptr: ranks are threads
+  // In the environment of every rank on this host, a descendant of the launcher; nullptr: ranks are
+  // no such processes.
+  const char* rank_variable;
   // What the launcher passes on to all ranks without a limit to their time.
   int stop_signal;
   bool reaches_hosts;  // from the host where it is started

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include <absl/status/status.h>
 #include <absl/strings/ascii.h>
@@ -18,6 +19,9 @@
 
 namespace moe::launch {
 namespace {
+
+constexpr int kMostSlots = 1 << 16;
+constexpr size_t kProbesAtOnce = 64;
 
 absl::Status WrongLine(int line, absl::string_view what) {
   return absl::InvalidArgumentError(
@@ -42,10 +46,16 @@ absl::StatusOr<Host> ParseHost(absl::string_view text, int line) {
       return WrongLine(line, absl::StrCat("'", value, "'"));
     }
   }
-  // A name that begins with '-' would be an option of ssh.
-  if (host.name.empty() || host.name.front() == '-')
+  // What launchers and ssh take for anything but a name would start something else.
+  const auto is_of_name = [](char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '-' || c == '_';
+  };
+  if (host.name.empty() || host.name.front() == '-' ||
+      !std::all_of(host.name.begin(), host.name.end(), is_of_name)) {
     return WrongLine(line, absl::StrCat("'", text, "'"));
-  if (slots.has_value() && (!absl::SimpleAtoi(*slots, &host.slots) || host.slots < 1)) {
+  }
+  if (slots.has_value() &&
+      (!absl::SimpleAtoi(*slots, &host.slots) || host.slots < 1 || host.slots > kMostSlots)) {
     return WrongLine(line, absl::StrCat("slots are '", *slots, "'"));
   }
   return host;
@@ -82,21 +92,25 @@ absl::StatusOr<std::vector<Host>> ParseHosts(absl::string_view text) {
 std::vector<Host> HostsThatAnswer(absl::Span<const Host> hosts,
                                   absl::Span<const std::string> command, int seconds,
                                   std::vector<std::string>& silent) {
-  std::vector<Process> probes(hosts.size());
-  for (size_t i = 0; i < hosts.size(); ++i) {
-    if (command.empty() || IsThisHost(hosts[i].name)) continue;
-    std::vector<std::string> probe(command.begin(), command.end());
-    probe.insert(probe.end(), {hosts[i].name, "true"});
-    probes[i] = Process::Start(probe, Process::Output::kNone);
-  }
-  const absl::Time deadline = absl::Now() + absl::Seconds(seconds);
   std::vector<Host> answered;
-  for (size_t i = 0; i < hosts.size(); ++i) {
-    const int code = probes[i].started() ? probes[i].WaitUntil(deadline).value_or(-1) : 0;
-    if (code == 0) {
-      answered.push_back(hosts[i]);
-    } else {
-      silent.push_back(hosts[i].name);
+  for (size_t first = 0; first < hosts.size(); first += kProbesAtOnce) {
+    const auto some = hosts.subspan(first, kProbesAtOnce);
+    std::vector<Process> probes(some.size());
+    for (size_t i = 0; i < some.size(); ++i) {
+      if (IsThisHost(some[i].name)) continue;
+      std::vector<std::string> probe(command.begin(), command.end());
+      probe.insert(probe.end(), {some[i].name, "true"});
+      probes[i] = Process::Start(probe, Process::Output::kNone);
+    }
+    const absl::Time deadline = absl::Now() + absl::Seconds(seconds);
+    for (size_t i = 0; i < some.size(); ++i) {
+      const bool answers =
+          IsThisHost(some[i].name) || (probes[i].started() && probes[i].WaitUntil(deadline) == 0);
+      if (answers) {
+        answered.push_back(some[i]);
+      } else {
+        silent.push_back(some[i].name);
+      }
     }
   }
   return answered;

@@ -21,12 +21,12 @@ struct Host {
 // One host a line, as people write them for Open MPI, "node1 slots=8", and for Hydra, "node1:8";
 // "node1" alone. '#' begins a comment. Other words of Open MPI (max_slots=) are accepted and mean
 // nothing here. kInvalidArgument, with the line: a host that stands there twice, slots that are no
-// number above 0, anything else, no host at all.
+// number from 1 to 65,536, anything else, no host at all.
 absl::StatusOr<std::vector<Host>> ParseHosts(absl::string_view text);
 
 // The hosts for which `command` with the host's name behind it, then "true", ends with exit code 0
-// within `seconds`; all are asked at once. `command` empty: all. This host, by its name or
-// as localhost, always answers. Those that do not are added to `silent`.
+// within `seconds`; 64 are asked at once. This host, by its name or as localhost, always answers.
+// Those that do not are added to `silent`.
 std::vector<Host> HostsThatAnswer(absl::Span<const Host> hosts,
                                   absl::Span<const std::string> command, int seconds,
                                   std::vector<std::string>& silent);

@@ -60,8 +60,8 @@ constexpr char kTail[] = R"(
 What is started again, by exit code:
 
   0, 11               no: complete, stopped on request (--restart-on-stop: yes)
-  1, 2, 3, 6, 9, 10   no: the same would happen; 9 of a job that left a newer checkpoint is the
-                      launcher's for a lost host: yes
+  1, 2, 3, 6, 9, 10   no: the same would happen; with --hosts 9 may be the launcher's for a lost
+                      host: yes
   126, 127            no: the program could not be started
   5                   once
   4, 7, 8, others     yes: storage failed; a rank, a host or the launcher was lost
@@ -119,7 +119,8 @@ Table LaunchSettings(Options& options) {
         "exit code 8")
       .Above(0);
   t.Add("--requeue", Kind::kSwitch,
-        "in a job of Slurm: scontrol requeue in place of a restart, for other hosts");
+        "in a job of Slurm: scontrol requeue in place of a restart, for other hosts; "
+        "--max-restarts counts SLURM_RESTART_COUNT");
   t.Group("Flags");
   t.Add("--dry-run", Kind::kSwitch, "print the launcher's line and stop");
   AddColorSetting(t);
@@ -142,9 +143,12 @@ struct Work {
 absl::StatusOr<Work> WorkOf(std::vector<std::string> command, const Invocation& invocation) {
   if (command.empty()) return NoCommand();
   Work work{.command = std::move(command)};
-  if (work.command.front() != "moe") return work;
+  const bool is_moe = work.command.front() == "moe";
   char self[4096] = {};
-  if (::readlink("/proc/self/exe", self, sizeof(self) - 1) > 0) work.command.front() = self;
+  if (is_moe && ::readlink("/proc/self/exe", self, sizeof(self) - 1) > 0) {
+    work.command.front() = self;
+  }
+  if (!is_moe && !absl::EndsWith(work.command.front(), "/moe")) return work;
   if (work.command.size() < 2 || work.command[1] != "train") return work;
   Table rows;
   for (const Setting& row : TrainHelp().settings) rows.Add(row);
@@ -237,6 +241,8 @@ absl::StatusOr<Launcher> Launcher::Create(const Settings& settings, const Option
       return absl::InvalidArgumentError("--requeue: SLURM_JOB_ID is not set: no job of Slurm");
     }
     made.slurm_job_ = slurm_job;
+    const std::string before = VariableOf(invocation.environment, "SLURM_RESTART_COUNT");
+    (void)absl::SimpleAtoi(before, &made.options_.restarts.already);
   }
   MOE_RETURN_IF_ERROR(made.ReadHosts());
   return made;
@@ -257,7 +263,7 @@ absl::Status Launcher::ReadHosts() {
   }
   if (!launch::TraitsOf(job_.engine).reaches_hosts) {
     return WrongFlag("--hosts", options_.hosts,
-                     "an engine that reaches other hosts: mpirun, hydra or srun");
+                     "an engine that reaches other hosts: mpirun or hydra");
   }
   const auto file = MappedFile::Open(options_.hosts);
   MOE_RETURN_IF_ERROR(InputError("--hosts", file.status()));
@@ -274,18 +280,16 @@ absl::Status Launcher::ReadHosts() {
     return absl::InvalidArgumentError(absl::StrCat(
         "--hosts: ", host.name, " has no slots, expected 'slots=N' or --ranks-per-node N"));
   }
+  options_.restarts.over_hosts = true;
   MOE_ASSIGN_OR_RETURN(range_, RangeOf(options_.nodes, static_cast<int>(job_.hosts.size())));
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<Host>> Launcher::AwaitHosts(launch::Supervisor& supervisor) const {
-  std::vector<std::string> probe;
-  if (job_.engine != Engine::kSrun) {  // which asks Slurm
-    probe = {options_.remote_shell};
-    if (job_.remote_shell.empty()) {
-      probe.insert(probe.end(),
-                   {"-o", "BatchMode=yes", "-o", absl::StrCat("ConnectTimeout=", kProbeSeconds)});
-    }
+  std::vector<std::string> probe = {options_.remote_shell};
+  if (job_.remote_shell.empty()) {
+    probe.insert(probe.end(),
+                 {"-o", "BatchMode=yes", "-o", absl::StrCat("ConnectTimeout=", kProbeSeconds)});
   }
   const absl::Time deadline = absl::Now() + options_.node_timeout;
   for (std::vector<std::string> told; !supervisor.stopping();) {
@@ -332,6 +336,8 @@ absl::StatusOr<ExitCode> Launcher::Run() {
       MOE_ASSIGN_OR_RETURN(job.hosts, AwaitHosts(supervisor));
       if (job.hosts.empty()) return ExitCode::kStopped;
     }
+    supervisor.Pause(absl::ZeroDuration());
+    if (supervisor.stopping()) return ExitCode::kStopped;
     Say(stderr, "moe launch: {}\n", LineOf(job));
     const absl::Time begin = absl::Now();
     const auto ending = supervisor.Run(launch::CommandLine(job), launch::TraitsOf(job.engine),

@@ -114,16 +114,29 @@ void Process::KillGroup() const {
   if (started()) ::kill(-id_, SIGKILL);
 }
 
-std::vector<pid_t> FirstWith(absl::string_view variable, pid_t ancestor) {
+std::vector<pid_t> DescendantsWith(absl::string_view variable, pid_t ancestor) {
   const std::multimap<pid_t, pid_t> children = ReadProcesses();
-  std::vector<pid_t> without = {ancestor}, found;
-  for (size_t i = 0; i < without.size(); ++i) {
-    const auto [first, last] = children.equal_range(without[i]);
-    for (auto child = first; child != last; ++child) {
-      (HasVariable(child->second, variable) ? found : without).push_back(child->second);
-    }
+  std::vector<pid_t> found = {ancestor};
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto [first, last] = children.equal_range(found[i]);
+    for (auto child = first; child != last; ++child) found.push_back(child->second);
   }
+  found.erase(found.begin());
+  const auto without = [&](pid_t process) {
+    return !HasVariable(process, variable);
+  };
+  found.erase(std::remove_if(found.begin(), found.end(), without), found.end());
   return found;
+}
+
+bool Catches(pid_t process, int signal) {
+  const std::string kKey = "\nSigCgt:\t";
+  const std::string status = FileOf(process, "status");
+  const size_t at = status.find(kKey);
+  uint64_t caught = 0;
+  return at != std::string::npos &&
+         absl::SimpleHexAtoi(absl::string_view(status).substr(at + kKey.size(), 16), &caught) &&
+         (caught >> (signal - 1) & 1) != 0;
 }
 
 }  // namespace moe::launch

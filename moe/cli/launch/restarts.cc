@@ -62,8 +62,10 @@ Restarts::Verdict Restarts::After(const Attempt& attempt) {
   } else if (!first) {
     ++barren_;
   }
-  // Of a job that trained it is the launcher's own code: Open MPI's for a host that is killed.
-  if (progressed && attempt.code == static_cast<int>(ExitCode::kRendezvous)) meaning = kLost;
+  // Of hosts it may be the launcher's own code: Open MPI's for a host that is killed.
+  if (options_.over_hosts && attempt.code == static_cast<int>(ExitCode::kRendezvous)) {
+    meaning = kLost;
+  }
   if (!meaning.again) return {.reason = meaning.reason};
   if (attempt.code == static_cast<int>(ExitCode::kMemory)) {
     if (lacked_memory_) return {.reason = "out of memory a second time"};

@@ -13,6 +13,8 @@ struct RestartOptions {
   int most = 20;
   bool after_stop = false;  // also after exit code 11
   absl::Duration first_pause = absl::Seconds(1);
+  int already = 0;          // restarts before: those of a job that Slurm has requeued
+  bool over_hosts = false;  // whether the job runs on other hosts, too
 };
 
 // How a job ended.
@@ -28,7 +30,8 @@ struct Attempt {
 // first_pause to 5 minutes. Two restarts in a row without a newer checkpoint are the last.
 class Restarts {
  public:
-  Restarts(const RestartOptions& options, int64_t newest) : options_(options), newest_(newest) {}
+  Restarts(const RestartOptions& options, int64_t newest)
+      : options_(options), newest_(newest), count_(options.already) {}
 
   struct Verdict {
     bool again = false;
@@ -42,7 +45,7 @@ class Restarts {
  private:
   const RestartOptions options_;
   int64_t newest_;    // step of the newest checkpoint before the current attempt
-  int count_ = 0;     // restarts that count against the most
+  int count_;         // restarts that count against the most
   int attempts_ = 0;  // that have ended
   int barren_ = 0;    // attempts in a row without a newer checkpoint
   bool lacked_memory_ = false;

@@ -11,6 +11,7 @@ namespace moe::launch {
 namespace {
 
 constexpr absl::Duration kLook = absl::Milliseconds(500);
+constexpr absl::Duration kLongestLook = absl::Seconds(5);
 // What a launcher has between SIGTERM and SIGKILL.
 constexpr absl::Duration kGrace = absl::Seconds(5);
 
@@ -19,7 +20,10 @@ constexpr absl::Duration kGrace = absl::Seconds(5);
 Supervisor::Supervisor() {
   sigemptyset(&signals_);
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD}) {
-    sigaddset(&signals_, signal);
+    struct sigaction action = {};
+    ::sigaction(signal, nullptr, &action);
+    // A signal that is ignored from the start (nohup) remains ignored.
+    if (signal == SIGCHLD || action.sa_handler != SIG_IGN) sigaddset(&signals_, signal);
   }
   ::sigprocmask(SIG_BLOCK, &signals_, &before_);
 }
@@ -40,25 +44,30 @@ void Supervisor::Handle(int signal, const Process& process, const EngineTraits& 
     stopping_ = true;
     signal = SIGUSR1;
   }
-  std::vector<pid_t> ranks;
-  if (engine.rank_variable != nullptr) ranks = FirstWith(engine.rank_variable, process.id());
-  if (ranks.empty()) return process.Signal(signal == SIGUSR2 ? SIGUSR2 : engine.stop_signal);
-  for (const pid_t rank : ranks) ::kill(rank, signal);
+  bool any = false;
+  if (engine.rank_variable != nullptr) {
+    for (const pid_t rank : DescendantsWith(engine.rank_variable, process.id())) {
+      any |= Catches(rank, signal) && ::kill(rank, signal) == 0;
+    }
+  }
+  // SIGUSR2 would end launchers.
+  if (!any && signal != SIGUSR2) process.Signal(engine.stop_signal);
 }
 
 Supervisor::Ending Supervisor::Run(absl::Span<const std::string> line, const EngineTraits& engine,
                                    absl::Duration patience) {
   Process launcher = Process::Start(line, Process::Output::kShared);
   if (!launcher.started()) return {.code = 127};
+  const absl::Duration often = std::clamp(patience / 4, kLook, kLongestLook);
   bool had_ranks = false;
   absl::Time last_rank = absl::Now(), looked = last_rank;
   for (;;) {
     Handle(Next(kLook), launcher, engine);
     if (const auto code = launcher.Ended(); code.has_value()) return {.code = *code};
-    if (absl::Now() - looked < kLook) continue;
+    if (absl::Now() - looked < (had_ranks ? often : kLook)) continue;
     looked = absl::Now();
     if (engine.rank_variable == nullptr) continue;
-    if (!FirstWith(engine.rank_variable, launcher.id()).empty()) {
+    if (!DescendantsWith(engine.rank_variable, launcher.id()).empty()) {
       had_ranks = true;
       last_rank = looked;
     }
@@ -72,10 +81,10 @@ Supervisor::Ending Supervisor::Run(absl::Span<const std::string> line, const Eng
 
 void Supervisor::Pause(absl::Duration pause) {
   const absl::Time end = absl::Now() + pause;
-  while (!stopping_ && absl::Now() < end) {
+  do {
     const int signal = Next(end - absl::Now());
-    stopping_ = signal != 0 && signal != SIGCHLD && signal != SIGUSR2;
-  }
+    stopping_ |= signal != 0 && signal != SIGCHLD && signal != SIGUSR2;
+  } while (!stopping_ && absl::Now() < end);
 }
 
 }  // namespace moe::launch

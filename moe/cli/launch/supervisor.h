@@ -28,15 +28,15 @@ class Supervisor {
     bool ended = false;  // the launcher went on without ranks, and was ended; code 8
   };
   // Runs `line` to its end. The first SIGTERM, SIGINT, SIGHUP or SIGUSR1 lets the ranks save and
-  // end with 11: those of this host receive SIGUSR1 themselves, since Hydra's exit code is 0 at
-  // times after it has passed one on; without ranks here the launcher receives the engine's stop
-  // signal. The second kills the job. SIGUSR2 goes the same way. A launcher whose ranks on this
-  // host have all gone, and that runs on for `patience`, is ended: Open MPI's waits for a host that
-  // is cut off until TCP gives up.
+  // end with 11: those of this host that catch it receive SIGUSR1 themselves, since Hydra's exit
+  // code is 0 at times after it has passed one on; without such ranks the launcher receives the
+  // engine's stop signal. The second kills the job. SIGUSR2 reaches the ranks of this host alone.
+  // A launcher whose ranks on this host have all gone, and that runs on for `patience`, is ended:
+  // Open MPI's waits for a host that is cut off until TCP gives up.
   Ending Run(absl::Span<const std::string> line, const EngineTraits& engine,
              absl::Duration patience);
 
-  // Returns when it is over, or at once if the job shall stop.
+  // Returns when it is over, or at once if the job shall stop; takes signals that wait in any case.
   void Pause(absl::Duration pause);
 
   // Whether a signal has asked for the end.

@@ -6,7 +6,7 @@ expect 0 "training" "$moe" train "${model[@]}" --ranks 2 --steps 4 --lr 0.01 --q
   --out "$work/run"
 trained=$(value "$work/run/metrics.jsonl" val_loss_hex)
 held_out=(--checkpoint "$work/run" --data "$text" --split held-out --eval-sequences 16)
-for layout in "1 1" "3 3 --dispatch direct" "8 4 --threads 1"; do
+for layout in "1 1" "3 auto --dispatch direct" "8 4 --threads 1"; do
   read -r ranks ep flags <<<"$layout"
   # shellcheck disable=SC2086 # several words
   expect 0 "eval on $layout" "$moe" eval "${held_out[@]}" --ranks "$ranks" --ep "$ep" $flags -o json

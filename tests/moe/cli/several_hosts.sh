@@ -2,28 +2,14 @@
 # Ranks on two hosts, which are namespaces of this one: bash several_hosts.sh <moe> <mpiexec>
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 mpiexec=$2
-# Ranks of two process namespaces cannot read each other's memory as ranks of one host do.
-export OMPI_MCA_btl=self,tcp OMPI_MCA_hwloc_base_binding_policy=none
-
-# A host has processes, names and boot id of its own.
-apart=(unshare --pid --uts --mount --mount-proc --fork)
-if ! "${apart[@]}" mount --bind "$moe" "$moe" 2>"$work/stderr"; then
+source "$(dirname "${BASH_SOURCE[0]}")/namespaces.sh"
+if ! namespaces_allowed; then
   echo "SKIPPED: namespaces are not allowed here: $(cat "$work/stderr")"
   exit 77
 fi
-hosts=()
-end_hosts() {
-  kill -9 "${hosts[@]}" 2>/dev/null
-  rm -rf "$work"
-}
-trap end_hosts EXIT
-for name in a b; do
-  cat /proc/sys/kernel/random/uuid >"$work/boot_id_$name"
-  "${apart[@]}" sh -c "hostname host-$name && mount --bind '$work/boot_id_$name' /proc/sys/kernel/random/boot_id &&
-    touch '$work/up_$name' && exec sleep 300" >/dev/null 2>&1 </dev/null &
-  await 10 test -e "$work/up_$name"
-  hosts+=("$(pgrep -P $!)")
-done
+start_host host-a
+start_host host-b
+hosts=("$(cat "$work/hosts/host-a")" "$(cat "$work/hosts/host-b")")
 # on_hosts <ranks' hosts, as "0 0 1 1"> <arguments of moe...>
 cat >"$work/enter" <<'ENTER'
 #!/usr/bin/env bash
@@ -65,22 +51,15 @@ on_hosts "0 0 1 1" bench alltoall -b 4K -e 4K -T 0 -n 2
 expect 0 "bench"
 says "# Bytes by distance    : self 4096, same host 4096, cross host 8192 (all ranks, one call of size 4096; 2 hosts)"
 
-# A host is lost, and the job goes on with the other: mpirun starts its daemons by this shell.
-cat >"$work/rsh" <<'RSH'
-#!/usr/bin/env bash
-exec nsenter --target "$(cat "$(dirname "$0")/$1")" --pid --uts --mount sh -c "${*:2}"
-RSH
-chmod +x "$work/rsh"
-echo "${hosts[0]}" >"$work/host-a"
-echo "${hosts[1]}" >"$work/host-b"
-printf 'host-a slots=2\nhost-b:2\n' >"$work/hosts"
+# A host is lost, and the job goes on with the other.
+printf 'host-a slots=2\nhost-b:2\n' >"$work/list"
 long=(train "${model[@]}" --quiet --steps 150)
 expect 0 "undisturbed" "$moe" "${long[@]}" --ranks 4 --out "$work/whole"
 {
   await 60 test -e "$work/saved/latest"
   kill -9 "${hosts[1]}"
 } &
-expect 0 "a lost host" "$moe" launch --hosts "$work/hosts" --nodes 1:2 --rsh "$work/rsh" --restart-delay 0.1 -- \
+expect 0 "a lost host" "$moe" launch --hosts "$work/list" --nodes 1:2 --rsh "$work/rsh" --restart-delay 0.1 -- \
   moe "${long[@]}" --ep auto --out "$work/lost" --save "$work/saved" --save-interval 5
 says "no answer from host-b" "$work/stderr"
 says "restart 1 of 20" "$work/stderr"
