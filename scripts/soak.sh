@@ -13,7 +13,8 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 hours=${1:?usage: scripts/soak.sh HOURS [SEED [MOE]]}
-RANDOM=${2:-1}
+seed=${2:-1}
+RANDOM=$seed
 set -- "$(realpath "${3:-build/release/moe/cli/moe}")"
 source tests/moe/cli/lib.sh
 source tests/moe/cli/namespaces.sh
@@ -78,7 +79,7 @@ job() {
 }
 
 in_use() {
-  echo "$(find /dev/shm -type f | wc -l) files in /dev/shm, $(pgrep -c 'moe|orted|mpirun') processes," \
+  echo "$(find /dev/shm -type f | wc -l) files in /dev/shm, $(pgrep -c 'moe|orted|mpi') processes," \
     "$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo) MiB available"
 }
 
@@ -91,7 +92,7 @@ for ((round = 1; round == 1 || SECONDS - begin < seconds_in_all; ++round)); do
 done
 printf '%-10s %7s %9s\n' job faults restarts
 for kind in "${kinds[@]}"; do printf '%-10s %7s %9s\n' "$kind" "${faults[$kind]:-0}" "${restarts[$kind]:-0}"; done
-echo "rounds $((round - 1)) of $steps steps in $((SECONDS - begin)) s; seed ${2:-1}"
+echo "rounds $((round - 1)) of $steps steps in $((SECONDS - begin)) s; seed $seed"
 echo "before: $before"
 echo "after:  $(in_use)"
 finish

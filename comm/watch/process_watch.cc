@@ -5,14 +5,19 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
 #include <absl/time/clock.h>
 #include <absl/time/time.h>
 #include <semaphore.h>
@@ -42,7 +47,7 @@ void HandleDumpSignal(int) {
   errno = saved;
 }
 
-struct sigaction before_dumps;
+struct sigaction before_watch;
 
 // As a JSON string. Text that is not ASCII, of a host's name or a path, becomes question marks.
 std::string Quoted(absl::string_view text) {
@@ -52,6 +57,23 @@ std::string Quoted(absl::string_view text) {
     quoted += c < ' ' || c == 0x7f ? '?' : c;
   }
   return quoted + '"';
+}
+
+// The dumps of earlier runs that no dump of rank `rank` of `ranks` replaces: its own, and those of
+// ranks that are no more. One that cannot be removed stays.
+void RemoveOldDumps(const std::string& folder, int rank, int ranks) {
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    absl::string_view number = name;
+    int of = -1;
+    if (!absl::ConsumePrefix(&number, "flight.rank") || !absl::ConsumeSuffix(&number, ".jsonl") ||
+        !absl::SimpleAtoi(number, &of) || (of != rank && of < ranks)) {
+      continue;
+    }
+    std::remove(entry->path().c_str());
+  }
 }
 
 }  // namespace
@@ -64,6 +86,7 @@ struct ProcessWatch::State {
   void Serve();
 
   const ProcessWatchOptions options;
+  const int64_t began_ns = absl::GetCurrentTimeNanos();
   std::mutex mu;
   std::condition_variable changed;
   std::map<int, std::shared_ptr<RankWatch>> ranks;  // guarded by mu
@@ -79,7 +102,8 @@ std::string ProcessWatch::State::TextOf(const RankWatch& watch, absl::string_vie
                       ",\"host\":", Quoted(HostName()), ",\"pid\":", getpid(),
                       ",\"reason\":", Quoted(why), ",\"recorded\":", recorder.recorded(),
                       place.empty() ? "" : ",", place, ",\"monotonic_ns\":", MonotonicNs(),
-                      ",\"unix_ns\":", absl::GetCurrentTimeNanos(), "}\n", recorder.Lines());
+                      ",\"began_unix_ns\":", began_ns, ",\"unix_ns\":", absl::GetCurrentTimeNanos(),
+                      "}\n", recorder.Lines());
 }
 
 void ProcessWatch::State::WriteAll(absl::string_view why) {
@@ -128,20 +152,22 @@ void ProcessWatch::State::Serve() {
 
 ProcessWatch::ProcessWatch(const ProcessWatchOptions& options)
     : state_(std::make_shared<State>(options)) {
-  if (options.folder.empty()) return;
-  Wake();  // exists before the handler does
-  std::thread([state = state_] { state->Serve(); }).detach();
+  const bool dumps = !options.folder.empty();
+  if (dumps) {
+    Wake();  // exists before the handler does
+    std::thread([state = state_] { state->Serve(); }).detach();
+  }
   struct sigaction action = {};
-  action.sa_handler = HandleDumpSignal;
+  action.sa_handler = dumps ? HandleDumpSignal : SIG_IGN;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  sigaction(SIGUSR2, &action, &before_dumps);
+  sigaction(SIGUSR2, &action, &before_watch);
 }
 
 ProcessWatch::~ProcessWatch() {
-  if (state_->options.folder.empty()) return;
   if (state_->options.at_end) Dump("end");
-  sigaction(SIGUSR2, &before_dumps, nullptr);
+  sigaction(SIGUSR2, &before_watch, nullptr);
+  if (state_->options.folder.empty()) return;
   std::unique_lock<std::mutex> lock(state_->mu);
   state_->stop = true;
   sem_post(Wake());
@@ -150,6 +176,13 @@ ProcessWatch::~ProcessWatch() {
 }
 
 std::shared_ptr<RankWatch> ProcessWatch::Of(int rank, int ranks) {
+  {
+    const std::lock_guard<std::mutex> lock(state_->mu);
+    const auto known = state_->ranks.find(rank);
+    if (known != state_->ranks.end()) return known->second;
+  }
+  // Not under the lock: a disk that hangs must not hold up Dump.
+  if (!state_->options.folder.empty()) RemoveOldDumps(state_->options.folder, rank, ranks);
   const std::lock_guard<std::mutex> lock(state_->mu);
   std::shared_ptr<RankWatch>& watch = state_->ranks[rank];
   if (watch == nullptr) watch = std::make_shared<RankWatch>(rank, ranks, state_->options.fault);

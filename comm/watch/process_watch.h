@@ -19,7 +19,7 @@ struct ProcessWatchOptions {
   bool at_end = false;  // whether ranks that have not failed are dumped by the destructor
 };
 
-// One per process at a time. With a folder, SIGUSR2 dumps; without one it is left as it is.
+// One per process at a time. With a folder, SIGUSR2 dumps; without one it is ignored.
 //
 // A dump is one object (rank, ranks, host, pid, reason, recorded, last place, the two clocks of its
 // time), then FlightRecorder::Lines. It replaces the file of an earlier one, by renaming.
@@ -32,7 +32,7 @@ class ProcessWatch {
 
   static constexpr absl::Duration kLongestDump = absl::Seconds(1);
 
-  // The watch of rank `rank` of this process, made at its first call. Any thread.
+  // That of rank `rank` of this process; its first call removes dumps of old runs. Any thread.
   std::shared_ptr<RankWatch> Of(int rank, int ranks);
 
   // Dumps all ranks of this process, and returns when the files are written or kLongestDump is

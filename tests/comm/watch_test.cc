@@ -189,6 +189,41 @@ TEST_F(WatchTest, ASignalIsAnsweredWithADump) {
   EXPECT_THAT(TextOf(Path(0)), HasSubstr(R"("at":"data")"));
 }
 
+volatile std::sig_atomic_t signals_before = 0;
+
+TEST(ProcessWatchTest, WithoutAFolderASignalIsIgnored) {
+  const auto before = std::signal(SIGUSR2, [](int) { signals_before = signals_before + 1; });
+  {
+    ProcessWatch watch({});
+    watch.Of(0, 1);
+    std::raise(SIGUSR2);
+    EXPECT_EQ(signals_before, 0);
+  }
+  std::raise(SIGUSR2);
+  EXPECT_EQ(signals_before, 1);
+  std::signal(SIGUSR2, before);
+}
+
+// Each rank removes its own, and those of ranks that a smaller world lacks; other files stay.
+TEST_F(WatchTest, DumpsOfEarlierRunsAreRemoved) {
+  for (const int rank : {0, 1, 2, 3}) std::ofstream(Path(rank)) << "old";
+  const std::string other = folder_ + "/flight.rankx.jsonl";
+  std::ofstream(other) << "other";
+  {
+    ProcessWatch watch({.folder = folder_});
+    watch.Of(1, 3);
+    EXPECT_TRUE(std::filesystem::exists(Path(0)));
+    EXPECT_FALSE(std::filesystem::exists(Path(1)));
+    EXPECT_TRUE(std::filesystem::exists(Path(2)));
+    EXPECT_FALSE(std::filesystem::exists(Path(3)));
+    EXPECT_TRUE(std::filesystem::exists(other));
+    watch.Dump("failed");
+    watch.Of(1, 3);  // not its first call
+  }
+  EXPECT_THAT(TextOf(Path(1)), HasSubstr(R"("reason":"failed")"));
+  EXPECT_THAT(TextOf(Path(1)), HasSubstr(R"("began_unix_ns":)"));
+}
+
 TEST_F(WatchTest, AtTheEndADumpIsWrittenWhereItIsAskedFor) {
   { ProcessWatch(ProcessWatchOptions{.folder = folder_}).Of(0, 1); }
   EXPECT_FALSE(std::filesystem::exists(Path(0)));

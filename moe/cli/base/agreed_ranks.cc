@@ -10,6 +10,7 @@
 #include <absl/strings/str_join.h>
 #include <fmt/format.h>
 
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/xxh3.h"
 #include "moe/cli/base/common_settings.h"
@@ -129,7 +130,10 @@ absl::Status RunAgreedRanks(const AgreedRun& run, RankBody body) {
   RunOptions options = RankOptions(run.launch, CommTimeout(run.settings), run.command);
   if (run.on_failure) {
     options.report = [&run, report = std::move(options.report)](const absl::Status& status) {
-      run.on_failure(status);
+      Caught([&] {
+        run.on_failure(status);
+        return absl::OkStatus();
+      }).IgnoreError();
       report(status);
     };
   }

@@ -1,6 +1,7 @@
 #include "moe/cli/base/fault_settings.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <random>
 #include <string>
 #include <utility>
@@ -75,11 +76,16 @@ absl::StatusOr<int> RankOf(absl::string_view where, absl::string_view text, int 
 absl::StatusOr<Fault> FaultOfText(const std::string& where, absl::string_view text, int ranks) {
   Fault fault;
   bool kind_given = false;
+  std::vector<absl::string_view> keys;
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
     const std::pair<absl::string_view, absl::string_view> both =
         absl::StrSplit(item, absl::MaxSplits('=', 1));
     const auto& [key, value] = both;
     const std::string at = absl::StrCat(where, ": ", key);
+    if (std::find(keys.begin(), keys.end(), key) != keys.end()) {
+      return WrongFlag(where, absl::StrCat("'", text, "'"), absl::StrCat(key, "= once"));
+    }
+    keys.push_back(key);
     if (key == "rank") {
       MOE_ASSIGN_OR_RETURN(const int rank, RankOf(at, value, ranks));
       fault.ranks.push_back(rank);
@@ -128,7 +134,7 @@ absl::StatusOr<Fault> FaultOfMegatron(const Settings& settings, int ranks) {
   std::mt19937_64 draw(settings.seed("fault-injector-seed"));
   fault.kind = kinds[draw() % kinds.size()];
   fault.phase = phases[draw() % phases.size()];
-  fault.step = settings.integer("fault-injector-delay-start-iteration") + 1;
+  fault.step = int64_t{settings.integer("fault-injector-delay-start-iteration")} + 1;
   return fault;
 }
 
@@ -148,7 +154,8 @@ void AddFaultSettings(Table& t) {
   t.Add("--fault-injector-fault-types LIST", {Kind::kText, "throw"},
         "kinds of which the seed draws one");
   t.Add("--fault-injector-delay-start-iteration N", {Kind::kInteger, "0"},
-        "the fault comes in the step after step N");
+        "the fault comes in the step after step N")
+      .Least(0);
   t.Add("--fault-injector-seed N", {Kind::kSeed, "0"}, "draws the kind, and the phase of the step");
 }
 

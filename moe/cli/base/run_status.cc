@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <condition_variable>
 #include <filesystem>
+#include <limits>
 #include <system_error>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
 #include <absl/time/clock.h>
 #include <pwd.h>
@@ -15,9 +19,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/program.h"
+#include "moe/io/bounded_json.h"
 #include "moe/io/file_system.h"
 
 namespace moe::cli {
@@ -28,6 +34,10 @@ namespace fs = std::filesystem;
 
 constexpr char kSchema[] = "moe.status/1";
 constexpr char kTimeForm[] = "%Y-%m-%dT%H:%M:%SZ";
+constexpr int64_t kMostSteps = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMostRanks = std::numeric_limits<int>::max();
+constexpr int64_t kMostExitCode = 255;
+constexpr double kMostReal = 1e15;  // ms or tokens/s; sums of such numbers fit an int64_t
 
 void Set(const char* key, const std::optional<double>& value, Json& line) {
   line[key] = nullptr;
@@ -39,11 +49,29 @@ class Members {
  public:
   explicit Members(const Json& object) : object_(object) {}
 
-  template <typename V>
-  void Get(const char* key, V& value) {
+  void Get(const char* key, std::string& value) {
     const auto member = object_.find(key);
-    if (member == object_.end() || !Is<V>(*member)) return Lacks(key);
-    value = member->template get<V>();
+    if (member == object_.end() || !member->is_string()) return Lacks(key);
+    value = member->get<std::string>();
+  }
+  // An integer in [least, most].
+  template <typename Int>
+  void Get(const char* key, int64_t least, int64_t most, Int& value) {
+    const auto member = object_.find(key);
+    if (member == object_.end() || !member->is_number_integer()) return Lacks(key);
+    const bool too_large = member->is_number_unsigned() &&
+                           member->get<uint64_t>() > std::numeric_limits<int64_t>::max();
+    const int64_t number = too_large ? 0 : member->get<int64_t>();
+    if (too_large || number < least || number > most) return Lacks(key);
+    value = static_cast<Int>(number);
+  }
+  // A number in [0, kMostReal].
+  void Get(const char* key, double& value) {
+    const auto member = object_.find(key);
+    if (member == object_.end() || !member->is_number()) return Lacks(key);
+    const auto number = member->get<double>();
+    if (!(number >= 0 && number <= kMostReal)) return Lacks(key);
+    value = number;
   }
   void GetOrNull(const char* key, std::optional<double>& value) {
     const auto member = object_.find(key);
@@ -53,17 +81,10 @@ class Members {
   void Lacks(const char* key) {
     if (missing_.empty()) missing_ = key;
   }
-  // The first that is missing, or of another type; empty: none.
+  // The first that is missing, of another type or out of range; empty: none.
   const std::string& missing() const { return missing_; }
 
  private:
-  template <typename V>
-  static bool Is(const Json& member) {
-    if constexpr (std::is_same_v<V, std::string>) return member.is_string();
-    if constexpr (std::is_floating_point_v<V>) return member.is_number();
-    return member.is_number_integer();
-  }
-
   const Json& object_;
   std::string missing_;
 };
@@ -79,23 +100,39 @@ std::vector<std::string> EachOnce(const std::vector<std::string>& folders) {
   return once;
 }
 
+// Removes unfinished files of processes that were killed.
+void RemoveUnfinished(const std::string& folder, FileSystem& files) {
+  const std::string begin = absl::StrCat(kStatusName, ".");
+  constexpr size_t kRunDigits = 16;
+  std::vector<std::string> names;
+  if (files.List(folder, names)) return;
+  for (const std::string& name : names) {
+    if (name.size() != begin.size() + kRunDigits || name.compare(0, begin.size(), begin) != 0) {
+      continue;
+    }
+    if (!std::all_of(name.begin() + begin.size(), name.end(), absl::ascii_isxdigit)) continue;
+    (void)files.Unlink((fs::path(folder) / name).string());
+  }
+}
+
 // Writes beside the path and renames, so that a reader sees the whole of one text. Not flushed: the
-// status of a host that has lost its power is of no use.
-std::error_code Replace(const std::string& path, absl::string_view text) {
-  FileSystem& files = RealFileSystem();
-  const std::string temporary = absl::StrCat(path, ".", ::getpid());
+// status of a host that has lost its power is of no use. `run` is that of one process: no other one
+// has this name beside the path, whatever its host, container or number.
+std::error_code Replace(const std::string& path, absl::string_view run, absl::string_view text,
+                        FileSystem& files) {
+  const std::string unfinished = absl::StrCat(path, ".", run);
   int file = -1;
-  std::error_code error = files.Create(temporary, file);
-  if (error.value() == EEXIST) {  // left by a process of this number that was killed
-    (void)files.Unlink(temporary);
-    error = files.Create(temporary, file);
+  std::error_code error = files.Create(unfinished, file);
+  if (error.value() == EEXIST) {  // an earlier write, of this process, that failed
+    (void)files.Unlink(unfinished);
+    error = files.Create(unfinished, file);
   }
   if (error) return error;
   error = WriteAll(file, {reinterpret_cast<const uint8_t*>(text.data()), text.size()}, files);
   const std::error_code closed = files.Close(file);
   if (!error) error = closed;
-  if (!error) error = files.Rename(temporary, path);
-  if (error) (void)files.Unlink(temporary);
+  if (!error) error = files.Rename(unfinished, path);
+  if (error) (void)files.Unlink(unfinished);
   return error;
 }
 
@@ -134,8 +171,10 @@ std::string StatusText(const RunStatus& status) {
 }
 
 absl::StatusOr<RunStatus> ParseStatus(absl::string_view text) {
-  const Json line = Json::parse(text.begin(), text.end(), nullptr, false);
-  if (!line.is_object()) return absl::DataLossError("is no JSON object");
+  const auto parsed = ParseBoundedJson(kStatusName, text);
+  if (absl::IsResourceExhausted(parsed.status())) return parsed.status();
+  if (!parsed.ok() || !parsed->is_object()) return absl::DataLossError("is no JSON object");
+  const Json line = *parsed;
   RunStatus status;
   Members members(line);
   std::string schema, state, updated;
@@ -149,20 +188,24 @@ absl::StatusOr<RunStatus> ParseStatus(absl::string_view text) {
   } else {
     members.Lacks("state");
   }
-  if (status.state != RunState::kRunning) members.Get("exit_code", status.exit_code);
+  if (status.state != RunState::kRunning)
+    members.Get("exit_code", 0, kMostExitCode, status.exit_code);
   members.Get("error", status.error);
-  members.Get("step", status.step);
-  members.Get("first_step", status.first_step);
-  members.Get("steps", status.steps);
+  members.Get("step", 0, kMostSteps, status.step);
+  members.Get("first_step", 0, kMostSteps, status.first_step);
+  members.Get("steps", 0, kMostSteps, status.steps);
   members.GetOrNull("loss", status.loss);
   members.GetOrNull("val_loss", status.val_loss);
   members.Get("tokens_per_s", status.tokens_per_s);
   members.Get("step_ms", status.step_ms);
   members.Get("updated", updated);
-  if (!absl::ParseTime(kTimeForm, updated, &status.updated, nullptr)) members.Lacks("updated");
+  if (!absl::ParseTime(kTimeForm, updated, &status.updated, nullptr) ||
+      status.updated == absl::InfiniteFuture() || status.updated == absl::InfinitePast()) {
+    members.Lacks("updated");
+  }
   members.Get("user", status.user);
-  members.Get("ranks", status.ranks);
-  members.Get("hosts", status.hosts);
+  members.Get("ranks", 1, kMostRanks, status.ranks);
+  members.Get("hosts", 1, kMostRanks, status.hosts);
   members.Get("backend", status.backend);
   members.Get("save", status.save);
   members.Get("command", status.command);
@@ -197,59 +240,141 @@ std::string UserName() {
   return absl::StrCat(::geteuid());
 }
 
-StatusFile::StatusFile(RunStatus start, const std::vector<std::string>& folders)
-    : folders_(EachOnce(folders)), now_(std::move(start)) {}
+struct StatusFile::Writer {
+  Writer(std::vector<std::string> given_folders, std::string given_run, FileSystem& given_files)
+      : folders(std::move(given_folders)), run(std::move(given_run)), files(given_files) {}
+
+  void Serve();
+  void WriteAll(const RunStatus& status, bool owns);
+  std::error_code Write(const std::string& path, RunStatus status, bool owns);
+
+  const std::vector<std::string> folders;  // absolute, each once
+  const std::string run;                   // of this process
+  FileSystem& files;
+  bool cleaned = false, warned = false;  // of the thread alone
+  std::mutex mu;
+  std::condition_variable changed;
+  std::optional<RunStatus> next;  // guarded by mu, as is all below
+  bool next_owns = false;         // whether `next` is of the process of rank 0
+  bool started = false, writing = false, stop = false;
+};
+
+// What another process has ended stays, and one that is not of rank 0 only ends a run.
+std::error_code StatusFile::Writer::Write(const std::string& path, RunStatus status, bool owns) {
+  SmallFile file;
+  const bool is_there = !files.ReadSmall(path, file);
+  auto written = ParseStatus(is_there ? file.text : "");
+  const bool ended = written.ok() && written->state != RunState::kRunning;
+  if (owns) {
+    if (ended && written->process.run == status.process.run) return {};
+  } else {
+    if (!written.ok() || ended) return {};
+    written->state = status.state;
+    written->exit_code = status.exit_code;
+    written->error = std::move(status.error);
+    written->updated = status.updated;
+    status = *std::move(written);
+  }
+  return Replace(path, run, StatusText(status), files);
+}
+
+void StatusFile::Writer::WriteAll(const RunStatus& status, bool owns) {
+  for (const std::string& folder : folders) {
+    if (owns && !cleaned) RemoveUnfinished(folder, files);
+    const std::string path = StatusPathIn(folder);
+    const std::error_code error = Write(path, status, owns);
+    if (!error || warned) continue;
+    warned = true;
+    PrintWarnings("train", {absl::StrCat(StatusOf(error, "write", path).message(),
+                                         ": moe status does not see this run")});
+  }
+  cleaned = true;
+}
+
+void StatusFile::Writer::Serve() {
+  std::unique_lock lock(mu);
+  while (true) {
+    changed.wait(lock, [this] { return next.has_value() || stop; });
+    if (!next.has_value()) return;
+    const RunStatus status = *std::move(next);
+    next.reset();
+    const bool owns = next_owns;
+    writing = true;
+    lock.unlock();
+    Caught([&] {
+      WriteAll(status, owns);
+      return absl::OkStatus();
+    }).IgnoreError();
+    lock.lock();
+    writing = false;
+    changed.notify_all();
+  }
+}
+
+StatusFile::StatusFile(RunStatus start, const std::vector<std::string>& folders, FileSystem& files)
+    : writer_(std::make_shared<Writer>(EachOnce(folders), start.process.run, files)),
+      now_(std::move(start)) {}
+
+StatusFile::~StatusFile() {
+  if (!ended_) Await();
+  const std::lock_guard lock(writer_->mu);
+  writer_->stop = true;
+  writer_->changed.notify_all();
+}
 
 void StatusFile::Begin(int64_t first_step, int hosts, int rank) {
   const std::lock_guard lock(mu_);
   begun_ = true;
-  if (rank != 0) return;
+  if (rank != 0 || ended_) return;
   owns_ = true;
   now_.step = now_.first_step = first_step;
   now_.hosts = hosts;
-  Write();
+  Post();
 }
 
 void StatusFile::Show(const lm::StepMetrics& metrics) {
   const std::lock_guard lock(mu_);
+  if (!owns_ || ended_) return;
   now_.step = metrics.step;
   now_.loss = metrics.loss;
   if (metrics.has_validation) now_.val_loss = metrics.validation_loss;
   now_.tokens_per_s = metrics.tokens_per_second;
   now_.step_ms = metrics.step_seconds * 1e3;
-  if (absl::Now() - now_.updated >= kInterval) Write();
+  if (absl::Now() - now_.updated >= kInterval) Post();
 }
 
 void StatusFile::End(const absl::Status& status) {
-  const std::lock_guard lock(mu_);
-  if (!begun_ || ended_) return;
-  ended_ = true;
-  RunStatus end = now_;
-  if (!owns_) {  // what rank 0 has written last
-    SmallFile file;
-    if (folders_.empty() || RealFileSystem().ReadSmall(StatusPathIn(folders_[0]), file)) return;
-    const auto written = ParseStatus(file.text);
-    if (!written.ok() || written->state != RunState::kRunning) return;
-    end = *written;
+  {
+    const std::lock_guard lock(mu_);
+    if (!begun_ || ended_) return;
+    ended_ = true;
+    now_.state = StateOf(status);
+    now_.exit_code = static_cast<int>(ExitCodeOf(status));
+    now_.error = std::string(status.message());
+    Post();
   }
-  end.state = StateOf(status);
-  end.exit_code = static_cast<int>(ExitCodeOf(status));
-  end.error = std::string(status.message());
-  now_ = std::move(end);
-  Write();
+  Await();
 }
 
-void StatusFile::Write() {
+void StatusFile::Post() {
   now_.updated = absl::Now();
-  const std::string text = StatusText(now_);
-  for (const std::string& folder : folders_) {
-    const std::string path = StatusPathIn(folder);
-    const std::error_code error = Replace(path, text);
-    if (!error || warned_) continue;
-    warned_ = true;
-    PrintWarnings("train", {absl::StrCat(StatusOf(error, "write", path).message(),
-                                         ": moe status does not see this run")});
-  }
+  const std::lock_guard lock(writer_->mu);
+  writer_->next = now_;
+  writer_->next_owns = owns_;
+  writer_->changed.notify_all();
+  if (writer_->started) return;
+  const absl::Status started = Caught([this] {
+    std::thread([writer = writer_] { writer->Serve(); }).detach();
+    return absl::OkStatus();
+  });
+  writer_->started = started.ok();  // else the next call tries again
+  if (!started.ok()) writer_->next.reset();
+}
+
+void StatusFile::Await() noexcept {
+  std::unique_lock lock(writer_->mu);
+  writer_->changed.wait_for(lock, absl::ToChronoNanoseconds(kLongestEnd),
+                            [this] { return !writer_->next.has_value() && !writer_->writing; });
 }
 
 }  // namespace moe::cli

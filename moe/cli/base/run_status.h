@@ -3,6 +3,7 @@
 #define MOE_MOE_CLI_BASE_RUN_STATUS_H_
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 
 #include "kernels/base/choice.h"
 #include "moe/checkpoint/run_lock.h"
+#include "moe/io/file_system.h"
 #include "moe/lm/training_loop.h"
 
 namespace moe::cli {
@@ -63,31 +65,44 @@ std::string StatusPathIn(absl::string_view folder);
 // Name of the user of this process, or its number.
 std::string UserName();
 
-// Writes the status of a run into folders, whole or not at all, without waiting for the disk. A
-// status that cannot be written is no reason to fail: the first time is a warning. Thread-safe.
+// Writes the status of a run into folders, whole or not at all, on a thread of its own: no step
+// waits for the disk, which may hang. A status that cannot be written is no reason to fail: the
+// first time is a warning. Thread-safe.
 class StatusFile {
  public:
   // Shortest time between two writes of a run that goes on.
   static constexpr absl::Duration kInterval = absl::Seconds(1);
+  // Longest wait of End: a disk that hangs must not keep a failure from being reported.
+  static constexpr absl::Duration kLongestEnd = absl::Seconds(1);
 
-  // `folders`: of --out and --save; the same one is written once.
-  StatusFile(RunStatus start, const std::vector<std::string>& folders);
+  // `folders`: of --out and --save; the same one is written once. `files` must stay valid while a
+  // call may hang in it.
+  StatusFile(RunStatus start, const std::vector<std::string>& folders,
+             FileSystem& files = RealFileSystem());
+  ~StatusFile();  // waits for what is unwritten, at most kLongestEnd; not at all after End
+  StatusFile(const StatusFile&) = delete;
+  StatusFile& operator=(const StatusFile&) = delete;
 
   // The run has begun, in a world of `hosts`. Rank 0 replaces the status of an earlier run.
   void Begin(int64_t first_step, int hosts, int rank);
   void Show(const lm::StepMetrics& metrics);
   // The run has ended, as the status of the command reports. A run that has not begun writes
-  // nothing. Of several ends the first stays: later ones are its echoes. A rank that is not in the
-  // process of rank 0 completes what rank 0 has written, where it sees the same folders.
+  // nothing. Returns once this is written, or kLongestEnd is over. Of several ends the first stays:
+  // later ones are its echoes. A rank that is not in the process of rank 0 completes what rank 0
+  // has written, where it sees the same folders. Rank 0 leaves a status that another process has
+  // ended, unless that happens between its look at the file and the renaming.
   void End(const absl::Status& status);
 
  private:
-  void Write();
+  struct Writer;  // shared with the thread that writes, which may be left in a call that hangs
 
-  const std::vector<std::string> folders_;  // absolute, each once
+  void Post();  // now_ is to be written, in place of what has not been written yet
+  void Await() noexcept;
+
+  const std::shared_ptr<Writer> writer_;
   std::mutex mu_;
   RunStatus now_;  // guarded by mu_, as is all below
-  bool begun_ = false, owns_ = false, ended_ = false, warned_ = false;
+  bool begun_ = false, owns_ = false, ended_ = false;
 };
 
 }  // namespace moe::cli

@@ -227,10 +227,6 @@ Form FormOf(const Field& field) {
   return std::visit(FieldForm(), field);
 }
 
-Setting& Setting::Words(std::vector<std::string> beside) {
-  words = std::move(beside);
-  return *this;
-}
 Setting& Setting::FlagOnly() {
   flag_only = true;
   return *this;

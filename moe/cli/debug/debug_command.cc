@@ -36,12 +36,15 @@ have not entered it and where they were, and the rank that came last most.
 constexpr char kTail[] = R"(
 first    of the collectives that differ, the one that was entered first: its operation, its number
          in its group, and what it belongs to. "other call": the ranks have another operation, type
-         or size; "missing": they have not entered it; "open": all have, and it has not ended there
+         or size; "missing": they have not entered it; "open": all have, and it has not ended there,
+         or where one is known to have failed, that rank
 last     the rank that came after the others by the most seconds, summed over the collectives that
          all dumps hold and which it entered last
 reason   why the dumps were made: what failed, "end" or "SIGUSR2"
--o json: an object with ranks, without_dump, reasons, difference (null: none) and straggler (null:
-none).
+failed   the rank that failed of itself, where a reason says so
+-o json: an object with ranks, without_dump, reasons, failed (null: unknown), difference (null:
+none) and straggler (null: none).
+Dumps of runs before the newest are left out.
 
 Exit codes: 0 ranks agree, 1 they differ, 2 usage or a path that is not there, 3 malformed dumps,
 4 a read or write failed, 5 out of memory.
@@ -70,6 +73,7 @@ std::string TextOf(const flight::Analysis& analysis) {
   }
   for (const std::string& reason : analysis.reasons)
     absl::StrAppend(&text, "reason   ", reason, "\n");
+  if (analysis.failed >= 0) absl::StrAppend(&text, "failed   ", analysis.failed_where, "\n");
   const Difference& difference = analysis.difference;
   if (difference.kind == What::kNone) {
     text += "first    none: all ranks have the same collectives\n";
@@ -93,6 +97,7 @@ std::string JsonOf(const flight::Analysis& analysis) {
   Json object = {{"ranks", analysis.ranks},
                  {"without_dump", analysis.without_dump},
                  {"reasons", analysis.reasons}};
+  object["failed"] = analysis.failed < 0 ? Json() : Json(analysis.failed);
   const Difference& difference = analysis.difference;
   const flight::Call& call = difference.call;
   object["difference"] = nullptr;

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
 #include "moe/cli/debug/flight.h"
@@ -76,35 +78,81 @@ const Call* OpenCall(const Dump& dump) {
   return nullptr;
 }
 
-Difference DifferenceOf(const Group& group, const Meeting& meeting,
-                        const std::vector<Dump>& dumps) {
-  Difference found = {.call = *meeting.First(), .members = group.members, .ranks = {}, .where = {}};
+// "rank 1 is in Broadcast (weights, step 5)".
+std::string WhereIs(int rank, const std::vector<Dump>& dumps) {
+  const Dump* const dump = DumpOf(dumps, rank);
+  if (dump == nullptr) return absl::StrCat("rank ", rank, " has no dump");
+  const Call* const call = OpenCall(*dump);
+  if (call != nullptr) return absl::StrCat("rank ", rank, " is in ", TextOf(*call));
+  return absl::StrCat("rank ", rank, " was last in ", dump->at.empty() ? "no place" : dump->at);
+}
+
+// The last number in `reason` between `before` and `after`; -1: none.
+int RankIn(absl::string_view reason, absl::string_view before, absl::string_view after) {
+  for (size_t end = reason.size(); end > 0;) {
+    const size_t found = reason.rfind(before, end - 1);
+    if (found == reason.npos) break;
+    const absl::string_view rest = reason.substr(found + before.size());
+    const size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
+    int rank = -1;
+    if (absl::StartsWith(rest.substr(digits), after) &&
+        absl::SimpleAtoi(rest.substr(0, digits), &rank)) {
+      return rank;
+    }
+    end = found;
+  }
+  return -1;
+}
+
+// Analysis::failed. All dumps of a process have the reason of its first rank that failed.
+int FailedRank(const std::vector<Dump>& dumps) {
+  for (const Dump& dump : dumps) {
+    const std::string& reason = dump.reason;
+    // The rank that waited is not the one that failed.
+    if (reason.empty() || reason == "end" || reason == "SIGUSR2" ||
+        absl::StrContains(reason, ": waited ")) {
+      continue;
+    }
+    int rank = RankIn(reason, "was stopped by rank ", ":");
+    if (rank < 0) rank = RankIn(reason, "rank ", " on host ");
+    if (rank >= 0 && rank < dump.ranks) return rank;
+    const auto has_it = [&](const Dump& other) {
+      return other.reason == reason;
+    };
+    if (std::count_if(dumps.begin(), dumps.end(), has_it) == 1) return dump.rank;
+  }
+  return -1;
+}
+
+Difference DifferenceOf(const Group& group, const Meeting& meeting, const std::vector<Dump>& dumps,
+                        int failed) {
+  using Kind = Difference::Kind;
+  const Call& first = *meeting.First();
   std::vector<int> missing, other, open;
   for (const int rank : group.members) {
     const auto call = meeting.calls.find(rank);
     if (call == meeting.calls.end()) {
       missing.push_back(rank);
-    } else if (!Same(*call->second, found.call)) {
+    } else if (!Same(*call->second, first)) {
       other.push_back(rank);
     } else if (call->second->state == "started" || call->second->state == "failed") {
       open.push_back(rank);
     }
-  }
-  if (!other.empty()) {
-    found.kind = Difference::Kind::kOtherCall;
-    found.ranks = std::move(other);
-    for (const int rank : found.ranks) {
-      found.where.push_back(absl::StrCat("rank ", rank, " has ", TextOf(*meeting.calls.at(rank))));
-    }
-    return found;
   }
   // A rank that has completed it knows that all have entered: a missing entry was made after the
   // dump, or the rank has none.
   const bool ended = std::all_of(meeting.calls.begin(), meeting.calls.end(), [](const auto& each) {
     return each.second->state == "completed";
   });
-  if (!missing.empty() && !ended) {
-    found.kind = Difference::Kind::kMissing;
+  Difference found;
+  if (!other.empty()) {
+    found.kind = Kind::kOtherCall;
+    found.ranks = std::move(other);
+    for (const int rank : found.ranks) {
+      found.where.push_back(absl::StrCat("rank ", rank, " has ", TextOf(*meeting.calls.at(rank))));
+    }
+  } else if (!missing.empty() && !ended) {
+    found.kind = Kind::kMissing;
     std::vector<int> idle;
     for (const int rank : missing) {
       const Dump* const dump = DumpOf(dumps, rank);
@@ -112,34 +160,36 @@ Difference DifferenceOf(const Group& group, const Meeting& meeting,
     }
     found.ranks = idle.empty() ? std::move(missing) : std::move(idle);
   } else if (!open.empty()) {
-    found.kind = Difference::Kind::kOpen;
-    found.ranks = std::move(open);
+    found.kind = Kind::kOpen;
+    found.ranks = failed < 0 ? std::move(open) : std::vector<int>{failed};
+  } else {
+    return found;
   }
-  for (const int rank : found.ranks) {
-    const Dump* const dump = DumpOf(dumps, rank);
-    const Call* const call = dump == nullptr ? nullptr : OpenCall(*dump);
-    if (dump == nullptr) {
-      found.where.push_back(absl::StrCat("rank ", rank, " has no dump"));
-    } else if (call != nullptr) {
-      found.where.push_back(absl::StrCat("rank ", rank, " is in ", TextOf(*call)));
-    } else {
-      found.where.push_back(
-          absl::StrCat("rank ", rank, " was last in ", dump->at.empty() ? "no place" : dump->at));
-    }
+  found.call = first;
+  found.members = group.members;
+  if (found.kind != Kind::kOtherCall) {
+    for (const int rank : found.ranks) found.where.push_back(WhereIs(rank, dumps));
   }
   return found;
 }
 
-Difference FirstDifference(const Groups& groups, const std::vector<Dump>& dumps) {
+bool IsBefore(const Difference& a, const Difference& b) {
+  const bool a_is_open = a.kind == Difference::Kind::kOpen;
+  if (a_is_open != (b.kind == Difference::Kind::kOpen)) return !a_is_open;
+  return a.call.entered_ns < b.call.entered_ns;
+}
+
+Difference FirstDifference(const Groups& groups, const std::vector<Dump>& dumps, int failed) {
+  using Kind = Difference::Kind;
   Difference first;
   for (const auto& [name, group] : groups) {
+    if (group.members.size() < 2) continue;
     for (const auto& [sequence, meeting] : group.meetings) {
-      const Difference found = DifferenceOf(group, meeting, dumps);
-      if (found.kind == Difference::Kind::kNone) continue;
-      if (first.kind == Difference::Kind::kNone || found.call.entered_ns < first.call.entered_ns) {
-        first = found;
-      }
-      break;  // what follows in this group was entered later
+      Difference found = DifferenceOf(group, meeting, dumps, failed);
+      if (found.kind == Kind::kNone) continue;
+      const bool is_open = found.kind == Kind::kOpen;
+      if (first.kind == Kind::kNone || IsBefore(found, first)) first = std::move(found);
+      if (!is_open) break;  // what follows in this group was entered later
     }
   }
   return first;
@@ -221,7 +271,9 @@ Analysis Analyse(const std::vector<Dump>& dumps) {
     if (DumpOf(dumps, rank) == nullptr) analysis.without_dump.push_back(rank);
   }
   const Groups groups = GroupsOf(dumps);
-  analysis.difference = FirstDifference(groups, dumps);
+  analysis.failed = FailedRank(dumps);
+  if (analysis.failed >= 0) analysis.failed_where = WhereIs(analysis.failed, dumps);
+  analysis.difference = FirstDifference(groups, dumps, analysis.failed);
   analysis.straggler = StragglerOf(groups);
   return analysis;
 }

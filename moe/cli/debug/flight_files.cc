@@ -84,7 +84,9 @@ bool ReadHead(Line& line, Dump& dump, int64_t& to_day_ns) {
   dump.host = line.Text("host");
   dump.reason = line.Text("reason");
   dump.at = PlaceOf(line);
-  to_day_ns = line.Number("unix_ns", 0, kMost, 0) - line.Number("monotonic_ns", 0, kMost, 0);
+  dump.began_ns = line.Number("began_unix_ns", 0, kMost, 0);
+  dump.written_ns = line.Number("unix_ns", 0, kMost, 0);
+  to_day_ns = dump.written_ns - line.Number("monotonic_ns", 0, kMost, 0);
   return line.ok();
 }
 
@@ -109,6 +111,17 @@ bool ReadCall(Line& line, const Dump& dump, int64_t to_day_ns, Call& call) {
   call.ended_ns = time("ended_ns");
   return line.ok() && call.sequence >= 0 && !call.operation.empty() &&
          dump.groups.contains(call.group);
+}
+
+// Every process of a run begins before one of them writes: the ranks meet first.
+void KeepNewestRun(std::vector<Dump>& dumps) {
+  const auto earlier = [](const Dump& a, const Dump& b) {
+    return a.written_ns < b.written_ns;
+  };
+  const auto newest = std::max_element(dumps.begin(), dumps.end(), earlier);
+  std::erase_if(dumps, [ranks = newest->ranks, began_ns = newest->began_ns](const Dump& dump) {
+    return dump.ranks != ranks || dump.written_ns < began_ns;
+  });
 }
 
 }  // namespace
@@ -164,13 +177,13 @@ absl::StatusOr<std::vector<Dump>> ReadDumps(const std::string& folder) {
     MOE_ASSIGN_OR_RETURN(Dump dump, ParseDump(path, file.text()));
     dumps.push_back(std::move(dump));
   }
+  KeepNewestRun(dumps);
   std::sort(dumps.begin(), dumps.end(),
             [](const Dump& a, const Dump& b) { return a.rank < b.rank; });
   for (size_t i = 1; i < dumps.size(); ++i) {
-    if (dumps[i].rank != dumps[i - 1].rank && dumps[i].ranks == dumps[0].ranks) continue;
-    return absl::DataLossError(absl::StrCat(folder, ": dumps of ranks ", dumps[i - 1].rank, " of ",
-                                            dumps[i - 1].ranks, " and ", dumps[i].rank, " of ",
-                                            dumps[i].ranks, ", expected those of one run"));
+    if (dumps[i].rank != dumps[i - 1].rank) continue;
+    return absl::DataLossError(
+        absl::StrCat(folder, ": two dumps of rank ", dumps[i].rank, ", expected those of one run"));
   }
   return dumps;
 }

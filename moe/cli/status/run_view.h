@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include <absl/status/status.h>
 #include <absl/time/time.h>
 
 #include "kernels/base/choice.h"
@@ -14,11 +15,13 @@
 
 namespace moe::cli {
 
-enum class Condition : uint8_t { kRunning, kStalled, kLost, kComplete, kStopped, kFailed };
+// kNone: its status cannot be read.
+enum class Condition : uint8_t { kRunning, kStalled, kLost, kComplete, kStopped, kFailed, kNone };
 inline constexpr Choice<Condition> kConditionWords[] = {
     {"running", Condition::kRunning}, {"stalled", Condition::kStalled},
     {"lost", Condition::kLost},       {"complete", Condition::kComplete},
-    {"stopped", Condition::kStopped}, {"failed", Condition::kFailed}};
+    {"stopped", Condition::kStopped}, {"failed", Condition::kFailed},
+    {"none", Condition::kNone}};
 
 struct SavedStep {
   int64_t step = -1;                          // of the newest checkpoint; -1: there is none
@@ -29,6 +32,7 @@ struct RunView {
   std::string path;  // as the user named the run
   RunStatus status = {};
   Condition condition = Condition::kRunning;
+  absl::Status read = absl::OkStatus();  // of kNone, which has no status: what is wrong
   SavedStep saved = {};
   absl::Duration age = absl::ZeroDuration();            // since the last progress, or since the end
   absl::Duration saved_age = absl::InfiniteDuration();  // infinite: unknown

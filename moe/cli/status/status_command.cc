@@ -12,6 +12,7 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
+#include <absl/strings/str_replace.h>
 #include <absl/time/clock.h>
 #include <fmt/format.h>
 
@@ -48,6 +49,7 @@ that sees them, and disturbs no run.
   complete  it took all its steps
   stopped   on request; with --save it can be resumed
   failed    error has its last line, and exit_code its code
+  none      of several DIRs: no status can be read in this one, and error says why
 
   moe status run
   moe status runs/* -o json
@@ -66,7 +68,7 @@ host. A run that is refused, as for a folder that another run holds, leaves stat
 
 Exit codes: 0 all are running or complete, 1 one has failed, 2 usage or no run in DIR, 3 its
 status.json is damaged, 4 a read failed, 7 one is lost, 8 one is stalled, 11 one was stopped. Of
-several runs the first of 1, 7, 8, 11 that holds.
+several runs the first of 1, 7, 8 that holds, then that of the first DIR with state none, then 11.
 )";
 
 constexpr char kStalledAfter[] = "stalled-after";
@@ -155,7 +157,18 @@ Cell CellOf(const std::optional<double>& value) {
   return value.has_value() ? Cell(*value) : Cell();
 }
 
-Fields RowOf(const RunView& view) {
+// `row` without what only a status tells.
+Fields WithoutStatus(const RunView& view, Fields row) {
+  for (measure::Field& field : row) {
+    if (field.key == "run" || field.key == "state") continue;
+    const bool is_text = field.value.is_text();
+    field.value = is_text ? Cell::TextIf(false, "") : Cell();
+    if (field.key == "error") field.value = std::string(view.read.message());
+  }
+  return row;
+}
+
+Fields FieldsOf(const RunView& view) {
   const RunStatus& s = view.status;
   const bool ended = s.state != RunState::kRunning;
   return {{"run", view.path},
@@ -185,6 +198,11 @@ Fields RowOf(const RunView& view) {
           {"commit", s.commit}};
 }
 
+Fields RowOf(const RunView& view) {
+  Fields row = FieldsOf(view);
+  return view.condition == Condition::kNone ? WithoutStatus(view, std::move(row)) : row;
+}
+
 Color ColorOf(Condition condition) {
   switch (condition) {
     case Condition::kRunning:
@@ -195,6 +213,7 @@ Color ColorOf(Condition condition) {
       return Color::kYellow;
     case Condition::kLost:
     case Condition::kFailed:
+    case Condition::kNone:
       break;
   }
   return Color::kRed;
@@ -204,13 +223,21 @@ std::string AgeText(absl::Duration age) {
   return absl::StrCat(ClockText(std::max(0.0, absl::ToDoubleSeconds(age))), " ago");
 }
 
-// Lines for people.
+// Text of a file or of the command line, within a line for people.
+std::string InLine(absl::string_view text) {
+  return absl::StrReplaceAll(Printable(text), {{"\n", " "}, {"\t", " "}});
+}
+
+// Lines for people. The file is anyone's: none of its texts may control the terminal.
 std::string TextOf(const RunView& view, std::FILE* out) {
   const RunStatus& s = view.status;
+  const std::string condition =
+      Painted(NameOf(view.condition, kConditionWords), ColorOf(view.condition), out);
+  if (view.condition == Condition::kNone) {
+    return fmt::format("{}: {}: {}\n", InLine(view.path), condition, InLine(view.read.message()));
+  }
   std::string text =
-      fmt::format("{}: {}, step {}/{}", view.path,
-                  Painted(NameOf(view.condition, kConditionWords), ColorOf(view.condition), out),
-                  s.step, s.steps);
+      fmt::format("{}: {}, step {}/{}", InLine(view.path), condition, s.step, s.steps);
   if (view.eta != absl::InfiniteDuration()) {
     text += fmt::format(", eta {}", ClockText(absl::ToDoubleSeconds(view.eta)));
   }
@@ -223,19 +250,19 @@ std::string TextOf(const RunView& view, std::FILE* out) {
   if (s.save.empty()) {
     text += "nothing is saved: --save DIR would";
   } else if (view.saved.step < 0) {
-    text += fmt::format("none yet in {}", s.save);
+    text += fmt::format("none yet in {}", InLine(s.save));
   } else {
     text += fmt::format("of step {}", view.saved.step);
     if (view.saved_age != absl::InfiniteDuration()) {
       text += fmt::format(", {}", AgeText(view.saved_age));
     }
-    text += fmt::format(", in {}", s.save);
+    text += fmt::format(", in {}", InLine(s.save));
   }
   text += fmt::format("\n  ranks       {} on {}, {}; rank 0 is process {} on {}, by {} since {}\n",
-                      s.ranks, Counted(s.hosts, "host"), s.backend, s.process.pid, s.process.host,
-                      s.user, s.process.since);
+                      s.ranks, Counted(s.hosts, "host"), InLine(s.backend), s.process.pid,
+                      InLine(s.process.host), InLine(s.user), InLine(s.process.since));
   if (s.state != RunState::kRunning && s.state != RunState::kComplete) {
-    text += fmt::format("  exit code   {}: {}\n", s.exit_code, Printable(s.error));
+    text += fmt::format("  exit code   {}: {}\n", s.exit_code, InLine(s.error));
   }
   return text;
 }
@@ -248,19 +275,23 @@ std::string Text(const std::vector<RunView>& views, const std::string& form, std
   }
   std::string text;
   for (const RunView& view : views) text += TextOf(view, out);
-  return TextFor(out, std::move(text));
+  return text;
 }
 
 // The worst condition as the end of the command.
 absl::Status Verdict(const std::vector<RunView>& views) {
+  // The code of kNone is that of the first run's error.
   constexpr std::pair<Condition, ExitCode> kWorst[] = {{Condition::kFailed, ExitCode::kCheckFailed},
                                                        {Condition::kLost, ExitCode::kPeer},
                                                        {Condition::kStalled, ExitCode::kTimeout},
+                                                       {Condition::kNone, ExitCode::kUsage},
                                                        {Condition::kStopped, ExitCode::kStopped}};
   for (const auto& [condition, code] : kWorst) {
     std::vector<std::string> paths;
     for (const RunView& view : views) {
-      if (view.condition == condition) paths.push_back(absl::StrCat("'", view.path, "'"));
+      if (view.condition != condition) continue;
+      if (condition == Condition::kNone) return view.read;
+      paths.push_back(absl::StrCat("'", view.path, "'"));
     }
     if (paths.empty()) continue;
     return WithExitCode(absl::InternalError(absl::StrCat(NameOf(condition, kConditionWords), ": ",
@@ -288,10 +319,18 @@ absl::Status Run(const Invocation& invocation) {
   }
   std::vector<RunView> views;
   for (const std::string& path : operands) {
-    MOE_ASSIGN_OR_RETURN(RunStatus status, ReadStatus(path));
-    const Sign sign = SignOf(status.process);
-    SavedStep saved = NewestSaved(status.save);
-    views.push_back(ViewOf(path, std::move(status), sign, saved, limit, absl::Now()));
+    auto status = ReadStatus(path);
+    if (!status.ok()) {
+      if (operands.size() == 1) return status.status();
+      RunView& view = views.emplace_back();
+      view.path = path;
+      view.condition = Condition::kNone;
+      view.read = status.status();
+      continue;
+    }
+    const Sign sign = SignOf(status->process);
+    SavedStep saved = NewestSaved(status->save);
+    views.push_back(ViewOf(path, *std::move(status), sign, saved, limit, absl::Now()));
   }
   MOE_RETURN_IF_ERROR(Print(Text(views, settings.text("output"), stdout)));
   if (!settings.empty("output-stderr")) {
@@ -328,7 +367,7 @@ RunView ViewOf(std::string path, RunStatus status, Sign sign, const SavedStep& s
   } else if (view.age > longest) {
     view.condition = Condition::kStalled;
   } else if (s.step_ms > 0) {
-    view.eta = step * (s.steps - s.step);
+    view.eta = step * std::max(s.steps - s.step, int64_t{0});
   }
   return view;
 }

@@ -48,6 +48,11 @@ TEST(FaultSettingsTest, UnknownValuesAreListed) {
               HasSubstr("kind is 'x', expected one of throw, exit, kill, segv, hang, slow"));
   EXPECT_THAT(error("rank=0,step=0,phase=data,kind=kill"), HasSubstr("a step, from 1"));
   EXPECT_THAT(error("rank=0,phase=data"), HasSubstr("phases: start, data, "));
+  for (const char* const twice :
+       {"rank=0,kind=slow,kind=throw,phase=data", "rank=0,rank=1,kind=slow,phase=data",
+        "rank=0,kind=slow,phase=data,phase=data", "rank=0,step=1,step=2,kind=slow,phase=data"}) {
+    EXPECT_THAT(error(twice), HasSubstr("= once")) << twice;
+  }
   EXPECT_THAT(error("nonsense"), HasSubstr("expected rank=R,step=N,phase=NAME,kind=NAME"));
 }
 
@@ -73,6 +78,16 @@ TEST(FaultSettingsTest, MegatronsFlagsDrawByTheirSeed) {
   EXPECT_GT(phases.size(), 5u);
   EXPECT_THAT(kinds, ElementsAre(FaultKind::kKill, FaultKind::kSegv, FaultKind::kHang));
   EXPECT_FALSE(phases.contains("finalize"));  // not in a step
+}
+
+TEST(FaultSettingsTest, TheStepAfterTheDelay) {
+  const auto flags = [](const char* delay) {
+    return testing::Strings{"--fault-injector-ranks", "0", "--fault-injector-delay-start-iteration",
+                            delay};
+  };
+  EXPECT_EQ(FaultFrom(flags("2147483647")).step, int64_t{2147483648});
+  EXPECT_EQ(FaultFrom(flags("0")).step, 1);
+  EXPECT_THAT(ErrorOf(Make(flags("-5")).status()), HasSubstr("expected at least 0"));
 }
 
 TEST(FaultSettingsTest, FlagsThatDoNotGoTogether) {

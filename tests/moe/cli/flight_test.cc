@@ -1,6 +1,9 @@
 // moe debug flight: reading dumps and naming the rank that is missing.
 #include "moe/cli/debug/flight.h"
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -14,12 +17,12 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string Head(int rank, const std::string& at = "") {
-  return absl::StrCat("{\"flight\":1,\"rank\":", rank,
-                      ",\"ranks\":3,\"host\":\"h\",\"reason\":\"\",", at,
-                      "\"monotonic_ns\":100,\"unix_ns\":1100}\n",
+std::string Head(int rank, const std::string& at = "", const std::string& reason = "") {
+  return absl::StrCat("{\"flight\":1,\"rank\":", rank, ",\"ranks\":3,\"host\":\"h\",\"reason\":\"",
+                      reason, "\",", at, "\"monotonic_ns\":100,\"unix_ns\":1100}\n",
                       "{\"group\":\"world\",\"members\":[0,1,2]}\n"
-                      "{\"group\":\"world/0.1\",\"members\":[1,2]}\n");
+                      "{\"group\":\"world/0.1\",\"members\":[1,2]}\n"
+                      "{\"group\":\"alone\",\"members\":[0]}\n");
 }
 
 std::string CallOf(const std::string& group, int sequence, const std::string& state, int at_ns,
@@ -65,6 +68,82 @@ TEST(FlightTest, TheRankThatAllWaitFor) {
   EXPECT_EQ(difference.call.entered_ns, 1020);
   EXPECT_THAT(difference.ranks, ElementsAre(1));
   EXPECT_THAT(difference.where, ElementsAre("rank 1 was last in experts, layer 3, step 5"));
+}
+
+// What an abort stops is open, also in a group of one rank: it does not hide the rank that failed.
+TEST(FlightTest, OpenCallsComeAfterMissingOnes) {
+  const std::string reason = "exception: rank 1 on host h in data (step 5): injected fault: throw";
+  const std::string at = "\"at\":\"data\",\"step\":5,";
+  const Analysis missing = Analyse(Parsed(
+      {Head(0, "", reason) + CallOf("alone", 0, "failed", 1) + CallOf("world", 0, "failed", 9),
+       Head(1, at, reason) + CallOf("world/0.1", 0, "failed", 3),
+       Head(2, "", reason) + CallOf("world/0.1", 0, "failed", 2) +
+           CallOf("world", 0, "failed", 8)}));
+  EXPECT_EQ(missing.difference.kind, Difference::Kind::kMissing);
+  EXPECT_EQ(missing.difference.call.group, "world");
+  EXPECT_THAT(missing.difference.where, ElementsAre("rank 1 was last in data, step 5"));
+
+  const Analysis none = Analyse(Parsed({Head(0, "", reason) + CallOf("alone", 0, "failed", 1),
+                                        Head(1, at, reason), Head(2, "", reason)}));
+  EXPECT_EQ(none.difference.kind, Difference::Kind::kNone);
+  EXPECT_TRUE(none.difference.members.empty());
+  EXPECT_EQ(none.failed, 1);
+  EXPECT_EQ(none.failed_where, "rank 1 was last in data, step 5");
+}
+
+TEST(FlightTest, OfOpenCallsTheRankThatFailed) {
+  const auto analysed = [](const std::string& reason0, const std::string& reason) {
+    const std::string calls = CallOf("world/0.1", 0, "failed", 1);
+    return Analyse(Parsed({Head(0, "\"at\":\"data\",\"step\":5,", reason0),
+                           Head(1, "", reason) + calls, Head(2, "", reason) + calls}));
+  };
+  for (const char* const reason0 :
+       {"rank 0 on host h in data (step 5): of 3, rank 9 is one", "no such file"}) {
+    const Analysis own = analysed(reason0, "rank 2 was stopped by rank 0: rank 0 aborted: x");
+    EXPECT_EQ(own.failed, 0);
+    EXPECT_EQ(own.difference.kind, Difference::Kind::kOpen);
+    EXPECT_THAT(own.difference.where, ElementsAre("rank 0 was last in data, step 5"));
+  }
+  for (const char* const unknown :
+       {"end", "SIGUSR2", "", "the same of all",
+        "rank 2 on host h in Fence: waited 2s for rank 1, deadline 2s"}) {
+    const Analysis open = analysed(unknown, unknown);
+    EXPECT_EQ(open.failed, -1) << unknown;
+    EXPECT_THAT(open.difference.ranks, ElementsAre(1, 2)) << unknown;
+  }
+}
+
+std::string Made(int rank, int ranks, int began, int written, const std::string& reason) {
+  return absl::StrCat("{\"flight\":1,\"rank\":", rank, ",\"ranks\":", ranks,
+                      ",\"host\":\"h\",\"reason\":\"", reason, "\",\"began_unix_ns\":", began,
+                      ",\"unix_ns\":", written, "}\n");
+}
+
+TEST(FlightTest, DumpsOfEarlierRunsAreLeftOut) {
+  std::string folder = ::testing::TempDir() + "flight.XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const auto write = [&](int file, const std::string& text) {
+    std::ofstream(absl::StrCat(folder, "/flight.rank", file, ".jsonl")) << text;
+  };
+  const auto ranks = [&] {
+    std::vector<int> read;
+    const auto dumps = ReadDumps(folder);
+    EXPECT_TRUE(dumps.ok()) << dumps.status();
+    if (!dumps.ok()) return read;
+    for (const Dump& dump : *dumps) {
+      EXPECT_EQ(dump.reason, "new");
+      read.push_back(dump.rank);
+    }
+    return read;
+  };
+  write(0, Made(0, 4, 100, 205, "new"));
+  write(1, Made(1, 4, 110, 200, "new"));
+  write(2, Made(2, 4, 10, 99, "old"));  // as many ranks, ended before
+  write(3, Made(3, 8, 10, 150, "old"));
+  EXPECT_THAT(ranks(), ElementsAre(0, 1));
+  write(2, Made(1, 4, 105, 201, "new"));
+  EXPECT_EQ(ReadDumps(folder).status().code(), absl::StatusCode::kDataLoss);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(FlightTest, ARankWithAnotherCall) {
