@@ -60,8 +60,8 @@ constexpr char kTail[] = R"(
 What is started again, by exit code:
 
   0, 11               no: complete, stopped on request (--restart-on-stop: yes)
-  1, 2, 3, 6, 9, 10   no: the same would happen; with --hosts 9 may be the launcher's for a lost
-                      host: yes
+  1, 2, 3, 6, 9, 10   no: the same would happen; but 9 may be the launcher's own, with --hosts
+                      for a lost host, of Hydra for a killed rank: yes
   126, 127            no: the program could not be started
   5                   once
   4, 7, 8, others     yes: storage failed; a rank, a host or the launcher was lost
@@ -245,6 +245,7 @@ absl::StatusOr<Launcher> Launcher::Create(const Settings& settings, const Option
     (void)absl::SimpleAtoi(before, &made.options_.restarts.already);
   }
   MOE_RETURN_IF_ERROR(made.ReadHosts());
+  made.options_.restarts.nine_is_loss = job.engine == Engine::kHydra || !job.hosts.empty();
   return made;
 }
 
@@ -280,7 +281,6 @@ absl::Status Launcher::ReadHosts() {
     return absl::InvalidArgumentError(absl::StrCat(
         "--hosts: ", host.name, " has no slots, expected 'slots=N' or --ranks-per-node N"));
   }
-  options_.restarts.over_hosts = true;
   MOE_ASSIGN_OR_RETURN(range_, RangeOf(options_.nodes, static_cast<int>(job_.hosts.size())));
   return absl::OkStatus();
 }

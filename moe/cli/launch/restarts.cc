@@ -62,8 +62,7 @@ Restarts::Verdict Restarts::After(const Attempt& attempt) {
   } else if (!first) {
     ++barren_;
   }
-  // Of hosts it may be the launcher's own code: Open MPI's for a host that is killed.
-  if (options_.over_hosts && attempt.code == static_cast<int>(ExitCode::kRendezvous)) {
+  if (options_.nine_is_loss && attempt.code == static_cast<int>(ExitCode::kRendezvous)) {
     meaning = kLost;
   }
   if (!meaning.again) return {.reason = meaning.reason};

@@ -13,8 +13,9 @@ struct RestartOptions {
   int most = 20;
   bool after_stop = false;  // also after exit code 11
   absl::Duration first_pause = absl::Seconds(1);
-  int already = 0;          // restarts before: those of a job that Slurm has requeued
-  bool over_hosts = false;  // whether the job runs on other hosts, too
+  int already = 0;  // restarts before: those of a job that Slurm has requeued
+  // Whether 9 may be the launcher's own: Open MPI's for a host, Hydra's for a rank that is killed.
+  bool nine_is_loss = false;
 };
 
 // How a job ended.

@@ -118,7 +118,7 @@ TEST(Restarts, FollowTheExitCode) {
   }
   EXPECT_TRUE(Restarts({.after_stop = true}, -1).After({.code = 11}).again);
   EXPECT_FALSE(Restarts({.most = 0}, -1).After({.code = 7}).again);
-  EXPECT_TRUE(Restarts({.over_hosts = true}, -1).After({.code = 9}).again);
+  EXPECT_TRUE(Restarts({.nine_is_loss = true}, -1).After({.code = 9}).again);
 }
 
 TEST(Restarts, EndAfterTwoWithoutANewerCheckpoint) {
