@@ -12,6 +12,7 @@
 #include "comm/reduce.h"
 #include "comm/watch/rank_watch.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/xxh3.h"
 
 namespace moe {
 namespace {
@@ -91,16 +92,11 @@ absl::StatusOr<RankCounts> EqualCounts(const CollectiveCall& call, absl::Span<co
       call.recv.size() / width, ", expected ", ranks, " times as many in ", whole_name));
 }
 
-// FNV-1a over the numbers; 0 for none.
+// Of the numbers; 0 for none.
 uint64_t HashOf(absl::Span<const int64_t> send, absl::Span<const int64_t> recv) {
   if (send.empty() && recv.empty()) return 0;
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const absl::Span<const int64_t> counts : {send, recv}) {
-    for (const int64_t count : counts) {
-      hash = (hash ^ static_cast<uint64_t>(count)) * 0x100000001b3;
-    }
-  }
-  return hash;
+  return Xxh3(recv.data(), recv.size() * sizeof(int64_t),
+              Xxh3(send.data(), send.size() * sizeof(int64_t)));
 }
 
 FlightCall FlightOf(const CollectiveCall& call) {

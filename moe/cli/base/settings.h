@@ -135,10 +135,6 @@ struct Setting {
   bool is(uint32_t any_of) const { return (roles & any_of) != 0; }
 
   // Setters of a new row's rarer properties.
-  Setting& Words(std::vector<std::string> beside) {  // values beside numbers
-    words = std::move(beside);
-    return *this;
-  }
   Setting& FlagOnly();
   Setting& Shorthand(std::string flag, std::string value);  // also in the help
   Setting& Alone(std::string value);                        // likewise

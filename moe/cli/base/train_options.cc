@@ -319,10 +319,11 @@ absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warning
 
 }  // namespace
 
-int MostExpertRanks(int ranks_of_stage, int tensor, int experts) {
+int MostExpertRanks(int ranks, const MeshShape& mesh, int experts) {
+  const int of_stage = ranks / std::max(1, mesh.pipeline), tensor = std::max(1, mesh.tensor);
   int most = tensor;
-  for (int size = tensor; size <= std::min(ranks_of_stage, experts); size += tensor) {
-    if (ranks_of_stage % size == 0) most = size;
+  for (int size = tensor; size <= std::min(of_stage, experts); size += tensor) {
+    if (of_stage % size == 0) most = size;
   }
   return most;
 }

@@ -9,6 +9,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "comm/mesh/mesh_shape.h"
 #include "comm/watch/fault.h"
 #include "moe/cli/base/data_files.h"
 #include "moe/cli/base/launch.h"
@@ -30,9 +31,9 @@ struct TrainOptions {
   int ranks = 1;
 };
 
-// EP of --ep auto: the largest multiple of `tensor` that divides the ranks of a stage and is at
-// most `experts`; `tensor` if there is none.
-int MostExpertRanks(int ranks_of_stage, int tensor, int experts);
+// EP of --ep auto among `ranks` ranks: the largest multiple of mesh.tensor that divides the ranks of
+// a stage and is at most `experts`; mesh.tensor if there is none.
+int MostExpertRanks(int ranks, const MeshShape& mesh, int experts);
 
 // Rows of ranks, experts over ranks, threads and how tokens travel, for training and evaluation.
 void AddLayoutSettings(lm::TrainConfig& train, Table& table);

@@ -322,8 +322,8 @@ void AddLayoutSettings(lm::TrainConfig& train, Table& table) {
       .Add("--expert-model-parallel-size, --ep N", rows,
            "EP: ranks that share one set of experts; divides R / PP; data-parallel size = R / PP; "
            "auto: the most that fit, at most the number of experts")
-      .Words({"auto"})
-      .Roles(kOfLayer);
+      .Roles(kOfLayer)
+      .words = {"auto"};
   table.Add("--pipeline-model-parallel-size, --pp N", rows,
             "PP: stages, groups of ranks with a part of the layers each; divides R");
   table.Add("--num-virtual-stages-per-pipeline-rank, --vp N", rows,

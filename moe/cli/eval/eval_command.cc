@@ -164,8 +164,7 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
   config.trainer.session.mesh = options.layout.trainer.session.mesh;
   if (settings.is("expert-model-parallel-size", "auto")) {
     MeshShape& mesh = config.trainer.session.mesh;
-    mesh.expert = MostExpertRanks(launch.world.ranks / std::max(1, mesh.pipeline), mesh.tensor,
-                                  config.model.moe.router.num_experts);
+    mesh.expert = MostExpertRanks(launch.world.ranks, mesh, config.model.moe.router.num_experts);
   }
   config.model.moe.dispatcher = options.layout.model.moe.dispatcher;
   config.sequence_length = options.sequence_length.value_or(config.sequence_length);

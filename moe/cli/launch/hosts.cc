@@ -11,8 +11,8 @@
 #include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
 #include <absl/time/time.h>
-#include <unistd.h>
 
+#include "comm/hosts.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/launch/process.h"
@@ -62,9 +62,7 @@ absl::StatusOr<Host> ParseHost(absl::string_view text, int line) {
 }
 
 bool IsThisHost(absl::string_view name) {
-  char own[256] = {};
-  if (::gethostname(own, sizeof(own) - 1) != 0) own[0] = 0;
-  return name == "localhost" || name == "127.0.0.1" || name == own;
+  return name == "localhost" || name == "127.0.0.1" || name == HostName();
 }
 
 }  // namespace

@@ -427,10 +427,9 @@ absl::Status Run(const Invocation& invocation, int& lost_to) {
                        PlanLaunch(settings, invocation.environment, ComputesOn::kAnyDevice));
   MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
   if (const Setting& ep = *settings.Find("ep"); settings.is(ep.name, "auto")) {
-    const int stages = std::max(1, settings.integer("pipeline-model-parallel-size"));
-    const int tensor = std::max(1, settings.integer("tensor-model-parallel-size"));
-    const int most =
-        MostExpertRanks(launch.world.ranks / stages, tensor, settings.integer("num-experts"));
+    const MeshShape mesh = {.tensor = settings.integer("tensor-model-parallel-size"),
+                            .pipeline = settings.integer("pipeline-model-parallel-size")};
+    const int most = MostExpertRanks(launch.world.ranks, mesh, settings.integer("num-experts"));
     MOE_RETURN_IF_ERROR(settings.Set(ep, {absl::StrCat(most)}, Origin::kFlag, "--ep"));
   }
   return RunLaunch(kCommand, settings, launch, warnings, [&] {

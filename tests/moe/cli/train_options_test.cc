@@ -27,12 +27,14 @@ using testing::Make;
 using testing::Strings;
 
 TEST(ExpertParallelTest, AutoIsTheMostRanksThatFit) {
-  EXPECT_EQ(MostExpertRanks(8, 1, 64), 8);
-  EXPECT_EQ(MostExpertRanks(12, 1, 8), 6);  // at most the experts
-  EXPECT_EQ(MostExpertRanks(7, 1, 4), 1);
-  EXPECT_EQ(MostExpertRanks(12, 4, 64), 12);
-  EXPECT_EQ(MostExpertRanks(24, 4, 9), 8);  // a multiple of --tp
-  EXPECT_EQ(MostExpertRanks(3, 2, 8), 2);   // none: the mesh is refused by its own message
+  EXPECT_EQ(MostExpertRanks(8, {}, 64), 8);
+  EXPECT_EQ(MostExpertRanks(8, {.pipeline = 2}, 64), 4);
+  EXPECT_EQ(MostExpertRanks(12, {}, 8), 6);  // at most the experts
+  EXPECT_EQ(MostExpertRanks(7, {}, 4), 1);
+  EXPECT_EQ(MostExpertRanks(12, {.tensor = 4}, 64), 12);
+  EXPECT_EQ(MostExpertRanks(24, {.tensor = 4}, 9), 8);  // a multiple of --tp
+  EXPECT_EQ(MostExpertRanks(3, {.tensor = 2}, 8),
+            2);  // none: the mesh is refused by its own message
 }
 
 TEST(BatchTest, OneOfThreeFollowsFromTheOthers) {
