@@ -72,8 +72,8 @@ class StatusFile {
  public:
   // Shortest time between two writes of a run that goes on.
   static constexpr absl::Duration kInterval = absl::Seconds(1);
-  // Longest wait of End: a disk that hangs must not keep a failure from being reported. Half of what
-  // threads that have failed have for their report (comm/create.cc).
+  // Longest wait of End: a disk that hangs must not keep a failure from being reported. Half of
+  // what threads that have failed have for their report (comm/create.cc).
   static constexpr absl::Duration kLongestEnd = absl::Milliseconds(500);
 
   // `folders`: of --out and --save; the same one is written once. `files` must stay valid while a

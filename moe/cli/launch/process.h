@@ -48,8 +48,8 @@ class Process {
   pid_t id_ = 0;
 };
 
-// Processes, started by `ancestor` directly or not, that have the variable in their environment: for
-// the variable of a launcher the ranks on this host, with what they started. As /proc shows it,
+// Processes, started by `ancestor` directly or not, that have the variable in their environment:
+// for the variable of a launcher the ranks on this host, with what they started. As /proc shows it,
 // without those of other users and zombies.
 std::vector<pid_t> DescendantsWith(absl::string_view variable, pid_t ancestor);
 
