@@ -8,8 +8,8 @@
 # each new checkpoint, and at most six times, a fault is drawn: a process is killed, killed by a
 # segmentation fault, or stopped for good, or a host is killed and comes back. Each job must end with
 # exit code 0 and the weights of the undisturbed run, and leave no process. At the end: rounds,
-# faults, restarts, and files in /dev/shm, processes and memory before and after. Exit code 1 if a
-# job failed.
+# faults, restarts, what a process held at most in each half of the time, and files in /dev/shm,
+# processes and memory before and after. Exit code 1 if a job failed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 hours=${1:?usage: scripts/soak.sh HOURS [SEED [MOE]]}
@@ -28,9 +28,22 @@ expect 0 "undisturbed"
 begin=$SECONDS
 seconds_in_all=$(awk -v h="$hours" 'BEGIN { printf "%d", h * 3600 }')
 printf 'host-%s slots=2\n' a b c >"$work/list"
-declare -A faults=() restarts=()
+declare -A faults=() restarts=() most=()
 
-# disturb <save>: one fault in what runs with this --save.
+# note_use <process> <kind>: its memory, handles and threads, if no process of the kind had more in
+# this half of the time.
+note_use() {
+  local half=$((2 * (SECONDS - begin) >= seconds_in_all)) use=()
+  use[0]=$(awk '/VmRSS/ { print int($2 / 1024) }' "/proc/$1/status" 2>/dev/null)
+  use[1]=$(find "/proc/$1/fd" -type l 2>/dev/null | wc -l)
+  use[2]=$(find "/proc/$1/task" -mindepth 1 -maxdepth 1 2>/dev/null | wc -l)
+  local i
+  for i in 0 1 2; do
+    ((${use[i]:-0} <= ${most[$2,$half,$i]:-0})) || most[$2,$half,$i]=${use[i]}
+  done
+}
+
+# disturb <save> <kind>: one fault in what runs with this --save.
 disturb() {
   local ranks victim signal=(KILL SEGV STOP)
   mapfile -t ranks < <(ranks_of "train .*--save $1 .*--resume auto")
@@ -42,6 +55,7 @@ disturb() {
     return
   fi
   signal=${signal[RANDOM % ${#signal[@]}]}
+  note_use "$victim" "$2"
   # Where ranks are threads of one process, nobody is left to notice that it is stopped.
   [[ $1 != *threads || $signal != STOP ]] || signal=KILL
   kill -"$signal" "$victim"
@@ -68,7 +82,7 @@ job() {
     done
     latest=$now
     sleep "0.$((RANDOM % 10))"
-    disturb "$save" && faults[$1]=$((${faults[$1]:-0} + 1))
+    disturb "$save" "$1" && faults[$1]=$((${faults[$1]:-0} + 1))
   done
   wait $ended
   rc=$?
@@ -90,8 +104,14 @@ for ((round = 1; round == 1 || SECONDS - begin < seconds_in_all; ++round)); do
   # Open MPI leaves the segments of ranks that are killed.
   rm -f /dev/shm/vader_segment.*
 done
-printf '%-10s %7s %9s\n' job faults restarts
-for kind in "${kinds[@]}"; do printf '%-10s %7s %9s\n' "$kind" "${faults[$kind]:-0}" "${restarts[$kind]:-0}"; done
+printf '%-10s %7s %9s  %s\n' job faults restarts "most MiB, handles, threads of a process: first half, second half"
+for kind in "${kinds[@]}"; do
+  printf '%-10s %7s %9s ' "$kind" "${faults[$kind]:-0}" "${restarts[$kind]:-0}"
+  for half in 0 1; do
+    printf ' %5s %4s %4s' "${most[$kind,$half,0]:--}" "${most[$kind,$half,1]:--}" "${most[$kind,$half,2]:--}"
+  done
+  echo
+done
 echo "rounds $((round - 1)) of $steps steps in $((SECONDS - begin)) s; seed $seed"
 echo "before: $before"
 echo "after:  $(in_use)"
