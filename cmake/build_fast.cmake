@@ -2,8 +2,8 @@
 #
 # Merged sources: up to eight sources of a library (MOE_MERGE_SOURCES) and up to four of a test program
 # (MOE_MERGE_TESTS) are compiled as one, in a third of the time. Both are on in presets that build from
-# scratch or most often (demo, cpu, asan, tsan), the second in all that scripts/test.sh builds. Every
-# source of a library must still compile alone, which the other presets check.
+# scratch or most often (demo, cpu, asan, tsan), and in all that scripts/test.sh builds. Every source of
+# a library must still compile alone, which the other presets and scripts/builds.sh release check.
 #
 # Precompiled headers: most of the time of a small source goes into reading Abseil and the standard
 # library. Three sets (library, parts of programs, tests), compiled once each and used by every target

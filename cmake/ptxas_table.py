@@ -7,7 +7,7 @@ LOG_FOLDER holds what `nvcc -Xptxas -v` printed, one *.log per object (cmake/ptx
 row per kernel and GPU: registers a thread, bytes of shared memory a block, bytes of stack, of spill stores
 and of spill loads a thread. --update writes it. Without, exit code 1 if a kernel spills more than its row
 says, or if kernels and rows are not the same; other differences are printed only, since they come
-with every version of ptxas.
+with every version of ptxas. Rows of GPUs that nothing was compiled for are left alone by both.
 """
 
 import pathlib
@@ -67,6 +67,8 @@ def write(table, rows):
 def differences(now, before):
     """(what fails, what is only said)"""
     bad, said = [], []
+    gpus = {gpu for _, gpu in now}
+    before = {key: row for key, row in before.items() if key[1] in gpus}
     for key in sorted(now.keys() - before.keys()):
         bad.append(f"{key[0]} on {key[1]}: not in the table")
     for key in sorted(before.keys() - now.keys()):
@@ -90,7 +92,9 @@ def main():
     if not now:
         sys.exit(f"ptxas_table: no kernels in {paths[0]}: build the target moe_kernels first")
     if update:
-        write(paths[1], now)
+        gpus = {gpu for _, gpu in now}
+        before = kept(paths[1]) if pathlib.Path(paths[1]).exists() else {}
+        write(paths[1], now | {key: row for key, row in before.items() if key[1] not in gpus})
         print(f"ptxas_table: {len(now)} rows written to {paths[1]}")
         return
     bad, said = differences(now, kept(paths[1]))

@@ -88,7 +88,8 @@ class FlightRecorder {
   std::string LineOf(const Entry& entry) const;
 
   std::atomic<uint64_t> next_{1};
-  std::array<Entry, kCapacity> entries_;
+  // Not an array in place: GCC 12 unrolls its constructor, which takes it 40 s.
+  std::vector<Entry> entries_ = std::vector<Entry>(kCapacity);
   Place place_;
   mutable std::mutex mu_;
   std::vector<FlightGroup> groups_;  // guarded by mu_

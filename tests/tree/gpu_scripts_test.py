@@ -74,10 +74,19 @@ class PtxasTableTest(ScriptTest):
         self.assertEqual(result.returncode, 1)
         self.assertIn("not in the table", result.stdout)
         self.assertIn("--update", result.stderr)
-        self.table.write_text(header + "\n" + ROW + "\n" + ROW.replace("sm_80", "sm_90a") + "\n")
+        self.table.write_text(header + "\n" + ROW + "\n" + ROW.replace("float", "double") + "\n")
         result = self.run_script()
         self.assertEqual(result.returncode, 1)
-        self.assertIn("on sm_90a: in the table, but not compiled", result.stdout)
+        self.assertIn("GatherKernel<double> on sm_80: in the table, but not compiled", result.stdout)
+
+    def test_rows_of_a_gpu_that_nothing_was_compiled_for_stay(self):
+        self.log()
+        self.run_script("--update")
+        both = self.table.read_text() + ROW.replace("sm_80", "sm_90a") + "\n"
+        self.table.write_text(both)
+        self.assertEqual(self.run_script().returncode, 0)
+        self.run_script("--update")
+        self.assertEqual(self.table.read_text(), both)
 
     def test_no_logs_and_bad_arguments_say_what_to_do(self):
         result = self.run_script()
