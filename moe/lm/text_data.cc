@@ -185,6 +185,14 @@ absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t s
   return corpus;
 }
 
+absl::StatusOr<Corpus> CorpusOf(std::vector<uint8_t> text, int64_t sequence_length) {
+  Corpus corpus;
+  corpus.text = std::move(text);
+  MOE_RETURN_IF_ERROR(
+      Split({{.type = TokenType::kU8, .bytes = corpus.text}}, sequence_length, corpus));
+  return corpus;
+}
+
 absl::StatusOr<Corpus> ReadTokenFiles(const TokenFilesOptions& options, int64_t sequence_length) {
   Corpus corpus;
   corpus.unit = "token";

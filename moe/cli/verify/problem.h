@@ -1,9 +1,12 @@
-// What `moe verify` runs: a layer, its weights and one global batch, as functions of a seed.
+// What `moe verify` runs, as functions of a seed: a layer, its weights and one global batch; or a
+// model that trains on random bytes.
 #ifndef MOE_MOE_CLI_VERIFY_PROBLEM_H_
 #define MOE_MOE_CLI_VERIFY_PROBLEM_H_
 
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +16,8 @@
 #include "moe/cli/verify/bounded.h"
 #include "moe/cli/verify/reference.h"
 #include "moe/layer/moe_layer.h"
+#include "moe/lm/text_data.h"
+#include "moe/lm/training_loop.h"
 
 namespace moe::verify {
 
@@ -22,10 +27,20 @@ struct ProblemSpec {
   DType dtype = DType::kFloat32;            // or kBFloat16, kFloat16
   std::vector<int64_t> micro_batch_tokens;  // [M], zeros allowed
   uint64_t seed = 1;
+  // A model with such layers, of steps, sequences and leaves as they are here; the fields above and
+  // the layout set the rest (TrainConfigOf).
+  std::optional<lm::TrainConfig> model;
 };
 
 // Kind of one tensor of the results, by which messages name its elements.
-enum class TensorKind : uint8_t { kTokens, kParameter, kPerMicroBatch, kPerExpert };
+enum class TensorKind : uint8_t {
+  kTokens,
+  kParameter,
+  kPerMicroBatch,
+  kPerExpert,
+  kPerStep,
+  kPerStepExpert,  // and per MoE layer
+};
 
 struct TensorSpec {
   std::string name;    // "y", "experts.3.down_proj.weight", "aux_loss"
@@ -34,6 +49,7 @@ struct TensorSpec {
   TensorKind kind = TensorKind::kParameter;
   int64_t rows = 1;
   int64_t cols = 1;
+  int64_t rows_of_step = 1;  // kPerStepExpert
   int64_t size() const { return rows * cols; }
 };
 
@@ -48,8 +64,9 @@ struct Problem {
   std::vector<float> x, dy;                              // [tokens, H], exact in dtype
   std::map<std::string, std::vector<float>> parameters;  // by name; matrices exact in dtype
   std::vector<TensorSpec> tensors;
-  std::vector<std::vector<Bounded>> reference;      // by tensor
+  std::vector<std::vector<Bounded>> reference;      // by tensor; empty for a model
   std::vector<std::vector<int32_t>> token_experts;  // [tokens] for messages
+  std::shared_ptr<const lm::Corpus> corpus;         // of a model
 
   int64_t tokens() const { return micro_batch_offsets.back(); }
 };
@@ -61,6 +78,10 @@ struct Problem {
 //   kInvalidArgument: a bad layer
 //   kFailedPrecondition: no such data in 200 draws
 absl::StatusOr<Problem> MakeProblem(const ProblemSpec& spec);
+
+// A model, its bytes and the tensors of its results: loss, balance loss, gradient norm, loads and
+// drops of every step, the held-out losses, and a hash of the final weights. kInvalidArgument.
+absl::StatusOr<Problem> MakeModelProblem(const ProblemSpec& spec);
 
 // Lengths of `count` micro-batches, at most `most` tokens each: none alike, one empty, one of a
 // single token (two for Sinkhorn, which makes all experts of a lone token equal).

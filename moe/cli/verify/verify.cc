@@ -23,20 +23,22 @@ absl::Status InCase(const Case& what, const absl::Status& status) {
 
 // Runs the case's problem in its layout, on the ranks of `world`. Collective; rank 0's result is
 // complete.
-absl::StatusOr<LayerResult> RunSubject(const VerifyPlan& plan, const Case& what,
-                                       std::unique_ptr<Communicator> world) {
-  return RunLayer(plan.problems[what.problem],
-                  {.layout = what.layout,
-                   .numerics = what.numerics,
-                   .fault = plan.fault,
-                   .device = plan.device,
-                   .bfloat16_order = plan.bfloat16_order},
-                  std::move(world));
+absl::StatusOr<RunResult> RunSubject(const VerifyPlan& plan, const Case& what,
+                                     std::unique_ptr<Communicator> world) {
+  const Problem& problem = plan.problems[what.problem];
+  return (problem.spec.model.has_value() ? RunModel : RunLayer)(
+      problem,
+      {.layout = what.layout,
+       .numerics = what.numerics,
+       .fault = plan.fault,
+       .device = plan.device,
+       .bfloat16_order = plan.bfloat16_order},
+      std::move(world));
 }
 
-absl::StatusOr<LayerResult> RunOnThreads(const VerifyPlan& plan, const Case& what) {
+absl::StatusOr<RunResult> RunOnThreads(const VerifyPlan& plan, const Case& what) {
   const Backend backend = what.layout.transport;
-  LayerResult result;
+  RunResult result;
   RunOptions options = plan.run;
   options.plan = {.backend = backend, .ranks = what.layout.ranks};
   options.report = [&](const absl::Status& status) {
@@ -44,7 +46,7 @@ absl::StatusOr<LayerResult> RunOnThreads(const VerifyPlan& plan, const Case& wha
   };
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
-    MOE_ASSIGN_OR_RETURN(LayerResult mine, RunSubject(plan, what, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(RunResult mine, RunSubject(plan, what, std::move(world)));
     if (first) result = std::move(mine);
     return absl::OkStatus();
   };
@@ -68,7 +70,7 @@ class Run {
         on_report_({.what = what, .skipped = missing});
         continue;
       }
-      MOE_ASSIGN_OR_RETURN(const LayerResult result,
+      MOE_ASSIGN_OR_RETURN(const RunResult result,
                            world_ == nullptr ? RunOnThreads(plan_, what) : RunOnProcesses(what));
       if (Reports()) ReportAgainstOneRank(what, result);
     }
@@ -90,11 +92,13 @@ class Run {
       if (!Reports()) continue;
       Case what = {.problem = problem, .numerics = numerics};
       what.layout.capacity = plan_.problems[problem].spec.layer.router.capacity_factor;
-      MOE_ASSIGN_OR_RETURN(LayerResult result, RunOnThreads(plan_, what));
-      on_report_({.what = what,
-                  .against = Against::kReference,
-                  .tensors = CompareWithReference(plan_.problems[problem], result),
-                  .torn_replicas = result.torn_replicas});
+      MOE_ASSIGN_OR_RETURN(RunResult result, RunOnThreads(plan_, what));
+      if (!plan_.problems[problem].spec.model.has_value()) {
+        on_report_({.what = what,
+                    .against = Against::kReference,
+                    .tensors = CompareWithReference(plan_.problems[problem], result),
+                    .torn_replicas = result.torn_replicas});
+      }
       one_rank_[{problem, numerics}] = std::move(result);
     }
     return absl::OkStatus();
@@ -109,17 +113,17 @@ class Run {
   }
 
   // Runs on the first processes; the others wait in the next Split.
-  absl::StatusOr<LayerResult> RunOnProcesses(const Case& what) {
+  absl::StatusOr<RunResult> RunOnProcesses(const Case& what) {
     const bool runs = world_->rank() < what.layout.ranks;
     MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> ranks,
                          world_->Split(runs ? 0 : -1, world_->rank()));
-    if (!runs) return LayerResult();
-    absl::StatusOr<LayerResult> result = RunSubject(plan_, what, std::move(ranks));
+    if (!runs) return RunResult();
+    absl::StatusOr<RunResult> result = RunSubject(plan_, what, std::move(ranks));
     if (!result.ok()) return InCase(what, result.status());
     return result;
   }
 
-  void ReportAgainstOneRank(const Case& what, const LayerResult& result) const {
+  void ReportAgainstOneRank(const Case& what, const RunResult& result) const {
     const Measure measure =
         what.numerics == Numerics::kLayoutInvariant ? Measure::kBits : Measure::kTwiceBound;
     on_report_({.what = what,
@@ -132,7 +136,7 @@ class Run {
   const VerifyPlan& plan_;
   Communicator* const world_;
   const std::function<void(const CaseReport&)>& on_report_;
-  std::map<Key, LayerResult> one_rank_;
+  std::map<Key, RunResult> one_rank_;
 };
 
 }  // namespace

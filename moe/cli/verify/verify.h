@@ -18,7 +18,7 @@
 
 namespace moe::verify {
 
-// One run of one layer.
+// One run of one problem.
 struct Case {
   size_t problem = 0;
   Numerics numerics = Numerics::kLayoutInvariant;
@@ -53,8 +53,8 @@ struct CaseReport {
   bool ok() const;
 };
 
-// Compares first the one-rank product of every (problem, numerics) with the reference, then every
-// case with that product. on_report is called with each result once it is known. `world`: the
+// Compares first the one-rank product of every (problem, numerics) with the reference, which a layer
+// has and a model has not, then every case with that product. on_report is called with each result once it is known. `world`: the
 // processes that a launcher started, with the transport of all cases, which run on its first ranks;
 // nullptr: ranks are threads of this process. Collective over `world`; its rank 0 computes the
 // one-rank products and alone reports. Errors are those of ranks (timeouts, lost peers), not wrong

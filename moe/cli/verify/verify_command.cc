@@ -31,7 +31,7 @@ using verify::Against;
 using verify::CaseReport;
 using verify::TensorReport;
 
-constexpr char kTableRow[] = "{:<13} {:<50} {:<16} {:<11} {:<28} {:>10} {:>9} {:>9}  {:<34} {}\n";
+constexpr char kTableRow[] = "{:<13} {:<{}} {:<16} {:<11} {:<28} {:>10} {:>9} {:>9}  {:<34} {}\n";
 
 const char* AgainstText(Against against) {
   return against == Against::kReference ? "float64" : "one rank";
@@ -63,8 +63,8 @@ TensorReport Merged(const std::vector<TensorReport>& tensors) {
 }
 
 // The machine-readable forms have a row for every tensor of every case.
-measure::Fields FieldsOf(const CaseReport& report, const TensorReport& t,
-                         const std::string& router) {
+measure::Fields FieldsOf(const CaseReport& report, const TensorReport& t, const std::string& router,
+                         bool of_model) {
   const auto if_differs = [&](Cell cell) {
     return t.differing == 0 ? Cell() : std::move(cell);
   };
@@ -74,7 +74,7 @@ measure::Fields FieldsOf(const CaseReport& report, const TensorReport& t,
   const char* const verdict = !report.skipped.empty() ? "skipped" : t.ok() ? "ok" : "FAILED";
   measure::Fields fields = {{"router", router}};
   for (const verify::Axis& axis : verify::Axes()) {
-    fields.push_back({axis.name, axis.cell(report.what.layout)});
+    if (of_model || !axis.of_model) fields.push_back({axis.name, axis.cell(report.what.layout)});
   }
   measure::Fields rest = {{"numerics", NameOf(report.what.numerics, kNumericsWords)},
                           {"against", AgainstText(report.against)},
@@ -96,6 +96,10 @@ measure::Fields FieldsOf(const CaseReport& report, const TensorReport& t,
                           {"verdict", verdict},
                           {"reason", report.skipped}};
   fields.insert(fields.end(), rest.begin(), rest.end());
+  if (of_model) {
+    fields.push_back({"step", if_known(t.first.step)});
+    fields.push_back({"layer", if_known(t.first.layer)});
+  }
   return fields;
 }
 
@@ -118,6 +122,13 @@ std::string GateText(const verify::Problem& problem) {
       r.num_experts, r.top_k, r.hidden_size, layer.ffn_hidden_size,
       verify::CapacityText(r.capacity_factor), moe::NameOf(problem.spec.dtype), problem.tokens(),
       problem.spec.micro_batch_tokens.size(), problem.data_seed);
+  if (problem.spec.model.has_value()) {
+    const lm::TrainConfig& model = *problem.spec.model;
+    text +=
+        fmt::format("{:<13} {} layers, {} heads of {}, sequences of {}, {} leaves, {} steps\n", "",
+                    model.model.num_layers, model.model.num_attention_heads, model.model.head_dim(),
+                    model.sequence_length, model.trainer.session.tensor_leaves, model.steps);
+  }
   if (!problem.redrawn.empty()) {
     text += fmt::format("{:<13} drawn again: {}\n", "", problem.redrawn);
   }
@@ -138,8 +149,8 @@ class VerifyWriter {
     for (const verify::Problem& problem : problems_) text += GateText(problem);
     if (options_.quiet) return text + "\n";
     return text + "\n" +
-           fmt::format(kTableRow, "router", "layout", "numerics", "against", "tensor", "max ulp",
-                       "max rel", "of bound", "first", "verdict");
+           fmt::format(kTableRow, "router", "layout", width_, "numerics", "against", "tensor",
+                       "max ulp", "max rel", "of bound", "first", "verdict");
   }
 
   std::string Rows(const CaseReport& report) {
@@ -147,7 +158,7 @@ class VerifyWriter {
     const std::string& router = options_.problems[report.what.problem].layer.router.gate;
     std::string text;
     for (const TensorReport& t : TensorsOf(report)) {
-      text += rows_->Row(FieldsOf(report, t, router));
+      text += rows_->Row(FieldsOf(report, t, router, options_.of_model));
     }
     return text;
   }
@@ -159,9 +170,9 @@ class VerifyWriter {
     const std::string& router = options_.problems[report.what.problem].layer.router.gate;
     const std::string layout = Describe(report.what.layout);
     const auto row = [&](const TensorReport& t, const std::string& verdict) {
-      return fmt::format(kTableRow, router, layout, NameOf(report.what.numerics, kNumericsWords),
-                         AgainstText(report.against), t.tensor, t.max_ulp,
-                         fmt::format("{:.2g}", t.max_relative_error),
+      return fmt::format(kTableRow, router, layout, width_,
+                         NameOf(report.what.numerics, kNumericsWords), AgainstText(report.against),
+                         t.tensor, t.max_ulp, fmt::format("{:.2g}", t.max_relative_error),
                          fmt::format("{:.2g}", t.max_of_bound), FirstText(t), verdict);
     };
     if (!report.skipped.empty()) {  // the summary counts them
@@ -183,14 +194,18 @@ class VerifyWriter {
   const VerifyOptions& options_;
   const std::vector<verify::Problem>& problems_;
   std::FILE* const out_;                      // where the text will be printed, for its colours
+  size_t width_ = 0;                          // of the longest layout
   std::optional<measure::TableWriter> rows_;  // empty: the table for people
 };
 
 VerifyWriter::VerifyWriter(const std::string& form, const VerifyOptions& options,
                            const std::vector<verify::Problem>& problems, std::FILE* out)
     : options_(options), problems_(problems), out_(out) {
+  for (const verify::Case& each : options.cases) {
+    width_ = std::max(width_, Describe(each.layout).size());
+  }
   if (const auto machine_form = measure::TableFormOf(form)) {
-    rows_.emplace(*machine_form, measure::KeysOf(FieldsOf({}, {}, "")));
+    rows_.emplace(*machine_form, measure::KeysOf(FieldsOf({}, {}, "", options.of_model)));
   }
 }
 
@@ -210,10 +225,12 @@ struct VerifyTotals {
   }
 };
 std::string SummaryText(const VerifyTotals& totals, const VerifyOptions& options, double seconds) {
-  std::string text =
-      fmt::format("\nverified {} against float64 and {} against one rank in {:.1f} s: {} failed",
-                  Counted(totals.references, "one-rank product"), Counted(totals.layouts, "layout"),
-                  seconds, totals.failed);
+  std::string text = "\nverified ";
+  if (!options.of_model) {
+    text += Counted(totals.references, "one-rank product") + " against float64 and ";
+  }
+  text += fmt::format("{} against one rank in {:.1f} s: {} failed",
+                      Counted(totals.layouts, "layout"), seconds, totals.failed);
   if (totals.skipped > 0) {
     text += fmt::format(", {} skipped ({})", totals.skipped, totals.skip_reason);
   }
@@ -240,7 +257,8 @@ absl::StatusOr<ExitCode> Verify(const VerifyOptions& options, const RunOptions& 
                              .bfloat16_order = options.bfloat16_order,
                              .run = run};
   for (const verify::ProblemSpec& spec : options.problems) {
-    absl::StatusOr<verify::Problem> problem = verify::MakeProblem(spec);
+    absl::StatusOr<verify::Problem> problem =
+        options.of_model ? verify::MakeModelProblem(spec) : verify::MakeProblem(spec);
     if (absl::IsFailedPrecondition(problem.status())) {
       return absl::InvalidArgumentError(
           absl::StrCat("--router ", spec.layer.router.gate, ": ", problem.status().message()));

@@ -52,7 +52,10 @@ absl::Status NameValues(absl::string_view word, std::vector<Axis>& axes) {
         absl::StrCat("--layouts: ", name, " is given twice, expected once"));
   }
   axis.named = true;
-  if (name == "ep" && values == "all") return absl::OkStatus();  // the default
+  if (values == "all" && !axis.all.empty()) {
+    axis.values = axis.all;
+    return absl::OkStatus();
+  }
   axis.values = absl::StrSplit(values, ',');
   for (const std::string& value : axis.values) {
     verify::Layout layout;
@@ -64,6 +67,15 @@ absl::Status NameValues(absl::string_view word, std::vector<Axis>& axes) {
   return absl::OkStatus();
 }
 
+// The axes of models that were named, "tp, pp"; empty: none was.
+std::string ModelAxes(const std::vector<Axis>& axes) {
+  std::vector<std::string> named;
+  for (const Axis& axis : axes) {
+    if (axis.of_model && axis.named) named.emplace_back(axis.name);
+  }
+  return absl::StrJoin(named, ", ");
+}
+
 // "ranks=1,2,4 ep=all transport=local,mpi dispatch=staged,direct overlap=1,4 capacity=none,1.0":
 // any of the axes, in any order, separated by spaces; the others keep their defaults.
 // kInvalidArgument names what is wrong and the nearest valid choice.
@@ -72,7 +84,18 @@ absl::StatusOr<std::vector<Axis>> ParseLayouts(absl::string_view text) {
   for (const absl::string_view word : absl::StrSplit(text, ' ', absl::SkipWhitespace())) {
     MOE_RETURN_IF_ERROR(NameValues(word, axes));
   }
-  if (!verify::AllLayouts(axes).empty()) return axes;
+  return axes;
+}
+
+// kInvalidArgument unless some of the values make a layout.
+absl::Status CheckLayouts(std::vector<Axis>& axes) {
+  if (!verify::AllLayouts(axes).empty()) return absl::OkStatus();
+  if (const std::string named = ModelAxes(axes); !named.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--layouts: no values of ranks, ep, ", named,
+                     " fit together, expected ep to divide ranks / pp, tp to divide ep, and pp "
+                     "above 1 beside vp and schedules other than 1f1b"));
+  }
   return absl::InvalidArgumentError(absl::StrCat(
       "--layouts: no ep of ", absl::StrJoin(Find(axes, "ep").values, ","), " divides any of ranks ",
       absl::StrJoin(Find(axes, "ranks").values, ","), ", expected ep=all or a divisor"));
@@ -89,11 +112,12 @@ struct Sample {
   std::vector<Preset> presets;
 };
 
-std::vector<Sample> Samples(bool groups_of_two) {
+// Of a model the shared expert is wide enough for four tensor-parallel ranks.
+std::vector<Sample> Samples(bool groups_of_two, bool of_model) {
   Sample deepseek = {"deepseek-v3",
                      {{"moe-router-topk", "3"},
                       {"moe-router-topk-scaling-factor", "2.5"},
-                      {"moe-shared-expert-intermediate-size", "12"},
+                      {"moe-shared-expert-intermediate-size", of_model ? "64" : "12"},
                       {"moe-router-load-balancing-type", "seq_aux_loss"}}};
   if (groups_of_two) {
     deepseek.presets.push_back({"moe-router-num-groups", "3"});
@@ -126,20 +150,23 @@ absl::StatusOr<Settings> WithSample(const Settings& settings, const Sample& samp
   return result;
 }
 
-// Name of a gate in whose results the fault shows.
-absl::string_view RouterOf(verify::Fault fault) {
+// Whether the fault shows in a model; and a gate in whose results it shows.
+verify::FaultInfo InfoOf(verify::Fault fault) {
   for (const verify::FaultInfo& info : verify::Faults()) {
-    if (info.fault == fault) return info.router;
+    if (info.fault == fault) return info;
   }
-  return "";
+  return {verify::Fault::kNone, "", ""};
 }
 
-// The gates to run: the one that was asked for, one in which the fault shows, or the samples.
-absl::StatusOr<std::vector<Settings>> GatesOf(const Settings& settings, verify::Fault fault) {
+// The gates to run: the one that was asked for, one in which the fault shows, for a model one with
+// an expert bias and a shared expert, or the samples.
+absl::StatusOr<std::vector<Settings>> GatesOf(const Settings& settings,
+                                              const VerifyOptions& options) {
   if (settings.value("router").origin != Origin::kDefault) return std::vector<Settings>{settings};
+  const absl::string_view only = options.of_model ? "deepseek-v3" : InfoOf(options.fault).router;
   std::vector<Settings> gates;
-  for (const Sample& sample : Samples(settings.integer("num-experts") % 3 == 0)) {
-    if (fault != verify::Fault::kNone && sample.router != RouterOf(fault)) continue;
+  for (const Sample& sample : Samples(settings.integer("num-experts") % 3 == 0, options.of_model)) {
+    if (!only.empty() && sample.router != only) continue;
     MOE_ASSIGN_OR_RETURN(Settings with, WithSample(settings, sample));
     gates.push_back(std::move(with));
   }
@@ -157,13 +184,21 @@ absl::StatusOr<verify::Fault> FaultOf(const Settings& settings) {
                                                  DidYouMean(name, FaultNames(), "", "")));
 }
 
-absl::StatusOr<verify::ProblemSpec> SpecOf(const Settings& settings) {
+absl::StatusOr<verify::ProblemSpec> SpecOf(const Settings& settings, const VerifyOptions& options) {
   VerifyOptions of_all_gates;
   verify::ProblemSpec spec;
   MOE_RETURN_IF_ERROR(Fill(settings, VerifySettings(of_all_gates, spec)));
   MOE_RETURN_IF_ERROR(CompleteLayer(settings, spec.layer));
   RouterConfig& router = spec.layer.router;
   router.seed = spec.seed;
+  if (options.of_model) {
+    spec.model = of_all_gates.model;
+    const bool chains = options.device == DeviceKind::kCuda && !settings.given("tensor-leaves");
+    spec.model->trainer.session.tensor_leaves = chains ? 1 : settings.integer("tensor-leaves");
+    spec.micro_batch_tokens.assign(settings.integer("micro-batches"),
+                                   spec.model->micro_batch_size * spec.model->sequence_length);
+    return spec;
+  }
   const int count = settings.integer("micro-batches");
   const int most = settings.integer("micro-batch-tokens");
   if (router.pad_to_capacity || router.token_group.tokens > 0) {
@@ -197,9 +232,35 @@ absl::Status CheckSize(const std::vector<verify::ProblemSpec>& problems) {
       work, parameters, kMostWork, kMostParameters));
 }
 
-std::vector<Numerics> NumericsOf(const Settings& settings) {
-  if (settings.is("numerics", "both")) return {Numerics::kFast, Numerics::kLayoutInvariant};
-  return {settings.choice("numerics", kNumericsWords)};
+absl::StatusOr<std::vector<Numerics>> NumericsOf(const Settings& settings, bool of_model) {
+  if (settings.is("numerics", "both")) {
+    if (of_model) return std::vector<Numerics>{Numerics::kLayoutInvariant};
+    return std::vector<Numerics>{Numerics::kFast, Numerics::kLayoutInvariant};
+  }
+  const Numerics numerics = settings.choice("numerics", kNumericsWords);
+  if (of_model && numerics == Numerics::kFast) {
+    return WrongValue(settings, "numerics",
+                      "layout-invariant for a model, whose steps have no bound in fast");
+  }
+  return std::vector<Numerics>{numerics};
+}
+
+// Whether the layouts are those of models. A fault that shows in models alone gives all values to
+// axes that were not named.
+absl::StatusOr<bool> OfModel(const Settings& settings, verify::Fault fault,
+                             std::vector<Axis>& axes) {
+  const std::string named = ModelAxes(axes);
+  const bool shows_in_model = InfoOf(fault).of_model;
+  if (fault != verify::Fault::kNone && !shows_in_model && !named.empty()) {
+    return WrongValue(settings, "inject",
+                      absl::StrCat("tree-order or lost-micro-batch beside ", named,
+                                   " of --layouts: the others show in one layer"));
+  }
+  if (!named.empty() || !shows_in_model) return !named.empty();
+  for (Axis& axis : axes) {
+    if (axis.of_model) axis.values = axis.all;
+  }
+  return true;
 }
 
 // Sets the axis from --capacity-factor, which is another name of it.
@@ -265,13 +326,14 @@ absl::StatusOr<std::vector<Axis>> AxesOf(const Settings& settings, const Launch&
     dispatch.values = {"staged", "direct"};
   }
   MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, Find(axes, "capacity")));
+  MOE_RETURN_IF_ERROR(CheckLayouts(axes));
   return axes;
 }
 
 // One gate: a problem per capacity, and the layouts of each.
 absl::Status AddGate(const Settings& settings, const Axis& capacity,
                      const std::vector<verify::Layout>& layouts, VerifyOptions& options) {
-  MOE_ASSIGN_OR_RETURN(verify::ProblemSpec spec, SpecOf(settings));
+  MOE_ASSIGN_OR_RETURN(verify::ProblemSpec spec, SpecOf(settings, options));
   const size_t first = options.problems.size();
   for (const std::string& value : capacity.values) {
     verify::Layout layout;
@@ -280,11 +342,16 @@ absl::Status AddGate(const Settings& settings, const Axis& capacity,
     MOE_RETURN_IF_ERROR(verify::CheckFault(spec.layer, options.fault));
     options.problems.push_back(spec);
   }
-  for (const Numerics numerics : NumericsOf(settings)) {
+  MOE_ASSIGN_OR_RETURN(const auto all_numerics, NumericsOf(settings, options.of_model));
+  for (const Numerics numerics : all_numerics) {
     for (const verify::Layout& layout : layouts) {
       size_t problem = first;
       while (options.problems[problem].layer.router.capacity_factor != layout.capacity) ++problem;
       options.cases.push_back({problem, numerics, layout});
+      if (!options.of_model) continue;
+      const lm::TrainConfig config =
+          TrainConfigOf(options.problems[problem], {.layout = layout, .device = options.device});
+      MOE_RETURN_IF_ERROR(InFlags(lm::ValidateTrainConfig(config, layout.ranks), settings));
     }
   }
   return absl::OkStatus();
@@ -327,9 +394,10 @@ absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings, const 
   MOE_ASSIGN_OR_RETURN(options.fault, FaultOf(settings));
   options.device = launch.device.kind;
   MOE_ASSIGN_OR_RETURN(std::vector<Axis> axes, AxesOf(settings, launch));
+  MOE_ASSIGN_OR_RETURN(options.of_model, OfModel(settings, options.fault, axes));
   const std::vector<verify::Layout> layouts =
       settings.on("full") ? verify::AllLayouts(axes) : verify::PairwiseLayouts(axes);
-  MOE_ASSIGN_OR_RETURN(const std::vector<Settings> gates, GatesOf(settings, options.fault));
+  MOE_ASSIGN_OR_RETURN(const std::vector<Settings> gates, GatesOf(settings, options));
   for (const Settings& gate : gates) {
     MOE_RETURN_IF_ERROR(AddGate(gate, Find(axes, "capacity"), layouts, options));
   }
@@ -338,7 +406,7 @@ absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings, const 
         {.session = {.device = options.device, .bfloat16_order = options.bfloat16_order},
          .dtype = spec.dtype}));
   }
-  MOE_RETURN_IF_ERROR(CheckSize(options.problems));
+  if (!options.of_model) MOE_RETURN_IF_ERROR(CheckSize(options.problems));
   return options;
 }
 

@@ -26,6 +26,8 @@ std::vector<std::string> FaultNames();
 
 struct VerifyOptions {
   std::vector<verify::ProblemSpec> problems;  // one per gate and capacity
+  bool of_model = false;                      // the problems are models, of this shape
+  lm::TrainConfig model;
   std::vector<verify::Case> cases;
   verify::Fault fault = verify::Fault::kNone;
   DeviceKind device = DeviceKind::kCpu;
@@ -35,7 +37,8 @@ struct VerifyOptions {
   bool quiet = false;
 };
 
-// The rows of `moe verify`. Rows that set fields set those of `options` and, for one gate, `spec`.
+// The rows of `moe verify`. Rows that set fields set those of `options`, its model's included, and,
+// for one gate, `spec`.
 Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec);
 
 // The launch: processes that a launcher started, or threads of this process, as many as layouts

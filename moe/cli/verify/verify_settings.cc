@@ -5,6 +5,7 @@
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/verify/verify_options.h"
+#include "moe/lm/train_settings.h"
 
 namespace moe::cli {
 namespace {
@@ -14,12 +15,17 @@ constexpr char kHead[] =
 
 Runs one MoE layer, forward and backward, on the same batch in many layouts, and compares outputs,
 gradients, losses and drop counts twice: every layout with the product on one rank, and that product
-with a float64 loop that shares no code with it. Ranks are threads or, under mpirun, processes.
+with a float64 loop that shares no code with it. Where --layouts names tensor or pipeline
+parallelism, ZeRO or recomputation, a model trains for some steps, and losses, loads, gradient norms
+and final weights of every layout are compared with those of one rank. Ranks are threads or, under
+mpirun, processes.
 
   moe verify
   moe verify --router deepseek-v3 --num-experts 12 --topk 3 --hidden-size 40
   moe verify --router mixtral --full --layouts 'ranks=2,4 ep=all'
   mpirun -n 4 moe verify                          layouts of 1 to 4 ranks over MPI
+  moe verify --layouts 'tp=all pp=all vp=all schedule=all zero=all recompute=all'
+  moe verify --layouts 'ranks=8 ep=4 tp=2 pp=2 zero=2 schedule=zb-h1'
   moe verify --inject gradient-scale-by-ep        finds the planted fault: exit 1
 )";
 
@@ -70,13 +76,20 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
                            .aux_loss_coeff = 0.1f,
                            .z_loss_coeff = 0.01f},
                 .ffn_hidden_size = 20};
+  // Layers for four stages of two parts, heads for four tensor-parallel ranks.
+  lm::TrainConfig& model = options.model;
+  model.model.num_layers = model.model.num_attention_heads = 8;
+  model.model.kv_channels = 4;
+  model.sequence_length = 7;
+  model.micro_batch_size = 2;
+  model.steps = 3;
   std::vector<std::string> faults = FaultNames();
   faults.insert(faults.begin(), "help");
   Table t;
   t.Group("What is run");
   t.Add("--layouts 'AXIS=V,V ...'", Kind::kText,
-        "axes ranks, ep (or all), transport, dispatch, overlap, capacity; others keep their "
-        "defaults");
+        "axes ranks, ep (or all), transport, dispatch, overlap, capacity, and of a model tp, pp, "
+        "vp, schedule, zero, recompute (or all); others keep their defaults");
   t.Add("--full", Kind::kSwitch, "every combination, not a pairwise cover");
   t.Add("--backend NAME", {Kind::kWord, "auto", {"auto", "local", "mpi", "nccl"}},
         "local, mpi, nccl: transport=NAME of --layouts; auto: the launcher's, or local");
@@ -94,6 +107,19 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
         "plant a fault around the product, which must be found; help lists them")
       .FlagOnly();
   AddDeviceSetting(t);
+  t.Group("Model, where --layouts names tp, pp, vp, schedule, zero or recompute");
+  const SettingRows rows = lm::RowsOf(model);
+  t.Add("--num-layers N", rows, "transformer layers");
+  t.Add("--num-attention-heads N", rows, "attention heads");
+  t.Add("--num-query-groups N", rows, "heads of keys and values; 0 = --num-attention-heads")
+      .Least(0);
+  t.Add("--kv-channels N", rows, "width of a head, even; 0 = H / --num-attention-heads").Least(0);
+  t.Add("--moe-layer-freq N", rows, "every N-th layer has experts; the others are dense");
+  t.Add("--seq-length N", rows, "bytes that a sequence predicts");
+  t.Add("--micro-batch-size N", rows, "sequences of a micro-batch").Least(1);
+  t.Add("--steps N", rows, "optimiser steps");
+  t.Add("--tensor-leaves S", {Kind::kWord, "8", {"1", "2", "4", "8", "16"}},
+        "leaves of products that are balanced trees, at least tp; 1 with --device cuda");
   t.Group("Layer");
   AddShapeSettings(spec.layer, t);
   t.Group("Routing");

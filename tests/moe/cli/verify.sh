@@ -42,6 +42,23 @@ matches "experts.down_proj.weight.* FAILED"
 expect 0 "a fault that one rank cannot show" "$moe" verify --inject gradient-scale-by-ep --numerics fast --layouts ranks=1 -q
 says MISSED
 
+# A model, on threads and on processes.
+expect 0 "a hybrid layout" "$moe" verify --layouts 'ranks=4 ep=2 dispatch=staged overlap=2 capacity=none tp=2 pp=2 zero=2 schedule=zb-h1' -o jsonl
+says '"tp":2,"pp":2,"vp":1,"schedule":"zb-h1","zero":2,"recompute":"none"'
+says '"tensor":"weights_xxh3"'
+if [[ -n $mpiexec ]]; then
+  expect 0 "a model on processes" "$mpiexec" -n 2 "$moe" verify --layouts 'ranks=2 overlap=1 capacity=none pp=2 schedule=all zero=all' -q
+  says " 0 failed"
+fi
+expect 1 "a fault of models" "$moe" verify --inject lost-micro-batch --layouts 'ranks=2 ep=2 tp=2' -q
+matches "loss .* step 1: .* FAILED"
+expect 2 "parts that do not fit" "$moe" verify --layouts 'ranks=2 pp=4'
+says "no values of ranks, ep, pp fit together" "$work/stderr"
+expect 2 "a fault of one layer in a model" "$moe" verify --layouts pp=2 --inject stale-count
+says "expected tree-order or lost-micro-batch beside pp of --layouts" "$work/stderr"
+expect 2 "fast numerics of a model" "$moe" verify --layouts zero=1 --numerics fast
+says "expected layout-invariant for a model" "$work/stderr"
+
 # Forms.
 expect 0 "-o jsonl" "$moe" verify --router mixtral --layouts 'ranks=1,2 transport=local' -o jsonl
 if command -v python3 >/dev/null; then

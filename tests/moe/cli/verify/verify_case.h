@@ -15,15 +15,18 @@
 namespace moe::verify {
 
 // All tensors that failed, "ranks=2 ...: tensor at place": one rank against the float64 loop, every
-// layout against that rank, in both numerics, on what ::moe::testing::LayerDevice says.
+// layout against that rank, in both numerics (of a model: every layout against one rank,
+// layout-invariant), on what ::moe::testing::LayerDevice says.
 inline std::vector<std::string> Failures(const ProblemSpec& spec,
                                          const std::vector<Layout>& layouts,
                                          Fault fault = Fault::kNone) {
-  absl::StatusOr<Problem> problem = MakeProblem(spec);
+  absl::StatusOr<Problem> problem =
+      spec.model.has_value() ? MakeModelProblem(spec) : MakeProblem(spec);
   if (!problem.ok()) return {problem.status().ToString()};
   VerifyPlan plan = {.fault = fault, .device = ::moe::testing::LayerDevice()};
   plan.problems.push_back(*std::move(problem));
   for (const Numerics numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
+    if (spec.model.has_value() && numerics == Numerics::kFast) continue;
     for (const Layout& layout : layouts) plan.cases.push_back({0, numerics, layout});
   }
   std::vector<std::string> failures;

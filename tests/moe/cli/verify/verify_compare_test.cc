@@ -41,13 +41,13 @@ Problem TwoTensors() {
   return problem;
 }
 
-LayerResult Expected() {
+RunResult Expected() {
   return {.tensors = {std::vector<float>(6, 1.0f), std::vector<float>(4, 2.0f),
                       std::vector<float>(4, 2.0f)}};
 }
 
 TEST(CompareTest, NamesTheFirstWrongElement) {
-  LayerResult got = Expected();
+  RunResult got = Expected();
   got.tensors[0][2] = 1.0625f;  // within the bound
   got.tensors[0][4] = 1.25f;    // token 1, column 1: beyond it
   got.tensors[2][3] = -2.0f;    // expert 1, row 1, column 1
@@ -66,7 +66,7 @@ TEST(CompareTest, NamesTheFirstWrongElement) {
 }
 
 TEST(CompareTest, BitsAreStricterThanTheBound) {
-  LayerResult got = Expected();
+  RunResult got = Expected();
   got.tensors[0][2] = std::nextafter(1.0f, 2.0f);
   const Problem problem = TwoTensors();
   EXPECT_TRUE(CompareResults(problem, got, Expected(), Measure::kTwiceBound)[0].ok());
@@ -81,8 +81,24 @@ TEST(CompareTest, BitsAreStricterThanTheBound) {
   EXPECT_FALSE(CompareResults(problem, got, Expected(), Measure::kTwiceBound)[0].ok());
 }
 
+TEST(CompareTest, NamesStepLayerAndExpertOfAModel) {
+  Problem problem;
+  problem.tensors = {{.name = "expert_count",
+                      .family = "expert_count",
+                      .kind = TensorKind::kPerStepExpert,
+                      .rows = 4,  // two steps of two layers
+                      .cols = 3,
+                      .rows_of_step = 2}};
+  const RunResult expected = {.tensors = {std::vector<float>(12, 5.0f)}};
+  RunResult got = expected;
+  got.tensors[0][10] = 4.0f;
+  const TensorReport report = CompareResults(problem, got, expected, Measure::kBits)[0];
+  EXPECT_EQ(report.wrong, 1);
+  EXPECT_EQ(Describe(report.first), "step 2 layer 1 expert 1");
+}
+
 TEST(CompareTest, NanIsWrong) {
-  LayerResult got = Expected();
+  RunResult got = Expected();
   got.tensors[0][0] = std::numeric_limits<float>::quiet_NaN();
   const Problem problem = TwoTensors();
   EXPECT_FALSE(CompareWithReference(problem, got)[0].ok());
@@ -99,6 +115,25 @@ std::set<std::pair<std::string, std::string>> PairsOf(const std::vector<Layout>&
     }
   }
   return pairs;
+}
+
+TEST(AxesTest, AModelIsCutOnlyWhereThePartsFit) {
+  std::vector<Axis> axes = Axes();
+  for (Axis& axis : axes) {
+    axis.values = axis.all.empty() ? std::vector<std::string>{axis.values.front()} : axis.all;
+  }
+  Find(axes, "ranks").values = {"8"};
+  std::set<std::string> texts;
+  for (const Layout& layout : AllLayouts(axes)) texts.insert(Describe(layout));
+  const std::string common = "8 ranks ep 4 local staged overlap 1 cf none";
+  EXPECT_TRUE(texts.contains(common));
+  EXPECT_TRUE(
+      texts.contains(common + " tp 2 pp 2 vp 2 schedule interleaved zero 3 recompute layer"));
+  EXPECT_TRUE(texts.contains(common + " pp 2 schedule zb-h1"));
+  EXPECT_FALSE(texts.contains(common + " pp 4"));                       // two ranks of a stage
+  EXPECT_FALSE(texts.contains(common + " tp 3"));                       // EP 4
+  EXPECT_FALSE(texts.contains(common + " schedule gpipe"));             // one stage
+  EXPECT_FALSE(texts.contains(common + " pp 2 schedule interleaved"));  // one chunk
 }
 
 TEST(AxesTest, AllLayoutsAreTheCombinationsInWhichEpDividesTheRanks) {
