@@ -18,13 +18,16 @@ std::atomic<int> received_signal = 0;  // lock-free: a handler writes it
 static_assert(std::atomic<int>::is_always_lock_free);
 struct sigaction before[kSignals.size()];
 
-void Restore() {
-  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before[i], nullptr);
+// All but `kept`.
+void Restore(int kept) {
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    if (kSignals[i] != kept) sigaction(kSignals[i], &before[i], nullptr);
+  }
 }
 
 void Handle(int signal) {
   received_signal.store(signal);
-  Restore();  // the next one is not ours
+  if (signal != SIGUSR1) Restore(SIGUSR1);  // the next one is not ours
 }
 
 }  // namespace
@@ -45,7 +48,7 @@ StopSignal::StopSignal() {
 }
 
 StopSignal::~StopSignal() {
-  Restore();
+  Restore(0);
   exists.store(false);
 }
 

@@ -207,7 +207,7 @@ void AddCheckpoints(lm::TrainCheckpoints& checkpoints, const SettingRows& rows, 
   t.Add("--save DIR", rows,
         "folder for checkpoints, DIR/step-00000120 and so on: one that all ranks see, and that no "
         "other run has; SIGTERM, SIGHUP, SIGUSR1 or SIGINT then saves and ends the run, a second "
-        "one at once")
+        "one but SIGUSR1 at once")
       .Roles(kOneFolder);
   t.Add("--save-interval N", rows,
         "steps between checkpoints; 0 = at the end, and when asked to stop")

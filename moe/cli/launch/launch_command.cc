@@ -2,6 +2,7 @@
 // loss.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
+#include "moe/cli/base/run_status.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/launch/engine.h"
@@ -30,6 +32,7 @@
 #include "moe/cli/launch/restarts.h"
 #include "moe/cli/launch/supervisor.h"
 #include "moe/io/file.h"
+#include "moe/io/file_system.h"
 
 namespace moe::cli {
 namespace {
@@ -60,15 +63,18 @@ constexpr char kTail[] = R"(
 What is started again, by exit code:
 
   0, 11               no: complete, stopped on request (--restart-on-stop: yes)
-  1, 2, 3, 6, 9, 10   no: the same would happen; but 9 may be the launcher's own, with --hosts
-                      for a lost host, of Hydra for a killed rank: yes
+  1, 2, 3, 6, 9, 10   no: the same would happen; but with --hosts 9 may be the launcher's own for
+                      a lost host: yes
   126, 127            no: the program could not be started
   5                   once
   4, 7, 8, others     yes: storage failed; a rank, a host or the launcher was lost
 
-Two restarts in a row without a newer checkpoint are the last. The pause before a restart doubles
-from --restart-delay to 5 minutes; an hour of a job that left a newer checkpoint takes one restart
-from the count.
+The code is the one in --save's status.json, if the run left one (moe status), else the launcher's:
+Hydra's is the number of a signal at times, so a run that it lost has code 7.
+
+Two restarts in a row without a newer checkpoint are the last; with --requeue they are noted in
+--save's requeue.json. The pause before a restart doubles from --restart-delay to 5 minutes; an hour
+of a job that left a newer checkpoint takes one restart from the count.
 
 SIGTERM, SIGINT, SIGHUP and SIGUSR1 let the ranks save and end with 11, without the two seconds that
 mpirun leaves after a SIGTERM; a second one kills the job. SIGUSR2 is passed on.
@@ -202,6 +208,10 @@ class Launcher {
   absl::StatusOr<std::vector<Host>> AwaitHosts(launch::Supervisor& supervisor) const;
   // -1: there is none, or it cannot be read here.
   int64_t NewestCheckpoint() const;
+  // Of the newest run in --save; nullopt: there is none, or it cannot be read here.
+  std::optional<RunStatus> NewestStatus() const;
+  // Runs a job to its end.
+  launch::Attempt Try(const launch::Job& job, launch::Supervisor& supervisor) const;
   void Requeue(launch::Supervisor& supervisor) const;
 
   Options options_;
@@ -241,11 +251,16 @@ absl::StatusOr<Launcher> Launcher::Create(const Settings& settings, const Option
       return absl::InvalidArgumentError("--requeue: SLURM_JOB_ID is not set: no job of Slurm");
     }
     made.slurm_job_ = slurm_job;
+    launch::RestartOptions& restarts = made.options_.restarts;
     const std::string before = VariableOf(invocation.environment, "SLURM_RESTART_COUNT");
-    (void)absl::SimpleAtoi(before, &made.options_.restarts.already);
+    (void)absl::SimpleAtoi(before, &restarts.already);
+    if (restarts.already > 0) {
+      restarts.barren =
+          launch::BarrenRestarts(made.work_.checkpoints, slurm_job, made.NewestCheckpoint());
+    }
   }
   MOE_RETURN_IF_ERROR(made.ReadHosts());
-  made.options_.restarts.nine_is_loss = job.engine == Engine::kHydra || !job.hosts.empty();
+  made.options_.restarts.nine_is_loss = !job.hosts.empty();
   return made;
 }
 
@@ -318,6 +333,37 @@ int64_t Launcher::NewestCheckpoint() const {
   return found.ok() && !found->path.empty() ? found->step : -1;
 }
 
+std::optional<RunStatus> Launcher::NewestStatus() const {
+  SmallFile file;
+  if (work_.checkpoints.empty() ||
+      RealFileSystem().ReadSmall(StatusPathIn(work_.checkpoints), file)) {
+    return std::nullopt;
+  }
+  auto status = ParseStatus(file.text);
+  if (!status.ok()) return std::nullopt;
+  return *std::move(status);
+}
+
+launch::Attempt Launcher::Try(const launch::Job& job, launch::Supervisor& supervisor) const {
+  const auto before = NewestStatus();
+  const absl::Time begin = absl::Now();
+  const auto ending = supervisor.Run(launch::CommandLine(job), launch::TraitsOf(job.engine),
+                                     options_.launcher_timeout);
+  launch::Attempt attempt = {.code = ending.code, .ran = absl::Now() - begin};
+  if (ending.ended) {
+    Say(stderr, "moe launch: {} went on for {} after the ranks of this host, and was ended\n",
+        job.program, absl::FormatDuration(options_.launcher_timeout));
+  }
+  if (work_.checkpoints.empty()) return attempt;
+  auto status = NewestStatus();
+  if (before.has_value() && status.has_value() && before->process.run == status->process.run) {
+    status.reset();
+  }
+  attempt.code = launch::CodeOfRun(ending.code, job.engine, status);
+  attempt.newest = NewestCheckpoint();
+  return attempt;
+}
+
 void Launcher::Requeue(launch::Supervisor& supervisor) const {
   auto requeue = launch::Process::Start(std::vector<std::string>{"scontrol", "requeue", slurm_job_},
                                         launch::Process::Output::kShared);
@@ -339,19 +385,11 @@ absl::StatusOr<ExitCode> Launcher::Run() {
     supervisor.Pause(absl::ZeroDuration());
     if (supervisor.stopping()) return ExitCode::kStopped;
     Say(stderr, "moe launch: {}\n", LineOf(job));
-    const absl::Time begin = absl::Now();
-    const auto ending = supervisor.Run(launch::CommandLine(job), launch::TraitsOf(job.engine),
-                                       options_.launcher_timeout);
-    const launch::Attempt attempt{
-        .code = ending.code, .ran = absl::Now() - begin, .newest = NewestCheckpoint()};
-    const auto code = static_cast<ExitCode>(ending.code);
-    if (ending.ended) {
-      Say(stderr, "moe launch: {} went on for {} after the ranks of this host, and was ended\n",
-          job.program, absl::FormatDuration(options_.launcher_timeout));
-    }
+    const launch::Attempt attempt = Try(job, supervisor);
+    const auto code = static_cast<ExitCode>(attempt.code);
     if (supervisor.stopping() || code == ExitCode::kOk) return code;
     auto verdict = restarts.After(attempt);
-    const std::string ended = absl::StrCat("exit code ", ending.code, ": ", verdict.reason);
+    const std::string ended = absl::StrCat("exit code ", attempt.code, ": ", verdict.reason);
     if (!verdict.again || work_.checkpoints.empty()) {
       Say(stderr, "moe launch: {}{}\n", ended,
           verdict.again ? "; without moe train --save there is nothing to go on from" : "");
@@ -361,6 +399,9 @@ absl::StatusOr<ExitCode> Launcher::Run() {
         options_.restarts.most, absl::FormatDuration(verdict.pause),
         attempt.newest < 0 ? "from the beginning" : absl::StrCat("from step ", attempt.newest));
     if (!slurm_job_.empty()) {
+      const absl::Status noted = launch::NoteBarrenRestarts(work_.checkpoints, slurm_job_,
+                                                            attempt.newest, restarts.barren());
+      if (!noted.ok()) Say(stderr, "moe launch: {}\n", std::string(noted.message()));
       Requeue(supervisor);
       return code;
     }

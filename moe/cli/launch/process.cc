@@ -114,7 +114,7 @@ void Process::KillGroup() const {
   if (started()) ::kill(-id_, SIGKILL);
 }
 
-std::vector<pid_t> DescendantsWith(absl::string_view variable, pid_t ancestor) {
+std::vector<pid_t> DescendantsOf(pid_t ancestor) {
   const std::multimap<pid_t, pid_t> children = ReadProcesses();
   std::vector<pid_t> found = {ancestor};
   for (size_t i = 0; i < found.size(); ++i) {
@@ -122,6 +122,11 @@ std::vector<pid_t> DescendantsWith(absl::string_view variable, pid_t ancestor) {
     for (auto child = first; child != last; ++child) found.push_back(child->second);
   }
   found.erase(found.begin());
+  return found;
+}
+
+std::vector<pid_t> DescendantsWith(absl::string_view variable, pid_t ancestor) {
+  std::vector<pid_t> found = DescendantsOf(ancestor);
   const auto without = [&](pid_t process) {
     return !HasVariable(process, variable);
   };

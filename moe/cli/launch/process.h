@@ -48,9 +48,10 @@ class Process {
   pid_t id_ = 0;
 };
 
-// Processes, started by `ancestor` directly or not, that have the variable in their environment:
-// for the variable of a launcher the ranks on this host, with what they started. As /proc shows it,
-// without those of other users and zombies.
+// Processes that `ancestor` started, directly or not, as /proc shows them; without zombies.
+std::vector<pid_t> DescendantsOf(pid_t ancestor);
+// Those that have the variable in their environment: for the variable of a launcher the ranks on
+// this host, with what they started. Without those of other users.
 std::vector<pid_t> DescendantsWith(absl::string_view variable, pid_t ancestor);
 
 // Whether the process has a handler for the signal.

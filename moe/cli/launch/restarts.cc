@@ -1,8 +1,17 @@
 #include "moe/cli/launch/restarts.h"
 
 #include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include <nlohmann/json.hpp>
 
 #include "moe/cli/base/exit_code.h"
+#include "moe/io/bounded_json.h"
+#include "moe/io/file.h"
+#include "moe/io/file_system.h"
 
 namespace moe::launch {
 namespace {
@@ -10,6 +19,7 @@ namespace {
 using cli::ExitCode;
 
 constexpr absl::Duration kLongestPause = absl::Minutes(5);
+constexpr int kMostBarren = 2;
 
 // What an exit code says, and whether the same command may end otherwise.
 struct Meaning {
@@ -48,12 +58,28 @@ Meaning MeaningOf(int code) {
   }
 }
 
+std::string NotePathIn(const std::string& folder) {
+  return (std::filesystem::path(folder) / "requeue.json").string();
+}
+
 }  // namespace
+
+int CodeOfRun(int launcher, Engine engine, const std::optional<cli::RunStatus>& status) {
+  using cli::RunState;
+  if (status.has_value() &&
+      (status->state == RunState::kFailed || status->state == RunState::kStopped)) {
+    return status->exit_code;
+  }
+  if (engine != Engine::kHydra || launcher == 0) return launcher;
+  // Before it begins, a run that ends by itself ends with one code on all ranks.
+  const bool of_signal = launcher == SIGABRT || launcher == SIGKILL || launcher == SIGSEGV;
+  return status.has_value() || of_signal ? static_cast<int>(ExitCode::kPeer) : launcher;
+}
 
 Restarts::Verdict Restarts::After(const Attempt& attempt) {
   Meaning meaning = MeaningOf(attempt.code);
   if (attempt.code == static_cast<int>(ExitCode::kStopped)) meaning.again = options_.after_stop;
-  const bool first = attempts_++ == 0;
+  const bool first = std::exchange(first_, false);
   const bool progressed = attempt.newest > newest_;
   newest_ = std::max(newest_, attempt.newest);
   if (progressed) {
@@ -70,12 +96,33 @@ Restarts::Verdict Restarts::After(const Attempt& attempt) {
     if (lacked_memory_) return {.reason = "out of memory a second time"};
     lacked_memory_ = true;
   }
-  if (barren_ >= 2) return {.reason = "two restarts in a row left no newer checkpoint"};
+  if (barren_ >= kMostBarren) return {.reason = "two restarts in a row left no newer checkpoint"};
   if (count_ >= options_.most) return {.reason = "no restart is left of --max-restarts"};
   absl::Duration pause = options_.first_pause;
   for (int i = 0; i < count_ && pause < kLongestPause; ++i) pause *= 2;
   ++count_;
   return {.again = true, .pause = std::min(pause, kLongestPause), .reason = meaning.reason};
+}
+
+int BarrenRestarts(const std::string& folder, absl::string_view slurm_job, int64_t newest) {
+  SmallFile file;
+  if (RealFileSystem().ReadSmall(NotePathIn(folder), file)) return 0;
+  const auto note = ParseBoundedJson("requeue.json", file.text);
+  if (!note.ok() || !note->is_object()) return 0;
+  const auto member = [&](const char* key) {
+    return note->value(key, nlohmann::json());
+  };
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const bool of_this = member("job") == nlohmann::json(slurm_job) &&
+                       IntegerWithin(member("newest"), -1, kMost) == newest;
+  return of_this ? static_cast<int>(IntegerWithin(member("barren"), 0, kMostBarren).value_or(0))
+                 : 0;
+}
+
+absl::Status NoteBarrenRestarts(const std::string& folder, absl::string_view slurm_job,
+                                int64_t newest, int barren) {
+  const nlohmann::ordered_json note = {{"job", slurm_job}, {"newest", newest}, {"barren", barren}};
+  return WriteText(NotePathIn(folder), note.dump() + "\n");
 }
 
 }  // namespace moe::launch

@@ -3,9 +3,15 @@
 #define MOE_MOE_CLI_LAUNCH_RESTARTS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include <absl/status/status.h>
+#include <absl/strings/string_view.h>
 #include <absl/time/time.h>
+
+#include "moe/cli/base/run_status.h"
+#include "moe/cli/launch/engine.h"
 
 namespace moe::launch {
 
@@ -13,10 +19,18 @@ struct RestartOptions {
   int most = 20;
   bool after_stop = false;  // also after exit code 11
   absl::Duration first_pause = absl::Seconds(1);
-  int already = 0;  // restarts before: those of a job that Slurm has requeued
-  // Whether 9 may be the launcher's own: Open MPI's for a host, Hydra's for a rank that is killed.
-  bool nine_is_loss = false;
+  // Of a job that Slurm has requeued: restarts before this start, and those of them, the last ones
+  // in a row, that left no newer checkpoint.
+  int already = 0, barren = 0;
+  bool nine_is_loss = false;  // 9 may be the launcher's own: Open MPI's for a lost host
 };
+
+// Exit code of a run of moe train. `launcher` is what its launcher ended with: of several ranks one
+// code, or a mixture. Hydra's is the bitwise or of exit codes and of the numbers of signals that
+// killed ranks, so that 11 after a segmentation fault is also moe's own for a stop. `status` is what
+// the run itself has left in --save, nullopt if nothing: the code in it comes first. A run under
+// Hydra that left none was lost: 7.
+int CodeOfRun(int launcher, Engine engine, const std::optional<cli::RunStatus>& status);
 
 // How a job ended.
 struct Attempt {
@@ -32,7 +46,11 @@ struct Attempt {
 class Restarts {
  public:
   Restarts(const RestartOptions& options, int64_t newest)
-      : options_(options), newest_(newest), count_(options.already) {}
+      : options_(options),
+        newest_(newest),
+        count_(options.already),
+        first_(options.already == 0),
+        barren_(options.barren) {}
 
   struct Verdict {
     bool again = false;
@@ -42,15 +60,24 @@ class Restarts {
   Verdict After(const Attempt& attempt);
 
   int count() const { return count_; }
+  int barren() const { return barren_; }
 
  private:
   const RestartOptions options_;
-  int64_t newest_;    // step of the newest checkpoint before the current attempt
-  int count_;         // restarts that count against the most
-  int attempts_ = 0;  // that have ended
-  int barren_ = 0;    // attempts in a row without a newer checkpoint
+  int64_t newest_;  // step of the newest checkpoint before the current attempt
+  int count_;       // restarts that count against the most
+  bool first_;      // the current attempt is no restart
+  int barren_;      // restarts in a row without a newer checkpoint
   bool lacked_memory_ = false;
 };
+
+// A job that Slurm requeues starts as another process, which reads from --save how many of its
+// restarts, the last ones in a row, left no checkpoint newer than `newest`. 0: nothing is noted of
+// this job and this checkpoint.
+int BarrenRestarts(const std::string& folder, absl::string_view slurm_job, int64_t newest);
+// Writes it, to "FOLDER/requeue.json". Errors of WriteText.
+absl::Status NoteBarrenRestarts(const std::string& folder, absl::string_view slurm_job,
+                                int64_t newest, int barren);
 
 }  // namespace moe::launch
 

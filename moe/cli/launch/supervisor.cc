@@ -4,6 +4,9 @@
 #include <vector>
 
 #include <absl/time/clock.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "moe/cli/base/exit_code.h"
 
@@ -12,8 +15,25 @@ namespace {
 
 constexpr absl::Duration kLook = absl::Milliseconds(500);
 constexpr absl::Duration kLongestLook = absl::Seconds(5);
-// What a launcher has between SIGTERM and SIGKILL.
+// What a launcher has between SIGTERM and SIGKILL, and its ranks after its end.
 constexpr absl::Duration kGrace = absl::Seconds(5);
+constexpr absl::Duration kLongestKill = absl::Seconds(1);  // a process in a call may not die
+
+// Returns once this process has no descendants, of which those that live on at the deadline are
+// killed.
+void EndDescendants(absl::Time deadline) {
+  for (;;) {
+    pid_t reaped = 0;
+    do reaped = ::waitpid(-1, nullptr, WNOHANG);
+    while (reaped > 0);
+    const absl::Time now = absl::Now();
+    if (reaped < 0 || now > deadline + kLongestKill) return;
+    if (now >= deadline) {
+      for (const pid_t left : DescendantsOf(::getpid())) ::kill(left, SIGKILL);
+    }
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+}
 
 }  // namespace
 
@@ -26,9 +46,11 @@ Supervisor::Supervisor() {
     if (signal == SIGCHLD || action.sa_handler != SIG_IGN) sigaddset(&signals_, signal);
   }
   ::sigprocmask(SIG_BLOCK, &signals_, &before_);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
 Supervisor::~Supervisor() {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
   ::sigprocmask(SIG_SETMASK, &before_, nullptr);
 }
 
@@ -63,7 +85,10 @@ Supervisor::Ending Supervisor::Run(absl::Span<const std::string> line, const Eng
   absl::Time last_rank = absl::Now(), looked = last_rank;
   for (;;) {
     Handle(Next(kLook), launcher, engine);
-    if (const auto code = launcher.Ended(); code.has_value()) return {.code = *code};
+    if (const auto code = launcher.Ended(); code.has_value()) {
+      EndDescendants(absl::Now() + kGrace);
+      return {.code = *code};
+    }
     if (absl::Now() - looked < (had_ranks ? often : kLook)) continue;
     looked = absl::Now();
     if (engine.rank_variable == nullptr) continue;
@@ -76,6 +101,8 @@ Supervisor::Ending Supervisor::Run(absl::Span<const std::string> line, const Eng
   launcher.Signal(SIGTERM);
   launcher.WaitUntil(absl::Now() + kGrace);
   launcher.KillGroup();
+  launcher.WaitUntil(absl::InfiniteFuture());
+  EndDescendants(absl::Now());
   return {.code = static_cast<int>(cli::ExitCode::kTimeout), .ended = true};
 }
 

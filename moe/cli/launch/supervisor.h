@@ -14,8 +14,9 @@
 
 namespace moe::launch {
 
-// While it lives, signals of this process wait until a function of this class takes them. One at a
-// time, before any thread starts.
+// While it lives, signals of this process wait until a function of this class takes them, and
+// processes that have lost their parent become children of this one, instead of process 1's. One at
+// a time, before any thread starts.
 class Supervisor {
  public:
   Supervisor();
@@ -32,7 +33,9 @@ class Supervisor {
   // code is 0 at times after it has passed one on; without such ranks the launcher receives the
   // engine's stop signal. The second kills the job. SIGUSR2 reaches the ranks of this host alone.
   // A launcher whose ranks on this host have all gone, and that runs on for `patience`, is ended:
-  // Open MPI's waits for a host that is cut off until TCP gives up.
+  // Open MPI's waits for a host that is cut off until TCP gives up. What a launcher leaves on this
+  // host (ranks, the ssh to a host that is cut off) is killed, kGrace after a launcher that ended by
+  // itself. No other process of this one runs meanwhile.
   Ending Run(absl::Span<const std::string> line, const EngineTraits& engine,
              absl::Duration patience);
 

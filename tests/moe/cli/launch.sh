@@ -51,9 +51,11 @@ await 10 gone "--save $work/c" || fail "$what: processes are left"
 
 # A launcher that outlives its ranks, as mpirun does when a host is cut off.
 mkdir "$work/bin"
+ln -s "$(command -v sleep)" "$work/bin/left"
 for name in mpirun.openmpi mpirun.mpich; do
   cat >"$work/bin/$name" <<'SCRIPT'
 #!/bin/sh
+setsid "${0%/*}/left" 600 &
 trap '' TERM
 OMPI_COMM_WORLD_RANK=0 PMI_RANK=0 sleep 2
 exec sleep 600
@@ -63,4 +65,5 @@ done
 PATH=$work/bin:$PATH expect 8 "a launcher that waits" "$moe" launch --ranks-per-node 1 --launcher-timeout 1 -- sh
 says "went on for 1s after the ranks of this host, and was ended" "$work/stderr"
 ((seconds <= 20)) || fail "$what: took $seconds s"
+gone "$work/bin/left" || fail "$what: left $(pgrep -af "$work/bin/left")"
 finish

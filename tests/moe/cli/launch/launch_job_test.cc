@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -128,6 +129,56 @@ TEST(Restarts, EndAfterTwoWithoutANewerCheckpoint) {
   EXPECT_TRUE(restarts.After({.code = 7, .newest = 120}).again);
   EXPECT_TRUE(restarts.After({.code = 7, .newest = 120}).again);
   EXPECT_FALSE(restarts.After({.code = 7, .newest = 120}).again);
+}
+
+TEST(Restarts, OfARequeuedJobGoOnCounting) {
+  // The second start of a job that left a checkpoint in neither.
+  Restarts third({.already = 2, .barren = 1}, 100);
+  EXPECT_FALSE(third.After({.code = 7, .newest = 100}).again);
+  EXPECT_EQ(third.barren(), 2);
+  Restarts second({.already = 1}, 100);
+  EXPECT_TRUE(second.After({.code = 7, .newest = 100}).again);
+  EXPECT_EQ(second.barren(), 1);
+  EXPECT_TRUE(Restarts({.already = 2, .barren = 1}, 100).After({.code = 7, .newest = 120}).again);
+
+  const std::string folder = ::testing::TempDir();
+  ASSERT_TRUE(NoteBarrenRestarts(folder, "17", 100, 1).ok());
+  EXPECT_EQ(BarrenRestarts(folder, "17", 100), 1);
+  EXPECT_EQ(BarrenRestarts(folder, "17", 120), 0);
+  EXPECT_EQ(BarrenRestarts(folder, "18", 100), 0);
+  EXPECT_EQ(BarrenRestarts(folder + "/none", "17", 100), 0);
+}
+
+TEST(CodeOfRun, IsWhatTheRunItselfHasLeft) {
+  const auto left = [](cli::RunState state, int code = 0) {
+    return std::optional(cli::RunStatus{.state = state, .exit_code = code});
+  };
+  const auto lost = left(cli::RunState::kRunning);
+  const struct {
+    Engine engine;
+    int launcher;
+    std::optional<cli::RunStatus> status;
+    int code;
+  } cases[] = {
+      {Engine::kHydra, 11, lost, 7},  // a segmentation fault
+      {Engine::kHydra, 11, left(cli::RunState::kStopped, 11), 11},
+      {Engine::kHydra, 0, left(cli::RunState::kStopped, 11), 11},
+      {Engine::kHydra, 15, lost, 7},  // an abort, and SIGKILL for the others
+      {Engine::kHydra, 15, left(cli::RunState::kFailed, 6), 6},
+      {Engine::kHydra, 0, left(cli::RunState::kComplete), 0},
+      {Engine::kHydra, 11, std::nullopt, 7},
+      {Engine::kHydra, 6, std::nullopt, 7},
+      {Engine::kHydra, 9, std::nullopt, 7},
+      {Engine::kHydra, 2, std::nullopt, 2},
+      {Engine::kHydra, 0, std::nullopt, 0},
+      {Engine::kMpirun, 11, std::nullopt, 11},
+      {Engine::kMpirun, 139, lost, 139},
+      {Engine::kSrun, 143, left(cli::RunState::kFailed, 6), 6},
+  };
+  for (const auto& c : cases) {
+    EXPECT_EQ(CodeOfRun(c.launcher, c.engine, c.status), c.code)
+        << NameOf(c.engine, kEngineWords) << " " << c.launcher;
+  }
 }
 
 TEST(Restarts, LackOfMemoryIsWorthOne) {
