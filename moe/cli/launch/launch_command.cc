@@ -70,7 +70,7 @@ What is started again, by exit code:
   4, 7, 8, others     yes: storage failed; a rank, a host or the launcher was lost
 
 The code is the one in --save's status.json, if the run left one (moe status), else the launcher's:
-Hydra's is the number of a signal at times, so a run that it lost has code 7.
+Hydra's is the number of a signal at times and torchrun's is 1, so a run that they lost has code 7.
 
 Two restarts in a row without a newer checkpoint are the last; with --requeue they are noted in
 --save's requeue.json. The pause before a restart doubles from --restart-delay to 5 minutes; an hour
@@ -121,8 +121,8 @@ Table LaunchSettings(Options& options) {
   t.Add("--restart-delay SECONDS", &options.restarts.first_pause, "pause before the first restart")
       .Least(0);
   t.Add("--launcher-timeout SECONDS", &options.launcher_timeout,
-        "a launcher that goes on for so long after the ranks of this host have gone is ended, "
-        "exit code 8")
+        "a launcher that goes on for so long after the ranks of this host have gone, or, with none "
+        "here, after the run has ended in --save's status.json, is ended, exit code 8")
       .Above(0);
   t.Add("--requeue", Kind::kSwitch,
         "in a job of Slurm: scontrol requeue in place of a restart, for other hosts; "
@@ -346,20 +346,26 @@ std::optional<RunStatus> Launcher::NewestStatus() const {
 
 launch::Attempt Launcher::Try(const launch::Job& job, launch::Supervisor& supervisor) const {
   const auto before = NewestStatus();
+  const auto status = [&] {
+    auto newest = NewestStatus();
+    const bool same =
+        before.has_value() && newest.has_value() && before->process.run == newest->process.run;
+    return same ? std::nullopt : newest;
+  };
+  const auto over = [&] {
+    const auto now = status();
+    return now.has_value() && now->state != RunState::kRunning;
+  };
   const absl::Time begin = absl::Now();
   const auto ending = supervisor.Run(launch::CommandLine(job), launch::TraitsOf(job.engine),
-                                     options_.launcher_timeout);
+                                     options_.launcher_timeout, over);
   launch::Attempt attempt = {.code = ending.code, .ran = absl::Now() - begin};
   if (ending.ended) {
-    Say(stderr, "moe launch: {} went on for {} after the ranks of this host, and was ended\n",
-        job.program, absl::FormatDuration(options_.launcher_timeout));
+    Say(stderr, "moe launch: {} went on for {} after its ranks, and was ended\n", job.program,
+        absl::FormatDuration(options_.launcher_timeout));
   }
   if (work_.checkpoints.empty()) return attempt;
-  auto status = NewestStatus();
-  if (before.has_value() && status.has_value() && before->process.run == status->process.run) {
-    status.reset();
-  }
-  attempt.code = launch::CodeOfRun(ending.code, job.engine, status);
+  attempt.code = launch::CodeOfRun(ending.code, job.engine, status());
   attempt.newest = NewestCheckpoint();
   return attempt;
 }

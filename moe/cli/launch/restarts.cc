@@ -70,9 +70,10 @@ int CodeOfRun(int launcher, Engine engine, const std::optional<cli::RunStatus>& 
       (status->state == RunState::kFailed || status->state == RunState::kStopped)) {
     return status->exit_code;
   }
-  if (engine != Engine::kHydra || launcher == 0) return launcher;
+  if (launcher == 0 || (engine != Engine::kHydra && engine != Engine::kTorchrun)) return launcher;
   // Before it begins, a run that ends by itself ends with one code on all ranks.
-  const bool of_signal = launcher == SIGABRT || launcher == SIGKILL || launcher == SIGSEGV;
+  const bool of_signal = engine == Engine::kHydra &&
+                         (launcher == SIGABRT || launcher == SIGKILL || launcher == SIGSEGV);
   return status.has_value() || of_signal ? static_cast<int>(ExitCode::kPeer) : launcher;
 }
 

@@ -27,9 +27,9 @@ struct RestartOptions {
 
 // Exit code of a run of moe train. `launcher` is what its launcher ended with: of several ranks one
 // code, or a mixture. Hydra's is the bitwise or of exit codes and of the numbers of signals that
-// killed ranks, so that 11 after a segmentation fault is also moe's own for a stop. `status` is what
-// the run itself has left in --save, nullopt if nothing: the code in it comes first. A run under
-// Hydra that left none was lost: 7.
+// killed ranks, so that 11 after a segmentation fault is also moe's own for a stop; torchrun's is 1
+// whatever has failed. `status` is what the run itself has left in --save, nullopt if it has not
+// begun: the code in it comes first. A run under these two that left none was lost: 7.
 int CodeOfRun(int launcher, Engine engine, const std::optional<cli::RunStatus>& status);
 
 // How a job ended.

@@ -77,7 +77,7 @@ void Supervisor::Handle(int signal, const Process& process, const EngineTraits& 
 }
 
 Supervisor::Ending Supervisor::Run(absl::Span<const std::string> line, const EngineTraits& engine,
-                                   absl::Duration patience) {
+                                   absl::Duration patience, const std::function<bool()>& over) {
   Process launcher = Process::Start(line, Process::Output::kShared);
   if (!launcher.started()) return {.code = 127};
   const absl::Duration often = std::clamp(patience / 4, kLook, kLongestLook);
@@ -89,14 +89,13 @@ Supervisor::Ending Supervisor::Run(absl::Span<const std::string> line, const Eng
       EndDescendants(absl::Now() + kGrace);
       return {.code = *code};
     }
-    if (absl::Now() - looked < (had_ranks ? often : kLook)) continue;
+    if (absl::Now() - looked < often) continue;
     looked = absl::Now();
-    if (engine.rank_variable == nullptr) continue;
-    if (!DescendantsWith(engine.rank_variable, launcher.id()).empty()) {
-      had_ranks = true;
-      last_rank = looked;
-    }
-    if (had_ranks && looked - last_rank > patience) break;
+    const bool here = engine.rank_variable != nullptr &&
+                      !DescendantsWith(engine.rank_variable, launcher.id()).empty();
+    had_ranks |= here;
+    if (here || (!had_ranks && !over())) last_rank = looked;
+    if (looked - last_rank > patience) break;
   }
   launcher.Signal(SIGTERM);
   launcher.WaitUntil(absl::Now() + kGrace);

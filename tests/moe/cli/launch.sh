@@ -5,9 +5,10 @@ train=(moe train "${model[@]}" --quiet)
 
 expect 0 "undisturbed" "$moe" train "${model[@]}" --quiet --ranks 2 --steps 200 --out "$work/whole"
 
-# kill_one <save>: kills the last rank, or its threads, with this --save once there is a checkpoint.
+# kill_one <signal> <save>: the last rank, or its threads, with this --save once there is a
+# checkpoint.
 kill_one() {
-  await 60 test -e "$1/latest" && kill -9 "$(ranks_of "train .*--save $1 .*--resume auto" | tail -n 1)"
+  await 60 test -e "$2/latest" && kill -"$1" "$(ranks_of "train .*--save $2 .*--resume auto" | tail -n 1)"
 }
 
 expect 0 "a program" "$moe" launch --engine local -- sh -c 'echo "$0"' word
@@ -17,7 +18,7 @@ says "nothing to go on from" "$work/stderr"
 expect 127 "no such program" "$moe" launch --engine local -- "$work/none"
 
 # A killed process of threads.
-kill_one "$work/a" &
+kill_one KILL "$work/a" &
 expect 0 "killed threads" "$moe" launch --engine local --restart-delay 0.1 -- "${train[@]}" --ranks 2 --steps 200 \
   --out "$work/threads" --save "$work/a" --save-interval 5
 wait $!
@@ -32,8 +33,9 @@ says "exit code 4: two restarts in a row left no newer checkpoint" "$work/stderr
 
 if [[ -z ${2:-} ]]; then finish; fi
 
-# A killed rank of two processes, and a request to stop.
-kill_one "$work/b" &
+# A rank of two processes with a segmentation fault, whose number is moe's own code for a stop under
+# Hydra, and a request to stop.
+kill_one SEGV "$work/b" &
 expect 0 "a killed rank" "$moe" launch --ranks-per-node 2 --restart-delay 0.1 -- "${train[@]}" --steps 200 \
   --out "$work/ranks" --save "$work/b" --save-interval 5
 wait $!
@@ -49,7 +51,8 @@ what="a stop"
 ((rc == 11)) || fail "$what: exit code $rc, expected 11: $(cat "$work/stderr")"
 await 10 gone "--save $work/c" || fail "$what: processes are left"
 
-# A launcher that outlives its ranks, as mpirun does when a host is cut off.
+# A launcher that outlives its ranks, as mpirun does when a host is cut off: here, and elsewhere,
+# where the run's status.json shows it.
 mkdir "$work/bin"
 ln -s "$(command -v sleep)" "$work/bin/left"
 for name in mpirun.openmpi mpirun.mpich; do
@@ -57,13 +60,21 @@ for name in mpirun.openmpi mpirun.mpich; do
 #!/bin/sh
 setsid "${0%/*}/left" 600 &
 trap '' TERM
-OMPI_COMM_WORLD_RANK=0 PMI_RANK=0 sleep 2
+if [ -e "$ENDED" ]; then
+  sed 's/"run":"./"run":"f/; s/"state":"complete","exit_code":0/"state":"failed","exit_code":8/' "$ENDED" >"$ENDED.new"
+  mv "$ENDED.new" "$ENDED"
+else
+  OMPI_COMM_WORLD_RANK=0 PMI_RANK=0 sleep 2
+fi
 exec sleep 600
 SCRIPT
   chmod +x "$work/bin/$name"
 done
 PATH=$work/bin:$PATH expect 8 "a launcher that waits" "$moe" launch --ranks-per-node 1 --launcher-timeout 1 -- sh
-says "went on for 1s after the ranks of this host, and was ended" "$work/stderr"
+says "went on for 1s after its ranks, and was ended" "$work/stderr"
 ((seconds <= 20)) || fail "$what: took $seconds s"
+ENDED=$work/b/status.json PATH=$work/bin:$PATH expect 8 "with no rank here" "$moe" launch --ranks-per-node 1 \
+  --launcher-timeout 1 --max-restarts 0 -- "${train[@]}" --save "$work/b"
+says "went on for 1s after its ranks, and was ended" "$work/stderr"
 gone "$work/bin/left" || fail "$what: left $(pgrep -af "$work/bin/left")"
 finish

@@ -171,6 +171,9 @@ TEST(CodeOfRun, IsWhatTheRunItselfHasLeft) {
       {Engine::kHydra, 9, std::nullopt, 7},
       {Engine::kHydra, 2, std::nullopt, 2},
       {Engine::kHydra, 0, std::nullopt, 0},
+      {Engine::kTorchrun, 1, lost, 7},
+      {Engine::kTorchrun, 1, left(cli::RunState::kFailed, 8), 8},
+      {Engine::kTorchrun, 1, std::nullopt, 1},  // no GPU: 10, which torchrun does not pass on
       {Engine::kMpirun, 11, std::nullopt, 11},
       {Engine::kMpirun, 139, lost, 139},
       {Engine::kSrun, 143, left(cli::RunState::kFailed, 6), 6},
