@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Builds and runs every test in five presets, and reports what passed:
 #
-#   scripts/test.sh [stage...]      stages: release mpich cusim asan tsan (default: all)
+#   scripts/test.sh [stage...]      stages: release hosts mpich cusim asan tsan (default: all)
 #
+# hosts runs the tests of release on several hosts, which are namespaces of this one: as root, where
+# the kernel allows them; elsewhere it is skipped by name.
 # Installs missing packages first (scripts/install_deps.sh). Logs and JUnit files stay in
 # build/<stage>/. At the end: seconds of each stage beside its budget, the ten slowest sources and
 # tests, and "N passed, N failed": test programs and checks that ctest ran in all stages; a stage
@@ -13,12 +15,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 exec </dev/null
 
 stages=("$@")
-((${#stages[@]})) || stages=(release mpich cusim asan tsan)
+((${#stages[@]})) || stages=(release hosts mpich cusim asan tsan)
 for stage in "${stages[@]}"; do
   case "$stage" in
-    release | mpich | cusim | asan | tsan) ;;
+    release | hosts | mpich | cusim | asan | tsan) ;;
     *)
-      echo "test: unknown stage '$stage', expected release, mpich, cusim, asan or tsan" >&2
+      echo "test: unknown stage '$stage', expected release, hosts, mpich, cusim, asan or tsan" >&2
       exit 2
       ;;
   esac
@@ -44,8 +46,8 @@ trap 'rm -f "$slow_sources" "$slow_tests"' EXIT
 
 # Seconds on two cores without other load and with an empty compiler cache: build, tests. A change
 # that exceeds one must make something cheaper, or justify the new figure in its commit.
-declare -A build_budget=([release]=480 [mpich]=40 [cusim]=90 [asan]=300 [tsan]=150)
-declare -A test_budget=([release]=240 [mpich]=120 [cusim]=120 [asan]=240 [tsan]=180)
+declare -A build_budget=([release]=480 [hosts]=10 [mpich]=40 [cusim]=90 [asan]=300 [tsan]=150)
+declare -A test_budget=([release]=240 [hosts]=60 [mpich]=120 [cusim]=120 [asan]=240 [tsan]=180)
 
 within() { # stage, "build" or "tests", seconds, budget
   (($3 <= $4)) || warnings+=("test: $1: $2 took $3 s, the budget is $4 s")
@@ -53,11 +55,11 @@ within() { # stage, "build" or "tests", seconds, budget
 
 # Seconds and names of what ninja built since line $3 of its log, and of what ctest ran, for the
 # end.
-note_slow() { # stage, build folder, first line
+note_slow() { # stage, preset, first line
   awk -v stage="$1" -v first="$3" 'NR > first && $4 ~ /\.o$|\.gch$/ {
       sub(/CMakeFiles\/[^\/]*\.dir\//, "", $4); print ($2 - $1) / 1000, stage, $4 }' \
-    "$2/.ninja_log" >>"$slow_sources"
-  sed -n 's/.*<testcase name="\([^"]*\)".* time="\([0-9.]*\)".*/\2 '"$1"' \1/p' "$2/junit.xml" >>"$slow_tests"
+    "build/$2/.ninja_log" >>"$slow_sources"
+  sed -n 's/.*<testcase name="\([^"]*\)".* time="\([0-9.]*\)".*/\2 '"$1"' \1/p' "build/$1/junit.xml" >>"$slow_tests"
 }
 
 # An attribute of the <testsuite> element of a JUnit file.
@@ -70,10 +72,12 @@ fail_stage() { # stage, what, log file, build seconds
   rows+=("$(printf '%-8s %7ss %6s %8s %6s %7s %7s %7s' "$1" "$4" - - - - 1 -)")
 }
 
-# run_stage <preset> [<build target>...] [-- <cmake arguments>...]
+# run_stage <stage> <preset> [<build target>...] [-- <cmake arguments>...]
 run_stage() {
-  local stage=$1 targets=() dir=build/$1 start build_seconds built_before
-  shift
+  local stage=$1 preset=$2 targets=() labels=() dir=build/$1 start build_seconds built_before
+  [[ $stage != hosts ]] || labels=(-L hosts)
+  [[ $stage != release ]] || labels=(-LE hosts)
+  shift 2
   while (($#)) && [[ $1 != -- ]]; do
     targets+=(--target "$1")
     shift
@@ -83,12 +87,12 @@ run_stage() {
   rm -f "$dir/junit.xml"
   start=$SECONDS
   echo "=== $stage: configure and build"
-  if ! cmake --preset "$stage" -DMOE_BUILD_TESTS=ON -DMOE_WARNINGS_AS_ERRORS=ON -DMOE_MERGE_SOURCES=ON -DMOE_MERGE_TESTS=ON "$@" >"$dir/configure.log" 2>&1; then
+  if ! cmake --preset "$preset" -DMOE_BUILD_TESTS=ON -DMOE_WARNINGS_AS_ERRORS=ON -DMOE_MERGE_SOURCES=ON -DMOE_MERGE_TESTS=ON "$@" >"$dir/configure.log" 2>&1; then
     fail_stage "$stage" configure "$dir/configure.log" $((SECONDS - start))
     return
   fi
-  built_before=$(cat "$dir/.ninja_log" 2>/dev/null | wc -l)
-  if ! cmake --build --preset "$stage" -j "$jobs" "${targets[@]}" >"$dir/build.log" 2>&1; then
+  built_before=$(cat "build/$preset/.ninja_log" 2>/dev/null | wc -l)
+  if ! cmake --build --preset "$preset" -j "$jobs" "${targets[@]}" >"$dir/build.log" 2>&1; then
     fail_stage "$stage" build "$dir/build.log" $((SECONDS - start))
     return
   fi
@@ -96,7 +100,7 @@ run_stage() {
 
   start=$SECONDS
   echo "=== $stage: test"
-  unrandomised ctest --preset "$stage" -j "$jobs" --output-junit "$PWD/$dir/junit.xml" \
+  unrandomised ctest --preset "$preset" "${labels[@]}" -j "$jobs" --output-junit "$PWD/$dir/junit.xml" \
     >"$dir/test.log" 2>&1
   local rc=$? tests bad skipped good
   tests=$(count_of tests "$dir/junit.xml") bad=$(count_of failures "$dir/junit.xml")
@@ -119,7 +123,7 @@ run_stage() {
     "${build_budget[$stage]}" "$test_seconds" "${test_budget[$stage]}" "$good" "$bad" "$skipped")")
   within "$stage" build "$build_seconds" "${build_budget[$stage]}"
   within "$stage" tests "$test_seconds" "${test_budget[$stage]}"
-  note_slow "$stage" "$dir" "$built_before"
+  note_slow "$stage" "$preset" "$built_before"
 }
 
 has_cuda_headers() {
@@ -135,23 +139,34 @@ has_cuda_headers() {
 cubins=()
 [[ -e /dev/nvidiactl ]] || cubins=("-DCMAKE_CUDA_ARCHITECTURES=90a-real")
 
+skip_stage() { # stage, why
+  echo "=== $1: SKIPPED: $2"
+  rows+=("$(printf '%-8s %8s %6s %8s %6s %7s %7s %7s' "$1" - - - - - - all)")
+}
+
 simulated=() # devices in asan and tsan
 has_cuda_headers || simulated=(-DMOE_ENABLE_CUDA=OFF)
 
 for stage in "${stages[@]}"; do
   case "$stage" in
-    release) run_stage release -- -DMOE_ENABLE_MPI=ON -DMOE_ENABLE_CUDA=AUTO "${cubins[@]}" ;;
-    mpich) run_stage mpich mpi_tests ;;
-    cusim)
-      if has_cuda_headers; then
-        run_stage cusim device_tests cusim_tests
+    release) run_stage release release -- -DMOE_ENABLE_MPI=ON -DMOE_ENABLE_CUDA=AUTO "${cubins[@]}" ;;
+    hosts)
+      if unshare --pid --uts --mount --mount-proc --fork true 2>/dev/null; then
+        run_stage hosts release moe -- -DMOE_ENABLE_MPI=ON -DMOE_ENABLE_CUDA=AUTO "${cubins[@]}"
       else
-        echo "=== cusim: SKIPPED: no CUDA headers in ${CUDA_HOME:-/usr/local/cuda} or /usr"
-        rows+=("$(printf '%-8s %8s %6s %8s %6s %7s %7s %7s' cusim - - - - - - all)")
+        skip_stage hosts "namespaces are not allowed here"
       fi
       ;;
-    asan) run_stage asan -- -DMOE_ENABLE_MPI=OFF "${simulated[@]}" ;;
-    tsan) run_stage tsan threads_tests -- -DMOE_ENABLE_MPI=OFF "${simulated[@]}" ;;
+    mpich) run_stage mpich mpich mpi_tests ;;
+    cusim)
+      if has_cuda_headers; then
+        run_stage cusim cusim device_tests cusim_tests
+      else
+        skip_stage cusim "no CUDA headers in ${CUDA_HOME:-/usr/local/cuda} or /usr"
+      fi
+      ;;
+    asan) run_stage asan asan -- -DMOE_ENABLE_MPI=OFF "${simulated[@]}" ;;
+    tsan) run_stage tsan tsan threads_tests -- -DMOE_ENABLE_MPI=OFF "${simulated[@]}" ;;
   esac
 done
 

@@ -51,18 +51,34 @@ on_hosts "0 0 1 1" bench alltoall -b 4K -e 4K -T 0 -n 2
 expect 0 "bench"
 says "# Bytes by distance    : self 4096, same host 4096, cross host 8192 (all ranks, one call of size 4096; 2 hosts)"
 
-# A host is lost, and the job goes on with the other.
+# A host is lost, the job goes on with the other, the host comes back, and ranks fail at random.
 printf 'host-a slots=2\nhost-b:2\n' >"$work/list"
-long=(train "${model[@]}" --quiet --steps 150)
+long=(train "${model[@]}" --quiet --steps 200)
 expect 0 "undisturbed" "$moe" "${long[@]}" --ranks 4 --out "$work/whole"
+# newer_than <checkpoint>: sets latest once there is another one.
+newer_than() {
+  latest=$(cat "$work/saved/latest" 2>/dev/null)
+  [[ -n $latest && $latest != "$1" ]]
+}
+RANDOM=1
 {
-  await 60 test -e "$work/saved/latest"
-  kill -9 "${hosts[1]}"
+  latest=
+  await 60 newer_than "" && kill -9 "${hosts[1]}"
+  await 60 newer_than "$latest" && start_host host-b
+  for signal in SEGV STOP KILL; do
+    await 60 newer_than "$latest" || break
+    sleep "0.$((RANDOM % 10))"
+    mapfile -t ranks < <(ranks_of "train .*--save $work/saved .*--resume auto")
+    ((${#ranks[@]})) && kill -$signal "${ranks[RANDOM % ${#ranks[@]}]}"
+  done
 } &
-expect 0 "a lost host" "$moe" launch --hosts "$work/list" --nodes 1:2 --rsh "$work/rsh" --restart-delay 0.1 -- \
-  moe "${long[@]}" --ep auto --out "$work/lost" --save "$work/saved" --save-interval 5
+expect 0 "random faults" "$moe" launch --hosts "$work/list" --nodes 1:2 --rsh "$work/rsh" --restart-delay 0.1 \
+  --launcher-timeout 5 -- \
+  moe "${long[@]}" --ep auto --comm-timeout 3 --out "$work/lost" --save "$work/saved" --save-interval 10
+wait $!
 says "no answer from host-b" "$work/stderr"
-says "restart 1 of 20" "$work/stderr"
+says "restart 3 of 20" "$work/stderr"
 says "--host host-a:2 -n 2" "$work/stderr"
 same_weights "$work/whole" "$work/lost"
+await 10 gone "--save $work/saved" || fail "$what: left $(pgrep -af -- "--save $work/saved")"
 finish
