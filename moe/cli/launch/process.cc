@@ -5,8 +5,8 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
+#include <sstream>
 #include <system_error>
 #include <vector>
 
@@ -30,7 +30,9 @@ int CodeOf(int status) {
 
 std::string FileOf(pid_t process, const char* name) {
   std::ifstream file(absl::StrCat("/proc/", process, "/", name), std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::ostringstream text;
+  text << file.rdbuf();  // throws nothing if the process ends meanwhile, as iterators would
+  return text.str();
 }
 
 // Children by parent, zombies left out.

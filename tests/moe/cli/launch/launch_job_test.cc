@@ -220,6 +220,14 @@ TEST(Process, EndsAsShellsHaveIt) {
   }
 }
 
+TEST(Process, LooksAmongProcessesThatEndMeanwhile) {
+  auto process = Process::Start(
+      std::vector<std::string>{"sh", "-c",
+                               "i=0; while [ $i -lt 3000 ]; do (:) & i=$((i + 1)); done; wait"},
+      Process::Output::kNone);
+  while (!process.Ended().has_value()) DescendantsOf(process.id());
+}
+
 TEST(Process, FindsRanksByTheirVariableAndHandlers) {
   auto process = Process::Start(
       std::vector<std::string>{
