@@ -4,8 +4,8 @@
 
 namespace moe {
 
-// While one lives, SIGUSR1 (Slurm: --signal=USR1@120) and the first SIGTERM, SIGHUP (the terminal is
-// gone) or SIGINT of the process are recorded. A second one of these three ends the process as
+// While one lives, SIGUSR1 (Slurm: --signal=USR1@120) and the first SIGTERM, SIGHUP (the terminal
+// is gone) or SIGINT of the process are recorded. A second one of these three ends the process as
 // without this class; SIGUSR1 does not, which launchers send beside others. Signals ignored from
 // the start (nohup) remain ignored. One at a time; all ranks of the process share it.
 class StopSignal {
