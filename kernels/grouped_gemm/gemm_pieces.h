@@ -104,6 +104,11 @@ using WritePrefetcher = LinePrefetcher<true>;  // for the next tiles' outputs
 
 // What a tile prefetches while it multiplies.
 struct Prefetchers {
+  HWY_INLINE void Burst() {
+    next.Burst();
+    output.Burst();
+  }
+
   Prefetcher next;
   WritePrefetcher output;
 };

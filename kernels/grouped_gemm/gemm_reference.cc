@@ -109,9 +109,8 @@ BFloat16 TileStripElement(const Problem<BFloat16, TOut>& problem, int64_t k, int
   DepthBlocks(problem).ForEach([&](const DepthBlock& depth) {
     for (const TermRun& run : depth.terms()) {
       if (k < run.k || k >= run.k + run.terms) continue;
-      const int64_t step =
-          j / kStripSide * steps + depth.steps_before + run.step + (k - run.k) / kTerms;
-      element = problem.b.row(step)[j % kStripSide * kTerms + (k - run.k) % kTerms];
+      const int64_t step = j / kStripSide * steps + depth.steps_before + run.step;
+      element = problem.b.row(step)[RightIndex(k - run.k, j % kStripSide)];
     }
   });
   return element;

@@ -193,7 +193,7 @@ class CheckedTiles {
 // Tiles 0 to 3 are sums, 4 and 5 the left operand's, 6 and 7 the right one's. A step of two by two
 // loads one tile for each product: the second-level cache bounds it, not the unit.
 template <int kLeft, int kRight, class Unit>
-MOE_AMX_TARGET void Multiply(const StripProduct& product, Unit& unit, Prefetcher& ahead) {
+MOE_AMX_TARGET void Multiply(const StripProduct& product, Unit& unit, Prefetchers& prefetchers) {
   constexpr int64_t kRow = kStripSide * sizeof(float), kTileRow = kTerms * sizeof(BFloat16);
   float* const sums = product.sums;
   float* const below = sums + kTileSide * kStripSide;
@@ -211,6 +211,7 @@ MOE_AMX_TARGET void Multiply(const StripProduct& product, Unit& unit, Prefetcher
   const BFloat16* left = product.left;
   const BFloat16* right = product.right;
   const int64_t left_row = product.left_row * int64_t{sizeof(BFloat16)};
+  Prefetchers ahead = prefetchers;  // in registers: the unit may change any other memory
   for (int64_t s = 0; s < product.steps; ++s) {
     ahead.Burst();
     unit.template Load<6>(right, kTileRow);
@@ -224,6 +225,7 @@ MOE_AMX_TARGET void Multiply(const StripProduct& product, Unit& unit, Prefetcher
     left += product.left_step;
     right += kRight * kTileElements;
   }
+  prefetchers = ahead;
   unit.template Store<0>(sums, kRow);
   if constexpr (kRight == 2) unit.template Store<1>(sums + kTileSide, kRow);
   if constexpr (kLeft == 2) unit.template Store<2>(below, kRow);
@@ -231,7 +233,7 @@ MOE_AMX_TARGET void Multiply(const StripProduct& product, Unit& unit, Prefetcher
 }
 
 template <class Unit>
-void MultiplyAny(const StripProduct& product, Unit& unit, Prefetcher& ahead) {
+void MultiplyAny(const StripProduct& product, Unit& unit, Prefetchers& ahead) {
   switch (product.left_tiles * 2 + product.right_tiles) {
     case 3:
       return Multiply<1, 1>(product, unit, ahead);
@@ -271,7 +273,7 @@ void UseCheckedTiles(bool use) {
   use_checked.store(use, std::memory_order_relaxed);
 }
 
-void MultiplyOnCheckedTiles(const StripProduct& product, Prefetcher& ahead) {
+void MultiplyOnCheckedTiles(const StripProduct& product, Prefetchers& ahead) {
   CheckedTiles unit(product);
   MultiplyAny(product, unit, ahead);
 }
@@ -288,7 +290,7 @@ MOE_AMX_TARGET TileSession::~TileSession() {
   if (configured_) __asm__ volatile("tilerelease");
 }
 
-void MultiplyOnAmx(const StripProduct& product, Prefetcher& ahead) {
+void MultiplyOnAmx(const StripProduct& product, Prefetchers& ahead) {
   AmxTiles unit;
   MultiplyAny(product, unit, ahead);
 }
@@ -316,7 +318,7 @@ TileSession::~TileSession() {
   checked_config = nullptr;
 }
 
-void MultiplyOnAmx(const StripProduct& product, Prefetcher& ahead) {
+void MultiplyOnAmx(const StripProduct& product, Prefetchers& ahead) {
   MultiplyOnCheckedTiles(product, ahead);
 }
 

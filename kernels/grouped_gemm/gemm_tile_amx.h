@@ -41,8 +41,8 @@ class TileSession {
 };
 
 // Both require a TileSession, the first UsesAmx(), too.
-void MultiplyOnAmx(const StripProduct& product, Prefetcher& ahead);
-void MultiplyOnCheckedTiles(const StripProduct& product, Prefetcher& ahead);
+void MultiplyOnAmx(const StripProduct& product, Prefetchers& ahead);
+void MultiplyOnCheckedTiles(const StripProduct& product, Prefetchers& ahead);
 
 // Runs `steps` rounds of independent tile products in registers. Returns the number of
 // floating-point operations. Requires UsesAmx().

@@ -81,7 +81,7 @@ void AddSteps(int64_t rows, int64_t tiles, const float* left, const float* right
 }
 
 // The portable kernel. Requires FlushSubnormals.
-void MultiplyOnFma(const StripProduct& product, Prefetcher& ahead) {
+void MultiplyOnFma(const StripProduct& product, Prefetchers& ahead) {
   const FloatTag d;
   const hn::RebindToUnsigned<FloatTag> bits;
   // Of one step, as float32; columns of tiles that are not there are zeros.

@@ -24,6 +24,7 @@ namespace moe::gemm {
 //   right   term t of column j at [t / 2 * 32 + 2 * j + t % 2]
 // A step is kTerms terms of a strip of one or two tiles, a strip is its steps one after the other:
 // step s of tile h at [(s * tiles + h) * kTileElements]. Zeros fill up rows, columns and terms.
+// Packed weights are right strips, always of two tiles.
 inline constexpr int64_t kTileSide = 16;
 inline constexpr int64_t kTerms = 32;
 inline constexpr int64_t kTileElements = kTileSide * kTerms;
@@ -36,6 +37,11 @@ constexpr int64_t TilesOf(int64_t side) {
 }
 constexpr int64_t StripsOf(int64_t side) {
   return (side + kStripSide - 1) / kStripSide;
+}
+// Index of term t of column j in a right strip of two tiles.
+constexpr int64_t RightIndex(int64_t t, int64_t j) {
+  const int64_t tile = t / kTerms * 2 + j / kTileSide;
+  return tile * kTileElements + t % kTerms / 2 * kTerms + j % kTileSide * 2 + t % 2;
 }
 
 // Sums of one strip by another, 4 KiB: row i of the left one, column j of the right one at
@@ -93,17 +99,17 @@ struct DepthBlock {
 // input gradients take twice as long.
 inline constexpr int64_t kMostSteps = 32;
 // Packed rows of a block, half of a second-level cache: b is read once for as many. Strips of b
-// that are packed at a time, a quarter.
+// that are packed at a time are fewer, because the first ones of a block are not prefetched.
 inline constexpr int64_t kKeptBytes = int64_t{1} << 20;
 inline constexpr int64_t kMostKeptRows = 512;
-inline constexpr int64_t kPanelBytes = int64_t{512} << 10;
+inline constexpr int64_t kPanelBytes = int64_t{128} << 10;
 inline constexpr int64_t kMostPanels = 8;
 
 // Whether b is the left operand: rows of weights are then copied as they are, and the fewer rows of
 // a are transposed. Sums come out transposed, too.
 template <typename TOut>
 constexpr bool IsLeft(const Problem<BFloat16, TOut>& problem) {
-  return problem.b_layout != Layout::kPlain;
+  return problem.b_layout == Layout::kTransposed;
 }
 
 // Steps of a packed operand whose whole depth is one block: each run of a tree begins a step.
@@ -258,8 +264,8 @@ inline void PackLeftStrip(MatrixView<const BFloat16> from, absl::Span<const Term
   }
 }
 
-// A strip of packed weights, rows of `from` [rows <= kStripSide, depth], as the left operand of two
-// tiles of a product with that tree. `to`: kStripSide * TreeSteps * kTerms elements.
+// A strip of packed weights, rows of `from` [rows <= kStripSide, depth], as the right operand of
+// products with that tree. `to`: kStripSide * TreeSteps * kTerms elements.
 void PackTileStrip(MatrixView<const BFloat16> from, const GemmTree& tree, BFloat16* to);
 
 struct Block;  // gemm_blocks.h

@@ -31,20 +31,17 @@ HWY_INLINE void TransposeTile(const T* from, int64_t from_stride, float* to, int
 }
 
 // to[w * 16 + j] = the pair of terms 2 w and 2 w + 1 of column j; terms are rows, `stride` apart.
-HWY_INLINE void InterleaveTile(const BFloat16* from, int64_t stride, float* to) {
+// Neighbouring tiles one after the other: their rows share cache lines.
+template <int kTiles>
+HWY_INLINE void InterleaveTiles(const BFloat16* from, int64_t stride, float* to) {
   const FloatTag d;
-  for (int64_t w = 0; w < kWords; ++w) {
-    for (int64_t j = 0; j < kTileSide; j += kLanes) {
-      hn::StoreU(LoadWordRow(d, from + 2 * w * stride + j, stride, 2), d, to + w * kTileSide + j);
+  for (int64_t w = 0; w < kWords; ++w, from += 2 * stride, to += kTileSide) {
+    MOE_UNROLL
+    for (int64_t j = 0; j < kTiles * kTileSide; j += kLanes) {
+      hn::StoreU(LoadWordRow(d, from + j, stride, 2), d,
+                 to + j / kTileSide * kWords * kTileSide + j % kTileSide);
     }
   }
-}
-
-// Copies `rows` rows of `cols` elements into a whole tile of rows of `full`, zeros beyond.
-inline void CopyPadded(const BFloat16* from, int64_t stride, int64_t rows, int64_t cols,
-                       int64_t full, BFloat16* to) {
-  std::fill_n(to, kTileElements, BFloat16());
-  for (int64_t i = 0; i < rows; ++i) std::copy_n(from + i * stride, cols, to + i * full);
 }
 
 // An operand in memory: terms are contiguous in its rows, or they are rows.
@@ -57,46 +54,60 @@ struct Operand {
   }
 };
 
-// Packs rows (columns) [side, side + count) of an operand, a whole step of one tile of it. Left
-// operands whose terms are contiguous are PackLeftStrip's.
+// Packs a whole step of one tile of an operand, whose first element is at `from`. Left operands
+// whose terms are contiguous are PackLeftStrip's.
 template <bool kIsLeft>
-HWY_INLINE void PackTile(const Operand& from, int64_t side, int64_t count, int64_t term,
-                         int64_t terms, BFloat16* to) {
-  HWY_ALIGN BFloat16 padded[kTileElements];
-  const BFloat16* data = from.At(side, term);
-  int64_t stride = from.m.stride();
+HWY_INLINE void PackWholeTile(const BFloat16* from, int64_t stride, bool terms_are_rows,
+                              BFloat16* to) {
   float* const words = reinterpret_cast<float*>(to);
-  if (count < kTileSide || terms < kTerms) {
-    const bool rows = from.terms_are_rows;
-    CopyPadded(data, stride, rows ? terms : count, rows ? count : terms, rows ? kTileSide : kTerms,
-               padded);
-    data = padded;
-    stride = rows ? kTileSide : kTerms;
-  }
   if (kIsLeft) {
     HWY_ALIGN float interleaved[kTileElements / 2];
-    InterleaveTile(data, stride, interleaved);
+    InterleaveTiles<1>(from, stride, interleaved);
     TransposeTile(interleaved, kTileSide, words, kWords);
-  } else if (from.terms_are_rows) {
-    InterleaveTile(data, stride, words);
+  } else if (terms_are_rows) {
+    InterleaveTiles<1>(from, stride, words);
   } else {
-    TransposeTile(data, stride, words, kTileSide);
+    TransposeTile(from, stride, words, kTileSide);
   }
 }
 
-// Packs one strip, rows (columns) [side, side + count) of an operand.
+// The same of a part of a tile, zeros beyond.
 template <bool kIsLeft>
-void PackStripOf(const Operand& from, absl::Span<const TermRun> runs, int64_t side, int64_t count,
-                 BFloat16* to) {
+HWY_NOINLINE void PackPartOfTile(const BFloat16* from, int64_t stride, bool terms_are_rows,
+                                 int64_t count, int64_t terms, BFloat16* to) {
+  HWY_ALIGN BFloat16 padded[kTileElements] = {};
+  const int64_t rows = terms_are_rows ? terms : count, cols = terms_are_rows ? count : terms;
+  const int64_t full = terms_are_rows ? kTileSide : kTerms;
+  for (int64_t i = 0; i < rows; ++i) std::copy_n(from + i * stride, cols, padded + i * full);
+  PackWholeTile<kIsLeft>(padded, full, terms_are_rows, to);
+}
+
+// Packs rows (columns) [side, side + count) of an operand, at most a tile.
+template <bool kIsLeft>
+HWY_INLINE void PackTile(const Operand& from, int64_t side, int64_t count, int64_t term,
+                         int64_t terms, BFloat16* to) {
+  const BFloat16* const data = from.At(side, term);
+  const int64_t stride = from.m.stride();
+  if (count == kTileSide && terms == kTerms) {
+    PackWholeTile<kIsLeft>(data, stride, from.terms_are_rows, to);
+  } else {
+    PackPartOfTile<kIsLeft>(data, stride, from.terms_are_rows, count, terms, to);
+  }
+}
+
+// Packs one strip of 1 or 2 tiles, rows (columns) [side, side + count) of an operand.
+template <bool kIsLeft>
+void PackStripOf(const Operand& from, absl::Span<const TermRun> runs, int64_t tiles, int64_t side,
+                 int64_t count, BFloat16* to) {
   constexpr int64_t kSteps = 4;  // of all tiles at a time, so that whole lines are used
-  const int64_t tiles = TilesOf(count);
   for (const TermRun& run : runs) {
     BFloat16* const begin = to + run.step * tiles * kTileElements;
     const int64_t steps = StepsOf(run.terms);
     for (int64_t first = 0; first < steps; first += kSteps) {
       for (int64_t h = 0; h < tiles; ++h) {
         for (int64_t s = first; s < std::min(steps, first + kSteps); ++s) {
-          PackTile<kIsLeft>(from, side + h * kTileSide, std::min(kTileSide, count - h * kTileSide),
+          PackTile<kIsLeft>(from, side + h * kTileSide,
+                            std::clamp<int64_t>(count - h * kTileSide, 0, kTileSide),
                             run.k + s * kTerms, std::min(kTerms, run.terms - s * kTerms),
                             begin + (s * tiles + h) * kTileElements);
         }
@@ -110,14 +121,18 @@ void PackRightStrips(const Operand& from, absl::Span<const TermRun> runs, int64_
                      int64_t strip, BFloat16* to) {
   for (const TermRun& run : runs) {
     for (int64_t s = 0; s < StepsOf(run.terms); ++s) {
+      const int64_t k = run.k + s * kTerms, terms = std::min(kTerms, run.terms - s * kTerms);
       for (int64_t j = 0; j < cols; j += kStripSide) {
         const int64_t tiles = TilesOf(std::min(kStripSide, cols - j));
+        BFloat16* const step = to + j / kStripSide * strip + (run.step + s) * tiles * kTileElements;
+        if (cols - j >= kStripSide && terms == kTerms) {
+          InterleaveTiles<2>(from.At(col + j, k), from.m.stride(), reinterpret_cast<float*>(step));
+          continue;
+        }
         for (int64_t h = 0; h < tiles; ++h) {
           const int64_t side = j + h * kTileSide;
-          PackTile<false>(
-              from, col + side, std::min(kTileSide, cols - side), run.k + s * kTerms,
-              std::min(kTerms, run.terms - s * kTerms),
-              to + j / kStripSide * strip + ((run.step + s) * tiles + h) * kTileElements);
+          PackTile<false>(from, col + side, std::min(kTileSide, cols - side), k, terms,
+                          step + h * kTileElements);
         }
       }
     }
@@ -126,9 +141,10 @@ void PackRightStrips(const Operand& from, absl::Span<const TermRun> runs, int64_
 
 void PackStripAs(bool is_left, const Operand& from, absl::Span<const TermRun> runs, int64_t side,
                  int64_t count, BFloat16* to) {
-  if (!is_left) return PackStripOf<false>(from, runs, side, count, to);
-  if (from.terms_are_rows) return PackStripOf<true>(from, runs, side, count, to);
-  PackLeftStrip(RowRange(from.m, side, side + count), runs, TilesOf(count), to);
+  const int64_t tiles = TilesOf(count);
+  if (!is_left) return PackStripOf<false>(from, runs, tiles, side, count, to);
+  if (from.terms_are_rows) return PackStripOf<true>(from, runs, tiles, side, count, to);
+  PackLeftStrip(RowRange(from.m, side, side + count), runs, tiles, to);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
