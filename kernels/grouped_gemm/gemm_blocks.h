@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "kernels/base/dtype.h"
+#include "kernels/grouped_gemm/gemm_dot_avx512.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
 #include "kernels/grouped_gemm/gemm_tile_order.h"
 
@@ -121,6 +122,14 @@ constexpr bool IsDeep(const Problem<T, TOut>& problem) {
   return words > kPlainB.panel_depth * SegmentsOf(problem) && words <= kMostDeep;
 }
 
+// Whether strips of b are converted to floats (FloatPairs in gemm_tile-inl.h), which pays from about
+// six tiles of rows on.
+inline constexpr int64_t kFewPairRows = 32;
+template <typename T, typename TOut>
+bool UnpacksPairs(const Problem<T, TOut>& problem) {
+  return std::is_same_v<T, BFloat16> && !DotsBFloat16() && problem.c.rows() > kFewPairRows;
+}
+
 template <typename T, typename TOut>
 Shape ShapeFor(const Problem<T, TOut>& problem) {
   if constexpr (std::is_same_v<T, BFloat16>) {
@@ -224,15 +233,17 @@ struct BlockGrid {
   int64_t col_blocks;
 };
 
-// Scratch of one thread: a packed panel of b, the sums of its columns for each pending node, and
-// the packed rows of a where they are copied. Each array is a multiple of 64 bytes long.
+// Scratch of one thread: a packed panel of b, the sums of its columns for each pending node, a
+// converted strip, and the packed rows of a where they are copied. Each array is a multiple of 64
+// bytes long.
 struct Slot {
   template <typename T, typename TOut>
   Slot(float* data, const Problem<T, TOut>& problem)
       : panel(data),
         sums(panel + ShapeFor(problem).panel_cols * ShapeFor(problem).panel_depth),
         node(ShapeFor(problem).panel_cols * ShapeFor(problem).block_rows),
-        a(sums + node * NodesOf(problem)) {}
+        pairs(sums + node * NodesOf(problem)),
+        a(pairs + PairsOf(problem)) {}
   // Size in floats, also for RunBlock in the order of tiles.
   template <typename T, typename TOut>
   static int64_t Size(const Problem<T, TOut>& problem) {
@@ -241,12 +252,17 @@ struct Slot {
     }
     const Shape shape = ShapeFor(problem);
     return shape.panel_cols * (shape.panel_depth + shape.block_rows * NodesOf(problem)) +
-           KeptWords(problem) * shape.block_rows;
+           PairsOf(problem) + KeptWords(problem) * shape.block_rows;
+  }
+  template <typename T, typename TOut>
+  static int64_t PairsOf(const Problem<T, TOut>& problem) {
+    return UnpacksPairs(problem) ? 2 * kMaxTileCols * ShapeFor(problem).panel_depth : 0;
   }
 
   float* panel;
   float* sums;
   int64_t node;  // floats between the sums of two nodes
+  float* pairs;  // a strip of the panel, if it is converted
   float* a;
 };
 

@@ -1,6 +1,8 @@
 #include "kernels/grouped_gemm/gemm_dot_avx512.h"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 
 #if MOE_GEMM_DOT_AVX512
 #include <hwy/targets.h>
@@ -12,11 +14,11 @@
 namespace moe::gemm {
 namespace {
 
-std::atomic<bool> use_dot = true;
+std::atomic<DotUse> use_dot = DotUse::kWhereFaster;
 
-}  // namespace
+bool IsDotFaster();
 
-bool HasBFloat16Dot() {
+bool HasDot() {
 #if MOE_GEMM_DOT_AVX512
   static const bool has =
       __builtin_cpu_supports("avx512bf16") && (hwy::SupportedTargets() & HWY_AVX3) != 0;
@@ -26,11 +28,18 @@ bool HasBFloat16Dot() {
 #endif
 }
 
-bool DotsBFloat16() {
-  return HasBFloat16Dot() && use_dot.load(std::memory_order_relaxed);
+}  // namespace
+
+bool MayDotBFloat16() {
+  return use_dot.load(std::memory_order_relaxed) != DotUse::kNever && HasDot();
 }
 
-void UseBFloat16Dot(bool use) {
+bool DotsBFloat16() {
+  return MayDotBFloat16() &&
+         (use_dot.load(std::memory_order_relaxed) == DotUse::kAlways || IsDotFaster());
+}
+
+void UseBFloat16Dot(DotUse use) {
   use_dot.store(use, std::memory_order_relaxed);
 }
 
@@ -136,8 +145,7 @@ MOE_DOT_TARGET void DotTileOf(const Rows& rows, const float* __restrict strip,
     const float* b = strip + piece->b * kLine;
     int64_t k = 0;
     for (; k + 4 <= piece->words; k += 4, a += 4 * word_bytes, b += 4 * kLine) {
-      ahead.next.Burst();
-      ahead.output.Burst();
+      ahead.Burst();
       DotWord<kRows>(a, row_bytes, b, sum);
       DotWord<kRows>(a + word_bytes, row_bytes, b + kLine, sum);
       DotWord<kRows>(a + 2 * word_bytes, row_bytes, b + 2 * kLine, sum);
@@ -197,23 +205,63 @@ void DotTile(int64_t rows, const PackedDotRows& a, const float* b,
   DotTileOfAny(rows, a, b, pieces, c, ahead);
 }
 
-MOE_DOT_TARGET double RunDots(int64_t steps) {
-  constexpr int kChains = 12;  // more than units times latency
-  const auto one = (__m512bh)_mm512_set1_epi32(0x3f803f80);
+namespace {
+
+constexpr int kChains = 12;  // more than units times latency
+
+// `steps` rounds of independent dot products, or multiply-adds, in registers.
+template <bool kDots>
+MOE_DOT_TARGET void RunChains(int64_t steps) {
+  const __m512i one = _mm512_set1_epi32(0x3f803f80);
   __m512 sum[kChains];
   for (int i = 0; i < kChains; ++i) sum[i] = _mm512_set1_ps(static_cast<float>(i));
   for (int64_t n = 0; n < steps; ++n) {
-    _Pragma("GCC unroll 12") for (__m512& s : sum) s = _mm512_dpbf16_ps(s, one, one);
+    _Pragma("GCC unroll 12") for (__m512& s : sum) {
+      s = kDots ? _mm512_dpbf16_ps(s, (__m512bh)one, (__m512bh)one)
+                : _mm512_fmadd_ps(_mm512_castsi512_ps(one), _mm512_castsi512_ps(one), s);
+    }
   }
-  __m512 total = sum[0];
-  for (int i = 1; i < kChains; ++i) total = _mm512_add_ps(total, sum[i]);
-  // Never true, but the compiler cannot prove it, so that the chains are computed.
-  if (_mm512_cvtss_f32(total) < 0) return 0;
+  // The compiler must not leave the chains out.
+  for (const __m512& s : sum) __asm__ volatile("" ::"v"(s));
+}
+
+bool IsDotFaster() {
+  static const bool faster = [] {
+    using Clock = std::chrono::steady_clock;
+    Clock::duration dots = Clock::duration::max(), multiply_adds = dots;
+    const auto time = [](void (*run)(int64_t), Clock::duration& least) {
+      const auto begin = Clock::now();
+      run(200);
+      least = std::min(least, Clock::now() - begin);
+    };
+    for (int i = 0; i < 10; ++i) {  // the vector units may only wake up now
+      time(RunChains<true>, dots);
+      time(RunChains<false>, multiply_adds);
+    }
+    return dots < 2 * multiply_adds;
+  }();
+  return faster;
+}
+
+}  // namespace
+
+double RunDots(int64_t steps) {
+  RunChains<true>(steps);
   return static_cast<double>(steps) * kChains * kLanes * 4;
 }
 
 #undef MOE_DOT_TARGET
 #undef MOE_DOT_UNROLL
+
+#else
+
+namespace {
+
+bool IsDotFaster() {
+  return false;
+}
+
+}  // namespace
 
 #endif  // MOE_GEMM_DOT_AVX512
 

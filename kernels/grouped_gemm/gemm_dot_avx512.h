@@ -17,11 +17,13 @@
 
 namespace moe::gemm {
 
-// Whether this CPU has the instruction; and whether products use it, which they do unless a test or
-// benchmark disables it (simd_targets.h).
-bool HasBFloat16Dot();
+// Whether products use the instruction. kWhereFaster, the default: if the two multiply-adds that it
+// replaces take longer. It has their rate on some CPUs, and a quarter of it on others. Measured
+// once, in some 30 microseconds.
+enum class DotUse : uint8_t { kNever, kWhereFaster, kAlways };
+void UseBFloat16Dot(DotUse use);
+bool MayDotBFloat16();  // this CPU has it, and it is not forbidden
 bool DotsBFloat16();
-void UseBFloat16Dot(bool use);
 
 // Arithmetic without subnormal numbers, like vdpbf16ps's, for multiply-adds beside it. On x86,
 // while an object lives, this thread's floating-point operations read subnormal numbers as zeros
@@ -61,14 +63,14 @@ struct PackedDotRows {
 };
 
 // c [rows, 64] from a * b, piece by piece; word w of b is the line of 64 words at b + 64 * w.
-// `rows`: 1 to kTileRows. Requires HasBFloat16Dot().
+// `rows`: 1 to kTileRows. Requires MayDotBFloat16().
 void DotTile(int64_t rows, const PlainDotRows& a, const float* b,
              absl::Span<const TilePiece> pieces, const TileSums& c, Prefetchers& ahead);
 void DotTile(int64_t rows, const PackedDotRows& a, const float* b,
              absl::Span<const TilePiece> pieces, const TileSums& c, Prefetchers& ahead);
 
 // Runs `steps` rounds of independent dot products in registers. Returns the number of
-// floating-point operations, four for each lane. Requires HasBFloat16Dot().
+// floating-point operations, four for each lane. Requires MayDotBFloat16().
 double RunDots(int64_t steps);
 
 #endif  // MOE_GEMM_DOT_AVX512

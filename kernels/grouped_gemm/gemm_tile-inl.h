@@ -43,9 +43,18 @@ struct LowerHalf {
   }
 };
 
-// Rows of a tile, each contiguous: rows of a in place, or packed.
+// Type of words: pairs of bfloat16 as two floats, the second of them first. Without dot products
+// that are faster than multiply-adds a tile reads those of b, and converts its rows of a: halves of
+// words take an instruction each, half as many as there are multiply-adds.
+struct FloatPairs {};
+
+// Rows of a tile, each contiguous: rows of a in place, or packed. From: from that word on.
 template <typename T>
 struct PlainRows {
+  template <int kRows>
+  HWY_INLINE PlainRows From(int64_t word) const {
+    return {data + word * kStepsPerWord<T>, row_stride};
+  }
   template <int kRows>
   HWY_INLINE FloatLanes Broadcast(int64_t i, int64_t word) const {
     float value;
@@ -60,6 +69,10 @@ struct PlainRows {
 // The rows of a tile, interleaved word by word.
 struct PackedRows {
   template <int kRows>
+  HWY_INLINE PackedRows From(int64_t word) const {
+    return {data + word * kRows};
+  }
+  template <int kRows>
   HWY_INLINE FloatLanes Broadcast(int64_t i, int64_t word) const {
     return hn::Set(FloatTag(), data[word * kRows + i]);
   }
@@ -67,6 +80,48 @@ struct PackedRows {
   const float* data;
 };
 static_assert(std::endian::native == std::endian::little);
+
+// Rows of FloatPairs: the second and the first of each pair.
+template <class Rows>
+struct PairRows {
+  Rows upper, lower;
+};
+
+HWY_INLINE void UnpackPairs(const float* words, int64_t count, float* HWY_RESTRICT upper,
+                            float* HWY_RESTRICT lower) {
+  const FloatTag d;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const FloatLanes pairs = hn::LoadU(d, words + i);
+    hn::StoreU(UpperHalf::Of(pairs), d, upper + i);
+    hn::StoreU(LowerHalf::Of(pairs), d, lower + i);
+  }
+  for (; i < count; ++i) {
+    const auto pair = std::bit_cast<uint32_t>(words[i]);
+    upper[i] = std::bit_cast<float>(pair & 0xffff0000u);
+    lower[i] = std::bit_cast<float>(pair << 16);
+  }
+}
+
+// Up to kChainWords words of rows. `memory`: kPairFloats<kRows> floats.
+template <int kRows>
+constexpr int64_t kPairFloats = 2 * kRows* kChainWords;
+template <int kRows, typename T>
+HWY_INLINE PairRows<PlainRows<float>> Unpack(const PlainRows<T>& rows, int64_t words,
+                                             float* memory) {
+  float* const lower = memory + kRows * kChainWords;
+  for (int i = 0; i < kRows; ++i) {
+    UnpackPairs(reinterpret_cast<const float*>(rows.data + i * rows.row_stride), words,
+                memory + i * kChainWords, lower + i * kChainWords);
+  }
+  return {{memory, kChainWords}, {lower, kChainWords}};
+}
+template <int kRows>
+HWY_INLINE PairRows<PackedRows> Unpack(const PackedRows& rows, int64_t words, float* memory) {
+  float* const lower = memory + kRows * kChainWords;
+  UnpackPairs(rows.data, kRows * words, memory, lower);
+  return {{memory}, {lower}};
+}
 
 // kTileCols columns of b: word k at data + k * stride.
 struct Strip {
@@ -94,7 +149,10 @@ HWY_INLINE void Step(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
 template <typename T, int kRows, class Rows>
 HWY_INLINE void Word(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
                      FloatLanes (&sum)[kRows][kVectors]) {
-  if constexpr (kStepsPerWord<T> == 1) {
+  if constexpr (std::is_same_v<T, FloatPairs>) {
+    Step<Whole, kRows>(a.upper, k, b, sum);
+    Step<Whole, kRows>(a.lower, k, b + kTileCols, sum);
+  } else if constexpr (kStepsPerWord<T> == 1) {
     Step<Whole, kRows>(a, k, b, sum);
   } else {
     Step<UpperHalf, kRows>(a, k, b, sum);
@@ -142,8 +200,18 @@ HWY_INLINE void StoreSums(const FloatLanes (&sum)[kRows][kVectors], float* HWY_R
 // multiply-add per element and step; chains end and are added as the pieces say. T: type of the
 // words.
 template <typename T, int kRows, class Rows>
-HWY_NOINLINE void Tile(const Rows a, const Strip strip, absl::Span<const TilePiece> pieces,
+HWY_NOINLINE void Tile(const Rows rows, const Strip strip, absl::Span<const TilePiece> pieces,
                        const TileSums c, Prefetchers& ahead) {
+  constexpr bool kUnpacks = std::is_same_v<T, FloatPairs>;
+  HWY_ALIGN float unpacked[kUnpacks ? kPairFloats<kRows> : 1];
+  const auto rows_from = [&](const TilePiece& piece) HWY_ATTR {
+    const Rows from = rows.template From<kRows>(piece.a);
+    if constexpr (kUnpacks) {
+      return Unpack<kRows>(from, piece.words, unpacked);
+    } else {
+      return from;
+    }
+  };
   HWY_ALIGN float beside_c[kMaxWaiting][kRows * kTileCols];
   int waiting = c.continues ? 1 : 0;
   FloatLanes sum[kRows][kVectors];
@@ -152,14 +220,14 @@ HWY_NOINLINE void Tile(const Rows a, const Strip strip, absl::Span<const TilePie
   const TilePiece* const last = piece + pieces.size() - 1;
   for (;; ++piece) {
     const float* HWY_RESTRICT b = strip.data + piece->b * strip.stride;
-    int64_t k = piece->a;
-    const int64_t end = k + piece->words;
+    const auto a = rows_from(*piece);
+    int64_t k = 0;
+    const int64_t end = piece->words;
     // Unrolled by hand, so that the words share one set of addresses: the tile is bound by
     // instructions where two threads share a core.
     static_assert(Prefetcher::kSteps == 4);
     for (; k + 4 <= end; k += 4, b += 4 * strip.stride) {
-      ahead.next.Burst();
-      ahead.output.Burst();
+      ahead.Burst();
       Word<T, kRows>(a, k, b, sum);
       Word<T, kRows>(a, k + 1, b + strip.stride, sum);
       Word<T, kRows>(a, k + 2, b + 2 * strip.stride, sum);

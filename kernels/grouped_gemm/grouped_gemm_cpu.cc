@@ -206,25 +206,28 @@ inline PackedDotRows DotRowsOf(const PackedRows& a) {
 #define MOE_DOTS 0
 #endif
 
-// Multiplies `rows` rows of a by the pieces of a strip.
+// Multiplies `rows` rows of a by the pieces of a strip, which is `unpacked` to FloatPairs or not.
 template <class T, class Rows>
-void MultiplyWords(int64_t rows, const Rows& a, const Strip& b, absl::Span<const TilePiece> pieces,
-                   const TileSums& c, Prefetchers& ahead) {
+void MultiplyWords(int64_t rows, const Rows& a, const Strip& b, bool unpacked,
+                   absl::Span<const TilePiece> pieces, const TileSums& c, Prefetchers& ahead) {
 #if MOE_DOTS
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (DotsBFloat16()) return DotTile(rows, DotRowsOf(a), b.data, pieces, c, ahead);
   }
 #endif
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (unpacked) return TileOf<FloatPairs>(rows, a, b, pieces, c, ahead);
+  }
   TileOf<T>(rows, a, b, pieces, c, ahead);
 }
 
 // Computes one tile: rows [row, row + rows) of the block times strip `b`.
 template <class T, class TOut>
 void MultiplyTile(const Problem<T, TOut>& problem, const Block& block, const Panel& panel,
-                  const float* packed_a, int64_t row, int64_t rows, const Strip& b,
+                  const float* packed_a, int64_t row, int64_t rows, const Strip& b, bool unpacked,
                   absl::Span<const TilePiece> pieces, const TileSums& c, Prefetchers& ahead) {
   const auto multiply = [&](const auto& a) HWY_ATTR {
-    MultiplyWords<T>(rows, a, b, pieces, c, ahead);
+    MultiplyWords<T>(rows, a, b, unpacked, pieces, c, ahead);
   };
   const float* const packed = packed_a + row * panel.depth;
   if (problem.a_layout == Layout::kTransposed) return multiply(PackedRows{packed});
@@ -245,14 +248,14 @@ class TilePieces {
       : packs_a_(PacksRows(problem)), k_(panel.k), pieces_(pieces) {}
 
   // `in_place`: b is read in place.
-  absl::Span<const TilePiece> Of(bool in_place) {
+  absl::Span<TilePiece> Of(bool in_place) {
     for (size_t i = 0; i < pieces_.count; ++i) {
       const Piece& piece = pieces_.piece[i];
       const int64_t word = (piece.k - k_) / kStepsPerWord<T>;
       tile_[i] = {packs_a_ ? piece.word : word, in_place ? word : piece.word, piece.words,
                   piece.folds};
     }
-    return {tile_.data(), pieces_.count};
+    return absl::MakeSpan(tile_).subspan(0, pieces_.count);
   }
 
  private:
@@ -262,6 +265,20 @@ class TilePieces {
   std::array<TilePiece, std::tuple_size_v<decltype(Pieces::piece)>> tile_;
 };
 
+// Converts a strip to FloatPairs, piece after piece, and sets where they begin.
+inline Strip UnpackStrip(const Strip& strip, absl::Span<TilePiece> pieces, float* to) {
+  int64_t word = 0;
+  for (TilePiece& piece : pieces) {
+    const float* from = strip.data + piece.b * strip.stride;
+    piece.b = word;
+    for (const int64_t end = word + piece.words; word < end; ++word, from += strip.stride) {
+      float* const pair = to + 2 * word * kTileCols;
+      UnpackPairs(from, kTileCols, pair, pair + kTileCols);
+    }
+  }
+  return {to, 2 * kTileCols};
+}
+
 // Multiplies all rows of the block by one panel.
 template <class T, class TOut>
 void MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
@@ -270,15 +287,17 @@ void MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const Ev
   const Sums<T, TOut> sums(problem, block, panel, slot);
   TilePieces<T, TOut> tile_pieces(problem, panel, pieces);
   Prefetchers ahead = {.next = next};
+  const bool unpacks = UnpacksPairs(problem);
   for (int64_t j = 0; j < panel.cols; j += kTileCols) {
-    const Strip strip = StripAt(problem, panel, slot, j);
+    Strip strip = StripAt(problem, panel, slot, j);
     const auto words = tile_pieces.Of(InPlace(problem, panel, j));
+    if (unpacks) strip = UnpackStrip(strip, words, slot.pairs);
     ahead.output = sums.PrefetchOutput(tiles.total, j, tiles.parts * panel.depth);
     for (int64_t t = 0; t < tiles.parts; ++t) {
       const int64_t row = tiles.Begin(t), rows = tiles.Begin(t + 1) - row;
       sums.Load(row, rows, j);
-      MultiplyTile(problem, block, panel, packed_a, row, rows, strip, words, sums.Tile(row, j),
-                   ahead);
+      MultiplyTile(problem, block, panel, packed_a, row, rows, strip, unpacks, words,
+                   sums.Tile(row, j), ahead);
       sums.Store(row, rows, j, tally);
     }
   }

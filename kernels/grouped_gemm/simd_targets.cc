@@ -27,6 +27,7 @@ std::vector<std::string> SimdTargets() {
   if (DotsBFloat16()) names.emplace_back(kWithDot);
   for (const int64_t target : kFused) {
     if (hwy::SupportedTargets() & target) names.emplace_back(hwy::TargetName(target));
+    if (target == HWY_AVX3 && MayDotBFloat16() && !DotsBFloat16()) names.emplace_back(kWithDot);
   }
   names.emplace_back(hwy::TargetName(HWY_EMU128));
   return names;
@@ -34,7 +35,9 @@ std::vector<std::string> SimdTargets() {
 
 void UseSimdTarget(absl::string_view name) {
   UseAmx(name == kWithTiles || name.empty());
-  UseBFloat16Dot(name == kWithTiles || name == kWithDot || name.empty());
+  UseBFloat16Dot(name == kWithDot                     ? DotUse::kAlways
+                 : name == kWithTiles || name.empty() ? DotUse::kWhereFaster
+                                                      : DotUse::kNever);
   if (name == kWithTiles || name == kWithDot) name = hwy::TargetName(HWY_AVX3);
   int64_t chosen = 0;  // no restriction
   for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON, HWY_EMU128}) {

@@ -14,7 +14,8 @@ namespace moe::gemm {
 
 // The targets with fused multiply-add that may be used on this CPU, best first, and last "EMU128":
 // no SIMD, where products run the plain loops of the specification. "AVX3" is AVX-512, "AVX3_BF16"
-// is AVX-512 with dot products of bfloat16, "AVX3_AMX" has tiles beside them. All but "EMU128" have
+// is AVX-512 with dot products of bfloat16, before it only where they are measured to be faster
+// than multiply-adds. "AVX3_AMX" has tiles, and dot products where they are. All but "EMU128" have
 // the same bits.
 std::vector<std::string> SimdTargets();
 
