@@ -122,8 +122,8 @@ constexpr bool IsDeep(const Problem<T, TOut>& problem) {
   return words > kPlainB.panel_depth * SegmentsOf(problem) && words <= kMostDeep;
 }
 
-// Whether strips of b are converted to floats (FloatPairs in gemm_tile-inl.h), which pays from about
-// six tiles of rows on.
+// Whether strips of b are converted to floats (FloatPairs in gemm_tile-inl.h), which pays from
+// about six tiles of rows on.
 inline constexpr int64_t kFewPairRows = 32;
 template <typename T, typename TOut>
 bool UnpacksPairs(const Problem<T, TOut>& problem) {
