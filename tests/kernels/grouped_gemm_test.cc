@@ -46,6 +46,14 @@ TEST(Gemm, AddsLeavesAsABalancedTree) {
   EXPECT_EQ(add(2, 2), 1 + 2 * e);
 }
 
+// Even dot products of bfloat16 where multiply-adds are faster.
+TEST(SimdTargets, TheOneInUseIsTheFirst) {
+  for (const std::string& target : gemm::SimdTargets()) {
+    const SimdTarget use(target);
+    EXPECT_EQ(gemm::SimdTargets().front(), target);
+  }
+}
+
 // The one item is in the last of two leaves: its -0 is not added to the other's 0.
 TEST(Gemm, AnEmptyLeafIsNoZero) {
   const float x = -0x1p-100f, w = 0x1p-100f;
