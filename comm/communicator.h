@@ -279,6 +279,8 @@ class Communicator {
   // From now on collectives of this rank, and of groups split off later, pass `watch`. The group's
   // name in the flight recorder must be the same on all ranks. Before other threads use it.
   void Attach(std::shared_ptr<RankWatch> watch, std::string group);
+  // What `Attach` was given; nullptr without.
+  RankWatch* watch() const { return watch_.get(); }
   // The rank comes to a place outside communication. With a watch: RankWatch::Mark.
   void Mark(const Site& site) const {
     if (watch_ != nullptr) MarkWatched(site);

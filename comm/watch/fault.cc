@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <limits>
 #include <stdexcept>
 #include <thread>
 
@@ -24,6 +25,14 @@ void DieBy(int signal) {
 
 }  // namespace
 
+std::optional<float> ReplacementOf(FaultKind kind) {
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  if (kind == FaultKind::kNaN) return std::numeric_limits<float>::quiet_NaN();
+  if (kind == FaultKind::kInfinity) return kInfinite;
+  if (kind == FaultKind::kNegativeInfinity) return -kInfinite;
+  return std::nullopt;
+}
+
 bool Fault::ComesTo(int rank) const {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
@@ -36,6 +45,7 @@ void Inject(FaultKind kind, int rank, const Site& site) {
     return;
   }
   Log(LogLevel::kWarning, what);
+  if (ReplacementOf(kind).has_value()) return;
   if (kind == FaultKind::kThrow) throw std::runtime_error(what);
   if (kind == FaultKind::kExit) _exit(kFaultExitCode);
   if (kind == FaultKind::kKill) DieBy(SIGKILL);

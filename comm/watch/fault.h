@@ -3,6 +3,7 @@
 #define MOE_COMM_WATCH_FAULT_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,7 +12,17 @@
 
 namespace moe {
 
-enum class FaultKind : uint8_t { kThrow, kExit, kKill, kSegv, kHang, kSlow };
+enum class FaultKind : uint8_t {
+  kThrow,
+  kExit,
+  kKill,
+  kSegv,
+  kHang,
+  kSlow,
+  kNaN,
+  kInfinity,
+  kNegativeInfinity
+};
 inline constexpr Choice<FaultKind> kFaultKindWords[] = {
     {"throw", FaultKind::kThrow},  // an exception in the rank's thread
     {"exit", FaultKind::kExit},    // _exit(kFaultExitCode) of the process
@@ -19,7 +30,14 @@ inline constexpr Choice<FaultKind> kFaultKindWords[] = {
     {"segv", FaultKind::kSegv},    // SIGSEGV of the process
     {"hang", FaultKind::kHang},    // the rank's thread sleeps for ever
     {"slow", FaultKind::kSlow},    // a pause at every pass, kSlowPause
+    // One of the values that the phase has made is replaced (RankWatch::TakeValue).
+    {"nan", FaultKind::kNaN},
+    {"inf", FaultKind::kInfinity},
+    {"-inf", FaultKind::kNegativeInfinity},
 };
+
+// The value that replaces another; none for the other kinds.
+std::optional<float> ReplacementOf(FaultKind kind);
 
 inline constexpr int kFaultExitCode = 70;  // none of a program's own
 inline constexpr absl::Duration kSlowPause = absl::Milliseconds(100);
@@ -35,7 +53,8 @@ struct Fault {
 };
 
 // Does what `kind` says to rank `rank` of the world, at `site`, after a warning that names the
-// place; kSlow gives none, and alone returns. kThrow: std::runtime_error.
+// place; kSlow gives none. Only kSlow and kinds with a replacement return. kThrow:
+// std::runtime_error.
 void Inject(FaultKind kind, int rank, const Site& site);
 
 }  // namespace moe

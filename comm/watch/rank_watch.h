@@ -2,7 +2,9 @@
 #ifndef MOE_COMM_WATCH_RANK_WATCH_H_
 #define MOE_COMM_WATCH_RANK_WATCH_H_
 
+#include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "comm/watch/fault.h"
 #include "comm/watch/flight_recorder.h"
@@ -13,7 +15,11 @@ namespace moe {
 class RankWatch {
  public:
   RankWatch(int rank, int ranks, const Fault& fault)
-      : rank_(rank), ranks_(ranks), armed_(fault.ComesTo(rank)), fault_(fault) {}
+      : rank_(rank),
+        ranks_(ranks),
+        armed_(fault.ComesTo(rank)),
+        replaces_(armed_ && ReplacementOf(fault.kind).has_value()),
+        fault_(fault) {}
 
   int rank() const { return rank_; }    // of the world
   int ranks() const { return ranks_; }  // of the world
@@ -26,6 +32,12 @@ class RankWatch {
     recorder_.Mark(site);
     Meet(site);
   }
+  // The value that is to replace one of those that the rank has made at `site`; once. Warns.
+  std::optional<float> TakeValue(const Site& site) {
+    if (!replaces_ || !fault_.ComesAt(site) || taken_.exchange(true)) return std::nullopt;
+    Inject(fault_.kind, rank_, site);
+    return ReplacementOf(fault_.kind);
+  }
   // The rank calls a collective; the fault comes before the recorder has it. FlightRecorder::Enter.
   uint64_t Enter(int group, int64_t sequence, const FlightCall& call) {
     Meet(call.site);
@@ -34,12 +46,13 @@ class RankWatch {
 
  private:
   void Meet(const Site& site) const {
-    if (armed_ && fault_.ComesAt(site)) Inject(fault_.kind, rank_, site);
+    if (armed_ && !replaces_ && fault_.ComesAt(site)) Inject(fault_.kind, rank_, site);
   }
 
   const int rank_, ranks_;
-  const bool armed_;
+  const bool armed_, replaces_;
   const Fault fault_;
+  std::atomic<bool> taken_{false};  // whether the replacement has been given out
   FlightRecorder recorder_;
 };
 

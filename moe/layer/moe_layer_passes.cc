@@ -11,6 +11,7 @@
 #include "kernels/combine/combine.h"
 #include "kernels/elementwise/elementwise.h"
 #include "moe/layer/moe_layer.h"
+#include "moe/run/finite.h"
 #include "moe/state/weight_lease.h"
 
 namespace moe {
@@ -86,6 +87,14 @@ LinearRows Networks(const DispatchPlan& plan, int first, int last) {
   return {.first = first, .last = last, .offsets = plan.expert_offsets()};
 }
 
+// Their rows; none where a device alone knows them.
+template <typename T>
+MatrixView<T> RowsOf(MatrixView<T> expert_rows, const DispatchPlan& plan, int first, int last) {
+  const absl::Span<const int64_t> offsets = plan.expert_offsets().host();
+  if (offsets.empty()) return {};
+  return RowRange(expert_rows, offsets[first], offsets[last]);
+}
+
 // `status` of a pass; after a failure the streams are empty.
 absl::Status Settle(absl::Status status, const Context& context) {
   if (status.ok()) return status;
@@ -134,6 +143,10 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
                        MakeReturnedRows(*dispatcher_, plan, hidden, pass, kept));
   const MatrixView<T> out = rows_back.out;
   s.home_rows = rows_back.home;
+  const auto compute_experts = [&](int first, int last) -> absl::Status {
+    MOE_RETURN_IF_ERROR(experts_->Forward(context, Networks(plan, first, last), s.experts, out));
+    return CheckFinite(pass, kExperts.name, RowsOf(out, plan, first, last));
+  };
 
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
@@ -143,17 +156,17 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
         if (!weigh_input) return dispatcher_->Dispatch(call, own, rows);
         return dispatcher_->DispatchScaled(call, own, s.own.weight, rows);
       },
-      [&](int first, int last) {
-        return experts_->Forward(context, Networks(plan, first, last), s.experts, out);
-      },
+      compute_experts,
       [&](const DispatchCall& call) { return dispatcher_->Return(call, out, s.home_rows); }));
   MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(pass, y, s));
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
+  const MatrixView<T> own_y = RowRange(y, s.begin, s.end);
   MOE_RETURN_IF_ERROR(Timed(pass, kCombineSum, compute, [&] {
     return CombineRows<T>(s.home_rows, s.own.slot_offset, plan.home_row_of_slot(),
-                          weigh_input ? absl::Span<const float>() : s.own.weight,
-                          RowRange(y, s.begin, s.end), write, compute);
+                          weigh_input ? absl::Span<const float>() : s.own.weight, own_y, write,
+                          compute);
   }));
+  MOE_RETURN_IF_ERROR(CheckFinite(pass, kCombine.name, own_y));
   return GatherOwnRows(pass, y);
 }
 
@@ -176,15 +189,22 @@ absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
                               .bfloat16_order = context.gemm.bfloat16_order};
   const auto gate = [&]() -> absl::Status {
     MOE_RETURN_IF_ERROR(router_->Logits(call, saved.router));
+    const MatrixView<const float> logits = saved.router.logits;
+    ReplaceValue(
+        pass, kGate.name,
+        MatrixView<float>(const_cast<float*>(logits.data()), logits.rows(), logits.cols()));
     return router_->Decide(call, saved.router, stats);
   };
   MOE_RETURN_IF_ERROR(Timed(pass, kGate, compute, gate));
   if (expert_bias_ != nullptr) {
     const int64_t layer = pass.site.layer;
-    MOE_RETURN_IF_ERROR(CheckExpertBias(expert_bias_->master(), expert_bias_->spec().name,
-                                        layer >= 0 ? layer : config_.router.layer));
+    MOE_RETURN_IF_ERROR(AtPlace(CheckExpertBias(expert_bias_->master(), expert_bias_->spec().name,
+                                                layer >= 0 ? layer : config_.router.layer),
+                                pass, kGate.name));
   }
-  if (stats != nullptr && !OnCuda(context)) MOE_RETURN_IF_ERROR(stats->Wait());
+  if (stats != nullptr && !OnCuda(context)) {
+    MOE_RETURN_IF_ERROR(AtPlace(stats->Wait(), pass, kGate.name));
+  }
   const Routing& routing = saved.router.routing;
   if (routing.num_routed_experts < routing.num_experts) {
     MOE_ASSIGN_OR_RETURN(const auto row, host.Array<int32_t>(routing.slots()));
@@ -391,11 +411,21 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
   // what comes home now.
   const bool weigh_input = routing.weight_on == WeightOn::kInput;
   const MatrixView<const T> own_dy = RowRange(dy, saved.begin, saved.end);
-  const auto weight_gradient = [&](MatrixView<const T> at_home, MatrixView<const T> returned) {
-    return Timed(pass, kWeightBackward, compute, [&] {
+  const auto weight_gradient = [&](MatrixView<const T> at_home,
+                                   MatrixView<const T> returned) -> absl::Status {
+    MOE_RETURN_IF_ERROR(Timed(pass, kWeightBackward, compute, [&] {
       return CombineWeightGradient<T>(at_home, returned, saved.own.slot_offset,
                                       plan.home_row_of_slot(), own_d_weight, compute);
-    });
+    }));
+    NoteNonFinite(pass, kCombineBackward.name,
+                  MatrixView<float>(own_d_weight.data(), std::ssize(own_d_weight), 1));
+    return absl::OkStatus();
+  };
+  const auto input_gradient = [&](int first, int last) -> absl::Status {
+    MOE_RETURN_IF_ERROR(experts_->InputGradient(context, Networks(plan, first, last), saved.experts,
+                                                d_out, d_rows));
+    NoteNonFinite(pass, kExpertsBackward.name, RowsOf(d_rows, plan, first, last));
+    return absl::OkStatus();
   };
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
   if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(own_dy, saved.home_rows));
@@ -409,10 +439,7 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
         if (weigh_input) return dispatcher_->Dispatch(call, own_dy, d_out);
         return dispatcher_->DispatchScaled(call, own_dy, saved.own.weight, d_out);
       },
-      [&](int first, int last) {
-        return experts_->InputGradient(context, Networks(plan, first, last), saved.experts, d_out,
-                                       d_rows);
-      },
+      input_gradient,
       [&](const DispatchCall& call) { return dispatcher_->Return(call, d_rows, home_dx); }));
   MOE_ASSIGN_OR_RETURN(const GroupOffsets segments, SegmentsOf(plan, *context.host_workspace));
   // For all chunks at once, while the last rows travel home.
@@ -424,11 +451,13 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
   if (weigh_input) {
     MOE_RETURN_IF_ERROR(weight_gradient(RowRange(saved.x, saved.begin, saved.end), home_dx));
   }
+  const MatrixView<T> own_dx = RowRange(dx, saved.begin, saved.end);
   MOE_RETURN_IF_ERROR(Timed(pass, kDispatchBackwardSum, compute, [&] {
     return CombineRows<T>(home_dx, saved.own.slot_offset, plan.home_row_of_slot(),
-                          weigh_input ? saved.own.weight : absl::Span<const float>(),
-                          RowRange(dx, saved.begin, saved.end), Write::kOverwrite, compute);
+                          weigh_input ? saved.own.weight : absl::Span<const float>(), own_dx,
+                          Write::kOverwrite, compute);
   }));
+  NoteNonFinite(pass, kDispatchBackward.name, own_dx);
   MOE_RETURN_IF_ERROR(GatherOwnRows(pass, dx));
   MOE_RETURN_IF_ERROR(GatherOwnSlots(pass, saved.router.on_device, d_weight));
   MOE_RETURN_IF_ERROR(HomeBackward(pass, {dy, d_weight, dx}, saved, ready));
@@ -451,6 +480,7 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
                               .stream = compute},
                              saved.router);
   }));
+  NoteNonFinite(pass, kGateBackward.name, dx);
   if (!config_.train_router) return absl::OkStatus();
   if (router_bias_ != nullptr) MOE_RETURN_IF_ERROR(ready(*router_bias_));
   return ready(*router_weight_);

@@ -13,6 +13,7 @@
 #include "moe/lm/run_settings.h"
 #include "moe/lm/text_rounds.h"
 #include "moe/lm/train_config.h"
+#include "moe/train/non_finite.h"
 
 namespace moe::lm {
 namespace {
@@ -96,7 +97,8 @@ absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, in
   MOE_RETURN_IF_ERROR(trainer.BeginEvaluation((count + size - 1) / size));
   totals.Clear();
   TextRounds<T> rounds(config, text, count, model, totals);
-  MOE_RETURN_IF_ERROR(trainer.RunRounds(model.pipeline(), rounds));
+  MOE_RETURN_IF_ERROR(WithWeight(trainer.RunRounds(model.pipeline(), rounds), trainer.parameters(),
+                                 trainer.context()));
   MOE_RETURN_IF_ERROR(trainer.EndStep());
   if (totals.non_finite() > 0) {
     return absl::DataLossError(

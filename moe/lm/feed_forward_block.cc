@@ -4,6 +4,7 @@
 
 #include "kernels/base/workspace.h"
 #include "kernels/elementwise/elementwise.h"
+#include "moe/run/finite.h"
 
 namespace moe::lm {
 
@@ -58,7 +59,9 @@ template <typename T>
 absl::Status FeedForwardBlock<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                                           FeedForwardBlockSaved<T>& saved) const {
   if (dense_ != nullptr) {
-    return TimedDense(pass, "dense FFN", [&] { return DenseForward(pass, x, y, saved); });
+    MOE_RETURN_IF_ERROR(
+        TimedDense(pass, "dense FFN", [&] { return DenseForward(pass, x, y, saved); }));
+    return CheckFinite(pass, "dense FFN", y);
   }
   MOE_RETURN_IF_ERROR(TimedDense(pass, "norm", [&] {
     return norm_.Forward(ActivationsPass(pass, recompute_), x, saved.norm);
@@ -91,8 +94,10 @@ absl::Status FeedForwardBlock<T>::Backward(const Pass& pass, FeedForwardBlockSav
   const Context& context = pass.context;
   const WorkspaceScope scope(*context.workspace);
   if (dense_ != nullptr) {
-    return TimedDense(pass, "dense FFN backward",
-                      [&] { return DenseBackward(pass, saved, d, ready); });
+    MOE_RETURN_IF_ERROR(TimedDense(pass, "dense FFN backward",
+                                   [&] { return DenseBackward(pass, saved, d, ready); }));
+    NoteNonFinite(pass, "dense FFN backward", d);
+    return absl::OkStatus();
   }
   const auto make = [&](const Pass& again) -> absl::Status {
     MOE_RETURN_IF_ERROR(TimedDense(pass, "norm again",

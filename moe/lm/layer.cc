@@ -6,6 +6,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/workspace.h"
+#include "moe/run/finite.h"
 #include "moe/state/weight_lease.h"
 
 namespace moe::lm {
@@ -34,6 +35,7 @@ absl::Status Layer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixVi
   MOE_ASSIGN_OR_RETURN(const auto middle, pass.kept().Matrix<T>(x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(TimedDense(
       pass, "attention", [&] { return attention_.Forward(pass, x, middle, saved.attention); }));
+  MOE_RETURN_IF_ERROR(CheckFinite(pass, "attention", middle));
   return feed_forward_.Forward(pass, middle, y, saved.feed_forward);
 }
 
@@ -61,8 +63,11 @@ absl::Status Layer<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, Ma
   }
   MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
   MOE_RETURN_IF_ERROR(feed_forward_.Backward(pass, saved->feed_forward, dx, ready));
-  return TimedDense(pass, "attention backward",
-                    [&] { return attention_.Backward(pass, saved->attention, dx, ready); });
+  MOE_RETURN_IF_ERROR(TimedDense(pass, "attention backward", [&] {
+    return attention_.Backward(pass, saved->attention, dx, ready);
+  }));
+  NoteNonFinite(pass, "attention backward", dx);
+  return absl::OkStatus();
 }
 
 template class Layer<float>;

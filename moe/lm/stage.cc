@@ -10,6 +10,7 @@
 #include "kernels/embedding/embedding.h"
 #include "kernels/permute/permute.h"
 #include "moe/lm/dense.h"
+#include "moe/run/finite.h"
 #include "moe/state/weight_lease.h"
 
 namespace moe::lm {
@@ -144,6 +145,7 @@ absl::StatusOr<MatrixView<T>> Stage<T>::LayersForward(const Pass& pass,
       MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, {&embedding_, 1}));
       return GatherRows<T>(embedding_->view<T>(), tokens, embedded, *pass.context.compute);
     }));
+    MOE_RETURN_IF_ERROR(CheckFinite(pass, "embedding", embedded));
     x = embedded;
   }
   absl::Span<RouterStats> stats = pass.router_stats;  // of the MoE layers to come
@@ -196,6 +198,7 @@ absl::Status Stage<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, Ma
     MOE_RETURN_IF_ERROR(TimedDense(pass, "loss", [&] {
       return head_->LossAndGradient(pass, round->rows, round->on_device, d, ready);
     }));
+    NoteNonFinite(pass, "loss backward", d);
   }
   for (size_t l = layers_.size(); l-- > 0;) {
     const Pass in_layer = pass.InLayer(range_.first + static_cast<int32_t>(l));
@@ -213,10 +216,12 @@ absl::Status Stage<T>::EmbeddingBackward(const Pass& pass, absl::Span<const int3
   MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, embedding_->OpenGradient());
   MOE_RETURN_IF_ERROR(TimedDense(pass, "embedding backward", [&] {
     return sum.Add(
-        [&](absl::Span<float> out, Write write) {
-          return ::moe::EmbeddingBackward<T>(
-              tokens, d, MatrixView<float>(out.data(), config_.vocab_size, config_.hidden_size),
-              write, *pass.context.workspace, compute);
+        [&](absl::Span<float> out, Write write) -> absl::Status {
+          const MatrixView<float> rows(out.data(), config_.vocab_size, config_.hidden_size);
+          absl::Status added =
+              ::moe::EmbeddingBackward<T>(tokens, d, rows, write, *pass.context.workspace, compute);
+          ReplaceValue(pass, "embedding backward", rows);
+          return added;
         },
         *pass.context.workspace, compute);
   }));
@@ -225,10 +230,10 @@ absl::Status Stage<T>::EmbeddingBackward(const Pass& pass, absl::Span<const int3
 
 template <typename T>
 absl::Status Stage<T>::TakeLosses(const Pass& pass) {
+  const RoundState& round = *rounds_.Find(pass.stash);
   if (OnCuda(pass.context)) {
     // The only time in a round that the host waits for the round's own sake: the routers'
     // statistics have then arrived, too.
-    const RoundState& round = *rounds_.Find(pass.stash);
     Stream& compute = *pass.context.compute;
     if (head_.has_value()) {
       MOE_RETURN_IF_ERROR(
@@ -236,7 +241,14 @@ absl::Status Stage<T>::TakeLosses(const Pass& pass) {
                             static_cast<int64_t>(round.batch.row_loss.size() * sizeof(float))));
     }
     MOE_RETURN_IF_ERROR(compute.Synchronize());
-    for (RouterStats& router : pass.router_stats) MOE_RETURN_IF_ERROR(router.Wait());
+    for (RouterStats& router : pass.router_stats) {
+      MOE_RETURN_IF_ERROR(AtPlace(router.Wait(), pass, "gate"));
+    }
+  }
+  if (head_.has_value()) {
+    const absl::Span<float> losses = round.batch.row_loss;
+    MOE_RETURN_IF_ERROR(
+        CheckFinite(pass, "loss", MatrixView<float>(losses.data(), std::ssize(losses), 1)));
   }
   // Ranks of a tensor group route the same rows.
   const bool repeats = pass.context.mesh->index(MeshGroup::kTensor) > 0;

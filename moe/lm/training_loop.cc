@@ -19,6 +19,7 @@
 #include "moe/lm/text_rounds.h"
 #include "moe/lm/train_config.h"
 #include "moe/state/parameter_hash.h"
+#include "moe/train/non_finite.h"
 #include "moe/train/trainer.h"
 
 namespace moe::lm {
@@ -213,7 +214,8 @@ absl::Status TrainingLoop<T>::Learn(int64_t step) {
   }
   if (routing_ != nullptr) routing_->Clear();
   MOE_RETURN_IF_ERROR(trainer_.BeginStep(scaler_.has_value() ? scaler_->scale_log2() : 0));
-  MOE_RETURN_IF_ERROR(trainer_.RunRounds(model_->pipeline(), *rounds_));
+  MOE_RETURN_IF_ERROR(WithWeight(trainer_.RunRounds(model_->pipeline(), *rounds_),
+                                 trainer_.parameters(), context_));
   MOE_RETURN_IF_ERROR(trainer_.Reduce());
   // Weights move only if the loss of all ranks is finite.
   if (totals_->non_finite() > 0) {
@@ -253,9 +255,10 @@ absl::Status TrainingLoop<T>::Skipped(int64_t step) {
                            static_cast<double>(config_.trainer.micro_batches),
                        ")");
   }
+  MOE_ASSIGN_OR_RETURN(const std::string first, optimizer_->NonFiniteSource());
   return absl::DataLossError(
       absl::StrCat("step ", step, ": gradient norm is ", gradient_norm_.value, why,
-                   ", expected a finite one: lower --lr or raise --lr-warmup-steps"));
+                   ", expected a finite one: lower --lr or raise --lr-warmup-steps", first));
 }
 
 // Compares copies of weights where --verify-replicas asks for it; the end of the run has its own

@@ -21,6 +21,7 @@
 namespace moe {
 
 class DeferredGradients;  // moe/run/deferred_gradients.h
+class FirstNonFinite;     // moe/run/finite.h
 class StashPool;          // moe/run/stash.h
 
 // layout-invariant, the default: the same bits for any number of ranks, split, transport, overlap.
@@ -57,7 +58,8 @@ struct Context {
   StashPool* stashes = nullptr;      // memory of micro-batches in flight
   // Where weight gradients of a backward are left for later; nullptr: they are computed in it.
   DeferredGradients* later = nullptr;
-  GemmOptions gemm = {};  // for products on `compute`
+  FirstNonFinite* non_finite = nullptr;  // of backward passes; nullptr: nothing is noted
+  GemmOptions gemm = {};                 // for products on `compute`
   PhaseClock* clock = nullptr;
   Numerics numerics = Numerics::kLayoutInvariant;
   // Leaves of products whose reduced index tensor ranks may share; 1: chains.

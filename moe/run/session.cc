@@ -165,6 +165,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
           cuda && options.overlap_exchange ? &session->exchange_workspace_ : &session->workspace_,
       .host_workspace = cuda ? &session->host_workspace_ : &session->workspace_,
       .memory = memory,
+      .non_finite = &session->non_finite_,
       .gemm = {.kernel = options.grouped_gemm, .cublas = session->cublas_.get()},
       .clock = &session->clock_,
       .numerics = options.numerics,

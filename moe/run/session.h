@@ -15,6 +15,7 @@
 #include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/gemm_options.h"
 #include "moe/run/context.h"
+#include "moe/run/finite.h"
 #include "moe/run/stash.h"
 
 namespace moe {
@@ -115,6 +116,7 @@ class Session {
   ThreadPool pool_;
   std::unique_ptr<TraceRecorder> trace_;
   PhaseClock clock_;
+  FirstNonFinite non_finite_;
   Workspace workspace_, exchange_workspace_, host_workspace_;  // the last two for CUDA devices
   std::unique_ptr<Mesh> mesh_;
   Context context_;

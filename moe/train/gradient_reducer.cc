@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/caught.h"
+#include "kernels/base/finite.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/elementwise/elementwise.h"
 #include "moe/state/unit_grid.h"
@@ -335,6 +336,25 @@ absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale, const Site& sit
   norm.value = std::ldexp(norm.value, -finer_log2);
   norm.largest = std::ldexp(norm.largest, -loss_scale_log2_);
   return norm;
+}
+
+absl::StatusOr<const Parameter*> GradientReducer::NonFiniteParameter() const {
+  const WorkspaceScope scope(*context_.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto tallies, OnHost<GridTally>(tallies_.span<GridTally>(), context_));
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (exact()) {
+      for (const Parameter* const p : buckets_[b].parameters) {
+        if (!std::isfinite(tallies[p->index()].largest_value())) return p;
+      }
+      continue;
+    }
+    MOE_ASSIGN_OR_RETURN(const auto sums, OnHost<float>(SumsOf<float>(b), context_));
+    for (const ParameterPiece& piece : PiecesOf(buckets_[b], buckets_[b].summed())) {
+      const int64_t begin = piece.bucket.begin - buckets_[b].summed().begin;
+      if (CountNonFinite(&sums[begin], piece.bucket.size()) > 0) return piece.parameter;
+    }
+  }
+  return nullptr;
 }
 
 ScaledSum GradientReducer::Sums(double scale) const {

@@ -85,6 +85,10 @@ class GradientReducer {
   // before Finish.
   absl::StatusOr<GradientNorm> Norm(double scale, const Site& site = {}) const;
 
+  // After Finish: the first parameter, in the order of backward, that had a partial of this rank
+  // which was not finite or, without the exact grid, a sum; nullptr: none. Blocks the host.
+  absl::StatusOr<const Parameter*> NonFiniteParameter() const;
+
   // The summed gradient times `scale` (1 / number of micro-batches / loss scale): a view into the
   // bucket, in memory of the compute stream's device. kFailedPrecondition where ZeRO divides the
   // sum among several ranks.

@@ -9,10 +9,12 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "comm/extremes.h"
+#include "comm/watch/rank_watch.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/base/finite.h"
 #include "kernels/base/status_macros.h"
+#include "moe/run/finite.h"
+#include "moe/train/non_finite.h"
 
 namespace moe {
 
@@ -28,32 +30,6 @@ double LearningRateSchedule::At(int64_t step) const {
                           : 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
   return minimum + (peak - minimum) * left;
 }
-
-namespace {
-
-// kDataLoss, the same on every rank, if a rank has found values: with the first one's `name`.
-absl::Status NonFiniteOverRanks(int64_t found, std::string name, Communicator& world,
-                                Stream& stream, const Site& site) {
-  MOE_ASSIGN_OR_RETURN(
-      const auto ranks,
-      ExtremesOverRanks({found > 0 ? world.rank() : world.size()}, world, stream, site));
-  const auto first = static_cast<int>(ranks[0].least);
-  if (first == world.size()) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&found, 1}, ReduceOp::kSum, stream, site));
-  auto length = std::ssize(name);
-  MOE_RETURN_IF_ERROR(world.Broadcast<int64_t>({&length, 1}, first, stream, site));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  name.resize(static_cast<size_t>(length));
-  const absl::Span<uint8_t> letters(reinterpret_cast<uint8_t*>(name.data()), name.size());
-  MOE_RETURN_IF_ERROR(world.Broadcast<uint8_t>(letters, first, stream, site));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  return absl::DataLossError(absl::StrCat(found,
-                                          " values of weights or their moments are not finite, "
-                                          "the first in tensor '",
-                                          name, "' of rank ", first));
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOptions& options,
                                                              ParameterStore& store,
@@ -75,10 +51,15 @@ absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options, const S
   Stream& stream = *context_.compute;
   MOE_ASSIGN_OR_RETURN(const GradientNorm norm, reducer_.Norm(options.gradient_scale, site));
   non_finite_ = 0;
-  if (!norm.finite() && options.non_finite == NonFiniteGradients::kSkip) return norm;
   const double most =
       options_.clip_grad > 0 ? options_.clip_grad : std::numeric_limits<double>::infinity();
-  MOE_ASSIGN_OR_RETURN(const double clip, norm.ClipFactor(most));
+  const absl::StatusOr<double> clip = norm.ClipFactor(most);
+  if (!norm.finite()) {
+    if (options.non_finite == NonFiniteGradients::kSkip) return norm;
+    MOE_ASSIGN_OR_RETURN(const std::string first, NonFiniteSource(site));
+    return absl::DataLossError(absl::StrCat(clip.status().message(), first));
+  }
+  MOE_RETURN_IF_ERROR(clip.status());
 
   if (weights_ != nullptr) MOE_RETURN_IF_ERROR(weights_->Forget());
   ++step_;
@@ -86,13 +67,14 @@ absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options, const S
                         .beta1 = options_.beta1,
                         .beta2 = options_.beta2,
                         .epsilon = options_.epsilon,
-                        .gradient_scale = static_cast<float>(clip),
+                        .gradient_scale = static_cast<float>(*clip),
                         .step = step_,
                         .non_finite = count_.span<int64_t>().data()};
   MOE_RETURN_IF_ERROR(stream.Zero(count_.data(), count_.bytes()));
   // What ranks share out travels as soon as it has moved; all else moves at once.
   const auto& buckets = reducer_.buckets();
   const auto move = [&](Slices slices) -> absl::Status {
+    ReplaceMoment(slices, site);
     MOE_RETURN_IF_ERROR(Move(adamw, options.gradient_scale, slices));
     return Round(slices);
   };
@@ -106,6 +88,37 @@ absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options, const S
   MOE_RETURN_IF_ERROR(stream.CopyBytes(count_.data(), &non_finite_, count_.bytes()));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   return norm;
+}
+
+// If a fault of a test asks for it.
+void Optimizer::ReplaceMoment(Slices slices, const Site& site) const {
+  RankWatch* const watch = context_.mesh->world().watch();
+  if (watch == nullptr || OnCuda(context_)) return;
+  for (const OptimizerState::Slice& slice : slices) {
+    if (slice.mean.empty()) continue;
+    const std::optional<float> value = watch->TakeValue(site);
+    if (value.has_value()) slice.mean.front() = *value;
+    return;
+  }
+}
+
+absl::StatusOr<std::string> Optimizer::NonFiniteSource(const Site& site) const {
+  const FirstNonFinite& noted = *context_.non_finite;
+  NonFiniteReport mine = {noted.order(), noted.text()};
+  if (mine.text.empty()) {
+    MOE_ASSIGN_OR_RETURN(const Parameter* const parameter, reducer_.NonFiniteParameter());
+    if (parameter != nullptr) {
+      mine = {FirstNonFinite::kNone - 1,
+              absl::StrCat("in the gradient of '", parameter->spec().name, "'")};
+      // Without the grid it is a sum over ranks.
+      if (context_.numerics == Numerics::kLayoutInvariant) {
+        absl::StrAppend(&mine.text, " of rank ", context_.mesh->world().rank());
+      }
+    }
+  }
+  MOE_ASSIGN_OR_RETURN(const NonFiniteReport first,
+                       FirstOverRanks(mine, context_.mesh->world(), *context_.host, site));
+  return first.text.empty() ? "" : absl::StrCat("; first ", first.text);
 }
 
 absl::Status Optimizer::Move(const AdamWOptions& adamw, double gradient_scale, Slices slices) {
@@ -126,17 +139,16 @@ absl::Status Optimizer::Move(const AdamWOptions& adamw, double gradient_scale, S
 }
 
 absl::Status Optimizer::CheckFinite(const Site& site) {
-  int64_t found = 0;  // by this rank, in its own parts
+  int64_t found = 0;  // in all that this rank keeps: a copy may differ from the others
   std::string name;   // the first tensor that has some
   MOE_RETURN_IF_ERROR(state_.ForEach(StateUse::kRead, [&](Slices slices) -> absl::Status {
     for (const OptimizerState::Slice& slice : slices) {
-      const int64_t at = slice.own.begin - slice.piece.range.begin;
-      const auto size = static_cast<size_t>(slice.own.size());
+      const auto size = static_cast<size_t>(slice.piece.range.size());
       for (const float* const values :
            {slice.master(), slice.mean.data(), slice.mean_square.data()}) {
         const WorkspaceScope scope(*context_.host_workspace);
         MOE_ASSIGN_OR_RETURN(const auto host,
-                             OnHost<float>(absl::MakeConstSpan(values + at, size), context_));
+                             OnHost<float>(absl::MakeConstSpan(values, size), context_));
         const int64_t here = CountNonFinite(host.data(), std::ssize(host));
         if (found == 0 && here > 0) name = slice.piece.parameter->spec().name;
         found += here;
@@ -144,7 +156,17 @@ absl::Status Optimizer::CheckFinite(const Site& site) {
     }
     return absl::OkStatus();
   }));
-  return NonFiniteOverRanks(found, name, context_.mesh->world(), *context_.host, site);
+  Communicator& world = context_.mesh->world();
+  constexpr int64_t kNone = FirstNonFinite::kNone;
+  if (found > 0) name = absl::StrCat("'", name, "' of rank ", world.rank());
+  MOE_ASSIGN_OR_RETURN(const NonFiniteReport first,
+                       FirstOverRanks({found > 0 ? 0 : kNone, name}, world, *context_.host, site));
+  if (first.order == kNone) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&found, 1}, ReduceOp::kSum, *context_.host, site));
+  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
+  return absl::DataLossError(absl::StrCat(
+      found, " values of weights or their moments are not finite, the first in tensor ",
+      first.text));
 }
 
 absl::Status Optimizer::PublishMasters(const Site& site) {

@@ -97,6 +97,10 @@ class Optimizer {
   absl::StatusOr<GradientNorm> Step(const StepOptions& options, const Site& site = {});
   // Elements that this rank keeps whose weight or moments the last Step made, or left, not finite.
   int64_t non_finite() const { return non_finite_; }
+  // After a Step whose norm was not finite: "; first " and what this rank or another noted of its
+  // backward passes (NoteNonFinite) or else a tensor whose gradient is not finite; "" where nothing
+  // is known. Collective over the world, blocks the host; the same text on every rank.
+  absl::StatusOr<std::string> NonFiniteSource(const Site& site = {}) const;
   // kDataLoss unless all weights and moments are finite, with how many are not, a tensor and the
   // rank that has it. A pass over the state. Collective over the world, blocks the host; the same
   // status on every rank.
@@ -127,6 +131,7 @@ class Optimizer {
         context_(context),
         gather_(reducer.buckets(), context, MeshLane::kGradients, reducer.stream()) {}
   using Slices = absl::Span<const OptimizerState::Slice>;
+  void ReplaceMoment(Slices slices, const Site& site) const;
   absl::Status Move(const AdamWOptions& adamw, double gradient_scale, Slices slices);
   // Rounds their masters where layers read a copy.
   absl::Status Round(Slices slices);

@@ -12,6 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "kernels/elementwise/elementwise.h"
+#include "moe/run/finite.h"
 
 namespace moe {
 
@@ -115,6 +116,7 @@ absl::Status Trainer::BeginStep(int loss_scale_log2) {
   gradients_ = Gradients::kHere;
   clip_ = 1;
   norm_.reset();
+  context().non_finite->Clear();
   counts_are_sums_ = false;
   loss_scale_log2_ = loss_scale_log2;
   ++step_;

@@ -21,23 +21,23 @@ namespace {
 constexpr FaultPhase kPhases[] = {
     {"start", false},
     {"data", true},
-    {"embedding", true},
-    {"attention", true},
-    {"gate", true},
+    {"embedding", true, true},
+    {"attention", true, true},
+    {"gate", true, true},
     {"plan", true},
     {"dispatch", true},
-    {"experts", true},
-    {"combine", true},
-    {"loss", true},
-    {"combine backward", true},
-    {"experts backward", true},
-    {"dispatch backward", true},
-    {"gate backward", true},
-    {"attention backward", true},
-    {"embedding backward", true},
+    {"experts", true, true},
+    {"combine", true, true},
+    {"loss", true, true},
+    {"combine backward", true, true},
+    {"experts backward", true, true},
+    {"dispatch backward", true, true},
+    {"gate backward", true, true},
+    {"attention backward", true, true},
+    {"embedding backward", true, true},
     {"all-reduce", false},  // with --zero 2 or 3, and with one replica, there is none
     {"step totals", true},
-    {"optimiser", true},
+    {"optimiser", true, true},
     {"step metrics", true},
     {"ckpt-write", false},
     {"ckpt-commit", false},
@@ -50,9 +50,17 @@ constexpr Choice<FaultKind> kMegatronWords[] = {{"workload_exc", FaultKind::kThr
                                                 {"segfault", FaultKind::kSegv},
                                                 {"sigkill", FaultKind::kKill}};
 
-std::string PhaseList() {
-  return absl::StrJoin(kPhases, ", ",
-                       [](std::string* out, const FaultPhase& phase) { out->append(phase.name); });
+bool Fits(FaultKind kind, const FaultPhase& phase) {
+  return phase.has_values || !ReplacementOf(kind).has_value();
+}
+
+// Those where a fault of that kind may be.
+std::string PhaseList(FaultKind kind = FaultKind::kThrow) {
+  std::vector<absl::string_view> names;
+  for (const FaultPhase& phase : kPhases) {
+    if (Fits(kind, phase)) names.emplace_back(phase.name);
+  }
+  return absl::StrJoin(names, ", ");
 }
 std::string KindList() {
   return absl::StrJoin(kFaultKindWords, ", ",
@@ -107,7 +115,15 @@ absl::StatusOr<Fault> FaultOfText(const std::string& where, absl::string_view te
       return WrongFlag(where, absl::StrCat("'", text, "'"), "rank=R,step=N,phase=NAME,kind=NAME");
     }
   }
-  if (!fault.ranks.empty() && !fault.phase.empty() && kind_given) return fault;
+  if (!fault.ranks.empty() && !fault.phase.empty() && kind_given) {
+    const FaultPhase& phase =
+        *std::find_if(std::begin(kPhases), std::end(kPhases),
+                      [&](const FaultPhase& each) { return fault.phase == each.name; });
+    if (Fits(fault.kind, phase)) return fault;
+    return WrongFlag(absl::StrCat(where, ": phase"), absl::StrCat("'", fault.phase, "'"),
+                     absl::StrCat("with kind=", NameOf(fault.kind, kFaultKindWords), " one of ",
+                                  PhaseList(fault.kind)));
+  }
   return WrongFlag(where, absl::StrCat("'", text, "'"),
                    absl::StrCat("rank=R,phase=NAME,kind=NAME and, if wanted, step=N; phases: ",
                                 PhaseList(), "; kinds: ", KindList()));
@@ -127,12 +143,12 @@ absl::StatusOr<Fault> FaultOfMegatron(const Settings& settings, int ranks) {
     MOE_ASSIGN_OR_RETURN(const FaultKind kind, KindOf("--fault-injector-fault-types", word));
     kinds.push_back(kind);
   }
-  std::vector<const char*> phases;
-  for (const FaultPhase& phase : kPhases) {
-    if (phase.in_steps) phases.push_back(phase.name);
-  }
   std::mt19937_64 draw(settings.seed("fault-injector-seed"));
   fault.kind = kinds[draw() % kinds.size()];
+  std::vector<const char*> phases;
+  for (const FaultPhase& phase : kPhases) {
+    if (phase.in_steps && Fits(fault.kind, phase)) phases.push_back(phase.name);
+  }
   fault.phase = phases[draw() % phases.size()];
   fault.step = int64_t{settings.integer("fault-injector-delay-start-iteration")} + 1;
   return fault;
@@ -164,7 +180,12 @@ absl::StatusOr<Fault> FaultOf(const Settings& settings, int ranks) {
   if (given && megatron) {
     return WrongValue(settings, "fault", "none beside --fault-injector-ranks");
   }
-  if (given) return FaultOfText(settings.value("fault").where, settings.text("fault"), ranks);
+  if (given) {
+    MOE_ASSIGN_OR_RETURN(const Fault fault,
+                         FaultOfText(settings.value("fault").where, settings.text("fault"), ranks));
+    if (!ReplacementOf(fault.kind).has_value() || settings.text("device") == "cpu") return fault;
+    return WrongValue(settings, "fault", "values replaced with --device cpu alone");
+  }
   for (const char* const name : {"fault-injector-fault-types", "fault-injector-seed",
                                  "fault-injector-delay-start-iteration"}) {
     // The settings of a run's first line, as --config, give the defaults.

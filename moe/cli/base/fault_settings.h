@@ -14,6 +14,8 @@ namespace moe::cli {
 struct FaultPhase {
   const char* name;
   bool in_steps;  // in every step of any run
+  // Whether one of the values that it makes can be replaced (ReplacementOf).
+  bool has_values = false;
 };
 absl::Span<const FaultPhase> FaultPhases();
 

@@ -53,6 +53,10 @@ TEST(FaultSettingsTest, UnknownValuesAreListed) {
         "rank=0,kind=slow,phase=data,phase=data", "rank=0,step=1,step=2,kind=slow,phase=data"}) {
     EXPECT_THAT(error(twice), HasSubstr("= once")) << twice;
   }
+  EXPECT_THAT(
+      error("rank=0,phase=plan,kind=nan"),
+      HasSubstr("phase is 'plan', expected with kind=nan one of embedding, attention, gate, "
+                "experts, combine, loss, "));
   EXPECT_THAT(error("nonsense"), HasSubstr("expected rank=R,step=N,phase=NAME,kind=NAME"));
 }
 
@@ -78,6 +82,13 @@ TEST(FaultSettingsTest, MegatronsFlagsDrawByTheirSeed) {
   EXPECT_GT(phases.size(), 5u);
   EXPECT_THAT(kinds, ElementsAre(FaultKind::kKill, FaultKind::kSegv, FaultKind::kHang));
   EXPECT_FALSE(phases.contains("finalize"));  // not in a step
+  testing::Strings values = flags;
+  values[3] = "nan,-inf";
+  for (int seed = 0; seed < 30; ++seed) {
+    testing::Strings seeded = values;
+    seeded.insert(seeded.end(), {"--fault-injector-seed", std::to_string(seed)});
+    EXPECT_NE(FaultFrom(seeded).phase, "dispatch");  // it makes no values
+  }
 }
 
 TEST(FaultSettingsTest, TheStepAfterTheDelay) {
