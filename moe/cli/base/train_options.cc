@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include <absl/strings/numbers.h>
@@ -48,6 +50,11 @@ absl::Status CompleteCheckpoints(const Settings& settings, lm::TrainCheckpoints&
                        : resume == "auto" ? Resume::kAuto
                                           : Resume::kPath;
   if (checkpoints.resume == Resume::kPath) checkpoints.path = resume;
+  std::error_code error;
+  const auto there = std::filesystem::status(checkpoints.folder, error);
+  if (std::filesystem::exists(there) && !std::filesystem::is_directory(there)) {
+    return WrongValue(settings, "save", "a folder");
+  }
   if (!checkpoints.folder.empty()) return absl::OkStatus();
   if (checkpoints.resume == Resume::kAuto) {
     return WrongFlag("--resume", resume, "--save DIR with it, or the folder of a checkpoint");
