@@ -123,6 +123,7 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, const Mod
         last));
   }
   report.seconds = SecondsSince(start_ns);
+  report.bfloat16_order = trainer.bfloat16_order();
   return report;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -43,7 +44,8 @@ struct GenerationReport {
   std::vector<int32_t> tokens;  // tokens on rank 0; empty on others
   // Until the first token: processing of the prompt and packing of the weights.
   double prompt_seconds = 0;
-  double seconds = 0;  // for the other tokens
+  double seconds = 0;                                // for the other tokens
+  std::optional<BFloat16Order> bfloat16_order = {};  // Trainer::bfloat16_order
 };
 
 // Continues a prompt with `weights` of a model described by `config` (StoredConfig, HfModel). All

@@ -61,7 +61,8 @@ Speed, on standard error: prompt, with packing the weights; then tokens a second
 that one token reads, times that. GB = 1e9 bytes.
 
 -o json: one object, checkpoint, step, prompt_tokens, tokens, text (of bytes), prompt_seconds,
-seconds, tokens_per_s, weight_bytes_per_token.
+seconds, tokens_per_s, weight_bytes_per_token, bf16_order ("dot", "tile"; null without products of
+bf16).
 
 Settings: flags, then the environment (MOE_NAME: capitals, _ for -, without a leading moe-), then
 --config, then defaults.
@@ -232,6 +233,10 @@ class GenerateRun {
     line["seconds"] = report.seconds;
     line["tokens_per_s"] = TokensPerSecond(report);
     line["weight_bytes_per_token"] = WeightBytes();
+    line["bf16_order"] = nullptr;
+    if (report.bfloat16_order.has_value()) {
+      line["bf16_order"] = NameOf(*report.bfloat16_order, kBFloat16OrderWords);
+    }
     return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   }
 

@@ -69,6 +69,7 @@ Files, all safetensors (T tokens, H hidden_size, E experts, K experts per token)
   output       y [T, H], dx [T, H], expert_weights [T, K], router_logits [T, E]    F32
                expert_ids [T, K]            I64, in order of choice
   grads        one tensor per weight, its name and shape, F32; sums over tokens, no mean
+With --dtype bf16 both have the metadata bf16_order, dot or tile.
 
 Tokens are cut into 16 blocks (of at most 64 tokens, then more blocks); a rank takes a range of
 blocks. The cut depends on T alone, so with --numerics layout-invariant results have the same bits
@@ -268,6 +269,12 @@ class LayerRun {
     Say(stderr, "moe layer: {}: layer {}, {}\n", weights_->path(), weights_->layer(), which);
   }
 
+  // Of both files: what their numbers depend on and no tensor shows.
+  static SafetensorsMetadata MetadataOf(const ModelLayerResult& result) {
+    if (!result.bfloat16_order.has_value()) return {};
+    return {{"bf16_order", NameOf(*result.bfloat16_order, kBFloat16OrderWords)}};
+  }
+
   absl::Status WriteOutput(const ModelLayerResult& result) const {
     const int64_t tokens = result.tokens;
     std::vector<SafetensorsSource> tensors;
@@ -285,7 +292,8 @@ class LayerRun {
                        .bytes = BytesOf<int64_t>(result.expert_ids)});
     add("expert_weights", result.expert_weights, moe().router.top_k);
     add("router_logits", result.router_logits, moe().router.num_outputs());
-    return WriteError("--output", options_.output, WriteSafetensors(options_.output, tensors));
+    return WriteError("--output", options_.output,
+                      WriteSafetensors(options_.output, tensors, MetadataOf(result)));
   }
 
   absl::Status WriteGradients(const ModelLayerResult& result) const {
@@ -296,7 +304,8 @@ class LayerRun {
                          .shape = of->found.tensor->shape,
                          .bytes = BytesOf<float>(values)});
     }
-    return WriteError("--grads", options_.grads, WriteSafetensors(options_.grads, tensors));
+    return WriteError("--grads", options_.grads,
+                      WriteSafetensors(options_.grads, tensors, MetadataOf(result)));
   }
 
   std::string Summary(const ModelLayerResult& result) const {

@@ -113,6 +113,7 @@ absl::StatusOr<ModelLayerResult> RankOfLayer<T>::Run(TraceSink* sink) {
                          ExportTrace(*trace, sink, world, *context_.host, kGathering));
   }
   result_.tokens = tokens_;
+  result_.bfloat16_order = trainer_.bfloat16_order();
   return std::move(result_);
 }
 

@@ -49,6 +49,7 @@ struct ModelLayerResult {
   };
   std::vector<Gradient> gradients;
   double forward_seconds = 0, backward_seconds = 0;  // the slowest rank's
+  std::optional<BFloat16Order> bfloat16_order = {};  // Trainer::bfloat16_order
   int64_t trace_left_out = 0;  // events that did not fit in the timeline, over all ranks
 };
 

@@ -210,6 +210,11 @@ absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOpt
   return result;
 }
 
+Cell BFloat16OrderCell(std::optional<BFloat16Order> order) {
+  return Cell::TextIf(order.has_value(),
+                      moe::NameOf(order.value_or(BFloat16Order()), kBFloat16OrderWords));
+}
+
 Fields LayerFields(const LayerResult& result, const LayerRow& row) {
   const LayerSpec& s = result.spec;
   const SessionOptions& session = s.trainer.session;
@@ -231,9 +236,7 @@ Fields LayerFields(const LayerResult& result, const LayerRow& row) {
       {"capacity_factor", router.capacity_factor.value_or(kNone)},
       {"overlap_degree", int64_t{s.layer.overlap_degree}},
       {"numerics", moe::NameOf(s.trainer.session.numerics, kNumericsWords)},
-      {"bf16_order", Cell::TextIf(result.bfloat16_order.has_value(),
-                                  moe::NameOf(result.bfloat16_order.value_or(BFloat16Order()),
-                                              kBFloat16OrderWords))},
+      {"bf16_order", BFloat16OrderCell(result.bfloat16_order)},
       {"seed", s.trainer.seed},
       {"dispatch", moe::NameOf(s.layer.dispatcher.algorithm, kDispatchWords)},
       {"backend", result.backend},

@@ -83,6 +83,9 @@ struct LayerResult {
 absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOptions& options,
                                          std::unique_ptr<Communicator> world);
 
+// "dot" or "tile"; null without an order.
+Cell BFloat16OrderCell(std::optional<BFloat16Order> order);
+
 // Keys as docs/bench.md lists them.
 Fields LayerFields(const LayerResult& result, const LayerRow& row);
 absl::Span<const Column> LayerColumns();

@@ -187,6 +187,7 @@ Summary Summarize(absl::Span<const Figures> repetitions) {
   for (const Figures& f : repetitions) {
     summary.mean.peak_bytes = std::fmax(summary.mean.peak_bytes, f.peak_bytes);  // NaN: the other
   }
+  if (!repetitions.empty()) summary.mean.bfloat16_order = repetitions.front().bfloat16_order;
   summary.tokens_per_s_sd = over(&Figures::tokens_per_s).sd;
   summary.validation_loss_sd = over(&Figures::validation_loss).sd;
   return summary;
@@ -195,7 +196,8 @@ Summary Summarize(absl::Span<const Figures> repetitions) {
 Figures TrainFigures::Finish(const lm::TrainReport& report) const {
   Figures figures = {.params_total = static_cast<double>(report.parameters_total),
                      .params_active = static_cast<double>(report.parameters_active),
-                     .validation_loss = report.validation_loss_after};
+                     .validation_loss = report.validation_loss_after,
+                     .bfloat16_order = report.bfloat16_order};
   if (steps_.empty()) return figures;
   const auto all = absl::MakeConstSpan(steps_);
   const auto steady = all.size() > 1 ? all.subspan(1) : all;
@@ -249,7 +251,8 @@ Figures LayerFigures(const measure::LayerResult& result) {
           .drop_final_pct = 100 * measured.drop_fraction,
           .max_violation = measured.max_vio,
           .dead_experts = static_cast<double>(measured.dead_experts),
-          .peak_bytes = static_cast<double>(measured.peak_bytes)};
+          .peak_bytes = static_cast<double>(measured.peak_bytes),
+          .bfloat16_order = result.bfloat16_order};
 }
 
 const Cell& SweepRow::at(absl::string_view key) const {
@@ -310,6 +313,7 @@ measure::Fields SweepFields(const Point& p, const Summary& summary, const char* 
       row.push_back(measure::OriginField("build", p.provenance));
     row.push_back(measure::OriginField(key, p.provenance));
   }
+  row.push_back({"bf16_order", measure::BFloat16OrderCell(f.bfloat16_order)});
   return row;
 }
 

@@ -3,6 +3,7 @@
 #define MOE_MOE_CLI_MEASURE_SWEEP_ROW_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +36,7 @@ struct Figures {
   double dead_experts = kNone;                              // over all layers
   double validation_loss = kNone;                           // nats
   double peak_bytes = kNone;                                // maximum over the ranks
+  std::optional<BFloat16Order> bfloat16_order = {};         // the same in all repetitions
 };
 
 // Means over repetitions; the peak is the largest.

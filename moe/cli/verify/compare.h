@@ -25,6 +25,7 @@ struct RunResult {
   std::vector<std::vector<float>> tensors;
   // Elements of which two ranks hold different bits, although they must be copies.
   int64_t torn_replicas = 0;
+  std::optional<BFloat16Order> bfloat16_order = {};  // Trainer::bfloat16_order
 };
 
 struct ProblemRunOptions {

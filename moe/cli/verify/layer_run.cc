@@ -300,10 +300,12 @@ absl::StatusOr<RunResult> RunLayer(const Problem& problem, const ProblemRunOptio
                                         .micro_batches = micro_batches,
                                         .bucket_bytes = 4096},
                                        std::move(world)));
-  return WithStorageType(problem.spec.dtype, [&]<typename T>(T) {
+  auto result = WithStorageType(problem.spec.dtype, [&]<typename T>(T) {
     RankRun<T> run(problem, fault, *trainer);
     return trainer->session().OrEnd([&] { return run.Run(config); });
   });
+  if (result.ok()) result->bfloat16_order = trainer->bfloat16_order();
+  return result;
 }
 
 }  // namespace moe::verify

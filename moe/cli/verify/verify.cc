@@ -97,7 +97,8 @@ class Run {
         on_report_({.what = what,
                     .against = Against::kReference,
                     .tensors = CompareWithReference(plan_.problems[problem], result),
-                    .torn_replicas = result.torn_replicas});
+                    .torn_replicas = result.torn_replicas,
+                    .bfloat16_order = result.bfloat16_order});
       }
       one_rank_[{problem, numerics}] = std::move(result);
     }
@@ -130,7 +131,8 @@ class Run {
                 .against = Against::kOneRank,
                 .tensors = CompareResults(plan_.problems[what.problem], result,
                                           one_rank_.at({what.problem, what.numerics}), measure),
-                .torn_replicas = result.torn_replicas});
+                .torn_replicas = result.torn_replicas,
+                .bfloat16_order = result.bfloat16_order});
   }
 
   const VerifyPlan& plan_;

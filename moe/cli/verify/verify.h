@@ -49,6 +49,8 @@ struct CaseReport {
   std::string skipped;  // why it did not run; empty = it ran
   std::vector<TensorReport> tensors;
   int64_t torn_replicas = 0;
+  // Order of its products of bfloat16; none where it has none, or did not run.
+  std::optional<BFloat16Order> bfloat16_order = {};
 
   bool ok() const;
 };

@@ -17,6 +17,7 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/terminal.h"
+#include "moe/cli/measure/layer_bench.h"
 #include "moe/cli/measure/tables.h"
 #include "moe/cli/verify/verify_options.h"
 #include "moe/run/context.h"
@@ -94,7 +95,8 @@ measure::Fields FieldsOf(const CaseReport& report, const TensorReport& t, const 
                           {"expected", if_differs(t.expected)},
                           {"allowed", if_differs(t.allowed)},
                           {"verdict", verdict},
-                          {"reason", report.skipped}};
+                          {"reason", report.skipped},
+                          {"bf16_order", measure::BFloat16OrderCell(report.bfloat16_order)}};
   fields.insert(fields.end(), rest.begin(), rest.end());
   if (of_model) {
     fields.push_back({"step", if_known(t.first.step)});
