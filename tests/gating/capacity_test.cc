@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -104,6 +105,22 @@ TEST(MarkDropped, ByPositionQueuesSecondChoicesAfterAllFirstOnes) {
   // C = 1.
   EXPECT_THAT(kPairs.Dropped(0.3, DropPolicy::kPosition), ElementsAre(0, 1, 0, 1, 1, 1));
   EXPECT_THAT(kPairs.Dropped(1.0, DropPolicy::kPosition), ::testing::Each(0));
+}
+
+TEST(MarkDropped, OneExpertThatTakesAllTokensKeepsItsCapacity) {
+  // T k - min(T k, C): capacities below 1, of one slot, one less than all, of all, and above.
+  Slots hot = {.k = 1,
+               .experts = 4,
+               .expert = std::vector<int32_t>(16, 2),
+               .weight = std::vector<float>(16, 0.5f)};
+  for (const DropPolicy policy : {DropPolicy::kPosition, DropPolicy::kProbability}) {
+    for (const auto& [factor, kept] :
+         {std::pair(0.01, 1), std::pair(0.25, 1), std::pair(1.0, 4), std::pair(3.75, 15),
+          std::pair(4.0, 16), std::pair(1e9, 16)}) {
+      const std::vector<uint8_t> dropped = hot.Dropped(factor, policy);
+      EXPECT_EQ(std::count(dropped.begin(), dropped.end(), 0), kept) << factor;
+    }
+  }
 }
 
 TEST(MarkDropped, ByProbabilityKeepsTheLargestWeights) {
