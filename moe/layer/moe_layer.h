@@ -75,6 +75,8 @@ class MoeLayer final : public Module<T> {
   // waits name the layer and step of `pass.site`. kDataLoss, naming layer and expert: an expert
   // bias or, with router_stats, a router's logit that is not finite; on a CUDA device
   // RouterStats::Wait returns the error for the logit, since the host does not wait for it here.
+  // kDataLoss on a CPU also for an expert's output or y (CheckFinite); a Backward notes what is not
+  // finite in context.non_finite instead.
   //
   // When Forward or Backward fails, nothing reads or writes their arguments any more: work in the
   // streams has ended, for which the mesh is aborted unless the arguments were at fault.

@@ -36,9 +36,9 @@ absl::Status WithWeight(const absl::Status& status, const ParameterStore& store,
   for (const auto& parameter : store.parameters()) {
     const absl::Span<const float> weights = parameter->master();
     if (CountNonFinite(weights.data(), std::ssize(weights)) == 0) continue;
-    return absl::DataLossError(
-        absl::StrCat(status.message(), "; a weight of '", parameter->spec().name,
-                     "' on that rank is not finite either"));
+    return absl::DataLossError(absl::StrCat(status.message(), "; a weight of '",
+                                            parameter->spec().name,
+                                            "' on that rank is not finite either"));
   }
   return status;
 }
