@@ -70,7 +70,7 @@ set(moe_public_headers
   comm/local/local_world.h comm/mesh/group_map.h comm/mesh/mesh.h comm/mesh/mesh_shape.h
   comm/mpi/mpi_world.h comm/nccl/nccl_store.h
   comm/nccl/nccl_world.h comm/patience.h comm/ring_all_reduce.h comm/row_gather.h comm/site.h comm/watch/fault.h
-  comm/watch/flight_recorder.h comm/watch/process_watch.h comm/watch/rank_watch.h comm/world_plan.h
+  comm/watch/flight_recorder.h comm/watch/last_places.h comm/watch/process_watch.h comm/watch/rank_watch.h comm/world_plan.h
   kernels/base/buffer.h kernels/base/caught.h kernels/base/choice.h kernels/base/cuda_devices.h
   kernels/base/device_arrays.h
   kernels/base/dtype.h kernels/base/group_offsets.h kernels/base/host_task.h kernels/base/log.h kernels/base/nvtx_range.h

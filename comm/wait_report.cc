@@ -33,10 +33,15 @@ std::string DescribeSite(const Site& site) {
 
 }  // namespace
 
-std::string DescribePlace(int world_rank, absl::string_view operation, const Site& site) {
+std::string DescribeCall(absl::string_view operation, const Site& site) {
+  if (operation.empty()) return DescribeCall(site.name, site.Named(""));
   const std::string doing = DescribeSite(site);
-  return absl::StrCat("rank ", world_rank, " on host ", HostName(), " in ", operation,
-                      doing.empty() ? "" : " (", doing, doing.empty() ? "" : ")");
+  return absl::StrCat(operation, doing.empty() ? "" : " (", doing, doing.empty() ? "" : ")");
+}
+
+std::string DescribePlace(int world_rank, absl::string_view operation, const Site& site) {
+  return absl::StrCat("rank ", world_rank, " on host ", HostName(), " in ",
+                      DescribeCall(operation, site));
 }
 
 absl::Status LateError(absl::string_view place, std::vector<int> missing, absl::Duration waited,

@@ -18,6 +18,9 @@
 
 namespace moe {
 
+// "AllReduce (dispatch, layer 3, step 120)"; where `operation` is empty, outside communication,
+// "dispatch (layer 3, step 120)".
+std::string DescribeCall(absl::string_view operation, const Site& site);
 // "rank 1 on host a in AllReduce (dispatch, layer 3, step 120)".
 std::string DescribePlace(int world_rank, absl::string_view operation, const Site& site);
 

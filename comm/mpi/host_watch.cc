@@ -9,6 +9,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -29,16 +30,17 @@
 
 #include "comm/patience.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/trace.h"
 
 namespace moe {
 namespace {
 
-// Messages from ranks to the watch, and back.
+// Messages from ranks to the watch, and back. With kHost comes the file of the rank's places.
 enum Word : int32_t { kRank, kHost, kMaySpeak, kMaySpeakInTurn, kYes, kNo, kEnds };
 struct Message {
   int32_t word = 0;
-  int32_t rank = -1;                // kHost: number of this host among those of the job; -1: alone
-  std::array<char, 240> text = {};  // kYes: ranks that have not asked
+  int32_t rank = -1;                 // kHost: number of this host among those of the job; -1: alone
+  std::array<char, 1000> text = {};  // kYes: ranks that have not asked
 };
 
 constexpr size_t kNameBytes = 6;  // bytes of an abstract address that the system chooses
@@ -49,11 +51,50 @@ constexpr absl::Duration kAskingTime = absl::Milliseconds(250);
 // Time between the hosts' answers, in which a launcher ends a job, and the longest until the last.
 constexpr absl::Duration kTurn = absl::Milliseconds(500);
 constexpr absl::Duration kLastTurn = absl::Seconds(3);
+// By then a launcher that has killed a rank of its own accord has ended, too. One that finds a rank
+// dead gives the others longer: two seconds (Open MPI).
+constexpr absl::Duration kLauncherEnds = absl::Milliseconds(1500);
 // Longest wait for a process that only answers.
 constexpr absl::Duration kAnswerTime = absl::Seconds(1);
 
-bool Send(int to, const Message& message) {
-  return ::send(to, &message, sizeof message, MSG_NOSIGNAL) == sizeof message;
+// A message with room for a descriptor.
+class Envelope {
+ public:
+  explicit Envelope(Message& message) : bytes_{.iov_base = &message, .iov_len = sizeof message} {}
+
+  bool Send(int to, int file) {
+    if (file >= 0) {
+      cmsghdr* const part = CMSG_FIRSTHDR(&header_);
+      *part = {
+          .cmsg_len = CMSG_LEN(sizeof file), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+      std::memcpy(CMSG_DATA(part), &file, sizeof file);
+    } else {
+      header_.msg_controllen = 0;
+    }
+    return ::sendmsg(to, &header_, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(Message));
+  }
+  bool Receive(int from, Descriptor& file) {
+    const ssize_t got = ::recvmsg(from, &header_, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    const cmsghdr* const part = got < 0 ? nullptr : CMSG_FIRSTHDR(&header_);
+    if (part != nullptr && part->cmsg_type == SCM_RIGHTS) {
+      int number = -1;
+      std::memcpy(&number, CMSG_DATA(part), sizeof number);
+      file = Descriptor(number);
+    }
+    return got == static_cast<ssize_t>(sizeof(Message));
+  }
+
+ private:
+  iovec bytes_;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control_ = {};
+  msghdr header_ = {.msg_iov = &bytes_,
+                    .msg_iovlen = 1,
+                    .msg_control = control_.data(),
+                    .msg_controllen = control_.size()};
+};
+
+bool Send(int to, Message message, const Descriptor& file = Descriptor()) {
+  return Envelope(message).Send(to, file.number());
 }
 
 sockaddr_un AddressOf(const std::string& name) {
@@ -119,6 +160,17 @@ bool IsStopped(pid_t process) {
   return !stat.empty() && (stat.front() == "T" || stat.front() == "t");
 }
 
+// Whether nobody reads any more what is written to the pipe behind `fd`.
+bool ReaderIsGone(int fd) {
+  pollfd state = {.fd = fd, .events = 0, .revents = 0};
+  return ::poll(&state, 1, 0) == 1 && (state.revents & POLLERR) != 0;
+}
+
+// Whether a launcher ends processes in this way.
+bool IsOfLaunchers(int status) {
+  return WIFSIGNALED(status) && (WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGKILL);
+}
+
 // Wait status of a process that is exiting: it can be read before the process's files are closed.
 // -1: it can no longer be read.
 int WaitStatusOf(pid_t process) {
@@ -158,16 +210,28 @@ class Watch {
     pid_t process = 0;
     int rank = -1;
     bool asks = false, ends = false;
+    std::unique_ptr<LastPlaces> places = {};  // nullptr: unknown
   };
 
+  // "rank 1 (process 7) <what> 4ms after it came to AllToAllV (dispatch, layer 0, step 2)".
+  static std::string Describe(const Member& member, absl::string_view what) {
+    const std::string text =
+        absl::StrCat("rank ", member.rank, " (process ", member.process, ") ", what);
+    const auto place = member.places == nullptr ? std::nullopt : member.places->Latest();
+    if (!place.has_value()) return text;
+    const absl::Duration since = absl::Nanoseconds(MonotonicNs() - place->at_ns);
+    return absl::StrCat(text, " ", absl::FormatDuration(absl::Trunc(since, absl::Milliseconds(1))),
+                        " after it came to ", TextOf(*place));
+  }
+
   static std::string HowEnded(const Member& member, int status) {
-    const std::string who = absl::StrCat("rank ", member.rank, " (process ", member.process, ") ");
-    if (status < 0) return who + "is gone without a word";
+    if (status < 0) return Describe(member, "is gone without a word");
     if (WIFSIGNALED(status)) {
-      return absl::StrCat(who, "was killed by signal ", WTERMSIG(status), " (",
-                          strsignal(WTERMSIG(status)), ")");
+      return Describe(member, absl::StrCat("was killed by signal ", WTERMSIG(status), " (",
+                                           strsignal(WTERMSIG(status)), ")"));
     }
-    return absl::StrCat(who, "left with exit code ", WEXITSTATUS(status), " and without a word");
+    return Describe(
+        member, absl::StrCat("left with exit code ", WEXITSTATUS(status), " and without a word"));
   }
 
   void Add(int socket) {
@@ -187,12 +251,14 @@ class Watch {
     const int number = socket.number();
     Add(number);
     members_[number] = {.socket = std::move(socket), .process = peer.pid};
+    several_ = several_ || members_.size() > 1;
   }
 
   void Hear(int socket) {
     Member& member = members_[socket];
     Message message;
-    if (::recv(socket, &message, sizeof message, MSG_DONTWAIT) != sizeof message) {
+    Descriptor file;
+    if (!Envelope(message).Receive(socket, file)) {
       const Member gone = std::move(member);
       members_.erase(socket);
       asking_.erase(std::remove(asking_.begin(), asking_.end(), socket), asking_.end());
@@ -207,6 +273,7 @@ class Watch {
       case kHost:
         one_host_ = message.rank < 0;
         turn_ = std::min(kLastTurn, kTurn * (message.rank + 1));
+        member.places = LastPlaces::Open(file);
         break;
       case kMaySpeak:
         turn_ = absl::ZeroDuration();
@@ -245,8 +312,8 @@ class Watch {
     std::vector<std::string> silent;
     for (const auto& [socket, member] : members_) {
       if (member.ends || member.asks) continue;
-      silent.push_back(absl::StrCat("rank ", member.rank, " (process ", member.process, ") ",
-                                    IsStopped(member.process) ? "is stopped" : "does not fail"));
+      silent.push_back(
+          Describe(member, IsStopped(member.process) ? "is stopped" : "does not fail"));
     }
     return absl::StrJoin(silent, ", ");
   }
@@ -261,7 +328,7 @@ class Watch {
       const int status = WaitStatusOf(member.process);
       if (status != 0 && !member.ends) going.emplace_back(&member, status);
     }
-    if (spoken_ || (!one_host_ && !OthersLiveOn())) return;
+    if (spoken_ || !CameFirst(going.front().second)) return;
     spoken_ = true;
     std::stable_partition(going.begin(), going.end(), [](const auto& rank) {
       return rank.second >= 0 && WIFEXITED(rank.second);
@@ -276,10 +343,19 @@ class Watch {
   // Whether the launcher ended the rank: another rank has left after its kEnds, with an exit code
   // of its own, and the launcher ends those that are still leaving MPI.
   bool LauncherEnded(int status) const {
-    return status > 0 && WIFSIGNALED(status) &&
-           (WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGKILL) &&
+    return status > 0 && IsOfLaunchers(status) &&
            std::any_of(ended_.begin(), ended_.end(),
                        [](pid_t process) { return WaitStatusOf(process) != 0; });
+  }
+
+  // Whether a rank with this wait status ended of itself, and not as the launcher ends a job because
+  // of another host. A rank alone on its host waits to see whether the launcher ends.
+  bool CameFirst(int status) const {
+    if (one_host_ || OthersLiveOn()) return true;
+    if (status >= 0 && !IsOfLaunchers(status)) return true;
+    if (several_) return false;
+    absl::SleepFor(kLauncherEnds);
+    return !ReaderIsGone(STDERR_FILENO);
   }
 
   bool OthersLiveOn() const {
@@ -299,6 +375,7 @@ class Watch {
   std::vector<int> asking_;        // sockets of ranks that ask to report
   SteadyTime answer_at_;           // time of the answer, while ranks ask
   bool one_host_ = false;          // all ranks are on this host
+  bool several_ = false;           // ranks of this host
   absl::Duration turn_;            // what other hosts have before this one, unless it is awaited
   bool spoken_ = false;
 };
@@ -346,7 +423,7 @@ void HostWatch::Connect(const std::string& name, int rank) {
     Send(peer_.number(), {.word = kRank, .rank = rank});
 }
 
-absl::Status HostWatch::Join(Communicator& world, uint64_t host) {
+absl::Status HostWatch::Join(Communicator& world, const LastPlaces* places, uint64_t host) {
   struct Card {
     int64_t host = 0;
     std::array<char, 8> name = {};
@@ -376,8 +453,9 @@ absl::Status HostWatch::Join(Communicator& world, uint64_t host) {
   for (const Card* card = all.data(); card != first; ++card) before.insert(card->host);
   const bool one_host =
       std::all_of(all.begin(), all.end(), [&](const Card& card) { return card.host == mine.host; });
-  Send(peer_.number(),
-       {.word = kHost, .rank = one_host ? -1 : static_cast<int32_t>(before.size())});
+  const Descriptor none;
+  Send(peer_.number(), {.word = kHost, .rank = one_host ? -1 : static_cast<int32_t>(before.size())},
+       places == nullptr ? none : places->file());
   // On a busy machine the watch may start late, and rank by rank: each waits for it, at most
   // kAnswerTime.
   (void)Answer(kAnswerTime);

@@ -13,18 +13,21 @@
 #include "comm/create.h"
 #include "comm/descriptor.h"
 #include "comm/hosts.h"
+#include "comm/watch/last_places.h"
 
 namespace moe {
 
 // A rank that is killed reports nothing, and its launcher leaves the others no time to (Hydra) or a
 // second (Open MPI); ranks that miss a deadline would all report it. The first rank of each host
 // therefore starts a process that every rank of the host is connected to: it reports the first rank
-// that ends without a message, or lets the first that asks report, and ends after the last of them.
+// that ends without a message, and the place that it had come to, or lets the first that asks
+// report, and ends after the last of them.
 //
 // With several hosts, each reports one failure at most. When a deadline passes on several, a host
 // with ranks that others wait for reports at once and the others in turn, so that the launcher has
 // ended the job before theirs, if it still reaches them. A rank that is killed is reported where
-// other ranks of its host outlive it, which distinguishes it from ranks that the launcher ends
+// other ranks of its host outlive it, where no launcher ends ranks so, or, alone on its host, where
+// the launcher outlives it for 1.5 s: which distinguishes it from ranks that the launcher ends
 // because of another host. Where the process cannot be started or reached, ranks are not watched
 // and all may report.
 class HostWatch {
@@ -37,11 +40,12 @@ class HostWatch {
   HostWatch(const HostWatch&) = delete;
   HostWatch& operator=(const HostWatch&) = delete;
 
-  // Connects this rank, whose host is `host`. Collective over the world, blocks.
-  absl::Status Join(Communicator& world, uint64_t host = HostId());
+  // Connects this rank, whose host is `host`; `places`: its own, nullptr for unknown. Collective
+  // over the world, blocks.
+  absl::Status Join(Communicator& world, const LastPlaces* places, uint64_t host = HostId());
 
   // Whether this rank may report its failure `status`, and what to add: which ranks of its host do
-  // not fail. nullopt: another rank of the host has reported, and ends the job. Blocks for up to
+  // not fail, and where they are. nullopt: another rank of the host has reported, and ends the job. Blocks for up to
   // four seconds, with several hosts and kDeadlineExceeded; else for one.
   std::optional<std::string> MaySpeak(const absl::Status& status);
 

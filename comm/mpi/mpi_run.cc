@@ -195,7 +195,10 @@ absl::Status RunMpiRank(const RunOptions& asked, RankBody body) {
       MOE_ASSIGN_OR_RETURN(auto world, MakeMpiWorld({.comm = MPI_Comm_c2f(MPI_COMM_WORLD),
                                                      .timeout = options.timeout,
                                                      .start_timeout = StartTimeout(options)}));
-      MOE_RETURN_IF_ERROR(watch.Join(*world));
+      const auto places = asked.watch == nullptr
+                              ? nullptr
+                              : &asked.watch->Of(world->rank(), world->size())->places();
+      MOE_RETURN_IF_ERROR(watch.Join(*world, places));
       return body(std::move(world));
     });
   }

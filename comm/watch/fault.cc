@@ -38,7 +38,7 @@ bool Fault::ComesTo(int rank) const {
 }
 
 void Inject(FaultKind kind, int rank, const Site& site) {
-  const std::string what = absl::StrCat(DescribePlace(rank, site.name, site.Named("")),
+  const std::string what = absl::StrCat(DescribePlace(rank, "", site),
                                         ": injected fault: ", NameOf(kind, kFaultKindWords));
   if (kind == FaultKind::kSlow) {
     absl::SleepFor(kSlowPause);
@@ -50,6 +50,10 @@ void Inject(FaultKind kind, int rank, const Site& site) {
   if (kind == FaultKind::kExit) _exit(kFaultExitCode);
   if (kind == FaultKind::kKill) DieBy(SIGKILL);
   if (kind == FaultKind::kSegv) DieBy(SIGSEGV);
+  if (kind == FaultKind::kStop) {
+    std::raise(SIGSTOP);
+    return;
+  }
   while (true) std::this_thread::sleep_for(std::chrono::hours(1));
 }
 

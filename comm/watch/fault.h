@@ -18,6 +18,7 @@ enum class FaultKind : uint8_t {
   kKill,
   kSegv,
   kHang,
+  kStop,
   kSlow,
   kNaN,
   kInfinity,
@@ -29,6 +30,7 @@ inline constexpr Choice<FaultKind> kFaultKindWords[] = {
     {"kill", FaultKind::kKill},    // SIGKILL of the process
     {"segv", FaultKind::kSegv},    // SIGSEGV of the process
     {"hang", FaultKind::kHang},    // the rank's thread sleeps for ever
+    {"stop", FaultKind::kStop},    // SIGSTOP of the process, once: SIGCONT lets it go on
     {"slow", FaultKind::kSlow},    // a pause at every pass, kSlowPause
     // One of the values that the phase has made is replaced (RankWatch::TakeValue).
     {"nan", FaultKind::kNaN},
@@ -53,7 +55,7 @@ struct Fault {
 };
 
 // Does what `kind` says to rank `rank` of the world, at `site`, after a warning that names the
-// place; kSlow gives none. Only kSlow and kinds with a replacement return. kThrow:
+// place; kSlow gives none. Only kStop, kSlow and kinds with a replacement return. kThrow:
 // std::runtime_error.
 void Inject(FaultKind kind, int rank, const Site& site);
 

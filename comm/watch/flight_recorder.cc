@@ -62,13 +62,6 @@ void FlightRecorder::Set(uint64_t ticket, FlightState state) {
   Store(entry.state, state);
 }
 
-void FlightRecorder::Mark(const Site& site) {
-  place_.layer.store(site.layer, std::memory_order_relaxed);
-  place_.step.store(site.step, std::memory_order_relaxed);
-  place_.at_ns.store(MonotonicNs(), std::memory_order_relaxed);
-  Store(place_.name, site.name);
-}
-
 std::string FlightRecorder::LineOf(const Entry& entry) const {
   const uint64_t ticket = Load(entry.ticket);
   if (ticket == 0) return "";
@@ -114,16 +107,6 @@ std::string FlightRecorder::Lines() const {
   for (uint64_t ticket = begin; ticket < end; ++ticket)
     lines += LineOf(entries_[ticket % kCapacity]);
   return lines;
-}
-
-std::string FlightRecorder::LastPlace() const {
-  const char* const name = Load(place_.name);
-  if (name == nullptr) return "";
-  std::string keys = absl::StrCat("\"at\":\"", name, "\"");
-  AddNumber(&keys, "layer", Load(place_.layer), -1);
-  AddNumber(&keys, "step", Load(place_.step), -1);
-  AddNumber(&keys, "at_ns", Load(place_.at_ns), 0);
-  return keys;
 }
 
 }  // namespace moe

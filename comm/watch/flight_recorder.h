@@ -2,7 +2,6 @@
 #ifndef MOE_COMM_WATCH_FLIGHT_RECORDER_H_
 #define MOE_COMM_WATCH_FLIGHT_RECORDER_H_
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -52,8 +51,6 @@ class FlightRecorder {
   uint64_t Enter(int group, int64_t sequence, const FlightCall& call);
   // The state of a call, with the time; no effect once it has been overwritten.
   void Set(uint64_t ticket, FlightState state);
-  // The last place outside communication that the rank came to.
-  void Mark(const Site& site);
 
   // JSON, an object a line, each ended by a newline: groups, then calls, oldest first. Times are
   // of MonotonicNs. Keys that do not apply are left out.
@@ -62,8 +59,6 @@ class FlightRecorder {
   //    "bytes_in":64,"bytes_out":64,"type":"f32","counts_hash":"0123456789abcdef",
   //    "state":"completed","entered_ns":1,"started_ns":2,"ended_ns":3}
   std::string Lines() const;
-  // The keys of the last place: "at":"data","step":5,"at_ns":9; empty before the first.
-  std::string LastPlace() const;
   uint64_t recorded() const { return next_.load(std::memory_order_relaxed) - 1; }
 
  private:
@@ -79,18 +74,12 @@ class FlightRecorder {
     std::atomic<FlightState> state{FlightState::kEntered};
     std::atomic<int64_t> entered_ns{0}, started_ns{0}, ended_ns{0};
   };
-  struct Place {
-    std::atomic<const char*> name{nullptr};
-    std::atomic<int32_t> layer{-1};
-    std::atomic<int64_t> step{-1}, at_ns{0};
-  };
 
   std::string LineOf(const Entry& entry) const;
 
   std::atomic<uint64_t> next_{1};
   // Not an array in place: GCC 12 unrolls its constructor, which takes it 40 s.
   std::vector<Entry> entries_ = std::vector<Entry>(kCapacity);
-  Place place_;
   mutable std::mutex mu_;
   std::vector<FlightGroup> groups_;  // guarded by mu_
 };

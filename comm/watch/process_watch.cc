@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -26,6 +27,7 @@
 
 #include "comm/hosts.h"
 #include "kernels/base/caught.h"
+#include "kernels/base/log.h"
 #include "kernels/base/trace.h"
 
 namespace moe {
@@ -41,8 +43,12 @@ sem_t* Wake() {
   return wake;
 }
 
-void HandleDumpSignal(int) {
+std::atomic<bool> signalled = false;  // since the last answer to SIGUSR2
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+void HandleSignal(int) {
   const int saved = errno;
+  signalled = true;
   sem_post(Wake());
   errno = saved;
 }
@@ -57,6 +63,15 @@ std::string Quoted(absl::string_view text) {
     quoted += c < ' ' || c == 0x7f ? '?' : c;
   }
   return quoted + '"';
+}
+
+// The place's keys in a dump; empty without one.
+std::string KeysOf(const std::optional<Place>& place) {
+  if (!place.has_value()) return "";
+  std::string keys = absl::StrCat(",\"at\":", Quoted(place->site));
+  if (place->layer >= 0) absl::StrAppend(&keys, ",\"layer\":", place->layer);
+  if (place->step >= 0) absl::StrAppend(&keys, ",\"step\":", place->step);
+  return absl::StrCat(keys, ",\"at_ns\":", place->at_ns);
 }
 
 // The dumps of earlier runs that no dump of rank `rank` of `ranks` replaces: its own, and those of
@@ -81,8 +96,10 @@ void RemoveOldDumps(const std::string& folder, int rank, int ranks) {
 struct ProcessWatch::State {
   explicit State(const ProcessWatchOptions& given) : options(given) {}
 
-  std::string TextOf(const RankWatch& watch, absl::string_view why) const;
+  std::string DumpOf(const RankWatch& watch, absl::string_view why) const;
+  std::map<int, std::shared_ptr<RankWatch>> All();
   void WriteAll(absl::string_view why);
+  void PrintAll();
   void Serve();
 
   const ProcessWatchOptions options;
@@ -95,27 +112,26 @@ struct ProcessWatch::State {
   bool stop = false, ended = false;                 // guarded by mu
 };
 
-std::string ProcessWatch::State::TextOf(const RankWatch& watch, absl::string_view why) const {
+std::string ProcessWatch::State::DumpOf(const RankWatch& watch, absl::string_view why) const {
   const FlightRecorder& recorder = watch.recorder();
-  const std::string place = recorder.LastPlace();
   return absl::StrCat("{\"flight\":1,\"rank\":", watch.rank(), ",\"ranks\":", watch.ranks(),
                       ",\"host\":", Quoted(HostName()), ",\"pid\":", getpid(),
                       ",\"reason\":", Quoted(why), ",\"recorded\":", recorder.recorded(),
-                      place.empty() ? "" : ",", place, ",\"monotonic_ns\":", MonotonicNs(),
+                      KeysOf(watch.places().Outside()), ",\"monotonic_ns\":", MonotonicNs(),
                       ",\"began_unix_ns\":", began_ns, ",\"unix_ns\":", absl::GetCurrentTimeNanos(),
                       "}\n", recorder.Lines());
 }
 
+std::map<int, std::shared_ptr<RankWatch>> ProcessWatch::State::All() {
+  const std::lock_guard<std::mutex> lock(mu);
+  return ranks;
+}
+
 void ProcessWatch::State::WriteAll(absl::string_view why) {
-  std::map<int, std::shared_ptr<RankWatch>> all;
-  {
-    const std::lock_guard<std::mutex> lock(mu);
-    all = ranks;
-  }
-  for (const auto& [rank, watch] : all) {
+  for (const auto& [rank, watch] : All()) {
     const std::string path = absl::StrCat(options.folder, "/flight.rank", rank, ".jsonl");
     const std::string unfinished = path + ".tmp";
-    const std::string text = TextOf(*watch, why);
+    const std::string text = DumpOf(*watch, why);
     std::FILE* const file = std::fopen(unfinished.c_str(), "wbe");
     if (file == nullptr) continue;
     const bool whole = std::fwrite(text.data(), 1, text.size(), file) == text.size();
@@ -127,10 +143,22 @@ void ProcessWatch::State::WriteAll(absl::string_view why) {
   }
 }
 
+void ProcessWatch::State::PrintAll() {
+  for (const auto& [rank, watch] : All()) {
+    const std::optional<Place> place = watch->places().Latest();
+    if (!place.has_value()) continue;
+    const absl::Duration since = absl::Nanoseconds(MonotonicNs() - place->at_ns);
+    Log(LogLevel::kInfo,
+        absl::StrCat("rank ", rank, " on host ", HostName(), " in ", TextOf(*place), " for ",
+                     absl::FormatDuration(absl::Trunc(since, absl::Milliseconds(1)))));
+  }
+}
+
 void ProcessWatch::State::Serve() {
   while (true) {
     while (sem_wait(Wake()) != 0) {
     }
+    const bool print = signalled.exchange(false);
     std::string why;
     {
       const std::lock_guard<std::mutex> lock(mu);
@@ -138,7 +166,8 @@ void ProcessWatch::State::Serve() {
       why = failed ? reason : "SIGUSR2";
     }
     Caught([&] {
-      WriteAll(why);
+      if (!options.folder.empty()) WriteAll(why);
+      if (print) PrintAll();
       return absl::OkStatus();
     }).IgnoreError();
     const std::lock_guard<std::mutex> lock(mu);
@@ -152,13 +181,10 @@ void ProcessWatch::State::Serve() {
 
 ProcessWatch::ProcessWatch(const ProcessWatchOptions& options)
     : state_(std::make_shared<State>(options)) {
-  const bool dumps = !options.folder.empty();
-  if (dumps) {
-    Wake();  // exists before the handler does
-    std::thread([state = state_] { state->Serve(); }).detach();
-  }
+  Wake();  // exists before the handler does
+  std::thread([state = state_] { state->Serve(); }).detach();
   struct sigaction action = {};
-  action.sa_handler = dumps ? HandleDumpSignal : SIG_IGN;
+  action.sa_handler = HandleSignal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   sigaction(SIGUSR2, &action, &before_watch);
@@ -167,7 +193,6 @@ ProcessWatch::ProcessWatch(const ProcessWatchOptions& options)
 ProcessWatch::~ProcessWatch() {
   if (state_->options.at_end) Dump("end");
   sigaction(SIGUSR2, &before_watch, nullptr);
-  if (state_->options.folder.empty()) return;
   std::unique_lock<std::mutex> lock(state_->mu);
   state_->stop = true;
   sem_post(Wake());

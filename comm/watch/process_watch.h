@@ -1,4 +1,5 @@
-// The ranks of a process under watch: their fault, and the files of their flight recorders.
+// The ranks of a process under watch: their fault, where they are, and the files of their flight
+// recorders.
 #ifndef MOE_COMM_WATCH_PROCESS_WATCH_H_
 #define MOE_COMM_WATCH_PROCESS_WATCH_H_
 
@@ -19,7 +20,8 @@ struct ProcessWatchOptions {
   bool at_end = false;  // whether ranks that have not failed are dumped by the destructor
 };
 
-// One per process at a time. With a folder, SIGUSR2 dumps; without one it is ignored.
+// One per process at a time. On SIGUSR2 it logs a line for each rank, with its last place and for how
+// long it has been there, "rank 1 on host a in experts (layer 0, step 2) for 1.5s", and dumps.
 //
 // A dump is one object (rank, ranks, host, pid, reason, recorded, last place, the two clocks of its
 // time), then FlightRecorder::Lines. It replaces the file of an earlier one, by renaming.

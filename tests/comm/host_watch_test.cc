@@ -59,21 +59,26 @@ class SharedWorld final : public testing::ForwardingCommunicator {
   Shared& shared_;
 };
 
-// The life of a rank: joins, and waits to be killed.
-[[noreturn]] void RunRank(int rank, Shared& shared) {
+// The life of a rank: joins, comes to a place, and waits to be killed.
+[[noreturn]] void RunRank(int rank, bool alone, Shared& shared) {
   RunOptions options;
-  options.plan.launch = {.rank = rank, .size = kRanks, .local_rank = rank};
+  options.plan.launch = {.rank = rank, .size = kRanks, .local_rank = alone ? 0 : rank};
   options.report = [](const absl::Status& status) {
     std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
   };
   HostWatch watch(options);
   SharedWorld world(std::move(MakeLocalWorld({.ranks = 1}).front()), rank, shared);
-  if (watch.Join(world).ok()) ++shared.joined;
+  LastPlaces places;
+  const absl::Status status = watch.Join(world, &places, alone ? rank : 0);
+  places.Mark({.name = "experts", .layer = rank, .step = 5});
+  if (status.ok()) ++shared.joined;
   for (;;) pause();
 }
 
 class HostWatchTest : public ::testing::Test {
  protected:
+  // alone: each rank has a host of its own.
+  explicit HostWatchTest(bool alone = false) : alone_(alone) {}
   void SetUp() override {
     void* const memory =
         mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -85,7 +90,7 @@ class HostWatchTest : public ::testing::Test {
       processes_[rank] = fork();
       if (processes_[rank] != 0) continue;
       dup2(ends[1], STDERR_FILENO);
-      RunRank(rank, *shared_);
+      RunRank(rank, alone_, *shared_);
     }
     close(ends[1]);
     said_ = fdopen(ends[0], "r");
@@ -112,9 +117,12 @@ class HostWatchTest : public ::testing::Test {
 
   std::string Gone(int rank) const {
     return absl::StrCat("rank ", rank, " \\(process ", processes_[rank],
-                        "\\) is gone without a word");
+                        "\\) is gone without a word [0-9.ms]+ after it came to experts "
+                        "\\(layer ",
+                        rank, ", step 5\\)");
   }
 
+  const bool alone_;
   Shared* shared_ = nullptr;
   std::array<pid_t, kRanks> processes_ = {};
   pid_t watch_ = 0;
@@ -138,6 +146,20 @@ TEST_F(HostWatchTest, NamesEveryRankThatIsGoneWhenItComesToLook) {
   EXPECT_EQ(Said(), "");  // one line for one failure
 }
 
+struct LoneRankTest : HostWatchTest {
+  LoneRankTest() : HostWatchTest(true) {}
+};
+
+// Whoever started it lives on, so that it did not end it because of another host.
+TEST_F(LoneRankTest, IsReportedWhereItsLauncherOutlivesIt) {
+  kill(processes_[1], SIGKILL);
+  absl::SleepFor(absl::Seconds(2));  // the others end later than its watch waits
+  for (const int rank : {0, 1, 2}) Reap(rank);
+  EXPECT_THAT(Said(), ::testing::ContainsRegex(
+                          absl::StrCat("rank 1 \\(process ", processes_[1],
+                                       "\\) was killed by signal 9 \\(Killed\\) [0-9.ms]+ after")));
+}
+
 // Rank 0 is on a host, ranks 1 and 2 are on another. The deadlines of 0 and 1 pass, as they wait
 // for 2: the host of 2 reports first, and could have ended the job before the other reports.
 TEST(HostWatchTurnsTest, TheHostOfTheRankThatIsWaitedForReportsFirst) {
@@ -158,7 +180,7 @@ TEST(HostWatchTurnsTest, TheHostOfTheRankThatIsWaitedForReportsFirst) {
     };
     HostWatch watch(options);
     SharedWorld world(std::move(MakeLocalWorld({.ranks = 1}).front()), rank, *shared);
-    if (watch.Join(world, rank == 0 ? 5 : 9).ok()) ++shared->joined;
+    if (watch.Join(world, nullptr, rank == 0 ? 5 : 9).ok()) ++shared->joined;
     while (shared->joined < kRanks) absl::SleepFor(absl::Milliseconds(1));
     if (rank < 2 && watch.MaySpeak(absl::DeadlineExceededError("late")).has_value()) {
       shared->answered_ns[rank] = absl::GetCurrentTimeNanos();

@@ -1,8 +1,10 @@
 // The flight recorder, the faults of tests, and the seam that both share.
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -12,17 +14,23 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 #include <absl/time/clock.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "comm/create.h"
 #include "comm/watch/process_watch.h"
+#include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 
 std::vector<std::string> LinesOf(absl::string_view text) {
@@ -41,6 +49,36 @@ std::string TextOf(const std::string& path) {
   text << std::ifstream(path).rdbuf();
   return text.str();
 }
+
+// What is logged while it lives.
+class LoggedLines {
+ public:
+  explicit LoggedLines(size_t awaited) : awaited_(awaited) {
+    lines_ = {};
+    SetLogCallback([](LogLevel, absl::string_view text) {
+      const std::lock_guard<std::mutex> lock(mu_);
+      lines_.emplace_back(text);
+    });
+  }
+  ~LoggedLines() { SetLogCallback(nullptr); }
+
+  // As many as are awaited, or what has come in ten seconds.
+  std::vector<std::string> Await() const {
+    for (int i = 0; i < 1000; ++i) {
+      absl::SleepFor(absl::Milliseconds(10));
+      const std::lock_guard<std::mutex> lock(mu_);
+      if (lines_.size() >= awaited_) return lines_;
+    }
+    return lines_;
+  }
+
+ private:
+  static std::mutex mu_;
+  static std::vector<std::string> lines_;  // guarded by mu_
+  const size_t awaited_;
+};
+std::mutex LoggedLines::mu_;
+std::vector<std::string> LoggedLines::lines_;
 
 class WatchTest : public ::testing::Test {
  protected:
@@ -95,7 +133,6 @@ TEST(FlightRecorderTest, IsReadWhileThreadsRecord) {
         const int64_t layer = i % 100;
         const Site site = {.name = "dispatch", .layer = static_cast<int32_t>(layer), .step = layer};
         const uint64_t ticket = recorder.Enter(group, layer, {.operation = "Fence", .site = site});
-        recorder.Mark(site);
         recorder.Set(ticket, FlightState::kCompleted);
       }
     });
@@ -109,6 +146,46 @@ TEST(FlightRecorderTest, IsReadWhileThreadsRecord) {
       EXPECT_THAT(line, HasSubstr(absl::StrCat("\"layer\":", number, ",\"step\":", number, ",")));
     }
   }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(LastPlacesTest, AreThoseOfTheProcessThatHasTheFile) {
+  LastPlaces places;
+  EXPECT_FALSE(places.Latest().has_value());
+  const auto seen = LastPlaces::Open(places.file());
+  ASSERT_NE(seen, nullptr);
+  places.Mark({.name = "experts", .layer = 3, .step = 7});
+  EXPECT_EQ(TextOf(*seen->Latest()), "experts (layer 3, step 7)");
+  places.Call("AllToAllV", {.name = "combine", .layer = 3, .step = 7});
+  EXPECT_EQ(TextOf(*seen->Latest()), "AllToAllV (combine, layer 3, step 7)");
+  EXPECT_EQ(TextOf(*seen->Outside()), "experts (layer 3, step 7)");
+  places.Call("Barrier", {});
+  EXPECT_EQ(TextOf(*seen->Latest()), "Barrier");
+  places.Mark({.name = "a name of more than twenty-three bytes"});
+  EXPECT_EQ(TextOf(*seen->Latest()), "a name of more than twe");
+  EXPECT_EQ(LastPlaces::Open(Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC))), nullptr);
+  EXPECT_EQ(LastPlaces::Open(Descriptor()), nullptr);
+}
+
+// For ThreadSanitizer, too: what is read is one place.
+TEST(LastPlacesTest, AreReadWhileThreadsWrite) {
+  LastPlaces places;
+  std::atomic<bool> done = false;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&] {
+      for (int32_t i = 0; !done; ++i) {
+        places.Mark({.name = i % 2 == 0 ? "even" : "odd", .layer = i % 100, .step = i % 100});
+      }
+    });
+  }
+  for (int i = 0; i < 10000; ++i) {
+    const auto place = places.Latest();
+    if (!place.has_value()) continue;
+    EXPECT_EQ(place->layer, place->step);
+    EXPECT_EQ(place->site, place->step % 2 == 0 ? "even" : "odd");
+  }
+  done = true;
   for (std::thread& thread : threads) thread.join();
 }
 
@@ -149,7 +226,7 @@ TEST_F(WatchTest, EveryCollectivePasses) {
         R"({"group":"world/0.1","sequence":0,"operation":"Barrier")"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
-  EXPECT_THAT(recorder.LastPlace(), HasSubstr(R"("at":"data","step":8,)"));
+  EXPECT_EQ(TextOf(*watch.Of(1, 2)->places().Outside()), "data (step 8)");
   EXPECT_FALSE(std::filesystem::exists(Path(0)));
 }
 
@@ -178,25 +255,31 @@ TEST_F(WatchTest, AFailureIsDumpedForAllRanksOfTheProcess) {
   }
 }
 
-TEST_F(WatchTest, ASignalIsAnsweredWithADump) {
+TEST_F(WatchTest, ASignalIsAnsweredWithADumpAndALineForEachRank) {
   ProcessWatch watch({.folder = folder_});
-  watch.Of(0, 1)->Mark({.name = "data"});
+  watch.Of(0, 2)->Mark({.name = "data"});
+  watch.Of(1, 2)->Enter(watch.Of(1, 2)->recorder().AddGroup({}), 0,
+                        {.operation = "AllReduce", .site = {.name = "loss", .step = 5}});
+  const LoggedLines logged(2);
   std::raise(SIGUSR2);
-  for (int i = 0; i < 1000 && !std::filesystem::exists(Path(0)); ++i) {
-    absl::SleepFor(absl::Milliseconds(10));
-  }
+  EXPECT_THAT(logged.Await(),
+              ElementsAre(MatchesRegex("rank 0 on host [^ ]+ in data for [0-9.ms]+"),
+                          MatchesRegex("rank 1 on host [^ ]+ in AllReduce \\(loss, step 5\\) for "
+                                       "[0-9.ms]+")));
   EXPECT_THAT(TextOf(Path(0)), HasSubstr(R"("reason":"SIGUSR2")"));
   EXPECT_THAT(TextOf(Path(0)), HasSubstr(R"("at":"data")"));
 }
 
 volatile std::sig_atomic_t signals_before = 0;
 
-TEST(ProcessWatchTest, WithoutAFolderASignalIsIgnored) {
+TEST(ProcessWatchTest, WithoutAFolderASignalIsAnsweredWithLines) {
   const auto before = std::signal(SIGUSR2, [](int) { signals_before = signals_before + 1; });
   {
     ProcessWatch watch({});
-    watch.Of(0, 1);
+    watch.Of(0, 1)->Mark({.name = "data"});
+    const LoggedLines logged(1);
     std::raise(SIGUSR2);
+    EXPECT_THAT(logged.Await(), ElementsAre(HasSubstr(" in data for ")));
     EXPECT_EQ(signals_before, 0);
   }
   std::raise(SIGUSR2);
@@ -238,7 +321,24 @@ TEST(FaultTest, ComesInItsStepOrLaterToItsRankAlone) {
   for (const int64_t step : {-1, 4}) victim.Mark({.name = "dispatch", .step = step});
   victim.Mark({.name = "combine", .step = 5});
   EXPECT_THROW(victim.Mark({.name = "dispatch", .step = 6}), std::runtime_error);
-  EXPECT_THROW(victim.Enter(0, 0, {.site = {.name = "dispatch", .step = 5}}), std::runtime_error);
+  RankWatch caller(1, 2, fault);
+  EXPECT_THROW(caller.Enter(0, 0, {.site = {.name = "dispatch", .step = 5}}), std::runtime_error);
+}
+
+TEST(FaultTest, AStoppedProcessGoesOnAndIsNotStoppedAgain) {
+  const pid_t process = fork();
+  if (process == 0) {
+    SetLogCallback([](LogLevel, absl::string_view) {});
+    RankWatch victim(0, 1, {.ranks = {0}, .phase = "data", .kind = FaultKind::kStop});
+    for (int64_t step = 0; step < 2; ++step) victim.Mark({.name = "data", .step = step});
+    _exit(3);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(process, &status, WUNTRACED), process);
+  EXPECT_TRUE(WIFSTOPPED(status));
+  kill(process, SIGCONT);
+  ASSERT_EQ(waitpid(process, &status, WUNTRACED), process);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3);
 }
 
 TEST(FaultDeathTest, ProcessesEndByTheirKind) {

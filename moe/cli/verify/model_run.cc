@@ -135,6 +135,7 @@ absl::StatusOr<RunResult> RunModel(const Problem& problem, const ProblemRunOptio
       lm::Train(TrainConfigOf(problem.spec, options), *problem.corpus, std::move(world), hooks));
   if (!first) return RunResult();
   result.tensors[kHeldOutLoss] = {report.validation_loss_before, report.validation_loss_after};
+  result.bfloat16_order = report.bfloat16_order;
   result.tensors[kWeights] = Quarters(report.weights_xxh3);
   return result;
 }

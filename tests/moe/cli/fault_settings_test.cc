@@ -45,7 +45,7 @@ TEST(FaultSettingsTest, UnknownValuesAreListed) {
   EXPECT_THAT(error("rank=4,phase=data,kind=throw"),
               HasSubstr("rank is '4', expected a rank, 0 to 3"));
   EXPECT_THAT(error("rank=0,phase=data,kind=x"),
-              HasSubstr("kind is 'x', expected one of throw, exit, kill, segv, hang, slow"));
+              HasSubstr("kind is 'x', expected one of throw, exit, kill, segv, hang, stop, slow"));
   EXPECT_THAT(error("rank=0,step=0,phase=data,kind=kill"), HasSubstr("a step, from 1"));
   EXPECT_THAT(error("rank=0,phase=data"), HasSubstr("phases: start, data, "));
   for (const char* const twice :
