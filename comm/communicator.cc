@@ -323,7 +323,24 @@ absl::Status Communicator::StagedSendRecv(SendRecvOps ops, Stream& stream, const
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<PeerBuffer>> Communicator::AllocatePeerBuffer(
+absl::StatusOr<std::shared_ptr<PeerBuffer>> Communicator::AllocatePeerBuffer(int64_t bytes,
+                                                                             MemoryResource& memory,
+                                                                             const Site& site) {
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("AllocatePeerBuffer: ", bytes, " bytes, expected >= 0"));
+  }
+  absl::StatusOr<std::shared_ptr<PeerBuffer>> buffer;
+  const FlightCall call = {.operation = "AllocatePeerBuffer", .site = site, .bytes_in = bytes};
+  MOE_RETURN_IF_ERROR(Watched(call, nullptr, collectives_, [&] {
+    buffer = DoAllocatePeerBuffer(bytes, memory, site);
+    // The answer of all ranks, who do without: nobody failed.
+    return absl::IsUnimplemented(buffer.status()) ? absl::OkStatus() : buffer.status();
+  }));
+  return buffer;
+}
+
+absl::StatusOr<std::shared_ptr<PeerBuffer>> Communicator::DoAllocatePeerBuffer(
     int64_t /*bytes*/, MemoryResource& /*memory*/, const Site& /*site*/) {
   return absl::UnimplementedError(
       absl::StrCat("AllocatePeerBuffer: backend ", backend(), " has no peer memory"));

@@ -117,7 +117,7 @@ struct CollectiveCall {
 // step and take no site.
 //
 // Backends override the Do* functions only; checks live here so that all backends agree. All calls
-// but AllocatePeerBuffer pass the RankWatch of the rank, if it has one.
+// pass the RankWatch of the rank, if it has one.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -295,7 +295,7 @@ class Communicator {
 
   // Collective, blocks the host; `bytes` may differ between ranks. On all ranks alike
   // kUnimplemented without peer memory, or where one device cannot read the memory of another.
-  virtual absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(
+  absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(
       int64_t bytes, MemoryResource& memory = CpuMemory(), const Site& site = {});
 
   // Ends this rank's part: its pending and later calls return kAborted. Peers are notified at once
@@ -318,6 +318,10 @@ class Communicator {
   virtual absl::Status DoFence(Stream& stream, const Site& site) = 0;
   virtual absl::Status DoBarrier() = 0;
   virtual absl::StatusOr<std::unique_ptr<Communicator>> DoSplit(int color, int key) = 0;
+  // Without peer memory: kUnimplemented.
+  virtual absl::StatusOr<std::shared_ptr<PeerBuffer>> DoAllocatePeerBuffer(int64_t bytes,
+                                                                           MemoryResource& memory,
+                                                                           const Site& site);
 
  private:
   template <typename T>

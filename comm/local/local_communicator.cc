@@ -149,9 +149,6 @@ class LocalCommunicator final : public Communicator {
   int64_t lingered_ns() const override { return group_->lingered_ns(rank_); }
   int world_rank(int r) const override { return group_->world_rank(r); }
   bool has_peer_memory(DeviceKind /*kind*/) const override { return true; }
-  absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes,
-                                                                 MemoryResource& memory,
-                                                                 const Site& site) override;
   void Abort(absl::Status reason) override {
     const int world_rank = group_->world_rank(rank_);
     group_->fate().Kill(world_rank, Caught([&] {
@@ -168,6 +165,9 @@ class LocalCommunicator final : public Communicator {
     return group_->Meet(LocalGroup::kHostLane, Caller("Barrier"));
   }
   absl::StatusOr<std::unique_ptr<Communicator>> DoSplit(int color, int key) override;
+  absl::StatusOr<std::shared_ptr<PeerBuffer>> DoAllocatePeerBuffer(int64_t bytes,
+                                                                   MemoryResource& memory,
+                                                                   const Site& site) override;
 
  private:
   LocalCaller Caller(const char* operation, const Site& site = {}) const {
@@ -239,12 +239,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> LocalCommunicator::DoSplit(int col
   return std::make_unique<LocalCommunicator>(std::move(mine.group), mine.rank);
 }
 
-absl::StatusOr<std::shared_ptr<PeerBuffer>> LocalCommunicator::AllocatePeerBuffer(
+absl::StatusOr<std::shared_ptr<PeerBuffer>> LocalCommunicator::DoAllocatePeerBuffer(
     int64_t bytes, MemoryResource& memory, const Site& site) {
-  if (bytes < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("AllocatePeerBuffer: ", bytes, " bytes, expected >= 0"));
-  }
   return AllocateLocalPeerBuffer(*group_, Caller("AllocatePeerBuffer", site), bytes, memory);
 }
 

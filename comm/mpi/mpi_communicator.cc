@@ -33,9 +33,6 @@ class MpiCommunicator final : public Communicator {
   bool has_peer_memory(DeviceKind kind) const override {
     return kind == DeviceKind::kCpu && group_->one_host();
   }
-  absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes,
-                                                                 MemoryResource& memory,
-                                                                 const Site& site) override;
   void Abort(absl::Status reason) override {
     (void)group_->host.Kill(absl::AbortedError(absl::StrCat(
         "rank ", group_->host.world_ranks()[rank()], " aborted: ", reason.ToString())));
@@ -47,6 +44,9 @@ class MpiCommunicator final : public Communicator {
   absl::Status DoFence(Stream& stream, const Site& site) override;
   absl::Status DoBarrier() override { return group_->host.Meet({"Barrier", kMeet, {}}); }
   absl::StatusOr<std::unique_ptr<Communicator>> DoSplit(int color, int key) override;
+  absl::StatusOr<std::shared_ptr<PeerBuffer>> DoAllocatePeerBuffer(int64_t bytes,
+                                                                   MemoryResource& memory,
+                                                                   const Site& site) override;
 
  private:
   const std::shared_ptr<MpiGroup> group_;
@@ -80,14 +80,10 @@ absl::Status MpiCommunicator::DoFence(Stream& stream, const Site& site) {
   });
 }
 
-absl::StatusOr<std::shared_ptr<PeerBuffer>> MpiCommunicator::AllocatePeerBuffer(
+absl::StatusOr<std::shared_ptr<PeerBuffer>> MpiCommunicator::DoAllocatePeerBuffer(
     int64_t bytes, MemoryResource& memory, const Site& site) {
-  if (bytes < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("AllocatePeerBuffer: ", bytes, " bytes, expected >= 0"));
-  }
   if (!has_peer_memory(memory.device().kind)) {
-    return Communicator::AllocatePeerBuffer(bytes, memory, site);
+    return Communicator::DoAllocatePeerBuffer(bytes, memory, site);
   }
   return AllocateMpiPeerBuffer(group_->host, bytes, site);
 }

@@ -208,14 +208,15 @@ TEST_F(WatchTest, EveryCollectivePasses) {
     MOE_RETURN_IF_ERROR(world->Barrier());
     MOE_ASSIGN_OR_RETURN(const auto part, world->Split(world->rank(), 0));
     MOE_RETURN_IF_ERROR(part->Barrier());
+    MOE_RETURN_IF_ERROR(world->AllocatePeerBuffer(64, CpuMemory(), site).status());
     world->Mark({.name = "data", .step = 8});
     return absl::OkStatus();
   };
   ASSERT_TRUE(RunRanks({.plan = {.ranks = 2}, .watch = &watch}, body).ok());
   const FlightRecorder& recorder = watch.Of(1, 2)->recorder();
   const std::string text = recorder.Lines();
-  EXPECT_EQ(recorder.recorded(), 7u);
-  EXPECT_EQ(Count(text, R"("state":"completed")"), 7) << text;
+  EXPECT_EQ(recorder.recorded(), 8u);
+  EXPECT_EQ(Count(text, R"("state":"completed")"), 8) << text;
   for (const char* part :
        {R"({"group":"world","members":[0,1]})", R"({"group":"world/0.1","members":[1]})",
         R"("sequence":0,"operation":"AllReduce","site":"test","layer":3,"step":7,"bytes_in":16,)"
@@ -223,6 +224,7 @@ TEST_F(WatchTest, EveryCollectivePasses) {
         R"("sequence":1,"operation":"AllToAllV")", R"("counts_hash":")",
         R"("sequence":2,"operation":"Fence")", R"("sequence":0,"operation":"SendRecv")",
         R"("sequence":3,"operation":"Barrier")", R"("sequence":4,"operation":"Split")",
+        R"("sequence":5,"operation":"AllocatePeerBuffer","site":"test","layer":3,"step":7,)",
         R"({"group":"world/0.1","sequence":0,"operation":"Barrier")"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }

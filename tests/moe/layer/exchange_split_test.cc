@@ -92,9 +92,11 @@ class WatchedCommunicator final : public testing::ForwardingCommunicator {
   }
   int64_t lingered_ns() const override { return 0; }  // time stands still
   bool has_peer_memory(DeviceKind kind) const override { return inner_.has_peer_memory(kind); }
-  absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes,
-                                                                 MemoryResource& memory,
-                                                                 const Site& site) override {
+
+ protected:
+  absl::StatusOr<std::shared_ptr<PeerBuffer>> DoAllocatePeerBuffer(int64_t bytes,
+                                                                   MemoryResource& memory,
+                                                                   const Site& site) override {
     return inner_.AllocatePeerBuffer(bytes, memory, site);
   }
 
