@@ -160,10 +160,11 @@ bool IsStopped(pid_t process) {
   return !stat.empty() && (stat.front() == "T" || stat.front() == "t");
 }
 
-// Whether nobody reads any more what is written to the pipe behind `fd`.
-bool ReaderIsGone(int fd) {
+// Whether, within `longest`, nobody reads any more what is written to the pipe behind `fd`.
+bool ReaderGoes(int fd, absl::Duration longest) {
   pollfd state = {.fd = fd, .events = 0, .revents = 0};
-  return ::poll(&state, 1, 0) == 1 && (state.revents & POLLERR) != 0;
+  const int patience_ms = static_cast<int>(absl::ToInt64Milliseconds(longest));
+  return ::poll(&state, 1, patience_ms) == 1 && (state.revents & POLLERR) != 0;
 }
 
 // Whether a launcher ends processes in this way.
@@ -354,8 +355,7 @@ class Watch {
     if (one_host_ || OthersLiveOn()) return true;
     if (status >= 0 && !IsOfLaunchers(status)) return true;
     if (several_) return false;
-    absl::SleepFor(kLauncherEnds);
-    return !ReaderIsGone(STDERR_FILENO);
+    return !ReaderGoes(STDERR_FILENO, kLauncherEnds);
   }
 
   bool OthersLiveOn() const {
