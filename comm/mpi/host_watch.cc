@@ -349,8 +349,8 @@ class Watch {
                        [](pid_t process) { return WaitStatusOf(process) != 0; });
   }
 
-  // Whether a rank with this wait status ended of itself, and not as the launcher ends a job because
-  // of another host. A rank alone on its host waits to see whether the launcher ends.
+  // Whether a rank with this wait status ended of itself, and not as the launcher ends a job
+  // because of another host. A rank alone on its host waits to see whether the launcher ends.
   bool CameFirst(int status) const {
     if (one_host_ || OthersLiveOn()) return true;
     if (status >= 0 && !IsOfLaunchers(status)) return true;

@@ -45,8 +45,8 @@ class HostWatch {
   absl::Status Join(Communicator& world, const LastPlaces* places, uint64_t host = HostId());
 
   // Whether this rank may report its failure `status`, and what to add: which ranks of its host do
-  // not fail, and where they are. nullopt: another rank of the host has reported, and ends the job. Blocks for up to
-  // four seconds, with several hosts and kDeadlineExceeded; else for one.
+  // not fail, and where they are. nullopt: another rank of the host has reported, and ends the job.
+  // Blocks for up to four seconds, with several hosts and kDeadlineExceeded; else for one.
   std::optional<std::string> MaySpeak(const absl::Status& status);
 
  private:
