@@ -20,8 +20,8 @@ struct ProcessWatchOptions {
   bool at_end = false;  // whether ranks that have not failed are dumped by the destructor
 };
 
-// One per process at a time. On SIGUSR2 it dumps, and logs a line for each rank, with its last place
-// and for how long it has been there: "rank 1 on host a in experts (layer 0, step 2) for 1.5s".
+// One per process at a time. On SIGUSR2 it dumps, and logs a line for each rank with its last place
+// and the time since then: "rank 1 on host a in experts (layer 0, step 2) for 1.5s".
 //
 // A dump is one object (rank, ranks, host, pid, reason, recorded, last place, the two clocks of its
 // time), then FlightRecorder::Lines. It replaces the file of an earlier one, by renaming.
