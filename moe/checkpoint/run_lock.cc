@@ -7,8 +7,8 @@
 #include <fstream>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <random>
-#include <type_traits>
 #include <vector>
 
 #include <absl/strings/numbers.h>
@@ -23,6 +23,7 @@
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/step_folders.h"
+#include "moe/io/bounded_json.h"
 
 namespace moe {
 namespace {
@@ -87,22 +88,34 @@ std::string LockText(const LockHolder& holder) {
 }
 
 absl::StatusOr<LockHolder> ParseLock(const std::string& text) {
-  const LockJson line = LockJson::parse(text, nullptr, false);
-  LockHolder holder;
-  bool whole = line.is_object();
-  const auto get = [&]<typename V>(const char* key, V& value) {
-    const auto member = whole ? line.find(key) : line.end();
-    whole = member != line.end() &&
-            (std::is_same_v<V, std::string> ? member->is_string() : member->is_number_integer());
-    if (whole) value = member->get<V>();
+  using Integers = std::numeric_limits<int64_t>;
+  const auto line = ParseBoundedJson(kLockName, text);
+  if (absl::IsResourceExhausted(line.status())) return line.status();
+  bool whole = line.ok() && line->is_object();
+  const auto member = [&](const char* key) {
+    const auto found = whole ? line->find(key) : nlohmann::json::const_iterator();
+    whole = whole && found != line->end();
+    return found;
   };
+  const auto get = [&](const char* key, std::string& value) {
+    const auto found = member(key);
+    whole = whole && found->is_string();
+    if (whole) value = found->get<std::string>();
+  };
+  const auto get_within = [&](const char* key, int64_t least, int64_t most, int64_t& value) {
+    const auto found = member(key);
+    const auto number = whole ? IntegerWithin(*found, least, most) : std::nullopt;
+    whole = number.has_value();
+    if (whole) value = *number;
+  };
+  LockHolder holder;
   get("run", holder.run);
   get("host", holder.host);
-  get("pid", holder.pid);
+  get_within("pid", 0, std::numeric_limits<pid_t>::max(), holder.pid);
   get("since", holder.since);
-  get("host_id", holder.host_id);
+  get_within("host_id", Integers::min(), Integers::max(), holder.host_id);
   get("pid_namespace", holder.pid_namespace);
-  get("process_start", holder.process_start);
+  get_within("process_start", 0, Integers::max(), holder.process_start);
   if (!whole) return absl::DataLossError("no lock of a run");
   return holder;
 }

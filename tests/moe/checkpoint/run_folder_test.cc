@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 #include <absl/time/clock.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -115,6 +116,11 @@ TEST_F(RunFolderTest, ALockSaysWhoseItIs) {
   const auto read = ParseLock(LockText(me)).value();
   EXPECT_EQ(LockText(read), LockText(me));
   for (const char* text : {"", "{", "[]", "7", R"({"run":"a","host":"b","pid":"1"})"}) {
+    EXPECT_EQ(ParseLock(text).status().code(), kDataLoss) << text;
+  }
+  const std::string line = LockText(me), pid = absl::StrCat("\"pid\":", me.pid);
+  for (const char* number : {"-1", "2147483648", "18446744073709551615", "1.5", "1,\"pid\":1"}) {
+    const std::string text = absl::StrReplaceAll(line, {{pid, absl::StrCat("\"pid\":", number)}});
     EXPECT_EQ(ParseLock(text).status().code(), kDataLoss) << text;
   }
 }
