@@ -333,6 +333,10 @@ absl::Status Prune(const Settings& settings, const std::string& dir) {
     }
   }
   std::vector<std::string> warnings;
+  if (!plan.not_counted.empty()) {
+    warnings.push_back(absl::StrCat("not counted among the checkpoints that stay: ",
+                                    absl::StrJoin(plan.not_counted, "; ")));
+  }
   if (!plan.left_alone.empty()) {
     warnings.push_back(
         absl::StrCat("not removed, since not of this run: ", absl::StrJoin(plan.left_alone, "; ")));

@@ -139,6 +139,8 @@ TEST_F(CkptTest, PruneKeepsTheNewestThatAreReadable) {
   EXPECT_THAT(Column("status"),
               ElementsAre("removed", "removed", "kept", "kept", "damaged", "kept"));
   EXPECT_TRUE(fs::exists(Step(1)));
+  EXPECT_THAT(error_, HasSubstr("warning: not counted among the checkpoints that stay: " + Step(5) +
+                                " is passed over: "));
   EXPECT_EQ(Ckpt({"prune", Path("run"), "--keep", "2", "--keep-every", "3"}), 0) << error_;
   const auto steps = ListSteps(Folder()).value();
   EXPECT_THAT(steps, ElementsAre(3, 4, 5, 6));
