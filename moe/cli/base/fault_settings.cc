@@ -88,7 +88,7 @@ absl::StatusOr<Fault> FaultOfText(const std::string& where, absl::string_view te
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
     const std::pair<absl::string_view, absl::string_view> both =
         absl::StrSplit(item, absl::MaxSplits('=', 1));
-    const auto& [key, value] = both;
+    const absl::string_view key = both.first, value = both.second;
     const std::string at = absl::StrCat(where, ": ", key);
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) {
       return WrongFlag(where, absl::StrCat("'", text, "'"), absl::StrCat(key, "= once"));
