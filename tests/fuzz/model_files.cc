@@ -1,12 +1,12 @@
-// Passes any bytes to the readers of untrusted files: they are refused with a message that names
-// the file, or the accepted result keeps the reader's promises.
-//
-//   FUZZ_TARGET=NAME fuzz [libFuzzer's flags] FOLDER...     NAME: of kTargets
+// Models' configurations and weights, checkpoints, tokens.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
+#include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -21,41 +21,25 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "gating/router_config.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/manifest.h"
 #include "moe/hf/family.h"
 #include "moe/hf/hf_config.h"
+#include "moe/hf/model_rule.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/checkpoint.h"
-#include "moe/io/routing_trace.h"
 #include "moe/io/safetensors.h"
+#include "moe/lm/data_kind.h"
 #include "moe/lm/tokens.h"
+#include "tests/fuzz/targets.h"
 
 namespace moe {
 
-// The router's checks have tests of their own, and would add every gate and kernel to the program.
-absl::Status ValidateRouterConfig(const RouterConfig& /*config*/) {
-  return absl::OkStatus();
-}
-
+namespace fuzz {
 namespace {
 
-using Bytes = absl::Span<const uint8_t>;
+using Json = nlohmann::json;
 using Elements = unsigned __int128;
-
-absl::string_view TextOf(Bytes bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-// Whether the file "f" was read; if not, the message must begin with its name.
-template <typename T>
-bool Accepted(const absl::StatusOr<T>& read, absl::string_view begin = "f: ") {
-  if (read.ok()) return true;
-  MOE_CHECK(absl::IsDataLoss(read.status()));
-  MOE_CHECK(absl::StartsWith(read.status().message(), begin));
-  return false;
-}
 
 bool StaysInItsFolder(const std::string& file) {
   return !file.empty() && file.find('/') == file.npos && file.find('\0') == file.npos &&
@@ -93,6 +77,32 @@ void HfConfig(Bytes bytes) {
     // CheckTotal's bound, doubled for gate and up.
     MOE_CHECK(elements <= int64_t{1} << 41);
   }
+}
+
+// A whole model's config.json: names and shapes of all tensors follow, and its text reads back.
+void ModelConfig(Bytes bytes) {
+  const auto config = hf::ParseModelConfig("f", TextOf(bytes));
+  if (absl::IsUnimplemented(config.status())) {
+    MOE_CHECK(absl::StartsWith(config.status().message(), "f: "));
+    return;
+  }
+  if (!Accepted(config)) return;
+  MOE_CHECK(config->rule != nullptr);
+  constexpr int64_t kMostTensors = 10'000;
+  if (hf::LeastTensors(config->model) > kMostTensors) return;
+  std::set<std::pair<std::string, int64_t>> names;
+  for (const hf::ModelTensor& tensor : hf::TensorsOf(*config->rule, config->model)) {
+    MOE_CHECK(names.emplace(tensor.name, tensor.first).second);
+    int64_t elements = 1;
+    for (const int64_t dim : tensor.shape) {
+      MOE_CHECK(dim >= 1 && !__builtin_mul_overflow(elements, dim, &elements));
+    }
+  }
+  if (!hf::CheckExpressible(*config->rule, config->model).ok()) return;
+  const std::string written = hf::ModelConfigJson(*config->rule, config->model, 1, "float32");
+  const auto again = hf::ParseModelConfig("f", written);
+  MOE_CHECK(again.ok());
+  MOE_CHECK(hf::ModelConfigJson(*again->rule, again->model, 1, "float32") == written);
 }
 
 // The index of a sharded checkpoint.
@@ -144,35 +154,95 @@ void Manifest(Bytes bytes) {
                              HashHex(hash.low64), "\"}\n"));
 }
 
-std::string LinesOf(const RoutingTrace& trace) {
-  std::string text = HeaderLine(trace.header);
-  for (const RoutingTraceRecord& record : trace.records) text += RecordLine(record);
-  return text;
-}
-
-// Recorded routing: written and read again it gives the same bytes, and it is within the limits
-// that its header promises.
-void Routing(Bytes bytes) {
-  const auto trace = ParseRoutingTrace("f", TextOf(bytes));
-  if (!Accepted(trace, "f:")) return;
-  const RoutingTraceHeader& header = trace->header;
-  for (const RoutingTraceRecord& record : trace->records) {
-    MOE_CHECK(record.tokens.size() == static_cast<size_t>(header.ranks));
-    MOE_CHECK(record.slots.size() == record.tokens.size() * header.num_experts);
-    for (int r = 0; r < header.ranks; ++r) {
-      for (const int64_t slots : record.of_rank(r, header.num_experts)) {
-        MOE_CHECK(slots >= 0 && slots <= record.tokens[r]);
-      }
+// Whether every key of every object of the document stands there once; false if it is malformed.
+bool HasUniqueKeys(absl::string_view document, Json& value) {
+  bool unique = true;
+  std::vector<std::set<std::string>> keys;
+  const auto on_event = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key) {
+      unique = keys.back().insert(parsed.get<std::string>()).second && unique;
     }
-  }
-  const std::string written = LinesOf(*trace);
-  const auto again = ParseRoutingTrace("f", written);
-  MOE_CHECK(again.ok() && LinesOf(*again) == written);
+    return true;
+  };
+  value = Json::parse(document.begin(), document.end(), on_event, /*allow_exceptions=*/false);
+  return unique && !value.is_discarded();
 }
 
-// A safetensors file: every tensor is within it, and readable.
+// A list of whole numbers below 2^63.
+bool AreCounts(const Json& list) {
+  return list.is_array() && list.size() <= kMaxSafetensorsRank &&
+         std::all_of(list.begin(), list.end(), [](const Json& each) {
+           return each.is_number_unsigned() && each.get<uint64_t>() >> 63 == 0;
+         });
+}
+
+// One tensor by the rules of the format; sets its range in the data.
+bool IsTensor(const std::string& name, const Json& tensor, std::pair<uint64_t, uint64_t>& range) {
+  static const std::map<std::string, int> bits = {
+      {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+      {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+      {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+      {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
+      {"I64", 64},        {"U64", 64}};
+  if (name.size() > kMaxSafetensorsNameBytes || !tensor.is_object() || tensor.size() != 3) {
+    return false;
+  }
+  for (const char* const key : {"dtype", "shape", "data_offsets"}) {
+    if (!tensor.contains(key)) return false;
+  }
+  const Json &type = tensor["dtype"], &shape = tensor["shape"], &offsets = tensor["data_offsets"];
+  if (!type.is_string() || !bits.contains(type.get<std::string>())) return false;
+  if (!AreCounts(shape) || !AreCounts(offsets) || offsets.size() != 2) return false;
+  range = {offsets[0].get<uint64_t>(), offsets[1].get<uint64_t>()};
+  Elements elements = 1;  // without zeros: no part of a shape may overflow
+  bool empty = false;
+  for (const Json& dim : shape) {
+    empty = empty || dim.get<uint64_t>() == 0;
+    elements *= std::max<uint64_t>(1, dim.get<uint64_t>());
+    if (elements >> 63 != 0) return false;
+  }
+  const Elements all_bits = empty ? 0 : elements * bits.at(type.get<std::string>());
+  return all_bits >> 63 == 0 && range.first <= range.second &&
+         all_bits == Elements{8} * (range.second - range.first);
+}
+
+// The rules of the format and this project's limits, a second time.
+bool IsSafetensors(Bytes bytes) {
+  uint64_t header_bytes = 0;
+  if (bytes.size() < sizeof(header_bytes)) return false;
+  std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
+  if (header_bytes > bytes.size() - sizeof(header_bytes)) return false;
+  const absl::string_view text = TextOf(bytes.subspan(sizeof(header_bytes), header_bytes));
+  Json header;
+  if (!absl::StartsWith(text, "{") || !HasUniqueKeys(text, header)) return false;
+  std::vector<std::pair<uint64_t, uint64_t>> ranges;
+  for (const auto& [name, value] : header.items()) {
+    if (name != "__metadata__") {
+      if (!IsTensor(name, value, ranges.emplace_back())) return false;
+      continue;
+    }
+    const auto is_text = [](const Json& each) {
+      return each.is_string();
+    };
+    if (!value.is_object() || value.size() > kMaxSafetensorsMetadata) return false;
+    if (!std::all_of(value.begin(), value.end(), is_text)) return false;
+  }
+  std::sort(ranges.begin(), ranges.end());
+  uint64_t end = 0;
+  for (const auto& range : ranges) {
+    if (range.first != end) return false;
+    end = range.second;
+  }
+  return end == bytes.size() - sizeof(header_bytes) - header_bytes;
+}
+
+// A safetensors file: the reader accepts what the rules accept, every tensor is within it, and
+// readable.
 void Safetensors(Bytes bytes) {
   const auto file = SafetensorsFile::Parse("f", bytes);
+  MOE_CHECK(file.ok() == IsSafetensors(bytes));
   if (!Accepted(file)) return;
   int64_t sum_bytes = 0;
   uint64_t sum = 0;  // sum over all bytes, so that each is read
@@ -204,24 +274,49 @@ void Tokens(Bytes bytes) {
   MOE_CHECK(bin_bytes % lm::SizeOf(*index) == 0);
 }
 
-constexpr struct {
-  const char* name;
-  void (*read)(Bytes);
-} kTargets[] = {{"config", Config},     {"hf_config", HfConfig}, {"index", Index},
-                {"manifest", Manifest}, {"routing", Routing},    {"safetensors", Safetensors},
-                {"tokens", Tokens}};
+// Text, or an array of ids of a type in the first byte, of a vocabulary in the next two.
+void Data(Bytes bytes) {
+  if (bytes.size() < 3) return;
+  const auto type = static_cast<lm::TokenType>(bytes[0] % 7);
+  const int64_t vocab_size = 1 + (bytes[1] | bytes[2] << 8);
+  bytes = bytes.subspan(3);
+  const lm::TextKind kind = lm::TextKindOf(bytes);
+  const absl::Status text = lm::CheckText("f", bytes);
+  MOE_CHECK(text.ok() == (kind == lm::TextKind::kText || kind == lm::TextKind::kEmpty));
+  MOE_CHECK(text.ok() || absl::StartsWith(text.message(), "f: "));
+  if (!lm::CheckPlainTokens("f", bytes, type, vocab_size).ok()) return;
+  lm::Tokens tokens;
+  const Bytes whole = bytes.first(bytes.size() - bytes.size() % lm::SizeOf(type));
+  if (whole.empty()) return;
+  tokens.Add(whole, type);
+  const lm::StrayToken stray = lm::FindStray(whole, type, vocab_size);
+  MOE_CHECK(stray.place < tokens.size());
+  std::vector<int32_t> ids(static_cast<size_t>(stray.place < 0 ? tokens.size() : stray.place));
+  tokens.Copy(0, absl::MakeSpan(ids));
+  for (const int32_t id : ids) MOE_CHECK(0 <= id && id < vocab_size);
+}
+
+// Section `hash` of a manifest.
+void Hashes(Bytes bytes) {
+  const auto hashes = ParseStateHashes(TextOf(bytes));
+  if (!Accepted(hashes, "")) return;
+  MOE_CHECK(ParseStateHashes(StateHashesText(*hashes)).value() == *hashes);
+}
 
 }  // namespace
-}  // namespace moe
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const auto* const target = [] {
-    const char* const name = std::getenv("FUZZ_TARGET");
-    for (const auto& one : moe::kTargets) {
-      if (name != nullptr && std::strcmp(name, one.name) == 0) return &one;
-    }
-    std::abort();
-  }();
-  target->read({data, size});
-  return 0;
+absl::Span<const Target> ModelFiles() {
+  static constexpr Target kTargets[] = {{"config", Config},
+                                        {"data", Data},
+                                        {"hashes", Hashes},
+                                        {"hf_config", HfConfig},
+                                        {"index", Index},
+                                        {"manifest", Manifest},
+                                        {"model_config", ModelConfig},
+                                        {"safetensors", Safetensors},
+                                        {"tokens", Tokens}};
+  return kTargets;
 }
+
+}  // namespace fuzz
+}  // namespace moe

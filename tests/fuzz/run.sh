@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds fuzz.cc with clang's libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer, and runs one
-# of its targets from its corpus:
+# Builds the fuzzers with clang's libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer, and runs
+# one of the targets from its corpus:
 #
-#   tests/fuzz/run.sh TARGET BUILD_FOLDER [SECONDS]      (default: 30)
+#   tests/fuzz/run.sh TARGET BUILD_FOLDER [SECONDS [FLAG OF LIBFUZZER...]]      (default: 30)
 #
-# TARGET is one of fuzz.cc's, or `build`, which runs nothing; `sources` below are the sources that
-# it links. New inputs and crashes go to BUILD_FOLDER; the corpus here, small valid and hostile
-# files, is only read.
+# TARGET is a folder of corpus/, or `build`, which runs nothing; `units` below are the sources that
+# are linked. New inputs and crashes go to BUILD_FOLDER; the corpus here, small valid and hostile
+# inputs, is only read.
 # Exit codes: 0 nothing found; 77 no clang with libFuzzer here (skipped); else a finding (1), or it
 # does not build.
 set -euo pipefail
@@ -20,32 +20,48 @@ if [[ $target != build && ! -d $here/corpus/$target ]]; then
   echo "fuzz: no target '$target', expected build or one of $(ls "$here/corpus" | tr '\n' ' ')" >&2
   exit 2
 fi
-sources=(tests/fuzz/fuzz kernels/base/{xxh3,xxh3_avx2}
-  moe/io/{bounded_json,checkpoint,file,file_system,routing_trace,safetensors,safetensors_header}
-  moe/checkpoint/{manifest,manifest_read} moe/lm/{data_kind,tokens}
-  moe/hf/{config_keys,families,family,hf_config,tensor_rule})
+# Sources that are compiled as one: most of the time goes into the JSON library.
+fuzz=(tests/fuzz/{fuzz,model_files,run_files,stand_ins,words})
+avx2=(kernels/base/xxh3_avx2)
+library=(comm/{bootstrap,hosts} kernels/base/{caught,log,printable,rng,xxh3}
+  moe/checkpoint/{manifest,manifest_read,run_lock,step_folders}
+  moe/hf/{config_keys,families,family,hf_config,model_export,model_rule,tensor_layout,tensor_rule}
+  moe/io/{bounded_json,checkpoint,file,file_system,file_work,routing_trace,safetensors,safetensors_header}
+  moe/lm/{data_kind,tokens,train_settings,transformer_config} moe/run/settings moe/train/trainer_options)
+program=(moe/cli/base/{common_settings,config_file,data_files,deepspeed,exit_code,fault_settings,flags}
+  moe/cli/base/{foreign_flags,program,run_status,settings,terminal,trace_file,train_options,train_settings}
+  moe/cli/debug/flight_{analysis,files} moe/cli/generate/utf8_stream moe/cli/launch/{hosts,process})
+results=(moe/cli/measure/{bench_row,fail_if,layer_bench,routing_spec,statistics,sweep_row,tables}
+  moe/cli/report/{format,inputs,rows} moe/cli/sweep/axis)
+units=(library program results fuzz avx2) # the longest first
 
 mkdir -p "$build/$target"
 cxx=$(command -v clang++-14 || command -v clang++ || true)
-flags=(-std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined)
+flags=(-std=c++20 -gline-tables-only -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined)
+# lld asks for no definition of what unused functions call.
+link=(-fuse-ld=lld -Wl,--gc-sections)
 probe='#include <cstddef>
 #include <cstdint>
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t*, size_t) { return 0; }'
-if [[ -z $cxx ]] || ! "$cxx" "${flags[@]}" -x c++ - -o "$build/probe" <<<"$probe" 2>"$build/probe.log"; then
-  echo "fuzz: SKIPPED: no clang++ with libFuzzer (Debian: clang libclang-rt-dev)"
+if [[ -z $cxx ]] || ! "$cxx" "${flags[@]}" "${link[@]}" -x c++ - -o "$build/probe" <<<"$probe" 2>"$build/probe.log"; then
+  echo "fuzz: SKIPPED: no clang++ with libFuzzer and lld (Debian: clang libclang-rt-dev lld)"
   exit 77
 fi
 
-if [[ ! -x $build/fuzz || -n $(find "$root"/{gating,kernels,moe,tests/fuzz} -newer "$build/fuzz" \
+if [[ ! -x $build/fuzz || -n $(find "$root"/{comm,gating,kernels,moe,tests/fuzz} -newer "$build/fuzz" \
   \( -name '*.cc' -o -name '*.h' -o -name run.sh \) -print -quit) ]]; then
   rm -rf "$build/objects" && mkdir "$build/objects"
   export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 # build folders share objects
-  printf '%s\0' "${sources[@]}" | xargs -0 -P "$(nproc)" -I{} bash -c '
-    $(command -v ccache) "${@:3}" -I"$1" -c "$1/{}.cc" -o "$2/$(basename {}).o"' - "$root" \
-    "$build/objects" "$cxx" "${flags[@]}"
-  # Debian's Abseil is not instrumented; only values that it owns are passed to it.
-  read -ra libraries < <(pkg-config --libs absl_status absl_statusor absl_strings absl_span)
-  "$cxx" "${flags[@]}" "$build"/objects/*.o "${libraries[@]}" -o "$build/fuzz"
+  for unit in "${units[@]}"; do
+    declare -n sources=$unit
+    printf '#include "%s.cc"\n' "${sources[@]}" >"$build/objects/$unit.cc"
+  done
+  printf '%s\0' "${units[@]}" | xargs -0 -P "$(nproc)" -I{} bash -c '
+    $(command -v ccache) "${@:3}" -ffunction-sections -fdata-sections -I"$1" -c "$2/{}.cc" -o "$2/{}.o"' \
+    - "$root" "$build/objects" "$cxx" "${flags[@]}"
+  # Debian's libraries are not instrumented; only values that they own are passed to them.
+  read -ra libraries < <(pkg-config --libs absl_flat_hash_map absl_status absl_statusor absl_strings absl_span absl_time)
+  "$cxx" "${flags[@]}" "${link[@]}" "$build"/objects/*.o "${libraries[@]}" -lboost_program_options -lfmt -o "$build/fuzz"
 fi
 [[ $target != build ]] || exit 0
 
@@ -53,7 +69,7 @@ fi
 # of freed memory is small here, so that the bound on the whole process is effective, too.
 export ASAN_OPTIONS=quarantine_size_mb=16 UBSAN_OPTIONS=print_stacktrace=1 FUZZ_TARGET=$target
 "$build/fuzz" -max_total_time="$seconds" -max_len=65536 -timeout=10 \
-  -malloc_limit_mb=64 -rss_limit_mb=512 -print_final_stats=1 -artifact_prefix="$build/$target/" \
+  -malloc_limit_mb=64 -rss_limit_mb=512 -print_final_stats=1 -artifact_prefix="$build/$target/" "${@:4}" \
   "$build/$target" "$here/corpus/$target" || {
   # Not the fuzzer's own exit code: for a finding that is 77, too, which here means skipped.
   echo "fuzz: $target: exit code $?; the input that shows it is in $build/$target" >&2
