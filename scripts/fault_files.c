@@ -6,8 +6,8 @@
  *   FAULT_CALLS      names of calls that count, as ",open,write,"; none: all
  *   FAULT_AT         the one of these calls that is met, from 1
  *   FAULT_KIND       number of the errno that one call fails with; or "short", a write takes half;
- *                    "hang", the call does not return; "elsewhere", from that call on the folder is
- *                    another one
+ *                    "kill", SIGKILL; "hang", the call does not return; "elsewhere", from that call
+ *                    on the folder is another one
  *   FAULT_ELSEWHERE  that folder
  *   FAULT_RANK       the process of this rank alone, by OMPI_COMM_WORLD_RANK or PMI_RANK
  *   FAULT_COUNT      file that is appended to at exit: the number of calls, or allocations
@@ -21,6 +21,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -36,7 +37,7 @@ enum { kMaxFiles = 4096 };
 static const char *under, *names, *calls, *elsewhere, *met_path;
 static size_t under_length;
 static long at;
-static enum { kNone, kError, kShort, kHang, kElsewhere } kind;
+static enum { kNone, kError, kShort, kKill, kHang, kElsewhere } kind;
 static int error_number;
 static atomic_long count, allocations;
 static long first_failing;
@@ -64,6 +65,7 @@ __attribute__((constructor)) static void Begin(void) {
   error_number = atoi(text);
   kind = error_number > 0                  ? kError
          : strcmp(text, "short") == 0     ? kShort
+         : strcmp(text, "kill") == 0      ? kKill
          : strcmp(text, "hang") == 0      ? kHang
          : strcmp(text, "elsewhere") == 0 ? kElsewhere
                                           : kNone;
@@ -98,6 +100,7 @@ static int Fails(const char* name) {
   if (*calls != 0 && strstr(calls, quoted) == NULL) return 0;
   if (atomic_fetch_add(&count, 1) + 1 != at || kind == kNone) return 0;
   Met();
+  if (kind == kKill) raise(SIGKILL);
   while (kind == kHang) pause();
   errno = error_number;
   return kind == kError;
@@ -138,10 +141,27 @@ DEFINE_OPEN(open64)
 #define DEFINE_FOPEN(name)                        \
   FILE* name(const char* path, const char* mode) { \
     if (FailsOn("open", path)) return NULL;       \
-    return NEXT(name)(NOW(path), mode);           \
+    FILE* file = NEXT(name)(NOW(path), mode);     \
+    if (file != NULL) Opened(fileno(file), path); \
+    return file;                                  \
   }
 DEFINE_FOPEN(fopen)
 DEFINE_FOPEN(fopen64)
+
+size_t fread(void* to, size_t size, size_t number, FILE* file) {
+  if (!FailsOnFile("read", fileno(file))) return NEXT(fread)(to, size, number, file);
+  file->_flags |= 0x20; /* ferror() */
+  return 0;
+}
+ssize_t read(int file, void* to, size_t size) {
+  return FailsOnFile("read", file) ? -1 : NEXT(read)(file, to, size);
+}
+#define DEFINE_TRUNCATE(name, offset)                                        \
+  int name(int file, offset size) {                                          \
+    return FailsOnFile("ftruncate", file) ? -1 : NEXT(name)(file, size);     \
+  }
+DEFINE_TRUNCATE(ftruncate, off_t)
+DEFINE_TRUNCATE(ftruncate64, off64_t)
 
 ssize_t write(int file, const void* bytes, size_t size) {
   const long before = atomic_load(&count);

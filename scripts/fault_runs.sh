@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# Kills runs that save, fails their calls to the file system, and takes the folder of one rank away:
+# Kills runs that save, fails calls to the file system, and takes the folder of one rank away:
 #
-#   scripts/fault_runs.sh [--kills N] [--calls N] [--mounts N] [--seed N] [MOE [MPIEXEC]]
+#   scripts/fault_runs.sh [--kills N] [--calls N|all] [--mounts N] [--seed N] [MOE [MPIEXEC]]
 #
-# 500, 500 and 200 faults by default, with build/release; mounts need MPI. After each fault a run
-# continues without one. Lost: no checkpoint as new as the newest one before the fault verifies, or
-# the run that continues does not end with the weights of a run that never stopped. Silent: a run
-# ends with 0 and lacks a checkpoint without a warning, or fails without a line or with a code that
-# is not the fault's. Prints a line for each kind; faults that lost something or were silent are
-# shown with the command that repeats them. Exit code 1 if there are any.
+# 500, 500 and 200 faults by default, with build/release; mounts need MPI. After each fault the same
+# command runs without one. Calls are those of runs that save, resume and import a model, of eval,
+# ckpt export and ckpt prune: one fails (EIO, ENOSPC, EACCES, EINTR), writes half, or kills its
+# process. Lost: no checkpoint as new as the newest one before the fault verifies, or the command
+# without a fault does not end as if there had been none, or leaves temporary files. Silent: a
+# command ends with 0 and other results, or fails without a line that names a path or with a code
+# that is not the fault's. Prints a line for each kind; faults that lost something or were silent
+# are shown. Exit code 1 if there are any.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 kills=500 calls=500 mounts=200 seed=$RANDOM
 while [[ ${1-} == --* ]]; do
   case $1 in
-    --kills | --calls | --mounts | --seed) printf -v "${1#--}" %d "${2-}" || exit 2 ;;
+    --calls) calls=${2-} && [[ $calls == all || $calls =~ ^[0-9]+$ ]] || exit 2 ;;
+    --kills | --mounts | --seed) printf -v "${1#--}" %d "${2-}" || exit 2 ;;
     *)
       sed -n '4s/^# *//p' "$0" >&2
       exit 2
@@ -142,25 +145,128 @@ kill_runs() {
   say kills "$kills" "$ended runs came to their end"
 }
 
+# A command, what it reads and what it leaves: `calls_of <command>` sets `line`, `codes`, and result(),
+# which prints what a command without a fault leaves.
+calls_of() {
+  local small=(--num-layers 1 --hidden-size 16 --num-attention-heads 2 --num-experts 4 --moe-ffn-hidden-size 16
+    --seq-length 32 --micro-batch-size 1 --micro-batches 2 --eval-sequences 2 --threads 1 --ranks 2 -q
+    --comm-timeout 5 -o json)
+  local files=(--save run/save --resume auto --out run/out --flight-dir run/flight)
+  result() { ended_with; }
+  case $1 in
+    save) line=(train --data run/text "${small[@]}" --steps 4 --save-interval 2 "${files[@]}") ;;
+    resume) line=(train --data run/text "${small[@]}" --steps 6 --save-interval 2 "${files[@]}") ;;
+    import) line=(train --tokens run/ids --vocab-size 256 "${small[@]}" --steps 1 --init-from run/model) ;;
+    eval)
+      line=(eval --checkpoint run/save --data run/text --eval-sequences 2 -o json)
+      result() { grep -o '"bits_per_byte[^,]*' stdout; }
+      ;;
+    export)
+      line=(ckpt export run/save/step-00000004 --format mixtral --out run/exported)
+      result() { (cd run && sha256sum exported/*); }
+      ;;
+    prune)
+      line=(ckpt prune run/save --keep 1)
+      result() { (cd run/save && echo step-*); }
+      ;;
+  esac
+}
+
+# leftovers <command>: files that the next run removes; what prune has not removed, the next one that saves.
+leftovers() {
+  find run \( -name '*.tmp*' -o -name '.probe-*' -o -name '*.json.*' \) | head -n 3
+  [[ $1 == prune ]] || find run -name '.trash-*'
+}
+
+# call_fault <command> <kind> <call> <names of calls>: one fault, then the command again. Sets `met`.
+call_fault() {
+  local trial="$1, call $3 of $4 $2" ended left
+  rm -rf run met
+  cp -r "begun.$1" run
+  run env "LD_PRELOAD=$work/fault_files.so" FAULT_UNDER=run FAULT_MET=met FAULT_CALLS="$4" FAULT_KIND="$2" \
+    FAULT_AT="$3" "$moe" "${line[@]}"
+  met=0 ended=$rc
+  [[ ! -e met ]] || met=1
+  left=$(leftovers "$1")
+  if [[ $2 == kill && $met == 1 ]]; then
+    ((rc == 137)) || show calls silent "$trial"
+  elif ((rc == 0)); then
+    [[ $(result) == "${wanted[$1]}" ]] || grep -q warning stderr || show calls lost "$trial"
+  elif [[ " 2 3 4 " != *" $rc "* ]] || (($(grep '^moe' stderr | grep -vc 'warning: ') != 1)) ||
+    ! grep -v 'warning: ' stderr | grep -q "'run/"; then
+    show calls silent "$trial"
+  elif [[ $left ]]; then
+    stayed=$((stayed + 1))
+  fi
+  [[ $1 != export || $ended == 0 || $2 != kill ]] || rm -rf run/exported # which it refuses to write to
+  cp stderr stderr.fault
+  [[ $1 == export && $ended == 0 ]] || run "$moe" "${line[@]}"
+  left=$(leftovers "$1")
+  ((rc == 0)) && [[ $(result) == "${wanted[$1]}" && -z $left ]] && return
+  show calls lost "$trial (exit code $ended, $(tail -n 1 stderr.fault)), then the next one $left"
+}
+
+# Every command, a call at a time: --calls all fails each call in each way, until a command completes
+# without meeting it.
 call_faults() {
-  local i at kind codes met=0 most
-  local kinds=(5 28 13 24 short) # EIO, ENOSPC, EACCES, EMFILE
-  local names=,open,write,fsync,close,mmap,rename,unlink,rmdir,mkdir,opendir,
-  local resume=("${train[@]}" --save-interval 2 --ranks 2 --out "$work/out")
-  lost[calls]=0 silent[calls]=0 begin=$SECONDS before=8
-  counted FAULT_CALLS=$names "${resume[@]}" >most
-  most=$(<most)
-  for ((i = 0; i < calls; ++i)); do
-    afresh
-    draw "$most"
-    kind=${kinds[i % 5]} at=$((drawn + 1))
-    codes=4
-    [[ $kind == 13 ]] && codes="2 4"
-    run "${fault[@]}" FAULT_CALLS=$names FAULT_KIND="$kind" FAULT_AT=$at "${resume[@]}"
-    [[ -e met ]] && met=$((met + 1)) && ended calls "call $at of $most, errno $kind" "$codes"
-    goes_on calls "call $at of $most, errno $kind"
+  local command kind at met tried=0 met_all=0 unmet stayed=0 i all=
+  local -A wanted most of_kind=(
+    [5]=,open,read,write,ftruncate,fsync,close,mmap,rename,unlink,rmdir,mkdir,opendir, # EIO
+    [28]=,open,write,ftruncate,fsync,close,rename,mkdir,                               # ENOSPC
+    [13]=,open,mmap,rename,unlink,rmdir,mkdir,opendir,                                 # EACCES
+    [4]=,open,read,write,fsync,close,                                                  # EINTR
+    [short]=,write, [kill]=,open,write,fsync,rename,unlink,rmdir,mkdir,)
+  local commands=(save resume import eval export prune) kinds=(5 28 13 4 short kill)
+  lost[calls]=0 silent[calls]=0 begin=$SECONDS
+  prepare
+  for command in "${commands[@]}"; do
+    calls_of "$command"
+    rm -rf run count
+    cp -r "begun.$command" run
+    run env "LD_PRELOAD=$work/fault_files.so" FAULT_UNDER=run FAULT_CALLS="${of_kind[5]}" FAULT_COUNT="$work/count" \
+      "$moe" "${line[@]}"
+    ((rc == 0)) || { echo "$command: $(tail stderr)" >&2; exit 2; }
+    wanted[$command]=$(result) most[$command]=$(sort -n count | tail -n 1)
+    [[ ${wanted[$command]} ]] || { echo "$command has no result" >&2; exit 2; }
+    all+=", ${most[$command]} of $command"
   done
-  say calls "$calls" "$met met their call"
+  if [[ $calls == all ]]; then
+    for command in "${commands[@]}"; do
+      calls_of "$command"
+      for kind in "${kinds[@]}"; do
+        # The calls of ranks and of the thread that writes the status come in any order.
+        for ((at = 1, unmet = 0; unmet < 3; ++at)); do
+          call_fault "$command" "$kind" $at "${of_kind[$kind]}"
+          tried=$((tried + 1)) met_all=$((met_all + met)) unmet=$((met ? 0 : unmet + 1))
+        done
+      done
+    done
+  else
+    for ((i = 0; i < calls; ++i)); do
+      command=${commands[i % ${#commands[@]}]}
+      calls_of "$command"
+      draw "${most[$command]}"
+      call_fault "$command" "${kinds[(i + i / ${#commands[@]}) % ${#kinds[@]}]}" $((drawn + 1)) "${of_kind[5]}"
+      tried=$((tried + 1)) met_all=$((met_all + met))
+    done
+  fi
+  say calls "$tried" "$met_all met their call (${all:2}), $stayed left a temporary file that the next run removed"
+}
+
+# prepare: the folders begun.COMMAND.
+prepare() {
+  local command
+  rm -rf run begun.*
+  mkdir run
+  make_text run/text 40000
+  awk 'BEGIN { for (i = 0; i < 40000; ++i) printf "%c%c", 97 + i * i % 23, 0 }' >run/ids
+  cp -r run begun.save
+  calls_of save
+  run "$moe" "${line[@]}"
+  ((rc == 0)) || { tail stderr >&2; exit 2; }
+  rm -r run/out run/flight
+  "$moe" ckpt export run/save/step-00000004 --format mixtral --out run/model >/dev/null || exit 2
+  for command in resume import eval export prune; do cp -r run begun.$command; done
 }
 
 # The folder of one rank becomes another, as if a mount was lost or never existed: refused (2), no

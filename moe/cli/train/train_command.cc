@@ -36,6 +36,7 @@
 #include "moe/cli/train/progress.h"
 #include "moe/cli/train/train_report.h"
 #include "moe/hf/hf_model.h"
+#include "moe/io/file.h"
 #include "moe/io/routing_trace.h"
 
 namespace moe::cli {
@@ -226,9 +227,8 @@ class TrainRun {
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     if (!error) return absl::OkStatus();
-    return WriteError(
-        "--flight-dir", folder,
-        absl::ErrnoToStatus(error.value(), absl::StrCat("cannot make '", folder, "'")));
+    return WriteError("--flight-dir", folder,
+                      FileError("make the folder", folder, error.value(), FileFault::kWrite));
   }
   ProcessWatchOptions WatchOptions() const {
     const bool given = !options_.flight_dir.empty();

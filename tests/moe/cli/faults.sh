@@ -41,12 +41,34 @@ faulty run stat 1 116 "$moe" ckpt ls run # ESTALE, as from a server that was res
 expect 4 "a folder that cannot be looked at"
 faulty "$text" open 1 5 "${short[@]}"
 expect 4 "a text that cannot be opened"
+faulty "$text" read 1 5 "${short[@]}"
+expect 4 "a text that cannot be read"
+faulty flight mkdir 1 28 "${short[@]}" --flight-dir flight # ENOSPC
+expect 4 "a folder for which there is no room"
+says "--flight-dir: cannot make the folder 'flight': No space left on device" stderr
+
+# Token ids are read from their file as they are needed: it becomes shorter.
+awk 'BEGIN { for (i = 0; i < 200000; ++i) printf "%c%c", 97 + i * i % 23, 0 }' >ids
+"$moe" train "${model[@]:2}" --tokens ids --vocab-size 256 --steps 100000 --ranks 2 -q --save shrunk \
+  --save-interval 2 >stdout 2>stderr &
+await 20 test -d shrunk/step-00000002
+truncate -s 0 ids
+wait $!
+rc=$?
+expect 4 "token ids that become shorter"
+says "became shorter while it was read" stderr
+for saved in shrunk/step-*; do
+  expect 0 "its checkpoint" "$moe" ckpt verify "$saved" --threads 1
+done
 
 # Memory runs out while boxes are read: a line and exit code 5, or the complete result. Allocations
 # of libraries before main, CUDA's among them, are not the program's.
 run "${preload[@]}" FAULT_MALLOC=1000000000 FAULT_COUNT=count "$moe" --version
 before=$(<count)
-memory() { run "${preload[@]}" FAULT_MALLOC="$1" FAULT_COUNT=count "$moe" ckpt verify $step --threads 1; }
+memory() {
+  rm -f count
+  run "${preload[@]}" FAULT_MALLOC="$1" FAULT_COUNT=count "$moe" ckpt verify $step --threads 1
+}
 memory 1000000000
 whole=$(<stdout) allocations=$(<count)
 for ((n = 1; n < 80; ++n)); do
