@@ -214,6 +214,7 @@ absl::StatusOr<RunStatus> ParseStatus(absl::string_view text) {
   const auto process = line.find("process");
   const auto holder = ParseLock(
       process == line.end() ? "" : process->dump(-1, ' ', false, Json::error_handler_t::replace));
+  if (absl::IsResourceExhausted(holder.status())) return holder.status();
   if (holder.ok()) {
     status.process = *holder;
   } else {

@@ -126,7 +126,7 @@ absl::StatusOr<RunStatus> ReadStatus(const std::string& path) {
         absl::StrCat("DIR is '", path, "', which has no ", kStatusName, runs));
   }
   auto status = ParseStatus(text.text);
-  if (status.ok()) return status;
+  if (status.ok() || absl::IsResourceExhausted(status.status())) return status;
   return WithExitCode(
       absl::DataLossError(absl::StrCat("'", file, "' ", status.status().message(),
                                        ": remove it; a run that goes on writes it anew")),
