@@ -131,6 +131,19 @@ int64_t Stride(int64_t allocations) {
   return std::max<int64_t>(1, allocations / 23);
 }
 
+constexpr char kTimeout[] = " --comm-timeout 2 ";
+
+std::string ModelFlags() {
+  return absl::StrCat(kTimeout,
+                      "--ranks 2 --ep 2 --hidden-size 8 --num-experts 4 --moe-ffn-hidden-size 8 "
+                      "--threads 1 ");
+}
+std::string TrainFlags() {
+  return ModelFlags() +
+         "--data ../text --num-layers 1 --num-attention-heads 2 --seq-length 16 "
+         "--micro-batch-size 1 --micro-batches 2 --eval-sequences 2 --steps 2 ";
+}
+
 class OutOfMemoryTest : public ::testing::TestWithParam<Command> {
  protected:
   static void SetUpTestSuite() {
@@ -141,6 +154,10 @@ class OutOfMemoryTest : public ::testing::TestWithParam<Command> {
     for (int i = 0; i < 1500; ++i) text << "the router sends token " << i * i % 97 << " away\n";
     shared_ = static_cast<int64_t*>(::mmap(nullptr, 2 * sizeof(*shared_), PROT_READ | PROT_WRITE,
                                            MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    const Outcome saved = Run({.name = "saved", .args = "train" + TrainFlags() + "-q --save save"},
+                              Fault::kAllocation, kNever);
+    ASSERT_EQ(saved.status, 0) << saved.err;
+    fs::rename("run/save", "saved");
   }
   static void TearDownTestSuite() {
     fs::current_path("/");
@@ -256,13 +273,7 @@ TEST_P(OutOfMemoryTest, EndsWithCodeFiveAndALine) {
 }
 
 std::vector<Command> Commands() {
-  const std::string timeout = " --comm-timeout 2 ";
-  const std::string model = timeout +
-                            "--ranks 2 --ep 2 --hidden-size 8 --num-experts 4 "
-                            "--moe-ffn-hidden-size 8 --threads 1 ";
-  const std::string train = model +
-                            "--data ../text --num-layers 1 --num-attention-heads 2 --seq-length 16 "
-                            "--micro-batch-size 1 --micro-batches 2 --eval-sequences 2 --steps 2 ";
+  const std::string timeout = kTimeout, model = ModelFlags(), train = TrainFlags();
   const std::string golden = absl::StrCat(MOE_GOLDEN_DATA, "/mixtral-1");
   const std::string io = golden + "/io.safetensors";
   return {
@@ -270,6 +281,10 @@ std::vector<Command> Commands() {
       {"train_overlap", "train" + train +
                             "--quiet --moe-overlap-degree 2 --dispatch direct --trace t.json "
                             "--record-routing routing --numerics fast --threads 2"},
+      {"export",
+       "ckpt export ../saved/step-00000002 --format mixtral --out out",
+       {"out/config.json", "out/model.safetensors"}},
+      {"status", "status ../saved"},
       {"layer",
        absl::StrCat("layer --hf-config ", golden, "/config.json --weights ", golden, " --input ",
                     io, " --grad-output ", io, " --output y --grads g", timeout,
