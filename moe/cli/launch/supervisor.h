@@ -33,11 +33,11 @@ class Supervisor {
   // end with 11: those of this host that catch it receive SIGUSR1 themselves, since Hydra's exit
   // code is 0 at times after it has passed one on; without such ranks the launcher receives the
   // engine's stop signal. The second kills the job. SIGUSR2 reaches the ranks of this host alone.
-  // A launcher whose ranks on this host have all gone, or that never had one here and `over` reports
-  // the end of the run, is ended if it runs on for `patience`: Open MPI's waits for a host that is
-  // cut off until TCP gives up. What a launcher leaves on this host (ranks, the ssh to a host that
-  // is cut off) is killed, 5 s after the end of a launcher that ended by itself. No other process
-  // of this one runs meanwhile.
+  // A launcher whose ranks on this host have all gone, or that never had one here and `over`
+  // reports the end of the run, is ended if it runs on for `patience`: Open MPI's waits for a host
+  // that is cut off until TCP gives up. What a launcher leaves on this host (ranks, the ssh to a
+  // host that is cut off) is killed, 5 s after the end of a launcher that ended by itself. No other
+  // process of this one runs meanwhile.
   Ending Run(absl::Span<const std::string> line, const EngineTraits& engine,
              absl::Duration patience, const std::function<bool()>& over);
 

@@ -152,8 +152,8 @@ std::vector<Point> PointsOf(absl::Span<const Axis> axes) {
   return points;
 }
 
-// For each two axes, with their values, a number below `values` squared. `first`: by axis the number
-// of its first value.
+// For each two axes, with their values, a number below `values` squared. `first`: by axis the
+// number of its first value.
 std::vector<size_t> PairsOf(const Point& point, const std::vector<size_t>& first, size_t values) {
   std::vector<size_t> pairs;
   for (size_t a = 0; a < point.at.size(); ++a) {

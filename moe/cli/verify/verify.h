@@ -55,12 +55,13 @@ struct CaseReport {
   bool ok() const;
 };
 
-// Compares first the one-rank product of every (problem, numerics) with the reference, which a layer
-// has and a model has not, then every case with that product. on_report is called with each result once it is known. `world`: the
-// processes that a launcher started, with the transport of all cases, which run on its first ranks;
-// nullptr: ranks are threads of this process. Collective over `world`; its rank 0 computes the
-// one-rank products and alone reports. Errors are those of ranks (timeouts, lost peers), not wrong
-// results. Threads over NCCL that are more than the machine's GPUs are skipped.
+// Compares first the one-rank product of every (problem, numerics) with the reference, which a
+// layer has and a model has not, then every case with that product. on_report is called with each
+// result once it is known. `world`: the processes that a launcher started, with the transport of
+// all cases, which run on its first ranks; nullptr: ranks are threads of this process. Collective
+// over `world`; its rank 0 computes the one-rank products and alone reports. Errors are those of
+// ranks (timeouts, lost peers), not wrong results. Threads over NCCL that are more than the
+// machine's GPUs are skipped.
 absl::Status Verify(const VerifyPlan& plan, Communicator* world,
                     const std::function<void(const CaseReport&)>& on_report);
 
