@@ -6,20 +6,11 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include "comm/watch/shared_field.h"
 #include "kernels/base/trace.h"
 
 namespace moe {
 namespace {
-
-// On x86 a release store is a plain one.
-template <typename T>
-void Store(std::atomic<T>& field, T value) {
-  field.store(value, std::memory_order_release);
-}
-template <typename T>
-T Load(const std::atomic<T>& field) {
-  return field.load(std::memory_order_acquire);
-}
 
 void AddNumber(std::string* out, absl::string_view key, int64_t value, int64_t absent) {
   if (value != absent) absl::StrAppend(out, ",\"", key, "\":", value);

@@ -12,22 +12,13 @@
 #include <sys/stat.h>
 
 #include "comm/wait_report.h"
+#include "comm/watch/shared_field.h"
 #include "kernels/base/trace.h"
 
 namespace moe {
 namespace {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
-
-// On x86 a release store is a plain one.
-template <typename T>
-void Store(std::atomic<T>& field, T value) {
-  field.store(value, std::memory_order_release);
-}
-template <typename T>
-T Load(const std::atomic<T>& field) {
-  return field.load(std::memory_order_acquire);
-}
 
 // The text, cut where it is too long, and zeros behind it.
 class Text {

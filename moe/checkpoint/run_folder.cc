@@ -158,7 +158,11 @@ absl::Status RunFolder::Prove(Communicator& world, Stream& stream) {
         absl::Status(mine.code(), absl::StrCat(mine.message(), ", on host ", HostName())));
   }
   // If two runs took over one lock at the same time, the first has lost it by now.
-  if (!held.ok()) mine = absl::InvalidArgumentError(held.message());
+  if (absl::IsResourceExhausted(held)) {
+    mine = held;
+  } else if (!held.ok()) {
+    mine = absl::InvalidArgumentError(held.message());
+  }
   if (const std::string blind = Blind(cards); rank_ == 0 && !blind.empty()) {
     mine = absl::InvalidArgumentError(absl::StrCat(blind, " cannot see what rank 0 on host ",
                                                    HostName(), " writes to '", options_.folder,

@@ -42,23 +42,23 @@ std::vector<Layout> ExpertParallel(std::initializer_list<int> sizes) {
   return layouts;
 }
 
-LayerResult RunIn(const Layout& layout, const Problem& problem, Numerics numerics) {
-  LayerResult result;
+RunResult RunIn(const Layout& layout, const Problem& problem, Numerics numerics) {
+  RunResult result;
   ::moe::testing::RunLocalRanks(
       layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
         const bool first = world->rank() == 0;
-        MOE_ASSIGN_OR_RETURN(LayerResult mine, RunLayer(problem,
-                                                        {.layout = layout,
-                                                         .numerics = numerics,
-                                                         .device = ::moe::testing::LayerDevice()},
-                                                        std::move(world)));
+        MOE_ASSIGN_OR_RETURN(RunResult mine, RunLayer(problem,
+                                                      {.layout = layout,
+                                                       .numerics = numerics,
+                                                       .device = ::moe::testing::LayerDevice()},
+                                                      std::move(world)));
         if (first) result = std::move(mine);
         return absl::OkStatus();
       });
   return result;
 }
 
-void ExpectSameBits(const Problem& problem, const LayerResult& got, const LayerResult& expected) {
+void ExpectSameBits(const Problem& problem, const RunResult& got, const RunResult& expected) {
   for (const TensorReport& t : CompareResults(problem, got, expected, Measure::kBits)) {
     EXPECT_TRUE(t.ok()) << t.tensor << " at " << Describe(t.first);
   }
@@ -86,7 +86,7 @@ TEST(MoeLayerTest, AllTokensToOneExpert) {
   const int64_t hidden = spec.layer.router.hidden_size;
   for (int64_t t = 0; t < problem.tokens(); ++t) problem.x[t * hidden] = 1.0f;
   problem.parameters.at("gate.weight")[3 * hidden] = 40.0f;
-  const LayerResult one = RunIn({}, problem, Numerics::kLayoutInvariant);
+  const RunResult one = RunIn({}, problem, Numerics::kLayoutInvariant);
   for (size_t i = 0; i < problem.tensors.size(); ++i) {
     if (problem.tensors[i].name != "expert_count") continue;
     EXPECT_EQ(one.tensors[i], (std::vector<float>{0, 0, 0, 24, 0}));
