@@ -39,10 +39,11 @@ include(CMakePackageConfigHelpers)
 
 # Headers that programs include (the roots: moe/moe.h, comm/create.h, and those in the pages of
 # docs/) and the headers that these include. All others are internal; the test `consumer` compiles
-# each alone.
+# them.
 set(moe_public_headers
   moe/moe.h moe/main.h moe/torch.h moe/c/moe.h
-  moe/run/context.h moe/run/deferred_gradients.h moe/run/micro_batches.h moe/run/pass.h moe/run/phase_clock.h moe/run/round.h moe/run/session.h
+  moe/run/context.h moe/run/deferred_gradients.h moe/run/finite.h moe/run/micro_batches.h moe/run/pass.h moe/run/phase_clock.h
+  moe/run/round.h moe/run/session.h
   moe/run/stash.h moe/run/trace_export.h
   moe/state/boxes.h moe/state/canonical_tensor.h moe/state/module.h moe/state/parameter.h
   moe/state/weight_lease.h

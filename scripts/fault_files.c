@@ -42,6 +42,7 @@ static int error_number;
 static atomic_long count, allocations;
 static long first_failing;
 static atomic_char inside[kMaxFiles]; /* by descriptor: opened under the folder */
+static _Thread_local int is_short;    /* this thread's last call is the one to be cut */
 
 static const char* Variable(const char* name) {
   const char* text = getenv(name);
@@ -98,7 +99,12 @@ static int Fails(const char* name) {
   char quoted[24];
   snprintf(quoted, sizeof(quoted), ",%s,", name);
   if (*calls != 0 && strstr(calls, quoted) == NULL) return 0;
+  is_short = 0;
   if (atomic_fetch_add(&count, 1) + 1 != at || kind == kNone) return 0;
+  if (kind == kShort) { /* write() does the rest */
+    is_short = 1;
+    return 0;
+  }
   Met();
   if (kind == kKill) raise(SIGKILL);
   while (kind == kHang) pause();
@@ -164,9 +170,10 @@ DEFINE_TRUNCATE(ftruncate, off_t)
 DEFINE_TRUNCATE(ftruncate64, off64_t)
 
 ssize_t write(int file, const void* bytes, size_t size) {
-  const long before = atomic_load(&count);
+  is_short = 0;
   if (FailsOnFile("write", file)) return -1;
-  if (kind == kShort && before < at && atomic_load(&count) >= at && size > 1 && inside[file]) {
+  if (is_short && size > 1) {
+    Met();
     size /= 2;
   }
   return NEXT(write)(file, bytes, size);

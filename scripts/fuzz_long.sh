@@ -5,7 +5,8 @@
 #
 # Needs clang with libFuzzer, and llvm-symbolizer for the table of edges. Inputs that reach
 # something new stay in build/fuzz/TARGET, from which the next call goes on. Exit code 1: an input
-# was found that a reader does not stand; its path is printed.
+# was found that a reader does not stand (its path is printed), or a target executed nothing (the end
+# of its log is printed).
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$root/build/fuzz
@@ -17,21 +18,27 @@ each=$(awk -v hours="$hours" -v n="${#targets[@]}" 'BEGIN { print int(hours * 36
 mkdir -p "$build"
 "$root/tests/fuzz/run.sh" build "$build"
 
-found=0
+found=0 idle=0
+touch "$build/begin"
+# findings <target>: files of this call.
+findings() {
+  find "$build/$1" \( -name 'crash-*' -o -name 'oom-*' -o -name 'timeout-*' \) -newer "$build/begin" -printf '  %p\n'
+}
 printf '%-14s %12s %9s %9s %8s %8s\n' target executions per_second features edges crashes
 for target in "${targets[@]}"; do
   log=$build/$target.log
   # Several findings of one target: it goes on after each.
   "$root/tests/fuzz/run.sh" "$target" "$build" "$each" -fork=1 -ignore_crashes=1 -ignore_ooms=1 \
     -ignore_timeouts=1 >"$log" 2>&1 || true
-  crashes=$(find "$build/$target" \( -name 'crash-*' -o -name 'oom-*' -o -name 'timeout-*' \) | wc -l)
+  crashes=$(findings "$target" | wc -l)
   found=$((found + crashes))
   # "#123: cov: 45 ft: 67 corp: 8 exec/s 90 ..."
   awk -v target="$target" -v crashes="$crashes" '
     /^#[0-9]+: cov: / { executions = $1 + 0 ? $1 : substr($1, 2) + 0; cov = $3; ft = $5
       for (i = 1; i < NF; ++i) if ($i == "exec/s") rate = $(i + 1) }
-    END { printf "%-14s %12d %9d %9d %8d %8d\n", target, executions, rate, ft, cov, crashes }' "$log"
-  find "$build/$target" \( -name 'crash-*' -o -name 'oom-*' -o -name 'timeout-*' \) -printf '  %p\n'
+    END { printf "%-14s %12d %9d %9d %8d %8d\n", target, executions, rate, ft, cov, crashes
+      exit executions == 0 }' "$log" || { idle=1; tail -n 5 "$log"; }
+  findings "$target"
 done
 
 # Edges of the sources that the targets reach, over the inputs of all of them.
@@ -48,4 +55,4 @@ done | awk -v root="$root/" '
   END { for (key in total) { split(key, part, SUBSEP); all[part[1]] += total[key]; got[part[1]] += reached[key] }
     for (file in all) if (got[file] > 0) printf "%5.1f %% of %4d edges  %s\n", 100 * got[file] / all[file], all[file], file
   }' | sort -k6
-exit $((found > 0))
+exit $((found > 0 || idle))

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -24,6 +25,7 @@
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -160,16 +162,31 @@ bool IsStopped(pid_t process) {
   return !stat.empty() && (stat.front() == "T" || stat.front() == "t");
 }
 
-// Whether, within `longest`, nobody reads any more what is written to the pipe behind `fd`.
-bool ReaderGoes(int fd, absl::Duration longest) {
+// Whether, for `whole`, somebody reads what is written to the pipe behind `fd`; false where `fd` is
+// something else, whose reader is unknown.
+bool ReaderStays(int fd, absl::Duration whole) {
+  struct stat about = {};
+  if (::fstat(fd, &about) != 0 || !S_ISFIFO(about.st_mode)) return false;
+  const SteadyTime end = SteadyIn(whole);
   pollfd state = {.fd = fd, .events = 0, .revents = 0};
-  const int patience_ms = static_cast<int>(absl::ToInt64Milliseconds(longest));
-  return ::poll(&state, 1, patience_ms) == 1 && (state.revents & POLLERR) != 0;
+  int events = -1;
+  do {
+    events = ::poll(&state, 1, MillisecondsUntil(end));
+  } while (events < 0 && errno == EINTR);
+  return events == 0;
 }
 
 // Whether a launcher ends processes in this way.
 bool IsOfLaunchers(int status) {
   return WIFSIGNALED(status) && (WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGKILL);
+}
+
+// Whether a rank with this wait status failed by itself. A library may end one, with an exit code
+// or by SIGABRT, because a rank of another host is gone.
+bool IsCrash(int status) {
+  if (status < 0 || !WIFSIGNALED(status)) return false;
+  const int signal = WTERMSIG(status);
+  return signal == SIGSEGV || signal == SIGBUS || signal == SIGILL || signal == SIGFPE;
 }
 
 // Wait status of a process that is exiting: it can be read before the process's files are closed.
@@ -214,25 +231,25 @@ class Watch {
     std::unique_ptr<LastPlaces> places = {};  // nullptr: unknown
   };
 
-  // "rank 1 (process 7) <what> 4ms after it came to AllToAllV (dispatch, layer 0, step 2)".
-  static std::string Describe(const Member& member, absl::string_view what) {
+  // "rank 1 (process 7) <what> 4ms after it came to AllToAllV (dispatch, layer 0, step 2)": from
+  // there to `at_ns`, a MonotonicNs.
+  static std::string Describe(const Member& member, absl::string_view what, int64_t at_ns) {
     const std::string text =
         absl::StrCat("rank ", member.rank, " (process ", member.process, ") ", what);
     const auto place = member.places == nullptr ? std::nullopt : member.places->Latest();
     if (!place.has_value()) return text;
-    const absl::Duration since = absl::Nanoseconds(MonotonicNs() - place->at_ns);
+    const absl::Duration since = absl::Nanoseconds(std::max<int64_t>(0, at_ns - place->at_ns));
     return absl::StrCat(text, " ", absl::FormatDuration(absl::Trunc(since, absl::Milliseconds(1))),
                         " after it came to ", TextOf(*place));
   }
 
-  static std::string HowEnded(const Member& member, int status) {
-    if (status < 0) return Describe(member, "is gone without a word");
+  static std::string HowEnded(int status) {
+    if (status < 0) return "is gone without a word";
     if (WIFSIGNALED(status)) {
-      return Describe(member, absl::StrCat("was killed by signal ", WTERMSIG(status), " (",
-                                           strsignal(WTERMSIG(status)), ")"));
+      return absl::StrCat("was killed by signal ", WTERMSIG(status), " (",
+                          strsignal(WTERMSIG(status)), ")");
     }
-    return Describe(
-        member, absl::StrCat("left with exit code ", WEXITSTATUS(status), " and without a word"));
+    return absl::StrCat("left with exit code ", WEXITSTATUS(status), " and without a word");
   }
 
   void Add(int socket) {
@@ -313,8 +330,8 @@ class Watch {
     std::vector<std::string> silent;
     for (const auto& [socket, member] : members_) {
       if (member.ends || member.asks) continue;
-      silent.push_back(
-          Describe(member, IsStopped(member.process) ? "is stopped" : "does not fail"));
+      silent.push_back(Describe(member, IsStopped(member.process) ? "is stopped" : "does not fail",
+                                MonotonicNs()));
     }
     return absl::StrJoin(silent, ", ");
   }
@@ -323,6 +340,7 @@ class Watch {
   // one of them, whose memory goes before its files are closed, and a launcher ends the rest at
   // once. No launcher makes a rank leave with an exit code: a rank that does comes first.
   void Gone(const Member& gone) {
+    const int64_t at_ns = MonotonicNs();  // CameFirst waits
     std::vector<std::pair<Member const*, int>> going = {{&gone, WaitStatusOf(gone.process)}};
     if (gone.asks || LauncherEnded(going.front().second)) return;
     for (const auto& [socket, member] : members_) {
@@ -335,7 +353,9 @@ class Watch {
       return rank.second >= 0 && WIFEXITED(rank.second);
     });
     std::vector<std::string> texts;
-    for (const auto& [member, status] : going) texts.push_back(HowEnded(*member, status));
+    for (const auto& [member, status] : going) {
+      texts.push_back(Describe(*member, HowEnded(status), at_ns));
+    }
     report_(absl::UnavailableError(
         absl::StrCat("on host ", HostName(), " ", absl::StrJoin(texts, ", "))));
     AwaitReader(STDERR_FILENO, kAnswerTime);
@@ -350,12 +370,13 @@ class Watch {
   }
 
   // Whether a rank with this wait status ended of itself, and not as the launcher ends a job
-  // because of another host. A rank alone on its host waits to see whether the launcher ends.
+  // because of another host. Waits, unless that is certain, to see whether the launcher ends: so a
+  // rank that a library ends because of another is reported after that one.
   bool CameFirst(int status) const {
-    if (one_host_ || OthersLiveOn()) return true;
-    if (status >= 0 && !IsOfLaunchers(status)) return true;
-    if (several_) return false;
-    return !ReaderGoes(STDERR_FILENO, kLauncherEnds);
+    if (one_host_ || OthersLiveOn() || IsCrash(status)) return true;
+    const bool may_be_launchers = status < 0 || IsOfLaunchers(status);
+    if (may_be_launchers && several_) return false;
+    return ReaderStays(STDERR_FILENO, kLauncherEnds) || !may_be_launchers;
   }
 
   bool OthersLiveOn() const {
@@ -375,7 +396,7 @@ class Watch {
   std::vector<int> asking_;        // sockets of ranks that ask to report
   SteadyTime answer_at_;           // time of the answer, while ranks ask
   bool one_host_ = false;          // all ranks are on this host
-  bool several_ = false;           // ranks of this host
+  bool several_ = false;           // this host has more than one rank
   absl::Duration turn_;            // what other hosts have before this one, unless it is awaited
   bool spoken_ = false;
 };

@@ -27,9 +27,11 @@ namespace moe {
 // with ranks that others wait for reports at once and the others in turn, so that the launcher has
 // ended the job before theirs, if it still reaches them. A rank that is killed is reported where
 // other ranks of its host outlive it, where no launcher ends ranks so, or, alone on its host, where
-// the launcher outlives it for 1.5 s: which distinguishes it from ranks that the launcher ends
-// because of another host. Where the process cannot be started or reached, ranks are not watched
-// and all may report.
+// the launcher reads its standard error from a pipe and outlives it for 1.5 s: which distinguishes
+// it from ranks that the launcher ends because of another host. A rank that leaves with an exit
+// code, as the last of its host, is reported after the same time: a library may have ended it
+// because of a rank of another host, which is then reported before. Where the process cannot be
+// started or reached, ranks are not watched and all may report.
 class HostWatch {
  public:
   // Starts the process on the first rank of a host. Constructed before MPI and, best, before other

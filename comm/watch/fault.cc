@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <limits>
 #include <stdexcept>
 #include <thread>
 
@@ -24,14 +23,6 @@ void DieBy(int signal) {
 }
 
 }  // namespace
-
-std::optional<float> ReplacementOf(FaultKind kind) {
-  constexpr float kInfinite = std::numeric_limits<float>::infinity();
-  if (kind == FaultKind::kNaN) return std::numeric_limits<float>::quiet_NaN();
-  if (kind == FaultKind::kInfinity) return kInfinite;
-  if (kind == FaultKind::kNegativeInfinity) return -kInfinite;
-  return std::nullopt;
-}
 
 bool Fault::ComesTo(int rank) const {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();

@@ -3,6 +3,7 @@
 #define MOE_COMM_WATCH_FAULT_H_
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,7 +40,13 @@ inline constexpr Choice<FaultKind> kFaultKindWords[] = {
 };
 
 // The value that replaces another; none for the other kinds.
-std::optional<float> ReplacementOf(FaultKind kind);
+inline std::optional<float> ReplacementOf(FaultKind kind) {
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  if (kind == FaultKind::kNaN) return std::numeric_limits<float>::quiet_NaN();
+  if (kind == FaultKind::kInfinity) return kInfinite;
+  if (kind == FaultKind::kNegativeInfinity) return -kInfinite;
+  return std::nullopt;
+}
 
 inline constexpr int kFaultExitCode = 70;  // none of a program's own
 inline constexpr absl::Duration kSlowPause = absl::Milliseconds(100);

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstring>
 #include <new>
-#include <utility>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -86,31 +85,31 @@ std::string TextOf(const Place& place) {
                       {.name = place.site.c_str(), .layer = place.layer, .step = place.step});
 }
 
-LastPlaces::LastPlaces() : LastPlaces(Descriptor(::memfd_create("moe-places", MFD_CLOEXEC)), {}) {
+LastPlaces::LastPlaces() : file_(::memfd_create("moe-places", MFD_CLOEXEC)) {
   void* mapped = MAP_FAILED;
   if (::posix_fallocate(file_.number(), 0, sizeof(Memory)) == 0) {
     mapped = ::mmap(nullptr, sizeof(Memory), PROT_READ | PROT_WRITE, MAP_SHARED, file_.number(), 0);
   }
-  if (mapped == MAP_FAILED) {
+  mapped_ = mapped != MAP_FAILED;
+  if (!mapped_) {
     file_ = Descriptor();
     mapped = ::operator new(sizeof(Memory));
   }
   memory_ = new (mapped) Memory();
 }
 
-LastPlaces::LastPlaces(Descriptor file, Memory* memory) : file_(std::move(file)), memory_(memory) {}
+LastPlaces::LastPlaces(Memory* mapped) : memory_(mapped) {}
 
 std::unique_ptr<LastPlaces> LastPlaces::Open(const Descriptor& file) {
   struct stat about = {};
   if (::fstat(file.number(), &about) != 0 || about.st_size != sizeof(Memory)) return nullptr;
   void* const mapped = ::mmap(nullptr, sizeof(Memory), PROT_READ, MAP_SHARED, file.number(), 0);
   if (mapped == MAP_FAILED) return nullptr;
-  Descriptor own(::fcntl(file.number(), F_DUPFD_CLOEXEC, 0));
-  return std::unique_ptr<LastPlaces>(new LastPlaces(std::move(own), static_cast<Memory*>(mapped)));
+  return std::unique_ptr<LastPlaces>(new LastPlaces(static_cast<Memory*>(mapped)));
 }
 
 LastPlaces::~LastPlaces() {
-  if (file_.is_open()) {
+  if (mapped_) {
     ::munmap(memory_, sizeof(Memory));
   } else {
     ::operator delete(memory_);

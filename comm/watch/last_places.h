@@ -36,7 +36,7 @@ class LastPlaces {
   LastPlaces(const LastPlaces&) = delete;
   LastPlaces& operator=(const LastPlaces&) = delete;
 
-  // The file for Open; not open where there is none.
+  // The file for Open; not open where there is none, and for those of another process.
   const Descriptor& file() const { return file_; }
 
   // The rank comes to `site`, outside communication or in `operation`. Takes some tens of
@@ -51,10 +51,11 @@ class LastPlaces {
  private:
   struct Memory;
 
-  LastPlaces(Descriptor file, Memory* memory);
+  explicit LastPlaces(Memory* mapped);
 
   Descriptor file_;
-  Memory* memory_;
+  bool mapped_ = true;  // memory_ is a map, else of operator new
+  Memory* memory_ = nullptr;
 };
 
 }  // namespace moe

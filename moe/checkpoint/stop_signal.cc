@@ -26,8 +26,13 @@ void Restore(int kept) {
 }
 
 void Handle(int signal) {
-  received_signal.store(signal);
-  if (signal != SIGUSR1) Restore(SIGUSR1);  // the next one is not ours
+  if (signal == SIGUSR1) {
+    int none = 0;
+    received_signal.compare_exchange_strong(none, signal);
+  } else {
+    received_signal.store(signal);
+    Restore(SIGUSR1);  // the next one is not ours
+  }
 }
 
 }  // namespace

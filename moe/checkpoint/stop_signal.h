@@ -15,7 +15,7 @@ class StopSignal {
   StopSignal(const StopSignal&) = delete;
   StopSignal& operator=(const StopSignal&) = delete;
 
-  // The signal that came; 0: none. Any thread.
+  // The signal that came, SIGUSR1 only if it came alone; 0: none. Any thread.
   int received() const;
 };
 

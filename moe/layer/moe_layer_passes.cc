@@ -190,9 +190,10 @@ absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
   const auto gate = [&]() -> absl::Status {
     MOE_RETURN_IF_ERROR(router_->Logits(call, saved.router));
     const MatrixView<const float> logits = saved.router.logits;
-    ReplaceValue(
-        pass, kGate.name,
-        MatrixView<float>(const_cast<float*>(logits.data()), logits.rows(), logits.cols()));
+    // They are in pass.kept(), of which the router gives a view to read.
+    ReplaceValue(pass, kGate.name,
+                 MatrixView<float>(const_cast<float*>(logits.data()), logits.rows(), logits.cols(),
+                                   logits.stride()));
     return router_->Decide(call, saved.router, stats);
   };
   MOE_RETURN_IF_ERROR(Timed(pass, kGate, compute, gate));

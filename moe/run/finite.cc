@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <iterator>
 #include <optional>
-#include <type_traits>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
 
 #include "comm/wait_report.h"
 #include "comm/watch/rank_watch.h"
+#include "kernels/base/finite.h"
 #include "kernels/base/storage_type.h"
 #include "moe/run/pass.h"
 
@@ -23,26 +22,13 @@ constexpr absl::string_view kBackwardPhases[] = {
     "loss backward", "combine backward",   "experts backward",  "dispatch backward",
     "gate backward", "dense FFN backward", "attention backward"};
 
-// Exponents of NaN and infinity are all ones; so they are the largest, without their sign.
-template <typename T>
-bool IsFinite(const T* values, int64_t count) {
-  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
-  constexpr Bits kMagnitude = std::numeric_limits<Bits>::max() / 2;
-  constexpr Bits kInfinity = std::bit_cast<Bits>(T(std::numeric_limits<float>::infinity()));
-  Bits largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    largest = std::max<Bits>(largest, std::bit_cast<Bits>(values[i]) & kMagnitude);
-  }
-  return largest < kInfinity;
-}
-
 // The first row with a value that is not finite; rows.rows(): all are finite.
 template <typename T>
 int64_t FirstRow(MatrixView<const T> rows, ThreadPool& threads) {
   std::atomic<int64_t> first{rows.rows()};
   threads.For(rows.rows(), RowGrain(rows.cols()), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      if (IsFinite(rows.row(r), rows.cols())) continue;
+      if (CountNonFinite<T>(rows.row(r), rows.cols()) == 0) continue;
       int64_t known = first.load();
       while (r < known && !first.compare_exchange_weak(known, r)) {
       }
@@ -64,7 +50,7 @@ std::optional<std::string> Find(const Pass& pass, const char* phase, MatrixView<
   const int64_t row = FirstRow(made, pass.context.compute->threads());
   if (row == made.rows()) return std::nullopt;
   int64_t col = 0;
-  while (IsFinite(made.row(row) + col, 1)) ++col;
+  while (CountNonFinite<T>(made.row(row) + col, 1) == 0) ++col;
   return absl::StrCat(PlaceOf(pass, phase), ": the value at [", row, ", ", col, "] of [",
                       made.rows(), ", ", made.cols(), "] is ", static_cast<float>(made(row, col)));
 }

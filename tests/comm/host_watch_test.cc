@@ -31,10 +31,10 @@ namespace {
 
 constexpr int kRanks = 3;
 
-// What processes share: the cards that they hand round, and how many have joined.
+// What processes share: the cards that they hand round, and how many have joined and begun to work.
 struct Shared {
   std::array<std::array<std::byte, 64>, kRanks> cards;
-  std::atomic<int> gathered, joined;
+  std::atomic<int> gathered, joined, begun;
 };
 
 // A world of processes that knows one collective, and that once.
@@ -59,7 +59,7 @@ class SharedWorld final : public testing::ForwardingCommunicator {
   Shared& shared_;
 };
 
-// The life of a rank: joins, comes to a place, and waits to be killed.
+// The life of a rank: joins, comes to a place, and waits to be killed; SIGUSR1 makes it exit.
 [[noreturn]] void RunRank(int rank, bool alone, Shared& shared) {
   RunOptions options;
   options.plan.launch = {.rank = rank, .size = kRanks, .local_rank = alone ? 0 : rank};
@@ -69,16 +69,19 @@ class SharedWorld final : public testing::ForwardingCommunicator {
   HostWatch watch(options);
   SharedWorld world(std::move(MakeLocalWorld({.ranks = 1}).front()), rank, shared);
   LastPlaces places;
-  const absl::Status status = watch.Join(world, &places, alone ? rank : 0);
+  if (watch.Join(world, &places, alone ? rank : 0).ok()) ++shared.joined;
+  while (shared.joined < kRanks) absl::SleepFor(absl::Milliseconds(1));
+  std::signal(SIGUSR1, [](int) { _exit(1); });
   places.Mark({.name = "experts", .layer = rank, .step = 5});
-  if (status.ok()) ++shared.joined;
+  ++shared.begun;
   for (;;) pause();
 }
 
 class HostWatchTest : public ::testing::Test {
  protected:
-  // alone: each rank has a host of its own.
-  explicit HostWatchTest(bool alone = false) : alone_(alone) {}
+  // alone: each rank has a host of its own; file: standard error is one.
+  explicit HostWatchTest(bool alone = false, std::FILE* file = nullptr)
+      : alone_(alone), said_(file) {}
   void SetUp() override {
     void* const memory =
         mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -86,6 +89,7 @@ class HostWatchTest : public ::testing::Test {
     shared_ = new (memory) Shared();
     std::array<int, 2> ends = {};
     ASSERT_EQ(pipe(ends.data()), 0);
+    if (said_ != nullptr) dup2(fileno(said_), ends[1]);
     for (int rank = 0; rank < kRanks; ++rank) {
       processes_[rank] = fork();
       if (processes_[rank] != 0) continue;
@@ -93,8 +97,8 @@ class HostWatchTest : public ::testing::Test {
       RunRank(rank, alone_, *shared_);
     }
     close(ends[1]);
-    said_ = fdopen(ends[0], "r");
-    while (shared_->joined < kRanks) absl::SleepFor(absl::Milliseconds(1));
+    if (said_ == nullptr) said_ = fdopen(ends[0], "r");
+    while (shared_->begun < kRanks) absl::SleepFor(absl::Milliseconds(1));
     std::ifstream children(
         absl::StrCat("/proc/", processes_[0], "/task/", processes_[0], "/children"));
     ASSERT_TRUE(children >> watch_);
@@ -126,7 +130,7 @@ class HostWatchTest : public ::testing::Test {
   Shared* shared_ = nullptr;
   std::array<pid_t, kRanks> processes_ = {};
   pid_t watch_ = 0;
-  std::FILE* said_ = nullptr;
+  std::FILE* said_;
 };
 
 // A launcher ends the others at once and reaps them all, before the watch has its turn: the rank
@@ -155,9 +159,33 @@ TEST_F(LoneRankTest, IsReportedWhereItsLauncherOutlivesIt) {
   kill(processes_[1], SIGKILL);
   absl::SleepFor(absl::Seconds(2));  // the others end later than its watch waits
   for (const int rank : {0, 1, 2}) Reap(rank);
+  EXPECT_THAT(Said(), ::testing::ContainsRegex(absl::StrCat(
+                          "rank 1 \\(process ", processes_[1],
+                          "\\) was killed by signal 9 \\(Killed\\) (0|[0-9]+ms) after")));
+}
+
+// A library may have ended rank 2 because of rank 1, which is then what to look at.
+TEST_F(LoneRankTest, ThatExitsIsReportedAfterTheOneThatWasKilledBefore) {
+  kill(processes_[1], SIGKILL);
+  absl::SleepFor(absl::Milliseconds(200));
+  kill(processes_[2], SIGUSR1);
+  absl::SleepFor(absl::Seconds(2.2));
+  for (const int rank : {0, 1, 2}) Reap(rank);
   EXPECT_THAT(Said(), ::testing::ContainsRegex(
-                          absl::StrCat("rank 1 \\(process ", processes_[1],
-                                       "\\) was killed by signal 9 \\(Killed\\) [0-9.ms]+ after")));
+                          "rank 1 [^\n]+ was killed [^\n]+\n.+rank 2 [^\n]+ exit code 1"));
+}
+
+struct LoneRankWithAFileTest : HostWatchTest {
+  LoneRankWithAFileTest() : HostWatchTest(true, std::tmpfile()) {}
+};
+
+// Whether the launcher reads the file is unknown, and so whether it has killed the rank itself.
+TEST_F(LoneRankWithAFileTest, IsNotReportedWhenKilled) {
+  kill(processes_[1], SIGKILL);
+  absl::SleepFor(absl::Seconds(2));
+  for (const int rank : {0, 1, 2}) Reap(rank);
+  std::rewind(said_);
+  EXPECT_EQ(Said(), "");
 }
 
 // Rank 0 is on a host, ranks 1 and 2 are on another. The deadlines of 0 and 1 pass, as they wait

@@ -33,6 +33,7 @@
 #include "moe/cli/launch/supervisor.h"
 #include "moe/io/file.h"
 #include "moe/io/file_system.h"
+#include "moe/io/file_work.h"
 
 namespace moe::cli {
 namespace {
@@ -73,8 +74,9 @@ The code is the one in --save's status.json, if the run left one (moe status), e
 Hydra's is the number of a signal at times and torchrun's is 1, so a run that they lost has code 7.
 
 Two restarts in a row without a newer checkpoint are the last; with --requeue they are noted in
---save's requeue.json. The pause before a restart doubles from --restart-delay to 5 minutes; an hour
-of a job that left a newer checkpoint takes one restart from the count.
+--save's requeue.json, as is a lack of memory. The pause before a restart doubles from
+--restart-delay to 5 minutes; an hour of a job that left a newer checkpoint takes one restart from
+the count.
 
 SIGTERM, SIGINT, SIGHUP and SIGUSR1 let the ranks save and end with 11, without the two seconds that
 mpirun leaves after a SIGTERM; a second one kills the job. SIGUSR2 is passed on.
@@ -189,6 +191,46 @@ std::string NamesOf(absl::Span<const Host> hosts) {
                        [](std::string* out, const Host& host) { absl::StrAppend(out, host.name); });
 }
 
+// Of the newest run in a --save folder; nullopt: there is none, or it cannot be read here.
+std::optional<RunStatus> NewestStatus(FileSystem& files, const std::string& folder) {
+  SmallFile file;
+  if (folder.empty() || files.ReadSmall(StatusPathIn(folder), file)) return std::nullopt;
+  auto status = ParseStatus(file.text);
+  if (!status.ok()) return std::nullopt;
+  return *std::move(status);
+}
+
+// Reads the status of a run on a thread of its own: a network folder that hangs must not keep the
+// caller from taking signals.
+class StatusReader {
+ public:
+  explicit StatusReader(const std::string& folder) : folder_(folder) {}
+
+  // Blocks for at most a second; nullopt also if the read has not returned by then.
+  std::optional<RunStatus> Read() {
+    if (folder_.empty()) return std::nullopt;
+    if (work_ == nullptr) {
+      const auto read = [folder = folder_, status = status_](FileSystem& files) {
+        *status = NewestStatus(files, folder);
+        return absl::OkStatus();
+      };
+      auto work = FileWork::Start({.who = "moe launch"}, read);
+      if (!work.ok()) return std::nullopt;
+      work_ = *std::move(work);
+    }
+    if (!work_->AwaitFor(absl::Seconds(1))) return std::nullopt;
+    work_ = nullptr;
+    return *status_;
+  }
+
+ private:
+  const std::string folder_;
+  // Shared with the thread, which may outlive this object.
+  const std::shared_ptr<std::optional<RunStatus>> status_ =
+      std::make_shared<std::optional<RunStatus>>();
+  std::unique_ptr<FileWork> work_;
+};
+
 class Launcher {
  public:
   static absl::StatusOr<Launcher> Create(const Settings& settings, const Options& options,
@@ -208,8 +250,6 @@ class Launcher {
   absl::StatusOr<std::vector<Host>> AwaitHosts(launch::Supervisor& supervisor) const;
   // -1: there is none, or it cannot be read here.
   int64_t NewestCheckpoint() const;
-  // Of the newest run in --save; nullopt: there is none, or it cannot be read here.
-  std::optional<RunStatus> NewestStatus() const;
   // Runs a job to its end.
   launch::Attempt Try(const launch::Job& job, launch::Supervisor& supervisor) const;
   void Requeue(launch::Supervisor& supervisor) const;
@@ -255,8 +295,8 @@ absl::StatusOr<Launcher> Launcher::Create(const Settings& settings, const Option
     const std::string before = VariableOf(invocation.environment, "SLURM_RESTART_COUNT");
     (void)absl::SimpleAtoi(before, &restarts.already);
     if (restarts.already > 0) {
-      restarts.barren =
-          launch::BarrenRestarts(made.work_.checkpoints, slurm_job, made.NewestCheckpoint());
+      restarts.note =
+          launch::ReadRequeueNote(made.work_.checkpoints, slurm_job, made.NewestCheckpoint());
     }
   }
   MOE_RETURN_IF_ERROR(made.ReadHosts());
@@ -305,6 +345,8 @@ absl::StatusOr<std::vector<Host>> Launcher::AwaitHosts(launch::Supervisor& super
   if (job_.remote_shell.empty()) {
     probe.insert(probe.end(),
                  {"-o", "BatchMode=yes", "-o", absl::StrCat("ConnectTimeout=", kProbeSeconds)});
+    // The connection that ssh may keep for later calls would be a process that the job has left.
+    probe.insert(probe.end(), {"-o", "ControlMaster=no", "-o", "ControlPath=none"});
   }
   const absl::Time deadline = absl::Now() + options_.node_timeout;
   for (std::vector<std::string> told; !supervisor.stopping();) {
@@ -333,28 +375,16 @@ int64_t Launcher::NewestCheckpoint() const {
   return found.ok() && !found->path.empty() ? found->step : -1;
 }
 
-std::optional<RunStatus> Launcher::NewestStatus() const {
-  SmallFile file;
-  if (work_.checkpoints.empty() ||
-      RealFileSystem().ReadSmall(StatusPathIn(work_.checkpoints), file)) {
-    return std::nullopt;
-  }
-  auto status = ParseStatus(file.text);
-  if (!status.ok()) return std::nullopt;
-  return *std::move(status);
-}
-
 launch::Attempt Launcher::Try(const launch::Job& job, launch::Supervisor& supervisor) const {
-  const auto before = NewestStatus();
-  const auto status = [&] {
-    auto newest = NewestStatus();
-    const bool same =
-        before.has_value() && newest.has_value() && before->process.run == newest->process.run;
-    return same ? std::nullopt : newest;
+  const auto before = NewestStatus(RealFileSystem(), work_.checkpoints);
+  const auto is_of_job = [&](const std::optional<RunStatus>& newest) {
+    return newest.has_value() &&
+           !(before.has_value() && before->process.run == newest->process.run);
   };
+  StatusReader reader(work_.checkpoints);
   const auto over = [&] {
-    const auto now = status();
-    return now.has_value() && now->state != RunState::kRunning;
+    const auto now = reader.Read();
+    return is_of_job(now) && now->state != RunState::kRunning;
   };
   const absl::Time begin = absl::Now();
   const auto ending = supervisor.Run(launch::CommandLine(job), launch::TraitsOf(job.engine),
@@ -365,7 +395,9 @@ launch::Attempt Launcher::Try(const launch::Job& job, launch::Supervisor& superv
         absl::FormatDuration(options_.launcher_timeout));
   }
   if (work_.checkpoints.empty()) return attempt;
-  attempt.code = launch::CodeOfRun(ending.code, job.engine, status());
+  const auto after = NewestStatus(RealFileSystem(), work_.checkpoints);
+  attempt.code =
+      launch::CodeOfRun(ending.code, job.engine, is_of_job(after) ? after : std::nullopt);
   attempt.newest = NewestCheckpoint();
   return attempt;
 }
@@ -393,6 +425,7 @@ absl::StatusOr<ExitCode> Launcher::Run() {
     Say(stderr, "moe launch: {}\n", LineOf(job));
     const launch::Attempt attempt = Try(job, supervisor);
     const auto code = static_cast<ExitCode>(attempt.code);
+    supervisor.Pause(absl::ZeroDuration());  // what came since
     if (supervisor.stopping() || code == ExitCode::kOk) return code;
     auto verdict = restarts.After(attempt);
     const std::string ended = absl::StrCat("exit code ", attempt.code, ": ", verdict.reason);
@@ -405,8 +438,8 @@ absl::StatusOr<ExitCode> Launcher::Run() {
         options_.restarts.most, absl::FormatDuration(verdict.pause),
         attempt.newest < 0 ? "from the beginning" : absl::StrCat("from step ", attempt.newest));
     if (!slurm_job_.empty()) {
-      const absl::Status noted = launch::NoteBarrenRestarts(work_.checkpoints, slurm_job_,
-                                                            attempt.newest, restarts.barren());
+      const absl::Status noted =
+          launch::WriteRequeueNote(work_.checkpoints, slurm_job_, attempt.newest, restarts.note());
       if (!noted.ok()) Say(stderr, "moe launch: {}\n", std::string(noted.message()));
       Requeue(supervisor);
       return code;

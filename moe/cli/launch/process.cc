@@ -89,10 +89,11 @@ Process Process::Start(absl::Span<const std::string> argv, Output output) {
 Process::~Process() {
   if (!started()) return;
   KillGroup();
-  ::waitpid(id_, nullptr, 0);
+  WaitUntil(absl::Now() + kLongestKill);
 }
 
 std::optional<int> Process::Ended() {
+  if (!started()) return kNotFound;
   int status = 0;
   const pid_t ended = ::waitpid(id_, &status, WNOHANG);
   if (ended == 0 || (ended < 0 && errno == EINTR)) return std::nullopt;

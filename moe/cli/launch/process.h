@@ -17,9 +17,12 @@
 namespace moe::launch {
 
 // A process with a group of its own and nothing on its standard input. It receives SIGTERM when
-// this process dies. Its destructor kills the group unless it has ended.
+// this process dies. Its destructor kills the group unless it has ended, and waits for at most 1 s.
 class Process {
  public:
+  // The longest wait for a killed process, which may be in a system call that does not return.
+  static constexpr absl::Duration kLongestKill = absl::Seconds(1);
+
   enum class Output : uint8_t { kShared, kNone };
 
   Process() = default;
@@ -35,7 +38,8 @@ class Process {
 
   bool started() const { return id_ > 0; }
   pid_t id() const { return id_; }
-  // Its exit code, 128 + N after signal N, once it has ended; no longer started() then.
+  // Its exit code, 128 + N after signal N, once it has ended; no longer started() then. 127 for a
+  // process that is not started().
   std::optional<int> Ended();
   // The same, waiting for it; nullopt at the deadline.
   std::optional<int> WaitUntil(absl::Time deadline);

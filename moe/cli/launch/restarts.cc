@@ -65,16 +65,13 @@ std::string NotePathIn(const std::string& folder) {
 }  // namespace
 
 int CodeOfRun(int launcher, Engine engine, const std::optional<cli::RunStatus>& status) {
-  using cli::RunState;
-  if (status.has_value() &&
-      (status->state == RunState::kFailed || status->state == RunState::kStopped)) {
-    return status->exit_code;
-  }
-  if (launcher == 0 || (engine != Engine::kHydra && engine != Engine::kTorchrun)) return launcher;
+  const bool begun = status.has_value();
+  if (begun && status->state != cli::RunState::kRunning) return status->exit_code;
+  if (engine != Engine::kHydra && engine != Engine::kTorchrun) return launcher;
   // Before it begins, a run that ends by itself ends with one code on all ranks.
   const bool of_signal = engine == Engine::kHydra &&
                          (launcher == SIGABRT || launcher == SIGKILL || launcher == SIGSEGV);
-  return status.has_value() || of_signal ? static_cast<int>(ExitCode::kPeer) : launcher;
+  return begun || of_signal ? static_cast<int>(ExitCode::kPeer) : launcher;
 }
 
 Restarts::Verdict Restarts::After(const Attempt& attempt) {
@@ -85,19 +82,21 @@ Restarts::Verdict Restarts::After(const Attempt& attempt) {
   newest_ = std::max(newest_, attempt.newest);
   if (progressed) {
     count_ = std::max<int>(0, count_ - static_cast<int>(attempt.ran / absl::Hours(1)));
-    barren_ = 0;
+    note_.barren = 0;
   } else if (!first) {
-    ++barren_;
+    ++note_.barren;
   }
   if (options_.nine_is_loss && attempt.code == static_cast<int>(ExitCode::kRendezvous)) {
     meaning = kLost;
   }
   if (!meaning.again) return {.reason = meaning.reason};
   if (attempt.code == static_cast<int>(ExitCode::kMemory)) {
-    if (lacked_memory_) return {.reason = "out of memory a second time"};
-    lacked_memory_ = true;
+    const bool again = std::exchange(note_.lacked_memory, true);
+    if (again) return {.reason = "out of memory a second time"};
   }
-  if (barren_ >= kMostBarren) return {.reason = "two restarts in a row left no newer checkpoint"};
+  if (note_.barren >= kMostBarren) {
+    return {.reason = "two restarts in a row left no newer checkpoint"};
+  }
   if (count_ >= options_.most) return {.reason = "no restart is left of --max-restarts"};
   absl::Duration pause = options_.first_pause;
   for (int i = 0; i < count_ && pause < kLongestPause; ++i) pause *= 2;
@@ -105,25 +104,31 @@ Restarts::Verdict Restarts::After(const Attempt& attempt) {
   return {.again = true, .pause = std::min(pause, kLongestPause), .reason = meaning.reason};
 }
 
-int BarrenRestarts(const std::string& folder, absl::string_view slurm_job, int64_t newest) {
+RequeueNote ReadRequeueNote(const std::string& folder, absl::string_view slurm_job,
+                            int64_t newest) {
   SmallFile file;
-  if (RealFileSystem().ReadSmall(NotePathIn(folder), file)) return 0;
+  if (RealFileSystem().ReadSmall(NotePathIn(folder), file)) return {};
   const auto note = ParseBoundedJson("requeue.json", file.text);
-  if (!note.ok() || !note->is_object()) return 0;
+  if (!note.ok() || !note->is_object()) return {};
   const auto member = [&](const char* key) {
     return note->value(key, nlohmann::json());
   };
+  if (member("job") != nlohmann::json(slurm_job)) return {};
+  RequeueNote read = {.lacked_memory = member("lacked_memory") == nlohmann::json(true)};
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  const bool of_this = member("job") == nlohmann::json(slurm_job) &&
-                       IntegerWithin(member("newest"), -1, kMost) == newest;
-  return of_this ? static_cast<int>(IntegerWithin(member("barren"), 0, kMostBarren).value_or(0))
-                 : 0;
+  if (IntegerWithin(member("newest"), -1, kMost) == newest) {
+    read.barren = static_cast<int>(IntegerWithin(member("barren"), 0, kMostBarren).value_or(0));
+  }
+  return read;
 }
 
-absl::Status NoteBarrenRestarts(const std::string& folder, absl::string_view slurm_job,
-                                int64_t newest, int barren) {
-  const nlohmann::ordered_json note = {{"job", slurm_job}, {"newest", newest}, {"barren", barren}};
-  return WriteText(NotePathIn(folder), note.dump() + "\n");
+absl::Status WriteRequeueNote(const std::string& folder, absl::string_view slurm_job,
+                              int64_t newest, const RequeueNote& note) {
+  const nlohmann::ordered_json written = {{"job", slurm_job},
+                                          {"newest", newest},
+                                          {"barren", note.barren},
+                                          {"lacked_memory", note.lacked_memory}};
+  return WriteText(NotePathIn(folder), written.dump() + "\n");
 }
 
 }  // namespace moe::launch

@@ -15,13 +15,20 @@
 
 namespace moe::launch {
 
+// What a job that Slurm requeues, and so starts as another process, has to keep.
+struct RequeueNote {
+  int barren = 0;              // restarts, the last ones in a row, that left no newer checkpoint
+  bool lacked_memory = false;  // a start of the job ended with 5
+
+  bool operator==(const RequeueNote&) const = default;
+};
+
 struct RestartOptions {
   int most = 20;
   bool after_stop = false;  // also after exit code 11
   absl::Duration first_pause = absl::Seconds(1);
-  // Of a job that Slurm has requeued: restarts before this start, and those of them, the last ones
-  // in a row, that left no newer checkpoint.
-  int already = 0, barren = 0;
+  int already = 0;            // restarts before this start of a job that Slurm has requeued
+  RequeueNote note;           // of that job
   bool nine_is_loss = false;  // 9 may be the launcher's own: Open MPI's for a lost host
 };
 
@@ -29,7 +36,8 @@ struct RestartOptions {
 // code, or a mixture. Hydra's is the bitwise or of exit codes and of the numbers of signals that
 // killed ranks, so that 11 after a segmentation fault is also moe's own for a stop; torchrun's is 1
 // whatever has failed. `status` is what the run itself has left in --save, nullopt if it has not
-// begun: the code in it comes first. A run under these two that left none was lost: 7.
+// begun: the code in it comes first, also the 0 of a complete run whose launcher failed after it. A
+// run under these two that has begun and left none was lost: 7, also where Hydra's code is 0.
 int CodeOfRun(int launcher, Engine engine, const std::optional<cli::RunStatus>& status);
 
 // How a job ended.
@@ -50,7 +58,7 @@ class Restarts {
         newest_(newest),
         count_(options.already),
         first_(options.already == 0),
-        barren_(options.barren) {}
+        note_(options.note) {}
 
   struct Verdict {
     bool again = false;
@@ -60,24 +68,22 @@ class Restarts {
   Verdict After(const Attempt& attempt);
 
   int count() const { return count_; }
-  int barren() const { return barren_; }
+  const RequeueNote& note() const { return note_; }
 
  private:
   const RestartOptions options_;
   int64_t newest_;  // step of the newest checkpoint before the current attempt
   int count_;       // restarts that count against the most
   bool first_;      // the current attempt is no restart
-  int barren_;      // restarts in a row without a newer checkpoint
-  bool lacked_memory_ = false;
+  RequeueNote note_;
 };
 
-// A job that Slurm requeues starts as another process, which reads from --save how many of its
-// restarts, the last ones in a row, left no checkpoint newer than `newest`. 0: nothing is noted of
-// this job and this checkpoint.
-int BarrenRestarts(const std::string& folder, absl::string_view slurm_job, int64_t newest);
-// Writes it, to "FOLDER/requeue.json". Errors of WriteText.
-absl::Status NoteBarrenRestarts(const std::string& folder, absl::string_view slurm_job,
-                                int64_t newest, int barren);
+// The note of this job in "FOLDER/requeue.json"; an empty one if there is none. `barren` is 0
+// unless `newest` is the step that was written with it.
+RequeueNote ReadRequeueNote(const std::string& folder, absl::string_view slurm_job, int64_t newest);
+// Writes it. Errors of WriteText.
+absl::Status WriteRequeueNote(const std::string& folder, absl::string_view slurm_job,
+                              int64_t newest, const RequeueNote& note);
 
 }  // namespace moe::launch
 

@@ -36,8 +36,8 @@ class Supervisor {
   // A launcher whose ranks on this host have all gone, or that never had one here and `over`
   // reports the end of the run, is ended if it runs on for `patience`: Open MPI's waits for a host
   // that is cut off until TCP gives up. What a launcher leaves on this host (ranks, the ssh to a
-  // host that is cut off) is killed, 5 s after the end of a launcher that ended by itself. No other
-  // process of this one runs meanwhile.
+  // host that is cut off) is killed, 5 s after the end of a launcher that ended by itself, or at
+  // the second signal. No other process of this one runs meanwhile.
   Ending Run(absl::Span<const std::string> line, const EngineTraits& engine,
              absl::Duration patience, const std::function<bool()>& over);
 
@@ -50,7 +50,12 @@ class Supervisor {
  private:
   // The next signal, or 0 after `wait`.
   int Next(absl::Duration wait) const;
+  // Whether the signal asks for the end, and one before it has.
+  bool AsksAgain(int signal);
   void Handle(int signal, const Process& process, const EngineTraits& engine);
+  // Returns once this process has no descendants. Those that live on at the deadline, or when a
+  // signal asks for the end again, are killed.
+  void EndDescendants(absl::Time deadline);
 
   sigset_t signals_, before_;
   bool stopping_ = false;

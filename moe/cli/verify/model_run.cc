@@ -23,13 +23,11 @@ enum ModelTensor : size_t {
   kModelTensors
 };
 
-// A hash as four numbers that float32 holds.
-std::vector<float> Quarters(uint64_t hash) {
-  std::vector<float> quarters;
+// Adds 64 bits as four numbers that float32 holds.
+void AddBits(uint64_t bits, std::vector<float>& values) {
   for (int shift = 48; shift >= 0; shift -= 16) {
-    quarters.push_back(static_cast<float>(hash >> shift & 0xffff));
+    values.push_back(static_cast<float>(bits >> shift & 0xffff));
   }
-  return quarters;
 }
 
 void AddStep(const lm::StepMetrics& step, RunResult& result) {
@@ -136,7 +134,7 @@ absl::StatusOr<RunResult> RunModel(const Problem& problem, const ProblemRunOptio
   if (!first) return RunResult();
   result.tensors[kHeldOutLoss] = {report.validation_loss_before, report.validation_loss_after};
   result.bfloat16_order = report.bfloat16_order;
-  result.tensors[kWeights] = Quarters(report.weights_xxh3);
+  AddBits(report.weights_xxh3, result.tensors[kWeights]);
   return result;
 }
 

@@ -60,6 +60,12 @@ newer_than() {
   latest=$(cat "$work/saved/latest" 2>/dev/null)
   [[ -n $latest && $latest != "$1" ]]
 }
+# strike <signal>: hits one of the ranks; returns whether there was one.
+strike() {
+  local ranks
+  mapfile -t ranks < <(ranks_of "train .*--save $work/saved .*--resume auto")
+  ((${#ranks[@]})) && kill "-$1" "${ranks[RANDOM % ${#ranks[@]}]}"
+}
 RANDOM=1
 {
   latest=
@@ -68,8 +74,7 @@ RANDOM=1
   for signal in SEGV STOP KILL; do
     await 60 newer_than "$latest" || break
     sleep "0.$((RANDOM % 10))"
-    mapfile -t ranks < <(ranks_of "train .*--save $work/saved .*--resume auto")
-    ((${#ranks[@]})) && kill -$signal "${ranks[RANDOM % ${#ranks[@]}]}"
+    await 60 strike "$signal"
   done
 } &
 expect 0 "random faults" "$moe" launch --hosts "$work/list" --nodes 1:2 --rsh "$work/rsh" --restart-delay 0.1 \

@@ -41,7 +41,7 @@ frozen() {
   ends "$name" 8 "waited .* for rank.*; rank [0-2] did not return, and was left" "$process" "$begin"
 }
 if command -v python3 >/dev/null; then
-  frozen train 4 "${train[@]}" -q
+  frozen train 5 "${train[@]}" -q # main, what waits for SIGUSR2, ranks
   # On one core, where only ranks are threads. Large enough that ranks are at work, not beginning or
   # ending.
   core=$(taskset -cp $$ | sed 's/.*: \([0-9]*\).*/\1/')

@@ -133,20 +133,22 @@ TEST(Restarts, EndAfterTwoWithoutANewerCheckpoint) {
 
 TEST(Restarts, OfARequeuedJobGoOnCounting) {
   // The second start of a job that left a checkpoint in neither.
-  Restarts third({.already = 2, .barren = 1}, 100);
+  Restarts third({.already = 2, .note = {.barren = 1}}, 100);
   EXPECT_FALSE(third.After({.code = 7, .newest = 100}).again);
-  EXPECT_EQ(third.barren(), 2);
+  EXPECT_EQ(third.note().barren, 2);
   Restarts second({.already = 1}, 100);
   EXPECT_TRUE(second.After({.code = 7, .newest = 100}).again);
-  EXPECT_EQ(second.barren(), 1);
-  EXPECT_TRUE(Restarts({.already = 2, .barren = 1}, 100).After({.code = 7, .newest = 120}).again);
+  EXPECT_EQ(second.note().barren, 1);
+  EXPECT_TRUE(
+      Restarts({.already = 2, .note = {.barren = 1}}, 100).After({.code = 7, .newest = 120}).again);
 
   const std::string folder = ::testing::TempDir();
-  ASSERT_TRUE(NoteBarrenRestarts(folder, "17", 100, 1).ok());
-  EXPECT_EQ(BarrenRestarts(folder, "17", 100), 1);
-  EXPECT_EQ(BarrenRestarts(folder, "17", 120), 0);
-  EXPECT_EQ(BarrenRestarts(folder, "18", 100), 0);
-  EXPECT_EQ(BarrenRestarts(folder + "/none", "17", 100), 0);
+  const RequeueNote note = {.barren = 1, .lacked_memory = true};
+  ASSERT_TRUE(WriteRequeueNote(folder, "17", 100, note).ok());
+  EXPECT_EQ(ReadRequeueNote(folder, "17", 100), note);
+  EXPECT_EQ(ReadRequeueNote(folder, "17", 120), (RequeueNote{.lacked_memory = true}));
+  EXPECT_EQ(ReadRequeueNote(folder, "18", 100), RequeueNote{});
+  EXPECT_EQ(ReadRequeueNote(folder + "/none", "17", 100), RequeueNote{});
 }
 
 TEST(CodeOfRun, IsWhatTheRunItselfHasLeft) {
@@ -166,6 +168,8 @@ TEST(CodeOfRun, IsWhatTheRunItselfHasLeft) {
       {Engine::kHydra, 15, lost, 7},  // an abort, and SIGKILL for the others
       {Engine::kHydra, 15, left(cli::RunState::kFailed, 6), 6},
       {Engine::kHydra, 0, left(cli::RunState::kComplete), 0},
+      {Engine::kHydra, 11, left(cli::RunState::kComplete), 0},  // a fault at the end of MPI
+      {Engine::kHydra, 0, lost, 7},
       {Engine::kHydra, 11, std::nullopt, 7},
       {Engine::kHydra, 6, std::nullopt, 7},
       {Engine::kHydra, 9, std::nullopt, 7},
@@ -176,6 +180,7 @@ TEST(CodeOfRun, IsWhatTheRunItselfHasLeft) {
       {Engine::kTorchrun, 1, std::nullopt, 1},  // no GPU: 10, which torchrun does not pass on
       {Engine::kMpirun, 11, std::nullopt, 11},
       {Engine::kMpirun, 139, lost, 139},
+      {Engine::kMpirun, 8, left(cli::RunState::kComplete), 0},  // ended after its ranks
       {Engine::kSrun, 143, left(cli::RunState::kFailed, 6), 6},
   };
   for (const auto& c : cases) {
@@ -189,6 +194,8 @@ TEST(Restarts, LackOfMemoryIsWorthOne) {
   EXPECT_TRUE(restarts.After({.code = 5, .newest = 1}).again);
   EXPECT_TRUE(restarts.After({.code = 7, .newest = 2}).again);
   EXPECT_FALSE(restarts.After({.code = 5, .newest = 3}).again);
+  Restarts requeued({.already = 1, .note = restarts.note()}, 2);
+  EXPECT_FALSE(requeued.After({.code = 5, .newest = 3}).again);
 }
 
 TEST(Restarts, PauseGrowsWithTheCountAndHoursOfProgressLowerIt) {
@@ -217,6 +224,9 @@ TEST(Process, EndsAsShellsHaveIt) {
     auto process = Process::Start(c.argv, Process::Output::kNone);
     EXPECT_EQ(process.WaitUntil(absl::Now() + absl::Seconds(60)), c.code);
     EXPECT_FALSE(process.started());
+    auto other = Process::Start(std::vector<std::string>{"true"}, Process::Output::kNone);
+    EXPECT_EQ(process.WaitUntil(absl::InfiniteFuture()), 127);  // takes no other's end
+    EXPECT_EQ(other.WaitUntil(absl::Now() + absl::Seconds(60)), 0);
   }
 }
 
