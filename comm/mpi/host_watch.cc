@@ -169,11 +169,10 @@ bool ReaderStays(int fd, absl::Duration whole) {
   if (::fstat(fd, &about) != 0 || !S_ISFIFO(about.st_mode)) return false;
   const SteadyTime end = SteadyIn(whole);
   pollfd state = {.fd = fd, .events = 0, .revents = 0};
-  int events = -1;
-  do {
-    events = ::poll(&state, 1, MillisecondsUntil(end));
-  } while (events < 0 && errno == EINTR);
-  return events == 0;
+  for (;;) {
+    const int events = ::poll(&state, 1, MillisecondsUntil(end));
+    if (events >= 0 || errno != EINTR) return events == 0;
+  }
 }
 
 // Whether a launcher ends processes in this way.
