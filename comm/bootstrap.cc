@@ -136,6 +136,11 @@ absl::StatusOr<LaunchInfo> Read(const Launcher& launcher, EnvLookup lookup) {
   MOE_RETURN_IF_ERROR(read(launcher.local_rank, 0, &info.local_rank));
   MOE_RETURN_IF_ERROR(read(launcher.local_size, 1, &info.local_size));
   MOE_RETURN_IF_ERROR(read(launcher.port, 1, &info.port));
+  if (info.port > 65535) {
+    return absl::InvalidArgumentError(absl::StrCat("DetectLaunch: ", launcher.port, " is ",
+                                                   info.port, ", expected a port, 1 to 65535; or ",
+                                                   HowToUnset(info.source)));
+  }
   if (const char* address = Value(lookup, launcher.address)) info.address = address;
   info.launcher_runs = Value(lookup, launcher.own) != nullptr;
   MOE_RETURN_IF_ERROR(CheckRange(info, launcher.rank, launcher.size));

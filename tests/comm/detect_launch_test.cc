@@ -169,6 +169,8 @@ TEST(DetectLaunchTest, AContradictingSetNamesBothVariables) {
                 "OMPI_COMM_WORLD_SIZE is 8");
   ExpectRefused(With(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "8"}}), "or unset OMPI_COMM_WORLD_RANK",
                 "OMPI_COMM_WORLD_SIZE");
+  ExpectRefused(With(kTorchrun, {{"MASTER_PORT", "76982"}}), "MASTER_PORT is 76982",
+                "expected a port, 1 to 65535");
   ExpectRefused(With(kTorchrun, kOpenMpi), "WORLD_SIZE is 4", "OMPI_COMM_WORLD_SIZE is 8");
   ExpectRefused(With(kTorchrun, kOpenMpi), "unset RANK WORLD_SIZE, or OMPI_COMM_WORLD_RANK", "");
   ExpectRefused(With(kTorchrun, {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}), "RANK is 2",
