@@ -82,10 +82,14 @@ HWY_NOINLINE void PackPartOfTile(const BFloat16* from, int64_t stride, bool term
   PackWholeTile<kIsLeft>(padded, full, terms_are_rows, to);
 }
 
-// Packs rows (columns) [side, side + count) of an operand, at most a tile.
+// Packs rows (columns) [side, side + count) of an operand, at most a tile; of none zeros.
 template <bool kIsLeft>
 HWY_INLINE void PackTile(const Operand& from, int64_t side, int64_t count, int64_t term,
                          int64_t terms, BFloat16* to) {
+  if (count == 0) {
+    std::fill_n(to, kTileElements, BFloat16());
+    return;
+  }
   const BFloat16* const data = from.At(side, term);
   const int64_t stride = from.m.stride();
   if (count == kTileSide && terms == kTerms) {
