@@ -97,7 +97,9 @@ HWY_INLINE void UnpackPairs(const float* words, int64_t count, float* HWY_RESTRI
     hn::StoreU(LowerHalf::Of(pairs), d, lower + i);
   }
   for (; i < count; ++i) {
-    const auto pair = std::bit_cast<uint32_t>(words[i]);
+    uint32_t pair;  // rows of 16-bit values need no alignment of 4
+    std::memcpy(&pair, reinterpret_cast<const unsigned char*>(words) + i * int64_t{sizeof pair},
+                sizeof pair);
     upper[i] = std::bit_cast<float>(pair & 0xffff0000u);
     lower[i] = std::bit_cast<float>(pair << 16);
   }
