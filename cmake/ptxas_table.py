@@ -67,8 +67,6 @@ def write(table, rows):
 def differences(now, before):
     """(what fails, what is only said)"""
     bad, said = [], []
-    gpus = {gpu for _, gpu in now}
-    before = {key: row for key, row in before.items() if key[1] in gpus}
     for key in sorted(now.keys() - before.keys()):
         bad.append(f"{key[0]} on {key[1]}: not in the table")
     for key in sorted(before.keys() - now.keys()):
@@ -91,13 +89,14 @@ def main():
     now = measured(paths[0])
     if not now:
         sys.exit(f"ptxas_table: no kernels in {paths[0]}: build the target moe_kernels first")
+    before = {} if update and not pathlib.Path(paths[1]).exists() else kept(paths[1])
+    gpus = {gpu for _, gpu in now}
+    others = {key: row for key, row in before.items() if key[1] not in gpus}
     if update:
-        gpus = {gpu for _, gpu in now}
-        before = kept(paths[1]) if pathlib.Path(paths[1]).exists() else {}
-        write(paths[1], now | {key: row for key, row in before.items() if key[1] not in gpus})
+        write(paths[1], now | others)
         print(f"ptxas_table: {len(now)} rows written to {paths[1]}")
         return
-    bad, said = differences(now, kept(paths[1]))
+    bad, said = differences(now, {key: before[key] for key in before.keys() - others.keys()})
     print("\n".join(said + bad + [f"ptxas_table: {len(now)} rows, {len(bad)} failures"]))
     if bad:
         sys.exit(f"ptxas_table: after a look at each, run: {sys.argv[0]} --update {' '.join(paths)}")

@@ -209,9 +209,10 @@ absl::Status Router<T>::Decide(const RouterCall<T>& call, RouterSaved<T>& saved,
   Stream& stream = call.stream;
   if (GateRunsOn(stream)) return DecideOn(call, saved, stats);
   const int64_t rows = saved.logits.rows(), cols = saved.logits.cols();
-  MOE_ASSIGN_OR_RETURN(const auto logits, DownloadArray(AllOf(saved.logits), call.host, stream));
+  MOE_ASSIGN_OR_RETURN(const auto logits,
+                       DownloadArray(AllOf<float>(saved.logits), call.host, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
-  saved.logits = MatrixView<const float>(logits.data(), rows, cols);
+  saved.logits = MatrixView<float>(logits.data(), rows, cols);
   const std::unique_ptr<Stream> host_stream = MakeInlineStream(&stream.threads());
   MOE_RETURN_IF_ERROR(DecideOn(
       {.inputs = call.inputs, .workspace = call.host, .host = call.host, .stream = *host_stream},

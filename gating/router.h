@@ -80,7 +80,7 @@ struct RouterSaved {
   Routing on_device;  // in memory where the stream computes
   Batch batch;        // its spans are copied into the workspace
   // Where the gate ran: the stream's device or the host.
-  MatrixView<const float> logits;  // [T, logit_sets * E]
+  MatrixView<float> logits;  // [T, logit_sets * E]; not written after Decide
   GateSelection selection;
   absl::Span<const uint8_t> dropped;  // [slots] of the routing
   MatrixView<const float> d_aux;  // [T, logit_sets * E] gradient of the losses; empty = no losses

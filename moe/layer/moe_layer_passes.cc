@@ -189,11 +189,7 @@ absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
                               .bfloat16_order = context.gemm.bfloat16_order};
   const auto gate = [&]() -> absl::Status {
     MOE_RETURN_IF_ERROR(router_->Logits(call, saved.router));
-    const MatrixView<const float> logits = saved.router.logits;
-    // They are in pass.kept(), of which the router gives a view to read.
-    ReplaceValue(pass, kGate.name,
-                 MatrixView<float>(const_cast<float*>(logits.data()), logits.rows(), logits.cols(),
-                                   logits.stride()));
+    ReplaceValue(pass, kGate.name, saved.router.logits);
     return router_->Decide(call, saved.router, stats);
   };
   MOE_RETURN_IF_ERROR(Timed(pass, kGate, compute, gate));

@@ -147,6 +147,10 @@ absl::Status Split(absl::Span<const Tokens::Piece> files, int64_t sequence_lengt
                    counted(sequence), " in each, so a text of ", counted(least), " or more"));
 }
 
+absl::Status SplitText(int64_t sequence_length, Corpus& corpus) {
+  return Split({{.type = TokenType::kU8, .bytes = corpus.text}}, sequence_length, corpus);
+}
+
 // Each piece's hash is the seed of the next.
 uint64_t HashOf(const Tokens& tokens, uint64_t hash) {
   for (const Tokens::Piece& piece : tokens.pieces()) {
@@ -180,16 +184,14 @@ absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t s
                                                    TextOf(corpus.skipped),
                                                    ", expected text files"));
   }
-  MOE_RETURN_IF_ERROR(
-      Split({{.type = TokenType::kU8, .bytes = corpus.text}}, sequence_length, corpus));
+  MOE_RETURN_IF_ERROR(SplitText(sequence_length, corpus));
   return corpus;
 }
 
 absl::StatusOr<Corpus> CorpusOf(std::vector<uint8_t> text, int64_t sequence_length) {
   Corpus corpus;
   corpus.text = std::move(text);
-  MOE_RETURN_IF_ERROR(
-      Split({{.type = TokenType::kU8, .bytes = corpus.text}}, sequence_length, corpus));
+  MOE_RETURN_IF_ERROR(SplitText(sequence_length, corpus));
   return corpus;
 }
 

@@ -83,6 +83,7 @@ absl::StatusOr<int> RankOf(absl::string_view where, absl::string_view text, int 
 // "rank=1,step=5,phase=dispatch,kind=hang".
 absl::StatusOr<Fault> FaultOfText(const std::string& where, absl::string_view text, int ranks) {
   Fault fault;
+  const FaultPhase* phase = nullptr;
   bool kind_given = false;
   std::vector<absl::string_view> keys;
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
@@ -102,9 +103,9 @@ absl::StatusOr<Fault> FaultOfText(const std::string& where, absl::string_view te
         return WrongFlag(at, absl::StrCat("'", value, "'"), "a step, from 1");
       }
     } else if (key == "phase") {
-      const bool known = std::any_of(std::begin(kPhases), std::end(kPhases),
-                                     [&](const FaultPhase& p) { return value == p.name; });
-      if (!known) {
+      phase = std::find_if(std::begin(kPhases), std::end(kPhases),
+                           [&](const FaultPhase& each) { return value == each.name; });
+      if (phase == std::end(kPhases)) {
         return WrongFlag(at, absl::StrCat("'", value, "'"), absl::StrCat("one of ", PhaseList()));
       }
       fault.phase = std::string(value);
@@ -115,11 +116,8 @@ absl::StatusOr<Fault> FaultOfText(const std::string& where, absl::string_view te
       return WrongFlag(where, absl::StrCat("'", text, "'"), "rank=R,step=N,phase=NAME,kind=NAME");
     }
   }
-  if (!fault.ranks.empty() && !fault.phase.empty() && kind_given) {
-    const FaultPhase& phase =
-        *std::find_if(std::begin(kPhases), std::end(kPhases),
-                      [&](const FaultPhase& each) { return fault.phase == each.name; });
-    if (Fits(fault.kind, phase)) return fault;
+  if (!fault.ranks.empty() && phase != nullptr && kind_given) {
+    if (Fits(fault.kind, *phase)) return fault;
     return WrongFlag(absl::StrCat(where, ": phase"), absl::StrCat("'", fault.phase, "'"),
                      absl::StrCat("with kind=", NameOf(fault.kind, kFaultKindWords), " one of ",
                                   PhaseList(fault.kind)));

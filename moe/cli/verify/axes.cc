@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
@@ -70,15 +69,14 @@ absl::Status SetCapacity(const std::string& value, Layout& layout) {
   return absl::OkStatus();
 }
 
-// `axis`, of a model: shown with its name, where its value is not the first.
+// `axis`, of a model: shown with its name, where it is not as in Layout().
 Axis OfModel(Axis axis, std::vector<std::string> all) {
-  const std::string first = axis.values.front();
   axis.all = std::move(all);
   axis.of_model = true;
-  axis.text = [text = axis.text, name = std::string(axis.name), first](const Layout& layout) {
+  const std::string before = axis.words.empty() ? "" : absl::StrCat(axis.name, " ");
+  axis.text = [text = axis.text, before](const Layout& layout) {
     const std::string value = text(layout);
-    if (value == first || value == absl::StrCat(name, " ", first)) return std::string();
-    return absl::StartsWith(value, name) ? value : absl::StrCat(name, " ", value);
+    return value == text(Layout()) ? "" : before + value;
   };
   return axis;
 }

@@ -38,8 +38,8 @@ struct Layout {
   int node_size() const;
   bool operator==(const Layout&) const = default;
 };
-// "4 ranks ep 2 local staged overlap 1 cf none", and for a model what it has beside these: "tp 2 pp
-// 2 zb-h1 zero 2".
+// "4 ranks ep 2 local staged overlap 1 cf none", and of a model what is not as in Layout(): "tp 2
+// pp 2 schedule zb-h1 zero 2".
 std::string Describe(const Layout& layout);
 // "none" or the number.
 std::string CapacityText(const std::optional<double>& capacity);

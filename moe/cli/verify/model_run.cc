@@ -42,7 +42,7 @@ void AddStep(const lm::StepMetrics& step, RunResult& result) {
   }
 }
 
-// The text that a step reads, and one more byte of each block that is held out.
+// Random bytes: a block that is held out, and more than a step reads to train on.
 std::vector<uint8_t> RandomText(const lm::TrainConfig& config, uint64_t seed) {
   const int64_t step =
       config.trainer.micro_batches * config.micro_batch_size * config.sequence_length;
