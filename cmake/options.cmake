@@ -72,6 +72,9 @@ target_compile_options(moe_own_flags INTERFACE
   -ffp-contract=off  # numerics contract: a * b + c is two roundings unless the code says fma
   -fexceptions  # whatever the surrounding project chose: exceptions are caught where they arise
   $<$<CXX_COMPILER_ID:GNU>:-Wno-psabi>  # GCC's note on 64-byte alignment
+  # __FILE__ from the root of the tree, also in merged sources: a message names no folder of who built,
+  # and checkouts share objects
+  $<$<COMPILE_LANGUAGE:C,CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>
   $<$<CONFIG:RelWithDebInfo>:-g1>  # file and line; SIMD sources compile in two thirds of the time
   -Wall -Wextra -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers
   # names of two merged sources may shadow each other

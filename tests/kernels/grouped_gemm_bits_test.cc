@@ -32,7 +32,6 @@ class UseOfCheckedTiles {
 
 // Under AddressSanitizer one size of every kind: less than a tile, several and a tail.
 std::vector<int64_t> Sizes() {
-  if (kThreadSanitized) return {65};
   if (kSanitized) return {3, 65};
   return {1, 2, 3, 5, 7, 17, 63, 64, 65, 100};
 }
@@ -96,7 +95,6 @@ class GroupedGemmBits : public ::testing::Test {
     ++runs_;
     for (const std::string& target : targets_) {
       if (by_turns_ && target != targets_[runs_ % targets_.size()]) continue;
-      if (kThreadSanitized && target != targets_.front()) continue;
       if (kSanitized && (target == "EMU128" || target == kChecked)) continue;
       const SimdTarget use(target == kChecked ? "" : target);
       const UseOfCheckedTiles checked(target == kChecked);

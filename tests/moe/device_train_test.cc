@@ -106,6 +106,7 @@ TEST_F(DeviceTrainTest, ZeroHasTheBitsOfRanksThatKeepAll) {
     const Trace one = TrainIn(config);
     config.trainer.zero = zero;
     ExpectSameTrace(TrainIn(config, {.ranks = 2}), one);
+    if (zero != ZeroStage::kWeights) continue;  // of this one the device has the fewest bytes
     std::filesystem::remove_all(folder);
     config.checkpoints.folder = folder;
     config.steps = 1;

@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
-# `moe verify`: bash verify.sh <moe> <layouts of the first run | default> [<mpiexec>]
+# `moe verify`: bash verify.sh <moe> [<mpiexec>]
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-layouts=$2 mpiexec=${3:-}
+mpiexec=${2:-}
 
 # Everything as it comes.
-chosen=()
-[[ $layouts == default ]] || chosen=(--layouts "$layouts")
-expect 0 "defaults" "$moe" verify "${chosen[@]}"
+expect 0 "defaults" "$moe" verify
 grep -qE "^verified [0-9]+ one-rank products .*: 0 failed" "$work/stdout" || fail "no summary"
 for gate in mixtral deepseek-v3 gshard switch gpt-oss llama4 qwen2 longcat expert-choice \
   noisy-topk sinkhorn sparsemixer; do
