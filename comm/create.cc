@@ -52,13 +52,15 @@ absl::Status Guarded(int rank, absl::FunctionRef<absl::Status()> run) {
 using MakeRank = absl::FunctionRef<absl::StatusOr<std::unique_ptr<Communicator>>(int rank)>;
 
 // What has become of the threads of a process.
-class Returns {
+class Returns final : private LocalFate::Waiter {
  public:
-  explicit Returns(int ranks) : results_(ranks) {}
+  Returns(int ranks, LocalFate& fate) : fate_(fate), results_(ranks) { fate_.Add(this); }
+  ~Returns() { fate_.Remove(this); }
+  Returns(const Returns&) = delete;
+  Returns& operator=(const Returns&) = delete;
 
   void Set(int rank, absl::Status result) noexcept {
     const std::lock_guard<std::mutex> lock(mu_);
-    failed_ = failed_ || !result.ok();
     results_[rank] = std::move(result);
     changed_.notify_all();
   }
@@ -75,9 +77,11 @@ class Returns {
     }
     return missing;
   }
-  void AwaitFailureOrAll() const {
+  // Returns when the world has ended, or all ranks have returned. The rank that ends the world may
+  // return much later: one over NCCL aborts its communicators first.
+  void AwaitEndOrAll() const {
     std::unique_lock<std::mutex> lock(mu_);
-    changed_.wait(lock, [this] { return failed_ || AllAreBack(); });
+    changed_.wait(lock, [this] { return fate_.dead() || AllAreBack(); });
   }
   bool AwaitAll(absl::Duration longest) const {
     Patience patience(longest);
@@ -89,55 +93,59 @@ class Returns {
   }
 
  private:
+  void WakeAll() override {
+    const std::lock_guard<std::mutex> lock(mu_);  // after a wait's look at the fate, or before it
+    changed_.notify_all();
+  }
   bool AllAreBack() const {
     return std::all_of(results_.begin(), results_.end(),
                        [](const auto& result) { return result.has_value(); });
   }
 
+  LocalFate& fate_;
   mutable std::mutex mu_;
   mutable std::condition_variable changed_;
   std::vector<std::optional<absl::Status>> results_;  // guarded by mu_
-  bool failed_ = false;                               // guarded by mu_
 };
 
-// Nothing ends a thread that hangs, so the process leaves; not even for its line it waits long, for
-// the thread may hang in writing to the same pipe.
-[[noreturn]] void LeaveThreads(const RunOptions& options, const absl::Status& why,
+// Nothing ends a thread that hangs, so the process leaves; not even for its line and its dump it
+// waits long, for the thread may hang in writing to the same pipe or disk.
+[[noreturn]] void LeaveThreads(const RunOptions& options, LocalFate& fate, const absl::Status& why,
                                const Returns& returns) noexcept {
   const absl::Status said = Reworded(why, [&] {
     const std::vector<int> missing = returns.Missing();
     return absl::StrCat(why.message(), "; ", missing.size() == 1 ? "rank " : "ranks ",
-                        absl::StrJoin(missing, ", "), " did not return, and was left");
+                        absl::StrJoin(missing, ", "), " did not return, and ",
+                        missing.size() == 1 ? "was" : "were", " left");
   });
-  if (options.report) {
-    Returns reported(1);
-    const auto report = [&] {
-      Caught([&] {
-        options.report(said);
-        return absl::OkStatus();
-      }).IgnoreError();
-      reported.Set(0, absl::OkStatus());
-    };
-    try {
-      std::thread(report).detach();
-    } catch (const std::exception&) {  // the system has no more threads
-      report();
-    }
-    (void)reported.AwaitAll(options.grace / 2);
+  Returns reported(1, fate);
+  const auto report = [&] {
+    Caught([&] {
+      if (options.report) options.report(said);
+      return absl::OkStatus();
+    }).IgnoreError();
+    if (options.watch != nullptr) options.watch->Dump(why.message());
+    reported.Set(0, absl::OkStatus());
+  };
+  try {
+    std::thread(report).detach();
+  } catch (const std::exception&) {  // the system has no more threads
+    report();
   }
+  (void)reported.AwaitAll(options.grace / 2);
   _exit(options.exit_code(why));
 }
 
 // Returns when all have returned; leaves the process where that would take for ever.
 void AwaitThreads(const RunOptions& options, LocalFate& fate, const Returns& returns) noexcept {
-  returns.AwaitFailureOrAll();
+  returns.AwaitEndOrAll();
   const int first = fate.origin();
   if (first < 0 || !options.exit_code) return;
   absl::Status why = returns.Of(first).value_or(absl::OkStatus());
-  if (why.ok()) why = fate.StatusOf(first);  // has not returned, or said so to its peers alone
+  if (why.ok()) why = fate.StatusOf(first);  // has not returned, or with OK
   const bool late = absl::IsDeadlineExceeded(why);
   if (returns.AwaitAll(options.grace / 2 + (late ? absl::ZeroDuration() : options.timeout))) return;
-  LeaveThreads(options, why, returns);
+  LeaveThreads(options, fate, why, returns);
 }
 
 // `body` on threads, whose world `fate` ends when one fails.
@@ -150,16 +158,16 @@ absl::Status RunThreads(const RunOptions& options, LocalFate& fate, MakeRank mak
     });
   };
   if (ranks == 1) return run_rank(0);
-  Returns returns(ranks);
+  Returns returns(ranks, fate);
   const auto run = [&](int rank) noexcept {
-    absl::Status result = run_rank(rank);
+    const absl::Status result = run_rank(rank);
+    returns.Set(rank, result);  // before the world ends, for AwaitThreads to find
     if (!result.ok()) {
       fate.Kill(
           rank, Caught([&] {
             return absl::AbortedError(absl::StrCat("rank ", rank, " failed: ", result.message()));
           }));
     }
-    returns.Set(rank, std::move(result));
   };
   std::vector<std::thread> threads;
   threads.reserve(static_cast<size_t>(ranks));
@@ -169,8 +177,8 @@ absl::Status RunThreads(const RunOptions& options, LocalFate& fate, MakeRank mak
       threads.emplace_back(run, rank);
     } catch (...) {
       started = StatusOfRank(rank);
-      fate.Kill(rank, started);
       for (int absent = rank; absent < ranks; ++absent) returns.Set(absent, started);
+      fate.Kill(rank, started);
       break;
     }
   }

@@ -32,7 +32,7 @@ struct RunOptions {
   std::function<int(const absl::Status&)> exit_code;
   // Threads: time until the process has left, counted from the failure of one rank by its deadline,
   // and from `timeout` after any other failure, when a healthy rank may be busy. Half of it is for
-  // ranks that have not returned, half for report.
+  // ranks that have not returned, half for report and the dump of `watch`.
   absl::Duration grace = absl::Seconds(2);
   // Meeting::kTcp: a secret of the ranks alone (NcclStore::secret). Rank 0 listens at
   // launch.address, port launch.port + 1.

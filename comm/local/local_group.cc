@@ -76,7 +76,7 @@ void LocalFate::Kill(int world_rank, absl::Status reason) noexcept {
   origin_ = world_rank;
   reason_ = std::move(reason);
   dead_.store(true, std::memory_order_seq_cst);
-  for (LocalGroup* group : groups_) group->WakeAll();
+  for (Waiter* waiter : waiters_) waiter->WakeAll();
 }
 
 absl::Status LocalFate::StatusOf(int world_rank) noexcept {
@@ -99,14 +99,14 @@ int LocalFate::origin() const {
   return origin_;
 }
 
-void LocalFate::Add(LocalGroup* group) {
+void LocalFate::Add(Waiter* waiter) {
   std::lock_guard<std::mutex> lock(mu_);
-  groups_.push_back(group);
+  waiters_.push_back(waiter);
 }
 
-void LocalFate::Remove(LocalGroup* group) {
+void LocalFate::Remove(Waiter* waiter) {
   std::lock_guard<std::mutex> lock(mu_);
-  groups_.erase(std::find(groups_.begin(), groups_.end(), group));
+  waiters_.erase(std::find(waiters_.begin(), waiters_.end(), waiter));
 }
 
 LocalGroup::LocalGroup(std::shared_ptr<LocalFate> fate, std::vector<int> members,

@@ -26,12 +26,19 @@
 
 namespace moe {
 
-class LocalGroup;
-
 // What all groups of one world share: whether it still lives. The first Kill wins.
 class LocalFate {
  public:
-  // Ends the world and wakes every waiter of every group. The first reason of a rank is what its
+  // Whoever waits for what may not come once the world has ended.
+  class Waiter {
+   public:
+    virtual void WakeAll() = 0;  // called with the fate locked
+
+   protected:
+    ~Waiter() = default;
+  };
+
+  // Ends the world and wakes every waiter. The first reason of a rank is what its
   // own calls return from then on. Needs no memory to end it.
   void Kill(int world_rank, absl::Status reason) noexcept;
   bool dead() const { return dead_.load(std::memory_order_seq_cst); }
@@ -42,13 +49,13 @@ class LocalFate {
   // The rank that ended the world; -1 while it lives.
   int origin() const;
 
- private:
-  friend class LocalGroup;
-  void Add(LocalGroup* group);
-  void Remove(LocalGroup* group);
+  // From Add to Remove a Kill wakes the waiter.
+  void Add(Waiter* waiter);
+  void Remove(Waiter* waiter);
 
+ private:
   mutable std::mutex mu_;
-  std::vector<LocalGroup*> groups_;  // guarded by mu_
+  std::vector<Waiter*> waiters_;     // guarded by mu_
   absl::Status reason_;              // guarded by mu_
   int origin_ = -1;                  // guarded by mu_
   std::map<int, absl::Status> own_;  // guarded by mu_; what the calls of the other ranks return
@@ -88,7 +95,7 @@ struct LocalSend {
   LocalSend* next = nullptr;
 };
 
-class LocalGroup {
+class LocalGroup final : private LocalFate::Waiter {
  public:
   // `members[i]` is the world rank of rank i; `cores`: the cores that all ranks share.
   LocalGroup(std::shared_ptr<LocalFate> fate, std::vector<int> members, absl::Duration timeout,
@@ -129,7 +136,7 @@ class LocalGroup {
   // Communicator::lingered_ns.
   int64_t lingered_ns(int rank) const { return ranks_[rank].lingered_ns; }
 
-  void WakeAll();
+  void WakeAll() override;
 
   static int Cores();  // cores that this process may use, 1 at least
 

@@ -14,6 +14,8 @@
 #include <absl/strings/cord.h>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <absl/time/time.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -231,8 +233,9 @@ TEST(RunRanksTest, ARankThatStaysAwayIsNamed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("Barrier"));
 }
 
-// Rank 1 does not come back; the others leave at their deadline.
-[[noreturn]] void RunWithAStuckRank(std::function<void(const absl::Status&)> report) {
+// Rank 1 does not come back; the others leave at their deadline, and return `late` after it.
+[[noreturn]] void RunWithAStuckRank(std::function<void(const absl::Status&)> report,
+                                    absl::Duration late = absl::ZeroDuration()) {
   RunOptions options = Threads(3);
   options.timeout = absl::Milliseconds(200);
   options.grace = absl::Milliseconds(100);
@@ -240,9 +243,11 @@ TEST(RunRanksTest, ARankThatStaysAwayIsNamed) {
   options.exit_code = [](const absl::Status& status) {
     return absl::IsDeadlineExceeded(status) ? 8 : 1;
   };
-  (void)RunRanks(options, [](std::unique_ptr<Communicator> world) {
+  (void)RunRanks(options, [late](std::unique_ptr<Communicator> world) {
     if (world->rank() == 1) absl::SleepFor(absl::Seconds(5));
-    return world->Barrier();
+    const absl::Status status = world->Barrier();
+    absl::SleepFor(late);
+    return status;
   });
   _exit(2);
 }
@@ -253,6 +258,19 @@ TEST(RunRanksTest, ARankThatDoesNotReturnIsReportedAndLeft) {
                 std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
               }),
               ::testing::ExitedWithCode(8), "in Barrier: waited .* for rank.* 1.*; rank 1 did not");
+}
+
+// As ranks over NCCL do, which abort their communicators before they return.
+TEST(RunRanksTest, RanksThatReturnLongAfterTheirDeadlineAreReportedAtOnce) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const absl::Time begin = absl::Now();
+  EXPECT_EXIT(RunWithAStuckRank(
+                  [](const absl::Status& status) {
+                    std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+                  },
+                  absl::Seconds(4)),
+              ::testing::ExitedWithCode(8), "in Barrier: waited .*; ranks 0, 1, 2 did not return");
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(3));  // 0.3 s, and the start of a process
 }
 
 // Whoever should read it reads nothing: standard error is a full pipe.

@@ -40,9 +40,6 @@ SPARSE = {"hosts", "nccl"}
 # Seconds that Open MPI's launcher takes for itself with several hosts, and with one that is silent:
 # until TCP gives up, as fault_hosts.py sets it. The line does not wait for it.
 LAUNCHER_ENDS, SILENT_HOST_ENDS = 2, 8
-# Over NCCL a rank that fails aborts its communicators one by one, up to --timeout for each, before
-# it returns and its failure is reported.
-ABORTS_END = 14
 COVERED = ["data", "gate", "dispatch", "combine backward", "all-reduce", "optimiser",
            "ckpt-commit", "finalize"]
 # Phases that come once or so in a run: its flight need not name a slow rank.
@@ -163,8 +160,7 @@ class Matrix:
             wrong = ["did not end"]
         else:
             wrong = self.check(case, folder, code, lines, seconds)
-            aborts = ABORTS_END if case.launcher == "nccl" else 0
-            if reported is not None and reported > self.options.timeout + 2 + aborts:
+            if reported is not None and reported > self.options.timeout + 2:
                 wrong.append(f"reported {reported:.1f} s after the fault")
         wrong += self.left_behind(case, folder)
         if wrong and self.options.verbose:
@@ -190,8 +186,6 @@ class Matrix:
         if seconds is None:
             return wrong + ["no fault came"]
         ends = self.options.timeout + 2
-        if case.launcher == "nccl":
-            ends += ABORTS_END
         if case.launcher == "hosts":
             ends += SILENT_HOST_ENDS if case.kind in LINK_KINDS else LAUNCHER_ENDS
         if seconds > ends:
