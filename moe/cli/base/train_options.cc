@@ -10,7 +10,6 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
-#include <absl/strings/strip.h>
 
 #include "gating/gate.h"
 #include "kernels/activation/activation_kind.h"
@@ -18,6 +17,7 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/fault_settings.h"
+#include "moe/cli/base/offload_text.h"
 #include "moe/cli/base/program.h"
 #include "moe/hf/hf_model.h"
 #include "moe/run/session.h"
@@ -63,19 +63,11 @@ absl::Status CompleteCheckpoints(const Settings& settings, lm::TrainCheckpoints&
   return WrongValue(settings, "save-interval", "--save DIR with it");
 }
 
-// "none", "optimizer" or "optimizer:file=DIR".
 absl::StatusOr<Offload> OffloadOf(const Settings& settings) {
   const std::string& text = settings.text("offload");
-  Offload offload;
-  absl::string_view folder = text;
-  if (absl::ConsumePrefix(&folder, "optimizer:file=") && !folder.empty()) {
-    offload.optimizer = OffloadTo::kFile;
-    offload.file.folder = std::string(folder);
-  } else if (text == "optimizer") {
-    offload.optimizer = OffloadTo::kHost;
-  } else if (text != "none") {
-    return WrongFlag("--offload", text, "none, optimizer or optimizer:file=DIR");
-  }
+  absl::StatusOr<Offload> parsed = ParseOffload(text);
+  if (!parsed.ok()) return WrongFlag("--offload", text, kOffloadForms);
+  Offload offload = *std::move(parsed);
   if (offload.optimizer != OffloadTo::kNone && settings.is("device", "cuda")) {
     return WrongFlag("--offload", text, "none: state is not offloaded from GPUs yet");
   }

@@ -8,6 +8,7 @@
 #include <absl/strings/str_join.h>
 
 #include "comm/world_plan.h"
+#include "moe/cli/base/offload_text.h"
 #include "moe/cli/base/settings.h"
 
 namespace moe::verify {
@@ -69,6 +70,11 @@ absl::Status SetCapacity(const std::string& value, Layout& layout) {
   return absl::OkStatus();
 }
 
+absl::Status SetOffload(const std::string& value, Layout& layout) {
+  layout.offload = value;
+  return cli::ParseOffload(value).status();
+}
+
 // `axis`, of a model: shown with its name, where it is not as in Layout().
 Axis OfModel(Axis axis, std::vector<std::string> all) {
   axis.all = std::move(all);
@@ -105,11 +111,21 @@ std::vector<Axis> AxesOfModels() {
   zero.cell = [](const Layout& l) {
     return measure::Cell(static_cast<int64_t>(l.zero));
   };
+  const auto offload_text = [](const Layout& l) {
+    return l.offload;
+  };
+  const Axis offload = {.name = "offload",
+                        .values = {"none"},
+                        .words = {"none", "optimizer", "optimizer:file=DIR"},
+                        .apply = SetOffload,
+                        .text = offload_text,
+                        .cell = offload_text};
   return {tp,
           pp,
           vp,
           schedule,
           zero,
+          OfModel(offload, {}),  // the word "all" would not name a folder
           OfModel(WordAxis("recompute", {"none"}, kRecomputeWords, &Layout::recompute),
                   cli::WordsOf(kRecomputeWords))};
 }

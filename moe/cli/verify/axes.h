@@ -32,6 +32,7 @@ struct Layout {
   int tensor = 1, pipeline = 1, chunks = 1;
   ScheduleKind schedule = ScheduleKind::k1F1B;
   ZeroStage zero = ZeroStage::kNone;
+  std::string offload = "none";  // as ParseOffload reads it
   Recompute recompute = Recompute::kNone;
 
   // Ranks that stand for one host in hierarchical dispatch: EP's largest divisor below it.

@@ -5,6 +5,7 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/tree_cut.h"
+#include "moe/cli/base/offload_text.h"
 #include "moe/cli/verify/compare.h"
 #include "moe/lm/train_config.h"
 
@@ -72,6 +73,7 @@ lm::TrainConfig TrainConfigOf(const ProblemSpec& spec, const ProblemRunOptions& 
   trainer.pipeline_schedule = layout.schedule;
   trainer.pipeline_chunks = layout.chunks;
   trainer.zero = layout.zero;
+  trainer.offload = cli::ParseOffload(layout.offload).value();
   trainer.bucket_bytes = 4096;
   SessionOptions& session = trainer.session;
   session.device = options.device;

@@ -258,7 +258,7 @@ absl::StatusOr<bool> OfModel(const Settings& settings, verify::Fault fault,
   }
   if (!named.empty() || !shows_in_model) return !named.empty();
   for (Axis& axis : axes) {
-    if (axis.of_model) axis.values = axis.all;
+    if (axis.of_model && !axis.all.empty()) axis.values = axis.all;
   }
   return true;
 }
@@ -324,6 +324,11 @@ absl::StatusOr<std::vector<Axis>> AxesOf(const Settings& settings, const Launch&
   Axis& dispatch = Find(axes, "dispatch");
   if (launch.device.kind == DeviceKind::kCuda && !dispatch.named) {
     dispatch.values = {"staged", "direct"};
+  }
+  for (const std::string& value : Find(axes, "offload").values) {
+    if (launch.device.kind == DeviceKind::kCuda && value != "none") {
+      return Wrong("offload", value, "none: state is not offloaded from GPUs yet");
+    }
   }
   MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, Find(axes, "capacity")));
   MOE_RETURN_IF_ERROR(CheckLayouts(axes));

@@ -16,7 +16,7 @@ constexpr char kHead[] =
 Runs one MoE layer, forward and backward, on the same batch in many layouts, and compares outputs,
 gradients, losses and drop counts twice: every layout with the product on one rank, and that product
 with a float64 loop that shares no code with it. Where --layouts names tensor or pipeline
-parallelism, ZeRO or recomputation, a model trains for some steps, and losses, loads, gradient norms
+parallelism, ZeRO, offload or recomputation, a model trains for some steps, and losses, loads, gradient norms
 and final weights of every layout are compared with those of one rank. Ranks are threads or, under
 mpirun, processes.
 
@@ -89,7 +89,7 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
   t.Group("What is run");
   t.Add("--layouts 'AXIS=V,V ...'", Kind::kText,
         "axes ranks, ep (or all), transport, dispatch, overlap, capacity, and of a model tp, pp, "
-        "vp, schedule, zero, recompute (or all); others keep their defaults");
+        "vp, schedule, zero, recompute (or all), offload; others keep their defaults");
   t.Add("--full", Kind::kSwitch, "every combination, not a pairwise cover");
   t.Add("--backend NAME", {Kind::kWord, "auto", {"auto", "local", "mpi", "nccl"}},
         "local, mpi, nccl: transport=NAME of --layouts; auto: the launcher's, or local");
@@ -107,7 +107,7 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
         "plant a fault around the product, which must be found; help lists them")
       .FlagOnly();
   AddDeviceSetting(t);
-  t.Group("Model, where --layouts names tp, pp, vp, schedule, zero or recompute");
+  t.Group("Model, where --layouts names tp, pp, vp, schedule, zero, offload or recompute");
   const SettingRows rows = lm::RowsOf(model);
   t.Add("--num-layers N", rows, "transformer layers");
   t.Add("--num-attention-heads N", rows, "attention heads");

@@ -123,12 +123,14 @@ TEST(AxesTest, AModelIsCutOnlyWhereThePartsFit) {
     axis.values = axis.all.empty() ? std::vector<std::string>{axis.values.front()} : axis.all;
   }
   Find(axes, "ranks").values = {"8"};
+  Find(axes, "offload").values = {"none", "optimizer"};
   std::set<std::string> texts;
   for (const Layout& layout : AllLayouts(axes)) texts.insert(Describe(layout));
   const std::string common = "8 ranks ep 4 local staged overlap 1 cf none";
   EXPECT_TRUE(texts.contains(common));
   EXPECT_TRUE(
       texts.contains(common + " tp 2 pp 2 vp 2 schedule interleaved zero 3 recompute layer"));
+  EXPECT_TRUE(texts.contains(common + " zero 1 offload optimizer"));
   EXPECT_TRUE(texts.contains(common + " pp 2 schedule zb-h1"));
   EXPECT_FALSE(texts.contains(common + " pp 4"));                       // two ranks of a stage
   EXPECT_FALSE(texts.contains(common + " tp 3"));                       // EP 4

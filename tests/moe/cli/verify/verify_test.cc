@@ -222,7 +222,9 @@ TEST(ModelTest, HasTheBitsOfOneRankHoweverItIsCut) {
                        .chunks = 2,
                        .schedule = ScheduleKind::kInterleaved,
                        .recompute = Recompute::kLayer});
-    layouts.push_back({.ranks = 2, .zero = ZeroStage::kWeights});
+    layouts.push_back({.ranks = 2,
+                       .zero = ZeroStage::kWeights,
+                       .offload = "optimizer:file=" + ::testing::TempDir()});
   }
   ExpectHolds(ModelSpec(), layouts);
 }
