@@ -118,7 +118,7 @@ constexpr Elsewhere kElsewhere[] = {
     {"sparse_attention", "", "", "attention is dense"},
     {"sparse_gradients", "", "", kFloatSums},
     {"tensor_parallel", "autotp_size", "1", "experts are split over ranks, matrices are not"},
-    {"tensorboard", "enabled", "", kInMetrics},
+    {"tensorboard", "enabled", "", "--tensorboard-dir DIR does it"},
     {"torch_autocast", "enabled", "", "bf16 or fp16 is what there is"},
     {"wandb", "enabled", "", kInMetrics},
     {"zero_optimization", "stage", "", "its key 'stage' is what there is"},

@@ -153,8 +153,7 @@ constexpr Meaning kMeanings[] = {
     {kRefused, "exit-interval *", "--steps N; --save keeps a run that is asked to stop"},
     {kRefused, "exit-duration-in-mins *",
      "with --save SIGTERM saves and ends the run: timeout 3600 moe train"},
-    {kRefused, "tensorboard-dir *, wandb-project *, wandb-exp-name *, wandb-save-dir *",
-     kInMetrics},
+    {kRefused, "wandb-project *, wandb-exp-name *, wandb-save-dir *", kInMetrics},
 };
 
 bool Equal(absl::string_view given, absl::string_view value) {

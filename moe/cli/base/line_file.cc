@@ -20,6 +20,25 @@ namespace moe::cli {
 
 namespace fs = std::filesystem;
 
+absl::Status MakeFolder(absl::string_view flag, const std::string& folder,
+                        std::vector<std::string>& made) {
+  std::error_code error;
+  const fs::file_status status = fs::status(folder, error);
+  if (fs::is_directory(status)) return absl::OkStatus();
+  if (fs::exists(status)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " is '", folder, "', which is a file, expected a folder"));
+  }
+  fs::path missing = fs::path(folder).lexically_normal();
+  if (!missing.has_filename()) missing = missing.parent_path();  // "run/"
+  for (; !missing.empty() && !fs::exists(missing, error); missing = missing.parent_path()) {
+    made.push_back(missing.string());
+  }
+  fs::create_directories(folder, error);
+  if (error) return FileError("make the folder", folder, error.value(), FileFault::kWrite);
+  return absl::OkStatus();
+}
+
 absl::Status AppendWhole(int file, const std::string& path, absl::string_view text,
                          int64_t& size_bytes) {
   (void)::lseek(file, size_bytes, SEEK_SET);  // a pipe has no place to go to

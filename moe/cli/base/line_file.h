@@ -1,4 +1,4 @@
-// Files of lines that grow while a command runs.
+// Files of lines or records that grow while a command runs.
 #ifndef MOE_MOE_CLI_BASE_LINE_FILE_H_
 #define MOE_MOE_CLI_BASE_LINE_FILE_H_
 
@@ -12,6 +12,14 @@
 #include <absl/strings/string_view.h>
 
 namespace moe::cli {
+
+// What to do with files of an earlier run in a folder.
+enum class EarlierRun : uint8_t { kRefused, kContinued };
+
+// Creates the folder of `flag` and those above it; `made` lists those created, innermost first.
+// kInvalidArgument: it is a file. Else errors of FileError (moe/io/file.h), kWrite.
+absl::Status MakeFolder(absl::string_view flag, const std::string& folder,
+                        std::vector<std::string>& made);
 
 // Appends `text` behind the first `size_bytes` of an open file, which then count it, too; what a
 // write that fails halfway leaves is cut off. A device or pipe has no length to cut. Errors of
@@ -34,7 +42,7 @@ class LineFile {
   LineFile(const LineFile&) = delete;
   LineFile& operator=(const LineFile&) = delete;
 
-  // Whole lines, each with its end. Errors of FileError, kWrite; a file that was deleted is one.
+  // Whole lines, each with its end, or records. Errors of FileError, kWrite; a file that was deleted is one.
   absl::Status Append(absl::string_view lines);
   const std::string& path() const { return path_; }
   bool replaces() const { return replaces_; }  // the file was not empty

@@ -27,25 +27,6 @@ double Milliseconds(const lm::StepMetrics& metrics, Phase phase) {
   return metrics.phase_seconds[static_cast<int>(phase)] * 1e3;
 }
 
-// Creates the folder and those above it; `made` lists the ones created, innermost first.
-absl::Status MakeFolder(const std::string& folder, std::vector<std::string>& made) {
-  std::error_code error;
-  const fs::file_status status = fs::status(folder, error);
-  if (fs::is_directory(status)) return absl::OkStatus();
-  if (fs::exists(status)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--out is '", folder, "', which is a file, expected a folder"));
-  }
-  fs::path missing = fs::path(folder).lexically_normal();
-  if (!missing.has_filename()) missing = missing.parent_path();  // "run/"
-  for (; !missing.empty() && !fs::exists(missing, error); missing = missing.parent_path()) {
-    made.push_back(missing.string());
-  }
-  fs::create_directories(folder, error);
-  if (error) return FileError("make the folder", folder, error.value(), FileFault::kWrite);
-  return absl::OkStatus();
-}
-
 // Step of a line of metrics, counted from 1.
 std::optional<int64_t> StepOfLine(const Json& line) {
   const auto at = line.is_object() ? line.find("step") : line.end();
@@ -172,9 +153,9 @@ std::string MetricsFile::PathIn(const std::string& folder) {
 }
 
 absl::StatusOr<std::unique_ptr<MetricsFile>> MetricsFile::Create(const std::string& folder,
-                                                                 Earlier earlier) {
+                                                                 EarlierRun earlier) {
   std::vector<std::string> made;
-  MOE_RETURN_IF_ERROR(MakeFolder(folder, made));
+  MOE_RETURN_IF_ERROR(MakeFolder("--out", folder, made));
   std::error_code ignored;
   const fs::file_status there = fs::status(PathIn(folder), ignored);
   if (fs::exists(there) && !fs::is_regular_file(there)) {
@@ -183,7 +164,7 @@ absl::StatusOr<std::unique_ptr<MetricsFile>> MetricsFile::Create(const std::stri
                      "' is a folder, device or pipe, expected a file, or nothing there"));
   }
   MOE_ASSIGN_OR_RETURN(auto file, LineFile::Create(PathIn(folder), std::move(made)));
-  if (file->replaces() && earlier == Earlier::kRefused) {
+  if (file->replaces() && earlier == EarlierRun::kRefused) {
     return absl::InvalidArgumentError(
         absl::StrCat("--out is '", folder, "', which holds an earlier run, expected a new folder: ",
                      "give another one, or remove '", file->path(), "'"));

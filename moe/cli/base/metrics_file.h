@@ -50,13 +50,12 @@ std::string FinalLine(const lm::TrainReport& report);
 // A line is in the file whole or not at all (moe/cli/base/line_file.h).
 class MetricsFile {
  public:
-  enum class Earlier : uint8_t { kRefused, kContinued };
   // Creates the folder and the file if needed; if no line is written, the file and the folders that
   // were created are removed. kInvalidArgument if `folder` is a file, another run writes to it, or
   // it holds an earlier run that is not continued: nothing of that run is lost. Errors of the
   // system carry exit code 4.
-  static absl::StatusOr<std::unique_ptr<MetricsFile>> Create(const std::string& folder,
-                                                             Earlier earlier = Earlier::kRefused);
+  static absl::StatusOr<std::unique_ptr<MetricsFile>> Create(
+      const std::string& folder, EarlierRun earlier = EarlierRun::kRefused);
   struct EarlierLines {
     std::string text;  // each line with its end; empty without an earlier run
     // What is wrong with the file, in words and counts: lines that belong to no run, which `text`

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <condition_variable>
 #include <filesystem>
 #include <limits>
@@ -11,7 +10,6 @@
 #include <type_traits>
 #include <utility>
 
-#include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
 #include <absl/time/clock.h>
 #include <pwd.h>
@@ -22,6 +20,7 @@
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/exit_code.h"
+#include "moe/cli/base/live_file.h"
 #include "moe/cli/base/program.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/file_system.h"
@@ -98,42 +97,6 @@ std::vector<std::string> EachOnce(const std::vector<std::string>& folders) {
     if (std::find(once.begin(), once.end(), path) == once.end()) once.push_back(std::move(path));
   }
   return once;
-}
-
-// Removes unfinished files of processes that were killed.
-void RemoveUnfinished(const std::string& folder, FileSystem& files) {
-  const std::string begin = absl::StrCat(kStatusName, ".");
-  constexpr size_t kRunDigits = 16;
-  std::vector<std::string> names;
-  if (files.List(folder, names)) return;
-  for (const std::string& name : names) {
-    if (name.size() != begin.size() + kRunDigits || name.compare(0, begin.size(), begin) != 0) {
-      continue;
-    }
-    if (!std::all_of(name.begin() + begin.size(), name.end(), absl::ascii_isxdigit)) continue;
-    (void)files.Unlink((fs::path(folder) / name).string());
-  }
-}
-
-// Writes beside the path and renames, so that a reader sees the whole of one text. Not flushed: the
-// status of a host that has lost its power is of no use. `run` is that of one process: no other one
-// has this name beside the path, whatever its host, container or number.
-std::error_code Replace(const std::string& path, absl::string_view run, absl::string_view text,
-                        FileSystem& files) {
-  const std::string unfinished = absl::StrCat(path, ".", run);
-  int file = -1;
-  std::error_code error = files.Create(unfinished, file);
-  if (error.value() == EEXIST) {  // an earlier write, of this process, that failed
-    (void)files.Unlink(unfinished);
-    error = files.Create(unfinished, file);
-  }
-  if (error) return error;
-  error = WriteAll(file, {reinterpret_cast<const uint8_t*>(text.data()), text.size()}, files);
-  const std::error_code closed = files.Close(file);
-  if (!error) error = closed;
-  if (!error) error = files.Rename(unfinished, path);
-  if (error) (void)files.Unlink(unfinished);
-  return error;
 }
 
 RunState StateOf(const absl::Status& status) {
@@ -276,13 +239,13 @@ std::error_code StatusFile::Writer::Write(const std::string& path, RunStatus sta
     written->updated = status.updated;
     status = *std::move(written);
   }
-  return Replace(path, run, StatusText(status), files);
+  return ReplaceLiveFile(path, run, StatusText(status), files);
 }
 
 void StatusFile::Writer::WriteAll(const RunStatus& status, bool owns) {
   for (const std::string& folder : folders) {
-    if (owns && !cleaned) RemoveUnfinished(folder, files);
     const std::string path = StatusPathIn(folder);
+    if (owns && !cleaned) RemoveUnfinished(path, files);
     const std::error_code error = Write(path, status, owns);
     if (!error || warned) continue;
     warned = true;

@@ -21,13 +21,15 @@ namespace moe::cli {
 struct TrainOptions {
   lm::TrainConfig train;
   DataFiles data;
-  std::string init_from;       // empty: random weights
-  std::string out;             // empty: no files
-  std::string trace;           // empty: no time line
-  std::string record_routing;  // empty: routing is not recorded
-  std::string flight_dir;      // empty: dumps of the flight recorder go to the folder of --save
-  Fault fault;                 // without ranks: none
-  int64_t log_interval = 10;   // steps between progress lines
+  std::string init_from;        // empty: random weights
+  std::string out;              // empty: no files
+  std::string tensorboard_dir;  // empty: no event file
+  std::string metrics_file;     // empty: no text for Prometheus
+  std::string trace;            // empty: no time line
+  std::string record_routing;   // empty: routing is not recorded
+  std::string flight_dir;       // empty: dumps of the flight recorder go to the folder of --save
+  Fault fault;                  // without ranks: none
+  int64_t log_interval = 10;    // steps between progress lines
   int ranks = 1;
 };
 

@@ -27,6 +27,13 @@ void AddData(TrainOptions& options, const SettingRows& rows, Table& t) {
         "folder for metrics.jsonl, made if it is not there; one that holds a run is refused; "
         "without it no file is written")
       .Roles(kOfOneRun | kPerRank);
+  t.Add("--tensorboard-dir DIR", &options.tensorboard_dir,
+        "folder for TensorBoard's event files, a point of each curve for every step; made if it is "
+        "not there; one that holds a run is refused (docs/curves.md)")
+      .Roles(kOfOneRun | kPerRank);
+  t.Add("--metrics-file FILE", &options.metrics_file,
+        "the last step's numbers as Prometheus reads them, replaced at most once a second")
+      .Roles(kOfOneRun | kPerRank);
   t.Add("--steps, --train-iters N", rows, "optimiser steps");
   t.Add("--seq-length N", rows, "bytes or tokens a sequence predicts");
   // These four together: ResolveBatch.
@@ -303,7 +310,8 @@ Progress and results
 Files: DIR/metrics.jsonl has one object per step, written as it ends. The first line is the start:
 the build (version, commit), the machine and all settings, which --config takes; the last line holds
 weights_xxh3.
-A resumed run goes on in the metrics.jsonl of --out, behind the step it resumes after.
+A resumed run goes on in the metrics.jsonl of --out, behind the step it resumes after, and in the
+curves of --tensorboard-dir.
 loss_hex is the loss in C's hexadecimal notation (%a): equal text means equal bits.
 --trace and --record-routing: docs/trace.md.
 

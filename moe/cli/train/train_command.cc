@@ -13,10 +13,12 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/strip.h>
+#include <absl/time/clock.h>
 
 #include "comm/hosts.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
+#include "moe/checkpoint/run_lock.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/stop_signal.h"
 #include "moe/cli/base/agreed_ranks.h"
@@ -32,6 +34,7 @@
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/base/train_options.h"
 #include "moe/cli/measure/memory_estimate.h"
+#include "moe/cli/train/live_curves.h"
 #include "moe/cli/train/placement.h"
 #include "moe/cli/train/progress.h"
 #include "moe/cli/train/train_report.h"
@@ -78,6 +81,8 @@ std::string CommandOf(const Invocation& invocation, Settings settings, const Lau
   if (order.has_value()) replace("bf16-order", NameOf(*order, kBFloat16OrderWords));
   const std::string out = settings.text("out"), free_out = FreePath(out);
   if (!out.empty()) replace("out", free_out);
+  const std::string events = settings.text("tensorboard-dir");
+  if (!events.empty()) replace("tensorboard-dir", FreePath(events));
   const std::string save = settings.text("save");
   absl::string_view below = save;
   if (!out.empty() && absl::ConsumePrefix(&below, absl::StrCat(out, "/"))) {
@@ -133,7 +138,8 @@ class TrainRun {
     hooks.on_step = [&](const lm::StepMetrics& metrics) {
       progress.Show(metrics);
       if (status_ != nullptr) status_->Show(metrics);
-      return AppendStep(metrics);
+      MOE_RETURN_IF_ERROR(AppendStep(metrics));
+      return ShowCurves(metrics);
     };
     hooks.on_routing = [&](absl::Span<const RoutingTraceRecord> records) {
       return AppendRouting(records);
@@ -217,6 +223,7 @@ class TrainRun {
     const std::string& out = options_.out;
     return CheckOutputPaths(inputs, {{"--out", out.empty() ? out : MetricsFile::PathIn(out)},
                                      {"--record-routing", options_.record_routing},
+                                     {"--metrics-file", options_.metrics_file},
                                      {"--trace", options_.trace}});
   }
 
@@ -279,12 +286,13 @@ class TrainRun {
               train.trainer.micro_batches * train.micro_batch_size * train.sequence_length)));
       MOE_RETURN_IF_ERROR(CheckWritable("--record-routing", options_.record_routing));
     }
+    const EarlierRun earlier =
+        options_.train.checkpoints.resume == lm::TrainCheckpoints::Resume::kNone
+            ? EarlierRun::kRefused
+            : EarlierRun::kContinued;
+    if (speaks()) MOE_RETURN_IF_ERROR(PrepareCurves(earlier));
     if (speaks() && !options_.out.empty()) {
-      const bool continues =
-          options_.train.checkpoints.resume != lm::TrainCheckpoints::Resume::kNone;
-      MOE_ASSIGN_OR_RETURN(
-          metrics_, MetricsFile::Create(options_.out, continues ? MetricsFile::Earlier::kContinued
-                                                                : MetricsFile::Earlier::kRefused));
+      MOE_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(options_.out, earlier));
       start_line_ = StartLine(Provenance(launch_.device), launch_.world, settings_);
     }
     const std::string& save = options_.train.checkpoints.folder;
@@ -292,6 +300,22 @@ class TrainRun {
       status_ = std::make_unique<StatusFile>(StatusAtStart(),
                                              std::vector<std::string>{options_.out, save});
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status PrepareCurves(EarlierRun earlier) {
+    const std::string& file = options_.metrics_file;
+    if (!file.empty()) {
+      std::error_code ignored;
+      const auto there = std::filesystem::status(file, ignored);
+      if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
+        return WrongFlag("--metrics-file", file, "a file, or nothing there: it is replaced");
+      }
+      MOE_RETURN_IF_ERROR(CheckWritable("--metrics-file", file));
+      prometheus_ = std::make_unique<PrometheusFile>(file, ThisRun().run);
+    }
+    if (options_.tensorboard_dir.empty()) return absl::OkStatus();
+    MOE_ASSIGN_OR_RETURN(events_, EventFile::Create(options_.tensorboard_dir, earlier));
     return absl::OkStatus();
   }
 
@@ -359,6 +383,13 @@ class TrainRun {
     return metrics_->Append(absl::StrCat(before, StepLine(metrics)));
   }
 
+  absl::Status ShowCurves(const lm::StepMetrics& metrics) {
+    const int32_t experts = options_.train.model.moe.router.num_experts;
+    const absl::Time now = absl::Now();
+    if (prometheus_ != nullptr) prometheus_->Show(metrics, experts, options_.train.steps, now);
+    return events_ == nullptr ? absl::OkStatus() : events_->Append(metrics, experts, now);
+  }
+
   // The file and its header are written with the first step: a run that ends before leaves none.
   absl::Status AppendRouting(absl::Span<const RoutingTraceRecord> records) {
     std::string lines;
@@ -374,6 +405,7 @@ class TrainRun {
   // measurement.
   absl::Status End(const lm::TrainReport& report) {
     if (metrics_ != nullptr && appended_) MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
+    if (prometheus_ != nullptr) prometheus_->End();
     if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
       PrintWarnings(kCommand, {warning});
     }
@@ -385,6 +417,8 @@ class TrainRun {
                       .command = CommandOf(invocation_, settings_, launch_, report.bfloat16_order),
                       .files = {}};
     if (metrics_ != nullptr) facts.files.push_back(metrics_->path());
+    if (events_ != nullptr) facts.files.push_back(events_->path());
+    if (prometheus_ != nullptr) facts.files.push_back(options_.metrics_file);
     if (!options_.record_routing.empty()) facts.files.push_back(options_.record_routing);
     if (!options_.trace.empty()) facts.files.push_back(options_.trace);
     if (report.saved_step >= 0) {
@@ -410,6 +444,8 @@ class TrainRun {
   bool appended_ = false;                   // whether the metrics have a line of this run
   std::atomic<int64_t> stopped_step_ = -1;  // -1: the run took all its steps
   int lost_to_ = 0;
+  std::unique_ptr<EventFile> events_;           // --tensorboard-dir
+  std::unique_ptr<PrometheusFile> prometheus_;  // --metrics-file
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<LineFile> routing_;
   std::unique_ptr<StatusFile> status_;  // nullptr: neither --out nor --save

@@ -114,6 +114,7 @@ TEST(AgreedRanksTest, RowsThatMayDifferAreThese) {
                                                    "json-file",
                                                    "log-interval",
                                                    "max-memory",
+                                                   "metrics-file",
                                                    "offload",
                                                    "out",
                                                    "output",
@@ -123,6 +124,7 @@ TEST(AgreedRanksTest, RowsThatMayDifferAreThese) {
                                                    "ranks",
                                                    "record-routing",
                                                    "resume",
+                                                   "tensorboard-dir",
                                                    "threads",
                                                    "trace",
                                                    "verbose"}));

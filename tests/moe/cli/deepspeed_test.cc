@@ -167,7 +167,7 @@ TEST(DeepSpeedTest, PublishedShapes) {
            "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},
              "stage3_max_live_parameters": 1e9}, "tensorboard": {"enabled": true},
            "sparse_attention": {"mode": "fixed", "block": 16}, "gradient_acculation_steps": 1})",
-       {"'tensorboard.enabled' is not supported; remove it: --out DIR",
+       {"'tensorboard.enabled' is not supported; remove it: --tensorboard-dir DIR",
         "'sparse_attention.mode' is not supported; remove it",
         "unknown key 'gradient_acculation_steps'; did you mean 'gradient_accumulation_steps'?"}},
       {R"({"optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4, "freeze_step": 400}},

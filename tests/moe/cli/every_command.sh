@@ -13,7 +13,8 @@ every verify --layouts 'ranks=4 ep=2 overlap=2' --router mixtral -q
 every bench alltoallv --ranks 3 --routing zipf:1.2 -b 4K -e 4K -n 1 -w 0 -T 0 -J bench.json
 every bench layer --ranks 2 --hidden-size 16 --moe-ffn-hidden-size 16 --tokens 32 -n 1 -w 0 -T 0 -J layer.json
 train=("${model[@]}" --ranks 2 --quiet --steps 2 --save run/checkpoints --eval-sequences 2)
-every train "${train[@]}" --capacity-factor 1 --out run --trace trace.json --record-routing routing
+every train "${train[@]}" --capacity-factor 1 --out run --trace trace.json --record-routing routing \
+  --tensorboard-dir curves --metrics-file metrics.prom
 every train "${train[@]}" --steps 3 --resume auto --dtype bf16 --moe-overlap-degree 2 --out dry --dry-run
 every train "${train[@]}" --steps 3 --resume auto --capacity-factor 1 --out again
 every train "${model[@]}" --quiet --steps 1 --ranks 4 --ep 2 --tp 2 --tensor-leaves 2 --pp 2 --pipeline-schedule zb-h1 \

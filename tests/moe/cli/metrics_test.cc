@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <absl/time/clock.h>
+#include <absl/time/time.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,6 +18,7 @@
 #include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/sweep/sweep_output.h"
+#include "moe/cli/train/live_curves.h"
 #include "moe/cli/train/progress.h"
 #include "tests/moe/cli/settings_harness.h"
 #include "tests/moe/io/io_test.h"
@@ -26,7 +29,10 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 void SetPhase(lm::StepMetrics& metrics, Phase phase, double seconds) {
   metrics.phase_seconds[static_cast<int>(phase)] = seconds;
@@ -290,6 +296,64 @@ TEST_F(MetricsFileTest, LeavesNothingWithoutALine) {
   EXPECT_TRUE(fs::exists(root_));
 }
 
+TEST(LiveCurvesTest, PrometheusTextHasTheStepsNumbersAndEachLayers) {
+  lm::StepMetrics m = Example();
+  m.grad_norm = std::numeric_limits<double>::infinity();
+  const std::string text = PrometheusText(m, 2, 1000, absl::FromUnixSeconds(1'500'000'000));
+  EXPECT_THAT(text, StartsWith("# HELP moe_train_step The step that was taken last, from 1.\n"
+                               "# TYPE moe_train_step gauge\n"
+                               "moe_train_step 120\n"));
+  EXPECT_THAT(text, HasSubstr("\nmoe_train_step_time_seconds 1500000000\n"));
+  EXPECT_THAT(text, HasSubstr("\nmoe_train_grad_norm inf\n"));
+  EXPECT_THAT(text, HasSubstr("\nmoe_train_a2a_ms 12.1\n"));
+  EXPECT_THAT(text, Not(HasSubstr("val_loss")));
+  EXPECT_THAT(text, EndsWith("\n# TYPE moe_train_layer_max_vio gauge\n"
+                             "moe_train_layer_max_vio{layer=\"0\"} 0.25\n"
+                             "moe_train_layer_max_vio{layer=\"1\"} 1\n"));
+}
+
+TEST_F(MetricsFileTest, PrometheusReadsTheNewestStepAtMostOnceASecond) {
+  const std::string path = (root_ / "m.prom").string(), run(16, 'a');
+  std::ofstream(path + "." + std::string(16, 'b')) << "half a te";  // of a process that was killed
+  PrometheusFile file(path, run);
+  lm::StepMetrics m = Example();
+  const absl::Time start = absl::FromUnixSeconds(1'500'000'000);
+  const auto show = [&](int64_t step, absl::Duration at) {
+    m.step = step;
+    file.Show(m, 2, 9, start + at);
+    const std::string text = Read(path);
+    return text.substr(text.find("\nmoe_train_step ") + 1, 16);
+  };
+  m.has_validation = true;
+  m.validation_loss = 3;
+  EXPECT_EQ(show(1, absl::ZeroDuration()), "moe_train_step 1");
+  m.has_validation = false;
+  EXPECT_EQ(show(2, absl::Milliseconds(999)), "moe_train_step 1");
+  EXPECT_EQ(show(3, absl::Seconds(1)), "moe_train_step 3");
+  EXPECT_THAT(Read(path), HasSubstr("\nmoe_train_val_loss 3\n"));  // still
+  EXPECT_EQ(show(4, absl::Milliseconds(1001)), "moe_train_step 3");
+  file.End();
+  EXPECT_THAT(Read(path), HasSubstr("\nmoe_train_step 4\n"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_), {}), 1);
+}
+
+TEST_F(MetricsFileTest, EventFilesSortInTheOrderOfTheirRuns) {
+  const std::string folder = (root_ / "events").string();
+  EventFile::Create(folder, EarlierRun::kRefused).IgnoreError();
+  EXPECT_FALSE(fs::exists(folder));  // no step, no file
+  fs::create_directories(folder);
+  const std::string ahead = folder + "/events.out.tfevents.9000000000.host.1";  // another clock
+  std::ofstream(ahead) << "events";
+  EXPECT_THAT(std::string(EventFile::Create(folder, EarlierRun::kRefused).status().message()),
+              HasSubstr("which holds an earlier run, expected a new folder"));
+  const auto resumed = EventFile::Create(folder, EarlierRun::kContinued).value();
+  EXPECT_GT(resumed->path(), ahead);
+  ASSERT_TRUE(resumed->Append(Example(), 2, absl::Now()).ok());
+  const auto first_bytes = fs::file_size(resumed->path());
+  ASSERT_TRUE(resumed->Append(Example(), 2, absl::Now()).ok());
+  EXPECT_LT(fs::file_size(resumed->path()), 2 * first_bytes);  // version and restart once
+}
+
 TEST_F(MetricsFileTest, AnEmptyFileIsNoRun) {
   std::ofstream(root_ / "metrics.jsonl");
   auto file = MetricsFile::Create(root_.string());
@@ -313,7 +377,7 @@ TEST_F(MetricsFileTest, OneRunAtATimeWritesToAFolder) {
 TEST_F(MetricsFileTest, WhatIsWrongWithAnEarlierRunIsCounted) {
   const auto lines_before = [&](int64_t step, const std::string& text) {
     std::ofstream(root_ / "metrics.jsonl") << text;
-    const auto file = MetricsFile::Create(root_.string(), MetricsFile::Earlier::kContinued);
+    const auto file = MetricsFile::Create(root_.string(), EarlierRun::kContinued);
     return (*file)->LinesBefore(step).value();
   };
   const std::string start = "{\"schema\":\"moe.train/1\"}\n", end = "{\"weights_xxh3\":\"ab\"}\n";
