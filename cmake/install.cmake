@@ -43,7 +43,7 @@ include(CMakePackageConfigHelpers)
 set(moe_public_headers
   moe/moe.h moe/main.h moe/torch.h moe/c/moe.h
   moe/run/context.h moe/run/deferred_gradients.h moe/run/finite.h moe/run/micro_batches.h moe/run/pass.h moe/run/phase_clock.h
-  moe/run/round.h moe/run/session.h
+  moe/run/round.h moe/run/row_subset.h moe/run/session.h
   moe/run/stash.h moe/run/trace_export.h
   moe/state/boxes.h moe/state/canonical_tensor.h moe/state/module.h moe/state/parameter.h
   moe/state/weight_lease.h
@@ -85,6 +85,7 @@ set(moe_public_headers
   kernels/grouped_gemm/gemm_cublas.h kernels/grouped_gemm/gemm_options.h
   kernels/grouped_gemm/gemm_problem.h kernels/grouped_gemm/packed_weights.h
   kernels/activation/activation.h kernels/activation/activation_kind.h kernels/attention/attention.h
+  kernels/permute/permute.h
   kernels/topk_gate/gate_row.h kernels/topk_gate/gate_rule.h)
 # Installed below moe-1/, which is the include path: "moe/moe.h" works for the user as it does here,
 # and no folder named kernels/ or comm/ is added to the user's own path.

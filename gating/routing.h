@@ -16,6 +16,9 @@ struct Batch {
   absl::Span<const int64_t> sequence_offsets = {};     // [sequences + 1], 0 .. T
   absl::Span<const int64_t> micro_batch_offsets = {};  // [B + 1], 0 .. T; empty = one micro-batch
   int64_t first_global_token = 0;
+  // [T] 1 = padding, empty = none: such a row is no token to an MoE layer, whose y and dx are 0
+  // there, and it has no global token. Other modules do not read it.
+  absl::Span<const uint8_t> padding_mask = {};
   // In its sequence, of every sequence's first token here: those before it are in a cache.
   int64_t first_position = 0;
   int64_t step = 0;

@@ -33,7 +33,8 @@ struct TokenGroups {
 
 // Checks the offsets of `batch` and returns a copy whose spans live in `workspace`. In the copy an
 // empty micro_batch_offsets has become one micro-batch of all tokens, an empty sequence_offsets
-// one sequence of them. kInvalidArgument unless offsets ascend from 0 to `tokens`.
+// one sequence of them; what routers do not read is empty. kInvalidArgument unless these offsets
+// ascend from 0 to `tokens`.
 absl::StatusOr<Batch> CopyBatch(const Batch& batch, int64_t tokens, Workspace& workspace);
 
 // `batch` as CopyBatch returns it. kInvalidArgument if a sequence crosses a micro-batch (sequence

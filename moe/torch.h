@@ -217,24 +217,42 @@ class MoeFfnImpl : public nn::Module {
   // x [..., T, H], sequences of T tokens, of the trainer's type → {y, like x; the router's loss,
   // [], float32}. Add the second to the loss, or leave it out. Collective, backward too: a rank
   // without tokens passes none.
-  std::pair<Tensor, Tensor> forward(const Tensor& x) {
+  // padding_mask [..., T], bool: true = padding, as in Megatron. Such rows are not routed, take no
+  // capacity and count in no loss; y and the gradient by x are 0 there, and all else has the bits
+  // of a call without them. A mask on a CUDA device is copied to the host, which waits for it.
+  std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& padding_mask = {}) {
     moe::Trainer& trainer = **trainer_;
     CheckTensor("MoeFfn: x", x,
                 OptionsOf(trainer.parameters().compute(), *trainer.context().compute));
     for (size_t i = first_; i < last_; ++i) trainer_->Follow(trainer_->weights_[i]);
     Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
+    Tensor mask;  // [rows] on the host
+    if (padding_mask.defined()) {
+      if (padding_mask.dtype() != at::kBool ||
+          padding_mask.sizes() != x.sizes().slice(0, x.dim() - 1)) {
+        Check(absl::InvalidArgumentError(
+            c10::str("MoeFfn: padding_mask is ", padding_mask.dtype(), " ", padding_mask.sizes(),
+                     ", expected bool, of the sizes of x ", x.sizes(), " without the last")));
+      }
+      mask = padding_mask.cpu().contiguous();
+    }
     // Weights have gradients even if x has none; a frozen layer then needs no backward.
     if (!rows.requires_grad() && !parameters().empty()) rows = rows.detach().requires_grad_();
     const bool graph = rows.requires_grad() && at::GradMode::is_enabled();
     const auto out = MoeFunction::apply(
         rows, layer_,
         TrainedLayerBase::GraphForward{.sequence_length = x.dim() > 2 ? x.size(-2) : 0,
+                                       .padding_mask = BytesOf(mask),
                                        .mode = is_training() ? Mode::kTraining : Mode::kEvaluation,
                                        .backward = graph && is_training()});
     return {out[0].view(x.sizes()), out[1]};
   }
 
  private:
+  static const uint8_t* BytesOf(const Tensor& mask) {
+    static_assert(sizeof(bool) == 1);
+    return mask.defined() ? static_cast<const uint8_t*>(mask.data_ptr()) : nullptr;
+  }
   // Registers one module for each component of the name: torch's names contain no dots.
   static Tensor Register(nn::Module& at, const std::string& name, const Tensor& value,
                          bool trainable) {

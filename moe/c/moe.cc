@@ -248,7 +248,11 @@ moe_code moe_begin_evaluation(moe_trainer* trainer, int64_t micro_batches) {
 }
 
 moe_code moe_forward(moe_layer* layer, const void* x, int64_t tokens, void* y) {
-  return Run([&] { return moe::Of(layer).ForwardRows(x, tokens, y); });
+  return moe_forward_padded(layer, x, tokens, nullptr, y);
+}
+moe_code moe_forward_padded(moe_layer* layer, const void* x, int64_t rows,
+                            const uint8_t* padding_mask, void* y) {
+  return Run([&] { return moe::Of(layer).ForwardRows(x, rows, padding_mask, y); });
 }
 moe_code moe_backward(moe_layer* layer, const void* dy, void* dx) {
   return Run([&] { return moe::Of(layer).BackwardRows(dy, dx); });

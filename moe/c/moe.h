@@ -130,6 +130,12 @@ moe_code moe_begin_evaluation(moe_trainer* trainer, int64_t micro_batches);
  * backward call, so y is other memory; in an evaluation y may be x. Collective, as moe_backward.
  * MOE_INVALID_ARGUMENT: memory that overlaps otherwise, or null with tokens. */
 moe_code moe_forward(moe_layer* layer, const void* x, int64_t tokens, void* y);
+/* The same of rows [rows, H] of which some are padding: padding_mask [rows], memory of the host,
+ * not 0 = padding; null = none. Such a row of x is not read: it is not routed, takes no capacity,
+ * and counts in no loss. Its row of y is 0, and in moe_backward, which does not read its dy, that
+ * of dx. All else has the bits of a call without these rows. */
+moe_code moe_forward_padded(moe_layer* layer, const void* x, int64_t rows,
+                            const uint8_t* padding_mask, void* y);
 /* dx [tokens, H] is overwritten, and overlaps no memory of x; without shared or identity experts
  * it may be dy. Gradients of weights are added. dy: of the micro-batch's loss, of which the
  * router's is a term. */

@@ -17,6 +17,7 @@
 #include "moe/layer/shared_expert.h"
 #include "moe/run/context.h"
 #include "moe/run/pass.h"
+#include "moe/run/row_subset.h"
 #include "moe/run/stash.h"
 #include "moe/state/module.h"
 #include "moe/state/parameter.h"
@@ -71,6 +72,9 @@ class MoeLayer final : public Module<T> {
   // memory of the host. pass.stash is needed for Backward, at most one Forward of this layer in
   // each, and null in evaluation. y overlaps no memory of x, which Backward reads; without a stash
   // y may be x itself, unless the layer has identity experts. kInvalidArgument otherwise.
+  // Rows that pass.batch.padding_mask calls padding are not read, and y is 0 there; all else has
+  // the bits of a call without them. A mask costs a copy of the other rows of x, kept for Backward,
+  // and one of their y; without padding it costs nothing.
   // kFailedPrecondition with a stash for weights whose parts are borrowed apart. Messages of failed
   // waits name the layer and step of `pass.site`. kDataLoss, naming layer and expert: an expert
   // bias or, with router_stats, a router's logit that is not finite; on a CUDA device
@@ -82,9 +86,9 @@ class MoeLayer final : public Module<T> {
   // streams has ended, for which the mesh is aborted unless the arguments were at fault.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y) override;
 
-  // dx [T, H] is overwritten; it overlaps no memory of x, and may be dy itself where the layer has
-  // neither a shared expert nor identity experts (otherwise kInvalidArgument). Parameter gradients
-  // are added to their accumulators. pass.d_loss: the gradient of the whole loss by the router's
+  // dx [T, H] is overwritten, with 0 in rows of padding, of which dy is not read. dx overlaps no
+  // memory of x, and may be dy itself where the layer has neither a shared expert nor identity
+  // experts (otherwise kInvalidArgument). Parameter gradients are added to their accumulators. pass.d_loss: the gradient of the whole loss by the router's
   // own, RouterStats::loss() of the Forward: 1 where it is a term of the loss, 0 where it is not,
   // times the loss scale, as dy. pass.batch is not read: that of the Forward applies.
   // kFailedPrecondition, with the reason, unless pass.stash has a Forward of this layer and no
@@ -96,8 +100,8 @@ class MoeLayer final : public Module<T> {
   // in other memory, which stays until then. Errors of Backward; kInvalidArgument for other shapes.
   absl::Status MoveInput(const Pass& pass, MatrixView<const T> x);
 
-  // What the router decided in the Forward that `stash` has of this layer, in memory of the stash
-  // and of x; nullptr: it has none.
+  // What the router decided in the Forward that `stash` has of this layer, of the rows that are not
+  // padding, in memory of the stash and of x; nullptr: it has none.
   const RouterSaved<T>* routed(const Stash& stash) const {
     const Saved* const saved = saved_.Find(&stash);
     return saved == nullptr ? nullptr : &saved->router;
@@ -134,7 +138,9 @@ class MoeLayer final : public Module<T> {
   struct Saved {
     // The last pass that ended: a Backward overwrites parts of what the Forward kept.
     enum class Ended : uint8_t { kNone, kForward, kBackward } ended = Ended::kNone;
-    MatrixView<const T> x;
+    MatrixView<const T> given;  // x as it was passed
+    RowSubset tokens;  // its rows that are not padding; whole() is 0 where all of them are tokens
+    MatrixView<const T> x;  // the tokens
     RouterSaved<T> router;
     // Rows [begin, end) of x that this rank dispatches, and their slots on the device.
     int64_t begin = 0, end = 0;
@@ -169,6 +175,12 @@ class MoeLayer final : public Module<T> {
   template <typename Send, typename Compute, typename Receive>
   absl::Status ExchangeAroundExperts(const Pass& pass, ExchangeWork work, Send send,
                                      Compute compute, Receive receive);
+  // Forward and Backward around the rows of padding.
+  absl::Status ForwardTokens(const Pass& pass, MatrixView<T> y, Saved& saved);
+  absl::Status BackwardTokens(const Pass& pass, MatrixView<const T> dy, Saved& saved,
+                              MatrixView<T> dx, GradientReady ready);
+  // The batch without its rows of padding; fills in saved.tokens.
+  absl::StatusOr<Batch> TakePaddingOut(const Pass& pass, Saved& saved) const;
   absl::Status ForwardRows(const Pass& pass, MatrixView<const T> x, MatrixView<T> y, Saved& saved);
   absl::Status BackwardRows(const Pass& pass, MatrixView<const T> dy, Saved& saved,
                             MatrixView<T> dx, GradientReady ready);

@@ -40,6 +40,11 @@ absl::Status MoeLayer<T>::CheckForward(const Pass& pass, MatrixView<const T> x,
   }
   MOE_RETURN_IF_ERROR(CheckMemory("x", x));
   MOE_RETURN_IF_ERROR(CheckMemory("y", y));
+  const auto mask = std::ssize(pass.batch.padding_mask);
+  if (mask != 0 && mask != x.rows()) {
+    return absl::InvalidArgumentError(absl::StrCat("MoeLayer: padding_mask [", mask,
+                                                   "], expected [", x.rows(), "], as rows of x"));
+  }
   if (share_.cut() && pass.batch.micro_batch_offsets.size() > 2) {
     return absl::UnimplementedError(absl::StrCat(
         "MoeLayer: ", pass.batch.micro_batch_offsets.size() - 1, " micro-batches in a call of ",
@@ -89,17 +94,18 @@ absl::Status MoeLayer<T>::CheckBackward(MatrixView<const T> dy, const Saved& sav
         absl::StrCat("MoeLayer::Backward: ", parameter->spec().name,
                      " has no sum of gradients, expected a GradientReducer before it"));
   }
+  const MatrixView<const T> x = saved.given;
   const auto fits = [&](MatrixView<const T> rows) {
-    return rows.rows() == saved.x.rows() && rows.cols() == saved.x.cols();
+    return rows.rows() == x.rows() && rows.cols() == x.cols();
   };
   if (!fits(dy) || !fits(dx)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "MoeLayer: dy [", dy.rows(), ", ", dy.cols(), "], dx [", dx.rows(), ", ", dx.cols(),
-        "], expected both as x, [", saved.x.rows(), ", ", saved.x.cols(), "]"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("MoeLayer: dy [", dy.rows(), ", ", dy.cols(), "], dx [", dx.rows(), ", ",
+                     dx.cols(), "], expected both as x, [", x.rows(), ", ", x.cols(), "]"));
   }
   MOE_RETURN_IF_ERROR(CheckMemory("dy", dy));
   MOE_RETURN_IF_ERROR(CheckMemory("dx", dx));
-  MOE_RETURN_IF_ERROR(CheckApart("dx", dx, "x", saved.x, "the router's gradient"));
+  MOE_RETURN_IF_ERROR(CheckApart("dx", dx, "x", x, "the router's gradient"));
   const bool identities = config_.router.num_zero_experts > 0;
   return CheckApart("dx", dx, "dy", dy,
                     shared_ != nullptr ? "the shared expert"

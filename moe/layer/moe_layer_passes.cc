@@ -113,9 +113,9 @@ absl::Status MoeLayer<T>::Forward(const Pass& pass, MatrixView<const T> x, Matri
   const Scratch scratch(pass.context);
   const auto run = [&]() -> absl::Status {
     Saved& saved = saved_.Begin(pass.stash);
-    saved = {};
+    saved = {.given = x};
     MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
-    MOE_RETURN_IF_ERROR(ForwardRows(pass, x, y, saved));
+    MOE_RETURN_IF_ERROR(ForwardTokens(pass, y, saved));
     MOE_RETURN_IF_ERROR(CountSlots(pass, saved));
     saved.ended = Saved::Ended::kForward;
     return absl::OkStatus();
@@ -353,21 +353,6 @@ absl::Status MoeLayer<T>::HomeBackward(const Pass& pass, const HomeGradients& gr
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::MoveInput(const Pass& pass, MatrixView<const T> x) {
-  MOE_ASSIGN_OR_RETURN(Saved* const saved, SavedOf(pass));
-  if (x.rows() != saved->x.rows() || x.cols() != saved->x.cols()) {
-    return absl::InvalidArgumentError(absl::StrCat("MoeLayer::MoveInput: x is [", x.rows(), ", ",
-                                                   x.cols(), "], expected [", saved->x.rows(), ", ",
-                                                   saved->x.cols(), "] as in the Forward"));
-  }
-  const bool jittered = saved->router.jitter.data() != nullptr;  // then the router has a copy
-  saved->x = x;
-  if (!jittered) saved->router.tokens = x;
-  saved->shared.experts.rows = x;
-  return absl::OkStatus();
-}
-
-template <typename T>
 absl::Status MoeLayer<T>::Backward(const Pass& pass, MatrixView<const T> dy, MatrixView<T> dx,
                                    GradientReady ready) {
   MOE_ASSIGN_OR_RETURN(Saved* const saved, SavedOf(pass));
@@ -376,7 +361,7 @@ absl::Status MoeLayer<T>::Backward(const Pass& pass, MatrixView<const T> dy, Mat
   const Scratch scratch(pass.context);
   const auto run = [&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
-    return BackwardRows(pass, dy, *saved, dx, ready);
+    return BackwardTokens(pass, dy, *saved, dx, ready);
   };
   return Settle(Caught(run), pass.context);
 }
@@ -483,10 +468,13 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
   return ready(*router_weight_);
 }
 
-#define MOE_INSTANTIATE(T)                                                                     \
-  template absl::Status MoeLayer<T>::Forward(const Pass&, MatrixView<const T>, MatrixView<T>); \
-  template absl::Status MoeLayer<T>::MoveInput(const Pass&, MatrixView<const T>);              \
-  template absl::Status MoeLayer<T>::Backward(const Pass&, MatrixView<const T>, MatrixView<T>, \
+#define MOE_INSTANTIATE(T)                                                                        \
+  template absl::Status MoeLayer<T>::Forward(const Pass&, MatrixView<const T>, MatrixView<T>);    \
+  template absl::Status MoeLayer<T>::ForwardRows(const Pass&, MatrixView<const T>, MatrixView<T>, \
+                                                 MoeLayer<T>::Saved&);                            \
+  template absl::Status MoeLayer<T>::BackwardRows(                                                \
+      const Pass&, MatrixView<const T>, MoeLayer<T>::Saved&, MatrixView<T>, GradientReady);       \
+  template absl::Status MoeLayer<T>::Backward(const Pass&, MatrixView<const T>, MatrixView<T>,    \
                                               GradientReady);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE

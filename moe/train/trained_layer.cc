@@ -10,6 +10,11 @@
 namespace moe {
 namespace {
 
+absl::Span<const uint8_t> MaskAt(const uint8_t* padding_mask, int64_t rows) {
+  if (padding_mask == nullptr) return {};
+  return {padding_mask, static_cast<size_t>(rows)};
+}
+
 // `batch` as a call in `round` uses it.
 Batch InRound(const Round& round, int64_t rows, Batch batch) {
   if (batch.micro_batch_offsets.empty() && batch.first_global_token == 0 && !round.empty()) {
@@ -79,9 +84,11 @@ absl::Status TrainedLayer<T>::Backward(const Round& round, MatrixView<const T> d
 }
 
 template <typename T>
-absl::Status TrainedLayer<T>::ForwardRows(const void* x, int64_t rows, void* y) {
+absl::Status TrainedLayer<T>::ForwardRows(const void* x, int64_t rows, const uint8_t* padding_mask,
+                                          void* y) {
   rows_ = rows;
-  return Forward(trainer_.round(), RowsAt(x, rows), RowsAt(y, rows));
+  return Forward(trainer_.round(), RowsAt(x, rows), RowsAt(y, rows),
+                 {.padding_mask = MaskAt(padding_mask, rows)});
 }
 
 template <typename T>
@@ -100,8 +107,10 @@ absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
   for (int64_t at = 0; call.sequence_length > 0 && at <= call.rows; at += call.sequence_length) {
     sequences.push_back(at);
   }
-  Pass pass = trainer_.PassOf(
-      round, InRound(round, call.rows, {.sequence_offsets = sequences, .mode = call.mode}));
+  Pass pass = trainer_.PassOf(round, InRound(round, call.rows,
+                                             {.sequence_offsets = sequences,
+                                              .padding_mask = MaskAt(call.padding_mask, call.rows),
+                                              .mode = call.mode}));
   if (!call.backward) {
     MOE_RETURN_IF_ERROR(Forward(pass.WithoutStash(), x, y, /*counts=*/false));
     return GraphBackward([](const void*, float, void*) {

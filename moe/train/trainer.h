@@ -70,7 +70,8 @@ class TrainedLayerBase : public TrainedModule {
     const void* x = nullptr;
     int64_t rows = 0, cols = 0;  // shape of x and y; other columns than H are refused
     void* y = nullptr;
-    int64_t sequence_length = 0;  // divides rows; 0: the rows are one sequence
+    int64_t sequence_length = 0;            // divides rows; 0: the rows are one sequence
+    const uint8_t* padding_mask = nullptr;  // [rows] Batch::padding_mask; nullptr: no padding
     Mode mode = Mode::kTraining;
     bool backward = true;  // false: in any round or none; nothing is saved or counted
   };
@@ -84,8 +85,10 @@ class TrainedLayerBase : public TrainedModule {
   RouterStats& stats() { return calls_.back().stats; }
 
   // Forward and Backward of TrainedLayer with these arguments; dy and dx have as many rows as the
-  // last ForwardRows. Pointers are null only without rows.
-  virtual absl::Status ForwardRows(const void* x, int64_t rows, void* y) = 0;
+  // last ForwardRows. Pointers are null only without rows, that of the mask [rows] also without
+  // padding.
+  virtual absl::Status ForwardRows(const void* x, int64_t rows, const uint8_t* padding_mask,
+                                   void* y) = 0;
   virtual absl::Status BackwardRows(const void* dy, void* dx) = 0;
   // At most one in a round; its Backward may run any time before Trainer::Reduce, which otherwise
   // names the layer (kFailedPrecondition). Forward and Backward are collective.
@@ -105,7 +108,7 @@ template <typename T>
 class TrainedLayer final : public TrainedLayerBase {
  public:
   // y = layer(x), both [T, H] in memory of the session's device; zero rows in an empty round. A
-  // batch without micro_batch_offsets is one micro-batch of T tokens, whose first global token is
+  // batch without micro_batch_offsets is one micro-batch of T rows, whose first global token is
   // micro_batch * T if left out. In an evaluation nothing is saved for Backward or counted.
   // Collective. kFailedPrecondition for a round that has ended; errors of MoeLayer::Forward,
   // including that for y in the memory of x where a Backward may follow.
@@ -116,7 +119,8 @@ class TrainedLayer final : public TrainedLayerBase {
   absl::Status Backward(const Round& round, MatrixView<const T> dy, MatrixView<T> dx);
 
   absl::Span<Parameter* const> parameters() const override { return layer_->parameters(); }
-  absl::Status ForwardRows(const void* x, int64_t rows, void* y) override;
+  absl::Status ForwardRows(const void* x, int64_t rows, const uint8_t* padding_mask,
+                           void* y) override;
   absl::Status BackwardRows(const void* dy, void* dx) override;
   absl::StatusOr<GraphBackward> ForwardInGraph(const GraphForward& call) override;
 

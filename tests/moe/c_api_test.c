@@ -130,6 +130,50 @@ static void TellsOfWeightsThatAreNotFinite(void) {
   moe_trainer_free(trainer);
 }
 
+/* Two micro-batches of one step, the same tokens: alone, and among rows of padding. */
+static void PaddingChangesNoBit(void) {
+  enum { kRows = kTokens + 3 };
+  moe_trainer* trainer = NULL;
+  moe_layer* layer = NULL;
+  const moe_trainer_options options = {.seed = 1, .micro_batches = 2};
+  CHECK_OK(moe_trainer_create(&options, NULL, &trainer));
+  CHECK_OK(moe_layer_create(trainer, "mlp.", &kLayer, &layer));
+  float x[kElements], y[kElements], dy[kElements], dx[kElements];
+  Fill(x);
+  CHECK_OK(moe_begin_round(trainer, NULL));
+  CHECK_OK(moe_forward(layer, x, kTokens, y));
+  const double router_loss = moe_router_loss(layer);
+  Loss(x, y, dy);
+  CHECK_OK(moe_backward(layer, dy, dx));
+
+  const uint8_t padding[kRows] = {1, 0, 0, 0, 255, 0, 0, 0, 0, 0, 1};
+  float rows[kRows * kHidden], out[kRows * kHidden];
+  for (int r = 0, t = 0; r < kRows; ++r) {
+    for (int h = 0; h < kHidden; ++h) rows[r * kHidden + h] = padding[r] ? NAN : x[t * kHidden + h];
+    t += padding[r] == 0;
+  }
+  CHECK_OK(moe_begin_round(trainer, NULL));
+  CHECK_OK(moe_forward_padded(layer, rows, kRows, padding, out));
+  CHECK(moe_router_loss(layer) == router_loss);
+  float d_rows[kRows * kHidden];
+  for (int r = 0, t = 0; r < kRows; ++r) {
+    for (int h = 0; h < kHidden; ++h) {
+      CHECK(out[r * kHidden + h] == (padding[r] ? 0 : y[t * kHidden + h]));
+      d_rows[r * kHidden + h] = padding[r] ? NAN : dy[t * kHidden + h];
+    }
+    t += padding[r] == 0;
+  }
+  CHECK_OK(moe_backward(layer, d_rows, out));
+  for (int r = 0, t = 0; r < kRows; ++r) {
+    for (int h = 0; h < kHidden; ++h) {
+      CHECK(out[r * kHidden + h] == (padding[r] ? 0 : dx[t * kHidden + h]));
+    }
+    t += padding[r] == 0;
+  }
+  CHECK_OK(moe_step(trainer, 0.01, NULL));
+  moe_trainer_free(trainer);
+}
+
 static void SaysWhatItRefuses(void) {
   moe_trainer* trainer = NULL;
   moe_layer* layer = NULL;
@@ -380,6 +424,7 @@ int main(int argc, char** argv) {
     TrainsWithAnOptimiserOfItsOwn();
     TellsOfWeightsThatAreNotFinite();
     SaysWhatItRefuses();
+    PaddingChangesNoBit();
     RunsALoadedLayerIn16Bits(argv[1]);
     TellsTheOrderOfBFloat16();
     ReadsWhatIsRefreshed();

@@ -234,6 +234,33 @@ TEST(TorchTest, MisusesAreErrorsThatSayWhatWasExpected) {
   });
 }
 
+TEST(TorchTest, RowsOfPaddingAreNoTokens) {
+  RunLocalRanks(1, [](std::unique_ptr<moe::Communicator> world) {
+    const auto trainer = std::make_shared<moe::torch::Trainer>(
+        moe::TrainerOptions{.micro_batches = 2}, std::move(world));
+    moe::torch::MoeFfn layer(trainer, Config("mixtral", 2), "mlp.");
+    torch::manual_seed(3);
+    const Tensor mask = torch::arange(2 * kRows).remainder(4).eq(3).view({2, kRows});
+    const Tensor tokens = torch::randn({2, kRows, kHidden});
+    const Tensor rows = tokens.masked_fill(mask.unsqueeze(-1), std::nan("")).requires_grad_();
+    const Tensor kept = tokens.index({~mask}).view({2, -1, kHidden}).requires_grad_();
+    trainer->BeginRound();
+    const auto [y, loss] = layer(kept);
+    (y.square().sum() + loss).backward();
+    trainer->BeginRound();
+    EXPECT_THAT(ErrorOf([&] { layer(rows, mask[0]); }), HasSubstr("padding_mask is bool [32]"));
+    const auto [padded, padded_loss] = layer(rows, mask);
+    (padded.square().sum() + padded_loss).backward();
+    trainer->Reduce();
+    EXPECT_TRUE(torch::equal(padded.index({~mask}).view_as(y), y));
+    EXPECT_TRUE(torch::equal(padded_loss, loss));
+    EXPECT_TRUE(torch::equal(rows.grad().index({~mask}).view_as(y), kept.grad()));
+    EXPECT_EQ(padded.index({mask}).abs().sum().item<float>(), 0);
+    EXPECT_EQ(rows.grad().index({mask}).abs().sum().item<float>(), 0);
+    return absl::OkStatus();
+  });
+}
+
 // A Reduce that was refused has done nothing: the step goes on, with what was adopted, too.
 TEST(TorchTest, AStepGoesOnAfterAReduceThatCameTooEarly) {
   RunLocalRanks(1, [&](std::unique_ptr<moe::Communicator> world) {

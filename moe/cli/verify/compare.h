@@ -34,6 +34,8 @@ struct ProblemRunOptions {
   Fault fault = Fault::kNone;
   DeviceKind device = DeviceKind::kCpu;
   std::optional<BFloat16Order> bfloat16_order;
+  // Rows of padding among those of each call of a layer, with NaN in x and dy.
+  bool padding = false;
 };
 
 // Forward and backward of every micro-batch, with gradients summed by GradientReducer, as in a

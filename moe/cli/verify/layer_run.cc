@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include <absl/strings/str_cat.h>
+
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
@@ -59,12 +61,63 @@ class Held {
   std::vector<int64_t> bits_;
 };
 
+// The rows of a call: its tokens, the first of which is `first` of all, and perhaps padding.
+class CallRows {
+ public:
+  CallRows(int64_t first, int64_t tokens, int64_t hidden, bool padding) : hidden_(hidden) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      if (padding && (first + t) % 3 == 0) mask_.push_back(1);
+      row_.push_back(count());
+      mask_.push_back(0);
+    }
+    if (padding) mask_.insert(mask_.end(), 2, 1);
+    row_.push_back(count());
+  }
+
+  int64_t count() const { return std::ssize(mask_); }
+  // Row of token `t`; of the last and one more, the number of rows.
+  int64_t RowOf(int64_t t) const { return row_[t]; }
+  const std::vector<uint8_t>& mask() const { return mask_; }
+
+  // values [tokens, H] with NaN in rows of padding.
+  template <typename T>
+  std::vector<T> Padded(absl::Span<const float> values) const {
+    std::vector<T> rows(mask_.size() * hidden_, T(std::numeric_limits<float>::quiet_NaN()));
+    for (int64_t i = 0; i < std::ssize(values); ++i) {
+      rows[row_[i / hidden_] * hidden_ + i % hidden_] = T(values[i]);
+    }
+    return rows;
+  }
+  // The same of results, in which padding must be 0.
+  template <typename T>
+  absl::StatusOr<std::vector<float>> WithoutPadding(const char* name,
+                                                    absl::Span<const T> rows) const {
+    std::vector<float> values;
+    for (int64_t i = 0; i < std::ssize(rows); ++i) {
+      const auto value = static_cast<float>(rows[i]);
+      if (mask_[i / hidden_] == 0) {
+        values.push_back(value);
+      } else if (std::bit_cast<uint32_t>(value) != 0) {
+        return absl::InternalError(absl::StrCat("RunLayer: ", name, " of padding in row ",
+                                                i / hidden_, " is ", value, ", expected 0"));
+      }
+    }
+    return values;
+  }
+
+ private:
+  const int64_t hidden_;
+  std::vector<uint8_t> mask_;
+  std::vector<int64_t> row_;  // [tokens + 1]
+};
+
 template <typename T>
 class RankRun {
  public:
-  RankRun(const Problem& problem, Fault fault, Trainer& trainer)
+  RankRun(const Problem& problem, const ProblemRunOptions& options, Trainer& trainer)
       : problem_(problem),
-        fault_(fault),
+        fault_(options.fault),
+        padding_(options.padding),
         trainer_(trainer),
         store_(trainer.parameters()),
         context_(trainer.context()),
@@ -142,30 +195,33 @@ class RankRun {
     const int64_t hidden = problem_.spec.layer.router.hidden_size;
     const int64_t first = problem_.micro_batch_offsets[part.begin];
     const int64_t tokens = problem_.micro_batch_offsets[part.end] - first;
-    const auto rows = [&](const std::vector<float>& all) {
-      const auto mine = absl::MakeConstSpan(all).subspan(first * hidden, tokens * hidden);
-      return std::vector<T>(mine.begin(), mine.end());
+    const CallRows rows(first, tokens, hidden, padding_);
+    const auto of_call = [&](const std::vector<float>& all) {
+      return rows.Padded<T>(absl::MakeConstSpan(all).subspan(first * hidden, tokens * hidden));
     };
-    const std::vector<T> host_x = rows(problem_.x), host_dy = rows(problem_.dy);
+    const std::vector<T> host_x = of_call(problem_.x), host_dy = of_call(problem_.dy);
     MOE_ASSIGN_OR_RETURN(const auto x, OnDevice<T>(host_x, context_));
     MOE_ASSIGN_OR_RETURN(const auto dy, OnDevice<T>(host_dy, context_));
-    MOE_ASSIGN_OR_RETURN(const auto y, context_.workspace->Array<T>(tokens * hidden));
-    MOE_ASSIGN_OR_RETURN(const auto dx, context_.workspace->Array<T>(tokens * hidden));
+    MOE_ASSIGN_OR_RETURN(const auto y, context_.workspace->Array<T>(rows.count() * hidden));
+    MOE_ASSIGN_OR_RETURN(const auto dx, context_.workspace->Array<T>(rows.count() * hidden));
     std::vector<int64_t> sequences = {0};
     for (const int64_t s : problem_.sequence_offsets) {
-      if (s > first && s <= first + tokens) sequences.push_back(s - first);
+      if (s > first && s <= first + tokens) sequences.push_back(rows.RowOf(s - first));
     }
-    const int64_t bounds[] = {0, tokens};
+    if (tokens == 0 && padding_) sequences.push_back(0);
+    sequences.back() = rows.count();
+    const int64_t bounds[] = {0, rows.count()};
     RouterStats stats;
     const Pass pass = {.context = context_,
                        .batch = {.sequence_offsets = sequences,
                                  .micro_batch_offsets = bounds,
                                  .first_global_token = first,
+                                 .padding_mask = rows.mask(),
                                  .step = step},
                        .stash = round == nullptr ? nullptr : trainer_.PassOf(*round).stash,
                        .router_stats = {&stats, 1}};
     const auto view = [&](auto span) {
-      return MatrixView(span.data(), tokens, hidden);
+      return MatrixView(span.data(), rows.count(), hidden);
     };
     MOE_RETURN_IF_ERROR(layer_->Forward(pass, view(x), view(y)));
     if (round != nullptr) {
@@ -179,8 +235,10 @@ class RankRun {
     if (round == nullptr || part.begin == part.end) return absl::OkStatus();
     MOE_ASSIGN_OR_RETURN(const auto host_y, OnHost<T>(y, context_));
     MOE_ASSIGN_OR_RETURN(const auto host_dx, OnHost<T>(dx, context_));
-    held_.Put("y", first * hidden, std::vector<float>(host_y.begin(), host_y.end()));
-    held_.Put("dx", first * hidden, std::vector<float>(host_dx.begin(), host_dx.end()));
+    MOE_ASSIGN_OR_RETURN(const auto token_y, rows.WithoutPadding<T>("y", host_y));
+    MOE_ASSIGN_OR_RETURN(const auto token_dx, rows.WithoutPadding<T>("dx", host_dx));
+    held_.Put("y", first * hidden, token_y);
+    held_.Put("dx", first * hidden, token_dx);
     const auto put = [&](const char* name, float value) {
       held_.Put(name, part.begin, {&value, 1});
       const std::vector<float> zeros(part.end - part.begin - 1);  // kRankLocalBalance merges some
@@ -265,6 +323,7 @@ class RankRun {
 
   const Problem& problem_;
   const Fault fault_;
+  const bool padding_;
   Trainer& trainer_;
   const ParameterStore& store_;
   const Context& context_;
@@ -301,7 +360,7 @@ absl::StatusOr<RunResult> RunLayer(const Problem& problem, const ProblemRunOptio
                                         .bucket_bytes = 4096},
                                        std::move(world)));
   auto result = WithStorageType(problem.spec.dtype, [&]<typename T>(T) {
-    RankRun<T> run(problem, fault, *trainer);
+    RankRun<T> run(problem, options, *trainer);
     return trainer->session().OrEnd([&] { return run.Run(config); });
   });
   if (result.ok()) result->bfloat16_order = trainer->bfloat16_order();

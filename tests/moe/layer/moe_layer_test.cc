@@ -42,7 +42,8 @@ std::vector<Layout> ExpertParallel(std::initializer_list<int> sizes) {
   return layouts;
 }
 
-RunResult RunIn(const Layout& layout, const Problem& problem, Numerics numerics) {
+RunResult RunIn(const Layout& layout, const Problem& problem, Numerics numerics,
+                bool padding = false) {
   RunResult result;
   ::moe::testing::RunLocalRanks(
       layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
@@ -50,7 +51,8 @@ RunResult RunIn(const Layout& layout, const Problem& problem, Numerics numerics)
         MOE_ASSIGN_OR_RETURN(RunResult mine, RunLayer(problem,
                                                       {.layout = layout,
                                                        .numerics = numerics,
-                                                       .device = ::moe::testing::LayerDevice()},
+                                                       .device = ::moe::testing::LayerDevice(),
+                                                       .padding = padding},
                                                       std::move(world)));
         if (first) result = std::move(mine);
         return absl::OkStatus();
@@ -181,6 +183,54 @@ TEST(MoeLayerTest, HoldsForEveryOptionOfEveryRouter) {
       c.score_function = ScoreFunction::kSigmoid;
       c.expert_bias = true;
     });
+  }
+}
+
+// y, dx, gradients, losses, drops, counts and a moved expert bias of every gate, with rows of NaN
+// among the tokens, whose y and dx RunLayer expects to be 0. One micro-batch is padding alone.
+TEST(MoeLayerTest, PaddingChangesNoBitOfAnyGate) {
+  constexpr DispatchAlgorithm kAlgorithms[] = {
+      DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect, DispatchAlgorithm::kHierarchical};
+  int next = 0;  // gates take the layouts and options in turn
+  for (const std::string& gate : GateNames()) {
+    const GateDefinition& definition = *FindGate(gate);
+    ProblemSpec spec = Small({8, 5, 0, 7});
+    spec.layer.shared_expert_ffn_hidden_size = next % 2 == 0 ? 5 : 0;
+    spec.layer.gated_shared_expert = next % 4 == 0;
+    RouterConfig& router = spec.layer.router;
+    router.gate = gate;
+    router.num_experts = 8;
+    router.top_k = definition.only_top_k != 0 ? definition.only_top_k : 2;
+    if (gate != "expert-choice") router.capacity_factor = 0.8;
+    router.token_group.tokens = next % 3 == 0 ? -1 : 0;
+    const Problem problem = DrawProblem(spec, /*data_seed=*/1).value();
+    const RunResult alone = RunIn({}, problem, Numerics::kLayoutInvariant);
+    std::vector<Layout> layouts = {{}};
+    for (const int ep : {2, 4}) {
+      layouts.push_back({.ranks = 4, .expert_parallel = ep, .dispatch = kAlgorithms[next++ % 3]});
+    }
+    for (const Layout& layout : layouts) {
+      SCOPED_TRACE(gate + " " + Describe(layout));
+      ExpectSameBits(problem, RunIn(layout, problem, Numerics::kLayoutInvariant, /*padding=*/true),
+                     alone);
+    }
+  }
+}
+
+// Expert inputs that are padded to capacity, chunks that overlap, sums in float32, 16 bits.
+TEST(MoeLayerTest, PaddingChangesNoBitOfOtherOptions) {
+  const Layout layout = {.ranks = 4, .expert_parallel = 4, .overlap = 2};
+  for (const auto& [numerics, dtype] : {std::pair(Numerics::kLayoutInvariant, DType::kFloat32),
+                                        std::pair(Numerics::kFast, DType::kFloat32),
+                                        std::pair(Numerics::kFast, DType::kBFloat16)}) {
+    ProblemSpec spec = Small({6, 6, 6, 6, 6});
+    spec.dtype = dtype;
+    spec.layer.router.capacity_factor = 0.75;
+    spec.layer.router.pad_to_capacity = true;
+    spec.layer.router.micro_batch_tokens = 6;
+    const Problem problem = DrawProblem(spec, /*data_seed=*/1).value();
+    ExpectSameBits(problem, RunIn(layout, problem, numerics, /*padding=*/true),
+                   RunIn(layout, problem, numerics));
   }
 }
 

@@ -197,7 +197,7 @@ TEST(LayerTrainerTest, MisuseIsRefusedAndSaysWhatWasExpected) {
                 StatusIs(kFailedPrecondition, "has no Forward of this layer"));
     const auto in_memory_of_x = StatusIs(kInvalidArgument, "y is in the memory of x");
     EXPECT_THAT(layer.Forward(round, View(x), View(x)), in_memory_of_x);
-    EXPECT_THAT(layer.ForwardRows(x.data(), kTokens, x.data()), in_memory_of_x);
+    EXPECT_THAT(layer.ForwardRows(x.data(), kTokens, nullptr, x.data()), in_memory_of_x);
     TrainedLayerBase::GraphForward call = {
         .x = x.data(), .rows = kTokens, .cols = kHidden, .y = x.data()};
     EXPECT_THAT(layer.ForwardInGraph(call), in_memory_of_x);
