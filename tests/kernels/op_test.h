@@ -23,13 +23,17 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/grouped_gemm/simd_targets.h"
+#include "tests/sanitizers.h"
 
 namespace moe::testing {
 
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
-using StorageTypes = ::testing::Types<float, BFloat16, Float16>;
-using HalfTypes = ::testing::Types<BFloat16, Float16>;
+// Under sanitizers one type of 16 bits, which is accessed as the other is.
+using StorageTypes = std::conditional_t<kSanitized, ::testing::Types<float, BFloat16>,
+                                        ::testing::Types<float, BFloat16, Float16>>;
+using HalfTypes =
+    std::conditional_t<kSanitized, ::testing::Types<BFloat16>, ::testing::Types<BFloat16, Float16>>;
 
 // Largest relative error of one rounding.
 inline constexpr double kFloatRounding = 0x1p-24;

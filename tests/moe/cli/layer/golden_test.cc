@@ -56,13 +56,6 @@ std::vector<std::string> CaseNames() {
   return names;
 }
 
-// Under ThreadSanitizer only the first: a family changes what is computed, not by which thread.
-std::vector<std::string> CasesHere() {
-  std::vector<std::string> names = CaseNames();
-  if (testing::kThreadSanitized && !names.empty()) names.resize(1);
-  return names;
-}
-
 // Only the first on a simulated device, which takes minutes for all, and under a sanitizer.
 std::vector<Layout> LayoutsHere(std::vector<Layout> all) {
   if (testing::LayerDevice() == DeviceKind::kCuda || testing::kSanitized) all.resize(1);
@@ -371,7 +364,7 @@ TEST_P(GoldenTest, ANaNInTheRouterIsNamedByLayerAndExpert) {
   fs::remove(damaged);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, GoldenTest, ::testing::ValuesIn(CasesHere()),
+INSTANTIATE_TEST_SUITE_P(Cases, GoldenTest, ::testing::ValuesIn(CaseNames()),
                          [](const ::testing::TestParamInfo<std::string>& param) {
                            std::string name = param.param;
                            std::replace(name.begin(), name.end(), '-', '_');
