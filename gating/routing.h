@@ -19,6 +19,9 @@ struct Batch {
   // [T] 1 = padding, empty = none: such a row is no token to an MoE layer, whose y and dx are 0
   // there, and it has no global token. Other modules do not read it.
   absl::Span<const uint8_t> padding_mask = {};
+  // [documents + 1], 0 .. T, cuts of the sequences: a token attends to its own document alone, or
+  // positions begin at 0 in each. Empty = sequence_offsets.
+  absl::Span<const int64_t> attention_offsets = {}, position_offsets = {};
   // In its sequence, of every sequence's first token here: those before it are in a cache.
   int64_t first_position = 0;
   int64_t step = 0;

@@ -64,6 +64,7 @@ absl::StatusOr<size_t> CutMicroBatch(TokenGroup group, absl::Span<const int64_t>
 absl::StatusOr<Batch> CopyBatch(const Batch& batch, int64_t tokens, Workspace& workspace) {
   Batch copy = batch;
   copy.padding_mask = {};
+  copy.attention_offsets = copy.position_offsets = {};
   MOE_ASSIGN_OR_RETURN(copy.sequence_offsets,
                        CopyOffsets("sequence_offsets", batch.sequence_offsets, tokens, workspace));
   MOE_ASSIGN_OR_RETURN(

@@ -13,6 +13,15 @@
 namespace moe::lm {
 namespace {
 
+// `offsets` or, where there are none, those of sequences.
+absl::Span<const int64_t> OrSequences(absl::Span<const int64_t> offsets, const Batch& batch) {
+  return offsets.empty() ? batch.sequence_offsets : offsets;
+}
+
+AttentionShape AttentionOf(const Batch& batch, int heads) {
+  return {.heads = heads, .sequence_offsets = OrSequences(batch.attention_offsets, batch)};
+}
+
 // Heads of queries stay with the head of keys that they share.
 int64_t WidthOfSharedHeads(const TransformerConfig& config) {
   return config.num_attention_heads / config.key_value_heads() * config.head_dim();
@@ -112,7 +121,7 @@ absl::Status AttentionBlock<T>::Rotate(const Pass& pass, RotaryDirection directi
                                        MatrixView<T> qk) const {
   // q and k are side by side and rotate alike: together they are one tensor of more heads.
   return ApplyRotary<T>({.heads = config_.num_attention_heads + config_.key_value_heads(),
-                         .sequence_offsets = pass.batch.sequence_offsets,
+                         .sequence_offsets = OrSequences(pass.batch.position_offsets, pass.batch),
                          .first_position = pass.batch.first_position},
                         config_.rotary_base, direction, qk, *pass.context.workspace,
                         *pass.context.compute);
@@ -171,9 +180,8 @@ absl::Status AttentionBlock<T>::Forward(const Pass& pass, MatrixView<const T> x,
   MOE_ASSIGN_OR_RETURN(saved.log_sum_exp,
                        pass.kept().Matrix<float>(x.rows(), config_.num_attention_heads));
   MOE_RETURN_IF_ERROR(CausalAttention<T>(
-      {.heads = config_.num_attention_heads, .sequence_offsets = pass.batch.sequence_offsets},
-      saved.q, saved.k, saved.v, saved.attended, saved.log_sum_exp, *pass.context.workspace,
-      *pass.context.compute));
+      AttentionOf(pass.batch, config_.num_attention_heads), saved.q, saved.k, saved.v,
+      saved.attended, saved.log_sum_exp, *pass.context.workspace, *pass.context.compute));
   return Output(pass, x, saved.attended, y);
 }
 
@@ -268,10 +276,10 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Pass& pass,
   }
   MOE_RETURN_IF_ERROR(o_proj_.InputGradient(context, {}, d, d_attended));
   MOE_RETURN_IF_ERROR(CausalAttentionBackward<T>(
-      {.heads = config_.num_attention_heads, .sequence_offsets = pass.batch.sequence_offsets},
-      saved.q, saved.k, saved.v, saved.attended, saved.log_sum_exp, d_attended,
-      ColumnRange(d_qk, 0, q_cols), ColumnRange(d_qk, q_cols, qk_cols),
-      ColumnRange(d_qkv, qk_cols, config_.qkv_cols()), workspace, *context.compute));
+      AttentionOf(pass.batch, config_.num_attention_heads), saved.q, saved.k, saved.v,
+      saved.attended, saved.log_sum_exp, d_attended, ColumnRange(d_qk, 0, q_cols),
+      ColumnRange(d_qk, q_cols, qk_cols), ColumnRange(d_qkv, qk_cols, config_.qkv_cols()),
+      workspace, *context.compute));
   MOE_RETURN_IF_ERROR(QkBackward(pass, saved, d_qk, d_qkv, ready));
   MOE_RETURN_IF_ERROR(qkv_proj_.WeightGradient(context, {}, d_qkv, saved.norm.y, ready));
   return qkv_proj_.InputGradient(context, {.site = pass.site}, d_qkv, d_normed);

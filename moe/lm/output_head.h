@@ -15,10 +15,13 @@
 
 namespace moe::lm {
 
-// Tokens of a round and their losses in nats: arrays [T].
+// Tokens of a round, and the losses in nats of those that predict a target.
 struct TokenBatch {
-  absl::Span<const int32_t> tokens, targets;
-  absl::Span<float> row_loss;
+  absl::Span<const int32_t> tokens;   // [T]
+  absl::Span<const int32_t> targets;  // [n], n <= T
+  absl::Span<float> row_loss;         // [n]
+  absl::Span<const int32_t>
+      loss_rows;  // [n] tokens that predict them, ascending; not read if n = T
 };
 
 // row_loss[t] = cross-entropy of RMSNorm(x_t) W^T against target t, logits and loss in float32.

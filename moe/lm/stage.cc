@@ -45,7 +45,28 @@ absl::Status CheckTokens(absl::Span<const int32_t> tokens, const Batch& batch, i
   if (!batch.micro_batch_offsets.empty()) {
     MOE_RETURN_IF_ERROR(CheckOffsets("micro_batch_offsets", batch.micro_batch_offsets, count));
   }
+  if (!batch.attention_offsets.empty()) {
+    MOE_RETURN_IF_ERROR(CheckOffsets("attention_offsets", batch.attention_offsets, count));
+  }
+  if (!batch.position_offsets.empty()) {
+    MOE_RETURN_IF_ERROR(CheckOffsets("position_offsets", batch.position_offsets, count));
+  }
   return CheckIds("tokens", tokens, vocab_size);
+}
+
+// kInvalidArgument unless there is a loss for each target, and a token that predicts it.
+absl::Status CheckLosses(const TokenBatch& batch) {
+  const size_t count = batch.tokens.size(), targets = batch.targets.size();
+  const absl::Span<const int32_t> rows = batch.loss_rows;
+  bool good = batch.row_loss.size() == targets && (targets == count || rows.size() == targets);
+  for (size_t i = 0; good && targets != count && i < rows.size(); ++i) {
+    good = rows[i] > (i == 0 ? -1 : rows[i - 1]) && rows[i] < std::ssize(batch.tokens);
+  }
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Transformer: tokens [", count, "], targets [", targets, "], row_loss [",
+      batch.row_loss.size(), "], loss_rows [", rows.size(),
+      "], expected equal lengths, or fewer targets than tokens and their rows, ascending"));
 }
 
 // The batch in memory of the compute device, which `pass` keeps: the caller's own on a CPU.
@@ -104,12 +125,7 @@ absl::StatusOr<std::unique_ptr<Stage<T>>> Stage<T>::Create(const TransformerConf
 
 template <typename T>
 absl::Status Stage<T>::Load(const Pass& pass, const TokenBatch& batch) {
-  const size_t count = batch.tokens.size(), losses = batch.row_loss.size();
-  if (batch.targets.size() != count || losses != count) {
-    return absl::InvalidArgumentError(absl::StrCat("Transformer: tokens [", count, "], targets [",
-                                                   batch.targets.size(), "], row_loss [", losses,
-                                                   "], expected equal lengths"));
-  }
+  MOE_RETURN_IF_ERROR(CheckLosses(batch));
   MOE_RETURN_IF_ERROR(CheckTokens(batch.tokens, pass.batch, config_.vocab_size));
   MOE_RETURN_IF_ERROR(CheckIds("targets", batch.targets, config_.vocab_size));
   if (pass.stash != nullptr && pass.batch.micro_batch_offsets.size() > 2) {
@@ -120,6 +136,10 @@ absl::Status Stage<T>::Load(const Pass& pass, const TokenBatch& batch) {
   RoundState& round = rounds_.Begin(pass.stash);
   round = {.batch = batch};
   MOE_ASSIGN_OR_RETURN(round.on_device, PutOnDevice(batch, pass));
+  if (head_.has_value() && batch.targets.size() != batch.tokens.size()) {
+    MOE_ASSIGN_OR_RETURN(round.losses,
+                         MakeRowSubset(batch.loss_rows, std::ssize(batch.tokens), pass));
+  }
   return absl::OkStatus();
 }
 
@@ -177,7 +197,12 @@ absl::Status Stage<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixVi
   MOE_ASSIGN_OR_RETURN(round->rows, LayersForward(pass, round->on_device.tokens, x, y, nullptr));
   round->forward = true;
   if (pass.stash != nullptr || !head_.has_value()) return absl::OkStatus();
-  return TimedDense(pass, "loss", [&] { return head_->Loss(pass, round->rows, round->on_device); });
+  return TimedDense(pass, "loss", [&]() -> absl::Status {
+    if (round->losses.whole() == 0) return head_->Loss(pass, round->rows, round->on_device);
+    MOE_ASSIGN_OR_RETURN(const auto rows, Gathered(round->rows, round->losses,
+                                                   *pass.context.workspace, *pass.context.compute));
+    return head_->Loss(pass, rows, round->on_device);
+  });
 }
 
 template <typename T>
@@ -195,9 +220,8 @@ absl::Status Stage<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, Ma
     MOE_ASSIGN_OR_RETURN(d, workspace.Matrix<T>(round->rows.rows(), round->rows.cols()));
   }
   if (head_.has_value()) {
-    MOE_RETURN_IF_ERROR(TimedDense(pass, "loss", [&] {
-      return head_->LossAndGradient(pass, round->rows, round->on_device, d, ready);
-    }));
+    MOE_RETURN_IF_ERROR(Timed(pass, kLoss, *pass.context.compute,
+                              [&] { return HeadBackward(pass, *round, d, ready); }));
     NoteNonFinite(pass, "loss backward", d);
   }
   for (size_t l = layers_.size(); l-- > 0;) {
@@ -206,6 +230,21 @@ absl::Status Stage<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, Ma
   }
   return embedding_ == nullptr ? absl::OkStatus()
                                : EmbeddingBackward(pass, round->on_device.tokens, d, ready);
+}
+
+template <typename T>
+absl::Status Stage<T>::HeadBackward(const Pass& pass, const RoundState& round, MatrixView<T> d,
+                                    GradientReady ready) {
+  if (round.losses.whole() == 0) {
+    return head_->LossAndGradient(pass, round.rows, round.on_device, d, ready);
+  }
+  Workspace& workspace = *pass.context.workspace;
+  Stream& compute = *pass.context.compute;
+  const WorkspaceScope scope(workspace);
+  MOE_ASSIGN_OR_RETURN(const auto rows, Gathered(round.rows, round.losses, workspace, compute));
+  MOE_ASSIGN_OR_RETURN(const auto d_rows, workspace.Matrix<T>(rows.rows(), rows.cols()));
+  MOE_RETURN_IF_ERROR(head_->LossAndGradient(pass, rows, round.on_device, d_rows, ready));
+  return Spread<T>(d_rows, round.losses, d, compute);
 }
 
 template <typename T>

@@ -17,6 +17,7 @@
 #include "moe/lm/transformer_config.h"
 #include "moe/run/context.h"
 #include "moe/run/pass.h"
+#include "moe/run/row_subset.h"
 #include "moe/run/stash.h"
 #include "moe/state/module.h"
 #include "moe/state/parameter.h"
@@ -55,6 +56,8 @@ class Stage final : public Module<T> {
   absl::Span<Parameter* const> parameters() const override { return parameters_; }
   // The tokens of the micro-batch whose passes are given `pass`, and room for its losses: memory of
   // the host, borrowed until TakeLosses. kInvalidArgument for a batch that does not fit the model.
+  // A token without a target adds nothing to loss and gradient: both have the bits of an output
+  // layer that is given the other rows alone.
   absl::Status Load(const Pass& pass, const TokenBatch& batch);
   // The residual stream [T, H] before and after the layers. With the embedding it reads the tokens
   // that were loaded, and x is not used; with the output layer y is not used: without a stash it
@@ -89,6 +92,7 @@ class Stage final : public Module<T> {
  private:
   struct RoundState {
     TokenBatch batch, on_device;
+    RowSubset losses;          // the tokens with a target; whole() is 0 where all have one
     MatrixView<const T> rows;  // rows after the last layer
     bool forward = false;      // whether a Forward has ended and no Backward has begun
   };
@@ -103,6 +107,9 @@ class Stage final : public Module<T> {
   Module<T>& ModuleOf(size_t layer) {
     return recomputed_.empty() ? *layers_[layer] : *recomputed_[layer];
   }
+  // The losses, and d [T, H] overwritten with the gradient by the rows after the last layer.
+  absl::Status HeadBackward(const Pass& pass, const RoundState& round, MatrixView<T> d,
+                            GradientReady ready);
   absl::Status EmbeddingBackward(const Pass& pass, absl::Span<const int32_t> tokens,
                                  MatrixView<const T> d, GradientReady ready);
 

@@ -26,9 +26,10 @@ void StepTotals::AddReal(Field field, double value, double limit) {
   fields_[field] += std::llrint(scaled);
 }
 
-void StepTotals::AddLosses(absl::Span<const float> row_loss) {
+void StepTotals::AddLosses(absl::Span<const float> row_loss, int64_t tokens) {
   for (const float loss : row_loss) AddReal(kLoss, loss, kLimit);
-  fields_[kTokens] += static_cast<int64_t>(row_loss.size());
+  fields_[kLosses] += std::ssize(row_loss);
+  fields_[kTokens] += tokens;
 }
 
 void StepTotals::AddRouters(absl::Span<const RouterStats> routers) {
@@ -41,9 +42,9 @@ void StepTotals::AddRouters(absl::Span<const RouterStats> routers) {
 }
 
 float StepTotals::MeanLoss() const {
-  if (fields_[kTokens] == 0) return 0;
+  if (fields_[kLosses] == 0) return 0;
   return static_cast<float>(static_cast<double>(fields_[kLoss]) * kUnit /
-                            static_cast<double>(fields_[kTokens]));
+                            static_cast<double>(fields_[kLosses]));
 }
 
 double StepTotals::MeanAuxLoss(int64_t micro_batches) const {

@@ -30,9 +30,9 @@ class StepTotals {
   void Clear() { fields_ = {}; }
   // Fields to be summed over ranks (Trainer::SumOverRanks).
   absl::Span<int64_t> fields() { return absl::MakeSpan(fields_); }
-  // Add a micro-batch of at least one token: the losses of its tokens, where the output layer is,
-  // and the statistics of routers, of each where it is.
-  void AddLosses(absl::Span<const float> row_loss);
+  // Add a micro-batch of at least one token: the losses of those of its tokens that have one, where
+  // the output layer is, and the statistics of routers, of each where it is.
+  void AddLosses(absl::Span<const float> row_loss, int64_t tokens);
   void AddRouters(absl::Span<const RouterStats> routers);
   // Sets this rank's votes; votes() returns their sums.
   void Vote(const CheckpointVotes& votes) {
@@ -46,7 +46,8 @@ class StepTotals {
   int64_t dropped() const { return fields_[kDropped]; }
   // Number of losses and router measures that are not finite.
   int64_t non_finite() const { return fields_[kNonFinite]; }
-  // Mean loss of a token; with micro-batches of equal length also the mean of their means.
+  // Mean of all losses; with as many of each micro-batch also the mean of their means, whose
+  // gradient a step takes. 0 without any.
   float MeanLoss() const;
   // Sum over MoE layers of the load-balance loss, mean over micro-batches.
   double MeanAuxLoss(int64_t micro_batches) const;
@@ -56,6 +57,7 @@ class StepTotals {
  private:
   enum Field : size_t {
     kLoss,
+    kLosses,
     kTokens,
     kAuxLoss,
     kEntropy,

@@ -231,6 +231,19 @@ void CopySequence(const Tokens& all, int64_t sequence, absl::Span<int32_t> token
   all.Copy(first + 1, targets);
 }
 
+void SequenceBatch::CutDocuments() {
+  document_offsets_.assign(1, 0);
+  loss_rows_.clear();
+  for (int64_t t = 0; t < size(); ++t) {
+    const bool end = std::find(ends_.begin(), ends_.end(), tokens_[t]) != ends_.end();
+    if (end || (t + 1) % length_ == 0) document_offsets_.push_back(t + 1);
+    if (!documents_.eod_mask_loss || end) continue;
+    targets_[loss_rows_.size()] = targets_[t];
+    loss_rows_.push_back(static_cast<int32_t>(t));
+  }
+  if (documents_.eod_mask_loss) losses_ = std::ssize(loss_rows_);
+}
+
 int64_t Sampler::At(int64_t step, int64_t index) {
   const int64_t batches = batches_per_epoch();
   if (const int64_t epoch = step / batches; epoch != epoch_) Shuffle(epoch);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -78,12 +79,26 @@ int64_t SequenceCount(const Tokens& all, int64_t sequence_length);
 void CopySequence(const Tokens& all, int64_t sequence, absl::Span<int32_t> tokens,
                   absl::Span<int32_t> targets);
 
+// What the ends of documents do to the sequences that hold them, as Megatron-LM's flags of these
+// names. An end is a token of its own document.
+struct DocumentOptions {
+  bool reset_position_ids = false;    // positions begin at 0 behind it
+  bool reset_attention_mask = false;  // tokens behind it do not attend to it or to those before it
+  bool eod_mask_loss = false;         // it has no loss: what follows it is another document
+
+  bool any() const { return reset_position_ids || reset_attention_mask || eod_mask_loss; }
+};
+
 // The sequences of one micro-batch as a model takes them, at most `most`; reused for every
 // micro-batch.
 class SequenceBatch {
  public:
-  SequenceBatch(int64_t sequence_length, int64_t most)
+  // ends: ids of the tokens that end a document.
+  SequenceBatch(int64_t sequence_length, int64_t most, DocumentOptions documents = {},
+                std::vector<int32_t> ends = {})
       : length_(sequence_length),
+        documents_(documents),
+        ends_(std::move(ends)),
         sequence_offsets_(static_cast<size_t>(most) + 1),
         tokens_(static_cast<size_t>(most * sequence_length)),
         targets_(tokens_.size()),
@@ -103,18 +118,28 @@ class SequenceBatch {
                    absl::MakeSpan(targets_).subspan(i * length, length));
     }
     micro_batch_offsets_[1] = size();
+    losses_ = size();
+    if (documents_.any()) CutDocuments();
   }
 
   int64_t size() const { return count_ * length_; }  // tokens
   absl::Span<const int32_t> tokens() const { return Filled(absl::MakeConstSpan(tokens_)); }
-  absl::Span<const int32_t> targets() const { return Filled(absl::MakeConstSpan(targets_)); }
-  absl::Span<float> row_loss() { return Filled(absl::MakeSpan(row_loss_)); }
+  // Those of tokens that have a loss, all or loss_rows().
+  absl::Span<const int32_t> targets() const { return absl::MakeConstSpan(targets_).first(losses_); }
+  absl::Span<float> row_loss() { return absl::MakeSpan(row_loss_).first(losses_); }
+  absl::Span<const int32_t> loss_rows() const { return loss_rows_; }
   // The sequences as one micro-batch; borrows memory of this object.
   Batch batch(int64_t step, Mode mode) const {
     const auto count = static_cast<size_t>(count_);
     return {.sequence_offsets = absl::MakeConstSpan(sequence_offsets_).first(count + 1),
             .micro_batch_offsets = micro_batch_offsets_,
             .first_global_token = first_token_,
+            .attention_offsets = documents_.reset_attention_mask
+                                     ? absl::MakeConstSpan(document_offsets_)
+                                     : absl::Span<const int64_t>(),
+            .position_offsets = documents_.reset_position_ids
+                                    ? absl::MakeConstSpan(document_offsets_)
+                                    : absl::Span<const int64_t>(),
             .step = step,
             .mode = mode};
   }
@@ -125,9 +150,16 @@ class SequenceBatch {
     return all.first(static_cast<size_t>(size()));
   }
 
+  // document_offsets_ and, with eod_mask_loss, loss_rows_ and their targets.
+  void CutDocuments();
+
   const int64_t length_;
-  int64_t count_ = 0, first_token_ = 0;
+  const DocumentOptions documents_;
+  const std::vector<int32_t> ends_;
+  int64_t count_ = 0, first_token_ = 0, losses_ = 0;
   std::vector<int64_t> sequence_offsets_, micro_batch_offsets_ = {0, 0};
+  std::vector<int64_t> document_offsets_;  // of sequences, and of documents in them
+  std::vector<int32_t> loss_rows_;
   std::vector<int32_t> tokens_, targets_;
   std::vector<float> row_loss_;
 };

@@ -11,7 +11,8 @@ absl::Status TextRounds<T>::BeginRound(const Round& round, int chunk, Pass& pass
   pass.context.mesh->world().Mark({.name = "data", .step = round.step()});
   std::unique_ptr<MicroBatch>& micro_batch = micro_batches_.Begin(pass.stash);
   if (micro_batch == nullptr) {
-    micro_batch.reset(new MicroBatch{{config_.sequence_length, config_.micro_batch_size},
+    micro_batch.reset(new MicroBatch{{config_.sequence_length, config_.micro_batch_size,
+                                      config_.documents, config_.model.eos_token_ids},
                                      std::vector<RouterStats>(model_.moe_layers())});
   }
   SequenceBatch& batch = micro_batch->batch;
@@ -23,7 +24,8 @@ absl::Status TextRounds<T>::BeginRound(const Round& round, int chunk, Pass& pass
   batch.Load(text_, sequences_, first);
   pass.batch = batch.batch(round.step(), sampler_ ? Mode::kTraining : Mode::kEvaluation);
   pass.router_stats = model_.OfChunk(chunk, micro_batch->stats);
-  return model_.chunk(chunk).Load(pass, {batch.tokens(), batch.targets(), batch.row_loss()});
+  return model_.chunk(chunk).Load(
+      pass, {batch.tokens(), batch.targets(), batch.row_loss(), batch.loss_rows()});
 }
 
 template <typename T>
@@ -34,7 +36,7 @@ absl::Status TextRounds<T>::EndRound(const Round& round, int chunk, const Pass& 
   SequenceBatch& batch = (*micro_batches_.Find(pass.stash))->batch;
   const TensorShare share = ShareOf(pass.context);  // whose ranks have the same losses
   if (share.index == 0) {
-    if (model.has_losses()) totals_.AddLosses(batch.row_loss());
+    if (model.has_losses()) totals_.AddLosses(batch.row_loss(), batch.size());
     totals_.AddRouters(pass.router_stats);
   }
   const RankCounts rows = share.RowsOf(batch.size());

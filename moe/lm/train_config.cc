@@ -185,6 +185,14 @@ absl::Status CheckBatch(const TrainConfig& config) {
 }
 
 absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
+  if (config.documents.any() && config.model.eos_token_ids.empty()) {
+    const DocumentOptions& documents = config.documents;
+    return absl::InvalidArgumentError(
+        absl::StrCat(documents.reset_position_ids     ? "--reset-position-ids"
+                     : documents.reset_attention_mask ? "--reset-attention-mask"
+                                                      : "--eod-mask-loss",
+                     " without --eos-token-id, expected the ids that end a document"));
+  }
   MOE_RETURN_IF_ERROR(AtLeast(1, "--steps", config.steps));
   MOE_RETURN_IF_ERROR(CheckBatch(config));
   MOE_RETURN_IF_ERROR(AtLeast(1, "--threads", config.trainer.session.threads));

@@ -59,7 +59,8 @@ struct TrainConfig {
   LearningRateSchedule schedule = {};
   EvaluationOptions evaluation = {};
   int64_t sequence_length = 128;
-  int64_t micro_batch_size = 4;  // sequences per micro-batch
+  int64_t micro_batch_size = 4;    // sequences per micro-batch
+  DocumentOptions documents = {};  // which end with tokens of model.eos_token_ids
   int64_t steps = 100;
   // Steps between comparisons of the weights that several ranks hold; 0 = only at the end.
   int64_t verify_replicas = 0;

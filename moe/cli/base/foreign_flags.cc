@@ -142,8 +142,6 @@ constexpr Meaning kMeanings[] = {
     {kRefused, "mock-data", "--data PATH, of any text"},
     {kRefused, "train-data-path *, valid-data-path *, test-data-path *",
      "--data PATH or --tokens FILE; every 20th block is held out"},
-    {kRefused, "reset-position-ids, reset-attention-mask, eod-mask-loss",
-     "texts are one stream, whose documents are not told apart"},
     // Checkpoints and records.
     {kRefused, "load *",
      "--resume auto goes on from the newest checkpoint in --save; --init-from DIR starts from "

@@ -86,8 +86,11 @@ void AddModel(lm::TransformerConfig& model, const SettingRows& rows, Table& t) {
       .Roles(kOfOneRun);
   t.Add("--bos-token-id ID", rows, "that begins a text, of exports").Roles(kOfOneRun);
   t.Add("--eos-token-id IDS", Kind::kText,
-        "that end a text, between commas: of exports, and where moe generate stops")
-      .Roles(kOfOneRun);
+        "that end a document or text, between commas: of what follows, of exports, and where moe "
+        "generate stops");
+  t.Add("--reset-position-ids", rows, "positions begin at 0 behind the end of a document");
+  t.Add("--reset-attention-mask", rows, "tokens attend to their own document alone");
+  t.Add("--eod-mask-loss", rows, "the end of a document has no loss, and does not count in means");
   t.Add("--moe-layer-freq N", rows, "every N-th layer has experts; the others are dense");
   t.Add("--dense-ffn-hidden-size N", FormOf(rows["dense_ffn_hidden_size"]),
         "width of dense layers; 0 = topk x F")

@@ -10,10 +10,11 @@ namespace {
 TEST(StepTotalsTest, CountsWhatItCannotAdd) {
   StepTotals totals(0);
   const float rows[] = {1.5f, 0.25f};
-  totals.AddLosses(rows);
+  totals.AddLosses(rows, 5);  // three of the tokens have no loss
   EXPECT_EQ(totals.MeanLoss(), 0.875f);
+  EXPECT_EQ(totals.tokens(), 5);
   const float bad[] = {std::numeric_limits<float>::quiet_NaN()};
-  totals.AddLosses(bad);
+  totals.AddLosses(bad, 1);
   EXPECT_EQ(totals.non_finite(), 1);
 }
 

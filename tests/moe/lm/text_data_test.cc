@@ -199,6 +199,32 @@ TEST(SequenceTest, TargetsAreTheNextBytes) {
   EXPECT_THAT(targets, ElementsAre(14, 15, 255));  // bytes above 127 stay positive
 }
 
+TEST(SequenceTest, DocumentsAreCutBehindTheirEnds) {
+  const std::vector<uint8_t> text = {5, 0, 7, 8, 9, 3, 4, 0, 6};  // two sequences of four
+  const auto load = [&](const DocumentOptions& documents) {
+    SequenceBatch batch(4, 2, documents, {0, 9});
+    batch.Load(Of(text), {1, 0}, 0);  // 9 3 4 0, 5 0 7 8
+    return batch;
+  };
+  SequenceBatch one = load({.reset_position_ids = true, .eod_mask_loss = true});
+  const Batch batch = one.batch(0, Mode::kTraining);
+  EXPECT_THAT(batch.sequence_offsets, ElementsAre(0, 4, 8));
+  EXPECT_THAT(batch.position_offsets, ElementsAre(0, 1, 4, 6, 8));
+  EXPECT_THAT(batch.attention_offsets, ElementsAre());
+  EXPECT_THAT(one.tokens(), ElementsAre(9, 3, 4, 0, 5, 0, 7, 8));
+  EXPECT_THAT(one.loss_rows(), ElementsAre(1, 2, 4, 6, 7));
+  EXPECT_THAT(one.targets(), ElementsAre(4, 0, 0, 8, 9));
+  EXPECT_EQ(one.row_loss().size(), 5u);
+  EXPECT_EQ(one.size(), 8);
+  const std::vector<int64_t> none;
+  one.Load(Of(text), none, 0);  // a rank without a micro-batch
+  EXPECT_THAT(one.batch(0, Mode::kTraining).position_offsets, ElementsAre(0));
+  EXPECT_EQ(one.targets().size(), 0u);
+  SequenceBatch other = load({.reset_attention_mask = true});
+  EXPECT_THAT(other.batch(0, Mode::kTraining).attention_offsets, ElementsAre(0, 1, 4, 6, 8));
+  EXPECT_THAT(other.targets(), ElementsAre(3, 4, 0, 6, 0, 7, 8, 9));
+}
+
 // The sequences that `rank` reads in one step, as training does.
 std::vector<int64_t> SequencesOf(Sampler& sampler, int rank, int ranks, int64_t micro_batches,
                                  int64_t micro_batch_size, int64_t step) {

@@ -210,6 +210,84 @@ TYPED_TEST(TransformerTyped, EvaluateGivesTheBitsOfTraining) {
   EXPECT_EQ(std::memcmp(evaluated.data(), trained.data(), trained.size() * sizeof(float)), 0);
 }
 
+// What one micro-batch gives: losses, gradients by name order, and the router's statistics.
+struct Given {
+  std::vector<float> loss;
+  std::vector<std::vector<float>> gradients;
+  RouterStats router;
+};
+Given RunOne(const Batch& batch, absl::Span<const int32_t> tokens,
+             absl::Span<const int32_t> targets, absl::Span<const int32_t> loss_rows = {}) {
+  OneRank<float> rank(SmallConfig());
+  rank.AddSums();
+  Given given = {.loss = std::vector<float>(targets.size())};
+  const StashHandle stash = rank.session->stashes().Take();
+  const absl::Status status = RunPasses(*rank.model,
+                                        {.context = rank.context(),
+                                         .batch = batch,
+                                         .stash = stash.get(),
+                                         .router_stats = {&given.router, 1}},
+                                        {tokens, targets, absl::MakeSpan(given.loss), loss_rows});
+  EXPECT_TRUE(status.ok()) << status;
+  given.gradients = rank.sums;
+  return given;
+}
+
+TEST(Transformer, DocumentsOfASequenceHaveTheBitsOfSequences) {
+  const ModelWork work = MakeModelWork(SmallConfig(), {{5, 1, 8, 3}});
+  const std::vector<int64_t> documents = work.SequenceOffsets(0), sequences = {0, 6, 17};
+  const auto run = [&](Batch batch) {
+    return RunOne(batch, work.tokens, work.targets);
+  };
+  const Given alone = run({.sequence_offsets = documents});
+  const Given packed = run({.sequence_offsets = sequences,
+                            .attention_offsets = documents,
+                            .position_offsets = documents});
+  EXPECT_EQ(packed.loss, alone.loss);
+  EXPECT_EQ(packed.gradients, alone.gradients);
+  // Angles of positions count by their differences: those of a document are the same at any offset.
+  const Given attention = run({.sequence_offsets = sequences, .attention_offsets = documents});
+  const Given positions = run({.sequence_offsets = sequences, .position_offsets = documents});
+  const Given neither = run({.sequence_offsets = sequences});
+  for (size_t t = 0; t < alone.loss.size(); ++t) {
+    EXPECT_NEAR(attention.loss[t], alone.loss[t], 1e-4f);
+    const bool first = t < 5 || (t >= 6 && t < 14);  // in a document that begins its sequence
+    EXPECT_EQ(std::fabs(positions.loss[t] - alone.loss[t]) < 1e-4f, first) << t;
+    EXPECT_EQ(std::fabs(positions.loss[t] - neither.loss[t]) < 1e-4f, first) << t;
+  }
+}
+
+// Sequences that padding fills up have the losses and the router of the shorter ones.
+TEST(Transformer, PaddingBehindSequencesAddsNothing) {
+  const ModelWork work = MakeModelWork(SmallConfig(), {{5, 8}});
+  const std::vector<int64_t> offsets = work.SequenceOffsets(0), filled = {0, 8, 16};
+  std::vector<int32_t> tokens, loss_rows;
+  std::vector<uint8_t> padding;
+  for (size_t t = 0; t < work.tokens.size(); ++t) {
+    if (t == 5) tokens.insert(tokens.end(), 3, 1);
+    loss_rows.push_back(static_cast<int32_t>(tokens.size()));
+    tokens.push_back(work.tokens[t]);
+  }
+  padding.assign(tokens.size(), 0);
+  for (const size_t t : {5, 6, 7}) padding[t] = 1;
+  const Given alone = RunOne({.sequence_offsets = offsets}, work.tokens, work.targets);
+  const Given padded = RunOne({.sequence_offsets = filled, .padding_mask = padding}, tokens,
+                              work.targets, loss_rows);
+  EXPECT_EQ(padded.loss, alone.loss);
+  EXPECT_EQ(padded.router.expert_count, alone.router.expert_count);
+  EXPECT_EQ(padded.router.loss(), alone.router.loss());
+  // Rows of 0 change where chains of sums over tokens end: by roundings alone.
+  ASSERT_EQ(padded.gradients.size(), alone.gradients.size());
+  for (size_t p = 0; p < alone.gradients.size(); ++p) {
+    double error = 0, size = 0;
+    for (size_t i = 0; i < alone.gradients[p].size(); ++i) {
+      error += std::pow(double{padded.gradients[p][i]} - double{alone.gradients[p][i]}, 2);
+      size += std::pow(double{alone.gradients[p][i]}, 2);
+    }
+    EXPECT_LE(std::sqrt(error), 16 * 0x1p-24 * std::sqrt(size)) << p;
+  }
+}
+
 TEST(Transformer, BadBatchesAreRefusedBeforeAnyWork) {
   OneRank<float> rank(SmallConfig());
   const std::vector<int32_t> tokens = {1, 2, 10}, outside = {1, 11, 2}, negative = {-1, 0, 0};
@@ -232,6 +310,20 @@ TEST(Transformer, BadBatchesAreRefusedBeforeAnyWork) {
   refused(evaluate(tokens, tokens, gap, 3), "sequence_offsets [2], expected to ascend from 0 to 3");
   refused(evaluate(tokens, tokens, backwards, 3), "sequence_offsets [4]");
   refused(evaluate(tokens, tokens, {}, 3), "sequence_offsets [0]");
+  const std::vector<int32_t> one = {1}, repeated = {1, 1}, late = {1, 3};
+  const auto evaluate_some = [&](const std::vector<int32_t>& rows, Batch batch) {
+    batch.sequence_offsets = good;
+    return RunPasses(
+        *rank.model, {.context = rank.context(), .batch = batch},
+        {tokens, absl::MakeSpan(tokens).first(2), absl::MakeSpan(loss).first(2), rows});
+  };
+  refused(evaluate_some(one, {}), "loss_rows [1]");
+  refused(evaluate_some(repeated, {}), "ascending");
+  refused(evaluate_some(late, {}), "ascending");
+  refused(evaluate_some({0, 2}, {.attention_offsets = gap}), "attention_offsets [2]");
+  refused(evaluate_some({0, 2}, {.position_offsets = backwards}), "position_offsets [4]");
+  const std::vector<uint8_t> mask = {1, 0};
+  refused(evaluate_some({0, 2}, {.padding_mask = mask}), "padding_mask [2], expected [3]");
   const StashHandle stash = rank.session->stashes().Take();
   refused(RunPasses(*rank.model,
                     {.context = rank.context(),
