@@ -88,11 +88,12 @@ class MoeLayer final : public Module<T> {
 
   // dx [T, H] is overwritten, with 0 in rows of padding, of which dy is not read. dx overlaps no
   // memory of x, and may be dy itself where the layer has neither a shared expert nor identity
-  // experts (otherwise kInvalidArgument). Parameter gradients are added to their accumulators. pass.d_loss: the gradient of the whole loss by the router's
-  // own, RouterStats::loss() of the Forward: 1 where it is a term of the loss, 0 where it is not,
-  // times the loss scale, as dy. pass.batch is not read: that of the Forward applies.
-  // kFailedPrecondition, with the reason, unless pass.stash has a Forward of this layer and no
-  // Backward yet, and trained parameters have accumulators (GradientReducer::Begin).
+  // experts (otherwise kInvalidArgument). Parameter gradients are added to their accumulators.
+  // pass.d_loss: the gradient of the whole loss by the router's own, RouterStats::loss() of the
+  // Forward: 1 where it is a term of the loss, 0 where it is not, times the loss scale, as dy.
+  // pass.batch is not read: that of the Forward applies. kFailedPrecondition, with the reason,
+  // unless pass.stash has a Forward of this layer and no Backward yet, and trained parameters have
+  // accumulators (GradientReducer::Begin).
   absl::Status Backward(const Pass& pass, MatrixView<const T> dy, MatrixView<T> dx,
                         GradientReady ready) override;
 

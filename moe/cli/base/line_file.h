@@ -42,7 +42,8 @@ class LineFile {
   LineFile(const LineFile&) = delete;
   LineFile& operator=(const LineFile&) = delete;
 
-  // Whole lines, each with its end, or records. Errors of FileError, kWrite; a file that was deleted is one.
+  // Whole lines, each with its end, or records. Errors of FileError, kWrite; a file that was
+  // deleted is one.
   absl::Status Append(absl::string_view lines);
   const std::string& path() const { return path_; }
   bool replaces() const { return replaces_; }  // the file was not empty

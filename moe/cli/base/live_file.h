@@ -11,9 +11,9 @@
 
 namespace moe::cli {
 
-// Writes beside the path and renames, so that a reader sees the whole of one text. Not flushed: what
-// a host that has lost its power said last is of no use. `run` is that of one process (LockHolder):
-// no other one has this name beside the path, whatever its host, container or number.
+// Writes beside the path and renames, so that a reader sees the whole of one text. Not flushed:
+// what a host that has lost its power said last is of no use. `run` is that of one process
+// (LockHolder): no other one has this name beside the path, whatever its host, container or number.
 std::error_code ReplaceLiveFile(const std::string& path, absl::string_view run,
                                 absl::string_view text, FileSystem& files);
 

@@ -1,5 +1,5 @@
-// What programs that watch a run of `moe train` read while it goes on: TensorBoard's event files and
-// Prometheus' text (docs/curves.md).
+// What programs that watch a run of `moe train` read while it goes on: TensorBoard's event files
+// and Prometheus' text (docs/curves.md).
 #ifndef MOE_MOE_CLI_TRAIN_LIVE_CURVES_H_
 #define MOE_MOE_CLI_TRAIN_LIVE_CURVES_H_
 
@@ -37,8 +37,8 @@ std::vector<double> LayerMaxVio(const lm::StepMetrics& metrics, int32_t experts)
 class EventFile {
  public:
   // Creates the folder and the file if needed; if no step is written, they are removed. The file
-  // sorts behind those that are there, whatever the clock says, since TensorBoard reads them in that
-  // order. kInvalidArgument: `folder` is a file, or it holds the events of a run that is not
+  // sorts behind those that are there, whatever the clock says, since TensorBoard reads them in
+  // that order. kInvalidArgument: `folder` is a file, or it holds the events of a run that is not
   // continued. Else errors of FileError (moe/io/file.h), kWrite.
   static absl::StatusOr<std::unique_ptr<EventFile>> Create(const std::string& folder,
                                                            EarlierRun earlier);
@@ -55,13 +55,13 @@ class EventFile {
   bool begun_ = false;
 };
 
-// Prometheus' text: a gauge moe_train_<key> for each number, moe_train_layer_max_vio for each layer,
-// and the time of the step.
+// Prometheus' text: a gauge moe_train_<key> for each number, moe_train_layer_max_vio for each
+// layer, and the time of the step.
 std::string PrometheusText(const lm::StepMetrics& metrics, int32_t experts, int64_t steps,
                            absl::Time now);
 
-// The text of the newest step in a file, which is replaced at most once a second. A text that cannot
-// be written is no reason to fail: the first time is a warning.
+// The text of the newest step in a file, which is replaced at most once a second. A text that
+// cannot be written is no reason to fail: the first time is a warning.
 class PrometheusFile {
  public:
   static constexpr absl::Duration kInterval = absl::Seconds(1);

@@ -16,9 +16,9 @@ constexpr char kHead[] =
 Runs one MoE layer, forward and backward, on the same batch in many layouts, and compares outputs,
 gradients, losses and drop counts twice: every layout with the product on one rank, and that product
 with a float64 loop that shares no code with it. Where --layouts names tensor or pipeline
-parallelism, ZeRO, offload or recomputation, a model trains for some steps, and losses, loads, gradient norms
-and final weights of every layout are compared with those of one rank. Ranks are threads or, under
-mpirun, processes.
+parallelism, ZeRO, offload or recomputation, a model trains for some steps, and losses, loads,
+gradient norms and final weights of every layout are compared with those of one rank. Ranks are
+threads or, under mpirun, processes.
 
   moe verify
   moe verify --router deepseek-v3 --num-experts 12 --topk 3 --hidden-size 40
