@@ -1,5 +1,6 @@
 #include "moe/pipeline/runner.h"
 
+#include <iterator>
 #include <utility>
 
 namespace moe {
@@ -61,15 +62,17 @@ void PipelineRunner::Begin(int64_t rounds, bool backward) {
 absl::Status PipelineRunner::Send(const PipelineOp& op, Message message, const Round& round) {
   if (!Sends(op)) return absl::OkStatus();
   const Site site = SiteOf(round, "pipeline send");
-  if (!backward_ && sent_[0].state() != nullptr) {
-    MOE_RETURN_IF_ERROR(Timed(context_, site, {.phase = Phase::kPipeline, .name = "pipeline send"},
-                              *context_.compute,
-                              [&] { return context_.compute->WaitFor(sent_[0]); }));
-  }
-  sent_[0] = std::move(sent_[1]);
-  MOE_ASSIGN_OR_RETURN(sent_[1],
-                       links_->Send(WayOf(op), message.bytes, std::move(message.owner), site));
-  return absl::OkStatus();
+  const Work work = {
+      .phase = Phase::kPipeline, .name = "pipeline send", .bytes = std::ssize(message.bytes)};
+  return Timed(context_, site, work, *context_.compute, [&]() -> absl::Status {
+    if (!backward_ && sent_[0].state() != nullptr) {
+      MOE_RETURN_IF_ERROR(context_.compute->WaitFor(sent_[0]));
+    }
+    sent_[0] = std::move(sent_[1]);
+    MOE_ASSIGN_OR_RETURN(sent_[1],
+                         links_->Send(WayOf(op), message.bytes, std::move(message.owner), site));
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace moe

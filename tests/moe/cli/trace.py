@@ -102,13 +102,13 @@ def moved(report, what):
     raise AssertionError(f"no '{what}' in the report")
 
 
-def train(work, text, ranks, *extra, launcher=(), name="run", steps=2):
+def train(work, text, ranks, *extra, launcher=(), name="run", steps=2, ep=None):
     out = os.path.join(work, name)
     trace = os.path.join(work, name + ".json")
     own = [] if launcher else ["--ranks", ranks]
     command = [*launcher, *train_command(
         MOE, text, "--moe-shared-expert-intermediate-size", 16, "--micro-batches", 4, "--steps",
-        steps, "--ep", ranks, "--bucket-size-mb", 0.05, *own, *extra)]
+        steps, "--ep", ep or ranks, "--bucket-size-mb", 0.05, *own, *extra)]
     traced = run(*command, "--out", out, "--trace", trace)
     return command, traced, metrics(out), trace
 
@@ -218,12 +218,16 @@ def main():
             beside += sum(overlap(a, b) > 0 for a in lane for b in experts)
         check(beside > 0, "overlap: no exchange beside experts in four steps")
 
-        # Ranks that share matrices: every byte that they exchange is in an event.
-        _, _, rows, trace = train(work, text, 2, "--tp", 2, "--tensor-leaves", 2,
-                                  "--moe-shared-expert-intermediate-size", 32, name="tensor")
+        # Stages of ranks that share matrices: every byte that they exchange is in an event.
+        _, _, rows, trace = train(work, text, 4, "--tp", 2, "--tensor-leaves", 2, "--pp", 2,
+                                  "--moe-shared-expert-intermediate-size", 32, name="tensor", ep=2)
         names = ("tensor sum", "tensor rows", "combine weights", "logits",
                  "gradient of the logits", "losses")
-        lanes = load(trace, 2, two, "tensor").values()
+        lanes = load(trace, 4, two, "tensor").values()
+        between = sum(e["args"]["bytes"] for lane in lanes for e in lane
+                      if e["name"] == "pipeline send")
+        check(between == rows[-1]["pipeline_bytes"] > 0,
+              f"pipeline: {between}, expected {rows[-1]['pipeline_bytes']}")
         sent = {name: sum(e["args"]["bytes"] for lane in lanes for e in lane if e["name"] == name)
                 for name in names}
         check(min(sent.values()) > 0 and sum(sent.values()) == rows[-1]["tensor_bytes"],
