@@ -161,7 +161,10 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
   MOE_RETURN_IF_ERROR(Fill(settings, EvalSettings(options)));
   MOE_ASSIGN_OR_RETURN(StoredRun run, OpenStoredRun(settings, launch));
   lm::TrainConfig& config = run.config;
-  config.trainer.session.mesh = options.layout.trainer.session.mesh;
+  const TrainerOptions& layout = options.layout.trainer;
+  config.trainer.session.mesh = layout.session.mesh;
+  config.trainer.pipeline_chunks = layout.pipeline_chunks;
+  config.trainer.pipeline_schedule = layout.pipeline_schedule;
   if (settings.is("expert-model-parallel-size", "auto")) {
     MeshShape& mesh = config.trainer.session.mesh;
     mesh.expert = MostExpertRanks(launch.world.ranks, mesh, config.model.moe.router.num_experts);

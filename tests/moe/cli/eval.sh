@@ -6,13 +6,14 @@ expect 0 "training" "$moe" train "${model[@]}" --ranks 2 --steps 4 --lr 0.01 --q
   --out "$work/run"
 trained=$(value "$work/run/metrics.jsonl" val_loss_hex)
 held_out=(--checkpoint "$work/run" --data "$text" --split held-out --eval-sequences 16)
-for layout in "1 1" "3 auto --dispatch direct" "8 4 --threads 1"; do
+for layout in "1 1" "3 auto --dispatch direct" "8 4 --threads 1 --pp 2 --pipeline-schedule zb-h1"; do
   read -r ranks ep flags <<<"$layout"
   # shellcheck disable=SC2086 # several words
   expect 0 "eval on $layout" "$moe" eval "${held_out[@]}" --ranks "$ranks" --ep "$ep" $flags -o json
   [[ $(value "$work/stdout" loss_hex) == "$trained" ]] ||
     fail "eval on $layout: $(cat "$work/stdout"), training said $trained"
 done
+refused 2 "2 chunks a stage with schedule gpipe" eval "${held_out[@]}" --ranks 2 --pp 2 --vp 2 --pipeline-schedule gpipe
 # An exported public model has the same loss, from its files alone.
 expect 0 "export" "$moe" ckpt export "$work/run" --format mixtral --out "$work/model"
 expect 0 "eval of the exported model" "$moe" eval --checkpoint "$work/model" "${held_out[@]:2}" --seq-length 32 --ranks 2 --ep 2 -o json
