@@ -27,6 +27,7 @@ TrainConfig ForTokensOneByOne(TrainConfig config, int ranks) {
   config.trainer.session.mesh = {.expert = ranks};
   config.trainer.pipeline_schedule = ScheduleKind::k1F1B;
   config.trainer.pipeline_chunks = 1;
+  config.model.pipeline_layout.clear();
   MoeLayerConfig& moe = config.model.moe;
   moe.pack_weights = true;
   moe.overlap_degree = 1;

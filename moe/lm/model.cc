@@ -16,8 +16,7 @@ int MixturesBefore(const TransformerConfig& config, int layer) {
 }
 
 LayerRange LayersOf(const TransformerConfig& config, int part, int parts) {
-  const int64_t layers = config.num_layers;
-  return {static_cast<int>(layers * part / parts), static_cast<int>(layers * (part + 1) / parts)};
+  return {config.first_layer(part, parts), config.first_layer(part + 1, parts)};
 }
 
 absl::Status CheckParts(const TransformerConfig& config, const PipelineShape& shape) {
@@ -26,6 +25,7 @@ absl::Status CheckParts(const TransformerConfig& config, const PipelineShape& sh
         "Transformer: ", config.num_layers, " layers in ", shape.stages, " pipeline stages of ",
         shape.chunks, " chunks, expected at least ", shape.parts()));
   }
+  MOE_RETURN_IF_ERROR(CheckPipelineLayout(config, shape.parts()));
   if (!config.tied_embeddings || shape.parts() == 1) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "Transformer: tied embeddings in ", shape.stages,

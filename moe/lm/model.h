@@ -17,7 +17,7 @@
 
 namespace moe::lm {
 
-// The chunks of this rank's stage: part i of P has layers [L i / P, L (i + 1) / P), the first part
+// The chunks of this rank's stage: part i of P has layers [first_layer(i, P), first_layer(i + 1, P)), the first part
 // the embedding, too, and the last one the output layer.
 template <typename T>
 class Model final : public TrainedModule {

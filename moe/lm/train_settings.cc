@@ -113,6 +113,7 @@ Rows RunRows(TrainConfig& config) {
       {"--tensor-model-parallel-size", kLayout, &session.mesh.tensor, kOne},
       {"--pipeline-model-parallel-size", kLayout, &session.mesh.pipeline, kOne},
       {"--num-virtual-stages-per-pipeline-rank", kLayout, &trainer.pipeline_chunks, kOne},
+      {"--pipeline-layout", kLayout, &config.model.pipeline_layout},
       {"--pipeline-schedule", kLayout, EnumField(&trainer.pipeline_schedule, kScheduleWords), kOne},
       {"--recompute", kLayout, EnumField(&config.model.recompute, kRecomputeWords), kOff},
       {kNumericsVersionName, kNumerics, &kNumericsVersion},

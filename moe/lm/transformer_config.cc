@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "kernels/base/status_macros.h"
 
@@ -53,7 +55,37 @@ absl::Status CheckHeads(const TransformerConfig& config) {
       config.num_attention_heads, " attention heads, nearest ", nearest));
 }
 
+// Takes layers of the last parts, or adds layers to the part that has the fewest.
+std::vector<int32_t> NearestLayout(std::vector<int32_t> layout, int parts, int layers) {
+  layout.resize(static_cast<size_t>(parts), 1);
+  for (int32_t& of_part : layout) of_part = std::clamp(of_part, 1, layers);
+  int64_t over = std::accumulate(layout.begin(), layout.end(), int64_t{0}) - layers;
+  if (over < 0) *std::min_element(layout.rbegin(), layout.rend()) -= static_cast<int32_t>(over);
+  for (auto of_part = layout.rbegin(); over > 0; ++of_part) {
+    const int64_t taken = std::min<int64_t>(over, *of_part - 1);
+    *of_part -= static_cast<int32_t>(taken);
+    over -= taken;
+  }
+  return layout;
+}
+
 }  // namespace
+
+int TransformerConfig::first_layer(int part, int parts) const {
+  if (pipeline_layout.empty()) return static_cast<int>(int64_t{num_layers} * part / parts);
+  return std::accumulate(pipeline_layout.begin(), pipeline_layout.begin() + part, 0);
+}
+
+absl::Status CheckPipelineLayout(const TransformerConfig& config, int parts) {
+  const std::vector<int32_t>& layout = config.pipeline_layout;
+  if (layout.empty()) return absl::OkStatus();
+  const std::vector<int32_t> nearest = NearestLayout(layout, parts, config.num_layers);
+  if (layout == nearest) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--pipeline-layout is ", absl::StrJoin(layout, ","), ", expected the ", config.num_layers,
+      " layers in ", parts, parts == 1 ? " part" : " parts of at least one", ", such as ",
+      absl::StrJoin(nearest, ",")));
+}
 
 absl::Status ValidateTransformerConfig(const TransformerConfig& config) {
   MOE_RETURN_IF_ERROR(AtLeast("vocab_size", config.vocab_size, 1));

@@ -45,6 +45,9 @@ struct TransformerConfig {
   MoeLayerConfig moe = {};            // router.hidden_size is filled in
   // What is computed again just before its backward, for memory; the same bits.
   Recompute recompute = Recompute::kNone;
+  // Layers of each part of a pipeline, in the order of PipelineShape's parts; empty: as even as they
+  // can be. The same bits.
+  std::vector<int32_t> pipeline_layout = {};
   // Not read by any pass, but by users of the model: the longest sequence (0: that of training),
   // and ids of the tokens that begin and that end a text.
   int64_t max_position_embeddings = 0;
@@ -61,6 +64,8 @@ struct TransformerConfig {
     return dense_ffn_hidden_size > 0 ? dense_ffn_hidden_size
                                      : moe.router.top_k * moe.ffn_hidden_size;
   }
+  // The first layer of part `part` of `parts`; that of part `parts` is num_layers.
+  int first_layer(int part, int parts) const;
   bool has_experts(int64_t layer) const { return layer % moe_layer_freq == moe_layer_freq - 1; }
   // Columns of a token's queries, of its keys (or values), and of these side by side.
   int64_t q_cols() const { return num_attention_heads * head_dim(); }
@@ -73,6 +78,10 @@ struct TransformerConfig {
 
 // kInvalidArgument naming field, value and nearest valid choice.
 absl::Status ValidateTransformerConfig(const TransformerConfig& config);
+
+// kInvalidArgument, naming the nearest layout that does, unless pipeline_layout is empty or gives
+// each of `parts` parts a layer at least, and all layers to some part.
+absl::Status CheckPipelineLayout(const TransformerConfig& config, int parts);
 
 }  // namespace moe::lm
 

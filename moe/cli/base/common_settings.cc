@@ -83,15 +83,15 @@ void AddFormSettings(Table& table) {
       .Roles(kInRow | kPerRank);
 }
 
-absl::StatusOr<std::vector<int32_t>> IdsOf(const Settings& settings, const char* name) {
-  std::vector<int32_t> ids;
-  if (settings.empty(name)) return ids;
-  for (const absl::string_view id : absl::StrSplit(settings.text(name), ',')) {
-    if (!absl::SimpleAtoi(id, &ids.emplace_back())) {
-      return WrongValue(settings, name, "ids between commas: 1,2,3");
+absl::StatusOr<std::vector<int32_t>> NumbersOf(const Settings& settings, const char* name) {
+  std::vector<int32_t> numbers;
+  if (settings.empty(name)) return numbers;
+  for (const absl::string_view number : absl::StrSplit(settings.text(name), ',')) {
+    if (!absl::SimpleAtoi(number, &numbers.emplace_back())) {
+      return WrongValue(settings, name, "whole numbers between commas: 1,2,3");
     }
   }
-  return ids;
+  return numbers;
 }
 
 void AddQuietSetting(const std::string& text, Table& table) {

@@ -46,8 +46,8 @@ absl::Duration CommTimeout(const Settings& settings);
 // measure::TableFormOf reads.
 void AddFormSettings(Table& table);
 
-// Ids of a text setting, separated by commas; none if it is empty.
-absl::StatusOr<std::vector<int32_t>> IdsOf(const Settings& settings, const char* name);
+// Whole numbers of a text setting, separated by commas; none if it is empty.
+absl::StatusOr<std::vector<int32_t>> NumbersOf(const Settings& settings, const char* name);
 
 // -q, --quiet.
 void AddQuietSetting(const std::string& text, Table& table);

@@ -123,7 +123,11 @@ constexpr Meaning kMeanings[] = {
     {kRefused, "grad-reduce-in-bf16", kFloat32},
     // Ranks.
     {kRefused, "num-layers-per-virtual-pipeline-stage *",
-     "--vp chunks of a stage have num-layers / (PP VP) layers each"},
+     "--vp chunks of a stage have num-layers / (PP VP) layers each, or those of --pipeline-layout"},
+    {kRefused,
+     "pipeline-model-parallel-layout *, decoder-first-pipeline-num-layers *, "
+     "decoder-last-pipeline-num-layers *",
+     "--pipeline-layout N,N,... has the layers of each part"},
     {kRefused, "enable-expert-tensor-parallelism", kNoExpertTensors},
     {kRefused, "data-parallel-size *, dp *", "it is the number of ranks over --ep"},
     {kRefused, "moe-enable-deepep", "--dispatch says how rows travel"},

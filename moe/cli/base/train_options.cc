@@ -143,7 +143,8 @@ absl::Status Complete(const Settings& settings, const World& world, TrainOptions
   MOE_RETURN_IF_ERROR(CompleteLayer(settings, train.model.moe));
   RouterConfig& router = train.model.moe.router;
   train.model.hidden_size = router.hidden_size;
-  MOE_ASSIGN_OR_RETURN(train.model.eos_token_ids, IdsOf(settings, "eos-token-id"));
+  MOE_ASSIGN_OR_RETURN(train.model.eos_token_ids, NumbersOf(settings, "eos-token-id"));
+  MOE_ASSIGN_OR_RETURN(train.model.pipeline_layout, NumbersOf(settings, "pipeline-layout"));
   MOE_ASSIGN_OR_RETURN(train.trainer.session.grouped_gemm, GroupedGemmOf(settings));
   MOE_ASSIGN_OR_RETURN(train.trainer.session.tensor_leaves, TensorLeavesOf(settings));
   MOE_ASSIGN_OR_RETURN(train.trainer.offload, OffloadOf(settings));

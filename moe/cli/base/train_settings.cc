@@ -113,6 +113,9 @@ void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
   lm::TrainConfig& train = options.train;
   t.Group("Ranks");
   AddLayoutSettings(train, t);
+  t.Add("--pipeline-layout N,N,...", Kind::kText,
+        "layers of each stage, with --vp of each part, in the order in which rows pass them; "
+        "default: as even as they can be; the same bits");
   t.Add("--numerics NAME", rows,
         "layout-invariant: the same bits at any number of ranks, split and transport; fast: sums "
         "of gradients in float32, half as much for all-reduce to move");
@@ -331,8 +334,8 @@ void AddLayoutSettings(lm::TrainConfig& train, Table& table) {
   AddShareDeviceSetting(table);
   table
       .Add("--expert-model-parallel-size, --ep N", rows,
-           "EP: ranks that share one set of experts; divides R / PP; data-parallel size = R / PP; "
-           "auto: the most that fit, at most the number of experts")
+           "EP: ranks that share one set of experts; divides R / PP; data-parallel size = R / "
+           "PP / TP; auto: the most that fit, at most the number of experts")
       .Roles(kOfLayer)
       .words = {"auto"};
   table.Add("--pipeline-model-parallel-size, --pp N", rows,

@@ -126,7 +126,7 @@ absl::StatusOr<std::vector<int32_t>> PromptOf(const Settings& settings, int64_t 
     return absl::InvalidArgumentError(
         "--prompt is missing, expected a text, --prompt-file or --prompt-tokens");
   }
-  if (given == absl::string_view("prompt-tokens")) return IdsOf(settings, given);
+  if (given == absl::string_view("prompt-tokens")) return NumbersOf(settings, given);
   if (vocab_size != kBytes) {
     return absl::InvalidArgumentError(absl::StrCat("--", given, ", expected --prompt-tokens: the ",
                                                    vocab_size, " ids of this model are no bytes"));

@@ -89,13 +89,16 @@ struct StageShare {
     const PipelineShape pipeline = PipelineOf(shape.trainer);
     stages = pipeline.stages;
     chunks = pipeline.chunks;
-    layers = (shape.model.num_layers + pipeline.parts() - 1) / pipeline.parts();
+    for (int part = 0, parts = pipeline.parts(); part < parts; ++part) {
+      const int end = shape.model.first_layer(part + 1, parts);
+      layers = std::max(layers, end - shape.model.first_layer(part, parts));
+    }
     const int ranks = std::max(1, shape.ranks / stages);
     in_flight = MostInFlight(pipeline, 0,
                              PaddedRounds(pipeline, RoundsOf(ranks, shape.trainer.micro_batches)));
   }
   int stages = 1, chunks = 1;
-  int layers = 0;         // of a chunk
+  int layers = 0;         // of the chunk with the most
   int64_t in_flight = 1;  // micro-batches, each in a chunk
 };
 

@@ -26,11 +26,13 @@ struct Case {
   ZeroStage zero = ZeroStage::kNone;
   Recompute recompute = Recompute::kNone;
   int overlap = 1;
+  std::vector<int32_t> layout = {};
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.ranks << " ranks, PP " << c.pp << ", VP " << c.vp << ", EP " << c.ep << ", "
              << NameOf(c.schedule, kScheduleWords) << ", zero " << static_cast<int>(c.zero) << ", "
-             << NameOf(c.recompute, kRecomputeWords) << ", overlap " << c.overlap;
+             << NameOf(c.recompute, kRecomputeWords) << ", overlap " << c.overlap << ", layout "
+             << ::testing::PrintToString(c.layout);
 }
 
 // Mixtures in every second layer, so that parts have none, one or two; a bias that steps move;
@@ -56,6 +58,7 @@ TrainConfig With(TrainConfig config, const Case& c) {
   config.trainer.pipeline_schedule = c.schedule;
   config.trainer.zero = c.zero;
   config.model.recompute = c.recompute;
+  config.model.pipeline_layout = c.layout;
   return config;
 }
 
@@ -90,6 +93,8 @@ std::vector<Case> Cases() {
       {6, 3, 1, 1, kZeroBubble, kZero1, kLayer},
       {4, 2, 2, 1, kInterleaved, kZero3, kLayer},
       {8, 2, 1, 2, kZeroBubble, kZero3, kActivations},
+      {3, 3, 1, 1, k1F1B, kZero1, Recompute::kNone, 1, {3, 1, 2}},
+      {2, 2, 2, 1, kInterleaved, kZero0, Recompute::kNone, 1, {1, 3, 1, 1}},
       large,
   };
 }
@@ -241,6 +246,17 @@ TEST(PipelineTest, ShapesThatDoNotFitNameOneThatDoes) {
   EXPECT_THAT(Refused(config, {2, 2, 4}), HasSubstr("--num-layers is 6 with --pp 2 and --vp 4, "
                                                     "expected at least 8"));
   EXPECT_THAT(Refused(config, {2, 2, 2, 1, kGPipe}), HasSubstr("2 chunks a stage"));
+  const auto refused = [&](const std::vector<int32_t>& layout) {
+    Case c = {3, 3};
+    c.layout = layout;
+    return Refused(config, c);
+  };
+  EXPECT_THAT(refused({3, 3}), HasSubstr("--pipeline-layout is 3,3, expected the 6 layers in 3 "
+                                         "parts of at least one, such as 3,2,1"));
+  EXPECT_THAT(refused({2, 1, 2}), HasSubstr("such as 2,2,2"));
+  EXPECT_THAT(refused({6, 0, 0}), HasSubstr("such as 4,1,1"));
+  EXPECT_THAT(refused({1, 2, 3, 4}), HasSubstr("such as 1,2,3"));
+  EXPECT_THAT(refused({2147483647, -1, 2147483647}), HasSubstr("such as 4,1,1"));
   config.model.tied_embeddings = true;
   EXPECT_THAT(Refused(config, {2, 2}), HasSubstr("--tie-word-embeddings with --pp 2"));
 }
