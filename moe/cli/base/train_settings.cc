@@ -121,10 +121,12 @@ void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
         "of gradients in float32, half as much for all-reduce to move");
   t.Add("--tensor-model-parallel-size, --tp N", rows,
         "TP: ranks that share matrices of attention, dense and shared networks and output layer; "
-        "at most --tensor-leaves; divides EP; the same bits; on CPUs");
+        "at most --tensor-leaves; divides EP; the same bits; on CPUs")
+      .Roles(kOfLayer);
   t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},
         "leaves of products that are balanced trees (docs/architecture.md); part of what fixes the "
-        "bits; 1 = chains; above 1 on CPUs");
+        "bits; 1 = chains; above 1 on CPUs")
+      .Roles(kOfLayer);
   AddBFloat16OrderSetting(train.trainer.session.bfloat16_order, t);
   t.Add("--grid-unit-log2 N", rows,
         "log2 of the unit of layout-invariant sums of gradients; part of what fixes the bits; "

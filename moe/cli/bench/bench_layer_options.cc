@@ -17,7 +17,7 @@ namespace {
 // Limits sizes that no machine holds, and whose products would not fit 64 bits. For one rank.
 absl::Status CheckSizes(const measure::LayerSpec& spec) {
   constexpr double kMostRows = std::numeric_limits<int32_t>::max();  // rows are numbered by int32
-  const auto tokens = static_cast<double>(spec.tokens);
+  const auto tokens = static_cast<double>(spec.rows());
   const auto experts = static_cast<double>(spec.layer.router.num_outputs());
   const auto hidden = static_cast<double>(spec.layer.router.hidden_size);
   const auto ffn = static_cast<double>(spec.layer.ffn_hidden_size);
@@ -54,7 +54,7 @@ absl::StatusOr<measure::LayerSpec> LayerSpecOf(const BenchCall& call) {
 absl::Status UseTrace(const Settings& settings, const measure::Replay& replay,
                       measure::LayerSpec& spec) {
   constexpr const char* kOfTrace[] = {"tokens", "moe-router-topk", "num-experts",
-                                      "expert-model-parallel-size"};
+                                      "expert-model-parallel-size", "tensor-model-parallel-size"};
   for (const char* name : kOfTrace) {
     if (settings.given(name)) return WrongValue(settings, name, "none: the trace says it");
   }
@@ -108,13 +108,16 @@ absl::StatusOr<measure::LayerSpec> MakeLayerSpec(const BenchCall& call, const La
     return WrongFlag("--pack-weights", "given", "none with --device cuda");
   }
   MOE_ASSIGN_OR_RETURN(const int ep, ExpertParallelSize(settings, ranks));
-  spec.trainer.session.mesh.expert = ep;
-  spec.trainer.session.device = launch.device.kind;
+  SessionOptions& session = spec.trainer.session;
+  session.mesh.expert = ep;
+  session.device = launch.device.kind;
+  session.tensor_leaves = settings.integer("tensor-leaves");
+  MOE_RETURN_IF_ERROR(CheckMesh(session, ranks));
   if (spec.layer.router.num_experts == 0) spec.layer.router.num_experts = 8 * ranks;
   if (settings.given("routing")) MOE_RETURN_IF_ERROR(SetLayerRouting(settings, ranks, spec));
   MOE_RETURN_IF_ERROR(CheckBFloat16Order(spec.trainer));
   MOE_RETURN_IF_ERROR(SetDispatch(settings, ep, spec.layer.dispatcher));
-  MOE_RETURN_IF_ERROR(CheckRouter(spec.layer.router, spec.tokens, settings));
+  MOE_RETURN_IF_ERROR(CheckRouter(spec.layer.router, spec.rows(), settings));
   MOE_RETURN_IF_ERROR(CheckSizes(spec));
   return spec;
 }

@@ -81,6 +81,13 @@ void AddLayerSettings(measure::LayerSpec& spec, Table& t) {
   t.Add("--expert-model-parallel-size, --ep N", Kind::kInteger,
         "ranks that share one set of experts; divides the ranks; default: all")
       .Roles(kInLayerRow);
+  t.Add("--tensor-model-parallel-size, --tp N", &spec.trainer.session.mesh.tensor,
+        "ranks that share a shared expert's matrices, and the tokens of all of them; at most "
+        "--tensor-leaves; divides EP; --device cpu")
+      .Least(1)
+      .Roles(kInLayerRow);
+  t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},
+        "leaves of products that are balanced trees");
   t.Add("--moe-overlap-degree N", &spec.layer.overlap_degree,
         "chunks of a rank's experts, so that exchange and experts overlap")
       .Least(1)

@@ -141,7 +141,7 @@ absl::StatusOr<LayerResult> MeasureOn(LayerOnRank<T>& layer, const LayerSpec& sp
     for (int64_t i = 0; i < batch; ++i) {
       const auto call = static_cast<int64_t>(mine.size());
       MOE_RETURN_IF_ERROR(layer.Call(call, times, wrong, nullptr));
-      tokens += layer.tokens();
+      if (context.mesh->index(MeshGroup::kTensor) == 0) tokens += layer.tokens();
       mine.push_back(times);
     }
     MOE_ASSIGN_OR_RETURN(all, Gather(mine, world, *context.host));
@@ -187,7 +187,8 @@ absl::Status CheckSpec(const LayerSpec& spec, int ranks) {
   }
   if (spec.routing->kind != RoutingSpec::kTrace) return absl::OkStatus();
   const Replay* const replay = spec.routing->replay.get();
-  if (replay == nullptr || replay->ranks() != ranks || spec.trainer.session.mesh.expert != ranks ||
+  const MeshShape& mesh = spec.trainer.session.mesh;
+  if (replay == nullptr || replay->ranks() != ranks || mesh.expert != ranks || mesh.tensor > 1 ||
       replay->header().num_experts != router.num_experts) {
     return bad("the trace is not of ", ranks, " ranks that share ", router.num_experts, " experts");
   }
@@ -203,6 +204,7 @@ absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOpt
   if (session.mesh.expert == 0) session.mesh.expert = world->size();
   session.overlap_exchange = whole.layer.overlap_degree > 1;
   MOE_RETURN_IF_ERROR(CheckSpec(whole, world->size()));
+  whole.trainer.micro_batches = world->size() / session.mesh.tensor;  // one of each tensor group
   MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(whole.trainer, std::move(world)));
   auto result = WithStorageType(
       whole.trainer.dtype, [&]<typename T>(T) { return MeasureAs<T>(whole, options, *trainer); });
@@ -242,6 +244,7 @@ Fields LayerFields(const LayerResult& result, const LayerRow& row) {
       {"backend", result.backend},
       {"ranks", int64_t{result.ranks}},
       {"expert_parallel_size", int64_t{session.mesh.expert}},
+      {"tensor_parallel_size", int64_t{session.mesh.tensor}},
       {"device", moe::NameOf(session.device, kDeviceWords)},
       {"threads", int64_t{session.threads}}};
   AddTimes(row.time_us, f.iterations, fields);

@@ -25,15 +25,20 @@ namespace moe::measure {
 struct LayerSpec {
   // The seed also draws tokens and routing; mesh.expert 0: all ranks share one set of experts.
   TrainerOptions trainer = {.session = {.mesh = {.expert = 0}}, .seed = 0};
-  int64_t tokens = 1024;  // T of each rank; with ragged, zero_rank and trace some have fewer
+  // T of each rank; with ragged, zero_rank and trace some have fewer. The ranks of a tensor group
+  // pass the tokens of all of them through the layer together.
+  int64_t tokens = 1024;
   // Everything of the layer: router, widths, activation, dispatch, overlap degree. Its seed and
   // micro_batch_tokens are not read.
   MoeLayerConfig layer = {.router = {.num_experts = 8, .hidden_size = 512}, .ffn_hidden_size = 512};
   // Empty: the router decides by itself, on random tokens. Otherwise its gate is replaced
   // (AssignedGate) by one that gives the tokens these experts; capacity and the rest of the router
   // stay. Every kind but matrix; a trace must fit the world's ranks, which share one set of
-  // experts.
+  // experts and no matrices.
   std::optional<RoutingSpec> routing;
+
+  // Rows of x on a rank.
+  int64_t rows() const { return tokens * trainer.session.mesh.tensor; }
 };
 
 // A phase of a pass: gate, plan, dispatch, expert, combine; "all" is the wall-clock time of the

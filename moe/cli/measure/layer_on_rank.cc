@@ -122,16 +122,17 @@ void Register() {
 // records are not kept.
 constexpr int64_t kMostKeptBytes = int64_t{256} << 20;
 
-// The slots of this rank in a call.
-TokenSlots SlotsOf(const LayerSpec& spec, const Communicator& world, int64_t call) {
+// The slots of this rank in a call; those of a tensor group are the same.
+TokenSlots SlotsOf(const LayerSpec& spec, const Mesh& mesh, int64_t call) {
+  const int rank = mesh.index(MeshGroup::kData);
   if (spec.routing->kind == RoutingSpec::kTrace) {
     const Replay& replay = *spec.routing->replay;
-    return DealSlots(replay.slots_of(call, world.rank()), replay.record(call).tokens[world.rank()]);
+    return DealSlots(replay.slots_of(call, rank), replay.record(call).tokens[rank]);
   }
-  return DrawSlots(*spec.routing, {.rank = world.rank(),
-                                   .ranks = world.size(),
+  return DrawSlots(*spec.routing, {.rank = rank,
+                                   .ranks = mesh.size(MeshGroup::kData),
                                    .expert_parallel_size = spec.trainer.session.mesh.expert,
-                                   .tokens = spec.tokens,
+                                   .tokens = spec.rows(),
                                    .top_k = spec.layer.router.top_k,
                                    .num_experts = spec.layer.router.num_experts,
                                    .seed = spec.trainer.seed});
@@ -143,7 +144,6 @@ void Add(const RouterStats& stats, RouterLoad& load) {
     load.expert_count[e] += stats.expert_count[e];
   }
   load.dropped += stats.dropped_slots;
-  ++load.calls;
 }
 
 }  // namespace
@@ -171,14 +171,14 @@ template <typename T>
 absl::Status LayerOnRank<T>::Setup() {
   MoeLayerConfig config = spec_.layer;
   config.router.seed = spec_.trainer.seed;
-  config.router.micro_batch_tokens = spec_.tokens;
-  int64_t most = spec_.tokens;
+  config.router.micro_batch_tokens = spec_.rows();
+  int64_t most = spec_.rows();
   if (spec_.routing.has_value()) {
     const bool trace = spec_.routing->kind == RoutingSpec::kTrace;
     if (trace) most = spec_.routing->replay->most_tokens();
     const int64_t most_slots =
         trace ? spec_.routing->replay->most_slots_of_a_token() : spec_.layer.router.top_k;
-    gate_ = std::make_unique<AssignedGate>(SlotsOf(spec_, context_.mesh->world(), 0),
+    gate_ = std::make_unique<AssignedGate>(SlotsOf(spec_, *context_.mesh, 0),
                                            static_cast<int32_t>(most_slots));
     gate_->Choose(config.router);
     // Ranks and calls may differ.
@@ -201,7 +201,7 @@ absl::StatusOr<Buffer> LayerOnRank<T>::RandomTokens(int64_t tokens, uint32_t whi
     RandomKey key = {.seed = spec_.trainer.seed,
                      .purpose = RandomPurpose::kData,
                      .layer = which,
-                     .step = static_cast<uint64_t>(context_.mesh->world().rank())};
+                     .step = static_cast<uint64_t>(context_.mesh->index(MeshGroup::kData))};
     for (int64_t i = begin; i < end; ++i) {
       key.item = static_cast<uint64_t>(i);
       values[static_cast<size_t>(i)] = T(static_cast<float>(Normal(key)));
@@ -220,7 +220,7 @@ int64_t LayerOnRank<T>::records() const {
 
 template <typename T>
 int64_t LayerOnRank<T>::tokens() const {
-  return gate_ == nullptr ? spec_.tokens : gate_->tokens();
+  return gate_ == nullptr ? spec_.rows() : gate_->tokens();
 }
 
 template <typename T>
@@ -238,7 +238,7 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
   MOE_RETURN_IF_ERROR(trainer_.BeginStep());
   MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
   const int64_t record = call % records();
-  if (record != record_) gate_->Assign(SlotsOf(spec_, context_.mesh->world(), record));
+  if (record != record_) gate_->Assign(SlotsOf(spec_, *context_.mesh, record));
   record_ = record;
   // Other numbers than before the last call, so that an element which no call writes differs too.
   const Buffer& before = ++calls_ % 2 == 0 ? x_ : dy_;
@@ -246,11 +246,12 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
   MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(before.data(), dx_.data(), dx_.bytes()));
   const int64_t tokens = this->tokens();
   RouterStats stats;
-  const Pass pass = {.context = context_,
-                     .batch = {.first_global_token = context_.mesh->world().rank() * spec_.tokens},
-                     .stash = trainer_.PassOf(round).stash,
-                     .site = {.round = static_cast<int32_t>(call)},  // a call is no step
-                     .router_stats = {&stats, load == nullptr ? 0u : 1u}};
+  const Pass pass = {
+      .context = context_,
+      .batch = {.first_global_token = context_.mesh->index(MeshGroup::kData) * spec_.rows()},
+      .stash = trainer_.PassOf(round).stash,
+      .site = {.round = static_cast<int32_t>(call)},  // a call is no step
+      .router_stats = {&stats, load == nullptr ? 0u : 1u}};
   MOE_RETURN_IF_ERROR(TimedPass(
       pass, 0, times, [&] { return layer_->Forward(pass, View(x_, tokens), View(y_, tokens)); }));
   MOE_RETURN_IF_ERROR(TimedPass(pass, 1, times, [&] {
@@ -258,7 +259,10 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
                             [](Parameter&) { return absl::OkStatus(); });
   }));
   MOE_RETURN_IF_ERROR(stats.Wait());
-  if (load != nullptr) Add(stats, *load);
+  if (load != nullptr) {
+    if (context_.mesh->index(MeshGroup::kTensor) == 0) Add(stats, *load);
+    ++load->calls;
+  }
   MOE_RETURN_IF_ERROR(CompareResults(record, wrong));
   return trainer_.EndStep();
 }

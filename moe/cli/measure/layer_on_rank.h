@@ -119,14 +119,14 @@ class LayerOnRank {
 
   // Number of calls with different routing.
   int64_t records() const;
-  // Tokens of the last call.
+  // Tokens of the last call, those of this rank's tensor group.
   int64_t tokens() const;
   // Bytes of the workspace, parameters with their gradients, tokens and results.
   int64_t bytes() const;
 
   // One forward and one backward, each from a barrier. `wrong` [pass] counts the elements that
   // differ from the first call with this record. With `load`, which costs time, the router's counts
-  // are added to it. Collective.
+  // are added to it, on one rank of a tensor group. Collective.
   absl::Status Call(int64_t call, CallTimes& times, std::array<int64_t, 2>& wrong,
                     RouterLoad* load);
 

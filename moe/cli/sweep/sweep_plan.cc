@@ -180,20 +180,22 @@ absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
   MOE_RETURN_IF_ERROR(Fill(settings, rows));
   MoeLayerConfig& layer = options.train.model.moe;
   MOE_RETURN_IF_ERROR(CompleteLayer(settings, layer));
-  layer.router.micro_batch_tokens = planned.layer.tokens;
   const int ranks = planned.launch.world.ranks;
-  const int ep = options.train.trainer.session.mesh.expert;
-  MOE_RETURN_IF_ERROR(CheckLayer(settings, layer, ranks, ep));
-  MOE_RETURN_IF_ERROR(InFlags(ValidateRouterConfig(layer.router), settings));
+  const MeshShape& mesh = options.train.trainer.session.mesh;
+  MOE_RETURN_IF_ERROR(CheckLayer(settings, layer, ranks, mesh.expert));
   planned.layer = {
       .trainer = {.session = {.device = planned.launch.device.kind,
-                              .mesh = {.expert = ep},
+                              .mesh = mesh,
                               .threads = static_cast<int>(planned.point.threads),
+                              .tensor_leaves = settings.integer("tensor-leaves"),
                               .bfloat16_order = options.train.trainer.session.bfloat16_order},
                   .dtype = options.train.trainer.dtype,
                   .seed = options.train.trainer.seed},
       .tokens = planned.layer.tokens,
       .layer = layer};
+  MOE_RETURN_IF_ERROR(CheckMesh(planned.layer.trainer.session, ranks));
+  layer.router.micro_batch_tokens = planned.layer.rows();
+  MOE_RETURN_IF_ERROR(InFlags(ValidateRouterConfig(layer.router), settings));
   MOE_RETURN_IF_ERROR(CheckBFloat16Order(planned.layer.trainer));
   if (!settings.empty("routing")) {
     MOE_ASSIGN_OR_RETURN(planned.layer.routing, measure::ParseRouting(settings.text("routing")));
@@ -203,8 +205,8 @@ absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
   planned.memory = {.model = model,
                     .trainer = planned.layer.trainer,
                     .parameters_total = planned.layer_size.total,
-                    .tokens = planned.layer.tokens,
-                    .row_skew = RowSkew(settings, ep),
+                    .tokens = planned.layer.rows(),
+                    .row_skew = RowSkew(settings, mesh.expert),
                     .trained = false};
   return absl::OkStatus();
 }

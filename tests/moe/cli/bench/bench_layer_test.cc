@@ -144,6 +144,25 @@ TEST(LayerBenchTest, ExpertParallelGroupsAndOverlapAreMeasuredToo) {
   for (const LayerRow& row : result.rows) EXPECT_EQ(row.wrong, 0);
 }
 
+TEST(LayerBenchTest, TensorRanksShareTheirTokens) {
+  LayerSpec spec = SmallSpec();
+  spec.layer.shared_expert_ffn_hidden_size = 32;
+  spec.layer.router.top_k = 1;
+  spec.layer.router.capacity_factor = 2;
+  spec.routing = ParseRouting("hot_expert:1").value();
+  spec.trainer.session.mesh = {.tensor = 2, .expert = 4};
+  spec.trainer.session.tensor_leaves = 2;
+  const LayerResult result = Measure(4, spec)[0];
+  for (const LayerRow& row : result.rows) EXPECT_EQ(row.wrong, 0) << row.pass;
+  // C = ceil(42 * 1 * 2 / 5) = 17 for the 42 tokens of each of two tensor groups.
+  const LayerFigures& f = result.figures;
+  EXPECT_EQ(f.kept_rows, 17 * 2);
+  EXPECT_DOUBLE_EQ(f.drop_fraction, 25.0 / 42);
+  EXPECT_EQ(f.dead_experts, 4);
+  EXPECT_DOUBLE_EQ(f.tokens_per_s, 4 * 21 / f.step_us.mean * 1e6);
+  EXPECT_EQ(Find(LayerFields(result, result.rows[0]), "tensor_parallel_size")->text(), "2");
+}
+
 TEST(LayerBenchTest, ReplaysATraceRecordByRecord) {
   RoutingTrace trace{
       .header = {.ranks = 2, .expert_parallel_size = 2, .num_experts = 3, .top_k = 2},
