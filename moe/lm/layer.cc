@@ -10,6 +10,12 @@
 #include "moe/state/weight_lease.h"
 
 namespace moe::lm {
+namespace {
+
+constexpr Work kAttention = {.phase = Phase::kAttention, .name = "attention"};
+constexpr Work kAttentionBackward = {.phase = Phase::kAttention, .name = "attention backward"};
+
+}  // namespace
 
 template <typename T>
 absl::StatusOr<std::unique_ptr<Layer<T>>> Layer<T>::Create(const TransformerConfig& config,
@@ -33,8 +39,8 @@ absl::Status Layer<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixVi
   Saved& saved = saved_.Begin(pass.stash);
   saved = {};  // without rows not all of it is written again
   MOE_ASSIGN_OR_RETURN(const auto middle, pass.kept().Matrix<T>(x.rows(), x.cols()));
-  MOE_RETURN_IF_ERROR(TimedDense(
-      pass, "attention", [&] { return attention_.Forward(pass, x, middle, saved.attention); }));
+  MOE_RETURN_IF_ERROR(Timed(pass, kAttention, *pass.context.compute,
+                            [&] { return attention_.Forward(pass, x, middle, saved.attention); }));
   MOE_RETURN_IF_ERROR(CheckFinite(pass, "attention", middle));
   return feed_forward_.Forward(pass, middle, y, saved.feed_forward);
 }
@@ -63,7 +69,7 @@ absl::Status Layer<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, Ma
   }
   MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
   MOE_RETURN_IF_ERROR(feed_forward_.Backward(pass, saved->feed_forward, dx, ready));
-  MOE_RETURN_IF_ERROR(TimedDense(pass, "attention backward", [&] {
+  MOE_RETURN_IF_ERROR(Timed(pass, kAttentionBackward, *pass.context.compute, [&] {
     return attention_.Backward(pass, saved->attention, dx, ready);
   }));
   NoteNonFinite(pass, "attention backward", dx);

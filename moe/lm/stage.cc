@@ -16,6 +16,8 @@
 namespace moe::lm {
 namespace {
 
+constexpr Work kLoss = {.phase = Phase::kOutput, .name = "loss"};
+
 absl::Status CheckIds(const char* name, absl::Span<const int32_t> ids, int64_t vocab_size) {
   for (size_t t = 0; t < ids.size(); ++t) {
     if (ids[t] < 0 || ids[t] >= vocab_size) {
@@ -197,7 +199,7 @@ absl::Status Stage<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixVi
   MOE_ASSIGN_OR_RETURN(round->rows, LayersForward(pass, round->on_device.tokens, x, y, nullptr));
   round->forward = true;
   if (pass.stash != nullptr || !head_.has_value()) return absl::OkStatus();
-  return TimedDense(pass, "loss", [&]() -> absl::Status {
+  return Timed(pass, kLoss, *pass.context.compute, [&]() -> absl::Status {
     if (round->losses.whole() == 0) return head_->Loss(pass, round->rows, round->on_device);
     MOE_ASSIGN_OR_RETURN(const auto rows, Gathered(round->rows, round->losses,
                                                    *pass.context.workspace, *pass.context.compute));

@@ -10,9 +10,9 @@
 namespace moe {
 
 const char* NameOf(Phase phase) {
-  constexpr const char* kNames[] = {"gate",     "plan",  "dispatch",   "expert",
-                                    "combine",  "dense", "all-reduce", "optimiser",
-                                    "pipeline", "?",     "none"};
+  constexpr const char* kNames[] = {"gate",      "plan",  "dispatch", "expert",     "combine",
+                                    "attention", "dense", "output",   "all-reduce", "optimiser",
+                                    "pipeline",  "?",     "none"};
   return phase <= Phase::kNone ? kNames[static_cast<size_t>(phase)] : "?";
 }
 

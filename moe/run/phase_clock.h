@@ -26,7 +26,9 @@ enum class Phase : uint8_t {
   kDispatch,
   kExpert,
   kCombine,
-  kDense,  // attention, norms, embedding, output layer, loss
+  kAttention,  // with its norms and projections
+  kDense,      // dense feed-forward layers, their norms and those of MoE layers, embedding
+  kOutput,     // output layer and loss
   kAllReduce,
   kOptimizer,
   kPipeline,  // waits for rows of other stages

@@ -52,6 +52,8 @@ std::string StartLine(const Facts& provenance, const World& world, const Setting
   for (const auto& [key, value] : provenance) facts[key] = value;
   line["ranks"] = world.ranks;
   line["backend"] = NameOf(world.backend);
+  line["line"] =
+      absl::StrCat("moe train", FlagsOf(settings, [](const Setting& s) { return s.flag_only; }));
   Json& values = line["settings"] = Json::object();
   for (const Setting& setting : settings.table()) {
     if (setting.flag_only || settings.empty(setting.name)) continue;
@@ -88,6 +90,9 @@ std::string StepLine(const lm::StepMetrics& metrics) {
   line["a2a_ms"] = Milliseconds(metrics, Phase::kDispatch) + Milliseconds(metrics, Phase::kCombine);
   line["expert_ms"] = Milliseconds(metrics, Phase::kExpert);
   line["all_reduce_ms"] = Milliseconds(metrics, Phase::kAllReduce);
+  line["attention_ms"] = Milliseconds(metrics, Phase::kAttention);
+  line["output_ms"] = Milliseconds(metrics, Phase::kOutput);
+  line["optimizer_ms"] = Milliseconds(metrics, Phase::kOptimizer);
   line["drop_fraction"] = metrics.drop_fraction;
   line["max_vio"] = metrics.max_violation;
   line["dead_experts"] = metrics.dead_experts;

@@ -26,15 +26,16 @@ std::string HashText(uint64_t hash);
 
 // Objects on one line, without the line's end. Numbers in the units of their names; floats are
 // written so that reading them gives the same bits. Key order as listed:
-//   schema ("moe.train/1"), provenance, ranks, backend, settings (by name, as texts, those without
+//   schema ("moe.train/1"), provenance, ranks, backend, line ("moe train" with its flags), settings (by name, as texts, those without
 //   a value left out: an object that --config takes)
 std::string StartLine(const Facts& provenance, const World& world, const Settings& settings);
 //   step, loss, loss_hex, val_loss, val_loss_hex (null between validation passes), lr, grad_norm
 //   (null: not finite), loss_scale (null: the dtype needs none), skipped (true: the gradients
 //   overflowed and the weights have stayed), grid_loss (what the exact grid took of the tensor that
 //   it took most of, relative to its norm; 0 in fast numerics),
-//   tokens_per_s, step_ms, a2a_ms, expert_ms, all_reduce_ms, drop_fraction, max_vio, dead_experts,
-//   aux_loss, router_entropy, peak_bytes, expert_load [MoE layer][E]
+//   tokens_per_s, step_ms, a2a_ms, expert_ms, all_reduce_ms, attention_ms, output_ms (output layer
+//   and loss), optimizer_ms, drop_fraction, max_vio, dead_experts, aux_loss,
+//   router_entropy, peak_bytes, expert_load [MoE layer][E]
 std::string StepLine(const lm::StepMetrics& metrics);
 //   steps, first_step (that the run was resumed after, 0: none), saved_step (of the newest
 //   checkpoint, null: none), checkpoint_failures, tokens, seconds (of this run), val_loss_before,

@@ -201,11 +201,12 @@ TEST(StartLineTest, HasTheBuildTheRanksAndAllSettings) {
   const Json line = Json::parse(StartLine({{"version", "1"}, {"host", "h"}}, world, settings));
   std::vector<std::string> keys;
   for (const auto& [key, value] : line.items()) keys.push_back(key);
-  EXPECT_THAT(keys, ElementsAre("schema", "provenance", "ranks", "backend", "settings"));
+  EXPECT_THAT(keys, ElementsAre("schema", "provenance", "ranks", "backend", "line", "settings"));
   EXPECT_EQ(line["schema"], "moe.train/1");
   EXPECT_EQ(line["provenance"].dump(), R"({"version":"1","host":"h"})");
   EXPECT_EQ(line["ranks"], 3);
   EXPECT_EQ(line["backend"], "mpi");
+  EXPECT_EQ(line["line"], "moe train --data a --data 'b\uFFFD' --steps 7");
   const Json& values = line["settings"];
   EXPECT_EQ(values["data"], Json({"a", "b\uFFFD"}));
   EXPECT_EQ(values["steps"], "7");
@@ -221,8 +222,9 @@ TEST(StepLineTest, HasEveryKeyInOrder) {
   EXPECT_THAT(keys,
               ElementsAre("step", "loss", "loss_hex", "val_loss", "val_loss_hex", "lr", "grad_norm",
                           "loss_scale", "skipped", "grid_loss", "tokens_per_s", "step_ms", "a2a_ms",
-                          "expert_ms", "all_reduce_ms", "drop_fraction", "max_vio", "dead_experts",
-                          "aux_loss", "router_entropy", "peak_bytes", "expert_load"));
+                          "expert_ms", "all_reduce_ms", "attention_ms", "output_ms", "optimizer_ms",
+                          "drop_fraction", "max_vio", "dead_experts", "aux_loss", "router_entropy",
+                          "peak_bytes", "expert_load"));
   EXPECT_EQ(line["step"], 120);
   EXPECT_EQ(line["loss"].get<float>(), 3.4215f);
   EXPECT_EQ(std::strtof(line["loss_hex"].get<std::string>().c_str(), nullptr), 3.4215f);

@@ -281,7 +281,9 @@ TEST(Transformer, ExchangeBytesAndDenseTimeAreCounted) {
     EXPECT_EQ(layer->exchange_bytes().self, (16 + 16) * 12 * 4);
     EXPECT_EQ(layer->exchange_bytes().same_node + layer->exchange_bytes().cross_node, 0);
   }
-  EXPECT_GT(rank.context().clock->seconds(Phase::kDense), 0);
+  for (const Phase phase : {Phase::kAttention, Phase::kDense, Phase::kOutput}) {
+    EXPECT_GT(rank.context().clock->seconds(phase), 0) << NameOf(phase);
+  }
 }
 
 }  // namespace
