@@ -385,4 +385,14 @@ ModelSize SizeOf(const lm::TransformerConfig& config) {
   return size;
 }
 
+double FlopsPerToken(const lm::TransformerConfig& config, int64_t sequence_length) {
+  // A tied embedding is the output layer, which is a product.
+  const int64_t looked_up = config.tied_embeddings ? 0 : config.vocab_size * config.hidden_size;
+  const auto products = static_cast<double>(SizeOf(config).active - looked_up);
+  const auto attention = static_cast<double>(config.num_layers * config.num_attention_heads) *
+                         static_cast<double>(config.head_dim()) *
+                         static_cast<double>(sequence_length + 1);
+  return 6 * (products + attention);
+}
+
 }  // namespace moe::cli

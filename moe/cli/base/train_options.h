@@ -60,6 +60,9 @@ struct ModelSize {
   int64_t active = 0;
 };
 ModelSize SizeOf(const lm::TransformerConfig& config);
+// Of a token of training, forward and backward, with sequences of S tokens, without recomputation:
+// 3 (2 (active - embedding) + 2 layers heads D (S + 1)), where attention sees (S + 1) / 2 tokens.
+double FlopsPerToken(const lm::TransformerConfig& config, int64_t sequence_length);
 
 }  // namespace moe::cli
 

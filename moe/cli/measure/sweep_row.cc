@@ -179,7 +179,8 @@ Summary Summarize(absl::Span<const Figures> repetitions) {
   Summary summary;
   for (double Figures::*figure :
        {&Figures::params_total, &Figures::params_active, &Figures::tokens_per_s, &Figures::step_ms,
-        &Figures::a2a_ms, &Figures::all_reduce_ms, &Figures::expert_ms, &Figures::drop_initial_pct,
+        &Figures::a2a_ms, &Figures::all_reduce_ms, &Figures::expert_ms, &Figures::attention_ms,
+        &Figures::output_ms, &Figures::optimizer_ms, &Figures::drop_initial_pct,
         &Figures::drop_final_pct, &Figures::max_violation, &Figures::dead_experts,
         &Figures::validation_loss}) {
     summary.mean.*figure = over(figure).mean;
@@ -211,10 +212,14 @@ Figures TrainFigures::Finish(const lm::TrainReport& report) const {
   figures.a2a_ms = Mean(steady, [](const lm::StepMetrics& m) {
     return PhaseMs(m, Phase::kDispatch) + PhaseMs(m, Phase::kCombine);
   });
-  figures.all_reduce_ms =
-      Mean(steady, [](const lm::StepMetrics& m) { return PhaseMs(m, Phase::kAllReduce); });
-  figures.expert_ms =
-      Mean(steady, [](const lm::StepMetrics& m) { return PhaseMs(m, Phase::kExpert); });
+  const auto phase_ms = [&](Phase phase) {
+    return Mean(steady, [&](const lm::StepMetrics& m) { return PhaseMs(m, phase); });
+  };
+  figures.all_reduce_ms = phase_ms(Phase::kAllReduce);
+  figures.expert_ms = phase_ms(Phase::kExpert);
+  figures.attention_ms = phase_ms(Phase::kAttention);
+  figures.output_ms = phase_ms(Phase::kOutput);
+  figures.optimizer_ms = phase_ms(Phase::kOptimizer);
   const auto last = all.last(std::max<size_t>(1, all.size() / 10));
   figures.drop_initial_pct = 100 * all.front().drop_fraction;
   figures.drop_final_pct =
@@ -267,47 +272,53 @@ measure::Fields SweepFields(const Point& p, const Summary& summary, const char* 
   // Ranks that hold every expert once; tensor ranks are some of EP.
   const int64_t holders = p.ep * p.pp;
   const bool divides = holders > 0 && p.ranks % holders == 0;
-  measure::Fields row = {{"schema", kSchema},
-                         {"measure", p.measure},
-                         {"experts", p.experts},
-                         {"topk", p.topk},
-                         {"cf", p.capacity_factor > 0 ? Cell(p.capacity_factor) : Cell("none")},
-                         {"ep", CountOrNothing(p.ep)},
-                         {"dp", CountOrNothing(divides ? p.ranks / holders : 0)},
-                         {"tp", CountOrNothing(p.tp), "tp"},
-                         {"pp", CountOrNothing(p.pp), "pp"},
-                         {"ranks", p.ranks},
-                         {"overlap", p.overlap},
-                         {"hidden", p.hidden},
-                         {"ffn", p.ffn},
-                         {"tok_per_rank", CountOrNothing(p.tokens_per_rank)},
-                         {"dtype", p.dtype},
-                         {"router", p.router},
-                         {"routing", Cell::TextIf(!p.routing.empty(), p.routing)},
-                         {"dispatch", p.dispatch},
-                         {"backend", p.backend},
-                         {"threads", p.threads},
-                         {"seed", p.seed},
-                         {"repetitions", p.repetitions},
-                         {"params_total", NumberCell(f.params_total)},
-                         {"params_active", NumberCell(f.params_active)},
-                         {"tok_s", f.tokens_per_s},
-                         {"tok_s_sd", summary.tokens_per_s_sd},
-                         {"step_ms", f.step_ms},
-                         {"a2a_ms", f.a2a_ms},
-                         {"ar_ms", f.all_reduce_ms},
-                         {"expert_ms", f.expert_ms},
-                         {"drop_init", f.drop_initial_pct},
-                         {"drop_end", f.drop_final_pct},
-                         {"max_vio", f.max_violation, "MaxVio"},
-                         {"dead", NumberCell(f.dead_experts)},
-                         {"val_loss", f.validation_loss},
-                         {"val_loss_sd", summary.validation_loss_sd},
-                         {"peak_mib", f.peak_bytes / 0x1p20},
-                         {"status", status},
-                         {"error", std::move(error)},
-                         {"settings", p.settings},
-                         {"text_xxh3", Cell::TextIf(!p.text_xxh3.empty(), p.text_xxh3)}};
+  measure::Fields row = {
+      {"schema", kSchema},
+      {"measure", p.measure},
+      {"experts", p.experts},
+      {"topk", p.topk},
+      {"cf", p.capacity_factor > 0 ? Cell(p.capacity_factor) : Cell("none")},
+      {"ep", CountOrNothing(p.ep)},
+      {"dp", CountOrNothing(divides ? p.ranks / holders : 0)},
+      {"tp", CountOrNothing(p.tp), "tp"},
+      {"pp", CountOrNothing(p.pp), "pp"},
+      {"ranks", p.ranks},
+      {"overlap", p.overlap},
+      {"hidden", p.hidden},
+      {"ffn", p.ffn},
+      {"tok_per_rank", CountOrNothing(p.tokens_per_rank)},
+      {"dtype", p.dtype},
+      {"router", p.router},
+      {"routing", Cell::TextIf(!p.routing.empty(), p.routing)},
+      {"dispatch", p.dispatch},
+      {"backend", p.backend},
+      {"threads", p.threads},
+      {"seed", p.seed},
+      {"repetitions", p.repetitions},
+      {"params_total", NumberCell(f.params_total)},
+      {"params_active", NumberCell(f.params_active)},
+      {"flops_per_token", p.flops_per_token > 0 ? NumberCell(p.flops_per_token) : Cell()},
+      {"tokens", CountOrNothing(p.tokens)},
+      {"tok_s", f.tokens_per_s},
+      {"tok_s_sd", summary.tokens_per_s_sd},
+      {"step_ms", f.step_ms},
+      {"a2a_ms", f.a2a_ms},
+      {"ar_ms", f.all_reduce_ms},
+      {"expert_ms", f.expert_ms},
+      {"attention_ms", f.attention_ms},
+      {"output_ms", f.output_ms},
+      {"optimizer_ms", f.optimizer_ms},
+      {"drop_init", f.drop_initial_pct},
+      {"drop_end", f.drop_final_pct},
+      {"max_vio", f.max_violation, "MaxVio"},
+      {"dead", NumberCell(f.dead_experts)},
+      {"val_loss", f.validation_loss},
+      {"val_loss_sd", summary.validation_loss_sd},
+      {"peak_mib", f.peak_bytes / 0x1p20},
+      {"status", status},
+      {"error", std::move(error)},
+      {"settings", p.settings},
+      {"text_xxh3", Cell::TextIf(!p.text_xxh3.empty(), p.text_xxh3)}};
   for (const char* key : measure::kOriginKeys) {
     if (absl::string_view(key) == "host")
       row.push_back(measure::OriginField("build", p.provenance));

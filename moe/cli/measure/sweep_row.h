@@ -31,6 +31,8 @@ struct Figures {
   double a2a_ms = kNone;        // dispatch + combine
   double all_reduce_ms = kNone;
   double expert_ms = kNone;
+  double attention_ms = kNone, output_ms = kNone;  // output: output layer and loss
+  double optimizer_ms = kNone;
   double drop_initial_pct = kNone, drop_final_pct = kNone;  // percent of slots
   double max_violation = kNone;                             // maximum over the layers
   double dead_experts = kNone;                              // over all layers
@@ -77,6 +79,8 @@ struct Point {
   double capacity_factor = 0;  // 0: dropless
   int64_t ep = 0, tp = 0, pp = 0, ranks = 0;
   int64_t overlap = 0, hidden = 0, ffn = 0, tokens_per_rank = 0;
+  double flops_per_token = 0;  // of training
+  int64_t tokens = 0;          // trained on
   std::string dtype, router, routing, dispatch;
   int64_t threads = 0;
   uint64_t seed = 0;  // seed of the first repetition

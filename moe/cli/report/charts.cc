@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
 
 #include <nlohmann/json.hpp>
@@ -25,6 +26,9 @@ std::string Figure(const ChartText& text, const Json& data) {
   const std::string title = Escape(text.title);
   std::string html = absl::StrCat("<figure class=\"chart\" id=\"", text.id, "\">\n<figcaption><h3>",
                                   title, "</h3>");
+  for (const std::string& line : text.lines) {
+    absl::StrAppend(&html, "<p><code>", Escape(line), "</code></p>");
+  }
   if (!text.note.empty()) absl::StrAppend(&html, "<p>", Escape(text.note), "</p>");
   return absl::StrCat(
       html, "</figcaption>\n<div class=\"drawing\"><canvas role=\"img\" aria-label=\"", title,
@@ -100,8 +104,11 @@ XySeries FrontOf(std::vector<XySeries>& all, const Front& better) {
   }
   XySeries front = {.name = "Pareto front", .style = XyStyle::kFront};
   for (const int i : ParetoFront(samples, better.x, better.y)) {
-    front.points.push_back(
-        {.x = points[i]->x, .y = points[i]->y, .label = std::exchange(points[i]->label, "")});
+    XyPoint& p = *points[i];
+    std::string label = std::exchange(p.label, "");
+    // Among many points those of the front alone have names.
+    if (points.size() > kMaxSeries && !p.name.empty()) label = p.name;
+    front.points.push_back({.x = p.x, .y = p.y, .name = p.name, .label = std::move(label)});
   }
   if (points.size() > kMaxSeries) {
     for (XyPoint* p : points) p->label.clear();
@@ -119,6 +126,15 @@ void ChartText::LeaveOut(size_t count, size_t of, absl::string_view things, absl
   if (count == 0) return;
   absl::StrAppend(&note, note.empty() ? "" : " ", "Not drawn: ", count, " of ", of, " ", things,
                   " (", why, ").");
+}
+
+std::vector<size_t> SpreadOver(size_t count, size_t limit) {
+  std::vector<size_t> spread;
+  if (count <= limit) limit = count;
+  for (size_t i = 0; i < limit; ++i) {
+    spread.push_back(limit == 1 ? 0 : i * (count - 1) / (limit - 1));
+  }
+  return spread;
 }
 
 std::vector<XyPoint> Thinned(const std::vector<XyPoint>& points) {
@@ -145,6 +161,15 @@ std::string Render(const XyChart& chart) {
   Json data = {{"kind", "xy"}, {"x", JsonOf(chart.x)}, {"y", JsonOf(chart.y)}};
   if (chart.front.has_value()) {
     XySeries front = FrontOf(drawn, *chart.front);
+    // Labels are drawn where there is room.
+    std::vector<std::string> names;
+    for (const XyPoint& p : front.points) {
+      if (!p.name.empty()) names.push_back(p.name);
+    }
+    if (!names.empty()) {
+      absl::StrAppend(&text.note, text.note.empty() ? "" : " ",
+                      "Pareto points: ", absl::StrJoin(names, "; "), ".");
+    }
     drawn.insert(drawn.begin(), std::move(front));
     // Between two points the front attains the worse of both.
     data["stepped"] = chart.front->x == Better::kLower ? "before" : "after";
@@ -179,7 +204,8 @@ StackedBarChart StepPhases(std::string id, std::string note) {
                   .id = std::move(id), .title = "Time of a step by phase", .note = std::move(note)},
           .x_label = "time (ms)",
           .unit = "ms",
-          .parts = {"all-to-all", "experts", "all-reduce", "everything else"},
+          .parts = {"all-to-all", "experts", "attention", "output layer", "all-reduce", "optimiser",
+                    "everything else"},
           .bars = {}};
 }
 

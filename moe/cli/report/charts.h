@@ -17,6 +17,10 @@ namespace moe::report {
 using measure::Better;
 using measure::ParetoFront;
 
+// `limit` of `count` things in order, spread evenly, the first and the last among them; all of
+// fewer.
+std::vector<size_t> SpreadOver(size_t count, size_t limit);
+
 // Limit of series, so that each has a distinguishable colour.
 inline constexpr size_t kMaxSeries = 8;
 inline constexpr size_t kMaxBars = 16;
@@ -27,6 +31,7 @@ struct ChartText {
   std::string id;     // id of the HTML element, from this program: letters, digits, '-'
   std::string title;  // heading of the figure
   std::string note;   // how to read it: one or two sentences, or empty
+  std::vector<std::string> lines = {};  // command lines that made it
 
   // Adds to the note how many things are not drawn: "Not drawn: 2 of 26 points (failed)." 0:
   // nothing.
@@ -111,7 +116,7 @@ struct StackedBarChart {
 std::string Render(const StackedBarChart& chart);
 
 // A chart of the time of a step by phase, for training runs and points of a sweep: all-to-all,
-// experts, all-reduce, and everything else.
+// experts, attention, output layer, all-reduce, optimiser, and everything else.
 StackedBarChart StepPhases(std::string id, std::string note);
 // The phases, unknown ones as 0, and the rest of `whole`.
 StackedBar PhaseBar(std::string name, double whole, std::vector<double> phases);

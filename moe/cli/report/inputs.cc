@@ -196,6 +196,9 @@ absl::Status AddStep(Fields& f, Run& run) {
                    .a2a_ms = f.Number("a2a_ms"),
                    .expert_ms = f.Number("expert_ms"),
                    .all_reduce_ms = f.Number("all_reduce_ms"),
+                   .attention_ms = f.Number("attention_ms"),
+                   .output_ms = f.Number("output_ms"),
+                   .optimizer_ms = f.Number("optimizer_ms"),
                    .drop_fraction = f.Number("drop_fraction", 0, 1),
                    .max_violation = f.Number("max_vio"),
                    .dead_experts = f.Number("dead_experts"),
@@ -251,6 +254,11 @@ absl::Status AddRow(const Json& object, Run& run) {
   }
   if (known.ok() || told) {
     MOE_RETURN_IF_ERROR(AddOrigin(told ? object["provenance"] : object, run));
+  }
+  if (told) {
+    Fields start(object);
+    run.line = start.Text("line");
+    MOE_RETURN_IF_ERROR(start.status);
   }
   // the first line of a training run
   if (!known.ok()) return told ? absl::OkStatus() : known.status();

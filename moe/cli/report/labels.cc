@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <absl/algorithm/container.h>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/strip.h>
@@ -26,7 +27,7 @@ void AppendDistinct(const std::vector<Key>& entries, const std::vector<std::stri
   }
 }
 
-constexpr char kCapacityFlag[] = "moe-expert-capacity-factor";
+constexpr char kCapacityFlag[] = "moe-expert-capacity-factor", kExpertsFlag[] = "num-experts";
 
 std::string Named(const char* name, double value) {
   return std::isfinite(value) ? absl::StrCat(name, ExactText(value)) : "";
@@ -61,6 +62,16 @@ std::vector<std::string> FlagsOf(const std::string& settings) {
 
 std::string NameOfFlag(const std::string& flag) {
   return flag.substr(0, flag.find_first_of(" ="));
+}
+
+// `settings` but for these flags.
+std::string Without(const std::string& settings, absl::Span<const char* const> names) {
+  std::string rest;
+  for (const std::string& flag : FlagsOf(settings)) {
+    if (flag.empty() || absl::c_linear_search(names, NameOfFlag(flag))) continue;
+    absl::StrAppend(&rest, rest.empty() ? "--" : " --", flag);
+  }
+  return rest;
 }
 
 // Flags by name; a flag that occurs more than once keeps all its occurrences.
@@ -130,15 +141,41 @@ Key PointKey(const SweepRow& r) {
           r.settings};
 }
 
-Key SeriesKey(const SweepRow& row) {
+Key SeriesKey(const SweepRow& row, Along axis) {
+  const bool capacity = axis == Along::kCapacity;
   SweepRow same = row;
-  same.capacity_factor = kNone;
-  same.settings.clear();
-  for (const std::string& flag : FlagsOf(row.settings)) {
-    if (NameOfFlag(flag) == kCapacityFlag) continue;
-    absl::StrAppend(&same.settings, same.settings.empty() ? "--" : " --", flag);
-  }
+  (capacity ? same.capacity_factor : same.experts) = kNone;
+  same.settings = Without(row.settings, {capacity ? kCapacityFlag : kExpertsFlag});
   return PointKey(same);
+}
+
+std::string TrainLine(const SweepRow& row) {
+  if (row.measure != "train") return "";
+  const std::string flags = Without(row.settings, {"measure", "repetitions"});
+  return absl::StrCat("moe train --data ...", flags.empty() ? "" : " ", flags);
+}
+
+std::string SweepLine(absl::Span<const NamedRow<SweepRow>> rows) {
+  std::map<std::string, std::vector<std::string>> values;  // of each flag, " 8" or "=true"
+  std::map<std::string, size_t> given;
+  for (const NamedRow<SweepRow>& r : rows) {
+    for (const auto& [name, flag] : FlagsByName(r.row->settings)) {
+      ++given[name];
+      std::vector<std::string>& known = values[name];
+      const std::string value = flag.substr(name.size());
+      if (!absl::c_linear_search(known, value)) known.push_back(value);
+    }
+  }
+  std::string measure, varied, same;
+  for (auto& [name, known] : values) {
+    std::string flag = absl::StrCat(" --", name, known.front());
+    for (size_t i = 1; i < known.size(); ++i) absl::StrAppend(&flag, ",", known[i].substr(1));
+    const bool defaults = given[name] < rows.size();
+    if (defaults) flag += ",...";
+    (name == "measure" ? measure : defaults || known.size() > 1 ? varied : same) += flag;
+  }
+  if (!measure.empty()) measure += " --data ...";
+  return absl::StrCat("moe sweep", measure, varied, same);
 }
 
 std::vector<std::string> PointLabels(const std::vector<Key>& keys) {

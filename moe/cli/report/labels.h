@@ -3,11 +3,15 @@
 #define MOE_MOE_CLI_REPORT_LABELS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <absl/types/span.h>
+
+#include "moe/cli/report/page.h"
 #include "moe/cli/report/rows.h"
 
 namespace moe::report {
@@ -50,8 +54,17 @@ std::vector<std::string> DistinctLabels(const std::vector<Key>& parts);
 // same point.
 Key PointKey(const SweepRow& row);
 
-// The same without the capacity factor.
-Key SeriesKey(const SweepRow& row);
+// An axis that charts lay points along.
+enum class Along : uint8_t { kCapacity, kExperts };
+// The same without the value of that axis.
+Key SeriesKey(const SweepRow& row, Along axis);
+
+// The `moe train` line that trains the model of a row; empty for a row that was not trained. What
+// text it reads a row does not say: "--data ...".
+std::string TrainLine(const SweepRow& row);
+// The `moe sweep` line of rows, which name their flags in `settings`: flags that differ between
+// them come first and have all their values. "..." stands for the default where some rows have it.
+std::string SweepLine(absl::Span<const NamedRow<SweepRow>> rows);
 
 // One name for each key, whose last text are settings: DistinctLabels of all texts except the
 // settings. Keys with the same name also get the settings that differ between them: "E 8 · seed 1",

@@ -64,14 +64,17 @@ struct SweepRow {
   double hidden = kNone, ffn = kNone, overlap = kNone;
   double params_total = kNone, params_active = kNone;
   double tokens_per_s = kNone, tokens_per_s_sd = kNone;
+  double flops_per_token = kNone, tokens = kNone;
   double step_ms = kNone, a2a_ms = kNone, all_reduce_ms = kNone, expert_ms = kNone;
+  double attention_ms = kNone, output_ms = kNone, optimizer_ms = kNone;
   double drop_initial_pct = kNone, drop_final_pct = kNone;
   double dead_experts = kNone, validation_loss = kNone, validation_loss_sd = kNone;
   double peak_mib = kNone;
   std::string status, error;
   std::vector<double> others;  // values that no chart uses, in the order of columns
 
-  std::string capacity_text() const;  // "1.25", "dropless"
+  std::string capacity_text() const;                           // "1.25", "dropless"
+  double compute() const { return flops_per_token * tokens; }  // FLOPs of the training
   bool failed() const { return !status.empty() && status != "ok"; }
 };
 
@@ -79,7 +82,8 @@ struct SweepRow {
 struct TrainStep {
   double step = 0, loss = kNone, validation_loss = kNone;
   double tokens_per_s = kNone, step_ms = kNone, a2a_ms = kNone, expert_ms = kNone;
-  double all_reduce_ms = kNone, drop_fraction = kNone, max_violation = kNone;
+  double all_reduce_ms = kNone, attention_ms = kNone, output_ms = kNone, optimizer_ms = kNone;
+  double drop_fraction = kNone, max_violation = kNone;
   double dead_experts = kNone, peak_bytes = kNone;
   double learning_rate = kNone, gradient_norm = kNone;
   std::vector<float> expert_load;
@@ -106,6 +110,7 @@ struct Run {
   std::string name;  // short, different from those of other inputs
   std::string path;  // as given
   RunKind kind = RunKind::kTrain;
+  std::string line;            // "moe train --data FILE ...", from its settings; empty: unknown
   std::vector<Origin> origin;  // facts from the file
   std::vector<BenchRow> bench;
   std::vector<SweepRow> sweep;

@@ -23,6 +23,16 @@ size_t Drawn(const Runs& runs, ChartText& text) {
   return drawn;
 }
 
+// The line of each run, behind its name where there are several; of at most kMaxSeries.
+std::vector<std::string> LinesOf(const Runs& runs) {
+  std::vector<std::string> lines;
+  for (const Run* run : runs) {
+    if (run->line.empty() || lines.size() == kMaxSeries) continue;
+    lines.push_back(runs.size() > 1 ? absl::StrCat(run->name, ": ", run->line) : run->line);
+  }
+  return lines;
+}
+
 XySeries Curve(const Run& run, int look, double TrainStep::*value, double factor) {
   XySeries series = {.name = run.name, .style = XyStyle::kLine, .look = look};
   for (const TrainStep& s : run.steps) {
@@ -56,6 +66,7 @@ std::string LossChart(const Runs& runs) {
     XySeries validation = ValidationOf(*runs[i], static_cast<int>(i));
     if (!validation.points.empty()) chart.series.push_back(std::move(validation));
   }
+  chart.text.lines = LinesOf(runs);
   return Render(chart);
 }
 
@@ -90,6 +101,7 @@ std::string CurveChart(const Runs& runs, const CurveOf& c) {
     chart.series.push_back(Curve(*runs[i], static_cast<int>(i), c.value, c.factor));
     for (const XyPoint& p : chart.series.back().points) any = any || p.y > 0;
   }
+  chart.text.lines = LinesOf(runs);
   return any ? Render(chart) : "";  // a line at zero says nothing
 }
 
@@ -100,11 +112,13 @@ std::string PhaseChart(const Runs& runs) {
   for (const Run* run : runs) {
     const double step = SteadyMean(*run, &TrainStep::step_ms);
     if (!std::isfinite(step)) continue;
-    chart.bars.push_back(
-        PhaseBar(run->name, step,
-                 {SteadyMean(*run, &TrainStep::a2a_ms), SteadyMean(*run, &TrainStep::expert_ms),
-                  SteadyMean(*run, &TrainStep::all_reduce_ms)}));
+    chart.bars.push_back(PhaseBar(
+        run->name, step,
+        {SteadyMean(*run, &TrainStep::a2a_ms), SteadyMean(*run, &TrainStep::expert_ms),
+         SteadyMean(*run, &TrainStep::attention_ms), SteadyMean(*run, &TrainStep::output_ms),
+         SteadyMean(*run, &TrainStep::all_reduce_ms), SteadyMean(*run, &TrainStep::optimizer_ms)}));
   }
+  chart.text.lines = LinesOf(runs);
   chart.text.LeaveOut(runs.size() - chart.bars.size(), runs.size(), "runs", "no such figure");
   return Render(chart);
 }
@@ -198,6 +212,7 @@ std::string ExpertLoadMaps(const Run& run, size_t index) {
     map.text.id = absl::StrCat("train-load-", index, "-", layer);
     map.text.title = absl::StrCat("Expert load, MoE layer ", layer, ": ", run.name);
     map.text.note = "1 is even; 0 is an expert that gets nothing.";
+    map.text.lines = LinesOf({&run});
     if (run.num_layers > static_cast<int>(kMaxLoadLayers)) {
       absl::StrAppend(&map.text.note, " The ", kMaxLoadLayers, " least even of ", run.num_layers,
                       " layers are shown.");

@@ -143,7 +143,7 @@ absl::StatusOr<std::vector<std::string>> ParseAxis(absl::string_view text, const
   }
   std::set<std::string> seen;
   for (const std::string& value : values) {
-    if (!seen.insert(value).second) {
+    if (!seen.insert(value).second && !form.repeats) {
       return Wrong(text, absl::StrCat("every value once, and ", value, " stands twice"));
     }
   }
@@ -153,6 +153,7 @@ absl::StatusOr<std::vector<std::string>> ParseAxis(absl::string_view text, const
 absl::StatusOr<std::vector<std::vector<std::string>>> CrossProduct(absl::Span<const Axis> axes) {
   int64_t count = 1;
   for (const Axis& axis : axes) {
+    if (axis.with >= 0) continue;
     count *= static_cast<int64_t>(axis.values.size());
     if (count <= kMostPoints) continue;
     const std::string sizes = absl::StrJoin(axes, " x ", [](std::string* out, const Axis& a) {
@@ -162,13 +163,19 @@ absl::StatusOr<std::vector<std::vector<std::string>>> CrossProduct(absl::Span<co
         absl::StrCat("the sweep has ", sizes, " points, expected at most ", kMostPoints));
   }
   std::vector<std::vector<std::string>> points(count);
+  std::vector<int64_t> place(axes.size());  // of a point on each axis
   for (int64_t i = 0; i < count; ++i) {
-    points[i].resize(axes.size());
     int64_t rest = i;
     for (size_t a = axes.size(); a-- > 0;) {
+      if (axes[a].with >= 0) continue;
       const auto size = static_cast<int64_t>(axes[a].values.size());
-      points[i][a] = axes[a].values[rest % size];
+      place[a] = rest % size;
       rest /= size;
+    }
+    for (const Axis& axis : axes) {
+      const size_t a = points[i].size();
+      if (axis.with >= 0) place[a] = place[axis.with];
+      points[i].push_back(axis.values[place[a]]);
     }
   }
   return points;

@@ -24,6 +24,7 @@ struct AxisForm {
   std::vector<std::string> words = {};  // accepted beside numbers
   double least = 1;                     // least number
   bool above = false;                   // numbers must be above `least`, not just at least
+  bool repeats = false;                 // a value may stand more than once
 };
 
 // The most values of a list: more than a table for people shows.
@@ -42,12 +43,16 @@ absl::StatusOr<std::vector<std::string>> ParseAxis(absl::string_view text, const
 struct Axis {
   std::string name;                 // name of the flag: "num-experts"
   std::vector<std::string> values;  // at least one
+  // The axis before this one whose values go with these, the first with the first and so on; it has
+  // as many. -1: none.
+  int with = -1;
 };
 
 // The most points of a sweep: more than a table for people shows.
 inline constexpr int64_t kMostPoints = 10'000;
 
-// All points [points][axes], the last axis fastest: (a0, b0), (a0, b1), (a1, b0) ...
+// All points [points][axes], the last axis fastest: (a0, b0), (a0, b1), (a1, b0) ...; where b goes
+// with a: (a0, b0), (a1, b1) ...
 // kInvalidArgument for more than kMostPoints, with the number of values of every axis.
 absl::StatusOr<std::vector<std::vector<std::string>>> CrossProduct(absl::Span<const Axis> axes);
 

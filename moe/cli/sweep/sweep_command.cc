@@ -108,15 +108,22 @@ class SweepRun {
     if (world != nullptr) {
       MOE_RETURN_IF_ERROR(AgreeAmongProcesses(*world));
     }
+    const bool interleave = settings_.on("interleave");
+    const int passes = interleave ? plan_.repetitions() : 1;
     progress_ = std::make_unique<SweepProgress>(
         SweepProgress::Options{.points = static_cast<int64_t>(plan_.size()),
-                               .to_run = std::count(state_.begin(), state_.end(), kRun),
+                               .to_run = passes * std::count(state_.begin(), state_.end(), kRun),
                                .quiet = settings_.on("quiet") || !speaks()},
         StderrTerminal(), stderr);
+    measured_.resize(plan_.size());
     absl::Status status;
-    for (size_t i = 0; i < plan_.size() && status.ok(); ++i) {
-      if (state_[i] == kThere) continue;
-      status = RunPoint(i, plan_.At(i, text_), world);
+    for (int pass = 0; pass < passes; ++pass) {
+      for (size_t i = 0; i < plan_.size() && status.ok(); ++i) {
+        if (state_[i] == kThere) continue;
+        const int first = interleave ? pass : 0;
+        status = RunPoint(i, plan_.At(i, text_),
+                          {first, interleave ? first + 1 : plan_.repetitions()}, world);
+      }
     }
     progress_->End();
     // Also prints the rows before a failure: processes do not return from one.
@@ -146,25 +153,34 @@ class SweepRun {
     return too_big.empty() ? absl::OkStatus() : absl::ResourceExhaustedError(too_big);
   }
 
-  // Measures a point and stores its row. Returns errors of processes, which have lost each other,
-  // or of the file; errors on threads are recorded in the row.
-  absl::Status RunPoint(size_t index, const PlannedPoint& planned, Communicator* world) {
+  // Repetitions [first, last) of a point.
+  struct Repetitions {
+    int first = 0, last = 0;
+  };
+
+  // Measures repetitions of a point and, with the last of them, stores its row. Returns errors of
+  // processes, which have lost each other, or of the file; errors on threads are recorded in the
+  // row, and end the point.
+  absl::Status RunPoint(size_t index, const PlannedPoint& planned, Repetitions part,
+                        Communicator* world) {
     const bool started = state_[index] == kRun;
     absl::Status failed = started ? absl::OkStatus() : Refusal(planned);
     if (!started && failed.ok()) {
       failed = absl::ResourceExhaustedError("it is refused on another machine of the job");
     }
-    std::vector<sweep::Figures> repetitions;
+    std::vector<sweep::Figures>& repetitions = measured_[index];
     if (started) {
       if (speaks()) progress_->Start(static_cast<int64_t>(index) + 1, planned.label);
       const absl::Time begin = absl::Now();
-      for (int r = 0; r < plan_.repetitions() && failed.ok(); ++r) {
+      for (int r = part.first; r < part.last && failed.ok(); ++r) {
         absl::StatusOr<sweep::Figures> figures = Repeat(planned, r, world);
         failed = figures.status();
         if (figures.ok()) repetitions.push_back(*figures);
       }
       progress_->Finish(absl::ToDoubleSeconds(absl::Now() - begin));
     }
+    state_[index] = failed.ok() && part.last < plan_.repetitions() ? kRun : kThere;
+    if (state_[index] == kRun) return absl::OkStatus();
     sweep::Point point = planned.point;
     point.provenance = Provenance(planned.launch.device);
     const absl::Status end = world != nullptr && started ? failed : absl::OkStatus();
@@ -272,7 +288,8 @@ class SweepRun {
   DataFiles data_;
   lm::Corpus text_;  // the text of data_
   SweepOutput output_;
-  std::vector<int64_t> state_;  // [points]
+  std::vector<int64_t> state_;                         // [points]
+  std::vector<std::vector<sweep::Figures>> measured_;  // [points] repetitions so far
   int64_t available_bytes_ = 0;
   std::unique_ptr<SweepProgress> progress_;
 };
@@ -280,7 +297,8 @@ class SweepRun {
 absl::Status Run(const Invocation& invocation) {
   std::vector<std::string> warnings;
   Settings settings(SweepSettings());
-  MOE_RETURN_IF_ERROR(LoadSettings(invocation.args, invocation.environment, settings, warnings));
+  MOE_ASSIGN_OR_RETURN(const std::vector<std::string> args, NameCoupled(invocation.args));
+  MOE_RETURN_IF_ERROR(LoadSettings(args, invocation.environment, settings, warnings));
   if (settings.on("help")) return PrintOnce(invocation, HelpText(SweepHelp()));
   MOE_RETURN_IF_ERROR(TakeTokensOfLayer(settings));
   if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));

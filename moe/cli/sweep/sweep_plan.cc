@@ -1,11 +1,14 @@
 #include "moe/cli/sweep/sweep_plan.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 
 #include "gating/router_config.h"
 #include "kernels/base/status_macros.h"
@@ -29,6 +32,28 @@ std::string Canonical(const Setting& setting, const std::string& text) {
   double number = 0;
   const bool numeric = setting.kind == Kind::kReal && absl::SimpleAtod(text, &number);
   return numeric ? measure::Cell(number).text() : text;
+}
+
+// The pairs of --with, by the names of their flags; one that is unknown stays as it is.
+std::vector<std::pair<std::string, std::string>> CoupledFlags(const Settings& settings) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  if (settings.empty("with")) return pairs;
+  for (const std::string& text : settings.value("with").texts) {
+    const std::pair<std::string, std::string> flags = absl::StrSplit(text, absl::MaxSplits(':', 1));
+    const auto name = [&](const std::string& flag) {
+      const Setting* const found = settings.Find(flag);
+      return found == nullptr ? flag : found->name;
+    };
+    pairs.emplace_back(name(flags.first), name(flags.second));
+  }
+  return pairs;
+}
+
+bool IsCoupled(const Settings& settings, absl::string_view flag) {
+  for (const auto& [first, second] : CoupledFlags(settings)) {
+    if (flag == first || flag == second) return true;
+  }
+  return false;
 }
 
 absl::Status NamedAxis(const char* name, const absl::Status& status) {
@@ -168,6 +193,8 @@ absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
   const int64_t batch =
       train.micro_batch_size * train.sequence_length * train.trainer.micro_batches;
   planned.point.tokens_per_rank = (batch + world.ranks / 2) / world.ranks;
+  planned.point.flops_per_token = FlopsPerToken(train.model, train.sequence_length);
+  planned.point.tokens = batch * train.steps;
   planned.memory = sweep::ShapeOfTraining(train, SizeOf(train.model).total, world.ranks);
   return lm::CheckTextLength(train, corpus);
 }
@@ -213,6 +240,31 @@ absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
 
 }  // namespace
 
+absl::StatusOr<std::vector<std::string>> NameCoupled(const std::vector<std::string>& args) {
+  const auto is_flag = [](const std::string& text) {
+    return absl::StartsWith(text, "--") && text.size() > 2;
+  };
+  const auto name = [](absl::string_view flag) {
+    return flag.substr(2, flag.find('=') - 2);
+  };
+  std::vector<std::string> named;
+  for (size_t i = 0; i < args.size(); ++i) {
+    named.push_back(args[i]);
+    if (args[i] != "--with" || (i + 1 < args.size() && !is_flag(args[i + 1]))) continue;
+    size_t before = i;
+    do {
+      if (before == 0) break;
+      --before;
+    } while (!is_flag(args[before]));
+    if (i + 1 == args.size() || before == i || !is_flag(args[before])) {
+      return WrongFlag("--with", "alone",
+                       "it between two flags: --num-experts 8,64 --with --topk 1,2");
+    }
+    named.push_back(absl::StrCat(name(args[before]), ":", name(args[i + 1])));
+  }
+  return named;
+}
+
 absl::Status TakeTokensOfLayer(Settings& settings) {
   const Value& tokens = settings.value("tokens");
   const bool meant = settings.is("measure", "layer") && tokens.origin == Origin::kFlag &&
@@ -250,7 +302,7 @@ absl::StatusOr<SweepPlan> SweepPlan::Make(const Settings& settings,
     if (axis || value.origin == Origin::kDefault || IsOfOther(measure, s)) continue;
     MOE_RETURN_IF_ERROR(plan.base_.Set(s, value.texts, value.origin, value.where));
   }
-  MOE_ASSIGN_OR_RETURN(plan.values_, sweep::CrossProduct(plan.axes_));
+  MOE_RETURN_IF_ERROR(plan.Couple(settings));
   MOE_RETURN_IF_ERROR(plan.FindLaunches(environment));
   return plan;
 }
@@ -258,7 +310,9 @@ absl::StatusOr<SweepPlan> SweepPlan::Make(const Settings& settings,
 absl::Status SweepPlan::ParseAxes(const Settings& settings) {
   for (const SweepAxis& axis : SweepAxes()) {
     if (!settings.given(axis.name) || !ChangesResults(measure_, *base_.Find(axis.name))) continue;
-    auto values = sweep::ParseAxis(settings.text(axis.name), axis.form);
+    sweep::AxisForm form = axis.form;
+    form.repeats = IsCoupled(settings, axis.name);
+    auto values = sweep::ParseAxis(settings.text(axis.name), form);
     if (!values.ok()) return NamedAxis(axis.name, values.status());
     Settings scratch(PointSettings());
     for (const std::string& value : *values) {
@@ -268,6 +322,38 @@ absl::Status SweepPlan::ParseAxes(const Settings& settings) {
       MOE_RETURN_IF_ERROR(CheckRouting(value));
     }
     axes_.push_back({.name = axis.name, .values = *std::move(values)});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SweepPlan::Couple(const Settings& settings) {
+  for (const auto& [first, second] : CoupledFlags(settings)) {
+    const auto place = [&](const std::string& name) {
+      const auto at = std::find_if(axes_.begin(), axes_.end(),
+                                   [&](const sweep::Axis& a) { return a.name == name; });
+      return static_cast<int>(at - axes_.begin());
+    };
+    int a = place(first), b = place(second);
+    const int none = static_cast<int>(axes_.size());
+    if (a == none || b == none) {
+      return WrongFlag("--with", absl::StrCat(first, ":", second),
+                       "two flags that are given with lists");
+    }
+    if (axes_[a].values.size() != axes_[b].values.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--with: --", first, " has ", axes_[a].values.size(), " values and --",
+                       second, " ", axes_[b].values.size(), ", expected as many"));
+    }
+    while (axes_[a].with >= 0) a = axes_[a].with;
+    while (axes_[b].with >= 0) b = axes_[b].with;
+    if (a != b) axes_[std::max(a, b)].with = std::min(a, b);
+  }
+  MOE_ASSIGN_OR_RETURN(values_, sweep::CrossProduct(axes_));
+  std::set<std::vector<std::string>> seen;
+  for (const std::vector<std::string>& point : values_) {
+    if (seen.insert(point).second) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--with: the point ", absl::StrJoin(point, ", "), " stands twice"));
   }
   return absl::OkStatus();
 }

@@ -40,6 +40,10 @@ inline constexpr char kTokensPerRank[] = "tokens-per-rank";
 // is not given.
 absl::Status TakeTokensOfLayer(Settings& settings);
 
+// `args` with the names of the flags that a bare --with stands between: "--with A:B".
+// kInvalidArgument where there are none.
+absl::StatusOr<std::vector<std::string>> NameCoupled(const std::vector<std::string>& args);
+
 // The axes, slowest first: the order of the cross product.
 absl::Span<const SweepAxis> SweepAxes();
 
@@ -90,6 +94,8 @@ class SweepPlan {
   SweepPlan(Settings base, Measure measure) : base_(std::move(base)), measure_(measure) {}
 
   absl::Status ParseAxes(const Settings& settings);
+  // Axes that --with couples, and points that then stand twice.
+  absl::Status Couple(const Settings& settings);
   absl::Status FindLaunches(absl::Span<const std::string> environment);
   Settings SettingsOf(size_t index) const;
   std::string SettingsText(const Settings& point, int threads) const;

@@ -34,6 +34,8 @@ Axes: flags whose value ends with ",..." take a comma list of values and ranges.
   256-1024+256      256, 512, 768, 1024
   4-64*2            4, 8, 16, 32, 64
   none,1-2+0.25     none, 1, 1.25, 1.5, 1.75, 2
+Lists are crossed; --with between two of them couples them instead: --num-experts 8,16,64 --with
+--topk 1,2,2 is three points. Coupled lists have as many values; a value may stand more than once.
 Points come in the order of the nested loops, outermost first: router, ranks, pp, tp, ep, dispatch,
 moe-overlap-degree, hidden-size, moe-ffn-hidden-size, dtype, tokens-per-rank or micro-batch-size,
 routing, num-experts, topk, capacity-factor. Bad values are refused before anything runs; values
@@ -88,6 +90,12 @@ void AddSweep(Table& t) {
         "for --steps on --data or --tokens");
   t.Add("-r, --repetitions N|auto", {Kind::kInteger, "auto", {"auto"}},
         "of every point, with seeds seed, seed + 1, ...; auto: 5 of a layer, 1 of training");
+  t.Add("--interleave", Kind::kSwitch,
+        "the first repetition of every point, then the second of every point, ...: what drifts on "
+        "the machine shows in the standard deviation; rows come with the last repetition");
+  t.Add("--with FLAG:FLAG", Kind::kPaths,
+        "two lists go together, the first values, then the second, ...; --with alone between two "
+        "flags couples these: --num-experts 8,64 --with --topk 1,2");
   t.Add("-J, --out FILE", Kind::kText,
         "JSON lines, a row as soon as its point ends; a file that holds rows is refused")
       .Roles(kPerRank);

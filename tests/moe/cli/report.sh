@@ -129,7 +129,7 @@ python3 rows.py "$data/sweep.jsonl" 2>problem || fail "rows: $(tail -n 1 problem
 for chart in "Loss" "Learning rate" "Gradient norm" "Speed" "Dropped slots" \
   "MaxVio: load of the busiest expert" "Time of a step by phase" \
   "Expert load, MoE layer 1: train" "Capacity factor against dropped slots" \
-  "Capacity factor against loss" "Speed against loss" "alltoall: bus bandwidth over size" \
+  "Capacity factor against loss" "Experts against loss" "Speed against loss" "Parameters against loss" "alltoall: bus bandwidth over size" \
   "p2p: GB/s between ranks, 64 KiB" \
   "alltoallv: skew against bus bandwidth" "Change from bench_before to bench_after"; do
   grep -qxF "$chart" charts || fail "no chart '$chart'"

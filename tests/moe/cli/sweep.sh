@@ -24,6 +24,14 @@ says ' * |'
 matches '^\[1/8\] R=1 E=4 k=1 cf=none eta --:--:--$' stderr
 matches '^\[8/8\] R=3 E=8 k=2 cf=none eta 00:00:0[0-9]$' stderr
 
+# Lists that go together, and repetitions in turn.
+expect 0 "coupled lists" "$moe" sweep "${layer[@]}" --num-experts 4,8,16 --with --topk 1,2,2 --capacity-factor none,1 --ranks 1 -r 2 \
+  --interleave -J coupled.jsonl
+same "coupled" "$(rows coupled.jsonl '[(x["experts"], x["topk"], x["cf"]) for x in r]')" \
+  "[(4, 1, 'none'), (4, 1, 1), (8, 2, 'none'), (8, 2, 1), (16, 2, 'none'), (16, 2, 1)]"
+same "in turn" "$(grep -o '^.[0-9]' stderr | tr -d '[\n')" 123456123456
+same "in turn" "$(rows coupled.jsonl 'all(x["tok_s_sd"] > 0 and x["repetitions"] == 2 for x in r)')" True
+
 # Skew and capacity: the dropped slots, and the imbalance of the load.
 expect 0 "a skewed layer" "$moe" sweep "${layer[@]}" --ranks 2 --num-experts 4 --topk 1 --routing uniform,hot_expert:1 \
   --capacity-factor none,1 --ep 1,2 -r 1 -q -J skew.jsonl

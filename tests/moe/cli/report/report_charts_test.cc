@@ -334,14 +334,100 @@ TEST(SweepChartsTest, SeriesAreOfOneSettingButTheCapacityFactor) {
            .drop_final_pct = 1 / cf});
     }
   }
-  EXPECT_EQ(SeriesKey(run.sweep[0]), SeriesKey(run.sweep[1]));
-  EXPECT_NE(SeriesKey(run.sweep[1]), SeriesKey(run.sweep[2]));
+  const auto key = [&](size_t row) {
+    return SeriesKey(run.sweep[row], Along::kCapacity);
+  };
+  EXPECT_EQ(key(0), key(1));
+  EXPECT_NE(key(1), key(2));
   const std::string html = SweepSection({run}).body;
   const Json drops = DataIn(html).at(0);
   EXPECT_EQ(drops["series"][0]["name"], "H 64");
   EXPECT_EQ(drops["series"][1]["name"], "H 128");
   EXPECT_THAT(ValuesOf(drops, 1, "y"), ElementsAre(1, 0.8));
-  EXPECT_THAT(html, Not(HasSubstr("hidden-size")));
+  EXPECT_THAT(html, HasSubstr("<code>moe sweep --hidden-size 64,128 "
+                              "--moe-expert-capacity-factor 1,1.25</code>"));
+}
+
+// Sixty trained points, in the order of nested loops: the last expert count is behind the limits of
+// bars and series. More experts, more choices and more capacity are better, and cost more.
+report::Run Study() {
+  report::Run run = {.name = "r", .path = "r", .kind = RunKind::kSweep};
+  for (const double experts : {8, 16, 32, 48, 64}) {
+    for (const double top_k : {1, 2, 4}) {
+      for (const double cf : {1.0, 1.25, 1.5, 2.0}) {
+        run.sweep.push_back({.settings = absl::StrCat(
+                                 "--measure train --num-experts ", experts, " --moe-router-topk ",
+                                 top_k, " --moe-expert-capacity-factor ", cf, " --repetitions 1"),
+                             .measure = "train",
+                             .experts = experts,
+                             .top_k = top_k,
+                             .capacity_factor = cf,
+                             .params_total = 100 * experts,
+                             .params_active = 100 * top_k,
+                             .tokens_per_s = 1000 / top_k,
+                             .flops_per_token = 600 * top_k,
+                             .tokens = 1e6,
+                             .step_ms = 10,
+                             .expert_ms = 2,
+                             .attention_ms = 3,
+                             .output_ms = 1,
+                             .optimizer_ms = 1.5,
+                             .validation_loss = 4 - experts / 64 - top_k / 8 - cf / 32});
+      }
+    }
+  }
+  return run;
+}
+
+TEST(SweepChartsTest, ExpertsAreAnAxisUpToTheLast) {
+  const std::string html = SweepSection({Study()}).body;
+  const std::vector<Json> found = DataIn(html);
+  const auto with_label = [&](const char* label) {
+    const auto at = std::find_if(found.begin(), found.end(),
+                                 [&](const Json& data) { return data["x"]["label"] == label; });
+    return at == found.end() ? Json() : *at;
+  };
+  const Json experts = with_label("experts");
+  EXPECT_EQ(experts["x"]["names"], Json({"8", "16", "32", "48", "64"}));
+  EXPECT_EQ(experts["series"].size(), kMaxSeries);  // of 12, the first and the last among them
+  EXPECT_EQ(experts["series"][0]["name"], "K 1 · cf 1");
+  EXPECT_EQ(experts["series"][7]["name"], "K 4 · cf 2");
+  EXPECT_THAT(ValuesOf(experts, 0, "x"), ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(html, HasSubstr("Not drawn: 4 of 12 series (the table has all)."));
+  const Json bars = with_label("time (ms)");
+  EXPECT_EQ(bars["y"]["names"].size(), kMaxBars);
+  EXPECT_EQ(bars["y"]["names"].back(), "E 64 · K 4 · cf 2");
+  std::vector<std::string> parts;
+  for (const Json& part : bars["series"]) parts.push_back(part["name"]);
+  EXPECT_THAT(parts,
+              ElementsAre("experts", "attention", "output layer", "optimiser", "everything else"));
+  EXPECT_EQ(bars["series"][4]["values"][0], 2.5);
+}
+
+TEST(SweepChartsTest, LossAgainstComputeNamesThePointsOfTheFront) {
+  const std::string html = SweepSection({Study()}).body;
+  for (const char* const id : {"sweep-flops-loss", "sweep-active-loss", "sweep-total-loss"}) {
+    EXPECT_THAT(html, HasSubstr(absl::StrCat("id=\"", id, "\"")));
+  }
+  // With as many FLOPs most experts and capacity are best.
+  EXPECT_THAT(html, HasSubstr("Pareto points: E 64 · K 1 · cf 2; E 64 · K 2 · cf 2; E 64 · K 4 · "
+                              "cf 2."));
+}
+
+TEST(SweepChartsTest, TheBestAtEqualComputeHasItsTrainLine) {
+  report::Run run = Study();
+  run.sweep[0].flops_per_token *= 1.04;   // as much as the others with one choice
+  run.sweep[59].flops_per_token *= 1.06;  // not as much as the others with four
+  const std::string html = SweepSection({run}).body;
+  const size_t at = html.find("Best at equal compute");
+  ASSERT_NE(at, std::string::npos);
+  const std::string table = html.substr(at, html.find("</table>", at) - at);
+  EXPECT_EQ(Count(table, "<tr>"), 1 + 4);
+  EXPECT_THAT(table, HasSubstr("<td>E 64 · K 1 · cf 2</td>"));
+  EXPECT_THAT(table, HasSubstr("<td>moe train --data ... --num-experts 64 --moe-router-topk 1 "
+                               "--moe-expert-capacity-factor 2</td>"));
+  EXPECT_THAT(html, HasSubstr("<code>moe sweep --measure train --data ... "
+                              "--moe-expert-capacity-factor 1,1.25,1.5,2"));
 }
 
 // A sweep of `copies` rows at each of three capacity factors, and a row that failed.

@@ -92,6 +92,17 @@ TEST(Grid, TheLastAxisIsTheFastest) {
                                   Point{"2", "x"}, Point{"2", "y"}, Point{"2", "z"}));
 }
 
+TEST(Grid, ACoupledAxisGoesWithTheOther) {
+  const std::vector<Axis> axes = {
+      {"a", {"1", "2"}}, {"b", {"x", "y"}}, {"c", {"3", "3"}, /*with=*/0}};
+  using Point = std::vector<std::string>;
+  EXPECT_THAT(CrossProduct(axes).value(), ElementsAre(Point{"1", "x", "3"}, Point{"1", "y", "3"},
+                                                      Point{"2", "x", "3"}, Point{"2", "y", "3"}));
+  AxisForm repeats;
+  repeats.repeats = true;
+  EXPECT_THAT(ParseAxis("1,2,2", repeats).value(), ElementsAre("1", "2", "2"));
+}
+
 TEST(Grid, NoAxisIsOnePoint) {
   const auto points = CrossProduct({}).value();
   EXPECT_EQ(points.size(), 1u);
