@@ -28,7 +28,7 @@ matches '^\[8/8\] R=3 E=8 k=2 cf=none eta 00:00:0[0-9]$' stderr
 expect 0 "coupled lists" "$moe" sweep "${layer[@]}" --num-experts 4,8,16 --with --topk 1,2,2 --capacity-factor none,1 --ranks 1 -r 2 \
   --interleave -J coupled.jsonl
 same "coupled" "$(rows coupled.jsonl '[(x["experts"], x["topk"], x["cf"]) for x in r]')" \
-  "[(4, 1, 'none'), (4, 1, 1), (8, 2, 'none'), (8, 2, 1), (16, 2, 'none'), (16, 2, 1)]"
+  "[(4, 1, 'none'), (4, 1, 1.0), (8, 2, 'none'), (8, 2, 1.0), (16, 2, 'none'), (16, 2, 1.0)]"
 same "in turn" "$(grep -o '^.[0-9]' stderr | tr -d '[\n')" 123456123456
 same "in turn" "$(rows coupled.jsonl 'all(x["tok_s_sd"] > 0 and x["repetitions"] == 2 for x in r)')" True
 
