@@ -222,8 +222,8 @@ absl::Status Stage<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, Ma
     MOE_ASSIGN_OR_RETURN(d, workspace.Matrix<T>(round->rows.rows(), round->rows.cols()));
   }
   if (head_.has_value()) {
-    MOE_RETURN_IF_ERROR(
-        TimedDense(pass, "loss", [&] { return HeadBackward(pass, *round, d, ready); }));
+    MOE_RETURN_IF_ERROR(Timed(pass, kLoss, *pass.context.compute,
+                              [&] { return HeadBackward(pass, *round, d, ready); }));
     NoteNonFinite(pass, "loss backward", d);
   }
   for (size_t l = layers_.size(); l-- > 0;) {
