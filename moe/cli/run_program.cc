@@ -185,6 +185,7 @@ absl::Span<const Command> Commands() {
       {"generate", "goes on from a prompt with a checkpoint", GenerateCommand, GenerateHelp},
       {"sweep", "measures every combination of experts, top-k, capacity factor ...", SweepCommand,
        SweepHelp},
+      {"plan", "finds layouts by predicted step time and memory", PlanCommand, PlanHelp},
       {"bench", "times and checks collectives and layers, even and skewed", BenchCommand,
        BenchHelp},
       {"layer", "runs one MoE layer of a public model, from its own files", LayerCommand,

@@ -30,6 +30,7 @@ std::string ShortTextOf(const Json& value) {
 }  // namespace
 
 const Json* ConfigKeys::Find(const char* key) const {
+  asked_.insert(key);
   const auto at = object_.find(key);
   return at == object_.end() ? nullptr : &*at;
 }
@@ -60,6 +61,15 @@ void ConfigKeys::RefuseIfSet(const char* key, absl::string_view expected) {
 
 bool ConfigKeys::empty() const {
   return object_.empty();
+}
+
+std::vector<std::string> ConfigKeys::Unread() const {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : object_.items()) {
+    if (!asked_.contains(name)) names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 bool ConfigKeys::IsNull(const char* key) const {

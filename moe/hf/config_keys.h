@@ -4,7 +4,9 @@
 #define MOE_MOE_HF_CONFIG_KEYS_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,6 +67,8 @@ class ConfigKeys {
   std::optional<std::vector<std::string>> Texts(const char* key,
                                                 absl::Span<const absl::string_view> words);
   bool IsNull(const char* key) const;  // absent counts as null
+  // Keys of the object that no call has asked for, in the order of their names.
+  std::vector<std::string> Unread() const;
   bool empty() const;
   // the one that is present and takes precedence; if none is, the name
   const char* Spelling(Key key) const;
@@ -89,6 +93,7 @@ class ConfigKeys {
   const std::string file_, path_;
   const nlohmann::json& object_;
   absl::Status status_;
+  mutable std::set<std::string, std::less<>> asked_;
 };
 
 }  // namespace moe::hf

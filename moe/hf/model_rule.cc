@@ -254,6 +254,17 @@ void ReadLayers(const ModelRule& rule, const std::vector<bool>& has_experts, Con
   }
 }
 
+std::vector<std::string> Unread(const ConfigKeys& keys) {
+  static constexpr absl::string_view kOfFiles[] = {
+      "_name_or_path", "architectures", "auto_map",  "dtype",
+      "model_type",    "torch_dtype",   "use_cache", "transformers_version"};
+  std::vector<std::string> names = keys.Unread();
+  std::erase_if(names, [](const std::string& name) {
+    return std::find(std::begin(kOfFiles), std::end(kOfFiles), name) != std::end(kOfFiles);
+  });
+  return names;
+}
+
 // Errors of the model name its own fields; readers of the file see keys.
 absl::Status CheckModel(absl::string_view file, const lm::TransformerConfig& model) {
   constexpr int64_t kMostTensors = 1'000'000;
@@ -329,6 +340,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view file, absl::strin
     ReadLayers(*config.rule, layer.has_experts, keys, model);
     ReadUse(*config.rule, keys, model);
     config.training = ReadTraining(*config.rule, keys, model.moe.router.top_k);
+    config.unread = Unread(keys);
   };
   MOE_RETURN_IF_ERROR(ParseHfConfig(file, document, read).status());
   MOE_RETURN_IF_ERROR(CheckModel(file, config.model));

@@ -95,6 +95,8 @@ struct ModelConfig {
   HfConfig layer;                   // what LayerWeights reads of it
   lm::TransformerConfig model;
   ModelTraining training;
+  // Keys of the model that this library does not know, but for those that say how a file was made.
+  std::vector<std::string> unread;
 };
 absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view file, absl::string_view document);
 // The same for config.json in a folder. Also errors of MappedFile::Open.

@@ -209,8 +209,9 @@ std::string TextOf(float value) {
   return {text, std::to_chars(text, text + sizeof(text), value).ptr};
 }
 
-// The settings of a public model.
-std::vector<std::pair<const char*, std::string>> TextsOf(const lm::TransformerConfig& model) {
+}  // namespace
+
+std::vector<std::pair<const char*, std::string>> SettingsOf(const lm::TransformerConfig& model) {
   const MoeLayerConfig& moe = model.moe;
   const auto on = [](bool value) {
     return std::string(value ? "true" : "false");
@@ -221,27 +222,34 @@ std::vector<std::pair<const char*, std::string>> TextsOf(const lm::TransformerCo
                            : moe.router.norm_topk_prob.value_or(true) ? "qwen3"
                            : of_family == "olmoe"                     ? "olmoe"
                                                                       : "qwen2";
-  return {{"vocab-size", absl::StrCat(model.vocab_size)},
-          {"hidden-size", absl::StrCat(model.hidden_size)},
-          {"num-layers", absl::StrCat(model.num_layers)},
-          {"num-attention-heads", absl::StrCat(model.num_attention_heads)},
-          {"num-query-groups", absl::StrCat(model.key_value_heads())},
-          {"kv-channels", absl::StrCat(model.head_dim())},
-          {"add-qkv-bias", on(model.qkv_bias)},
-          {"qk-layernorm", NameOf(model.qk_norm, lm::kQkNormWords)},
-          {"tie-word-embeddings", on(model.tied_embeddings)},
-          {"rotary-base", TextOf(model.rotary_base)},
-          {"norm-epsilon", TextOf(model.norm_epsilon)},
-          {"moe-layer-freq", absl::StrCat(model.moe_layer_freq)},
-          {"dense-ffn-hidden-size", absl::StrCat(model.dense_ffn_hidden_size)},
-          {"router", gate},
-          {"num-experts", absl::StrCat(moe.router.num_experts)},
-          {"moe-router-topk", absl::StrCat(moe.router.top_k)},
-          {"moe-ffn-hidden-size", absl::StrCat(moe.ffn_hidden_size)},
-          {"moe-shared-expert-intermediate-size", absl::StrCat(moe.shared_expert_ffn_hidden_size)},
-          {"moe-shared-expert-gate", on(moe.gated_shared_expert)},
-          {"activation", NameOf(moe.activation.kind, kActivationWords)}};
+  std::vector<std::pair<const char*, std::string>> texts = {
+      {"vocab-size", absl::StrCat(model.vocab_size)},
+      {"hidden-size", absl::StrCat(model.hidden_size)},
+      {"num-layers", absl::StrCat(model.num_layers)},
+      {"num-attention-heads", absl::StrCat(model.num_attention_heads)},
+      {"num-query-groups", absl::StrCat(model.key_value_heads())},
+      {"kv-channels", absl::StrCat(model.head_dim())},
+      {"add-qkv-bias", on(model.qkv_bias)},
+      {"qk-layernorm", NameOf(model.qk_norm, lm::kQkNormWords)},
+      {"tie-word-embeddings", on(model.tied_embeddings)},
+      {"rotary-base", TextOf(model.rotary_base)},
+      {"norm-epsilon", TextOf(model.norm_epsilon)},
+      {"moe-layer-freq", absl::StrCat(model.moe_layer_freq)},
+      {"router", gate},
+      {"num-experts", absl::StrCat(moe.router.num_experts)},
+      {"moe-router-topk", absl::StrCat(moe.router.top_k)},
+      {"moe-ffn-hidden-size", absl::StrCat(moe.ffn_hidden_size)},
+      {"moe-shared-expert-intermediate-size", absl::StrCat(moe.shared_expert_ffn_hidden_size)},
+      {"moe-shared-expert-gate", on(moe.gated_shared_expert)},
+      {"activation", NameOf(moe.activation.kind, kActivationWords)}};
+  // Without dense layers their width has no effect.
+  if (model.moe_layer_freq > 1) {
+    texts.emplace_back("dense-ffn-hidden-size", absl::StrCat(model.dense_ffn_hidden_size));
+  }
+  return texts;
 }
+
+namespace {
 
 // Settings of a public model that a flag may replace.
 std::vector<std::pair<const char*, std::string>> DefaultsOf(const hf::HfModel& hf) {
@@ -295,10 +303,7 @@ absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warning
     return settings.Set(*settings.Find(name), {std::move(text)}, Origin::kPreset,
                         absl::StrCat("--init-from ", folder));
   };
-  for (auto& [name, text] : TextsOf(model->config())) {
-    // Without dense layers their width has no effect.
-    const bool no_dense = model->config().moe_layer_freq == 1;
-    if (no_dense && name == absl::string_view("dense-ffn-hidden-size")) continue;
+  for (auto& [name, text] : SettingsOf(model->config())) {
     if (settings.given(name) && !Same(*settings.Find(name), settings.text(name), text)) {
       return WrongValue(settings, name, absl::StrCat(text, ", as --init-from ", folder, " has it"));
     }
@@ -355,44 +360,6 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const Wo
   MOE_ASSIGN_OR_RETURN(options.fault, FaultOf(settings, world.ranks));
   MOE_RETURN_IF_ERROR(CheckDataFiles(options.data, options.train.model.vocab_size));
   return options;
-}
-
-ModelSize SizeOf(const lm::TransformerConfig& config) {
-  const int64_t hidden = config.hidden_size;
-  const MoeLayerConfig& moe = config.moe;
-  const int64_t matrices = IsGated(moe.activation) ? 3 : 2;
-  const int64_t biases = moe.projection_biases ? (matrices - 1) * moe.ffn_hidden_size + hidden : 0;
-  const int64_t expert = matrices * hidden * moe.ffn_hidden_size + biases;
-  const GateDefinition* const gate = FindGate(moe.router.gate);
-  const GateTraits traits = gate == nullptr ? GateTraits() : gate->make(moe.router)->traits();
-  const int64_t logits = int64_t{traits.logit_sets} * moe.router.num_outputs();
-  const int64_t router = logits * hidden + (traits.router_bias ? logits : 0);
-  const int64_t shared = matrices * hidden * moe.shared_expert_ffn_hidden_size +
-                         (moe.gated_shared_expert ? hidden : 0);
-  const int64_t heads = config.num_attention_heads, kv_heads = config.key_value_heads();
-  const int64_t qkv = (heads + 2 * kv_heads) * config.head_dim();
-  int64_t attention = hidden * (qkv + heads * config.head_dim()) + (config.qkv_bias ? qkv : 0);
-  if (config.qk_norm == lm::QkNorm::kHead) attention += 2 * config.head_dim();
-  if (config.qk_norm == lm::QkNorm::kHeads) attention += (heads + kv_heads) * config.head_dim();
-  const int64_t moe_layers = config.num_layers / config.moe_layer_freq;
-  const int64_t dense_layers = config.num_layers - moe_layers;
-  ModelSize size;
-  size.active = (config.tied_embeddings ? 1 : 2) * config.vocab_size * hidden + hidden +
-                config.num_layers * (attention + 2 * hidden) +
-                dense_layers * matrices * hidden * config.dense_width() +
-                moe_layers * (router + moe.router.top_k * expert + shared);
-  size.total = size.active + moe_layers * (moe.router.num_experts - moe.router.top_k) * expert;
-  return size;
-}
-
-double FlopsPerToken(const lm::TransformerConfig& config, int64_t sequence_length) {
-  // A tied embedding is the output layer, which is a product.
-  const int64_t looked_up = config.tied_embeddings ? 0 : config.vocab_size * config.hidden_size;
-  const auto products = static_cast<double>(SizeOf(config).active - looked_up);
-  const auto attention = static_cast<double>(config.num_layers * config.num_attention_heads) *
-                         static_cast<double>(config.head_dim()) *
-                         static_cast<double>(sequence_length + 1);
-  return 6 * (products + attention);
 }
 
 }  // namespace moe::cli

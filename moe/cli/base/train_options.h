@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -44,6 +45,9 @@ void AddLayoutSettings(lm::TrainConfig& train, Table& table);
 Table TrainSettings(TrainOptions& options);
 Table TrainSettings();
 
+// Names and values of the settings of moe train that make a public model (moe/hf/model_rule.h).
+std::vector<std::pair<const char*, std::string>> SettingsOf(const lm::TransformerConfig& model);
+
 // Flags over environment over --config over router presets over defaults. Errors: kInvalidArgument
 // or kNotFound.
 absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
@@ -53,16 +57,6 @@ absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
 // Finds every error that can be found without reading the text: kInvalidArgument with flag, value
 // and nearest valid choice.
 absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const World& world);
-
-// Parameters of the model over all experts, and those that one token uses.
-struct ModelSize {
-  int64_t total = 0;
-  int64_t active = 0;
-};
-ModelSize SizeOf(const lm::TransformerConfig& config);
-// Of a token of training, forward and backward, with sequences of S tokens, without recomputation:
-// 3 (2 (active - embedding) + 2 layers heads D (S + 1)), where attention sees (S + 1) / 2 tokens.
-double FlopsPerToken(const lm::TransformerConfig& config, int64_t sequence_length);
 
 }  // namespace moe::cli
 

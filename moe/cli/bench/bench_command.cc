@@ -26,7 +26,7 @@
 #include "moe/cli/bench/bench_options.h"
 #include "moe/cli/measure/bench_row.h"
 #include "moe/cli/measure/collectives.h"
-#include "moe/cli/measure/memory_estimate.h"
+#include "moe/cli/measure/machine_memory.h"
 #include "moe/cli/measure/tables.h"
 #include "moe/run/session.h"
 
@@ -156,7 +156,7 @@ class BenchRun {
     spec.size_bytes = *std::max_element(options_.sizes.begin(), options_.sizes.end());
     const int ranks = launch_.world.local_ranks;
     const double needed = measure::MemoryOf(spec, ranks);
-    const auto available = static_cast<double>(sweep::AvailableMemoryBytes());
+    const auto available = static_cast<double>(measure::AvailableMemoryBytes());
     if (available == 0 || needed <= available) return absl::OkStatus();
     const double fits = available / needed * static_cast<double>(spec.size_bytes);
     return absl::ResourceExhaustedError(

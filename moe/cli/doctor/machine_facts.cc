@@ -21,7 +21,7 @@
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
-#include "moe/cli/measure/memory_estimate.h"
+#include "moe/cli/measure/machine_memory.h"
 #include "moe/io/file_system.h"
 
 namespace moe::cli {
@@ -73,8 +73,8 @@ void GatherProcessor(MachineFacts& facts) {
 
 void GatherMemory(MachineFacts& facts) {
   facts.memory_bytes = KibibytesOf("MemTotal");
-  facts.available_bytes = sweep::AvailableMemoryBytes();
-  facts.memory_limit_bytes = sweep::MemoryLimitBytes();
+  facts.available_bytes = measure::AvailableMemoryBytes();
+  facts.memory_limit_bytes = measure::MemoryLimitBytes();
   struct statvfs shm = {};
   if (::statvfs("/dev/shm", &shm) == 0) {
     facts.shm_bytes = static_cast<int64_t>(shm.f_blocks * shm.f_frsize);

@@ -23,6 +23,7 @@
 #include "moe/hf/model_rule.h"
 #include "moe/io/file.h"
 #include "moe/lm/generation.h"
+#include "moe/plan/model_cost.h"
 
 namespace moe::cli {
 namespace {
@@ -257,7 +258,7 @@ class GenerateRun {
     const lm::TransformerConfig& model = run_.config.model;
     const int64_t embedding =
         model.tied_embeddings ? 0 : (model.vocab_size - 1) * model.hidden_size;
-    return static_cast<double>(SizeOf(model).active - embedding) *
+    return static_cast<double>(plan::SizeOf(model).active - embedding) *
            static_cast<double>(SizeOf(run_.config.trainer.dtype));
   }
 

@@ -21,7 +21,7 @@
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/terminal.h"
-#include "moe/cli/measure/memory_estimate.h"
+#include "moe/cli/measure/machine_memory.h"
 #include "moe/cli/sweep/sweep_output.h"
 #include "moe/cli/sweep/sweep_plan.h"
 
@@ -69,7 +69,7 @@ class SweepRun {
       return absl::InvalidArgumentError(absl::StrCat(
           "--max-memory is ", settings_.text("max-memory"), ", expected more than 0 MiB"));
     }
-    available_bytes_ = sweep::AvailableMemoryBytes();
+    available_bytes_ = measure::AvailableMemoryBytes();
     std::vector<std::string> identities;
     absl::Status first_refusal;
     bool possible = false;
@@ -148,8 +148,8 @@ class SweepRun {
     const auto max_mib =
         settings_.empty("max-memory") ? std::optional<double>() : settings_.real("max-memory");
     const std::string too_big =
-        sweep::TooBig(sweep::EstimateMemory(planned.memory), planned.launch.world.local_ranks,
-                      available_bytes_, max_mib);
+        measure::TooBig(plan::EstimateMemory(planned.memory), planned.launch.world.local_ranks,
+                        available_bytes_, max_mib);
     return too_big.empty() ? absl::OkStatus() : absl::ResourceExhaustedError(too_big);
   }
 

@@ -17,6 +17,7 @@
 #include "moe/cli/measure/routing_spec.h"
 #include "moe/cli/measure/traffic.h"
 #include "moe/lm/train_config.h"
+#include "moe/plan/model_cost.h"
 
 namespace moe::cli {
 
@@ -103,8 +104,8 @@ lm::TransformerConfig ModelOf(const MoeLayerConfig& layer) {
   return model;
 }
 
-ModelSize LayerSizeOf(const lm::TransformerConfig& model) {
-  ModelSize size = SizeOf(model);
+plan::ModelSize LayerSizeOf(const lm::TransformerConfig& model) {
+  plan::ModelSize size = plan::SizeOf(model);
   const int64_t h = model.hidden_size;
   const int64_t around = h + 4 * h * h + 2 * h;  // last norm, attention, two norms
   return {.total = size.total - around, .active = size.active - around};
@@ -193,9 +194,10 @@ absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
   const int64_t batch =
       train.micro_batch_size * train.sequence_length * train.trainer.micro_batches;
   planned.point.tokens_per_rank = (batch + world.ranks / 2) / world.ranks;
-  planned.point.flops_per_token = FlopsPerToken(train.model, train.sequence_length);
+  planned.point.flops_per_token =
+      plan::TokenFlops(plan::CostOf(train.model), static_cast<double>(train.sequence_length));
   planned.point.tokens = batch * train.steps;
-  planned.memory = sweep::ShapeOfTraining(train, SizeOf(train.model).total, world.ranks);
+  planned.memory = plan::ShapeOfTraining(train, world.ranks);
   return lm::CheckTextLength(train, corpus);
 }
 

@@ -17,10 +17,11 @@
 #include "moe/cli/base/train_options.h"
 #include "moe/cli/measure/collectives.h"
 #include "moe/cli/measure/layer_bench.h"
-#include "moe/cli/measure/memory_estimate.h"
 #include "moe/cli/measure/sweep_row.h"
 #include "moe/cli/sweep/axis.h"
 #include "moe/lm/training_loop.h"
+#include "moe/plan/memory.h"
+#include "moe/plan/model_cost.h"
 
 namespace moe::cli {
 
@@ -70,8 +71,8 @@ struct PlannedPoint {
   lm::TrainConfig train;            // Measure::kTrain
   measure::LayerSpec layer;         // Measure::kLayer
   measure::MeasureOptions measure;  // likewise
-  ModelSize layer_size;             // likewise
-  sweep::MemoryShape memory;
+  plan::ModelSize layer_size;       // likewise
+  plan::MemoryShape memory;
 };
 
 class SweepPlan {

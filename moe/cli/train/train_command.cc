@@ -33,7 +33,7 @@
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/base/train_options.h"
-#include "moe/cli/measure/memory_estimate.h"
+#include "moe/cli/measure/machine_memory.h"
 #include "moe/cli/train/live_curves.h"
 #include "moe/cli/train/placement.h"
 #include "moe/cli/train/progress.h"
@@ -41,6 +41,7 @@
 #include "moe/hf/hf_model.h"
 #include "moe/io/file.h"
 #include "moe/io/routing_trace.h"
+#include "moe/plan/memory.h"
 
 namespace moe::cli {
 namespace {
@@ -113,7 +114,7 @@ class TrainRun {
   absl::Status DryRun() {
     MOE_ASSIGN_OR_RETURN(options_, MakeTrainOptions(settings_, launch_.world));
     if (!speaks()) return absl::OkStatus();
-    const sweep::MemoryEstimate estimate = Estimate();
+    const plan::MemoryEstimate estimate = Estimate();
     MOE_RETURN_IF_ERROR(Print(AsJson() ? MemoryJson(estimate, launch_.world.local_ranks)
                                        : MemoryText(estimate, launch_.world.local_ranks)));
     return CheckMemory();
@@ -244,17 +245,15 @@ class TrainRun {
             .at_end = given};
   }
 
-  sweep::MemoryEstimate Estimate() const {
-    const lm::TrainConfig& train = options_.train;
-    return sweep::EstimateMemory(
-        sweep::ShapeOfTraining(train, SizeOf(train.model).total, launch_.world.ranks));
+  plan::MemoryEstimate Estimate() const {
+    return plan::EstimateMemory(plan::ShapeOfTraining(options_.train, launch_.world.ranks));
   }
 
   // Checks memory on the CPU alone: on a GPU the allocations fail by themselves.
   absl::Status CheckMemory() const {
     if (launch_.device.kind != DeviceKind::kCpu) return absl::OkStatus();
     const std::string too_big =
-        sweep::TooBig(Estimate(), launch_.world.local_ranks, sweep::AvailableMemoryBytes());
+        measure::TooBig(Estimate(), launch_.world.local_ranks, measure::AvailableMemoryBytes());
     return too_big.empty() ? absl::OkStatus()
                            : absl::ResourceExhaustedError(absl::StrCat("the model ", too_big));
   }

@@ -17,6 +17,8 @@
 #include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/measure/collectives.h"
+#include "moe/cli/measure/machine_memory.h"
+#include "moe/plan/model_cost.h"
 
 namespace moe::cli {
 namespace {
@@ -286,7 +288,7 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
   const lm::TrainConfig& train = options.train;
   const SessionOptions& session = train.trainer.session;
   const MoeLayerConfig& moe = train.model.moe;
-  const ModelSize size = SizeOf(train.model);
+  const plan::ModelSize size = plan::SizeOf(train.model);
   Text text;
   Add(text, "text   {}, {}: {} to train on, {} held out; {}\n",
       Counted(static_cast<int64_t>(corpus.files.size()), "file"),
@@ -309,14 +311,14 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
   return fmt::to_string(text);
 }
 
-std::string MemoryText(const sweep::MemoryEstimate& estimate, int local_ranks) {
+std::string MemoryText(const plan::MemoryEstimate& estimate, int local_ranks) {
   const auto mib = [](double bytes) {
     return fmt::format("{:.1f} MiB", bytes / 0x1p20);
   };
   std::string text = fmt::format(
       "memory  {} a rank: {} of parameters, gradients and optimiser, {} of activations\n",
-      mib(estimate.used_bytes()), mib(estimate.state_bytes), mib(estimate.activation_bytes));
-  const int64_t available = sweep::AvailableMemoryBytes();
+      mib(estimate.used_bytes()), mib(estimate.state_bytes()), mib(estimate.activation_bytes));
+  const int64_t available = measure::AvailableMemoryBytes();
   absl::StrAppend(&text, "here    ", Counted(local_ranks, "rank"), ": ",
                   mib(estimate.used_bytes() * local_ranks), ", with room to grow ",
                   mib(estimate.total_bytes() * local_ranks), ", of ",
@@ -325,15 +327,15 @@ std::string MemoryText(const sweep::MemoryEstimate& estimate, int local_ranks) {
   return text;
 }
 
-std::string MemoryJson(const sweep::MemoryEstimate& estimate, int local_ranks) {
+std::string MemoryJson(const plan::MemoryEstimate& estimate, int local_ranks) {
   auto object = nlohmann::ordered_json::object();
   object["rank_bytes"] = std::llround(estimate.used_bytes());
-  object["state_bytes"] = std::llround(estimate.state_bytes);
+  object["state_bytes"] = std::llround(estimate.state_bytes());
   object["activation_bytes"] = std::llround(estimate.activation_bytes);
   object["workspace_bytes"] = std::llround(estimate.workspace_bytes);
   object["local_ranks"] = local_ranks;
   object["available_bytes"] = nullptr;
-  if (const int64_t available = sweep::AvailableMemoryBytes(); available > 0) {
+  if (const int64_t available = measure::AvailableMemoryBytes(); available > 0) {
     object["available_bytes"] = available;
   }
   return object.dump() + "\n";

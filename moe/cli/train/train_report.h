@@ -12,8 +12,8 @@
 
 #include "comm/communicator.h"
 #include "moe/cli/base/train_options.h"
-#include "moe/cli/measure/memory_estimate.h"
 #include "moe/lm/training_loop.h"
+#include "moe/plan/memory.h"
 
 namespace moe::cli {
 
@@ -54,8 +54,8 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
 // What a rank will use (MemoryEstimate::used_bytes), of `local_ranks` on this machine, before
 // training: lines, or an object on one line with rank_bytes, state_bytes, activation_bytes,
 // workspace_bytes, local_ranks and available_bytes (null: unknown).
-std::string MemoryText(const sweep::MemoryEstimate& estimate, int local_ranks);
-std::string MemoryJson(const sweep::MemoryEstimate& estimate, int local_ranks);
+std::string MemoryText(const plan::MemoryEstimate& estimate, int local_ranks);
+std::string MemoryJson(const plan::MemoryEstimate& estimate, int local_ranks);
 
 // The end report as an object on one line: that of the metrics' last line, and
 //   communication [{name, calls, size_bytes, moved_bytes, seconds, bench_seconds}], files, command

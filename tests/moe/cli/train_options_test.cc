@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "moe/cli/base/settings.h"
+#include "moe/plan/model_cost.h"
 #include "tests/moe/cli/settings_harness.h"
 
 namespace moe::cli {
@@ -208,8 +209,8 @@ TEST(TrainOptionsTest, SizeCountsEveryParameterOnce) {
   model.moe.ffn_hidden_size = 5;
   model.moe.shared_expert_ffn_hidden_size = 7;
   const int64_t rest = 2 * 256 * 8 + 8 + 3 * (4 * 64 + 16) + (32 + 168) + 2 * 240;
-  EXPECT_EQ(SizeOf(model).total, rest + 4 * 120);
-  EXPECT_EQ(SizeOf(model).active, rest + 2 * 120);
+  EXPECT_EQ(plan::SizeOf(model).total, rest + 4 * 120);
+  EXPECT_EQ(plan::SizeOf(model).active, rest + 2 * 120);
 
   // 4 heads of queries, 2 of keys and of values, 6 wide; a norm of 6 for queries and keys each.
   lm::TransformerConfig grouped = model;
@@ -219,15 +220,16 @@ TEST(TrainOptionsTest, SizeCountsEveryParameterOnce) {
   grouped.qk_norm = lm::QkNorm::kHead;
   grouped.tied_embeddings = true;
   const int64_t attention = 8 * (4 + 2 * 2 + 4) * 6 + 8 * 6 + 2 * 6 - 4 * 64;
-  EXPECT_EQ(SizeOf(grouped).total, SizeOf(model).total - 256 * 8 + 3 * attention);
+  EXPECT_EQ(plan::SizeOf(grouped).total, plan::SizeOf(model).total - 256 * 8 + 3 * attention);
   grouped.qk_norm = lm::QkNorm::kHeads;
-  EXPECT_EQ(SizeOf(grouped).total, SizeOf(model).total - 256 * 8 + 3 * (attention + 24));
+  EXPECT_EQ(plan::SizeOf(grouped).total,
+            plan::SizeOf(model).total - 256 * 8 + 3 * (attention + 24));
 
   // A bias of 4 on the logits; biases of 2 * 5 + 8 on an expert; a gate of 8 on the shared expert.
   model.moe.router.gate = "gpt-oss";
   model.moe.projection_biases = true;
   model.moe.gated_shared_expert = true;
-  EXPECT_EQ(SizeOf(model).active, rest + 4 + 2 * (120 + 18) + 8);
+  EXPECT_EQ(plan::SizeOf(model).active, rest + 4 + 2 * (120 + 18) + 8);
   // Two rows of logits per output, identity experts included: (4 + 2) * 2 rows instead of 4.
   model.moe = {.router = {.gate = "noisy-topk",
                           .num_experts = 4,
@@ -235,7 +237,7 @@ TEST(TrainOptionsTest, SizeCountsEveryParameterOnce) {
                           .top_k = 2,
                           .hidden_size = 8},
                .ffn_hidden_size = 5};
-  EXPECT_EQ(SizeOf(model).active, rest - 168 + 8 * 8 + 2 * 120);
+  EXPECT_EQ(plan::SizeOf(model).active, rest - 168 + 8 * 8 + 2 * 120);
 }
 
 }  // namespace

@@ -1,59 +1,14 @@
-#include "moe/cli/measure/memory_estimate.h"
+#include "moe/plan/memory.h"
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <limits>
-#include <vector>
-
-#include <absl/strings/numbers.h>
-#include <absl/strings/str_cat.h>
-#include <absl/strings/str_format.h>
-#include <absl/strings/str_split.h>
-#include <absl/strings/string_view.h>
 
 #include "kernels/activation/activation_kind.h"
-#include "kernels/base/machine_limits.h"
+#include "moe/plan/model_cost.h"
 
-namespace moe::sweep {
+namespace moe::plan {
 
 namespace {
-
-constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-
-// The number behind `key` in a file of lines "key number [unit]"; of a file with one number: key
-// "".
-std::optional<int64_t> NumberIn(const std::string& path, absl::string_view key) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
-    const size_t at = key.empty() ? 0 : 1;
-    int64_t number = 0;
-    if (words.size() > at && (key.empty() || words[0] == key) &&
-        absl::SimpleAtoi(words[at], &number)) {
-      return number;
-    }
-  }
-  return std::nullopt;
-}
-
-std::optional<int64_t> LimitOf(const ControlGroup& group) {
-  return NumberIn(
-      absl::StrCat(group.folder, group.version_2 ? "/memory.max" : "/memory.limit_in_bytes"), "");
-}
-
-// Memory that one control group leaves; kNoLimit if it has no limit or does not exist.
-int64_t LeftIn(const ControlGroup& group) {
-  const auto limit = LimitOf(group);
-  const auto usage = NumberIn(
-      absl::StrCat(group.folder, group.version_2 ? "/memory.current" : "/memory.usage_in_bytes"),
-      "");
-  if (!limit.has_value() || !usage.has_value()) return kNoLimit;  // "max", or no such folder
-  const int64_t cache = NumberIn(absl::StrCat(group.folder, "/memory.stat"),
-                                 group.version_2 ? "inactive_file" : "total_inactive_file")
-                            .value_or(0);
-  return std::max<int64_t>(0, *limit - *usage + std::min(cache, *usage));
-}
 
 // Sizes as doubles: products of what a user asks for may not fit 64 bits.
 struct Sizes {
@@ -78,7 +33,7 @@ struct Sizes {
   // Tokens that a rank dispatches: ranks of a tensor group share them.
   double own_tokens() const { return tokens / tp; }
   // Rows that a rank sends: a token goes once to each rank that holds some of its K experts.
-  double sent_rows() const { return own_tokens() * ep * (1 - std::pow(1 - 1 / ep, top_k)); }
+  double sent_rows() const { return own_tokens() * RanksOfToken(experts, ep, top_k); }
 
   const double tokens, hidden, ffn, experts, top_k, ep, tp, element, gated, skew;
 };
@@ -93,7 +48,7 @@ struct StageShare {
       const int end = shape.model.first_layer(part + 1, parts);
       layers = std::max(layers, end - shape.model.first_layer(part, parts));
     }
-    const int ranks = std::max(1, shape.ranks / stages);
+    const int ranks = std::max(1, shape.ranks / stages / shape.trainer.session.mesh.tensor);
     in_flight = MostInFlight(pipeline, 0,
                              PaddedRounds(pipeline, RoundsOf(ranks, shape.trainer.micro_batches)));
   }
@@ -151,7 +106,7 @@ double PageBytes(const MemoryShape& shape, const Sizes& s, double shared, double
          std::min(static_cast<double>(trainer.offload.file.page_bytes), element_bytes * elements);
 }
 
-double StateBytes(const MemoryShape& shape, const Sizes& s) {
+void AddState(const MemoryShape& shape, const Sizes& s, MemoryEstimate& estimate) {
   const MoeLayerConfig& moe = shape.model.moe;
   const double biases = moe.projection_biases ? s.gated * s.ffn + s.hidden : 0;
   const double expert = (s.gated + 1) * s.hidden * s.ffn + biases;
@@ -169,29 +124,40 @@ double StateBytes(const MemoryShape& shape, const Sizes& s) {
   const TrainerOptions& trainer = shape.trainer;
   const StatePlacement placement = PlacementOf(trainer.zero, trainer.offload.optimizer);
   const bool in_file = placement.tier == StateTier::kFile;
-  const auto of_element = [&](int ranks) {
-    const double copy = shape.saves && !in_file ? 12.0 / ranks : 0;  // of masters and moments
-    return BytesOfElement(placement, trainer.dtype, trainer.session.numerics, ranks) -
-           (shape.trained ? 0 : 8) +  // moments
-           copy;
+  const auto add = [&](double elements, int holders) {
+    const auto kept = [&](double bytes, Holding holding) {
+      return elements * (holding == Holding::kPart ? bytes / holders : bytes);
+    };
+    const double weights = kept(s.element, placement.weights);
+    const double sums =
+        kept(static_cast<double>(SumBytesOfElement(trainer.session.numerics)), placement.sums);
+    const double moments = shape.trained ? 0 : elements * 8;
+    estimate.weight_bytes += weights;
+    estimate.gradient_bytes += sums;
+    estimate.optimizer_bytes +=
+        elements * BytesOfElement(placement, trainer.dtype, trainer.session.numerics, holders) -
+        weights - sums - moments;
+    // Of masters and moments.
+    if (shape.saves && !in_file) estimate.buffer_bytes += elements * 12.0 / holders;
   };
   const int ranks = shape.ranks / stage.stages, replicas = ranks / trainer.session.mesh.expert;
   const int tp = trainer.session.mesh.tensor;
   const double of_stage = static_cast<double>(stage.layers * stage.chunks) / shape.model.num_layers;
   const double cut = tp > 1 ? CutParameters(shape, s) * of_stage : 0;
   const double held = shared - cut + cut / tp;
-  double bytes = (shared - cut) * of_element(ranks) + cut / tp * of_element(ranks / tp) +
-                 experts * of_element(replicas) + RoundBytes(shape, s, held, experts, ranks) +
-                 PageBytes(shape, s, held, experts, ranks);
+  add(shared - cut, ranks);
+  add(cut / tp, ranks / tp);
+  add(experts, replicas);
+  estimate.buffer_bytes +=
+      RoundBytes(shape, s, held, experts, ranks) + PageBytes(shape, s, held, experts, ranks);
   if (placement.weights == Holding::kPart && ranks > 1) {
     // Two blocks of the largest module: the embedding or output layer, or a layer.
     const double table = static_cast<double>(shape.model.vocab_size) * s.hidden;
     const double tables = shape.model.tied_embeddings || stage.stages > 1 ? table : 2 * table;
     const double layer = (shared - tables) / (stage.layers * stage.chunks) / tp +
                          (replicas > 1 ? experts / std::max(1.0, layers) : 0);
-    bytes += 2 * s.element * std::max(table, layer);
+    estimate.buffer_bytes += 2 * s.element * std::max(table, layer);
   }
-  return bytes;
 }
 
 // Bytes of the workspace that the forward pass of an MoE layer takes, all kept for backward.
@@ -302,56 +268,15 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   return kept + again + residual + sums + std::max({MoeBackward(s), attention, logits});
 }
 
-std::string Mib(double bytes) {
-  return absl::StrFormat("%.0f MiB", bytes / 0x1p20);
-}
-
 }  // namespace
 
-int64_t AvailableMemoryBytes(const std::string& root) {
-  int64_t left = kNoLimit;
-  if (const auto kib = NumberIn(absl::StrCat(root, "/proc/meminfo"), "MemAvailable:")) {
-    left = *kib * 1024;
-  }
-  for (const ControlGroup& group : ControlGroupsOf("memory", root)) {
-    left = std::min(left, LeftIn(group));
-  }
-  return left == kNoLimit ? 0 : left;
-}
-
-int64_t MemoryLimitBytes(const std::string& root) {
-  int64_t least = kNoLimit;
-  for (const ControlGroup& group : ControlGroupsOf("memory", root)) {
-    least = std::min(least, LimitOf(group).value_or(kNoLimit));
-  }
-  return least == kNoLimit ? 0 : least;
-}
-
-MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_total, int ranks) {
+MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int ranks) {
   return {.model = config.model,
           .trainer = config.trainer,
-          .parameters_total = parameters_total,
+          .parameters_total = SizeOf(config.model).total,
           .tokens = config.micro_batch_size * config.sequence_length,
           .ranks = ranks,
           .saves = !config.checkpoints.folder.empty()};
-}
-
-std::string TooBig(const MemoryEstimate& estimate, int ranks, int64_t available_bytes,
-                   std::optional<double> max_mib) {
-  const double needed = estimate.total_bytes() * ranks;
-  const auto available = static_cast<double>(available_bytes);
-  std::string limit;
-  if (max_mib.has_value() && needed > *max_mib * 0x1p20) {
-    limit = absl::StrFormat("--max-memory %.15g MiB", *max_mib);
-  } else if (available_bytes > 0 && needed > available) {
-    limit = absl::StrCat("the ", Mib(available), " that are available");
-  } else {
-    return "";
-  }
-  return absl::StrCat("needs about ", Mib(needed), " for ", ranks, " ranks of this machine (",
-                      Mib(estimate.state_bytes), " of parameters, gradients and optimiser, ",
-                      Mib(estimate.workspace_bytes), " of activations each), expected at most ",
-                      limit);
 }
 
 MemoryEstimate EstimateMemory(const MemoryShape& shape) {
@@ -360,9 +285,9 @@ MemoryEstimate EstimateMemory(const MemoryShape& shape) {
   double workspace = 1.5 * activations;
   // Tokens, their gradient, their outputs, and those of the first call: six times [T, H].
   if (!shape.trained) workspace += 6 * s.element * s.tokens * s.hidden;
-  return {.state_bytes = StateBytes(shape, s),
-          .activation_bytes = activations,
-          .workspace_bytes = workspace};
+  MemoryEstimate estimate = {.activation_bytes = activations, .workspace_bytes = workspace};
+  AddState(shape, s, estimate);
+  return estimate;
 }
 
-}  // namespace moe::sweep
+}  // namespace moe::plan

@@ -1,4 +1,6 @@
-// A sweep's estimate of a point's memory, against its use.
+// The estimate of a rank's memory, against its use; memory of a machine.
+#include "moe/plan/memory.h"
+
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -8,15 +10,15 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/train_options.h"
 #include "moe/cli/measure/layer_bench.h"
-#include "moe/cli/measure/memory_estimate.h"
+#include "moe/cli/measure/machine_memory.h"
 #include "moe/cli/measure/routing_spec.h"
 #include "moe/lm/training_loop.h"
+#include "moe/plan/model_cost.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/io/io_test.h"
 
-namespace moe::sweep {
+namespace moe::plan {
 namespace {
 
 lm::Corpus MakeCorpus() {
@@ -94,7 +96,7 @@ TEST_P(MemoryEstimateTest, IsWithinATenthOfAMeasuredRunAndItsRoomWithinAFactorOf
   const MemoryEstimate estimate =
       EstimateMemory({.model = config.model,
                       .trainer = config.trainer,
-                      .parameters_total = cli::SizeOf(config.model).total,
+                      .parameters_total = SizeOf(config.model).total,
                       .tokens = config.micro_batch_size * config.sequence_length});
   const double quotient = estimate.total_bytes() / static_cast<double>(measured);
   RecordProperty("quotient", std::to_string(quotient));
@@ -168,8 +170,7 @@ TEST(MemoryEstimate, OfStateIsWithinFivePercentOfARun) {
       if (first) allocated = report.state_bytes;
       return absl::OkStatus();
     });
-    const double estimate =
-        EstimateMemory(ShapeOfTraining(config, cli::SizeOf(config.model).total, 4)).state_bytes;
+    const double estimate = EstimateMemory(ShapeOfTraining(config, 4)).state_bytes();
     EXPECT_NEAR(estimate / static_cast<double>(allocated), 1, 0.05) << allocated;
   }
 }
@@ -226,7 +227,7 @@ TEST(MemoryEstimate, ParametersAreThoseOfTheRank) {
     trainer.session.numerics = numerics;
     return EstimateMemory(
                {.model = model, .trainer = trainer, .parameters_total = total, .trained = trained})
-        .state_bytes;
+        .state_bytes();
   };
   EXPECT_EQ(state(1, Numerics::kFast, DType::kFloat32, true), 16.0 * static_cast<double>(total));
   EXPECT_EQ(state(4, Numerics::kFast, DType::kFloat32, true), 16.0 * (1000 + 3 * 2 * 210));
@@ -242,13 +243,13 @@ TEST(MemoryEstimate, ParametersAreThoseOfTheRank) {
   zero.zero = ZeroStage::kGradients;
   EXPECT_EQ(
       EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
-          .state_bytes,
+          .state_bytes(),
       (2 + 20.0 / 16) * 1000 + (2 + 20.0 / 4) * 3 * 2 * 210 + rounds);
   // Buckets of 400 elements, and half a matrix more: two of each group.
   zero.bucket_bytes = 3200;
   EXPECT_EQ(
       EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
-          .state_bytes,
+          .state_bytes(),
       (2 + 20.0 / 16) * 1000 + (2 + 20.0 / 4) * 3 * 2 * 210 + 4 * 8 * (400 + 2 * 70 / 2));
   zero.bucket_bytes = TrainerOptions().bucket_bytes;
   // Weights in parts: two blocks of a layer, of which the experts are the most.
@@ -256,13 +257,13 @@ TEST(MemoryEstimate, ParametersAreThoseOfTheRank) {
   model.vocab_size = 20;  // two tables of 200 parameters
   EXPECT_EQ(
       EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
-          .state_bytes,
+          .state_bytes(),
       22.0 / 16 * 1000 + 22.0 / 4 * 3 * 2 * 210 + 2 * 2 * (200 + 2 * 210) + rounds);
   model.vocab_size = 80;  // an embedding of 800 parameters, which is also the output layer
   model.tied_embeddings = true;
   EXPECT_EQ(
       EstimateMemory({.model = model, .trainer = zero, .parameters_total = total, .ranks = 16})
-          .state_bytes,
+          .state_bytes(),
       22.0 / 16 * 1000 + 22.0 / 4 * 3 * 2 * 210 + 2 * 2 * 800 + rounds);
   // All ranks together have one more copy of masters and moments.
   const auto saving = [&](bool saves) {
@@ -271,7 +272,7 @@ TEST(MemoryEstimate, ParametersAreThoseOfTheRank) {
                            .parameters_total = total,
                            .ranks = 16,
                            .saves = saves})
-        .state_bytes;
+        .state_bytes();
   };
   EXPECT_EQ(16 * (saving(true) - saving(false)), 12.0 * static_cast<double>(total));
 }
@@ -290,12 +291,12 @@ TEST(MemoryEstimate, HugeShapesAreFiniteAndHuge) {
 // A machine emulated by files.
 class AvailableMemoryTest : public IoTest {
  protected:
-  int64_t Available() const { return AvailableMemoryBytes(root_.string()); }
+  int64_t Available() const { return measure::AvailableMemoryBytes(root_.string()); }
 };
 
 TEST_F(AvailableMemoryTest, IsWhatTheKernelSaysWithoutALimit) {
   EXPECT_EQ(Available(), 0);  // unknown
-  EXPECT_EQ(MemoryLimitBytes(root_.string()), 0);
+  EXPECT_EQ(measure::MemoryLimitBytes(root_.string()), 0);
   Put("/proc/meminfo", "MemTotal:  9000 kB\nMemFree: 1 kB\nMemAvailable:    1000 kB\n");
   EXPECT_EQ(Available(), 1000 * 1024);
   Put("/proc/self/cgroup", "0::/\n");
@@ -314,7 +315,7 @@ TEST_F(AvailableMemoryTest, VersionTwoGroupsAndThoseAboveLimitIt) {
   Put("/sys/fs/cgroup/a/b/memory.max", "100\n");
   Put("/sys/fs/cgroup/a/b/memory.current", "400\n");
   EXPECT_EQ(Available(), 0);
-  EXPECT_EQ(MemoryLimitBytes(root_.string()), 100);
+  EXPECT_EQ(measure::MemoryLimitBytes(root_.string()), 100);
 }
 
 TEST_F(AvailableMemoryTest, VersionOneGroupsLimitIt) {
@@ -325,8 +326,8 @@ TEST_F(AvailableMemoryTest, VersionOneGroupsLimitIt) {
   Put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
   Put("/sys/fs/cgroup/memory/memory.stat", "cache 700\ntotal_inactive_file 600\n");
   EXPECT_EQ(Available(), 7600);
-  EXPECT_EQ(MemoryLimitBytes(root_.string()), 8000);
+  EXPECT_EQ(measure::MemoryLimitBytes(root_.string()), 8000);
 }
 
 }  // namespace
-}  // namespace moe::sweep
+}  // namespace moe::plan

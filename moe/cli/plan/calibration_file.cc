@@ -1,0 +1,210 @@
+#include "moe/cli/plan/calibration_file.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/program.h"
+#include "moe/cli/base/provenance.h"
+#include "moe/io/bounded_json.h"
+#include "moe/io/file.h"
+
+namespace moe::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+// A row, whose values are asked for by key; the first that is wrong is kept.
+class CalibrationRow {
+ public:
+  explicit CalibrationRow(const Json& json) : json_(json) {}
+
+  std::string Text(const char* key) {
+    const auto found = json_.find(key);
+    if (found == json_.end() || found->is_null()) return "";
+    if (!found->is_string()) return Wrong(key, "a text"), "";
+    return *found;
+  }
+  // At least 0.
+  double Number(const char* key) {
+    const auto found = json_.find(key);
+    if (found != json_.end() && found->is_number() && found->get<double>() >= 0) return *found;
+    Wrong(key, "a number of at least 0");
+    return 1;
+  }
+  double Positive(const char* key) {
+    const double number = Number(key);
+    if (number > 0) return number;
+    Wrong(key, "a number above 0");
+    return 1;
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  void Wrong(const char* key, const char* expected) {
+    if (!status_.ok()) return;
+    const auto found = json_.find(key);
+    status_ = absl::DataLossError(
+        absl::StrCat("'", key, "' is ", found == json_.end() ? "absent" : Shown(found->dump()),
+                     ", expected ", expected));
+  }
+
+  const Json& json_;
+  absl::Status status_;
+};
+
+class CalibrationReader {
+ public:
+  CalibrationReader(int ranks, const std::string& dtype) : ranks_(ranks), dtype_(dtype) {}
+
+  absl::Status Add(const Json& json) {
+    if (!json.is_object()) return absl::DataLossError("a row is no object");
+    CalibrationRow row(json);
+    const std::string op = row.Text("op"), status = row.Text("status");
+    MOE_RETURN_IF_ERROR(row.status());
+    static constexpr const char* kRead[] = {"layer", "alltoall", "alltoallv", "allreduce",
+                                            "memcpy"};
+    const bool read = std::find(std::begin(kRead), std::end(kRead), op) != std::end(kRead);
+    if (!read || status != "ok") return absl::OkStatus();
+    MOE_RETURN_IF_ERROR(CheckOrigin(row));
+    const bool local = row.Text("backend") == "local" || file_.on_cpu;
+    if (local && row.Positive("ranks") != ranks_) return row.status();
+    op == "layer" ? AddLayer(row) : AddCalls(op, row);
+    return row.status();
+  }
+
+  CalibrationFile Take() {
+    for (const auto& [shape, seconds] : layers_) file_.samples.layer_s.push_back(seconds);
+    return std::move(file_);
+  }
+
+ private:
+  absl::Status CheckOrigin(CalibrationRow& row) {
+    const std::pair<const char*, std::string*> origin[] = {{"host", &file_.host},
+                                                           {"cpu", &file_.cpu},
+                                                           {"gpu", &file_.gpu},
+                                                           {"version", &file_.version},
+                                                           {"commit", &file_.commit}};
+    for (const auto& [key, value] : origin) {
+      const std::string mine = row.Text(key);
+      if (first_) *value = mine;
+      if (mine == *value) continue;
+      return absl::DataLossError(absl::StrCat("'", key, "' is ", Shown(mine), ", in rows before ",
+                                              Shown(*value),
+                                              ", expected rows of one machine and build"));
+    }
+    first_ = false;
+    file_.on_cpu = file_.gpu.empty();
+    return row.status();
+  }
+
+  void AddLayer(CalibrationRow& row) {
+    if (row.Text("dtype") != dtype_) return;
+    const std::string phase = row.Text("phase");
+    const double tokens = row.Positive("tokens");
+    if (phase == "expert") {
+      const double rows = tokens * row.Positive("expert_parallel_size") * row.Positive("topk") /
+                          row.Positive("experts");
+      file_.samples.products.push_back(
+          {.rows = rows,
+           .flops_per_s = row.Positive("gflops_per_s") * 1e9 / row.Positive("ranks")});
+    } else if (phase == "gate" || phase == "plan") {
+      // The time that is there with few tokens; both passes have these phases.
+      const auto shape = std::tuple(tokens, row.Positive("hidden"), row.Positive("ffn"),
+                                    row.Positive("expert_parallel_size"));
+      layers_[shape] += row.Number("time_us") * 1e-6;
+    }
+  }
+
+  void AddCalls(const std::string& op, CalibrationRow& row) {
+    const double size = row.Positive("size_bytes"), seconds = row.Positive("time_us_p50") * 1e-6;
+    const double ranks = row.Positive("ranks");
+    if (op == "memcpy") {
+      double& copied = file_.samples.copied_bytes_per_s;
+      copied = std::max(copied, 2 * size / seconds);
+      return;
+    }
+    if (ranks < 2) return;
+    const bool network = row.Positive("hosts") > 1, sums = op == "allreduce";
+    const double bytes = size * (ranks - 1) / ranks * (sums ? 2 : 1);
+    plan::Calibration& s = file_.samples;
+    (network ? (sums ? s.network_sums : s.network) : (sums ? s.sums : s.exchange))
+        .push_back({.bytes = bytes, .seconds = seconds});
+  }
+
+  const int ranks_;
+  const std::string& dtype_;
+  bool first_ = true;
+  CalibrationFile file_;
+  std::map<std::tuple<double, double, double, double>, double> layers_;
+};
+
+absl::Status MissingRows(const std::string& what, const CalibrationFile& file, int ranks,
+                         const std::string& dtype) {
+  const std::string on = file.on_cpu ? absl::StrCat(" --ranks ", ranks) : "";
+  const std::string layer = absl::StrCat("moe bench layer", on, " --dtype ", dtype,
+                                         " --tokens 64 -J layer.json, and with more tokens");
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--calibrate has ", what, on.empty() ? "" : absl::StrCat(" of ", ranks, " ranks"), ", in ",
+      dtype, ": ", layer, "; moe bench memcpy", on, " -J memcpy.json; moe bench alltoallv", on,
+      " -b 64K -e 4M -J alltoallv.json; moe bench allreduce", on,
+      " -d i64 -b 64K -e 4M -J allreduce.json"));
+}
+
+}  // namespace
+
+absl::StatusOr<CalibrationFile> ReadCalibration(absl::Span<const std::string> paths, int ranks,
+                                                const std::string& dtype) {
+  CalibrationReader reader(ranks, dtype);
+  for (const std::string& path : paths) {
+    const auto file = MappedFile::Open(path);
+    if (!file.ok()) return InputError("--calibrate", file.status());
+    const auto add = [&](absl::string_view text) {
+      return ReadJsonRows(path, text, {}, [&](const Json& row) { return reader.Add(row); });
+    };
+    const absl::string_view text = file->text();
+    absl::Status status;
+    if (absl::StripLeadingAsciiWhitespace(text).substr(0, 1) == "{") {
+      for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipWhitespace())) {
+        if (status = add(line); !status.ok()) break;
+      }
+    } else {
+      status = add(text);
+    }
+    if (!status.ok()) return InputError("--calibrate", status);
+  }
+  CalibrationFile file = reader.Take();
+  const plan::Calibration& samples = file.samples;
+  if (samples.products.empty() || samples.layer_s.empty()) {
+    return MissingRows("no rows of a layer", file, ranks, dtype);
+  }
+  if (samples.copied_bytes_per_s <= 0) return MissingRows("no rows of memcpy", file, ranks, dtype);
+  if (ranks > 1 && samples.exchange.empty() && samples.network.empty()) {
+    return MissingRows("no rows of alltoallv", file, ranks, dtype);
+  }
+  return file;
+}
+
+std::string OtherOrigin(const CalibrationFile& file) {
+  std::vector<std::string> others;
+  for (const auto& [key, value] : Provenance()) {
+    const std::string* const theirs = key == "host"      ? &file.host
+                                      : key == "cpu"     ? &file.cpu
+                                      : key == "version" ? &file.version
+                                      : key == "commit"  ? &file.commit
+                                                         : nullptr;
+    if (theirs == nullptr || *theirs == value) continue;
+    others.push_back(absl::StrCat(key, " ", Shown(*theirs), " (here ", value, ")"));
+  }
+  return absl::StrJoin(others, ", ");
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,110 @@
+#include "moe/cli/plan/plan_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <fmt/format.h>
+
+#include "comm/create.h"
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/launch.h"
+#include "moe/cli/base/program.h"
+#include "moe/cli/base/train_options.h"
+#include "moe/cli/measure/machine_memory.h"
+#include "moe/cli/measure/tables.h"
+#include "moe/lm/training_loop.h"
+
+namespace moe::cli {
+namespace {
+
+// Bytes in some order, enough for a step and an evaluation.
+absl::StatusOr<lm::Corpus> DrawnText(const lm::TrainConfig& train) {
+  const int64_t batch = train.trainer.micro_batches * train.micro_batch_size;
+  const int64_t bytes = batch * (train.sequence_length + 1);
+  std::vector<uint8_t> text(
+      static_cast<size_t>(bytes + bytes / (lm::kHeldOutEvery - 1) + 3 * lm::kHeldOutBlock));
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<uint8_t>(i * i / 7);
+  return lm::CorpusOf(std::move(text), train.sequence_length);
+}
+
+}  // namespace
+
+absl::StatusOr<MeasuredStep> MeasureStep(const Settings& train, int64_t steps) {
+  Settings local = train;
+  MOE_RETURN_IF_ERROR(local.Set(*local.Find("backend"), {"local"}, Origin::kFlag, "--backend"));
+  MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(local, {}));
+  MOE_ASSIGN_OR_RETURN(TrainOptions options, MakeTrainOptions(local, launch.world));
+  lm::TrainConfig& config = options.train;
+  config.steps = steps;
+  config.schedule.total_steps = steps;
+  config.evaluation = {.sequences = config.micro_batch_size};
+  const std::string too_big =
+      measure::TooBig(plan::EstimateMemory(plan::ShapeOfTraining(config, launch.world.ranks)),
+                      launch.world.local_ranks, measure::AvailableMemoryBytes());
+  if (!too_big.empty()) return absl::ResourceExhaustedError(too_big);
+  MOE_ASSIGN_OR_RETURN(const lm::Corpus text, DrawnText(config));
+  MeasuredStep measured = {.seconds = std::numeric_limits<double>::infinity()};
+  const auto on_step = [&](const lm::StepMetrics& metrics) {
+    if (metrics.step > 1) measured.seconds = std::min(measured.seconds, metrics.step_seconds);
+    measured.peak_bytes = std::max(measured.peak_bytes, static_cast<double>(metrics.peak_bytes));
+    return absl::OkStatus();
+  };
+  MOE_RETURN_IF_ERROR(RunRanks(
+      RankOptions(launch, CommTimeout(local), "plan"), [&](std::unique_ptr<Communicator> world) {
+        return lm::Train(config, text, std::move(world), {on_step}).status();
+      }));
+  return measured;
+}
+
+PlannerError PlannerErrorOf(const std::vector<PlanRow>& rows) {
+  std::vector<double> errors, seconds;
+  for (const PlanRow& row : rows) {
+    if (!row.measured.has_value()) continue;
+    seconds.push_back(row.measured->seconds);
+    errors.push_back(100 * std::abs(row.candidate.time.total() / seconds.back() - 1));
+  }
+  if (errors.empty()) return {};
+  std::sort(errors.begin(), errors.end());
+  const size_t middle = errors.size() / 2;
+  const double upper = errors[middle];
+  return {
+      .median_pct = errors.size() % 2 == 1 ? upper : (errors[middle - 1] + upper) / 2,
+      .most_pct = errors.back(),
+      .first_pct = 100 * (seconds.front() / *std::min_element(seconds.begin(), seconds.end()) - 1)};
+}
+
+std::string CheckText(const std::vector<PlanRow>& rows) {
+  static constexpr measure::Column kColumns[] = {{"layout", "layout", "", 6},
+                                                 {"predicted", "predicted", "(ms)", 10, 1},
+                                                 {"measured", "measured", "(ms)", 10, 1},
+                                                 {"error", "error", "(%)", 7, 1},
+                                                 {"memory", "memory", "(MiB)", 9, 1},
+                                                 {"peak", "measured", "(MiB)", 9, 1},
+                                                 {"memory_error", "error", "(%)", 7, 1}};
+  std::string text = measure::TableHead(kColumns);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (!rows[i].measured.has_value()) continue;
+    const double predicted = rows[i].candidate.time.total(), seconds = rows[i].measured->seconds;
+    const double used = rows[i].candidate.memory.used_bytes(), peak = rows[i].measured->peak_bytes;
+    const measure::Fields shown = {{"layout", static_cast<int64_t>(i + 1)},
+                                   {"predicted", predicted * 1e3},
+                                   {"measured", seconds * 1e3},
+                                   {"error", 100 * (predicted / seconds - 1)},
+                                   {"memory", used / 0x1p20},
+                                   {"peak", peak / 0x1p20},
+                                   {"memory_error", 100 * (used / peak - 1)}};
+    text += measure::TableLine(kColumns, shown, 0);
+  }
+  const PlannerError error = PlannerErrorOf(rows);
+  return text + fmt::format(
+                    "step times: median error {:.1f} %, largest {:.1f} %; the first layout took "
+                    "{:.1f} % longer than the fastest\n",
+                    error.median_pct, error.most_pct, error.first_pct);
+}
+
+}  // namespace moe::cli

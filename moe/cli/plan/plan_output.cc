@@ -1,0 +1,119 @@
+#include "moe/cli/plan/plan_output.h"
+
+#include <absl/strings/str_cat.h>
+#include <fmt/format.h>
+
+namespace moe::cli {
+namespace {
+
+using measure::Fields;
+
+constexpr double kGib = 0x1p30;
+
+std::string MeshText(const MeshShape& mesh) {
+  return fmt::format("{}x{}x{}", mesh.pipeline, mesh.tensor, mesh.expert);
+}
+
+std::string ScheduleText(const plan::Layout& layout) {
+  if (layout.mesh.pipeline == 1) return "-";
+  const std::string name = NameOf(layout.schedule, kScheduleWords);
+  return layout.chunks > 1 ? absl::StrCat(name, " ", layout.chunks) : name;
+}
+
+}  // namespace
+
+std::string TooBigText(const plan::MemoryEstimate& memory, double limit_bytes) {
+  const auto [kind, bytes] = plan::MostMemory(memory);
+  return fmt::format("needs {:.1f} GiB of {:.1f}, most of it {:.1f} of {}",
+                     memory.total_bytes() / kGib, limit_bytes / kGib, bytes / kGib, kind);
+}
+
+Fields PlanFields(const PlanRow& row, double limit_bytes) {
+  const plan::Candidate& c = row.candidate;
+  const plan::Layout& layout = c.layout;
+  const plan::StepTime& time = c.time;
+  const plan::MemoryEstimate& memory = c.memory;
+  return {{"schema", "moe.plan/1"},
+          {"pp", int64_t{layout.mesh.pipeline}},
+          {"tp", int64_t{layout.mesh.tensor}},
+          {"ep", int64_t{layout.mesh.expert}},
+          {"dp", int64_t{plan::DataRanks(c.work, layout)}},
+          {"expert_dp", int64_t{plan::ExpertDataRanks(c.work, layout)}},
+          {"vp", int64_t{layout.chunks}},
+          {"schedule", NameOf(layout.schedule, kScheduleWords)},
+          {"zero", int64_t{static_cast<int>(layout.zero)}},
+          {"recompute", NameOf(layout.recompute, kRecomputeWords)},
+          {"micro_batch_size", layout.micro_batch_size},
+          {"micro_batches", plan::MicroBatches(c.work, layout)},
+          {"rounds", plan::Rounds(c.work, layout)},
+          {"row_skew", c.work.row_skew},
+          {"step_ms", time.total() * 1e3},
+          {"tokens_per_s", c.tokens_per_s()},
+          {"products_ms", time.products * 1e3},
+          {"attention_ms", time.attention * 1e3},
+          {"memory_ms", time.memory * 1e3},
+          {"layers_ms", time.layers * 1e3},
+          {"exchange_ms", time.exchange * 1e3},
+          {"tensor_ms", time.tensors * 1e3},
+          {"bubble_ms", time.bubble * 1e3},
+          {"gradients_ms", time.gradients * 1e3},
+          {"optimizer_ms", time.optimizer * 1e3},
+          {"bubble_pct", 100 * time.bubble_share},
+          {"weight_bytes", memory.weight_bytes},
+          {"gradient_bytes", memory.gradient_bytes},
+          {"optimizer_bytes", memory.optimizer_bytes},
+          {"buffer_bytes", memory.buffer_bytes},
+          {"activation_bytes", memory.activation_bytes},
+          {"workspace_bytes", memory.workspace_bytes},
+          {"total_bytes", memory.total_bytes()},
+          {"limit_bytes", limit_bytes},
+          {"measured_ms", row.measured ? row.measured->seconds * 1e3 : measure::kNone},
+          {"measured_bytes", row.measured ? row.measured->peak_bytes : measure::kNone},
+          {"status", row.fits ? "fits" : "too big"},
+          {"reason", measure::Cell::TextIf(!row.fits, row.reason)},
+          {"command", row.command}};
+}
+
+std::string PlanTable(const std::vector<PlanRow>& rows) {
+  static constexpr measure::Column kColumns[] = {{"mesh", "PPxTPxEP", "", -10},
+                                                 {"dp", "DP", "", 4},
+                                                 {"zero", "ZeRO", "", 4},
+                                                 {"schedule", "schedule", "", -14},
+                                                 {"again", "again", "", -11},
+                                                 {"size", "mb", "", 2},
+                                                 {"step", "step", "(ms)", 9, 1},
+                                                 {"speed", "tok/s", "(a rank)", 9, 1},
+                                                 {"bubble", "bubble", "(%)", 6, 1},
+                                                 {"exchange", "exchange", "(ms)", 9, 1},
+                                                 {"gradients", "gradients", "(ms)", 9, 1},
+                                                 {"memory", "memory", "(GiB)", 8, 2},
+                                                 {"weights", "weights", "(GiB)", 8, 2},
+                                                 {"sums", "sums", "(GiB)", 8, 2},
+                                                 {"optimizer", "optim.", "(GiB)", 8, 2},
+                                                 {"activations", "activ.", "(GiB)", 8, 2}};
+  std::string text = measure::TableHead(kColumns);
+  for (const PlanRow& row : rows) {
+    const plan::Candidate& c = row.candidate;
+    const plan::MemoryEstimate& memory = c.memory;
+    const Fields shown = {{"mesh", MeshText(c.layout.mesh)},
+                          {"dp", int64_t{plan::DataRanks(c.work, c.layout)}},
+                          {"zero", int64_t{static_cast<int>(c.layout.zero)}},
+                          {"schedule", ScheduleText(c.layout)},
+                          {"again", NameOf(c.layout.recompute, kRecomputeWords)},
+                          {"size", c.layout.micro_batch_size},
+                          {"step", c.time.total() * 1e3},
+                          {"speed", c.tokens_per_s() / c.work.ranks},
+                          {"bubble", 100 * c.time.bubble_share},
+                          {"exchange", c.time.exchange * 1e3},
+                          {"gradients", c.time.gradients * 1e3},
+                          {"memory", memory.total_bytes() / kGib},
+                          {"weights", memory.weight_bytes / kGib},
+                          {"sums", memory.gradient_bytes / kGib},
+                          {"optimizer", memory.optimizer_bytes / kGib},
+                          {"activations", (memory.workspace_bytes + memory.buffer_bytes) / kGib}};
+    text += measure::TableLine(kColumns, shown, 0);
+  }
+  return text;
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,198 @@
+// What moe plan makes of flags, files of moe bench and steps that were measured.
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "moe/cli/plan/calibration_file.h"
+#include "moe/cli/plan/plan_check.h"
+#include "moe/cli/plan/plan_options.h"
+#include "moe/hf/model_rule.h"
+#include "moe/plan/checkpoint_interval.h"
+#include "tests/moe/cli/settings_harness.h"
+#include "tests/moe/io/io_test.h"
+
+namespace moe::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kModel[] =
+    R"({"model_type": "qwen3_moe", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16,
+        "num_key_value_heads": 2, "num_hidden_layers": 4, "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 128,
+        "vocab_size": 512, "use_cache": true, "attention_chunk_size": 8192})";
+
+TEST(PlanModel, KeysThatNobodyReadsAreNamed) {
+  const auto config = hf::ParseModelConfig("config.json", kModel).value();
+  EXPECT_THAT(config.unread, ::testing::ElementsAre("attention_chunk_size"));
+}
+
+// The line of every mesh, split into words, is taken by moe train, and means the layout.
+TEST(PlanLines, AreTakenByTrainAndMeanTheLayout) {
+  const lm::TransformerConfig model = hf::ParseModelConfig("config.json", kModel)->model;
+  PlanOptions options;
+  Settings settings(PlanSettings(options));
+  const auto set = [&](const char* name, const char* text) {
+    ASSERT_TRUE(settings.Set(*settings.Find(name), {text}, Origin::kFlag, name).ok()) << name;
+  };
+  set("gpus", "8");
+  set("seq-length", "64");
+  set("tensor-leaves", "4");
+  ASSERT_TRUE(Fill(settings, PlanSettings(options)).ok());
+  const Settings train = TrainSettingsOf(model, settings, options, DeviceKind::kCpu).value();
+  plan::SearchOptions search = {.base = CheckTrainSettings(train, 8)->train,
+                                .ranks = 8,
+                                .sequences = 64,
+                                .machine = plan::MachineOf(*plan::FindGpu("h100"))};
+  const plan::SearchResult result = plan::SearchMeshes(search).value();
+  bool tensor = false, pipeline = false;
+  for (const plan::Candidate& c : result.fitting) {
+    const std::string line = TrainLine(WithLayout(train, c));
+    std::vector<std::string> words = absl::StrSplit(line, ' ');
+    ASSERT_EQ(words[0] + " " + words[1], "moe train");
+    words.erase(words.begin(), words.begin() + 2);
+    const auto loaded = testing::Load(words);
+    ASSERT_TRUE(loaded.ok()) << loaded.status() << line;
+    const auto made = MakeTrainOptions(*loaded, {.ranks = 8});
+    ASSERT_TRUE(made.ok()) << made.status() << line;
+    lm::TrainConfig expected = search.base;
+    plan::SetLayout(c.layout, c.work, expected);
+    const lm::TrainConfig& config = made->train;
+    EXPECT_EQ(config.trainer.session.mesh, expected.trainer.session.mesh);
+    EXPECT_EQ(config.trainer.pipeline_chunks, c.layout.chunks);
+    if (c.layout.mesh.pipeline > 1) {
+      EXPECT_EQ(PipelineOf(config.trainer).schedule, c.layout.schedule);
+    }
+    EXPECT_EQ(config.trainer.zero, c.layout.zero);
+    EXPECT_EQ(config.model.recompute, c.layout.recompute);
+    EXPECT_EQ(config.micro_batch_size, c.layout.micro_batch_size);
+    EXPECT_EQ(config.trainer.micro_batches, 64 / c.layout.micro_batch_size);
+    EXPECT_EQ(config.model.num_query_groups, 2);
+    EXPECT_EQ(config.model.moe.router.num_experts, 8);
+    EXPECT_EQ(config.model.vocab_size, 512);
+    tensor |= c.layout.mesh.tensor > 1;
+    pipeline |= c.layout.mesh.pipeline > 1;
+  }
+  EXPECT_TRUE(tensor && pipeline);
+}
+
+TEST(PlanSizes, HaveUnits) {
+  EXPECT_EQ(BytesOf("--hbm", "80GiB").value(), 80 * 0x1p30);
+  EXPECT_EQ(BytesOf("--hbm", "0.5GB").value(), 5e8);
+  EXPECT_EQ(BytesOf("--hbm", "64e9").value(), 64e9);
+  EXPECT_EQ(BytesOf("--hbm", "512MiB").value(), 0x1p29);
+  for (const char* const wrong : {"", "80 G", "GiB", "-1GiB", "0", "nan", "1e400", "80Gib"}) {
+    EXPECT_THAT(testing::ErrorOf(BytesOf("--hbm", wrong).status()),
+                HasSubstr(absl::StrCat("--hbm is ", wrong)));
+  }
+}
+
+class CalibrationFileTest : public IoTest {
+ protected:
+  static std::string Row(const std::string& op, const std::string& more) {
+    return absl::StrCat(R"({"op": ")", op, R"(", "status": "ok", "backend": "local", "ranks": 4, )",
+                        R"("hosts": 1, "host": "h", "cpu": "c", "gpu": null, "version": "1", )",
+                        R"("commit": "a", )", more, "}\n");
+  }
+  static std::string Expert(double tokens, double gflops) {
+    return Row("layer",
+               absl::StrCat(R"("dtype": "bf16", "phase": "expert", "experts": 8, )",
+                            R"("topk": 2, "expert_parallel_size": 4, "hidden": 64, )",
+                            R"("ffn": 64, "tokens": )", tokens, R"(, "gflops_per_s": )", gflops));
+  }
+  static std::string Gate(double us) {
+    return Row("layer", absl::StrCat(R"("dtype": "bf16", "phase": "gate", "tokens": 64, )",
+                                     R"("expert_parallel_size": 4, "hidden": 64, "ffn": 64, )",
+                                     R"("time_us": )", us));
+  }
+  static std::string Call(const std::string& op, double size, double us) {
+    return Row(op, absl::StrCat(R"("size_bytes": )", size, R"(, "time_us_p50": )", us));
+  }
+  absl::StatusOr<CalibrationFile> Read(const std::string& text, int ranks = 4) {
+    return ReadCalibration({Write("rows.json", text)}, ranks, "bf16");
+  }
+};
+
+// Experts of 64 and 256 rows at 1 and 2 Gflop/s a rank: 1 / y = 1/2.6 (1 + 102.4 / rows) ...
+TEST_F(CalibrationFileTest, RowsBecomeTheConstantsOfAMachine) {
+  const std::string text =
+      absl::StrCat(Expert(64, 4), Expert(256, 8), Gate(20), Gate(30),
+                   // 10 us and 1 GB/s: of 4 ranks three quarters of the bytes leave
+                   Call("alltoallv", 4e6, 3010), Call("alltoallv", 8e6, 6010),
+                   // an all-reduce sends 2 (n - 1) / n: 0.5 GB/s
+                   Call("allreduce", 4e6, 12000), Call("allreduce", 8e6, 24000),
+                   Call("memcpy", 1e6, 100), Call("allgather", 1, 1));
+  const CalibrationFile file = Read(text).value();
+  EXPECT_TRUE(file.on_cpu);
+  const plan::Machine m = plan::Calibrate(file.samples, {}).value();
+  const double fast = m.ProductSeconds(1e9, 256), slow = m.ProductSeconds(1e9, 64);
+  EXPECT_NEAR(fast, 0.5, 1e-9);
+  EXPECT_NEAR(slow, 1, 1e-9);
+  EXPECT_NEAR(m.layer_s, 50e-6, 1e-12);
+  EXPECT_NEAR(m.node.bytes_per_s, 1e9, 1);
+  EXPECT_NEAR(m.node.latency_s, 10e-6, 1e-9);
+  EXPECT_NEAR(m.sum_speed, 0.5, 1e-6);
+  EXPECT_NEAR(m.memory_bytes_per_s, 2e10, 1);
+  EXPECT_EQ(m.network.bytes_per_s, m.node.bytes_per_s);
+}
+
+TEST_F(CalibrationFileTest, WhatIsMissingOrOfAnotherMachineIsRefused) {
+  const std::string all =
+      absl::StrCat(Expert(64, 4), Gate(20), Call("alltoallv", 4e6, 3010), Call("memcpy", 1e6, 9));
+  EXPECT_TRUE(Read(all).ok());
+  // Other ranks share the cores otherwise.
+  EXPECT_THAT(testing::ErrorOf(Read(all, 2).status()), HasSubstr("moe bench layer --ranks 2"));
+  EXPECT_THAT(testing::ErrorOf(Read(Expert(64, 4) + Gate(20)).status()), HasSubstr("memcpy"));
+  EXPECT_THAT(testing::ErrorOf(Read(Expert(64, 4) + Gate(20) + Call("memcpy", 1, 1)).status()),
+              HasSubstr("alltoallv"));
+  std::string other = Call("memcpy", 1e6, 9);
+  other.replace(other.find(R"("cpu": "c")"), 10, R"("cpu": "d")");
+  EXPECT_THAT(std::string(Read(all + other).status().message()),
+              HasSubstr("'cpu' is d, in rows before c"));
+  EXPECT_THAT(std::string(Read(Call("memcpy", 0, 1)).status().message()),
+              HasSubstr("'size_bytes' is 0, expected a number above 0"));
+  EXPECT_THAT(std::string(Read("{\"op\": 3}").status().message()), HasSubstr("'op' is 3"));
+  EXPECT_FALSE(Read("[1]").ok());
+  EXPECT_FALSE(Read("{").ok());
+  EXPECT_THAT(OtherOrigin({.host = "elsewhere"}), HasSubstr("host elsewhere (here "));
+}
+
+TEST(FitLineTest, IsLeastSquaresOfRelativeErrorsWithoutNegativeTerms) {
+  const plan::Line exact = plan::FitLine({{1, 5}, {2, 7}, {10, 23}});
+  EXPECT_NEAR(exact.constant, 3, 1e-9);
+  EXPECT_NEAR(exact.slope, 2, 1e-9);
+  EXPECT_EQ(plan::FitLine({{4, 8}}).constant, 8);
+  EXPECT_EQ(plan::FitLine({{1, 8}, {4, 2}}).slope, 0);             // falls
+  EXPECT_EQ(plan::FitLine({{1, 1}, {2, 4}, {3, 9}}).constant, 0);  // below 0 at 0
+}
+
+TEST(PlannerErrorTest, IsOfMeasuredRowsAlone) {
+  const auto row = [](double predicted, double measured) {
+    PlanRow row;
+    row.candidate.time.products = predicted;
+    if (measured > 0) row.measured = {.seconds = measured, .peak_bytes = 1};
+    return row;
+  };
+  const PlannerError error = PlannerErrorOf({row(1.2, 1), row(0.9, 1), row(0.4, 0.8), row(7, 0)});
+  EXPECT_NEAR(error.median_pct, 20, 1e-9);
+  EXPECT_NEAR(error.most_pct, 50, 1e-9);
+  EXPECT_NEAR(error.first_pct, 25, 1e-9);
+}
+
+// A checkpoint that stalls 0.2 s, a failure in 3 h: 0.6 %; one of 81 s every 22 minutes: 12 %.
+TEST(CheckpointIntervalTest, LosesLeast) {
+  const plan::CheckpointInterval quick = plan::BestInterval(0.2, 3 * 3600);
+  EXPECT_NEAR(quick.interval_s, 65.7, 0.1);
+  EXPECT_NEAR(quick.lost(), 0.0061, 1e-4);
+  EXPECT_DOUBLE_EQ(quick.stalled, quick.done_again);
+  const plan::CheckpointInterval slow = plan::BestInterval(81, 3 * 3600);
+  EXPECT_NEAR(slow.interval_s / 60, 22, 0.1);
+  EXPECT_NEAR(slow.lost(), 0.122, 1e-3);
+}
+
+}  // namespace
+}  // namespace moe::cli
