@@ -1,5 +1,4 @@
-// Records of TensorBoard's event files: TFRecords, each an Event of
-// tensorflow/core/util/event.proto.
+// Records of TensorBoard's event files: TFRecords, each an Event of TensorFlow's event.proto.
 #ifndef MOE_MOE_IO_EVENT_FILE_H_
 #define MOE_MOE_IO_EVENT_FILE_H_
 

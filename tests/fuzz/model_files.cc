@@ -23,12 +23,14 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/manifest.h"
+#include "moe/cli/generate/token_text.h"
 #include "moe/hf/family.h"
 #include "moe/hf/hf_config.h"
 #include "moe/hf/model_rule.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/checkpoint.h"
 #include "moe/io/safetensors.h"
+#include "moe/io/tokenizer_file.h"
 #include "moe/lm/data_kind.h"
 #include "moe/lm/tokens.h"
 #include "tests/fuzz/targets.h"
@@ -103,6 +105,23 @@ void ModelConfig(Bytes bytes) {
   const auto again = hf::ParseModelConfig("f", written);
   MOE_CHECK(again.ok());
   MOE_CHECK(hf::ModelConfigJson(*again->rule, again->model, 1, "float32") == written);
+}
+
+// A tokenizer.json: every id below num_ids has its bytes, and any text of ids is UTF-8.
+void Tokenizer(Bytes bytes) {
+  const auto table = TokenTable::Parse("f", TextOf(bytes));
+  if (absl::IsUnimplemented(table.status())) {
+    MOE_CHECK(absl::StartsWith(table.status().message(), "f: "));
+    return;
+  }
+  if (!Accepted(table)) return;
+  MOE_CHECK(table->num_ids() >= 1 && table->num_ids() <= int64_t{1} << 31);
+  cli::TokenText text(*table);
+  std::string all;
+  const auto most = static_cast<int32_t>(std::min<int64_t>(table->num_ids(), 1000));
+  for (int32_t id = -1; id <= most; ++id) all += text.Take(id);
+  all += text.End();
+  MOE_CHECK(nlohmann::json::parse(nlohmann::json(all).dump()) == all);
 }
 
 // The index of a sharded checkpoint.
@@ -314,6 +333,7 @@ absl::Span<const Target> ModelFiles() {
                                         {"manifest", Manifest},
                                         {"model_config", ModelConfig},
                                         {"safetensors", Safetensors},
+                                        {"tokenizer", Tokenizer},
                                         {"tokens", Tokens}};
   return kTargets;
 }

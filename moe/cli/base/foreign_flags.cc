@@ -74,7 +74,7 @@ constexpr Meaning kMeanings[] = {
     {kNeedless, "split 95,5,0", "every 20th block is held out, the others are trained on"},
     {kNeedless, "mlp-type standard", "a layer has no residual expert"},
     {kNeedless, "tokenizer-type *, tokenizer-model *, vocab-file *, merge-file *",
-     "--tokens PREFIX --vocab-size N takes Megatron's .bin and .idx; there is no tokenizer",
+     "--tokens PREFIX --vocab-size N takes Megatron's .bin and .idx (scripts/tokenize.py)",
      "tokens"},
     {kNeedless, "num-workers *, data-cache-path *, no-mmap-bin-files", "token files are mapped"},
     {kNeedless, "no-create-attention-mask-in-dataloader", "attention is causal without a mask"},

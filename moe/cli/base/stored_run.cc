@@ -109,6 +109,11 @@ void AddStoredRunSettings(Table& table) {
           "a checkpoint, the folder of a run, whose newest whole one is taken, or that of a public "
           "model as moe train --init-from takes it; needed")
       .Roles(kByContent);
+  table
+      .Add("--tokenizer FILE", Kind::kText,
+           "tokenizer.json that says what ids stand for, none = print ids; default: that of the "
+           "model, or of the run")
+      .Roles(kPerRank);
   table.Add("--dtype TYPE", {Kind::kWord, "", WordsOf(kStorageTypeWords)},
             "of activations and compute weights; default: as trained, f32 for a public model");
   table.Add("--bf16-order NAME", {Kind::kWord, "", BFloat16OrderWords()},
@@ -146,6 +151,36 @@ absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& 
   MOE_RETURN_IF_ERROR(CheckBFloat16Order(run->config.trainer));
   run->config.trainer.session.threads = ThreadsOf(settings, launch.world);
   return run;
+}
+
+std::string TokenizerPathOf(const std::string& model_or_step) {
+  const fs::path folder = fs::path(model_or_step + "/.").lexically_normal().parent_path();
+  std::error_code ignored;
+  for (const fs::path& at : {folder, folder.parent_path()}) {
+    const fs::path path = at / kTokenizerName;
+    if (fs::exists(path, ignored)) return path.string();
+    if (!IsStep(folder.string())) break;
+  }
+  return "";
+}
+
+absl::StatusOr<TokenTable> OpenTokenizer(const std::string& path, int64_t vocab_size) {
+  auto table = TokenTable::Open(path);
+  if (!table.ok()) return InputError("--tokenizer", table.status());
+  if (table->num_ids() <= vocab_size) return table;
+  return WrongFlag("--tokenizer", path,
+                   absl::StrCat("one of ids below the ", vocab_size, " of the model: it has ",
+                                table->num_ids() - 1));
+}
+
+absl::StatusOr<std::unique_ptr<TokenTable>> TokenizerOf(const Settings& settings,
+                                                        const StoredRun& run) {
+  std::string path = settings.text("tokenizer");
+  if (path == "none") return nullptr;
+  if (path.empty()) path = TokenizerPathOf(run.path);
+  if (path.empty()) return nullptr;
+  MOE_ASSIGN_OR_RETURN(TokenTable table, OpenTokenizer(path, run.config.model.vocab_size));
+  return std::make_unique<TokenTable>(std::move(table));
 }
 
 }  // namespace moe::cli

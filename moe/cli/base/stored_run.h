@@ -13,6 +13,7 @@
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
 #include "moe/hf/hf_model.h"
+#include "moe/io/tokenizer_file.h"
 #include "moe/lm/evaluation.h"
 #include "moe/lm/training_loop.h"
 
@@ -28,7 +29,7 @@ absl::StatusOr<FoundCheckpoint> FindStored(const std::string& path);
 // another by itself.)
 absl::Status NamingTheOneBefore(absl::Status error, const std::string& path);
 
-// --checkpoint, --dtype and --bf16-order.
+// --checkpoint, --tokenizer, --dtype and --bf16-order.
 void AddStoredRunSettings(Table& table);
 
 struct StoredRun {
@@ -52,6 +53,18 @@ struct StoredRun {
 // them, or the one above it, in which it is called checkpoints; or a public model's folder. Opens
 // it; reads no weights. Exit codes: kUsage: there is none; kBadInput: damaged.
 absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& launch);
+
+// tokenizer.json in a public model's folder, in that of a run's checkpoints or, for a step, in the
+// one above; empty: there is none.
+std::string TokenizerPathOf(const std::string& model_or_step);
+
+// What the ids of the run's model stand for: --tokenizer FILE or, without it, TokenizerPathOf;
+// nullptr: there is none, or --tokenizer none. Exit codes: kUsage: FILE is not there, or has more
+// ids than the model; kBadInput: it is malformed, or of another kind (TokenTable::Parse).
+absl::StatusOr<std::unique_ptr<TokenTable>> TokenizerOf(const Settings& settings,
+                                                        const StoredRun& run);
+// A table of FILE whose ids are all below vocab_size. Exit codes as above.
+absl::StatusOr<TokenTable> OpenTokenizer(const std::string& path, int64_t vocab_size);
 
 }  // namespace moe::cli
 

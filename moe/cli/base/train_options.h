@@ -23,6 +23,7 @@ struct TrainOptions {
   lm::TrainConfig train;
   DataFiles data;
   std::string init_from;        // empty: random weights
+  std::string tokenizer;        // empty: that of init_from, if it has one
   std::string out;              // empty: no files
   std::string tensorboard_dir;  // empty: no event file
   std::string metrics_file;     // empty: no text for Prometheus

@@ -23,6 +23,10 @@ void AddData(TrainOptions& options, const SettingRows& rows, Table& t) {
         "start with the weights of a public model of the family mixtral, olmoe, qwen2_moe or "
         "qwen3_moe: config.json, which sets the model, and safetensors")
       .Roles(kOfOneRun | kByContent);
+  t.Add("--tokenizer FILE", &options.tokenizer,
+        "tokenizer.json that made the ids of --tokens: it is kept in the folder of --save, where "
+        "moe generate, eval and ckpt export find it; default: that of --init-from")
+      .Roles(kOfOneRun | kPerRank);
   t.Add("--out DIR", &options.out,
         "folder for metrics.jsonl, made if it is not there; one that holds a run is refused; "
         "without it no file is written")

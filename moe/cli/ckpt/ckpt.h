@@ -43,7 +43,8 @@ struct ExportOptions {
   int64_t max_shard_bytes = kMaxShardBytes;
 };
 
-// Writes config.json, generation_config.json and model.safetensors, or numbered shards with
+// Writes config.json, generation_config.json, the run's tokenizer.json if it has one, and
+// model.safetensors, or numbered shards with
 // model.safetensors.index.json, as transformers reads them. Returns warnings, one a line. Memory:
 // some million elements. On an error no file is left in the folder.
 //   kInvalidArgument: the format cannot express the model (names setting and expectation), the

@@ -8,8 +8,11 @@
 
 #include "kernels/base/finite.h"
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/stored_run.h"
 #include "moe/cli/ckpt/ckpt.h"
 #include "moe/hf/model_rule.h"
+#include "moe/io/file.h"
+#include "moe/io/tokenizer_file.h"
 #include "moe/lm/run_settings.h"
 
 namespace moe::ckpt {
@@ -133,6 +136,12 @@ absl::StatusOr<std::vector<std::string>> Export(CheckpointReader& reader,
     warnings.push_back(absl::StrCat("the run dropped tokens beyond --moe-expert-capacity-factor ",
                                     capacity, ", ", options.format, " drops none"));
   }
+  std::vector<ModelText> texts = {{"generation_config.json", hf::GenerationConfigJson(model)}};
+  if (const std::string path = cli::TokenizerPathOf(reader.path()); !path.empty()) {
+    MOE_ASSIGN_OR_RETURN(const MappedFile tokenizer, MappedFile::Open(path));
+    texts.push_back({kTokenizerName, std::string(tokenizer.text())});
+  }
+  texts.push_back({"config.json", config});
   MOE_RETURN_IF_ERROR(MakeEmptyFolder(options.folder));
   std::vector<SafetensorsEntry> entries;
   for (const Tensor& tensor : tensors) entries.push_back(tensor.entry);
@@ -142,7 +151,7 @@ absl::StatusOr<std::vector<std::string>> Export(CheckpointReader& reader,
       [&](size_t i, SafetensorsStream& stream) {
         return AppendTensor(reader, *tensors[i].source, options.type, stream);
       },
-      {{"generation_config.json", hf::GenerationConfigJson(model)}, {"config.json", config}})));
+      std::move(texts))));
   return warnings;
 }
 

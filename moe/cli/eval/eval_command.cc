@@ -1,10 +1,13 @@
 // moe eval: the loss of a text under a checkpoint.
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numbers>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <fmt/format.h>
@@ -45,14 +48,17 @@ of ranks: the same bits at any layout.
 constexpr char kTail[] =
     R"(
   loss        mean over tokens of -ln p(token | those before it in its sequence), nats
-  bits per byte (with --tokens, per token) = loss / ln 2
+  bits per byte (with --tokens, per token) = loss / ln 2; with --tokens and the tokenizer.json of
+              the model, of the run or of --tokenizer also per byte of the tokens' text, special
+              tokens being none
   perplexity  e^loss
 
 The text is cut into sequences of --seq-length, each predicted from its own beginning; what is left
 over is not looked at. --split held-out --eval-sequences 256 are what moe train validates on.
 
 -o json: one object, checkpoint, step, split, sequences, tokens, loss, loss_hex, bits_per_byte (or
-bits_per_token), perplexity, bf16_order ("dot", "tile"; null without products of bf16 on CPUs),
+bits_per_token), with --tokens also text_bytes and bits_per_byte (null without a tokenizer),
+perplexity, bf16_order ("dot", "tile"; null without products of bf16 on CPUs),
 seconds, tokens_per_s.
 
 Settings: flags, then the environment (MOE_NAME: capitals, _ for -, without a leading moe-), then
@@ -101,13 +107,30 @@ Table EvalSettings(EvalOptions& options) {
   return t;
 }
 
+// Bytes of the text of the tokens that sequences predict: [1, count].
+int64_t TextBytes(const lm::Tokens& tokens, int64_t count, const TokenTable& tokenizer) {
+  constexpr int64_t kMost = 1 << 16;  // tokens at a time
+  std::vector<int32_t> ids;
+  int64_t bytes = 0;
+  for (int64_t at = 1; at <= count; at += kMost) {
+    ids.resize(static_cast<size_t>(std::min(kMost, count + 1 - at)));
+    tokens.Copy(at, absl::MakeSpan(ids));
+    for (const int32_t id : ids) bytes += static_cast<int64_t>(tokenizer.BytesOf(id).size());
+  }
+  return bytes;
+}
+
 struct Evaluated {
   const StoredRun& run;
   const lm::Corpus& corpus;
   const char* split;
   const lm::EvaluationReport& report;
+  int64_t text_bytes = 0;  // of the tokens' text; 0: not known, or the tokens are bytes
 
   double bits() const { return static_cast<double>(report.loss) / std::numbers::ln2; }
+  double bits_per_byte() const {
+    return bits() * static_cast<double>(report.tokens) / static_cast<double>(text_bytes);
+  }
   double perplexity() const { return std::exp(static_cast<double>(report.loss)); }
   double rate() const {
     return report.seconds > 0 ? static_cast<double>(report.tokens) / report.seconds : 0;
@@ -125,6 +148,13 @@ std::string JsonText(const Evaluated& e) {
   line["loss"] = e.report.loss;
   line["loss_hex"] = HexOf(e.report.loss);
   line[absl::StrCat("bits_per_", e.corpus.unit)] = e.bits();
+  if (e.corpus.unit == absl::string_view("token")) {
+    line["text_bytes"] = line["bits_per_byte"] = nullptr;
+    if (e.text_bytes > 0) {
+      line["text_bytes"] = e.text_bytes;
+      line["bits_per_byte"] = e.bits_per_byte();
+    }
+  }
   line["perplexity"] = e.perplexity();
   line["bf16_order"] = nullptr;
   if (e.report.bfloat16_order.has_value()) {
@@ -136,16 +166,18 @@ std::string JsonText(const Evaluated& e) {
 }
 
 std::string TableText(const Evaluated& e) {
+  const std::string per_byte =
+      e.text_bytes == 0 ? "" : fmt::format(", {:.4f} per byte", e.bits_per_byte());
   return fmt::format(
       "checkpoint  {}\n"
       "text        {}, {}, {}: {} of {} {}s; {}\n"
-      "loss        {:.4f} nats, {:.4f} bits per {}\n"
+      "loss        {:.4f} nats, {:.4f} bits per {}{}\n"
       "perplexity  {:.4f}\n"
       "throughput  {} tok/s\n",
       Printable(e.run.path), Counted(static_cast<int64_t>(e.corpus.files.size()), "file"),
       Counted(e.corpus.all.size(), e.corpus.unit), e.split, Counted(e.report.sequences, "sequence"),
       e.run.config.sequence_length, e.corpus.unit, TextOf(e.corpus.skipped), e.report.loss,
-      e.bits(), e.corpus.unit, e.perplexity(), WithCommas(std::llround(e.rate())));
+      e.bits(), e.corpus.unit, per_byte, e.perplexity(), WithCommas(std::llround(e.rate())));
 }
 
 // Bytes are the data of models that were trained on text, or have 256 ids, as in moe generate.
@@ -178,6 +210,10 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
   MOE_RETURN_IF_ERROR(CheckBytes(options.data, run));
   MOE_ASSIGN_OR_RETURN(const lm::Corpus corpus,
                        ReadData(options.data, config.model.vocab_size, /*sequence_length=*/0));
+  std::unique_ptr<TokenTable> tokenizer;
+  if (launch.rank() == 0 && !options.data.tokens.empty()) {
+    MOE_ASSIGN_OR_RETURN(tokenizer, TokenizerOf(settings, run));
+  }
   if (launch.rank() == 0 && !settings.on("quiet")) PrintWarnings(kCommand, run.warnings);
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
@@ -185,8 +221,11 @@ absl::Status RunEval(const Settings& settings, const Launch& launch) {
         const lm::EvaluationReport report,
         lm::Evaluate(config, run.weights, corpus, options.split, std::move(world)));
     if (!first) return absl::OkStatus();
-    const Evaluated evaluated = {
+    Evaluated evaluated = {
         .run = run, .corpus = corpus, .split = settings.text("split").c_str(), .report = report};
+    if (tokenizer != nullptr) {
+      evaluated.text_bytes = TextBytes(corpus.*options.split, report.tokens, *tokenizer);
+    }
     return Print(settings.is("output", "json") ? JsonText(evaluated) : TableText(evaluated));
   };
   const auto inputs = [&]() -> absl::StatusOr<ReadInputs> {

@@ -1,6 +1,8 @@
 // moe generate: text from a checkpoint.
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -19,7 +21,7 @@
 #include "moe/cli/base/stored_run.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/train_options.h"
-#include "moe/cli/generate/utf8_stream.h"
+#include "moe/cli/generate/token_text.h"
 #include "moe/hf/model_rule.h"
 #include "moe/io/file.h"
 #include "moe/lm/generation.h"
@@ -40,14 +42,17 @@ same tokens at any number of ranks, which share one set of experts. On CPUs.
 
   moe generate --checkpoint run/ckpt --prompt 'Once upon'
   moe generate --checkpoint run/ckpt --prompt-file start.txt --temperature 0.8 --top-p 0.95 --seed 7
+  moe generate --checkpoint model --prompt-tokens $(scripts/tokenize.py --tokenizer \
+    model/tokenizer.json --prompt 'Once upon')
   moe generate --checkpoint run/ckpt --prompt-tokens 464,2068 --max-new-tokens 20 -o json
 )";
 
 constexpr char kTail[] =
     R"(
-A model of 256 ids writes bytes: what is no UTF-8 is printed as U+FFFD, and on a terminal control
-characters as \x1b; a pipe or a file gets them as they are. Models of other vocabularies print ids,
-and take them: --prompt-tokens.
+A model with a tokenizer.json prints text, as it comes and in whole characters; scripts/tokenize.py
+makes the ids of a prompt. Without one a model of 256 ids writes bytes, and others print ids.
+What is no UTF-8 is printed as U+FFFD, and on a terminal control characters as \x1b; a pipe or a
+file gets them as they are.
 
 How a token is chosen from logits l
   temperature 0  the largest l, the lowest id where several are
@@ -61,9 +66,9 @@ there is none, its config.json; of the checkpoint of a run its --eos-token-id. -
 Speed, on standard error: prompt, with packing the weights; then tokens a second, and the weights
 that one token reads, times that. GB = 1e9 bytes.
 
--o json: one object, checkpoint, step, prompt_tokens, tokens, text (of bytes), prompt_seconds,
-seconds, tokens_per_s, weight_bytes_per_token, bf16_order ("dot", "tile"; null without products of
-bf16).
+-o json: one object, checkpoint, step, prompt_tokens, tokens, text (unless ids are printed),
+prompt_seconds, seconds, tokens_per_s, weight_bytes_per_token, bf16_order ("dot", "tile"; null
+without products of bf16).
 
 Settings: flags, then the environment (MOE_NAME: capitals, _ for -, without a leading moe-), then
 --config, then defaults.
@@ -112,8 +117,8 @@ Table GenerateSettings(GenerateOptions& options) {
   return t;
 }
 
-// The prompt, from one of the three flags.
-absl::StatusOr<std::vector<int32_t>> PromptOf(const Settings& settings, int64_t vocab_size) {
+// The prompt, from one of the three flags. `of_bytes`: the ids of the model are bytes.
+absl::StatusOr<std::vector<int32_t>> PromptOf(const Settings& settings, bool of_bytes) {
   const char* given = nullptr;
   for (const char* const name : {"prompt", "prompt-file", "prompt-tokens"}) {
     if (!settings.given(name)) continue;
@@ -128,9 +133,11 @@ absl::StatusOr<std::vector<int32_t>> PromptOf(const Settings& settings, int64_t 
         "--prompt is missing, expected a text, --prompt-file or --prompt-tokens");
   }
   if (given == absl::string_view("prompt-tokens")) return NumbersOf(settings, given);
-  if (vocab_size != kBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("--", given, ", expected --prompt-tokens: the ",
-                                                   vocab_size, " ids of this model are no bytes"));
+  if (!of_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", given,
+                     ", expected --prompt-tokens: the ids of this model are no bytes; "
+                     "scripts/tokenize.py --prompt makes them of a text"));
   }
   std::vector<int32_t> ids;
   if (given == absl::string_view("prompt")) {
@@ -159,7 +166,14 @@ class GenerateRun {
     MOE_RETURN_IF_ERROR(Fill(settings_, GenerateSettings(options_)));
     MOE_ASSIGN_OR_RETURN(run_, OpenStoredRun(settings_, launch_));
     lm::GenerationOptions& generation = options_.generation;
-    MOE_ASSIGN_OR_RETURN(generation.prompt, PromptOf(settings_, run_.config.model.vocab_size));
+    MOE_ASSIGN_OR_RETURN(auto tokenizer, TokenizerOf(settings_, run_));
+    const bool of_bytes = tokenizer == nullptr && run_.config.model.vocab_size == kBytes;
+    MOE_ASSIGN_OR_RETURN(generation.prompt, PromptOf(settings_, of_bytes));
+    if (of_bytes) token_text_.emplace(TokenTable::OfBytes());
+    if (tokenizer != nullptr) token_text_.emplace(std::move(*tokenizer));
+    if (token_text_.has_value()) {
+      for (const int32_t token : generation.prompt) token_text_->Take(token);
+    }
     MOE_ASSIGN_OR_RETURN(generation.end_tokens, EndTokens());
     run_.config.model.moe.dispatcher = options_.dispatcher;
     if (launch_.rank() == 0 && !settings_.on("quiet")) {
@@ -182,7 +196,7 @@ class GenerateRun {
       MOE_ASSIGN_OR_RETURN(const lm::GenerationReport report,
                            lm::Generate(run_.config, run_.weights, generation, std::move(world)));
       if (!first) return absl::OkStatus();
-      const std::string rest = utf8_.End();
+      const std::string rest = token_text_.has_value() ? token_text_->End() : "";
       MOE_RETURN_IF_ERROR(Print(as_json() ? JsonText(report, text_ + rest) : rest + "\n"));
       if (!settings_.on("quiet")) PrintAside(SpeedText(report));
       return absl::OkStatus();
@@ -214,11 +228,10 @@ class GenerateRun {
     return inputs;
   }
 
-  bool bytes() const { return run_.config.model.vocab_size == kBytes; }
   bool as_json() const { return settings_.is("output", "json"); }
   // The printed text of a token.
   std::string Shown(int32_t token) {
-    if (bytes()) return utf8_.Take(static_cast<uint8_t>(token));
+    if (token_text_.has_value()) return token_text_->Take(token);
     return absl::StrCat(text_.empty() ? "" : " ", token);
   }
 
@@ -229,7 +242,7 @@ class GenerateRun {
     line["step"] = run_.weights.step;
     line["prompt_tokens"] = options_.generation.prompt;
     line["tokens"] = report.tokens;
-    if (bytes()) line["text"] = text;
+    if (token_text_.has_value()) line["text"] = text;
     line["prompt_seconds"] = report.prompt_seconds;
     line["seconds"] = report.seconds;
     line["tokens_per_s"] = TokensPerSecond(report);
@@ -266,8 +279,8 @@ class GenerateRun {
   const Launch& launch_;
   GenerateOptions options_;
   StoredRun run_;
-  Utf8Stream utf8_;
-  std::string text_;  // text so far
+  std::optional<TokenText> token_text_;  // of the prompt and behind it; none: ids are printed
+  std::string text_;                     // what was printed so far
 };
 
 }  // namespace

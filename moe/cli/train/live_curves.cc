@@ -14,6 +14,7 @@
 #include "moe/checkpoint/run_lock.h"
 #include "moe/cli/base/live_file.h"
 #include "moe/cli/base/program.h"
+#include "moe/cli/base/settings.h"
 #include "moe/io/event_file.h"
 #include "moe/io/file.h"
 #include "moe/lm/step_totals.h"
@@ -181,6 +182,39 @@ void PrometheusFile::Write() {
   PrintWarnings(
       "train",
       {std::string(Prefixed("--metrics-file", StatusOf(error, "write", path_)).message())});
+}
+
+absl::StatusOr<std::unique_ptr<LiveCurves>> LiveCurves::Create(const LiveCurvesOptions& options,
+                                                               EarlierRun earlier) {
+  auto curves = std::unique_ptr<LiveCurves>(new LiveCurves(options));
+  if (const std::string& file = options.metrics_file; !file.empty()) {
+    std::error_code ignored;
+    const auto there = fs::status(file, ignored);
+    if (fs::exists(there) && !fs::is_regular_file(there)) {
+      return WrongFlag("--metrics-file", file, "a file, or nothing there: it is replaced");
+    }
+    MOE_RETURN_IF_ERROR(CheckWritable("--metrics-file", file));
+    curves->prometheus_ = std::make_unique<PrometheusFile>(file, ThisRun().run);
+  }
+  if (options.tensorboard_dir.empty()) return curves;
+  MOE_ASSIGN_OR_RETURN(curves->events_, EventFile::Create(options.tensorboard_dir, earlier));
+  return curves;
+}
+
+absl::Status LiveCurves::Show(const lm::StepMetrics& metrics, absl::Time now) {
+  if (prometheus_ != nullptr) prometheus_->Show(metrics, options_.experts, options_.steps, now);
+  return events_ == nullptr ? absl::OkStatus() : events_->Append(metrics, options_.experts, now);
+}
+
+void LiveCurves::End() {
+  if (prometheus_ != nullptr) prometheus_->End();
+}
+
+std::vector<std::string> LiveCurves::paths() const {
+  std::vector<std::string> paths;
+  if (events_ != nullptr) paths.push_back(events_->path());
+  if (prometheus_ != nullptr) paths.push_back(options_.metrics_file);
+  return paths;
 }
 
 }  // namespace moe::cli

@@ -84,6 +84,31 @@ class PrometheusFile {
   bool warned_ = false;
 };
 
+struct LiveCurvesOptions {
+  std::string tensorboard_dir = {};  // empty: no event file
+  std::string metrics_file = {};     // empty: no text for Prometheus
+  int32_t experts = 0;               // without identity experts
+  int64_t steps = 0;                 // of the run
+};
+
+// The two of a run, each if it has a path.
+class LiveCurves {
+ public:
+  // Errors of EventFile::Create and CheckWritable; kInvalidArgument: --metrics-file is no file.
+  static absl::StatusOr<std::unique_ptr<LiveCurves>> Create(const LiveCurvesOptions& options,
+                                                            EarlierRun earlier);
+  absl::Status Show(const lm::StepMetrics& metrics, absl::Time now);  // errors of EventFile
+  void End();
+  std::vector<std::string> paths() const;
+
+ private:
+  explicit LiveCurves(const LiveCurvesOptions& options) : options_(options) {}
+
+  const LiveCurvesOptions options_;
+  std::unique_ptr<EventFile> events_;
+  std::unique_ptr<PrometheusFile> prometheus_;
+};
+
 }  // namespace moe::cli
 
 #endif  // MOE_MOE_CLI_TRAIN_LIVE_CURVES_H_

@@ -12,13 +12,11 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/strip.h>
 #include <absl/time/clock.h>
 
 #include "comm/hosts.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
-#include "moe/checkpoint/run_lock.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/stop_signal.h"
 #include "moe/cli/base/agreed_ranks.h"
@@ -30,6 +28,7 @@
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/run_status.h"
+#include "moe/cli/base/stored_run.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/base/train_options.h"
@@ -37,10 +36,12 @@
 #include "moe/cli/train/live_curves.h"
 #include "moe/cli/train/placement.h"
 #include "moe/cli/train/progress.h"
+#include "moe/cli/train/reproducing_command.h"
 #include "moe/cli/train/train_report.h"
 #include "moe/hf/hf_model.h"
 #include "moe/io/file.h"
 #include "moe/io/routing_trace.h"
+#include "moe/io/tokenizer_file.h"
 #include "moe/plan/memory.h"
 
 namespace moe::cli {
@@ -61,43 +62,6 @@ absl::StatusOr<lm::Corpus> ReadText(const TrainOptions& options) {
                    train.sequence_length, " ", corpus.unit, "s, expected at least the ", batch,
                    " of one step: give more text, or at most ",
                    std::max<int64_t>(1, sequences / train.micro_batch_size), " --micro-batches"));
-}
-
-// `path`, or "path-2", "path-3" ... where something is there by now.
-std::string FreePath(const std::string& path) {
-  std::string free = path;
-  std::error_code ignored;
-  for (int n = 2; std::filesystem::exists(free, ignored); ++n) free = absl::StrCat(path, "-", n);
-  return free;
-}
-
-// The command line that gives the same run, from the beginning, in folders of its own, also on CPUs
-// for which it would choose another order of bfloat16.
-std::string CommandOf(const Invocation& invocation, Settings settings, const Launch& launch,
-                      const std::optional<BFloat16Order>& order) {
-  const auto replace = [&](const char* name, std::string text) {
-    const Setting& setting = *settings.Find(name);
-    MOE_CHECK(settings.Set(setting, {std::move(text)}, Origin::kFlag, "").ok());
-  };
-  if (order.has_value()) replace("bf16-order", NameOf(*order, kBFloat16OrderWords));
-  const std::string out = settings.text("out"), free_out = FreePath(out);
-  if (!out.empty()) replace("out", free_out);
-  const std::string events = settings.text("tensorboard-dir");
-  if (!events.empty()) replace("tensorboard-dir", FreePath(events));
-  const std::string save = settings.text("save");
-  absl::string_view below = save;
-  if (!out.empty() && absl::ConsumePrefix(&below, absl::StrCat(out, "/"))) {
-    replace("save", absl::StrCat(free_out, "/", below));
-  } else if (!save.empty()) {
-    replace("save", FreePath(save));
-  }
-  const auto skip = [&](const Setting& s) {
-    return s.name == "quiet" || s.name == "verbose" || s.name == "color" || s.name == "output" ||
-           s.name == "log-interval" || s.name == "resume" ||
-           (s.name == "ranks" && launch.plan.processes());
-  };
-  return absl::StrCat(LauncherText(launch), ShellQuote(invocation.program), " train",
-                      FlagsOf(settings, skip));
 }
 
 // A run whose settings are known.
@@ -139,8 +103,9 @@ class TrainRun {
     hooks.on_step = [&](const lm::StepMetrics& metrics) {
       progress.Show(metrics);
       if (status_ != nullptr) status_->Show(metrics);
+      MOE_RETURN_IF_ERROR(KeepTokenizer());
       MOE_RETURN_IF_ERROR(AppendStep(metrics));
-      return ShowCurves(metrics);
+      return curves_->Show(metrics, absl::Now());
     };
     hooks.on_routing = [&](absl::Span<const RoutingTraceRecord> records) {
       return AppendRouting(records);
@@ -258,6 +223,23 @@ class TrainRun {
                            : absl::ResourceExhaustedError(absl::StrCat("the model ", too_big));
   }
 
+  // Checks the tokenizer, and takes the text that the folder of --save is to have.
+  absl::Status PrepareTokenizer() {
+    std::string path = options_.tokenizer;
+    const bool kept = !options_.train.checkpoints.folder.empty();
+    if (!path.empty()) {
+      if (!kept) return WrongFlag("--tokenizer", path, "--save DIR with it, where it is kept");
+      MOE_RETURN_IF_ERROR(OpenTokenizer(path, options_.train.model.vocab_size).status());
+    } else if (!options_.init_from.empty()) {
+      path = TokenizerPathOf(options_.init_from);
+    }
+    if (path.empty() || !kept) return absl::OkStatus();
+    auto file = MappedFile::Open(path);
+    if (!file.ok()) return InputError("--tokenizer", file.status());
+    tokenizer_ = *std::move(file);
+    return absl::OkStatus();
+  }
+
   // Does everything that can be refused, before a rank starts. An existing file keeps its content
   // until there is something to write into it; one created here and not written is removed with its
   // owner.
@@ -289,7 +271,15 @@ class TrainRun {
         options_.train.checkpoints.resume == lm::TrainCheckpoints::Resume::kNone
             ? EarlierRun::kRefused
             : EarlierRun::kContinued;
-    if (speaks()) MOE_RETURN_IF_ERROR(PrepareCurves(earlier));
+    if (speaks()) MOE_RETURN_IF_ERROR(PrepareTokenizer());
+    if (speaks()) {
+      MOE_ASSIGN_OR_RETURN(
+          curves_, LiveCurves::Create({.tensorboard_dir = options_.tensorboard_dir,
+                                       .metrics_file = options_.metrics_file,
+                                       .experts = options_.train.model.moe.router.num_experts,
+                                       .steps = options_.train.steps},
+                                      earlier));
+    }
     if (speaks() && !options_.out.empty()) {
       MOE_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(options_.out, earlier));
       start_line_ = StartLine(Provenance(launch_.device), launch_.world, settings_);
@@ -299,22 +289,6 @@ class TrainRun {
       status_ = std::make_unique<StatusFile>(StatusAtStart(),
                                              std::vector<std::string>{options_.out, save});
     }
-    return absl::OkStatus();
-  }
-
-  absl::Status PrepareCurves(EarlierRun earlier) {
-    const std::string& file = options_.metrics_file;
-    if (!file.empty()) {
-      std::error_code ignored;
-      const auto there = std::filesystem::status(file, ignored);
-      if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
-        return WrongFlag("--metrics-file", file, "a file, or nothing there: it is replaced");
-      }
-      MOE_RETURN_IF_ERROR(CheckWritable("--metrics-file", file));
-      prometheus_ = std::make_unique<PrometheusFile>(file, ThisRun().run);
-    }
-    if (options_.tensorboard_dir.empty()) return absl::OkStatus();
-    MOE_ASSIGN_OR_RETURN(events_, EventFile::Create(options_.tensorboard_dir, earlier));
     return absl::OkStatus();
   }
 
@@ -382,11 +356,13 @@ class TrainRun {
     return metrics_->Append(absl::StrCat(before, StepLine(metrics)));
   }
 
-  absl::Status ShowCurves(const lm::StepMetrics& metrics) {
-    const int32_t experts = options_.train.model.moe.router.num_experts;
-    const absl::Time now = absl::Now();
-    if (prometheus_ != nullptr) prometheus_->Show(metrics, experts, options_.train.steps, now);
-    return events_ == nullptr ? absl::OkStatus() : events_->Append(metrics, experts, now);
+  // With the first step, before the first checkpoint: the folder is this run's now.
+  absl::Status KeepTokenizer() {
+    const MappedFile tokenizer = std::exchange(tokenizer_, MappedFile());
+    if (tokenizer.bytes().empty()) return absl::OkStatus();
+    const std::string& folder = options_.train.checkpoints.folder;
+    const std::string path = (std::filesystem::path(folder) / kTokenizerName).string();
+    return WriteFile("--save", path, tokenizer.text());
   }
 
   // The file and its header are written with the first step: a run that ends before leaves none.
@@ -404,7 +380,7 @@ class TrainRun {
   // measurement.
   absl::Status End(const lm::TrainReport& report) {
     if (metrics_ != nullptr && appended_) MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
-    if (prometheus_ != nullptr) prometheus_->End();
+    curves_->End();
     if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
       PrintWarnings(kCommand, {warning});
     }
@@ -412,12 +388,12 @@ class TrainRun {
   }
 
   RunFacts FactsOf(const lm::TrainReport& report) const {
-    RunFacts facts = {.backend = backend(),
-                      .command = CommandOf(invocation_, settings_, launch_, report.bfloat16_order),
-                      .files = {}};
+    RunFacts facts = {
+        .backend = backend(),
+        .command = ReproducingCommand(invocation_, settings_, launch_, report.bfloat16_order),
+        .files = {}};
     if (metrics_ != nullptr) facts.files.push_back(metrics_->path());
-    if (events_ != nullptr) facts.files.push_back(events_->path());
-    if (prometheus_ != nullptr) facts.files.push_back(options_.metrics_file);
+    for (std::string& path : curves_->paths()) facts.files.push_back(std::move(path));
     if (!options_.record_routing.empty()) facts.files.push_back(options_.record_routing);
     if (!options_.trace.empty()) facts.files.push_back(options_.trace);
     if (report.saved_step >= 0) {
@@ -443,8 +419,8 @@ class TrainRun {
   bool appended_ = false;                   // whether the metrics have a line of this run
   std::atomic<int64_t> stopped_step_ = -1;  // -1: the run took all its steps
   int lost_to_ = 0;
-  std::unique_ptr<EventFile> events_;           // --tensorboard-dir
-  std::unique_ptr<PrometheusFile> prometheus_;  // --metrics-file
+  MappedFile tokenizer_;                // to be kept in --save; empty: none
+  std::unique_ptr<LiveCurves> curves_;  // of rank 0
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<LineFile> routing_;
   std::unique_ptr<StatusFile> status_;  // nullptr: neither --out nor --save

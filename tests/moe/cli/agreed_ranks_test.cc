@@ -126,6 +126,7 @@ TEST(AgreedRanksTest, RowsThatMayDifferAreThese) {
                                                    "resume",
                                                    "tensorboard-dir",
                                                    "threads",
+                                                   "tokenizer",
                                                    "trace",
                                                    "verbose"}));
   EXPECT_THAT(by_content, UnorderedElementsAreArray({"checkpoint", "data", "grad-output",
