@@ -22,6 +22,7 @@ namespace moe {
 namespace {
 
 using Json = nlohmann::json;
+using FirstSpaces = TokenTable::FirstSpaces;
 
 // Gemma's has 33 MB, and two texts for each of 580,000 merges.
 constexpr JsonLimits kLimits = {.max_bytes = int64_t{256} << 20, .max_values = int64_t{1} << 23};
@@ -114,7 +115,7 @@ class Decoder {
     for (const auto& [from, to] : replaced_) token = absl::StrReplaceAll(token, {{from, to}});
     return byte_fallback_ ? FromByteFallback(token) : byte_level_ ? FromByteLevel(token) : token;
   }
-  int64_t first_spaces() const { return first_spaces_; }
+  FirstSpaces first_spaces() const { return first_spaces_; }
 
  private:
   absl::Status Add(absl::string_view file, const Json& step) {
@@ -143,7 +144,7 @@ class Decoder {
       if (from.empty()) return Malformed(file, "a step 'Metaspace' has no 'replacement'");
       replaced_.emplace_back(from, " ");
       const bool keeps = TextOf(step, "prepend_scheme") == "never";
-      if (!keeps) first_spaces_ = std::numeric_limits<int64_t>::max();
+      if (!keeps) first_spaces_ = FirstSpaces::kAllGo;
     } else if (type == "Strip") {
       const Json* const start = Find(step, "start");
       const Json* const stop = Find(step, "stop");
@@ -151,7 +152,7 @@ class Decoder {
                                *start == 1 && (stop == nullptr || *stop == 0);
       if (!first_space) return Unsupported(file, "the decoder strips more than the first space");
       stripped_ = true;
-      first_spaces_ = 1;
+      first_spaces_ = FirstSpaces::kFirstGoes;
     } else {
       return Unsupported(file, "the decoder has a step '", Shown(type),
                          "', expected ByteLevel, Replace, ByteFallback, Fuse, Metaspace or Strip");
@@ -161,7 +162,7 @@ class Decoder {
 
   std::vector<std::pair<std::string, std::string>> replaced_;
   bool byte_level_ = false, byte_fallback_ = false, fused_ = false, stripped_ = false;
-  int64_t first_spaces_ = 0;
+  FirstSpaces first_spaces_ = FirstSpaces::kStay;
 };
 
 absl::StatusOr<int32_t> IdOf(absl::string_view file, const std::string& token, const Json* id) {

@@ -32,8 +32,9 @@ class TokenTable {
   // The bytes of a token; empty for special ones, which are no text, and for ids of no token.
   absl::string_view BytesOf(int32_t id) const;
   int64_t num_ids() const { return tokens_.empty() ? 0 : int64_t{tokens_.back().id} + 1; }
-  // Spaces that are no text where they begin its first token: at most so many.
-  int64_t first_spaces() const { return first_spaces_; }
+  // What becomes of the spaces of a text's first token.
+  enum class FirstSpaces : uint8_t { kStay, kFirstGoes, kAllGo };
+  FirstSpaces first_spaces() const { return first_spaces_; }
 
  private:
   struct Token {
@@ -42,7 +43,7 @@ class TokenTable {
   };
 
   std::vector<Token> tokens_;  // ascending
-  int64_t first_spaces_ = 0;
+  FirstSpaces first_spaces_ = FirstSpaces::kStay;
 };
 
 }  // namespace moe

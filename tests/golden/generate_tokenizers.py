@@ -24,7 +24,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 HARD = ["", " ", "  two  spaces ", "\ta\r\n\n", "\u0000\x1b[31m\x7f", "▁ ▁▁", "<0x41><0xe2>", "<s>", "Ġ Ċ é",
         "👩\u200d👩\u200d👧\u200d👦 🏳️\u200d🌈 🇨🇭", "e\u0301 a\u0308\u0323 ﬁ Å", "שלום עולם", "مرحبا بالعالم", "नमस्ते दुनिया",
         "สวัสดีชาวโลก", "你好，世界", "こんにちは世界", "안녕하세요", "გამარჯობა", "Բարեւ աշխարհ", "ሰላም ልዑል", "ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ", "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈 𠀋",
-        "<|a b|> and <|é|>"]
+        "an <|a b|> and <|é|>"]
 
 
 def catalogs():
@@ -85,7 +85,7 @@ def main():
     draw = random.Random(7)
     for kind in (byte_level, byte_fallback, metaspace):
         tokenizer = kind(lines)
-        tokenizer.add_tokens(["<|a b|>", "<|é|>"])
+        tokenizer.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in ("<|a b|>", "<|é|>")])
         folder = os.path.join(out, kind.__name__)
         os.makedirs(folder, exist_ok=True)
         tokenizer.save(os.path.join(folder, "tokenizer.json"), pretty=False)

@@ -1,17 +1,14 @@
 #include "moe/cli/generate/token_text.h"
 
-#include <algorithm>
-
-#include <absl/strings/string_view.h>
-
 namespace moe::cli {
 
 std::string TokenText::Take(int32_t id) {
-  absl::string_view bytes = table_.BytesOf(id);
+  std::string bytes(table_.BytesOf(id));
   if (!begun_ && !bytes.empty()) {
     begun_ = true;
-    const auto spaces = static_cast<int64_t>(std::min(bytes.find_first_not_of(' '), bytes.size()));
-    bytes.remove_prefix(static_cast<size_t>(std::min(spaces, table_.first_spaces())));
+    using enum TokenTable::FirstSpaces;
+    if (table_.first_spaces() == kFirstGoes && bytes[0] == ' ') bytes.erase(0, 1);
+    if (table_.first_spaces() == kAllGo) std::erase(bytes, ' ');
   }
   std::string text;
   for (const char byte : bytes) text += utf8_.Take(static_cast<uint8_t>(byte));
