@@ -9,16 +9,6 @@
 namespace moe::hf {
 namespace {
 
-Activation ReadActivation(ConfigKeys& keys) {
-  const std::string name = keys.Text("hidden_act", "silu");
-  if (name == "gelu") return Activation::kGeGlu;
-  if (name == "gelu_pytorch_tanh" || name == "gelu_new") return Activation::kGeGluTanh;
-  if (name != "silu" && name != "swish") {
-    keys.Unsupported("hidden_act", absl::StrCat("'", name, "'"), "silu, gelu or gelu_pytorch_tanh");
-  }
-  return Activation::kSwiGlu;
-}
-
 // 0 if the model has no such key.
 int64_t ReadNumber(ConfigKeys& keys, Key key, int64_t fallback, IntegerRange range) {
   if (key.name == nullptr) return 0;
@@ -43,6 +33,16 @@ void ReadRouter(const Family& family, ConfigKeys& keys, RouterConfig& router) {
 }
 
 }  // namespace
+
+Activation ReadActivation(ConfigKeys& keys) {
+  const std::string name = keys.Text("hidden_act", "silu");
+  if (name == "gelu") return Activation::kGeGlu;
+  if (name == "gelu_pytorch_tanh" || name == "gelu_new") return Activation::kGeGluTanh;
+  if (name != "silu" && name != "swish") {
+    keys.Unsupported("hidden_act", absl::StrCat("'", name, "'"), "silu, gelu or gelu_pytorch_tanh");
+  }
+  return Activation::kSwiGlu;
+}
 
 std::vector<bool> EveryLayer(const Family& /*family*/, ConfigKeys& /*keys*/, int64_t layers) {
   return std::vector<bool>(layers, true);

@@ -77,6 +77,9 @@ struct Family {
 absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view document,
                                        absl::FunctionRef<void(const HfConfig&, ConfigKeys&)> more);
 
+// "hidden_act".
+Activation ReadActivation(ConfigKeys& keys);
+
 // Fills config.moe and config.has_experts from the keys.
 void ReadFamily(const Family& family, ConfigKeys& keys, HfConfig& config);
 

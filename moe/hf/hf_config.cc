@@ -11,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/hf/config_keys.h"
 #include "moe/hf/family.h"
+#include "moe/hf/model_rule.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/file.h"
 
@@ -35,6 +36,12 @@ absl::Status UnknownModel(absl::string_view file, absl::string_view model_type) 
   for (const Family& family : Families()) {
     known.push_back(family.model_type);
     if (!family.nested_in.empty()) known.push_back(family.nested_in);
+  }
+  const std::vector<std::string> dense = DenseModelTypes();
+  if (std::find(dense.begin(), dense.end(), model_type) != dense.end()) {
+    return absl::UnimplementedError(
+        absl::StrCat(file, ": model_type is ", model_type,
+                     ", which has no experts: moe train --upcycle E makes them of its networks"));
   }
   return absl::UnimplementedError(absl::StrCat(file, ": model_type is '", Shown(model_type),
                                                "', which is not supported, expected one of ",

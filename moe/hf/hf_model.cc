@@ -11,7 +11,9 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/xxh3.h"
 #include "moe/io/bounded_json.h"
 
 namespace moe::hf {
@@ -41,10 +43,10 @@ absl::StatusOr<bool> AreEqual(const CheckpointTensor& a, const CheckpointTensor&
 
 }  // namespace
 
-absl::StatusOr<HfModel> HfModel::Open(const std::string& folder) {
-  MOE_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(folder));
+absl::StatusOr<HfModel> HfModel::Open(const std::string& folder, const Upcycling& upcycling) {
+  MOE_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(folder, upcycling));
   MOE_ASSIGN_OR_RETURN(Checkpoint files, Checkpoint::Open(folder));
-  HfModel model(folder, std::move(config), std::move(files));
+  HfModel model(folder, std::move(config), std::move(files), upcycling);
   MOE_RETURN_IF_ERROR(model.FindLayouts());
   MOE_RETURN_IF_ERROR(model.UntieDifferent());
   MOE_RETURN_IF_ERROR(model.FindTensors());
@@ -60,6 +62,8 @@ absl::Status HfModel::FindLayouts() {
   if (root != std::end(kRoots)) layout_.root = *root;
   const int64_t shape[] = {model.vocab_size, model.hidden_size};
   MOE_RETURN_IF_ERROR(FindTensor(files_, absl::StrCat(layout_.root, kEmbedding), shape).status());
+  layout_.upcycled = upcycling_.experts > 0;
+  if (layout_.upcycled) return absl::OkStatus();
   layout_.layers.resize(model.num_layers);
   for (int64_t l = 0; l < model.num_layers; ++l) {
     if (!model.has_experts(l)) continue;
@@ -132,9 +136,31 @@ const HfModel::Part* HfModel::Find(const CanonicalTensor& tensor) const {
   return fits ? &found->second : nullptr;
 }
 
+// A dense model has no routers.
+bool HfModel::IsFresh(const CanonicalTensor& tensor) const {
+  return layout_.upcycled && absl::StrContains(tensor.name, ".mlp.gate.");
+}
+
+// To elements of an expert's tensor from `first` on: numbers keyed by its name, as initial weights
+// are (parameter_store.cc), so that no layout shows in them.
+void HfModel::AddNoise(const CanonicalTensor& tensor, int64_t first,
+                       absl::Span<float> values) const {
+  if (upcycling_.noise == 0 || !absl::StrContains(tensor.name, ".mlp.experts.")) return;
+  const std::string name = absl::StrCat(tensor.name, ".noise");
+  RandomKey key = {.seed = upcycling_.seed,
+                   .purpose = RandomPurpose::kInit,
+                   .layer = static_cast<uint32_t>(Xxh3(name.data(), name.size()))};
+  for (float& value : values) {
+    key.item = static_cast<uint64_t>(first / 2);
+    value += static_cast<float>(upcycling_.noise * Normal(key, static_cast<uint32_t>(first % 2)));
+    ++first;
+  }
+}
+
 absl::Status HfModel::LoadBox(const BoxInMemory& held, Parameter& parameter,
                               const ParameterStore& store, Stream& stream) const {
   const CanonicalTensor& tensor = *held.tensor;
+  if (IsFresh(tensor)) return absl::OkStatus();
   const Part* const found = Find(tensor);
   if (found == nullptr) {
     return absl::InvalidArgumentError(
@@ -150,9 +176,10 @@ absl::Status HfModel::LoadBox(const BoxInMemory& held, Parameter& parameter,
     const int64_t each = cols == tensor.cols ? count : 1;  // rows without a gap in the file
     for (int64_t r = 0; r < count; r += each) {
       const int64_t first = (row + r) * tensor.cols + box.col_begin;
+      const auto read = absl::MakeSpan(values).subspan(r * cols, each * cols);
       MOE_RETURN_IF_ERROR(
-          found->whole.file->ReadFloat32(PartOf(found->tensor, first, {each * cols}),
-                                         absl::MakeSpan(values).subspan(r * cols, each * cols)));
+          found->whole.file->ReadFloat32(PartOf(found->tensor, first, {each * cols}), read));
+      AddNoise(tensor, first, read);
     }
     MOE_RETURN_IF_ERROR(
         store.WriteMaster(parameter, values, stream, held.first + (row - box.row_begin) * cols));

@@ -57,6 +57,32 @@ constexpr ModelRule kRules[] = {
      .bias_key = "attention_bias"},
 };
 
+// Models without experts.
+constexpr ModelRule kDenseRules[] = {
+    {.model_type = "llama",
+     .architecture = "LlamaForCausalLM",
+     .assumes_kv_heads = true,
+     .bias_key = "attention_bias",
+     .max_position_embeddings = 2048,
+     .bos_token_id = 1,
+     .eos_token_id = 2},
+    {.model_type = "mistral",
+     .architecture = "MistralForCausalLM",
+     .window_key = "sliding_window",
+     .max_position_embeddings = 131072,
+     .bos_token_id = 1,
+     .eos_token_id = 2},
+    {.model_type = "qwen2",
+     .architecture = "Qwen2ForCausalLM",
+     .chooses_qkv_bias = true,
+     .window_key = "use_sliding_window"},
+    {.model_type = "qwen3",
+     .architecture = "Qwen3ForCausalLM",
+     .qk_norm = lm::QkNorm::kHead,
+     .window_key = "use_sliding_window",
+     .bias_key = "attention_bias"},
+};
+
 constexpr IntegerRange kVocabularies = {1, int64_t{1} << 30};
 constexpr IntegerRange kPositions = {1, int64_t{1} << 40};
 
@@ -75,7 +101,13 @@ class TensorList {
       prefix_ = absl::StrCat("layers.", l, ".");
       AddAttention();
       Add("post_attention_layernorm.weight", {config_.hidden_size});
-      config_.has_experts(l) ? AddExperts(layout_.layers[l]) : AddDense();
+      if (!config_.has_experts(l)) {
+        AddDense();
+      } else if (layout_.upcycled) {
+        AddCopies();
+      } else {
+        AddExperts(layout_.layers[l]);
+      }
     }
     prefix_.clear();
     Add("norm.weight", {config_.hidden_size});
@@ -120,6 +152,19 @@ class TensorList {
     Add("mlp.gate_proj.weight", {width, hidden});
     Add("mlp.up_proj.weight", {width, hidden});
     Add("mlp.down_proj.weight", {hidden, width});
+  }
+
+  void AddCopies() {
+    const int64_t hidden = config_.hidden_size, width = moe_.ffn_hidden_size;
+    for (int32_t e = 0; e < moe_.router.num_experts; ++e) {
+      for (const char* const name : {"gate_proj", "up_proj", "down_proj"}) {
+        const bool down = name == absl::string_view("down_proj");
+        tensors_.push_back(
+            {.name = InFile(absl::StrCat("mlp.", name, ".weight")),
+             .shape = down ? std::vector{hidden, width} : std::vector{width, hidden},
+             .canonical = Canonical(absl::StrCat("mlp.experts.", e, ".", name, ".weight"))});
+      }
+    }
   }
 
   void AddExperts(const TensorLayout& layout) {
@@ -219,6 +264,16 @@ void ReadUse(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfig& mod
   model.eos_token_ids = keys.OneOrMore("eos_token_id", id(rule.eos_token_id));
 }
 
+// What models with experts and dense ones have in common.
+void ReadModel(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfig& model) {
+  model.vocab_size = keys.Integer("vocab_size", std::nullopt, kVocabularies);
+  model.norm_epsilon = static_cast<float>(keys.Real("rms_norm_eps", rule.rms_norm_eps));
+  model.init_std = keys.Real("initializer_range", 0.02);
+  model.tied_embeddings = keys.Bool("tie_word_embeddings", false);
+  ReadAttention(rule, keys, model);
+  ReadUse(rule, keys, model);
+}
+
 ModelTraining ReadTraining(const ModelRule& rule, ConfigKeys& keys, int32_t top_k) {
   ModelTraining training;
   const double coefficient = keys.Real("router_aux_loss_coef", rule.router_aux_loss_coef);
@@ -299,6 +354,12 @@ std::vector<std::string> ModelTypes() {
   return types;
 }
 
+std::vector<std::string> DenseModelTypes() {
+  std::vector<std::string> types;
+  for (const ModelRule& rule : kDenseRules) types.emplace_back(rule.model_type);
+  return types;
+}
+
 const ModelRule* FindModelRule(absl::string_view model_type) {
   for (const ModelRule& rule : kRules) {
     if (rule.model_type == model_type) return &rule;
@@ -332,13 +393,8 @@ absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view file, absl::strin
     lm::TransformerConfig& model = config.model;
     model.moe = layer.moe;
     model.hidden_size = layer.moe.router.hidden_size;
-    model.vocab_size = keys.Integer("vocab_size", std::nullopt, kVocabularies);
-    model.norm_epsilon = static_cast<float>(keys.Real("rms_norm_eps", config.rule->rms_norm_eps));
-    model.init_std = keys.Real("initializer_range", 0.02);
-    model.tied_embeddings = keys.Bool("tie_word_embeddings", false);
-    ReadAttention(*config.rule, keys, model);
+    ReadModel(*config.rule, keys, model);
     ReadLayers(*config.rule, layer.has_experts, keys, model);
-    ReadUse(*config.rule, keys, model);
     config.training = ReadTraining(*config.rule, keys, model.moe.router.top_k);
     config.unread = Unread(keys);
   };
@@ -347,10 +403,50 @@ absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view file, absl::strin
   return config;
 }
 
-absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder) {
+absl::StatusOr<ModelConfig> ParseDenseConfig(absl::string_view file, absl::string_view document,
+                                             const Upcycling& upcycling) {
+  MOE_ASSIGN_OR_RETURN(const auto json,
+                       ParseBoundedJson(file, document, {.non_finite_as_text = true}));
+  if (!json.is_object()) {
+    return absl::DataLossError(absl::StrCat(file, ": the document is no object, expected {...}"));
+  }
+  ConfigKeys keys(std::string(file), "", json);
+  const std::string type = keys.Text("model_type", "");
+  const auto* const rule =
+      std::find_if(std::begin(kDenseRules), std::end(kDenseRules),
+                   [&](const ModelRule& one) { return one.model_type == type; });
+  if (rule == std::end(kDenseRules)) {
+    keys.Unsupported(
+        "model_type", absl::StrCat("'", Shown(type), "'"),
+        absl::StrCat("a dense model to be upcycled: ", absl::StrJoin(DenseModelTypes(), ", ")));
+    return keys.status();
+  }
+  keys.RefuseIfSet("quantization_config", "none: weights as F32, F16, BF16 or F64");
+  keys.RefuseIfSet("mlp_bias", "false");
+  ModelConfig config = {.rule = rule, .layer = {}, .model = {}, .training = {}};
+  lm::TransformerConfig& model = config.model;
+  RouterConfig& router = model.moe.router;
+  router.num_experts = upcycling.experts;
+  router.top_k = std::min(router.top_k, upcycling.experts);
+  router.load_balancing = LoadBalancing::kNone;
+  model.hidden_size = router.hidden_size = keys.Integer("hidden_size", std::nullopt, kWidths);
+  model.num_layers = keys.Integer32("num_hidden_layers", std::nullopt, kLayers);
+  model.moe_layer_freq = upcycling.moe_layer_freq;
+  model.dense_ffn_hidden_size = model.moe.ffn_hidden_size =
+      keys.Integer("intermediate_size", std::nullopt, kWidths);
+  model.moe.activation = ReadActivation(keys);
+  ReadModel(*rule, keys, model);
+  config.training.attention_dropout = keys.Real("attention_dropout", 0);
+  MOE_RETURN_IF_ERROR(keys.status());
+  MOE_RETURN_IF_ERROR(CheckModel(file, model));
+  return config;
+}
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder, const Upcycling& upcycling) {
   const std::string path = absl::StrCat(folder, "/config.json");
   MOE_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-  return ParseModelConfig(path, file.text());
+  return upcycling.experts > 0 ? ParseDenseConfig(path, file.text(), upcycling)
+                               : ParseModelConfig(path, file.text());
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder) {

@@ -42,12 +42,22 @@ struct ModelRule {
   double router_aux_loss_coef = 0.001;
   bool router_jitter = false;  // "router_jitter_noise"
 
-  const Family& family() const;
+  const Family& family() const;  // not of DenseModelTypes
+};
+
+// How a dense model becomes one with experts.
+struct Upcycling {
+  int32_t experts = 0;     // copies of each dense network; 0: the model has experts
+  int moe_layer_freq = 1;  // every N-th layer gets them, the others stay dense
+  double noise = 0;        // standard deviation of what is added to each weight of a copy
+  uint64_t seed = 0;       // of the noise
 };
 
 // "mixtral", "olmoe", "qwen2_moe", "qwen3_moe".
 std::vector<std::string> ModelTypes();
 const ModelRule* FindModelRule(absl::string_view model_type);  // nullptr: none
+// "llama", "mistral", "qwen2", "qwen3": those without experts, for Upcycling.
+std::vector<std::string> DenseModelTypes();
 
 // A tensor of a checkpoint, or a range of one, and the tensor of the reference model with the same
 // elements in the same order.
@@ -64,6 +74,8 @@ struct ModelTensor {
 struct ModelLayout {
   absl::string_view root = "model.";  // one of kRoots
   std::vector<TensorLayout> layers;   // layout of each layer; ignored for dense ones
+  // Experts are copies of a dense network, and their router is in no file; `layers` is ignored.
+  bool upcycled = false;
 };
 
 // Number of experts' tensors plus one a layer, to check that an untrusted configuration does not
@@ -99,8 +111,13 @@ struct ModelConfig {
   std::vector<std::string> unread;
 };
 absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view file, absl::string_view document);
+// The same of a dense model, whose layers get experts: router and top-k are the defaults. Another
+// family, one with experts among them, is kUnimplemented.
+absl::StatusOr<ModelConfig> ParseDenseConfig(absl::string_view file, absl::string_view document,
+                                             const Upcycling& upcycling);
 // The same for config.json in a folder. Also errors of MappedFile::Open.
-absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder);
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder,
+                                            const Upcycling& upcycling = {});
 
 // kInvalidArgument "--num-zero-experts is 1, expected 0" for the first setting that the family
 // cannot express.

@@ -21,7 +21,8 @@ std::vector<std::string> GateNames() {
   return {"deepseek-v3", "gpt-oss", "llama4", "mixtral", "qwen2", "switch", "topk"};
 }
 
-absl::StatusOr<hf::HfModel> hf::HfModel::Open(const std::string& folder) {
+absl::StatusOr<hf::HfModel> hf::HfModel::Open(const std::string& folder,
+                                              const Upcycling& /*upcycling*/) {
   return absl::NotFoundError(absl::StrCat("cannot open '", folder, "'"));
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes golden files of whole models: a tiny random one of each family that `moe train --init-from` reads, as
-transformers saves it, with the logits that transformers computes. README.md describes the files."""
+"""Writes golden files of whole models: a tiny random one of each family that `moe train --init-from` reads, and of each
+dense one that --upcycle does, as transformers saves it, with the logits that transformers computes. README.md describes the files."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ MODELS: dict[str, dict[str, Any]] = {
                   "head_dim": 6, "tie_word_embeddings": True},
 }
 
+# Without experts; the logits in float64, so that losses can be compared closely.
+DENSE: dict[str, dict[str, Any]] = {
+    "llama": {"intermediate_size": 20},
+    "mistral": {"intermediate_size": 20, "head_dim": 6, "sliding_window": None},
+    "qwen2": {"intermediate_size": 20},
+    "qwen3": {"intermediate_size": 20, "head_dim": 6, "tie_word_embeddings": True},
+}
+
 # Also saved as transformers has them in memory, experts in fused tensors: the whole model, or, where the embedding is the
 # output layer, the bare one.
 FUSED = {"mixtral": "whole", "qwen3_moe": "bare"}
@@ -38,7 +46,9 @@ FUSED = {"mixtral": "whole", "qwen3_moe": "bare"}
 
 def make(name: str, seed: int, folder: Path) -> None:
     """Weights of deviation 0.3 and norms around 1: attention and routing far from uniform, no term hidden."""
-    config = CONFIG_MAPPING[name](**SHAPE, **MODELS[name])
+    dense = name in DENSE
+    shape = {key: value for key, value in SHAPE.items() if not (dense and key == "num_experts_per_tok")}
+    config = CONFIG_MAPPING[name](**shape, **(DENSE if dense else MODELS)[name])
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     rng = np.random.Generator(np.random.PCG64(seed))
     with torch.no_grad():
@@ -53,7 +63,7 @@ def make(name: str, seed: int, folder: Path) -> None:
             shutil.copy(Path(other) / "model.safetensors", folder / "fused.safetensors")
     tokens = torch.from_numpy(rng.integers(0, SHAPE["vocab_size"], (1, TOKENS)))
     with torch.no_grad():
-        logits = model(tokens).logits[0]
+        logits = (model.double() if dense else model)(tokens).logits[0].float()
     safetensors.torch.save_file({"tokens": tokens[0].to(torch.int64), "logits": logits.contiguous()},
                                 folder / "io.safetensors")
     (folder / "generation_config.json").unlink(missing_ok=True)
@@ -65,8 +75,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=DATA)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("names", nargs="*", help="default: all")
     args = parser.parse_args()
-    for index, name in enumerate(MODELS):
+    for index, name in enumerate([*MODELS, *DENSE]):
+        if args.names and name not in args.names:
+            continue
         shutil.rmtree(args.out / name, ignore_errors=True)
         make(name, args.seed + index, args.out / name)
 

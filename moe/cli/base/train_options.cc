@@ -267,14 +267,15 @@ std::vector<std::pair<const char*, std::string>> DefaultsOf(const hf::HfModel& h
 }
 
 // How transformers would train the model and this run does not; empty: in no other way.
-std::string OtherTraining(const hf::ModelTraining& training, const Settings& settings) {
+std::string OtherTraining(const hf::ModelTraining& training, const Settings& settings,
+                          bool upcycled) {
   std::vector<std::string> others;
   const auto with = [&](const char* key, double value) {
     if (value != 0) others.push_back(absl::StrCat("with ", key, " ", value));
   };
   with("attention_dropout", training.attention_dropout);
   with("router_jitter_noise", training.router_jitter_noise);
-  if (!training.aux_loss_coeff.has_value() && !settings.given("moe-aux-loss-coeff") &&
+  if (!upcycled && !training.aux_loss_coeff.has_value() && !settings.given("moe-aux-loss-coeff") &&
       !settings.is("moe-router-load-balancing-type", "none")) {
     others.push_back(
         absl::StrCat("without a balance loss, as output_router_logits is false "
@@ -290,20 +291,45 @@ bool Same(const Setting& setting, const std::string& given, const std::string& t
   return absl::SimpleAtof(given, &a) && absl::SimpleAtof(text, &b) && a == b;
 }
 
+// Of a model that is upcycled: what the run chooses, and its files do not say.
+bool IsChosen(absl::string_view name) {
+  return name == "router" || name == "moe-router-topk" || name == "moe-layer-freq" ||
+         name == "moe-shared-expert-intermediate-size" || name == "moe-shared-expert-gate";
+}
+
+// Refuses what would add to the output of the copies.
+absl::Status CheckUpcycling(const Settings& settings) {
+  for (const char* const name : {"moe-shared-expert-intermediate-size", "num-zero-experts"}) {
+    if (settings.integer(name) != 0) return WrongValue(settings, name, "0 with --upcycle");
+  }
+  if (!settings.on("moe-projection-biases")) return absl::OkStatus();
+  return WrongValue(settings, "moe-projection-biases",
+                    "false with --upcycle: the dense networks have none");
+}
+
 // Sets the model's settings to what the folder of --init-from says, as a preset, and warns of what
 // this run does otherwise; nothing without the flag. kInvalidArgument, naming the setting, where
 // another value was given; errors of hf::HfModel::Open, whose files say whether embeddings are
 // tied.
 absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warnings) {
-  if (settings.empty("init-from")) return absl::OkStatus();
+  if (settings.given("upcycle-noise") && settings.empty("upcycle")) {
+    return WrongValue(settings, "upcycle-noise", "--upcycle E with it");
+  }
+  if (settings.empty("init-from")) {
+    if (settings.empty("upcycle")) return absl::OkStatus();
+    return WrongValue(settings, "upcycle", "--init-from DENSE with it");
+  }
   const std::string folder = settings.text("init-from");
-  const auto model = hf::HfModel::Open(folder);
+  const hf::Upcycling upcycling = UpcyclingOf(settings);
+  const auto model = hf::HfModel::Open(folder, upcycling);
   if (!model.ok()) return InputError("--init-from", model.status());
+  if (upcycling.experts > 0) MOE_RETURN_IF_ERROR(CheckUpcycling(settings));
   const auto set = [&](const char* name, std::string text) {
     return settings.Set(*settings.Find(name), {std::move(text)}, Origin::kPreset,
                         absl::StrCat("--init-from ", folder));
   };
   for (auto& [name, text] : SettingsOf(model->config())) {
+    if (upcycling.experts > 0 && IsChosen(name)) continue;
     if (settings.given(name) && !Same(*settings.Find(name), settings.text(name), text)) {
       return WrongValue(settings, name, absl::StrCat(text, ", as --init-from ", folder, " has it"));
     }
@@ -315,7 +341,7 @@ absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warning
   for (const std::string& warning : model->warnings()) {
     warnings.push_back(absl::StrCat("--init-from: ", warning));
   }
-  const std::string others = OtherTraining(model->training(), settings);
+  const std::string others = OtherTraining(model->training(), settings, upcycling.experts > 0);
   if (!others.empty()) {
     warnings.push_back(absl::StrCat("--init-from ", folder, ": transformers would train ", others));
   }
@@ -349,6 +375,14 @@ absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
   return settings;
 }
 
+hf::Upcycling UpcyclingOf(const Settings& settings) {
+  if (settings.empty("upcycle")) return {};
+  return {.experts = settings.integer("upcycle"),
+          .moe_layer_freq = settings.integer("moe-layer-freq"),
+          .noise = settings.real("upcycle-noise"),
+          .seed = settings.seed("seed")};
+}
+
 absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const World& world) {
   TrainOptions options;
   MOE_RETURN_IF_ERROR(Fill(settings, TrainSettings(options)));
@@ -359,6 +393,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const Wo
   MOE_RETURN_IF_ERROR(CheckTraceSteps(settings, options.train));
   MOE_ASSIGN_OR_RETURN(options.fault, FaultOf(settings, world.ranks));
   MOE_RETURN_IF_ERROR(CheckDataFiles(options.data, options.train.model.vocab_size));
+  options.upcycling = UpcyclingOf(settings);
   return options;
 }
 

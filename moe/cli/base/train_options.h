@@ -15,6 +15,7 @@
 #include "moe/cli/base/data_files.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
+#include "moe/hf/model_rule.h"
 #include "moe/lm/training_loop.h"
 
 namespace moe::cli {
@@ -23,6 +24,7 @@ struct TrainOptions {
   lm::TrainConfig train;
   DataFiles data;
   std::string init_from;        // empty: random weights
+  hf::Upcycling upcycling;      // with experts: init_from is dense
   std::string tokenizer;        // empty: that of init_from, if it has one
   std::string out;              // empty: no files
   std::string tensorboard_dir;  // empty: no event file
@@ -54,6 +56,9 @@ std::vector<std::pair<const char*, std::string>> SettingsOf(const lm::Transforme
 absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
                                            absl::Span<const std::string> environment,
                                            std::vector<std::string>& warnings);
+
+// --upcycle, --upcycle-noise and what they are of; without experts if they are not given.
+hf::Upcycling UpcyclingOf(const Settings& settings);
 
 // Finds every error that can be found without reading the text: kInvalidArgument with flag, value
 // and nearest valid choice.

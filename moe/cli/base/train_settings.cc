@@ -21,8 +21,18 @@ void AddData(TrainOptions& options, const SettingRows& rows, Table& t) {
   AddDataSettings(options.data, t);
   t.Add("--init-from DIR", &options.init_from,
         "start with the weights of a public model of the family mixtral, olmoe, qwen2_moe or "
-        "qwen3_moe: config.json, which sets the model, and safetensors")
+        "qwen3_moe, or a dense one with --upcycle: config.json, which sets the model, and "
+        "safetensors")
       .Roles(kOfOneRun | kByContent);
+  t.Add("--upcycle E", Kind::kInteger,
+        "with --init-from of a dense llama, mistral, qwen2 or qwen3: E experts a layer, copies of "
+        "its network, and new routers (docs/checkpoint.md)")
+      .Within(1, 4096, "1 to 4096")
+      .Roles(kOfOneRun);
+  t.Add("--upcycle-noise X", {Kind::kReal, "0"},
+        "standard deviation of what is added to each weight of each copy, by --seed")
+      .Least(0)
+      .Roles(kOfOneRun);
   t.Add("--tokenizer FILE", &options.tokenizer,
         "tokenizer.json that made the ids of --tokens: it is kept in the folder of --save, where "
         "moe generate, eval and ckpt export find it; default: that of --init-from")

@@ -248,7 +248,7 @@ class TrainRun {
     MOE_RETURN_IF_ERROR(CheckMemory());
     MOE_ASSIGN_OR_RETURN(corpus_, ReadText(options_));
     if (!options_.init_from.empty()) {
-      auto model = hf::HfModel::Open(options_.init_from);
+      auto model = hf::HfModel::Open(options_.init_from, options_.upcycling);
       if (!model.ok()) return InputError("--init-from", model.status());
       start_ = *std::move(model);
     }

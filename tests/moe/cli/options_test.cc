@@ -233,7 +233,8 @@ TEST(SettingsTest, RowsWithTheNameOfAFlagHaveAFlagAndFlagsHaveRows) {
     const bool compared = !setting.flag_only && !setting.is(kPerRank | kByContent | kPlacement);
     if (compared && rows.count(setting.name) == 0) without.push_back(setting.name);
   }
-  EXPECT_THAT(without, ElementsAre("tokens-dtype",  // the hash of the text has it
+  EXPECT_THAT(without, ElementsAre("tokens-dtype",              // the hash of the text has it
+                                   "upcycle", "upcycle-noise",  // of initial weights
                                    "train-batch-size", "gradient-accumulation-steps",
                                    // Their rows have the names of fields, which checkpoints hold.
                                    "init-method-std", "dense-ffn-hidden-size",

@@ -18,7 +18,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/run/session.h"
-#include "tests/moe/hf/golden_model.h"
+#include "tests/moe/hf/golden_run.h"
 #include "tests/moe/io/io_test.h"
 #include "tests/moe/lm/transformer_harness.h"
 #include "tests/moe/status_is.h"
@@ -38,39 +38,6 @@ HfModel OpenGolden(const std::string& family) {
   return *std::move(model);
 }
 
-struct GoldenRun {
-  std::vector<int32_t> tokens;
-  std::vector<float> logits;  // [T, V]
-};
-
-GoldenRun ReadRun(const std::string& family) {
-  const auto file = SafetensorsFile::Open(GoldenFolder(family) + "/io.safetensors");
-  EXPECT_TRUE(file.ok()) << file.status();
-  GoldenRun run;
-  const SafetensorsTensor& tokens = *file->Find("tokens");
-  std::vector<int64_t> ids(tokens.num_elements);
-  std::memcpy(ids.data(), file->Data(tokens).data(), tokens.size_bytes);
-  run.tokens.assign(ids.begin(), ids.end());
-  run.logits.resize(file->Find("logits")->num_elements);
-  EXPECT_TRUE(file->ReadFloat32(*file->Find("logits"), absl::MakeSpan(run.logits)).ok());
-  return run;
-}
-
-// The losses of all tokens, should `target` follow each of them.
-template <typename T>
-std::vector<float> Losses(lm::Stage<T>& model, const Context& context,
-                          const std::vector<int32_t>& tokens, int32_t target) {
-  const std::vector<int32_t> targets(tokens.size(), target);
-  const int64_t offsets[] = {0, static_cast<int64_t>(tokens.size())};
-  std::vector<float> losses(tokens.size());
-  const absl::Status status = ::moe::testing::RunPasses(
-      model,
-      {.context = context, .batch = {.sequence_offsets = offsets, .mode = Mode::kEvaluation}},
-      {tokens, targets, absl::MakeSpan(losses)});
-  EXPECT_TRUE(status.ok()) << status;
-  return losses;
-}
-
 class HfModelGolden : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Families, HfModelGolden, ::testing::ValuesIn(ModelTypes()),
                          [](const auto& of) { return of.param; });
@@ -85,9 +52,7 @@ TEST_P(HfModelGolden, HasTheLogitsOfTransformers) {
   for (int64_t v = 0; v < vocab; ++v) {
     const auto losses = Losses(*rank.model, rank.context(), golden.tokens, static_cast<int32_t>(v));
     for (size_t t = 0; t < losses.size(); ++t) {
-      double sum = 0;
-      for (int64_t w = 0; w < vocab; ++w) sum += std::exp(double{golden.logits[t * vocab + w]});
-      ASSERT_NEAR(losses[t], std::log(sum) - double{golden.logits[t * vocab + v]}, 1e-4)
+      ASSERT_NEAR(losses[t], GoldenLoss(golden, vocab, t, v), 1e-4)
           << "token " << t << ", logit " << v;
     }
   }
