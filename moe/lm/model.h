@@ -17,8 +17,8 @@
 
 namespace moe::lm {
 
-// The chunks of this rank's stage: part i of P has layers [first_layer(i, P), first_layer(i + 1, P)), the first part
-// the embedding, too, and the last one the output layer.
+// The chunks of this rank's stage: part i of P has layers [first_layer(i, P), first_layer(i + 1,
+// P)), the first part the embedding, too, and the last one the output layer.
 template <typename T>
 class Model final : public TrainedModule {
  public:

@@ -45,8 +45,8 @@ struct TransformerConfig {
   MoeLayerConfig moe = {};            // router.hidden_size is filled in
   // What is computed again just before its backward, for memory; the same bits.
   Recompute recompute = Recompute::kNone;
-  // Layers of each part of a pipeline, in the order of PipelineShape's parts; empty: as even as they
-  // can be. The same bits.
+  // Layers of each part of a pipeline, in the order of PipelineShape's parts; empty: as even as
+  // they can be. The same bits.
   std::vector<int32_t> pipeline_layout = {};
   // Not read by any pass, but by users of the model: the longest sequence (0: that of training),
   // and ids of the tokens that begin and that end a text.
