@@ -111,7 +111,7 @@ constexpr Meaning kMeanings[] = {
     {kRefused, "apply-layernorm-1p", "weights of a norm begin at 1"},
     {kRefused, "multi-latent-attention", "attention has queries, keys and values of a head each"},
     {kRefused, "mtp-num-layers *", "one token is predicted"},
-    {kRefused, "moe-use-upcycling", "a dense model is not made into one of experts"},
+    {kRefused, "moe-use-upcycling", "--init-from DENSE --upcycle E"},
     {kRefused, "moe-router-force-load-balancing", "moe sweep --routing uniform measures that"},
     {kRefused, "moe-eval-capacity-factor *", "evaluation has the capacity of training"},
     {kRefused, "moe-min-capacity *", "capacity is ceil(T K X / E), docs/routing.md"},
@@ -123,7 +123,7 @@ constexpr Meaning kMeanings[] = {
     {kRefused, "grad-reduce-in-bf16", kFloat32},
     // Ranks.
     {kRefused, "num-layers-per-virtual-pipeline-stage *",
-     "--vp chunks of a stage have num-layers / (PP VP) layers each, or those of --pipeline-layout"},
+     "--vp N makes chunks of num-layers / (PP VP) layers, or of --pipeline-layout"},
     {kRefused,
      "pipeline-model-parallel-layout *, decoder-first-pipeline-num-layers *, "
      "decoder-last-pipeline-num-layers *",

@@ -26,8 +26,8 @@ std::string HashText(uint64_t hash);
 
 // Objects on one line, without the line's end. Numbers in the units of their names; floats are
 // written so that reading them gives the same bits. Key order as listed:
-//   schema ("moe.train/1"), provenance, ranks, backend, line ("moe train" with its flags), settings (by name, as texts, those without
-//   a value left out: an object that --config takes)
+//   schema ("moe.train/1"), provenance, ranks, backend, line ("moe train" with its flags), settings
+//   (by name, as texts, those without a value left out: an object that --config takes)
 std::string StartLine(const Facts& provenance, const World& world, const Settings& settings);
 //   step, loss, loss_hex, val_loss, val_loss_hex (null between validation passes), lr, grad_norm
 //   (null: not finite), loss_scale (null: the dtype needs none), skipped (true: the gradients
