@@ -29,7 +29,7 @@ library=(comm/{bootstrap,hosts} kernels/base/{caught,log,printable,rng,xxh3}
   moe/io/{bounded_json,checkpoint,file,file_system,file_work,routing_trace,safetensors,safetensors_header,tokenizer_file}
   moe/lm/{data_kind,tokens,train_settings,transformer_config} moe/run/settings moe/train/trainer_options)
 program=(moe/cli/base/{common_settings,config_file,data_files,deepspeed,exit_code,fault_settings,flags}
-  moe/cli/base/{foreign_flags,program,run_status,settings,terminal,trace_file,train_options,train_settings}
+  moe/cli/base/{foreign_flags,live_file,program,run_status,settings,terminal,trace_file,train_options,train_settings}
   moe/cli/debug/flight_{analysis,files} moe/cli/generate/{token_text,utf8_stream} moe/cli/launch/{hosts,process})
 results=(moe/cli/measure/{bench_row,fail_if,layer_bench,routing_spec,statistics,sweep_row,tables}
   moe/cli/report/{format,inputs,rows} moe/cli/sweep/axis)
