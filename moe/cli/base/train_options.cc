@@ -312,7 +312,7 @@ absl::Status CheckUpcycling(const Settings& settings) {
 // another value was given; errors of hf::HfModel::Open, whose files say whether embeddings are
 // tied.
 absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warnings) {
-  if (settings.given("upcycle-noise") && settings.empty("upcycle")) {
+  if (settings.real("upcycle-noise") != 0 && settings.empty("upcycle")) {
     return WrongValue(settings, "upcycle-noise", "--upcycle E with it");
   }
   if (settings.empty("init-from")) {
