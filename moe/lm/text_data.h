@@ -125,8 +125,12 @@ class SequenceBatch {
   int64_t size() const { return count_ * length_; }  // tokens
   absl::Span<const int32_t> tokens() const { return Filled(absl::MakeConstSpan(tokens_)); }
   // Those of tokens that have a loss, all or loss_rows().
-  absl::Span<const int32_t> targets() const { return absl::MakeConstSpan(targets_).first(losses_); }
-  absl::Span<float> row_loss() { return absl::MakeSpan(row_loss_).first(losses_); }
+  absl::Span<const int32_t> targets() const {
+    return absl::MakeConstSpan(targets_).first(static_cast<size_t>(losses_));
+  }
+  absl::Span<float> row_loss() {
+    return absl::MakeSpan(row_loss_).first(static_cast<size_t>(losses_));
+  }
   absl::Span<const int32_t> loss_rows() const { return loss_rows_; }
   // The sequences as one micro-batch; borrows memory of this object.
   Batch batch(int64_t step, Mode mode) const {

@@ -30,7 +30,9 @@ inline absl::StatusOr<RowSubset> MakeRowSubset(absl::Span<const int32_t> rows, i
   RowSubset subset;
   MOE_ASSIGN_OR_RETURN(const auto places, pass.kept_host().Array<int32_t>(whole));
   std::fill(places.begin(), places.end(), -1);
-  for (size_t i = 0; i < rows.size(); ++i) places[rows[i]] = static_cast<int32_t>(i);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    places[static_cast<size_t>(rows[i])] = static_cast<int32_t>(i);
+  }
   MOE_ASSIGN_OR_RETURN(subset.rows, KeptOnDevice<int32_t>(rows, pass));
   MOE_ASSIGN_OR_RETURN(subset.places, KeptOnDevice<int32_t>(places, pass));
   return subset;
