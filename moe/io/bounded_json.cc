@@ -7,8 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
 
 #include <nlohmann/json.hpp>
 
@@ -246,6 +248,31 @@ class Builder : public JsonEvents {
   std::string key_;
 };
 
+// Positions inside one line name line 1; replaces it by the line of the file.
+absl::Status AtLine(int64_t line, const absl::Status& status) {
+  constexpr absl::string_view kFirst = "(line 1, ";
+  const absl::string_view message = status.message();
+  const size_t at = message.rfind(kFirst);
+  if (at == message.npos) return status;
+  return absl::Status(status.code(), absl::StrCat(message.substr(0, at), "(line ", line, ", ",
+                                                  message.substr(at + kFirst.size())));
+}
+
+// A document with a row on each line: the first line that is not blank is a whole object, and more
+// follows.
+bool IsLines(absl::string_view document) {
+  document = absl::StripAsciiWhitespace(document);
+  const size_t end = document.find('\n');
+  if (end == document.npos || document.front() != '{') return false;
+  return absl::StripTrailingAsciiWhitespace(document.substr(0, end)).back() == '}';
+}
+
+absl::Status ReadRows(absl::string_view file, absl::string_view document, const JsonLimits& limits,
+                      OnValue on_row) {
+  Builder builder(Builder::Values::kElements, on_row);
+  return ReadJsonEvents(file, document, limits, builder);
+}
+
 }  // namespace
 
 absl::Status ReadJsonEvents(absl::string_view file, absl::string_view document,
@@ -289,8 +316,15 @@ absl::StatusOr<Json> ParseBoundedJson(absl::string_view file, absl::string_view 
 
 absl::Status ReadJsonRows(absl::string_view file, absl::string_view document,
                           const JsonLimits& limits, OnValue on_row) {
-  Builder builder(Builder::Values::kElements, on_row);
-  return ReadJsonEvents(file, document, limits, builder);
+  if (!IsLines(document)) return ReadRows(file, document, limits, on_row);
+  int64_t number = 0;
+  for (const absl::string_view line : absl::StrSplit(document, '\n')) {
+    ++number;
+    if (absl::StripAsciiWhitespace(line).empty()) continue;
+    const absl::Status status = ReadRows(file, line, limits, on_row);
+    if (!status.ok()) return AtLine(number, status);
+  }
+  return absl::OkStatus();
 }
 
 std::optional<int64_t> IntegerWithin(const Json& value, int64_t least, int64_t most) {

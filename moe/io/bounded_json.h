@@ -57,8 +57,8 @@ absl::StatusOr<nlohmann::json> ParseBoundedJson(absl::string_view file, absl::st
                                                 const JsonLimits& limits = {});
 
 // Passes each row to `on_row` as it ends, so that errors in a row are reported at its position.
-// Rows are the elements of a list, or the document itself if it is no list. Errors as above, and
-// those of `on_row`.
+// Rows are the elements of a list, the lines of a document whose first one is a whole object, each
+// within `limits`, or the document itself. Errors as above, and those of `on_row`.
 absl::Status ReadJsonRows(absl::string_view file, absl::string_view document,
                           const JsonLimits& limits,
                           absl::FunctionRef<absl::Status(nlohmann::json row)> on_row);

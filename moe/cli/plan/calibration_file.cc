@@ -7,7 +7,6 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
-#include <absl/strings/str_split.h>
 
 #include <nlohmann/json.hpp>
 
@@ -167,18 +166,10 @@ absl::StatusOr<CalibrationFile> ReadCalibration(absl::Span<const std::string> pa
   for (const std::string& path : paths) {
     const auto file = MappedFile::Open(path);
     if (!file.ok()) return InputError("--calibrate", file.status());
-    const auto add = [&](absl::string_view text) {
-      return ReadJsonRows(path, text, {}, [&](const Json& row) { return reader.Add(row); });
+    const auto add = [&](const Json& row) {
+      return reader.Add(row);
     };
-    const absl::string_view text = file->text();
-    absl::Status status;
-    if (absl::StripLeadingAsciiWhitespace(text).substr(0, 1) == "{") {
-      for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipWhitespace())) {
-        if (status = add(line); !status.ok()) break;
-      }
-    } else {
-      status = add(text);
-    }
+    const absl::Status status = ReadJsonRows(path, file->text(), {}, add);
     if (!status.ok()) return InputError("--calibrate", status);
   }
   CalibrationFile file = reader.Take();

@@ -279,40 +279,6 @@ absl::Status AddRow(const Json& object, Run& run) {
 constexpr int64_t kMaxBytes = int64_t{256} << 20;
 constexpr JsonLimits kLimits = {.max_bytes = kMaxBytes, .max_values = int64_t{1} << 23};
 
-absl::Status ReadDocument(absl::string_view file, absl::string_view document, Run& run) {
-  return ReadJsonRows(file, document, kLimits, [&](const Json& row) { return AddRow(row, run); });
-}
-
-// Positions inside one line name line 1; replaces it by the line of the file.
-absl::Status AtLine(int64_t line, const absl::Status& status) {
-  constexpr absl::string_view kFirst = "(line 1, ";
-  const absl::string_view message = status.message();
-  const size_t at = message.rfind(kFirst);
-  if (at == message.npos) return status;
-  return absl::Status(status.code(), absl::StrCat(message.substr(0, at), "(line ", line, ", ",
-                                                  message.substr(at + kFirst.size())));
-}
-
-absl::Status ReadLines(absl::string_view file, absl::string_view document, Run& run) {
-  int64_t number = 0;
-  for (const absl::string_view line : absl::StrSplit(document, '\n')) {
-    ++number;
-    if (absl::StripAsciiWhitespace(line).empty()) continue;
-    const absl::Status status = ReadDocument(file, line, run);
-    if (!status.ok()) return AtLine(number, status);
-  }
-  return absl::OkStatus();
-}
-
-// A document with a row on each line: the first line that is not blank is a whole object, and more
-// follows.
-bool IsLines(absl::string_view document) {
-  document = absl::StripAsciiWhitespace(document);
-  const size_t end = document.find('\n');
-  if (end == document.npos || document.front() != '{') return false;
-  return absl::StripTrailingAsciiWhitespace(document.substr(0, end)).back() == '}';
-}
-
 }  // namespace
 
 absl::StatusOr<Run> ParseRun(absl::string_view file, absl::string_view document) {
@@ -326,8 +292,10 @@ absl::StatusOr<Run> ParseRun(absl::string_view file, absl::string_view document)
   if (absl::StripAsciiWhitespace(document).empty()) {
     return absl::DataLossError(absl::StrCat(file, ": holds no rows (line 1)"));
   }
-  MOE_RETURN_IF_ERROR(IsLines(document) ? ReadLines(file, document, run)
-                                        : ReadDocument(file, document, run));
+  const auto add = [&](const Json& row) {
+    return AddRow(row, run);
+  };
+  MOE_RETURN_IF_ERROR(ReadJsonRows(file, document, kLimits, add));
   if (run.bench.empty() && run.sweep.empty() && run.steps.empty()) {
     return absl::DataLossError(absl::StrCat(
         file, run.totals.has_value() ? ": holds no steps (line 1)" : ": holds no rows (line 1)"));

@@ -18,6 +18,7 @@
 namespace moe::cli {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr char kModel[] =
@@ -152,7 +153,7 @@ TEST_F(CalibrationFileTest, WhatIsMissingOrOfAnotherMachineIsRefused) {
   std::string other = Call("memcpy", 1e6, 9);
   other.replace(other.find(R"("cpu": "c")"), 10, R"("cpu": "d")");
   EXPECT_THAT(std::string(Read(all + other).status().message()),
-              HasSubstr("'cpu' is d, in rows before c"));
+              AllOf(HasSubstr("'cpu' is d, in rows before c"), HasSubstr("(line 5, ")));
   EXPECT_THAT(std::string(Read(Call("memcpy", 0, 1)).status().message()),
               HasSubstr("'size_bytes' is 0, expected a number above 0"));
   EXPECT_THAT(std::string(Read("{\"op\": 3}").status().message()), HasSubstr("'op' is 3"));
