@@ -16,6 +16,7 @@
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/train_options.h"
 #include "moe/cli/measure/machine_memory.h"
+#include "moe/cli/measure/statistics.h"
 #include "moe/cli/measure/tables.h"
 #include "moe/lm/training_loop.h"
 
@@ -69,13 +70,10 @@ PlannerError PlannerErrorOf(const std::vector<PlanRow>& rows) {
     errors.push_back(100 * std::abs(row.candidate.time.total() / seconds.back() - 1));
   }
   if (errors.empty()) return {};
-  std::sort(errors.begin(), errors.end());
-  const size_t middle = errors.size() / 2;
-  const double upper = errors[middle];
-  return {
-      .median_pct = errors.size() % 2 == 1 ? upper : (errors[middle - 1] + upper) / 2,
-      .most_pct = errors.back(),
-      .first_pct = 100 * (seconds.front() / *std::min_element(seconds.begin(), seconds.end()) - 1)};
+  const measure::Statistics error = measure::Describe(errors);
+  return {.median_pct = error.p50,
+          .most_pct = error.max,
+          .first_pct = 100 * (seconds.front() / measure::Describe(seconds).min - 1)};
 }
 
 std::string CheckText(const std::vector<PlanRow>& rows) {

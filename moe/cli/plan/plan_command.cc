@@ -238,9 +238,7 @@ class PlanRun {
   std::string RefusedText() const {
     std::string text;
     for (const PlanRow& row : too_big_) {
-      const MeshShape& mesh = row.candidate.layout.mesh;
-      text += fmt::format("too big      {}x{}x{} {}\n", mesh.pipeline, mesh.tensor, mesh.expert,
-                          row.reason);
+      text += fmt::format("too big      {} {}\n", MeshText(row.candidate.layout.mesh), row.reason);
     }
     if (result_.too_big.size() > too_big_.size()) {
       text += fmt::format("             and {} more meshes\n",

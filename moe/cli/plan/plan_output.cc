@@ -10,10 +10,6 @@ using measure::Fields;
 
 constexpr double kGib = 0x1p30;
 
-std::string MeshText(const MeshShape& mesh) {
-  return fmt::format("{}x{}x{}", mesh.pipeline, mesh.tensor, mesh.expert);
-}
-
 std::string ScheduleText(const plan::Layout& layout) {
   if (layout.mesh.pipeline == 1) return "-";
   const std::string name = NameOf(layout.schedule, kScheduleWords);
@@ -21,6 +17,10 @@ std::string ScheduleText(const plan::Layout& layout) {
 }
 
 }  // namespace
+
+std::string MeshText(const MeshShape& mesh) {
+  return fmt::format("{}x{}x{}", mesh.pipeline, mesh.tensor, mesh.expert);
+}
 
 std::string TooBigText(const plan::MemoryEstimate& memory, double limit_bytes) {
   const auto [kind, bytes] = plan::MostMemory(memory);

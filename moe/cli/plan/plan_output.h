@@ -26,6 +26,9 @@ struct PlanRow {
   std::optional<MeasuredStep> measured = {};
 };
 
+// "2x1x8": PP, TP and EP.
+std::string MeshText(const MeshShape& mesh);
+
 // "needs 120.4 GiB of 80.0, most of it 64.0 of optimiser".
 std::string TooBigText(const plan::MemoryEstimate& memory, double limit_bytes);
 

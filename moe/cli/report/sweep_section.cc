@@ -8,6 +8,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "moe/cli/measure/statistics.h"
 #include "moe/cli/report/charts.h"
 #include "moe/cli/report/format.h"
 #include "moe/cli/report/labels.h"
@@ -209,7 +210,7 @@ class SweepCharts {
     }
     for (XySeries& s : chart.series) {
       std::stable_sort(s.points.begin(), s.points.end(),
-                       [](const XyPoint& a, const XyPoint& b) { return a.x < b.x; });
+                       [](const XyPoint& left, const XyPoint& right) { return left.x < right.x; });
     }
     chart.text.LeaveOut(series_names_[a].size() - chart.series.size(), series_names_[a].size(),
                         "series", kInTable);
@@ -280,6 +281,8 @@ class SweepCharts {
     const measure::MeanSd least = loss(&best);
     const bool alone = points.size() < 2;
     const measure::MeanSd next = alone ? measure::MeanSd{kNone, kNone} : loss(points[1]);
+    const double noise = measure::NoiseOfDifference(measure::SampleOf(least.mean, least.sd),
+                                                    measure::SampleOf(next.mean, next.sd));
     return {TableCell::Number(best.row().compute()),
             TableCell::Count(static_cast<double>(points.size())),
             TableCell::Text(best.name),
@@ -287,7 +290,7 @@ class SweepCharts {
             TableCell::Number(least.sd, 2),
             TableCell::Text(alone ? "" : points[1]->name),
             TableCell::Number(next.mean - least.mean, 2),
-            TableCell::Number(1.96 * std::hypot(least.sd, next.sd), 2),
+            TableCell::Number(noise, 2),
             TableCell::Text(TrainLine(best.row()))};
   }
 
