@@ -10,6 +10,8 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/base/status_macros.h"
+#include "moe/hf/hf_model.h"
 #include "moe/io/safetensors.h"
 #include "tests/moe/hf/golden_model.h"
 #include "tests/moe/lm/transformer_harness.h"
@@ -53,6 +55,21 @@ template <typename T>
 std::vector<float> Losses(lm::Stage<T>& model, const Context& context,
                           const std::vector<int32_t>& tokens, int32_t target) {
   return Losses(model, context, tokens, std::vector<int32_t>(tokens.size(), target));
+}
+
+// Ranks that share the experts of a model have the losses of one, bit for bit.
+inline void ExpectTheBitsOfOneRankOnTwo(const HfModel& hf, const std::vector<int32_t>& tokens) {
+  ::moe::testing::OneRank<float> one(hf.config());
+  ASSERT_TRUE(hf.Load(one.store, one.session->context()).ok());
+  const std::vector<float> expected = Losses(*one.model, one.context(), tokens, 3);
+  ::moe::testing::RunSessions(2, {.mesh = {.expert = 2}}, [&](Session& session) -> absl::Status {
+    ParameterStore store(DType::kFloat32, 3);
+    MOE_ASSIGN_OR_RETURN(const auto model,
+                         lm::Stage<float>::Create(hf.config(), store, session.context()));
+    MOE_RETURN_IF_ERROR(hf.Load(store, session.context()));
+    EXPECT_EQ(Losses(*model, session.context(), tokens, 3), expected);
+    return absl::OkStatus();
+  });
 }
 
 // Minus the logarithm of the probability that transformers gives `target` behind token t.

@@ -93,20 +93,7 @@ TEST_P(HfModelGolden, ConfigurationsAreWrittenAsTheyAreRead) {
 }
 
 TEST(HfModel, RanksThatShareExpertsHaveTheBitsOfOne) {
-  const HfModel hf = OpenGolden("mixtral");
-  const GoldenRun golden = ReadRun("mixtral");
-  ::moe::testing::OneRank<float> one(hf.config());
-  ASSERT_TRUE(hf.Load(one.store, one.session->context()).ok());
-  const std::vector<float> expected = Losses(*one.model, one.context(), golden.tokens, 3);
-  const SessionOptions options = {.mesh = {.expert = 2}};
-  ::moe::testing::RunSessions(2, options, [&](Session& session) -> absl::Status {
-    ParameterStore store(DType::kFloat32, 3);
-    MOE_ASSIGN_OR_RETURN(const auto model,
-                         lm::Stage<float>::Create(hf.config(), store, session.context()));
-    MOE_RETURN_IF_ERROR(hf.Load(store, session.context()));
-    EXPECT_EQ(Losses(*model, session.context(), golden.tokens, 3), expected);
-    return absl::OkStatus();
-  });
+  ExpectTheBitsOfOneRankOnTwo(OpenGolden("mixtral"), ReadRun("mixtral").tokens);
 }
 
 TEST(HfModel, AModelOfAnotherShapeIsRefusedByName) {

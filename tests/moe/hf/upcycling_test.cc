@@ -78,18 +78,7 @@ TEST(UpcyclingTest, AddsNoiseToCopiesAlone) {
 TEST(UpcyclingTest, NoiseHasTheSameBitsOnTwoRanks) {
   const HfModel hf =
       HfModel::Open(GoldenFolder("qwen3"), {.experts = 4, .noise = 0.1, .seed = 7}).value();
-  const GoldenRun golden = ReadRun("qwen3");
-  ::moe::testing::OneRank<float> one(hf.config());
-  ASSERT_TRUE(hf.Load(one.store, one.session->context()).ok());
-  const std::vector<float> expected = Losses(*one.model, one.context(), golden.tokens, 3);
-  ::moe::testing::RunSessions(2, {.mesh = {.expert = 2}}, [&](Session& session) -> absl::Status {
-    ParameterStore store(DType::kFloat32, 3);
-    MOE_ASSIGN_OR_RETURN(const auto model,
-                         lm::Stage<float>::Create(hf.config(), store, session.context()));
-    MOE_RETURN_IF_ERROR(hf.Load(store, session.context()));
-    EXPECT_EQ(Losses(*model, session.context(), golden.tokens, 3), expected);
-    return absl::OkStatus();
-  });
+  ExpectTheBitsOfOneRankOnTwo(hf, ReadRun("qwen3").tokens);
 }
 
 TEST(UpcyclingTest, RefusesWhatIsNotDense) {
