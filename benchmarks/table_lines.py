@@ -175,18 +175,24 @@ def add_torch(parser):
                         help="one that has torch; more than once: versions beside each other")
 
 
-def torch_workers(args, script):
-    """{"PyTorch VERSION": worker}; what has no torch is said and left out."""
-    peers = {}
+def workers(args, peer, module, script):
+    """{"PEER VERSION": worker of benchmarks/peers/cpu/}, of each --python that has the module; what
+    has none is said and left out."""
+    found = {}
     for python in args.python:
-        version = subprocess.run([python, "-c", "import torch; print(torch.__version__)"],
-                                 capture_output=True, text=True, check=False)
+        version = subprocess.run(
+            [python, "-c", f"from importlib.metadata import version; import {module}; "
+             f"print(version('{module}'))"], capture_output=True, text=True, check=False)
         if version.returncode != 0:
-            print(f"No PyTorch in {python}: its column is missing.\n")
+            print(f"No {peer} in {python}: its column is missing.\n")
             continue
         path = os.path.join(os.path.dirname(__file__), "peers", "cpu", script)
-        peers[f"PyTorch {version.stdout.strip()}"] = Worker([python, path])
-    return peers
+        found[f"{peer} {version.stdout.split()[-1]}"] = Worker([python, path])
+    return found
+
+
+def torch_workers(args, script):
+    return workers(args, "PyTorch", "torch", script)
 
 
 def head(columns):

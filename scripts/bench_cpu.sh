@@ -8,14 +8,14 @@
 #   exchange  exchange_table.py  beside Open MPI
 #   gemm      gemm_table.py      beside oneDNN and OpenBLAS
 #   gate      gate_table.py      beside PyTorch
-#   layer     layer_table.py     beside PyTorch
+#   layer     layer_table.py     beside PyTorch and kt-kernel
 #   cores     cores_table.py     a layer on two cores, and on more ranks than cores
 #   numerics  numerics_table.py  training steps, layout-invariant beside fast
 #   rounding  rounding_table.py  a layer's rounding errors beside PyTorch's
 # gemm, gate and layer take --avx2: restricts us and the peers to AVX2 on any CPU. A peer that is
 # not installed (scripts/install_deps.sh --bench) is reported, and has no column. PyTorch is looked
 # for in /usr/bin/python3 and in $MOE_BENCH_PYTHON, interpreters separated by colons (for rounding
-# the first that has safetensors, too).
+# the first that has safetensors, too), kt-kernel in the same ones.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -81,15 +81,12 @@ gemm() {
 
 beside_torch() {  # gate, layer
   need benchmarks/fma_peak
+  need benchmarks/kernel_bench
   local part=$1 flags
   shift
   mapfile -t flags < <(pythons)
-  if [[ $part == gate ]]; then
-    need benchmarks/kernel_bench
-    flags+=(--kernel-bench "$dir/benchmarks/kernel_bench")
-  fi
   python3 "benchmarks/${part}_table.py" --moe "$moe" --fma-peak "$dir/benchmarks/fma_peak" \
-    "${flags[@]}" "$@"
+    --kernel-bench "$dir/benchmarks/kernel_bench" "${flags[@]}" "$@"
 }
 
 rounding() {
