@@ -116,6 +116,21 @@ XySeries FrontOf(std::vector<XySeries>& all, const Front& better) {
   return front;
 }
 
+size_t CountOfPoints(const std::vector<XySeries>& all) {
+  size_t count = 0;
+  for (const XySeries& s : all) count += s.style == XyStyle::kPoints ? s.points.size() : 0;
+  return count;
+}
+
+// Names of most of many points would tell nothing.
+std::string NoteOfFront(const std::vector<std::string>& names, size_t points) {
+  if (names.size() > kMaxSeries && 2 * names.size() > points) {
+    return absl::StrCat("Pareto points: ", names.size(), " of ", points,
+                        ", which differ by less than the noise; more repetitions lower it.");
+  }
+  return absl::StrCat("Pareto points: ", absl::StrJoin(names, "; "), ".");
+}
+
 double PartOf(double value) {
   return std::isfinite(value) && value > 0 ? value : 0;
 }
@@ -168,7 +183,7 @@ std::string Render(const XyChart& chart) {
     }
     if (!names.empty()) {
       absl::StrAppend(&text.note, text.note.empty() ? "" : " ",
-                      "Pareto points: ", absl::StrJoin(names, "; "), ".");
+                      NoteOfFront(names, CountOfPoints(drawn)));
     }
     drawn.insert(drawn.begin(), std::move(front));
     // Between two points the front attains the worse of both.

@@ -85,6 +85,12 @@ std::map<std::string, std::string> FlagsByName(const std::string& settings) {
   return flags;
 }
 
+// Whose names are of flags: token ids have a vocabulary of their own, the bytes of --data the default.
+template <class Flags>
+std::string TextOf(const Flags& by_name) {
+  return by_name.contains("vocab-size") ? " --tokens ..." : " --data ...";
+}
+
 // Splits every settings text into the same number of texts: one for each flag that any of them has.
 std::vector<Key> AlignedFlags(const std::vector<std::string>& settings) {
   std::vector<std::map<std::string, std::string>> each;
@@ -152,7 +158,8 @@ Key SeriesKey(const SweepRow& row, Along axis) {
 std::string TrainLine(const SweepRow& row) {
   if (row.measure != "train") return "";
   const std::string flags = Without(row.settings, {"measure", "repetitions"});
-  return absl::StrCat("moe train --data ...", flags.empty() ? "" : " ", flags);
+  return absl::StrCat("moe train", TextOf(FlagsByName(row.settings)), flags.empty() ? "" : " ",
+                      flags);
 }
 
 std::string SweepLine(absl::Span<const NamedRow<SweepRow>> rows) {
@@ -174,7 +181,7 @@ std::string SweepLine(absl::Span<const NamedRow<SweepRow>> rows) {
     if (defaults) flag += ",...";
     (name == "measure" ? measure : defaults || known.size() > 1 ? varied : same) += flag;
   }
-  if (!measure.empty()) measure += " --data ...";
+  if (!measure.empty()) measure += TextOf(values);
   return absl::StrCat("moe sweep", measure, varied, same);
 }
 

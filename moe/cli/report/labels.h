@@ -60,7 +60,7 @@ enum class Along : uint8_t { kCapacity, kExperts };
 Key SeriesKey(const SweepRow& row, Along axis);
 
 // The `moe train` line that trains the model of a row; empty for a row that was not trained. What
-// text it reads a row does not say: "--data ...".
+// text it reads a row does not say: "--data ...", "--tokens ..." where there is a --vocab-size.
 std::string TrainLine(const SweepRow& row);
 // The `moe sweep` line of rows, which name their flags in `settings`: flags that differ between
 // them come first and have all their values. "..." stands for the default where some rows have it.

@@ -414,6 +414,20 @@ TEST(SweepChartsTest, LossAgainstComputeNamesThePointsOfTheFront) {
                               "cf 2."));
 }
 
+TEST(SweepChartsTest, PointsThatNoiseHidesAreCountedAndTokensHaveTheirFlag) {
+  report::Run run = Study();
+  for (SweepRow& row : run.sweep) {
+    row.validation_loss_sd = 3;
+    row.tokens_per_s_sd = 2000;
+    row.settings += " --vocab-size 2048";
+  }
+  const std::string html = SweepSection({run}).body;
+  EXPECT_THAT(html, HasSubstr("Pareto points: 60 of 60, which"));
+  EXPECT_THAT(html, HasSubstr("<code>moe sweep --measure train --tokens ... "));
+  EXPECT_THAT(html, HasSubstr("<td>moe train --tokens ... --num-experts 64"));
+  EXPECT_THAT(html, Not(HasSubstr("--data ...")));
+}
+
 TEST(SweepChartsTest, TheBestAtEqualComputeHasItsTrainLine) {
   report::Run run = Study();
   run.sweep[0].flops_per_token *= 1.04;   // as much as the others with one choice
