@@ -57,10 +57,16 @@ absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(std::unique_ptr<Communicator>
 
 absl::Status Mesh::Open(MeshLane lane) {
   for (const auto& row : kSplits) {
-    auto& split = groups_[static_cast<size_t>(lane)][Canonical(row.group)];
-    if (row.lane != lane || split != nullptr || (!row.of_one && size(row.group) == 1)) continue;
-    MOE_ASSIGN_OR_RETURN(split, NewGroup(row.group));
+    if (row.lane != lane || (!row.of_one && size(row.group) == 1)) continue;
+    MOE_RETURN_IF_ERROR(Open(row.group, lane));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Mesh::Open(MeshGroup group, MeshLane lane) {
+  auto& split = groups_[static_cast<size_t>(lane)][Canonical(group)];
+  if (split != nullptr) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(split, NewGroup(group));
   return absl::OkStatus();
 }
 

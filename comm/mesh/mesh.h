@@ -35,10 +35,12 @@ class Mesh {
   // Makes the communicators of a lane that Create leaves out; a lane that is open costs a
   // comparison. Collective over the world.
   absl::Status Open(MeshLane lane);
+  // The same of one group, which no lane has by itself.
+  absl::Status Open(MeshGroup group, MeshLane lane);
 
   // Groups of the same ranks share communicators. Today's pairs, others are a bug of the caller's:
   // kWorld, kExpert and, of several ranks, kTensor and kPipeline forward; kStage, kData and
-  // kExpertData for gradients and, once it is open, for weights.
+  // kExpertData for gradients and, once it is open, for weights; kEnds for gradients once it is open.
   Communicator& group(MeshGroup group, MeshLane lane = MeshLane::kForward);
   Communicator& world() { return group(MeshGroup::kWorld); }
   // SplitGroup, for a use of the caller's own.

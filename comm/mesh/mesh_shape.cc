@@ -10,9 +10,15 @@
 namespace moe {
 namespace {
 
-// The ranks first, first + stride, ... of a group of `size`.
+// The ranks first, first + stride, ... of a group of `size`; of its second half `apart` later.
 struct GroupRanks {
-  int first = 0, stride = 1, size = 1;
+  int first = 0, stride = 1, size = 1, apart = 0;
+
+  int Rank(int index) const { return first + index * stride + (2 * index < size ? 0 : apart); }
+  int Index(int rank) const {
+    const int index = (rank - first) / stride;
+    return 2 * index < size ? index : index - apart / stride;
+  }
 };
 
 GroupRanks GroupOf(const MeshShape& shape, MeshGroup group, int ranks, int rank) {
@@ -25,6 +31,11 @@ GroupRanks GroupOf(const MeshShape& shape, MeshGroup group, int ranks, int rank)
     case MeshGroup::kWorld:
     case MeshGroup::kCount:
       break;
+    case MeshGroup::kEnds: {
+      const int last = ranks - stage_size;  // its first rank
+      if (last == 0 || (stage > 0 && stage < last)) return {stage, 1, stage_size};
+      return {0, 1, 2 * stage_size, last - stage_size};
+    }
     case MeshGroup::kStage:
       return {stage, 1, stage_size};
     case MeshGroup::kData:
@@ -99,13 +110,13 @@ absl::Status CheckMeshShape(const MeshShape& shape, int ranks) {
 
 MeshPosition PositionIn(const MeshShape& shape, MeshGroup group, int ranks, int rank) {
   const GroupRanks of = GroupOf(shape, group, ranks, rank);
-  return {(rank - of.first) / of.stride, of.size};
+  return {of.Index(rank), of.size};
 }
 
 std::vector<int> RanksOf(const MeshShape& shape, MeshGroup group, int ranks, int rank) {
   const GroupRanks of = GroupOf(shape, group, ranks, rank);
   std::vector<int> members(static_cast<size_t>(of.size));
-  for (int i = 0; i < of.size; ++i) members[static_cast<size_t>(i)] = of.first + i * of.stride;
+  for (int i = 0; i < of.size; ++i) members[static_cast<size_t>(i)] = of.Rank(i);
   return members;
 }
 

@@ -27,6 +27,7 @@ struct MeshShape {
 // Ranks that differ in the index of the name, and in no other unless said.
 enum class MeshGroup : uint8_t {
   kWorld,
+  kEnds,   // all ranks of the first and the last stage; of a stage between them, its own
   kStage,  // all ranks of a pipeline stage
   kData,   // hold the same part of matrices that are cut over kTensor
   kTensor,

@@ -25,11 +25,7 @@ absl::Status CheckParts(const TransformerConfig& config, const PipelineShape& sh
         "Transformer: ", config.num_layers, " layers in ", shape.stages, " pipeline stages of ",
         shape.chunks, " chunks, expected at least ", shape.parts()));
   }
-  MOE_RETURN_IF_ERROR(CheckPipelineLayout(config, shape.parts()));
-  if (!config.tied_embeddings || shape.parts() == 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "Transformer: tied embeddings in ", shape.stages,
-      " pipeline stages, expected one stage: the first and the last would share them"));
+  return CheckPipelineLayout(config, shape.parts());
 }
 
 }  // namespace
@@ -42,6 +38,9 @@ absl::StatusOr<std::unique_ptr<Model<T>>> Model<T>::Create(const TransformerConf
   MOE_RETURN_IF_ERROR(ValidateTransformerConfig(config));
   MOE_RETURN_IF_ERROR(CheckParts(config, shape));
   const int stage = context.mesh->index(MeshGroup::kPipeline);
+  if (config.tied_embeddings && shape.stages > 1) {
+    MOE_RETURN_IF_ERROR(context.mesh->Open(MeshGroup::kEnds, MeshLane::kGradients));
+  }
   auto model = std::unique_ptr<Model>(new Model);
   for (int part = 0; part < shape.parts(); ++part) {
     const LayerRange range = LayersOf(config, part, shape.parts());

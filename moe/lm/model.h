@@ -18,12 +18,13 @@
 namespace moe::lm {
 
 // The chunks of this rank's stage: part i of P has layers [first_layer(i, P), first_layer(i + 1,
-// P)), the first part the embedding, too, and the last one the output layer.
+// P)), the first part the embedding, too, and the last one the output layer. Where these are tied,
+// both hold the table, and the ranks of both sum its gradient (MeshGroup::kEnds).
 template <typename T>
 class Model final : public TrainedModule {
  public:
-  // Collective. kInvalidArgument for fewer layers than parts, and for tied embeddings in several
-  // parts: errors of Stage::Create.
+  // Collective over the world. kInvalidArgument for fewer layers than parts; errors of
+  // Stage::Create.
   static absl::StatusOr<std::unique_ptr<Model>> Create(const TransformerConfig& config,
                                                        const PipelineShape& shape,
                                                        ParameterStore& store,

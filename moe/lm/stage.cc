@@ -98,11 +98,14 @@ absl::StatusOr<std::unique_ptr<Stage<T>>> Stage<T>::Create(const TransformerConf
   auto stage = std::unique_ptr<Stage>(new Stage(config, layers));
   const size_t before = store.parameters().size();
   stage->config_.moe.router.hidden_size = config.hidden_size;
-  if (layers.first == 0) {
-    MOE_ASSIGN_OR_RETURN(stage->embedding_,
+  const bool first = layers.first == 0, last = layers.last == config.num_layers;
+  if (first || (last && config.tied_embeddings)) {
+    const bool two_hold_it = config.tied_embeddings && !(first && last);
+    MOE_ASSIGN_OR_RETURN((first ? stage->embedding_ : stage->tied_),
                          store.Add({.name = "model.embed_tokens.weight",
                                     .rows = config.vocab_size,
                                     .cols = config.hidden_size,
+                                    .holders = two_hold_it ? MeshGroup::kEnds : MeshGroup::kStage,
                                     .init_std = config.init_std,
                                     .partials = config.tied_embeddings ? 2 : 1}));
   }
@@ -114,8 +117,9 @@ absl::StatusOr<std::unique_ptr<Stage<T>>> Stage<T>::Create(const TransformerConf
     }
     stage->layers_.push_back(std::move(layer));
   }
-  if (layers.last == config.num_layers) {
-    Parameter* const tied = config.tied_embeddings ? stage->embedding_ : nullptr;
+  if (last) {
+    Parameter* const own = first ? stage->embedding_ : stage->tied_;
+    Parameter* const tied = config.tied_embeddings ? own : nullptr;
     MOE_ASSIGN_OR_RETURN(stage->head_,
                          OutputHead<T>::Create(config, tied, ShareOf(context), store));
   }
@@ -230,8 +234,8 @@ absl::Status Stage<T>::Backward(const Pass& pass, MatrixView<const T> /*dy*/, Ma
     const Pass in_layer = pass.InLayer(range_.first + static_cast<int32_t>(l));
     MOE_RETURN_IF_ERROR(ModuleOf(l).Backward(in_layer, d, d, ready));
   }
-  return embedding_ == nullptr ? absl::OkStatus()
-                               : EmbeddingBackward(pass, round->on_device.tokens, d, ready);
+  if (embedding_ != nullptr) return EmbeddingBackward(pass, round->on_device.tokens, d, ready);
+  return tied_ == nullptr ? absl::OkStatus() : ready(*tied_);
 }
 
 template <typename T>

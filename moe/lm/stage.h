@@ -117,6 +117,7 @@ class Stage final : public Module<T> {
   const LayerRange range_;
   std::vector<Parameter*> parameters_;
   Parameter* embedding_ = nullptr;  // nullptr: layers come before
+  Parameter* tied_ = nullptr;       // another stage's embedding, which is the output layer here
   std::vector<std::unique_ptr<Layer<T>>> layers_;
   std::vector<std::unique_ptr<Module<T>>> recomputed_;  // layers with Recompute::kLayer; or none
   std::optional<OutputHead<T>> head_;                   // nullopt: layers follow

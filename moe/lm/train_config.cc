@@ -158,11 +158,7 @@ absl::Status CheckPipelineSettings(const TrainConfig& config, int ranks) {
         "--num-layers is ", config.model.num_layers, " with --pp ", stages, " and --vp ",
         shape.chunks, ", expected at least ", shape.parts(), ", a layer for each part"));
   }
-  MOE_RETURN_IF_ERROR(CheckPipelineLayout(config.model, shape.parts()));
-  if (!config.model.tied_embeddings || stages == 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--tie-word-embeddings with --pp ", stages,
-                   ", expected --pp 1: the first and the last stage would share the weights"));
+  return CheckPipelineLayout(config.model, shape.parts());
 }
 
 }  // namespace

@@ -428,11 +428,13 @@ absl::Status TrainingLoop<T>::SumBytes(const Site& site) {
   int64_t reduced = 0;
   if (report_.steps > report_.first_step) {  // otherwise there are no sums
     report_.reduced_replicated = trainer_.traffic(MeshGroup::kStage);
-    if (context_.mesh->size(MeshGroup::kTensor) > 1) {
-      const GradientReducer::Traffic cut = trainer_.traffic(MeshGroup::kData);
-      report_.reduced_replicated.buckets += cut.buckets;
-      report_.reduced_replicated.bytes_sent += cut.bytes_sent;
-    }
+    const auto add = [&](MeshGroup holders) {
+      const GradientReducer::Traffic more = trainer_.traffic(holders);
+      report_.reduced_replicated.buckets += more.buckets;
+      report_.reduced_replicated.bytes_sent += more.bytes_sent;
+    };
+    add(MeshGroup::kEnds);
+    if (context_.mesh->size(MeshGroup::kTensor) > 1) add(MeshGroup::kData);
     report_.reduced_experts = trainer_.traffic(MeshGroup::kExpertData);
     reduced = report_.reduced_replicated.bytes_sent + report_.reduced_experts.bytes_sent;
   }

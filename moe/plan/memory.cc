@@ -115,28 +115,31 @@ void AddState(const MemoryShape& shape, const Sizes& s, MemoryEstimate& estimate
   const double layers = std::min<double>(
       all, std::ceil(1.0 * stage.layers / shape.model.moe_layer_freq) * stage.chunks);
   double shared = static_cast<double>(shape.parameters_total) - all * s.experts * expert;
+  double of_ends = 0;  // that both ends of a pipeline hold
   if (stage.stages > 1) {
     // Embedding and output layer are at the two ends.
     const double end = static_cast<double>(shape.model.vocab_size * shape.model.hidden_size);
-    shared = end + (shared - 2 * end) * stage.layers * stage.chunks / shape.model.num_layers;
+    const double layers_alone = shared - (shape.model.tied_embeddings ? 1 : 2) * end;
+    shared = layers_alone * stage.layers * stage.chunks / shape.model.num_layers;
+    (shape.model.tied_embeddings ? of_ends : shared) += end;
   }
   const double experts = layers * std::min(s.experts, s.local_experts()) * expert;
   const TrainerOptions& trainer = shape.trainer;
   const StatePlacement placement = PlacementOf(trainer.zero, trainer.offload.optimizer);
   const bool in_file = placement.tier == StateTier::kFile;
-  const auto add = [&](double elements, int holders) {
+  const auto add = [&](double elements, int holders, const StatePlacement& of) {
     const auto kept = [&](double bytes, Holding holding) {
       return elements * (holding == Holding::kPart ? bytes / holders : bytes);
     };
-    const double weights = kept(s.element, placement.weights);
+    const double weights = kept(s.element, of.weights);
     const double sums =
-        kept(static_cast<double>(SumBytesOfElement(trainer.session.numerics)), placement.sums);
+        kept(static_cast<double>(SumBytesOfElement(trainer.session.numerics)), of.sums);
     const double moments = shape.trained ? 0 : elements * 8;
     estimate.weight_bytes += weights;
     estimate.gradient_bytes += sums;
     estimate.optimizer_bytes +=
-        elements * BytesOfElement(placement, trainer.dtype, trainer.session.numerics, holders) -
-        weights - sums - moments;
+        elements * BytesOfElement(of, trainer.dtype, trainer.session.numerics, holders) - weights -
+        sums - moments;
     // Of masters and moments.
     if (shape.saves && !in_file) estimate.buffer_bytes += elements * 12.0 / holders;
   };
@@ -145,18 +148,21 @@ void AddState(const MemoryShape& shape, const Sizes& s, MemoryEstimate& estimate
   const double of_stage = static_cast<double>(stage.layers * stage.chunks) / shape.model.num_layers;
   const double cut = tp > 1 ? CutParameters(shape, s) * of_stage : 0;
   const double held = shared - cut + cut / tp;
-  add(shared - cut, ranks);
-  add(cut / tp, ranks / tp);
-  add(experts, replicas);
+  add(shared - cut, ranks, placement);
+  add(cut / tp, ranks / tp, placement);
+  add(experts, replicas, placement);
+  add(of_ends, 2 * ranks, OfEnds(placement));
   estimate.buffer_bytes +=
       RoundBytes(shape, s, held, experts, ranks) + PageBytes(shape, s, held, experts, ranks);
   if (placement.weights == Holding::kPart && ranks > 1) {
     // Two blocks of the largest module: the embedding or output layer, or a layer.
     const double table = static_cast<double>(shape.model.vocab_size) * s.hidden;
-    const double tables = shape.model.tied_embeddings || stage.stages > 1 ? table : 2 * table;
+    const double in_parts = stage.stages > 1 ? (shape.model.tied_embeddings ? 0 : 1)
+                                             : (shape.model.tied_embeddings ? 1 : 2);
+    const double tables = in_parts * table;
     const double layer = (shared - tables) / (stage.layers * stage.chunks) / tp +
                          (replicas > 1 ? experts / std::max(1.0, layers) : 0);
-    estimate.buffer_bytes += 2 * s.element * std::max(table, layer);
+    estimate.buffer_bytes += 2 * s.element * std::max(std::min(tables, table), layer);
   }
 }
 

@@ -74,8 +74,10 @@ absl::StatusOr<std::vector<std::string>> AllNames(const ParameterStore& store,
 }  // namespace
 
 bool SpeaksFor(const Parameter& parameter, const Context& context) {
-  return parameter.spec().holders == MeshGroup::kExpertData ||
-         context.mesh->index(MeshGroup::kExpertBlock) == 0;
+  const MeshGroup holders = parameter.spec().holders;
+  if (holders == MeshGroup::kExpertData) return true;
+  const bool first = holders != MeshGroup::kEnds || context.mesh->index(MeshGroup::kPipeline) == 0;
+  return first && context.mesh->index(MeshGroup::kExpertBlock) == 0;
 }
 
 absl::Status CheckReplicas(const ParameterStore& store, const Context& context, const Site& site) {

@@ -46,31 +46,32 @@ void Take(const int64_t* fields, const std::string& name, double unit, Worst& wo
   if (here.IsWorseThan(worst)) worst = here;
 }
 
-// Tensors of experts are added up apart from all others, over the ranks that hold them.
-bool IsOfExperts(const GradientSquares& each) {
-  return each.parameter->spec().holders == MeshGroup::kExpertData;
+// Tensors of experts, of stages, and of both ends of a pipeline are added up apart, over the ranks
+// that hold them. Those of a stage may be held in parts by ranks of a tensor group.
+bool AreHeldBy(const GradientSquares& each, MeshGroup holders) {
+  const MeshGroup group = each.parameter->spec().holders;
+  return group == holders || (group == MeshGroup::kData && holders == MeshGroup::kStage);
 }
 
-int64_t TensorsOf(absl::Span<const GradientSquares> gradients, bool of_experts) {
-  return std::count_if(
-      gradients.begin(), gradients.end(),
-      [of_experts](const GradientSquares& each) { return IsOfExperts(each) == of_experts; });
+int64_t TensorsOf(absl::Span<const GradientSquares> gradients, MeshGroup holders) {
+  return std::count_if(gradients.begin(), gradients.end(),
+                       [holders](const GradientSquares& each) { return AreHeldBy(each, holders); });
 }
 
-// fields: [TensorsOf(gradients, of_experts)][kTensorFields].
-void WriteFields(absl::Span<const GradientSquares> gradients, bool of_experts, int64_t* fields) {
+// fields: [TensorsOf(gradients, holders)][kTensorFields].
+void WriteFields(absl::Span<const GradientSquares> gradients, MeshGroup holders, int64_t* fields) {
   for (const GradientSquares& each : gradients) {
-    if (IsOfExperts(each) != of_experts) continue;
+    if (!AreHeldBy(each, holders)) continue;
     fields = std::copy_n(each.sum, kSquareSumSize, fields);
     *fields++ = each.tally.inexact;
   }
 }
 
-Worst WorstOf(absl::Span<const GradientSquares> gradients, bool of_experts, const int64_t* fields,
+Worst WorstOf(absl::Span<const GradientSquares> gradients, MeshGroup holders, const int64_t* fields,
               double unit) {
   Worst worst;
   for (const GradientSquares& each : gradients) {
-    if (IsOfExperts(each) != of_experts) continue;
+    if (!AreHeldBy(each, holders)) continue;
     Take(fields, each.parameter->spec().name, unit, worst);
     fields += kTensorFields;
   }
@@ -79,22 +80,21 @@ Worst WorstOf(absl::Span<const GradientSquares> gradients, bool of_experts, cons
 
 absl::Status SumOver(Communicator& group, absl::Span<int64_t> fields, const Context& context,
                      const Site& site) {
-  if (group.size() == 1 || fields.empty()) return absl::OkStatus();
+  if (group.size() == 1) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>(fields, ReduceOp::kSum, *context.host, site));
   return context.host->Synchronize();
 }
 
-// The tensor with the largest grid loss of those that `holders` hold, which are this rank's experts
-// or its stage's other tensors.
+// The tensor with the largest grid loss of this rank's that `holders` hold.
 absl::StatusOr<Worst> WorstAmong(MeshGroup holders, absl::Span<const GradientSquares> gradients,
                                  double unit, const Context& context, const Site& site) {
-  const bool of_experts = holders == MeshGroup::kExpertData;
-  const int64_t size = TensorsOf(gradients, of_experts) * kTensorFields;
+  const int64_t size = TensorsOf(gradients, holders) * kTensorFields;
+  if (size == 0) return Worst();  // as on the others of the group
   MOE_ASSIGN_OR_RETURN(const auto fields, context.host_workspace->Array<int64_t>(size));
-  WriteFields(gradients, of_experts, fields.data());
+  WriteFields(gradients, holders, fields.data());
   MOE_RETURN_IF_ERROR(
       SumOver(context.mesh->group(holders, MeshLane::kGradients), fields, context, site));
-  return WorstOf(gradients, of_experts, fields.data(), unit);
+  return WorstOf(gradients, holders, fields.data(), unit);
 }
 
 // Fields that each rank contributes to the sums over all ranks, at a place of its own.
@@ -136,7 +136,7 @@ absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gra
   constexpr int64_t kRanks = kSquareSumSize + 1;
   const int64_t replicated = kRanks + (exact ? world.size() * int64_t{kRankFields} : 0);
   const bool one_stage = context.mesh->size(MeshGroup::kPipeline) == 1;
-  const int64_t tensors = exact && one_stage ? TensorsOf(gradients, false) : 0;
+  const int64_t tensors = exact && one_stage ? TensorsOf(gradients, MeshGroup::kStage) : 0;
   MOE_ASSIGN_OR_RETURN(const auto fields, context.host_workspace->Array<int64_t>(
                                               replicated + tensors * kTensorFields));
   std::fill_n(fields.begin(), replicated, int64_t{0});
@@ -149,17 +149,17 @@ absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gra
   Worst mine;
   if (exact) {
     MOE_ASSIGN_OR_RETURN(mine, WorstAmong(MeshGroup::kExpertData, gradients, unit, context, site));
-    if (!one_stage) {
-      MOE_ASSIGN_OR_RETURN(const Worst of_stage,
-                           WorstAmong(MeshGroup::kStage, gradients, unit, context, site));
-      if (of_stage.IsWorseThan(mine)) mine = of_stage;
+    for (const MeshGroup holders : {MeshGroup::kEnds, MeshGroup::kStage}) {
+      if (one_stage) break;
+      MOE_ASSIGN_OR_RETURN(const Worst worst, WorstAmong(holders, gradients, unit, context, site));
+      if (worst.IsWorseThan(mine)) mine = worst;
     }
     int64_t* const own = &fields[kRanks + world.rank() * int64_t{kRankFields}];
     own[kLargest] = tally.largest;
     own[kLoss] = std::bit_cast<int64_t>(mine.loss);
     own[kHash] = mine.hash;
     own[kNameBytes] = mine.name == nullptr ? 0 : std::ssize(*mine.name);
-    if (one_stage) WriteFields(gradients, false, fields.data() + replicated);
+    if (one_stage) WriteFields(gradients, MeshGroup::kStage, fields.data() + replicated);
   }
   MOE_RETURN_IF_ERROR(SumOver(world, fields, context, site));
 
@@ -168,7 +168,7 @@ absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gra
   norm.value = finite ? ValueOf(fields.data()) : std::numeric_limits<double>::infinity();
   if (!exact) return norm;
   Worst worst;
-  if (one_stage) worst = WorstOf(gradients, false, fields.data() + replicated, unit);
+  if (one_stage) worst = WorstOf(gradients, MeshGroup::kStage, fields.data() + replicated, unit);
   // Rank whose own tensor is the worst; -1: a replicated tensor, known to every rank.
   int root = -1;
   int64_t name_bytes = 0, largest = 0;

@@ -57,13 +57,6 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
   }
   auto reducer =
       std::unique_ptr<GradientReducer>(new GradientReducer(options, store, context, stream));
-  for (const MeshGroup each : {MeshGroup::kStage, MeshGroup::kData, MeshGroup::kExpertData}) {
-    auto& all_reducer = reducer->reducers_[context.mesh->Canonical(each)];
-    if (all_reducer != nullptr) continue;
-    MOE_ASSIGN_OR_RETURN(
-        all_reducer,
-        AllReducer::Create(options.algorithm, context.mesh->group(each, MeshLane::kGradients)));
-  }
   reducer->buckets_ = MakeBuckets(store,
                                   {.bucket_bytes = options.bucket_bytes,
                                    .element_bytes = reducer->element_bytes(),
@@ -71,10 +64,15 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
                                   *context.mesh);
   reducer->parameter_sums_.resize(store.parameters().size());
   const auto all = store.parameters();
-  reducer->chunks_.resize(all.empty() ? 1 : static_cast<size_t>(all.back()->chunk()) + 1);
+  reducer->chunks_.resize(all.empty() ? 2 : static_cast<size_t>(all.back()->chunk()) + 2);
   for (size_t b = 0; b < reducer->buckets_.size(); ++b) {
     const ParameterBucket& bucket = reducer->buckets_[b];
-    Chunk& chunk = reducer->chunks_[static_cast<size_t>(bucket.chunk())];
+    auto& all_reducer = reducer->reducers_[bucket.holders];
+    if (all_reducer == nullptr) {
+      MOE_ASSIGN_OR_RETURN(all_reducer,
+                           AllReducer::Create(options.algorithm, reducer->HoldersOf(bucket)));
+    }
+    Chunk& chunk = reducer->ChunkOf(bucket);
     if (chunk.end == 0) chunk.begin = b;
     chunk.end = b + 1;
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
@@ -195,21 +193,28 @@ absl::Status GradientReducer::MarkReady(const Parameter& parameter, const Site& 
   MOE_RETURN_IF_ERROR(CheckTrainable(parameter, parameter_sums_.size()));
   const auto b = static_cast<size_t>(parameter_sums_[parameter.index()].bucket);
   BucketSums& sums = sums_[b];
-  const auto parameters = [&](size_t i) {
-    return static_cast<int>(buckets_[i].parameters.size());
-  };
-  if (++sums.ready > parameters(b)) {
-    return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", parameter.spec().name,
-                                                      " was marked ready twice in one ",
-                                                      travels_each_round() ? "round" : "step"));
+  const auto parameters = static_cast<int>(buckets_[b].parameters.size());
+  if (++sums.ready > parameters) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("GradientReducer: ", parameter.spec().name, " was marked ready twice in one ",
+                     travels_each_round(parameter) ? "round" : "step"));
   }
-  if (sums.ready == parameters(b)) {
+  if (sums.ready == parameters) {
     MOE_RETURN_IF_ERROR(ClearEmpty(b));
     MOE_ASSIGN_OR_RETURN(sums.filled, context_.compute->Record());
   }
-  Chunk& chunk = chunks_[static_cast<size_t>(buckets_[b].chunk())];
-  for (; chunk.next < chunk.end && sums_[chunk.next].ready == parameters(chunk.next);
-       ++chunk.next) {
+  if (buckets_[b].holders == MeshGroup::kEnds) {
+    ends_site_ = site;
+    return absl::OkStatus();
+  }
+  return LaunchReady(ChunkOf(buckets_[b]), site);
+}
+
+absl::Status GradientReducer::LaunchReady(Chunk& chunk, const Site& site) {
+  const auto is_ready = [&](size_t b) {
+    return sums_[b].ready == static_cast<int>(buckets_[b].parameters.size());
+  };
+  for (; chunk.next < chunk.end && is_ready(chunk.next); ++chunk.next) {
     MOE_RETURN_IF_ERROR(Launch(chunk.next, site));
   }
   return absl::OkStatus();
@@ -297,6 +302,7 @@ absl::Status GradientReducer::CheckAllLaunched() const {
 }
 
 absl::Status GradientReducer::Finish() {
+  MOE_RETURN_IF_ERROR(LaunchReady(chunks_.back(), ends_site_));
   MOE_RETURN_IF_ERROR(CheckAllLaunched());
   MOE_RETURN_IF_ERROR(JoinStreams(*context_.compute, stream_));
   in_flight_ = false;

@@ -37,8 +37,8 @@ struct GradientReducerOptions {
 // fast: float32 buckets. layout-invariant: int64 buckets on the exact grid, beside which each rank
 // keeps a GridTally of its own partials of every parameter.
 //
-// Ranks of a tensor group add up the same partials of what all of them hold whole (kStage): those
-// of the first count, the others' become zeros.
+// Ranks of a tensor group add up the same partials of what all of them hold whole (kStage, kEnds):
+// those of the first count, the others' become zeros.
 //
 // A rank receives only the sums of its own part of a sharded bucket (ParameterBucket::own). Where
 // the sums are in parts, partials of a round add up in a few buffers (RoundBuffersOf, unless
@@ -66,14 +66,18 @@ class GradientReducer {
   // the chunk's previous round has been marked ready, where buckets travel in each round
   // (travels_each_round).
   absl::Status BeginRound(int chunk = 0);
-  bool travels_each_round() const { return options_.placement.sums == Holding::kPart; }
+  // Whether the sums of `parameter` travel in each round; those of kEnds never do (OfEnds).
+  bool travels_each_round(const Parameter& parameter) const {
+    return travels_each_round() && parameter.spec().holders != MeshGroup::kEnds;
+  }
 
   // The gradient of `parameter` is complete once the compute stream passes this point. Called once
-  // per parameter and step, in the last round; once in each round where buckets travel in each.
+  // per parameter and step, in the last round; once in each round where its bucket travels in each.
   // `site`: site of the exchanges that this call starts, under names of their own.
   absl::Status MarkReady(const Parameter& parameter, const Site& site = {});
 
-  // Makes the compute stream wait for the last bucket.
+  // Makes the compute stream wait for the last bucket. Those of kEnds travel now: the other end of
+  // the pipeline may need passes of this one until its own are done.
   absl::Status Finish();
 
   // After Finish: norm of all summed gradients times `scale`, over the trainable parameters of all
@@ -135,6 +139,7 @@ class GradientReducer {
     Event filled;
   };
   // Buckets of a chunk, which travel in their order: [begin, end), the first not yet launched.
+  // Those of kEnds are a chunk of their own.
   struct Chunk {
     size_t begin = 0, end = 0, next = 0;
   };
@@ -162,8 +167,10 @@ class GradientReducer {
   // Whether another rank of the tensor group has the same partials, which are the ones that count.
   bool repeats(const ParameterBucket& bucket) const {
     return context_.mesh->index(MeshGroup::kTensor) > 0 &&
-           bucket.holders == context_.mesh->Canonical(MeshGroup::kStage);
+           (bucket.holders == context_.mesh->Canonical(MeshGroup::kStage) ||
+            bucket.holders == MeshGroup::kEnds);
   }
+  bool travels_each_round() const { return options_.placement.sums == Holding::kPart; }
   bool in_parts(size_t b) const { return buckets_[b].placement.sums == Holding::kPart; }
   template <typename T>
   absl::Span<T> SumsOf(size_t b) const {
@@ -172,8 +179,13 @@ class GradientReducer {
   }
   absl::Status ClearEmpty(size_t b);
   absl::Status Launch(size_t b, const Site& site);
+  absl::Status LaunchReady(Chunk& chunk, const Site& site);
   template <typename T>
   absl::Status Travel(size_t b, const Site& site);
+  Chunk& ChunkOf(const ParameterBucket& bucket) {
+    return bucket.holders == MeshGroup::kEnds ? chunks_.back()
+                                              : chunks_[static_cast<size_t>(bucket.chunk())];
+  }
   absl::Status CheckLaunched(const Chunk& chunk) const;
   absl::Status CheckAllLaunched() const;
   Communicator& HoldersOf(const ParameterBucket& bucket) const {
@@ -197,7 +209,8 @@ class GradientReducer {
   std::vector<std::unique_ptr<RoundSums>> rounds_;
   // Buffers without a bucket, the one that travelled longest ago first.
   std::deque<RoundSums*> free_;
-  std::vector<Chunk> chunks_;  // by Parameter::chunk
+  std::vector<Chunk> chunks_;  // by Parameter::chunk; the last one of kEnds
+  Site ends_site_;             // of the passes that completed the latter
   GroupMap<Traffic> traffic_;
 };
 

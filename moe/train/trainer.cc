@@ -184,7 +184,7 @@ absl::Status Trainer::BeginBackward(const Round& round, int chunk) {
 
 absl::Status Trainer::MarkComplete(const Round& round, const Parameter& parameter) {
   const bool last = round.index() + 1 == rounds();
-  if (!last && !reducer_->travels_each_round()) return absl::OkStatus();
+  if (!last && !reducer_->travels_each_round(parameter)) return absl::OkStatus();
   if (last) gradients_ = Gradients::kMarked;
   return reducer_->MarkReady(parameter, PassOf(round).site);
 }

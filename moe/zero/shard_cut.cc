@@ -95,7 +95,8 @@ std::vector<ParameterBucket> MakeBuckets(const ParameterStore& store, const Buck
     const auto mine = bucket.counts.begin() + mesh.index(bucket.holders);
     bucket.own.begin = std::accumulate(bucket.counts.begin(), mine, int64_t{0});
     bucket.own.end = bucket.own.begin + *mine;
-    bucket.placement = options.placement;
+    const bool of_ends = bucket.holders == MeshGroup::kEnds;
+    bucket.placement = of_ends ? OfEnds(options.placement) : options.placement;
     if (ranks == 1) bucket.placement = {.tier = options.placement.tier};
   }
   return closed;

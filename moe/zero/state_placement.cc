@@ -12,6 +12,11 @@ StatePlacement PlacementOf(ZeroStage zero, OffloadTo optimizer) {
           .tier = optimizer == OffloadTo::kFile ? StateTier::kFile : StateTier::kDevice};
 }
 
+StatePlacement OfEnds(StatePlacement placement) {
+  placement.weights = placement.sums = Holding::kWhole;
+  return placement;
+}
+
 double BytesOfElement(const StatePlacement& placement, DType compute, Numerics numerics,
                       int ranks) {
   const auto kept = [ranks](double bytes, Holding holding) {

@@ -66,6 +66,9 @@ struct StatePlacement {
 // The one reader of a stage and of what is offloaded: below it everything asks the placement. The
 // host's memory is taken as the device's own (Trainer::Create).
 StatePlacement PlacementOf(ZeroStage zero, OffloadTo optimizer = OffloadTo::kNone);
+// The placement of what both ends of a pipeline hold (MeshGroup::kEnds): its weights and sums are
+// whole, since the two stages use them at other times and would wait for each other in every round.
+StatePlacement OfEnds(StatePlacement placement);
 
 // Bytes of an element's summed gradient: float32, on the exact grid int64.
 inline int64_t SumBytesOfElement(Numerics numerics) {

@@ -22,6 +22,7 @@ constexpr int kGroups = static_cast<int>(MeshGroup::kCount);
 // Indices of a rank, counted up digit by digit in the order of mesh_shape.h rather than divided.
 struct Indices {
   int pipeline, data, tensor, expert_data, expert, expert_tensor;
+  bool end;  // of the pipeline
 };
 
 std::vector<Indices> IndicesOf(const MeshShape& shape, int ranks) {
@@ -30,7 +31,10 @@ std::vector<Indices> IndicesOf(const MeshShape& shape, int ranks) {
   for (int p = 0; p < shape.pipeline; ++p) {
     const size_t first = all.size();
     for (int d = 0; d < stage / shape.tensor; ++d) {
-      for (int t = 0; t < shape.tensor; ++t) all.push_back({.pipeline = p, .data = d, .tensor = t});
+      for (int t = 0; t < shape.tensor; ++t) {
+        all.push_back(
+            {.pipeline = p, .data = d, .tensor = t, .end = p == 0 || p + 1 == shape.pipeline});
+      }
     }
     size_t at = first;
     for (int d = 0; d < stage / shape.expert / shape.expert_tensor; ++d) {
@@ -51,6 +55,8 @@ bool Together(MeshGroup group, const Indices& a, const Indices& b) {
   const bool stage = a.pipeline == b.pipeline;
   const bool block = stage && a.expert_data == b.expert_data;
   switch (group) {
+    case MeshGroup::kEnds:
+      return stage || (a.end && b.end);
     case MeshGroup::kStage:
       return stage;
     case MeshGroup::kData:
@@ -176,8 +182,10 @@ TEST(MeshTest, CommunicatorsHaveTheRanksOfTheirGroups) {
       Communicator* const weights = &mesh.group(MeshGroup::kData, MeshLane::kWeights);
       ASSERT_TRUE(mesh.Open(MeshLane::kWeights).ok());  // once is enough
       EXPECT_EQ(&mesh.group(MeshGroup::kData, MeshLane::kWeights), weights);
+      ASSERT_TRUE(mesh.Open(MeshGroup::kEnds, MeshLane::kGradients).ok());
       for (const auto& [group, lane] : {std::pair(MeshGroup::kExpert, MeshLane::kForward),
                                         std::pair(MeshGroup::kTensor, MeshLane::kForward),
+                                        std::pair(MeshGroup::kEnds, MeshLane::kGradients),
                                         std::pair(MeshGroup::kStage, MeshLane::kGradients),
                                         std::pair(MeshGroup::kData, MeshLane::kGradients),
                                         std::pair(MeshGroup::kExpertData, MeshLane::kGradients),

@@ -409,9 +409,8 @@ absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
     rates.push_back(std::move(rate));
   }
   // Otherwise gradients are not all-reduced, or over several groups.
-  if (config.trainer.zero != ZeroStage::kNone || config.trainer.session.mesh.tensor > 1) {
-    return rates;
-  }
+  const bool of_ends = config.model.tied_embeddings && mesh.pipeline > 1;
+  if (config.trainer.zero != ZeroStage::kNone || mesh.tensor > 1 || of_ends) return rates;
   MOE_RETURN_IF_ERROR(world->Barrier());
   CommRate gradients = {.name = "gradient all-reduce",
                         .seconds = report.phase_seconds[static_cast<int>(Phase::kAllReduce)]};

@@ -118,6 +118,33 @@ TEST(PipelineTest, StagesHaveTheBitsOfOneRank) {
   }
 }
 
+// An embedding that is also the output layer, of which both ends of a pipeline have a copy: one
+// table in counts, norms and hashes, and equal bits in both copies (verify_replicas).
+TEST(PipelineTest, ATiedTableOfBothEndsHasTheBitsOfOneRank) {
+  TrainConfig config = PipelineConfig();
+  config.model.tied_embeddings = true;
+  config.trainer.session.tensor_leaves = 2;
+  const Trace expected = testing::TrainIn(config);
+  ASSERT_TRUE(expected.status.ok()) << expected.status;
+  struct TiedCase {
+    Case on;
+    int tensor = 1;
+  };
+  const std::vector<TiedCase> cases = {{{2, 2, 1, 1, kGPipe, kZero0}},
+                                       {{3, 3, 1, 1, k1F1B, kZero3}},
+                                       {{6, 3, 2, 2, kInterleaved, kZero1, kActivations}},
+                                       {{4, 2, 2, 1, kInterleaved, kZero3, kLayer}},
+                                       {{8, 4, 1, 2, kZeroBubble, kZero2}, 2}};
+  for (const auto& [c, tensor] : cases) {
+    if (kSanitized && tensor == 1) continue;
+    SCOPED_TRACE(::testing::Message() << c << ", TP " << tensor);
+    const Trace got = TrainIn(config, c, tensor);
+    ExpectSameTrace(got, expected);
+    EXPECT_EQ(got.report.parameters_total, expected.report.parameters_total);
+    EXPECT_EQ(got.report.grid_loss_tensor, expected.report.grid_loss_tensor);
+  }
+}
+
 // Tensor groups within stages, whose ranks each send all rows.
 TEST(PipelineTest, TensorRanksInStagesHaveTheBitsOfOneRank) {
   TrainConfig config = PipelineConfig();
@@ -218,9 +245,11 @@ TEST(PipelineTest, AStageKeepsAsManyMicroBatchesAsItsScheduleSays) {
 }
 
 // A checkpoint has no stages: any layout goes on from any.
+// Of a model whose table two stages hold.
 TEST(PipelineTest, ACheckpointGoesOnAtAnyStages) {
   if (kSanitized) GTEST_SKIP() << "passes as in the other tests";
-  const TrainConfig config = PipelineConfig();
+  TrainConfig config = PipelineConfig();
+  config.model.tied_embeddings = true;
   std::vector<LaidOutRun> runs;
   for (const Case& c :
        {Case{1, 1}, Case{4, 2, 1, 2, k1F1B, kZero2}, Case{3, 3, 2, 1, kInterleaved}}) {
@@ -257,8 +286,6 @@ TEST(PipelineTest, ShapesThatDoNotFitNameOneThatDoes) {
   EXPECT_THAT(refused({6, 0, 0}), HasSubstr("such as 4,1,1"));
   EXPECT_THAT(refused({1, 2, 3, 4}), HasSubstr("such as 1,2,3"));
   EXPECT_THAT(refused({2147483647, -1, 2147483647}), HasSubstr("such as 4,1,1"));
-  config.model.tied_embeddings = true;
-  EXPECT_THAT(Refused(config, {2, 2}), HasSubstr("--tie-word-embeddings with --pp 2"));
 }
 
 }  // namespace

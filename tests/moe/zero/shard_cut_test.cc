@@ -138,7 +138,8 @@ std::vector<float> SumInParts(int ranks, ZeroStage zero, Numerics numerics, int6
         }
         const auto all = store.parameters();
         for (auto p = all.rbegin(); p != all.rend(); ++p) {
-          if (last || reducer->travels_each_round()) MOE_RETURN_IF_ERROR(reducer->MarkReady(**p));
+          if (last || reducer->travels_each_round(**p))
+            MOE_RETURN_IF_ERROR(reducer->MarkReady(**p));
         }
       }
       MOE_RETURN_IF_ERROR(reducer->Finish());
