@@ -81,6 +81,7 @@ DispatchPlanBuilder::DispatchPlanBuilder(const DispatchPlanInputs& inputs, Works
   plan_.ranks_ = comm_.size();
   plan_.rank_ = comm_.rank();
   plan_.reads_peers_ = options_.reads_peers;
+  plan_.node_size_ = options_.node_size;
   plan_.tokens_ = routing_.tokens();
   plan_.segments_ = plan_.ranks_ * micro_batches_;
 }
@@ -95,6 +96,11 @@ absl::Status DispatchPlanBuilder::Check() const {
   }
   if (options_.overlap_degree < 1) {
     return Invalid(absl::StrCat("overlap degree ", options_.overlap_degree, ", expected >= 1"));
+  }
+  const int node_size = options_.node_size;
+  if (node_size < 0 || (node_size > 0 && comm_.size() % node_size != 0)) {
+    return Invalid(absl::StrCat("node size ", node_size, ", expected 0 or a divisor of the ",
+                                comm_.size(), " ranks"));
   }
   return CheckRouting(routing_, offsets_);
 }
@@ -143,6 +149,7 @@ absl::Status DispatchPlanBuilder::StartMessage() {
   message_[kMicroBatches] = static_cast<int32_t>(micro_batches_);
   message_[kPaddedRows] = static_cast<int32_t>(routing_.padded_rows);
   message_[kChunks] = plan_.chunks_;
+  message_[kNodeSize] = options_.node_size;
   send_counts_ = message_.subspan(kHeaderSize, int64_t{plan_.chunks_} * plan_.ranks_);
   kept_ = message_.subspan(kept, micro_batches_ * routed_);
   told_ = message_;
@@ -150,25 +157,59 @@ absl::Status DispatchPlanBuilder::StartMessage() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<DispatchPlanBuilder::TokensByGroup> DispatchPlanBuilder::StartTokens(
+    int group_ranks, absl::Span<int32_t> rows) {
+  absl::Span<int32_t> group_of_expert, last_token;
+  MOE_RETURN_IF_ERROR(Take(routed_, group_of_expert));
+  MOE_RETURN_IF_ERROR(Take<int32_t>(std::ssize(rows), -1, last_token));
+  const int groups = plan_.ranks_ / group_ranks;
+  ForEachExpert(
+      [&](int c, int r, int64_t e) { group_of_expert[e] = c * groups + r / group_ranks; });
+  return TokensByGroup{.group_of_expert = group_of_expert.data(),
+                       .last_token = last_token.data(),
+                       .rows = rows.data(),
+                       .begin = nullptr,
+                       .value = nullptr};
+}
+
 absl::StatusOr<DispatchPlanBuilder::SendOrder> DispatchPlanBuilder::StartSendOrder(
-    absl::Span<int32_t> rows) {
+    absl::Span<int32_t> to_rank, absl::Span<int32_t> to_node) {
   SendOrder order = {};
-  if (!sends_once()) return order;
-  absl::Span<int32_t> pair_of_expert, last_token;
-  MOE_RETURN_IF_ERROR(Take(routed_, pair_of_expert));
-  MOE_RETURN_IF_ERROR(Take<int32_t>(std::ssize(send_counts_), -1, last_token));
-  ForEachExpert([&](int c, int r, int64_t e) { pair_of_expert[e] = c * plan_.ranks_ + r; });
-  order.pair_of_expert = pair_of_expert.data();
-  order.last_token = last_token.data();
-  order.rows = rows.data();
+  if (sends_once()) {
+    MOE_ASSIGN_OR_RETURN(order.to_rank, StartTokens(1, to_rank));
+  }
+  if (relays()) {
+    MOE_ASSIGN_OR_RETURN(order.to_node, StartTokens(options_.node_size, to_node));
+  }
   return order;
 }
 
+absl::Status DispatchPlanBuilder::TakeValues(absl::Span<const int32_t> counts, TokensByGroup& rows,
+                                             absl::Span<int32_t>& values) {
+  absl::Span<int64_t> begin;
+  MOE_RETURN_IF_ERROR(Take(std::ssize(counts), begin));
+  int64_t all = 0;
+  for (size_t group = 0; group < counts.size(); ++group) {
+    begin[group] = all;
+    all += counts[group];
+  }
+  MOE_RETURN_IF_ERROR(Take(all, values));
+  rows.begin = begin.data();
+  rows.value = values.data();
+  return absl::OkStatus();
+}
+
 absl::Status DispatchPlanBuilder::CountSlots() {
-  const WorkspaceScope scope(workspace_);
   const Slots slots = slots_;
   const int32_t experts = routing_.num_experts;
-  MOE_ASSIGN_OR_RETURN(const SendOrder send, StartSendOrder(send_counts_));
+  absl::Span<int32_t> rail_sent;
+  if (relays()) {
+    const int64_t nodes = plan_.ranks_ / options_.node_size;
+    MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.chunks_ * nodes, 0, rail_sent));
+    plan_.rail_sent_ = rail_sent;
+  }
+  const WorkspaceScope scope(workspace_);
+  MOE_ASSIGN_OR_RETURN(const SendOrder send, StartSendOrder(send_counts_, rail_sent));
   for (int64_t b = 0; b < micro_batches_; ++b) {
     int32_t* const kept = &kept_[b * routed_];
     for (int64_t t = micro_batch_begin(b); t < micro_batch_end(b); ++t) {
@@ -180,7 +221,7 @@ absl::Status DispatchPlanBuilder::CountSlots() {
         }
         if (!slots.kept(s)) continue;
         ++kept[e];
-        if (send.pair_of_expert != nullptr) send.PlaceOf(e, static_cast<int32_t>(t));
+        if (send.sends_once()) send.PlaceOf(e, static_cast<int32_t>(t));
       }
     }
   }
@@ -197,11 +238,12 @@ absl::Status DispatchPlanBuilder::CheckPadding() const {
 }
 
 absl::Status DispatchPlanBuilder::OrderHomeRows() {
-  absl::Span<int64_t> start, send_begin;
-  absl::Span<int32_t> home_row_of_slot, home_slot, values, next, exchange, send_rows, send_token;
+  absl::Span<int64_t> start;
+  absl::Span<int32_t> home_row_of_slot, home_slot, values, next, exchange;
+  absl::Span<int32_t> rows_to_rank, rows_to_node, send_token, places;
   MOE_RETURN_IF_ERROR(Take(routed_, start));
-  MOE_RETURN_IF_ERROR(Take<int64_t>(std::ssize(send_counts_), 0, send_begin));
-  MOE_RETURN_IF_ERROR(Take<int32_t>(std::ssize(send_counts_), 0, send_rows));
+  MOE_RETURN_IF_ERROR(Take<int32_t>(std::ssize(send_counts_), 0, rows_to_rank));
+  MOE_RETURN_IF_ERROR(Take<int32_t>(std::ssize(plan_.rail_sent_), 0, rows_to_node));
   MOE_RETURN_IF_ERROR(Take(routed_, next));
   MOE_RETURN_IF_ERROR(Take<int32_t>(routed_, 0, exchange));
   const auto my_rows = [&](int64_t expert) {
@@ -224,16 +266,12 @@ absl::Status DispatchPlanBuilder::OrderHomeRows() {
   MOE_RETURN_IF_ERROR(Take(routing_.slots(), home_row_of_slot));
   MOE_RETURN_IF_ERROR(Take(rows, home_slot));
   MOE_RETURN_IF_ERROR(Take(rows, values));
-  MOE_ASSIGN_OR_RETURN(SendOrder send, StartSendOrder(send_rows));
+  MOE_ASSIGN_OR_RETURN(SendOrder send, StartSendOrder(rows_to_rank, rows_to_node));
+  if (relays()) {
+    MOE_RETURN_IF_ERROR(TakeValues(plan_.rail_sent_, send.to_node, send_token));
+  }
   if (sends_once()) {
-    int64_t sent = 0;
-    for (size_t pair = 0; pair < send_counts_.size(); ++pair) {
-      send_begin[pair] = sent;
-      sent += send_counts_[pair];
-    }
-    MOE_RETURN_IF_ERROR(Take(sent, send_token));
-    send.begin = send_begin.data();
-    send.token = send_token.data();
+    MOE_RETURN_IF_ERROR(TakeValues(send_counts_, send.to_rank, relays() ? places : send_token));
   }
   if (padded()) {  // some places stay empty
     std::fill(home_slot.begin(), home_slot.end(), -1);
@@ -253,6 +291,7 @@ absl::Status DispatchPlanBuilder::OrderHomeRows() {
   plan_.home_row_of_slot_ = home_row_of_slot;
   plan_.home_slot_ = home_slot;
   values_ = values;
+  places_ = places;
   if (sends_once()) plan_.send_token_ = send_token;
   if (!exchanges()) (plan_.ranks_ == 1 ? plan_.expert_token_ : plan_.send_token_) = values_;
   return absl::OkStatus();
@@ -272,7 +311,7 @@ void DispatchPlanBuilder::PlaceSlots(int64_t begin, int64_t end, HomeOrder home,
       const auto token = static_cast<int32_t>(t);
       home.row_of_slot[s] = row;
       PutInTurn(static_cast<int32_t>(s), home.slot_of_row + row);
-      PutInTurn(send.pair_of_expert == nullptr ? token : send.PlaceOf(e, token),
+      PutInTurn(send.sends_once() ? send.PlaceOf(e, token) : token,
                 home.value + row + home.exchange[e]);
     }
   }

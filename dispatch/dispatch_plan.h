@@ -23,6 +23,10 @@ struct DispatchPlanOptions {
   int overlap_degree = 1;
   // For kDirect: rows are read in peers' memory, neither sent nor received.
   bool reads_peers = false;
+  // For kHierarchical: ranks of a node, a divisor of R; rank r is on node r / node_size. Rows are
+  // relayed: a token is sent once to each node, to the rank of the sender's rail there
+  // (two_hop_exchange.h), which sends it on to the ranks that need it. 0: rows go straight to them.
+  int node_size = 0;
 };
 
 // A rank's arguments for its plan; borrowed. Every rank of `comm`, the expert-parallel group,
@@ -46,12 +50,15 @@ struct DispatchPlanInputs {
 //                  With padding to capacity they are home rows, so that shapes are static: one per
 //                  (chunk, destination, expert, micro-batch, place in capacity), -1 for an empty
 //                  place. So they are counted where peers are read, or there is one rank.
-//   received rows  sorted by (chunk, source rank, ...) as they arrive
+//                  Relayed, without padding: one per distinct (chunk, destination's node, token),
+//                  sorted so.
+//   received rows  sorted by (chunk, source rank, ...) as they arrive; sources are in the order of
+//                  ranks, or with node_size by (local rank, node)
 //   expert rows    one per kept slot of all ranks for my experts (capacity places when padded),
 //                  sorted by (expert, source rank, token, choice) = (expert, global token, choice).
 //                  This is what Experts reads; chunks are contiguous in it.
 //   return rows    expert rows on their way home: sorted by (chunk, source = home rank, expert,
-//                  token, choice) at the expert's rank
+//                  token, choice) at the expert's rank, with the sources in the same order
 //   home rows      the same rows as they arrive at home, by (chunk, expert's rank, expert, token,
 //                  choice)
 // docs/dispatch.md draws them. Slots of identity experts (ids >= num_routed_experts) and dropped
@@ -66,14 +73,15 @@ class DispatchPlan {
  public:
   // Collective. Costs an AllGather of 5E + R int32, where B is above 4 another one, and one
   // all-to-all of one int32 per expert row: the place of its token among the rows that its rank
-  // sends here (with padding it is known), or to read peers the token. `stream`, of the CPU, is
-  // synchronised; nothing else of the group may be under way. The slots are read twice. A group of
-  // one rank exchanges nothing; arrays that are equal are one: four int32 a slot, where every slot
-  // is kept.
+  // has for this one (with padding it is known), or to read peers the token. Relayed rows have one
+  // int32 each in the same all-to-all: which row that comes over the rail each is a copy of.
+  // `stream`, of the CPU, is synchronised; nothing else of the group may be under way. The slots
+  // are read twice. A group of one rank exchanges nothing; arrays that are equal are one: four
+  // int32 a slot, where every slot is kept.
   // Errors: kInvalidArgument, before anything is sent, if the routing's shapes disagree, an id is
-  // out of range or an expert has more kept slots in a micro-batch than padded_rows; after the
-  // AllGather, on all ranks alike, if ranks disagree on B, d or padded_rows or an expert rank would
-  // hold 2^31 rows; any error of the communicator.
+  // out of range, an expert has more kept slots in a micro-batch than padded_rows or node_size does
+  // not divide R; after the AllGather, on all ranks alike, if ranks disagree on B, d, padded_rows
+  // or node_size, or an expert rank would hold 2^31 rows; any error of the communicator.
   static absl::StatusOr<DispatchPlan> Build(const DispatchPlanInputs& inputs, Workspace& workspace,
                                             Stream& stream);
 
@@ -92,7 +100,7 @@ class DispatchPlan {
   // plan has one chunk with a row for every slot, of which those that no slot takes are last and
   // empty: -1 as their token and slot. Without padding, offsets and counts are on the device only.
   // Errors: as Build, but for these; kInvalidArgument if E or d*R are above kMaxSortedExperts;
-  // kUnimplemented with reads_peers.
+  // kUnimplemented with reads_peers or node_size.
   static absl::StatusOr<DispatchPlan> BuildOnDevice(const DispatchPlanInputs& inputs,
                                                     Workspace& host_workspace, Workspace& workspace,
                                                     Stream& stream);
@@ -101,6 +109,7 @@ class DispatchPlan {
   int ranks() const { return ranks_; }                          // R
   int rank() const { return rank_; }                            // the rank whose plan this is
   bool reads_peers() const { return reads_peers_; }             // as in the options
+  int node_size() const { return node_size_; }                  // as in the options
   int64_t tokens() const { return tokens_; }                    // T
   int64_t slots() const { return Size(home_row_of_slot_); }     // slots of the routing
   int64_t send_rows() const { return send_begin_.back(); }      // S, all chunks
@@ -162,6 +171,19 @@ class DispatchPlan {
     return Part(return_order_, expert_begin(chunk), expert_begin(chunk + 1));
   }
 
+  // Where rows are relayed, empty otherwise: [R / node_size] rows that this rank sends to each
+  // node, and that come to it from each, which it relays.
+  absl::Span<const int32_t> rail_sent(int chunk) const { return OfNodes(rail_sent_, chunk); }
+  absl::Span<const int32_t> rail_received(int chunk) const {
+    return OfNodes(rail_received_, chunk);
+  }
+  // [rows of the chunk that this rank relays, by (local rank of the destination, source's node,
+  // token)] row among those that came, by node, that each is a copy of.
+  absl::Span<const int32_t> relay_source(int chunk) const {
+    if (relay_source_.empty()) return relay_source_;
+    return Part(relay_source_, At(relay_begin_, chunk), At(relay_begin_, chunk + 1));
+  }
+
   // To read peers, or for one rank: (device) [expert rows of the chunk] token that each is at the
   // rank it comes from; -1 = an empty place.
   absl::Span<const int32_t> expert_token(int chunk) const {
@@ -193,8 +215,8 @@ class DispatchPlan {
     return At(peer_home_row_, expert * ranks_ + source);
   }
 
-  // Rows that `source` sends to `destination` in this chunk (known for every pair), and expert rows
-  // of `destination` that come from `source`; as many return from there.
+  // Rows that `destination` receives of `source` in this chunk (known for every pair), and expert
+  // rows of `destination` that come from `source`; as many return from there.
   int64_t SendRows(int chunk, int source, int destination) const {
     return At(send_table_, PairAt(chunk, source, destination));
   }
@@ -230,7 +252,13 @@ class DispatchPlan {
     return all.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
   }
 
-  int chunks_ = 1, ranks_ = 1, rank_ = 0;
+  absl::Span<const int32_t> OfNodes(absl::Span<const int32_t> counts, int chunk) const {
+    if (counts.empty()) return counts;
+    const int nodes = ranks_ / node_size_;
+    return Part(counts, int64_t{chunk} * nodes, int64_t{chunk + 1} * nodes);
+  }
+
+  int chunks_ = 1, ranks_ = 1, rank_ = 0, node_size_ = 0;
   bool reads_peers_ = false;
   int64_t tokens_ = 0, segments_ = 0;
   int64_t max_tokens_ = 0, max_return_rows_ = 0, max_expert_rows_ = 0;
@@ -243,6 +271,9 @@ class DispatchPlan {
   absl::Span<const int32_t> send_token_, expert_source_, expert_peer_, expert_token_,
       expert_home_row_, return_order_, return_place_;
   absl::Span<const int32_t> kept_slots_, send_table_, expert_table_;  // tables: [R, d, R]
+  absl::Span<const int32_t> rail_sent_, rail_received_;               // [d, R / node_size]
+  absl::Span<const int32_t> relay_source_;
+  absl::Span<const int64_t> relay_begin_;  // [d + 1]
 };
 
 }  // namespace moe

@@ -56,21 +56,37 @@ class DispatchPlanBuilder {
       return expert[s] < routed && (dropped == nullptr || dropped[s] == 0);
     }
   };
-  // Send rows while slots are counted or placed, by the pair (chunk, destination).
-  struct SendOrder {
-    const int32_t* pair_of_expert;  // [E]; nullptr: a token is not sent once to each pair
-    int32_t* last_token;            // [d * R] last token that has a row there
-    int32_t* rows;                  // [d * R] rows so far
-    const int64_t* begin;           // [d * R] where the pair's rows begin in `token`
-    int32_t* token;                 // nullptr: rows are only counted
+  // Rows of tokens while slots are counted or placed, each token once in each group of experts.
+  struct TokensByGroup {
+    const int32_t* group_of_expert;  // [E]; nullptr: there are no such rows
+    int32_t* last_token;             // [groups] last token that has a row there
+    int32_t* rows;                   // [groups] rows so far
+    const int64_t* begin;            // [groups] where the group's rows begin in `value`
+    int32_t* value;                  // nullptr: rows are only counted
 
-    // Which of the pair's rows carries token t for expert e: the last one, or a new one.
+    // Which of the group's rows is token t's for expert e: the last one, or a new one with the
+    // value of make_value().
+    template <typename MakeValue>
+    int32_t PlaceOf(int32_t e, int32_t t, MakeValue make_value) const {
+      const int32_t group = group_of_expert[e];
+      if (last_token[group] == t) return rows[group] - 1;
+      last_token[group] = t;
+      const int32_t made = make_value();
+      if (value != nullptr) value[begin[group] + rows[group]] = made;
+      return rows[group]++;
+    }
+  };
+  // Rows by (chunk, destination), and where they are relayed by (chunk, destination's node): the
+  // value of one of the first is then its place among the second, of the others it is the token.
+  struct SendOrder {
+    TokensByGroup to_rank, to_node;
+
+    bool sends_once() const { return to_rank.group_of_expert != nullptr; }
     int32_t PlaceOf(int32_t e, int32_t t) const {
-      const int32_t pair = pair_of_expert[e];
-      if (last_token[pair] == t) return rows[pair] - 1;
-      last_token[pair] = t;
-      if (token != nullptr) token[begin[pair] + rows[pair]] = t;
-      return rows[pair]++;
+      return to_rank.PlaceOf(e, t, [this, e, t] {
+        if (to_node.group_of_expert == nullptr) return t;
+        return to_node.PlaceOf(e, t, [t] { return t; });
+      });
     }
   };
   // Home rows while slots are placed.
@@ -83,7 +99,7 @@ class DispatchPlanBuilder {
   // room for most chunks; kept slots by (micro-batch, expert), with room for kMicroBatchesAtOnce.
   // So first messages have one length, also from ranks that disagree; more micro-batches come in a
   // second.
-  enum Header : int { kTokens, kMicroBatches, kPaddedRows, kChunks, kHeaderSize };
+  enum Header : int { kTokens, kMicroBatches, kPaddedRows, kChunks, kNodeSize, kHeaderSize };
   static constexpr int64_t kMicroBatchesAtOnce = 4;
 
   int64_t most_pairs() const { return int64_t{placement_.LocalExperts(0)} * plan_.ranks_; }
@@ -125,6 +141,7 @@ class DispatchPlanBuilder {
   bool padded() const { return routing_.padded_rows > 0; }
   // A token travels once to each pair, and not once for each place of padding, or read by peers.
   bool sends_once() const { return plan_.ranks_ > 1 && !plan_.reads_peers_ && !padded(); }
+  bool relays() const { return sends_once() && options_.node_size > 0; }
   // Whether a value of each row is sent to the rank of the row's expert.
   bool exchanges() const { return sends_once() || (plan_.ranks_ > 1 && plan_.reads_peers_); }
   int64_t micro_batch_begin(int64_t b) const { return offsets_.empty() ? 0 : offsets_[b]; }
@@ -143,13 +160,30 @@ class DispatchPlanBuilder {
 
   static absl::Status BadSlotOffsets(const Routing& routing);
   absl::Status CheckPadding() const;
-  absl::StatusOr<SendOrder> StartSendOrder(absl::Span<int32_t> rows);
+  // Counts rows by (chunk, R / group_ranks groups of ranks) in `rows`.
+  absl::StatusOr<TokensByGroup> StartTokens(int group_ranks, absl::Span<int32_t> rows);
+  absl::StatusOr<SendOrder> StartSendOrder(absl::Span<int32_t> to_rank,
+                                           absl::Span<int32_t> to_node);
+  // Gives `rows`, which have been counted, an array of values.
+  absl::Status TakeValues(absl::Span<const int32_t> counts, TokensByGroup& rows,
+                          absl::Span<int32_t>& values);
   // Places the slots of tokens [begin, end).
   void PlaceSlots(int64_t begin, int64_t end, HomeOrder home, SendOrder send) const;
   absl::Status CheckAgreement() const;
   absl::Status OrderSegments();
   absl::Status SumPairs();
   absl::Status ExchangeValues(Stream& stream);
+  // Of ranks that relay: rows of `source` that `relay` sends on, 0 where it is not of its rail;
+  // places_ in the messages to them; what they make of the places that they received.
+  int64_t RelayedRows(int chunk, int source, int relay) const;
+  absl::StatusOr<absl::Span<const int32_t>> WithPlaces(absl::Span<const int32_t> values);
+  absl::Status OrderRelays();
+  // The rank whose rows are the i-th to arrive.
+  int SourceAt(int i) const {
+    if (options_.node_size == 0) return i;
+    const int nodes = plan_.ranks_ / options_.node_size;
+    return i % nodes * options_.node_size + i / nodes;
+  }
   absl::StatusOr<absl::Span<const ExpertRun>> Runs();  // in the order of return rows
   absl::Status OrderReturns(absl::Span<const ExpertRun> runs, Stream& stream);
   absl::Status FindPeers(absl::Span<const ExpertRun> runs);
@@ -177,9 +211,12 @@ class DispatchPlanBuilder {
   absl::Span<int64_t> rows_;                // [R * E] RowsOf
   // Values of the home rows by (expert, token, choice): the token of a row, or, where tokens are
   // sent once, the position of the token among the rows for the expert's pair. received_: values of
-  // the expert rows by (source, expert), from their sources.
+  // the expert rows by (source, expert), from their sources; behind those of a source whose rows
+  // this rank relays, the places of these rows by (chunk, local rank of the destination, token).
   absl::Span<const int32_t> values_;
   absl::Span<int32_t> received_;
+  // Places of the rows by (chunk, destination, token) among those by (chunk, node, token).
+  absl::Span<const int32_t> places_;
 };
 
 }  // namespace moe

@@ -13,8 +13,9 @@ absl::StatusOr<DispatchPlan> DispatchPlan::BuildOnDevice(const DispatchPlanInput
                                                          Workspace& workspace, Stream& stream) {
   DispatchPlanBuilder builder(inputs, host_workspace, &workspace);
   MOE_RETURN_IF_ERROR(builder.Check());
-  if (inputs.options.reads_peers) {
-    return absl::UnimplementedError("DispatchPlan: reads_peers, of which the host makes plans");
+  if (inputs.options.reads_peers || inputs.options.node_size > 0) {
+    return absl::UnimplementedError(
+        "DispatchPlan: reads_peers or node_size, of which the host makes plans");
   }
   if (inputs.comm.size() == 1) return OneRankOnDevice(inputs, host_workspace, workspace, stream);
   MOE_RETURN_IF_ERROR(builder.StartMessage());

@@ -50,8 +50,10 @@ absl::Status DispatchPlanBuilder::GatherCounts(Stream& stream) {
 }
 
 absl::Status DispatchPlanBuilder::CheckAgreement() const {
-  constexpr std::pair<Header, absl::string_view> kAlike[] = {
-      {kMicroBatches, "micro-batches"}, {kPaddedRows, "padded_rows"}, {kChunks, "overlap degree"}};
+  constexpr std::pair<Header, absl::string_view> kAlike[] = {{kMicroBatches, "micro-batches"},
+                                                             {kPaddedRows, "padded_rows"},
+                                                             {kChunks, "overlap degree"},
+                                                             {kNodeSize, "node size"}};
   for (int r = 0; r < plan_.ranks_; ++r) {
     const auto other = messages_.subspan(r * first_length(), kHeaderSize);
     for (const auto& [field, name] : kAlike) {
@@ -160,8 +162,9 @@ absl::Status DispatchPlanBuilder::SumPairs() {
     send_begin[c + 1] = send_begin[c];
     recv_begin[c + 1] = recv_begin[c];
     home_begin[c + 1] = home_begin[c];
+    for (const int32_t rows : plan_.rail_sent(c)) send_begin[c + 1] += rows;
     for (int r = 0; r < plan_.ranks_; ++r) {
-      send_begin[c + 1] += plan_.SendRows(c, plan_.rank_, r);
+      if (!relays()) send_begin[c + 1] += plan_.SendRows(c, plan_.rank_, r);
       recv_begin[c + 1] += plan_.SendRows(c, r, plan_.rank_);
       home_begin[c + 1] += plan_.ExpertRows(c, plan_.rank_, r);
     }
@@ -175,21 +178,27 @@ absl::Status DispatchPlanBuilder::SumPairs() {
   return absl::OkStatus();
 }
 
-// Tells every expert's rank the value of each row it will get, by (expert, token, choice).
+// Tells every expert's rank the value of each row it will get, by (expert, token, choice), and
+// every rank that relays the places of the rows that it will send on.
 absl::Status DispatchPlanBuilder::ExchangeValues(Stream& stream) {
   if (!exchanges()) return absl::OkStatus();
   absl::Span<int64_t> send_counts, recv_counts;
   MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.ranks_, 0, send_counts));
   MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.ranks_, 0, recv_counts));
-  MOE_RETURN_IF_ERROR(TakeRows(plan_.expert_rows(), received_));
   for (int r = 0; r < plan_.ranks_; ++r) {
     for (int c = 0; c < plan_.chunks_; ++c) {
-      send_counts[r] += plan_.ExpertRows(c, plan_.rank_, r);
-      recv_counts[r] += plan_.ExpertRows(c, r, plan_.rank_);
+      send_counts[r] += plan_.ExpertRows(c, plan_.rank_, r) + RelayedRows(c, plan_.rank_, r);
+      recv_counts[r] += plan_.ExpertRows(c, r, plan_.rank_) + RelayedRows(c, r, plan_.rank_);
     }
   }
-  MOE_RETURN_IF_ERROR(comm_.AllToAllV<int32_t>(values_.first(plan_.return_rows()), send_counts,
-                                               received_, recv_counts, stream, site_));
+  MOE_RETURN_IF_ERROR(
+      TakeRows(std::accumulate(recv_counts.begin(), recv_counts.end(), int64_t{0}), received_));
+  absl::Span<const int32_t> send = values_.first(plan_.return_rows());
+  if (relays()) {
+    MOE_ASSIGN_OR_RETURN(send, WithPlaces(send));
+  }
+  MOE_RETURN_IF_ERROR(
+      comm_.AllToAllV<int32_t>(send, send_counts, received_, recv_counts, stream, site_));
   return device_ != nullptr ? absl::OkStatus() : stream.Synchronize();
 }
 
@@ -202,14 +211,16 @@ absl::StatusOr<absl::Span<const ExpertRun>> DispatchPlanBuilder::Runs() {
   for (int r = 1; r < plan_.ranks_; ++r) {
     received[r] = received[r - 1];
     for (int c = 0; c < plan_.chunks_; ++c) {
-      received[r] += static_cast<int32_t>(plan_.ExpertRows(c, r - 1, plan_.rank_));
+      received[r] += static_cast<int32_t>(plan_.ExpertRows(c, r - 1, plan_.rank_) +
+                                          RelayedRows(c, r - 1, plan_.rank_));
     }
   }
   auto run = runs.begin();
   int32_t return_row = 0;
   for (int c = 0; c < plan_.chunks_; ++c) {
     int32_t source_row = 0;
-    for (int r = 0; r < plan_.ranks_; ++r) {
+    for (int i = 0; i < plan_.ranks_; ++i) {
+      const int r = SourceAt(i);
       const auto sent = static_cast<int32_t>(plan_.SendRows(c, r, plan_.rank_));
       for (int64_t l = chunk_first(plan_.rank_, c); l < chunk_first(plan_.rank_, c + 1); ++l) {
         const int64_t first = plan_.SourceBegin(l, r);
@@ -237,6 +248,9 @@ absl::Status DispatchPlanBuilder::OrderExpertRows(Stream& stream) {
   if (plan_.ranks_ == 1) return OrderRowsOfOneRank();
   MOE_RETURN_IF_ERROR(ExchangeValues(stream));
   MOE_ASSIGN_OR_RETURN(const auto runs, Runs());
+  if (relays()) {
+    MOE_RETURN_IF_ERROR(OrderRelays());
+  }
   if (!plan_.reads_peers_) return OrderReturns(runs, stream);
   MOE_RETURN_IF_ERROR(FindPeers(runs));
   return FindHomeSources();

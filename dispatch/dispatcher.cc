@@ -63,10 +63,11 @@ template <typename T>
 absl::Status Dispatcher<T>::CheckChunk(absl::string_view function, const DispatchCall& call) const {
   const DispatchPlan& plan = call.plan;
   const int chunk = call.chunk;
-  const bool reads_peers = algorithm() == DispatchAlgorithm::kDirect;
-  if (plan.reads_peers() != reads_peers) {
+  const DispatchPlanOptions mine = PlanOptions(plan.chunks());
+  if (plan.reads_peers() != mine.reads_peers || plan.node_size() != mine.node_size) {
     return absl::InvalidArgumentError(absl::StrCat(
-        function, ": the plan has reads_peers = ", plan.reads_peers(), ", expected ", reads_peers));
+        function, ": the plan has reads_peers = ", plan.reads_peers(), " and node_size = ",
+        plan.node_size(), ", expected ", mine.reads_peers, " and ", mine.node_size));
   }
   if (plan.ranks() == comm_.size() && plan.rank() == comm_.rank() && chunk >= 0 &&
       chunk < plan.chunks()) {

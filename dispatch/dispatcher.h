@@ -91,8 +91,9 @@ class ExchangeClock {
 //                 P*H*b both ways all the same
 //   direct        P*H*b both ways: a row is read once per expert row; one copy of x, none of
 //                 outputs
-//   hierarchical  as staged, twice: between nodes, then inside the node. A rank talks to R/s + s
-//                 ranks instead of R, in messages s times as large across nodes.
+//   hierarchical  Dispatch (M + S)*H*b: M rows of distinct tokens per node and chunk between nodes,
+//                 then inside the node as many as staged sends; Return 2*P*H*b. With padding to
+//                 capacity M = S. A rank talks to R/s + s ranks instead of R.
 //
 // Same bits whatever the algorithm: rows are rounded to T before they travel, also when they stay
 // on their rank or are read in place.
@@ -118,6 +119,12 @@ class Dispatcher {
                                                             MemoryResource& memory = CpuMemory(),
                                                             uint64_t host = HostId());
   virtual DispatchAlgorithm algorithm() const = 0;
+  // Options of the plans along which this dispatcher moves rows.
+  DispatchPlanOptions PlanOptions(int overlap_degree) const {
+    return {.overlap_degree = overlap_degree,
+            .reads_peers = algorithm() == DispatchAlgorithm::kDirect,
+            .node_size = algorithm() == DispatchAlgorithm::kHierarchical ? nodes_.size : 0};
+  }
   const ExchangeBytes& bytes() const { return bytes_; }
   // nullptr, as at first: none. `clock` must outlive what is enqueued.
   virtual void set_clock(ExchangeClock* clock) { clock_ = clock; }

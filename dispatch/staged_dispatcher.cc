@@ -67,7 +67,7 @@ class StagedDispatcher : public Dispatcher<T> {
                              call.exchange);
     }
     MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(call, x));
-    MOE_ASSIGN_OR_RETURN(const auto source, ExpertSource(call));
+    const auto source = plan.expert_source(chunk);
     if (!weight.has_value()) return GatherRows<T>(received, source, rows, call.exchange);
     MOE_ASSIGN_OR_RETURN(const auto home, WeightsInHomeOrder(call, *weight));
     MOE_ASSIGN_OR_RETURN(const auto weights, SendWeights(call, home));
@@ -86,16 +86,16 @@ class StagedDispatcher : public Dispatcher<T> {
       if (home_rows.data() == expert_rows.data()) return absl::OkStatus();
       return GatherRows<T>(expert_rows, plan.return_order(chunk), home, call.exchange);
     }
-    MOE_ASSIGN_OR_RETURN(const auto order, ReturnOrder(call));
+    const auto order = plan.return_order(chunk);
     MOE_ASSIGN_OR_RETURN(const auto send,
                          call.workspace.Matrix<T>(static_cast<int64_t>(order.size()), hidden));
     MOE_RETURN_IF_ERROR(GatherRows<T>(expert_rows, order, send, call.exchange));
     return SendHome(call, send, home);
   }
 
-  // What an exchange of the chunk is: all-to-alls, in the order of ranks.
+  // What an exchange of the chunk is: all-to-alls.
 
-  // send: rows by destination. The chunk's received rows, in an order of sources.
+  // send: the chunk's send rows. Its received rows.
   virtual absl::StatusOr<MatrixView<const T>> SendRows(const DispatchCall& call,
                                                        MatrixView<const T> send) {
     const DispatchPlan& plan = call.plan;
@@ -111,10 +111,6 @@ class StagedDispatcher : public Dispatcher<T> {
     }
     return received;
   }
-  // [expert rows of the chunk] the received row that each of them is.
-  virtual absl::StatusOr<absl::Span<const int32_t>> ExpertSource(const DispatchCall& call) const {
-    return call.plan.expert_source(call.chunk);
-  }
   // send: weights in the order of home rows, which at the experts' rank is return order.
   virtual absl::StatusOr<MatrixView<const float>> SendWeights(const DispatchCall& call,
                                                               MatrixView<const float> send) {
@@ -129,10 +125,7 @@ class StagedDispatcher : public Dispatcher<T> {
     CountWeights(plan, chunk);
     return received;
   }
-  // The order of expert rows in which SendHome takes them.
-  virtual absl::StatusOr<absl::Span<const int32_t>> ReturnOrder(const DispatchCall& call) const {
-    return call.plan.return_order(call.chunk);
-  }
+  // send: in return order. home: in the order of home rows.
   virtual absl::Status SendHome(const DispatchCall& call, MatrixView<const T> send,
                                 MatrixView<T> home) {
     const DispatchPlan& plan = call.plan;
@@ -170,7 +163,6 @@ class StagedDispatcher : public Dispatcher<T> {
   }
 };
 
-// Rows come by (local rank, node) of their source, and go home so.
 template <typename T>
 class HierarchicalDispatcher final : public StagedDispatcher<T> {
  public:
@@ -184,78 +176,21 @@ class HierarchicalDispatcher final : public StagedDispatcher<T> {
  private:
   absl::StatusOr<MatrixView<const T>> SendRows(const DispatchCall& call,
                                                MatrixView<const T> send) override {
-    return two_hops_.Out<T>(
-        send, [&](int source, int to) { return call.plan.SendRows(call.chunk, source, to); },
-        {[this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
-         call.exchange, call.site});
-  }
-
-  // plan.expert_source, which counts received rows by source rank, for rows in SendTokens' order.
-  absl::StatusOr<absl::Span<const int32_t>> ExpertSource(const DispatchCall& call) const override {
     const DispatchPlan& plan = call.plan;
     const int chunk = call.chunk;
-    Workspace& workspace = call.workspace;
-    MOE_ASSIGN_OR_RETURN(const auto shift, workspace.Array<int64_t>(plan.ranks()));
-    int64_t row = 0;
-    two_hops_.ForEachRankByRail([&](int r) {
-      shift[r] = row;
-      row += plan.SendRows(chunk, r, plan.rank());
-    });
-    row = 0;
-    for (int r = 0; r < plan.ranks(); ++r) {
-      shift[r] -= row;
-      row += plan.SendRows(chunk, r, plan.rank());
-    }
-    const auto source = plan.expert_source(chunk);
-    MOE_ASSIGN_OR_RETURN(const auto shifted,
-                         workspace.Array<int32_t>(static_cast<int64_t>(source.size())));
-    const int64_t begin = plan.expert_begin(chunk);
-    for (int l = plan.chunk_first_expert()[chunk]; l < plan.chunk_first_expert()[chunk + 1]; ++l) {
-      for (int r = 0; r < plan.ranks(); ++r) {
-        for (int64_t n = plan.SourceBegin(l, r) - begin; n < plan.SourceBegin(l, r + 1) - begin;
-             ++n) {
-          shifted[n] = static_cast<int32_t>(source[n] + shift[r]);
-        }
-      }
-    }
-    return shifted;
+    return two_hops_.Out<T>(
+        send, [&](int source, int to) { return plan.SendRows(chunk, source, to); },
+        {[this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
+         call.exchange, call.site},
+        {plan.rail_sent(chunk), plan.rail_received(chunk), plan.relay_source(chunk)});
   }
 
   absl::StatusOr<MatrixView<const float>> SendWeights(const DispatchCall& call,
                                                       MatrixView<const float> send) override {
-    const DispatchPlan& plan = call.plan;
-    const int chunk = call.chunk;
-    MOE_ASSIGN_OR_RETURN(
-        const auto by_rail,
-        two_hops_.Out<float>(send,
-                             [&](int source, int to) { return plan.ExpertRows(chunk, source, to); },
-                             {[this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); },
-                              call.workspace, call.exchange, call.site}));
-    return TwoHopExchange::Transpose<float>(
-        by_rail, two_hops_.node_size(), two_hops_.nodes(),
-        [&](int l, int m) { return plan.ExpertRows(chunk, two_hops_.RankOf(m, l), plan.rank()); },
-        call.workspace, call.exchange);
-  }
-
-  // The chunk's return order, by (local rank, node) of home instead of by home rank.
-  absl::StatusOr<absl::Span<const int32_t>> ReturnOrder(const DispatchCall& call) const override {
-    const DispatchPlan& plan = call.plan;
-    const int chunk = call.chunk;
-    Workspace& workspace = call.workspace;
-    const auto order = plan.return_order(chunk);
-    MOE_ASSIGN_OR_RETURN(const auto by_rail,
-                         workspace.Array<int32_t>(static_cast<int64_t>(order.size())));
-    MOE_ASSIGN_OR_RETURN(const auto begin, workspace.Array<int64_t>(plan.ranks()));
-    int64_t row = 0;
-    for (int r = 0; r < plan.ranks(); ++r) {
-      begin[r] = row;
-      row += plan.ExpertRows(chunk, r, plan.rank());
-    }
-    auto to = by_rail.begin();
-    two_hops_.ForEachRankByRail([&](int home) {
-      to = std::copy_n(order.begin() + begin[home], plan.ExpertRows(chunk, home, plan.rank()), to);
-    });
-    return by_rail;
+    return two_hops_.Out<float>(
+        send, [&](int source, int to) { return call.plan.ExpertRows(call.chunk, source, to); },
+        {[this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
+         call.exchange, call.site});
   }
 
   absl::Status SendHome(const DispatchCall& call, MatrixView<const T> send,

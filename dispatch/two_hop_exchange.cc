@@ -6,6 +6,7 @@
 #include "dispatch/exchange_rows.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/permute/permute.h"
 
 namespace moe {
 namespace {
@@ -25,12 +26,6 @@ absl::StatusOr<TwoHopExchange> TwoHopExchange::Create(Communicator& comm, int no
   MOE_ASSIGN_OR_RETURN(exchange.rail_.comm, comm.Split(exchange.my_local_, exchange.my_node_));
   MOE_ASSIGN_OR_RETURN(exchange.node_.comm, comm.Split(exchange.my_node_, exchange.my_local_));
   return exchange;
-}
-
-void TwoHopExchange::ForEachRankByRail(absl::FunctionRef<void(int rank)> visit) const {
-  for (int l = 0; l < node_size_; ++l) {
-    for (int m = 0; m < nodes_; ++m) visit(RankOf(m, l));
-  }
 }
 
 TwoHopExchange::HopRows TwoHopExchange::RailRows(RowCount rows) const {
@@ -102,17 +97,28 @@ absl::StatusOr<MatrixView<U>> TwoHopExchange::Transpose(
 
 template <typename U>
 absl::StatusOr<MatrixView<U>> TwoHopExchange::Out(MatrixView<const U> send, RowCount rows,
-                                                  const Call& call) {
+                                                  const Call& call, const Relays& relays) {
   Workspace& workspace = call.workspace;
-  const HopRows rail = RailRows(rows), node = NodeRows(rows);
+  HopRows rail = RailRows(rows);
+  const HopRows node = NodeRows(rows);
+  const bool relayed = !relays.sent.empty();
+  if (relayed) {
+    rail.out.assign(relays.sent.begin(), relays.sent.end());
+    rail.in.assign(relays.received.begin(), relays.received.end());
+  }
   MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<U>(SumOf(rail.in), send.cols()));
   MOE_RETURN_IF_ERROR(Hop<U>(rail_, send, rail.out, middle, rail.in, call));
-  MOE_ASSIGN_OR_RETURN(
-      const auto by_local,
-      Transpose<U>(
-          middle, nodes_, node_size_,
-          [&](int m, int l) { return rows(RankOf(m, my_local_), RankOf(my_node_, l)); }, workspace,
-          call.stream));
+  MatrixView<U> by_local;
+  if (relayed) {
+    MOE_ASSIGN_OR_RETURN(by_local, workspace.Matrix<U>(SumOf(node.out), send.cols()));
+    MOE_RETURN_IF_ERROR(GatherRows<U>(middle, relays.source, by_local, call.stream));
+  } else {
+    MOE_ASSIGN_OR_RETURN(
+        by_local, Transpose<U>(
+                      middle, nodes_, node_size_,
+                      [&](int m, int l) { return rows(RankOf(m, my_local_), RankOf(my_node_, l)); },
+                      workspace, call.stream));
+  }
   MOE_ASSIGN_OR_RETURN(const auto received, workspace.Matrix<U>(SumOf(node.in), send.cols()));
   MOE_RETURN_IF_ERROR(Hop<U>(node_, by_local, node.out, received, node.in, call));
   return received;
@@ -136,11 +142,9 @@ absl::Status TwoHopExchange::Back(MatrixView<const U> send, RowCount rows, Matri
 
 #define MOE_INSTANTIATE(U)                                                                     \
   template absl::StatusOr<MatrixView<U>> TwoHopExchange::Out<U>(MatrixView<const U>, RowCount, \
-                                                                const Call&);                  \
+                                                                const Call&, const Relays&);   \
   template absl::Status TwoHopExchange::Back<U>(MatrixView<const U>, RowCount, MatrixView<U>,  \
-                                                const Call&);                                  \
-  template absl::StatusOr<MatrixView<U>> TwoHopExchange::Transpose<U>(                         \
-      MatrixView<const U>, int, int, absl::FunctionRef<int64_t(int, int)>, Workspace&, Stream&);
+                                                const Call&);
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
 MOE_INSTANTIATE(Float16)

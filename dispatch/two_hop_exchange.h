@@ -19,7 +19,8 @@ namespace moe {
 
 // Rank r is local rank l of node m, r = m * s + l for s = node_size. Two groups meet at every rank:
 // its rail (the ranks of its local rank, one per node) and its node.
-//   Out   (m, l) -> rail -> (m', l) -> node -> (m', l')   messages carry all rows for node m'
+//   Out   (m, l) -> rail -> (m', l) -> node -> (m', l')   messages carry all rows for node m', or
+//                                                         once those that several l' shall have
 //   Back  (m', l') -> node -> (m', l) -> rail -> (m, l)
 // so a pair of nodes is crossed by s large messages each way instead of s * s small ones. Every
 // rank knows the number of rows between every pair, so no message carries the length of another.
@@ -41,27 +42,23 @@ class TwoHopExchange {
   // Clock of both hops; nullptr, the initial value: none.
   void set_clock(ExchangeClock* clock) { clock_ = clock; }
 
-  int nodes() const { return nodes_; }
-  int node_size() const { return node_size_; }
-  int RankOf(int node, int local) const { return node * node_size_ + local; }
-  // Calls visit(rank) for all ranks, by (local rank, node).
-  void ForEachRankByRail(absl::FunctionRef<void(int rank)> visit) const;
+  // Rows that travel once to a node, of which several ranks receive a copy. DispatchPlan has these.
+  struct Relays {
+    absl::Span<const int32_t> sent, received;  // [nodes] along the rail; empty: `source` is
+    absl::Span<const int32_t> source;  // [rows of the second hop, by (l', m)] row of the first
+  };
 
-  // send: rows by destination. The result: rows by (local rank, node) of their source.
+  // send: rows by destination, or where some are relayed by node. The result: rows by (local rank,
+  // node) of their source; rows(source, destination) of them.
   template <typename U>
-  absl::StatusOr<MatrixView<U>> Out(MatrixView<const U> send, RowCount rows, const Call& call);
+  absl::StatusOr<MatrixView<U>> Out(MatrixView<const U> send, RowCount rows, const Call& call,
+                                    const Relays& relays = {});
 
   // send: rows by (local rank, node) of their home. received: rows by the rank that sent them.
   // rows(home, sender): the pairs of Out, turned round.
   template <typename U>
   absl::Status Back(MatrixView<const U> send, RowCount rows, MatrixView<U> received,
                     const Call& call);
-
-  // from: blocks of rows(outer, inner) rows each, by (outer, inner). The result: by (inner, outer).
-  template <typename U>
-  static absl::StatusOr<MatrixView<U>> Transpose(
-      MatrixView<const U> from, int outer, int inner,
-      absl::FunctionRef<int64_t(int outer, int inner)> rows, Workspace& workspace, Stream& stream);
 
  private:
   TwoHopExchange(Communicator& comm, int node_size)
@@ -90,6 +87,14 @@ class TwoHopExchange {
   template <typename U>
   absl::Status Hop(const Part& part, MatrixView<const U> send, const RankCounts& sent,
                    MatrixView<U> received, const RankCounts& received_rows, const Call& call);
+
+  // from: blocks of rows(outer, inner) rows each, by (outer, inner). The result: by (inner, outer).
+  template <typename U>
+  static absl::StatusOr<MatrixView<U>> Transpose(
+      MatrixView<const U> from, int outer, int inner,
+      absl::FunctionRef<int64_t(int outer, int inner)> rows, Workspace& workspace, Stream& stream);
+
+  int RankOf(int node, int local) const { return node * node_size_ + local; }
 
   Communicator* comm_;
   int node_size_, nodes_, my_node_, my_local_;

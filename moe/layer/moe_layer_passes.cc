@@ -245,14 +245,12 @@ absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const Routing& routing,
   const Context& context = pass.context;
   Workspace& host = pass.kept_host();
   Workspace& workspace = pass.kept();
-  const DispatchPlanInputs inputs = {
-      .routing = routing,
-      .micro_batch_offsets = offsets,
-      .placement = placement_,
-      .options = {.overlap_degree = config_.overlap_degree,
-                  .reads_peers = dispatcher_->algorithm() == DispatchAlgorithm::kDirect},
-      .comm = context.mesh->group(MeshGroup::kExpert),
-      .site = pass.site.Named("plan")};
+  const DispatchPlanInputs inputs = {.routing = routing,
+                                     .micro_batch_offsets = offsets,
+                                     .placement = placement_,
+                                     .options = dispatcher_->PlanOptions(config_.overlap_degree),
+                                     .comm = context.mesh->group(MeshGroup::kExpert),
+                                     .site = pass.site.Named("plan")};
   if (plans_on_device_) {
     return DispatchPlan::BuildOnDevice(inputs, host, workspace, *context.compute);
   }

@@ -132,7 +132,7 @@ TEST_F(DevicePlanTest, HasNoPeersAndIsRefusedWhereTheyAreNeeded) {
     const auto stream = MakeInlineStream();
     EXPECT_THAT(dispatcher->Dispatch({plan, 0, workspace, *stream}, {x.data(), plan.tokens(), 1},
                                      {rows.data(), plan.expert_rows(), 1}),
-                StatusIs(kInvalidArgument, "reads_peers = 0, expected 1"));
+                StatusIs(kInvalidArgument, "reads_peers = 0 and node_size = 0, expected 1 and 0"));
     return absl::OkStatus();
   });
 }

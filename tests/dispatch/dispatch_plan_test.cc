@@ -51,12 +51,12 @@ TEST(ExpertPlacementTest, EveryExpertIsOnOneRankAndCountsDifferByOneAtMost) {
   }
 }
 
-absl::StatusOr<DispatchPlan> Build(const World& world, int overlap, Communicator& comm,
-                                   Workspace& workspace, Stream& stream, bool reads_peers = false) {
+absl::StatusOr<DispatchPlan> Build(const World& world, const DispatchPlanOptions& options,
+                                   Communicator& comm, Workspace& workspace, Stream& stream) {
   return DispatchPlan::Build({.routing = world.view(comm.rank()),
                               .micro_batch_offsets = world.routing[comm.rank()].micro_batch_offsets,
                               .placement = {world.experts, world.ranks},
-                              .options = {.overlap_degree = overlap, .reads_peers = reads_peers},
+                              .options = options,
                               .comm = comm},
                              workspace, stream);
 }
@@ -95,9 +95,9 @@ TEST(DispatchPlanTest, FollowsTheMapByHand) {
   const World world = HandMadeWorld();
   Env().Run(3, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
     Workspace workspace;
-    const DispatchPlan plan = Build(world, 1, comm, workspace, stream).value();
+    const DispatchPlan plan = Build(world, {}, comm, workspace, stream).value();
     const DispatchPlan reading =
-        Build(world, 1, comm, workspace, stream, /*reads_peers=*/true).value();
+        Build(world, {.reads_peers = true}, comm, workspace, stream).value();
     EXPECT_EQ(plan.chunks(), 1);
     EXPECT_EQ(plan.segments(), 3);  // 3 ranks, 1 micro-batch
     if (comm.rank() == 0) {
@@ -136,6 +136,62 @@ bool SendsRows(const DispatchPlan& plan) {
   return plan.ranks() > 1 && !plan.reads_peers();
 }
 
+// Ranks in the order in which their rows arrive: by (local rank, node) where there are nodes.
+std::vector<int> SourcesOf(const DispatchPlan& plan) {
+  const int step = std::max(1, plan.node_size());
+  std::vector<int> sources;
+  for (int local = 0; local < step; ++local) {
+    for (int r = local; r < plan.ranks(); r += step) sources.push_back(r);
+  }
+  return sources;
+}
+
+// Tokens that `source` sends to the ranks of `node`, each once.
+std::vector<int64_t> NodeTokens(const World& world, const DispatchPlan& plan, int chunk, int source,
+                                int node) {
+  std::set<int64_t> tokens;
+  for (int r = node * plan.node_size(); r < (node + 1) * plan.node_size(); ++r) {
+    const auto for_rank = world.SendTokens(chunk, source, r);
+    tokens.insert(for_rank.begin(), for_rank.end());
+  }
+  return {tokens.begin(), tokens.end()};
+}
+
+bool Relays(const World& world, const DispatchPlan& plan) {
+  return plan.ranks() > 1 && plan.node_size() > 0 && world.padded_rows == 0;
+}
+
+void ExpectRelays(const World& world, const DispatchPlan& plan) {
+  if (!Relays(world, plan)) {
+    EXPECT_THAT(plan.rail_sent(0), IsEmpty());
+    EXPECT_THAT(plan.rail_received(0), IsEmpty());
+    EXPECT_THAT(plan.relay_source(0), IsEmpty());
+    return;
+  }
+  const int s = plan.node_size(), node = plan.rank() / s, nodes = plan.ranks() / s;
+  for (int c = 0; c < plan.chunks(); ++c) {
+    std::vector<OracleRow> came, relayed, want;
+    std::vector<int32_t> sent, received;
+    for (int m = 0; m < nodes; ++m) {
+      const int source = m * s + plan.rank() % s;
+      const auto tokens = NodeTokens(world, plan, c, source, node);
+      for (const int64_t t : tokens) came.push_back({source, t, -1});
+      received.push_back(static_cast<int32_t>(tokens.size()));
+      sent.push_back(static_cast<int32_t>(NodeTokens(world, plan, c, plan.rank(), m).size()));
+    }
+    for (int r = node * s; r < (node + 1) * s; ++r) {
+      for (int m = 0; m < nodes; ++m) {
+        const int source = m * s + plan.rank() % s;
+        for (const int64_t t : world.SendTokens(c, source, r)) want.push_back({source, t, -1});
+      }
+    }
+    for (const int32_t row : plan.relay_source(c)) relayed.push_back(came.at(row));
+    EXPECT_EQ(plan.rail_sent(c), absl::MakeConstSpan(sent));
+    EXPECT_EQ(plan.rail_received(c), absl::MakeConstSpan(received));
+    EXPECT_EQ(relayed, want);
+  }
+}
+
 void ExpectExpertSide(const World& world, const DispatchPlan& plan) {
   const int me = plan.rank();
   const int32_t first = world.FirstExpert(me), local = world.FirstExpert(me + 1) - first;
@@ -160,7 +216,8 @@ void ExpectExpertSide(const World& world, const DispatchPlan& plan) {
   for (int r = 0; r < world.ranks; ++r) home_of[r] = world.HomeRows(r);
   for (int c = 0; c < plan.chunks(); ++c) {
     std::vector<OracleRow> received;
-    for (int r = 0; r < world.ranks; ++r) {
+    const std::vector<int> sources = SourcesOf(plan);
+    for (const int r : sources) {
       for (const int64_t token : world.SendTokens(c, r, me)) received.push_back({r, token, -1});
     }
     const int64_t chunk_rows = plan.expert_begin(c + 1) - plan.expert_begin(c);
@@ -195,7 +252,7 @@ void ExpectExpertSide(const World& world, const DispatchPlan& plan) {
     if (plan.reads_peers()) continue;
     // Sorted by home; within one home in expert-row order.
     std::vector<int32_t> order;
-    for (int home = 0; home < world.ranks; ++home) {
+    for (const int home : sources) {
       for (int64_t n = plan.expert_begin(c); n < plan.expert_begin(c + 1); ++n) {
         if (want[n].source == home) order.push_back(static_cast<int32_t>(n));
       }
@@ -210,10 +267,16 @@ void ExpectHomeSide(const World& world, const DispatchPlan& plan) {
   const RankRouting& mine = world.routing[me];
   for (int c = 0; c < plan.chunks(); ++c) {
     std::vector<int32_t> tokens;
-    for (int r = 0; r < world.ranks; ++r) {
-      for (const int64_t t : world.SendTokens(c, me, r)) tokens.push_back(static_cast<int32_t>(t));
+    const auto add = [&](const std::vector<int64_t>& sent) {
+      for (const int64_t t : sent) tokens.push_back(static_cast<int32_t>(t));
+    };
+    if (Relays(world, plan)) {
+      for (int m = 0; m < plan.ranks() / plan.node_size(); ++m) {
+        add(NodeTokens(world, plan, c, me, m));
+      }
+    } else if (SendsRows(plan)) {
+      for (int r = 0; r < world.ranks; ++r) add(world.SendTokens(c, me, r));
     }
-    if (!SendsRows(plan)) tokens.clear();
     EXPECT_EQ(plan.send_token(c), absl::MakeConstSpan(tokens)) << "chunk " << c;
   }
   const std::vector<OracleRow> home = world.HomeRows(me);
@@ -279,15 +342,22 @@ TEST(DispatchPlanTest, EqualsTheBruteForceWorld) {
         std::ostringstream where;
         where << c << ", rank " << comm.rank();
         SCOPED_TRACE(where.str());
-        for (const bool reads_peers : {false, true}) {
+        std::vector<DispatchPlanOptions> all = {{}, {.reads_peers = true}};
+        for (int s = 1; s <= c.ranks; ++s) {
+          if (c.ranks % s == 0) all.push_back({.node_size = s});
+        }
+        for (DispatchPlanOptions options : all) {
+          options.overlap_degree = c.overlap;
           Workspace workspace;
-          const auto plan = Build(world, c.overlap, comm, workspace, stream, reads_peers).value();
-          EXPECT_EQ(plan.reads_peers(), reads_peers);
+          const auto plan = Build(world, options, comm, workspace, stream).value();
+          EXPECT_EQ(plan.reads_peers(), options.reads_peers);
+          EXPECT_EQ(plan.node_size(), options.node_size);
           EXPECT_EQ(plan.chunks(), world.chunks);
           EXPECT_EQ(plan.tokens(), world.routing[comm.rank()].tokens());
           ExpectExpertSide(world, plan);
           ExpectHomeSide(world, plan);
           ExpectTables(world, plan);
+          ExpectRelays(world, plan);
         }
       }
     });
@@ -298,7 +368,7 @@ TEST(DispatchPlanTest, OneRankKeepsFourIntegersASlot) {
   const World world = MakeWorld({.ranks = 1, .experts = 8, .top_k = 4, .tokens = {4096}});
   Env().Run(1, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
     Workspace workspace;
-    const auto plan = Build(world, 1, comm, workspace, stream).value();
+    const auto plan = Build(world, {}, comm, workspace, stream).value();
     const int64_t tables = int64_t{16} << 10;  // bytes of the tables of experts and chunks
     EXPECT_LE(workspace.used_bytes(), 4 * 4 * plan.slots() + tables);
   });
@@ -310,42 +380,44 @@ TEST(DispatchPlanTest, RefusesABadRoutingBeforeAnythingIsSent) {
   const World good = MakeWorld({.ranks = ranks, .experts = 4, .tokens = {5}});
   Env().Run(ranks, absl::Seconds(2), EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
     if (comm.rank() != 0) return;
-    const auto refused = [&](const World& world, int overlap, const char* message,
-                             std::vector<int64_t> micro_batches = {0, 5}) {
+    const auto refused = [&](const World& world, const DispatchPlanOptions& options,
+                             const char* message, std::vector<int64_t> micro_batches = {0, 5}) {
       Workspace workspace;
       EXPECT_THAT(DispatchPlan::Build({.routing = world.view(0),
                                        .micro_batch_offsets = micro_batches,
                                        .placement = {4, world.ranks},
-                                       .options = {.overlap_degree = overlap},
+                                       .options = options,
                                        .comm = comm},
                                       workspace, stream),
                   StatusIs(kInvalidArgument, message));
     };
     World bad = good;
     bad.routing[0].expert[3] = 4;
-    refused(bad, 1, "slot 3 names expert 4, expected 0 .. 3");
+    refused(bad, {}, "slot 3 names expert 4, expected 0 .. 3");
     bad.routing[0].expert[3] = -1;
-    refused(bad, 1, "slot 3 names expert -1");
+    refused(bad, {}, "slot 3 names expert -1");
     bad = good;
     bad.experts = bad.num_experts = 5;
-    refused(bad, 1, "placement of 4 experts");
+    refused(bad, {}, "placement of 4 experts");
     bad = good;
     bad.ranks = ranks + 1;
-    refused(bad, 1, "placement of 4 experts on");
+    refused(bad, {}, "placement of 4 experts on");
     bad = good;
     bad.routing[0].slot_offset[2] = 100;
-    refused(bad, 1, "slot_offset");
+    refused(bad, {}, "slot_offset");
     bad = good;
     bad.routing[0].dropped.pop_back();
-    refused(bad, 1, "dropped [9], expected [10]");
+    refused(bad, {}, "dropped [9], expected [10]");
     bad = good;
     bad.padded_rows = 1;
-    refused(bad, 1, "(padded_rows)");
+    refused(bad, {}, "(padded_rows)");
     bad.padded_rows = -1;
-    refused(bad, 1, "padded_rows -1");
-    refused(good, 0, "overlap degree 0");
-    refused(good, 1, "micro_batch_offsets", {0, 4});
-    refused(good, 1, "micro_batch_offsets", {0, 4, 3, 5});
+    refused(bad, {}, "padded_rows -1");
+    refused(good, {.overlap_degree = 0}, "overlap degree 0");
+    refused(good, {.node_size = -1}, "node size -1, expected 0 or a divisor");
+    refused(good, {.node_size = 3}, "node size 3, expected 0 or a divisor");
+    refused(good, {}, "micro_batch_offsets", {0, 4});
+    refused(good, {}, "micro_batch_offsets", {0, 4, 3, 5});
   });
 }
 
@@ -356,20 +428,22 @@ TEST(DispatchPlanTest, RanksThatDisagreeAreRefusedOnAllOfThem) {
   Env().Run(ranks, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
     Workspace workspace;
     World mine = world;
-    const auto refused = [&](int overlap, const char* message) {
-      EXPECT_THAT(Build(mine, overlap, comm, workspace, stream),
+    const auto refused = [&](const DispatchPlanOptions& options, const char* message) {
+      EXPECT_THAT(Build(mine, options, comm, workspace, stream),
                   StatusIs(kInvalidArgument, message));
     };
     const bool other = comm.rank() == 1;
     mine.padded_rows = other ? 9 : 8;
-    refused(1, "padded_rows 9 on rank 1, expected 8 as on rank 0");
+    refused({}, "padded_rows 9 on rank 1, expected 8 as on rank 0");
     mine.padded_rows = 0;
-    refused(other ? 2 : 1, "overlap degree 2 on rank 1, expected 1 as on rank 0");
+    refused({.overlap_degree = other ? 2 : 1},
+            "overlap degree 2 on rank 1, expected 1 as on rank 0");
+    refused({.node_size = other ? 1 : 0}, "node size 1 on rank 1, expected 0 as on rank 0");
     // Numbers of micro-batches that fit the first message, and larger ones.
     for (const auto& [few, many] : {std::pair(1, 2), std::pair(1, 9), std::pair(8, 9)}) {
       mine.routing[comm.rank()].micro_batch_offsets.assign(1 + (other ? many : few), 2);
       mine.routing[comm.rank()].micro_batch_offsets.front() = 0;
-      refused(1, absl::StrCat("micro-batches ", many, " on rank 1, expected ", few).c_str());
+      refused({}, absl::StrCat("micro-batches ", many, " on rank 1, expected ", few).c_str());
     }
   });
 }

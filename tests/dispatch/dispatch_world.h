@@ -238,7 +238,7 @@ std::vector<T> ReadArray(absl::Span<const T> array, Stream& stream) {
 inline std::map<int, std::vector<WorldCase>> WorldCases(int max_ranks) {
   std::map<int, std::vector<WorldCase>> cases;
   uint64_t seed = 0;
-  for (const int ranks : {1, 2, 3, 4, 5, 8}) {
+  for (const int ranks : {1, 2, 3, 4, 5, 6, 8}) {
     if (ranks > max_ranks) continue;
     const auto add = [&](WorldCase c) {
       c.ranks = ranks;

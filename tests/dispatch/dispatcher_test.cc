@@ -69,14 +69,12 @@ class Batch {
         seed_(seed),
         workspace_(workspace),
         stream_(stream),
-        plan_(DispatchPlan::Build(
-                  {.routing = world.view(me_),
-                   .micro_batch_offsets = world.routing[me_].micro_batch_offsets,
-                   .placement = {world.experts, world.ranks},
-                   .options = {.overlap_degree = c.overlap,
-                               .reads_peers = dispatcher.algorithm() == DispatchAlgorithm::kDirect},
-                   .comm = comm},
-                  workspace, stream)
+        plan_(DispatchPlan::Build({.routing = world.view(me_),
+                                   .micro_batch_offsets = world.routing[me_].micro_batch_offsets,
+                                   .placement = {world.experts, world.ranks},
+                                   .options = dispatcher.PlanOptions(c.overlap),
+                                   .comm = comm},
+                                  workspace, stream)
                   .value()),
         x_(seed, me_, plan_.tokens(), hidden),
         expert_rows_(workspace.Matrix<T>(plan_.expert_rows(), hidden).value()),
@@ -362,12 +360,13 @@ TYPED_TEST(DispatcherTest, CountsBytesByWhereTheyGo) {
     batch.Return(dispatcher);
     step("return", slots, slots, 2 * slots);
   });
-  // Two hops, each of 40 tokens: on the rail half of them stay, in the node half of them stay.
+  // Along the rail 10 tokens for each node, one of which is the own; in the node 40, half of which
+  // stay. Rows that return, and weights, are as many in both hops.
   run(DispatchAlgorithm::kHierarchical, [&](auto& dispatcher, auto& batch, auto step) {
-    batch.Dispatch(dispatcher);
-    step("dispatch", 4 * tokens, 2 * tokens, 2 * tokens);
+    batch.Dispatch(dispatcher);  // a token travels once to each node
+    step("dispatch", 3 * tokens, 2 * tokens, tokens);
     batch.DispatchScaled(dispatcher);
-    step("scaled", 4 * (tokens + weights), 2 * (tokens + weights), 2 * (tokens + weights));
+    step("scaled", 3 * tokens + 4 * weights, 2 * (tokens + weights), tokens + 2 * weights);
     batch.Return(dispatcher);
     step("return", 4 * slots, 2 * slots, 2 * slots);
   });

@@ -141,16 +141,15 @@ absl::Status MoveWithALateRank(std::unique_ptr<Communicator> inner, DispatchAlgo
                            .weight = weight,
                            .num_experts = 4,
                            .num_routed_experts = 4};
-  MOE_ASSIGN_OR_RETURN(
-      const DispatchPlan plan,
-      DispatchPlan::Build({.routing = routing,
-                           .placement = {4, kRanks},
-                           .options = {.reads_peers = algorithm == DispatchAlgorithm::kDirect},
-                           .comm = group},
-                          workspace, *stream));
   MOE_ASSIGN_OR_RETURN(const auto dispatcher,
                        Dispatcher<float>::Create({.algorithm = algorithm, .node_size = 2}, group));
   EXPECT_EQ(dispatcher->algorithm(), algorithm);
+  MOE_ASSIGN_OR_RETURN(const DispatchPlan plan,
+                       DispatchPlan::Build({.routing = routing,
+                                            .placement = {4, kRanks},
+                                            .options = dispatcher->PlanOptions(1),
+                                            .comm = group},
+                                           workspace, *stream));
   PhaseClock clock(CommonTime);
   clock.KeepMeetings();
   dispatcher->set_clock(&clock);
