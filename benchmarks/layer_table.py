@@ -19,13 +19,19 @@ PASSES = ("forward", "forward + backward")
 KT = "kt-kernel"
 
 
+def calls_of(args, shape):
+    """Timed calls in a round: of few tokens more, since each is short."""
+    return args.calls * max(1, 256 // shape["tokens"])
+
+
 def product(args, shape, backward):
     """Milliseconds of the pass."""
+    calls = calls_of(args, shape)
     command = [args.moe, "bench", "layer", "--ranks", "1", "--threads", "1",
                "--tokens", str(shape["tokens"]), "--num-experts", str(shape["experts"]),
                "--moe-router-topk", str(shape["topk"]), "--hidden-size", str(shape["hidden"]),
                "--moe-ffn-hidden-size", str(shape["ffn"]), "-d", shape["dtype"],
-               "-n", str(args.calls), "-w", "1", "-T", "0", "-o", "jsonl"]
+               "-n", str(calls), "-w", str(1 + calls // 5), "-T", "0", "-o", "jsonl"]
     lines = table_lines.run(command + ([] if backward else ["--pack-weights"]),
                             table_lines.one_thread())
     whole = {line["pass"]: line for line in lines if line["phase"] == "all"}
@@ -56,7 +62,7 @@ def one_round(args, peers, core, shape, backward):
     for name, peer in peers.items():
         if name.startswith(KT) and (backward or shape["dtype"] != "bf16"):
             continue
-        answer = peer.ask(shape | {"backward": backward, "calls": args.calls})
+        answer = peer.ask(shape | {"backward": backward, "calls": calls_of(args, shape)})
         theirs[name] = min(answer["ms"].values())
         core.check()
     operations = (6 * shape["tokens"] * shape["topk"] * shape["hidden"] * shape["ffn"] *
@@ -86,7 +92,7 @@ def main():
     parser.add_argument("--tokens", default="64,1024,4096")
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--passes", default=",".join(PASSES))
-    parser.add_argument("--calls", type=int, default=3, help="timed calls in a round")
+    parser.add_argument("--calls", type=int, default=3, help="timed calls in a round; below 256 tokens more")
     args = parser.parse_args()
     core = table_lines.Core(args)
     peers = (table_lines.torch_workers(args, "torch_layer.py") |
