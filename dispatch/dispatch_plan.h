@@ -58,7 +58,7 @@ struct DispatchPlanInputs {
 //                  sorted by (expert, source rank, token, choice) = (expert, global token, choice).
 //                  This is what Experts reads; chunks are contiguous in it.
 //   return rows    expert rows on their way home: sorted by (chunk, source = home rank, expert,
-//                  token, choice) at the expert's rank, with the sources in the same order
+//                  token, choice) at the expert's rank; ranks are in their own order
 //   home rows      the same rows as they arrive at home, by (chunk, expert's rank, expert, token,
 //                  choice)
 // docs/dispatch.md draws them. Slots of identity experts (ids >= num_routed_experts) and dropped

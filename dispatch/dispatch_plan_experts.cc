@@ -205,8 +205,10 @@ absl::Status DispatchPlanBuilder::ExchangeValues(Stream& stream) {
 absl::StatusOr<absl::Span<const ExpertRun>> DispatchPlanBuilder::Runs() {
   const int64_t local = placement_.LocalExperts(plan_.rank_);
   absl::Span<ExpertRun> runs;
-  absl::Span<int32_t> received;  // [R] the next of each source
+  absl::Span<int32_t> received;    // [R] the next of each source
+  absl::Span<int32_t> source_row;  // [R] as in ExpertRun; with padding the next of each source
   MOE_RETURN_IF_ERROR(Take(local * plan_.ranks_, runs));
+  MOE_RETURN_IF_ERROR(Take(plan_.ranks_, source_row));
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.ranks_, 0, received));
   for (int r = 1; r < plan_.ranks_; ++r) {
     received[r] = received[r - 1];
@@ -218,9 +220,12 @@ absl::StatusOr<absl::Span<const ExpertRun>> DispatchPlanBuilder::Runs() {
   auto run = runs.begin();
   int32_t return_row = 0;
   for (int c = 0; c < plan_.chunks_; ++c) {
-    int32_t source_row = 0;
+    int32_t arrived = 0;
     for (int i = 0; i < plan_.ranks_; ++i) {
-      const int r = SourceAt(i);
+      source_row[SourceAt(i)] = arrived;
+      arrived += static_cast<int32_t>(plan_.SendRows(c, SourceAt(i), plan_.rank_));
+    }
+    for (int r = 0; r < plan_.ranks_; ++r) {
       const auto sent = static_cast<int32_t>(plan_.SendRows(c, r, plan_.rank_));
       for (int64_t l = chunk_first(plan_.rank_, c); l < chunk_first(plan_.rank_, c + 1); ++l) {
         const int64_t first = plan_.SourceBegin(l, r);
@@ -233,12 +238,12 @@ absl::StatusOr<absl::Span<const ExpertRun>> DispatchPlanBuilder::Runs() {
                   .return_row = return_row,
                   .chunk_row = static_cast<int32_t>(plan_.expert_begin(c)),
                   .received = received[r],
-                  .source_row = source_row,
+                  .source_row = source_row[r],
                   .source_rows = sent};
         return_row += rows;
         received[r] += rows;
+        if (padded()) source_row[r] += rows;
       }
-      source_row += sent;
     }
   }
   return runs;
@@ -260,10 +265,12 @@ absl::Status DispatchPlanBuilder::OrderReturns(absl::Span<const ExpertRun> runs,
   absl::Span<int32_t> source, order, place;
   MOE_RETURN_IF_ERROR(TakeRows(plan_.expert_rows(), order));
   MOE_RETURN_IF_ERROR(TakeRows(plan_.expert_rows(), place));
-  MOE_RETURN_IF_ERROR(TakeRows(sends_once() ? plan_.expert_rows() : 0, source));
+  // Places of padding are received, and in the order of return rows where they take one hop.
+  const bool differs = sends_once() || options_.node_size > 0;
+  MOE_RETURN_IF_ERROR(TakeRows(differs ? plan_.expert_rows() : 0, source));
   plan_.return_order_ = order;
   plan_.return_place_ = place;
-  plan_.expert_source_ = sends_once() ? source : place;  // each place of padding is received
+  plan_.expert_source_ = differs ? source : place;
   if (device_ != nullptr) {
     return moe::OrderExpertRows({.runs = runs,
                                  .received = received_,
@@ -277,7 +284,12 @@ absl::Status DispatchPlanBuilder::OrderReturns(absl::Span<const ExpertRun> runs,
     const auto places = place.subspan(run.expert_row, run.rows);
     std::iota(returns.begin(), returns.end(), run.expert_row);
     std::iota(places.begin(), places.end(), run.return_row - run.chunk_row);
-    if (!sends_once()) continue;
+    if (!differs) continue;
+    if (padded()) {
+      const auto rows = source.subspan(run.expert_row, run.rows);
+      std::iota(rows.begin(), rows.end(), run.source_row);
+      continue;
+    }
     const int32_t* const sent = received_.data() + run.received;
     int32_t* const row = source.data() + run.expert_row;
     for (int32_t i = 0; i < run.rows; ++i) {

@@ -92,8 +92,8 @@ class ExchangeClock {
 //   direct        P*H*b both ways: a row is read once per expert row; one copy of x, none of
 //                 outputs
 //   hierarchical  Dispatch (M + S)*H*b: M rows of distinct tokens per node and chunk between nodes,
-//                 then inside the node as many as staged sends; Return 2*P*H*b. With padding to
-//                 capacity M = S. A rank talks to R/s + s ranks instead of R.
+//                 then inside the node as many as staged sends; with padding to capacity M = S.
+//                 Return P*H*b, as staged.
 //
 // Same bits whatever the algorithm: rows are rounded to T before they travel, also when they stay
 // on their rank or are read in place.

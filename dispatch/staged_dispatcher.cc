@@ -1,6 +1,6 @@
 // Staged dispatch: gather to send order, AllToAllV, regroup by index; and back. A group of one rank
-// gathers once, straight into the order that is wanted. Hierarchical dispatch is staged, with every
-// all-to-all in two hops (two_hop_exchange.h).
+// gathers once, straight into the order that is wanted. Hierarchical dispatch is staged, with two
+// hops on the way out (two_hop_exchange.h).
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -93,8 +93,6 @@ class StagedDispatcher : public Dispatcher<T> {
     return SendHome(call, send, home);
   }
 
-  // What an exchange of the chunk is: all-to-alls.
-
   // send: the chunk's send rows. Its received rows.
   virtual absl::StatusOr<MatrixView<const T>> SendRows(const DispatchCall& call,
                                                        MatrixView<const T> send) {
@@ -112,8 +110,8 @@ class StagedDispatcher : public Dispatcher<T> {
     return received;
   }
   // send: weights in the order of home rows, which at the experts' rank is return order.
-  virtual absl::StatusOr<MatrixView<const float>> SendWeights(const DispatchCall& call,
-                                                              MatrixView<const float> send) {
+  absl::StatusOr<MatrixView<const float>> SendWeights(const DispatchCall& call,
+                                                      MatrixView<const float> send) {
     const DispatchPlan& plan = call.plan;
     const int chunk = call.chunk;
     const int64_t rows = plan.expert_begin(chunk + 1) - plan.expert_begin(chunk);
@@ -126,8 +124,7 @@ class StagedDispatcher : public Dispatcher<T> {
     return received;
   }
   // send: in return order. home: in the order of home rows.
-  virtual absl::Status SendHome(const DispatchCall& call, MatrixView<const T> send,
-                                MatrixView<T> home) {
+  absl::Status SendHome(const DispatchCall& call, MatrixView<const T> send, MatrixView<T> home) {
     const DispatchPlan& plan = call.plan;
     const int chunk = call.chunk;
     CountReturned(plan, chunk, send.cols());
@@ -171,35 +168,21 @@ class HierarchicalDispatcher final : public StagedDispatcher<T> {
         two_hops_(std::move(two_hops)) {}
 
   DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kHierarchical; }
-  void set_clock(ExchangeClock* clock) override { two_hops_.set_clock(clock); }
+  void set_clock(ExchangeClock* clock) override {
+    StagedDispatcher<T>::set_clock(clock);
+    two_hops_.set_clock(clock);
+  }
 
  private:
   absl::StatusOr<MatrixView<const T>> SendRows(const DispatchCall& call,
                                                MatrixView<const T> send) override {
     const DispatchPlan& plan = call.plan;
     const int chunk = call.chunk;
-    return two_hops_.Out<T>(
+    return two_hops_.Send<T>(
         send, [&](int source, int to) { return plan.SendRows(chunk, source, to); },
         {[this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
          call.exchange, call.site},
         {plan.rail_sent(chunk), plan.rail_received(chunk), plan.relay_source(chunk)});
-  }
-
-  absl::StatusOr<MatrixView<const float>> SendWeights(const DispatchCall& call,
-                                                      MatrixView<const float> send) override {
-    return two_hops_.Out<float>(
-        send, [&](int source, int to) { return call.plan.ExpertRows(call.chunk, source, to); },
-        {[this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
-         call.exchange, call.site});
-  }
-
-  absl::Status SendHome(const DispatchCall& call, MatrixView<const T> send,
-                        MatrixView<T> home) override {
-    return two_hops_.Back<T>(
-        send, [&](int to, int sender) { return call.plan.ExpertRows(call.chunk, to, sender); },
-        home,
-        {[this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, call.workspace,
-         call.exchange, call.site});
   }
 
   TwoHopExchange two_hops_;

@@ -96,8 +96,8 @@ absl::StatusOr<MatrixView<U>> TwoHopExchange::Transpose(
 }
 
 template <typename U>
-absl::StatusOr<MatrixView<U>> TwoHopExchange::Out(MatrixView<const U> send, RowCount rows,
-                                                  const Call& call, const Relays& relays) {
+absl::StatusOr<MatrixView<U>> TwoHopExchange::Send(MatrixView<const U> send, RowCount rows,
+                                                   const Call& call, const Relays& relays) {
   Workspace& workspace = call.workspace;
   HopRows rail = RailRows(rows);
   const HopRows node = NodeRows(rows);
@@ -124,27 +124,9 @@ absl::StatusOr<MatrixView<U>> TwoHopExchange::Out(MatrixView<const U> send, RowC
   return received;
 }
 
-template <typename U>
-absl::Status TwoHopExchange::Back(MatrixView<const U> send, RowCount rows, MatrixView<U> received,
-                                  const Call& call) {
-  Workspace& workspace = call.workspace;
-  const HopRows rail = RailRows(rows), node = NodeRows(rows);
-  MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<U>(SumOf(node.out), send.cols()));
-  MOE_RETURN_IF_ERROR(Hop<U>(node_, send, node.in, middle, node.out, call));
-  MOE_ASSIGN_OR_RETURN(
-      const auto by_node,
-      Transpose<U>(
-          middle, node_size_, nodes_,
-          [&](int l, int m) { return rows(RankOf(m, my_local_), RankOf(my_node_, l)); }, workspace,
-          call.stream));
-  return Hop<U>(rail_, by_node, rail.in, received, rail.out, call);
-}
-
-#define MOE_INSTANTIATE(U)                                                                     \
-  template absl::StatusOr<MatrixView<U>> TwoHopExchange::Out<U>(MatrixView<const U>, RowCount, \
-                                                                const Call&, const Relays&);   \
-  template absl::Status TwoHopExchange::Back<U>(MatrixView<const U>, RowCount, MatrixView<U>,  \
-                                                const Call&);
+#define MOE_INSTANTIATE(U)                                                                      \
+  template absl::StatusOr<MatrixView<U>> TwoHopExchange::Send<U>(MatrixView<const U>, RowCount, \
+                                                                 const Call&, const Relays&);
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
 MOE_INSTANTIATE(Float16)

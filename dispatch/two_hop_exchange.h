@@ -19,11 +19,10 @@ namespace moe {
 
 // Rank r is local rank l of node m, r = m * s + l for s = node_size. Two groups meet at every rank:
 // its rail (the ranks of its local rank, one per node) and its node.
-//   Out   (m, l) -> rail -> (m', l) -> node -> (m', l')   messages carry all rows for node m', or
-//                                                         once those that several l' shall have
-//   Back  (m', l') -> node -> (m', l) -> rail -> (m, l)
-// so a pair of nodes is crossed by s large messages each way instead of s * s small ones. Every
-// rank knows the number of rows between every pair, so no message carries the length of another.
+//   (m, l) -> rail -> (m', l) -> node -> (m', l')
+// so a pair of nodes is crossed by s large messages each way instead of s * s small ones, and by a
+// row that several ranks of m' need once. Every rank knows the number of rows between every pair,
+// so no message carries the length of another.
 class TwoHopExchange {
  public:
   // Rows that `source` has for `destination`.
@@ -42,23 +41,17 @@ class TwoHopExchange {
   // Clock of both hops; nullptr, the initial value: none.
   void set_clock(ExchangeClock* clock) { clock_ = clock; }
 
-  // Rows that travel once to a node, of which several ranks receive a copy. DispatchPlan has these.
+  // Rows that cross once and become one row or several in the node; empty: each is one.
   struct Relays {
-    absl::Span<const int32_t> sent, received;  // [nodes] along the rail; empty: `source` is
+    absl::Span<const int32_t> sent, received;  // [nodes] rows along the rail
     absl::Span<const int32_t> source;  // [rows of the second hop, by (l', m)] row of the first
   };
 
-  // send: rows by destination, or where some are relayed by node. The result: rows by (local rank,
-  // node) of their source; rows(source, destination) of them.
+  // send: rows by destination, or with `relays` by node. The result: rows(source, destination) rows
+  // by (local rank, node) of their source.
   template <typename U>
-  absl::StatusOr<MatrixView<U>> Out(MatrixView<const U> send, RowCount rows, const Call& call,
-                                    const Relays& relays = {});
-
-  // send: rows by (local rank, node) of their home. received: rows by the rank that sent them.
-  // rows(home, sender): the pairs of Out, turned round.
-  template <typename U>
-  absl::Status Back(MatrixView<const U> send, RowCount rows, MatrixView<U> received,
-                    const Call& call);
+  absl::StatusOr<MatrixView<U>> Send(MatrixView<const U> send, RowCount rows, const Call& call,
+                                     const Relays& relays = {});
 
  private:
   TwoHopExchange(Communicator& comm, int node_size)
@@ -70,8 +63,7 @@ class TwoHopExchange {
         rail_{.comm = nullptr, .first = my_local_, .step = node_size},
         node_{.comm = nullptr, .first = my_node_ * node_size, .step = 1} {}
 
-  // Rows that this rank moves to and from each rank of a group in its hop of Out; in Back they come
-  // the way they went.
+  // Rows that this rank moves to and from each rank of a group in its hop.
   struct HopRows {
     RankCounts out, in;
   };

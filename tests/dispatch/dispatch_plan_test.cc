@@ -216,8 +216,7 @@ void ExpectExpertSide(const World& world, const DispatchPlan& plan) {
   for (int r = 0; r < world.ranks; ++r) home_of[r] = world.HomeRows(r);
   for (int c = 0; c < plan.chunks(); ++c) {
     std::vector<OracleRow> received;
-    const std::vector<int> sources = SourcesOf(plan);
-    for (const int r : sources) {
+    for (const int r : SourcesOf(plan)) {
       for (const int64_t token : world.SendTokens(c, r, me)) received.push_back({r, token, -1});
     }
     const int64_t chunk_rows = plan.expert_begin(c + 1) - plan.expert_begin(c);
@@ -252,7 +251,7 @@ void ExpectExpertSide(const World& world, const DispatchPlan& plan) {
     if (plan.reads_peers()) continue;
     // Sorted by home; within one home in expert-row order.
     std::vector<int32_t> order;
-    for (const int home : sources) {
+    for (int home = 0; home < world.ranks; ++home) {
       for (int64_t n = plan.expert_begin(c); n < plan.expert_begin(c + 1); ++n) {
         if (want[n].source == home) order.push_back(static_cast<int32_t>(n));
       }

@@ -361,14 +361,14 @@ TYPED_TEST(DispatcherTest, CountsBytesByWhereTheyGo) {
     step("return", slots, slots, 2 * slots);
   });
   // Along the rail 10 tokens for each node, one of which is the own; in the node 40, half of which
-  // stay. Rows that return, and weights, are as many in both hops.
+  // stay. Weights and rows that return make one hop.
   run(DispatchAlgorithm::kHierarchical, [&](auto& dispatcher, auto& batch, auto step) {
     batch.Dispatch(dispatcher);  // a token travels once to each node
     step("dispatch", 3 * tokens, 2 * tokens, tokens);
     batch.DispatchScaled(dispatcher);
-    step("scaled", 3 * tokens + 4 * weights, 2 * (tokens + weights), tokens + 2 * weights);
+    step("scaled", 3 * tokens + weights, 2 * tokens + weights, tokens + 2 * weights);
     batch.Return(dispatcher);
-    step("return", 4 * slots, 2 * slots, 2 * slots);
+    step("return", slots, slots, 2 * slots);
   });
 }
 

@@ -171,7 +171,7 @@ absl::Status CollectiveCase::UseHierarchicalAs() {
     };
     MOE_ASSIGN_OR_RETURN(
         const auto received,
-        exchange_->Out<U>(send, rows, {[](int, int64_t) {}, *workspace, stream_, site()}));
+        exchange_->Send<U>(send, rows, {[](int, int64_t) {}, *workspace, stream_, site()}));
     MOE_RETURN_IF_ERROR(stream_.Synchronize());
     result_ = {reinterpret_cast<std::byte*>(received.data()),
                static_cast<size_t>(received.rows() * received.cols()) * sizeof(U)};

@@ -233,25 +233,22 @@ absl::StatusOr<CommRate> MeasureExchange(const lm::TrainConfig& config,
   const ExchangeBytes& bytes = report.exchange_bytes;
   const int64_t left = bytes.same_node + bytes.cross_node;
   const DispatcherOptions& dispatcher = config.model.moe.dispatcher;
-  // The bytes of hierarchical dispatch count both of its hops. On a GPU it ran staged
-  // (Dispatcher::Create): two hops move memory of the host alone.
+  // Hierarchical dispatch merges rows and counts both of its hops: one exchange of as many bytes.
   const bool hierarchical = dispatcher.algorithm == DispatchAlgorithm::kHierarchical;
-  const bool staged = hierarchical && config.trainer.session.device == DeviceKind::kCuda;
-  const int hops = hierarchical && !staged ? 2 : 1;
   CommRate rate = {
       .name = "dispatch + combine",
       .calls = Exchanges(config, report.steps, world.size() / config.trainer.session.mesh.tensor),
       .moved_bytes = left / world.size(),
       .seconds = report.phase_seconds[static_cast<int>(Phase::kDispatch)] +
                  report.phase_seconds[static_cast<int>(Phase::kCombine)]};
-  const int64_t all = (bytes.self + left) / hops;
+  const int64_t all = bytes.self + left;
   rate.size_bytes = all / world.size() / std::max<int64_t>(1, rate.calls);
   MOE_ASSIGN_OR_RETURN(
       const double call,
       SecondsOf({.op = measure::Op::kAllToAllV,
                  .dtype = config.trainer.dtype,
                  .size_bytes = std::max<int64_t>(rate.size_bytes, SizeOf(config.trainer.dtype)),
-                 .dispatch = staged ? DispatchAlgorithm::kStaged : dispatcher.algorithm,
+                 .dispatch = hierarchical ? DispatchAlgorithm::kStaged : dispatcher.algorithm,
                  .node_size = dispatcher.node_size},
                 group, stream));
   rate.bench_seconds = call * static_cast<double>(rate.calls);

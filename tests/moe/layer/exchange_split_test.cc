@@ -118,10 +118,10 @@ class WatchedCommunicator final : public testing::ForwardingCommunicator {
 
 // Collectives that rank r of three has entered when it waits for rank 3, which is late: of two hops
 // the second, unless rank 3 is its partner in the first. Rows go between nodes {0, 1} and {2, 3}
-// first, and come back within them first.
+// first, and return in one hop.
 int EnteredBeforeLate(DispatchAlgorithm algorithm, int movement, int r) {
-  if (algorithm != DispatchAlgorithm::kHierarchical) return 1;
-  return r == (movement < 2 ? 1 : 2) ? 1 : 2;
+  const bool two_hops = algorithm == DispatchAlgorithm::kHierarchical && movement < 2;
+  return two_hops && r != 1 ? 2 : 1;
 }
 
 // Rank 3 comes to each of three movements a second after all others wait for it.
