@@ -63,7 +63,7 @@ struct Straggler {
   int rank = -1;       // -1: none
   int64_t last = 0;    // collectives that it entered last, of
   int64_t calls = 0;   // those of which all members have entries
-  double seconds = 0;  // by which it came after the last but one, summed over `last`
+  double seconds = 0;  // by which it came after the last but one; each delay once
 };
 
 struct Analysis {

@@ -205,41 +205,57 @@ bool IsOfAll(const Meeting& meeting, const Group& group) {
          });
 }
 
-// Adds to the rank that came last.
-void AddLast(const Meeting& meeting, std::map<int, Straggler>& of_rank) {
+// Collectives of which all members have entries, in the order in which their first ranks came.
+std::vector<const Meeting*> MeetingsOfAll(const Groups& groups) {
+  std::vector<const Meeting*> found;
+  for (const auto& [name, group] : groups) {
+    for (const auto* const of_kind : {&group.meetings, &group.transfers}) {
+      for (const auto& [sequence, meeting] : *of_kind) {
+        if (IsOfAll(meeting, group)) found.push_back(&meeting);
+      }
+    }
+  }
+  std::stable_sort(found.begin(), found.end(), [](const Meeting* one, const Meeting* other) {
+    return one->First()->entered_ns < other->First()->entered_ns;
+  });
+  return found;
+}
+
+// Adds to the rank that came last. late_ns: of each rank, by how much it came last to a call in
+// which nobody waited for it: calls of a device's stream are entered one after another, so that
+// whoever is late to one is late to those that follow, and what it was late before is not added.
+void AddLast(const Meeting& meeting, std::map<int, int64_t>& late_ns,
+             std::map<int, Straggler>& of_rank) {
   int last = -1;
-  int64_t latest = 0, before = 0;
+  int64_t latest = 0, before = 0, left = 0;
   for (const auto& [rank, call] : meeting.calls) {
     const int64_t came = call->started_ns != 0 ? call->started_ns : call->entered_ns;
+    left = std::max(left, call->ended_ns);
     before = std::max(before, std::min(came, latest));
     if (came <= latest) continue;
     before = latest;
     latest = came;
     last = rank;
   }
+  const int64_t late = latest - before, known = late_ns[last];
+  for (const auto& [rank, call] : meeting.calls) late_ns[rank] = 0;
+  if (left < latest) late_ns[last] = late;
   Straggler& straggler = of_rank[last];
   straggler.rank = last;
   ++straggler.last;
-  straggler.seconds += static_cast<double>(latest - before) * 1e-9;
+  straggler.seconds += static_cast<double>(std::max<int64_t>(0, late - known)) * 1e-9;
 }
 
 Straggler StragglerOf(const Groups& groups) {
   std::map<int, Straggler> of_rank;
-  int64_t calls = 0;
-  for (const auto& [name, group] : groups) {
-    for (const auto* const of_kind : {&group.meetings, &group.transfers}) {
-      for (const auto& [sequence, meeting] : *of_kind) {
-        if (!IsOfAll(meeting, group)) continue;
-        ++calls;
-        AddLast(meeting, of_rank);
-      }
-    }
-  }
+  std::map<int, int64_t> late_ns;
+  const std::vector<const Meeting*> meetings = MeetingsOfAll(groups);
+  for (const Meeting* const meeting : meetings) AddLast(*meeting, late_ns, of_rank);
   Straggler worst;
   for (const auto& [rank, straggler] : of_rank) {
     if (straggler.seconds > worst.seconds) worst = straggler;
   }
-  worst.calls = calls;
+  worst.calls = std::ssize(meetings);
   return worst;
 }
 

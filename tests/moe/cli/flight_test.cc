@@ -191,6 +191,26 @@ TEST(FlightTest, ARankThatIsLateInTransfers) {
   EXPECT_DOUBLE_EQ(analysis.straggler.seconds, 80e-9);
 }
 
+// Calls of a stream are entered without a wait: rank 1 is late to three of them by one delay of 50,
+// rank 2 twice by delays of its own.
+TEST(FlightTest, ADelayOfAStreamCountsOnce) {
+  const int came[3][5] = {{10, 20, 30, 100, 200}, {60, 70, 81, 100, 200}, {10, 20, 30, 140, 240}};
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < 3; ++rank) {
+    texts.push_back(Head(rank));
+    for (int i = 0; i < 5; ++i) {
+      // In the fourth all wait for rank 2.
+      std::string call = CallOf("world", i, i == 3 ? "completed" : "entered", came[rank][i]);
+      if (i == 3) call.insert(call.size() - 2, ",\"ended_ns\":150");
+      texts.back() += call;
+    }
+  }
+  const Analysis analysis = Analyse(Parsed(texts));
+  EXPECT_EQ(analysis.straggler.rank, 2);
+  EXPECT_EQ(analysis.straggler.last, 2);
+  EXPECT_DOUBLE_EQ(analysis.straggler.seconds, 80e-9);
+}
+
 TEST(FlightTest, MalformedDumps) {
   const std::string good = Head(0) + CallOf("world", 0, "completed", 1);
   ASSERT_TRUE(ParseDump("a", good).ok());
