@@ -17,11 +17,14 @@ constexpr struct {
   bool of_one = true;
 } kSplits[] = {
     {MeshGroup::kExpert, MeshLane::kForward},
+    {MeshGroup::kExpertBlock, MeshLane::kForward},
+    {MeshGroup::kExpertTensor, MeshLane::kForward, false},
     {MeshGroup::kTensor, MeshLane::kForward, false},
     {MeshGroup::kPipeline, MeshLane::kForward, false},
     {MeshGroup::kStage, MeshLane::kGradients},
     {MeshGroup::kData, MeshLane::kGradients},
     {MeshGroup::kExpertData, MeshLane::kGradients},
+    {MeshGroup::kExpertTensor, MeshLane::kGradients, false},
     {MeshGroup::kStage, MeshLane::kWeights},
     {MeshGroup::kData, MeshLane::kWeights},
     {MeshGroup::kExpertData, MeshLane::kWeights},

@@ -39,8 +39,9 @@ class Mesh {
   absl::Status Open(MeshGroup group, MeshLane lane);
 
   // Groups of the same ranks share communicators. Today's pairs, others are a bug of the caller's:
-  // kWorld, kExpert and, of several ranks, kTensor and kPipeline forward; kStage, kData and
-  // kExpertData for gradients and, once it is open, for weights; kEnds for gradients once it is open.
+  // kWorld, kExpert, kExpertBlock and, of several ranks, kTensor, kExpertTensor and kPipeline
+  // forward; kStage, kData, kExpertData and, of several ranks, kExpertTensor for gradients, but for
+  // the last also for weights once that lane is open; kEnds for gradients once it is open.
   Communicator& group(MeshGroup group, MeshLane lane = MeshLane::kForward);
   Communicator& world() { return group(MeshGroup::kWorld); }
   // SplitGroup, for a use of the caller's own.

@@ -166,23 +166,24 @@ absl::Status gemm::CheckTree(absl::string_view function, const GemmTree& tree, i
                    depth, " in all, in items of 1 or more"));
 }
 
-template <typename T>
+template <typename T, typename TOut>
 absl::Status GroupedGemm(MatrixView<const T> x, const GroupOffsets& offsets,
-                         absl::Span<const MatrixView<const T>> weight, MatrixView<T> y,
+                         absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> y,
                          Workspace& workspace, Stream& stream, GemmOptions options, GemmTree tree) {
-  return Enqueue<T, T>("GroupedGemm", "x", "y",
-                       {x, offsets, weight, Layout::kTransposed, y, options.bfloat16_order, tree},
-                       workspace, stream, options);
+  return Enqueue<T, TOut>(
+      "GroupedGemm", "x", "y",
+      {x, offsets, weight, Layout::kTransposed, y, options.bfloat16_order, tree}, workspace, stream,
+      options);
 }
 
-template <typename T>
+template <typename T, typename TOut>
 absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, const GroupOffsets& offsets,
                                       absl::Span<const MatrixView<const T>> weight,
-                                      MatrixView<T> dx, Workspace& workspace, Stream& stream,
+                                      MatrixView<TOut> dx, Workspace& workspace, Stream& stream,
                                       GemmOptions options, GemmTree tree) {
-  return Enqueue<T, T>("GroupedGemmInputGradient", "dy", "dx",
-                       {dy, offsets, weight, Layout::kPlain, dx, options.bfloat16_order, tree},
-                       workspace, stream, options);
+  return Enqueue<T, TOut>("GroupedGemmInputGradient", "dy", "dx",
+                          {dy, offsets, weight, Layout::kPlain, dx, options.bfloat16_order, tree},
+                          workspace, stream, options);
 }
 
 template <typename T, typename TOut>
@@ -206,16 +207,13 @@ absl::Status GemmInputGradient(MatrixView<const T> dy, MatrixView<const T> weigh
       stream, options);
 }
 
-MOE_INSTANTIATE_FOR_STORAGE(GroupedGemmInputGradient)
-#define MOE_INSTANTIATE(T)                                                                \
-  template absl::Status GroupedGemm(MatrixView<const T>, const GroupOffsets&,             \
-                                    absl::Span<const MatrixView<const T>>, MatrixView<T>, \
-                                    Workspace&, Stream&, GemmOptions, GemmTree);
-MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-#undef MOE_INSTANTIATE
-#define MOE_INSTANTIATE(T, TOut)                                                         \
-  template absl::Status Gemm(MatrixView<const T>, MatrixView<const T>, MatrixView<TOut>, \
-                             Workspace&, Stream&, GemmOptions, GemmTree);                \
+#define MOE_INSTANTIATE(T, TOut)                                                             \
+  template absl::Status GroupedGemm(MatrixView<const T>, const GroupOffsets&,                \
+                                    absl::Span<const MatrixView<const T>>, MatrixView<TOut>, \
+                                    Workspace&, Stream&, GemmOptions, GemmTree);             \
+  template decltype(GroupedGemmInputGradient<T, TOut>) GroupedGemmInputGradient<T, TOut>;    \
+  template absl::Status Gemm(MatrixView<const T>, MatrixView<const T>, MatrixView<TOut>,     \
+                             Workspace&, Stream&, GemmOptions, GemmTree);                    \
   template decltype(GemmInputGradient<T, TOut>) GemmInputGradient<T, TOut>;
 MOE_FOR_PRODUCTS(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE

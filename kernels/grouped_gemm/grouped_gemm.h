@@ -71,21 +71,21 @@ namespace moe {
 // does not know; kResourceExhausted; kUnimplemented on CUDA for trees, and in a build without CUDA.
 
 // y[n, o] = sum_k x[n, k] * weight[g][o, k].   x [N, K], weight[g] [O, K], y [N, O].
-template <typename T>
+// TOut, here and below: T, or float where that is a 16-bit type (nodes of a tree, logits).
+template <typename T, typename TOut = T>
 absl::Status GroupedGemm(MatrixView<const T> x, const GroupOffsets& offsets,
-                         absl::Span<const MatrixView<const T>> weight, MatrixView<T> y,
+                         absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> y,
                          Workspace& workspace, Stream& stream, GemmOptions options = {},
                          GemmTree tree = {});
 
 // dx[n, k] = sum_o dy[n, o] * weight[g][o, k].   dy [N, O], weight[g] [O, K], dx [N, K].
-template <typename T>
+template <typename T, typename TOut = T>
 absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, const GroupOffsets& offsets,
                                       absl::Span<const MatrixView<const T>> weight,
-                                      MatrixView<T> dx, Workspace& workspace, Stream& stream,
+                                      MatrixView<TOut> dx, Workspace& workspace, Stream& stream,
                                       GemmOptions options = {}, GemmTree tree = {});
 
 // The dense layer is one group: y = x * weight^T, dx = dy * weight.
-// TOut may be float where T is a 16-bit type (router and output logits).
 template <typename T, typename TOut = T>
 absl::Status Gemm(MatrixView<const T> x, MatrixView<const T> weight, MatrixView<TOut> y,
                   Workspace& workspace, Stream& stream, GemmOptions options = {},

@@ -15,18 +15,30 @@ namespace {
 struct RowsOfNetworks {
   int64_t begin, end;
   LinearRows rows;
+
+  // Their rows of `out`, which are this rank's own where ranks share the networks.
+  template <typename T>
+  MatrixView<T> Out(MatrixView<T> out) const {
+    return rows.gathered == nullptr ? RowRange(out, begin, end)
+                                    : rows.gathered->Own(out, rows.first, rows.last);
+  }
 };
-// Rows of `networks`, whose offsets are those of all; all `count` rows where only the device has
-// the offsets.
-absl::StatusOr<RowsOfNetworks> RowsOf(const LinearRows& networks, int64_t count,
+// Rows of `networks`, whose offsets are those of all; all rows where only the device has the
+// offsets.
+template <typename T>
+absl::StatusOr<RowsOfNetworks> RowsOf(const LinearRows& networks, const ExpertsSaved<T>& saved,
                                       Workspace& workspace) {
-  if (!networks.offsets.known_to_host()) return RowsOfNetworks{0, count, networks};
-  const auto all = networks.offsets.host();
+  const GatheredRows* const gathered = saved.gathered.has_value() ? &*saved.gathered : nullptr;
+  const GroupOffsets offsets = gathered != nullptr ? gathered->offsets() : networks.offsets;
+  if (!offsets.known_to_host()) return RowsOfNetworks{0, saved.rows.rows(), networks};
+  const auto all = offsets.host();
   const int first = networks.first, last = networks.last;
   MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> out, workspace.Array<int64_t>(last - first + 1));
   for (int g = first; g <= last; ++g) out[g - first] = all[g] - all[first];
   return RowsOfNetworks{
-      all[first], all[last], {.first = first, .last = last, .offsets = out, .site = networks.site}};
+      all[first],
+      all[last],
+      {.first = first, .last = last, .offsets = out, .site = networks.site, .gathered = gathered}};
 }
 
 ParameterSpec GateUpSpec(const ExpertsConfig& config, const std::string& prefix,
@@ -88,7 +100,14 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
 
 template <typename T>
 absl::Status Experts<T>::Prepare(MatrixView<const T> rows, Workspace& workspace,
-                                 ExpertsSaved<T>& saved) const {
+                                 ExpertsSaved<T>& saved,
+                                 const std::optional<GatheredRows>& gathered) const {
+  saved.gathered = gathered;
+  saved.own = rows;
+  if (gathered.has_value()) {
+    MOE_ASSIGN_OR_RETURN(saved.all, workspace.Matrix<T>(gathered->rows(), rows.cols()));
+    rows = saved.all;
+  }
   saved.rows = rows;
   MOE_ASSIGN_OR_RETURN(
       saved.gate_up,
@@ -101,6 +120,9 @@ absl::Status Experts<T>::Prepare(MatrixView<const T> rows, Workspace& workspace,
 
 template <typename T>
 absl::Status Experts<T>::PrepareBackward(Workspace& workspace, ExpertsSaved<T>& saved) const {
+  if (saved.gathered.has_value()) {
+    MOE_ASSIGN_OR_RETURN(saved.d_out, workspace.Matrix<T>(saved.rows.rows(), saved.rows.cols()));
+  }
   if (!MakesHiddenAgain()) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(saved.hidden, workspace.Matrix<T>(saved.gate_up.rows(), width_));
   return absl::OkStatus();
@@ -123,10 +145,13 @@ template <typename T>
 absl::Status Experts<T>::Forward(const Context& context, const LinearRows& networks,
                                  ExpertsSaved<T>& saved, MatrixView<T> out) const {
   const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto mine,
-                       RowsOf(networks, saved.rows.rows(), *context.host_workspace));
+  MOE_ASSIGN_OR_RETURN(const auto mine, RowsOf(networks, saved, *context.host_workspace));
   const auto& [begin, end, rows] = mine;
   if (begin == end) return absl::OkStatus();
+  if (rows.gathered != nullptr) {
+    MOE_RETURN_IF_ERROR(
+        rows.gathered->Gather(context, rows.first, rows.last, saved.own, saved.all, rows.site));
+  }
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   MatrixView<T> hidden;
   if (config_.keep_hidden) {
@@ -136,7 +161,7 @@ absl::Status Experts<T>::Forward(const Context& context, const LinearRows& netwo
   }
   MOE_RETURN_IF_ERROR(gate_up_.Forward(context, rows, RowRange(saved.rows, begin, end), gate_up));
   MOE_RETURN_IF_ERROR(Activate(gate_up, hidden, *context.compute));
-  return down_.Forward(context, rows, hidden, RowRange(out, begin, end));
+  return down_.Forward(context, rows, hidden, mine.Out(out));
 }
 
 template <typename T>
@@ -144,10 +169,14 @@ absl::Status Experts<T>::InputGradient(const Context& context, const LinearRows&
                                        ExpertsSaved<T>& saved, MatrixView<const T> d_out,
                                        MatrixView<T> d_rows) const {
   const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto mine,
-                       RowsOf(networks, saved.rows.rows(), *context.host_workspace));
+  MOE_ASSIGN_OR_RETURN(const auto mine, RowsOf(networks, saved, *context.host_workspace));
   const auto& [begin, end, rows] = mine;
   if (begin == end) return absl::OkStatus();
+  if (rows.gathered != nullptr) {
+    MOE_RETURN_IF_ERROR(
+        rows.gathered->Gather(context, rows.first, rows.last, d_out, saved.d_out, rows.site));
+    d_out = saved.d_out;
+  }
   MOE_ASSIGN_OR_RETURN(const auto d_hidden, context.workspace->Matrix<T>(end - begin, width_));
   MOE_RETURN_IF_ERROR(down_.InputGradient(context, rows, RowRange(d_out, begin, end), d_hidden));
   const auto gate_up = RowRange(saved.gate_up, begin, end);
@@ -158,7 +187,7 @@ absl::Status Experts<T>::InputGradient(const Context& context, const LinearRows&
   }
   MOE_RETURN_IF_ERROR(
       ActivationBackward<T>(config_.activation, gate, up, d_hidden, gate, up, *context.compute));
-  return gate_up_.InputGradient(context, rows, gate_up, RowRange(d_rows, begin, end));
+  return gate_up_.InputGradient(context, rows, gate_up, mine.Out(d_rows));
 }
 
 template <typename T>
@@ -168,6 +197,10 @@ absl::Status Experts<T>::WeightGradient(const Context& context, const GroupOffse
   if (!config_.train) return absl::OkStatus();
   const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
   LinearRows rows = {.first = 0, .last = local_experts(), .segments = segment_offsets};
+  if (saved.gathered.has_value()) {
+    rows.segments = saved.gathered->segments();
+    d_out = saved.d_out;
+  }
   if (!segment_offsets.known_to_host()) {
     MOE_ASSIGN_OR_RETURN(const bool by_cublas,
                          TakesCublas<T>("Experts::WeightGradient", context.gemm, 1, d_out.rows()));

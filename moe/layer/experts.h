@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "kernels/base/group_offsets.h"
 #include "moe/run/context.h"
 #include "moe/state/parameter.h"
+#include "moe/tensor/gathered_rows.h"
 #include "moe/tensor/linear.h"
 #include "moe/tensor/tensor_share.h"
 
@@ -32,13 +34,18 @@ struct ExpertsConfig {
   // memory. CPU.
   bool pack_weights = false;
   bool keep_hidden = true;  // false: ExpertsSaved::hidden is made again in backward
-  TensorShare share = {};   // ranks that share the network, of a single one
+  TensorShare share = {};   // ranks that share the networks
 };
 
 // What backward needs of one call; views into the workspace of Prepare, or of PrepareBackward.
 template <typename T>
 struct ExpertsSaved {
   MatrixView<const T> rows;  // [N, H]
+  // Where ranks share experts: `rows` are those of all of them, `own` what this rank was sent, and
+  // d_out [N, H] the gradients by all outputs, which InputGradient gathers.
+  std::optional<GatheredRows> gathered;
+  MatrixView<const T> own;
+  MatrixView<T> all, d_out;
   // [N, 2F], or [N, F] when not gated; its gradient after InputGradient. F: this rank's share.
   MatrixView<T> gate_up;
   MatrixView<T> hidden;  // [N, F], the activation of gate_up
@@ -62,13 +69,15 @@ class Experts {
   int local_experts() const { return static_cast<int>(down_.weights().size()); }
   const ExpertsConfig& config() const { return config_; }
 
-  // Takes the memory of backward's inputs for N rows.
-  absl::Status Prepare(MatrixView<const T> rows, Workspace& workspace,
-                       ExpertsSaved<T>& saved) const;
+  // Takes the memory of backward's inputs for N rows. gathered: of networks that an expert-tensor
+  // group shares; `rows` are then this rank's own, as `out` and `d_rows` below are.
+  absl::Status Prepare(MatrixView<const T> rows, Workspace& workspace, ExpertsSaved<T>& saved,
+                       const std::optional<GatheredRows>& gathered = {}) const;
 
   // out rows of networks [first, last) from saved.rows; offsets [L + 1] of all L over all rows.
   // Writes the same rows of saved. Rows of other networks are untouched. Offsets that only the
-  // device has require one call for all networks; rows after theirs may be overwritten.
+  // device has require one call for all networks; rows after theirs may be overwritten. Networks
+  // that an expert-tensor group shares are those gathered at once: collective over the group.
   absl::Status Forward(const Context& context, const LinearRows& networks, ExpertsSaved<T>& saved,
                        MatrixView<T> out) const;
 
@@ -82,9 +91,9 @@ class Experts {
                              ExpertsSaved<T>& saved, MatrixView<const T> d_out,
                              MatrixView<T> d_rows) const;
   // After InputGradient of all networks: adds a gradient partial for each (network, segment) and
-  // reports each gradient as complete. segment_offsets [L * G + 1]. Has no effect on frozen
-  // networks. In fast numerics the segments of a network are merged. Where cuBLAS computes the
-  // gradients, the host waits for offsets that only the device has.
+  // reports each gradient as complete. segment_offsets [L * G + 1]; gathered rows have their own.
+  // Has no effect on frozen networks. In fast numerics the segments of a network are merged. Where
+  // cuBLAS computes the gradients, the host waits for offsets that only the device has.
   absl::Status WeightGradient(const Context& context, const GroupOffsets& segment_offsets,
                               const ExpertsSaved<T>& saved, MatrixView<const T> d_out,
                               GradientReady ready) const;

@@ -37,10 +37,18 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
   }
   auto layer = std::unique_ptr<MoeLayer>(new MoeLayer(config, context));
   // Each rank would have places of its own, and a segment empty ones in its midst.
-  if (layer->share_.cut() && config.router.pad_to_capacity) {
+  const TensorShare& tensor = layer->share_;
+  const TensorShare& experts_share = layer->experts_share_;
+  if ((tensor.cut() || experts_share.cut()) && config.router.pad_to_capacity) {
+    return absl::UnimplementedError(absl::StrCat(
+        tensor.cut() ? "--tp is " : "--etp is ", tensor.cut() ? tensor.ranks : experts_share.ranks,
+        " with --moe-pad-expert-input-to-capacity, expected one of the two"));
+  }
+  if (experts_share.cut() && config.projection_biases) {
     return absl::UnimplementedError(
-        absl::StrCat("--tp is ", layer->share_.ranks,
-                     " with --moe-pad-expert-input-to-capacity, expected one of the two"));
+        absl::StrCat("--etp is ", experts_share.ranks,
+                     " with --moe-projection-biases, expected one of the two: a bias of down "
+                     "projections would be on all of its ranks"));
   }
   layer->prefix_ = prefix;
   const size_t before = store.parameters().size();
@@ -61,7 +69,8 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
                            .init_std = config.init_std,
                            .down_init_std = config.down_init_std,
                            .pack_weights = config.pack_weights,
-                           .keep_hidden = config.keep_hidden};
+                           .keep_hidden = config.keep_hidden,
+                           .share = layer->experts_share_};
   std::vector<std::string> prefixes;
   const ExpertPlacement& placement = layer->placement_;
   for (int32_t e = placement.FirstExpert(group.rank()); e < placement.FirstExpert(group.rank() + 1);

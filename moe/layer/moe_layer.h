@@ -147,6 +147,7 @@ class MoeLayer final : public Module<T> {
     int64_t begin = 0, end = 0;
     Routing own;
     std::optional<DispatchPlan> plan;
+    std::optional<GatheredRows> gathered;  // where ranks share experts
     ExpertsSaved<T> experts;
     SharedExpertSaved<T> shared;
     MatrixView<T> home_rows;  // [return_rows, H] expert outputs as received at home
@@ -164,7 +165,8 @@ class MoeLayer final : public Module<T> {
   MoeLayer(const MoeLayerConfig& config, const Context& context)
       : config_(config),
         placement_(config.router.num_experts, context.mesh->size(MeshGroup::kExpert)),
-        share_(ShareOf(context)) {}
+        share_(ShareOf(context)),
+        experts_share_(ShareOf(context, MeshGroup::kExpertTensor)) {}
 
   // The plan that ExchangeAroundExperts follows, and the Work of its three parts.
   struct ExchangeWork {
@@ -202,8 +204,10 @@ class MoeLayer final : public Module<T> {
   // Every rank of the tensor group receives the rows, or the values by slot, that are others' own.
   absl::Status GatherOwnRows(const Pass& pass, MatrixView<T> rows) const;
   absl::Status GatherOwnSlots(const Pass& pass, const Routing& all, absl::Span<float> values) const;
-  // The plan's segments; one for each tensor group and micro-batch.
+  // The plan's segments; one for each tensor group and micro-batch, unless rows are gathered.
   absl::StatusOr<GroupOffsets> SegmentsOf(const DispatchPlan& plan, Workspace& host) const;
+  // Fills in saved.gathered where ranks share experts.
+  absl::Status GatherCounts(const Pass& pass, Saved& saved) const;
   absl::StatusOr<DispatchPlan> MakePlan(const Routing& routing,
                                         absl::Span<const int64_t> micro_batch_offsets,
                                         const Pass& pass);
@@ -215,7 +219,7 @@ class MoeLayer final : public Module<T> {
 
   const MoeLayerConfig config_;
   const ExpertPlacement placement_;
-  const TensorShare share_;
+  const TensorShare share_, experts_share_;  // of a tensor and of an expert-tensor group
   std::unique_ptr<Router<T>> router_;
   std::unique_ptr<Dispatcher<T>> dispatcher_;
   bool plans_on_device_ = false;

@@ -83,8 +83,8 @@ constexpr Work kCombineSum = {.phase = Phase::kCombine, .name = "combine sum"};
 constexpr Work kCombineBackward = {.phase = Phase::kCombine, .name = "combine backward"};
 
 // Local experts [first, last) of a plan.
-LinearRows Networks(const DispatchPlan& plan, int first, int last) {
-  return {.first = first, .last = last, .offsets = plan.expert_offsets()};
+LinearRows Networks(const DispatchPlan& plan, int first, int last, const Pass& pass) {
+  return {.first = first, .last = last, .offsets = plan.expert_offsets(), .site = pass.site};
 }
 
 // Their rows; none where a device alone knows them.
@@ -137,14 +137,16 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
   const DispatchPlan& plan = *s.plan;
   const bool weigh_input = s.router.routing.weight_on == WeightOn::kInput;
   const int64_t hidden = x.cols();
-  MOE_ASSIGN_OR_RETURN(const auto rows, kept.Matrix<T>(plan.expert_rows(), hidden));
-  MOE_RETURN_IF_ERROR(experts_->Prepare(rows, kept, s.experts));
+  Workspace& of_rows = s.gathered.has_value() ? *context.workspace : kept;
+  MOE_ASSIGN_OR_RETURN(const auto rows, of_rows.Matrix<T>(plan.expert_rows(), hidden));
+  MOE_RETURN_IF_ERROR(experts_->Prepare(rows, kept, s.experts, s.gathered));
   MOE_ASSIGN_OR_RETURN(const auto rows_back,
                        MakeReturnedRows(*dispatcher_, plan, hidden, pass, kept));
   const MatrixView<T> out = rows_back.out;
   s.home_rows = rows_back.home;
   const auto compute_experts = [&](int first, int last) -> absl::Status {
-    MOE_RETURN_IF_ERROR(experts_->Forward(context, Networks(plan, first, last), s.experts, out));
+    MOE_RETURN_IF_ERROR(
+        experts_->Forward(context, Networks(plan, first, last, pass), s.experts, out));
     return CheckFinite(pass, kExperts.name, RowsOf(out, plan, first, last));
   };
 
@@ -219,7 +221,7 @@ absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
                                                                saved.end - saved.begin, host));
     const Routing& planned = plans_on_device_ || share_.cut() ? saved.own : saved.router.routing;
     MOE_ASSIGN_OR_RETURN(saved.plan, MakePlan(planned, offsets, pass));
-    return absl::OkStatus();
+    return GatherCounts(pass, saved);
   });
 }
 
@@ -402,8 +404,8 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
     return absl::OkStatus();
   };
   const auto input_gradient = [&](int first, int last) -> absl::Status {
-    MOE_RETURN_IF_ERROR(experts_->InputGradient(context, Networks(plan, first, last), saved.experts,
-                                                d_out, d_rows));
+    MOE_RETURN_IF_ERROR(experts_->InputGradient(context, Networks(plan, first, last, pass),
+                                                saved.experts, d_out, d_rows));
     NoteNonFinite(pass, kExpertsBackward.name, RowsOf(d_rows, plan, first, last));
     return absl::OkStatus();
   };

@@ -55,7 +55,7 @@ absl::Status MoeLayer<T>::GatherOwnSlots(const Pass& pass, const Routing& all,
 template <typename T>
 absl::StatusOr<GroupOffsets> MoeLayer<T>::SegmentsOf(const DispatchPlan& plan,
                                                      Workspace& host) const {
-  if (!share_.cut()) return plan.segment_offsets();
+  if (!share_.cut() || experts_share_.cut()) return plan.segment_offsets();
   // Sources are in the order of ranks, so that those of a tensor group are neighbours, and their
   // rows are those of a micro-batch in ascending order.
   const auto apart = plan.segment_offsets().host();
@@ -66,13 +66,29 @@ absl::StatusOr<GroupOffsets> MoeLayer<T>::SegmentsOf(const DispatchPlan& plan,
   return GroupOffsets(together);
 }
 
+template <typename T>
+absl::Status MoeLayer<T>::GatherCounts(const Pass& pass, Saved& saved) const {
+  if (!experts_share_.cut()) return absl::OkStatus();
+  const DispatchPlan& plan = *saved.plan;
+  MOE_ASSIGN_OR_RETURN(
+      saved.gathered,
+      GatheredRows::Create({.segments = plan.segment_offsets().host(),
+                            .sources = plan.ranks(),
+                            .together = share_.ranks,
+                            .first_network = plan.chunk_first_expert(),
+                            .share = experts_share_},
+                           pass.context, pass.kept_host(), pass.site.Named("plan")));
+  return absl::OkStatus();
+}
+
 #define MOE_INSTANTIATE(T)                                                                       \
   template absl::Status MoeLayer<T>::TakeOwnRows(const Pass&, MoeLayer<T>::Saved&) const;        \
   template absl::Status MoeLayer<T>::GatherOwnRows(const Pass&, MatrixView<T>) const;            \
   template absl::Status MoeLayer<T>::GatherOwnSlots(const Pass&, const Routing&,                 \
                                                     absl::Span<float>) const;                    \
   template absl::StatusOr<GroupOffsets> MoeLayer<T>::SegmentsOf(const DispatchPlan&, Workspace&) \
-      const;
+      const;                                                                                     \
+  template absl::Status MoeLayer<T>::GatherCounts(const Pass&, MoeLayer<T>::Saved&) const;
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 

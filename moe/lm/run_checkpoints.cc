@@ -269,6 +269,8 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, const std::
   if (!run.empty()) writer["run"] = run;
   writer["ranks"] = mesh.world().size();
   if (mesh.size(MeshGroup::kTensor) > 1) writer["tp"] = mesh.size(MeshGroup::kTensor);
+  const int etp = mesh.size(MeshGroup::kExpertTensor);
+  if (etp > 1) writer["etp"] = etp;
   writer["ep"] = mesh.size(MeshGroup::kExpert);
   writer["dp"] = mesh.size(MeshGroup::kExpertData);
   writer["pp"] = mesh.size(MeshGroup::kPipeline);

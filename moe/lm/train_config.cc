@@ -115,7 +115,7 @@ absl::Status AtLeast(int64_t least, const char* flag, int64_t value) {
       absl::StrCat(flag, " is ", value, ", expected at least ", least));
 }
 
-// That each rank of a tensor group has some of what they share.
+// That each rank has some of what ranks share.
 absl::Status CheckShares(const TrainConfig& config) {
   const SessionOptions& session = config.trainer.session;
   const TransformerConfig& model = config.model;
@@ -123,20 +123,24 @@ absl::Status CheckShares(const TrainConfig& config) {
   const struct {
     const char* name;
     int64_t extent, item;  // no extent: there is none
+    const char* flag = "--tp";
   } cuts[] = {
       {"heads of keys", model.key_value_heads(), 1},
       {"columns of dense layers", model.moe_layer_freq > 1 ? model.dense_width() : 0, kCutItem},
       {"columns of the shared expert", shared, kCutItem},
-      {"tokens of --vocab-size", model.tied_embeddings ? 0 : model.vocab_size, kCutItem}};
+      {"tokens of --vocab-size", model.tied_embeddings ? 0 : model.vocab_size, kCutItem},
+      {"columns of experts", model.moe.ffn_hidden_size, kCutItem, "--etp"}};
   for (const auto& cut : cuts) {
     if (cut.extent == 0) continue;
     const TreeCut whole = {session.tensor_leaves, cut.extent, cut.item};
-    const int most = MostRanks(whole, session.mesh.tensor);
-    if (most == session.mesh.tensor) continue;
+    const bool of_experts = absl::string_view(cut.flag) == "--etp";
+    const int ranks = of_experts ? session.mesh.expert_tensor : session.mesh.tensor;
+    const int most = MostRanks(whole, ranks);
+    if (most == ranks) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("--tp is ", session.mesh.tensor, " and --tensor-leaves ", whole.leaves, " of ",
+        absl::StrCat(cut.flag, " is ", ranks, " and --tensor-leaves ", whole.leaves, " of ",
                      cut.extent, " ", cut.name, cut.item > 1 ? absl::StrCat(" by ", cut.item) : "",
-                     ", expected some for each rank: --tp ", most));
+                     ", expected some for each rank: ", cut.flag, " ", most));
   }
   return absl::OkStatus();
 }
@@ -202,6 +206,7 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
   MOE_RETURN_IF_ERROR(
       CheckDivides("--ep", ep, ranks / stages, stages == 1 ? "ranks" : "ranks of a stage"));
   MOE_RETURN_IF_ERROR(AtLeast(1, "--tp", config.trainer.session.mesh.tensor));
+  MOE_RETURN_IF_ERROR(AtLeast(1, "--etp", config.trainer.session.mesh.expert_tensor));
   MOE_RETURN_IF_ERROR(CheckMesh(config.trainer.session, ranks));
   MOE_RETURN_IF_ERROR(CheckBFloat16Order(config.trainer));
   const DispatcherOptions& dispatcher = config.model.moe.dispatcher;

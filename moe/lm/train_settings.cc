@@ -111,6 +111,7 @@ Rows RunRows(TrainConfig& config) {
   return {
       {"--expert-model-parallel-size", kLayout, &session.mesh.expert},
       {"--tensor-model-parallel-size", kLayout, &session.mesh.tensor, kOne},
+      {"--expert-tensor-parallel-size", kLayout, &session.mesh.expert_tensor, kOne},
       {"--pipeline-model-parallel-size", kLayout, &session.mesh.pipeline, kOne},
       {"--num-virtual-stages-per-pipeline-rank", kLayout, &trainer.pipeline_chunks, kOne},
       {"--pipeline-layout", kLayout, &config.model.pipeline_layout},

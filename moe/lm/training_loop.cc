@@ -76,10 +76,14 @@ class TrainingLoop {
   absl::Status Finish();
   absl::Status SumBytes(const Site& site);
   int64_t ActiveParameters() const;
-  // Sent to other ranks of the tensor group by this rank so far.
+  // Sent by this rank so far to others that share matrices with it.
   int64_t TensorBytes() const {
     Mesh& mesh = *context_.mesh;
-    return mesh.size(MeshGroup::kTensor) == 1 ? 0 : mesh.group(MeshGroup::kTensor).bytes_sent();
+    int64_t bytes = 0;
+    for (const MeshGroup group : {MeshGroup::kTensor, MeshGroup::kExpertTensor}) {
+      if (mesh.size(group) > 1) bytes += mesh.group(group).bytes_sent();
+    }
+    return bytes;
   }
 
   LossScaler* scaler() { return scaler_.has_value() ? &*scaler_ : nullptr; }

@@ -15,6 +15,7 @@ struct Sizes {
   explicit Sizes(const MemoryShape& shape)
       : tokens(static_cast<double>(shape.tokens)),
         hidden(static_cast<double>(shape.model.hidden_size)),
+        etp(shape.trainer.session.mesh.expert_tensor),
         ffn(static_cast<double>(shape.model.moe.ffn_hidden_size)),
         experts(shape.model.moe.router.num_experts),
         top_k(shape.model.moe.router.top_k),
@@ -35,7 +36,7 @@ struct Sizes {
   // Rows that a rank sends: a token goes once to each rank that holds some of its K experts.
   double sent_rows() const { return own_tokens() * RanksOfToken(experts, ep, top_k); }
 
-  const double tokens, hidden, ffn, experts, top_k, ep, tp, element, gated, skew;
+  const double tokens, hidden, etp, ffn, experts, top_k, ep, tp, element, gated, skew;
 };
 
 // The part of a pipeline that its rank with the most holds: all of it with one stage.
@@ -83,7 +84,7 @@ double RoundBytes(const MemoryShape& shape, const Sizes& s, double shared, doubl
     elements = std::max(elements, std::min(group, bucket + s.gated * s.hidden * s.ffn / 2));
   };
   add(shared, ranks);
-  add(experts, ranks / trainer.session.mesh.expert);
+  add(experts, ranks / trainer.session.mesh.expert / trainer.session.mesh.expert_tensor);
   return buffers * elements * sum_bytes;
 }
 
@@ -99,8 +100,9 @@ double PageBytes(const MemoryShape& shape, const Sizes& s, double shared, double
   const auto kept = [&](double group, int ranks) {
     return std::min(group, bucket) / (placement.optimizer == Holding::kPart ? ranks : 1);
   };
-  const double elements =
-      std::max(kept(shared, of_stage), kept(experts, of_stage / trainer.session.mesh.expert));
+  const double elements = std::max(
+      kept(shared, of_stage),
+      kept(experts, of_stage / trainer.session.mesh.expert / trainer.session.mesh.expert_tensor));
   const auto element_bytes = static_cast<double>(OptimizerBytesOfElement(trainer.dtype));
   return 2 *
          std::min(static_cast<double>(trainer.offload.file.page_bytes), element_bytes * elements);
@@ -123,7 +125,7 @@ void AddState(const MemoryShape& shape, const Sizes& s, MemoryEstimate& estimate
     shared = layers_alone * stage.layers * stage.chunks / shape.model.num_layers;
     (shape.model.tied_embeddings ? of_ends : shared) += end;
   }
-  const double experts = layers * std::min(s.experts, s.local_experts()) * expert;
+  const double experts = layers * std::min(s.experts, s.local_experts()) * expert / s.etp;
   const TrainerOptions& trainer = shape.trainer;
   const StatePlacement placement = PlacementOf(trainer.zero, trainer.offload.optimizer);
   const bool in_file = placement.tier == StateTier::kFile;
@@ -143,7 +145,8 @@ void AddState(const MemoryShape& shape, const Sizes& s, MemoryEstimate& estimate
     // Of masters and moments.
     if (shape.saves && !in_file) estimate.buffer_bytes += elements * 12.0 / holders;
   };
-  const int ranks = shape.ranks / stage.stages, replicas = ranks / trainer.session.mesh.expert;
+  const int ranks = shape.ranks / stage.stages;
+  const int replicas = ranks / trainer.session.mesh.expert / trainer.session.mesh.expert_tensor;
   const int tp = trainer.session.mesh.tensor;
   const double of_stage = static_cast<double>(stage.layers * stage.chunks) / shape.model.num_layers;
   const double cut = tp > 1 ? CutParameters(shape, s) * of_stage : 0;
@@ -174,9 +177,9 @@ double MoeForward(const MemoryShape& shape, const Sizes& s) {
   // logits, scores and the gradient of the losses; ids, weights and offsets; the plan's indices.
   const double routing = 4 * 3 * logits + 16 * s.tokens * s.top_k + 24 * s.tokens;
   const double plan = 16 * (rows + slots);
-  // Elements into and out of the experts; between ranks also those sent and received, both ways,
-  // and home.
-  double exchanged = 2 * rows * s.hidden;
+  // Elements into and out of the experts, of all ranks that share them; between ranks also those
+  // sent and received, both ways, and home.
+  double exchanged = (s.etp > 1 ? 2 + s.etp : 2) * rows * s.hidden;
   if (s.ep > 1) exchanged += (2 * s.sent_rows() + rows + slots) * s.hidden;
   const double experts = rows * (s.gated + 1) * s.ffn;
   const double width = static_cast<double>(shape.model.moe.shared_expert_ffn_hidden_size) / s.tp;
@@ -186,7 +189,7 @@ double MoeForward(const MemoryShape& shape, const Sizes& s) {
 
 double MoeBackward(const Sizes& s) {
   const double rows = s.expert_rows();
-  double elements = 2 * rows * s.hidden + rows * s.ffn;
+  double elements = (s.etp > 1 ? 2 + s.etp : 2) * rows * s.hidden + rows * s.ffn;
   if (s.ep > 1) elements += (2 * s.sent_rows() + rows + s.own_tokens() * s.top_k) * s.hidden;
   return s.element * (elements + s.tokens * s.hidden);
 }
@@ -270,7 +273,8 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   const double outputs = static_cast<double>(model.vocab_size) / (model.tied_embeddings ? 1 : s.tp);
   const double logits = 4 * s.tokens * outputs * (s.tp > 1 && !model.tied_embeddings ? 3 : 1);
   // Sums of shared products before they are sent, and those that come.
-  const double sums = s.tp > 1 ? 4 * s.tokens * s.hidden * 2 : 0;
+  const double sums = (s.tp > 1 ? 4 * s.tokens * s.hidden * 2 : 0) +
+                      (s.etp > 1 ? 4 * s.expert_rows() * s.hidden * (2 * s.etp + 1) : 0);
   return kept + again + residual + sums + std::max({MoeBackward(s), attention, logits});
 }
 

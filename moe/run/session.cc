@@ -51,35 +51,51 @@ absl::StatusOr<std::string> CudaArchitecture(Device device) {
   return absl::StrCat("sm_", mine.major, mine.minor);
 }
 
+// That so many ranks can share matrices.
+absl::Status CheckShare(absl::string_view flag, int ranks, const SessionOptions& options) {
+  if (ranks == 1) return absl::OkStatus();
+  if (options.device == DeviceKind::kCuda) {
+    return absl::UnimplementedError(absl::StrCat(
+        flag, " is ", ranks, " on a CUDA device, expected 1: its products have no trees yet"));
+  }
+  const int most = std::min(options.tensor_leaves, kMostTreeRanks);
+  if (ranks <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      flag, " is ", ranks, " with --tensor-leaves ", options.tensor_leaves, ", expected at most ",
+      ranks <= kMostTreeRanks ? "as many ranks as leaves: --tensor-leaves 8"
+                              : absl::StrCat("8: ", flag, " 8")));
+}
+
 }  // namespace
 
 absl::Status CheckMesh(const SessionOptions& options, int ranks) {
   const MeshShape& mesh = options.mesh;
-  if (mesh.expert_tensor != 1) {
-    return absl::UnimplementedError(absl::StrCat("Session: a mesh of ", ToString(mesh),
-                                                 ", expected no expert-tensor parallelism"));
-  }
-  if (mesh.tensor > 1 && mesh.expert % mesh.tensor != 0) {
-    std::string fits = DivisorsOf(mesh.expert);
-    const int of_stage = ranks / std::max(1, mesh.pipeline);
-    int more = mesh.tensor;  // the fewest expert-parallel ranks for which it would do
-    while (more < of_stage && (more < mesh.expert || of_stage % more != 0)) more += mesh.tensor;
-    if (of_stage % more == 0) absl::StrAppend(&fits, "; or --ep ", more);
+  const int of_stage = ranks / std::max(1, mesh.pipeline);
+  const int block = mesh.expert * mesh.expert_tensor;
+  const bool has_block = mesh.expert > 0 && mesh.expert_tensor > 0;
+  if (has_block && of_stage % mesh.expert == 0 && of_stage % block != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--tp is ", mesh.tensor, ", expected a divisor of --ep ", mesh.expert, ": ", fits));
+        "--etp is ", mesh.expert_tensor, ", expected a divisor of the ", of_stage / mesh.expert,
+        " ranks for each expert-parallel index: ", DivisorsOf(of_stage / mesh.expert)));
+  }
+  if (mesh.tensor > 1 && has_block && block % mesh.tensor != 0) {
+    std::string fits = DivisorsOf(block);
+    // The fewest expert-parallel ranks for which it would do.
+    const auto fits_with = [&](int expert) {
+      const int of_block = expert * mesh.expert_tensor;
+      return of_block % mesh.tensor == 0 && of_stage % of_block == 0;
+    };
+    int more = mesh.expert;
+    while (more * mesh.expert_tensor <= of_stage && !fits_with(more)) ++more;
+    if (more * mesh.expert_tensor <= of_stage) absl::StrAppend(&fits, "; or --ep ", more);
+    const std::string times =
+        mesh.expert_tensor > 1 ? absl::StrCat(" times --etp ", mesh.expert_tensor) : "";
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--tp is ", mesh.tensor, ", expected a divisor of --ep ", mesh.expert, times, ": ", fits));
   }
   MOE_RETURN_IF_ERROR(CheckMeshShape(mesh, ranks));
-  if (mesh.tensor == 1) return absl::OkStatus();
-  if (options.device == DeviceKind::kCuda) {
-    return absl::UnimplementedError(absl::StrCat(
-        "--tp is ", mesh.tensor, " on a CUDA device, expected 1: its products have no trees yet"));
-  }
-  const int most = std::min(options.tensor_leaves, kMostTreeRanks);
-  if (mesh.tensor <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--tp is ", mesh.tensor, " with --tensor-leaves ", options.tensor_leaves,
-      ", expected at most ", mesh.tensor <= kMostTreeRanks ? "as many ranks as leaves: " : "8: ",
-      mesh.tensor <= kMostTreeRanks ? "--tensor-leaves 8" : "--tp 8"));
+  MOE_RETURN_IF_ERROR(CheckShare("--tp", mesh.tensor, options));
+  return CheckShare("--etp", mesh.expert_tensor, options);
 }
 
 absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Stream& stream) {

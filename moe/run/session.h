@@ -31,8 +31,7 @@ struct SessionOptions {
   // A cudaStream_t owned by the program: the compute stream, in order with the program's own work
   // on it. It must outlive the session. nullptr: the session makes one.
   void* cuda_stream = nullptr;
-  // Degrees of parallelism; kUnimplemented for expert_tensor above 1, and on a CUDA device for
-  // tensor above 1.
+  // Degrees of parallelism; kUnimplemented on a CUDA device for tensor and expert_tensor above 1.
   MeshShape mesh = {};
   int threads = 1;  // CPU threads of this rank
   Numerics numerics = Numerics::kLayoutInvariant;

@@ -30,11 +30,13 @@ absl::StatusOr<int64_t> HashOf(const Parameter& parameter, const Context& contex
 
 // Name of a parameter among all ranks: with the tensor index where they hold parts of it.
 std::string NameAmongRanks(const Parameter& parameter, const Context& context) {
+  const Mesh& mesh = *context.mesh;
+  const bool of_experts = parameter.spec().holders == MeshGroup::kExpertData;
+  const MeshGroup share = of_experts ? MeshGroup::kExpertTensor : MeshGroup::kTensor;
   const bool cut =
-      parameter.spec().holders == MeshGroup::kData && context.mesh->size(MeshGroup::kTensor) > 1;
-  return absl::StrCat(
-      parameter.spec().name,
-      cut ? absl::StrCat(" of tensor index ", context.mesh->index(MeshGroup::kTensor)) : "");
+      (of_experts || parameter.spec().holders == MeshGroup::kData) && mesh.size(share) > 1;
+  return absl::StrCat(parameter.spec().name,
+                      cut ? absl::StrCat(" of tensor index ", mesh.index(share)) : "");
 }
 
 // `mine` of all ranks of a group, one behind the other, with newlines between them.
@@ -75,7 +77,7 @@ absl::StatusOr<std::vector<std::string>> AllNames(const ParameterStore& store,
 
 bool SpeaksFor(const Parameter& parameter, const Context& context) {
   const MeshGroup holders = parameter.spec().holders;
-  if (holders == MeshGroup::kExpertData) return true;
+  if (holders == MeshGroup::kExpertData) return context.mesh->index(MeshGroup::kExpertTensor) == 0;
   const bool first = holders != MeshGroup::kEnds || context.mesh->index(MeshGroup::kPipeline) == 0;
   return first && context.mesh->index(MeshGroup::kExpertBlock) == 0;
 }

@@ -13,7 +13,7 @@
 
 namespace moe {
 
-// Whether this rank counts the parameter: in an expert block one rank does.
+// Whether this rank counts the parameter, all of its parts(): in an expert block one rank does.
 bool SpeaksFor(const Parameter& parameter, const Context& context);
 
 // kDataLoss, naming a parameter and two ranks, unless all ranks that hold the same parameter hold

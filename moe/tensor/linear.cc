@@ -80,7 +80,6 @@ template <typename T>
 absl::StatusOr<Linear<T>> Linear<T>::Create(const LinearSpec& spec, ParameterStore& store) {
   Linear linear;
   linear.share_ = spec.share;
-  MOE_CHECK(!spec.share.cut() || spec.weights.size() == 1);
   std::vector<ParameterSpec> weights, biases;
   for (const ParameterSpec& whole : spec.weights) {
     MOE_ASSIGN_OR_RETURN(weights.emplace_back(), HeldPart(whole, spec.share));
@@ -139,7 +138,7 @@ absl::Status Linear<T>::Forward(const Context& context, const LinearRows& rows,
   const bool grouped = rows.offsets.size() > 0, shared = SharesSum(TensorAxis::kColumns);
   if constexpr (std::is_same_v<T, TOut>) {
     if (shared) {
-      MOE_RETURN_IF_ERROR(SumOverRanks(context, TensorAxis::kColumns, rows.site, x, y));
+      MOE_RETURN_IF_ERROR(SumOverRanks(context, TensorAxis::kColumns, rows, x, y));
     } else if (grouped) {
       MOE_RETURN_IF_ERROR(GroupedProduct(context, rows, x, y));
     }
@@ -170,39 +169,46 @@ absl::Status Linear<T>::OneProduct(const Context& context, int weight, MatrixVie
 }
 
 template <typename T>
-absl::Status Linear<T>::SumOverRanks(const Context& context, TensorAxis reduced, const Site& site,
-                                     MatrixView<const T> x, MatrixView<T> y) const {
+absl::Status Linear<T>::SumOverRanks(const Context& context, TensorAxis reduced,
+                                     const LinearRows& rows, MatrixView<const T> x,
+                                     MatrixView<T> y) const {
   if (x.rows() == 0) return absl::OkStatus();
   Workspace& workspace = *context.workspace;
   Stream& stream = *context.compute;
-  const WorkspaceScope scope(workspace);
+  const WorkspaceScope scope(workspace), host_scope(*context.host_workspace);
   const GemmTree whole = TreeOf(cut_as_, reduced, share_.leaves);
   const TreeNode held = LeavesOf(share_.index, share_.ranks, share_.leaves);
   const TreeNodes nodes = NodesOf(whole.cut, share_.index, share_.ranks);
   const auto count = static_cast<int64_t>(nodes.size()), cols = y.cols();
   MOE_ASSIGN_OR_RETURN(const auto sums, workspace.Matrix<float>(x.rows(), count * cols));
-  const MatrixView<const T> weight = weights_.front()->template view<T>();
+  const int64_t one[] = {0, x.rows()};
+  const GroupOffsets offsets = rows.offsets.size() > 0 ? rows.offsets : GroupOffsets(one);
+  MOE_ASSIGN_OR_RETURN(const auto weights,
+                       ValuesOf<T>(Of(rows, weights_), *context.host_workspace));
   for (int64_t j = 0; j < count; ++j) {
     const GemmTree tree = {whole.cut.PartOf(held, nodes[j]), whole.parts, whole.first_times};
     const MatrixView<float> node = ColumnRange(sums, j * cols, (j + 1) * cols);
     MOE_RETURN_IF_ERROR(
         reduced == TensorAxis::kColumns
-            ? (Gemm<T, float>(x, weight, node, workspace, stream, context.gemm, tree))
-            : (GemmInputGradient<T, float>(x, weight, node, workspace, stream, context.gemm,
-                                           tree)));
+            ? (GroupedGemm<T, float>(x, offsets, weights, node, workspace, stream, context.gemm,
+                                     tree))
+            : (GroupedGemmInputGradient<T, float>(x, offsets, weights, node, workspace, stream,
+                                                  context.gemm, tree)));
   }
-  const RankCounts rows = share_.RowsOf(x.rows());
-  const TreeScatter<T> scatter = {.cut = whole.cut,
-                                  .row_offsets = rows,
-                                  .nodes = sums,
-                                  .out = RowsOfRank(y, rows, share_.index)};
+  if (rows.gathered != nullptr) {
+    return rows.gathered->Sum<T>(context, rows.first, rows.last, whole.cut, sums, y, rows.site);
+  }
+  const Site& site = rows.site;
+  const RankCounts own = share_.RowsOf(x.rows());
+  const TreeScatter<T> scatter = {
+      .cut = whole.cut, .row_offsets = own, .nodes = sums, .out = RowsOfRank(y, own, share_.index)};
   MOE_RETURN_IF_ERROR(
       TensorExchange(context, site.Named("tensor sum"), [&](Communicator& group, const Site& at) {
         return TreeReduceScatter<T>(scatter, group, workspace, stream, at);
       }));
   return TensorExchange(context, site.Named("tensor rows"),
                         [&](Communicator& group, const Site& at) {
-                          return AllGatherRows(y, rows, group, stream, at);
+                          return AllGatherRows(y, own, group, stream, at);
                         });
 }
 
@@ -239,7 +245,7 @@ template <typename T>
 absl::Status Linear<T>::InputGradient(const Context& context, const LinearRows& rows,
                                       MatrixView<const T> dy, MatrixView<T> dx) const {
   if (SharesSum(TensorAxis::kRows)) {
-    return SumOverRanks(context, TensorAxis::kRows, rows.site, dy, dx);
+    return SumOverRanks(context, TensorAxis::kRows, rows, dy, dx);
   }
   const GemmTree tree = TreeOf(cut_as_, TensorAxis::kRows, context.tensor_leaves);
   if (rows.offsets.size() == 0) {

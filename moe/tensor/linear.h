@@ -15,6 +15,7 @@
 #include "kernels/grouped_gemm/packed_weights.h"
 #include "moe/run/context.h"
 #include "moe/state/parameter.h"
+#include "moe/tensor/gathered_rows.h"
 #include "moe/tensor/tensor_share.h"
 
 namespace moe {
@@ -30,8 +31,8 @@ struct LinearSpec {
   // Forward reads packed copies of the weights (packed_weights.h), packed again after each change:
   // the same bits, faster the fewer rows a weight has, for as much memory again. CPU.
   bool pack = false;
-  // Ranks that share the weights along the axis of their parts; of a single weight. The specs above
-  // are those of whole weights.
+  // Ranks that share the weights along the axis of their parts. The specs above are those of whole
+  // weights.
   TensorShare share = {};
 };
 
@@ -44,6 +45,9 @@ struct LinearRows {
   // the one segment of one weight.
   GroupOffsets segments = {};
   Site site = {};  // site of the exchanges where ranks share the weights
+  // Where they share them over gathered rows: x and dy are all rows of weights [first, last), and
+  // of a sum over an index that ranks share y or dx is this rank's own rows.
+  const GatheredRows* gathered = nullptr;
 };
 
 // L weights W [O, K] of one shape, each with its bias b [O] or none: their parameters, packed
@@ -53,10 +57,11 @@ struct LinearRows {
 // host thread at a time.
 //
 // Ranks that share the weights (LinearSpec::share) all have all rows. A product whose reduced index
-// is shared is collective over the tensor group: each rank adds up the rows of its share and then
+// is shared is collective over their group: each rank adds up the rows of its share and then
 // sends them to all, 4 N O n + sizeof(T) N O bytes less what stays, n nodes a rank
-// (tree_reduce_scatter.h). Any other product is of this rank's outputs alone, without an exchange.
-// The bits are those of one rank. Errors of the products (grouped_gemm.h, weight_gradient.h).
+// (tree_reduce_scatter.h); gathered rows stay with the rank whose own they are. Any other product
+// is of this rank's outputs alone, without an exchange. The bits are those of one rank. Errors of
+// the products (grouped_gemm.h, weight_gradient.h).
 template <typename T>
 class Linear {
  public:
@@ -99,8 +104,9 @@ class Linear {
   template <typename TOut>
   absl::Status OneProduct(const Context& context, int weight, MatrixView<const T> x,
                           MatrixView<TOut> y) const;
-  // y = x W^T, or x W with `reduced` kRows, whose reduced index ranks share: all rows of the sum.
-  absl::Status SumOverRanks(const Context& context, TensorAxis reduced, const Site& site,
+  // y = x W^T, or x W with `reduced` kRows, whose reduced index ranks share: all rows of the sum,
+  // or this rank's own of gathered ones.
+  absl::Status SumOverRanks(const Context& context, TensorAxis reduced, const LinearRows& rows,
                             MatrixView<const T> x, MatrixView<T> y) const;
   // Whether ranks share the index that a product reduces.
   bool SharesSum(TensorAxis reduced) const {

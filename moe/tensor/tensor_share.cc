@@ -47,10 +47,11 @@ int MostRanks(const TreeCut& cut, int ranks) {
   return ranks;
 }
 
-TensorShare ShareOf(const Context& context) {
-  return {.index = context.mesh->index(MeshGroup::kTensor),
-          .ranks = context.mesh->size(MeshGroup::kTensor),
-          .leaves = context.tensor_leaves};
+TensorShare ShareOf(const Context& context, MeshGroup group) {
+  return {.index = context.mesh->index(group),
+          .ranks = context.mesh->size(group),
+          .leaves = context.tensor_leaves,
+          .group = group};
 }
 
 absl::StatusOr<ParameterSpec> HeldPart(ParameterSpec spec, const TensorShare& share) {
@@ -62,10 +63,11 @@ absl::StatusOr<ParameterSpec> HeldPart(ParameterSpec spec, const TensorShare& sh
     const int fits = MostRanks({share.leaves, Extent(part), part.item}, share.ranks);
     if (fits < share.ranks) {
       const int64_t items = (Extent(part) + part.item - 1) / part.item;
+      const char* const flag = share.group == MeshGroup::kTensor ? "--tp " : "--etp ";
       return absl::InvalidArgumentError(
-          absl::StrCat("--tp is ", share.ranks, ": ", part.name, " has ", items, " items of ",
+          absl::StrCat(flag, "is ", share.ranks, ": ", part.name, " has ", items, " items of ",
                        part.item, " ", part.axis == TensorAxis::kRows ? "rows" : "columns", " in ",
-                       share.leaves, " leaves, expected some for each rank: --tp ", fits));
+                       share.leaves, " leaves, expected some for each rank: ", flag, fits));
     }
     spec.boxes.push_back(BoxOf(part, share));
     spec.rows += spec.boxes.back().rows();

@@ -12,11 +12,14 @@
 
 namespace moe {
 
-// This rank among those of its tensor group (MeshGroup::kTensor). All of them have all rows of a
-// micro-batch; of a cut matrix each holds the leaves that LeavesOf deals it.
+// This rank among those that share matrices: of a cut matrix each holds the leaves that LeavesOf
+// deals it. Ranks of a tensor group (kTensor) all have all rows of a micro-batch; those of an
+// expert-tensor group (kExpertTensor), which share experts, gather the rows that each of them was
+// sent (gathered_rows.h).
 struct TensorShare {
   int index = 0, ranks = 1;
   int leaves = 1;  // of trees (Context::tensor_leaves)
+  MeshGroup group = MeshGroup::kTensor;
 
   bool cut() const { return ranks > 1; }
   // Of `items` that stay together, those that this rank holds: [first, last).
@@ -24,13 +27,14 @@ struct TensorShare {
   // [R + 1] the rows of N that each rank adds up, or that are its own where work on rows is shared.
   RankCounts RowsOf(int64_t rows) const { return EvenRows(ranks, rows); }
 };
-TensorShare ShareOf(const Context& context);
+TensorShare ShareOf(const Context& context, MeshGroup group = MeshGroup::kTensor);
 
-// Runs exchange(group, site) among the ranks of the tensor group: an event of the time line, with
+// Runs exchange(group, site) among the ranks that share matrices: an event of the time line, with
 // the name of the site and the bytes that leave this rank.
 template <typename Exchange>
-absl::Status TensorExchange(const Context& context, const Site& site, Exchange exchange) {
-  Communicator& group = context.mesh->group(MeshGroup::kTensor);
+absl::Status TensorExchange(const Context& context, const Site& site, Exchange exchange,
+                            MeshGroup among = MeshGroup::kTensor) {
+  Communicator& group = context.mesh->group(among);
   return Timed(context, site, {.name = site.name, .group = &group}, *context.compute,
                [&] { return exchange(group, site); });
 }

@@ -92,8 +92,12 @@ absl::StatusOr<Worst> WorstAmong(MeshGroup holders, absl::Span<const GradientSqu
   if (size == 0) return Worst();  // as on the others of the group
   MOE_ASSIGN_OR_RETURN(const auto fields, context.host_workspace->Array<int64_t>(size));
   WriteFields(gradients, holders, fields.data());
-  MOE_RETURN_IF_ERROR(
-      SumOver(context.mesh->group(holders, MeshLane::kGradients), fields, context, site));
+  Mesh& mesh = *context.mesh;
+  MOE_RETURN_IF_ERROR(SumOver(mesh.group(holders, MeshLane::kGradients), fields, context, site));
+  if (holders == MeshGroup::kExpertData && mesh.size(MeshGroup::kExpertTensor) > 1) {
+    Communicator& sharing = mesh.group(MeshGroup::kExpertTensor, MeshLane::kGradients);
+    MOE_RETURN_IF_ERROR(SumOver(sharing, fields, context, site));
+  }
   return WorstOf(gradients, holders, fields.data(), unit);
 }
 

@@ -184,6 +184,9 @@ TEST(MeshTest, CommunicatorsHaveTheRanksOfTheirGroups) {
       EXPECT_EQ(&mesh.group(MeshGroup::kData, MeshLane::kWeights), weights);
       ASSERT_TRUE(mesh.Open(MeshGroup::kEnds, MeshLane::kGradients).ok());
       for (const auto& [group, lane] : {std::pair(MeshGroup::kExpert, MeshLane::kForward),
+                                        std::pair(MeshGroup::kExpertBlock, MeshLane::kForward),
+                                        std::pair(MeshGroup::kExpertTensor, MeshLane::kForward),
+                                        std::pair(MeshGroup::kExpertTensor, MeshLane::kGradients),
                                         std::pair(MeshGroup::kTensor, MeshLane::kForward),
                                         std::pair(MeshGroup::kEnds, MeshLane::kGradients),
                                         std::pair(MeshGroup::kStage, MeshLane::kGradients),
@@ -193,6 +196,7 @@ TEST(MeshTest, CommunicatorsHaveTheRanksOfTheirGroups) {
                                         std::pair(MeshGroup::kData, MeshLane::kWeights),
                                         std::pair(MeshGroup::kExpertData, MeshLane::kWeights)}) {
         if (group == MeshGroup::kTensor && shape.tensor == 1) continue;  // it has none
+        if (group == MeshGroup::kExpertTensor && shape.expert_tensor == 1) continue;
         Communicator& communicator = mesh.group(group, lane);
         EXPECT_EQ(Members(communicator, rank, stream), RanksOf(shape, group, ranks, rank));
         EXPECT_EQ(communicator.rank(), mesh.index(group));

@@ -45,7 +45,9 @@ void RunTrainers(const Layout& layout, const TrainerOptions& options,
   RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     TrainerOptions mine = options;
     mine.session.device = LayerDevice();
-    mine.session.mesh = {.tensor = layout.tensor, .expert = layout.expert_parallel};
+    mine.session.mesh = {.tensor = layout.tensor,
+                         .expert_tensor = layout.expert_tensor,
+                         .expert = layout.expert_parallel};
     mine.session.threads = layout.threads;
     mine.session.overlap_exchange = layout.overlap > 1;
     mine.all_reduce = layout.all_reduce;
@@ -163,7 +165,9 @@ absl::Status LayerRank::ReadGradients(std::vector<std::vector<float>>& into) {
 
 TrainerOptions Options(const Layout& layout, DeviceKind device) {
   return {.session = {.device = device,
-                      .mesh = {.tensor = layout.tensor, .expert = layout.expert_parallel},
+                      .mesh = {.tensor = layout.tensor,
+                               .expert_tensor = layout.expert_tensor,
+                               .expert = layout.expert_parallel},
                       .overlap_exchange = layout.overlap > 1},
           .micro_batches = kMicroBatches,
           .zero = layout.zero};

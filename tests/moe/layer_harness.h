@@ -28,7 +28,7 @@ struct Layout {
   int threads = 1;
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
   ZeroStage zero = ZeroStage::kNone;  // of RunSteps
-  int tensor = 1;
+  int tensor = 1, expert_tensor = 1;
 };
 std::ostream& operator<<(std::ostream& out, const Layout& layout);
 inline constexpr Layout kOverlapping = {.ranks = 3, .expert_parallel = 3, .overlap = 2};

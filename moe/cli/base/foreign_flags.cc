@@ -21,7 +21,7 @@ using enum ForeignUse;
 
 constexpr char kAny[] = "*";
 constexpr char kFloat32[] = "sums are in float32 or exact, by --numerics";
-constexpr char kNoExpertTensors[] = "matrices and layers are split over ranks, by --tp and --pp";
+constexpr char kOtherSplits[] = "matrices and layers are split over ranks, by --tp, --etp and --pp";
 constexpr char kOwnFormat[] =
     "checkpoints have one format, docs/checkpoint.md; moe ckpt export writes "
     "Hugging Face's";
@@ -61,7 +61,7 @@ constexpr Meaning kMeanings[] = {
      "rows travel all-to-all, by --dispatch"},
     {kNeedless, "distributed-backend nccl|gloo", "--backend, or the launcher, says it"},
     {kNeedless, "local-rank *", "the launcher's variables say it"},
-    {kNeedless, "expert-tensor-parallel-size 1, context-parallel-size 1, cp 1", kNoExpertTensors},
+    {kNeedless, "context-parallel-size 1, cp 1", kOtherSplits},
     {kNeedless, "sequence-parallel, tp-comm-overlap",
      "ranks of --tp keep all rows between layers, and wait for their sums"},
     {kNeedless, "overlap-grad-reduce", "gradients travel during backward"},
@@ -128,7 +128,7 @@ constexpr Meaning kMeanings[] = {
      "pipeline-model-parallel-layout *, decoder-first-pipeline-num-layers *, "
      "decoder-last-pipeline-num-layers *",
      "--pipeline-layout N,N,... has the layers of each part"},
-    {kRefused, "enable-expert-tensor-parallelism", kNoExpertTensors},
+    {kRefused, "enable-expert-tensor-parallelism", "--etp N shares the matrices of experts"},
     {kRefused, "data-parallel-size *, dp *", "it is the number of ranks over --ep"},
     {kRefused, "moe-enable-deepep", "--dispatch says how rows travel"},
     {kRefused, "overlap-moe-expert-parallel-comm",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -351,10 +352,11 @@ absl::Status ApplyInitFrom(Settings& settings, std::vector<std::string>& warning
 }  // namespace
 
 int MostExpertRanks(int ranks, const MeshShape& mesh, int experts) {
-  const int of_stage = ranks / std::max(1, mesh.pipeline), tensor = std::max(1, mesh.tensor);
-  int most = tensor;
-  for (int size = tensor; size <= std::min(of_stage, experts); size += tensor) {
-    if (of_stage % size == 0) most = size;
+  const int of_stage = ranks / std::max(1, mesh.pipeline), share = std::max(1, mesh.expert_tensor);
+  const int tensor = std::max(1, mesh.tensor), step = tensor / std::gcd(tensor, share);
+  int most = step;
+  for (int size = step; size <= std::min(of_stage / share, experts); size += step) {
+    if (of_stage % (size * share) == 0) most = size;
   }
   return most;
 }

@@ -37,8 +37,9 @@ struct TrainOptions {
   int ranks = 1;
 };
 
-// EP of --ep auto among `ranks` ranks: the largest multiple of mesh.tensor that divides the ranks
-// of a stage and is at most `experts`; mesh.tensor if there is none.
+// EP of --ep auto among `ranks` ranks: the largest of at most `experts` for which mesh.tensor
+// divides EP times mesh.expert_tensor, and that the ranks of a stage; the smallest that the first
+// allows if there is none.
 int MostExpertRanks(int ranks, const MeshShape& mesh, int experts);
 
 // Rows of ranks, experts over ranks, threads and how tokens travel, for training and evaluation.

@@ -270,7 +270,7 @@ measure::Fields SweepFields(const Point& p, const Summary& summary, const char* 
                             measure::Cell error) {
   const Figures& f = summary.mean;
   // Ranks that hold every expert once; tensor ranks are some of EP.
-  const int64_t holders = p.ep * p.pp;
+  const int64_t holders = p.ep * std::max<int64_t>(1, p.etp) * p.pp;
   const bool divides = holders > 0 && p.ranks % holders == 0;
   measure::Fields row = {
       {"schema", kSchema},
@@ -281,6 +281,7 @@ measure::Fields SweepFields(const Point& p, const Summary& summary, const char* 
       {"ep", CountOrNothing(p.ep)},
       {"dp", CountOrNothing(divides ? p.ranks / holders : 0)},
       {"tp", CountOrNothing(p.tp), "tp"},
+      {"etp", CountOrNothing(p.etp), "etp"},
       {"pp", CountOrNothing(p.pp), "pp"},
       {"ranks", p.ranks},
       {"overlap", p.overlap},
@@ -392,7 +393,7 @@ std::vector<bool> ParetoMarks(absl::Span<const SweepRow> rows) {
 std::string SweepTable(absl::Span<const SweepRow> rows) {
   if (rows.empty()) return "";
   std::vector<const char*> varied;
-  for (const char* key : {"ranks", "pp", "tp", "overlap", "hidden", "ffn", "dtype", "router",
+  for (const char* key : {"ranks", "pp", "tp", "etp", "overlap", "hidden", "ffn", "dtype", "router",
                           "routing", "dispatch"}) {
     std::set<std::string> values;
     for (const SweepRow& row : rows) values.insert(row.text(key));

@@ -77,7 +77,7 @@ struct Point {
   std::string text_xxh3;  // text that is trained on; empty in layer mode
   int64_t experts = 0, topk = 0;
   double capacity_factor = 0;  // 0: dropless
-  int64_t ep = 0, tp = 0, pp = 0, ranks = 0;
+  int64_t ep = 0, etp = 0, tp = 0, pp = 0, ranks = 0;
   int64_t overlap = 0, hidden = 0, ffn = 0, tokens_per_rank = 0;
   double flops_per_token = 0;  // of training
   int64_t tokens = 0;          // trained on
@@ -132,8 +132,8 @@ std::vector<bool> ParetoMarks(absl::Span<const SweepRow> rows);
 //   experts | topk | cf | ep | dp | tok/rank | params tot/act | tok/s ± sd | step ms | a2a ms(%) |
 //   ar ms(%) | expert ms | drop% init→end | MaxVio | dead | val loss | peak MiB | status
 //
-// In front of them a column for each of ranks, pp, tp, overlap, hidden, ffn, dtype, router, routing
-// and dispatch whose values differ between rows. '-': no such figure. Empty for no rows.
+// In front of them a column for each of ranks, pp, tp, etp, overlap, hidden, ffn, dtype, router,
+// routing and dispatch whose values differ between rows. '-': no such figure. Empty for no rows.
 std::string SweepTable(absl::Span<const SweepRow> rows);
 
 }  // namespace moe::sweep

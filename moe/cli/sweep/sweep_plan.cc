@@ -168,6 +168,7 @@ void FillPoint(const Settings& settings, sweep::Point& point) {
                               : settings.real("moe-expert-capacity-factor");
   point.ep = settings.integer("expert-model-parallel-size");
   point.tp = settings.integer("tensor-model-parallel-size");
+  point.etp = settings.integer("expert-tensor-parallel-size");
   point.pp = settings.integer("pipeline-model-parallel-size");
   point.ranks = settings.integer("ranks");
   point.overlap = settings.integer("moe-overlap-degree");

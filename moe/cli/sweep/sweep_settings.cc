@@ -36,13 +36,14 @@ Axes: flags whose value ends with ",..." take a comma list of values and ranges.
   none,1-2+0.25     none, 1, 1.25, 1.5, 1.75, 2
 Lists are crossed; --with between two of them couples them instead: --num-experts 8,16,64 --with
 --topk 1,2,2 is three points. Coupled lists have as many values; a value may stand more than once.
-Points come in the order of the nested loops, outermost first: router, ranks, pp, tp, ep, dispatch,
-moe-overlap-degree, hidden-size, moe-ffn-hidden-size, dtype, tokens-per-rank or micro-batch-size,
-routing, num-experts, topk, capacity-factor. Bad values are refused before anything runs; values
-that do not go together (topk above num-experts) make an error row, unless no point is possible.
+Points come in the order of the nested loops, outermost first: router, ranks, pp, tp, etp, ep,
+dispatch, moe-overlap-degree, hidden-size, moe-ffn-hidden-size, dtype, tokens-per-rank or
+micro-batch-size, routing, num-experts, topk, capacity-factor. Bad values are refused before
+anything runs; values that do not go together (topk above num-experts) make an error row, unless no
+point is possible.
 
 Columns; means over the repetitions
-  dp         copies of every expert: ranks / pp / ep
+  dp         copies of every expert: ranks / pp / etp / ep
   tok/rank   tokens of a step / ranks
   params     over all experts / used by one token
   tok/s      tokens of all ranks / time; +- standard deviation over repetitions (n - 1). training:
@@ -142,6 +143,7 @@ absl::Span<const SweepAxis> SweepAxes() {
       {"ranks", "R", {}},
       {"pipeline-model-parallel-size", "pp", {}},
       {"tensor-model-parallel-size", "tp", {}},
+      {"expert-tensor-parallel-size", "etp", {}},
       {"expert-model-parallel-size", "ep", {}},
       {"dispatch", "dispatch", {.kind = AxisKind::kText}},
       {"moe-overlap-degree", "d", {}},

@@ -439,7 +439,8 @@ absl::Status Run(const Invocation& invocation, int& lost_to) {
   MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
   if (const Setting& ep = *settings.Find("ep"); settings.is(ep.name, "auto")) {
     const MeshShape mesh = {.tensor = settings.integer("tensor-model-parallel-size"),
-                            .pipeline = settings.integer("pipeline-model-parallel-size")};
+                            .pipeline = settings.integer("pipeline-model-parallel-size"),
+                            .expert_tensor = settings.integer("expert-tensor-parallel-size")};
     const int most = MostExpertRanks(launch.world.ranks, mesh, settings.integer("num-experts"));
     MOE_RETURN_IF_ERROR(settings.Set(ep, {absl::StrCat(most)}, Origin::kFlag, "--ep"));
   }

@@ -61,11 +61,14 @@ void AddUnevenWork(Text& text, int64_t micro_batches, int64_t ranks) {
 }
 
 // How experts divide the ranks of a stage, before that how layers without experts do, if they do
-// otherwise, and the stages: "TP 2 x DP 4, experts EP 4 x DP 2; PP 2, 1f1b".
+// otherwise, and the stages: "TP 2 x DP 4, experts EP 2 x ETP 2 x DP 2; PP 2, 1f1b".
 std::string DegreesText(const TrainerOptions& trainer, int ranks) {
   const MeshShape& mesh = trainer.session.mesh;
   const int of_stage = ranks / mesh.pipeline;
-  std::string text = fmt::format("EP {} x DP {}", mesh.expert, of_stage / mesh.expert);
+  const std::string shared =
+      mesh.expert_tensor > 1 ? fmt::format(" x ETP {}", mesh.expert_tensor) : "";
+  std::string text = fmt::format("EP {}{} x DP {}", mesh.expert, shared,
+                                 of_stage / mesh.expert / mesh.expert_tensor);
   if (mesh.tensor > 1) {
     text = fmt::format("TP {} x DP {}, experts {}", mesh.tensor, of_stage / mesh.tensor, text);
   }

@@ -88,13 +88,18 @@ Axis OfModel(Axis axis, std::vector<std::string> all) {
 }
 
 std::vector<Axis> AxesOfModels() {
+  Axis etp = OfModel(NumberAxis("etp", {"1"}, 8, &Layout::expert_tensor), {"1", "2"});
+  etp.valid = [](const Layout& l) {
+    return l.ranks % (l.expert_parallel * l.expert_tensor) == 0;
+  };
   Axis tp = OfModel(NumberAxis("tp", {"1"}, 8, &Layout::tensor), {"1", "2", "3", "4"});
   tp.valid = [](const Layout& l) {
-    return l.expert_parallel % l.tensor == 0;
+    return l.expert_parallel * l.expert_tensor % l.tensor == 0;
   };
   Axis pp = OfModel(NumberAxis("pp", {"1"}, kMostRanks, &Layout::pipeline), {"1", "2", "4"});
   pp.valid = [](const Layout& l) {
-    return l.ranks % l.pipeline == 0 && l.ranks / l.pipeline % l.expert_parallel == 0;
+    const int block = l.expert_parallel * l.expert_tensor;
+    return l.ranks % l.pipeline == 0 && l.ranks / l.pipeline % block == 0;
   };
   Axis vp = OfModel(NumberAxis("vp", {"1"}, kMostRanks, &Layout::chunks), {"1", "2"});
   vp.valid = [](const Layout& l) {
@@ -120,7 +125,8 @@ std::vector<Axis> AxesOfModels() {
                         .apply = SetOffload,
                         .text = offload_text,
                         .cell = offload_text};
-  return {tp,
+  return {etp,
+          tp,
           pp,
           vp,
           schedule,

@@ -29,7 +29,7 @@ struct Layout {
   // Belongs to the problem, not to the layout; it is here because --layouts sets it, too.
   std::optional<double> capacity;
   // Of a model alone: one layer has neither stages nor an optimiser.
-  int tensor = 1, pipeline = 1, chunks = 1;
+  int tensor = 1, expert_tensor = 1, pipeline = 1, chunks = 1;
   ScheduleKind schedule = ScheduleKind::k1F1B;
   ZeroStage zero = ZeroStage::kNone;
   std::string offload = "none";  // as ParseOffload reads it

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -77,12 +78,15 @@ lm::TrainConfig TrainConfigOf(const ProblemSpec& spec, const ProblemRunOptions& 
   trainer.bucket_bytes = 4096;
   SessionOptions& session = trainer.session;
   session.device = options.device;
-  session.mesh = {
-      .tensor = layout.tensor, .pipeline = layout.pipeline, .expert = layout.expert_parallel};
+  session.mesh = {.tensor = layout.tensor,
+                  .pipeline = layout.pipeline,
+                  .expert_tensor = layout.expert_tensor,
+                  .expert = layout.expert_parallel};
   session.numerics = options.numerics;
   session.bfloat16_order = options.bfloat16_order;
-  if (options.fault == Fault::kTreeOrder && layout.tensor > 1) {
-    session.tensor_leaves = layout.tensor;
+  const int sharing = std::max(layout.tensor, layout.expert_tensor);
+  if (options.fault == Fault::kTreeOrder && sharing > 1) {
+    session.tensor_leaves = sharing;
     while (!IsTreeLeaves(session.tensor_leaves)) ++session.tensor_leaves;
   }
   if (options.fault == Fault::kLostMicroBatch && layout.ranks > 1) --trainer.micro_batches;

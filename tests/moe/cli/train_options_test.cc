@@ -34,6 +34,7 @@ TEST(ExpertParallelTest, AutoIsTheMostRanksThatFit) {
   EXPECT_EQ(MostExpertRanks(7, {}, 4), 1);
   EXPECT_EQ(MostExpertRanks(12, {.tensor = 4}, 64), 12);
   EXPECT_EQ(MostExpertRanks(24, {.tensor = 4}, 9), 8);  // a multiple of --tp
+  EXPECT_EQ(MostExpertRanks(16, {.tensor = 4, .expert_tensor = 2}, 64), 8);
   EXPECT_EQ(MostExpertRanks(3, {.tensor = 2}, 8),
             2);  // none: the mesh is refused by its own message
 }

@@ -41,8 +41,8 @@ expect 0 "a fault that one rank cannot show" "$moe" verify --inject gradient-sca
 says MISSED
 
 # A model, on threads and on processes.
-expect 0 "a hybrid layout" "$moe" verify --layouts 'ranks=4 ep=2 dispatch=staged overlap=2 capacity=none tp=2 pp=2 zero=2 schedule=zb-h1 offload=optimizer:file='"$work" -o jsonl
-says '"tp":2,"pp":2,"vp":1,"schedule":"zb-h1","zero":2,"offload":"optimizer:file='"$work"'","recompute":"none"'
+expect 0 "a hybrid layout" "$moe" verify --layouts 'ranks=8 ep=2 dispatch=staged overlap=2 capacity=none etp=2 tp=2 pp=2 zero=2 schedule=zb-h1 offload=optimizer:file='"$work" -o jsonl
+says '"etp":2,"tp":2,"pp":2,"vp":1,"schedule":"zb-h1","zero":2,"offload":"optimizer:file='"$work"'","recompute":"none"'
 says '"tensor":"weights_xxh3"'
 if [[ -n $mpiexec ]]; then
   expect 0 "a model on processes" "$mpiexec" -n 2 "$moe" verify --layouts 'ranks=2 overlap=1 capacity=none pp=2 schedule=all zero=all' -q

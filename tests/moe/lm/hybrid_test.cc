@@ -21,14 +21,28 @@ using ::moe::testing::kSanitized;
 using ::moe::testing::kThreadSanitized;
 using ::moe::testing::Layout;
 
-enum Axis : size_t { kTp, kEp, kReplicas, kPp, kSchedule, kZero, kRecompute, kOffload, kAxes };
-constexpr std::array<int, kAxes> kLast = {2, 2, 2, 2, 4, 4, 3, 2};  // how many values each has
+enum Axis : size_t {
+  kTp,
+  kEtp,
+  kEp,
+  kReplicas,
+  kPp,
+  kSchedule,
+  kZero,
+  kRecompute,
+  kOffload,
+  kAxes
+};
+constexpr std::array<int, kAxes> kLast = {2, 2, 2, 2, 2, 4, 4, 3, 2};  // how many values each has
 
 // A value of each axis.
 using Hybrid = std::array<int, kAxes>;
 
 int TensorRanks(const Hybrid& h) {
   return 1 + h[kTp];
+}
+int ExpertTensorRanks(const Hybrid& h) {
+  return 1 + h[kEtp];
 }
 int ExpertRanks(const Hybrid& h) {
   return 2 + 2 * h[kEp];
@@ -37,16 +51,17 @@ int Stages(const Hybrid& h) {
   return 2 + 2 * h[kPp];
 }
 int Ranks(const Hybrid& h) {
-  return ExpertRanks(h) * (1 + h[kReplicas]) * Stages(h);
+  return ExpertRanks(h) * ExpertTensorRanks(h) * (1 + h[kReplicas]) * Stages(h);
 }
 ScheduleKind Schedule(const Hybrid& h) {
   return static_cast<ScheduleKind>(h[kSchedule]);
 }
 
 std::ostream& Describe(std::ostream& out, const Hybrid& h) {
-  return out << Ranks(h) << " ranks, TP " << TensorRanks(h) << ", EP " << ExpertRanks(h) << ", PP "
-             << Stages(h) << " " << NameOf(Schedule(h), kScheduleWords) << ", zero " << h[kZero]
-             << ", recompute " << h[kRecompute] << ", offload " << h[kOffload];
+  return out << Ranks(h) << " ranks, TP " << TensorRanks(h) << ", ETP " << ExpertTensorRanks(h)
+             << ", EP " << ExpertRanks(h) << ", PP " << Stages(h) << " "
+             << NameOf(Schedule(h), kScheduleWords) << ", zero " << h[kZero] << ", recompute "
+             << h[kRecompute] << ", offload " << h[kOffload];
 }
 
 std::vector<Hybrid> AllThatFit(int most_ranks) {
@@ -92,12 +107,14 @@ std::vector<Hybrid> PairwiseCover(const std::vector<Hybrid>& all) {
   return cover;
 }
 
-// Layers for four stages of two chunks, a mixture in every second one; heads for two tensor ranks.
+// Layers for four stages of two chunks, a mixture in every second one; heads and columns of experts
+// for two ranks that share them.
 TrainConfig HybridConfig() {
   TrainConfig config = SmallConfig();
   config.model.num_layers = 8;
   config.model.moe_layer_freq = 2;
   config.model.dense_ffn_hidden_size = 32;
+  config.model.moe.ffn_hidden_size = 20;
   config.model.moe.shared_expert_ffn_hidden_size = 32;
   config.trainer.session.tensor_leaves = 2;
   config.trainer.micro_batches = 5;
@@ -133,6 +150,7 @@ TEST(HybridTest, EveryPairOfAxesHasTheBitsOfOneRank) {
     }
     Layout layout = {.ranks = Ranks(h), .expert_parallel = ExpertRanks(h)};
     layout.tensor = TensorRanks(h);
+    layout.expert_tensor = ExpertTensorRanks(h);
     ExpectSameTrace(TrainIn(laid_out, layout), expected);
   }
 }

@@ -44,12 +44,13 @@ TrainConfig TensorConfig() {
   return config;
 }
 
-Layout TensorLayout(int tensor, int expert, int ranks) {
-  return {.ranks = ranks, .expert_parallel = expert, .tensor = tensor};
+Layout TensorLayout(int tensor, int expert, int ranks, int expert_tensor = 1) {
+  return {
+      .ranks = ranks, .expert_parallel = expert, .tensor = tensor, .expert_tensor = expert_tensor};
 }
 std::string TensorName(const Layout& layout) {
-  return absl::StrCat("TP ", layout.tensor, ", EP ", layout.expert_parallel, ", ", layout.ranks,
-                      " ranks");
+  return absl::StrCat("TP ", layout.tensor, ", EP ", layout.expert_parallel, ", ETP ",
+                      layout.expert_tensor, ", ", layout.ranks, " ranks");
 }
 
 std::vector<Layout> TensorLayouts() {
@@ -70,6 +71,48 @@ TEST(TensorTest, LossesAndWeightsHaveTheBitsOfOneRank) {
   }
 }
 
+// TensorConfig, whose experts have columns for three ranks.
+TrainConfig ExpertTensorConfig() {
+  TrainConfig config = TensorConfig();
+  config.model.moe.ffn_hidden_size = 40;  // three items, the last of 8
+  return config;
+}
+
+// Ranks that share experts, alone and with ranks that share a micro-batch: of one and of two
+// expert-tensor groups, and replicas of both. About 0.5 s.
+TEST(TensorTest, ExpertsThatRanksShareHaveTheBitsOfOneRank) {
+  const TrainConfig config = ExpertTensorConfig();
+  const Trace expected = TrainIn(config);
+  ASSERT_TRUE(expected.status.ok()) << expected.status;
+  std::vector<Layout> layouts = {TensorLayout(1, 1, 2, 2), TensorLayout(2, 2, 8, 2)};
+  if (!kSanitized) {
+    layouts.insert(layouts.end(),
+                   {TensorLayout(1, 2, 4, 2), TensorLayout(1, 1, 3, 3), TensorLayout(2, 1, 2, 2),
+                    TensorLayout(4, 2, 4, 2), TensorLayout(3, 2, 6, 3), TensorLayout(1, 4, 8, 2)});
+  }
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(TensorName(layout));
+    const Trace got = TrainIn(config, layout);
+    ExpectSameTrace(got, expected);
+    EXPECT_EQ(got.report.parameters_total, expected.report.parameters_total);
+    EXPECT_EQ(got.report.grid_loss_tensor, expected.report.grid_loss_tensor);
+  }
+}
+
+// By docs/parallelism.md, of two ranks: a node each of every sum, no slot dropped; and the counts
+// of each of two rounds.
+TEST(TensorTest, ExpertTensorRanksSendAsManyBytesAsTheFormulaSays) {
+  TrainConfig config = ExpertTensorConfig();
+  config.model.moe.router.capacity_factor = std::nullopt;
+  config.steps = 2;
+  const Trace got = TrainIn(config, TensorLayout(1, 1, 2, 2));
+  ASSERT_TRUE(got.status.ok()) << got.status;
+  const int64_t t = config.sequence_length, h = config.model.hidden_size, b = sizeof(float);
+  const int64_t rows = config.trainer.micro_batches * config.model.moe.router.top_k * t;
+  const int64_t counts = int64_t{2} * 2 * 4 * config.model.moe.router.num_experts;
+  EXPECT_EQ(got.report.tensor_bytes, config.steps * (2 * rows * (b + 4) * h + counts));
+}
+
 // By docs/parallelism.md, of two ranks: a node each of every sum, T even.
 TEST(TensorTest, TensorRanksSendAsManyBytesAsTheFormulaSays) {
   TrainConfig config = TensorConfig();
@@ -88,13 +131,13 @@ TEST(TensorTest, TensorRanksSendAsManyBytesAsTheFormulaSays) {
 // What differs: types, leaves, an output layer that is whole on each rank, layers computed again,
 // parts of the state, chunks of the exchange, and weights on the experts' input.
 TEST(TensorTest, OtherModelsAndSettingsHaveTheBitsOfOneRank) {
-  TrainConfig half = TensorConfig();
+  TrainConfig half = ExpertTensorConfig();
   half.trainer.dtype = DType::kBFloat16;
   half.trainer.session.tensor_leaves = 16;
   half.trainer.zero = ZeroStage::kWeights;
   half.model.moe.overlap_degree = 2;
   half.model.qk_norm = QkNorm::kHead;
-  TrainConfig tied = TensorConfig();
+  TrainConfig tied = ExpertTensorConfig();
   tied.trainer.session.tensor_leaves = 4;
   tied.model.tied_embeddings = true;
   tied.model.recompute = Recompute::kLayer;
@@ -111,7 +154,8 @@ TEST(TensorTest, OtherModelsAndSettingsHaveTheBitsOfOneRank) {
     plain.model.moe.dispatcher.algorithm = DispatchAlgorithm::kStaged;
     const Trace expected = TrainIn(plain);
     ASSERT_TRUE(expected.status.ok()) << expected.status;
-    for (const Layout& layout : {TensorLayout(2, 4, 4), TensorLayout(3, 3, 3)}) {
+    for (const Layout& layout :
+         {TensorLayout(2, 4, 4), TensorLayout(3, 3, 3), TensorLayout(2, 2, 4, 2)}) {
       if (kThreadSanitized && layout.tensor == 3) continue;
       SCOPED_TRACE(TensorName(layout));
       Layout with = layout;
@@ -123,11 +167,11 @@ TEST(TensorTest, OtherModelsAndSettingsHaveTheBitsOfOneRank) {
 }
 
 TEST(TensorTest, ACheckpointGoesOnAtAnyNumberOfRanksThatShare) {
-  const TrainConfig config = TensorConfig();
+  const TrainConfig config = ExpertTensorConfig();
   TrainConfig in_parts = config;
   in_parts.trainer.zero = ZeroStage::kOptimizer;
   std::vector<LaidOutRun> saved, resumed;
-  for (const Layout& layout : {Layout{}, TensorLayout(2, 2, 4), TensorLayout(3, 3, 3)}) {
+  for (const Layout& layout : {Layout{}, TensorLayout(2, 2, 8, 2), TensorLayout(3, 3, 3)}) {
     saved.push_back({TensorName(layout), config, layout});
     resumed.push_back({TensorName(layout), in_parts, layout});
   }
@@ -145,6 +189,21 @@ TEST(TensorTest, WhatDoesNotFitIsRefusedWithWhatWould) {
   config.trainer.session.tensor_leaves = 8;
   EXPECT_TRUE(absl::StrContains(refused(config, TensorLayout(2, 1, 2)),
                                 "a divisor of --ep 1: 1; or --ep 2"));
+  EXPECT_TRUE(absl::StrContains(refused(config, TensorLayout(3, 1, 6, 2)),
+                                "a divisor of --ep 1 times --etp 2: 1, 2; or --ep 3"))
+      << refused(config, TensorLayout(3, 1, 6, 2));
+  EXPECT_TRUE(absl::StrContains(refused(config, TensorLayout(1, 2, 4, 4)),
+                                "--etp is 4, expected a divisor of the 2 ranks for each "
+                                "expert-parallel index: 1, 2"));
+  EXPECT_TRUE(absl::StrContains(refused(config, TensorLayout(1, 1, 2, 2)),
+                                "--etp is 2 and --tensor-leaves 8 of 12 columns of experts by 16, "
+                                "expected some for each rank: --etp 1"))
+      << refused(config, TensorLayout(1, 1, 2, 2));
+  config.model.moe.ffn_hidden_size = 40;
+  config.model.moe.projection_biases = true;
+  EXPECT_TRUE(absl::StrContains(refused(config, TensorLayout(1, 1, 2, 2)),
+                                "--etp is 2 with --moe-projection-biases"));
+  config.model.moe.projection_biases = false;
   config.model.num_query_groups = 2;
   EXPECT_TRUE(absl::StrContains(refused(config, TensorLayout(4, 4, 4)),
                                 "2 heads of keys, expected some for each rank: --tp 2"))

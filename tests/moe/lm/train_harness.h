@@ -91,6 +91,7 @@ struct Trace {
 
 inline TrainConfig LaidOut(TrainConfig config, const ::moe::testing::Layout& layout) {
   config.trainer.session.mesh.tensor = layout.tensor;
+  config.trainer.session.mesh.expert_tensor = layout.expert_tensor;
   config.trainer.session.mesh.expert = layout.expert_parallel;
   config.trainer.session.threads = layout.threads;
   config.trainer.all_reduce = layout.all_reduce;

@@ -43,7 +43,7 @@ struct MemoryCase {
   int overlap = 1;
   DispatchAlgorithm dispatch = DispatchAlgorithm::kStaged;
   Recompute recompute = Recompute::kNone;
-  int tp = 1;
+  int tp = 1, etp = 1;
 };
 
 lm::TrainConfig ConfigOf(const MemoryCase& c) {
@@ -69,8 +69,8 @@ lm::TrainConfig ConfigOf(const MemoryCase& c) {
   config.steps = 1;
   config.evaluation.sequences = 1;
   config.schedule = {.peak = 1e-3, .total_steps = 1};
-  config.trainer.session.mesh = {.tensor = c.tp, .expert = c.ep};
-  if (c.tp > 1) config.trainer.session.tensor_leaves = 8;
+  config.trainer.session.mesh = {.tensor = c.tp, .expert_tensor = c.etp, .expert = c.ep};
+  if (c.tp * c.etp > 1) config.trainer.session.tensor_leaves = 8;
   return config;
 }
 
@@ -139,6 +139,7 @@ INSTANTIATE_TEST_SUITE_P(
                       MemoryCase{.name = "Overlap", .overlap = 2},
                       MemoryCase{.name = "Direct", .dispatch = DispatchAlgorithm::kDirect},
                       MemoryCase{.name = "Tensor", .ranks = 4, .ep = 4, .shared = 512, .tp = 2},
+                      MemoryCase{.name = "ExpertTensor", .ranks = 4, .etp = 2},
                       MemoryCase{.name = "UnevenExperts", .experts = 5, .ranks = 3, .ep = 3}),
     [](const auto& test) { return std::string(test.param.name); });
 

@@ -135,8 +135,10 @@ TEST(SessionTest, MeshesThatDoNotFitAreRefusedWithOneThatDoes) {
     EXPECT_THAT(CheckMesh(options, 4), StatusIs(code, why));
   };
   constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
-  refused({.mesh = {.expert_tensor = 2, .expert = 2}}, kUnimplemented,
-          "a mesh of expert-tensor 2, expert 2");
+  refused({.mesh = {.expert_tensor = 2, .expert = 2}}, kInvalidArgument,
+          "--etp is 2 with --tensor-leaves 1, expected at most as many ranks as leaves");
+  refused({.device = DeviceKind::kCuda, .mesh = {.expert_tensor = 2}}, kUnimplemented,
+          "--etp is 2 on a CUDA device, expected 1");
   refused({.device = DeviceKind::kCuda, .mesh = {.tensor = 2, .expert = 2}, .tensor_leaves = 1},
           kUnimplemented, "--tp is 2 on a CUDA device, expected 1");
   refused({.mesh = {.tensor = 2, .expert = 2}}, kInvalidArgument, "--tensor-leaves 8");

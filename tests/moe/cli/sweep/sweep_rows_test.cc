@@ -184,19 +184,22 @@ TEST(SweepRow, ReadsBackAsItWasWritten) {
   }
 }
 
-// Of 8 ranks. EP ranks of a stage hold every expert once, and tensor ranks are among them.
+// Of 8 ranks. EP times ETP ranks of a stage hold every expert once, and tensor ranks are among
+// them.
 TEST(SweepRow, DataParallelSizeIsThatOfAStagesExperts) {
-  const auto dp = [](int64_t pp, int64_t tp, int64_t ep) {
+  const auto dp = [](int64_t pp, int64_t tp, int64_t ep, int64_t etp = 1) {
     Point point = PointAt(8, 0);
     point.ranks = 8;
     point.pp = pp;
     point.tp = tp;
     point.ep = ep;
+    point.etp = etp;
     return ErrorRow(point, "").text("dp");
   };
   EXPECT_EQ(dp(1, 1, 2), "4");
   EXPECT_EQ(dp(2, 1, 2), "2");
   EXPECT_EQ(dp(2, 2, 4), "1");
+  EXPECT_EQ(dp(1, 2, 2, 2), "2");
   EXPECT_EQ(dp(2, 1, 8), "");
   EXPECT_EQ(dp(3, 1, 1), "");
 }
