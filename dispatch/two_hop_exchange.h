@@ -20,8 +20,8 @@ namespace moe {
 // Rank r is local rank l of node m, r = m * s + l for s = node_size. Two groups meet at every rank:
 // its rail (the ranks of its local rank, one per node) and its node.
 //   (m, l) -> rail -> (m', l) -> node -> (m', l')
-// so a pair of nodes is crossed by s large messages each way instead of s * s small ones, and by a
-// row that several ranks of m' need once. Every rank knows the number of rows between every pair,
+// so a pair of nodes is crossed by s large messages each way instead of s * s small ones, and once
+// by a row that several ranks of m' need. Every rank knows the number of rows between every pair,
 // so no message carries the length of another.
 class TwoHopExchange {
  public:

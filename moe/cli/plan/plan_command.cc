@@ -276,7 +276,7 @@ class PlanRun {
     const double reached = plan::NodesOfToken(shares_, nodes, router.top_k);
     return fmt::format(
         "; a token reaches {:.2f} of {} nodes, {:.2f} with a gate that keeps half of them; a rank "
-        "sends {} messages between nodes a movement, hierarchical {}",
+        "sends {} messages between nodes a movement, hierarchical {} on the way to experts",
         reached, nodes, std::min(reached, nodes / 2.0), expert - node, nodes - 1);
   }
 
