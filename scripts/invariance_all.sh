@@ -9,7 +9,7 @@
 # staged without overlap x ZeRO (1, 2, 3); staged with overlap x what is recomputed x ZeRO (0, 3);
 # pipelines of 2, 3 and 4 stages x schedule x expert-parallel size x ZeRO (0, 2, 3) x what is
 # recomputed; runs that are saved after two steps at one layout and resumed at another, in 61 pairs; and,
-# of another model, every number of tensor-parallel ranks, some in stages.
+# of another model, every number of tensor-parallel ranks, some in stages, some with shared experts.
 # --quick varies each axis by itself around one layout. Uses build/release; MPI runs are left out if
 # the build has no MPI. The last line is "N layouts equal, N differ or fail".
 set -uo pipefail
@@ -122,12 +122,12 @@ zero() { # ZeRO stage, ranks, ep, transport
   trained && compare
 }
 
-tensor() { # TP, ranks, ep, transport, ZeRO stage, PP: of a model with trees, and heads for 8 ranks
+tensor() { # TP, ranks, ep, transport, ZeRO stage, PP, ETP: of a model with trees, and heads for 8 ranks
   local oracle=tensor_oracle
   rm -rf "$work/run"
   at "$2" "$3" "$4" staged 1 1
-  name+=" tp $1 zero ${5-0} pp ${6-1}"
-  flags+=(--tp "$1" --zero "${5-0}" --pp "${6-1}" --bucket-size-mb 0.05)
+  name+=" tp $1 etp ${7-1} zero ${5-0} pp ${6-1}"
+  flags+=(--tp "$1" --etp "${7-1}" --zero "${5-0}" --pp "${6-1}" --bucket-size-mb 0.05)
   trained --tensor-leaves 8 --num-attention-heads 8 --moe-shared-expert-intermediate-size 128 \
     --dense-ffn-hidden-size 128 && compare
 }
@@ -191,6 +191,8 @@ if [[ $quick ]]; then
   tensor 2 8 4 local 1
   tensor 2 8 4 local 3
   tensor 2 8 2 local 2 2
+  tensor 1 2 1 local 0 1 2
+  tensor 2 8 2 local 3 2 2
   pipeline 2 1 1f1b 2 layer 4 2 local
   pipeline 2 2 interleaved 0 none 8 2 local
   pipeline 4 1 gpipe 0 none 4 1 local
@@ -209,6 +211,8 @@ else
     tensor 2 6 6 "$transport"
     tensor 3 6 3 "$transport"
     tensor 4 8 4 "$transport"
+    for tp in 1 2 3 6; do tensor $tp 6 2 "$transport" 1 1 3; done
+    for tp in 1 2 4; do tensor $tp 8 2 "$transport" 3 1 2; done
   done
   for ranks in 1 2 3 4 5 6 8; do
     for ((ep = 1; ep <= ranks; ++ep)); do
