@@ -6,7 +6,9 @@
 
 #include <absl/status/statusor.h>
 
+#include "moe/plan/layout.h"
 #include "moe/plan/machine.h"
+#include "moe/plan/model_cost.h"
 
 namespace moe::plan {
 
@@ -20,6 +22,19 @@ struct CallSample {
   double seconds = 0;
 };
 
+// A step of a training run: seconds of its parts, means over ranks.
+struct TrainedStep {
+  ModelCost cost;
+  Workload work;
+  Layout layout;
+  double attention = 0;  // with projections and norms
+  double experts = 0;    // with shared ones
+  double layers = 0;     // gate, plan, dense networks, norms, embedding
+  double exchange = 0;   // rows to experts and home, with waits for other ranks
+  double optimizer = 0;
+  double gradients = 0;  // what is in no other part
+};
+
 // What was measured with as many ranks as are planned, or on ranks that share no cores.
 struct Calibration {
   std::vector<ProductSample> products;            // experts, forward and backward
@@ -27,6 +42,7 @@ struct Calibration {
   std::vector<CallSample> exchange, sums;         // all-to-alls and all-reduces within a node
   std::vector<CallSample> network, network_sums;  // between nodes
   double copied_bytes_per_s = 0;                  // of a copy in memory: read and written
+  std::vector<TrainedStep> steps;                 // within a node
 };
 
 // y = constant + slope x, least squares of relative errors; neither is negative. One x: the slope
@@ -40,8 +56,10 @@ struct LinePoint {
 Line FitLine(const std::vector<LinePoint>& points);
 
 // `machine` with what the samples say: seconds per operation by 1 / rows, seconds of a call by
-// bytes, of a layer the least. Links of which there are no samples are as the other one.
-// kInvalidArgument names samples that are missing: products, layers, copies.
+// bytes, of a layer the least. A part that steps of training have is taken from these alone: of a
+// layer and micro-batch a constant and seconds by bytes, of attention what projections leave.
+// Links of which there are no samples are as the other one. kInvalidArgument names samples that are
+// missing: products, layers, copies.
 absl::StatusOr<Machine> Calibrate(const Calibration& samples, Machine machine);
 
 }  // namespace moe::plan

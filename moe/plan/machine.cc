@@ -38,10 +38,29 @@ Machine MachineOf(const GpuData& gpu, const Efficiency& reached) {
           .core_flops = gpu.flops * kCoreShare,
           .memory_bytes = gpu.memory_bytes,
           .memory_bytes_per_s = gpu.memory_bytes_per_s * reached.memory,
+          .state_bytes_per_s = gpu.memory_bytes_per_s * reached.memory,
           .layer_s = reached.layer_s,
           .node = {kNodeLatency, gpu.node_bytes_per_s * reached.exchange},
           .network = {kNetworkLatency, gpu.network_bytes_per_s * kNetworkShare},
           .node_ranks = gpu.node_ranks};
+}
+
+Machine MachineOfCores(int ranks, int cores, double memory_bytes) {
+  const double sharers = std::max(1.0, 1.0 * ranks / cores);
+  const double share = std::max(1.0, 1.0 * cores / ranks) / sharers;  // cores of a rank
+  return {.name = "CPU",
+          .flops = 100e9 * share,
+          .half_rows = 80,
+          .core_flops = 30e9 * share,
+          .memory_bytes = memory_bytes,
+          .memory_bytes_per_s = 4e9 * share,
+          .state_bytes_per_s = 9e9 * share,
+          .node = {.latency_s = 1e-4, .bytes_per_s = 1e9 * share},
+          .network = {.latency_s = 2e-4, .bytes_per_s = 1e9 * share},
+          .sum_speed = 4,
+          .node_ranks = ranks,
+          .overlap = 0,
+          .sharers = sharers};
 }
 
 }  // namespace moe::plan

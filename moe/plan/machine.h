@@ -23,12 +23,16 @@ struct Machine {
   double core_flops = 0;          // per second, of attention's scores and their products by values
   double memory_bytes = 0;        // capacity
   double memory_bytes_per_s = 0;  // reached by what is bound by memory
+  double state_bytes_per_s = 0;   // of the optimiser's state, read and written
   double layer_s = 0;    // of each layer and micro-batch, whatever their size: launches, host waits
   Link node, network;    // to ranks of the same node, and of others
-  double sum_speed = 1;  // bytes of gradients that links move while they move one of rows
+  double sum_speed = 1;  // bytes of sums that links move while they move one of rows
   int node_ranks = 8;
   // Share of the gradients' exchange that can run beside backward: 0 where ranks share cores.
   double overlap = 1;
+  // Ranks for each core, at least 1. All rates are of a rank while all compute; while some wait,
+  // the others have their cores.
+  double sharers = 1;
 
   // Seconds of a product of so many operations whose matrix meets `rows` rows.
   double ProductSeconds(double operations, double rows) const {
@@ -57,6 +61,10 @@ absl::Span<const GpuData> Gpus();
 const GpuData* FindGpu(absl::string_view name);  // nullptr: none
 
 Machine MachineOf(const GpuData& gpu, const Efficiency& reached = {});
+
+// `ranks` that share `cores` of a CPU and its memory: the middle of what short runs measured
+// (docs/plan.md), good for an order of layouts and no more.
+Machine MachineOfCores(int ranks, int cores, double memory_bytes);
 
 }  // namespace moe::plan
 

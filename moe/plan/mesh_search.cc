@@ -35,12 +35,8 @@ class Search {
         cost_(CostOf(options.base.model)),
         config_(options.base),
         better_{options.goal} {
-    const SessionOptions& session = config_.trainer.session;
-    work_ = {.ranks = options.ranks,
-             .sequences = options.sequences,
-             .sequence_length = config_.sequence_length,
-             .element_bytes = static_cast<double>(SizeOf(config_.trainer.dtype)),
-             .sum_bytes = static_cast<double>(SumBytesOfElement(session.numerics))};
+    work_ = WorkloadOf(config_, options.ranks);
+    work_.sequences = options.sequences;
     shape_ = ShapeOfTraining(config_, options.ranks);
   }
 
@@ -85,7 +81,9 @@ class Search {
   }
 
   void TryMicroBatches(Layout layout) {
-    for (int64_t size = 1; size <= kMostMicroBatch && work_.sequences % size == 0; size *= 2) {
+    const int64_t given = options_.micro_batch_size;
+    const int64_t first = given > 0 ? given : 1, last = given > 0 ? given : kMostMicroBatch;
+    for (int64_t size = first; size <= last && work_.sequences % size == 0; size *= 2) {
       layout.micro_batch_size = size;
       SetLayout(layout, work_, config_);
       const int64_t count = MicroBatches(work_, layout);
@@ -104,7 +102,7 @@ class Search {
         for (const auto recompute :
              {Recompute::kNone, Recompute::kActivations, Recompute::kLayer}) {
           layout.recompute = recompute;
-          Try(layout);
+          if (!options_.takes || options_.takes(layout)) Try(layout);
         }
       }
     }
@@ -164,6 +162,25 @@ void SetLayout(const Layout& layout, const Workload& work, lm::TrainConfig& conf
   config.trainer.zero = layout.zero;
   config.trainer.micro_batches = MicroBatches(work, layout);
   config.micro_batch_size = layout.micro_batch_size;
+}
+
+Workload WorkloadOf(const lm::TrainConfig& config, int ranks) {
+  const Numerics numerics = config.trainer.session.numerics;
+  return {.ranks = ranks,
+          .sequences = config.trainer.micro_batches * config.micro_batch_size,
+          .sequence_length = config.sequence_length,
+          .element_bytes = static_cast<double>(SizeOf(config.trainer.dtype)),
+          .sum_bytes = static_cast<double>(SumBytesOfElement(numerics))};
+}
+
+Layout LayoutOf(const lm::TrainConfig& config) {
+  const PipelineShape pipeline = PipelineOf(config.trainer);
+  return {.mesh = config.trainer.session.mesh,
+          .schedule = pipeline.schedule,
+          .chunks = pipeline.chunks,
+          .zero = config.trainer.zero,
+          .recompute = config.model.recompute,
+          .micro_batch_size = config.micro_batch_size};
 }
 
 std::pair<const char*, double> MostMemory(const MemoryEstimate& memory) {

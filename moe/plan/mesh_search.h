@@ -35,6 +35,10 @@ struct SearchOptions {
   int64_t sequences = 1;  // of a step, over all ranks
   Machine machine;        // memory_bytes is the limit of a rank
   Goal goal = Goal::kThroughput;
+  // Of every layout, where the step's bits are not to change; 0: what is searched.
+  int64_t micro_batch_size = 0;
+  // Whether a layout is one to be searched; empty: all.
+  std::function<bool(const Layout&)> takes = {};
   // Workload::row_skew of an EP; empty: even.
   std::function<double(int expert)> row_skew = {};
 };
@@ -69,6 +73,10 @@ absl::StatusOr<SearchResult> SearchMeshes(const SearchOptions& options);
 
 // Sets the fields of a layout in the configuration of a run.
 void SetLayout(const Layout& layout, const Workload& work, lm::TrainConfig& config);
+
+// What such a run does, of `ranks` ranks, and its layout.
+Workload WorkloadOf(const lm::TrainConfig& config, int ranks);
+Layout LayoutOf(const lm::TrainConfig& config);
 
 // The kind of memory that takes most: "optimiser", with its bytes.
 std::pair<const char*, double> MostMemory(const MemoryEstimate& memory);

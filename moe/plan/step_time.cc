@@ -2,23 +2,31 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "moe/plan/traffic.h"
 
 namespace moe::plan {
 namespace {
 
+constexpr double kMovements = 8;  // of rows in an MoE layer: four forward, four backward
+
+// Of which rank.
+enum class Share : uint8_t { kBusiest, kMean };
+
 // Forward and backward of one micro-batch in all layers of one stage.
 class StageCost {
  public:
   StageCost(const ModelCost& cost, const Machine& machine, const Workload& work,
-            const Layout& layout)
+            const Layout& layout, Share share)
       : cost_(cost), machine_(machine), work_(work), layout_(layout) {
     const PipelineShape pipeline = layout.pipeline();
+    const bool even = work.balanced_output || share == Share::kMean;
     const double all = cost.layers;
-    const double even = std::ceil(all / pipeline.parts()) * pipeline.chunks;
-    layers_ = work.balanced_output ? all / pipeline.stages : std::min(all, even);
+    const double most = std::ceil(all / pipeline.parts()) * pipeline.chunks;
+    layers_ = even ? all / pipeline.stages : std::min(all, most);
     mixtures_ = layers_ * cost.moe_layers() / all;
+    outputs_ = even ? 1.0 / pipeline.stages : 1;
     rows_ = static_cast<double>(layout.micro_batch_size * work.sequence_length);
     tensor_ = layout.mesh.tensor;
   }
@@ -26,25 +34,25 @@ class StageCost {
   // Passes over a layer, in forwards: a backward takes two.
   double passes() const { return layout_.recompute == Recompute::kLayer ? 4 : 3; }
 
-  double Products() const {
-    const double dense = layers_ - mixtures_;
-    const double shared =
-        layers_ * cost_.attention + mixtures_ * cost_.shared + dense * cost_.dense;
-    const double router = mixtures_ * cost_.hidden * cost_.experts;
-    const double own = rows_ / tensor_;  // of the tokens that this rank dispatches
-    const double expert_rows = own * layout_.mesh.expert * cost_.top_k / cost_.experts;
-    const double experts = mixtures_ * cost_.top_k * cost_.expert;
-    const double output =
-        cost_.vocab * cost_.hidden / tensor_ / (work_.balanced_output ? layout_.mesh.pipeline : 1);
-    return passes() * (Product(shared / tensor_, rows_, rows_) + Product(router, own, own) +
-                       Product(experts, own, expert_rows) * work_.row_skew) +
-           3 * Product(output, rows_, rows_);
-  }
   // Backward of fused attention computes the scores again: 3.5 forwards in all.
   double Attention() const {
-    const double forward =
+    const double core =
         layers_ * cost_.attended / tensor_ * rows_ * static_cast<double>(work_.sequence_length);
-    return (passes() + 0.5) * forward / machine_.core_flops;
+    return passes() * Product(layers_ * cost_.attention / tensor_, rows_, rows_) +
+           (passes() + 0.5) * core / machine_.core_flops;
+  }
+  double Experts() const {
+    const double own = rows_ / tensor_;  // of the tokens that this rank dispatches
+    const double rows = own * layout_.mesh.expert * cost_.top_k / cost_.experts;
+    return passes() * (Product(mixtures_ * cost_.shared / tensor_, rows_, rows_) +
+                       Product(mixtures_ * cost_.hidden * cost_.experts, own, own) +
+                       Product(mixtures_ * cost_.top_k * cost_.expert, own, rows) * work_.row_skew);
+  }
+  double Dense() const {
+    return passes() * Product((layers_ - mixtures_) * cost_.dense / tensor_, rows_, rows_);
+  }
+  double Output() const {
+    return 3 * Product(outputs_ * cost_.vocab * cost_.hidden / tensor_, rows_, rows_);
   }
   double Memory() const {
     const double expert = cost_.top_k * (12 * cost_.width + 10 * cost_.hidden);
@@ -65,7 +73,7 @@ class StageCost {
   const Machine& machine_;
   const Workload& work_;
   const Layout& layout_;
-  double layers_, mixtures_, rows_, tensor_;
+  double layers_, mixtures_, outputs_, rows_, tensor_;
 };
 
 double SecondsOf(const Link& link, double bytes) {
@@ -81,43 +89,54 @@ double GroupSeconds(const Machine& machine, double bytes, int size, int stride) 
   return std::max(within, between);
 }
 
-}  // namespace
-
-StepTime PredictStep(const ModelCost& cost, const Machine& machine, const Workload& work,
-                     const Layout& layout, Bubbles& bubbles) {
-  const MeshShape& mesh = layout.mesh;
-  const StageCost stage(cost, machine, work, layout);
+// The passes of all rounds.
+StepTime PassesOf(const ModelCost& cost, const Machine& machine, const Workload& work,
+                  const Layout& layout, Share share) {
+  const StageCost stage(cost, machine, work, layout, share);
   const Traffic traffic = TrafficOf(cost, work, layout, machine.node_ranks);
-  const auto rounds = static_cast<double>(Rounds(work, layout));
-  StepTime time = {.products = rounds * stage.Products(),
-                   .attention = rounds * stage.Attention(),
+  const double mean = static_cast<double>(MicroBatches(work, layout)) / DataRanks(work, layout);
+  const double rounds = share == Share::kMean ? mean : static_cast<double>(Rounds(work, layout));
+  StepTime time = {.attention = rounds * stage.Attention(),
+                   .experts = rounds * stage.Experts(),
+                   .dense = rounds * stage.Dense(),
+                   .output = rounds * stage.Output(),
                    .memory = rounds * stage.Memory(),
                    .layers = rounds * stage.Layers()};
-  if (mesh.expert > 1) {
-    // Of the rank with the most micro-batches, which all of its group wait for.
-    const double busiest = rounds * DataRanks(work, layout) /
-                           static_cast<double>(MicroBatches(work, layout)) / work.ranks;
+  if (layout.mesh.expert > 1) {
+    // All of a group wait for the rank with the most micro-batches.
+    const double of_rank = rounds / mean / work.ranks;
     const bool far = traffic.experts_network > 0;
-    const double bytes = std::max(SecondsOf(machine.node, busiest * traffic.experts_node),
-                                  SecondsOf(machine.network, busiest * traffic.experts_network));
+    const double bytes = std::max(SecondsOf(machine.node, of_rank * traffic.experts_node),
+                                  SecondsOf(machine.network, of_rank * traffic.experts_network));
     const double latency = (far ? machine.network : machine.node).latency_s;
-    time.exchange = bytes * work.row_skew + rounds * stage.mixtures() * 8 * latency;
+    time.exchange = bytes * work.row_skew + rounds * stage.mixtures() * kMovements * latency;
   }
-  time.tensors = SecondsOf(machine.node, traffic.tensors / work.ranks);
-  const double stage_s = time.total();
-  if (mesh.pipeline > 1) {
-    const double passes = stage.passes();
-    const bool far = StageRanks(work, layout) >= machine.node_ranks;
-    const Link& link = far ? machine.network : machine.node;
-    const double row_bytes = static_cast<double>(layout.micro_batch_size * work.sequence_length) *
-                             cost.hidden * work.element_bytes;
-    const double op = stage_s / (rounds * layout.chunks * passes);
-    time.bubble_share = bubbles.Share(layout.pipeline(), Rounds(work, layout),
-                                      {.forward = op,
-                                       .backward = (passes - 1) * op,
-                                       .hop = link.latency_s + row_bytes / link.bytes_per_s});
-    time.bubble = time.bubble_share * stage_s;
-  }
+  time.tensors = SecondsOf(machine.node, traffic.tensors / work.ranks) / machine.sum_speed;
+  return time;
+}
+
+// Of the time of the busiest stage: waits for rows of others.
+double BubbleShare(const ModelCost& cost, const Machine& machine, const Workload& work,
+                   const Layout& layout, double stage_s, Bubbles& bubbles) {
+  if (layout.mesh.pipeline == 1 || stage_s == 0) return 0;
+  const double passes = layout.recompute == Recompute::kLayer ? 4 : 3;
+  const int64_t rounds = Rounds(work, layout);
+  const bool far = StageRanks(work, layout) >= machine.node_ranks;
+  const Link& link = far ? machine.network : machine.node;
+  const double row_bytes = static_cast<double>(layout.micro_batch_size * work.sequence_length) *
+                           cost.hidden * work.element_bytes;
+  const double op = stage_s / (static_cast<double>(rounds) * layout.chunks * passes);
+  return bubbles.Share(layout.pipeline(), rounds,
+                       {.forward = op,
+                        .backward = (passes - 1) * op,
+                        .hop = link.latency_s + row_bytes / link.bytes_per_s});
+}
+
+void AddUpdate(const ModelCost& cost, const Machine& machine, const Workload& work,
+               const Layout& layout, double stage_s, StepTime& time) {
+  const MeshShape& mesh = layout.mesh;
+  const Traffic traffic = TrafficOf(cost, work, layout, machine.node_ranks);
+  const auto rounds = static_cast<double>(Rounds(work, layout));
   const int of_stage = StageRanks(work, layout), block = mesh.expert * mesh.expert_tensor;
   double sums =
       GroupSeconds(machine, traffic.gradients_shared / work.ranks, of_stage, 1) +
@@ -132,7 +151,31 @@ StepTime PredictStep(const ModelCost& cost, const Machine& machine, const Worklo
   const double held = (cost.parameters - cost.expert_parameters()) / mesh.pipeline / mesh.tensor +
                       cost.expert_parameters() / mesh.pipeline / mesh.expert / mesh.expert_tensor;
   const double own = held / (layout.zero == ZeroStage::kNone ? 1 : ExpertDataRanks(work, layout));
-  time.optimizer = own * (24 + work.sum_bytes + work.element_bytes) / machine.memory_bytes_per_s;
+  time.optimizer = own * (24 + work.sum_bytes + work.element_bytes) / machine.state_bytes_per_s;
+}
+
+}  // namespace
+
+StepTime PredictStep(const ModelCost& cost, const Machine& machine, const Workload& work,
+                     const Layout& layout, Bubbles& bubbles) {
+  StepTime time = PassesOf(cost, machine, work, layout, Share::kBusiest);
+  const double stage_s = time.passes();
+  const double share = BubbleShare(cost, machine, work, layout, stage_s, bubbles);
+  time.bubble = share * stage_s;
+  if (machine.sharers > 1) {
+    const double alone_s = (time.bubble + stage_s) / machine.sharers;
+    time = PassesOf(cost, machine, work, layout, Share::kMean);
+    time.bubble = std::max(0.0, alone_s - time.passes());
+  }
+  time.bubble_share = time.bubble / time.passes();
+  AddUpdate(cost, machine, work, layout, stage_s, time);
+  return time;
+}
+
+StepTime MeanStep(const ModelCost& cost, const Machine& machine, const Workload& work,
+                  const Layout& layout) {
+  StepTime time = PassesOf(cost, machine, work, layout, Share::kMean);
+  AddUpdate(cost, machine, work, layout, time.passes(), time);
   return time;
 }
 

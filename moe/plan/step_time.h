@@ -11,8 +11,10 @@ namespace moe::plan {
 
 // Seconds of a step on the rank that takes longest; they add up to total().
 struct StepTime {
-  double products = 0;   // projections, experts, networks, output layer
-  double attention = 0;  // scores, and their products by values
+  double attention = 0;  // projections, scores, and their products by values
+  double experts = 0;    // experts and shared ones, router
+  double dense = 0;      // networks of layers without experts
+  double output = 0;     // output layer
   double memory = 0;     // what is bound by memory: norms, activations, rows put in order
   double layers = 0;     // Machine::layer_s
   double exchange = 0;   // rows to experts and home
@@ -22,10 +24,11 @@ struct StepTime {
   double optimizer = 0;
   double bubble_share = 0;  // bubble / what the stage does otherwise
 
-  double total() const {
-    return products + attention + memory + layers + exchange + tensors + bubble + gradients +
-           optimizer;
+  // Of the passes of all rounds.
+  double passes() const {
+    return attention + experts + dense + output + memory + layers + exchange + tensors;
   }
+  double total() const { return passes() + bubble + gradients + optimizer; }
 };
 
 // work and layout are valid: the mesh fits the ranks, and the micro-batch divides the sequences.
@@ -35,8 +38,14 @@ struct StepTime {
 //   exchange  the slower of the bytes within and between nodes (TrafficOf), and a latency for each
 //             of eight movements a layer
 //   recompute layer: a forward more; activations: a third of the memory-bound time more
+//   cores     that ranks share: at least the mean over ranks, and at least what the busiest stage
+//             and its waits take with its cores to itself
 StepTime PredictStep(const ModelCost& cost, const Machine& machine, const Workload& work,
                      const Layout& layout, Bubbles& bubbles);
+
+// The mean over ranks, without waits: bubble is 0.
+StepTime MeanStep(const ModelCost& cost, const Machine& machine, const Workload& work,
+                  const Layout& layout);
 
 }  // namespace moe::plan
 

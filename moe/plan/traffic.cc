@@ -1,21 +1,53 @@
 #include "moe/plan/traffic.h"
 
+#include <algorithm>
+#include <cstdint>
+
 namespace moe::plan {
 namespace {
 
+// Elements of layers, and of embedding and output layer.
+struct Elements {
+  double layers = 0, tables = 0;
+};
+
 // Elements that all ranks of a stage hold alike, that tensor ranks share, and of experts.
 struct Held {
-  double whole = 0, cut = 0, experts = 0;
+  Elements whole, cut, experts;
 };
 
 Held HeldOf(const ModelCost& cost, const Layout& layout) {
-  Held held{.experts = cost.expert_parameters()};
+  Held held{.experts = {.layers = cost.expert_parameters()}};
+  const double table = cost.vocab * cost.hidden;
   if (layout.mesh.tensor > 1) {
-    held.cut = cost.layers * cost.attention + cost.moe_layers() * cost.shared +
-               cost.dense_layers * cost.dense + cost.vocab * cost.hidden;
+    held.cut = {.layers = cost.layers * cost.attention + cost.moe_layers() * cost.shared +
+                          cost.dense_layers * cost.dense,
+                .tables = table};
   }
-  held.whole = cost.parameters - held.experts - held.cut;
+  const double whole = cost.parameters - held.experts.layers - held.cut.layers - held.cut.tables;
+  const double tables = layout.mesh.tensor > 1 ? table : 2 * table;
+  held.whole = {.layers = whole - tables, .tables = tables};
   return held;
+}
+
+// With ZeRO-3, how often in a step a layer needs no gather, since it is one of the two modules that
+// were used last: where a backward follows its forward, or a forward a backward. Behind the last
+// layer comes the output layer, before the first one the embedding. Sum over stages.
+double KeptLayers(const ModelCost& cost, const Layout& layout, int64_t rounds) {
+  const PipelineShape pipeline = layout.pipeline();
+  if (pipeline.chunks > 1) return 0;
+  const int two = std::min(2, cost.layers / pipeline.stages);
+  double kept = 0;
+  for (int stage = 0; stage < pipeline.stages; ++stage) {
+    // Pairs of a forward and a backward, behind the forwards that fill the pipeline.
+    const bool first = stage == 0, last = stage == pipeline.stages - 1;
+    const int64_t pairs = pipeline.schedule == ScheduleKind::kGPipe && !(first && last)
+                              ? 1
+                              : std::max<int64_t>(1, rounds - (pipeline.stages - 1 - stage));
+    kept += static_cast<double>(pairs) * (last ? 1 : two) +
+            static_cast<double>(pairs - 1) * (first ? 1 : two);
+  }
+  return kept;
 }
 
 // Rows that leave a token for experts and come home in a step, each of H elements, and float32
@@ -27,24 +59,30 @@ double ExchangedBytes(const ModelCost& cost, const Workload& work, const Layout&
   return rows * cost.hidden * work.element_bytes + 4 * cost.top_k;
 }
 
-double GradientBytes(const Workload& work, const Layout& layout, double elements, int holders) {
-  const auto rounds = static_cast<double>(Rounds(work, layout));
+double GradientBytes(const ModelCost& cost, const Workload& work, const Layout& layout,
+                     const Elements& elements, int holders) {
+  const int64_t rounds = Rounds(work, layout);
+  const auto times = static_cast<double>(rounds);
+  const double all = elements.layers + elements.tables;
   double bytes = 0;
   switch (layout.zero) {
     case ZeroStage::kNone:
-      bytes = 2 * work.sum_bytes;
+      bytes = 2 * work.sum_bytes * all;
       break;
     case ZeroStage::kOptimizer:
-      bytes = work.sum_bytes + work.element_bytes;
+      bytes = (work.sum_bytes + work.element_bytes) * all;
       break;
     case ZeroStage::kGradients:
-      bytes = rounds * work.sum_bytes + work.element_bytes;
+      bytes = (times * work.sum_bytes + work.element_bytes) * all;
       break;
-    case ZeroStage::kWeights:
-      bytes = rounds * (work.sum_bytes + 2 * work.element_bytes);
+    case ZeroStage::kWeights: {
+      const double layers = 2 * times - KeptLayers(cost, layout, rounds) / cost.layers;
+      bytes = times * work.sum_bytes * all +
+              work.element_bytes * (layers * elements.layers + times * elements.tables);
       break;
+    }
   }
-  return (holders - 1) * elements * bytes;
+  return (holders - 1) * bytes;
 }
 
 // For each other rank of a tensor group. A sum goes to the ranks of its rows in float32, and comes
@@ -74,10 +112,12 @@ Traffic TrafficOf(const ModelCost& cost, const Workload& work, const Layout& lay
     traffic.experts_network = all * (mesh.expert - near) / mesh.expert;
   }
   const Held held = HeldOf(cost, layout);
-  traffic.gradients_shared = GradientBytes(work, layout, held.whole, StageRanks(work, layout)) +
-                             GradientBytes(work, layout, held.cut, DataRanks(work, layout));
-  traffic.gradients_experts =
-      GradientBytes(work, layout, held.experts, ExpertDataRanks(work, layout));
+  const auto gradients = [&](const Elements& elements, int holders) {
+    return GradientBytes(cost, work, layout, elements, holders);
+  };
+  traffic.gradients_shared = gradients(held.whole, StageRanks(work, layout)) +
+                             gradients(held.cut, DataRanks(work, layout));
+  traffic.gradients_experts = gradients(held.experts, ExpertDataRanks(work, layout));
   const double rows = work.tokens() * cost.hidden;
   traffic.stages = 2 * (layout.pipeline().parts() - 1) * mesh.tensor * rows * work.element_bytes;
   traffic.tensors = (mesh.tensor - 1) * TensorBytes(cost, work, layout);

@@ -18,8 +18,9 @@ struct Traffic {
   //   all-reduce          2 (N - 1) sum_bytes an element that N ranks hold
   //   ZeRO-1              (N - 1) (sum_bytes + element_bytes)
   //   ZeRO-2              (N - 1) (rounds sum_bytes + element_bytes)
-  //   ZeRO-3              (N - 1) rounds (sum_bytes + 2 element_bytes), less where a stage has no
-  //                       more than the two modules whose weights are kept
+  //   ZeRO-3              (N - 1) rounds (sum_bytes + 2 element_bytes), of embedding and output
+  //                       layer one element_bytes; a layer's weights that are there still are not
+  //                       gathered again. With pipelines to 7 %: stages gather some for nothing
   double gradients_shared = 0;   // of what all ranks of a stage hold, but for matrices cut over TP
   double gradients_experts = 0;  // among ranks with the same experts
   double gradients() const { return gradients_shared + gradients_experts; }

@@ -76,7 +76,8 @@ void Lock(Bytes bytes) {
 void Rows(Bytes bytes) {
   const auto run = report::ParseRun("f", TextOf(bytes));
   if (!Accepted(run, "f")) return;
-  MOE_CHECK(run->bench.size() + run->sweep.size() + run->steps.size() > 0 || run->totals);
+  MOE_CHECK(run->bench.size() + run->sweep.size() + run->steps.size() > 0 ||
+            run->totals);
   for (const report::TrainStep& step : run->steps) {
     MOE_CHECK(step.expert_load.size() ==
               static_cast<size_t>(run->num_layers) * static_cast<size_t>(run->num_experts));

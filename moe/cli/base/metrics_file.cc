@@ -93,6 +93,9 @@ std::string StepLine(const lm::StepMetrics& metrics) {
   line["attention_ms"] = Milliseconds(metrics, Phase::kAttention);
   line["output_ms"] = Milliseconds(metrics, Phase::kOutput);
   line["optimizer_ms"] = Milliseconds(metrics, Phase::kOptimizer);
+  line["layer_ms"] = Milliseconds(metrics, Phase::kGate) + Milliseconds(metrics, Phase::kPlan) +
+                     Milliseconds(metrics, Phase::kDense);
+  line["pipeline_ms"] = Milliseconds(metrics, Phase::kPipeline);
   line["drop_fraction"] = metrics.drop_fraction;
   line["max_vio"] = metrics.max_violation;
   line["dead_experts"] = metrics.dead_experts;

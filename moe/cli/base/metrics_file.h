@@ -34,7 +34,8 @@ std::string StartLine(const Facts& provenance, const World& world, const Setting
 //   overflowed and the weights have stayed), grid_loss (what the exact grid took of the tensor that
 //   it took most of, relative to its norm; 0 in fast numerics),
 //   tokens_per_s, step_ms, a2a_ms, expert_ms, all_reduce_ms, attention_ms, output_ms (output layer
-//   and loss), optimizer_ms, drop_fraction, max_vio, dead_experts, aux_loss,
+//   and loss), optimizer_ms, layer_ms (gates, plans, dense networks, norms, embedding), pipeline_ms
+//   (waits for rows of other stages), drop_fraction, max_vio, dead_experts, aux_loss,
 //   router_entropy, peak_bytes, expert_load [MoE layer][E]
 std::string StepLine(const lm::StepMetrics& metrics);
 //   steps, first_step (that the run was resumed after, 0: none), saved_step (of the newest

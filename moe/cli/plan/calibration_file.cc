@@ -1,7 +1,9 @@
 #include "moe/cli/plan/calibration_file.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -13,13 +15,17 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
+#include "moe/cli/base/train_options.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/file.h"
+#include "moe/plan/mesh_search.h"
 
 namespace moe::cli {
 namespace {
 
 using Json = nlohmann::json;
+
+constexpr double kMostRanks = 1e6;  // of a run
 
 // A row, whose values are asked for by key; the first that is wrong is kept.
 class CalibrationRow {
@@ -60,6 +66,73 @@ class CalibrationRow {
   absl::Status status_;
 };
 
+// A run of moe train, from the lines of its metrics.jsonl.
+class CalibrationRun {
+ public:
+  // The first line, of a run of `ranks` ranks on threads or MPI.
+  static absl::StatusOr<CalibrationRun> Begin(const Json& line, int ranks) {
+    const auto given = line.find("settings");
+    if (given == line.end() || !given->is_object()) {
+      return absl::DataLossError("'settings' is no object");
+    }
+    Settings settings(TrainSettings());
+    for (const auto& [name, value] : given->items()) {
+      const Setting* const setting = settings.Find(name);
+      std::vector<std::string> texts;
+      for (const Json& text : value.is_array() ? value : Json::array({value})) {
+        if (text.is_string()) texts.push_back(text);
+      }
+      if (setting == nullptr || texts.empty()) {
+        return absl::DataLossError(
+            absl::StrCat("'settings.", Shown(name), "' is no setting of moe train, or no text"));
+      }
+      MOE_RETURN_IF_ERROR(
+          settings.Set(*setting, std::move(texts), Origin::kFile, absl::StrCat("--", name)));
+    }
+    MOE_ASSIGN_OR_RETURN(const TrainOptions options,
+                         MakeTrainOptions(settings, {.ranks = ranks, .local_ranks = ranks}));
+    CalibrationRun run;
+    run.dtype_ = settings.text("dtype");
+    run.step_ = {.cost = plan::CostOf(options.train.model),
+                 .work = plan::WorkloadOf(options.train, ranks),
+                 .layout = plan::LayoutOf(options.train)};
+    return run;
+  }
+
+  // A line of a step. The first step makes memory, and does not count.
+  void Add(CalibrationRow& row) {
+    const double step_ms = row.Positive("step_ms");
+    if (row.Positive("step") <= first_) return;
+    if (first_ == 0) {
+      first_ = row.Positive("step");
+      return;
+    }
+    if (shortest_ms_ > 0 && step_ms >= shortest_ms_) return;
+    shortest_ms_ = step_ms;
+    const auto seconds = [&](const char* key) {
+      return row.Number(key) * 1e-3;
+    };
+    step_.attention = seconds("attention_ms");
+    step_.experts = seconds("expert_ms");
+    step_.layers = seconds("layer_ms");
+    step_.exchange = seconds("a2a_ms");
+    step_.optimizer = seconds("optimizer_ms");
+    step_.gradients = step_ms * 1e-3 - step_.attention - step_.experts - step_.layers -
+                      step_.exchange - step_.optimizer - seconds("output_ms") -
+                      seconds("pipeline_ms");
+  }
+
+  bool measured() const { return shortest_ms_ > 0; }
+  const plan::TrainedStep& step() const { return step_; }
+  const std::string& dtype() const { return dtype_; }
+
+ private:
+  std::string dtype_;
+  plan::TrainedStep step_;
+  double first_ = 0;  // step; 0: not yet
+  double shortest_ms_ = 0;
+};
+
 class CalibrationReader {
  public:
   CalibrationReader(int ranks, const std::string& dtype) : ranks_(ranks), dtype_(dtype) {}
@@ -68,7 +141,9 @@ class CalibrationReader {
     if (!json.is_object()) return absl::DataLossError("a row is no object");
     CalibrationRow row(json);
     const std::string op = row.Text("op"), status = row.Text("status");
+    if (row.Text("schema") == "moe.train/1") return BeginRun(json, row);
     MOE_RETURN_IF_ERROR(row.status());
+    if (run_.has_value() && json.contains("step")) return run_->Add(row), row.status();
     static constexpr const char* kRead[] = {"layer", "alltoall", "alltoallv", "allreduce",
                                             "memcpy"};
     const bool read = std::find(std::begin(kRead), std::end(kRead), op) != std::end(kRead);
@@ -80,12 +155,38 @@ class CalibrationReader {
     return row.status();
   }
 
+  // The run's lines are all read.
+  void EndRun() {
+    if (run_.has_value() && run_->measured() && run_->dtype() == dtype_) {
+      file_.samples.steps.push_back(run_->step());
+    }
+    run_.reset();
+  }
+
   CalibrationFile Take() {
     for (const auto& [shape, seconds] : layers_) file_.samples.layer_s.push_back(seconds);
     return std::move(file_);
   }
 
  private:
+  absl::Status BeginRun(const Json& json, CalibrationRow& row) {
+    EndRun();
+    const double ranks = row.Positive("ranks");
+    const auto facts = json.find("provenance");
+    if (facts == json.end() || !facts->is_object()) {
+      return absl::DataLossError("'provenance' is no object");
+    }
+    CalibrationRow origin(*facts);
+    MOE_RETURN_IF_ERROR(CheckOrigin(origin));
+    if (file_.on_cpu && ranks != ranks_) return row.status();
+    if (ranks != std::floor(ranks) || ranks > kMostRanks) {
+      return absl::DataLossError("'ranks' is no number of ranks");
+    }
+    MOE_RETURN_IF_ERROR(row.status());
+    MOE_ASSIGN_OR_RETURN(run_, CalibrationRun::Begin(json, static_cast<int>(ranks)));
+    return absl::OkStatus();
+  }
+
   absl::Status CheckOrigin(CalibrationRow& row) {
     const std::pair<const char*, std::string*> origin[] = {{"host", &file_.host},
                                                            {"cpu", &file_.cpu},
@@ -143,6 +244,7 @@ class CalibrationReader {
   const std::string& dtype_;
   bool first_ = true;
   CalibrationFile file_;
+  std::optional<CalibrationRun> run_;  // whose lines are read
   std::map<std::tuple<double, double, double, double>, double> layers_;
 };
 
@@ -152,36 +254,58 @@ absl::Status MissingRows(const std::string& what, const CalibrationFile& file, i
   const std::string layer = absl::StrCat("moe bench layer", on, " --dtype ", dtype,
                                          " --tokens 64 -J layer.json, and with more tokens");
   return absl::InvalidArgumentError(absl::StrCat(
-      "--calibrate has ", what, on.empty() ? "" : absl::StrCat(" of ", ranks, " ranks"), ", in ",
-      dtype, ": ", layer, "; moe bench memcpy", on, " -J memcpy.json; moe bench alltoallv", on,
+      "no ", what, on.empty() ? "" : absl::StrCat(" of ", ranks, " ranks"), ", in ", dtype, ": ",
+      layer, "; moe bench memcpy", on, " -J memcpy.json; moe bench alltoallv", on,
       " -b 64K -e 4M -J alltoallv.json; moe bench allreduce", on,
-      " -d i64 -b 64K -e 4M -J allreduce.json"));
+      " -d i64 -b 64K -e 4M -J allreduce.json; or, for more parts of a step, metrics.jsonl of runs "
+      "of moe train",
+      on, " --dtype ", dtype, " --out DIR"));
 }
 
 }  // namespace
 
-absl::StatusOr<CalibrationFile> ReadCalibration(absl::Span<const std::string> paths, int ranks,
-                                                const std::string& dtype) {
+absl::StatusOr<CalibrationFile> ParseCalibration(absl::Span<const CalibrationText> texts, int ranks,
+                                                 const std::string& dtype) {
   CalibrationReader reader(ranks, dtype);
-  for (const std::string& path : paths) {
-    const auto file = MappedFile::Open(path);
-    if (!file.ok()) return InputError("--calibrate", file.status());
+  for (const CalibrationText& text : texts) {
     const auto add = [&](const Json& row) {
       return reader.Add(row);
     };
-    const absl::Status status = ReadJsonRows(path, file->text(), {}, add);
-    if (!status.ok()) return InputError("--calibrate", status);
+    MOE_RETURN_IF_ERROR(ReadJsonRows(text.file, text.text, {}, add));
+    reader.EndRun();
   }
   CalibrationFile file = reader.Take();
   const plan::Calibration& samples = file.samples;
-  if (samples.products.empty() || samples.layer_s.empty()) {
-    return MissingRows("no rows of a layer", file, ranks, dtype);
+  const auto& steps = samples.steps;
+  const bool trained = !steps.empty();
+  if (!trained && (samples.products.empty() || samples.layer_s.empty())) {
+    return MissingRows("rows of a layer", file, ranks, dtype);
   }
-  if (samples.copied_bytes_per_s <= 0) return MissingRows("no rows of memcpy", file, ranks, dtype);
-  if (ranks > 1 && samples.exchange.empty() && samples.network.empty()) {
-    return MissingRows("no rows of alltoallv", file, ranks, dtype);
+  if (!trained && samples.copied_bytes_per_s <= 0) {
+    return MissingRows("rows of memcpy", file, ranks, dtype);
+  }
+  const bool exchanged = std::any_of(steps.begin(), steps.end(), [](const plan::TrainedStep& step) {
+    return step.layout.mesh.expert > 1;
+  });
+  if (ranks > 1 && !exchanged && samples.exchange.empty() && samples.network.empty()) {
+    return MissingRows("rows of alltoallv", file, ranks, dtype);
   }
   return file;
+}
+
+absl::StatusOr<CalibrationFile> ReadCalibration(absl::Span<const std::string> paths, int ranks,
+                                                const std::string& dtype) {
+  std::vector<MappedFile> files;
+  std::vector<CalibrationText> texts;
+  for (const std::string& path : paths) {
+    auto file = MappedFile::Open(path);
+    if (!file.ok()) return InputError("--calibrate", file.status());
+    files.push_back(*std::move(file));
+    texts.push_back({path, files.back().text()});
+  }
+  auto calibration = ParseCalibration(texts, ranks, dtype);
+  if (!calibration.ok()) return InputError("--calibrate", calibration.status());
+  return calibration;
 }
 
 std::string OtherOrigin(const CalibrationFile& file) {

@@ -15,10 +15,12 @@
 #include <absl/strings/strip.h>
 #include <fmt/format.h>
 
+#include "kernels/base/machine_limits.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
+#include "moe/cli/base/layout_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/measure/machine_memory.h"
@@ -118,6 +120,7 @@ class PlanRun {
     if (file.on_cpu) {
       // Ranks share the cores, so that nothing runs beside their passes, and the memory.
       machine.overlap = 0;
+      machine.sharers = std::max(1.0, 1.0 * options_.ranks / UsableCpus());
       machine.node_ranks = options_.ranks;
       machine.memory_bytes = static_cast<double>(measure::AvailableMemoryBytes()) / options_.ranks;
     }

@@ -46,9 +46,6 @@ absl::StatusOr<Settings> TrainSettingsOf(const lm::TransformerConfig& model,
                                          const Settings& settings, const PlanOptions& options,
                                          DeviceKind device);
 
-// These settings with a layout.
-Settings WithLayout(Settings train, const plan::Candidate& candidate);
-
 // What moe train makes of such settings on so many ranks; its errors where it refuses them.
 absl::StatusOr<TrainOptions> CheckTrainSettings(const Settings& train, int ranks);
 

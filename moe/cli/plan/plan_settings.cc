@@ -39,7 +39,7 @@ Predicted, for the stage that takes longest (docs/plan.md):
              over the slower of the links within and between nodes
   routing    rows of the busiest rank of the slowest expert-parallel group over even rows multiply
              experts and exchange (--routing-trace)
-  bubble     the lists of the pipeline's schedule, simulated
+  bubble     the lists of the pipeline's schedule, simulated; less where ranks share cores
   gradients  sums and gathered weights, less what a round's passes hide
   memory of a rank: as moe train --dry-run, with room to grow
 
@@ -90,8 +90,9 @@ Table PlanSettings(PlanOptions& options) {
   t.Add("--gpu NAME", {&options.gpu, GpuWords()}, "published figures of a GPU");
   t.Add("--hbm SIZE", &options.memory, "memory of a rank: 80GiB, 64e9; default: the GPU's");
   t.Add("--calibrate FILE", &options.calibration,
-        "rows of moe bench of the machine that is planned for, in place of --gpu: layer, memcpy, "
-        "alltoallv, allreduce; of a CPU with as many ranks; may be given several times");
+        "what the machine that is planned for measured, in place of --gpu: metrics.jsonl of moe "
+        "train, or rows of moe bench layer, memcpy, alltoallv and allreduce; of a CPU with as many "
+        "ranks; may be given several times");
   t.Add("--routing-trace WHAT", &options.routing,
         "how uneven routing is: the file of moe train --record-routing, or dirichlet:A, drawn, the "
         "larger A the more even");
@@ -154,25 +155,6 @@ absl::StatusOr<Settings> TrainSettingsOf(const lm::TransformerConfig& model,
     MOE_RETURN_IF_ERROR(set("tokens", {"TOKENS"}));
   }
   MOE_RETURN_IF_ERROR(ApplyRouterPreset(train));
-  return train;
-}
-
-Settings WithLayout(Settings train, const plan::Candidate& candidate) {
-  const plan::Layout& layout = candidate.layout;
-  const auto set = [&](const char* name, std::string text) {
-    MOE_CHECK(train.Set(*train.Find(name), {std::move(text)}, Origin::kFlag, "").ok());
-  };
-  set("expert-model-parallel-size", absl::StrCat(layout.mesh.expert));
-  set("tensor-model-parallel-size", absl::StrCat(layout.mesh.tensor));
-  set("pipeline-model-parallel-size", absl::StrCat(layout.mesh.pipeline));
-  set("num-virtual-stages-per-pipeline-rank", absl::StrCat(layout.chunks));
-  if (layout.mesh.pipeline > 1) {
-    set("pipeline-schedule", NameOf(layout.schedule, kScheduleWords));
-  }
-  set("zero", NameOf(layout.zero, kZeroWords));
-  set("recompute", NameOf(layout.recompute, kRecomputeWords));
-  set("micro-batch-size", absl::StrCat(layout.micro_batch_size));
-  set("micro-batches", absl::StrCat(plan::MicroBatches(candidate.work, layout)));
   return train;
 }
 

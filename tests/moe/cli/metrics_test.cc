@@ -223,8 +223,8 @@ TEST(StepLineTest, HasEveryKeyInOrder) {
               ElementsAre("step", "loss", "loss_hex", "val_loss", "val_loss_hex", "lr", "grad_norm",
                           "loss_scale", "skipped", "grid_loss", "tokens_per_s", "step_ms", "a2a_ms",
                           "expert_ms", "all_reduce_ms", "attention_ms", "output_ms", "optimizer_ms",
-                          "drop_fraction", "max_vio", "dead_experts", "aux_loss", "router_entropy",
-                          "peak_bytes", "expert_load"));
+                          "layer_ms", "pipeline_ms", "drop_fraction", "max_vio", "dead_experts",
+                          "aux_loss", "router_entropy", "peak_bytes", "expert_load"));
   EXPECT_EQ(line["step"], 120);
   EXPECT_EQ(line["loss"].get<float>(), 3.4215f);
   EXPECT_EQ(std::strtof(line["loss_hex"].get<std::string>().c_str(), nullptr), 3.4215f);

@@ -7,11 +7,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "moe/cli/base/layout_settings.h"
 #include "moe/cli/plan/calibration_file.h"
 #include "moe/cli/plan/plan_check.h"
 #include "moe/cli/plan/plan_options.h"
 #include "moe/hf/model_rule.h"
 #include "moe/plan/checkpoint_interval.h"
+#include "moe/plan/step_time.h"
 #include "tests/moe/cli/settings_harness.h"
 #include "tests/moe/io/io_test.h"
 
@@ -162,6 +164,117 @@ TEST_F(CalibrationFileTest, WhatIsMissingOrOfAnotherMachineIsRefused) {
   EXPECT_THAT(OtherOrigin({.host = "elsewhere"}), HasSubstr("host elsewhere (here "));
 }
 
+// A run of 4 ranks on threads: its second and third steps, which are behind the first.
+class CalibrationRunTest : public CalibrationFileTest {
+ protected:
+  static std::string Run(const std::string& settings, int ranks = 4) {
+    return absl::StrCat(R"({"schema": "moe.train/1", "provenance": {"host": "h", "cpu": "c", )",
+                        R"("version": "1", "commit": "a"}, "ranks": )", ranks,
+                        R"(, "backend": "local", "settings": {"data": ["t"], "dtype": )",
+                        R"("bf16", "ep": "2")", settings, "}}\n", Step(1, 1), Step(2, 40),
+                        Step(3, 30));
+  }
+  static std::string Step(int step, double ms) {
+    return absl::StrCat(R"({"step": )", step, R"(, "step_ms": )", ms, R"(, "attention_ms": 4, )",
+                        R"("expert_ms": 6, "layer_ms": 2, "a2a_ms": 3, "output_ms": 1, )",
+                        R"("optimizer_ms": 5, "pipeline_ms": 0, "all_reduce_ms": 9})", "\n");
+  }
+};
+
+TEST_F(CalibrationRunTest, IsItsShortestStepBehindTheFirst) {
+  const CalibrationFile file = Read(Run(R"(, "num-experts": "16")") + Run("", 2)).value();
+  ASSERT_EQ(file.samples.steps.size(), 1u);  // two ranks share the cores otherwise
+  const plan::TrainedStep& step = file.samples.steps[0];
+  EXPECT_EQ(step.cost.experts, 16);
+  EXPECT_EQ(step.layout.mesh.expert, 2);
+  EXPECT_EQ(step.work.ranks, 4);
+  EXPECT_NEAR(step.attention, 4e-3, 1e-12);
+  EXPECT_NEAR(step.exchange, 3e-3, 1e-12);
+  EXPECT_NEAR(step.gradients, 9e-3, 1e-12);  // what is in no other part of 30 ms
+  // Of another type it does not count, so that there are no rows.
+  EXPECT_THAT(testing::ErrorOf(Read(Run(R"(, "seed": "1")"), 2).status()), HasSubstr("no rows"));
+}
+
+TEST_F(CalibrationRunTest, WhoseLinesAreWrongIsRefused) {
+  const auto error = [&](const std::string& text) {
+    return std::string(Read(text).status().message());
+  };
+  EXPECT_THAT(error(Run(R"(, "gates": "3")")), HasSubstr("'settings.gates' is no setting"));
+  EXPECT_THAT(error(Run(R"(, "steps": 3)")), HasSubstr("'settings.steps' is no setting"));
+  EXPECT_THAT(error(Run(R"(, "num-layers": "x")")), HasSubstr("--num-layers is 'x'"));
+  EXPECT_THAT(error(Run("", 3)), HasSubstr("no rows of a layer"));
+  std::string without = Run("");
+  without.replace(without.rfind("a2a_ms"), 3, "aaa");
+  EXPECT_THAT(error(without), HasSubstr("'a2a_ms' is absent"));
+  EXPECT_THAT(error(R"({"schema": "moe.train/1", "ranks": 4})"), HasSubstr("'provenance' is"));
+  EXPECT_THAT(error(R"({"schema": "moe.train/1", "ranks": 4, "provenance": {}})"),
+              HasSubstr("'settings' is no object"));
+}
+
+// Steps that a machine would take have its constants.
+TEST(Calibration, FindsTheMachineOfSteps) {
+  const plan::Machine truth = {.flops = 2e11,
+                               .half_rows = 80,
+                               .core_flops = 3e10,
+                               .memory_bytes_per_s = 4e9,
+                               .state_bytes_per_s = 9e9,
+                               .layer_s = 2e-4,
+                               .node = {.latency_s = 3e-5, .bytes_per_s = 1e9},
+                               .sum_speed = 2,
+                               .overlap = 0};
+  lm::TrainConfig config;
+  config.model.moe = {.router = {.num_experts = 8, .top_k = 2}, .ffn_hidden_size = 64};
+  plan::Calibration samples;
+  for (const int64_t size : {1, 2, 4}) {
+    plan::TrainedStep step = {.cost = plan::CostOf(config.model),
+                              .work = {.ranks = 4, .sequences = 16, .sequence_length = 64},
+                              .layout = {.mesh = {.expert = 2}, .micro_batch_size = size}};
+    const plan::StepTime time = plan::MeanStep(step.cost, truth, step.work, step.layout);
+    step.attention = time.attention;
+    step.experts = time.experts;
+    step.layers = time.dense + time.memory + time.layers;
+    step.exchange = time.exchange;
+    step.optimizer = time.optimizer;
+    step.gradients = time.gradients;
+    samples.steps.push_back(step);
+  }
+  const plan::Machine found = plan::Calibrate(samples, {.overlap = 0}).value();
+  const auto expect = [](double value, double expected) {
+    EXPECT_NEAR(value, expected, 1e-6 * expected);
+  };
+  expect(found.flops, truth.flops);
+  expect(found.half_rows, truth.half_rows);
+  expect(found.core_flops, truth.core_flops);
+  expect(found.memory_bytes_per_s, truth.memory_bytes_per_s);
+  expect(found.state_bytes_per_s, truth.state_bytes_per_s);
+  expect(found.layer_s, truth.layer_s);
+  expect(found.node.latency_s, truth.node.latency_s);
+  expect(found.node.bytes_per_s, truth.node.bytes_per_s);
+  expect(found.sum_speed, truth.sum_speed);
+}
+
+// Stages that wait leave their cores to others: with two ranks on each, a step takes the mean of
+// the ranks where it took the busiest one's time and its waits.
+TEST(PredictStep, OfRanksThatShareCoresHidesWaits) {
+  plan::Machine machine = plan::MachineOf(*plan::FindGpu("h100"));
+  machine.overlap = 0;
+  lm::TrainConfig config;
+  config.model.num_layers = 4;
+  const plan::ModelCost cost = plan::CostOf(config.model);
+  const plan::Workload work = {.ranks = 4, .sequences = 8, .sequence_length = 128};
+  const plan::Layout layout = {.mesh = {.pipeline = 4}};
+  plan::Bubbles bubbles;
+  const plan::StepTime alone = plan::PredictStep(cost, machine, work, layout, bubbles);
+  EXPECT_GT(alone.bubble, 0);
+  machine.sharers = 1.05;
+  const plan::StepTime few = plan::PredictStep(cost, machine, work, layout, bubbles);
+  EXPECT_NEAR(few.passes() + few.bubble, (alone.passes() + alone.bubble) / 1.05, 1e-12);
+  machine.sharers = 4;
+  const plan::StepTime shared = plan::PredictStep(cost, machine, work, layout, bubbles);
+  EXPECT_EQ(shared.bubble, 0);
+  EXPECT_DOUBLE_EQ(shared.total(), plan::MeanStep(cost, machine, work, layout).total());
+}
+
 TEST(FitLineTest, IsLeastSquaresOfRelativeErrorsWithoutNegativeTerms) {
   const plan::Line exact = plan::FitLine({{1, 5}, {2, 7}, {10, 23}});
   EXPECT_NEAR(exact.constant, 3, 1e-9);
@@ -174,7 +287,7 @@ TEST(FitLineTest, IsLeastSquaresOfRelativeErrorsWithoutNegativeTerms) {
 TEST(PlannerErrorTest, IsOfMeasuredRowsAlone) {
   const auto row = [](double predicted, double measured) {
     PlanRow row;
-    row.candidate.time.products = predicted;
+    row.candidate.time.experts = predicted;
     if (measured > 0) row.measured = {.seconds = measured, .peak_bytes = 1};
     return row;
   };
