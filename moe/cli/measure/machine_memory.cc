@@ -70,6 +70,13 @@ int64_t AvailableMemoryBytes(const std::string& root) {
   return left == kNoLimit ? 0 : left;
 }
 
+int64_t TotalMemoryBytes(const std::string& root) {
+  const int64_t limit = MemoryLimitBytes(root);
+  const auto kib = NumberIn(absl::StrCat(root, "/proc/meminfo"), "MemTotal:");
+  if (!kib.has_value()) return limit;
+  return limit > 0 ? std::min(limit, *kib * 1024) : *kib * 1024;
+}
+
 int64_t MemoryLimitBytes(const std::string& root) {
   int64_t least = kNoLimit;
   for (const ControlGroup& group : ControlGroupsOf("memory", root)) {

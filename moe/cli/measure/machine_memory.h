@@ -15,6 +15,10 @@ namespace moe::measure {
 // can be dropped. 0 = unknown. `root` is put before /proc and /sys.
 int64_t AvailableMemoryBytes(const std::string& root = "");
 
+// Memory of the machine, in use or not, or the limit of this process's control groups if that is
+// less: the same for all processes. 0 = unknown.
+int64_t TotalMemoryBytes(const std::string& root = "");
+
 // The least limit of this process's control groups; 0 = none.
 int64_t MemoryLimitBytes(const std::string& root = "");
 

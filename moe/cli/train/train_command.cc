@@ -34,6 +34,7 @@
 #include "moe/cli/base/train_options.h"
 #include "moe/cli/measure/machine_memory.h"
 #include "moe/cli/train/live_curves.h"
+#include "moe/cli/train/mesh_choice.h"
 #include "moe/cli/train/placement.h"
 #include "moe/cli/train/progress.h"
 #include "moe/cli/train/reproducing_command.h"
@@ -437,12 +438,17 @@ absl::Status Run(const Invocation& invocation, int& lost_to) {
   MOE_ASSIGN_OR_RETURN(const Launch launch,
                        PlanLaunch(settings, invocation.environment, ComputesOn::kAnyDevice));
   MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
-  if (const Setting& ep = *settings.Find("ep"); settings.is(ep.name, "auto")) {
+  if (const Setting& ep = *settings.Find("ep");
+      settings.is(ep.name, "auto") && !settings.is("mesh", "auto")) {
     const MeshShape mesh = {.tensor = settings.integer("tensor-model-parallel-size"),
                             .pipeline = settings.integer("pipeline-model-parallel-size"),
                             .expert_tensor = settings.integer("expert-tensor-parallel-size")};
     const int most = MostExpertRanks(launch.world.ranks, mesh, settings.integer("num-experts"));
     MOE_RETURN_IF_ERROR(settings.Set(ep, {absl::StrCat(most)}, Origin::kFlag, "--ep"));
+  }
+  if (settings.is("mesh", "auto")) {
+    MOE_ASSIGN_OR_RETURN(const std::string chosen, ChooseMesh(launch, settings));
+    if (launch.rank() == 0 && !settings.on("quiet")) Say(stderr, "{}", chosen);
   }
   return RunLaunch(kCommand, settings, launch, warnings, [&] {
     TrainRun run(invocation, settings, launch);

@@ -12,6 +12,9 @@ same_bits "$work/local" "$work/mpi"
 (($(grep -c '^trained' "$work/stdout") == 1)) || fail "not one report"
 matches "^reproduce +mpirun -n 4 "
 
+expect 0 "a layout that four processes find" "$mpiexec" -n 4 "$moe" train "${invariant[@]}" --mesh auto --out "$work/auto"
+same_bits "$work/local" "$work/auto"
+
 # said_once [<pattern>]: exactly one line of the program. Launchers add lines of their own.
 said_once() {
   (($(grep -c "^moe train: ${1-}" "$work/stderr") == 1)) || fail "$what: $(cat "$work/stderr")"

@@ -90,6 +90,15 @@ while read -r ranks ep dispatch node; do
   same_bits ranks1 "ranks$ranks"
 done <<<$'1 1 staged 1\n3 3 direct 1\n8 4 hierarchical 2'
 
+# A layout that is found has the same bits, and is recorded as if it were given.
+loud=("${invariant[@]:0:${#invariant[@]}-1}") # without --quiet
+expect 0 "--mesh auto" "$moe" train "${loud[@]}" --ranks 4 --mesh auto --zero 1 --out auto
+matches '^mesh   --pp [0-9]+ --tp 1 --ep [0-9]+ .*--zero 1 --recompute [a-z]+: .* ms a step and [0-9]+ MiB a rank predicted' stderr
+same_bits ranks1 auto
+matches '^[{].*"mesh":"given".*"zero":"1"' auto/metrics.jsonl
+refused 2 "--mesh is auto, expected a layout of 4 ranks with --expert-model-parallel-size 3, of which there is none" \
+  train "${invariant[@]}" --ranks 4 --mesh auto --ep 3
+
 # Bytes as ids of two bytes each, in two files, are the same text.
 LC_ALL=C sed -z 's/./&\x00/g' "$text" >ids
 head -c 30002 ids >ids.0
