@@ -142,8 +142,8 @@ std::vector<std::pair<const char*, std::string>> ColumnsOf(const SweepRow& row, 
       {"dead", Count(row.number("dead"))},
       {"val loss", Fixed(row.number("val_loss"), 4)},
       {"peak MiB", Fixed(row.number("peak_mib"), 0)},
-      {"status",
-       row.failed() ? absl::StrCat("error: ", Shown(row.text("error"), kMostErrorBytes)) : "ok"}};
+      {"status", row.failed() ? absl::StrCat("error: ", Shown(row.text("error"), kMostErrorBytes))
+                              : row.text("status")}};
 }
 
 // Columns on a terminal: UTF-8's continuation bytes take none.
@@ -180,9 +180,9 @@ Summary Summarize(absl::Span<const Figures> repetitions) {
   for (double Figures::*figure :
        {&Figures::params_total, &Figures::params_active, &Figures::tokens_per_s, &Figures::step_ms,
         &Figures::a2a_ms, &Figures::all_reduce_ms, &Figures::expert_ms, &Figures::attention_ms,
-        &Figures::output_ms, &Figures::optimizer_ms, &Figures::drop_initial_pct,
-        &Figures::drop_final_pct, &Figures::max_violation, &Figures::dead_experts,
-        &Figures::validation_loss}) {
+        &Figures::output_ms, &Figures::optimizer_ms, &Figures::layer_ms, &Figures::pipeline_ms,
+        &Figures::drop_initial_pct, &Figures::drop_final_pct, &Figures::max_violation,
+        &Figures::dead_experts, &Figures::validation_loss}) {
     summary.mean.*figure = over(figure).mean;
   }
   for (const Figures& f : repetitions) {
@@ -220,6 +220,8 @@ Figures TrainFigures::Finish(const lm::TrainReport& report) const {
   figures.attention_ms = phase_ms(Phase::kAttention);
   figures.output_ms = phase_ms(Phase::kOutput);
   figures.optimizer_ms = phase_ms(Phase::kOptimizer);
+  figures.layer_ms = phase_ms(Phase::kGate) + phase_ms(Phase::kPlan) + phase_ms(Phase::kDense);
+  figures.pipeline_ms = phase_ms(Phase::kPipeline);
   const auto last = all.last(std::max<size_t>(1, all.size() / 10));
   figures.drop_initial_pct = 100 * all.front().drop_fraction;
   figures.drop_final_pct =
@@ -309,6 +311,8 @@ measure::Fields SweepFields(const Point& p, const Summary& summary, const char* 
       {"attention_ms", f.attention_ms},
       {"output_ms", f.output_ms},
       {"optimizer_ms", f.optimizer_ms},
+      {"layer_ms", f.layer_ms},
+      {"pipeline_ms", f.pipeline_ms},
       {"drop_init", f.drop_initial_pct},
       {"drop_end", f.drop_final_pct},
       {"max_vio", f.max_violation, "MaxVio"},
@@ -335,6 +339,10 @@ SweepRow MeasuredRow(const Point& point, const Summary& summary) {
 
 SweepRow ErrorRow(const Point& point, absl::string_view error) {
   return {SweepFields(point, {}, "error", std::string(error))};
+}
+
+SweepRow PredictedRow(const Point& point, const Figures& figures) {
+  return {SweepFields(point, {.mean = figures}, "predicted", {})};
 }
 
 std::string IdentityOf(const SweepRow& row) {
@@ -376,7 +384,7 @@ std::vector<bool> ParetoMarks(absl::Span<const SweepRow> rows) {
   std::vector<size_t> row_of;
   for (size_t i = 0; i < rows.size(); ++i) {
     const SweepRow& row = rows[i];
-    if (row.failed()) continue;
+    if (row.failed() || row.predicted()) continue;
     points.emplace_back(row.text("measure") == "layer"
                             ? measure::Sample{.mean = row.number("drop_end")}
                             : measure::SampleOf(row.number("val_loss"), row.number("val_loss_sd")),

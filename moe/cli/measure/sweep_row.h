@@ -33,6 +33,8 @@ struct Figures {
   double expert_ms = kNone;
   double attention_ms = kNone, output_ms = kNone;  // output: output layer and loss
   double optimizer_ms = kNone;
+  double layer_ms = kNone;     // gates, plans, dense networks, norms, embedding
+  double pipeline_ms = kNone;  // waits for rows of other stages
   double drop_initial_pct = kNone, drop_final_pct = kNone;  // percent of slots
   double max_violation = kNone;                             // maximum over the layers
   double dead_experts = kNone;                              // over all layers
@@ -94,19 +96,21 @@ struct SweepRow {
 
   double number(absl::string_view key) const { return at(key).number(); }
   std::string text(absl::string_view key) const { return at(key).text(); }
-  bool failed() const { return text("status") != "ok"; }
+  bool failed() const { return text("status") == "error"; }
+  bool predicted() const { return text("status") == "predicted"; }
 
  private:
   const measure::Cell& at(absl::string_view key) const;
 };
 
 // The JSON object, CSV line and Markdown row of a point. cf: a number or "none"; drops in percent;
-// status: "ok", "error".
+// status: "ok", "error"; "predicted": nothing of it was measured.
 measure::Fields SweepFields(const Point& point, const Summary& summary, const char* status,
                             measure::Cell error);
 
 SweepRow MeasuredRow(const Point& point, const Summary& summary);
 SweepRow ErrorRow(const Point& point, absl::string_view error);
+SweepRow PredictedRow(const Point& point, const Figures& figures);
 
 // Identity of a row's point: measure, settings, backend and text. Rows of one point have equal
 // texts.
@@ -124,7 +128,7 @@ std::string JsonLine(const SweepRow& row);
 
 // For each row whether no other beats it by more than the noise (measure::ParetoFront). Rows of
 // training compare lower validation loss and more tokens per second; rows of layers fewer drops and
-// more tokens per second. Rows that failed are not compared.
+// more tokens per second. Rows that failed or are predicted are not compared.
 std::vector<bool> ParetoMarks(absl::Span<const SweepRow> rows);
 
 // Every row on a line, '*' after the speed of the Pareto points:

@@ -22,6 +22,7 @@
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/measure/machine_memory.h"
+#include "moe/cli/sweep/prediction.h"
 #include "moe/cli/sweep/sweep_output.h"
 #include "moe/cli/sweep/sweep_plan.h"
 
@@ -29,10 +30,11 @@ namespace moe::cli {
 namespace {
 
 constexpr char kCommand[] = "sweep";
+constexpr int kLeastMeasured = 3;  // points, with --predict
 constexpr absl::Duration kTimeToWriteARow = absl::Seconds(5);
 
 // The state of a point before the sweep, equal on all processes: the largest of theirs.
-enum State : int64_t { kRun, kRefused, kThere };
+enum State : int64_t { kRun, kRefused, kThere, kPredicted };
 
 class SweepRun {
  public:
@@ -69,6 +71,7 @@ class SweepRun {
       return absl::InvalidArgumentError(absl::StrCat(
           "--max-memory is ", settings_.text("max-memory"), ", expected more than 0 MiB"));
     }
+    MOE_RETURN_IF_ERROR(CheckPredict());
     available_bytes_ = measure::AvailableMemoryBytes();
     std::vector<std::string> identities;
     absl::Status first_refusal;
@@ -94,6 +97,17 @@ class SweepRun {
     return absl::OkStatus();
   }
 
+  absl::Status CheckPredict() const {
+    const int measured = settings_.integer("predict");
+    if (measured > 0 && plan_.measure() != Measure::kTrain) {
+      return WrongFlag("--predict", absl::StrCat(measured), "--measure train with it");
+    }
+    if (measured == 0 || measured >= kLeastMeasured) return absl::OkStatus();
+    return WrongFlag("--predict", absl::StrCat(measured),
+                     absl::StrCat("0, or at least ", kLeastMeasured,
+                                  " points to measure: each is also predicted from the others"));
+  }
+
   absl::Status ReadText() {
     Table rows;
     AddDataSettings(data_, rows);
@@ -108,6 +122,7 @@ class SweepRun {
     if (world != nullptr) {
       MOE_RETURN_IF_ERROR(AgreeAmongProcesses(*world));
     }
+    LeaveToPrediction();
     const bool interleave = settings_.on("interleave");
     const int passes = interleave ? plan_.repetitions() : 1;
     progress_ = std::make_unique<SweepProgress>(
@@ -119,13 +134,14 @@ class SweepRun {
     absl::Status status;
     for (int pass = 0; pass < passes; ++pass) {
       for (size_t i = 0; i < plan_.size() && status.ok(); ++i) {
-        if (state_[i] == kThere) continue;
+        if (state_[i] == kThere || state_[i] == kPredicted) continue;
         const int first = interleave ? pass : 0;
         status = RunPoint(i, plan_.At(i, text_),
                           {first, interleave ? first + 1 : plan_.repetitions()}, world);
       }
     }
     progress_->End();
+    if (speaks() && status.ok()) Predict();
     // Also prints the rows before a failure: processes do not return from one.
     if (speaks()) {
       const absl::Status printed = output_.Print();
@@ -140,6 +156,52 @@ class SweepRun {
     const auto stream = MakeInlineStream();
     MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(state_), ReduceOp::kMax, *stream));
     return stream->Synchronize();
+  }
+
+  // Of the points that would run, --predict leaves so many, spread over the sweep, that with those
+  // of the file they are as many as it says.
+  void LeaveToPrediction() {
+    const int64_t measured = settings_.integer("predict");
+    if (measured == 0) return;
+    std::vector<size_t> open;
+    for (size_t i = 0; i < state_.size(); ++i) {
+      if (state_[i] == kRun) open.push_back(i);
+    }
+    const int64_t there = std::count(state_.begin(), state_.end(), kThere);
+    const auto runs = static_cast<size_t>(
+        std::clamp<int64_t>(measured - there, 0, static_cast<int64_t>(open.size())));
+    for (const size_t i : open) state_[i] = kPredicted;
+    for (size_t k = 0; k < runs; ++k) {
+      state_[open[runs == 1 ? 0 : k * (open.size() - 1) / (runs - 1)]] = kRun;
+    }
+  }
+
+  // Keeps a row for each point that is left to it, and says how good they are.
+  void Predict() {
+    std::vector<MeasuredPoint> measured;
+    for (size_t i = 0; i < plan_.size(); ++i) {
+      const std::optional<sweep::SweepRow> row = output_.row(i);
+      if (!row.has_value() || row->failed()) continue;
+      const PlannedPoint planned = plan_.At(i, text_);
+      if (!planned.refused.ok()) continue;
+      if (auto point = MeasuredPointOf(planned, *row)) measured.push_back(*std::move(point));
+    }
+    int predicted = 0;
+    for (size_t i = 0; i < plan_.size(); ++i) {
+      if (state_[i] != kPredicted) continue;
+      const PlannedPoint planned = plan_.At(i, text_);
+      const auto figures = PredictPoint(planned, measured);
+      if (figures.ok()) ++predicted;
+      output_.Keep(i, figures.ok() ? sweep::PredictedRow(planned.point, *figures)
+                                   : sweep::ErrorRow(planned.point, figures.status().message()));
+    }
+    if (predicted == 0 || settings_.on("quiet")) return;
+    const PredictionError error = ErrorOfPrediction(measured);
+    Say(stderr,
+        "moe sweep: {} predicted from {} measured; step times of {} of these, each predicted from "
+        "the others: median error {:.1f} %, largest {:.1f} %\n",
+        Counted(predicted, "point"), measured.size(), error.points, error.median_pct,
+        error.most_pct);
   }
 
   // The reason why a point cannot run: its settings, or memory.

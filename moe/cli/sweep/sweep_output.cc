@@ -131,6 +131,16 @@ absl::Status SweepOutput::Add(size_t index, sweep::SweepRow row) {
   return absl::OkStatus();
 }
 
+void SweepOutput::Keep(size_t index, sweep::SweepRow row) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  rows_[index] = std::move(row);
+}
+
+std::optional<sweep::SweepRow> SweepOutput::row(size_t index) const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  return rows_[index];
+}
+
 absl::Status SweepOutput::Print() const {
   const std::vector<sweep::SweepRow> rows = this->rows();
   if (!settings_.empty("output-stderr")) {

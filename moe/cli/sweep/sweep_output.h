@@ -45,6 +45,10 @@ class SweepOutput {
 
   // Appends a row to the file, and keeps it.
   absl::Status Add(size_t index, sweep::SweepRow row);
+  // Keeps a row that is not measured: it is printed, and not in the file.
+  void Keep(size_t index, sweep::SweepRow row);
+  // The row of a point that has one.
+  std::optional<sweep::SweepRow> row(size_t index) const;
   // The rows so far in the forms of -o and -oe.
   absl::Status Print() const;
 

@@ -104,6 +104,11 @@ void AddSweep(Table& t) {
         "such a file: its points are not measured again, the others are appended")
       .Roles(kPerRank);
   t.Add("--retry", Kind::kSwitch, "with --resume: measure points whose row is an error again");
+  t.Add("--predict K", {Kind::kInteger, "0"},
+        "with --measure train: K points are measured, spread over the sweep, those of --resume "
+        "among them; the others have the status predicted, and are in no file; 0 = all are "
+        "measured (docs/sweep.md)")
+      .Least(0);
   t.Add("--max-memory MiB", Kind::kReal,
         "of all ranks of this machine; a point estimated above it becomes an error row, as one "
         "above the memory that is available")

@@ -65,6 +65,19 @@ grep -qF "at most 1e12" <("$moe" sweep "${layer[@]}" --moe-ffn-hidden-size 8,200
 expect 1 "points that diverge" "$moe" sweep "${train[@]}" --ranks 2 --lr 1e30 --num-experts 4,8 -J failed.jsonl
 same "points that diverge" "$(rows failed.jsonl '["gradient norm is" in x["error"] for x in r]')" "[True, True]"
 
+# Points that are not run are predicted, and are in no file: of eight three are measured.
+predicted=("${train[@]}" --ranks 2 --ep 1,2 --num-experts 4,8 --hidden-size 32,64)
+expect 0 "--predict" "$moe" sweep "${predicted[@]}" --predict 3 -J predict.jsonl -o jsonl
+cp stdout all.jsonl
+same "measured" "$(wc -l <predict.jsonl)" 3
+same "predicted" "$(rows all.jsonl '[x["status"] for x in r].count("predicted"), len(r)')" "(5, 8)"
+same "predicted" "$(rows all.jsonl 'all(x["step_ms"] > 0 and x["tok_s"] > 0 and x["peak_mib"] > 0 and x["val_loss"] is None for x in r if x["status"] == "predicted")')" True
+matches '^moe sweep: 5 points predicted from 3 measured; step times of [23] of these, each predicted from the others: median error ' stderr
+expect 0 "the rest of it" "$moe" sweep "${predicted[@]}" --resume predict.jsonl -q
+same "the rest of it" "$(rows predict.jsonl '[x["status"] for x in r]')" "$(python3 -c 'print(["ok"] * 8)')"
+refused 2 "--predict is 2, expected 0, or at least 3 points to measure" sweep "${predicted[@]}" --predict 2
+refused 2 "--predict is 3, expected --measure train with it" sweep "${layer[@]}" --num-experts 4,8 --ranks 1 --predict 3
+
 # Training: capacity against drops and loss. Points that are repeated are not run again.
 axes=(--capacity-factor none,0.5,1 --num-experts 4,8 --ranks 2 --ep 2)
 expect 0 "a sweep of training" "$moe" sweep "${train[@]}" "${axes[@]}" -J train.jsonl
