@@ -76,7 +76,7 @@ void Lock(Bytes bytes) {
 void Rows(Bytes bytes) {
   const auto run = report::ParseRun("f", TextOf(bytes));
   if (!Accepted(run, "f")) return;
-  MOE_CHECK(run->bench.size() + run->sweep.size() + run->steps.size() > 0 ||
+  MOE_CHECK(run->bench.size() + run->sweep.size() + run->plan.size() + run->steps.size() > 0 ||
             run->totals);
   for (const report::TrainStep& step : run->steps) {
     MOE_CHECK(step.expert_load.size() ==

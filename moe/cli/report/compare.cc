@@ -172,6 +172,8 @@ MeasuredGroups TrainGroups(const Run& run) {
 }
 
 MeasuredGroups GroupsOf(const Run& run) {
+  if (run.kind == RunKind::kPlan)
+    return {};  // what is predicted is compared with what was measured
   if (run.kind == RunKind::kBench) return BenchGroups(run);
   return run.kind == RunKind::kSweep ? SweepGroups(run) : TrainGroups(run);
 }

@@ -96,10 +96,11 @@ absl::StatusOr<RunKind> KindOf(const Json& object) {
   };
   if (has("op") && (has("time_us") || has("size_bytes"))) return RunKind::kBench;
   if (has("experts") && has("topk")) return RunKind::kSweep;
+  if (has("pp") && has("limit_bytes")) return RunKind::kPlan;
   if ((has("step") && has("loss")) || (has("steps") && has("weights_xxh3"))) return RunKind::kTrain;
   return absl::DataLossError(
       "a row of no known command, expected op and time_us (moe bench), experts and topk (moe "
-      "sweep), or step and loss (moe train)");
+      "sweep), step and loss (moe train), or pp and limit_bytes (moe plan)");
 }
 
 // Columns that rows of layers may differ in.
@@ -153,6 +154,11 @@ absl::Status AddSweep(Fields& f, Run& run) {
   auto row = ReadRow<SweepRow>(f);
   row.capacity_factor = f.CapacityFactor("cf");
   run.sweep.push_back(std::move(row));
+  return f.status;
+}
+
+absl::Status AddPlan(Fields& f, Run& run) {
+  run.plan.push_back(ReadRow<PlanRow>(f));
   return f.status;
 }
 
@@ -263,8 +269,8 @@ absl::Status AddRow(const Json& object, Run& run) {
   // the first line of a training run
   if (!known.ok()) return told ? absl::OkStatus() : known.status();
   const RunKind kind = *known;
-  const bool first =
-      run.bench.empty() && run.sweep.empty() && run.steps.empty() && !run.totals.has_value();
+  const bool first = run.bench.empty() && run.sweep.empty() && run.plan.empty() &&
+                     run.steps.empty() && !run.totals.has_value();
   if (!first && kind != run.kind) {
     return absl::DataLossError(absl::StrCat("a row of moe ", NameOf(kind),
                                             " stands among rows of moe ", NameOf(run.kind)));
@@ -273,6 +279,7 @@ absl::Status AddRow(const Json& object, Run& run) {
   Fields fields(object);
   if (kind == RunKind::kBench) return AddBench(fields, run);
   if (kind == RunKind::kSweep) return AddSweep(fields, run);
+  if (kind == RunKind::kPlan) return AddPlan(fields, run);
   return object.contains("step") ? AddStep(fields, run) : AddTotals(fields, run);
 }
 
@@ -296,7 +303,7 @@ absl::StatusOr<Run> ParseRun(absl::string_view file, absl::string_view document)
     return AddRow(row, run);
   };
   MOE_RETURN_IF_ERROR(ReadJsonRows(file, document, kLimits, add));
-  if (run.bench.empty() && run.sweep.empty() && run.steps.empty()) {
+  if (run.bench.empty() && run.sweep.empty() && run.plan.empty() && run.steps.empty()) {
     return absl::DataLossError(absl::StrCat(
         file, run.totals.has_value() ? ": holds no steps (line 1)" : ": holds no rows (line 1)"));
   }

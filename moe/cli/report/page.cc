@@ -31,7 +31,7 @@ std::string CellElement(const TableCell& cell) {
 
 std::string InputLine(const Run& run) {
   const bool trained = run.kind == RunKind::kTrain;
-  const size_t rows = run.bench.size() + run.sweep.size() + run.steps.size();
+  const size_t rows = run.bench.size() + run.sweep.size() + run.plan.size() + run.steps.size();
   std::string size = Plural(static_cast<double>(rows), trained ? "step" : "row");
   if (trained && !run.totals.has_value()) size += ", did not end";
   std::string origin;

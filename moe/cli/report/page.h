@@ -93,10 +93,12 @@ struct Section {
 //   bench   per operation: bandwidth over size with the limit of memcpy; imbalance against
 //           bandwidth
 //   sweep   capacity factor against drops and loss; speed against loss; time of a step by phase
+//   plan    predicted over measured step time and memory, with lines of 25 % more and less
 //   train   loss; drops; balance; time of a step by phase; expert load over steps
 // and a table of all rows (for train: a row for each run).
 Section BenchSection(absl::Span<const Run> runs);
 Section SweepSection(absl::Span<const Run> runs);
+Section PlanSection(absl::Span<const Run> runs);
 Section TrainSection(absl::Span<const Run> runs);
 
 // A map for each run and setting, for its largest size: GB/s from every rank to every other. Empty

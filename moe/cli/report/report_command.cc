@@ -31,7 +31,7 @@ constexpr char kHead[] =
 One HTML file, with its charts and tables inside and nothing to load, from any mix of results:
 
   RUN   the --out folder of moe train or its metrics.jsonl, rows of moe bench -J FILE, rows of
-        a sweep (docs/report.md); JSON, or JSON lines. The keys tell which it is.
+        a sweep or of moe plan (docs/report.md); JSON, or JSON lines. The keys tell which it is.
 
   moe report run bench.json
   moe report --compare before.json after.json --fail-if 'busbw < 0.9*base'
@@ -163,6 +163,7 @@ absl::Status Run(const Invocation& invocation) {
   }
   sections.push_back(report::TrainSection(runs));
   sections.push_back(report::SweepSection(runs));
+  sections.push_back(report::PlanSection(runs));
   sections.push_back(report::BenchSection(runs));
   const std::string page = report::Page(TitleOf(settings, runs), runs, sections);
   // A malformed bound is refused before anything is written.

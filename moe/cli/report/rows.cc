@@ -14,7 +14,7 @@
 namespace moe::report {
 
 const char* NameOf(RunKind kind) {
-  constexpr const char* kNames[] = {"bench", "sweep", "train"};
+  constexpr const char* kNames[] = {"bench", "sweep", "train", "plan"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -178,6 +178,30 @@ absl::Span<const Column<SweepRow>> ColumnsOf() {
   static const measure::Fields row = sweep::SweepFields({}, {}, "ok", {});
   static const auto columns = WithOthers(NamedSweepColumns(), "dead", {&row, 1});
   return columns;
+}
+
+template <>
+absl::Span<const Column<PlanRow>> ColumnsOf() {
+  using R = PlanRow;
+  static constexpr Column<R> kColumns[] = {
+      {"pp", "", "PP", &R::pp, 0},
+      {"tp", "", "TP", &R::tp, 0},
+      {"ep", "", "EP", &R::ep, 0},
+      {"dp", "", "DP", &R::dp, 0},
+      {"vp", "", "chunks", &R::chunks, 0},
+      {"schedule", "", "schedule", &R::schedule},
+      {"zero", "", "ZeRO", &R::zero, 0},
+      {"recompute", "", "recompute", &R::recompute},
+      {"micro_batch_size", "", "micro-batch", &R::micro_batch_size, 0},
+      {"micro_batches", "", "micro-batches", &R::micro_batches, 0},
+      {"step_ms", "", "step, predicted (ms)", &R::step_ms},
+      {"measured_ms", "", "measured (ms)", &R::measured_ms},
+      {"used_bytes", "", "memory, predicted (bytes)", &R::used_bytes, 0},
+      {"measured_bytes", "", "measured (bytes)", &R::measured_bytes, 0},
+      {"total_bytes", "", "with room to grow (bytes)", &R::total_bytes, 0},
+      {"status", "", "", &R::status},
+      {"reason", "", "", &R::error}};
+  return kColumns;
 }
 
 }  // namespace moe::report

@@ -89,6 +89,18 @@ struct TrainStep {
   std::vector<float> expert_load;
 };
 
+// A layout of `moe plan`; measured if it was run (--check).
+struct PlanRow {
+  double pp = kNone, tp = kNone, ep = kNone, dp = kNone, chunks = kNone, zero = kNone;
+  double micro_batch_size = kNone, micro_batches = kNone;
+  double step_ms = kNone, measured_ms = kNone;
+  double used_bytes = kNone, measured_bytes = kNone, total_bytes = kNone;  // of a rank
+  std::string schedule, recompute, status, error;
+  std::vector<double> others;  // none
+
+  bool failed() const { return status == "too big"; }
+};
+
 // The last line of `moe train`'s metrics.jsonl.
 struct TrainTotals {
   double steps = kNone, tokens = kNone, seconds = kNone;
@@ -96,8 +108,8 @@ struct TrainTotals {
   std::string weights_hash;
 };
 
-enum class RunKind : uint8_t { kBench, kSweep, kTrain };
-const char* NameOf(RunKind kind);  // "bench", "sweep", "train"
+enum class RunKind : uint8_t { kBench, kSweep, kTrain, kPlan };
+const char* NameOf(RunKind kind);  // "bench", "sweep", "train", "plan"
 
 // A fact about the origin of results, mostly the same in all rows of a file.
 struct Origin {
@@ -114,6 +126,7 @@ struct Run {
   std::vector<Origin> origin;  // facts from the file
   std::vector<BenchRow> bench;
   std::vector<SweepRow> sweep;
+  std::vector<PlanRow> plan;
   std::vector<TrainStep> steps;
   std::optional<TrainTotals> totals;    // absent: the run did not end
   int num_layers = 0, num_experts = 0;  // shape of expert_load; 0: no layer has experts
@@ -152,14 +165,16 @@ std::optional<std::string> TextOf(const Column<Row>& column, const Row& row) {
   return std::nullopt;
 }
 
-// Columns of bench and sweep, in the order of the table: those that this library reads by name, and
-// each field of their rows that has a heading (moe/cli/measure/tables.h).
+// Columns of bench, sweep and plan, in the order of the table: those that this library reads by
+// name, and each field of their rows that has a heading (moe/cli/measure/tables.h).
 template <typename Row>
 absl::Span<const Column<Row>> ColumnsOf();
 template <>
 absl::Span<const Column<BenchRow>> ColumnsOf();
 template <>
 absl::Span<const Column<SweepRow>> ColumnsOf();
+template <>
+absl::Span<const Column<PlanRow>> ColumnsOf();
 
 // Finite values of a figure, over the steps that count for speed: the very first step includes the
 // cost of memory and code that later ones reuse, and is left out if there are others.

@@ -428,6 +428,28 @@ TEST(SweepChartsTest, PointsThatNoiseHidesAreCountedAndTokensHaveTheirFlag) {
   EXPECT_THAT(html, Not(HasSubstr("--data ...")));
 }
 
+// Layouts of moe plan --check: 1.2 and 0.5 times what was measured, and one that was not run.
+TEST(PlanChartsTest, DrawPredictedOverMeasured) {
+  const auto row = [](double step_ms, const std::string& measured) {
+    return absl::StrCat(R"({"pp": 1, "tp": 1, "ep": 2, "zero": 1, "recompute": "none", )",
+                        R"("limit_bytes": 1e9, "used_bytes": 2e6, "step_ms": )", step_ms,
+                        R"(, "measured_ms": )", measured, R"(, "measured_bytes": )",
+                        measured == "null" ? "null" : "1e6", R"(, "status": "fits"})", "\n");
+  };
+  const Run run = ParseRun("p", row(12, "10") + row(5, "10") + row(7, "null")).value();
+  EXPECT_EQ(run.kind, RunKind::kPlan);
+  EXPECT_EQ(run.plan.size(), 3u);
+  const std::string html = PlanSection({run}).body;
+  EXPECT_THAT(html, HasSubstr("id=\"plan-time\""));
+  EXPECT_THAT(html, HasSubstr("Median error 35.0 %, largest 50.0 %."));
+  EXPECT_THAT(html, HasSubstr("id=\"plan-memory\""));
+  EXPECT_THAT(html, HasSubstr("Median error 100.0 %, largest 100.0 %."));
+  EXPECT_THAT(html, HasSubstr("PP 1 TP 1 EP 2 ZeRO 1"));
+  EXPECT_THAT(html, HasSubstr("data-rows=\"3\""));
+  EXPECT_TRUE(PlanSection({ParseRun("p", row(7, "null")).value()}).body.find("plan-time") ==
+              std::string::npos);
+}
+
 TEST(SweepChartsTest, TheBestAtEqualComputeHasItsTrainLine) {
   report::Run run = Study();
   run.sweep[0].flops_per_token *= 1.04;   // as much as the others with one choice
