@@ -9,6 +9,7 @@ once. --quick leaves out `moe sweep --measure train`, whose examples take a minu
 commands are what the page says: SMALL is `...`. A command that ends in `# kill -TERM` is stopped
 after its first checkpoint. Exit code 1 where something differs, 2 where a page has an example of a kind not known here.
 """
+import json
 import os
 import re
 import shlex
@@ -76,12 +77,24 @@ def generate(lines):
     return ["\n".join(lines).strip()]
 
 
+def plan(lines):
+    """All that is shown whole."""
+    return [line.split() for line in lines if line.strip() and "..." not in line]
+
+
 def compares(command):
     """Not what shows times alone, files alone, or where a signal came."""
     return not re.match(r"moe (bench p2p|ckpt)|.*# kill -TERM$", command)
 
 
-KINDS = {"sweep": sweep, "bench": bench, "train": train, "generate": generate}
+KINDS = {"sweep": sweep, "bench": bench, "train": train, "generate": generate, "plan": plan}
+
+# The published config.json of the model that pages plan, as far as it is read.
+QWEN3_30B = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768, "intermediate_size": 6144, "decoder_sparse_step": 1, "vocab_size": 151936,
+    "norm_topk_prob": True, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 40960}
 
 
 def run(command, moe):
@@ -114,6 +127,9 @@ def main():
         for steps in examples(text):
             with tempfile.TemporaryDirectory() as scratch:
                 os.chdir(scratch)
+                os.mkdir("Qwen3-30B-A3B")
+                with open("Qwen3-30B-A3B/config.json", "w", encoding="utf-8") as config:
+                    json.dump(QWEN3_30B, config)
                 for command, shown in steps:
                     for name, value in variables.items():
                         command = command.replace("$" + name, value)
