@@ -196,12 +196,17 @@ class SweepRun {
                                    : sweep::ErrorRow(planned.point, figures.status().message()));
     }
     if (predicted == 0 || settings_.on("quiet")) return;
+    Say(stderr, "moe sweep: {} predicted from {} measured; ", Counted(predicted, "point"),
+        measured.size());
     const PredictionError error = ErrorOfPrediction(measured);
+    if (error.points == 0) {
+      Say(stderr, "how well is not known, since none of these follows from the others\n");
+      return;
+    }
     Say(stderr,
-        "moe sweep: {} predicted from {} measured; step times of {} of these, each predicted from "
-        "the others: median error {:.1f} %, largest {:.1f} %\n",
-        Counted(predicted, "point"), measured.size(), error.points, error.median_pct,
-        error.most_pct);
+        "step times of {} of these, each predicted from the others: median error {:.1f} %, "
+        "largest {:.1f} %\n",
+        error.points, error.median_pct, error.most_pct);
   }
 
   // The reason why a point cannot run: its settings, or memory.
