@@ -85,7 +85,7 @@ std::map<std::string, std::string> FlagsByName(const std::string& settings) {
   return flags;
 }
 
-// Whose names are of flags: token ids have a vocabulary of their own, the bytes of --data the default.
+// Of flags by name: token ids have a vocabulary of their own, the bytes of --data the default.
 template <class Flags>
 std::string TextOf(const Flags& by_name) {
   return by_name.contains("vocab-size") ? " --tokens ..." : " --data ...";
