@@ -79,6 +79,10 @@ class StepFit {
         points.push_back({by_rows / operations, step.experts / operations});
       }
     }
+    // Where few rows were no slower, by chance or since all are few: the mean rate at any rows.
+    if (!points.empty() && FitLine(points).constant <= 0) {
+      for (LinePoint& point : points) point.x = 0;
+    }
     return SetProducts(points, machine_);
   }
 
