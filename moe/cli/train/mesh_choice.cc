@@ -115,6 +115,9 @@ absl::StatusOr<std::string> ChooseMesh(const Launch& launch, Settings& settings)
   if (!settings.empty("pipeline-layout")) {
     return WrongFlag("--mesh", "auto", "given, with --pipeline-layout: its stages are chosen");
   }
+  if (settings.integer("expert-tensor-parallel-size") > 1) {
+    return WrongFlag("--mesh", "auto", "given, with --etp: layouts of --etp 1 alone are predicted");
+  }
   const GivenLayout given(settings);
   MOE_ASSIGN_OR_RETURN(const TrainOptions options, WithoutLayout(launch, settings));
   const lm::TrainConfig& train = options.train;
