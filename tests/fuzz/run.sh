@@ -33,7 +33,9 @@ program=(moe/cli/base/{common_settings,config_file,data_files,deepspeed,exit_cod
   moe/cli/debug/flight_{analysis,files} moe/cli/generate/{token_text,utf8_stream} moe/cli/launch/{hosts,process})
 results=(moe/cli/measure/{bench_row,fail_if,layer_bench,routing_spec,statistics,sweep_row,tables}
   moe/cli/report/{format,inputs,rows} moe/cli/sweep/axis)
-units=(library program results fuzz avx2) # the longest first
+plan=(comm/mesh/mesh_shape moe/cli/plan/calibration_file moe/lm/train_config moe/pipeline/schedule
+  moe/plan/{calibration,machine,mesh_search,model_cost,step_time,traffic} moe/run/session moe/tensor/tensor_share moe/train/loss_scaler)
+units=(library program results plan fuzz avx2) # the longest first
 
 mkdir -p "$build/$target"
 cxx=$(command -v clang++-14 || command -v clang++ || true)

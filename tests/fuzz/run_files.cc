@@ -17,8 +17,10 @@
 #include "moe/cli/launch/hosts.h"
 #include "moe/cli/measure/routing_spec.h"
 #include "moe/cli/measure/sweep_row.h"
+#include "moe/cli/plan/calibration_file.h"
 #include "moe/cli/report/rows.h"
 #include "moe/io/routing_trace.h"
+#include "moe/plan/calibration.h"
 #include "tests/fuzz/targets.h"
 
 namespace moe::fuzz {
@@ -90,6 +92,18 @@ std::string LinesOf(const RoutingTrace& trace) {
   return text;
 }
 
+// Rows of a machine's calibration, on 4 ranks: what is accepted has constants that steps can be
+// predicted with.
+void Calibration(Bytes bytes) {
+  const auto file = cli::ParseCalibration({{"f", TextOf(bytes)}}, 4, "bf16");
+  if (absl::IsInvalidArgument(file.status())) return;  // no rows
+  if (!Accepted(file, "f: ")) return;
+  const auto machine = plan::Calibrate(file->samples, {});
+  if (!Accepted(machine, "", absl::StatusCode::kInvalidArgument)) return;
+  MOE_CHECK(machine->flops > 0 && machine->half_rows >= 0 && machine->layer_s >= 0);
+  MOE_CHECK(machine->memory_bytes_per_s > 0 && machine->node.latency_s >= 0);
+}
+
 // Recorded routing: written and read again it gives the same bytes, and it is within the limits
 // that its header promises, also as fewer ranks replay it.
 void Routing(Bytes bytes) {
@@ -150,10 +164,15 @@ void Traffic(Bytes bytes) {
 }  // namespace
 
 absl::Span<const Target> RunFiles() {
-  static constexpr Target kTargets[] = {
-      {"flight", Flight},        {"hosts", Hosts},     {"lock", Lock},
-      {"report_rows", Rows},     {"routing", Routing}, {"status", Status},
-      {"sweep_line", SweepLine}, {"traffic", Traffic}};
+  static constexpr Target kTargets[] = {{"calibration", Calibration},
+                                        {"flight", Flight},
+                                        {"hosts", Hosts},
+                                        {"lock", Lock},
+                                        {"report_rows", Rows},
+                                        {"routing", Routing},
+                                        {"status", Status},
+                                        {"sweep_line", SweepLine},
+                                        {"traffic", Traffic}};
   return kTargets;
 }
 

@@ -9,6 +9,7 @@
 
 #include "gating/gate.h"
 #include "gating/router_config.h"
+#include "moe/cli/base/launch.h"
 #include "moe/hf/hf_model.h"
 
 namespace moe {
@@ -19,6 +20,17 @@ absl::Status ValidateRouterConfig(const RouterConfig& /*config*/) {
 
 std::vector<std::string> GateNames() {
   return {"deepseek-v3", "gpt-oss", "llama4", "mixtral", "qwen2", "switch", "topk"};
+}
+
+const GateDefinition* FindGate(absl::string_view /*name*/) {
+  return nullptr;
+}
+
+int cli::ThreadsOf(const Settings& /*settings*/, const World& /*world*/) {
+  return 1;
+}
+absl::Status cli::CheckAllReduce(const Settings& /*settings*/, Backend /*backend*/) {
+  return absl::OkStatus();
 }
 
 absl::StatusOr<hf::HfModel> hf::HfModel::Open(const std::string& folder,
