@@ -21,7 +21,7 @@ KT = "kt-kernel"
 
 def calls_of(args, shape):
     """Timed calls in a round: of few tokens more, since each is short."""
-    return args.calls * max(1, 256 // shape["tokens"])
+    return args.calls * max(1, min(16, 256 // shape["tokens"]))
 
 
 def product(args, shape, backward):
