@@ -169,6 +169,19 @@ class StepFit {
 
 }  // namespace
 
+void TrainedStep::SetParts(absl::FunctionRef<double(const char* key)> milliseconds) {
+  const auto seconds = [&](const char* key) {
+    return milliseconds(key) * 1e-3;
+  };
+  attention = seconds("attention_ms");
+  experts = seconds("expert_ms");
+  layers = seconds("layer_ms");
+  exchange = seconds("a2a_ms");
+  optimizer = seconds("optimizer_ms");
+  gradients = seconds("step_ms") - attention - experts - layers - exchange - optimizer -
+              seconds("output_ms") - seconds("pipeline_ms");
+}
+
 Line FitLine(const std::vector<LinePoint>& points) {
   // Sums of 1, x / y and x^2 / y^2 ...: of (constant + slope x) / y against 1.
   double n = 0, x = 0, xx = 0, one = 0, one_x = 0;

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
 
 #include "moe/plan/layout.h"
@@ -33,6 +34,9 @@ struct TrainedStep {
   double exchange = 0;   // rows to experts and home, with waits for other ranks
   double optimizer = 0;
   double gradients = 0;  // what is in no other part
+
+  // Sets the parts; milliseconds(key) of the keys that metrics.jsonl and rows of moe sweep have.
+  void SetParts(absl::FunctionRef<double(const char* key)> milliseconds);
 };
 
 // What was measured with as many ranks as are planned, or on ranks that share no cores.

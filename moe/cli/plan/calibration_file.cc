@@ -109,17 +109,7 @@ class CalibrationRun {
     }
     if (shortest_ms_ > 0 && step_ms >= shortest_ms_) return;
     shortest_ms_ = step_ms;
-    const auto seconds = [&](const char* key) {
-      return row.Number(key) * 1e-3;
-    };
-    step_.attention = seconds("attention_ms");
-    step_.experts = seconds("expert_ms");
-    step_.layers = seconds("layer_ms");
-    step_.exchange = seconds("a2a_ms");
-    step_.optimizer = seconds("optimizer_ms");
-    step_.gradients = step_ms * 1e-3 - step_.attention - step_.experts - step_.layers -
-                      step_.exchange - step_.optimizer - seconds("output_ms") -
-                      seconds("pipeline_ms");
+    step_.SetParts([&](const char* key) { return row.Number(key); });
   }
 
   bool measured() const { return shortest_ms_ > 0; }

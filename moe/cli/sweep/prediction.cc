@@ -39,17 +39,7 @@ std::optional<MeasuredPoint> MeasuredPointOf(const PlannedPoint& planned,
   step = {.cost = plan::CostOf(planned.train.model),
           .work = plan::WorkloadOf(planned.train, planned.launch.world.ranks),
           .layout = plan::LayoutOf(planned.train)};
-  step.gradients = measured.step_s;
-  const std::pair<const char*, double*> parts[] = {{"attention_ms", &step.attention},
-                                                   {"expert_ms", &step.experts},
-                                                   {"layer_ms", &step.layers},
-                                                   {"a2a_ms", &step.exchange},
-                                                   {"optimizer_ms", &step.optimizer}};
-  for (const auto& [key, seconds] : parts) {
-    *seconds = row.number(key) * 1e-3;
-    step.gradients -= *seconds;
-  }
-  step.gradients -= (row.number("output_ms") + row.number("pipeline_ms")) * 1e-3;
+  step.SetParts([&](const char* key) { return row.number(key); });
   if (!std::isfinite(step.gradients)) return std::nullopt;
   return measured;
 }
