@@ -28,4 +28,15 @@ Settings WithLayout(Settings train, const plan::Candidate& candidate) {
   return train;
 }
 
+plan::Machine MachineOf(const Launch& launch, double memory_bytes) {
+  const World& world = launch.world;
+  if (launch.device.kind == DeviceKind::kCpu) {
+    return plan::MachineOfCores(world.local_ranks, world.cores, memory_bytes);
+  }
+  plan::Machine machine = plan::MachineOf(*plan::FindGpu("h100"));
+  machine.node_ranks = world.local_ranks;
+  if (memory_bytes > 0) machine.memory_bytes = memory_bytes;
+  return machine;
+}
+
 }  // namespace moe::cli

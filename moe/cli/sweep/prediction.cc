@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/layout_settings.h"
 #include "moe/cli/measure/statistics.h"
 #include "moe/plan/mesh_search.h"
 #include "moe/plan/step_time.h"
@@ -18,16 +19,6 @@ namespace {
 bool Alike(const PlannedPoint& a, const PlannedPoint& b) {
   return a.launch.world.ranks == b.launch.world.ranks && a.point.threads == b.point.threads &&
          a.train.trainer.dtype == b.train.trainer.dtype;
-}
-
-plan::Machine MachineOf(const PlannedPoint& planned) {
-  const World& world = planned.launch.world;
-  if (planned.launch.device.kind != DeviceKind::kCpu) {
-    plan::Machine machine = plan::MachineOf(*plan::FindGpu("h100"));  // of what is not measured
-    machine.node_ranks = world.local_ranks;
-    return machine;
-  }
-  return plan::MachineOfCores(world.local_ranks, world.cores, /*memory_bytes=*/0);
 }
 
 }  // namespace
@@ -55,7 +46,8 @@ absl::StatusOr<sweep::Figures> PredictPoint(const PlannedPoint& planned,
                                             " ranks and this dtype was measured, from which it "
                                             "could be predicted"));
   }
-  MOE_ASSIGN_OR_RETURN(const plan::Machine machine, plan::Calibrate(samples, MachineOf(planned)));
+  MOE_ASSIGN_OR_RETURN(const plan::Machine machine,
+                       plan::Calibrate(samples, MachineOf(planned.launch, /*memory_bytes=*/0)));
   const plan::Workload work = plan::WorkloadOf(planned.train, planned.launch.world.ranks);
   plan::Bubbles bubbles;
   const plan::StepTime time = plan::PredictStep(plan::CostOf(planned.train.model), machine, work,

@@ -71,18 +71,13 @@ absl::StatusOr<TrainOptions> WithoutLayout(const Launch& launch, Settings settin
   return MakeTrainOptions(settings, launch.world);
 }
 
-plan::Machine MachineOf(const Launch& launch) {
-  const World& world = launch.world;
+// Of a rank; 0: not known.
+double MemoryBytes(const Launch& launch) {
   if (launch.device.kind == DeviceKind::kCpu) {
-    const auto memory = static_cast<double>(measure::TotalMemoryBytes());
-    return plan::MachineOfCores(world.local_ranks, world.cores, memory / world.local_ranks);
+    return static_cast<double>(measure::TotalMemoryBytes()) / launch.world.local_ranks;
   }
-  plan::Machine machine = plan::MachineOf(*plan::FindGpu("h100"));
-  machine.node_ranks = world.local_ranks;
-  if (const auto gpu = CudaDeviceAt(0); gpu.ok()) {
-    machine.memory_bytes = static_cast<double>(gpu->memory_bytes);
-  }
-  return machine;
+  const auto gpu = CudaDeviceAt(0);
+  return gpu.ok() ? static_cast<double>(gpu->memory_bytes) : 0;
 }
 
 std::string LayoutText(const plan::Layout& layout) {
@@ -125,7 +120,7 @@ absl::StatusOr<std::string> ChooseMesh(const Launch& launch, Settings& settings)
       .base = train,
       .ranks = launch.world.ranks,
       .sequences = train.trainer.micro_batches * train.micro_batch_size,
-      .machine = MachineOf(launch),
+      .machine = MachineOf(launch, MemoryBytes(launch)),
       .micro_batch_size = train.micro_batch_size,
       .takes = [&](const plan::Layout& layout) {
         return given.Has(layout);
