@@ -120,25 +120,26 @@ absl::Status CheckShares(const TrainConfig& config) {
   const SessionOptions& session = config.trainer.session;
   const TransformerConfig& model = config.model;
   const int64_t shared = model.moe.shared_expert_ffn_hidden_size;
+  const int tensor = session.mesh.tensor, expert_tensor = session.mesh.expert_tensor;
   const struct {
     const char* name;
     int64_t extent, item;  // no extent: there is none
+    int ranks;
     const char* flag = "--tp";
   } cuts[] = {
-      {"heads of keys", model.key_value_heads(), 1},
-      {"columns of dense layers", model.moe_layer_freq > 1 ? model.dense_width() : 0, kCutItem},
-      {"columns of the shared expert", shared, kCutItem},
-      {"tokens of --vocab-size", model.tied_embeddings ? 0 : model.vocab_size, kCutItem},
-      {"columns of experts", model.moe.ffn_hidden_size, kCutItem, "--etp"}};
+      {"heads of keys", model.key_value_heads(), 1, tensor},
+      {"columns of dense layers", model.moe_layer_freq > 1 ? model.dense_width() : 0, kCutItem,
+       tensor},
+      {"columns of the shared expert", shared, kCutItem, tensor},
+      {"tokens of --vocab-size", model.tied_embeddings ? 0 : model.vocab_size, kCutItem, tensor},
+      {"columns of experts", model.moe.ffn_hidden_size, kCutItem, expert_tensor, "--etp"}};
   for (const auto& cut : cuts) {
     if (cut.extent == 0) continue;
     const TreeCut whole = {session.tensor_leaves, cut.extent, cut.item};
-    const bool of_experts = absl::string_view(cut.flag) == "--etp";
-    const int ranks = of_experts ? session.mesh.expert_tensor : session.mesh.tensor;
-    const int most = MostRanks(whole, ranks);
-    if (most == ranks) continue;
+    const int most = MostRanks(whole, cut.ranks);
+    if (most == cut.ranks) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat(cut.flag, " is ", ranks, " and --tensor-leaves ", whole.leaves, " of ",
+        absl::StrCat(cut.flag, " is ", cut.ranks, " and --tensor-leaves ", whole.leaves, " of ",
                      cut.extent, " ", cut.name, cut.item > 1 ? absl::StrCat(" by ", cut.item) : "",
                      ", expected some for each rank: ", cut.flag, " ", most));
   }
