@@ -38,14 +38,9 @@ absl::StatusOr<std::byte*> Workspace::Take(int64_t bytes) {
   }
   std::byte* const data = chunks_[chunk_].data() + used_;
   used_ += size;
-  peak_ = std::max(peak_, used_bytes());
+  taken_ += size;
+  peak_ = std::max(peak_, taken_);
   return data;
-}
-
-int64_t Workspace::used_bytes() const {
-  int64_t total = used_;
-  for (size_t i = 0; i < chunk_; ++i) total += chunks_[i].bytes();
-  return total;
 }
 
 bool Workspace::Contains(const void* data) const {
@@ -69,6 +64,7 @@ void Workspace::FillUnused(std::byte value) {
 void Workspace::Release(Mark mark) {
   chunk_ = mark.chunk;
   used_ = mark.used;
+  taken_ = mark.taken;
   // A device's streams may still have work on the chunks: they are kept, and later steps use them
   // again.
   if (memory_->device().kind != DeviceKind::kCpu) return;

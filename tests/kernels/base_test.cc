@@ -281,6 +281,24 @@ TEST(WorkspaceTest, ReleasedMemoryIsUsedAgainAndTheSecondStepAllocatesNothing) {
   EXPECT_EQ(workspace.Array<float>(-1).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+// An array that does not fit the end of a chunk leaves it, which is no memory that anything uses.
+TEST(WorkspaceTest, BytesInUseAreThoseOfArraysAlone) {
+  Workspace workspace;
+  for (int step = 0; step < 2; ++step) {  // in several chunks, then in one
+    const Workspace::Mark start = workspace.mark();
+    ASSERT_TRUE(workspace.Array<std::byte>(1 << 19).ok());
+    const Workspace::Mark inner = workspace.mark();
+    ASSERT_TRUE(workspace.Array<std::byte>(1 << 20).ok());
+    ASSERT_TRUE(workspace.Array<std::byte>(1).ok());
+    EXPECT_EQ(workspace.used_bytes(), (1 << 19) + (1 << 20) + 64);
+    workspace.Release(inner);
+    EXPECT_EQ(workspace.used_bytes(), 1 << 19);
+    workspace.Release(start);
+    EXPECT_EQ(workspace.used_bytes(), 0);
+    EXPECT_EQ(workspace.peak_bytes(), (1 << 19) + (1 << 20) + 64);
+  }
+}
+
 // A half's magnitude by the standard's definition.
 double HalfValue(uint16_t magnitude) {
   const int exponent = magnitude >> 10, mantissa = magnitude & 0x3ff;
