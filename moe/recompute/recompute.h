@@ -67,7 +67,7 @@ class Recomputed final : public Module<T> {
     const Context& context = pass.context;
     const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
     MOE_ASSIGN_OR_RETURN(const auto y, context.workspace->Matrix<T>(x->rows(), x->cols()));
-    const StashHandle stash = context.stashes->Take();
+    const StashHandle stash = context.stashes->Take(StashUse::kModule);
     Pass again = pass;
     again.stash = stash.get();
     again.router_stats = {};

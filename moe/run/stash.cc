@@ -1,6 +1,7 @@
 #include "moe/run/stash.h"
 
 #include <atomic>
+#include <cstddef>
 #include <utility>
 
 #include "moe/run/context.h"
@@ -27,18 +28,19 @@ std::shared_ptr<StashPool> StashPool::Create(const Context& context) {
   return std::shared_ptr<StashPool>(new StashPool(*context.memory, apart));
 }
 
-StashHandle StashPool::Take() {
+StashHandle StashPool::Take(StashUse use) {
   static std::atomic<uint64_t> generations = 0;
   Stash* stash = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    if (free_.empty()) {
-      free_.reserve(all_.size() + 1);
-      all_.emplace_back(new Stash(memory_, apart_));
+    std::vector<Stash*>& free = free_[static_cast<size_t>(use)];
+    if (free.empty()) {
+      free.reserve(all_.size() + 1);
+      all_.emplace_back(new Stash(memory_, apart_, use));
       stash = all_.back().get();
     } else {
-      stash = free_.back();
-      free_.pop_back();
+      stash = free.back();
+      free.pop_back();
     }
   }
   stash->generation_ = ++generations;
@@ -50,7 +52,7 @@ StashHandle StashPool::Take() {
 void StashPool::GiveBack::operator()(Stash* stash) const {
   stash->Clear();
   const std::lock_guard<std::mutex> lock(pool->mu_);
-  pool->free_.push_back(stash);
+  pool->free_[static_cast<size_t>(stash->use_)].push_back(stash);
 }
 
 int64_t StashPool::peak_bytes() const {

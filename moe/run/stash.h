@@ -13,6 +13,10 @@ namespace moe {
 
 struct Context;
 
+// What a stash keeps: all of a micro-batch, or what one module makes again. Their sizes differ, so
+// that each use has stashes of its own.
+enum class StashUse : uint8_t { kMicroBatch, kModule };
+
 // The memory of one micro-batch: forwards take from it what their backwards read, and it is all
 // given back at once.
 class Stash {
@@ -24,11 +28,13 @@ class Stash {
 
  private:
   friend class StashPool;
-  Stash(MemoryResource& memory, bool apart) : device_(memory), apart_(apart) {}
+  Stash(MemoryResource& memory, bool apart, StashUse use)
+      : device_(memory), apart_(apart), use_(use) {}
   void Clear();
 
   Workspace device_, host_;  // the second for CUDA devices
   const bool apart_;
+  const StashUse use_;
   uint64_t generation_ = 0;
 };
 
@@ -45,7 +51,7 @@ class StashPool : public std::enable_shared_from_this<StashPool> {
   // An empty stash; it may be destroyed on any thread, also after modules and session, once the
   // compute stream waits for every stream that works on it. Its memory is not initialised; debug
   // builds fill what is the host's with NaN.
-  std::unique_ptr<Stash, GiveBack> Take();
+  std::unique_ptr<Stash, GiveBack> Take(StashUse use = StashUse::kMicroBatch);
 
   // Peak bytes on the compute stream's device, summed over all stashes. While no other thread gives
   // one back.
@@ -59,7 +65,7 @@ class StashPool : public std::enable_shared_from_this<StashPool> {
   mutable std::mutex mu_;
   // Guarded by mu_.
   std::vector<std::unique_ptr<Stash>> all_;
-  std::vector<Stash*> free_;  // has room for all
+  std::vector<Stash*> free_[2];  // by use; each has room for all
 };
 
 using StashHandle = std::unique_ptr<Stash, StashPool::GiveBack>;

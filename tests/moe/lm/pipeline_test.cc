@@ -244,6 +244,21 @@ TEST(PipelineTest, AStageKeepsAsManyMicroBatchesAsItsScheduleSays) {
   }
 }
 
+// A layer that is made again has a stash that no micro-batch takes, whose memory would stay as large.
+TEST(PipelineTest, MicroBatchesWhoseLayersAreMadeAgainKeepLess) {
+  if (kSanitized) GTEST_SKIP() << "passes as in the other tests";
+  TrainConfig config = PipelineConfig();
+  config.sequence_length = 128;
+  config.micro_batch_size = 4;
+  const Case again = {2, 2, 1, 1, kGPipe, kZero0, kLayer};
+  const std::vector<int64_t> all = StashBytes(config, {2, 2, 1, 1, kGPipe}, 6);
+  const std::vector<int64_t> one = StashBytes(config, again, 1), six = StashBytes(config, again, 6);
+  for (int s = 0; s < 2; ++s) {
+    EXPECT_LT(six[s], all[s] / 2) << "stage " << s;
+    EXPECT_LT(six[s], 2 * one[s]) << "stage " << s;
+  }
+}
+
 // A checkpoint has no stages: any layout goes on from any.
 // Of a model whose table two stages hold.
 TEST(PipelineTest, ACheckpointGoesOnAtAnyStages) {
