@@ -64,8 +64,9 @@ Machine FreeMachine(const Machine& like) {
 // Sets what steps of training say of a machine.
 class StepFit {
  public:
-  StepFit(const std::vector<TrainedStep>& steps, Machine& machine)
-      : steps_(steps), machine_(machine) {}
+  StepFit(const std::vector<TrainedStep>& steps, Machine& machine) : machine_(machine) {
+    for (const TrainedStep& step : steps) steps_.push_back(step.WhileAllCompute(machine.sharers));
+  }
 
   absl::Status Products() {
     std::vector<LinePoint> points;
@@ -163,7 +164,7 @@ class StepFit {
     return MeanStep(step.cost, machine, step.work, step.layout);
   }
 
-  const std::vector<TrainedStep>& steps_;
+  std::vector<TrainedStep> steps_;
   Machine& machine_;
 };
 
@@ -178,8 +179,20 @@ void TrainedStep::SetParts(absl::FunctionRef<double(const char* key)> millisecon
   layers = seconds("layer_ms");
   exchange = seconds("a2a_ms");
   optimizer = seconds("optimizer_ms");
-  gradients = seconds("step_ms") - attention - experts - layers - exchange - optimizer -
-              seconds("output_ms") - seconds("pipeline_ms");
+  const double waits = exchange + seconds("pipeline_ms");
+  const double passes = attention + experts + layers + seconds("output_ms") + waits;
+  computing = passes > 0 ? 1 - waits / passes : 1;
+  gradients = seconds("step_ms") - optimizer - passes;
+}
+
+TrainedStep TrainedStep::WhileAllCompute(double sharers) const {
+  const double slower = sharers / std::max(1.0, sharers * computing);
+  TrainedStep step = *this;
+  step.attention *= slower;
+  step.experts *= slower;
+  step.layers *= slower;
+  step.computing = 1;
+  return step;
 }
 
 Line FitLine(const std::vector<LinePoint>& points) {

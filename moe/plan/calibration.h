@@ -34,9 +34,14 @@ struct TrainedStep {
   double exchange = 0;   // rows to experts and home, with waits for other ranks
   double optimizer = 0;
   double gradients = 0;  // what is in no other part
+  double computing = 1;  // share of the passes that a rank does not wait for others
 
   // Sets the parts; milliseconds(key) of the keys that metrics.jsonl and rows of moe sweep have.
   void SetParts(absl::FunctionRef<double(const char* key)> milliseconds);
+
+  // The step with the parts of its passes that compute as long as they were if no rank waited: what
+  // a rank computes while others wait is faster, where `sharers` ranks share a core.
+  TrainedStep WhileAllCompute(double sharers) const;
 };
 
 // What was measured with as many ranks as are planned, or on ranks that share no cores.
@@ -63,7 +68,7 @@ Line FitLine(const std::vector<LinePoint>& points);
 // bytes, of a layer the least. A part that steps of training have is taken from these alone: of a
 // layer and micro-batch a constant and seconds by bytes, of attention what projections leave.
 // Links of which there are no samples are as the other one. kInvalidArgument names samples that are
-// missing: products, layers, copies.
+// missing: products, layers, copies. machine.sharers and overlap are those of the measured ranks.
 absl::StatusOr<Machine> Calibrate(const Calibration& samples, Machine machine);
 
 }  // namespace moe::plan

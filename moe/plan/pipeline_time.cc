@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <optional>
+#include <limits>
+#include <set>
+#include <utility>
 #include <vector>
 
 namespace moe::plan {
@@ -13,80 +15,132 @@ constexpr double kHopUnits = 16;  // of a forward
 // Rounds for each stage after which a pipeline is in its steady state.
 constexpr int64_t kSteadyRounds = 2;
 
-// When operations have ended, by kind, part and round.
-class Ends {
+// Stages that run their lists. Those that compute advance alike, each by `clock_`, which runs slower
+// than the time while they have to share cores.
+class Simulation {
  public:
-  Ends(int parts, int64_t rounds)
-      : rounds_(rounds),
-        forward_(static_cast<size_t>(parts * rounds), kNotYet),
-        backward_(forward_) {}
+  Simulation(const PipelineShape& shape, int64_t rounds, const OpTimes& times)
+      : shape_(shape),
+        times_(times),
+        rounds_(rounds),
+        cores_(shape.stages / times.sharers),
+        stages_(static_cast<size_t>(shape.stages)),
+        forward_(static_cast<size_t>(shape.parts() * rounds), kNotYet),
+        backward_(forward_) {
+    for (int s = 0; s < shape.stages; ++s) MakeSchedule(shape, s, rounds, true, stages_[s].ops);
+  }
 
-  double& At(OpKind kind, int part, int64_t round) {
+  double Span() {
+    for (int s = 0; s < shape_.stages; ++s) Begin(s);
+    while (!ends_.empty() || !arrivals_.empty()) {
+      const double pace = std::min(1.0, cores_ / static_cast<double>(ends_.size()));
+      const double end = ends_.empty() ? kNever : now_ + (ends_.begin()->first - clock_) / pace;
+      if (end <= (arrivals_.empty() ? kNever : arrivals_.begin()->first)) {
+        const auto [clock, stage] = *ends_.begin();
+        ends_.erase(ends_.begin());
+        now_ = end;
+        clock_ = clock;
+        End(stage);
+      } else {
+        const auto [arrival, stage] = *arrivals_.begin();
+        arrivals_.erase(arrivals_.begin());
+        clock_ += (arrival - now_) * pace;
+        now_ = arrival;
+        Begin(stage);
+      }
+    }
+    return now_;
+  }
+
+ private:
+  struct Stage {
+    std::vector<PipelineOp> ops;
+    size_t next = 0;
+    bool computes = false;
+  };
+  // Moments and stages, the earliest first.
+  using Events = std::set<std::pair<double, int>>;
+
+  static constexpr double kNotYet = -1;
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
+  double TimeOf(const PipelineOp& op) const {
+    const bool split = shape_.schedule == ScheduleKind::kZeroBubbleH1;
+    if (op.kind == OpKind::kForward) return times_.forward;
+    return split ? times_.backward / 2 : times_.backward;
+  }
+
+  // When an operation of a part has ended.
+  double& EndOf(OpKind kind, int part, int64_t round) {
     std::vector<double>& ends = kind == OpKind::kForward ? forward_ : backward_;
     return ends[static_cast<size_t>(part * rounds_ + round)];
   }
 
-  static constexpr double kNotYet = -1;
+  // When the rows are there that an operation of `part` begins with; kNever: not known yet.
+  double RowsAt(const PipelineOp& op, int part) {
+    const int before = op.kind == OpKind::kForward ? part - 1 : part + 1;
+    if (op.kind == OpKind::kWeightGradient || before < 0 || before >= shape_.parts()) return 0;
+    const double end = EndOf(op.kind, before, op.round);
+    if (end == kNotYet) return kNever;
+    return end + (shape_.stages > 1 ? times_.hop : 0);
+  }
 
- private:
+  // The next operation of a stage, once its rows are there.
+  void Begin(int s) {
+    Stage& stage = stages_[static_cast<size_t>(s)];
+    if (stage.computes || stage.next == stage.ops.size()) return;
+    const PipelineOp& op = stage.ops[stage.next];
+    const double rows = RowsAt(op, shape_.PartOf(s, op.chunk));
+    if (rows == kNever) return;
+    stage.computes = rows <= now_;
+    if (stage.computes) {
+      ends_.emplace(clock_ + TimeOf(op), s);
+    } else {
+      arrivals_.emplace(rows, s);
+    }
+  }
+
+  void End(int s) {
+    Stage& stage = stages_[static_cast<size_t>(s)];
+    const PipelineOp& op = stage.ops[stage.next++];
+    stage.computes = false;
+    Begin(s);
+    if (op.kind == OpKind::kWeightGradient) return;
+    const int part = shape_.PartOf(s, op.chunk);
+    EndOf(op.kind, part, op.round) = now_;
+    const int after = op.kind == OpKind::kForward ? part + 1 : part - 1;
+    if (after >= 0 && after < shape_.parts()) Begin(after % shape_.stages);
+  }
+
+  const PipelineShape& shape_;
+  const OpTimes& times_;
   const int64_t rounds_;
+  const double cores_;
+  std::vector<Stage> stages_;
   std::vector<double> forward_, backward_;
+  Events ends_;      // on clock_
+  Events arrivals_;  // of rows
+  double now_ = 0, clock_ = 0;
 };
-
-double TimeOf(const PipelineOp& op, const PipelineShape& shape, const OpTimes& times) {
-  const bool split = shape.schedule == ScheduleKind::kZeroBubbleH1;
-  if (op.kind == OpKind::kForward) return times.forward;
-  return split ? times.backward / 2 : times.backward;
-}
-
-// When the rows are there that an operation of `part` begins with; nullopt: not known yet.
-std::optional<double> RowsAt(const PipelineOp& op, int part, const PipelineShape& shape,
-                             const OpTimes& times, Ends& ends) {
-  const bool forward = op.kind == OpKind::kForward;
-  const int before = forward ? part - 1 : part + 1;
-  if (op.kind == OpKind::kWeightGradient || before < 0 || before >= shape.parts()) return 0;
-  const double end = ends.At(op.kind, before, op.round);
-  if (end == Ends::kNotYet) return std::nullopt;
-  return end + (shape.stages > 1 ? times.hop : 0);
-}
 
 }  // namespace
 
 double PipelineSpan(const PipelineShape& shape, int64_t rounds, const OpTimes& times) {
-  rounds = PaddedRounds(shape, rounds);
-  std::vector<std::vector<PipelineOp>> ops(static_cast<size_t>(shape.stages));
-  std::vector<size_t> next(ops.size(), 0);
-  std::vector<double> free_at(ops.size(), 0);
-  Ends ends(shape.parts(), rounds);
-  for (int s = 0; s < shape.stages; ++s) MakeSchedule(shape, s, rounds, true, ops[s]);
-  bool moved = true;
-  while (moved) {
-    moved = false;
-    for (size_t s = 0; s < ops.size(); ++s) {
-      for (; next[s] < ops[s].size(); ++next[s]) {
-        const PipelineOp& op = ops[s][next[s]];
-        const int part = shape.PartOf(static_cast<int>(s), op.chunk);
-        const auto rows = RowsAt(op, part, shape, times, ends);
-        if (!rows.has_value()) break;
-        free_at[s] = std::max(free_at[s], *rows) + TimeOf(op, shape, times);
-        if (op.kind != OpKind::kWeightGradient) ends.At(op.kind, part, op.round) = free_at[s];
-        moved = true;
-      }
-    }
-  }
-  return *std::max_element(free_at.begin(), free_at.end());
+  return Simulation(shape, PaddedRounds(shape, rounds), times).Span();
 }
 
 double Bubbles::Share(const PipelineShape& shape, int64_t rounds, const OpTimes& times) {
   if (shape.stages == 1) return 0;
   const auto hop = static_cast<int64_t>(std::lround(times.hop / times.forward * kHopUnits));
   const auto backward = static_cast<int64_t>(std::lround(times.backward / times.forward * 1024));
-  const Key key = {shape.schedule, shape.stages, shape.chunks, rounds, hop, backward};
+  const Key key = {shape.schedule, shape.stages, shape.chunks, rounds, hop,
+                   backward,       times.sharers};
   const auto [found, missing] = shares_.try_emplace(key, 0.0);
   if (!missing) return found->second;
   const OpTimes units = {.forward = 1,
                          .backward = static_cast<double>(backward) / 1024,
-                         .hop = static_cast<double>(hop) / kHopUnits};
+                         .hop = static_cast<double>(hop) / kHopUnits,
+                         .sharers = times.sharers};
   const int64_t padded = PaddedRounds(shape, rounds);
   const int64_t steady = kSteadyRounds * shape.stages;
   double span = 0;
@@ -98,7 +152,8 @@ double Bubbles::Share(const PipelineShape& shape, int64_t rounds, const OpTimes&
     span = second + (second - first) * static_cast<double>(padded - 2 * steady) /
                         static_cast<double>(steady);
   }
-  const double ideal = static_cast<double>(rounds * shape.chunks) * (1 + units.backward);
+  const double ideal =
+      static_cast<double>(rounds * shape.chunks) * (1 + units.backward) * units.sharers;
   return found->second = span / ideal - 1;
 }
 

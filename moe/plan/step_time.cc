@@ -115,9 +115,10 @@ StepTime PassesOf(const ModelCost& cost, const Machine& machine, const Workload&
   return time;
 }
 
-// Of the time of the busiest stage: waits for rows of others.
+// Waits of the pipeline, over the time of its stages' passes, which take stage_s. sharers: see
+// OpTimes.
 double BubbleShare(const ModelCost& cost, const Machine& machine, const Workload& work,
-                   const Layout& layout, double stage_s, Bubbles& bubbles) {
+                   const Layout& layout, double stage_s, double sharers, Bubbles& bubbles) {
   if (layout.mesh.pipeline == 1 || stage_s == 0) return 0;
   const double passes = layout.recompute == Recompute::kLayer ? 4 : 3;
   const int64_t rounds = Rounds(work, layout);
@@ -125,11 +126,12 @@ double BubbleShare(const ModelCost& cost, const Machine& machine, const Workload
   const Link& link = far ? machine.network : machine.node;
   const double row_bytes = static_cast<double>(layout.micro_batch_size * work.sequence_length) *
                            cost.hidden * work.element_bytes;
-  const double op = stage_s / (static_cast<double>(rounds) * layout.chunks * passes);
+  const double op = stage_s / sharers / (static_cast<double>(rounds) * layout.chunks * passes);
   return bubbles.Share(layout.pipeline(), rounds,
                        {.forward = op,
                         .backward = (passes - 1) * op,
-                        .hop = link.latency_s + row_bytes / link.bytes_per_s});
+                        .hop = link.latency_s + row_bytes / link.bytes_per_s,
+                        .sharers = sharers});
 }
 
 void AddUpdate(const ModelCost& cost, const Machine& machine, const Workload& work,
@@ -154,18 +156,33 @@ void AddUpdate(const ModelCost& cost, const Machine& machine, const Workload& wo
   time.optimizer = own * (24 + work.sum_bytes + work.element_bytes) / machine.state_bytes_per_s;
 }
 
+// Ranks that share cores, at their mean rates. Either the cores have always something to do, while
+// some wait for rows, or the busiest stage, with a core to itself, and its waits take longer.
+StepTime SharedPasses(const ModelCost& cost, const Machine& machine, const Workload& work,
+                      const Layout& layout, const StepTime& busiest, Bubbles& bubbles) {
+  const auto with_bubble = [&](double stage_s, double sharers) {
+    return stage_s * (1 + BubbleShare(cost, machine, work, layout, stage_s, sharers, bubbles));
+  };
+  StepTime time = PassesOf(cost, machine, work, layout, Share::kMean);
+  const double computing = time.passes() - time.exchange;
+  const double alone = (busiest.passes() - busiest.exchange) / machine.sharers + busiest.exchange;
+  const double waits =
+      std::max(with_bubble(computing, machine.sharers), with_bubble(alone, 1)) - computing;
+  time.exchange = std::clamp(waits, 0.0, time.exchange);
+  time.bubble = std::max(0.0, waits - time.exchange);
+  return time;
+}
+
 }  // namespace
 
 StepTime PredictStep(const ModelCost& cost, const Machine& machine, const Workload& work,
                      const Layout& layout, Bubbles& bubbles) {
   StepTime time = PassesOf(cost, machine, work, layout, Share::kBusiest);
   const double stage_s = time.passes();
-  const double share = BubbleShare(cost, machine, work, layout, stage_s, bubbles);
-  time.bubble = share * stage_s;
   if (machine.sharers > 1) {
-    const double alone_s = (time.bubble + stage_s) / machine.sharers;
-    time = PassesOf(cost, machine, work, layout, Share::kMean);
-    time.bubble = std::max(0.0, alone_s - time.passes());
+    time = SharedPasses(cost, machine, work, layout, time, bubbles);
+  } else {
+    time.bubble = stage_s * BubbleShare(cost, machine, work, layout, stage_s, 1, bubbles);
   }
   time.bubble_share = time.bubble / time.passes();
   AddUpdate(cost, machine, work, layout, stage_s, time);

@@ -41,6 +41,25 @@ TEST(PipelineSpan, CountsTheWayOfRows) {
   EXPECT_DOUBLE_EQ(PipelineSpan(shape, 2, {.forward = 1, .backward = 2, .hop = 1}), 11);
 }
 
+// Four stages on two cores, GPipe with one micro-batch: one stage computes at a time. With two, the
+// second starts an operation behind the first, and each has a core, forward 0-5 and backward 5-15;
+// with four, forwards 0-1, 1-2 ... share: work of 4 x 4 x 3 on two cores, and what neither fills.
+TEST(PipelineSpan, OfStagesThatShareCoresIsTheirWorkAndWhatTheyWait) {
+  const PipelineShape shape = {.schedule = ScheduleKind::kGPipe, .stages = 4};
+  const auto span = [&](int64_t rounds, double sharers) {
+    return PipelineSpan(shape, rounds, {.forward = 1, .backward = 2, .sharers = sharers});
+  };
+  EXPECT_DOUBLE_EQ(span(1, 2), 12);
+  EXPECT_DOUBLE_EQ(span(2, 2), 15);
+  EXPECT_DOUBLE_EQ(span(1, 4), 12);
+  EXPECT_DOUBLE_EQ(span(2, 4), 24);  // all on one core: never idle
+  EXPECT_GT(span(4, 2), 4 * 4 * 3 / 2);
+  EXPECT_LT(span(4, 2), span(4, 1) + 4 * 4 * 3 / 2);
+  Bubbles bubbles;
+  EXPECT_NEAR(bubbles.Share(shape, 2, {.forward = 5, .backward = 10, .sharers = 4}), 0, 1e-12);
+  EXPECT_NEAR(bubbles.Share(shape, 2, {.forward = 5, .backward = 10, .sharers = 2}), 0.25, 1e-12);
+}
+
 TEST(Bubbles, OfManyRoundsAreThoseOfTheWholeSimulation) {
   for (const auto& [kind, chunks] :
        {std::pair(ScheduleKind::k1F1B, 1), std::pair(ScheduleKind::kZeroBubbleH1, 1),

@@ -258,6 +258,32 @@ TEST(Calibration, FindsTheMachineOfSteps) {
   EXPECT_GT(mean.flops, 0);
 }
 
+// Four ranks on two cores. While all compute each has half a core; while half of each rank's passes
+// are waits, a core: what they compute takes twice as long when none waits. More waits do not make
+// it faster.
+TEST(TrainedStep, IsAsLongAsIfAllRanksComputed) {
+  const auto step = [](double wait_ms) {
+    plan::TrainedStep step;
+    step.SetParts([&](const char* key) -> double {
+      const std::string name = key;
+      if (name == "step_ms") return 41 + wait_ms;
+      if (name == "a2a_ms") return wait_ms;
+      return name == "expert_ms" ? 30 : name == "attention_ms" ? 8 : name == "output_ms" ? 2 : 0;
+    });
+    return step;
+  };
+  EXPECT_NEAR(step(0).gradients, 1e-3, 1e-12);
+  for (const auto& [wait_ms, expert_ms] :
+       {std::pair(0.0, 30.0), std::pair(40.0, 60.0), std::pair(120.0, 60.0)}) {
+    const plan::TrainedStep all = step(wait_ms).WhileAllCompute(2);
+    EXPECT_NEAR(all.experts, expert_ms * 1e-3, 1e-12) << wait_ms;
+    EXPECT_NEAR(all.attention, expert_ms * 8 / 30 * 1e-3, 1e-12) << wait_ms;
+    EXPECT_NEAR(all.exchange, wait_ms * 1e-3, 1e-12);
+    EXPECT_NEAR(all.gradients, 1e-3, 1e-12);
+    EXPECT_NEAR(step(wait_ms).WhileAllCompute(1).experts, 30e-3, 1e-12);
+  }
+}
+
 // Stages that wait leave their cores to others: with two ranks on each, a step takes the mean of
 // the ranks where it took the busiest one's time and its waits.
 TEST(PredictStep, OfRanksThatShareCoresHidesWaits) {
