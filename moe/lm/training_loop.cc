@@ -300,7 +300,8 @@ absl::Status TrainingLoop<T>::Measure(double seconds) {
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());  // waits for the clock's last tasks
   const Site site = {.name = "step metrics", .step = metrics_.step};
   double most[2] = {seconds, static_cast<double>(trainer_.state_bytes().allocated +
-                                                 trainer_.session().peak_bytes())};
+                                                 trainer_.session().peak_bytes() +
+                                                 trainer_.pipeline().peak_bytes())};
   MOE_ASSIGN_OR_RETURN(const ExchangeSeconds exchanges,
                        context_.clock->SplitExchanges(context_.mesh->group(MeshGroup::kExpert),
                                                       *context_.host, site));

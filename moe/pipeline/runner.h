@@ -70,6 +70,8 @@ class PipelineRunner {
   absl::Duration grace() const;
   // Sent to neighbouring stages by this rank so far.
   int64_t bytes_sent() const { return links_ == nullptr ? 0 : links_->bytes_sent(); }
+  // The most memory of rows between stages, in bytes.
+  int64_t peak_bytes() const { return boundary_->peak_bytes(); }
 
  private:
   // Rows [N, hidden_size] between stages, and the stash that they are memory of.

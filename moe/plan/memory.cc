@@ -1,7 +1,9 @@
 #include "moe/plan/memory.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 
 #include "kernels/activation/activation_kind.h"
 #include "moe/plan/model_cost.h"
@@ -177,21 +179,33 @@ double MoeForward(const MemoryShape& shape, const Sizes& s) {
   // logits, scores and the gradient of the losses; ids, weights and offsets; the plan's indices.
   const double routing = 4 * 3 * logits + 16 * s.tokens * s.top_k + 24 * s.tokens;
   const double plan = 16 * (rows + slots);
-  // Elements into and out of the experts, of all ranks that share them; between ranks also those
-  // sent and received, both ways, and home.
-  double exchanged = (s.etp > 1 ? 2 + s.etp : 2) * rows * s.hidden;
-  if (s.ep > 1) exchanged += (2 * s.sent_rows() + rows + slots) * s.hidden;
+  // Elements into the experts, of all ranks that share them, and those that came home.
+  const double exchanged = (s.etp * rows + slots) * s.hidden;
   const double experts = rows * (s.gated + 1) * s.ffn;
   const double width = static_cast<double>(shape.model.moe.shared_expert_ffn_hidden_size) / s.tp;
   const double shared = width > 0 ? s.tokens * ((s.gated + 1) * width + s.hidden) : 0;
   return routing + plan + s.element * (exchanged + experts + shared);
 }
 
-double MoeBackward(const Sizes& s) {
+// Gradients of rows out of the experts and into them, of all ranks that share them; between ranks
+// also those at home and what is sent and received, each way. The way home comes after the gradients
+// of activations. scratch: bytes of products.
+double MoeBackward(const Sizes& s, double scratch) {
   const double rows = s.expert_rows();
-  double elements = (s.etp > 1 ? 2 + s.etp : 2) * rows * s.hidden + rows * s.ffn;
-  if (s.ep > 1) elements += (2 * s.sent_rows() + rows + s.own_tokens() * s.top_k) * s.hidden;
-  return s.element * (elements + s.tokens * s.hidden);
+  double elements = (s.etp > 1 ? 2 + s.etp : 2) * rows * s.hidden;
+  if (s.ep > 1) elements += (2 * s.sent_rows() + s.own_tokens() * s.top_k) * s.hidden;
+  const double returned = s.ep > 1 ? rows * s.hidden : 0;
+  return s.element * (elements + std::max(rows * s.ffn, returned)) + scratch;
+}
+
+// Packing buffers of all threads, of products of few rows, whose panels are the widest: half a MiB
+// for each, and one for its sums at each level of a tree that a panel of 128 terms does not end.
+double ProductScratch(const MemoryShape& shape) {
+  const SessionOptions& session = shape.trainer.session;
+  const int64_t panels =
+      std::clamp<int64_t>(shape.model.hidden_size / 128, 1, session.tensor_leaves);
+  const auto levels = static_cast<int>(std::bit_width(static_cast<uint64_t>(panels)));
+  return session.threads * (0.5 + levels) * 0x1p20;
 }
 
 // Elements of q, k and v of a token; with a norm of q and k also what it makes of these.
@@ -231,7 +245,8 @@ double ActivationsOf(const MemoryShape& shape, const Sizes& s, bool mixture) {
 }
 
 double Workspace(const MemoryShape& shape, const Sizes& s) {
-  if (!shape.trained) return MoeForward(shape, s) + MoeBackward(s);
+  const double scratch = ProductScratch(shape);
+  if (!shape.trained) return MoeForward(shape, s) + MoeBackward(s, scratch);
   const lm::TransformerConfig& model = shape.model;
   const StageShare stage(shape);
   const int layers = stage.layers;
@@ -245,7 +260,7 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   if (zero_bubble) {
     // What weight gradients read of a backward's scratch.
     kept += in_flight * s.element *
-            (layers * s.tokens * (s.hidden + ProjectedColumns(model)) +
+            (layers * s.tokens * (s.hidden + ProjectedColumns(model) / s.tp) +
              moe_layers * s.expert_rows() * s.hidden);
   }
   double again = 0;
@@ -263,9 +278,8 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
                                  moe_layers < layers ? DenseForward(shape, s) : 0);
     kept = std::min(kept, in_flight * layers * row + BlockForward(model, s) + most + row);
   }
-  double residual = 2 * row;
-  // Rows between stages: each micro-batch's first ones, and messages on their way.
-  if (stage.stages > 1) residual += (in_flight + 4) * row;
+  // Gradients of a layer's rows; between stages also messages on their way.
+  const double residual = (stage.stages > 1 ? 3 : 2) * row;
   const double attention =
       s.element * s.tokens *
       (ProjectedColumns(model) / s.tp + std::max(s.hidden, QueryColumns(model) / s.tp));
@@ -275,7 +289,8 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   // Sums of shared products before they are sent, and those that come.
   const double sums = (s.tp > 1 ? 4 * s.tokens * s.hidden * 2 : 0) +
                       (s.etp > 1 ? 4 * s.expert_rows() * s.hidden * (2 * s.etp + 1) : 0);
-  return kept + again + residual + sums + std::max({MoeBackward(s), attention, logits});
+  return kept + again + residual + sums +
+         std::max({MoeBackward(s, scratch), attention + scratch, logits + scratch});
 }
 
 }  // namespace

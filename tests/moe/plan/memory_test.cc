@@ -44,6 +44,8 @@ struct MemoryCase {
   DispatchAlgorithm dispatch = DispatchAlgorithm::kStaged;
   Recompute recompute = Recompute::kNone;
   int tp = 1, etp = 1;
+  int pp = 1;
+  ScheduleKind schedule = ScheduleKind::k1F1B;
 };
 
 lm::TrainConfig ConfigOf(const MemoryCase& c) {
@@ -69,7 +71,9 @@ lm::TrainConfig ConfigOf(const MemoryCase& c) {
   config.steps = 1;
   config.evaluation.sequences = 1;
   config.schedule = {.peak = 1e-3, .total_steps = 1};
-  config.trainer.session.mesh = {.tensor = c.tp, .expert_tensor = c.etp, .expert = c.ep};
+  config.trainer.session.mesh = {
+      .tensor = c.tp, .pipeline = c.pp, .expert_tensor = c.etp, .expert = c.ep};
+  config.trainer.pipeline_schedule = c.schedule;
   if (c.tp * c.etp > 1) config.trainer.session.tensor_leaves = 8;
   return config;
 }
@@ -93,11 +97,7 @@ TEST_P(MemoryEstimateTest, IsWithinATenthOfAMeasuredRunAndItsRoomWithinAFactorOf
     };
     return lm::Train(config, corpus, std::move(world), {on_step}).status();
   });
-  const MemoryEstimate estimate =
-      EstimateMemory({.model = config.model,
-                      .trainer = config.trainer,
-                      .parameters_total = SizeOf(config.model).total,
-                      .tokens = config.micro_batch_size * config.sequence_length});
+  const MemoryEstimate estimate = EstimateMemory(ShapeOfTraining(config, GetParam().ranks));
   const double quotient = estimate.total_bytes() / static_cast<double>(measured);
   RecordProperty("quotient", std::to_string(quotient));
   EXPECT_GT(quotient, 0.5) << measured;
@@ -112,35 +112,54 @@ TEST_P(MemoryEstimateTest, IsWithinATenthOfAMeasuredRunAndItsRoomWithinAFactorOf
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, MemoryEstimateTest,
-    ::testing::Values(MemoryCase{.name = "Plain"},
-                      MemoryCase{.name = "OneRank", .ranks = 1, .ep = 1},
-                      MemoryCase{.name = "DataParallel", .ep = 1},
-                      MemoryCase{
-                          .name = "ManyChoices", .experts = 16, .top_k = 6, .micro_batch = 2},
-                      MemoryCase{.name = "LongSequences", .micro_batch = 8, .length = 256},
-                      MemoryCase{.name = "WideModel", .hidden = 256, .ffn = 128, .experts = 4},
-                      MemoryCase{.name = "WideExperts", .hidden = 64, .ffn = 512},
-                      MemoryCase{.name = "Deep", .hidden = 64, .ffn = 128, .layers = 8},
-                      MemoryCase{.name = "Recompute",
-                                 .hidden = 64,
-                                 .ffn = 128,
-                                 .layers = 8,
-                                 .recompute = Recompute::kLayer},
-                      MemoryCase{.name = "RecomputeActivations",
-                                 .hidden = 64,
-                                 .ffn = 128,
-                                 .layers = 8,
-                                 .recompute = Recompute::kActivations},
-                      MemoryCase{.name = "Bfloat16", .dtype = DType::kBFloat16},
-                      MemoryCase{.name = "LayoutInvariant", .numerics = Numerics::kLayoutInvariant},
-                      MemoryCase{.name = "DenseLayersToo", .layers = 4, .moe_layer_freq = 2},
-                      MemoryCase{.name = "SharedExpert", .shared = 512},
-                      MemoryCase{.name = "Capacity", .capacity_factor = 1},
-                      MemoryCase{.name = "Overlap", .overlap = 2},
-                      MemoryCase{.name = "Direct", .dispatch = DispatchAlgorithm::kDirect},
-                      MemoryCase{.name = "Tensor", .ranks = 4, .ep = 4, .shared = 512, .tp = 2},
-                      MemoryCase{.name = "ExpertTensor", .ranks = 4, .etp = 2},
-                      MemoryCase{.name = "UnevenExperts", .experts = 5, .ranks = 3, .ep = 3}),
+    ::testing::Values(
+        MemoryCase{.name = "Plain"}, MemoryCase{.name = "OneRank", .ranks = 1, .ep = 1},
+        MemoryCase{.name = "DataParallel", .ep = 1},
+        MemoryCase{.name = "ManyChoices", .experts = 16, .top_k = 6, .micro_batch = 2},
+        MemoryCase{.name = "LongSequences", .micro_batch = 8, .length = 256},
+        MemoryCase{.name = "WideModel", .hidden = 256, .ffn = 128, .experts = 4},
+        MemoryCase{.name = "WideExperts", .hidden = 64, .ffn = 512},
+        MemoryCase{.name = "Deep", .hidden = 64, .ffn = 128, .layers = 8},
+        MemoryCase{.name = "Recompute",
+                   .hidden = 64,
+                   .ffn = 128,
+                   .layers = 8,
+                   .recompute = Recompute::kLayer},
+        MemoryCase{.name = "RecomputeActivations",
+                   .hidden = 64,
+                   .ffn = 128,
+                   .layers = 8,
+                   .recompute = Recompute::kActivations},
+        MemoryCase{.name = "Bfloat16", .dtype = DType::kBFloat16},
+        MemoryCase{.name = "LayoutInvariant", .numerics = Numerics::kLayoutInvariant},
+        MemoryCase{.name = "DenseLayersToo", .layers = 4, .moe_layer_freq = 2},
+        MemoryCase{.name = "SharedExpert", .shared = 512},
+        MemoryCase{.name = "Capacity", .capacity_factor = 1},
+        MemoryCase{.name = "Overlap", .overlap = 2},
+        MemoryCase{.name = "Direct", .dispatch = DispatchAlgorithm::kDirect},
+        MemoryCase{.name = "Tensor", .ranks = 4, .ep = 4, .shared = 512, .tp = 2},
+        MemoryCase{.name = "ExpertTensor", .ranks = 4, .etp = 2},
+        MemoryCase{.name = "Pipeline", .layers = 4, .ranks = 4, .pp = 2},
+        MemoryCase{.name = "PipelineOfGPipe",
+                   .layers = 4,
+                   .ranks = 4,
+                   .ep = 1,
+                   .pp = 2,
+                   .schedule = ScheduleKind::kGPipe},
+        MemoryCase{.name = "PipelineOfZeroBubble",
+                   .layers = 4,
+                   .ranks = 4,
+                   .ep = 1,
+                   .pp = 2,
+                   .schedule = ScheduleKind::kZeroBubbleH1},
+        MemoryCase{.name = "PipelineWithTensor", .layers = 4, .ranks = 4, .tp = 2, .pp = 2},
+        MemoryCase{.name = "PipelineRecompute",
+                   .layers = 8,
+                   .ranks = 2,
+                   .ep = 1,
+                   .recompute = Recompute::kLayer,
+                   .pp = 2},
+        MemoryCase{.name = "UnevenExperts", .experts = 5, .ranks = 3, .ep = 3}),
     [](const auto& test) { return std::string(test.param.name); });
 
 // What a run has allocated of parameters, sums and state at each ZeRO stage; of a table that both
