@@ -9,10 +9,12 @@
 #include <absl/strings/str_cat.h>
 #include <fmt/format.h>
 
+#include "comm/agreement.h"
 #include "comm/create.h"
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/agreed_ranks.h"
 #include "moe/cli/base/common_settings.h"
-#include "moe/cli/base/launch.h"
+#include "moe/cli/base/layout_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/train_options.h"
 #include "moe/cli/measure/machine_memory.h"
@@ -33,16 +35,14 @@ absl::StatusOr<lm::Corpus> DrawnText(const lm::TrainConfig& train) {
   return lm::CorpusOf(std::move(text), train.sequence_length);
 }
 
-}  // namespace
-
-absl::StatusOr<MeasuredStep> MeasureStep(const Settings& train, int64_t steps) {
-  Settings local = train;
-  MOE_RETURN_IF_ERROR(local.Set(*local.Find("backend"), {"local"}, Origin::kFlag, "--backend"));
-  MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(local, {}));
-  MOE_ASSIGN_OR_RETURN(TrainOptions options, MakeTrainOptions(local, launch.world));
+// What training with `train` took; on rank 0 alone of processes.
+absl::StatusOr<MeasuredStep> MeasureStep(const Settings& train, const Launch& launch, int64_t steps,
+                                         Communicator* world) {
+  MOE_ASSIGN_OR_RETURN(TrainOptions options, MakeTrainOptions(train, launch.world));
   lm::TrainConfig& config = options.train;
   config.steps = steps;
-  config.schedule.total_steps = steps;
+  // Weights hardly move, so that routing stays as even as it begins.
+  config.schedule = {.peak = 1e-9, .total_steps = steps};
   config.evaluation = {.sequences = config.micro_batch_size};
   const std::string too_big =
       measure::TooBig(plan::EstimateMemory(plan::ShapeOfTraining(config, launch.world.ranks)),
@@ -55,11 +55,43 @@ absl::StatusOr<MeasuredStep> MeasureStep(const Settings& train, int64_t steps) {
     measured.peak_bytes = std::max(measured.peak_bytes, static_cast<double>(metrics.peak_bytes));
     return absl::OkStatus();
   };
-  MOE_RETURN_IF_ERROR(RunRanks(
-      RankOptions(launch, CommTimeout(local), "plan"), [&](std::unique_ptr<Communicator> world) {
-        return lm::Train(config, text, std::move(world), {on_step}).status();
-      }));
+  const auto body = [&](std::unique_ptr<Communicator> ranks) {
+    return lm::Train(config, text, std::move(ranks), {on_step}).status();
+  };
+  if (world == nullptr) {
+    MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch, CommTimeout(train), "plan"), body));
+  } else {
+    MOE_ASSIGN_OR_RETURN(auto part, world->Split(0, world->rank()));
+    MOE_RETURN_IF_ERROR(body(std::move(part)));
+  }
   return measured;
+}
+
+}  // namespace
+
+absl::Status MeasureRows(const Settings& train, const Launch& launch, const PlanOptions& options,
+                         absl::Span<PlanRow> rows) {
+  const auto measure = [&](Communicator* world) -> absl::Status {
+    for (int turn = 0; turn < options.repetitions; ++turn) {
+      for (PlanRow& row : rows) {
+        MOE_ASSIGN_OR_RETURN(const MeasuredStep step, MeasureStep(WithLayout(train, row.candidate),
+                                                                  launch, options.steps, world));
+        MeasuredStep& best = row.measured.has_value() ? *row.measured : row.measured.emplace(step);
+        best.seconds = std::min(best.seconds, step.seconds);
+        best.peak_bytes = std::max(best.peak_bytes, step.peak_bytes);
+      }
+    }
+    return absl::OkStatus();
+  };
+  if (!launch.plan.processes()) return measure(nullptr);
+  std::vector<AgreedValue> values = AgreedValuesOf("plan --check", train);
+  for (const PlanRow& row : rows) values.push_back({.name = "a layout", .text = row.command});
+  return RunRanks(RankOptions(launch, CommTimeout(train), "plan"),
+                  [&](std::unique_ptr<Communicator> world) -> absl::Status {
+                    MOE_RETURN_IF_ERROR(CheckWorldSize(launch, *world));
+                    MOE_RETURN_IF_ERROR(CheckAgreement(values, {}, *world));
+                    return OrAbort(*world, measure(world.get()));
+                  });
 }
 
 PlannerError PlannerErrorOf(const std::vector<PlanRow>& rows) {

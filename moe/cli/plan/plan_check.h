@@ -5,16 +5,25 @@
 #include <string>
 #include <vector>
 
-#include <absl/status/statusor.h>
+#include <absl/status/status.h>
+#include <absl/types/span.h>
 
+#include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
+#include "moe/cli/plan/plan_options.h"
 #include "moe/cli/plan/plan_output.h"
 
 namespace moe::cli {
 
-// Trains `steps` steps on threads of this process, on text that is drawn, with the settings of moe
-// train. kResourceExhausted where this machine has too little memory.
-absl::StatusOr<MeasuredStep> MeasureStep(const Settings& train, int64_t steps);
+// Trains each of `rows` for options.steps steps on text that is drawn, options.repetitions times, in
+// turns, so that other work on the machine meets all of them, and sets what they took: the shortest
+// step behind the first, and the highest peak. `train` has the settings of moe train without the
+// layout. On threads of this process, or with all processes of `launch`, where the first alone has
+// the figures then.
+// kResourceExhausted where this machine has too little memory; kInvalidArgument where processes have
+// other rows.
+absl::Status MeasureRows(const Settings& train, const Launch& launch, const PlanOptions& options,
+                         absl::Span<PlanRow> rows);
 
 // Of the predicted step times of rows that were measured, in percent; and how much longer the first
 // took than the fastest of them.

@@ -20,6 +20,7 @@
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
+#include "moe/cli/base/launch.h"
 #include "moe/cli/base/layout_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/terminal.h"
@@ -44,35 +45,15 @@ constexpr char kCommand[] = "plan";
 // Passes through a layer that are drawn: a step of 8 layers and 4 micro-batches.
 constexpr int kDrawnPasses = 32;
 
-absl::StatusOr<lm::TransformerConfig> ReadModel(const std::string& path) {
-  if (path.empty()) {
-    return absl::InvalidArgumentError(
-        "no --model, expected --model DIR or --model config.json of a public model");
-  }
-  std::error_code ignored;
-  const std::string file =
-      std::filesystem::is_directory(path, ignored) ? absl::StrCat(path, "/config.json") : path;
-  const auto mapped = MappedFile::Open(file);
-  if (!mapped.ok()) return InputError("--model", mapped.status());
-  auto config = hf::ParseModelConfig(file, mapped->text());
-  if (!config.ok()) return InputError("--model", config.status());
-  if (!config->unread.empty()) {
-    std::vector<std::string> shown;
-    for (const std::string& key : config->unread) shown.push_back(Shown(key));
-    PrintWarnings(
-        kCommand,
-        {absl::StrCat(file, ": keys that the plan does not know: ", absl::StrJoin(shown, ", "))});
-  }
-  return std::move(config->model);
-}
-
 class PlanRun {
  public:
-  explicit PlanRun(const Settings& settings) : settings_(settings) {}
+  PlanRun(const Settings& settings, absl::Span<const std::string> environment)
+      : settings_(settings), environment_(environment) {}
 
   absl::Status Run() {
     MOE_RETURN_IF_ERROR(Fill(settings_, PlanSettings(options_)));
-    MOE_ASSIGN_OR_RETURN(const lm::TransformerConfig model, ReadModel(options_.model));
+    MOE_RETURN_IF_ERROR(FindLaunch());
+    MOE_ASSIGN_OR_RETURN(const lm::TransformerConfig model, ReadModel());
     MOE_RETURN_IF_ERROR(MakeMachine());
     const DeviceKind device = calibrated_on_cpu_ ? DeviceKind::kCpu : DeviceKind::kCuda;
     MOE_ASSIGN_OR_RETURN(train_, TrainSettingsOf(model, settings_, options_, device));
@@ -81,6 +62,7 @@ class PlanRun {
     MOE_ASSIGN_OR_RETURN(result_, plan::SearchMeshes(search_));
     MOE_RETURN_IF_ERROR(MakeRows());
     MOE_RETURN_IF_ERROR(Check());
+    if (!speaks()) return absl::OkStatus();
     MOE_RETURN_IF_ERROR(Print(TextIn(settings_.text("output"))));
     if (!settings_.empty("output-stderr")) PrintAside(TextIn(settings_.text("output-stderr")));
     if (!result_.fitting.empty()) return absl::OkStatus();
@@ -88,6 +70,44 @@ class PlanRun {
   }
 
  private:
+  absl::StatusOr<lm::TransformerConfig> ReadModel() const {
+    const std::string& path = options_.model;
+    if (path.empty()) {
+      return absl::InvalidArgumentError(
+          "no --model, expected --model DIR or --model config.json of a public model");
+    }
+    std::error_code ignored;
+    const std::string file =
+        std::filesystem::is_directory(path, ignored) ? absl::StrCat(path, "/config.json") : path;
+    const auto mapped = MappedFile::Open(file);
+    if (!mapped.ok()) return InputError("--model", mapped.status());
+    auto config = hf::ParseModelConfig(file, mapped->text());
+    if (!config.ok()) return InputError("--model", config.status());
+    if (!config->unread.empty()) {
+      std::vector<std::string> shown;
+      for (const std::string& key : config->unread) shown.push_back(Shown(key));
+      Warn(absl::StrCat(file, ": keys that the plan does not know: ", absl::StrJoin(shown, ", ")));
+    }
+    return std::move(config->model);
+  }
+
+  void Warn(const std::string& text) const {
+    if (speaks()) PrintWarnings(kCommand, {text});
+  }
+
+  bool speaks() const { return launch_.rank() == 0; }
+
+  // Of --check; else all ranks are taken to be here.
+  absl::Status FindLaunch() {
+    launch_.world = {.ranks = options_.ranks, .local_ranks = options_.ranks, .cores = UsableCpus()};
+    if (options_.check == 0) return absl::OkStatus();
+    Settings train(TrainSettings());
+    MOE_RETURN_IF_ERROR(
+        train.Set(*train.Find("ranks"), {absl::StrCat(options_.ranks)}, Origin::kFlag, "--ranks"));
+    MOE_ASSIGN_OR_RETURN(launch_, PlanLaunch(train, environment_));
+    return absl::OkStatus();
+  }
+
   absl::Status MakeMachine() {
     plan::Machine& machine = search_.machine;
     machine = plan::MachineOf(*plan::FindGpu(options_.gpu));
@@ -112,18 +132,20 @@ class PlanRun {
         const CalibrationFile file,
         ReadCalibration(options_.calibration, options_.ranks, settings_.text("dtype")));
     plan::Machine& machine = search_.machine;
+    if (file.on_cpu) {
+      // Ranks share the cores, so that nothing runs beside their passes, and the memory.
+      const World& world = launch_.world;
+      machine.overlap = 0;
+      machine.sharers = std::max(1.0, 1.0 * world.local_ranks / world.cores);
+      machine.node_ranks = world.local_ranks;
+      machine.memory_bytes =
+          static_cast<double>(measure::AvailableMemoryBytes()) / world.local_ranks;
+    }
     auto calibrated = plan::Calibrate(file.samples, machine);
     if (!calibrated.ok()) return InputError("--calibrate", calibrated.status());
     machine = *std::move(calibrated);
     machine.name = file.on_cpu ? file.cpu : file.gpu;
     calibrated_on_cpu_ = file.on_cpu;
-    if (file.on_cpu) {
-      // Ranks share the cores, so that nothing runs beside their passes, and the memory.
-      machine.overlap = 0;
-      machine.sharers = std::max(1.0, 1.0 * options_.ranks / UsableCpus());
-      machine.node_ranks = options_.ranks;
-      machine.memory_bytes = static_cast<double>(measure::AvailableMemoryBytes()) / options_.ranks;
-    }
     const std::string other = OtherOrigin(file);
     if (other.empty()) return absl::OkStatus();
     if (options_.check > 0) {
@@ -131,7 +153,7 @@ class PlanRun {
           absl::StrCat("--calibrate is of another machine or build: ", other,
                        ", expected rows of this one with --check"));
     }
-    PrintWarnings(kCommand, {absl::StrCat("--calibrate is of another machine or build: ", other)});
+    Warn(absl::StrCat("--calibrate is of another machine or build: ", other));
     return absl::OkStatus();
   }
 
@@ -209,11 +231,7 @@ class PlanRun {
 
   absl::Status Check() {
     const size_t most = std::min(rows_.size(), static_cast<size_t>(options_.check));
-    for (size_t i = 0; i < most; ++i) {
-      MOE_ASSIGN_OR_RETURN(rows_[i].measured,
-                           MeasureStep(WithLayout(*train_, rows_[i].candidate), options_.steps));
-    }
-    return absl::OkStatus();
+    return MeasureRows(*train_, launch_, options_, absl::MakeSpan(rows_).subspan(0, most));
   }
 
   std::string TextIn(const std::string& form) {
@@ -314,7 +332,9 @@ class PlanRun {
   double Limit() const { return search_.machine.memory_bytes; }
 
   const Settings& settings_;
+  const absl::Span<const std::string> environment_;
   PlanOptions options_;
+  Launch launch_;  // of this machine
   bool calibrated_on_cpu_ = false;
   std::optional<Settings> train_;  // of every candidate, without layout
   plan::SearchOptions search_;
@@ -329,16 +349,16 @@ absl::Status Run(const Invocation& invocation) {
   Settings settings(PlanSettings(defaults));
   std::vector<std::string> warnings;
   MOE_RETURN_IF_ERROR(LoadSettings(invocation.args, invocation.environment, settings, warnings));
-  if (settings.on("help")) return Print(HelpText(PlanHelp()));
-  if (settings.on("print-config")) return Print(PrintSettings(settings));
-  PrintWarnings(kCommand, warnings);
-  return PlanRun(settings).Run();
+  if (settings.on("help")) return PrintOnce(invocation, HelpText(PlanHelp()));
+  if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
+  if (!invocation.first() && settings.integer("check") == 0) return absl::OkStatus();
+  if (invocation.first()) PrintWarnings(kCommand, warnings);
+  return PlanRun(settings, invocation.environment).Run();
 }
 
 }  // namespace
 
 ExitCode PlanCommand(const Invocation& invocation) {
-  if (!invocation.first()) return ExitCode::kOk;
   return EndCommand(invocation, kCommand, Run(invocation));
 }
 

@@ -28,7 +28,8 @@ struct PlanOptions {
   std::vector<std::string> calibration;  // files of rows of moe bench; none: published figures
   std::string routing;                   // a file, "dirichlet:30"; empty: even
   int check = 0;                         // layouts that are run
-  int64_t steps = 4;                     // of each
+  int64_t steps = 4;                     // of each repetition
+  int repetitions = 3;                   // of each layout
   std::optional<double> mtbf_hours;
   double stall_s = 1;
 

@@ -101,10 +101,13 @@ Table PlanSettings(PlanOptions& options) {
         "throughput: the least predicted step time; fits: the least memory");
   t.Add("--top N", &options.shown, "meshes shown").Least(1);
   t.Add("--check K", &options.check,
-        "train the first K layouts here, on threads, and show measured beside predicted; with "
-        "--calibrate")
+        "train the first K layouts here, on threads or under mpirun, and show measured beside "
+        "predicted; with --calibrate")
       .Least(0);
-  t.Add("--steps N", &options.steps, "of each layout that is checked").Least(2);
+  t.Add("--steps N", &options.steps, "of each repetition of a layout that is checked").Least(2);
+  t.Add("-r, --repetitions N", &options.repetitions,
+        "of each layout that is checked, in turns; the shortest step counts")
+      .Least(1);
   t.Add("--mtbf HOURS", &options.mtbf_hours,
         "mean time between failures of the whole job: shows how often it should save")
       .Above(0);
