@@ -21,7 +21,8 @@ set(cusim_dir ${PROJECT_SOURCE_DIR}/tests/cusim)
 set(cusim_engine async_proxy.cc fiber.cc simulation.cc synchronization.cc)
 list(TRANSFORM cusim_engine PREPEND ${cusim_dir}/)
 add_library(cusim STATIC EXCLUDE_FROM_ALL ${cusim_engine} ${cusim_dir}/fake_cublas.cc
-  ${cusim_dir}/fake_cudart.cc ${cusim_dir}/fake_memory.cc ${cusim_dir}/fake_streams.cc)
+  ${cusim_dir}/fake_cudart.cc ${cusim_dir}/fake_memory.cc ${cusim_dir}/fake_streams.cc
+  ${cusim_dir}/multiprocessors.cc)
 target_include_directories(cusim PUBLIC ${PROJECT_SOURCE_DIR}/tests)
 target_include_directories(cusim SYSTEM PUBLIC ${MOE_CUDA_INCLUDE_DIR} ${MOE_CCCL_INCLUDE_DIR})
 target_link_libraries(cusim PUBLIC moe_own_flags PRIVATE moe_private_flags)

@@ -17,8 +17,6 @@ Block& CurrentBlock() {
   TheSimulation().Fail(fault, detail, Current());
 }
 
-constexpr int kRegisterFile = 64 << 10;  // of a multiprocessor
-
 // A block of this cluster, whose shared memory the caller accesses.
 Block& BlockOfCluster(unsigned rank, Site site) {
   const auto& blocks = CurrentBlock().cluster->blocks;
@@ -115,11 +113,8 @@ void IssueCopyTo(Block& block, const BulkCopy& copy, uint32_t barrier, Site site
   if (b.pending == 0) Wake(block, barrier);
 }
 
-// Per thread, of a kernel with __launch_bounds__(threads, 1) and setmaxnreg. 0: unknown, because
-// ptxas gives blocks of up to 256 threads the largest number in any setmaxnreg.
 int RegistersAtLaunch(const Block& block) {
-  const auto threads = static_cast<int>(block.threads.size());
-  return threads <= 256 ? 0 : kRegisterFile / threads / 8 * 8;
+  return cusim::RegistersAtLaunch(static_cast<int>(block.threads.size()));
 }
 
 // "" or the fault; `unset`: registers of a thread before its first setmaxnreg.
@@ -134,6 +129,10 @@ std::string TooManyRegisters(const Block& block, int unset) {
 }
 
 }  // namespace
+
+int RegistersAtLaunch(int threads) {
+  return threads <= 256 ? 0 : kRegisterFile / threads / 8 * 8;
+}
 
 uint32_t SharedAddress(const void* shared, Site site) {
   const int64_t address = CurrentBlock().shared.AddressOf(shared);

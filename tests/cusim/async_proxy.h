@@ -99,6 +99,11 @@ bool IsLastLane();
 // Counts a product of the warp: all four warps of a warpgroup must reach the same number.
 void CountProduct(Site site);
 
+// Of a thread in blocks of `threads`, as __launch_bounds__(threads, 1) allows them to a kernel with
+// setmaxnreg. 0: unknown, because ptxas gives blocks of up to 256 threads the largest number in any
+// setmaxnreg.
+constexpr int kRegisterFile = 64 << 10;  // of a multiprocessor
+int RegistersAtLaunch(int threads);
 // setmaxnreg
 void SetRegisters(int registers, bool more, Site site);
 

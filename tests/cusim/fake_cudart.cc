@@ -19,8 +19,6 @@ namespace {
 using cusim::Streams;
 using cusim::TheMachine;
 
-constexpr int kMultiprocessors = 4;
-
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local cusim::HostWaits host_waits;
@@ -175,7 +173,7 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* properties, int de
   properties->totalGlobalMem = TheMachine().memory_bytes;
   properties->major = TheMachine().major;
   properties->minor = TheMachine().minor;
-  properties->multiProcessorCount = kMultiprocessors;
+  properties->multiProcessorCount = TheMachine().multiprocessors;
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
@@ -192,7 +190,7 @@ cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribut
       *value = static_cast<int>(cusim::MostSharedBytes(TheMachine()));
       return cudaSuccess;
     case cudaDevAttrMultiProcessorCount:
-      *value = kMultiprocessors;
+      *value = TheMachine().multiprocessors;
       return cudaSuccess;
     default:
       return Return(cudaErrorNotSupported);
@@ -229,11 +227,24 @@ cudaError_t CUDARTAPI cudaDeviceSynchronize() {
   return Return(TheMachine().work);
 }
 
-cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return Return(Driver());
+}
+cudaError_t CUDARTAPI cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
+                                                   int priority) {
   if (Driver() != cudaSuccess) return Return(Driver());
   // Blocking streams would be ordered with the null stream, which runs everything at once here.
   if (flags != cudaStreamNonBlocking) return Return(cudaErrorNotSupported);
-  *stream = Streams::Get().Create(current_device);
+  *stream = Streams::Get().Create(current_device, priority);
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+cudaError_t CUDARTAPI cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  *priority = Streams::Get().PriorityOf(__func__, stream);
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t stream) {

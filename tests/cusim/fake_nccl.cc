@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -173,12 +174,21 @@ std::shared_ptr<NcclWorld> NewWorld(int size) {
   return world;
 }
 
-ncclComm_t NewComm(const std::shared_ptr<NcclWorld>& world, int rank, int root_rank, int device) {
+// The environment comes before a communicator's own setting.
+int BlocksOf(const ncclConfig_t& config) {
+  constexpr int kOwnChoice = 32;
+  if (const char* const most = std::getenv("NCCL_MAX_CTAS")) return std::atoi(most);
+  return config.maxCTAs == NCCL_CONFIG_UNDEF_INT ? kOwnChoice : config.maxCTAs;
+}
+
+ncclComm_t NewComm(const std::shared_ptr<NcclWorld>& world, int rank, int root_rank, int device,
+                   int kernel_blocks) {
   auto* const comm = new ncclComm;  // never freed, so that use after its end can be named
   comm->world = world;
   comm->rank = rank;
   comm->root_rank = root_rank;
   comm->device = device;
+  comm->kernel_blocks = kernel_blocks;
   world->ranks[static_cast<size_t>(rank)] = comm;
   NcclGlobals::Get().communicators.push_back(comm);
   return comm;
@@ -195,7 +205,7 @@ bool Joined(ncclComm_t comm) {
 }
 
 // Whether all ranks have called the split; makes this rank's new communicator.
-bool SplitEnded(ncclComm_t comm, int64_t sequence, ncclComm_t* made) {
+bool SplitEnded(ncclComm_t comm, int64_t sequence, int kernel_blocks, ncclComm_t* made) {
   const Lock lock(NcclGlobals::Get().mu);
   cusim::NcclSplit& split = comm->world->splits[sequence];
   if (static_cast<int>(split.wishes.size()) < comm->world->size) return false;
@@ -210,7 +220,8 @@ bool SplitEnded(ncclComm_t comm, int64_t sequence, ncclComm_t* made) {
   if (world == nullptr) world = NewWorld(static_cast<int>(members.size()));
   const auto own = std::find_if(members.begin(), members.end(),
                                 [&](const auto& member) { return member.second == comm->rank; });
-  *made = NewComm(world, static_cast<int>(own - members.begin()), comm->root_rank, comm->device);
+  *made = NewComm(world, static_cast<int>(own - members.begin()), comm->root_rank, comm->device,
+                  kernel_blocks);
   (*made)->in_progress = [made_comm = *made] {
     return Joined(made_comm);
   };
@@ -301,7 +312,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   if (world->ranks[static_cast<size_t>(rank)] != nullptr) {
     NcclMisuse(__func__, "rank " + std::to_string(rank) + " has joined before");
   }
-  *comm = NewComm(world, rank, rank, device);
+  *comm = NewComm(world, rank, rank, device, BlocksOf(*config));
   (*comm)->in_progress = [made = *comm] {
     return Joined(made);
   };
@@ -326,8 +337,8 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
     NcclMisuse(__func__, "operations of the communicator are under way");
   }
   comm->world->splits[call->sequence].wishes[comm->rank] = {color, key};
-  comm->in_progress = [=, sequence = call->sequence] {
-    return SplitEnded(comm, sequence, made);
+  comm->in_progress = [=, sequence = call->sequence, blocks = BlocksOf(*config)] {
+    return SplitEnded(comm, sequence, blocks, made);
   };
   return ncclInProgress;
 }

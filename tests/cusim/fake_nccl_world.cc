@@ -229,6 +229,10 @@ void NcclKernel::EnterStream() {
   number_ = comm_->kernels_made++;
 }
 
+GridBlocks NcclKernel::blocks() const {
+  return {.needs = kNcclBlock, .waiting = comm_->kernel_blocks};
+}
+
 bool NcclKernel::Ready() {
   const std::lock_guard<std::mutex> lock(NcclGlobals::Get().mu);
   if (comm_->gone()) return true;

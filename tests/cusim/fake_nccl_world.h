@@ -99,6 +99,7 @@ class NcclKernel final : public External {
   NcclKernel(ncclComm* comm, std::vector<NcclCallPointer> calls);
   // Called before it enters its stream. A kernel that an abort keeps from it is not waited for.
   void EnterStream();
+  GridBlocks blocks() const override;
   bool Ready() override;
   bool Step() override;
 
@@ -119,6 +120,7 @@ struct ncclComm {
   int rank = 0;
   int root_rank = 0;  // rank in the world that was joined by id
   int device = 0;
+  int kernel_blocks = 0;
   Life life = Life::kAlive;
   bool dead = false;  // its process has died: it begins nothing more
   ncclResult_t error = ncclSuccess;

@@ -69,10 +69,10 @@ void Streams::Seed(uint32_t seed) {
   random_.seed(seed);
 }
 
-cudaStream_t Streams::Create(int device) {
+cudaStream_t Streams::Create(int device, int priority) {
   const Lock lock(mu_);
   const uintptr_t handle = next_handle_++;
-  queues_.emplace(handle, new Queue{.device = device});
+  queues_.emplace(handle, new Queue{.device = device, .priority = priority});
   return reinterpret_cast<cudaStream_t>(handle);
 }
 
@@ -116,6 +116,13 @@ size_t Streams::events() {
 size_t LiveEvents() {
   return Streams::Get().events();
 }
+int64_t Streams::overlaps() {
+  const Lock lock(mu_);
+  return overlaps_;
+}
+int64_t Overlaps() {
+  return Streams::Get().overlaps();
+}
 void Streams::LimitEvents(size_t most) {
   const Lock lock(mu_);
   most_events_ = most;
@@ -133,6 +140,11 @@ int Streams::DeviceOf(const char* function, cudaEvent_t event) {
   return Find(function, event)->device;
 }
 
+int Streams::PriorityOf(const char* function, cudaStream_t stream) {
+  const Lock lock(mu_);
+  return Find(function, stream).priority;
+}
+
 void Streams::Push(const char* function, cudaStream_t stream, Operation operation) {
   Queue& queue = Find(function, stream);
   queue.operations.push_back(std::move(operation));
@@ -140,10 +152,14 @@ void Streams::Push(const char* function, cudaStream_t stream, Operation operatio
   changed_.notify_all();
 }
 
-void Streams::Enqueue(const char* function, cudaStream_t stream, std::function<void()> work) {
+void Streams::Enqueue(const char* function, cudaStream_t stream, std::function<void()> work,
+                      GridBlocks blocks) {
   const Lock lock(mu_);
   if (stream != nullptr) {
-    return Push(function, stream, {.kind = Operation::Kind::kDevice, .work = std::move(work)});
+    return Push(function, stream,
+                {.kind = Operation::Kind::kDevice,
+                 .work = std::move(work),
+                 .blocks = machine.room ? std::move(blocks) : GridBlocks()});
   }
   int device = 0;
   cudaGetDevice(&device);
@@ -154,7 +170,25 @@ void Streams::Enqueue(const char* function, cudaStream_t stream, std::function<v
 void Streams::EnqueueExternal(const char* function, cudaStream_t stream,
                               std::shared_ptr<External> work) {
   const Lock lock(mu_);
-  Push(function, stream, {.kind = Operation::Kind::kExternal, .external = std::move(work)});
+  GridBlocks blocks = machine.room ? work->blocks() : GridBlocks();
+  Push(function, stream,
+       {.kind = Operation::Kind::kExternal,
+        .external = std::move(work),
+        .blocks = std::move(blocks)});
+}
+
+void EnqueueTransfer(cudaStream_t stream, int blocks) {
+  class Transfer final : public External {
+   public:
+    explicit Transfer(int blocks) : blocks_(blocks) {}
+    GridBlocks blocks() const override { return {.needs = kNcclBlock, .waiting = blocks_}; }
+    bool Ready() override { return true; }
+    bool Step() override { return true; }
+
+   private:
+    const int blocks_;
+  };
+  Streams::Get().EnqueueExternal("transfer", stream, std::make_shared<Transfer>(blocks));
 }
 
 int64_t Streams::Enqueued(const char* function, cudaStream_t stream) {
@@ -194,10 +228,52 @@ bool Streams::Ready(const Operation& operation) {
   return operation.kind != Operation::Kind::kWait || HasPassed(operation.recorded.get());
 }
 
+// Whether waiting blocks of the queue's first operation are the next that begin.
+bool Streams::MayBegin(const Queue& queue) {
+  Multiprocessors& room = multiprocessors_[queue.device];
+  const auto waits = [&](const Queue& other) {
+    if (other.device != queue.device || other.operations.empty()) return false;
+    const Operation& first = other.operations.front();
+    return first.blocks.waiting > 0 && Ready(first) && room.HasRoom(first.blocks.needs);
+  };
+  return waits(queue) && std::none_of(queues_.begin(), queues_.end(), [&](const auto& other) {
+           return other.second->priority < queue.priority && waits(*other.second);
+         });
+}
+
+// Blocks begin, or all that are on multiprocessors end; an External ends when all have begun.
+bool Streams::MayStep(const Queue& queue) {
+  const Operation& first = queue.operations.front();
+  if (first.blocks.waiting == 0 || MayBegin(queue)) return true;
+  return first.kind == Operation::Kind::kDevice && !first.blocks.on.empty();
+}
+
+bool Streams::BeginBlocks(Queue& queue) {
+  if (!MayBegin(queue)) return false;
+  Operation& first = queue.operations.front();
+  multiprocessors_[queue.device].Begin(first.blocks);
+  changed_.notify_all();
+  // An External, or a kernel that counts, all of whose blocks are under way.
+  const auto counts = [](const Operation& operation, Operation::Kind kind) {
+    return operation.kind == kind && operation.blocks.all_on() &&
+           (kind == Operation::Kind::kExternal || FillsSharedMemory(operation.blocks.needs));
+  };
+  if (!counts(first, first.kind)) return true;
+  const auto kind = first.kind == Operation::Kind::kExternal ? Operation::Kind::kDevice
+                                                             : Operation::Kind::kExternal;
+  for (const auto& [handle, other] : queues_) {
+    if (other->device != queue.device || other->operations.empty()) continue;
+    if (counts(other->operations.front(), kind)) ++overlaps_;
+  }
+  return true;
+}
+
 Streams::Queue* Streams::Pick(What what) {
   std::vector<Queue*> ready;
   for (const auto& [handle, queue] : queues_) {
+    multiprocessors_[queue->device].Resize(machine.multiprocessors);
     if (queue->busy || queue->operations.empty() || !Ready(queue->operations.front())) continue;
+    if (!MayStep(*queue)) continue;
     // CUDA may run the host functions of all streams on one thread.
     const bool host_may_run = what == What::kAll && busy_ == 0;
     if (!host_may_run && queue->operations.front().kind == Operation::Kind::kHost) continue;
@@ -210,10 +286,17 @@ Streams::Queue* Streams::Pick(What what) {
 bool Streams::Step(Lock& lock, What what) {
   Queue* const queue = Pick(what);
   if (queue == nullptr) return false;
+  if (BeginBlocks(*queue)) return true;
   Operation operation = std::move(queue->operations.front());
   queue->operations.pop_front();
+  Multiprocessors& room = multiprocessors_[queue->device];
   switch (operation.kind) {
     case Operation::Kind::kDevice: {
+      room.End(operation.blocks);
+      if (operation.blocks.waiting > 0) {
+        queue->operations.push_front(std::move(operation));
+        break;
+      }
       const DeviceAccess access(queue->device);
       operation.work();
       break;
@@ -237,7 +320,11 @@ bool Streams::Step(Lock& lock, What what) {
       break;
     case Operation::Kind::kExternal: {
       const DeviceAccess access(DeviceAccess::kEveryDevice);
-      if (!operation.external->Step()) queue->operations.push_front(std::move(operation));
+      if (!operation.external->Step()) {
+        queue->operations.push_front(std::move(operation));
+        break;
+      }
+      room.End(operation.blocks);
       break;
     }
   }
@@ -327,8 +414,10 @@ cudaError_t LaunchGrid(Grid grid, cudaStream_t stream) {
     return cudaErrorInvalidResourceHandle;
   }
   ++launches;
-  streams.Enqueue("kernel launch", stream,
-                  [grid = std::move(grid), options] { RunGrid(grid, options); });
+  const GridBlocks blocks = {.needs = NeedsOf(grid), .waiting = static_cast<int>(count(g))};
+  streams.Enqueue(
+      "kernel launch", stream, [grid = std::move(grid), options] { RunGrid(grid, options); },
+      blocks);
   return cudaSuccess;
 }
 

@@ -5,6 +5,10 @@
 // may run is picked at random, by a seed. So each seed is one order that CUDA allows, and some seed
 // exposes a missing event edge. Work on the null stream runs at once.
 //
+// With Machine::room blocks wait for room on multiprocessors: a kernel begins where some of its
+// blocks have room, others may begin beside it before it ends, and waiting blocks of a stream of
+// higher priority come first. Without it kernels are over at once, in every order that edges allow.
+//
 // Work of a library that involves several streams (NCCL's kernels) is an External: it may wait for
 // others, in streams of other host threads, and does not block the rest meanwhile.
 //
@@ -30,6 +34,7 @@
 #include <cuda_runtime_api.h>
 
 #include "tests/cusim/cusim.h"
+#include "tests/cusim/multiprocessors.h"
 
 namespace cusim {
 
@@ -40,6 +45,8 @@ struct Machine {
   cudaError_t work = cudaSuccess;          // result of waiting: a kernel that failed
   int major = 9, minor = 0;                // compute capability
   int devices = 2;                         // at the program's start: CUSIM_DEVICES, if set
+  int multiprocessors = 4;                 // per device
+  bool room = false;                       // blocks wait for room on multiprocessors
   size_t memory_bytes = size_t{4} << 30;   // per device
   // Pairs (reader, owner of the memory) that cannot be peers; all others can.
   std::vector<std::pair<int, int>> no_peers = {};
@@ -55,6 +62,10 @@ using ScopedMachine = Scoped<Machine>;
 
 // Seeds the order of streams. At the start of the process: CUSIM_SEED, else 1.
 void SeedStreams(uint32_t seed);
+
+// How often all blocks of an External and all of a kernel, each of which fills the shared memory of
+// a multiprocessor, have been under way on one device at the same time.
+int64_t Overlaps();
 
 // How often calls have blocked the calling thread since it began.
 struct HostWaits {
@@ -73,11 +84,15 @@ HostWaits WaitsOfThisThread();
 class External {
  public:
   virtual ~External() = default;
+  virtual GridBlocks blocks() const = 0;
   // Whether Step would make progress now.
   virtual bool Ready() = 0;
   // Makes progress. True: it has ended, and leaves the stream.
   virtual bool Step() = 0;
 };
+
+// Enqueues a transfer that ends once its blocks, of NCCL's size, have begun.
+void EnqueueTransfer(cudaStream_t stream, int blocks);
 
 [[noreturn]] void Misuse(const char* function, const std::string& what);
 
@@ -87,18 +102,21 @@ class Streams {
  public:
   static Streams& Get();
 
-  cudaStream_t Create(int device);
+  cudaStream_t Create(int device, int priority);            // the lower number comes first
   void Destroy(const char* function, cudaStream_t stream);  // waits for its work
   cudaEvent_t CreateEvent(int device, bool timing);
   void DestroyEvent(const char* function, cudaEvent_t event);
   size_t events();
+  int64_t overlaps();
   void LimitEvents(size_t most);
 
   int DeviceOf(const char* function, cudaStream_t stream);
   int DeviceOf(const char* function, cudaEvent_t event);
+  int PriorityOf(const char* function, cudaStream_t stream);
 
-  // Work of the device: kernels, copies. It may access device memory.
-  void Enqueue(const char* function, cudaStream_t stream, std::function<void()> work);
+  // Work of the device: copies, and kernels, of `blocks`. It may access device memory.
+  void Enqueue(const char* function, cudaStream_t stream, std::function<void()> work,
+               GridBlocks blocks = {});
   void EnqueueExternal(const char* function, cudaStream_t stream, std::shared_ptr<External> work);
   // Number of operations enqueued in the stream since it was made.
   int64_t Enqueued(const char* function, cudaStream_t stream);
@@ -137,9 +155,11 @@ class Streams {
     std::function<void()> work;
     std::shared_ptr<Recorded> recorded;
     std::shared_ptr<External> external;
+    GridBlocks blocks;  // where blocks wait for room
   };
   struct Queue {
     int device;
+    int priority;
     int64_t enqueued = 0;
     bool busy = false;  // its host function is running
     std::deque<Operation> operations;
@@ -156,6 +176,9 @@ class Streams {
   void RunUntil(const char* function, Lock& lock, const std::function<bool()>& done);
   static bool HasPassed(const Recorded* recorded);
   static bool Ready(const Operation& operation);
+  bool MayBegin(const Queue& queue);
+  bool MayStep(const Queue& queue);
+  bool BeginBlocks(Queue& queue);
   bool WaitsForOthers() const;
   static bool Idle(const Queue& queue) { return queue.operations.empty() && !queue.busy; }
 
@@ -165,6 +188,8 @@ class Streams {
   // addresses.
   std::map<uintptr_t, std::unique_ptr<Queue>> queues_;
   std::map<uintptr_t, std::shared_ptr<Event>> events_;
+  std::map<int, Multiprocessors> multiprocessors_;  // by device
+  int64_t overlaps_ = 0;
   size_t most_events_ = SIZE_MAX;
   uintptr_t next_handle_ = 0x1000;
   int busy_ = 0;
