@@ -132,6 +132,10 @@ class Communicator {
   // streams of any device are accepted.
   virtual std::optional<Device> device() const { return std::nullopt; }
 
+  // NCCL: the most blocks of the kernel that a collective in a CUDA stream is; each needs a
+  // multiprocessor for itself. 0: a collective is no kernel, or this rank is alone.
+  virtual int kernel_blocks() const { return 0; }
+
   // inout[i] on every rank becomes op over ranks of inout[i]. Wire cost per rank: 2*S*(R-1)/R bytes
   // for S = bytes of `inout`, R = size(). Same result, bit for bit, on every rank, and from run to
   // run. T: float, double, BFloat16 and Float16 (summed in float32), int32_t, int64_t. This is the

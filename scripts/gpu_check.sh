@@ -164,7 +164,7 @@ run_tests() {
 }
 
 # Every Hopper instruction of our kernels, alone: failures that follow may result from failures
-# here.
+# here. Then products beside a kernel that occupies 16 multiprocessors: bits, and times in the log.
 probe() { MOE_TEST_GPU=1 ours "$bin/hopper_probe_test"; }
 
 # Runs cases of operations_test that use a device. Some machines refuse the tool: no failure of ours.

@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <numeric>
 #include <utility>
 #include <vector>
 
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
 #include "comm/local/local_group.h"
@@ -18,6 +20,16 @@ namespace {
 
 // The host lane moves a few hundred bytes: its kernels leave the GPU to others.
 constexpr int kHostLaneBlocks = 1;
+// Of the streams' lane, unless NCCL_MAX_CTAS is set, which NCCL prefers to a communicator's own
+// bound. A power of two, because NCCL rounds the channels of sends and receives up to one.
+constexpr int kStreamLaneBlocks = 16, kMostBlocks = 64;
+
+int StreamLaneBlocks() {
+  const char* const given = std::getenv("NCCL_MAX_CTAS");
+  int blocks = 0;
+  if (given == nullptr || !absl::SimpleAtoi(given, &blocks) || blocks < 1) return kStreamLaneBlocks;
+  return std::min(blocks, kMostBlocks);
+}
 
 class NcclCommunicator final : public Communicator {
  public:
@@ -30,6 +42,7 @@ class NcclCommunicator final : public Communicator {
   std::optional<Device> device() const override {
     return Device{DeviceKind::kCuda, shared().device()};
   }
+  int kernel_blocks() const override { return size() > 1 ? shared().stream_lane_blocks() : 0; }
   bool moves(DeviceKind) const override { return true; }
   int world_rank(int r) const override { return group_->host->world_ranks()[r]; }
   void Abort(absl::Status reason) override {
@@ -100,7 +113,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::DoSplit(int colo
   for (int& member : members) member = group_->host->world_ranks()[member];
   const NcclCall call = {.operation = "Split"};
   NcclLane& parent = *group_->host;
-  MOE_ASSIGN_OR_RETURN(auto streams, parent.Split(call, color, members, own, 0));
+  MOE_ASSIGN_OR_RETURN(auto streams,
+                       parent.Split(call, color, members, own, shared().stream_lane_blocks()));
   MOE_ASSIGN_OR_RETURN(auto host, parent.Split(call, color, members, own, kHostLaneBlocks));
   if (color < 0) return nullptr;
   return std::make_unique<NcclCommunicator>(
@@ -140,7 +154,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRan
   // Says what is missing where there is no driver or no such device.
   MOE_RETURN_IF_ERROR(MakeStream({DeviceKind::kCuda, options.device}).status());
   const auto rank = std::make_shared<NcclRank>(
-      api, options.device, options.rank, options.timeout,
+      api, options.device, options.rank, options.timeout, StreamLaneBlocks(),
       options.fate != nullptr ? options.fate : std::make_shared<LocalFate>());
   std::vector<int> world_ranks(static_cast<size_t>(options.size));
   std::iota(world_ranks.begin(), world_ranks.end(), 0);
@@ -148,7 +162,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRan
   std::memcpy(&id, options.id.data(), sizeof(id));
   const NcclCall joining = {.operation = "joining NCCL",
                             .timeout = options.join_timeout.value_or(options.timeout)};
-  MOE_ASSIGN_OR_RETURN(auto streams, NcclLane::Join(rank, id, joining, world_ranks, options.rank));
+  MOE_ASSIGN_OR_RETURN(auto streams, NcclLane::Join(rank, id, joining, world_ranks, options.rank,
+                                                    rank->stream_lane_blocks()));
   MOE_ASSIGN_OR_RETURN(auto host,
                        streams->Split(joining, 0, world_ranks, options.rank, kHostLaneBlocks));
   return std::make_unique<NcclCommunicator>(

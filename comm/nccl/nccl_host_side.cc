@@ -20,7 +20,7 @@ absl::StatusOr<std::byte*> NcclHostSide::Reserve(Buffer& buffer, int64_t bytes) 
 absl::Status NcclHostSide::WithStream(absl::FunctionRef<absl::Status(Stream&)> task) {
   if (lane_.rank().dead()) return lane_.rank().status();
   if (stream_ == nullptr) {
-    MOE_ASSIGN_OR_RETURN(stream_, MakeStream({DeviceKind::kCuda, lane_.rank().device()}));
+    MOE_ASSIGN_OR_RETURN(stream_, MakeTransferStream({DeviceKind::kCuda, lane_.rank().device()}));
   }
   absl::Status status = Caught([&] { return task(*stream_); });
   // Also after an error: copies to and from the caller's memory may still be under way.

@@ -27,10 +27,10 @@ absl::Status CudaError(cudaError_t error, const std::string& place) {
 ncclConfig_t NonBlocking(int most_blocks) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  if (most_blocks > 0) {
-    config.minCTAs = 1;
-    config.maxCTAs = most_blocks;
-  }
+  config.minCTAs = 1;
+  config.maxCTAs = most_blocks;
+  // NCCL's clusters of four blocks would need four free multiprocessors of one GPC.
+  config.cgaClusterSize = 0;
   return config;
 }
 
@@ -94,13 +94,14 @@ bool NcclLane::Finalize() {
 absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Join(std::shared_ptr<NcclRank> rank,
                                                          const ncclUniqueId& id,
                                                          const NcclCall& call,
-                                                         std::vector<int> world_ranks, int own) {
+                                                         std::vector<int> world_ranks, int own,
+                                                         int most_blocks) {
   if (const cudaError_t error = cudaSetDevice(rank->device()); error != cudaSuccess) {
     return CudaError(error, call.operation);
   }
   std::unique_ptr<NcclLane> lane(
       new NcclLane(std::move(rank), nullptr, std::move(world_ranks), own));
-  ncclConfig_t config = NonBlocking(0);
+  ncclConfig_t config = NonBlocking(most_blocks);
   ncclResult_t result = ncclSuccess;
   {
     const std::lock_guard<std::mutex> lock(lane->mu_);

@@ -71,11 +71,13 @@ class NcclLane {
  public:
   using Start = absl::FunctionRef<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
 
-  // Collective over the ranks that have `id`. kDeadlineExceeded when one of them does not come.
+  // Collective over the ranks that have `id`. `most_blocks`: bound of the blocks of a kernel.
+  // kDeadlineExceeded when one of them does not come.
   static absl::StatusOr<std::unique_ptr<NcclLane>> Join(std::shared_ptr<NcclRank> rank,
                                                         const ncclUniqueId& id,
                                                         const NcclCall& call,
-                                                        std::vector<int> world_ranks, int own);
+                                                        std::vector<int> world_ranks, int own,
+                                                        int most_blocks);
   ~NcclLane();
   NcclLane(const NcclLane&) = delete;
   NcclLane& operator=(const NcclLane&) = delete;
@@ -86,8 +88,8 @@ class NcclLane {
   int size() const { return static_cast<int>(world_ranks_.size()); }
 
   // Collective, with nothing under way. Ranks with equal color >= 0 form a lane; color -1 returns
-  // nullptr. `members`: world ranks of the lane; this one is the lane's rank `own`. `most_blocks`:
-  // bound of the blocks of a kernel; 0: NCCL's choice.
+  // nullptr. `members`: world ranks of the lane; this one is the lane's rank `own`. `most_blocks`
+  // as for Join.
   absl::StatusOr<std::unique_ptr<NcclLane>> Split(const NcclCall& call, int color,
                                                   std::vector<int> members, int own,
                                                   int most_blocks);

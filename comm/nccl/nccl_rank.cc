@@ -33,11 +33,12 @@ class NcclGuard final : public StreamGuard {
 }  // namespace
 
 NcclRank::NcclRank(const NcclApi& api, int device, int world_rank, absl::Duration timeout,
-                   std::shared_ptr<LocalFate> fate)
+                   int stream_lane_blocks, std::shared_ptr<LocalFate> fate)
     : api_(api),
       device_(device),
       world_rank_(world_rank),
       timeout_(timeout),
+      stream_lane_blocks_(stream_lane_blocks),
       fate_(std::move(fate)),
       guard_(std::make_shared<NcclGuard>(fate_, world_rank)),
       thread_([this] { Watch(); }) {}

@@ -30,7 +30,7 @@ class NcclRank {
  public:
   // `fate`: ranks that are threads of one process share one, so that one's failure ends all waits.
   NcclRank(const NcclApi& api, int device, int world_rank, absl::Duration timeout,
-           std::shared_ptr<LocalFate> fate);
+           int stream_lane_blocks, std::shared_ptr<LocalFate> fate);
   ~NcclRank();
   NcclRank(const NcclRank&) = delete;
   NcclRank& operator=(const NcclRank&) = delete;
@@ -39,6 +39,8 @@ class NcclRank {
   int device() const { return device_; }
   int world_rank() const { return world_rank_; }
   absl::Duration timeout() const { return timeout_; }
+  // Bound of the blocks of a kernel in the streams of callers.
+  int stream_lane_blocks() const { return stream_lane_blocks_; }
   const std::shared_ptr<StreamGuard>& guard() const { return guard_; }
 
   bool dead() const { return fate_->dead(); }
@@ -60,6 +62,7 @@ class NcclRank {
   const int device_;
   const int world_rank_;
   const absl::Duration timeout_;
+  const int stream_lane_blocks_;
   const std::shared_ptr<LocalFate> fate_;
   const std::shared_ptr<StreamGuard> guard_;
   std::atomic<bool> busy_{false};  // operations may be under way

@@ -41,9 +41,10 @@ absl::Status EnablePeerAccess(int from, int to);
 // streams, which belong to whatever device is current; kUnimplemented without CUDA.
 absl::StatusOr<Device> DeviceOfCudaStream(void* cuda_stream);
 
-// Internal: callers use MakeStream.
+// Internal: callers use MakeStream and MakeTransferStream. `priority`: of a stream that is made.
+enum class CudaPriority : uint8_t { kLeast, kGreatest };
 absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int index, ThreadPool* threads,
-                                                       void* cuda_stream);
+                                                       void* cuda_stream, CudaPriority priority);
 
 }  // namespace moe
 

@@ -26,7 +26,7 @@ absl::StatusOr<CudaDevice> CudaDeviceAt(int) {
 absl::Status EnablePeerAccess(int, int) {
   return NoCuda();
 }
-absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int, ThreadPool*, void*) {
+absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int, ThreadPool*, void*, CudaPriority) {
   return NoCuda();
 }
 absl::StatusOr<Device> DeviceOfCudaStream(void*) {

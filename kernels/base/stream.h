@@ -144,6 +144,10 @@ inline bool IsCuda(const Stream& stream) {
 absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device device, ThreadPool* threads = nullptr,
                                                    void* cuda_stream = nullptr);
 
+// A stream for what travels while other streams of `device` compute: as MakeStream(device), but on
+// CUDA its kernels come first where blocks wait for room. Blocks that have room keep it.
+absl::StatusOr<std::unique_ptr<Stream>> MakeTransferStream(Device device);
+
 // CPU only: runs each task before Enqueue returns. Used for computation on the CPU.
 std::unique_ptr<Stream> MakeInlineStream(ThreadPool* threads = nullptr);
 

@@ -261,13 +261,20 @@ std::unique_ptr<Stream> MakeInlineStream(ThreadPool* threads) {
 
 absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device device, ThreadPool* threads,
                                                    void* cuda_stream) {
-  if (device.kind == DeviceKind::kCuda) return MakeCudaStream(device.index, threads, cuda_stream);
+  if (device.kind == DeviceKind::kCuda) {
+    return MakeCudaStream(device.index, threads, cuda_stream, CudaPriority::kLeast);
+  }
   if (cuda_stream != nullptr) {
     return absl::InvalidArgumentError("MakeStream: a CUDA stream on the CPU, expected none");
   }
   return Caught([&]() -> absl::StatusOr<std::unique_ptr<Stream>> {
     return std::make_unique<QueueStream>(threads != nullptr ? *threads : ThreadPool::Serial());
   });
+}
+
+absl::StatusOr<std::unique_ptr<Stream>> MakeTransferStream(Device device) {
+  if (device.kind == DeviceKind::kCpu) return MakeStream(device);
+  return MakeCudaStream(device.index, nullptr, nullptr, CudaPriority::kGreatest);
 }
 
 }  // namespace moe

@@ -360,7 +360,7 @@ absl::StatusOr<Device> DeviceOfCudaStream(void* cuda_stream) {
 }
 
 absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int index, ThreadPool* threads,
-                                                       void* cuda_stream) {
+                                                       void* cuda_stream, CudaPriority priority) {
   const std::string name = absl::StrCat("MakeStream of CUDA device ", index);
   int count = 0;
   MOE_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), name));
@@ -371,8 +371,11 @@ absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int index, ThreadPool* th
   auto stream = static_cast<cudaStream_t>(cuda_stream);
   const bool own = stream == nullptr;
   if (own) {
+    int least = 0, greatest = 0;
+    MOE_RETURN_IF_ERROR(CudaStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), name));
+    const int number = priority == CudaPriority::kGreatest ? greatest : least;
     MOE_RETURN_IF_ERROR(
-        CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), name));
+        CudaStatus(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, number), name));
   } else {
     MOE_ASSIGN_OR_RETURN(const Device of, DeviceOfCudaStream(stream));
     if (of.index != index) {

@@ -31,6 +31,37 @@ enum class BFloat16Order : uint8_t {
 inline constexpr Choice<BFloat16Order> kBFloat16OrderWords[] = {{"dot", BFloat16Order::kDot},
                                                                 {"tile", BFloat16Order::kTile}};
 
+// Multiprocessors that products on a Hopper GPU leave free while kernels of other streams may run
+// beside them. A block of such a product has a multiprocessor for itself until the product ends, so
+// that a kernel which finds none free waits as long. Used by one host thread at a time.
+class SpareMultiprocessors {
+ public:
+  // `count`: what such a kernel needs. At most half of a device's multiprocessors stay free.
+  explicit SpareMultiprocessors(int count = 0) : count_(count) {}
+  // How many the next product leaves free.
+  int now() const { return uses_ > 0 ? count_ : 0; }
+
+  // While one exists, such kernels may be under way.
+  class Use {
+   public:
+    explicit Use(SpareMultiprocessors* spare) : spare_(spare) {  // nullptr: no effect
+      if (spare_ != nullptr) ++spare_->uses_;
+    }
+    ~Use() {
+      if (spare_ != nullptr) --spare_->uses_;
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    SpareMultiprocessors* const spare_;
+  };
+
+ private:
+  int count_;
+  int uses_ = 0;
+};
+
 // Without cuBLAS the bits of a row depend on that row and its weight alone. With it they may also
 // depend on the number of rows, and the order of terms is the library's.
 struct GemmOptions {
@@ -38,6 +69,10 @@ struct GemmOptions {
   // handle for the stream that is passed with the options; kCublas needs it
   Cublas* cublas = nullptr;
   BFloat16Order bfloat16_order = BFloat16Order::kDot;  // on a CPU
+  // read when a product is enqueued; does not change bits; nullptr: none. cuBLAS ignores it.
+  SpareMultiprocessors* spare = nullptr;
+
+  int spare_multiprocessors() const { return spare == nullptr ? 0 : spare->now(); }
 };
 
 // The order in which a product adds its terms. One leaf, the default: one sum of chains over all

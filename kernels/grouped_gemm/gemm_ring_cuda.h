@@ -61,6 +61,13 @@ inline bool IsHopper() {
          cuda::DeviceAttribute(cudaDevAttrComputeCapabilityMinor) == 0;
 }
 
+// Blocks of a kernel each of whose blocks fills a multiprocessor: one for every multiprocessor of
+// the current device but `spare`, and for at least half of all.
+inline int RingBlocks(int spare) {
+  const int all = cuda::DeviceAttribute(cudaDevAttrMultiProcessorCount);
+  return all - cuda::Min(spare, all / 2);
+}
+
 // The map of a matrix, copied in boxes of `box_cols` by `box_rows` elements. T has 16 bits.
 template <typename T>
 cudaError_t EncodeMatrix(MatrixView<const T> m, uint32_t box_cols, uint32_t box_rows,

@@ -136,7 +136,7 @@ struct WeightGradients : CudaWeightGradients<In, Sum> {
 // an output of size zero or without groups.
 template <typename T, typename TOut, typename Function>
 cudaError_t LaunchGroups(const CudaGroupedGemm<T, TOut>& gemm, Function launch) {
-  const auto& [in, offsets, weight, weight_layout, out, taken] = gemm;
+  const auto& [in, offsets, weight, weight_layout, out, taken, spare] = gemm;
   if (out.rows() == 0 || out.cols() == 0 || weight.count == 0) return cudaSuccess;
   const GroupRows rows = {offsets, out.rows()};
   if (weight_layout == Layout::kPlain) {

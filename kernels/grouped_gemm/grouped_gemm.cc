@@ -140,7 +140,8 @@ absl::Status Enqueue(absl::string_view function, absl::string_view in, absl::str
   MOE_ASSIGN_OR_RETURN(const auto taken, workspace.Array<unsigned>(gemm::kTakenWords));
   return LaunchKernel<T>(
       function,
-      gemm::CudaGroupedGemm<T, TOut>{a, device_offsets, slab, weight_layout, c, taken.data()},
+      gemm::CudaGroupedGemm<T, TOut>{a, device_offsets, slab, weight_layout, c, taken.data(),
+                                     options.spare_multiprocessors()},
       stream);
 }
 

@@ -43,6 +43,7 @@ struct CudaGroupedGemm {
   // RunWgmma: device memory [kTakenWords] that it writes: how many tiles clusters have taken after
   // their first, then the numbers that a cluster's blocks pass on.
   unsigned* taken = nullptr;
+  int spare = 0;  // RunWgmma: multiprocessors left free (SpareMultiprocessors)
 };
 
 // A block is at most 6 tiles ahead of the other one of its cluster: the stages of a ring are 4.
@@ -73,6 +74,7 @@ struct CudaWeightGradients {
   int64_t each;
   const GradientSum<TSum>* sums;  // [count], device memory
   int64_t count;
+  int spare = 0;  // RunWgmma: multiprocessors left free (SpareMultiprocessors)
 };
 
 // Float32, with the bits of the CPU.

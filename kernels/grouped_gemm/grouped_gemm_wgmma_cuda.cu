@@ -265,8 +265,8 @@ __device__ __forceinline__ void MultiplyInWidth(const Arguments<T>& arguments, c
   Multiply<T, WidthAt(kIndex), kWeightMajor>(arguments, ring, tile, stage);
 }
 
-// As many blocks as multiprocessors, by themselves or in clusters. The first of a block's three
-// warpgroups copies, the others multiply.
+// At most as many blocks as multiprocessors, by themselves or in clusters. The first of a block's
+// three warpgroups copies, the others multiply.
 template <typename T, Major kWeightMajor>
 __global__ void __launch_bounds__(kRingThreads, 1)
     WgmmaKernel(const __grid_constant__ Arguments<T> arguments) {
@@ -312,28 +312,30 @@ cudaError_t EncodeMaps(const CudaGroupedGemm<T>& gemm, Arguments<T>& arguments) 
 }
 
 // In clusters of two blocks, which read rows once for both, where a tile beyond the last column
-// costs little and nearly all multiprocessors run clusters. All run at once: a cluster that waited
-// for another one would have no tile left but its first.
+// costs little and nearly all multiprocessors run clusters. All run at once, beside a kernel on the
+// `spare` multiprocessors, too: a cluster that waited for another one would have no tile left but
+// its first.
 template <typename T, Major kWeightMajor>
-cudaError_t LaunchInPairs(Arguments<T> arguments, cudaStream_t stream) {
+cudaError_t LaunchInPairs(Arguments<T> arguments, int spare, cudaStream_t stream) {
   constexpr auto kKernel = &WgmmaKernel<T, kWeightMajor>;
   constexpr int kLeastOddTiles = 9, kMostIdle = 8;
-  const int multiprocessors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
-  LaunchShape shape = {dim3(static_cast<unsigned>(multiprocessors)), dim3(kRingThreads),
+  const int most = RingBlocks(spare);
+  LaunchShape shape = {dim3(static_cast<unsigned>(most)), dim3(kRingThreads),
                        size_t{kStages} * kStageBytes};
   const int64_t col_tiles = TilesOf(arguments.out.cols(), kTileCols);
   if (col_tiles % 2 == 0 || col_tiles >= kLeastOddTiles) {
     LaunchShape pairs = shape;
     pairs.cluster_blocks = 2;
-    pairs.grid.x = shape.grid.x / 2 * 2;
+    pairs.grid.x = static_cast<unsigned>(RingBlocks(0) / 2 * 2);
     thread_local int of_device = -1, blocks = 0;
     int device = 0;
     if (cudaGetDevice(&device) == cudaSuccess && device != of_device) {
       blocks = 2 * ActiveClusters(kKernel, pairs);
       of_device = device;
     }
-    if (blocks > 0 && blocks >= multiprocessors - kMostIdle && blocks / 2 <= kMostClusters) {
-      pairs.grid.x = static_cast<unsigned>(blocks);
+    const int in_pairs = Min(blocks, most / 2 * 2);
+    if (in_pairs > 0 && blocks >= RingBlocks(0) - kMostIdle && blocks / 2 <= kMostClusters) {
+      pairs.grid.x = static_cast<unsigned>(in_pairs);
       shape = pairs;
     }
   }
@@ -373,8 +375,9 @@ cudaError_t RunWgmma(const CudaGroupedGemm<T>& gemm, cudaStream_t stream) {
                             .cluster_blocks = 1};
   const cudaError_t error = EncodeMaps(gemm, arguments);
   if (error != cudaSuccess) return error;
-  if (gemm.weight_layout == Layout::kPlain) return LaunchInPairs<T, Major::kRow>(arguments, stream);
-  return LaunchInPairs<T, Major::kDepth>(arguments, stream);
+  return gemm.weight_layout == Layout::kPlain
+             ? LaunchInPairs<T, Major::kRow>(arguments, gemm.spare, stream)
+             : LaunchInPairs<T, Major::kDepth>(arguments, gemm.spare, stream);
 }
 
 #define MOE_INSTANTIATE(T)                             \

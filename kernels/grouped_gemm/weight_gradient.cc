@@ -148,7 +148,7 @@ gemm::GradientSum<int64_t> SumOf(const GradAccumulator& grad, int64_t first_segm
 template <typename T, typename TSum>
 absl::Status RunOnDevice(MatrixView<const T> dy, MatrixView<const T> x,
                          const GroupOffsets& segments, absl::Span<const GradAccumulator> grads,
-                         Workspace& workspace, Stream& stream) {
+                         Workspace& workspace, Stream& stream, int spare) {
   const WorkspaceScope scope(workspace);
   const int64_t each = (static_cast<int64_t>(segments.size()) - 1) / std::ssize(grads);
   std::vector<gemm::GradientSum<TSum>> sums;
@@ -160,8 +160,8 @@ absl::Status RunOnDevice(MatrixView<const T> dy, MatrixView<const T> x,
     MOE_ASSIGN_OR_RETURN(cuts, UploadArray(segments.host(), workspace, stream));
   }
   MOE_ASSIGN_OR_RETURN(const auto to, UploadArray(absl::MakeConstSpan(sums), workspace, stream));
-  const gemm::CudaWeightGradients<T, TSum> gradients = {dy,   x,         cuts.data(),
-                                                        each, to.data(), std::ssize(sums)};
+  const gemm::CudaWeightGradients<T, TSum> gradients = {
+      dy, x, cuts.data(), each, to.data(), std::ssize(sums), spare};
   return LaunchOn(kName, stream, [&](auto cuda) {
     if constexpr (std::is_same_v<T, float>) {
       return gemm::RunFma(gradients, cuda);
@@ -192,8 +192,10 @@ absl::Status AddWeightGradients(MatrixView<const T> dy, MatrixView<const T> x,
     }
     return RunOnCublas(dy, x, segments.host(), grads, workspace, stream, *options.cublas);
   }
-  return grads.front().exact() ? RunOnDevice<T, int64_t>(dy, x, segments, grads, workspace, stream)
-                               : RunOnDevice<T, float>(dy, x, segments, grads, workspace, stream);
+  const int spare = options.spare_multiprocessors();
+  return grads.front().exact()
+             ? RunOnDevice<T, int64_t>(dy, x, segments, grads, workspace, stream, spare)
+             : RunOnDevice<T, float>(dy, x, segments, grads, workspace, stream, spare);
 }
 
 MOE_INSTANTIATE_FOR_STORAGE(AddWeightGradients)

@@ -362,7 +362,7 @@ __device__ __forceinline__ void SumTile(Multiplier<T, kWide>& multiplier,
   exact_sum::AddTally(tally, grad.tally);
 }
 
-// As many blocks as multiprocessors; each computes its tiles in turn.
+// At most as many blocks as multiprocessors; each computes its tiles in turn.
 template <typename T, typename TSum, int kCols>
 __global__ void __launch_bounds__(kRingThreads, 1)
     WgmmaGradientKernel(const __grid_constant__ Arguments<TSum> arguments) {
@@ -391,10 +391,10 @@ __global__ void __launch_bounds__(kRingThreads, 1)
 }
 
 template <typename T, typename TSum, int kCols>
-cudaError_t LaunchKernel(const Arguments<TSum>& arguments, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(DeviceAttribute(cudaDevAttrMultiProcessorCount));
+cudaError_t LaunchKernel(const Arguments<TSum>& arguments, int blocks, cudaStream_t stream) {
   return Launch(&WgmmaGradientKernel<T, TSum, kCols>,
-                {dim3(blocks), dim3(kRingThreads), kRingBytes}, stream, arguments);
+                {dim3(static_cast<unsigned>(blocks)), dim3(kRingThreads), kRingBytes}, stream,
+                arguments);
 }
 
 }  // namespace
@@ -407,7 +407,7 @@ bool TakesWgmma(const CudaWeightGradients<T, TSum>& gradients) {
 
 template <typename T, typename TSum>
 cudaError_t RunWgmma(const CudaWeightGradients<T, TSum>& gradients, cudaStream_t stream) {
-  const auto& [dy, x, segments, each, sums, count] = gradients;
+  const auto& [dy, x, segments, each, sums, count, spare] = gradients;
   if (dy.cols() == 0 || x.cols() == 0 || count == 0) return cudaSuccess;
   // Copies use 32-bit coordinates, up to one tile beyond the last element.
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -428,11 +428,14 @@ cudaError_t RunWgmma(const CudaWeightGradients<T, TSum>& gradients, cudaStream_t
   cudaError_t error = EncodeMatrix(dy, kBoxSize, kRingDepth, arguments.dy);
   if (error == cudaSuccess) error = EncodeMatrix(x, kBoxSize, kRingDepth, arguments.x);
   if (error != cudaSuccess) return error;
+  const int blocks = RingBlocks(spare);
   if constexpr (std::is_same_v<TSum, int64_t>) {
     // An element has the same bits in both.
-    if (each > 1 || x.cols() <= kNarrow) return LaunchKernel<T, TSum, kNarrow>(arguments, stream);
+    if (each > 1 || x.cols() <= kNarrow) {
+      return LaunchKernel<T, TSum, kNarrow>(arguments, blocks, stream);
+    }
   }
-  return LaunchKernel<T, TSum, kWide>(arguments, stream);
+  return LaunchKernel<T, TSum, kWide>(arguments, blocks, stream);
 }
 
 #define MOE_INSTANTIATE(T)                                                           \

@@ -34,6 +34,13 @@ std::optional<WorkspaceScope> ExchangeScope(const Context& context) {
   return std::optional<WorkspaceScope>(std::in_place, *context.exchange_workspace);
 }
 
+// What the layer's products leave to its exchange; nullptr where it does not run beside them.
+SpareMultiprocessors* SpareForExchange(const Context& context) {
+  const bool beside =
+      context.exchange != context.compute && context.mesh->size(MeshGroup::kExpert) > 1;
+  return beside ? context.gemm.spare : nullptr;
+}
+
 // What a pass takes of the context's workspaces for its own length.
 class Scratch {
  public:
@@ -151,6 +158,7 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
   };
 
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
+  const SpareMultiprocessors::Use exchanging(SpareForExchange(context));
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       pass, {.plan = plan, .send = kDispatch, .compute = kExperts, .receive = kCombine},
       [&](const DispatchCall& call) {
@@ -410,6 +418,7 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
     return absl::OkStatus();
   };
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
+  std::optional<SpareMultiprocessors::Use> exchanging(SpareForExchange(context));
   if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(own_dy, saved.home_rows));
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       pass,
@@ -430,6 +439,7 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
   }));
 
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
+  exchanging.reset();
   if (weigh_input) {
     MOE_RETURN_IF_ERROR(weight_gradient(RowRange(saved.x, saved.begin, saved.end), home_dx));
   }

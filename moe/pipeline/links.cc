@@ -30,7 +30,7 @@ absl::StatusOr<std::unique_ptr<PipelineLinks>> PipelineLinks::Create(const Conte
     links->groups_.push_back(std::move(group));
   }
   const auto end = [&](int way, int edge, int peer) -> absl::StatusOr<End> {
-    MOE_ASSIGN_OR_RETURN(auto stream, MakeStream(context.compute->device()));
+    MOE_ASSIGN_OR_RETURN(auto stream, MakeTransferStream(context.compute->device()));
     Communicator* const group = links->groups_[way * groups + GroupOfEdge(edge, stages)].get();
     return End{.group = group, .peer = peer, .stream = std::move(stream)};
   };

@@ -170,6 +170,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
       session->cublas_,
       MakeCublas(options.grouped_gemm,
                  invariant ? RowBits::kIndependent : RowBits::kMayDependOnCount, device));
+  session->spare_ = SpareMultiprocessors(world->kernel_blocks());
   MOE_ASSIGN_OR_RETURN(session->mesh_, Mesh::Create(std::move(world), options.mesh));
   session->context_ = {
       .mesh = session->mesh_.get(),
@@ -182,7 +183,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
       .host_workspace = cuda ? &session->host_workspace_ : &session->workspace_,
       .memory = memory,
       .non_finite = &session->non_finite_,
-      .gemm = {.kernel = options.grouped_gemm, .cublas = session->cublas_.get()},
+      .gemm = {.kernel = options.grouped_gemm,
+               .cublas = session->cublas_.get(),
+               .spare = &session->spare_},
       .clock = &session->clock_,
       .numerics = options.numerics,
       .tensor_leaves = options.tensor_leaves,
@@ -212,16 +215,16 @@ absl::Status Session::MakeStreams(const SessionOptions& options, Device device) 
     compute_ = MakeInlineStream(&pool_);
   }
   if (options.overlap_exchange) {
-    MOE_ASSIGN_OR_RETURN(exchange_, MakeStream(device));
+    MOE_ASSIGN_OR_RETURN(exchange_, MakeTransferStream(device));
   }
-  MOE_ASSIGN_OR_RETURN(gradients_, MakeStream(device));
+  MOE_ASSIGN_OR_RETURN(gradients_, MakeTransferStream(device));
   return absl::OkStatus();
 }
 
 absl::StatusOr<Stream*> Session::WeightStream() {
   if (weights_ == nullptr) {
     MOE_RETURN_IF_ERROR(mesh_->Open(MeshLane::kWeights));
-    MOE_ASSIGN_OR_RETURN(weights_, MakeStream(context_.memory->device()));
+    MOE_ASSIGN_OR_RETURN(weights_, MakeTransferStream(context_.memory->device()));
     if (trace_ != nullptr) trace_->AddLane("weights", weights_.get());
   }
   return weights_.get();

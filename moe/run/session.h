@@ -121,6 +121,7 @@ class Session {
   Context context_;
   std::shared_ptr<StashPool> stashes_;
   std::unique_ptr<Cublas> cublas_;  // handle for compute_, if the products need it
+  SpareMultiprocessors spare_;      // of the products, for collectives beside them
   // Last: they stop first. host_ for CUDA devices, exchange_ where it overlaps, weights_ where it
   // was asked for.
   std::unique_ptr<Stream> host_, compute_, exchange_, gradients_, weights_;

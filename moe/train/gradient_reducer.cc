@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
 }
 
 GradientReducer::~GradientReducer() {
-  if (in_flight_) {
+  if (in_flight_.has_value()) {
     context_.mesh->Abort(
         Caught([] { return absl::AbortedError("gradients of a step were given up"); }));
   }
@@ -247,7 +247,7 @@ absl::Status GradientReducer::Launch(size_t b, const Site& site) {
   const ParameterBucket& bucket = buckets_[b];
   Communicator& group = HoldersOf(bucket);
   if (group.size() == 1) return absl::OkStatus();
-  in_flight_ = true;
+  in_flight_.emplace(context_.gemm.spare);
   const bool of_experts = bucket.holders == MeshGroup::kExpertData;
   const char* const name = bucket.sharded() ? "reduce-scatter" : "all-reduce";
   MOE_RETURN_IF_ERROR(stream_.WaitFor(sums_[b].filled));
@@ -305,7 +305,7 @@ absl::Status GradientReducer::Finish() {
   MOE_RETURN_IF_ERROR(LaunchReady(chunks_.back(), ends_site_));
   MOE_RETURN_IF_ERROR(CheckAllLaunched());
   MOE_RETURN_IF_ERROR(JoinStreams(*context_.compute, stream_));
-  in_flight_ = false;
+  in_flight_.reset();
   return absl::OkStatus();
 }
 

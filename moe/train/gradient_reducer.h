@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -196,8 +197,9 @@ class GradientReducer {
   ParameterStore& store_;
   const Context context_;
   Stream& stream_;
-  bool in_flight_ = false;  // whether buckets were launched that Finish has not joined
-  ExactGrid grid_;          // grid of this step
+  // Buckets were launched that Finish has not joined.
+  std::optional<SpareMultiprocessors::Use> in_flight_;
+  ExactGrid grid_;  // grid of this step
   int loss_scale_log2_ = 0;
   GroupMap<std::unique_ptr<AllReducer>> reducers_;  // by holders of buckets
   std::vector<ParameterSums> parameter_sums_;       // by parameter index

@@ -7,7 +7,7 @@
 namespace moe {
 
 WeightGather::~WeightGather() {
-  if (!in_flight_) return;
+  if (!in_flight_.has_value()) return;
   context_.mesh->Abort(
       Caught([] { return absl::AbortedError("weights of a step were given up"); }));
   stream_.Synchronize().IgnoreError();
@@ -16,7 +16,7 @@ WeightGather::~WeightGather() {
 absl::Status WeightGather::Start(const Call& call, const Site& site) {
   const ParameterBucket& bucket = buckets_[call.bucket];
   Communicator& group = context_.mesh->group(bucket.holders, lane_);
-  in_flight_ = true;
+  in_flight_.emplace(context_.gemm.spare);
   MOE_ASSIGN_OR_RETURN(const Event written, context_.compute->Record());
   MOE_RETURN_IF_ERROR(stream_.WaitFor(written));
   const int64_t bytes = std::ssize(call.own) * (group.size() - 1);
@@ -35,7 +35,7 @@ absl::Status WeightGather::Start(const Call& call, const Site& site) {
 
 absl::Status WeightGather::Finish() {
   MOE_RETURN_IF_ERROR(JoinStreams(*context_.compute, stream_));
-  in_flight_ = false;
+  in_flight_.reset();
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include <absl/status/status.h>
 #include <absl/types/span.h>
@@ -47,7 +48,8 @@ class WeightGather {
   const Context context_;
   const MeshLane lane_;
   Stream& stream_;
-  bool in_flight_ = false;  // gathers were started that Finish has not joined
+  // Gathers were started that Finish has not joined.
+  std::optional<SpareMultiprocessors::Use> in_flight_;
   GroupMap<int64_t> bytes_sent_;
 };
 

@@ -39,7 +39,9 @@ using NcclBody = std::function<void(absl::StatusOr<std::unique_ptr<Communicator>
 // body(communicator, rank) on every rank that is not absent. What is left alive is a failure, and
 // so is a call of NCCL from a thread of another device.
 inline void RunNcclRanks(const NcclRanks& options, const NcclBody& body) {
-  const cusim::ScopedMachine machine({.devices = options.ranks});
+  cusim::Machine with_devices = cusim::TheMachine();
+  with_devices.devices = options.ranks;
+  const cusim::ScopedMachine machine(with_devices);
   cusim::SeedStreams(options.seed);
   const NcclId id = MakeNcclId().value();
   const int64_t from_other_devices = cusim::NcclCallsFromOtherDevices();

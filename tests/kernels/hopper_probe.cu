@@ -1,3 +1,5 @@
+#include <cuda/atomic>
+
 #include "kernels/base/cuda_hopper.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/dtype.h"
@@ -132,10 +134,28 @@ cudaError_t RunColumns(const HopperProbe& probe, cudaStream_t stream) {
   }
 }
 
+__global__ void OccupantKernel(Occupant occupant) {
+  using Atomic = ::cuda::atomic_ref<int, ::cuda::thread_scope_system>;
+  Atomic(*occupant.begun).fetch_add(1, ::cuda::memory_order_relaxed);
+  int64_t polls = 0;
+  while (Atomic(*occupant.stop).load(::cuda::memory_order_relaxed) == 0 &&
+         polls < occupant.most_polls) {
+    ++polls;
+  }
+  Atomic(*occupant.ended).fetch_add(1, ::cuda::memory_order_relaxed);
+}
+
 }  // namespace
 
 cudaError_t RunHopperProbe(const HopperProbe& probe, cudaStream_t stream) {
   return probe.float16 ? RunColumns<Float16>(probe, stream) : RunColumns<BFloat16>(probe, stream);
+}
+
+cudaError_t RunOccupant(const Occupant& occupant, cudaStream_t stream) {
+  constexpr size_t kMoreThanHalf = 120 << 10;  // of a multiprocessor's shared memory
+  return Launch(&OccupantKernel,
+                {dim3(static_cast<unsigned>(occupant.blocks)), dim3(1), kMoreThanHalf}, stream,
+                occupant);
 }
 
 }  // namespace moe::testing

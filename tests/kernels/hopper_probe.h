@@ -2,6 +2,8 @@
 #ifndef MOE_TESTS_KERNELS_HOPPER_PROBE_H_
 #define MOE_TESTS_KERNELS_HOPPER_PROBE_H_
 
+#include <cstdint>
+
 #include "kernels/base/cuda_tensor_map.h"
 #include "kernels/base/cuda_types.h"
 
@@ -26,6 +28,17 @@ struct HopperProbe {
 
 // Enqueues the products; returns the error of the maps or of the launch.
 cudaError_t RunHopperProbe(const HopperProbe& probe, cudaStream_t stream);
+
+// A kernel whose blocks have a multiprocessor each for themselves. Each adds 1 to *begun, waits
+// until *stop is not 0, and adds 1 to *ended.
+struct Occupant {
+  int blocks = 1;
+  int64_t most_polls = 0;  // after which a block no longer waits
+  int* begun = nullptr;    // these three: pinned memory
+  int* stop = nullptr;
+  int* ended = nullptr;
+};
+cudaError_t RunOccupant(const Occupant& occupant, cudaStream_t stream);
 
 }  // namespace moe::testing
 
