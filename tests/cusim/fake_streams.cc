@@ -180,13 +180,13 @@ void Streams::EnqueueExternal(const char* function, cudaStream_t stream,
 void EnqueueTransfer(cudaStream_t stream, int blocks) {
   class Transfer final : public External {
    public:
-    explicit Transfer(int blocks) : blocks_(blocks) {}
-    GridBlocks blocks() const override { return {.needs = kNcclBlock, .waiting = blocks_}; }
+    explicit Transfer(int count) : count_(count) {}
+    GridBlocks blocks() const override { return {.needs = kNcclBlock, .waiting = count_}; }
     bool Ready() override { return true; }
     bool Step() override { return true; }
 
    private:
-    const int blocks_;
+    const int count_;
   };
   Streams::Get().EnqueueExternal("transfer", stream, std::make_shared<Transfer>(blocks));
 }
