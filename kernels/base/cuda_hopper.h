@@ -1,6 +1,7 @@
 // Hopper's instructions, for files compiled for sm_90a alone, each in a function of its own:
 // barriers that count bytes, copies of tiles by tensor maps, and warpgroup products with operands
-// in shared memory. PTX ISA, "mbarrier", "cp.async.bulk.tensor", "wgmma".
+// in shared memory. PTX ISA, "mbarrier", "cp.async.bulk.tensor", "wgmma". libcu++ (cuda::ptx) has
+// the instructions but those of registers and products.
 #ifndef MOE_KERNELS_BASE_CUDA_HOPPER_H_
 #define MOE_KERNELS_BASE_CUDA_HOPPER_H_
 
@@ -14,7 +15,9 @@
 #include "kernels/base/cuda_tensor_map.h"
 #include "kernels/base/dtype.h"
 
-#if !defined(__CUDACC__)
+#if defined(__CUDACC__)
+#include <cuda/ptx>
+#else
 #include <cusim/hopper.h>
 #endif
 
@@ -29,6 +32,10 @@
 
 namespace moe::cuda {
 
+#if defined(__CUDACC__)
+namespace ptx = ::cuda::ptx;
+#endif
+
 constexpr int kWarpgroupThreads = 128;
 constexpr int kProductDepth = 16;  // depth of one warpgroup product
 constexpr int kProductRows = 64;
@@ -41,8 +48,7 @@ class TransactionBarrier {
   // Called by one thread; FenceAsyncProxy() and a barrier of the block precede its first use.
   __device__ void Init(uint32_t arrivals MOE_AND_SITE) {
 #if defined(__CUDACC__)
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(SharedAddress(this)), "r"(arrivals)
-                 : "memory");
+    ptx::mbarrier_init(&word_, arrivals);
 #else
     word_ = arrivals;
     cusim::InitBarrier(this, arrivals, site);
@@ -51,7 +57,7 @@ class TransactionBarrier {
 
   __device__ void Arrive(MOE_SITE) {
 #if defined(__CUDACC__)
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(SharedAddress(this)) : "memory");
+    (void)ptx::mbarrier_arrive(&word_);
 #else
     cusim::ArriveAtBarrier(this, 0, site);
 #endif
@@ -60,6 +66,8 @@ class TransactionBarrier {
   // Arrives at this barrier, or at the one in the same place of another block of the cluster.
   __device__ void ArriveIn(unsigned block MOE_AND_SITE) {
 #if defined(__CUDACC__)
+    // cuda::ptx would release to the cluster, which ptxas makes a fence of the GPU. An arrival says
+    // that operands were read; the other block sees no writes through it.
     asm volatile(
         "{\n"
         ".reg .b32 there;\n"
@@ -76,9 +84,8 @@ class TransactionBarrier {
   // Arrives; the phase also waits for `bytes` more bytes of CopyTile.
   __device__ void ArriveExpecting(uint32_t bytes MOE_AND_SITE) {
 #if defined(__CUDACC__)
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(SharedAddress(this)),
-                 "r"(bytes)
-                 : "memory");
+    (void)ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared,
+                                         &word_, bytes);
 #else
     cusim::ArriveAtBarrier(this, bytes, site);
 #endif
@@ -88,18 +95,16 @@ class TransactionBarrier {
   // as ended.
   __device__ void Wait(uint32_t parity MOE_AND_SITE) {
 #if defined(__CUDACC__)
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}" ::"r"(SharedAddress(this)),
-        "r"(parity)
-        : "memory");
+    while (!ptx::mbarrier_try_wait_parity(&word_, parity)) {
+    }
 #else
     cusim::WaitAtBarrier(this, parity, site);
 #endif
+  }
+
+  // What instructions take for the barrier.
+  __device__ uint64_t* word() {
+    return &word_;
   }
 
  private:
@@ -110,7 +115,7 @@ class TransactionBarrier {
 // later.
 __device__ inline void FenceAsyncProxy(MOE_SITE) {
 #if defined(__CUDACC__)
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  ptx::fence_proxy_async(ptx::space_shared);
 #else
   cusim::FenceAsyncProxy(site);
 #endif
@@ -123,11 +128,8 @@ __device__ inline void FenceAsyncProxy(MOE_SITE) {
 __device__ inline void CopyTile(const TensorMap& map, int x, int y, int z, void* shared,
                                 TransactionBarrier& barrier MOE_AND_SITE) {
 #if defined(__CUDACC__)
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(SharedAddress(shared)),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(SharedAddress(&barrier))
-      : "memory");
+  ptx::cp_async_bulk_tensor(ptx::space_cluster, ptx::space_global, shared, &map, {x, y, z},
+                            barrier.word());
 #else
   cusim::IssueCopy({.map = *reinterpret_cast<const cusim::TensorMap*>(&map),
                     .from = {x, y, z},
@@ -140,9 +142,7 @@ __device__ inline void CopyTile(const TensorMap& map, int x, int y, int z, void*
 // shared memory. Without a cluster 0.
 __device__ inline unsigned ClusterRank() {
 #if defined(__CUDACC__)
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
+  return ptx::get_sreg_cluster_ctarank();
 #else
   return cusim::ClusterRank();
 #endif
@@ -152,7 +152,8 @@ __device__ inline unsigned ClusterRank() {
 // barrier of another block, and the end of a block that others signal.
 __device__ inline void ClusterBarrier(MOE_SITE) {
 #if defined(__CUDACC__)
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  ptx::barrier_cluster_arrive(ptx::sem_release);
+  ptx::barrier_cluster_wait(ptx::sem_acquire);
 #else
   cusim::ClusterBarrier(site);
 #endif
@@ -173,7 +174,8 @@ __device__ inline unsigned AwaitAbove(unsigned last, unsigned& value) {
 // In place of FenceAsyncProxy() where other blocks of the cluster signal the barriers.
 __device__ inline void FenceBarriersOfCluster(MOE_SITE) {
 #if defined(__CUDACC__)
-  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+  ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
+  ptx::fence_proxy_async(ptx::space_shared);
 #else
   cusim::FenceAsyncProxy(site);
 #endif
@@ -190,11 +192,8 @@ __device__ inline void CopyTileToCluster(const TensorMap& map, int x, int y, int
   }
   const auto mask = static_cast<uint16_t>((1u << blocks) - 1);
 #if defined(__CUDACC__)
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(SharedAddress(shared)),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(SharedAddress(&barrier)), "h"(mask)
-      : "memory");
+  ptx::cp_async_bulk_tensor(ptx::space_cluster, ptx::space_global, shared, &map, {x, y, z},
+                            barrier.word(), mask);
 #else
   cusim::IssueCopy({.map = *reinterpret_cast<const cusim::TensorMap*>(&map),
                     .from = {x, y, z},
