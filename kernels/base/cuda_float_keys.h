@@ -13,9 +13,17 @@ constexpr uint32_t kNoKey = 0;  // below all
 constexpr uint32_t kNanKey = 1;
 constexpr uint32_t kLowestKey = 0x007fffffu;  // the key of -infinity
 
+// The bits of x + 0: -0 becomes +0, and a NaN what a GPU's arithmetic makes of it.
+__device__ inline int32_t BitsPlusZero(float x) {
+#if !defined(__CUDACC__)
+  if (x != x) return INT32_MAX;
+#endif
+  return __builtin_bit_cast(int32_t, x + 0.0f);
+}
+
 __device__ inline uint32_t KeyOf(float x) {
   constexpr auto kNanBits = static_cast<int32_t>(~kNanKey);  // those of a negative NaN
-  const int32_t bits = x != x ? kNanBits : __builtin_bit_cast(int32_t, x + 0.0f);  // -0 + 0 = +0
+  const int32_t bits = x != x ? kNanBits : BitsPlusZero(x);
   return static_cast<uint32_t>(bits ^ (bits >> 31 | INT32_MIN));
 }
 

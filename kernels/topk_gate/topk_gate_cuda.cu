@@ -15,56 +15,112 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
+// A row of expert scores is in registers of kLanes neighbouring lanes: lane l holds experts l,
+// l + kLanes, l + 2 kLanes ... Two rows share a warp, which halves what a row costs beside its
+// experts, if their logits decide, have 16 bits and are at most 256.
+template <bool kByLogits, int kMost, typename T>
+constexpr int kGateLanes = kByLogits && sizeof(T) == 2 && kMost <= 256 ? kPartials : kWarpLanes;
+
 // A block counts in shared memory and adds to `count` once. So there are only as many blocks as run
 // at once, of as many threads and registers as a multiprocessor has: up to 40, 64, 80 or 128 a
-// thread, for a row of 4, 8, 16 or 32 logits a lane and their keys.
-template <int kPerLane>
-constexpr int kGateThreads = kPerLane <= 8 ? 512 : 256;
-template <int kPerLane>
-constexpr int kGateBlocks = kPerLane == 4 || kPerLane == 16 ? 3 : 2;
+// thread, for rows of up to 128, 256, 512 or 1,024 experts; 64 for two rows of 128.
+template <int kMost>
+constexpr int kGateThreads = kMost <= 256 ? 512 : 256;
+template <int kMost, int kLanes>
+constexpr int kGateBlocks = (kMost == 128 && kLanes == kWarpLanes) || kMost == 512 ? 3 : 2;
 
-// A row of expert scores is in registers of a warp: lane l holds experts l, l + 32, l + 64 ...
-
-// f(i, e) for the experts e = lane + 32 i. Unrolled, so that arrays indexed by i are registers.
-template <int kPerLane, typename Function>
+// f(i, e) for the experts e = lane + kLanes i. Unrolled, so that arrays indexed by i are registers.
+template <int kPerLane, int kLanes = kWarpLanes, typename Function>
 __device__ inline void ForExperts(int lane, Function f) {
   MOE_UNROLL
-  for (int i = 0; i < kPerLane; ++i) f(i, lane + kWarpLanes * i);
+  for (int i = 0; i < kPerLane; ++i) f(i, lane + kLanes * i);
 }
 
-// Keys of float32 values that differ only in their upper kValueBits. The lower 11 bits encode the
-// expert, where a lower id is larger. All keys differ, so that one reduction finds the next, and
-// the remaining keys are those below the last one. Keys have at most 30 bits: key - last is
-// negative, hence large as unsigned, exactly for keys below the last one.
-template <int kPerLane, int kValueBits>
+// Keys of float32 values that differ only in their upper kValueBits. The lower bits encode the
+// expert, where a lower id is larger, so that all keys differ. Keys have at most 30 bits:
+// key - last is negative, hence large as unsigned, exactly for keys below `last`.
+template <int kPerLane, int kLanes, int kValueBits>
 class PackedKeys {
  public:
+  // `value` is -infinity beyond the row.
   __device__ PackedKeys(const float (&value)[kPerLane], int experts, int lane) : lane_(lane) {
-    ForExperts<kPerLane>(lane, [&](int i, int e) {
-      const auto id = static_cast<uint32_t>(kMaxExperts - e);
-      key_[i] = e < experts ? KeyOf(value[i]) >> (32 - kValueBits) << kIdBits | id : kNoKey;
+    ForExperts<kPerLane, kLanes>(lane, [&](int i, int) {
+      key_[i] = ValueKey(value[i]) + static_cast<uint32_t>(kLastId - kLanes * i - lane);
+    });
+    if (__ballot_sync(kAllLanes, Largest() >= kNan) == 0) return;
+    ForExperts<kPerLane, kLanes>(lane, [&](int i, int e) {
+      if (key_[i] >= kNan) key_[i] = key_[i] - kNan + kBelowNumbers;
+      if (e >= experts) key_[i] = kNoKey;
     });
   }
 
-  // The largest remaining key.
-  __device__ uint32_t Take() {
-    uint32_t best = 0;
-    ForExperts<kPerLane>(lane_, [&](int i, int) {
-      const uint32_t below = key_[i] - last_;
-      best = best < below ? below : best;
-    });
-    return last_ += __reduce_max_sync(kAllLanes, best);
-  }
-  __device__ static int32_t ExpertOf(uint32_t key) {
-    return kMaxExperts - static_cast<int32_t>(key & ((1u << kIdBits) - 1));
+  // Lane j receives the expert of choice j, j < k. Lanes sort their largest keys, then merge in
+  // their next ones until none of any row in the warp is among the k.
+  __device__ int32_t TopK(int k) const {
+    uint32_t head = Largest();
+    uint32_t top = Sorted(head);
+    for (;;) {
+      head = head == kNoKey ? kNoKey : Below(head);
+      const uint32_t least = __shfl_sync(kAllLanes, top, k > 0 ? k - 1 : 0, kLanes);
+      if (__ballot_sync(kAllLanes, head > least) == 0) break;
+      const uint32_t next = __shfl_xor_sync(kAllLanes, Sorted(head), kLanes - 1);
+      top = SortedRuns(top < next ? next : top, kLanes / 2);
+    }
+    return kLastId - static_cast<int32_t>(top & kLastId);
   }
 
  private:
-  static constexpr int kIdBits = 11;
-  static_assert(kMaxExperts < 1 << kIdBits && kValueBits + kIdBits <= 30);
+  static constexpr int kIdBits = 10, kLastId = (1 << kIdBits) - 1;
+  static constexpr int kUnused = 32 - kValueBits;           // lower bits of a float, zeros
+  static constexpr uint32_t kBelowNumbers = 1u << kIdBits;  // and above kNoKey
+  static constexpr uint32_t kZero = 1u << (kValueBits - 1 + kIdBits);
+  static constexpr uint32_t kNan = kZero + (INT32_MAX >> (kUnused - kIdBits));  // above infinity
+  static_assert(kMaxExperts == 1 << kIdBits && kValueBits + kIdBits <= 30);
+
+  // Without an id; kNan for a NaN.
+  __device__ static uint32_t ValueKey(float x) {
+    const int32_t bits = BitsPlusZero(x);
+    const int32_t ordered = bits ^ (bits >> 31 & INT32_MAX >> kUnused << kUnused);
+    return kZero + static_cast<uint32_t>(ordered >> (kUnused - kIdBits));
+  }
+  __device__ uint32_t Largest() const {
+    uint32_t largest = kNoKey;
+    ForExperts<kPerLane>(lane_,
+                         [&](int i, int) { largest = largest < key_[i] ? key_[i] : largest; });
+    return largest;
+  }
+  // The lane's largest key below `last`, kNoKey if there is none.
+  __device__ uint32_t Below(uint32_t last) const {
+    uint32_t best = kNoKey - last;
+    ForExperts<kPerLane>(lane_, [&](int i, int) {
+      const uint32_t below = key_[i] - last;
+      best = best < below ? below : best;
+    });
+    return last + best;
+  }
+
+  // The larger of this lane's key and that of lane ^ other, or if bit `upper` of the lane is set
+  // the smaller.
+  __device__ uint32_t Exchanged(uint32_t key, int other, int upper) const {
+    const uint32_t theirs = __shfl_xor_sync(kAllLanes, key, other);
+    const uint32_t larger = key < theirs ? theirs : key, smaller = key < theirs ? key : theirs;
+    return (lane_ & upper) == 0 ? larger : smaller;
+  }
+  // Bitonic runs of 2 `half` lanes become sorted runs, largest first.
+  __device__ uint32_t SortedRuns(uint32_t key, int half) const {
+    MOE_UNROLL
+    for (; half >= 1; half /= 2) key = Exchanged(key, half, half);
+    return key;
+  }
+  __device__ uint32_t Sorted(uint32_t key) const {
+    MOE_UNROLL
+    for (int run = 2; run <= kLanes; run *= 2) {
+      key = SortedRuns(Exchanged(key, run - 1, run / 2), run / 4);
+    }
+    return key;
+  }
 
   const int lane_;
-  uint32_t last_ = 1u << (kValueBits + kIdBits);  // initially above every key
   uint32_t key_[kPerLane];
 };
 
@@ -83,9 +139,16 @@ class WideKeys {
                          [&](int i, int e) { key_[i] = e < experts ? KeyOf(value[i]) : kNoKey; });
   }
 
-  // The expert of the largest remaining key.
-  __device__ int32_t Take() { return TakeAmong(left_).expert; }
-  __device__ static int32_t ExpertOf(int32_t expert) { return expert; }
+  // Lane j receives the expert of choice j, j < k.
+  __device__ int32_t TopK(int k) const {
+    uint32_t left = 0xffffffffu;
+    int32_t mine = 0;
+    for (int j = 0; j < k; ++j) {
+      const int32_t next = TakeAmong(left).expert;
+      if (lane_ == j) mine = next;
+    }
+    return mine;
+  }
 
   // The largest of the keys whose bits of `left` are set, bit i for key i of this lane. Clears the
   // bit of the result.
@@ -108,20 +171,8 @@ class WideKeys {
 
  private:
   const int lane_;
-  uint32_t left_ = 0xffffffffu;
   uint32_t key_[kPerLane];
 };
-
-// Lane j receives the expert of choice j, j < k.
-template <typename Keys>
-__device__ inline int32_t TakeTopK(Keys keys, int k, int lane) {
-  decltype(keys.Take()) mine = 0;
-  for (int j = 0; j < k; ++j) {
-    const auto next = keys.Take();
-    if (lane == j) mine = next;
-  }
-  return Keys::ExpertOf(mine);
-}
 
 // The divisor of a softmax. The largest number of the row is -infinity if it has none.
 struct ExpSum {
@@ -129,21 +180,29 @@ struct ExpSum {
   float sum = 0;
 };
 
-// y = exp(x - max), -infinity beyond the row. Lane j computes partial sum j; its terms come
-// alternately from lane j and from lane j + 16, experts j + 32 i and j + 16 + 32 i.
-template <int kPerLane>
-__device__ ExpSum ExpAndSum(const float (&x)[kPerLane], int lane, float (&y)[kPerLane]) {
+template <int kLanes, int kPerLane>
+__device__ float MaxOf(const float (&x)[kPerLane], int lane) {
   float max = -INFINITY;
   ForExperts<kPerLane>(lane, [&](int i, int) { max = fmaxf(max, x[i]); });
-  max = ValueOf(__reduce_max_sync(kAllLanes, KeyOf(max)));
+  for (int width = kLanes / 2; width >= 1; width /= 2) {
+    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, width));
+  }
+  return max;
+}
+
+// The sum of y = exp(x - max); x is -infinity beyond the row. Lane j computes partial sum j. With
+// 32 lanes its terms come alternately from lane j and from lane j + 16, experts j + 32 i and
+// j + 16 + 32 i, and the upper lanes' results are not used.
+template <int kLanes, int kPerLane>
+__device__ float SumOfExp(const float (&x)[kPerLane], float max, int lane, float (&y)[kPerLane]) {
   float partial = 0;
   ForExperts<kPerLane>(lane, [&](int i, int) {
     y[i] = expf(x[i] - max);
-    const float other = __shfl_down_sync(kAllLanes, y[i], kPartials);
-    partial = partial + y[i] + other;
+    partial += y[i];
+    if constexpr (kLanes > kPartials) partial += __shfl_down_sync(kAllLanes, y[i], kPartials);
   });
-  // The upper lanes' results are not used.
-  return {max, __shfl_sync(kAllLanes, FoldPartials(partial, kAllLanes), 0)};
+  const float sum = FoldPartials(partial, kAllLanes);
+  return kLanes > kPartials ? __shfl_sync(kAllLanes, sum, 0) : sum;
 }
 
 // As in gate_rows_cpu.cc: corrects for the rounding of d, and small scores keep their digits.
@@ -197,16 +256,14 @@ __device__ float ScoreOf(const CudaGate<T>& g, float x, const ExpSum& sum) {
   return g.rule.score == ScoreFunction::kSoftmax ? expf(x - sum.max) / sum.sum : Sigmoid(x);
 }
 
-// The weight of `expert`, the choice of lane j < k.
-template <typename T>
-__device__ float WeightOf(const CudaGate<T>& g, const T* logits, const ExpSum& sum, int32_t expert,
-                          int lane) {
+// The weight of the choice of lane j < k, whose logit is given.
+template <int kLanes, typename T>
+__device__ float WeightOf(const CudaGate<T>& g, float logit, const ExpSum& sum, int lane) {
   const auto k = static_cast<int>(g.expert.cols());
-  // Reads the logit again: which register of which lane holds it depends on the choice.
-  float weight = lane < k ? ScoreOf(g, static_cast<float>(logits[expert]), sum) : 0.0f;
+  float weight = lane < k ? ScoreOf(g, logit, sum) : 0.0f;
   if (g.rule.weights == GateWeights::kNormalised) {
     float total = 0;
-    for (int j = 0; j < k; ++j) total += __shfl_sync(kAllLanes, weight, j);
+    for (int j = 0; j < k; ++j) total += __shfl_sync(kAllLanes, weight, j, kLanes);
     total += g.rule.epsilon;
     if (total != 0) weight /= total;
   }
@@ -215,68 +272,96 @@ __device__ float WeightOf(const CudaGate<T>& g, const T* logits, const ExpSum& s
 
 // Computes the scores of the row, and stores them if requested. Unless kByLogits, selects by score:
 // lane j receives choice j.
-template <bool kByLogits, typename T, int kPerLane>
+template <bool kByLogits, int kLanes, typename T, int kPerLane>
 __device__ int32_t ScoreRow(const CudaGate<T>& g, int64_t t, int lane, const float (&x)[kPerLane],
                             const ExpSum& sum, float (&y)[kPerLane]) {
   const auto experts = static_cast<int>(g.logits.cols());
-  ForExperts<kPerLane>(lane, [&](int i, int e) {
-    y[i] = g.rule.score == ScoreFunction::kSoftmax ? y[i] / sum.sum : Sigmoid(x[i]);
+  ForExperts<kPerLane, kLanes>(lane, [&](int i, int e) {
+    if constexpr (sizeof(T) == 2) {
+      y[i] = ScoreOf(g, x[i], sum);  // y takes registers meanwhile, which halves of a warp lack
+    } else {
+      y[i] = g.rule.score == ScoreFunction::kSoftmax ? y[i] / sum.sum : Sigmoid(x[i]);
+    }
     if (e >= experts) return;
     if (g.score.data() != nullptr) g.score(t, e) = y[i];
     if (!kByLogits && g.expert_bias != nullptr) y[i] += g.expert_bias[e];
   });
-  if constexpr (kByLogits) return 0;
-  WideKeys<kPerLane> keys(y, experts, lane);
-  if (g.rule.num_groups > 0) MaskGroups(g, lane, keys);
-  return TakeTopK(keys, static_cast<int>(g.expert.cols()), lane);
+  if constexpr (kByLogits) {
+    return 0;
+  } else {
+    WideKeys<kPerLane> keys(y, experts, lane);
+    if (g.rule.num_groups > 0) MaskGroups(g, lane, keys);
+    return keys.TopK(static_cast<int>(g.expert.cols()));
+  }
 }
 
-// A warp owns row t. `count` is in shared memory.
-template <bool kByLogits, int kPerLane, typename T>
-__device__ void GateRow(const CudaGate<T>& g, int64_t t, int lane, int32_t* count) {
+// kLanes neighbouring lanes own row t, but store nothing unless it `is_there`. All lanes of a warp
+// call this together. `count` is in shared memory.
+template <bool kByLogits, int kLanes, int kPerLane, typename T>
+__device__ void GateRow(const CudaGate<T>& g, int64_t t, bool is_there, int lane, int32_t* count) {
   const auto experts = static_cast<int>(g.logits.cols()), k = static_cast<int>(g.expert.cols());
   const T* const logits = g.logits.row(t);
   float x[kPerLane], y[kPerLane];
-  ForExperts<kPerLane>(
-      lane, [&](int i, int e) { x[i] = e < experts ? static_cast<float>(logits[e]) : -INFINITY; });
+  if (kLanes < kWarpLanes && experts == kLanes * kPerLane) {  // no bounds to compare
+    ForExperts<kPerLane, kLanes>(lane, [&](int i, int e) { x[i] = static_cast<float>(logits[e]); });
+  } else {
+    ForExperts<kPerLane, kLanes>(lane, [&](int i, int e) {
+      x[i] = e < experts ? static_cast<float>(logits[e]) : -INFINITY;
+    });
+  }
   int32_t expert = 0;
-  if constexpr (kByLogits) {
+  if constexpr (kByLogits && sizeof(T) == 2 && kLanes * kPerLane < kMaxExperts) {
     // Sign and exponent of the float32 that T widens to, and the bits of its fraction that T has.
     constexpr int kValueBits = 9 + (std::is_same_v<T, BFloat16> ? 7 : 10);
-    using Keys =
-        std::conditional_t<sizeof(T) == 2, PackedKeys<kPerLane, kValueBits>, WideKeys<kPerLane>>;
-    expert = TakeTopK(Keys(x, experts, lane), k, lane);
+    expert = PackedKeys<kPerLane, kLanes, kValueBits>(x, experts, lane).TopK(k);
+  } else if constexpr (kByLogits) {
+    expert = WideKeys<kPerLane>(x, experts, lane).TopK(k);
   }
   const bool wants_scores = !kByLogits || g.score.data() != nullptr;
   const bool sums =
       g.rule.score == ScoreFunction::kSoftmax && (wants_scores || g.weight.data() != nullptr);
+  // Reads the logit again: which register of which lane holds it depends on the choice.
+  const auto logit_of_choice = [&] {
+    return lane < k ? static_cast<float>(logits[expert]) : -INFINITY;
+  };
+  float logit = kByLogits ? logit_of_choice() : 0.0f;
   ExpSum sum;
-  if (sums || g.log_sum_exp != nullptr) sum = ExpAndSum(x, lane, y);
-  if (g.log_sum_exp != nullptr && lane == 0) {
+  if (sums || g.log_sum_exp != nullptr) {
+    sum.max = kByLogits && k > 0 ? fmaxf(__shfl_sync(kAllLanes, logit, 0, kLanes), -INFINITY)
+                                 : MaxOf<kLanes>(x, lane);
+    sum.sum = SumOfExp<kLanes>(x, sum.max, lane, y);
+  }
+  if (g.log_sum_exp != nullptr && lane == 0 && is_there) {
     g.log_sum_exp[t] =
         static_cast<float>(static_cast<double>(sum.max) + log(static_cast<double>(sum.sum)));
   }
   if (wants_scores) {
-    const int32_t by_score = ScoreRow<kByLogits>(g, t, lane, x, sum, y);
+    const int32_t by_score = ScoreRow<kByLogits, kLanes>(g, t, lane, x, sum, y);
     if constexpr (!kByLogits) expert = by_score;
   }
-  if (lane < k && g.expert.data() != nullptr) g.expert(t, lane) = expert;
-  if (lane == 0 && g.slot_offset != nullptr) g.slot_offset[t + 1] = (t + 1) * k;
-  if (lane < k && g.count != nullptr) atomicAdd(&count[expert], 1);
+  const bool is_choice = lane < k && is_there;
+  if (is_choice && g.expert.data() != nullptr) g.expert(t, lane) = expert;
+  if (lane == 0 && is_there && g.slot_offset != nullptr) g.slot_offset[t + 1] = (t + 1) * k;
+  if (is_choice && g.count != nullptr) atomicAdd(&count[expert], 1);
   if (g.weight.data() == nullptr) return;
-  const float weight = WeightOf(g, logits, sum, expert, lane);
-  if (lane < k) g.weight(t, lane) = weight;
+  if constexpr (!kByLogits) logit = logit_of_choice();
+  const float weight = WeightOf<kLanes>(g, logit, sum, lane);
+  if (is_choice) g.weight(t, lane) = weight;
 }
 
-template <bool kByLogits, int kPerLane, typename T>
-__global__ void __launch_bounds__(kGateThreads<kPerLane>, kGateBlocks<kPerLane>)
+template <bool kByLogits, int kMost, typename T>
+__global__ void __launch_bounds__(kGateThreads<kMost>,
+                                  kGateBlocks<kMost, kGateLanes<kByLogits, kMost, T>>)
     GateKernel(CudaGate<T> g) {
   MOE_SHARED_ARRAY(int32_t, count, kMaxExperts);
   const auto experts = static_cast<unsigned>(g.logits.cols());
   for (unsigned e = threadIdx.x; e < experts; e += blockDim.x) count[e] = 0;
   __syncthreads();
-  ForRows<kWarpLanes>(g.logits.rows(), [&](int64_t t, int lane) {
-    GateRow<kByLogits, kPerLane>(g, t, lane, count);
+  constexpr int kLanes = kGateLanes<kByLogits, kMost, T>, kRows = kWarpLanes / kLanes;
+  const int64_t rows = g.logits.rows();
+  ForRows<kWarpLanes>((rows + kRows - 1) / kRows, [&](int64_t item, int lane) {
+    const int64_t t = item * kRows + lane / kLanes;
+    GateRow<kByLogits, kLanes, kMost / kLanes>(g, Min(t, rows - 1), t < rows, lane % kLanes, count);
   });
   if (g.count == nullptr) return;
   __syncthreads();
@@ -293,21 +378,22 @@ cudaError_t Zero(int64_t* array, int64_t count, cudaStream_t stream) {
   return cudaMemsetAsync(array, 0, static_cast<size_t>(count) * sizeof(*array), stream);
 }
 
-template <bool kByLogits, int kPerLane, typename T>
+template <bool kByLogits, int kMost, typename T>
 cudaError_t LaunchGate(const CudaGate<T>& gate, cudaStream_t stream) {
-  constexpr int kThreads = kGateThreads<kPerLane>, kRows = kThreads / kWarpLanes;
-  const unsigned most = kGateBlocks<kPerLane> * DeviceAttribute(cudaDevAttrMultiProcessorCount);
-  const unsigned blocks = std::min(GridBlocks(gate.logits.rows(), kRows), most);
-  return Launch(&GateKernel<kByLogits, kPerLane, T>, {dim3(blocks), dim3(kThreads)}, stream, gate);
+  constexpr int kThreads = kGateThreads<kMost>, kLanes = kGateLanes<kByLogits, kMost, T>;
+  const unsigned most =
+      kGateBlocks<kMost, kLanes> * DeviceAttribute(cudaDevAttrMultiProcessorCount);
+  const unsigned blocks = std::min(GridBlocks(gate.logits.rows(), kThreads / kLanes), most);
+  return Launch(&GateKernel<kByLogits, kMost, T>, {dim3(blocks), dim3(kThreads)}, stream, gate);
 }
 
 template <bool kByLogits, typename T>
 cudaError_t LaunchFor(const CudaGate<T>& gate, cudaStream_t stream) {
   const int64_t experts = gate.logits.cols();
-  if (experts <= 4 * kWarpLanes) return LaunchGate<kByLogits, 4>(gate, stream);
-  if (experts <= 8 * kWarpLanes) return LaunchGate<kByLogits, 8>(gate, stream);
-  if (experts <= 16 * kWarpLanes) return LaunchGate<kByLogits, 16>(gate, stream);
-  return LaunchGate<kByLogits, kMaxExperts / kWarpLanes>(gate, stream);
+  if (experts <= 128) return LaunchGate<kByLogits, 128>(gate, stream);
+  if (experts <= 256) return LaunchGate<kByLogits, 256>(gate, stream);
+  if (experts <= 512) return LaunchGate<kByLogits, 512>(gate, stream);
+  return LaunchGate<kByLogits, kMaxExperts>(gate, stream);
 }
 
 template <typename T>

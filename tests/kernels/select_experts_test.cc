@@ -375,6 +375,71 @@ TEST(TopKGateLauncherTest, CountsEverySlotOfManyRows) {
   EXPECT_EQ(count, (std::vector<int64_t>{3, 0}));
 }
 
+struct LauncherResult {
+  std::vector<int32_t> expert;
+  std::vector<float> weight, log_sum_exp, score;
+  std::vector<int64_t> count;
+};
+
+template <typename T>
+LauncherResult Launched(const std::vector<T>& logits, int64_t tokens, int64_t experts, int64_t k) {
+  LauncherResult out = {.expert = std::vector<int32_t>(tokens * k, -1),
+                        .weight = std::vector<float>(tokens * k, -1.0f),
+                        .log_sum_exp = std::vector<float>(tokens, -1.0f),
+                        .score = std::vector<float>(tokens * experts, -1.0f),
+                        .count = std::vector<int64_t>(experts, -1)};
+  const cudaError_t error =
+      topk_gate::Run(CudaGate<T>{.logits = {logits.data(), tokens, experts},
+                                 .rule = {.weights = GateWeights::kNormalised},
+                                 .score = {out.score.data(), tokens, experts},
+                                 .expert = {out.expert.data(), tokens, k},
+                                 .weight = {out.weight.data(), tokens, k},
+                                 .log_sum_exp = out.log_sum_exp.data(),
+                                 .count = out.count.data()},
+                     nullptr);
+  EXPECT_EQ(error, cudaSuccess);
+  return out;
+}
+
+// In half a warp and in a whole one: rows with ties, with all choices in one lane, with NaNs of
+// both signs, with zeros of both signs, with infinities.
+template <typename T>
+void CompareWithFloat32() {
+  constexpr int64_t kTokens = 7;
+  for (const int64_t experts : {1, 17, 128, 256, 300, 512}) {
+    if (kSanitized && experts != 17 && experts != 256) continue;
+    for (const int64_t k : {0, 1, 8, 16}) {
+      if (k > experts) continue;
+      SCOPED_TRACE(std::to_string(experts) + " experts, k " + std::to_string(k));
+      std::vector<float> wide = RandomFloats(kTokens * experts, 10 * experts + k);
+      for (int64_t i = 0; i < kTokens * experts; ++i) {
+        const int64_t t = i / experts, e = i % experts;
+        float& x = wide[i];
+        if (t == 1) x = std::round(x * 2);                                    // ties
+        if (t == 2) x = e % 16 == 3 ? 9.0f - static_cast<float>(e) / 64 : x;  // in one lane
+        if (t == 3) x = e % 3 == 0 ? kNaN : e % 3 == 1 ? -kNaN : -kInfinity;
+        if (t == 4) x = e % 2 == 0 ? -0.0f : 0.0f;
+        if (t == 5) x = e % 5 == 0 ? -kNaN : x;
+        if (t == 6 && e % 4 == 1) x = kInfinity;
+        x = static_cast<float>(static_cast<T>(x));
+      }
+      const std::vector<T> narrow(wide.begin(), wide.end());
+      const LauncherResult got = Launched(narrow, kTokens, experts, k);
+      const LauncherResult expected = Launched(wide, kTokens, experts, k);
+      EXPECT_EQ(got.expert, expected.expert);
+      EXPECT_EQ(got.count, expected.count);
+      EXPECT_TRUE(SameNumbers(got.weight, expected.weight));
+      EXPECT_TRUE(SameNumbers(got.log_sum_exp, expected.log_sum_exp));
+      EXPECT_TRUE(SameNumbers(got.score, expected.score));
+    }
+  }
+}
+
+TEST(TopKGateLauncherTest, SixteenBitsSelectAndWeighAsTheFloat32ThatTheyWidenTo) {
+  CompareWithFloat32<BFloat16>();
+  CompareWithFloat32<Float16>();
+}
+
 #endif
 
 }  // namespace
