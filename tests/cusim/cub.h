@@ -1,6 +1,6 @@
-// CUB's device-wide operations that kernels/base/cuda_cub.h calls, for the simulator. One simulated
-// thread does all of the work when the stream comes to it. As in CUB, a call without scratch only
-// returns its size, and the scratch is overwritten.
+// What kernels call of CUB, for the simulator. One simulated thread does all of the work of a
+// device-wide operation when the stream comes to it. As in CUB, a call without scratch only returns
+// its size, and the scratch is overwritten.
 #ifndef MOE_TESTS_CUSIM_CUB_H_
 #define MOE_TESTS_CUSIM_CUB_H_
 
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tests/cusim/cusim.h"
+#include "tests/cusim/device.h"
 
 namespace cusim {
 
@@ -67,6 +68,30 @@ struct DeviceRadixSort {
     return cusim::DeviceWide(
         scratch, bytes, size * (sizeof(Key) + sizeof(Value)) + counters + 5 * 255, sort, stream);
   }
+};
+
+enum BlockScanAlgorithm { BLOCK_SCAN_WARP_SCANS };
+
+// Called by all kThreads threads of a block. As in CUB, a barrier must precede another use of the
+// storage: there is none after the last read.
+template <typename T, int kThreads, BlockScanAlgorithm>
+class BlockScan {
+ public:
+  struct TempStorage {
+    T value[kThreads];
+  };
+
+  explicit BlockScan(TempStorage& storage) : storage_(storage) {}
+
+  void ExclusiveSum(T value, T& sum_before, T& sum) {
+    storage_.value[threadIdx.x] = value;
+    __syncthreads();
+    sum_before = std::accumulate(storage_.value, storage_.value + threadIdx.x, T(0));
+    sum = std::accumulate(storage_.value + threadIdx.x, storage_.value + kThreads, sum_before);
+  }
+
+ private:
+  TempStorage& storage_;
 };
 
 }  // namespace cub
