@@ -2,10 +2,8 @@
 #ifndef MOE_BENCHMARKS_KERNEL_DEVICE_H_
 #define MOE_BENCHMARKS_KERNEL_DEVICE_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
@@ -15,10 +13,10 @@
 
 #include "kernels/base/buffer.h"
 #include "kernels/base/parallel.h"
-#include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/stream_timer.h"
+#include "kernels/draw/draw.h"
 
 namespace moe::measure {
 
@@ -28,8 +26,8 @@ enum class Clock : uint8_t { kWall, kProcess };
 
 class KernelDevice {
  public:
-  // `threads` belong to the host: they generate the data and, on a CPU, run the kernels. They must
-  // outlive the device. Errors: those of MakeStream and CudaMemory.
+  // `threads` belong to the host: on a CPU they draw data and run the kernels. They must outlive
+  // the device. Errors: those of MakeStream and CudaMemory.
   static absl::StatusOr<std::unique_ptr<KernelDevice>> Create(Device device, ThreadPool& threads,
                                                               Clock clock);
 
@@ -85,24 +83,14 @@ class Array {
   Buffer buffer_;
 };
 
-// `count` values in [-1, 1), drawn by `seed` and `which`, the number of the array.
+// `count` values in [-1, 1), drawn on the device by `seed` and `which`, the number of the array.
 template <typename T>
 absl::StatusOr<Array<T>> UniformValues(int64_t count, uint64_t seed, uint32_t which,
                                        const KernelDevice& device, absl::string_view name) {
-  constexpr int64_t kGrain = 1 << 14;
-  std::vector<T> values(static_cast<size_t>(count));
-  device.threads().For((count + 3) / 4, kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = 4 * begin; i < std::min(4 * end, count); i += 4) {
-      const auto four = Random4({.seed = seed,
-                                 .purpose = RandomPurpose::kData,
-                                 .layer = which,
-                                 .item = static_cast<uint64_t>(i)});
-      for (int64_t j = i; j < std::min(i + 4, count); ++j) {
-        values[j] = T(static_cast<float>(four[j - i]) * 0x1p-31f - 1);
-      }
-    }
-  });
-  return Array<T>::Of(values, device, name);
+  MOE_ASSIGN_OR_RETURN(auto array, Array<T>::Allocate(count, device, name));
+  const RandomKey key = {.seed = seed, .purpose = RandomPurpose::kData, .layer = which};
+  MOE_RETURN_IF_ERROR(DrawUniform(key, array.span(), device.stream()));
+  return array;
 }
 
 }  // namespace moe::measure

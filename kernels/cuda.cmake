@@ -8,7 +8,7 @@ set(MOE_CUDA_SOURCES
   activation/activation_cuda.cu adamw/adamw_cuda.cu
   base/cuda_probe.cu bias/bias_cuda.cu combine/combine_cuda.cu norm/rms_norm_cuda.cu
   permute/permute_cuda.cu
-  elementwise/elementwise_cuda.cu row_gate/row_gate_cuda.cu
+  draw/draw_cuda.cu elementwise/elementwise_cuda.cu row_gate/row_gate_cuda.cu
   attention/rotary_cuda.cu
   embedding/embedding_cuda.cu
   router_loss/router_loss_cuda.cu
@@ -23,6 +23,7 @@ list(TRANSFORM MOE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 list(TRANSFORM MOE_HOPPER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 add_library(moe_kernels_cuda OBJECT ${MOE_CUDA_SOURCES})
 add_library(moe_kernels_hopper OBJECT ${MOE_HOPPER_SOURCES})
+target_include_directories(moe_kernels_cuda PRIVATE ${RANDOM123_INCLUDE_DIR})
 if(MOE_CUDA_SIMULATED)
   set_source_files_properties(${MOE_CUDA_SOURCES} ${MOE_HOPPER_SOURCES} PROPERTIES LANGUAGE CXX)
   target_link_libraries(moe_kernels_cuda PRIVATE cusim moe_private_flags)

@@ -8,9 +8,9 @@
 
 #include "gating/gate.h"
 #include "gating/token_choice_gate.h"
-#include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/trace.h"
+#include "kernels/draw/draw.h"
 #include "kernels/topk_gate/select_experts.h"
 
 namespace moe::measure {
@@ -195,21 +195,15 @@ absl::Status LayerOnRank<T>::Setup() {
 
 template <typename T>
 absl::StatusOr<Buffer> LayerOnRank<T>::RandomTokens(int64_t tokens, uint32_t which) const {
-  std::vector<T> values(static_cast<size_t>(tokens * hidden()));
-  constexpr int64_t kGrain = 1 << 14;
-  context_.compute->threads().For(tokens * hidden(), kGrain, [&](int64_t begin, int64_t end) {
-    RandomKey key = {.seed = spec_.trainer.seed,
-                     .purpose = RandomPurpose::kData,
-                     .layer = which,
-                     .step = static_cast<uint64_t>(context_.mesh->index(MeshGroup::kData))};
-    for (int64_t i = begin; i < end; ++i) {
-      key.item = static_cast<uint64_t>(i);
-      values[static_cast<size_t>(i)] = T(static_cast<float>(Normal(key)));
-    }
-  });
-  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
-  MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes, *context_.memory, "tokens"));
-  MOE_RETURN_IF_ERROR(context_.compute->Upload(values.data(), buffer.data(), bytes));
+  const RandomKey key = {.seed = spec_.trainer.seed,
+                         .purpose = RandomPurpose::kData,
+                         .layer = which,
+                         .step = static_cast<uint64_t>(context_.mesh->index(MeshGroup::kData))};
+  const int64_t count = tokens * hidden();
+  MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(count * static_cast<int64_t>(sizeof(T)),
+                                                       *context_.memory, "tokens"));
+  const absl::Span<T> values(buffer.template span<T>().data(), static_cast<size_t>(count));
+  MOE_RETURN_IF_ERROR(DrawNormal(key, values, *context_.compute));
   return buffer;
 }
 
