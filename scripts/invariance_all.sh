@@ -240,13 +240,15 @@ else
         ((ranks / pp % ep == 0)) || continue
         for stage in 0 2 3; do
           for what in none activations layer; do
-            for schedule in gpipe 1f1b zb-h1; do
+            for schedule in gpipe 1f1b zb-h1 1f1b-overlap; do
               pipeline $pp 1 $schedule $stage $what $ranks $ep local
             done
             ((pp > 2)) || pipeline $pp 2 interleaved $stage $what $ranks $ep local
+            ((pp > 2)) || pipeline $pp 2 1f1b-overlap $stage $what $ranks $ep local
           done
         done
         [[ ${#transports[@]} == 1 ]] || pipeline $pp 1 1f1b 2 layer $ranks $ep mpi
+        [[ ${#transports[@]} == 1 ]] || pipeline $pp 1 1f1b-overlap 2 none $ranks $ep mpi
       done
     done
   done

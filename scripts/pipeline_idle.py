@@ -6,7 +6,8 @@
 
 A line a rank: the micro-batches whose forward (0 1 2 ...), backward (a b c ...) or, apart from it,
 weight gradients (A B C ...) it ran, dots for waits, and the share of waits in the time from the
-first pass of any rank to the last. Without --step: the last step of the trace."""
+first pass of any rank to the last. With --pipeline-schedule 1f1b-overlap backwards have a line of
+their own. Without --step: the last step of the trace."""
 import argparse
 import json
 import string
@@ -17,18 +18,19 @@ PASSES = {"forward": string.digits, "backward": string.ascii_lowercase,
 
 
 def passes(trace):
-    """(step, rank, name, call, begin, end) of the passes, without the waits for their rows."""
+    """(step, lane, name, call, begin, end) of the passes, without the waits for their rows. A lane
+    is 100 (rank + 1) and the number of one of the rank's streams."""
     waits, found = {}, []
     for event in trace["traceEvents"]:
         if event["ph"] != "X":
             continue
-        begin, rank = event["ts"], event["pid"] // 100 - 1
+        begin, lane = event["ts"], event["tid"]
         end = begin + event["dur"]
         if event["name"] == "pipeline receive":
-            waits.setdefault(rank, []).append((begin, end))
+            waits.setdefault(lane, []).append((begin, end))
         elif event["name"] in PASSES:
             args = event["args"]
-            found.append([args["step"], rank, event["name"], args["call"], begin, end])
+            found.append([args["step"], lane, event["name"], args["call"], begin, end])
     for one in found:  # a receive is the first event of its pass
         for begin, end in waits.get(one[1], []):
             if one[4] <= begin and end <= one[5]:
@@ -39,17 +41,24 @@ def passes(trace):
 def draw(found, width):
     first, last = min(one[4] for one in found), max(one[5] for one in found)
     per_column = max((last - first) / width, 1e-9)
-    for rank in sorted({one[1] for one in found}):
-        line, busy = ["."] * width, 0.0
-        for _, owner, name, call, begin, end in sorted(found, key=lambda one: one[4]):
-            if owner != rank:
-                continue
-            busy += end - begin
-            letters = PASSES[name]
-            left = min(int((begin - first) / per_column), width - 1)
-            right = max(left + 1, round((end - first) / per_column))
-            line[left:right] = [letters[call % len(letters)]] * (min(right, width) - left)
-        yield f"rank {rank:<3} {''.join(line)}  idle {100 * (1 - busy / (last - first)):5.1f} %"
+    lines, busy, until = {}, {}, {}  # by lane; by rank
+    for _, lane, name, call, begin, end in sorted(found, key=lambda one: one[4]):
+        line, rank = lines.setdefault(lane, ["."] * width), lane // 100 - 1
+        letters = PASSES[name]
+        left = min(int((begin - first) / per_column), width - 1)
+        right = max(left + 1, round((end - first) / per_column))
+        line[left:right] = [letters[call % len(letters)]] * (min(right, width) - left)
+        # Two passes at a time count once.
+        begin = max(begin, until.get(rank, begin))
+        busy[rank] = busy.get(rank, 0.0) + max(end - begin, 0)
+        until[rank] = max(end, until.get(rank, end))
+    for lane in sorted(lines):
+        rank, text = lane // 100 - 1, "".join(lines[lane])
+        if rank in busy:
+            idle = 100 * (1 - busy.pop(rank) / (last - first))
+            yield f"rank {rank:<3} {text}  idle {idle:5.1f} %"
+        else:
+            yield " " * 9 + text
 
 
 def main():

@@ -21,6 +21,7 @@ constexpr struct {
     {MeshGroup::kExpertTensor, MeshLane::kForward, false},
     {MeshGroup::kTensor, MeshLane::kForward, false},
     {MeshGroup::kPipeline, MeshLane::kForward, false},
+    {MeshGroup::kExpert, MeshLane::kExchange},
     {MeshGroup::kStage, MeshLane::kGradients},
     {MeshGroup::kData, MeshLane::kGradients},
     {MeshGroup::kExpertData, MeshLane::kGradients},

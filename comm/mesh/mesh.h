@@ -15,7 +15,8 @@ namespace moe {
 
 // Lanes of a group may exchange at the same time: each has communicators of its own.
 enum class MeshLane : uint8_t {
-  kForward,    // on the compute and exchange streams
+  kForward,    // on the compute stream, and the exchange stream of a device
+  kExchange,   // on the exchange stream of the CPU; opened where that is a queue
   kGradients,  // on the gradients' stream
   kWeights,    // on the stream of gathered weights; opened where weights are in parts
   kCount
@@ -40,8 +41,8 @@ class Mesh {
 
   // Groups of the same ranks share communicators. Today's pairs, others are a bug of the caller's:
   // kWorld, kExpert, kExpertBlock and, of several ranks, kTensor, kExpertTensor and kPipeline
-  // forward; kStage, kData, kExpertData and, of several ranks, kExpertTensor for gradients, but for
-  // the last also for weights once that lane is open; kEnds for gradients once it is open.
+  // forward; kStage, kData, kExpertData and, of several ranks, kExpertTensor for gradients; once
+  // they are open, the first three for weights, kEnds for gradients, and kExpert for exchanges.
   Communicator& group(MeshGroup group, MeshLane lane = MeshLane::kForward);
   Communicator& world() { return group(MeshGroup::kWorld); }
   // SplitGroup, for a use of the caller's own.

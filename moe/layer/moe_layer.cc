@@ -55,8 +55,11 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
   Communicator& group = context.mesh->group(MeshGroup::kExpert);
   const RouterConfig& router = config.router;
   MOE_ASSIGN_OR_RETURN(layer->router_, Router<T>::Create(router));
-  MOE_ASSIGN_OR_RETURN(layer->dispatcher_,
-                       Dispatcher<T>::Create(config.dispatcher, group, *context.memory));
+  MOE_ASSIGN_OR_RETURN(
+      layer->dispatcher_,
+      Dispatcher<T>::Create(config.dispatcher,
+                            context.mesh->group(MeshGroup::kExpert, context.exchange_lane),
+                            *context.memory));
   layer->dispatcher_->set_clock(context.clock);
   layer->plans_on_device_ = layer->CanPlanOnDevice(context);
 

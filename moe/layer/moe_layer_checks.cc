@@ -45,6 +45,11 @@ absl::Status MoeLayer<T>::CheckForward(const Pass& pass, MatrixView<const T> x,
     return absl::InvalidArgumentError(absl::StrCat("MoeLayer: padding_mask [", mask,
                                                    "], expected [", x.rows(), "], as rows of x"));
   }
+  if (pass.context.turns != nullptr && dispatcher_->algorithm() == DispatchAlgorithm::kDirect) {
+    return absl::InvalidArgumentError(
+        "MoeLayer: direct dispatch in passes that take turns, expected staged or hierarchical: "
+        "peers would read the rows of both in one memory");
+  }
   if (share_.cut() && pass.batch.micro_batch_offsets.size() > 2) {
     return absl::UnimplementedError(absl::StrCat(
         "MoeLayer: ", pass.batch.micro_batch_offsets.size() - 1, " micro-batches in a call of ",

@@ -12,6 +12,7 @@
 #include "kernels/elementwise/elementwise.h"
 #include "moe/layer/moe_layer.h"
 #include "moe/run/finite.h"
+#include "moe/run/turns.h"
 #include "moe/state/weight_lease.h"
 
 namespace moe {
@@ -169,7 +170,7 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
       compute_experts,
       [&](const DispatchCall& call) { return dispatcher_->Return(call, out, s.home_rows); }));
   MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(pass, y, s));
-  MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
+  MOE_RETURN_IF_ERROR(JoinExchange(context));
   const MatrixView<T> own_y = RowRange(y, s.begin, s.end);
   MOE_RETURN_IF_ERROR(Timed(pass, kCombineSum, compute, [&] {
     return CombineRows<T>(s.home_rows, s.own.slot_offset, plan.home_row_of_slot(),
@@ -288,7 +289,7 @@ absl::Status MoeLayer<T>::ExchangeAroundExperts(const Pass& pass, ExchangeWork w
     return absl::OkStatus();
   };
   const auto compute_chunk = [&](int c) -> absl::Status {
-    MOE_RETURN_IF_ERROR(context.compute->WaitFor(arrived[c]));
+    MOE_RETURN_IF_ERROR(WaitForExchange(context, arrived[c]));
     const int first = plan.chunk_first_expert()[c], last = plan.chunk_first_expert()[c + 1];
     work.compute.chunk = c;
     MOE_RETURN_IF_ERROR(
@@ -438,7 +439,7 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
     return experts_->WeightGradient(context, segments, saved.experts, d_out, ready);
   }));
 
-  MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
+  MOE_RETURN_IF_ERROR(JoinExchange(context));
   exchanging.reset();
   if (weigh_input) {
     MOE_RETURN_IF_ERROR(weight_gradient(RowRange(saved.x, saved.begin, saved.end), home_dx));

@@ -158,6 +158,12 @@ absl::Status CheckPipelineSettings(const TrainConfig& config, int ranks) {
         absl::StrCat("--vp is ", shape.chunks, " with --pp 1, expected 1, or more stages"));
   }
   MOE_RETURN_IF_ERROR(CheckPipeline(shape));
+  if (shape.schedule == ScheduleKind::k1F1BOverlap &&
+      config.model.moe.dispatcher.algorithm == DispatchAlgorithm::kDirect) {
+    return absl::InvalidArgumentError(
+        "--dispatch is direct with --pipeline-schedule 1f1b-overlap, expected staged or "
+        "hierarchical");
+  }
   if (shape.parts() > 1 && config.model.num_layers < shape.parts()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--num-layers is ", config.model.num_layers, " with --pp ", stages, " and --vp ",

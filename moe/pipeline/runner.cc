@@ -9,10 +9,35 @@ absl::StatusOr<std::unique_ptr<PipelineRunner>> PipelineRunner::Create(const Pip
                                                                        const Context& context) {
   MOE_RETURN_IF_ERROR(CheckPipeline(shape));
   std::unique_ptr<PipelineRunner> runner(new PipelineRunner(shape, context));
+  if (shape.schedule == ScheduleKind::k1F1BOverlap) MOE_RETURN_IF_ERROR(runner->MakeTurns());
   if (shape.stages > 1) {
     MOE_ASSIGN_OR_RETURN(runner->links_, PipelineLinks::Create(runner->context_));
   }
   return runner;
+}
+
+absl::Status PipelineRunner::MakeTurns() {
+  if (OnCuda(context_)) {
+    return absl::UnimplementedError(
+        "pipeline: schedule 1f1b-overlap on a CUDA device, expected another, and an overlap degree "
+        "to hide exchanges");
+  }
+  if (context_.exchange == context_.compute) {
+    return absl::InvalidArgumentError(
+        "pipeline: schedule 1f1b-overlap without SessionOptions::overlap_exchange, expected with");
+  }
+  MOE_ASSIGN_OR_RETURN(turns_, Turns::Create());
+  context_.turns = turns_.get();
+  backward_compute_ = MakeInlineStream(&context_.compute->threads());
+  backward_scratch_ = context_.stashes->Take();
+  backward_context_ = context_;
+  backward_context_.compute = backward_context_.host = backward_compute_.get();
+  backward_context_.workspace = backward_context_.exchange_workspace =
+      backward_context_.host_workspace = &backward_scratch_->device();
+  if (context_.clock != nullptr && context_.clock->recorder() != nullptr) {
+    context_.clock->recorder()->AddLane("backward", backward_compute_.get());
+  }
+  return absl::OkStatus();
 }
 
 // The rows of a micro-batch go through all parts forward and, for two to three times as long,
@@ -52,8 +77,8 @@ void PipelineRunner::Begin(int64_t rounds, bool backward) {
   if (flights_.size() != flights) flights_ = std::vector<Flight>(flights);
   for (Flight& flight : flights_) {
     flight.Clear();
-    flight.context = context_;
-    flight.context.later = &flight.later;
+    flight.context = backward_context_;
+    if (defers()) flight.context.later = &flight.later;
   }
   for (Event& sent : sent_) sent = {};
 }
@@ -64,9 +89,10 @@ absl::Status PipelineRunner::Send(const PipelineOp& op, Message message, const R
   const Site site = SiteOf(round, "pipeline send");
   const Work work = {
       .phase = Phase::kPipeline, .name = "pipeline send", .bytes = std::ssize(message.bytes)};
-  return Timed(context_, site, work, *context_.compute, [&]() -> absl::Status {
+  const Context& context = ContextOf(op);
+  return Timed(context, site, work, *context.compute, [&]() -> absl::Status {
     if (!backward_ && sent_[0].state() != nullptr) {
-      MOE_RETURN_IF_ERROR(context_.compute->WaitFor(sent_[0]));
+      MOE_RETURN_IF_ERROR(context.compute->WaitFor(sent_[0]));
     }
     sent_[0] = std::move(sent_[1]);
     MOE_ASSIGN_OR_RETURN(sent_[1],

@@ -21,6 +21,7 @@
 #include "moe/run/deferred_gradients.h"
 #include "moe/run/pass.h"
 #include "moe/run/round.h"
+#include "moe/run/turns.h"
 #include "moe/state/module.h"
 
 namespace moe {
@@ -52,7 +53,8 @@ struct PipelineModel {
 class PipelineRunner {
  public:
   // Collective over the world of `context` where there are several stages; blocks the host. Errors
-  // of CheckPipeline.
+  // of CheckPipeline. Of k1F1BOverlap: kInvalidArgument without a queue for exchanges
+  // (SessionOptions::overlap_exchange), kUnimplemented on a CUDA device.
   static absl::StatusOr<std::unique_ptr<PipelineRunner>> Create(const PipelineShape& shape,
                                                                 const Context& context);
 
@@ -92,7 +94,7 @@ class PipelineRunner {
     Message rows;       // that the forward began with
     std::optional<Pass> pass;
     DeferredGradients later;  // of a backward whose weight gradients are operations of their own
-    Context context;          // with them
+    Context context;          // of the backward
 
     void Clear() {
       pass.reset();
@@ -121,7 +123,11 @@ class PipelineRunner {
       : shape_(shape),
         stage_(context.mesh->index(MeshGroup::kPipeline)),
         context_(context),
+        backward_context_(context),
         boundary_(StashPool::Create(context)) {}
+
+  // Gives backwards what they need to run together with forwards.
+  absl::Status MakeTurns();
 
   int PartOf(const PipelineOp& op) const { return shape_.PartOf(stage_, op.chunk); }
   bool is_first(const PipelineOp& op) const { return PartOf(op) == 0; }
@@ -134,10 +140,15 @@ class PipelineRunner {
     return (op.kind == OpKind::kForward && !is_last(op)) ||
            (op.kind == OpKind::kBackward && !is_first(op));
   }
+  // Without neighbours both passes of a round are one piece of work, unless they have turns.
+  bool whole_rounds() const { return links_ == nullptr && turns_ == nullptr; }
   bool defers() const { return shape_.schedule == ScheduleKind::kZeroBubbleH1; }
   static const char* NameOf(OpKind kind);
   static RowsWay WayOf(const PipelineOp& op) {
     return op.kind == OpKind::kForward ? RowsWay::kActivations : RowsWay::kGradients;
+  }
+  const Context& ContextOf(const PipelineOp& op) {
+    return op.kind == OpKind::kBackward ? FlightOf(op).context : context_;
   }
   // Those of a chunk are rounds one behind the other.
   Flight& FlightOf(const PipelineOp& op) {
@@ -153,6 +164,10 @@ class PipelineRunner {
   template <typename T, typename Rounds>
   absl::StatusOr<Message> Take(size_t op, const PipelineModel<T>& model, const RoundHost& host,
                                const Rounds& rounds);
+  // Operations [begin, end), as one piece of work.
+  template <typename T, typename Rounds>
+  absl::Status RunOps(size_t begin, size_t end, const PipelineModel<T>& model, RoundHost& host,
+                      Rounds& rounds);
   template <typename T, typename Rounds>
   absl::Status RunOp(size_t op, const PipelineModel<T>& model, RoundHost& host, Rounds& rounds);
   template <typename T, typename Rounds>
@@ -174,7 +189,8 @@ class PipelineRunner {
 
   const PipelineShape shape_;
   const int stage_;
-  const Context context_;
+  Context context_;           // of forwards
+  Context backward_context_;  // its compute stream and scratch are others where there are turns
   bool backward_ = false;
   std::vector<PipelineOp> ops_;
   // Memory of rows between stages: a message's, or a micro-batch's first rows until its backward.
@@ -182,9 +198,13 @@ class PipelineRunner {
   int64_t most_in_flight_ = 1;
   std::vector<Flight> flights_;  // [chunk][most_in_flight_]
   Expected expected_[kRowsWays];
-  Event sent_[2];                         // in an evaluation, the last two messages
-  int64_t longest_op_ns_ = 0;             // the longest operation that this rank has run
-  bool measured_backward_ = false;        // whether a backward was among them
+  Event sent_[2];                   // in an evaluation, the last two messages
+  int64_t longest_op_ns_ = 0;       // the longest operation that this rank has run
+  bool measured_backward_ = false;  // whether a backward was among them
+  // Of backwards that run together with forwards; nullptr: there are none.
+  StashHandle backward_scratch_;
+  std::unique_ptr<Stream> backward_compute_;
+  std::unique_ptr<Turns> turns_;
   std::unique_ptr<PipelineLinks> links_;  // nullptr: one stage. Last: it stops first
 };
 
@@ -194,21 +214,37 @@ absl::Status PipelineRunner::Run(const PipelineModel<T>& model, RoundHost& host,
   for (const RowsWay way : {RowsWay::kActivations, RowsWay::kGradients}) {
     if (links_ != nullptr) MOE_RETURN_IF_ERROR(Expect(0, way, model, host, rounds));
   }
-  for (size_t i = 0; i < ops_.size();) {
-    const PipelineOp& first = ops_[i];
-    // Without neighbours both passes of a round are one piece of work.
-    const auto run = [&]() -> absl::Status {
-      do {
-        MOE_RETURN_IF_ERROR(RunOp(i, model, host, rounds));
-        ++i;
-      } while (links_ == nullptr && i < ops_.size() && ops_[i].round == first.round);
-      return absl::OkStatus();
-    };
-    const char* const name = links_ == nullptr ? "micro-batch" : NameOf(first.kind);
-    const Site site = SiteOf(rounds.RoundAt(first.round), name);
-    MOE_RETURN_IF_ERROR(Timed(context_, site, {.name = name}, *context_.compute, run));
+  for (size_t i = 0, end = 0; i < ops_.size(); i = end) {
+    end = i + 1;
+    if (ops_[i].with_next) {
+      MOE_RETURN_IF_ERROR(turns_->Run([&] { return RunOps(i, i + 1, model, host, rounds); },
+                                      [&] { return RunOps(i + 1, i + 2, model, host, rounds); },
+                                      // Peers wait for what it will not send.
+                                      [&](const absl::Status& s) { context_.mesh->Abort(s); }));
+      end = i + 2;
+      continue;
+    }
+    if (whole_rounds()) {
+      while (end < ops_.size() && ops_[end].round == ops_[i].round) ++end;
+    }
+    MOE_RETURN_IF_ERROR(RunOps(i, end, model, host, rounds));
   }
   return links_ == nullptr ? absl::OkStatus() : links_->Join();
+}
+
+template <typename T, typename Rounds>
+absl::Status PipelineRunner::RunOps(size_t begin, size_t end, const PipelineModel<T>& model,
+                                    RoundHost& host, Rounds& rounds) {
+  const PipelineOp& first = ops_[begin];
+  const Context& context = ContextOf(first);
+  const char* const name = whole_rounds() ? "micro-batch" : NameOf(first.kind);
+  const Site site = SiteOf(rounds.RoundAt(first.round), name);
+  return Timed(context, site, {.name = name}, *context.compute, [&]() -> absl::Status {
+    for (size_t op = begin; op < end; ++op) {
+      MOE_RETURN_IF_ERROR(RunOp(op, model, host, rounds));
+    }
+    return absl::OkStatus();
+  });
 }
 
 template <typename T, typename Rounds>
@@ -236,9 +272,10 @@ absl::StatusOr<PipelineRunner::Message> PipelineRunner::Take(size_t op,
   Expected taken = std::move(expected_[static_cast<size_t>(way)]);
   MOE_RETURN_IF_ERROR(Expect(op + 1, way, model, host, rounds));
   const Site site = SiteOf(rounds.RoundAt(ops_[op].round), "pipeline receive");
-  MOE_RETURN_IF_ERROR(Timed(context_, site, {.phase = Phase::kPipeline, .name = "pipeline receive"},
-                            *context_.compute,
-                            [&] { return context_.compute->WaitFor(taken.here); }));
+  const Context& context = ContextOf(ops_[op]);
+  MOE_RETURN_IF_ERROR(Timed(context, site, {.phase = Phase::kPipeline, .name = "pipeline receive"},
+                            *context.compute,
+                            [&] { return context.compute->WaitFor(taken.here); }));
   return std::move(taken.message);
 }
 
@@ -267,7 +304,7 @@ absl::Status PipelineRunner::Forward(size_t op, const PipelineModel<T>& model, R
   MOE_ASSIGN_OR_RETURN(flight.rows, Take(op, model, host, rounds));
   const OpTimer timer(longest_op_ns_);
   if (backward_) flight.stash = context_.stashes->Take();
-  flight.pass.emplace(rounds.PassOf(round));
+  flight.pass.emplace(rounds.PassOf(round).On(context_));
   Pass& pass = *flight.pass;
   pass.stash = flight.stash.get();
   MOE_RETURN_IF_ERROR(host.BeginRound(round, at.chunk, pass));
@@ -291,8 +328,9 @@ absl::Status PipelineRunner::Backward(size_t op, const PipelineModel<T>& model, 
   const PipelineOp& at = ops_[op];
   const Round round = rounds.RoundAt(at.round);
   Flight& flight = FlightOf(at);
-  if (defers()) flight.later.Begin(context_, *flight.stash);
-  const Pass pass = defers() ? flight.pass->On(flight.context) : *flight.pass;
+  const Context& context = flight.context;
+  if (defers()) flight.later.Begin(context, *flight.stash);
+  const Pass pass = flight.pass->On(context);
   // dx replaces dy; the last part has no dy, and the first one nobody who reads its dx.
   MOE_ASSIGN_OR_RETURN(Message dx, Take(op, model, host, rounds));
   const MatrixView<T> dy = dx.RowsOf(model);
@@ -306,7 +344,7 @@ absl::Status PipelineRunner::Backward(size_t op, const PipelineModel<T>& model, 
   };
   MOE_RETURN_IF_ERROR(model.chunks[at.chunk]->Backward(pass, dy, dx.RowsOf(model), ready));
   // A stash is given back only once the compute stream waits for all that works on it.
-  MOE_RETURN_IF_ERROR(JoinStreams(*context_.compute, *context_.exchange));
+  MOE_RETURN_IF_ERROR(JoinStreams(*context.compute, *context.exchange));
   MOE_RETURN_IF_ERROR(Send(at, std::move(dx), round));
   measured_backward_ = true;
   MOE_RETURN_IF_ERROR(host.EndRound(round, at.chunk, pass));

@@ -28,8 +28,12 @@ int64_t WarmUp(const PipelineShape& shape, int stage, int64_t forwards) {
     case ScheduleKind::kZeroBubbleH1:
       return std::min(after + 1, forwards);
     case ScheduleKind::kInterleaved:
-      // A forward more for each stage: the chain of forwards passes it again before a backward.
-      return std::min(2 * after + int64_t{shape.chunks - 1} * shape.stages, forwards);
+    case ScheduleKind::k1F1BOverlap:
+      // A forward more for each stage: the chain of forwards passes it again before a backward. And
+      // one more where a backward runs together with a forward, which is then none that it needs.
+      return std::min(2 * after + int64_t{shape.chunks - 1} * shape.stages +
+                          (shape.schedule == ScheduleKind::k1F1BOverlap ? 1 : 0),
+                      forwards);
   }
   return forwards;
 }
@@ -52,18 +56,22 @@ void ZeroBubbleH1(const PipelineShape& shape, int stage, int64_t rounds,
 
 absl::Status CheckPipeline(const PipelineShape& shape) {
   const bool interleaved = shape.schedule == ScheduleKind::kInterleaved;
-  if (shape.chunks < 1 || interleaved != (shape.chunks > 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "pipeline: ", shape.chunks, " chunks a stage with schedule ",
-        NameOf(shape.schedule, kScheduleWords),
-        interleaved ? ", expected 2 or more" : ", expected 1, or schedule interleaved"));
+  const bool overlaps = shape.schedule == ScheduleKind::k1F1BOverlap;
+  const char* const name = NameOf(shape.schedule, kScheduleWords);
+  if (shape.chunks < 1 || (!overlaps && interleaved != (shape.chunks > 1))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pipeline: ", shape.chunks, " chunks a stage with schedule ", name,
+                     interleaved ? ", expected 2 or more"
+                                 : ", expected 1, or schedule interleaved or 1f1b-overlap"));
   }
-  if (shape.stages > 1 || !interleaved) return absl::OkStatus();
-  return absl::InvalidArgumentError("pipeline: schedule interleaved with 1 stage, expected more");
+  if (shape.stages > 1 || shape.chunks == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("pipeline: ", shape.chunks,
+                                                 " chunks with schedule ", name,
+                                                 " and 1 stage, expected 1 chunk, or more stages"));
 }
 
 int64_t PaddedRounds(const PipelineShape& shape, int64_t rounds) {
-  if (shape.schedule != ScheduleKind::kInterleaved) return rounds;
+  if (shape.chunks == 1) return rounds;
   return (rounds + shape.stages - 1) / shape.stages * shape.stages;
 }
 
@@ -78,7 +86,9 @@ void MakeSchedule(const PipelineShape& shape, int stage, int64_t rounds, bool ba
   const int64_t warm_up = backward ? WarmUp(shape, stage, forwards) : forwards;
   for (int64_t i = 0; i < forwards; ++i) {
     ops.push_back(OpAt(shape, OpKind::kForward, i));
-    if (backward && i >= warm_up) ops.push_back(OpAt(shape, OpKind::kBackward, i - warm_up));
+    if (!backward || i < warm_up) continue;
+    ops.back().with_next = shape.schedule == ScheduleKind::k1F1BOverlap;
+    ops.push_back(OpAt(shape, OpKind::kBackward, i - warm_up));
   }
   if (!backward) return;
   for (int64_t i = forwards - warm_up; i < forwards; ++i) {

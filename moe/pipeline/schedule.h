@@ -15,12 +15,16 @@ namespace moe {
 // 1F1B: a backward as soon as one can run. Source: PipeDream-Flush, arXiv:2006.09503.
 // Interleaved: 1F1B over several chunks of layers a rank. Source: arXiv:2104.04473, section 2.2.
 // Zero bubble H1: 1F1B whose weight gradients fill the waits. Source: Qi et al., arXiv:2401.10241.
-enum class ScheduleKind : uint8_t { kGPipe, k1F1B, kInterleaved, kZeroBubbleH1 };
+// 1F1B with overlap: 1F1B, over several chunks interleaved, in which a forward and a backward of
+// two micro-batches run together, in turns, so that each computes while the other one exchanges
+// with experts. Source: Megatron Core, --overlap-moe-expert-parallel-comm.
+enum class ScheduleKind : uint8_t { kGPipe, k1F1B, kInterleaved, kZeroBubbleH1, k1F1BOverlap };
 inline constexpr Choice<ScheduleKind> kScheduleWords[] = {
     {"gpipe", ScheduleKind::kGPipe},
     {"1f1b", ScheduleKind::k1F1B},
     {"interleaved", ScheduleKind::kInterleaved},
-    {"zb-h1", ScheduleKind::kZeroBubbleH1}};
+    {"zb-h1", ScheduleKind::kZeroBubbleH1},
+    {"1f1b-overlap", ScheduleKind::k1F1BOverlap}};
 
 // kBackward includes the gradients of weights, but with zero bubble: those are kWeightGradient.
 enum class OpKind : uint8_t { kForward, kBackward, kWeightGradient };
@@ -29,7 +33,8 @@ enum class OpKind : uint8_t { kForward, kBackward, kWeightGradient };
 struct PipelineOp {
   OpKind kind;
   int32_t chunk = 0;
-  int64_t round = 0;  // from 0
+  int64_t round = 0;       // from 0
+  bool with_next = false;  // whether a forward runs together with the next operation, a backward
   friend bool operator==(const PipelineOp&, const PipelineOp&) = default;
 };
 
@@ -44,11 +49,12 @@ struct PipelineShape {
   int PartOf(int stage, int chunk) const { return chunk * stages + stage; }
 };
 
-// kInvalidArgument unless chunks are those of the schedule: several with kInterleaved alone.
+// kInvalidArgument unless chunks are those of the schedule: several with kInterleaved, which needs
+// them, and k1F1BOverlap alone.
 absl::Status CheckPipeline(const PipelineShape& shape);
 
-// Rounds of a step in which there are `rounds` micro-batches for a rank: kInterleaved deals them in
-// groups of as many as there are stages.
+// Rounds of a step in which there are `rounds` micro-batches for a rank: with several chunks they
+// are dealt in groups of as many as there are stages.
 int64_t PaddedRounds(const PipelineShape& shape, int64_t rounds);
 
 // Overwrites `ops`, whose memory is reused, with the operations of `stage`, in order: a forward and

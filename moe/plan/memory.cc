@@ -254,7 +254,9 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   const int moe_layers = (layers + over) / model.moe_layer_freq;
   const double row = s.element * s.tokens * s.hidden;
   const auto in_flight = static_cast<double>(stage.in_flight);
-  const bool zero_bubble = PipelineOf(shape.trainer).schedule == ScheduleKind::kZeroBubbleH1;
+  const ScheduleKind schedule = PipelineOf(shape.trainer).schedule;
+  const bool zero_bubble = schedule == ScheduleKind::kZeroBubbleH1;
+  const bool overlaps = schedule == ScheduleKind::k1F1BOverlap;
   double kept = in_flight * (layers * BlockForward(model, s) + moe_layers * MoeForward(shape, s) +
                              (layers - moe_layers) * DenseForward(shape, s));
   if (zero_bubble) {
@@ -273,10 +275,11 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
     }
   }
   if (model.recompute == Recompute::kLayer) {
-    // Inputs of all layers, and all of the layer that keeps most.
+    // Inputs of all layers, and all of the layer that keeps most, in each pass that runs.
     const double most = std::max(moe_layers > 0 ? MoeForward(shape, s) : 0,
                                  moe_layers < layers ? DenseForward(shape, s) : 0);
-    kept = std::min(kept, in_flight * layers * row + BlockForward(model, s) + most + row);
+    const double layer = BlockForward(model, s) + most + row;
+    kept = std::min(kept, in_flight * layers * row + (overlaps ? 2 : 1) * layer);
   }
   // Gradients of a layer's rows; between stages also messages on their way.
   const double residual = (stage.stages > 1 ? 3 : 2) * row;
@@ -289,7 +292,9 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   // Sums of shared products before they are sent, and those that come.
   const double sums = (s.tp > 1 ? 4 * s.tokens * s.hidden * 2 : 0) +
                       (s.etp > 1 ? 4 * s.expert_rows() * s.hidden * (2 * s.etp + 1) : 0);
-  return kept + again + residual + sums +
+  // A forward and a backward that run together have scratch of their own.
+  const double beside = overlaps ? attention + scratch : 0;
+  return kept + again + residual + sums + beside +
          std::max({MoeBackward(s, scratch), attention + scratch, logits + scratch});
 }
 

@@ -35,7 +35,7 @@ Held HeldOf(const ModelCost& cost, const Layout& layout) {
 // layer comes the output layer, before the first one the embedding. Sum over stages.
 double KeptLayers(const ModelCost& cost, const Layout& layout, int64_t rounds) {
   const PipelineShape pipeline = layout.pipeline();
-  if (pipeline.chunks > 1) return 0;
+  if (pipeline.chunks > 1 || pipeline.schedule == ScheduleKind::k1F1BOverlap) return 0;
   const int two = std::min(2, cost.layers / pipeline.stages);
   double kept = 0;
   for (int stage = 0; stage < pipeline.stages; ++stage) {

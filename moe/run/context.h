@@ -23,6 +23,7 @@ namespace moe {
 class DeferredGradients;  // moe/run/deferred_gradients.h
 class FirstNonFinite;     // moe/run/finite.h
 class StashPool;          // moe/run/stash.h
+class Turns;              // moe/run/turns.h
 
 // layout-invariant, the default: the same bits for any number of ranks, split, transport, overlap.
 // fast: float32 gradient sums, weight gradients merged over the rows of a call.
@@ -48,7 +49,9 @@ struct Context {
   Mesh* mesh = nullptr;
   Stream* compute = nullptr;
   Stream* exchange = nullptr;  // stream of the same device
-  Stream* host = nullptr;      // inline stream of the CPU
+  // Of the communicators for what runs on `exchange`.
+  MeshLane exchange_lane = MeshLane::kForward;
+  Stream* host = nullptr;  // inline stream of the CPU
   Workspace* workspace = nullptr;
   // Scratch of `exchange`. On a CUDA device it is not `workspace`: both streams queue there, and
   // memory that one still uses must not be given to the other.
@@ -56,6 +59,8 @@ struct Context {
   Workspace* host_workspace = nullptr;
   MemoryResource* memory = nullptr;  // memory of compute's device, for what outlives a round
   StashPool* stashes = nullptr;      // memory of micro-batches in flight
+  // Where a pass that waits for an exchange lets another one run; nullptr: there is none.
+  Turns* turns = nullptr;
   // Where weight gradients of a backward are left for later; nullptr: they are computed in it.
   DeferredGradients* later = nullptr;
   FirstNonFinite* non_finite = nullptr;  // of backward passes; nullptr: nothing is noted

@@ -27,10 +27,16 @@ absl::Status InOrder(Stream& stream, Task task) {
 
 }  // namespace
 
-void PhaseClock::Add(Phase phase, int64_t nanoseconds) {
+double PhaseClock::seconds(Phase phase) const {
+  double sum = 0;
+  for (const OnStream& on : streams_) sum += on.seconds[static_cast<size_t>(phase)];
+  return sum;
+}
+
+void PhaseClock::Add(Phase phase, int64_t nanoseconds, OnStream& on) {
   if (phase == Phase::kMeeting) meetings_ns_.push_back(nanoseconds);
   if (phase != Phase::kNone) {
-    seconds_[static_cast<size_t>(phase)] += static_cast<double>(nanoseconds) * 1e-9;
+    on.seconds[static_cast<size_t>(phase)] += static_cast<double>(nanoseconds) * 1e-9;
   }
 }
 
@@ -50,20 +56,24 @@ TraceEvent* PhaseClock::Open(const Work& work, const Site& site, const Stream& s
   return event;
 }
 
-absl::StatusOr<StreamStamps*> PhaseClock::StampsOf(Stream& stream) {
-  for (const Stamped& stamped : stamped_) {
-    if (stamped.stream == &stream) return stamped.stamps.get();
+absl::StatusOr<PhaseClock::OnStream*> PhaseClock::OnStreamOf(Stream& stream) {
+  for (OnStream& on : streams_) {
+    if (on.stream == &stream) return &on;
   }
-  MOE_ASSIGN_OR_RETURN(auto stamps, MakeStreamStamps(stream));
-  stamped_.push_back({&stream, std::move(stamps)});
-  return stamped_.back().stamps.get();
+  std::unique_ptr<StreamStamps> stamps;
+  if (IsCuda(stream)) {
+    MOE_ASSIGN_OR_RETURN(stamps, MakeStreamStamps(stream));
+  }
+  return &streams_.emplace_back(OnStream{&stream, std::move(stamps)});
 }
 
 absl::Status PhaseClock::Collect() {
-  for (const Stamped& stamped : stamped_) MOE_RETURN_IF_ERROR(stamped.stamps->Collect());
+  for (const OnStream& on : streams_) {
+    if (on.stamps != nullptr) MOE_RETURN_IF_ERROR(on.stamps->Collect());
+  }
   for (const Interval& interval : intervals_) {
     if (interval.open) continue;
-    Add(interval.phase, interval.end_ns - interval.begin_ns);
+    Add(interval.phase, interval.end_ns - interval.begin_ns, *interval.on);
     if (interval.event == nullptr) continue;
     interval.event->begin_ns = interval.begin_ns;
     interval.event->end_ns = interval.end_ns;
@@ -75,7 +85,7 @@ absl::Status PhaseClock::Collect() {
 
 absl::Status PhaseClock::Reset() {
   MOE_RETURN_IF_ERROR(Collect());
-  seconds_ = {};
+  for (OnStream& on : streams_) on.seconds = {};
   meetings_ns_.clear();
   lingered_ns_.clear();
   return absl::OkStatus();
@@ -119,13 +129,12 @@ absl::StatusOr<ExchangeSeconds> PhaseClock::SplitExchanges(Communicator& group, 
   return split;
 }
 
-// The tasks hold two words, which a task stores without memory of its own.
 absl::Status PhaseClock::Start(Phase phase, TraceEvent* event, Stream& stream) {
   if (event == nullptr && phase == Phase::kNone) return absl::OkStatus();
-  if (IsCuda(stream)) {
+  MOE_ASSIGN_OR_RETURN(OnStream* const on, OnStreamOf(stream));
+  if (on->stamps != nullptr) {
     if (intervals_.size() >= kMostIntervals) MOE_RETURN_IF_ERROR(Collect());
-    MOE_ASSIGN_OR_RETURN(StreamStamps* const stamps, StampsOf(stream));
-    return stamps->Mark(&intervals_.emplace_back(Interval{phase, event}).begin_ns);
+    return on->stamps->Mark(&intervals_.emplace_back(Interval{phase, event, on}).begin_ns);
   }
   if (event != nullptr) {
     return stream.Enqueue([this, event] {
@@ -133,32 +142,32 @@ absl::Status PhaseClock::Start(Phase phase, TraceEvent* event, Stream& stream) {
       return absl::OkStatus();
     });
   }
-  return stream.Enqueue([this, phase] {
-    started_ns_[static_cast<size_t>(phase)] = now_();
+  return stream.Enqueue([this, phase, on] {
+    on->started_ns[static_cast<size_t>(phase)] = now_();
     return absl::OkStatus();
   });
 }
 
 absl::Status PhaseClock::Stop(Phase phase, TraceEvent* event, Stream& stream) {
   if (event == nullptr && phase == Phase::kNone) return absl::OkStatus();
-  if (IsCuda(stream)) {
+  MOE_ASSIGN_OR_RETURN(OnStream* const on, OnStreamOf(stream));
+  if (on->stamps != nullptr) {
     const auto started = std::find_if(intervals_.rbegin(), intervals_.rend(), [&](const auto& i) {
       return i.open && i.phase == phase && i.event == event;
     });
     MOE_CHECK(started != intervals_.rend());
     started->open = false;
-    MOE_ASSIGN_OR_RETURN(StreamStamps* const stamps, StampsOf(stream));
-    return stamps->Mark(&started->end_ns);
+    return on->stamps->Mark(&started->end_ns);
   }
   if (event != nullptr) {
-    return stream.Enqueue([this, event] {
+    return stream.Enqueue([this, phase, event, on] {
       event->end_ns = now_();
-      Add(static_cast<Phase>(event->kind), event->end_ns - event->begin_ns);
+      Add(phase, event->end_ns - event->begin_ns, *on);
       return absl::OkStatus();
     });
   }
-  return stream.Enqueue([this, phase] {
-    Add(phase, now_() - started_ns_[static_cast<size_t>(phase)]);
+  return stream.Enqueue([this, phase, on] {
+    Add(phase, now_() - on->started_ns[static_cast<size_t>(phase)], *on);
     return absl::OkStatus();
   });
 }

@@ -63,8 +63,8 @@ inline double SecondsSince(int64_t start_ns) {
   return static_cast<double>(MonotonicNs() - start_ns) * 1e-9;
 }
 
-// Seconds per phase of one rank. Phases on two streams may overlap, so the sum can exceed the
-// wall time. Each phase is timed by one stream at a time.
+// Seconds per phase of one rank. Phases on several streams may overlap, so the sum can exceed the
+// wall time. On each stream a phase does not lie inside itself.
 class PhaseClock final : public ExchangeClock {
  public:
   // now() reads the time for work on the CPU, in nanoseconds.
@@ -92,7 +92,7 @@ class PhaseClock final : public ExchangeClock {
   static constexpr size_t kMostIntervals = 8192;
   absl::Status Collect();
   // Call with the CPU's streams idle, and after Collect.
-  double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
+  double seconds(Phase phase) const;
   // Divides this rank's seconds since Reset; call Reset next. The ranks of `group`, those that
   // exchange, compare the time that each spent in every meeting until it had its rows, by its own
   // clock. The last rank to arrive does not wait: the shortest time is copy on all ranks, and the
@@ -104,33 +104,35 @@ class PhaseClock final : public ExchangeClock {
   absl::Status Reset();
 
  private:
+  static constexpr size_t kTimed = static_cast<size_t>(Phase::kCopy) + 1;
+
+  // What one stream has timed: written by its tasks alone.
+  struct OnStream {
+    const Stream* stream;
+    std::unique_ptr<StreamStamps> stamps;  // of a CUDA stream
+    std::array<double, kTimed> seconds = {};
+    std::array<int64_t, kTimed> started_ns = {};
+  };
   // On a CUDA stream, where events tell the times later.
   struct Interval {
     Phase phase;
     TraceEvent* event;
+    OnStream* on;
     bool open = true;
     int64_t begin_ns = 0, end_ns = 0;
   };
-  struct Stamped {
-    const Stream* stream;
-    std::unique_ptr<StreamStamps> stamps;
-  };
 
-  static constexpr size_t kTimed = static_cast<size_t>(Phase::kCopy) + 1;
-
-  void Add(Phase phase, int64_t nanoseconds);
-  absl::StatusOr<StreamStamps*> StampsOf(Stream& stream);
+  void Add(Phase phase, int64_t nanoseconds, OnStream& on);
+  absl::StatusOr<OnStream*> OnStreamOf(Stream& stream);
 
   int64_t (*const now_)();
-  std::array<double, kTimed> seconds_ = {};
-  std::array<int64_t, kTimed> started_ns_ = {};
+  std::deque<OnStream> streams_;  // they stay where they are
   // Nanoseconds of each meeting since Reset, in order: how long this rank was in it, and how much
   // of that it waited for peers to end.
   std::vector<int64_t> meetings_ns_, lingered_ns_;
   bool keeps_meetings_ = false;
   std::deque<Interval>
       intervals_;  // not yet collected; between two Collects they stay where they are
-  std::vector<Stamped> stamped_;
   TraceRecorder* recorder_ = nullptr;
 };
 

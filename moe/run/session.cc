@@ -172,10 +172,13 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
                  invariant ? RowBits::kIndependent : RowBits::kMayDependOnCount, device));
   session->spare_ = SpareMultiprocessors(world->kernel_blocks());
   MOE_ASSIGN_OR_RETURN(session->mesh_, Mesh::Create(std::move(world), options.mesh));
+  const bool queue = options.overlap_exchange && !cuda;
+  if (queue) MOE_RETURN_IF_ERROR(session->mesh_->Open(MeshLane::kExchange));
   session->context_ = {
       .mesh = session->mesh_.get(),
       .compute = session->compute_.get(),
       .exchange = options.overlap_exchange ? session->exchange_.get() : session->compute_.get(),
+      .exchange_lane = queue ? MeshLane::kExchange : MeshLane::kForward,
       .host = cuda ? session->host_.get() : session->compute_.get(),
       .workspace = &session->workspace_,
       .exchange_workspace =

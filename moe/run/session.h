@@ -41,7 +41,9 @@ struct SessionOptions {
   // AgreedBFloat16Order. Left out on a CUDA device.
   std::optional<BFloat16Order> bfloat16_order = {};
   GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // for products on a CUDA device
-  bool overlap_exchange = false;  // give the exchange a stream of its own (overlap degree > 1)
+  // Gives the exchange a stream of its own: for an overlap degree above 1, and for passes that take
+  // turns (moe/run/turns.h).
+  bool overlap_exchange = false;
   // Number of events that the time line has memory for; 0 = no time line.
   int64_t trace_capacity = 0;
 };

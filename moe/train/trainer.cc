@@ -48,7 +48,9 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& o
   if (options.offload.optimizer == OffloadTo::kHost && world->rank() == 0) {
     Log(LogLevel::kInfo, "optimiser state is in memory of the host already: offload has no effect");
   }
-  MOE_ASSIGN_OR_RETURN(auto session, Session::Create(options.session, std::move(world)));
+  SessionOptions of_session = options.session;
+  if (options.pipeline_schedule == ScheduleKind::k1F1BOverlap) of_session.overlap_exchange = true;
+  MOE_ASSIGN_OR_RETURN(auto session, Session::Create(of_session, std::move(world)));
   std::unique_ptr<Trainer> trainer(new Trainer(options, std::move(session)));
   MOE_ASSIGN_OR_RETURN(trainer->runner_,
                        PipelineRunner::Create(PipelineOf(options), trainer->context()));

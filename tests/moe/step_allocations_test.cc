@@ -95,6 +95,13 @@ TEST(StepAllocationsOfGatesTest, NoneAfterTheFirstStep) {
   }
 }
 
+// With passes that take turns: an event and a hand-off for each.
+TEST(StepAllocationsOfTurnsTest, NoneAfterTheFirstStep) {
+  TrainConfig config = SmallConfig();
+  config.trainer.pipeline_schedule = ScheduleKind::k1F1BOverlap;
+  EXPECT_EQ(AllocationsOfLaterSteps(config, {.ranks = 2, .expert_parallel = 2}), 0);
+}
+
 // With state in a file, which a thread of its own reads and writes.
 TEST(StepAllocationsOfOffloadTest, NoneAfterTheFirstStep) {
   for (const ZeroStage zero : {ZeroStage::kNone, ZeroStage::kOptimizer}) {

@@ -132,7 +132,7 @@ constexpr Meaning kMeanings[] = {
     {kRefused, "data-parallel-size *, dp *", "it is the number of ranks over --ep"},
     {kRefused, "moe-enable-deepep", "--dispatch says how rows travel"},
     {kRefused, "overlap-moe-expert-parallel-comm",
-     "--moe-overlap-degree D overlaps exchange and experts"},
+     "--pipeline-schedule 1f1b-overlap hides exchanges behind another micro-batch"},
     {kRefused, "enable-cuda-graph, external-cuda-graph", "kernels are launched one by one"},
     {kRefused, "ddp-bucket-size *", "--bucket-size-mb MiB"},
     {kRefused, "distributed-timeout-minutes *", "--comm-timeout SECONDS"},

@@ -367,8 +367,9 @@ void AddLayoutSettings(lm::TrainConfig& train, Table& table) {
   table.Add("--num-virtual-stages-per-pipeline-rank, --vp N", rows,
             "chunks of layers of each stage: less idle time, more rows between stages");
   table.Add("--pipeline-schedule NAME", rows,
-            "order of a stage's passes: gpipe, 1f1b, zb-h1 (weight gradients fill its waits), or "
-            "interleaved with --vp 2 or more; the same bits");
+            "order of a stage's passes: gpipe, 1f1b, zb-h1 (weight gradients fill its waits), "
+            "interleaved with --vp 2 or more, or with any --pp and --vp 1f1b-overlap (a forward "
+            "and a backward in turns, which hides their exchanges); the same bits");
   AddThreadsSetting(table);
   table
       .Add("--dispatch NAME", rows,

@@ -110,6 +110,7 @@ std::vector<Axis> AxesOfModels() {
   // 1F1B over several chunks is interleaved (PipelineOf).
   schedule.valid = [](const Layout& l) {
     if (l.schedule == ScheduleKind::k1F1B) return true;
+    if (l.schedule == ScheduleKind::k1F1BOverlap) return l.dispatch != DispatchAlgorithm::kDirect;
     return l.pipeline > 1 && (l.chunks > 1) == (l.schedule == ScheduleKind::kInterleaved);
   };
   Axis zero = OfModel(WordAxis("zero", {"0"}, kZeroWords, &Layout::zero), cli::WordsOf(kZeroWords));

@@ -33,7 +33,7 @@ enum Axis : size_t {
   kOffload,
   kAxes
 };
-constexpr std::array<int, kAxes> kLast = {2, 2, 2, 2, 2, 4, 4, 3, 2};  // how many values each has
+constexpr std::array<int, kAxes> kLast = {2, 2, 2, 2, 2, 5, 4, 3, 2};  // how many values each has
 
 // A value of each axis.
 using Hybrid = std::array<int, kAxes>;

@@ -71,7 +71,8 @@ Trace TrainIn(const TrainConfig& config, const Case& c, int tensor = 1) {
 }
 
 constexpr auto kGPipe = ScheduleKind::kGPipe, k1F1B = ScheduleKind::k1F1B,
-               kInterleaved = ScheduleKind::kInterleaved, kZeroBubble = ScheduleKind::kZeroBubbleH1;
+               kInterleaved = ScheduleKind::kInterleaved, kZeroBubble = ScheduleKind::kZeroBubbleH1,
+               kOverlap = ScheduleKind::k1F1BOverlap;
 constexpr auto kZero0 = ZeroStage::kNone, kZero1 = ZeroStage::kOptimizer,
                kZero2 = ZeroStage::kGradients, kZero3 = ZeroStage::kWeights;
 constexpr auto kLayer = Recompute::kLayer, kActivations = Recompute::kActivations;
@@ -79,7 +80,9 @@ constexpr auto kLayer = Recompute::kLayer, kActivations = Recompute::kActivation
 // Every pair of values that fits meets once; under sanitizers the largest ones, beside hybrid_test.
 std::vector<Case> Cases() {
   const Case large = {8, 2, 3, 2, kInterleaved, kZero2, kLayer, 2};
-  if (kSanitized) return {large, {4, 2, 1, 2, kZeroBubble, kZero2}};
+  if (kSanitized) {
+    return {large, {4, 2, 1, 2, kZeroBubble, kZero2}, {4, 2, 1, 2, kOverlap, kZero3, kLayer, 2}};
+  }
   return {
       {2, 2, 1, 1, kGPipe, kZero0, kLayer, 1},
       {4, 4, 1, 1, k1F1B, kZero1, kActivations},
@@ -95,6 +98,11 @@ std::vector<Case> Cases() {
       {8, 2, 1, 2, kZeroBubble, kZero3, kActivations},
       {3, 3, 1, 1, k1F1B, kZero1, Recompute::kNone, 1, {3, 1, 2}},
       {2, 2, 2, 1, kInterleaved, kZero0, Recompute::kNone, 1, {1, 3, 1, 1}},
+      {2, 1, 1, 2, kOverlap, kZero0},
+      {3, 1, 1, 3, kOverlap, kZero3, kActivations, 2},
+      {4, 2, 3, 2, kOverlap, kZero2, kLayer},
+      {8, 2, 1, 2, kOverlap, kZero1, kActivations, 2},
+      {6, 3, 2, 2, kOverlap, kZero3},
       large,
   };
 }
@@ -212,6 +220,8 @@ int64_t KeptBy(ScheduleKind schedule, int s, int64_t rounds) {
       return std::min<int64_t>(3, rounds);
     case kInterleaved:  // of two chunks
       return std::min<int64_t>(2 * (3 - s - 1) + 3 + 1, 2 * rounds);
+    case kOverlap:
+      return std::min<int64_t>(2 * (3 - s - 1) + 2, rounds);
   }
   return 0;
 }

@@ -163,13 +163,16 @@ TEST(PipelineRunnerTest, RowsGoThroughAllParts) {
        {PipelineShape{ScheduleKind::kGPipe, 2}, PipelineShape{ScheduleKind::k1F1B, 3},
         PipelineShape{ScheduleKind::kZeroBubbleH1, 3},
         PipelineShape{ScheduleKind::kInterleaved, 2, 3},
-        PipelineShape{ScheduleKind::kInterleaved, 3, 2}}) {
+        PipelineShape{ScheduleKind::kInterleaved, 3, 2},
+        PipelineShape{ScheduleKind::k1F1BOverlap, 3},
+        PipelineShape{ScheduleKind::k1F1BOverlap, 2, 2}}) {
     ::moe::testing::RunLocalRanks(
         shape.stages, [&](std::unique_ptr<Communicator> world) -> absl::Status {
           const int stage = world->rank();
           MOE_ASSIGN_OR_RETURN(
               const auto session,
-              Session::Create({.mesh = {.pipeline = shape.stages}}, std::move(world)));
+              Session::Create({.mesh = {.pipeline = shape.stages}, .overlap_exchange = true},
+                              std::move(world)));
           const Context& context = session->context();
           MOE_ASSIGN_OR_RETURN(const auto runner, PipelineRunner::Create(shape, context));
           std::vector<std::unique_ptr<Part>> parts;

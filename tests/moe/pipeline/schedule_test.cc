@@ -24,6 +24,10 @@ using ::testing::ElementsAre;
 constexpr PipelineOp F(int64_t round, int32_t chunk = 0) {
   return {OpKind::kForward, chunk, round};
 }
+// Together with the backward behind it.
+constexpr PipelineOp FWith(int64_t round, int32_t chunk = 0) {
+  return {OpKind::kForward, chunk, round, true};
+}
 constexpr PipelineOp B(int64_t round, int32_t chunk = 0) {
   return {OpKind::kBackward, chunk, round};
 }
@@ -47,8 +51,10 @@ std::vector<PipelineShape> Shapes() {
     shapes.push_back({ScheduleKind::kGPipe, stages});
     shapes.push_back({ScheduleKind::k1F1B, stages});
     shapes.push_back({ScheduleKind::kZeroBubbleH1, stages});
+    shapes.push_back({ScheduleKind::k1F1BOverlap, stages});
     for (int chunks = 2; stages > 1 && chunks <= 4; ++chunks) {
       shapes.push_back({ScheduleKind::kInterleaved, stages, chunks});
+      shapes.push_back({ScheduleKind::k1F1BOverlap, stages, chunks});
     }
   }
   return shapes;
@@ -56,7 +62,8 @@ std::vector<PipelineShape> Shapes() {
 
 constexpr int64_t kRounds[] = {1, 2, 3, 5, 8, 13, 32};
 
-// Runs the lists of all stages. An operation starts when its stage is free and its rows are there.
+// Runs the lists of all stages. An operation starts when its stage is free and its rows are there;
+// two that run together start and end together, and take as long as one behind the other.
 // A stage asks for the next rows of a way when it begins with the ones before, and in an evaluation
 // waits until its message but one has been taken.
 class Simulation {
@@ -83,11 +90,27 @@ class Simulation {
 
  private:
   using Key = std::tuple<OpKind, int64_t, int>;  // round and part
+  Key KeyOf(int s, const PipelineOp& op) const {
+    return {op.kind, op.round, shape_.PartOf(s, op.chunk)};
+  }
   bool Step(int s) {
-    const PipelineOp& op = lists_[s][next_[s]];
+    const size_t first = next_[s], last = first + (lists_[s][first].with_next ? 2 : 1);
+    double start = free_[s], time = 0;
+    for (size_t i = first; i < last; ++i) {
+      const PipelineOp& op = lists_[s][i];
+      if (!CanStart(s, op, start)) return false;
+      const bool whole = op.kind == OpKind::kBackward && !HasWeightGradients(shape_);
+      time += (whole ? 2.0 : 1.0) / shape_.chunks;
+    }
+    free_[s] = start + time;
+    for (size_t i = first; i < last; ++i) done_[KeyOf(s, lists_[s][i])] = free_[s];
+    next_[s] = last;
+    return true;
+  }
+  // Raises `start` to when all that `op` needs is there; false: some has not ended yet.
+  bool CanStart(int s, const PipelineOp& op, double& start) const {
     const int part = shape_.PartOf(s, op.chunk), last = shape_.parts() - 1;
     const bool is_forward = op.kind == OpKind::kForward;
-    double start = free_[s];
     const auto needs = [&](const Key& key) {
       const auto found = done_.find(key);
       if (found == done_.end()) return false;
@@ -102,12 +125,7 @@ class Simulation {
     if (op.kind == OpKind::kWeightGradient && !needs({OpKind::kBackward, op.round, part})) {
       return false;
     }
-    if (!backward_ && part < last && !MessageButOneWasAskedFor(s)) return false;
-    const bool whole = op.kind == OpKind::kBackward && !HasWeightGradients(shape_);
-    free_[s] = start + (whole ? 2.0 : 1.0) / shape_.chunks;
-    done_[{op.kind, op.round, part}] = free_[s];
-    ++next_[s];
-    return true;
+    return backward_ || part == last || MessageButOneWasAskedFor(s);
   }
   // Messages sent by stage s so far, and those that the next stage has asked for: one more than it
   // has begun with.
@@ -151,6 +169,12 @@ TEST(ScheduleTest, HandMadeLists) {
   const PipelineShape chunks = {ScheduleKind::kInterleaved, 2, 2};
   EXPECT_THAT(ListOf(chunks, 1, 2),
               ElementsAre(F(0), F(1), F(0, 1), B(0, 1), F(1, 1), B(1, 1), B(0), B(1)));
+  const PipelineShape alone = {ScheduleKind::k1F1BOverlap, 1};
+  EXPECT_THAT(ListOf(alone, 0, 3), ElementsAre(F(0), FWith(1), B(0), FWith(2), B(1), B(2)));
+  EXPECT_THAT(ListOf(alone, 0, 2, false), ElementsAre(F(0), F(1)));
+  const PipelineShape together = {ScheduleKind::k1F1BOverlap, 2, 2};
+  EXPECT_THAT(ListOf(together, 1, 2),
+              ElementsAre(F(0), F(1), F(0, 1), FWith(1, 1), B(0, 1), B(1, 1), B(0), B(1)));
 }
 
 TEST(ScheduleTest, ListsAreCompleteAndInOrder) {
@@ -167,7 +191,13 @@ TEST(ScheduleTest, ListsAreCompleteAndInOrder) {
         // Rounds of a chunk ascend, and each kind comes after the one before it.
         std::map<std::pair<OpKind, int>, int64_t> next;
         int64_t in_flight = 0, most = 0;
-        for (const PipelineOp& op : ops) {
+        for (size_t i = 0; i < ops.size(); ++i) {
+          const PipelineOp& op = ops[i];
+          if (op.with_next) {
+            ASSERT_EQ(op.kind, OpKind::kForward);
+            ASSERT_EQ(ops[i + 1].kind, OpKind::kBackward);
+            ASSERT_LT(ops[i + 1].round, (next[{OpKind::kForward, ops[i + 1].chunk}]));
+          }
           ASSERT_EQ(op.round, (next[{op.kind, op.chunk}]++));
           if (op.kind == OpKind::kBackward) {
             ASSERT_LT(op.round, (next[{OpKind::kForward, op.chunk}]));
@@ -239,10 +269,13 @@ TEST(ScheduleTest, IdleTimeIsThatOfTheClosedForms) {
 TEST(ScheduleTest, ChunksFitTheSchedule) {
   EXPECT_TRUE(CheckPipeline({ScheduleKind::k1F1B, 4}).ok());
   EXPECT_TRUE(CheckPipeline({ScheduleKind::kInterleaved, 4, 2}).ok());
+  EXPECT_TRUE(CheckPipeline({ScheduleKind::k1F1BOverlap, 4, 2}).ok());
+  EXPECT_TRUE(CheckPipeline({ScheduleKind::k1F1BOverlap, 1, 1}).ok());
   for (const PipelineShape& bad :
        {PipelineShape{ScheduleKind::kGPipe, 4, 2}, PipelineShape{ScheduleKind::kZeroBubbleH1, 4, 2},
         PipelineShape{ScheduleKind::kInterleaved, 4, 1},
         PipelineShape{ScheduleKind::kInterleaved, 1, 2},
+        PipelineShape{ScheduleKind::k1F1BOverlap, 1, 2},
         PipelineShape{ScheduleKind::k1F1B, 4, 0}}) {
     EXPECT_EQ(CheckPipeline(bad).code(), absl::StatusCode::kInvalidArgument) << bad;
   }
