@@ -1,5 +1,3 @@
-#include <type_traits>
-
 #include <math.h>
 
 #include <cuda/atomic>
@@ -36,12 +34,18 @@ __device__ inline void ForExperts(int lane, Function f) {
   for (int i = 0; i < kPerLane; ++i) f(i, lane + kLanes * i);
 }
 
-// Keys of float32 values that differ only in their upper kValueBits. The lower bits encode the
-// expert, where a lower id is larger, so that all keys differ. Keys have at most 30 bits:
-// key - last is negative, hence large as unsigned, exactly for keys below `last`.
-template <int kPerLane, int kLanes, int kValueBits>
+// Keys of values of type T, as float32: their upper bits, then the expert, where a lower id is
+// larger, so that all keys differ. Lower bits are lost, which values of 16 bits do not have. Keys
+// are below 2^31: key - last is negative, hence large as unsigned, exactly for keys below `last`.
+template <int kPerLane, int kLanes, typename T>
 class PackedKeys {
  public:
+  // Lane j has the expert of choice j, j < k, unless bits that were lost decide.
+  struct Choice {
+    int32_t expert;
+    bool is_certain;  // the same in all lanes of the warp
+  };
+
   // `value` is -infinity beyond the row.
   __device__ PackedKeys(const float (&value)[kPerLane], int experts, int lane) : lane_(lane) {
     ForExperts<kPerLane, kLanes>(lane, [&](int i, int) {
@@ -54,34 +58,42 @@ class PackedKeys {
     });
   }
 
-  // Lane j receives the expert of choice j, j < k. Lanes sort their largest keys, then merge in
-  // their next ones until none of any row in the warp is among the k.
-  __device__ int32_t TopK(int k) const {
-    uint32_t head = Largest();
-    uint32_t top = Sorted(head);
+  // Lanes sort their largest keys, then merge in their next ones until none of any row in the warp
+  // is among the k.
+  __device__ Choice TopK(int k) const {
+    uint32_t head = Largest(), top = Sorted(head), least = 0;
     for (;;) {
       head = head == kNoKey ? kNoKey : Below(head);
-      const uint32_t least = __shfl_sync(kAllLanes, top, k > 0 ? k - 1 : 0, kLanes);
+      least = __shfl_sync(kAllLanes, top, k > 0 ? k - 1 : 0, kLanes);
       if (__ballot_sync(kAllLanes, head > least) == 0) break;
       const uint32_t next = __shfl_xor_sync(kAllLanes, Sorted(head), kLanes - 1);
       top = SortedRuns(top < next ? next : top, kLanes / 2);
     }
-    return kLastId - static_cast<int32_t>(top & kLastId);
+    Choice choice = {kLastId - static_cast<int32_t>(top & kLastId), true};
+    if constexpr (!kIsExact) {
+      const uint32_t next = __shfl_down_sync(kAllLanes, top, 1, kLanes);
+      const bool is_close = lane_ < k && (top ^ next) >> kIdBits == 0;
+      choice.is_certain =
+          __ballot_sync(kAllLanes, is_close || head >> kIdBits == least >> kIdBits) == 0;
+    }
+    return choice;
   }
 
  private:
-  static constexpr int kIdBits = 10, kLastId = (1 << kIdBits) - 1;
-  static constexpr int kUnused = 32 - kValueBits;           // lower bits of a float, zeros
+  static constexpr bool kIsExact = sizeof(T) == 2;
+  static constexpr int kIdBits = __builtin_ctz(kPerLane * kLanes), kLastId = (1 << kIdBits) - 1;
+  static constexpr int kLost = kIdBits + 2;                 // lower bits of a float that no key has
   static constexpr uint32_t kBelowNumbers = 1u << kIdBits;  // and above kNoKey
-  static constexpr uint32_t kZero = 1u << (kValueBits - 1 + kIdBits);
-  static constexpr uint32_t kNan = kZero + (INT32_MAX >> (kUnused - kIdBits));  // above infinity
-  static_assert(kMaxExperts == 1 << kIdBits && kValueBits + kIdBits <= 30);
+  static constexpr int32_t kKept = INT32_MAX >> kLost << kLost;  // beside the sign
+  static constexpr uint32_t kZero = 1u << 29;
+  static constexpr uint32_t kNan = kZero + ((kIsExact ? INT32_MAX : kKept) >> 2);  // above infinity
+  static_assert(kLost <= 32 - 9 - 10, "bfloat16 and float16 lose nothing");
 
   // Without an id; kNan for a NaN.
   __device__ static uint32_t ValueKey(float x) {
-    const int32_t bits = BitsPlusZero(x);
-    const int32_t ordered = bits ^ (bits >> 31 & INT32_MAX >> kUnused << kUnused);
-    return kZero + static_cast<uint32_t>(ordered >> (kUnused - kIdBits));
+    int32_t bits = BitsPlusZero(x);
+    if constexpr (!kIsExact) bits &= kKept | INT32_MIN;
+    return kZero + static_cast<uint32_t>((bits ^ (bits >> 31 & kKept)) >> 2);
   }
   __device__ uint32_t Largest() const {
     uint32_t largest = kNoKey;
@@ -310,10 +322,12 @@ __device__ void GateRow(const CudaGate<T>& g, int64_t t, bool is_there, int lane
     });
   }
   int32_t expert = 0;
-  if constexpr (kByLogits && sizeof(T) == 2 && kLanes * kPerLane < kMaxExperts) {
-    // Sign and exponent of the float32 that T widens to, and the bits of its fraction that T has.
-    constexpr int kValueBits = 9 + (std::is_same_v<T, BFloat16> ? 7 : 10);
-    expert = PackedKeys<kPerLane, kLanes, kValueBits>(x, experts, lane).TopK(k);
+  if constexpr (kByLogits && kLanes * kPerLane < kMaxExperts) {
+    const auto choice = PackedKeys<kPerLane, kLanes, T>(x, experts, lane).TopK(k);
+    expert = choice.expert;
+    if constexpr (sizeof(T) > 2) {
+      if (!choice.is_certain) expert = WideKeys<kPerLane>(x, experts, lane).TopK(k);
+    }
   } else if constexpr (kByLogits) {
     expert = WideKeys<kPerLane>(x, experts, lane).TopK(k);
   }

@@ -118,6 +118,21 @@ TEST(SelectExpertsTest, HandMadeRowsComeBestFirstAndTiesByLowestId) {
   });
 }
 
+// In neighbouring lanes of a CUDA device, and in one lane, which has experts 3 and 35.
+TEST(SelectExpertsTest, TheLastBitOfAValueDecides) {
+  ForEachDevice(Simd::kAll, [](const TestDevice& device) {
+    for (const float sign : {1.0f, -1.0f}) {
+      for (const int32_t larger : {4, 35}) {
+        std::vector<float> row(40, -2.0f);
+        row[3] = sign;
+        row[larger] = std::nextafter(sign, kInfinity);
+        EXPECT_THAT(IdsOf(device, row, 1), ElementsAre(larger));
+        EXPECT_THAT(IdsOf(device, row, 3), ElementsAre(larger, 3, 0));
+      }
+    }
+  });
+}
+
 TEST(SelectExpertsTest, NaNRanksBelowMinusInfinityAndIsSelectedLast) {
   ForEachDevice(Simd::kAll, [](const TestDevice& device) {
     EXPECT_THAT(IdsOf(device, {kNaN}, 1), ElementsAre(0));
