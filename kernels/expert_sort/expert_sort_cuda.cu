@@ -39,13 +39,6 @@ __device__ inline int32_t ExpertAt(const CudaExpertSort& s, int i) {
   return s.order == nullptr ? i : s.order[i];
 }
 
-// The expert of a kept slot, else -1.
-__device__ inline int32_t KeptExpert(const CudaExpertSort& s, int64_t slot) {
-  const int32_t expert = s.expert[slot];
-  if (expert < 0 || expert >= s.num_experts) return -1;
-  return s.dropped != nullptr && s.dropped[slot] != 0 ? -1 : expert;
-}
-
 // The slots of a block, and the table columns of its micro-batch.
 struct Chunk {
   int64_t begin, end;
@@ -80,14 +73,36 @@ __device__ inline Chunk ChunkOfBlock(const CudaExpertSort& s) {
   return found[0];
 }
 
+// expert[i] is that of slot first + i step, below 0 if it is not kept, or not before `end`. All
+// slots are read before one is used.
+template <int kCount>
+__device__ inline void ReadExperts(const CudaExpertSort& s, int64_t first, int step, int64_t end,
+                                   int32_t (&expert)[kCount]) {
+  MOE_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    expert[i] = first + i * step < end ? s.expert[first + i * step] : -1;
+  }
+  if (s.dropped != nullptr) {
+    MOE_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      if (first + i * step < end && s.dropped[first + i * step] != 0) expert[i] = -1;
+    }
+  }
+  MOE_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    if (expert[i] >= s.num_experts) expert[i] = -1;
+  }
+}
+
 // A block counts the kept slots of its chunk, by expert.
 __global__ void __launch_bounds__(kThreads) CountKernel(CudaExpertSort s) {
   MOE_SHARED_ARRAY(int32_t, count, kMaxExperts);
   for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) count[e] = 0;
   const Chunk chunk = ChunkOfBlock(s);  // synchronises the block
-  for (int64_t slot = chunk.begin + threadIdx.x; slot < chunk.end; slot += kThreads) {
-    const int32_t expert = KeptExpert(s, slot);
-    if (expert >= 0) atomicAdd(&count[expert], 1);
+  int32_t expert[kChunkSlots / kThreads];
+  ReadExperts(s, chunk.begin + threadIdx.x, kThreads, chunk.end, expert);
+  for (const int32_t e : expert) {
+    if (e >= 0) atomicAdd(&count[e], 1);
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < s.num_experts; i += kThreads) {
@@ -99,31 +114,26 @@ __global__ void __launch_bounds__(kThreads) CountKernel(CudaExpertSort s) {
 
 // A lane's slots: slot i is 32 i after the first.
 struct LaneSlots {
-  int32_t expert[kSteps];  // -1 = not kept
+  int32_t expert[kSteps];  // below 0: not kept
   int32_t rank[kSteps];    // number of the warp's earlier slots for the same expert
 };
 
 // `count` [E] is the warp's own and receives the number of its slots for each expert.
-__device__ inline LaneSlots RankInWarp(const CudaExpertSort& s, int64_t first, int64_t end,
-                                       uint16_t* count) {
+__device__ inline void RankInWarp(const CudaExpertSort& s, LaneSlots& slots, uint16_t* count) {
   const auto lane = threadIdx.x % kWarpLanes;
   for (int e = static_cast<int>(lane); e < s.num_experts; e += kWarpLanes) count[e] = 0;
   __syncwarp();
-  LaneSlots slots;
   MOE_UNROLL
   for (int i = 0; i < kSteps; ++i) {
-    const int64_t slot = first + i * kWarpLanes + lane;
-    const int32_t expert = slot < end ? KeptExpert(s, slot) : -1;
+    const int32_t expert = slots.expert[i];
     const uint32_t same = __match_any_sync(kAllLanes, expert);
     const uint32_t below = same & ((1u << lane) - 1);
     const int32_t before = expert >= 0 ? count[expert] : 0;
-    slots.expert[i] = expert;
     slots.rank[i] = before + __popc(below);
     __syncwarp();  // all lanes have read
     if (expert >= 0 && below == 0) count[expert] = static_cast<uint16_t>(before + __popc(same));
     __syncwarp();
   }
-  return slots;
 }
 
 // start [E]: the first row of the expert's slots of this micro-batch, or without padding of all its
@@ -167,8 +177,10 @@ __global__ void __launch_bounds__(kThreads) PlaceKernel(CudaExpertSort s) {
   const auto warp = static_cast<int>(threadIdx.x) / kWarpLanes;
   const int64_t first = chunk.begin + int64_t{warp} * kWarpSlots;
   uint16_t* const mine = &count[warp * s.num_experts];
+  LaneSlots slots;
+  ReadExperts(s, first + threadIdx.x % kWarpLanes, kWarpLanes, chunk.end, slots.expert);
   PlaceExperts(s, chunk, start, place);
-  const LaneSlots slots = RankInWarp(s, first, chunk.end, mine);
+  RankInWarp(s, slots, mine);
   __syncthreads();
   // Replaces the counts of warps by the sums over the preceding warps.
   for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) {
