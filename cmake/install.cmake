@@ -44,7 +44,7 @@ set(moe_public_headers
   moe/moe.h moe/main.h moe/torch.h moe/c/moe.h
   moe/run/context.h moe/run/deferred_gradients.h moe/run/finite.h moe/run/micro_batches.h moe/run/pass.h moe/run/phase_clock.h
   moe/run/round.h moe/run/row_subset.h moe/run/session.h
-  moe/run/stash.h moe/run/trace_export.h
+  moe/run/stash.h moe/run/trace_export.h moe/run/turns.h
   moe/state/boxes.h moe/state/canonical_tensor.h moe/state/module.h moe/state/parameter.h
   moe/state/weight_lease.h
   moe/recompute/recompute.h
