@@ -312,9 +312,8 @@ cudaError_t EncodeMaps(const CudaGroupedGemm<T>& gemm, Arguments<T>& arguments) 
 }
 
 // In clusters of two blocks, which read rows once for both, where a tile beyond the last column
-// costs little and nearly all multiprocessors run clusters. All run at once, beside a kernel on the
-// `spare` multiprocessors, too: a cluster that waited for another one would have no tile left but
-// its first.
+// costs little and nearly all multiprocessors run clusters. All run at once: a cluster that waited
+// for another one would have no tile left but its first.
 template <typename T, Major kWeightMajor>
 cudaError_t LaunchInPairs(Arguments<T> arguments, int spare, cudaStream_t stream) {
   constexpr auto kKernel = &WgmmaKernel<T, kWeightMajor>;
