@@ -96,8 +96,8 @@ TEST(SpareMultiprocessorsTest, ProductsHaveTheSameBitsOnAnyNumberOfBlocks) {
   if (kSanitized) GTEST_SKIP() << "a matter of bits";
   if (!HasHopper()) GTEST_SKIP() << "no Hopper GPU";
   const TestDevice device(Device{DeviceKind::kCuda, 0});
-  for (const int64_t cols : {256, 136}) {
-    Products products(device, kSimulatedCuda ? 270 : 20000, cols, 72);
+  for (const int64_t cols : {512, 640}) {
+    Products products(device, kSimulatedCuda ? 16 : 20000, cols, 64);
     std::vector<BFloat16> y, dx;
     std::vector<float> d_weight;
     for (const int spare : {0, 1, 2, 16, 67}) {
