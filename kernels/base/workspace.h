@@ -56,8 +56,8 @@ class Workspace {
   // Sets every byte that is allocated and not in use to `value`; nothing in a device's memory.
   void FillUnused(std::byte value);
 
-  // Bytes in use now and the maximum so far, without ends of chunks that the next array did not fit;
-  // the number of allocations so far (a test asserts that it stays the same after the first step).
+  // Bytes in use now and the maximum so far, without ends of chunks that an array did not fit; the
+  // number of allocations so far (a test asserts that it stays the same after the first step).
   int64_t used_bytes() const { return taken_; }
   int64_t peak_bytes() const { return peak_; }
   int64_t allocations() const { return allocations_; }
@@ -67,7 +67,7 @@ class Workspace {
 
   MemoryResource* memory_;
   std::vector<Buffer> chunks_;
-  size_t chunk_ = 0;  // the chunk in use
+  size_t chunk_ = 0;   // the chunk in use
   int64_t used_ = 0;   // bytes of chunks_[chunk_] up to the end of the last array
   int64_t taken_ = 0;  // bytes of all arrays
   int64_t peak_ = 0;

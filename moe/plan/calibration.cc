@@ -181,7 +181,7 @@ void TrainedStep::SetParts(absl::FunctionRef<double(const char* key)> millisecon
   optimizer = seconds("optimizer_ms");
   const double waits = exchange + seconds("pipeline_ms");
   const double passes = attention + experts + layers + seconds("output_ms") + waits;
-  computing = passes > 0 ? 1 - waits / passes : 1;
+  computing = passes > 0 ? 1 - Machine::kHiddenWaits * waits / passes : 1;
   gradients = seconds("step_ms") - optimizer - passes;
 }
 

@@ -34,7 +34,7 @@ struct TrainedStep {
   double exchange = 0;   // rows to experts and home, with waits for other ranks
   double optimizer = 0;
   double gradients = 0;  // what is in no other part
-  double computing = 1;  // share of the passes that a rank does not wait for others
+  double computing = 1;  // share of the passes that a rank does not leave to others
 
   // Sets the parts; milliseconds(key) of the keys that metrics.jsonl and rows of moe sweep have.
   void SetParts(absl::FunctionRef<double(const char* key)> milliseconds);

@@ -34,6 +34,10 @@ struct Machine {
   // the others have their cores.
   double sharers = 1;
 
+  // Share of a rank's waits for others that these use, if they share its core: an exchange also
+  // holds up all of its ranks while the last one computes. Measured (docs/plan.md).
+  static constexpr double kHiddenWaits = 0.5;
+
   // Seconds of a product of so many operations whose matrix meets `rows` rows.
   double ProductSeconds(double operations, double rows) const {
     return rows > 0 ? operations / flops * (1 + half_rows / rows) : 0;

@@ -188,8 +188,8 @@ double MoeForward(const MemoryShape& shape, const Sizes& s) {
 }
 
 // Gradients of rows out of the experts and into them, of all ranks that share them; between ranks
-// also those at home and what is sent and received, each way. The way home comes after the gradients
-// of activations. scratch: bytes of products.
+// also those at home and what is sent and received, each way. Rows are sent home after the
+// gradients of activations. scratch: bytes of products.
 double MoeBackward(const Sizes& s, double scratch) {
   const double rows = s.expert_rows();
   double elements = (s.etp > 1 ? 2 + s.etp : 2) * rows * s.hidden;

@@ -15,7 +15,7 @@ constexpr double kHopUnits = 16;  // of a forward
 // Rounds for each stage after which a pipeline is in its steady state.
 constexpr int64_t kSteadyRounds = 2;
 
-// Stages that run their lists. Those that compute advance alike, each by `clock_`, which runs slower
+// Stages that run their lists. Those that compute advance alike, by `clock_`, which runs slower
 // than the time while they have to share cores.
 class Simulation {
  public:

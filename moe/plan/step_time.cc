@@ -164,12 +164,16 @@ StepTime SharedPasses(const ModelCost& cost, const Machine& machine, const Workl
     return stage_s * (1 + BubbleShare(cost, machine, work, layout, stage_s, sharers, bubbles));
   };
   StepTime time = PassesOf(cost, machine, work, layout, Share::kMean);
-  const double computing = time.passes() - time.exchange;
-  const double alone = (busiest.passes() - busiest.exchange) / machine.sharers + busiest.exchange;
+  const auto hidden = [](const StepTime& passes) {
+    return Machine::kHiddenWaits * passes.exchange;
+  };
+  const double computing = time.passes() - hidden(time);
+  const double alone = (busiest.passes() - hidden(busiest)) / machine.sharers + hidden(busiest);
   const double waits =
       std::max(with_bubble(computing, machine.sharers), with_bubble(alone, 1)) - computing;
-  time.exchange = std::clamp(waits, 0.0, time.exchange);
-  time.bubble = std::max(0.0, waits - time.exchange);
+  const double exchange = std::clamp(waits, 0.0, hidden(time));
+  time.exchange += exchange - hidden(time);
+  time.bubble = std::max(0.0, waits - exchange);
   return time;
 }
 

@@ -15,13 +15,13 @@
 
 namespace moe::cli {
 
-// Trains each of `rows` for options.steps steps on text that is drawn, options.repetitions times, in
-// turns, so that other work on the machine meets all of them, and sets what they took: the shortest
-// step behind the first, and the highest peak. `train` has the settings of moe train without the
-// layout. On threads of this process, or with all processes of `launch`, where the first alone has
-// the figures then.
-// kResourceExhausted where this machine has too little memory; kInvalidArgument where processes have
-// other rows.
+// Trains each of `rows` for options.steps steps on text that is drawn, options.repetitions times
+// and in turns, so that other work on the machine meets all of them, and sets what they took: the
+// shortest step behind the first, and the highest peak. `train`: settings without the layout.
+// On threads of this process, or with all processes of `launch`, where the first alone has the
+// figures then.
+// kResourceExhausted where this machine has too little memory; kInvalidArgument where processes
+// have other rows.
 absl::Status MeasureRows(const Settings& train, const Launch& launch, const PlanOptions& options,
                          absl::Span<PlanRow> rows);
 

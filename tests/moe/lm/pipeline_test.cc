@@ -254,7 +254,7 @@ TEST(PipelineTest, AStageKeepsAsManyMicroBatchesAsItsScheduleSays) {
   }
 }
 
-// A layer that is made again has a stash that no micro-batch takes, whose memory would stay as large.
+// A layer that is made again has a stash that no micro-batch takes, and which stays as large.
 TEST(PipelineTest, MicroBatchesWhoseLayersAreMadeAgainKeepLess) {
   if (kSanitized) GTEST_SKIP() << "passes as in the other tests";
   TrainConfig config = PipelineConfig();

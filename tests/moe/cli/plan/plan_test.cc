@@ -284,8 +284,9 @@ TEST(TrainedStep, IsAsLongAsIfAllRanksComputed) {
   }
 }
 
-// Stages that wait leave their cores to others: with two ranks on each, a step takes the mean of
-// the ranks where it took the busiest one's time and its waits.
+// Stages that wait leave their cores to others: with all four ranks on one, only the way of rows
+// is waited for, and a step takes the mean of the ranks. With nearly a core for each it takes what
+// they take alone, and somewhat more while all compute.
 TEST(PredictStep, OfRanksThatShareCoresHidesWaits) {
   plan::Machine machine = plan::MachineOf(*plan::FindGpu("h100"));
   machine.overlap = 0;
@@ -299,11 +300,13 @@ TEST(PredictStep, OfRanksThatShareCoresHidesWaits) {
   EXPECT_GT(alone.bubble, 0);
   machine.sharers = 1.05;
   const plan::StepTime few = plan::PredictStep(cost, machine, work, layout, bubbles);
-  EXPECT_NEAR(few.passes() + few.bubble, (alone.passes() + alone.bubble) / 1.05, 1e-12);
+  EXPECT_GE(few.passes() + few.bubble, (alone.passes() + alone.bubble) / 1.05);
+  EXPECT_LE(few.passes() + few.bubble, alone.passes() + alone.bubble);
   machine.sharers = 4;
   const plan::StepTime shared = plan::PredictStep(cost, machine, work, layout, bubbles);
-  EXPECT_EQ(shared.bubble, 0);
-  EXPECT_DOUBLE_EQ(shared.total(), plan::MeanStep(cost, machine, work, layout).total());
+  const double mean = plan::MeanStep(cost, machine, work, layout).total();
+  EXPECT_GE(shared.total(), mean);
+  EXPECT_LE(shared.total(), 1.01 * mean);
 }
 
 TEST(FitLineTest, IsLeastSquaresOfRelativeErrorsWithoutNegativeTerms) {
