@@ -27,7 +27,6 @@ struct TraceEvent {
   int32_t chunk = -1;   // chunk of an overlapped exchange
   int32_t bucket = -1;  // bucket of an all-reduce
   int32_t call = -1;    // counts within the step, or the calls of a benchmark
-  int32_t kind = -1;    // for the recorder's use; not part of the trace
 };
 
 // Events of a rank for which programs reserve memory: 10 MB, of which only the used part is

@@ -52,7 +52,6 @@ TraceEvent* PhaseClock::Open(const Work& work, const Site& site, const Stream& s
   event->chunk = work.chunk;
   event->bucket = work.bucket;
   event->bytes = work.bytes;
-  event->kind = static_cast<int32_t>(work.phase);
   return event;
 }
 

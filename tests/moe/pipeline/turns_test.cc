@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -22,6 +21,7 @@
 #include "moe/run/session.h"
 #include "tests/comm/forwarding_communicator.h"
 #include "tests/comm/local_ranks.h"
+#include "tests/moe/pipeline/own_rows.h"
 #include "tests/moe/pipeline/stage_rounds.h"
 
 namespace moe {
@@ -113,33 +113,7 @@ class HoldingCommunicator final : public testing::ForwardingCommunicator {
   const std::shared_ptr<Sent> sent_;
 };
 
-constexpr int64_t kRows = 6, kHidden = 4;
-
-// A layer between rows of its own.
-class OwnRows final : public Module<float> {
- public:
-  // backward: what a Backward returns.
-  explicit OwnRows(MoeLayer<float>& layer, absl::Status backward = absl::OkStatus())
-      : layer_(layer), backward_(std::move(backward)) {
-    for (size_t i = 0; i < x_.size(); ++i) x_[i] = std::sin(static_cast<float>(i));
-  }
-  absl::Span<Parameter* const> parameters() const override { return layer_.parameters(); }
-  absl::Status Forward(const Pass& pass, MatrixView<const float>, MatrixView<float>) override {
-    MOE_ASSIGN_OR_RETURN(const auto y, pass.kept().Matrix<float>(kRows, kHidden));
-    return layer_.Forward(pass, {x_.data(), kRows, kHidden}, y);
-  }
-  absl::Status Backward(const Pass& pass, MatrixView<const float>, MatrixView<float>,
-                        GradientReady ready) override {
-    MOE_RETURN_IF_ERROR(backward_);
-    MOE_ASSIGN_OR_RETURN(const auto dx, pass.kept().Matrix<float>(kRows, kHidden));
-    return layer_.Backward(pass, {x_.data(), kRows, kHidden}, dx, ready);
-  }
-
- private:
-  MoeLayer<float>& layer_;
-  const absl::Status backward_;
-  std::vector<float> x_ = std::vector<float>(kRows * kHidden);
-};
+constexpr int64_t kHidden = 4;
 
 // Whether the trace shows exchange `i` of kExchanges on its way during the other pass.
 bool IsBesideTheOtherPass(const TraceRecorder& trace, size_t i) {
@@ -175,7 +149,7 @@ absl::Status RunTwoRounds(std::unique_ptr<Communicator> world, const absl::Statu
       const auto runner,
       PipelineRunner::Create({.schedule = ScheduleKind::k1F1BOverlap}, session->context()));
   session->trace()->Switch(true);
-  OwnRows module(*layer, backward);
+  testing::OwnRows module(*layer, /*rows=*/6, backward);
   testing::StageLoop loop;
   testing::StageRounds rounds = {session->context(), 2};
   MOE_RETURN_IF_ERROR(
