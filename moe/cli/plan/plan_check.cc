@@ -25,14 +25,16 @@
 namespace moe::cli {
 namespace {
 
-// Bytes in some order, enough for a step and an evaluation.
+// Bytes that the model has tokens for, alike often, enough for a step and an evaluation.
 absl::StatusOr<lm::Corpus> DrawnText(const lm::TrainConfig& train) {
   const int64_t batch = train.trainer.micro_batches * train.micro_batch_size;
   const int64_t bytes = batch * (train.sequence_length + 1);
+  const auto values = static_cast<uint64_t>(std::min<int64_t>(train.model.vocab_size, 256));
   std::vector<uint8_t> text(
       static_cast<size_t>(bytes + bytes / (lm::kHeldOutEvery - 1) + 3 * lm::kHeldOutBlock));
-  for (size_t i = 0; i < text.size(); ++i)
-    text[i] = static_cast<uint8_t>(i * 0x9E3779B97F4A7C15 >> 56);
+  for (size_t i = 0; i < text.size(); ++i) {
+    text[i] = static_cast<uint8_t>((i * 0x9E3779B97F4A7C15 >> 32) % values);
+  }
   return lm::CorpusOf(std::move(text), train.sequence_length);
 }
 

@@ -80,8 +80,9 @@ on_three 0 train "${model[@]}" --ep 1 --steps 2 --out trained
 once "^trained 2 steps .* on 3 ranks"
 (($(wc -l <trained/metrics.jsonl) == 4)) || fail "train: $(wc -l <trained/metrics.jsonl) lines"
 once "^step +2/2 [|] loss" stderr
+on_three 0 train "${model[@]}" --ep 3 --steps 2 --out exchanged
 plan=(plan --model "$data/../models/mixtral" --gpus 3 --dtype f32 --seq-length 16 --global-batch-size 3)
-on_three 0 "${plan[@]}" --calibrate trained/metrics.jsonl --check 2 --steps 2 --repetitions 2
+on_three 0 "${plan[@]}" --calibrate trained/metrics.jsonl --calibrate exchanged/metrics.jsonl --check 2 --steps 2 --repetitions 2
 once "^step times: median error"
 refused "--ranks is 2, the launcher .* started 3" "${plan[@]}" --gpus 2 --calibrate trained/metrics.jsonl --check 1
 case=$data/mixtral-1
