@@ -282,11 +282,11 @@ __device__ float WeightOf(const CudaGate<T>& g, float logit, const ExpSum& sum, 
   return weight * g.rule.scale;
 }
 
-// Computes the scores of the row, and stores them if requested. Unless kByLogits, selects by score:
-// lane j receives choice j.
+// Computes the scores of the row, and stores them if requested and the row `is_there`. Unless
+// kByLogits, selects by score: lane j receives choice j.
 template <bool kByLogits, int kLanes, typename T, int kPerLane>
-__device__ int32_t ScoreRow(const CudaGate<T>& g, int64_t t, int lane, const float (&x)[kPerLane],
-                            const ExpSum& sum, float (&y)[kPerLane]) {
+__device__ int32_t ScoreRow(const CudaGate<T>& g, int64_t t, bool is_there, int lane,
+                            const float (&x)[kPerLane], const ExpSum& sum, float (&y)[kPerLane]) {
   const auto experts = static_cast<int>(g.logits.cols());
   ForExperts<kPerLane, kLanes>(lane, [&](int i, int e) {
     if constexpr (sizeof(T) == 2) {
@@ -295,7 +295,7 @@ __device__ int32_t ScoreRow(const CudaGate<T>& g, int64_t t, int lane, const flo
       y[i] = g.rule.score == ScoreFunction::kSoftmax ? y[i] / sum.sum : Sigmoid(x[i]);
     }
     if (e >= experts) return;
-    if (g.score.data() != nullptr) g.score(t, e) = y[i];
+    if (g.score.data() != nullptr && is_there) g.score(t, e) = y[i];
     if (!kByLogits && g.expert_bias != nullptr) y[i] += g.expert_bias[e];
   });
   if constexpr (kByLogits) {
@@ -350,7 +350,7 @@ __device__ void GateRow(const CudaGate<T>& g, int64_t t, bool is_there, int lane
         static_cast<float>(static_cast<double>(sum.max) + log(static_cast<double>(sum.sum)));
   }
   if (wants_scores) {
-    const int32_t by_score = ScoreRow<kByLogits, kLanes>(g, t, lane, x, sum, y);
+    const int32_t by_score = ScoreRow<kByLogits, kLanes>(g, t, is_there, lane, x, sum, y);
     if constexpr (!kByLogits) expert = by_score;
   }
   const bool is_choice = lane < k && is_there;
