@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds and runs every test in five presets, and reports what passed:
 #
-#   scripts/test.sh [stage...]      stages: release hosts mpich cusim asan tsan (default: all)
+#   scripts/test.sh [stage...]      stages: release hosts fuzz mpich cusim asan tsan (default: all)
 #
 # hosts runs the tests of release on several hosts, which are namespaces of this one: as root, where
-# the kernel allows them; elsewhere it is skipped by name.
+# the kernel allows them; elsewhere it is skipped by name. fuzz runs the fuzzers of release.
 # Installs missing packages first (scripts/install_deps.sh). Logs and JUnit files stay in
 # build/<stage>/. At the end: seconds of each stage beside its budget, the ten slowest sources and
 # tests, and "N passed, N failed": test programs and checks that ctest ran in all stages; a stage
@@ -15,12 +15,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 exec </dev/null
 
 stages=("$@")
-((${#stages[@]})) || stages=(release hosts mpich cusim asan tsan)
+((${#stages[@]})) || stages=(release hosts fuzz mpich cusim asan tsan)
 for stage in "${stages[@]}"; do
   case "$stage" in
-    release | hosts | mpich | cusim | asan | tsan) ;;
+    release | hosts | fuzz | mpich | cusim | asan | tsan) ;;
     *)
-      echo "test: unknown stage '$stage', expected release, hosts, mpich, cusim, asan or tsan" >&2
+      echo "test: unknown stage '$stage', expected release, hosts, fuzz, mpich, cusim, asan or tsan" >&2
       exit 2
       ;;
   esac
@@ -46,8 +46,8 @@ trap 'rm -f "$slow_sources" "$slow_tests"' EXIT
 
 # Seconds on two cores without other load and with an empty compiler cache: build, tests. A change
 # that exceeds one must make something cheaper, or justify the new figure in its commit.
-declare -A build_budget=([release]=750 [hosts]=10 [mpich]=150 [cusim]=400 [asan]=700 [tsan]=500)
-declare -A test_budget=([release]=540 [hosts]=60 [mpich]=120 [cusim]=240 [asan]=360 [tsan]=180)
+declare -A build_budget=([release]=750 [hosts]=10 [fuzz]=10 [mpich]=150 [cusim]=400 [asan]=700 [tsan]=500)
+declare -A test_budget=([release]=400 [hosts]=60 [fuzz]=150 [mpich]=120 [cusim]=240 [asan]=360 [tsan]=180)
 
 within() { # stage, "build" or "tests", seconds, budget
   (($3 <= $4)) || warnings+=("test: $1: $2 took $3 s, the budget is $4 s")
@@ -75,8 +75,10 @@ fail_stage() { # stage, what, log file, build seconds
 # run_stage <stage> <preset> [<build target>...] [-- <cmake arguments>...]
 run_stage() {
   local stage=$1 preset=$2 targets=() labels=() dir=build/$1 start build_seconds built_before
-  [[ $stage != hosts ]] || labels=(-L hosts)
-  [[ $stage != release ]] || labels=(-LE hosts)
+  case "$stage" in
+    hosts | fuzz) labels=(-L "$stage") ;;
+    release) labels=(-LE "hosts|fuzz") ;;
+  esac
   shift 2
   while (($#)) && [[ $1 != -- ]]; do
     targets+=(--target "$1")
@@ -157,6 +159,7 @@ for stage in "${stages[@]}"; do
         skip_stage hosts "namespaces are not allowed here"
       fi
       ;;
+    fuzz) run_stage fuzz release moe -- -DMOE_ENABLE_MPI=ON -DMOE_ENABLE_CUDA=AUTO "${cubins[@]}" ;;
     mpich) run_stage mpich mpich mpi_tests ;;
     cusim)
       if has_cuda_headers; then
