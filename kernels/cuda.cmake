@@ -13,7 +13,7 @@ set(MOE_CUDA_SOURCES
   embedding/embedding_cuda.cu
   router_loss/router_loss_cuda.cu
   attention/attention_cuda.cu attention/attention_mma_backward_cuda.cu attention/attention_mma_cuda.cu
-  grouped_gemm/grouped_gemm_fma_cuda.cu grouped_gemm/grouped_gemm_mma_cuda.cu)
+  grouped_gemm/fold_nodes_cuda.cu grouped_gemm/grouped_gemm_fma_cuda.cu grouped_gemm/grouped_gemm_mma_cuda.cu)
 set(MOE_HOPPER_SOURCES
   grouped_gemm/grouped_gemm_wgmma_cuda.cu grouped_gemm/weight_gradient_wgmma_cuda.cu)
 if(NOT MOE_CUDA_FOUND AND NOT MOE_CUDA_SIMULATED)

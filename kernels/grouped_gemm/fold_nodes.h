@@ -15,10 +15,10 @@ namespace moe {
 // leaves (grouped_gemm.h). T: the storage type of the product's operands, float, BFloat16 or
 // Float16.
 //   at     the leaves of each node; the leaves of none are empty. Read before the call returns
-//   nodes  their sums [N, H], one for each of `at`: memory of the host that stays, as `out` and
-//          the span itself, until the stream passes
-// Without nodes `out` becomes zeros. CPU; runs on stream.threads(). Errors: kInvalidArgument if
-// shapes or numbers disagree; kUnimplemented on CUDA, whose products have no trees.
+//   nodes  their sums [N, H], one for each of `at`, any strides. The span is read before the call
+//          returns; the sums and `out` are memory of stream.device() and stay until it passes
+// Without nodes `out` becomes zeros. Enqueues: reads 4 bytes of each node and writes one T for each
+// element. Errors: kInvalidArgument if shapes or numbers disagree.
 template <typename T>
 absl::Status FoldNodes(int leaves, absl::Span<const TreeNode> at,
                        absl::Span<const MatrixView<const float>> nodes, MatrixView<T> out,

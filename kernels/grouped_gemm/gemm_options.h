@@ -63,7 +63,8 @@ class SpareMultiprocessors {
 };
 
 // Without cuBLAS the bits of a row depend on that row and its weight alone. With it they may also
-// depend on the number of rows, and the order of terms is the library's.
+// depend on the number of rows, and the order of terms is the library's. Products that are trees
+// (GemmTree) are never cuBLAS's.
 struct GemmOptions {
   GroupedGemmKernel kernel = GroupedGemmKernel::kAuto;  // on CUDA
   // handle for the stream that is passed with the options; kCublas needs it

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/grouped_gemm/grouped_gemm_cuda.h"
@@ -35,6 +36,7 @@ struct Tile {
   MatrixView<TOut> c;
   int64_t row, col;
   Write write = Write::kOverwrite;
+  int64_t first = 0;  // row 0 of c, among the rows of all groups
 };
 
 MOE_HOST_DEVICE inline int64_t TilesOf(int64_t n, int tile) {
@@ -47,6 +49,7 @@ struct RowGroups {
   using T = In;
   using TOut = Out;
   static constexpr Layout kALayout = Layout::kPlain, kBLayout = kWeightLayout;
+  static constexpr bool kIsLeaf = false;
 
   MatrixView<const T> a;
   MatrixSlab<const T> b;
@@ -73,6 +76,7 @@ struct RowGroups {
     tile.c = groups.Of(g, c);
     tile.row = (row_tile - Start(g, tile_rows)) * tile_rows;
     tile.col = int64_t{blockIdx.x % col_tiles} * tile_cols;
+    tile.first = groups.Begin(g);
     return tile.row < tile.c.rows();
   }
 };
@@ -81,8 +85,63 @@ struct ForwardGroups : RowGroups<T, TOut, Layout::kTransposed> {};
 template <typename T, typename TOut>
 struct InputGradientGroups : RowGroups<T, TOut, Layout::kPlain> {};
 
+// The same of the terms of a leaf.
+template <typename Groups>
+struct LeafOf : Groups {
+  static constexpr bool kIsLeaf = true;
+  TreeLeaf leaf;
+};
+
+// The whole reduced index, in one part.
+struct WholeDepth {
+  static constexpr bool kHasParts = false;
+  int64_t depth;
+  __device__ constexpr int count() const { return 1; }
+  __device__ int64_t End(int) const { return depth; }
+  __device__ int64_t terms() const { return depth; }
+};
+
+// The parts of a leaf. `leaf` is an argument of the kernel.
+struct LeafParts {
+  static constexpr bool kHasParts = true;
+  const TreeLeaf* leaf;
+
+  __device__ int count() const { return leaf->parts; }
+  __device__ int64_t Begin(int part) const {
+    return part == 0 ? leaf->begin[0] : part == 1 ? leaf->begin[1] : leaf->begin[2];
+  }
+  __device__ int64_t Terms(int part) const {
+    return part == 0   ? leaf->first[1]
+           : part == 1 ? leaf->first[2] - leaf->first[1]
+                       : leaf->first[3] - leaf->first[2];
+  }
+  __device__ int64_t End(int part) const { return Begin(part) + Terms(part); }
+  __device__ int64_t terms() const { return leaf->first[GemmTree::kMaxParts]; }
+  // Where term k of the leaf is in the reduced index.
+  __device__ int64_t At(int64_t k) const {
+    if (k < leaf->first[1]) return leaf->begin[0] + k;
+    if (k < leaf->first[2]) return leaf->begin[1] + k - leaf->first[1];
+    return leaf->begin[2] + k - leaf->first[2];
+  }
+  // Whether all parts begin at multiples of `terms`.
+  __device__ bool AlignedTo(int terms) const {
+    return (leaf->begin[0] | leaf->begin[1] | leaf->begin[2]) % terms == 0;
+  }
+};
+
+// f(node) for the left siblings of a leaf in turn, the rows of the tile's group alone.
+template <typename T, typename TOut, typename Function>
+__device__ void ForLefts(const TreeLeaf& leaf, const Tile<T, TOut>& tile, Function f) {
+  const int64_t rows = tile.c.rows(), cols = tile.c.cols();
+  MOE_UNROLL
+  for (int i = 0; i < TreeLeaf::kMaxLefts; ++i) {
+    if (i < leaf.lefts) f(MatrixView<const float>(leaf.left[i] + tile.first * cols, rows, cols));
+  }
+}
+
 // The segments of one weight's rows, relative to its first row.
 struct Segments {
+  static constexpr bool kHasParts = false;
   const int64_t* rows;  // for all weights: first row of each segment, then the end
   int64_t each;
 
@@ -107,6 +166,7 @@ struct WeightGradients : CudaWeightGradients<In, Sum> {
   using T = In;
   using TOut = Sum;
   static constexpr Layout kALayout = Layout::kTransposed, kBLayout = Layout::kPlain;
+  static constexpr bool kIsLeaf = false;
 
   int64_t TileCount(int tile_rows, int tile_cols) const {
     return this->count * TilesOf(this->dy.cols(), tile_rows) * TilesOf(this->x.cols(), tile_cols);
@@ -132,17 +192,21 @@ struct WeightGradients : CudaWeightGradients<In, Sum> {
   }
 };
 
-// launch(product) with ForwardGroups, InputGradientGroups or WeightGradients. Launches nothing for
-// an output of size zero or without groups.
+// launch(product) with ForwardGroups, InputGradientGroups, LeafOf these, or WeightGradients.
+// Launches nothing for an output of size zero or without groups.
 template <typename T, typename TOut, typename Function>
 cudaError_t LaunchGroups(const CudaGroupedGemm<T, TOut>& gemm, Function launch) {
-  const auto& [in, offsets, weight, weight_layout, out, taken, spare] = gemm;
+  const auto& [in, offsets, weight, weight_layout, out, taken, spare, leaf] = gemm;
   if (out.rows() == 0 || out.cols() == 0 || weight.count == 0) return cudaSuccess;
   const GroupRows rows = {offsets, out.rows()};
+  const auto launch_of = [&, &tree_leaf = leaf](const auto& groups) {
+    using Groups = std::decay_t<decltype(groups)>;
+    return tree_leaf.parts == 0 ? launch(groups) : launch(LeafOf<Groups>{groups, tree_leaf});
+  };
   if (weight_layout == Layout::kPlain) {
-    return launch(InputGradientGroups<T, TOut>{{in, weight, out, rows}});
+    return launch_of(InputGradientGroups<T, TOut>{{in, weight, out, rows}});
   }
-  return launch(ForwardGroups<T, TOut>{{in, weight, out, rows}});
+  return launch_of(ForwardGroups<T, TOut>{{in, weight, out, rows}});
 }
 template <typename T, typename TSum, typename Function>
 cudaError_t LaunchGroups(const CudaWeightGradients<T, TSum>& gradients, Function launch) {

@@ -55,7 +55,8 @@ absl::Status RunOnCpu(const GroupProducts<T, TOut>& products, Workspace& workspa
 
 // Runs `problem`, a struct of grouped_gemm_cuda.h, on a stream of a CUDA device: chains of fmaf for
 // float32, tensor cores for 16-bit types. The choice does not depend on the number of rows, on
-// which a row's bits would then depend.
+// which a row's bits would then depend. Leaves of trees never go to wgmma, whose copies depend on
+// where rows begin: ranks that hold parts of an index begin their rows elsewhere than one rank.
 template <typename T, typename Problem>
 absl::Status LaunchKernel(absl::string_view function, const Problem& problem, Stream& stream) {
   return LaunchOn(function, stream, [&](auto cuda) {
@@ -63,7 +64,9 @@ absl::Status LaunchKernel(absl::string_view function, const Problem& problem, St
       return gemm::RunFma(problem, cuda);
     } else {
       if constexpr (std::is_same_v<Problem, gemm::CudaGroupedGemm<T>>) {
-        if (gemm::TakesWgmma(problem)) return gemm::RunWgmma(problem, cuda);
+        if (problem.leaf.parts == 0 && gemm::TakesWgmma(problem)) {
+          return gemm::RunWgmma(problem, cuda);
+        }
       }
       return gemm::RunMma(problem, cuda);
     }
@@ -101,6 +104,57 @@ absl::StatusOr<gemm::MatrixSlab<const T>> SlabOf(absl::string_view function,
   return slab;
 }
 
+// Leaf s, which is not empty, without what it is added to.
+gemm::TreeLeaf LeafOf(const GemmTree& tree, int s) {
+  gemm::TreeLeaf leaf = {.parts = tree.parts};
+  const int64_t begin = tree.cut.Begin(s), end = tree.cut.Begin(s + 1);
+  for (int part = 0; part < GemmTree::kMaxParts; ++part) {
+    const bool there = part < tree.parts;
+    const int64_t times = there ? tree.Times(part) : 0;
+    leaf.begin[part] = there ? tree.Begin(part) + times * begin : 0;
+    leaf.first[part + 1] = leaf.first[part] + times * (end - begin);
+  }
+  return leaf;
+}
+
+// `product` as a tree: a launch for each leaf that is not empty, which ends with the nodes that the
+// leaf completes. The nodes that wait for their right siblings are in memory of `workspace`.
+template <typename T, typename TOut>
+absl::Status LaunchTree(absl::string_view function, const GemmTree& tree,
+                        const gemm::CudaGroupedGemm<T, TOut>& product, Workspace& workspace,
+                        Stream& stream) {
+  const TreeCut& cut = tree.cut;
+  const int64_t rows = product.out.rows(), cols = product.out.cols();
+  float* waiting[gemm::TreeLeaf::kMaxLefts] = {};
+  int count = 0;
+  for (int s = 0; s < cut.leaves; ++s) {
+    if (cut.Begin(s) == cut.Begin(s + 1)) continue;
+    gemm::TreeLeaf leaf = LeafOf(tree, s);
+    leaf.lefts = cut.Folds(s, 1, cut.leaves);
+    for (int i = 0; i < leaf.lefts; ++i) leaf.left[i] = waiting[--count];
+    if (cut.Begin(s + 1) == cut.Begin(cut.leaves)) {
+      gemm::CudaGroupedGemm<T, TOut> root = product;
+      root.leaf = leaf;
+      return LaunchKernel<T>(function, root, stream);
+    }
+    if (waiting[count] == nullptr) {
+      MOE_ASSIGN_OR_RETURN(const auto memory, workspace.Array<float>(rows * cols));
+      waiting[count] = memory.data();
+    }
+    const MatrixView<float> out(waiting[count++], rows, cols);
+    MOE_RETURN_IF_ERROR(
+        LaunchKernel<T>(function,
+                        gemm::CudaGroupedGemm<T, float>{.in = product.in,
+                                                        .offsets = product.offsets,
+                                                        .weight = product.weight,
+                                                        .weight_layout = product.weight_layout,
+                                                        .out = out,
+                                                        .leaf = leaf},
+                        stream));
+  }
+  return LaunchKernel<T>(function, product, stream);  // no terms: zeros
+}
+
 // `in`, `out`: the names of a and c in errors.
 template <typename T, typename TOut>
 absl::Status Enqueue(absl::string_view function, absl::string_view in, absl::string_view out,
@@ -117,14 +171,9 @@ absl::Status Enqueue(absl::string_view function, absl::string_view in, absl::str
   }
   MOE_RETURN_IF_ERROR(gemm::CheckTree(function, tree, a.cols()));
   if (!IsCuda(stream)) return RunOnCpu(products, workspace, stream);
-  if (tree.cut.IsTree()) {
-    return absl::UnimplementedError(
-        absl::StrCat(function, ": a tree of ", tree.cut.leaves,
-                     " leaves on a CUDA device, expected one chain (--tensor-leaves 1)"));
-  }
   MOE_ASSIGN_OR_RETURN(const bool takes_cublas,
                        TakesCublas<T>(function, options, weight.size(), a.cols()));
-  if (takes_cublas) {
+  if (takes_cublas && !tree.cut.IsTree()) {
     if (!offsets.known_to_host()) {
       return absl::InvalidArgumentError(
           absl::StrCat(function, ": cuBLAS multiplies, expected offsets that the host knows"));
@@ -138,11 +187,10 @@ absl::Status Enqueue(absl::string_view function, absl::string_view in, absl::str
   MOE_ASSIGN_OR_RETURN(const int64_t* const device_offsets,
                        OffsetsOnDevice(offsets, workspace, stream));
   MOE_ASSIGN_OR_RETURN(const auto taken, workspace.Array<unsigned>(gemm::kTakenWords));
-  return LaunchKernel<T>(
-      function,
-      gemm::CudaGroupedGemm<T, TOut>{a, device_offsets, slab, weight_layout, c, taken.data(),
-                                     options.spare_multiprocessors()},
-      stream);
+  const gemm::CudaGroupedGemm<T, TOut> product = {
+      a, device_offsets, slab, weight_layout, c, taken.data(), options.spare_multiprocessors()};
+  if (tree.cut.IsTree()) return LaunchTree(function, tree, product, workspace, stream);
+  return LaunchKernel<T>(function, product, stream);
 }
 
 }  // namespace

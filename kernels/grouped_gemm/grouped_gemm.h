@@ -55,7 +55,10 @@ namespace moe {
 // a time in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a
 // row's bits depend on that row and its group's weight alone. The weights of all groups must be at
 // equal distances, as in one slab [L, O, K]. If `options` select cuBLAS, gemm_cublas.h has the
-// contract, and weights may be anywhere. CUDA has no trees yet.
+// contract, and weights may be anywhere. A tree is a launch for each leaf that is not empty, whose
+// last step adds the sum to the nodes that wait for it; each part of a leaf of a 16-bit type begins
+// with 16 terms of its own. A node has the same bits wherever its rows begin, and on Hopper GPUs
+// the bits of other GPUs' instructions; cuBLAS computes none.
 //
 // All views are memory of stream.device() and stay valid until the stream passes this point,
 // including device offsets; host offsets [L + 1] and the weight views themselves are read before
@@ -64,11 +67,12 @@ namespace moe {
 // 3.5 MiB, more for a tree over so many terms that 32 rows in tiles take more than 1 MiB. On an
 // inline stream they are released when the call returns. On a queued CPU stream they stay in use
 // until the caller, once the stream has passed, releases a mark from before the call. On CUDA it is
-// device memory and holds the offsets of several groups that only the host knows, likewise until
-// the caller releases such a mark.
+// device memory and holds the offsets of several groups that only the host knows, and nodes of a
+// tree of n leaves, log2(n) float32 matrices of the output's shape, likewise until the caller
+// releases such a mark.
 // Errors: kInvalidArgument if shapes disagree, offsets do not ascend, a tree does not match the
 // reduced index or, on CUDA, weights are not a slab or cuBLAS is selected for groups that the host
-// does not know; kResourceExhausted; kUnimplemented on CUDA for trees, and in a build without CUDA.
+// does not know; kResourceExhausted; kUnimplemented on CUDA in a build without it.
 
 // y[n, o] = sum_k x[n, k] * weight[g][o, k].   x [N, K], weight[g] [O, K], y [N, O].
 // TOut, here and below: T, or float where that is a 16-bit type (nodes of a tree, logits).

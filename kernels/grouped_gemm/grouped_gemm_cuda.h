@@ -24,6 +24,22 @@ struct MatrixSlab {
   }
 };
 
+// A leaf of a tree (GemmTree) that is not empty, and what its sum is added to.
+struct TreeLeaf {
+  static constexpr int kMaxLefts = 4;
+  static_assert(1 << kMaxLefts == kMaxTreeLeaves);
+
+  // Its terms, in order: part p has those of the reduced index from begin[p] on that are terms
+  // [first[p], first[p + 1]) of the leaf, none where there are fewer parts.
+  int parts = 0;  // 0: the product is no leaf
+  int64_t begin[GemmTree::kMaxParts] = {};
+  int64_t first[GemmTree::kMaxParts + 1] = {};
+  // The left siblings of the leaf and of each node that ends with it, one after the other: the sum
+  // becomes left + sum. [N, cols], dense; the last may be the product's output.
+  int lefts = 0;
+  const float* left[kMaxLefts] = {};
+};
+
 // GroupedGemm (weight [cols, depth], kTransposed) and GroupedGemmInputGradient (weight
 // [depth, cols], kPlain): out rows of group g = in rows of group g * weight[g].
 //
@@ -44,6 +60,9 @@ struct CudaGroupedGemm {
   // their first, then the numbers that a cluster's blocks pass on.
   unsigned* taken = nullptr;
   int spare = 0;  // RunWgmma: multiprocessors left free (SpareMultiprocessors)
+  // RunFma, RunMma: the terms of a leaf alone, and `out` a node of its tree. Each part begins with
+  // 16 terms of its own in RunMma.
+  TreeLeaf leaf = {};
 };
 
 // A block is at most 6 tiles ahead of the other one of its cluster: the stages of a ring are 4.

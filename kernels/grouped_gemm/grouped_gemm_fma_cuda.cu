@@ -6,6 +6,7 @@
 #include "kernels/base/cuda_tensor.h"
 #include "kernels/base/cuda_vector.h"
 #include "kernels/exact_sum/exact_term_cuda.h"
+#include "kernels/grouped_gemm/gemm_operand_cuda.h"
 #include "kernels/grouped_gemm/gemm_tiles_cuda.h"
 #include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 
@@ -13,19 +14,17 @@ namespace moe::gemm {
 namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
+using namespace fma;        // NOLINT(google-build-using-namespace): of the operands
 
 // A warp owns 32 x 64 elements of the output, a thread 8 x 8 of them. For a step of depth a warp
 // issues 64 fmaf and reads 4 x 16 bytes a lane from shared memory. A Hopper multiprocessor issues
 // four warps' fmaf a clock, and reads 128 bytes: 4 x 4 x 2 clocks for four warps, since two lanes
 // share an address, of the 64 that their fmaf take. With 4 x 4 elements a thread it would read in
 // all 16 of 16 clocks.
-constexpr int kOwned = 8, kRowLanes = 4, kColLanes = 8;
+constexpr int kRowLanes = 4, kColLanes = 8;
 constexpr int kWarpRows = kOwned * kRowLanes, kWarpCols = kOwned * kColLanes;
-constexpr int kTileDepth = 16, kStages = 2;
-constexpr int kChunk = 4;  // elements of a copy, and steps of depth that are read at once
+constexpr int kStages = 2;
 static_assert(kChainWords % kTileDepth == 0);
-
-using Vector = Elements<float, kChunk>;
 
 // A block owns kTileRows x kTileCols elements. It computes kChainsAtOnce chains of theirs at once,
 // each by its own warps: chains do not depend on each other, and their sums are in ascending order.
@@ -47,119 +46,6 @@ using ShapeOf =
     std::conditional_t<Groups::kALayout == Layout::kPlain && Groups::kBLayout == Layout::kPlain,
                        Shape<64, 128, 1>, Shape<64, 64, 4>>;
 
-// An operand's tiles: kOuter rows or columns of the output, whose depth runs along the operand's
-// rows (kDepthAlongRows) or down its columns. In shared memory they have the operand's layout.
-// Copied by kCopiers threads, read by warps of which kLanes lanes own different elements.
-template <bool kDepthAlongRows, int kOuter, int kCopiers, int kLanes>
-class Operand {
- public:
-  static constexpr int kTileChunks = kOuter * kTileDepth / kChunk;
-
-  // Begins with the tile at step `depth`.
-  __device__ Operand(MatrixView<const float> m, int64_t outer, int64_t depth, int copier)
-      : row_(copier / kRowChunks), chunk_(copier % kRowChunks), row_step_(kRowStep * m.stride()) {
-    const int64_t row = (kDepthAlongRows ? outer : depth) + row_;
-    const int64_t column = (kDepthAlongRows ? depth : outer) + chunk_ * kChunk;
-    from_ = m.data() + row * m.stride() + column;
-    aligned_ = RowsAlignedTo(m, kVectorBytes);
-    const int64_t beyond = kDepthAlongRows ? m.rows() - row : m.cols() - column;
-    constexpr int kMost = kDepthAlongRows ? kOwnChunks * kRowStep : kChunk;
-    left_ = beyond < 0 ? 0 : static_cast<int>(Min(beyond, int64_t{kMost}));
-  }
-
-  // Begins to fetch the next tile, of which the chain has the first `steps` steps, if any. What is
-  // beyond the matrix or the chain keeps its value.
-  __device__ void Fetch(int steps, Vector* tile, AsyncCopies& copies) {
-    Vector* const to = tile + row_ * kRowChunks + (chunk_ ^ (kDepthAlongRows ? Mix(row_) : 0));
-    const bool whole = aligned_ && steps >= kTileDepth && (kDepthAlongRows || left_ % kChunk == 0);
-    if (whole) {
-      MOE_UNROLL
-      for (int i = 0; i < kOwnChunks; ++i) {
-        if (kDepthAlongRows ? i * kRowStep >= left_ : left_ == 0) continue;
-        copies.Copy(reinterpret_cast<Chunk*>(to + i * kRowStep * kRowChunks), from_ + i * row_step_,
-                    kVectorBytes);
-      }
-    } else if (steps > 0) {
-      FetchPart(steps, to, copies);
-    }
-    Skip(kTileDepth);
-  }
-  // Goes on to another chain.
-  __device__ void Skip(int steps) {
-    from_ += kDepthAlongRows ? int64_t{steps} : steps / kRowStep * row_step_;
-  }
-
-  // Element i of a lane, among kOuter.
-  __device__ static int Outer(int first, int lane, int i) {
-    return kDepthAlongRows ? first + i * kLanes + lane
-                           : first + (i / kChunk * kLanes + lane) * kChunk + i % kChunk;
-  }
-
-  // Reads kChunk steps of depth of a lane's elements.
-  __device__ static void Read(const Vector* tile, int first, int lane, int step,
-                              float (&to)[kChunk][kOwned]) {
-    if constexpr (kDepthAlongRows) {
-      const Vector* const row = tile + (first + lane) * kRowChunks;
-      MOE_UNROLL
-      for (int i = 0; i < kOwned; ++i) {
-        // what depends on the lane is the same for all tiles
-        const int chunk = (step / kChunk ^ Mix(i * kLanes)) ^ Mix(lane);
-        const Vector read = Load<kChunk>(row[i * kLanes * kRowChunks + chunk].at);
-        MOE_UNROLL
-        for (int s = 0; s < kChunk; ++s) to[s][i] = read.at[s];
-      }
-    } else {
-      const Vector* const from = tile + step * kRowChunks + first / kChunk + lane;
-      MOE_UNROLL
-      for (int s = 0; s < kChunk; ++s) {
-        MOE_UNROLL
-        for (int i = 0; i < kOwned; i += kChunk) {
-          const Vector read = Load<kChunk>(from[s * kRowChunks + i / kChunk * kLanes].at);
-          MOE_UNROLL
-          for (int j = 0; j < kChunk; ++j) to[s][i + j] = read.at[j];
-        }
-      }
-    }
-  }
-
- private:
-  static constexpr int kRowChunks = (kDepthAlongRows ? kTileDepth : kOuter) / kChunk;
-  static constexpr int kOwnChunks = kTileChunks / kCopiers;
-  static constexpr int kRowStep = kCopiers / kRowChunks;  // between chunks of a thread
-  // Chunk c of a row is stored as c ^ Mix(row) if the depth runs along rows: the same chunk of
-  // neighbouring rows is in different banks.
-  __device__ static constexpr int Mix(int row) { return row / 2 % 4; }
-  static_assert(!kDepthAlongRows || (kRowChunks == 4 && Mix(kRowStep) == 0));
-  static_assert(kDepthAlongRows || kOwnChunks * kRowStep == kTileDepth);
-
-  __device__ void FetchPart(int steps, Vector* to, AsyncCopies& copies) const {
-    MOE_NO_UNROLL
-    for (int i = 0; i < kOwnChunks; ++i) {
-      const bool there = kDepthAlongRows ? i * kRowStep < left_ : row_ + i * kRowStep < steps;
-      const int elements = Min(kDepthAlongRows ? steps - chunk_ * kChunk : left_, kChunk);
-      if (!there || elements <= 0) continue;
-      Vector& vector = to[i * kRowStep * kRowChunks];
-      const float* const from = from_ + i * row_step_;
-      if (aligned_) {
-        copies.Copy(reinterpret_cast<Chunk*>(&vector), from, elements * int{sizeof(float)});
-        continue;
-      }
-      Vector single = {};
-      MOE_UNROLL
-      for (int j = 0; j < kChunk; ++j) {
-        if (j < elements) single.at[j] = from[j];
-      }
-      StoreShared(single, vector.at);
-    }
-  }
-
-  int row_, chunk_;  // in the tile, of the first chunk that this thread copies
-  const float* from_;
-  int64_t row_step_;
-  bool aligned_;
-  int left_;  // rows from there on if the depth runs along rows, else columns: at most a chunk's
-};
-
 // One thread's part of the products of a block's tile.
 template <typename Groups>
 class Products {
@@ -167,10 +53,11 @@ class Products {
   using Tiles = ShapeOf<Groups>;
   static constexpr int kChains = Tiles::kChains, kSumRows = Tiles::kSumRows;
   static constexpr bool kVectors = Groups::kBLayout == Layout::kPlain;
-  using A =
-      Operand<Groups::kALayout == Layout::kPlain, Tiles::kRows, Tiles::kChainThreads, kRowLanes>;
+  using Depth = std::conditional_t<Groups::kIsLeaf, LeafParts, WholeDepth>;
+  using A = Operand<Groups::kALayout == Layout::kPlain, Tiles::kRows, Tiles::kChainThreads,
+                    kRowLanes, Depth>;
   using B = Operand<Groups::kBLayout == Layout::kTransposed, Tiles::kCols, Tiles::kChainThreads,
-                    kColLanes>;
+                    kColLanes, Depth>;
   // Sums of rows chain() * kSumRows ... of a thread's elements.
   template <typename T>
   using Sums = T[kSumRows][kOwned];
@@ -184,29 +71,50 @@ class Products {
   __device__ Products(Shared& shared, int64_t row, int64_t col)
       : shared_(shared), row_(row), col_(col) {}
 
-  // Calls f(row, column, i, j) for the kChunk neighbouring columns from each of the sums [i][j] on
-  // if kVectors, else for each sum; some are beyond c.
-  template <typename Function>
-  __device__ void ForSums(Function f) const {
+  // Calls f(address in c, i, j, number of neighbours) for the sums [i][j] and their neighbours that
+  // are within c: of kChunk columns if kVectors and rows of c are aligned, else of one.
+  template <typename T, typename Function>
+  __device__ void ForSums(MatrixView<T> c, Function f) const {
+    constexpr int kTogether = kVectors ? kChunk : 1;
+    const bool vectors = RowsAlignedTo(c, kVectorBytes);
     MOE_UNROLL
     for (int i = 0; i < kSumRows; ++i) {
       const int64_t row = row_ + A::Outer(FirstRow(), RowLane(), chain() * kSumRows + i);
+      if (row >= c.rows()) continue;
       MOE_UNROLL
-      for (int j = 0; j < kOwned; j += kVectors ? kChunk : 1) {
-        f(row, col_ + B::Outer(FirstCol(), ColLane(), j), i, j);
+      for (int j = 0; j < kOwned; j += kTogether) {
+        const int64_t col = col_ + B::Outer(FirstCol(), ColLane(), j);
+        T* const at = c.data() + row * c.stride() + col;
+        if (vectors && col + kTogether <= c.cols()) {
+          f(at, i, j, Width<kTogether>());
+          continue;
+        }
+        MOE_UNROLL
+        for (int n = 0; n < kTogether; ++n) {
+          if (col + n < c.cols()) f(at + n, i, j + n, Width<1>());
+        }
       }
     }
+  }
+  // Stores the sums in c.
+  template <typename T>
+  __device__ void Store(const Sums<T>& sums, MatrixView<T> c) const {
+    ForSums(c, [&](T* to, int i, int j, auto width) {
+      Elements<T, width.value> values;
+      for (int n = 0; n < width.value; ++n) values.at[n] = sums[i][j + n];
+      StoreElements(values, to);
+    });
   }
 
   // Computes the terms of a * b: added to `sums` if `added`, else replacing them. May be called
   // again if kChains > 1: no thread reads a tile after the barriers of AddChains.
-  __device__ void Add(MatrixView<const float> a, MatrixView<const float> b, bool added,
-                      Sums<float>& sums) {
-    int64_t left = Groups::kALayout == Layout::kPlain ? a.cols() : a.rows();
+  __device__ void Add(MatrixView<const float> a, MatrixView<const float> b, const Depth& depth,
+                      bool added, Sums<float>& sums) {
+    int64_t left = depth.terms();
     if (left <= 0) return;
     const int64_t start = int64_t{chain()} * kChainWords;
-    A a_operand(a, row_, start, thread());
-    B b_operand(b, col_, start, thread());
+    A a_operand(a, row_, start, thread(), depth);
+    B b_operand(b, col_, start, thread(), depth);
     const bool idle = row_ + FirstRow() >= Rows(a) || col_ + FirstCol() >= Cols(b);
     AsyncCopies copies;
     const auto fetch = [&](int steps, int stage) {
@@ -360,43 +268,29 @@ __global__ void __launch_bounds__(ShapeOf<Groups>::kThreads, ShapeOf<Groups>::kB
   using TOut = typename Groups::TOut;
   using Block = Products<Groups>;
   using Tiles = typename Block::Tiles;
-  constexpr int kTogether = Block::kVectors ? kChunk : 1;
   MOE_DYNAMIC_SHARED(memory);
   Tile<float, TOut> tile;
   const auto found = groups.Find(Tiles::kRows, Tiles::kCols, tile);
   if (!found) return;
   Block block(*reinterpret_cast<typename Block::Shared*>(memory), tile.row, tile.col);
-  const MatrixView<TOut> c = tile.c;
-  const bool vectors = RowsAlignedTo(c, kVectorBytes);
-  // f(address, [i][j], number of neighbours) for sums that are within c.
-  const auto for_sums = [&](auto f) {
-    block.ForSums([&](int64_t row, int64_t col, int i, int j) {
-      if (row >= c.rows()) return;
-      TOut* const at = c.data() + row * c.stride() + col;
-      if (vectors && col + kTogether <= c.cols()) return f(at, i, j, Width<kTogether>());
-      MOE_UNROLL
-      for (int n = 0; n < kTogether; ++n) {
-        if (col + n < c.cols()) f(at + n, i, j + n, Width<1>());
-      }
-    });
-  };
   typename Block::template Sums<TOut> sums = {};
   if (tile.write == Write::kAdd) {
-    for_sums([&](const TOut* from, int i, int j, auto width) {
+    block.ForSums(tile.c, [&](const TOut* from, int i, int j, auto width) {
       const auto old = LoadElements<width.value>(from);
       for (int n = 0; n < width.value; ++n) sums[i][j + n] = old.at[n];
     });
   }
   if constexpr (std::is_same_v<TOut, float>) {
-    block.Add(tile.a, tile.b, tile.write == Write::kAdd, sums);
+    const WholeDepth depth = {Groups::kALayout == Layout::kPlain ? tile.a.cols() : tile.a.rows()};
+    block.Add(tile.a, tile.b, depth, tile.write == Write::kAdd, sums);
   } else {
     groups.Of(*found).ForEach([&](int64_t begin, int64_t end) {
       typename Block::template Sums<float> partial = {};
-      block.Add(RowRange(tile.a, begin, end), RowRange(tile.b, begin, end), /*added=*/false,
-                partial);
+      block.Add(RowRange(tile.a, begin, end), RowRange(tile.b, begin, end), {end - begin},
+                /*added=*/false, partial);
       // of one segment: kept only after its products, to save registers
       exact_sum::ThreadTally tally;
-      for_sums([&](const TOut*, int i, int j, auto width) {
+      block.ForSums(tile.c, [&](const TOut*, int i, int j, auto width) {
         for (int n = 0; n < width.value; ++n) {
           sums[i][j + n] +=
               exact_sum::ExactTerm(partial[i][j + n], found->inverse_unit, found->limit, tally);
@@ -405,11 +299,27 @@ __global__ void __launch_bounds__(ShapeOf<Groups>::kThreads, ShapeOf<Groups>::kB
       exact_sum::AddTally(tally, found->tally);
     });
   }
-  for_sums([&](TOut* to, int i, int j, auto width) {
-    Elements<TOut, width.value> values;
-    for (int n = 0; n < width.value; ++n) values.at[n] = sums[i][j + n];
-    StoreElements(values, to);
+  block.Store(sums, tile.c);
+}
+
+// A node of a tree that ends with a leaf.
+template <typename Groups>
+__global__ void __launch_bounds__(ShapeOf<Groups>::kThreads, ShapeOf<Groups>::kBlocks)
+    FmaLeafKernel(const __grid_constant__ Groups groups) {
+  using Block = Products<Groups>;
+  MOE_DYNAMIC_SHARED(memory);
+  Tile<float, float> tile;
+  if (!groups.Find(Block::Tiles::kRows, Block::Tiles::kCols, tile)) return;
+  Block block(*reinterpret_cast<typename Block::Shared*>(memory), tile.row, tile.col);
+  typename Block::template Sums<float> sums = {};
+  block.Add(tile.a, tile.b, {&groups.leaf}, /*added=*/false, sums);
+  ForLefts(groups.leaf, tile, [&](MatrixView<const float> left) {
+    block.ForSums(left, [&](const float* from, int i, int j, auto width) {
+      const auto values = LoadElements<width.value>(from);
+      for (int n = 0; n < width.value; ++n) sums[i][j + n] = values.at[n] + sums[i][j + n];
+    });
   });
+  block.Store(sums, tile.c);
 }
 
 template <typename Problem>
@@ -420,8 +330,14 @@ cudaError_t Run(const Problem& problem, cudaStream_t stream) {
     constexpr size_t kSharedBytes = sizeof(typename Products<Groups>::Shared);
     static_assert(kSharedBytes <= 99 << 10,
                   "the most that a block of any GPU since sm_80 may have");
-    return LaunchTiles<Groups>(&FmaKernel<Groups>, groups, Tiles::kRows, Tiles::kCols,
-                               Tiles::kThreads, stream, kSharedBytes);
+    void (*kernel)(Groups) = nullptr;
+    if constexpr (Groups::kIsLeaf) {
+      kernel = &FmaLeafKernel<Groups>;
+    } else {
+      kernel = &FmaKernel<Groups>;
+    }
+    return LaunchTiles<Groups>(kernel, groups, Tiles::kRows, Tiles::kCols, Tiles::kThreads, stream,
+                               kSharedBytes);
   });
 }
 

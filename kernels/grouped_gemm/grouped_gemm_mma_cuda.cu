@@ -96,10 +96,11 @@ static_assert(BanksDiffer<OperandTile<true>>() && BanksDiffer<OperandTile<false>
 template <typename Operand, typename T, int kThreads>
 class OperandFetch {
  public:
-  __device__ OperandFetch(MatrixView<const T> m, int64_t outer)
+  // `begins_aligned`: whether all parts of the depth begin at multiples of kChunk.
+  __device__ OperandFetch(MatrixView<const T> m, int64_t outer, bool begins_aligned)
       : m_(m),
         outer_(outer),
-        aligned_(RowsAlignedTo(m, kVectorBytes)),
+        aligned_(RowsAlignedTo(m, kVectorBytes) && (!kAlongRows || begins_aligned)),
         whole_(aligned_ && m.rows() > 0 && m.cols() > 0 && (kAlongRows || m.cols() % kChunk == 0)) {
     if (!whole_) return;
     MOE_UNROLL
@@ -109,6 +110,11 @@ class OperandFetch {
           m.data() + (kAlongRows ? Min(outer + row, m.rows() - 1) * m.stride() + column
                                  : row * m.stride() + Min(outer + column, m.cols() - kChunk));
     }
+  }
+
+  // Goes on `depth` further on.
+  __device__ void Skip(int64_t depth) {
+    if (whole_) Advance(depth);
   }
 
   // Fetches the next tile: the first of the remaining `left` of the depth up to `end`. Beyond the
@@ -169,15 +175,8 @@ class OperandFetch {
   const T* from_[kOwnChunks];  // addresses in the next tile
 };
 
-// The whole depth as one segment, in place of Segments.
-struct WholeDepth {
-  int64_t depth;
-  __device__ constexpr int count() const { return 1; }
-  __device__ int64_t End(int) const { return depth; }
-};
-
 // Tiles of both operands in shared memory, kStages of them: one is used while the others are in
-// flight, including those of the next segment. No tile has rows of two segments.
+// flight, including those of the next segment, or of a leaf's next part. No tile has rows of two.
 template <typename Groups, typename Cuts, int kAcross>
 class Pipeline {
  public:
@@ -193,8 +192,9 @@ class Pipeline {
         cuts_(cuts),
         end_(cuts.End(0)),
         left_(end_),
-        fetch_a_(tile.a, tile.row),
-        fetch_b_(tile.b, tile.col) {
+        fetch_a_(tile.a, tile.row, BeginsAligned(cuts)),
+        fetch_b_(tile.b, tile.col, BeginsAligned(cuts)) {
+    if constexpr (Cuts::kHasParts) SkipTo(cuts.Begin(0), 0);
     for (int s = 0; s < kStages - 1; ++s) Fetch(s);
   }
 
@@ -211,14 +211,29 @@ class Pipeline {
   }
 
  private:
+  __device__ static bool BeginsAligned(const Cuts& cuts) {
+    if constexpr (Cuts::kHasParts) return cuts.AlignedTo(kChunk);
+    return true;
+  }
+  // Goes on at `begin`, from `end` on.
+  __device__ void SkipTo(int64_t begin, int64_t end) {
+    fetch_a_.Skip(begin - end);
+    fetch_b_.Skip(begin - end);
+    left_ = end_ - begin;
+  }
+
   __device__ Chunk* StageOf(int stage) { return shared_ + stage * 2 * kTileChunks; }
 
   // Commits one group of copies, also beyond the depth, because Wait() counts groups.
   __device__ void Fetch(int stage) {
     while (left_ <= 0 && cut_ + 1 < cuts_.count()) {
-      const int64_t begin = end_;
+      const int64_t end = end_;
       end_ = cuts_.End(++cut_);
-      left_ = end_ - begin;
+      if constexpr (Cuts::kHasParts) {
+        SkipTo(cuts_.Begin(cut_), end);
+      } else {
+        left_ = end_ - end;
+      }
     }
     if (left_ > 0) {
       fetch_a_(left_, end_, StageOf(stage), copies_);
@@ -329,6 +344,27 @@ __global__ void __launch_bounds__(WideWarps::kThreads, kBlocks) MmaKernel(const 
   StoreSums<2>(tile, sums);
 }
 
+// A node of a tree that ends with a leaf.
+template <typename Groups>
+__global__ void __launch_bounds__(WideWarps::kThreads, kBlocks)
+    MmaLeafKernel(const __grid_constant__ Groups groups) {
+  MOE_SHARED_ARRAY(Chunk, shared, kStages * 2 * kTileChunks);
+  Tile<typename Groups::T, typename Groups::TOut> tile;
+  if (!groups.Find(kTile, kTile, tile)) return;
+  const LeafParts parts = {&groups.leaf};
+  WideWarps::Sums<float> sums = {};
+  Pipeline<Groups, LeafParts, 2> pipeline(tile, parts, shared);
+  MOE_NO_UNROLL
+  for (int part = 0; part < parts.count(); ++part) pipeline.Sum(parts.Terms(part), sums);
+  ForLefts(groups.leaf, tile, [&](MatrixView<const float> left) {
+    ForPairs<2>(tile, [&](int64_t row, int64_t col, int i, int j, int k) {
+      sums[i][j][k] = left(row, col) + sums[i][j][k];
+      if (col + 1 < left.cols()) sums[i][j][k + 1] = left(row, col + 1) + sums[i][j][k + 1];
+    });
+  });
+  StoreSums<2>(tile, sums);
+}
+
 // Integers of all segments stay in registers.
 template <typename Groups>
 __global__ void __launch_bounds__(ExactWarps::kThreads, 1) ExactMmaKernel(const Groups groups) {
@@ -366,6 +402,9 @@ cudaError_t Run(const Problem& problem, cudaStream_t stream) {
     if constexpr (std::is_same_v<typename Groups::TOut, int64_t>) {
       return LaunchTiles<Groups>(&ExactMmaKernel<Groups>, groups, kTile, kTile,
                                  ExactWarps::kThreads, stream);
+    } else if constexpr (Groups::kIsLeaf) {
+      return LaunchTiles<Groups>(&MmaLeafKernel<Groups>, groups, kTile, kTile, WideWarps::kThreads,
+                                 stream);
     } else {
       return LaunchTiles<Groups>(&MmaKernel<Groups>, groups, kTile, kTile, WideWarps::kThreads,
                                  stream);

@@ -25,30 +25,6 @@ namespace {
 using gemm::Layout;
 using ::testing::ElementsAre;
 
-// The groups' matrices in memory of a device: one slab, aligned to 16 bytes if the layout is.
-template <typename T>
-struct DeviceWeights {
-  DeviceArray<T> memory;
-  std::vector<MatrixView<const T>> views;
-};
-template <typename T>
-DeviceWeights<T> WeightsOn(const TestDevice& device, const Groups<T>& groups) {
-  std::vector<T> all;
-  std::vector<size_t> begins;
-  for (const Matrix<T>& w : groups.weight) {
-    all.resize((all.size() + 7) / 8 * 8);
-    begins.push_back(all.size() + static_cast<size_t>(w.layout().offset));
-    all.insert(all.end(), w.memory().begin(), w.memory().end());
-  }
-  DeviceWeights<T> weights = {device.Copy(all), {}};
-  for (size_t g = 0; g < begins.size(); ++g) {
-    const MatrixView<const T> w = groups.weight[g].view();
-    weights.views.push_back(
-        {weights.memory.span().data() + begins[g], w.rows(), w.cols(), w.stride()});
-  }
-  return weights;
-}
-
 template <typename T>
 class DeviceGemmTest : public ::testing::Test {
  protected:
