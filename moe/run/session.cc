@@ -145,11 +145,6 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
     return absl::InvalidArgumentError(absl::StrCat(
         "Session: --tensor-leaves ", options.tensor_leaves, ", expected 1, 2, 4, 8 or 16"));
   }
-  if (cuda && options.tensor_leaves > 1) {
-    return absl::UnimplementedError(absl::StrCat("Session: --tensor-leaves ", options.tensor_leaves,
-                                                 " on a CUDA device, expected 1: its products "
-                                                 "have no trees yet"));
-  }
   if (cuda && options.bfloat16_order.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("Session: --bf16-order ", NameOf(*options.bfloat16_order, kBFloat16OrderWords),

@@ -35,7 +35,7 @@ struct SessionOptions {
   MeshShape mesh = {};
   int threads = 1;  // CPU threads of this rank
   Numerics numerics = Numerics::kLayoutInvariant;
-  // Leaves of products that are trees (GemmTree): 1, 2, 4, 8 or 16; 1 on a CUDA device.
+  // Leaves of products that are trees (GemmTree): 1, 2, 4, 8 or 16.
   int tensor_leaves = 1;
   // Order in which products of bfloat16 add their terms on a CPU; left out: that of
   // AgreedBFloat16Order. Left out on a CUDA device.

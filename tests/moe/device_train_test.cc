@@ -95,6 +95,21 @@ TEST_F(DeviceTrainTest, EveryLayoutHasTheBitsOfOneRank) {
   }
 }
 
+// Leaves of every product of a model: several parts, some without a term.
+TEST_F(DeviceTrainTest, TreesHaveTheCpusLossAndTheBitsOfOneRank) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    SCOPED_TRACE(NameOf(dtype));
+    TrainConfig config = Config(dtype);
+    const Trace chains = TrainIn(config);
+    config.trainer.session.tensor_leaves = 4;
+    ExpectTheCpusLoss(config);
+    const Trace one = TrainIn(config);
+    // rounding to bfloat16 hides the order of so few terms
+    EXPECT_TRUE(dtype != DType::kFloat32 || one.weights != chains.weights);
+    ExpectSameTrace(TrainIn(config, {.ranks = 2, .expert_parallel = 2, .overlap = 2}), one);
+  }
+}
+
 // Saved and resumed, too: what ranks have in parts is the device's.
 TEST_F(DeviceTrainTest, ZeroHasTheBitsOfRanksThatKeepAll) {
   const std::string folder = ::testing::TempDir() + "device_zero";

@@ -75,14 +75,6 @@ absl::StatusOr<Offload> OffloadOf(const Settings& settings) {
   return offload;
 }
 
-absl::StatusOr<int> TensorLeavesOf(const Settings& settings) {
-  const std::string& leaves = settings.text("tensor-leaves");
-  if (leaves != "1" && settings.is("device", "cuda")) {
-    return WrongFlag("--tensor-leaves", leaves, "1: products of a GPU have no trees yet");
-  }
-  return settings.integer("tensor-leaves");
-}
-
 struct BatchSizes {
   int64_t micro_batch_size = 0;
   int64_t micro_batches = 0;  // M, over all ranks
@@ -147,7 +139,7 @@ absl::Status Complete(const Settings& settings, const World& world, TrainOptions
   MOE_ASSIGN_OR_RETURN(train.model.eos_token_ids, NumbersOf(settings, "eos-token-id"));
   MOE_ASSIGN_OR_RETURN(train.model.pipeline_layout, NumbersOf(settings, "pipeline-layout"));
   MOE_ASSIGN_OR_RETURN(train.trainer.session.grouped_gemm, GroupedGemmOf(settings));
-  MOE_ASSIGN_OR_RETURN(train.trainer.session.tensor_leaves, TensorLeavesOf(settings));
+  train.trainer.session.tensor_leaves = settings.integer("tensor-leaves");
   MOE_ASSIGN_OR_RETURN(train.trainer.offload, OffloadOf(settings));
   MOE_ASSIGN_OR_RETURN(const BatchSizes batch, ResolveBatch(settings, world.ranks));
   train.micro_batch_size = batch.micro_batch_size;

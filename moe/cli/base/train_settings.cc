@@ -147,7 +147,7 @@ void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
       .Roles(kOfLayer);
   t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},
         "leaves of products that are balanced trees (docs/architecture.md); part of what fixes the "
-        "bits; 1 = chains; above 1 on CPUs")
+        "bits; 1 = chains")
       .Roles(kOfLayer);
   AddBFloat16OrderSetting(train.trainer.session.bfloat16_order, t);
   t.Add("--grid-unit-log2 N", rows,

@@ -193,8 +193,7 @@ absl::StatusOr<verify::ProblemSpec> SpecOf(const Settings& settings, const Verif
   router.seed = spec.seed;
   if (options.of_model) {
     spec.model = of_all_gates.model;
-    const bool chains = options.device == DeviceKind::kCuda && !settings.given("tensor-leaves");
-    spec.model->trainer.session.tensor_leaves = chains ? 1 : settings.integer("tensor-leaves");
+    spec.model->trainer.session.tensor_leaves = settings.integer("tensor-leaves");
     spec.micro_batch_tokens.assign(settings.integer("micro-batches"),
                                    spec.model->micro_batch_size * spec.model->sequence_length);
     return spec;

@@ -119,7 +119,7 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
   t.Add("--micro-batch-size N", rows, "sequences of a micro-batch").Least(1);
   t.Add("--steps N", rows, "optimiser steps");
   t.Add("--tensor-leaves S", {Kind::kWord, "8", {"1", "2", "4", "8", "16"}},
-        "leaves of products that are balanced trees, at least tp; 1 with --device cuda");
+        "leaves of products that are balanced trees, at least tp");
   t.Group("Layer");
   AddShapeSettings(spec.layer, t);
   t.Group("Routing");
