@@ -25,8 +25,8 @@ struct ColumnCut {
 // Writes `rows` from the `columns` of all ranks, and the reverse. Collective, enqueued; a rank
 // sends what it holds less what stays: with even cuts (R - 1) / R^2 of N C sizeof(T) bytes.
 // Scratch, as large as `rows`, is memory of `workspace`, which the caller releases once the stream
-// has passed. T: float, BFloat16, Float16. Errors: kInvalidArgument if shapes disagree;
-// kUnimplemented on CUDA; those of AllToAllV.
+// has passed. All but the offsets is memory of stream.device(). T: float, BFloat16, Float16.
+// Errors: kInvalidArgument if shapes disagree; those of AllToAllV.
 template <typename T>
 absl::Status ColumnsToRows(const ColumnCut<T>& cut, Communicator& comm, Workspace& workspace,
                            Stream& stream, const Site& site = {});

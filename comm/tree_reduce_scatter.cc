@@ -14,7 +14,6 @@ absl::Status TreeReduceScatter(const TreeScatter<T>& call, Communicator& comm, W
   const int ranks = comm.size(), rank = comm.rank();
   const int64_t cols = call.out.cols();
   const auto& offsets = call.row_offsets;
-  MOE_RETURN_IF_ERROR(CheckCpu("TreeReduceScatter", stream));
   MOE_RETURN_IF_ERROR(CheckGroups("TreeReduceScatter", "ranks", offsets, ranks, call.nodes.rows()));
   const auto width = [&](int r) {
     return static_cast<int64_t>(NodesOf(call.cut, r, ranks).size()) * cols;
@@ -41,19 +40,18 @@ absl::Status TreeReduceScatter(const TreeScatter<T>& call, Communicator& comm, W
       {call.nodes.data(), static_cast<size_t>(call.nodes.rows() * call.nodes.cols())}, send, there,
       receive, stream, site));
   absl::InlinedVector<TreeNode, kMaxTreeLeaves> at;
-  MOE_ASSIGN_OR_RETURN(const auto nodes, workspace.Array<MatrixView<const float>>(kMaxTreeLeaves));
+  absl::InlinedVector<MatrixView<const float>, kMaxTreeLeaves> nodes;
   const float* from = there.data();
   for (int r = 0; r < ranks; ++r) {
     const auto theirs = NodesOf(call.cut, r, ranks);
     const int64_t stride = width(r);
     for (size_t j = 0; j < theirs.size(); ++j) {
-      nodes[at.size()] =
-          MatrixView<const float>(from + static_cast<int64_t>(j) * cols, mine, cols, stride);
+      nodes.emplace_back(from + static_cast<int64_t>(j) * cols, mine, cols, stride);
       at.push_back(theirs[j]);
     }
     from += mine * stride;
   }
-  return FoldNodes<T>(call.cut.leaves, at, nodes.first(at.size()), call.out, stream);
+  return FoldNodes<T>(call.cut.leaves, at, nodes, call.out, stream);
 }
 
 #define MOE_INSTANTIATE(T)                                                                  \

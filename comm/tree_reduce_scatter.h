@@ -32,9 +32,10 @@ struct TreeScatter {
 //
 // Collective, enqueued. Rank r sends 4 H n_r bytes for each row of another rank: with R a power of
 // two and no empty leaves n is 1, (R - 1) / R of 4 N H bytes; with 3 ranks of 8 leaves 5/3 of that.
-// One AllToAllV: of few ranks and long rows the time is that of the bytes. Received nodes are
-// memory of `workspace`, which the caller releases once the stream has passed.
-// Errors: kInvalidArgument if shapes disagree; kUnimplemented on CUDA; those of AllToAllV.
+// One AllToAllV: of few ranks and long rows the time is that of the bytes. Nodes, `out` and
+// `workspace` are memory of stream.device(); received nodes are memory of `workspace`, which the
+// caller releases once the stream has passed.
+// Errors: kInvalidArgument if shapes disagree; those of AllToAllV and FoldNodes.
 template <typename T>
 absl::Status TreeReduceScatter(const TreeScatter<T>& call, Communicator& comm, Workspace& workspace,
                                Stream& stream, const Site& site = {});

@@ -82,6 +82,17 @@ void Run(const Gather<T>& gather, ThreadPool& threads) {
 }
 
 template <typename T>
+void Run(const Copy<T>& copy, ThreadPool& threads) {
+  const int64_t cols = copy.out.cols();
+  if (cols == 0) return;
+  threads.For(copy.out.rows(), Grain(cols * sizeof(T)), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      CopyRow(copy.in.row(i), nullptr, copy.out.row(i), cols);
+    }
+  });
+}
+
+template <typename T>
 void Run(const TokenGather<T>& gather, ThreadPool& threads) {
   const int64_t hidden = gather.out.cols(), tokens = gather.in.rows(), rows = gather.out.rows();
   if (hidden == 0) return;
@@ -160,6 +171,13 @@ absl::Status GatherScaledRows(MatrixView<const T> in, absl::Span<const int32_t> 
 }
 
 template <typename T>
+absl::Status CopyRows(MatrixView<const T> in, MatrixView<T> out, Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckShape("CopyRows", "in", in, out.rows(), out.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape("CopyRows", "out", out, out.rows(), out.cols()));
+  return RunOp("CopyRows", permute::Copy<T>{.in = in, .out = out}, stream);
+}
+
+template <typename T>
 absl::Status GatherTokens(MatrixView<const T> in, const TokenRows& rows,
                           absl::Span<const float> weight, MatrixView<T> out, Stream& stream) {
   constexpr char kName[] = "GatherTokens";
@@ -217,6 +235,7 @@ absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
 MOE_INSTANTIATE_FOR_STORAGE(permute::Reference)
 MOE_INSTANTIATE_FOR_STORAGE(GatherRows)
 MOE_INSTANTIATE_FOR_STORAGE(GatherScaledRows)
+MOE_INSTANTIATE_FOR_STORAGE(CopyRows)
 MOE_INSTANTIATE_FOR_STORAGE(GatherTokens)
 MOE_INSTANTIATE_FOR_STORAGE(GatherRowsOfMany)
 

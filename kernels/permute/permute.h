@@ -38,6 +38,10 @@ template <typename T>
 absl::Status GatherScaledRows(MatrixView<const T> in, absl::Span<const int32_t> source_row,
                               absl::Span<const float> scale, MatrixView<T> out, Stream& stream);
 
+// out = in, [N, H], any strides: some columns of rows, for example. Otherwise as GatherRows.
+template <typename T>
+absl::Status CopyRows(MatrixView<const T> in, MatrixView<T> out, Stream& stream);
+
 // Slots [slots] of T tokens and the rows [N] that they go to, in both directions.
 struct TokenRows {
   absl::Span<const int64_t> slot_offset;   // [T + 1] as in combine.h

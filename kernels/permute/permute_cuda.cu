@@ -59,6 +59,15 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) GatherKernel(Gather<T
   });
 }
 
+// The same of row i itself.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) CopyKernel(Copy<T> copy) {
+  const int64_t cols = copy.out.cols();
+  ForRows<kWarpLanes>(copy.out.rows(), [&](int64_t i, int lane) {
+    CopyRow(copy.in.row(i), nullptr, i, cols, lane, copy.out.row(i));
+  });
+}
+
 // A warp owns a token: it reads each vector once and stores it in the rows of the token's slots, of
 // which it owns every `sharers`-th where warps share a token. Beyond the tokens, a warp owns 32
 // output rows, of which it zeroes those without a token.
@@ -135,6 +144,12 @@ cudaError_t Run(const Gather<T>& gather, cudaStream_t stream) {
 }
 
 template <typename T>
+cudaError_t Run(const Copy<T>& copy, cudaStream_t stream) {
+  if (copy.out.rows() == 0 || copy.out.cols() == 0) return cudaSuccess;
+  return Launch(&CopyKernel<T>, RowShape<kWarpLanes>(copy.out.rows()), stream, copy);
+}
+
+template <typename T>
 cudaError_t Run(const TokenGather<T>& gather, cudaStream_t stream) {
   if (gather.out.rows() == 0 || gather.out.cols() == 0) return cudaSuccess;
   // Few tokens are too few warps, and are in a cache.
@@ -161,6 +176,7 @@ cudaError_t Run(const GatherOfMany<T>& gather, cudaStream_t stream) {
 }
 
 MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Gather, cudaStream_t)
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Copy, cudaStream_t)
 MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, TokenGather, cudaStream_t)
 MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, GatherOfMany, cudaStream_t)
 

@@ -20,6 +20,13 @@ struct Gather {
   MatrixView<T> out;             // [N, H]
 };
 
+// CopyRows: out = in.
+template <typename T>
+struct Copy {
+  MatrixView<const T> in;
+  MatrixView<T> out;
+};
+
 // GatherTokens: out[row_of_slot[s] - first_row] = weight[s] * in[t] for the slots s of token t.
 template <typename T>
 struct TokenGather {
@@ -61,6 +68,8 @@ void Reference(const GatherOfMany<T>& gather);
 // the rows of others unchanged: the table of views needs no device memory and no copy.
 template <typename T>
 cudaError_t Run(const Gather<T>& gather, cudaStream_t stream);
+template <typename T>
+cudaError_t Run(const Copy<T>& copy, cudaStream_t stream);
 template <typename T>
 cudaError_t Run(const TokenGather<T>& gather, cudaStream_t stream);
 template <typename T>

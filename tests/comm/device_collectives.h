@@ -3,6 +3,9 @@
 #ifndef MOE_TESTS_COMM_DEVICE_COLLECTIVES_H_
 #define MOE_TESTS_COMM_DEVICE_COLLECTIVES_H_
 
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
 #include <numeric>
 #include <vector>
 
@@ -10,7 +13,11 @@
 #include <gtest/gtest.h>
 
 #include "comm/all_reduce.h"
+#include "comm/column_exchange.h"
 #include "comm/communicator.h"
+#include "comm/row_gather.h"
+#include "comm/tree_reduce_scatter.h"
+#include "tests/comm/tree_sums.h"
 #include "tests/kernels/device_memory.h"
 
 namespace moe::testing {
@@ -106,6 +113,76 @@ inline void ExpectReducersSum(AllReduceAlgorithm other, Communicator& comm,
   }
 }
 
+// Nodes of three ranks, of which one has two, become rows; one rank has none.
+template <typename T>
+void ExpectNodesBecomeRows(const TreeCut& cut, Communicator& comm, const TestDevice& device) {
+  constexpr int64_t kCols = 6, kOffsets[] = {0, 2, 2, 5};
+  const int r = comm.rank();
+  const TreeNodes mine = NodesOf(cut, r, kDeviceRanks);
+  const auto width = std::ssize(mine) * kCols, own = kOffsets[r + 1] - kOffsets[r];
+  std::vector<float> nodes(static_cast<size_t>(kOffsets[kDeviceRanks] * width));
+  for (int64_t i = 0; i < std::ssize(nodes); ++i) {
+    const TreeNode& node = mine[static_cast<size_t>(i % width / kCols)];
+    nodes[i] = NodeSum(cut, node.first, node.last, i / width, i % kCols).value();
+  }
+  const auto there = device.Copy(nodes);
+  const auto out = device.Copy(std::vector<T>(static_cast<size_t>(own * kCols), T(-1.0f)));
+  Workspace workspace(device.memory());
+  EXPECT_OK(TreeReduceScatter<T>({.cut = cut,
+                                  .row_offsets = kOffsets,
+                                  .nodes = there.view(kOffsets[kDeviceRanks], width, width),
+                                  .out = out.view(own, kCols, kCols)},
+                                 comm, workspace, device.stream()));
+  std::vector<T> want;
+  for (int64_t i = 0; i < own * kCols; ++i) {
+    const auto sum = NodeSum(cut, 0, cut.leaves, kOffsets[r] + i / kCols, i % kCols);
+    want.push_back(T(sum.value_or(0.0f)));
+  }
+  EXPECT_EQ(device.Read(out), want) << cut.leaves << " leaves of " << cut.extent;
+}
+
+// Rank r has columns 2 r and 2 r + 1 of 5 rows, or rows 0 1, 2, 3 4.
+inline void ExpectRowsAndColumnsOfATensorGroup(Communicator& comm, const TestDevice& device) {
+  constexpr int64_t kRow[] = {0, 2, 3, 5}, kCol[] = {0, 2, 4, 6};
+  const int r = comm.rank();
+  Workspace workspace(device.memory());
+  std::vector<float> all(30), columns, rows;
+  std::iota(all.begin(), all.end(), 0.0f);
+  for (int64_t i = 0; i < 30; ++i) {
+    if (i % 6 / 2 == r) columns.push_back(all[i]);
+    if (i / 6 >= kRow[r] && i / 6 < kRow[r + 1]) rows.push_back(all[i]);
+  }
+  const auto cols = device.Copy(columns), back = device.Copy(std::vector<float>(10));
+  const auto own = device.Copy(std::vector<float>(rows.size()));
+  const auto whole = device.Copy(std::vector<float>(30));
+  const int64_t count = kRow[r + 1] - kRow[r];
+  EXPECT_OK(ColumnsToRows<float>({kRow, kCol, cols.view(5, 2, 2), own.view(count, 6, 6)}, comm,
+                                 workspace, device.stream()));
+  EXPECT_OK(RowsToColumns<float>({kRow, kCol, back.view(5, 2, 2), own.view(count, 6, 6)}, comm,
+                                 workspace, device.stream()));
+  EXPECT_OK(AllGatherColumns<float>(cols.view(5, 2, 2), kCol, whole.view(5, 6, 6), comm, workspace,
+                                    device.stream()));
+  EXPECT_EQ(device.Read(own), rows);
+  EXPECT_EQ(device.Read(back), columns);
+  EXPECT_EQ(device.Read(whole), all);
+  std::vector<float> mine(30, -1.0f);
+  std::copy(rows.begin(), rows.end(), mine.begin() + kRow[r] * 6);
+  const auto x = device.Copy(mine);
+  EXPECT_OK(AllGatherRows<float>(x.view(5, 6, 6), kRow, comm, device.stream()));
+  EXPECT_EQ(device.Read(x), all);
+}
+
+// What the ranks of a tensor group exchange.
+inline void ExpectTensorExchanges(Communicator& comm, const TestDevice& device) {
+  for (const int leaves : {4, 8, 16}) {
+    for (const int64_t extent : {int64_t{640}, int64_t{48}, int64_t{0}}) {
+      ExpectNodesBecomeRows<float>({leaves, extent, 16}, comm, device);
+    }
+    ExpectNodesBecomeRows<BFloat16>({leaves, 640, 16}, comm, device);
+  }
+  ExpectRowsAndColumnsOfATensorGroup(comm, device);
+}
+
 // All of these, one after the other.
 inline void ExpectDeviceCollectives(AllReduceAlgorithm other, Communicator& comm,
                                     const TestDevice& device) {
@@ -114,6 +191,7 @@ inline void ExpectDeviceCollectives(AllReduceAlgorithm other, Communicator& comm
   ExpectAllToAllVOfUnequalParts(comm, device);
   ExpectSendRecvInOrderAndToItself(comm, device);
   ExpectReducersSum(other, comm, device);
+  ExpectTensorExchanges(comm, device);
 }
 
 }  // namespace moe::testing

@@ -1,8 +1,6 @@
 // Exchanges of a tensor group: nodes of a tree to the owners of rows, and rows to all. Linked once
 // per backend.
 #include <algorithm>
-#include <cmath>
-#include <optional>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -13,29 +11,15 @@
 #include "comm/tree_reduce_scatter.h"
 #include "tests/comm/comm_env.h"
 #include "tests/comm/forwarding_communicator.h"
+#include "tests/comm/tree_sums.h"
 
 namespace moe {
 namespace {
 
 using testing::kSanitized;
+using testing::NodeSum;
 
 class TreeRowsTest : public testing::CommTest {};
-
-// A leaf's sum: magnitudes far enough apart that another order of additions has other bits.
-float LeafSum(int leaf, int64_t row, int64_t col) {
-  const auto mixed = static_cast<uint32_t>(leaf * 7919 + row * 104729 + col * 31) * 2654435761U;
-  const float value = 1.0f + static_cast<float>(mixed >> 9) * 0x1p-23f;
-  return std::ldexp(mixed % 2 == 0 ? value : -value, static_cast<int>(mixed >> 8 & 15) - 8);
-}
-
-// The node over leaves [first, last), from leaf to root.
-std::optional<float> NodeSum(const TreeCut& cut, int first, int last, int64_t row, int64_t col) {
-  if (cut.Begin(first) == cut.Begin(last)) return std::nullopt;
-  if (last - first == 1) return LeafSum(first, row, col);
-  const auto left = NodeSum(cut, first, (first + last) / 2, row, col);
-  const auto right = NodeSum(cut, (first + last) / 2, last, row, col);
-  return left && right ? *left + *right : left ? left : right;
-}
 
 // Counts what a rank sends to others.
 class CountingCommunicator final : public testing::ForwardingCommunicator {

@@ -208,6 +208,26 @@ TYPED_TEST(PermuteTest, GathersFromAnyNumberOfViews) {
   });
 }
 
+// Columns of rows to rows of their own and back: what ranks that have columns exchange.
+TYPED_TEST(PermuteTest, CopiesRowsOfAnyLayout) {
+  using T = TypeParam;
+  ForEachDevice([](const TestDevice& device) {
+    for (const auto& [in, out] : kLayoutPairs) {
+      for (const int64_t cols : {1, 7, 24, 300}) {
+        const auto from = Matrix<T>::Random(9, cols + 5, in, 1);
+        const auto there = device.Copy(from), to = device.Copy(Matrix<T>(9, cols, out, -1.0f));
+        ASSERT_OK(CopyRows<T>(ColumnRange(there.view(), 2, 2 + cols), to.view(), device.stream()));
+        EXPECT_EQ(device.Read(to).values(), from.Cols(2, 2 + cols).values());
+        EXPECT_TRUE(device.Read(to).edges_intact());
+      }
+    }
+    EXPECT_OK(CopyRows<T>({nullptr, 0, 4}, {nullptr, 0, 4}, device.stream()));
+    EXPECT_OK(CopyRows<T>({nullptr, 3, 0}, {nullptr, 3, 0}, device.stream()));
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(CopyRows<T>({nullptr, 0, 4}, {nullptr, 0, 3}, device.stream())));
+  });
+}
+
 // A launch without blocks would be an error.
 TYPED_TEST(PermuteTest, AcceptsNoRowsAndNoColumns) {
   using T = TypeParam;
