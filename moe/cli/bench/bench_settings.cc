@@ -96,6 +96,8 @@ void AddLayerSettings(measure::LayerSpec& spec, Table& t) {
         "of gradients: layout-invariant, exact sums; fast, float32 sums")
       .Roles(kInLayerRow);
   AddBFloat16OrderSetting(spec.trainer.session.bfloat16_order, t);
+  t.Add("--forward-only", &spec.forward_only,
+        "no backward: forwards follow each other, as in programs that do not train");
   t.Add("--pack-weights", &spec.layer.pack_weights,
         "forward reads packed copies of the weights, as programs that do not train may: faster the "
         "fewer tokens an expert has; --device cpu");

@@ -78,7 +78,7 @@ std::vector<LayerRow> Rows(const LayerSpec& spec, const LayerFigures& figures,
                             static_cast<double>(spec.layer.router.hidden_size) *
                             static_cast<double>(spec.layer.ffn_hidden_size);
   std::vector<LayerRow> rows;
-  for (int pass = 0; pass < 2; ++pass) {
+  for (int pass = 0; pass < (spec.forward_only ? 1 : 2); ++pass) {
     for (int p = 0; p < kLayerParts; ++p) {
       const int part = pass * kLayerParts + p;
       const int whole = pass * kLayerParts + kLayerParts - 1;
@@ -96,7 +96,7 @@ std::vector<LayerRow> Rows(const LayerSpec& spec, const LayerFigures& figures,
   return rows;
 }
 
-// Forward and backward of each call, each of its slowest rank.
+// The passes of each call, each of its slowest rank; one that did not run took no time.
 std::vector<double> Steps(const std::vector<CallTimes>& all, int ranks) {
   std::vector<double> steps = Slowest(all, ranks, kLayerParts - 1);
   const std::vector<double> backward = Slowest(all, ranks, 2 * kLayerParts - 1);

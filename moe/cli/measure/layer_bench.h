@@ -36,6 +36,8 @@ struct LayerSpec {
   // stay. Every kind but matrix; a trace must fit the world's ranks, which share one set of
   // experts and no matrices.
   std::optional<RoutingSpec> routing;
+  // No backward: forwards follow each other, as in a program that does not train.
+  bool forward_only = false;
 
   // Rows of x on a rank.
   int64_t rows() const { return tokens * trainer.session.mesh.tensor; }
@@ -56,7 +58,7 @@ struct LayerRow {
 // Figures of a whole call, over all ranks.
 struct LayerFigures {
   int64_t iterations = 0;
-  Statistics step_us;        // over calls: forward + backward, each of its slowest rank
+  Statistics step_us;        // over calls: the passes, each of its slowest rank
   double tokens_per_s = 0;   // tokens of all ranks and calls / sum of the above
   double drop_fraction = 0;  // slots that capacity dropped / slots that the gate chose
   double max_vio = 0;        // (largest - mean) / mean of the slots of routed experts, before drops
@@ -73,7 +75,7 @@ struct LayerResult {
   int ranks = 1;
   std::optional<BFloat16Order> bfloat16_order;  // none where no product of bfloat16 is on a CPU
   LayerFigures figures;
-  std::vector<LayerRow> rows;  // both passes, phases and all
+  std::vector<LayerRow> rows;  // of every pass, phases and all
 };
 
 // Draws random tokens and weights; a pass starts at a barrier. Gradients are computed, not reduced.

@@ -78,6 +78,9 @@ done
 expect 1 "layer --fail-if" "$moe" bench "${layer[@]}" --ranks 4 --dispatch hierarchical --node-size 2 -d bf16 --fail-if 'share_pct==100'
 expect 0 "layer --pack-weights" "$moe" bench "${layer[@]}" --ranks 2 --pack-weights -oe jsonl
 (($(grep -c '"nwrong":0,"status":"ok"' stderr) == 12)) || fail "layer --pack-weights: $(cat stderr)"
+expect 0 "layer --forward-only" "$moe" bench "${layer[@]}" --ranks 3 --forward-only -oe jsonl
+(($(grep -c '"pass":"forward",.*"nwrong":0,"status":"ok"' stderr) == 6)) || fail "layer --forward-only: $(cat stderr)"
+[[ $(wc -l <stderr) == 6 ]] || fail "layer --forward-only: rows of another pass: $(cat stderr)"
 refused 2 "--moe-router-topk is 2, expected none: the trace says it" bench layer --ranks 6 --routing trace:trace --topk 2
 expect 0 "layer --routing" "$moe" bench "${layer[@]}" --ranks 3 --routing zipf:1.2 --capacity-factor 1 -oe jsonl \
   --fail-if 'tokens_per_s<=0 || dead_experts>5'
