@@ -50,7 +50,8 @@ set(moe_public_headers
   moe/recompute/recompute.h
   moe/zero/offload.h moe/zero/optimizer_state.h moe/zero/shard_cut.h moe/zero/state_placement.h moe/zero/weight_gather.h
   moe/zero/weight_source.h
-  moe/tensor/gathered_rows.h moe/tensor/linear.h moe/tensor/tensor_share.h
+  moe/tensor/gathered_rows.h moe/tensor/linear.h moe/tensor/own_rows.h
+  moe/tensor/tensor_share.h
   moe/layer/experts.h moe/layer/moe_layer.h moe/layer/shared_expert.h
   moe/pipeline/links.h moe/pipeline/runner.h moe/pipeline/schedule.h
   moe/train/gradient_norm.h moe/train/gradient_reducer.h moe/train/grid_unit.h

@@ -82,31 +82,12 @@ absl::Status RowsToColumns(const ColumnCut<T>& cut, Communicator& comm, Workspac
                            stream, site);
 }
 
-template <typename T>
-absl::Status AllGatherColumns(MatrixView<const T> columns, absl::Span<const int64_t> col,
-                              MatrixView<T> whole, Communicator& comm, Workspace& workspace,
-                              Stream& stream, const Site& site) {
-  const int ranks = comm.size(), rank = comm.rank();
-  const int64_t rows = whole.rows();
-  MOE_RETURN_IF_ERROR(CheckGroups("AllGatherColumns", "ranks", col, ranks, whole.cols()));
-  const int64_t own = col[rank + 1] - col[rank];
-  MOE_RETURN_IF_ERROR(CheckShape("AllGatherColumns", "columns", columns, rows, own));
-  MOE_ASSIGN_OR_RETURN(const auto blocks, workspace.Matrix<T>(rows, whole.cols()));
-  const MatrixView<T> mine(blocks.data() + rows * col[rank], rows, own);
-  RankCounts counts;
-  for (int r = 0; r < ranks; ++r) counts.push_back(rows * (col[r + 1] - col[r]));
-  MOE_RETURN_IF_ERROR(CopyRows<T>(columns, mine, stream));
-  MOE_RETURN_IF_ERROR(comm.AllGatherV<T>(AllOf(mine), AllOf(blocks), counts, stream, site));
-  return CopyBlocks(whole, col, blocks, BlockWay::kToRows, stream);
-}
-
 #define MOE_INSTANTIATE(T)                                                                     \
   template absl::Status ColumnsToRows(const ColumnCut<T>&, Communicator&, Workspace&, Stream&, \
                                       const Site&);                                            \
   template absl::Status RowsToColumns(const ColumnCut<T>&, Communicator&, Workspace&, Stream&, \
                                       const Site&);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
-MOE_INSTANTIATE_FOR_STORAGE(AllGatherColumns)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

@@ -34,14 +34,6 @@ template <typename T>
 absl::Status RowsToColumns(const ColumnCut<T>& cut, Communicator& comm, Workspace& workspace,
                            Stream& stream, const Site& site = {});
 
-// Every rank receives all of `whole` [N, C] from the `columns` [N, own columns] of each.
-// Collective, enqueued; a rank sends its columns to each other: with an even cut (R - 1) / R of
-// N C sizeof(T) bytes. Scratch and errors as above; col [R + 1].
-template <typename T>
-absl::Status AllGatherColumns(MatrixView<const T> columns, absl::Span<const int64_t> col,
-                              MatrixView<T> whole, Communicator& comm, Workspace& workspace,
-                              Stream& stream, const Site& site = {});
-
 }  // namespace moe
 
 #endif  // MOE_COMM_COLUMN_EXCHANGE_H_

@@ -127,10 +127,9 @@ absl::StatusOr<std::unique_ptr<Router<T>>> Router<T>::Create(const RouterConfig&
 
 template <typename T>
 template <typename Visit>
-absl::Status Router<T>::ForEachMicroBatch(const Batch& batch, Visit visit) {
-  const absl::Span<const int64_t> offsets = batch.micro_batch_offsets;
-  for (size_t b = 0; b + 1 < offsets.size(); ++b) {
-    const TokenRange range = {offsets[b], offsets[b + 1]};
+absl::Status Router<T>::ForEachPart(absl::Span<const int64_t> offsets, Visit visit) {
+  for (size_t p = 0; p + 1 < offsets.size(); ++p) {
+    const TokenRange range = {offsets[p], offsets[p + 1]};
     if (range.begin < range.end) MOE_RETURN_IF_ERROR(visit(range));
   }
   return absl::OkStatus();
@@ -165,13 +164,13 @@ absl::Status Router<T>::Jitter(const RouterCall<T>& call, RouterSaved<T>& saved)
   Workspace& workspace = call.workspace;
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> factor, workspace.Matrix<float>(x.rows(), x.cols()));
   MOE_ASSIGN_OR_RETURN(const MatrixView<T> jittered, workspace.Matrix<T>(x.rows(), x.cols()));
-  MOE_RETURN_IF_ERROR(
-      EnqueueJitterFactors({.seed = config_.seed,
-                            .purpose = RandomPurpose::kJitter,
-                            .layer = config_.layer,
-                            .step = static_cast<uint64_t>(saved.batch.step),
-                            .item = static_cast<uint64_t>(saved.batch.first_global_token)},
-                           traits_.input_jitter, factor, call.host, call.stream));
+  MOE_RETURN_IF_ERROR(EnqueueJitterFactors(
+      {.seed = config_.seed,
+       .purpose = RandomPurpose::kJitter,
+       .layer = config_.layer,
+       .step = static_cast<uint64_t>(saved.batch.step),
+       .item = static_cast<uint64_t>(saved.batch.first_global_token + saved.first_token)},
+      traits_.input_jitter, factor, call.host, call.stream));
   saved.tokens = jittered;
   saved.jitter = factor;
   return MultiplyRows<T>(x, factor, jittered, Write::kOverwrite, call.stream);
@@ -181,23 +180,26 @@ template <typename T>
 absl::Status Router<T>::Logits(const RouterCall<T>& call, RouterSaved<T>& saved) const {
   MOE_RETURN_IF_ERROR(CheckInputs(call));
   const int64_t tokens = call.tokens.rows();
+  const int64_t all = call.batch_tokens < 0 ? tokens : call.batch_tokens;
   Workspace& workspace = call.workspace;
-  saved = {.tokens = call.tokens};
-  MOE_ASSIGN_OR_RETURN(saved.batch, CopyBatch(call.batch, tokens, call.host));
+  saved = {.tokens = call.tokens, .first_token = call.first_token};
+  MOE_ASSIGN_OR_RETURN(saved.batch, CopyBatch(call.batch, all, call.host));
   MOE_RETURN_IF_ERROR(CheckMicroBatchLengths(config_, saved.batch));
   if (traits_.input_jitter != 0 && call.batch.mode == Mode::kTraining) {
     MOE_RETURN_IF_ERROR(Jitter(call, saved));
   }
-  MOE_ASSIGN_OR_RETURN(const MatrixView<float> logits,
-                       workspace.Matrix<float>(tokens, weight_rows()));
-  MOE_RETURN_IF_ERROR(ForEachMicroBatch(saved.batch, [&](TokenRange range) {
+  MOE_ASSIGN_OR_RETURN(const MatrixView<float> logits, workspace.Matrix<float>(all, weight_rows()));
+  const auto own = RowRange(logits, call.first_token, call.first_token + tokens);
+  const auto product = [&](TokenRange range) {
     return Gemm<T, float>(RowRange(saved.tokens, range.begin, range.end), call.inputs.weight,
-                          RowRange(logits, range.begin, range.end), workspace, call.stream,
+                          RowRange(own, range.begin, range.end), workspace, call.stream,
                           {.bfloat16_order = call.bfloat16_order});
-  }));
+  };
+  MOE_RETURN_IF_ERROR(all == tokens ? ForEachPart(saved.batch.micro_batch_offsets, product)
+                                    : product({0, tokens}));
   if (traits_.router_bias) {
-    const int64_t all[] = {0, tokens};
-    MOE_RETURN_IF_ERROR(AddBias<float>(logits, all, {call.inputs.bias}, call.stream));
+    const int64_t ends[] = {0, tokens};
+    MOE_RETURN_IF_ERROR(AddBias<float>(own, ends, {call.inputs.bias}, call.stream));
   }
   saved.logits = logits;
   return absl::OkStatus();
@@ -227,10 +229,10 @@ absl::Status Router<T>::Decide(const RouterCall<T>& call, RouterSaved<T>& saved,
 }
 
 template <typename T>
-absl::Status Router<T>::MicroBatchBackward(const RouterBackwardCall<T>& call,
-                                           const RouterSaved<T>& saved,
-                                           MatrixView<const float> d_logits,
-                                           MatrixView<const float> weight, TokenRange range) const {
+absl::Status Router<T>::SegmentBackward(const RouterBackwardCall<T>& call,
+                                        const RouterSaved<T>& saved,
+                                        MatrixView<const float> d_logits,
+                                        MatrixView<const float> weight, TokenRange range) const {
   Workspace& workspace = call.workspace;
   Stream& stream = call.stream;
   const auto part_of = [range](auto rows) {
@@ -291,8 +293,10 @@ absl::Status Router<T>::Backward(const RouterBackwardCall<T>& call,
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> d_logits, LogitGradient(call, saved));
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> weight,
                        AsFloat(call.weight, call.workspace, call.stream));
-  MOE_RETURN_IF_ERROR(ForEachMicroBatch(saved.batch, [&](TokenRange range) {
-    return MicroBatchBackward(call, saved, d_logits, weight, range);
+  const auto own = RowRange(d_logits, saved.first_token, saved.first_token + saved.tokens.rows());
+  const auto segments = call.segments.empty() ? saved.batch.micro_batch_offsets : call.segments;
+  MOE_RETURN_IF_ERROR(ForEachPart(segments, [&](TokenRange range) {
+    return SegmentBackward(call, saved, own, weight, range);
   }));
   return EndScratch(call.stream);
 }

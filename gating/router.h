@@ -45,7 +45,9 @@ struct RouterBackwardCall {
   absl::Span<const float> d_weight = {};  // [slots] by the combine weights; not read where dropped
   MatrixView<const T> weight = {};        // the router's
   float loss_scale = 1;                   // d_weight carries it
-  MatrixView<T> d_tokens = {};            // [T, H]
+  MatrixView<T> d_tokens = {};            // of the tokens, [T, H]
+  // [S + 1] the tokens in segments, each of which has a partial; empty: one for each micro-batch.
+  absl::Span<const int64_t> segments = {};
   std::optional<RouterGradients> gradients = {};  // empty: the router is frozen
   Workspace& workspace;
   Workspace& host;
@@ -60,6 +62,10 @@ enum class RoutingFor : uint8_t { kHost, kDevice };
 template <typename T>
 struct RouterCall {
   MatrixView<const T> tokens = {};  // [T, H]
+  // Tokens [first_token, first_token + T) of the batch, where it has more, batch_tokens. The caller
+  // then writes the logits of the others into saved.logits between Logits and Decide, which decides
+  // about all tokens of the batch, and Backward is given d_weight of all.
+  int64_t first_token = 0, batch_tokens = -1;  // -1: the batch has these T
   RouterInputs<T> inputs = {};
   // An empty sequence_offsets stands for one sequence of all tokens.
   Batch batch = {};
@@ -75,15 +81,16 @@ struct RouterCall {
 template <typename T>
 struct RouterSaved {
   MatrixView<const T> tokens;      // [T, H] as the router saw them (jitter applied)
+  int64_t first_token = 0;         // of these in the batch
   MatrixView<const float> jitter;  // [T, H] factors; empty = none
   Routing routing;    // in memory of the host; arrays may be empty for RoutingFor::kDevice
   Routing on_device;  // in memory where the stream computes
   Batch batch;        // its spans are copied into the workspace
   // Where the gate ran: the stream's device or the host.
-  MatrixView<float> logits;  // [T, logit_sets * E]; not written after Decide
+  MatrixView<float> logits;  // [batch tokens, logit_sets * E]; not written after Decide
   GateSelection selection;
   absl::Span<const uint8_t> dropped;  // [slots] of the routing
-  MatrixView<const float> d_aux;  // [T, logit_sets * E] gradient of the losses; empty = no losses
+  MatrixView<const float> d_aux;      // as the logits: gradient of the losses; empty = no losses
 };
 
 // Logits, the configured gate, capacity and losses. Stateless but for its configuration, so threads
@@ -115,8 +122,8 @@ class Router {
   // defined per token group. kInvalidArgument for offsets that do not fit the token group.
   absl::Status Decide(const RouterCall<T>& call, RouterSaved<T>& saved, RouterStats* stats) const;
 
-  // Adds to d_tokens, float32 product, one rounding; adds one float32 partial per micro-batch that
-  // has tokens to `gradients`. The losses' own gradient, scaled by loss_scale, is included: the
+  // Adds to d_tokens, float32 product, one rounding; adds one float32 partial per segment that has
+  // tokens to `gradients`. The losses' own gradient, scaled by loss_scale, is included: the
   // result is the gradient of (model loss + aux + z).
   absl::Status Backward(const RouterBackwardCall<T>& call, const RouterSaved<T>& saved) const;
 
@@ -129,9 +136,9 @@ class Router {
 
   absl::Status CheckInputs(const RouterCall<T>& call) const;
   absl::Status CheckBackward(const RouterBackwardCall<T>& call, const RouterSaved<T>& saved) const;
-  // visit(range) for the tokens of every micro-batch that has some.
+  // visit(range) for the tokens of every part that has some; offsets: of the parts.
   template <typename Visit>
-  static absl::Status ForEachMicroBatch(const Batch& batch, Visit visit);
+  static absl::Status ForEachPart(absl::Span<const int64_t> offsets, Visit visit);
   // Applies jitter to saved.tokens. The host makes the factors; for a CUDA device it uploads them.
   absl::Status Jitter(const RouterCall<T>& call, RouterSaved<T>& saved) const;
   bool GateRunsOn(const Stream& stream) const { return gate_->RunsOn(stream.device().kind); }
@@ -142,10 +149,10 @@ class Router {
   // The gradient by the logits, of the gate and the losses, where the stream computes.
   absl::StatusOr<MatrixView<const float>> LogitGradient(const RouterBackwardCall<T>& call,
                                                         const RouterSaved<T>& saved) const;
-  // weight: the router's, as float32.
-  absl::Status MicroBatchBackward(const RouterBackwardCall<T>& call, const RouterSaved<T>& saved,
-                                  MatrixView<const float> d_logits, MatrixView<const float> weight,
-                                  TokenRange range) const;
+  // d_logits: those of the tokens. weight: the router's, as float32.
+  absl::Status SegmentBackward(const RouterBackwardCall<T>& call, const RouterSaved<T>& saved,
+                               MatrixView<const float> d_logits, MatrixView<const float> weight,
+                               TokenRange range) const;
 
   const RouterConfig config_;
   const std::unique_ptr<const Gate> gate_;

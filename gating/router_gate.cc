@@ -228,7 +228,7 @@ absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
     MOE_RETURN_IF_ERROR(call.stream.Synchronize());
   }
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> d_logits,
-                       gate_workspace.Matrix<float>(saved.tokens.rows(), weight_rows()));
+                       gate_workspace.Matrix<float>(saved.logits.rows(), weight_rows()));
   MOE_RETURN_IF_ERROR(gate_->Backward({.logits = saved.logits,
                                        .batch = saved.batch,
                                        .selection = saved.selection,

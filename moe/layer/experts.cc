@@ -18,9 +18,9 @@ struct RowsOfNetworks {
 
   // Their rows of `out`, which are this rank's own where ranks share the networks.
   template <typename T>
-  MatrixView<T> Out(MatrixView<T> out) const {
-    return rows.gathered == nullptr ? RowRange(out, begin, end)
-                                    : rows.gathered->Own(out, rows.first, rows.last);
+  MatrixView<T> Out(MatrixView<T> out, const TensorShare& share) const {
+    if (rows.gathered != nullptr) return rows.gathered->Own(out, rows.first, rows.last);
+    return share.cut() ? out : RowRange(out, begin, end);
   }
 };
 // Rows of `networks`, whose offsets are those of all; all rows where only the device has the
@@ -161,7 +161,7 @@ absl::Status Experts<T>::Forward(const Context& context, const LinearRows& netwo
   }
   MOE_RETURN_IF_ERROR(gate_up_.Forward(context, rows, RowRange(saved.rows, begin, end), gate_up));
   MOE_RETURN_IF_ERROR(Activate(gate_up, hidden, *context.compute));
-  return down_.Forward(context, rows, hidden, mine.Out(out));
+  return down_.Forward(context, rows, hidden, mine.Out(out, config_.share));
 }
 
 template <typename T>
@@ -187,7 +187,7 @@ absl::Status Experts<T>::InputGradient(const Context& context, const LinearRows&
   }
   MOE_RETURN_IF_ERROR(
       ActivationBackward<T>(config_.activation, gate, up, d_hidden, gate, up, *context.compute));
-  return gate_up_.InputGradient(context, rows, gate_up, mine.Out(d_rows));
+  return gate_up_.InputGradient(context, rows, gate_up, mine.Out(d_rows, config_.share));
 }
 
 template <typename T>

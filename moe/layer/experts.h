@@ -74,7 +74,10 @@ class Experts {
   absl::Status Prepare(MatrixView<const T> rows, Workspace& workspace, ExpertsSaved<T>& saved,
                        const std::optional<GatheredRows>& gathered = {}) const;
 
-  // out rows of networks [first, last) from saved.rows; offsets [L + 1] of all L over all rows.
+  // out rows of networks [first, last) from saved.rows; offsets [L + 1] of all L over all rows. Of
+  // networks that a tensor group shares, one, saved.rows and d_out are all rows, `out` and d_rows
+  // this rank's own (LinearRows), and InputGradient may find saved.rows gone: WeightGradient reads
+  // them again.
   // Writes the same rows of saved. Rows of other networks are untouched. Offsets that only the
   // device has require one call for all networks; rows after theirs may be overwritten. Networks
   // that an expert-tensor group shares are those gathered at once: collective over the group.

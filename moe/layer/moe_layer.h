@@ -21,6 +21,7 @@
 #include "moe/run/stash.h"
 #include "moe/state/module.h"
 #include "moe/state/parameter.h"
+#include "moe/tensor/own_rows.h"
 #include "moe/tensor/tensor_share.h"
 
 namespace moe {
@@ -48,8 +49,9 @@ struct MoeLayerConfig {
 // weigh the input: sum of Expert_{e_tj}(weight_tj * x_t). An identity expert returns x_t, which is
 // added at home, before the outputs of other experts, without an exchange.
 //
-// Ranks of a tensor group all have all rows and route all of them alike; each dispatches its own
-// rows (TensorShare::RowsOf), and they gather what comes home.
+// Ranks of a tensor group divide the rows of a micro-batch: x and y are a rank's own (own_rows.h),
+// and T is their number. They gather the logits of all rows and decide about all of them alike,
+// since capacity and losses are of a micro-batch; each dispatches its own rows.
 //
 // Collective over the expert-parallel group of the context's mesh: every rank calls Forward (and
 // Backward) for every round, with zero tokens if it has none. Forward leaves what Backward needs in
@@ -69,9 +71,10 @@ class MoeLayer final : public Module<T> {
                                                           const Context& context);
 
   // x, y [T, H], memory of the context's device, null only without rows; `pass.batch` refers to
-  // memory of the host. pass.stash is needed for Backward, at most one Forward of this layer in
-  // each, and null in evaluation. y overlaps no memory of x, which Backward reads; without a stash
-  // y may be x itself, unless the layer has identity experts. kInvalidArgument otherwise.
+  // memory of the host; that of a tensor group is of all its rows and has their offsets.
+  // pass.stash is needed for Backward, at most one Forward of this layer in each, and null in
+  // evaluation. y overlaps no memory of x, which Backward reads; without a stash y may be x itself,
+  // unless the layer has identity experts. kInvalidArgument otherwise.
   // Rows that pass.batch.padding_mask calls padding are not read, and y is 0 there; all else has
   // the bits of a call without them. A mask costs a copy of the other rows of x, kept for Backward,
   // and one of their y; without padding it costs nothing.
@@ -143,23 +146,23 @@ class MoeLayer final : public Module<T> {
     RowSubset tokens;  // its rows that are not padding; whole() is 0 where all of them are tokens
     MatrixView<const T> x;  // the tokens
     RouterSaved<T> router;
-    // Rows [begin, end) of x that this rank dispatches, and their slots on the device.
-    int64_t begin = 0, end = 0;
-    Routing own;
+    OwnRows rows;  // x among the rows of its tensor group
+    Routing own;   // the slots of x on the device
     std::optional<DispatchPlan> plan;
     std::optional<GatheredRows> gathered;  // where ranks share experts
     ExpertsSaved<T> experts;
     SharedExpertSaved<T> shared;
     MatrixView<T> home_rows;  // [return_rows, H] expert outputs as received at home
-    // [slots] the token of each slot of an identity expert; -1 for other slots. Empty = no identity
-    // experts.
+    // [own slots] the token of each slot of an identity expert; -1 for other slots. Empty = no
+    // identity experts.
     absl::Span<const int32_t> identity_row;
   };
-  // Gradients by y, by the combine weights [slots] and by x.
+  // Gradients by y, by the combine weights [own slots] and by x.
   struct HomeGradients {
     MatrixView<const T> dy;
     absl::Span<float> d_weight;
     MatrixView<T> dx;
+    absl::Span<const int64_t> segments;  // of their rows (moe::SegmentsOf)
   };
 
   MoeLayer(const MoeLayerConfig& config, const Context& context)
@@ -200,10 +203,12 @@ class MoeLayer final : public Module<T> {
   // counts, which it needs for identity experts and calls of cuBLAS.
   bool CanPlanOnDevice(const Context& context) const;
   // Fills in saved.own.
-  absl::Status TakeOwnRows(const Pass& pass, Saved& saved) const;
-  // Every rank of the tensor group receives the rows, or the values by slot, that are others' own.
-  absl::Status GatherOwnRows(const Pass& pass, MatrixView<T> rows) const;
-  absl::Status GatherOwnSlots(const Pass& pass, const Routing& all, absl::Span<float> values) const;
+  absl::Status TakeOwnSlots(const Pass& pass, Saved& saved) const;
+  // Every rank of the tensor group receives the logits, or the values by slot, of others' rows.
+  absl::Status GatherLogits(const Pass& pass, const Saved& saved) const;
+  absl::Status GatherSlots(const Pass& pass, const Saved& saved, absl::Span<float> values) const;
+  // Fills in saved.identity_row.
+  absl::Status FindIdentities(const Pass& pass, Saved& saved) const;
   // The plan's segments; one for each tensor group and micro-batch, unless rows are gathered.
   absl::StatusOr<GroupOffsets> SegmentsOf(const DispatchPlan& plan, Workspace& host) const;
   // Fills in saved.gathered where ranks share experts.

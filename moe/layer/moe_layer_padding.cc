@@ -94,7 +94,7 @@ absl::Status MoeLayer<T>::MoveInput(const Pass& pass, MatrixView<const T> x) {
   const bool jittered = saved->router.jitter.data() != nullptr;  // then the router has a copy
   saved->x = x;
   if (!jittered) saved->router.tokens = x;
-  saved->shared.experts.rows = x;
+  saved->shared.x = x;
   return absl::OkStatus();
 }
 

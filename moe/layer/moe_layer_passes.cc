@@ -18,16 +18,6 @@
 namespace moe {
 namespace {
 
-// The offsets of the batch's micro-batches; without any, the call is one micro-batch.
-absl::StatusOr<absl::Span<const int64_t>> MicroBatchOffsets(const Batch& batch, int64_t tokens,
-                                                            Workspace& workspace) {
-  if (!batch.micro_batch_offsets.empty()) return batch.micro_batch_offsets;
-  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> offsets, workspace.Array<int64_t>(2));
-  offsets[0] = 0;
-  offsets[1] = tokens;
-  return offsets;
-}
-
 // Gives back what the exchange stream works on, for that stream to take again in its own order.
 // Nothing where it shares the compute stream's workspace: that lends for the round.
 std::optional<WorkspaceScope> ExchangeScope(const Context& context) {
@@ -140,6 +130,7 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
   Stream& exchange = *context.exchange;
   const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context);
   s.x = x;
+  s.rows = OwnRowsOf(context, share_.cut() ? moe::RowsOf(pass.batch) : x.rows());
 
   MOE_RETURN_IF_ERROR(Route(pass, s));
   const DispatchPlan& plan = *s.plan;
@@ -163,22 +154,19 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       pass, {.plan = plan, .send = kDispatch, .compute = kExperts, .receive = kCombine},
       [&](const DispatchCall& call) {
-        const MatrixView<const T> own = RowRange(x, s.begin, s.end);
-        if (!weigh_input) return dispatcher_->Dispatch(call, own, rows);
-        return dispatcher_->DispatchScaled(call, own, s.own.weight, rows);
+        if (!weigh_input) return dispatcher_->Dispatch(call, x, rows);
+        return dispatcher_->DispatchScaled(call, x, s.own.weight, rows);
       },
       compute_experts,
       [&](const DispatchCall& call) { return dispatcher_->Return(call, out, s.home_rows); }));
   MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(pass, y, s));
   MOE_RETURN_IF_ERROR(JoinExchange(context));
-  const MatrixView<T> own_y = RowRange(y, s.begin, s.end);
   MOE_RETURN_IF_ERROR(Timed(pass, kCombineSum, compute, [&] {
     return CombineRows<T>(s.home_rows, s.own.slot_offset, plan.home_row_of_slot(),
-                          weigh_input ? absl::Span<const float>() : s.own.weight, own_y, write,
+                          weigh_input ? absl::Span<const float>() : s.own.weight, y, write,
                           compute);
   }));
-  MOE_RETURN_IF_ERROR(CheckFinite(pass, kCombine.name, own_y));
-  return GatherOwnRows(pass, y);
+  return CheckFinite(pass, kCombine.name, y);
 }
 
 template <typename T>
@@ -191,6 +179,8 @@ absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
   const RoutingFor reader =
       plans_on_device_ && !identities ? RoutingFor::kDevice : RoutingFor::kHost;
   const RouterCall<T> call = {.tokens = saved.x,
+                              .first_token = saved.rows.begin(),
+                              .batch_tokens = saved.rows.all(),
                               .inputs = router_inputs(),
                               .batch = pass.batch,
                               .workspace = pass.kept(),
@@ -200,7 +190,8 @@ absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
                               .bfloat16_order = context.gemm.bfloat16_order};
   const auto gate = [&]() -> absl::Status {
     MOE_RETURN_IF_ERROR(router_->Logits(call, saved.router));
-    ReplaceValue(pass, kGate.name, saved.router.logits);
+    ReplaceValue(pass, kGate.name, saved.rows.Of(saved.router.logits));
+    MOE_RETURN_IF_ERROR(GatherLogits(pass, saved));
     return router_->Decide(call, saved.router, stats);
   };
   MOE_RETURN_IF_ERROR(Timed(pass, kGate, compute, gate));
@@ -213,21 +204,16 @@ absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
   if (stats != nullptr && !OnCuda(context)) {
     MOE_RETURN_IF_ERROR(AtPlace(stats->Wait(), pass, kGate.name));
   }
-  const Routing& routing = saved.router.routing;
-  if (routing.num_routed_experts < routing.num_experts) {
-    MOE_ASSIGN_OR_RETURN(const auto row, host.Array<int32_t>(routing.slots()));
-    for (int64_t t = 0; t < routing.tokens(); ++t) {
-      for (int64_t s = routing.slot_offset[t]; s < routing.slot_offset[t + 1]; ++s) {
-        row[s] = routing.expert[s] < routing.num_routed_experts ? -1 : static_cast<int32_t>(t);
-      }
-    }
-    MOE_ASSIGN_OR_RETURN(saved.identity_row, KeptOnDevice<int32_t>(row, pass));
-  }
+  MOE_RETURN_IF_ERROR(TakeOwnSlots(pass, saved));
+  MOE_RETURN_IF_ERROR(FindIdentities(pass, saved));
   return Timed(pass, kPlan, compute, [&]() -> absl::Status {
-    MOE_RETURN_IF_ERROR(TakeOwnRows(pass, saved));
-    const Batch one = {};
-    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(share_.cut() ? one : pass.batch,
-                                                               saved.end - saved.begin, host));
+    absl::Span<const int64_t> offsets = saved.router.batch.micro_batch_offsets;
+    if (share_.cut()) {
+      MOE_ASSIGN_OR_RETURN(const auto own, host.Array<int64_t>(2));
+      own[0] = 0;
+      own[1] = saved.rows.count();
+      offsets = own;
+    }
     const Routing& planned = plans_on_device_ || share_.cut() ? saved.own : saved.router.routing;
     MOE_ASSIGN_OR_RETURN(saved.plan, MakePlan(planned, offsets, pass));
     return GatherCounts(pass, saved);
@@ -324,14 +310,14 @@ absl::StatusOr<Write> MoeLayer<T>::HomeForward(const Pass& pass, MatrixView<T> y
   Stream& compute = *pass.context.compute;
   Write write = Write::kOverwrite;
   if (shared_ != nullptr) {
-    MOE_RETURN_IF_ERROR(Timed(pass, kShared, compute,
-                              [&] { return shared_->Forward(pass, saved.x, y, saved.shared); }));
+    MOE_RETURN_IF_ERROR(Timed(pass, kShared, compute, [&] {
+      return shared_->Forward(pass, saved.rows, saved.x, y, saved.shared);
+    }));
     write = Write::kAdd;
   }
   if (saved.identity_row.empty()) return write;
-  MOE_RETURN_IF_ERROR(CombineRows<T>(saved.x, saved.router.on_device.slot_offset,
-                                     saved.identity_row, saved.router.on_device.weight, y, write,
-                                     compute));
+  MOE_RETURN_IF_ERROR(CombineRows<T>(saved.x, saved.own.slot_offset, saved.identity_row,
+                                     saved.own.weight, y, write, compute));
   return Write::kAdd;
 }
 
@@ -346,18 +332,22 @@ absl::Status MoeLayer<T>::HomeBackward(const Pass& pass, const HomeGradients& gr
   if (!saved.identity_row.empty()) {
     const auto slots = static_cast<int64_t>(saved.identity_row.size());
     MOE_ASSIGN_OR_RETURN(const auto by_identity, workspace.Array<float>(slots));
-    MOE_RETURN_IF_ERROR(CombineWeightGradient<T>(dy, saved.x, saved.router.on_device.slot_offset,
+    MOE_RETURN_IF_ERROR(CombineWeightGradient<T>(dy, saved.x, saved.own.slot_offset,
                                                  saved.identity_row, by_identity, compute));
     // One of the two is 0: a slot travels or is added at home.
     MOE_RETURN_IF_ERROR(Scale(by_identity, 1, gradients.d_weight, Write::kAdd, compute));
-    MOE_RETURN_IF_ERROR(CombineRows<T>(dy, saved.router.on_device.slot_offset, saved.identity_row,
-                                       saved.router.on_device.weight, dx, Write::kAdd, compute));
+    MOE_RETURN_IF_ERROR(CombineRows<T>(dy, saved.own.slot_offset, saved.identity_row,
+                                       saved.own.weight, dx, Write::kAdd, compute));
   }
   if (shared_ == nullptr) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(const auto offsets,
-                       MicroBatchOffsets(saved.router.batch, dy.rows(), *context.host_workspace));
   return Timed(pass, kSharedBackward, compute, [&] {
-    return shared_->Backward(pass, {dy, dx}, offsets, saved.shared, ready);
+    return shared_->Backward(pass,
+                             {.dy = dy,
+                              .dx = dx,
+                              .own = saved.rows,
+                              .micro_batch_offsets = saved.router.batch.micro_batch_offsets,
+                              .segments = gradients.segments},
+                             saved.shared, ready);
   });
 }
 
@@ -401,7 +391,6 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
   // A weight on the output has its gradient from what came home in forward, one on the input from
   // what comes home now.
   const bool weigh_input = routing.weight_on == WeightOn::kInput;
-  const MatrixView<const T> own_dy = RowRange(dy, saved.begin, saved.end);
   const auto weight_gradient = [&](MatrixView<const T> at_home,
                                    MatrixView<const T> returned) -> absl::Status {
     MOE_RETURN_IF_ERROR(Timed(pass, kWeightBackward, compute, [&] {
@@ -420,7 +409,7 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
   };
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
   std::optional<SpareMultiprocessors::Use> exchanging(SpareForExchange(context));
-  if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(own_dy, saved.home_rows));
+  if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(dy, saved.home_rows));
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       pass,
       {.plan = plan,
@@ -428,8 +417,8 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
        .compute = kExpertsBackward,
        .receive = kDispatchBackward},
       [&](const DispatchCall& call) {
-        if (weigh_input) return dispatcher_->Dispatch(call, own_dy, d_out);
-        return dispatcher_->DispatchScaled(call, own_dy, saved.own.weight, d_out);
+        if (weigh_input) return dispatcher_->Dispatch(call, dy, d_out);
+        return dispatcher_->DispatchScaled(call, dy, saved.own.weight, d_out);
       },
       input_gradient,
       [&](const DispatchCall& call) { return dispatcher_->Return(call, d_rows, home_dx); }));
@@ -442,18 +431,19 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
   MOE_RETURN_IF_ERROR(JoinExchange(context));
   exchanging.reset();
   if (weigh_input) {
-    MOE_RETURN_IF_ERROR(weight_gradient(RowRange(saved.x, saved.begin, saved.end), home_dx));
+    MOE_RETURN_IF_ERROR(weight_gradient(saved.x, home_dx));
   }
-  const MatrixView<T> own_dx = RowRange(dx, saved.begin, saved.end);
   MOE_RETURN_IF_ERROR(Timed(pass, kDispatchBackwardSum, compute, [&] {
     return CombineRows<T>(home_dx, saved.own.slot_offset, plan.home_row_of_slot(),
-                          weigh_input ? saved.own.weight : absl::Span<const float>(), own_dx,
+                          weigh_input ? saved.own.weight : absl::Span<const float>(), dx,
                           Write::kOverwrite, compute);
   }));
-  NoteNonFinite(pass, kDispatchBackward.name, own_dx);
-  MOE_RETURN_IF_ERROR(GatherOwnRows(pass, dx));
-  MOE_RETURN_IF_ERROR(GatherOwnSlots(pass, saved.router.on_device, d_weight));
-  MOE_RETURN_IF_ERROR(HomeBackward(pass, {dy, d_weight, dx}, saved, ready));
+  NoteNonFinite(pass, kDispatchBackward.name, dx);
+  MOE_ASSIGN_OR_RETURN(
+      const auto row_segments,
+      moe::SegmentsOf(saved.router.batch.micro_batch_offsets, context, *context.host_workspace));
+  MOE_RETURN_IF_ERROR(HomeBackward(pass, {dy, own_d_weight, dx, row_segments}, saved, ready));
+  MOE_RETURN_IF_ERROR(GatherSlots(pass, saved, d_weight));
   std::optional<RouterGradients> gradients;
   if (config_.train_router) {
     gradients.emplace();
@@ -467,6 +457,7 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
                               .weight = router_weight_->view<T>(),
                               .loss_scale = pass.d_loss,
                               .d_tokens = dx,
+                              .segments = row_segments,
                               .gradients = gradients,
                               .workspace = workspace,
                               .host = *context.host_workspace,

@@ -1,4 +1,4 @@
-// The rows of a batch that each rank of a tensor group dispatches, and what they tell each other.
+// What a rank of a tensor group needs of the others to decide about its own rows.
 #include <algorithm>
 
 #include "kernels/base/status_macros.h"
@@ -7,21 +7,16 @@
 namespace moe {
 
 template <typename T>
-absl::Status MoeLayer<T>::TakeOwnRows(const Pass& pass, Saved& saved) const {
+absl::Status MoeLayer<T>::TakeOwnSlots(const Pass& pass, Saved& saved) const {
   const Routing& all = saved.router.on_device;
   saved.own = all;
-  saved.begin = 0;
-  saved.end = saved.x.rows();
   if (!share_.cut() || all.slot_offset.empty()) return absl::OkStatus();
-  const RankCounts rows = share_.RowsOf(saved.x.rows());
-  saved.begin = rows[share_.index];
-  saved.end = rows[share_.index + 1];
-  const auto first = static_cast<size_t>(all.slot_offset[saved.begin]);
-  const auto count = static_cast<size_t>(all.slot_offset[saved.end]) - first;
-  MOE_ASSIGN_OR_RETURN(const auto offsets,
-                       pass.kept_host().Array<int64_t>(saved.end - saved.begin + 1));
+  const OwnRows& rows = saved.rows;
+  const auto first = static_cast<size_t>(all.slot_offset[rows.begin()]);
+  const auto count = static_cast<size_t>(all.slot_offset[rows.end()]) - first;
+  MOE_ASSIGN_OR_RETURN(const auto offsets, pass.kept_host().Array<int64_t>(rows.count() + 1));
   for (size_t t = 0; t < offsets.size(); ++t) {
-    offsets[t] = all.slot_offset[saved.begin + t] - all.slot_offset[saved.begin];
+    offsets[t] = all.slot_offset[rows.begin() + t] - all.slot_offset[rows.begin()];
   }
   saved.own.slot_offset = offsets;
   saved.own.expert = all.expert.subspan(first, count);
@@ -31,25 +26,43 @@ absl::Status MoeLayer<T>::TakeOwnRows(const Pass& pass, Saved& saved) const {
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::GatherOwnRows(const Pass& pass, MatrixView<T> rows) const {
-  if (!share_.cut() || rows.rows() == 0) return absl::OkStatus();
+absl::Status MoeLayer<T>::GatherLogits(const Pass& pass, const Saved& saved) const {
+  const MatrixView<float> all = saved.router.logits;
+  if (!share_.cut() || all.rows() == 0) return absl::OkStatus();
+  return TensorExchange(pass.context, pass.site.Named("router logits"),
+                        [&](Communicator& group, const Site& at) {
+                          return AllGatherRows<float>(saved.rows.Of(all), all, saved.rows.offsets,
+                                                      group, *pass.context.compute, at);
+                        });
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::GatherSlots(const Pass& pass, const Saved& saved,
+                                      absl::Span<float> values) const {
+  const Routing& all = saved.router.on_device;
+  if (!share_.cut() || all.slot_offset.empty()) return absl::OkStatus();
+  RankCounts slots;
+  for (const int64_t row : share_.RowsOf(all.tokens())) slots.push_back(all.slot_offset[row]);
+  const MatrixView<float> column(values.data(), std::ssize(values), 1);
   return TensorExchange(
-      pass.context, pass.site.Named("tensor rows"), [&](Communicator& group, const Site& at) {
-        return AllGatherRows(rows, share_.RowsOf(rows.rows()), group, *pass.context.compute, at);
+      pass.context, pass.site.Named("combine weights"), [&](Communicator& group, const Site& at) {
+        return AllGatherRows<float>(RowsOfRank(column, slots, share_.index), column, slots, group,
+                                    *pass.context.compute, at);
       });
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::GatherOwnSlots(const Pass& pass, const Routing& all,
-                                         absl::Span<float> values) const {
-  if (!share_.cut() || all.slot_offset.empty()) return absl::OkStatus();
-  RankCounts slots = share_.RowsOf(all.tokens());
-  for (int64_t& row : slots) row = all.slot_offset[row];
-  const MatrixView<float> column(values.data(), std::ssize(values), 1);
-  return TensorExchange(pass.context, pass.site.Named("combine weights"),
-                        [&](Communicator& group, const Site& at) {
-                          return AllGatherRows(column, slots, group, *pass.context.compute, at);
-                        });
+absl::Status MoeLayer<T>::FindIdentities(const Pass& pass, Saved& saved) const {
+  const Routing& routing = share_.cut() ? saved.own : saved.router.routing;
+  if (routing.num_routed_experts == routing.num_experts) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const auto row, pass.kept_host().Array<int32_t>(routing.slots()));
+  for (int64_t t = 0; t < routing.tokens(); ++t) {
+    for (int64_t s = routing.slot_offset[t]; s < routing.slot_offset[t + 1]; ++s) {
+      row[s] = routing.expert[s] < routing.num_routed_experts ? -1 : static_cast<int32_t>(t);
+    }
+  }
+  MOE_ASSIGN_OR_RETURN(saved.identity_row, KeptOnDevice<int32_t>(row, pass));
+  return absl::OkStatus();
 }
 
 template <typename T>
@@ -82,10 +95,11 @@ absl::Status MoeLayer<T>::GatherCounts(const Pass& pass, Saved& saved) const {
 }
 
 #define MOE_INSTANTIATE(T)                                                                       \
-  template absl::Status MoeLayer<T>::TakeOwnRows(const Pass&, MoeLayer<T>::Saved&) const;        \
-  template absl::Status MoeLayer<T>::GatherOwnRows(const Pass&, MatrixView<T>) const;            \
-  template absl::Status MoeLayer<T>::GatherOwnSlots(const Pass&, const Routing&,                 \
-                                                    absl::Span<float>) const;                    \
+  template absl::Status MoeLayer<T>::TakeOwnSlots(const Pass&, MoeLayer<T>::Saved&) const;       \
+  template absl::Status MoeLayer<T>::GatherLogits(const Pass&, const MoeLayer<T>::Saved&) const; \
+  template absl::Status MoeLayer<T>::GatherSlots(const Pass&, const MoeLayer<T>::Saved&,         \
+                                                 absl::Span<float>) const;                       \
+  template absl::Status MoeLayer<T>::FindIdentities(const Pass&, MoeLayer<T>::Saved&) const;     \
   template absl::StatusOr<GroupOffsets> MoeLayer<T>::SegmentsOf(const DispatchPlan&, Workspace&) \
       const;                                                                                     \
   template absl::Status MoeLayer<T>::GatherCounts(const Pass&, MoeLayer<T>::Saved&) const;

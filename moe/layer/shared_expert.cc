@@ -27,13 +27,16 @@ absl::StatusOr<std::unique_ptr<SharedExpert<T>>> SharedExpert<T>::Create(
 }
 
 template <typename T>
-absl::Status SharedExpert<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                                      SharedExpertSaved<T>& saved) const {
+absl::Status SharedExpert<T>::Forward(const Pass& pass, const OwnRows& own, MatrixView<const T> x,
+                                      MatrixView<T> y, SharedExpertSaved<T>& saved) const {
   const Context& context = pass.context;
   Workspace& workspace = *context.workspace;
   Stream& stream = *context.compute;
-  MOE_RETURN_IF_ERROR(experts_->Prepare(x, pass.kept(), saved.experts));
-  const std::array<int64_t, 2> offsets = {0, x.rows()};
+  const WorkspaceScope scope(workspace);
+  saved.x = x;
+  MOE_ASSIGN_OR_RETURN(const auto all, AllRows<T>(context, own, x, pass.site));
+  MOE_RETURN_IF_ERROR(experts_->Prepare(all, pass.kept(), saved.experts));
+  const std::array<int64_t, 2> offsets = {0, all.rows()};
   const LinearRows rows = {.offsets = offsets, .site = pass.site};
   if (gate_ == nullptr) return experts_->Forward(context, rows, saved.experts, y);
 
@@ -50,12 +53,12 @@ absl::Status SharedExpert<T>::Forward(const Pass& pass, MatrixView<const T> x, M
 // d_out = gate * dy; with d_l the gradient by the gate's logit: dx += d_l * w, d_w = sum_t d_l * x.
 template <typename T>
 absl::Status SharedExpert<T>::GateBackward(const Context& context, Gradients gradients,
-                                           absl::Span<const int64_t> micro_batch_offsets,
                                            const SharedExpertSaved<T>& saved,
                                            MatrixView<T> d_out) const {
   Workspace& workspace = *context.workspace;
   Stream& stream = *context.compute;
   MOE_ASSIGN_OR_RETURN(const auto d_logit, workspace.Array<float>(gradients.dy.rows()));
+  if (gradients.dy.rows() == 0) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(RowGateBackward<T>({.rows = saved.out,
                                           .gate = saved.gate,
                                           .weight = gate_->view<T>(),
@@ -66,12 +69,12 @@ absl::Status SharedExpert<T>::GateBackward(const Context& context, Gradients gra
                                          stream));
   if (!gate_->spec().trainable) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const GradAccumulator d_gate, gate_->OpenGradient());
-  for (size_t b = 0; b + 1 < micro_batch_offsets.size(); ++b) {
-    const int64_t begin = micro_batch_offsets[b], end = micro_batch_offsets[b + 1];
+  for (size_t s = 0; s + 1 < gradients.segments.size(); ++s) {
+    const int64_t begin = gradients.segments[s], end = gradients.segments[s + 1];
     if (begin == end) continue;
     MOE_RETURN_IF_ERROR(d_gate.Add(
         [&](absl::Span<float> sum, Write write) {
-          return RowGateWeightGradient<T>(RowRange(saved.experts.rows, begin, end),
+          return RowGateWeightGradient<T>(RowRange(saved.x, begin, end),
                                           d_logit.subspan(begin, end - begin), sum, write, stream);
         },
         workspace, stream));
@@ -81,24 +84,26 @@ absl::Status SharedExpert<T>::GateBackward(const Context& context, Gradients gra
 
 template <typename T>
 absl::Status SharedExpert<T>::Backward(const Pass& pass, Gradients gradients,
-                                       absl::Span<const int64_t> micro_batch_offsets,
                                        SharedExpertSaved<T>& saved, GradientReady ready) const {
   const Context& context = pass.context;
   Workspace& workspace = *context.workspace;
-  const auto [dy, dx] = gradients;
+  const WorkspaceScope scope(workspace);
+  const auto& [dy, dx, own, micro_batch_offsets, segments] = gradients;
   MatrixView<const T> d_expert = dy;
-  if (dy.rows() > 0) {
+  if (own.all() > 0) {
     if (gate_ != nullptr) {
       MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(dy.rows(), dy.cols()));
-      MOE_RETURN_IF_ERROR(GateBackward(context, gradients, micro_batch_offsets, saved, d_out));
+      MOE_RETURN_IF_ERROR(GateBackward(context, gradients, saved, d_out));
       d_expert = d_out;
     }
+    MOE_ASSIGN_OR_RETURN(d_expert, AllRows<T>(context, own, d_expert, pass.site));
     MOE_RETURN_IF_ERROR(experts_->PrepareBackward(workspace, saved.experts));
-    const std::array<int64_t, 2> offsets = {0, dy.rows()};
+    const std::array<int64_t, 2> offsets = {0, own.all()};
     MOE_ASSIGN_OR_RETURN(const auto d_rows, workspace.Matrix<T>(dy.rows(), dy.cols()));
     MOE_RETURN_IF_ERROR(experts_->InputGradient(context, {.offsets = offsets, .site = pass.site},
                                                 saved.experts, d_expert, d_rows));
     MOE_RETURN_IF_ERROR(AddRows<T>(dx, d_rows, dx, *context.compute));
+    MOE_ASSIGN_OR_RETURN(saved.experts.rows, AllRows<T>(context, own, saved.x, pass.site));
   }
   MOE_RETURN_IF_ERROR(
       experts_->WeightGradient(context, micro_batch_offsets, saved.experts, d_expert, ready));

@@ -11,19 +11,22 @@
 #include "moe/layer/experts.h"
 #include "moe/run/pass.h"
 #include "moe/state/parameter.h"
+#include "moe/tensor/own_rows.h"
 
 namespace moe {
 
 // What backward needs of one call.
 template <typename T>
 struct SharedExpertSaved {
+  MatrixView<const T> x;  // [own T, H]
   ExpertsSaved<T> experts;
-  MatrixView<T> out;       // [T, H] before the gate; gated only
-  absl::Span<float> gate;  // [T] sigmoid(w . x); gated only
+  MatrixView<T> out;       // [own T, H] before the gate; gated only
+  absl::Span<float> gate;  // [own T] sigmoid(w . x); gated only
 };
 
-// y_t = Expert(x_t), or sigmoid(w . x_t) * Expert(x_t) when gated (Qwen2-MoE). Replicated on every
-// rank, so nothing travels. Parameters: "<prefix>shared_expert.…" as Experts names them, and,
+// y_t = Expert(x_t), or sigmoid(w . x_t) * Expert(x_t) when gated (Qwen2-MoE). Ranks of a tensor
+// group share the expert and divide its rows; otherwise it is whole on each, so that nothing
+// travels. Parameters: "<prefix>shared_expert.…" as Experts names them, and,
 // gated, "<prefix>shared_expert_gate.weight" [1, H].
 template <typename T>
 class SharedExpert {
@@ -35,20 +38,21 @@ class SharedExpert {
                                                               const std::string& prefix,
                                                               ParameterStore& store);
 
-  // y [T, H] is overwritten. The gate is computed in float32, the product rounded to T once.
+  // y [own T, H] is overwritten. The gate is computed in float32, the product rounded to T once.
   // `saved` is memory that the pass keeps.
-  absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
+  absl::Status Forward(const Pass& pass, const OwnRows& own, MatrixView<const T> x, MatrixView<T> y,
                        SharedExpertSaved<T>& saved) const;
 
-  // By the output, and by the input.
   struct Gradients {
-    MatrixView<const T> dy;
-    MatrixView<T> dx;
+    MatrixView<const T> dy;  // by the output, [own T, H]
+    MatrixView<T> dx;        // by the input
+    const OwnRows& own;
+    absl::Span<const int64_t> micro_batch_offsets;  // [B + 1] of all rows
+    absl::Span<const int64_t> segments;             // of own rows (SegmentsOf)
   };
-  // Adds to dx [T, H] and, for each micro-batch of micro_batch_offsets [B + 1] that has tokens, a
-  // partial to each gradient, which it then reports as complete; without tokens it reports alone.
-  absl::Status Backward(const Pass& pass, Gradients gradients,
-                        absl::Span<const int64_t> micro_batch_offsets, SharedExpertSaved<T>& saved,
+  // Adds to dx and, for each micro-batch that has tokens, a partial to the gradients of the expert,
+  // for each segment one to that of the gate. Reports each as complete, also without tokens.
+  absl::Status Backward(const Pass& pass, Gradients gradients, SharedExpertSaved<T>& saved,
                         GradientReady ready) const;
 
   int64_t packed_bytes() const { return experts_->packed_bytes(); }
@@ -56,7 +60,6 @@ class SharedExpert {
  private:
   SharedExpert() = default;
   absl::Status GateBackward(const Context& context, Gradients gradients,
-                            absl::Span<const int64_t> micro_batch_offsets,
                             const SharedExpertSaved<T>& saved, MatrixView<T> d_out) const;
 
   std::unique_ptr<Experts<T>> experts_;

@@ -1,12 +1,10 @@
 #include "moe/lm/attention_block.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
-#include "comm/column_exchange.h"
 #include "kernels/base/workspace.h"
 #include "kernels/elementwise/elementwise.h"
 
@@ -77,15 +75,14 @@ LinearSpec OutSpec(const TransformerConfig& config, const std::string& prefix,
 template <typename T>
 AttentionBlock<T>::AttentionBlock(const TransformerConfig& config, const TensorShare& share,
                                   const Norm<T>& norm, Linear<T> qkv_proj, Linear<T> o_proj)
-    : share_(share),
-      config_(share.cut() ? OfHeads(config, share) : config),
-      key_heads_({0}),
+    : config_(share.cut() ? OfHeads(config, share) : config),
       norm_(norm),
       qkv_proj_(std::move(qkv_proj)),
       o_proj_(std::move(o_proj)) {
-  for (int r = 0; r < share.ranks; ++r) {
-    const TensorShare of_rank = {r, share.ranks, share.leaves};
-    key_heads_.push_back(of_rank.ItemsOf(config.key_value_heads()).last);
+  const TreeCut heads = {share.leaves, config.key_value_heads(), 1};
+  const TreeNode held = LeavesOf(share.index, share.ranks, share.leaves);
+  for (int leaf = held.first; leaf <= held.last; ++leaf) {
+    key_heads_.push_back(heads.Begin(leaf) - heads.Begin(held.first));
   }
 }
 
@@ -128,12 +125,18 @@ absl::Status AttentionBlock<T>::Rotate(const Pass& pass, RotaryDirection directi
 }
 
 template <typename T>
-absl::Status AttentionBlock<T>::Project(const Pass& pass, MatrixView<const T> x,
+absl::Status AttentionBlock<T>::Project(const Pass& pass, const OwnRows& rows,
+                                        MatrixView<const T> x,
                                         AttentionBlockSaved<T>& saved) const {
   const Pass activations = ActivationsPass(pass, config_.recompute);
   MOE_RETURN_IF_ERROR(norm_.Forward(activations, x, saved.norm));
-  MOE_ASSIGN_OR_RETURN(saved.qkv, pass.kept().Matrix<T>(x.rows(), config_.qkv_cols()));
-  MOE_RETURN_IF_ERROR(qkv_proj_.Forward(pass.context, {}, saved.norm.y, saved.qkv));
+  MOE_ASSIGN_OR_RETURN(saved.qkv, pass.kept().Matrix<T>(rows.all(), config_.qkv_cols()));
+  {
+    const WorkspaceScope scope(*pass.context.workspace);
+    MOE_ASSIGN_OR_RETURN(const auto normed,
+                         AllRows<T>(pass.context, rows, saved.norm.y, pass.site));
+    MOE_RETURN_IF_ERROR(qkv_proj_.Forward(pass.context, {}, normed, saved.qkv));
+  }
   saved.v = ColumnRange(saved.qkv, config_.qk_cols(), config_.qkv_cols());
   return NormHeads(activations, saved);
 }
@@ -173,12 +176,13 @@ absl::Status AttentionBlock<T>::Output(const Pass& pass, MatrixView<const T> x,
 template <typename T>
 absl::Status AttentionBlock<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                                         AttentionBlockSaved<T>& saved) const {
-  if (x.rows() == 0) return absl::OkStatus();
+  const OwnRows rows = OwnRowsOf(pass.context, RowsOf(pass.batch));
+  if (rows.all() == 0) return absl::OkStatus();
   const WorkspaceScope scope(*pass.context.workspace);
-  MOE_RETURN_IF_ERROR(Project(pass, x, saved));
-  MOE_ASSIGN_OR_RETURN(saved.attended, pass.kept().Matrix<T>(x.rows(), config_.q_cols()));
+  MOE_RETURN_IF_ERROR(Project(pass, rows, x, saved));
+  MOE_ASSIGN_OR_RETURN(saved.attended, pass.kept().Matrix<T>(rows.all(), config_.q_cols()));
   MOE_ASSIGN_OR_RETURN(saved.log_sum_exp,
-                       pass.kept().Matrix<float>(x.rows(), config_.num_attention_heads));
+                       pass.kept().Matrix<float>(rows.all(), config_.num_attention_heads));
   MOE_RETURN_IF_ERROR(CausalAttention<T>(
       AttentionOf(pass.batch, config_.num_attention_heads), saved.q, saved.k, saved.v,
       saved.attended, saved.log_sum_exp, *pass.context.workspace, *pass.context.compute));
@@ -192,7 +196,7 @@ absl::Status AttentionBlock<T>::ForwardCached(const Pass& pass, MatrixView<const
   if (x.rows() == 0) return absl::OkStatus();
   const Context& context = pass.context;
   AttentionBlockSaved<T> saved;
-  MOE_RETURN_IF_ERROR(Project(pass, x, saved));
+  MOE_RETURN_IF_ERROR(Project(pass, OwnRowsOf(context, x.rows()), x, saved));
   const int64_t past = pass.batch.first_position;
   MOE_RETURN_IF_ERROR(context.compute->Enqueue([=] {
     for (int64_t t = 0; t < saved.k.rows(); ++t) {
@@ -212,37 +216,17 @@ template <typename T>
 absl::Status AttentionBlock<T>::HeadNormBackward(const Pass& pass, const Norm<T>& norm,
                                                  const NormSaved<T>& saved, MatrixView<const T> dy,
                                                  MatrixView<T> dx, GradientReady ready) const {
-  if (!share_.cut()) return norm.Backward(pass, saved, dy, dx, Write::kOverwrite, ready);
-  Workspace& workspace = *pass.context.workspace;
-  Stream& stream = *pass.context.compute;
-  const WorkspaceScope scope(workspace);
-  const int64_t rows = dx.rows(), width = config_.head_dim();
-  const int64_t own = dx.cols() / width, each = own / config_.key_value_heads();
-  RankCounts heads = key_heads_, cols = key_heads_;
-  for (size_t r = 0; r < heads.size(); ++r) cols[r] = (heads[r] *= each) * width;
-  const auto gather = [&](auto mine, const RankCounts& cut, auto& whole) -> absl::Status {
-    using Element = std::remove_const_t<std::remove_pointer_t<decltype(mine.data())>>;
-    MOE_ASSIGN_OR_RETURN(const auto to, workspace.Matrix<Element>(rows, cut.back()));
-    whole = to;
-    return TensorExchange(
-        pass.context, pass.site.Named("norms of heads"), [&](Communicator& group, const Site& at) {
-          return AllGatherColumns<Element>(mine, cut, to, group, workspace, stream, at);
-        });
-  };
-  NormSaved<T> whole;
-  MatrixView<const T> whole_dy;
-  MatrixView<float> whole_rstd;
-  MOE_RETURN_IF_ERROR(gather(saved.x, cols, whole.x));
-  MOE_RETURN_IF_ERROR(gather(dy, cols, whole_dy));
-  MOE_RETURN_IF_ERROR(gather(MatrixView<float>(saved.rstd.data(), rows, own), heads, whole_rstd));
-  whole.rstd = {whole_rstd.data(), static_cast<size_t>(rows * heads.back())};
-  MOE_ASSIGN_OR_RETURN(const auto whole_dx, workspace.Matrix<T>(rows, cols.back()));
-  MOE_RETURN_IF_ERROR(norm.Backward(pass, whole, whole_dy, whole_dx, Write::kOverwrite, ready));
-  const int64_t first = cols[static_cast<size_t>(share_.index)];
-  return stream.Enqueue([=] {
-    for (int64_t t = 0; t < rows; ++t) std::copy_n(whole_dx.row(t) + first, dx.cols(), dx.row(t));
-    return absl::OkStatus();
-  });
+  const bool whole = config_.qk_norm == QkNorm::kHeads;  // a row is one group
+  const int64_t heads = whole ? 1 : dx.cols() / config_.head_dim();
+  const int64_t each = heads / config_.key_value_heads();
+  RowOffsets segments;
+  if (!whole && pass.context.numerics == Numerics::kLayoutInvariant) {
+    for (const int64_t keys : key_heads_) segments.push_back(keys * each);
+  } else {
+    segments.push_back(0);
+    segments.push_back(heads);
+  }
+  return norm.GroupsBackward(pass, saved, segments, dy, dx, ready);
 }
 
 template <typename T>
@@ -259,29 +243,36 @@ absl::Status AttentionBlock<T>::QkBackward(const Pass& pass, const AttentionBloc
 }
 
 template <typename T>
-absl::Status AttentionBlock<T>::ProjectionsBackward(const Pass& pass,
+absl::Status AttentionBlock<T>::ProjectionsBackward(const Pass& pass, const OwnRows& rows,
                                                     const AttentionBlockSaved<T>& saved,
                                                     MatrixView<const T> d, MatrixView<T> d_normed,
                                                     MatrixView<T> d_attended,
                                                     GradientReady ready) const {
   const Context& context = pass.context;
   Workspace& workspace = *context.workspace;
-  MOE_RETURN_IF_ERROR(o_proj_.WeightGradient(context, {}, d, saved.attended, ready));
-
+  {
+    const WorkspaceScope scope(workspace);
+    MOE_ASSIGN_OR_RETURN(const auto all, AllRows<T>(context, rows, d, pass.site));
+    MOE_RETURN_IF_ERROR(o_proj_.WeightGradient(context, {}, all, saved.attended, ready));
+    MOE_RETURN_IF_ERROR(o_proj_.InputGradient(context, {}, all, d_attended));
+  }
   const int64_t q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
-  MOE_ASSIGN_OR_RETURN(const auto d_qkv, workspace.Matrix<T>(d.rows(), config_.qkv_cols()));
+  MOE_ASSIGN_OR_RETURN(const auto d_qkv, workspace.Matrix<T>(rows.all(), config_.qkv_cols()));
   MatrixView<T> d_qk = ColumnRange(d_qkv, 0, qk_cols);
   if (q_norm_.has_value()) {
-    MOE_ASSIGN_OR_RETURN(d_qk, workspace.Matrix<T>(d.rows(), qk_cols));
+    MOE_ASSIGN_OR_RETURN(d_qk, workspace.Matrix<T>(rows.all(), qk_cols));
   }
-  MOE_RETURN_IF_ERROR(o_proj_.InputGradient(context, {}, d, d_attended));
   MOE_RETURN_IF_ERROR(CausalAttentionBackward<T>(
       AttentionOf(pass.batch, config_.num_attention_heads), saved.q, saved.k, saved.v,
       saved.attended, saved.log_sum_exp, d_attended, ColumnRange(d_qk, 0, q_cols),
       ColumnRange(d_qk, q_cols, qk_cols), ColumnRange(d_qkv, qk_cols, config_.qkv_cols()),
       workspace, *context.compute));
   MOE_RETURN_IF_ERROR(QkBackward(pass, saved, d_qk, d_qkv, ready));
-  MOE_RETURN_IF_ERROR(qkv_proj_.WeightGradient(context, {}, d_qkv, saved.norm.y, ready));
+  {
+    const WorkspaceScope scope(workspace);
+    MOE_ASSIGN_OR_RETURN(const auto normed, AllRows<T>(context, rows, saved.norm.y, pass.site));
+    MOE_RETURN_IF_ERROR(qkv_proj_.WeightGradient(context, {}, d_qkv, normed, ready));
+  }
   return qkv_proj_.InputGradient(context, {.site = pass.site}, d_qkv, d_normed);
 }
 
@@ -290,25 +281,27 @@ absl::Status AttentionBlock<T>::Backward(const Pass& pass, AttentionBlockSaved<T
                                          MatrixView<T> d, GradientReady ready) const {
   const Context& context = pass.context;
   const WorkspaceScope scope(*context.workspace);
-  if (d.rows() == 0) {
+  const OwnRows rows = OwnRowsOf(context, RowsOf(pass.batch));
+  if (rows.all() == 0) {
     MOE_RETURN_IF_ERROR(o_proj_.WeightGradient(context, {}, d, {}, ready));
     if (q_norm_.has_value()) {
-      MOE_RETURN_IF_ERROR(q_norm_->Backward(pass, {}, d, d, Write::kOverwrite, ready));
-      MOE_RETURN_IF_ERROR(k_norm_->Backward(pass, {}, d, d, Write::kOverwrite, ready));
+      MOE_RETURN_IF_ERROR(q_norm_->Backward(pass, {}, {}, d, d, Write::kOverwrite, ready));
+      MOE_RETURN_IF_ERROR(k_norm_->Backward(pass, {}, {}, d, d, Write::kOverwrite, ready));
     }
     MOE_RETURN_IF_ERROR(qkv_proj_.WeightGradient(context, {}, d, {}, ready));
-    return norm_.Backward(pass, saved.norm, d, d, Write::kAdd, ready);
+    return norm_.Backward(pass, saved.norm, {}, d, d, Write::kAdd, ready);
   }
   MOE_RETURN_IF_ERROR(ActivationsAgain(pass, saved));
   // The gradient by the attention's output is spent before that by the norm's is written: one
   // memory.
   const int64_t hidden = config_.hidden_size, q_cols = config_.q_cols();
-  MOE_ASSIGN_OR_RETURN(const absl::Span<T> memory,
-                       context.workspace->Array<T>(d.rows() * std::max(hidden, q_cols)));
-  const MatrixView<T> d_normed(memory.data(), d.rows(), hidden);
-  const MatrixView<T> d_attended(memory.data(), d.rows(), q_cols);
-  MOE_RETURN_IF_ERROR(ProjectionsBackward(pass, saved, d, d_normed, d_attended, ready));
-  return norm_.Backward(pass, saved.norm, d_normed, d, Write::kAdd, ready);
+  MOE_ASSIGN_OR_RETURN(
+      const absl::Span<T> memory,
+      context.workspace->Array<T>(std::max(rows.count() * hidden, rows.all() * q_cols)));
+  const MatrixView<T> d_normed(memory.data(), rows.count(), hidden);
+  const MatrixView<T> d_attended(memory.data(), rows.all(), q_cols);
+  MOE_RETURN_IF_ERROR(ProjectionsBackward(pass, rows, saved, d, d_normed, d_attended, ready));
+  return norm_.Backward(pass, saved.norm, rows.segments, d_normed, d, Write::kAdd, ready);
 }
 
 template class AttentionBlock<float>;

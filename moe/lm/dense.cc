@@ -1,5 +1,8 @@
 #include "moe/lm/dense.h"
 
+#include <iterator>
+
+#include "kernels/base/workspace.h"
 #include "kernels/norm/rms_norm.h"
 
 namespace moe::lm {
@@ -32,17 +35,60 @@ absl::Status Norm<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixVie
 }
 
 template <typename T>
-absl::Status Norm<T>::Backward(const Pass& pass, const NormSaved<T>& saved, MatrixView<const T> dy,
-                               MatrixView<T> dx, Write write_dx, GradientReady ready) const {
+absl::Status Norm<T>::AddPartial(const Pass& pass, MatrixView<const T> x,
+                                 absl::Span<const float> rstd, MatrixView<const T> dy,
+                                 MatrixView<T> dx, Write write_dx) const {
   const Context& context = pass.context;
-  if (dy.rows() > 0) {
-    MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, weight_->OpenGradient());
-    MOE_RETURN_IF_ERROR(sum.Add(
-        [&](absl::Span<float> d_weight, Write write) {
-          return RmsNormBackward<T>(saved.x, weight_->vector(), saved.rstd, dy, dx, write_dx,
-                                    d_weight, write, *context.compute);
-        },
-        *context.workspace, *context.compute));
+  MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, weight_->OpenGradient());
+  return sum.Add(
+      [&](absl::Span<float> d_weight, Write write) {
+        return RmsNormBackward<T>(x, weight_->vector(), rstd, dy, dx, write_dx, d_weight, write,
+                                  *context.compute);
+      },
+      *context.workspace, *context.compute);
+}
+
+template <typename T>
+absl::Status Norm<T>::Backward(const Pass& pass, const NormSaved<T>& saved,
+                               absl::Span<const int64_t> segments, MatrixView<const T> dy,
+                               MatrixView<T> dx, Write write_dx, GradientReady ready) const {
+  for (size_t s = 0; s + 1 < segments.size(); ++s) {
+    const int64_t begin = segments[s], end = segments[s + 1];
+    if (begin == end) continue;
+    MOE_RETURN_IF_ERROR(
+        AddPartial(pass, RowRange(saved.x, begin, end),
+                   saved.rstd.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
+                   RowRange(dy, begin, end), RowRange(dx, begin, end), write_dx));
+  }
+  return ready(*weight_);
+}
+
+template <typename T>
+absl::Status Norm<T>::GroupsBackward(const Pass& pass, const NormSaved<T>& saved,
+                                     absl::Span<const int64_t> segments, MatrixView<const T> dy,
+                                     MatrixView<T> dx, GradientReady ready) const {
+  const int64_t width = weight_->size(), rows = dy.rows(), groups = dy.cols() / width;
+  Stream& stream = *pass.context.compute;
+  for (size_t s = 0; s + 1 < segments.size() && rows > 0; ++s) {
+    const int64_t begin = segments[s], end = segments[s + 1], count = end - begin;
+    if (count == 0) continue;
+    const WorkspaceScope scope(*pass.context.workspace);
+    absl::Span<const float> rstd = saved.rstd;
+    if (count < groups) {
+      MOE_ASSIGN_OR_RETURN(const auto part, pass.context.workspace->Array<float>(rows * count));
+      MOE_RETURN_IF_ERROR(stream.Enqueue([all = saved.rstd.data(), part, begin, groups, count] {
+        for (int64_t i = 0; i < std::ssize(part); ++i) {
+          part[static_cast<size_t>(i)] = all[i / count * groups + begin + i % count];
+        }
+        return absl::OkStatus();
+      }));
+      rstd = part;
+    }
+    const auto columns = [&](auto of) {
+      return ColumnRange(of, begin * width, end * width);
+    };
+    MOE_RETURN_IF_ERROR(
+        AddPartial(pass, columns(saved.x), rstd, columns(dy), columns(dx), Write::kOverwrite));
   }
   return ready(*weight_);
 }

@@ -42,12 +42,21 @@ class Norm {
   // The same into y, which becomes saved.y.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                        NormSaved<T>& saved) const;
-  // dx (+)= gradient by x; the weight's partial is added and the weight marked ready. Without
-  // tokens there is no partial.
-  absl::Status Backward(const Pass& pass, const NormSaved<T>& saved, MatrixView<const T> dy,
+  // dx (+)= gradient by x; a partial of the weight for each segment [S + 1] of the rows is added,
+  // and the weight marked ready. A segment without rows has no partial.
+  absl::Status Backward(const Pass& pass, const NormSaved<T>& saved,
+                        absl::Span<const int64_t> segments, MatrixView<const T> dy,
                         MatrixView<T> dx, Write write_dx, GradientReady ready) const;
+  // The same of G groups, whose segments are of these: a partial of all rows for each that has
+  // some, [S + 1].
+  absl::Status GroupsBackward(const Pass& pass, const NormSaved<T>& saved,
+                              absl::Span<const int64_t> segments, MatrixView<const T> dy,
+                              MatrixView<T> dx, GradientReady ready) const;
 
  private:
+  // One partial, of rows with `rstd`.
+  absl::Status AddPartial(const Pass& pass, MatrixView<const T> x, absl::Span<const float> rstd,
+                          MatrixView<const T> dy, MatrixView<T> dx, Write write_dx) const;
   Norm(Parameter* weight, float epsilon) : weight_(weight), epsilon_(epsilon) {}
 
   Parameter* weight_;

@@ -5,6 +5,7 @@
 #include "kernels/base/workspace.h"
 #include "kernels/elementwise/elementwise.h"
 #include "moe/run/finite.h"
+#include "moe/tensor/own_rows.h"
 
 namespace moe::lm {
 
@@ -46,10 +47,13 @@ absl::Status FeedForwardBlock<T>::DenseForward(const Pass& pass, MatrixView<cons
                                                MatrixView<T> y,
                                                FeedForwardBlockSaved<T>& saved) const {
   const Context& context = pass.context;
-  if (x.rows() == 0) return absl::OkStatus();
-  const std::array<int64_t, 2> offsets = {0, x.rows()};
+  const OwnRows rows = OwnRowsOf(context, RowsOf(pass.batch));
+  if (rows.all() == 0) return absl::OkStatus();
+  const WorkspaceScope scope(*context.workspace);
+  const std::array<int64_t, 2> offsets = {0, rows.all()};
   MOE_RETURN_IF_ERROR(norm_.Forward(ActivationsPass(pass, recompute_), x, saved.norm));
-  MOE_RETURN_IF_ERROR(dense_->Prepare(saved.norm.y, pass.kept(), saved.dense));
+  MOE_ASSIGN_OR_RETURN(const auto normed, AllRows<T>(context, rows, saved.norm.y, pass.site));
+  MOE_RETURN_IF_ERROR(dense_->Prepare(normed, pass.kept(), saved.dense));
   MOE_RETURN_IF_ERROR(
       dense_->Forward(context, {.offsets = offsets, .site = pass.site}, saved.dense, y));
   return AddRows<T>(x, y, y, *context.compute);
@@ -74,18 +78,20 @@ template <typename T>
 absl::Status FeedForwardBlock<T>::DenseBackward(const Pass& pass, FeedForwardBlockSaved<T>& saved,
                                                 MatrixView<T> d, GradientReady ready) const {
   const Context& context = pass.context;
+  const OwnRows rows = OwnRowsOf(context, RowsOf(pass.batch));
   const auto make = [&](const Pass& again) -> absl::Status {
     MOE_RETURN_IF_ERROR(norm_.Forward(again, saved.norm.x, saved.norm));
-    saved.dense.rows = saved.norm.y;
     return dense_->PrepareBackward(*context.workspace, saved.dense);
   };
-  if (d.rows() > 0) MOE_RETURN_IF_ERROR(MakeAgain(pass, recompute_, make));
+  if (rows.all() > 0) MOE_RETURN_IF_ERROR(MakeAgain(pass, recompute_, make));
   MOE_ASSIGN_OR_RETURN(const auto d_normed, context.workspace->Matrix<T>(d.rows(), d.cols()));
-  const std::array<int64_t, 2> offsets = {0, d.rows()};
+  MOE_ASSIGN_OR_RETURN(const auto all, AllRows<T>(context, rows, d, pass.site));
+  const std::array<int64_t, 2> offsets = {0, rows.all()};
   MOE_RETURN_IF_ERROR(dense_->InputGradient(context, {.offsets = offsets, .site = pass.site},
-                                            saved.dense, d, d_normed));
-  MOE_RETURN_IF_ERROR(dense_->WeightGradient(context, offsets, saved.dense, d, ready));
-  return norm_.Backward(pass, saved.norm, d_normed, d, Write::kAdd, ready);
+                                            saved.dense, all, d_normed));
+  MOE_ASSIGN_OR_RETURN(saved.dense.rows, AllRows<T>(context, rows, saved.norm.y, pass.site));
+  MOE_RETURN_IF_ERROR(dense_->WeightGradient(context, offsets, saved.dense, all, ready));
+  return norm_.Backward(pass, saved.norm, rows.segments, d_normed, d, Write::kAdd, ready);
 }
 
 template <typename T>
@@ -108,7 +114,8 @@ absl::Status FeedForwardBlock<T>::Backward(const Pass& pass, FeedForwardBlockSav
   MOE_ASSIGN_OR_RETURN(const auto d_normed, context.workspace->Matrix<T>(d.rows(), d.cols()));
   MOE_RETURN_IF_ERROR(moe_->Backward(pass, d, d_normed, ready));
   return TimedDense(pass, "norm backward", [&] {
-    return norm_.Backward(pass, saved.norm, d_normed, d, Write::kAdd, ready);
+    const OwnRows rows = OwnRowsOf(context, RowsOf(pass.batch));
+    return norm_.Backward(pass, saved.norm, rows.segments, d_normed, d, Write::kAdd, ready);
   });
 }
 

@@ -32,11 +32,10 @@ class FeedForwardBlock {
                                                  const std::string& prefix, ParameterStore& store,
                                                  const Context& context);
 
-  // x, y [T, H]; they must not overlap. `saved` is memory that the pass keeps.
+  // x, y [own T, H]; they must not overlap. `saved` is memory that the pass keeps.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
                        FeedForwardBlockSaved<T>& saved) const;
-  // d [T, H]: in, the gradient by y; out, the gradient by x. x is as it was in Forward. loss_scale
-  // multiplies the gradient of the router's own losses.
+  // d [own T, H]: in, the gradient by y; out, the gradient by x. x is as it was in Forward.
   absl::Status Backward(const Pass& pass, FeedForwardBlockSaved<T>& saved, MatrixView<T> d,
                         GradientReady ready) const;
 

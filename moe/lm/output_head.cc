@@ -47,98 +47,97 @@ absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const TransformerConfig& con
   for (int r = 0; r < share.ranks; ++r) {
     vocabulary.push_back(tokens.Begin(LeavesOf(r, share.ranks, share.leaves).last));
   }
-  return OutputHead(norm, std::move(lm_head), tied != nullptr ? TensorShare() : share,
-                    std::move(vocabulary), std::move(parameters));
+  return OutputHead(norm, std::move(lm_head), tied != nullptr,
+                    tied != nullptr ? TensorShare() : share, std::move(vocabulary),
+                    std::move(parameters));
 }
 
 template <typename T>
-absl::Status OutputHead<T>::RowLosses(const Pass& pass, MatrixView<float> logits, float scale,
+absl::Status OutputHead<T>::RowLosses(const Pass& pass, const OwnRows& rows,
+                                      MatrixView<float> logits, float scale,
                                       const TokenBatch& batch, MatrixView<T> d_logits) const {
   const Context& context = pass.context;
   Stream& stream = *context.compute;
-  if (!share_.cut()) {
-    return CrossEntropy<T>(logits, batch.targets, scale, batch.row_loss, d_logits, stream);
-  }
-  Workspace& workspace = *context.workspace;
-  const RankCounts rows = share_.RowsOf(logits.rows());
-  const int64_t first = rows[share_.index], own = rows[share_.index + 1] - first;
-  const auto mine = [&](auto span) {
-    return span.subspan(first, own);
+  const auto own = [&](auto span) {
+    return span.subspan(static_cast<size_t>(rows.begin()), static_cast<size_t>(rows.count()));
   };
+  const auto targets = own(batch.targets);
+  const auto losses = own(batch.row_loss);
+  if (!share_.cut()) return CrossEntropy<T>(logits, targets, scale, losses, d_logits, stream);
+  Workspace& workspace = *context.workspace;
   const bool backward = d_logits.rows() > 0;
   const WorkspaceScope scope(workspace);
-  MOE_ASSIGN_OR_RETURN(const auto whole, workspace.Matrix<float>(own, vocabulary_.back()));
+  MOE_ASSIGN_OR_RETURN(const auto whole, workspace.Matrix<float>(rows.count(), vocabulary_.back()));
   MOE_RETURN_IF_ERROR(
       TensorExchange(context, pass.site.Named("logits"), [&](Communicator& group, const Site& at) {
-        return ColumnsToRows<float>({rows, vocabulary_, logits, whole}, group, workspace, stream,
-                                    at);
+        return ColumnsToRows<float>({rows.offsets, vocabulary_, logits, whole}, group, workspace,
+                                    stream, at);
       }));
   MatrixView<T> d_whole;
   if (backward) {
     MOE_ASSIGN_OR_RETURN(d_whole, LogitGradientMemory<T>(whole, workspace));
   }
-  MOE_RETURN_IF_ERROR(
-      CrossEntropy<T>(whole, mine(batch.targets), scale, mine(batch.row_loss), d_whole, stream));
-  if (backward) {
-    MOE_RETURN_IF_ERROR(TensorExchange(context, pass.site.Named("gradient of the logits"),
-                                       [&](Communicator& group, const Site& at) {
-                                         return RowsToColumns<T>(
-                                             {rows, vocabulary_, d_logits, d_whole}, group,
-                                             workspace, stream, at);
-                                       }));
-  }
-  const MatrixView<float> losses(batch.row_loss.data(), logits.rows(), 1);
-  return TensorExchange(context, pass.site.Named("losses"),
+  MOE_RETURN_IF_ERROR(CrossEntropy<T>(whole, targets, scale, losses, d_whole, stream));
+  if (!backward) return absl::OkStatus();
+  return TensorExchange(context, pass.site.Named("gradient of the logits"),
                         [&](Communicator& group, const Site& at) {
-                          return AllGatherRows(losses, rows, group, stream, at);
+                          return RowsToColumns<T>({rows.offsets, vocabulary_, d_logits, d_whole},
+                                                  group, workspace, stream, at);
                         });
 }
 
 template <typename T>
-absl::StatusOr<MatrixView<float>> OutputHead<T>::Logits(const Pass& pass, MatrixView<const T> x,
-                                                        NormSaved<T>& saved) const {
+absl::StatusOr<MatrixView<float>> OutputHead<T>::Logits(const Pass& pass, const OwnRows& rows,
+                                                        MatrixView<const T> x, Saved& saved) const {
   MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
-  MOE_RETURN_IF_ERROR(norm_.Forward(pass.WithoutStash(), x, saved));
-  MOE_ASSIGN_OR_RETURN(const auto logits,
-                       pass.context.workspace->Matrix<float>(x.rows(), lm_head_.out_features()));
-  MOE_RETURN_IF_ERROR(lm_head_.Forward(pass.context, {}, saved.y, logits));
+  MOE_RETURN_IF_ERROR(norm_.Forward(pass.WithoutStash(), x, saved.norm));
+  saved.normed = saved.norm.y;
+  if (share_.cut()) {
+    MOE_ASSIGN_OR_RETURN(saved.normed, AllRows<T>(pass.context, rows, saved.norm.y, pass.site));
+  }
+  MOE_ASSIGN_OR_RETURN(const auto logits, pass.context.workspace->Matrix<float>(
+                                              saved.normed.rows(), lm_head_.out_features()));
+  MOE_RETURN_IF_ERROR(lm_head_.Forward(pass.context, {}, saved.normed, logits));
   return logits;
 }
 
 template <typename T>
-absl::Status OutputHead<T>::Loss(const Pass& pass, MatrixView<const T> x,
+absl::Status OutputHead<T>::Loss(const Pass& pass, const OwnRows& rows, MatrixView<const T> x,
                                  const TokenBatch& batch) const {
   const WorkspaceScope scope(*pass.context.workspace);
   MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
-  if (x.rows() == 0) return absl::OkStatus();
-  NormSaved<T> saved;
-  MOE_ASSIGN_OR_RETURN(const auto logits, Logits(pass, x, saved));
-  return RowLosses(pass, logits, /*scale=*/0, batch, {});
+  if (rows.all() == 0) return absl::OkStatus();
+  Saved saved;
+  MOE_ASSIGN_OR_RETURN(const auto logits, Logits(pass, rows, x, saved));
+  return RowLosses(pass, rows, logits, /*scale=*/0, batch, {});
 }
 
 template <typename T>
-absl::Status OutputHead<T>::LossAndGradient(const Pass& pass, MatrixView<const T> x,
-                                            const TokenBatch& batch, MatrixView<T> dx,
-                                            GradientReady ready) const {
+absl::Status OutputHead<T>::LossAndGradient(const Pass& pass, const OwnRows& rows,
+                                            MatrixView<const T> x, const TokenBatch& batch,
+                                            MatrixView<T> dx, GradientReady ready) const {
   // The gradient by logits is as large as they are: nothing of it is kept for later.
   Context context = pass.context;
   context.later = nullptr;
   Workspace& workspace = *context.workspace;
   const WorkspaceScope scope(workspace);
   MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
-  NormSaved<T> saved;
-  if (x.rows() == 0) {
+  Saved saved;
+  if (rows.all() == 0) {
     MOE_RETURN_IF_ERROR(lm_head_.WeightGradient(context, {}, {}, {}, ready));
-    return norm_.Backward(pass, saved, dx, dx, Write::kOverwrite, ready);
+    return norm_.Backward(pass, saved.norm, {}, dx, dx, Write::kOverwrite, ready);
   }
-  MOE_ASSIGN_OR_RETURN(const auto logits, Logits(pass, x, saved));
+  MOE_ASSIGN_OR_RETURN(const auto logits, Logits(pass, rows, x, saved));
   MOE_ASSIGN_OR_RETURN(const auto d_logits, LogitGradientMemory<T>(logits, workspace));
-  const float scale = pass.d_loss / static_cast<float>(x.rows());
-  MOE_RETURN_IF_ERROR(RowLosses(pass, logits, scale, batch, d_logits));
-  MOE_RETURN_IF_ERROR(lm_head_.WeightGradient(context, {}, d_logits, saved.y, ready));
+  const float scale = pass.d_loss / static_cast<float>(rows.all());
+  MOE_RETURN_IF_ERROR(RowLosses(pass, rows, logits, scale, batch, d_logits));
+  LinearRows of_weight;
+  if (tied_) of_weight.segments = GroupOffsets(rows.segments);
+  MOE_RETURN_IF_ERROR(lm_head_.WeightGradient(context, of_weight, d_logits, saved.normed, ready));
   MOE_ASSIGN_OR_RETURN(const auto d_normed, workspace.Matrix<T>(x.rows(), x.cols()));
-  MOE_RETURN_IF_ERROR(lm_head_.InputGradient(context, {.site = pass.site}, d_logits, d_normed));
-  return norm_.Backward(pass, saved, d_normed, dx, Write::kOverwrite, ready);
+  MOE_RETURN_IF_ERROR(lm_head_.InputGradient(context, {.site = pass.site, .own = rows.offsets},
+                                             d_logits, d_normed));
+  return norm_.Backward(pass, saved.norm, rows.segments, d_normed, dx, Write::kOverwrite, ready);
 }
 
 template class OutputHead<float>;

@@ -12,6 +12,7 @@
 #include "moe/lm/dense.h"
 #include "moe/lm/transformer_config.h"
 #include "moe/tensor/linear.h"
+#include "moe/tensor/own_rows.h"
 
 namespace moe::lm {
 
@@ -25,6 +26,8 @@ struct TokenBatch {
 };
 
 // row_loss[t] = cross-entropy of RMSNorm(x_t) W^T against target t, logits and loss in float32.
+// Ranks of a tensor group have their own of the n rows that have a target, and write the losses of
+// these: `rows` is how n and the batch's arrays are divided, and x and dx are of own rows.
 // Parameters: "model.norm.weight" [H], and "lm_head.weight" [V, H] unless it is tied. Without
 // tokens, parameters are only marked ready; a tied one receives a partial gradient, and its owner
 // marks it ready. Scratch is given back before each call returns.
@@ -36,33 +39,41 @@ class OutputHead {
   static absl::StatusOr<OutputHead> Create(const TransformerConfig& config, Parameter* tied,
                                            const TensorShare& share, ParameterStore& store);
 
-  // [T, V] from x [T, H], of V this rank's share, in the context's workspace, as what `saved` then
-  // has: scratch, not kept.
-  absl::StatusOr<MatrixView<float>> Logits(const Pass& pass, MatrixView<const T> x,
-                                           NormSaved<T>& saved) const;
-  // x [T, H]; `batch` in memory of the context's device, targets in [0, V).
-  absl::Status Loss(const Pass& pass, MatrixView<const T> x, const TokenBatch& batch) const;
-  // Loss, and dx [T, H] overwritten with the gradient by x of pass.d_loss * (mean of row_loss).
-  absl::Status LossAndGradient(const Pass& pass, MatrixView<const T> x, const TokenBatch& batch,
-                               MatrixView<T> dx, GradientReady ready) const;
+  // [n, V] from x [own n, H], of V this rank's share, in the context's workspace, as what `saved`
+  // then has: scratch, not kept. Of a tied output layer [own n, V].
+  struct Saved {
+    NormSaved<T> norm;           // of own rows
+    MatrixView<const T> normed;  // rows that were multiplied
+  };
+  absl::StatusOr<MatrixView<float>> Logits(const Pass& pass, const OwnRows& rows,
+                                           MatrixView<const T> x, Saved& saved) const;
+  // x [own n, H]; `batch` in memory of the context's device, targets in [0, V).
+  absl::Status Loss(const Pass& pass, const OwnRows& rows, MatrixView<const T> x,
+                    const TokenBatch& batch) const;
+  // Loss, and dx overwritten with the gradient by x of pass.d_loss * (mean of row_loss over n).
+  absl::Status LossAndGradient(const Pass& pass, const OwnRows& rows, MatrixView<const T> x,
+                               const TokenBatch& batch, MatrixView<T> dx,
+                               GradientReady ready) const;
 
  private:
-  OutputHead(const Norm<T>& norm, Linear<T> lm_head, const TensorShare& share,
+  OutputHead(const Norm<T>& norm, Linear<T> lm_head, bool tied, const TensorShare& share,
              std::vector<int64_t> vocabulary, std::vector<Parameter*> parameters)
       : norm_(norm),
         lm_head_(std::move(lm_head)),
+        tied_(tied),
         share_(share),
         vocabulary_(std::move(vocabulary)),
         parameters_(std::move(parameters)) {}
-  // Writes batch.row_loss and, unless it is empty, d_logits, which may be the logits' memory, each
-  // as large as the logits. Each rank takes the losses of its own rows, of which it is sent all
-  // logits, and sends the gradients back: the bits of one rank.
-  absl::Status RowLosses(const Pass& pass, MatrixView<float> logits, float scale,
-                         const TokenBatch& batch, MatrixView<T> d_logits) const;
+  // Writes the own rows of batch.row_loss and, unless it is empty, d_logits, as large as the
+  // logits, whose memory it may be. Where ranks share the vocabulary each is sent all logits of its
+  // own rows, and sends the gradients back: the bits of one rank.
+  absl::Status RowLosses(const Pass& pass, const OwnRows& rows, MatrixView<float> logits,
+                         float scale, const TokenBatch& batch, MatrixView<T> d_logits) const;
 
   Norm<T> norm_;
   Linear<T> lm_head_;
-  TensorShare share_;
+  bool tied_;
+  TensorShare share_;                   // of the output layer; one rank where it is tied
   std::vector<int64_t> vocabulary_;     // [R + 1] tokens of which each rank has the logits
   std::vector<Parameter*> parameters_;  // parameters of both, with an embedding that is tied
 };

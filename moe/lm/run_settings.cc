@@ -34,6 +34,15 @@ std::string StoredText(const Json& section, const char* name, const std::string&
   return member != section.end() && member->is_string() ? member->get<std::string>() : before;
 }
 
+// The version of the numerics that a checkpoint holds. Version 4 has a partial gradient for each
+// row segment, of which there is one for each tensor leaf: with one leaf the bits are those of 3.
+std::string StoredVersion(const Json& numerics) {
+  const std::string version = StoredText(numerics, kNumericsVersionName, "");
+  static_assert(kNumericsVersion == 4);
+  const bool same = version == "3" && StoredText(numerics, "--tensor-leaves", "") == "1";
+  return same ? "4" : version;
+}
+
 // Hashes are kept as signed numbers.
 std::string Shown(SettingKind kind, const std::string& text) {
   int64_t hash = 0;
@@ -132,7 +141,9 @@ std::vector<std::string> Differences(const std::vector<RunSetting>& settings, Se
   std::vector<std::string> differences;
   for (const RunSetting& setting : settings) {
     if (setting.kind != kind) continue;
-    const std::string text = StoredText(object, setting.name, setting.before);
+    const std::string text = absl::string_view(setting.name) == kNumericsVersionName
+                                 ? StoredVersion(object)
+                                 : StoredText(object, setting.name, setting.before);
     if (text == setting.text) continue;
     differences.push_back(absl::StrCat(setting.name, " is ", Shown(kind, setting.text), ", ",
                                        text.empty() ? "not" : Shown(kind, text),

@@ -45,8 +45,8 @@ bool TrainedOnText(const CheckpointSections& sections);
 absl::Status CheckSameTokens(const CheckpointSections& sections, const TrainConfig& config,
                              const std::vector<RunSetting>& settings);
 
-// "version of the numerics is 3, 2 in the checkpoint" where the program that wrote a checkpoint had
-// other bits than this one; else empty.
+// "version of the numerics is 4, 3 in the checkpoint" where the program that wrote a checkpoint had
+// other bits than this one; else empty. With one tensor leaf version 3 had the same bits.
 std::string VersionDifference(const CheckpointSections& sections);
 
 // The settings of a kind as an object of JSON, from names without dashes to texts.

@@ -142,11 +142,25 @@ absl::Status Stage<T>::Load(const Pass& pass, const TokenBatch& batch) {
   RoundState& round = rounds_.Begin(pass.stash);
   round = {.batch = batch};
   MOE_ASSIGN_OR_RETURN(round.on_device, PutOnDevice(batch, pass));
-  if (head_.has_value() && batch.targets.size() != batch.tokens.size()) {
-    MOE_ASSIGN_OR_RETURN(round.losses,
-                         MakeRowSubset(batch.loss_rows, std::ssize(batch.tokens), pass));
-  }
+  if (!head_.has_value()) return absl::OkStatus();
+  const OwnRows own = round.with_loss = OwnRowsOf(pass.context, std::ssize(batch.tokens));
+  if (batch.targets.size() == batch.tokens.size()) return absl::OkStatus();
+  round.with_loss = OwnRowsAmong(pass.context, own.all(), batch.loss_rows);
+  const int64_t count = round.with_loss.count();
+  MOE_ASSIGN_OR_RETURN(const auto rows, pass.kept_host().Array<int32_t>(count));
+  std::transform(batch.loss_rows.begin() + round.with_loss.begin(),
+                 batch.loss_rows.begin() + round.with_loss.end(), rows.begin(),
+                 [&](int32_t row) { return row - static_cast<int32_t>(own.begin()); });
+  MOE_ASSIGN_OR_RETURN(round.losses, MakeRowSubset(rows, own.count(), pass));
   return absl::OkStatus();
+}
+
+template <typename T>
+absl::Span<const float> Stage<T>::own_losses(const Pass& pass) const {
+  const RoundState& round = *rounds_.Find(pass.stash);
+  if (!head_.has_value()) return {};
+  return round.batch.row_loss.subspan(static_cast<size_t>(round.with_loss.begin()),
+                                      static_cast<size_t>(round.with_loss.count()));
 }
 
 template <typename T>
@@ -154,7 +168,8 @@ absl::StatusOr<MatrixView<T>> Stage<T>::LayersForward(const Pass& pass,
                                                       absl::Span<const int32_t> tokens,
                                                       MatrixView<const T> x, MatrixView<T> y,
                                                       KeyValueCache<T>* cache) {
-  const int64_t count = embedding_ != nullptr ? std::ssize(tokens) : x.rows();
+  const OwnRows own = OwnRowsOf(pass.context, RowsOf(pass.batch));
+  const int64_t count = own.count();
   const auto rows = [&] {
     return pass.kept().Matrix<T>(count, config_.hidden_size);
   };
@@ -169,7 +184,10 @@ absl::StatusOr<MatrixView<T>> Stage<T>::LayersForward(const Pass& pass,
     }
     MOE_RETURN_IF_ERROR(TimedDense(pass, "embedding", [&]() -> absl::Status {
       MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, {&embedding_, 1}));
-      return GatherRows<T>(embedding_->view<T>(), tokens, embedded, *pass.context.compute);
+      return GatherRows<T>(
+          embedding_->view<T>(),
+          tokens.subspan(static_cast<size_t>(own.begin()), static_cast<size_t>(count)), embedded,
+          *pass.context.compute);
     }));
     MOE_RETURN_IF_ERROR(CheckFinite(pass, "embedding", embedded));
     x = embedded;
@@ -204,10 +222,12 @@ absl::Status Stage<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixVi
   round->forward = true;
   if (pass.stash != nullptr || !head_.has_value()) return absl::OkStatus();
   return Timed(pass, kLoss, *pass.context.compute, [&]() -> absl::Status {
-    if (round->losses.whole() == 0) return head_->Loss(pass, round->rows, round->on_device);
-    MOE_ASSIGN_OR_RETURN(const auto rows, Gathered(round->rows, round->losses,
-                                                   *pass.context.workspace, *pass.context.compute));
-    return head_->Loss(pass, rows, round->on_device);
+    MatrixView<const T> rows = round->rows;
+    if (round->losses.whole() > 0) {
+      MOE_ASSIGN_OR_RETURN(
+          rows, Gathered(rows, round->losses, *pass.context.workspace, *pass.context.compute));
+    }
+    return head_->Loss(pass, round->with_loss, rows, round->on_device);
   });
 }
 
@@ -242,24 +262,39 @@ template <typename T>
 absl::Status Stage<T>::HeadBackward(const Pass& pass, const RoundState& round, MatrixView<T> d,
                                     GradientReady ready) {
   if (round.losses.whole() == 0) {
-    return head_->LossAndGradient(pass, round.rows, round.on_device, d, ready);
+    return head_->LossAndGradient(pass, round.with_loss, round.rows, round.on_device, d, ready);
   }
   Workspace& workspace = *pass.context.workspace;
   Stream& compute = *pass.context.compute;
   const WorkspaceScope scope(workspace);
   MOE_ASSIGN_OR_RETURN(const auto rows, Gathered(round.rows, round.losses, workspace, compute));
   MOE_ASSIGN_OR_RETURN(const auto d_rows, workspace.Matrix<T>(rows.rows(), rows.cols()));
-  MOE_RETURN_IF_ERROR(head_->LossAndGradient(pass, rows, round.on_device, d_rows, ready));
+  MOE_RETURN_IF_ERROR(
+      head_->LossAndGradient(pass, round.with_loss, rows, round.on_device, d_rows, ready));
   return Spread<T>(d_rows, round.losses, d, compute);
 }
 
 template <typename T>
 absl::Status Stage<T>::EmbeddingBackward(const Pass& pass, absl::Span<const int32_t> tokens,
                                          MatrixView<const T> d, GradientReady ready) {
-  if (tokens.empty()) return ready(*embedding_);
+  const OwnRows own = OwnRowsOf(pass.context, std::ssize(tokens));
+  for (size_t s = 0; s + 1 < own.segments.size(); ++s) {
+    const int64_t begin = own.segments[s], end = own.segments[s + 1];
+    if (begin == end) continue;
+    MOE_RETURN_IF_ERROR(EmbeddingPartial(
+        pass,
+        tokens.subspan(static_cast<size_t>(own.begin() + begin), static_cast<size_t>(end - begin)),
+        RowRange(d, begin, end)));
+  }
+  return ready(*embedding_);
+}
+
+template <typename T>
+absl::Status Stage<T>::EmbeddingPartial(const Pass& pass, absl::Span<const int32_t> tokens,
+                                        MatrixView<const T> d) {
   Stream& compute = *pass.context.compute;
   MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, embedding_->OpenGradient());
-  MOE_RETURN_IF_ERROR(TimedDense(pass, "embedding backward", [&] {
+  return TimedDense(pass, "embedding backward", [&] {
     return sum.Add(
         [&](absl::Span<float> out, Write write) -> absl::Status {
           const MatrixView<float> rows(out.data(), config_.vocab_size, config_.hidden_size);
@@ -269,8 +304,7 @@ absl::Status Stage<T>::EmbeddingBackward(const Pass& pass, absl::Span<const int3
           return added;
         },
         *pass.context.workspace, compute);
-  }));
-  return ready(*embedding_);
+  });
 }
 
 template <typename T>
@@ -291,11 +325,11 @@ absl::Status Stage<T>::TakeLosses(const Pass& pass) {
     }
   }
   if (head_.has_value()) {
-    const absl::Span<float> losses = round.batch.row_loss;
-    MOE_RETURN_IF_ERROR(
-        CheckFinite(pass, "loss", MatrixView<float>(losses.data(), std::ssize(losses), 1)));
+    const OwnRows& own = round.with_loss;
+    const MatrixView<float> losses(round.batch.row_loss.data(), own.all(), 1);
+    MOE_RETURN_IF_ERROR(CheckFinite(pass, "loss", own.Of(losses)));
   }
-  // Ranks of a tensor group route the same rows.
+  // Routers of a tensor group decide about the same rows.
   const bool repeats = pass.context.mesh->index(MeshGroup::kTensor) > 0;
   if (pass.stash == nullptr || repeats) return absl::OkStatus();
   auto count = counts_.begin();
@@ -309,6 +343,9 @@ template <typename T>
 absl::Status Stage<T>::Extend(const Context& context, absl::Span<const int32_t> tokens,
                               KeyValueCache<T>& cache, MatrixView<float> logits) {
   if (OnCuda(context)) return absl::UnimplementedError("Transformer: on a CUDA device");
+  if (context.mesh->size(MeshGroup::kTensor) > 1) {
+    return absl::UnimplementedError("Transformer: tokens one by one on tensor-parallel ranks");
+  }
   const auto count = static_cast<int64_t>(tokens.size());
   const int64_t offsets[] = {0, count}, past = cache.size();
   const Pass pass = {.context = context,
@@ -328,9 +365,10 @@ absl::Status Stage<T>::Extend(const Context& context, absl::Span<const int32_t> 
   MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, LayersForward(pass, tokens, {}, {}, &cache));
   cache.Grow(count);
   if (logits.rows() > 0) {
-    NormSaved<T> saved;
+    typename OutputHead<T>::Saved saved;
     MOE_ASSIGN_OR_RETURN(const auto rows,
-                         head_->Logits(pass, RowRange(x, count - logits.rows(), count), saved));
+                         head_->Logits(pass, OwnRowsOf(context, logits.rows()),
+                                       RowRange(x, count - logits.rows(), count), saved));
     for (int64_t r = 0; r < rows.rows(); ++r) std::copy_n(rows.row(r), rows.cols(), logits.row(r));
   }
   return context.compute->Synchronize();

@@ -21,6 +21,7 @@
 #include "moe/run/stash.h"
 #include "moe/state/module.h"
 #include "moe/state/parameter.h"
+#include "moe/tensor/own_rows.h"
 
 namespace moe::lm {
 
@@ -56,10 +57,11 @@ class Stage final : public Module<T> {
   absl::Span<Parameter* const> parameters() const override { return parameters_; }
   // The tokens of the micro-batch whose passes are given `pass`, and room for its losses: memory of
   // the host, borrowed until TakeLosses. kInvalidArgument for a batch that does not fit the model.
-  // A token without a target adds nothing to loss and gradient: both have the bits of an output
-  // layer that is given the other rows alone.
+  // A token without a target adds nothing to loss and gradient: losses have the bits of an output
+  // layer that is given the other rows alone. Every rank of a tensor group is given all tokens.
   absl::Status Load(const Pass& pass, const TokenBatch& batch);
-  // The residual stream [T, H] before and after the layers. With the embedding it reads the tokens
+  // The residual stream [T, H] before and after the layers, of a tensor group this rank's own rows
+  // (own_rows.h), here and in Backward. With the embedding it reads the tokens
   // that were loaded, and x is not used; with the output layer y is not used: without a stash it
   // computes the losses, with one it keeps the rows after the last layer. x stays until Backward.
   // Collective over the expert-parallel group.
@@ -70,15 +72,18 @@ class Stage final : public Module<T> {
   // without a Forward that kept its rows.
   absl::Status Backward(const Pass& pass, MatrixView<const T> dy, MatrixView<T> dx,
                         GradientReady ready) override;
-  // Ends the micro-batch: its losses are in row_loss, and pass.router_stats have arrived. With a
-  // stash their slots count in the step. On a CUDA device blocks the host.
+  // Ends the micro-batch: the losses of this rank's rows are in row_loss, and pass.router_stats
+  // have arrived. With a stash their slots count in the step. On a CUDA device blocks the host.
   absl::Status TakeLosses(const Pass& pass);
+  // After TakeLosses: the part of row_loss that this rank has written; empty without output layer.
+  absl::Span<const float> own_losses(const Pass& pass) const;
 
   // Forward of the tokens [T] that follow those of `cache`, to which they are added; logits [n, V]
   // of the last n <= T of them: the bits of one Forward over the whole sequence where a router
   // decides about each token by itself. Other ranks, without a sequence, call it without tokens.
   // kInvalidArgument, before any communication: ids outside the vocabulary, no room in the cache;
-  // kUnimplemented on a CUDA device. Collective over the expert-parallel group; blocks.
+  // kUnimplemented on a CUDA device and of tensor-parallel ranks. Collective over the
+  // expert-parallel group; blocks.
   absl::Status Extend(const Context& context, absl::Span<const int32_t> tokens,
                       KeyValueCache<T>& cache, MatrixView<float> logits);
 
@@ -92,7 +97,8 @@ class Stage final : public Module<T> {
  private:
   struct RoundState {
     TokenBatch batch, on_device;
-    RowSubset losses;          // the tokens with a target; whole() is 0 where all have one
+    OwnRows with_loss;         // this rank's among the tokens with a target
+    RowSubset losses;          // those, of its rows; whole() is 0 where all have one
     MatrixView<const T> rows;  // rows after the last layer
     bool forward = false;      // whether a Forward has ended and no Backward has begun
   };
@@ -112,6 +118,9 @@ class Stage final : public Module<T> {
                             GradientReady ready);
   absl::Status EmbeddingBackward(const Pass& pass, absl::Span<const int32_t> tokens,
                                  MatrixView<const T> d, GradientReady ready);
+  // The gradient by the embedding of a segment's rows.
+  absl::Status EmbeddingPartial(const Pass& pass, absl::Span<const int32_t> tokens,
+                                MatrixView<const T> d);
 
   TransformerConfig config_;
   const LayerRange range_;

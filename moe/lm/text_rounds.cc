@@ -2,7 +2,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
-#include "moe/tensor/tensor_share.h"
+#include "moe/tensor/own_rows.h"
 
 namespace moe::lm {
 
@@ -34,15 +34,11 @@ absl::Status TextRounds<T>::EndRound(const Round& round, int chunk, const Pass& 
   MOE_RETURN_IF_ERROR(model.TakeLosses(pass));
   if (round.empty()) return absl::OkStatus();
   SequenceBatch& batch = (*micro_batches_.Find(pass.stash))->batch;
-  const TensorShare share = ShareOf(pass.context);  // whose ranks have the same losses
-  if (share.index == 0) {
-    if (model.has_losses()) totals_.AddLosses(batch.row_loss(), batch.size());
-    totals_.AddRouters(pass.router_stats);
-  }
-  const RankCounts rows = share.RowsOf(batch.size());
-  if (routing_ != nullptr && chunk == 0) {
-    routing_->AddTokens(rows[share.index + 1] - rows[share.index]);
-  }
+  const int64_t rows = OwnRowsOf(pass.context, batch.size()).count();
+  if (model.has_losses()) totals_.AddLosses(model.own_losses(pass), rows);
+  // Ranks of a tensor group have the same measures of routers.
+  if (pass.context.mesh->index(MeshGroup::kTensor) == 0) totals_.AddRouters(pass.router_stats);
+  if (routing_ != nullptr && chunk == 0) routing_->AddTokens(rows);
   return absl::OkStatus();
 }
 

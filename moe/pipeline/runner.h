@@ -23,6 +23,7 @@
 #include "moe/run/round.h"
 #include "moe/run/turns.h"
 #include "moe/state/module.h"
+#include "moe/tensor/own_rows.h"
 
 namespace moe {
 
@@ -31,7 +32,7 @@ namespace moe {
 class RoundHost {
  public:
   virtual ~RoundHost() = default;
-  // Rows of the round's micro-batch in the model.
+  // Rows of the round's micro-batch in the model, on all ranks of a tensor group.
   virtual int64_t RowsOf(const Round& round) const = 0;
   // Before the forward of a chunk: hands the module its tokens, and completes `pass` (batch,
   // router_stats), which the operations are given. What it refers to lives until EndRound.
@@ -176,7 +177,11 @@ class PipelineRunner {
   absl::Status Backward(size_t op, const PipelineModel<T>& model, RoundHost& host, Rounds& rounds);
   template <typename T, typename Rounds>
   absl::Status WeightGradients(size_t op, const PipelineModel<T>& model, Rounds& rounds);
-  // Memory for the rows of a micro-batch.
+  // This rank's rows of a micro-batch.
+  int64_t RowsHere(const RoundHost& host, const Round& round) const {
+    return OwnRowsOf(context_, host.RowsOf(round)).count();
+  }
+  // Memory for these.
   template <typename T>
   absl::StatusOr<Message> NewMessage(const PipelineModel<T>& model, int64_t rows) {
     Message message = {boundary_->Take(), {}};
@@ -255,7 +260,7 @@ absl::Status PipelineRunner::Expect(size_t op, RowsWay way, const PipelineModel<
   expected.op = op;
   if (op == ops_.size()) return absl::OkStatus();
   const Round round = rounds.RoundAt(ops_[op].round);
-  MOE_ASSIGN_OR_RETURN(expected.message, NewMessage(model, host.RowsOf(round)));
+  MOE_ASSIGN_OR_RETURN(expected.message, NewMessage(model, RowsHere(host, round)));
   MOE_ASSIGN_OR_RETURN(expected.here, links_->Receive(way, expected.message.bytes,
                                                       SiteOf(round, "pipeline receive")));
   return absl::OkStatus();
@@ -310,7 +315,7 @@ absl::Status PipelineRunner::Forward(size_t op, const PipelineModel<T>& model, R
   MOE_RETURN_IF_ERROR(host.BeginRound(round, at.chunk, pass));
   Message y;
   if (Sends(at)) {
-    MOE_ASSIGN_OR_RETURN(y, NewMessage(model, host.RowsOf(round)));
+    MOE_ASSIGN_OR_RETURN(y, NewMessage(model, RowsHere(host, round)));
   }
   MOE_RETURN_IF_ERROR(
       model.chunks[at.chunk]->Forward(pass, flight.rows.RowsOf(model), y.RowsOf(model)));
@@ -335,7 +340,7 @@ absl::Status PipelineRunner::Backward(size_t op, const PipelineModel<T>& model, 
   MOE_ASSIGN_OR_RETURN(Message dx, Take(op, model, host, rounds));
   const MatrixView<T> dy = dx.RowsOf(model);
   if (Sends(at) && !Receives(at)) {
-    MOE_ASSIGN_OR_RETURN(dx, NewMessage(model, host.RowsOf(round)));
+    MOE_ASSIGN_OR_RETURN(dx, NewMessage(model, RowsHere(host, round)));
   }
   const OpTimer timer(longest_op_ns_);
   if (!defers()) MOE_RETURN_IF_ERROR(rounds.BeginBackward(round, at.chunk));

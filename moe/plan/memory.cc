@@ -33,7 +33,7 @@ struct Sizes {
     const double most = own_tokens() * ep * std::min(top_k, local_experts());
     return std::min(most, own_tokens() * top_k * std::max(skew, ep * local_experts() / experts));
   }
-  // Tokens that a rank dispatches: ranks of a tensor group share them.
+  // Tokens that are a rank's own: ranks of a tensor group divide them.
   double own_tokens() const { return tokens / tp; }
   // Rows that a rank sends: a token goes once to each rank that holds some of its K experts.
   double sent_rows() const { return own_tokens() * RanksOfToken(experts, ep, top_k); }
@@ -183,7 +183,8 @@ double MoeForward(const MemoryShape& shape, const Sizes& s) {
   const double exchanged = (s.etp * rows + slots) * s.hidden;
   const double experts = rows * (s.gated + 1) * s.ffn;
   const double width = static_cast<double>(shape.model.moe.shared_expert_ffn_hidden_size) / s.tp;
-  const double shared = width > 0 ? s.tokens * ((s.gated + 1) * width + s.hidden) : 0;
+  const double shared =
+      width > 0 ? s.tokens * (s.gated + 1) * width + s.own_tokens() * s.hidden : 0;
   return routing + plan + s.element * (exchanged + experts + shared);
 }
 
@@ -224,8 +225,8 @@ double QueryColumns(const lm::TransformerConfig& model) {
 // is kept twice a layer.
 double BlockForward(const lm::TransformerConfig& model, const Sizes& s) {
   const double heads = (ProjectedColumns(model) + QueryColumns(model)) / s.tp;
-  return s.element * s.tokens * (4 * s.hidden + heads) +
-         4 * s.tokens * (model.num_attention_heads / s.tp + 2);
+  return s.element * (s.own_tokens() * 4 * s.hidden + s.tokens * heads) +
+         4 * (s.tokens * model.num_attention_heads / s.tp + 2 * s.own_tokens());
 }
 
 double DenseForward(const MemoryShape& shape, const Sizes& s) {
@@ -241,7 +242,8 @@ double ActivationsOf(const MemoryShape& shape, const Sizes& s, bool mixture) {
   const double heads = normed ? static_cast<double>(model.qk_cols()) / s.tp : 0;
   const auto width =
       static_cast<double>(mixture ? model.moe.shared_expert_ffn_hidden_size : model.dense_width());
-  return s.tokens * (2 * s.hidden + heads + width / s.tp) + (mixture ? s.expert_rows() * s.ffn : 0);
+  return s.own_tokens() * 2 * s.hidden + s.tokens * (heads + width / s.tp) +
+         (mixture ? s.expert_rows() * s.ffn : 0);
 }
 
 double Workspace(const MemoryShape& shape, const Sizes& s) {
@@ -252,7 +254,8 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   const int layers = stage.layers;
   const int over = stage.stages > 1 ? model.moe_layer_freq - 1 : 0;  // a part may begin with one
   const int moe_layers = (layers + over) / model.moe_layer_freq;
-  const double row = s.element * s.tokens * s.hidden;
+  const double row = s.element * s.own_tokens() * s.hidden;
+  const double all_rows = s.tp > 1 ? s.element * s.tokens * s.hidden : 0;  // gathered, scratch
   const auto in_flight = static_cast<double>(stage.in_flight);
   const ScheduleKind schedule = PipelineOf(shape.trainer).schedule;
   const bool zero_bubble = schedule == ScheduleKind::kZeroBubbleH1;
@@ -264,6 +267,7 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
     kept += in_flight * s.element *
             (layers * s.tokens * (s.hidden + ProjectedColumns(model) / s.tp) +
              moe_layers * s.expert_rows() * s.hidden);
+    kept += in_flight * layers * all_rows;
   }
   double again = 0;
   if (model.recompute == Recompute::kActivations) {
@@ -284,18 +288,20 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   // Gradients of a layer's rows; between stages also messages on their way.
   const double residual = (stage.stages > 1 ? 3 : 2) * row;
   const double attention =
-      s.element * s.tokens *
-      (ProjectedColumns(model) / s.tp + std::max(s.hidden, QueryColumns(model) / s.tp));
+      s.element * (s.tokens * ProjectedColumns(model) / s.tp +
+                   std::max(s.own_tokens() * s.hidden, s.tokens * QueryColumns(model) / s.tp)) +
+      all_rows;
   // Of all logits of its rows a rank of several has a copy, and what it received.
-  const double outputs = static_cast<double>(model.vocab_size) / (model.tied_embeddings ? 1 : s.tp);
-  const double logits = 4 * s.tokens * outputs * (s.tp > 1 && !model.tied_embeddings ? 3 : 1);
+  const double outputs = static_cast<double>(model.vocab_size) / s.tp;
+  const bool shares_outputs = s.tp > 1 && !model.tied_embeddings;
+  const double logits = 4 * s.tokens * outputs * (shares_outputs ? 3 : 1) + all_rows;
   // Sums of shared products before they are sent, and those that come.
   const double sums = (s.tp > 1 ? 4 * s.tokens * s.hidden * 2 : 0) +
                       (s.etp > 1 ? 4 * s.expert_rows() * s.hidden * (2 * s.etp + 1) : 0);
   // A forward and a backward that run together have scratch of their own.
   const double beside = overlaps ? attention + scratch : 0;
   return kept + again + residual + sums + beside +
-         std::max({MoeBackward(s, scratch), attention + scratch, logits + scratch});
+         std::max({MoeBackward(s, scratch) + 2 * all_rows, attention + scratch, logits + scratch});
 }
 
 }  // namespace

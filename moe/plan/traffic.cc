@@ -85,17 +85,19 @@ double GradientBytes(const ModelCost& cost, const Workload& work, const Layout& 
   return (holders - 1) * bytes;
 }
 
-// For each other rank of a tensor group. A sum goes to the ranks of its rows in float32, and comes
-// back to all of them as rows: of o_proj and of down projections, backward of what begins with the
-// same rows; of the experts rows alone. Of the output layer logits go to the ranks of their rows,
-// and their gradients back.
+// For each other rank of a tensor group. Rows of attention and of a dense or shared network are
+// gathered before it, and again in backward, with the gradients; sums go to the ranks of their rows
+// in float32, each way. Of experts logits are gathered, backward gradients of combine weights. Of
+// the output layer logits go to the ranks of their rows, and their gradients back.
 double TensorBytes(const ModelCost& cost, const Workload& work, const Layout& layout) {
-  const double sum = 4 + work.element_bytes;
-  const double both = layout.recompute == Recompute::kLayer ? 3 : 2;
-  const double networks = cost.dense_layers + (cost.shared > 0 ? cost.moe_layers() : 0);
-  const double hidden =
-      both * ((cost.layers + networks) * sum + cost.moe_layers() * work.element_bytes) + sum;
-  return work.tokens() * (hidden * cost.hidden + cost.vocab * sum / layout.mesh.tensor);
+  const double b = work.element_bytes;
+  const double forwards = layout.recompute == Recompute::kLayer ? 2 : 1;
+  const double networks =
+      cost.layers + cost.dense_layers + (cost.shared > 0 ? cost.moe_layers() : 0);
+  const double hidden = networks * (forwards * (4 + b) + 4 + 2 * b) + 4 + b;
+  const double routers = cost.moe_layers() * 4 * (forwards * cost.experts + cost.top_k);
+  const double outputs = cost.vocab * (4 + b) / layout.mesh.tensor;
+  return work.tokens() * (hidden * cost.hidden + routers + outputs);
 }
 
 }  // namespace
@@ -119,7 +121,7 @@ Traffic TrafficOf(const ModelCost& cost, const Workload& work, const Layout& lay
                              gradients(held.cut, DataRanks(work, layout));
   traffic.gradients_experts = gradients(held.experts, ExpertDataRanks(work, layout));
   const double rows = work.tokens() * cost.hidden;
-  traffic.stages = 2 * (layout.pipeline().parts() - 1) * mesh.tensor * rows * work.element_bytes;
+  traffic.stages = 2 * (layout.pipeline().parts() - 1) * rows * work.element_bytes;
   traffic.tensors = (mesh.tensor - 1) * TensorBytes(cost, work, layout);
   return traffic;
 }

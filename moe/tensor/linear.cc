@@ -17,6 +17,7 @@
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
 #include "moe/run/deferred_gradients.h"
+#include "moe/tensor/own_rows.h"
 
 namespace moe {
 namespace {
@@ -134,7 +135,7 @@ template <typename TOut>
 absl::Status Linear<T>::Forward(const Context& context, const LinearRows& rows,
                                 MatrixView<const T> x, MatrixView<TOut> y) const {
   const WorkspaceScope scope(*context.host_workspace);
-  const int64_t all[] = {0, x.rows()};
+  const int64_t all[] = {0, y.rows()};
   const bool grouped = rows.offsets.size() > 0, shared = SharesSum(TensorAxis::kColumns);
   if constexpr (std::is_same_v<T, TOut>) {
     if (shared) {
@@ -198,17 +199,12 @@ absl::Status Linear<T>::SumOverRanks(const Context& context, TensorAxis reduced,
   if (rows.gathered != nullptr) {
     return rows.gathered->Sum<T>(context, rows.first, rows.last, whole.cut, sums, y, rows.site);
   }
-  const Site& site = rows.site;
-  const RankCounts own = share_.RowsOf(x.rows());
+  const RankCounts even = share_.RowsOf(x.rows());
   const TreeScatter<T> scatter = {
-      .cut = whole.cut, .row_offsets = own, .nodes = sums, .out = RowsOfRank(y, own, share_.index)};
-  MOE_RETURN_IF_ERROR(
-      TensorExchange(context, site.Named("tensor sum"), [&](Communicator& group, const Site& at) {
-        return TreeReduceScatter<T>(scatter, group, workspace, stream, at);
-      }));
-  return TensorExchange(context, site.Named("tensor rows"),
+      .cut = whole.cut, .row_offsets = rows.own.empty() ? even : rows.own, .nodes = sums, .out = y};
+  return TensorExchange(context, rows.site.Named("tensor sum"),
                         [&](Communicator& group, const Site& at) {
-                          return AllGatherRows(y, own, group, stream, at);
+                          return TreeReduceScatter<T>(scatter, group, workspace, stream, at);
                         });
 }
 
@@ -270,7 +266,13 @@ absl::Status Linear<T>::WeightGradient(const Context& context, const LinearRows&
   const GroupOffsets segments = rows.segments.size() > 0 ? rows.segments : GroupOffsets(all);
   // Buckets hold a module's last parameters first, but those of a slab first to last: biases come
   // first, then weights, bucket by bucket, so that at most two buckets are open.
-  if (!biases_.empty()) {
+  const bool behind_sum = !cut_as_.empty() && cut_as_.front().axis == TensorAxis::kColumns &&
+                          weights.front()->spec().holders == MeshGroup::kData;
+  if (!biases_.empty() && behind_sum) {  // all ranks hold it whole: each has its own rows
+    const OwnRows own = OwnRowsOf(context, dy.rows());
+    MOE_RETURN_IF_ERROR(
+        AddBiasGradients(context, biases_, GroupOffsets(own.segments), own.Of(dy), ready));
+  } else if (!biases_.empty()) {
     MOE_RETURN_IF_ERROR(AddBiasGradients(context, Of(rows, biases_), segments, dy, ready));
   }
   const size_t each = (segments.size() - 1) / weights.size();

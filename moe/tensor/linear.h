@@ -42,12 +42,15 @@ struct LinearRows {
   int first = 0, last = 1;    // weights [first, last)
   GroupOffsets offsets = {};  // [last - first + 1]; empty: all rows, of one weight
   // For weight gradients: S segments of each weight, [(last - first) S + 1]; empty: all rows are
-  // the one segment of one weight.
+  // the one segment of one weight. A bias behind a sum that tensor ranks share has the segments of
+  // this rank's rows instead (own_rows.h).
   GroupOffsets segments = {};
   Site site = {};  // site of the exchanges where ranks share the weights
-  // Where they share them over gathered rows: x and dy are all rows of weights [first, last), and
-  // of a sum over an index that ranks share y or dx is this rank's own rows.
+  // Where they share them, x and dy are all rows, and of a sum over an index that ranks share y or
+  // dx is this rank's own: of gathered rows those that it has of weights [first, last); otherwise
+  // of all rows [own[r], own[r + 1]) of rank r, or those of TensorShare::RowsOf without `own`.
   const GatheredRows* gathered = nullptr;
+  absl::Span<const int64_t> own = {};
 };
 
 // L weights W [O, K] of one shape, each with its bias b [O] or none: their parameters, packed
@@ -56,12 +59,11 @@ struct LinearRows {
 // work is enqueued; scratch comes from the context's workspaces and is given back. Move-only; one
 // host thread at a time.
 //
-// Ranks that share the weights (LinearSpec::share) all have all rows. A product whose reduced index
-// is shared is collective over their group: each rank adds up the rows of its share and then
-// sends them to all, 4 N O n + sizeof(T) N O bytes less what stays, n nodes a rank
-// (tree_reduce_scatter.h); gathered rows stay with the rank whose own they are. Any other product
-// is of this rank's outputs alone, without an exchange. The bits are those of one rank. Errors of
-// the products (grouped_gemm.h, weight_gradient.h).
+// Ranks that share the weights (LinearSpec::share) are all given all rows. A product whose reduced
+// index is shared is collective over their group, and leaves each rank the rows that are its own:
+// a rank sends 4 N O n bytes less what stays, n nodes a rank (tree_reduce_scatter.h). Any other
+// product is of this rank's outputs alone, without an exchange. The bits are those of one rank.
+// Errors of the products (grouped_gemm.h, weight_gradient.h).
 template <typename T>
 class Linear {
  public:
@@ -104,8 +106,8 @@ class Linear {
   template <typename TOut>
   absl::Status OneProduct(const Context& context, int weight, MatrixView<const T> x,
                           MatrixView<TOut> y) const;
-  // y = x W^T, or x W with `reduced` kRows, whose reduced index ranks share: all rows of the sum,
-  // or this rank's own of gathered ones.
+  // y = x W^T, or x W with `reduced` kRows, whose reduced index ranks share: this rank's own rows
+  // of the sum.
   absl::Status SumOverRanks(const Context& context, TensorAxis reduced, const LinearRows& rows,
                             MatrixView<const T> x, MatrixView<T> y) const;
   // Whether ranks share the index that a product reduces.

@@ -35,6 +35,14 @@ TreeNode TensorShare::ItemsOf(int items) const {
   return {static_cast<int>(cut.Begin(held.first)), static_cast<int>(cut.Begin(held.last))};
 }
 
+RankCounts TensorShare::RowsOf(int64_t rows) const {
+  RankCounts offsets = {0};
+  for (int r = 0; r < ranks; ++r) {
+    offsets.push_back(rows * LeavesOf(r, ranks, leaves).last / leaves);
+  }
+  return offsets;
+}
+
 int MostRanks(const TreeCut& cut, int ranks) {
   const auto each_has_some = [&](int count) {
     for (int r = 0; r < count; ++r) {

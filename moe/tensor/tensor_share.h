@@ -13,9 +13,9 @@
 namespace moe {
 
 // This rank among those that share matrices: of a cut matrix each holds the leaves that LeavesOf
-// deals it. Ranks of a tensor group (kTensor) all have all rows of a micro-batch; those of an
-// expert-tensor group (kExpertTensor), which share experts, gather the rows that each of them was
-// sent (gathered_rows.h).
+// deals it. Ranks of a tensor group (kTensor) divide the rows of a micro-batch (own_rows.h); those
+// of an expert-tensor group (kExpertTensor), which share experts, have the rows that each of them
+// was sent (gathered_rows.h). Both gather rows before what they share.
 struct TensorShare {
   int index = 0, ranks = 1;
   int leaves = 1;  // of trees (Context::tensor_leaves)
@@ -24,8 +24,9 @@ struct TensorShare {
   bool cut() const { return ranks > 1; }
   // Of `items` that stay together, those that this rank holds: [first, last).
   TreeNode ItemsOf(int items) const;
-  // [R + 1] the rows of N that each rank adds up, or that are its own where work on rows is shared.
-  RankCounts RowsOf(int64_t rows) const { return EvenRows(ranks, rows); }
+  // [R + 1] of N rows of a micro-batch those that each rank has as its own: whole segments, of
+  // which there is one for each leaf.
+  RankCounts RowsOf(int64_t rows) const;
 };
 TensorShare ShareOf(const Context& context, MeshGroup group = MeshGroup::kTensor);
 

@@ -227,9 +227,8 @@ absl::Status GradientReducer::ClearEmpty(size_t b) {
   if (in_parts(b)) MOE_RETURN_IF_ERROR(OpenRound(b));
   std::byte* const sums =
       in_parts(b) ? sums_[b].round->sum.data() : sum_.data() + sums_[b].first * element_bytes();
-  const bool repeats = this->repeats(bucket);
   const auto reached = [&](const Parameter* p) {
-    return !std::exchange(parameter_sums_[p->index()].empty, false) && !repeats;
+    return !std::exchange(parameter_sums_[p->index()].empty, false);
   };
   size_t begin = 0;  // first parameter of the run that ends at i
   for (size_t i = 0; i <= bucket.parameters.size(); ++i) {
@@ -328,11 +327,10 @@ absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale, const Site& sit
                                                  std::ssize(parameter_sums_)));
   size_t count = 0;
   for (const ParameterBucket& bucket : buckets_) {
-    const bool counts = exact() && !repeats(bucket);
     for (const Parameter* const p : bucket.parameters) {
       gradients[count++] = {.parameter = p,
                             .sum = &sums[p->index() * kSquareSumSize],
-                            .tally = counts ? tallies[p->index()] : GridTally()};
+                            .tally = exact() ? tallies[p->index()] : GridTally()};
     }
   }
   MOE_ASSIGN_OR_RETURN(

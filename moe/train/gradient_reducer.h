@@ -25,7 +25,8 @@ struct GradientReducerOptions {
   int64_t bucket_bytes = int64_t{25} << 20;  // a bucket closes when it holds at least this much
   AllReduceAlgorithm algorithm = AllReduceAlgorithm::kRing;
   // Layout-invariant numerics. Required: how many terms are added to one gradient in a step, at
-  // most, over all ranks: its micro-batches, times ParameterSpec::partials. More could leave int64.
+  // most, over all ranks: its micro-batches, times their row segments (moe/tensor/own_rows.h) and
+  // ParameterSpec::partials. More could leave int64.
   int64_t max_terms = 0;
   StatePlacement placement = {};
 };
@@ -37,9 +38,6 @@ struct GradientReducerOptions {
 //
 // fast: float32 buckets. layout-invariant: int64 buckets on the exact grid, beside which each rank
 // keeps a GridTally of its own partials of every parameter.
-//
-// Ranks of a tensor group add up the same partials of what all of them hold whole (kStage, kEnds):
-// those of the first count, the others' become zeros.
 //
 // A rank receives only the sums of its own part of a sharded bucket (ParameterBucket::own). Where
 // the sums are in parts, partials of a round add up in a few buffers (RoundBuffersOf, unless
@@ -165,12 +163,6 @@ class GradientReducer {
   // this round.
   absl::StatusOr<GradAccumulator> Open(const Parameter& parameter);
   absl::Status OpenRound(size_t b);
-  // Whether another rank of the tensor group has the same partials, which are the ones that count.
-  bool repeats(const ParameterBucket& bucket) const {
-    return context_.mesh->index(MeshGroup::kTensor) > 0 &&
-           (bucket.holders == context_.mesh->Canonical(MeshGroup::kStage) ||
-            bucket.holders == MeshGroup::kEnds);
-  }
   bool travels_each_round() const { return options_.placement.sums == Holding::kPart; }
   bool in_parts(size_t b) const { return buckets_[b].placement.sums == Holding::kPart; }
   template <typename T>

@@ -98,12 +98,13 @@ absl::Status Trainer::Freeze() {
   for (const auto& parameter : store_.parameters()) {
     partials = std::max(partials, parameter->spec().partials);
   }
-  MOE_ASSIGN_OR_RETURN(reducer_,
-                       GradientReducer::Create({.bucket_bytes = options_.bucket_bytes,
-                                                .algorithm = options_.all_reduce,
-                                                .max_terms = partials * micro_batches_,
-                                                .placement = placement_},
-                                               store_, context(), session_->gradient_stream()));
+  MOE_ASSIGN_OR_RETURN(
+      reducer_,
+      GradientReducer::Create({.bucket_bytes = options_.bucket_bytes,
+                               .algorithm = options_.all_reduce,
+                               .max_terms = context().tensor_leaves * partials * micro_batches_,
+                               .placement = placement_},
+                              store_, context(), session_->gradient_stream()));
   return absl::OkStatus();
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/base/trace.h"
 #include "kernels/draw/draw.h"
 #include "kernels/topk_gate/select_experts.h"
+#include "moe/tensor/own_rows.h"
 
 namespace moe::measure {
 
@@ -241,18 +242,24 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
     MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(before.data(), dx_.data(), dx_.bytes()));
   }
   const int64_t tokens = this->tokens();
+  const OwnRows own = OwnRowsOf(context_, tokens);
+  const auto view = [&](const Buffer& values) {
+    return own.Of(View(values, tokens));
+  };
+  const int64_t ends[] = {0, tokens};
   RouterStats stats;
   const Pass pass = {
       .context = context_,
-      .batch = {.first_global_token = context_.mesh->index(MeshGroup::kData) * spec_.rows()},
+      .batch = {.micro_batch_offsets = ends,
+                .first_global_token = context_.mesh->index(MeshGroup::kData) * spec_.rows()},
       .stash = trainer_.PassOf(round).stash,
       .site = {.round = static_cast<int32_t>(call)},  // a call is no step
       .router_stats = {&stats, load == nullptr ? 0u : 1u}};
-  MOE_RETURN_IF_ERROR(TimedPass(
-      pass, 0, times, [&] { return layer_->Forward(pass, View(x_, tokens), View(y_, tokens)); }));
+  MOE_RETURN_IF_ERROR(
+      TimedPass(pass, 0, times, [&] { return layer_->Forward(pass, view(x_), view(y_)); }));
   if (!spec_.forward_only) {
     MOE_RETURN_IF_ERROR(TimedPass(pass, 1, times, [&] {
-      return layer_->Backward(pass, View(dy_, tokens), View(dx_, tokens),
+      return layer_->Backward(pass, view(dy_), view(dx_),
                               [](Parameter&) { return absl::OkStatus(); });
     }));
   }
@@ -277,8 +284,11 @@ absl::Status LayerOnRank<T>::CompareResults(int64_t record, std::array<int64_t, 
     y = host_y_;
     dx = host_dx_;
   }
-  const auto elements = static_cast<size_t>(tokens() * hidden());
-  first_.Compare(record, y.first(elements), dx.first(spec_.forward_only ? 0 : elements), wrong);
+  const OwnRows own = OwnRowsOf(context_, tokens());
+  const auto first = static_cast<size_t>(own.begin() * hidden());
+  const auto elements = static_cast<size_t>(own.count() * hidden());
+  first_.Compare(record, y.subspan(first, elements),
+                 dx.subspan(first, spec_.forward_only ? 0 : elements), wrong);
   return absl::OkStatus();
 }
 

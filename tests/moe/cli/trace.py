@@ -221,8 +221,8 @@ def main():
         # Stages of ranks that share matrices: every byte that they exchange is in an event.
         _, _, rows, trace = train(work, text, 4, "--tp", 2, "--tensor-leaves", 2, "--pp", 2,
                                   "--moe-shared-expert-intermediate-size", 32, name="tensor", ep=2)
-        names = ("tensor sum", "tensor rows", "combine weights", "logits",
-                 "gradient of the logits", "losses")
+        names = ("tensor sum", "tensor rows", "router logits", "combine weights", "logits",
+                 "gradient of the logits")
         lanes = load(trace, 4, two, "tensor").values()
         between = sum(e["args"]["bytes"] for lane in lanes for e in lane
                       if e["name"] == "pipeline send")

@@ -34,6 +34,13 @@ TEST(RunSettings, WhatAnOlderCheckpointLeavesOutIsWhatItWas) {
       "");
   EXPECT_THAT(VersionDifference({.numerics = R"({"version_of_the_numerics":"1"})"}),
               ::testing::MatchesRegex("version of the numerics is [0-9]+, 1 in the checkpoint"));
+  // Version 3 had no row segments, which are one for each leaf.
+  EXPECT_EQ(
+      VersionDifference({.numerics = R"({"version_of_the_numerics":"3","tensor_leaves":"1"})"}),
+      "");
+  EXPECT_EQ(
+      VersionDifference({.numerics = R"({"version_of_the_numerics":"3","tensor_leaves":"8"})"}),
+      "version of the numerics is 4, 3 in the checkpoint");
   config.model.num_query_groups = 2;
   EXPECT_THAT(Differences(SettingsOf(config, {}), SettingKind::kModel, older),
               ::testing::ElementsAre("--num-query-groups is 2, 4 in the checkpoint"));
@@ -43,7 +50,7 @@ TEST(RunSettings, WhatAnOlderCheckpointLeavesOutIsWhatItWas) {
 TEST(RunSettings, AStoredCheckpointIsReadAndWrittenByteForByte) {
   const CheckpointSections stored = {
       .numerics =
-          R"({"version_of_the_numerics":"3","device":"0","dtype":"f16","numerics":"1",)"
+          R"({"version_of_the_numerics":"4","device":"0","dtype":"f16","numerics":"1",)"
           R"("tensor_leaves":"2","bf16_order":"-1","grid_unit_log2":"-60","grouped_gemm":"0",)"
           R"("seq_length":"16",)"
           R"("micro_batch_size":"2","micro_batches":"3"})",

@@ -120,11 +120,15 @@ TEST(TensorTest, TensorRanksSendAsManyBytesAsTheFormulaSays) {
   const Trace got = TrainIn(config, TensorLayout(2, 2, 4));
   ASSERT_TRUE(got.status.ok()) << got.status;
   const int64_t t = config.sequence_length, h = config.model.hidden_size, b = sizeof(float);
-  const int64_t sums = (4 * config.model.num_layers + 1) * (4 + b) * t * h / 2;
-  const int64_t experts = b * t * h + b * config.model.moe.router.top_k * t / 2;
-  const int64_t output = (4 + b) * t * config.model.vocab_size / 4 + b * t / 2;
+  // Rows gathered forward, and both operands of weight gradients backward; nodes of sums each way.
+  const int64_t networks = 2 * config.model.num_layers;  // attention; a dense or shared network
+  const int64_t rows = (3 * networks + 1) * b * t * h / 2;
+  const int64_t sums = (2 * networks + 1) * 4 * t * h / 2;
+  const RouterConfig& router = config.model.moe.router;
+  const int64_t experts = 4 * t * (router.num_experts + router.top_k) / 2;
+  const int64_t output = (4 + b) * t * config.model.vocab_size / 4;
   EXPECT_EQ(got.report.tensor_bytes,
-            2 * config.steps * config.trainer.micro_batches * (sums + experts + output));
+            2 * config.steps * config.trainer.micro_batches * (rows + sums + experts + output));
   EXPECT_EQ(TrainIn(config, {.ranks = 2}).report.tensor_bytes, 0);
 }
 
@@ -162,6 +166,62 @@ TEST(TensorTest, OtherModelsAndSettingsHaveTheBitsOfOneRank) {
       with.dispatch = config.model.moe.dispatcher.algorithm;
       with.overlap = config.model.moe.overlap_degree;
       ExpectSameTrace(TrainIn(config, with), expected);
+    }
+  }
+}
+
+// Rows of a micro-batch that no number of ranks divides, and fewer rows than ranks. About 0.2 s.
+TEST(TensorTest, RowsThatRanksCannotShareEvenlyHaveTheBitsOfOneRank) {
+  for (const int64_t length : {int64_t{11}, int64_t{3}}) {
+    TrainConfig config = TensorConfig();
+    config.sequence_length = length;
+    config.steps = 2;
+    const Trace expected = TrainIn(config);
+    ASSERT_TRUE(expected.status.ok()) << expected.status;
+    for (const Layout& layout : TensorLayouts()) {
+      SCOPED_TRACE(absl::StrCat(TensorName(layout), ", length ", length));
+      ExpectSameTrace(TrainIn(config, layout), expected);
+    }
+  }
+}
+
+// Routers whose units are larger than a row of a rank, whose noise is of a token, or that have
+// experts at home. About 0.2 s.
+TEST(TensorTest, RoutersDecideAboutRowsOfAllRanksAsOneRankDoes) {
+  const auto with = [](auto change) {
+    TrainConfig config = TensorConfig();
+    config.sequence_length = 13;
+    config.steps = 2;
+    change(config.model.moe.router);
+    return config;
+  };
+  for (const TrainConfig& config : {with([](RouterConfig& router) {
+                                      router.gate = "expert-choice";
+                                      router.aux_loss_coeff = 0;
+                                    }),
+                                    with([](RouterConfig& router) {
+                                      router.gate = "sinkhorn";
+                                      router.top_k = 1;
+                                      router.aux_loss_coeff = 0;
+                                    }),
+                                    with([](RouterConfig& router) {
+                                      router.gate = "switch";
+                                      router.top_k = 1;
+                                      router.input_jitter = 0.2f;
+                                      router.drop_policy = DropPolicy::kPosition;
+                                    }),
+                                    with([](RouterConfig& router) {
+                                      router.gate = "gpt-oss";
+                                      router.num_zero_experts = 3;
+                                      router.load_balancing = LoadBalancing::kSeqAuxLoss;
+                                      router.capacity_factor = std::nullopt;
+                                    })}) {
+    SCOPED_TRACE(config.model.moe.router.gate);
+    const Trace expected = TrainIn(config);
+    ASSERT_TRUE(expected.status.ok()) << expected.status;
+    for (const Layout& layout : {TensorLayout(2, 4, 4), TensorLayout(3, 3, 3)}) {
+      SCOPED_TRACE(TensorName(layout));
+      ExpectSameTrace(TrainIn(config, layout), expected);
     }
   }
 }

@@ -138,6 +138,7 @@ INSTANTIATE_TEST_SUITE_P(
         MemoryCase{.name = "Overlap", .overlap = 2},
         MemoryCase{.name = "Direct", .dispatch = DispatchAlgorithm::kDirect},
         MemoryCase{.name = "Tensor", .ranks = 4, .ep = 4, .shared = 512, .tp = 2},
+        MemoryCase{.name = "TensorDeep", .hidden = 64, .ffn = 128, .layers = 8, .tp = 2},
         MemoryCase{.name = "ExpertTensor", .ranks = 4, .ep = 1, .etp = 2},
         MemoryCase{.name = "Pipeline", .layers = 4, .ranks = 4, .pp = 2},
         MemoryCase{.name = "PipelineOfGPipe",

@@ -18,6 +18,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/run/session.h"
 #include "moe/state/boxes.h"
+#include "moe/tensor/own_rows.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/layer_harness.h"
 
@@ -144,12 +145,12 @@ TEST_F(LinearTest, ATiedWeightIsReportedByItsOwner) {
   EXPECT_THAT(sums_[0], ElementsAre(1, 10, 100, 2, 20, 200));
 }
 
-// What every rank has of the products of a layer of queries, keys and values and of one that adds
-// over heads, with biases: rows of all, gradients of its own parts.
+// What ranks have of the products of a layer of queries, keys and values and of one that adds over
+// heads, with biases: of sums over ranks each its own rows, gradients of its own parts.
 template <typename T>
 struct SharedProducts {
   std::vector<T> out, d_x;
-  std::map<std::string, std::vector<float>> gradients;  // of whole canonical tensors
+  std::map<std::string, std::vector<int64_t>> gradients;  // of whole canonical tensors
 };
 
 template <typename T>
@@ -179,7 +180,8 @@ void RunShared(int ranks, int leaves, SharedProducts<T>& products) {
     ParameterStore store(DTypeOf<T>::value, 5);
     MOE_ASSIGN_OR_RETURN(auto up, Linear<T>::Create({{qkv}, true, false, share}, store));
     MOE_ASSIGN_OR_RETURN(auto down, Linear<T>::Create({{sum}, true, false, share}, store));
-    std::deque<std::vector<float>> sums;
+    std::deque<std::vector<int64_t>> sums;
+    GridTally tally;
     for (const auto& p : store.parameters()) {
       if (p->is_vector()) {  // biases start at 0: each its number in the whole tensor
         std::vector<float> values;
@@ -190,8 +192,11 @@ void RunShared(int ranks, int leaves, SharedProducts<T>& products) {
         }
         MOE_RETURN_IF_ERROR(store.WriteMaster(*p, values, *context.host));
       }
-      std::vector<float>& gradient = sums.emplace_back(p->size());
-      p->set_sum([&gradient] { return GradAccumulator(absl::MakeSpan(gradient)); });
+      std::vector<int64_t>& gradient = sums.emplace_back(p->size());
+      p->set_sum([&] {
+        return GradAccumulator(absl::MakeSpan(gradient), {.unit_log2 = -20, .max_terms = 16},
+                               &tally);
+      });
     }
     const auto matrix = [&](std::vector<T>& memory, int64_t cols) {
       memory.resize(static_cast<size_t>(kRows * cols));
@@ -202,9 +207,11 @@ void RunShared(int ranks, int leaves, SharedProducts<T>& products) {
     };
     std::vector<T> x, d_out, qkv_out, out, d_attended, d_x;
     const int64_t qkv_cols = up.out_features(), queries = qkv_cols * kTimes / (kTimes + 2);
+    const OwnRows own = OwnRowsOf(context, kRows);  // where sums over ranks come
     const auto x_view = matrix(x, kHidden), d_out_view = matrix(d_out, kHidden);
-    const auto qkv_view = matrix(qkv_out, qkv_cols), out_view = matrix(out, kHidden);
-    const auto d_attended_view = matrix(d_attended, queries), d_x_view = matrix(d_x, kHidden);
+    const auto qkv_view = matrix(qkv_out, qkv_cols), out_view = own.Of(matrix(out, kHidden));
+    const auto d_attended_view = matrix(d_attended, queries);
+    const auto d_x_view = own.Of(matrix(d_x, kHidden));
     const auto ready = [](Parameter&) {
       return absl::OkStatus();
     };
@@ -218,21 +225,21 @@ void RunShared(int ranks, int leaves, SharedProducts<T>& products) {
     MOE_RETURN_IF_ERROR(context.compute->Synchronize());
 
     const std::lock_guard<std::mutex> lock(mu);
-    if (products.out.empty()) {
-      products.out = out;
-      products.d_x = d_x;
-    }
-    EXPECT_EQ(std::memcmp(products.out.data(), out.data(), out.size() * sizeof(T)), 0);
-    EXPECT_EQ(std::memcmp(products.d_x.data(), d_x.data(), d_x.size() * sizeof(T)), 0);
+    const auto put = [&](MatrixView<const T> rows, std::vector<T>& all) {
+      all.resize(kRows * kHidden);
+      std::copy_n(rows.data(), rows.rows() * kHidden, all.data() + own.begin() * kHidden);
+    };
+    put(out_view, products.out);
+    put(d_x_view, products.d_x);
     for (const auto& p : store.parameters()) {
       for (const BoxInMemory& held : BoxesOf(*p)) {
         auto& whole = products.gradients[held.tensor->name];
-        whole.resize(static_cast<size_t>(held.tensor->size()), -1);
-        const float* from = sums[static_cast<size_t>(p->index())].data() + held.first;
+        whole.resize(static_cast<size_t>(held.tensor->size()));
+        const int64_t* from = sums[static_cast<size_t>(p->index())].data() + held.first;
         for (int64_t r = held.box.row_begin; r < held.box.row_end; ++r) {
-          float* const row = whole.data() + r * held.tensor->cols + held.box.col_begin;
-          std::copy_n(from, held.box.cols(), row);
-          from += held.box.cols();
+          // Of what all ranks hold whole each adds partials of its rows.
+          int64_t* to = whole.data() + r * held.tensor->cols + held.box.col_begin;
+          for (int64_t c = 0; c < held.box.cols(); ++c) *to++ += *from++;
         }
       }
     }
