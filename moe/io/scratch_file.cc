@@ -24,11 +24,9 @@ class MappedScratch final : public MemoryResource {
   absl::StatusOr<std::byte*> Allocate(int64_t bytes) override {
     const absl::StatusOr<ScratchFile> file = ScratchFile::Create(folder_, name_, bytes);
     if (!file.ok()) return absl::ResourceExhaustedError(file.status().message());
-    void* const at = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED,
-                            file->number(), 0);
-    if (at != MAP_FAILED) return static_cast<std::byte*>(at);
-    return absl::ResourceExhaustedError(
-        FileError("map", file->path(), errno, FileFault::kRead).message());
+    absl::StatusOr<std::byte*> mapped = file->Map(bytes);
+    if (!mapped.ok()) return absl::ResourceExhaustedError(mapped.status().message());
+    return mapped;
   }
 
   void Free(std::byte* data, int64_t bytes) override { ::munmap(data, static_cast<size_t>(bytes)); }
@@ -94,6 +92,19 @@ absl::Status ScratchFile::Write(int64_t offset, absl::Span<const std::byte> byte
     done += static_cast<size_t>(n);
   }
   Drop(offset, bytes.size());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::byte*> ScratchFile::Map(int64_t bytes) const {
+  void* const at =
+      ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, number(), 0);
+  if (at == MAP_FAILED) return FileError("map", path_, errno, FileFault::kRead);
+  return static_cast<std::byte*>(at);
+}
+
+absl::Status ScratchFile::Flush() const {
+  if (::fdatasync(number()) != 0) return FileError("write", path_, errno, FileFault::kWrite);
+  ::posix_fadvise(number(), 0, 0, POSIX_FADV_DONTNEED);
   return absl::OkStatus();
 }
 

@@ -36,6 +36,14 @@ class ScratchFile {
   absl::Status Read(int64_t offset, absl::Span<std::byte> bytes) const;
   absl::Status Write(int64_t offset, absl::Span<const std::byte> bytes) const;
 
+  // The first `bytes`, mapped: what is written there the system writes to the file when it needs
+  // room. The caller unmaps them. FileError with kRead. A disk that fails meanwhile ends the
+  // process with SIGBUS, as with MappedFile.
+  absl::StatusOr<std::byte*> Map(int64_t bytes) const;
+  // Returns when the disk has what was written, through a mapping too, and drops it from the page
+  // cache. FileError with kWrite.
+  absl::Status Flush() const;
+
   int number() const { return file_.number(); }
   const std::string& path() const { return path_; }
 

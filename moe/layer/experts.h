@@ -68,6 +68,8 @@ class Experts {
 
   int local_experts() const { return static_cast<int>(down_.weights().size()); }
   const ExpertsConfig& config() const { return config_; }
+  // The down projection of each.
+  absl::Span<Parameter* const> weights() const { return down_.weights(); }
 
   // Takes the memory of backward's inputs for N rows. gathered: of networks that an expert-tensor
   // group shares; `rows` are then this rank's own, as `out` and `d_rows` below are.

@@ -144,9 +144,13 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
   const MatrixView<T> out = rows_back.out;
   s.home_rows = rows_back.home;
   const auto compute_experts = [&](int first, int last) -> absl::Status {
-    MOE_RETURN_IF_ERROR(
-        experts_->Forward(context, Networks(plan, first, last, pass), s.experts, out));
+    const LinearRows networks = Networks(plan, first, last, pass);
+    MOE_RETURN_IF_ERROR(experts_->Forward(context, networks, s.experts, out));
     return CheckFinite(pass, kExperts.name, RowsOf(out, plan, first, last));
+  };
+  const auto compute_chunk = [&](int first, int last) {
+    const ExpertRows rows = {first, last, plan.expert_offsets().host(), experts_->weights()};
+    return ForExperts(pass, rows, compute_experts);
   };
 
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
@@ -157,7 +161,7 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
         if (!weigh_input) return dispatcher_->Dispatch(call, x, rows);
         return dispatcher_->DispatchScaled(call, x, s.own.weight, rows);
       },
-      compute_experts,
+      compute_chunk,
       [&](const DispatchCall& call) { return dispatcher_->Return(call, out, s.home_rows); }));
   MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(pass, y, s));
   MOE_RETURN_IF_ERROR(JoinExchange(context));

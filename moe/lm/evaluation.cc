@@ -22,7 +22,8 @@ template <typename T>
 absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const ModelWeights& weights,
                                             const Tokens& text, Trainer& trainer) {
   const Context& context = trainer.context();
-  MOE_ASSIGN_OR_RETURN(const auto model, MakeModel<T>(config, weights, trainer));
+  MOE_ASSIGN_OR_RETURN(const LoadedModel<T> loaded, MakeModel<T>(config, weights, trainer));
+  const auto& model = loaded.model;
   StepTotals totals(model->moe_layers());
   trainer.SumOverRanks(totals.fields());
   MOE_RETURN_IF_ERROR(trainer.ResumeAfter(weights.step));  // messages name it
@@ -38,22 +39,60 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, const Mod
       context.mesh->world().AllReduce<double>({&report.seconds, 1}, ReduceOp::kMax, *context.host,
                                               {.name = "validation", .step = weights.step}));
   MOE_RETURN_IF_ERROR(context.host->Synchronize());
+  MOE_ASSIGN_OR_RETURN(report.paging, ReportOf(loaded.pager.get(), context));
   return report;
 }
 
 }  // namespace
 
 template <typename T>
-absl::StatusOr<std::unique_ptr<Model<T>>> MakeModel(const TrainConfig& config,
-                                                    const ModelWeights& weights, Trainer& trainer) {
+absl::StatusOr<LoadedModel<T>> MakeModel(const TrainConfig& config, const ModelWeights& weights,
+                                         Trainer& trainer) {
   ParameterStore& store = trainer.parameters();
+  const Context& context = trainer.context();
   store.set_use(weights.use);
-  MOE_ASSIGN_OR_RETURN(auto model, Model<T>::Create(ModelConfig(config), trainer.pipeline().shape(),
-                                                    store, trainer.context()));
-  const absl::Status status = weights.load(store, trainer.context());
+  if (weights.file.has_value()) store.set_deferred();
+  LoadedModel<T> loaded;
+  MOE_ASSIGN_OR_RETURN(loaded.model, Model<T>::Create(ModelConfig(config),
+                                                      trainer.pipeline().shape(), store, context));
+  if (weights.file.has_value()) {
+    std::vector<std::vector<Parameter*>> leases;
+    for (int c = 0; c < loaded.model->chunks(); ++c) {
+      for (auto& lease : loaded.model->chunk(c).leases()) leases.push_back(std::move(lease));
+    }
+    MOE_ASSIGN_OR_RETURN(loaded.pager, WeightPager::Create(leases, store, context, *weights.file));
+  }
+  const absl::Status status = weights.load(store, context);
   if (absl::IsDataLoss(status)) return WithFileFault(status, FileFault::kContent);
   MOE_RETURN_IF_ERROR(status);
-  return model;
+  if (loaded.pager == nullptr) return loaded;
+  MOE_RETURN_IF_ERROR(loaded.pager->Begin());
+  trainer.set_weights(loaded.pager.get());
+  return loaded;
+}
+
+absl::StatusOr<std::optional<PagingReport>> ReportOf(const WeightPager* pager,
+                                                     const Context& context) {
+  if (pager == nullptr) return std::optional<PagingReport>();
+  PagingReport sum = pager->report();
+  int64_t counts[] = {sum.memory_bytes, sum.file_bytes, sum.experts,      sum.experts_in_memory,
+                      sum.hits,         sum.misses,     sum.module_reads, sum.bytes_read};
+  Communicator& world = context.mesh->world();
+  const Site site = {.name = "report"};
+  MOE_RETURN_IF_ERROR(
+      world.AllReduce<int64_t>(absl::MakeSpan(counts), ReduceOp::kSum, *context.host, site));
+  MOE_RETURN_IF_ERROR(
+      world.AllReduce<double>({&sum.wait_seconds, 1}, ReduceOp::kMax, *context.host, site));
+  MOE_RETURN_IF_ERROR(context.host->Synchronize());
+  return PagingReport{.memory_bytes = counts[0],
+                      .file_bytes = counts[1],
+                      .experts = counts[2],
+                      .experts_in_memory = counts[3],
+                      .hits = counts[4],
+                      .misses = counts[5],
+                      .module_reads = counts[6],
+                      .bytes_read = counts[7],
+                      .wait_seconds = sum.wait_seconds};
 }
 
 absl::StatusOr<std::vector<CanonicalTensor>> StoredTensors(const CheckpointManifest& manifest) {
@@ -131,8 +170,8 @@ absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const Model
 }
 
 #define MOE_INSTANTIATE(T)                                                                      \
-  template absl::StatusOr<std::unique_ptr<Model<T>>> MakeModel(const TrainConfig&,              \
-                                                               const ModelWeights&, Trainer&);  \
+  template absl::StatusOr<LoadedModel<T>> MakeModel(const TrainConfig&, const ModelWeights&,    \
+                                                    Trainer&);                                  \
   template absl::StatusOr<float> MeanLoss(const TrainConfig&, const Tokens&, int64_t, Trainer&, \
                                           Model<T>&, StepTotals&);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)

@@ -17,6 +17,7 @@
 #include "moe/state/canonical_tensor.h"
 #include "moe/state/parameter.h"
 #include "moe/train/trainer.h"
+#include "moe/zero/weight_pager.h"
 
 namespace moe::lm {
 
@@ -26,15 +27,27 @@ struct ModelWeights {
   StoreUse use = StoreUse::kReading;  // kInference where no masters are stored
   // Overwrites all parameters that this rank holds. Collective, blocks the host; may be called on
   // several threads at a time.
-  std::function<absl::Status(ParameterStore& parameters, const Context& context)> load;
+  std::function<absl::Status(ParameterStore& parameters, const Context& context)> load = {};
+  // Where they are while they are used: nullopt: in memory.
+  std::optional<WeightFileOptions> file = {};
 };
 
-// A model of the trainer's with these weights; only its forward passes are for use. Errors: as
-// Model::Create and `load`, with a FileFault for what is damaged. Collective, blocks the
-// host.
+// A model for forward passes alone.
 template <typename T>
-absl::StatusOr<std::unique_ptr<Model<T>>> MakeModel(const TrainConfig& config,
-                                                    const ModelWeights& weights, Trainer& trainer);
+struct LoadedModel {
+  std::unique_ptr<Model<T>> model;
+  std::unique_ptr<WeightPager> pager;  // of ModelWeights::file
+};
+// A model of the trainer's with these weights; passes of the trainer lease them of the pager.
+// Errors: as Model::Create, `load`, with a FileFault for what is damaged, and WeightPager.
+// Collective, blocks the host.
+template <typename T>
+absl::StatusOr<LoadedModel<T>> MakeModel(const TrainConfig& config, const ModelWeights& weights,
+                                         Trainer& trainer);
+// What became of the weights of all ranks; nullopt without a pager. Collective over the world,
+// blocks the host.
+absl::StatusOr<std::optional<PagingReport>> ReportOf(const WeightPager* pager,
+                                                     const Context& context);
 
 // The canonical tensors of the model that wrote a checkpoint, with the axes along which ranks cut
 // them. Takes address space for weights in 16 bits, and hardly any memory. kDataLoss: the manifest
@@ -57,6 +70,7 @@ struct EvaluationReport {
   int64_t sequences = 0, tokens = 0;
   double seconds = 0;                           // without the model's loading; the slowest rank's
   std::optional<BFloat16Order> bfloat16_order;  // as TrainReport's
+  std::optional<PagingReport> paging;
 };
 
 // The loss of at most config.evaluation.sequences sequences of a part of `corpus`, with `weights`

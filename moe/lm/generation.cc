@@ -21,15 +21,15 @@ namespace {
 
 constexpr int64_t kPromptRows = 256;  // rows of one pass over the prompt
 
-// Config with one set of experts over all ranks, packed weights, and a router that decides about
-// each token by itself.
-TrainConfig ForTokensOneByOne(TrainConfig config, int ranks) {
+// Config with one set of experts over all ranks, packed weights where they are in memory, and a
+// router that decides about each token by itself.
+TrainConfig ForTokensOneByOne(TrainConfig config, const ModelWeights& weights, int ranks) {
   config.trainer.session.mesh = {.expert = ranks};
   config.trainer.pipeline_schedule = ScheduleKind::k1F1B;
   config.trainer.pipeline_chunks = 1;
   config.model.pipeline_layout.clear();
   MoeLayerConfig& moe = config.model.moe;
-  moe.pack_weights = true;
+  moe.pack_weights = !weights.file.has_value();  // else a copy of each would be in memory
   moe.overlap_degree = 1;
   moe.router.capacity_factor.reset();
   moe.router.pad_to_capacity = false;
@@ -90,7 +90,9 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, const Mod
   const Context& context = trainer.context();
   const bool first = context.mesh->world().rank() == 0;
   const auto prompt = static_cast<int64_t>(options.prompt.size());
-  MOE_ASSIGN_OR_RETURN(const auto model, MakeModel<T>(config, weights, trainer));
+  MOE_ASSIGN_OR_RETURN(const LoadedModel<T> loaded, MakeModel<T>(config, weights, trainer));
+  Stage<T>& model = loaded.model->chunk(0);
+  WeightPager* const pager = loaded.pager.get();
   MOE_ASSIGN_OR_RETURN(auto cache, KeyValueCache<T>::Create(
                                        config.model, first ? prompt + options.max_new_tokens : 0));
   std::vector<float> logits(first ? config.model.vocab_size : 0);
@@ -102,8 +104,8 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, const Mod
   while (!left.empty()) {
     const auto part = left.subspan(0, kPromptRows);
     left.remove_prefix(part.size());
-    MOE_RETURN_IF_ERROR(model->chunk(0).Extend(context, first ? part : absl::Span<const int32_t>(),
-                                               cache, left.empty() ? last : MatrixView<float>()));
+    MOE_RETURN_IF_ERROR(model.Extend(context, first ? part : absl::Span<const int32_t>(), cache,
+                                     left.empty() ? last : MatrixView<float>(), pager));
   }
   for (int64_t n = 0; n < options.max_new_tokens; ++n) {
     int32_t token = 0;
@@ -119,12 +121,13 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, const Mod
     if (n + 1 == options.max_new_tokens) break;
     MOE_ASSIGN_OR_RETURN(const bool ends, Ends(token, options.end_tokens, prompt + n, context));
     if (ends) break;
-    MOE_RETURN_IF_ERROR(model->chunk(0).Extend(
-        context, first ? absl::MakeConstSpan(&token, 1) : absl::Span<const int32_t>(), cache,
-        last));
+    MOE_RETURN_IF_ERROR(
+        model.Extend(context, first ? absl::MakeConstSpan(&token, 1) : absl::Span<const int32_t>(),
+                     cache, last, pager));
   }
   report.seconds = SecondsSince(start_ns);
   report.bfloat16_order = trainer.bfloat16_order();
+  MOE_ASSIGN_OR_RETURN(report.paging, ReportOf(pager, context));
   return report;
 }
 
@@ -166,7 +169,7 @@ absl::StatusOr<int32_t> SampleToken(absl::Span<const float> logits, const Sampli
 absl::StatusOr<GenerationReport> Generate(const TrainConfig& given, const ModelWeights& weights,
                                           const GenerationOptions& options,
                                           std::unique_ptr<Communicator> world) {
-  const TrainConfig config = ForTokensOneByOne(given, world->size());
+  const TrainConfig config = ForTokensOneByOne(given, weights, world->size());
   MOE_RETURN_IF_ERROR(CheckAgreement(SettingsOf(config, weights.step, options), *world));
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckOptions(options, config.model));

@@ -46,6 +46,7 @@ struct GenerationReport {
   double prompt_seconds = 0;
   double seconds = 0;                                // for the other tokens
   std::optional<BFloat16Order> bfloat16_order = {};  // Trainer::bfloat16_order
+  std::optional<PagingReport> paging = {};
 };
 
 // Continues a prompt with `weights` of a model described by `config` (StoredConfig, HfModel). All

@@ -39,6 +39,8 @@ class OutputHead {
   static absl::StatusOr<OutputHead> Create(const TransformerConfig& config, Parameter* tied,
                                            const TensorShare& share, ParameterStore& store);
 
+  absl::Span<Parameter* const> parameters() const { return parameters_; }
+
   // [n, V] from x [own n, H], of V this rank's share, in the context's workspace, as what `saved`
   // then has: scratch, not kept. Of a tied output layer [own n, V].
   struct Saved {

@@ -130,6 +130,18 @@ absl::StatusOr<std::unique_ptr<Stage<T>>> Stage<T>::Create(const TransformerConf
 }
 
 template <typename T>
+std::vector<std::vector<Parameter*>> Stage<T>::leases() const {
+  std::vector<std::vector<Parameter*>> leases;
+  if (embedding_ != nullptr) leases.push_back({embedding_});
+  const auto add = [&](absl::Span<Parameter* const> parameters) {
+    leases.emplace_back(parameters.begin(), parameters.end());
+  };
+  for (const auto& layer : layers_) add(layer->parameters());
+  if (head_.has_value()) add(head_->parameters());
+  return leases;
+}
+
+template <typename T>
 absl::Status Stage<T>::Load(const Pass& pass, const TokenBatch& batch) {
   MOE_RETURN_IF_ERROR(CheckLosses(batch));
   MOE_RETURN_IF_ERROR(CheckTokens(batch.tokens, pass.batch, config_.vocab_size));
@@ -341,7 +353,8 @@ absl::Status Stage<T>::TakeLosses(const Pass& pass) {
 
 template <typename T>
 absl::Status Stage<T>::Extend(const Context& context, absl::Span<const int32_t> tokens,
-                              KeyValueCache<T>& cache, MatrixView<float> logits) {
+                              KeyValueCache<T>& cache, MatrixView<float> logits,
+                              WeightSource* weights) {
   if (OnCuda(context)) return absl::UnimplementedError("Transformer: on a CUDA device");
   if (context.mesh->size(MeshGroup::kTensor) > 1) {
     return absl::UnimplementedError("Transformer: tokens one by one on tensor-parallel ranks");
@@ -354,7 +367,8 @@ absl::Status Stage<T>::Extend(const Context& context, absl::Span<const int32_t> 
                                .first_global_token = past,
                                .first_position = past,
                                .mode = Mode::kEvaluation},
-                     .site = {.step = past}};
+                     .site = {.step = past},
+                     .weights = weights};
   MOE_RETURN_IF_ERROR(CheckTokens(tokens, pass.batch, config_.vocab_size));
   if (past + count > cache.capacity() || logits.rows() > count) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -55,6 +55,8 @@ class Stage final : public Module<T> {
   }
 
   absl::Span<Parameter* const> parameters() const override { return parameters_; }
+  // What is leased at once, in the order of a forward: the embedding, each layer, the output layer.
+  std::vector<std::vector<Parameter*>> leases() const;
   // The tokens of the micro-batch whose passes are given `pass`, and room for its losses: memory of
   // the host, borrowed until TakeLosses. kInvalidArgument for a batch that does not fit the model.
   // A token without a target adds nothing to loss and gradient: losses have the bits of an output
@@ -83,9 +85,10 @@ class Stage final : public Module<T> {
   // decides about each token by itself. Other ranks, without a sequence, call it without tokens.
   // kInvalidArgument, before any communication: ids outside the vocabulary, no room in the cache;
   // kUnimplemented on a CUDA device and of tensor-parallel ranks. Collective over the
-  // expert-parallel group; blocks.
+  // expert-parallel group; blocks. `weights`: Pass::weights.
   absl::Status Extend(const Context& context, absl::Span<const int32_t> tokens,
-                      KeyValueCache<T>& cache, MatrixView<float> logits);
+                      KeyValueCache<T>& cache, MatrixView<float> logits,
+                      WeightSource* weights = nullptr);
 
   // The MoE layers, and the slots [MoE layer][E] that their routers chose since ForgetCounts.
   absl::Span<MoeLayer<T>* const> mixtures() const { return mixtures_; }

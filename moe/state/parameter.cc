@@ -103,8 +103,9 @@ absl::Status Parameter::CheckWhole(const char* function) const {
                      " has no values yet and will be in parts (ZeRO-3), expected a whole master"));
   }
   if (!packed_) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      function, ": ", spec_.name, " is in parts on several ranks (ZeRO), expected a whole master"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(function, ": ", spec_.name,
+                   " is in parts on several ranks (ZeRO) or in a file, expected a whole master"));
 }
 
 absl::Status Parameter::CheckMaster(const char* function) const {

@@ -190,6 +190,12 @@ enum class StoreUse : uint8_t {
   kInference,  // as kReading, and none of them is trainable
 };
 
+// Memory for values of parameters; nullptr: memory of the store's device, or of the host.
+struct ParameterMemory {
+  MemoryResource* values = nullptr;   // what layers read of matrices
+  MemoryResource* masters = nullptr;  // masters of matrices that layers read in 16 bits
+};
+
 // Owns the parameters of this rank, in the order in which they were added (forward order).
 class ParameterStore {
  public:
@@ -217,13 +223,15 @@ class ParameterStore {
 
   // Sets the use of the parameters that are added from now on.
   void set_use(StoreUse use) { use_ = use; }
-  // For ranks that keep parts of weights (ZeRO-3), so that none has the whole model at a time:
-  // trainable parameters that are added from now on have neither memory nor values until Provide or
-  // WriteMaster. Until then Adopt, Share and ReadMaster return kFailedPrecondition.
+  // For ranks that keep parts of weights (ZeRO-3, WeightPager), so that none has the whole model at
+  // a time: trainable parameters, and all but host state of a store for inference, that are added
+  // from now on have neither memory nor values until Provide or WriteMaster. Until then Adopt,
+  // Share and ReadMaster return kFailedPrecondition.
   void set_deferred() { defers_ = true; }
   // Allocates those of `parameters`, with the rest of their slabs, that have no memory so far, and
   // writes their initial values. kResourceExhausted.
-  absl::Status Provide(absl::Span<Parameter* const> parameters) const;
+  absl::Status Provide(absl::Span<Parameter* const> parameters,
+                       const ParameterMemory& memory = {}) const;
   // Sets the chunk of the parameters that are added from now on, 0 at first: it never falls.
   void set_chunk(int chunk) { chunk_ = chunk; }
 
@@ -291,6 +299,11 @@ class ParameterStore {
   // of the same `parameters` are hidden until SetValues. Not while a layer reads them.
   void KeepInParts(absl::Span<Parameter* const> parameters);
 
+  // For inference, once the values are complete. DropMaster frees a master that no layer reads, of
+  // a matrix in 16 bits; DropValues frees all values of a matrix, which are hidden until SetValues.
+  void DropMaster(Parameter& parameter) const;
+  void DropValues(Parameter& parameter) const;
+
   // Rounds parts of masters into the compute copies: on a CUDA device in one launch, whatever their
   // number. `parts` may be empty where a compute copy has changed. Enqueued on context.compute.
   absl::Status RefreshParts(absl::Span<const MasterPart> parts, const Context& context) const;
@@ -303,7 +316,8 @@ class ParameterStore {
 
  private:
   absl::StatusOr<std::unique_ptr<Parameter>> Make(const ParameterSpec& spec) const;
-  absl::Status Allocate(absl::Span<const std::unique_ptr<Parameter>> slab) const;
+  absl::Status Allocate(absl::Span<const std::unique_ptr<Parameter>> slab,
+                        const ParameterMemory& memory = {}) const;
   bool OnDevice(const Parameter& parameter) const;  // whether on a CUDA device
   std::byte* CopyOf(const MasterPart& part) const;
   absl::Status RefreshPart(const MasterPart& part, Stream& stream) const;

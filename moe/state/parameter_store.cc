@@ -28,8 +28,8 @@ bool StartsAtZero(const ParameterSpec& spec) {
 void Initialize(const Parameter& parameter, uint64_t seed, ThreadPool& threads,
                 absl::Span<float> values) {
   const ParameterSpec& spec = parameter.spec();
-  if (spec.initializer != Initializer::kNormal || StartsAtZero(spec)) {
-    std::fill(values.begin(), values.end(), spec.initializer == Initializer::kOnes ? 1.0f : 0.0f);
+  if (spec.initializer == Initializer::kOnes) {
+    std::fill(values.begin(), values.end(), 1.0f);
     return;
   }
   const auto layer = static_cast<uint32_t>(Xxh3(spec.name.data(), spec.name.size()));
@@ -85,7 +85,10 @@ absl::StatusOr<std::vector<Parameter*>> ParameterStore::AddSlab(
     slab.back()->slab_ = static_cast<int>(parameters_.size());
     slab.back()->index_ = static_cast<int>(parameters_.size() + slab.size()) - 1;
   }
-  const bool later = defers_ && !slab.empty() && slab.front()->spec_.trainable;
+  const auto defers = [this](const ParameterSpec& spec) {
+    return spec.trainable || (use_ == StoreUse::kInference && !spec.host_state);
+  };
+  const bool later = defers_ && !slab.empty() && defers(slab.front()->spec_);
   if (!later) MOE_RETURN_IF_ERROR(Allocate(slab));
   std::vector<Parameter*> added;
   for (auto& parameter : slab) {
@@ -97,14 +100,15 @@ absl::StatusOr<std::vector<Parameter*>> ParameterStore::AddSlab(
   return added;
 }
 
-absl::Status ParameterStore::Provide(absl::Span<Parameter* const> parameters) const {
+absl::Status ParameterStore::Provide(absl::Span<Parameter* const> parameters,
+                                     const ParameterMemory& memory) const {
   for (const Parameter* const parameter : parameters) {
     if (!parameter->deferred_) continue;
     const auto first = static_cast<size_t>(parameter->slab());
     size_t end = first + 1;
     while (end < parameters_.size() && parameters_[end]->slab() == parameter->slab()) ++end;
     const auto slab = absl::MakeConstSpan(parameters_).subspan(first, end - first);
-    MOE_RETURN_IF_ERROR(Allocate(slab));
+    MOE_RETURN_IF_ERROR(Allocate(slab, memory));
     for (const auto& each : slab) each->deferred_ = false;
     for (const auto& each : slab) MOE_RETURN_IF_ERROR(Fill(*each));
   }
@@ -156,15 +160,15 @@ absl::StatusOr<std::unique_ptr<Parameter>> ParameterStore::Make(const ParameterS
 // In the master itself where the host can write it, else by way of memory of the host.
 absl::Status ParameterStore::Fill(Parameter& parameter) const {
   const ParameterSpec& spec = parameter.spec_;
+  if (StartsAtZero(spec)) {  // as all memory does
+    ++parameter.version_;
+    return absl::OkStatus();
+  }
   const bool on_device = OnDevice(parameter);
   const auto inline_stream = MakeInlineStream(&threads_);
   if (!on_device && parameter.has_master()) {
     Initialize(parameter, seed_, threads_, parameter.master_);
     return RefreshCompute(parameter, *inline_stream);
-  }
-  if (StartsAtZero(spec)) {  // as all memory does
-    ++parameter.version_;
-    return absl::OkStatus();
   }
   MOE_ASSIGN_OR_RETURN(
       const Buffer drawn,
@@ -195,10 +199,14 @@ bool ParameterStore::EndsSlab(const Parameter& parameter) const {
   return next == parameters_.size() || parameters_[next]->slab() != parameter.slab();
 }
 
-absl::Status ParameterStore::Allocate(absl::Span<const std::unique_ptr<Parameter>> slab) const {
+absl::Status ParameterStore::Allocate(absl::Span<const std::unique_ptr<Parameter>> slab,
+                                      const ParameterMemory& given) const {
   if (slab.empty()) return absl::OkStatus();
   const Parameter& first = *slab.front();
   MemoryResource& memory = OnDevice(first) ? memory_ : CpuMemory();
+  const auto or_given = [&](MemoryResource* other) -> MemoryResource& {
+    return other == nullptr || first.is_vector() ? memory : *other;
+  };
   const auto size = static_cast<size_t>(first.size());
   const auto allocate = [&](DType type,
                             MemoryResource& from) -> absl::StatusOr<std::shared_ptr<const Buffer>> {
@@ -209,7 +217,10 @@ absl::Status ParameterStore::Allocate(absl::Span<const std::unique_ptr<Parameter
   };
   // Biases are read in float32.
   if (compute_ == DType::kFloat32 || !first.frozen() || first.spec_.rows == 1) {
-    MOE_ASSIGN_OR_RETURN(const auto masters, allocate(DType::kFloat32, memory));
+    MOE_ASSIGN_OR_RETURN(
+        const auto masters,
+        allocate(DType::kFloat32,
+                 or_given(compute_ == DType::kFloat32 ? given.values : given.masters)));
     for (size_t i = 0; i < slab.size(); ++i) {
       slab[i]->owned_ = masters;
       slab[i]->master_ = masters->span<float>().subspan(i * size, size);
@@ -218,8 +229,10 @@ absl::Status ParameterStore::Allocate(absl::Span<const std::unique_ptr<Parameter
   if (compute_ == DType::kFloat32) return absl::OkStatus();
   const size_t bytes = size * static_cast<size_t>(SizeOf(compute_));
   const bool may_go = first.spec_.borrowable && first.master_.empty() &&
-                      StartsAtZero(first.spec_) && &memory == &CpuMemory();
-  MOE_ASSIGN_OR_RETURN(const auto copies, allocate(compute_, may_go ? ZeroPages() : memory));
+                      StartsAtZero(first.spec_) && &memory == &CpuMemory() &&
+                      given.values == nullptr;
+  MOE_ASSIGN_OR_RETURN(const auto copies,
+                       allocate(compute_, may_go ? ZeroPages() : or_given(given.values)));
   for (size_t i = 0; i < slab.size(); ++i) {
     slab[i]->owned_compute_ = copies;
     slab[i]->compute_ = copies->span<std::byte>().subspan(i * bytes, bytes);
@@ -429,6 +442,20 @@ void ParameterStore::KeepInParts(absl::Span<Parameter* const> parameters) {
     p->elsewhere_.emplace();
   }
   packed_.pop_back();
+}
+
+void ParameterStore::DropMaster(Parameter& parameter) const {
+  if (compute_ == DType::kFloat32 || parameter.is_vector()) return;
+  parameter.master_ = {};
+  parameter.owned_ = nullptr;
+}
+
+void ParameterStore::DropValues(Parameter& parameter) const {
+  parameter.master_ = {};
+  parameter.compute_ = {};
+  parameter.owned_ = parameter.owned_compute_ = nullptr;
+  parameter.packed_ = parameter.in_parts_ = true;
+  parameter.elsewhere_.emplace();
 }
 
 int64_t ParameterStore::bytes() const {

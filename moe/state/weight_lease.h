@@ -2,8 +2,10 @@
 #ifndef MOE_MOE_STATE_WEIGHT_LEASE_H_
 #define MOE_MOE_STATE_WEIGHT_LEASE_H_
 
+#include <cstdint>
 #include <utility>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
@@ -13,6 +15,15 @@
 #include "moe/state/parameter.h"
 
 namespace moe {
+
+// Local experts [first, last) of a layer whose rows are known, under a lease of all of them.
+struct ExpertRows {
+  int first = 0, last = 0;
+  absl::Span<const int64_t> offsets = {};     // rows of each local expert, [L + 1]
+  absl::Span<Parameter* const> weights = {};  // [L] a matrix of each: names the expert
+};
+// Computes experts [first, last), whose values are readable until it returns.
+using ComputeExperts = absl::FunctionRef<absl::Status(int first, int last)>;
 
 // Provides values of parameters that are not in memory at all times: they are gathered from several
 // ranks, or read from a file, shortly before a module needs them. Layers read what the source
@@ -25,7 +36,20 @@ class WeightSource {
   virtual absl::Status Acquire(const Pass& pass, absl::Span<Parameter* const> parameters) = 0;
   // All that reads them has been enqueued.
   virtual void Release(absl::Span<Parameter* const> parameters) = 0;
+  // Calls `compute` until all experts that have rows are computed, each once: several times, in any
+  // order, where a lease leaves experts out until it is known which of them have rows.
+  virtual absl::Status ForExperts(const Pass& /*pass*/, const ExpertRows& experts,
+                                  ComputeExperts compute) {
+    return compute(experts.first, experts.last);
+  }
 };
+
+// Computes experts under a lease of their layer.
+inline absl::Status ForExperts(const Pass& pass, const ExpertRows& experts,
+                               ComputeExperts compute) {
+  if (pass.weights == nullptr) return compute(experts.first, experts.last);
+  return pass.weights->ForExperts(pass, experts, compute);
+}
 
 // Holds the values of a module's parameters in memory for one pass, around all that reads them.
 // Move-only.

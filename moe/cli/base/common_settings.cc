@@ -1,5 +1,8 @@
 #include "moe/cli/base/common_settings.h"
 
+#include <cmath>
+#include <utility>
+
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
@@ -92,6 +95,22 @@ absl::StatusOr<std::vector<int32_t>> NumbersOf(const Settings& settings, const c
     }
   }
   return numbers;
+}
+
+absl::StatusOr<double> SizeInBytes(absl::string_view flag, const std::string& text) {
+  static constexpr std::pair<const char*, double> kUnits[] = {
+      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}, {"kB", 1e3},
+      {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},    {"B", 1},        {"", 1}};
+  for (const auto& [unit, factor] : kUnits) {
+    absl::string_view number = text;
+    if (!absl::ConsumeSuffix(&number, unit)) continue;
+    double value = 0;
+    if (absl::SimpleAtod(number, &value) && std::isfinite(value) && value * factor >= 1) {
+      return value * factor;
+    }
+    break;
+  }
+  return WrongFlag(flag, text, "a size such as 80GiB, 512MiB or 64e9");
 }
 
 void AddQuietSetting(const std::string& text, Table& table) {

@@ -49,6 +49,9 @@ void AddFormSettings(Table& table);
 // Whole numbers of a text setting, separated by commas; none if it is empty.
 absl::StatusOr<std::vector<int32_t>> NumbersOf(const Settings& settings, const char* name);
 
+// "80GiB", "80GB", "512MiB", "1e9": bytes. kInvalidArgument names the flag.
+absl::StatusOr<double> SizeInBytes(absl::string_view flag, const std::string& text);
+
 // -q, --quiet.
 void AddQuietSetting(const std::string& text, Table& table);
 

@@ -16,6 +16,9 @@ namespace moe::cli {
 // The forms of the text, for messages.
 inline constexpr char kOffloadForms[] = "none, optimizer or optimizer:file=DIR";
 
+// Of weights, which commands without an optimiser offload (weight_offload.h).
+inline constexpr char kWeightOffload[] = "weights:file=";
+
 // kInvalidArgument, with what was expected, for a text of no form.
 inline absl::StatusOr<Offload> ParseOffload(absl::string_view text) {
   Offload offload;

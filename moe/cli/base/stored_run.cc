@@ -11,6 +11,7 @@
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/training_state.h"
 #include "moe/cli/base/program.h"
+#include "moe/cli/base/weight_offload.h"
 #include "moe/io/file.h"
 #include "moe/lm/run_settings.h"
 
@@ -119,6 +120,7 @@ void AddStoredRunSettings(Table& table) {
   table.Add("--bf16-order NAME", {Kind::kWord, "", BFloat16OrderWords()},
             "order in which products of bf16 add their terms on CPUs, as of moe train; default: as "
             "trained in bf16, else auto");
+  AddWeightOffloadSettings(table);
 }
 
 absl::StatusOr<ReadInputs> StoredRun::Inputs() const {
@@ -149,6 +151,7 @@ absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& 
     order = ValueOf(settings.text("bf16-order"), kBFloat16OrderWords);
   }
   MOE_RETURN_IF_ERROR(CheckBFloat16Order(run->config.trainer));
+  MOE_ASSIGN_OR_RETURN(run->weights.file, WeightOffloadOf(settings));
   run->config.trainer.session.threads = ThreadsOf(settings, launch.world);
   return run;
 }

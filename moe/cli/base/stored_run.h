@@ -29,7 +29,7 @@ absl::StatusOr<FoundCheckpoint> FindStored(const std::string& path);
 // another by itself.)
 absl::Status NamingTheOneBefore(absl::Status error, const std::string& path);
 
-// --checkpoint, --tokenizer, --dtype and --bf16-order.
+// --checkpoint, --tokenizer, --dtype, --bf16-order, --offload and --weight-memory.
 void AddStoredRunSettings(Table& table);
 
 struct StoredRun {

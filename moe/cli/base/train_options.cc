@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
@@ -67,6 +68,12 @@ absl::Status CompleteCheckpoints(const Settings& settings, lm::TrainCheckpoints&
 absl::StatusOr<Offload> OffloadOf(const Settings& settings) {
   const std::string& text = settings.text("offload");
   absl::StatusOr<Offload> parsed = ParseOffload(text);
+  if (absl::StartsWith(text, kWeightOffload)) {
+    return WrongFlag("--offload", text,
+                     absl::StrCat(kOffloadForms,
+                                  ": moe eval and moe generate have weights in files; "
+                                  "--zero 3 divides those of a run over its ranks"));
+  }
   if (!parsed.ok()) return WrongFlag("--offload", text, kOffloadForms);
   Offload offload = *std::move(parsed);
   if (offload.optimizer != OffloadTo::kNone && settings.is("device", "cuda")) {

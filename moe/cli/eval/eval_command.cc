@@ -26,6 +26,7 @@
 #include "moe/cli/base/stored_run.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/train_options.h"
+#include "moe/cli/base/weight_offload.h"
 #include "moe/lm/evaluation.h"
 
 namespace moe::cli {
@@ -59,7 +60,7 @@ over is not looked at. --split held-out --eval-sequences 256 are what moe train 
 -o json: one object, checkpoint, step, split, sequences, tokens, loss, loss_hex, bits_per_byte (or
 bits_per_token), with --tokens also text_bytes and bits_per_byte (null without a tokenizer),
 perplexity, bf16_order ("dot", "tile"; null without products of bf16 on CPUs),
-seconds, tokens_per_s.
+seconds, tokens_per_s, offload (as of moe generate).
 
 Settings: flags, then the environment (MOE_NAME: capitals, _ for -, without a leading moe-), then
 --config, then defaults.
@@ -162,6 +163,7 @@ std::string JsonText(const Evaluated& e) {
   }
   line["seconds"] = e.report.seconds;
   line["tokens_per_s"] = e.rate();
+  line["offload"] = JsonOf(e.report.paging);
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -173,11 +175,13 @@ std::string TableText(const Evaluated& e) {
       "text        {}, {}, {}: {} of {} {}s; {}\n"
       "loss        {:.4f} nats, {:.4f} bits per {}{}\n"
       "perplexity  {:.4f}\n"
-      "throughput  {} tok/s\n",
+      "throughput  {} tok/s\n"
+      "{}",
       Printable(e.run.path), Counted(static_cast<int64_t>(e.corpus.files.size()), "file"),
       Counted(e.corpus.all.size(), e.corpus.unit), e.split, Counted(e.report.sequences, "sequence"),
       e.run.config.sequence_length, e.corpus.unit, TextOf(e.corpus.skipped), e.report.loss,
-      e.bits(), e.corpus.unit, per_byte, e.perplexity(), WithCommas(std::llround(e.rate())));
+      e.bits(), e.corpus.unit, per_byte, e.perplexity(), WithCommas(std::llround(e.rate())),
+      e.report.paging.has_value() ? "weights     " + TextOf(*e.report.paging) + "\n" : "");
 }
 
 // Bytes are the data of models that were trained on text, or have 256 ids, as in moe generate.

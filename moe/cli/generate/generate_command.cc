@@ -21,6 +21,7 @@
 #include "moe/cli/base/stored_run.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/train_options.h"
+#include "moe/cli/base/weight_offload.h"
 #include "moe/cli/generate/token_text.h"
 #include "moe/hf/model_rule.h"
 #include "moe/io/file.h"
@@ -64,11 +65,14 @@ The text ends with a token of eos_token_id: of a public model's generation_confi
 there is none, its config.json; of the checkpoint of a run its --eos-token-id. --ignore-eos goes on.
 
 Speed, on standard error: prompt, with packing the weights; then tokens a second, and the weights
-that one token reads, times that. GB = 1e9 bytes.
+that one token reads, times that. GB = 1e9 bytes. With --offload also what a rank keeps of them and
+what was read: an expert that a token needs is a hit where it was in memory.
 
 -o json: one object, checkpoint, step, prompt_tokens, tokens, text (unless ids are printed),
 prompt_seconds, seconds, tokens_per_s, weight_bytes_per_token, bf16_order ("dot", "tile"; null
-without products of bf16).
+without products of bf16), offload (null without): of all ranks memory_bytes, file_bytes, experts,
+experts_in_memory, expert_hits, expert_misses, hit_rate, module_reads, bytes_read, and wait_seconds
+of the rank that waited longest.
 
 Settings: flags, then the environment (MOE_NAME: capitals, _ for -, without a leading moe-), then
 --config, then defaults.
@@ -251,19 +255,22 @@ class GenerateRun {
     if (report.bfloat16_order.has_value()) {
       line["bf16_order"] = NameOf(*report.bfloat16_order, kBFloat16OrderWords);
     }
+    line["offload"] = JsonOf(report.paging);
     return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   }
 
   std::string SpeedText(const lm::GenerationReport& report) const {
     const double rate = TokensPerSecond(report);
+    const std::string weights = report.paging.has_value() ? TextOf(*report.paging) : "";
     return fmt::format(
         "moe generate: {}: prompt of {} in {:.2f} s; {} in {:.2f} s, {:.1f} tok/s; weights {} a "
         "token, "
-        "{:.2f} GB/s\n",
+        "{:.2f} GB/s\n{}",
         Printable(run_.path),
         Counted(static_cast<int64_t>(options_.generation.prompt.size()), "token"),
         report.prompt_seconds, Counted(static_cast<int64_t>(report.tokens.size()), "token"),
-        report.seconds, rate, BytesText(WeightBytes()), WeightBytes() * rate / 1e9);
+        report.seconds, rate, BytesText(WeightBytes()), WeightBytes() * rate / 1e9,
+        weights.empty() ? "" : absl::StrCat("moe generate: weights: ", weights, "\n"));
   }
 
   // The bytes that one token reads: one row of the embedding, and all active weights.

@@ -118,7 +118,7 @@ class PlanRun {
     }
     if (options_.node > 0) machine.node_ranks = options_.node;
     if (!options_.memory.empty()) {
-      MOE_ASSIGN_OR_RETURN(machine.memory_bytes, BytesOf("--hbm", options_.memory));
+      MOE_ASSIGN_OR_RETURN(machine.memory_bytes, SizeInBytes("--hbm", options_.memory));
     }
     if (options_.check > 0 && !calibrated_on_cpu_) {
       return WrongFlag("--check", absl::StrCat(options_.check),

@@ -39,9 +39,6 @@ struct PlanOptions {
 // The rows of the command, which set `options`; those that moe train has, too, are copies of its.
 Table PlanSettings(PlanOptions& options);
 
-// "80GiB", "80GB", "512MiB", "1e9": bytes. kInvalidArgument names the flag.
-absl::StatusOr<double> BytesOf(absl::string_view flag, const std::string& text);
-
 // Settings of moe train for the model and the settings that the two commands share.
 absl::StatusOr<Settings> TrainSettingsOf(const lm::TransformerConfig& model,
                                          const Settings& settings, const PlanOptions& options,

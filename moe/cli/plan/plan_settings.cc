@@ -1,12 +1,9 @@
 // The flags of `moe plan`, its help, and how they become settings of moe train.
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include <absl/strings/ascii.h>
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/strip.h>
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/command.h"
@@ -116,22 +113,6 @@ Table PlanSettings(PlanOptions& options) {
   AddFormSettings(t);
   AddHelpSettings(t);
   return t;
-}
-
-absl::StatusOr<double> BytesOf(absl::string_view flag, const std::string& text) {
-  static constexpr std::pair<const char*, double> kUnits[] = {
-      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}, {"kB", 1e3},
-      {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},    {"B", 1},        {"", 1}};
-  for (const auto& [unit, factor] : kUnits) {
-    absl::string_view number = text;
-    if (!absl::ConsumeSuffix(&number, unit)) continue;
-    double value = 0;
-    if (absl::SimpleAtod(number, &value) && std::isfinite(value) && value * factor >= 1) {
-      return value * factor;
-    }
-    break;
-  }
-  return WrongFlag(flag, text, "a size such as 80GiB, 512MiB or 64e9");
 }
 
 absl::StatusOr<Settings> TrainSettingsOf(const lm::TransformerConfig& model,

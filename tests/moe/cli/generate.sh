@@ -35,6 +35,41 @@ qwen2_moe 1 17 1 1 1 1 34 34 1 17 1 1
 qwen3_moe 8 8 8 8 8 8 8 8 8 8 8 8
 EOF
 
+# Weights in files: the text of weights in memory, nothing left behind, and room or an error at once.
+scratch=$work/scratch
+mkdir "$scratch"
+least() { # the least memory of a line that refuses less
+  grep -o 'expected at least [0-9]*' "$work/stderr" | grep -o '[0-9]*$'
+}
+offloaded=(--temperature 1 --seed 5 --offload weights:file="$scratch")
+expect 0 "weights in memory" "$moe" generate "${start[@]}" --temperature 1 --seed 5 --quiet
+cp "$work/stdout" "$work/resident"
+refused 2 "--weight-memory is 1GiB, expected --offload weights:file=DIR with it" generate "${start[@]}" --weight-memory 1GiB
+refused 2 "--offload is weights:file=$scratch, expected --weight-memory SIZE with it" generate "${start[@]}" "${offloaded[@]}"
+refused 2 "--weight-memory is many, expected a size such as" generate "${start[@]}" "${offloaded[@]}" --weight-memory many
+for what in weights:file= weights optimizer; do
+  refused 2 "--offload is $what, expected none or weights:file=DIR" generate "${start[@]}" --offload $what --weight-memory 1GiB
+done
+for ranks in 1 3; do
+  refused 2 "--weight-memory is 1000, expected at least" generate "${start[@]}" "${offloaded[@]}" --ranks $ranks --weight-memory 1000 --quiet
+  memory=$(least)
+  expect 0 "weights in files on $ranks" "$moe" generate "${start[@]}" "${offloaded[@]}" --ranks $ranks --weight-memory "$memory"
+  cmp "$work/stdout" "$work/resident" || fail "weights in files on $ranks: another text"
+  matches "in memory, .* in files; room for [0-9]+ of 8 experts, of [0-9]+ that were needed [0-9.]+ % were there; read" "$work/stderr"
+done
+expect 0 "weights in files, -o json" "$moe" generate "${start[@]}" "${offloaded[@]}" --weight-memory "$memory" -o json --quiet
+matches '"offload":\{"memory_bytes":[0-9]+,"file_bytes":[1-9][0-9]*,"experts":8,"experts_in_memory":[0-9]+,"expert_hits":[0-9]+,"expert_misses":[1-9]'
+refused 2 "there is no folder 'none'" generate "${start[@]}" --offload weights:file=none --weight-memory "$memory" --quiet
+[[ -z $(ls "$scratch") ]] || fail "scratch files are left: $(ls "$scratch")"
+(
+  ulimit -f 8
+  timeout 300 "$moe" generate "${start[@]}" "${offloaded[@]}" --weight-memory "$memory" --quiet >"$work/stdout" 2>"$work/stderr"
+)
+rc=$?
+expect 4 "a full disk for weights"
+(($(wc -l <"$work/stderr") == 1)) || fail "a full disk for weights: $(wc -l <"$work/stderr") lines on stderr"
+matches "cannot reserve [0-9]+ bytes for '$scratch/moe-weights-rank-0-" "$work/stderr"
+
 # Generation ends at the tokens of generation_config.json, else config.json, or the run's.
 cp -r "$models/mixtral" "$work/ends"
 sed -i 's/"eos_token_id": null/"eos_token_id": 10/' "$work/ends/config.json"

@@ -2,18 +2,16 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
-#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "moe/checkpoint/reader.h"
 #include "moe/io/file.h"
 #include "tests/moe/lm/train_harness.h"
+#include "tests/moe/scratch_files.h"
 #include "tests/moe/status_is.h"
 #include "tests/sanitizers.h"
 
@@ -99,15 +97,6 @@ TEST(OffloadRunTest, ACheckpointResumesWithAndWithoutAFile) {
   }
 }
 
-void ShortenScratchFiles() {
-  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
-    std::error_code ignored;
-    const std::string target = fs::read_symlink(entry.path(), ignored).string();
-    if (!absl::StrContains(target, "moe-optimizer-rank-0-")) continue;
-    EXPECT_EQ(::truncate(entry.path().c_str(), 0), 0);
-  }
-}
-
 // A disk that loses state ends every rank with its error, and the last checkpoint stays.
 TEST(OffloadRunTest, ALostFileEndsTheRunAndLeavesItsCheckpoint) {
   const std::string folder = ::testing::TempDir() + "offload_lost";
@@ -117,7 +106,7 @@ TEST(OffloadRunTest, ALostFileEndsTheRunAndLeavesItsCheckpoint) {
   config.checkpoints.interval = 2;
   config.checkpoints.asynchronous = false;
   const Trace got = TrainIn(config, {.ranks = 2}, [&](const StepMetrics& metrics) {
-    if (metrics.step == 3) ShortenScratchFiles();
+    if (metrics.step == 3) ::moe::testing::ShortenOpenFiles("moe-optimizer-rank-0-");
   });
   EXPECT_THAT(got.status, StatusIs(absl::StatusCode::kUnavailable, "moe-optimizer-rank-0-"));
   EXPECT_EQ(FileFaultOf(got.status), FileFault::kRead);

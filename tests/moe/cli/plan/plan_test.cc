@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/layout_settings.h"
 #include "moe/cli/plan/calibration_file.h"
 #include "moe/cli/plan/plan_check.h"
@@ -84,12 +85,12 @@ TEST(PlanLines, AreTakenByTrainAndMeanTheLayout) {
 }
 
 TEST(PlanSizes, HaveUnits) {
-  EXPECT_EQ(BytesOf("--hbm", "80GiB").value(), 80 * 0x1p30);
-  EXPECT_EQ(BytesOf("--hbm", "0.5GB").value(), 5e8);
-  EXPECT_EQ(BytesOf("--hbm", "64e9").value(), 64e9);
-  EXPECT_EQ(BytesOf("--hbm", "512MiB").value(), 0x1p29);
+  EXPECT_EQ(SizeInBytes("--hbm", "80GiB").value(), 80 * 0x1p30);
+  EXPECT_EQ(SizeInBytes("--hbm", "0.5GB").value(), 5e8);
+  EXPECT_EQ(SizeInBytes("--hbm", "64e9").value(), 64e9);
+  EXPECT_EQ(SizeInBytes("--hbm", "512MiB").value(), 0x1p29);
   for (const char* const wrong : {"", "80 G", "GiB", "-1GiB", "0", "nan", "1e400", "80Gib"}) {
-    EXPECT_THAT(testing::ErrorOf(BytesOf("--hbm", wrong).status()),
+    EXPECT_THAT(testing::ErrorOf(SizeInBytes("--hbm", wrong).status()),
                 HasSubstr(absl::StrCat("--hbm is ", wrong)));
   }
 }
