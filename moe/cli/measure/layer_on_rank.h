@@ -124,9 +124,9 @@ class LayerOnRank {
   // Bytes of the workspace, parameters with their gradients, tokens and results.
   int64_t bytes() const;
 
-  // One forward and, unless spec.forward_only, one backward, each from a barrier. `wrong` [pass] counts the elements that
-  // differ from the first call with this record. With `load`, which costs time, the router's counts
-  // are added to it, on one rank of a tensor group. Collective.
+  // One forward and, unless spec.forward_only, one backward, each from a barrier. `wrong` [pass]
+  // counts the elements that differ from the first call with this record. With `load`, which costs
+  // time, the router's counts are added to it, on one rank of a tensor group. Collective.
   absl::Status Call(int64_t call, CallTimes& times, std::array<int64_t, 2>& wrong,
                     RouterLoad* load);
 
