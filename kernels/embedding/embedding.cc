@@ -1,6 +1,7 @@
 #include "kernels/embedding/embedding.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "kernels/base/run_op.h"
 #include "kernels/base/status_macros.h"
@@ -62,6 +63,47 @@ absl::Status EmbeddingBackward(absl::Span<const int32_t> ids, MatrixView<const T
   return RunOp("EmbeddingBackward", backward, stream);
 }
 
+template <typename T>
+absl::Status AddEmbeddingGradient(absl::Span<const int32_t> ids, MatrixView<const T> dx,
+                                  const GradAccumulator& grad, Workspace& workspace,
+                                  Stream& stream) {
+  const int64_t cols = dx.cols(), vocabulary = cols == 0 ? 0 : grad.size() / cols;
+  if (!grad.exact() || IsCuda(stream)) {
+    return grad.Add(
+        [&](absl::Span<float> out, Write write) {
+          return EmbeddingBackward<T>(ids, dx, {out.data(), vocabulary, cols}, write, workspace,
+                                      stream);
+        },
+        workspace, stream);
+  }
+  MOE_RETURN_IF_ERROR(CheckIds(ids, vocabulary));
+  const absl::Span<int64_t> sum = grad.exact_sum();
+  if (grad.NextWrite() == Write::kOverwrite) {
+    MOE_RETURN_IF_ERROR(stream.Zero(sum.data(), std::ssize(sum) * int64_t{sizeof(int64_t)}));
+  }
+  const WorkspaceScope scope(workspace);
+  MOE_ASSIGN_OR_RETURN(const auto rows, workspace.Array<int32_t>(std::ssize(ids)));
+  MOE_ASSIGN_OR_RETURN(const auto places, workspace.Array<int32_t>(std::ssize(ids)));
+  std::copy(ids.begin(), ids.end(), rows.begin());
+  std::sort(rows.begin(), rows.end());
+  const auto end = std::unique(rows.begin(), rows.end());
+  for (size_t t = 0; t < ids.size(); ++t) {
+    places[t] = static_cast<int32_t>(std::lower_bound(rows.begin(), end, ids[t]) - rows.begin());
+  }
+  MOE_ASSIGN_OR_RETURN(const auto table, workspace.Matrix<float>(end - rows.begin(), cols));
+  MOE_RETURN_IF_ERROR(
+      EmbeddingBackward<T>(places, dx, table, Write::kOverwrite, workspace, stream));
+  const auto width = static_cast<size_t>(cols);
+  for (int64_t r = 0; r < table.rows(); ++r) {
+    const auto first = static_cast<size_t>(rows[static_cast<size_t>(r)]) * width;
+    MOE_RETURN_IF_ERROR(ExactAccumulate(grad.grid(), {table.row(r), width},
+                                        sum.subspan(first, width), Write::kAdd, grad.tally(),
+                                        stream));
+  }
+  return absl::OkStatus();
+}
+
 MOE_INSTANTIATE_FOR_STORAGE(EmbeddingBackward)
+MOE_INSTANTIATE_FOR_STORAGE(AddEmbeddingGradient)
 
 }  // namespace moe

@@ -11,6 +11,7 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/base/workspace.h"
+#include "kernels/exact_sum/grad_accumulator.h"
 
 namespace moe {
 
@@ -25,6 +26,14 @@ template <typename T>
 absl::Status EmbeddingBackward(absl::Span<const int32_t> ids, MatrixView<const T> dx,
                                MatrixView<float> d_table, Write write, Workspace& workspace,
                                Stream& stream);
+
+// Adds EmbeddingBackward as one partial (grad_accumulator.h) to `grad`, the sum of a table [V, H].
+// Exact sums on the CPU read and write the rows of the ids alone, with the same bits, and zero an
+// empty sum before. Errors of EmbeddingBackward.
+template <typename T>
+absl::Status AddEmbeddingGradient(absl::Span<const int32_t> ids, MatrixView<const T> dx,
+                                  const GradAccumulator& grad, Workspace& workspace,
+                                  Stream& stream);
 
 }  // namespace moe
 

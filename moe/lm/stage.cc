@@ -288,35 +288,22 @@ absl::Status Stage<T>::HeadBackward(const Pass& pass, const RoundState& round, M
 
 template <typename T>
 absl::Status Stage<T>::EmbeddingBackward(const Pass& pass, absl::Span<const int32_t> tokens,
-                                         MatrixView<const T> d, GradientReady ready) {
+                                         MatrixView<T> d, GradientReady ready) {
   const OwnRows own = OwnRowsOf(pass.context, std::ssize(tokens));
   for (size_t s = 0; s + 1 < own.segments.size(); ++s) {
     const int64_t begin = own.segments[s], end = own.segments[s + 1];
     if (begin == end) continue;
-    MOE_RETURN_IF_ERROR(EmbeddingPartial(
-        pass,
-        tokens.subspan(static_cast<size_t>(own.begin() + begin), static_cast<size_t>(end - begin)),
-        RowRange(d, begin, end)));
+    const auto ids =
+        tokens.subspan(static_cast<size_t>(own.begin() + begin), static_cast<size_t>(end - begin));
+    const MatrixView<T> rows = RowRange(d, begin, end);
+    MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, embedding_->OpenGradient());
+    MOE_RETURN_IF_ERROR(TimedDense(pass, "embedding backward", [&] {
+      ReplaceValue(pass, "embedding backward", rows);
+      return AddEmbeddingGradient<T>(ids, rows, sum, *pass.context.workspace,
+                                     *pass.context.compute);
+    }));
   }
   return ready(*embedding_);
-}
-
-template <typename T>
-absl::Status Stage<T>::EmbeddingPartial(const Pass& pass, absl::Span<const int32_t> tokens,
-                                        MatrixView<const T> d) {
-  Stream& compute = *pass.context.compute;
-  MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, embedding_->OpenGradient());
-  return TimedDense(pass, "embedding backward", [&] {
-    return sum.Add(
-        [&](absl::Span<float> out, Write write) -> absl::Status {
-          const MatrixView<float> rows(out.data(), config_.vocab_size, config_.hidden_size);
-          absl::Status added =
-              ::moe::EmbeddingBackward<T>(tokens, d, rows, write, *pass.context.workspace, compute);
-          ReplaceValue(pass, "embedding backward", rows);
-          return added;
-        },
-        *pass.context.workspace, compute);
-  });
 }
 
 template <typename T>

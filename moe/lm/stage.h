@@ -120,10 +120,7 @@ class Stage final : public Module<T> {
   absl::Status HeadBackward(const Pass& pass, const RoundState& round, MatrixView<T> d,
                             GradientReady ready);
   absl::Status EmbeddingBackward(const Pass& pass, absl::Span<const int32_t> tokens,
-                                 MatrixView<const T> d, GradientReady ready);
-  // The gradient by the embedding of a segment's rows.
-  absl::Status EmbeddingPartial(const Pass& pass, absl::Span<const int32_t> tokens,
-                                MatrixView<const T> d);
+                                 MatrixView<T> d, GradientReady ready);
 
   TransformerConfig config_;
   const LayerRange range_;

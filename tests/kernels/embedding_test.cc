@@ -97,6 +97,44 @@ TYPED_TEST(EmbeddingBackwardTest, NoTokensGiveZerosAndATableMayBeEmpty) {
   });
 }
 
+// Two partials of 12 tokens in a table of 9 rows: what the grid makes of them is that of whole
+// partials, in an empty sum and in one that is not.
+TEST(EmbeddingGradientTest, ExactSumsHaveTheBitsOfWholePartials) {
+  constexpr int32_t kVocabulary = 9;
+  constexpr int64_t kTokens = 12, kCols = 5;
+  constexpr ExactGrid kGrid = {.unit_log2 = -8, .max_terms = 4};
+  const auto stream = MakeInlineStream();
+  Workspace workspace;
+  const auto dx = Matrix<float>::Random(kTokens, kCols, {}, 1);
+  for (const bool was_empty : {true, false}) {
+    std::vector<int64_t> sum(kVocabulary * kCols, 3), want(sum.size(), was_empty ? 0 : 3);
+    GridTally tally, want_tally;
+    bool empty = was_empty;
+    const GradAccumulator grad(absl::MakeSpan(sum), kGrid, &tally, &empty);
+    for (const int64_t first : {int64_t{0}, int64_t{4}}) {
+      const auto rows = RowRange(dx.view(), first, kTokens);
+      const std::vector<int32_t> ids = RandomIds(rows.rows(), kVocabulary);
+      std::vector<float> partial(want.size());
+      ASSERT_OK(EmbeddingBackward<float>(ids, rows, {partial.data(), kVocabulary, kCols},
+                                         Write::kOverwrite, workspace, *stream));
+      ASSERT_OK(
+          ExactAccumulate(kGrid, partial, absl::MakeSpan(want), Write::kAdd, &want_tally, *stream));
+      ASSERT_OK(AddEmbeddingGradient<float>(ids, rows, grad, workspace, *stream));
+    }
+    EXPECT_EQ(sum, want);
+    EXPECT_FALSE(empty);
+    EXPECT_GT(tally.inexact, 0);
+    EXPECT_EQ(tally.inexact, want_tally.inexact);
+    EXPECT_EQ(tally.largest, want_tally.largest);
+  }
+  std::vector<int64_t> sum(3 * kCols);
+  GridTally tally;
+  ExpectRefused(AddEmbeddingGradient<float>(std::vector<int32_t>{3}, RowRange(dx.view(), 0, 1),
+                                            GradAccumulator(absl::MakeSpan(sum), kGrid, &tally),
+                                            workspace, *stream),
+                "EmbeddingBackward: ids[0] is 3, expected 0 to 2");
+}
+
 TEST(EmbeddingArgumentsTest, RefusesIdsOutOfRangeAndOtherShapesBeforeWriting) {
   const TestDevice device{Device()};
   const auto table = device.Copy(Matrix<float>(3, 4, 5.0f));
