@@ -93,8 +93,9 @@ ended() {
   fi
 }
 
-# The result of every run that continues, and the initial folders of the faults.
-run "${train[@]}" --save-interval 4 --ranks 2 --out "$work/out"
+# The result of every run that continues, and the initial folders of the faults: a writer that is
+# late on a busy machine must not skip one.
+run "${train[@]}" --save-interval 4 --checkpoint-async off --ranks 2 --out "$work/out"
 weights=$(ended_with)
 ((rc == 0)) && [[ $weights ]] || { tail stderr >&2; exit 2; }
 rm -r save/step-000000$steps out
