@@ -104,6 +104,8 @@ bool MoeLayer<T>::CanPlanOnDevice(const Context& context) const {
       dispatcher_->algorithm() != DispatchAlgorithm::kStaged) {
     return false;
   }
+  // Ranks that share rows or experts divide them on the host.
+  if (share_.cut() || experts_share_.cut()) return false;
   if (ranks > 1) return context.mesh->group(MeshGroup::kExpert).moves(DeviceKind::kCuda);
   return router.num_outputs() == router.num_experts &&
          (context.gemm.cublas == nullptr ||

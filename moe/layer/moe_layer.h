@@ -202,13 +202,13 @@ class MoeLayer final : public Module<T> {
   // Whether plans are made in the device's memory. With one rank the host would not receive the
   // counts, which it needs for identity experts and calls of cuBLAS.
   bool CanPlanOnDevice(const Context& context) const;
-  // Fills in saved.own.
-  absl::Status TakeOwnSlots(const Pass& pass, Saved& saved) const;
+  // Fills in saved.own; the routing of these slots to plan by, in memory of whoever plans.
+  absl::StatusOr<Routing> TakeOwnSlots(const Pass& pass, Saved& saved) const;
   // Every rank of the tensor group receives the logits, or the values by slot, of others' rows.
   absl::Status GatherLogits(const Pass& pass, const Saved& saved) const;
   absl::Status GatherSlots(const Pass& pass, const Saved& saved, absl::Span<float> values) const;
-  // Fills in saved.identity_row.
-  absl::Status FindIdentities(const Pass& pass, Saved& saved) const;
+  // Fills in saved.identity_row by the routing of own slots in memory of the host.
+  absl::Status FindIdentities(const Pass& pass, const Routing& own, Saved& saved) const;
   // The plan's segments; one for each tensor group and micro-batch, unless rows are gathered.
   absl::StatusOr<GroupOffsets> SegmentsOf(const DispatchPlan& plan, Workspace& host) const;
   // Fills in saved.gathered where ranks share experts.

@@ -208,8 +208,8 @@ absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
   if (stats != nullptr && !OnCuda(context)) {
     MOE_RETURN_IF_ERROR(AtPlace(stats->Wait(), pass, kGate.name));
   }
-  MOE_RETURN_IF_ERROR(TakeOwnSlots(pass, saved));
-  MOE_RETURN_IF_ERROR(FindIdentities(pass, saved));
+  MOE_ASSIGN_OR_RETURN(const Routing planned, TakeOwnSlots(pass, saved));
+  MOE_RETURN_IF_ERROR(FindIdentities(pass, share_.cut() ? planned : saved.router.routing, saved));
   return Timed(pass, kPlan, compute, [&]() -> absl::Status {
     absl::Span<const int64_t> offsets = saved.router.batch.micro_batch_offsets;
     if (share_.cut()) {
@@ -218,7 +218,6 @@ absl::Status MoeLayer<T>::Route(const Pass& pass, Saved& saved) {
       own[1] = saved.rows.count();
       offsets = own;
     }
-    const Routing& planned = plans_on_device_ || share_.cut() ? saved.own : saved.router.routing;
     MOE_ASSIGN_OR_RETURN(saved.plan, MakePlan(planned, offsets, pass));
     return GatherCounts(pass, saved);
   });

@@ -7,10 +7,10 @@
 namespace moe {
 
 template <typename T>
-absl::Status MoeLayer<T>::TakeOwnSlots(const Pass& pass, Saved& saved) const {
-  const Routing& all = saved.router.on_device;
-  saved.own = all;
-  if (!share_.cut() || all.slot_offset.empty()) return absl::OkStatus();
+absl::StatusOr<Routing> MoeLayer<T>::TakeOwnSlots(const Pass& pass, Saved& saved) const {
+  const Routing& all = saved.router.routing;  // in memory of the host where ranks share rows
+  saved.own = saved.router.on_device;
+  if (!share_.cut() || all.slot_offset.empty()) return plans_on_device_ ? saved.own : all;
   const OwnRows& rows = saved.rows;
   const auto first = static_cast<size_t>(all.slot_offset[rows.begin()]);
   const auto count = static_cast<size_t>(all.slot_offset[rows.end()]) - first;
@@ -18,11 +18,16 @@ absl::Status MoeLayer<T>::TakeOwnSlots(const Pass& pass, Saved& saved) const {
   for (size_t t = 0; t < offsets.size(); ++t) {
     offsets[t] = all.slot_offset[rows.begin() + t] - all.slot_offset[rows.begin()];
   }
-  saved.own.slot_offset = offsets;
-  saved.own.expert = all.expert.subspan(first, count);
-  saved.own.weight = all.weight.subspan(first, count);
-  if (!all.dropped.empty()) saved.own.dropped = all.dropped.subspan(first, count);
-  return absl::OkStatus();
+  const auto part = [&](Routing of, absl::Span<const int64_t> own_offsets) {
+    of.slot_offset = own_offsets;
+    of.expert = of.expert.subspan(first, count);
+    of.weight = of.weight.subspan(first, count);
+    if (!of.dropped.empty()) of.dropped = of.dropped.subspan(first, count);
+    return of;
+  };
+  MOE_ASSIGN_OR_RETURN(const auto on_device, KeptOnDevice<int64_t>(offsets, pass));
+  saved.own = part(saved.own, on_device);
+  return part(all, offsets);
 }
 
 template <typename T>
@@ -39,7 +44,7 @@ absl::Status MoeLayer<T>::GatherLogits(const Pass& pass, const Saved& saved) con
 template <typename T>
 absl::Status MoeLayer<T>::GatherSlots(const Pass& pass, const Saved& saved,
                                       absl::Span<float> values) const {
-  const Routing& all = saved.router.on_device;
+  const Routing& all = saved.router.routing;
   if (!share_.cut() || all.slot_offset.empty()) return absl::OkStatus();
   RankCounts slots;
   for (const int64_t row : share_.RowsOf(all.tokens())) slots.push_back(all.slot_offset[row]);
@@ -52,13 +57,12 @@ absl::Status MoeLayer<T>::GatherSlots(const Pass& pass, const Saved& saved,
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::FindIdentities(const Pass& pass, Saved& saved) const {
-  const Routing& routing = share_.cut() ? saved.own : saved.router.routing;
-  if (routing.num_routed_experts == routing.num_experts) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(const auto row, pass.kept_host().Array<int32_t>(routing.slots()));
-  for (int64_t t = 0; t < routing.tokens(); ++t) {
-    for (int64_t s = routing.slot_offset[t]; s < routing.slot_offset[t + 1]; ++s) {
-      row[s] = routing.expert[s] < routing.num_routed_experts ? -1 : static_cast<int32_t>(t);
+absl::Status MoeLayer<T>::FindIdentities(const Pass& pass, const Routing& own, Saved& saved) const {
+  if (own.num_routed_experts == own.num_experts) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const auto row, pass.kept_host().Array<int32_t>(own.slots()));
+  for (int64_t t = 0; t < own.tokens(); ++t) {
+    for (int64_t s = own.slot_offset[t]; s < own.slot_offset[t + 1]; ++s) {
+      row[s] = own.expert[s] < own.num_routed_experts ? -1 : static_cast<int32_t>(t);
     }
   }
   MOE_ASSIGN_OR_RETURN(saved.identity_row, KeptOnDevice<int32_t>(row, pass));
@@ -83,23 +87,24 @@ template <typename T>
 absl::Status MoeLayer<T>::GatherCounts(const Pass& pass, Saved& saved) const {
   if (!experts_share_.cut()) return absl::OkStatus();
   const DispatchPlan& plan = *saved.plan;
-  MOE_ASSIGN_OR_RETURN(
-      saved.gathered,
-      GatheredRows::Create({.segments = plan.segment_offsets().host(),
-                            .sources = plan.ranks(),
-                            .together = share_.ranks,
-                            .first_network = plan.chunk_first_expert(),
-                            .share = experts_share_},
-                           pass.context, pass.kept_host(), pass.site.Named("plan")));
+  MOE_ASSIGN_OR_RETURN(saved.gathered,
+                       GatheredRows::Create({.segments = plan.segment_offsets().host(),
+                                             .sources = plan.ranks(),
+                                             .together = share_.ranks,
+                                             .first_network = plan.chunk_first_expert(),
+                                             .share = experts_share_},
+                                            pass));
   return absl::OkStatus();
 }
 
 #define MOE_INSTANTIATE(T)                                                                       \
-  template absl::Status MoeLayer<T>::TakeOwnSlots(const Pass&, MoeLayer<T>::Saved&) const;       \
+  template absl::StatusOr<Routing> MoeLayer<T>::TakeOwnSlots(const Pass&, MoeLayer<T>::Saved&)   \
+      const;                                                                                     \
   template absl::Status MoeLayer<T>::GatherLogits(const Pass&, const MoeLayer<T>::Saved&) const; \
   template absl::Status MoeLayer<T>::GatherSlots(const Pass&, const MoeLayer<T>::Saved&,         \
                                                  absl::Span<float>) const;                       \
-  template absl::Status MoeLayer<T>::FindIdentities(const Pass&, MoeLayer<T>::Saved&) const;     \
+  template absl::Status MoeLayer<T>::FindIdentities(const Pass&, const Routing&,                 \
+                                                    MoeLayer<T>::Saved&) const;                  \
   template absl::StatusOr<GroupOffsets> MoeLayer<T>::SegmentsOf(const DispatchPlan&, Workspace&) \
       const;                                                                                     \
   template absl::Status MoeLayer<T>::GatherCounts(const Pass&, MoeLayer<T>::Saved&) const;

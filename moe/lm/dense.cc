@@ -2,8 +2,10 @@
 
 #include <iterator>
 
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/workspace.h"
 #include "kernels/norm/rms_norm.h"
+#include "kernels/permute/permute.h"
 
 namespace moe::lm {
 
@@ -75,14 +77,10 @@ absl::Status Norm<T>::GroupsBackward(const Pass& pass, const NormSaved<T>& saved
     const WorkspaceScope scope(*pass.context.workspace);
     absl::Span<const float> rstd = saved.rstd;
     if (count < groups) {
-      MOE_ASSIGN_OR_RETURN(const auto part, pass.context.workspace->Array<float>(rows * count));
-      MOE_RETURN_IF_ERROR(stream.Enqueue([all = saved.rstd.data(), part, begin, groups, count] {
-        for (int64_t i = 0; i < std::ssize(part); ++i) {
-          part[static_cast<size_t>(i)] = all[i / count * groups + begin + i % count];
-        }
-        return absl::OkStatus();
-      }));
-      rstd = part;
+      MOE_ASSIGN_OR_RETURN(const auto part, pass.context.workspace->Matrix<float>(rows, count));
+      const MatrixView<const float> all(saved.rstd.data(), rows, groups);
+      MOE_RETURN_IF_ERROR(CopyRows<float>(ColumnRange(all, begin, end), part, stream));
+      rstd = AllOf<float>(part);
     }
     const auto columns = [&](auto of) {
       return ColumnRange(of, begin * width, end * width);

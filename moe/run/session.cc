@@ -54,10 +54,6 @@ absl::StatusOr<std::string> CudaArchitecture(Device device) {
 // That so many ranks can share matrices.
 absl::Status CheckShare(absl::string_view flag, int ranks, const SessionOptions& options) {
   if (ranks == 1) return absl::OkStatus();
-  if (options.device == DeviceKind::kCuda) {
-    return absl::UnimplementedError(absl::StrCat(
-        flag, " is ", ranks, " on a CUDA device, expected 1: its products have no trees yet"));
-  }
   const int most = std::min(options.tensor_leaves, kMostTreeRanks);
   if (ranks <= most) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(

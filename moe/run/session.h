@@ -31,7 +31,7 @@ struct SessionOptions {
   // A cudaStream_t owned by the program: the compute stream, in order with the program's own work
   // on it. It must outlive the session. nullptr: the session makes one.
   void* cuda_stream = nullptr;
-  // Degrees of parallelism; kUnimplemented on a CUDA device for tensor and expert_tensor above 1.
+  // Degrees of parallelism.
   MeshShape mesh = {};
   int threads = 1;  // CPU threads of this rank
   Numerics numerics = Numerics::kLayoutInvariant;
@@ -76,9 +76,8 @@ class Session {
  public:
   // Collective over `world`, blocks the host. Errors: those of Mesh::Create, of DeviceOfRank or
   // DeviceOfCudaStream, of AgreedBFloat16Order, and of MakeCublas; in layout-invariant numerics
-  // those of CheckOneTarget; kUnimplemented for several tensor_leaves on a CUDA device;
-  // kInvalidArgument for an order of bfloat16 on one, and for more tensor ranks than leaves, or
-  // than 8.
+  // those of CheckOneTarget; kInvalidArgument for an order of bfloat16 on a CUDA device, and for
+  // more tensor ranks than leaves, or than 8.
   static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionOptions& options,
                                                          std::unique_ptr<Communicator> world);
 

@@ -12,8 +12,10 @@
 
 namespace moe {
 
-absl::StatusOr<GatheredRows> GatheredRows::Create(const Inputs& inputs, const Context& context,
-                                                  Workspace& workspace, const Site& site) {
+absl::StatusOr<GatheredRows> GatheredRows::Create(const Inputs& inputs, const Pass& pass) {
+  const Context& context = pass.context;
+  Workspace& workspace = pass.kept_host();
+  const Site site = pass.site.Named("plan");
   const auto segments = std::ssize(inputs.segments) - 1;
   MOE_ASSIGN_OR_RETURN(const auto mine, workspace.Array<int32_t>(segments));
   for (size_t s = 0; s < mine.size(); ++s) {
@@ -28,6 +30,8 @@ absl::StatusOr<GatheredRows> GatheredRows::Create(const Inputs& inputs, const Co
   gathered.share_ = inputs.share;
   MOE_RETURN_IF_ERROR(gathered.CountRows(inputs, counts, workspace));
   MOE_RETURN_IF_ERROR(gathered.OrderRows(inputs, counts, workspace));
+  MOE_ASSIGN_OR_RETURN(gathered.place_, KeptOnDevice(gathered.place_, pass));
+  MOE_ASSIGN_OR_RETURN(gathered.row_at_, KeptOnDevice(gathered.row_at_, pass));
   return gathered;
 }
 

@@ -14,6 +14,7 @@
 #include "kernels/base/tree_cut.h"
 #include "kernels/base/workspace.h"
 #include "moe/run/context.h"
+#include "moe/run/pass.h"
 #include "moe/tensor/tensor_share.h"
 
 namespace moe {
@@ -25,7 +26,7 @@ namespace moe {
 //   (network, source q, micro-batch of q, token, choice)
 // of a plan of one rank for the whole block, whatever R is.
 //
-// Immutable; views of the workspace given to Create.
+// Immutable; views of what the pass given to Create keeps.
 class GatheredRows {
  public:
   // A rank's arguments; host memory, borrowed until Create returns.
@@ -42,8 +43,7 @@ class GatheredRows {
     TensorShare share;
   };
   // Collective over share.group: an AllGather of L S int32. Blocks the host.
-  static absl::StatusOr<GatheredRows> Create(const Inputs& inputs, const Context& context,
-                                             Workspace& workspace, const Site& site);
+  static absl::StatusOr<GatheredRows> Create(const Inputs& inputs, const Pass& pass);
 
   int64_t rows() const { return network_.back(); }  // of all ranks
   // [L + 1]; [L S R / together + 1]
@@ -94,7 +94,7 @@ class GatheredRows {
   absl::Span<const int64_t> network_, segments_;
   absl::Span<const int64_t> by_rank_;  // [R, L + 1]
   // [rows()] of the networks gathered at once: for each row its place in the order (rank, network,
-  // ...), and the inverse.
+  // ...), and the inverse; memory of the compute stream's device.
   absl::Span<const int32_t> place_, row_at_;
 };
 

@@ -83,6 +83,7 @@ absl::StatusOr<Linear<T>> Linear<T>::Create(const LinearSpec& spec, ParameterSto
   linear.share_ = spec.share;
   std::vector<ParameterSpec> weights, biases;
   for (const ParameterSpec& whole : spec.weights) {
+    if constexpr (sizeof(T) == 2) MOE_RETURN_IF_ERROR(CheckHalfParts(whole, spec.share));
     MOE_ASSIGN_OR_RETURN(weights.emplace_back(), HeldPart(whole, spec.share));
     if (!spec.biases) continue;
     MOE_ASSIGN_OR_RETURN(biases.emplace_back(), HeldPart(BiasOf(whole), spec.share));

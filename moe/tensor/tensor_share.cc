@@ -59,7 +59,23 @@ TensorShare ShareOf(const Context& context, MeshGroup group) {
   return {.index = context.mesh->index(group),
           .ranks = context.mesh->size(group),
           .leaves = context.tensor_leaves,
-          .group = group};
+          .group = group,
+          .device = context.compute->device().kind};
+}
+
+absl::Status CheckHalfParts(const ParameterSpec& spec, const TensorShare& share) {
+  if (!share.cut() || share.device != DeviceKind::kCuda) return absl::OkStatus();
+  for (const CanonicalTensor& part : spec.parts) {
+    constexpr int64_t kEach = 8;
+    if (part.axis == TensorAxis::kNone) continue;
+    if (Extent(part) % kEach == 0 && part.item % kEach == 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        share.group == MeshGroup::kTensor ? "--tp " : "--etp ", "is ", share.ranks,
+        " in 16 bits on CUDA devices: ", part.name, " has ", Extent(part),
+        part.axis == TensorAxis::kRows ? " rows" : " columns", " in items of ", part.item,
+        ", expected multiples of ", kEach, " both, for rows that begin at whole vectors"));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ParameterSpec> HeldPart(ParameterSpec spec, const TensorShare& share) {

@@ -20,6 +20,7 @@ struct TensorShare {
   int index = 0, ranks = 1;
   int leaves = 1;  // of trees (Context::tensor_leaves)
   MeshGroup group = MeshGroup::kTensor;
+  DeviceKind device = DeviceKind::kCpu;  // that multiplies
 
   bool cut() const { return ranks > 1; }
   // Of `items` that stay together, those that this rank holds: [first, last).
@@ -47,6 +48,10 @@ int MostRanks(const TreeCut& cut, int ranks);
 // kInvalidArgument if a part has too few items for the ranks; names the most ranks that it has
 // items for.
 absl::StatusOr<ParameterSpec> HeldPart(ParameterSpec spec, const TensorShare& share);
+// On a CUDA device the kernel that multiplies numbers of 16 bits, and so the bits, depends on where
+// rows begin: kInvalidArgument unless those of all ranks that share `spec`, and of one rank that
+// has all of it, begin at multiples of 16 bytes along the axis that is cut.
+absl::Status CheckHalfParts(const ParameterSpec& spec, const TensorShare& share);
 
 }  // namespace moe
 

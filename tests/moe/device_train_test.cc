@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <absl/strings/match.h>
 #include <gtest/gtest.h>
 
 #include "kernels/base/cuda_devices.h"
@@ -108,6 +109,57 @@ TEST_F(DeviceTrainTest, TreesHaveTheCpusLossAndTheBitsOfOneRank) {
     EXPECT_TRUE(dtype != DType::kFloat32 || one.weights != chains.weights);
     ExpectSameTrace(TrainIn(config, {.ranks = 2, .expert_parallel = 2, .overlap = 2}), one);
   }
+}
+
+// Ranks that share matrices of attention, dense and shared networks, experts and the output layer;
+// widths of which no rank has the same number; float32 by the CPU's chains, bfloat16 by both kinds
+// of tensor cores' instructions. What ranks do to their own rows: a gate of the shared expert,
+// capacity of all rows, and identities.
+TrainConfig TensorConfig(TrainConfig config) {
+  config.model.hidden_size = 32;
+  config.model.num_attention_heads = 8;
+  config.model.num_query_groups = 4;
+  config.model.kv_channels = 8;
+  config.model.qk_norm = QkNorm::kHead;
+  config.model.dense_ffn_hidden_size = 72;  // five items, the last of 8
+  config.model.moe.ffn_hidden_size = 40;    // three items, the last of 8
+  config.model.moe.shared_expert_ffn_hidden_size = 64;
+  config.model.moe.gated_shared_expert = true;
+  RouterConfig& router = config.model.moe.router;
+  router.num_experts = 6;
+  router.num_zero_experts = 1;
+  router.capacity_factor = 1.5f;
+  config.trainer.session.tensor_leaves = 4;
+  config.steps = 1;
+  return config;
+}
+
+TEST_F(DeviceTrainTest, RanksThatShareMatricesHaveTheBitsOfOneRank) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    SCOPED_TRACE(NameOf(dtype));
+    const TrainConfig config = TensorConfig(Config(dtype));
+    if (dtype == DType::kFloat32) ExpectTheCpusLoss(config);
+    const Trace one = TrainIn(config);
+    for (const Layout& layout :
+         {Layout{.ranks = 2, .expert_parallel = 2, .tensor = 2},
+          {.ranks = 3, .expert_parallel = 3, .tensor = 3},
+          {.ranks = 2, .expert_parallel = 1, .expert_tensor = 2},
+          {.ranks = 4, .expert_parallel = 2, .overlap = 2, .tensor = 2, .expert_tensor = 2}}) {
+      if (dtype != DType::kFloat32 && layout.ranks == 2) continue;  // fewer parts of the same
+      SCOPED_TRACE(::testing::PrintToString(layout));
+      ExpectSameTrace(TrainIn(config, layout), one);
+    }
+  }
+}
+
+// A rank whose rows begin elsewhere would multiply by another kernel.
+TEST_F(DeviceTrainTest, PartsOfHalfVectorsAreRefusedIn16Bits) {
+  TrainConfig config = TensorConfig(Config(DType::kBFloat16));
+  config.model.dense_ffn_hidden_size = 140;
+  const Layout layout = {.ranks = 2, .expert_parallel = 2, .tensor = 2};
+  const absl::Status status = TrainIn(config, layout).status;
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_TRUE(absl::StrContains(status.message(), "has 140 rows in items of 16")) << status;
 }
 
 // Saved and resumed, too: what ranks have in parts is the device's.

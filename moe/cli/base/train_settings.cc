@@ -139,11 +139,11 @@ void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
         "of gradients in float32, half as much for all-reduce to move");
   t.Add("--tensor-model-parallel-size, --tp N", rows,
         "TP: ranks that share matrices of attention, dense and shared networks and output layer; "
-        "at most --tensor-leaves; divides EP times ETP; the same bits; on CPUs")
+        "at most --tensor-leaves; divides EP times ETP; the same bits")
       .Roles(kOfLayer);
   t.Add("--expert-tensor-parallel-size, --etp N", rows,
         "ETP: ranks that share the matrices of experts; at most --tensor-leaves; EP times ETP "
-        "divides the ranks of a stage; the same bits; on CPUs")
+        "divides the ranks of a stage; the same bits")
       .Roles(kOfLayer);
   t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},
         "leaves of products that are balanced trees (docs/architecture.md); part of what fixes the "

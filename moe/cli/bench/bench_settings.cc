@@ -83,7 +83,7 @@ void AddLayerSettings(measure::LayerSpec& spec, Table& t) {
       .Roles(kInLayerRow);
   t.Add("--tensor-model-parallel-size, --tp N", &spec.trainer.session.mesh.tensor,
         "ranks that share a shared expert's matrices, and the tokens of all of them; at most "
-        "--tensor-leaves; divides EP; --device cpu")
+        "--tensor-leaves; divides EP")
       .Least(1)
       .Roles(kInLayerRow);
   t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},

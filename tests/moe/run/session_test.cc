@@ -134,13 +134,10 @@ TEST(SessionTest, MeshesThatDoNotFitAreRefusedWithOneThatDoes) {
   const auto refused = [](const SessionOptions& options, absl::StatusCode code, const char* why) {
     EXPECT_THAT(CheckMesh(options, 4), StatusIs(code, why));
   };
-  constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
   refused({.mesh = {.expert_tensor = 2, .expert = 2}}, kInvalidArgument,
           "--etp is 2 with --tensor-leaves 1, expected at most as many ranks as leaves");
-  refused({.device = DeviceKind::kCuda, .mesh = {.expert_tensor = 2}}, kUnimplemented,
-          "--etp is 2 on a CUDA device, expected 1");
   refused({.device = DeviceKind::kCuda, .mesh = {.tensor = 2, .expert = 2}, .tensor_leaves = 1},
-          kUnimplemented, "--tp is 2 on a CUDA device, expected 1");
+          kInvalidArgument, "--tp is 2 with --tensor-leaves 1");
   refused({.mesh = {.tensor = 2, .expert = 2}}, kInvalidArgument, "--tensor-leaves 8");
   refused({.mesh = {.tensor = 4, .expert = 2}, .tensor_leaves = 8}, kInvalidArgument,
           "a divisor of --ep 2: 1, 2; or --ep 4");

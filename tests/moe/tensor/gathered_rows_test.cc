@@ -53,14 +53,13 @@ absl::Status Check(const GatherCase& c, const Context& context) {
   const TensorShare share = ShareOf(context, MeshGroup::kExpertTensor);
   const Rows mine = RowsOfSources(share.index, kRanks, c.micro_batches);
   const Rows expected = RowsOfSources(0, 1, c.micro_batches);
-  Workspace& workspace = *context.workspace;
   MOE_ASSIGN_OR_RETURN(const GatheredRows rows,
                        GatheredRows::Create({.segments = mine.segments,
                                              .sources = kSources,
                                              .together = c.together,
                                              .first_network = c.first_network,
                                              .share = share},
-                                            context, workspace, {}));
+                                            {.context = context}));
   std::vector<int64_t> segments;
   for (size_t s = 0; s < expected.segments.size(); s += c.together) {
     segments.push_back(expected.segments[s]);
