@@ -183,12 +183,12 @@ sanitize() { # tool, filter of cases, options
 }
 
 # Trains in several layouts, on these scripts as text: the weights end with the same bits.
-train_layouts() {
+train_layouts() { # leaves, layouts
   local layout hash first=''
   cat "$here"/gpu_* "$here/nccl_one_gpu.sh" >"$out/text" || return 1
-  for layout in '--ranks 1' '--ranks 2 --ep 2' '--ranks 4 --ep 2 --zero 2' '--ranks 4 --ep 4 --dispatch staged'; do
+  for layout in "${@:2}"; do
     hash=$(ours "$moe" train --device cuda --share-device --data "$out/text" --dtype bf16 --steps 20 \
-      --eval-sequences 1 $layout | sed -n 's/^weights_xxh3 *//p') || return 1
+      --tensor-leaves "$1" --eval-sequences 1 $layout | sed -n 's/^weights_xxh3 *//p') || return 1
     echo "$layout: weights_xxh3 $hash"
     [[ $hash && $hash == "${first:=$hash}" ]] || return 1
   done
@@ -264,7 +264,9 @@ run_all_tests() {
   step verify 40 ours "$moe" verify --device cuda -q --layouts 'ranks=1,2,3'
   step verify_bf16 40 ours "$moe" verify --device cuda -q --dtype bf16 --router mixtral --num-experts 8 \
     --hidden-size 128 --moe-ffn-hidden-size 64 --micro-batch-tokens 32 --layouts 'ranks=1,2,4'
-  step train_layouts 60 train_layouts
+  step train_layouts 60 train_layouts 1 '--ranks 1' '--ranks 2 --ep 2' '--ranks 4 --ep 2 --zero 2' \
+    '--ranks 4 --ep 4 --dispatch staged'
+  step train_tensor_layouts 60 train_layouts 4 '--ranks 1' '--ranks 2 --ep 2 --tp 2' '--ranks 4 --ep 2 --etp 2 --tp 2'
   if [[ -x $bin/$nccl_contract ]]; then # several ranks of NCCL on the one GPU: for correctness
     step nccl_contract 60 ours "$here/nccl_one_gpu.sh" -n 3 "$bin/$nccl_contract" --gtest_brief=1 \
       --gtest_filter="$exchanges"

@@ -30,11 +30,15 @@ for call in "--ranks 2 --ep 2 --moe-overlap-degree 2" "--ranks 2 --ep 2 --dispat
   same_weights one more
 done
 # Ranks that share matrices, over NCCL: nodes, rows and columns in the devices' memory.
-shared=("${short[@]}" --steps 1 --num-attention-heads 4 --moe-ffn-hidden-size 32 --tensor-leaves 2)
-expect 0 "leaves on one rank" "$moe" train "${shared[@]}" --ranks 1 --backend nccl --out leaves
-rm -rf more
-run "$moe" train "${shared[@]}" --backend nccl --ranks 2 --ep 1 --etp 2 --tp 2 --out more
-enough_gpus "--tp 2 --etp 2" && same_weights leaves more
+short+=(--tensor-leaves 2)
+expect 0 "leaves on one rank" "$moe" train "${short[@]}" --ranks 1 --backend nccl --out leaves
+for call in "--ranks 2 --ep 1 --etp 2 --tp 2" "--ranks 4 --ep 2 --tp 2 --pp 2"; do
+  rm -rf more
+  # shellcheck disable=SC2086
+  CUSIM_DEVICES=4 run "$moe" train "${short[@]}" --backend nccl $call --out more
+  enough_gpus "$call" || continue
+  same_weights leaves more
+done
 expect 0 "verify" "$moe" verify --device cuda --router mixtral --layouts 'ranks=2,3,4 transport=nccl overlap=2' \
   --numerics layout-invariant -v
 if [[ $devices == simulated ]]; then
