@@ -55,8 +55,8 @@ struct PagingReport {
 // An expert that is read takes the place of the one that was used longest ago: of its own layer
 // once that has its share of the frames, otherwise of layers with more than theirs. Of the experts
 // that a pass needs, those in memory are computed first, while a thread reads the others: a pass
-// over all experts, layer by layer, finds as many as there are frames. Modules that pass through
-// frames are read one ahead, in the order of a forward.
+// over all experts, layer by layer, finds as many as there are frames, if these are two a layer or
+// more. Modules that pass through frames are read one ahead, in the order of a forward.
 //
 // The values that a pass reads have the bits of those in memory. Used by one thread. CPU.
 class WeightPager final : public WeightSource {
