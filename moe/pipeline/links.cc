@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <absl/strings/str_cat.h>
+
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 
@@ -23,6 +25,12 @@ absl::StatusOr<std::unique_ptr<PipelineLinks>> PipelineLinks::Create(const Conte
   Mesh& mesh = *context.mesh;
   const int stages = mesh.size(MeshGroup::kPipeline), stage = mesh.index(MeshGroup::kPipeline);
   const int before = (stage + stages - 1) % stages, after = (stage + 1) % stages;
+  // Through the host a call would wait for its peer, which itself waits for rows first.
+  if (OnCuda(context) && !mesh.group(MeshGroup::kPipeline).moves(DeviceKind::kCuda)) {
+    return absl::UnimplementedError(
+        absl::StrCat("--pp is ", stages, " on CUDA devices over the ", mesh.world().backend(),
+                     " backend, expected 1 or a backend that moves rows between devices: nccl"));
+  }
   std::unique_ptr<PipelineLinks> links(new PipelineLinks(context));
   const int groups = GroupsOfWay(stages);
   for (int i = 0; i < kRowsWays * groups; ++i) {

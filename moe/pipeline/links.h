@@ -29,6 +29,7 @@ inline constexpr int kRowsWays = 2;
 class PipelineLinks {
  public:
   // Collective over the world of `context`, whose pipeline has several stages; blocks the host.
+  // kUnimplemented on CUDA devices unless the communicators move rows between them (NCCL).
   static absl::StatusOr<std::unique_ptr<PipelineLinks>> Create(const Context& context);
   // Aborts the mesh if rows still travel, and waits for them.
   ~PipelineLinks();

@@ -37,6 +37,8 @@ train() {
   # Ranks that share devices have the bits of one rank.
   expect 2 "more ranks than GPUs" "${invariant[@]}" --ranks 64
   says "or --share-device" stderr
+  expect 10 "stages that NCCL does not join" "${invariant[@]}" --ranks 2 --pp 2 --share-device
+  says "--pp is 2 on CUDA devices over the local backend, expected 1 or" stderr
   expect 0 "two ranks" "${invariant[@]}" --ranks 2 --ep 2 --share-device --out two
   same_weights one two
   for ranks in 1 2; do
