@@ -9,7 +9,9 @@
 # staged without overlap x ZeRO (1, 2, 3); staged with overlap x what is recomputed x ZeRO (0, 3);
 # pipelines of 2, 3 and 4 stages x schedule x expert-parallel size x ZeRO (0, 2, 3) x what is
 # recomputed; runs that are saved after two steps at one layout and resumed at another, in 61 pairs; and,
-# of another model, every number of tensor-parallel ranks, some in stages, some with shared experts.
+# of another model, every number of tensor-parallel ranks, some in stages, some with shared experts;
+# and by `moe verify` every combination that fits 16 ranks of tensor, expert-tensor, expert and data
+# parallelism, stages, chunks, schedule, ZeRO, what is recomputed and offload, which takes longest.
 # --quick varies each axis by itself around one layout. Uses build/release; MPI runs are left out if
 # the build has no MPI. The last line is "N layouts equal, N differ or fail".
 set -uo pipefail
@@ -262,6 +264,16 @@ else
   for from in 1 2 4; do
     for to in 1 2 4; do resumed 8 2 4 1 0 2 $from $to; done
   done
+  axes="ranks=1,2,3,4,6,8,12,16 tp=1,2,3,4,8 etp=1,2 ep=1,2,4 pp=1,2,4 vp=1,2 schedule=all zero=all recompute=all"
+  "$moe" verify --full -q --moe-shared-expert-intermediate-size 128 \
+    --layouts "$axes offload=none,optimizer:file=$work dispatch=staged overlap=1 capacity=none" >"$work/verify"
+  ended=$(tail -n 1 "$work/verify")
+  if [[ $ended =~ ^verified\ ([0-9]+)\ layouts.*:\ ([0-9]+)\ failed$ ]]; then
+    equal=$((equal + BASH_REMATCH[1] - BASH_REMATCH[2])) bad=$((bad + BASH_REMATCH[2]))
+  else
+    bad=$((bad + 1))
+  fi
+  grep FAILED "$work/verify"
 fi
 echo "$equal layouts equal, $bad differ or fail"
 ((bad == 0))
