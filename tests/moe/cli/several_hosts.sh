@@ -51,9 +51,10 @@ on_hosts "0 0 1 1" bench alltoall -b 4K -e 4K -T 0 -n 2
 expect 0 "bench"
 says "# Bytes by distance    : self 4096, same host 4096, cross host 8192 (all ranks, one call of size 4096; 2 hosts)"
 
-# A host is lost, the job goes on with the other, the host comes back, and ranks fail at random.
+# A host is lost, the job goes on with the other, the host comes back, and ranks fail at random. The
+# steps take several times as long as the faults.
 printf 'host-a slots=2\nhost-b:2\n' >"$work/list"
-long=(train "${model[@]}" --quiet --steps 200)
+long=(train "${model[@]}" --quiet --steps 800)
 expect 0 "undisturbed" "$moe" "${long[@]}" --ranks 4 --out "$work/whole"
 # newer_than <checkpoint>: sets latest once there is another one.
 newer_than() {
@@ -73,8 +74,8 @@ RANDOM=1
   await 60 newer_than "$latest" && start_host host-b
   for signal in SEGV STOP KILL; do
     await 60 newer_than "$latest" || break
-    sleep "0.$((RANDOM % 10))"
-    await 60 strike "$signal"
+    sleep "0.0$((RANDOM % 10))"
+    await 60 strike "$signal" || break
   done
 } &
 expect 0 "random faults" "$moe" launch --hosts "$work/list" --nodes 1:2 --rsh "$work/rsh" --restart-delay 0.1 \

@@ -106,7 +106,7 @@ TEST(OffloadRunTest, ALostFileEndsTheRunAndLeavesItsCheckpoint) {
   config.checkpoints.interval = 2;
   config.checkpoints.asynchronous = false;
   const Trace got = TrainIn(config, {.ranks = 2}, [&](const StepMetrics& metrics) {
-    if (metrics.step == 3) ::moe::testing::ShortenOpenFiles("moe-optimizer-rank-0-");
+    if (metrics.step == 3) ::moe::testing::LoseOpenFiles("moe-optimizer-rank-0-");
   });
   EXPECT_THAT(got.status, StatusIs(absl::StatusCode::kUnavailable, "moe-optimizer-rank-0-"));
   EXPECT_EQ(FileFaultOf(got.status), FileFault::kRead);

@@ -204,7 +204,7 @@ TEST(PagingTest, ALostFileEndsEveryRank) {
   const int64_t least = LeastMemory(Generated(config, 2, Weights(StoreUse::kInference, 1000)));
   int tokens = 0;
   const Result got = Generated(config, 2, Weights(StoreUse::kInference, least), [&](int32_t) {
-    if (++tokens == 3) ::moe::testing::ShortenOpenFiles("moe-weights-rank-0-");
+    if (++tokens == 3) ::moe::testing::LoseOpenFiles("moe-weights-rank-0-");
   });
   EXPECT_THAT(got.status, StatusIs(absl::StatusCode::kUnavailable, "moe-weights-rank-0-"));
   EXPECT_EQ(FileFaultOf(got.status), FileFault::kRead);

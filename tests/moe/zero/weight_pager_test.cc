@@ -224,10 +224,10 @@ TEST(WeightPagerTest, OneFrameIsEnough) {
   });
 }
 
-TEST(WeightPagerTest, AFileThatWasShortenedIsAnError) {
+TEST(WeightPagerTest, AFileThatIsLostIsAnError) {
   WithPager<float>(1, [](WeightPager& pager, const PagedLayers& layers, const Pass& pass) {
     EXPECT_TRUE(Compute<float>(pager, layers, pass, 0, {0}).ok());
-    testing::ShortenOpenFiles("moe-weights-rank-0-");
+    testing::LoseOpenFiles("moe-weights-rank-0-");
     EXPECT_THAT(Compute<float>(pager, layers, pass, 0, {1}).status(),
                 StatusIs(absl::StatusCode::kUnavailable, "moe-weights-rank-0-"));
     EXPECT_THAT(Compute<float>(pager, layers, pass, 0, {2}).status(),  // no later one hangs
