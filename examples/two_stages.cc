@@ -1,6 +1,8 @@
 // A model of the program's own in two pipeline stages, each y = x + MoE(x):
 //
-//   two_stages --ranks 4          two pipelines, each with half of the micro-batches
+//   two_stages              four ranks, which are threads: two pipelines, each with half of the
+//                           micro-batches
+//   mpirun -n 2 two_stages
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -32,8 +34,7 @@ struct Stage final : moe::Module<float> {
       outputs.Begin(pass.stash) = y;
     }
     MOE_RETURN_IF_ERROR(layer->Forward(pass, x, y));
-    for (int64_t i = 0; i < y.rows() * kHidden; ++i) y.data()[i] += x.data()[i];
-    return absl::OkStatus();
+    return moe::AddRows<float>(x, y, y, *pass.context.compute);
   }
 
   absl::Status Backward(const moe::Pass& pass, moe::MatrixView<const float> dy,
@@ -52,10 +53,7 @@ struct Stage final : moe::Module<float> {
     MOE_ASSIGN_OR_RETURN(const auto by_layer,
                          pass.context.workspace->Matrix<float>(dy.rows(), kHidden));
     MOE_RETURN_IF_ERROR(layer->Backward(pass, dy, by_layer, ready));
-    for (int64_t i = 0; i < dy.rows() * kHidden; ++i) {
-      dx.data()[i] = dy.data()[i] + by_layer.data()[i];
-    }
-    return absl::OkStatus();
+    return moe::AddRows<float>(dy, by_layer, dx, *pass.context.compute);
   }
 };
 
@@ -63,9 +61,6 @@ struct Loop final : moe::RoundHost {
   int64_t RowsOf(const moe::Round& round) const override { return round.empty() ? 0 : kTokens; }
   absl::Status BeginRound(const moe::Round& round, int, moe::Pass& pass) override {
     pass.batch.first_global_token = round.micro_batch() * kTokens;
-    return absl::OkStatus();
-  }
-  absl::Status EndRound(const moe::Round&, int, const moe::Pass&) override {
     return absl::OkStatus();
   }
 };
