@@ -2,6 +2,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/run_op.h"
 #include "kernels/base/status_macros.h"
@@ -53,11 +54,6 @@ absl::Status CopyBlocks(MatrixView<T> rows, absl::Span<const int64_t> col, Matri
     MOE_RETURN_IF_ERROR(CopyRows<T>(to_rows ? block : columns, to_rows ? columns : block, stream));
   }
   return absl::OkStatus();
-}
-
-template <typename T>
-absl::Span<T> AllOf(MatrixView<T> dense) {
-  return {dense.data(), static_cast<size_t>(dense.rows() * dense.cols())};
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <absl/types/span.h>
 
 #include "comm/communicator.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/tensor_view.h"
 
@@ -41,9 +42,7 @@ absl::Status AllGatherRows(MatrixView<const T> own, MatrixView<T> all,
     return absl::InvalidArgumentError(
         "AllGatherRows: own rows that are not those of the offsets in a dense matrix");
   }
-  return comm.AllGatherV<T>({own.data(), static_cast<size_t>(own.rows() * cols)},
-                            {all.data(), static_cast<size_t>(all.rows() * cols)}, counts, stream,
-                            site);
+  return comm.AllGatherV<T>(AllOf(own), AllOf(all), counts, stream, site);
 }
 
 }  // namespace moe

@@ -106,7 +106,7 @@ absl::Status EnqueueJitterFactors(RandomKey key, float epsilon, MatrixView<float
   for (int64_t begin = 0; begin < factor.rows(); begin += kTokensPerUpload) {
     const auto made = RowRange(part, 0, std::min(factor.rows() - begin, kTokensPerUpload));
     JitterFactors(key, epsilon, made, threads);
-    const auto bytes = static_cast<int64_t>(AllOf<float>(made).size() * sizeof(float));
+    const auto bytes = static_cast<int64_t>(AllOf(made).size() * sizeof(float));
     MOE_RETURN_IF_ERROR(stream.Upload(made.data(), factor.row(begin), bytes));
     key.item += static_cast<uint64_t>(kTokensPerUpload);
   }
@@ -212,7 +212,7 @@ absl::Status Router<T>::Decide(const RouterCall<T>& call, RouterSaved<T>& saved,
   if (GateRunsOn(stream)) return DecideOn(call, saved, stats);
   const int64_t rows = saved.logits.rows(), cols = saved.logits.cols();
   MOE_ASSIGN_OR_RETURN(const auto logits,
-                       DownloadArray(AllOf<float>(saved.logits), call.host, stream));
+                       DownloadArray(AllOf<const float>(saved.logits), call.host, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   saved.logits = MatrixView<float>(logits.data(), rows, cols);
   const std::unique_ptr<Stream> host_stream = MakeInlineStream(&stream.threads());

@@ -242,7 +242,7 @@ absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
   }
   if (!through_host) return d_logits;
   MOE_ASSIGN_OR_RETURN(const auto on_device,
-                       UploadArray<float>(AllOf<float>(d_logits), call.workspace, call.stream));
+                       UploadArray<float>(AllOf(d_logits), call.workspace, call.stream));
   return MatrixView<const float>(on_device.data(), d_logits.rows(), d_logits.cols());
 }
 

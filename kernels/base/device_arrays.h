@@ -17,8 +17,8 @@ namespace moe {
 
 // The elements of a dense matrix.
 template <typename T>
-absl::Span<const T> AllOf(MatrixView<const T> matrix) {
-  return {matrix.data(), static_cast<size_t>(matrix.rows() * matrix.cols())};
+absl::Span<T> AllOf(MatrixView<T> dense) {
+  return {dense.data(), static_cast<size_t>(dense.rows() * dense.cols())};
 }
 
 // A copy in `workspace`, memory of the stream's device, of a host array that may change once the

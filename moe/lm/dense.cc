@@ -80,7 +80,7 @@ absl::Status Norm<T>::GroupsBackward(const Pass& pass, const NormSaved<T>& saved
       MOE_ASSIGN_OR_RETURN(const auto part, pass.context.workspace->Matrix<float>(rows, count));
       const MatrixView<const float> all(saved.rstd.data(), rows, groups);
       MOE_RETURN_IF_ERROR(CopyRows<float>(ColumnRange(all, begin, end), part, stream));
-      rstd = AllOf<float>(part);
+      rstd = AllOf(part);
     }
     const auto columns = [&](auto of) {
       return ColumnRange(of, begin * width, end * width);

@@ -233,7 +233,7 @@ absl::Status RankOfLayer<T>::KeepRouting(const RouterSaved<T>& saved) {
   MOE_ASSIGN_OR_RETURN(const auto slot_offset, OnHost(here.slot_offset, context_));
   MOE_ASSIGN_OR_RETURN(const auto expert, OnHost(here.expert, context_));
   MOE_ASSIGN_OR_RETURN(const auto weight, OnHost(here.weight, context_));
-  MOE_ASSIGN_OR_RETURN(const auto logits, OnHost(AllOf<float>(saved.logits), context_));
+  MOE_ASSIGN_OR_RETURN(const auto logits, OnHost(AllOf<const float>(saved.logits), context_));
   for (int64_t t = 0; t < here.tokens(); ++t) {
     const int64_t slot = slot_offset[t];
     const int64_t choices = slot_offset[t + 1] - slot;
