@@ -35,6 +35,7 @@ struct SaveOptions {
 //   kInvalidArgument, on the rank that finds it: the store lacks a parameter of a layer or has it
 //     of another size; a value is finite in float32 alone
 //   kFailedPrecondition: ZeRO has the masters in parts
+//   kUnimplemented, on the rank that finds it: tensor-parallel ranks have a parameter in parts
 //   FileFault::kWrite, on rank 0: a write failed
 //   kAborted: another rank had one of these
 // On an error no file is left.

@@ -53,6 +53,18 @@ absl::StatusOr<absl::Span<const float>> PieceReader::Next(const TensorPiece& pie
 
 absl::Status PieceReader::Read(const TensorPiece& piece) {
   const Parameter* const parameter = store_.Find(piece.parameter);
+  const auto is_cut = [](const Parameter& p) {
+    for (size_t i = 0; i < p.parts().size(); ++i) {
+      if (p.box(i).size() != p.parts()[i].size()) return true;
+    }
+    return false;
+  };
+  if (parameter != nullptr && is_cut(*parameter)) {
+    return absl::UnimplementedError(
+        absl::StrCat(caller_, ": parameter '", piece.parameter,
+                     "' is cut among tensor-parallel ranks, expected whole ones: a checkpoint that "
+                     "was written at any layout is exported by moe ckpt export"));
+  }
   const int64_t size = ShapeOf(piece.rule->parameter, config_).size();
   if (parameter == nullptr || parameter->size() != size) {
     return absl::InvalidArgumentError(

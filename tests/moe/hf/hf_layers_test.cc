@@ -129,6 +129,26 @@ TEST_F(HfLayersTest, WhatCannotBeSavedIsSaidOnEveryRankAndLeavesNoFile) {
   }
 }
 
+// Two ranks have the halves of every expert: none has a tensor of the model.
+TEST_F(HfLayersTest, PartsOfTensorParallelRanksAreRefused) {
+  RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(HfConfig config, ReadHfConfig(GoldenFolder("mixtral") + "/config.json"));
+    config.moe.ffn_hidden_size = 32;
+    MOE_ASSIGN_OR_RETURN(
+        const auto session,
+        Session::Create({.mesh = {.expert_tensor = 2}, .tensor_leaves = 2}, std::move(world)));
+    ParameterStore store(DType::kFloat32, 1, session->context());
+    MOE_RETURN_IF_ERROR(
+        MoeLayer<float>::Create(config.moe, "block0.", store, session->context()).status());
+    EXPECT_THAT(
+        SaveLayers(config, {{.layer = 0, .prefix = "block0."}}, store, session->context(),
+                   {.folder = root_.string()}),
+        StatusIs(kUnimplemented, "gate_up_proj.weight' is cut among tensor-parallel ranks"));
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(NumFiles(), 0);
+}
+
 TEST_F(HfLayersTest, ALayerThatTheFilesLackIsNamed) {
   fs::copy(GoldenFolder("qwen3_moe"), root_);
   Write("config.json", Changed("qwen3_moe", R"({"num_hidden_layers": 3})"));
