@@ -52,13 +52,17 @@ inline constexpr int kFaultExitCode = 70;  // none of a program's own
 inline constexpr absl::Duration kSlowPause = absl::Milliseconds(100);
 
 struct Fault {
-  std::vector<int> ranks;  // of the world; empty: no fault
-  int64_t step = -1;       // it comes in this step or a later one; -1: also outside of steps
-  std::string phase;       // name of a Site
+  std::vector<int> ranks;    // of the world; empty: no fault
+  int64_t step = -1;         // it comes in this step or a later one; -1: also outside of steps
+  std::string phase;         // name of a Site
+  int64_t micro_batch = -1;  // of a pipeline: it comes with this one alone; -1: with any
   FaultKind kind = FaultKind::kThrow;
 
   bool ComesTo(int rank) const;  // at some time
-  bool ComesAt(const Site& site) const { return site.step >= step && phase == site.name; }
+  bool ComesAt(const Site& site) const {
+    return site.step >= step && phase == site.name &&
+           (micro_batch < 0 || micro_batch == site.micro_batch);
+  }
 };
 
 // Does what `kind` says to rank `rank` of the world, at `site`, after a warning that names the

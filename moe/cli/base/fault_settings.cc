@@ -18,6 +18,13 @@
 namespace moe::cli {
 namespace {
 
+// A place that ranks of `moe train` come to (Communicator::Mark, Site::name).
+struct FaultPhase {
+  const char* name;
+  bool in_steps;  // in every step of any run
+  // Whether one of the values that it makes can be replaced (ReplacementOf).
+  bool has_values = false;
+};
 constexpr FaultPhase kPhases[] = {
     {"start", false},
     {"data", true},
@@ -36,6 +43,13 @@ constexpr FaultPhase kPhases[] = {
     {"attention backward", true, true},
     {"embedding backward", true, true},
     {"all-reduce", false},  // with --zero 2 or 3, and with one replica, there is none
+    {"pipeline send", false},
+    {"pipeline receive", false},
+    {"tensor rows", false},  // are gathered, and sums shared, by ranks with --tp
+    {"tensor sum", false},
+    {"expert rows", false},  // with --etp
+    {"expert sum", false},
+    {"gather weights", false},  // with --zero 3
     {"step totals", true},
     {"optimiser", true, true},
     {"step metrics", true},
@@ -102,6 +116,10 @@ absl::StatusOr<Fault> FaultOfText(const std::string& where, absl::string_view te
       if (!absl::SimpleAtoi(value, &fault.step) || fault.step < 1) {
         return WrongFlag(at, absl::StrCat("'", value, "'"), "a step, from 1");
       }
+    } else if (key == "micro-batch") {
+      if (!absl::SimpleAtoi(value, &fault.micro_batch) || fault.micro_batch < 0) {
+        return WrongFlag(at, absl::StrCat("'", value, "'"), "a micro-batch of a step, from 0");
+      }
     } else if (key == "phase") {
       phase = std::find_if(std::begin(kPhases), std::end(kPhases),
                            [&](const FaultPhase& each) { return value == each.name; });
@@ -113,7 +131,8 @@ absl::StatusOr<Fault> FaultOfText(const std::string& where, absl::string_view te
       MOE_ASSIGN_OR_RETURN(fault.kind, KindOf(at, value));
       kind_given = true;
     } else {
-      return WrongFlag(where, absl::StrCat("'", text, "'"), "rank=R,step=N,phase=NAME,kind=NAME");
+      return WrongFlag(where, absl::StrCat("'", text, "'"),
+                       "rank=R,step=N,micro-batch=N,phase=NAME,kind=NAME");
     }
   }
   if (!fault.ranks.empty() && phase != nullptr && kind_given) {
@@ -123,7 +142,8 @@ absl::StatusOr<Fault> FaultOfText(const std::string& where, absl::string_view te
                                   PhaseList(fault.kind)));
   }
   return WrongFlag(where, absl::StrCat("'", text, "'"),
-                   absl::StrCat("rank=R,phase=NAME,kind=NAME and, if wanted, step=N; phases: ",
+                   absl::StrCat("rank=R,phase=NAME,kind=NAME and, if wanted, step=N and, in "
+                                "pipelines, micro-batch=N; phases: ",
                                 PhaseList(), "; kinds: ", KindList()));
 }
 
@@ -154,14 +174,11 @@ absl::StatusOr<Fault> FaultOfMegatron(const Settings& settings, int ranks) {
 
 }  // namespace
 
-absl::Span<const FaultPhase> FaultPhases() {
-  return kPhases;
-}
-
 void AddFaultSettings(Table& t) {
   t.Add("--fault SPEC", Kind::kText,
-        absl::StrCat("for tests, rank=R,step=N,phase=NAME,kind=NAME: rank R, as it first comes "
-                     "to the phase in step N or later, does what the kind says: ",
+        absl::StrCat("for tests, rank=R,step=N,phase=NAME,kind=NAME: rank R, as it first comes to "
+                     "the phase in step N or later, in pipelines with micro-batch=N, does what the "
+                     "kind says: ",
                      KindList(), " (docs/reliability.md)"));
   t.Add("--fault-injector-ranks LIST", Kind::kText,
         "for tests, Megatron's: ranks of a fault, between commas");

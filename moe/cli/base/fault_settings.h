@@ -3,21 +3,11 @@
 #define MOE_MOE_CLI_BASE_FAULT_SETTINGS_H_
 
 #include <absl/status/statusor.h>
-#include <absl/types/span.h>
 
 #include "comm/watch/fault.h"
 #include "moe/cli/base/settings.h"
 
 namespace moe::cli {
-
-// A place that ranks of `moe train` come to (Communicator::Mark, Site::name).
-struct FaultPhase {
-  const char* name;
-  bool in_steps;  // in every step of any run
-  // Whether one of the values that it makes can be replaced (ReplacementOf).
-  bool has_values = false;
-};
-absl::Span<const FaultPhase> FaultPhases();
 
 // --fault, and Megatron's --fault-injector-*.
 void AddFaultSettings(Table& table);

@@ -5,12 +5,13 @@
 
 A case is a phase, a kind, a launcher and the first or last of two ranks: threads, processes of one
 host, a process on each of two hosts (fault_hosts.py; there also a link that is cut and a host that
-is lost, while the rank is in the phase), or threads with simulated devices over NCCL. Without --all
-the cases cover, for eight of the phases, every pair of these values on threads and one host, and
-every value on hosts and devices. After the fault a run must end in --timeout + 2 s (over hosts: its
-line must come by then), with the exit code of its kind and one line that names rank, host, phase
-and step, and leave no process and no file. A run with a slow rank must complete, and `moe debug
-flight` must name the rank. Prints a line for each case that fails, then the counts; with --table
+is lost, while the rank is in the phase), or threads with simulated devices over NCCL. Other cases
+are of ranks that divide the model, throw, kill and hang on threads and one host. Without --all the
+cases cover, for eight of the phases, every pair of these values on threads and one host, and every
+value on hosts, on devices and where the model is divided. After the fault a run must end in
+--timeout + 2 s (over hosts: its line must come by then), with the exit code of its kind and one
+line that names rank, host, phase and step, in a pipeline the micro-batch, and leave no process and
+no file. A run with a slow rank must complete, and `moe debug flight` must name the rank. Prints a line for each case that fails, then the counts; with --table
 rows for docs/reliability.md. Exit code 1 if one fails.
 """
 
@@ -43,11 +44,26 @@ LAUNCHER_ENDS, SILENT_HOST_ENDS = 2, 8
 COVERED = ["data", "gate", "dispatch", "combine backward", "all-reduce", "optimiser",
            "ckpt-commit", "finalize"]
 # Phases that come once or so in a run: its flight need not name a slow rank.
+# Runs that divide the model, and places there, in a pipeline with the micro-batch of the step: in
+# warm-up, in the steady state, in cool-down, and where ranks wait for one another.
+MESHES = {
+    "ep": ["--ep", "2"],
+    "pp": ["--pp", "2", "--num-layers", "2"],
+    "tp": ["--ep", "2", "--tp", "2", "--tensor-leaves", "2"],
+    "etp": ["--etp", "2", "--tensor-leaves", "2"],
+    "zero": ["--ep", "2", "--zero", "3"],
+}
+PLACES = {
+    "pp": ["gate/0", "combine backward/1", "gate backward/3", "pipeline send", "pipeline receive"],
+    "tp": ["tensor rows", "tensor sum"],
+    "etp": ["expert rows", "expert sum"],
+    "zero": ["gather weights"],
+}
 RARE = {"start", "ckpt-write", "ckpt-commit", "end report", "finalize"}
 RANKS = 2
 STEP = 2
 
-Case = collections.namedtuple("Case", "phase kind launcher victim")
+Case = collections.namedtuple("Case", "phase kind launcher victim mesh", defaults=["ep"])
 # failed: what is wrong, "" for nothing; seconds from the fault to the line and to the end; None: no
 # line, no fault seen.
 Result = collections.namedtuple("Result", "failed reported seconds code")
@@ -92,14 +108,17 @@ class Matrix:
         length, batches = ("8", "2") if case.launcher == "nccl" else ("32", "4")
         kind = "stop" if case.kind in LINK_KINDS else case.kind
         step = "" if case.phase == "start" else f"step={STEP},"
+        phase, _, micro_batch = case.phase.partition("/")
+        if micro_batch:
+            step += f"micro-batch={micro_batch},"
         train = [
             self.options.moe, "train", "--data", self.text, "--num-layers", "1", "--hidden-size",
             "32", "--num-attention-heads", "2", "--num-experts", "4", "--moe-ffn-hidden-size", "32",
             "--seq-length", length, "--micro-batch-size", "2", "--micro-batches", batches,
-            "--eval-sequences", batches, "--threads", "1", "--steps", "3", "--ep", str(RANKS),
+            "--eval-sequences", batches, "--threads", "1", "--steps", "3", *MESHES[case.mesh],
             "--save", folder + "/save", "--save-interval", "2", "--flight-dir", folder + "/flight",
             "--comm-timeout", str(self.options.timeout), "-q", "--fault",
-            f"rank={case.victim},{step}phase={case.phase},kind={kind}"]
+            f"rank={case.victim},{step}phase={phase},kind={kind}"]
         if case.launcher == "threads":
             return train + ["--ranks", str(RANKS)]
         if case.launcher == "nccl":
@@ -209,10 +228,12 @@ class Matrix:
     def pattern(self, case):
         """Of the one line; empty where no process is left that could print it."""
         place = r"on host [^ ]+ in "
+        phase, _, micro_batch = case.phase.partition("/")
+        within = rf"\(.*micro-batch {micro_batch}," if micro_batch else r"\("
         if case.kind == "throw":
-            return (rf"rank {case.victim} {place}{re.escape(case.phase)}( \(.*step \d+\))?: "
+            return (rf"rank {case.victim} {place}{re.escape(phase)}( {within}.*step \d+\))?: "
                     "injected fault: throw")
-        came = rf" [\d.ms]+ after it came to (\w+ \()?{re.escape(case.phase)}"
+        came = rf" [\d.ms]+ after it came to (\w+ \()?{re.escape(phase)}"
         if case.phase != "start":
             came += r"[ ,)].*step \d+\)"
         process = rf"rank {case.victim} \(process \d+\) "
@@ -280,9 +301,12 @@ def times_of(values):
 def print_table(results):
     print("| launcher | kind | cases | passed | s to the line: median, worst | s to the end |\n"
           "|---|---|---|---|---|---|")
-    rows = dict.fromkeys((c.launcher, c.kind) for c in results)
+    def launcher_of(case):
+        return case.launcher + (", divided" if case.mesh != "ep" else "")
+
+    rows = dict.fromkeys((launcher_of(c), c.kind) for c in results)
     for launcher, kind in sorted(rows, key=lambda row: (row[0], (KINDS + LINK_KINDS).index(row[1]))):
-        of_row = [r for c, r in results.items() if (c.launcher, c.kind) == (launcher, kind)]
+        of_row = [r for c, r in results.items() if (launcher_of(c), c.kind) == (launcher, kind)]
         passed = sum(not r.failed for r in of_row)
         print(f"| {launcher} | {kind} | {len(of_row)} | {passed} | "
               f"{times_of(r.reported for r in of_row)} | {times_of(r.seconds for r in of_row)} |")
@@ -310,14 +334,24 @@ def main():
     phases = phases_of(options.moe)
     if not set(COVERED + list(RARE)) <= set(phases):
         sys.exit(f"phases of this test are unknown to the program, which has {phases}")
+    phases = [phase for phase in phases if phase not in sum(PLACES.values(), [])]
     cases = [Case(phase, kind, launcher, victim) for launcher in launchers
              for phase, kind, victim in itertools.product(
                  phases if options.all else COVERED, kinds_of(launcher), (0, RANKS - 1))]
+    meshed = [Case(place, kind, launcher, victim, mesh) for mesh, places in PLACES.items()
+              for place, kind, launcher, victim in itertools.product(
+                  places, ["throw", "kill", "hang"],
+                  [name for name in launchers if name not in SPARSE], (0, RANKS - 1))
+              # A stage that does not send has itself asked for rows: either may say first that it
+              # waits for the other.
+              if (place, kind) != ("pipeline send", "hang")]
     if not options.all:
         dense = [case for case in cases if case.launcher not in SPARSE]
         cases = covering(dense, 2) + [
             case for launcher in launchers if launcher in SPARSE
             for case in covering([case for case in cases if case.launcher == launcher], 1)]
+        meshed = covering(meshed, 1)
+    cases += meshed
     before = shared_memory()
     with tempfile.TemporaryDirectory() as work:
         matrix = Matrix(options, work)
@@ -325,7 +359,8 @@ def main():
             results = dict(zip(cases, pool.map(matrix.run, cases)))
     failed = {case: result for case, result in results.items() if result.failed}
     for case, result in failed.items():
-        print(f"FAILED: {case.phase}, {case.kind}, {case.launcher}, rank {case.victim}: {result.failed}")
+        print(f"FAILED: {case.phase}, {case.kind}, {case.launcher}, rank {case.victim}, {case.mesh}: "
+              f"{result.failed}")
     left = left_in_memory(before)
     if left:
         print(f"FAILED: left in /dev/shm: {sorted(left)}")

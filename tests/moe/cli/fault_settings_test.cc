@@ -28,7 +28,9 @@ TEST(FaultSettingsTest, ATextNamesOneFault) {
   EXPECT_EQ(fault.step, 5);
   EXPECT_EQ(fault.phase, "combine backward");
   EXPECT_EQ(fault.kind, FaultKind::kHang);
+  EXPECT_EQ(fault.micro_batch, -1);
   EXPECT_EQ(FaultFrom({"--fault", "rank=3,phase=start,kind=segv"}).step, -1);
+  EXPECT_EQ(FaultFrom({"--fault", "rank=0,micro-batch=3,phase=gate,kind=slow"}).micro_batch, 3);
 }
 
 TEST(FaultSettingsTest, TheEnvironmentNamesItToo) {
@@ -47,6 +49,7 @@ TEST(FaultSettingsTest, UnknownValuesAreListed) {
   EXPECT_THAT(error("rank=0,phase=data,kind=x"),
               HasSubstr("kind is 'x', expected one of throw, exit, kill, segv, hang, stop, slow"));
   EXPECT_THAT(error("rank=0,step=0,phase=data,kind=kill"), HasSubstr("a step, from 1"));
+  EXPECT_THAT(error("rank=0,micro-batch=-1,phase=data,kind=kill"), HasSubstr("from 0"));
   EXPECT_THAT(error("rank=0,phase=data"), HasSubstr("phases: start, data, "));
   for (const char* const twice :
        {"rank=0,kind=slow,kind=throw,phase=data", "rank=0,rank=1,kind=slow,phase=data",
@@ -57,7 +60,8 @@ TEST(FaultSettingsTest, UnknownValuesAreListed) {
       error("rank=0,phase=plan,kind=nan"),
       HasSubstr("phase is 'plan', expected with kind=nan one of embedding, attention, gate, "
                 "experts, combine, loss, "));
-  EXPECT_THAT(error("nonsense"), HasSubstr("expected rank=R,step=N,phase=NAME,kind=NAME"));
+  EXPECT_THAT(error("nonsense"),
+              HasSubstr("expected rank=R,step=N,micro-batch=N,phase=NAME,kind=NAME"));
 }
 
 TEST(FaultSettingsTest, MegatronsFlagsDrawByTheirSeed) {
