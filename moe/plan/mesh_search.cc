@@ -43,14 +43,9 @@ class Search {
   SearchResult Run() {
     for (int pipeline = 1; pipeline <= std::min(work_.ranks, cost_.layers); ++pipeline) {
       if (work_.ranks % pipeline != 0) continue;
-      const int of_stage = work_.ranks / pipeline;
-      for (int tensor = 1; tensor <= config_.trainer.session.tensor_leaves; tensor *= 2) {
-        const int most = std::min<int>(of_stage, static_cast<int>(cost_.experts));
-        for (int expert = tensor; expert <= most; expert += tensor) {
-          if (of_stage % expert == 0) {
-            TryMesh({.tensor = tensor, .pipeline = pipeline, .expert = expert});
-          }
-        }
+      const int leaves = config_.trainer.session.tensor_leaves;
+      for (int tensor = 1; tensor <= leaves; tensor *= 2) {
+        for (int share = 1; share <= leaves; share *= 2) TryExperts(pipeline, tensor, share);
       }
     }
     std::stable_sort(result_.fitting.begin(), result_.fitting.end(), better_);
@@ -59,6 +54,17 @@ class Search {
   }
 
  private:
+  // Every EP with so many ranks that share an expert.
+  void TryExperts(int pipeline, int tensor, int share) {
+    const int of_stage = work_.ranks / pipeline;
+    const int step = std::max(1, tensor / share);  // powers of two: TP divides EP times ETP
+    const int most = std::min(of_stage / share, static_cast<int>(cost_.experts));
+    for (int expert = step; expert <= most; expert += step) {
+      if (of_stage % (expert * share) != 0) continue;
+      TryMesh({.tensor = tensor, .pipeline = pipeline, .expert_tensor = share, .expert = expert});
+    }
+  }
+
   // Keeps the best of what fits, or the least of what does not.
   void TryMesh(const MeshShape& mesh) {
     work_.row_skew = options_.row_skew && mesh.expert > 1 ? options_.row_skew(mesh.expert) : 1;
@@ -93,26 +99,23 @@ class Search {
       }
       const bool shares = StageRanks(work_, layout) > 1;
       const int stages = shares ? 4 : 1;  // of ZeRO
-      if (!status.ok()) {
-        Refuse(status, stages * 3);
-        continue;
-      }
       for (int zero = 0; zero < stages; ++zero) {
         layout.zero = static_cast<ZeroStage>(zero);
         for (const auto recompute :
              {Recompute::kNone, Recompute::kActivations, Recompute::kLayer}) {
           layout.recompute = recompute;
-          if (!options_.takes || options_.takes(layout)) Try(layout);
+          if (options_.takes && !options_.takes(layout)) continue;
+          status.ok() ? Try(layout) : Refuse(status);
         }
       }
     }
   }
 
-  void Refuse(const absl::Status& status, int64_t layouts) {
+  void Refuse(const absl::Status& status) {
     const absl::string_view message = status.message();
     auto& refused = result_.refused[std::string(message.substr(0, message.find(" is ")))];
     if (refused.layouts == 0) refused.first = std::string(message);
-    refused.layouts += layouts;
+    ++refused.layouts;
   }
 
   void Try(const Layout& layout) {

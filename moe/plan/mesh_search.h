@@ -28,8 +28,8 @@ inline constexpr Choice<Goal> kGoalWords[] = {{"throughput", Goal::kThroughput},
                                               {"fits", Goal::kFits}};
 
 struct SearchOptions {
-  // Model, types, numerics, leaves of trees (TP is at most their number), sequence length. Its
-  // layout, micro-batches and micro_batch_size are what is searched.
+  // Model, types, numerics, leaves of trees (TP and ETP are at most their number), sequence length.
+  // Its layout, micro-batches and micro_batch_size are what is searched.
   lm::TrainConfig base;
   int ranks = 1;
   int64_t sequences = 1;  // of a step, over all ranks
@@ -58,7 +58,7 @@ struct SearchResult {
   // Of each mesh of which none fits, the layout with the least memory, the least first.
   std::vector<Candidate> too_big;
   int64_t candidates = 0;  // layouts that were predicted
-  // Layouts that cannot run, by the flag that is refused, or by the reason.
+  // Layouts to be searched that cannot run, by the flag that is refused, or by the reason.
   struct Refused {
     int64_t layouts = 0;
     std::string first;  // message of the first of them
@@ -66,8 +66,9 @@ struct SearchResult {
   std::map<std::string, Refused> refused;
 };
 
-// Searched: PP that divides the ranks, TP, EP of a stage's ranks, schedules 1F1B, zero bubble and
-// interleaved with up to 8 chunks, micro-batches of 2^n sequences, ZeRO, recomputation.
+// Searched: PP that divides the ranks, TP and ETP of 2^n, EP of a stage's ranks, schedules 1F1B,
+// zero bubble and interleaved with up to 8 chunks, micro-batches of 2^n sequences, ZeRO,
+// recomputation.
 // Deterministic. Cost: some microseconds a candidate. kInvalidArgument: the model is refused.
 absl::StatusOr<SearchResult> SearchMeshes(const SearchOptions& options);
 

@@ -10,6 +10,7 @@ namespace moe::plan {
 namespace {
 
 constexpr double kMovements = 8;  // of rows in an MoE layer: four forward, four backward
+constexpr double kGathers = 4;    // of shared experts: rows before and sums behind, forth and back
 
 // Of which rank.
 enum class Share : uint8_t { kBusiest, kMean };
@@ -29,6 +30,7 @@ class StageCost {
     outputs_ = even ? 1.0 / pipeline.stages : 1;
     rows_ = static_cast<double>(layout.micro_batch_size * work.sequence_length);
     tensor_ = layout.mesh.tensor;
+    share_ = layout.mesh.expert_tensor;
   }
 
   // Passes over a layer, in forwards: a backward takes two.
@@ -43,7 +45,7 @@ class StageCost {
   }
   double Experts() const {
     const double own = rows_ / tensor_;  // of the tokens that this rank dispatches
-    const double rows = own * layout_.mesh.expert * cost_.top_k / cost_.experts;
+    const double rows = own * layout_.mesh.expert * share_ * cost_.top_k / cost_.experts;
     return passes() * (Product(mixtures_ * cost_.shared / tensor_, rows_, rows_) +
                        Product(mixtures_ * cost_.hidden * cost_.experts, own, own) +
                        Product(mixtures_ * cost_.top_k * cost_.expert, own, rows) * work_.row_skew);
@@ -57,8 +59,13 @@ class StageCost {
   double Memory() const {
     const double expert = cost_.top_k * (12 * cost_.width + 10 * cost_.hidden);
     const double elements = rows_ / tensor_ * (layers_ * 30 * cost_.hidden + mixtures_ * expert);
+    // Rows of all that share experts, put in order, and their float32 nodes: written, put in order
+    // and read; both ways.
+    const double gathered =
+        share_ > 1 ? rows_ / tensor_ * mixtures_ * cost_.top_k * share_ * cost_.hidden : 0;
+    const double bytes = elements * work_.element_bytes + gathered * (4 * work_.element_bytes + 32);
     const double again = layout_.recompute == Recompute::kNone ? 1 : 4.0 / 3;
-    return again * elements * work_.element_bytes / machine_.memory_bytes_per_s;
+    return again * bytes / machine_.memory_bytes_per_s;
   }
   double Layers() const { return layers_ * passes() / 3 * machine_.layer_s; }
   double mixtures() const { return mixtures_; }
@@ -73,7 +80,7 @@ class StageCost {
   const Machine& machine_;
   const Workload& work_;
   const Layout& layout_;
-  double layers_, mixtures_, outputs_, rows_, tensor_;
+  double layers_, mixtures_, outputs_, rows_, tensor_, share_;
 };
 
 double SecondsOf(const Link& link, double bytes) {
@@ -111,7 +118,13 @@ StepTime PassesOf(const ModelCost& cost, const Machine& machine, const Workload&
     const double latency = (far ? machine.network : machine.node).latency_s;
     time.exchange = bytes * work.row_skew + rounds * stage.mixtures() * kMovements * latency;
   }
-  time.tensors = SecondsOf(machine.node, traffic.tensors / work.ranks) / machine.sum_speed;
+  const double sums = traffic.shared_experts * work.row_skew / work.ranks;
+  time.tensors = (SecondsOf(machine.node, traffic.tensors / work.ranks) +
+                  GroupSeconds(machine, sums, layout.mesh.expert_tensor, 1)) /
+                 machine.sum_speed;
+  if (layout.mesh.expert_tensor > 1) {
+    time.tensors += rounds * stage.mixtures() * kGathers * machine.node.latency_s;
+  }
   return time;
 }
 

@@ -18,7 +18,7 @@ struct StepTime {
   double memory = 0;     // what is bound by memory: norms, activations, rows put in order
   double layers = 0;     // Machine::layer_s
   double exchange = 0;   // rows to experts and home
-  double tensors = 0;    // sums among ranks that share matrices
+  double tensors = 0;    // rows and sums among ranks that share matrices or experts
   double bubble = 0;     // waits of the pipeline, and its rows on their way
   double gradients = 0;  // what backward does not hide of their sums and of gathered weights
   double optimizer = 0;
@@ -33,10 +33,12 @@ struct StepTime {
 
 // work and layout are valid: the mesh fits the ranks, and the micro-batch divides the sequences.
 //   product   2 N / (flops (1 + half_rows / rows)), N its elements, thrice with backward; an expert
-//             has T EP K / E rows, as all experts alike
-//   memory    b T (30 H + K (12 F + 10 H)) a layer; the optimiser reads and writes its state
+//             has T EP ETP K / E rows, as all experts alike
+//   memory    b T (30 H + K (12 F + 10 H)) a layer, with ETP above 1 also T K ETP H (4 b + 32); the
+//             optimiser reads and writes its state
 //   exchange  the slower of the bytes within and between nodes (TrafficOf), and a latency for each
 //             of eight movements a layer
+//   tensors   bytes of TrafficOf, and with ETP above 1 a latency for each of four a layer
 //   recompute layer: a forward more; activations: a third of the memory-bound time more
 //   cores     that ranks share: at least the mean over ranks, and at least what the busiest stage
 //             and its waits take with its cores to itself

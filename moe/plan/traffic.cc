@@ -100,6 +100,14 @@ double TensorBytes(const ModelCost& cost, const Workload& work, const Layout& la
   return work.tokens() * (hidden * cost.hidden + routers + outputs);
 }
 
+// For each other rank that shares experts: rows are gathered before these and sums in float32 go to
+// the ranks of their rows, forward and, with gradients, backward.
+double SharedExpertBytes(const ModelCost& cost, const Workload& work, const Layout& layout) {
+  const double forwards = layout.recompute == Recompute::kLayer ? 2 : 1;
+  const double rows = work.tokens() * cost.moe_layers() * cost.top_k;
+  return rows * cost.hidden * (forwards + 1) * (work.element_bytes + 4);
+}
+
 }  // namespace
 
 Traffic TrafficOf(const ModelCost& cost, const Workload& work, const Layout& layout,
@@ -123,6 +131,7 @@ Traffic TrafficOf(const ModelCost& cost, const Workload& work, const Layout& lay
   const double rows = work.tokens() * cost.hidden;
   traffic.stages = 2 * (layout.pipeline().parts() - 1) * rows * work.element_bytes;
   traffic.tensors = (mesh.tensor - 1) * TensorBytes(cost, work, layout);
+  traffic.shared_experts = (mesh.expert_tensor - 1) * SharedExpertBytes(cost, work, layout);
   return traffic;
 }
 

@@ -26,8 +26,10 @@ struct Traffic {
   double gradients() const { return gradients_shared + gradients_experts; }
   // Rows between stages, and their gradients: 2 (parts - 1) T H for each micro-batch.
   double stages = 0;
-  // Among ranks that share matrices (TrainReport::tensor_bytes), the output layer untied.
-  double tensors = 0;
+  // Among ranks that share matrices, the output layer untied, and among those that share experts:
+  // (ETP - 1) N H (element_bytes + 4) each way for N rows of experts. TrainReport::tensor_bytes is
+  // their sum. A node a rank (tree_cut.h), as where TP and ETP are powers of two.
+  double tensors = 0, shared_experts = 0;
 };
 
 // node_ranks: consecutive ranks of a node; an expert-parallel group is taken to begin with one.

@@ -16,6 +16,7 @@ Settings WithLayout(Settings train, const plan::Candidate& candidate) {
   };
   set("expert-model-parallel-size", absl::StrCat(layout.mesh.expert));
   set("tensor-model-parallel-size", absl::StrCat(layout.mesh.tensor));
+  set("expert-tensor-parallel-size", absl::StrCat(layout.mesh.expert_tensor));
   set("pipeline-model-parallel-size", absl::StrCat(layout.mesh.pipeline));
   set("num-virtual-stages-per-pipeline-rank", absl::StrCat(layout.chunks));
   if (layout.mesh.pipeline > 1) {

@@ -128,8 +128,8 @@ void AddParallel(TrainOptions& options, const SettingRows& rows, Table& t) {
   t.Group("Ranks");
   AddLayoutSettings(train, t);
   t.Add("--mesh WORD", {Kind::kWord, "given", {"given", "auto"}},
-        "auto: EP, PP, TP, schedule, chunks, ZeRO and recomputation that moe plan predicts to be "
-        "fastest of those that fit; what is given by its own flag stays; the same bits at any")
+        "auto: EP, ETP, PP, TP, schedule, chunks, ZeRO and recomputation that moe plan predicts to "
+        "be fastest of those that fit; what is given by its own flag stays; the same bits at any")
       .Roles(kOfOneRun);
   t.Add("--pipeline-layout N,N,...", Kind::kText,
         "layers of each stage, with --vp of each part, in the order in which rows pass them; "

@@ -1,5 +1,7 @@
 #include "moe/cli/plan/plan_output.h"
 
+#include <algorithm>
+
 #include <absl/strings/str_cat.h>
 #include <fmt/format.h>
 
@@ -16,10 +18,15 @@ std::string ScheduleText(const plan::Layout& layout) {
   return layout.chunks > 1 ? absl::StrCat(name, " ", layout.chunks) : name;
 }
 
+std::string DegreesText(const MeshShape& mesh) {
+  return fmt::format("{}x{}x{}", mesh.pipeline, mesh.tensor, mesh.expert);
+}
+
 }  // namespace
 
 std::string MeshText(const MeshShape& mesh) {
-  return fmt::format("{}x{}x{}", mesh.pipeline, mesh.tensor, mesh.expert);
+  const std::string text = DegreesText(mesh);
+  return mesh.expert_tensor > 1 ? absl::StrCat(text, " ETP ", mesh.expert_tensor) : text;
 }
 
 std::string TooBigText(const plan::MemoryEstimate& memory, double limit_bytes) {
@@ -37,6 +44,7 @@ Fields PlanFields(const PlanRow& row, double limit_bytes) {
           {"pp", int64_t{layout.mesh.pipeline}},
           {"tp", int64_t{layout.mesh.tensor}},
           {"ep", int64_t{layout.mesh.expert}},
+          {"etp", int64_t{layout.mesh.expert_tensor}},
           {"dp", int64_t{plan::DataRanks(c.work, layout)}},
           {"expert_dp", int64_t{plan::ExpertDataRanks(c.work, layout)}},
           {"vp", int64_t{layout.chunks}},
@@ -78,27 +86,33 @@ Fields PlanFields(const PlanRow& row, double limit_bytes) {
 }
 
 std::string PlanTable(const std::vector<PlanRow>& rows) {
-  static constexpr measure::Column kColumns[] = {{"mesh", "PPxTPxEP", "", -10},
-                                                 {"dp", "DP", "", 4},
-                                                 {"zero", "ZeRO", "", 4},
-                                                 {"schedule", "schedule", "", -14},
-                                                 {"again", "again", "", -11},
-                                                 {"size", "mb", "", 2},
-                                                 {"step", "step", "(ms)", 9, 1},
-                                                 {"speed", "tok/s", "(a rank)", 9, 1},
-                                                 {"bubble", "bubble", "(%)", 6, 1},
-                                                 {"exchange", "exchange", "(ms)", 9, 1},
-                                                 {"gradients", "gradients", "(ms)", 9, 1},
-                                                 {"memory", "memory", "(GiB)", 8, 2},
-                                                 {"weights", "weights", "(GiB)", 8, 2},
-                                                 {"sums", "sums", "(GiB)", 8, 2},
-                                                 {"optimizer", "optim.", "(GiB)", 8, 2},
-                                                 {"activations", "activ.", "(GiB)", 8, 2}};
-  std::string text = measure::TableHead(kColumns);
+  std::vector<measure::Column> columns = {{"mesh", "PPxTPxEP", "", -10},
+                                          {"etp", "ETP", "", 3},
+                                          {"dp", "DP", "", 4},
+                                          {"zero", "ZeRO", "", 4},
+                                          {"schedule", "schedule", "", -14},
+                                          {"again", "again", "", -11},
+                                          {"size", "mb", "", 2},
+                                          {"step", "step", "(ms)", 9, 1},
+                                          {"speed", "tok/s", "(a rank)", 9, 1},
+                                          {"bubble", "bubble", "(%)", 6, 1},
+                                          {"exchange", "exchange", "(ms)", 9, 1},
+                                          {"gradients", "gradients", "(ms)", 9, 1},
+                                          {"memory", "memory", "(GiB)", 8, 2},
+                                          {"weights", "weights", "(GiB)", 8, 2},
+                                          {"sums", "sums", "(GiB)", 8, 2},
+                                          {"optimizer", "optim.", "(GiB)", 8, 2},
+                                          {"activations", "activ.", "(GiB)", 8, 2}};
+  const bool shared = std::any_of(rows.begin(), rows.end(), [](const PlanRow& row) {
+    return row.candidate.layout.mesh.expert_tensor > 1;
+  });
+  if (!shared) columns.erase(columns.begin() + 1);
+  std::string text = measure::TableHead(columns);
   for (const PlanRow& row : rows) {
     const plan::Candidate& c = row.candidate;
     const plan::MemoryEstimate& memory = c.memory;
-    const Fields shown = {{"mesh", MeshText(c.layout.mesh)},
+    const Fields shown = {{"mesh", DegreesText(c.layout.mesh)},
+                          {"etp", int64_t{c.layout.mesh.expert_tensor}},
                           {"dp", int64_t{plan::DataRanks(c.work, c.layout)}},
                           {"zero", int64_t{static_cast<int>(c.layout.zero)}},
                           {"schedule", ScheduleText(c.layout)},
@@ -114,7 +128,7 @@ std::string PlanTable(const std::vector<PlanRow>& rows) {
                           {"sums", memory.gradient_bytes / kGib},
                           {"optimizer", memory.optimizer_bytes / kGib},
                           {"activations", (memory.workspace_bytes + memory.buffer_bytes) / kGib}};
-    text += measure::TableLine(kColumns, shown, 0);
+    text += measure::TableLine(columns, shown, 0);
   }
   return text;
 }

@@ -26,7 +26,7 @@ struct PlanRow {
   std::optional<MeasuredStep> measured = {};
 };
 
-// "2x1x8": PP, TP and EP.
+// "2x1x8": PP, TP and EP; "2x1x8 ETP 2" where ranks share experts.
 std::string MeshText(const MeshShape& mesh);
 
 // "needs 120.4 GiB of 80.0, most of it 64.0 of optimiser".
@@ -34,7 +34,7 @@ std::string TooBigText(const plan::MemoryEstimate& memory, double limit_bytes);
 
 measure::Fields PlanFields(const PlanRow& row, double limit_bytes);
 
-// The table of layouts; activations with buffers and room to grow.
+// The table of layouts; activations with buffers and room to grow. ETP where one is above 1.
 std::string PlanTable(const std::vector<PlanRow>& rows);
 
 }  // namespace moe::cli

@@ -17,9 +17,10 @@ namespace {
 constexpr char kHead[] =
     R"(usage: moe plan --model DIR|config.json --gpus N [flags]
 
-Finds how to lay out the training of a public model over ranks: pipeline, tensor and expert
-parallelism, ZeRO, schedule, recomputation and micro-batch, by predicted step time and memory. It
-shows the best layout of each mesh and the moe train line that runs it, and why others do not fit.
+Finds how to lay out the training of a public model over ranks: pipeline, tensor, expert and
+expert-tensor parallelism, ZeRO, schedule, recomputation and micro-batch, by predicted step time and
+memory. It shows the best layout of each mesh and the moe train line that runs it, and why others do
+not fit.
 Without --check nothing is run, and no GPU is needed.
 
   moe plan --model Qwen3-30B-A3B --gpus 64 --gpu h100
@@ -30,8 +31,10 @@ Without --check nothing is run, and no GPU is needed.
 constexpr char kTail[] = R"(
 Predicted, for the stage that takes longest (docs/plan.md):
   products   2 N / (peak e (1 + r / rows)) for N elements of a matrix, thrice with backward; an
-             expert has T EP K / E rows
+             expert has T EP ETP K / E rows
   memory     T (30 H + K (12 F + 10 H)) elements of a layer over bandwidth
+  tensors    rows and float32 sums of ranks that share matrices: of experts T K (ETP - 1) H (b + 4)
+             bytes each way
   exchange   T EP (1 - C(E - E/EP, K) / C(E, K)) rows to experts and T K home, forward and backward,
              over the slower of the links within and between nodes
   routing    rows of the busiest rank of the slowest expert-parallel group over even rows multiply
@@ -42,10 +45,10 @@ Predicted, for the stage that takes longest (docs/plan.md):
 
   interval   of checkpoints: sqrt(2 stall mtbf)
 
-Columns: PP x TP x EP, DP (of layers without experts), schedule with its chunks, again (what is
-computed again), mb (sequences of a micro-batch), bubble (of a stage's work), exchange (rows to
-experts and home), gradients (their part that passes do not hide), memory of a rank: weights, sums
-of gradients, optimiser, activations with buffers.
+Columns: PP x TP x EP, ETP where ranks share experts, DP (of layers without experts), schedule with
+its chunks, again (what is computed again), mb (sequences of a micro-batch), bubble (of a stage's
+work), exchange (rows to experts and home), gradients (their part that passes do not hide), memory
+of a rank: weights, sums of gradients, optimiser, activations with buffers.
 Keys of the other forms: docs/plan.md. Meshes of which no layout fits have status "too big".
 
 Exit codes: 0 a layout fits, 2 usage, 3 a malformed config.json, calibration or trace, 5 no layout

@@ -33,8 +33,10 @@ constexpr Prediction kPredictions[] = {
 constexpr double kBand = 0.25;  // errors that are drawn as lines
 
 std::string LayoutText(const PlanRow& row) {
-  std::string text = absl::StrCat("PP ", CountText(row.pp), " TP ", CountText(row.tp), " EP ",
-                                  CountText(row.ep), " ZeRO ", CountText(row.zero));
+  std::string text =
+      absl::StrCat("PP ", CountText(row.pp), " TP ", CountText(row.tp), " EP ", CountText(row.ep));
+  if (row.etp > 1) absl::StrAppend(&text, " ETP ", CountText(row.etp));
+  absl::StrAppend(&text, " ZeRO ", CountText(row.zero));
   if (row.recompute != "none") absl::StrAppend(&text, " recompute ", row.recompute);
   return text;
 }

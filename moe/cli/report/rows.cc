@@ -187,6 +187,7 @@ absl::Span<const Column<PlanRow>> ColumnsOf() {
       {"pp", "", "PP", &R::pp, 0},
       {"tp", "", "TP", &R::tp, 0},
       {"ep", "", "EP", &R::ep, 0},
+      {"etp", "", "ETP", &R::etp, 0},
       {"dp", "", "DP", &R::dp, 0},
       {"vp", "", "chunks", &R::chunks, 0},
       {"schedule", "", "schedule", &R::schedule},

@@ -91,7 +91,7 @@ struct TrainStep {
 
 // A layout of `moe plan`; measured if it was run (--check).
 struct PlanRow {
-  double pp = kNone, tp = kNone, ep = kNone, dp = kNone, chunks = kNone, zero = kNone;
+  double pp = kNone, tp = kNone, ep = kNone, etp = kNone, dp = kNone, chunks = kNone, zero = kNone;
   double micro_batch_size = kNone, micro_batches = kNone;
   double step_ms = kNone, measured_ms = kNone;
   double used_bytes = kNone, measured_bytes = kNone, total_bytes = kNone;  // of a rank

@@ -19,11 +19,12 @@ namespace {
 
 constexpr char kExpert[] = "expert-model-parallel-size";
 constexpr char kTensor[] = "tensor-model-parallel-size";
+constexpr char kExpertTensor[] = "expert-tensor-parallel-size";
 constexpr char kPipeline[] = "pipeline-model-parallel-size";
 constexpr char kChunks[] = "num-virtual-stages-per-pipeline-rank";
 
-constexpr const char* kChosen[] = {kExpert, kTensor,    kPipeline, kChunks, "pipeline-schedule",
-                                   "zero",  "recompute"};
+constexpr const char* kChosen[] = {
+    kExpert, kTensor, kExpertTensor, kPipeline, kChunks, "pipeline-schedule", "zero", "recompute"};
 
 // Those of kChosen that have a value, "auto" aside.
 class GivenLayout {
@@ -32,10 +33,21 @@ class GivenLayout {
 
   bool Has(const plan::Layout& layout) const {
     return Number(kExpert, layout.mesh.expert) && Number(kTensor, layout.mesh.tensor) &&
+           Number(kExpertTensor, layout.mesh.expert_tensor) &&
            Number(kPipeline, layout.mesh.pipeline) && Number(kChunks, layout.chunks) &&
            Word("pipeline-schedule", layout.schedule, kScheduleWords) &&
            Word("zero", layout.zero, kZeroWords) &&
            Word("recompute", layout.recompute, kRecomputeWords);
+  }
+  // Degrees that are not given are 1.
+  MeshShape Mesh() const {
+    const auto degree = [&](const char* name) {
+      return Open(name) ? 1 : settings_.integer(name);
+    };
+    return {.tensor = degree(kTensor),
+            .pipeline = degree(kPipeline),
+            .expert_tensor = degree(kExpertTensor),
+            .expert = degree(kExpert)};
   }
   // " with --zero 1"; empty: nothing is given.
   std::string Text() const {
@@ -84,6 +96,7 @@ std::string LayoutText(const plan::Layout& layout) {
   const MeshShape& mesh = layout.mesh;
   std::string text =
       fmt::format("--pp {} --tp {} --ep {}", mesh.pipeline, mesh.tensor, mesh.expert);
+  if (mesh.expert_tensor > 1) text += fmt::format(" --etp {}", mesh.expert_tensor);
   if (mesh.pipeline > 1) {
     text += fmt::format(" --pipeline-schedule {}", NameOf(layout.schedule, kScheduleWords));
     if (layout.chunks > 1) text += fmt::format(" --vp {}", layout.chunks);
@@ -109,9 +122,6 @@ std::string ChoiceText(const plan::SearchResult& result, size_t chosen) {
 absl::StatusOr<std::string> ChooseMesh(const Launch& launch, Settings& settings) {
   if (!settings.empty("pipeline-layout")) {
     return WrongFlag("--mesh", "auto", "given, with --pipeline-layout: its stages are chosen");
-  }
-  if (settings.integer("expert-tensor-parallel-size") > 1) {
-    return WrongFlag("--mesh", "auto", "given, with --etp: layouts of --etp 1 alone are predicted");
   }
   const GivenLayout given(settings);
   MOE_ASSIGN_OR_RETURN(const TrainOptions options, WithoutLayout(launch, settings));
@@ -145,7 +155,13 @@ absl::StatusOr<std::string> ChooseMesh(const Launch& launch, Settings& settings)
         search.machine.memory_bytes / 0x1p20));
   }
   std::string why;
-  if (!result.refused.empty()) why = ": " + result.refused.begin()->second.first;
+  SessionOptions session = train.trainer.session;
+  session.mesh = given.Mesh();
+  if (!result.refused.empty()) {
+    why = ": " + result.refused.begin()->second.first;
+  } else if (const absl::Status alone = CheckMesh(session, launch.world.ranks); !alone.ok()) {
+    why = absl::StrCat(": ", alone.message());
+  }
   return WrongFlag("--mesh", "auto",
                    absl::StrCat("a layout of ", Counted(launch.world.ranks, "rank"), given.Text(),
                                 ", of which there is none", why));

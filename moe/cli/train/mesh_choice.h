@@ -11,10 +11,10 @@
 
 namespace moe::cli {
 
-// Sets EP, PP, TP, schedule, chunks, ZeRO and recomputation to the layout that is predicted fastest
-// of those that fit on the launch's ranks, and --mesh to "given". Those that are given stay, as do
-// micro-batches and leaves of trees, which are part of what fixes the bits. Equal settings and
-// machines give equal layouts. Returns the line that says what was chosen and why.
+// Sets EP, ETP, PP, TP, schedule, chunks, ZeRO and recomputation to the layout that is predicted
+// fastest of those that fit on the launch's ranks, and --mesh to "given". Those that are given
+// stay, as do micro-batches and leaves of trees, which are part of what fixes the bits. Equal
+// settings and machines give equal layouts. Returns the line that says what was chosen and why.
 // kInvalidArgument: the settings are refused, or every such layout is; kResourceExhausted: none
 // fits, with what the nearest needs.
 absl::StatusOr<std::string> ChooseMesh(const Launch& launch, Settings& settings);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -128,10 +130,46 @@ TEST(MeshSearch, TakesTensorParallelismWithTreesAlone) {
   SearchOptions options = SmallSearch();
   options.base.trainer.session.tensor_leaves = 4;
   const SearchResult result = SearchMeshes(options).value();
-  const auto most = std::max_element(
-      result.fitting.begin(), result.fitting.end(),
-      [](const auto& a, const auto& b) { return a.layout.mesh.tensor < b.layout.mesh.tensor; });
-  EXPECT_EQ(most->layout.mesh.tensor, 4);
+  std::set<std::tuple<int, int, int, int>> meshes;
+  int tensor = 1, expert_tensor = 1, both = 1;
+  for (const Candidate& c : result.fitting) {
+    const MeshShape& mesh = c.layout.mesh;
+    EXPECT_TRUE(CheckMeshShape(mesh, 16).ok()) << ToString(mesh);
+    EXPECT_TRUE(meshes.emplace(mesh.pipeline, mesh.tensor, mesh.expert, mesh.expert_tensor).second);
+    tensor = std::max(tensor, mesh.tensor);
+    expert_tensor = std::max(expert_tensor, mesh.expert_tensor);
+    if (mesh.expert == 1) both = std::max(both, std::min(mesh.tensor, mesh.expert_tensor));
+  }
+  EXPECT_EQ(tensor, 4);
+  EXPECT_EQ(expert_tensor, 4);
+  EXPECT_EQ(both, 4);  // TP divides EP times ETP
+  // Of PP 1, TP 1 and ETP 1, 2, 4: EP 1 to 16, to 8 and to 4.
+  const auto count = std::count_if(meshes.begin(), meshes.end(), [](const auto& mesh) {
+    return std::get<0>(mesh) == 1 && std::get<1>(mesh) == 1;
+  });
+  EXPECT_EQ(count, 5 + 4 + 3);
+}
+
+// Ranks that share experts have all of their rows, in products that are as much narrower, and
+// divide what they hold. What it costs is rows and sums between them.
+TEST(MeshSearch, SharedExpertsMoveMoreAndHoldNoMore) {
+  SearchOptions options = SmallSearch();
+  options.base.trainer.session.tensor_leaves = 4;
+  options.micro_batch_size = 1;
+  options.takes = [](const Layout& layout) {
+    return layout.mesh.pipeline == 1 && layout.mesh.tensor == 1 &&
+           layout.mesh.expert * layout.mesh.expert_tensor == 8 && layout.zero == ZeroStage::kNone &&
+           layout.recompute == Recompute::kNone;
+  };
+  const SearchResult result = SearchMeshes(options).value();
+  ASSERT_EQ(result.fitting.size(), 3u);
+  for (int i = 0; i < 3; ++i) {
+    const Candidate& c = result.fitting[i];
+    EXPECT_EQ(c.layout.mesh.expert_tensor, 1 << i);  // the less of it the faster
+    EXPECT_DOUBLE_EQ(c.memory.weight_bytes, result.fitting[0].memory.weight_bytes);
+    EXPECT_DOUBLE_EQ(c.time.experts, result.fitting[0].time.experts);
+    EXPECT_EQ(c.time.tensors > 0, i > 0);
+  }
 }
 
 TEST(MeshSearch, NothingFitsAndMoreRanksWould) {

@@ -35,7 +35,8 @@ lm::TrainConfig TrafficConfig(const TrafficCase& c) {
   config.model.recompute = c.layout.recompute;
   config.trainer.dtype = c.dtype;
   config.trainer.session.mesh = c.layout.mesh;
-  if (c.layout.mesh.tensor > 1) config.trainer.session.tensor_leaves = 8;
+  if (c.layout.mesh.tensor * c.layout.mesh.expert_tensor > 1)
+    config.trainer.session.tensor_leaves = 8;
   config.trainer.pipeline_schedule = c.layout.schedule;
   config.trainer.pipeline_chunks = c.layout.chunks;
   config.trainer.zero = c.layout.zero;
@@ -92,7 +93,7 @@ TEST_P(TrafficTest, IsWithinTwoPercentOfTheCountersOfARun) {
   }
   expect("gradients", traffic.gradients(), gradients);
   expect("stages", traffic.stages, report.pipeline_bytes);
-  expect("tensor ranks", traffic.tensors, report.tensor_bytes);
+  expect("tensor ranks", traffic.tensors + traffic.shared_experts, report.tensor_bytes);
   const MemoryEstimate memory = EstimateMemory(ShapeOfTraining(config, 4));
   expect("state", memory.state_bytes(), report.state_bytes);
 }
@@ -114,7 +115,14 @@ INSTANTIATE_TEST_SUITE_P(
         TrafficCase{"stages_zero_3",
                     {.mesh = {.pipeline = 2, .expert = 2}, .zero = ZeroStage::kWeights},
                     DType::kBFloat16},
-        TrafficCase{"tensor_shared", {.mesh = {.tensor = 4, .expert = 4}}, DType::kBFloat16, 128}),
+        TrafficCase{"tensor_shared", {.mesh = {.tensor = 4, .expert = 4}}, DType::kBFloat16, 128},
+        // Tensor ranks that share experts, and a forward of these twice.
+        TrafficCase{"shared_experts_layers_again",
+                    {.mesh = {.tensor = 2, .expert_tensor = 2, .expert = 2},
+                     .recompute = Recompute::kLayer},
+                    DType::kBFloat16},
+        TrafficCase{"shared_experts_zero_1",
+                    {.mesh = {.pipeline = 2, .expert_tensor = 2}, .zero = ZeroStage::kOptimizer}}),
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

@@ -53,7 +53,7 @@ TEST(PlanLines, AreTakenByTrainAndMeanTheLayout) {
                                 .sequences = 64,
                                 .machine = plan::MachineOf(*plan::FindGpu("h100"))};
   const plan::SearchResult result = plan::SearchMeshes(search).value();
-  bool tensor = false, pipeline = false;
+  bool tensor = false, expert_tensor = false, pipeline = false;
   for (const plan::Candidate& c : result.fitting) {
     const std::string line = TrainLine(WithLayout(train, c));
     std::vector<std::string> words = absl::StrSplit(line, ' ');
@@ -79,9 +79,22 @@ TEST(PlanLines, AreTakenByTrainAndMeanTheLayout) {
     EXPECT_EQ(config.model.moe.router.num_experts, 8);
     EXPECT_EQ(config.model.vocab_size, 512);
     tensor |= c.layout.mesh.tensor > 1;
+    expert_tensor |= c.layout.mesh.expert_tensor > 1;
     pipeline |= c.layout.mesh.pipeline > 1;
   }
-  EXPECT_TRUE(tensor && pipeline);
+  EXPECT_TRUE(tensor && expert_tensor && pipeline);
+}
+
+TEST(PlanTableTest, HasEtpWhereRanksShareExperts) {
+  PlanRow row;
+  row.candidate.layout.mesh = {.tensor = 2, .pipeline = 4, .expert = 8};
+  const std::string alone = PlanTable({row});
+  EXPECT_THAT(alone, AllOf(HasSubstr("4x2x8"), ::testing::Not(HasSubstr("ETP"))));
+  EXPECT_EQ(MeshText(row.candidate.layout.mesh), "4x2x8");
+  PlanRow shared = row;
+  shared.candidate.layout.mesh.expert_tensor = 2;
+  EXPECT_THAT(PlanTable({row, shared}), HasSubstr("PPxTPxEP   ETP"));
+  EXPECT_EQ(MeshText(shared.candidate.layout.mesh), "4x2x8 ETP 2");
 }
 
 TEST(PlanSizes, HaveUnits) {

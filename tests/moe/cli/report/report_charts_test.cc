@@ -431,7 +431,7 @@ TEST(SweepChartsTest, PointsThatNoiseHidesAreCountedAndTokensHaveTheirFlag) {
 // Layouts of moe plan --check: 1.2 and 0.5 times what was measured, and one that was not run.
 TEST(PlanChartsTest, DrawPredictedOverMeasured) {
   const auto row = [](double step_ms, const std::string& measured) {
-    return absl::StrCat(R"({"pp": 1, "tp": 1, "ep": 2, "zero": 1, "recompute": "none", )",
+    return absl::StrCat(R"({"pp": 1, "tp": 1, "ep": 2, "etp": 4, "zero": 1, "recompute": "none", )",
                         R"("limit_bytes": 1e9, "used_bytes": 2e6, "step_ms": )", step_ms,
                         R"(, "measured_ms": )", measured, R"(, "measured_bytes": )",
                         measured == "null" ? "null" : "1e6", R"(, "status": "fits"})", "\n");
@@ -444,7 +444,7 @@ TEST(PlanChartsTest, DrawPredictedOverMeasured) {
   EXPECT_THAT(html, HasSubstr("Median error 35.0 %, largest 50.0 %."));
   EXPECT_THAT(html, HasSubstr("id=\"plan-memory\""));
   EXPECT_THAT(html, HasSubstr("Median error 100.0 %, largest 100.0 %."));
-  EXPECT_THAT(html, HasSubstr("PP 1 TP 1 EP 2 ZeRO 1"));
+  EXPECT_THAT(html, HasSubstr("PP 1 TP 1 EP 2 ETP 4 ZeRO 1"));
   const report::Run alone = ParseRun("p", row(7, "null")).value();
   EXPECT_THAT(PlanSection({alone}).body, Not(HasSubstr("plan-time")));
 }
