@@ -339,14 +339,17 @@ absl::Status RunLayerBench(BenchCall& call, const Launch& launch) {
   std::vector<measure::Fields> rows;
   for (const measure::LayerRow& row : result.rows)
     rows.push_back(measure::LayerFields(result, row));
-  const int tensor = s.trainer.session.mesh.tensor;
+  const MeshShape& mesh = s.trainer.session.mesh;
+  std::string shared;
+  if (mesh.tensor > 1) absl::StrAppend(&shared, ", TP ", mesh.tensor);
+  if (mesh.expert_tensor > 1) absl::StrAppend(&shared, ", ETP ", mesh.expert_tensor);
   const std::string about = fmt::format(
       "# moe bench layer: {} rank{} ({}{}) x {} tokens x top-{} on {} experts, H {}, F {}, {}, {} "
       "thread{} a rank, {}\n",
-      launch.world.ranks, Plural(launch.world.ranks), result.backend,
-      tensor > 1 ? absl::StrCat(", TP ", tensor) : "", s.tokens, s.layer.router.top_k,
-      s.layer.router.num_experts, s.layer.router.hidden_size, s.layer.ffn_hidden_size,
-      moe::NameOf(s.trainer.dtype), threads, Plural(threads), RouterText(s));
+      launch.world.ranks, Plural(launch.world.ranks), result.backend, shared, s.tokens,
+      s.layer.router.top_k, s.layer.router.num_experts, s.layer.router.hidden_size,
+      s.layer.ffn_hidden_size, moe::NameOf(s.trainer.dtype), threads, Plural(threads),
+      RouterText(s));
   const measure::LayerFigures& f = result.figures;
   const std::string foot = fmt::format(
       "# {:.0f} tokens/s, drop {:.2f}%, maxvio {:.2f}, dead {}, peak {:.1f} MiB a rank\n",

@@ -53,8 +53,12 @@ absl::StatusOr<measure::LayerSpec> LayerSpecOf(const BenchCall& call) {
 // Takes the sizes of the layer from a trace, which replaces these flags.
 absl::Status UseTrace(const Settings& settings, const measure::Replay& replay,
                       measure::LayerSpec& spec) {
-  constexpr const char* kOfTrace[] = {"tokens", "moe-router-topk", "num-experts",
-                                      "expert-model-parallel-size", "tensor-model-parallel-size"};
+  constexpr const char* kOfTrace[] = {"tokens",
+                                      "moe-router-topk",
+                                      "num-experts",
+                                      "expert-model-parallel-size",
+                                      "tensor-model-parallel-size",
+                                      "expert-tensor-parallel-size"};
   for (const char* name : kOfTrace) {
     if (settings.given(name)) return WrongValue(settings, name, "none: the trace says it");
   }
@@ -68,9 +72,9 @@ absl::Status UseTrace(const Settings& settings, const measure::Replay& replay,
   return absl::OkStatus();
 }
 
-absl::StatusOr<int> ExpertParallelSize(const Settings& settings, int ranks) {
+absl::StatusOr<int> ExpertParallelSize(const Settings& settings, const MeshShape& mesh, int ranks) {
   constexpr char kName[] = "expert-model-parallel-size";
-  if (settings.empty(kName)) return ranks;
+  if (settings.empty(kName)) return measure::AllShareExperts(mesh, ranks);
   const int size = settings.integer(kName);
   if (size >= 1 && ranks % size == 0) return size;
   return WrongFlag("--ep", settings.text(kName),
@@ -107,7 +111,8 @@ absl::StatusOr<measure::LayerSpec> MakeLayerSpec(const BenchCall& call, const La
   if (spec.layer.pack_weights && launch.device.kind == DeviceKind::kCuda) {
     return WrongFlag("--pack-weights", "given", "none with --device cuda");
   }
-  MOE_ASSIGN_OR_RETURN(const int ep, ExpertParallelSize(settings, ranks));
+  MOE_ASSIGN_OR_RETURN(const int ep,
+                       ExpertParallelSize(settings, spec.trainer.session.mesh, ranks));
   SessionOptions& session = spec.trainer.session;
   session.mesh.expert = ep;
   session.device = launch.device.kind;

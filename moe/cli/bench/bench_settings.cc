@@ -79,11 +79,15 @@ void AddLayerSettings(measure::LayerSpec& spec, Table& t) {
       .Least(1)
       .Roles(kInRow | kPerRank);
   t.Add("--expert-model-parallel-size, --ep N", Kind::kInteger,
-        "ranks that share one set of experts; divides the ranks; default: all")
+        "ranks that share one set of experts; ETP times EP divides the ranks; default: all")
       .Roles(kInLayerRow);
   t.Add("--tensor-model-parallel-size, --tp N", &spec.trainer.session.mesh.tensor,
         "ranks that share a shared expert's matrices, and the tokens of all of them; at most "
-        "--tensor-leaves; divides EP")
+        "--tensor-leaves; divides EP times ETP")
+      .Least(1)
+      .Roles(kInLayerRow);
+  t.Add("--expert-tensor-parallel-size, --etp N", &spec.trainer.session.mesh.expert_tensor,
+        "ranks that share the matrices of experts; at most --tensor-leaves")
       .Least(1)
       .Roles(kInLayerRow);
   t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},

@@ -189,7 +189,7 @@ absl::Status CheckSpec(const LayerSpec& spec, int ranks) {
   const Replay* const replay = spec.routing->replay.get();
   const MeshShape& mesh = spec.trainer.session.mesh;
   if (replay == nullptr || replay->ranks() != ranks || mesh.expert != ranks || mesh.tensor > 1 ||
-      replay->header().num_experts != router.num_experts) {
+      mesh.expert_tensor > 1 || replay->header().num_experts != router.num_experts) {
     return bad("the trace is not of ", ranks, " ranks that share ", router.num_experts, " experts");
   }
   return absl::OkStatus();
@@ -197,11 +197,16 @@ absl::Status CheckSpec(const LayerSpec& spec, int ranks) {
 
 }  // namespace
 
+int AllShareExperts(const MeshShape& mesh, int ranks) {
+  const int share = std::max(1, mesh.expert_tensor);
+  return ranks % share == 0 ? ranks / share : 1;
+}
+
 absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOptions& options,
                                          std::unique_ptr<Communicator> world) {
   LayerSpec whole = spec;
   SessionOptions& session = whole.trainer.session;
-  if (session.mesh.expert == 0) session.mesh.expert = world->size();
+  if (session.mesh.expert == 0) session.mesh.expert = AllShareExperts(session.mesh, world->size());
   session.overlap_exchange = whole.layer.overlap_degree > 1;
   MOE_RETURN_IF_ERROR(CheckSpec(whole, world->size()));
   whole.trainer.micro_batches = world->size() / session.mesh.tensor;  // one of each tensor group
@@ -245,6 +250,7 @@ Fields LayerFields(const LayerResult& result, const LayerRow& row) {
       {"ranks", int64_t{result.ranks}},
       {"expert_parallel_size", int64_t{session.mesh.expert}},
       {"tensor_parallel_size", int64_t{session.mesh.tensor}},
+      {"expert_tensor_parallel_size", int64_t{session.mesh.expert_tensor}},
       {"device", moe::NameOf(session.device, kDeviceWords)},
       {"threads", int64_t{session.threads}}};
   AddTimes(row.time_us, f.iterations, fields);

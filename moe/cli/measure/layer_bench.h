@@ -23,7 +23,7 @@
 namespace moe::measure {
 
 struct LayerSpec {
-  // The seed also draws tokens and routing; mesh.expert 0: all ranks share one set of experts.
+  // The seed also draws tokens and routing; mesh.expert 0: AllShareExperts.
   TrainerOptions trainer = {.session = {.mesh = {.expert = 0}}, .seed = 0};
   // T of each rank; with ragged, zero_rank and trace some have fewer. The ranks of a tensor group
   // pass the tokens of all of them through the layer together.
@@ -42,6 +42,10 @@ struct LayerSpec {
   // Rows of x on a rank.
   int64_t rows() const { return tokens * trainer.session.mesh.tensor; }
 };
+
+// EP with which all ranks share one set of experts, with the ETP of `mesh`; 1 where that
+// does not divide them, which the mesh then refuses.
+int AllShareExperts(const MeshShape& mesh, int ranks);
 
 // A phase of a pass: gate, plan, dispatch, expert, combine; "all" is the wall-clock time of the
 // pass, with what is between the phases. Phases may overlap if the overlap degree is above 1.

@@ -141,6 +141,9 @@ class CalibrationReader {
     MOE_RETURN_IF_ERROR(CheckOrigin(row));
     const bool local = row.Text("backend") == "local" || file_.on_cpu;
     if (local && row.Positive("ranks") != ranks_) return row.status();
+    // Experts that ranks share wait for rows and sums.
+    const auto share = json.find("expert_tensor_parallel_size");
+    if (share != json.end() && *share != 1) return row.status();
     op == "layer" ? AddLayer(row) : AddCalls(op, row);
     return row.status();
   }

@@ -118,6 +118,8 @@ std::string ShapeOf(Fields& f) {
   if (f.Text("device") == "cuda") absl::StrAppend(&shape, " CUDA");
   add("T", "tokens");
   add("ep", "expert_parallel_size");
+  if (f.Number("tensor_parallel_size") > 1) add("tp", "tensor_parallel_size");
+  if (f.Number("expert_tensor_parallel_size") > 1) add("etp", "expert_tensor_parallel_size");
   add("cf", "capacity_factor");
   add("overlap", "overlap_degree");
   const std::string router = f.Text("router");

@@ -393,7 +393,9 @@ PlannedPoint SweepPlan::At(size_t index, const lm::Corpus& text) const {
   planned.refused = ApplyRouterPreset(settings);
   const Setting& ep = *settings.Find("expert-model-parallel-size");
   if (measure_ == Measure::kLayer && !settings.given(ep.name)) {
-    (void)settings.Set(ep, {absl::StrCat(world.ranks)}, Origin::kFlag, "--ranks");
+    const MeshShape mesh = {.expert_tensor = settings.integer("expert-tensor-parallel-size")};
+    const int all = measure::AllShareExperts(mesh, world.ranks);
+    (void)settings.Set(ep, {absl::StrCat(all)}, Origin::kFlag, "--ranks");
   }
   const int threads = ThreadsOf(settings, world);
   sweep::Point& point = planned.point;

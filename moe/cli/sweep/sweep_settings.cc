@@ -172,7 +172,9 @@ const Table& PointSettings() {
     for (Setting s : TrainSettings().rows()) {
       // The default for a layer differs: all ranks share the experts.
       if (s.name == "expert-model-parallel-size") {
-        s.help = "EP: ranks that share one set of experts; divides R / PP; default of a layer R";
+        s.help =
+            "EP: ranks that share one set of experts; divides R / PP; default of a layer "
+            "R / ETP";
         s.words.clear();  // an axis has numbers
       }
       rows.Add(s);

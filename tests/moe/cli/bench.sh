@@ -82,6 +82,7 @@ expect 0 "layer --forward-only" "$moe" bench "${layer[@]}" --ranks 3 --forward-o
 (($(grep -c '"pass":"forward",.*"nwrong":0,"status":"ok"' stderr) == 6)) || fail "layer --forward-only: $(cat stderr)"
 [[ $(wc -l <stderr) == 6 ]] || fail "layer --forward-only: rows of another pass: $(cat stderr)"
 refused 2 "--moe-router-topk is 2, expected none: the trace says it" bench layer --ranks 6 --routing trace:trace --topk 2
+refused 2 "--expert-tensor-parallel-size is 2, expected none: the trace says it" bench layer --ranks 6 --routing trace:trace --etp 2 --tensor-leaves 2
 expect 0 "layer --routing" "$moe" bench "${layer[@]}" --ranks 3 --routing zipf:1.2 --capacity-factor 1 -oe jsonl \
   --fail-if 'tokens_per_s<=0 || dead_experts>5'
 (($(grep -c '"routing":"zipf:1.2",.*"nwrong":0,"status":"ok"' stderr) == 12)) || fail "layer --routing: $(cat stderr)"

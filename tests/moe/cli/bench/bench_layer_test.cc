@@ -163,6 +163,21 @@ TEST(LayerBenchTest, TensorRanksShareTheirTokens) {
   EXPECT_EQ(Find(LayerFields(result, result.rows[0]), "tensor_parallel_size")->text(), "2");
 }
 
+// The default of EP beside ETP, and rows of experts that are counted once although two ranks have
+// them.
+TEST(LayerBenchTest, ExpertTensorRanksShareExperts) {
+  LayerSpec spec = SmallSpec();
+  spec.layer.ffn_hidden_size = 32;
+  spec.trainer.session.mesh = {.tensor = 4, .expert_tensor = 2, .expert = 0};
+  spec.trainer.session.tensor_leaves = 4;
+  const LayerResult result = Measure(4, spec)[0];
+  for (const LayerRow& row : result.rows) EXPECT_EQ(row.wrong, 0) << row.pass;
+  EXPECT_EQ(result.figures.kept_rows, 4 * 21 * 2);
+  const Fields fields = LayerFields(result, result.rows[0]);
+  EXPECT_EQ(Find(fields, "expert_parallel_size")->text(), "2");
+  EXPECT_EQ(Find(fields, "expert_tensor_parallel_size")->text(), "2");
+}
+
 TEST(LayerBenchTest, ReplaysATraceRecordByRecord) {
   RoutingTrace trace{
       .header = {.ranks = 2, .expert_parallel_size = 2, .num_experts = 3, .top_k = 2},
