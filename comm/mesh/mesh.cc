@@ -26,14 +26,17 @@ constexpr struct {
     {MeshGroup::kData, MeshLane::kGradients},
     {MeshGroup::kExpertData, MeshLane::kGradients},
     {MeshGroup::kExpertTensor, MeshLane::kGradients, false},
+    {MeshGroup::kExpertHolders, MeshLane::kGradients},
     {MeshGroup::kStage, MeshLane::kWeights},
     {MeshGroup::kData, MeshLane::kWeights},
     {MeshGroup::kExpertData, MeshLane::kWeights},
+    {MeshGroup::kExpertHolders, MeshLane::kWeights},
 };
 
 constexpr MeshGroup kFamilies[][3] = {
     {MeshGroup::kWorld, MeshGroup::kStage, MeshGroup::kData},
     {MeshGroup::kExpertBlock, MeshGroup::kExpert, MeshGroup::kExpert},
+    {MeshGroup::kExpertData, MeshGroup::kExpertHolders, MeshGroup::kExpertHolders},
 };
 
 }  // namespace

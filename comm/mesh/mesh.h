@@ -41,8 +41,9 @@ class Mesh {
 
   // Groups of the same ranks share communicators. Today's pairs, others are a bug of the caller's:
   // kWorld, kExpert, kExpertBlock and, of several ranks, kTensor, kExpertTensor and kPipeline
-  // forward; kStage, kData, kExpertData and, of several ranks, kExpertTensor for gradients; once
-  // they are open, the first three for weights, kEnds for gradients, and kExpert for exchanges.
+  // forward; kStage, kData, kExpertData, kExpertHolders and, of several ranks, kExpertTensor for
+  // gradients; once they are open, the first four for weights, kEnds for gradients, and kExpert for
+  // exchanges.
   Communicator& group(MeshGroup group, MeshLane lane = MeshLane::kForward);
   Communicator& world() { return group(MeshGroup::kWorld); }
   // SplitGroup, for a use of the caller's own.
@@ -54,8 +55,8 @@ class Mesh {
   int index(MeshGroup group) const { return positions_[group].index; }
   int size(MeshGroup group) const { return positions_[group].size; }
 
-  // The first of {kWorld, kStage, kData}, or of {kExpertBlock, kExpert}, that has the ranks of
-  // `group`; any other group is itself.
+  // The first of {kWorld, kStage, kData}, of {kExpertBlock, kExpert} or of {kExpertData,
+  // kExpertHolders} that has the ranks of `group`; any other group is itself.
   MeshGroup Canonical(MeshGroup group) const;
 
   // Aborts every group.

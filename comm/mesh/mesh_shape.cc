@@ -10,13 +10,16 @@
 namespace moe {
 namespace {
 
-// The ranks first, first + stride, ... of a group of `size`; of its second half `apart` later.
+// The ranks first, first + stride, ... of a group of `size`, each with the `run` - 1 ranks that
+// follow it; of its second half `apart` later.
 struct GroupRanks {
-  int first = 0, stride = 1, size = 1, apart = 0;
+  int first = 0, stride = 1, size = 1, apart = 0, run = 1;
 
-  int Rank(int index) const { return first + index * stride + (2 * index < size ? 0 : apart); }
+  int Rank(int index) const {
+    return first + index / run * stride + index % run + (2 * index < size ? 0 : apart);
+  }
   int Index(int rank) const {
-    const int index = (rank - first) / stride;
+    const int index = (rank - first) / stride * run + (rank - first) % stride;
     return 2 * index < size ? index : index - apart / stride;
   }
 };
@@ -52,6 +55,10 @@ GroupRanks GroupOf(const MeshShape& shape, MeshGroup group, int ranks, int rank)
       return {rank - q % shape.expert_tensor, 1, shape.expert_tensor};
     case MeshGroup::kExpertData:
       return {stage + q % block_size, block_size, stage_size / block_size};
+    case MeshGroup::kExpertHolders: {
+      const int share = shape.expert_tensor, first = stage + q % block_size / share * share;
+      return {first, block_size, stage_size / shape.expert, 0, share};
+    }
   }
   return {0, 1, ranks};
 }

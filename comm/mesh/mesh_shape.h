@@ -35,9 +35,15 @@ enum class MeshGroup : uint8_t {
   kExpertBlock,  // together hold every expert of a stage once: kExpert times kExpertTensor
   kExpert,       // exchange tokens
   kExpertTensor,
-  kExpertData,  // hold the same part of the same experts
+  kExpertData,     // hold the same part of the same experts
+  kExpertHolders,  // hold the same experts, each a part: kExpertTensor times kExpertData
   kCount
 };
+
+// Whether ranks of such a group hold experts alike, or what belongs to them.
+constexpr bool HoldExperts(MeshGroup group) {
+  return group == MeshGroup::kExpertData || group == MeshGroup::kExpertHolders;
+}
 
 struct MeshPosition {
   int index = 0, size = 1;

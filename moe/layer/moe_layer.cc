@@ -44,12 +44,6 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
         tensor.cut() ? "--tp is " : "--etp is ", tensor.cut() ? tensor.ranks : experts_share.ranks,
         " with --moe-pad-expert-input-to-capacity, expected one of the two"));
   }
-  if (experts_share.cut() && config.projection_biases) {
-    return absl::UnimplementedError(
-        absl::StrCat("--etp is ", experts_share.ranks,
-                     " with --moe-projection-biases, expected one of the two: a bias of down "
-                     "projections would be on all of its ranks"));
-  }
   layer->prefix_ = prefix;
   const size_t before = store.parameters().size();
   Communicator& group = context.mesh->group(MeshGroup::kExpert);

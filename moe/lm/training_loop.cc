@@ -433,14 +433,16 @@ absl::Status TrainingLoop<T>::SumBytes(const Site& site) {
   int64_t reduced = 0;
   if (report_.steps > report_.first_step) {  // otherwise there are no sums
     report_.reduced_replicated = trainer_.traffic(MeshGroup::kStage);
-    const auto add = [&](MeshGroup holders) {
-      const GradientReducer::Traffic more = trainer_.traffic(holders);
-      report_.reduced_replicated.buckets += more.buckets;
-      report_.reduced_replicated.bytes_sent += more.bytes_sent;
-    };
-    add(MeshGroup::kEnds);
-    if (context_.mesh->size(MeshGroup::kTensor) > 1) add(MeshGroup::kData);
     report_.reduced_experts = trainer_.traffic(MeshGroup::kExpertData);
+    const auto add = [&](MeshGroup holders, MeshGroup apart, GradientReducer::Traffic& to) {
+      if (context_.mesh->size(apart) == 1) return;  // they are ranks of those above
+      const GradientReducer::Traffic more = trainer_.traffic(holders);
+      to.buckets += more.buckets;
+      to.bytes_sent += more.bytes_sent;
+    };
+    add(MeshGroup::kEnds, MeshGroup::kPipeline, report_.reduced_replicated);
+    add(MeshGroup::kData, MeshGroup::kTensor, report_.reduced_replicated);
+    add(MeshGroup::kExpertHolders, MeshGroup::kExpertTensor, report_.reduced_experts);
     reduced = report_.reduced_replicated.bytes_sent + report_.reduced_experts.bytes_sent;
   }
   int64_t bytes[] = {exchanged_.self, exchanged_.same_node,   exchanged_.cross_node,

@@ -34,7 +34,8 @@ struct ParameterSpec {
   int64_t rows = 1;
   int64_t cols = 1;
   // Group of the ranks that hold the same values, over which gradients are summed: kStage, or kData
-  // where tensor parallelism would cut the parameter; kExpertData; kEnds.
+  // where tensor parallelism would cut the parameter; kExpertData, or kExpertHolders of what ranks
+  // that share experts hold whole; kEnds.
   MeshGroup holders = MeshGroup::kStage;
   Initializer initializer = Initializer::kNormal;
   double init_std = 0.02;

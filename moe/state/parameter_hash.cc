@@ -77,7 +77,7 @@ absl::StatusOr<std::vector<std::string>> AllNames(const ParameterStore& store,
 
 bool SpeaksFor(const Parameter& parameter, const Context& context) {
   const MeshGroup holders = parameter.spec().holders;
-  if (holders == MeshGroup::kExpertData) return context.mesh->index(MeshGroup::kExpertTensor) == 0;
+  if (HoldExperts(holders)) return context.mesh->index(MeshGroup::kExpertTensor) == 0;
   const bool first = holders != MeshGroup::kEnds || context.mesh->index(MeshGroup::kPipeline) == 0;
   return first && context.mesh->index(MeshGroup::kExpertBlock) == 0;
 }

@@ -108,6 +108,14 @@ RankCounts GatheredRows::RowsByRank(int first, int last) const {
   return offsets;
 }
 
+absl::StatusOr<GroupOffsets> GatheredRows::OwnOffsets(int first, int last,
+                                                      Workspace& workspace) const {
+  const absl::Span<const int64_t> mine = OffsetsOf(share_.index);
+  MOE_ASSIGN_OR_RETURN(const auto own, workspace.Array<int64_t>(last - first + 1));
+  for (int l = first; l <= last; ++l) own[l - first] = mine[l] - mine[first];
+  return GroupOffsets(own);
+}
+
 template <typename T>
 absl::Status GatheredRows::Gather(const Context& context, int first, int last,
                                   MatrixView<const T> own, MatrixView<T> all,

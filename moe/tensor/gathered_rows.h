@@ -56,6 +56,8 @@ class GatheredRows {
     const absl::Span<const int64_t> mine = OffsetsOf(share_.index);
     return RowRange(rows, mine[static_cast<size_t>(first)], mine[static_cast<size_t>(last)]);
   }
+  // [last - first + 1] this rank's rows of these networks, from 0, in host memory of `workspace`.
+  absl::StatusOr<GroupOffsets> OwnOffsets(int first, int last, Workspace& workspace) const;
   template <typename T>
   MatrixView<T> All(MatrixView<T> rows, int first, int last) const {
     return RowRange(rows, network_[static_cast<size_t>(first)],

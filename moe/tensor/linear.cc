@@ -22,7 +22,7 @@
 namespace moe {
 namespace {
 
-ParameterSpec BiasOf(const ParameterSpec& weight) {
+ParameterSpec BiasOf(const ParameterSpec& weight, const TensorShare& share) {
   const auto named = [](const std::string& name) {
     return absl::StrCat(absl::StripSuffix(name, "weight"), "bias");
   };
@@ -35,6 +35,9 @@ ParameterSpec BiasOf(const ParameterSpec& weight) {
   for (const CanonicalTensor& part : weight.parts) {  // cut like the rows that the bias is added to
     const bool cut = part.axis == TensorAxis::kRows;
     if (!cut && bias.holders == MeshGroup::kData) bias.holders = MeshGroup::kStage;
+    if (!cut && share.group == MeshGroup::kExpertTensor && share.cut()) {
+      bias.holders = MeshGroup::kExpertHolders;
+    }
     bias.parts.push_back({.name = named(part.name),
                           .cols = part.rows,
                           .axis = cut ? TensorAxis::kColumns : TensorAxis::kNone,
@@ -86,7 +89,7 @@ absl::StatusOr<Linear<T>> Linear<T>::Create(const LinearSpec& spec, ParameterSto
     if constexpr (sizeof(T) == 2) MOE_RETURN_IF_ERROR(CheckHalfParts(whole, spec.share));
     MOE_ASSIGN_OR_RETURN(weights.emplace_back(), HeldPart(whole, spec.share));
     if (!spec.biases) continue;
-    MOE_ASSIGN_OR_RETURN(biases.emplace_back(), HeldPart(BiasOf(whole), spec.share));
+    MOE_ASSIGN_OR_RETURN(biases.emplace_back(), HeldPart(BiasOf(whole, spec.share), spec.share));
   }
   MOE_ASSIGN_OR_RETURN(linear.weights_, store.AddSlab(weights));
   MOE_ASSIGN_OR_RETURN(linear.biases_, store.AddSlab(biases));
@@ -152,7 +155,11 @@ absl::Status Linear<T>::Forward(const Context& context, const LinearRows& rows,
   const auto mine = Of(rows, biases_);
   MOE_ASSIGN_OR_RETURN(const auto biases, host.Array<absl::Span<const float>>(std::ssize(mine)));
   for (size_t i = 0; i < mine.size(); ++i) biases[i] = mine[i]->vector();
-  return AddBias<TOut>(y, grouped ? rows.offsets : GroupOffsets(all), biases, *context.compute);
+  GroupOffsets offsets = grouped ? rows.offsets : GroupOffsets(all);
+  if (shared && rows.gathered != nullptr) {
+    MOE_ASSIGN_OR_RETURN(offsets, rows.gathered->OwnOffsets(rows.first, rows.last, host));
+  }
+  return AddBias<TOut>(y, offsets, biases, *context.compute);
 }
 
 template <typename T>
@@ -267,12 +274,14 @@ absl::Status Linear<T>::WeightGradient(const Context& context, const LinearRows&
   const GroupOffsets segments = rows.segments.size() > 0 ? rows.segments : GroupOffsets(all);
   // Buckets hold a module's last parameters first, but those of a slab first to last: biases come
   // first, then weights, bucket by bucket, so that at most two buckets are open.
-  const bool behind_sum = !cut_as_.empty() && cut_as_.front().axis == TensorAxis::kColumns &&
-                          weights.front()->spec().holders == MeshGroup::kData;
-  if (!biases_.empty() && behind_sum) {  // all ranks hold it whole: each has its own rows
+  const bool behind_sum = !cut_as_.empty() && cut_as_.front().axis == TensorAxis::kColumns;
+  const bool of_experts = weights.front()->spec().holders != MeshGroup::kData;
+  if (!biases_.empty() && behind_sum && !of_experts) {  // each rank has its own rows
     const OwnRows own = OwnRowsOf(context, dy.rows());
     MOE_RETURN_IF_ERROR(
         AddBiasGradients(context, biases_, GroupOffsets(own.segments), own.Of(dy), ready));
+  } else if (behind_sum && share_.cut() && share_.index > 0) {  // the first rank adds all rows
+    for (Parameter* const bias : Of(rows, biases_)) MOE_RETURN_IF_ERROR(ready(*bias));
   } else if (!biases_.empty()) {
     MOE_RETURN_IF_ERROR(AddBiasGradients(context, Of(rows, biases_), segments, dy, ready));
   }

@@ -43,7 +43,8 @@ struct LinearRows {
   GroupOffsets offsets = {};  // [last - first + 1]; empty: all rows, of one weight
   // For weight gradients: S segments of each weight, [(last - first) S + 1]; empty: all rows are
   // the one segment of one weight. A bias behind a sum that tensor ranks share has the segments of
-  // this rank's rows instead (own_rows.h).
+  // this rank's rows instead (own_rows.h); of one behind a sum of shared experts the first of their
+  // ranks adds the partials of all rows.
   GroupOffsets segments = {};
   Site site = {};  // site of the exchanges where ranks share the weights
   // Where they share them, x and dy are all rows, and of a sum over an index that ranks share y or

@@ -152,9 +152,9 @@ absl::StatusOr<GradientNorm> NormOverRanks(absl::Span<const GradientSquares> gra
   fields[kSquareSumSize] = tally.non_finite;
   Worst mine;
   if (exact) {
-    MOE_ASSIGN_OR_RETURN(mine, WorstAmong(MeshGroup::kExpertData, gradients, unit, context, site));
-    for (const MeshGroup holders : {MeshGroup::kEnds, MeshGroup::kStage}) {
-      if (one_stage) break;
+    for (const MeshGroup holders :
+         {MeshGroup::kExpertData, MeshGroup::kExpertHolders, MeshGroup::kEnds, MeshGroup::kStage}) {
+      if (one_stage && !HoldExperts(holders)) continue;
       MOE_ASSIGN_OR_RETURN(const Worst worst, WorstAmong(holders, gradients, unit, context, site));
       if (worst.IsWorseThan(mine)) mine = worst;
     }

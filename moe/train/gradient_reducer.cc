@@ -247,7 +247,7 @@ absl::Status GradientReducer::Launch(size_t b, const Site& site) {
   Communicator& group = HoldersOf(bucket);
   if (group.size() == 1) return absl::OkStatus();
   in_flight_.emplace(context_.gemm.spare);
-  const bool of_experts = bucket.holders == MeshGroup::kExpertData;
+  const bool of_experts = HoldExperts(bucket.holders);
   const char* const name = bucket.sharded() ? "reduce-scatter" : "all-reduce";
   MOE_RETURN_IF_ERROR(stream_.WaitFor(sums_[b].filled));
   const int64_t all = bucket.elements() * element_bytes();

@@ -21,7 +21,7 @@ absl::Status WeightGather::Start(const Call& call, const Site& site) {
   MOE_RETURN_IF_ERROR(stream_.WaitFor(written));
   const int64_t bytes = std::ssize(call.own) * (group.size() - 1);
   bytes_sent_[bucket.holders] += bytes;
-  const bool of_experts = bucket.holders == MeshGroup::kExpertData;
+  const bool of_experts = HoldExperts(bucket.holders);
   // Scatters and gathers of gradients' stream are one phase; a phase has one stream at a time.
   const Work work = {.phase = lane_ == MeshLane::kGradients ? Phase::kAllReduce : Phase::kNone,
                      .name = of_experts ? "gather experts" : "gather weights",

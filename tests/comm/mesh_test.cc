@@ -73,6 +73,8 @@ bool Together(MeshGroup group, const Indices& a, const Indices& b) {
       return block && a.expert == b.expert;
     case MeshGroup::kExpertData:
       return stage && a.expert == b.expert && a.expert_tensor == b.expert_tensor;
+    case MeshGroup::kExpertHolders:
+      return stage && a.expert == b.expert;
     default:
       return true;
   }
@@ -192,6 +194,8 @@ TEST(MeshTest, CommunicatorsHaveTheRanksOfTheirGroups) {
                                         std::pair(MeshGroup::kStage, MeshLane::kGradients),
                                         std::pair(MeshGroup::kData, MeshLane::kGradients),
                                         std::pair(MeshGroup::kExpertData, MeshLane::kGradients),
+                                        std::pair(MeshGroup::kExpertHolders, MeshLane::kGradients),
+                                        std::pair(MeshGroup::kExpertHolders, MeshLane::kWeights),
                                         std::pair(MeshGroup::kStage, MeshLane::kWeights),
                                         std::pair(MeshGroup::kData, MeshLane::kWeights),
                                         std::pair(MeshGroup::kExpertData, MeshLane::kWeights)}) {

@@ -114,7 +114,7 @@ TEST_F(DeviceTrainTest, TreesHaveTheCpusLossAndTheBitsOfOneRank) {
 // Ranks that share matrices of attention, dense and shared networks, experts and the output layer;
 // widths of which no rank has the same number; float32 by the CPU's chains, bfloat16 by both kinds
 // of tensor cores' instructions. What ranks do to their own rows: a gate of the shared expert,
-// capacity of all rows, and identities.
+// capacity of all rows, biases behind sums, and identities.
 TrainConfig TensorConfig(TrainConfig config) {
   config.model.hidden_size = 32;
   config.model.num_attention_heads = 8;
@@ -125,6 +125,7 @@ TrainConfig TensorConfig(TrainConfig config) {
   config.model.moe.ffn_hidden_size = 40;    // three items, the last of 8
   config.model.moe.shared_expert_ffn_hidden_size = 64;
   config.model.moe.gated_shared_expert = true;
+  config.model.moe.projection_biases = true;
   RouterConfig& router = config.model.moe.router;
   router.num_experts = 6;
   router.num_zero_experts = 1;

@@ -410,7 +410,10 @@ absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
   }
   // Otherwise gradients are not all-reduced, or over several groups.
   const bool of_ends = config.model.tied_embeddings && mesh.pipeline > 1;
-  if (config.trainer.zero != ZeroStage::kNone || mesh.tensor > 1 || of_ends) return rates;
+  const bool of_biases = config.model.moe.projection_biases && mesh.expert_tensor > 1;
+  if (config.trainer.zero != ZeroStage::kNone || mesh.tensor > 1 || of_ends || of_biases) {
+    return rates;
+  }
   MOE_RETURN_IF_ERROR(world->Barrier());
   CommRate gradients = {.name = "gradient all-reduce",
                         .seconds = report.phase_seconds[static_cast<int>(Phase::kAllReduce)]};
