@@ -17,7 +17,8 @@ struct Batch {
   absl::Span<const int64_t> micro_batch_offsets = {};  // [B + 1], 0 .. T; empty = one micro-batch
   int64_t first_global_token = 0;
   // [T] 1 = padding, empty = none: such a row is no token to an MoE layer, whose y and dx are 0
-  // there, and it has no global token. Other modules do not read it.
+  // there, and it has no global token. Other modules do not read it. Of ranks that divide the rows
+  // of a micro-batch each has offsets and mask of all T of them.
   absl::Span<const uint8_t> padding_mask = {};
   // [documents + 1], 0 .. T, cuts of the sequences: a token attends to its own document alone, or
   // positions begin at 0 in each. Empty = sequence_offsets.

@@ -35,10 +35,14 @@ absl::StatusOr<RowsOfNetworks> RowsOf(const LinearRows& networks, const ExpertsS
   const int first = networks.first, last = networks.last;
   MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> out, workspace.Array<int64_t>(last - first + 1));
   for (int g = first; g <= last; ++g) out[g - first] = all[g] - all[first];
-  return RowsOfNetworks{
-      all[first],
-      all[last],
-      {.first = first, .last = last, .offsets = out, .site = networks.site, .gathered = gathered}};
+  return RowsOfNetworks{all[first],
+                        all[last],
+                        {.first = first,
+                         .last = last,
+                         .offsets = out,
+                         .site = networks.site,
+                         .gathered = gathered,
+                         .own = networks.own}};
 }
 
 ParameterSpec GateUpSpec(const ExpertsConfig& config, const std::string& prefix,

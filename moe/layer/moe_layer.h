@@ -71,13 +71,14 @@ class MoeLayer final : public Module<T> {
                                                           const Context& context);
 
   // x, y [T, H], memory of the context's device, null only without rows; `pass.batch` refers to
-  // memory of the host; that of a tensor group is of all its rows and has their offsets.
+  // memory of the host; that of a tensor group is of all its rows and has their offsets and mask.
   // pass.stash is needed for Backward, at most one Forward of this layer in each, and null in
   // evaluation. y overlaps no memory of x, which Backward reads; without a stash y may be x itself,
   // unless the layer has identity experts. kInvalidArgument otherwise.
   // Rows that pass.batch.padding_mask calls padding are not read, and y is 0 there; all else has
-  // the bits of a call without them. A mask costs a copy of the other rows of x, kept for Backward,
-  // and one of their y; without padding it costs nothing.
+  // the bits of a call without them, but that with context.tensor_leaves above 1 the segments of
+  // what tensor ranks hold whole are those of all rows. A mask costs a copy of the other rows of x,
+  // kept for Backward, and one of their y; without padding it costs nothing.
   // kFailedPrecondition with a stash for weights whose parts are borrowed apart. Messages of failed
   // waits name the layer and step of `pass.site`. kDataLoss, naming layer and expert: an expert
   // bias or, with router_stats, a router's logit that is not finite; on a CUDA device
@@ -146,8 +147,10 @@ class MoeLayer final : public Module<T> {
     RowSubset tokens;  // its rows that are not padding; whole() is 0 where all of them are tokens
     MatrixView<const T> x;  // the tokens
     RouterSaved<T> router;
-    OwnRows rows;  // x among the rows of its tensor group
-    Routing own;   // the slots of x on the device
+    OwnRows rows;  // x among the tokens of its tensor group
+    // With padding: [B S + 1] of x, as moe::SegmentsOf cuts the rows with it. Else empty.
+    absl::Span<const int64_t> segments;
+    Routing own;  // the slots of x on the device
     std::optional<DispatchPlan> plan;
     std::optional<GatheredRows> gathered;  // where ranks share experts
     ExpertsSaved<T> experts;
@@ -185,7 +188,7 @@ class MoeLayer final : public Module<T> {
   absl::Status ForwardTokens(const Pass& pass, MatrixView<T> y, Saved& saved);
   absl::Status BackwardTokens(const Pass& pass, MatrixView<const T> dy, Saved& saved,
                               MatrixView<T> dx, GradientReady ready);
-  // The batch without its rows of padding; fills in saved.tokens.
+  // The batch without its rows of padding; fills in saved.tokens, rows and segments.
   absl::StatusOr<Batch> TakePaddingOut(const Pass& pass, Saved& saved) const;
   absl::Status ForwardRows(const Pass& pass, MatrixView<const T> x, MatrixView<T> y, Saved& saved);
   absl::Status BackwardRows(const Pass& pass, MatrixView<const T> dy, Saved& saved,

@@ -40,11 +40,6 @@ absl::Status MoeLayer<T>::CheckForward(const Pass& pass, MatrixView<const T> x,
   }
   MOE_RETURN_IF_ERROR(CheckMemory("x", x));
   MOE_RETURN_IF_ERROR(CheckMemory("y", y));
-  const auto mask = std::ssize(pass.batch.padding_mask);
-  if (mask != 0 && mask != x.rows()) {
-    return absl::InvalidArgumentError(absl::StrCat("MoeLayer: padding_mask [", mask,
-                                                   "], expected [", x.rows(), "], as rows of x"));
-  }
   if (pass.context.turns != nullptr && dispatcher_->algorithm() == DispatchAlgorithm::kDirect) {
     return absl::InvalidArgumentError(
         "MoeLayer: direct dispatch in passes that take turns, expected staged or hierarchical: "
@@ -55,18 +50,19 @@ absl::Status MoeLayer<T>::CheckForward(const Pass& pass, MatrixView<const T> x,
         "MoeLayer: ", pass.batch.micro_batch_offsets.size() - 1, " micro-batches in a call of ",
         share_.ranks, " tensor-parallel ranks, expected one"));
   }
-  if (share_.cut() && mask != 0) {
-    return absl::UnimplementedError(absl::StrCat("MoeLayer: a padding_mask in a call of ",
-                                                 share_.ranks,
-                                                 " tensor-parallel ranks, expected none"));
-  }
-  const int64_t all = RowsOf(pass.batch);
+  const int64_t all = share_.cut() ? RowsOf(pass.batch) : x.rows();
   const RankCounts rows = share_.RowsOf(all);
   const int64_t own = rows[share_.index + 1] - rows[share_.index];
   if (share_.cut() && x.rows() != own) {
     return absl::InvalidArgumentError(absl::StrCat(
         "MoeLayer: x [", x.rows(), ", ", hidden, "] of a batch of ", all, " rows on rank ",
         share_.index, " of ", share_.ranks, " tensor-parallel ones, expected its own ", own));
+  }
+  const auto mask = std::ssize(pass.batch.padding_mask);
+  if (mask != 0 && mask != all) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("MoeLayer: padding_mask [", mask, "], expected [", all, "], as rows of ",
+                     share_.cut() ? "the batch, those of all tensor-parallel ranks" : "x"));
   }
   const bool identities = config_.router.num_zero_experts > 0;
   MOE_RETURN_IF_ERROR(CheckApart("y", y, "x", x,

@@ -7,6 +7,7 @@
 #include "gating/token_groups.h"
 #include "kernels/base/status_macros.h"
 #include "moe/layer/moe_layer.h"
+#include "moe/tensor/own_rows.h"
 
 namespace moe {
 namespace {
@@ -22,19 +23,25 @@ absl::StatusOr<Batch> MoeLayer<T>::TakePaddingOut(const Pass& pass, Saved& saved
   const absl::Span<const uint8_t> mask = pass.batch.padding_mask;
   const auto whole = std::ssize(mask);
   MOE_ASSIGN_OR_RETURN(Batch batch, CopyBatch(pass.batch, whole, host));
-  MOE_ASSIGN_OR_RETURN(const auto before, host.Array<int64_t>(whole + 1));  // tokens before a row
-  before[0] = 0;
-  for (size_t t = 0; t < mask.size(); ++t) before[t + 1] = before[t] + (mask[t] == 0 ? 1 : 0);
-  MOE_ASSIGN_OR_RETURN(const auto rows, host.Array<int32_t>(before.back()));
-  for (size_t t = 0; t < mask.size(); ++t) {
-    if (mask[t] == 0) rows[before[t]] = static_cast<int32_t>(t);
+  const auto count = std::count(mask.begin(), mask.end(), uint8_t{0});
+  MOE_ASSIGN_OR_RETURN(const auto picked, host.Array<int32_t>(count));  // of the whole batch
+  for (size_t t = 0, i = 0; t < mask.size(); ++t) {
+    if (mask[t] == 0) picked[i++] = static_cast<int32_t>(t);
   }
-  MOE_ASSIGN_OR_RETURN(saved.tokens, MakeRowSubset(rows, whole, pass));
+  const int64_t first = saved.rows.begin();  // row of the batch
+  saved.rows = OwnRowsAmong(pass.context, whole, picked);
+  MOE_ASSIGN_OR_RETURN(const auto rows, host.Array<int32_t>(saved.rows.count()));
+  std::transform(picked.begin() + saved.rows.begin(), picked.begin() + saved.rows.end(),
+                 rows.begin(), [&](int32_t row) { return row - static_cast<int32_t>(first); });
+  MOE_ASSIGN_OR_RETURN(saved.tokens, MakeRowSubset(rows, saved.given.rows(), pass));
+  MOE_ASSIGN_OR_RETURN(saved.segments,
+                       SegmentsAmong(batch.micro_batch_offsets, pass.context, picked, host));
   for (absl::Span<const int64_t>* const offsets :
        {&batch.sequence_offsets, &batch.micro_batch_offsets}) {
     MOE_ASSIGN_OR_RETURN(const auto of_tokens, host.Array<int64_t>(std::ssize(*offsets)));
-    std::transform(offsets->begin(), offsets->end(), of_tokens.begin(),
-                   [&](int64_t row) { return before[row]; });
+    std::transform(offsets->begin(), offsets->end(), of_tokens.begin(), [&](int64_t row) {
+      return std::lower_bound(picked.begin(), picked.end(), row) - picked.begin();
+    });
     *offsets = of_tokens;
   }
   return batch;
@@ -43,6 +50,7 @@ absl::StatusOr<Batch> MoeLayer<T>::TakePaddingOut(const Pass& pass, Saved& saved
 template <typename T>
 absl::Status MoeLayer<T>::ForwardTokens(const Pass& pass, MatrixView<T> y, Saved& saved) {
   const absl::Span<const uint8_t> mask = pass.batch.padding_mask;
+  saved.rows = OwnRowsOf(pass.context, share_.cut() ? RowsOf(pass.batch) : saved.given.rows());
   const auto is_padding = [](uint8_t value) {
     return value != 0;
   };

@@ -130,7 +130,6 @@ absl::Status MoeLayer<T>::ForwardRows(const Pass& pass, MatrixView<const T> x, M
   Stream& exchange = *context.exchange;
   const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context);
   s.x = x;
-  s.rows = OwnRowsOf(context, share_.cut() ? moe::RowsOf(pass.batch) : x.rows());
 
   MOE_RETURN_IF_ERROR(Route(pass, s));
   const DispatchPlan& plan = *s.plan;
@@ -442,9 +441,11 @@ absl::Status MoeLayer<T>::BackwardRows(const Pass& pass, MatrixView<const T> dy,
                           Write::kOverwrite, compute);
   }));
   NoteNonFinite(pass, kDispatchBackward.name, dx);
-  MOE_ASSIGN_OR_RETURN(
-      const auto row_segments,
-      moe::SegmentsOf(saved.router.batch.micro_batch_offsets, context, *context.host_workspace));
+  absl::Span<const int64_t> row_segments = saved.segments;
+  if (row_segments.empty()) {
+    MOE_ASSIGN_OR_RETURN(row_segments, moe::SegmentsOf(saved.router.batch.micro_batch_offsets,
+                                                       context, *context.host_workspace));
+  }
   MOE_RETURN_IF_ERROR(HomeBackward(pass, {dy, own_d_weight, dx, row_segments}, saved, ready));
   MOE_RETURN_IF_ERROR(GatherSlots(pass, saved, d_weight));
   std::optional<RouterGradients> gradients;

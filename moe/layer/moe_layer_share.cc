@@ -47,7 +47,7 @@ absl::Status MoeLayer<T>::GatherSlots(const Pass& pass, const Saved& saved,
   const Routing& all = saved.router.routing;
   if (!share_.cut() || all.slot_offset.empty()) return absl::OkStatus();
   RankCounts slots;
-  for (const int64_t row : share_.RowsOf(all.tokens())) slots.push_back(all.slot_offset[row]);
+  for (const int64_t row : saved.rows.offsets) slots.push_back(all.slot_offset[row]);
   const MatrixView<float> column(values.data(), std::ssize(values), 1);
   return TensorExchange(
       pass.context, pass.site.Named("combine weights"), [&](Communicator& group, const Site& at) {

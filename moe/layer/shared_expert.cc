@@ -37,7 +37,7 @@ absl::Status SharedExpert<T>::Forward(const Pass& pass, const OwnRows& own, Matr
   MOE_ASSIGN_OR_RETURN(const auto all, AllRows<T>(context, own, x, pass.site));
   MOE_RETURN_IF_ERROR(experts_->Prepare(all, pass.kept(), saved.experts));
   const std::array<int64_t, 2> offsets = {0, all.rows()};
-  const LinearRows rows = {.offsets = offsets, .site = pass.site};
+  const LinearRows rows = {.offsets = offsets, .site = pass.site, .own = own.offsets};
   if (gate_ == nullptr) return experts_->Forward(context, rows, saved.experts, y);
 
   MOE_ASSIGN_OR_RETURN(saved.out, pass.kept().Matrix<T>(x.rows(), x.cols()));
@@ -100,8 +100,8 @@ absl::Status SharedExpert<T>::Backward(const Pass& pass, Gradients gradients,
     MOE_RETURN_IF_ERROR(experts_->PrepareBackward(workspace, saved.experts));
     const std::array<int64_t, 2> offsets = {0, own.all()};
     MOE_ASSIGN_OR_RETURN(const auto d_rows, workspace.Matrix<T>(dy.rows(), dy.cols()));
-    MOE_RETURN_IF_ERROR(experts_->InputGradient(context, {.offsets = offsets, .site = pass.site},
-                                                saved.experts, d_expert, d_rows));
+    const LinearRows rows = {.offsets = offsets, .site = pass.site, .own = own.offsets};
+    MOE_RETURN_IF_ERROR(experts_->InputGradient(context, rows, saved.experts, d_expert, d_rows));
     MOE_RETURN_IF_ERROR(AddRows<T>(dx, d_rows, dx, *context.compute));
     MOE_ASSIGN_OR_RETURN(saved.experts.rows, AllRows<T>(context, own, saved.x, pass.site));
   }

@@ -28,6 +28,11 @@ void ForEachCut(const Context& context, int64_t rows, Visit visit) {
   }
 }
 
+// Of ascending rows `picked`, how many are before `row`.
+int64_t Before(int64_t row, absl::Span<const int32_t> picked) {
+  return std::lower_bound(picked.begin(), picked.end(), row) - picked.begin();
+}
+
 }  // namespace
 
 int64_t RowsOf(const Batch& batch) {
@@ -45,13 +50,10 @@ OwnRows OwnRowsOf(const Context& context, int64_t rows) {
 }
 
 OwnRows OwnRowsAmong(const Context& context, int64_t rows, absl::Span<const int32_t> picked) {
-  const auto before = [&](int64_t row) -> int64_t {
-    return std::lower_bound(picked.begin(), picked.end(), row) - picked.begin();
-  };
   OwnRows own = OwnRowsOf(context, rows);
   const int64_t first = own.begin();
-  for (int64_t& offset : own.offsets) offset = before(offset);
-  for (int64_t& cut : own.segments) cut = before(first + cut) - own.begin();
+  for (int64_t& offset : own.offsets) offset = Before(offset, picked);
+  for (int64_t& cut : own.segments) cut = Before(first + cut, picked) - own.begin();
   return own;
 }
 
@@ -72,6 +74,17 @@ absl::StatusOr<absl::Span<const int64_t>> SegmentsOf(absl::Span<const int64_t> m
     });
     if (b + 1 < batches) --at;
   }
+  return segments;
+}
+
+absl::StatusOr<absl::Span<const int64_t>> SegmentsAmong(
+    absl::Span<const int64_t> micro_batch_offsets, const Context& context,
+    absl::Span<const int32_t> picked, Workspace& workspace) {
+  MOE_ASSIGN_OR_RETURN(const auto of_all, SegmentsOf(micro_batch_offsets, context, workspace));
+  MOE_ASSIGN_OR_RETURN(const auto segments, workspace.Array<int64_t>(std::ssize(of_all)));
+  const int64_t first = OwnRowsOf(context, micro_batch_offsets.back()).begin();
+  std::transform(of_all.begin(), of_all.end(), segments.begin(),
+                 [&](int64_t row) { return Before(first + row, picked) - Before(first, picked); });
   return segments;
 }
 

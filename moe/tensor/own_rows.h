@@ -33,6 +33,8 @@ class RowOffsets {
   const int64_t* data() const { return rows_.data(); }
   int64_t* begin() { return rows_.data(); }
   int64_t* end() { return rows_.data() + size_; }
+  const int64_t* begin() const { return rows_.data(); }
+  const int64_t* end() const { return rows_.data() + size_; }
   int64_t operator[](size_t i) const { return rows_[i]; }
 
  private:
@@ -68,6 +70,10 @@ OwnRows OwnRowsAmong(const Context& context, int64_t rows, absl::Span<const int3
 // `workspace`. Ranks that share rows have one micro-batch.
 absl::StatusOr<absl::Span<const int64_t>> SegmentsOf(absl::Span<const int64_t> micro_batch_offsets,
                                                      const Context& context, Workspace& workspace);
+// The same of the rows `picked` of the micro-batches, in ascending order: the segments of all rows.
+absl::StatusOr<absl::Span<const int64_t>> SegmentsAmong(
+    absl::Span<const int64_t> micro_batch_offsets, const Context& context,
+    absl::Span<const int32_t> picked, Workspace& workspace);
 
 // All rows [N, H], of which each rank has its own, dense: `own` itself where one rank has all,
 // otherwise memory of the context's workspace, which the caller releases. Collective over the

@@ -5,6 +5,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/tensor/own_rows.h"
 #include "moe/train/trainer.h"
 
 namespace moe {
@@ -15,7 +16,7 @@ absl::Span<const uint8_t> MaskAt(const uint8_t* padding_mask, int64_t rows) {
   return {padding_mask, static_cast<size_t>(rows)};
 }
 
-// `batch` as a call in `round` uses it.
+// `batch` as a call of `rows` rows, of all tensor-parallel ranks, uses it in `round`.
 Batch InRound(const Round& round, int64_t rows, Batch batch) {
   if (batch.micro_batch_offsets.empty() && batch.first_global_token == 0 && !round.empty()) {
     batch.first_global_token = round.micro_batch() * rows;
@@ -43,6 +44,19 @@ absl::Status TrainedLayer<T>::CheckRound(const Round& round, int64_t rows,
 }
 
 template <typename T>
+TensorShare TrainedLayer<T>::share() const {
+  return ShareOf(trainer_.context());
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::CheckAllRowsHere() const {
+  if (!share().cut()) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      "TrainedLayer: rows without a batch on ", share().ranks,
+      " tensor-parallel ranks, expected Forward with a batch that has the offsets of all rows"));
+}
+
+template <typename T>
 absl::Status TrainedLayer<T>::TakeStats() {
   for (auto& [stats, counts] : calls_) {
     MOE_RETURN_IF_ERROR(stats.Wait());
@@ -58,7 +72,8 @@ absl::Status TrainedLayer<T>::Forward(Pass pass, MatrixView<const T> x, MatrixVi
                                       bool counts) {
   constexpr size_t kMostCalls = 64;  // calls whose stats may be under way
   if (calls_.size() > kMostCalls) MOE_RETURN_IF_ERROR(TakeStats());
-  Call call = {.counts = counts};
+  // Routers of a tensor group decide about the same rows: one rank counts.
+  Call call = {.counts = counts && share().index == 0};
   pass.router_stats = {&call.stats, 1};
   MOE_RETURN_IF_ERROR(layer_->Forward(pass, x, y));
   calls_.push_back(std::move(call));
@@ -69,7 +84,7 @@ template <typename T>
 absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
                                       Batch batch) {
   MOE_RETURN_IF_ERROR(CheckRound(round, x.rows(), batch));
-  batch = InRound(round, x.rows(), batch);
+  batch = InRound(round, share().cut() ? RowsOf(batch) : x.rows(), batch);
   if (trainer_.evaluates()) batch.mode = Mode::kEvaluation;
   return Forward(trainer_.PassOf(round, batch), x, y, /*counts=*/!trainer_.evaluates());
 }
@@ -86,6 +101,7 @@ absl::Status TrainedLayer<T>::Backward(const Round& round, MatrixView<const T> d
 template <typename T>
 absl::Status TrainedLayer<T>::ForwardRows(const void* x, int64_t rows, const uint8_t* padding_mask,
                                           void* y) {
+  MOE_RETURN_IF_ERROR(CheckAllRowsHere());
   rows_ = rows;
   return Forward(trainer_.round(), RowsAt(x, rows), RowsAt(y, rows),
                  {.padding_mask = MaskAt(padding_mask, rows)});
@@ -99,6 +115,7 @@ absl::Status TrainedLayer<T>::BackwardRows(const void* dy, void* dx) {
 template <typename T>
 absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
     const GraphForward& call) {
+  MOE_RETURN_IF_ERROR(CheckAllRowsHere());
   MOE_RETURN_IF_ERROR(trainer_.HaveWeights());
   const Round& round = trainer_.round();
   const MatrixView<const T> x(static_cast<const T*>(call.x), call.rows, call.cols);

@@ -86,7 +86,8 @@ class TrainedLayerBase : public TrainedModule {
 
   // Forward and Backward of TrainedLayer with these arguments; dy and dx have as many rows as the
   // last ForwardRows. Pointers are null only without rows, that of the mask [rows] also without
-  // padding.
+  // padding. kUnimplemented on tensor-parallel ranks, as ForwardInGraph: without a batch a rank
+  // does not know the rows of the others.
   virtual absl::Status ForwardRows(const void* x, int64_t rows, const uint8_t* padding_mask,
                                    void* y) = 0;
   virtual absl::Status BackwardRows(const void* dy, void* dx) = 0;
@@ -109,9 +110,10 @@ class TrainedLayer final : public TrainedLayerBase {
  public:
   // y = layer(x), both [T, H] in memory of the session's device; zero rows in an empty round. A
   // batch without micro_batch_offsets is one micro-batch of T rows, whose first global token is
-  // micro_batch * T if left out. In an evaluation nothing is saved for Backward or counted.
-  // Collective. kFailedPrecondition for a round that has ended; errors of MoeLayer::Forward,
-  // including that for y in the memory of x where a Backward may follow.
+  // micro_batch * T if left out. Tensor-parallel ranks have their own of the T rows (own_rows.h);
+  // their batch has offsets and mask of all T. In an evaluation nothing is saved for Backward or
+  // counted. Collective. kFailedPrecondition for a round that has ended; errors of
+  // MoeLayer::Forward, including that for y in the memory of x where a Backward may follow.
   absl::Status Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
                        Batch batch = {});
   // dx [T, H] overwritten; gradients of weights are added. dy: gradients of the micro-batch's loss,
@@ -141,6 +143,10 @@ class TrainedLayer final : public TrainedLayerBase {
         layer_(std::move(layer)),
         counts_(static_cast<size_t>(layer_->config().router.num_outputs()), 0) {}
   absl::Status CheckRound(const Round& round, int64_t rows, const Batch& batch) const;
+  // kUnimplemented where tensor-parallel ranks divide rows.
+  absl::Status CheckAllRowsHere() const;
+  // This rank among those that divide the rows of a micro-batch, and their number.
+  TensorShare share() const;
   // Waits for the statistics of all calls, and adds them to counts_.
   absl::Status TakeStats();
   // Forward of the layer; `counts`: Call::counts.

@@ -87,6 +87,11 @@ TEST(OwnRowsTest, MicroBatchesOfACallHaveSegmentsOfTheirOwn) {
     MOE_ASSIGN_OR_RETURN(const auto segments,
                          SegmentsOf(offsets, context, *context.host_workspace));
     EXPECT_THAT(segments, ElementsAre(0, 2, 5, 5, 5, 6, 7));
+    // Rows 1, 2, 3 and 6 are in segments 0, 1, 1 and 5.
+    const int32_t picked[] = {1, 2, 3, 6};
+    MOE_ASSIGN_OR_RETURN(const auto among,
+                         SegmentsAmong(offsets, context, picked, *context.host_workspace));
+    EXPECT_THAT(among, ElementsAre(0, 1, 3, 3, 3, 3, 4));
     return absl::OkStatus();
   });
 }
