@@ -64,6 +64,7 @@ set(moe_public_headers
   moe/io/safetensors_stream.h moe/io/scratch_file.h
   moe/lm/attention_block.h moe/lm/dense.h moe/lm/feed_forward_block.h moe/lm/key_value_cache.h moe/lm/layer.h moe/lm/model.h
   moe/lm/output_head.h moe/lm/stage.h moe/lm/text_data.h moe/lm/tokens.h moe/lm/train_config.h moe/lm/training_loop.h moe/lm/transformer_config.h
+  moe/lm/tree_norms.h
   dispatch/dispatch_plan.h dispatch/dispatcher.h dispatch/placement.h
   gating/capacity.h gating/gate.h gating/router.h gating/router_check.h
   gating/router_config.h gating/router_stats.h gating/routing.h
@@ -86,7 +87,7 @@ set(moe_public_headers
   kernels/grouped_gemm/gemm_cublas.h kernels/grouped_gemm/gemm_options.h
   kernels/grouped_gemm/gemm_problem.h kernels/grouped_gemm/packed_weights.h
   kernels/activation/activation.h kernels/activation/activation_kind.h kernels/attention/attention.h
-  kernels/permute/permute.h
+  kernels/norm/rms_norm.h kernels/permute/permute.h
   kernels/topk_gate/gate_row.h kernels/topk_gate/gate_rule.h)
 # Installed below moe-1/, which is the include path: "moe/moe.h" works for the user as it does here,
 # and no folder named kernels/ or comm/ is added to the user's own path.

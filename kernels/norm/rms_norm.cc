@@ -1,6 +1,10 @@
 #include "kernels/norm/rms_norm.h"
 
+#include <algorithm>
 #include <cmath>
+
+#include <absl/status/statusor.h>
+#include <absl/strings/str_cat.h>
 
 #include "kernels/base/fixed_dot.h"
 #include "kernels/base/highway_targets.h"
@@ -37,14 +41,28 @@ HWY_INLINE float WeightedDot(const T* dy, const float* weight, const T* x, int64
   });
 }
 
+// Sums::sums of row t with a weight.
+template <typename T>
+void NodeDot(const Sums<T>& s, int64_t t) {
+  float leaf[kMaxTreeLeaves];
+  for (int i = 0; i < s.leaves.count; ++i) {
+    const int64_t begin = s.leaves.begin[i];
+    leaf[i] = WeightedDot(s.dy.row(t) + begin, s.weight + begin, s.x.row(t) + begin,
+                          s.leaves.begin[i + 1] - begin);
+  }
+  s.sums[t] = Fold(leaf, s.leaves.count);
+}
+
 // dx of row t: rstd * (dy * weight - x * slope) (+ dx)
 template <typename T>
 void InputGradient(const Backward<T>& b, int64_t t) {
   const int64_t n = b.groups.cols;
   const T *const x = b.groups.Row(b.x, t), *const dy = b.groups.Row(b.dy, t);
   T* const dx = b.groups.Row(b.dx, t);
-  const float dot = WeightedDot(dy, b.weight, x, n);
-  const auto slope = hn::Set(FloatTag(), b.rstd[t] * b.rstd[t] * (dot / static_cast<float>(n)));
+  const bool own = b.nodes.leaves == 0;
+  const float dot = own ? WeightedDot(dy, b.weight, x, n) : b.nodes.Sum(t);
+  const auto all = static_cast<float>(own ? n : b.nodes.cols);
+  const auto slope = hn::Set(FloatTag(), b.rstd[t] * b.rstd[t] * (dot / all));
   const auto rstd = hn::Set(FloatTag(), b.rstd[t]);
   const bool add = b.write_dx == Write::kAdd;
   ForLanes(n, [&](int64_t i, auto lanes) MOE_LANES {
@@ -87,13 +105,34 @@ HWY_AFTER_NAMESPACE();
 namespace moe::rms_norm {
 
 template <typename T>
+void Run(const Sums<T>& s, ThreadPool& threads) {
+  threads.For(s.x.rows(), RowGrain(s.x.cols()), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      if (s.weight != nullptr) {
+        MOE_SIMD(NodeDot<T>)(s, t);
+        continue;
+      }
+      float leaf[kMaxTreeLeaves];
+      for (int i = 0; i < s.leaves.count; ++i) {
+        const T* const x = s.x.row(t) + s.leaves.begin[i];
+        leaf[i] = FixedDot(x, x, s.leaves.begin[i + 1] - s.leaves.begin[i]);
+      }
+      s.sums[t] = Fold(leaf, s.leaves.count);
+    }
+  });
+}
+
+template <typename T>
 void Run(const Forward<T>& f, ThreadPool& threads) {
   const int64_t cols = f.groups.cols;
   if (cols == 0) return;
+  const bool own = f.nodes.leaves == 0;
+  const auto all = static_cast<float>(own ? cols : f.nodes.cols);
   threads.For(f.rows(), RowGrain(cols), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const T* const x = f.groups.Row(f.x, t);
-      f.rstd[t] = 1.0f / std::sqrt(FixedDot(x, x, cols) / static_cast<float>(cols) + f.epsilon);
+      const float squares = own ? FixedDot(x, x, cols) : f.nodes.Sum(t);
+      f.rstd[t] = 1.0f / std::sqrt(squares / all + f.epsilon);
       MOE_SIMD(Normalize<T>)(x, f.weight, f.rstd[t], cols, f.groups.Row(f.y, t));
     }
   });
@@ -123,18 +162,75 @@ rms_norm::Groups GroupsOf(int64_t cols, size_t weight) {
   return {several ? cols / length : 1, several ? length : cols};
 }
 
+absl::StatusOr<rms_norm::Leaves> LeavesOf(const char* function, const RowTree& node, int64_t cols) {
+  rms_norm::Leaves leaves = {.count = node.leaves};
+  std::copy(node.begin.begin(), node.begin.end(), leaves.begin);
+  if (IsTreeLeaves(node.leaves) && leaves.begin[0] == 0 && leaves.begin[node.leaves] == cols &&
+      std::is_sorted(leaves.begin, leaves.begin + node.leaves + 1)) {
+    return leaves;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(function, ": ", node.leaves,
+                                                 " leaves, expected 1, 2, 4, 8 or 16 from 0 to ",
+                                                 cols, " columns"));
+}
+
+// kInvalidArgument unless every node is at a leaf of its own, of rows of one group.
+absl::StatusOr<rms_norm::Nodes> NodesOf(const char* function, const RowTree& tree, int64_t rows,
+                                        int64_t groups) {
+  rms_norm::Nodes nodes = {.leaves = tree.leaves, .cols = tree.cols};
+  if (tree.leaves == 0) return nodes;
+  nodes.count = static_cast<int>(tree.nodes.rows());
+  nodes.sums = tree.nodes;
+  std::copy(tree.first_leaf.begin(), tree.first_leaf.end(), nodes.first_leaf);
+  bool good = IsTreeLeaves(tree.leaves) && nodes.count <= tree.leaves && groups == 1;
+  for (int j = 0; good && j < nodes.count; ++j) {
+    good = nodes.first_leaf[j] > (j == 0 ? -1 : nodes.first_leaf[j - 1]) &&
+           nodes.first_leaf[j] < tree.leaves;
+  }
+  if (!good) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": ", tree.nodes.rows(), " nodes of a tree of ", tree.leaves,
+                     " leaves and ", groups, " groups, expected ascending ones and one group"));
+  }
+  MOE_RETURN_IF_ERROR(CheckShape(function, "nodes", tree.nodes, nodes.count, rows));
+  return nodes;
+}
+
 }  // namespace
 
 template <typename T>
+absl::Status RmsNormSquares(MatrixView<const T> x, const RowTree& node, absl::Span<float> sums,
+                            Stream& stream) {
+  constexpr const char* kFunction = "RmsNormSquares";
+  MOE_ASSIGN_OR_RETURN(const auto leaves, LeavesOf(kFunction, node, x.cols()));
+  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "sums", sums.size(), x.rows()));
+  return RunOp(kFunction, rms_norm::Sums<T>{leaves, x, nullptr, {}, sums.data()}, stream);
+}
+
+template <typename T>
+absl::Status RmsNormDots(MatrixView<const T> x, absl::Span<const float> weight,
+                         MatrixView<const T> dy, const RowTree& node, absl::Span<float> sums,
+                         Stream& stream) {
+  constexpr const char* kFunction = "RmsNormDots";
+  MOE_ASSIGN_OR_RETURN(const auto leaves, LeavesOf(kFunction, node, x.cols()));
+  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "weight", weight.size(), x.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dy", dy, x.rows(), x.cols()));
+  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "sums", sums.size(), x.rows()));
+  return RunOp(kFunction, rms_norm::Sums<T>{leaves, x, weight.data(), dy, sums.data()}, stream);
+}
+
+template <typename T>
 absl::Status RmsNorm(MatrixView<const T> x, absl::Span<const float> weight, float epsilon,
-                     MatrixView<T> y, absl::Span<float> rstd, Stream& stream) {
+                     MatrixView<T> y, absl::Span<float> rstd, Stream& stream, const RowTree& tree) {
   constexpr const char* kFunction = "RmsNorm";
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "x", x, x.rows(), x.cols()));
   const rms_norm::Groups groups = GroupsOf(x.cols(), weight.size());
   MOE_RETURN_IF_ERROR(CheckLength(kFunction, "weight", weight.size(), groups.cols));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "y", y, x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckLength(kFunction, "rstd", rstd.size(), x.rows() * groups.count));
-  return RunOp(kFunction, rms_norm::Forward<T>{groups, x, weight.data(), epsilon, y, rstd.data()},
+  MOE_ASSIGN_OR_RETURN(const auto nodes, NodesOf(kFunction, tree, x.rows(), groups.count));
+  return RunOp(kFunction,
+               rms_norm::Forward<T>{groups, x, weight.data(), epsilon, y, rstd.data(), nodes},
                stream);
 }
 
@@ -142,7 +238,7 @@ template <typename T>
 absl::Status RmsNormBackward(MatrixView<const T> x, absl::Span<const float> weight,
                              absl::Span<const float> rstd, MatrixView<const T> dy, MatrixView<T> dx,
                              Write write_dx, absl::Span<float> d_weight, Write write_d_weight,
-                             Stream& stream) {
+                             Stream& stream, const RowTree& tree) {
   constexpr const char* kFunction = "RmsNormBackward";
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "x", x, x.rows(), x.cols()));
   const rms_norm::Groups groups = GroupsOf(x.cols(), weight.size());
@@ -151,12 +247,15 @@ absl::Status RmsNormBackward(MatrixView<const T> x, absl::Span<const float> weig
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dy", dy, x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dx", dx, x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckLength(kFunction, "d_weight", d_weight.size(), groups.cols));
+  MOE_ASSIGN_OR_RETURN(const auto nodes, NodesOf(kFunction, tree, x.rows(), groups.count));
   return RunOp(kFunction,
                rms_norm::Backward<T>{groups, x, weight.data(), rstd.data(), dy, dx, write_dx,
-                                     d_weight.data(), write_d_weight},
+                                     d_weight.data(), write_d_weight, nodes},
                stream);
 }
 
+MOE_INSTANTIATE_FOR_STORAGE(RmsNormSquares)
+MOE_INSTANTIATE_FOR_STORAGE(RmsNormDots)
 MOE_INSTANTIATE_FOR_STORAGE(RmsNorm)
 MOE_INSTANTIATE_FOR_STORAGE(RmsNormBackward)
 

@@ -10,6 +10,26 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
+// Half a warp owns a row, leaf by leaf.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) SumsKernel(Sums<T> s) {
+  ForRows<kPartials>(s.x.rows(), [&](int64_t t, int lane) {
+    float leaf[kMaxTreeLeaves];
+    for (int i = 0; i < s.leaves.count; ++i) {
+      const int64_t begin = s.leaves.begin[i];
+      const T* const x = s.x.row(t) + begin;
+      leaf[i] = FixedSumOf<float>(s.leaves.begin[i + 1] - begin, lane, [&](int64_t h, float sum) {
+        const auto value = static_cast<float>(x[h]);
+        if (s.weight == nullptr) return fmaf(value, value, sum);
+        const auto dy = static_cast<float>(s.dy.row(t)[begin + h]);
+        return fmaf(dy * s.weight[begin + h], value, sum);
+      });
+    }
+    const float sum = Fold(leaf, s.leaves.count);
+    if (lane == 0) s.sums[t] = sum;
+  });
+}
+
 // Half a warp owns a row: each lane holds one of the 16 partial sums, then handles every 16th
 // vector.
 template <typename T>
@@ -18,11 +38,13 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Forward
   ForRows<kPartials>(f.x.rows() * f.groups.count, [&](int64_t t, int lane) {
     const T* const x = f.groups.Row(f.x, t);
     T* const y = f.groups.Row(f.y, t);
-    const auto squares = FixedSumOf<float>(cols, lane, [&](int64_t h, float sum) {
+    const bool own = f.nodes.leaves == 0;
+    const auto squares = FixedSumOf<float>(own ? cols : 0, lane, [&](int64_t h, float sum) {
       const auto value = static_cast<float>(x[h]);
       return fmaf(value, value, sum);
     });
-    const float rstd = 1.0f / sqrtf(squares / static_cast<float>(cols) + f.epsilon);
+    const auto all = static_cast<float>(own ? cols : f.nodes.cols);
+    const float rstd = 1.0f / sqrtf((own ? squares : f.nodes.Sum(t)) / all + f.epsilon);
     if (lane == 0) f.rstd[t] = rstd;
     const auto scaled = [&](int64_t h, auto width) {
       constexpr int kWidth = decltype(width)::value;
@@ -46,11 +68,13 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) InputGradientKernel(B
     const T* const x = b.groups.Row(b.x, t);
     const T* const dy = b.groups.Row(b.dy, t);
     T* const dx = b.groups.Row(b.dx, t);
-    const auto dot = FixedSumOf<float>(cols, lane, [&](int64_t h, float sum) {
+    const bool own = b.nodes.leaves == 0;
+    const auto dot = FixedSumOf<float>(own ? cols : 0, lane, [&](int64_t h, float sum) {
       return fmaf(static_cast<float>(dy[h]) * b.weight[h], static_cast<float>(x[h]), sum);
     });
     const float rstd = b.rstd[t];
-    const float slope = rstd * rstd * (dot / static_cast<float>(cols));
+    const auto all = static_cast<float>(own ? cols : b.nodes.cols);
+    const float slope = rstd * rstd * ((own ? dot : b.nodes.Sum(t)) / all);
     const auto gradients = [&](int64_t h, auto width) {
       constexpr int kWidth = decltype(width)::value;
       const auto x_values = Load<kWidth>(x + h);
@@ -89,6 +113,12 @@ __global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(Backward<
 }  // namespace
 
 template <typename T>
+cudaError_t Run(const Sums<T>& sums, cudaStream_t stream) {
+  if (sums.x.rows() == 0) return cudaSuccess;
+  return Launch(&SumsKernel<T>, RowShape<kPartials>(sums.x.rows()), stream, sums);
+}
+
+template <typename T>
 cudaError_t Run(const Forward<T>& forward, cudaStream_t stream) {
   if (forward.x.rows() == 0 || forward.x.cols() == 0) return cudaSuccess;
   return Launch(&ForwardKernel<T>, RowShape<kPartials>(forward.rows()), stream, forward);
@@ -104,6 +134,7 @@ cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
   return Launch(&InputGradientKernel<T>, RowShape<kPartials>(backward.rows()), stream, backward);
 }
 
+MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Sums, cudaStream_t)
 MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Forward, cudaStream_t)
 MOE_INSTANTIATE_OVERLOAD(cudaError_t, Run, Backward, cudaStream_t)
 

@@ -8,6 +8,7 @@
 #include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
+#include "kernels/base/tree_cut.h"
 
 namespace moe::rms_norm {
 
@@ -21,6 +22,44 @@ struct Groups {
   }
 };
 
+// RowTree: what a kernel reads of it.
+struct Leaves {
+  int count;                          // leaves
+  int64_t begin[kMaxTreeLeaves + 1];  // their columns
+};
+struct Nodes {
+  int leaves = 0;                // 0: a row has its own sum
+  int count;                     // nodes
+  MatrixView<const float> sums;  // [count, T]
+  int first_leaf[kMaxTreeLeaves];
+  int64_t cols;
+
+  MOE_HOST_DEVICE float Sum(int64_t t) const;
+};
+
+// Adds neighbours until one is left, in values[0]; `count` is a power of two.
+MOE_HOST_DEVICE inline float Fold(float* values, int count) {
+  for (; count > 1; count /= 2) {
+    for (int i = 0; 2 * i < count; ++i) values[i] = values[2 * i] + values[2 * i + 1];
+  }
+  return values[0];
+}
+MOE_HOST_DEVICE inline float Nodes::Sum(int64_t t) const {
+  float values[kMaxTreeLeaves] = {};  // an empty child adds 0
+  for (int j = 0; j < count; ++j) values[first_leaf[j]] = *(sums.row(j) + t);
+  return Fold(values, leaves);
+}
+
+// RmsNormSquares, without weight and dy, and RmsNormDots.
+template <typename T>
+struct Sums {
+  Leaves leaves;
+  MatrixView<const T> x;  // [T, H]
+  const float* weight;    // [H]
+  MatrixView<const T> dy;
+  float* sums;  // [T]
+};
+
 // RmsNorm.
 template <typename T>
 struct Forward {
@@ -30,6 +69,7 @@ struct Forward {
   float epsilon;
   MatrixView<T> y;  // [T, G * H]
   float* rstd;      // [T * G]
+  Nodes nodes;
 
   int64_t rows() const { return x.rows() * groups.count; }
 };
@@ -46,13 +86,16 @@ struct Backward {
   Write write_dx;
   float* d_weight;  // [H]
   Write write_d_weight;
+  Nodes nodes;
 
   int64_t rows() const { return x.rows() * groups.count; }
 };
 
-// Both enqueue on `stream` and return the launch error alone. The bits are those of a CPU with
+// All enqueue on `stream` and return the launch error alone. The bits are those of a CPU with
 // fused multiply-add: half a warp shares a row's sum in the order of FixedDot, and a thread owns a
 // column of d_weight.
+template <typename T>
+cudaError_t Run(const Sums<T>& sums, cudaStream_t stream);
 template <typename T>
 cudaError_t Run(const Forward<T>& forward, cudaStream_t stream);
 template <typename T>

@@ -91,10 +91,6 @@ absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const TransformerCon
                                                             const std::string& prefix,
                                                             const TensorShare& share,
                                                             ParameterStore& store) {
-  if (share.cut() && config.qk_norm == QkNorm::kHeads) {
-    return absl::UnimplementedError(absl::StrCat(
-        "--tp is ", share.ranks, " with --qk-layernorm heads, expected 1: a norm of all heads"));
-  }
   const auto norm = [&](const char* name, int64_t cols) {
     return Norm<T>::Create(prefix + name, cols, config.norm_epsilon, store);
   };
@@ -110,6 +106,7 @@ absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const TransformerCon
                                            per_head ? config.head_dim() : config.q_cols()));
   MOE_ASSIGN_OR_RETURN(block.k_norm_, norm("self_attn.k_norm.weight",
                                            per_head ? config.head_dim() : config.kv_cols()));
+  if (!per_head && share.leaves > 1) block.tree_norms_.emplace(config, share);
   return block;
 }
 
@@ -147,6 +144,12 @@ absl::Status AttentionBlock<T>::NormHeads(const Pass& pass, AttentionBlockSaved<
   MatrixView<T> qk = ColumnRange(saved.qkv, 0, qk_cols);
   if (q_norm_.has_value()) {
     MOE_ASSIGN_OR_RETURN(qk, pass.kept().Matrix<T>(saved.qkv.rows(), qk_cols));
+  }
+  if (tree_norms_.has_value()) {
+    MOE_RETURN_IF_ERROR(
+        tree_norms_->Forward(pass, {{&*q_norm_, &*k_norm_}, {&saved.q_norm, &saved.k_norm}},
+                             ColumnRange(saved.qkv, 0, qk_cols), qk));
+  } else if (q_norm_.has_value()) {
     MOE_RETURN_IF_ERROR(q_norm_->Forward(pass, ColumnRange(saved.qkv, 0, q_cols),
                                          ColumnRange(qk, 0, q_cols), saved.q_norm));
     MOE_RETURN_IF_ERROR(k_norm_->Forward(pass, ColumnRange(saved.qkv, q_cols, qk_cols),
@@ -236,6 +239,10 @@ absl::Status AttentionBlock<T>::QkBackward(const Pass& pass, const AttentionBloc
   MOE_RETURN_IF_ERROR(Rotate(pass, RotaryDirection::kBackward, d_qk));
   if (!q_norm_.has_value()) return absl::OkStatus();  // d_qk is part of d_qkv
   const int64_t q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
+  if (tree_norms_.has_value()) {
+    return tree_norms_->Backward(pass, {{&*q_norm_, &*k_norm_}, {&saved.q_norm, &saved.k_norm}},
+                                 d_qk, ColumnRange(d_qkv, 0, qk_cols), ready);
+  }
   MOE_RETURN_IF_ERROR(HeadNormBackward(pass, *q_norm_, saved.q_norm, ColumnRange(d_qk, 0, q_cols),
                                        ColumnRange(d_qkv, 0, q_cols), ready));
   return HeadNormBackward(pass, *k_norm_, saved.k_norm, ColumnRange(d_qk, q_cols, qk_cols),

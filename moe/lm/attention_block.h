@@ -13,6 +13,7 @@
 #include "kernels/attention/attention.h"
 #include "moe/lm/dense.h"
 #include "moe/lm/transformer_config.h"
+#include "moe/lm/tree_norms.h"
 #include "moe/tensor/linear.h"
 #include "moe/tensor/own_rows.h"
 
@@ -72,8 +73,9 @@ class AttentionBlock {
   // d_qk [T, (heads + kv_heads) D], the gradient by what is rotated, becomes that by d_qkv's q | k.
   absl::Status QkBackward(const Pass& pass, const AttentionBlockSaved<T>& saved, MatrixView<T> d_qk,
                           MatrixView<T> d_qkv, GradientReady ready) const;
-  // Backward of a norm of heads. Its weight has a partial of all rows for each leaf of the heads
-  // (Context::tensor_leaves), so that ranks that share them need no exchange.
+  // Backward of a norm of each head, or with one tensor leaf of all heads. Its weight has a partial
+  // of all rows for each leaf of the heads (Context::tensor_leaves), so that ranks that share them
+  // need no exchange.
   absl::Status HeadNormBackward(const Pass& pass, const Norm<T>& norm, const NormSaved<T>& saved,
                                 MatrixView<const T> dy, MatrixView<T> dx,
                                 GradientReady ready) const;
@@ -87,6 +89,7 @@ class AttentionBlock {
   std::vector<int64_t> key_heads_;
   Norm<T> norm_;
   std::optional<Norm<T>> q_norm_, k_norm_;
+  std::optional<TreeNorms<T>> tree_norms_;  // of all heads, with several tensor leaves
   Linear<T> qkv_proj_, o_proj_;
 };
 

@@ -8,6 +8,16 @@
 #include "kernels/permute/permute.h"
 
 namespace moe::lm {
+namespace {
+
+// Of a weight's values those of the columns.
+template <typename V>
+absl::Span<V> Of(const NormColumns& columns, int64_t count, absl::Span<V> values) {
+  if (columns.tree.leaves == 0) return values;
+  return values.subspan(static_cast<size_t>(columns.first), static_cast<size_t>(count));
+}
+
+}  // namespace
 
 template <typename T>
 absl::StatusOr<Norm<T>> Norm<T>::Create(const std::string& name, int64_t hidden_size, float epsilon,
@@ -28,26 +38,42 @@ absl::Status Norm<T>::Forward(const Pass& pass, MatrixView<const T> x, NormSaved
 
 template <typename T>
 absl::Status Norm<T>::Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                              NormSaved<T>& saved) const {
+                              NormSaved<T>& saved, const NormColumns& columns) const {
   saved.x = x;
   saved.y = y;
-  const int64_t groups = x.cols() / weight_->size();
+  const int64_t groups = columns.tree.leaves > 0 ? 1 : x.cols() / weight_->size();
   MOE_ASSIGN_OR_RETURN(saved.rstd, pass.kept().Array<float>(x.rows() * groups));
-  return RmsNorm<T>(x, weight_->vector(), epsilon_, y, saved.rstd, *pass.context.compute);
+  return RmsNorm<T>(x, Of(columns, x.cols(), weight()), epsilon_, y, saved.rstd,
+                    *pass.context.compute, columns.tree);
 }
 
 template <typename T>
 absl::Status Norm<T>::AddPartial(const Pass& pass, MatrixView<const T> x,
                                  absl::Span<const float> rstd, MatrixView<const T> dy,
-                                 MatrixView<T> dx, Write write_dx) const {
+                                 MatrixView<T> dx, Write write_dx,
+                                 const NormColumns& columns) const {
   const Context& context = pass.context;
+  const bool apart = columns.tree.leaves > 0;
   MOE_ASSIGN_OR_RETURN(const GradAccumulator sum, weight_->OpenGradient());
   return sum.Add(
-      [&](absl::Span<float> d_weight, Write write) {
-        return RmsNormBackward<T>(x, weight_->vector(), rstd, dy, dx, write_dx, d_weight, write,
-                                  *context.compute);
+      [&](absl::Span<float> d_weight, Write write) -> absl::Status {
+        if (apart && write == Write::kOverwrite) {
+          const auto bytes = static_cast<int64_t>(d_weight.size() * sizeof(float));
+          MOE_RETURN_IF_ERROR(context.compute->Zero(d_weight.data(), bytes));
+        }
+        return RmsNormBackward<T>(x, Of(columns, x.cols(), weight()), rstd, dy, dx, write_dx,
+                                  Of(columns, x.cols(), d_weight), write, *context.compute,
+                                  columns.tree);
       },
       *context.workspace, *context.compute);
+}
+
+template <typename T>
+absl::Status Norm<T>::ColumnsBackward(const Pass& pass, const NormSaved<T>& saved,
+                                      const NormColumns& columns, MatrixView<const T> dy,
+                                      MatrixView<T> dx, GradientReady ready) const {
+  MOE_RETURN_IF_ERROR(AddPartial(pass, saved.x, saved.rstd, dy, dx, Write::kOverwrite, columns));
+  return ready(*weight_);
 }
 
 template <typename T>

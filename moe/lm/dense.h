@@ -9,6 +9,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/tensor_view.h"
+#include "kernels/norm/rms_norm.h"
 #include "moe/run/pass.h"
 #include "moe/state/parameter.h"
 
@@ -29,6 +30,12 @@ struct NormSaved {
   absl::Span<float> rstd;  // [T G]
 };
 
+// Columns of rows that ranks hold apart, [first, first + x.cols()), and the sums along whole rows.
+struct NormColumns {
+  int64_t first = 0;
+  RowTree tree = {};  // without leaves: columns are whole rows, or groups
+};
+
 // RMSNorm with its weight "<name>" [H], which starts as ones; of every one of the G groups of H
 // columns (heads) that x has.
 template <typename T>
@@ -41,7 +48,7 @@ class Norm {
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, NormSaved<T>& saved) const;
   // The same into y, which becomes saved.y.
   absl::Status Forward(const Pass& pass, MatrixView<const T> x, MatrixView<T> y,
-                       NormSaved<T>& saved) const;
+                       NormSaved<T>& saved, const NormColumns& columns = {}) const;
   // dx (+)= gradient by x; a partial of the weight for each segment [S + 1] of the rows is added,
   // and the weight marked ready. A segment without rows has no partial.
   absl::Status Backward(const Pass& pass, const NormSaved<T>& saved,
@@ -52,11 +59,18 @@ class Norm {
   absl::Status GroupsBackward(const Pass& pass, const NormSaved<T>& saved,
                               absl::Span<const int64_t> segments, MatrixView<const T> dy,
                               MatrixView<T> dx, GradientReady ready) const;
+  // The same of columns of one group: a partial of all rows, 0 in other columns.
+  absl::Status ColumnsBackward(const Pass& pass, const NormSaved<T>& saved,
+                               const NormColumns& columns, MatrixView<const T> dy, MatrixView<T> dx,
+                               GradientReady ready) const;
+
+  absl::Span<const float> weight() const { return weight_->vector(); }
 
  private:
   // One partial, of rows with `rstd`.
   absl::Status AddPartial(const Pass& pass, MatrixView<const T> x, absl::Span<const float> rstd,
-                          MatrixView<const T> dy, MatrixView<T> dx, Write write_dx) const;
+                          MatrixView<const T> dy, MatrixView<T> dx, Write write_dx,
+                          const NormColumns& columns = {}) const;
   Norm(Parameter* weight, float epsilon) : weight_(weight), epsilon_(epsilon) {}
 
   Parameter* weight_;

@@ -23,6 +23,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr char kText[] = "text (--data)", kTokens[] = "tokens (--tokens)";
+constexpr char kQkNormName[] = "--qk-layernorm";
 
 std::string KeyOf(const char* name) {
   return absl::StrReplaceAll(absl::StripPrefix(name, "--"), {{"-", "_"}, {" ", "_"}});
@@ -35,12 +36,15 @@ std::string StoredText(const Json& section, const char* name, const std::string&
 }
 
 // The version of the numerics that a checkpoint holds. Version 4 has a partial gradient for each
-// row segment, of which there is one for each tensor leaf: with one leaf the bits are those of 3.
-std::string StoredVersion(const Json& numerics) {
+// row segment, of which there is one for each tensor leaf, and version 5 sums of rows by leaves in
+// norms of all heads: with one leaf the bits are those of 3.
+std::string StoredVersion(const Json& numerics, bool norm_of_all_heads) {
   const std::string version = StoredText(numerics, kNumericsVersionName, "");
-  static_assert(kNumericsVersion == 4);
-  const bool same = version == "3" && StoredText(numerics, "--tensor-leaves", "") == "1";
-  return same ? "4" : version;
+  static_assert(kNumericsVersion == 5);
+  const bool one_leaf = StoredText(numerics, "--tensor-leaves", "") == "1";
+  const bool same =
+      one_leaf ? version == "3" || version == "4" : version == "4" && !norm_of_all_heads;
+  return same ? "5" : version;
 }
 
 // Hashes are kept as signed numbers.
@@ -123,7 +127,10 @@ std::string VersionDifference(const CheckpointSections& sections) {
   const RunSetting version = {.kind = SettingKind::kNumerics,
                               .name = kNumericsVersionName,
                               .text = FieldText(&kNumericsVersion)};
-  const auto differences = Differences({version}, SettingKind::kNumerics, sections.numerics);
+  const Json model = Json::parse(sections.model, nullptr, false);
+  const RunSetting norm = {
+      .kind = SettingKind::kModel, .name = kQkNormName, .text = StoredText(model, kQkNormName, "")};
+  const auto differences = Differences({version, norm}, SettingKind::kNumerics, sections.numerics);
   return differences.empty() ? "" : differences.front();
 }
 
@@ -138,11 +145,16 @@ std::string SettingsJson(const std::vector<RunSetting>& settings, SettingKind ki
 std::vector<std::string> Differences(const std::vector<RunSetting>& settings, SettingKind kind,
                                      const std::string& json) {
   const Json object = Json::parse(json, nullptr, false);
+  const bool norm_of_all_heads =
+      std::any_of(settings.begin(), settings.end(), [](const RunSetting& setting) {
+        return absl::string_view(setting.name) == kQkNormName &&
+               setting.text == absl::StrCat(static_cast<int>(QkNorm::kHeads));
+      });
   std::vector<std::string> differences;
   for (const RunSetting& setting : settings) {
     if (setting.kind != kind) continue;
     const std::string text = absl::string_view(setting.name) == kNumericsVersionName
-                                 ? StoredVersion(object)
+                                 ? StoredVersion(object, norm_of_all_heads)
                                  : StoredText(object, setting.name, setting.before);
     if (text == setting.text) continue;
     differences.push_back(absl::StrCat(setting.name, " is ", Shown(kind, setting.text), ", ",

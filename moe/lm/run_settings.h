@@ -45,8 +45,9 @@ bool TrainedOnText(const CheckpointSections& sections);
 absl::Status CheckSameTokens(const CheckpointSections& sections, const TrainConfig& config,
                              const std::vector<RunSetting>& settings);
 
-// "version of the numerics is 4, 3 in the checkpoint" where the program that wrote a checkpoint had
-// other bits than this one; else empty. With one tensor leaf version 3 had the same bits.
+// "version of the numerics is 5, 4 in the checkpoint" where the program that wrote a checkpoint had
+// other bits than this one; else empty. With one tensor leaf versions 3 and 4 had the same bits,
+// without a norm of all heads version 4 at any number.
 std::string VersionDifference(const CheckpointSections& sections);
 
 // The settings of a kind as an object of JSON, from names without dashes to texts.

@@ -10,7 +10,7 @@
 namespace moe::lm {
 
 // Incremented when steps produce other bits (docs/architecture.md, numerics contract).
-inline constexpr int kNumericsVersion = 4;
+inline constexpr int kNumericsVersion = 5;
 inline constexpr char kNumericsVersionName[] = "version of the numerics";
 
 // Every setting of `config`, which outlives the rows, except what neither results nor exchanges

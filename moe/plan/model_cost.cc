@@ -49,6 +49,7 @@ ModelCost CostOf(const lm::TransformerConfig& config) {
           .parameters = static_cast<double>(SizeOf(config).total),
           .attention = hidden * static_cast<double>(config.qkv_cols() + config.q_cols()),
           .attended = 2 * static_cast<double>(config.q_cols()),
+          .sums_of_heads = config.qk_norm == lm::QkNorm::kHeads ? 2.0 : 0.0,
           .experts = static_cast<double>(moe.router.num_experts),
           .top_k = static_cast<double>(moe.router.top_k),
           .expert = matrices * hidden * width + biases,

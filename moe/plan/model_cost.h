@@ -28,6 +28,7 @@ struct ModelCost {
   // Columns of queries and of values over all heads: a token's scores and their products by values
   // take 2 of them for each token that it attends to.
   double attended = 0;
+  double sums_of_heads = 0;       // of a token and layer, over all heads: norms of q and of k
   double experts = 0, top_k = 0;  // E, K
   double expert = 0;              // elements of an expert
   double width = 0;               // F of an expert

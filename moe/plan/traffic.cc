@@ -88,7 +88,8 @@ double GradientBytes(const ModelCost& cost, const Workload& work, const Layout& 
 // For each other rank of a tensor group. Rows of attention and of a dense or shared network are
 // gathered before it, and again in backward, with the gradients; sums go to the ranks of their rows
 // in float32, each way. Of experts logits are gathered, backward gradients of combine weights. Of
-// the output layer logits go to the ranks of their rows, and their gradients back.
+// the output layer logits go to the ranks of their rows, and their gradients back. Of norms of all
+// heads each rank sends sums of a node, also where activations are made again.
 double TensorBytes(const ModelCost& cost, const Workload& work, const Layout& layout) {
   const double b = work.element_bytes;
   const double forwards = layout.recompute == Recompute::kLayer ? 2 : 1;
@@ -97,7 +98,9 @@ double TensorBytes(const ModelCost& cost, const Workload& work, const Layout& la
   const double hidden = networks * (forwards * (4 + b) + 4 + 2 * b) + 4 + b;
   const double routers = cost.moe_layers() * 4 * (forwards * cost.experts + cost.top_k);
   const double outputs = cost.vocab * (4 + b) / layout.mesh.tensor;
-  return work.tokens() * (hidden * cost.hidden + routers + outputs);
+  const double passes = layout.recompute == Recompute::kNone ? 2 : 3;
+  const double norms = cost.layers * passes * 4 * cost.sums_of_heads * layout.mesh.tensor;
+  return work.tokens() * (hidden * cost.hidden + routers + outputs + norms);
 }
 
 // For each other rank that shares experts: rows are gathered before these and sums in float32 go to

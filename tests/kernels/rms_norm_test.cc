@@ -192,6 +192,85 @@ TYPED_TEST(RmsNormTest, GroupsHaveTheBitsOfRows) {
   });
 }
 
+// Rows of four leaves, one empty, whole and in the hands of two: nodes of leaves [0, 2), [2, 3) and
+// [3, 4). Sums are (0 + 1) + (2 + 3) of the leaves' own.
+TYPED_TEST(RmsNormTest, NodesOfATreeHaveTheBitsOfItsLeaves) {
+  using T = TypeParam;
+  ForEachDevice([](const TestDevice& device) {
+    constexpr int64_t kRows = 9, kCols = 40, kLeaf[] = {0, 5, 5, 21, kCols};
+    const Matrix<T> x = Matrix<T>::Random(kRows, kCols, {}, 1, 2);
+    const Matrix<T> dy = Matrix<T>::Random(kRows, kCols, {}, 2);
+    const std::vector<float> weight = RandomFloats(kCols, 4);
+    const auto given_x = device.Copy(x), given_dy = device.Copy(dy);
+    const auto factor = device.Copy(weight);
+    const auto columns = [](auto view, int64_t begin, int64_t end) {
+      return ColumnRange(view, begin, end);
+    };
+    struct Node {
+      int first, last;
+    };
+    // Forward and backward with the tree's nodes, by columns [0, cut) and [cut, kCols) apart.
+    const auto run = [&](const std::vector<Node>& nodes, int64_t cut) {
+      const auto count = static_cast<int64_t>(nodes.size());
+      const auto squares = device.Copy(Matrix<float>(count, kRows));
+      const auto dots = device.Copy(Matrix<float>(count, kRows));
+      RowTree tree = {.leaves = 4, .cols = kCols};
+      for (size_t j = 0; j < nodes.size(); ++j) {
+        const auto [first, last] = nodes[j];
+        tree.first_leaf[j] = first;
+        RowTree node = {.leaves = last - first};
+        for (int s = first; s <= last; ++s) node.begin[s - first] = kLeaf[s] - kLeaf[first];
+        const auto sums_of = [&](const auto& sums) {
+          return absl::Span<float>(sums.view().row(static_cast<int64_t>(j)), kRows);
+        };
+        const auto of_x = columns(given_x.view(), kLeaf[first], kLeaf[last]);
+        const auto of_dy = columns(given_dy.view(), kLeaf[first], kLeaf[last]);
+        EXPECT_OK(RmsNormSquares<T>(of_x, node, sums_of(squares), device.stream()));
+        EXPECT_OK(RmsNormDots<T>(of_x, factor.span().subspan(kLeaf[first], of_x.cols()), of_dy,
+                                 node, sums_of(dots), device.stream()));
+      }
+      Problem<T> out(kRows, kCols);
+      const auto y = device.Copy(out.y), dx = device.Copy(out.dx);
+      const auto rstd = device.Copy(out.rstd), d_weight = device.Copy(out.d_weight);
+      for (const auto& [begin, end] : {std::pair<int64_t, int64_t>(0, cut), {cut, kCols}}) {
+        if (begin == end) continue;
+        const auto of_x = columns(given_x.view(), begin, end);
+        const auto own = factor.span().subspan(begin, end - begin);
+        tree.nodes = squares.view();
+        EXPECT_OK(RmsNorm<T>(of_x, own, kEpsilon, columns(y.view(), begin, end), rstd.span(),
+                             device.stream(), tree));
+        tree.nodes = dots.view();
+        EXPECT_OK(RmsNormBackward<T>(of_x, own, rstd.span(), columns(given_dy.view(), begin, end),
+                                     columns(dx.view(), begin, end), Write::kOverwrite,
+                                     d_weight.span().subspan(begin, end - begin), Write::kOverwrite,
+                                     device.stream(), tree));
+      }
+      out.y = device.Read(y);
+      out.dx = device.Read(dx);
+      out.rstd = device.Read(rstd);
+      out.d_weight = device.Read(d_weight);
+      return out;
+    };
+    const Problem<T> whole = run({{0, 4}}, kCols), parts = run({{0, 2}, {2, 3}, {3, 4}}, 21);
+    EXPECT_TRUE(SameBits(parts.y, whole.y));
+    EXPECT_TRUE(SameBits(parts.dx, whole.dx));
+    EXPECT_TRUE(SameBits(parts.rstd, whole.rstd));
+    EXPECT_TRUE(SameBits(parts.d_weight, whole.d_weight));
+    for (int64_t t = 0; t < kRows; ++t) {
+      float leaf[4];
+      for (int s = 0; s < 4; ++s) {
+        const auto value = [&](int64_t h) {
+          return static_cast<float>(x.at(t, kLeaf[s] + h));
+        };
+        leaf[s] = FixedDotInPlainLoops(kLeaf[s + 1] - kLeaf[s], value, value);
+      }
+      const float squares = (leaf[0] + leaf[1]) + (leaf[2] + leaf[3]);
+      EXPECT_EQ(whole.rstd[static_cast<size_t>(t)],
+                1.0f / std::sqrt(squares / static_cast<float>(kCols) + kEpsilon));
+    }
+  });
+}
+
 // The sum of squares has n / 16 + 4 roundings, all of one sign, halved by the root; mean, epsilon,
 // root, quotient and two products add six, and products that are not fused one more. dx is a sum of
 // two terms below rstd * |dy * weight| + |x| * rstd^3 * |mean(dy * weight * x)|, both under 30 for

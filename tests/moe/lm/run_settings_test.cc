@@ -40,7 +40,17 @@ TEST(RunSettings, WhatAnOlderCheckpointLeavesOutIsWhatItWas) {
       "");
   EXPECT_EQ(
       VersionDifference({.numerics = R"({"version_of_the_numerics":"3","tensor_leaves":"8"})"}),
-      "version of the numerics is 4, 3 in the checkpoint");
+      "version of the numerics is 5, 3 in the checkpoint");
+  // Version 4 had no leaves in norms of all heads.
+  const auto version_4 = [](const char* leaves, const char* norm) {
+    return VersionDifference(
+        {.numerics =
+             absl::StrCat(R"({"version_of_the_numerics":"4","tensor_leaves":")", leaves, R"("})"),
+         .model = absl::StrCat(R"({"qk_layernorm":")", norm, R"("})")});
+  };
+  EXPECT_EQ(version_4("8", "1"), "");
+  EXPECT_EQ(version_4("1", "2"), "");
+  EXPECT_EQ(version_4("8", "2"), "version of the numerics is 5, 4 in the checkpoint");
   config.model.num_query_groups = 2;
   EXPECT_THAT(Differences(SettingsOf(config, {}), SettingKind::kModel, older),
               ::testing::ElementsAre("--num-query-groups is 2, 4 in the checkpoint"));
@@ -50,7 +60,7 @@ TEST(RunSettings, WhatAnOlderCheckpointLeavesOutIsWhatItWas) {
 TEST(RunSettings, AStoredCheckpointIsReadAndWrittenByteForByte) {
   const CheckpointSections stored = {
       .numerics =
-          R"({"version_of_the_numerics":"4","device":"0","dtype":"f16","numerics":"1",)"
+          R"({"version_of_the_numerics":"5","device":"0","dtype":"f16","numerics":"1",)"
           R"("tensor_leaves":"2","bf16_order":"-1","grid_unit_log2":"-60","grouped_gemm":"0",)"
           R"("seq_length":"16",)"
           R"("micro_batch_size":"2","micro_batches":"3"})",

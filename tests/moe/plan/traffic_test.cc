@@ -37,6 +37,7 @@ lm::TrainConfig TrafficConfig(const TrafficCase& c) {
   config.trainer.session.mesh = c.layout.mesh;
   if (c.layout.mesh.tensor * c.layout.mesh.expert_tensor > 1)
     config.trainer.session.tensor_leaves = 8;
+  if (c.layout.mesh.tensor > 1) config.model.qk_norm = lm::QkNorm::kHeads;
   config.trainer.pipeline_schedule = c.layout.schedule;
   config.trainer.pipeline_chunks = c.layout.chunks;
   config.trainer.zero = c.layout.zero;
