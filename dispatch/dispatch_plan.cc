@@ -42,6 +42,7 @@ absl::StatusOr<DispatchPlan> DispatchPlan::Build(const DispatchPlanInputs& input
   MOE_RETURN_IF_ERROR(builder.CheckSlotOffsets());
   MOE_RETURN_IF_ERROR(builder.StartMessage());
   MOE_RETURN_IF_ERROR(builder.CountSlots());
+  MOE_RETURN_IF_ERROR(builder.CountPadding());
   MOE_RETURN_IF_ERROR(builder.OrderHomeRows());
   MOE_RETURN_IF_ERROR(builder.GatherCounts(stream));
   MOE_RETURN_IF_ERROR(builder.SumCounts());
@@ -122,6 +123,11 @@ absl::Status DispatchPlanBuilder::CheckRouting(const Routing& routing,
   if (routing.padded_rows < 0 || routing.padded_rows > most) {
     return Invalid(absl::StrCat("padded_rows ", routing.padded_rows, " for ", experts,
                                 " experts in ", batches, " micro-batches, expected 0 .. ", most));
+  }
+  const auto padding = std::ssize(routing.padding);
+  if (padding != 0 && (routing.padded_rows == 0 || padding != experts * batches)) {
+    return Invalid(absl::StrCat("padding [", padding, "] with padded_rows ", routing.padded_rows,
+                                ", expected [", batches, ", ", experts, "] and rows to fill up"));
   }
   return absl::OkStatus();
 }
@@ -228,6 +234,16 @@ absl::Status DispatchPlanBuilder::CountSlots() {
   return CheckPadding();
 }
 
+absl::Status DispatchPlanBuilder::CountPadding() {
+  if (routing_.padding.empty()) return absl::OkStatus();
+  absl::Span<int32_t> travel;
+  MOE_RETURN_IF_ERROR(Take(std::ssize(kept_), travel));
+  std::copy(kept_.begin(), kept_.end(), travel.begin());
+  plan_.kept_slots_ = travel;
+  for (size_t i = 0; i < kept_.size(); ++i) kept_[i] += routing_.padding[i];
+  return CheckPadding();
+}
+
 absl::Status DispatchPlanBuilder::CheckPadding() const {
   const auto most = std::max_element(kept_.begin(), kept_.end());
   if (!padded() || *most <= routing_.padded_rows) return absl::OkStatus();
@@ -247,9 +263,8 @@ absl::Status DispatchPlanBuilder::OrderHomeRows() {
   MOE_RETURN_IF_ERROR(Take(routed_, next));
   MOE_RETURN_IF_ERROR(Take<int32_t>(routed_, 0, exchange));
   const auto my_rows = [&](int64_t expert) {
-    if (padded()) return micro_batches_ * routing_.padded_rows;
     int64_t rows = 0;
-    for (int64_t b = 0; b < micro_batches_; ++b) rows += kept_[b * routed_ + expert];
+    for (int64_t b = 0; b < micro_batches_; ++b) rows += OwnRows(b, expert);
     return rows;
   };
   int64_t rows = 0;
@@ -284,7 +299,8 @@ absl::Status DispatchPlanBuilder::OrderHomeRows() {
                           .value = values.data()};
   for (int64_t b = 0; b < micro_batches_; ++b) {
     for (int32_t e = 0; padded() && e < routed_; ++e) {
-      next[e] = static_cast<int32_t>(start[e] + b * routing_.padded_rows);
+      next[e] = static_cast<int32_t>(start[e]);
+      start[e] += OwnRows(b, e);
     }
     PlaceSlots(micro_batch_begin(b), micro_batch_end(b), home, send);
   }

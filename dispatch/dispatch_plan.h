@@ -49,7 +49,8 @@ struct DispatchPlanInputs {
 //                  rank (and chunk) travels there once. Sorted by (chunk, destination, token).
 //                  With padding to capacity they are home rows, so that shapes are static: one per
 //                  (chunk, destination, expert, micro-batch, place in capacity), -1 for an empty
-//                  place. So they are counted where peers are read, or there is one rank.
+//                  place. So they are counted where peers are read, or there is one rank. Of ranks
+//                  that share a micro-batch (Routing::padding) those of all are static.
 //                  Relayed, without padding: one per distinct (chunk, destination's node, token),
 //                  sorted so.
 //   received rows  sorted by (chunk, source rank, ...) as they arrive; sources are in the order of

@@ -35,6 +35,7 @@ class DispatchPlanBuilder {
   absl::Status CheckSlotOffsets() const;
   absl::Status StartMessage();
   absl::Status CountSlots();  // checks ids too
+  absl::Status CountPadding();
   absl::Status OrderHomeRows();
   absl::Status SortHomeRows(Stream& stream);  // on the device, instead of those three
   absl::Status GatherCounts(Stream& stream);
@@ -139,6 +140,8 @@ class DispatchPlanBuilder {
   absl::Status Gather(absl::Span<const int32_t> send, absl::Span<const int32_t>& gathered,
                       Stream& stream);
   bool padded() const { return routing_.padded_rows > 0; }
+  // Whether every rank has as many rows for each expert and micro-batch.
+  bool even() const { return padded() && routing_.padding.empty(); }
   // A token travels once to each pair, and not once for each place of padding, or read by peers.
   bool sends_once() const { return plan_.ranks_ > 1 && !plan_.reads_peers_ && !padded(); }
   bool relays() const { return sends_once() && options_.node_size > 0; }
@@ -150,9 +153,12 @@ class DispatchPlanBuilder {
   }
   // Rows of `source` for `expert`, in one micro-batch and in all.
   int64_t SegmentRows(int source, int64_t b, int64_t expert) const {
-    return padded() ? routing_.padded_rows : KeptSlots(source, b, expert);
+    return even() ? routing_.padded_rows : KeptSlots(source, b, expert);
   }
-  int32_t KeptSlots(int source, int64_t b, int64_t expert) const;
+  int64_t OwnRows(int64_t b, int64_t expert) const {
+    return even() ? routing_.padded_rows : kept_[b * routed_ + expert];
+  }
+  int32_t KeptSlots(int source, int64_t b, int64_t expert) const;  // with Routing::padding
   int64_t Tokens(int source) const { return messages_[source * first_length() + kTokens]; }
   int64_t RowsOf(int source, int64_t expert) const {
     return rows_[source * int64_t{routed_} + expert];

@@ -44,6 +44,9 @@ struct Routing {
   int32_t num_routed_experts = 0;  // ids at and above this are identity experts, never dispatched
   // Rows each expert gets per micro-batch when expert input is padded to capacity; 0 = no padding.
   int64_t padded_rows = 0;
+  // [B, E of the routed experts] where ranks share a micro-batch: how many of the rows that fill up
+  // padded_rows come from this one. Empty: it has micro-batches of its own.
+  absl::Span<const int32_t> padding = {};
 
   int64_t tokens() const {
     return slot_offset.empty() ? 0 : static_cast<int64_t>(slot_offset.size()) - 1;

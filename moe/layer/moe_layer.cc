@@ -36,14 +36,6 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
         "ParameterStore(type, seed, context)");
   }
   auto layer = std::unique_ptr<MoeLayer>(new MoeLayer(config, context));
-  // Each rank would have places of its own, and a segment empty ones in its midst.
-  const TensorShare& tensor = layer->share_;
-  const TensorShare& experts_share = layer->experts_share_;
-  if ((tensor.cut() || experts_share.cut()) && config.router.pad_to_capacity) {
-    return absl::UnimplementedError(absl::StrCat(
-        tensor.cut() ? "--tp is " : "--etp is ", tensor.cut() ? tensor.ranks : experts_share.ranks,
-        " with --moe-pad-expert-input-to-capacity, expected one of the two"));
-  }
   layer->prefix_ = prefix;
   const size_t before = store.parameters().size();
   Communicator& group = context.mesh->group(MeshGroup::kExpert);

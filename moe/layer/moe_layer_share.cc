@@ -5,12 +5,33 @@
 #include "moe/layer/moe_layer.h"
 
 namespace moe {
+namespace {
+
+// Rows of padding that this rank sends. The last one of a tensor group sends those of all behind
+// its own, so that experts have the rows in the order of one rank.
+absl::StatusOr<absl::Span<const int32_t>> PaddingOf(const Routing& all, const TensorShare& share,
+                                                    Workspace& host) {
+  if (all.padded_rows == 0) return absl::Span<const int32_t>();
+  const bool last = share.index + 1 == share.ranks;
+  MOE_ASSIGN_OR_RETURN(const auto padding, host.Array<int32_t>(all.num_routed_experts));
+  std::fill(padding.begin(), padding.end(), last ? static_cast<int32_t>(all.padded_rows) : 0);
+  for (size_t s = 0; last && s < all.expert.size(); ++s) {
+    const bool kept = all.dropped.empty() || all.dropped[s] == 0;
+    if (kept && all.expert[s] < all.num_routed_experts) --padding[all.expert[s]];
+  }
+  return padding;
+}
+
+}  // namespace
 
 template <typename T>
 absl::StatusOr<Routing> MoeLayer<T>::TakeOwnSlots(const Pass& pass, Saved& saved) const {
   const Routing& all = saved.router.routing;  // in memory of the host where ranks share rows
   saved.own = saved.router.on_device;
-  if (!share_.cut() || all.slot_offset.empty()) return plans_on_device_ ? saved.own : all;
+  if (!share_.cut()) return plans_on_device_ ? saved.own : all;
+  Routing planned = all;
+  MOE_ASSIGN_OR_RETURN(planned.padding, PaddingOf(all, share_, pass.kept_host()));
+  if (all.slot_offset.empty()) return planned;
   const OwnRows& rows = saved.rows;
   const auto first = static_cast<size_t>(all.slot_offset[rows.begin()]);
   const auto count = static_cast<size_t>(all.slot_offset[rows.end()]) - first;
@@ -27,7 +48,7 @@ absl::StatusOr<Routing> MoeLayer<T>::TakeOwnSlots(const Pass& pass, Saved& saved
   };
   MOE_ASSIGN_OR_RETURN(const auto on_device, KeptOnDevice<int64_t>(offsets, pass));
   saved.own = part(saved.own, on_device);
-  return part(all, offsets);
+  return part(planned, offsets);
 }
 
 template <typename T>

@@ -90,6 +90,41 @@ World HandMadeWorld() {
   return w;
 }
 
+// The same world with four rows for each expert, of which its ranks share one micro-batch: those
+// that no slot fills come from the last rank alone, behind its own.
+TEST(DispatchPlanTest, RanksThatShareAMicroBatchFillItUpTogether) {
+  if (Env().max_ranks() < 3) GTEST_SKIP() << "needs 3 ranks";
+  World world = HandMadeWorld();
+  world.padded_rows = 4;
+  Env().Run(3, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+    Workspace workspace;
+    const std::vector<int32_t> none(4), last = {1, 2, 2, 2};
+    const auto build = [&](const World& of, const DispatchPlanOptions& options) {
+      Routing routing = of.view(comm.rank());
+      routing.padding = comm.rank() == 2 ? last : none;
+      return DispatchPlan::Build(
+          {.routing = routing, .placement = {4, 3}, .options = options, .comm = comm}, workspace,
+          stream);
+    };
+    const DispatchPlan plan = build(world, {}).value();
+    const DispatchPlan reading = build(world, {.reads_peers = true}).value();
+    if (comm.rank() == 0) {
+      EXPECT_THAT(plan.expert_offsets().host(), ElementsAre(0, 4, 8));
+      EXPECT_THAT(plan.segment_offsets().host(), ElementsAre(0, 2, 2, 4, 5, 5, 8));
+      // a b q and an empty place | a p and two
+      EXPECT_THAT(reading.expert_token(0), ElementsAre(0, 1, 1, -1, 0, 0, -1, -1));
+      EXPECT_EQ(plan.return_rows(), 6);  // one for each of its slots
+    }
+    if (comm.rank() == 2) {
+      EXPECT_THAT(plan.kept_slots(), ElementsAre(1, 1, 0, 1));
+      EXPECT_EQ(plan.return_rows(), 3 + 7);
+    }
+    World unpadded = world;
+    unpadded.padded_rows = 0;
+    EXPECT_THAT(build(unpadded, {}), StatusIs(kInvalidArgument, "padding [4] with padded_rows 0"));
+  });
+}
+
 TEST(DispatchPlanTest, FollowsTheMapByHand) {
   if (Env().max_ranks() < 3) GTEST_SKIP() << "needs 3 ranks";
   const World world = HandMadeWorld();

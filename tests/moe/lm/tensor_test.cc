@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
+#include "gating/capacity.h"
 #include "tests/moe/lm/train_harness.h"
 #include "tests/sanitizers.h"
 
@@ -154,6 +155,44 @@ TEST(TensorTest, BiasesOfSharedExpertsHaveTheBitsOfOneRank) {
       EXPECT_EQ(got.report.grid_loss_tensor, expected.report.grid_loss_tensor);
     }
   }
+}
+
+// Experts have the rows of one rank: zeros are behind those of a micro-batch, also in bfloat16,
+// which adds pairs of rows, and where a rank has no micro-batch. About 0.3 s.
+TEST(TensorTest, InputPaddedToCapacityHasTheBitsOfOneRank) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    TrainConfig config = ExpertTensorConfig();
+    config.model.moe.router.pad_to_capacity = true;
+    config.model.moe.projection_biases = true;
+    config.trainer.dtype = dtype;
+    const Trace expected = TrainIn(config);
+    ASSERT_TRUE(expected.status.ok()) << expected.status;
+    for (const Layout& layout : {TensorLayout(2, 2, 4), TensorLayout(1, 1, 2, 2),
+                                 TensorLayout(3, 2, 6, 3), TensorLayout(2, 2, 8, 2)}) {
+      if (kSanitized && layout.expert_tensor != 2) continue;
+      SCOPED_TRACE(TensorName(layout));
+      Layout with = layout;
+      with.overlap = layout.ranks == 4 ? 2 : 1;
+      ExpectSameTrace(TrainIn(config, with), expected);
+    }
+  }
+}
+
+// Ranks that share a micro-batch and experts gather C rows for each of these, filled or not: what
+// they send beside ranks that share a micro-batch alone, with a node each of every sum.
+TEST(TensorTest, RowsOfPaddingTravel) {
+  TrainConfig config = ExpertTensorConfig();
+  config.model.moe.router.pad_to_capacity = true;
+  config.steps = 2;
+  const Trace both = TrainIn(config, TensorLayout(2, 1, 2, 2));
+  const Trace rows = TrainIn(config, TensorLayout(2, 2, 2));
+  ASSERT_TRUE(both.status.ok() && rows.status.ok()) << both.status << rows.status;
+  const int64_t t = config.sequence_length, h = config.model.hidden_size, b = sizeof(float);
+  const RouterConfig& router = config.model.moe.router;
+  const int64_t experts = router.num_experts, batches = config.trainer.micro_batches;
+  const int64_t capacity = ExpertCapacity(t, router.top_k, router.num_experts, 1.5);
+  const int64_t sent = 2 * experts * capacity * (b + 4) * h + 2 * 4 * experts;  // and counts
+  EXPECT_EQ(both.report.tensor_bytes - rows.report.tensor_bytes, config.steps * batches * sent);
 }
 
 // What differs: types, leaves, an output layer that is whole on each rank, layers computed again,
