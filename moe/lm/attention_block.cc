@@ -196,10 +196,11 @@ template <typename T>
 absl::Status AttentionBlock<T>::ForwardCached(const Pass& pass, MatrixView<const T> x,
                                               MatrixView<T> keys, MatrixView<T> values,
                                               MatrixView<T> y) const {
-  if (x.rows() == 0) return absl::OkStatus();
   const Context& context = pass.context;
+  const OwnRows rows = OwnRowsOf(context, RowsOf(pass.batch));
+  if (rows.all() == 0) return absl::OkStatus();
   AttentionBlockSaved<T> saved;
-  MOE_RETURN_IF_ERROR(Project(pass, OwnRowsOf(context, x.rows()), x, saved));
+  MOE_RETURN_IF_ERROR(Project(pass, rows, x, saved));
   const int64_t past = pass.batch.first_position;
   MOE_RETURN_IF_ERROR(context.compute->Enqueue([=] {
     for (int64_t t = 0; t < saved.k.rows(); ++t) {
@@ -209,7 +210,7 @@ absl::Status AttentionBlock<T>::ForwardCached(const Pass& pass, MatrixView<const
     return absl::OkStatus();
   }));
   MOE_ASSIGN_OR_RETURN(const auto attended,
-                       context.workspace->Matrix<T>(x.rows(), config_.q_cols()));
+                       context.workspace->Matrix<T>(rows.all(), config_.q_cols()));
   MOE_RETURN_IF_ERROR(CausalAttentionOfLast<T>(config_.num_attention_heads, saved.q, keys, values,
                                                attended, *context.workspace, *context.compute));
   return Output(pass, x, attended, y);

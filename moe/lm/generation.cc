@@ -24,7 +24,7 @@ constexpr int64_t kPromptRows = 256;  // rows of one pass over the prompt
 // Config with one set of experts over all ranks, packed weights where they are in memory, and a
 // router that decides about each token by itself.
 TrainConfig ForTokensOneByOne(TrainConfig config, const ModelWeights& weights, int ranks) {
-  config.trainer.session.mesh = {.expert = ranks};
+  config.trainer.session.mesh = {.tensor = config.trainer.session.mesh.tensor, .expert = ranks};
   config.trainer.pipeline_schedule = ScheduleKind::k1F1B;
   config.trainer.pipeline_chunks = 1;
   config.model.pipeline_layout.clear();
@@ -88,13 +88,15 @@ template <typename T>
 absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, const ModelWeights& weights,
                                             const GenerationOptions& options, Trainer& trainer) {
   const Context& context = trainer.context();
-  const bool first = context.mesh->world().rank() == 0;
+  const bool reports = context.mesh->world().rank() == 0;
+  const bool first = context.mesh->index(MeshGroup::kData) == 0;  // of the ranks with the sequence
   const auto prompt = static_cast<int64_t>(options.prompt.size());
   MOE_ASSIGN_OR_RETURN(const LoadedModel<T> loaded, MakeModel<T>(config, weights, trainer));
   Stage<T>& model = loaded.model->chunk(0);
   WeightPager* const pager = loaded.pager.get();
-  MOE_ASSIGN_OR_RETURN(auto cache, KeyValueCache<T>::Create(
-                                       config.model, first ? prompt + options.max_new_tokens : 0));
+  MOE_ASSIGN_OR_RETURN(
+      auto cache, KeyValueCache<T>::Create(
+                      config.model, first ? prompt + options.max_new_tokens : 0, ShareOf(context)));
   std::vector<float> logits(first ? config.model.vocab_size : 0);
   const MatrixView<float> last(logits.data(), first ? 1 : 0, config.model.vocab_size);
 
@@ -111,13 +113,13 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, const Mod
     int32_t token = 0;
     if (first) {
       MOE_ASSIGN_OR_RETURN(token, SampleToken(logits, options.sampling, prompt + n));
-      report.tokens.push_back(token);
+      if (reports) report.tokens.push_back(token);
     }
     if (n == 0) {
       report.prompt_seconds = SecondsSince(start_ns);
       start_ns = MonotonicNs();
     }
-    if (first && options.on_token) MOE_RETURN_IF_ERROR(options.on_token(token));
+    if (reports && options.on_token) MOE_RETURN_IF_ERROR(options.on_token(token));
     if (n + 1 == options.max_new_tokens) break;
     MOE_ASSIGN_OR_RETURN(const bool ends, Ends(token, options.end_tokens, prompt + n, context));
     if (ends) break;

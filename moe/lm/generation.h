@@ -50,7 +50,8 @@ struct GenerationReport {
 };
 
 // Continues a prompt with `weights` of a model described by `config` (StoredConfig, HfModel). All
-// ranks share one set of experts; rank 0 holds the sequence and a cache of its keys and values, the
+// ranks share one set of experts. Rank 0 holds the sequence and a cache of its keys and values, as
+// with tensor parallelism (session.mesh.tensor) the ranks of its group do, of their own heads. The
 // other ranks hold experts alone: the same tokens at any number of ranks. Router capacity is
 // ignored: tokens come one by one. Collective over `world`; CPU. kInvalidArgument: options out of
 // range, a router whose experts choose among tokens, ranks that were called with different

@@ -10,18 +10,21 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/tensor_view.h"
 #include "moe/lm/transformer_config.h"
+#include "moe/tensor/tensor_share.h"
 
 namespace moe::lm {
 
 // Keys and values of every layer, in the model's storage type, on the CPU: 2 layers kv_heads D
-// capacity elements. Move-only.
+// capacity elements, kv_heads those of this rank. Move-only.
 template <typename T>
 class KeyValueCache {
  public:
   // Room for `capacity` tokens. kResourceExhausted.
-  static absl::StatusOr<KeyValueCache> Create(const TransformerConfig& config, int64_t capacity) {
+  static absl::StatusOr<KeyValueCache> Create(const TransformerConfig& config, int64_t capacity,
+                                              const TensorShare& share = {}) {
     KeyValueCache cache;
-    cache.width_ = config.key_value_heads() * config.head_dim();
+    const TreeNode heads = share.ItemsOf(config.key_value_heads());
+    cache.width_ = int64_t{heads.last - heads.first} * config.head_dim();
     cache.capacity_ = capacity;
     MOE_ASSIGN_OR_RETURN(cache.memory_,
                          Buffer::Allocate(int64_t{2} * config.num_layers * capacity * cache.width_ *

@@ -50,7 +50,7 @@ absl::Status Layer<T>::Extend(const Pass& pass, MatrixView<const T> x, KeyValueC
                               MatrixView<T> y) {
   const WorkspaceScope scope(*pass.context.workspace);
   MOE_ASSIGN_OR_RETURN(const WeightLease lease, WeightLease::Take(pass, parameters_));
-  const int64_t tokens = cache.size() + x.rows();
+  const int64_t tokens = cache.size() + RowsOf(pass.batch);
   const int layer = pass.site.layer;
   MOE_ASSIGN_OR_RETURN(const auto middle, pass.context.workspace->Matrix<T>(x.rows(), x.cols()));
   Saved& saved = saved_.Begin(pass.stash);

@@ -53,6 +53,20 @@ absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const TransformerConfig& con
 }
 
 template <typename T>
+absl::StatusOr<MatrixView<float>> OutputHead<T>::WholeRows(const Pass& pass, const OwnRows& rows,
+                                                           MatrixView<float> logits) const {
+  const Context& context = pass.context;
+  Workspace& workspace = *context.workspace;
+  MOE_ASSIGN_OR_RETURN(const auto whole, workspace.Matrix<float>(rows.count(), vocabulary_.back()));
+  MOE_RETURN_IF_ERROR(
+      TensorExchange(context, pass.site.Named("logits"), [&](Communicator& group, const Site& at) {
+        return ColumnsToRows<float>({rows.offsets, vocabulary_, logits, whole}, group, workspace,
+                                    *context.compute, at);
+      }));
+  return whole;
+}
+
+template <typename T>
 absl::Status OutputHead<T>::RowLosses(const Pass& pass, const OwnRows& rows,
                                       MatrixView<float> logits, float scale,
                                       const TokenBatch& batch, MatrixView<T> d_logits) const {
@@ -67,12 +81,7 @@ absl::Status OutputHead<T>::RowLosses(const Pass& pass, const OwnRows& rows,
   Workspace& workspace = *context.workspace;
   const bool backward = d_logits.rows() > 0;
   const WorkspaceScope scope(workspace);
-  MOE_ASSIGN_OR_RETURN(const auto whole, workspace.Matrix<float>(rows.count(), vocabulary_.back()));
-  MOE_RETURN_IF_ERROR(
-      TensorExchange(context, pass.site.Named("logits"), [&](Communicator& group, const Site& at) {
-        return ColumnsToRows<float>({rows.offsets, vocabulary_, logits, whole}, group, workspace,
-                                    stream, at);
-      }));
+  MOE_ASSIGN_OR_RETURN(const auto whole, WholeRows(pass, rows, logits));
   MatrixView<T> d_whole;
   if (backward) {
     MOE_ASSIGN_OR_RETURN(d_whole, LogitGradientMemory<T>(whole, workspace));
@@ -99,6 +108,18 @@ absl::StatusOr<MatrixView<float>> OutputHead<T>::Logits(const Pass& pass, const 
                                               saved.normed.rows(), lm_head_.out_features()));
   MOE_RETURN_IF_ERROR(lm_head_.Forward(pass.context, {}, saved.normed, logits));
   return logits;
+}
+
+template <typename T>
+absl::StatusOr<MatrixView<const float>> OutputHead<T>::AllLogits(const Pass& pass,
+                                                                 const OwnRows& rows,
+                                                                 MatrixView<const T> x) const {
+  Saved saved;
+  MOE_ASSIGN_OR_RETURN(MatrixView<float> logits, Logits(pass, rows, x, saved));
+  if (share_.cut()) {
+    MOE_ASSIGN_OR_RETURN(logits, WholeRows(pass, rows, logits));
+  }
+  return AllRows<float>(pass.context, rows, logits, pass.site);
 }
 
 template <typename T>

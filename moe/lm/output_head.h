@@ -57,6 +57,11 @@ class OutputHead {
                                const TokenBatch& batch, MatrixView<T> dx,
                                GradientReady ready) const;
 
+  // Logits [N, V] of all N rows on each rank that shares them; x: this rank's own. In memory of the
+  // context's workspace.
+  absl::StatusOr<MatrixView<const float>> AllLogits(const Pass& pass, const OwnRows& rows,
+                                                    MatrixView<const T> x) const;
+
  private:
   OutputHead(const Norm<T>& norm, Linear<T> lm_head, bool tied, const TensorShare& share,
              std::vector<int64_t> vocabulary, std::vector<Parameter*> parameters)
@@ -66,6 +71,10 @@ class OutputHead {
         share_(share),
         vocabulary_(std::move(vocabulary)),
         parameters_(std::move(parameters)) {}
+  // All columns [own N, V] of this rank's rows, from all rows of its columns, in memory of the
+  // workspace: where ranks share the vocabulary each sends the others logits of their rows.
+  absl::StatusOr<MatrixView<float>> WholeRows(const Pass& pass, const OwnRows& rows,
+                                              MatrixView<float> logits) const;
   // Writes the own rows of batch.row_loss and, unless it is empty, d_logits, as large as the
   // logits, whose memory it may be. Where ranks share the vocabulary each is sent all logits of its
   // own rows, and sends the gradients back: the bits of one rank.

@@ -1,6 +1,7 @@
 #include "moe/lm/stage.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -343,9 +344,6 @@ absl::Status Stage<T>::Extend(const Context& context, absl::Span<const int32_t> 
                               KeyValueCache<T>& cache, MatrixView<float> logits,
                               WeightSource* weights) {
   if (OnCuda(context)) return absl::UnimplementedError("Transformer: on a CUDA device");
-  if (context.mesh->size(MeshGroup::kTensor) > 1) {
-    return absl::UnimplementedError("Transformer: tokens one by one on tensor-parallel ranks");
-  }
   const auto count = static_cast<int64_t>(tokens.size());
   const int64_t offsets[] = {0, count}, past = cache.size();
   const Pass pass = {.context = context,
@@ -366,10 +364,12 @@ absl::Status Stage<T>::Extend(const Context& context, absl::Span<const int32_t> 
   MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, LayersForward(pass, tokens, {}, {}, &cache));
   cache.Grow(count);
   if (logits.rows() > 0) {
-    typename OutputHead<T>::Saved saved;
-    MOE_ASSIGN_OR_RETURN(const auto rows,
-                         head_->Logits(pass, OwnRowsOf(context, logits.rows()),
-                                       RowRange(x, count - logits.rows(), count), saved));
+    std::vector<int32_t> last(static_cast<size_t>(logits.rows()));
+    std::iota(last.begin(), last.end(), static_cast<int32_t>(count - logits.rows()));
+    const OwnRows own = OwnRowsAmong(context, count, last);  // the last of this rank's
+    MOE_ASSIGN_OR_RETURN(
+        const auto rows,
+        head_->AllLogits(pass, own, RowRange(x, x.rows() - own.count(), x.rows())));
     for (int64_t r = 0; r < rows.rows(); ++r) std::copy_n(rows.row(r), rows.cols(), logits.row(r));
   }
   return context.compute->Synchronize();

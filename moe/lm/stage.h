@@ -82,10 +82,11 @@ class Stage final : public Module<T> {
 
   // Forward of the tokens [T] that follow those of `cache`, to which they are added; logits [n, V]
   // of the last n <= T of them: the bits of one Forward over the whole sequence where a router
-  // decides about each token by itself. Other ranks, without a sequence, call it without tokens.
-  // kInvalidArgument, before any communication: ids outside the vocabulary, no room in the cache;
-  // kUnimplemented on a CUDA device and of tensor-parallel ranks. Collective over the
-  // expert-parallel group; blocks. `weights`: Pass::weights.
+  // decides about each token by itself. Tensor-parallel ranks are given the same tokens, each with
+  // a cache of its own heads, and each receives the logits. Other ranks, without a sequence, call
+  // it without tokens. kInvalidArgument, before any communication: ids outside the vocabulary, no
+  // room in the cache; kUnimplemented on a CUDA device. Collective over the expert-parallel group;
+  // blocks. `weights`: Pass::weights.
   absl::Status Extend(const Context& context, absl::Span<const int32_t> tokens,
                       KeyValueCache<T>& cache, MatrixView<float> logits,
                       WeightSource* weights = nullptr);

@@ -85,6 +85,7 @@ backend or device.
 struct GenerateOptions {
   lm::GenerationOptions generation = {.max_new_tokens = 128};
   bool ignore_eos = false;
+  int tensor = 1;
   DispatcherOptions dispatcher;
 };
 
@@ -107,6 +108,13 @@ Table GenerateSettings(GenerateOptions& options) {
   t.Add("--seed N", &sampling.seed, "of what is drawn");
   t.Group("Ranks");
   AddRankSettings(t, 1);
+  t.Add("--tensor-model-parallel-size, --tp N", &options.tensor,
+        "ranks that share the sequence, each with its own heads and columns; at most "
+        "--tensor-leaves; divides the ranks; the same tokens")
+      .Least(1);
+  t.Add("--tensor-leaves S", {Kind::kWord, "", {"1", "2", "4", "8", "16"}},
+        "leaves of products that are balanced trees; part of what fixes the bits; default: as "
+        "trained, 1 for a public model");
   AddThreadsSetting(t);
   t.Add("--dispatch NAME", {&options.dispatcher.algorithm, kDispatchWords},
         "how tokens travel to the experts of other ranks");
@@ -180,6 +188,11 @@ class GenerateRun {
     }
     MOE_ASSIGN_OR_RETURN(generation.end_tokens, EndTokens());
     run_.config.model.moe.dispatcher = options_.dispatcher;
+    SessionOptions& session = run_.config.trainer.session;
+    session.mesh.tensor = options_.tensor;
+    if (!settings_.empty("tensor-leaves")) {
+      session.tensor_leaves = static_cast<int>(settings_.integer("tensor-leaves"));
+    }
     if (launch_.rank() == 0 && !settings_.on("quiet")) {
       const int64_t length =
           static_cast<int64_t>(generation.prompt.size()) + generation.max_new_tokens;

@@ -20,6 +20,15 @@ says "warning: prompt and new tokens are 51, the model has learnt sequences of 3
 run "$moe" generate "${start[@]}" --temperature 1 --top-k 20 --top-p 0.9 --seed 6
 [[ $(cat "$work/stdout") != "$reference" ]] || fail "two seeds, one text"
 
+# Ranks that share attention: the text of one rank with as many leaves, by a norm of all heads.
+public=(--checkpoint "$(dirname "${BASH_SOURCE[0]}")/../../golden/models/olmoe" --prompt-tokens 1,2,3 --max-new-tokens 12 --quiet)
+run "$moe" generate "${public[@]}" --tensor-leaves 2
+reference=$(cat "$work/stdout")
+expect 0 "generate on ranks that share attention" "$moe" generate "${public[@]}" --tensor-leaves 2 --ranks 2 --tp 2
+[[ -n $reference && $(cat "$work/stdout") == "$reference" ]] || fail "--tp 2: $(cat "$work/stdout"), expected $reference"
+expect 2 "more ranks than leaves" "$moe" generate "${public[@]}" --ranks 2 --tp 2
+says "expected at most as many ranks as leaves: --tensor-leaves 8" "$work/stderr"
+
 # A public model: the tokens that transformers generates (model.generate, greedy).
 models=$(dirname "${BASH_SOURCE[0]}")/../../golden/models
 while read -r family expected; do

@@ -1,5 +1,4 @@
 // Models whose weights are partly in files, against the same models in memory.
-#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -13,11 +12,9 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
-#include "kernels/base/xxh3.h"
 #include "moe/io/file.h"
 #include "moe/lm/evaluation.h"
 #include "moe/lm/generation.h"
-#include "moe/state/boxes.h"
 #include "tests/moe/lm/train_harness.h"
 #include "tests/moe/scratch_files.h"
 #include "tests/moe/status_is.h"
@@ -31,25 +28,6 @@ using ::moe::testing::Layout;
 using ::moe::testing::StatusIs;
 
 constexpr char kNeeds[] = "expected at least ";
-
-// Weights that are a function of tensor and element, whatever the layout.
-absl::Status Load(ParameterStore& store, const Context& context) {
-  for (const auto& p : store.parameters()) {
-    for (const BoxInMemory& held : BoxesOf(*p)) {
-      const uint64_t seed = Xxh3(held.tensor->name.data(), held.tensor->name.size()) % 1000;
-      std::vector<float> values;
-      for (int64_t r = held.box.row_begin; r < held.box.row_end; ++r) {
-        for (int64_t c = held.box.col_begin; c < held.box.col_end; ++c) {
-          const auto element = static_cast<double>(r * held.tensor->cols + c);
-          values.push_back(
-              static_cast<float>(0.5 * std::sin(static_cast<double>(seed) + 1.7 * element)));
-        }
-      }
-      MOE_RETURN_IF_ERROR(store.WriteMaster(*p, values, StreamOf(*p, context), held.first));
-    }
-  }
-  return context.compute->Synchronize();
-}
 
 TrainConfig Config(DType dtype) {
   TrainConfig config = ZeroConfig(dtype);
@@ -69,7 +47,7 @@ struct Result {
 };
 
 ModelWeights Weights(StoreUse use, std::optional<int64_t> memory_bytes) {
-  ModelWeights weights = {.use = use, .load = Load};
+  ModelWeights weights = {.use = use, .load = LoadByElement};
   if (memory_bytes.has_value()) {
     weights.file = {.folder = ::testing::TempDir(), .memory_bytes = *memory_bytes};
   }

@@ -2,6 +2,7 @@
 #ifndef MOE_TESTS_MOE_LM_TRAIN_HARNESS_H_
 #define MOE_TESTS_MOE_LM_TRAIN_HARNESS_H_
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -12,7 +13,9 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/base/xxh3.h"
 #include "moe/lm/training_loop.h"
+#include "moe/state/boxes.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/layer_harness.h"
 
@@ -49,6 +52,25 @@ inline TrainConfig SmallConfig() {
   config.evaluation.interval = 5;
   config.evaluation.sequences = 7;  // an incomplete last micro-batch
   return config;
+}
+
+// Weights that are a function of tensor and element, whatever the layout.
+inline absl::Status LoadByElement(ParameterStore& store, const Context& context) {
+  for (const auto& p : store.parameters()) {
+    for (const BoxInMemory& held : BoxesOf(*p)) {
+      const uint64_t seed = Xxh3(held.tensor->name.data(), held.tensor->name.size()) % 1000;
+      std::vector<float> values;
+      for (int64_t r = held.box.row_begin; r < held.box.row_end; ++r) {
+        for (int64_t c = held.box.col_begin; c < held.box.col_end; ++c) {
+          const auto element = static_cast<double>(r * held.tensor->cols + c);
+          values.push_back(
+              static_cast<float>(0.5 * std::sin(static_cast<double>(seed) + 1.7 * element)));
+        }
+      }
+      MOE_RETURN_IF_ERROR(store.WriteMaster(*p, values, StreamOf(*p, context), held.first));
+    }
+  }
+  return context.compute->Synchronize();
 }
 
 // Scores of experts with a bias that steps move.
