@@ -124,7 +124,10 @@ class PaddedStep {
     const Batch batch = {.sequence_offsets = sequences, .padding_mask = mask};
     if (work_.way == PaddedWay::kPlain) {
       MOE_RETURN_IF_ERROR(layer.Forward(round, x.view(), y.view(), batch));
-      Put("loss", micro_batch, {static_cast<float>(layer.stats().loss())});
+      MOE_RETURN_IF_ERROR(layer.stats().Wait());
+      if (!round.empty()) {
+        Put("loss", micro_batch, {static_cast<float>(layer.stats().loss())});
+      }
       MOE_RETURN_IF_ERROR(layer.Backward(round, dy.view(), dx.view()));
     } else {
       MOE_RETURN_IF_ERROR(OtherWay(trainer, layer, round, batch, {&x, &y, &dy, &dx}));
