@@ -267,7 +267,7 @@ else
   axes="ranks=1,2,3,4,6,8,12,16 tp=1,2,3,4,8 etp=1,2 ep=1,2,4 pp=1,2,4 vp=1,2 schedule=all zero=all recompute=all"
   "$moe" verify --full -q --moe-shared-expert-intermediate-size 128 \
     --layouts "$axes offload=none,optimizer:file=$work dispatch=staged overlap=1 capacity=none" >"$work/verify"
-  ended=$(tail -n 1 "$work/verify")
+  ended=$(tail -n 1 "$work/verify" | tr -d ,) # "verified 1,234 layouts against one rank in 2.0 s: 0 failed"
   if [[ $ended =~ ^verified\ ([0-9]+)\ layouts.*:\ ([0-9]+)\ failed$ ]]; then
     equal=$((equal + BASH_REMATCH[1] - BASH_REMATCH[2])) bad=$((bad + BASH_REMATCH[2]))
   else
