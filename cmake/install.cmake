@@ -87,6 +87,7 @@ set(moe_public_headers
   kernels/grouped_gemm/gemm_cublas.h kernels/grouped_gemm/gemm_options.h
   kernels/grouped_gemm/gemm_problem.h kernels/grouped_gemm/packed_weights.h
   kernels/activation/activation.h kernels/activation/activation_kind.h kernels/attention/attention.h
+  kernels/elementwise/cast_slice.h kernels/elementwise/elementwise.h
   kernels/norm/rms_norm.h kernels/permute/permute.h
   kernels/topk_gate/gate_row.h kernels/topk_gate/gate_rule.h)
 # Installed below moe-1/, which is the include path: "moe/moe.h" works for the user as it does here,

@@ -44,13 +44,12 @@ HWY_INLINE float WeightedDot(const T* dy, const float* weight, const T* x, int64
 // Sums::sums of row t with a weight.
 template <typename T>
 void NodeDot(const Sums<T>& s, int64_t t) {
-  float leaf[kMaxTreeLeaves];
+  LeafFold fold;
   for (int i = 0; i < s.leaves.count; ++i) {
     const int64_t begin = s.leaves.begin[i];
-    leaf[i] = WeightedDot(s.dy.row(t) + begin, s.weight + begin, s.x.row(t) + begin,
-                          s.leaves.begin[i + 1] - begin);
+    s.sums[t] = fold.Add(i, WeightedDot(s.dy.row(t) + begin, s.weight + begin, s.x.row(t) + begin,
+                                        s.leaves.begin[i + 1] - begin));
   }
-  s.sums[t] = Fold(leaf, s.leaves.count);
 }
 
 // dx of row t: rstd * (dy * weight - x * slope) (+ dx)
@@ -112,12 +111,11 @@ void Run(const Sums<T>& s, ThreadPool& threads) {
         MOE_SIMD(NodeDot<T>)(s, t);
         continue;
       }
-      float leaf[kMaxTreeLeaves];
+      LeafFold fold;
       for (int i = 0; i < s.leaves.count; ++i) {
         const T* const x = s.x.row(t) + s.leaves.begin[i];
-        leaf[i] = FixedDot(x, x, s.leaves.begin[i + 1] - s.leaves.begin[i]);
+        s.sums[t] = fold.Add(i, FixedDot(x, x, s.leaves.begin[i + 1] - s.leaves.begin[i]));
       }
-      s.sums[t] = Fold(leaf, s.leaves.count);
     }
   });
 }

@@ -14,18 +14,20 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) SumsKernel(Sums<T> s) {
   ForRows<kPartials>(s.x.rows(), [&](int64_t t, int lane) {
-    float leaf[kMaxTreeLeaves];
+    LeafFold fold;
+    float sum = 0;
     for (int i = 0; i < s.leaves.count; ++i) {
       const int64_t begin = s.leaves.begin[i];
       const T* const x = s.x.row(t) + begin;
-      leaf[i] = FixedSumOf<float>(s.leaves.begin[i + 1] - begin, lane, [&](int64_t h, float sum) {
+      const int64_t cols = s.leaves.begin[i + 1] - begin;
+      const auto leaf = FixedSumOf<float>(cols, lane, [&](int64_t h, float partial) {
         const auto value = static_cast<float>(x[h]);
-        if (s.weight == nullptr) return fmaf(value, value, sum);
+        if (s.weight == nullptr) return fmaf(value, value, partial);
         const auto dy = static_cast<float>(s.dy.row(t)[begin + h]);
-        return fmaf(dy * s.weight[begin + h], value, sum);
+        return fmaf(dy * s.weight[begin + h], value, partial);
       });
+      sum = fold.Add(i, leaf);
     }
-    const float sum = Fold(leaf, s.leaves.count);
     if (lane == 0) s.sums[t] = sum;
   });
 }

@@ -37,17 +37,36 @@ struct Nodes {
   MOE_HOST_DEVICE float Sum(int64_t t) const;
 };
 
-// Adds neighbours until one is left, in values[0]; `count` is a power of two.
-MOE_HOST_DEVICE inline float Fold(float* values, int count) {
-  for (; count > 1; count /= 2) {
-    for (int i = 0; 2 * i < count; ++i) values[i] = values[2 * i] + values[2 * i + 1];
+// The sum of a tree's leaves, neighbours first, left + right. In registers: levels are constants in
+// an unrolled loop.
+class LeafFold {
+ public:
+  // Leaves in ascending order, `i` from 0. The sum of all, after the last one of a power of two.
+  MOE_HOST_DEVICE float Add(int i, float value) {
+    bool completes = true;  // the node of this level
+    for (int level = 0; level < kLevels; ++level) {
+      const bool right = (i >> level & 1) != 0;
+      if (completes && !right) left_[level] = value;
+      completes = completes && right;
+      if (completes) value = left_[level] + value;
+    }
+    return value;
   }
-  return values[0];
-}
+
+ private:
+  static constexpr int kLevels = 4;
+  static_assert(kMaxTreeLeaves == 1 << kLevels);
+  float left_[kLevels] = {};  // of each level the node that waits for its neighbour
+};
 MOE_HOST_DEVICE inline float Nodes::Sum(int64_t t) const {
-  float values[kMaxTreeLeaves] = {};  // an empty child adds 0
-  for (int j = 0; j < count; ++j) values[first_leaf[j]] = *(sums.row(j) + t);
-  return Fold(values, leaves);
+  LeafFold fold;
+  float sum = 0;
+  for (int i = 0, j = 0; i < leaves; ++i) {
+    const bool has_node = j < count && first_leaf[j] == i;  // else an empty child: 0
+    sum = fold.Add(i, has_node ? *(sums.row(j) + t) : 0.0f);
+    j += has_node ? 1 : 0;
+  }
+  return sum;
 }
 
 // RmsNormSquares, without weight and dy, and RmsNormDots.
