@@ -240,7 +240,13 @@ class Matrix:
         if case.kind == "hang" or case.kind in LINK_KINDS:
             other = RANKS - 1 - case.victim
             waited = rf"rank {other} {place}.*: waited \d.*s for rank {case.victim}\b.*deadline"
-            return waited + (f".*{process}does not fail{came}" if case.launcher == "mpi" else "")
+            waited += f".*{process}does not fail{came}" if case.launcher == "mpi" else ""
+            if case.mesh != "pp":
+                return waited
+            # A stage that hangs has asked for rows, and may say first that it waits for the other.
+            left = f".*rank {case.victim} did not return" if case.launcher == "threads" else ""
+            return (waited + rf"|rank {case.victim} {place}.*: waited \d.*s for rank {other}\b.*"
+                    f"deadline{left}")
         if case.launcher in ("threads", "nccl"):
             return ""
         return (process + r"(was killed by signal \d+ \([^)]*\)|is gone without a word|"
@@ -341,10 +347,7 @@ def main():
     meshed = [Case(place, kind, launcher, victim, mesh) for mesh, places in PLACES.items()
               for place, kind, launcher, victim in itertools.product(
                   places, ["throw", "kill", "hang"],
-                  [name for name in launchers if name not in SPARSE], (0, RANKS - 1))
-              # A stage that does not send has itself asked for rows: either may say first that it
-              # waits for the other.
-              if (place, kind) != ("pipeline send", "hang")]
+                  [name for name in launchers if name not in SPARSE], (0, RANKS - 1))]
     if not options.all:
         dense = [case for case in cases if case.launcher not in SPARSE]
         cases = covering(dense, 2) + [
